@@ -1,0 +1,318 @@
+"""One plan for 0, 1 or N GPUs: a host and n devices, configured before TensorFlow starts.
+
+Lesson 00 builds it in front of the reader.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import os
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mgpu_helpers import nvml, quiet
+
+MODES = ("gpus", "split-gpu", "cores")
+MOST = 64  # more logical devices than any one machine has GPUs
+MEGABYTE = 2**20
+
+_plan: Plan | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """A host and n devices, as names for `tf.device`, and what stands behind them."""
+
+    mode: str
+    host: str
+    devices: tuple[str, ...]
+    real: tuple[str, ...]
+    cores: int
+    machine: str
+    note: str  # what the machine has that the plan does not use, or why there is no GPU
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    @property
+    def timing(self) -> str:
+        """Say in one sentence what a timing means on these devices."""
+        n = len(self)
+        if self.mode == "gpus":
+            return f"{_count(n, 'device')} on {_count(n, 'GPU')}: a speed-up measured here is real"
+        if self.mode == "split-gpu":
+            return "the devices share a GPU: placement and results are real, a speed-up is not"
+        if n == 1:
+            return "one device on one core: there is nothing to speed up, add a device to compare"
+        if n <= self.cores:
+            return (
+                f"{n} devices on {self.cores} cores: a speed-up measured here is real parallel "
+                f"work, at most {n} times"
+            )
+        return (
+            f"{n} devices on {_count(self.cores, 'core')}: results are real, a timing beyond "
+            f"{_count(self.cores, 'device')} shows nothing"
+        )
+
+    @property
+    def corner(self) -> str:
+        """Name the mode and the machine in a few words, for the corner of a chart."""
+        return f"{self.mode} mode · {_count(len(self), 'device')} · {self.machine}"
+
+    def __repr__(self) -> str:
+        means = {
+            "gpus": "every device is a GPU of its own",
+            "split-gpu": "every device is a share of a GPU",
+            "cores": "every device is one core of the CPU",
+        }[self.mode]
+        lines = [f"mode     {self.mode}: {means}", f"host     {self.host}  the CPU"]
+        for i, (name, real) in enumerate(zip(self.devices, self.real, strict=True)):
+            lines.append(f"{'' if i else 'devices':9}{name}  {real}")
+        lines.append(f"machine  {self.machine}; {self.note}")
+        lines.append(f"timing   {self.timing}")
+        return "\n".join(lines)
+
+    def session_config(
+        self,
+        *,
+        devices: int | None = None,
+        log_placement: bool = False,
+        soft_placement: bool = False,
+        growth: bool | None = None,
+        memory_fraction: float | None = None,
+    ) -> Any:
+        """Build the `ConfigProto` that gives a classic Session the same devices as this plan.
+
+        A Session that is given a config of its own forgets what `tf.config` was told; so this one
+        starts from it. `devices` is how many of them work at once (all, when None): in cores mode
+        the Session gets that many threads. `growth` and `memory_fraction` are left as the plan
+        has them when None.
+        """
+        from tensorflow.compat.v1 import ConfigProto
+        from tensorflow.python.eager import context
+
+        used = len(self) if devices is None else _whole(devices, "devices")
+        if not 1 <= used <= len(self):
+            raise ValueError(
+                f"devices={devices}, but this plan has {_count(len(self), 'device')}: "
+                f"use 1 to {len(self)}, or restart the kernel and call devices.setup({used})."
+            )
+        config = ConfigProto()
+        config.CopyFrom(context.context().config)
+        config.log_device_placement = log_placement
+        config.allow_soft_placement = soft_placement
+        if self.mode == "cores":
+            config.intra_op_parallelism_threads = 1
+            config.session_inter_op_thread_pool.add(num_threads=used, global_name=f"mgpu-{used}")
+        if growth is not None:
+            if growth and self.mode == "split-gpu":
+                raise ValueError(
+                    "growth=True does not go with split-gpu mode, where every device has a memory "
+                    "limit: leave growth out."
+                )
+            config.gpu_options.allow_growth = growth
+        if memory_fraction is not None:
+            if self.mode == "split-gpu":
+                raise ValueError(
+                    f"memory_fraction={memory_fraction} does not go with split-gpu mode, where "
+                    "every device has a memory limit: leave memory_fraction out."
+                )
+            if not 0 < memory_fraction <= 1:
+                raise ValueError(
+                    f"memory_fraction={memory_fraction} is not a share of a GPU's memory: "
+                    "use a number above 0 and at most 1."
+                )
+            config.gpu_options.per_process_gpu_memory_fraction = memory_fraction
+        return config
+
+
+def setup(n: int = 2) -> Plan:
+    """Configure TensorFlow for a host and n devices, and return the plan.
+
+    Call it before anything else touches TensorFlow. MGPU_DEVICES overrides n; MGPU_MODE (gpus,
+    split-gpu or cores) overrides the mode, which otherwise follows from the GPUs that are there.
+    """
+    global _plan
+    wanted = os.environ.get("MGPU_DEVICES")
+    n = _whole(wanted, "MGPU_DEVICES") if wanted else _whole(n, "n")
+    if not 1 <= n <= MOST:
+        raise ValueError(f"{n} devices cannot be planned: ask for 1 to {MOST}.")
+    if _plan is not None:
+        if len(_plan) == n:
+            return _plan
+        raise RuntimeError(
+            f"TensorFlow has started with {_count(len(_plan), 'device')} and cannot change to {n}: "
+            f"restart the kernel and call devices.setup({n}) first."
+        )
+    # CUDA's own order is fastest first; nvidia-smi's is by bus. One order everywhere is worth more.
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    quiet.start()
+    import tensorflow as tf
+    from tensorflow.python.eager import context
+
+    if context.context()._initialized:
+        raise RuntimeError(
+            "TensorFlow has started before devices.setup was called, and its devices cannot change "
+            f"any more: restart the kernel and call devices.setup({n}) in the first cell."
+        )
+    gpus = tf.config.list_physical_devices("GPU")
+    mode = _mode(n, len(gpus))
+    if mode == "cores":
+        names, real = _use_cores(tf, n)
+    else:
+        names, real = (_use_gpus if mode == "gpus" else _split_gpus)(tf, gpus, n)
+    _verify(tf, ["/CPU:0", *names])
+    _plan = Plan(mode, "/CPU:0", names, real, *_describe(mode, len(gpus)))
+    return _plan
+
+
+def short(name: str) -> str:
+    """Shorten a device name to the form of the plan: "/CPU:1"; "" when it names no device.
+
+    >>> short("/job:localhost/replica:0/task:0/device:CPU:1")
+    '/CPU:1'
+    """
+    found = re.search(r"(?:^|[/:])(?!(?:job|replica|task|stream):)([A-Za-z_]+):(\d+)$", name)
+    return f"/{found[1].upper()}:{found[2]}" if found else ""
+
+
+def order(name: str) -> tuple[str, int]:
+    """Sort device names as people count: "/CPU:2" before "/CPU:10"."""
+    kind, _, index = name.rpartition(":")
+    return kind, int(index or 0)
+
+
+def current() -> Plan | None:
+    """Return the plan that `setup` made in this process; None before it."""
+    return _plan
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+def _whole(value: Any, what: str) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return int(value) if isinstance(value, str) else operator.index(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{what}={value!r} is not a number of devices: use 1 to {MOST}.") from None
+
+
+def _mode(n: int, gpus: int) -> str:
+    fits = "cores" if gpus == 0 else "gpus" if gpus >= n else "split-gpu"
+    mode = os.environ.get("MGPU_MODE") or fits
+    if mode not in MODES:
+        raise ValueError(f"MGPU_MODE={mode!r} is not a mode: use {', '.join(MODES)}.")
+    if mode == "gpus" and gpus < n or mode == "split-gpu" and gpus == 0:
+        raise RuntimeError(
+            f"MGPU_MODE={mode} with {_count(n, 'device')}, but TensorFlow sees "
+            f"{_count(gpus, 'GPU')}: unset MGPU_MODE to get {fits} mode, or ask "
+            "`python -m mgpu_helpers` what is missing."
+        )
+    return mode
+
+
+def _use_cores(tf: Any, n: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    tf.config.set_visible_devices([], "GPU")
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    parts = [tf.config.LogicalDeviceConfiguration() for _ in range(n + 1)]
+    tf.config.set_logical_device_configuration(cpu, parts)
+    # A device is worth one core: its operations use one thread each, and no more of them run at
+    # once than there are devices.
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(n)
+    return tuple(f"/CPU:{i + 1}" for i in range(n)), ("one core",) * n
+
+
+def _use_gpus(tf: Any, gpus: list[Any], n: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    tf.config.set_visible_devices(gpus[:n], "GPU")
+    for gpu in gpus[:n]:
+        tf.config.experimental.set_memory_growth(gpu, True)
+    return tuple(f"/GPU:{i}" for i in range(n)), tuple(_gpu_name(tf, gpu) for gpu in gpus[:n])
+
+
+def _split_gpus(tf: Any, gpus: list[Any], n: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    gpus = gpus[:n]
+    shares = [n // len(gpus) + (i < n % len(gpus)) for i in range(len(gpus))]
+    tf.config.set_visible_devices(gpus, "GPU")
+    limit = _share(max(shares))
+    real = []
+    for gpu, count in zip(gpus, shares, strict=True):
+        part = tf.config.LogicalDeviceConfiguration(memory_limit=limit)
+        tf.config.set_logical_device_configuration(gpu, [part] * count)
+        real += [f"1/{count} of {_gpu_name(tf, gpu)}, {limit} MB"] * count
+    return tuple(f"/GPU:{i}" for i in range(n)), tuple(real)
+
+
+def _share(count: int) -> int:
+    """Choose the memory limit of a device in MB when `count` of them share a GPU."""
+    free = [gpu.memory_free for gpu in nvml.query().gpus if gpu.memory_free is not None]
+    if not free:
+        return 1024
+    limit = min(4096, int(0.8 * min(free) / MEGABYTE / count))
+    if limit < 256:
+        raise RuntimeError(
+            f"{min(free) // MEGABYTE} MB are free on the fullest GPU, too little for {count} "
+            "devices of 256 MB: stop what holds the memory, or set MGPU_MODE=cores."
+        )
+    return limit
+
+
+def _gpu_name(tf: Any, gpu: Any) -> str:
+    return tf.config.experimental.get_device_details(gpu).get("device_name", "GPU")
+
+
+def _verify(tf: Any, wanted: list[str]) -> None:
+    try:
+        got = [short(device.name) for device in tf.config.list_logical_devices()]
+    except (RuntimeError, tf.errors.OpError) as error:
+        raise RuntimeError(
+            f"TensorFlow does not start ({str(error).splitlines()[0]}): restart the kernel with "
+            "MGPU_MODE=cores to go on without a GPU; `python -m mgpu_helpers` says more."
+        ) from None
+    if sorted(got) != sorted(wanted):
+        raise RuntimeError(
+            f"TensorFlow was asked for {', '.join(wanted)} and made {', '.join(got)}: "
+            "restart the kernel; if it stays so, `python -m mgpu_helpers` says more."
+        )
+
+
+def _describe(mode: str, gpus: int) -> tuple[int, str, str]:
+    cores = _cores()
+    if mode == "cores":
+        note = f"{_count(gpus, 'GPU')} not used (MGPU_MODE=cores)" if gpus else "no GPU"
+    else:
+        note = f"{_count(gpus, 'GPU')} seen"
+    machine = f"{_processor()}, {_count(cores, 'core')}"
+    if mode != "cores":
+        machine = f"{_count(gpus, 'GPU')}, {machine}"
+    return cores, machine, note
+
+
+@functools.cache
+def _cores() -> int:
+    """Count the cores that this process may use: its affinity, and a container's share."""
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        cores = min(cores, max(1, round(int(quota) / int(period))))
+    except (OSError, ValueError):
+        pass  # no such file outside Linux containers, and "max" where there is no limit
+    return cores
+
+
+@functools.cache
+def _processor() -> str:
+    try:
+        found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.M)
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.processor() or platform.machine()

@@ -1,0 +1,182 @@
+"""How long something takes: warm-up, repeats, median and spread; two ways compared in turn."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import operator
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+FEWEST = 5  # pairs: with fewer, all of them fall on one side by chance too often
+
+
+@dataclass(frozen=True, repr=False)
+class Timing:
+    """The seconds that each run took, in the order of the runs."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Return the median in seconds."""
+        return float(np.median(self.seconds))
+
+    @property
+    def low(self) -> float:
+        """Return the lower quartile in seconds."""
+        return float(np.quantile(self.seconds, 0.25))
+
+    @property
+    def high(self) -> float:
+        """Return the upper quartile in seconds."""
+        return float(np.quantile(self.seconds, 0.75))
+
+    def __repr__(self) -> str:
+        rounded = float(f"{self.median:.3g}")
+        unit, factor = ("s", 1) if rounded >= 1 else ("ms", 1e3) if rounded >= 1e-3 else ("µs", 1e6)
+        middle, spread = _digits(*(factor * x for x in (self.median, self.low, self.high)))
+        return f"{middle} {unit} ({spread}, {_count(len(self.seconds), 'run')})"
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Two ways timed in turn; every ratio is a's time over b's, so above 1 where b is faster."""
+
+    a: Timing
+    b: Timing
+    names: tuple[str, str] = ("the first", "the second")
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """Return a's time over b's for each pair of runs."""
+        return tuple(a / b for a, b in zip(self.a.seconds, self.b.seconds, strict=True))
+
+    @property
+    def ratio(self) -> float:
+        """Return the median of the ratios: how many times as fast b is as a."""
+        return float(np.median(self.ratios))
+
+    @property
+    def low(self) -> float:
+        """Return the lower quartile of the ratios."""
+        return float(np.quantile(self.ratios, 0.25))
+
+    @property
+    def high(self) -> float:
+        """Return the upper quartile of the ratios."""
+        return float(np.quantile(self.ratios, 0.75))
+
+    @property
+    def told(self) -> bool:
+        """Say whether a difference can be told: 5 pairs or more, the quartiles on one side of 1.
+
+        A difference that two decimals do not show does not count.
+        """
+        return len(self.ratios) >= FEWEST and round(max(self.low, 1 / self.high), 2) > 1
+
+    def __repr__(self) -> str:
+        first, second = self.names
+        pairs = _count(len(self.ratios), "pair")
+        if not self.told:
+            middle, spread = _digits(self.ratio, self.low, self.high)
+            why = "no difference that can be told between" if len(self.ratios) >= FEWEST else (
+                f"fewer than {FEWEST} pairs cannot tell a difference between"
+            )
+            return f"{why} {first} and {second}: times in ratio {middle} ({spread}, {pairs})"
+        if self.ratio > 1:
+            slow, fast = first, second
+            middle, spread = _digits(self.ratio, self.low, self.high)
+        else:
+            slow, fast = second, first
+            middle, spread = _digits(1 / self.ratio, 1 / self.high, 1 / self.low)
+        return f"{fast}: {middle} times as fast as {slow} ({spread}, {pairs})"
+
+
+def measure(fn: Callable[[], Any], *, warmup: int = 3, repeats: int = 20) -> Timing:
+    """Time fn() in seconds, repeats times after warmup untimed calls; its value is dropped.
+
+    fn must wait for its work. `Session.run` does. On a GPU today's code does not: an eager
+    operation or a tf.function returns before the work is finished, so end fn in `.numpy()`.
+    Python's garbage collection is off during the timed runs, as in timeit.
+    """
+    return Timing(*_in_turn((fn,), warmup, repeats))
+
+
+def compare(
+    a: Callable[[], Any],
+    b: Callable[[], Any],
+    *,
+    warmup: int = 3,
+    repeats: int = 20,
+    names: tuple[str, str] = ("the first", "the second"),
+) -> Comparison:
+    """Time a() and b() in turn, A B A B, so that a machine that drifts slows both alike.
+
+    Each gets warmup untimed calls and repeats timed ones; see `measure` for what they must do.
+    The names are for printing.
+    """
+    return Comparison(*map(Timing, _in_turn((a, b), warmup, repeats)), names=names)
+
+
+def _in_turn(
+    fns: tuple[Callable[[], Any], ...], warmup: int, repeats: int
+) -> list[tuple[float, ...]]:
+    """Return the seconds of each function's runs."""
+    for fn in fns:
+        if not callable(fn):
+            raise TypeError(
+                f"a {type(fn).__name__} cannot be timed: give a function, such as lambda: step()."
+            )
+    warmup, repeats = _whole("warmup", warmup, 0), _whole("repeats", repeats, 1)
+    for _ in range(warmup):
+        for fn in fns:
+            fn()
+    tick = time.get_clock_info("perf_counter").resolution  # nothing takes no time at all
+    seconds: list[list[float]] = [[] for _ in fns]
+    with _no_collection():
+        for _ in range(repeats):
+            for fn, taken in zip(fns, seconds, strict=True):
+                start = time.perf_counter()
+                fn()
+                taken.append(max(time.perf_counter() - start, tick))
+    return [tuple(taken) for taken in seconds]
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _whole(what: str, value: int, least: int) -> int:
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or number < least:
+        raise ValueError(
+            f"{what}={value!r} is not a number of runs: use a whole number, {least} or more."
+        )
+    return number
+
+
+def _digits(middle: float, low: float, high: float) -> tuple[str, str]:
+    """Write a number to three digits, and its spread to the same place."""
+    rounded = float(f"{middle:.3g}")
+    places = max(0, 2 - math.floor(math.log10(rounded))) if rounded > 0 else 0
+    return f"{middle:.{places}f}", f"{low:.{places}f} to {high:.{places}f}"
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

@@ -1,0 +1,34 @@
+"""What several test files share: a fresh Python, and one plan for the whole pytest process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run_python(code: str, *, check: bool = True, timeout: float = 120, **env: str):
+    """Run code in a fresh Python without the caller's MGPU_, TF_ and CUDA_ settings."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MGPU_", "TF_", "CUDA_"))}
+    clean["PYTHONPATH"] = str(ROOT / "tests")
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=clean | env, cwd=ROOT, capture_output=True, text=True, timeout=timeout,
+    )
+    if check:
+        assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="session")
+def plan():
+    """Give the plan of this pytest process: two devices, in cores mode."""
+    from mgpu_helpers import devices
+
+    os.environ["MGPU_MODE"] = "cores"
+    return devices.setup(2)

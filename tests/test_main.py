@@ -1,0 +1,269 @@
+"""`python -m mgpu_helpers`: what it prints, and why a GPU that is there is not used."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+import fake_driver
+from conftest import run_python
+from mgpu_helpers import nvml, report
+
+GATHER = """
+import dataclasses, json
+from mgpu_helpers import report
+print(json.dumps([dataclasses.asdict(report.gather()), report._missing()]))
+"""
+CUDA_12 = report.TensorFlow("12.5.1", "9", 0)
+CPU_ONLY = report.TensorFlow(None, None, 0)
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory) -> str:
+    return fake_driver.build(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory) -> str:
+    """A driver with CUDA libraries beside it: enough for TensorFlow to see three GPUs."""
+    folder = tmp_path_factory.mktemp("complete")
+    return fake_driver.build(folder, fake_driver.CUDA_LIBRARIES)
+
+
+def command(*arguments: str, **env: str) -> subprocess.CompletedProcess:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MGPU_", "TF_", "CUDA_"))}
+    return subprocess.run(
+        [sys.executable, "-m", "mgpu_helpers", *arguments],
+        env=clean | env, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+def facts(driver: str, **env: str) -> report.Facts:
+    """Gather facts, without TensorFlow's, on a machine with the stand-in driver."""
+    found, missing = json.loads(run_python(GATHER, LD_LIBRARY_PATH=driver, **env).stdout)
+    gpus = tuple(nvml.Gpu(**gpu) for gpu in found["driver"].pop("gpus"))
+    found["driver"] = nvml.Report(gpus, **found["driver"])
+    found["missing"] = tuple(missing)
+    for order in ("cuda_order", "lesson_order"):
+        found[order] = None if found[order] is None else tuple(found[order])
+    return report.Facts(**found)
+
+
+# ---- the command
+
+
+def test_without_a_gpu():
+    if nvml.query().gpus:
+        pytest.skip("this machine has a GPU")
+    done = command()
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if line[:1].strip())
+    assert rows["python"].startswith("3.")
+    assert "tensorflow 2." in rows["versions"] and "keras 3." in rows["versions"]
+    assert rows["driver"].endswith(".")
+    assert rows["GPUs"] == "none"
+    assert rows["mode"].startswith("cores")
+    assert "problem" not in rows and "error" not in rows
+
+
+def test_both_orders_and_what_is_hidden(complete):
+    done = command(LD_LIBRARY_PATH=complete, MGPU_MODE="cores", CUDA_VISIBLE_DEVICES="2,0")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("GPUs"))
+    table = [line[9:].split()[:5] for line in lines[start : start + 4]]
+    assert table == [
+        ["nvidia-smi", "CUDA", "lessons", "name", "memory"],
+        ["0", "2", "/GPU:1", "NVIDIA", "T400"],
+        ["1", "0", "-", "NVIDIA", "H200"],
+        ["2", "1", "/GPU:0", "NVIDIA", "GH200"],
+    ]
+    assert 'CUDA_VISIBLE_DEVICES="2,0" leaves 2 of 3 GPUs' in done.stdout
+    assert "2 GPUs not used (MGPU_MODE=cores)" in done.stdout
+
+
+def test_gpus_that_do_not_start(complete):
+    done = command("--json", LD_LIBRARY_PATH=complete)
+    assert (done.returncode, done.stderr) == (1, "")
+    got = json.loads(done.stdout)
+    assert (got["plan"], got["facts"]["tensorflow"]["gpus"]) == (None, 3)
+    assert got["error"].startswith("TensorFlow does not start (")
+    assert "MGPU_MODE=cores runs the lessons without a GPU" in got["error"]
+    # TensorFlow's numbers are those of the bus: the lessons ask for that order.
+    buses = [gpu["pci_bus_id"] for gpu in got["facts"]["driver"]["gpus"]]
+    assert got["facts"]["lesson_order"] == buses
+    assert got["facts"]["cuda_order"] == [buses[1], buses[2], buses[0]]
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("raise ImportError('libfoo.so.1: cannot open\\nmore')", "(libfoo.so.1: cannot open): pip"),
+        ("raise TypeError('Descriptors cannot be created')", "cannot be imported (Descriptors"),
+        ("raise ModuleNotFoundError(name='tensorflow')", "TensorFlow is not installed: pip"),
+    ],
+)
+def test_tensorflow_that_cannot_be_imported(tmp_path, code, says):
+    (tmp_path / "tensorflow.py").write_text(code)
+    done = command(PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert says in " ".join(done.stdout.split())
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_plan_that_cannot_be():
+    done = command(MGPU_DEVICES="many")
+    assert done.returncode == 1
+    error = done.stdout.split("error    ")[1]
+    assert error.startswith("MGPU_DEVICES='many' is not a number of devices")
+    assert "imported" not in error
+
+
+def test_help_and_import_are_quick_and_leave_tensorflow_alone():
+    def quickest(*command: str) -> float:
+        times = []
+        for _ in range(3):  # another process may have the cores for a moment
+            start = time.perf_counter()
+            subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    assert quickest("-m", "mgpu_helpers", "--help") < 0.3
+    assert quickest("-c", "import mgpu_helpers") < 0.3
+    gather = "import sys; from mgpu_helpers import report; report.gather(); "
+    done = run_python(gather + "print({'tensorflow', 'pynvml'} & set(sys.modules))")
+    assert done.stdout == "{'pynvml'}\n"
+
+
+# ---- the diagnosis: one cause at a time, then several
+
+
+def test_nothing_wrong(complete):
+    here = facts(complete)
+    assert here.missing == () and here.cuda_error is None
+    assert report.diagnose(replace(here, tensorflow=replace(CUDA_12, gpus=3))) == []
+    nowhere = replace(here, driver=nvml.Report((), "No driver.", None, None), cards=0)
+    assert report.diagnose(replace(nowhere, tensorflow=CUDA_12)) == []
+
+
+def test_missing_libraries(driver):
+    here = replace(facts(driver), tensorflow=CUDA_12)
+    (cause,) = report.diagnose(here)
+    assert cause.startswith("TensorFlow cannot load libcudart.so.12 and 6 more CUDA libraries")
+    assert 'pip install "mgpu-helpers[gpu]"' in cause and "make lab GPU=1" in cause
+    (cause,) = report.diagnose(
+        replace(here, missing=("libcudnn.so.9",), packages=("nvidia-cudnn-cu12",))
+    )
+    assert cause == (
+        "TensorFlow cannot load libcudnn.so.9: pip install --force-reinstall nvidia-cudnn-cu12."
+    )
+
+
+@pytest.mark.parametrize(
+    ("visible", "says"),
+    [
+        ("", "hides all 3 GPUs"),
+        ("-1", "hides all 3 GPUs"),
+        ("7", "hides all 3 GPUs"),
+        ("1", "leaves 1 of 3 GPUs"),
+        ("1,9,0", "leaves 1 of 3 GPUs"),
+    ],
+)
+def test_hidden(complete, visible, says):
+    here = facts(complete, CUDA_VISIBLE_DEVICES=visible)
+    shown = len(here.lesson_order)
+    fast, middle, slow = (here.driver.gpus[i].pci_bus_id for i in (1, 2, 0))
+    assert here.cuda_order == (fast, middle, slow)  # whatever is hidden
+    (cause,) = report.diagnose(replace(here, tensorflow=replace(CUDA_12, gpus=shown)))
+    assert says in cause and "unset it before Python" in cause
+    # Where CUDA cannot be asked, the variable alone must do.
+    if visible in ("", "-1"):
+        unknown = replace(here, lesson_order=None, cuda_order=None, tensorflow=CUDA_12)
+        assert says in report.diagnose(unknown)[0]
+
+
+def test_wrong_wheel(complete):
+    here = replace(facts(complete), tensorflow=CPU_ONLY)
+    for changed, says in [
+        ({}, "pip uninstall tensorflow, then pip install"),
+        ({"versions": {"tensorflow-cpu": "2.21.0"}}, "pip uninstall tensorflow-cpu, then"),
+        ({"machine": "aarch64"}, "TensorFlow for Linux on aarch64 is built for the CPU only"),
+        ({"system": "win32"}, "use WSL2"),
+    ]:
+        (cause,) = report.diagnose(replace(here, **changed))
+        assert says in cause
+
+
+def test_driver_too_old(complete):
+    here = facts(complete, FAKE_CUDA="11040")
+    (cause,) = report.diagnose(replace(here, tensorflow=CUDA_12))
+    assert "supports CUDA up to 11.4 and TensorFlow was built with 12.5.1" in cause
+    # CUDA 12.0 runs what was built with 12.5, so the cause is another one.
+    here = facts(complete, FAKE_CUDA="12000")
+    assert "newer driver" not in report.diagnose(replace(here, tensorflow=CUDA_12))[0]
+
+
+def test_cards_without_a_driver(driver, tmp_path):
+    for name, vendor, kind in [
+        ("0000:01:00.0", "0x10de", "0x030000"),
+        ("0000:01:00.1", "0x10de", "0x040300"),  # the card's own sound device
+        ("0000:02:00.0", "0x10de", "0x030200"),
+        ("0000:00:02.0", "0x8086", "0x030000"),
+    ]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vendor").write_text(vendor + "\n")
+        (tmp_path / name / "class").write_text(kind + "\n")
+    assert report.cards(tmp_path) == 2
+    assert report.cards(tmp_path / "nowhere") == 0
+    here = facts(driver, FAKE_INIT="9")
+    here = replace(here, cards=2, tensorflow=CUDA_12, missing=())
+    assert report.diagnose(here) == [
+        "2 NVIDIA cards on the PCI bus. NVIDIA's driver is installed but not loaded: "
+        "sudo modprobe nvidia, or reboot."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "says"), [("802", "fabricmanager"), ("999", "nvidia_uvm"), ("100", "(error 100)")]
+)
+def test_cuda_does_not_start(complete, error, says):
+    here = facts(complete, FAKE_CUINIT=error)
+    assert (here.cuda_order, here.lesson_order) == (None, None)
+    (cause,) = report.diagnose(replace(here, tensorflow=CUDA_12))
+    assert cause.startswith("CUDA does not start") and says in cause
+
+
+def test_driver_without_libcuda(complete, tmp_path):
+    (tmp_path / "libnvidia-ml.so.1").symlink_to(Path(complete) / "libnvidia-ml.so.1")
+    here = facts(str(tmp_path))
+    (cause, _) = report.diagnose(replace(here, tensorflow=CUDA_12))[::-1]
+    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in cause
+
+
+def test_several_causes_and_none_known(complete):
+    here = facts(complete, CUDA_VISIBLE_DEVICES="-1")
+    causes = report.diagnose(replace(here, tensorflow=CPU_ONLY))
+    assert len(causes) == 2
+    here = facts(complete, CUDA_VISIBLE_DEVICES="0,1,2")
+    (cause,) = report.diagnose(replace(here, tensorflow=CPU_ONLY))
+    assert "CUDA_VISIBLE_DEVICES" not in cause
+    here = replace(facts(complete), tensorflow=replace(CUDA_12, gpus=2))
+    (cause,) = report.diagnose(here)
+    assert "sees 2 of 3 GPUs for a reason not known here" in cause
+
+
+def test_what_is_not_known_is_said(complete):
+    here = replace(facts(complete), tensorflow=replace(CUDA_12, gpus=2))
+    table = report.body(here).splitlines()[1:5]
+    assert [row[9:].split()[2] for row in table] == ["lessons", "?", "?", "?"]
+    here = replace(facts(complete, FAKE_CUINIT="999"), tensorflow=CUDA_12)
+    rows = [row[9:].split()[:3] for row in report.body(here).splitlines()[2:5]]
+    assert rows == [["0", "?", "-"], ["1", "?", "-"], ["2", "?", "-"]]
+    assert json.dumps(asdict(here))

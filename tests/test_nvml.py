@@ -1,0 +1,124 @@
+"""The GPUs as records: the real pynvml against a stand-in driver, and against none."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import fake_driver
+from conftest import run_python
+from mgpu_helpers import nvml
+
+GIB = 2**30
+ASK = "import dataclasses, json; from mgpu_helpers import nvml; r = nvml.query(); "
+PRINT = "print(json.dumps(dataclasses.asdict(r)))"
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory) -> str:
+    return fake_driver.build(tmp_path_factory.mktemp("driver"))
+
+
+def report(driver: str, **env: str) -> dict:
+    return json.loads(run_python(ASK + PRINT, LD_LIBRARY_PATH=driver, **env).stdout)
+
+
+def test_three_unequal_gpus(driver):
+    got = report(driver)
+    assert (got["driver"], got["cuda"], got["reason"]) == ("570.12.3", "12.8", None)
+    small, big, odd = got["gpus"]
+    assert small == {
+        "index": 0, "name": "NVIDIA T400 4GB", "uuid": "GPU-00000000-aaaa",
+        "pci_bus_id": "0000:01:00.0", "memory_total": 4 * GIB, "memory_used": GIB,
+        "memory_free": 3 * GIB - 512 * 2**20, "utilization": 7, "temperature": 40,
+        "power": None, "power_limit": None, "processes": [],
+    }  # fmt: skip
+    assert big["pci_bus_id"] == "0000:3b:00.0"
+    assert (big["power"], big["power_limit"], big["utilization"]) == (175.0, 350.0, 88)
+    # One process that only draws, one that both lists name, and one without memory and name.
+    assert big["processes"] == [
+        {"pid": 777, "memory": 2**20, "name": None},
+        {"pid": 4242, "memory": 8 * GIB, "name": "/usr/bin/python3"},
+        {"pid": 4343, "memory": None, "name": None},
+    ]
+    # The memory call fails, and costs nothing else.
+    assert (odd["memory_total"], odd["memory_used"], odd["memory_free"]) == (None, None, None)
+    assert (odd["name"], odd["index"], odd["temperature"]) == ("NVIDIA GH200 480GB", 2, 42)
+    assert (odd["pci_bus_id"], odd["processes"]) == ("10000:02:00.0", [])
+
+
+def test_an_old_driver_has_only_the_older_calls(driver):
+    big = report(driver, FAKE_OLD="1")["gpus"][1]
+    assert (big["memory_total"], big["memory_used"]) == (140 * GIB, 9 * GIB + 512 * 2**20)
+    assert [process["pid"] for process in big["processes"]] == [777, 4242, 4343]
+
+
+def test_an_old_pynvml_lacks_some_calls(driver):
+    forget = (
+        "import pynvml; del pynvml.nvmlDeviceGetGraphicsRunningProcesses_v2, pynvml.nvmlMemory_v2; "
+    )
+    got = json.loads(run_python(forget + ASK + PRINT, LD_LIBRARY_PATH=driver).stdout)
+    assert len(got["gpus"]) == 3 and len(got["gpus"][1]["processes"]) == 3
+
+
+def test_a_lost_gpu_keeps_its_number(driver):
+    gpus = report(driver, FAKE_LOST="0")["gpus"]
+    assert [gpu["index"] for gpu in gpus] == [0, 1, 2]
+    assert gpus[0]["name"] == "a GPU that does not say its name"
+    assert (gpus[0]["memory_free"], gpus[0]["processes"]) == (None, None)
+    assert gpus[1]["name"] == "NVIDIA H200"
+
+
+def test_the_driver_is_let_go(driver):
+    code = ASK + "nvml.query(); import ctypes; print(ctypes.CDLL('libnvidia-ml.so.1').fake_open())"
+    assert run_python(code, LD_LIBRARY_PATH=driver).stdout == "0\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (4, "refuses this user"),
+        (8, "power cables"),
+        (9, "sudo modprobe nvidia"),
+        (13, "too old"),
+        (15, "fallen off the bus"),
+        (18, "reboot"),
+        (999, '("Unknown Error")'),
+        (12345, '("a new kind of error")'),
+    ],
+)
+def test_a_driver_that_does_not_start(driver, error, reason):
+    got = report(driver, FAKE_INIT=str(error))
+    assert (got["gpus"], got["driver"]) == ([], None)
+    assert reason in got["reason"] and got["reason"].endswith(".")
+
+
+def test_a_driver_without_gpus(driver):
+    got = report(driver, FAKE_GPUS="0")
+    assert got["gpus"] == [] and got["cuda"] == "12.8"
+    assert got["reason"] == "NVIDIA's driver 570.12.3 is loaded, but it finds no GPU."
+
+
+def test_no_driver():
+    if sys.platform == "linux" and Path("/proc/driver/nvidia").exists():
+        pytest.skip("this machine has NVIDIA's driver")
+    got = nvml.query()
+    if got.gpus:
+        pytest.skip("this machine has NVIDIA's driver")
+    assert (got.gpus, got.driver, got.cuda) == ((), None, None)
+    assert got.reason.startswith(("No NVIDIA driver is installed", "There is no NVIDIA driver"))
+
+
+def test_no_pynvml():
+    hide = "import sys; sys.modules['pynvml'] = None; "
+    done = run_python(hide + ASK + "print(r.gpus, r.reason)")
+    assert done.stdout.startswith("() The package nvidia-ml-py is not installed: pip install")
+
+
+def test_bus_ids_of_nvml_cuda_and_linux_agree():
+    written = ("00000000:3B:00.0", "0000:3B:00.0", "0000:3b:00.0")
+    assert {nvml.bus_id(text) for text in written} == {"0000:3b:00.0"}
+    assert nvml.bus_id("00010000:02:00.0") == "10000:02:00.0"

@@ -1,0 +1,209 @@
+"""Timing against a stand-in clock for exact numbers, and against the real one for sense."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mgpu_helpers.timing import Comparison, Timing, compare, measure
+
+seconds = st.floats(1e-6, 1e3)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Give a clock that moves only when told: call it with the seconds that passed."""
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def passes(length: float) -> None:
+        now[0] += length
+
+    return passes
+
+
+def taking(clock, lengths):
+    """Give a function that takes these seconds, call after call."""
+    left = iter(lengths)
+    return lambda: clock(next(left))
+
+
+def test_warmup_is_not_counted(clock):
+    timing = measure(taking(clock, [50, 60, 1, 2, 3, 4, 5]), warmup=2, repeats=5)
+    assert timing.seconds == (1, 2, 3, 4, 5)
+    assert (timing.median, timing.low, timing.high) == (3, 2, 4)
+
+
+@pytest.mark.parametrize(
+    "lengths, text",
+    [
+        ([0.0119, 0.0123, 0.0128], "12.3 ms (12.1 to 12.6, 3 runs)"),
+        ([2.0], "2.00 s (2.00 to 2.00, 1 run)"),
+        ([123.4] * 4, "123 s (123 to 123, 4 runs)"),
+        ([45.6e-6, 47.6e-6], "46.6 µs (46.1 to 47.1, 2 runs)"),
+        ([0.9999e-3], "1.00 ms (1.00 to 1.00, 1 run)"),  # not "1000 µs"
+        ([0.99999], "1.00 s (1.00 to 1.00, 1 run)"),
+        ([0.0], "0 µs (0 to 0, 1 run)"),
+    ],
+)
+def test_timing_prints(lengths, text):
+    assert repr(Timing(tuple(lengths))) == text
+
+
+@given(st.lists(seconds, min_size=1, max_size=30))
+def test_median_lies_between_the_quartiles_and_prints_three_digits(lengths):
+    timing = Timing(tuple(lengths))
+    assert min(lengths) <= timing.low <= timing.median <= timing.high <= max(lengths)
+    number, unit = repr(timing).split(" ")[:2]
+    printed = float(number) * {"s": 1, "ms": 1e-3, "µs": 1e-6}[unit]
+    assert math.isclose(printed, timing.median, rel_tol=0.006)
+
+
+def test_the_two_run_in_turn(clock):
+    calls = []
+    a, b = (lambda: calls.append("a")), (lambda: calls.append("b"))
+    compare(a, b, warmup=1, repeats=3)
+    assert "".join(calls) == "ab" * 4
+
+
+def test_drift_hits_both(clock):
+    """A machine that slows down tenfold during the run does not change the ratio."""
+    drift = [1 + i for i in range(10)]
+    a = taking(clock, [1.5 * d for d in drift])
+    found = compare(a, taking(clock, drift), warmup=0, repeats=10)
+    assert found.ratio == pytest.approx(1.5)
+    assert found.low == pytest.approx(found.high)
+    assert found.a.median / found.b.low > 2  # what comparing numbers from two times would give
+
+
+def given_ratios(ratios, names=("one device", "two devices")):
+    return Comparison(Timing(tuple(ratios)), Timing((1.0,) * len(ratios)), names=names)
+
+
+def test_quartiles_of_the_ratios():
+    found = given_ratios([5.0, 1.0, 4.0, 2.0, 3.0])
+    assert found.ratios == (5, 1, 4, 2, 3)
+    assert (found.ratio, found.low, found.high) == (3, 2, 4)
+
+
+@pytest.mark.parametrize(
+    "ratios, told, text",
+    [
+        ([1.79, 1.79, 1.83, 1.88, 1.88], True,
+         "two devices: 1.83 times as fast as one device (1.79 to 1.88, 5 pairs)"),
+        ([0.5, 0.5, 0.5, 0.8, 0.8], True,
+         "one device: 2.00 times as fast as two devices (1.25 to 2.00, 5 pairs)"),
+        ([0.97, 0.97, 1.02, 1.06, 1.06], False,
+         "no difference that can be told between one device and two devices: "
+         "times in ratio 1.02 (0.97 to 1.06, 5 pairs)"),
+        ([1.001] * 5, False,
+         "no difference that can be told between one device and two devices: "
+         "times in ratio 1.00 (1.00 to 1.00, 5 pairs)"),
+        ([1.8] * 4, False,
+         "fewer than 5 pairs cannot tell a difference between one device and two devices: "
+         "times in ratio 1.80 (1.80 to 1.80, 4 pairs)"),
+        ([1.8], False,
+         "fewer than 5 pairs cannot tell a difference between one device and two devices: "
+         "times in ratio 1.80 (1.80 to 1.80, 1 pair)"),
+    ],
+)
+def test_comparison_prints(ratios, told, text):
+    found = given_ratios(ratios)
+    assert found.told is told
+    assert repr(found) == text
+
+
+def test_the_sentence_without_names():
+    found = Comparison(Timing((3.0,) * 5), Timing((2.0,) * 5))
+    assert repr(found) == "the second: 1.50 times as fast as the first (1.50 to 1.50, 5 pairs)"
+
+
+@given(st.lists(st.tuples(seconds, seconds), min_size=1, max_size=30))
+def test_exchanging_the_two_says_the_same(pairs):
+    """The faster one is named whichever comes first, and a difference is told either way."""
+    a, b = (Timing(tuple(side)) for side in zip(*pairs, strict=True))
+    one, other = Comparison(a, b, ("A", "B")), Comparison(b, a, ("B", "A"))
+    assert one.low <= one.ratio <= one.high
+    # Quartiles between two runs are not exactly each other's inverse; the order of magnitude is.
+    if one.told and other.told:
+        assert repr(one)[0] == repr(other)[0] == ("B" if one.ratio > 1 else "A")
+    if (len(pairs) - 1) % 4 == 0:
+        assert one.told == other.told
+        assert one.ratio == pytest.approx(1 / other.ratio)
+        assert one.low == pytest.approx(1 / other.high)
+
+
+def test_a_time_below_the_clocks_tick_still_compares(clock):
+    found = compare(lambda: None, lambda: None, warmup=0, repeats=5)
+    assert found.ratio == 1
+    assert min(found.a.seconds) > 0
+
+
+def test_real_clock():
+    timing = measure(lambda: time.sleep(0.002), warmup=1, repeats=5)
+    assert 0.002 <= timing.median < 0.2
+    found = compare(lambda: time.sleep(0.008), lambda: time.sleep(0.001), warmup=0, repeats=5)
+    assert found.ratio > 1
+    assert len(found.a.seconds) == len(found.b.seconds) == 5
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_garbage_collection_is_off_while_timing_and_put_back(on):
+    seen = []
+    was = gc.isenabled()
+    try:
+        (gc.enable if on else gc.disable)()
+        measure(lambda: seen.append(gc.isenabled()), warmup=1, repeats=2)
+        assert seen == [on, False, False]
+        assert gc.isenabled() is on
+    finally:
+        (gc.enable if was else gc.disable)()
+
+
+def test_an_exception_passes_through_and_collection_is_put_back():
+    trouble = LookupError("mine")
+    left = [None, None]
+
+    def fails():
+        if left:
+            left.pop()
+        else:
+            raise trouble
+
+    with pytest.raises(LookupError) as caught:
+        measure(fails, warmup=1, repeats=3)
+    assert caught.value is trouble
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize(
+    "wrong, text",
+    [
+        ({"repeats": 0}, "repeats=0 is not a number of runs: use a whole number, 1 or more."),
+        ({"repeats": 2.0}, "repeats=2.0 is not"),
+        ({"repeats": True}, "repeats=True is not"),
+        ({"repeats": None}, "repeats=None is not"),
+        ({"warmup": -1}, "warmup=-1 is not a number of runs: use a whole number, 0 or more."),
+        ({"warmup": "3"}, "warmup='3' is not"),
+    ],
+)
+def test_bad_counts(wrong, text):
+    calls = []
+    with pytest.raises(ValueError) as caught:
+        measure(lambda: calls.append(1), **wrong)
+    assert str(caught.value).startswith(text)
+    with pytest.raises(ValueError):
+        compare(lambda: calls.append(1), lambda: calls.append(1), **wrong)
+    assert not calls
+
+
+def test_a_value_instead_of_a_function():
+    with pytest.raises(TypeError, match="a float cannot be timed: give a function"):
+        measure(1.5)
+    with pytest.raises(TypeError, match="a NoneType cannot be timed"):
+        compare(lambda: None, None)
