@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import tempfile
@@ -57,3 +58,5 @@ def start() -> None:
     import tensorflow as tf
 
     tf.get_logger().setLevel("ERROR")
+    # A machine that draws its first chart is told that fonts are being looked for.
+    logging.getLogger("matplotlib.font_manager").setLevel("ERROR")

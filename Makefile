@@ -1,0 +1,81 @@
+# Targets run in .venv, which the first one that needs it makes: see tools/setup_env.sh.
+# Written for GNU make 3.81, the one that macOS has.
+
+# A Linux x86-64 machine with nvidia-smi gets TensorFlow's CUDA libraries; GPU=0 or GPU=1 overrules.
+ifeq ($(origin GPU),undefined)
+GPU := $(shell test "`uname -sm`" = "Linux x86_64" && command -v nvidia-smi >/dev/null && echo 1)
+endif
+gpu := $(filter 1,$(GPU))
+comma := ,
+extras := notebooks,test,dev$(if $(gpu),$(comma)gpu)
+
+# Another TensorFlow lives in its own environment, and its numbers may differ in the last digits.
+venv := .venv$(if $(TF),-tf$(TF))
+python := $(venv)/bin/python
+nbval := $(if $(TF),--nbval-lax,--nbval)
+
+# Stored outputs are those of cores mode, so everything that compares them runs in it.
+plain := env -u MGPU_DEVICES -u MGPU_VERBOSE MGPU_MODE=cores
+pytest := $(python) -m pytest
+
+# The name of the stamp holds what the environment was made for; a moved one is made again.
+ready := $(venv)/.ready-$(if $(gpu),gpu,cpu)$(if $(PYTHON),-$(subst /,-,$(PYTHON)))
+again := $(shell test -x $(python) && test "`cat $(venv)/.project 2>/dev/null`" = "`pwd -P`" \
+           || echo again)
+
+.PHONY: help lab test isa counts gpu browser notebooks bench lint constraints clean again
+
+help:  ## list the targets
+	@echo "Targets:"
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{printf "  make %-12s%s\n", $$1, $$2}'
+	@echo "Options, with any of them:"
+	@echo "  PYTHON=python3.12  the interpreter for the environment (3.10 to 3.13)"
+	@echo "  TF=2.18            another TensorFlow (2.18 to 2.21, or latest), in its own environment"
+	@echo "  GPU=0, GPU=1       without or with TensorFlow's CUDA libraries"
+	@echo "  UV=                use pip even where uv is installed"
+	@echo "  MGPU_DEVICES=4, MGPU_MODE=cores  what the lessons of make lab run on"
+	@echo "  LAB='--no-browser --port=9000'   more options for JupyterLab"
+
+$(ready): pyproject.toml constraints.txt $(again)
+	@PYTHON="$(PYTHON)" sh tools/setup_env.sh "$(venv)" "$(extras)" "$(TF)"
+	@touch "$@"
+
+# A kernel called python3 on JUPYTER_PATH would be taken before the environment's own.
+lab: $(ready)  ## open the lessons in JupyterLab, on this machine only
+	env -u JUPYTER_PATH $(python) -m jupyterlab --ip=127.0.0.1 --ServerApp.root_dir="$(CURDIR)" \
+	    $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB) notebooks/00_meet_your_machine.ipynb
+
+test: $(ready)  ## unit tests, notebook hygiene, and every notebook against its stored outputs
+	$(plain) $(pytest) -n 2 --dist loadfile $(nbval) tests notebooks
+
+isa: $(ready)  ## every notebook against its stored outputs, as other processors would compute them
+	$(plain) $(pytest) -n 2 -m isa
+
+counts: $(ready)  ## every notebook to its end on 1, 2, 4 and 8 devices; values may differ
+	$(plain) $(pytest) -n 2 -m counts
+
+gpu: $(ready)  ## every notebook on this machine's GPUs; values may differ from the stored ones
+	env -u MGPU_DEVICES $(pytest) --nbval-lax notebooks
+
+browser: $(ready)  ## every notebook by hand of a real Chromium in a real JupyterLab
+	$(plain) $(pytest) -m browser
+
+notebooks: $(ready)  ## build notebooks/*.ipynb from notebooks/source/*.py, outputs included
+	$(python) tools/build_notebooks.py
+
+bench: $(ready)  ## run the benchmarks, which print a ratio each and write results/
+	@for file in benchmarks/[!_]*.py; do echo "$$file"; $(python) "$$file" || exit 1; done
+
+lint: $(ready)  ## look for mistakes in the code without running it
+	$(python) -m ruff check .
+	sh -n tools/setup_env.sh
+	bash -n .ci/run
+
+constraints:  ## compile constraints.txt again from pyproject.toml (needs uv)
+	uv pip compile --quiet --universal --python-version 3.10 --all-extras --upgrade \
+	    --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
+	    --output-file constraints.txt pyproject.toml
+
+clean:  ## remove the environments and everything that tools have left behind
+	rm -rf .venv .venv-tf* build dist .out .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -o -name .ipynb_checkpoints -o -name '*.egg-info' | xargs rm -rf

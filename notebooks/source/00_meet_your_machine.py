@@ -1,0 +1,312 @@
+# %% [markdown]
+# # Meet your machine
+#
+# Every device of this computer multiplies its share of a matrix, and you see when each of them
+# worked.
+#
+# **You will learn** to
+# - get a host and some devices from one call, with or without a GPU,
+# - run an operation on a device that you name, and check that it ran there,
+# - share one multiplication out over all devices and prove that the result is the same,
+# - read a timeline and a placement map of your own run.
+#
+# **You need** some Python and NumPy. You do not need a GPU.
+
+# %%
+from mgpu_helpers import devices
+
+plan = devices.setup(2)
+plan
+
+# %% [markdown]
+# Every lesson starts with this cell. It asks for two **devices** and gets them in one of three
+# modes:
+#
+# | mode | when | a device is |
+# |---|---|---|
+# | `gpus` | the machine has two GPUs or more | one of them |
+# | `split-gpu` | it has one GPU | a share of its memory |
+# | `cores` | it has none | one core of the processor |
+#
+# The `mode` line says which of them you have, and the `timing` line what a timing is worth there.
+# The outputs stored in this page come from `cores` mode. Run the cells, and they are yours.
+
+# %%
+import subprocess
+import sys
+
+import matplotlib.pyplot as plt
+import numpy as np
+import tensorflow as tf
+
+from mgpu_helpers import charts, checks, nvml, timing, trace
+
+# %% [markdown]
+# ## What is in this machine
+#
+# NVIDIA's driver knows the GPUs. Where there is no driver, the list is empty and there is a
+# reason:
+
+# %%
+report = nvml.query()
+print("machine ", len(report.gpus), "GPUs;", report.reason or [gpu.name for gpu in report.gpus])
+
+# %% [markdown]
+# In a terminal, `python -m mgpu_helpers` says more: versions, the order of the GPUs, and why
+# TensorFlow cannot use one that is there.
+#
+# TensorFlow keeps a list of its own. Here it is, in the short form that `tf.device` takes:
+
+# %%
+print([devices.short(device.name) for device in tf.config.list_logical_devices()])
+
+# %% [markdown]
+# These are the names in the plan: the **host**, `/CPU:0`, which feeds the others and keeps what
+# they share, and then the devices.
+#
+# In `cores` mode one processor stands behind all of these names. TensorFlow can divide it into
+# *logical* devices, if it is told before it starts. This is how, in a Python of its own, without
+# the help of `devices.setup`:
+
+# %%
+by_hand = """
+import tensorflow as tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 3)
+tf.config.threading.set_intra_op_parallelism_threads(1)  # an operation uses one core
+tf.config.threading.set_inter_op_parallelism_threads(2)  # two operations run at once
+print([device.name for device in tf.config.list_logical_devices("CPU")])
+"""
+done = subprocess.run([sys.executable, "-c", by_hand], capture_output=True, text=True)
+print(done.stdout)
+
+# %% [markdown]
+# One processor has become three devices. The two lines about threads make each of the plan's
+# devices worth one core, so that two of them can be compared with one.
+#
+# After the start it is too late. Ask for another number of devices now:
+
+# %%
+try:
+    devices.setup(len(plan) + 1)
+except RuntimeError as error:
+    print(error)
+
+# %% [markdown]
+# ## The words of the series
+#
+# | word | what it means here |
+# |---|---|
+# | **host** | the CPU that feeds the devices and keeps what they share |
+# | **device** | what does the heavy arithmetic: a GPU, a share of one, or a core |
+# | **step** | one run of the work that is repeated, such as one update of the weights |
+# | **replica** | a copy of the model, on one device; in graph code it is called a **tower** |
+# | **global batch** | the examples of one step, on all devices together |
+# | **per-device batch** | how many of them one device gets; the piece itself is its **shard** |
+# | **stage** | a part of a model that was cut up, each part on a device of its own |
+# | **micro-batch** | a piece of a batch, sent through the stages one after another |
+
+# %% [markdown]
+# ## One operation on one device
+#
+# `tf.device` names the device for what is created inside its block. The result knows where it was
+# made:
+
+# %%
+small = tf.constant([[1.0, 2.0], [3.0, 4.0]])
+with tf.device(plan.devices[0]):
+    product = tf.matmul(small, small)
+print(product.numpy())
+print("made on", devices.short(product.device))
+
+# %% [markdown]
+# The plan's first device made it. The same operation, once on each device:
+
+# %%
+for device in plan.devices:
+    with tf.device(device):
+        print(devices.short(tf.matmul(small, small).device))
+
+# %% [markdown]
+# ## One multiplication on all devices
+#
+# A row of a product needs only the same row of the left matrix. So the left matrix can be cut into
+# **shards** of rows, one for each device. Each device multiplies its shard, and the host joins the
+# pieces:
+
+# %%
+def multiply(left, right):
+    pieces = []
+    for device, shard in zip(plan.devices, tf.split(left, len(plan))):
+        with tf.device(device):
+            pieces.append(tf.matmul(shard, right))
+    with tf.device(plan.host):
+        return tf.concat(pieces, axis=0)
+
+
+# %% [markdown]
+# First on numbers that you can add in your head. A row of ones times `small` gives the sums of its
+# columns, 4 and 6, and there are eight such rows:
+
+# %%
+print(multiply(tf.ones([8, 2]), small).numpy())
+
+# %% [markdown]
+# Now two matrices of 1600 rows and columns. `trace.function_step` runs the function once and
+# keeps what TensorFlow recorded about that **step**:
+
+# %%
+rng = np.random.default_rng(seed=0)
+left = rng.integers(-3, 4, [1600, 1600]).astype("float32")
+right = rng.integers(-3, 4, [1600, 1600]).astype("float32")
+
+result, step = trace.function_step(multiply, left, right)
+print("worked:", step.devices)
+
+# %% [markdown]
+# The **placement map** has a lane for each device and an arrow for what crosses from one to
+# another. Look for what the host has to send:
+
+# %%
+for (source, target), size in step.bytes_between().items():
+    print(f"{source} -> {target}  {size:>10,} bytes")
+charts.placement_map(step)
+plt.show()
+
+# %% [markdown]
+# With two devices, each gets a shard of 800 rows, which is 800 · 1600 · 4 = 5,120,000 bytes, and
+# all of `right`, 10,240,000 bytes. It sends back 800 rows of the product. All of `right` goes to
+# every device, however many there are: a price of this way of sharing.
+#
+# The **timeline** shows when each device worked. Look for bars one above the other:
+
+# %% tags=["varies", "cover"]
+charts.timeline(step)
+plt.show()
+
+# %% [markdown]
+# Where bars stand one above the other, devices worked at the same time; white space in a lane is a
+# device that waited. The host's bar is the last: it joins the pieces when all of them have come.
+#
+# ## Proof: the same product
+#
+# The entries are whole numbers, and float32 adds whole numbers of this size exactly. So the
+# product of all devices has to be equal to NumPy's, without any tolerance:
+
+# %%
+print("equal to NumPy's product:", np.array_equal(result, left @ right))
+
+# %% [markdown]
+# ## Was it faster?
+#
+# One device against all of them, in turn, each several times. `tf.function` turns both into graphs
+# first, so that TensorFlow knows the whole step before it starts:
+
+# %%
+@tf.function
+def on_one(left, right):
+    with tf.device(plan.devices[0]):
+        return tf.matmul(left, right)
+
+
+on_all = tf.function(multiply)
+pair = tf.constant(left), tf.constant(right)
+
+# %%
+timing.compare(lambda: on_one(*pair).numpy(), lambda: on_all(*pair).numpy(), names=("one", "all"))
+
+# %% [markdown]
+# The line compares them pair by pair: the median, and between which values the middle half of the
+# pairs lies. With as many free cores, or GPUs, as devices it comes near the number of devices,
+# less what splitting, joining and copying cost. Where the `timing` line of your plan says that a
+# timing shows nothing, believe it.
+#
+# ## Break it
+#
+# Leave `tf.device` out of the loop, a line that is easily lost:
+
+# %%
+def multiply_somewhere(left, right):
+    pieces = [tf.matmul(shard, right) for shard in tf.split(left, len(plan))]
+    return tf.concat(pieces, axis=0)
+
+
+result, step = trace.function_step(multiply_somewhere, left, right)
+print("equal to NumPy's product:", np.array_equal(result, left @ right))
+
+# %% [markdown]
+# The product is right and no error is raised. A test of the value cannot notice that one device
+# did all the work. A test of the place does:
+
+# %%
+worked = {op.device for op in step.ops if op.type == "MatMul"}
+print("multiplied on:", sorted(worked))
+print("did not multiply:", sorted(set(plan.devices) - worked))
+
+# %% [markdown]
+# ## On your own
+#
+# Under each exercise a collapsed cell holds a solution: open it with a click.
+#
+# **1.** On which device does TensorFlow make `tf.ones([2, 2])` when nobody names one? Write the
+# short name, such as `"/CPU:3"`.
+
+# %% tags=["exercise"]
+answer = None
+
+checks.default_device(answer)
+
+# %% tags=["solution"]
+answer = devices.short(tf.ones([2, 2]).device)
+
+checks.default_device(answer)
+
+# %% [markdown]
+# **2.** Cut `right` instead of `left`: a column of the product needs only the same column of
+# `right`. Write `multiply_columns` so that each device gets all of `left` and only its columns of
+# `right`. The check looks at the value, at the places and at the bytes.
+
+# %% tags=["exercise"]
+def multiply_columns(left, right):
+    return multiply(left, right)
+
+
+checks.multiply_columns(multiply_columns)
+
+# %% tags=["solution"]
+def multiply_columns(left, right):
+    pieces = []
+    for device, shard in zip(plan.devices, tf.split(right, len(plan), axis=1)):
+        with tf.device(device):
+            pieces.append(tf.matmul(left, shard))
+    with tf.device(plan.host):
+        return tf.concat(pieces, axis=1)
+
+
+checks.multiply_columns(multiply_columns)
+
+# %% [markdown]
+# ## What we saw
+#
+# - One call gave a host and two devices, and said what stood behind them.
+# - An operation ran where `tf.device` said, and its result named the place.
+# - All devices shared one multiplication and gave NumPy's product exactly.
+# - The map counted what crossed; the timeline showed who worked when.
+# - Without `tf.device` the product was still right, and one device did everything.
+#
+# ## In practice
+#
+# - Between two logical CPUs nothing moves: a tensor is handed over. The bytes are counted from its
+#   shape, as they would cross to a GPU, and there the copy takes time.
+# - `devices.setup` sees to it that TensorFlow takes memory from a GPU as it needs it. Unasked, it
+#   takes nearly all of every GPU at the start; lesson 02 is about that.
+# - `trace.function_step` runs the function's graph in a session, on copies of its variables,
+#   because only a session keeps such a trace.
+# - `MGPU_DEVICES=4` and `MGPU_MODE=cores` in the environment, before the kernel starts, change
+#   what every lesson runs on. `MGPU_VERBOSE=1` brings TensorFlow's own messages back.
+#
+# ## The lessons
+#
+# [[lessons]]
+#
+# Next: [[next]].

@@ -1,0 +1,243 @@
+"""Every picture of the series: takes data and `ax`, returns `ax`. One colour per device.
+
+Lesson 00 draws the first timeline, lesson 01 the first placement map.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from importlib import resources
+from typing import Any
+
+from mgpu_helpers.devices import current, order
+from mgpu_helpers.placement import Placement
+from mgpu_helpers.trace import Trace
+
+HOST = "#8a8a8a"
+PALETTE = (
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e6a100", "#56b4e9", "#7a4fbf", "#8c5a3c",
+)  # fmt: skip
+IDEAL = {"color": "#444444", "linestyle": "--", "linewidth": 1.2}
+_BOXES, _INCHES = 24, 12  # a larger map cannot be read: operations are drawn by scope instead
+
+
+def colour(device: str) -> str:
+    """Return the colour of a device, the same in every chart; grey for the host."""
+    kind, index = order(device)
+    if device == "/CPU:0":
+        return HOST
+    return PALETTE[(index - (kind == "/CPU")) % len(PALETTE)]
+
+
+def style() -> str:
+    """Return the path of the style file, for `plt.style.use`."""
+    return str(resources.files("mgpu_helpers") / "mgpu.mplstyle")
+
+
+def axes(ax: Any = None, *, size: tuple[float, float] | None = None) -> Any:
+    """Return ax, or new axes in the style of the series, with mode and machine in the corner."""
+    if ax is not None:
+        return ax
+    import matplotlib.pyplot as plt
+
+    with plt.style.context(style()):
+        figure, ax = plt.subplots(figsize=size)
+        figure.get_layout_engine().set(rect=(0, 0.06, 1, 0.94))
+        corner(figure)
+    return ax
+
+
+def corner(figure: Any) -> None:
+    """Write the mode and the machine into the corner of a figure, if there is a plan."""
+    if current():
+        figure.text(0.995, 0.01, current().corner, ha="right", va="bottom", size=7.5, color="#666")
+
+
+def timeline(trace: Trace, ax: Any = None) -> Any:
+    """Draw when each device ran an operation; beside its name, the share of the step it worked."""
+    ax = axes(ax, size=(8, 1.2 + 0.5 * len(trace.devices)))
+    for row, device in enumerate(trace.devices):
+        lanes: list[float] = []  # operations of a logical CPU may overlap: each takes a free lane
+        placed = []
+        for op in trace.ops:
+            if op.device != device:
+                continue
+            lane = next((i for i, end in enumerate(lanes) if end <= op.start), len(lanes))
+            lanes[lane : lane + 1] = [op.start + op.length]
+            placed.append((lane, op))
+        high = 0.76 / max(1, len(lanes))
+        for lane, op in placed:
+            ax.broken_barh(
+                [(op.start * 1e3, op.length * 1e3)],
+                (row - 0.38 + lane * high, high * 0.94),
+                facecolor=colour(device), edgecolor="white", linewidth=0.4,
+            )  # fmt: skip
+    ax.set_yticks(
+        range(len(trace.devices)),
+        [f"{device}\n{1 - trace.idle(device):.0%} busy" for device in trace.devices],
+    )
+    ax.invert_yaxis()
+    ax.set_xlim(0, trace.length * 1e3 or 1)
+    ax.set_xlabel("time in the step, ms")
+    ax.set_title("What each device ran, and when", loc="left")
+    return ax
+
+
+def live_bytes(trace: Trace, ax: Any = None) -> Any:
+    """Draw the bytes that one step holds on each device, over time."""
+    ax = axes(ax)
+    for device, curve in trace.memory.items():
+        times, live = zip(*curve, (trace.length, curve[-1][1]), strict=True)
+        ax.step(
+            [t * 1e3 for t in times],
+            [b / 1e6 for b in live],
+            where="post",
+            color=colour(device),
+            label=f"{device}, peak {size_text(trace.peak(device))}",
+        )
+    ax.set_xlim(0, trace.length * 1e3 or 1)
+    ax.set_ylim(bottom=0)
+    ax.set_xlabel("time in the step, ms")
+    ax.set_ylabel("live memory, MB")
+    ax.set_title("What one step holds on each device", loc="left")
+    if trace.memory:
+        ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    return ax
+
+
+def placement_map(step: Trace | Placement, ax: Any = None) -> Any:
+    """Draw operations in the lane of their device, and what crosses between lanes with its bytes.
+
+    Many operations are grouped by name scope. A Placement knows no tensors: it gives no arrows.
+    """
+    ops, edges, copies = _ops(step)
+    lanes = sorted({device for _, device in ops}, key=order)
+    deepest = max((name.count("/") for name, _ in ops), default=0) + 1
+    for depth in range(deepest, 0, -1):  # from single operations to the widest scopes
+        group = {name: "/".join(name.split("/")[:depth]) for name, _ in ops}
+        column = _columns(ops, edges, group)
+        members = Counter((device, group[name]) for name, device in ops)
+        label = {key: _label(key[1], members[key]) for key in members}
+        cells: dict[tuple[str, int], list[str]] = defaultdict(list)  # lane, column -> boxes
+        for device, box in members:
+            cells[device, column[device, box]].append(box)
+        centre, wide = _spread(cells, label)
+        if len(members) <= _BOXES and wide <= _INCHES:
+            break
+    tall = {d: max(len(b) for (lane, _), b in cells.items() if lane == d) for d in lanes}
+    ax = axes(ax, size=(max(8, 0.9 + wide), 0.9 + sum(0.4 * tall[d] + 0.3 for d in lanes)))
+    top, where = 0.0, {}
+    for device in lanes:
+        height = tall[device] + 0.6
+        ax.axhspan(top, top + height, color=colour(device), alpha=0.10, linewidth=0)
+        ax.text(-0.1, top + height / 2, device, color=colour(device), weight="bold", ha="right",
+                va="center")  # fmt: skip
+        for (lane, x), boxes in cells.items():
+            for i, box in enumerate(sorted(boxes) if lane == device else ()):
+                at = where[device, box] = centre[x], top + (height - len(boxes) + 1) / 2 + i
+                ax.text(*at, label[device, box], ha="center", va="center", size=8, color="white",
+                        zorder=3, bbox={"boxstyle": "round,pad=0.3", "facecolor": colour(device),
+                                        "edgecolor": "white"})  # fmt: skip
+        top += height + 0.15
+    device_of = dict(ops)
+    seen = set()
+    for source, target in edges:
+        ends = (device_of[source], group[source]), (device_of[target], group[target])
+        if ends[0] != ends[1] and ends[0][0] == ends[1][0] and ends not in seen:
+            seen.add(ends)
+            _arrow(ax, where[ends[0]], where[ends[1]], "#b0b0b0", 0.9)
+    crossing: Counter[Any] = Counter()
+    for copy in copies:
+        maker = copy.tensor.partition(":")[0]
+        users = {
+            group[user] for source, user in edges
+            if source == maker and device_of[user] == copy.target
+        }  # fmt: skip
+        for box in sorted(users, key=lambda box: (column[copy.target, box], box))[:1]:
+            crossing[(copy.source, group[maker]), (copy.target, box)] += copy.bytes or 0
+    for (start, end), size in crossing.items():
+        _arrow(ax, where[start], where[end], colour(start[0]), 1.6)
+        (x0, y0), (x1, y1) = where[start], where[end]
+        ax.text(x0 + 0.55 * (x1 - x0), y0 + 0.55 * (y1 - y0), size_text(size), size=7.5,
+                ha="center", va="center", zorder=4,
+                bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none",
+                      "alpha": 0.85})  # fmt: skip
+    ax.set_xlim(0, wide or 1)
+    ax.set_ylim(top - 0.15, 0)
+    ax.axis("off")
+    crossed = " and what crosses between devices" if copies else ""
+    ax.set_title(f"Where operations run{crossed}", loc="left")
+    return ax
+
+
+def size_text(size: int) -> str:
+    """Write a number of bytes for people: 16 B, 2.4 kB, 1.2 MB, 3.1 GB."""
+    value = float(size)
+    for unit in ("B", "kB", "MB"):
+        if value < 999.5:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} GB"
+
+
+def _ops(step: Trace | Placement) -> tuple[list[tuple[str, str]], list[tuple[str, str]], tuple]:
+    """Take what a map shows: no constants, as they only name numbers."""
+    rows = step.rows if isinstance(step, Placement) else step.ops
+    ops = list(dict.fromkeys((r.name, r.device) for r in rows if r.type != "Const"))
+    names = {name for name, _ in ops}
+    if isinstance(step, Placement):
+        return ops, [], ()
+    edges = [(a, b) for a, b in step.edges if a in names and b in names]
+    copies = tuple(c for c in step.copies if c.tensor.partition(":")[0] in names)
+    return ops, edges, copies
+
+
+def _columns(
+    ops: list[tuple[str, str]], edges: list[tuple[str, str]], group: dict[str, str]
+) -> dict[tuple[str, str], int]:
+    """Put each box in the column of its earliest operation, counted in steps from the start."""
+    makers = defaultdict(list)
+    for source, target in edges:
+        makers[target].append(source)
+    depth: dict[str, int] = {}
+
+    def walk(name: str, path: frozenset[str]) -> int:
+        if name not in depth:
+            before = [walk(m, path | {name}) for m in makers[name] if m not in path]
+            depth[name] = 1 + max(before, default=-1)
+        return depth[name]
+
+    first: dict[tuple[str, str], int] = {}
+    for name, device in ops:
+        key = device, group[name]
+        first[key] = min(first.get(key, 10**9), walk(name, frozenset({name})))
+    ranks = {d: i for i, d in enumerate(sorted(set(first.values())))}
+    return {key: ranks[d] for key, d in first.items()}
+
+
+def _label(box: str, count: int) -> str:
+    text = box if len(box) <= 20 else "…" + box[-19:]
+    return f"{text} ({count})" if count > 1 else text
+
+
+def _spread(
+    cells: dict[tuple[str, int], list[str]], label: dict[tuple[str, str], str]
+) -> tuple[dict[int, float], float]:
+    """Give every column the room of its widest box: centres, and the whole width, in inches."""
+    widest: dict[int, int] = defaultdict(int)
+    for (lane, x), boxes in cells.items():
+        widest[x] = max(widest[x], *(len(label[lane, box]) for box in boxes))
+    centre, reached = {}, 0.0
+    for x in sorted(widest):
+        room = 0.085 * widest[x] + 0.55
+        centre[x] = reached + room / 2
+        reached += room
+    return centre, reached
+
+
+def _arrow(
+    ax: Any, start: tuple[float, float], end: tuple[float, float], color: str, width: float
+) -> None:
+    ax.annotate("", end, start, zorder=2, arrowprops={
+        "arrowstyle": "-|>", "color": color, "linewidth": width, "shrinkA": 12, "shrinkB": 12,
+    })  # fmt: skip

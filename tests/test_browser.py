@@ -1,0 +1,201 @@
+"""Every notebook in a real JupyterLab and a real Chromium: ``-m browser``.
+
+Here ipykernel captures what C code writes, as it does for readers and not under nbval; so this is
+where TensorFlow's start-up noise would be seen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from lessons import METADATA, NOTEBOOKS, ROOT, environment
+
+pytestmark = pytest.mark.browser
+
+NAMES = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
+SCREENSHOTS = ROOT / "build" / "browser"
+START_TIMEOUT, RUN_TIMEOUT = 90, 300  # seconds
+POLL = 250  # milliseconds: asking at every frame would take a core from the notebook
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+# Cells out of sight are drawn too, and nothing is asked of the reader or of the network.
+SETTINGS = {
+    "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
+    "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+}
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A running JupyterLab and the folder that it serves; ``url`` ends with a slash."""
+
+    url: str
+    token: str
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory) -> Iterator[Lab]:
+    """Serve a copy of the notebooks, with settings and kernels of its own, on the loopback."""
+    folder = tmp_path_factory.mktemp("lab")
+    shutil.copytree(NOTEBOOKS, folder / "notebooks", ignore=shutil.ignore_patterns("source"))
+    for name, values in SETTINGS.items():
+        path = folder / "settings" / f"{name}.jupyterlab-settings"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(values))
+    env = environment() | {
+        "IPYTHONDIR": str(folder / "ipython"),
+        "JUPYTER_CONFIG_DIR": str(folder / "config"),
+        "JUPYTER_DATA_DIR": str(folder / "data"),
+        "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
+        "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
+        "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
+    }
+    log = folder / "log.txt"
+    command = [
+        *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"),
+        *("--ServerApp.ip=127.0.0.1", "--ServerApp.port=0", "--LabApp.expose_app_in_browser=True"),
+    ]
+    with log.open("w") as out:
+        server = subprocess.Popen(
+            command, cwd=folder / "notebooks", env=env, stdout=out, stderr=subprocess.STDOUT
+        )
+    try:
+        end = time.monotonic() + START_TIMEOUT
+        while not (found := list((folder / "runtime").glob("jpserver-*.json"))):
+            if server.poll() is not None or time.monotonic() > end:
+                pytest.fail(f"JupyterLab does not start:\n{log.read_text()[-3000:]}")
+            time.sleep(0.2)
+        facts = json.loads(found[0].read_text())
+        yield Lab(f"http://127.0.0.1:{facts['port']}/", facts["token"], folder / "notebooks")
+    finally:
+        server.terminate()  # and it ends its kernels
+        server.wait(30)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Start Chromium; without one, skip, or fail where CI is set."""
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if program is None:
+        missing = pytest.fail if os.environ.get("CI") else pytest.skip
+        missing("no Chromium on PATH: install Debian's chromium or Google Chrome")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=program, args=FLAGS)
+        yield chromium
+        chromium.close()
+
+
+# What the page knows of the open notebook, in JupyterLab's own words.
+CONNECTED = """() => {
+    const session = window.jupyterapp?.shell.currentWidget?.context?.sessionContext?.session;
+    return session?.kernel?.connectionStatus === 'connected';
+}"""
+CLEARED = """() => window.jupyterapp.shell.currentWidget.context.model.toJSON().cells
+    .every(cell => cell.cell_type !== 'code' || cell.execution_count === null)"""
+FINISHED = """() => {
+    const cells = window.jupyterapp.shell.currentWidget.context.model.toJSON().cells
+        .filter(cell => cell.cell_type === 'code');
+    return cells.every(cell => cell.execution_count !== null)
+        || cells.some(cell => cell.outputs.some(output => output.output_type === 'error'));
+}"""
+CELLS = "() => window.jupyterapp.shell.currentWidget.context.model.toJSON().cells"
+DRAWN = """count => {
+    const pictures = [...document.querySelectorAll('.jp-NotebookPanel img')];
+    return pictures.length >= count && pictures.every(one => one.complete && one.naturalWidth > 0);
+}"""
+
+
+def run_all(page, lab: Lab, name: str) -> list:
+    """Open a notebook, clear its outputs, click Run All; return its cells when all have run."""
+    page.goto(f"{lab.url}lab/tree/{name}.ipynb?reset&token={lab.token}")
+    page.wait_for_function(CONNECTED, timeout=START_TIMEOUT * 1000, polling=POLL)
+    page.evaluate("() => window.jupyterapp.commands.execute('notebook:clear-all-cell-outputs')")
+    page.wait_for_function(CLEARED, polling=POLL)
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    page.locator('.lm-Menu-item[data-command="runmenu:run-all"]').click()
+    page.wait_for_function(FINISHED, timeout=RUN_TIMEOUT * 1000, polling=POLL)
+    return page.evaluate(CELLS)
+
+
+def complaints(cells: list) -> Iterator[str]:
+    """Say which cells end in an error or write to stderr."""
+    for number, cell in enumerate(cells, 1):
+        for output in cell.get("outputs", []):
+            if output["output_type"] == "error":
+                yield f"cell {number} ends with {output['ename']}: {output['evalue']}"
+            elif output.get("name") == "stderr":
+                yield f"cell {number} writes to stderr: {output['text']!r}"
+
+
+def count_pictures(cells: list) -> int:
+    """Count the PNGs in the outputs of cells."""
+    return sum(
+        "image/png" in output.get("data", {})
+        for cell in cells
+        for output in cell.get("outputs", [])
+    )
+
+
+def check(browser, lab: Lab, name: str, stored: list, screenshots: Path) -> None:
+    """Run a notebook to its end without a complaint; keep a screenshot when that fails."""
+    page = browser.new_page(viewport={"width": 1400, "height": 2000})
+    try:
+        cells = run_all(page, lab, name)
+        assert list(complaints(cells)) == []
+        assert count_pictures(cells) == count_pictures(stored)
+        page.wait_for_function(DRAWN, arg=count_pictures(cells), timeout=10_000, polling=POLL)
+        hidden = [cell for cell in stored if cell.metadata.get("jupyter", {}).get("source_hidden")]
+        assert page.locator(".jp-InputPlaceholder").count() == len(hidden)
+    except BaseException:
+        screenshots.mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=screenshots / f"{name}.png")
+        raise
+    finally:
+        page.evaluate("() => window.jupyterapp?.serviceManager.sessions.shutdownAll()")
+        page.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_runs_in_jupyterlab(browser, lab: Lab, name: str):
+    stored = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4).cells
+    check(browser, lab, name, stored, SCREENSHOTS)
+
+
+@pytest.mark.parametrize(
+    "source, said",
+    [
+        ("1 / 0", "ends with ZeroDivisionError: division by zero"),
+        ("import os; os.write(2, b'noise from C')", "writes to stderr: 'noise from C'"),
+        ("from IPython.display import HTML; HTML('<img src=nothing.png>')", "Timeout 10000ms"),
+    ],
+    ids=["error", "noise", "picture"],
+)
+def test_what_must_not_pass_is_seen(browser, lab: Lab, tmp_path, source: str, said: str):
+    cells = [nbformat.v4.new_code_cell(source)]
+    notebook = nbformat.v4.new_notebook(cells=cells, metadata=METADATA)
+    nbformat.write(notebook, lab.folder / "bad.ipynb")
+    with pytest.raises(Exception, match=said):
+        check(browser, lab, "bad", cells, tmp_path)
+    assert (tmp_path / "bad.png").stat().st_size > 10_000

@@ -1,0 +1,197 @@
+"""Pictures at 1, 2, 4 and 8 devices: nothing clipped, one colour per device, what is asked for."""
+
+from __future__ import annotations
+
+import warnings
+
+import matplotlib
+import numpy as np
+import pytest
+
+from conftest import run_python
+from mgpu_helpers import charts, devices
+from mgpu_helpers.placement import Placed, Placement
+from mgpu_helpers.trace import Copy, Op, Trace
+
+matplotlib.use("Agg")
+KINDS = ("placement_map", "timeline", "live_bytes")
+PLAN = devices.Plan("cores", "/CPU:0", ("/CPU:1",), ("one core",), 2, "AMD EPYC, 2 cores", "")
+
+
+def towers(n):
+    """Make the trace of n towers: two operations each, one overlapping, and a sum on the host."""
+    ops, copies, edges, memory = [], [], [], {}
+    for i in range(1, n + 1):
+        d = f"/CPU:{i}"
+        ops += [Op(f"tower_{i}/given", "RandomUniform", d, 0.0, 0.001),
+                Op(f"tower_{i}/a_long_name/product", "MatMul", d, 0.001, 0.004),
+                Op(f"tower_{i}/beside", "Relu", d, 0.002, 0.001),
+                Op(f"tower_{i}/number", "Const", d, 0.0, 0.0001)]  # fmt: skip
+        edges += [(f"tower_{i}/given", f"tower_{i}/a_long_name/product"),
+                  (f"tower_{i}/number", f"tower_{i}/beside"),
+                  (f"tower_{i}/given", f"tower_{i}/beside"),
+                  (f"tower_{i}/a_long_name/product", "total")]  # fmt: skip
+        copies.append(Copy(f"tower_{i}/a_long_name/product", d, "/CPU:0", 360000, 0.005, 0.001))
+        memory[d] = ((0.0, 0), (0.001, 2_400_000 * i), (0.005, 0))
+    ops.append(Op("total", "AddN", "/CPU:0", 0.006, 0.001))
+    return Trace(tuple(ops), tuple(copies), memory, tuple(edges))
+
+
+def placed(trace):
+    found = Placement()
+    found.rows = tuple(Placed(op.name, op.type, op.device) for op in trace.ops)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    import matplotlib.pyplot as plt
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a layout that does not fit is only warned about
+        yield
+    plt.close("all")
+
+
+@pytest.fixture
+def with_plan(monkeypatch):
+    monkeypatch.setattr(charts, "current", lambda: PLAN)
+
+
+def texts(ax):
+    """List every text of a figure that shows something, drawn."""
+    figure = ax.figure
+    figure.canvas.draw()
+    shown = [t for t in figure.findobj(matplotlib.text.Text) if t.get_visible() and t.get_text()]
+    low, high = sorted(ax.get_xlim()), sorted(ax.get_ylim())
+    ticks = [(ax.get_xticks(), low, ax.get_xticklabels()), (ax.get_yticks(), high,
+             ax.get_yticklabels())]  # fmt: skip
+    hidden = {id(label) for at, (a, b), labels in ticks for t, label in zip(at, labels, strict=True)
+              if not a <= t <= b or not ax.axison}  # fmt: skip
+    return [t for t in shown if id(t) not in hidden]
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 8])
+@pytest.mark.parametrize("kind", [*KINDS, "placement"])
+def test_every_text_is_inside_the_figure(with_plan, kind, n):
+    trace = towers(n)
+    if kind == "placement":
+        ax = charts.placement_map(placed(trace))
+    else:
+        ax = getattr(charts, kind)(trace)
+    seen = texts(ax)
+    width, height = ax.figure.canvas.get_width_height()
+    assert len(seen) >= n
+    for text in seen:
+        box = text.get_window_extent()
+        assert box.x0 >= -1 and box.y0 >= -1, text
+        assert box.x1 <= width + 1 and box.y1 <= height + 1, text
+    assert any(PLAN.corner == text.get_text() for text in seen)
+    together = " ".join(text.get_text() for text in seen)
+    shown = trace.devices if kind != "live_bytes" else trace.memory
+    assert all(f"{device}" in together for device in shown)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_axes_that_are_given_are_drawn_on_and_returned(with_plan, kind):
+    import matplotlib.pyplot as plt
+
+    figure, ax = plt.subplots()
+    assert getattr(charts, kind)(towers(2), ax) is ax
+    assert len(plt.get_fignums()) == 1 and len(ax.texts) + len(ax.collections) + len(ax.lines) >= 2
+    assert not figure.texts  # the corner belongs to figures that the series makes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_empty_trace_draws_empty_axes(kind, monkeypatch):
+    monkeypatch.setattr(charts, "current", lambda: None)
+    ax = getattr(charts, kind)(Trace((), (), {}, ()))
+    assert not ax.figure.texts  # no plan, no corner
+    texts(ax)
+    if kind == "placement_map":
+        texts(charts.placement_map(Placement()))
+
+
+def test_one_colour_per_device_and_grey_for_the_host():
+    cpus = [charts.colour(f"/CPU:{i}") for i in range(9)]
+    assert cpus[0] == charts.HOST and len(set(cpus)) == 9
+    gpus = [charts.colour(f"/GPU:{i}") for i in range(8)]
+    assert gpus == cpus[1:]  # the first device looks the same in every mode
+    assert charts.colour("/GPU:8") == gpus[0] and charts.colour("/CPU:9") == cpus[1]
+    red, green, blue = matplotlib.colors.to_rgb(charts.HOST)
+    assert red == green == blue
+
+
+def test_charts_use_the_colours(with_plan):
+    rgb = matplotlib.colors.to_rgb
+    trace = towers(2)
+    ax = charts.timeline(trace)
+    faces = {tuple(np.round(c.get_facecolor()[0][:3], 4)) for c in ax.collections}
+    wanted = {tuple(np.round(rgb(charts.colour(d)), 4)) for d in trace.devices}
+    assert faces == wanted
+    ax = charts.live_bytes(trace)
+    assert [line.get_color() for line in ax.lines] == [charts.colour(d) for d in trace.memory]
+    ax = charts.placement_map(trace)
+    lanes = {text.get_text(): text.get_color() for text in ax.texts if text.get_text()[:1] == "/"}
+    assert lanes == {device: charts.colour(device) for device in trace.devices}
+
+
+def test_timeline_shows_the_share_and_keeps_overlaps_apart(with_plan):
+    ax = charts.timeline(towers(1))
+    assert [label.get_text() for label in ax.get_yticklabels()] == [
+        "/CPU:0\n14% busy", "/CPU:1\n71% busy",
+    ]  # fmt: skip
+    bars = [bar.get_paths()[0].get_extents() for bar in ax.collections]
+    assert ax.get_xlim() == (0, pytest.approx(7.0))
+    for i, one in enumerate(bars):
+        for other in bars[:i]:
+            apart = one.x1 <= other.x0 + 1e-9 or other.x1 <= one.x0 + 1e-9
+            assert apart or one.y1 <= other.y0 or other.y1 <= one.y0
+
+
+def test_live_bytes_draws_megabytes_and_names_the_peak(with_plan):
+    ax = charts.live_bytes(towers(2))
+    assert [max(line.get_ydata()) for line in ax.lines] == [2.4, 4.8]
+    assert [line.get_xdata()[-1] for line in ax.lines] == [pytest.approx(7.0)] * 2
+    labels = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert labels == ["/CPU:1, peak 2.4 MB", "/CPU:2, peak 4.8 MB"]
+    assert not ax.get_legend().get_frame_on()  # the style is left by the time it is drawn
+
+
+def labels_of(ax):
+    return [text.get_text() for text in ax.texts if text.get_text()]
+
+
+def test_a_small_map_shows_operations_and_bytes_but_no_constants(with_plan):
+    labels = labels_of(charts.placement_map(towers(2)))
+    assert "tower_1/given" in labels and "tower_2/beside" in labels and "total" in labels
+    assert labels.count("360 kB") == 2 and not any("number" in label for label in labels)
+    assert not any("kB" in label for label in labels_of(charts.placement_map(placed(towers(2)))))
+
+
+def test_a_large_map_groups_by_scope_and_adds_up_bytes(with_plan):
+    trace = towers(8)
+    twice = Trace(trace.ops, trace.copies * 2, trace.memory, trace.edges)
+    labels = labels_of(charts.placement_map(twice))
+    assert "tower_8 (3)" in labels and labels.count("720 kB") == 8
+
+
+def test_a_long_chain_and_a_loop_can_be_drawn(with_plan):
+    names = [f"layer/op{i}" for i in range(3000)]
+    ops = tuple(Op(name, "Add", "/CPU:1", i, 1) for i, name in enumerate(names))
+    edges = tuple(zip(names, names[1:], strict=False)) + ((names[-1], names[2990]),)
+    assert labels_of(charts.placement_map(Trace(ops, (), {}, edges)))[-1] == "layer (3000)"
+
+
+@pytest.mark.parametrize("size, text", [
+    (0, "0 B"), (16, "16 B"), (999, "999 B"), (1000, "1 kB"), (2400, "2.4 kB"),
+    (1_234_567, "1.23 MB"), (3_100_000_000, "3.1 GB"),
+    (999_999, "1 MB"), (999_400, "999 kB"),
+])  # fmt: skip
+def test_size_text(size, text):
+    assert charts.size_text(size) == text
+
+
+def test_importing_charts_imports_neither_matplotlib_nor_tensorflow():
+    code = "import sys, mgpu_helpers.charts; print({'matplotlib', 'tensorflow'} & set(sys.modules))"
+    assert run_python(code).stdout == "set()\n"

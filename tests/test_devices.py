@@ -1,0 +1,536 @@
+"""The device plan: real logical CPUs in a fresh Python, GPUs through a fake `tf.config`.
+
+TensorFlow is configured once per process. So functions called `child_...` run in a Python of their
+own and print JSON, which the tests below them read; a context that is reset stands for a restart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conftest import run_python
+from mgpu_helpers import devices, placement
+
+COUNTS = (1, 2, 4, 8)
+
+
+def in_child(function, **env):
+    code = f"import test_devices, json; print(json.dumps(test_devices.{function.__name__}()))"
+    done = run_python(code, **env)
+    return json.loads(done.stdout) | {"stderr": done.stderr}
+
+
+def restart():
+    """Forget the plan and TensorFlow's devices, as restarting the kernel does."""
+    from tensorflow.python.eager import context
+
+    devices._plan = None
+    if context.context()._initialized:
+        context._reset_context()
+
+
+def said(call, *args, **kwargs):
+    """Return what the call raises, as "ValueError: sentence"; else "fine"."""
+    try:
+        call(*args, **kwargs)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "fine"
+
+
+# ---- cores mode, the real thing
+
+
+def child_cores():
+    import tensorflow as tf
+
+    report = {}
+    for n in COUNTS:
+        restart()
+        plan = devices.setup(n)
+        with tf.Graph().as_default() as graph:
+            where = []
+            for i, device in enumerate((plan.host, *plan.devices)):
+                with tf.device(device):
+                    where.append(tf.random.uniform([2], name=f"on_{i}"))
+        options = tf.compat.v1.RunOptions(output_partition_graphs=True)
+        metadata = tf.compat.v1.RunMetadata()
+        with tf.compat.v1.Session(graph=graph, config=plan.session_config()) as session:
+            session.run(where, options=options, run_metadata=metadata)
+            cpus = len(session.list_devices())
+        placed = {
+            node.name.partition("/")[0]: devices.short(node.device)
+            for part in metadata.partition_graphs
+            for node in part.node
+            if node.op == "RandomUniform"
+        }
+        eager = []
+        for device in plan.devices:
+            with tf.device(device):
+                eager.append(devices.short((tf.ones([2]) + 1).device))
+
+        @tf.function
+        def spread(names=plan.devices):
+            for i, device in enumerate(names):
+                with tf.device(device):
+                    tf.random.uniform([2], name=f"on_{i + 1}")
+
+        with placement.capture() as placed_function:
+            spread()
+        report[n] = {
+            "host": plan.host,
+            "devices": plan.devices,
+            "made": [devices.short(d.name) for d in tf.config.list_logical_devices()],
+            "intra": tf.config.threading.get_intra_op_parallelism_threads(),
+            "inter": tf.config.threading.get_inter_op_parallelism_threads(),
+            "session cpus": cpus,
+            "placed": placed,
+            "eager": eager,
+            "function": {
+                row.name.partition("/")[0]: row.device
+                for row in placed_function.rows
+                if row.type == "RandomUniform"
+            },
+            "again": devices.setup(n) is plan and devices.current() is plan,
+            "other": said(devices.setup, n + 1),
+            "at once": {k: at_once(tf, plan, k) for k in {None, 1, n}},
+        }
+        if n == 2:
+            report["mirrored"] = mirrored(tf, plan)
+            report["options"] = options_of(plan)
+            report["plan"] = {"text": repr(plan), "len": len(plan), "corner": plan.corner}
+            report["processor"] = plan.machine
+    return report
+
+
+def at_once(tf, plan, used):
+    """Count how many operations a Session with this config runs at the same time."""
+    running, most, lock = 0, 0, threading.Lock()
+
+    def nap(x):
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.02)
+        with lock:
+            running -= 1
+        return x
+
+    with tf.Graph().as_default() as graph:
+        naps = []
+        for device in plan.devices * 2:
+            with tf.device(device):
+                naps.append(tf.numpy_function(nap, [tf.random.uniform([])], tf.float32))
+    config = plan.session_config(devices=used)
+    with tf.compat.v1.Session(graph=graph, config=config) as session:
+        session.run(naps)
+    return most
+
+
+def mirrored(tf, plan):
+    strategy = tf.distribute.MirroredStrategy(plan.devices)
+    with strategy.scope():
+        weight = tf.Variable([2.0])
+
+    @tf.function
+    def step():
+        return strategy.run(lambda: weight * 3.0)
+
+    with placement.capture() as placed:
+        parts = strategy.experimental_local_results(step())
+    where = [row.device for row in placed.rows if row.type == "Mul"]
+    return [[float(part[0]) for part in parts], where]
+
+
+def options_of(plan):
+    plain = plan.session_config()
+    config = plan.session_config(
+        log_placement=True, soft_placement=True, growth=True, memory_fraction=0.4
+    )
+    return {
+        "plain": [plain.log_device_placement, plain.allow_soft_placement,
+                  plain.gpu_options.allow_growth],
+        "asked": [config.log_device_placement, config.allow_soft_placement,
+                  config.gpu_options.allow_growth,
+                  round(config.gpu_options.per_process_gpu_memory_fraction, 3)],
+        "devices": {repr(k): said(plan.session_config, devices=k) for k in (0, 3, "x", True)},
+        "fraction": {k: said(plan.session_config, memory_fraction=k) for k in (0, -0.1, 1.01, 1)},
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cores():
+    return in_child(child_cores, MGPU_MODE="cores")
+
+
+@pytest.mark.parametrize("n", COUNTS)
+def test_cores_mode_gives_a_host_and_n_cpus(cores, n):
+    seen = cores[str(n)]
+    names = [f"/CPU:{i}" for i in range(1, n + 1)]
+    assert seen["host"] == "/CPU:0" and seen["devices"] == names
+    assert seen["made"] == ["/CPU:0", *names] and seen["session cpus"] == n + 1
+    assert seen["intra"] == 1 and seen["inter"] == n
+    assert seen["placed"] == {f"on_{i}": f"/CPU:{i}" for i in range(n + 1)}
+    assert seen["eager"] == names
+    assert seen["function"] == {f"on_{i}": f"/CPU:{i}" for i in range(1, n + 1)}
+
+
+@pytest.mark.parametrize("n", COUNTS)
+def test_a_session_runs_as_many_operations_at_once_as_devices_work(cores, n):
+    assert cores[str(n)]["at once"] == {"null": n, "1": 1, str(n): n}
+
+
+@pytest.mark.parametrize("n", COUNTS)
+def test_setup_again(cores, n):
+    assert cores[str(n)]["again"] is True
+    noun = "device" if n == 1 else "devices"
+    assert cores[str(n)]["other"] == (
+        f"RuntimeError: TensorFlow has started with {n} {noun} and cannot change to {n + 1}: "
+        f"restart the kernel and call devices.setup({n + 1}) first."
+    )
+
+
+def test_mirrored_strategy_runs_on_the_plan(cores):
+    assert cores["mirrored"] == [[6.0, 6.0], ["/CPU:1", "/CPU:2"]]
+
+
+def test_session_options(cores):
+    options = cores["options"]
+    assert options["plain"] == [False, False, False]
+    assert options["asked"] == [True, True, True, 0.4]
+    assert options["devices"] == {
+        "0": "ValueError: devices=0, but this plan has 2 devices: use 1 to 2, or restart the "
+        "kernel and call devices.setup(0).",
+        "3": "ValueError: devices=3, but this plan has 2 devices: use 1 to 2, or restart the "
+        "kernel and call devices.setup(3).",
+        "'x'": "ValueError: devices='x' is not a number of devices: use 1 to 64.",
+        "True": "ValueError: devices=True is not a number of devices: use 1 to 64.",
+    }
+    bad = "ValueError: memory_fraction={} is not a share of a GPU's memory: use a number above 0 "
+    assert options["fraction"]["1"] == "fine"
+    for value in ("0", "-0.1", "1.01"):
+        assert options["fraction"][value] == bad.format(value) + "and at most 1."
+
+
+def test_the_plan_prints_itself(cores):
+    lines = cores["plan"]["text"].splitlines()
+    machine, timing = lines.pop(4), lines.pop(4)
+    assert lines == [
+        "mode     cores: every device is one core of the CPU",
+        "host     /CPU:0  the CPU",
+        "devices  /CPU:1  one core",
+        "         /CPU:2  one core",
+    ]
+    assert machine.startswith(f"machine  {cores['processor']}; ")
+    assert timing.startswith("timing   2 devices on ")
+    assert cores["plan"]["len"] == 2
+    assert cores["plan"]["corner"] == f"cores mode · 2 devices · {cores['processor']}"
+
+
+def test_timing_says_what_a_speedup_means():
+    def timing(n, cores, mode="cores"):
+        names = tuple(f"/CPU:{i + 1}" for i in range(n))
+        return devices.Plan(mode, "/CPU:0", names, ("",) * n, cores, "m", "n").timing
+
+    assert timing(1, 2) == (
+        "one device on one core: there is nothing to speed up, add a device to compare"
+    )
+    for n, cores in ((2, 2), (2, 16)):
+        assert timing(n, cores) == (
+            f"{n} devices on {cores} cores: a speed-up measured here is real parallel work, "
+            f"at most {n} times"
+        )
+    assert timing(4, 2) == (
+        "4 devices on 2 cores: results are real, a timing beyond 2 devices shows nothing"
+    )
+    assert timing(2, 1).endswith("on 1 core: results are real, a timing beyond 1 device shows "
+                                 "nothing")  # fmt: skip
+    assert timing(2, 9, "gpus") == "2 devices on 2 GPUs: a speed-up measured here is real"
+    assert timing(2, 9, "split-gpu").endswith("a speed-up is not")
+
+
+# ---- what is refused, what the environment overrides, and GPUs
+
+
+class FakeGpus:
+    """Stands where TensorFlow would see GPUs: the `tf.config` functions that setup calls."""
+
+    def __init__(self, patch, count, *, makes=None):
+        import tensorflow as tf
+
+        self.calls = []
+        gpus = [SimpleNamespace(name=f"/physical_device:GPU:{i}") for i in range(count)]
+        cpu = SimpleNamespace(name="/physical_device:CPU:0")
+        self.parts = {}
+
+        def visible(found, kind):
+            self.calls.append(["visible", [g.name[-1] for g in found], kind])
+            self.parts = {g.name: 1 for g in found}
+
+        def configure(device, parts):
+            self.calls.append(["parts", device.name[-5:], [p.memory_limit for p in parts]])
+            self.parts[device.name] = len(parts)
+
+        def logical():
+            names = ["/device:CPU:0"]
+            if makes is None:
+                names += [f"/device:GPU:{i}" for i in range(sum(self.parts.values()))]
+            return [SimpleNamespace(name=name) for name in names + (makes or [])]
+
+        def growth(gpu, on):
+            self.calls.append(["growth", gpu.name[-1], on])
+
+        def details(gpu):
+            return {"device_name": f"Fake {gpu.name[-1]}"}
+
+        found = {"GPU": gpus, "CPU": [cpu]}
+        patch.setattr(tf.config, "list_physical_devices", found.__getitem__)
+        patch.setattr(tf.config, "set_visible_devices", visible)
+        patch.setattr(tf.config, "set_logical_device_configuration", configure)
+        patch.setattr(tf.config, "list_logical_devices", logical)
+        patch.setattr(tf.config.experimental, "set_memory_growth", growth)
+        patch.setattr(tf.config.experimental, "get_device_details", details)
+
+
+def gpu_plan(n, count, *, makes=None, free=(), **env):
+    """Set up n devices where TensorFlow sees so many GPUs; free memory in MB."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in env.items():
+            patch.setenv(name, value)
+        report = SimpleNamespace(gpus=[SimpleNamespace(memory_free=f and f * 2**20) for f in free])
+        patch.setattr(devices.nvml, "query", lambda: report)
+        restart()
+        fake = FakeGpus(patch, count, makes=makes)
+        error = said(devices.setup, n)
+        plan = devices.current()
+        result = {"error": error, "calls": fake.calls}
+        if plan:
+            result |= {
+                "mode": plan.mode,
+                "devices": plan.devices,
+                "real": plan.real,
+                "machine": repr(plan).splitlines()[-2],
+                "growth": said(plan.session_config, growth=True),
+                "fraction": said(plan.session_config, memory_fraction=0.4),
+            }
+    return result
+
+
+def child_others():
+    import tensorflow as tf
+
+    from mgpu_helpers import quiet
+
+    def asked(n, **env):
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in env.items():
+                patch.setenv(name, value)
+            restart()
+            error = said(devices.setup, n)
+            plan = devices.current()
+            return [plan.mode, len(plan)] if plan else error
+
+    quiet.start()
+    report = {
+        "bad": {repr(n): asked(n) for n in (0, -1, "two", 2.5, True, None, 1000)},
+        "environment": [
+            asked(2, MGPU_DEVICES="3", MGPU_MODE="cores"),
+            asked(2, MGPU_DEVICES="", MGPU_MODE=""),
+            asked(2, MGPU_DEVICES="many"),
+            asked(2, MGPU_DEVICES="0"),
+            asked(2, MGPU_MODE="gpu"),
+            asked(2, MGPU_MODE="gpus"),
+            asked(2, MGPU_MODE="split-gpu"),
+        ],
+        "order": os.environ["CUDA_DEVICE_ORDER"],
+    }
+    restart()
+    tf.ones([2])
+    report["late"] = said(devices.setup, 2)
+    report["gpus"] = {
+        "own": gpu_plan(2, 4),
+        "one": gpu_plan(1, 1),
+        "uneven": gpu_plan(3, 2, free=(9000, 6000)),
+        "eight": gpu_plan(8, 4, free=(100000,) * 4),
+        "silent driver": gpu_plan(2, 1, free=(None,)),
+        "full": gpu_plan(4, 1, free=(1000,)),
+        "cores": gpu_plan(2, 2, makes=["/device:CPU:1", "/device:CPU:2"], MGPU_MODE="cores"),
+        "split": gpu_plan(2, 2, free=(4000, 4000), MGPU_MODE="split-gpu"),
+        "too few": gpu_plan(4, 2, MGPU_MODE="gpus"),
+        "made less": gpu_plan(2, 2, makes=["/device:GPU:0"]),
+        "made other": gpu_plan(2, 0, makes=["/device:CPU:1"]),
+        "made more": gpu_plan(1, 1, makes=["/device:GPU:0", "/device:GPU:1"]),
+    }
+    return report
+
+
+@pytest.fixture(scope="module")
+def others():
+    return in_child(child_others, MGPU_VERBOSE="1")
+
+
+def test_a_number_that_cannot_be_planned_gets_a_sentence(others):
+    bad = others["bad"]
+    for n in ("0", "-1", "1000"):
+        assert bad[n] == f"ValueError: {n} devices cannot be planned: ask for 1 to 64."
+    for n in ("'two'", "2.5", "True", "None"):
+        assert bad[n] == f"ValueError: n={n} is not a number of devices: use 1 to 64."
+
+
+def test_environment_overrides_the_plan(others):
+    assert others["environment"] == [
+        ["cores", 3],
+        ["cores", 2],
+        "ValueError: MGPU_DEVICES='many' is not a number of devices: use 1 to 64.",
+        "ValueError: 0 devices cannot be planned: ask for 1 to 64.",
+        "ValueError: MGPU_MODE='gpu' is not a mode: use gpus, split-gpu, cores.",
+        "RuntimeError: MGPU_MODE=gpus with 2 devices, but TensorFlow sees 0 GPUs: unset MGPU_MODE "
+        "to get cores mode, or ask `python -m mgpu_helpers` what is missing.",
+        "RuntimeError: MGPU_MODE=split-gpu with 2 devices, but TensorFlow sees 0 GPUs: unset "
+        "MGPU_MODE to get cores mode, or ask `python -m mgpu_helpers` what is missing.",
+    ]
+    assert others["order"] == "PCI_BUS_ID"
+
+
+def test_setup_after_tensorflow_has_started_gets_a_sentence(others):
+    assert others["late"] == (
+        "RuntimeError: TensorFlow has started before devices.setup was called, and its devices "
+        "cannot change any more: restart the kernel and call devices.setup(2) in the first cell."
+    )
+
+
+def test_gpus_mode_takes_whole_gpus_that_grow(others):
+    own = others["gpus"]["own"]
+    assert own["mode"] == "gpus" and own["devices"] == ["/GPU:0", "/GPU:1"]
+    assert own["real"] == ["Fake 0", "Fake 1"]
+    assert own["calls"] == [
+        ["visible", ["0", "1"], "GPU"], ["growth", "0", True], ["growth", "1", True],
+    ]  # fmt: skip
+    assert own["machine"].startswith("machine  4 GPUs, ")
+    assert own["growth"] == own["fraction"] == "fine"
+    assert others["gpus"]["one"]["mode"] == "gpus"
+
+
+def test_split_gpu_shares_gpus_with_a_memory_limit(others):
+    uneven = others["gpus"]["uneven"]
+    limit = int(0.8 * 6000 / 2)
+    assert uneven["mode"] == "split-gpu"
+    assert uneven["devices"] == ["/GPU:0", "/GPU:1", "/GPU:2"]
+    assert uneven["calls"] == [
+        ["visible", ["0", "1"], "GPU"],
+        ["parts", "GPU:0", [limit, limit]],
+        ["parts", "GPU:1", [limit]],
+    ]
+    assert uneven["real"] == [
+        f"1/2 of Fake 0, {limit} MB", f"1/2 of Fake 0, {limit} MB", f"1/1 of Fake 1, {limit} MB",
+    ]  # fmt: skip
+    assert [call[2] for call in others["gpus"]["eight"]["calls"][1:]] == [[4096, 4096]] * 4
+    assert others["gpus"]["silent driver"]["calls"][1][2] == [1024, 1024]
+    assert others["gpus"]["split"]["mode"] == "split-gpu"
+
+
+def test_split_gpu_refuses_what_does_not_go_with_a_memory_limit(others):
+    uneven = others["gpus"]["uneven"]
+    assert uneven["growth"] == (
+        "ValueError: growth=True does not go with split-gpu mode, where every device has a memory "
+        "limit: leave growth out."
+    )
+    assert uneven["fraction"] == (
+        "ValueError: memory_fraction=0.4 does not go with split-gpu mode, where every device has "
+        "a memory limit: leave memory_fraction out."
+    )
+
+
+def test_too_little_memory_gets_a_sentence(others):
+    assert others["gpus"]["full"]["error"] == (
+        "RuntimeError: 1000 MB are free on the fullest GPU, too little for 4 devices of 256 MB: "
+        "stop what holds the memory, or set MGPU_MODE=cores."
+    )
+
+
+def test_cores_mode_hides_the_gpus_that_are_there(others):
+    cores = others["gpus"]["cores"]
+    assert cores["mode"] == "cores" and cores["calls"][0] == ["visible", [], "GPU"]
+    assert cores["machine"].endswith("; 2 GPUs not used (MGPU_MODE=cores)")
+
+
+def test_a_tensorflow_that_makes_something_else_fails_loudly(others):
+    gpus = others["gpus"]
+    made = "restart the kernel; if it stays so, `python -m mgpu_helpers` says more."
+    assert gpus["made less"]["error"] == (
+        "RuntimeError: TensorFlow was asked for /CPU:0, /GPU:0, /GPU:1 and made /CPU:0, /GPU:0: "
+        + made
+    )
+    assert gpus["made other"]["error"].startswith("RuntimeError: TensorFlow was asked for /CPU:0")
+    assert gpus["made more"]["error"].endswith("and made /CPU:0, /GPU:0, /GPU:1: " + made)
+    assert gpus["too few"]["error"].startswith("RuntimeError: MGPU_MODE=gpus with 4 devices, but ")
+    assert "mode" not in gpus["made less"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="TensorFlow starts in silence elsewhere")
+def test_verbose_brings_tensorflows_own_messages_back(others):
+    assert "oneDNN" in others["stderr"] or "CPU" in others["stderr"]
+
+
+# ---- names, and counting cores
+
+
+@given(st.sampled_from(["CPU", "GPU", "TPU", "XLA_CPU"]), st.integers(0, 10**4), st.booleans())
+def test_short_knows_every_way_to_write_a_device(kind, index, lower):
+    written = f"{kind.lower() if lower else kind}:{index}"
+    for before in ("", "/", "/device:", "/job:localhost/replica:0/task:0/device:",
+                   "/job:worker/replica:0/task:3/"):  # fmt: skip
+        assert devices.short(before + written) == f"/{kind}:{index}"
+
+
+@given(st.text(max_size=30) | st.from_regex(r"[/a-zA-Z]+:[0-9a-z*]+(/[a-z:0-9]+)?"))
+def test_short_gives_a_short_name_or_nothing(name):
+    found = devices.short(name)
+    assert found == "" or devices.short(found) == found
+    assert isinstance(devices.order(found), tuple)
+
+
+@pytest.mark.parametrize("name", [
+    "", "/job:localhost", "/job:worker/replica:0/task:1", "/device:GPU:*", "CPU",
+    "/device:GPU:0/stream:all", "/device:GPU:0/stream:14", "/device:GPU:0/memcpy",
+])  # fmt: skip
+def test_short_names_no_device_where_there_is_none(name):
+    assert devices.short(name) == ""
+
+
+def test_order_counts_as_people_do():
+    names = ["/GPU:0", "/CPU:10", "", "/CPU:2", "/CPU:0"]
+    assert sorted(names, key=devices.order) == ["", "/CPU:0", "/CPU:2", "/CPU:10", "/GPU:0"]
+
+
+@pytest.mark.parametrize("quota, cores", [
+    ("max 100000", 8), ("200000 100000", 2), ("150000 100000", 2), ("50000 100000", 1),
+    ("9900000 100000", 8), ("nonsense", 8), (None, 8),
+])  # fmt: skip
+def test_cores_are_what_a_container_may_use(monkeypatch, quota, cores):
+    def read_text(self):
+        if quota is None:
+            raise FileNotFoundError
+        return quota + "\n"
+
+    monkeypatch.setattr(devices.Path, "read_text", read_text)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    assert devices._cores.__wrapped__() == cores
+
+
+def test_a_plan_cannot_be_changed():
+    plan = devices.Plan("cores", "/CPU:0", ("/CPU:1",), ("one core",), 2, "m", "n")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan.mode = "gpus"

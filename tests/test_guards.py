@@ -1,0 +1,367 @@
+"""Each guard bites: what must not pass is made on purpose, on a lesson of a few lines."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat import NotebookNode
+from nbval.plugin import get_sanitize_patterns
+
+from build_notebooks import SANITIZE, main
+from check_notebooks import RULES, problems, strangers, unhinted
+from lessons import ROOT, LessonError, draft, read
+from mgpu_helpers.timing import Comparison, Timing
+
+LESSON = """\
+# %% [markdown]
+# # Add numbers
+#
+# You will have a sum. It is four.
+
+# %%
+import sys, time
+
+class devices:
+    setup = staticmethod(lambda n: print("machine ", time.time()))
+
+devices.setup(2)
+
+# %% [markdown]
+# ## On your own
+
+# %%
+def check(answer):
+    print({4: "yes: four", 22: "not yet: that is text"}.get(answer, "not yet: add them"))
+
+# %% tags=["exercise"]
+answer = None
+check(answer)
+
+# %% tags=["solution"]
+answer = 4
+check(answer)
+
+# %%
+import matplotlib.pyplot as plt
+
+# %%
+now = time.time() % 1000
+print(f"{now:.1f} ms ({now - 1:.1f} to {now + 1:.1f}, 20 runs)")
+
+# %%
+heights = [1, 2 + 2]
+print("heights", heights)
+plt.plot(heights)
+plt.show()
+
+# %% tags=["varies"]
+plt.plot([1, now])
+plt.show()
+
+# %% [markdown]
+# ## What we saw
+# ## In practice
+# Next: [[next]].
+"""
+WRONG = [(1, "answer = 22", "text"), (1, "answer = 5", "add them")]
+
+
+def build(folder: Path, *arguments: str) -> int:
+    return main(["--folder", str(folder), *arguments])
+
+
+def found(folder: Path, rule: str | None = None) -> list[str]:
+    lessons = read(folder)
+    return problems(lessons[0], lessons, [rule] if rule else RULES)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> Path:
+    """Build the lesson once."""
+    folder = tmp_path_factory.mktemp("notebooks")
+    (folder / "source").mkdir()
+    (folder / "source" / "00_add_numbers.py").write_text(LESSON)
+    assert build(folder) == 0
+    return folder
+
+
+@pytest.fixture
+def folder(built, tmp_path) -> Path:
+    """Give a copy of the built lesson, to be spoilt."""
+    return shutil.copytree(built, tmp_path / "notebooks")
+
+
+def spoil(folder: Path, change: Callable[[NotebookNode], object], name: str = "") -> None:
+    path = folder / "00_add_numbers.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    change(notebook)
+    nbformat.write(notebook, folder / f"{name}.ipynb" if name else path)
+
+
+def code(notebook: NotebookNode, position: int) -> NotebookNode:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"][position]
+
+
+def prose(notebook: NotebookNode) -> NotebookNode:
+    return notebook.cells[0]
+
+
+def replace_output(position: int, old: str, new: str) -> Callable[[NotebookNode], None]:
+    def change(notebook):
+        output = code(notebook, position).outputs[0]
+        assert old in output.text
+        output.text = output.text.replace(old, new)
+
+    return change
+
+
+def clear(notebook: NotebookNode) -> None:
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+
+
+# the build
+
+
+def test_a_built_lesson_is_clean_and_building_again_changes_no_byte(folder, capsys):
+    assert found(folder) == []
+    before = (folder / "00_add_numbers.ipynb").read_bytes()
+    assert build(folder) == 0
+    assert "unchanged" in capsys.readouterr().out
+    assert (folder / "00_add_numbers.ipynb").read_bytes() == before
+
+
+def test_a_rebuild_mends_a_changed_number_and_draws_what_follows_anew(folder):
+    whole = nbformat.read(folder / "00_add_numbers.ipynb", as_version=4)
+    spoil(folder, replace_output(6, "4", "5"))
+    assert build(folder) == 0
+    mended = nbformat.read(folder / "00_add_numbers.ipynb", as_version=4)
+    assert code(mended, 6).outputs == code(whole, 6).outputs
+    assert code(mended, 5).outputs == code(whole, 5).outputs
+    assert code(mended, 7).outputs != code(whole, 7).outputs
+
+
+def test_a_failing_cell_is_named_and_the_old_notebook_stays(folder, capsys):
+    before = (folder / "00_add_numbers.ipynb").read_bytes()
+    source = folder / "source" / "00_add_numbers.py"
+    source.write_text(source.read_text().replace("def check(answer):", "1 / 0\ndef check(answer):"))
+    assert build(folder, "00") == 1
+    said = capsys.readouterr().err
+    assert "00_add_numbers: cell 4 fails" in said and "    1 / 0" in said
+    assert "ZeroDivisionError: division by zero" in said
+    assert (folder / "00_add_numbers.ipynb").read_bytes() == before
+    assert [path.name for path in folder.glob("*.ipynb*")] == ["00_add_numbers.ipynb"]
+
+
+def test_a_lesson_that_is_not_there_cannot_be_built(folder, capsys):
+    assert build(folder, "07") == 1
+    assert "there is no lesson 07" in capsys.readouterr().err
+
+
+def write(folder: Path, **sources: str) -> None:
+    (folder / "source").mkdir()
+    for name, text in sources.items():
+        lines = "\n".join("# " + line for line in text.split("\n"))
+        (folder / "source" / f"{name[1:]}.py").write_text(f"# %% [markdown]\n{lines}\n")
+
+
+def test_links_are_filled_in(tmp_path):
+    write(
+        tmp_path,
+        _00_see_all="# See all\n\n[[lessons]]\n\nBefore: [[previous]].\nNext: [[next]].",
+        _01_do_it="# Do it: now\n\nIt gets\ndone. After [[previous]], [[00]].\n\nThen [[next]].",
+    )
+    lessons = read(tmp_path)
+    first, second = (draft(lesson, lessons).cells[0].source for lesson in lessons)
+    assert "| 01 | [Do it: now](01_do_it.ipynb) | It gets done. |" in first
+    assert first.endswith("\nNext: [Do it: now](01_do_it.ipynb).") and "Before" not in first
+    link = "[See all](00_see_all.ipynb)"
+    assert second.endswith(f"After {link}, {link}.")
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("# Do it\n\nSee [[05]].", "no such lesson"),
+        ("# Do it\n\nAll: [[lessons]]", "line of its own"),
+        ("Do it", "'# ' title"),
+    ],
+)
+def test_a_source_that_cannot_be_read_is_refused(tmp_path, text, said):
+    write(tmp_path, _01_do_it=text)
+    with pytest.raises(LessonError, match=said):
+        lessons = read(tmp_path)
+        draft(lessons[0], lessons)
+
+
+# strict nbval, under this project's settings
+
+
+def test_nbval_compares_numbers_and_stderr_but_not_timings(folder):
+    def change(notebook):
+        replace_output(2, "add them", "add it")(notebook)
+        code(notebook, 3).source += "\nprint('noise', file=sys.stderr)"
+        # The picture stays, and the text beside it gives away that it is stale.
+        code(notebook, 6).source = code(notebook, 6).source.replace("2 + 2", "2 + 3")
+
+    spoil(folder, change)
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-c", ROOT / "pyproject.toml", "--nbval", "-rf", folder]
+        + ["-p", "no:cacheprovider", "--color=no"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    failed = re.findall(r"^FAILED (\w+)\.ipynb::Cell (\d)", run.stdout, flags=re.MULTILINE)
+    assert failed == [("00_add_numbers", position) for position in "236"], run.stdout
+    assert "3 failed, 5 passed" in run.stdout
+
+
+@pytest.mark.parametrize("seconds", [2e-9, 3e-7, 4.567e-5, 0.0123, 0.9996, 7, 86400])
+def test_the_sanitize_file_covers_what_timings_print(seconds):
+    once, twice = Timing((seconds,) * 20), Timing((2 * seconds, 3 * seconds) * 10)
+    patterns = get_sanitize_patterns(SANITIZE.read_text(encoding="utf-8"))
+
+    def clean(thing: object) -> str:
+        text = f"{thing}\nand so on"
+        for regex, put in patterns:
+            text = re.sub(regex, put, text)
+        return text
+
+    assert clean(once) == clean(twice) == "TIME (20 runs)\nand so on"
+    for pair in (once, twice), (twice, once), (once, once):
+        assert clean(Comparison(*pair, names=("one", "all"))) == "COMPARISON (20 pairs)\nand so on"
+
+
+# the rules
+
+
+def test_a_source_edited_without_a_build_is_noticed(folder, capsys):
+    source = folder / "source" / "00_add_numbers.py"
+    source.write_text(source.read_text().replace("It is four.", "It is 4."))
+    assert "differs from its source in its text" in "".join(found(folder, "agrees"))
+    assert build(folder, "--check") == 1
+    assert "python tools/build_notebooks.py 00" in capsys.readouterr().out
+
+
+def test_a_notebook_without_a_source_is_noticed(folder):
+    spoil(folder, lambda notebook: None, "05_do_more")
+    assert "05_do_more.ipynb has no source" in strangers(read(folder), folder)[0]
+
+
+def test_a_source_without_a_notebook_is_noticed(folder):
+    (folder / "00_add_numbers.ipynb").unlink()
+    assert "there is no notebook" in found(folder)[0]
+
+
+def output(**fields) -> NotebookNode:
+    return nbformat.v4.new_output(**fields)
+
+
+def append(position: int, **fields) -> Callable[[NotebookNode], None]:
+    return lambda notebook: code(notebook, position).outputs.append(output(**fields))
+
+
+def add(text: str) -> Callable[[NotebookNode], None]:
+    def change(notebook):
+        prose(notebook).source += f"\n\n{text}"
+
+    return change
+
+
+def more_cells(count: int) -> list[NotebookNode]:
+    return [nbformat.v4.new_markdown_cell("more") for _ in range(count)]
+
+
+SPOILT = {
+    "cleared": ("execution_counts", clear),
+    "cleared output": ("outputs_present", clear),
+    "count": ("execution_counts", lambda book: code(book, 1).update(execution_count=7)),
+    "one output gone": ("outputs_present", lambda book: code(book, 7).update(outputs=[])),
+    "stderr": ("outputs_clean", append(1, output_type="stream", name="stderr", text="oh")),
+    "error": ("outputs_clean", append(1, output_type="error", ename="E", evalue="", traceback=[])),
+    "noise": ("outputs_portable", append(1, output_type="stream", text="E0 failed call to cuInit")),
+    "path": ("outputs_portable", append(1, output_type="stream", text="in /home/somebody/x.py")),
+    "prefix": ("outputs_portable", append(1, output_type="stream", text=f"in {sys.prefix}/bin")),
+    "timing": ("metadata", lambda book: code(book, 1).metadata.update(execution={"a": "12:00"})),
+    "kernel": ("metadata", lambda book: book.metadata.kernelspec.update(name="mine")),
+    "empty": ("no_empty_cell", lambda book: prose(book).update(source=" \n")),
+    "long cell": ("sizes", lambda book: code(book, 1).update(source="1\n" * 26)),
+    "long cells": ("sizes", lambda book: [c.update(source="1\n" * 6) for c in book.cells]),
+    "many cells": ("sizes", lambda book: book.cells.extend(more_cells(60))),
+    "large file": ("sizes", append(1, output_type="stream", text="x" * 1_000_000)),
+    "no set-up": ("opening", lambda book: code(book, 0).update(source="import os")),
+    "bullets": ("opening", add("- one\n" * 7)),
+    "no section": ("sections", lambda book: book.cells.pop()),
+    "dead link": ("links", add("[there](07_nowhere.ipynb)")),
+    "dead anchor": ("links", add("[there](#Nowhere)")),
+    "no alt text": ("links", add("![](../README.md)")),
+    "no alt in HTML": ("links", add('<img src="../README.md">')),
+    "SVG": ("pictures", append(1, output_type="display_data", data={"image/svg+xml": "<svg/>"})),
+    "HTML": ("pictures", append(1, output_type="display_data", data={"text/html": "<svg/>"})),
+    "mute chart": ("pictures", lambda book: code(book, 6).outputs.pop(0)),
+    "stale cover": ("pictures", lambda book: code(book, 6).metadata.update(tags=["cover"])),
+    "easy stub": ("exercises", replace_output(2, "not yet", "yes")),
+    "hard solution": ("exercises", replace_output(3, "yes", "not yet")),
+    "open solution": ("exercises", lambda book: code(book, 3).metadata.pop("jupyter")),
+    "other check": ("exercises", lambda book: code(book, 3).update(source="print('yes')")),
+    "no solution": ("exercises", lambda book: book.cells.remove(code(book, 3))),
+}
+
+
+@pytest.mark.parametrize("rule, change", SPOILT.values(), ids=SPOILT)
+def test_a_spoilt_notebook_breaks_its_rule(folder, rule, change):
+    assert found(folder, rule) == []
+    spoil(folder, change)
+    assert found(folder, rule) != []
+
+
+def test_every_rule_is_seen_to_bite():
+    assert {rule for rule, _ in SPOILT.values()} | {"agrees", "title"} == set(RULES)
+
+
+def test_a_title_that_is_not_the_file_name_is_noticed(folder):
+    source = folder / "source" / "00_add_numbers.py"
+    source.write_text(source.read_text().replace("# # Add numbers", "# # Adding"))
+    assert "does not begin with 'add numbers'" in found(folder, "title")[0]
+
+
+def test_a_link_to_a_lesson_written_by_hand_is_noticed(folder):
+    source = folder / "source" / "00_add_numbers.py"
+    source.write_text(source.read_text().replace("[[next]]", "[it](00_add_numbers.ipynb)"))
+    assert "by hand" in found(folder, "links")[0]
+
+
+# the exercises
+
+
+def test_wrong_answers_that_get_their_hint_pass(folder):
+    assert unhinted(read(folder)[0], WRONG) == []
+
+
+def test_an_exercise_whose_check_accepts_a_wrong_answer_is_noticed(folder):
+    source = folder / "source" / "00_add_numbers.py"
+    source.write_text(source.read_text().replace("not yet: that is text", "yes: nearly"))
+    said = unhinted(read(folder)[0], WRONG)
+    assert len(said) == 1 and "'yes: nearly\\n'" in said[0]
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        ([(1, "answer = 5", "multiply")], "no line 'not yet: …' with 'multiply'"),
+        ([(1, "answer = []", "add")], "TypeError"),
+        ([], "has exercises [1] and wrong answers to []"),
+        ([*WRONG, (2, "answer = 5", "")], "wrong answers to [1, 2]"),
+    ],
+)
+def test_a_wrong_answer_without_its_hint_is_noticed(folder, wrong, said):
+    assert said in unhinted(read(folder)[0], wrong)[0]

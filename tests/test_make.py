@@ -1,0 +1,356 @@
+"""The Makefile and its set-up, with stand-in interpreters that note how they are called."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT
+
+TOOLS = "sh sleep make env uname id test cat echo mkdir rm touch kill cp dirname sed awk".split()
+
+# Says its version, lacks ensurepip if told so, makes environments that hold a copy of itself,
+# and is cut off half way while a file says so.
+STAND_IN = """#!/bin/sh
+[ -z "{broken}" ] || exit 127
+case "$*" in
+    *version_info*) echo {version} ;;
+    *ensurepip*) exit {no_ensurepip} ;;
+    "-m venv "*) echo "venv $3" >>"{log}"; mkdir -p "$3/bin"; cp "$0" "$3/bin/python"
+        if [ -e "{log}.cut-venv" ]; then kill -9 $PPID; fi ;;
+    *"pip install"*)
+        echo "pip $*" >>"{log}"
+        if [ -e "{log}.cut-pip" ]; then kill -9 $PPID; fi ;;
+    "-m ipykernel "*) echo "$*" >>"{log}" ;;
+esac
+"""
+
+
+class Machine:
+    """A copy of what make needs, and a PATH that holds nothing but stand-ins and plain tools."""
+
+    def __init__(self, home: Path) -> None:
+        self.project, self.bin, self.log = home / "a project", home / "bin", home / "log"
+        self.bin.mkdir()
+        for tool in TOOLS:
+            if found := shutil.which(tool):
+                (self.bin / tool).symlink_to(found)
+        (self.project / "tools").mkdir(parents=True)
+        for name in ("Makefile", "pyproject.toml", "constraints.txt", "tools/setup_env.sh"):
+            shutil.copy(ROOT / name, self.project / name)
+
+    def command(self, name: str, text: str) -> None:
+        """Put a shell script on PATH."""
+        (self.bin / name).unlink(missing_ok=True)
+        (self.bin / name).write_text(text)
+        (self.bin / name).chmod(0o755)
+
+    def python(self, name: str, version: str, *, ensurepip: bool = True, runs: bool = True) -> None:
+        """Put a stand-in interpreter on PATH."""
+        self.command(
+            name,
+            STAND_IN.format(
+                version=version,
+                broken="" if runs else "yes",
+                no_ensurepip=0 if ensurepip else 1,
+                log=self.log,
+            ),
+        )
+
+    def make(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run make in the copy."""
+        return subprocess.run(
+            ["make", *arguments],
+            cwd=self.project,
+            env={"PATH": str(self.bin), "HOME": str(self.project), **env},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    def set_up(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Make the environment by way of a target that is quick with a stand-in."""
+        return self.make("bench", *arguments)
+
+    def calls(self) -> list[str]:
+        """List what the stand-ins were asked to do since the last time."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        self.log.unlink(missing_ok=True)
+        return [line.split()[0] for line in lines if line.split()[0] in ("venv", "pip")]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def sentence(done: subprocess.CompletedProcess[str]) -> str:
+    """Give the one line that is not make's own, of a call that has to fail."""
+    assert done.returncode != 0
+    (line,) = [x for x in (done.stdout + done.stderr).splitlines() if not x.startswith("make")]
+    return line
+
+
+def extras(done: subprocess.CompletedProcess[str]) -> str:
+    """Give the extras that a dry run would install."""
+    assert done.returncode == 0, done.stderr
+    return re.search(r'setup_env\.sh "\S+" "(\S+)"', done.stdout)[1]
+
+
+# Which environment
+
+
+def test_help_is_the_default_and_names_every_target(machine):
+    done = machine.make()
+    assert done.returncode == 0, done.stderr
+    for target in "lab test notebooks lint bench browser isa counts constraints clean".split():
+        assert re.search(rf"make {target} +\w", done.stdout), target
+    assert not machine.calls()
+
+
+def test_a_linux_machine_with_nvidia_smi_gets_the_cuda_libraries(machine):
+    machine.command("uname", "#!/bin/sh\necho Linux x86_64\n")
+    assert extras(machine.make("-n", "test")) == "notebooks,test,dev"
+    machine.command("nvidia-smi", "#!/bin/sh\n")
+    assert extras(machine.make("-n", "test")) == "notebooks,test,dev,gpu"
+    assert extras(machine.make("-n", "lab")) == "notebooks,test,dev,gpu"
+    assert extras(machine.make("-n", "test", "GPU=0")) == "notebooks,test,dev"
+
+
+@pytest.mark.parametrize("system", ["Linux aarch64", "Darwin arm64"])
+def test_other_machines_do_not(machine, system):
+    machine.command("uname", f"#!/bin/sh\necho {system}\n")
+    machine.command("nvidia-smi", "#!/bin/sh\n")
+    assert extras(machine.make("-n", "test")) == "notebooks,test,dev"
+    assert extras(machine.make("-n", "test", "GPU=1")) == "notebooks,test,dev,gpu"
+
+
+def test_a_gpu_that_comes_later_is_noticed(machine):
+    machine.command("uname", "#!/bin/sh\necho Linux x86_64\n")
+    machine.python("python3", "3.11")
+    machine.set_up()
+    machine.command("nvidia-smi", "#!/bin/sh\n")
+    machine.calls()
+    machine.set_up()
+    assert ".[notebooks,test,dev,gpu]" in machine.log.read_text()
+    assert machine.calls() == ["pip"]
+
+
+def test_lab_stays_on_this_machine_and_keeps_its_token(machine):
+    done = machine.make("-n", "lab", "LAB=--no-browser")
+    line = next(x for x in done.stdout.replace("\\\n", "").splitlines() if "jupyterlab" in x)
+    assert "--ip=127.0.0.1" in line and "notebooks/00_meet_your_machine.ipynb" in line
+    assert "--no-browser" in line and "token" not in line and "password" not in line
+
+
+def test_another_tensorflow_has_its_own_environment_and_is_lax(machine):
+    machine.python("python3", "3.11")
+    done = machine.make("-n", "test", "TF=2.18")
+    assert '".venv-tf2.18"' in done.stdout and "--nbval-lax" in done.stdout
+    machine.set_up("TF=2.18")
+    installed = machine.log.read_text()
+    assert "tensorflow~=2.18.0" in installed and "constraints.txt" not in installed
+    assert not (machine.project / ".venv").exists()
+    machine.set_up()
+    assert "-c constraints.txt -e .[notebooks,test,dev]" in machine.log.read_text()
+
+
+def test_an_unknown_tensorflow_is_refused_before_anything_is_made(machine):
+    machine.python("python3", "3.11")
+    assert "TF=2.17 is not supported: use 2.18" in sentence(machine.set_up("TF=2.17"))
+    assert not machine.calls()
+
+
+# Which Python
+
+
+def test_the_first_python_that_runs_and_fits_is_taken(machine):
+    machine.python("python3", "3.9")
+    machine.python("python3.13", "3.13", runs=False)  # as a pyenv shim without that version
+    machine.python("python3.12", "3.12")
+    machine.python("python3.11", "3.11")
+    assert "with python3.12, Python 3.12" in machine.set_up().stdout
+    assert "with python3.11, Python 3.11" in machine.set_up("PYTHON=python3.11").stdout
+
+
+def test_an_older_tensorflow_takes_an_older_python(machine):
+    machine.python("python3", "3.13")
+    assert sentence(machine.set_up("TF=2.19")).startswith(
+        "python3 is Python 3.13, and TensorFlow 2.19 needs Python 3.10 to 3.12: install one"
+    )
+    machine.python("python3.12", "3.12")
+    assert "with python3.12, Python 3.12" in machine.set_up("TF=2.19").stdout
+
+
+@pytest.mark.parametrize("version", ["2.7", "3.6", "3.9", "3.14", "4.0"])
+def test_a_python_too_old_or_too_new_gets_a_sentence(machine, version):
+    machine.python("python3", version)
+    assert sentence(machine.set_up()) == (
+        f"python3 is Python {version}, and this project needs Python 3.10 to 3.13: "
+        "install one and, if make does not find it, name it: make test PYTHON=python3.12"
+    )
+    assert not machine.calls()
+
+
+def test_no_python_at_all_gets_a_sentence(machine):
+    assert sentence(machine.set_up()).startswith("No Python was found, and this project needs")
+    assert sentence(machine.set_up("PYTHON=python9")) == (
+        "PYTHON=python9 does not run: name a Python 3.10 to 3.13."
+    )
+
+
+def test_a_python_that_cannot_make_environments_gets_a_sentence(machine):
+    machine.python("python3", "3.12", ensurepip=False)
+    assert sentence(machine.set_up()) == (
+        "python3 (Python 3.12) cannot make environments, its venv or ensurepip is missing: "
+        "install it (Debian and Ubuntu: apt install python3.12-venv), or install uv."
+    )
+    machine.python("python3.11", "3.11")
+    assert "with python3.11, Python 3.11" in machine.set_up().stdout
+
+
+def test_uv_is_used_where_it_is_and_needs_no_ensurepip(machine):
+    machine.python("python3", "3.12", ensurepip=False)
+    machine.command(
+        "uv",
+        f'#!/bin/sh\necho "uv $*" >>"{machine.log}"\n'
+        'if [ "$1" = venv ]; then for last; do :; done\n'
+        f'mkdir -p "$last/bin"; cp "{machine.bin}/python3" "$last/bin/python"; fi\n',
+    )
+    done = machine.set_up()
+    assert (machine.project / ".venv/.ready-cpu").exists(), done.stderr
+    made, installed = machine.log.read_text().splitlines()[:2]
+    assert made.startswith("uv venv") and installed.startswith("uv pip install --python .venv/")
+    machine.python("python3.11", "3.11")
+    (machine.project / "constraints.txt").touch()
+    assert "with pip" in machine.set_up("UV=", "PYTHON=python3.11").stdout
+    assert machine.calls() == ["venv", "pip"]
+
+
+# Once, and again when it has to be
+
+
+def test_a_second_call_does_nothing(machine):
+    machine.python("python3", "3.11")
+    machine.set_up()
+    assert machine.calls() == ["venv", "pip"]
+    machine.set_up()
+    assert machine.calls() == []
+    assert "setup_env" not in machine.make("-n", "test").stdout
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
+def test_changed_dependencies_are_installed(machine, name):
+    machine.python("python3", "3.11")
+    machine.set_up()
+    machine.calls()
+    later = time.time() + 2
+    os.utime(machine.project / name, (later, later))
+    machine.set_up()
+    assert machine.calls() == ["pip"]
+
+
+@pytest.mark.parametrize("while_in", ["venv", "pip"])
+def test_an_interrupted_installation_is_repaired_by_the_next_call(machine, while_in):
+    machine.python("python3", "3.11")
+    cut = Path(f"{machine.log}.cut-{while_in}")
+    cut.touch()
+    assert machine.set_up().returncode != 0
+    assert (machine.project / ".venv/bin/python").exists()
+    leftover = machine.project / ".venv/half of a package"
+    leftover.touch()
+    cut.unlink()
+    machine.calls()
+    assert "again (an interrupted call left it half made)" in machine.set_up().stdout
+    assert machine.calls() == ["venv", "pip"] and not leftover.exists()
+    machine.set_up()
+    assert machine.calls() == []
+
+
+def test_an_interrupted_update_is_repaired_too(machine):
+    machine.python("python3", "3.11")
+    machine.set_up()
+    cut = Path(f"{machine.log}.cut-pip")
+    cut.touch()
+    assert machine.set_up("GPU=1").returncode != 0
+    cut.unlink()
+    machine.calls()
+    machine.set_up()
+    assert machine.calls() == ["venv", "pip"]
+
+
+def test_an_environment_that_is_being_made_is_left_alone(machine):
+    machine.python("python3", "3.11")
+    (machine.project / ".venv").mkdir()
+    (machine.project / ".venv/.unfinished").write_text(f"{os.getpid()}\n")
+    assert f"Process {os.getpid()} is making .venv: wait" in sentence(machine.set_up())
+    assert (machine.project / ".venv").exists() and not machine.calls()
+
+
+def test_a_directory_without_a_python_in_it_is_made_again(machine):
+    machine.python("python3", "3.11")
+    (machine.project / ".venv/bin").mkdir(parents=True)
+    assert "setup_env" in machine.make("-n", "test").stdout
+    assert "again (its Python does not run)" in machine.set_up().stdout
+
+
+def test_an_environment_whose_python_is_gone_is_made_again(machine):
+    machine.python("python3", "3.11")
+    machine.set_up()
+    machine.calls()
+    inside = machine.project / ".venv/bin/python"
+    inside.unlink()
+    inside.symlink_to("/nowhere/python3.11")
+    machine.set_up()
+    assert machine.calls() == ["venv", "pip"]
+
+
+def test_an_environment_made_by_hand_is_kept(machine):
+    machine.python("python3", "3.11")
+    (machine.project / ".venv/bin").mkdir(parents=True)
+    shutil.copy(machine.bin / "python3", machine.project / ".venv/bin/python")
+    machine.set_up()
+    assert machine.calls() == ["pip"]
+
+
+def test_a_copied_project_does_not_run_the_code_of_the_first(machine):
+    machine.python("python3", "3.11")
+    machine.set_up()
+    machine.calls()
+    machine.project = shutil.copytree(machine.project, machine.project.with_name("a copy"))
+    assert "again (it belongs to " in machine.set_up().stdout
+    assert machine.calls() == ["venv", "pip"]
+
+
+def test_a_failed_installation_says_so(machine):
+    machine.python("python3", "3.11")
+    text = (machine.bin / "python3").read_text()
+    machine.command("python3", text.replace("kill -9 $PPID", "exit 1"))
+    Path(f"{machine.log}.cut-pip").touch()
+    done = machine.set_up()
+    assert done.returncode != 0 and "installation into .venv did not finish" in done.stderr
+
+
+# The files beside it
+
+
+def test_requirements_and_environment_refer_to_the_one_list():
+    assert (ROOT / "requirements.txt").read_text().split("\n") == [
+        "-c constraints.txt",
+        "-e .[notebooks,test,dev]",
+        "",
+    ]
+    assert "-r requirements.txt" in (ROOT / "environment.yml").read_text()
+
+
+def test_constraints_pin_versions_and_name_no_host():
+    text = (ROOT / "constraints.txt").read_text()
+    for line in text.splitlines():
+        assert re.match(r"[a-z0-9-]+==[0-9a-z.]+( ; .+)?$", line), line
+    assert re.search(r"^tensorflow==2\.21\.", text, re.MULTILINE)

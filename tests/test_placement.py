@@ -1,0 +1,249 @@
+"""The placement of a block: classic and modern code agree, and nothing else is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+import pytest
+
+from conftest import run_python
+from mgpu_helpers import placement
+from mgpu_helpers.placement import Placed, Placement
+
+ROWS = [
+    ("host/total", "AddV2", "/CPU:0"),
+    ("a", "Const", "/CPU:1"),
+    ("product", "MatMul", "/CPU:1"),
+    ("twice", "AddV2", "/CPU:2"),
+]
+
+
+def program(plan):
+    """Build the same program in a graph, in a function, and as it runs; all of it can be folded."""
+    import tensorflow as tf
+
+    with tf.device(plan.devices[0]):
+        a = tf.constant([[1.0, 2.0], [3.0, 4.0]], name="a")
+        product = tf.matmul(a, a, name="product")
+    with tf.device(plan.devices[1]):
+        twice = tf.add(product, product, name="twice")
+    with tf.device(plan.host), tf.name_scope("host"):
+        return tf.add(product, twice, name="total")
+
+
+def classic(plan, *, log=True):
+    import tensorflow as tf
+
+    with tf.Graph().as_default() as graph:
+        total = program(plan)
+    config = plan.session_config(log_placement=log)
+    with tf.compat.v1.Session(graph=graph, config=config) as session:
+        return session.run(total)
+
+
+def as_tuples(found):
+    return [(row.name, row.type, row.device) for row in found.rows]
+
+
+def test_classic_and_modern_agree(plan):
+    import tensorflow as tf
+
+    modern = tf.function(lambda: program(plan))
+    before = modern()  # what ran before the block is reported too
+    tables = []
+    for _ in range(2):
+        with placement.capture() as one:
+            value = classic(plan)
+        with placement.capture() as other:
+            again = modern()
+        assert (value == before.numpy()).all() and (again == before).numpy().all()
+        tables.append((one, other))
+    for one, other in tables:
+        assert as_tuples(one) == ROWS
+        assert [row for row in as_tuples(other) if row[1] != "Identity"] == ROWS
+    assert repr(tables[0][1]) == repr(tables[1][1])
+
+
+def test_raw_keeps_the_lines_as_tensorflow_wrote_them(plan):
+    with placement.capture() as found:
+        classic(plan)
+    assert sorted(found.raw) == [
+        "a: (Const): /job:localhost/replica:0/task:0/device:CPU:1",
+        "host/total: (AddV2): /job:localhost/replica:0/task:0/device:CPU:0",
+        "product: (MatMul): /job:localhost/replica:0/task:0/device:CPU:1",
+        "twice: (AddV2): /job:localhost/replica:0/task:0/device:CPU:2",
+    ]
+
+
+def test_a_session_without_the_log_reports_nothing(plan):
+    with placement.capture() as found:
+        classic(plan, log=False)
+    assert (found.rows, found.raw) == ((), ()) and repr(found) == "no operation was placed"
+
+
+def test_eager_operations_are_reported_by_their_type(plan):
+    import tensorflow as tf
+
+    with placement.capture():
+        tf.sqrt(2.0)
+    tf.exp(2.0)
+    with placement.capture() as found:
+        program(plan)
+    assert as_tuples(found) == [  # and nothing of what ran outside the block
+        ("AddV2", "AddV2", "/CPU:0"), ("MatMul", "MatMul", "/CPU:1"), ("AddV2", "AddV2", "/CPU:2"),
+    ]  # fmt: skip
+    with pytest.raises(KeyError, match="AddV2 ran on several devices: /CPU:0, /CPU:2"):
+        found.device_of("AddV2")
+
+
+def test_soft_placement_shows_where_an_operation_really_went(plan):
+    import tensorflow as tf
+
+    @tf.function
+    def elsewhere():
+        with tf.device("/GPU:7"):
+            return tf.add(1.0, 2.0, name="sum")
+
+    with placement.capture() as found:
+        elsewhere()
+    assert found.device_of("sum") == "/CPU:0"
+
+
+def test_onednn_does_not_rename_or_hide_operations(plan):
+    import tensorflow as tf
+
+    image, kernel = tf.ones([1, 8, 8, 1]), tf.ones([3, 3, 1, 2])
+
+    @tf.function
+    def both(x):
+        hidden = tf.nn.conv2d(x, kernel, 1, "SAME", name="c")
+        hidden = tf.nn.relu(tf.nn.bias_add(hidden, [1.0, 2.0]))
+        return tf.matmul(hidden[0, 0], tf.ones([2, 2]), name="m")
+
+    with placement.capture() as found:
+        both(image)
+        tf.nn.conv2d(image, kernel, 1, "SAME")
+    types = {row.name: row.type for row in found.rows}
+    assert types["c"] == "Conv2D" and types["m"] == "MatMul" and types["BiasAdd"] == "BiasAdd"
+    assert types["Conv2D"] == "Conv2D"
+    assert not any("Mkl" in row.name + row.type for row in found.rows)
+
+
+def test_the_optimizer_works_again_after_the_block(plan):
+    import tensorflow as tf
+
+    before = tf.config.optimizer.get_experimental_options()
+    try:
+        for asked in (False, True):
+            tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": asked})
+            with placement.capture():
+                pass
+            options = tf.config.optimizer.get_experimental_options()
+            assert options["disable_meta_optimizer"] is asked
+    finally:
+        before = {"disable_meta_optimizer": False} | before
+        tf.config.optimizer.set_experimental_options(before)
+
+
+def test_what_the_block_prints_is_not_lost(plan, capfd):
+    with placement.capture() as found:
+        print("from Python")
+        os.write(1, b"from C\nand more\n")
+        classic(plan)
+        print("at the end, without a line break", end="")
+    printed = capfd.readouterr().out
+    for text in ("from Python\n", "from C\nand more\n", "at the end, without a line break"):
+        assert text in printed
+    assert "/job:" not in printed and len(found.raw) == 4
+
+
+def test_lines_that_come_through_python_count_too(plan, capfd):
+    line = "x: (MatMul): /job:localhost/replica:0/task:0/device:CPU:1"
+    with placement.capture() as found:
+        print(line)  # as TensorFlow does it in a notebook
+    assert found.raw == (line,) and as_tuples(found) == [("x", "MatMul", "/CPU:1")]
+    assert capfd.readouterr().out == ""
+
+
+def test_an_exception_passes_through(plan, capfd):
+    import tensorflow as tf
+
+    before, stdout = os.fstat(1), sys.stdout
+    with pytest.raises(ZeroDivisionError), placement.capture() as found:
+        print("so far")
+        os.write(1, b"so good\n")
+        classic(plan)
+        raise ZeroDivisionError
+    assert sys.stdout is stdout and os.path.samestat(os.fstat(1), before)
+    assert {"so far", "so good"} <= set(capfd.readouterr().out.splitlines())
+    assert len(found.raw) == 4
+    options = tf.config.optimizer.get_experimental_options()
+    assert not options["disable_meta_optimizer"]
+    os.write(1, b"open\n")
+    assert capfd.readouterr().out == "open\n"
+    with placement.capture() as after:
+        classic(plan)
+    assert as_tuples(after) == ROWS
+
+
+def child(where):
+    """Run in a plain script; then with the two outputs that a notebook has under nbval."""
+    from mgpu_helpers import devices
+
+    plan = devices.setup(2)
+
+    def show():
+        with placement.capture() as found:
+            print("printed inside")
+            classic(plan)
+        print(found, found.raw, sep="\n")
+
+    show()
+    sys.stdout.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # C's output goes nowhere
+    with open(where, "w") as file, contextlib.redirect_stdout(file):
+        show()
+
+
+def test_in_a_plain_script_and_under_nbval(tmp_path):
+    where = tmp_path / "said.txt"
+    code = f"import test_placement; test_placement.child({str(where)!r})"
+    done = run_python(code, MGPU_MODE="cores")
+    for said in (done.stdout, where.read_text()):
+        lines = said.splitlines()
+        assert lines[:6] == [
+            "printed inside",
+            "operation   type    device",
+            "host/total  AddV2   /CPU:0",
+            "a           Const   /CPU:1",
+            "product     MatMul  /CPU:1",
+            "twice       AddV2   /CPU:2",
+        ]
+        assert lines[6].count("/job:localhost") == 4
+
+
+# ---- the table itself
+
+
+@pytest.fixture
+def table():
+    found = Placement()
+    found.rows = tuple(Placed(*row) for row in [*ROWS, ("far", "Add", "/CPU:10")])
+    return found
+
+
+def test_device_of(table):
+    assert table.device_of("twice") == "/CPU:2"
+    with pytest.raises(KeyError, match="no operation is called tw; there are: a, far, host/total,"):
+        table.device_of("tw")
+    with pytest.raises(KeyError, match="no operation is called a; there are: none."):
+        Placement().device_of("a")
+
+
+def test_by_device_counts_as_people_do(table):
+    assert list(table.by_device().items()) == [
+        ("/CPU:0", ("host/total",)), ("/CPU:1", ("a", "product")), ("/CPU:2", ("twice",)),
+        ("/CPU:10", ("far",)),
+    ]  # fmt: skip

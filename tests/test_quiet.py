@@ -1,0 +1,81 @@
+"""Nothing of TensorFlow's start-up reaches the reader, unless asked for or needed."""
+
+from __future__ import annotations
+
+from conftest import run_python
+
+FIRST_CELLS = """
+from mgpu_helpers import devices
+plan = devices.setup(2)
+import tensorflow as tf
+with tf.device(plan.devices[0]):
+    a = tf.ones([4, 4])
+tf.function(tf.matmul)(a, a)
+with tf.Graph().as_default() as graph:
+    total = tf.add(1.0, 2.0)
+with tf.compat.v1.Session(graph=graph, config=plan.session_config()) as session:
+    print(session.run(total), tf.__version__)
+"""
+
+FAKE = """
+import os
+os.write(2, b"from the depths of C\\n")
+class Logger:
+    def setLevel(self, level): print("level", level)
+def get_logger(): return Logger()
+"""
+
+
+def fake_tensorflow(folder, code):
+    (folder / "tensorflow").mkdir(parents=True)
+    (folder / "tensorflow" / "__init__.py").write_text(code)
+    start = f"import sys; sys.path.insert(0, {str(folder)!r}); from mgpu_helpers import quiet"
+    return f"{start}; quiet.start(); print('went on')"
+
+
+def test_first_cells_of_a_lesson_print_nothing_on_stderr():
+    done = run_python(FIRST_CELLS)
+    total, version = done.stdout.split()
+    assert total == "3.0"
+    noise = done.stderr.splitlines()
+    if version.startswith("2.18."):  # has one line, at the first Session, that no level silences
+        noise = [line for line in noise if "absl::Init" not in line and "MLIR V1" not in line]
+    assert noise == []
+
+
+def test_what_the_import_says_is_dropped(tmp_path):
+    done = run_python(fake_tensorflow(tmp_path, FAKE))
+    assert (done.stdout, done.stderr) == ("level ERROR\nwent on\n", "")
+
+
+def test_verbose_leaves_the_import_to_the_caller(tmp_path):
+    done = run_python(fake_tensorflow(tmp_path, FAKE) + "; import tensorflow", MGPU_VERBOSE="1")
+    assert (done.stdout, done.stderr) == ("went on\n", "from the depths of C\n")
+
+
+def test_an_import_that_fails_shows_what_it_said(tmp_path):
+    broken = FAKE + "raise ImportError('libcudart.so.12 is missing')\n"
+    done = run_python(fake_tensorflow(tmp_path, broken), check=False)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("from the depths of C\n")
+    assert done.stderr.endswith("ImportError: libcudart.so.12 is missing\n")
+
+
+def test_redirected_puts_the_descriptor_back(tmp_path):
+    code = """
+import os
+from mgpu_helpers import quiet
+os.write(1, b"before\\n")
+try:
+    with quiet.redirected(1) as file:
+        os.write(1, b"inside\\n")
+        file.seek(0)
+        kept = file.read()
+        raise ZeroDivisionError
+except ZeroDivisionError:
+    os.write(1, b"after\\n")
+print(kept, quiet.verbose())
+"""
+    for value, verbose in {"0": False, "": False, "1": True}.items():
+        done = run_python(code, MGPU_VERBOSE=value)
+        assert done.stdout == f"before\nafter\nb'inside\\n' {verbose}\n"

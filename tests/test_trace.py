@@ -1,0 +1,351 @@
+"""One traced step, on graphs whose bytes can be added by hand and on made-up records."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from mgpu_helpers.trace import Copy, Op, Trace, function_step, read, session_step
+
+SIDE = 256
+BLOCK = SIDE * SIDE * 4  # bytes of the float32 tensor x below
+
+
+def session_trace(plan, graph, fetches, feed=None, **config):
+    import tensorflow as tf
+
+    with tf.compat.v1.Session(graph=graph, config=plan.session_config(**config)) as session:
+        session.run(fetches, feed)
+        return session_step(session, fetches, feed)
+
+
+@pytest.fixture(scope="module")
+def three_devices(plan):
+    """Trace x on one device, two and three times x on the next, their sum on the host.
+
+    Nothing here can be folded, fused, or written into the buffer of its input.
+    """
+    import tensorflow as tf
+
+    first, second = plan.devices
+    with tf.Graph().as_default() as graph:
+        with tf.device(first):
+            x = tf.raw_ops.RandomUniform(shape=[SIDE, SIDE], dtype=tf.float32, name="x")
+        with tf.device(second):
+            two = tf.concat([x, x], 0, name="two")
+            with tf.control_dependencies([two]):
+                three = tf.concat([x, x, x], 0, name="three")
+        with tf.device(plan.host), tf.control_dependencies([three]):
+            a = tf.reduce_sum(two, name="a")
+            b = tf.reduce_sum(three, name="b")
+            total = tf.add(a, b, name="total")
+    return session_trace(plan, graph, [x, total])
+
+
+def test_operations_have_their_device(three_devices):
+    (x, total), trace = three_devices
+    assert total == pytest.approx(5 * x.sum(), rel=1e-4)
+    places = {op.name: (op.type, op.device) for op in trace.ops if op.type != "Const"}
+    assert places == {
+        "x": ("RandomUniform", "/CPU:1"),
+        "two": ("ConcatV2", "/CPU:2"),
+        "three": ("ConcatV2", "/CPU:2"),
+        "a": ("Sum", "/CPU:0"),
+        "b": ("Sum", "/CPU:0"),
+        "total": ("AddV2", "/CPU:0"),
+    }
+    assert trace.devices == ("/CPU:0", "/CPU:1", "/CPU:2")
+    starts = [op.start for op in trace.ops]
+    assert starts == sorted(starts) and min(starts) >= 0
+    assert all(op.length > 0 for op in trace.ops)
+    assert trace.length == max(op.start + op.length for op in trace.ops) < 60
+
+
+def test_every_copy_has_its_bytes_and_a_tensor_used_twice_is_one_copy(three_devices):
+    _, trace = three_devices
+    crossed = sorted((c.tensor, c.source, c.target, c.bytes) for c in trace.copies)
+    assert crossed == [
+        ("three", "/CPU:2", "/CPU:0", 3 * BLOCK),
+        ("two", "/CPU:2", "/CPU:0", 2 * BLOCK),
+        ("x", "/CPU:1", "/CPU:0", BLOCK),  # it is fetched, and so brought to the host
+        ("x", "/CPU:1", "/CPU:2", BLOCK),
+    ]
+    assert list(trace.bytes_between().items()) == [
+        (("/CPU:1", "/CPU:0"), BLOCK),
+        (("/CPU:1", "/CPU:2"), BLOCK),
+        (("/CPU:2", "/CPU:0"), 5 * BLOCK),
+    ]
+
+
+def test_a_copy_lasts_from_the_making_to_the_first_use(three_devices):
+    _, trace = three_devices
+    start = {op.name: op.start for op in trace.ops}
+    end = {op.name: op.start + op.length for op in trace.ops}
+    copies = {(copy.tensor, copy.target): copy for copy in trace.copies}
+    for maker, target, user in (
+        ("x", "/CPU:2", "two"), ("two", "/CPU:0", "a"), ("three", "/CPU:0", "b"),
+    ):  # fmt: skip
+        copy = copies[maker, target]
+        assert copy.start == end[maker]
+        assert copy.start + copy.length == pytest.approx(start[user])
+    assert copies["x", "/CPU:0"].length == 0  # nothing there uses it
+
+
+def test_live_bytes_are_counted_per_device_and_end_at_zero(plan, three_devices):
+    _, trace = three_devices
+    assert trace.peak("/CPU:2") == 5 * BLOCK and trace.peak("/CPU:1") == BLOCK
+    assert trace.peak("/CPU:0") < 1000 and trace.peak("/GPU:7") == 0
+    curve = trace.memory["/CPU:2"]
+    assert curve[0] == (0.0, 0) and curve[-1][1] == 0
+    assert [live for _, live in curve if live % BLOCK == 0][:3] == [0, 2 * BLOCK, 5 * BLOCK]
+    assert all(earlier[0] <= later[0] for earlier, later in zip(curve, curve[1:], strict=False))
+    assert all(0 <= t <= trace.length + 1e-3 for t, _ in curve)
+    assert trace.memory["/CPU:1"][-1][1] == BLOCK  # x was fetched: the caller holds it
+
+
+def test_edges_go_through_copies(three_devices):
+    _, trace = three_devices
+    named = {op.name for op in trace.ops}
+    edges = {edge for edge in trace.edges if set(edge) <= named}
+    assert {edge for edge in edges if "/" not in edge[0] + edge[1]} == {
+        ("x", "two"), ("x", "three"), ("two", "a"), ("three", "b"), ("a", "total"), ("b", "total"),
+        ("three", "Const"), ("Const", "a"), ("Const", "b"),  # the control edge from three
+    }  # fmt: skip
+    assert not any(re.search(r"/_\d+$", name) for edge in trace.edges for name in edge)
+
+
+def test_what_is_fed_starts_on_the_host(plan):
+    import tensorflow as tf
+
+    with tf.Graph().as_default() as graph, tf.device(plan.devices[0]):
+        given = tf.compat.v1.placeholder(tf.float32, [10, 10], name="given")
+        mean = tf.reduce_mean(given, name="mean")
+    value, trace = session_trace(plan, graph, mean, {given: np.ones([10, 10], "f")})
+    assert value == 1
+    crossed = [(c.tensor.partition(":")[0], c.source, c.target, c.bytes) for c in trace.copies]
+    assert crossed[1:] == [("mean", "/CPU:1", "/CPU:0", 4)]
+    assert crossed[0][1:] == ("/CPU:0", "/CPU:1", 400)
+    assert (crossed[0][0], "mean") in trace.edges
+    assert {op.name: op.device for op in trace.ops}[crossed[0][0]] == "/CPU:0"
+    assert repr(trace).endswith("operations on /CPU:0, /CPU:1; 2 copies between them")
+
+
+def test_an_operation_in_a_loop_appears_each_time(plan):
+    import tensorflow as tf
+
+    with tf.Graph().as_default() as graph, tf.device(plan.devices[1]):
+        start = tf.random.uniform([])
+
+        def body(i, x):
+            return i + 1, tf.sqrt(x, name="root")
+
+        _, last = tf.while_loop(lambda i, x: i < 5, body, [0, start])
+    _, trace = session_trace(plan, graph, last)
+    roots = [op for op in trace.ops if op.type == "Sqrt"]
+    assert len(roots) == 5 and len({op.name for op in roots}) == 1
+    assert all(a.start + a.length <= b.start for a, b in zip(roots, roots[1:], strict=False))
+
+
+def test_a_tensor_of_strings_has_no_known_bytes(plan):
+    import tensorflow as tf
+
+    with tf.Graph().as_default() as graph:
+        with tf.device(plan.devices[0]):
+            words = tf.strings.as_string(tf.random.uniform([3]), name="words")
+        with tf.device(plan.devices[1]):
+            lengths = tf.strings.length(words)
+    _, trace = session_trace(plan, graph, lengths)
+    assert [c.bytes for c in trace.copies if c.tensor == "words"] == [None]
+    assert trace.bytes_between()["/CPU:1", "/CPU:2"] == 0
+
+
+def test_onednn_does_not_rename_what_was_asked_for(plan):
+    import tensorflow as tf
+
+    with tf.Graph().as_default() as graph:
+        x = tf.random.uniform([1, 8, 8, 1])
+        image = tf.nn.conv2d(x, tf.random.uniform([3, 3, 1, 2]), 1, "SAME", name="image")
+    _, trace = session_trace(plan, graph, image)
+    assert {op.type for op in trace.ops if op.name == "image"} == {"Conv2D"}
+
+
+# ---- traces made by hand
+
+
+def by_hand(*spans):
+    ops = tuple(Op(f"op{i}", "Add", device, start, length)
+                for i, (device, start, length) in enumerate(spans))  # fmt: skip
+    return Trace(ops, (), {}, ())
+
+
+def test_busy_counts_overlapping_operations_once():
+    trace = by_hand(("/CPU:1", 0, 4), ("/CPU:1", 1, 1), ("/CPU:1", 3, 3), ("/CPU:1", 8, 2),
+                    ("/CPU:2", 2, 1), ("/CPU:2", 2, 1))  # fmt: skip
+    assert trace.length == 10
+    assert trace.busy("/CPU:1") == 8 and trace.idle("/CPU:1") == pytest.approx(0.2)
+    assert trace.busy("/CPU:2") == 1 and trace.idle("/CPU:2") == pytest.approx(0.9)
+    assert trace.busy("/CPU:3") == 0 and trace.idle("/CPU:3") == 1
+
+
+def test_an_empty_trace_answers():
+    trace = by_hand()
+    assert (trace.devices, trace.length, trace.idle("/CPU:1")) == ((), 0.0, 0.0)
+    assert trace.bytes_between() == {} and trace.peak("/CPU:1") == 0
+    assert repr(trace).startswith("0 operations")
+
+
+def test_devices_and_bytes_come_in_the_order_people_count():
+    trace = by_hand(("/CPU:10", 0, 1), ("/CPU:2", 0, 1), ("/CPU:0", 0, 1))
+    assert trace.devices == ("/CPU:0", "/CPU:2", "/CPU:10")
+    copies = tuple(Copy("t", f"/CPU:{i}", "/CPU:0", i, 0, 0) for i in (10, 2, 2))
+    between = Trace((), copies, {}, ()).bytes_between()
+    assert list(between.items()) == [(("/CPU:2", "/CPU:0"), 4), (("/CPU:10", "/CPU:0"), 10)]
+
+
+def gpu_metadata(ordinal, *, annotated):
+    """Build what TensorFlow records where operations are launched on a GPU and run there later."""
+    from tensorflow.compat.v1 import GraphDef, RunMetadata
+
+    second = 10**9
+    gpu = f"/job:localhost/replica:0/task:0/device:GPU:{1 if ordinal is None else ordinal}"
+    metadata = RunMetadata()
+    graph = GraphDef()
+    for name, op in (("scope/Mat", "MatMul"), ("scope/Add", "AddV2")):
+        graph.node.add(name=name, op=op, device=gpu)
+    metadata.partition_graphs.append(graph)
+    launches = metadata.step_stats.dev_stats.add(device=gpu)
+    for i, name in enumerate(("scope/Mat", "scope/Add")):
+        launches.node_stats.add(
+            node_name=name, all_start_nanos=100 * second + i * 1000, all_end_rel_nanos=900,
+            all_start_micros=100 * 10**6 + i, all_end_rel_micros=1,
+        )  # fmt: skip
+    kernels = [("scope/Mat", "MatMul", 10, 30), ("scope/Mat", "MatMul", 40, 10)]
+    for stream in ("stream:14", "stream:all"):
+        stats = metadata.step_stats.dev_stats.add(device=f"/device:GPU:0/{stream}")
+        for name, kind, start, length in kernels:
+            label = f"sgemm @@{name}:{kind}#id=1#" if annotated else "sgemm regs:32"
+            stats.node_stats.add(
+                node_name="sgemm" if annotated else f"{name}:{kind}", timeline_label=label,
+                all_start_micros=100 * 10**6 + start, all_end_rel_micros=length,
+            )  # fmt: skip
+    for other in ("memcpy", "sync", "stream:"):
+        stats = metadata.step_stats.dev_stats.add(device=f"/device:GPU:0/{other}")
+        stats.node_stats.add(node_name="other", all_start_micros=1, all_end_rel_micros=1)
+    return metadata
+
+
+@pytest.mark.parametrize("annotated", [True, False])
+@pytest.mark.parametrize("ordinal", [0, 1])  # 1: a share of the GPU that the driver calls 0
+def test_kernel_times_count_on_a_gpu_not_launches(ordinal, annotated):
+    trace = read(gpu_metadata(ordinal, annotated=annotated))
+    assert trace.devices == (f"/GPU:{ordinal}",)
+    ops = {op.name: op for op in trace.ops}
+    assert ops["scope/Mat"].type == "MatMul"
+    assert ops["scope/Mat"].start == pytest.approx(10e-6)
+    assert ops["scope/Mat"].length == pytest.approx(40e-6)
+    assert ops["scope/Add"].start == pytest.approx(1e-6)  # no kernel: its launch is all there is
+    assert ops["scope/Add"].length == pytest.approx(0.9e-6)
+    assert len(trace.ops) == 2
+
+
+# ---- today's code
+
+
+def test_function_step_equals_calling_the_function(plan):
+    import tensorflow as tf
+
+    with tf.device(plan.devices[1]):
+        weight = tf.Variable(np.arange(12, dtype="f").reshape(3, 4), name="x")  # as the argument
+        offset = tf.constant([1.0, 2.0, 3.0, 4.0])
+    steps = tf.Variable(0, name="Const")
+
+    @tf.function
+    def forward(x, scale, *, power=2.0):
+        steps.assign_add(1)
+        with tf.device(plan.devices[0]):
+            hidden = tf.concat([tf.matmul(x, weight), [offset]], 0, name="hidden")
+        return {"out": scale * hidden**power, "none": None, "two": [steps, tf.constant(7)]}
+
+    x = np.arange(6, dtype="f").reshape(2, 3)
+    got, trace = function_step(forward, x, 0.5)
+    assert steps.numpy() == 0  # what the trace assigned did not reach the reader's variable
+    wanted = forward(x, 0.5)
+    np.testing.assert_allclose(got["out"], wanted["out"], rtol=1e-6)
+    assert got["none"] is None and [int(t) for t in got["two"]] == [1, 7]
+    assert steps.numpy() == 1
+    where = {op.name: op.device for op in trace.ops}
+    assert where["hidden"] == "/CPU:1"
+    assert where["MatMul/ReadVariableOp"] == "/CPU:2"
+    assert ("/CPU:2", "/CPU:1") in trace.bytes_between()
+
+
+def test_function_step_takes_a_plain_function_and_runs_what_it_captures(plan):
+    import tensorflow as tf
+
+    with tf.device(plan.devices[0]):
+        a = tf.random.uniform([100, 100])
+
+    def plain():
+        with tf.device(plan.devices[1]):
+            return tf.reduce_sum(tf.matmul(a, a, name="product"))
+
+    got, trace = function_step(plain)
+    assert got == pytest.approx(float(plain()), rel=1e-5)
+    assert {op.name: op.device for op in trace.ops}.get("product") == "/CPU:2"  # not folded away
+    assert trace.bytes_between()["/CPU:1", "/CPU:2"] == 40000
+
+
+@pytest.mark.parametrize("args, wanted", [
+    ((np.float32(3), 2), 6.0),
+    ((np.ones([2], "f"), 2.0), 2.0),
+    (([1.0, 2.0], 2), 2.0),
+], ids=["NumPy scalar", "NumPy array", "list of numbers"])  # fmt: skip
+def test_function_step_takes_numbers_as_the_function_does(plan, args, wanted):
+    import tensorflow as tf
+
+    def times(x, n):
+        return tf.reshape(tf.convert_to_tensor(x), [-1])[0] * n
+
+    got, _ = function_step(times, *args)
+    assert got == wanted == float(times(*args))
+
+
+def test_function_step_takes_variables_strings_and_ragged_tensors(plan):
+    import tensorflow as tf
+
+    variable = tf.Variable([1.0, 2.0])
+
+    def all_three(v, s, r):
+        v.assign_add([1.0, 1.0])
+        return tf.reduce_sum(v), tf.strings.length(s), tf.reduce_sum(r), r
+
+    ragged = tf.ragged.constant([[1.0], [2.0, 3.0]])
+    got, _ = function_step(all_three, variable, tf.constant("four"), ragged)
+    assert [float(g) for g in got[:3]] == [5.0, 4.0, 6.0]
+    assert variable.numpy().tolist() == [1.0, 2.0]
+
+
+def test_function_step_refuses_what_it_cannot_copy(plan):
+    import tensorflow as tf
+
+    numbers = tf.data.Dataset.range(3)
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1], [2]), 0)
+
+    def over_dataset():
+        total = tf.constant(0, tf.int64)
+        for n in numbers:
+            total += n
+        return total
+
+    iterator = iter(numbers)
+    for function, args in (
+        (lambda: next(iterator), ()),
+        (lambda: table.lookup(tf.constant([1])), ()),
+        (over_dataset, ()),
+        (lambda it: next(it), (iterator,)),
+    ):
+        with pytest.raises(ValueError, match="cannot be copied for the trace: pass what it yields"):
+            function_step(function, *args)
+    assert next(iterator) == 0

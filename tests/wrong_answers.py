@@ -1,0 +1,39 @@
+"""The common wrong answers to the exercises, and the hint that each must get.
+
+By lesson: the number of the exercise, the code that stands for its stub (the check, which is the
+cell's last statement, stays), and what the line that begins with "not yet" must contain.
+"""
+
+SHARE = """
+def multiply_columns(left, right):
+    pieces = []
+    for device, shard in zip(plan.devices, tf.split(right, len(plan), axis=1)):
+        with tf.device(device):
+            pieces.append(tf.matmul(left, shard))
+    return tf.concat(pieces, axis=1)
+"""
+
+WRONG: dict[str, list[tuple[int, str, str]]] = {
+    "00": [
+        (1, "answer = plan.devices[0]", "it is not on /CPU:1"),
+        (1, "answer = 0", "a device name is a string"),
+        (2, SHARE.replace("concat(pieces, axis=1)", "concat(pieces, axis=0)"), "along axis 1"),
+        (2, SHARE.replace("concat(pieces, axis=1)", "concat(pieces[::-1], axis=1)"), "in order"),
+        (2, SHARE.replace("tf.device(device)", "tf.device(plan.host)"), "multiplied nothing"),
+        (2, SHARE.replace("    return tf.concat", "    pieces = tf.concat"), "returns nothing"),
+    ],
+    "01": [
+        (1, "answer = '/device:CPU:2'", "job:localhost, replica:0, task:0 is missing"),
+        (1, "answer = '/job:localhost/replica:0/task:0/device:CPU:1'", "the device is not /CPU:2"),
+        (1, "answer = tf.DeviceSpec.from_string(plan.devices[-1])", "to_string()"),
+        (2, "choose = lambda op: plan.host", "not on /CPU:1"),
+        (2, "choose = lambda op: None", "not on /CPU:1"),
+        (3, "add_entries = add_products", "one number is wanted"),
+        (3, "add_entries = lambda x: tf.reduce_sum(tf.matmul(x, x))", "the sum is"),
+        (
+            3,
+            "add_entries = lambda x: len(plan) * tf.reduce_sum(tf.matmul(x, x))",
+            "multiplied nothing",
+        ),
+    ],
+}

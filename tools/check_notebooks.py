@@ -1,0 +1,386 @@
+"""Rules that a built notebook keeps and that nbval cannot see; each says what is wrong and where.
+
+Every rule takes a ``Built`` and gives sentences, none when all is well. ``problems`` applies them
+all; tests/test_notebooks.py makes a test of each.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from urllib.parse import unquote
+
+import nbformat
+from nbformat import NotebookNode
+
+from lessons import METADATA, Lesson, cover, disagreements, environment, tags
+
+MOST_CELLS, MOST_LINES, MEDIAN_LINES, MOST_BYTES, MOST_BULLETS = 60, 25, 5, 1_000_000, 6
+SECTIONS = ["On your own", "What we saw", "In practice"]
+# What TensorFlow's start-up writes, and paths that only one machine has.
+NOISE = re.compile(
+    r"cuInit|oneDNN|rebuild TensorFlow|cuda_executor|TF-TRT|absl::InitializeLog|[EWI]0000 00:00"
+)
+PLACES = re.compile(r"(?<![\w/])/(?:home|root|Users|tmp|var|usr|opt|mnt)/|[A-Z]:\\|site-packages")
+LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)[^)]*\)")
+CHECK_TIMEOUT = 300  # seconds for a lesson's code without its pictures
+
+
+@dataclass(frozen=True)
+class Built:
+    """A lesson with its notebook, read from disk."""
+
+    lesson: Lesson
+    lessons: list[Lesson]
+
+    @cached_property
+    def cells(self) -> list[NotebookNode]:
+        return self.notebook.cells
+
+    @cached_property
+    def notebook(self) -> NotebookNode:
+        return nbformat.read(self.lesson.notebook, as_version=4)
+
+    def code(self, *tag: str) -> list[tuple[int, NotebookNode]]:
+        """Return the code cells (that have the tag), with their number in the notebook."""
+        return [
+            (number, cell)
+            for number, cell in enumerate(self.cells, 1)
+            if cell.cell_type == "code" and set(tag) <= set(tags(cell))
+        ]
+
+    def prose(self) -> list[tuple[int, str]]:
+        """Return the Markdown cells without their code blocks, with their number."""
+        return [
+            (number, re.sub(r"```.*?```|`[^`\n]*`", "", cell.source, flags=re.DOTALL))
+            for number, cell in enumerate(self.cells, 1)
+            if cell.cell_type == "markdown"
+        ]
+
+
+Rule = Callable[[Built], Iterator[str]]
+
+
+def text_of(cell: NotebookNode) -> str:
+    """Return what a code cell printed or gave as text; figures' own descriptions do not count."""
+    pieces = []
+    for output in cell.outputs:
+        data = output.get("data", {})
+        if "text" in output:
+            pieces.append(output.text)
+        elif not any(kind.startswith("image/") for kind in data):
+            pieces += [data[kind] for kind in ("text/plain", "text/markdown") if kind in data]
+    return "\n".join(pieces)
+
+
+def last_statement(source: str) -> str:
+    """Return the source of the last statement; "" where there is none."""
+    body = ast.parse(source).body
+    return ast.unparse(body[-1]) if body else ""
+
+
+def agrees(built: Built) -> Iterator[str]:
+    yield from disagreements(built.lesson, built.lessons)
+
+
+def execution_counts(built: Built) -> Iterator[str]:
+    for wanted, (number, cell) in enumerate(built.code(), 1):
+        if cell.execution_count != wanted:
+            yield f"cell {number} was run as {cell.execution_count}, not as {wanted}"
+
+
+def outputs_present(built: Built) -> Iterator[str]:
+    for position, (number, cell) in enumerate(built.code()):
+        shows = re.search(r"^print\(|^plt\.show\(", cell.source, flags=re.MULTILINE)
+        if (shows or position == 0 or set(tags(cell))) and not cell.outputs:
+            yield f"cell {number} has lost its output"
+
+
+def outputs_clean(built: Built) -> Iterator[str]:
+    for number, cell in built.code():
+        for output in cell.outputs:
+            if output.output_type == "error":
+                yield f"cell {number} ends with {output.ename}: {output.evalue}"
+            elif output.get("name") == "stderr":
+                yield f"cell {number} writes to stderr: {output.text[:80]!r}"
+
+
+def outputs_portable(built: Built) -> Iterator[str]:
+    here = [sys.prefix, sys.base_prefix, str(Path.home()), str(built.lesson.notebook.parent)]
+    for number, cell in built.code():
+        said = "\n".join(
+            str(text)
+            for output in cell.outputs
+            for kind, text in {"": output.get("text", ""), **output.get("data", {})}.items()
+            if not kind.startswith("image/")
+        )
+        for found in (NOISE.search(said), PLACES.search(said)):
+            if found:
+                yield f"cell {number} shows {found[0]!r}, which other machines do not"
+        for place in here:
+            if len(place) > 1 and place in said:
+                yield f"cell {number} shows {place!r}, a place on one machine"
+
+
+def metadata(built: Built) -> Iterator[str]:
+    if built.notebook.metadata != METADATA:
+        yield f"the notebook's metadata is {dict(built.notebook.metadata)}, not {METADATA}"
+    if (built.notebook.nbformat, built.notebook.nbformat_minor) != (4, 5):
+        yield "the notebook's format is not 4.5"
+    for number, cell in enumerate(built.cells, 1):
+        extra = set(cell.metadata) - {"tags", "jupyter"}
+        if extra:
+            yield f"cell {number} has metadata of its own: {sorted(extra)}"
+
+
+def no_empty_cell(built: Built) -> Iterator[str]:
+    for number, cell in enumerate(built.cells, 1):
+        if not cell.source.strip():
+            yield f"cell {number} is empty"
+
+
+def sizes(built: Built) -> Iterator[str]:
+    lines = [len(cell.source.splitlines()) for _, cell in built.code()]
+    for (number, _), count in zip(built.code(), lines, strict=True):
+        if count > MOST_LINES:
+            yield f"cell {number} has {count} lines: at most {MOST_LINES}"
+    if lines and statistics.median(lines) > MEDIAN_LINES:
+        yield f"the median code cell has {statistics.median(lines)} lines: at most {MEDIAN_LINES}"
+    if len(built.cells) > MOST_CELLS:
+        yield f"there are {len(built.cells)} cells: at most {MOST_CELLS}"
+    size = built.lesson.notebook.stat().st_size
+    if size >= MOST_BYTES:
+        yield f"the file has {size} bytes: fewer than {MOST_BYTES}, so draw smaller pictures"
+
+
+def title(built: Built) -> Iterator[str]:
+    words = built.lesson.name[3:].replace("_", " ")
+    if not built.lesson.title.lower().startswith(words):
+        yield f"the title is {built.lesson.title!r} and does not begin with {words!r}"
+
+
+def opening(built: Built) -> Iterator[str]:
+    first = built.code()[0][1].source if built.code() else ""
+    if "devices.setup(" not in first:
+        yield "the first code cell does not call devices.setup("
+    before = "\n".join(text for _, text in built.prose()).split("\n## ")[0]
+    bullets = len(re.findall(r"^ *[-*] ", before, flags=re.MULTILINE))
+    if bullets > MOST_BULLETS:
+        yield f"the opening has {bullets} bullets: at most {MOST_BULLETS}"
+
+
+def sections(built: Built) -> Iterator[str]:
+    found = [name for _, text in built.prose() for name in re.findall(r"^## (.+)$", text, re.M)]
+    ours = [name.strip() for name in found if name.strip() in SECTIONS]
+    if ours != SECTIONS:
+        yield f"of the sections {SECTIONS} it has {ours}"
+
+
+def links(built: Built) -> Iterator[str]:
+    for number, cell in enumerate(built.lesson.cells, 1):
+        if cell.cell_type == "markdown" and re.search(r"\]\([^)]*\.ipynb", cell.source):
+            yield f"cell {number} has a link to a lesson written by hand: use [[NN]]"
+    folder = built.lesson.notebook.parent
+    for number, text in built.prose():
+        for image, label, target in LINK.findall(text):
+            if not label.strip():
+                kind = "an image without alt text" if image else "a link without words"
+                yield f"cell {number} has {kind}: {target}"
+            if re.match(r"https?://|mailto:|data:|attachment:", target):
+                continue
+            path, _, anchor = unquote(target).partition("#")
+            file = folder / path if path else built.lesson.notebook
+            if not file.exists():
+                yield f"cell {number} links to {target}, which does not exist"
+            elif anchor and file.suffix == ".ipynb" and anchor not in anchors(file):
+                yield f"cell {number} links to {target}, and there is no such heading"
+        if re.search(r"<img(?![^>]*\balt=\"[^\"]+\")", text):
+            yield f"cell {number} has an <img> without alt text"
+
+
+def anchors(path: Path) -> set[str]:
+    """Return the names by which JupyterLab links to a notebook's headings."""
+    cells = nbformat.read(path, as_version=4).cells
+    prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    return {name.strip().replace(" ", "-") for name in re.findall(r"^#+ (.+)$", prose, re.M)}
+
+
+def pictures(built: Built) -> Iterator[str]:
+    for number, cell in built.code():
+        kinds = [kind for output in cell.outputs for kind in output.get("data", {})]
+        others = {kind for kind in kinds if kind.startswith("image/")} - {"image/png"}
+        if others:
+            yield f"cell {number} has pictures of kind {sorted(others)}: only PNG"
+        shown = [output.data.get("text/html", "") for output in cell.outputs if "data" in output]
+        if re.search(r"<svg|<img", "".join(shown)):
+            yield f"cell {number} has a picture inside HTML: only PNG"
+        without = {"varies", "schematic"} & set(tags(cell))
+        if "image/png" in kinds and not without and not text_of(cell).strip():
+            yield f"cell {number} draws a chart and does not print the numbers that it draws"
+    picture, stored = cover(built.notebook), built.lesson.cover
+    if picture and not (stored.exists() and stored.read_bytes() == picture):
+        yield f"docs/{stored.name} is not the picture of the cell tagged cover: build the lesson"
+
+
+def exercises(built: Built) -> Iterator[str]:
+    order = [
+        (tag, number, cell)
+        for number, cell in built.code()
+        for tag in ("exercise", "solution")
+        if tag in tags(cell)
+    ]
+    if [tag for tag, _, _ in order] != ["exercise", "solution"] * (len(order) // 2):
+        yield f"exercises and solutions do not alternate: {[(t, n) for t, n, _ in order]}"
+    for tag, number, cell in order:
+        wanted = {"exercise": "not yet", "solution": "yes"}[tag]
+        if not re.search(rf"^{wanted}\b", text_of(cell), flags=re.MULTILINE):
+            yield f"cell {number}, {tag}, does not say {wanted!r}: {text_of(cell)[:80]!r}"
+        if tag == "solution" and not cell.metadata.get("jupyter", {}).get("source_hidden"):
+            yield f"cell {number}, a solution, is not hidden"
+    for (_, _, stub), (_, number, solved) in zip(order[::2], order[1::2], strict=False):
+        if last_statement(stub.source) != last_statement(solved.source):
+            yield f"cell {number}, a solution, does not end with the check of its exercise"
+
+
+RULES: dict[str, Rule] = {
+    rule.__name__: rule
+    for rule in (
+        agrees, execution_counts, outputs_present, outputs_clean, outputs_portable, metadata,
+        no_empty_cell, sizes, title, opening, sections, links, pictures, exercises,
+    )
+}  # fmt: skip
+
+
+def problems(lesson: Lesson, lessons: list[Lesson], rules: Iterable[str] = RULES) -> list[str]:
+    """Apply rules (all when none is named) to a lesson's notebook; return what is wrong."""
+    if not lesson.notebook.exists():
+        rules = ["agrees"]
+    built = Built(lesson, lessons)
+    return [f"{lesson.name}: {said}" for rule in rules for said in RULES[rule](built)]
+
+
+def strangers(lessons: list[Lesson], folder: Path) -> list[str]:
+    """Name the notebooks in a folder that have no source."""
+    known = {lesson.notebook.name for lesson in lessons}
+    return [
+        f"{path.name} has no source: write one or remove it"
+        for path in sorted(folder.glob("*.ipynb"))
+        if path.name not in known
+    ]
+
+
+# exercise number, code that stands for the stub, what the check's hint must contain
+Wrong = tuple[int, str, str]
+
+
+def unhinted(lesson: Lesson, wrong: list[Wrong]) -> list[str]:
+    """Try wrong answers on a lesson's exercises, in one process; say which get no hint.
+
+    A wrong answer replaces the exercise cell except its last statement, which is the check. Its
+    output must have a line that begins with "not yet" and contains the hint.
+    """
+    cells = [cell for cell in lesson.cells if cell.cell_type == "code"]
+    stubs = [position for position, cell in enumerate(cells) if "exercise" in tags(cell)]
+    tried, known = {exercise for exercise, _, _ in wrong}, set(range(1, len(stubs) + 1))
+    if tried != known:
+        return [f"{lesson.name} has exercises {sorted(known)} and wrong answers to {sorted(tried)}"]
+    if not stubs:
+        return []
+    steps: list[dict] = []
+    for position, cell in enumerate(cells[: stubs[-1] + 1]):
+        for exercise, code, hint in wrong:
+            if position == stubs[exercise - 1]:
+                code = f"{code}\n{last_statement(cell.source)}"
+                steps.append({"code": code, "exercise": exercise, "hint": hint})
+        if position != stubs[-1]:
+            steps.append({"code": cell.source})
+    # Most of a lesson has nothing to do with its exercises; all of it runs when in doubt.
+    found = _try_answers(lesson, _needed(steps))
+    return found and _try_answers(lesson, steps)
+
+
+def _needed(steps: list[dict]) -> list[dict]:
+    """Leave out the steps that neither try an answer nor make a name that a later step uses."""
+    kept: list[dict] = []
+    used: set[str] = set()
+    for step in reversed(steps):
+        made, uses = _names(step["code"])
+        if "hint" in step or step is steps[0] or made & used:
+            kept.insert(0, step)
+            used |= uses
+    return kept
+
+
+def _names(code: str) -> tuple[set[str], set[str]]:
+    """Return the names that code makes or changes, and those that it reads."""
+    made, uses = set(), set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            uses.add(node.id)
+        elif isinstance(node, ast.alias):
+            made.add((node.asname or node.name).split(".")[0])
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            made.add(node.name)
+        elif isinstance(getattr(node, "ctx", None), ast.Store):
+            made.add(_root(node))  # a = 1, a.b = 1, a[0] = 1, with b as a, for a in b
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            if isinstance(node.value.func, ast.Attribute):
+                made.add(_root(node.value.func))  # a.append(1)
+    return made, uses
+
+
+def _root(node: ast.AST) -> str:
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _try_answers(lesson: Lesson, steps: list[dict]) -> list[str]:
+    run = subprocess.run(
+        [sys.executable, "-c", RUNNER],
+        input=json.dumps(steps),
+        capture_output=True,
+        text=True,
+        cwd=lesson.notebook.parent,
+        env=environment() | {"MPLBACKEND": "agg"},
+        timeout=CHECK_TIMEOUT,
+    )
+    if run.returncode:
+        return [f"{lesson.name}: its code fails as a script: {run.stderr.strip()[-2000:]}"]
+    said = json.loads(run.stdout.rpartition("RESULT ")[2].splitlines()[0])
+    return [
+        f"{lesson.name}: exercise {step['exercise']} hears {step['code']!r} and says "
+        f"{output!r}: no line 'not yet: …' with {step['hint']!r}"
+        for step, output in zip([step for step in steps if "hint" in step], said, strict=True)
+        if not any(
+            line.startswith("not yet") and step["hint"] in line for line in output.splitlines()
+        )
+    ]
+
+
+# The source of each cell goes into linecache, where AutoGraph looks for it.
+RUNNER = """
+import contextlib, io, json, linecache, sys, traceback
+steps, space, said = json.load(sys.stdin), {"__name__": "__main__"}, []
+for number, step in enumerate(steps):
+    name, code, heard = f"<cell {number}>", step["code"] + "\\n", io.StringIO()
+    linecache.cache[name] = (len(code), None, code.splitlines(True), name)
+    with contextlib.redirect_stdout(heard):
+        try:
+            exec(compile(code, name, "exec"), space)
+        except BaseException:
+            if "hint" not in step:
+                raise
+            heard.write(traceback.format_exc(limit=0))
+    if "hint" in step:
+        said.append(heard.getvalue())
+print("RESULT " + json.dumps(said))
+"""

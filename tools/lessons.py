@@ -1,0 +1,200 @@
+"""Read the lessons: text sources in ``notebooks/source``, notebooks beside that folder.
+
+A source is ``NN_verb_object.py`` in jupytext's percent format. In its Markdown cells
+
+* ``[[01]]`` becomes a link to lesson 01 that carries its title;
+* ``[[previous]]`` and ``[[next]]`` become a link to the neighbour; where there is none the whole
+  line goes, so they stand on a line of their own;
+* ``[[lessons]]``, alone on its line, becomes a table of all lessons.
+
+Tags of code cells: ``exercise``, ``solution`` (its source is hidden at first), ``varies`` (a chart
+of this run's timings), ``schematic`` (a drawing without data), ``cover`` (the lesson's picture,
+stored in ``docs/`` as well).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import jupytext
+import nbformat
+from nbformat import NotebookNode
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = ROOT / "notebooks"
+TOKEN = re.compile(r"\[\[(\d\d|previous|next|lessons)\]\]")
+# What a person may have set for their own work and what would then show in an output.
+PRIVATE = re.compile(r"MGPU_|TF_|ONEDNN_|DNNL_|XLA_|CUDA_|OMP_|MPLBACKEND|IPYTHONDIR|PYTEST_")
+METADATA = {
+    "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+
+
+class LessonError(Exception):
+    """A lesson that cannot be read or built; the message is for the person who edits it."""
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One source file: ``cells`` are as written, links not yet filled in."""
+
+    source: Path
+    title: str
+    promise: str  # the first sentence below the title; "" when there is none
+    cells: tuple[NotebookNode, ...]
+
+    @property
+    def name(self) -> str:
+        return self.source.stem
+
+    @property
+    def number(self) -> str:
+        return self.name[:2]
+
+    @property
+    def notebook(self) -> Path:
+        return self.source.parent.parent / f"{self.name}.ipynb"
+
+    @property
+    def cover(self) -> Path:
+        """Where the README finds the lesson's picture."""
+        return self.notebook.parent.parent / "docs" / f"{self.name}.png"
+
+    @property
+    def link(self) -> str:
+        return f"[{self.title}]({self.name}.ipynb)"
+
+
+def environment() -> dict[str, str]:
+    """Return the environment in which a lesson's stored outputs are true."""
+    kept = {name: value for name, value in os.environ.items() if not PRIVATE.match(name)}
+    return kept | {"MGPU_MODE": "cores"}
+
+
+def cover(notebook: NotebookNode) -> bytes | None:
+    """Return the PNG that the cell tagged ``cover`` draws; None when there is none."""
+    for cell in notebook.cells:
+        if "cover" in tags(cell):
+            for output in cell.outputs:
+                if "image/png" in output.get("data", {}):
+                    return base64.b64decode(output.data["image/png"])
+    return None
+
+
+def tags(cell: NotebookNode) -> list[str]:
+    """Return a cell's tags; an empty list when it has none."""
+    return list(cell.metadata.get("tags", []))
+
+
+def read(folder: Path = NOTEBOOKS) -> list[Lesson]:
+    """Read every source under ``folder/source``, in the order of their numbers."""
+    lessons = [_read_one(path) for path in sorted((folder / "source").glob("*.py"))]
+    for first, second in pairwise(lessons):
+        if first.number == second.number:
+            raise LessonError(f"{first.name} and {second.name} have the same number: rename one.")
+    return lessons
+
+
+def _read_one(path: Path) -> Lesson:
+    if not re.fullmatch(r"\d\d(_[a-z0-9]+)+", path.stem):
+        raise LessonError(f"{path.name} is not named like 01_place_operations.py: rename it.")
+    cells = jupytext.reads(path.read_text(encoding="utf-8"), fmt="py:percent").cells
+    first = cells[0].source if cells and cells[0].cell_type == "markdown" else ""
+    heading = re.match(r"# (.+)\n*", first)
+    if not heading:
+        raise LessonError(f"{path.name} does not begin with a Markdown cell with a '# ' title.")
+    paragraph = " ".join(first[heading.end() :].split("\n\n")[0].split())
+    promise = re.match(r".+?[.!?](?= |$)", paragraph)
+    return Lesson(path, heading[1].strip(), promise[0] if promise else "", tuple(cells))
+
+
+def draft(lesson: Lesson, lessons: list[Lesson]) -> NotebookNode:
+    """Make the notebook of a lesson, links filled in, without outputs."""
+    notebook = nbformat.v4.new_notebook(metadata=METADATA)
+    taken: set[str] = set()
+    for cell in lesson.cells:
+        if cell.cell_type == "markdown":
+            new = nbformat.v4.new_markdown_cell(_fill_in(cell.source, lesson, lessons))
+        elif cell.cell_type == "code":
+            new = nbformat.v4.new_code_cell(cell.source)
+        else:
+            raise LessonError(f"{lesson.name} has a {cell.cell_type} cell: use code or Markdown.")
+        if tags(cell):
+            new.metadata["tags"] = tags(cell)
+        if "solution" in tags(cell):
+            new.metadata["jupyter"] = {"source_hidden": True}
+        new.id = _identify(new, taken)
+        notebook.cells.append(new)
+    return notebook
+
+
+def _identify(cell: NotebookNode, taken: set[str]) -> str:
+    # From the content, so that an edited cell changes its own id and no other's.
+    for turn in range(1000):
+        text = f"{cell.cell_type}{turn or ''}\n{cell.source}"
+        name = hashlib.sha256(text.encode()).hexdigest()[:8]
+        if name not in taken:
+            taken.add(name)
+            return name
+    raise LessonError(f"more than 1000 cells with the same source: {cell.source[:60]!r}.")
+
+
+def _fill_in(text: str, lesson: Lesson, lessons: list[Lesson]) -> str:
+    position = [other.name for other in lessons].index(lesson.name)
+    links = {other.number: other.link for other in lessons}
+    if position > 0:
+        links["previous"] = lessons[position - 1].link
+    if position + 1 < len(lessons):
+        links["next"] = lessons[position + 1].link
+
+    lines = []
+    for line in text.split("\n"):
+        if line.strip() == "[[lessons]]":
+            lines += _table(lessons)
+            continue
+        tokens = TOKEN.findall(line)
+        for token in tokens:
+            if token not in links and token not in ("previous", "next"):
+                remedy = "put it on a line of its own" if token == "lessons" else "no such lesson"
+                raise LessonError(f"{lesson.name} has [[{token}]] in {line!r}: {remedy}.")
+        if all(token in links for token in tokens):
+            lines.append(TOKEN.sub(lambda match: links[match[1]], line))
+    return "\n".join(lines).strip()
+
+
+def _table(lessons: list[Lesson]) -> list[str]:
+    rows = ["| | lesson | what you will have |", "|---|---|---|"]
+    for lesson in lessons:
+        if TOKEN.search(lesson.promise):
+            raise LessonError(f"{lesson.name} has a link in its first sentence: move it down.")
+        promise = lesson.promise.replace("|", "\\|")
+        rows.append(f"| {lesson.number} | {lesson.link} | {promise} |")
+    return rows
+
+
+def disagreements(lesson: Lesson, lessons: list[Lesson]) -> list[str]:
+    """Say where a lesson's notebook is not what its source says; an empty list when it is."""
+    remedy = f"run: python tools/build_notebooks.py {lesson.number}"
+    if not lesson.notebook.exists():
+        return [f"there is no notebook: {remedy}"]
+    wanted = draft(lesson, lessons).cells
+    found = nbformat.read(lesson.notebook, as_version=4).cells
+    if len(wanted) != len(found):
+        return [f"the source has {len(wanted)} cells and the notebook {len(found)}: {remedy}"]
+    return [
+        f"cell {number} differs from its source in its {part}: {remedy}"
+        for number, (one, other) in enumerate(zip(wanted, found, strict=True), 1)
+        for part, same in (
+            ("kind", one.cell_type == other.cell_type),
+            ("text", one.source == other.source),
+            ("metadata", one.metadata == other.metadata),
+        )
+        if not same
+    ]
