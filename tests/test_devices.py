@@ -227,10 +227,10 @@ def test_the_plan_prints_itself(cores):
     lines = cores["plan"]["text"].splitlines()
     machine, timing = lines.pop(4), lines.pop(4)
     assert lines == [
-        "mode     cores: every device is one core of the CPU",
+        "mode     cores: every device stands for one core of the CPU",
         "host     /CPU:0  the CPU",
-        "devices  /CPU:1  one core",
-        "         /CPU:2  one core",
+        "devices  /CPU:1  one thread",
+        "         /CPU:2  one thread",
     ]
     assert machine.startswith(f"machine  {cores['processor']}; ")
     assert timing.startswith("timing   2 devices on ")

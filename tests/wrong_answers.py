@@ -13,6 +13,10 @@ def multiply_columns(left, right):
     return tf.concat(pieces, axis=1)
 """
 
+INSIDE = SHARE.replace("tf.split(right, len(plan), axis=1)", "range(len(plan))").replace(
+    "shard))", "tf.split(right, len(plan), axis=1)[shard]))"
+)
+
 WRONG: dict[str, list[tuple[int, str, str]]] = {
     "00": [
         (1, "answer = plan.devices[0]", "it is not on /CPU:1"),
@@ -21,10 +25,14 @@ WRONG: dict[str, list[tuple[int, str, str]]] = {
         (2, SHARE.replace("concat(pieces, axis=1)", "concat(pieces[::-1], axis=1)"), "in order"),
         (2, SHARE.replace("tf.device(device)", "tf.device(plan.host)"), "multiplied nothing"),
         (2, SHARE.replace("    return tf.concat", "    pieces = tf.concat"), "returns nothing"),
+        (2, SHARE.replace(", axis=1)):", ")):"), "it raises"),
+        (2, SHARE.replace("return", "with tf.device(device):\n        return"), "on /CPU:0"),
+        (2, INSIDE, "outside the device's block"),
     ],
     "01": [
         (1, "answer = '/device:CPU:2'", "job:localhost, replica:0, task:0 is missing"),
         (1, "answer = '/job:localhost/replica:0/task:0/device:CPU:1'", "the device is not /CPU:2"),
+        (1, "answer = '/job:localhost/replica:0/task:0/CPU:2'", "is written /device:CPU:2"),
         (1, "answer = tf.DeviceSpec.from_string(plan.devices[-1])", "to_string()"),
         (2, "choose = lambda op: plan.host", "not on /CPU:1"),
         (2, "choose = lambda op: None", "not on /CPU:1"),

@@ -24,12 +24,12 @@ plan
 #
 # | mode | when | a device is |
 # |---|---|---|
-# | `gpus` | the machine has two GPUs or more | one of them |
-# | `split-gpu` | it has one GPU | a share of its memory |
-# | `cores` | it has none | one core of the processor |
+# | `gpus` | there are as many GPUs as devices asked for, or more | a GPU |
+# | `split-gpu` | there are GPUs, but fewer | a share of a GPU's memory |
+# | `cores` | there is none | one thread of the processor |
 #
 # The `mode` line says which of them you have, and the `timing` line what a timing is worth there.
-# The outputs stored in this page come from `cores` mode. Run the cells, and they are yours.
+# The outputs stored in this page come from `cores` mode. Run the cells to replace them with yours.
 
 # %%
 import subprocess
@@ -44,12 +44,12 @@ from mgpu_helpers import charts, checks, nvml, timing, trace
 # %% [markdown]
 # ## What is in this machine
 #
-# NVIDIA's driver knows the GPUs. Where there is no driver, the list is empty and there is a
-# reason:
+# NVIDIA's driver knows the GPUs. Where there is no driver, the list is empty and the report says
+# why:
 
 # %%
 report = nvml.query()
-print("machine ", len(report.gpus), "GPUs;", report.reason or [gpu.name for gpu in report.gpus])
+print("machine has GPUs:", [gpu.name for gpu in report.gpus], report.reason or "")
 
 # %% [markdown]
 # In a terminal, `python -m mgpu_helpers` says more: versions, the order of the GPUs, and why
@@ -61,12 +61,11 @@ print("machine ", len(report.gpus), "GPUs;", report.reason or [gpu.name for gpu 
 print([devices.short(device.name) for device in tf.config.list_logical_devices()])
 
 # %% [markdown]
-# These are the names in the plan: the **host**, `/CPU:0`, which feeds the others and keeps what
-# they share, and then the devices.
+# These are the names in the plan: the **host**, `/CPU:0`, and then the devices.
 #
 # In `cores` mode one processor stands behind all of these names. TensorFlow can divide it into
-# *logical* devices, if it is told before it starts. This is how, in a Python of its own, without
-# the help of `devices.setup`:
+# *logical* devices, if it is told before it starts. Here it is done by hand, in a separate Python
+# process, without `devices.setup`:
 
 # %%
 by_hand = """
@@ -84,13 +83,17 @@ print(done.stdout)
 # One processor has become three devices. The two lines about threads make each of the plan's
 # devices worth one core, so that two of them can be compared with one.
 #
-# After the start it is too late. Ask for another number of devices now:
+# After the start it is too late. The same call, now, in this notebook:
 
 # %%
+cpu = tf.config.list_physical_devices("CPU")[0]
 try:
-    devices.setup(len(plan) + 1)
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 99)
 except RuntimeError as error:
     print(error)
+
+# %% [markdown]
+# So another number of devices needs a restart of the kernel, and `devices.setup` says so.
 
 # %% [markdown]
 # ## The words of the series
@@ -102,7 +105,8 @@ except RuntimeError as error:
 # | **step** | one run of the work that is repeated, such as one update of the weights |
 # | **replica** | a copy of the model, on one device; in graph code it is called a **tower** |
 # | **global batch** | the examples of one step, on all devices together |
-# | **per-device batch** | how many of them one device gets; the piece itself is its **shard** |
+# | **per-device batch** | how many of them one device gets |
+# | **shard** | the piece of a batch, or of any data, that one device gets |
 # | **stage** | a part of a model that was cut up, each part on a device of its own |
 # | **micro-batch** | a piece of a batch, sent through the stages one after another |
 
@@ -146,26 +150,26 @@ def multiply(left, right):
 
 # %% [markdown]
 # First on numbers that you can add in your head. A row of ones times `small` gives the sums of its
-# columns, 4 and 6, and there are eight such rows:
+# columns, 4 and 6. Here are as many such rows as there are devices:
 
 # %%
-print(multiply(tf.ones([8, 2]), small).numpy())
+print(multiply(tf.ones([len(plan), 2]), small).numpy())
 
 # %% [markdown]
-# Now two matrices of 1600 rows and columns. `trace.function_step` runs the function once and
-# keeps what TensorFlow recorded about that **step**:
+# Now two matrices of 1680 rows and columns. `trace.function_step` runs the function twice, once to
+# warm up, and keeps what TensorFlow recorded about the second **step**:
 
 # %%
 rng = np.random.default_rng(seed=0)
-left = rng.integers(-3, 4, [1600, 1600]).astype("float32")
-right = rng.integers(-3, 4, [1600, 1600]).astype("float32")
+left = rng.integers(-3, 4, [1680, 1680]).astype("float32")
+right = rng.integers(-3, 4, [1680, 1680]).astype("float32")
 
 result, step = trace.function_step(multiply, left, right)
 print("worked:", step.devices)
 
 # %% [markdown]
-# The **placement map** has a lane for each device and an arrow for what crosses from one to
-# another. Look for what the host has to send:
+# The **placement map** has a lane for each device. A thick arrow is what crosses from one to
+# another, with its bytes; a thin one stays where it is. Look for what the host has to send:
 
 # %%
 for (source, target), size in step.bytes_between().items():
@@ -174,9 +178,10 @@ charts.placement_map(step)
 plt.show()
 
 # %% [markdown]
-# With two devices, each gets a shard of 800 rows, which is 800 · 1600 · 4 = 5,120,000 bytes, and
-# all of `right`, 10,240,000 bytes. It sends back 800 rows of the product. All of `right` goes to
-# every device, however many there are: a price of this way of sharing.
+# With two devices, each gets a shard of 840 rows, which is 840 · 1680 · 4 = 5,644,800 bytes, and
+# all of `right`, 11,289,600 bytes. It sends back 840 rows of the product. All of `right` goes to
+# every device, however many there are: a price of this way of sharing. (`Identity` hands the
+# result out.)
 #
 # The **timeline** shows when each device worked. Look for bars one above the other:
 
@@ -186,12 +191,13 @@ plt.show()
 
 # %% [markdown]
 # Where bars stand one above the other, devices worked at the same time; white space in a lane is a
-# device that waited. The host's bar is the last: it joins the pieces when all of them have come.
+# device that waited. With several devices the host's bar is the last: it joins the pieces when all
+# of them have come. Cutting `left` takes too little time to be seen.
 #
 # ## Proof: the same product
 #
-# The entries are whole numbers, and float32 adds whole numbers of this size exactly. So the
-# product of all devices has to be equal to NumPy's, without any tolerance:
+# The entries are whole numbers, and float32 adds whole numbers of this size exactly. So the joined
+# product has to be equal to NumPy's, without any tolerance:
 
 # %%
 print("equal to NumPy's product:", np.array_equal(result, left @ right))
@@ -199,8 +205,9 @@ print("equal to NumPy's product:", np.array_equal(result, left @ right))
 # %% [markdown]
 # ## Was it faster?
 #
-# One device against all of them, in turn, each several times. `tf.function` turns both into graphs
-# first, so that TensorFlow knows the whole step before it starts:
+# One device against all of them, in turn, twenty times each. `tf.function` turns both into graphs
+# first, so that TensorFlow knows the whole step before it starts, and `.numpy()` waits for the
+# result:
 
 # %%
 @tf.function
@@ -216,27 +223,30 @@ pair = tf.constant(left), tf.constant(right)
 timing.compare(lambda: on_one(*pair).numpy(), lambda: on_all(*pair).numpy(), names=("one", "all"))
 
 # %% [markdown]
-# The line compares them pair by pair: the median, and between which values the middle half of the
-# pairs lies. With as many free cores, or GPUs, as devices it comes near the number of devices,
-# less what splitting, joining and copying cost. Where the `timing` line of your plan says that a
-# timing shows nothing, believe it.
+# The number is one device's time over that of all, the median of the pairs; in brackets, the
+# middle half of them. With as many free cores, or GPUs, as devices it comes near the number of
+# devices, less what cutting, joining and copying cost. On a machine that is busy with something
+# else, or where the `timing` line of the plan says so, it tells nothing.
 #
 # ## Break it
 #
-# Leave `tf.device` out of the loop, a line that is easily lost:
+# Here is `multiply` again without one line, `with tf.device(device)`. Such a line is easily lost:
 
 # %%
 def multiply_somewhere(left, right):
-    pieces = [tf.matmul(shard, right) for shard in tf.split(left, len(plan))]
-    return tf.concat(pieces, axis=0)
+    pieces = []
+    for shard in tf.split(left, len(plan)):
+        pieces.append(tf.matmul(shard, right))
+    with tf.device(plan.host):
+        return tf.concat(pieces, axis=0)
 
 
 result, step = trace.function_step(multiply_somewhere, left, right)
 print("equal to NumPy's product:", np.array_equal(result, left @ right))
 
 # %% [markdown]
-# The product is right and no error is raised. A test of the value cannot notice that one device
-# did all the work. A test of the place does:
+# The product is right and no error is raised. A test of the value cannot notice that nobody was
+# asked to share the work. A test of the place does:
 
 # %%
 worked = {op.device for op in step.ops if op.type == "MatMul"}
@@ -244,9 +254,12 @@ print("multiplied on:", sorted(worked))
 print("did not multiply:", sorted(set(plan.devices) - worked))
 
 # %% [markdown]
+# Everything was multiplied where TensorFlow puts what nobody placed: on `/CPU:0`, or on the first
+# GPU.
+#
 # ## On your own
 #
-# Under each exercise a collapsed cell holds a solution: open it with a click.
+# Under each exercise is its solution, in JupyterLab a collapsed cell: open it with a click.
 #
 # **1.** On which device does TensorFlow make `tf.ones([2, 2])` when nobody names one? Write the
 # short name, such as `"/CPU:3"`.
@@ -292,7 +305,7 @@ checks.multiply_columns(multiply_columns)
 # - An operation ran where `tf.device` said, and its result named the place.
 # - All devices shared one multiplication and gave NumPy's product exactly.
 # - The map counted what crossed; the timeline showed who worked when.
-# - Without `tf.device` the product was still right, and one device did everything.
+# - Without `tf.device` the product was still right, and the work was not shared.
 #
 # ## In practice
 #
@@ -300,8 +313,8 @@ checks.multiply_columns(multiply_columns)
 #   shape, as they would cross to a GPU, and there the copy takes time.
 # - `devices.setup` sees to it that TensorFlow takes memory from a GPU as it needs it. Unasked, it
 #   takes nearly all of every GPU at the start; lesson 02 is about that.
-# - `trace.function_step` runs the function's graph in a session, on copies of its variables,
-#   because only a session keeps such a trace.
+# - `trace.function_step` runs the function's graph in a session (lesson 01), on copies of its
+#   variables, because only a session keeps such a trace.
 # - `MGPU_DEVICES=4` and `MGPU_MODE=cores` in the environment, before the kernel starts, change
 #   what every lesson runs on. `MGPU_VERBOSE=1` brings TensorFlow's own messages back.
 #

@@ -3,8 +3,8 @@
 #
 # You decide which device runs an operation, and a log, a map and a check show that it did.
 #
-# [[previous]] put operations on devices that the plan had named, and did not say what else a name
-# can be, or what happens when it is wrong.
+# [[previous]] used the names that the plan gave. Here you see what a device name can be, and what
+# a wrong one does.
 #
 # **You will learn** to
 # - write device names short and in full, and take them apart,
@@ -36,18 +36,18 @@ from mgpu_helpers import charts, checks, placement, trace
 # %% [markdown]
 # ## The name of a device
 #
-# A device has a short name and a full one. Here is the full name of the plan's first device:
+# A device has a short name, a longer one, and a full one:
 
 # %%
-print("short:", plan.devices[0])
-print("full: ", tf.config.list_logical_devices()[1].name)
+print("short: ", plan.devices[0])
+print("longer:", tf.config.list_logical_devices()[1].name)
 with tf.device(plan.devices[0]):
-    print("full: ", tf.ones([]).device)
+    print("full:  ", tf.ones([]).device)
 
 # %% [markdown]
-# The last line is the longest: it also says which *job*, *replica* and *task* the device belongs
-# to. They are for programs that run on several machines. On one machine they are always
-# `localhost`, 0 and 0, and may be left out.
+# The full name also says which *job*, *replica* and *task* the device belongs to. They are for
+# programs that run on several machines. On one machine they are always `localhost`, 0 and 0, and
+# may be left out.
 #
 # `tf.DeviceSpec` builds such a name from its parts:
 
@@ -56,8 +56,8 @@ spec = tf.DeviceSpec(job="localhost", replica=0, task=0, device_type="CPU", devi
 print(spec.to_string())
 
 # %% [markdown]
-# It takes a name apart. What the name does not say is `None`. Old programs write `/cpu:1` in small
-# letters or `/device:CPU:1`, and TensorFlow reads the same:
+# It takes a name apart. What the name does not say is `None`. Small letters and `/device:` mean
+# the same:
 
 # %%
 for name in ["/CPU:1", "/cpu:1", "/device:CPU:1"]:
@@ -68,14 +68,15 @@ for name in ["/CPU:1", "/cpu:1", "/device:CPU:1"]:
 # And it merges two names. What the second one says wins, and the first fills the gaps:
 
 # %%
-here = tf.DeviceSpec(job="localhost", replica=0, task=0, device_type="CPU", device_index=0)
-print(here.make_merged_spec(spec).to_string())
+here = tf.DeviceSpec.from_string("/job:localhost/replica:0/task:0/device:CPU:0")
+there = tf.DeviceSpec.from_string("/CPU:1")
+print(here.make_merged_spec(there).to_string())
 
 # %% [markdown]
 # ## What TensorFlow does unasked
 #
 # Two small programs, the same sum twice. First the classic way: a graph is built, and then a
-# session runs it. Nobody names a device:
+# session runs it. A placeholder is an input, to be filled at each run. Nobody names a device:
 
 # %%
 graph = tf.Graph()
@@ -85,7 +86,8 @@ with graph.as_default():
 
 # %% [markdown]
 # With `log_placement=True` in its configuration, a session prints which device it chose for each
-# operation. `placement.capture` collects what it prints. Look at the end of each line:
+# operation. `placement.capture` collects what it prints. (`sum:0` is the first output of the
+# operation `sum`.) Look at the end of each line:
 
 # %%
 numbers = np.array([[1, 2], [3, 4]], "float32")
@@ -119,9 +121,11 @@ with placement.capture() as log:
 log
 
 # %% [markdown]
-# The same sum and the same places. The table comes from the graph that TensorFlow hands over after
-# placing it; nothing was printed. Today's code prints a log only if it is asked *before*
-# TensorFlow starts, which takes a Python of its own. Asked now, it is silent:
+# The same sum and the same places. (`Identity` hands the result out.) Nothing was printed here:
+# `capture` read the places from the graph that TensorFlow ran.
+#
+# Today's code prints a log only if it is asked *before* TensorFlow starts, which takes a separate
+# process. Asked now, it is silent:
 
 # %%
 program = """
@@ -129,7 +133,8 @@ import tensorflow as tf
 tf.debugging.set_log_device_placement(True)
 tf.matmul([[1.0, 2.0]], [[3.0], [4.0]])
 """
-quiet = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+quiet = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}  # no start-up messages
+quiet |= {"CUDA_VISIBLE_DEVICES": "-1"}  # a GPU in use by this notebook stays out of it
 done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=quiet)
 print("asked before:", [line for line in done.stdout.splitlines() if line.startswith("MatMul")])
 
@@ -188,7 +193,7 @@ print(log)
 # %% [markdown]
 # ## A device that is not there
 #
-# In a graph, a name without a device is an error, at the first run:
+# In a session, a name without a device is an error, at the first run:
 
 # %%
 graph = tf.Graph()
@@ -213,8 +218,7 @@ with placement.capture() as log:
 log
 
 # %% [markdown]
-# In today's code soft placement is on from the start. The same wrong name, and not a word about
-# it:
+# In today's code soft placement is on from the start. The same wrong name, and no error:
 
 # %%
 with tf.device("/GPU:63"):
@@ -236,9 +240,9 @@ tf.config.set_soft_device_placement(True)
 # %% [markdown]
 # ## Two products and a sum
 #
-# Now the example of TensorFlow's first guide to several GPUs: each device multiplies, and the host
-# adds the products. `numbers` times itself is 7, 10, 15 and 22. Look for twice that, or as many
-# times as you have devices. Classic:
+# A small example with everything in it: each device multiplies, and the host adds the products.
+# `numbers` times itself is 7, 10, 15 and 22. Look for twice that, or as many times as you have
+# devices. Classic:
 
 # %%
 graph = tf.Graph()
@@ -261,7 +265,7 @@ print(session.run(total, {x: numbers}))
 
 # %% tags=["cover"]
 big = np.random.default_rng(seed=0).integers(-3, 4, [1000, 1000]).astype("float32")
-session.run(total, {x: big})
+session.run(total, {x: big})  # the first run prepares the graph
 classic, step = trace.session_step(session, total, {x: big})
 for (source, target), size in step.bytes_between().items():
     print(f"{source} -> {target}  {size:>10,} bytes")
@@ -291,8 +295,8 @@ print("bytes that cross:", f"{sum(step.bytes_between().values()):,}")
 # %% [markdown]
 # ## Proof: classic and modern agree
 #
-# The entries are whole numbers and so are their sums, which float32 holds exactly. All three have
-# to be equal, without any tolerance:
+# The entries are whole numbers and so are their sums, which float32 holds exactly. Both have to be
+# equal to NumPy's result, without any tolerance:
 
 # %%
 print("classic equals modern:", np.array_equal(classic, modern))
@@ -301,8 +305,8 @@ print("both equal NumPy:     ", np.array_equal(classic, len(plan) * (big @ big))
 # %% [markdown]
 # ## Break it
 #
-# An operation that ran somewhere else than you think. The guide's example gives each device
-# constants instead of a placeholder. The log is as expected:
+# An operation that ran somewhere else than you think. Give each device constants instead of a
+# placeholder, as many examples do. The log is as expected:
 
 # %%
 graph = tf.Graph()
@@ -330,11 +334,10 @@ print("multiplications that ran:", [op.name for op in step.ops if op.type == "Ma
 # %% [markdown]
 # The sum is right, and nothing was multiplied on any device. TensorFlow saw that the inputs never
 # change, computed the products once, before the first step, and keeps the result. The log says
-# what was *planned*, the trace what *ran*. Whoever measures speed or memory has to look at the
-# trace.
+# what was *planned*, the trace what *ran*. To measure speed or memory, look at the trace.
 #
-# A wrong name under soft placement loses an operation, too. A check on the trace finds it in both
-# cases, and belongs in every program that relies on its places:
+# A wrong name under soft placement moves an operation without a word. One check on the trace
+# catches both:
 
 # %%
 def assert_placed(step, wanted):
@@ -343,15 +346,21 @@ def assert_placed(step, wanted):
     assert not wrong, f"not where they should be: {wrong}"
 
 
-try:
-    assert_placed(step, {"product_0": plan.devices[0]})
-except AssertionError as error:
-    print(error)
+def lost(x):
+    with tf.device("/GPU:63"):
+        return tf.matmul(x, x, name="product_0")
+
+
+for traced in [step, trace.function_step(lost, numbers)[1]]:
+    try:
+        assert_placed(traced, {"product_0": plan.devices[0]})
+    except AssertionError as error:
+        print(error)
 
 # %% [markdown]
 # ## On your own
 #
-# Under each exercise a collapsed cell holds a solution: open it with a click.
+# Under each exercise is its solution, in JupyterLab a collapsed cell: open it with a click.
 #
 # **1.** Build the full name of the plan's last device, such as
 # `/job:localhost/replica:0/task:0/device:CPU:7`, from its short name `plan.devices[-1]`. It should
@@ -370,8 +379,9 @@ checks.full_name(answer)
 
 # %% [markdown]
 # **2.** Write a function for `tf1.device` that puts variables on the host, and everything else on
-# the plan's first device. A variable of a graph is an operation of the type `VarHandleOp`. What
-# reads or assigns it goes where the variable is, without being told.
+# the plan's first device. In a graph, the
+# variable that `tf1.get_variable` makes is an operation of the type `VarHandleOp`. What reads or
+# assigns it goes where the variable is, without being told.
 
 # %% tags=["exercise"]
 def choose(op):
@@ -389,8 +399,8 @@ checks.variables_on_host(choose)
 
 # %% [markdown]
 # **3.** `add_products` sends each whole product to the host. Suppose that only the sum of all its
-# entries is wanted, one number. Write `add_entries` so that each device still multiplies and the
-# host still adds, and no device sends more than 4 bytes. The check reads the bytes from a trace.
+# entries is wanted, one number. Write `add_entries` so that each device still multiplies, and
+# sends no more than 4 bytes. The check reads the bytes from a trace.
 
 # %% tags=["exercise"]
 def add_entries(x):
@@ -415,8 +425,8 @@ checks.add_entries(add_entries)
 # ## What we saw
 #
 # - A device name was built from parts, taken apart and merged.
-# - Unasked, TensorFlow put everything on one device, in a graph and in today's code.
-# - A wrong name raised an error in a graph and was silent in today's code.
+# - Unasked, TensorFlow put everything in one place, in a graph and in today's code.
+# - A wrong name raised an error in a session and was silent in today's code.
 # - Two products and a sum crossed devices with exactly the bytes of their shapes, and classic and
 #   modern gave the same sum.
 # - The log said where operations were planned, and the trace which of them ran.

@@ -5,6 +5,7 @@ Lesson 00 draws the first timeline, lesson 01 the first placement map.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from importlib import resources
 from typing import Any
@@ -79,7 +80,7 @@ def timeline(trace: Trace, ax: Any = None) -> Any:
     ax.invert_yaxis()
     ax.set_xlim(0, trace.length * 1e3 or 1)
     ax.set_xlabel("time in the step, ms")
-    ax.set_title("What each device ran, and when", loc="left")
+    ax.set_title("When each device worked", loc="left")
     return ax
 
 
@@ -139,13 +140,22 @@ def placement_map(step: Trace | Placement, ax: Any = None) -> Any:
                         zorder=3, bbox={"boxstyle": "round,pad=0.3", "facecolor": colour(device),
                                         "edgecolor": "white"})  # fmt: skip
         top += height + 0.15
+
+    def arrow(start: tuple[str, str], end: tuple[str, str], color: str, width: float) -> None:
+        (x0, y0), (x1, y1) = where[start], where[end]
+        run = (x1 - x0) * max(1, 7.1 / wide), (y1 - y0) * 0.4  # in inches, as the size above has it
+        ax.annotate("", where[end], where[start], zorder=2, arrowprops={
+            "arrowstyle": "-|>", "color": color, "linewidth": width,
+            "shrinkA": _reach(label[start], *run), "shrinkB": _reach(label[end], *run),
+        })  # fmt: skip
+
     device_of = dict(ops)
     seen = set()
     for source, target in edges:
         ends = (device_of[source], group[source]), (device_of[target], group[target])
         if ends[0] != ends[1] and ends[0][0] == ends[1][0] and ends not in seen:
             seen.add(ends)
-            _arrow(ax, where[ends[0]], where[ends[1]], "#b0b0b0", 0.9)
+            arrow(*ends, "#b0b0b0", 0.9)
     crossing: Counter[Any] = Counter()
     for copy in copies:
         maker = copy.tensor.partition(":")[0]
@@ -156,7 +166,7 @@ def placement_map(step: Trace | Placement, ax: Any = None) -> Any:
         for box in sorted(users, key=lambda box: (column[copy.target, box], box))[:1]:
             crossing[(copy.source, group[maker]), (copy.target, box)] += copy.bytes or 0
     for (start, end), size in crossing.items():
-        _arrow(ax, where[start], where[end], colour(start[0]), 1.6)
+        arrow(start, end, colour(start[0]), 1.6)
         (x0, y0), (x1, y1) = where[start], where[end]
         ax.text(x0 + 0.55 * (x1 - x0), y0 + 0.55 * (y1 - y0), size_text(size), size=7.5,
                 ha="center", va="center", zorder=4,
@@ -235,9 +245,8 @@ def _spread(
     return centre, reached
 
 
-def _arrow(
-    ax: Any, start: tuple[float, float], end: tuple[float, float], color: str, width: float
-) -> None:
-    ax.annotate("", end, start, zorder=2, arrowprops={
-        "arrowstyle": "-|>", "color": color, "linewidth": width, "shrinkA": 12, "shrinkB": 12,
-    })  # fmt: skip
+def _reach(label: str, across: float, down: float) -> float:
+    """Give the way from the middle of a box to its edge in a direction, in points."""
+    half_width, half_height = 0.034 * len(label) + 0.07, 0.12
+    ways = [half / abs(way) for half, way in ((half_width, across), (half_height, down)) if way]
+    return 72 * min(ways, default=0) * math.hypot(across, down)

@@ -67,7 +67,7 @@ class Plan:
         means = {
             "gpus": "every device is a GPU of its own",
             "split-gpu": "every device is a share of a GPU",
-            "cores": "every device is one core of the CPU",
+            "cores": "every device stands for one core of the CPU",
         }[self.mode]
         lines = [f"mode     {self.mode}: {means}", f"host     {self.host}  the CPU"]
         for i, (name, real) in enumerate(zip(self.devices, self.real, strict=True)):
@@ -227,7 +227,7 @@ def _use_cores(tf: Any, n: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     # once than there are devices.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(n)
-    return tuple(f"/CPU:{i + 1}" for i in range(n)), ("one core",) * n
+    return tuple(f"/CPU:{i + 1}" for i in range(n)), ("one thread",) * n
 
 
 def _use_gpus(tf: Any, gpus: list[Any], n: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
