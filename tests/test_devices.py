@@ -256,7 +256,7 @@ def test_timing_says_what_a_speedup_means():
     )
     assert timing(2, 1).endswith("on 1 core: results are real, a timing beyond 1 device shows "
                                  "nothing")  # fmt: skip
-    assert timing(2, 9, "gpus") == "2 devices on 2 GPUs: a speed-up measured here is real"
+    assert timing(2, 9, "gpus") == "2 devices, each a GPU: a speed-up measured here is real"
     assert timing(2, 9, "split-gpu").endswith("a speed-up is not")
 
 

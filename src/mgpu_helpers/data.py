@@ -64,7 +64,7 @@ def digits(
     n = count if n is None else _whole("n", n, "a number of digits", 1, f"None for all {count}")
     size = _whole("size", size, "a size in pixels", SMALLEST, most=LARGEST)
 
-    bits = _bits(seed)
+    bits = stream(seed)
     # Which move an original gets in which pass: a permutation of all moves, so that none repeats.
     moves = bits.random_raw(count * len(_SHIFTS)).reshape(count, -1).argsort(kind="stable")
     passes = -(-n // count)
@@ -94,7 +94,7 @@ def batches(
     if len(images) != count:
         raise ValueError(f"{len(images)} images and {count} labels: give as many of each.")
     batch_size = _whole("batch_size", batch_size, "a number of examples", 1, most=count)
-    order = _shuffle(_bits(seed), count)
+    order = _shuffle(stream(seed), count)
     starts = range(0, count - batch_size + 1, batch_size)
     chosen = (order[start : start + batch_size] for start in starts)
     return ((images[some], labels[some]) for some in chosen)
@@ -147,7 +147,8 @@ def _whole(
     return number
 
 
-def _bits(seed: int) -> np.random.PCG64:
+def stream(seed: int) -> np.random.PCG64:
+    """Start the stream of random bits that belongs to a seed, the same on every machine."""
     # Only the raw stream is promised to stay the same; Generator's methods may change with NumPy.
     return np.random.PCG64(_whole("seed", seed, "a seed", 0))
 

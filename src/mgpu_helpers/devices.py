@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mgpu_helpers import nvml, quiet
+from mgpu_helpers.wording import counted
 
 MODES = ("gpus", "split-gpu", "cores")
 MOST = 64  # more logical devices than any one machine has GPUs
@@ -43,7 +44,7 @@ class Plan:
         """Say in one sentence what a timing means on these devices."""
         n = len(self)
         if self.mode == "gpus":
-            return f"{_count(n, 'device')} on {_count(n, 'GPU')}: a speed-up measured here is real"
+            return f"{counted(n, 'device')}, each a GPU: a speed-up measured here is real"
         if self.mode == "split-gpu":
             return "the devices share a GPU: placement and results are real, a speed-up is not"
         if n == 1:
@@ -54,14 +55,14 @@ class Plan:
                 f"work, at most {n} times"
             )
         return (
-            f"{n} devices on {_count(self.cores, 'core')}: results are real, a timing beyond "
-            f"{_count(self.cores, 'device')} shows nothing"
+            f"{n} devices on {counted(self.cores, 'core')}: results are real, a timing beyond "
+            f"{counted(self.cores, 'device')} shows nothing"
         )
 
     @property
     def corner(self) -> str:
         """Name the mode and the machine in a few words, for the corner of a chart."""
-        return f"{self.mode} mode · {_count(len(self), 'device')} · {self.machine}"
+        return f"{self.mode} mode · {counted(len(self), 'device')} · {self.machine}"
 
     def __repr__(self) -> str:
         means = {
@@ -98,7 +99,7 @@ class Plan:
         used = len(self) if devices is None else _whole(devices, "devices")
         if not 1 <= used <= len(self):
             raise ValueError(
-                f"devices={devices}, but this plan has {_count(len(self), 'device')}: "
+                f"devices={devices}, but this plan has {counted(len(self), 'device')}: "
                 f"use 1 to {len(self)}, or restart the kernel and call devices.setup({used})."
             )
         config = ConfigProto()
@@ -145,8 +146,8 @@ def setup(n: int = 2) -> Plan:
         if len(_plan) == n:
             return _plan
         raise RuntimeError(
-            f"TensorFlow has started with {_count(len(_plan), 'device')} and cannot change to {n}: "
-            f"restart the kernel and call devices.setup({n}) first."
+            f"TensorFlow has started with {counted(len(_plan), 'device')} and cannot change "
+            f"to {n}: restart the kernel and call devices.setup({n}) first."
         )
     # CUDA's own order is fastest first; nvidia-smi's is by bus. One order everywhere is worth more.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
@@ -191,9 +192,6 @@ def current() -> Plan | None:
     return _plan
 
 
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
-
 
 def _whole(value: Any, what: str) -> int:
     try:
@@ -211,8 +209,8 @@ def _mode(n: int, gpus: int) -> str:
         raise ValueError(f"MGPU_MODE={mode!r} is not a mode: use {', '.join(MODES)}.")
     if mode == "gpus" and gpus < n or mode == "split-gpu" and gpus == 0:
         raise RuntimeError(
-            f"MGPU_MODE={mode} with {_count(n, 'device')}, but TensorFlow sees "
-            f"{_count(gpus, 'GPU')}: unset MGPU_MODE to get {fits} mode, or ask "
+            f"MGPU_MODE={mode} with {counted(n, 'device')}, but TensorFlow sees "
+            f"{counted(gpus, 'GPU')}: unset MGPU_MODE to get {fits} mode, or ask "
             "`python -m mgpu_helpers` what is missing."
         )
     return mode
@@ -286,12 +284,12 @@ def _verify(tf: Any, wanted: list[str]) -> None:
 def _describe(mode: str, gpus: int) -> tuple[int, str, str]:
     cores = _cores()
     if mode == "cores":
-        note = f"{_count(gpus, 'GPU')} not used (MGPU_MODE=cores)" if gpus else "no GPU"
+        note = f"{counted(gpus, 'GPU')} not used (MGPU_MODE=cores)" if gpus else "no GPU"
     else:
-        note = f"{_count(gpus, 'GPU')} seen"
-    machine = f"{_processor()}, {_count(cores, 'core')}"
+        note = f"{counted(gpus, 'GPU')} seen"
+    machine = f"{_processor()}, {counted(cores, 'core')}"
     if mode != "cores":
-        machine = f"{_count(gpus, 'GPU')}, {machine}"
+        machine = f"{counted(gpus, 'GPU')}, {machine}"
     return cores, machine, note
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mgpu_helpers import __version__, nvml
+from mgpu_helpers.wording import counted
 
 INSTALL = 'pip install "mgpu-helpers[gpu]" (in the project: make lab GPU=1)'
 
@@ -113,7 +114,7 @@ def diagnose(facts: Facts) -> list[str]:
     which = {1: "the GPU"}.get(there, f"all {there} GPUs")
     causes = []
     if not driver.gpus:
-        causes.append(f"{_count(there, 'NVIDIA card')} on the PCI bus. {driver.reason}")
+        causes.append(f"{counted(there, 'NVIDIA card')} on the PCI bus. {driver.reason}")
     if tf.cuda is None:
         causes.append(_wrong_wheel(facts))
     elif driver.cuda and _major(driver.cuda) < _major(tf.cuda):
@@ -144,7 +145,7 @@ def diagnose(facts: Facts) -> list[str]:
         causes.append(_cuda_does_not_start(facts.cuda_error))
     if not causes:
         causes.append(
-            f"TensorFlow sees {facts.seen} of {_count(there, 'GPU')} for a reason not known here: "
+            f"TensorFlow sees {facts.seen} of {counted(there, 'GPU')} for a reason not known here: "
             "MGPU_VERBOSE=1 python -m mgpu_helpers shows what it says itself."
         )
     return causes
@@ -382,7 +383,3 @@ def _version(name: str) -> str | None:
 
 def _major(version: str) -> int:
     return int(version.split(".")[0])
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

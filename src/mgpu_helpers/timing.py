@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from mgpu_helpers.wording import counted
+
 FEWEST = 5  # pairs: with fewer, all of them fall on one side by chance too often
 
 
@@ -41,7 +43,7 @@ class Timing:
         rounded = float(f"{self.median:.3g}")
         unit, factor = ("s", 1) if rounded >= 1 else ("ms", 1e3) if rounded >= 1e-3 else ("µs", 1e6)
         middle, spread = _digits(*(factor * x for x in (self.median, self.low, self.high)))
-        return f"{middle} {unit} ({spread}, {_count(len(self.seconds), 'run')})"
+        return f"{middle} {unit} ({spread}, {counted(len(self.seconds), 'run')})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,7 +84,7 @@ class Comparison:
 
     def __repr__(self) -> str:
         first, second = self.names
-        pairs = _count(len(self.ratios), "pair")
+        pairs = counted(len(self.ratios), "pair")
         if not self.told:
             middle, spread = _digits(self.ratio, self.low, self.high)
             why = "no difference that can be told between" if len(self.ratios) >= FEWEST else (
@@ -176,7 +178,3 @@ def _digits(middle: float, low: float, high: float) -> tuple[str, str]:
     rounded = float(f"{middle:.3g}")
     places = max(0, 2 - math.floor(math.log10(rounded))) if rounded > 0 else 0
     return f"{middle:.{places}f}", f"{low:.{places}f} to {high:.{places}f}"
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
