@@ -1,7 +1,8 @@
 """Is a device of cores mode worth one core?
 
-Two towers against one device on the same global batch, and, as the most that this machine can give,
-two independent one-core processes against one of them. All four in turn, in one run.
+Two towers against one device on the same global batch, training the digits, and, as the most that
+this machine can give, two independent one-core processes against one of them. All four in turn, in
+one run.
 """
 
 from __future__ import annotations
@@ -17,42 +18,31 @@ GLOBAL_BATCH, STEPS, ROUNDS, TARGET = 512, 5, 12, 0.9
 
 
 def build(plan, n):
-    """Build a training step of a small network on n devices; return a function that runs it."""
-    import numpy as np
+    """Build a training step of n towers in a graph; return a function that runs it."""
     import tensorflow.compat.v1 as tf
 
-    rng = np.random.default_rng(seed=0)
-    images = rng.random([GLOBAL_BATCH, 28, 28, 1], "float32")
-    labels = rng.integers(0, 10, GLOBAL_BATCH)
+    from mgpu_helpers import data, models, towers
+
+    images, labels = data.digits(GLOBAL_BATCH)
+    network = models.seed_001(width=0.25)
     with tf.Graph().as_default() as graph:
         with tf.device(plan.host):
             x, y = tf.placeholder(tf.float32, images.shape), tf.placeholder(tf.int64, labels.shape)
-            shapes = {"conv1": [5, 5, 1, 16], "conv2": [5, 5, 16, 32], "out": [7 * 7 * 32, 10]}
-            start = tf.random_normal_initializer(stddev=0.05, seed=0)
-            w = {k: tf.get_variable(k, s, initializer=start) for k, s in shapes.items()}
-            shards = list(zip(tf.split(x, n), tf.split(y, n), strict=True))
-        gradients = []
-        for i, (device, (shard, label)) in enumerate(zip(plan.devices, shards, strict=False)):
-            with tf.device(device), tf.name_scope(f"tower_{i}"):
-                h = tf.nn.relu(tf.nn.conv2d(shard, w["conv1"], 1, "SAME"))
-                h = tf.nn.max_pool2d(h, 2, 2, "SAME")
-                h = tf.nn.relu(tf.nn.conv2d(h, w["conv2"], 1, "SAME"))
-                h = tf.reshape(tf.nn.max_pool2d(h, 2, 2, "SAME"), [-1, 7 * 7 * 32])
-                loss = tf.reduce_mean(
-                    tf.nn.sparse_softmax_cross_entropy_with_logits(
-                        logits=tf.matmul(h, w["out"]), labels=label
-                    )
-                )
-                gradients.append(
-                    tf.gradients(loss, list(w.values()), colocate_gradients_with_ops=True)
-                )
-        with tf.device(plan.host):
-            mean = [tf.add_n(list(g)) / n for g in zip(*gradients, strict=True)]
-            step = tf.train.GradientDescentOptimizer(0.01).apply_gradients(
-                list(zip(mean, w.values(), strict=True))
-            )
+        weights = models.classic(network, device=plan.host)
+
+        def tower(x, y):
+            read = models.read(weights)
+            loss = models.loss(models.logits(network, read, x), y)
+            return tf.gradients(loss, list(read.values()), colocate_gradients_with_ops=True)
+
+        shards = towers.split(x, n), towers.split(y, n)
+        gradients = towers.run(tower, plan.devices[:n], *shards)
+        mean = towers.average(gradients, device=plan.host)
+        step = tf.train.AdamOptimizer(1e-3).apply_gradients(
+            list(zip(mean, weights.values(), strict=True))
+        )
         init = tf.global_variables_initializer()
-    session = tf.Session(graph=graph, config=plan.session_config(devices=n))
+    session = tf.Session(graph=graph, config=plan.session_config(devices=n, soft_placement=True))
     session.run(init)
     return lambda: session.run(step, {x: images, y: labels})
 

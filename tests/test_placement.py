@@ -247,3 +247,20 @@ def test_by_device_counts_as_people_do(table):
         ("/CPU:0", ("host/total",)), ("/CPU:1", ("a", "product")), ("/CPU:2", ("twice",)),
         ("/CPU:10", ("far",)),
     ]  # fmt: skip
+
+
+def test_logging_asked_for_after_the_start_switches_soft_placement_instead():
+    """Lesson 01 says so of TensorFlow 2.18 to 2.21; when it is mended, the lesson can say less."""
+    done = run_python(
+        "from mgpu_helpers import placement\n"
+        "import tensorflow as tf\n"
+        "tf.ones([])\n"
+        "tf.debugging.set_log_device_placement(False)\n"
+        "try:\n"
+        "    with tf.device('/GPU:63'): tf.zeros([])\n"
+        "except tf.errors.InvalidArgumentError: print('soft placement is off')\n"
+        "tf.debugging.set_log_device_placement(True)\n"
+        "with placement.capture() as log, tf.device('/GPU:63'): tf.zeros([2]) + 1\n"
+        "print(len(log.raw), 'lines')\n"
+    )
+    assert done.stdout.splitlines() == ["soft placement is off", "0 lines"]

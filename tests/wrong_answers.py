@@ -17,6 +17,14 @@ INSIDE = SHARE.replace("tf.split(right, len(plan), axis=1)", "range(len(plan))")
     "shard))", "tf.split(right, len(plan), axis=1)[shard]))"
 )
 
+WEIGHTED = """
+def weighted_average(tower_gradients, sizes):
+    return [
+        tf.add_n([size / sum(sizes) * gradient for size, gradient in zip(sizes, each)])
+        for each in zip(*tower_gradients)
+    ]
+"""
+
 WRONG: dict[str, list[tuple[int, str, str]]] = {
     "00": [
         (1, "answer = plan.devices[0]", "it is not on /CPU:1"),
@@ -43,5 +51,23 @@ WRONG: dict[str, list[tuple[int, str, str]]] = {
             "add_entries = lambda x: len(plan) * tf.reduce_sum(tf.matmul(x, x))",
             "multiplied nothing",
         ),
+    ],
+    "06": [
+        (1, "distances = make_parallel(lambda points: points, plan.devices)", "it is called with"),
+        (1, "distances = lambda points, others: tf.zeros([24])", "should be 5"),
+        (2, "make_parallel_uneven = lambda f, d: lambda x: f(x)", "differ by one at most"),
+        (2, "make_parallel_uneven = lambda f, d: lambda x: f(x)[:10]", "in order"),
+        (3, "mean_error = squared_error", "one number is wanted"),
+        (3, "mean_error = lambda x, y: tf.reduce_mean(squared_error(x, y))", "did nothing"),
+        (3, "mean_error = lambda x, y: tf.reduce_sum(squared_error(x, y))", "the mean is"),
+    ],
+    "07": [
+        (1, WEIGHTED.replace("/ sum(sizes)", ""), "divide the sizes by their sum"),
+        (1, WEIGHTED.replace("size / sum(sizes) *", "len(sizes) *"), "not"),
+        (1, "weighted_average = lambda towers, sizes: towers[0]", "should become 20"),
+        (2, "half_the_bytes = lambda v: tf.cast(tf.add_n(v), tf.float16)", "should be float32"),
+        (2, "half_the_bytes = lambda vectors: vectors[0]", "not right to 0.01"),
+        (3, "mask_seed = lambda step, tower: (step * tower, 1)", "has the seed of"),
+        (3, "mask_seed = lambda step, tower: step", "two whole numbers"),
     ],
 }

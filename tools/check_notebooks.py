@@ -148,7 +148,7 @@ def no_empty_cell(built: Built) -> Iterator[str]:
 
 
 def sizes(built: Built) -> Iterator[str]:
-    lines = [len(cell.source.splitlines()) for _, cell in built.code()]
+    lines = [len(re.findall(r"\S.*", cell.source)) for _, cell in built.code()]
     for (number, _), count in zip(built.code(), lines, strict=True):
         if count > MOST_LINES:
             yield f"cell {number} has {count} lines: at most {MOST_LINES}"

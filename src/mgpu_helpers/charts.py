@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
+
+import numpy as np
 
 from mgpu_helpers.devices import current, order
 from mgpu_helpers.placement import Placement
@@ -103,6 +106,27 @@ def live_bytes(trace: Trace, ax: Any = None) -> Any:
     ax.set_title("What one step holds on each device", loc="left")
     if trace.memory:
         ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    return ax
+
+
+def per_example(seconds: Mapping[int, Sequence[float]], ax: Any = None) -> Any:
+    """Draw the seconds an example takes against the number of devices, with the ideal line.
+
+    Each number of devices has its runs: the dot is their median, the bar their middle half.
+    """
+    ax = axes(ax)
+    counts = sorted(seconds)
+    low, middle, high = np.quantile([seconds[n] for n in counts], [0.25, 0.5, 0.75], axis=1) * 1e3
+    ax.errorbar(counts, middle, [middle - low, high - middle], fmt="o", color=PALETTE[0],
+                capsize=3, label="measured")  # fmt: skip
+    ideal = [middle[0] * counts[0] / n for n in counts]
+    ax.plot(counts, ideal, **IDEAL, label="ideal: one device, divided")
+    ax.set_xticks(counts)
+    ax.set_ylim(bottom=0)
+    ax.set_xlabel("devices")
+    ax.set_ylabel("time an example, ms")
+    ax.set_title("What an example costs", loc="left")
+    ax.legend(frameon=False)
     return ax
 
 

@@ -145,3 +145,128 @@ def add_entries(function: Callable[[Any], Any]) -> None:
         if source in plan.devices and size > 4:
             return _not_yet(f"{source} sent {size:,} bytes to {target}: add up in its own block")
     print("yes: the same number, and each device sent 4 bytes")
+
+
+def distances(function: Callable[..., Any]) -> None:
+    """Check exercise 1 of lesson 06: a function of two batches on every device."""
+    plan = devices.current()
+    points = np.arange(48, dtype="float32").reshape(24, 2)
+    others = points + np.array([3, 4], "float32")
+    try:
+        value, step = trace.function_step(lambda p, q: function(points=p, others=q), points, others)
+    except TypeError as error:
+        return _not_yet(f"it is called with points= and others=, and said: {error}")
+    if value.shape != (24,):
+        return _not_yet(f"the result has shape {value.shape}, not (24,)")
+    if not np.array_equal(value, np.full(24, 5.0, "float32")):
+        return _not_yet("every distance should be 5")
+    idle = set(plan.devices) - {op.device for op in step.ops}
+    if idle:
+        return _not_yet(f"{', '.join(sorted(idle))} did nothing: wrap it with make_parallel")
+    print(f"yes: 24 distances of 5, from {len(plan)} of {len(plan)} devices")
+
+
+def uneven(make: Callable[..., Any]) -> None:
+    """Check exercise 2 of lesson 06: shards that differ by one example at most."""
+    plan = devices.current()
+    x = np.arange(5 * len(plan) + 1, dtype="float32")
+    sizes: list[int] = []
+
+    def square(x: Any) -> Any:
+        sizes.append(int(x.shape[0]))
+        return x * x
+
+    try:
+        value = np.asarray(make(square, plan.devices)(x=x))
+    except Exception as error:
+        return _not_yet(f"{len(x)} examples raise {type(error).__name__}: split them by sizes")
+    if not np.array_equal(value, x * x):
+        return _not_yet("the numbers are not those of the whole batch, in order")
+    if sorted(sizes) != sorted(map(len, np.array_split(x, len(plan)))):
+        return _not_yet(f"the shards hold {sizes} examples; they should differ by one at most")
+    print(f"yes: {len(x)} examples as {' + '.join(map(str, sizes))}")
+
+
+def mean_error(function: Callable[[Any, Any], Any], error: Callable[[Any, Any], Any]) -> None:
+    """Check exercise 3 of lesson 06: one number from each device instead of one an example."""
+    plan = devices.current()
+    rng = np.random.default_rng(seed=3)
+    x, y = rng.integers(-5, 6, [2, 24 * len(plan)]).astype("float32")
+    value, step = trace.function_step(function, x, y)
+    if np.ndim(value):
+        return _not_yet(f"the result has shape {np.shape(value)}; one number is wanted")
+    right = np.mean(error(x, y))
+    if not np.isclose(value, right, rtol=1e-4):
+        return _not_yet(f"the mean is {value:.4g}, not {right:.4g}")
+    idle = set(plan.devices) - {op.device for op in step.ops if op.type == "MatMul"}
+    if idle:
+        return _not_yet(f"{', '.join(sorted(idle))} did nothing")
+    for copy in step.copies:  # what reads the weights has to send them
+        if copy.source in plan.devices and copy.bytes > 4 and "ReadVariable" not in copy.tensor:
+            return _not_yet(f"{copy.source} sent {copy.bytes:,} bytes: take its mean before")
+    print("yes: the same mean, and each device sent 4 bytes")
+
+
+def weighted_average(function: Callable[..., Any]) -> None:
+    """Check exercise 1 of lesson 07: gradients weighted by the sizes of their shards."""
+    towers = [[np.float32([1, 2]), np.float32(10)], [np.float32([5, 6]), np.float32(50)]]
+    try:
+        got = [np.asarray(g) for g in function(towers, [3, 1])]
+    except Exception as error:
+        return _raised(error)
+    wanted = [np.float32([2, 3]), np.float32(20)]
+    if len(got) != 2 or any(g.shape != w.shape for g, w in zip(got, wanted, strict=True)):
+        return _not_yet("return one gradient for each variable, of the variable's shape")
+    if np.allclose(got[1], 30):
+        return _not_yet("3 examples and 1 count the same: 10 and 50 should become 20, not 30")
+    if np.allclose(got[1], 80):
+        return _not_yet("divide the sizes by their sum: 10 and 50 should become 20, not 80")
+    if not all(np.allclose(g, w) for g, w in zip(got, wanted, strict=True)):
+        return _not_yet(f"10 and 50, from 3 examples and 1, should become 20, not {got[1]:.3g}")
+    print("yes: 10 from 3 examples and 50 from 1 become 20")
+
+
+def half_the_bytes(function: Callable[..., Any]) -> None:
+    """Check exercise 2 of lesson 07: an average whose parts cross in half the bytes."""
+    import tensorflow as tf
+
+    plan, length = devices.current(), 1000
+
+    def step(seed: Any) -> Any:
+        vectors = []
+        for i, device in enumerate(plan.devices):
+            with tf.device(device):
+                vectors.append(tf.random.stateless_normal([length], tf.stack([seed, i])))
+        return function(vectors), tf.add_n(vectors) / len(vectors)
+
+    try:
+        (got, wanted), _ = trace.function_step(step, tf.constant(3))
+        _, traced = trace.function_step(lambda seed: step(seed)[0], tf.constant(3))
+    except Exception as error:
+        return _raised(error)
+    if got is None or got.dtype != np.float32:
+        return _not_yet(f"the average should be float32, not {getattr(got, 'dtype', None)}")
+    if not np.allclose(got, wanted, atol=0.01):
+        return _not_yet("the average is not right to 0.01")
+    for device in plan.devices:
+        sent = sum(c.bytes for c in traced.copies if c.source == device)
+        if sent > 2 * length:
+            return _not_yet(f"{device} sent {sent:,} bytes; {2 * length:,} do: cast in its block")
+    print(f"yes: right to 0.01, and {2 * length:,} bytes from each device, not {4 * length:,}")
+
+
+def mask_seed(function: Callable[[int, int], Any]) -> None:
+    """Check exercise 3 of lesson 07: a dropout seed for each step and tower."""
+    seen: dict[tuple[int, ...], tuple[int, int]] = {}
+    for step in range(20):
+        for tower in range(8):
+            seed = tuple(int(part) for part in np.ravel(function(step, tower)))
+            if len(seed) != 2:
+                return _not_yet(f"a seed has two whole numbers, not {len(seed)}")
+            if seed in seen:
+                return _not_yet(
+                    f"step {step} of tower {tower} has the seed of step {seen[seed][0]} of tower "
+                    f"{seen[seed][1]}: {seed}"
+                )
+            seen[seed] = step, tower
+    print("yes: 20 steps of 8 towers have 160 seeds")

@@ -1,0 +1,482 @@
+# %% [markdown]
+# # Run a function on every device
+#
+# A function that you wrote for one device runs on all of them, each on its share of the batch,
+# with one set of weights.
+#
+# [[previous]] put single operations where they should be; a model has hundreds of them.
+#
+# **You will learn** to
+# - split a batch and run any function on every device,
+# - train a model that way by changing two lines,
+# - place the gradients where the forward operations are,
+# - share variables between the devices, and notice when they are not shared,
+# - say the same in today's code.
+#
+# **You need** lessons 00 and 01.
+
+# %%
+from mgpu_helpers import devices
+
+plan = devices.setup(2)
+plan
+
+# %%
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from mgpu_helpers import charts, checks, placement, towers, trace
+
+# %% [markdown]
+# ## Add two vectors
+#
+# One device adds two vectors of eight numbers:
+
+# %%
+a = tf.range(8.0)
+b = 10 * a
+with tf.device(plan.devices[0]):
+    print((a + b).numpy())
+
+# %% [markdown]
+# To use all devices, split both vectors, add the pieces where they belong, and join the sums. Look
+# at the pieces:
+
+# %%
+sums = []
+for device, piece_a, piece_b in zip(plan.devices, tf.split(a, len(plan)), tf.split(b, len(plan))):
+    with tf.device(device):
+        sums.append(piece_a + piece_b)
+        print(devices.short(sums[-1].device), sums[-1].numpy())
+print(tf.concat(sums, axis=0).numpy())
+
+# %% [markdown]
+# Each device made its piece, and the joined vector is the one from before. Nothing in these lines
+# depends on the addition. So take it out:
+
+# %%
+def make_parallel(function, devices):
+    def parallel(**batches):
+        pieces = {name: tf.split(batch, len(devices)) for name, batch in batches.items()}
+        outputs = []
+        for i, device in enumerate(devices):
+            with tf.device(device):
+                outputs.append(function(**{name: piece[i] for name, piece in pieces.items()}))
+        return tf.concat(outputs, axis=0)
+
+    return parallel
+
+
+# %% [markdown]
+# It takes a function and returns one that does the same on all devices. The function may be
+# anything whose inputs and output are **batches**: an entry of the output depends on the same
+# entry of the inputs, and on no other.
+
+# %%
+def add(a, b):
+    return a + b
+
+
+print(make_parallel(add, plan.devices)(a=a, b=b).numpy())
+
+# %% [markdown]
+# The same again with a million numbers each, traced. Look for the bytes: each device gets its
+# share of both vectors and sends back one share.
+
+# %%
+rng = np.random.default_rng(seed=0)
+long_a, long_b = rng.integers(0, 100, [2, 1_000_000]).astype("float32")
+
+result, step = trace.function_step(
+    lambda a, b: make_parallel(add, plan.devices)(a=a, b=b), long_a, long_b
+)
+print("equal to NumPy's sum:", np.array_equal(result, long_a + long_b))
+for (source, target), size in step.bytes_between().items():
+    print(f"{source} -> {target}  {size:>10,} bytes")
+
+# %% [markdown]
+# Twelve bytes cross for one addition, so this is a bad use of a GPU. It is a good first use of
+# `make_parallel`: the next function does more with each number.
+#
+# ## Fit a parabola
+#
+# The model is a parabola with three weights, and its loss is the squared error of each example. It
+# is classic code: `get_variable` makes the weights when it is called first.
+
+# %%
+def model(x, y):
+    w = tf1.get_variable("w", [3, 1], initializer=tf1.zeros_initializer())
+    powers = tf.stack([tf.square(x), x, tf.ones_like(x)], axis=1)
+    return tf.square(tf.squeeze(tf.matmul(powers, w), axis=1) - y)
+
+
+# %% [markdown]
+# First on one device. The loss of the batch is the mean over its examples, and Adam makes it
+# small:
+
+# %%
+def build(loss_of_each, colocate):
+    graph = tf.Graph()
+    with graph.as_default():
+        x = tf1.placeholder(tf.float32, [None], name="x")
+        y = tf1.placeholder(tf.float32, [None], name="y")
+        loss = tf.reduce_mean(loss_of_each(x=x, y=y), name="loss")
+        optimizer = tf1.train.AdamOptimizer(0.1)
+        pairs = optimizer.compute_gradients(loss, colocate_gradients_with_ops=colocate)
+        tf.identity(pairs[0][0], name="gradient")
+        optimizer.apply_gradients(pairs, name="train")
+        tf1.global_variables_initializer()
+    return graph
+
+
+one = build(model, colocate=False)
+print([variable.name for variable in one.get_collection("trainable_variables")])
+
+# %% [markdown]
+# The examples lie on the parabola 5x² + 3. So the weights should become 5, 0 and 3:
+
+# %%
+def train(graph, steps=3000):
+    rng = np.random.default_rng(seed=0)
+    with placement.capture() as log:
+        session = tf1.Session(graph=graph, config=plan.session_config(log_placement=True))
+        session.run("init")
+        for _ in range(steps):
+            x = rng.uniform(-10, 10, 96).astype("float32")
+            session.run("train", {"x:0": x, "y:0": 5 * x**2 + 3})
+    return session, log
+
+
+session, log = train(one)
+weights_of_one = session.run("w/Read/ReadVariableOp:0").ravel()
+print(np.round(weights_of_one, 1) + 0)
+
+# %% [markdown]
+# Now on all devices. Replace `model` by `make_parallel(model, plan.devices)`. It does not work
+# yet:
+
+# %%
+try:
+    build(make_parallel(model, plan.devices), colocate=False)
+    print("there is one device: nothing to share")
+except ValueError as error:
+    print(str(error).partition(". Did")[0])
+
+# %% [markdown]
+# The second device calls `get_variable("w")` again, and TensorFlow refuses to make a second `w`.
+# What is wanted is the first one, once more. `variable_scope` with `reuse=True` says that:
+
+# %%
+def make_parallel(function, devices):
+    def parallel(**batches):
+        pieces = {name: tf.split(batch, len(devices)) for name, batch in batches.items()}
+        outputs = []
+        for i, device in enumerate(devices):
+            scope = tf1.variable_scope(tf1.get_variable_scope(), reuse=i > 0)
+            with tf.device(device), tf.name_scope(f"tower_{i}"), scope:
+                outputs.append(function(**{name: piece[i] for name, piece in pieces.items()}))
+        return tf.concat(outputs, axis=0)
+
+    return parallel
+
+
+# %% [markdown]
+# The first call, with `reuse=False`, makes the variables; every later one takes them. The variable
+# scope stays the one that was there, so the variable keeps its name. The name scope only groups
+# the operations of a device, for maps and for TensorBoard.
+
+# %%
+everywhere = build(make_parallel(model, plan.devices), colocate=False)
+print([variable.name for variable in everywhere.get_collection("trainable_variables")])
+
+session, log = train(everywhere)
+print(np.round(session.run("w/Read/ReadVariableOp:0").ravel(), 1) + 0)
+
+# %% [markdown]
+# One `w`, and the same parabola.
+#
+# ## Where the gradients are
+#
+# Training is more than the forward pass. Count where the operations of the backward pass were
+# placed; their names begin with `gradients`:
+
+# %%
+def gradients_by_device(log):
+    kept = [row for row in log.rows if row.type != "Const"]
+    rows = [row for row in kept if row.name.startswith(("gradients/", "gradient_tape/"))]
+    return dict(Counter(row.device for row in rows))
+
+
+print(gradients_by_device(log))
+
+# %% [markdown]
+# Nearly all are in one place: where TensorFlow puts what nobody placed. `tf.device` applies to
+# what is created in its block, and the gradients are created later, by `minimize`.
+# `colocate_gradients_with_ops=True` puts each beside the forward operation that it belongs to:
+
+# %%
+colocated = build(make_parallel(model, plan.devices), colocate=True)
+session, log = train(colocated)
+print(gradients_by_device(log))
+
+# %% [markdown]
+# Now each device computes the gradients of its own shard. What is left on the host belongs to
+# `tf.concat` and to the mean, which are there, too.
+#
+# `make_parallel` and `colocate_gradients_with_ops=True` are the two lines that change between one
+# device and many. Here is the gradient of a batch of 96 in that graph:
+
+# %% tags=["cover"]
+feed = {"x:0": np.ones(96, "float32"), "y:0": np.ones(96, "float32")}
+session.run("gradient:0", feed)
+_, step = trace.session_step(session, "gradient:0", feed)
+print("bytes that cross:", sum(step.bytes_between().values()))
+charts.placement_map(step)
+plt.show()
+
+# %% [markdown]
+# ## Proof: the same weights
+#
+# One device and all devices saw the same batches in the same order. The mean over a batch is the
+# same sum, added in another order, so the weights may differ in the last digits, and by no more:
+
+# %%
+weights_of_all = session.run("w/Read/ReadVariableOp:0").ravel()
+difference = np.abs(weights_of_all - weights_of_one).max()
+print("largest difference below 1e-3:", difference < 1e-3)
+
+# %% [markdown]
+# ## The graph for TensorBoard
+#
+# The map above is of one step. TensorBoard shows the whole graph and lets you open and close its
+# scopes. It reads a file that `FileWriter` writes, with or without TensorBoard on this machine.
+# Read back, the file holds the graph:
+
+# %%
+folder = Path(tempfile.mkdtemp())
+with colocated.as_default():
+    tf1.summary.FileWriter(str(folder), graph=colocated).close()
+(file,) = folder.iterdir()
+events = tf1.train.summary_iterator(str(file))
+stored = next(event.graph_def for event in events if event.graph_def)
+nodes = tf1.GraphDef.FromString(stored).node
+print("nodes:", len(nodes), "of", len(colocated.get_operations()))
+
+# %% [markdown]
+# `pip install tensorboard` and then `tensorboard --logdir FOLDER` show it at
+# `http://localhost:6006`, tab *Graphs*. Choose *Color: Device* there.
+#
+# ## The same today
+#
+# In today's code a variable is an object. It is made once, outside, and the function uses it.
+# There is no name to look up and no scope to reuse:
+
+# %%
+with tf.device(plan.devices[0]):
+    w = tf.Variable(tf.zeros([3, 1]))
+
+
+def squared_error(x, y):
+    powers = tf.stack([tf.square(x), x, tf.ones_like(x)], axis=1)
+    return tf.square(tf.squeeze(tf.matmul(powers, w), axis=1) - y)
+
+
+# %% [markdown]
+# A `tf.GradientTape` records the forward operations and gives the gradient. It knows nothing of
+# colocation. Look where its operations are; their names begin with `gradient_tape`:
+
+# %%
+@tf.function
+def gradient(x, y):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(make_parallel(squared_error, plan.devices)(x=x, y=y))
+    return tape.gradient(loss, w)
+
+
+x = rng.uniform(-10, 10, 96).astype("float32")
+with placement.capture() as log:
+    gradient(x, 5 * x**2 + 3)
+print(gradients_by_device(log))
+
+# %% [markdown]
+# All of them are where nobody put them. In today's code each device has to be asked for the
+# gradient of its own shard, inside its own block:
+
+# %%
+@tf.function
+def gradient(x, y):
+    gradients = []
+    for device, *shard in zip(plan.devices, tf.split(x, len(plan)), tf.split(y, len(plan))):
+        with tf.device(device), tf.GradientTape() as tape:
+            loss = tf.reduce_mean(squared_error(*shard))
+        with tf.device(device):
+            gradients.append(tape.gradient(loss, w))
+    with tf.device(plan.host):
+        return tf.add_n(gradients) / len(plan)
+
+
+with placement.capture() as log:
+    modern = gradient(x, 5 * x**2 + 3)
+print(gradients_by_device(log))
+
+# %% [markdown]
+# The loss of one shard and its gradient, on one device: that is a **tower**, and the next lesson
+# is about it. The gradient is the one of the classic graph, whose weights are zero again after
+# `init`:
+
+# %%
+session = tf1.Session(graph=colocated, config=plan.session_config())
+session.run("init")
+classic = session.run("gradient:0", {"x:0": x, "y:0": 5 * x**2 + 3})
+print("largest difference below 0.1 %:", np.abs(classic / modern - 1).max() < 1e-3)
+
+# %% [markdown]
+# ## Break it
+#
+# **Reuse forgotten.** Give each device a scope of its own, which looks tidy, and train. There is
+# no error, and the loss goes down. Count the variables, and look at the weights of each device:
+
+# %%
+def make_separate(function, devices):
+    def parallel(**batches):
+        pieces = {name: tf.split(batch, len(devices)) for name, batch in batches.items()}
+        outputs = []
+        for i, device in enumerate(devices):
+            with tf.device(device), tf1.variable_scope(f"tower_{i}"):
+                outputs.append(function(**{name: piece[i] for name, piece in pieces.items()}))
+        return tf.concat(outputs, axis=0)
+
+    return parallel
+
+
+separate = build(make_separate(model, plan.devices), colocate=True)
+session, log = train(separate, steps=200)
+found = separate.get_collection("trainable_variables")
+print("variables:", [variable.name for variable in found])
+each = session.run([f"{variable.op.name}/Read/ReadVariableOp:0" for variable in found])
+print("all devices have the same weights:", np.allclose(each, each[0], atol=1e-6))
+
+# %% [markdown]
+# With two devices these are two models, each trained on half of the examples. The check that tells
+# is the number of variables, which must not depend on the number of devices.
+#
+# **A function that returns one number**, and **halves that are not equal.** `make_parallel` joins
+# along the batch, and a mean has no batch left. Eleven examples do not divide over two devices:
+
+# %%
+for function, batch in [(tf.reduce_mean, a), (tf.square, tf.range(11.0))]:
+    try:
+        print(make_parallel(lambda x, f=function: f(x), plan.devices)(x=batch).shape)
+    except Exception as error:
+        print(type(error).__name__)
+
+# %% [markdown]
+# These are TensorFlow's errors, pages long, and they do not say what to do. The function of this
+# lesson is in the package as `towers.make_parallel`, with the same idea and with sentences:
+
+# %%
+for function, batch in [(tf.reduce_mean, a), (tf.square, tf.range(11.0))]:
+    try:
+        print(towers.make_parallel(function, plan.devices)(batch).shape)
+    except ValueError as error:
+        print(error)
+
+# %% [markdown]
+# ## On your own
+#
+# Under each exercise a collapsed cell holds a solution: open it with a click.
+#
+# **1.** A function with two inputs: the distance of each point from each other one of the same
+# row. `points` and `others` have the shape [n, 2]. Make `distances` run on all devices.
+
+# %% tags=["exercise"]
+def distance(points, others):
+    return tf.sqrt(tf.reduce_sum(tf.square(points - others), axis=1))
+
+
+distances = distance
+
+checks.distances(distances)
+
+# %% tags=["solution"]
+distances = make_parallel(distance, plan.devices)
+
+checks.distances(distances)
+
+# %% [markdown]
+# **2.** Write `make_parallel_uneven(function, devices)`, which also takes a batch that does not
+# divide: 11 examples over 2 devices are 6 and 5. `tf.split` accepts a list of sizes.
+
+# %% tags=["exercise"]
+def make_parallel_uneven(function, devices):
+    return make_parallel(function, devices)
+
+
+checks.uneven(make_parallel_uneven)
+
+# %% tags=["solution"]
+def make_parallel_uneven(function, devices):
+    def parallel(**batches):
+        size = len(next(iter(batches.values())))
+        sizes = [len(part) for part in np.array_split(np.arange(size), len(devices))]
+        pieces = {name: tf.split(batch, sizes) for name, batch in batches.items()}
+        outputs = []
+        for i, device in enumerate(devices):
+            with tf.device(device):
+                outputs.append(function(**{name: piece[i] for name, piece in pieces.items()}))
+        return tf.concat(outputs, axis=0)
+
+    return parallel
+
+
+checks.uneven(make_parallel_uneven)
+
+# %% [markdown]
+# **3.** `mean_error` sends the squared error of every example to the host, 4 bytes each, and takes
+# the mean there. Write it so that each device sends a single number, and the result stays the
+# same. The check reads the bytes from a trace.
+
+# %% tags=["exercise"]
+def mean_error(x, y):
+    return tf.reduce_mean(make_parallel(squared_error, plan.devices)(x=x, y=y))
+
+
+checks.mean_error(mean_error, squared_error)
+
+# %% tags=["solution"]
+def mean_error(x, y):
+    def mean_of_shard(x, y):
+        return tf.reduce_mean(squared_error(x, y), keepdims=True)
+
+    return tf.reduce_mean(make_parallel(mean_of_shard, plan.devices)(x=x, y=y))
+
+
+checks.mean_error(mean_error, squared_error)
+
+# %% [markdown]
+# ## What we saw
+#
+# - Eight numbers, then a million, were added in shards, one a device, and the sum was the same.
+# - A model ran on all devices after two lines changed, and learned the same weights.
+# - Without colocation nearly all gradients were in one place; with it each device had its own.
+# - Without reuse there were as many models as devices, and no error said so.
+# - Today's code shared its variable without a scope; its tape left the gradients unplaced until
+#   each device was asked for its own.
+#
+# ## In practice
+#
+# - `w` lives on the first device, because that is where it was made. Where variables should live
+#   is a question of its own, and lesson 07 measures the answers.
+# - `reuse=tf1.AUTO_REUSE` makes a variable at the first call and takes it at the others, without a
+#   condition. It also hides a misspelled name: that makes a new variable.
+# - A mean of the shards' means is the mean of the batch only if the shards are of the same size.
+# - A batch that does not divide is better avoided: `drop_remainder=True` in `tf.data`, or the
+#   helper's `uneven=True` with weights.
+#
+# Next: [[next]].
