@@ -17,6 +17,12 @@ INSIDE = SHARE.replace("tf.split(right, len(plan), axis=1)", "range(len(plan))")
     "shard))", "tf.split(right, len(plan), axis=1)[shard]))"
 )
 
+SCALAR = """
+def mean_error(x, y):
+    means = make_parallel(lambda x, y: tf.reduce_mean(squared_error(x, y)), plan.devices)
+    return tf.reduce_mean(means(x=x, y=y))
+"""
+
 WEIGHTED = """
 def weighted_average(tower_gradients, sizes):
     return [
@@ -53,10 +59,11 @@ WRONG: dict[str, list[tuple[int, str, str]]] = {
         ),
     ],
     "06": [
-        (1, "distances = make_parallel(lambda points: points, plan.devices)", "it is called with"),
+        (1, "distances = make_parallel(lambda points: points, plan.devices)", "raises TypeError"),
         (1, "distances = lambda points, others: tf.zeros([24])", "should be 5"),
         (2, "make_parallel_uneven = lambda f, d: lambda x: f(x)", "differ by one at most"),
         (2, "make_parallel_uneven = lambda f, d: lambda x: f(x)[:10]", "in order"),
+        (3, SCALAR, "keepdims=True"),
         (3, "mean_error = squared_error", "one number is wanted"),
         (3, "mean_error = lambda x, y: tf.reduce_mean(squared_error(x, y))", "did nothing"),
         (3, "mean_error = lambda x, y: tf.reduce_sum(squared_error(x, y))", "the mean is"),

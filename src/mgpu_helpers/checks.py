@@ -154,8 +154,8 @@ def distances(function: Callable[..., Any]) -> None:
     others = points + np.array([3, 4], "float32")
     try:
         value, step = trace.function_step(lambda p, q: function(points=p, others=q), points, others)
-    except TypeError as error:
-        return _not_yet(f"it is called with points= and others=, and said: {error}")
+    except Exception as error:
+        return _raised(error)
     if value.shape != (24,):
         return _not_yet(f"the result has shape {value.shape}, not (24,)")
     if not np.array_equal(value, np.full(24, 5.0, "float32")):
@@ -163,7 +163,7 @@ def distances(function: Callable[..., Any]) -> None:
     idle = set(plan.devices) - {op.device for op in step.ops}
     if idle:
         return _not_yet(f"{', '.join(sorted(idle))} did nothing: wrap it with make_parallel")
-    print(f"yes: 24 distances of 5, from {len(plan)} of {len(plan)} devices")
+    print("yes: 24 distances of 5, and every device did its share")
 
 
 def uneven(make: Callable[..., Any]) -> None:
@@ -179,7 +179,10 @@ def uneven(make: Callable[..., Any]) -> None:
     try:
         value = np.asarray(make(square, plan.devices)(x=x))
     except Exception as error:
-        return _not_yet(f"{len(x)} examples raise {type(error).__name__}: split them by sizes")
+        return _not_yet(
+            f"{len(x)} examples raise {type(error).__name__}: give tf.split sizes that add up to "
+            f"{len(x)}"
+        )
     if not np.array_equal(value, x * x):
         return _not_yet("the numbers are not those of the whole batch, in order")
     if sorted(sizes) != sorted(map(len, np.array_split(x, len(plan)))):
@@ -192,7 +195,12 @@ def mean_error(function: Callable[[Any, Any], Any], error: Callable[[Any, Any], 
     plan = devices.current()
     rng = np.random.default_rng(seed=3)
     x, y = rng.integers(-5, 6, [2, 24 * len(plan)]).astype("float32")
-    value, step = trace.function_step(function, x, y)
+    try:
+        value, step = trace.function_step(function, x, y)
+    except Exception as error:
+        if "scalars" in str(error):
+            return _not_yet("a shard's mean has no row left to join: keepdims=True keeps one")
+        return _raised(error)
     if np.ndim(value):
         return _not_yet(f"the result has shape {np.shape(value)}; one number is wanted")
     right = np.mean(error(x, y))
@@ -201,9 +209,13 @@ def mean_error(function: Callable[[Any, Any], Any], error: Callable[[Any, Any], 
     idle = set(plan.devices) - {op.device for op in step.ops if op.type == "MatMul"}
     if idle:
         return _not_yet(f"{', '.join(sorted(idle))} did nothing")
-    for copy in step.copies:  # what reads the weights has to send them
+    # What reads the weights has to send them.
+    for copy in sorted(step.copies, key=lambda copy: devices.order(copy.source)):
         if copy.source in plan.devices and copy.bytes > 4 and "ReadVariable" not in copy.tensor:
-            return _not_yet(f"{copy.source} sent {copy.bytes:,} bytes: take its mean before")
+            return _not_yet(
+                f"{copy.source} sent {copy.bytes:,} bytes: take the mean of its shard there, "
+                "before it is sent"
+            )
     print("yes: the same mean, and each device sent 4 bytes")
 
 
