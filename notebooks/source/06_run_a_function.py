@@ -247,8 +247,9 @@ plt.show()
 
 # %% [markdown]
 # The losses of all examples come to the host, which sends a gradient for each of them back, 4
-# bytes each. Of the weights and their gradient, three numbers, 12 bytes cross at a time. A number in a
-# box counts its operations, and `tower_1` on the first device reads the weights for the second.
+# bytes each. Of the weights and their gradient, three numbers, 12 bytes cross at a time. A number
+# in a box counts its operations, and `tower_1` on the first device reads the weights for the
+# second.
 #
 # ## Proof: the same weights
 #

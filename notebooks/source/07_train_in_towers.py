@@ -110,10 +110,11 @@ def build(n, variables_on):
         with tf.device(plan.host):
             tf.identity(average([[loss] for loss in losses])[0], name="loss")
             mean = [tf.identity(g, name=f"mean_{i}") for i, g in enumerate(average(gradients))]
-        update = tf1.train.AdamOptimizer(1e-3).apply_gradients(zip(mean, weights.values()))
-        smooth = tf1.train.ExponentialMovingAverage(0.9999, num_updates=step)
-        with tf.control_dependencies([update]):
-            follow = smooth.apply(list(weights.values()))
+        with tf.device(variables_on):
+            update = tf1.train.AdamOptimizer(1e-3).apply_gradients(zip(mean, weights.values()))
+            smooth = tf1.train.ExponentialMovingAverage(0.9999, num_updates=step)
+            with tf.control_dependencies([update]):
+                follow = smooth.apply(list(weights.values()))
         with tf.control_dependencies([follow]):
             step.assign_add(1, name="train")
         averages = {name: smooth.average(weight) for name, weight in weights.items()}
