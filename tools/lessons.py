@@ -79,13 +79,15 @@ def environment() -> dict[str, str]:
 
 
 def cover(notebook: NotebookNode) -> bytes | None:
-    """Return the PNG that the cell tagged ``cover`` draws; None when there is none."""
-    for cell in notebook.cells:
-        if "cover" in tags(cell):
-            for output in cell.outputs:
-                if "image/png" in output.get("data", {}):
-                    return base64.b64decode(output.data["image/png"])
-    return None
+    """Return the last PNG that the cell tagged ``cover`` draws; None when there is none."""
+    pictures = [
+        output.data["image/png"]
+        for cell in notebook.cells
+        if "cover" in tags(cell)
+        for output in cell.outputs
+        if "image/png" in output.get("data", {})
+    ]
+    return base64.b64decode(pictures[-1]) if pictures else None
 
 
 def tags(cell: NotebookNode) -> list[str]:

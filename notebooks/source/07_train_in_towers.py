@@ -460,7 +460,7 @@ per_example = {}
 for n in range(1, len(plan) + 1):
     session, size = start(n), 120 * n
     feed = {"x:0": images[:size], "y:0": labels[:size]}
-    measured = timing.measure(lambda: session.run("train", feed), repeats=10)
+    measured = timing.measure(lambda: session.run("train", feed))
     per_example[n] = [seconds / size for seconds in measured.seconds]
 charts.per_example(per_example)
 plt.show()
