@@ -23,6 +23,12 @@ def mean_error(x, y):
     return tf.reduce_mean(means(x=x, y=y))
 """
 
+ELSEWHERE = """
+def half_the_bytes(vectors):
+    with tf.device(plan.devices[0]):
+        return tf.add_n(vectors) / len(vectors)
+"""
+
 WEIGHTED = """
 def weighted_average(tower_gradients, sizes):
     return [
@@ -73,6 +79,9 @@ WRONG: dict[str, list[tuple[int, str, str]]] = {
         (1, WEIGHTED.replace("size / sum(sizes) *", "len(sizes) *"), "not"),
         (1, "weighted_average = lambda towers, sizes: towers[0]", "should become 20"),
         (2, "half_the_bytes = lambda v: tf.cast(tf.add_n(v), tf.float16)", "should be float32"),
+        (2, "half_the_bytes = lambda vectors: vectors", "one vector of 1000"),
+        (2, "half_the_bytes = lambda vectors: vectors[0][:500]", "one vector of 1000"),
+        (2, ELSEWHERE, "should be made on /CPU:0"),
         (2, "half_the_bytes = lambda vectors: vectors[0]", "not right to 0.01"),
         (3, "mask_seed = lambda step, tower: (step * tower, 1)", "has the seed of"),
         (3, "mask_seed = lambda step, tower: step", "two whole numbers"),
