@@ -36,10 +36,10 @@ from mgpu_helpers import charts, checks, placement, towers, trace
 # %% [markdown]
 # ## Add two vectors
 #
-# One device adds two vectors of twelve numbers:
+# One device adds two vectors of 24 numbers:
 
 # %%
-a = tf.range(12.0)
+a = tf.range(24.0)
 b = 10 * a
 with tf.device(plan.devices[0]):
     print((a + b).numpy())
@@ -477,7 +477,7 @@ checks.mean_error(mean_error, squared_error)
 # %% [markdown]
 # ## What we saw
 #
-# - Twelve numbers, then 1.2 million, were added in shards, one a device, and the sum was the same.
+# - Twenty-four numbers, then 1.2 million, were added in shards, one a device, and the sum was the same.
 # - A model ran on all devices after two changes, and learned the same weights.
 # - Without colocation nearly all gradients were in one place; with it each device had its own.
 # - With a scope for each device there were as many models as devices, and no error said so.
