@@ -477,7 +477,8 @@ checks.mean_error(mean_error, squared_error)
 # %% [markdown]
 # ## What we saw
 #
-# - Twenty-four numbers, then 1.2 million, were added in shards, one a device, and the sum was the same.
+# - Twenty-four numbers, then 1.2 million, were added in shards, one a device, and the sum was the
+#   same.
 # - A model ran on all devices after two changes, and learned the same weights.
 # - Without colocation nearly all gradients were in one place; with it each device had its own.
 # - With a scope for each device there were as many models as devices, and no error said so.
