@@ -16,6 +16,7 @@ import numpy as np
 from mgpu_helpers.devices import current, order
 from mgpu_helpers.placement import Placement
 from mgpu_helpers.trace import Trace
+from mgpu_helpers.wording import size_text
 
 HOST = "#8a8a8a"
 PALETTE = (
@@ -202,16 +203,6 @@ def placement_map(step: Trace | Placement, ax: Any = None) -> Any:
     crossed = " and what crosses between devices" if copies else ""
     ax.set_title(f"Where operations run{crossed}", loc="left")
     return ax
-
-
-def size_text(size: int) -> str:
-    """Write a number of bytes for people: 16 B, 2.4 kB, 1.2 MB, 3.1 GB."""
-    value = float(size)
-    for unit in ("B", "kB", "MB"):
-        if value < 999.5:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} GB"
 
 
 def _ops(step: Trace | Placement) -> tuple[list[tuple[str, str]], list[tuple[str, str]], tuple]:

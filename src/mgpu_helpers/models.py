@@ -71,7 +71,7 @@ class Network:
             f"{work / 1e6:.1f} MFLOP an example to train"
         )
         rows = [("layer", "output", "parameters")]
-        for layer, before, after in _steps(self):
+        for layer, before, after in walk(self):
             own = sum(map(math.prod, _weights(layer, before).values()))
             name = getattr(layer, "name", "pool")
             rows.append((name, "x".join(map(str, after)), f"{own:,}" if own else "-"))
@@ -129,7 +129,7 @@ def shapes(network: Network) -> dict[str, Shape]:
     """Give the shape of each weight by name: "conv1/kernel", "conv1/bias", and so on."""
     return {
         name: shape
-        for layer, before, _ in _steps(network)
+        for layer, before, _ in walk(network)
         for name, shape in _weights(layer, before).items()
     }
 
@@ -148,7 +148,7 @@ def flops(network: Network) -> int:
     """
     work = [
         math.prod(_weights(layer, before)[f"{layer.name}/kernel"]) * math.prod(after[:-1])
-        for layer, before, after in _steps(network)
+        for layer, before, after in walk(network)
         if isinstance(layer, Conv | Dense)
     ]
     return 2 * (3 * sum(work) - work[0]) if work else 0
@@ -161,7 +161,7 @@ def initial(network: Network, seed: int = 0) -> dict[str, np.ndarray]:
     """
     bits = data.stream(seed)
     drawn = {}
-    for layer, before, _ in _steps(network):
+    for layer, before, _ in walk(network):
         for name, shape in _weights(layer, before).items():
             if len(shape) == 1:
                 drawn[name] = np.zeros(shape, np.float32)
@@ -234,7 +234,7 @@ def logits(
         )
     weights = read(weights)
     activations = {"relu": tf.nn.relu, "leaky_relu": lambda x: tf.nn.leaky_relu(x, 0.2)}
-    for layer, before, _ in _steps(network):
+    for layer, before, _ in walk(network):
         with tf.name_scope(getattr(layer, "name", "pool")):
             if isinstance(layer, Pool):
                 x = tf.nn.max_pool2d(x, 2, 2, layer.padding)
@@ -291,8 +291,8 @@ def _on(device: str | None) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if device is None else tf.device(device)
 
 
-def _steps(network: Network) -> Iterator[tuple[Any, Shape, Shape]]:
-    """Go through the layers with the shape of one example before and after each."""
+def walk(network: Network) -> Iterator[tuple[Any, Shape, Shape]]:
+    """Go through the layers, each with the shape of one example before and after it."""
     after = network.input
     for layer in network.layers:
         before = after

@@ -46,6 +46,22 @@ class Copy:
 
 
 @dataclass(frozen=True)
+class Allocation:
+    """Bytes that an operation took on its device; seconds from the start of the step.
+
+    end is None for what is still held when the step is over. scratch is True for what the
+    operation gave back before it ended, a library's workspace; what it makes for others is not.
+    """
+
+    op: str
+    device: str
+    bytes: int
+    start: float
+    end: float | None
+    scratch: bool = False
+
+
+@dataclass(frozen=True)
 class Trace:
     """One step: its operations, its copies, and the live bytes of each device over time."""
 
@@ -53,6 +69,8 @@ class Trace:
     copies: tuple[Copy, ...]
     memory: dict[str, tuple[tuple[float, int], ...]] = field(repr=False)
     edges: tuple[tuple[str, str], ...] = field(repr=False)
+    allocations: tuple[Allocation, ...] = field(default=(), repr=False)
+    waits: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # edges that carry nothing
 
     def __repr__(self) -> str:
         return (
@@ -83,9 +101,12 @@ class Trace:
         """Give the share of the step, 0 to 1, in which the device ran nothing."""
         return 1 - self.busy(device) / self.length if self.length else 0.0
 
-    def peak(self, device: str) -> int:
-        """Give the most bytes that the step held on the device at once."""
-        return max((live for _, live in self.memory.get(device, ())), default=0)
+    def peak(self, device: str, scratch: bool = True) -> int:
+        """Give the most bytes that the step held on the device at once, with or without scratch."""
+        curve = self.memory.get(device, ())
+        if not scratch:
+            curve = _curve(a for a in self.allocations if a.device == device and not a.scratch)
+        return max((live for _, live in curve), default=0)
 
     def bytes_between(self) -> dict[tuple[str, str], int]:
         """Add up the bytes that crossed, by (source, target)."""
@@ -189,7 +210,7 @@ def read(metadata: Any) -> Trace:
             start, end = kernels.get(name, launched) if "/GPU" in device else launched
             ops.append(Op(_fed(name), kind, device, (start - begin) / 1e9, (end - start) / 1e9))
     ops.sort(key=lambda op: (op.start, op.name))
-    edges, received = _edges(nodes, sent, relays)
+    edges, waits, received = _edges(nodes, sent, relays)
     by_name = {op.name: op for op in ops}
     uses: dict[str, list[float]] = defaultdict(list)  # a node -> when those it feeds started
     for node in nodes.values():
@@ -209,7 +230,12 @@ def read(metadata: Any) -> Trace:
         used = min(uses[node.name], default=made)
         copies.append(Copy(_fed(tensor), source, target, size, made, max(0.0, used - made)))
     copies.sort(key=lambda copy: (copy.start, copy.tensor, copy.target))
-    return Trace(tuple(ops), tuple(copies), _memory(stats, begin), tuple(edges))
+    allocations = _allocations(stats, begin)
+    held: dict[str, list[Allocation]] = defaultdict(list)
+    for allocation in allocations:
+        held[allocation.device].append(allocation)
+    memory = {device: _curve(held[device]) for device in sorted(held, key=order)}
+    return Trace(tuple(ops), tuple(copies), memory, tuple(edges), tuple(allocations), tuple(waits))
 
 
 def _type(op: str) -> str:
@@ -269,21 +295,27 @@ def _sent(nodes: dict[str, Any]) -> tuple[dict[bytes, str], dict[str, str]]:
 
 def _edges(
     nodes: dict[str, Any], sent: dict[bytes, str], relays: dict[str, str]
-) -> tuple[list[tuple[str, str]], list[Any]]:
-    """List who feeds whom, through copies as if they were not there; and the receiving ends."""
-    received, edges = [], set()
+) -> tuple[list[tuple[str, str]], list[tuple[str, str]], list[Any]]:
+    """List who feeds whom, through copies as if they were not there, and who only waits for whom.
+
+    And the receiving ends of the copies.
+    """
+    received, fed, edges = [], set(), set()
     for node in nodes.values():
         if node.op in _RECV:
             received.append(node)
         elif node.op not in _SEND and node.name not in relays:
             for tensor in node.input:
+                control = tensor.startswith("^")
                 maker = tensor.lstrip("^").partition(":")[0]
                 if maker in nodes and nodes[maker].op in _RECV:
                     maker = sent.get(nodes[maker].attr["tensor_name"].s, "")
                 maker = relays.get(maker, maker).lstrip("^").partition(":")[0]
                 if maker:
-                    edges.add((_fed(maker), _fed(node.name)))
-    return sorted(edges), received
+                    edge = _fed(maker), _fed(node.name)
+                    edges.add(edge)
+                    fed |= set() if control else {edge}
+    return sorted(edges), sorted(edges - fed), received
 
 
 def _size(node: Any, tensor: str) -> int | None:
@@ -304,21 +336,42 @@ def _size(node: Any, tensor: str) -> int | None:
     return None
 
 
-def _memory(
-    stats: Iterable[tuple[str, Any]], begin: int
-) -> dict[str, tuple[tuple[float, int], ...]]:
-    """Accumulate what was allocated and freed on each device."""
-    changes: dict[str, list[tuple[float, int]]] = defaultdict(list)
+def _allocations(stats: Iterable[tuple[str, Any]], begin: int) -> list[Allocation]:
+    """Pair what each operation took with when it was given back, by the start."""
+    found = []
     for device, node in stats:
+        returned = (node.all_start_nanos + node.op_end_rel_nanos - begin) / 1e9
         for used in node.memory:
+            taken: list[list[Any]] = []  # size, start, end; two of a size: first come, first freed
             for record in used.allocation_records:
                 moment = max(0.0, (record.alloc_micros * 1000 - begin) / 1e9)
-                changes[device].append((moment, record.alloc_bytes))
-    memory = {}
-    for device, changed in sorted(changes.items(), key=lambda item: order(item[0])):
-        live, curve = 0, [(0.0, 0)]
-        for moment, change in sorted(changed, key=lambda c: c[0]):
-            live += change
-            curve.append((moment, live))
-        memory[device] = tuple(curve)
-    return memory
+                if record.alloc_bytes > 0:
+                    taken.append([record.alloc_bytes, moment, None])
+                    continue
+                for one in taken:
+                    if one[2] is None and one[0] == -record.alloc_bytes:
+                        one[2] = moment
+                        break
+            for size, start, end in taken:
+                # What others use is freed after them, and they start after its operation ended.
+                scratch = end is not None and end <= returned
+                found.append(Allocation(_fed(node.node_name), device, size, start, end, scratch))
+    return sorted(found, key=lambda a: (a.start, a.op))
+
+
+def _curve(allocations: Iterable[Allocation]) -> tuple[tuple[float, int], ...]:
+    """Add up what is held, from allocations of one device.
+
+    Their clock ticks in microseconds. Of what falls on one tick, what was held before is freed
+    first: an operation starts after the one before it has let go of its inputs.
+    """
+    changes = []
+    for each in allocations:
+        changes.append((each.start, 1, each.bytes))
+        if each.end is not None:
+            changes.append((each.end, 2 if each.end == each.start else 0, -each.bytes))
+    live, curve = 0, [(0.0, 0)]
+    for moment, _, change in sorted(changes):
+        live += change
+        curve.append((moment, live))
+    return tuple(curve)
