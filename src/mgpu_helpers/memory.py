@@ -38,7 +38,7 @@ class Held:
 
     weights: int
     slots: int  # what the optimizer keeps for each weight: Adam two numbers, momentum one
-    gradients: int  # those of weights
+    gradients: int  # those of weights, and what the optimizer makes of them
     activations: int  # what is kept for the way back, and the gradients on their way through
     scratch: int = 0  # what a library borrows while an operation runs
 
@@ -117,9 +117,10 @@ def at_peak(trace: Trace, device: str) -> tuple[Allocation, ...]:
 def parts(trace: Trace, device: str, *, weights: int = 0, slots: int = 0) -> Held:
     """Split what the step held on the device at its peak; the weights' and slots' bytes are given.
 
-    They were there before the step, so its trace has them not. A gradient is what flows into an
-    optimizer's operation, as it was made or on its way: averaged, scaled, reshaped. All the rest
-    is activations, what comes from other devices too.
+    They were there before the step, so its trace has them not. Gradients are what flows into an
+    optimizer's operation, as it was made or on its way (averaged, scaled, reshaped), and the new
+    values that it writes while somebody still reads the old ones. All the rest is activations,
+    what comes from other devices too.
     """
     feeds = _into_optimizer(trace)
     sizes: dict[str, int] = defaultdict(int)
@@ -130,13 +131,13 @@ def parts(trace: Trace, device: str, *, weights: int = 0, slots: int = 0) -> Hel
 
 
 def _into_optimizer(trace: Trace) -> set[str]:
-    """Name the operations whose results flow into an optimizer's, unchanged or nearly so."""
+    """Name the optimizer's operations, and those whose results flow there number by number."""
     kinds = {op.name: op.type for op in trace.ops}
     makers = defaultdict(list)
     for maker, user in set(trace.edges) - set(trace.waits):
         makers[user].append(maker)
-    found: set[str] = set()
     ahead = [name for name, kind in kinds.items() if kind.startswith(_UPDATES)]
+    found = set(ahead)
     while ahead:
         for maker in makers[ahead.pop()]:
             if maker not in found:
