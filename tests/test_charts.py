@@ -10,8 +10,10 @@ import pytest
 
 from conftest import run_python
 from mgpu_helpers import charts, devices
+from mgpu_helpers.memory import Held, Monitor, Phase, Sample
 from mgpu_helpers.placement import Placed, Placement
 from mgpu_helpers.trace import Copy, Op, Trace
+from mgpu_helpers.wording import size_text
 
 matplotlib.use("Agg")
 KINDS = ("placement_map", "timeline", "live_bytes")
@@ -189,7 +191,7 @@ def test_a_long_chain_and_a_loop_can_be_drawn(with_plan):
     (999_999, "1 MB"), (999_400, "999 kB"),
 ])  # fmt: skip
 def test_size_text(size, text):
-    assert charts.size_text(size) == text
+    assert size_text(size) == text
 
 
 def test_importing_charts_imports_neither_matplotlib_nor_tensorflow():
@@ -208,3 +210,93 @@ def test_per_example_draws_medians_and_the_ideal(n, with_plan):
         np.testing.assert_allclose(np.asarray(line.get_xdata(), float), counts)
         np.testing.assert_allclose(np.asarray(line.get_ydata(), float), 8 / counts)
     assert ax.get_ylabel() == "time an example, ms" and ax.get_ylim()[0] == 0
+
+
+MB = 10**6
+HELD = {
+    "batch 128, counted": Held(2 * MB, 4 * MB, 2 * MB, 30 * MB),
+    "batch 128, measured": Held(2 * MB, 4 * MB, 1 * MB, 31 * MB, 50 * MB),
+    "batch 1": Held(2 * MB, 4 * MB, 2 * MB, 0),
+}
+
+
+def watched(gpus, phases):
+    """Make a monitor that saw so many GPUs for four seconds; one of them stops answering."""
+    made = Monitor()
+    made._samples = [
+        Sample(t, (300 + 50 * t) * MB, {g: None if g and t > 2 else (900 + g) * MB for g in gpus},
+               {f"/GPU:{g}": 100 * t * MB for g in gpus})
+        for t in range(5)
+    ]  # fmt: skip
+    made._phases = [Phase(*phase) for phase in phases]
+    return made
+
+
+PHASES = [("import TensorFlow", 0.0, 0.3), ("build the graph", 1.0, 1.2), ("train", 1.2, 3.9),
+          ("free everything", 3.9, 4.0)]  # fmt: skip
+MEMORY = {
+    "held": lambda ax=None: charts.held(HELD, ax),
+    "one held": lambda ax=None: charts.held(dict(list(HELD.items())[:1]), ax),
+    "bars": lambda ax=None: charts.device_bars({f"/GPU:{i}": i * 10**9 for i in range(8)}, ax),
+    "monitor": lambda ax=None: charts.monitor(watched((), PHASES), ax),
+    "GPUs": lambda ax=None: charts.monitor(watched((0, 1), PHASES[2:3]), ax),
+    "nothing held": lambda ax=None: charts.held({}, ax),
+    "no bars": lambda ax=None: charts.device_bars({}, ax),
+    "no samples": lambda ax=None: charts.monitor(Monitor(), ax),
+}
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_texts_of_memory_charts_are_inside_and_apart(with_plan, name):
+    import matplotlib.pyplot as plt
+
+    ax = MEMORY[name]()
+    boxes = [(text.get_text(), text.get_window_extent()) for text in texts(ax)]
+    width, height = ax.figure.canvas.get_width_height()
+    for i, (text, box) in enumerate(boxes):
+        assert box.x0 >= -1 and box.y0 >= -1 and box.x1 <= width + 1 and box.y1 <= height + 1, text
+        for other, beside in boxes[:i]:
+            assert not box.overlaps(beside), (text, other)
+    _, given = plt.subplots()
+    assert MEMORY[name](given) is given
+
+
+def test_held_stacks_its_parts_and_writes_the_total(with_plan):
+    ax = charts.held(HELD)
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == [
+        "weights", "slots", "gradients", "activations", "scratch",
+    ]  # fmt: skip
+    ends = [[bar.get_x() + bar.get_width() for bar in part] for part in ax.containers]
+    assert ends == [[2, 2, 2], [6, 6, 6], [8, 7, 8], [38, 38, 8], [38, 88, 8]]
+    assert labels_of(ax) == ["38 MB", "88 MB", "8 MB"]
+    assert [label.get_text() for label in ax.get_yticklabels()] == list(HELD)
+    assert ax.yaxis_inverted()  # the first on top
+    one = charts.held({"counted": HELD["batch 1"]})
+    assert len(one.containers) == 4  # no scratch, no word of it
+    shades = {bar[0].get_facecolor() for bar in ax.containers}
+    devices_ = {matplotlib.colors.to_rgba(c) for c in (*charts.PALETTE, charts.HOST)}
+    assert len(shades) == 5 and not shades & devices_
+
+
+def test_device_bars_are_in_the_devices_colours_and_order(with_plan):
+    ax = charts.device_bars({"/CPU:10": 3 * MB, "/CPU:2": 2_400_000, "/CPU:0": 16})
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["/CPU:0", "/CPU:2", "/CPU:10"]
+    assert [bar.get_height() for bar in ax.patches] == [16e-6, 2.4, 3]
+    assert labels_of(ax) == ["16 B", "2.4 MB", "3 MB"]
+    wanted = [matplotlib.colors.to_rgba(charts.colour(d)) for d in ("/CPU:0", "/CPU:2", "/CPU:10")]
+    assert [bar.get_facecolor() for bar in ax.patches] == wanted
+
+
+def test_monitor_draws_what_was_seen(with_plan):
+    ax = charts.monitor(watched((0, 1), PHASES))
+    curves = {line.get_label(): np.asarray(line.get_ydata(), float) for line in ax.lines}
+    assert list(curves["this process"]) == [300, 350, 400, 450, 500]
+    assert list(curves["GPU 0, all processes"]) == [900] * 5
+    np.testing.assert_array_equal(curves["GPU 1, all processes"], [901] * 3 + [np.nan] * 2)
+    assert list(curves["/GPU:1, handed out"]) == [0, 100, 200, 300, 400]
+    assert labels_of(ax) == [name for name, _, _ in PHASES]
+    texts(ax)
+    for box in (name.get_window_extent() for name in ax.texts):
+        assert ax.bbox.x0 <= box.x0 and box.x1 <= ax.bbox.x1 and box.y0 > ax.bbox.y1
+    bands = [(band.get_x(), band.get_x() + band.get_width()) for band in ax.patches]
+    assert bands == [pytest.approx(phase[1:]) for phase in PHASES]

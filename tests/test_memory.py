@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -269,9 +270,17 @@ def test_gradients_are_found_in_todays_code(tf, plan, kind):
 
     images = np.zeros([16, 28, 28, 1], np.float32)
     _, trace = function_step(tf.function(train), images, np.zeros(16, np.int64))
-    got, whole = memory.parts(trace, D), 4 * models.parameters(network)
-    assert 0.8 * whole < got.gradients < 3 * whole
-    assert got.activations > 16 * 4 * 6000 * 0.3
+    told = {"MatMul_1": 0, "BackpropFilter": 0, "BiasAddGrad": 0, "MaxPoolGrad": 1,
+            "BackpropInput": 1, "MatMul/MatMul": 1, "conv1/Relu": 1, "LeakyRelu": 1}  # fmt: skip
+    seen = set()
+    for each in trace.allocations:
+        found = [end for end in told if each.op.endswith(end)]
+        if found and not each.scratch:
+            alone = replace(trace, memory={D: ((each.start, each.bytes),)}, allocations=(each,))
+            held = memory.parts(alone, D)
+            assert (held.gradients, held.activations)[told[found[0]]] == each.bytes, each
+            seen |= set(found)
+    assert len(seen) >= 6 and {told[end] for end in seen} == {0, 1}
 
 
 def test_two_small_batches_tell_the_peak_of_a_large_one(plan):
@@ -331,6 +340,13 @@ def test_the_allocator_of_a_gpu(two_gpus):
 # Watched
 
 
+def wait_until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end, "it does not come"
+        time.sleep(0.001)
+
+
 def watching() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "mgpu-monitor"]
 
@@ -350,8 +366,7 @@ def test_a_monitor_sees_what_comes_and_goes():
         with watched.phase("full"):
             filled = np.ones(8 * MB)
             size, now = filled.nbytes, len(watched.samples)
-            while len(watched.samples) < now + 2:
-                time.sleep(0.001)
+            wait_until(lambda: len(watched.samples) >= now + 2)
         del filled
     assert watched.peak - watched.samples[0].process > 0.9 * size
     assert watched.samples[-1].process < watched.peak - 0.5 * size
@@ -392,8 +407,7 @@ def test_a_driver_that_fails_midway_does_not_stop_the_samples(monkeypatch, fault
     monkeypatch.setattr(nvml, "query", query)
     with Monitor(0.001) as watched:
         assert watched.reason is None
-        while len(watched.samples) < 6:
-            time.sleep(0.001)
+        wait_until(lambda: len(watched.samples) >= 6)
     seen = [sample.driver for sample in watched.samples]
     assert seen[:3] == [{0: 7, 1: None}, {0: 8, 1: 9}, {0: None, 1: None}]
     assert seen[3:] == [seen[2]] * (len(seen) - 3)
@@ -404,8 +418,7 @@ def test_where_there_is_no_gpu_the_driver_is_asked_once(monkeypatch):
     asked = []
     monkeypatch.setattr(nvml, "query", lambda: asked.append(1) or report([]))
     with Monitor(0.001) as watched:
-        while len(watched.samples) < 4:
-            time.sleep(0.001)
+        wait_until(lambda: len(watched.samples) >= 4)
     assert len(asked) == 1 and watched.reason == "gone."
     assert all(sample.driver == {} for sample in watched.samples)
 
@@ -460,8 +473,8 @@ said(memory.pretend_gpus, 1)
         "ValueError Memory growth cannot differ between GPU devices",
         "ValueError /physical_device:GPU:0 grows, which does not go with a limit: "
         "set_memory_growth(gpu, False) first, or leave the limits out.",
-        "ValueError limits of 100000 + 43361 = 143361 MB are more than the 143360 MB that a GPU has "
-        "here: use smaller limits.",
+        "ValueError limits of 100000 + 43361 = 143361 MB are more than the 143360 MB that a GPU "
+        "has here: use smaller limits.",
         "None",
         "ValueError Cannot set memory growth on device when virtual devices configured",
         "[100000, 43360]",

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from mgpu_helpers.trace import Copy, Op, Trace, function_step, read, session_step
+from mgpu_helpers.trace import Allocation, Copy, Op, Trace, function_step, read, session_step
 
 SIDE = 256
 BLOCK = SIDE * SIDE * 4  # bytes of the float32 tensor x below
@@ -105,6 +105,33 @@ def test_live_bytes_are_counted_per_device_and_end_at_zero(plan, three_devices):
     assert trace.memory["/CPU:1"][-1][1] == BLOCK  # x was fetched: the caller holds it
 
 
+def test_allocations_say_who_took_how_much_and_when(three_devices):
+    _, trace = three_devices
+    ops = {op.name: op for op in trace.ops}
+    made = {a.op: a for a in trace.allocations if a.bytes % BLOCK == 0}
+    assert {(a.op, a.device, a.bytes // BLOCK) for a in made.values()} == {
+        ("x", "/CPU:1", 1), ("two", "/CPU:2", 2), ("three", "/CPU:2", 3),
+    }  # fmt: skip
+    for name, user in (("two", "a"), ("three", "b")):
+        assert ops[name].start - 2e-6 <= made[name].start <= ops[name].start + ops[name].length
+        assert made[name].end >= ops[user].start - 2e-6 and not made[name].scratch
+    assert made["x"].end is None and not made["x"].scratch  # it was fetched
+    starts = [a.start for a in trace.allocations]
+    assert starts == sorted(starts)
+    for device, curve in trace.memory.items():
+        held = [a for a in trace.allocations if a.device == device]
+        assert sum(a.bytes for a in held if a.end is None) == curve[-1][1]
+        assert trace.peak(device, scratch=False) <= trace.peak(device)
+
+
+def test_what_only_waits_is_told_from_what_is_fed(three_devices):
+    _, trace = three_devices
+    assert ("two", "three") not in trace.waits and set(trace.waits) < set(trace.edges)
+    assert ("three", "Const") in trace.waits and not {("two", "a"), ("a", "total")} & set(
+        trace.waits
+    )
+
+
 def test_edges_go_through_copies(three_devices):
     _, trace = three_devices
     named = {op.name for op in trace.ops}
@@ -172,6 +199,45 @@ def test_onednn_does_not_rename_what_was_asked_for(plan):
 
 
 # ---- traces made by hand
+
+
+def test_what_is_taken_is_paired_with_what_is_given_back():
+    from tensorflow.compat.v1 import RunMetadata
+
+    metadata = RunMetadata()
+    device = "/job:localhost/replica:0/task:0/device:CPU:1"
+    stats = metadata.step_stats.dev_stats.add(device=device)
+    for name, start, records in (
+        ("first", 100, [(101, 40), (102, 40), (103, 7), (104, -40), (105, -7), (140, -40)]),
+        ("next", 120, [(120, 10), (129, 5), (160, -10)]),
+        ("unused", 150, [(151, 3), (155, -3)]),  # TensorFlow frees it before it notes the end
+    ):
+        node = stats.node_stats.add(
+            node_name=name, all_start_nanos=start * 1000, op_end_rel_nanos=4900,
+            all_end_rel_nanos=6000,
+        )  # fmt: skip
+        memory = node.memory.add(allocator_name="cpu")
+        for moment, size in records:
+            memory.allocation_records.add(alloc_micros=moment, alloc_bytes=size)
+    trace = read(metadata)
+    got = [(a.op, a.bytes, round(a.start * 1e6), a.end and round(a.end * 1e6), a.scratch)
+           for a in trace.allocations]  # fmt: skip
+    assert got == [
+        ("first", 40, 1, 4, True), ("first", 40, 2, 40, False), ("first", 7, 3, 5, False),
+        ("next", 10, 20, 60, False), ("next", 5, 29, None, False), ("unused", 3, 51, 55, False),
+    ]  # fmt: skip
+    assert [live for _, live in trace.memory["/CPU:1"]] == [
+        0, 40, 80, 87, 47, 40, 50, 55, 15, 18, 15, 5,
+    ]  # fmt: skip
+    assert (trace.peak("/CPU:1"), trace.peak("/CPU:1", scratch=False)) == (87, 55)
+
+
+def test_on_one_tick_of_the_clock_what_was_held_before_goes_first():
+    from mgpu_helpers.trace import _curve
+
+    spans = [(100, 0.0, 1.0), (90, 1.0, 2.0), (7, 1.0, 1.0)]
+    made = [Allocation("op", "/CPU:1", *span) for span in spans]
+    assert [live for _, live in _curve(made)] == [0, 100, 0, 7, 97, 90, 0]
 
 
 def by_hand(*spans):
