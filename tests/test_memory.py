@@ -167,6 +167,7 @@ def test_fits_is_the_boundary_of_predict(network, slots, onednn, data):
     batch = data.draw(st.integers(1, 5000))
     budget = data.draw(st.integers(total(batch), total(batch + 1) - 1))
     assert memory.fits(network, budget, slots=slots, onednn=onednn) == batch
+    assert isinstance(memory.fits(network, 1e12), int)
     with pytest.raises(ValueError, match="do not hold"):
         memory.fits(network, total(1) - 1, slots=slots, onednn=onednn)
     assert memory.fits(network, total(1), slots=slots, onednn=onednn) == 1

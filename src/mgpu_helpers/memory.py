@@ -74,7 +74,7 @@ def fits(network: models.Network, budget: int, *, slots: int = 2, onednn: bool =
     """Give the largest batch that `predict` fits into a budget of bytes."""
     each = predict(network, 1, slots=slots, onednn=onednn)
     fixed = each.total - each.activations
-    batch = (budget - fixed) // each.activations
+    batch = int((budget - fixed) // each.activations)
     if batch < 1:
         raise ValueError(
             f"{size_text(max(0, budget))} do not hold {network.name}: one example takes "
