@@ -51,7 +51,7 @@ test: $(ready)  ## unit tests, notebook hygiene, and every notebook against its 
 isa: $(ready)  ## every notebook against its stored outputs, as other processors would compute them
 	$(plain) $(pytest) -n 2 -m isa
 
-counts: $(ready)  ## every notebook to its end on 1, 2, 4 and 8 devices; values may differ
+counts: $(ready)  ## every notebook to its end on 1, 4 and 8 devices; values may differ
 	$(plain) $(pytest) -n 2 -m counts
 
 gpu: $(ready)  ## every notebook on this machine's GPUs; values may differ from the stored ones

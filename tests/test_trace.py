@@ -233,11 +233,11 @@ def test_what_is_taken_is_paired_with_what_is_given_back():
 
 
 def test_on_one_tick_of_the_clock_what_was_held_before_goes_first():
-    from mgpu_helpers.trace import _curve
+    from mgpu_helpers.trace import curve
 
     spans = [(100, 0.0, 1.0), (90, 1.0, 2.0), (7, 1.0, 1.0)]
     made = [Allocation("op", "/CPU:1", *span) for span in spans]
-    assert [live for _, live in _curve(made)] == [0, 100, 0, 7, 97, 90, 0]
+    assert [live for _, live in curve(made)] == [0, 100, 0, 7, 97, 90, 0]
 
 
 def by_hand(*spans):

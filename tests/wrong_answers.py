@@ -37,6 +37,22 @@ def weighted_average(tower_gradients, sizes):
     ]
 """
 
+KEEPS_ALL = """
+def train(step, steps):
+    history = [step() for _ in range(steps)]
+    return [loss for loss, tape in history], history
+"""
+
+KEEPS_LAST = """
+def train(step, steps):
+    global tape
+    losses = []
+    for _ in range(steps):
+        loss, tape = step()
+        losses.append(float(loss))
+    return losses
+"""
+
 WRONG: dict[str, list[tuple[int, str, str]]] = {
     "00": [
         (1, "answer = plan.devices[0]", "it is not on /CPU:1"),
@@ -63,6 +79,24 @@ WRONG: dict[str, list[tuple[int, str, str]]] = {
             "add_entries = lambda x: len(plan) * tf.reduce_sum(tf.matmul(x, x))",
             "multiplied nothing",
         ),
+    ],
+    "02": [
+        (1, "answer = tf1.ConfigProto()\nanswer.gpu_options.allow_growth = True", "not a quarter"),
+        (1, "answer = tf1.ConfigProto(gpu_options=tf1.GPUOptions("
+         "per_process_gpu_memory_fraction=25))", "25 times the card"),
+        (1, "answer = tf1.ConfigProto(gpu_options=tf1.GPUOptions("
+         "per_process_gpu_memory_fraction=0.25))", "at once: let it grow"),
+        (1, "answer = plan", "not a Plan"),
+        (2, "answer = memory.fits(models.seed_000(width=0.25), 70_000_000)", "above the budget"),
+        (2, "answer = 400", "room for more"),
+        (2, "answer = memory.fits(models.seed_000(width=0.25), 60_000_000)", "Adam's two slots"),
+        (2, "answer = 60_000_000", "far more than fits"),
+        (2, "answer = None", "a number of examples"),
+        (3, KEEPS_ALL, "4 of 4 tapes outlived"),
+        (3, KEEPS_LAST, "1 of 4 tapes outlived"),
+        (3, "def train(step, steps):\n    return [0.0] * steps", "called 0 times in 4 steps"),
+        (3, "def train(step, steps):\n    for _ in range(steps):\n        step()",
+         "the four losses in order"),
     ],
     "06": [
         (1, "distances = make_parallel(lambda points: points, plan.devices)", "raises TypeError"),

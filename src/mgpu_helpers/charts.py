@@ -207,6 +207,30 @@ def per_example(seconds: Mapping[int, Sequence[float]], ax: Any = None) -> Any:
     return ax
 
 
+def lab(records: Sequence[Mapping[str, Any]], ax: Any = None) -> Any:
+    """Draw what each memory option takes, as scripts/hold_memory.py reports it.
+
+    A record has an option, and bytes, or those of several moments, for driver, allocator and
+    process: the most is drawn. What no record has is left out.
+    """
+    named = {"driver": "given by the driver", "allocator": "tensors at most", "process": "process"}
+    kinds = [kind for kind in named if any(record.get(kind) is not None for record in records)]
+    shades = {"driver": "#333333", "allocator": "#b8860b", "process": HOST}
+    ax = axes(ax, size=(8, 0.9 + (0.16 + 0.17 * len(kinds)) * len(records)))
+    for i, kind in enumerate(kinds):
+        rows = [row + (i - (len(kinds) - 1) / 2) * 0.26 for row in range(len(records))]
+        sizes = [int(np.max(record.get(kind) or 0)) for record in records]
+        bars = ax.barh(rows, [s / 1e6 for s in sizes], 0.24, color=shades[kind], label=named[kind])
+        ax.bar_label(bars, [size_text(s) for s in sizes], padding=3, size=8)
+    ax.set_yticks(range(len(records)), [record["option"] for record in records])
+    ax.invert_yaxis()
+    ax.margins(x=0.12)
+    ax.set_xlabel("held, MB")
+    ax.set_title("What each option takes", loc="left")
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    return ax
+
+
 def placement_map(step: Trace | Placement, ax: Any = None) -> Any:
     """Draw operations in the lane of their device, and what crosses between lanes with its bytes.
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from mgpu_helpers import devices, placement, trace
+from mgpu_helpers import devices, memory, models, placement, trace
+from mgpu_helpers.wording import counted
 
 
 def _not_yet(why: str) -> None:
@@ -286,3 +289,84 @@ def mask_seed(function: Callable[[int, int], Any]) -> None:
                 )
             seen[seed] = step, tower
     print("yes: 20 steps of 8 towers have 160 seeds")
+
+
+def quarter_and_growth(answer: Any) -> None:
+    """Check exercise 1 of lesson 02: a ConfigProto with growth and a quarter of each GPU."""
+    from tensorflow.compat.v1 import ConfigProto
+
+    if not isinstance(answer, ConfigProto):
+        return _not_yet(f"a configuration is a tf1.ConfigProto, not a {type(answer).__name__}")
+    options = answer.gpu_options
+    if options.per_process_gpu_memory_fraction > 1:
+        return _not_yet(
+            f"{options.per_process_gpu_memory_fraction:g} is a share, so it means "
+            f"{options.per_process_gpu_memory_fraction:g} times the card; a quarter is 0.25"
+        )
+    if options.per_process_gpu_memory_fraction != 0.25:
+        return _not_yet(f"the share is {options.per_process_gpu_memory_fraction:g}, not a quarter")
+    if not options.allow_growth:
+        return _not_yet("the session takes its quarter at once: let it grow")
+    print("yes: it starts small and takes a quarter of each GPU at most")
+
+
+def batch_that_fits(answer: Any) -> None:
+    """Check exercise 2 of lesson 02: the largest batch of a network within 60 MB, measured."""
+    import tensorflow as tf
+
+    tf1 = tf.compat.v1
+    plan, budget, network = devices.current(), 60_000_000, models.seed_000(width=0.25)
+    if isinstance(answer, bool) or not isinstance(answer, int | np.integer) or answer < 1:
+        return _not_yet(f"a batch is a number of examples, not {answer!r}")
+    if answer > 10_000:
+        return _not_yet(f"a batch of {answer:,} is not run here: it is far more than fits")
+    weights = 4 * models.parameters(network)
+    with tf.Graph().as_default() as graph, tf.device(plan.devices[0]):
+        x = tf1.placeholder(tf.float32, [None, 28, 28, 1], name="x")
+        y = tf1.placeholder(tf.int64, [None], name="y")
+        loss = models.loss(models.logits(network, models.classic(network), x), y)
+        tf1.train.MomentumOptimizer(1e-3, 0.9).minimize(loss, name="train")
+        start = tf1.global_variables_initializer()
+    config = plan.session_config(devices=1, soft_placement=True)
+    with tf1.Session(graph=graph, config=config) as session:
+        session.run(start)
+        feed = {"x:0": np.zeros([answer, 28, 28, 1]), "y:0": np.zeros([answer])}
+        train = graph.get_operation_by_name("train")
+        session.run(train, feed)
+        _, step = trace.session_step(session, train, feed)
+    total = 2 * weights + step.peak(plan.devices[0], scratch=False)
+    said = f"a batch of {answer} holds {total / 1e6:.0f} MB"
+    if total > budget:
+        return _not_yet(f"{said}, above the budget of 60 MB")
+    if total < 0.95 * budget:
+        return _not_yet(f"{said}: there is room for more within 60 MB")
+    if answer == memory.fits(network, budget, slots=2):
+        return _not_yet("that is the answer for Adam's two slots; momentum has one")
+    print(f"yes: it holds {total / 1e6:.0f} MB of 60, weights and slots included")
+
+
+def lets_go(train: Callable[[Callable[[], Any], int], Any]) -> None:
+    """Check exercise 3 of lesson 02: a list of losses that keeps no tape alive."""
+    import tensorflow as tf
+
+    tapes: list[weakref.ref[Any]] = []
+
+    def step() -> tuple[Any, Any]:
+        with tf.GradientTape() as tape:
+            loss = tf.constant(float(len(tapes)))
+        tapes.append(weakref.ref(tape))
+        return loss, tape
+
+    try:
+        losses = train(step, 4)
+    except Exception as error:
+        return _raised(error)
+    gc.collect()
+    alive = sum(tape() is not None for tape in tapes)
+    if alive:
+        return _not_yet(f"{alive} of {counted(len(tapes), 'tape')} outlived their step")
+    if len(tapes) != 4:
+        return _not_yet(f"step was called {counted(len(tapes), 'time')} in 4 steps")
+    if losses is None or [float(loss) for loss in losses] != [0, 1, 2, 3]:
+        return _not_yet(f"it should return the four losses in order, not {losses!r}")
+    print("yes: four losses and no tape")

@@ -19,7 +19,7 @@ from typing import Any
 
 from mgpu_helpers import models, nvml
 from mgpu_helpers.devices import MEGABYTE, MOST, current, short
-from mgpu_helpers.trace import Allocation, Trace
+from mgpu_helpers.trace import Allocation, Trace, curve
 from mgpu_helpers.wording import counted, size_text
 
 # What changes a gradient number by number, or only its shape, on its way to the optimizer.
@@ -57,20 +57,28 @@ class Held:
         return "\n".join(f"{name:11} {size_text(size):>8}" for name, size in rows)
 
 
-def predict(network: models.Network, batch: int, *, slots: int = 2, onednn: bool = True) -> Held:
+def predict(
+    network: models.Network, batch: int, *, slots: int = 2, onednn: bool | None = None
+) -> Held:
     """Count the bytes that training on one device holds at its peak, from the layers' shapes.
 
     slots: numbers that the optimizer keeps for each weight: 2 for Adam, 1 for momentum, 0 for
     plain descent. Nothing is dropped (keep=1.0), and the batch that is fed is not counted.
-    onednn: count as TensorFlow does on Intel's and AMD's processors; False as it does with
-    TF_ENABLE_ONEDNN_OPTS=0.
+    onednn: whether TensorFlow computes with that library, as on Intel's and AMD's processors
+    unless TF_ENABLE_ONEDNN_OPTS=0; None asks TensorFlow.
     """
     batch, slots = _whole("batch", batch, 1), _whole("slots", slots, 0)
+    if onednn is None:
+        from tensorflow.python.util import _pywrap_util_port
+
+        onednn = _pywrap_util_port.IsMklEnabled()
     weights = 4 * models.parameters(network)
     return Held(weights, slots * weights, weights, batch * _per_example(network, onednn))
 
 
-def fits(network: models.Network, budget: int, *, slots: int = 2, onednn: bool = True) -> int:
+def fits(
+    network: models.Network, budget: int, *, slots: int = 2, onednn: bool | None = None
+) -> int:
     """Give the largest batch that `predict` fits into a budget of bytes."""
     each = predict(network, 1, slots=slots, onednn=onednn)
     fixed = each.total - each.activations
@@ -97,24 +105,28 @@ def line(batches: Sequence[int], peaks: Sequence[int]) -> tuple[float, float]:
     return height - rise / spread * middle, rise / spread
 
 
-def at_peak(trace: Trace, device: str) -> tuple[Allocation, ...]:
-    """List what the step held on the device when it held most, the largest first."""
-    curve = trace.memory.get(device)
-    if not curve:
+def at_peak(trace: Trace, device: str, scratch: bool = True) -> tuple[Allocation, ...]:
+    """List what the step held on the device when it held most, the largest first.
+
+    Without scratch the peak may be at another moment.
+    """
+    held = [a for a in trace.allocations if a.device == device and (scratch or not a.scratch)]
+    if not held:
         raise ValueError(
             f"the trace has no memory of {device}: use one of "
             f"{', '.join(trace.memory) or 'the devices of a traced step'}."
         )
-    moment = max(curve, key=lambda point: point[1])[0]
+    moment = max(curve(held), key=lambda point: point[1])[0]
     live = [
-        a for a in trace.allocations
-        if a.device == device and a.start <= moment
-        and (a.end is None or a.end > moment or a.start == moment)
+        a for a in held
+        if a.start <= moment and (a.end is None or a.end > moment or a.start == moment)
     ]  # fmt: skip
     return tuple(sorted(live, key=lambda a: -a.bytes))
 
 
-def parts(trace: Trace, device: str, *, weights: int = 0, slots: int = 0) -> Held:
+def parts(
+    trace: Trace, device: str, *, weights: int = 0, slots: int = 0, scratch: bool = True
+) -> Held:
     """Split what the step held on the device at its peak; the weights' and slots' bytes are given.
 
     They were there before the step, so its trace has them not. Gradients are what flows into an
@@ -124,7 +136,7 @@ def parts(trace: Trace, device: str, *, weights: int = 0, slots: int = 0) -> Hel
     """
     feeds = _into_optimizer(trace)
     sizes: dict[str, int] = defaultdict(int)
-    for each in at_peak(trace, device):
+    for each in at_peak(trace, device, scratch):
         kind = "gradients" if each.op in feeds else "activations"
         sizes["scratch" if each.scratch else kind] += each.bytes
     return Held(weights, slots, sizes["gradients"], sizes["activations"], sizes["scratch"])
@@ -221,8 +233,8 @@ class Monitor:
 
     @property
     def samples(self) -> tuple[Sample, ...]:
-        """Give the samples so far: the first at the start, the last at the end of the block."""
-        return tuple(self._samples)
+        """Give the samples so far: one at each end of the block and of a phase, and the rest."""
+        return tuple(sorted(self._samples, key=lambda sample: sample.at))
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -239,11 +251,13 @@ class Monitor:
         """Mark what runs in the block as a phase."""
         if self._thread is None or self._stop.is_set():
             raise RuntimeError(f"phase {name!r} is not watched: open it inside `with monitor:`.")
+        self._take()
         start = self._now()
         try:
             yield
         finally:
             self._phases.append(Phase(name, start, self._now()))
+            self._take()
 
     def __enter__(self) -> Monitor:
         if self._thread is not None:
@@ -313,39 +327,35 @@ def logical(gpu: Any, limits_mb: Sequence[int]) -> None:
     tf.config.set_logical_device_configuration(gpu, [make(memory_limit=mb) for mb in limits])
 
 
-def pretend_gpus(n: int) -> list[Any]:
-    """Add n GPUs that are not there to TensorFlow's list, to try its rules; give them.
+@contextlib.contextmanager
+def pretend_gpus(n: int) -> Iterator[list[Any]]:
+    """Give n GPUs that are not there, and in the block a TensorFlow that has not started.
 
-    For a process that is then thrown away: TensorFlow's settings can be made and its refusals
-    seen, but nothing runs on such a GPU.
+    To try its rules: settings can be made and refusals seen, but nothing runs on such a GPU. After
+    the block everything is as it was.
     """
-    import tensorflow as tf
     from tensorflow.python.eager import context
 
     n = _whole("n", n, 1)
     if n > MOST:
         raise ValueError(f"n={n} is more than any machine has: use 1 to {MOST}.")
-    _check_not_started("GPUs cannot be added any more")
-    there = tf.config.list_physical_devices("GPU")
-    if there:
-        raise RuntimeError(
-            f"TensorFlow sees {counted(len(there), 'GPU')} already: try the rules on "
-            f"{'it' if len(there) == 1 else 'them'}, in a process of its own."
-        )
+    before, inside = context.context(), context.Context()
     gpus = [context.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in range(n)]
-    inside = context.context()
-    for gpu in gpus:
-        inside._physical_device_to_index[gpu] = len(inside._physical_devices)
-        inside._physical_devices.append(gpu)
-        inside._visible_device_list.append(gpu)
-        inside._memory_growth_map[gpu] = None
-    return gpus
+    cpus = [d for d in inside.list_physical_devices() if d.device_type == "CPU"]
+    inside._physical_devices = [*cpus, *gpus]
+    inside._visible_device_list = [*cpus, *gpus]
+    inside._memory_growth_map = dict.fromkeys(gpus)
+    context._set_context(inside)
+    try:
+        yield gpus
+    finally:
+        context._set_context(before)
 
 
 def _check_not_started(what: str) -> None:
     from tensorflow.python.eager import context
 
-    if current() or context.context()._initialized:
+    if context.context()._initialized:
         raise RuntimeError(
             f"TensorFlow has started, and {what}: do it first in a new process, or restart the "
             "kernel."

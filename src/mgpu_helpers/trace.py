@@ -103,10 +103,10 @@ class Trace:
 
     def peak(self, device: str, scratch: bool = True) -> int:
         """Give the most bytes that the step held on the device at once, with or without scratch."""
-        curve = self.memory.get(device, ())
+        live = self.memory.get(device, ())
         if not scratch:
-            curve = _curve(a for a in self.allocations if a.device == device and not a.scratch)
-        return max((live for _, live in curve), default=0)
+            live = curve(a for a in self.allocations if a.device == device and not a.scratch)
+        return max((live for _, live in live), default=0)
 
     def bytes_between(self) -> dict[tuple[str, str], int]:
         """Add up the bytes that crossed, by (source, target)."""
@@ -234,7 +234,7 @@ def read(metadata: Any) -> Trace:
     held: dict[str, list[Allocation]] = defaultdict(list)
     for allocation in allocations:
         held[allocation.device].append(allocation)
-    memory = {device: _curve(held[device]) for device in sorted(held, key=order)}
+    memory = {device: curve(held[device]) for device in sorted(held, key=order)}
     return Trace(tuple(ops), tuple(copies), memory, tuple(edges), tuple(allocations), tuple(waits))
 
 
@@ -359,7 +359,7 @@ def _allocations(stats: Iterable[tuple[str, Any]], begin: int) -> list[Allocatio
     return sorted(found, key=lambda a: (a.start, a.op))
 
 
-def _curve(allocations: Iterable[Allocation]) -> tuple[tuple[float, int], ...]:
+def curve(allocations: Iterable[Allocation]) -> tuple[tuple[float, int], ...]:
     """Add up what is held, from allocations of one device.
 
     Their clock ticks in microseconds. Of what falls on one tick, what was held before is freed

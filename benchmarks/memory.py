@@ -1,0 +1,69 @@
+"""What a Monitor costs a training, and what each memory option takes (lesson 02's lab).
+
+python benchmarks/memory.py    writes results/memory.json, or results/memory-gpus.json on a GPU
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median, quantiles
+
+import _card
+from mgpu_helpers import data, devices, memory, models, timing
+
+EVERY, STEPS, PAIRS, TARGET = 0.1, 25, 20, 0.02
+SCRIPT = Path(__file__).resolve().parent.parent / "notebooks" / "scripts" / "hold_memory.py"
+
+
+def build(plan: devices.Plan):
+    """Return a function that trains for some steps on one device, about half a second's worth."""
+    import tensorflow as tf
+
+    tf1 = tf.compat.v1
+    network = models.seed_001(width=0.25)
+    with tf.Graph().as_default() as graph, tf.device(plan.devices[0]):
+        x = tf1.placeholder(tf.float32, [None, 28, 28, 1])
+        y = tf1.placeholder(tf.int64, [None])
+        loss = models.loss(models.logits(network, models.classic(network), x), y)
+        step = tf1.train.AdamOptimizer(1e-3).minimize(loss)
+        start = tf1.global_variables_initializer()
+    config = plan.session_config(devices=1, soft_placement=True)
+    session = tf1.Session(graph=graph, config=config)
+    session.run(start)
+    feed = dict(zip((x, y), data.digits(128), strict=True))
+
+    def train() -> None:
+        for _ in range(STEPS):
+            session.run(step, feed)
+
+    return train
+
+
+def main() -> None:
+    # Before this process takes a GPU for itself.
+    said = subprocess.run([sys.executable, SCRIPT], stdout=subprocess.PIPE, text=True, check=True)
+    print(said.stdout, end="")
+    lab = [json.loads(line) for line in said.stdout.splitlines()]
+    plan = devices.setup(1)
+    train = build(plan)
+
+    def watched() -> None:
+        with memory.Monitor(EVERY):
+            train()
+
+    compared = timing.compare(watched, train, repeats=PAIRS, names=("watched", "alone"))
+    cost = median(compared.ratios) - 1
+    low, _, high = (ratio - 1 for ratio in quantiles(compared.ratios, n=4))
+    print(
+        f"a Monitor that samples every {EVERY} s costs {cost:.1%} of a training "
+        f"({low:.1%} to {high:.1%}); the target is under {TARGET:.0%}"
+    )
+    numbers = {"monitor_cost": round(cost, 4), "target": TARGET, "pairs": PAIRS, "lab": lab}
+    _card.write("memory" if plan.mode == "cores" else "memory-gpus", plan, numbers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Hold 500 MB of tensors under each memory option, and print what is taken. Lesson 02 runs it.
+
+TensorFlow reads these options once, when it starts, so each has a process of its own. All are
+forked from one that has imported TensorFlow and not started it, which saves its import.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+
+from mgpu_helpers import memory, nvml
+
+OPTIONS = (
+    "nothing set",
+    "per_process_gpu_memory_fraction=0.4",
+    "allow_growth=True",
+    "set_memory_growth",
+    "memory_limit=1024",
+    "TF_FORCE_GPU_ALLOW_GROWTH=true",
+    "TF_GPU_ALLOCATOR=cuda_malloc_async",
+    "every GPU hidden",
+)
+
+
+def session_config(option: str):
+    """Return the ConfigProto of an option that is classic; None for the others."""
+    from tensorflow.compat.v1 import ConfigProto
+
+    config = ConfigProto()
+    if option.startswith("per_process"):
+        config.gpu_options.per_process_gpu_memory_fraction = 0.4
+    elif option.startswith("allow_growth"):
+        config.gpu_options.allow_growth = True
+    else:
+        return None
+    return config
+
+
+def set_today(option: str) -> None:
+    """Set an option of today's code on every GPU, or of the environment."""
+    if option.startswith("TF_"):
+        os.environ.update([option.split("=")])
+    import tensorflow as tf
+
+    for gpu in tf.config.list_physical_devices("GPU"):
+        if option == "set_memory_growth":
+            tf.config.experimental.set_memory_growth(gpu, True)
+        if option == "memory_limit=1024":
+            limit = tf.config.LogicalDeviceConfiguration(memory_limit=1024)
+            tf.config.set_logical_device_configuration(gpu, [limit])
+    if option == "every GPU hidden":
+        tf.config.set_visible_devices([], "GPU")
+
+
+def hold(option: str, pipe) -> None:
+    """Make five matrices of 100 MB, let them go, and send what was taken at each stage."""
+    config = session_config(option)
+    set_today(option)
+    import tensorflow as tf
+
+    before = driver()
+    stages = [(0, memory.process())]
+    made = total = None
+    if config:
+        with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
+            session.run(tf.add_n([tf.random.uniform([1000, 25_000]) for _ in range(5)]).op)
+            stages.append((driver() - before, memory.process()))
+    else:
+        made = [tf.random.uniform([1000, 25_000]) for _ in range(5)]
+        total = tf.add_n(made)[0, 0].numpy()
+        stages.append((driver() - before, memory.process()))
+    del made, total
+    stages.append((driver() - before, memory.process()))
+    record = {"option": option, "driver": None, "allocator": None}
+    taken, record["process"] = zip(*stages, strict=True)
+    if nvml.query().gpus:
+        record["driver"] = taken
+        if tf.config.list_logical_devices("GPU"):
+            record["allocator"] = tf.config.experimental.get_memory_info("GPU:0")["peak"]
+    pipe.send(record)
+
+
+def driver() -> int:
+    """Return the bytes that all processes hold on all GPUs, as the driver says."""
+    return sum(gpu.memory_used or 0 for gpu in nvml.query().gpus)
+
+
+if __name__ == "__main__":
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["tensorflow"])
+    for option in OPTIONS:
+        here, there = processes.Pipe()
+        process = processes.Process(target=hold, args=(option, there))
+        process.start()
+        there.close()
+        try:
+            print(json.dumps(here.recv()), flush=True)
+        except EOFError:
+            raise SystemExit(f"the process with {option!r} ended without a word") from None
+        process.join()
