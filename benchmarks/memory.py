@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from statistics import median, quantiles
 
-import _card
 from mgpu_helpers import data, devices, memory, models, timing
 
 EVERY, STEPS, PAIRS, TARGET = 0.1, 25, 20, 0.02
@@ -61,6 +60,8 @@ def main() -> None:
         f"a Monitor that samples every {EVERY} s costs {cost:.1%} of a training "
         f"({low:.1%} to {high:.1%}); the target is under {TARGET:.0%}"
     )
+    import _card
+
     numbers = {"monitor_cost": round(cost, 4), "target": TARGET, "pairs": PAIRS, "lab": lab}
     _card.write("memory" if plan.mode == "cores" else "memory-gpus", plan, numbers)
 
