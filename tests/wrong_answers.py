@@ -43,15 +43,13 @@ def train(step, steps):
     return [loss for loss, tape in history], history
 """
 
-KEEPS_LAST = """
+KEEPS_UNTIL_THE_END = """
 def train(step, steps):
-    global tape
-    losses = []
-    for _ in range(steps):
-        loss, tape = step()
-        losses.append(float(loss))
-    return losses
+    history = [step() for _ in range(steps)]
+    return [float(loss) for loss, tape in history]
 """
+
+WIDER = "wider = models.seed_000(hidden=9600, width=0.25)\n"
 
 WRONG: dict[str, list[tuple[int, str, str]]] = {
     "00": [
@@ -87,13 +85,15 @@ WRONG: dict[str, list[tuple[int, str, str]]] = {
         (1, "answer = tf1.ConfigProto(gpu_options=tf1.GPUOptions("
          "per_process_gpu_memory_fraction=0.25))", "at once: let it grow"),
         (1, "answer = plan", "not a Plan"),
-        (2, "answer = memory.fits(models.seed_000(width=0.25), 70_000_000)", "above the budget"),
-        (2, "answer = 400", "room for more"),
-        (2, "answer = memory.fits(models.seed_000(width=0.25), 60_000_000)", "Adam's two slots"),
+        (2, WIDER + "answer = memory.fits(wider, 70_000_000)", "above the budget"),
+        (2, "answer = 100", "room for more"),
+        (2, WIDER + "answer = memory.fits(wider, 60_000_000)", "Adam's two slots"),
         (2, "answer = 60_000_000", "far more than fits"),
         (2, "answer = None", "a number of examples"),
-        (3, KEEPS_ALL, "4 of 4 tapes outlived"),
-        (3, KEEPS_LAST, "1 of 4 tapes outlived"),
+        (3, KEEPS_ALL, "4 of 4 tapes were alive"),
+        (3, KEEPS_UNTIL_THE_END, "3 of 4 tapes were alive"),
+        (3, "def train(step, steps):\n    return sum(float(step()[0]) for _ in range(steps))",
+         "as numbers"),
         (3, "def train(step, steps):\n    return [0.0] * steps", "called 0 times in 4 steps"),
         (3, "def train(step, steps):\n    for _ in range(steps):\n        step()",
          "the four losses in order"),

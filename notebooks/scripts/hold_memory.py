@@ -73,7 +73,7 @@ def hold(option: str, pipe) -> None:
         stages.append((driver() - before, memory.process()))
     del made, total
     stages.append((driver() - before, memory.process()))
-    record = {"option": option, "driver": None, "allocator": None}
+    record = {"option": option, "driver": None, "allocator": None, "before": before}
     taken, record["process"] = zip(*stages, strict=True)
     if nvml.query().gpus:
         record["driver"] = taken
@@ -96,7 +96,12 @@ if __name__ == "__main__":
         process.start()
         there.close()
         try:
-            print(json.dumps(here.recv()), flush=True)
+            record = here.recv()
         except EOFError:
             raise SystemExit(f"the process with {option!r} ended without a word") from None
         process.join()
+        before = record.pop("before")
+        record["process"] += (0,)  # it has ended
+        if record["driver"]:
+            record["driver"] += (driver() - before,)
+        print(json.dumps(record), flush=True)

@@ -178,6 +178,7 @@ def monitor(monitor: Monitor, ax: Any = None) -> Any:
         ax.text(left + room / 2, 1.02 + 0.065 * row, phase.name, transform=ax.transAxes, size=8.5,
                 color="#444444", ha="center", va="bottom")  # fmt: skip
     ax.set_xlim(0, end or 1)
+    ax.margins(y=0.1)
     ax.set_ylim(bottom=0)
     ax.set_xlabel("time, s")
     ax.set_ylabel("memory, MB")
@@ -224,7 +225,7 @@ def lab(records: Sequence[Mapping[str, Any]], ax: Any = None) -> Any:
         ax.bar_label(bars, [size_text(s) for s in sizes], padding=3, size=8)
     ax.set_yticks(range(len(records)), [record["option"] for record in records])
     ax.invert_yaxis()
-    ax.margins(x=0.12)
+    ax.margins(x=0.18)
     ax.set_xlabel("held, MB")
     ax.set_title("What each option takes", loc="left")
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
