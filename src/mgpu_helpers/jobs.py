@@ -397,20 +397,27 @@ class _Runner:
                 time.sleep(GLANCE)
         except BaseException as error:
             try:
-                for running in self.running.values():
-                    running.end("stopped")
-                while self.running:
-                    self.collect(jobs)
-                    time.sleep(GLANCE)
-            finally:  # a second Ctrl-C leaves no time
-                for running in self.running.values():
+                with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C: end them at once
+                    self.end_all(jobs)
+            finally:
+                for i, running in self.running.items():
                     _signal_group(running.process.pid, signal.SIGKILL)
-                    running.process.wait()
+                    code = running.process.wait()
+                    jobs[i] = replace(
+                        running.job, end=self.now(), status=running.status, returncode=code
+                    )
                 for place in self.places:
                     place.release()
-            error.report = self.report(jobs)
+                error.report = self.report(jobs)
             raise
         return self.report(jobs)
+
+    def end_all(self, jobs: list[Job]) -> None:
+        for running in self.running.values():
+            running.end("stopped")
+        while self.running:
+            self.collect(jobs)
+            time.sleep(GLANCE)
 
     def report(self, jobs: list[Job]) -> Report:
         return Report(tuple(jobs), self.now(), tuple(self.left.values()))
@@ -711,7 +718,8 @@ class _Place:
 
 def _lock_folder() -> Path:
     """Return the folder of the locks, which everybody may write to; make it where it is not."""
-    folder = Path(tempfile.gettempdir()) / "mgpu-jobs"
+    # Not tempfile.gettempdir: that goes elsewhere, and apart from the others, when a disk is full.
+    folder = Path(os.environ.get("TMPDIR") or "/tmp").absolute() / "mgpu-jobs"
     try:
         if not os.path.lexists(folder):
             # It must never be seen with narrower rights, so it is made aside.

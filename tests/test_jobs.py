@@ -1,0 +1,706 @@
+"""Jobs as real processes: every fault a script can have, and runners against each other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from conftest import ROOT
+from mgpu_helpers import jobs, nvml
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Give each test locks and logs of its own, on the CPU's cores."""
+    for name in list(os.environ):
+        if name.startswith(("CUDA_", "SLURM_", "MGPU_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("MGPU_MODE", "cores")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def cores():
+    found = jobs.allowed()[1][:2]
+    if len(found) < 2:
+        pytest.skip("two cores are needed")
+    return found
+
+
+def sh(line):
+    return ["sh", "-c", line]
+
+
+def python(code, *args):
+    return [sys.executable, "-c", code, *map(str, args)]
+
+
+def lives(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def wait_for(true, seconds=10.0):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "nothing came"
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def runner(code, **env):
+    """Start a runner in a process of its own; kill it and its jobs at the end."""
+    code = "import sys\nfrom mgpu_helpers import jobs\nsh = lambda x: ['sh', '-c', x]\n" + code
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT / "src")} | env,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+# --- one job ---
+
+
+def test_jobs_end_as_they_end():
+    """Done, exit status 3, a signal: each is told apart, and none stops the others."""
+    report = jobs.run([sh("echo one"), sh("echo two >&2; exit 3"), sh("kill -SEGV $$"), sh("true")])
+    assert [job.status for job in report] == ["done", "failed", "failed", "done"]
+    assert [job.returncode for job in report] == [0, 3, -signal.SIGSEGV, 0]
+    assert [job.tail for job in report] == ["one", "two", "", ""]
+    assert not report.ok and report.left == ()
+    assert jobs.run([sh("true")]).ok
+
+
+@pytest.mark.parametrize(
+    "command, code, said",
+    [
+        (["sh", "nope.sh"], (2, 127), "nope.sh"),
+        ([sys.executable, "nope.py"], (2,), "No such file or directory"),
+        (["no-such-program"], (None,), "No such file or directory: 'no-such-program'"),
+        (["sh", "a\0b"], (None,), "null byte"),
+    ],
+)
+def test_what_does_not_exist_fails_and_the_next_goes_on(command, code, said, cores):
+    report = jobs.run([command, sh("echo fine")], devices=cores[:1])
+    assert [job.status for job in report] == ["failed", "done"]
+    assert report[0].returncode in code
+    assert said in report[0].tail and said in report[0].log.read_text()
+    assert report[0].end >= report[0].start
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity here")
+def test_a_job_is_pinned_to_its_core_and_told_of_it(cores):
+    before = os.sched_getaffinity(0)
+    tell = python(
+        "import os, sys; print(*os.sched_getaffinity(0), os.environ['CUDA_VISIBLE_DEVICES'],"
+        "os.environ['MGPU_JOB_DEVICE'], os.environ['PYTHONUNBUFFERED'], repr(sys.stdin.read()))"
+    )
+    report = jobs.run([tell, tell], devices=cores[::-1])
+    for job, core in zip(report, cores[::-1], strict=True):
+        assert (job.kind, job.device) == ("core", core)
+        assert job.tail == f"{core} -1 core {core} 1 ''"
+    assert os.sched_getaffinity(0) == before
+
+
+def test_output_of_100_mb_goes_to_the_log_and_its_end_to_the_report():
+    report = jobs.run([sh("head -c 100000000 /dev/zero | tr '\\0' x; seq 1 30")])
+    assert report[0].log.stat().st_size > 100_000_000
+    assert report[0].tail.split() == [str(i) for i in range(21, 31)]
+    report = jobs.run([sh("head -c 100000000 /dev/zero | tr '\\0' x")])
+    assert len(report[0].tail) == jobs.TAIL
+
+
+def test_output_that_is_not_utf_8_is_kept_and_shown():
+    report = jobs.run([sh("printf 'a\\377b\\n'; exit 1")])
+    assert report[0].log.read_bytes() == b"a\xffb\n"
+    assert report[0].tail == "a\ufffdb"
+
+
+def test_logs_are_named_in_order_and_hold_both_streams(here):
+    Path("train.py").write_text("import sys; print('out'); print('err', file=sys.stderr)")
+    train = [sys.executable, Path("train.py"), "--width", "8"]
+    report = jobs.run([train, ["sh", "-c", "true"], train], logs=here / "deep" / "logs")
+    assert [job.name for job in report] == ["train-1", "sh", "train-2"]
+    files = sorted((here / "deep" / "logs").iterdir())
+    assert [file.name for file in files] == ["01_train-1.log", "02_sh.log", "03_train-2.log"]
+    assert files == [job.log for job in report]
+    assert files[0].read_text().split() == ["out", "err"]
+    named = jobs.run([sh("true"), sh("true")], names=["../a b", "c"])
+    assert [job.log.name for job in named] == ["01_.._a_b.log", "02_c.log"]
+
+
+# --- jobs that do not end by themselves ---
+
+
+def test_a_time_limit_ends_jobs_even_those_that_ignore_it(monkeypatch, cores):
+    monkeypatch.setattr(jobs, "GRACE", 0.2)
+    report = jobs.run(
+        [sh("sleep 60"), sh("trap '' TERM; while :; do sleep 0.05; done"), sh("trap 'exit 0' TERM; "
+         "while :; do sleep 0.05; done"), sh("true")],
+        time_limit=0.3, devices=cores,
+    )  # fmt: skip
+    assert [job.status for job in report] == ["timed out"] * 3 + ["done"]
+    assert [job.returncode for job in report] == [-15, -9, 0, 0]
+    assert report.wall < 30
+    assert not any(lives(job.pid) for job in report)
+
+
+CHILDREN = "for i in 1 2; do sh -c 'trap \"\" TERM; echo $$; sleep 60' & done; sleep 0.1;"
+
+
+@pytest.mark.parametrize("end, status", [("wait", "timed out"), ("true", "done")])
+def test_children_end_with_their_job(end, status, monkeypatch):
+    monkeypatch.setattr(jobs, "GRACE", 0.1)
+    report = jobs.run([sh(CHILDREN + end)], time_limit=0.4)
+    assert report[0].status == status
+    children = [int(pid) for pid in report[0].tail.split()]
+    assert len(children) == 2 and not any(map(lives, children))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux to keep orphans")
+def test_a_child_that_nobody_reads_does_not_hold_its_device():
+    """In a container without an init process, orphans stay as zombies in their group."""
+    code = (
+        "import ctypes\n"
+        "ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\n"  # orphans become the runner's
+        "print(jobs.run([sh('sleep 0.01 & exec sleep 0.1')]).wall)"
+    )
+    with runner(code) as process:
+        out, err = process.communicate(timeout=20)
+    assert float(out.split()[-1]) < jobs.GRACE, err
+
+
+INTERRUPTED = f"""
+try:
+    jobs.run([sh("echo quick"), sh("{CHILDREN.replace('"', chr(92) + '"')} wait"),
+              sh("trap '' TERM; echo $$; while :; do sleep 0.05; done"), sh("true")],
+             devices=DEVICES, names=["quick", "children", "deaf", "never"])
+except KeyboardInterrupt as error:
+    for job in error.report:
+        print("END", job.name, job.status, job.returncode, job.tail.replace(chr(10), " "))
+    raise
+"""
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_ends_all_jobs_and_leaves_no_process(times, cores):
+    """A second Ctrl-C does not wait for jobs that ignore the first."""
+    grace = 0.3 if times == 1 else 60
+    code = f"jobs.GRACE = {grace}\n" + INTERRUPTED.replace("DEVICES", str(cores))
+    with runner(code) as process:
+        logs = [Path(f"logs/{name}.log") for name in ("02_children", "03_deaf")]
+        wait_for(lambda: [len(p.read_text().split()) if p.exists() else 0 for p in logs] == [2, 1])
+        pids = [int(pid) for path in logs for pid in path.read_text().split()]
+        assert all(map(lives, pids))
+        for i in range(times):
+            time.sleep(0.2 * i)
+            process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    wait_for(lambda: not any(map(lives, pids)))
+    assert process.returncode != 0 and err.endswith("KeyboardInterrupt\n")
+    if times == 1:
+        ended = [line.split()[1:4] for line in out.splitlines() if line.startswith("END")]
+        assert ended == [
+            ["quick", "done", "0"], ["children", "stopped", "-15"], ["deaf", "stopped", "-9"],
+            ["never", "not", "started"],
+        ]  # fmt: skip
+    assert jobs.run([sh("true")], devices=cores).left == ()
+
+
+def test_an_exception_inside_ends_all_jobs_and_frees_the_devices(monkeypatch):
+    lists(monkeypatch, gpu(0), gpu(1))
+    working = nvml.query
+    monkeypatch.setattr(nvml, "query", lambda: 1 / (not Path("broken").exists()) and working())
+    with pytest.raises(ZeroDivisionError) as caught:
+        jobs.run([sh("sleep 0.1; touch broken"), sh("sleep 60"), sh("true")])
+    report = caught.value.report
+    assert [job.status for job in report] == ["done", "stopped", "not started"]
+    assert not lives(report[1].pid)
+    Path("broken").unlink()
+    assert jobs.run([sh("true")] * 2).ok
+
+
+def test_ctrl_c_while_a_job_starts_does_not_lose_the_job(monkeypatch):
+    started, popen, handler = [], subprocess.Popen, signal.getsignal(signal.SIGINT)
+
+    def interrupted(*args, **kwargs):
+        started.append(popen(*args, **kwargs))
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.05)
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        jobs.run([sh("sleep 60")])
+    assert [job.status for job in caught.value.report] == ["stopped"]
+    assert started[0].returncode == -15 and not lives(started[0].pid)
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+# --- logs that cannot be written ---
+
+
+@pytest.mark.parametrize("logs", ["a file", "a file/below", "/proc/logs"])
+def test_a_log_folder_that_cannot_be_written_is_said_before_anything_starts(logs):
+    Path("a file").touch()
+    with pytest.raises(RuntimeError, match="No logs can be written to .*choose another folder"):
+        jobs.run([sh("touch started")], logs=logs)
+    assert not Path("started").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_disk_fails_the_job_that_writes_and_not_the_runner(monkeypatch):
+    Path("logs").mkdir()
+    Path("logs/01_a.log").symlink_to("/dev/full")
+    Path("logs/03_c.log").mkdir()
+    monkeypatch.setattr(sys, "stdout", open("/dev/full", "w"))
+    report = jobs.run([python("print('much')"), sh("echo fine"), sh("true")], names=["a", "b", "c"])
+    monkeypatch.undo()
+    assert [job.status for job in report] == ["failed", "done", "failed"]
+    assert [job.tail for job in report][:2] == ["", "fine"]
+    assert "Is a directory" in report[2].tail
+
+
+def test_a_runner_that_may_write_no_file_reports_all_the_same():
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "report = jobs.run([sh('echo much'), sh('true')])\n"
+        "print([job.status for job in report], report[0].tail)"
+    )
+    with runner(code) as process:
+        out, err = process.communicate(timeout=20)
+    assert out.splitlines()[-1] == "['failed', 'done'] ", err
+
+
+# --- order ---
+
+
+def test_jobs_start_in_order_as_devices_become_free(cores):
+    lengths = [0.9, 0.05, 0.05, 0.6, 0.05]
+    report = jobs.run([sh(f"sleep {length}") for length in lengths], devices=cores)
+    assert [cores.index(job.device) for job in report] == [0, 1, 1, 1, 1]
+    assert report[3].end < report[0].end
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    lengths=st.lists(st.sampled_from([0, 0.02, 0.05, 0.1]), min_size=1, max_size=6),
+    per_device=st.integers(1, 3),
+    n=st.integers(1, 2),
+)
+def test_order_and_number_at_a_time_hold_for_any_lengths(lengths, per_device, n, cores):
+    report = jobs.run(
+        [sh(f"sleep {length}") for length in lengths],
+        devices=cores[:n], per_device=per_device, progress=False,
+    )  # fmt: skip
+    starts = [job.start for job in report]
+    assert report.ok and starts == sorted(starts)
+    first = [(job.device, job.slot) for job in report][: n * per_device]
+    if all(job.end > starts[len(first) - 1] for job in report.jobs[: len(first)]):
+        want = [(core, slot) for slot in range(per_device) for core in cores[:n]]
+        assert first == want[: len(first)]
+    for job in report:
+        beside = [
+            other for other in report
+            if other.device == job.device and other.start <= job.start < other.end
+        ]  # fmt: skip
+        assert len(beside) <= per_device
+        assert len({other.slot for other in beside}) == len(beside)
+        assert 0 <= job.start < job.end <= report.wall
+
+
+# --- runners against each other ---
+
+STAMP = (
+    "import os, sys, time\n"
+    "a = time.monotonic(); time.sleep(float(sys.argv[1])); b = time.monotonic()\n"
+    "fd = os.open('stamps', os.O_WRONLY | os.O_APPEND | os.O_CREAT)\n"
+    "os.write(fd, f\"{os.environ['MGPU_JOB_DEVICE'][5:]} {a} {b} {sys.argv[2]}\\n\".encode())\n"
+)
+
+
+def stamps():
+    rows = (line.split() for line in Path("stamps").read_text().splitlines())
+    return [(int(device), float(a), float(b), who) for device, a, b, who in rows]
+
+
+def most_at_once(rows):
+    return max(sum(a <= start < b for _, a, b, _ in rows) for _, start, _, _ in rows)
+
+
+def test_two_runners_never_have_two_jobs_on_a_device(cores):
+    code = (
+        f"report = jobs.run([[sys.executable, '-c', {STAMP!r}, str(0.03 + i % 3 / 20), WHO] "
+        f"for i in range(5)], devices={cores}, logs=WHO)\n"
+        "print(report.ok)"
+    )
+    with runner(f"WHO = 'a'\n{code}") as one, runner(f"WHO = 'b'\n{code}") as other:
+        for process in (one, other):
+            out, err = process.communicate(timeout=30)
+            assert out.endswith("True\n"), err
+    rows = stamps()
+    assert len(rows) == 10
+    for core in cores:
+        assert most_at_once([row for row in rows if row[0] == core]) == 1
+
+
+@pytest.mark.parametrize("others, most", [(1, 1), (2, 2)])
+def test_sharing_is_with_others_who_share(others, most, cores):
+    """Two jobs share a core, of two runners too; a job that has it alone shares with nobody."""
+    reports = []
+
+    def go(per_device, who):
+        commands = [python(STAMP, 0.1, who)] * 4
+        reports.append(jobs.run(commands, devices=cores[:1], per_device=per_device, logs=who))
+
+    threads = [threading.Thread(target=go, args=a) for a in ((2, "shares"), (others, "other"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [report.ok for report in reports] == [True, True]
+    rows = stamps()
+    assert len(rows) == 8 and most_at_once(rows) <= 2
+    for row in rows:
+        if row[3] == "other":
+            assert sum(a <= row[1] < b for _, a, b, _ in rows) <= most
+
+
+def test_a_runner_says_once_which_devices_it_waits_for(cores, capfd):
+    with runner(f"jobs.run([sh('touch go; sleep 0.7')] * 2, devices={cores}, logs='x')"):
+        wait_for(lambda: Path("go").exists())
+        time.sleep(0.1)
+        assert jobs.run([sh("true")], devices=cores).ok
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0] == f"waiting    for core {cores[0]}, core {cores[1]}, held by another runner"
+    assert [line.split()[0] for line in lines[1:]] == ["start", "done"]
+
+
+@pytest.fixture
+def killed(cores):
+    """Kill a runner while its job runs on the first core; give the job's pid."""
+    with runner(
+        f"jobs.run([sh('echo $$ > pid.new; mv pid.new pid; exec sleep 60')], names=['orphan'],"
+        f"devices={cores[:1]}, logs='old')"
+    ) as process:
+        wait_for(lambda: Path("pid").exists())
+        time.sleep(0.1)
+        process.kill()
+        process.wait()
+    pid = int(Path("pid").read_text())
+    assert lives(pid)
+    yield pid
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("per_device", [1, 2])
+def test_what_a_killed_runner_left_is_reported_and_its_device_not_used(
+    per_device, killed, cores, capfd
+):
+    report = jobs.run([sh("sleep 0.05")] * 3, devices=cores, per_device=per_device)
+    assert report.ok
+    places = {(job.device, job.slot) for job in report}
+    assert (cores[0], 0) not in places
+    assert len(report.left) == 1
+    left = report.left[0]
+    assert (left.name, left.pid, left.device, left.status) == ("orphan", killed, cores[0], "left")
+    assert left.command[-1].endswith("exec sleep 60") and left.log.name == "01_orphan.log"
+    assert f"left       orphan       on core {cores[0]}" in capfd.readouterr().out
+    assert lives(killed)
+
+
+def test_a_runner_waits_for_what_a_killed_one_left_and_then_forgets_it(killed, cores):
+    state = f"cat /proc/{killed}/stat 2> /dev/null | cut -d ' ' -f 3 | grep -v '[ZX]'"
+    ended = sh(f"{state} && echo lives || echo ended")
+    timer = threading.Timer(0.5, os.kill, (killed, signal.SIGKILL))
+    timer.start()
+    report = jobs.run([ended], devices=cores[:1], per_device=1)
+    timer.join()
+    assert [job.pid for job in report.left] == [killed]
+    assert report[0].tail == "ended"
+    assert jobs.run([sh("true")], devices=cores[:1]).left == ()
+
+
+def test_whoever_has_a_device_alone_sees_what_was_left_in_any_share(cores):
+    code = (
+        f"jobs.run([sh('echo $$ >> pids; exec sleep 60')] * 2, devices={cores[:1]},"
+        "per_device=2, logs='old')"
+    )
+    with runner(code) as process:
+        wait_for(lambda: Path("pids").exists() and len(Path("pids").read_text().split()) == 2)
+        time.sleep(0.1)
+        process.kill()
+        process.wait()
+    pids = [int(pid) for pid in Path("pids").read_text().split()]
+    report = jobs.run([sh("true")], devices=cores)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    assert report[0].device == cores[1]
+    assert {job.pid for job in report.left} == set(pids)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "not json", "[]", '{"pid": 1}', "\xff", '"text"',
+        '{"pid": PID, "started": 1, "name": "n", "command": [], "log": ""}',
+    ],
+)  # fmt: skip
+def test_a_record_that_nobody_can_read_or_of_a_number_given_anew_is_ignored(word, cores):
+    jobs.run([sh("true")], devices=cores[:1])
+    path = Path(f"mgpu-jobs/core-{cores[0]}.0")
+    path.write_text(word.replace("PID", str(os.getpid())), encoding="latin-1")
+    report = jobs.run([sh("true")], devices=cores[:1])
+    assert report.ok and report.left == ()
+
+
+def test_locks_are_for_all_users_whatever_the_umask(cores):
+    before = os.umask(0o077)
+    try:
+        jobs.run([sh("true")], devices=cores[:1])
+    finally:
+        os.umask(before)
+    folder = Path("mgpu-jobs")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
+    files = sorted(folder.iterdir())
+    assert [file.name for file in files] == [f"core-{cores[0]}", f"core-{cores[0]}.0"]
+    assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o666] * 2
+    assert [file.stat().st_size for file in files] == [0, 0]
+
+
+@pytest.mark.parametrize("what", ["link", "pipe", "folder"])
+def test_a_lock_file_that_is_something_else_is_refused_before_anything_starts(what, cores):
+    jobs.run([sh("true")], devices=cores[:1])
+    path = Path(f"mgpu-jobs/core-{cores[1]}")
+    if what == "link":
+        Path("precious").write_text("precious")
+        path.symlink_to(Path("precious").absolute())
+    elif what == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    with pytest.raises(RuntimeError, match="cannot be locked .*: remove it"):
+        jobs.run([sh("touch started")], devices=cores)
+    assert not Path("started").exists()
+
+
+@pytest.mark.parametrize("what", ["link", "file"])
+def test_a_lock_folder_that_is_something_else_is_refused(what):
+    if what == "link":
+        Path("elsewhere").mkdir()
+        Path("mgpu-jobs").symlink_to("elsewhere")
+    else:
+        Path("mgpu-jobs").touch()
+    with pytest.raises(RuntimeError, match="mgpu-jobs cannot hold the devices' locks .*TMPDIR"):
+        jobs.run([sh("true")])
+
+
+def test_a_job_that_runs_jobs_is_told_that_it_would_wait_for_itself():
+    nested = python("from mgpu_helpers import jobs; jobs.run([['true']])")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT / "src"))
+        report = jobs.run([nested])
+    assert report[0].status == "failed"
+    assert "was called inside a job, on core" in report[0].tail
+
+
+# --- GPUs, as the driver would list them ---
+
+
+def gpu(index, uuid="same"):
+    uuid = f"GPU-{index:02d}aa" if uuid == "same" else uuid
+    return nvml.Gpu(index, "card", uuid, *[None] * 9)
+
+
+def lists(monkeypatch, *gpus):
+    monkeypatch.delenv("MGPU_MODE", raising=False)
+    report = nvml.Report(gpus, None, None, None)
+    monkeypatch.setattr(nvml, "query", lambda: report)
+
+
+def test_a_job_sees_its_gpu_by_uuid_or_else_by_number(monkeypatch):
+    lists(monkeypatch, gpu(0), gpu(1), gpu(2, None))
+    tell = sh("echo $CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER $MGPU_JOB_DEVICE; sleep 0.1")
+    report = jobs.run([tell] * 2, devices=[1, 2])
+    assert [job.tail for job in report] == ["GPU-01aa PCI_BUS_ID GPU 1", "2 PCI_BUS_ID GPU 2"]
+    assert [(job.kind, job.device) for job in report] == [("GPU", 1), ("GPU", 2)]
+
+
+@pytest.mark.parametrize(
+    "env, want",
+    [
+        ({}, [0, 1, 2, 3]),
+        ({"CUDA_VISIBLE_DEVICES": "2,0"}, [2, 0]),
+        ({"CUDA_VISIBLE_DEVICES": " GPU-03aa, GPU-01 "}, [3, 1]),
+        ({"CUDA_VISIBLE_DEVICES": "1,-1,2"}, [1]),
+        ({"CUDA_VISIBLE_DEVICES": "3", "SLURM_STEP_GPUS": "0"}, [3]),
+        ({"SLURM_STEP_GPUS": "1", "SLURM_JOB_GPUS": "1,2"}, [1]),
+        ({"SLURM_JOB_GPUS": "0-1,3"}, [0, 1, 3]),
+        ({"SLURM_JOB_GPUS": "4,5,6,7"}, [0, 1, 2, 3]),
+        ({"CUDA_VISIBLE_DEVICES": ""}, None),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, None),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, None),
+        ({"MGPU_MODE": "cores"}, None),
+    ],
+)
+def test_what_is_allowed_follows_the_environment(env, want, monkeypatch):
+    lists(monkeypatch, *map(gpu, range(4)))
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    kind, found = jobs.allowed()
+    if want is None:
+        assert kind == "core" and set(found) <= os.sched_getaffinity(0)
+    else:
+        assert (kind, found) == ("GPU", want)
+
+
+@pytest.mark.parametrize("visible", ["7", "GPU-9", "GPU-0", "MIG-1", "0,x"])
+def test_a_visible_device_that_is_not_one_gpu_is_said(visible, monkeypatch):
+    lists(monkeypatch, gpu(0), gpu(1))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(RuntimeError, match="which is not one of this machine's 2 GPUs"):
+        jobs.allowed()
+
+
+def test_without_a_driver_the_variable_does_not_matter(monkeypatch):
+    lists(monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert jobs.allowed()[0] == "core"
+
+
+def test_a_gpu_that_is_not_allowed_is_refused_with_the_reason(monkeypatch):
+    lists(monkeypatch, gpu(0), gpu(1), gpu(2))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2")
+    with pytest.raises(ValueError, match="GPU 1 is not allowed: CUDA_VISIBLE_DEVICES='0,2' leaves"):
+        jobs.run([sh("true")], devices=[1])
+
+
+@pytest.fixture
+def vanishing(monkeypatch):
+    """List GPUs of which those named in the file `gone` are missing, the rest numbered anew."""
+    monkeypatch.delenv("MGPU_MODE")
+
+    def query():
+        gone = Path("gone").read_text().split() if Path("gone").exists() else []
+        uuids = [f"GPU-{i}" for i in range(3) if str(i) not in gone]
+        return nvml.Report(tuple(gpu(i, u) for i, u in enumerate(uuids)), None, None, None)
+
+    monkeypatch.setattr(nvml, "query", query)
+
+
+def test_a_gpu_that_disappears_gets_no_more_jobs(vanishing, capfd):
+    report = jobs.run(
+        [sh("sleep 0.2"), sh("echo 1 > gone; sleep 0.5"), sh("sleep 0.2"), sh("true"), sh("true")]
+    )
+    assert [job.device for job in report][:3] == [0, 1, 2]
+    assert {job.device for job in report.jobs[3:]} <= {0, 2}
+    assert report.ok
+    assert "gone       GPU 1: the driver does not list it any more" in capfd.readouterr().out
+
+
+def test_when_no_gpu_is_left_the_rest_is_not_started(vanishing, capfd):
+    report = jobs.run([sh("echo 0 1 2 > gone; sleep 0.2"), sh("touch started")], devices=[2])
+    assert [job.status for job in report] == ["done", "not started"]
+    assert (report[1].device, report[1].start, report[1].pid) == (None, None, None)
+    assert "No GPU is left" in report[1].tail and not report.ok
+    assert "no GPU is left: 1 job not started" in capfd.readouterr().out
+    assert not Path("started").exists()
+
+
+# --- what is said ---
+
+
+def test_progress_is_a_line_when_a_job_starts_and_one_when_it_ends(cores, capfd):
+    jobs.run([sh("true"), sh("exit 1")], names=["a", "a-long-name-here"], devices=cores[:1])
+    out, core = capfd.readouterr().out, cores[0]
+    assert re.fullmatch(
+        f"start      a            on core {core}\n"
+        f"done       a            on core {core}  \\d+\\.\\d s\n"
+        f"start      a-long-name-here on core {core}\n"
+        f"failed     a-long-name-here on core {core}  \\d+\\.\\d s\n",
+        out,
+    )
+    jobs.run([sh("true")], progress=False)
+    assert capfd.readouterr().out == ""
+
+
+def test_a_report_prints_as_a_table_and_finds_jobs_by_name(tmp_path):
+    def job(name, device, start, end, status):
+        return jobs.Job(
+            name, ("x",), device, "core", 0, tmp_path, start, end, status, None, "", None
+        )
+
+    made = [job("one", 0, 0.0, 12.34, "done"), job("another", None, None, None, "not started")]
+    report = jobs.Report(tuple(made), 13.0, (job("old", 10, None, None, "left"),))
+    assert repr(report).splitlines() == [
+        "name     device   status       seconds",
+        "one      core 0   done            12.3",
+        "another  -        not started        -",
+        "old      core 10  left               -",
+    ]
+    assert report["another"] is report[1] and report[:1] == tuple(made[:1])
+    assert len(report) == 2 and list(report) == made and not report.ok
+    with pytest.raises(KeyError, match="no job is called 'two': one, another"):
+        report["two"]
+
+
+OK = [["true"]]
+
+
+@pytest.mark.parametrize(
+    "commands, wrong, said",
+    [
+        ([], {}, "there are no commands"),
+        ("a.py b.py", {}, "not a list of commands: use"),
+        (3, {}, "not a list of commands: use"),
+        (["python a.py"], {}, "command 1 is 'python a.py', not a list of a program"),
+        (OK + [[]], {}, "command 2 is empty"),
+        ([["python", 3]], {}, "command 1 has 3, which is not text"),
+        (OK, {"per_device": 0}, "per_device=0 is not a number of jobs: use a whole number, 1"),
+        (OK, {"per_device": 1.5}, "per_device=1.5"),
+        (OK, {"per_device": True}, "per_device=True"),
+        (OK, {"time_limit": 0}, "time_limit=0 is no time: give seconds above 0"),
+        (OK, {"time_limit": float("nan")}, "time_limit=nan"),
+        (OK, {"time_limit": "9"}, "time_limit='9'"),
+        (OK, {"devices": []}, "devices is empty"),
+        (OK, {"devices": 0}, "devices=0 is not a list"),
+        (OK, {"devices": "0,1"}, "devices='0,1' is not a list"),
+        (OK, {"devices": [0.5]}, "a device=0.5"),
+        (OK, {"devices": [-1]}, "a device=-1"),
+        (OK, {"devices": [99999]}, "core 99999 is not allowed: the cores that this process may"),
+        (OK, {"names": []}, "0 names for 1 command"),
+        (OK, {"names": ["a", "b"]}, "2 names for 1 command"),
+    ],
+)
+def test_mistakes_are_said_in_a_sentence(commands, wrong, said):
+    with pytest.raises((ValueError, TypeError)) as caught:
+        jobs.run(commands, **wrong)
+    assert said in str(caught.value)
+    assert not Path("logs").exists() and not Path("mgpu-jobs").exists()
+
+
+def test_a_device_named_twice_is_refused(cores):
+    with pytest.raises(ValueError, match=f"devices has core {cores[0]} twice: use per_device=2"):
+        jobs.run(OK, devices=[cores[0], cores[1], cores[0]])
