@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -19,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import run_python
-from mgpu_helpers import devices, placement
+from mgpu_helpers import devices, nvml, placement
 
 COUNTS = (1, 2, 4, 8)
 
@@ -534,3 +535,87 @@ def test_a_plan_cannot_be_changed():
     plan = devices.Plan("cores", "/CPU:0", ("/CPU:1",), ("one core",), 2, "m", "n")
     with pytest.raises(dataclasses.FrozenInstanceError):
         plan.mode = "gpus"
+
+
+# ---- the freest GPUs
+
+
+def gpu(index, free=40, busy=0, pids=()):
+    processes = None if pids is None else tuple(nvml.Process(pid, None, None) for pid in pids)
+    return nvml.Gpu(
+        index, "GPU", f"GPU-{index}", None, 80, None, free, busy, None, None, None, processes
+    )
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    def lists(*gpus, reason=None):
+        monkeypatch.setattr(nvml, "query", lambda: nvml.Report(gpus, reason, "570.1", "12.8"))
+
+    return lists
+
+
+@pytest.fixture(scope="module")
+def foreign():
+    """Give the number of a process that has ended: nobody's, as one of another container is."""
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    done.wait()
+    return done.pid
+
+
+def test_the_freest_gpu_has_nobody_else_on_it_then_is_idle_then_has_memory(driver, foreign):
+    driver(
+        gpu(0, free=80, pids=[foreign]),
+        gpu(1, free=70, busy=10),
+        gpu(2, free=30, busy=9),
+        gpu(3, free=50, busy=3),
+        gpu(4, free=50, busy=1),
+        gpu(5, free=50, busy=1),
+        gpu(6, free=90, pids=None),
+        gpu(7, free=40, pids=[os.getpid()]),
+    )
+    assert devices.freest() == [4]
+    assert devices.freest(8) == [4, 5, 3, 7, 2, 1, 6, 0]
+    assert devices.freest(2, busy_below=11) == [1, 4]
+    assert devices.freest(2, among=(6, 0, 2)) == [2, 6]
+
+
+def test_a_process_that_only_others_can_see_is_another_users(driver, foreign):
+    own = [os.getpid(), os.getpid()]
+    driver(gpu(0, pids=[*own, foreign]), gpu(1, free=1, pids=own))
+    assert devices.freest(2) == [1, 0]
+
+
+def test_a_process_of_another_user_is_seen(driver, monkeypatch):
+    driver(gpu(0, pids=[os.getpid()]), gpu(1, free=1))
+    assert devices.freest() == [0]
+    monkeypatch.setattr(os, "getuid", lambda: os.stat(f"/proc/{os.getpid()}").st_uid + 1)
+    assert devices.freest() == [1]
+
+
+def test_what_the_driver_does_not_report_counts_as_taken(driver):
+    driver(gpu(0, free=None), gpu(1, busy=None), gpu(2, free=1))
+    assert devices.freest(3) == [2, 0, 1]
+
+
+def test_a_choice_that_cannot_be_made_gets_a_sentence(driver):
+    driver(gpu(0), gpu(1))
+    assert said(devices.freest, 3) == (
+        "ValueError: n=3, but there are 2 GPUs to choose from: ask for 1 to 2."
+    )
+    assert said(devices.freest, 2, among=[1, 1]) == (
+        "ValueError: n=2, but there is 1 GPU to choose from: ask for 1 to 1."
+    )
+    assert said(devices.freest, among=[]) == (
+        "ValueError: n=1, but there are 0 GPUs to choose from: name more in among."
+    )
+    assert said(devices.freest, among=[1, 2]) == (
+        "ValueError: among names GPU 2, but nvidia-smi's numbers here are 0, 1: use these."
+    )
+    assert said(devices.freest, 0).startswith("ValueError: n=0, but there are 2 GPUs")
+    assert said(devices.freest, 1.5).startswith("ValueError: n=1.5 is not a number of devices")
+    driver(reason="No driver is installed.")
+    assert said(devices.freest) == (
+        "RuntimeError: There is no GPU to choose (No driver is installed.): call devices.setup(1), "
+        "which then uses the CPU's cores, and those are all alike."
+    )

@@ -10,6 +10,7 @@ import operator
 import os
 import platform
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,59 @@ def current() -> Plan | None:
     """Return the plan that `setup` made in this process; None before it."""
     return _plan
 
+
+def freest(n: int = 1, *, busy_below: float = 10, among: Iterable[int] | None = None) -> list[int]:
+    """Pick n GPUs, the freest first, as nvidia-smi numbers them; `among` these, or all when None.
+
+    First come those without a process of another user, then those that the driver reports less
+    than `busy_below` percent busy, then those with the most free memory. What the driver does not
+    report counts as taken.
+
+    It only looks: between this call and the start of TensorFlow another script may pick the same
+    GPUs. `jobs.run` holds a lock on what it gives out. To use the numbers, set
+    CUDA_DEVICE_ORDER=PCI_BUS_ID and CUDA_VISIBLE_DEVICES before TensorFlow starts.
+    """
+    n = _whole(n, "n")
+    report = nvml.query()
+    gpus = {gpu.index: gpu for gpu in report.gpus}
+    if not gpus:
+        raise RuntimeError(
+            f"There is no GPU to choose ({report.reason}): call devices.setup({n}), "
+            "which then uses the CPU's cores, and those are all alike."
+        )
+    named = list(gpus) if among is None else sorted(set(among))
+    unknown = [index for index in named if index not in gpus]
+    if unknown:
+        raise ValueError(
+            f"among names GPU {unknown[0]}, but nvidia-smi's numbers here are "
+            f"{', '.join(map(str, gpus))}: use these."
+        )
+    if not 1 <= n <= len(named):
+        raise ValueError(
+            f"n={n}, but there {'is' if len(named) == 1 else 'are'} {counted(len(named), 'GPU')} "
+            "to choose from: " + (f"ask for 1 to {len(named)}." if named else "name more in among.")
+        )
+
+    def rank(index: int) -> tuple[float, ...]:
+        gpu = gpus[index]
+        load = 100 if gpu.utilization is None else gpu.utilization
+        return _others(gpu), load >= busy_below, -(gpu.memory_free or 0), load, index
+
+    return sorted(named, key=rank)[:n]
+
+
+def _others(gpu: nvml.Gpu) -> int:
+    """Say whether another user's process is on a GPU: 0 no, 1 not known, 2 yes."""
+    if gpu.processes is None:
+        return 1
+    return 0 if all(_own(process.pid) for process in gpu.processes) else 2
+
+
+def _own(pid: int) -> bool:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid == os.getuid()
+    except OSError:
+        return False  # it runs outside this container, or is hidden from this user
 
 
 def _whole(value: Any, what: str) -> int:
