@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 
 import matplotlib
 import numpy as np
@@ -234,7 +235,29 @@ def watched(gpus, phases):
 
 PHASES = [("import TensorFlow", 0.0, 0.3), ("build the graph", 1.0, 1.2), ("train", 1.2, 3.9),
           ("free everything", 3.9, 4.0)]  # fmt: skip
-MEMORY = {
+
+
+def ran(jobs, wall):
+    """Make what the chart reads of a report of jobs, from their values in order."""
+    fields = ("name", "kind", "device", "slot", "start", "end", "status")
+    made = [SimpleNamespace(**dict(zip(fields, job, strict=True))) for job in jobs]
+    return SimpleNamespace(jobs=made, wall=wall)
+
+
+QUEUE = ran([
+    ("train", "core", 4, 0, 0.1, 3.2, "done"),
+    ("missing", "core", 10, 0, 0.1, 0.15, "failed"),
+    ("slow", "core", 10, 0, 0.16, 2.16, "timed out"),
+    ("a_name_much_longer_than_the_picture_has_room_for", "core", 10, 0, 2.2, 2.4, "done"),
+    ("last", "core", 4, 0, 3.4, 3.5, "stopped"),
+    ("never", None, None, None, None, None, "not started"),
+], 3.5)  # fmt: skip
+SWEEP = ran([
+    (f"sweep_{i}", "GPU", gpu, slot, 0.9 * i, 0.9 * i + (0.1 if i % 4 else 0.85),
+     "failed" if i % 3 else "done")
+    for gpu in range(4) for slot in range(3) for i in range(gpu, 12)
+], 12)  # fmt: skip
+OTHERS = {
     "held": lambda ax=None: charts.held(HELD, ax),
     "one held": lambda ax=None: charts.held(dict(list(HELD.items())[:1]), ax),
     "bars": lambda ax=None: charts.device_bars({f"/GPU:{i}": i * 10**9 for i in range(8)}, ax),
@@ -242,15 +265,18 @@ MEMORY = {
     "GPUs": lambda ax=None: charts.monitor(watched((0, 1), PHASES[2:3]), ax),
     "nothing held": lambda ax=None: charts.held({}, ax),
     "no bars": lambda ax=None: charts.device_bars({}, ax),
+    "jobs": lambda ax=None: charts.jobs(QUEUE, ax),
+    "jobs in slots": lambda ax=None: charts.jobs(SWEEP, ax),
+    "no jobs": lambda ax=None: charts.jobs(ran([], 0), ax),
     "no samples": lambda ax=None: charts.monitor(Monitor(), ax),
 }
 
 
-@pytest.mark.parametrize("name", MEMORY)
-def test_texts_of_memory_charts_are_inside_and_apart(with_plan, name):
+@pytest.mark.parametrize("name", OTHERS)
+def test_texts_of_these_charts_are_inside_and_apart(with_plan, name):
     import matplotlib.pyplot as plt
 
-    ax = MEMORY[name]()
+    ax = OTHERS[name]()
     boxes = [(text.get_text(), text.get_window_extent()) for text in texts(ax)]
     width, height = ax.figure.canvas.get_width_height()
     for i, (text, box) in enumerate(boxes):
@@ -258,7 +284,7 @@ def test_texts_of_memory_charts_are_inside_and_apart(with_plan, name):
         for other, beside in boxes[:i]:
             assert not box.overlaps(beside), (text, other)
     _, given = plt.subplots()
-    assert MEMORY[name](given) is given
+    assert OTHERS[name](given) is given
 
 
 def test_held_stacks_its_parts_and_writes_the_total(with_plan):
@@ -300,3 +326,76 @@ def test_monitor_draws_what_was_seen(with_plan):
         assert ax.bbox.x0 <= box.x0 and box.x1 <= ax.bbox.x1 and box.y0 > ax.bbox.y1
     bands = [(band.get_x(), band.get_x() + band.get_width()) for band in ax.patches]
     assert bands == [pytest.approx(phase[1:]) for phase in PHASES]
+
+
+def bars_of(ax):
+    """Give every bar of a chart of jobs: its box, its colour, and whether it is hatched."""
+    found = []
+    for bar in ax.collections:
+        box = bar.get_paths()[0].get_extents()
+        shade = (bar.get_edgecolor() if bar.get_hatch() else bar.get_facecolor())[0]
+        found.append((box, matplotlib.colors.to_hex(shade), bool(bar.get_hatch())))
+    return found
+
+
+def test_jobs_are_bars_in_the_row_and_colour_of_their_device(with_plan):
+    ax = charts.jobs(QUEUE)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["core 4", "core 10"]
+    assert ax.yaxis_inverted() and ax.get_xlim() == (0, 3.5)
+    assert ax.get_title(loc="left") == "Which job ran where; 1 job not started"
+    drawn = {(round(box.x0, 6), round(box.x1, 6)): rest for box, *rest in bars_of(ax)}
+    first, second = charts.PALETTE[:2]
+    assert drawn == {
+        (0.1, 3.2): [first, False],
+        (0.1, 0.15): [second, True],
+        (0.16, 2.16): [second, True],
+        (2.2, 2.4): [second, False],
+        (3.4, 3.5): [first, True],
+    }
+    for box, shade, _ in bars_of(ax):
+        tick = ax.get_yticks()[0 if shade == first else 1]
+        assert box.y0 < tick < box.y1
+
+
+def test_a_jobs_name_is_in_its_bar_or_above_it_with_a_bad_status(with_plan):
+    ax = charts.jobs(QUEUE)
+    ax.figure.canvas.draw()
+    boxes = {
+        text.get_text(): text.get_window_extent().transformed(ax.transData.inverted())
+        for text in ax.texts
+    }
+    bars = sorted((box for box, *_ in bars_of(ax)), key=lambda box: box.x0)
+    train, missing, slow, long, last = sorted(bars[:2], key=lambda box: -box.x1) + bars[2:]
+    for name, bar in [("train", train), ("slow: timed out", slow)]:
+        assert bar.x0 <= boxes[name].x0 and boxes[name].x1 <= bar.x1
+        assert bar.y0 <= boxes[name].y1 and boxes[name].y0 <= bar.y1
+    above = {"missing: failed": missing, "last: stopped": last}
+    above["a_name_much_longer_than_the_p…"] = long
+    assert set(boxes) == {"train", "slow: timed out", *above}
+    for name, bar in above.items():
+        assert max(boxes[name].y0, boxes[name].y1) <= bar.y0
+        assert boxes[name].x0 <= bar.x1 and bar.x0 <= boxes[name].x1
+
+
+def test_slots_are_lanes_that_do_not_overlap(with_plan):
+    bars = bars_of(charts.jobs(SWEEP))
+    assert len(bars) == len(SWEEP.jobs) == 126
+    lanes = {}
+    for box, shade, _ in bars:
+        lanes.setdefault(shade, set()).add((round(box.y0, 6), round(box.y1, 6)))
+    assert [len(found) for found in lanes.values()] == [3] * 4
+    levels = sorted(level for found in lanes.values() for level in found)
+    assert all(above[1] < below[0] for above, below in zip(levels, levels[1:], strict=False))
+
+
+def test_where_names_have_no_room_those_that_failed_have_it_first(with_plan):
+    jobs = [(f"job_{i}", "GPU", 0, 0, i, i + 0.9, "failed" if i == 7 else "done")
+            for i in range(99)]  # fmt: skip
+    labels = labels_of(charts.jobs(ran(jobs, 99)))
+    assert "job_7: failed" in labels and 5 < len(labels) < 40
+
+
+def test_a_job_without_an_end_reaches_the_end_of_the_picture(with_plan):
+    ax = charts.jobs(ran([("job", "GPU", 3, 0, 1.0, None, "stopped")], 4))
+    ((box, _, hatched),) = bars_of(ax)
+    assert (box.x0, box.x1, hatched) == (1, 4, True)

@@ -1,6 +1,7 @@
 """Every picture of the series: takes data and `ax`, returns `ax`. One colour per device.
 
-Lesson 00 draws the first timeline, lesson 01 the first placement map, lesson 02 what is held.
+Lesson 00 draws the first timeline, lesson 01 the first placement map, lesson 02 what is held,
+lesson 03 the first jobs.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,7 +18,10 @@ from mgpu_helpers.devices import current, order
 from mgpu_helpers.memory import Held, Monitor
 from mgpu_helpers.placement import Placement
 from mgpu_helpers.trace import Trace
-from mgpu_helpers.wording import size_text
+from mgpu_helpers.wording import counted, size_text
+
+if TYPE_CHECKING:
+    from mgpu_helpers.jobs import Report
 
 HOST = "#8a8a8a"
 PALETTE = (
@@ -229,6 +233,60 @@ def lab(records: Sequence[Mapping[str, Any]], ax: Any = None) -> Any:
     ax.set_xlabel("held, MB")
     ax.set_title("What each option takes", loc="left")
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    return ax
+
+
+def jobs(report: Report, ax: Any = None) -> Any:
+    """Draw which job ran where and when, a row for each device and in it a lane for each slot.
+
+    What did not end well is hatched and says its status. A name that finds no room is left out.
+    """
+    drawn = [job for job in report.jobs if job.start is not None]
+    # Who did not end well gets room for its name first.
+    drawn.sort(key=lambda job: job.status == "done")
+    slots = Counter[tuple[str, int]]()  # of each device
+    for job in drawn:
+        slots[job.kind, job.device] = max(slots[job.kind, job.device], job.slot + 1)
+    devices = sorted(slots)
+    tops = np.cumsum([0, *(slots[device] + 0.25 for device in devices)])
+    length = max(report.wall, *(job.end or 0 for job in drawn), 0) or 1
+    ax = axes(ax, size=(8, 1.2 + 0.5 * sum(slots.values()) + 0.12 * len(devices)))
+    ax.set_yticks(
+        [top + slots[device] / 2 + 0.13 for top, device in zip(tops, devices, strict=False)],
+        [f"{kind} {number}" for kind, number in devices],
+    )
+    ax.set_ylim(max(tops[-1] - 0.15, 0.1), 0)
+    ax.set_xlim(0, length)
+    ax.set_xlabel("time, s")
+    waiting = len(report.jobs) - len(drawn)
+    left_out = f"; {counted(waiting, 'job')} not started" if waiting else ""
+    ax.set_title(f"Which job ran where{left_out}", loc="left")
+    ax.figure.draw_without_rendering()  # it gives the axes their final width
+    second = ax.get_window_extent().width / length  # in pixels
+    taken: dict[tuple[float, bool], list[tuple[float, float]]] = defaultdict(list)
+    for job in drawn:
+        row, good = devices.index((job.kind, job.device)), job.status == "done"
+        shade, low = colour(f"/CPU:{row + 1}"), tops[row] + job.slot
+        worked = (length if job.end is None else job.end) - job.start
+        ax.broken_barh(
+            [(job.start, worked)], (low + 0.3, 0.66), facecolor=shade if good else "white",
+            edgecolor="white" if good else shade, linewidth=0.6, hatch="" if good else "////",
+        )  # fmt: skip
+        name = job.name if len(job.name) <= 30 else job.name[:29] + "…"
+        text = ax.text(0, 0, name if good else f"{name}: {job.status}", size=8, va="center")
+        room = text.get_window_extent().width / second
+        if inside := room + 6 / second < worked:
+            left, height = job.start + (worked - room) / 2, low + 0.63
+        else:
+            left = max(3 / second, min(job.start, length - room))
+            height = low + 0.16
+        if any(left < b and a < left + room for a, b in taken[low, inside]):
+            text.remove()
+            continue
+        taken[low, inside].append((left, left + room + 6 / second))
+        text.set(position=(left, height), color="white" if good and inside else "#222222")
+        if inside and not good:
+            text.set_bbox({"pad": 1, "facecolor": "white", "edgecolor": "none"})
     return ax
 
 
