@@ -373,7 +373,7 @@ def test_a_jobs_name_is_in_its_bar_or_above_it_with_a_bad_status(with_plan):
     above["a_name_much_longer_than_the_p…"] = long
     assert set(boxes) == {"train", "slow: timed out", *above}
     for name, bar in above.items():
-        assert max(boxes[name].y0, boxes[name].y1) <= bar.y0
+        assert max(boxes[name].y0, boxes[name].y1) <= bar.y0 and boxes[name].x1 <= 3.501
         assert boxes[name].x0 <= bar.x1 and bar.x0 <= boxes[name].x1
 
 
@@ -389,10 +389,13 @@ def test_slots_are_lanes_that_do_not_overlap(with_plan):
 
 
 def test_where_names_have_no_room_those_that_failed_have_it_first(with_plan):
-    jobs = [(f"job_{i}", "GPU", 0, 0, i, i + 0.9, "failed" if i == 7 else "done")
-            for i in range(99)]  # fmt: skip
-    labels = labels_of(charts.jobs(ran(jobs, 99)))
-    assert "job_7: failed" in labels and 5 < len(labels) < 40
+    for bad in range(40, 48):
+        jobs = [
+            (f"job_{i}", "GPU", 0, 0, i, i + 0.9, "failed" if i == bad else "done")
+            for i in range(99)
+        ]
+        labels = labels_of(charts.jobs(ran(jobs, 99)))
+        assert f"job_{bad}: failed" in labels and 5 < len(labels) < 40
 
 
 def test_a_job_without_an_end_reaches_the_end_of_the_picture(with_plan):
