@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -140,6 +141,138 @@ def test_help_and_import_are_quick_and_leave_tensorflow_alone():
     gather = "import sys; from mgpu_helpers import report; report.gather(); "
     done = run_python(gather + "print({'tensorflow', 'pynvml'} & set(sys.modules))")
     assert done.stdout == "{'pynvml'}\n"
+
+
+# ---- scripts, each on a device of its own
+
+SCRIPTS = {
+    "echo.py": "import os, sys; print(os.environ['MGPU_JOB_DEVICE'], *sys.argv[1:])",
+    "fails.py": "import sys; sys.stdout.buffer.write(b'caf\\xc3\\xa9 '); sys.exit('no data here')",
+    "sleeps.py": """
+import os, pathlib, time
+pathlib.Path("pid.new").write_text(str(os.getpid()))
+os.rename("pid.new", "pid")
+time.sleep(60)
+""",
+}
+
+
+@pytest.fixture
+def run_scripts(tmp_path):
+    """Start `run` in a folder with the scripts, with locks of its own."""
+    for name, code in SCRIPTS.items():
+        (tmp_path / name).write_text(code)
+
+    def start(*arguments: str, before: tuple[str, ...] = (), **env: str) -> subprocess.Popen:
+        hidden = ("MGPU_", "TF_", "CUDA_", "SLURM_")
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+        env = clean | {"MGPU_MODE": "cores", "TMPDIR": str(tmp_path)} | env
+        return subprocess.Popen(
+            [*before, sys.executable, "-m", "mgpu_helpers", "run", *arguments], cwd=tmp_path,
+            env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    return start
+
+
+@pytest.fixture
+def core() -> str:
+    return str(min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0)
+
+
+def ended(process: subprocess.Popen) -> tuple[int, str, str]:
+    out, error = process.communicate(timeout=60)
+    return process.returncode, out, error
+
+
+def test_run_gives_every_script_a_device_and_the_common_arguments(run_scripts, tmp_path, core):
+    arguments = ("echo.py", "echo.py", "--devices", core, "--logs", "out", "--", "--n", "3", "--")
+    code, out, error = ended(run_scripts(*arguments))
+    assert (code, error) == (0, "")
+    logs = sorted((tmp_path / "out").iterdir())
+    assert [log.read_text() for log in logs] == [f"core {core} --n 3 --\n"] * 2
+    lines, table = out.split("\n\n")
+    assert [line.split()[0] for line in lines.splitlines()] == ["start", "done"] * 2
+    assert [row.split()[1:4] for row in table.splitlines()[1:]] == [["core", core, "done"]] * 2
+
+
+def test_run_says_what_failed_and_shows_the_end_of_its_log(run_scripts, core):
+    # A terminal that can only show ASCII, and a log that is not.
+    arguments = ("fails.py", "nowhere.py", "echo.py", "--devices", core)
+    code, out, error = ended(run_scripts(*arguments, PYTHONIOENCODING="ascii"))
+    assert (code, error) == (1, "")
+    _, table, fails, nowhere = out.split("\n\n")
+    assert [row.split()[-2] for row in table.splitlines()[1:]] == ["failed", "failed", "done"]
+    assert fails.startswith("fails, failed; the end of ")
+    assert "no data here" in fails and "caf?" in fails
+    assert "nowhere.py': [Errno 2] No such file or directory" in nowhere
+
+
+def test_run_keeps_to_the_time_limit_and_to_the_jobs_per_device(run_scripts, core):
+    code, out, error = ended(
+        run_scripts("sleeps.py", "echo.py", "--devices", core, "--per-device", "2",
+                    "--time-limit", "1.5")
+    )  # fmt: skip
+    assert (code, error) == (1, "")
+    order = [line.split()[:2] for line in out.splitlines()[:4]]
+    assert order == [["start", "sleeps"], ["start", "echo"], ["done", "echo"], ["timed", "out"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "the following arguments are required: SCRIPT"),
+        (["echo.py", "--devices", "0,x"], "'0,x' names no devices: write their numbers with"),
+        (["echo.py", "--devices", "99999"], "99999"),
+        (["echo.py", "--per-device", "0"], "per_device"),
+        (["echo.py", "--per-device", "half"], "invalid int value: 'half'"),
+        (["echo.py", "--time-limit", "-1"], "time_limit"),
+        (["echo.py", "--logs", "echo.py"], "echo.py"),
+    ],
+)
+def test_run_refuses_what_it_cannot_do_with_a_sentence(run_scripts, tmp_path, arguments, says):
+    code, out, error = ended(run_scripts(*arguments))
+    assert (code, out) == (2, "")
+    usage, sentence = error.strip().split("\n")
+    assert usage.startswith("usage: python -m mgpu_helpers run SCRIPT")
+    assert sentence.startswith("python -m mgpu_helpers run: error: ") and says in sentence
+    assert not (tmp_path / "logs").exists() or not list((tmp_path / "logs").iterdir())
+
+
+def pid_of(folder: Path) -> int:
+    """Wait for the script that sleeps, and give its number."""
+    for _ in range(600):
+        if (folder / "pid").exists():
+            return int((folder / "pid").read_text())
+        time.sleep(0.05)
+    raise AssertionError("the script does not start")
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_runner_that_is_stopped_ends_its_scripts(run_scripts, tmp_path, core, name):
+    runner = run_scripts("sleeps.py", "echo.py", "--devices", core)
+    pid = pid_of(tmp_path)
+    runner.send_signal(getattr(signal, name))
+    code, out, error = ended(runner)
+    assert (code, error) == (130, "")
+    table = out.split("\n\n")[1].splitlines()[1:]
+    assert "stopped" in table[0] and "not started" in table[1]
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_runner_under_nohup_goes_on(run_scripts, tmp_path, core):
+    (tmp_path / "sleeps.py").write_text(SCRIPTS["sleeps.py"].replace("60", "0.5"))
+    runner = run_scripts("sleeps.py", "--devices", core, before=("nohup",))
+    pid_of(tmp_path)
+    runner.send_signal(signal.SIGHUP)
+    assert ended(runner)[0] == 0
+
+
+def test_run_leaves_tensorflow_alone(run_scripts, core):
+    runner = run_scripts("echo.py", "--devices", core, PYTHONPROFILEIMPORTTIME="1")
+    code, _, imported = ended(runner)
+    assert code == 0 and "mgpu_helpers.jobs" in imported and "tensorflow" not in imported
 
 
 # ---- the diagnosis: one cause at a time, then several

@@ -1,29 +1,99 @@
-"""Say what this machine is and whether the lessons can run on it: `python -m mgpu_helpers`."""
+"""Say what this machine is and whether the lessons can run on it: `python -m mgpu_helpers`.
+
+`python -m mgpu_helpers run a.py b.py` gives each script a device of its own, as lesson 03 does.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
+import signal
 import sys
+from typing import Any, NoReturn
 
 DESCRIPTION = """\
 Print what this machine is: versions, driver, GPUs as nvidia-smi, CUDA and the lessons number
 them, why TensorFlow leaves a GPU unused and what to do about it, and the plan that the lessons
 would use. The exit status is 0 when the lessons can run, with or without a GPU.
 """
+RUN = """\
+Run Python scripts, each on a GPU of its own, or on a core where there is no GPU; in order, the
+next as soon as a device is free. What follows -- is given to every script. The exit status is 0
+when all ended well, 1 when one did not, 2 when nothing could be started, 130 when stopped.
+"""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the report and return the exit status: 0 when the lessons can run, else 1."""
+    """Print the report, or run scripts, and return the exit status: 0 when all is well."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(
         "python -m mgpu_helpers",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="print the facts for a bug report")
-    options = parser.parse_args(arguments)
-    return _machine(options.json)
+    commands = parser.add_subparsers(title="commands", metavar="")
+    run = commands.add_parser(
+        "run",
+        help="run scripts, each on a device of its own: run --help says more",
+        usage="%(prog)s SCRIPT [SCRIPT ...] [options] [-- arguments for every script]",
+        description=RUN,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    run.add_argument("scripts", nargs="+", metavar="SCRIPT", help="a Python file")
+    run.add_argument("--devices", type=_numbers, metavar="0,1", help="only these; default: all")
+    run.add_argument("--per-device", type=int, default=1, metavar="N", help="scripts that share a "
+                     "device; default: 1")  # fmt: skip
+    run.add_argument("--time-limit", type=float, metavar="S", help="seconds for each script")
+    run.add_argument("--logs", default="logs", metavar="DIR", help="what the scripts print goes "
+                     "here; default: logs")  # fmt: skip
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    options = parser.parse_args(arguments[:end])
+    if "scripts" not in options:
+        return _machine(options.json)
+    return _run(options, arguments[end + 1 :], run.error)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} names no devices: write their numbers with commas between, as 0,1"
+        ) from None
+
+
+def _run(options: argparse.Namespace, common: list[str], refuse: Any) -> int:
+    from mgpu_helpers import jobs
+
+    def stop(number: int, frame: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    for name in ("SIGTERM", "SIGHUP"):  # as Ctrl-C: a job must not outlive its runner
+        number = getattr(signal, name, None)
+        if number and signal.getsignal(number) is not signal.SIG_IGN:  # nohup wants it ignored
+            signal.signal(number, stop)
+    sys.stdout.reconfigure(errors="replace")  # a log may hold what the terminal cannot show
+    try:
+        report = jobs.run(
+            [[sys.executable, script, *common] for script in options.scripts],
+            devices=options.devices,
+            per_device=options.per_device,
+            time_limit=options.time_limit,
+            logs=options.logs,
+        )
+    except (ValueError, RuntimeError) as error:
+        refuse(str(error))
+    except KeyboardInterrupt as stopped:
+        report = getattr(stopped, "report", None)  # None before the first script starts
+        print(f"\n{report or 'stopped before a script was started'}")
+        return 130
+    print(f"\n{report}")
+    for job in report.jobs:
+        if job.status != "done":
+            print(f"\n{job.name}, {job.status}; the end of {job.log}:\n{job.tail}")
+    return 0 if report.ok else 1
 
 
 def _machine(as_json: bool) -> int:
