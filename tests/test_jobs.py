@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 from conftest import ROOT
 from mgpu_helpers import jobs, nvml
 
+AFFINITY = getattr(os, "sched_getaffinity", lambda pid: set(range(os.cpu_count() or 1)))
+
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
@@ -30,7 +32,9 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setenv("MGPU_MODE", "cores")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    before = AFFINITY(0)
+    yield tmp_path
+    assert AFFINITY(0) == before
 
 
 @pytest.fixture
@@ -70,7 +74,7 @@ def runner(code, **env):
     code = "import sys\nfrom mgpu_helpers import jobs\nsh = lambda x: ['sh', '-c', x]\n" + code
     process = subprocess.Popen(
         [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT / "src")} | env,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         yield process
@@ -111,7 +115,6 @@ def test_what_does_not_exist_fails_and_the_next_goes_on(command, code, said, cor
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity here")
 def test_a_job_is_pinned_to_its_core_and_told_of_it(cores):
-    before = os.sched_getaffinity(0)
     tell = python(
         "import os, sys; print(*os.sched_getaffinity(0), os.environ['CUDA_VISIBLE_DEVICES'],"
         "os.environ['MGPU_JOB_DEVICE'], os.environ['PYTHONUNBUFFERED'], repr(sys.stdin.read()))"
@@ -120,7 +123,6 @@ def test_a_job_is_pinned_to_its_core_and_told_of_it(cores):
     for job, core in zip(report, cores[::-1], strict=True):
         assert (job.kind, job.device) == ("core", core)
         assert job.tail == f"{core} -1 core {core} 1 ''"
-    assert os.sched_getaffinity(0) == before
 
 
 def test_output_of_100_mb_goes_to_the_log_and_its_end_to_the_report():
@@ -365,26 +367,42 @@ def test_two_runners_never_have_two_jobs_on_a_device(cores):
         assert most_at_once([row for row in rows if row[0] == core]) == 1
 
 
-@pytest.mark.parametrize("others, most", [(1, 1), (2, 2)])
-def test_sharing_is_with_others_who_share(others, most, cores):
-    """Two jobs share a core, of two runners too; a job that has it alone shares with nobody."""
-    reports = []
-
-    def go(per_device, who):
-        commands = [python(STAMP, 0.1, who)] * 4
-        reports.append(jobs.run(commands, devices=cores[:1], per_device=per_device, logs=who))
-
-    threads = [threading.Thread(target=go, args=a) for a in ((2, "shares"), (others, "other"))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [report.ok for report in reports] == [True, True]
+@pytest.mark.parametrize("first, second, together", [(2, 1, 0), (1, 2, 0), (2, 2, 1)])
+def test_sharing_is_with_others_who_share(first, second, together, cores):
+    """A job that has its device alone shares with nobody, whichever runner came first."""
+    quick = "sh('true')," if first == 2 else ""  # it takes the first share, and frees it
+    code = (
+        f"jobs.run([{quick} [sys.executable, '-c', open('stamp.py').read(), '0.7', 'a']],"
+        f"devices={cores[:1]}, per_device={first}, logs='a')"
+    )
+    Path("stamp.py").write_text("open('go', 'w').close()\n" + STAMP)
+    with runner(code) as process:
+        wait_for(lambda: Path("go").exists())
+        time.sleep(0.1)
+        assert jobs.run([python(STAMP, 0.1, "b")], devices=cores[:1], per_device=second).ok
+        process.communicate(timeout=20)
     rows = stamps()
-    assert len(rows) == 8 and most_at_once(rows) <= 2
-    for row in rows:
-        if row[3] == "other":
-            assert sum(a <= row[1] < b for _, a, b, _ in rows) <= most
+    assert len(rows) == 2 and most_at_once(rows) == 1 + together
+
+
+def test_a_fork_of_the_runner_does_not_keep_its_locks():
+    code = (
+        "import os, signal, threading, time\n"
+        "first = threading.Thread(target=jobs.run, args=([sh('sleep 0.4')],))\n"
+        "first.start(); time.sleep(0.2); fork = os.fork()\n"
+        "if not fork: time.sleep(3); os._exit(0)\n"
+        "first.join(); print(jobs.run([sh('true')], devices=jobs.allowed()[1][:1]).wall)\n"
+        "os.kill(fork, signal.SIGKILL)"
+    )
+    with runner(code) as process:
+        out, err = process.communicate(timeout=20)
+    assert float(out.split()[-1]) < 2, err
+
+
+def test_a_job_does_not_read_what_is_typed_for_the_runner():
+    with runner("print(jobs.run([sh('cat; echo end')], time_limit=5)[0].status)") as process:
+        wait_for(lambda: process.poll() is not None)
+        assert process.stdout.read().endswith("\ndone\n")
 
 
 def test_a_runner_says_once_which_devices_it_waits_for(cores, capfd):
@@ -571,7 +589,7 @@ def test_what_is_allowed_follows_the_environment(env, want, monkeypatch):
         monkeypatch.setenv(name, value)
     kind, found = jobs.allowed()
     if want is None:
-        assert kind == "core" and set(found) <= os.sched_getaffinity(0)
+        assert kind == "core" and set(found) <= AFFINITY(0)
     else:
         assert (kind, found) == ("GPU", want)
 
@@ -612,7 +630,7 @@ def vanishing(monkeypatch):
 
 def test_a_gpu_that_disappears_gets_no_more_jobs(vanishing, capfd):
     report = jobs.run(
-        [sh("sleep 0.2"), sh("echo 1 > gone; sleep 0.5"), sh("sleep 0.2"), sh("true"), sh("true")]
+        [sh("sleep 0.2"), sh("echo 1 > gone; sleep 0.4"), sh("sleep 0.2")] + [sh("sleep 0.4")] * 4
     )
     assert [job.device for job in report][:3] == [0, 1, 2]
     assert {job.device for job in report.jobs[3:]} <= {0, 2}

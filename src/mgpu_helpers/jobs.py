@@ -456,7 +456,7 @@ class _Runner:
     def free_again(self, place: _Place) -> None:
         place.release()
         if place.number in self.pool:
-            self.free = [p for p in self.places if p in self.free or p is place]
+            self.free.append(place)
 
     def claim(self) -> _Place | None:
         """Lock the first place that nobody uses; None where there is none now."""
@@ -515,7 +515,7 @@ class _Runner:
                 self.running[i] = _Running(job, place, process)
                 place.write(job)
         except (OSError, ValueError) as error:
-            if i in self.running:  # the job runs; only what was written about it failed
+            if i in self.running:  # the job runs; only word of it could not be left
                 return
             waiting.pop(0)
             jobs[i] = replace(job, end=self.now(), status="failed", tail=str(error))
@@ -679,9 +679,8 @@ class _Place:
         """Leave word of a job, for the next runner if this one is killed."""
         word = {"pid": job.pid, "started": _start_time(job.pid), "name": job.name,
                 "command": job.command, "log": str(job.log)}  # fmt: skip
-        with contextlib.suppress(OSError):
-            os.ftruncate(self.held[1], 0)
-            os.pwrite(self.held[1], json.dumps(word).encode(), 0)
+        os.ftruncate(self.held[1], 0)
+        os.pwrite(self.held[1], json.dumps(word).encode(), 0)
 
     def release(self, ended: bool = True) -> None:
         if ended and len(self.held) == 2:
@@ -689,7 +688,7 @@ class _Place:
                 os.ftruncate(self.held[1], 0)
         for fd in reversed(self.held):
             with contextlib.suppress(OSError):
-                fcntl.flock(fd, fcntl.LOCK_UN)
+                fcntl.flock(fd, fcntl.LOCK_UN)  # also where a fork of this process has it open
             os.close(fd)
         self.held = ()
 
