@@ -240,7 +240,7 @@ def test_an_exception_inside_ends_all_jobs_and_frees_the_devices(monkeypatch):
     assert [job.status for job in report] == ["done", "stopped", "not started"]
     assert not lives(report[1].pid)
     Path("broken").unlink()
-    assert jobs.run([sh("true")] * 2).ok
+    assert [job.device for job in jobs.run([sh("sleep 0.2")] * 2)] == [0, 1]
 
 
 def test_ctrl_c_while_a_job_starts_does_not_lose_the_job(monkeypatch):
@@ -449,7 +449,7 @@ def test_what_a_killed_runner_left_is_reported_and_its_device_not_used(
     assert lives(killed)
 
 
-def test_a_runner_waits_for_what_a_killed_one_left_and_then_forgets_it(killed, cores):
+def test_a_runner_waits_for_what_a_killed_one_left_and_then_forgets_it(killed, cores, capfd):
     state = f"cat /proc/{killed}/stat 2> /dev/null | cut -d ' ' -f 3 | grep -v '[ZX]'"
     ended = sh(f"{state} && echo lives || echo ended")
     timer = threading.Timer(0.5, os.kill, (killed, signal.SIGKILL))
@@ -458,6 +458,7 @@ def test_a_runner_waits_for_what_a_killed_one_left_and_then_forgets_it(killed, c
     timer.join()
     assert [job.pid for job in report.left] == [killed]
     assert report[0].tail == "ended"
+    assert capfd.readouterr().out.count("left ") == 1
     assert jobs.run([sh("true")], devices=cores[:1]).left == ()
 
 
