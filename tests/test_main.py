@@ -191,7 +191,8 @@ def test_run_gives_every_script_a_device_and_the_common_arguments(run_scripts, t
     assert (code, error) == (0, "")
     logs = sorted((tmp_path / "out").iterdir())
     assert [log.read_text() for log in logs] == [f"core {core} --n 3 --\n"] * 2
-    lines, table = out.split("\n\n")
+    lines, table, where = out.split("\n\n")
+    assert where == "what they printed is in out\n"
     assert [line.split()[0] for line in lines.splitlines()] == ["start", "done"] * 2
     assert [row.split()[1:4] for row in table.splitlines()[1:]] == [["core", core, "done"]] * 2
 
@@ -201,7 +202,7 @@ def test_run_says_what_failed_and_shows_the_end_of_its_log(run_scripts, core):
     arguments = ("fails.py", "nowhere.py", "echo.py", "--devices", core)
     code, out, error = ended(run_scripts(*arguments, PYTHONIOENCODING="ascii"))
     assert (code, error) == (1, "")
-    _, table, fails, nowhere = out.split("\n\n")
+    _, table, _, fails, nowhere = out.split("\n\n")
     assert [row.split()[-2] for row in table.splitlines()[1:]] == ["failed", "failed", "done"]
     assert fails.startswith("fails, failed; the end of ")
     assert "no data here" in fails and "caf?" in fails
@@ -222,6 +223,7 @@ def test_run_keeps_to_the_time_limit_and_to_the_jobs_per_device(run_scripts, cor
     ("arguments", "says"),
     [
         ([], "the following arguments are required: SCRIPT"),
+        (["echo.py", "--n", "3"], "arguments: --n 3; arguments for the scripts stand behind --"),
         (["echo.py", "--devices", "0,x"], "'0,x' names no devices: write their numbers with"),
         (["echo.py", "--devices", "99999"], "99999"),
         (["echo.py", "--per-device", "0"], "per_device"),

@@ -98,6 +98,28 @@ WRONG: dict[str, list[tuple[int, str, str]]] = {
         (3, "def train(step, steps):\n    for _ in range(steps):\n        step()",
          "the four losses in order"),
     ],
+    "03": [
+        (1, "def outside(visible, device):\n    return visible.split(',')[int(device[-1])]",
+         "but text"),
+        (1, "def outside(visible, device):\n    return int(visible[2 * int(device[-1])])",
+         "/GPU:2 is 12"),
+        (1, "def outside(visible, device):\n    return int(visible.split(',')[int(device[-1])])",
+         "/GPU:11 is 10"),
+        (2, "def environment(device):\n    return {'CUDA_VISIBLE_DEVICES': str(device), "
+         "'CUDA_DEVICE_ORDER': 'PCI_BUS_ID'}", "the rest of the environment is lost"),
+        (2, "def environment(device):\n"
+         "    return os.environ | {'CUDA_VISIBLE_DEVICES': str(device)}",
+         "set CUDA_DEVICE_ORDER"),
+        (2, "def environment(device):\n    return os.environ | {'CUDA_VISIBLE_DEVICES': device}",
+         "is not text"),
+        (2, "def environment(device):\n    pass", "a dict of text"),
+        (3, "def wall(seconds, n):\n    return max(sum(seconds[i::n]) for i in range(n))",
+         "take 5"),
+        (3, "def wall(seconds, n):\n    return max(seconds)", "take 5"),
+        (3, "def wall(seconds, n):\n    free = [0] * n\n"
+         "    for length in sorted(seconds, reverse=True):\n"
+         "        free[free.index(min(free))] += length\n    return max(free)", "take 5"),
+    ],
     "06": [
         (1, "distances = make_parallel(lambda points: points, plan.devices)", "raises TypeError"),
         (1, "distances = lambda points, others: tf.zeros([24])", "should be 5"),

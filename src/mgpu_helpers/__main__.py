@@ -49,7 +49,11 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument("--logs", default="logs", metavar="DIR", help="what the scripts print goes "
                      "here; default: logs")  # fmt: skip
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    options = parser.parse_args(arguments[:end])
+    options, unknown = parser.parse_known_args(arguments[:end])
+    if unknown:
+        known = "scripts" in options
+        behind = "; arguments for the scripts stand behind --" if known else ""
+        (run if known else parser).error(f"unrecognized arguments: {' '.join(unknown)}{behind}")
     if "scripts" not in options:
         return _machine(options.json)
     return _run(options, arguments[end + 1 :], run.error)
@@ -89,7 +93,7 @@ def _run(options: argparse.Namespace, common: list[str], refuse: Any) -> int:
         report = getattr(stopped, "report", None)  # None before the first script starts
         print(f"\n{report or 'stopped before a script was started'}")
         return 130
-    print(f"\n{report}")
+    print(f"\n{report}\n\nwhat they printed is in {options.logs}")
     for job in report.jobs:
         if job.status != "done":
             print(f"\n{job.name}, {job.status}; the end of {job.log}:\n{job.tail}")

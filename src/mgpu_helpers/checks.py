@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import gc
+import json
+import os
+import subprocess
+import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -379,3 +383,76 @@ def lets_go(train: Callable[[Callable[[], Any], int], Any]) -> None:
     if numbers != [0, 1, 2, 3]:
         return _not_yet("it should return the four losses in order, as numbers")
     print("yes: four losses, and no tape was kept")
+
+
+def outside(function: Callable[[str, str], Any]) -> None:
+    """Check exercise 1 of lesson 03: from TensorFlow's number of a GPU to nvidia-smi's."""
+    visible = "3,0,12,5,7,1,2,4,6,8,9,10"
+    for device, right in (("/GPU:0", 3), ("/GPU:1", 0), ("/GPU:2", 12), ("/GPU:11", 10)):
+        try:
+            got = function(visible, device)
+        except Exception as error:
+            return _raised(error)
+        if str(got) == device[-1]:
+            return _not_yet(f"{got} is the number inside; {visible!r} says who that is outside")
+        if isinstance(got, str) and got.strip() == str(right):
+            return _not_yet(f"{got!r} is right, but text: make it a number")
+        if got != right:
+            return _not_yet(f"with {visible!r}, {device} is {right}, not {got!r}")
+    print("yes: four GPUs found")
+
+
+def environment(function: Callable[[int], Any]) -> None:
+    """Check exercise 2 of lesson 03: an environment for a child that sees one GPU."""
+    kept = dict(os.environ)
+    os.environ.pop("CUDA_DEVICE_ORDER", None)  # devices.setup has set it here
+    os.environ["MGPU_MARK"] = "kept"
+    before = dict(os.environ)
+    program = (
+        "import json, os; print(json.dumps([os.environ.get(name) for name in "
+        "('CUDA_VISIBLE_DEVICES', 'CUDA_DEVICE_ORDER', 'MGPU_MARK')]))"
+    )
+    try:
+        given = function(2)
+        if dict(os.environ) != before:
+            return _not_yet("it changed this notebook's environment: give a changed copy")
+        if not isinstance(given, Mapping):
+            return _not_yet(f"an environment is a dict of text, not {given!r}")
+        numbers = [name for name, value in given.items() if not isinstance(value, str)]
+        if numbers:
+            return _not_yet(f"the value of {numbers[0]} is not text: write str(...)")
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=given, capture_output=True, text=True, check=True
+        )
+    except Exception as error:
+        return _raised(error)
+    finally:
+        os.environ.clear()
+        os.environ.update(kept)
+    visible, ordered, mark = json.loads(done.stdout)
+    if visible != "2":
+        return _not_yet(f"the child sees CUDA_VISIBLE_DEVICES={visible!r}, not '2'")
+    if ordered != "PCI_BUS_ID":
+        return _not_yet("CUDA may count in another order than nvidia-smi: set CUDA_DEVICE_ORDER")
+    if mark is None:
+        return _not_yet("the rest of the environment is lost: start from a copy of os.environ")
+    print("yes: the child saw GPU 2 alone, and nothing changed here")
+
+
+def wall(function: Callable[[list[float], int], Any]) -> None:
+    """Check exercise 3 of lesson 03: how long a queue takes that keeps its order."""
+    for seconds, n, right in (
+        ([2, 2, 3], 2, 5), ([3], 2, 3), ([5, 1, 1, 1], 2, 5), ([1, 2, 3, 4], 1, 10),
+        ([4, 3, 3, 2, 2], 3, 5), ([3, 1, 4, 1, 5], 2, 9),
+    ):  # fmt: skip
+        try:
+            got = function(list(seconds), n)
+        except Exception as error:
+            return _raised(error)
+        if got == right:
+            continue
+        if got == sum(seconds) / n:
+            return _not_yet(f"{got:g} is {seconds} shared out evenly: a job cannot be cut in two")
+        why = f"{seconds} on {counted(n, 'device')} take {right}, not {got!r}"
+        return _not_yet(f"{why}: in their order, each takes the first device that is free")
+    print("yes: six queues")

@@ -232,8 +232,8 @@ def _chosen(asked: Sequence[int] | None) -> tuple[str, dict[int, str | None]]:
     for number in numbers:
         if number not in pool:
             raise ValueError(
-                f"{kind} {number} is not allowed: {why} leaves {kind} "
-                f"{', '.join(map(str, pool))}; choose from these."
+                f"{kind} {number} is not allowed: choose from {', '.join(map(str, pool))}, "
+                f"after {why}."
             )
     return kind, {number: pool[number] for number in numbers}
 
@@ -526,7 +526,8 @@ class _Runner:
 
     def environment(self, place: _Place) -> dict[str, str]:
         visible = self.pool[place.number] or str(place.number) if self.kind == "GPU" else "-1"
-        return os.environ | {
+        rest = {name: value for name, value in os.environ.items() if name != "MGPU_DEVICES"}
+        return rest | {  # the number of devices is the runner's own
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "CUDA_VISIBLE_DEVICES": visible,
             "MGPU_JOB_DEVICE": str(place),

@@ -1,0 +1,95 @@
+"""What the runner of lesson 03 costs: its schedule, its own use of a core, and its speed-up.
+
+python benchmarks/jobs.py      writes results/jobs.json
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from statistics import median
+
+from mgpu_helpers import jobs
+
+LENGTHS = (1.2, 0.4, 0.9, 1.6, 0.3, 0.7, 1.1, 0.5)  # seconds
+ROUNDS, COUNT = 5, 12_000_000
+NAP = "import sys, time; time.sleep(float(sys.argv[1]))"
+WORK = "import sys\nfor _ in range(int(sys.argv[1])): pass"
+
+
+def run(program: str, arguments: tuple[float, ...], devices: list[int]) -> jobs.Report:
+    commands = [[sys.executable, "-c", program, str(value)] for value in arguments]
+    with tempfile.TemporaryDirectory() as logs:
+        return jobs.run(commands, devices=devices, logs=logs, progress=False)
+
+
+def best(seconds: list[float], n: int) -> float:
+    """Return the wall time of jobs that start in order, each as soon as a device is free."""
+    free_at = [0.0] * n
+    for length in seconds:
+        free_at[free_at.index(min(free_at))] += length
+    return max(free_at)
+
+
+def alone(programs: int) -> float:
+    """Time pure work in so many processes at once, without the runner."""
+    command = [sys.executable, "-c", WORK, str(COUNT)]
+    start = time.perf_counter()
+    for process in [subprocess.Popen(command) for _ in range(programs)]:
+        process.wait()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    kind, pool = jobs.allowed()
+    if len(pool) < 2:
+        sys.exit("this benchmark needs two devices, or two cores")
+    two = pool[:2]
+    run(NAP, (0.0,), two[:1])
+    start_up = median(run(NAP, (0.0,), two[:1]).wall for _ in range(ROUNDS))
+    print(f"an empty job takes {start_up * 1e3:.0f} ms")
+
+    schedule = []
+    for _ in range(ROUNDS):
+        wanted = best([length + start_up for length in LENGTHS], 2)
+        schedule.append(run(NAP, LENGTHS, two).wall / wanted)
+    print(f"{len(LENGTHS)} jobs take {median(schedule):.3f} of the best schedule; target 1.05")
+
+    began, used = time.perf_counter(), time.process_time()
+    run(NAP, (3.0, 3.0), two)
+    idle = (time.process_time() - used) / (time.perf_counter() - began)
+    print(f"the runner uses {idle:.2%} of a core while it waits; target 1 %")
+
+    speed_up, ceiling = [], []
+    for _ in range(ROUNDS):
+        side_by_side = run(WORK, (COUNT, COUNT), two).wall
+        speed_up.append(run(WORK, (COUNT, COUNT), two[:1]).wall / side_by_side)
+        ceiling.append(2 * alone(1) / alone(2))
+    share = median(speed_up) / median(ceiling)
+    print(
+        f"two side by side: {median(speed_up):.2f} times as fast as in turn, two bare processes "
+        f"{median(ceiling):.2f}: {share:.2f} of the ceiling; target 0.9"
+    )
+
+    import _card
+    from mgpu_helpers import devices
+
+    numbers = {
+        "schedule": {"ratio": round(median(schedule), 4), "target": 1.05},
+        "runner_share_of_a_core": {"share": round(idle, 5), "target": 0.01},
+        "side_by_side": {
+            "speed_up": round(median(speed_up), 3),
+            "ceiling": round(median(ceiling), 3),
+            "share_of_ceiling": round(share, 3),
+            "target": 0.9,
+        },
+        "rounds": ROUNDS,
+        "kind": kind,
+    }
+    _card.write("jobs", devices.setup(2), numbers)
+
+
+if __name__ == "__main__":
+    main()
