@@ -49,6 +49,54 @@ def train(step, steps):
     return [float(loss) for loss, tape in history]
 """
 
+ANY_VARIABLE = """
+def trains(session, fetches, feed):
+    names = [v.name for v in session.graph.get_collection("variables")]
+    reads = [name.replace(":0", "/Read/ReadVariableOp:0") for name in names]
+    before = session.run(reads)
+    session.run(fetches, feed)
+    return any(not np.array_equal(a, b) for a, b in zip(before, session.run(reads)))
+"""
+
+ALL_MOVED = ANY_VARIABLE.replace('"variables"', '"trainable_variables"').replace("any(", "all(")
+
+DEFAULT_GRAPH = """
+def trains(session, fetches, feed):
+    variables = tf1.trainable_variables()
+    before = session.run(variables)
+    session.run(fetches, feed)
+    return any(not np.array_equal(a, b) for a, b in zip(before, session.run(variables)))
+"""
+
+LAST_TWO = """
+def agreed(predicted):
+    said = [array.argmax(axis=1) for array in predicted.values()]
+    return np.where(said[-1] == said[-2], said[-1], -1)
+"""
+
+JOIN_EACH = """
+def run_all(functions):
+    results = [None] * len(functions)
+    def call(i):
+        results[i] = functions[i]()
+    for i in range(len(functions)):
+        thread = threading.Thread(target=call, args=[i])
+        thread.start()
+        thread.join()
+    return results
+"""
+
+APPEND = """
+def run_all(functions):
+    results = []
+    threads = [threading.Thread(target=lambda f=f: results.append(f())) for f in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+"""
+
 WIDER = "wider = models.seed_000(hidden=9600, width=0.25)\n"
 
 WRONG: dict[str, list[tuple[int, str, str]]] = {
@@ -119,6 +167,20 @@ WRONG: dict[str, list[tuple[int, str, str]]] = {
         (3, "def wall(seconds, n):\n    free = [0] * n\n"
          "    for length in sorted(seconds, reverse=True):\n"
          "        free[free.index(min(free))] += length\n    return max(free)", "take 5"),
+    ],
+    "04": [
+        (1, ANY_VARIABLE, "only a counter moved"),
+        (1, ALL_MOVED, "moves a weight, and it says False"),
+        (1, "def trains(session, fetches, feed):\n    return False", "run 0 times"),
+        (2, "def agreed(predicted):\n    return -np.ones(6)", "agree on"),
+        (2, "def agreed(predicted):\n    return ensemble.mean(predicted)", "give no -1"),
+        (2, "def agreed(predicted):\n    pass", "six labels"),
+        (2, LAST_TWO, "agree on"),
+        (1, DEFAULT_GRAPH, "moves a weight, and it says False"),
+        (3, JOIN_EACH, "start all, then join all"),
+        (3, APPEND, "in order, not [20, 10, 0]"),
+        (3, APPEND.replace("    for thread in threads:\n        thread.join()\n", ""),
+         "before the threads had ended"),
     ],
     "06": [
         (1, "distances = make_parallel(lambda points: points, plan.devices)", "raises TypeError"),

@@ -290,6 +290,53 @@ def jobs(report: Report, ax: Any = None) -> Any:
     return ax
 
 
+def spans(
+    spans: Mapping[str, Sequence[tuple[float, float]]],
+    devices: Mapping[str, str],
+    ax: Any = None,
+) -> Any:
+    """Draw when each model trained: a row each, a bar for each step, in its device's colour."""
+    ax = axes(ax, size=(8, 1.0 + 0.42 * len(spans)))
+    for row, (name, steps) in enumerate(spans.items()):
+        bars = [(start, end - start) for start, end in steps]
+        ax.broken_barh(bars, (row - 0.35, 0.7), facecolor=colour(devices[name]),
+                       edgecolor="white", linewidth=0.6)  # fmt: skip
+    ax.set_yticks(range(len(spans)), [f"{name} on {devices[name]}" for name in spans])
+    ax.invert_yaxis()
+    ax.set_xlim(left=0)
+    ax.set_xlabel("time, s")
+    ax.set_title("When each model trained", loc="left")
+    return ax
+
+
+def accuracies(shares: Mapping[str, float], ax: Any = None) -> Any:
+    """Draw the share of right answers, 0 to 1, of members and of what joins them."""
+    ax = axes(ax, size=(6, 0.9 + 0.34 * len(shares)))
+    bars = ax.barh(list(shares), [100 * share for share in shares.values()], color=HOST, height=0.7)
+    ax.bar_label(bars, [f"{100 * share:.1f} %" for share in shares.values()], padding=3, size=9)
+    ax.set_xlim(0, 115)
+    ax.set_xticks(range(0, 101, 20))
+    ax.invert_yaxis()
+    ax.set_xlabel("right answers, %")
+    ax.set_title("Accuracy on digits that none has seen", loc="left")
+    return ax
+
+
+def digits(images: Any, titles: Sequence[str]) -> Any:
+    """Draw images [n, size, size, 1] in a row, each under its title; give the last axes."""
+    import matplotlib.pyplot as plt
+
+    with plt.style.context(style()):
+        wide = max(1, len(images))
+        _, row = plt.subplots(1, wide, figsize=(1.25 * wide, 1.6), squeeze=False)
+    for ax in row[0]:
+        ax.axis("off")
+    for ax, image, title in zip(row[0], images, titles, strict=False):
+        ax.imshow(np.squeeze(image), cmap="gray_r")
+        ax.set_title(title, size=9)
+    return row[0][-1]
+
+
 def placement_map(step: Trace | Placement, ax: Any = None) -> Any:
     """Draw operations in the lane of their device, and what crosses between lanes with its bytes.
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
 import subprocess
 import sys
+import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -345,7 +348,7 @@ def batch_that_fits(answer: Any) -> None:
     if answer == memory.fits(network, budget, slots=2):
         return _not_yet("that is the answer for Adam's two slots; momentum has one")
     if total < 0.95 * budget:
-        return _not_yet(f"{said}: there is room for more within 60 MB")
+        return _not_yet(f"it holds {total / 1e6:.0f} MB: there is room for more within 60 MB")
     print(f"yes: it holds {total / 1e6:.0f} MB of 60, weights and slots included")
 
 
@@ -456,3 +459,92 @@ def wall(function: Callable[[list[float], int], Any]) -> None:
         why = f"{seconds} on {counted(n, 'device')} take {right}, not {got!r}"
         return _not_yet(f"{why}: in their order, each takes the first device that is free")
     print("yes: six queues")
+
+
+def trains(function: Callable[[Any, Any, Any], Any]) -> None:
+    """Check exercise 1 of lesson 04: does a run move any trainable variable?"""
+    import tensorflow as tf
+
+    tf1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(tf.float32, [])
+        still = tf1.get_variable("still", initializer=[1.0, 2.0])
+        moves = tf1.get_variable("moves", initializer=[3.0, 4.0])
+        last = tf1.get_variable("last", initializer=[5.0])
+        counter = tf1.get_variable("counter", initializer=0, trainable=False)
+        loss = tf.reduce_sum(still) + x * (moves[0] - moves[1]) + tf.reduce_sum(last)
+        train = moves.assign_sub(0.5 * tf1.gradients(loss, moves)[0]).op  # its sum stays
+        count = counter.assign_add(1).op
+        start = tf1.global_variables_initializer()
+    calls = []
+
+    class Counting(tf1.Session):
+        def run(self, fetches: Any, *args: Any, **more: Any) -> Any:
+            calls.append(fetches)
+            return super().run(fetches, *args, **more)
+
+    config = devices.current().session_config(soft_placement=True)
+    with contextlib.closing(Counting(graph=graph, config=config)) as session:
+        for fetches, value, right, what in (
+            (loss, 1.0, False, "fetching the loss alone moves nothing"),
+            ([loss, train], 1.0, True, "fetching the training too moves a weight"),
+            ([loss, count], 1.0, False, "only a counter moved, which nobody trains"),
+            ([loss, train], 0.0, False, "a gradient of zero moves nothing"),
+        ):
+            session.run(start)
+            calls.clear()
+            try:
+                got = function(session, fetches, {x: value})
+            except Exception as error:
+                return _raised(error)
+            if calls.count(fetches) != 1:
+                return _not_yet(f"the fetches were run {counted(calls.count(fetches), 'time')}")
+            if bool(got) != right or got is None:
+                return _not_yet(f"{what}, and it says {got!r}")
+    print("yes: four runs told apart")
+
+
+def agreed(function: Callable[[Any], Any]) -> None:
+    """Check exercise 2 of lesson 04: the label that all members say, or -1."""
+    said = np.array([[3, 1, 0, 2, 9, 4], [3, 1, 1, 2, 0, 7], [3, 2, 0, 2, 8, 7]])
+    sure = (0.9, 0.2, 0.5)  # how far above the rest each member's choice is
+    predicted = {f"g{i + 1}": (1 - s) / 10 + s * np.eye(10)[said[i]] for i, s in enumerate(sure)}
+    right = [3, -1, -1, 2, -1, -1]
+    try:
+        got = function(predicted)
+        if got is None or np.shape(got) != (6,):
+            return _not_yet(f"six digits need six labels, not {got!r}")
+        got = [int(label) for label in got]
+    except Exception as error:
+        return _raised(error)
+    if -1 not in got:
+        return _not_yet("members that disagree give no -1")
+    if got != right:
+        return _not_yet(f"members that say {said.T.tolist()} agree on {right}, not on {got}")
+    print("yes: a label where all agree, -1 where they do not")
+
+
+def run_all(function: Callable[[list[Callable[[], Any]]], Any]) -> None:
+    """Check exercise 3 of lesson 04: functions at once, results in order."""
+    meet = threading.Barrier(3)
+
+    def work(i: int) -> Any:
+        try:
+            meet.wait(timeout=1)  # passes when all three are here
+        except threading.BrokenBarrierError:
+            return None
+        time.sleep(0.02 * (3 - i))  # the first ends last
+        return 10 * i
+
+    before = threading.active_count()
+    try:
+        got = function([lambda i=i: work(i) for i in range(3)])
+    except Exception as error:
+        return _raised(error)
+    if meet.broken:
+        return _not_yet("the functions did not run at the same time: start all, then join all")
+    if threading.active_count() > before:
+        return _not_yet("it came back before the threads had ended: join them")
+    if got is None or list(got) != [0, 10, 20]:
+        return _not_yet(f"the results should be [0, 10, 20], in order, not {got!r}")
+    print("yes: three at once, and their results in order")

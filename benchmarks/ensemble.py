@@ -1,0 +1,126 @@
+"""Two models trained at once against the loop that trains one after the other (lesson 04).
+
+python benchmarks/ensemble.py    writes results/ensemble.json
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from statistics import median, quantiles
+
+from mgpu_helpers import data, devices, ensemble, models
+
+HIDDEN, WIDTH, BATCH, STEPS, ROUNDS, TARGET = (2400, 4800), 0.25, 128, 6, 12, 0.9
+
+
+def build(tf1, scopes: dict[str, int], places: tuple[str, ...]):
+    """Build one graph with a network in each scope, and an operation that steps all of them."""
+    import tensorflow as tf
+
+    with tf.Graph().as_default() as graph:
+        for (scope, hidden), place in zip(scopes.items(), places, strict=False):
+            with tf.device(place), tf.name_scope(scope), tf1.variable_scope(scope):
+                network = models.seed_000(hidden=hidden, width=WIDTH)
+                x = tf1.placeholder(tf.float32, [None, 28, 28, 1], name="input")
+                y = tf1.placeholder(tf.int64, [None], name="label")
+                scores = models.logits(network, models.classic(network, seed=hidden), x)
+                loss = tf.identity(models.loss(scores, y), name="cross_entropy")
+                tf1.train.AdamOptimizer(1e-3).minimize(loss, name="train_step")
+                tf.nn.softmax(scores, name="probabilities")
+        tf1.global_variables_initializer()
+    return graph
+
+
+def start(plan: devices.Plan, scopes: dict[str, int], places: tuple[str, ...]):
+    import tensorflow.compat.v1 as tf1
+
+    graph = build(tf1, scopes, places)
+    config = plan.session_config(
+        devices=len(scopes), soft_placement=True, pool="".join(scopes) if len(scopes) == 1 else None
+    )
+    session = tf1.Session(graph=graph, config=config)
+    session.run("init")
+    return session
+
+
+def seconds(work) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def worker(hidden: int) -> None:
+    """Train one model each time a line comes in; answer with the seconds."""
+    plan = devices.setup(1)
+    member = ensemble.classic(start(plan, {"g": hidden}, plan.devices), "g")
+    batch = data.digits(BATCH)
+    work = lambda: [member.step(*batch) for _ in range(STEPS)]  # noqa: E731
+    work()
+    for _ in sys.stdin:
+        print(seconds(work), flush=True)
+
+
+def together(workers) -> float:
+    """Let the workers train at the same time; return the slowest one's seconds."""
+    for each in workers:
+        each.stdin.write("go\n")
+        each.stdin.flush()
+    return max(float(each.stdout.readline()) for each in workers)
+
+
+def main() -> None:
+    plan = devices.setup(2)
+    print(plan)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    workers = [subprocess.Popen([sys.executable, __file__, str(h)], **pipes) for h in HIDDEN]
+    scopes = {f"g{i}": hidden for i, hidden in enumerate(HIDDEN, 1)}
+    members = [
+        ensemble.classic(start(plan, {scope: hidden}, (place,)), scope)
+        for (scope, hidden), place in zip(scopes.items(), plan.devices, strict=True)
+    ]
+    both = start(plan, scopes, plan.devices)
+    batch = data.digits(BATCH)
+    feed = {f"{s}/{n}:0": part for s in scopes for n, part in zip(("input", "label"), batch)}  # noqa: B905
+    fetches = [f"{scope}/train_step" for scope in scopes]
+    batches = [batch] * STEPS
+    ways = {
+        "one after the other": lambda: ensemble.train(members, batches, at_once=False),
+        "a thread for each": lambda: ensemble.train(members, batches),
+        "one graph with both": lambda: [both.run(fetches, feed) for _ in range(STEPS)],
+    }
+    taken: dict[str, list[float]] = {name: [] for name in (*ways, "a process for each")}
+    ceiling = []
+    for round_ in range(ROUNDS + 2):
+        times = {name: seconds(work) for name, work in ways.items()}
+        times["a process for each"] = together(workers)
+        alone = sum(together([each]) for each in workers)
+        if round_ >= 2:  # the first two warm up
+            ceiling.append(alone / times["a process for each"])
+            for name, value in times.items():
+                taken[name].append(value)
+    for each in workers:
+        each.stdin.close()
+        each.wait()
+    first = taken["one after the other"]
+    numbers = {"target": TARGET, "rounds": ROUNDS, "ceiling": round(median(ceiling), 3)}
+    for name, values in taken.items():
+        ratios = [a / b for a, b in zip(first, values, strict=True)]
+        low, middle, high = quantiles(ratios, n=4)
+        step = median(values) / STEPS * 1e3
+        print(f"{name:22}{step:7.1f} ms a step, {middle:.2f} times ({low:.2f} to {high:.2f})")
+        numbers[name.replace(" ", "_")] = round(middle, 3)
+    share = numbers["a_thread_for_each"] / numbers["ceiling"]
+    numbers["share_of_ceiling"] = round(share, 3)
+    print(
+        f"two bare processes against one after the other: {numbers['ceiling']:.2f} times; "
+        f"threads reach {share:.2f} of it; the target is {TARGET}"
+    )
+    import _card
+
+    _card.write("ensemble", plan, numbers)
+
+
+if __name__ == "__main__":
+    worker(int(sys.argv[1])) if sys.argv[1:] else main()
