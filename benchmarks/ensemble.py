@@ -21,7 +21,7 @@ def build(tf1, scopes: dict[str, int], places: tuple[str, ...]):
 
     with tf.Graph().as_default() as graph:
         for (scope, hidden), place in zip(scopes.items(), places, strict=False):
-            with tf.device(place), tf.name_scope(scope), tf1.variable_scope(scope):
+            with tf.device(place), tf1.variable_scope(scope):
                 network = models.seed_000(hidden=hidden, width=WIDTH)
                 x = tf1.placeholder(tf.float32, [None, 28, 28, 1], name="input")
                 y = tf1.placeholder(tf.int64, [None], name="label")
