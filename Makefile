@@ -49,10 +49,10 @@ test: $(ready)  ## unit tests, notebook hygiene, and every notebook against its 
 	$(plain) $(pytest) -n 2 --dist loadfile $(nbval) tests notebooks
 
 isa: $(ready)  ## every notebook against its stored outputs, as other processors would compute them
-	$(plain) $(pytest) -n 2 -m isa
+	$(plain) $(pytest) -n 2 --dist worksteal -m isa
 
 counts: $(ready)  ## every notebook to its end on 1, 4 and 8 devices; values may differ
-	$(plain) $(pytest) -n 2 -m counts
+	$(plain) $(pytest) -n 2 --dist worksteal -m counts
 
 gpu: $(ready)  ## every notebook on this machine's GPUs; values may differ from the stored ones
 	env -u MGPU_DEVICES $(pytest) --nbval-lax notebooks

@@ -7,11 +7,11 @@ one run.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from statistics import median, quantiles
 
+import _workers
 from mgpu_helpers import devices
 
 GLOBAL_BATCH, STEPS, ROUNDS, TARGET = 512, 5, 12, 0.9
@@ -58,16 +58,7 @@ def worker() -> None:
     """Be a one-core process: time some steps for every line that comes in."""
     step = build(devices.setup(1), 1)
     step()
-    for _ in sys.stdin:
-        print(seconds(step), flush=True)
-
-
-def together(workers) -> float:
-    """Let the workers run their steps at the same time; return the slowest one's seconds."""
-    for w in workers:
-        w.stdin.write("go\n")
-        w.stdin.flush()
-    return max(float(w.stdout.readline()) for w in workers)
+    _workers.serve(lambda: seconds(step))
 
 
 def main() -> None:
@@ -75,21 +66,17 @@ def main() -> None:
     if plan.mode != "cores":
         sys.exit("this benchmark is about cores mode: set MGPU_MODE=cores")
     print(plan)
-    command = [sys.executable, __file__, "worker"]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    workers = [subprocess.Popen(command, **pipes) for _ in range(2)]
+    workers = [_workers.start(__file__, "worker") for _ in range(2)]
     one, two = build(plan, 1), build(plan, 2)
-    for warm_up in (one, two, lambda: together(workers)):
+    for warm_up in (one, two, lambda: _workers.together(workers)):
         warm_up()
     towers, ceiling, step = [], [], []
     for _ in range(ROUNDS):
         alone = seconds(one)
         towers.append(alone / seconds(two))
-        ceiling.append(2 * together(workers[:1]) / together(workers))
+        ceiling.append(2 * _workers.together(workers[:1]) / _workers.together(workers))
         step.append(alone / STEPS)
-    for w in workers:
-        w.stdin.close()
-        w.wait()
+    _workers.stop(workers)
     share = median(towers) / median(ceiling)
     print(f"one device             {median(step) * 1e3:.0f} ms a step, {GLOBAL_BATCH} examples")
     for name, ratios in (("two towers", towers), ("two processes (ceiling)", ceiling)):

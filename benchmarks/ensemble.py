@@ -5,11 +5,11 @@ python benchmarks/ensemble.py    writes results/ensemble.json
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from statistics import median, quantiles
 
+import _workers
 from mgpu_helpers import data, devices, ensemble, models
 
 HIDDEN, WIDTH, BATCH, STEPS, ROUNDS, TARGET = (2400, 4800), 0.25, 128, 6, 12, 0.9
@@ -56,25 +56,19 @@ def worker(hidden: int) -> None:
     plan = devices.setup(1)
     member = ensemble.classic(start(plan, {"g": hidden}, plan.devices), "g")
     batch = data.digits(BATCH)
-    work = lambda: [member.step(*batch) for _ in range(STEPS)]  # noqa: E731
+
+    def work() -> None:
+        for _ in range(STEPS):
+            member.step(*batch)
+
     work()
-    for _ in sys.stdin:
-        print(seconds(work), flush=True)
-
-
-def together(workers) -> float:
-    """Let the workers train at the same time; return the slowest one's seconds."""
-    for each in workers:
-        each.stdin.write("go\n")
-        each.stdin.flush()
-    return max(float(each.stdout.readline()) for each in workers)
+    _workers.serve(lambda: seconds(work))
 
 
 def main() -> None:
     plan = devices.setup(2)
     print(plan)
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    workers = [subprocess.Popen([sys.executable, __file__, str(h)], **pipes) for h in HIDDEN]
+    workers = [_workers.start(__file__, hidden) for hidden in HIDDEN]
     scopes = {f"g{i}": hidden for i, hidden in enumerate(HIDDEN, 1)}
     members = [
         ensemble.classic(start(plan, {scope: hidden}, (place,)), scope)
@@ -94,15 +88,13 @@ def main() -> None:
     ceiling = []
     for round_ in range(ROUNDS + 2):
         times = {name: seconds(work) for name, work in ways.items()}
-        times["a process for each"] = together(workers)
-        alone = sum(together([each]) for each in workers)
+        times["a process for each"] = _workers.together(workers)
+        alone = sum(_workers.together([each]) for each in workers)
         if round_ >= 2:  # the first two warm up
             ceiling.append(alone / times["a process for each"])
             for name, value in times.items():
                 taken[name].append(value)
-    for each in workers:
-        each.stdin.close()
-        each.wait()
+    _workers.stop(workers)
     first = taken["one after the other"]
     numbers = {"target": TARGET, "rounds": ROUNDS, "ceiling": round(median(ceiling), 3)}
     for name, values in taken.items():

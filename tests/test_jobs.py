@@ -37,6 +37,20 @@ def here(tmp_path, monkeypatch):
     assert AFFINITY(0) == before
 
 
+@pytest.fixture(autouse=True)
+def never_hangs():
+    """End a test whose runner waits for ever, as a broken one does."""
+
+    def stop(number, frame):
+        raise TimeoutError("60 s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
 @pytest.fixture
 def cores():
     found = jobs.allowed()[1][:2]

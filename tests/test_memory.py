@@ -480,10 +480,10 @@ def test_the_real_tensorflow_is_back_after_an_error_in_the_block(plan):
 
 
 @pytest.mark.parametrize("wrong, said", [
-    (lambda: memory.predict(SMALL, 0), "batch=0 does not count: use a whole number, 1 or more"),
-    (lambda: memory.predict(SMALL, 2.5), "batch=2.5 does not count"),
-    (lambda: memory.predict(SMALL, 1, slots=-1), "slots=-1 does not count.* 0 or more"),
-    (lambda: memory.predict(SMALL, 1, slots=True), "slots=True does not count"),
+    (lambda: memory.predict(SMALL, 0), "batch=0 is not a number of examples: use a .* 1 or more"),
+    (lambda: memory.predict(SMALL, 2.5), "batch=2.5 is not a number"),
+    (lambda: memory.predict(SMALL, 1, slots=-1), "slots=-1 is not a number.* 0 or more"),
+    (lambda: memory.predict(SMALL, 1, slots=True), "slots=True is not a number"),
     (lambda: memory.predict(replace(SMALL, layers=(Pool(),)), 1), "small has no weights to train"),
     (lambda: memory.fits(SMALL, 3743), "3.74 kB do not hold small: one example takes 1.31 kB, and "
      "weights, slots and gradients 2.43 kB"),
@@ -498,9 +498,9 @@ def test_the_real_tensorflow_is_back_after_an_error_in_the_block(plan):
     (lambda: Monitor(float("inf")), "every=inf is no pause"),
     (lambda: Monitor("1"), "every='1' is no pause"),
     (lambda: memory.logical(None, []), "no limits: give one in MB"),
-    (lambda: memory.logical(None, [100, 0]), "limit=0 does not count"),
-    (lambda: memory.logical(None, [0.5]), "limit=0.5 does not count"),
-    (lambda: memory.pretend_gpus(0).__enter__(), "n=0 does not count"),
+    (lambda: memory.logical(None, [100, 0]), "limit=0 is not a number of MB"),
+    (lambda: memory.logical(None, [0.5]), "limit=0.5 is not a number"),
+    (lambda: memory.pretend_gpus(0).__enter__(), "n=0 is not a number of GPUs"),
     (lambda: memory.pretend_gpus(65).__enter__(), "n=65 is more than any machine has"),
 ])  # fmt: skip
 def test_sentences(wrong, said):

@@ -210,7 +210,8 @@ programs = {
     "short": "print('done')",
     "fails": "import time; time.sleep(0.4); raise SystemExit('no such file: digits.npz')",
     "hangs": "import time; time.sleep(600)",
-    "interrupted": "import os, signal, time; time.sleep(0.4); os.kill(os.getpid(), signal.SIGINT)",
+    "interrupted": """import os, signal, time; time.sleep(0.4)
+signal.signal(signal.SIGINT, signal.SIG_DFL); os.kill(os.getpid(), signal.SIGINT)""",
     "long": "import time; time.sleep(0.6)",
     "last": "print('done')",
 }

@@ -10,7 +10,6 @@ import contextlib
 import gzip
 import hashlib
 import http.client
-import operator
 import os
 import shutil
 import tempfile
@@ -21,6 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+
+from mgpu_helpers.wording import whole
 
 MNIST_URL = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz"
 MNIST_SHA256 = "731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1"
@@ -61,8 +62,8 @@ def digits(
     with np.load(Path(__file__).with_name("digits.npz")) as file:
         originals, classes = file[f"{part}_images"], file[f"{part}_labels"]
     count = len(originals)
-    n = count if n is None else _whole("n", n, "a number of digits", 1, f"None for all {count}")
-    size = _whole("size", size, "a size in pixels", SMALLEST, most=LARGEST)
+    n = count if n is None else whole("n", n, "a number of digits", 1, f"None for all {count}")
+    size = whole("size", size, "a size in pixels", SMALLEST, most=LARGEST)
 
     bits = stream(seed)
     # Which move an original gets in which pass: a permutation of all moves, so that none repeats.
@@ -93,7 +94,7 @@ def batches(
     count = len(labels)
     if len(images) != count:
         raise ValueError(f"{len(images)} images and {count} labels: give as many of each.")
-    batch_size = _whole("batch_size", batch_size, "a number of examples", 1, most=count)
+    batch_size = whole("batch_size", batch_size, "a number of examples", 1, most=count)
     order = _shuffle(stream(seed), count)
     starts = range(0, count - batch_size + 1, batch_size)
     chosen = (order[start : start + batch_size] for start in starts)
@@ -130,27 +131,10 @@ def mnist(
     )
 
 
-def _whole(
-    what: str, value: int, kind: str, least: int, also: str = "", most: int | None = None
-) -> int:
-    """Return the value as an int; a sentence when it is not a whole number in the range."""
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or number < least or (most is not None and number > most):
-        limits = f"{least} or more" if most is None else f"{least} to {most}"
-        raise ValueError(
-            f"{what}={value!r} is not {kind}: use a whole number, {limits}"
-            + (f", or {also}." if also else ".")
-        )
-    return number
-
-
 def stream(seed: int) -> np.random.PCG64:
     """Start the stream of random bits that belongs to a seed, the same on every machine."""
     # Only the raw stream is promised to stay the same; Generator's methods may change with NumPy.
-    return np.random.PCG64(_whole("seed", seed, "a seed", 0))
+    return np.random.PCG64(whole("seed", seed, "a seed", 0))
 
 
 def _shuffle(bits: np.random.PCG64, count: int) -> np.ndarray:

@@ -9,7 +9,6 @@ import contextlib
 import errno
 import fcntl
 import json
-import operator
 import os
 import re
 import signal
@@ -26,7 +25,7 @@ from typing import Any
 
 from mgpu_helpers import devices as _devices
 from mgpu_helpers import nvml
-from mgpu_helpers.wording import counted
+from mgpu_helpers.wording import counted, whole
 
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 GLANCE = 0.02  # seconds between two looks at the running jobs
@@ -129,7 +128,7 @@ def run(
         )
     asked = _checked_commands(commands)
     called = _checked_names(names, asked)
-    per_device = _whole(per_device, "per_device", "of jobs", 1)
+    per_device = whole("per_device", per_device, "a number of jobs", 1)
     if time_limit is not None and not (
         isinstance(time_limit, (int, float)) and not isinstance(time_limit, bool) and time_limit > 0
     ):
@@ -221,7 +220,7 @@ def _chosen(asked: Sequence[int] | None) -> tuple[str, dict[int, str | None]]:
         return kind, pool
     if isinstance(asked, (str, bytes)) or not hasattr(asked, "__iter__"):
         raise TypeError(f"devices={asked!r} is not a list of devices: use [{next(iter(pool))}].")
-    numbers = [_whole(number, "a device", "of one", 0) for number in asked]
+    numbers = [whole("a device", number, "a device's number", 0) for number in asked]
     if not numbers:
         raise ValueError("devices is empty: name at least one, or leave it out to use all.")
     twice = [number for number, count in Counter(numbers).items() if count > 1]
@@ -303,18 +302,6 @@ def _log_folder(logs: str | os.PathLike) -> Path:
             "choose another folder with logs=..."
         ) from None
     return folder
-
-
-def _whole(value: Any, what: str, noun: str, least: int) -> int:
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or number < least:
-        raise ValueError(
-            f"{what}={value!r} is not a number {noun}: use a whole number, {least} or more."
-        )
-    return number
 
 
 # --- running ---

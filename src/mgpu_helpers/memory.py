@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import operator
 import os
 import threading
 import time
@@ -20,7 +19,7 @@ from typing import Any
 from mgpu_helpers import models, nvml
 from mgpu_helpers.devices import MEGABYTE, MOST, current, short
 from mgpu_helpers.trace import Allocation, Trace, curve
-from mgpu_helpers.wording import counted, size_text
+from mgpu_helpers.wording import counted, size_text, whole
 
 # What changes a gradient number by number, or only its shape, on its way to the optimizer.
 _PASSING = {
@@ -67,7 +66,8 @@ def predict(
     onednn: whether TensorFlow computes with that library, as on Intel's and AMD's processors
     unless TF_ENABLE_ONEDNN_OPTS=0; None asks TensorFlow.
     """
-    batch, slots = _whole("batch", batch, 1), _whole("slots", slots, 0)
+    batch = whole("batch", batch, "a number of examples", 1)
+    slots = whole("slots", slots, "a number", 0)
     if onednn is None:
         from tensorflow.python.util import _pywrap_util_port
 
@@ -307,7 +307,7 @@ def logical(gpu: Any, limits_mb: Sequence[int]) -> None:
     """Cut a GPU of `tf.config.list_physical_devices` into logical ones with these limits in MB."""
     import tensorflow as tf
 
-    limits = [_whole("limit", limit, 1) for limit in limits_mb]
+    limits = [whole("limit", limit, "a number of MB", 1) for limit in limits_mb]
     if not limits:
         raise ValueError("no limits: give one in MB for each logical GPU, such as [1024, 1024].")
     # CUDA may number the GPUs in another order than the driver: none of them has more than this.
@@ -336,7 +336,7 @@ def pretend_gpus(n: int) -> Iterator[list[Any]]:
     """
     from tensorflow.python.eager import context
 
-    n = _whole("n", n, 1)
+    n = whole("n", n, "a number of GPUs", 1)
     if n > MOST:
         raise ValueError(f"n={n} is more than any machine has: use 1 to {MOST}.")
     before, inside = context.context(), context.Context()
@@ -394,13 +394,3 @@ def _kept(layer: Any, output: int, onednn: bool) -> int:
         return output + (output // 4 if onednn else 0)  # and a byte to say which one it took
     # The bias and a ReLU are written over what they are given; a leaky ReLU keeps both sides.
     return 2 * output if layer.activation == "leaky_relu" else output
-
-
-def _whole(what: str, value: int, least: int) -> int:
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or number < least:
-        raise ValueError(f"{what}={value!r} does not count: use a whole number, {least} or more.")
-    return number

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
-import operator
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers.wording import counted
+from mgpu_helpers.wording import counted, whole
 
+RUNS = "a number of runs"
 FEWEST = 5  # pairs: with fewer, all of them fall on one side by chance too often
 
 
@@ -135,7 +135,7 @@ def _in_turn(
             raise TypeError(
                 f"a {type(fn).__name__} cannot be timed: give a function, such as lambda: step()."
             )
-    warmup, repeats = _whole("warmup", warmup, 0), _whole("repeats", repeats, 1)
+    warmup, repeats = whole("warmup", warmup, RUNS, 0), whole("repeats", repeats, RUNS, 1)
     for _ in range(warmup):
         for fn in fns:
             fn()
@@ -159,18 +159,6 @@ def _no_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def _whole(what: str, value: int, least: int) -> int:
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or number < least:
-        raise ValueError(
-            f"{what}={value!r} is not a number of runs: use a whole number, {least} or more."
-        )
-    return number
 
 
 def _digits(middle: float, low: float, high: float) -> tuple[str, str]:
