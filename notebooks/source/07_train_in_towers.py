@@ -300,7 +300,7 @@ for name, seed in [("step alone", (7, 0)), ("step and tower", (7, 1))]:
 # %% [markdown]
 # ## What a step looks like
 #
-# One step of one tower, and one of all towers, on a batch of 840. Look at the length of the axis:
+# One step of one tower, and one of all towers, on a batch of 840. Both charts have the same axis:
 
 # %% tags=["varies", "cover"]
 big = {"x:0": images[:840], "y:0": labels[:840]}
@@ -312,8 +312,9 @@ def step_of(session):
     return trace.session_step(session, train_step, big)[1]
 
 
-for session in (one, every):
-    charts.timeline(step_of(session))
+steps = [step_of(session) for session in (one, every)]
+for step in steps:
+    charts.timeline(step).set_xlim(0, 1e3 * max(each.length for each in steps))
     plt.show()
 
 # %% [markdown]
