@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+# In the background of a script a shell ignores Ctrl-C, and under nohup a lost terminal; what is
+# ignored stays so in every child. The tests are about what these signals do.
+for ignored in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(ignored) is signal.SIG_IGN:
+        handler = signal.default_int_handler if ignored == signal.SIGINT else signal.SIG_DFL
+        signal.signal(ignored, handler)
 
 ROOT = Path(__file__).resolve().parent.parent
 
