@@ -37,9 +37,7 @@ def start(plan: devices.Plan, scopes: dict[str, int], places: tuple[str, ...]):
     import tensorflow.compat.v1 as tf1
 
     graph = build(tf1, scopes, places)
-    config = plan.session_config(
-        devices=len(scopes), soft_placement=True, pool="".join(scopes) if len(scopes) == 1 else None
-    )
+    config = plan.session_config(devices=len(scopes), soft_placement=True)
     session = tf1.Session(graph=graph, config=config)
     session.run("init")
     return session

@@ -105,6 +105,8 @@ with memory.pretend_gpus(2) as gpus:
 # `allow_growth` in the second message: the limit took it away, and nobody said so.
 #
 # `devices.setup` chooses for you: growth when each device is a GPU, limits when they share one.
+# `memory.logical(gpu, [1024, 1024])` sets limits of your own, and first checks that they fit the
+# card.
 #
 # ## The memory lab
 #
@@ -340,7 +342,7 @@ print("alive at the end:", tiny.memory[device][-1][1])
 
 # %% [markdown]
 # Equal to the byte, and at the end all is back. A step gives what it took to TensorFlow's
-# allocator, and that keeps it, as you saw.
+# allocator, which keeps it or not, as you saw.
 #
 # ## Watch it
 #

@@ -102,12 +102,11 @@ except tf.errors.OpError as error:
 # placed with `tf.device`, and the sessions see all devices.
 #
 # `devices=1` says that one of them works at a time in a session. In `cores` mode that is one
-# thread, and `pool` names it, so that each session has its own. Sessions without a name share one
-# pool, and then one waits for the other:
+# thread, and each session has its own:
 
 # %%
 def start(scope, graph):
-    config = plan.session_config(devices=1, soft_placement=True, pool=scope)
+    config = plan.session_config(devices=1, soft_placement=True)
     session = tf1.Session(graph=graph, config=config)
     session.run(f"{scope}/init")
     return session
@@ -222,7 +221,7 @@ def learned(at_once):
 print("equal bit for bit:", all(map(np.array_equal, learned(False), learned(True))))
 
 # %% [markdown]
-# Weights, the slots of Adam and the counters of steps are equal to the last bit. In `cores` mode
+# In `cores` mode weights, the slots of Adam and the counters of steps are equal to the last bit:
 # each session computes with one thread, so it adds in one order. On a GPU, expect differences of
 # rounding.
 #
@@ -418,25 +417,6 @@ try:
     ensemble.train(members, third_is_wrong)
 except ensemble.MemberError as error:
     print(error.name, "failed in step", error.step, "after", len(error.run.losses["g2"]), "losses")
-
-# %% [markdown]
-# **One pool for two sessions** (in `cores` mode). Without names for their pools, both sessions
-# share one thread:
-
-# %%
-def together(pools):
-    pair = {}
-    for scope, pool in zip(("g1", "g2"), pools):
-        config = plan.session_config(devices=1, soft_placement=True, pool=pool)
-        session = tf1.Session(graph=graphs[scope], config=config)
-        session.run(f"{scope}/init")
-        pair[scope] = ensemble.classic(session, scope)
-    return lambda: ensemble.train(pair.values(), batches)
-
-
-timing.compare(
-    together([None, None]), together(["g1", "g2"]), repeats=10, names=("one pool", "two pools")
-)
 
 # %% [markdown]
 # ## On your own

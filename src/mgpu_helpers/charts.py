@@ -328,7 +328,9 @@ def digits(images: Any, titles: Sequence[str]) -> Any:
 
     with plt.style.context(style()):
         wide = max(1, len(images))
-        _, row = plt.subplots(1, wide, figsize=(1.25 * wide, 1.6), squeeze=False)
+        figure, row = plt.subplots(1, wide, figsize=(1.25 * wide, 1.75), squeeze=False)
+    figure.get_layout_engine().set(rect=(0, 0.12, 1, 0.88))
+    corner(figure)
     for ax in row[0]:
         ax.axis("off")
     for ax, image, title in zip(row[0], images, titles, strict=False):

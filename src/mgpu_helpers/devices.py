@@ -86,15 +86,13 @@ class Plan:
         soft_placement: bool = False,
         growth: bool | None = None,
         memory_fraction: float | None = None,
-        pool: str | None = None,
     ) -> Any:
         """Build the `ConfigProto` that gives a classic Session the same devices as this plan.
 
         A Session that is given a config of its own forgets what `tf.config` was told; so this one
         starts from it. `devices` is how many of them work at once (all, when None): in cores mode
-        the Session gets that many threads. It shares them with other Sessions of as many devices,
-        which then wait for each other, unless it names a `pool` of its own. `growth` and
-        `memory_fraction` are left as the plan has them when None.
+        the Session gets that many threads of its own. `growth` and `memory_fraction` are left as
+        the plan has them when None.
         """
         from tensorflow.compat.v1 import ConfigProto
         from tensorflow.python.eager import context
@@ -111,8 +109,9 @@ class Plan:
         config.allow_soft_placement = soft_placement
         if self.mode == "cores":
             config.intra_op_parallelism_threads = 1
-            name = f"mgpu-{used}" if pool is None else f"mgpu-{used}-{pool}"
-            config.session_inter_op_thread_pool.add(num_threads=used, global_name=name)
+            # Without a name the threads are the Session's own; a named pool would be shared, and
+            # Sessions that work at the same time would wait for each other.
+            config.session_inter_op_thread_pool.add(num_threads=used)
         if growth is not None:
             if growth and self.mode == "split-gpu":
                 raise ValueError(

@@ -524,11 +524,11 @@ class _Runner:
 
 @contextlib.contextmanager
 def _held_back() -> Iterator[None]:
-    """Hold back Ctrl-C and SIGTERM while a job starts, so that none starts unseen."""
+    """Hold back what ends a runner while a job starts, so that none starts unseen."""
     came: list[int] = []
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) not in (None, signal.SIG_IGN):
                 before[number] = signal.signal(number, lambda number, _: came.append(number))
     try:
