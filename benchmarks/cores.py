@@ -7,12 +7,13 @@ one run.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from statistics import median, quantiles
+from statistics import median
 
 import _workers
-from mgpu_helpers import devices
+from mgpu_helpers import devices, results
 
 GLOBAL_BATCH, STEPS, ROUNDS, TARGET = 512, 5, 12, 0.9
 
@@ -62,9 +63,8 @@ def worker() -> None:
 
 
 def main() -> None:
+    os.environ["MGPU_MODE"] = "cores"  # which is what this is about, on any machine
     plan = devices.setup(2)
-    if plan.mode != "cores":
-        sys.exit("this benchmark is about cores mode: set MGPU_MODE=cores")
     print(plan)
     workers = [_workers.start(__file__, "worker") for _ in range(2)]
     one, two = build(plan, 1), build(plan, 2)
@@ -77,26 +77,24 @@ def main() -> None:
         ceiling.append(2 * _workers.together(workers[:1]) / _workers.together(workers))
         step.append(alone / STEPS)
     _workers.stop(workers)
-    share = median(towers) / median(ceiling)
-    print(f"one device             {median(step) * 1e3:.0f} ms a step, {GLOBAL_BATCH} examples")
-    for name, ratios in (("two towers", towers), ("two processes (ceiling)", ceiling)):
-        low, _, high = quantiles(ratios, n=4)
-        print(f"{name:23}{median(ratios):.2f} times as fast ({low:.2f} to {high:.2f})")
-    print(f"towers reach {share:.2f} of the ceiling; the target is {TARGET}")
-    import _card
-
-    _card.write(
-        "cores",
-        plan,
-        {
-            "two_towers": round(median(towers), 3),
-            "two_processes": round(median(ceiling), 3),
-            "share_of_ceiling": round(share, 3),
-            "target": TARGET,
-            "rounds": ROUNDS,
-            "global_batch_size": GLOBAL_BATCH,
-        },
-    )
+    share = [ours / most for ours, most in zip(towers, ceiling, strict=True)]
+    ratios = [
+        results.Ratio.of("two towers, speed-up", towers),
+        results.Ratio.of("two processes, speed-up", ceiling),
+        results.Ratio.of("towers, share of processes", share, TARGET),
+    ]
+    print(f"one device: {median(step) * 1e3:.0f} ms a step of {GLOBAL_BATCH}; {ROUNDS} rounds")
+    print(*ratios, sep="\n")
+    two_towers, two_processes, share_of_ceiling = (ratio.value for ratio in ratios)
+    numbers = {
+        "two_towers": two_towers,
+        "two_processes": two_processes,
+        "share_of_ceiling": share_of_ceiling,
+        "target": TARGET,
+        "rounds": ROUNDS,
+        "global_batch_size": GLOBAL_BATCH,
+    }
+    results.write("cores", plan, numbers, ratios)
 
 
 if __name__ == "__main__":

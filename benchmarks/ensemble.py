@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import sys
 import time
-from statistics import median, quantiles
+from statistics import median
 
 import _workers
-from mgpu_helpers import data, devices, ensemble, models
+from mgpu_helpers import data, devices, ensemble, models, results
 
 HIDDEN, WIDTH, BATCH, STEPS, ROUNDS, TARGET = (2400, 4800), 0.25, 128, 6, 12, 0.9
 
@@ -77,15 +77,15 @@ def main() -> None:
     feed = {f"{s}/{n}:0": part for s in scopes for n, part in zip(("input", "label"), batch)}  # noqa: B905
     fetches = [f"{scope}/train_step" for scope in scopes]
     batches = [batch] * STEPS
-    ways = {
+    works = {
         "one after the other": lambda: ensemble.train(members, batches, at_once=False),
         "a thread for each": lambda: ensemble.train(members, batches),
         "one graph with both": lambda: [both.run(fetches, feed) for _ in range(STEPS)],
     }
-    taken: dict[str, list[float]] = {name: [] for name in (*ways, "a process for each")}
+    taken: dict[str, list[float]] = {name: [] for name in (*works, "a process for each")}
     ceiling = []
     for round_ in range(ROUNDS + 2):
-        times = {name: seconds(work) for name, work in ways.items()}
+        times = {name: seconds(work) for name, work in works.items()}
         times["a process for each"] = _workers.together(workers)
         alone = sum(_workers.together([each]) for each in workers)
         if round_ >= 2:  # the first two warm up
@@ -93,23 +93,22 @@ def main() -> None:
             for name, value in times.items():
                 taken[name].append(value)
     _workers.stop(workers)
-    first = taken["one after the other"]
-    numbers = {"target": TARGET, "rounds": ROUNDS, "ceiling": round(median(ceiling), 3)}
-    for name, values in taken.items():
-        ratios = [a / b for a, b in zip(first, values, strict=True)]
-        low, middle, high = quantiles(ratios, n=4)
-        step = median(values) / STEPS * 1e3
-        print(f"{name:22}{step:7.1f} ms a step, {middle:.2f} times ({low:.2f} to {high:.2f})")
-        numbers[name.replace(" ", "_")] = round(middle, 3)
-    share = numbers["a_thread_for_each"] / numbers["ceiling"]
-    numbers["share_of_ceiling"] = round(share, 3)
-    print(
-        f"two bare processes against one after the other: {numbers['ceiling']:.2f} times; "
-        f"threads reach {share:.2f} of it; the target is {TARGET}"
-    )
-    import _card
+    first = taken.pop("one after the other")
 
-    _card.write("ensemble", plan, numbers)
+    def faster(times: list[float]) -> list[float]:
+        return [a / b for a, b in zip(first, times, strict=True)]
+
+    ways = {name: results.Ratio.of(f"{name}, speed-up", faster(taken[name])) for name in taken}
+    threads = faster(taken["a thread for each"])
+    of_most = [a / b for a, b in zip(threads, ceiling, strict=True)]
+    share = results.Ratio.of("threads, share of processes", of_most, TARGET)
+    print(f"one after the other: {median(first) / STEPS * 1e3:.1f} ms a step; {ROUNDS} rounds")
+    print(*ways.values(), share, sep="\n")
+    numbers = {"target": TARGET, "rounds": ROUNDS, "ceiling": round(median(ceiling), 3)}
+    numbers["one_after_the_other"] = 1.0
+    numbers |= {name.replace(" ", "_"): ratio.value for name, ratio in ways.items()}
+    numbers["share_of_ceiling"] = share.value
+    results.write("ensemble", plan, numbers, [*ways.values(), share])
 
 
 if __name__ == "__main__":

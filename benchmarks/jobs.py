@@ -11,7 +11,7 @@ import tempfile
 import time
 from statistics import median
 
-from mgpu_helpers import jobs
+from mgpu_helpers import devices, jobs, results
 
 LENGTHS = (1.2, 0.4, 0.9, 1.6, 0.3, 0.7, 1.1, 0.5)  # seconds
 ROUNDS, COUNT = 5, 12_000_000
@@ -45,7 +45,8 @@ def alone(programs: int) -> float:
 def main() -> None:
     kind, pool = jobs.allowed()
     if len(pool) < 2:
-        sys.exit("this benchmark needs two devices, or two cores")
+        print("no card: this benchmark needs two devices, or two cores")
+        return
     two = pool[:2]
     run(NAP, (0.0,), two[:1])
     start_up = median(run(NAP, (0.0,), two[:1]).wall for _ in range(ROUNDS))
@@ -55,40 +56,37 @@ def main() -> None:
     for _ in range(ROUNDS):
         wanted = best([length + start_up for length in LENGTHS], 2)
         schedule.append(run(NAP, LENGTHS, two).wall / wanted)
-    print(f"{len(LENGTHS)} jobs take {median(schedule):.3f} of the best schedule; target 1.05")
 
     began, used = time.perf_counter(), time.process_time()
     run(NAP, (3.0, 3.0), two)
     idle = (time.process_time() - used) / (time.perf_counter() - began)
-    print(f"the runner uses {idle:.2%} of a core while it waits; target 1 %")
 
     speed_up, ceiling = [], []
     for _ in range(ROUNDS):
         side_by_side = run(WORK, (COUNT, COUNT), two).wall
         speed_up.append(run(WORK, (COUNT, COUNT), two[:1]).wall / side_by_side)
         ceiling.append(2 * alone(1) / alone(2))
-    share = median(speed_up) / median(ceiling)
-    print(
-        f"two side by side: {median(speed_up):.2f} times as fast as in turn, two bare processes "
-        f"{median(ceiling):.2f}: {share:.2f} of the ceiling; target 0.9"
-    )
-
-    import _card
-    from mgpu_helpers import devices
-
+    share = [ours / most for ours, most in zip(speed_up, ceiling, strict=True)]
+    ratios = [
+        results.Ratio.of("time over the best schedule", schedule, 1.05, at_least=False),
+        results.Ratio("share of a core, waiting", round(idle, 5), 0.01, at_least=False),
+        results.Ratio.of("side by side, speed-up", speed_up),
+        results.Ratio.of("side by side, share of processes", share, 0.9),
+    ]
+    print(*ratios, f"{ROUNDS} rounds", sep="\n")
     numbers = {
-        "schedule": {"ratio": round(median(schedule), 4), "target": 1.05},
-        "runner_share_of_a_core": {"share": round(idle, 5), "target": 0.01},
+        "schedule": {"ratio": ratios[0].value, "target": 1.05},
+        "runner_share_of_a_core": {"share": ratios[1].value, "target": 0.01},
         "side_by_side": {
-            "speed_up": round(median(speed_up), 3),
+            "speed_up": ratios[2].value,
             "ceiling": round(median(ceiling), 3),
-            "share_of_ceiling": round(share, 3),
+            "share_of_ceiling": ratios[3].value,
             "target": 0.9,
         },
         "rounds": ROUNDS,
         "kind": kind,
     }
-    _card.write("jobs", devices.setup(2), numbers)
+    results.write("jobs", devices.setup(2), numbers, ratios)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from statistics import median, quantiles
 
-from mgpu_helpers import data, devices, memory, models, timing
+from mgpu_helpers import data, devices, memory, models, results, timing
+from mgpu_helpers.wording import size_text
 
 EVERY, STEPS, PAIRS, TARGET = 0.1, 25, 20, 0.02
 SCRIPT = Path(__file__).resolve().parent.parent / "notebooks" / "scripts" / "hold_memory.py"
@@ -44,8 +44,10 @@ def build(plan: devices.Plan):
 def main() -> None:
     # Before this process takes a GPU for itself.
     said = subprocess.run([sys.executable, SCRIPT], stdout=subprocess.PIPE, text=True, check=True)
-    print(said.stdout, end="")
     lab = [json.loads(line) for line in said.stdout.splitlines()]
+    for record in lab:
+        most = max(record["driver"] or record["process"])
+        print(f"{record['option']}: at most {size_text(most)}")
     plan = devices.setup(1)
     train = build(plan)
 
@@ -54,16 +56,12 @@ def main() -> None:
             train()
 
     compared = timing.compare(watched, train, repeats=PAIRS, names=("watched", "alone"))
-    cost = median(compared.ratios) - 1
-    low, _, high = (ratio - 1 for ratio in quantiles(compared.ratios, n=4))
-    print(
-        f"a Monitor that samples every {EVERY} s costs {cost:.1%} of a training "
-        f"({low:.1%} to {high:.1%}); the target is under {TARGET:.0%}"
-    )
-    import _card
-
-    numbers = {"monitor_cost": round(cost, 4), "target": TARGET, "pairs": PAIRS, "lab": lab}
-    _card.write("memory" if plan.mode == "cores" else "memory-gpus", plan, numbers)
+    cost = [ratio - 1 for ratio in compared.ratios]
+    ratio = results.Ratio.of("cost of a Monitor", cost, TARGET, at_least=False)
+    print(f"{ratio}; it samples every {EVERY} s; {PAIRS} pairs")
+    numbers = {"monitor_cost": ratio.value, "target": TARGET, "pairs": PAIRS, "lab": lab}
+    name = "memory" if plan.mode == "cores" else "memory-gpus"
+    results.write(name, plan, numbers, [ratio])
 
 
 if __name__ == "__main__":
