@@ -13,6 +13,7 @@ from conftest import run_python
 from mgpu_helpers import charts, devices
 from mgpu_helpers.memory import Held, Monitor, Phase, Sample
 from mgpu_helpers.placement import Placed, Placement
+from mgpu_helpers.results import Card, Ratio
 from mgpu_helpers.trace import Copy, Op, Trace
 from mgpu_helpers.wording import size_text
 
@@ -257,7 +258,36 @@ SWEEP = ran([
      "failed" if i % 3 else "done")
     for gpu in range(4) for slot in range(3) for i in range(gpu, 12)
 ], 12)  # fmt: skip
+MACHINES_ = [
+    ("AMD EPYC, 2 cores", "cores"),
+    ("Intel(R) Xeon(R) Platinum 8375C CPU @ 2.90GHz, 16 cores", "cores"),
+    ("NVIDIA H200, 1 GPU, AMD EPYC 9654 96-Core Processor, 16 cores", "split-gpu"),
+]
+
+
+def card(name, ratios, machine="AMD EPYC, 2 cores", mode="cores"):
+    return Card(
+        name=name, date="2026-11-21", machine=machine, mode=mode, devices=2, versions={},
+        ratios=tuple(ratios),
+    )  # fmt: skip
+
+
+def measured(machines, names=("cores", "memory")):
+    """Make the cards of some machines, each a little slower than the one before."""
+    return [
+        card(name, [Ratio("two towers, speed-up", 1.9 - 0.01 * i, None, True, 1.4, 2.1),
+                    Ratio("share of processes", 1.0 - 0.08 * i, 0.9),
+                    Ratio("cost of a Monitor", -0.01 + 0.025 * i, 0.02, False)], *machine)
+        for i, machine in enumerate(machines) for name in names
+    ]  # fmt: skip
+
+
 OTHERS = {
+    "cards": lambda ax=None: charts.cards(measured(MACHINES_), ax),
+    "cards and targets": lambda ax=None: charts.cards(measured(MACHINES_), ax, relative=True),
+    "one card": lambda ax=None: charts.cards(measured(MACHINES_[:1], ["cores"]), ax),
+    "one ratio": lambda ax=None: charts.cards([card("cores", [Ratio("it", 2.0, 1.0)])], ax),
+    "no cards": lambda ax=None: charts.cards([], ax),
     "held": lambda ax=None: charts.held(HELD, ax),
     "one held": lambda ax=None: charts.held(dict(list(HELD.items())[:1]), ax),
     "bars": lambda ax=None: charts.device_bars({f"/GPU:{i}": i * 10**9 for i in range(8)}, ax),
@@ -402,3 +432,66 @@ def test_a_job_without_an_end_reaches_the_end_of_the_picture(with_plan):
     ax = charts.jobs(ran([("job", "GPU", 3, 0, 1.0, None, "stopped")], 4))
     ((box, _, hatched),) = bars_of(ax)
     assert (box.x0, box.x1, hatched) == (1, 4, True)
+
+
+def dots(ax, marker=None):
+    """List (marker, x, y) of the single points of some axes, or (x, y) of those with a marker."""
+    points = [(line.get_marker(), *line.get_xdata(), *line.get_ydata())
+              for line in ax.lines if len(line.get_xdata()) == 1]  # fmt: skip
+    return points if marker is None else [point[1:] for point in points if point[0] == marker]
+
+
+def dashes(ax):
+    """List where the targets are: x, and the row in the middle of the line."""
+    lines = [line for line in ax.lines if line.get_linestyle() == "--" and len(line.get_xdata())]
+    return [(line.get_xdata()[0], sum(line.get_ydata()) / 2) for line in lines]
+
+
+def test_cards_have_a_row_for_each_ratio_and_a_marker_for_each_machine(with_plan):
+    ax = charts.cards(measured(MACHINES_[:2], ["cores"]))
+    assert [label.get_text() for label in ax.get_yticklabels()] == [
+        "two towers, speed-up",
+        "share of processes\nat least 0.9",
+        "cost of a Monitor\nat most 0.02",
+    ]
+    assert ax.yaxis_inverted()
+    for i, marker in enumerate("os"):
+        found = dots(ax, marker)
+        values = [1.9 - 0.01 * i, 1 - 0.08 * i, -0.01 + 0.025 * i]
+        assert [x for x, _ in found] == pytest.approx(values)
+        assert [round(y) for _, y in found] == [0, 1, 2]
+    assert len({y for _, _, y in dots(ax)}) == 6  # no marker hides another
+    assert set(dashes(ax)) == {(0.9, 1), (0.02, 2)}
+    (spread,) = {tuple(line.get_xdata()) for line in ax.lines
+                 if line.get_linestyle() == "-" and len(line.get_xdata()) == 2}  # fmt: skip
+    assert spread == (1.4, 2.1)
+    keys = [text.get_text() for text in ax.get_legend().get_texts()]
+    named = [f"{machine} · {mode} mode" for machine, mode in MACHINES_[:2]]
+    assert keys == [*named, "target"]
+
+
+def test_what_misses_its_target_is_crossed_out(with_plan):
+    ax = charts.cards(measured(MACHINES_, ["cores"]))
+    missed = dots(ax, "^")[1:]  # the third machine's
+    assert dots(ax, "x") == missed and [x for x, _ in missed] == pytest.approx([0.84, 0.04])
+    assert [text.get_text() for text in ax.get_legend().get_texts()][-1] == "target not met"
+
+
+def test_relative_cards_divide_by_the_target_and_leave_out_what_has_none(with_plan):
+    ax = charts.cards(measured(MACHINES_[:1]), relative=True)
+    assert [label.get_text() for label in ax.get_yticklabels()] == [
+        f"{name}: {ratio}"
+        for name in ("cores", "memory")
+        for ratio in ("share of processes\nat least 0.9", "cost of a Monitor\nat most 0.02")
+    ]
+    assert [x for _, x, _ in dots(ax)] == pytest.approx([1 / 0.9, -0.5] * 2)
+    assert dashes(ax) == [(1, row) for row in range(4)] and ax.get_xlim()[0] < -0.5
+
+
+def test_many_machines_have_marks_of_their_own(with_plan):
+    ax = charts.cards(measured([(f"machine {i}", "cores") for i in range(35)], ["cores"]))
+    keys = ax.get_legend().legend_handles[:35]
+    marks = {(key.get_marker(), key.get_color()) for key in keys}
+    assert len(marks) == 35
+    devices_ = {*charts.PALETTE, charts.HOST}
+    assert not devices_ & {colour for _, colour in marks}
