@@ -14,7 +14,7 @@ from statistics import median
 from mgpu_helpers import devices, jobs, results
 
 LENGTHS = (1.2, 0.4, 0.9, 1.6, 0.3, 0.7, 1.1, 0.5)  # seconds
-ROUNDS, COUNT = 5, 12_000_000
+ROUNDS, SCHEDULES, COUNT = 5, 3, 12_000_000
 NAP = "import sys, time; time.sleep(float(sys.argv[1]))"
 WORK = "import sys\nfor _ in range(int(sys.argv[1])): pass"
 
@@ -53,7 +53,7 @@ def main() -> None:
     print(f"an empty job takes {start_up * 1e3:.0f} ms")
 
     schedule = []
-    for _ in range(ROUNDS):
+    for _ in range(SCHEDULES):
         wanted = best([length + start_up for length in LENGTHS], 2)
         schedule.append(run(NAP, LENGTHS, two).wall / wanted)
 
@@ -73,7 +73,7 @@ def main() -> None:
         results.Ratio.of("side by side, speed-up", speed_up),
         results.Ratio.of("side by side, share of processes", share, 0.9),
     ]
-    print(*ratios, f"{ROUNDS} rounds", sep="\n")
+    print(*ratios, f"{SCHEDULES} rounds of the schedule, {ROUNDS} side by side", sep="\n")
     numbers = {
         "schedule": {"ratio": ratios[0].value, "target": 1.05},
         "runner_share_of_a_core": {"share": ratios[1].value, "target": 0.01},
@@ -84,6 +84,7 @@ def main() -> None:
             "target": 0.9,
         },
         "rounds": ROUNDS,
+        "schedules": SCHEDULES,
         "kind": kind,
     }
     results.write("jobs", devices.setup(2), numbers, ratios)

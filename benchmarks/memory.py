@@ -43,7 +43,9 @@ def build(plan: devices.Plan):
 
 def main() -> None:
     # Before this process takes a GPU for itself.
-    said = subprocess.run([sys.executable, SCRIPT], stdout=subprocess.PIPE, text=True, check=True)
+    said = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True)
+    if said.returncode:
+        sys.exit(said.stderr)
     lab = [json.loads(line) for line in said.stdout.splitlines()]
     for record in lab:
         most = max(record["driver"] or record["process"])

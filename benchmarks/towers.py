@@ -13,7 +13,7 @@ from statistics import median
 import cores
 from mgpu_helpers import devices, results
 
-GLOBAL_BATCH, STEPS, ROUNDS = cores.GLOBAL_BATCH, 5, 10
+GLOBAL_BATCH, STEPS, ROUNDS = cores.GLOBAL_BATCH, 4, 8
 
 
 def today(plan, network, images, labels):
