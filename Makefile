@@ -33,6 +33,7 @@ help:  ## list the targets
 	@echo "  TF=2.18            another TensorFlow (2.18 to 2.21, or latest), in its own environment"
 	@echo "  GPU=0, GPU=1       without or with TensorFlow's CUDA libraries"
 	@echo "  UV=                use pip even where uv is installed"
+	@echo "  ONLY='cores jobs'  the benchmarks that make bench runs (all without it)"
 	@echo "  MGPU_DEVICES=4, MGPU_MODE=cores  what the lessons of make lab run on"
 	@echo "  LAB='--no-browser --port=9000'   more options for JupyterLab"
 
@@ -63,8 +64,8 @@ browser: $(ready)  ## every notebook by hand of a real Chromium in a real Jupyte
 notebooks: $(ready)  ## build notebooks/*.ipynb from notebooks/source/*.py, outputs included
 	$(python) tools/build_notebooks.py
 
-bench: $(ready)  ## run the benchmarks, which print a ratio each and write results/
-	@for file in benchmarks/[!_]*.py; do echo "$$file"; $(python) "$$file" || exit 1; done
+bench: $(ready)  ## run the benchmarks: one table of their ratios; cards and a chart in results/
+	@$(python) benchmarks $(ONLY)
 
 lint: $(ready)  ## look for mistakes in the code without running it
 	$(python) -m ruff check .

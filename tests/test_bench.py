@@ -1,0 +1,125 @@
+"""`make bench` on tiny benchmarks that are real child processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from conftest import ROOT
+
+CARD = {
+    "format": 1, "name": "good", "date": "2026-11-21", "machine": "AMD EPYC, 2 cores",
+    "mode": "cores", "devices": 2, "versions": {}, "numbers": {},
+    "ratios": [{"name": "speed-up", "value": 1.8, "target": 1.5, "at_least": True,
+                "low": 1.7, "high": 1.9}],
+}  # fmt: skip
+GOOD = f"""
+import json, os
+print("two devices at work", flush=True)
+with open(os.environ["MGPU_RESULTS"] + "/good.json", "w") as file:
+    json.dump({CARD!r}, file)
+"""
+
+
+@pytest.fixture
+def bench(tmp_path):
+    """Give a function that runs the driver on benchmarks with these texts."""
+    folder, out = tmp_path / "benchmarks", tmp_path / "results"
+
+    def start(*arguments: str, **texts: str) -> subprocess.Popen[str]:
+        folder.mkdir(exist_ok=True)
+        for name, text in texts.items():
+            (folder / f"{name}.py").write_text(text)
+        driver = [sys.executable, ROOT / "benchmarks", "--folder", folder, "--results", out]
+        pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        return subprocess.Popen([*driver, *arguments], cwd=tmp_path, start_new_session=True, **pipe)
+
+    return start
+
+
+def lines(child: subprocess.Popen[str]) -> list[str]:
+    """Wait for a driver; give what it said, without the seconds that things took."""
+    said = child.communicate(timeout=60)[0]
+    return [re.sub(r" +\d+ s\b", " _ s", line) for line in said.splitlines()]
+
+
+def test_every_benchmark_runs_and_a_failing_one_is_named(bench, tmp_path):
+    child = bench(bad="raise LookupError('oh no')", good=GOOD, none="print('needs a GPU')", _no="?")
+    said = lines(child)
+    assert child.returncode == 1
+    assert said[0] == "[1/3] bad _ s" and said[1].startswith("      Traceback")
+    start = said.index("      LookupError: oh no") + 1
+    assert said[start:] == [
+        "[2/3] good _ s",
+        "[3/3] none _ s",
+        "      needs a GPU",
+        "",
+        "AMD EPYC, 2 cores · cores mode",
+        "benchmark  what      ratio  middle half   target",
+        "good       speed-up  1.80   1.70 to 1.90  at least 1.5  met",
+        "",
+        f"chart: {tmp_path / 'results/bench.png'}",
+        "3 benchmarks in _ s; no card: none; failed: bad (exit status 1)",
+    ]
+    assert (tmp_path / "results/bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_one_benchmark_can_be_named_and_heard(bench, tmp_path):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/old.json").write_text(json.dumps(CARD | {"name": "old"}))
+    child = bench("-v", "good", bad="raise LookupError", good=GOOD)
+    said = lines(child)
+    assert child.returncode == 0
+    assert said[:2] == ["[1/1] good ", " _ s  two devices at work"]
+    assert not any(line.startswith("old") for line in said)  # it did not run
+    assert said[-1] == "1 benchmark in _ s"
+
+
+def test_a_target_that_is_not_met_is_no_failure(bench):
+    child = bench(good=GOOD.replace("'target': 1.5", "'target': 2"))
+    assert "good       speed-up  1.80   1.70 to 1.90  at least 2  NOT MET" in lines(child)
+    assert child.returncode == 0
+
+
+def test_a_broken_card_is_said_after_the_table(bench, tmp_path):
+    child = bench(
+        good=GOOD, half=GOOD.replace("json.dump(", "file.write('{') #").replace("good", "half")
+    )
+    said = lines(child)
+    assert child.returncode == 1
+    assert "good       speed-up  1.80   1.70 to 1.90  at least 1.5  met" in said
+    assert said[-1].count(f"{tmp_path / 'results/half.json'} cannot be read") == 2
+    assert "; failed: half (" in said[-1] and ", the chart (" in said[-1]
+
+
+def test_ctrl_c_ends_the_benchmark_and_still_prints_the_table(bench, tmp_path):
+    child = bench(good=GOOD, slow="import time; open('at_work', 'w').close(); time.sleep(60)")
+    until = time.monotonic() + 30
+    while not (tmp_path / "at_work").exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    os.killpg(child.pid, signal.SIGINT)
+    said = lines(child)
+    assert child.returncode == 1
+    assert said[-1].endswith("; failed: slow (stopped by Ctrl-C)")
+    assert "good       speed-up  1.80   1.70 to 1.90  at least 1.5  met" in said
+
+
+def test_a_name_that_is_no_benchmark_gets_the_names_that_are(bench):
+    child = bench("goood", good=GOOD, other="")
+    assert lines(child)[-1].endswith("there is no benchmark 'goood': choose from good, other.")
+    assert child.returncode == 2
+
+
+def test_make_bench_runs_what_only_names():
+    for only, words in ((), "benchmarks"), (("ONLY=cores jobs",), "benchmarks cores jobs"):
+        done = subprocess.run(
+            ["make", "-n", "bench", *only], cwd=ROOT, capture_output=True, text=True
+        )
+        assert done.stdout.splitlines()[-1].split(None, 1)[1].strip() == words, done.stderr
