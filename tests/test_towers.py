@@ -101,6 +101,16 @@ def test_split_says_what_is_wrong(tf, plan, sizes, uneven, said):
                 opened.run(shards, dict(zip(fed, batch, strict=True)))
 
 
+def test_split_calls_a_shards_place_as_it_is_told(tf):
+    for size, n, said in (
+        (250, 4, "batch of 250 does not divide over 4 pieces: use 248 or 252, or pass uneven"),
+        (3, 4, "batch of 3 is too small for 4 pieces: give 4 examples or more, or use fewer"),
+        (0, 1, "the batch is empty: give 1 piece at least one example each"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(said)):
+            towers.split(np.zeros(size), n, into="piece")
+
+
 @pytest.mark.parametrize("rank", [True, False])
 @pytest.mark.parametrize("uneven", [True, False])
 def test_split_of_an_unknown_size(tf, plan, uneven, rank):

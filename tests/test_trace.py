@@ -63,6 +63,12 @@ def test_operations_have_their_device(three_devices):
     assert trace.length == max(op.start + op.length for op in trace.ops) < 60
 
 
+def test_operations_have_the_bytes_of_what_they_give(three_devices):
+    _, trace = three_devices
+    made = {op.name: op.bytes for op in trace.ops if op.type != "Const"}
+    assert made == {"x": BLOCK, "two": 2 * BLOCK, "three": 3 * BLOCK, "a": 4, "b": 4, "total": 4}
+
+
 def test_every_copy_has_its_bytes_and_a_tensor_used_twice_is_one_copy(three_devices):
     _, trace = three_devices
     crossed = sorted((c.tensor, c.source, c.target, c.bytes) for c in trace.copies)
@@ -186,16 +192,23 @@ def test_a_tensor_of_strings_has_no_known_bytes(plan):
     _, trace = session_trace(plan, graph, lengths)
     assert [c.bytes for c in trace.copies if c.tensor == "words"] == [None]
     assert trace.bytes_between()["/CPU:1", "/CPU:2"] == 0
+    assert {op.name: op.bytes for op in trace.ops}["words"] == 0
 
 
-def test_onednn_does_not_rename_what_was_asked_for(plan):
+def test_onednn_does_not_rename_what_was_asked_for_or_count_its_own(plan):
     import tensorflow as tf
 
     with tf.Graph().as_default() as graph:
         x = tf.random.uniform([1, 8, 8, 1])
         image = tf.nn.conv2d(x, tf.random.uniform([3, 3, 1, 2]), 1, "SAME", name="image")
-    _, trace = session_trace(plan, graph, image)
-    assert {op.type for op in trace.ops if op.name == "image"} == {"Conv2D"}
+        pool = tf.nn.max_pool2d(image, 2, 2, "SAME", name="pool")  # with a workspace of its own
+        parts = tf.split(pool, 2, axis=3, name="parts")
+        fetched = [part + 1 for part in parts], tf.gradients(pool, x)
+    _, trace = session_trace(plan, graph, fetched)
+    made = {op.name: (op.type, op.bytes) for op in trace.ops}
+    assert made["image"] == ("Conv2D", 4 * 8 * 8 * 2)
+    assert made["pool"] == ("MaxPool", 4 * 4 * 4 * 2)
+    assert made["parts"] == ("Split", 4 * 4 * 4 * 2)
 
 
 # ---- traces made by hand

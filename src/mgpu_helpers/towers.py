@@ -14,18 +14,19 @@ import numpy as np
 from mgpu_helpers.wording import counted
 
 
-def split(batch: Any, n: int, *, uneven: bool = False) -> list[Any]:
+def split(batch: Any, n: int, *, uneven: bool = False, into: str = "device") -> list[Any]:
     """Split a batch along its first axis into n shards: an array, a tensor, or a structure of them.
 
     Shards are of one size; with uneven=True the first ones may hold one example more than the last
     (as in `numpy.array_split`), and their gradients then need the weights of `shares`. Where a
-    graph does not know the size of the batch, it is checked at run time.
+    graph does not know the size of the batch, it is checked at run time. `into` is what an error
+    calls a shard's place.
     """
     import tensorflow as tf
 
     leaves = tf.nest.flatten(batch)
     leaves = [x if isinstance(x, np.ndarray) else tf.convert_to_tensor(x) for x in leaves]
-    size, checks = _size(leaves, n, uneven)
+    size, checks = _size(leaves, n, uneven, into)
     sizes = _sizes(size, n)
     with tf.control_dependencies(checks):
         parts = [
@@ -233,14 +234,14 @@ def _rows(x: Any) -> int | None:
     return -1 if shape.rank == 0 else shape[0]
 
 
-def _size(leaves: list[Any], n: int, uneven: bool) -> tuple[Any, list[Any]]:
+def _size(leaves: list[Any], n: int, uneven: bool, into: str) -> tuple[Any, list[Any]]:
     """Check the sizes of what is to be split; give the size, and the checks left to run time."""
     import tensorflow as tf
 
     rows = [_rows(leaf) for leaf in leaves]
     known = sorted(set(rows) - {None})
     apart = "the batch has parts of {} and {} examples: give as many of each."
-    over = counted(n, "device")
+    over = counted(n, into)
     if n < 1 or not rows or -1 in known:
         what = "an empty structure" if not rows else "a single value" if n > 0 else "a batch"
         raise ValueError(f"{what} cannot be split over {over}: give arrays or tensors of examples.")

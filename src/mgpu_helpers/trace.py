@@ -20,13 +20,18 @@ _SEND, _RECV = {"_Send", "_HostSend"}, {"_Recv", "_HostRecv"}
 
 @dataclass(frozen=True)
 class Op:
-    """An operation that ran; times in seconds from the start of the step."""
+    """An operation that ran; times in seconds from the start of the step.
+
+    bytes is what it gave to others, 0 for nothing and for what has no fixed size; what oneDNN's
+    operations keep for their own gradients is not counted.
+    """
 
     name: str
     type: str
     device: str
     start: float
     length: float
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -208,7 +213,11 @@ def read(metadata: Any) -> Trace:
         if kind not in _PLUMBING and name not in relays:
             launched = node.all_start_nanos, node.all_start_nanos + node.all_end_rel_nanos
             start, end = kernels.get(name, launched) if "/GPU" in device else launched
-            ops.append(Op(_fed(name), kind, device, (start - begin) / 1e9, (end - start) / 1e9))
+            swapped = name in nodes and nodes[name].op != kind  # by oneDNN: it adds a workspace
+            slots = [0] if swapped else [output.slot for output in node.output]
+            size = sum(_size(node, f"{name}:{slot}") or 0 for slot in slots)
+            span = (start - begin) / 1e9, (end - start) / 1e9
+            ops.append(Op(_fed(name), kind, device, *span, size))
     ops.sort(key=lambda op: (op.start, op.name))
     edges, waits, received = _edges(nodes, sent, relays)
     by_name = {op.name: op for op in ops}

@@ -1,0 +1,794 @@
+"""Pipelines against the network unsplit, against hand-written tables, and in real traces."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mgpu_helpers import models, pipeline, trace
+from mgpu_helpers.trace import Allocation, Op, Trace
+
+KINDS = {
+    "in turn": pipeline.in_turn,
+    "all forward": pipeline.all_forward,
+    "one by one": pipeline.one_forward_one_backward,
+}
+# Four layers are made in no time; the gradients of convolutions are asked for where they matter.
+DENSE = models.Network("dense", (
+    models.Dense("a", 6, "relu"), models.Dense("b", 5, "relu"), models.Dense("c", 4, "relu"),
+    models.Dense("d", 3),
+), (7,))  # fmt: skip
+SMALL = models.seed_000(hidden=64, width=0.0625)
+LAYERS = ["conv1", "conv2", "conv3", "fc1", "output"]
+NEAR = {"rtol": 1e-4, "atol": 1e-6}
+few = settings(max_examples=40, deadline=None)
+sizes = {"p": st.integers(1, 6), "m": st.integers(1, 12), "kind": st.sampled_from([*KINDS])}
+
+
+@pytest.fixture(scope="module")
+def tf(plan):
+    import tensorflow
+
+    return tensorflow
+
+
+def examples(network, size, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.random((size, *network.input), np.float32)
+    return x, rng.integers(0, network.layers[-1].units, size)
+
+
+def unsplit(tf, network, x, y, seed=0):
+    """Compute the loss and the gradients of the whole network, eagerly."""
+    weights = {name: tf.constant(value) for name, value in models.initial(network, seed).items()}
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        loss = models.loss(models.logits(network, weights, x), y)
+    return float(loss), {name: g.numpy() for name, g in tape.gradient(loss, weights).items()}
+
+
+def near(got, wanted, way=""):
+    (loss, slopes), (wanted_loss, wanted_slopes) = got, wanted
+    np.testing.assert_allclose(loss, wanted_loss, rtol=1e-5, err_msg=str(way))
+    assert slopes.keys() == wanted_slopes.keys()
+    for name, slope in slopes.items():
+        np.testing.assert_allclose(slope, wanted_slopes[name], **NEAR, err_msg=f"{way} {name}")
+
+
+def started(tf, plan, **config):
+    session = tf.compat.v1.Session(config=plan.session_config(**config))
+    session.run(tf.compat.v1.global_variables_initializer())
+    return session
+
+
+def traced(tf, plan, network, starts, where, size, schedule, **config):
+    """Trace a pipelined step of a batch of so many examples."""
+    with tf.Graph().as_default():
+        made = pipeline.stages(network, starts, where)
+        x, y = map(tf.constant, examples(network, size))
+        fetched = pipeline.gradients(made, models.loss, x, y, schedule, **config)
+        with started(tf, plan) as session:
+            session.run(fetched)
+            return trace.session_step(session, fetched)[1]
+
+
+# Schedules
+
+
+@few
+@given(**sizes)
+def test_a_schedule_can_run_and_has_every_task_once(p, m, kind):
+    schedule = KINDS[kind](p, m)
+    assert len(schedule) == p and pipeline.check(schedule) == m
+    wanted = Counter(f"{kind}{k}" for kind in "FB" for k in range(m))
+    assert all(Counter(steps) == wanted for steps in schedule)
+
+
+@few
+@given(**sizes)
+def test_what_a_stage_holds_at_once(p, m, kind):
+    for s, steps in enumerate(KINDS[kind](p, m)):
+        holds = list(itertools.accumulate(1 if step[0] == "F" else -1 for step in steps))
+        most = {"in turn": 1, "all forward": m, "one by one": min(m, p - s)}[kind]
+        assert max(holds) == most and holds[-1] == 0
+
+
+@few
+@given(**sizes)
+def test_tasks_of_one_length_take_what_the_formula_says(p, m, kind):
+    end = max(end for _, end in pipeline.run_times(KINDS[kind](p, m)).values())
+    assert end == (2 * p * m if kind == "in turn" else 2 * (m + p - 1))
+    if kind != "in turn":
+        assert pipeline.bubble(p, m) == pytest.approx(1 - 2 * m / end)
+
+
+@few
+@given(**sizes, data=st.data())
+def test_run_times_keep_to_the_rules(p, m, kind, data):
+    costs = st.lists(st.floats(0.1, 9), min_size=p, max_size=p)
+    forward, backward = data.draw(costs), data.draw(costs)
+    where = data.draw(st.none() | st.lists(st.sampled_from("abc"), min_size=p, max_size=p))
+    schedule = KINDS[kind](p, m)
+    times = pipeline.run_times(schedule, forward, backward, where)
+    assert len(times) == 2 * p * m
+    starts = [start for start, _ in times.values()]
+    assert starts == sorted(starts)
+    for (s, step), (start, end) in times.items():
+        assert end == start + (forward if step[0] == "F" else backward)[s]
+        before = s - 1 if step[0] == "F" else s + 1
+        needed = [(before, step)] if 0 <= before < p else []
+        needed += [(s, "F" + step[1:])] if step[0] == "B" else []
+        assert all(times[need][1] <= start for need in needed)
+    for s, steps in enumerate(schedule):
+        assert sorted(steps, key=lambda step, s=s: times[s, step]) == steps
+    devices = where or range(p)
+    for device in set(devices):
+        own = sorted(span for (s, _), span in times.items() if devices[s] == device)
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(own))
+        work = sum(m * (forward[s] + backward[s]) for s in range(p) if devices[s] == device)
+        assert max(end for _, end in times.values()) >= work * (1 - 1e-9)
+
+
+TABLES = {
+    "in turn": """
+stage 0: F0 .  .  B0 F1 .  .  B1 F2 .  .  B2 F3 .  .  B3
+stage 1: .  F0 B0 .  .  F1 B1 .  .  F2 B2 .  .  F3 B3 .""",
+    "all forward": """
+stage 0: F0 F1 F2 F3 .  .  B0 B1 B2 B3
+stage 1: .  F0 F1 F2 F3 B0 B1 B2 B3 .""",
+    "one by one": """
+stage 0: F0 F1 .  B0 F2 B1 F3 B2 .  B3
+stage 1: .  F0 B0 F1 B1 F2 B2 F3 B3 .""",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_schedule_prints_as_a_table(kind):
+    assert pipeline.table(KINDS[kind](2, 4)) == TABLES[kind].lstrip()
+
+
+def test_two_stages_on_a_device_take_turns_in_the_table():
+    """Of two tasks that could start, the one that goes back does."""
+    for kind, lines in (
+        ("all forward", ["F0 F1 .  .  .  B0 .  B1", ".  .  F0 F1 B0 .  B1 ."]),
+        ("one by one", ["F0 F1 .  .  B0 .  .  B1", ".  .  F0 B0 .  F1 B1 ."]),
+    ):
+        table = pipeline.table(KINDS[kind](2, 2), ["one", "one"])
+        assert table == f"stage 0: {lines[0]}\nstage 1: {lines[1]}"
+
+
+ORDERS = [
+    ([["B0", "F0"]], "stage 0 cannot do B0 as its task 1: it needs F0 of stage 0, which in this"),
+    ([["F0", "B0"], ["B0", "F0"]], "stage 1 cannot do B0 as its task 1: it needs F0 of stage 1"),
+    ([["F0", "B0", "F1", "B1"], ["F0", "F1", "B0", "B1"]],
+     "stage 0 cannot do B0 as its task 2: it needs B0 of stage 1, which in this order cannot run"),
+    ([["F0", "F1", "B0"]], "stage 0 has B1 0 times: every stage does F and B of every piece once"),
+    ([["F0", "B0"], ["F0", "B0", "B0"]], "stage 1 has B0 2 times: every stage does F and B"),
+    ([["F0", "B0", "F1", "B1"], ["F0", "B0"]], "stage 1 has F1 0 times"),
+    ([["F0", "W0"]], "'W0' is not a task: write F0 for piece 0 forward, B0 for back"),
+    ([["F0", "B0", "F00"]], "'F00' is not a task"),
+    ([["F0", 3]], "3 is not a task"),
+    ([["F0", "B0"], []], "stage 1 has no tasks: give each stage its F and B of every piece"),
+    ([], "stage 0 has no tasks"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule, said", ORDERS)
+def test_an_order_that_cannot_run_is_refused_with_its_task(schedule, said):
+    for use in (pipeline.check, pipeline.run_times, pipeline.table):
+        with pytest.raises(ValueError, match=re.escape(said)) as raised:
+            use(schedule)
+        assert str(raised.value).count(".") == 1
+
+
+@pytest.mark.parametrize("call, said", [
+    (lambda: pipeline.in_turn(0, 1), "stages=0 is not a number of stages"),
+    (lambda: pipeline.all_forward(1, 0), "pieces=0 is not a number of micro-batches"),
+    (lambda: pipeline.one_forward_one_backward(2, 1.5), "pieces=1.5 is not"),
+    (lambda: pipeline.bubble(2, 0), "pieces=0 is not"),
+    (lambda: pipeline.run_times([["F0", "B0"]] * 2, [1.0]),
+     "forward has 1 value for 2 stages: give one for each"),
+    (lambda: pipeline.run_times([["F0", "B0"]], backward=[1.0, 2.0]), "backward has 2 values for"),
+    (lambda: pipeline.table([["F0", "B0"]] * 2, ["/CPU:1"] * 3), "devices has 3 values for 2 st"),
+])  # fmt: skip
+def test_wrong_numbers_are_refused(call, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        call()
+
+
+# Cutting
+
+
+@pytest.mark.parametrize("starts", [[], ["fc1"], ["conv2", "conv3"], LAYERS[1:], ["drop1", "fc1"]])
+def test_the_parts_of_a_network_are_the_network(starts):
+    parts = pipeline.cut(SMALL, starts)
+    assert [part.layers[0].name for part in parts] == ["conv1", *starts]
+    assert sum((part.layers for part in parts), ()) == SMALL.layers
+    assert {n: s for part in parts for n, s in models.shapes(part).items()} == models.shapes(SMALL)
+    walked = [step for part in parts for step in models.walk(part)]
+    assert walked == list(models.walk(SMALL))
+
+
+@pytest.mark.parametrize("starts, said", [
+    ([*"abcd"], "5 stages cannot be cut from 4 layers: name 3 starts or fewer"),
+    (["a"], "stage 0 would be empty with starts=['a']: name layers in the order of the network, b"),
+    (["c", "c"], "stage 1 would be empty with starts=['c', 'c']"),
+    (["c", "b"], "stage 2 would begin before stage 1 with starts=['c', 'b']: name layers in the "
+                 "order of the network, b, c, d."),
+    (["c", "e"], "dense has no layer 'e' to begin a stage with: use one of b, c, d."),
+    ([None], "dense has no layer None to begin"),
+])  # fmt: skip
+def test_a_cut_that_cannot_be_is_refused(starts, said):
+    with pytest.raises(ValueError, match=re.escape(said)) as raised:
+        pipeline.cut(DENSE, starts)
+    assert str(raised.value).endswith(".")
+
+
+def test_what_has_no_name_begins_no_stage():
+    pools = models.Network("pools", (models.Pool(), models.Conv("conv", 2, 3), models.Pool()))
+    assert [len(part.layers) for part in pipeline.cut(pools, ["conv"])] == [1, 2]
+    with pytest.raises(ValueError, match="use one of conv[.]"):
+        pipeline.cut(pools, [None])
+
+
+def check_stages(plan, made, values):
+    """Check that each stage's weights are on its device; give the values by name."""
+    own = {name: weight for stage in made for name, weight in stage.weights.items()}
+    assert list(own) == list(values)
+    for stage in made:
+        assert all(weight.device.endswith(stage.device[1:]) for weight in stage.weights.values())
+    return own
+
+
+@pytest.mark.parametrize("order", [(0, 1), (0, 1, 0, 1), (1, 1)])
+def test_stages_begin_with_the_weights_of_the_whole(tf, plan, order):
+    starts = {2: ["c"], 4: ["b", "c", "d"]}[len(order)]
+    where, wanted = [plan.devices[i] for i in order], models.initial(DENSE, 3)
+    x, _ = examples(DENSE, 5)
+    scores = models.logits(DENSE, wanted, x)
+    with tf.Graph().as_default():
+        made = pipeline.stages(DENSE, starts, where, seed=3)
+        own, out = check_stages(plan, made, wanted), tf.constant(x)
+        for stage in made:
+            out = stage.function(stage.weights, out)
+        with started(tf, plan, soft_placement=True) as session:
+            classic = session.run([own, out])
+    made = pipeline.stages(DENSE, starts, where, seed=3)
+    own, out = check_stages(plan, made, wanted), x
+    for stage in made:
+        out = stage.function(stage.weights, out)
+    for values, result in (classic, (own, out)):
+        for name, value in wanted.items():
+            np.testing.assert_array_equal(values[name], value)
+        np.testing.assert_allclose(result, scores, rtol=1e-6)
+
+
+@pytest.mark.parametrize("where, said", [
+    (["/CPU:1"], "2 stages and 1 device: give one device for each stage."),
+    (["/CPU:1"] * 3, "2 stages and 3 devices: give one device"),
+    (["/CPU:1", "/CPU:9"], "a stage is on /CPU:9, which is not there: use /CPU:1, /CPU:2."),
+    (["/GPU:0", "/CPU:1"], "a stage is on /GPU:0, which is not there"),
+])  # fmt: skip
+def test_stages_need_devices_that_are_there(tf, plan, where, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        pipeline.stages(DENSE, ["c"], where)
+    with tf.Graph().as_default() as graph:
+        with pytest.raises(ValueError, match=re.escape(said)):
+            pipeline.stages(DENSE, ["c"], where)
+        assert not graph.get_operations()
+
+
+# Gradients
+
+CUTS = {"2 on 2": (["c"], (0, 1)), "4 on 2": (["b", "c", "d"], (0, 1, 0, 1)),
+        "2 on 1": (["c"], (0, 0)), "4 back and forth": (["b", "c", "d"], (0, 1, 1, 0))}  # fmt: skip
+
+
+def all_ways(made, x, y, ways):
+    """Give the loss and the gradients for each (kind, number of pieces, streams)."""
+    return {
+        (kind, m, streams): pipeline.gradients(
+            made, models.loss, x, y, KINDS[kind](len(made), m), streams=streams
+        )
+        for kind, m, streams in ways
+    }
+
+
+ONE = [("in turn", 1, streams) for streams in (True, False)]
+MANY = [(kind, m, True) for kind in KINDS for m in (2, 4, 8)]
+FREE = [(kind, 4, False) for kind in KINDS]
+SOME = [("in turn", 1, True), ("in turn", 2, True), ("in turn", 8, False), ("all forward", 4, True),
+        ("all forward", 2, False), ("one by one", 8, True), ("one by one", 4, False)]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_gradients_are_those_of_the_network_unsplit(tf, plan, name):
+    starts, order = CUTS[name]
+    x, y = examples(DENSE, 16)
+    wanted = unsplit(tf, DENSE, x, y)
+    where = [plan.devices[i] for i in order]
+    with tf.Graph().as_default():
+        made = pipeline.stages(DENSE, starts, where)
+        chosen = FREE if "back" in name else ONE + MANY + FREE
+        ways = all_ways(made, tf.constant(x), tf.constant(y), chosen)
+        with started(tf, plan) as session:
+            for way, got in session.run(ways).items():
+                near(got, wanted, way)
+
+
+@pytest.mark.parametrize("name", ["2 on 2", "4 on 2"])
+def test_gradients_in_todays_code(tf, plan, name):
+    starts, order = CUTS[name]
+    x, y = examples(DENSE, 16)
+    made = pipeline.stages(DENSE, starts, [plan.devices[i] for i in order])
+    step = tf.function(lambda x, y: list(all_ways(made, x, y, SOME).values()))
+    for got in step(x, y):
+        near(got, unsplit(tf, DENSE, x, y))
+
+
+def test_uneven_pieces_count_by_their_size(tf, plan):
+    """90 examples in 4 pieces, where a graph knows how many there are, and where it does not."""
+    x, y = examples(DENSE, 90)
+    eight, sizes = examples(DENSE, 8), [90, None]
+    wanted, of_eight = unsplit(tf, DENSE, x, y), unsplit(tf, DENSE, *eight)
+    schedule = pipeline.one_forward_one_backward(2, 4)
+    with tf.Graph().as_default():
+        made, v1 = pipeline.stages(DENSE, ["c"], plan.devices), tf.compat.v1
+        fed = [(v1.placeholder(tf.float32, [n, 7]), v1.placeholder(tf.int64, [n])) for n in sizes]
+        fetched = [
+            pipeline.gradients(made, models.loss, *pair, schedule, uneven=True) for pair in fed
+        ]
+        even = pipeline.gradients(made, models.loss, *fed[1], schedule)
+        with started(tf, plan) as session:
+            for pair, one in zip(fed, fetched, strict=True):
+                near(session.run(one, dict(zip(pair, (x, y), strict=True))), wanted)
+            near(session.run(even, dict(zip(fed[1], eight, strict=True))), of_eight)
+            said = "batch of 90 does not divide over 4 pieces: use 88 or 92, or pass uneven=True"
+            with pytest.raises(tf.errors.InvalidArgumentError, match=said):
+                session.run(even, dict(zip(fed[1], (x, y), strict=True)))
+
+
+def test_a_weight_that_two_stages_share_gets_both_gradients(tf, plan):
+    """A table that looks words up and scores them, and a layer that is used twice.
+
+    One more table is only looked up, and one weight is not used at all.
+    """
+    rng = np.random.default_rng(0)
+    shapes = {"table": (9, 4), "square": (4, 4), "lookup": (9, 4), "other": (4,)}
+    values = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    x, y = rng.integers(0, 9, (8, 3)), rng.integers(0, 9, 8)
+
+    def first(weights, x):
+        words = tf.gather(weights["table"], x) + tf.gather(weights["lookup"], x)
+        return tf.tanh(tf.reduce_sum(words, 1) @ weights["square"])
+
+    def second(weights, x):
+        return (x @ weights["square"]) @ tf.transpose(weights["table"])
+
+    weights = {name: tf.Variable(value, name=name) for name, value in values.items()}
+    with tf.GradientTape() as tape:
+        loss = models.loss(second(weights, first(weights, x)), y)
+    wanted = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    assert not np.any(wanted["other"]) and isinstance(wanted["lookup"], tf.IndexedSlices)
+    wanted = loss, {name: tf.convert_to_tensor(g) for name, g in wanted.items()}
+
+    def pipelined(own, x, y):
+        used = ({"table", "square", "lookup"}, {"table", "square", "other"})
+        made = [
+            pipeline.Stage(device, function, {name: own[name] for name in sorted(names)})
+            for device, function, names in zip(plan.devices, (first, second), used, strict=True)
+        ]
+        return [pipeline.gradients(made, models.loss, x, y, kind(2, m))
+                for kind in KINDS.values() for m in (1, 4)]  # fmt: skip
+
+    got = tf.function(pipelined)(weights, tf.constant(x), tf.constant(y))
+    with tf.Graph().as_default():
+        with tf.device(plan.devices[0]):
+            own = {n: tf.compat.v1.get_variable(n, initializer=v) for n, v in values.items()}
+        fetched = pipelined(own, tf.constant(x), tf.constant(y))
+        with started(tf, plan) as session:
+            got += session.run(fetched)
+    assert len(got) == 12
+    for one in got:
+        near(one, wanted)
+
+
+def make(tf, plan, network=DENSE, starts=("c",)):
+    return pipeline.stages(network, list(starts), plan.devices)
+
+
+WRONG = [
+    (dict(schedule=pipeline.in_turn(3, 2)), "a schedule for 3 stages does not fit 2: make one for"),
+    (dict(schedule=[["F0", "B0"]]), "a schedule for 1 stage does not fit 2: make one for 2."),
+    (dict(schedule=[["F0", "B0"], ["B0", "F0"]]), "stage 1 cannot do B0 as its task 1"),
+    (dict(schedule=pipeline.in_turn(2, 3)),
+     "batch of 8 does not divide over 3 pieces: use 6 or 9, or pass uneven=True."),
+    (dict(schedule=pipeline.in_turn(2, 9), uneven=True),
+     "batch of 8 is too small for 9 pieces: give 9 examples or more, or use fewer."),
+    (dict(loss=lambda scores, y: scores[:, 0]),
+     "loss gave an array of shape (8,) for a micro-batch: return its mean, a single value."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("given, said", WRONG)
+def test_what_does_not_fit_is_refused(tf, plan, given, said):
+    x, y = examples(DENSE, 8)
+    given = {"loss": models.loss} | given
+    with tf.Graph().as_default():
+        made = make(tf, plan)
+        with pytest.raises(ValueError, match=re.escape(said)):
+            pipeline.gradients(made, x=x, y=y, **given)
+    made = make(tf, plan)
+    with pytest.raises(ValueError, match=re.escape(said)):
+        tf.function(lambda: pipeline.gradients(made, x=x, y=y, **given))()
+
+
+def test_eager_code_is_refused(tf, plan):
+    said = "call gradients inside a tf.function or a graph"
+    with pytest.raises(RuntimeError, match=said):
+        pipeline.gradients(make(tf, plan), models.loss, *examples(DENSE, 8))
+
+
+def test_two_weights_under_one_name_are_refused(tf, plan):
+    made = make(tf, plan)
+    away = pipeline.Stage("/CPU:9", made[1].function, made[1].weights)
+    twice = pipeline.Stage(made[1].device, made[1].function, dict(made[0].weights))
+    twice.weights["a/kernel"] = tf.Variable(twice.weights["a/kernel"])
+    for wrong, said in (
+        ([made[0], away], "a stage is on /CPU:9, which is not there"),
+        ([made[0], twice], "stages 0 and 1 have different weights under one name, 'a/kernel': "
+                           "give each weight its own, or share one."),
+    ):  # fmt: skip
+        with tf.Graph().as_default(), pytest.raises(ValueError, match=re.escape(said)):
+            pipeline.gradients(wrong, models.loss, *examples(DENSE, 8))
+
+
+def test_a_short_training_ends_with_the_same_weights(tf, plan):
+    """Five steps of the whole network, of its two stages, and of these in 2, 4 and 8 pieces."""
+    batches = [examples(SMALL, 16, seed) for seed in range(5)]
+    wanted = models.initial(SMALL)
+    weights = models.variables(SMALL)
+    for x, y in batches:
+        with tf.GradientTape() as tape:
+            loss = models.loss(models.logits(SMALL, weights, x), y)
+        for name, slope in tape.gradient(loss, weights).items():
+            weights[name].assign_sub(0.5 * slope)
+    wanted = {name: weight.numpy() for name, weight in weights.items()}
+    moved = [np.abs(wanted[n] - value).max() for n, value in models.initial(SMALL).items()]
+    assert min(moved) > 1e-3
+    v1 = tf.compat.v1
+    for m in (None, 1, 2, 4, 8):
+        with tf.Graph().as_default():
+            x, y = v1.placeholder(tf.float32, [16, 28, 28, 1]), v1.placeholder(tf.int64, [16])
+            made = make(tf, plan, SMALL, ["conv3"])
+            schedule = m and pipeline.one_forward_one_backward(2, m)
+            _, slopes = pipeline.gradients(made, models.loss, x, y, schedule)
+            own = {name: weight for stage in made for name, weight in stage.weights.items()}
+            train = v1.train.GradientDescentOptimizer(0.5).apply_gradients(
+                [(slopes[name], weight) for name, weight in own.items()]
+            )
+            with started(tf, plan) as session:
+                for batch in batches:
+                    session.run(train, dict(zip((x, y), batch, strict=True)))
+                for name, value in session.run(own).items():
+                    np.testing.assert_allclose(value, wanted[name], rtol=1e-4, atol=1e-6)
+
+
+# In a trace
+
+
+@pytest.fixture(scope="module")
+def steps(tf, plan):
+    """Trace a step of each kind on two devices, and of four stages that share two."""
+    found = {
+        kind: (KINDS[kind](2, 4), plan.devices,
+               traced(tf, plan, SMALL, ["conv3"], plan.devices, 16, KINDS[kind](2, 4)))
+        for kind in KINDS
+    }  # fmt: skip
+    four, where = pipeline.one_forward_one_backward(4, 4), plan.devices * 2
+    made = traced(tf, plan, SMALL, ["conv2", "conv3", "fc1"], where, 16, four)
+    return found | {"four stages": (four, where, made)}
+
+
+TRACED = [*KINDS, "four stages"]
+FREE_OPS = {"Const", "VarHandleOp"}  # they are there before the first stage begins
+
+
+@pytest.mark.parametrize("kind", TRACED)
+def test_forward_and_back_are_on_the_device_of_their_stage(steps, kind):
+    schedule, where, step = steps[kind]
+    seen = {(at, op.device) for op in step.ops if (at := pipeline.task_of(op))}
+    assert seen == {((s, name), where[s]) for s, names in enumerate(schedule) for name in names}
+    for s, layer in enumerate(["conv1", "conv3"] if len(where) == 2 else ["conv1", "conv2"]):
+        own = [op for op in step.ops if f"/{layer}/" in op.name and op.type.startswith("Conv2D")]
+        assert {op.device for op in own} == {where[s]} and len(own) >= 8
+        # The batch needs no gradient: only the layers behind the first one send theirs on.
+        inputs = [op for op in own if op.type == "Conv2DBackpropInput"]
+        assert len(inputs) == (4 if s else 0)
+
+
+@pytest.mark.parametrize("kind", TRACED)
+def test_a_stream_does_one_operation_after_the_other_in_order(steps, kind):
+    schedule, where, step = steps[kind]
+    for device in set(where):
+        ops = [op for op in step.ops if op.device == device and op.type not in FREE_OPS]
+        assert len(ops) > 50
+        assert all(a.start + a.length <= b.start + 1e-9 for a, b in itertools.pairwise(ops))
+        times = pipeline.run_times(schedule, devices=where)
+        wanted = [(s, name) for s, name in times if where[s] == device]
+        ran = [pipeline.task_of(op) for op in ops]
+        assert [at for at, _ in itertools.groupby(filter(None, ran))] == wanted
+
+
+@pytest.mark.parametrize("kind", TRACED)
+def test_spans_are_the_tasks(steps, kind):
+    schedule, where, step = steps[kind]
+    found = pipeline.spans(step)
+    assert [span.start for span in found] == sorted(span.start for span in found)
+    for s, wanted in enumerate(schedule):
+        assert [span.task for span in found if span.stage == s] == wanted
+        assert {span.device for span in found if span.stage == s} == {where[s]}
+    by_step = {(span.stage, span.task): span for span in found}
+    assert len(by_step) == len(found)
+    for op in step.ops:
+        if at := pipeline.task_of(op):
+            assert by_step[at].start <= op.start
+            assert op.start + op.length <= by_step[at].start + by_step[at].length + 1e-9
+
+
+def test_spans_of_a_function_and_of_a_graph_with_two_pipelines(tf, plan):
+    x, y = map(tf.constant, examples(DENSE, 8))
+    made, schedule = make(tf, plan), pipeline.one_forward_one_backward(2, 4)
+    wanted = {(s, step) for s, names in enumerate(schedule) for step in names}
+
+    @tf.function
+    def twice(x, y):
+        pipeline.gradients(made, models.loss, x, y, schedule)
+        with tf.name_scope("train"):
+            return pipeline.gradients(made, models.loss, x, y, schedule)
+
+    got, step = trace.function_step(twice, x, y)
+    near(got, unsplit(tf, DENSE, x.numpy(), y.numpy()))
+    assert {(span.stage, span.task) for span in pipeline.spans(step)} == wanted
+    with tf.Graph().as_default():
+        made, y = make(tf, plan), y.numpy()
+        both = [pipeline.gradients(made, models.loss, x.numpy(), y, schedule) for _ in range(2)]
+        with started(tf, plan) as session:
+            for one in both:
+                _, step = trace.session_step(session, one)
+                assert {(span.stage, span.task) for span in pipeline.spans(step)} == wanted
+
+
+def test_one_forward_one_backward_holds_half_of_all_forward(tf, plan):
+    network, held = models.seed_000(width=0.25), {}
+    for kind in ("all forward", "one by one"):
+        step = traced(tf, plan, network, ["conv3"], plan.devices, 256, KINDS[kind](2, 8))
+        held[kind] = step.peak(plan.devices[0], scratch=False)
+    assert held["one by one"] <= held["all forward"] / 2, held
+
+
+# Where to cut
+
+
+def uncut(tf, plan, world):
+    """Trace a step of the whole network on one device, at a batch of 64."""
+    network, device = models.seed_000(width=0.25), plan.devices[0]
+    x, y = examples(network, 64)
+    if world == "function":
+        weights = models.variables(network, device=device)
+
+        def step(x, y):
+            with tf.device(device), tf.GradientTape() as tape:
+                loss = models.loss(models.logits(network, weights, x), y)
+                return loss, tape.gradient(loss, list(weights.values()))
+
+        return trace.function_step(step, x, y)[1]
+    v1 = tf.compat.v1
+    with tf.Graph().as_default():
+        fed = [v1.placeholder(tf.float32, [None, 28, 28, 1]), v1.placeholder(tf.int64, [None])]
+        if world == "stages":
+            fetched = pipeline.gradients(pipeline.stages(network, [], [device]), models.loss, *fed)
+        else:
+            with tf.device(device):
+                weights = models.classic(network)
+                loss = models.loss(models.logits(network, weights, fed[0]), fed[1])
+                fetched = v1.train.AdamOptimizer().minimize(loss)
+        with started(tf, plan, devices=1, soft_placement=True) as session:
+            feed = dict(zip(fed, (x, y), strict=True))
+            session.run(fetched, feed)
+            return trace.session_step(session, fetched, feed)[1]
+
+
+OF = {"conv1": 0, "pool": 0, "conv2": 1, "pool_1": 1, "conv3": 2, "pool_2": 2, "fc1": 3,
+      "output": 4, "SparseSoftmaxCrossEntropyWithLogits": 4}  # fmt: skip
+HEAVY = re.compile("Conv2D|MatMul|Relu|MaxPool|Sparse")
+
+
+@pytest.mark.parametrize("world", ["stages", "adam", "function"])
+def test_the_costs_of_the_layers_are_those_of_their_operations(tf, plan, world):
+    step, device = uncut(tf, plan, world), plan.devices[0]
+    (each,) = pipeline.cuts(step, LAYERS, 5)
+    assert each.starts == tuple(LAYERS[1:])
+    assert [part.layers for part in each.parts] == [(layer,) for layer in LAYERS]
+    least = [0.0] * 5
+    for op in step.ops:
+        if HEAVY.match(op.type):
+            least[next(OF[name] for name in op.name.split("/") if name in OF)] += op.length
+    rest = sum(op.length for op in step.ops if op.device == device) - sum(least)
+    for part, seconds in zip(each.parts, least, strict=True):
+        assert seconds * (1 - 1e-6) <= part.seconds <= seconds + rest
+    network = models.seed_000(width=0.25)
+    shapes = {getattr(layer, "name", ""): before for layer, before, _ in models.walk(network)}
+    crossing = [2 * 4 * 64 * int(np.prod(shapes[layer])) for layer in LAYERS[1:]]
+    assert [part.crossing for part in each.parts] == [*crossing, 0]
+    (whole,) = pipeline.cuts(step, LAYERS, 1)
+    assert whole.parts[0].seconds == pytest.approx(sum(part.seconds for part in each.parts))
+    assert whole.parts[0].bytes == pytest.approx(step.peak(device, scratch=False), rel=0.02)
+    if world == "stages":
+        assert pipeline.best_cut(step, plan.devices, LAYERS, by="memory").starts == ("conv2",)
+        best = pipeline.best_cut(
+            step, plan.devices, LAYERS, by="memory", held={"conv1": 10**3, "fc1": 10**8}
+        )
+        assert best.starts == ("fc1",) and best.parts[1].bytes > 10**8
+
+
+def by_hand(ops, edges, allocations=(), waits=()):
+    """Make a trace of operations (name, seconds, bytes, type), one after the other."""
+    made, at = [], 0.0
+    for name, seconds, size, *kind in ops:
+        made.append(Op(name, kind[0] if kind else "Any", "/CPU:1", at, seconds, size))
+        at += seconds
+    return Trace(
+        tuple(made), (), {}, tuple(sorted({*edges, *waits})), tuple(allocations), tuple(waits)
+    )
+
+
+numbers = st.integers(0, 50)
+
+
+@st.composite
+def models_by_hand(draw):
+    """Draw layers with costs, connections that skip some, and what their operations hold."""
+    n = draw(st.integers(1, 6))
+    costs = draw(st.lists(st.tuples(numbers, numbers, st.integers(0, 3)), min_size=n, max_size=n))
+    skips = draw(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1))))
+    skips = {(min(pair), max(pair)) for pair in skips} | {(i, i + 1) for i in range(n - 1)}
+    held = draw(st.lists(st.tuples(st.integers(0, n - 1), st.booleans(), numbers, numbers,
+                                   st.integers(1, 9), st.booleans()), max_size=12))  # fmt: skip
+    lies = draw(st.lists(numbers, min_size=n, max_size=n))
+    return costs, {(i, k) for i, k in skips if i < k}, held, lies
+
+
+@settings(max_examples=200, deadline=None)
+@given(model=models_by_hand(), data=st.data())
+def test_the_best_cut_is_that_of_a_search_through_all(model, data):
+    costs, skips, held, lies = model
+    n = len(costs)
+    p = data.draw(st.integers(1, n))
+    layers = [f"layer{i}" for i in range(n)]
+    back = [f"gradients/{layer}/up_grad/Down" for layer in layers]
+    ops = [(f"{layer}/up", c[0], c[2]) for layer, c in zip(layers, costs, strict=True)]
+    ops += [(name, c[1], 7) for name, c in reversed([*zip(back, costs, strict=True)])]
+    edges = {(f"layer{i}/up", f"layer{k}/up") for i, k in skips}
+    edges |= {(f"layer{i}/up", name) for i, name in enumerate(back)}
+    edges |= set(itertools.pairwise(reversed(back)))
+    allocations = [
+        Allocation(back[i] if is_back else f"layer{i}/up", "/CPU:1", size, start, start + length,
+                   scratch)
+        for i, is_back, size, start, length, scratch in held
+    ]  # fmt: skip
+    step = by_hand(ops, edges, allocations)
+
+    def cost(starts, by):
+        at = [0, *starts, n]
+        own = [range(a, b) for a, b in itertools.pairwise(at)]
+        if by == "time":
+            return max(sum(costs[i][0] + costs[i][1] for i in part) for part in own)
+        if by == "bytes":
+            return sum(2 * costs[i][2] for border in starts for i in range(border)
+                       if any((i, k) in skips for k in range(border, n)))  # fmt: skip
+        live = [
+            max([0] + [sum(size for i, _, size, start, length, scratch in held if i in part
+                           and start <= moment < start + length and not scratch)
+                       for moment in range(60)]) + sum(lies[i] for i in part)
+            for part in own
+        ]  # fmt: skip
+        return max(live)
+
+    among = list(itertools.combinations(range(1, n), p - 1))
+    on_hand = dict(zip(layers, lies, strict=True))
+    assert [each.starts for each in pipeline.cuts(step, layers, p)] == [
+        tuple(layers[i] for i in starts) for starts in among
+    ]
+    for by in ("time", "memory", "bytes"):
+        best = pipeline.best_cut(step, ["/CPU:1"] * p, layers, by=by, held=on_hand)
+        got = {
+            "time": max(part.seconds for part in best.parts),
+            "memory": max(part.bytes for part in best.parts),
+            "bytes": sum(part.crossing for part in best.parts),
+        }[by]
+        least = min(cost(starts, by) for starts in among)
+        assert got == pytest.approx(least)
+        assert got == pytest.approx(cost([layers.index(name) for name in best.starts], by))
+        assert sum((part.layers for part in best.parts), ()) == tuple(layers)
+
+
+def test_what_has_no_scope_belongs_where_it_comes_from():
+    """A pool, a sum over a skipped layer, a loss with its labels, an optimizer.
+
+    Over a border a tensor counts once, there and back. What only waits carries nothing, and what
+    only the way back uses is not sent on.
+    """
+    forward = [
+        ("c/shape", 1, 1, "Const"), ("x", 1, 1000, "Placeholder"), ("labels", 1, 1000),
+        ("a/kernel", 1, 1), ("read", 1, 1), ("a/Up", 10, 100), ("pool", 20, 30), ("b/Up", 40, 50),
+        ("side", 3, 7), ("Add", 80, 60), ("c/Up", 160, 5), ("Mean", 320, 4),
+    ]  # fmt: skip
+    back = [
+        ("gradients/Mean_grad/Tile", 1000, 9), ("gradients/c/Up_grad/Down", 2000, 9),
+        ("gradients/b/Up_grad/Down", 4000, 9), ("gradients/AddN", 8000, 9),
+        ("gradients/pool_grad/PoolGrad", 16000, 9), ("gradients/a/Up_grad/Down", 32000, 9),
+        ("SGD/update_a/kernel", 64000, 9), ("SGD/more", 128000, 9),
+    ]  # fmt: skip
+    edges = [
+        ("x", "a/Up"), ("a/kernel", "read"), ("read", "a/Up"), ("a/Up", "pool"), ("pool", "b/Up"),
+        ("pool", "Add"), ("b/Up", "Add"), ("Add", "c/Up"), ("c/shape", "c/Up"), ("c/Up", "Mean"),
+        ("labels", "Mean"), ("Mean", "gradients/Mean_grad/Tile"),
+        ("gradients/Mean_grad/Tile", "gradients/c/Up_grad/Down"),
+        ("gradients/c/Up_grad/Down", "gradients/b/Up_grad/Down"),
+        ("gradients/c/Up_grad/Down", "gradients/AddN"),
+        ("gradients/b/Up_grad/Down", "gradients/AddN"),
+        ("gradients/AddN", "gradients/pool_grad/PoolGrad"),
+        ("pool", "gradients/pool_grad/PoolGrad"), ("side", "Mean"), ("a/Up", "side"),
+        ("gradients/pool_grad/PoolGrad", "gradients/a/Up_grad/Down"),
+        ("gradients/a/Up_grad/Down", "SGD/update_a/kernel"), ("SGD/update_a/kernel", "SGD/more"),
+        ("gradients/c/Up_grad/Down", "SGD/more"), ("a/Up", "gradients/c/Up_grad/Down"),
+    ]  # fmt: skip
+    waits = [("a/Up", "c/Up"), ("a/Up", "Mean"), ("b/Up", "side")]
+    (found,) = pipeline.cuts(by_hand(forward + back, edges, (), waits), ["a", "b", "c"], 3)
+    assert [part.crossing for part in found.parts] == [2 * (30 + 7), 2 * (60 + 7), 0]
+    assert [part.seconds for part in found.parts] == [
+        2 + 10 + 20 + 3 + 16000 + 32000 + 64000 + 128000, 40 + 80 + 4000 + 8000,
+        1 + 160 + 320 + 1000 + 2000,
+    ]  # fmt: skip
+    assert repr(found) == (
+        "cut before b, c: 240035000 and 12120000 and 3481000 ms, 0 and 0 and 0 MB, "
+        "74 B cross, 134 B cross"
+    )
+
+
+def test_a_model_with_a_loop_can_be_cut(tf, plan):
+    """What a loop hands on to its next round comes round to where it began."""
+    with tf.Graph().as_default(), tf.device(plan.devices[0]):
+        with tf.name_scope("a"):
+            x = tf.sqrt(tf.random.uniform([50, 50]))
+        _, x = tf.while_loop(lambda i, x: i < 5, lambda i, x: (i + 1, tf.matmul(x, x)), [0, x])
+        with tf.name_scope("b"):
+            fetched = tf.sqrt(x)
+        with started(tf, plan) as session:
+            _, step = trace.session_step(session, fetched)
+    (found,) = pipeline.cuts(step, ["a", "b"], 2)
+    assert [part.crossing for part in found.parts] == [2 * 4 * 50 * 50, 0]
+    looped = [op.length for op in step.ops if op.type == "MatMul"]
+    assert len(looped) == 5 and found.parts[0].seconds > sum(looped)
+
+
+@pytest.mark.parametrize("given, said", [
+    (dict(by="speed"), "by='speed' is not a cost: use 'time', 'memory', 'bytes'."),
+    (dict(devices="abc"), "3 stages cannot be cut from 2 layers: ask for 2 or fewer."),
+    (dict(devices=""), "stages=0 is not a number of stages"),
+    (dict(layers=["a", "z"]), "no operation of the trace is in the scope 'z': trace the model "
+                              "uncut, with a tf.name_scope for each of a, z."),
+    (dict(held={"b": 1, "b/kernel": 1}),
+     "held has 'b/kernel', which is not one of the layers: use a, b."),
+])  # fmt: skip
+def test_a_cut_that_cannot_be_found_is_refused(given, said):
+    step = by_hand([("a/Up", 1, 1), ("b/Up", 1, 1)], [("a/Up", "b/Up")])
+    with pytest.raises(ValueError, match=re.escape(said)):
+        pipeline.best_cut(step, **{"devices": "ab", "layers": ["a", "b"]} | given)
