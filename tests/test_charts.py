@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from conftest import run_python
-from mgpu_helpers import charts, devices
+from mgpu_helpers import charts, devices, pipeline
 from mgpu_helpers.memory import Held, Monitor, Phase, Sample
 from mgpu_helpers.placement import Placed, Placement
 from mgpu_helpers.results import Card, Ratio
+from mgpu_helpers.timing import Timing
 from mgpu_helpers.trace import Copy, Op, Trace
 from mgpu_helpers.wording import size_text
 
@@ -75,6 +76,17 @@ def texts(ax):
     return [t for t in shown if id(t) not in hidden]
 
 
+def nothing_clipped(ax):
+    """Check that every text is inside the figure; list them."""
+    seen = texts(ax)
+    width, height = ax.figure.canvas.get_width_height()
+    for text in seen:
+        box = text.get_window_extent()
+        assert box.x0 >= -1 and box.y0 >= -1, text
+        assert box.x1 <= width + 1 and box.y1 <= height + 1, text
+    return seen
+
+
 @pytest.mark.parametrize("n", [1, 2, 4, 8])
 @pytest.mark.parametrize("kind", [*KINDS, "placement"])
 def test_every_text_is_inside_the_figure(with_plan, kind, n):
@@ -83,13 +95,8 @@ def test_every_text_is_inside_the_figure(with_plan, kind, n):
         ax = charts.placement_map(placed(trace))
     else:
         ax = getattr(charts, kind)(trace)
-    seen = texts(ax)
-    width, height = ax.figure.canvas.get_width_height()
+    seen = nothing_clipped(ax)
     assert len(seen) >= n
-    for text in seen:
-        box = text.get_window_extent()
-        assert box.x0 >= -1 and box.y0 >= -1, text
-        assert box.x1 <= width + 1 and box.y1 <= height + 1, text
     assert any(PLAN.corner == text.get_text() for text in seen)
     together = " ".join(text.get_text() for text in seen)
     shown = trace.devices if kind != "live_bytes" else trace.memory
@@ -495,3 +502,77 @@ def test_many_machines_have_marks_of_their_own(with_plan):
     assert len(marks) == 35
     devices_ = {*charts.PALETTE, charts.HOST}
     assert not devices_ & {colour for _, colour in marks}
+
+
+def in_pieces(stages, pieces, places):
+    """Make the trace of a schedule whose tasks take a millisecond, with a constant at the start."""
+    order = pipeline.one_forward_one_backward(stages, pieces)
+    times = pipeline.run_times(order, devices=places)
+    ops = [
+        Op(f"stage_{s}/{task}/work", "MatMul", places[s], start / 1e3, (end - start) / 1e3)
+        for (s, task), (start, end) in times.items()
+    ]
+    ops.append(Op("stage_0/B0/zero", "Const", places[0], 0.0, 1e-6))
+    ops.append(Op("split", "Split", "/CPU:0", 0.0, 1e-5))
+    return Trace(tuple(ops), (), {}, ())
+
+
+def test_a_pipeline_has_a_bar_for_each_task_under_its_number():
+    ax = charts.pipeline(in_pieces(2, 4, ["/CPU:1", "/CPU:2"]))
+    assert [t.get_text() for t in ax.get_yticklabels()] == [
+        "/CPU:1, stage 0\n20% idle", "/CPU:2, stage 1\n20% idle"
+    ]  # fmt: skip
+    bars = [c for c in ax.collections if isinstance(c, matplotlib.collections.PolyCollection)]
+    assert len(bars) == 16  # no constant, and nothing of the host
+    pale = [bar.get_alpha() < 1 for bar in bars]
+    assert sum(pale) == 8
+    assert sorted(t.get_text() for t in ax.texts) == sorted("00112233" * 2)
+    for text in ax.texts:
+        x, row = text.get_position()
+        over = [b for b in bars if b.get_paths()[0].contains_point((x, row))]
+        assert len(over) == 1
+        assert (text.get_color() == "white") == (over[0].get_alpha() == 1)
+    nothing_clipped(ax)
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_a_pipeline_of_several_stages_a_device_names_both(n):
+    places = [f"/CPU:{1 + s % n}" for s in range(4)]
+    ax = charts.pipeline(in_pieces(4, 2, places))
+    several = n < 4
+    assert ("0:1" in [t.get_text() for t in ax.texts]) == several
+    assert ax.get_yticklabels()[0].get_text().startswith(
+        {1: "/CPU:1, stages 0, 1, 2, 3", 2: "/CPU:1, stages 0, 2", 4: "/CPU:1, stage 0\n"}[n]
+    )
+    nothing_clipped(ax)
+
+
+def test_the_number_of_a_task_that_waits_is_where_it_works():
+    ops = [Op("stage_0/F0/a", "MatMul", "/CPU:1", 0.0, 0.001),
+           Op("stage_0/F0/b", "MatMul", "/CPU:1", 0.009, 0.004)]  # fmt: skip
+    ax = charts.pipeline(Trace(tuple(ops), (), {}, ()))
+    assert ax.texts[0].get_position() == pytest.approx((11, 0))
+
+
+def test_costs_against_pieces_are_drawn_with_their_formula():
+    times = {
+        "slow": {1: Timing((0.03, 0.03, 0.03)), 2: Timing((0.02, 0.02, 0.05))},
+        "fast": {2: Timing((0.01,) * 3), 1: Timing((0.03,) * 3)},
+    }
+    ax = charts.against_pieces(times, {1: 0.03, 2: 0.0225})
+    lines = {line.get_label(): line for line in ax.lines if not line.get_label().startswith("_")}
+    assert list(lines["formula"].get_ydata()) == [30, 22.5]
+    assert lines["formula"].get_linestyle() == "--"
+    drawn = {c.get_label(): c.lines[0].get_ydata() for c in ax.containers}
+    assert {name: list(y) for name, y in drawn.items()} == {"slow": [30, 20], "fast": [30, 10]}
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["1", "2"]
+    assert (ax.get_ylabel(), ax.get_title("left")) == ("step, ms", "What a step takes")
+    nothing_clipped(ax)
+
+
+def test_bytes_against_pieces_are_drawn_in_megabytes():
+    ax = charts.against_pieces({"one": {1: 8_000_000, 4: 2_000_000}})
+    assert list(ax.lines[0].get_ydata()) == [8, 2]
+    assert (ax.get_ylabel(), ax.get_title("left")) == ("held at most, MB", "What a device holds")
+    assert [t.get_text() for t in ax.get_legend().get_texts()] == ["one"]
+    nothing_clipped(ax)

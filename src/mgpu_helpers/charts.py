@@ -1,7 +1,7 @@
 """Every picture of the series: takes data and `ax`, returns `ax`. One colour per device.
 
 Lesson 00 draws the first timeline, lesson 01 the first placement map, lesson 02 what is held,
-lesson 03 the first jobs, lesson 08 the first result cards.
+lesson 03 the first jobs, lesson 05 the first pipeline, lesson 08 the first result cards.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ import numpy as np
 
 from mgpu_helpers.devices import current, order
 from mgpu_helpers.memory import Held, Monitor
+from mgpu_helpers.pipeline import spans as pipeline_spans
+from mgpu_helpers.pipeline import task_of
 from mgpu_helpers.placement import Placement
+from mgpu_helpers.timing import Timing
 from mgpu_helpers.trace import Trace
 from mgpu_helpers.wording import counted, size_text
 
@@ -97,6 +100,79 @@ def timeline(trace: Trace, ax: Any = None) -> Any:
     ax.set_xlim(0, trace.length * 1e3 or 1)
     ax.set_xlabel("time in the step, ms")
     ax.set_title("When each device worked", loc="left")
+    return ax
+
+
+def pipeline(trace: Trace, ax: Any = None) -> Any:
+    """Draw a step of `pipeline.gradients`: forward dark, backward pale, by the piece's number.
+
+    Beside each device is the share of the step in which it was idle.
+    """
+    spans = pipeline_spans(trace)
+    devices = sorted({span.device for span in spans}, key=order)
+    stages = {device: sorted({s.stage for s in spans if s.device == device}) for device in devices}
+    ax = axes(ax, size=(8, 1.35 + 0.6 * len(devices)))
+    for op in trace.ops:
+        if (at := task_of(op)) and op.device in devices:
+            ax.broken_barh(
+                [(op.start * 1e3, op.length * 1e3)], (devices.index(op.device) - 0.36, 0.72),
+                facecolor=colour(op.device), alpha=1.0 if at[1][0] == "F" else 0.45, linewidth=0,
+            )  # fmt: skip
+    for span in spans:
+        forward, number = span.task[0] == "F", span.task[1:]
+        row, own = devices.index(span.device), (span.stage, span.task)
+        ax.vlines(span.start * 1e3, row - 0.36, row + 0.36, color="white", linewidth=1)
+        longest = max((op for op in trace.ops if task_of(op) == own), key=lambda op: op.length)
+        if span.length > 0.02 * trace.length:
+            text = f"{span.stage}:{number}" if len(stages[span.device]) > 1 else number
+            ax.text((longest.start + longest.length / 2) * 1e3, row, text, ha="center",
+                    va="center", size=8, color="white" if forward else "#222222")  # fmt: skip
+    names = []
+    for device in devices:
+        stage = ", ".join(map(str, stages[device]))
+        head = f"{device}, stage{'s' if len(stages[device]) > 1 else ''} {stage}"
+        names.append(f"{head}\n{trace.idle(device):.0%} idle")
+    ax.set_yticks(range(len(devices)), names)
+    ax.set_ylim(len(devices) - 0.5, -0.5)
+    ax.set_xlim(0, trace.length * 1e3 or 1)
+    ax.set_xlabel("time in the step, ms")
+    ax.set_title("Micro-batches: forward dark, backward pale", loc="left")
+    return ax
+
+
+def against_pieces(
+    ways: Mapping[str, Mapping[int, Timing | int]],
+    formula: Mapping[int, float] | None = None,
+    ax: Any = None,
+) -> Any:
+    """Draw what a step costs against the number of micro-batches, a line for each way.
+
+    The cost is a Timing, or bytes. The formula gives seconds, or bytes, by the number of pieces.
+    """
+    ax = axes(ax)
+    timed = any(isinstance(cost, Timing) for costs in ways.values() for cost in costs.values())
+    factor, counts = 1e3 if timed else 1e-6, sorted({m for costs in ways.values() for m in costs})
+    for i, (name, costs) in enumerate(ways.items()):
+        style = {"color": ("#333333", "#b8860b", "#4f8f4f")[i % 3], "marker": "os^"[i % 3]}
+        if timed:
+            low, middle, high = (
+                np.array([getattr(costs[m], which) for m in sorted(costs)]) * factor
+                for which in ("low", "median", "high")
+            )
+            ax.errorbar(sorted(costs), middle, [middle - low, high - middle], capsize=3,
+                        label=name, **style)  # fmt: skip
+        else:
+            ax.plot(sorted(costs), [costs[m] * factor for m in sorted(costs)], label=name, **style)
+    if formula:
+        ax.plot(sorted(formula), [formula[m] * factor for m in sorted(formula)], **IDEAL,
+                label="formula")  # fmt: skip
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(counts, counts)
+    ax.set_ylim(bottom=0)
+    ax.set_xlabel("micro-batches")
+    ax.set_ylabel("step, ms" if timed else "held at most, MB")
+    ax.set_title("What a step takes" if timed else "What a device holds", loc="left")
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     return ax
 
 
