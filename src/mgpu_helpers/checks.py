@@ -11,12 +11,12 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from mgpu_helpers import devices, memory, models, placement, trace
+from mgpu_helpers import devices, memory, models, pipeline, placement, trace
 from mgpu_helpers.wording import counted
 
 
@@ -548,3 +548,99 @@ def run_all(function: Callable[[list[Callable[[], Any]]], Any]) -> None:
     if got is None or list(got) != [0, 10, 20]:
         return _not_yet(f"the results should be [0, 10, 20], in order, not {got!r}")
     print("yes: three at once, and their results in order")
+
+
+def within_budget(starts: Any) -> None:
+    """Check exercise 1 of lesson 05: a cut whose larger part holds 62 MB at most, measured."""
+    import tensorflow as tf
+
+    tf1 = tf.compat.v1
+    plan, budget, network = devices.current(), 62_000_000, models.seed_000(hidden=7200, width=0.25)
+    if isinstance(starts, str) or not isinstance(starts, Sequence) or len(starts) != 1:
+        return _not_yet(f'two parts need one name in a list, such as ["fc1"], not {starts!r}')
+    try:
+        pipeline.cut(network, starts)
+    except ValueError as error:
+        return _raised(error)
+    where = [plan.devices[0], plan.devices[-1]]
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(tf.float32, [512, 28, 28, 1])
+        y = tf1.placeholder(tf.int64, [512])
+        stages = pipeline.stages(network, starts, where)
+        _, gradients = pipeline.gradients(stages, models.loss, x, y)
+        pairs = [(gradients[n], w) for stage in stages for n, w in stage.weights.items()]
+        train = tf1.train.AdamOptimizer(1e-3).apply_gradients(pairs)
+        start = tf1.global_variables_initializer()
+    config = plan.session_config(soft_placement=True)
+    with tf1.Session(graph=graph, config=config) as session:
+        session.run(start)
+        feed = {x: np.zeros([512, 28, 28, 1]), y: np.zeros([512])}
+        session.run(train, feed)
+        _, step = trace.session_step(session, train, feed)
+    for i, part in enumerate(pipeline.cut(network, starts)):
+        own = [a for a in step.allocations if a.op.startswith(f"stage_{i}/") and not a.scratch]
+        held = 3 * 4 * models.parameters(part) + max(size for _, size in trace.curve(own))
+        if held > budget:
+            return _not_yet(f"part {i + 1} holds {held / 1e6:.0f} MB, above the budget of 62 MB")
+    print("yes: both parts hold less than 62 MB")
+
+
+def two_at_most(function: Callable[[int, int], Any]) -> None:
+    """Check exercise 2 of lesson 05: an order in which no stage holds more than two pieces."""
+    for stages, pieces in ((2, 3), (3, 4), (4, 6), (3, 1)):
+        said = f"with {counted(stages, 'stage')} and {counted(pieces, 'piece')}"
+        try:
+            schedule = [list(steps) for steps in function(stages, pieces)]
+            found = pipeline.check(schedule)
+        except Exception as error:
+            return _raised(error)
+        if (len(schedule), found) != (stages, pieces):
+            return _not_yet(f"{said}: a schedule for {len(schedule)} and {found}")
+        for stage, steps in enumerate(schedule):
+            held = np.cumsum([1 if step[0] == "F" else -1 for step in steps]).max()
+            if held > 2:
+                return _not_yet(f"{said}, stage {stage} holds {held} pieces at once")
+        columns = max(end for _, end in pipeline.run_times(schedule).values())
+        if pieces > 1 and columns >= 2 * stages * pieces:
+            return _not_yet(f"{said} it takes as long as one piece after the other")
+    print("yes: never more than two pieces, and faster than one after the other")
+
+
+def accumulate(function: Callable[[Callable[[Any, Any], Any], Any], Any]) -> None:
+    """Check exercise 3 of lesson 05: gradients of pieces added up, weighted, few at a time."""
+    import tensorflow as tf
+
+    sizes, most = (4, 3, 1), 0
+    made: list[weakref.ref[Any]] = []
+    x, y = np.arange(8, dtype=np.float32), np.ones(8, np.float32)
+
+    def gradient_of(x: Any, y: Any) -> Any:
+        nonlocal most
+        gc.collect()
+        most = max(most, 1 + sum(gradient() is not None for gradient in made))
+        gradient = tf.reduce_mean(tf.convert_to_tensor(x) * y)
+        made.append(weakref.ref(gradient))
+        return gradient
+
+    cuts = np.cumsum(sizes)[:-1]
+    pieces = list(zip(np.split(x, cuts), np.split(y, cuts), strict=True))
+    try:
+        got = np.asarray(function(gradient_of, pieces))
+    except Exception as error:
+        return _raised(error)
+    means = [part.mean() for part in np.split(x, cuts)]
+    wrong = {
+        float(np.mean(means)): "pieces of 4, 3 and 1 count the same: weigh each by its size",
+        float(np.sum(means)): "the gradients are added, and not divided",
+        float(means[-1]): "only the last piece is left: add",
+    }
+    if got.shape != ():
+        return _not_yet(f"one gradient of a single number, not {got!r}")
+    for value, why in wrong.items():
+        if np.isclose(got, value):
+            return _not_yet(why)
+    if not np.isclose(got, x.mean()):
+        return _not_yet(f"pieces of 4, 3 and 1 should give {x.mean():g}, not {got:g}")
+    if most > 2:
+        return _not_yet(f"right, but {most} gradients were held at once: add each as it comes")
+    print("yes: right for pieces of 4, 3 and 1, with two gradients at a time")
