@@ -554,15 +554,15 @@ def test_the_number_of_a_task_that_waits_is_where_it_works():
     assert ax.texts[0].get_position() == pytest.approx((11, 0))
 
 
-def test_costs_against_pieces_are_drawn_with_their_formula():
+def test_costs_against_pieces_are_drawn_with_what_was_predicted():
     times = {
         "slow": {1: Timing((0.03, 0.03, 0.03)), 2: Timing((0.02, 0.02, 0.05))},
         "fast": {2: Timing((0.01,) * 3), 1: Timing((0.03,) * 3)},
     }
     ax = charts.against_pieces(times, {1: 0.03, 2: 0.0225})
     lines = {line.get_label(): line for line in ax.lines if not line.get_label().startswith("_")}
-    assert list(lines["formula"].get_ydata()) == [30, 22.5]
-    assert lines["formula"].get_linestyle() == "--"
+    assert list(lines["predicted"].get_ydata()) == [30, 22.5]
+    assert lines["predicted"].get_linestyle() == "--"
     drawn = {c.get_label(): c.lines[0].get_ydata() for c in ax.containers}
     assert {name: list(y) for name, y in drawn.items()} == {"slow": [30, 20], "fast": [30, 10]}
     assert [t.get_text() for t in ax.get_xticklabels()] == ["1", "2"]
@@ -573,6 +573,7 @@ def test_costs_against_pieces_are_drawn_with_their_formula():
 def test_bytes_against_pieces_are_drawn_in_megabytes():
     ax = charts.against_pieces({"one": {1: 8_000_000, 4: 2_000_000}})
     assert list(ax.lines[0].get_ydata()) == [8, 2]
-    assert (ax.get_ylabel(), ax.get_title("left")) == ("held at most, MB", "What a device holds")
+    assert ax.get_ylabel() == "held at most, MB"
+    assert ax.get_title("left") == "What the first device holds"
     assert [t.get_text() for t in ax.get_legend().get_texts()] == ["one"]
     nothing_clipped(ax)

@@ -31,9 +31,9 @@ from mgpu_helpers import charts, checks, data, memory, models, pipeline, placeme
 # %% [markdown]
 # ## A part for each device
 #
-# The article of 2017 that lessons 03 and 04 followed ends with a model that is too large for one
-# GPU: it places the convolutions on one and the dense layers on another. This is its network, with
-# a quarter of the filters and three quarters of the dense units:
+# An article of 2017, which lessons 03 and 04 follow too, ends with a model that is too large for
+# one GPU: it places the convolutions on one and the dense layers on another. This is its network
+# with a quarter of the filters, and with 1800 units in `fc1` where the article has 2400:
 
 # %%
 network = models.seed_000(hidden=7200, width=0.25)
@@ -41,13 +41,13 @@ network
 
 # %% [markdown]
 # `fc1` has 97 % of the weights. But an example leaves 12,544 numbers behind `conv1` and 1800
-# behind `fc1`. So the two parts are large in different ways.
+# behind `fc1`. So the two parts are large in different ways. (Dropout is off in this lesson.)
 #
-# `forward` gives each part its device. The cut is the name of the layer that begins the second
-# part; without one there is a single part. `build` makes the training step around it (what
-# `colocate` does is the next section; Adam's slots and the update are where their weight is).
-# `start` runs the first step, so that `traced` can trace the next one; `working` is the number of
-# devices that work at a time, `None` for all:
+# A part on its device is a **stage**. `forward` makes them; a cut is the name of the layer that
+# begins the next stage, and without one there is a single stage. `build` makes the training step
+# around it (what `colocate` does is the next section; Adam's slots and the update are where their
+# weight is). `start` runs the first step, so that `traced` can trace the next one; `working` is
+# the number of devices that work at a time, `None` for all:
 
 # %%
 def forward(network, starts, where, x):
@@ -101,7 +101,8 @@ def traced(graph, size, working=None):
 # Say that a device can give this training 25 MB, at a batch of 128. Here is the network whole, and
 # cut as in the article, before `fc1`. Below it is the network of a notebook of 2016, also with a
 # quarter of its width, and cut as there between `conv1` and `conv2`. The second device of the pair
-# is the plan's last:
+# is the plan's last. Gradients are drawn together with what the update writes while the old
+# weights are still read:
 
 # %%
 pair = [plan.devices[0], plan.devices[-1]]
@@ -122,17 +123,18 @@ other = models.seed_001(width=0.25)
 parts = held("article", network, [], pair[:1]) | held("article", network, ["fc1"], pair)
 parts |= held("notebook", other, [], pair[:1]) | held("notebook", other, ["conv2"], pair)
 for name, each in parts.items():
-    print(f"{name}: weights and slots {each.weights + each.slots:10,} bytes,",
-          f"all within 25 MB: {each.total <= 25e6}")
+    print(f"{name}: weights and slots {each.weights + each.slots:10,} bytes")
 whole, *halves = [each.total for each in parts.values()][:3]
-print("the article's larger part holds at most 0.65 of the whole:", max(halves) <= 0.65 * whole)
+print("the article's network within 25 MB, whole:", whole <= 25e6, " cut:", max(halves) <= 25e6)
+print("the larger part holds less than 3/4 of the whole:", max(halves) < 0.75 * whole)
 charts.held(parts)
 plt.show()
 
 # %% [markdown]
-# With two devices the article's parts differ in kind. The first holds activations, which grow with
-# the batch; the second weights, Adam's slots and gradients, which do not. In the notebook of 2016
-# the card with the whole network took 4285 MiB, the two with a part 2236 and 2795.
+# With two devices the article's stages differ in kind. The first holds activations, which grow
+# with the batch; the second weights, Adam's slots and gradients, which do not. (A single device
+# holds both.) In the notebook of 2016 the card with the whole network took 4285 MiB, the two with
+# a part 2236 and 2795.
 #
 # ## Where the way back runs
 #
@@ -156,10 +158,10 @@ for colocate in (True, False):
 print(timing.compare(*runs, repeats=10, names=("colocated", "not colocated")))
 
 # %% [markdown]
-# Without it, what the second part keeps for the way back travels to the first device, which does
+# Without it, what the second stage keeps for the way back travels to the first device, which does
 # all of it. In the published figures the colocated step is 1.16 times as fast. There the bytes
 # went from card to card; in `cores` mode both devices lie in the same memory. (With a single
-# device nothing crosses between the parts.)
+# device only the batch crosses, from the host.)
 #
 # ## Why it is not faster
 #
@@ -175,9 +177,10 @@ plt.show()
 # before the one in front of it has ended, and on the way back it is the other way round. The cut
 # shares out memory, not time.
 #
-# Where a device has two lanes, it did two things at once. A logical CPU starts whatever is ready,
-# in any order. **A GPU runs one operation after the other, in the order in which they were given
-# to it.** Before a schedule can be tried here, a device has to behave like that.
+# Where a device has two rows of bars, two of its operations ran at once, on the core that the
+# other device left idle. A logical CPU starts whatever is ready, in any order. On a GPU,
+# TensorFlow's computations **run one after the other, in the order in which they were given to
+# it.** Before a schedule can be tried here, a device has to behave like that.
 #
 # ## A stream for each device
 #
@@ -217,10 +220,12 @@ for chosen in ("abcd", "cadb"):
 # ## Where to cut
 #
 # A stage that takes longer lets the other one wait. What would each cut cost? A trace of the whole
-# network knows how long the operations of each layer take, what they hold, and how many bytes go
-# from one to the next. `pipeline.cuts` adds them up by stage, for every cut there is (a pool
-# belongs to the layer in front of it). `best_cut` takes the cut whose slower stage is fastest, or
-# the one whose larger stage is smallest, or the one where the least crosses:
+# network, with one thread, knows how long the operations of each layer take, what they hold, and
+# how many bytes go from one to the next. `pipeline.cuts` adds them up by stage, for every cut
+# there is. A line gives the time of each stage, its peak memory without weights and slots, and
+# what crosses, there and back. (A pool belongs to the layer in front of it.) `best_cut` takes the
+# cut whose slower stage is fastest, or the one whose larger stage is smallest, or the one where
+# the least crosses:
 
 # %%
 layers = ["conv1", "conv2", "conv3", "fc1", "output"]
@@ -234,18 +239,16 @@ print("by memory:", *best["memory"], "  by bytes:", *best["bytes"])
 print("timing    by time:", *best["time"])
 
 # %% [markdown]
-# A line has the milliseconds of the two parts, and the most that their operations hold at once,
-# without weights and slots. The three criteria do not agree: the article's cut is the one where
-# the least crosses. For speed it is the time that counts, so the cut by time goes into the rest of
-# this lesson.
+# The three criteria do not agree: the article's cut is the one where the least crosses. For speed
+# it is the time that counts, so the cut by time goes into the rest of this lesson.
 #
 # ## Micro-batches
 #
 # Cut the batch into pieces, **micro-batches**, and the second device can begin as soon as the
-# first piece has passed the first. A **stage** is a device, a function of weights and an input,
-# and its weights; a **task** is one piece through one stage, `F` forward or `B` back. The loss of
-# a piece counts by its share of the batch, and the gradients of the pieces are added. `order` is
-# the schedule: what each stage does, in turn:
+# first piece has passed the first. From here on a stage is a device, a function of weights and an
+# input, and its weights. A **task** is one piece through one stage, `F` forward or `B` back. The
+# loss of a piece counts by its share of the batch, and the gradients of the pieces are added.
+# `order` is the schedule: the tasks of each stage, one after the other:
 
 # %%
 def in_pieces(stages, loss, x, y, order):
@@ -291,7 +294,7 @@ with tf.Graph().as_default():
     total = in_pieces(stages, lambda outputs, _: tf.reduce_mean(outputs), x, x, order)
     with tf1.Session(config=plan.session_config(soft_placement=True)) as session:
         session.run(tf1.global_variables_initializer())
-        print(session.run(total))
+        print({name: float(gradient) for name, gradient in sorted(session.run(total).items())})
 
 # %% [markdown]
 # ## Three orders
@@ -316,13 +319,12 @@ except ValueError as error:
 # pieces left behind; in the third table never more than two.
 #
 # With p stages and m pieces, these two have m + p - 1 columns forward and as many back, and a
-# device waits in p - 1 of them. That share, (p - 1)/(m + p - 1), is called the **bubble**.
+# device waits in p - 1 of each. That share, (p - 1)/(m + p - 1), is called the **bubble**.
 #
-# %% [markdown]
 # ## The network in pieces
 #
 # `pipeline.gradients` is `in_pieces` with a stream for each device, pieces of unequal size and
-# sentences for what cannot be. `pipeline.stages` cuts the network and makes the weights, which
+# errors that say what to do. `pipeline.stages` cuts the network and makes the weights, which
 # start as those of the whole one do. The batch of 1024 in one piece, and in eight:
 
 # %%
@@ -351,12 +353,12 @@ for pieces in (1, 8):
     plt.show()
 
 # %% [markdown]
-# In one piece the devices take turns. In eight, with as many cores as devices, they overlap, and
-# what is left of the idle time lies at the two ends, and where one device waits for the slower
-# one.
+# In one piece the devices take turns, but for a few operations at the change. In eight, with as
+# many cores as devices, they overlap. What is left of the idle time lies at the two ends, and
+# where one device waits for the other.
 #
 # Now all three orders, with more and more pieces: the time of a step, and what the first device
-# holds at most. The dashed line is the formula: what the tasks of a single piece took, divided by
+# holds at most. The dashed line is a prediction: what the tasks of a single piece took, divided by
 # the number of pieces and laid out by the schedule of the third way:
 
 # %%
@@ -379,29 +381,29 @@ spans = pipeline.spans(steps["one forward, one back"][1])
 took = {(span.stage, span.task): span.length for span in spans}
 
 
-def formula(pieces):
+def predict(pieces):
     order = pipeline.one_forward_one_backward(2, pieces)
     costs = [[took[stage, task] / pieces for stage in (0, 1)] for task in ("F0", "B0")]
     return max(end for _, end in pipeline.run_times(order, *costs, devices=pair).values())
 
 
-charts.against_pieces(times, {pieces: formula(pieces) for pieces in (1, 2, 4, 8, 16)})
+charts.against_pieces(times, {pieces: predict(pieces) for pieces in (1, 2, 4, 8, 16)})
 plt.show()
 
 # %%
 print(timing.compare(runs["one after the other"][1], runs["one forward, one back"][8], repeats=10,
                      names=("in one piece", "in eight pieces")))  # fmt: skip
 for pieces, step in steps["one forward, one back"].items():
-    print(f"timing  {pieces:2} pieces: {1e3 * sum(map(step.busy, set(pair))):3.0f} ms of work, "
-          f"idle {step.idle(pair[0]):.2f}, bubble {pipeline.bubble(2, pieces):.2f}")
+    print(f"timing  in {pieces:2}:", *(f"{1e3 * step.busy(d):.0f} ms on {d}," for d in pair),
+          f"{pair[0]} idle {step.idle(pair[0]):.2f}, bubble {pipeline.bubble(2, pieces):.2f}")
 
 # %% [markdown]
-# With as many cores as devices, the two ways that overlap gain with the first pieces, and then no
-# more. The bubble shrinks, but the work grows: smaller products are less efficient, and each piece
-# adds its gradients to the sum. The lines above have the work of both devices together, and the
-# idle share of the first device beside the bubble of the formula, which takes all tasks to be of
-# one length. They are not: all forward first waits for the stage that is slower forward, and then
-# for the one that is slower back. One forward, one back mixes the two, and waits less.
+# With as many cores as devices, the two ways that overlap gain with the first pieces, and then
+# little or nothing. The bubble shrinks, but a device is idle for longer than the bubble: that
+# takes all tasks to be of one length. On the machine that built this page the two stages cost the
+# same in one piece; in small ones the second, with its large matrix, takes longer than the first,
+# which waits for it. And all forward first waits twice: for the stage that is slower forward, then
+# for the one that is slower back. One forward, one back mixes the two.
 #
 # What the first device holds:
 
@@ -413,15 +415,15 @@ charts.against_pieces(peaks)
 plt.show()
 
 # %% [markdown]
-# All forward first keeps what every piece left behind, however small the pieces are. One forward,
-# one back keeps two pieces, and a piece becomes smaller. One after the other keeps one, and
-# overlaps nothing. (Weights are not in these curves.)
+# All forward first keeps what every piece left behind, however small the pieces are; what falls is
+# what one piece needs on its way back. One forward, one back keeps two pieces, and a piece becomes
+# smaller. One after the other keeps one, and overlaps nothing. (Weights are not in these curves.)
 #
 # ## Proof
 #
-# The reference is a tape over the whole network and the whole batch, in today's code. Every
-# gradient is compared with the largest entry of its own variable, for 256 examples; and after five
-# steps every weight with that of the uncut network:
+# The reference is a tape over the whole network and the whole batch, in today's code, with 256
+# examples. The error of a gradient is divided by the largest entry of that gradient. After five
+# steps each weight is compared with the same weight of the uncut network:
 
 # %%
 weights, x, y = models.variables(network), images[:256], labels[:256]
@@ -479,7 +481,7 @@ plt.show()
 # ## Break it
 #
 # **Batch statistics.** Batch normalization subtracts the mean of the batch. In pieces it is the
-# mean of the piece, and the gradients are others. One stage with one weight for each of the ten
+# mean of the piece, and the gradients differ. One stage with one weight for each of the ten
 # outputs shows it:
 
 # %%
@@ -504,8 +506,8 @@ for function in (plain, normalized):
 
 # %% [markdown]
 # **A loss averaged per piece, without weights.** A batch of 90 in pieces of 32, 32 and 26. The
-# plain average counts the last examples more than the others. Weights put it right, as
-# `pipeline.gradients(…, uneven=True)` does:
+# plain average counts the last examples more than the others. Weights put it right;
+# `pipeline.gradients` applies them where `uneven=True` allows pieces of two sizes:
 
 # %%
 pieces = [(x[a:b], y[a:b]) for a, b in [(0, 32), (32, 64), (64, 90)]]
@@ -513,6 +515,12 @@ for name, shares in [("plain", [1 / 3] * 3), ("weighted", [32 / 90, 32 / 90, 26 
     parts = [(share, gradient_of(*piece)) for share, piece in zip(shares, pieces)]
     mean = {weight: sum(share * g[weight] for share, g in parts) for weight in whole}
     print(f"{name:9} average agrees to 1e-4:", agrees(mean, gradient_of(x[:90], y[:90])))
+
+# %%
+uneven = tf.function(
+    lambda x, y: pipeline.gradients(stages, models.loss, x, y, order, uneven=True)[1]
+)
+print("pipeline.gradients:", agrees(uneven(x[:90], y[:90]), gradient_of(x[:90], y[:90])))
 
 # %% [markdown]
 # **A weight that both stages use.** With w = 2 and a mean of 2.5, w times w times x has the
@@ -548,7 +556,7 @@ checks.within_budget(starts)
 # %% [markdown]
 # **2.** With three stages, one forward, one back lets the first stage hold three pieces. Write
 # `two_at_most(stages, pieces)`: a schedule in which no stage ever holds more than two, and which
-# still takes less time than one piece after the other. Each stage has a list of steps like `"F0"`.
+# still takes less time than one piece after the other. Each stage has a list of tasks like `"F0"`.
 
 # %% tags=["exercise"]
 def two_at_most(stages, pieces):
@@ -577,7 +585,7 @@ checks.two_at_most(two_at_most)
 # **3.** Pieces also help a single device: it then needs the memory of one piece only. Write
 # `accumulate(gradient_of, pieces)`. `pieces` is a list of pairs (x, y) of any sizes, and
 # `gradient_of(x, y)` gives the gradient of the mean loss of a pair, one tensor. Return that of all
-# examples together, and hold no more than two gradients at a time.
+# examples together, and never hold the gradients of all pieces at once.
 
 # %% tags=["exercise"]
 def accumulate(gradient_of, pieces):
@@ -597,22 +605,24 @@ checks.accumulate(accumulate)
 # %% [markdown]
 # ## What we saw
 #
-# - Cut in two, the network fitted where it did not fit whole; one part held activations, the other
-#   weights.
+# - With two devices, the article's network fitted where it did not fit whole; its first stage held
+#   activations, its second weights.
 # - Without `colocate_gradients_with_ops` the whole way back ran on the first device, and more
 #   bytes crossed.
 # - The cut alone let one device wait for the other. Pieces of the batch let both work, up to the
-#   point where smaller pieces cost more than the bubble that they save.
+#   point where the slower stage set the pace.
 # - One forward, one back held at most half of what all forward first held, at eight pieces.
-# - Gradients and weights of every cut, order and number of pieces stayed with those of the whole
-#   network; batch statistics, unweighted pieces and a shared weight did not, until they were put
-#   right.
+# - In every cut, order and number of pieces that we compared, gradients stayed with those of the
+#   whole network. Batch statistics did not; unweighted pieces and a copied weight did not until
+#   they were put right.
 #
 # ## In practice
 #
 # - Cut a model if it does not fit. If it fits, towers (lesson 07) keep devices busy without a
-#   bubble. PyTorch's tutorial measured ResNet-50 on two GPUs: cut in two, 7 % longer than on one;
-#   in pieces, 49 % faster than cut without them.
+#   bubble. [PyTorch's
+#   tutorial](https://pytorch.org/tutorials/intermediate/model_parallel_tutorial.html) measured
+#   ResNet-50 on two GPUs: cut in two, 7 % longer than on one; in pieces, 49 % faster than cut
+#   without them.
 # - All forward first is the order of GPipe (2018), one forward, one back that of PipeDream (2018).
 #   On GPUs the pieces must be large enough to fill a card.
 # - A layer that is itself too large is cut across: each device holds some columns of its matrix.

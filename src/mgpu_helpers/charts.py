@@ -112,21 +112,24 @@ def pipeline(trace: Trace, ax: Any = None) -> Any:
     devices = sorted({span.device for span in spans}, key=order)
     stages = {device: sorted({s.stage for s in spans if s.device == device}) for device in devices}
     ax = axes(ax, size=(8, 1.35 + 0.6 * len(devices)))
-    for op in trace.ops:
-        if (at := task_of(op)) and op.device in devices:
-            ax.broken_barh(
-                [(op.start * 1e3, op.length * 1e3)], (devices.index(op.device) - 0.36, 0.72),
-                facecolor=colour(op.device), alpha=1.0 if at[1][0] == "F" else 0.45, linewidth=0,
-            )  # fmt: skip
-    for span in spans:
-        forward, number = span.task[0] == "F", span.task[1:]
-        row, own = devices.index(span.device), (span.stage, span.task)
-        ax.vlines(span.start * 1e3, row - 0.36, row + 0.36, color="white", linewidth=1)
-        longest = max((op for op in trace.ops if task_of(op) == own), key=lambda op: op.length)
-        if span.length > 0.02 * trace.length:
-            text = f"{span.stage}:{number}" if len(stages[span.device]) > 1 else number
-            ax.text((longest.start + longest.length / 2) * 1e3, row, text, ha="center",
-                    va="center", size=8, color="white" if forward else "#222222")  # fmt: skip
+    wide = 440 / trace.length if trace.length else 0  # points a second, about
+    for row, device in enumerate(devices):
+        ops = [op for op in trace.ops if op.device == device and task_of(op)]
+        for before, op in zip([None, *ops[:-1]], ops, strict=True):
+            stage, task = task_of(op)
+            shade = {"facecolor": colour(device), "alpha": 1.0 if task[0] == "F" else 0.45}
+            ax.broken_barh([(op.start * 1e3, op.length * 1e3)], (row - 0.36, 0.72), linewidth=0,
+                           **shade)  # fmt: skip
+            if before and task_of(before) != (stage, task):
+                ax.vlines(op.start * 1e3, row - 0.36, row + 0.36, color="white", linewidth=1)
+        for span in (span for span in spans if span.device == device):
+            own = [op for op in ops if task_of(op) == (span.stage, span.task)]
+            longest = max(own, key=lambda op: op.length)
+            text = f"{span.stage}:{span.task[1:]}" if len(stages[device]) > 1 else span.task[1:]
+            if wide * sum(op.length for op in own) > 5 * len(text) + 2:
+                ax.text((longest.start + longest.length / 2) * 1e3, row, text, ha="center",
+                        va="center", size=8,
+                        color="white" if span.task[0] == "F" else "#222222")  # fmt: skip
     names = []
     for device in devices:
         stage = ", ".join(map(str, stages[device]))
@@ -142,12 +145,12 @@ def pipeline(trace: Trace, ax: Any = None) -> Any:
 
 def against_pieces(
     ways: Mapping[str, Mapping[int, Timing | int]],
-    formula: Mapping[int, float] | None = None,
+    predicted: Mapping[int, float] | None = None,
     ax: Any = None,
 ) -> Any:
     """Draw what a step costs against the number of micro-batches, a line for each way.
 
-    The cost is a Timing, or bytes. The formula gives seconds, or bytes, by the number of pieces.
+    The cost is a Timing, or bytes; what is predicted is seconds, or bytes, by number of pieces.
     """
     ax = axes(ax)
     timed = any(isinstance(cost, Timing) for costs in ways.values() for cost in costs.values())
@@ -163,15 +166,15 @@ def against_pieces(
                         label=name, **style)  # fmt: skip
         else:
             ax.plot(sorted(costs), [costs[m] * factor for m in sorted(costs)], label=name, **style)
-    if formula:
-        ax.plot(sorted(formula), [formula[m] * factor for m in sorted(formula)], **IDEAL,
-                label="formula")  # fmt: skip
+    if predicted:
+        ax.plot(sorted(predicted), [predicted[m] * factor for m in sorted(predicted)], **IDEAL,
+                label="predicted")  # fmt: skip
     ax.set_xscale("log", base=2)
     ax.set_xticks(counts, counts)
     ax.set_ylim(bottom=0)
     ax.set_xlabel("micro-batches")
     ax.set_ylabel("step, ms" if timed else "held at most, MB")
-    ax.set_title("What a step takes" if timed else "What a device holds", loc="left")
+    ax.set_title("What a step takes" if timed else "What the first device holds", loc="left")
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     return ax
 
