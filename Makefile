@@ -52,14 +52,14 @@ test: $(ready)  ## unit tests, notebook hygiene, and every notebook against its 
 isa: $(ready)  ## every notebook against its stored outputs, as other processors would compute them
 	$(plain) $(pytest) -n 2 --dist worksteal -m isa
 
-counts: $(ready)  ## every notebook to its end on 1, 4 and 8 devices; values may differ
+counts: $(ready)  ## every notebook to its end on 1 and 8 devices; values may differ
 	$(plain) $(pytest) -n 2 --dist worksteal -m counts
 
 gpu: $(ready)  ## every notebook on this machine's GPUs; values may differ from the stored ones
 	env -u MGPU_DEVICES $(pytest) --nbval-lax notebooks
 
-browser: $(ready)  ## every notebook by hand of a real Chromium in a real JupyterLab
-	$(plain) $(pytest) -m browser
+browser: $(ready)  ## every notebook by hand of a real Chromium in a real JupyterLab, on 4 devices
+	$(plain) $(pytest) -n 2 --dist worksteal -m browser
 
 notebooks: $(ready)  ## build notebooks/*.ipynb from notebooks/source/*.py, outputs included
 	$(python) tools/build_notebooks.py

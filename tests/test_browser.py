@@ -1,4 +1,4 @@
-"""Every notebook in a real JupyterLab and a real Chromium: ``-m browser``.
+"""Every notebook in a real JupyterLab and a real Chromium, on 4 devices: ``-m browser``.
 
 Here ipykernel captures what C code writes, as it does for readers and not under nbval; so this is
 where TensorFlow's start-up noise would be seen.
@@ -63,6 +63,7 @@ def lab(tmp_path_factory) -> Iterator[Lab]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(values))
     env = environment() | {
+        "MGPU_DEVICES": "4",  # 1 and 8 are tested in test_variants.py, and 2 is what is stored
         "IPYTHONDIR": str(folder / "ipython"),
         "JUPYTER_CONFIG_DIR": str(folder / "config"),
         "JUPYTER_DATA_DIR": str(folder / "data"),

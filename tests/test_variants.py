@@ -38,7 +38,7 @@ def test_stored_outputs_hold_on_another_processor(setting: str, notebook: Path):
 
 
 @pytest.mark.counts
-@pytest.mark.parametrize("devices", [1, 4, 8])  # 2 is what is stored
+@pytest.mark.parametrize("devices", [1, 8])  # 2 is what is stored; 4 is what the browser runs
 @every_notebook
 def test_every_cell_runs_with_another_number_of_devices(devices: int, notebook: Path):
     run_notebook(notebook, "--nbval-lax", MGPU_DEVICES=str(devices))

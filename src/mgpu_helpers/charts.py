@@ -126,7 +126,7 @@ def pipeline(trace: Trace, ax: Any = None) -> Any:
             own = [op for op in ops if task_of(op) == (span.stage, span.task)]
             longest = max(own, key=lambda op: op.length)
             text = f"{span.stage}:{span.task[1:]}" if len(stages[device]) > 1 else span.task[1:]
-            if wide * sum(op.length for op in own) > 5 * len(text) + 2:
+            if wide * sum(op.length for op in own) > 4.3 * len(text) + 2:
                 ax.text((longest.start + longest.length / 2) * 1e3, row, text, ha="center",
                         va="center", size=8,
                         color="white" if span.task[0] == "F" else "#222222")  # fmt: skip
