@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from conftest import run_python
-from mgpu_helpers import charts, devices, pipeline
+from mgpu_helpers import charts, devices, models, pipeline, scaling
 from mgpu_helpers.memory import Held, Monitor, Phase, Sample
 from mgpu_helpers.placement import Placed, Placement
 from mgpu_helpers.results import Card, Ratio
+from mgpu_helpers.scaling import Layout, Measurement, Parts
 from mgpu_helpers.timing import Timing
 from mgpu_helpers.trace import Copy, Op, Trace
 from mgpu_helpers.wording import size_text
@@ -289,12 +290,39 @@ def measured(machines, names=("cores", "memory")):
     ]  # fmt: skip
 
 
+NET = scaling.Workload.of(models.seed_001(), cut="conv2")
+FIT = scaling.fit(NET, scaling.SEED_001)
+STEPS = (*scaling.SEED_001, scaling.SEED_001_SPLIT)
+SPENT = {repr(m.layout): FIT.predict(m.layout) for m in STEPS}
+TAKEN = {repr(m.layout): m.seconds for m in STEPS}
+CURVES = {
+    f"{way.__name__}, {link.name}": scaling.efficiency(
+        way, NET, FIT.cost, [2**i for i in range(11)], per_device_batch=256, link=link
+    )
+    for way in (scaling.central, scaling.ring)
+    for link in (scaling.PCIE_3, scaling.NVLINK_3, scaling.ETHERNET_100G)
+}
+PAIRS = scaling.holdout(NET, scaling.SEED_001)
+MANY = [  # two rows on the same spot, and many names
+    (Measurement(Layout(n, b), 1e-3 * n * b), 1e-3 * n * b) for n in range(1, 6) for b in (1, 2, 4)
+]  # fmt: skip
 OTHERS = {
     "cards": lambda ax=None: charts.cards(measured(MACHINES_), ax),
     "cards and targets": lambda ax=None: charts.cards(measured(MACHINES_), ax, relative=True),
     "one card": lambda ax=None: charts.cards(measured(MACHINES_[:1], ["cores"]), ax),
     "one ratio": lambda ax=None: charts.cards([card("cores", [Ratio("it", 2.0, 1.0)])], ax),
     "no cards": lambda ax=None: charts.cards([], ax),
+    "steps": lambda ax=None: charts.step_times(STEPS, FIT, ax),
+    "measured steps": lambda ax=None: charts.step_times(STEPS[:1], ax=ax),
+    "no steps": lambda ax=None: charts.step_times([], FIT, ax),
+    "parts": lambda ax=None: charts.parts(SPENT, TAKEN, ax),
+    "parts alone": lambda ax=None: charts.parts({"a step": SPENT["1 device x 128"]}, ax=ax),
+    "no parts": lambda ax=None: charts.parts({}, ax=ax),
+    "efficiency": lambda ax=None: charts.efficiency(CURVES, (1, 3), ax),
+    "no curves": lambda ax=None: charts.efficiency({}, ax=ax),
+    "held out": lambda ax=None: charts.held_out(PAIRS, ax),
+    "many held out": lambda ax=None: charts.held_out(MANY, ax),
+    "none held out": lambda ax=None: charts.held_out([], ax),
     "held": lambda ax=None: charts.held(HELD, ax),
     "one held": lambda ax=None: charts.held(dict(list(HELD.items())[:1]), ax),
     "bars": lambda ax=None: charts.device_bars({f"/GPU:{i}": i * 10**9 for i in range(8)}, ax),
@@ -577,3 +605,106 @@ def test_bytes_against_pieces_are_drawn_in_megabytes():
     assert ax.get_title("left") == "What the first device holds"
     assert [t.get_text() for t in ax.get_legend().get_texts()] == ["one"]
     nothing_clipped(ax)
+
+
+DEVICE_COLOURS = {matplotlib.colors.to_hex(c) for c in (*charts.PALETTE, charts.HOST)}
+
+
+def points(line):
+    return sorted(zip(line.get_xdata(), line.get_ydata(), strict=True))
+
+
+def test_steps_are_dots_and_a_fits_lines_go_through_its_predictions(with_plan):
+    ax = charts.step_times(STEPS, FIT)
+    dots = {line.get_label(): line for line in ax.lines if line.get_linestyle() == "None"}
+    assert list(dots) == [
+        "1 device", "1 device, variables on the host", "2 devices, variables on the host",
+        "model split over 2 devices", "3 devices", "3 devices, variables on the host",
+    ]  # fmt: skip
+    assert points(dots["2 devices, variables on the host"]) == [
+        (128, pytest.approx(37.79, abs=0.01)), (128, pytest.approx(43.46, abs=0.01)),
+        (256, pytest.approx(54.85, abs=0.01)), (512, pytest.approx(84.07, abs=0.01)),
+    ]  # fmt: skip
+    for label, line in dots.items():
+        assert (str(line.get_markerfacecolor()) == "white") == label.endswith("host")
+        assert matplotlib.colors.to_hex(line.get_color()) not in DEVICE_COLOURS
+    assert len({matplotlib.colors.to_hex(line.get_color()) for line in dots.values()}) == 3
+    lines = [line for line in ax.lines if line.get_linestyle() in ("-", ":")]
+    ends = {(line.get_linestyle(), *points(line)[-1]) for line in lines}
+    assert ("-", 256, 1e3 * FIT.predict(Layout(3, 256)).total) in ends
+    assert (":", 768, 1e3 * FIT.predict(Layout(3, 768, "host")).total) in ends and len(ends) == 6
+    assert {points(line)[0][0] for line in lines} == {1}
+
+
+def test_parts_are_stacked_in_order_with_a_tick_where_the_measured_time_is(with_plan):
+    rows = {"one": Parts(0.02, 0.005, moving=0.001), "two": Parts(0.01, 0.002, latency=0.004)}
+    ax = charts.parts(rows, {"two": 0.018})
+    named = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert sorted(named) == ["arithmetic", "fixed", "latency", "measured", "moving"]
+    ends = [[bar.get_x() + bar.get_width() for bar in part] for part in ax.containers]
+    assert ends == [pytest.approx(row) for row in ([20, 10], [25, 12], [26, 12], [26, 16])]
+    (tick,) = ax.lines
+    assert points(tick) == [(18, 1)] and tick.get_marker() == "|" and ax.yaxis_inverted()
+    assert [(text.get_text(), text.xy) for text in ax.texts] == [
+        ("26 ms", (pytest.approx(26), 0)), ("16 ms", (18, 1)),  # beside the bar and its tick
+    ]  # fmt: skip
+    assert ax.get_xlim()[0] == 0 and 28 < ax.get_xlim()[1] < 40  # room for the label
+    assert not set(charts.COSTS.values()) & DEVICE_COLOURS
+    assert list(charts.COSTS) == list(scaling.TERMS)
+
+
+def test_efficiency_draws_percent_and_the_band_of_each_curve(with_plan):
+    ax = charts.efficiency(CURVES, (1, 3))
+    drawn = {line.get_label(): line for line in ax.lines}
+    assert list(drawn) == ["ideal", *CURVES] and drawn["ideal"].get_linestyle() == "--"
+    for band, (name, curve) in zip(ax.collections, CURVES.items(), strict=True):
+        np.testing.assert_allclose(drawn[name].get_ydata(), 100 * np.array(curve.middle))
+        edges = band.get_paths()[0].vertices
+        assert edges[:, 1].min() == pytest.approx(100 * min(curve.low))
+        at_eight = edges[edges[:, 0] == 8, 1]
+        assert {at_eight.min(), at_eight.max()} == {100 * curve.low[3], 100 * curve.high[3]}
+    assert [t.get_text() for t in ax.get_xticklabels()] == [str(2**i) for i in range(11)]
+    (measured,) = ax.patches
+    assert (measured.get_x(), measured.get_width()) == (1, 2)
+    assert not set(charts.WAYS) & DEVICE_COLOURS and len(set(charts.WAYS)) >= len(CURVES)
+
+
+def test_held_out_rows_are_on_equal_axes_and_hollow_where_they_are_missed(with_plan):
+    ax = charts.held_out(PAIRS)
+    assert ax.get_xscale() == ax.get_yscale() == "log" and ax.get_xlim() == ax.get_ylim()
+    assert ax.get_aspect() == 1
+    dots = [line for line in ax.lines if line.get_marker() == "o"]
+    for dot, (row, seconds) in zip(dots, PAIRS, strict=True):
+        assert points(dot) == [(1e3 * row.seconds, 1e3 * seconds)]
+        missed = not 0.9 <= seconds / row.seconds <= 1.1
+        assert (dot.get_markerfacecolor() == "white") == missed
+    assert {text for text in labels_of(ax)} == {repr(m.layout) for m, _ in PAIRS}
+    lines = [text for text in ax.texts if not text.get_text()]
+    assert len(lines) == len(PAIRS)  # one from each dot to its name
+
+
+PANEL = """
+import os
+if os.environ["STORED"] != "stored":
+    del os.environ["PYTEST_CURRENT_TEST"]
+import matplotlib
+matplotlib.use("agg")
+import ipywidgets
+from mgpu_helpers import charts
+if os.environ["WHERE"] == "kernel":
+    charts._has_kernel = lambda: True
+def interact(draw, **choices):
+    print("panel", {name: each.options for name, each in choices.items()})
+ipywidgets.interact = interact
+charts.panel(lambda **chosen: print(chosen), batch=[128, 32], width=[1])
+"""
+
+
+@pytest.mark.parametrize("stored", ["stored", "live"])
+@pytest.mark.parametrize("where", ["kernel", "script"])
+def test_a_panel_draws_once_and_offers_choices_only_where_a_kernel_runs(stored, where):
+    said = run_python(PANEL, STORED=stored, WHERE=where).stdout.splitlines()
+    assert said[0] == "{'batch': 128, 'width': 1}"
+    shown = (stored, where) == ("live", "kernel")
+    assert [line.startswith("panel") for line in said[1:]] == [True] * shown
+    assert not shown or "{'batch': (128, 32), 'width': (1,)}" in said[1]

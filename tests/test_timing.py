@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mgpu_helpers.timing import Comparison, Timing, compare, measure
+from mgpu_helpers.timing import Comparison, Timing, compare, in_turn, measure
 
 seconds = st.floats(1e-6, 1e3)
 
@@ -207,3 +207,13 @@ def test_a_value_instead_of_a_function():
         measure(1.5)
     with pytest.raises(TypeError, match="a NoneType cannot be timed"):
         compare(lambda: None, None)
+
+
+def test_several_ways_take_turns():
+    calls = []
+    ways = {name: lambda name=name: calls.append(name) for name in "abc"}
+    timings = in_turn(ways, warmup=2, repeats=3)
+    assert calls == list("abc" * 5)
+    assert list(timings) == list("abc")
+    assert all(len(each.seconds) == 3 for each in timings.values())
+    assert len(Comparison(timings["a"], timings["c"]).ratios) == 3

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,6 +124,17 @@ def compare(
     The names are for printing.
     """
     return Comparison(*map(Timing, _in_turn((a, b), warmup, repeats)), names=names)
+
+
+def in_turn(
+    ways: Mapping[str, Callable[[], Any]], *, warmup: int = 3, repeats: int = 20
+) -> dict[str, Timing]:
+    """Time several ways in turn, A B C A B C, as `compare` does two; give a Timing for each name.
+
+    Two of them make a `Comparison(a, b)`, because their runs are pairs.
+    """
+    seconds = _in_turn(tuple(ways.values()), warmup, repeats)
+    return dict(zip(ways, map(Timing, seconds), strict=True))
 
 
 def _in_turn(
