@@ -225,4 +225,17 @@ WRONG: dict[str, list[tuple[int, str, str]]] = {
         (3, "mask_seed = lambda step, tower: (step * tower, 1)", "has the seed of"),
         (3, "mask_seed = lambda step, tower: step", "two whole numbers"),
     ],
+    "08": [
+        (1, "efficiency = lambda seconds, scaling: {n: seconds[1] / t for n, t in seconds.items()}",
+         "strong scaling"),
+        (1, "efficiency = lambda seconds, scaling: 1.0", "it raises TypeError"),
+        (2, "share_of_peak = lambda f, examples, epochs, s, peak: f * examples / s / peak",
+         "give 2.5, not 0.25"),
+        (2, "share_of_peak = lambda f, n, epochs, s, peak: 100 * f * n * epochs / s / peak",
+         "give 2.5, not 250"),
+        (3, "fewest = lambda workload, cost, batch, seconds: next(n for n in range(1, 65) if "
+         "scaling.central(workload, cost, n, batch).total <= seconds)", "it raises StopIteration"),
+        (3, "fewest = lambda workload, cost, batch, seconds: min(range(1, 65), key=lambda n: "
+         "scaling.central(workload, cost, n, batch / n).total)", "it is 1 device, not 11"),
+    ],
 }

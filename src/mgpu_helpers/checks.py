@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers import devices, memory, models, pipeline, placement, trace
+from mgpu_helpers import devices, memory, models, pipeline, placement, scaling, trace
 from mgpu_helpers.wording import counted
 
 
@@ -646,3 +646,51 @@ def accumulate(function: Callable[[Callable[[Any, Any], Any], Any], Any]) -> Non
     if most > 3:
         return _not_yet(f"right, but {most} gradients were held at once: add each as it comes")
     print("yes: right for pieces of 4, 3, 2 and 1, and never all gradients at once")
+
+
+def efficiency(function: Callable[[dict[int, float], str], Any]) -> None:
+    """Check exercise 1 of lesson 08: the efficiency of strong and of weak scaling."""
+    for seconds, kind, right in (
+        ({1: 8.0, 2: 5.0, 4: 4.0}, "strong", {1: 1.0, 2: 0.8, 4: 0.5}),
+        ({1: 8.0, 2: 10.0, 4: 16.0}, "weak", {1: 1.0, 2: 0.8, 4: 0.5}),
+        ({1: 2.0, 3: 2.5}, "weak", {1: 1.0, 3: 0.8}),
+    ):
+        try:
+            got = dict(function(dict(seconds), kind))
+            same = got.keys() == right.keys() and all(np.isclose(got[n], right[n]) for n in right)
+        except Exception as error:
+            return _raised(error)
+        if not same:
+            return _not_yet(f"{kind} scaling, {seconds}: the efficiencies are {right}, not {got}")
+    print("yes: strong and weak scaling told apart")
+
+
+def share_of_peak(function: Callable[[float, float, float, float, float], Any]) -> None:
+    """Check exercise 2 of lesson 08: what share of a card's peak a claim needs."""
+    for given, right in (((50e6, 55_000, 10, 1.0, 11e12), 2.5), ((1e9, 1000, 2, 4.0, 1e12), 0.5)):
+        try:
+            got = function(*given)
+            same = np.isclose(got, right)
+        except Exception as error:
+            return _raised(error)
+        if not same:
+            return _not_yet(
+                f"{given[0]:g} FLOP, {given[1]:,} examples, {given[2]} epochs, {given[3]:g} s and "
+                f"a peak of {given[4]:g} give {right}, not {got!r}"
+            )
+    print("yes: two claims checked, one of them impossible")
+
+
+def fewest(function: Callable[..., Any]) -> None:
+    """Check exercise 3 of lesson 08: the fewest devices for a step in a given time."""
+    work = scaling.Workload("a network", 1_000_000, 1e8)
+    cost = scaling.Cost(arithmetic=1e-4, fixed=1e-3, moving=1e-10)
+    for seconds, right in ((0.2, 1), (0.05, 3), (0.03, 4), (0.0185, 10), (0.001, None)):
+        try:
+            got = function(work, cost, 1024, seconds)
+        except Exception as error:
+            return _raised(error)
+        if got != right:
+            took = "no number of devices" if right is None else counted(right, "device")
+            return _not_yet(f"for {1e3 * seconds:g} ms it is {took}, not {got!r}")
+    print("yes: five times, and the fewest devices for each")
