@@ -58,6 +58,7 @@ def lab(tmp_path_factory) -> Iterator[Lab]:
     """Serve a copy of the notebooks, with settings and kernels of its own, on the loopback."""
     folder = tmp_path_factory.mktemp("lab")
     shutil.copytree(NOTEBOOKS, folder / "notebooks", ignore=shutil.ignore_patterns("source"))
+    shutil.copytree(ROOT / "results", folder / "results")
     for name, values in SETTINGS.items():
         path = folder / "settings" / f"{name}.jupyterlab-settings"
         path.parent.mkdir(parents=True, exist_ok=True)

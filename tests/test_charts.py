@@ -694,7 +694,7 @@ from mgpu_helpers import charts
 if os.environ["WHERE"] == "kernel":
     charts._has_kernel = lambda: True
 def interact(draw, **choices):
-    print("panel", {name: each.options for name, each in choices.items()})
+    print("panel", {name: (each.options, each.value) for name, each in choices.items()})
 ipywidgets.interact = interact
 charts.panel(lambda **chosen: print(chosen), batch=[128, 32], width=[1])
 """
@@ -707,4 +707,4 @@ def test_a_panel_draws_once_and_offers_choices_only_where_a_kernel_runs(stored, 
     assert said[0] == "{'batch': 128, 'width': 1}"
     shown = (stored, where) == ("live", "kernel")
     assert [line.startswith("panel") for line in said[1:]] == [True] * shown
-    assert not shown or "{'batch': (128, 32), 'width': (1,)}" in said[1]
+    assert not shown or "{'batch': ((32, 128), 128), 'width': ((1,), 1)}" in said[1]

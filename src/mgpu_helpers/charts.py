@@ -62,8 +62,13 @@ def style() -> str:
     return str(resources.files("mgpu_helpers") / "mgpu.mplstyle")
 
 
-def axes(ax: Any = None, *, size: tuple[float, float] | None = None) -> Any:
-    """Return ax, or new axes in the style of the series, with mode and machine in the corner."""
+def axes(
+    ax: Any = None, *, size: tuple[float, float] | None = None, source: str | None = None
+) -> Any:
+    """Return ax, or new axes in the style of the series, with mode and machine in the corner.
+
+    source stands there instead where the numbers are not of this machine.
+    """
     if ax is not None:
         return ax
     import matplotlib.pyplot as plt
@@ -71,14 +76,14 @@ def axes(ax: Any = None, *, size: tuple[float, float] | None = None) -> Any:
     with plt.style.context(style()):
         figure, ax = plt.subplots(figsize=size)
         figure.get_layout_engine().set(rect=(0, 0.06, 1, 0.94))
-        corner(figure)
+        corner(figure, source)
     return ax
 
 
-def corner(figure: Any) -> None:
-    """Write the mode and the machine into the corner of a figure, if there is a plan."""
-    if current():
-        figure.text(0.995, 0.01, current().corner, ha="right", va="bottom", size=7.5, color="#666")
+def corner(figure: Any, source: str | None = None) -> None:
+    """Write into the corner of a figure: the source, or the plan's mode and machine."""
+    if text := source or (current().corner if current() else ""):
+        figure.text(0.995, 0.01, text, ha="right", va="bottom", size=7.5, color="#666")
 
 
 def timeline(trace: Trace, ax: Any = None) -> Any:
@@ -344,10 +349,14 @@ def step_times(measurements: Sequence[Measurement], fit: Fit | None = None, ax: 
 
 
 def parts(
-    rows: Mapping[str, Parts], measured: Mapping[str, float] | None = None, ax: Any = None
+    rows: Mapping[str, Parts],
+    measured: Mapping[str, float] | None = None,
+    ax: Any = None,
+    *,
+    source: str | None = None,
 ) -> Any:
     """Draw the parts of a step, a bar for each name; a tick where its measured seconds are."""
-    ax = axes(ax, size=(8, 1.3 + 0.36 * len(rows)))
+    ax = axes(ax, size=(8, 1.3 + 0.36 * len(rows)), source=source)
     measured = measured or {}
     reached = np.zeros(len(rows))
     for part, shade in COSTS.items():
@@ -374,13 +383,17 @@ def parts(
 
 
 def efficiency(
-    curves: Mapping[str, Curve], measured: tuple[int, int] | None = None, ax: Any = None
+    curves: Mapping[str, Curve],
+    measured: tuple[int, int] | None = None,
+    ax: Any = None,
+    *,
+    source: str | None = None,
 ) -> Any:
     """Draw the efficiency against the number of devices: a curve and its band for each name.
 
     `measured` is the range of devices that somebody measured: what is outside is extrapolation.
     """
-    ax = axes(ax, size=(8, 3.6))
+    ax = axes(ax, size=(8, 3.6), source=source)
     ax.axhline(100, **IDEAL, label="ideal")
     if measured:
         low, high = measured
@@ -391,8 +404,10 @@ def efficiency(
         shade = WAYS[i % len(WAYS)]
         ax.fill_between(curve.counts, low, high, color=shade, alpha=0.18, linewidth=0)
         ax.plot(curve.counts, middle, color=shade, label=name)
-    most = max((n for curve in curves.values() for n in curve.counts), default=1024)
-    ticks = [2**i for i in range(max(1, math.ceil(math.log2(most))) + 1)]
+    counts = sorted({n for curve in curves.values() for n in curve.counts}) or [1024]
+    ticks = [2**i for i in range(max(1, math.ceil(math.log2(counts[-1]))) + 1)]
+    if 1 < len(counts) <= 4:
+        ticks = counts
     ax.set_xscale("log", base=2)
     ax.set_xticks(ticks, [str(n) for n in ticks])
     ax.set_xlim(1, ticks[-1])
@@ -404,12 +419,14 @@ def efficiency(
     return ax
 
 
-def held_out(pairs: Sequence[tuple[Measurement, float]], ax: Any = None) -> Any:
+def held_out(
+    pairs: Sequence[tuple[Measurement, float]], ax: Any = None, *, source: str | None = None
+) -> Any:
     """Draw predicted against measured seconds; hollow where they differ by more than 10 %."""
     from matplotlib.ticker import LogLocator
 
     names = sorted({(seconds, repr(m.layout)) for m, seconds in pairs}, reverse=True)
-    ax = axes(ax, size=(8, max(4.2, 1.2 + 0.24 * len(names))))
+    ax = axes(ax, size=(8, max(4.2, 1.2 + 0.24 * len(names))), source=source)
     times = [1e3 * t for m, seconds in pairs for t in (m.seconds, seconds)] or [1.0, 10.0]
     ends = np.array([min(times) / 1.3, max(times) * 1.3])
     ax.plot(ends, ends, **IDEAL, label="predicted as measured")
@@ -756,8 +773,8 @@ def _reach(label: str, across: float, down: float) -> float:
 def panel(draw: Callable[..., Any], **choices: Sequence[Any]) -> None:
     """Draw a picture, and in a live notebook a panel below that draws it for other choices.
 
-    `draw` takes each choice by name; it is called with the first of each. Where no kernel runs, and
-    where a lesson's outputs are stored, there is the picture alone.
+    `draw` takes each choice by name, and is called with the first of each; the panel sorts them.
+    Where no kernel runs, and where a lesson's outputs are stored, there is the picture alone.
     """
     import matplotlib.pyplot as plt
 
@@ -771,7 +788,9 @@ def panel(draw: Callable[..., Any], **choices: Sequence[Any]) -> None:
     import ipywidgets
 
     ipywidgets.interact(picture, **{
-        name: ipywidgets.SelectionSlider(options=list(options), continuous_update=False)
+        name: ipywidgets.SelectionSlider(
+            options=sorted(options), value=options[0], continuous_update=False
+        )
         for name, options in choices.items()
     })  # fmt: skip
 
