@@ -165,9 +165,10 @@ for name, timed in times.items():
     held = max(traces[name]().peak(device) for device in (plan.host, *plan.devices))
     mine = share / per_example(one, times[one].median)
     theirs = per_example(name, published[name].seconds) / per_example(one, published[one].seconds)
-    many = " more devices than cores" if published[name].layout.devices > plan.cores else ""
+    beyond = plan.mode == "cores" and published[name].layout.devices > plan.cores
     print(f"timing  {name:38}{2000 * batch:6.0f} s {1e3 * batch:6.1f} ms {1e6 * share:4.0f} µs "
-          f"{held / 1e6:4.0f} MB  {mine:5.2f} and {theirs:5.2f} of one{many}")
+          f"{held / 1e6:4.0f} MB  {mine:5.2f} and {theirs:5.2f} of one",
+          "more devices than cores" if beyond else "")
 
 # %% [markdown]
 # Which of these can this machine tell apart? Pairs of runs in turn decide:
