@@ -34,7 +34,7 @@ help:  ## list the targets
 	@echo "  GPU=0, GPU=1       without or with TensorFlow's CUDA libraries"
 	@echo "  UV=                use pip even where uv is installed"
 	@echo "  ONLY='cores jobs'  the benchmarks that make bench runs (all without it)"
-	@echo "  ISA=AVX2           one of the two settings of make isa (the other: ISA=ONEDNN_OPTS)"
+	@echo "  ISA='not AVX2'     fewer of the settings of make isa"
 	@echo "  MGPU_DEVICES=4, MGPU_MODE=cores  what the lessons of make lab run on"
 	@echo "  LAB='--no-browser --port=9000'   more options for JupyterLab"
 
@@ -51,7 +51,7 @@ test: $(ready)  ## unit tests, notebook hygiene, and every notebook against its 
 	$(plain) $(pytest) -n 2 --dist loadfile $(nbval) tests notebooks
 
 isa: $(ready)  ## every notebook against its stored outputs, as other processors would compute them
-	$(plain) $(pytest) -n 2 --dist worksteal -m isa $(if $(ISA),-k $(ISA))
+	$(plain) $(pytest) -n 2 --dist worksteal -m isa $(if $(ISA),-k "$(ISA)")
 
 counts: $(ready)  ## every notebook to its end on 1 and 8 devices; values may differ
 	$(plain) $(pytest) -n 2 --dist worksteal -m counts
