@@ -513,7 +513,8 @@ checks.run_all(run_all)
 #   other networks and other parts of the data give more.
 # - A thread for each, one graph that holds all, or a process for each? `benchmarks/ensemble.py`
 #   tells on your machine. On the two cores of its card (`results/ensemble.json`) one graph was 1.8
-#   times as fast as in turn, the others 1.7. Separate graphs are easier to change one by one.
+#   times as fast as in turn, the others 1.6 and 1.7. Separate graphs are easier to change one by
+#   one.
 # - An ensemble of n costs n times the memory and the time of one when it predicts.
 # - The digits are those that come with this project; the article's are those of MNIST.
 #
