@@ -708,3 +708,24 @@ def test_a_panel_draws_once_and_offers_choices_only_where_a_kernel_runs(stored, 
     shown = (stored, where) == ("live", "kernel")
     assert [line.startswith("panel") for line in said[1:]] == [True] * shown
     assert not shown or "{'batch': ((32, 128), 128), 'width': ((1,), 1)}" in said[1]
+
+
+@pytest.mark.parametrize("draw", [
+    lambda **more: charts.parts(SPENT, TAKEN, **more),
+    lambda **more: charts.held_out(PAIRS, **more),
+    lambda **more: charts.efficiency(CURVES, (1, 3), **more),
+], ids=["parts", "held out", "efficiency"])  # fmt: skip
+def test_a_chart_of_others_numbers_names_them_and_not_this_machine(with_plan, draw):
+    ax = draw(source="seed 001: TitanX")
+    assert [t.get_text() for t in ax.figure.texts] == ["seed 001: TitanX"]
+    nothing_clipped(ax)
+    assert [t.get_text() for t in draw().figure.texts] == [PLAN.corner]
+
+
+@pytest.mark.parametrize("counts, ticks", [
+    ((1,), [1, 2]), ((1, 2, 3), [1, 2, 3]), ((1, 2, 3, 4, 5), [1, 2, 4, 8]),
+])  # fmt: skip
+def test_few_counts_are_ticks_of_their_own(counts, ticks):
+    flat = (1.0,) * len(counts)
+    ax = charts.efficiency({"one": scaling.Curve(counts, flat, flat, flat)})
+    assert [t.get_text() for t in ax.get_xticklabels()] == [str(n) for n in ticks]

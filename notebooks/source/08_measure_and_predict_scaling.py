@@ -431,8 +431,9 @@ charts.panel(draw, batch=[128, 32, 64, 256, 512, 1024], width=[1, 0.25, 0.5, 2])
 # ## Your own numbers
 #
 # The same fit to this machine: one and two devices, if there are two cores, at four batches each.
-# Every row is predicted from the others, and the fit says what four devices would give. (On two
-# cores it cannot be tried, and a busy machine can double the errors.)
+# The first picture has the fit to all rows, a line for each number of devices. In the second every
+# row is predicted from the others. The fit also says what four devices would give. (On two cores
+# it cannot be tried, and a busy machine can double the errors.)
 
 # %%
 able = min(2, len(plan), plan.cores)
@@ -447,12 +448,12 @@ quarter = scaling.Workload.of(network)
 terms = ("arithmetic", "fixed", "moving")[: able + 1]
 
 # %%
-answers = scaling.holdout(quarter, own, terms=terms)
+answers, own_fit = scaling.holdout(quarter, own, terms=terms), scaling.fit(quarter, own, terms)
 off = np.abs(scaling.errors(answers))
-four = scaling.speedup(scaling.central, quarter, scaling.fit(quarter, own, terms).cost, 4,
-                       per_device_batch=128)  # fmt: skip
+four = scaling.speedup(scaling.central, quarter, own_fit.cost, 4, per_device_batch=128)
 print(f"timing  left out: {np.median(off):.0%} off in the median, {off.max():.0%} at most")
 print(f"timing  4 devices, 128 examples each: {four:.1f} times as fast as one, by this fit")
+charts.step_times(own, own_fit)
 charts.held_out(answers)
 plt.show()
 
