@@ -13,39 +13,16 @@ import time
 from statistics import median
 
 import _workers
-from mgpu_helpers import devices, results
+from _steps import Step
+from mgpu_helpers import devices, models, results, scaling
 
 GLOBAL_BATCH, STEPS, ROUNDS, TARGET = 512, 5, 12, 0.9
 
 
-def build(plan, n):
-    """Build a training step of n towers in a graph; return a function that runs it."""
-    import tensorflow.compat.v1 as tf
-
-    from mgpu_helpers import data, models, towers
-
-    images, labels = data.digits(GLOBAL_BATCH)
-    network = models.seed_001(width=0.25)
-    with tf.Graph().as_default() as graph:
-        with tf.device(plan.host):
-            x, y = tf.placeholder(tf.float32, images.shape), tf.placeholder(tf.int64, labels.shape)
-        weights = models.classic(network, device=plan.host)
-
-        def tower(x, y):
-            read = models.read(weights)
-            loss = models.loss(models.logits(network, read, x), y)
-            return tf.gradients(loss, list(read.values()), colocate_gradients_with_ops=True)
-
-        shards = towers.split(x, n), towers.split(y, n)
-        gradients = towers.run(tower, plan.devices[:n], *shards)
-        mean = towers.average(gradients, device=plan.host)
-        step = tf.train.AdamOptimizer(1e-3).apply_gradients(
-            list(zip(mean, weights.values(), strict=True))
-        )
-        init = tf.global_variables_initializer()
-    session = tf.Session(graph=graph, config=plan.session_config(devices=n, soft_placement=True))
-    session.run(init)
-    return lambda: session.run(step, {x: images, y: labels})
+def build(plan, n) -> Step:
+    """Make a training step of n towers, which share the variables of the host."""
+    layout = scaling.Layout(n, GLOBAL_BATCH // n, "host")
+    return Step(plan, models.seed_001(width=0.25), layout)
 
 
 def seconds(step) -> float:
