@@ -23,7 +23,7 @@ ready := $(venv)/.ready-$(if $(gpu),gpu,cpu)$(if $(PYTHON),-$(subst /,-,$(PYTHON
 again := $(shell test -x $(python) && test "`cat $(venv)/.project 2>/dev/null`" = "`pwd -P`" \
            || echo again)
 
-.PHONY: help lab test isa counts gpu browser notebooks bench lint constraints clean again
+.PHONY: help lab test isa counts rehearse gpu browser notebooks bench lint constraints clean again
 
 help:  ## list the targets
 	@echo "Targets:"
@@ -33,7 +33,8 @@ help:  ## list the targets
 	@echo "  TF=2.18            another TensorFlow (2.18 to 2.21, or latest), in its own environment"
 	@echo "  GPU=0, GPU=1       without or with TensorFlow's CUDA libraries"
 	@echo "  UV=                use pip even where uv is installed"
-	@echo "  ONLY='cores jobs'  the benchmarks that make bench runs (all without it)"
+	@echo "  ONLY='cores jobs'  the benchmarks that make bench runs, or the lessons of make gpu"
+	@echo "  TESTS=tests/test_trace.py        fewer of what make test runs"
 	@echo "  ISA='not AVX2'     fewer of the settings of make isa"
 	@echo "  MGPU_DEVICES=4, MGPU_MODE=cores  what the lessons of make lab run on"
 	@echo "  LAB='--no-browser --port=9000'   more options for JupyterLab"
@@ -48,16 +49,19 @@ lab: $(ready)  ## open the lessons in JupyterLab, on this machine only
 	    $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB) notebooks/00_meet_your_machine.ipynb
 
 test: $(ready)  ## unit tests, notebook hygiene, and every notebook against its stored outputs
-	$(plain) $(pytest) -n 2 --dist loadfile $(nbval) tests notebooks
+	$(plain) $(pytest) -n 2 --dist loadfile $(nbval) $(or $(TESTS),tests notebooks)
 
 isa: $(ready)  ## every notebook against its stored outputs, as other processors would compute them
 	$(plain) $(pytest) -n 2 --dist worksteal -m isa $(if $(ISA),-k "$(ISA)")
 
-counts: $(ready)  ## every notebook to its end on 1 and 8 devices; values may differ
+counts: $(ready)  ## every notebook to its end on 1, 3 and 8 devices; values may differ
 	$(plain) $(pytest) -n 2 --dist worksteal -m counts
 
-gpu: $(ready)  ## every notebook on this machine's GPUs; values may differ from the stored ones
-	env -u MGPU_DEVICES $(pytest) --nbval-lax notebooks
+rehearse: $(ready)  ## every notebook as a GPU machine places it, against its stored outputs
+	$(plain) $(pytest) -n 2 --dist worksteal -m rehearse
+
+gpu: $(ready)  ## every notebook and benchmark on this machine's GPUs: a verdict, and a card of it
+	env -u MGPU_DEVICES $(python) tools/gpu_verdict.py $(ONLY)
 
 browser: $(ready)  ## every notebook by hand of a real Chromium in a real JupyterLab, on 4 devices
 	$(plain) $(pytest) -n 2 --dist worksteal -m browser

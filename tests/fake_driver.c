@@ -1,7 +1,9 @@
 /* A stand-in for NVIDIA's driver: libnvidia-ml.so.1 and libcuda.so.1 of a machine with three
  * unequal GPUs. Environment: FAKE_INIT is what nvmlInit answers (0), FAKE_GPUS how many GPUs there
  * are (3), FAKE_CUDA the newest CUDA it supports (12080), FAKE_CUINIT what cuInit answers (0), and
- * FAKE_OLD=1 takes the newer functions away; FAKE_LOST is the number of a GPU that is lost.
+ * FAKE_OLD=1 takes the newer functions away; FAKE_LOST is the number of a GPU that is lost, and
+ * FAKE_LOST_ERROR what the driver says then (15, that it is lost); FAKE_NAME=1 gives a process a name
+ * that is not UTF-8.
  *
  * In nvidia-smi's order, which is the order of the bus:
  *   0  small, slow, and without power readings
@@ -54,7 +56,7 @@ int nvmlDeviceGetCount_v2(unsigned *n) { *n = count(); return OK; }
 #define I(handle) ((long)(handle) - 1)
 int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **handle) {
     *handle = (void *)(long)(i + 1);
-    return (int)i == number("FAKE_LOST", -1) ? GPU_IS_LOST : OK;
+    return (int)i == number("FAKE_LOST", -1) ? number("FAKE_LOST_ERROR", GPU_IS_LOST) : OK;
 }
 int nvmlDeviceGetName(void *h, char *text, unsigned n) {
     snprintf(text, n, "%s", gpus[I(h)].name);
@@ -129,7 +131,7 @@ int nvmlDeviceGetGraphicsRunningProcesses_v3(void *h, unsigned *n, struct proces
 }
 int nvmlSystemGetProcessName(unsigned pid, char *text, unsigned n) {
     if (pid != 4242) return NOT_FOUND;
-    snprintf(text, n, "/usr/bin/python3");
+    snprintf(text, n, number("FAKE_NAME", 0) ? "caf\351" : "/usr/bin/python3");
     return OK;
 }
 

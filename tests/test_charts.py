@@ -729,3 +729,15 @@ def test_few_counts_are_ticks_of_their_own(counts, ticks):
     flat = (1.0,) * len(counts)
     ax = charts.efficiency({"one": scaling.Curve(counts, flat, flat, flat)})
     assert [t.get_text() for t in ax.get_xticklabels()] == [str(n) for n in ticks]
+
+
+def test_from_gpus_shows_what_make_gpu_kept_or_says_that_nothing_is_there(tmp_path, capsys):
+    charts.from_gpus("07", tmp_path)
+    assert "none" in capsys.readouterr().out
+    kept = tmp_path / "gpu-2-nvidia-h100"
+    kept.mkdir()
+    matplotlib.figure.Figure().savefig(kept / "07_train_in_towers.png")
+    charts.from_gpus("00", tmp_path)
+    assert "none" in capsys.readouterr().out
+    charts.from_gpus("07", tmp_path)
+    assert capsys.readouterr().out.startswith("gpu-2-nvidia-h100\n")

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import run_python
-from mgpu_helpers import devices, nvml, placement
+from mgpu_helpers import devices, nvml, placement, trial, visible
 
 COUNTS = (1, 2, 4, 8)
 
@@ -52,10 +52,27 @@ def said(call, *args, **kwargs):
 # ---- cores mode, the real thing
 
 
+def tf32_in_turn():
+    """Say whether TF32 is on before and in blocks of `devices.tf32`, and after one that raises."""
+    from tensorflow.config.experimental import tensor_float_32_execution_enabled as enabled
+
+    seen = [enabled()]
+    with devices.tf32():
+        seen.append(enabled())
+        with devices.tf32():
+            pass
+        seen.append(enabled())
+    try:
+        with devices.tf32():
+            raise LookupError
+    except LookupError:
+        return [*seen, enabled()]
+
+
 def child_cores():
     import tensorflow as tf
 
-    report = {}
+    report = {"tf32": {"import": tf.config.experimental.tensor_float_32_execution_enabled()}}
     for n in COUNTS:
         restart()
         plan = devices.setup(n)
@@ -111,6 +128,7 @@ def child_cores():
             report["options"] = options_of(plan)
             report["plan"] = {"text": repr(plan), "len": len(plan), "corner": plan.corner}
             report["processor"] = plan.machine
+            report["tf32"]["plan"] = tf32_in_turn()
     return report
 
 
@@ -156,18 +174,12 @@ def mirrored(tf, plan):
 
 def options_of(plan):
     plain = plan.session_config()
-    config = plan.session_config(
-        log_placement=True, soft_placement=True, growth=True, memory_fraction=0.4
-    )
+    config = plan.session_config(log_placement=True, soft_placement=True)
     return {
-        "plain": [plain.log_device_placement, plain.allow_soft_placement,
-                  plain.gpu_options.allow_growth],
-        "asked": [config.log_device_placement, config.allow_soft_placement,
-                  config.gpu_options.allow_growth,
-                  round(config.gpu_options.per_process_gpu_memory_fraction, 3)],
+        "plain": [plain.log_device_placement, plain.allow_soft_placement],
+        "asked": [config.log_device_placement, config.allow_soft_placement],
         "devices": {repr(k): said(plan.session_config, devices=k) for k in (0, 3, "x", True)},
-        "fraction": {k: said(plan.session_config, memory_fraction=k) for k in (0, -0.1, 1.01, 1)},
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture(scope="module")
@@ -208,8 +220,8 @@ def test_mirrored_strategy_runs_on_the_plan(cores):
 
 def test_session_options(cores):
     options = cores["options"]
-    assert options["plain"] == [False, False, False]
-    assert options["asked"] == [True, True, True, 0.4]
+    assert options["plain"] == [False, False]
+    assert options["asked"] == [True, True]
     assert options["devices"] == {
         "0": "ValueError: devices=0, but this plan has 2 devices: use 1 to 2, or restart the "
         "kernel and call devices.setup(0).",
@@ -218,10 +230,6 @@ def test_session_options(cores):
         "'x'": "ValueError: devices='x' is not a number of devices: use 1 to 64.",
         "True": "ValueError: devices=True is not a number of devices: use 1 to 64.",
     }
-    bad = "ValueError: memory_fraction={} is not a share of a GPU's memory: use a number above 0 "
-    assert options["fraction"]["1"] == "fine"
-    for value in ("0", "-0.1", "1.01"):
-        assert options["fraction"][value] == bad.format(value) + "and at most 1."
 
 
 def test_the_plan_prints_itself(cores):
@@ -237,6 +245,10 @@ def test_the_plan_prints_itself(cores):
     assert timing.startswith("timing   2 devices on ")
     assert cores["plan"]["len"] == 2
     assert cores["plan"]["corner"] == f"cores mode · 2 devices · {cores['processor']}"
+
+
+def test_setup_switches_tf32_off_and_a_block_on_and_back(cores):
+    assert cores["tf32"] == {"import": True, "plan": [False, True, True, False]}
 
 
 def test_timing_says_what_a_speedup_means():
@@ -267,7 +279,7 @@ def test_timing_says_what_a_speedup_means():
 class FakeGpus:
     """Stands where TensorFlow would see GPUs: the `tf.config` functions that setup calls."""
 
-    def __init__(self, patch, count, *, makes=None):
+    def __init__(self, patch, count, *, makes=None, capability=(7, 5)):
         import tensorflow as tf
 
         self.calls = []
@@ -275,7 +287,7 @@ class FakeGpus:
         cpu = SimpleNamespace(name="/physical_device:CPU:0")
         self.parts = {}
 
-        def visible(found, kind):
+        def show(found, kind):
             self.calls.append(["visible", [g.name[-1] for g in found], kind])
             self.parts = {g.name: 1 for g in found}
 
@@ -293,39 +305,78 @@ class FakeGpus:
             self.calls.append(["growth", gpu.name[-1], on])
 
         def details(gpu):
-            return {"device_name": f"Fake {gpu.name[-1]}"}
+            return {"device_name": f"Fake {gpu.name[-1]}", "compute_capability": capability}
 
-        found = {"GPU": gpus, "CPU": [cpu]}
-        patch.setattr(tf.config, "list_physical_devices", found.__getitem__)
-        patch.setattr(tf.config, "set_visible_devices", visible)
+        found = {"GPU": gpus, "CPU": [cpu], None: [cpu, *gpus]}
+        patch.setattr(tf.config, "list_physical_devices", lambda kind=None: found[kind])
+        patch.setattr(tf.config, "set_visible_devices", show)
         patch.setattr(tf.config, "set_logical_device_configuration", configure)
         patch.setattr(tf.config, "list_logical_devices", logical)
         patch.setattr(tf.config.experimental, "set_memory_growth", growth)
         patch.setattr(tf.config.experimental, "get_device_details", details)
 
 
-def gpu_plan(n, count, *, makes=None, free=(), **env):
-    """Set up n devices where TensorFlow sees so many GPUs; free memory in MB."""
+def gpu_plan(n, count, *, makes=None, free=(), capability=(7, 5), answers=None, **env):
+    """Set up n devices where TensorFlow sees so many GPUs; free memory in MiB.
+
+    `answers` gives what a device raises at its first operation. Without it the operations run, on
+    the CPU, as TensorFlow places softly what has no GPU.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for name, value in env.items():
             patch.setenv(name, value)
-        report = SimpleNamespace(gpus=[SimpleNamespace(memory_free=f and f * 2**20) for f in free])
-        patch.setattr(devices.nvml, "query", lambda: report)
+        cards = tuple(gpu(i, free=f and f * 2**20) for i, f in enumerate(free))
+        patch.setattr(nvml, "query", lambda: nvml.Report(cards, None, None, None))
+        tried, really = [], trial._try
+
+        def attempt(name):
+            tried.append(name)
+            if answers and name in answers:
+                raise answers[name]
+            really(name)
+
+        patch.setattr(trial, "_try", attempt)
         restart()
-        fake = FakeGpus(patch, count, makes=makes)
+        fake = FakeGpus(patch, count, makes=makes, capability=capability)
         error = said(devices.setup, n)
         plan = devices.current()
-        result = {"error": error, "calls": fake.calls}
+        result = {"error": error, "calls": fake.calls, "tried": tried}
         if plan:
-            result |= {
-                "mode": plan.mode,
-                "devices": plan.devices,
-                "real": plan.real,
-                "machine": repr(plan).splitlines()[-2],
-                "growth": said(plan.session_config, growth=True),
-                "fraction": said(plan.session_config, memory_fraction=0.4),
-            }
+            lines = repr(plan).splitlines()
+            result |= {"mode": plan.mode, "devices": plan.devices, "real": plan.real}
+            result |= {"machine": lines[-2 - bool(plan.float32)], "last": lines[-1]}
     return result
+
+
+def child_trials():
+    """Set up GPUs that answer their first operation as CUDA, cuDNN and TensorFlow do."""
+    from tensorflow import errors
+
+    from mgpu_helpers import quiet
+
+    def answer(kind, message, capability):
+        return gpu_plan(
+            2, 2, capability=capability, answers={"/GPU:1": kind(None, None, message)}
+        )["error"]  # fmt: skip
+
+    quiet.start()
+    return {
+        "ptx": answer(errors.InternalError, "{{function_node __wrapped__MatMul}} 'cuLaunchKernel"
+                      "(function)' failed with 'CUDA_ERROR_INVALID_PTX' [Op:MatMul]", (12, 0)),
+        "old": answer(errors.InternalError, "no kernel image is available for execution on the "
+                      "device", (5, 0)),
+        "volta": answer(errors.InternalError, "CUDNN_STATUS_ARCH_MISMATCH\nin cuda_dnn.cc", (7, 0)),
+        "cudnn": answer(errors.InvalidArgumentError, "No DNN in stream executor. [Op:Conv2D]",
+                        (8, 0)),
+        "algorithm": answer(errors.NotFoundError, "No algorithm worked!", (8, 0)),
+        "full": answer(errors.ResourceExhaustedError, "OOM when allocating tensor", (8, 0)),
+        "other": answer(errors.UnknownError, "Something new.\nat line 3", (8, 0)),
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trials():
+    return in_child(child_trials)
 
 
 def child_others():
@@ -362,8 +413,19 @@ def child_others():
     report["gpus"] = {
         "own": gpu_plan(2, 4),
         "one": gpu_plan(1, 1),
-        "uneven": gpu_plan(3, 2, free=(9000, 6000)),
+        "uneven": gpu_plan(3, 2, free=(6000, 9000)),
         "eight": gpu_plan(8, 4, free=(100000,) * 4),
+        "ampere": gpu_plan(1, 1, capability=(8, 0)),
+        "hidden": gpu_plan(2, 1, free=(9000, 400, 4000), CUDA_VISIBLE_DEVICES="2"),
+        "fastest first": gpu_plan(
+            3, 2, free=(9000, 2000), CUDA_DEVICE_ORDER="FASTEST_FIRST", CUDA_VISIBLE_DEVICES="0,1"
+        ),
+        "another count": gpu_plan(2, 1, free=(9000, 2000)),
+        "mig": gpu_plan(2, 1, free=(80000,), CUDA_VISIBLE_DEVICES="MIG-1"),
+        "not there": gpu_plan(1, 1, free=(9000, 9000), CUDA_VISIBLE_DEVICES="1,2"),
+        "not there, cores": gpu_plan(
+            1, 0, makes=["/device:CPU:1"], free=(9000,), CUDA_VISIBLE_DEVICES="7", MGPU_MODE="cores"
+        ),
         "silent driver": gpu_plan(2, 1, free=(None,)),
         "full": gpu_plan(4, 1, free=(1000,)),
         "cores": gpu_plan(2, 2, makes=["/device:CPU:1", "/device:CPU:2"], MGPU_MODE="cores"),
@@ -419,45 +481,81 @@ def test_gpus_mode_takes_whole_gpus_that_grow(others):
         ["visible", ["0", "1"], "GPU"], ["growth", "0", True], ["growth", "1", True],
     ]  # fmt: skip
     assert own["machine"].startswith("machine  4 GPUs, ")
-    assert own["growth"] == own["fraction"] == "fine"
     assert others["gpus"]["one"]["mode"] == "gpus"
 
 
-def test_split_gpu_shares_gpus_with_a_memory_limit(others):
+def test_split_gpu_shares_gpus_and_its_first_devices_are_on_different_ones(others):
     uneven = others["gpus"]["uneven"]
     limit = int(0.8 * 6000 / 2)
     assert uneven["mode"] == "split-gpu"
-    assert uneven["devices"] == ["/GPU:0", "/GPU:1", "/GPU:2"]
+    assert uneven["devices"] == ["/GPU:0", "/GPU:2", "/GPU:1"]
     assert uneven["calls"] == [
         ["visible", ["0", "1"], "GPU"],
         ["parts", "GPU:0", [limit, limit]],
         ["parts", "GPU:1", [limit]],
     ]
     assert uneven["real"] == [
-        f"1/2 of Fake 0, {limit} MB", f"1/2 of Fake 0, {limit} MB", f"1/1 of Fake 1, {limit} MB",
-    ]  # fmt: skip
-    assert [call[2] for call in others["gpus"]["eight"]["calls"][1:]] == [[4096, 4096]] * 4
-    assert others["gpus"]["silent driver"]["calls"][1][2] == [1024, 1024]
+        f"{limit} MiB of Fake 0 no. 1, shared by 2 devices",
+        f"{limit} MiB of Fake 1 no. 2",
+        f"{limit} MiB of Fake 0 no. 1, shared by 2 devices",
+    ]
+    eight = others["gpus"]["eight"]
+    assert [call[2] for call in eight["calls"][1:]] == [[4096, 4096]] * 4
+    assert eight["devices"] == [f"/GPU:{i}" for i in (0, 2, 4, 6, 1, 3, 5, 7)]
+    of = [real.removeprefix("4096 MiB of Fake ")[0] for real in eight["real"]]
+    assert of == ["0", "1", "2", "3"] * 2
     assert others["gpus"]["split"]["mode"] == "split-gpu"
 
 
-def test_split_gpu_refuses_what_does_not_go_with_a_memory_limit(others):
-    uneven = others["gpus"]["uneven"]
-    assert uneven["growth"] == (
-        "ValueError: growth=True does not go with split-gpu mode, where every device has a memory "
-        "limit: leave growth out."
-    )
-    assert uneven["fraction"] == (
-        "ValueError: memory_fraction=0.4 does not go with split-gpu mode, where every device has "
-        "a memory limit: leave memory_fraction out."
-    )
+@pytest.mark.parametrize("which, limit", [
+    ("hidden", 1600),  # of the GPU that is shown, and not of the fullest of the machine
+    ("fastest first", 800),  # whose memory is whose is not known: the fullest counts
+    ("another count", 800),
+    ("silent driver", 1024),
+    ("mig", 1024),  # the driver says what the whole GPU has
+])  # fmt: skip
+def test_the_limit_is_a_share_of_the_memory_that_the_plan_can_use(others, which, limit):
+    assert others["gpus"][which]["calls"][1] == ["parts", "GPU:0", [limit, limit]]
 
 
 def test_too_little_memory_gets_a_sentence(others):
-    assert others["gpus"]["full"]["error"] == (
-        "RuntimeError: 1000 MB are free on the fullest GPU, too little for 4 devices of 256 MB: "
-        "stop what holds the memory, or set MGPU_MODE=cores."
-    )
+    error = others["gpus"]["full"]["error"]
+    assert error.startswith("RuntimeError: 1000 MiB are free on GPU 0, too little for 4 devices of")
+    assert "MGPU_MODE=cores" in error
+
+
+def test_every_device_runs_something_before_there_is_a_plan(others):
+    for which in ("own", "uneven", "cores"):
+        plan = others["gpus"][which]
+        assert plan["tried"] == plan["devices"]
+
+
+def test_a_plan_says_tf32_is_off_where_the_gpus_have_it(others):
+    assert others["gpus"]["ampere"]["last"].startswith("float32  TF32 is off")
+    for which in ("own", "cores"):
+        assert others["gpus"][which]["last"].startswith("timing")
+
+
+def test_a_visible_device_that_is_not_there_is_said_before_tensorflow_starts(others):
+    missing = others["gpus"]["not there"]
+    assert missing["error"].startswith("RuntimeError: CUDA_VISIBLE_DEVICES='1,2' has '2'")
+    assert "0, 1" in missing["error"] and missing["calls"] == []
+    assert others["gpus"]["not there, cores"]["error"] == "fine"
+
+
+@pytest.mark.parametrize("which, names, remedy", [
+    ("ptx", ("/GPU:1, Fake 1, compute capability 12.0 ('cuLaunch", "INVALID_PTX"), "newest Tensor"),
+    ("old", ("compute capability 5.0", "no kernel image"), "an older TensorFlow"),
+    ("volta", ("cuDNN", "7.0", "(CUDNN_STATUS_ARCH_MISMATCH)"), "'nvidia-cudnn-cu12<9.11'"),
+    ("cudnn", ("cuDNN", "(No DNN in stream executor)"), "--upgrade nvidia-cudnn-cu12"),
+    ("algorithm", ("cuDNN", "No algorithm worked"), "--upgrade nvidia-cudnn-cu12"),
+    ("full", ("memory", "/GPU:1"), "nvidia-smi"),
+    ("other", ("/GPU:1", "(Something new)"), "MGPU_MODE=cores"),
+])  # fmt: skip
+def test_a_gpu_that_cannot_run_gets_a_sentence(trials, which, names, remedy):
+    error = trials[which]
+    assert error.startswith("RuntimeError: ") and "\n" not in error and error.endswith(".")
+    assert all(name in error for name in names) and remedy in error
 
 
 def test_cores_mode_hides_the_gpus_that_are_there(others):
@@ -537,6 +635,89 @@ def test_a_plan_cannot_be_changed():
         plan.mode = "gpus"
 
 
+# ---- CUDA_VISIBLE_DEVICES
+
+UUIDS = {0: "GPU-aa00", 1: "GPU-aa11", 2: None}
+
+
+@pytest.mark.parametrize("text, named", [
+    ("2,0", [2, 0]), (" 1 , 2,", [1, 2]), ("GPU-aa1,2", [1, 2]), ("0,-1,1", [0]), ("-1", []),
+    ("", []), (" ", []), ("NoDevFiles", []), ("MIG-7e,MIG-GPU-aa00/1/0", ["MIG-7e",
+    "MIG-GPU-aa00/1/0"]), ("01", [1]),
+])  # fmt: skip
+def test_what_is_named_is_read_as_cuda_reads_it(text, named):
+    assert visible.named(text, UUIDS) == named
+
+
+@pytest.mark.parametrize("text, entry", [
+    ("0,3", "'3'"), ("GPU-bb", "'GPU-bb'"), ("GPU-aa", "'GPU-aa'"), ("0,,1", "''"),
+    ("0;1", "'0;1'"), ("1,0,1", "'1' a second time"), ("0,GPU-aa00", "'GPU-aa00' a second time"),
+    ("MIG-7,MIG-7", "'MIG-7' a second time"), ("none", "'none'"),
+])  # fmt: skip
+def test_an_entry_that_cuda_would_drop_is_named(text, entry):
+    with pytest.raises(RuntimeError, match="CUDA_VISIBLE_DEVICES=") as caught:
+        visible.named(text, UUIDS)
+    assert entry in str(caught.value)
+    assert "a second time" in entry or "0, 1, 2" in str(caught.value)
+
+
+def test_without_a_driver_nothing_is_said_of_what_is_named(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,0,7")
+    visible.check(nvml.Report((), "No driver.", None, None))
+    with pytest.raises(RuntimeError):
+        visible.check(nvml.Report((gpu(0),), None, None, None))
+
+
+# ---- what a GPU's errors mean, and the first compilation
+
+
+def test_an_error_of_a_step_on_a_lost_gpu_says_so(driver):
+    from tensorflow import errors
+
+    died = errors.InternalError(None, None, "Failed to enqueue async memcpy: CUDA_ERROR_UNKNOWN")
+    driver(gpu(0))
+    assert devices.explain(died) == "Failed to enqueue async memcpy: CUDA_ERROR_UNKNOWN."
+    driver(gpu(0), dataclasses.replace(gpu(1), problem="GPU 1 has fallen off the bus: reboot."))
+    assert devices.explain(died) == "GPU 1 has fallen off the bus: reboot."
+    wrong = errors.InvalidArgumentError(None, None, "Matrix size-incompatible: [2,3], [2,3]\nmore")
+    assert devices.explain(wrong) == "Matrix size-incompatible: [2,3], [2,3]."
+    assert devices.explain(KeyError()) == "KeyError."
+
+
+WHEEL = ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"]  # TensorFlow 2.21's
+
+
+@pytest.mark.parametrize("capability, compiled", [
+    ((6, 1), False), ((7, 5), False), ((8, 6), False), ((8, 9), False), ((9, 0), True),
+    ((12, 0), True), (None, False),
+])  # fmt: skip
+@pytest.mark.parametrize("kept", [0, 2**21])
+def test_the_first_compilation_is_said_once_and_before(
+    monkeypatch, capsys, tmp_path, capability, compiled, kept
+):
+    import tensorflow as tf
+
+    info = {"cuda_compute_capabilities": WHEEL}
+    monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: info)
+    monkeypatch.setenv("CUDA_CACHE_PATH", str(tmp_path / "cache"))
+    (tmp_path / "cache" / "0").mkdir(parents=True)
+    (tmp_path / "cache" / "0" / "kernel").write_bytes(bytes(kept))
+    trial.announce([{"device_name": "NVIDIA X", "compute_capability": capability}] * 2)
+    seen = capsys.readouterr()
+    assert seen.out == ""
+    assert seen.err.count("NVIDIA X is newer") == (compiled and not kept)
+    assert str(tmp_path) in seen.err or not seen.err
+
+
+def test_a_wheel_without_a_list_of_gpus_is_not_guessed_at(monkeypatch, capsys, tmp_path):
+    import tensorflow as tf
+
+    monkeypatch.setattr(tf.sysconfig, "get_build_info", dict)
+    monkeypatch.setenv("CUDA_CACHE_PATH", str(tmp_path / "nowhere"))
+    trial.announce([{"compute_capability": (12, 0)}, {}])
+    assert capsys.readouterr().err == ""
+
+
 # ---- the freest GPUs
 
 
@@ -596,6 +777,22 @@ def test_a_process_of_another_user_is_seen(driver, monkeypatch):
 def test_what_the_driver_does_not_report_counts_as_taken(driver):
     driver(gpu(0, free=None), gpu(1, busy=None), gpu(2, free=1))
     assert devices.freest(3) == [2, 0, 1]
+
+
+def test_a_lost_gpu_is_never_the_freest(driver):
+    lost = dataclasses.replace(gpu(0), problem="GPU 0 has fallen off the bus: reboot.")
+    driver(lost, gpu(1, free=1))
+    assert devices.freest() == [1]
+    assert said(devices.freest, 2).startswith("ValueError: n=2, but there is 1 GPU")
+    driver(lost)
+    assert said(devices.freest).startswith("RuntimeError: There is no GPU to choose (GPU 0 has")
+
+
+def test_mig_devices_cannot_be_told_apart(driver, monkeypatch):
+    driver(gpu(0))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1,MIG-2")
+    with pytest.raises(RuntimeError, match="MIG"):
+        devices.freest()
 
 
 def test_a_choice_that_cannot_be_made_gets_a_sentence(driver):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -589,6 +590,8 @@ def test_a_job_sees_its_gpu_by_uuid_or_else_by_number(monkeypatch):
         ({"CUDA_VISIBLE_DEVICES": " GPU-03aa, GPU-01 "}, [3, 1]),
         ({"CUDA_VISIBLE_DEVICES": "1,-1,2"}, [1]),
         ({"CUDA_VISIBLE_DEVICES": "3", "SLURM_STEP_GPUS": "0"}, [3]),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-7e,MIG-GPU-00aa/1/0"}, [0, 1]),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-7e,1,0,MIG-8f"}, [2, 1, 0, 3]),
         ({"SLURM_STEP_GPUS": "1", "SLURM_JOB_GPUS": "1,2"}, [1]),
         ({"SLURM_JOB_GPUS": "0-1,3"}, [0, 1, 3]),
         ({"SLURM_JOB_GPUS": "4,5,6,7"}, [0, 1, 2, 3]),
@@ -609,12 +612,51 @@ def test_what_is_allowed_follows_the_environment(env, want, monkeypatch):
         assert (kind, found) == ("GPU", want)
 
 
-@pytest.mark.parametrize("visible", ["7", "GPU-9", "GPU-0", "MIG-1", "0,x"])
+@pytest.mark.parametrize("visible", ["7", "GPU-9", "GPU-0", "0,x"])
 def test_a_visible_device_that_is_not_one_gpu_is_said(visible, monkeypatch):
     lists(monkeypatch, gpu(0), gpu(1))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with pytest.raises(RuntimeError, match="which is not one of this machine's 2 GPUs"):
         jobs.allowed()
+
+
+def test_a_gpu_that_is_named_twice_is_said(monkeypatch):
+    lists(monkeypatch, gpu(0), gpu(1))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0,1")
+    with pytest.raises(RuntimeError, match="'1' a second time"):
+        jobs.allowed()
+
+
+@pytest.mark.parametrize("ids", ["MIG-7e,MIG-8f", "MIG-GPU-00aa/1/0,MIG-GPU-00aa/2/0"])
+def test_mig_devices_are_shared_out_as_they_are_named(ids, monkeypatch):
+    lists(monkeypatch, gpu(0))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ids)
+    report = jobs.run([sh("echo $CUDA_VISIBLE_DEVICES; sleep 0.2")] * 3)
+    assert [job.tail for job in report[:2]] == ids.split(",")
+    assert [(job.kind, job.device) for job in report[:2]] == [("GPU", 0), ("GPU", 1)]
+    assert report.ok
+
+
+def test_a_lost_gpu_gets_no_jobs(monkeypatch):
+    lost = replace(gpu(1, None), problem="GPU 1 has fallen off the bus: reboot.")
+    lists(monkeypatch, gpu(0), lost)
+    assert jobs.allowed() == ("GPU", [0])
+    with pytest.raises(ValueError, match="GPU 1 is not allowed.*GPU 1 has fallen off the bus"):
+        jobs.run([sh("true")], devices=[1])
+
+
+def test_a_gpu_that_is_lost_midway_gets_no_more_jobs(monkeypatch, capfd):
+    lists(monkeypatch, gpu(0, None), gpu(1))
+    there = nvml.query()
+
+    def query():
+        lost = replace(there.gpus[0], problem="GPU 0 has fallen off the bus: reboot.")
+        return replace(there, gpus=(lost, there.gpus[1])) if Path("gone").exists() else there
+
+    monkeypatch.setattr(nvml, "query", query)
+    report = jobs.run([sh("touch gone; sleep 0.3"), sh("sleep 0.3"), sh("true"), sh("true")])
+    assert [job.device for job in report] == [0, 1, 1, 1] and report.ok
+    assert "gone       GPU 0 has fallen off the bus" in capfd.readouterr().out
 
 
 def test_without_a_driver_the_variable_does_not_matter(monkeypatch):

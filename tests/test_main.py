@@ -103,6 +103,25 @@ def test_gpus_that_do_not_start(complete):
     assert got["facts"]["cuda_order"] == [buses[1], buses[2], buses[0]]
 
 
+def test_a_lost_gpu_is_said(complete):
+    done = command(LD_LIBRARY_PATH=complete, MGPU_MODE="cores", FAKE_LOST="1")
+    assert (done.returncode, done.stderr) == (0, "")
+    problems = done.stdout.split("\nproblem  ")[1:]
+    assert len(problems) == 1 and problems[0].startswith("GPU 1 has fallen off the bus")
+    done = command("--json", LD_LIBRARY_PATH=complete, FAKE_LOST="1")
+    got = json.loads(done.stdout)
+    assert got["error"].startswith("TensorFlow does not start (GPU 1 has fallen off the bus")
+    assert got["problems"][0].startswith("GPU 1 has fallen off the bus")
+
+
+@pytest.mark.parametrize(("visible", "names"), [("1,1", "'1' a second time"), ("0,7", "'7'")])
+def test_a_visible_device_that_cuda_would_drop_is_said(complete, visible, names):
+    done = command("--json", LD_LIBRARY_PATH=complete, CUDA_VISIBLE_DEVICES=visible)
+    assert (done.returncode, done.stderr) == (1, "")
+    error = json.loads(done.stdout)["error"]
+    assert error.startswith(f"CUDA_VISIBLE_DEVICES={visible!r}") and names in error
+
+
 @pytest.mark.parametrize(
     ("code", "says"),
     [

@@ -456,7 +456,7 @@ def test_tensorflows_rules_can_be_tried_without_a_gpu(plan, monkeypatch):
         with pytest.raises(ValueError, match="GPU:0 grows, which does not go with a limit: "):
             memory.logical(one, [100])
         grow(one, False)
-        with pytest.raises(ValueError, match="limits of 100000 . 43361 = 143361 MB are more than "):
+        with pytest.raises(ValueError, match="100000 . 43361 = 143361 MiB are more than "):
             memory.logical(one, [100_000, 43_361])
         memory.logical(one, [100_000, 43_360])
         with pytest.raises(ValueError, match="Cannot set memory growth on device when virtual dev"):
@@ -497,8 +497,8 @@ def test_the_real_tensorflow_is_back_after_an_error_in_the_block(plan):
     (lambda: Monitor(float("nan")), "every=nan is no pause"),
     (lambda: Monitor(float("inf")), "every=inf is no pause"),
     (lambda: Monitor("1"), "every='1' is no pause"),
-    (lambda: memory.logical(None, []), "no limits: give one in MB"),
-    (lambda: memory.logical(None, [100, 0]), "limit=0 is not a number of MB"),
+    (lambda: memory.logical(None, []), "no limits: give one in MiB"),
+    (lambda: memory.logical(None, [100, 0]), "limit=0 is not a number of MiB"),
     (lambda: memory.logical(None, [0.5]), "limit=0.5 is not a number"),
     (lambda: memory.pretend_gpus(0).__enter__(), "n=0 is not a number of GPUs"),
     (lambda: memory.pretend_gpus(65).__enter__(), "n=65 is more than any machine has"),

@@ -34,7 +34,7 @@ def test_three_unequal_gpus(driver):
         "index": 0, "name": "NVIDIA T400 4GB", "uuid": "GPU-00000000-aaaa",
         "pci_bus_id": "0000:01:00.0", "memory_total": 4 * GIB, "memory_used": GIB,
         "memory_free": 3 * GIB - 512 * 2**20, "utilization": 7, "temperature": 40,
-        "power": None, "power_limit": None, "processes": [],
+        "power": None, "power_limit": None, "processes": [], "problem": None,
     }  # fmt: skip
     assert big["pci_bus_id"] == "0000:3b:00.0"
     assert (big["power"], big["power_limit"], big["utilization"]) == (175.0, 350.0, 88)
@@ -69,7 +69,28 @@ def test_a_lost_gpu_keeps_its_number(driver):
     assert [gpu["index"] for gpu in gpus] == [0, 1, 2]
     assert gpus[0]["name"] == "a GPU that does not say its name"
     assert (gpus[0]["memory_free"], gpus[0]["processes"]) == (None, None)
-    assert gpus[1]["name"] == "NVIDIA H200"
+    assert "GPU 0" in gpus[0]["problem"] and "fallen off the bus" in gpus[0]["problem"]
+    assert (gpus[1]["name"], gpus[1]["problem"]) == ("NVIDIA H200", None)
+
+
+def test_a_gpu_that_the_driver_does_not_give_says_why(driver):
+    gpus = report(driver, FAKE_LOST="2", FAKE_LOST_ERROR="999")["gpus"]
+    assert "GPU 2" in gpus[2]["problem"] and '("Unknown Error")' in gpus[2]["problem"]
+    assert gpus[2]["processes"] is None and gpus[1]["problem"] is None
+    others = report(driver, FAKE_LOST="2", FAKE_LOST_ERROR="4")["gpus"][2]  # no permission
+    assert (others["problem"], others["memory_free"]) == (None, None)
+
+
+def test_a_mistake_of_our_own_is_not_taken_for_a_silent_driver(driver):
+    spoil = "import pynvml; pynvml.nvmlDeviceGetUtilizationRates = lambda: 0; "
+    done = run_python(spoil + ASK, LD_LIBRARY_PATH=driver, check=False)
+    assert done.returncode == 1 and "TypeError" in done.stderr
+
+
+def test_a_name_that_is_not_utf_8_costs_only_itself(driver):
+    big = report(driver, FAKE_NAME="1")["gpus"][1]
+    assert [process["name"] for process in big["processes"]] == [None, None, None]
+    assert big["processes"][1]["memory"] == 8 * GIB
 
 
 def test_the_driver_is_let_go(driver):

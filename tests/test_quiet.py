@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from conftest import run_python
 
 FIRST_CELLS = """
+import os
 from mgpu_helpers import devices
 plan = devices.setup(2)
 import tensorflow as tf
@@ -14,7 +17,8 @@ tf.function(tf.matmul)(a, a)
 with tf.Graph().as_default() as graph:
     total = tf.add(1.0, 2.0)
 with tf.compat.v1.Session(graph=graph, config=plan.session_config()) as session:
-    print(session.run(total), tf.__version__)
+    print(session.run(total))
+os.write(2, b"a message of the lesson\\n")
 """
 
 FAKE = """
@@ -23,6 +27,8 @@ os.write(2, b"from the depths of C\\n")
 class Logger:
     def setLevel(self, level): print("level", level)
 def get_logger(): return Logger()
+class config:
+    def list_physical_devices(): os.write(2, b"no cudaGetRuntimeVersion\\n")
 """
 
 
@@ -33,19 +39,31 @@ def fake_tensorflow(folder, code):
     return f"{start}; quiet.start(); print('went on')"
 
 
-def test_first_cells_of_a_lesson_print_nothing_on_stderr():
-    done = run_python(FIRST_CELLS)
-    total, version = done.stdout.split()
-    assert total == "3.0"
-    noise = done.stderr.splitlines()
-    if version.startswith("2.18."):  # has one line, at the first Session, that no level silences
-        noise = [line for line in noise if "absl::Init" not in line and "MLIR V1" not in line]
-    assert noise == []
+# At level 0 TensorFlow 2.21 says, at its look for GPUs and at the first Session, what older ones
+# say there at any level.
+@pytest.mark.parametrize("level", [{}, {"TF_CPP_MIN_LOG_LEVEL": "0"}], ids=["as it is", "level 0"])
+def test_first_cells_of_a_lesson_print_nothing_on_stderr(level):
+    done = run_python(FIRST_CELLS, MGPU_MODE="cores", **level)
+    assert (done.stdout, done.stderr) == ("3.0\n", "a message of the lesson\n")
+
+
+def test_verbose_shows_what_the_first_cells_say():
+    done = run_python(FIRST_CELLS, MGPU_MODE="cores", MGPU_VERBOSE="1")
+    assert "MLIR V1" in done.stderr
+    assert done.stderr.endswith("a message of the lesson\n")
 
 
 def test_what_the_import_says_is_dropped(tmp_path):
     done = run_python(fake_tensorflow(tmp_path, FAKE))
     assert (done.stdout, done.stderr) == ("level ERROR\nwent on\n", "")
+
+
+def test_a_look_for_gpus_that_fails_shows_what_it_said(tmp_path):
+    broken = FAKE.rstrip() + "; raise RuntimeError('the driver is gone')\n"
+    done = run_python(fake_tensorflow(tmp_path, broken), check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("from the depths of C\nno cudaGetRuntimeVersion\nTraceback")
+    assert done.stderr.endswith("RuntimeError: the driver is gone\n")
 
 
 def test_verbose_leaves_the_import_to_the_caller(tmp_path):

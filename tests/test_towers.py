@@ -133,7 +133,7 @@ def test_the_checks_at_run_time_cost_a_few_bytes(tf, plan):
     with tf.Graph().as_default() as graph:
         with tf.device(first):
             x, y = (tf.compat.v1.placeholder(tf.float32, [None, 100]) for _ in range(2))
-            shards = towers.split((tf.sqrt(x), tf.sqrt(y)), 2)
+            shards = towers.split((tf.sqrt(x), tf.sqrt(y)), 2, device=None)
         said = [op for op in graph.get_operations() if op.type in ("Assert", "StringFormat")]
         assert len(said) == 8 and {short(op.device) for op in said} == {plan.host}
         fed = {x: np.zeros((6, 100)), y: np.zeros((6, 100))}

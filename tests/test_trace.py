@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mgpu_helpers.trace import Allocation, Copy, Op, Trace, function_step, read, session_step
 
+DATA = Path(__file__).parent / "data"
 SIDE = 256
 BLOCK = SIDE * SIDE * 4  # bytes of the float32 tensor x below
 
@@ -283,50 +285,151 @@ def test_devices_and_bytes_come_in_the_order_people_count():
     assert list(between.items()) == [(("/CPU:2", "/CPU:0"), 4), (("/CPU:10", "/CPU:0"), 10)]
 
 
-def gpu_metadata(ordinal, *, annotated):
-    """Build what TensorFlow records where operations are launched on a GPU and run there later."""
-    from tensorflow.compat.v1 import GraphDef, RunMetadata
+# ---- a step on a GPU, as TensorFlow writes it: see data/make_gpu_step.cc
 
-    second = 10**9
-    gpu = f"/job:localhost/replica:0/task:0/device:GPU:{1 if ordinal is None else ordinal}"
+
+def gpu_step(version, *, kernels=True, devices=2):
+    """Read a step that a version of TensorFlow wrote, without what CUPTI saw, or one share less."""
+    from tensorflow.compat.v1 import RunMetadata
+
     metadata = RunMetadata()
-    graph = GraphDef()
-    for name, op in (("scope/Mat", "MatMul"), ("scope/Add", "AddV2")):
-        graph.node.add(name=name, op=op, device=gpu)
-    metadata.partition_graphs.append(graph)
-    launches = metadata.step_stats.dev_stats.add(device=gpu)
-    for i, name in enumerate(("scope/Mat", "scope/Add")):
-        launches.node_stats.add(
-            node_name=name, all_start_nanos=100 * second + i * 1000, all_end_rel_nanos=900,
-            all_start_micros=100 * 10**6 + i, all_end_rel_micros=1,
-        )  # fmt: skip
-    kernels = [("scope/Mat", "MatMul", 10, 30), ("scope/Mat", "MatMul", 40, 10)]
-    for stream in ("stream:14", "stream:all"):
-        stats = metadata.step_stats.dev_stats.add(device=f"/device:GPU:0/{stream}")
-        for name, kind, start, length in kernels:
-            label = f"sgemm @@{name}:{kind}#id=1#" if annotated else "sgemm regs:32"
-            stats.node_stats.add(
-                node_name="sgemm" if annotated else f"{name}:{kind}", timeline_label=label,
-                all_start_micros=100 * 10**6 + start, all_end_rel_micros=length,
-            )  # fmt: skip
-    for other in ("memcpy", "sync", "stream:"):
-        stats = metadata.step_stats.dev_stats.add(device=f"/device:GPU:0/{other}")
-        stats.node_stats.add(node_name="other", all_start_micros=1, all_end_rel_micros=1)
+    metadata.ParseFromString((DATA / f"gpu_step_{version}.pb").read_bytes())
+    stats = metadata.step_stats.dev_stats
+    kept = [d for d in stats if kernels or d.device.startswith("/job")]
+    kept = [d for d in kept if devices == 2 or not d.device.endswith("device:GPU:1")]
+    del stats[:]
+    stats.extend(kept)
     return metadata
 
 
-@pytest.mark.parametrize("annotated", [True, False])
-@pytest.mark.parametrize("ordinal", [0, 1])  # 1: a share of the GPU that the driver calls 0
-def test_kernel_times_count_on_a_gpu_not_launches(ordinal, annotated):
-    trace = read(gpu_metadata(ordinal, annotated=annotated))
-    assert trace.devices == (f"/GPU:{ordinal}",)
-    ops = {op.name: op for op in trace.ops}
-    assert ops["scope/Mat"].type == "MatMul"
-    assert ops["scope/Mat"].start == pytest.approx(10e-6)
-    assert ops["scope/Mat"].length == pytest.approx(40e-6)
-    assert ops["scope/Add"].start == pytest.approx(1e-6)  # no kernel: its launch is all there is
-    assert ops["scope/Add"].length == pytest.approx(0.9e-6)
-    assert len(trace.ops) == 2
+def in_us(op):
+    return op.device, round(op.start * 1e6, 3), round(op.length * 1e6, 3)
+
+
+@pytest.mark.parametrize("version", ["2.18", "2.21"])
+def test_on_a_gpu_kernels_count_not_launches_nor_copies(version):
+    trace = read(gpu_step(version))  # the step begins 2,000 us after the profiler
+    ops = {op.name: in_us(op) for op in trace.ops if op.type != "Sqrt"}
+    assert ops == {
+        "x": ("/CPU:0", 0, 2),
+        "layer/MatMul": ("/GPU:0", 60, 3510),  # two kernels, and between them 10 us
+        "layer/Relu": ("/GPU:0", 3571, 100),
+        "shape": ("/GPU:0", 3671, 0),  # no kernel: done when what it needs is
+        "flat": ("/GPU:0", 3671, 0),
+        "loss": ("/GPU:0", 3680, 500),  # two kernels on two streams
+        "twice": ("/CPU:0", 4300, 3),
+    }
+    loop = [in_us(op) for op in trace.ops if op.type == "Sqrt"]  # launched within 40 us
+    assert loop == [("/GPU:1", 1000, 10), ("/GPU:1", 2000, 10), ("/GPU:1", 3000, 10)]
+    assert trace.devices == ("/CPU:0", "/GPU:0", "/GPU:1") and trace.length * 1e6 == 4303
+    assert trace.busy("/GPU:0") == pytest.approx(4100e-6)  # 3000 + 500 + 100 + 500 of two streams
+    assert trace.busy("/GPU:1") == pytest.approx(30e-6)
+    copies = {c.tensor: (c.source, c.target, c.bytes, round(c.start * 1e6)) for c in trace.copies}
+    assert copies["loss"] == ("/GPU:0", "/CPU:0", 4, 4180)
+    assert not trace.launches_only and "launches" not in repr(trace)
+
+
+def test_kernel_times_before_tensorflow_2_19_are_brought_into_the_step():
+    old, new = gpu_step("2.18"), gpu_step("2.21")
+    starts = {
+        version: [k.all_start_micros for d in metadata.step_stats.dev_stats
+                  if d.device.endswith("/stream:all") for k in d.node_stats]
+        for version, metadata in (("old", old), ("new", new))
+    }  # fmt: skip
+    assert max(starts["old"]) < 10_000 < 1.7e15 < min(starts["new"])  # else nothing is shown here
+    one, other = read(old), read(new)
+    pairs = list(zip(one.ops, other.ops, strict=True))
+    assert all((a.name, a.device, a.type, a.bytes) == (b.name, b.device, b.type, b.bytes)
+               for a, b in pairs)  # fmt: skip
+    for a, b in [*pairs, *zip(one.copies, other.copies, strict=True)]:
+        assert (a.start, a.length) == pytest.approx((b.start, b.length), abs=1e-6)
+    for device in one.devices:
+        assert one.busy(device) == pytest.approx(other.busy(device), abs=1e-6)
+        np.testing.assert_allclose(one.kernels.get(device, ()), other.kernels.get(device, ()),
+                                   atol=1e-6)  # fmt: skip
+    assert one.allocations == other.allocations and one.edges == other.edges
+
+
+def test_old_kernel_times_without_a_launch_still_lie_in_the_step():
+    metadata = gpu_step("2.18")
+    for device in metadata.step_stats.dev_stats:
+        for node in device.node_stats if "/stream:" in device.device else ():
+            node.ClearField("scheduled_micros")
+    ops = {op.name: op for op in read(metadata).ops}
+    assert 50e-6 <= ops["layer/MatMul"].start <= 60e-6
+    assert ops["loss"].start + ops["loss"].length <= ops["twice"].start
+
+
+@pytest.mark.parametrize("version", ["2.18", "2.21"])
+def test_a_trace_without_kernel_records_says_so(version):
+    import matplotlib.pyplot as plt
+
+    from mgpu_helpers import charts
+
+    trace = read(gpu_step(version, kernels=False))
+    assert trace.launches_only and "launches, not kernels" in repr(trace)
+    assert {op.name: in_us(op) for op in trace.ops}["layer/MatMul"] == ("/GPU:0", 50, 12)
+    assert trace.busy("/GPU:0") == pytest.approx(36e-6)
+    for ax in (None, plt.subplots()[1]):
+        drawn = charts.timeline(trace, ax)
+        assert "launches, not kernels" in drawn.get_title("right")
+        assert drawn.get_title("left") == "When each device worked"
+    assert charts.timeline(read(gpu_step(version))).get_title("right") == ""
+    plt.close("all")
+
+
+def test_a_step_without_a_gpu_has_no_launches(three_devices):
+    _, trace = three_devices
+    assert not trace.launches_only and trace.kernels == {}
+    assert "launches" not in repr(trace)
+
+
+def test_a_kernel_of_no_operation_counts_where_only_one_device_can_have_run_it():
+    trace = read(gpu_step("2.21", devices=1))  # "nccl", and three of an operation that is not there
+    assert trace.devices == ("/CPU:0", "/GPU:0")
+    assert len(trace.kernels["/GPU:0"]) == 5 + 4
+    assert trace.busy("/GPU:0") == pytest.approx(4102e-6)  # the three ran beside the first product
+    assert len(read(gpu_step("2.21")).kernels["/GPU:0"]) == 5  # of two shares, neither gets it
+    assert {op.name for op in trace.ops if op.device == "/GPU:0"} == {
+        "layer/MatMul", "layer/Relu", "shape", "flat", "loss",
+    }  # fmt: skip
+
+
+def test_on_a_gpu_tensors_count_as_asked_for_and_pinned_memory_on_the_host():
+    metadata = gpu_step("2.21")
+    records = [
+        record.alloc_bytes for device in metadata.step_stats.dev_stats
+        for node in device.node_stats for used in node.memory for record in used.allocation_records
+    ]  # fmt: skip
+    assert {1_000_192, 1_096_960, 256} < set(records)  # rounded, not split, rounded
+    trace = read(metadata)
+    assert {(a.op, a.device, a.bytes, a.scratch) for a in trace.allocations} == {
+        ("layer/MatMul", "/GPU:0", 1_000_000, False),
+        ("layer/MatMul", "/GPU:0", 16_128, True),  # what a workspace asked for nothing records
+        ("layer/Relu", "/GPU:0", 1_000_004, False),
+        ("shape", "/CPU:0", 20, False),  # in "gpu_host_bfc"
+        ("loss", "/GPU:0", 4, False),
+    }
+    assert trace.peak("/GPU:0") == 2_000_004 and trace.peak("/CPU:0") == 20
+    assert trace.memory["/GPU:0"][-1][1] == 1_000_008
+
+
+def test_an_unused_tensor_does_not_count_as_asked_for_in_place_of_one_that_is_used():
+    from tensorflow.compat.v1 import RunMetadata
+
+    metadata = RunMetadata()
+    device = "/job:localhost/replica:0/task:0/device:GPU:0"
+    stats = metadata.step_stats.dev_stats.add(device=device)
+    node = stats.node_stats.add(node_name="op", all_start_nanos=1000, op_end_rel_nanos=9000)
+    output = node.output.add()
+    output.tensor_description.dtype = 1
+    about = output.tensor_description.allocation_description
+    about.allocator_name, about.allocated_bytes, about.requested_bytes = "GPU_0_bfc", 512, 400
+    memory = node.memory.add(allocator_name="GPU_0_bfc")
+    for moment, size in ((2, 512), (3, -512), (4, 512), (20, -512)):  # scratch, then the tensor
+        memory.allocation_records.add(alloc_micros=moment, alloc_bytes=size)
+    got = [(a.bytes, a.scratch) for a in read(metadata).allocations]
+    assert got == [(512, True), (400, False)]
 
 
 # ---- today's code

@@ -1,8 +1,9 @@
-"""The notebooks hold on other processors (`-m isa`) and on other device counts (`-m counts`).
+"""The notebooks hold elsewhere: on other processors, device counts, and by a GPU machine's rule.
 
-These settings of oneDNN stand in for other people's machines: sums are taken in another order, and
-a trained loss moves in its third or fourth digit. Lesson 03 is in neither: it starts scripts on
-what the machine has, and compares them with themselves.
+`-m isa`: settings of oneDNN stand in for other people's processors: sums are taken in another
+order, and a trained loss moves in its third or fourth digit. `-m counts`: other numbers of devices.
+Lesson 03 is in neither: it starts scripts on what the machine has, and compares them with
+themselves. `-m rehearse`: what nobody placed goes to the first device, as gpu_rule.py has it.
 """
 
 from __future__ import annotations
@@ -11,34 +12,84 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 
-from lessons import ROOT, environment
+from lessons import NOTEBOOKS as FOLDER
+from lessons import ROOT, environment, tags
 
-NOTEBOOKS = [n for n in sorted((ROOT / "notebooks").glob("*.ipynb")) if n.name[:2] != "03"]
-every_notebook = pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.name[:2])
+ALL = sorted(FOLDER.glob("*.ipynb"))
+NOTEBOOKS = [notebook for notebook in ALL if notebook.name[:2] != "03"]
 
 
-def run_notebook(notebook: Path, how: str, **settings: str) -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", how, "-q", "-p", "no:cacheprovider", notebook],
-        cwd=ROOT,
-        env=environment() | settings,
-        capture_output=True,
-        text=True,
-    )
+def each_of(notebooks: list[Path]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("notebook", notebooks, ids=lambda path: path.name[:2])
+
+
+def run_notebook(notebook: Path, how: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-c", "pyproject.toml", how, "-q",
+         "-p", "no:cacheprovider", notebook],
+        cwd=ROOT, env=environment() | settings, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def assert_holds(run: subprocess.CompletedProcess[str]) -> None:
     assert run.returncode == 0, run.stdout[-10_000:] + run.stderr[-2_000:]
 
 
 @pytest.mark.isa
 @pytest.mark.parametrize("setting", ["ONEDNN_MAX_CPU_ISA=AVX2", "TF_ENABLE_ONEDNN_OPTS=0"])
-@every_notebook
+@each_of(NOTEBOOKS)
 def test_stored_outputs_hold_on_another_processor(setting: str, notebook: Path):
-    run_notebook(notebook, "--nbval", **dict([setting.split("=")]))
+    assert_holds(run_notebook(notebook, "--nbval", **dict([setting.split("=")])))
 
 
 @pytest.mark.counts
-@pytest.mark.parametrize("devices", [1, 8])  # 2 is what is stored; 4 is what the browser runs
-@every_notebook
+@pytest.mark.parametrize("devices", [1, 3, 8])  # 2 is what is stored; 4 is what the browser runs
+@each_of(NOTEBOOKS)
 def test_every_cell_runs_with_another_number_of_devices(devices: int, notebook: Path):
-    run_notebook(notebook, "--nbval-lax", MGPU_DEVICES=str(devices))
+    assert_holds(run_notebook(notebook, "--nbval-lax", MGPU_DEVICES=str(devices)))
+
+
+def rehearse(
+    notebook: Path, folder: Path, **changed: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a notebook by the rule of a GPU machine, against its outputs; `changed` is source text.
+
+    The outputs of cells tagged `unplaced` are about that rule: there the host's name becomes that
+    of the first device.
+    """
+    copy = nbformat.read(notebook, as_version=4)
+    for cell in copy.cells:
+        for old, new in changed.items():
+            cell.source = cell.source.replace(old, new)
+        for output in cell.outputs if "unplaced" in tags(cell) else ():
+            if "text" in output:
+                output.text = output.text.replace("CPU:0", "CPU:1")
+            elif "text/plain" in output.get("data", {}):
+                output.data["text/plain"] = output.data["text/plain"].replace("CPU:0", "CPU:1")
+    (folder / "notebooks").mkdir()
+    for name in ("notebooks/scripts", "results"):
+        (folder / name).symlink_to(ROOT / name)
+    path = folder / "notebooks" / notebook.name
+    nbformat.write(copy, path)
+    startup = folder / "ipython" / "profile_default" / "startup"
+    startup.mkdir(parents=True)
+    (startup / "rule.py").write_text("import gpu_rule\ngpu_rule.install()\n")
+    ipython, here = str(folder / "ipython"), str(Path(__file__).parent)
+    return run_notebook(path, "--nbval", IPYTHONDIR=ipython, PYTHONPATH=here)
+
+
+@pytest.mark.rehearse
+@each_of(ALL)
+def test_stored_outputs_hold_by_the_rule_of_a_gpu_machine(notebook: Path, tmp_path: Path):
+    assert_holds(rehearse(notebook, tmp_path))
+
+
+@pytest.mark.rehearse
+def test_the_rehearsal_notices_what_is_not_placed(tmp_path: Path):
+    nobody = {"tf.device(plan.host)": "tf.name_scope('nobody')"}
+    run = rehearse(ALL[0], tmp_path, **nobody)
+    assert run.returncode == 1
+    assert "step.bytes_between()" in run.stdout  # the cell that fails counts bytes

@@ -108,8 +108,10 @@ WRONG: dict[str, list[tuple[int, str, str]]] = {
         (2, SHARE.replace("tf.device(device)", "tf.device(plan.host)"), "multiplied nothing"),
         (2, SHARE.replace("    return tf.concat", "    pieces = tf.concat"), "returns nothing"),
         (2, SHARE.replace(", axis=1)):", ")):"), "it raises"),
-        (2, SHARE.replace("return", "with tf.device(device):\n        return"), "on /CPU:0"),
-        (2, INSIDE, "outside the device's block"),
+        (2, SHARE, "cut and join in a block of /CPU:0"),
+        (2, SHARE.replace("return", "with tf.device(device):\n        return"), "block of /CPU:0"),
+        (2, INSIDE.replace("return", "with tf.device(plan.host):\n        return"),
+         "outside the device's block"),
     ],
     "01": [
         (1, "answer = '/device:CPU:2'", "job:localhost, replica:0, task:0 is missing"),

@@ -135,20 +135,25 @@ for device in plan.devices:
 # ## One multiplication on all devices
 #
 # A row of a product needs only the same row of the left matrix. So the left matrix can be cut into
-# **shards** of rows, one for each device. Each device multiplies its shard, and the host joins the
-# pieces:
+# **shards** of rows, one for each device. The host cuts and joins, so its block is around
+# everything. Each device multiplies its own shard, in a block of its own inside:
 
 # %%
 def multiply(left, right):
     pieces = []
-    for device, shard in zip(plan.devices, tf.split(left, len(plan))):
-        with tf.device(device):
-            pieces.append(tf.matmul(shard, right))
     with tf.device(plan.host):
+        for device, shard in zip(plan.devices, tf.split(left, len(plan))):
+            with tf.device(device):
+                pieces.append(tf.matmul(shard, right))
         return tf.concat(pieces, axis=0)
 
 
 # %% [markdown]
+# The inner block wins. Without the outer one nobody would have placed the cutting and the joining.
+# TensorFlow would do both on the host where there is no GPU, and on the first GPU where there is
+# one. There all of `left` would go to that GPU first, and then from GPU to GPU. These lessons name
+# a place for everything that matters, so that they do the same on every machine.
+#
 # First on numbers that you can add in your head. A row of ones times `small` gives the sums of its
 # columns, 4 and 6. Here are as many such rows as there are devices:
 
@@ -180,8 +185,7 @@ plt.show()
 # %% [markdown]
 # With two devices, each gets a shard of 840 rows, which is 840 · 1680 · 4 = 5,644,800 bytes, and
 # all of `right`, 11,289,600 bytes. It sends back 840 rows of the product. All of `right` goes to
-# every device, however many there are: a price of this way of sharing. (`Identity` hands the
-# result out.)
+# every device, however many there are: a price of this way of sharing.
 #
 # The **timeline** shows when each device worked. Look for bars one above the other:
 
@@ -194,6 +198,12 @@ plt.show()
 # device that waited. With several devices the host's bar is the last: it joins the pieces when all
 # of them have come. Cutting `left` takes too little time to be seen.
 #
+# Whoever runs `make gpu` on a machine with GPUs keeps its timeline for the others:
+
+# %% tags=["varies", "nbval-ignore-output"]
+charts.from_gpus("00")
+
+# %% [markdown]
 # ## Proof: the same product
 #
 # The entries are whole numbers, and float32 adds whole numbers of this size exactly. So the joined
@@ -203,6 +213,34 @@ plt.show()
 print("equal to NumPy's product:", np.array_equal(result, left @ right))
 
 # %% [markdown]
+# Other numbers are rounded, and a GPU may round more than you expect. A float32 has 23 bits behind
+# the point. Since the Ampere generation of 2020, GPUs multiply float32 numbers as **TF32** unless
+# told otherwise: with 10 of these bits, and several times as fast. Here is what this does to a
+# product, imitated with NumPy:
+
+# %%
+def as_tf32(x):
+    return ((x.view("uint32") + 0x1000) & 0xFFFFE000).view("float32")  # round to 10 bits
+
+
+a, b = rng.standard_normal([2, 400, 400], dtype="float32")
+exact = a.astype("float64") @ b.astype("float64")
+for name, product in [("float32", a @ b), ("TF32", as_tf32(a) @ as_tf32(b))]:
+    error = np.abs(product - exact).max() / np.abs(exact).max()
+    print(f"{name:8} wrong by about 1e{np.log10(error):.0f} of the largest entry")
+
+# %% [markdown]
+# The whole numbers from -3 to 3 fit into 10 bits, so they are exact either way. A gradient is not:
+# with TF32, two ways to compute the same step may differ in the third digit, and a mistake of that
+# size could not be seen. So `devices.setup` has switched it off in this notebook:
+
+# %%
+print("TF32:", tf.config.experimental.tensor_float_32_execution_enabled())
+
+# %% [markdown]
+# In a training of your own TF32 is usually worth having. It is on unless you call
+# `tf.config.experimental.enable_tensor_float_32_execution(False)`.
+#
 # ## Was it faster?
 #
 # One device against all of them, in turn, twenty times each. `tf.function` turns both into graphs
@@ -224,9 +262,13 @@ timing.compare(lambda: on_one(*pair).numpy(), lambda: on_all(*pair).numpy(), nam
 
 # %% [markdown]
 # The number is one device's time over that of all, the median of the pairs; in brackets, the
-# middle half of them. With as many free cores, or GPUs, as devices it comes near the number of
-# devices, less what cutting, joining and copying cost. On a machine that is busy with something
-# else, or where the `timing` line of the plan says so, it tells nothing.
+# middle half of them. With as many free cores as devices it comes near the number of devices, less
+# what cutting and joining cost. On a machine that is busy with something else, or where the
+# `timing` line of the plan says so, the number means nothing.
+#
+# On GPUs do not expect "all" to win here. A GPU needs about a millisecond for this product, or
+# less, and copying the matrices to it takes at least as long. Sharing pays where a device computes
+# for longer than its data travels; lesson 07 looks for that point in a training step.
 #
 # ## Break it
 #
@@ -235,9 +277,9 @@ timing.compare(lambda: on_one(*pair).numpy(), lambda: on_all(*pair).numpy(), nam
 # %%
 def multiply_somewhere(left, right):
     pieces = []
-    for shard in tf.split(left, len(plan)):
-        pieces.append(tf.matmul(shard, right))
     with tf.device(plan.host):
+        for shard in tf.split(left, len(plan)):
+            pieces.append(tf.matmul(shard, right))
         return tf.concat(pieces, axis=0)
 
 
@@ -245,8 +287,8 @@ result, step = trace.function_step(multiply_somewhere, left, right)
 print("equal to NumPy's product:", np.array_equal(result, left @ right))
 
 # %% [markdown]
-# The product is right and no error is raised. A test of the value cannot notice that nobody was
-# asked to share the work. A test of the place does:
+# The product is right and no error is raised. A test of the value cannot reveal that the work was
+# never shared. A test of the place does:
 
 # %%
 worked = {op.device for op in step.ops if op.type == "MatMul"}
@@ -254,8 +296,7 @@ print("multiplied on:", sorted(worked))
 print("did not multiply:", sorted(set(plan.devices) - worked))
 
 # %% [markdown]
-# Everything was multiplied where TensorFlow puts what nobody placed: on `/CPU:0`, or on the first
-# GPU.
+# Everything was multiplied on the host: its block was the only one left.
 #
 # ## On your own
 #
@@ -277,7 +318,8 @@ checks.default_device(answer)
 # %% [markdown]
 # **2.** Cut `right` instead of `left`: a column of the product needs only the same column of
 # `right`. Write `multiply_columns` so that each device gets all of `left` and only its columns of
-# `right`. The check looks at the value, at the places and at the bytes.
+# `right`. The check looks at the value, at the places and at the bytes. What you leave unplaced it
+# puts where a GPU machine would: on the first device.
 
 # %% tags=["exercise"]
 def multiply_columns(left, right):
@@ -289,10 +331,10 @@ checks.multiply_columns(multiply_columns)
 # %% tags=["solution"]
 def multiply_columns(left, right):
     pieces = []
-    for device, shard in zip(plan.devices, tf.split(right, len(plan), axis=1)):
-        with tf.device(device):
-            pieces.append(tf.matmul(left, shard))
     with tf.device(plan.host):
+        for device, shard in zip(plan.devices, tf.split(right, len(plan), axis=1)):
+            with tf.device(device):
+                pieces.append(tf.matmul(left, shard))
         return tf.concat(pieces, axis=1)
 
 
@@ -313,6 +355,8 @@ checks.multiply_columns(multiply_columns)
 #   shape, as they would cross to a GPU, and there the copy takes time.
 # - `devices.setup` sees to it that TensorFlow takes memory from a GPU as it needs it. Unasked, it
 #   takes nearly all of every GPU at the start; lesson 02 is about that.
+# - What no block names goes to the host without a GPU, and to the first GPU with one. Code that
+#   shares out work should name a place for what it cuts, joins and returns.
 # - `trace.function_step` runs the function's graph in a session (lesson 01), on copies of its
 #   variables, because only a session keeps such a trace.
 # - `MGPU_DEVICES=4` and `MGPU_MODE=cores` in the environment, before the kernel starts, change

@@ -68,7 +68,7 @@ except RuntimeError as error:
 # |---|---|---|---|
 # | a share of each GPU | `per_process_gpu_memory_fraction` | | |
 # | start small and grow | `allow_growth` | `set_memory_growth` | `TF_FORCE_GPU_ALLOW_GROWTH` |
-# | a limit in MB | `virtual_devices` (experimental) | `memory_limit` of a logical device | |
+# | a limit in MiB | `virtual_devices` (experimental) | `memory_limit` of a logical device | |
 # | another allocator | `use_cuda_malloc_async` (experimental) | | `TF_GPU_ALLOCATOR` |
 # | leave a GPU alone | `visible_device_list` | `set_visible_devices` | `CUDA_VISIBLE_DEVICES` |
 #
@@ -81,9 +81,10 @@ config.gpu_options.allow_growth = True
 config
 
 # %% [markdown]
-# The share is a fraction of one: 0.4 is 40 %. A much copied page on multi-device training says 20
-# % in its text and sets 0.4 in its code. The message takes any number; `plan.session_config`,
-# which has `growth` and `memory_fraction` too, refuses what is no share.
+# The share is a fraction of one: 0.4 is 40 %. The message takes any number, also one above 1. It
+# acts only in the first session of a process: TensorFlow makes one allocator for each GPU, when it
+# starts, and keeps it until the process ends. So what a later session says about memory changes
+# nothing, and `plan.session_config` has no such option.
 #
 # Today's form has to be said before TensorFlow starts. It has started in this notebook, and there
 # may be no GPU. In the block of `memory.pretend_gpus`, TensorFlow has not started, and its list
@@ -101,8 +102,9 @@ with memory.pretend_gpus(2) as gpus:
 
 # %% [markdown]
 # `set_memory_growth` became the classic `allow_growth`, and `set_visible_devices` the classic
-# `visible_device_list`. Then the first GPU was cut into two devices of 1024 MB. Look for
-# `allow_growth` in the second message: the limit took it away, and nobody said so.
+# `visible_device_list`. Then the first GPU was cut into two devices of 1024 MiB (TensorFlow writes
+# MB and means MiB). Look for `allow_growth` in the second message: the limit took it away, and
+# nobody said so.
 #
 # `devices.setup` chooses for you: growth when each device is a GPU, limits when they share one.
 # `memory.logical(gpu, [1024, 1024])` sets limits of your own, and first checks that they fit the
@@ -306,7 +308,9 @@ print("the peak of the graph, within 10 %:", within)
 # %% tags=["varies"]
 def shared(x, y):
     gradients = []
-    for each, *shard in zip(plan.devices, tf.split(x, len(plan)), tf.split(y, len(plan))):
+    with tf.device(plan.host):
+        shards = zip(tf.split(x, len(plan)), tf.split(y, len(plan)))
+    for each, shard in zip(plan.devices, shards):
         with tf.device(each):
             with tf.GradientTape() as tape:
                 loss = models.loss(models.logits(network, twins, shard[0]), shard[1])
@@ -314,7 +318,8 @@ def shared(x, y):
     return gradients
 
 
-_, all_devices = trace.function_step(shared, images[:504], labels[:504])
+size = 504 - 504 % len(plan)
+_, all_devices = trace.function_step(shared, images[:size], labels[:size])
 charts.device_bars({each: all_devices.peak(each, scratch=False) for each in plan.devices})
 plt.show()
 
@@ -337,7 +342,7 @@ with tf1.Session(graph=small, config=plan.session_config(devices=1)) as by_hand:
     by_hand.run(w.initializer)
     for _ in range(2):
         tiny = trace.session_step(by_hand, small_step, {x: np.ones([1000, 200])})[1]
-print(f"by hand {2 * 1000 * 50 * 4:,} bytes, traced {tiny.peak(device):,}")
+print(f"by hand {2 * 1000 * 50 * 4:,} bytes, traced {tiny.peak(device, scratch=False):,}")
 print("alive at the end:", tiny.memory[device][-1][1])
 
 # %% [markdown]

@@ -253,7 +253,9 @@ print("timing    by time:", *best["time"])
 # %%
 def in_pieces(stages, loss, x, y, order):
     pieces, last = len(order[0]) // 2, len(stages) - 1
-    out = {(-1, k): piece for k, piece in enumerate(tf.split(x, pieces))}
+    with tf.device(plan.host):
+        xs, ys = tf.split(x, pieces), tf.split(y, pieces)
+    out = {(-1, k): piece for k, piece in enumerate(xs)}
     given, back, total = {}, {}, {}
     for s, task in pipeline.run_times(order):  # each after what it needs
         stage, k = stages[s], int(task[1:])
@@ -262,7 +264,7 @@ def in_pieces(stages, loss, x, y, order):
                 given[s, k] = tf.identity(out[s - 1, k])
                 out[s, k] = stage.function(stage.weights, given[s, k])
                 if s == last:
-                    out[s, k] = loss(out[s, k], tf.split(y, pieces)[k]) / pieces
+                    out[s, k] = loss(out[s, k], ys[k]) / pieces
             else:
                 wanted = [*stage.weights.values(), given[s, k]]
                 found = tf1.gradients(out[s, k], wanted, grad_ys=back.get((s + 1, k)))
@@ -399,11 +401,14 @@ for pieces, step in steps["one forward, one back"].items():
 
 # %% [markdown]
 # With as many cores as devices, the two ways that overlap gain with the first pieces, and then
-# little or nothing. The bubble shrinks, but a device is idle for longer than the bubble: that
-# takes all tasks to be of one length. On the machine that built this page the two stages cost the
+# little or nothing. The bubble shrinks, but a device is idle for longer than the bubble: the
+# formula assumes equally long tasks. On the machine that built this page the two stages cost the
 # same in one piece; in small ones the second, with its large matrix, takes longer than the first,
 # which waits for it. And all forward first waits twice: for the stage that is slower forward, then
 # for the one that is slower back. One forward, one back mixes the two.
+#
+# On GPUs this network is too small for pieces. A task is dozens of short kernels, and starting them
+# takes longer than computing them. There, expect pieces to make the step slower, not faster.
 #
 # What the first device holds:
 

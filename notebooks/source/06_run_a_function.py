@@ -36,25 +36,27 @@ from mgpu_helpers import charts, checks, placement, towers, trace
 # %% [markdown]
 # ## Add two vectors
 #
-# One device adds two vectors of 24 numbers:
+# One device adds two vectors. They have twelve numbers for each device, so with two devices 24:
 
 # %%
-a = tf.range(24.0)
+a = tf.range(12.0 * len(plan))
 b = 10 * a
 with tf.device(plan.devices[0]):
     print((a + b).numpy())
 
 # %% [markdown]
 # To use all devices, split both vectors, add each pair of pieces on its device, and join the sums.
-# Look at the pieces:
+# Splitting and joining are the host's. Look at the pieces:
 
 # %%
 sums = []
-for device, piece_a, piece_b in zip(plan.devices, tf.split(a, len(plan)), tf.split(b, len(plan))):
-    with tf.device(device):
-        sums.append(piece_a + piece_b)
-        print(devices.short(sums[-1].device), sums[-1].numpy())
-print(tf.concat(sums, axis=0).numpy())
+with tf.device(plan.host):
+    pieces_a, pieces_b = tf.split(a, len(plan)), tf.split(b, len(plan))
+    for device, piece_a, piece_b in zip(plan.devices, pieces_a, pieces_b):
+        with tf.device(device):
+            sums.append(piece_a + piece_b)
+            print(devices.short(sums[-1].device), sums[-1].numpy())
+    print(tf.concat(sums, axis=0).numpy())
 
 # %% [markdown]
 # Each device made its piece of the sum, and the joined vector is the one from before. Nothing in
@@ -63,12 +65,13 @@ print(tf.concat(sums, axis=0).numpy())
 # %%
 def make_parallel(function, devices):
     def parallel(**batches):
-        pieces = {name: tf.split(batch, len(devices)) for name, batch in batches.items()}
         outputs = []
-        for i, device in enumerate(devices):
-            with tf.device(device):
-                outputs.append(function(**{name: piece[i] for name, piece in pieces.items()}))
-        return tf.concat(outputs, axis=0)
+        with tf.device(plan.host):
+            pieces = {name: tf.split(batch, len(devices)) for name, batch in batches.items()}
+            for i, device in enumerate(devices):
+                with tf.device(device):
+                    outputs.append(function(**{name: piece[i] for name, piece in pieces.items()}))
+            return tf.concat(outputs, axis=0)
 
     return parallel
 
@@ -86,13 +89,13 @@ def add(a, b):
 print(make_parallel(add, plan.devices)(a=a, b=b).numpy())
 
 # %% [markdown]
-# The same again with 1.2 million numbers each, traced. (`parallel` takes its batches by name,
-# hence the `lambda`.) Look for the bytes: each device gets its share of both vectors and sends
-# back one share.
+# The same again with 600,000 numbers for each device, traced. (`parallel` takes its batches by
+# name, hence the `lambda`.) Look for the bytes: each device gets its share of both vectors and
+# sends back one share.
 
 # %%
 rng = np.random.default_rng(seed=0)
-long_a, long_b = rng.integers(0, 100, [2, 1_200_000]).astype("float32")
+long_a, long_b = rng.integers(0, 100, [2, 600_000 * len(plan)]).astype("float32")
 
 result, step = trace.function_step(
     lambda a, b: make_parallel(add, plan.devices)(a=a, b=b), long_a, long_b
@@ -118,14 +121,14 @@ def model(x, y):
 
 
 # %% [markdown]
-# First on one device. The loss of the batch is the mean over its examples, and Adam, a form of
-# gradient descent, makes it small. (`colocate` comes later; in the graph, `train` is one step and
-# `init` sets the weights to zero.)
+# First on one device. The loss of the batch is the mean over its examples, taken on the host, and
+# Adam, a form of gradient descent, makes it small. (`colocate` comes later; in the graph, `train`
+# is one step and `init` sets the weights to zero.)
 
 # %%
 def build(loss_of_each, colocate):
     graph = tf.Graph()
-    with graph.as_default():
+    with graph.as_default(), tf.device(plan.host):
         x = tf1.placeholder(tf.float32, [None], name="x")
         y = tf1.placeholder(tf.float32, [None], name="y")
         loss = tf.reduce_mean(loss_of_each(x=x, y=y), name="loss")
@@ -138,7 +141,12 @@ def build(loss_of_each, colocate):
     return graph
 
 
-one = build(model, colocate=False)
+def on_first_device(x, y):
+    with tf.device(plan.devices[0]):
+        return model(x, y)
+
+
+one = build(on_first_device, colocate=False)
 print([variable.name for variable in one.get_collection("trainable_variables")])
 
 # %% [markdown]
@@ -152,7 +160,7 @@ def train(graph, steps=3000):
         session = tf1.Session(graph=graph, config=plan.session_config(log_placement=True))
         session.run("init")
         for _ in range(steps):
-            x = rng.uniform(-10, 10, 96).astype("float32")
+            x = rng.uniform(-10, 10, 48 * len(plan)).astype("float32")
             session.run("train", {"x:0": x, "y:0": 5 * x**2 + 3})
     return session, log
 
@@ -179,13 +187,14 @@ except ValueError as error:
 # %%
 def make_parallel(function, devices):
     def parallel(**batches):
-        pieces = {name: tf.split(batch, len(devices)) for name, batch in batches.items()}
         outputs = []
-        for i, device in enumerate(devices):
-            scope = tf1.variable_scope(tf1.get_variable_scope(), reuse=i > 0)
-            with tf.device(device), tf.name_scope(f"tower_{i}"), scope:
-                outputs.append(function(**{name: piece[i] for name, piece in pieces.items()}))
-        return tf.concat(outputs, axis=0)
+        with tf.device(plan.host):
+            pieces = {name: tf.split(batch, len(devices)) for name, batch in batches.items()}
+            for i, device in enumerate(devices):
+                scope = tf1.variable_scope(tf1.get_variable_scope(), reuse=i > 0)
+                with tf.device(device), tf.name_scope(f"tower_{i}"), scope:
+                    outputs.append(function(**{name: piece[i] for name, piece in pieces.items()}))
+            return tf.concat(outputs, axis=0)
 
     return parallel
 
@@ -220,8 +229,8 @@ def gradients_by_device(log):
 print(gradients_by_device(log))
 
 # %% [markdown]
-# Nearly all are in one place: where TensorFlow puts what nobody placed. `tf.device` applies to
-# what is created in its block, and the gradients are created later, by `compute_gradients`.
+# Nearly all are on the host. `tf.device` applies to what is created in its block, and the gradients
+# are created later, by `compute_gradients`, which stands in the block of the host.
 # `colocate_gradients_with_ops=True` puts each beside the forward operation that it belongs to:
 
 # %%
@@ -234,11 +243,11 @@ print(gradients_by_device(log))
 # `tf.concat` and to the mean, which are there, too.
 #
 # `make_parallel` and `colocate_gradients_with_ops=True` are the two changes between one device and
-# many. Here is the gradient of a batch of 96 in that graph. Look for what comes back to the host,
-# and how many bytes it is:
+# many. Here is the gradient of a batch in that graph, 48 examples for each device. Look for what
+# comes back to the host, and how many bytes it is:
 
 # %% tags=["cover"]
-feed = {"x:0": np.ones(96, "float32"), "y:0": np.ones(96, "float32")}
+feed = {"x:0": np.ones(48 * len(plan)), "y:0": np.ones(48 * len(plan))}
 session.run("gradient:0", feed)
 _, step = trace.session_step(session, "gradient:0", feed)
 print("bytes that cross:", sum(step.bytes_between().values()))
@@ -304,30 +313,31 @@ def squared_error(x, y):
 # %%
 @tf.function
 def gradient(x, y):
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean(make_parallel(squared_error, plan.devices)(x=x, y=y))
-    return tape.gradient(loss, w)
+    with tf.device(plan.host):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(make_parallel(squared_error, plan.devices)(x=x, y=y))
+        return tape.gradient(loss, w)
 
 
-x = rng.uniform(-10, 10, 96).astype("float32")
+x = rng.uniform(-10, 10, 48 * len(plan)).astype("float32")
 with placement.capture() as log:
     gradient(x, 5 * x**2 + 3)
 print(gradients_by_device(log))
 
 # %% [markdown]
-# All of them are where TensorFlow puts what nobody placed. In today's code each device has to be
-# asked for the gradient of its own shard, inside its own block:
+# All of them are on the host, in whose block the gradient was asked for. In today's code each
+# device has to be asked for the gradient of its own shard, inside its own block:
 
 # %%
 @tf.function
 def gradient(x, y):
     gradients = []
-    for device, *shard in zip(plan.devices, tf.split(x, len(plan)), tf.split(y, len(plan))):
-        with tf.device(device), tf.GradientTape() as tape:
-            loss = tf.reduce_mean(squared_error(*shard))
-        with tf.device(device):
-            gradients.append(tape.gradient(loss, w))
     with tf.device(plan.host):
+        for device, *shard in zip(plan.devices, tf.split(x, len(plan)), tf.split(y, len(plan))):
+            with tf.device(device):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean(squared_error(*shard))
+                gradients.append(tape.gradient(loss, w))
         return tf.add_n(gradients) / len(plan)
 
 
@@ -355,12 +365,13 @@ print("largest difference below 0.1 %:", np.abs(classic / modern - 1).max() < 1e
 # %%
 def make_separate(function, devices):
     def parallel(**batches):
-        pieces = {name: tf.split(batch, len(devices)) for name, batch in batches.items()}
         outputs = []
-        for i, device in enumerate(devices):
-            with tf.device(device), tf1.variable_scope(f"tower_{i}"):
-                outputs.append(function(**{name: piece[i] for name, piece in pieces.items()}))
-        return tf.concat(outputs, axis=0)
+        with tf.device(plan.host):
+            pieces = {name: tf.split(batch, len(devices)) for name, batch in batches.items()}
+            for i, device in enumerate(devices):
+                with tf.device(device), tf1.variable_scope(f"tower_{i}"):
+                    outputs.append(function(**{name: piece[i] for name, piece in pieces.items()}))
+            return tf.concat(outputs, axis=0)
 
     return parallel
 
@@ -438,14 +449,14 @@ checks.uneven(make_parallel_uneven)
 # %% tags=["solution"]
 def make_parallel_uneven(function, devices):
     def parallel(**batches):
-        size = len(next(iter(batches.values())))
+        size, outputs = len(next(iter(batches.values()))), []
         sizes = [len(part) for part in np.array_split(np.arange(size), len(devices))]
-        pieces = {name: tf.split(batch, sizes) for name, batch in batches.items()}
-        outputs = []
-        for i, device in enumerate(devices):
-            with tf.device(device):  # without the scopes, to be short
-                outputs.append(function(**{name: piece[i] for name, piece in pieces.items()}))
-        return tf.concat(outputs, axis=0)
+        with tf.device(plan.host):
+            pieces = {name: tf.split(batch, sizes) for name, batch in batches.items()}
+            for i, device in enumerate(devices):
+                with tf.device(device):  # without the scopes, to be short
+                    outputs.append(function(**{name: piece[i] for name, piece in pieces.items()}))
+            return tf.concat(outputs, axis=0)
 
     return parallel
 
@@ -477,8 +488,8 @@ checks.mean_error(mean_error, squared_error)
 # %% [markdown]
 # ## What we saw
 #
-# - Twenty-four numbers, then 1.2 million, were added in shards, one a device, and the sum was the
-#   same.
+# - A dozen numbers for each device, then 600,000, were added in shards, one a device, and the sum
+#   was the same.
 # - A model ran on all devices after two changes, and learned the same weights.
 # - Without colocation nearly all gradients were in one place; with it each device had its own.
 # - With a scope for each device there were as many models as devices, and no error said so.

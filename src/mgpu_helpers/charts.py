@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -113,7 +114,25 @@ def timeline(trace: Trace, ax: Any = None) -> Any:
     ax.set_xlim(0, trace.length * 1e3 or 1)
     ax.set_xlabel("time in the step, ms")
     ax.set_title("When each device worked", loc="left")
+    _say_launches(trace, ax)
     return ax
+
+
+def _say_launches(trace: Trace, ax: Any) -> None:
+    if trace.launches_only:
+        ax.set_title("GPU: launches, not kernels", loc="right", size=7.5, color="#666")
+
+
+def from_gpus(lesson: str, folder: str | os.PathLike[str] = "../results") -> None:
+    """Show the pictures that `make gpu` kept of a lesson on machines with GPUs, or say none is."""
+    from IPython.display import Image, display
+
+    pictures = sorted(Path(folder).glob(f"gpu-*/{lesson}_*.png"))
+    for picture in pictures:
+        print(picture.parent.name)
+        display(Image(picture, alt=f"the same on {picture.parent.name}"))
+    if not pictures:
+        print("none yet: make gpu, on a machine with GPUs, keeps one")
 
 
 def pipeline(trace: Trace, ax: Any = None) -> Any:
@@ -153,6 +172,7 @@ def pipeline(trace: Trace, ax: Any = None) -> Any:
     ax.set_xlim(0, trace.length * 1e3 or 1)
     ax.set_xlabel("time in the step, ms")
     ax.set_title("Micro-batches: forward dark, backward pale", loc="left")
+    _say_launches(trace, ax)
     return ax
 
 
@@ -175,7 +195,7 @@ def against_pieces(
                 np.array([getattr(costs[m], which) for m in sorted(costs)]) * factor
                 for which in ("low", "median", "high")
             )
-            ax.errorbar(sorted(costs), middle, [middle - low, high - middle], capsize=3,
+            ax.errorbar(sorted(costs), middle, np.stack([middle - low, high - middle]), capsize=3,
                         label=name, **style)  # fmt: skip
         else:
             ax.plot(sorted(costs), [costs[m] * factor for m in sorted(costs)], label=name, **style)
@@ -294,8 +314,9 @@ def per_example(seconds: Mapping[int, Sequence[float]], ax: Any = None) -> Any:
     ax = axes(ax)
     counts = sorted(seconds)
     low, middle, high = np.quantile([seconds[n] for n in counts], [0.25, 0.5, 0.75], axis=1) * 1e3
-    ax.errorbar(counts, middle, [middle - low, high - middle], fmt="o", color=PALETTE[0],
-                capsize=3, label="measured")  # fmt: skip
+    # One array and not a list of two: Matplotlib takes each of a list for a number first.
+    ax.errorbar(counts, middle, np.stack([middle - low, high - middle]), fmt="o",
+                color=PALETTE[0], capsize=3, label="measured")  # fmt: skip
     ideal = [middle[0] * counts[0] / n for n in counts]
     ax.plot(counts, ideal, **IDEAL, label="ideal: one device, divided")
     ax.set_xticks(counts)

@@ -29,6 +29,14 @@ def _raised(error: Exception) -> None:
     _not_yet(f"it raises {type(error).__name__}: {lines[-1] if lines else ''}")
 
 
+def _traced(function: Callable[..., Any], *args: Any) -> tuple[Any, trace.Trace]:
+    """Trace a function as a GPU machine places it: what it leaves open is on the first device."""
+    import tensorflow as tf
+
+    with tf.device(devices.current().devices[0]):
+        return trace.function_step(function, *args)
+
+
 def default_device(answer: Any) -> None:
     """Check exercise 1 of lesson 00: the device that TensorFlow chooses unasked."""
     import tensorflow as tf
@@ -40,7 +48,7 @@ def default_device(answer: Any) -> None:
         return _not_yet(f"a device name is a string such as '/CPU:0', not {answer!r}")
     if devices.short(answer) != right:
         return _not_yet(f"it is not on {answer or 'nothing'}; make it and look at its .device")
-    print(f"yes: without a name it goes to {right}")
+    print("yes: that is where TensorFlow puts what nobody places")
 
 
 def multiply_columns(function: Callable[[Any, Any], Any]) -> None:
@@ -50,7 +58,7 @@ def multiply_columns(function: Callable[[Any, Any], Any]) -> None:
     left = rng.integers(-3, 4, [60, 40]).astype("float32")
     right = rng.integers(-3, 4, [40, 840]).astype("float32")
     try:
-        value, step = trace.function_step(function, left, right)
+        value, step = _traced(function, left, right)
     except Exception as error:
         return _raised(error)
     if value is None:
@@ -67,7 +75,9 @@ def multiply_columns(function: Callable[[Any, Any], Any]) -> None:
     wanted = left.nbytes + right.nbytes // len(plan)
     for copy in step.copies:
         if copy.source in plan.devices and copy.target in plan.devices:
-            return _not_yet(f"{copy.source} sends to {copy.target}: join the pieces on {plan.host}")
+            return _not_yet(
+                f"{copy.source} sends to {copy.target}: cut and join in a block of {plan.host}"
+            )
     for device in plan.devices:
         got = sum(c.bytes for c in step.copies if c.target == device)
         if got > wanted:
@@ -141,7 +151,7 @@ def add_entries(function: Callable[[Any], Any]) -> None:
     plan = devices.current()
     x = np.random.default_rng(seed=2).integers(-3, 4, [60, 60]).astype("float32")
     try:
-        value, step = trace.function_step(function, x)
+        value, step = _traced(function, x)
     except Exception as error:
         return _raised(error)
     if value is None or np.shape(value) != ():
@@ -160,20 +170,21 @@ def add_entries(function: Callable[[Any], Any]) -> None:
 def distances(function: Callable[..., Any]) -> None:
     """Check exercise 1 of lesson 06: a function of two batches on every device."""
     plan = devices.current()
-    points = np.arange(48, dtype="float32").reshape(24, 2)
+    n = 12 * len(plan)
+    points = np.arange(2 * n, dtype="float32").reshape(n, 2)
     others = points + np.array([3, 4], "float32")
     try:
-        value, step = trace.function_step(lambda p, q: function(points=p, others=q), points, others)
+        value, step = _traced(lambda p, q: function(points=p, others=q), points, others)
     except Exception as error:
         return _raised(error)
-    if value.shape != (24,):
-        return _not_yet(f"the result has shape {value.shape}, not (24,)")
-    if not np.array_equal(value, np.full(24, 5.0, "float32")):
+    if value.shape != (n,):
+        return _not_yet(f"the result has shape {value.shape}, not ({n},)")
+    if not np.array_equal(value, np.full(n, 5.0, "float32")):
         return _not_yet("every distance should be 5")
     idle = set(plan.devices) - {op.device for op in step.ops}
     if idle:
         return _not_yet(f"{', '.join(sorted(idle))} did nothing: wrap it with make_parallel")
-    print("yes: 24 distances of 5, and every device did its share")
+    print(f"yes: {n} distances of 5, and every device did its share")
 
 
 def uneven(make: Callable[..., Any]) -> None:
@@ -206,7 +217,7 @@ def mean_error(function: Callable[[Any, Any], Any], error: Callable[[Any, Any], 
     rng = np.random.default_rng(seed=3)
     x, y = rng.integers(-5, 6, [2, 24 * len(plan)]).astype("float32")
     try:
-        value, step = trace.function_step(function, x, y)
+        value, step = _traced(function, x, y)
     except Exception as error:
         if "scalars" in str(error):
             return _not_yet("a shard's mean has no row left to join: keepdims=True keeps one")
@@ -262,16 +273,16 @@ def half_the_bytes(function: Callable[..., Any]) -> None:
         return function(vectors), tf.add_n(vectors) / len(vectors)
 
     try:
-        (got, wanted), _ = trace.function_step(step, tf.constant(3))
-        _, traced = trace.function_step(lambda seed: step(seed)[0], tf.constant(3))
+        (got, wanted), _ = _traced(step, tf.constant(3))
+        _, traced = _traced(lambda seed: step(seed)[0], tf.constant(3))
     except Exception as error:
         return _raised(error)
     if not isinstance(got, np.ndarray) or got.shape != (length,):
         return _not_yet(f"return one vector of {length} numbers")
+    if got.dtype != np.float32:
+        return _not_yet(f"the average should be float32, not {got.dtype}")
     if any(c.target in plan.devices and c.bytes > 100 for c in traced.copies):
         return _not_yet(f"the average should be made on {plan.host}")
-    if got.dtype != np.float32:
-        return _not_yet(f"the average should be float32, not {getattr(got, 'dtype', None)}")
     if not np.allclose(got, wanted, atol=0.01):
         return _not_yet("the average is not right to 0.01")
     for device in plan.devices:

@@ -5,22 +5,25 @@ Lesson 00 builds it in front of the reader.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import os
 import platform
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mgpu_helpers import nvml, quiet
+from mgpu_helpers import nvml, quiet, trial, visible
+from mgpu_helpers.trial import explain as explain  # for people: devices.explain(error)
 from mgpu_helpers.wording import counted
 
 MODES = ("gpus", "split-gpu", "cores")
 MOST = 64  # more logical devices than any one machine has GPUs
-MEGABYTE = 2**20
+MEBIBYTE = 2**20
+AMPERE = (8, 0)  # the compute capability from which on GPUs have TF32
 
 _plan: Plan | None = None
 
@@ -36,6 +39,7 @@ class Plan:
     cores: int
     machine: str
     note: str  # what the machine has that the plan does not use, or why there is no GPU
+    float32: str = ""  # how exact float32 is; "" where there is nothing to say
 
     def __len__(self) -> int:
         return len(self.devices)
@@ -76,6 +80,8 @@ class Plan:
             lines.append(f"{'' if i else 'devices':9}{name}  {real}")
         lines.append(f"machine  {self.machine}; {self.note}")
         lines.append(f"timing   {self.timing}")
+        if self.float32:
+            lines.append(f"float32  {self.float32}")
         return "\n".join(lines)
 
     def session_config(
@@ -84,15 +90,13 @@ class Plan:
         devices: int | None = None,
         log_placement: bool = False,
         soft_placement: bool = False,
-        growth: bool | None = None,
-        memory_fraction: float | None = None,
     ) -> Any:
         """Build the `ConfigProto` that gives a classic Session the same devices as this plan.
 
         A Session that is given a config of its own forgets what `tf.config` was told; so this one
         starts from it. `devices` is how many of them work at once (all, when None): in cores mode
-        the Session gets that many threads of its own. `growth` and `memory_fraction` are left as
-        the plan has them when None.
+        the Session gets that many threads of its own. How GPUs share out their memory is the plan's
+        for the life of the process: no Session can change it.
         """
         from tensorflow.compat.v1 import ConfigProto
         from tensorflow.python.eager import context
@@ -112,25 +116,6 @@ class Plan:
             # Without a name the threads are the Session's own; a named pool would be shared, and
             # Sessions that work at the same time would wait for each other.
             config.session_inter_op_thread_pool.add(num_threads=used)
-        if growth is not None:
-            if growth and self.mode == "split-gpu":
-                raise ValueError(
-                    "growth=True does not go with split-gpu mode, where every device has a memory "
-                    "limit: leave growth out."
-                )
-            config.gpu_options.allow_growth = growth
-        if memory_fraction is not None:
-            if self.mode == "split-gpu":
-                raise ValueError(
-                    f"memory_fraction={memory_fraction} does not go with split-gpu mode, where "
-                    "every device has a memory limit: leave memory_fraction out."
-                )
-            if not 0 < memory_fraction <= 1:
-                raise ValueError(
-                    f"memory_fraction={memory_fraction} is not a share of a GPU's memory: "
-                    "use a number above 0 and at most 1."
-                )
-            config.gpu_options.per_process_gpu_memory_fraction = memory_fraction
         return config
 
 
@@ -139,6 +124,8 @@ def setup(n: int = 2) -> Plan:
 
     Call it before anything else touches TensorFlow. MGPU_DEVICES overrides n; MGPU_MODE (gpus,
     split-gpu or cores) overrides the mode, which otherwise follows from the GPUs that are there.
+    Each device runs a small operation before the plan is returned, so that one which cannot is
+    said here. TF32 is switched off: `tf32` says what that is.
     """
     global _plan
     wanted = os.environ.get("MGPU_DEVICES")
@@ -154,6 +141,8 @@ def setup(n: int = 2) -> Plan:
         )
     # CUDA's own order is fastest first; nvidia-smi's is by bus. One order everywhere is worth more.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    if os.environ.get("MGPU_MODE") != "cores":
+        visible.check(nvml.query())
     quiet.start()
     import tensorflow as tf
     from tensorflow.python.eager import context
@@ -165,13 +154,52 @@ def setup(n: int = 2) -> Plan:
         )
     gpus = tf.config.list_physical_devices("GPU")
     mode = _mode(n, len(gpus))
+    about: dict[str, trial.Details] = {}
     if mode == "cores":
         names, real = _use_cores(tf, n)
     else:
-        names, real = (_use_gpus if mode == "gpus" else _split_gpus)(tf, gpus, n)
-    _verify(tf, ["/CPU:0", *names])
-    _plan = Plan(mode, "/CPU:0", names, real, *_describe(mode, len(gpus)))
+        use = _use_gpus if mode == "gpus" else _split_gpus
+        with quiet.kept_back():
+            details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus[:n]]
+        names, real, about = use(tf, gpus[:n], details, n)
+        trial.announce(details)
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    with quiet.kept_back():
+        _verify(tf, ["/CPU:0", *names])
+        trial.run(names, about)
+    quiet.first_session()
+    _plan = Plan(
+        mode, "/CPU:0", names, real, *_describe(mode, len(gpus)), float32=_float32(about.values())
+    )
     return _plan
+
+
+@contextlib.contextmanager
+def tf32() -> Iterator[None]:
+    """Let GPUs compute float32 products and convolutions in TF32 within the block, as is usual.
+
+    TF32 rounds what is multiplied to 10 bits: much faster on GPUs from Ampere on (compute
+    capability 8.0), and about 1e-3 off. It is TensorFlow's default, and `setup` switches it off, so
+    that devices can be proven equal. On other GPUs, and on cores, the block changes nothing.
+
+    The switch holds for the whole process, other threads too, and products ask for it each time
+    they run, in graphs that are built already as well. Convolutions may not: TensorFlow tries
+    cuDNN's algorithms when it first meets a shape on a GPU and keeps the fastest, so that a shape
+    may stay exact in the block, or stay in TF32 after it. Time convolutions in a process that does
+    nothing else. The choice can also differ from GPU to GPU and from run to run, by rounding (1e-6)
+    only while TF32 is off; `tf.config.experimental.enable_op_determinism()` makes it the same.
+
+        with devices.tf32():
+            timing.measure(step)
+    """
+    from tensorflow import config
+
+    before = config.experimental.tensor_float_32_execution_enabled()
+    config.experimental.enable_tensor_float_32_execution(True)
+    try:
+        yield
+    finally:
+        config.experimental.enable_tensor_float_32_execution(before)
 
 
 def short(name: str) -> str:
@@ -188,6 +216,17 @@ def order(name: str) -> tuple[str, int]:
     """Sort device names as people count: "/CPU:2" before "/CPU:10"."""
     kind, _, index = name.rpartition(":")
     return kind, int(index or 0)
+
+
+def placed(device: str | None) -> contextlib.AbstractContextManager[Any]:
+    """Place on a device; None leaves it to the surrounding one, which `tf.device(None)` does not.
+
+    >>> with placed("/CPU:0"):
+    ...     x = tf.ones([2])
+    """
+    import tensorflow as tf
+
+    return contextlib.nullcontext() if device is None else tf.device(device)
 
 
 def current() -> Plan | None:
@@ -207,11 +246,17 @@ def freest(n: int = 1, *, busy_below: float = 10, among: Iterable[int] | None = 
     CUDA_DEVICE_ORDER=PCI_BUS_ID and CUDA_VISIBLE_DEVICES before TensorFlow starts.
     """
     n = _whole(n, "n")
-    report = nvml.query()
-    gpus = {gpu.index: gpu for gpu in report.gpus}
-    if not gpus:
+    if visible.mig():
         raise RuntimeError(
-            f"There is no GPU to choose ({report.reason}): call devices.setup({n}), "
+            "CUDA_VISIBLE_DEVICES names MIG devices, of which the driver tells neither load nor "
+            "processes: leave one of them in it, or let jobs.run share them out."
+        )
+    report = nvml.query()
+    gpus = {gpu.index: gpu for gpu in report.gpus if not gpu.problem}
+    if not gpus:
+        reason = next((gpu.problem for gpu in report.gpus), report.reason)
+        raise RuntimeError(
+            f"There is no GPU to choose ({reason}): call devices.setup({n}), "
             "which then uses the CPU's cores, and those are all alike."
         )
     named = list(gpus) if among is None else sorted(set(among))
@@ -284,50 +329,82 @@ def _use_cores(tf: Any, n: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(f"/CPU:{i + 1}" for i in range(n)), ("one thread",) * n
 
 
-def _use_gpus(tf: Any, gpus: list[Any], n: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    tf.config.set_visible_devices(gpus[:n], "GPU")
-    for gpu in gpus[:n]:
+# What a plan needs to know of its devices: their names, what stands behind each, and the details
+# of each one's GPU.
+_Devices = tuple[tuple[str, ...], tuple[str, ...], dict[str, trial.Details]]
+
+
+def _use_gpus(tf: Any, gpus: list[Any], details: list[trial.Details], n: int) -> _Devices:
+    tf.config.set_visible_devices(gpus, "GPU")
+    for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)
-    return tuple(f"/GPU:{i}" for i in range(n)), tuple(_gpu_name(tf, gpu) for gpu in gpus[:n])
+    names = tuple(f"/GPU:{i}" for i in range(n))
+    return names, tuple(map(_gpu_name, details)), dict(zip(names, details, strict=True))
 
 
-def _split_gpus(tf: Any, gpus: list[Any], n: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    gpus = gpus[:n]
+def _split_gpus(tf: Any, gpus: list[Any], details: list[trial.Details], n: int) -> _Devices:
     shares = [n // len(gpus) + (i < n % len(gpus)) for i in range(len(gpus))]
     tf.config.set_visible_devices(gpus, "GPU")
-    limit = _share(max(shares))
-    real = []
-    for gpu, count in zip(gpus, shares, strict=True):
+    limit = _share(shares, len(tf.config.list_physical_devices("GPU")))
+    dealt = []  # a share each: its place on its GPU, the GPU, its name, what it is
+    for i, (gpu, count) in enumerate(zip(gpus, shares, strict=True)):
         part = tf.config.LogicalDeviceConfiguration(memory_limit=limit)
         tf.config.set_logical_device_configuration(gpu, [part] * count)
-        real += [f"1/{count} of {_gpu_name(tf, gpu)}, {limit} MB"] * count
-    return tuple(f"/GPU:{i}" for i in range(n)), tuple(real)
+        what = f"{limit} MiB of {_gpu_name(details[i])}"
+        if len(gpus) > 1:
+            what += f" no. {i + 1}"
+        if count > 1:
+            what += f", shared by {count} devices"
+        dealt += [(place, i, f"/GPU:{len(dealt) + place}", what) for place in range(count)]
+    # TensorFlow numbers the shares GPU by GPU. Here the first devices are on different GPUs, so
+    # that one and two devices are one and two GPUs.
+    dealt.sort()
+    names = tuple(name for _, _, name, _ in dealt)
+    return names, tuple(what for *_, what in dealt), {name: details[i] for _, i, name, _ in dealt}
 
 
-def _share(count: int) -> int:
-    """Choose the memory limit of a device in MB when `count` of them share a GPU."""
-    free = [gpu.memory_free for gpu in nvml.query().gpus if gpu.memory_free is not None]
-    if not free:
-        return 1024
-    limit = min(4096, int(0.8 * min(free) / MEGABYTE / count))
-    if limit < 256:
-        raise RuntimeError(
-            f"{min(free) // MEGABYTE} MB are free on the fullest GPU, too little for {count} "
-            "devices of 256 MB: stop what holds the memory, or set MGPU_MODE=cores."
-        )
+def _share(shares: list[int], seen: int) -> int:
+    """Choose the memory limit of a device in MiB, for so many on each of the GPUs in use.
+
+    `seen` is how many GPUs TensorFlow sees: when CUDA shows as many, in an order that is known,
+    each GPU's own memory counts. Else each may be the fullest one of the machine.
+    """
+    report = nvml.query()
+    cards = visible.shown(report)
+    if cards is None or len(cards) != seen:
+        known = [] if visible.mig() else [gpu for gpu in report.gpus if gpu.memory_free is not None]
+        cards = sorted(known, key=lambda gpu: gpu.memory_free)[:1] * len(shares)
+    limit = 4096 if cards else 1024
+    for card, count in zip(cards, shares, strict=False):
+        free = card.memory_free
+        limit = min(limit, 1024 if free is None else int(0.8 * free / MEBIBYTE / count))
+        if limit < 256:
+            raise RuntimeError(
+                f"{free // MEBIBYTE} MiB are free on GPU {card.index}, too little for "
+                f"{counted(count, 'device')} of 256 MiB: stop what holds the memory, or set "
+                "MGPU_MODE=cores."
+            )
     return limit
 
 
-def _gpu_name(tf: Any, gpu: Any) -> str:
-    return tf.config.experimental.get_device_details(gpu).get("device_name", "GPU")
+def _gpu_name(details: trial.Details) -> str:
+    return details.get("device_name", "GPU")
+
+
+def _float32(details: Iterable[trial.Details]) -> str:
+    if not any(each.get("compute_capability", (0, 0)) >= AMPERE for each in details):
+        return ""
+    return "TF32 is off: products are exact to rounding; with devices.tf32() faster, and 1e-3 off"
 
 
 def _verify(tf: Any, wanted: list[str]) -> None:
     try:
         got = [short(device.name) for device in tf.config.list_logical_devices()]
     except (RuntimeError, tf.errors.OpError) as error:
+        lost = (gpu.problem.rstrip(".") for gpu in nvml.query().gpus if gpu.problem)
+        why = next(lost, str(error).splitlines()[0])
         raise RuntimeError(
-            f"TensorFlow does not start ({str(error).splitlines()[0]}): restart the kernel with "
+            f"TensorFlow does not start ({why}): restart the kernel with "
             "MGPU_MODE=cores to go on without a GPU; `python -m mgpu_helpers` says more."
         ) from None
     if sorted(got) != sorted(wanted):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from mgpu_helpers import devices as _devices
-from mgpu_helpers import nvml
+from mgpu_helpers import nvml, visible
 from mgpu_helpers.wording import counted, whole
 
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL
@@ -150,7 +151,8 @@ def allowed() -> tuple[str, list[int]]:
     """Say what `run` may use: ("GPU", nvidia-smi's numbers) or ("core", the cores' numbers).
 
     CUDA_VISIBLE_DEVICES limits the GPUs, or else Slurm's allocation; numbers in either are read as
-    nvidia-smi's. Cores are those of this process's affinity, as many as its share; there are no
+    nvidia-smi's. A MIG device that it names is a GPU of its own; those are numbered from 0, in the
+    order given. Cores are those of this process's affinity, as many as its share; there are no
     GPUs to choose from when none is visible or MGPU_MODE=cores.
     """
     kind, pool, _ = _pool()
@@ -162,10 +164,15 @@ def allowed() -> tuple[str, list[int]]:
 
 def _pool() -> tuple[str, dict[int, str | None], str]:
     """Return the kind, each device's number with its UUID, and what limited the choice."""
-    gpus = {} if os.environ.get("MGPU_MODE") == "cores" else _uuids()
+    cards = () if os.environ.get("MGPU_MODE") == "cores" else nvml.query().gpus
+    gpus: dict[int, str | None] = {card.index: card.uuid for card in cards}
     why = "what this machine has"
     if gpus:
         gpus, why = _visible(gpus)
+    for card in cards:
+        if card.problem and gpus.get(card.index, "") == card.uuid:
+            del gpus[card.index]
+            why += f"; {card.problem.rstrip('.')}"
     if gpus:
         return "GPU", gpus, why
     if hasattr(os, "sched_getaffinity"):
@@ -173,10 +180,6 @@ def _pool() -> tuple[str, dict[int, str | None], str]:
     else:
         cores = list(range(os.cpu_count() or 1))
     return "core", dict.fromkeys(cores[: _devices._cores()]), why
-
-
-def _uuids() -> dict[int, str | None]:
-    return {gpu.index: gpu.uuid for gpu in nvml.query().gpus}
 
 
 def _visible(gpus: dict[int, str | None]) -> tuple[dict[int, str | None], str]:
@@ -187,21 +190,10 @@ def _visible(gpus: dict[int, str | None]) -> tuple[dict[int, str | None], str]:
             if os.environ.get(name):
                 return _slurm(gpus, name)
         return gpus, "what this machine has"
-    kept: list[int] = []
-    for entry in filter(None, map(str.strip, text.split(","))):
-        if entry in ("-1", "NoDevFiles"):  # CUDA reads no further; the second is Slurm's
-            break
-        found = [
-            i for i, uuid in gpus.items()
-            if entry == str(i) or entry.startswith("GPU-") and (uuid or "").startswith(entry)
-        ]  # fmt: skip
-        if len(found) != 1:
-            raise RuntimeError(
-                f"CUDA_VISIBLE_DEVICES={text!r} has {entry!r}, which is not one of this machine's "
-                f"{counted(len(gpus), 'GPU')}: use nvidia-smi's numbers, or unset it."
-            )
-        kept += found
-    return {i: gpus[i] for i in kept}, f"CUDA_VISIBLE_DEVICES={text!r}"
+    names = visible.named(text, gpus)
+    spare = (i for i in itertools.count() if i not in names)  # for MIG devices, which have none
+    kept = dict((i, gpus[i]) if isinstance(i, int) else (next(spare), i) for i in names)
+    return kept, f"CUDA_VISIBLE_DEVICES={text!r}"
 
 
 def _slurm(gpus: dict[int, str | None], name: str) -> tuple[dict[int, str | None], str]:
@@ -349,10 +341,11 @@ class _Runner:
         folder = _lock_folder()
         # Slot by slot, so that jobs fill the devices before they share one.
         self.places = [
-            _Place(kind, number, slot, per_device > 1, folder / f"{kind.lower()}-{uuid or number}")
+            _Place(kind, number, slot, per_device > 1,
+                   folder / f"{kind.lower()}-{uuid or number}".replace("/", "_"))
             for slot in range(per_device)
             for number, uuid in pool.items()
-        ]
+        ]  # fmt: skip
         for place in self.places:
             place.check()
         self.free = list(self.places)
@@ -473,19 +466,21 @@ class _Runner:
         return None
 
     def drop_gone(self) -> None:
-        """Take the GPUs that the driver no longer lists out of the pool."""
+        """Take the GPUs that the driver has lost, or no longer lists, out of the pool."""
         if self.kind != "GPU":
             return
-        now = _uuids()
-        # By UUID where there is one: the driver may number the rest anew.
-        gone = [
-            number for number, uuid in self.pool.items()
-            if (uuid not in now.values() if uuid else number not in now)
-        ]  # fmt: skip
-        for number in gone:
+        cards = nvml.query().gpus
+        there = {card.index: card.uuid for card in cards if not card.problem}
+        problems = {card.index: card.problem for card in cards}
+        for number, uuid in list(self.pool.items()):
+            # By UUID where there is one: the driver may number the rest anew. It lists no MIG
+            # devices, so that nothing can be said of those.
+            if uuid.startswith("MIG-") or uuid in there.values() if uuid else number in there:
+                continue
             del self.pool[number]
             self.free = [place for place in self.free if place.number != number]
-            self.say(f"{'gone':10} GPU {number}: the driver does not list it any more")
+            why = problems.get(number) or f"GPU {number}: the driver does not list it any more"
+            self.say(f"{'gone':10} {why}")
 
     def start(self, jobs: list[Job], waiting: list[int], place: _Place) -> None:
         i = waiting[0]

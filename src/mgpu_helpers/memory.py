@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mgpu_helpers import models, nvml
-from mgpu_helpers.devices import MEGABYTE, MOST, current, short
+from mgpu_helpers.devices import MEBIBYTE, MOST, current, short
 from mgpu_helpers.trace import Allocation, Trace, curve
 from mgpu_helpers.wording import counted, size_text, whole
 
@@ -64,14 +64,15 @@ def predict(
     slots: numbers that the optimizer keeps for each weight: 2 for Adam, 1 for momentum, 0 for
     plain descent. Nothing is dropped (keep=1.0), and the batch that is fed is not counted.
     onednn: whether TensorFlow computes with that library, as on Intel's and AMD's processors
-    unless TF_ENABLE_ONEDNN_OPTS=0; None asks TensorFlow.
+    unless TF_ENABLE_ONEDNN_OPTS=0, and never on a GPU; None asks TensorFlow and the plan.
     """
     batch = whole("batch", batch, "a number of examples", 1)
     slots = whole("slots", slots, "a number", 0)
     if onednn is None:
         from tensorflow.python.util import _pywrap_util_port
 
-        onednn = _pywrap_util_port.IsMklEnabled()
+        plan = current()
+        onednn = _pywrap_util_port.IsMklEnabled() and (plan is None or plan.mode == "cores")
     weights = 4 * models.parameters(network)
     return Held(weights, slots * weights, weights, batch * _per_example(network, onednn))
 
@@ -303,19 +304,19 @@ class Monitor:
         return {device: allocator(device).now for device in plan.devices}
 
 
-def logical(gpu: Any, limits_mb: Sequence[int]) -> None:
-    """Cut a GPU of `tf.config.list_physical_devices` into logical ones with these limits in MB."""
+def logical(gpu: Any, limits: Sequence[int]) -> None:
+    """Cut a GPU of `tf.config.list_physical_devices` into logical ones with these limits in MiB."""
     import tensorflow as tf
 
-    limits = [whole("limit", limit, "a number of MB", 1) for limit in limits_mb]
+    limits = [whole("limit", limit, "a number of MiB", 1) for limit in limits]
     if not limits:
-        raise ValueError("no limits: give one in MB for each logical GPU, such as [1024, 1024].")
+        raise ValueError("no limits: give one in MiB for each logical GPU, such as [1024, 1024].")
     # CUDA may number the GPUs in another order than the driver: none of them has more than this.
-    most = max((card.memory_total or 0 for card in nvml.query().gpus), default=0) // MEGABYTE
+    most = max((card.memory_total or 0 for card in nvml.query().gpus), default=0) // MEBIBYTE
     if most and sum(limits) > most:
         raise ValueError(
-            f"limits of {' + '.join(map(str, limits))} = {sum(limits)} MB are more than the "
-            f"{most} MB that a GPU has here: use smaller limits."
+            f"limits of {' + '.join(map(str, limits))} = {sum(limits)} MiB are more than the "
+            f"{most} MiB that a GPU has here: use smaller limits."
         )
     _check_not_started("a GPU cannot be cut any more")
     if tf.config.experimental.get_memory_growth(gpu):
@@ -324,7 +325,7 @@ def logical(gpu: Any, limits_mb: Sequence[int]) -> None:
             "first, or leave the limits out."
         )
     make = tf.config.LogicalDeviceConfiguration
-    tf.config.set_logical_device_configuration(gpu, [make(memory_limit=mb) for mb in limits])
+    tf.config.set_logical_device_configuration(gpu, [make(memory_limit=mib) for mib in limits])
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ Lesson 07 builds seed 001's network in front of the reader.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import zlib
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers import data
+from mgpu_helpers.devices import placed
 
 Shape = tuple[int, ...]
 
@@ -189,7 +189,7 @@ def classic(network: Network, *, device: str | None = None, seed: int = 0) -> di
             "variables() for today's code."
         )
     make = tf.compat.v1.get_variable
-    with _on(device):
+    with placed(device):
         if tf.compat.v1.get_variable_scope().reuse is True:
             return {name: make(name, shape) for name, shape in shapes(network).items()}
         return {n: make(n, initializer=value) for n, value in initial(network, seed).items()}
@@ -199,7 +199,7 @@ def variables(network: Network, *, device: str | None = None, seed: int = 0) -> 
     """Make the weights as `tf.Variable` on `device`; None leaves it to the surrounding one."""
     import tensorflow as tf
 
-    with _on(device):
+    with placed(device):
         return {n: tf.Variable(value, name=n) for n, value in initial(network, seed).items()}
 
 
@@ -282,13 +282,6 @@ def _scaled(count: int, width: float) -> int:
     if not width > 0:
         raise ValueError(f"width={width!r} scales nothing: use a number above 0, such as 0.25.")
     return max(1, round(count * width))
-
-
-def _on(device: str | None) -> contextlib.AbstractContextManager[Any]:
-    """Place on a device; None leaves it to the surrounding one, which tf.device(None) does not."""
-    import tensorflow as tf
-
-    return contextlib.nullcontext() if device is None else tf.device(device)
 
 
 def walk(network: Network) -> Iterator[tuple[Any, Shape, Shape]]:

@@ -37,6 +37,7 @@ class Gpu:
     power: float | None  # watts
     power_limit: float | None
     processes: tuple[Process, ...] | None
+    problem: str | None = None  # a sentence, where the driver has lost the GPU
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,12 @@ def bus_id(text: str) -> str:
 
 
 def _gpu(pynvml: Any, index: int) -> Gpu:
-    handle = _ask(pynvml.nvmlDeviceGetHandleByIndex, index)
+    handle, problem = None, None
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    except pynvml.NVMLError as error:
+        if error.value != pynvml.NVML_ERROR_NO_PERMISSION:  # that one is well, and somebody else's
+            problem = _lost(pynvml, index, error)
 
     def ask(name: str, *args: Any) -> Any:
         call = getattr(pynvml, name, None)  # older pynvml lack some
@@ -99,7 +105,7 @@ def _gpu(pynvml: Any, index: int) -> Gpu:
         index=index,
         name=_text(ask("nvmlDeviceGetName")) or "a GPU that does not say its name",
         uuid=_text(ask("nvmlDeviceGetUUID")),
-        pci_bus_id=None if pci is None else _ask(bus_id, _text(pci.busId)),
+        pci_bus_id=None if pci is None else bus_id(_text(pci.busId)),
         memory_total=None if memory is None else memory.total,
         memory_used=None if memory is None else memory.used,
         memory_free=None if memory is None else memory.free,
@@ -108,6 +114,7 @@ def _gpu(pynvml: Any, index: int) -> Gpu:
         power=None if power is None else power / 1000,
         power_limit=None if limit is None else limit / 1000,
         processes=_processes(pynvml, ask),
+        problem=problem,
     )
 
 
@@ -131,12 +138,14 @@ def _processes(pynvml: Any, ask: Callable[..., Any]) -> tuple[Process, ...] | No
 
 
 def _ask(call: Callable[..., Any], *args: Any) -> Any:
-    """Call the driver; None when it does not answer."""
+    """Call the driver; None when it does not answer: one missing answer must not cost the rest."""
+    import pynvml
+
+    # A driver older than pynvml has an error of its own, and names are read as UTF-8.
+    older = getattr(pynvml, "NVMLLibraryMismatchError", pynvml.NVMLError)
     try:
         return call(*args)
-    # NVMLError, but also a function that the driver does not have and a name that is not UTF-8:
-    # one missing answer must not cost the others.
-    except Exception:
+    except (pynvml.NVMLError, older, UnicodeDecodeError):
         return None
 
 
@@ -146,6 +155,17 @@ def _text(value: bytes | str | None) -> str | None:
 
 def _none(reason: str) -> Report:
     return Report((), reason, None, None)
+
+
+def _lost(pynvml: Any, index: int, error: Any) -> str:
+    """Turn what the driver said instead of giving a GPU into a sentence with the remedy."""
+    if error.value == pynvml.NVML_ERROR_GPU_IS_LOST:
+        return (
+            f"GPU {index} has fallen off the bus: reboot, and when it happens again check its "
+            "power, its cooling and its seat."
+        )
+    said = str(error).rstrip(".")
+    return f'The driver does not answer for GPU {index} ("{said}"): look at nvidia-smi, or reboot.'
 
 
 def _reason(pynvml: Any, error: Any) -> str:

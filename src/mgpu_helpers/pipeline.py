@@ -291,7 +291,8 @@ def gradients(
     _check_devices(where)
     _check_names(stages)
     given = list(zip(*towers.split((x, y), pieces, uneven=uneven, into="piece"), strict=True))
-    share = towers.shares(tf.shape(y)[0] if y.shape[0] is None else y.shape[0], pieces)
+    with tf.device(towers.HOST):
+        share = towers.shares(tf.shape(y)[0] if y.shape[0] is None else y.shape[0], pieces)
     graph = tf.compat.v1.get_default_graph()
     queue: dict[str, list[Any]] = defaultdict(list)  # what each device has to do, in order
     made = len(graph.get_operations())

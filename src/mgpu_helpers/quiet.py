@@ -34,29 +34,61 @@ def verbose() -> bool:
     return os.environ.get("MGPU_VERBOSE", "0") not in ("", "0")
 
 
+@contextlib.contextmanager
+def kept_back() -> Iterator[None]:
+    """Keep what C++ writes to stderr in the block from the reader, unless the block fails.
+
+    When the block raises, all that was written is shown first. MGPU_VERBOSE=1 shows it as it comes:
+    the way to see what a process said that crashed in the block.
+    """
+    if verbose():
+        yield
+        return
+    said = b""
+    try:
+        with redirected(2) as noise:
+            try:
+                yield
+            finally:
+                noise.seek(0)
+                said = noise.read()
+    except BaseException:
+        sys.stderr.write(said.decode(errors="replace"))
+        raise
+
+
 def start() -> None:
     """Import TensorFlow without its messages; do nothing when MGPU_VERBOSE=1.
 
-    The log level alone does not silence the import, and redirecting the import alone does not
+    The log level alone does not silence the import, and keeping back what the import says does not
     silence what comes later, so both are done. An import that fails shows what it had to say.
     """
     if verbose():
         return
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    if "tensorflow" not in sys.modules:
-        said = b""
-        try:
-            with redirected(2) as noise:
-                try:
-                    import tensorflow  # noqa: F401
-                finally:
-                    noise.seek(0)
-                    said = noise.read()
-        except BaseException:
-            sys.stderr.write(said.decode(errors="replace"))
-            raise
-    import tensorflow as tf
+    with kept_back():
+        import tensorflow as tf
+
+        # The first look for GPUs says what CUDA lacks, in 2.19 and 2.20 at any log level. The
+        # answer is kept for later calls; nothing is started by it.
+        tf.config.list_physical_devices()
 
     tf.get_logger().setLevel("ERROR")
     # A machine that draws its first chart is told that fonts are being looked for.
     logging.getLogger("matplotlib.font_manager").setLevel("ERROR")
+
+
+def first_session() -> None:
+    """Run a Session of nothing, because the first of a process says a line: 2.18 to 2.20 always.
+
+    Call it after TensorFlow has its devices. It takes 15 ms, and neither GPUs nor the pools of
+    threads that later Sessions share have a part in it. MGPU_VERBOSE=1 leaves it out.
+    """
+    if verbose():
+        return
+    import tensorflow.compat.v1 as tf
+
+    config = tf.ConfigProto(device_count={"CPU": 1, "GPU": 0})
+    config.session_inter_op_thread_pool.add(num_threads=1)
+    with kept_back(), tf.Graph().as_default(), tf.Session(config=config) as session:
+        session.run(tf.constant(0))

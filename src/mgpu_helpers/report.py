@@ -107,12 +107,12 @@ def with_tensorflow(facts: Facts) -> Facts:
 
 
 def diagnose(facts: Facts) -> list[str]:
-    """Say why TensorFlow does not use a GPU that is there, and what to do; empty when it does."""
+    """Say which GPUs are lost, why TensorFlow does not use one that is there, and what to do."""
     tf, driver, there = facts.tensorflow, facts.driver, facts.there
-    if tf is None or facts.seen >= there:
-        return []
+    causes = [gpu.problem for gpu in driver.gpus if gpu.problem]
+    if tf is None or facts.seen >= there - len(causes):
+        return causes
     which = {1: "the GPU"}.get(there, f"all {there} GPUs")
-    causes = []
     if not driver.gpus:
         causes.append(f"{counted(there, 'NVIDIA card')} on the PCI bus. {driver.reason}")
     if tf.cuda is None:
@@ -201,7 +201,7 @@ def _ours(problem: Exception) -> bool:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     name = trace.tb_frame.f_globals.get("__name__", "") if trace else ""
-    return name == "mgpu_helpers.devices"
+    return name.startswith("mgpu_helpers.")
 
 
 def row(label: str, text: str) -> str:

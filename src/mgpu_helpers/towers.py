@@ -11,30 +11,42 @@ from typing import Any
 
 import numpy as np
 
+from mgpu_helpers.devices import placed
 from mgpu_helpers.wording import counted
 
+HOST = "/CPU:0"  # what nobody places goes there without a GPU, and to the first GPU with one
 
-def split(batch: Any, n: int, *, uneven: bool = False, into: str = "device") -> list[Any]:
+
+def split(
+    batch: Any,
+    n: int,
+    *,
+    uneven: bool = False,
+    device: str | None = HOST,
+    into: str = "device",
+) -> list[Any]:
     """Split a batch along its first axis into n shards: an array, a tensor, or a structure of them.
 
     Shards are of one size; with uneven=True the first ones may hold one example more than the last
     (as in `numpy.array_split`), and their gradients then need the weights of `shares`. Where a
-    graph does not know the size of the batch, it is checked at run time. `into` is what an error
-    calls a shard's place.
+    graph does not know the size of the batch, it is checked at run time. It is cut on `device`: the
+    host, unless you say so, and with None the surrounding one. `into` is what an error calls a
+    shard's place.
     """
     import tensorflow as tf
 
     leaves = tf.nest.flatten(batch)
-    leaves = [x if isinstance(x, np.ndarray) else tf.convert_to_tensor(x) for x in leaves]
-    size, checks = _size(leaves, n, uneven, into)
-    sizes = _sizes(size, n)
-    with tf.control_dependencies(checks):
-        parts = [
-            np.split(leaf, np.cumsum(sizes)[:-1])
-            if isinstance(leaf, np.ndarray)
-            else tf.split(leaf, sizes if uneven else n)
-            for leaf in leaves
-        ]
+    with placed(device):
+        leaves = [x if isinstance(x, np.ndarray) else tf.convert_to_tensor(x) for x in leaves]
+        size, checks = _size(leaves, n, uneven, into)
+        sizes = _sizes(size, n)
+        with tf.control_dependencies(checks):
+            parts = [
+                np.split(leaf, np.cumsum(sizes)[:-1])
+                if isinstance(leaf, np.ndarray)
+                else tf.split(leaf, sizes if uneven else n)
+                for leaf in leaves
+            ]
     return [tf.nest.pack_sequence_as(batch, shard) for shard in zip(*parts, strict=True)]
 
 
@@ -74,7 +86,8 @@ def make_parallel(
 ) -> Callable[..., Any]:
     """Make a function that does the same with every device taking a shard of the batch.
 
-    All arguments must be batches, and all results too: one row for each example.
+    All arguments must be batches, and all results too: one row for each example. The host cuts
+    the batches and joins the results.
     """
     import tensorflow as tf
 
@@ -83,7 +96,8 @@ def make_parallel(
         results = run(lambda shard: function(*shard[0], **shard[1]), devices, given)
         for shard, result in zip(given, results, strict=True):
             _check_rows(tf.nest.flatten(shard), tf.nest.flatten(result))
-        return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *results)
+        with tf.device(HOST):
+            return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *results)
 
     return parallel
 
@@ -92,9 +106,11 @@ def average(
     tower_gradients: Sequence[Sequence[Any]],
     *,
     weights: Sequence[Any] | None = None,
-    device: str | None = None,
+    device: str | None = HOST,
 ) -> list[Any]:
-    """Average each variable's gradient over the towers, on `device` (None: the surrounding one).
+    """Average each variable's gradient over the towers, on `device`: the host, unless you say so.
+
+    None leaves the place to the surrounding `tf.device`.
 
     Weights, one a tower, are those of `numpy.average`: the sizes of the shards, or `shares`. A
     gradient that is None counts as zero; it stays None where every tower has none. Sparse ones
@@ -129,7 +145,7 @@ def average(
             summed = tf.add_n([tf.convert_to_tensor(g) for g in there])
         return times(summed, 1 / n) if weights is None else summed
 
-    with contextlib.nullcontext() if device is None else tf.device(device):
+    with placed(device):
         by = [None] * n if weights is None else [w / sum(weights) for w in weights]
         return [mean(column) for column in columns]
 
@@ -271,7 +287,7 @@ def _size(leaves: list[Any], n: int, uneven: bool, into: str) -> tuple[Any, list
     for leaf in unknown if known else unknown[1:]:
         rest = tf.shape(leaf)[0]
         wrong.append((tf.not_equal(rest, size), apart, (size, rest)))
-    with tf.device("/CPU:0"):  # strings live nowhere else
+    with tf.device(HOST):  # strings live nowhere else
         return size, [
             tf.debugging.Assert(tf.logical_not(is_wrong), [tf.strings.format(said, numbers)])
             for is_wrong, said, numbers in wrong
