@@ -18,7 +18,8 @@ from pathlib import Path
 
 import matplotlib
 
-from mgpu_helpers import charts, results
+from mgpu_helpers import results
+from mgpu_helpers.lessons import drawings
 from mgpu_helpers.wording import counted
 
 HERE = Path(__file__).resolve().parent
@@ -99,7 +100,7 @@ def main() -> int:
             print("".join(f"      {line}\n" for line in said.splitlines()), end="")
     print("", results.table(cards), "", sep="\n")
     try:
-        drawn = charts.cards(results.read_all(folder), relative=True)
+        drawn = drawings.cards(results.read_all(folder), relative=True)
     except ValueError as error:
         failed.append(f"the chart ({error})")
     else:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mgpu_helpers import data, models, pipeline, scaling, towers, trace
+from mgpu_helpers import scaling, towers, trace
+from mgpu_helpers.lessons import digits, networks
 
 
 class Step:
@@ -14,7 +15,7 @@ class Step:
         split, on_host = layout.path == "split", layout.variables == "host" or only_host
         where = (plan.host,) if only_host else plan.devices[: layout.devices]
         home, self.devices = plan.host if on_host else where[0], (plan.host, *where)
-        images, labels = data.digits(layout.global_batch_size)
+        images, labels = digits.load(layout.global_batch_size)
         with tf1.Graph().as_default() as graph:
             with tf1.device(plan.host):
                 x, y = (tf1.placeholder(each.dtype, each.shape) for each in (images, labels))
@@ -32,11 +33,11 @@ class Step:
     def in_towers(network, where, home, x, y):
         import tensorflow.compat.v1 as tf1
 
-        weights = models.classic(network, device=home)
+        weights = networks.classic(network, device=home)
 
         def tower(x, y):
-            read = models.read(weights)
-            loss = models.loss(models.logits(network, read, x), y)
+            read = towers.read(weights)
+            loss = networks.loss(networks.logits(network, read, x), y)
             return tf1.gradients(loss, list(read.values()), colocate_gradients_with_ops=True)
 
         shards = towers.split((x, y), len(where))
@@ -47,12 +48,12 @@ class Step:
     def in_two(network, where, colocate, x, y):
         import tensorflow.compat.v1 as tf1
 
-        stages = pipeline.stages(network, ["conv2"], where)
+        stages = networks.stages(network, ["conv2"], where)
         for stage in stages:
             with tf1.device(stage.device):
                 x = stage.function(stage.weights, x)
         with tf1.device(where[1]):
-            loss = models.loss(x, y)
+            loss = networks.loss(x, y)
         weights = [weight for stage in stages for weight in stage.weights.values()]
         with tf1.device(where[0]):
             gradients = tf1.gradients(loss, weights, colocate_gradients_with_ops=colocate)

@@ -14,7 +14,8 @@ from statistics import median
 
 import _workers
 from _steps import Step
-from mgpu_helpers import devices, models, results, scaling
+from mgpu_helpers import devices, results, scaling
+from mgpu_helpers.lessons import networks
 
 GLOBAL_BATCH, STEPS, ROUNDS, TARGET = 512, 5, 12, 0.9
 
@@ -22,7 +23,7 @@ GLOBAL_BATCH, STEPS, ROUNDS, TARGET = 512, 5, 12, 0.9
 def build(plan, n) -> Step:
     """Make a training step of n towers, which share the variables of the host."""
     layout = scaling.Layout(n, GLOBAL_BATCH // n, "host")
-    return Step(plan, models.seed_001(width=0.25), layout)
+    return Step(plan, networks.tensorlight(width=0.25), layout)
 
 
 def seconds(step) -> float:

@@ -10,7 +10,8 @@ import time
 from statistics import median
 
 import _workers
-from mgpu_helpers import data, devices, ensemble, models, results
+from mgpu_helpers import devices, ensemble, results
+from mgpu_helpers.lessons import digits, networks
 
 HIDDEN, WIDTH, BATCH, STEPS, ROUNDS, TARGET = (2400, 4800), 0.25, 128, 6, 12, 0.9
 
@@ -22,11 +23,11 @@ def build(tf1, scopes: dict[str, int], places: tuple[str, ...]):
     with tf.Graph().as_default() as graph:
         for (scope, hidden), place in zip(scopes.items(), places, strict=False):
             with tf.device(place), tf1.variable_scope(scope):
-                network = models.seed_000(hidden=hidden, width=WIDTH)
+                network = networks.jang(hidden=hidden, width=WIDTH)
                 x = tf1.placeholder(tf.float32, [None, 28, 28, 1], name="input")
                 y = tf1.placeholder(tf.int64, [None], name="label")
-                scores = models.logits(network, models.classic(network, seed=hidden), x)
-                loss = tf.identity(models.loss(scores, y), name="cross_entropy")
+                scores = networks.logits(network, networks.classic(network, seed=hidden), x)
+                loss = tf.identity(networks.loss(scores, y), name="cross_entropy")
                 tf1.train.AdamOptimizer(1e-3).minimize(loss, name="train_step")
                 tf.nn.softmax(scores, name="probabilities")
         tf1.global_variables_initializer()
@@ -52,8 +53,8 @@ def seconds(work) -> float:
 def worker(hidden: int) -> None:
     """Train one model each time a line comes in; answer with the seconds."""
     plan = devices.setup(1)
-    member = ensemble.classic(start(plan, {"g": hidden}, plan.devices), "g")
-    batch = data.digits(BATCH)
+    member = ensemble.from_session(start(plan, {"g": hidden}, plan.devices), "g")
+    batch = digits.load(BATCH)
 
     def work() -> None:
         for _ in range(STEPS):
@@ -69,11 +70,11 @@ def main() -> None:
     workers = [_workers.start(__file__, hidden) for hidden in HIDDEN]
     scopes = {f"g{i}": hidden for i, hidden in enumerate(HIDDEN, 1)}
     members = [
-        ensemble.classic(start(plan, {scope: hidden}, (place,)), scope)
+        ensemble.from_session(start(plan, {scope: hidden}, (place,)), scope)
         for (scope, hidden), place in zip(scopes.items(), plan.devices, strict=True)
     ]
     both = start(plan, scopes, plan.devices)
-    batch = data.digits(BATCH)
+    batch = digits.load(BATCH)
     feed = {f"{s}/{n}:0": part for s in scopes for n, part in zip(("input", "label"), batch)}  # noqa: B905
     fetches = [f"{scope}/train_step" for scope in scopes]
     batches = [batch] * STEPS

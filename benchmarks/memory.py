@@ -10,7 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mgpu_helpers import data, devices, memory, models, results, timing
+from mgpu_helpers import devices, memory, results, timing
+from mgpu_helpers.lessons import digits, networks
 from mgpu_helpers.wording import size_text
 
 EVERY, STEPS, PAIRS, TARGET = 0.1, 25, 20, 0.02
@@ -22,17 +23,17 @@ def build(plan: devices.Plan):
     import tensorflow as tf
 
     tf1 = tf.compat.v1
-    network = models.seed_001(width=0.25)
+    network = networks.tensorlight(width=0.25)
     with tf.Graph().as_default() as graph, tf.device(plan.devices[0]):
         x = tf1.placeholder(tf.float32, [None, 28, 28, 1])
         y = tf1.placeholder(tf.int64, [None])
-        loss = models.loss(models.logits(network, models.classic(network), x), y)
+        loss = networks.loss(networks.logits(network, networks.classic(network), x), y)
         step = tf1.train.AdamOptimizer(1e-3).minimize(loss)
         start = tf1.global_variables_initializer()
     config = plan.session_config(devices=1, soft_placement=True)
     session = tf1.Session(graph=graph, config=config)
     session.run(start)
-    feed = dict(zip((x, y), data.digits(128), strict=True))
+    feed = dict(zip((x, y), digits.load(128), strict=True))
 
     def train() -> None:
         for _ in range(STEPS):

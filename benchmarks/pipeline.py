@@ -8,9 +8,10 @@ from __future__ import annotations
 import time
 from statistics import median
 
-from mgpu_helpers import data, devices, memory, models, pipeline, results, trace
+from mgpu_helpers import devices, memory, pipeline, results, trace
+from mgpu_helpers.lessons import digits, networks
 
-NETWORK = models.seed_000(hidden=7200, width=0.25)
+NETWORK = networks.jang(hidden=7200, width=0.25)
 ARTICLE, LAYERS = ["fc1"], ["conv1", "conv2", "conv3", "fc1", "output"]
 SMALL, LARGE, PIECES, ROUNDS, TRACES = 128, 1024, 8, 15, 5
 
@@ -26,15 +27,15 @@ class Step:
             with tf1.device(plan.host):
                 x = tf1.placeholder(tf1.float32, [None, 28, 28, 1])
                 y = tf1.placeholder(tf1.int64, [None])
-            stages = pipeline.stages(NETWORK, starts, where)
-            _, gradients = pipeline.gradients(stages, models.loss, x, y, schedule)
+            stages = networks.stages(NETWORK, starts, where)
+            _, gradients = pipeline.gradients(stages, networks.loss, x, y, schedule)
             pairs = [(gradients[n], w) for stage in stages for n, w in stage.weights.items()]
             self.train = getattr(tf1.train, optimizer)(1e-3).apply_gradients(pairs)
             init = tf1.global_variables_initializer()
         config = plan.session_config(soft_placement=True)
         self.session = tf1.Session(graph=graph, config=config)
         self.session.run(init)
-        images, labels = data.digits(size)
+        images, labels = digits.load(size)
         self.feed = {x: images, y: labels}
         self.seconds()
 
@@ -51,9 +52,9 @@ def largest_part(plan: devices.Plan, starts: list[str]) -> int:
     """Give the bytes of the part that holds most: weights, Adam's slots, and the step's peak."""
     step = Step(plan, starts, None, SMALL, "AdamOptimizer")
     traces, held = [step.trace() for _ in range(TRACES)], []
-    for part, device in zip(pipeline.cut(NETWORK, starts), plan.devices, strict=False):
-        own = 4 * models.parameters(part)
-        found = [memory.parts(each, device, weights=own, slots=2 * own) for each in traces]
+    for part, device in zip(networks.cut(NETWORK, starts), plan.devices, strict=False):
+        own = 4 * networks.parameters(part)
+        found = [memory.by_use(each, device, weights=own, slots=2 * own) for each in traces]
         held.append(median(each.total for each in found))
     return max(held)
 
@@ -75,11 +76,11 @@ def main() -> None:
     cut = pipeline.best_cut(uncut.trace(), plan.devices, LAYERS)
     print(cut)
     ways = {
-        "one after the other": pipeline.in_turn,
+        "one after the other": pipeline.one_by_one,
         "all forward first": pipeline.all_forward,
         "one forward, one back": pipeline.one_forward_one_backward,
     }
-    orders = {"in one piece": pipeline.in_turn(2, 1)}
+    orders = {"in one piece": pipeline.one_by_one(2, 1)}
     orders |= {name: way(2, PIECES) for name, way in ways.items()}
     steps = {"uncut": uncut} | {
         name: Step(plan, list(cut.starts), order, LARGE, "GradientDescentOptimizer")

@@ -1,4 +1,4 @@
-"""The tables of the seeds on this machine, and a cost model asked about rows it has not seen.
+"""Two published tables on this machine, and a cost model asked about rows it has not seen.
 
 python benchmarks/scaling.py    writes results/scaling.json (lesson 08)
 """
@@ -10,34 +10,35 @@ from statistics import median
 import numpy as np
 
 from _steps import Step
-from mgpu_helpers import devices, models, results, scaling, timing
+from mgpu_helpers import devices, results, scaling, timing
+from mgpu_helpers.lessons import networks, published
 
 WIDTH, ROUNDS = 0.25, 9
 OWN = (64, 128, 256, 512)  # per-device batches that the model is fitted to
-SHARED = 840  # the global batch of seed 004's network
+SHARED = 840  # the global batch of the P40 note's network
 
 
-def published() -> dict[str, scaling.Measurement]:
-    """List the layouts of seed 001 once each, with what they took there."""
-    apart = scaling.SEED_001_APART
-    named = {"CPU only": apart["CPU only"], "split, colocated": scaling.SEED_001_SPLIT}
+def notebook() -> dict[str, scaling.Measurement]:
+    """List the layouts of the tensorlight notebook once each, with what they took there."""
+    apart = published.TENSORLIGHT_APART
+    named = {"CPU only": apart["CPU only"], "split, colocated": published.TENSORLIGHT_SPLIT}
     named["split, not colocated"] = apart["not colocated"]
-    return named | {repr(row.layout): row for row in scaling.SEED_001}
+    return named | {repr(row.layout): row for row in published.TENSORLIGHT}
 
 
-def in_turn(steps: dict) -> dict[str, timing.Timing]:
-    return timing.in_turn(steps, warmup=2, repeats=ROUNDS)
+def several(steps: dict) -> dict[str, timing.Timing]:
+    return timing.several(steps, warmup=2, repeats=ROUNDS)
 
 
 def main() -> None:
     plan = devices.setup(8)
     print(plan)
-    network, table = models.seed_001(width=WIDTH), published()
+    network, table = networks.tensorlight(width=WIDTH), notebook()
     steps = {
         name: Step(plan, network, row.layout, name == "CPU only", "not" not in name)
         for name, row in table.items()
     }
-    times = in_turn(steps)
+    times = several(steps)
 
     def share(name: str, seconds: float) -> float:
         return seconds / table[name].layout.global_batch_size
@@ -55,32 +56,32 @@ def main() -> None:
         }  # fmt: skip
         print(f"{name:40} {here:6.2f} {there:6.2f} {2000 * timed.median:9.0f} s "
               f"{held / 1e6:6.0f} MB{'   more devices than cores' if beyond else ''}")  # fmt: skip
-    told = {}
+    distinguishable = {}
     for a, b in ((one, "CPU only"), (one, f"{one}, variables on the host"),
                  ("split, not colocated", "split, colocated")):  # fmt: skip
         compared = timing.Comparison(times[a], times[b], (a, b))
-        told[f"{b}, from {a}"] = compared.told
+        distinguishable[f"{b}, from {a}"] = compared.distinguishable
         print(compared)
     two = [a / b for a, b in zip(times[one].seconds,
            times["2 devices x 128, variables on the host"].seconds, strict=True)]  # fmt: skip
     ratios.append(results.Ratio.of("2 devices x 128, speed-up", [2 * r for r in two]))
     del steps
 
-    small = models.seed_004(width=WIDTH)
-    shared = in_turn({n: Step(plan, small, scaling.Layout(n, SHARED // n)) for n in (1, 2, 4, 8)})
+    small = networks.p40(width=WIDTH)
+    shared = several({n: Step(plan, small, scaling.Layout(n, SHARED // n)) for n in (1, 2, 4, 8)})
     for n, timed in shared.items():
-        theirs = scaling.SEED_004[0].seconds / scaling.SEED_004[(1, 2, 4, 8).index(n)].seconds
+        theirs = published.P40[0].seconds / published.P40[(1, 2, 4, 8).index(n)].seconds
         gain = [a / b for a, b in zip(shared[1].seconds, timed.seconds, strict=True)]
         if n > 1:
-            ratios.append(results.Ratio.of(f"seed 004, {n} devices, speed-up", gain))
-        print(f"seed 004 on {n}: {1e3 * timed.median:.1f} ms; {median(gain):.2f} times, "
+            ratios.append(results.Ratio.of(f"P40 note, {n} devices, speed-up", gain))
+        print(f"P40 note on {n}: {1e3 * timed.median:.1f} ms; {median(gain):.2f} times, "
               f"there {theirs:.2f}")  # fmt: skip
 
     layouts = [scaling.Layout(n, b) for n in range(1, min(2, plan.cores) + 1) for b in OWN]
-    taken = in_turn({layout: Step(plan, network, layout) for layout in layouts})
+    taken = several({layout: Step(plan, network, layout) for layout in layouts})
     own = [scaling.Measurement(layout, timed.median) for layout, timed in taken.items()]
     terms = ("arithmetic", "fixed", "moving")[: layouts[-1].devices + 1]
-    work = scaling.Workload.of(network)
+    work = networks.workload(network)
     print(scaling.fit(work, own, terms))
     off = np.abs(scaling.errors(scaling.holdout(work, own, terms=terms)))
     low, middle, high = (round(float(q), 4) for q in np.quantile(off, [0.25, 0.5, 0.75]))
@@ -89,9 +90,9 @@ def main() -> None:
     numbers = {
         "width": WIDTH,
         "rounds": ROUNDS,
-        "seed_001": rows,
-        "told_apart": told,
-        "seed_004_ms": {str(n): round(1e3 * timed.median, 2) for n, timed in shared.items()},
+        "tensorlight": rows,
+        "distinguishable": distinguishable,
+        "p40_ms": {str(n): round(1e3 * timed.median, 2) for n, timed in shared.items()},
         "left_out_error": {repr(m.layout): round(float(e), 4)
                            for m, e in zip(own, off, strict=True)},
     }  # fmt: skip

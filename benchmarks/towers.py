@@ -20,17 +20,18 @@ def today(plan, network, images, labels):
     """Return the towers of lesson 07 in today's code, as a function of the batch."""
     import tensorflow as tf
 
-    from mgpu_helpers import models, towers
+    from mgpu_helpers import towers
+    from mgpu_helpers.lessons import networks
 
-    weights = models.variables(network, device=plan.host)
+    weights = networks.variables(network, device=plan.host)
     optimizer = tf.keras.optimizers.Adam(1e-3)
     optimizer.build(list(weights.values()))
 
     def tower(x, y):
-        read = models.read(weights)
+        read = towers.read(weights)
         with tf.GradientTape() as tape:
             tape.watch(read)
-            loss = models.loss(models.logits(network, read, x), y)
+            loss = networks.loss(networks.logits(network, read, x), y)
         return tape.gradient(loss, list(read.values()))
 
     @tf.function
@@ -47,7 +48,7 @@ def today(plan, network, images, labels):
 
 
 def keras_model():
-    """Return the network of `models.seed_001(width=0.25)` without dropout, in Keras."""
+    """Return the network of `networks.tensorlight(width=0.25)` without dropout, in Keras."""
     import tensorflow as tf
 
     layers = tf.keras.layers
@@ -106,7 +107,8 @@ def feeding(plan, network, images, labels):
     """Return one step fed by feed_dict, and one fed by tf.data with prefetch, in a session."""
     import tensorflow.compat.v1 as tf
 
-    from mgpu_helpers import models, towers
+    from mgpu_helpers import towers
+    from mgpu_helpers.lessons import networks
 
     def build(from_data):
         with tf.Graph().as_default() as graph:
@@ -120,11 +122,11 @@ def feeding(plan, network, images, labels):
                 else:
                     x = tf.placeholder(tf.float32, images.shape, name="x")
                     y = tf.placeholder(tf.int64, labels.shape, name="y")
-            weights = models.classic(network, device=plan.host)
+            weights = networks.classic(network, device=plan.host)
 
             def tower(x, y):
-                read = models.read(weights)
-                loss = models.loss(models.logits(network, read, x), y)
+                read = towers.read(weights)
+                loss = networks.loss(networks.logits(network, read, x), y)
                 return tf.gradients(loss, list(read.values()), colocate_gradients_with_ops=True)
 
             n = len(plan)
@@ -147,10 +149,11 @@ def main() -> None:
     os.environ["MGPU_MODE"] = "cores"  # which is what this is about, on any machine
     plan = devices.setup(2)
     print(plan)
-    from mgpu_helpers import data, models, trace
+    from mgpu_helpers import trace
+    from mgpu_helpers.lessons import digits, networks
 
-    images, labels = data.digits(GLOBAL_BATCH)
-    network = models.seed_001(width=0.25)
+    images, labels = digits.load(GLOBAL_BATCH)
+    network = networks.tensorlight(width=0.25)
     (session, step, feed), (fed, fed_step, nothing) = feeding(plan, network, images, labels)
     loop, fit = mirrored(plan, images, labels)
 

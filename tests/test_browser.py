@@ -168,7 +168,7 @@ def check(browser, lab: Lab, name: str, stored: list, screenshots: Path) -> None
         assert list(complaints(cells)) == []
         assert count_pictures(cells) == count_pictures(stored)
         page.wait_for_function(DRAWN, arg=count_pictures(cells), timeout=10_000, polling=POLL)
-        panels = sum("charts.panel(" in cell.source for cell in stored)
+        panels = sum("drawings.panel(" in cell.source for cell in stored)
         if panels:
             page.wait_for_selector(".widget-slider", state="attached", timeout=10_000)
             assert page.locator(".jupyter-widgets.widget-interact").count() == panels

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from conftest import run_python
-from mgpu_helpers import charts, devices, models, pipeline, scaling
+from mgpu_helpers import charts, devices, pipeline, scaling
+from mgpu_helpers.lessons import drawings, networks, published
 from mgpu_helpers.memory import Held, Monitor, Phase, Sample
 from mgpu_helpers.placement import Placed, Placement
 from mgpu_helpers.results import Card, Ratio
-from mgpu_helpers.scaling import Layout, Measurement, Parts
+from mgpu_helpers.scaling import Breakdown, Layout, Measurement
 from mgpu_helpers.timing import Timing
 from mgpu_helpers.trace import Copy, Op, Trace
-from mgpu_helpers.wording import size_text
 
 matplotlib.use("Agg")
 KINDS = ("placement_map", "timeline", "live_bytes")
@@ -61,7 +61,7 @@ def close_figures():
 
 @pytest.fixture
 def with_plan(monkeypatch):
-    monkeypatch.setattr(charts, "current", lambda: PLAN)
+    monkeypatch.setattr(devices.plan, "_plan", PLAN)
 
 
 def texts(ax):
@@ -116,7 +116,7 @@ def test_axes_that_are_given_are_drawn_on_and_returned(with_plan, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_empty_trace_draws_empty_axes(kind, monkeypatch):
-    monkeypatch.setattr(charts, "current", lambda: None)
+    monkeypatch.setattr(devices.plan, "_plan", None)
     ax = getattr(charts, kind)(Trace((), (), {}, ()))
     assert not ax.figure.texts  # no plan, no corner
     texts(ax)
@@ -193,15 +193,6 @@ def test_a_long_chain_and_a_loop_can_be_drawn(with_plan):
     ops = tuple(Op(name, "Add", "/CPU:1", i, 1) for i, name in enumerate(names))
     edges = tuple(zip(names, names[1:], strict=False)) + ((names[-1], names[2990]),)
     assert labels_of(charts.placement_map(Trace(ops, (), {}, edges)))[-1] == "layer (3000)"
-
-
-@pytest.mark.parametrize("size, text", [
-    (0, "0 B"), (16, "16 B"), (999, "999 B"), (1000, "1 kB"), (2400, "2.4 kB"),
-    (1_234_567, "1.23 MB"), (3_100_000_000, "3.1 GB"),
-    (999_999, "1 MB"), (999_400, "999 kB"),
-])  # fmt: skip
-def test_size_text(size, text):
-    assert size_text(size) == text
 
 
 def test_importing_charts_imports_neither_matplotlib_nor_tensorflow():
@@ -290,9 +281,9 @@ def measured(machines, names=("cores", "memory")):
     ]  # fmt: skip
 
 
-NET = scaling.Workload.of(models.seed_001(), cut="conv2")
-FIT = scaling.fit(NET, scaling.SEED_001)
-STEPS = (*scaling.SEED_001, scaling.SEED_001_SPLIT)
+NET = networks.workload(networks.tensorlight(), cut="conv2")
+FIT = scaling.fit(NET, published.TENSORLIGHT)
+STEPS = (*published.TENSORLIGHT, published.TENSORLIGHT_SPLIT)
 SPENT = {repr(m.layout): FIT.predict(m.layout) for m in STEPS}
 TAKEN = {repr(m.layout): m.seconds for m in STEPS}
 CURVES = {
@@ -302,22 +293,22 @@ CURVES = {
     for way in (scaling.central, scaling.ring)
     for link in (scaling.PCIE_3, scaling.NVLINK_3, scaling.ETHERNET_100G)
 }
-PAIRS = scaling.holdout(NET, scaling.SEED_001)
+PAIRS = scaling.holdout(NET, published.TENSORLIGHT)
 MANY = [  # two rows on the same spot, and many names
     (Measurement(Layout(n, b), 1e-3 * n * b), 1e-3 * n * b) for n in range(1, 6) for b in (1, 2, 4)
 ]  # fmt: skip
 OTHERS = {
-    "cards": lambda ax=None: charts.cards(measured(MACHINES_), ax),
-    "cards and targets": lambda ax=None: charts.cards(measured(MACHINES_), ax, relative=True),
-    "one card": lambda ax=None: charts.cards(measured(MACHINES_[:1], ["cores"]), ax),
-    "one ratio": lambda ax=None: charts.cards([card("cores", [Ratio("it", 2.0, 1.0)])], ax),
-    "no cards": lambda ax=None: charts.cards([], ax),
+    "cards": lambda ax=None: drawings.cards(measured(MACHINES_), ax),
+    "cards and targets": lambda ax=None: drawings.cards(measured(MACHINES_), ax, relative=True),
+    "one card": lambda ax=None: drawings.cards(measured(MACHINES_[:1], ["cores"]), ax),
+    "one ratio": lambda ax=None: drawings.cards([card("cores", [Ratio("it", 2.0, 1.0)])], ax),
+    "no cards": lambda ax=None: drawings.cards([], ax),
     "steps": lambda ax=None: charts.step_times(STEPS, FIT, ax),
     "measured steps": lambda ax=None: charts.step_times(STEPS[:1], ax=ax),
     "no steps": lambda ax=None: charts.step_times([], FIT, ax),
-    "parts": lambda ax=None: charts.parts(SPENT, TAKEN, ax),
-    "parts alone": lambda ax=None: charts.parts({"a step": SPENT["1 device x 128"]}, ax=ax),
-    "no parts": lambda ax=None: charts.parts({}, ax=ax),
+    "parts": lambda ax=None: charts.breakdown(SPENT, TAKEN, ax),
+    "parts alone": lambda ax=None: charts.breakdown({"a step": SPENT["1 device x 128"]}, ax=ax),
+    "no parts": lambda ax=None: charts.breakdown({}, ax=ax),
     "efficiency": lambda ax=None: charts.efficiency(CURVES, (1, 3), ax),
     "no curves": lambda ax=None: charts.efficiency({}, ax=ax),
     "held out": lambda ax=None: charts.held_out(PAIRS, ax),
@@ -352,47 +343,6 @@ def test_texts_of_these_charts_are_inside_and_apart(with_plan, name):
     assert OTHERS[name](given) is given
 
 
-def test_held_stacks_its_parts_and_writes_the_total(with_plan):
-    ax = charts.held(HELD)
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == [
-        "weights", "slots", "gradients", "activations", "scratch",
-    ]  # fmt: skip
-    ends = [[bar.get_x() + bar.get_width() for bar in part] for part in ax.containers]
-    assert ends == [[2, 2, 2], [6, 6, 6], [8, 7, 8], [38, 38, 8], [38, 88, 8]]
-    assert labels_of(ax) == ["38 MB", "88 MB", "8 MB"]
-    assert [label.get_text() for label in ax.get_yticklabels()] == list(HELD)
-    assert ax.yaxis_inverted()  # the first on top
-    one = charts.held({"counted": HELD["batch 1"]})
-    assert len(one.containers) == 4  # no scratch, no word of it
-    shades = {bar[0].get_facecolor() for bar in ax.containers}
-    devices_ = {matplotlib.colors.to_rgba(c) for c in (*charts.PALETTE, charts.HOST)}
-    assert len(shades) == 5 and not shades & devices_
-
-
-def test_device_bars_are_in_the_devices_colours_and_order(with_plan):
-    ax = charts.device_bars({"/CPU:10": 3 * MB, "/CPU:2": 2_400_000, "/CPU:0": 16})
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["/CPU:0", "/CPU:2", "/CPU:10"]
-    assert [bar.get_height() for bar in ax.patches] == [16e-6, 2.4, 3]
-    assert labels_of(ax) == ["16 B", "2.4 MB", "3 MB"]
-    wanted = [matplotlib.colors.to_rgba(charts.colour(d)) for d in ("/CPU:0", "/CPU:2", "/CPU:10")]
-    assert [bar.get_facecolor() for bar in ax.patches] == wanted
-
-
-def test_monitor_draws_what_was_seen(with_plan):
-    ax = charts.monitor(watched((0, 1), PHASES))
-    curves = {line.get_label(): np.asarray(line.get_ydata(), float) for line in ax.lines}
-    assert list(curves["this process"]) == [300, 350, 400, 450, 500]
-    assert list(curves["GPU 0, all processes"]) == [900] * 5
-    np.testing.assert_array_equal(curves["GPU 1, all processes"], [901] * 3 + [np.nan] * 2)
-    assert list(curves["/GPU:1, handed out"]) == [0, 100, 200, 300, 400]
-    assert labels_of(ax) == [name for name, _, _ in PHASES]
-    texts(ax)
-    for box in (name.get_window_extent() for name in ax.texts):
-        assert ax.bbox.x0 <= box.x0 and box.x1 <= ax.bbox.x1 and box.y0 > ax.bbox.y1
-    bands = [(band.get_x(), band.get_x() + band.get_width()) for band in ax.patches]
-    assert bands == [pytest.approx(phase[1:]) for phase in PHASES]
-
-
 def bars_of(ax):
     """Give every bar of a chart of jobs: its box, its colour, and whether it is hatched."""
     found = []
@@ -420,116 +370,6 @@ def test_jobs_are_bars_in_the_row_and_colour_of_their_device(with_plan):
     for box, shade, _ in bars_of(ax):
         tick = ax.get_yticks()[0 if shade == first else 1]
         assert box.y0 < tick < box.y1
-
-
-def test_a_jobs_name_is_in_its_bar_or_above_it_with_a_bad_status(with_plan):
-    ax = charts.jobs(QUEUE)
-    ax.figure.canvas.draw()
-    boxes = {
-        text.get_text(): text.get_window_extent().transformed(ax.transData.inverted())
-        for text in ax.texts
-    }
-    bars = sorted((box for box, *_ in bars_of(ax)), key=lambda box: box.x0)
-    train, missing, slow, long, last = sorted(bars[:2], key=lambda box: -box.x1) + bars[2:]
-    for name, bar in [("train", train), ("slow: timed out", slow)]:
-        assert bar.x0 <= boxes[name].x0 and boxes[name].x1 <= bar.x1
-        assert bar.y0 <= boxes[name].y1 and boxes[name].y0 <= bar.y1
-    above = {"missing: failed": missing, "last: stopped": last}
-    above["a_name_much_longer_than_the_p…"] = long
-    assert set(boxes) == {"train", "slow: timed out", *above}
-    for name, bar in above.items():
-        assert max(boxes[name].y0, boxes[name].y1) <= bar.y0 and boxes[name].x1 <= 3.501
-        assert boxes[name].x0 <= bar.x1 and bar.x0 <= boxes[name].x1
-
-
-def test_slots_are_lanes_that_do_not_overlap(with_plan):
-    bars = bars_of(charts.jobs(SWEEP))
-    assert len(bars) == len(SWEEP.jobs) == 126
-    lanes = {}
-    for box, shade, _ in bars:
-        lanes.setdefault(shade, set()).add((round(box.y0, 6), round(box.y1, 6)))
-    assert [len(found) for found in lanes.values()] == [3] * 4
-    levels = sorted(level for found in lanes.values() for level in found)
-    assert all(above[1] < below[0] for above, below in zip(levels, levels[1:], strict=False))
-
-
-def test_where_names_have_no_room_those_that_failed_have_it_first(with_plan):
-    for bad in range(40, 48):
-        jobs = [
-            (f"job_{i}", "GPU", 0, 0, i, i + 0.9, "failed" if i == bad else "done")
-            for i in range(99)
-        ]
-        labels = labels_of(charts.jobs(ran(jobs, 99)))
-        assert f"job_{bad}: failed" in labels and 5 < len(labels) < 40
-
-
-def test_a_job_without_an_end_reaches_the_end_of_the_picture(with_plan):
-    ax = charts.jobs(ran([("job", "GPU", 3, 0, 1.0, None, "stopped")], 4))
-    ((box, _, hatched),) = bars_of(ax)
-    assert (box.x0, box.x1, hatched) == (1, 4, True)
-
-
-def dots(ax, marker=None):
-    """List (marker, x, y) of the single points of some axes, or (x, y) of those with a marker."""
-    points = [(line.get_marker(), *line.get_xdata(), *line.get_ydata())
-              for line in ax.lines if len(line.get_xdata()) == 1]  # fmt: skip
-    return points if marker is None else [point[1:] for point in points if point[0] == marker]
-
-
-def dashes(ax):
-    """List where the targets are: x, and the row in the middle of the line."""
-    lines = [line for line in ax.lines if line.get_linestyle() == "--" and len(line.get_xdata())]
-    return [(line.get_xdata()[0], sum(line.get_ydata()) / 2) for line in lines]
-
-
-def test_cards_have_a_row_for_each_ratio_and_a_marker_for_each_machine(with_plan):
-    ax = charts.cards(measured(MACHINES_[:2], ["cores"]))
-    assert [label.get_text() for label in ax.get_yticklabels()] == [
-        "two towers, speed-up",
-        "share of processes\nat least 0.9",
-        "cost of a Monitor\nat most 0.02",
-    ]
-    assert ax.yaxis_inverted()
-    for i, marker in enumerate("os"):
-        found = dots(ax, marker)
-        values = [1.9 - 0.01 * i, 1 - 0.08 * i, -0.01 + 0.025 * i]
-        assert [x for x, _ in found] == pytest.approx(values)
-        assert [round(y) for _, y in found] == [0, 1, 2]
-    assert len({y for _, _, y in dots(ax)}) == 6  # no marker hides another
-    assert set(dashes(ax)) == {(0.9, 1), (0.02, 2)}
-    (spread,) = {tuple(line.get_xdata()) for line in ax.lines
-                 if line.get_linestyle() == "-" and len(line.get_xdata()) == 2}  # fmt: skip
-    assert spread == (1.4, 2.1)
-    keys = [text.get_text() for text in ax.get_legend().get_texts()]
-    named = [f"{machine} · {mode} mode" for machine, mode in MACHINES_[:2]]
-    assert keys == [*named, "target"]
-
-
-def test_what_misses_its_target_is_crossed_out(with_plan):
-    ax = charts.cards(measured(MACHINES_, ["cores"]))
-    missed = dots(ax, "^")[1:]  # the third machine's
-    assert dots(ax, "x") == missed and [x for x, _ in missed] == pytest.approx([0.84, 0.04])
-    assert [text.get_text() for text in ax.get_legend().get_texts()][-1] == "target not met"
-
-
-def test_relative_cards_divide_by_the_target_and_leave_out_what_has_none(with_plan):
-    ax = charts.cards(measured(MACHINES_[:1]), relative=True)
-    assert [label.get_text() for label in ax.get_yticklabels()] == [
-        f"{name}: {ratio}"
-        for name in ("cores", "memory")
-        for ratio in ("share of processes\nat least 0.9", "cost of a Monitor\nat most 0.02")
-    ]
-    assert [x for _, x, _ in dots(ax)] == pytest.approx([1 / 0.9, -0.5] * 2)
-    assert dashes(ax) == [(1, row) for row in range(4)] and ax.get_xlim()[0] < -0.5
-
-
-def test_many_machines_have_marks_of_their_own(with_plan):
-    ax = charts.cards(measured([(f"machine {i}", "cores") for i in range(35)], ["cores"]))
-    keys = ax.get_legend().legend_handles[:35]
-    marks = {(key.get_marker(), key.get_color()) for key in keys}
-    assert len(marks) == 35
-    devices_ = {*charts.PALETTE, charts.HOST}
-    assert not devices_ & {colour for _, colour in marks}
 
 
 def in_pieces(stages, pieces, places):
@@ -575,112 +415,56 @@ def test_a_pipeline_of_several_stages_a_device_names_both(n):
     nothing_clipped(ax)
 
 
-def test_the_number_of_a_task_that_waits_is_where_it_works():
-    ops = [Op("stage_0/F0/a", "MatMul", "/CPU:1", 0.0, 0.001),
-           Op("stage_0/F0/b", "MatMul", "/CPU:1", 0.009, 0.004)]  # fmt: skip
-    ax = charts.pipeline(Trace(tuple(ops), (), {}, ()))
-    assert ax.texts[0].get_position() == pytest.approx((11, 0))
+def ends(ax):
+    """List how far each stack of bars reaches, a list for each part."""
+    return [[bar.get_x() + bar.get_width() for bar in part] for part in ax.containers]
 
 
-def test_costs_against_pieces_are_drawn_with_what_was_predicted():
-    times = {
-        "slow": {1: Timing((0.03, 0.03, 0.03)), 2: Timing((0.02, 0.02, 0.05))},
-        "fast": {2: Timing((0.01,) * 3), 1: Timing((0.03,) * 3)},
-    }
-    ax = charts.against_pieces(times, {1: 0.03, 2: 0.0225})
-    lines = {line.get_label(): line for line in ax.lines if not line.get_label().startswith("_")}
-    assert list(lines["predicted"].get_ydata()) == [30, 22.5]
-    assert lines["predicted"].get_linestyle() == "--"
-    drawn = {c.get_label(): c.lines[0].get_ydata() for c in ax.containers}
-    assert {name: list(y) for name, y in drawn.items()} == {"slow": [30, 20], "fast": [30, 10]}
-    assert [t.get_text() for t in ax.get_xticklabels()] == ["1", "2"]
-    assert (ax.get_ylabel(), ax.get_title("left")) == ("step, ms", "What a step takes")
-    nothing_clipped(ax)
-
-
-def test_bytes_against_pieces_are_drawn_in_megabytes():
-    ax = charts.against_pieces({"one": {1: 8_000_000, 4: 2_000_000}})
-    assert list(ax.lines[0].get_ydata()) == [8, 2]
-    assert ax.get_ylabel() == "held at most, MB"
-    assert ax.get_title("left") == "What the first device holds"
-    assert [t.get_text() for t in ax.get_legend().get_texts()] == ["one"]
-    nothing_clipped(ax)
-
-
-DEVICE_COLOURS = {matplotlib.colors.to_hex(c) for c in (*charts.PALETTE, charts.HOST)}
-
-
-def points(line):
-    return sorted(zip(line.get_xdata(), line.get_ydata(), strict=True))
-
-
-def test_steps_are_dots_and_a_fits_lines_go_through_its_predictions(with_plan):
-    ax = charts.step_times(STEPS, FIT)
-    dots = {line.get_label(): line for line in ax.lines if line.get_linestyle() == "None"}
-    assert list(dots) == [
-        "1 device", "1 device, variables on the host", "2 devices, variables on the host",
-        "model split over 2 devices", "3 devices", "3 devices, variables on the host",
-    ]  # fmt: skip
-    assert points(dots["2 devices, variables on the host"]) == [
-        (128, pytest.approx(37.79, abs=0.01)), (128, pytest.approx(43.46, abs=0.01)),
-        (256, pytest.approx(54.85, abs=0.01)), (512, pytest.approx(84.07, abs=0.01)),
-    ]  # fmt: skip
-    for label, line in dots.items():
-        assert (str(line.get_markerfacecolor()) == "white") == label.endswith("host")
-        assert matplotlib.colors.to_hex(line.get_color()) not in DEVICE_COLOURS
-    assert len({matplotlib.colors.to_hex(line.get_color()) for line in dots.values()}) == 3
-    lines = [line for line in ax.lines if line.get_linestyle() in ("-", ":")]
-    ends = {(line.get_linestyle(), *points(line)[-1]) for line in lines}
-    assert ("-", 256, 1e3 * FIT.predict(Layout(3, 256)).total) in ends
-    assert (":", 768, 1e3 * FIT.predict(Layout(3, 768, "host")).total) in ends and len(ends) == 6
-    assert {points(line)[0][0] for line in lines} == {1}
-
-
-def test_parts_are_stacked_in_order_with_a_tick_where_the_measured_time_is(with_plan):
-    rows = {"one": Parts(0.02, 0.005, moving=0.001), "two": Parts(0.01, 0.002, latency=0.004)}
-    ax = charts.parts(rows, {"two": 0.018})
-    named = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert sorted(named) == ["arithmetic", "fixed", "latency", "measured", "moving"]
-    ends = [[bar.get_x() + bar.get_width() for bar in part] for part in ax.containers]
-    assert ends == [pytest.approx(row) for row in ([20, 10], [25, 12], [26, 12], [26, 16])]
-    (tick,) = ax.lines
-    assert points(tick) == [(18, 1)] and tick.get_marker() == "|" and ax.yaxis_inverted()
-    assert [(text.get_text(), text.xy) for text in ax.texts] == [
-        ("26 ms", (pytest.approx(26), 0)), ("16 ms", (18, 1)),  # beside the bar and its tick
-    ]  # fmt: skip
-    assert ax.get_xlim()[0] == 0 and 28 < ax.get_xlim()[1] < 40  # room for the label
-    assert not set(charts.COSTS.values()) & DEVICE_COLOURS
+def test_bars_are_as_long_as_what_they_stand_for(with_plan):
+    ax = charts.held(HELD)
+    assert ends(ax) == [[2, 2, 2], [6, 6, 6], [8, 7, 8], [38, 38, 8], [38, 88, 8]]
+    assert labels_of(ax) == ["38 MB", "88 MB", "8 MB"] and ax.yaxis_inverted()
+    ax = charts.device_bars({"/CPU:10": 3 * MB, "/CPU:2": 2_400_000, "/CPU:0": 16})
+    assert [bar.get_height() for bar in ax.patches] == [16e-6, 2.4, 3]  # as people count
+    rows = {"one": Breakdown(0.02, 0.005, moving=0.001), "two": Breakdown(0.01, latency=0.004)}
+    ax = charts.breakdown(rows, {"two": 0.018})
+    assert [max(part) for part in zip(*ends(ax), strict=True)] == pytest.approx([26, 14])
+    assert not set(charts.COSTS.values()) & {*charts.PALETTE, charts.HOST}
     assert list(charts.COSTS) == list(scaling.TERMS)
 
 
-def test_efficiency_draws_percent_and_the_band_of_each_curve(with_plan):
-    ax = charts.efficiency(CURVES, (1, 3))
-    drawn = {line.get_label(): line for line in ax.lines}
-    assert list(drawn) == ["ideal", *CURVES] and drawn["ideal"].get_linestyle() == "--"
-    for band, (name, curve) in zip(ax.collections, CURVES.items(), strict=True):
+def test_lines_and_dots_are_where_the_numbers_are(with_plan):
+    ax = charts.monitor(watched((0, 1), PHASES))
+    curves = {line.get_label(): np.asarray(line.get_ydata(), float) for line in ax.lines}
+    assert list(curves["this process"]) == [300, 350, 400, 450, 500]
+    np.testing.assert_array_equal(curves["GPU 1, all processes"], [901] * 3 + [np.nan] * 2)
+    assert list(curves["/GPU:1, handed out"]) == [0, 100, 200, 300, 400]
+    dots = {line.get_label(): line for line in charts.step_times(STEPS, FIT).lines}
+    assert sorted(dots["3 devices"].get_ydata()) == pytest.approx([45.51], abs=0.01)
+    drawn = {line.get_label(): line for line in charts.efficiency(CURVES, (1, 3)).lines}
+    for name, curve in CURVES.items():
         np.testing.assert_allclose(drawn[name].get_ydata(), 100 * np.array(curve.middle))
-        edges = band.get_paths()[0].vertices
-        assert edges[:, 1].min() == pytest.approx(100 * min(curve.low))
-        at_eight = edges[edges[:, 0] == 8, 1]
-        assert {at_eight.min(), at_eight.max()} == {100 * curve.low[3], 100 * curve.high[3]}
-    assert [t.get_text() for t in ax.get_xticklabels()] == [str(2**i) for i in range(11)]
-    (measured,) = ax.patches
-    assert (measured.get_x(), measured.get_width()) == (1, 2)
-    assert not set(charts.WAYS) & DEVICE_COLOURS and len(set(charts.WAYS)) >= len(CURVES)
+    dots = [line for line in charts.held_out(PAIRS).lines if line.get_marker() == "o"]
+    assert [dot.get_xdata()[0] for dot in dots] == [1e3 * row.seconds for row, _ in PAIRS]
+    missed = [not 0.9 <= seconds / row.seconds <= 1.1 for row, seconds in PAIRS]
+    assert [dot.get_markerfacecolor() == "white" for dot in dots] == missed
+    times = {"slow": {1: Timing((0.03,) * 3), 2: Timing((0.02, 0.02, 0.05))}}
+    ax = drawings.against_pieces(times, {1: 0.03, 2: 0.0225})
+    assert list(ax.containers[0].lines[0].get_ydata()) == [30, 20]
+    ax = drawings.against_pieces({"one": {1: 8 * MB, 4: 2 * MB}})
+    assert list(ax.lines[0].get_ydata()) == [8, 2]
 
 
-def test_held_out_rows_are_on_equal_axes_and_hollow_where_they_are_missed(with_plan):
-    ax = charts.held_out(PAIRS)
-    assert ax.get_xscale() == ax.get_yscale() == "log" and ax.get_xlim() == ax.get_ylim()
-    assert ax.get_aspect() == 1
-    dots = [line for line in ax.lines if line.get_marker() == "o"]
-    for dot, (row, seconds) in zip(dots, PAIRS, strict=True):
-        assert points(dot) == [(1e3 * row.seconds, 1e3 * seconds)]
-        missed = not 0.9 <= seconds / row.seconds <= 1.1
-        assert (dot.get_markerfacecolor() == "white") == missed
-    assert {text for text in labels_of(ax)} == {repr(m.layout) for m, _ in PAIRS}
-    lines = [text for text in ax.texts if not text.get_text()]
-    assert len(lines) == len(PAIRS)  # one from each dot to its name
+def test_cards_lie_beside_each_other_and_what_misses_its_target_is_crossed_out(with_plan):
+    ax = drawings.cards(measured(MACHINES_, ["cores"]))
+    single = [line for line in ax.lines if len(line.get_xdata()) == 1]
+    third = [line.get_xdata()[0] for line in single if line.get_marker() == "^"]
+    assert third == pytest.approx([1.88, 0.84, 0.04])
+    crossed = [line.get_xdata()[0] for line in single if line.get_marker() == "x"]
+    assert crossed == pytest.approx([0.84, 0.04])
+    ax = drawings.cards(measured([(f"machine {i}", "cores") for i in range(35)], ["cores"]))
+    marks = {(key.get_marker(), key.get_color()) for key in ax.get_legend().legend_handles[:35]}
+    assert len(marks) == 35 and not {c for _, c in marks} & {*charts.PALETTE, charts.HOST}
 
 
 PANEL = """
@@ -690,13 +474,13 @@ if os.environ["STORED"] != "stored":
 import matplotlib
 matplotlib.use("agg")
 import ipywidgets
-from mgpu_helpers import charts
+from mgpu_helpers.lessons import drawings
 if os.environ["WHERE"] == "kernel":
-    charts._has_kernel = lambda: True
+    drawings._has_kernel = lambda: True
 def interact(draw, **choices):
     print("panel", {name: (each.options, each.value) for name, each in choices.items()})
 ipywidgets.interact = interact
-charts.panel(lambda **chosen: print(chosen), batch=[128, 32], width=[1])
+drawings.panel(lambda **chosen: print(chosen), batch=[128, 32], width=[1])
 """
 
 
@@ -711,33 +495,24 @@ def test_a_panel_draws_once_and_offers_choices_only_where_a_kernel_runs(stored, 
 
 
 @pytest.mark.parametrize("draw", [
-    lambda **more: charts.parts(SPENT, TAKEN, **more),
+    lambda **more: charts.breakdown(SPENT, TAKEN, **more),
     lambda **more: charts.held_out(PAIRS, **more),
     lambda **more: charts.efficiency(CURVES, (1, 3), **more),
 ], ids=["parts", "held out", "efficiency"])  # fmt: skip
 def test_a_chart_of_others_numbers_names_them_and_not_this_machine(with_plan, draw):
-    ax = draw(source="seed 001: TitanX")
-    assert [t.get_text() for t in ax.figure.texts] == ["seed 001: TitanX"]
+    ax = draw(source="somebody: TitanX")
+    assert [t.get_text() for t in ax.figure.texts] == ["somebody: TitanX"]
     nothing_clipped(ax)
     assert [t.get_text() for t in draw().figure.texts] == [PLAN.corner]
 
 
-@pytest.mark.parametrize("counts, ticks", [
-    ((1,), [1, 2]), ((1, 2, 3), [1, 2, 3]), ((1, 2, 3, 4, 5), [1, 2, 4, 8]),
-])  # fmt: skip
-def test_few_counts_are_ticks_of_their_own(counts, ticks):
-    flat = (1.0,) * len(counts)
-    ax = charts.efficiency({"one": scaling.Curve(counts, flat, flat, flat)})
-    assert [t.get_text() for t in ax.get_xticklabels()] == [str(n) for n in ticks]
-
-
 def test_from_gpus_shows_what_make_gpu_kept_or_says_that_nothing_is_there(tmp_path, capsys):
-    charts.from_gpus("07", tmp_path)
+    drawings.from_gpus("07", tmp_path)
     assert "none" in capsys.readouterr().out
     kept = tmp_path / "gpu-2-nvidia-h100"
     kept.mkdir()
     matplotlib.figure.Figure().savefig(kept / "07_train_in_towers.png")
-    charts.from_gpus("00", tmp_path)
+    drawings.from_gpus("00", tmp_path)
     assert "none" in capsys.readouterr().out
-    charts.from_gpus("07", tmp_path)
+    drawings.from_gpus("07", tmp_path)
     assert capsys.readouterr().out.startswith("gpu-2-nvidia-h100\n")

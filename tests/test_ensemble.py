@@ -15,20 +15,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mgpu_helpers import data, ensemble, models
+from mgpu_helpers import ensemble
+from mgpu_helpers.lessons import digits, networks
 
 few = settings(max_examples=60, deadline=None)
-NETWORK = models.Network(
+NETWORK = networks.Network(
     "small",
     (
-        models.Conv("conv1", 4, 3, activation="relu"),
-        models.Pool(),
-        models.Pool(),
-        models.Dense("output", 10),
+        networks.Conv("conv1", 4, 3, activation="relu"),
+        networks.Pool(),
+        networks.Pool(),
+        networks.Dense("output", 10),
     ),
 )
 ONE = iter([(1,)] * 9)
-BATCHES = list(data.batches(*data.digits(120), 20))
+BATCHES = list(digits.batches(*digits.load(120), 20))
 
 
 @pytest.fixture(scope="session")
@@ -39,16 +40,16 @@ def tf(plan):
 
 
 def build(tf, plan, place, *, network=NETWORK, final=True):
-    """Build the seed's graph, with Adam, and open its session: place 0 is "g1" on device 0."""
+    """Build a graph as Jang's, with Adam, and open its session: place 0 is "g1" on device 0."""
     v1, name = tf.compat.v1, f"g{place + 1}"
     with tf.Graph().as_default() as graph:
         with tf.device(plan.devices[place % len(plan)]), tf.name_scope(name):
-            weights = models.classic(network, seed=place)
+            weights = networks.classic(network, seed=place)
             images = v1.placeholder(tf.float32, [None, 28, 28, 1], name="input")
             labels = v1.placeholder(tf.int64, [None], name="label")
             scale = v1.placeholder_with_default(1.0, [], name="scale")
-            scores = models.logits(network, weights, images) * scale
-            loss = tf.identity(models.loss(scores, labels), name="cross_entropy")
+            scores = networks.logits(network, weights, images) * scale
+            loss = tf.identity(networks.loss(scores, labels), name="cross_entropy")
             tf.nn.softmax(scores, name="probabilities")
             v1.train.AdamOptimizer(0.01).minimize(loss, name="train_step")
         session = v1.Session(config=plan.session_config(devices=1))
@@ -66,7 +67,7 @@ def make(tf, plan):
     def made(count, **kwargs):
         sessions = [build(tf, plan, place, **kwargs) for place in range(count)]
         opened.extend(sessions)
-        return [ensemble.classic(s, f"g{i}") for i, s in enumerate(sessions, 1)]
+        return [ensemble.from_session(s, f"g{i}") for i, s in enumerate(sessions, 1)]
 
     yield made
     for session in opened:
@@ -85,14 +86,7 @@ def weights(member):
 
 
 def plain(name, step=lambda *batch: 0.0, predict=None):
-    return ensemble.today(name, step, predict, [])
-
-
-def sentence(error):
-    """Give what an error says, and check that it is one line."""
-    said = str(error.value.args[0])
-    assert "\n" not in said and said.endswith(".")
-    return said
+    return ensemble.from_functions(name, step, predict, [])
 
 
 # Training
@@ -146,7 +140,7 @@ def test_members_see_the_same_batches_or_their_own():
 
 
 def test_a_failed_step_stops_the_others_whole(make, tmp_path):
-    members, third, gone = make(3), threading.Barrier(3, timeout=20), []
+    members, third = make(3), threading.Barrier(3, timeout=20)
     own, counts = members[1].step, collections.Counter()
 
     def counting(member):
@@ -154,7 +148,7 @@ def test_a_failed_step_stops_the_others_whole(make, tmp_path):
             counts[member.name] += 1
             if counts[member.name] == 3:
                 third.wait()
-                gone[0].join(20)  # g2 has failed while the others are in step 3
+                time.sleep(0.5)  # g2 fails while the others are in step 3
             return member.step(*batch)
 
         return ensemble.Member(member.name, step, member.predict, member.variables, member.session)
@@ -163,18 +157,17 @@ def test_a_failed_step_stops_the_others_whole(make, tmp_path):
         counts["g2"] += 1
         if counts["g2"] < 3:
             return own(images, labels)
-        gone.append(threading.current_thread())
-        third.wait()
-        return own(images, np.full_like(labels, 99))
+        try:
+            return own(images, np.full_like(labels, 99))
+        finally:
+            third.wait()
 
     broken = ensemble.Member(
         "g2", failing, members[1].predict, members[1].variables, members[1].session
     )
-    with pytest.raises(ensemble.MemberError) as error:
+    with pytest.raises(ensemble.MemberError, match="g2 .*step 3.*a label value of 99") as error:
         ensemble.train([counting(members[0]), broken, counting(members[2])], BATCHES)
-    said = sentence(error)
-    assert said.startswith("g2 failed in step 3 (Received a label value of 99 which is outside ")
-    assert said.endswith("); the others ended the step they were in.")
+    assert "\n" not in str(error.value)  # TensorFlow's own text has many lines
     assert (error.value.name, error.value.step) == ("g2", 3)
     assert type(error.value.__cause__).__name__ == "InvalidArgumentError"
     run = error.value.run
@@ -193,36 +186,37 @@ def test_a_second_failure_is_told_and_later_members_in_turn_do_not_start():
         barrier.wait()
         raise AssertionError
 
-    with pytest.raises(ensemble.MemberError, match=r"in step 1 \(AssertionError\)") as error:
+    with pytest.raises(ensemble.MemberError, match="step 1 .*AssertionError") as error:
         ensemble.train([plain("a", fail), plain("b", fail)], [(0,)])
-    other = "b" if error.value.name == "a" else "a"
-    assert f" {other} failed too, in step 1 (AssertionError)." in str(error.value)
+    assert f"{'b' if error.value.name == 'a' else 'a'} failed too" in str(error.value)
     ran = []
     members = [plain("a", lambda x: 1 / x), plain("b", ran.append)]
     with pytest.raises(ensemble.MemberError, match="division by zero"):
         ensemble.train(members, [(0,)], at_once=False)
     assert not ran
-    with pytest.raises(ensemble.MemberError, match=r"a failed in step 1 \(division by zero\)\.$"):
-        ensemble.train(members[:1], [(0,)])
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize(
     "interrupt", [_thread.interrupt_main, lambda: os.kill(os.getpid(), signal.SIGINT)]
 )
-def test_an_interrupt_ends_the_steps_and_comes_back(interrupt):
+def test_an_interrupt_ends_the_steps_and_comes_back(interrupt, times, at_once):
     done = collections.Counter()
 
     def step(name):
         done[f"{name} began"] += 1
         if name == "a" and done["a began"] == 3:  # the main thread waits by now
-            interrupt()
+            for _ in range(times):
+                interrupt()
+                time.sleep(0.2)
         time.sleep(0.1)
         done[f"{name} ended"] += 1
         return 0.0
 
     members = [plain(name, lambda x, n=name: step(n)) for name in "ab"]
     with pytest.raises(KeyboardInterrupt):
-        ensemble.train(members, [(i,) for i in range(50)])
+        ensemble.train(members, [(i,) for i in range(50)], at_once=at_once)
     assert 3 <= done["a began"] == done["a ended"] < 50
     assert done["b began"] == done["b ended"]
 
@@ -232,18 +226,17 @@ def test_an_interrupt_ends_the_steps_and_comes_back(interrupt):
     [
         ("", [(1,)], "there are no members"),
         ("aba", [(1,)], "2 members have the name 'a'"),
-        ("ab", [], "a got no batches"),
         ("ab", lambda place: [(1,)] * (1 - place), "b got no batches"),
         ("ab", lambda place: None, "a got no batches"),
-        ("ab", lambda place, one=ONE: one, "the members got one iterator"),
+        ("ab", lambda place, one=ONE: one, "one iterator"),
         ("ab", (np.zeros(3), np.zeros(3)), "a got a batch that is one ndarray"),
     ],
 )
 def test_train_says_what_is_wrong_before_any_step(names, batches, said):
     ran = []
-    with pytest.raises((ValueError, TypeError)) as error:
+    with pytest.raises((ValueError, TypeError), match=said):
         ensemble.train([plain(name, ran.append) for name in names], batches)
-    assert sentence(error).startswith(said) and not ran
+    assert not ran
 
 
 # Names
@@ -256,26 +249,26 @@ def test_names_that_do_not_exist_name_near_ones(tf, plan, make):
     assert ensemble.named(session.graph, "g1/train_step").type == "NoOp"
     with pytest.raises(KeyError) as error:
         ensemble.named(session.graph, "g1/inputs:0")
-    near = re.findall("'(.+?)'", sentence(error))
+    near = re.findall("'(.+?)'", error.value.args[0])
     assert near[:2] == ["g1/inputs:0", "g1/input:0"] and len(near) <= 4
     assert all(":" in name for name in near)
-    with pytest.raises(KeyError, match="no operation 'g1/trainstep': did you mean 'g1/train_step'"):
-        ensemble.classic(session, "g1", train="trainstep")
-    with pytest.raises(KeyError, match="no tensor 'g1/keep:0': did you|no tensor 'g1/keep:0': g"):
-        ensemble.classic(session, "g1/", feed={"keep": 0.8})
-    with pytest.raises(KeyError, match="no tensor 'zzzz/input:0'"):
-        ensemble.classic(session, "zzzz")
+    with pytest.raises(KeyError, match="operation 'g1/trainstep'.*'g1/train_step'"):
+        ensemble.from_session(session, "g1", train="trainstep")
+    with pytest.raises(KeyError, match="'g1/keep:0'"):
+        ensemble.from_session(session, "g1/", feed={"keep": 0.8})
+    with pytest.raises(KeyError, match="'zzzz/input:0'"):
+        ensemble.from_session(session, "zzzz")
 
 
 def test_what_training_feeds_is_not_fed_in_prediction(make):
     (member,) = make(1)
-    same = ensemble.classic(member.session, "g1/", feed={"scale": 0.0})
+    same = ensemble.from_session(member.session, "g1/", feed={"scale": 0.0})
     images, labels = BATCHES[0]
     before = same.predict(images)
     assert same.name == "g1" and same.step(images, labels) == pytest.approx(np.log(10))
     np.testing.assert_array_equal(same.predict(images), before)  # scale 0: no gradient
     assert np.ptp(before) > 0.01
-    with pytest.raises(ensemble.MemberError, match=r"a batch of 1 part for 2 inputs \(input, lab"):
+    with pytest.raises(ensemble.MemberError, match="1 part for 2 inputs"):
         ensemble.train([same], [(images,)])
 
 
@@ -289,15 +282,14 @@ def test_a_placeholder_that_is_not_fed_is_named(tf, plan):
         tf.ones([3], name="three")
         with v1.Session() as session:
             kwargs = {"inputs": ["x"], "loss": "out", "train": "out"}
-            with pytest.raises(ValueError, match="training needs g/keep:0") as error:
-                ensemble.classic(session, "g", predict="free", **kwargs)
-            sentence(error)
+            with pytest.raises(ValueError, match="training needs g/keep:0"):
+                ensemble.from_session(session, "g", predict="free", **kwargs)
             with pytest.raises(ValueError, match="prediction needs g/keep:0"):
-                ensemble.classic(session, "g", predict="out", feed={"keep": 1.0}, **kwargs)
-            ensemble.classic(session, "g", predict="free", feed={"keep": 1.0}, **kwargs)
+                ensemble.from_session(session, "g", predict="out", feed={"keep": 1.0}, **kwargs)
+            ensemble.from_session(session, "g", predict="free", feed={"keep": 1.0}, **kwargs)
             with pytest.raises(ValueError, match=r"g/three:0 has shape \(3,\)"):
                 kwargs["loss"] = "three"
-                ensemble.classic(session, "g", predict="free", feed={"keep": 1.0}, **kwargs)
+                ensemble.from_session(session, "g", predict="free", feed={"keep": 1.0}, **kwargs)
 
 
 # Prediction and votes
@@ -314,11 +306,12 @@ def test_predictions_come_in_pieces_and_in_order(make):
     one = plain("a", predict=lambda x: sizes.append(len(x)) or x)
     np.testing.assert_array_equal(ensemble.predictions([one], images, batch=8)["a"], images)
     assert sizes == [8, 8, 4]
-    with pytest.raises(ensemble.MemberError, match=r"a failed in piece 1 \('NoneType'"):
+    with pytest.raises(ensemble.MemberError, match="a failed in piece 1 .*NoneType"):
         ensemble.predictions([plain("a")], images)
-    for given_as in ({"images": images[:0]}, {"images": images, "batch": 0}):
-        with pytest.raises(ValueError, match="give at least one of each"):
-            ensemble.predictions([one], **given_as)
+    with pytest.raises(ValueError, match="0 images"):
+        ensemble.predictions([one], images[:0])
+    with pytest.raises(ValueError, match="batch=0"):
+        ensemble.predictions([one], images, batch=0)
 
 
 quarters = st.integers(0, 4).map(lambda x: x / 4)  # sums are exact, and ties are common
@@ -357,21 +350,17 @@ def test_a_tie_goes_to_the_sum_and_then_to_the_smallest_label():
     "given_as, said",
     [
         ({}, "there are no predictions"),
-        (
-            {"g1": np.ones((3, 10)), "g2": np.ones((3, 12))},
-            "g1 has 10 labels and g2 has 12 labels (shapes (3, 10) and (3, 12))",
-        ),
+        ({"g1": np.ones((3, 10)), "g2": np.ones((3, 12))}, "g1 has 10 labels and g2 has 12"),
         ([np.ones((1, 10)), np.ones((3, 10))], "member 0 has 1 row and member 1 has 3 rows"),
-        ({"g1": [[0.5, 0.5]], "g2": [[np.nan, 1]]}, "g2 has predictions that are not finite"),
-        (np.ones((3, 10)), "member 0 has predictions of shape (10,)"),
-        ([np.ones((3, 0))], "member 0 has predictions of shape (3, 0)"),
+        ({"g1": [[0.5, 0.5]], "g2": [[np.nan, 1]]}, "g2 .* not finite"),
+        (np.ones((3, 10)), r"member 0 .* \(10,\)"),
+        ([np.ones((3, 0))], r"member 0 .* \(3, 0\)"),
     ],
 )
 def test_votes_say_what_is_wrong(given_as, said):
     for count in (ensemble.vote, ensemble.mean):
-        with pytest.raises(ValueError) as error:
+        with pytest.raises(ValueError, match=said):
             count(given_as)
-        assert sentence(error).startswith(said)
 
 
 # Weights on disk
@@ -391,7 +380,7 @@ def test_a_resumed_training_is_the_one_not_interrupted(make, tmp_path):
         assert weights(a) == weights(b) and len(weights(a)) == 4 * 3 + 2
 
 
-def test_todays_models_are_saved_and_resumed_too(tf, plan, tmp_path):
+def test_members_from_functions_are_saved_and_resumed_too(tf, plan, tmp_path):
     def member(start):
         made = [tf.Variable(start), tf.Variable([start, 2.0]), tf.Variable(7, name="count")]
 
@@ -402,7 +391,7 @@ def test_todays_models_are_saved_and_resumed_too(tf, plan, tmp_path):
                 made[2].assign_add(1)
                 return made[0] * 1.0
 
-        return ensemble.today("a/b", step, lambda x: x, made), made
+        return ensemble.from_functions("a/b", step, lambda x: x, made), made
 
     one, made = member(1.0)
     assert ensemble.train([one], [(2.0,), (3.0,)]).losses == {"a/b": [3.0, 6.0]}
@@ -425,7 +414,7 @@ def test_two_variables_that_start_from_one_tensor_resume_apart(tf, plan, tmp_pat
             tf.zeros([], name="loss")
             with v1.Session() as session:
                 session.run(v1.global_variables_initializer())
-                member = ensemble.classic(
+                member = ensemble.from_session(
                     session, "g", inputs=["x"], train="move", loss="loss", predict="start"
                 )
                 session.run(moves)
@@ -436,8 +425,8 @@ def test_two_variables_that_start_from_one_tensor_resume_apart(tf, plan, tmp_pat
 
 
 def test_nothing_is_assigned_unless_everything_fits(make, tmp_path):
-    wider = models.Network(
-        "wider", (*NETWORK.layers[:-1], models.Dense("fc", 3), NETWORK.layers[-1])
+    wider = networks.Network(
+        "wider", (*NETWORK.layers[:-1], networks.Dense("fc", 3), NETWORK.layers[-1])
     )
     members, others = make(2), make(2, network=wider)
     ensemble.save(members, tmp_path)
@@ -446,26 +435,25 @@ def test_nothing_is_assigned_unless_everything_fits(make, tmp_path):
     second = tmp_path / "g2.npz"
     sound, arrays = second.read_bytes(), dict(np.load(second))
 
-    def fails(kind):
-        with pytest.raises(kind) as error:
+    def fails(said, kind=ValueError):
+        with pytest.raises(kind, match=said):
             ensemble.resume(members, tmp_path)
         assert [weights(member) for member in members] == before
-        return sentence(error)
 
     spoilt = bytearray(sound)
     spoilt[len(sound) // 2] ^= 1
     for content in (sound[:-20], b"", bytes(spoilt), b"PK\3\4 no"):
         second.write_bytes(content)
-        assert "g2.npz is not a whole file of save()" in fails(ValueError)
+        fails("g2.npz is not a whole file")
     np.savez(second, **(arrays | {"output/bias:0": np.zeros(11, np.float32)}))
-    assert "it has output/bias:0 as float32 (11,) instead of float32 (10,)." in fails(ValueError)
+    fails(r"output/bias:0 as float32 \(11,\) instead of float32 \(10,\)")
     np.savez(second, **(arrays | {"output/bias:0": np.zeros(10)}))
-    assert "as float64 (10,) instead of float32 (10,)" in fails(ValueError)
+    fails(r"output/bias:0 as float64")
     del arrays["output/bias:0"]
     np.savez(second, **arrays, more=np.zeros(1))
-    assert "g2: it lacks output/bias:0 and has also more." in fails(ValueError)
+    fails("g2: it lacks output/bias:0 and has also more")
     second.unlink()
-    assert fails(FileNotFoundError).startswith("g2 has no g2.npz in ")
+    fails("g2 has no g2.npz", FileNotFoundError)
     with pytest.raises(ValueError, match="g1: it lacks fc/bias"):
         ensemble.resume(others, tmp_path)
 
@@ -484,7 +472,7 @@ def test_a_save_that_breaks_leaves_the_old_file_whole(monkeypatch, make, tmp_pat
 
         name = "broken"
 
-    broken = ensemble.today("g1", None, None, [Broken()])
+    broken = ensemble.from_functions("g1", None, None, [Broken()])
     with pytest.raises(Exception, match="pickle"):
         ensemble.save([broken], tmp_path)
     assert list(tmp_path.iterdir()) == [file] and file.read_bytes() == old

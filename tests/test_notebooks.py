@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from check_notebooks import RULES, problems, strangers, unhinted
+from check_notebooks import RULES, problems, strangers
 from lessons import NOTEBOOKS, ROOT, Lesson, read
-from wrong_answers import WRONG
 
 LESSONS = read()
 each_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=[one.name for one in LESSONS])
@@ -25,16 +24,6 @@ def test_keeps_rule(lesson: Lesson, rule: str):
 
 def test_every_notebook_has_a_source():
     assert strangers(LESSONS, NOTEBOOKS) == []
-
-
-@each_lesson
-def test_wrong_answers_get_their_hint(lesson: Lesson):
-    found = unhinted(lesson, WRONG.get(lesson.number, []))
-    assert not found, "\n".join(found)
-
-
-def test_wrong_answers_belong_to_lessons():
-    assert set(WRONG) <= {lesson.number for lesson in LESSONS}
 
 
 @each_lesson

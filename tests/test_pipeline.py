@@ -11,20 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mgpu_helpers import models, pipeline, trace
+from mgpu_helpers import pipeline, trace
+from mgpu_helpers.lessons import networks
 from mgpu_helpers.trace import Allocation, Op, Trace
 
 KINDS = {
-    "in turn": pipeline.in_turn,
+    "in turn": pipeline.one_by_one,
     "all forward": pipeline.all_forward,
     "one by one": pipeline.one_forward_one_backward,
 }
 # Four layers are made in no time; the gradients of convolutions are asked for where they matter.
-DENSE = models.Network("dense", (
-    models.Dense("a", 6, "relu"), models.Dense("b", 5, "relu"), models.Dense("c", 4, "relu"),
-    models.Dense("d", 3),
+DENSE = networks.Network("dense", (
+    networks.Dense("a", 6, "relu"), networks.Dense("b", 5, "relu"), networks.Dense("c", 4, "relu"),
+    networks.Dense("d", 3),
 ), (7,))  # fmt: skip
-SMALL = models.seed_000(hidden=64, width=0.0625)
+SMALL = networks.jang(hidden=64, width=0.0625)
 LAYERS = ["conv1", "conv2", "conv3", "fc1", "output"]
 NEAR = {"rtol": 1e-4, "atol": 1e-6}
 few = settings(max_examples=40, deadline=None)
@@ -46,10 +47,10 @@ def examples(network, size, seed=0):
 
 def unsplit(tf, network, x, y, seed=0):
     """Compute the loss and the gradients of the whole network, eagerly."""
-    weights = {name: tf.constant(value) for name, value in models.initial(network, seed).items()}
+    weights = {name: tf.constant(value) for name, value in networks.initial(network, seed).items()}
     with tf.GradientTape() as tape:
         tape.watch(weights)
-        loss = models.loss(models.logits(network, weights, x), y)
+        loss = networks.loss(networks.logits(network, weights, x), y)
     return float(loss), {name: g.numpy() for name, g in tape.gradient(loss, weights).items()}
 
 
@@ -70,9 +71,9 @@ def started(tf, plan, **config):
 def traced(tf, plan, network, starts, where, size, schedule, **config):
     """Trace a pipelined step of a batch of so many examples."""
     with tf.Graph().as_default():
-        made = pipeline.stages(network, starts, where)
+        made = networks.stages(network, starts, where)
         x, y = map(tf.constant, examples(network, size))
-        fetched = pipeline.gradients(made, models.loss, x, y, schedule, **config)
+        fetched = pipeline.gradients(made, networks.loss, x, y, schedule, **config)
         with started(tf, plan) as session:
             session.run(fetched)
             return trace.session_step(session, fetched)[1]
@@ -83,17 +84,12 @@ def traced(tf, plan, network, starts, where, size, schedule, **config):
 
 @few
 @given(**sizes)
-def test_a_schedule_can_run_and_has_every_task_once(p, m, kind):
+def test_a_schedule_has_every_task_once_and_holds_no_more_than_it_says(p, m, kind):
     schedule = KINDS[kind](p, m)
     assert len(schedule) == p and pipeline.check(schedule) == m
     wanted = Counter(f"{kind}{k}" for kind in "FB" for k in range(m))
     assert all(Counter(steps) == wanted for steps in schedule)
-
-
-@few
-@given(**sizes)
-def test_what_a_stage_holds_at_once(p, m, kind):
-    for s, steps in enumerate(KINDS[kind](p, m)):
+    for s, steps in enumerate(schedule):
         holds = list(itertools.accumulate(1 if step[0] == "F" else -1 for step in steps))
         most = {"in turn": 1, "all forward": m, "one by one": min(m, p - s)}[kind]
         assert max(holds) == most and holds[-1] == 0
@@ -164,41 +160,34 @@ def test_two_stages_on_a_device_take_turns_in_the_table():
 
 
 ORDERS = [
-    ([["B0", "F0"]], "stage 0 cannot do B0 as its task 1: it needs F0 of stage 0, which in this"),
-    ([["F0", "B0"], ["B0", "F0"]], "stage 1 cannot do B0 as its task 1: it needs F0 of stage 1"),
-    ([["F0", "B0", "F1", "B1"], ["F0", "F1", "B0", "B1"]],
-     "stage 0 cannot do B0 as its task 2: it needs B0 of stage 1, which in this order cannot run"),
-    ([["F0", "F1", "B0"]], "stage 0 has B1 0 times: every stage does F and B of every piece once"),
-    ([["F0", "B0"], ["F0", "B0", "B0"]], "stage 1 has B0 2 times: every stage does F and B"),
-    ([["F0", "B0", "F1", "B1"], ["F0", "B0"]], "stage 1 has F1 0 times"),
-    ([["F0", "W0"]], "'W0' is not a task: write F0 for piece 0 forward, B0 for back"),
+    ([["B0", "F0"]], "stage 0 cannot do B0 as its task 1: it needs F0 of stage 0"),
+    ([["F0", "B0"], ["B0", "F0"]], "stage 1 cannot do B0"),
+    ([["F0", "B0", "F1", "B1"], ["F0", "F1", "B0", "B1"]], "task 2: it needs B0 of stage 1"),
+    ([["F0", "F1", "B0"]], "stage 0 has B1 0 times"),
+    ([["F0", "B0"], ["F0", "B0", "B0"]], "stage 1 has B0 2 times"),
     ([["F0", "B0", "F00"]], "'F00' is not a task"),
     ([["F0", 3]], "3 is not a task"),
-    ([["F0", "B0"], []], "stage 1 has no tasks: give each stage its F and B of every piece"),
+    ([["F0", "B0"], []], "stage 1 has no tasks"),
     ([], "stage 0 has no tasks"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("schedule, said", ORDERS)
 def test_an_order_that_cannot_run_is_refused_with_its_task(schedule, said):
-    for use in (pipeline.check, pipeline.run_times, pipeline.table):
-        with pytest.raises(ValueError, match=re.escape(said)) as raised:
-            use(schedule)
-        assert str(raised.value).count(".") == 1
+    with pytest.raises(ValueError, match=said):
+        pipeline.check(schedule)
 
 
 @pytest.mark.parametrize("call, said", [
-    (lambda: pipeline.in_turn(0, 1), "stages=0 is not a number of stages"),
-    (lambda: pipeline.all_forward(1, 0), "pieces=0 is not a number of micro-batches"),
-    (lambda: pipeline.one_forward_one_backward(2, 1.5), "pieces=1.5 is not"),
-    (lambda: pipeline.bubble(2, 0), "pieces=0 is not"),
-    (lambda: pipeline.run_times([["F0", "B0"]] * 2, [1.0]),
-     "forward has 1 value for 2 stages: give one for each"),
-    (lambda: pipeline.run_times([["F0", "B0"]], backward=[1.0, 2.0]), "backward has 2 values for"),
-    (lambda: pipeline.table([["F0", "B0"]] * 2, ["/CPU:1"] * 3), "devices has 3 values for 2 st"),
+    (lambda: pipeline.one_by_one(0, 1), "stages=0"),
+    (lambda: pipeline.one_forward_one_backward(2, 1.5), "pieces=1.5"),
+    (lambda: pipeline.bubble(2, 0), "pieces=0"),
+    (lambda: pipeline.run_times([["F0", "B0"]] * 2, [1.0]), "forward has 1 value for 2 stages"),
+    (lambda: pipeline.table([["F0", "B0"]] * 2, ["/CPU:1"] * 3), "devices has 3 values"),
+    (lambda: pipeline.table([["B0", "F0"]]), "stage 0 cannot do B0"),
 ])  # fmt: skip
 def test_wrong_numbers_are_refused(call, said):
-    with pytest.raises(ValueError, match=re.escape(said)):
+    with pytest.raises(ValueError, match=said):
         call()
 
 
@@ -207,80 +196,64 @@ def test_wrong_numbers_are_refused(call, said):
 
 @pytest.mark.parametrize("starts", [[], ["fc1"], ["conv2", "conv3"], LAYERS[1:], ["drop1", "fc1"]])
 def test_the_parts_of_a_network_are_the_network(starts):
-    parts = pipeline.cut(SMALL, starts)
+    parts = networks.cut(SMALL, starts)
     assert [part.layers[0].name for part in parts] == ["conv1", *starts]
     assert sum((part.layers for part in parts), ()) == SMALL.layers
-    assert {n: s for part in parts for n, s in models.shapes(part).items()} == models.shapes(SMALL)
-    walked = [step for part in parts for step in models.walk(part)]
-    assert walked == list(models.walk(SMALL))
+    shapes = {name: shape for part in parts for name, shape in networks.shapes(part).items()}
+    assert shapes == networks.shapes(SMALL)
+    walked = [step for part in parts for step in networks.walk(part)]
+    assert walked == list(networks.walk(SMALL))
 
 
 @pytest.mark.parametrize("starts, said", [
-    ([*"abcd"], "5 stages cannot be cut from 4 layers: name 3 starts or fewer"),
-    (["a"], "stage 0 would be empty with starts=['a']: name layers in the order of the network, b"),
-    (["c", "c"], "stage 1 would be empty with starts=['c', 'c']"),
-    (["c", "b"], "stage 2 would begin before stage 1 with starts=['c', 'b']: name layers in the "
-                 "order of the network, b, c, d."),
-    (["c", "e"], "dense has no layer 'e' to begin a stage with: use one of b, c, d."),
-    ([None], "dense has no layer None to begin"),
+    ([*"abcd"], "5 stages cannot be cut from 4 layers"), (["a"], "stage 0 would be empty"),
+    (["c", "c"], "stage 1 would be empty"), (["c", "b"], "stage 2 would begin before stage 1"),
+    (["c", "e"], "no layer 'e'"),
 ])  # fmt: skip
 def test_a_cut_that_cannot_be_is_refused(starts, said):
-    with pytest.raises(ValueError, match=re.escape(said)) as raised:
-        pipeline.cut(DENSE, starts)
-    assert str(raised.value).endswith(".")
+    with pytest.raises(ValueError, match=said):
+        networks.cut(DENSE, starts)
 
 
 def test_what_has_no_name_begins_no_stage():
-    pools = models.Network("pools", (models.Pool(), models.Conv("conv", 2, 3), models.Pool()))
-    assert [len(part.layers) for part in pipeline.cut(pools, ["conv"])] == [1, 2]
+    layers = networks.Pool(), networks.Conv("conv", 2, 3), networks.Pool()
+    pools = networks.Network("pools", layers)
+    assert [len(part.layers) for part in networks.cut(pools, ["conv"])] == [1, 2]
     with pytest.raises(ValueError, match="use one of conv[.]"):
-        pipeline.cut(pools, [None])
+        networks.cut(pools, [None])
 
 
-def check_stages(plan, made, values):
-    """Check that each stage's weights are on its device; give the values by name."""
-    own = {name: weight for stage in made for name, weight in stage.weights.items()}
-    assert list(own) == list(values)
-    for stage in made:
-        assert all(weight.device.endswith(stage.device[1:]) for weight in stage.weights.values())
-    return own
-
-
-@pytest.mark.parametrize("order", [(0, 1), (0, 1, 0, 1), (1, 1)])
+@pytest.mark.parametrize("order", [(0, 1), (0, 1, 0, 1)])
 def test_stages_begin_with_the_weights_of_the_whole(tf, plan, order):
     starts = {2: ["c"], 4: ["b", "c", "d"]}[len(order)]
-    where, wanted = [plan.devices[i] for i in order], models.initial(DENSE, 3)
+    where, wanted = [plan.devices[i] for i in order], networks.initial(DENSE, 3)
     x, _ = examples(DENSE, 5)
-    scores = models.logits(DENSE, wanted, x)
-    with tf.Graph().as_default():
-        made = pipeline.stages(DENSE, starts, where, seed=3)
-        own, out = check_stages(plan, made, wanted), tf.constant(x)
+
+    def make():
+        made, out = networks.stages(DENSE, starts, where, seed=3), tf.constant(x)
         for stage in made:
+            assert all(w.device.endswith(stage.device[1:]) for w in stage.weights.values())
             out = stage.function(stage.weights, out)
+        return {name: weight for stage in made for name, weight in stage.weights.items()}, out
+
+    with tf.Graph().as_default():
+        fetched = make()
         with started(tf, plan, soft_placement=True) as session:
-            classic = session.run([own, out])
-    made = pipeline.stages(DENSE, starts, where, seed=3)
-    own, out = check_stages(plan, made, wanted), x
-    for stage in made:
-        out = stage.function(stage.weights, out)
-    for values, result in (classic, (own, out)):
+            classic = session.run(fetched)
+    for values, result in (classic, make()):
+        assert list(values) == list(wanted)
         for name, value in wanted.items():
             np.testing.assert_array_equal(values[name], value)
-        np.testing.assert_allclose(result, scores, rtol=1e-6)
+        np.testing.assert_allclose(result, networks.logits(DENSE, wanted, x), rtol=1e-6)
 
 
 @pytest.mark.parametrize("where, said", [
-    (["/CPU:1"], "2 stages and 1 device: give one device for each stage."),
-    (["/CPU:1"] * 3, "2 stages and 3 devices: give one device"),
-    (["/CPU:1", "/CPU:9"], "a stage is on /CPU:9, which is not there: use /CPU:1, /CPU:2."),
-    (["/GPU:0", "/CPU:1"], "a stage is on /GPU:0, which is not there"),
+    (["/CPU:1"], "2 stages and 1 device"), (["/CPU:1", "/CPU:9"], "/CPU:9, which is not there"),
 ])  # fmt: skip
 def test_stages_need_devices_that_are_there(tf, plan, where, said):
-    with pytest.raises(ValueError, match=re.escape(said)):
-        pipeline.stages(DENSE, ["c"], where)
     with tf.Graph().as_default() as graph:
-        with pytest.raises(ValueError, match=re.escape(said)):
-            pipeline.stages(DENSE, ["c"], where)
+        with pytest.raises(ValueError, match=said):
+            networks.stages(DENSE, ["c"], where)
         assert not graph.get_operations()
 
 
@@ -294,16 +267,13 @@ def all_ways(made, x, y, ways):
     """Give the loss and the gradients for each (kind, number of pieces, streams)."""
     return {
         (kind, m, streams): pipeline.gradients(
-            made, models.loss, x, y, KINDS[kind](len(made), m), streams=streams
+            made, networks.loss, x, y, KINDS[kind](len(made), m), streams=streams
         )
         for kind, m, streams in ways
     }
 
 
-ONE = [("in turn", 1, streams) for streams in (True, False)]
-MANY = [(kind, m, True) for kind in KINDS for m in (2, 4, 8)]
-FREE = [(kind, 4, False) for kind in KINDS]
-SOME = [("in turn", 1, True), ("in turn", 2, True), ("in turn", 8, False), ("all forward", 4, True),
+WAYS = [("in turn", 1, True), ("in turn", 2, True), ("in turn", 8, False), ("all forward", 4, True),
         ("all forward", 2, False), ("one by one", 8, True), ("one by one", 4, False)]  # fmt: skip
 
 
@@ -314,22 +284,23 @@ def test_gradients_are_those_of_the_network_unsplit(tf, plan, name):
     wanted = unsplit(tf, DENSE, x, y)
     where = [plan.devices[i] for i in order]
     with tf.Graph().as_default():
-        made = pipeline.stages(DENSE, starts, where)
-        chosen = FREE if "back" in name else ONE + MANY + FREE
-        ways = all_ways(made, tf.constant(x), tf.constant(y), chosen)
+        made = networks.stages(DENSE, starts, where)
+        ways = all_ways(made, tf.constant(x), tf.constant(y), WAYS)
         with started(tf, plan) as session:
             for way, got in session.run(ways).items():
                 near(got, wanted, way)
 
 
-@pytest.mark.parametrize("name", ["2 on 2", "4 on 2"])
-def test_gradients_in_todays_code(tf, plan, name):
-    starts, order = CUTS[name]
+def test_gradients_in_todays_code(tf, plan, monkeypatch):
+    warned = []  # AutoGraph warns of code that it cannot convert
+    monkeypatch.setattr(tf.get_logger(), "warning", lambda *words: warned.append(words))
+    starts, order = CUTS["4 on 2"]
     x, y = examples(DENSE, 16)
-    made = pipeline.stages(DENSE, starts, [plan.devices[i] for i in order])
-    step = tf.function(lambda x, y: list(all_ways(made, x, y, SOME).values()))
+    made = networks.stages(DENSE, starts, [plan.devices[i] for i in order])
+    step = tf.function(lambda x, y: list(all_ways(made, x, y, WAYS).values()))
     for got in step(x, y):
         near(got, unsplit(tf, DENSE, x, y))
+    assert not warned
 
 
 def test_uneven_pieces_count_by_their_size(tf, plan):
@@ -339,18 +310,17 @@ def test_uneven_pieces_count_by_their_size(tf, plan):
     wanted, of_eight = unsplit(tf, DENSE, x, y), unsplit(tf, DENSE, *eight)
     schedule = pipeline.one_forward_one_backward(2, 4)
     with tf.Graph().as_default():
-        made, v1 = pipeline.stages(DENSE, ["c"], plan.devices), tf.compat.v1
+        made, v1 = networks.stages(DENSE, ["c"], plan.devices), tf.compat.v1
         fed = [(v1.placeholder(tf.float32, [n, 7]), v1.placeholder(tf.int64, [n])) for n in sizes]
         fetched = [
-            pipeline.gradients(made, models.loss, *pair, schedule, uneven=True) for pair in fed
+            pipeline.gradients(made, networks.loss, *pair, schedule, uneven=True) for pair in fed
         ]
-        even = pipeline.gradients(made, models.loss, *fed[1], schedule)
+        even = pipeline.gradients(made, networks.loss, *fed[1], schedule)
         with started(tf, plan) as session:
             for pair, one in zip(fed, fetched, strict=True):
                 near(session.run(one, dict(zip(pair, (x, y), strict=True))), wanted)
             near(session.run(even, dict(zip(fed[1], eight, strict=True))), of_eight)
-            said = "batch of 90 does not divide over 4 pieces: use 88 or 92, or pass uneven=True"
-            with pytest.raises(tf.errors.InvalidArgumentError, match=said):
+            with pytest.raises(tf.errors.InvalidArgumentError, match="90 does not divide over 4"):
                 session.run(even, dict(zip(fed[1], (x, y), strict=True)))
 
 
@@ -373,7 +343,7 @@ def test_a_weight_that_two_stages_share_gets_both_gradients(tf, plan):
 
     weights = {name: tf.Variable(value, name=name) for name, value in values.items()}
     with tf.GradientTape() as tape:
-        loss = models.loss(second(weights, first(weights, x)), y)
+        loss = networks.loss(second(weights, first(weights, x)), y)
     wanted = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
     assert not np.any(wanted["other"]) and isinstance(wanted["lookup"], tf.IndexedSlices)
     wanted = loss, {name: tf.convert_to_tensor(g) for name, g in wanted.items()}
@@ -384,7 +354,7 @@ def test_a_weight_that_two_stages_share_gets_both_gradients(tf, plan):
             pipeline.Stage(device, function, {name: own[name] for name in sorted(names)})
             for device, function, names in zip(plan.devices, (first, second), used, strict=True)
         ]
-        return [pipeline.gradients(made, models.loss, x, y, kind(2, m))
+        return [pipeline.gradients(made, networks.loss, x, y, kind(2, m))
                 for kind in KINDS.values() for m in (1, 4)]  # fmt: skip
 
     got = tf.function(pipelined)(weights, tf.constant(x), tf.constant(y))
@@ -400,75 +370,61 @@ def test_a_weight_that_two_stages_share_gets_both_gradients(tf, plan):
 
 
 def make(tf, plan, network=DENSE, starts=("c",)):
-    return pipeline.stages(network, list(starts), plan.devices)
+    return networks.stages(network, list(starts), plan.devices)
 
 
 WRONG = [
-    (dict(schedule=pipeline.in_turn(3, 2)), "a schedule for 3 stages does not fit 2: make one for"),
-    (dict(schedule=[["F0", "B0"]]), "a schedule for 1 stage does not fit 2: make one for 2."),
-    (dict(schedule=[["F0", "B0"], ["B0", "F0"]]), "stage 1 cannot do B0 as its task 1"),
-    (dict(schedule=pipeline.in_turn(2, 3)),
-     "batch of 8 does not divide over 3 pieces: use 6 or 9, or pass uneven=True."),
-    (dict(schedule=pipeline.in_turn(2, 9), uneven=True),
-     "batch of 8 is too small for 9 pieces: give 9 examples or more, or use fewer."),
-    (dict(loss=lambda scores, y: scores[:, 0]),
-     "loss gave an array of shape (8,) for a micro-batch: return its mean, a single value."),
-]  # fmt: skip
+    (dict(schedule=[["F0", "B0"]]), "a schedule for 1 stage does not fit 2"),
+    (dict(schedule=[["F0", "B0"], ["B0", "F0"]]), "stage 1 cannot do B0"),
+    (dict(schedule=pipeline.one_by_one(2, 3)), "batch of 8 does not divide over 3 pieces"),
+    (dict(loss=lambda scores, y: scores[:, 0]), r"shape \(8,\)"),
+]
 
 
 @pytest.mark.parametrize("given, said", WRONG)
 def test_what_does_not_fit_is_refused(tf, plan, given, said):
     x, y = examples(DENSE, 8)
-    given = {"loss": models.loss} | given
     with tf.Graph().as_default():
         made = make(tf, plan)
-        with pytest.raises(ValueError, match=re.escape(said)):
-            pipeline.gradients(made, x=x, y=y, **given)
-    made = make(tf, plan)
-    with pytest.raises(ValueError, match=re.escape(said)):
-        tf.function(lambda: pipeline.gradients(made, x=x, y=y, **given))()
+        with pytest.raises(ValueError, match=said):
+            pipeline.gradients(made, x=x, y=y, **{"loss": networks.loss} | given)
 
 
 def test_eager_code_is_refused(tf, plan):
-    said = "call gradients inside a tf.function or a graph"
-    with pytest.raises(RuntimeError, match=said):
-        pipeline.gradients(make(tf, plan), models.loss, *examples(DENSE, 8))
+    with pytest.raises(RuntimeError, match="tf.function or a graph"):
+        pipeline.gradients(make(tf, plan), networks.loss, *examples(DENSE, 8))
 
 
-def test_two_weights_under_one_name_are_refused(tf, plan):
+def test_stages_that_do_not_fit_each_other_are_refused(tf, plan):
     made = make(tf, plan)
     away = pipeline.Stage("/CPU:9", made[1].function, made[1].weights)
     twice = pipeline.Stage(made[1].device, made[1].function, dict(made[0].weights))
     twice.weights["a/kernel"] = tf.Variable(twice.weights["a/kernel"])
-    for wrong, said in (
-        ([made[0], away], "a stage is on /CPU:9, which is not there"),
-        ([made[0], twice], "stages 0 and 1 have different weights under one name, 'a/kernel': "
-                           "give each weight its own, or share one."),
-    ):  # fmt: skip
-        with tf.Graph().as_default(), pytest.raises(ValueError, match=re.escape(said)):
-            pipeline.gradients(wrong, models.loss, *examples(DENSE, 8))
+    for wrong, said in ((away, "/CPU:9"), (twice, "stages 0 and 1 .* 'a/kernel'")):
+        with tf.Graph().as_default(), pytest.raises(ValueError, match=said):
+            pipeline.gradients([made[0], wrong], networks.loss, *examples(DENSE, 8))
 
 
 def test_a_short_training_ends_with_the_same_weights(tf, plan):
-    """Five steps of the whole network, of its two stages, and of these in 2, 4 and 8 pieces."""
+    """Five steps of the whole network, of its two stages, and of these in 4 pieces."""
     batches = [examples(SMALL, 16, seed) for seed in range(5)]
-    wanted = models.initial(SMALL)
-    weights = models.variables(SMALL)
+    wanted = networks.initial(SMALL)
+    weights = networks.variables(SMALL)
     for x, y in batches:
         with tf.GradientTape() as tape:
-            loss = models.loss(models.logits(SMALL, weights, x), y)
+            loss = networks.loss(networks.logits(SMALL, weights, x), y)
         for name, slope in tape.gradient(loss, weights).items():
             weights[name].assign_sub(0.5 * slope)
     wanted = {name: weight.numpy() for name, weight in weights.items()}
-    moved = [np.abs(wanted[n] - value).max() for n, value in models.initial(SMALL).items()]
+    moved = [np.abs(wanted[n] - value).max() for n, value in networks.initial(SMALL).items()]
     assert min(moved) > 1e-3
     v1 = tf.compat.v1
-    for m in (None, 1, 2, 4, 8):
+    for m in (None, 4):
         with tf.Graph().as_default():
             x, y = v1.placeholder(tf.float32, [16, 28, 28, 1]), v1.placeholder(tf.int64, [16])
             made = make(tf, plan, SMALL, ["conv3"])
             schedule = m and pipeline.one_forward_one_backward(2, m)
-            _, slopes = pipeline.gradients(made, models.loss, x, y, schedule)
+            _, slopes = pipeline.gradients(made, networks.loss, x, y, schedule)
             own = {name: weight for stage in made for name, weight in stage.weights.items()}
             train = v1.train.GradientDescentOptimizer(0.5).apply_gradients(
                 [(slopes[name], weight) for name, weight in own.items()]
@@ -549,16 +505,16 @@ def test_spans_of_a_function_and_of_a_graph_with_two_pipelines(tf, plan):
 
     @tf.function
     def twice(x, y):
-        pipeline.gradients(made, models.loss, x, y, schedule)
+        pipeline.gradients(made, networks.loss, x, y, schedule)
         with tf.name_scope("train"):
-            return pipeline.gradients(made, models.loss, x, y, schedule)
+            return pipeline.gradients(made, networks.loss, x, y, schedule)
 
     got, step = trace.function_step(twice, x, y)
     near(got, unsplit(tf, DENSE, x.numpy(), y.numpy()))
     assert {(span.stage, span.task) for span in pipeline.spans(step)} == wanted
     with tf.Graph().as_default():
         made, y = make(tf, plan), y.numpy()
-        both = [pipeline.gradients(made, models.loss, x.numpy(), y, schedule) for _ in range(2)]
+        both = [pipeline.gradients(made, networks.loss, x.numpy(), y, schedule) for _ in range(2)]
         with started(tf, plan) as session:
             for one in both:
                 _, step = trace.session_step(session, one)
@@ -566,7 +522,7 @@ def test_spans_of_a_function_and_of_a_graph_with_two_pipelines(tf, plan):
 
 
 def test_one_forward_one_backward_holds_half_of_all_forward(tf, plan):
-    network, held = models.seed_000(width=0.25), {}
+    network, held = networks.jang(width=0.25), {}
     for kind in ("all forward", "one by one"):
         step = traced(tf, plan, network, ["conv3"], plan.devices, 256, KINDS[kind](2, 8))
         held[kind] = step.peak(plan.devices[0], scratch=False)
@@ -578,14 +534,14 @@ def test_one_forward_one_backward_holds_half_of_all_forward(tf, plan):
 
 def uncut(tf, plan, world):
     """Trace a step of the whole network on one device, at a batch of 64."""
-    network, device = models.seed_000(width=0.25), plan.devices[0]
+    network, device = networks.jang(width=0.25), plan.devices[0]
     x, y = examples(network, 64)
     if world == "function":
-        weights = models.variables(network, device=device)
+        weights = networks.variables(network, device=device)
 
         def step(x, y):
             with tf.device(device), tf.GradientTape() as tape:
-                loss = models.loss(models.logits(network, weights, x), y)
+                loss = networks.loss(networks.logits(network, weights, x), y)
                 return loss, tape.gradient(loss, list(weights.values()))
 
         return trace.function_step(step, x, y)[1]
@@ -593,11 +549,12 @@ def uncut(tf, plan, world):
     with tf.Graph().as_default():
         fed = [v1.placeholder(tf.float32, [None, 28, 28, 1]), v1.placeholder(tf.int64, [None])]
         if world == "stages":
-            fetched = pipeline.gradients(pipeline.stages(network, [], [device]), models.loss, *fed)
+            whole = networks.stages(network, [], [device])
+            fetched = pipeline.gradients(whole, networks.loss, *fed)
         else:
             with tf.device(device):
-                weights = models.classic(network)
-                loss = models.loss(models.logits(network, weights, fed[0]), fed[1])
+                weights = networks.classic(network)
+                loss = networks.loss(networks.logits(network, weights, fed[0]), fed[1])
                 fetched = v1.train.AdamOptimizer().minimize(loss)
         with started(tf, plan, devices=1, soft_placement=True) as session:
             feed = dict(zip(fed, (x, y), strict=True))
@@ -623,8 +580,8 @@ def test_the_costs_of_the_layers_are_those_of_their_operations(tf, plan, world):
     rest = sum(op.length for op in step.ops if op.device == device) - sum(least)
     for part, seconds in zip(each.parts, least, strict=True):
         assert seconds * (1 - 1e-6) <= part.seconds <= seconds + rest
-    network = models.seed_000(width=0.25)
-    shapes = {getattr(layer, "name", ""): before for layer, before, _ in models.walk(network)}
+    network = networks.jang(width=0.25)
+    shapes = {getattr(layer, "name", ""): before for layer, before, _ in networks.walk(network)}
     crossing = [2 * 4 * 64 * int(np.prod(shapes[layer])) for layer in LAYERS[1:]]
     assert [part.crossing for part in each.parts] == [*crossing, 0]
     (whole,) = pipeline.cuts(step, LAYERS, 1)
@@ -723,7 +680,7 @@ def test_what_has_no_scope_belongs_where_it_comes_from():
     """A pool, a sum over a skipped layer, a loss with its labels, an optimizer.
 
     Over a border a tensor counts once, there and back. What only waits carries nothing, and what
-    only the way back uses is not sent on.
+    only the backward pass uses is not sent on.
     """
     forward = [
         ("c/shape", 1, 1, "Const"), ("x", 1, 1000, "Placeholder"), ("labels", 1, 1000),
@@ -780,15 +737,11 @@ def test_a_model_with_a_loop_can_be_cut(tf, plan):
 
 
 @pytest.mark.parametrize("given, said", [
-    (dict(by="speed"), "by='speed' is not a cost: use 'time', 'memory', 'bytes'."),
-    (dict(devices="abc"), "3 stages cannot be cut from 2 layers: ask for 2 or fewer."),
-    (dict(devices=""), "stages=0 is not a number of stages"),
-    (dict(layers=["a", "z"]), "no operation of the trace is in the scope 'z': trace the model "
-                              "uncut, with a tf.name_scope for each of a, z."),
-    (dict(held={"b": 1, "b/kernel": 1}),
-     "held has 'b/kernel', which is not one of the layers: use a, b."),
+    (dict(by="speed"), "by='speed'"), (dict(devices="abc"), "3 stages .* 2 layers"),
+    (dict(devices=""), "stages=0"), (dict(layers=["a", "z"]), "the scope 'z'"),
+    (dict(held={"b": 1, "b/kernel": 1}), "held has 'b/kernel'"),
 ])  # fmt: skip
 def test_a_cut_that_cannot_be_found_is_refused(given, said):
     step = by_hand([("a/Up", 1, 1), ("b/Up", 1, 1)], [("a/Up", "b/Up")])
-    with pytest.raises(ValueError, match=re.escape(said)):
+    with pytest.raises(ValueError, match=said):
         pipeline.best_cut(step, **{"devices": "ab", "layers": ["a", "b"]} | given)

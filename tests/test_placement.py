@@ -94,7 +94,7 @@ def test_eager_operations_are_reported_by_their_type(plan):
     assert as_tuples(found) == [  # and nothing of what ran outside the block
         ("AddV2", "AddV2", "/CPU:0"), ("MatMul", "MatMul", "/CPU:1"), ("AddV2", "AddV2", "/CPU:2"),
     ]  # fmt: skip
-    with pytest.raises(KeyError, match="AddV2 ran on several devices: /CPU:0, /CPU:2"):
+    with pytest.raises(KeyError, match="AddV2 .*/CPU:0, /CPU:2"):
         found.device_of("AddV2")
 
 
@@ -236,9 +236,9 @@ def table():
 
 def test_device_of(table):
     assert table.device_of("twice") == "/CPU:2"
-    with pytest.raises(KeyError, match="no operation is called tw; there are: a, far, host/total,"):
+    with pytest.raises(KeyError, match="tw.* a, far, host/total"):
         table.device_of("tw")
-    with pytest.raises(KeyError, match="no operation is called a; there are: none."):
+    with pytest.raises(KeyError, match="none"):
         Placement().device_of("a")
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mgpu_helpers.timing import Comparison, Timing, compare, in_turn, measure
+from mgpu_helpers.timing import Comparison, Timing, compare, measure, several
 
 seconds = st.floats(1e-6, 1e3)
 
@@ -64,13 +64,6 @@ def test_median_lies_between_the_quartiles_and_prints_three_digits(lengths):
     assert math.isclose(printed, timing.median, rel_tol=0.006)
 
 
-def test_the_two_run_in_turn(clock):
-    calls = []
-    a, b = (lambda: calls.append("a")), (lambda: calls.append("b"))
-    compare(a, b, warmup=1, repeats=3)
-    assert "".join(calls) == "ab" * 4
-
-
 def test_drift_hits_both(clock):
     """A machine that slows down tenfold during the run does not change the ratio."""
     drift = [1 + i for i in range(10)]
@@ -92,48 +85,40 @@ def test_quartiles_of_the_ratios():
 
 
 @pytest.mark.parametrize(
-    "ratios, told, text",
+    "ratios, differ, text",
     [
         ([1.79, 1.79, 1.83, 1.88, 1.88], True,
          "two devices: 1.83 times as fast as one device (1.79 to 1.88, 5 pairs)"),
         ([0.5, 0.5, 0.5, 0.8, 0.8], True,
          "one device: 2.00 times as fast as two devices (1.25 to 2.00, 5 pairs)"),
         ([0.97, 0.97, 1.02, 1.06, 1.06], False,
-         "no difference that can be told between one device and two devices: "
+         "one device and two devices cannot be told apart: "
          "times in ratio 1.02 (0.97 to 1.06, 5 pairs)"),
         ([1.001] * 5, False,
-         "no difference that can be told between one device and two devices: "
+         "one device and two devices cannot be told apart: "
          "times in ratio 1.00 (1.00 to 1.00, 5 pairs)"),
         ([1.8] * 4, False,
-         "fewer than 5 pairs cannot tell a difference between one device and two devices: "
+         "one device and two devices cannot be told apart by fewer than 5 pairs: "
          "times in ratio 1.80 (1.80 to 1.80, 4 pairs)"),
-        ([1.8], False,
-         "fewer than 5 pairs cannot tell a difference between one device and two devices: "
-         "times in ratio 1.80 (1.80 to 1.80, 1 pair)"),
     ],
-)
-def test_comparison_prints(ratios, told, text):
+)  # fmt: skip
+def test_comparison_prints(ratios, differ, text):
     found = given_ratios(ratios)
-    assert found.told is told
+    assert found.distinguishable is differ
     assert repr(found) == text
-
-
-def test_the_sentence_without_names():
-    found = Comparison(Timing((3.0,) * 5), Timing((2.0,) * 5))
-    assert repr(found) == "the second: 1.50 times as fast as the first (1.50 to 1.50, 5 pairs)"
 
 
 @given(st.lists(st.tuples(seconds, seconds), min_size=1, max_size=30))
 def test_exchanging_the_two_says_the_same(pairs):
-    """The faster one is named whichever comes first, and a difference is told either way."""
+    """The faster one is named whichever comes first, and a difference is seen either way."""
     a, b = (Timing(tuple(side)) for side in zip(*pairs, strict=True))
     one, other = Comparison(a, b, ("A", "B")), Comparison(b, a, ("B", "A"))
     assert one.low <= one.ratio <= one.high
     # Quartiles between two runs are not exactly each other's inverse; the order of magnitude is.
-    if one.told and other.told:
+    if one.distinguishable and other.distinguishable:
         assert repr(one)[0] == repr(other)[0] == ("B" if one.ratio > 1 else "A")
     if (len(pairs) - 1) % 4 == 0:
-        assert one.told == other.told
+        assert one.distinguishable == other.distinguishable
         assert one.ratio == pytest.approx(1 / other.ratio)
         assert one.low == pytest.approx(1 / other.high)
 
@@ -148,8 +133,7 @@ def test_real_clock():
     timing = measure(lambda: time.sleep(0.002), warmup=1, repeats=5)
     assert 0.002 <= timing.median < 0.2
     found = compare(lambda: time.sleep(0.008), lambda: time.sleep(0.001), warmup=0, repeats=5)
-    assert found.ratio > 1
-    assert len(found.a.seconds) == len(found.b.seconds) == 5
+    assert found.ratio > 1 and len(found.ratios) == 5
 
 
 @pytest.mark.parametrize("on", [True, False])
@@ -184,36 +168,34 @@ def test_an_exception_passes_through_and_collection_is_put_back():
 @pytest.mark.parametrize(
     "wrong, text",
     [
-        ({"repeats": 0}, "repeats=0 is not a number of runs: use a whole number, 1 or more."),
-        ({"repeats": 2.0}, "repeats=2.0 is not"),
-        ({"repeats": True}, "repeats=True is not"),
-        ({"repeats": None}, "repeats=None is not"),
-        ({"warmup": -1}, "warmup=-1 is not a number of runs: use a whole number, 0 or more."),
-        ({"warmup": "3"}, "warmup='3' is not"),
+        ({"repeats": 0}, "repeats=0"),
+        ({"repeats": True}, "repeats=True"),
+        ({"warmup": -1}, "warmup=-1"),
+        ({"warmup": "3"}, "warmup='3'"),
     ],
 )
 def test_bad_counts(wrong, text):
     calls = []
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=text):
         measure(lambda: calls.append(1), **wrong)
-    assert str(caught.value).startswith(text)
-    with pytest.raises(ValueError):
-        compare(lambda: calls.append(1), lambda: calls.append(1), **wrong)
     assert not calls
 
 
 def test_a_value_instead_of_a_function():
-    with pytest.raises(TypeError, match="a float cannot be timed: give a function"):
+    with pytest.raises(TypeError, match="float"):
         measure(1.5)
-    with pytest.raises(TypeError, match="a NoneType cannot be timed"):
+    with pytest.raises(TypeError, match="NoneType"):
         compare(lambda: None, None)
 
 
 def test_several_ways_take_turns():
     calls = []
     ways = {name: lambda name=name: calls.append(name) for name in "abc"}
-    timings = in_turn(ways, warmup=2, repeats=3)
-    assert calls == list("abc" * 5)
+    compare(ways["a"], ways["b"], warmup=1, repeats=3)
+    assert "".join(calls) == "ab" * 4
+    calls.clear()
+    timings = several(ways, warmup=2, repeats=3)
+    assert "".join(calls) == "abc" * 5
     assert list(timings) == list("abc")
     assert all(len(each.seconds) == 3 for each in timings.values())
     assert len(Comparison(timings["a"], timings["c"]).ratios) == 3

@@ -8,11 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mgpu_helpers.trace import Allocation, Copy, Op, Trace, function_step, read, session_step
+from conftest import run_python
+from mgpu_helpers.trace import Allocation, Copy, Op, Trace, curve, function_step, read, session_step
 
 DATA = Path(__file__).parent / "data"
 SIDE = 256
 BLOCK = SIDE * SIDE * 4  # bytes of the float32 tensor x below
+
+
+def test_importing_it_loads_no_other_room():
+    code = """
+import sys, mgpu_helpers.trace
+print(sorted({name.split(".")[1] for name in sys.modules if name.startswith("mgpu_helpers.")}))
+print("tensorflow" in sys.modules)
+"""
+    assert run_python(code).stdout == "['names', 'trace']\nFalse\n"
 
 
 def session_trace(plan, graph, fetches, feed=None, **config):
@@ -46,7 +56,7 @@ def three_devices(plan):
     return session_trace(plan, graph, [x, total])
 
 
-def test_operations_have_their_device(three_devices):
+def test_operations_have_their_device_and_the_bytes_of_what_they_give(three_devices):
     (x, total), trace = three_devices
     assert total == pytest.approx(5 * x.sum(), rel=1e-4)
     places = {op.name: (op.type, op.device) for op in trace.ops if op.type != "Const"}
@@ -63,10 +73,7 @@ def test_operations_have_their_device(three_devices):
     assert starts == sorted(starts) and min(starts) >= 0
     assert all(op.length > 0 for op in trace.ops)
     assert trace.length == max(op.start + op.length for op in trace.ops) < 60
-
-
-def test_operations_have_the_bytes_of_what_they_give(three_devices):
-    _, trace = three_devices
+    assert not trace.launches_only and trace.kernels == {} and "launches" not in repr(trace)
     made = {op.name: op.bytes for op in trace.ops if op.type != "Const"}
     assert made == {"x": BLOCK, "two": 2 * BLOCK, "three": 3 * BLOCK, "a": 4, "b": 4, "total": 4}
 
@@ -126,9 +133,9 @@ def test_allocations_say_who_took_how_much_and_when(three_devices):
     assert made["x"].end is None and not made["x"].scratch  # it was fetched
     starts = [a.start for a in trace.allocations]
     assert starts == sorted(starts)
-    for device, curve in trace.memory.items():
+    for device, live in trace.memory.items():
         held = [a for a in trace.allocations if a.device == device]
-        assert sum(a.bytes for a in held if a.end is None) == curve[-1][1]
+        assert sum(a.bytes for a in held if a.end is None) == live[-1][1]
         assert trace.peak(device, scratch=False) <= trace.peak(device)
 
 
@@ -248,8 +255,6 @@ def test_what_is_taken_is_paired_with_what_is_given_back():
 
 
 def test_on_one_tick_of_the_clock_what_was_held_before_goes_first():
-    from mgpu_helpers.trace import curve
-
     spans = [(100, 0.0, 1.0), (90, 1.0, 2.0), (7, 1.0, 1.0)]
     made = [Allocation("op", "/CPU:1", *span) for span in spans]
     assert [live for _, live in curve(made)] == [0, 100, 0, 7, 97, 90, 0]
@@ -360,28 +365,18 @@ def test_old_kernel_times_without_a_launch_still_lie_in_the_step():
     assert ops["loss"].start + ops["loss"].length <= ops["twice"].start
 
 
-@pytest.mark.parametrize("version", ["2.18", "2.21"])
-def test_a_trace_without_kernel_records_says_so(version):
+def test_a_trace_without_kernel_records_says_so():
     import matplotlib.pyplot as plt
 
     from mgpu_helpers import charts
 
-    trace = read(gpu_step(version, kernels=False))
+    trace = read(gpu_step("2.21", kernels=False))
     assert trace.launches_only and "launches, not kernels" in repr(trace)
     assert {op.name: in_us(op) for op in trace.ops}["layer/MatMul"] == ("/GPU:0", 50, 12)
     assert trace.busy("/GPU:0") == pytest.approx(36e-6)
-    for ax in (None, plt.subplots()[1]):
-        drawn = charts.timeline(trace, ax)
-        assert "launches, not kernels" in drawn.get_title("right")
-        assert drawn.get_title("left") == "When each device worked"
-    assert charts.timeline(read(gpu_step(version))).get_title("right") == ""
+    assert "launches, not kernels" in charts.timeline(trace).get_title("right")
+    assert charts.timeline(read(gpu_step("2.21"))).get_title("right") == ""
     plt.close("all")
-
-
-def test_a_step_without_a_gpu_has_no_launches(three_devices):
-    _, trace = three_devices
-    assert not trace.launches_only and trace.kernels == {}
-    assert "launches" not in repr(trace)
 
 
 def test_a_kernel_of_no_operation_counts_where_only_one_device_can_have_run_it():
@@ -479,19 +474,15 @@ def test_function_step_takes_a_plain_function_and_runs_what_it_captures(plan):
     assert trace.bytes_between()["/CPU:1", "/CPU:2"] == 40000
 
 
-@pytest.mark.parametrize("args, wanted", [
-    ((np.float32(3), 2), 6.0),
-    ((np.ones([2], "f"), 2.0), 2.0),
-    (([1.0, 2.0], 2), 2.0),
-], ids=["NumPy scalar", "NumPy array", "list of numbers"])  # fmt: skip
-def test_function_step_takes_numbers_as_the_function_does(plan, args, wanted):
+@pytest.mark.parametrize("args", [(np.float32(3), 2), (np.ones(2, "f"), 2.0), ([1.0, 2.0], 2)])
+def test_function_step_takes_numbers_as_the_function_does(plan, args):
     import tensorflow as tf
 
     def times(x, n):
         return tf.reshape(tf.convert_to_tensor(x), [-1])[0] * n
 
     got, _ = function_step(times, *args)
-    assert got == wanted == float(times(*args))
+    assert got == float(times(*args))
 
 
 def test_function_step_takes_variables_strings_and_ragged_tensors(plan):
@@ -528,6 +519,6 @@ def test_function_step_refuses_what_it_cannot_copy(plan):
         (over_dataset, ()),
         (lambda it: next(it), (iterator,)),
     ):
-        with pytest.raises(ValueError, match="cannot be copied for the trace: pass what it yields"):
+        with pytest.raises(ValueError, match="cannot be copied"):
             function_step(function, *args)
     assert next(iterator) == 0

@@ -1,8 +1,11 @@
 """The common wrong answers to the exercises, and the hint that each must get.
 
 By lesson: the number of the exercise, the code that stands for its stub (the check, which is the
-cell's last statement, stays), and what the line that begins with "not yet" must contain.
+cell's last statement, stays), and what the line that begins with "not yet" must contain. An answer
+may use the plan, what the lesson imports, and what the cells make that `CELLS` names by a line.
 """
+
+CELLS = {"06": ["def make_parallel(function, devices):", "def squared_error(x, y):"]}
 
 SHARE = """
 def multiply_columns(left, right):
@@ -97,7 +100,7 @@ def run_all(functions):
     return results
 """
 
-WIDER = "wider = models.seed_000(hidden=9600, width=0.25)\n"
+WIDER = "wider = networks.jang(hidden=9600, width=0.25)\n"
 
 WRONG: dict[str, list[tuple[int, str, str]]] = {
     "00": [
@@ -120,7 +123,7 @@ WRONG: dict[str, list[tuple[int, str, str]]] = {
         (1, "answer = tf.DeviceSpec.from_string(plan.devices[-1])", "to_string()"),
         (2, "choose = lambda op: plan.host", "not on /CPU:1"),
         (2, "choose = lambda op: None", "not on /CPU:1"),
-        (3, "add_entries = add_products", "one number is wanted"),
+        (3, "add_entries = lambda x: tf.matmul(x, x)", "one number is wanted"),
         (3, "add_entries = lambda x: tf.reduce_sum(tf.matmul(x, x))", "the sum is"),
         (
             3,
@@ -135,9 +138,9 @@ WRONG: dict[str, list[tuple[int, str, str]]] = {
         (1, "answer = tf1.ConfigProto(gpu_options=tf1.GPUOptions("
          "per_process_gpu_memory_fraction=0.25))", "at once: let it grow"),
         (1, "answer = plan", "not a Plan"),
-        (2, WIDER + "answer = memory.fits(wider, 70_000_000)", "above the budget"),
+        (2, WIDER + "answer = count.fits(wider, 70_000_000)", "above the budget"),
         (2, "answer = 100", "room for more"),
-        (2, WIDER + "answer = memory.fits(wider, 60_000_000)", "Adam's two slots"),
+        (2, WIDER + "answer = count.fits(wider, 60_000_000)", "Adam's two slots"),
         (2, "answer = 60_000_000", "far more than fits"),
         (2, "answer = None", "a number of examples"),
         (3, KEEPS_ALL, "4 of 4 tapes were alive"),
@@ -190,9 +193,9 @@ WRONG: dict[str, list[tuple[int, str, str]]] = {
         (1, "starts = 'conv2'", "one name in a list"),
         (1, "starts = ['conv2', 'fc1']", "one name in a list"),
         (1, "starts = ['pool']", "no layer 'pool'"),
-        (2, "two_at_most = pipeline.in_turn", "as long as one piece after the other"),
+        (2, "two_at_most = pipeline.one_by_one", "as long as one piece after the other"),
         (2, "two_at_most = pipeline.all_forward", "stage 0 holds 3 pieces"),
-        (2, "two_at_most = lambda stages, pieces: pipeline.in_turn(pieces, stages)",
+        (2, "two_at_most = lambda stages, pieces: pipeline.one_by_one(pieces, stages)",
          "a schedule for 3"),
         (2, "two_at_most = lambda stages, pieces: [['F0', 'F1', 'F2', 'B0', 'B1', 'B2'],"
          "['F0', 'B1', 'F1', 'B0', 'F2', 'B2']]", "it raises ValueError: stage 1 cannot do B1"),
@@ -230,7 +233,7 @@ WRONG: dict[str, list[tuple[int, str, str]]] = {
     "08": [
         (1, "efficiency = lambda seconds, scaling: {n: seconds[1] / t for n, t in seconds.items()}",
          "strong scaling"),
-        (1, "efficiency = lambda seconds, scaling: 1.0", "it raises TypeError"),
+        (1, "efficiency = lambda seconds, scaling: 1.0", "strong scaling"),
         (2, "share_of_peak = lambda f, examples, epochs, s, peak: f * examples / s / peak",
          "give 2.5, not 0.25"),
         (2, "share_of_peak = lambda f, n, epochs, s, peak: 100 * f * n * epochs / s / peak",

@@ -7,10 +7,8 @@ all; tests/test_notebooks.py makes a test of each.
 from __future__ import annotations
 
 import ast
-import json
 import re
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ from urllib.parse import unquote
 import nbformat
 from nbformat import NotebookNode
 
-from lessons import METADATA, Lesson, cover, disagreements, environment, tags
+from lessons import METADATA, Lesson, cover, disagreements, tags
 
 MOST_CELLS, MOST_LINES, MEDIAN_LINES, MOST_BYTES, MOST_BULLETS = 60, 25, 5, 1_000_000, 6
 SECTIONS = ["On your own", "What we saw", "In practice"]
@@ -31,7 +29,6 @@ NOISE = re.compile(
 )
 PLACES = re.compile(r"(?<![\w/])/(?:home|root|Users|tmp|var|usr|opt|mnt)/|[A-Z]:\\|site-packages")
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)[^)]*\)")
-CHECK_TIMEOUT = 300  # seconds for a lesson's code without its pictures
 
 
 @dataclass(frozen=True)
@@ -275,112 +272,3 @@ def strangers(lessons: list[Lesson], folder: Path) -> list[str]:
         for path in sorted(folder.glob("*.ipynb"))
         if path.name not in known
     ]
-
-
-# exercise number, code that stands for the stub, what the check's hint must contain
-Wrong = tuple[int, str, str]
-
-
-def unhinted(lesson: Lesson, wrong: list[Wrong]) -> list[str]:
-    """Try wrong answers on a lesson's exercises, in one process; say which get no hint.
-
-    A wrong answer replaces the exercise cell except its last statement, which is the check. Its
-    output must have a line that begins with "not yet" and contains the hint.
-    """
-    cells = [cell for cell in lesson.cells if cell.cell_type == "code"]
-    stubs = [position for position, cell in enumerate(cells) if "exercise" in tags(cell)]
-    tried, known = {exercise for exercise, _, _ in wrong}, set(range(1, len(stubs) + 1))
-    if tried != known:
-        return [f"{lesson.name} has exercises {sorted(known)} and wrong answers to {sorted(tried)}"]
-    if not stubs:
-        return []
-    steps: list[dict] = []
-    for position, cell in enumerate(cells[: stubs[-1] + 1]):
-        for exercise, code, hint in wrong:
-            if position == stubs[exercise - 1]:
-                code = f"{code}\n{last_statement(cell.source)}"
-                steps.append({"code": code, "exercise": exercise, "hint": hint})
-        if position != stubs[-1]:
-            steps.append({"code": cell.source})
-    # Most of a lesson has nothing to do with its exercises; all of it runs when in doubt.
-    found = _try_answers(lesson, _needed(steps))
-    return found and _try_answers(lesson, steps)
-
-
-def _needed(steps: list[dict]) -> list[dict]:
-    """Leave out the steps that neither try an answer nor make a name that a later step uses."""
-    kept: list[dict] = []
-    used: set[str] = set()
-    for step in reversed(steps):
-        made, uses = _names(step["code"])
-        if "hint" in step or step is steps[0] or made & used:
-            kept.insert(0, step)
-            used |= uses
-    return kept
-
-
-def _names(code: str) -> tuple[set[str], set[str]]:
-    """Return the names that code makes or changes, and those that it reads."""
-    made, uses = set(), set()
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            uses.add(node.id)
-        elif isinstance(node, ast.alias):
-            made.add((node.asname or node.name).split(".")[0])
-        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            made.add(node.name)
-        elif isinstance(getattr(node, "ctx", None), ast.Store):
-            made.add(_root(node))  # a = 1, a.b = 1, a[0] = 1, with b as a, for a in b
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            if isinstance(node.value.func, ast.Attribute):
-                made.add(_root(node.value.func))  # a.append(1)
-    return made, uses
-
-
-def _root(node: ast.AST) -> str:
-    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
-        node = node.func if isinstance(node, ast.Call) else node.value
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def _try_answers(lesson: Lesson, steps: list[dict]) -> list[str]:
-    run = subprocess.run(
-        [sys.executable, "-c", RUNNER],
-        input=json.dumps(steps),
-        capture_output=True,
-        text=True,
-        cwd=lesson.notebook.parent,
-        env=environment() | {"MPLBACKEND": "agg"},
-        timeout=CHECK_TIMEOUT,
-    )
-    if run.returncode:
-        return [f"{lesson.name}: its code fails as a script: {run.stderr.strip()[-2000:]}"]
-    said = json.loads(run.stdout.rpartition("RESULT ")[2].splitlines()[0])
-    return [
-        f"{lesson.name}: exercise {step['exercise']} hears {step['code']!r} and says "
-        f"{output!r}: no line 'not yet: …' with {step['hint']!r}"
-        for step, output in zip([step for step in steps if "hint" in step], said, strict=True)
-        if not any(
-            line.startswith("not yet") and step["hint"] in line for line in output.splitlines()
-        )
-    ]
-
-
-# The source of each cell goes into linecache, where AutoGraph looks for it.
-RUNNER = """
-import contextlib, io, json, linecache, sys, traceback
-steps, space, said = json.load(sys.stdin), {"__name__": "__main__"}, []
-for number, step in enumerate(steps):
-    name, code, heard = f"<cell {number}>", step["code"] + "\\n", io.StringIO()
-    linecache.cache[name] = (len(code), None, code.splitlines(True), name)
-    with contextlib.redirect_stdout(heard):
-        try:
-            exec(compile(code, name, "exec"), space)
-        except BaseException:
-            if "hint" not in step:
-                raise
-            heard.write(traceback.format_exc(limit=0))
-    if "hint" in step:
-        said.append(heard.getvalue())
-print("RESULT " + json.dumps(said))
-"""

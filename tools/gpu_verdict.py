@@ -34,17 +34,18 @@ GIVE_UP = 900
 
 # Not timed and not judged: the kernels are compiled, and their driver keeps them on disk.
 WARM = """
-from mgpu_helpers import data, devices, models
+from mgpu_helpers import devices
+from mgpu_helpers.lessons import digits, networks
 plan = devices.setup(2)
 print(plan)
 import tensorflow as tf
-images, labels = data.digits(128)
-network = models.seed_001(0.125)
+images, labels = digits.load(128)
+network = networks.tensorlight(0.125)
 for device in plan.devices:
-    weights = models.variables(network, device=device)
+    weights = networks.variables(network, device=device)
     with tf.device(device):
         with tf.GradientTape() as tape:
-            loss = models.loss(models.logits(network, weights, images), labels)
+            loss = networks.loss(networks.logits(network, weights, images), labels)
         tape.gradient(loss, list(weights.values()))
         print(f"{device} warm, loss {loss:.2f}")
 """

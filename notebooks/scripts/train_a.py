@@ -18,22 +18,22 @@ plan = devices.setup(1)
 
 import tensorflow.compat.v1 as tf1  # noqa: E402
 
-from mgpu_helpers import data, models  # noqa: E402
+from mgpu_helpers.lessons import digits, networks  # noqa: E402
 
-network = models.seed_000(hidden=2400, width=options.width)
+network = networks.jang(hidden=2400, width=options.width)
 with tf1.Graph().as_default() as graph, tf1.device(plan.devices[0]):
     x = tf1.placeholder(tf1.float32, [None, 28, 28, 1])
     y = tf1.placeholder(tf1.int64, [None])
-    weights = models.classic(network, seed=options.seed)
-    loss = models.loss(models.logits(network, weights, x), y)
+    weights = networks.classic(network, seed=options.seed)
+    loss = networks.loss(networks.logits(network, weights, x), y)
     train = tf1.train.AdamOptimizer(0.001).minimize(loss)
     start = tf1.global_variables_initializer()
 
-images, labels = data.digits(128 * options.steps, seed=options.seed)
+images, labels = digits.load(128 * options.steps, seed=options.seed)
 config = plan.session_config(soft_placement=True)
 with tf1.Session(graph=graph, config=config) as session:
     session.run(start)
-    batches = data.batches(images, labels, 128, seed=options.seed)
+    batches = digits.batches(images, labels, 128, seed=options.seed)
     losses = [session.run([loss, train], {x: a, y: b})[0] for a, b in batches]
     learned = session.run(list(weights.values()))
 

@@ -18,10 +18,10 @@ plan = devices.setup(1)
 
 import tensorflow as tf  # noqa: E402
 
-from mgpu_helpers import data, models  # noqa: E402
+from mgpu_helpers.lessons import digits, networks  # noqa: E402
 
-network = models.seed_000(hidden=4800, width=options.width)
-weights = models.variables(network, device=plan.devices[0], seed=options.seed)
+network = networks.jang(hidden=4800, width=options.width)
+weights = networks.variables(network, device=plan.devices[0], seed=options.seed)
 values = list(weights.values())
 
 
@@ -29,14 +29,14 @@ values = list(weights.values())
 def step(x, y):
     with tf.device(plan.devices[0]):
         with tf.GradientTape() as tape:
-            loss = models.loss(models.logits(network, weights, x), y)
+            loss = networks.loss(networks.logits(network, weights, x), y)
         for value, gradient in zip(values, tape.gradient(loss, values), strict=True):
             value.assign_sub(0.05 * gradient)
     return loss
 
 
-images, labels = data.digits(128 * options.steps, seed=options.seed)
-batches = data.batches(images, labels, 128, seed=options.seed)
+images, labels = digits.load(128 * options.steps, seed=options.seed)
+batches = digits.batches(images, labels, 128, seed=options.seed)
 losses = [step(a, b).numpy() for a, b in batches]
 learned = [value.numpy() for value in values]
 

@@ -39,7 +39,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
 
-from mgpu_helpers import charts, checks, nvml, timing, trace
+from mgpu_helpers import charts, nvml, timing, trace
+from mgpu_helpers.lessons import drawings
+from mgpu_helpers.lessons.checks import lesson_00 as checks
 
 # %% [markdown]
 # ## What is in this machine
@@ -201,7 +203,7 @@ plt.show()
 # Whoever runs `make gpu` on a machine with GPUs keeps its timeline for the others:
 
 # %% tags=["varies", "nbval-ignore-output"]
-charts.from_gpus("00")
+drawings.from_gpus("00")
 
 # %% [markdown]
 # ## Proof: the same product

@@ -31,7 +31,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from mgpu_helpers import charts, checks, placement, trace
+from mgpu_helpers import charts, placement, trace
+from mgpu_helpers.lessons.checks import lesson_01 as checks
 
 # %% [markdown]
 # ## The name of a device

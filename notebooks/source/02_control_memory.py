@@ -33,7 +33,9 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 from tensorflow.python.eager import context
 
-from mgpu_helpers import charts, checks, data, memory, models, nvml, trace
+from mgpu_helpers import charts, memory, nvml, towers, trace
+from mgpu_helpers.lessons import count, digits, drawings, networks
+from mgpu_helpers.lessons.checks import lesson_02 as checks
 
 # %% [markdown]
 # ## Who holds what
@@ -120,7 +122,7 @@ with memory.pretend_gpus(2) as gpus:
 script = [sys.executable, "scripts/hold_memory.py"]
 done = subprocess.run(script, capture_output=True, text=True, check=True)
 records = [json.loads(line) for line in done.stdout.splitlines()]
-charts.lab(records)
+drawings.lab(records)
 plt.show()
 
 # %% [markdown]
@@ -132,7 +134,7 @@ plt.show()
 # %% tags=["varies"]
 cards = sorted(Path("../results").glob("memory-*.json"))
 for card in map(json.loads, map(Path.read_text, cards)):
-    charts.lab(card["numbers"]["lab"]).set_title(f"{card['machine']}, {card['date']}", loc="left")
+    drawings.lab(card["numbers"]["lab"]).set_title(f"{card['machine']}, {card['date']}", loc="left")
     plt.show()
 print("cards from a GPU:", len(cards) or "none; this makes one: python benchmarks/memory.py")
 
@@ -144,7 +146,7 @@ print("cards from a GPU:", len(cards) or "none; this makes one: python benchmark
 taken = records[3]["driver"] or records[3]["process"]  # set_memory_growth
 stages = ["TensorFlow not started", "holding 500 MB of tensors", "tensors deleted", "process ended"]
 rows = [{"option": stage, "process": size} for stage, size in zip(stages, taken)]
-charts.lab(rows).set_title("One process at four moments", loc="left")
+drawings.lab(rows).set_title("One process at four moments", loc="left")
 plt.show()
 
 # %% [markdown]
@@ -164,8 +166,8 @@ def build(network):
     with tf.Graph().as_default() as graph, tf.device(plan.devices[0]):
         x = tf1.placeholder(tf.float32, [None, 28, 28, 1], name="x")
         y = tf1.placeholder(tf.int64, [None], name="y")
-        weights = models.read(models.classic(network))
-        loss = models.loss(models.logits(network, weights, x), y)
+        weights = towers.read(networks.classic(network))
+        loss = networks.loss(networks.logits(network, weights, x), y)
         tf1.train.AdamOptimizer(1e-3).minimize(loss, name="train")
         tf1.global_variables_initializer()
     config = plan.session_config(devices=1, soft_placement=True)
@@ -174,7 +176,7 @@ def build(network):
     return session
 
 
-network = models.seed_000(width=0.125)
+network = networks.jang(width=0.125)
 network
 
 # %% [markdown]
@@ -182,7 +184,7 @@ network
 # bytes alive at each moment:
 
 # %% tags=["varies", "cover"]
-images, labels = data.digits(1024)
+images, labels = digits.load(1024)
 session = build(network)
 train_step = session.graph.get_operation_by_name("train")
 
@@ -231,17 +233,17 @@ print("the trace says the same within 10 %:", abs(counted / measured - 1) < 0.1)
 # %% [markdown]
 # What is missing is small: gradients of the weights, notes that the pools take.
 #
-# `memory.predict` counts the same way, with weights and slots. Does it hold for other batches? Of
+# `count.predict` counts the same way, with weights and slots. Does it hold for other batches? Of
 # each pair of bars, the first is counted. In the second, activations and gradients are measured;
 # activations include the gradients that pass:
 
 # %% tags=["varies"]
-in_weights = 4 * models.parameters(network)
+in_weights = 4 * networks.parameters(network)
 bars = {}
 for batch in (64, 128, 256, 512):
-    counted = memory.predict(network, batch)
+    counted = count.predict(network, batch)
     own = {"weights": in_weights, "slots": 2 * in_weights}
-    measured = memory.parts(step_of(batch), device, **own, scratch=False)
+    measured = memory.by_use(step_of(batch), device, **own, scratch=False)
     bars |= {f"{batch}\ncounted": counted, f"{batch}\nmeasured": measured}
     right = abs(counted.total / measured.total - 1) < 0.1
     print(f"{batch:3} examples, counted right within 10 %:", right)
@@ -260,7 +262,7 @@ plt.show()
 
 # %%
 budget = 25_000_000
-largest = memory.fits(network, budget)
+largest = count.fits(network, budget)
 for batch in (largest, largest * 11 // 10):
     needed = 3 * in_weights + step_of(batch).peak(device, scratch=False)
     print("at the limit" if batch == largest else "above it", "fits:", needed <= budget)
@@ -283,14 +285,14 @@ print("1024 examples, foretold from 64 and 128, right within 10 %:", abs(ratio -
 # takes the best of three steps:
 
 # %%
-twins = models.variables(network, device=device)
+twins = networks.variables(network, device=device)
 
 
 @tf.function
 def train_today(x, y):
     with tf.device(device):
         with tf.GradientTape() as tape:
-            loss = models.loss(models.logits(network, twins, x), y)
+            loss = networks.loss(networks.logits(network, twins, x), y)
         for weight, gradient in zip(twins.values(), tape.gradient(loss, list(twins.values()))):
             weight.assign_sub(0.01 * gradient)
 
@@ -313,7 +315,7 @@ def shared(x, y):
     for each, shard in zip(plan.devices, shards):
         with tf.device(each):
             with tf.GradientTape() as tape:
-                loss = models.loss(models.logits(network, twins, shard[0]), shard[1])
+                loss = networks.loss(networks.logits(network, twins, shard[0]), shard[1])
             gradients.append(tape.gradient(loss, list(twins.values())))
     return gradients
 
@@ -357,7 +359,7 @@ print("alive at the end:", tiny.memory[device][-1][1])
 # %% tags=["varies"]
 with memory.Monitor() as monitor:
     with monitor.phase("build"):
-        bigger = build(models.seed_000(width=0.5))
+        bigger = build(networks.jang(width=0.5))
     for batch in (128, 1024):
         feed = {"x:0": images[:batch], "y:0": labels[:batch]}
         with monitor.phase(f"batch of {batch}"):
@@ -406,7 +408,7 @@ with memory.pretend_gpus(2) as gpus:
 # %%
 def one_step():
     with tf.GradientTape(persistent=True) as tape:
-        loss = models.loss(models.logits(network, twins, images), labels)
+        loss = networks.loss(networks.logits(network, twins, images), labels)
     tape.gradient(loss, list(twins.values()))
     return loss, tape
 
@@ -476,14 +478,14 @@ checks.quarter_and_growth(answer)
 # (`slots=1`), stays within 60 MB. The check runs and traces it.
 
 # %% tags=["exercise"]
-wider = models.seed_000(hidden=9600, width=0.25)
+wider = networks.jang(hidden=9600, width=0.25)
 answer = 1
 
 checks.batch_that_fits(answer)
 
 # %% tags=["solution"]
-wider = models.seed_000(hidden=9600, width=0.25)
-answer = memory.fits(wider, 60_000_000, slots=1)
+wider = networks.jang(hidden=9600, width=0.25)
+answer = count.fits(wider, 60_000_000, slots=1)
 
 checks.batch_that_fits(answer)
 

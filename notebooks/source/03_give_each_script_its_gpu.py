@@ -34,7 +34,8 @@ import matplotlib.pyplot as plt
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from mgpu_helpers import charts, checks, jobs, memory
+from mgpu_helpers import charts, jobs, memory
+from mgpu_helpers.lessons.checks import lesson_03 as checks
 
 folder = Path(tempfile.mkdtemp())
 
@@ -244,11 +245,11 @@ plt.show()
 # ## Which device is free?
 #
 # On a machine for yourself, all of them. On one that you share, look first: at memory, at use, and
-# at other people's processes. `devices.freest` does, and says so where there is no GPU:
+# at other people's processes. `jobs.freest` does, and says so where there is no GPU:
 
 # %%
 try:
-    print("machine  free:", devices.freest(1))
+    print("machine  free:", jobs.freest(1))
 except RuntimeError as error:
     print("machine ", error)
 
@@ -303,7 +304,8 @@ print(two_at_once(lock))
 
 # %% [markdown]
 # `jobs.run` holds such a lock on each device that it uses. It keeps all runners of this machine
-# apart, yours and other people's. It does not stop a script that somebody starts by hand.
+# apart, yours and other people's. A job inherits the lock, so its device stays taken as long as the
+# job runs, even without its runner. No lock stops a script that somebody starts by hand.
 #
 # ## What a cluster does
 #
@@ -444,8 +446,8 @@ checks.wall(wall)
 #   two side by side take longer than one, look at the input pipeline first.
 # - Locks are for the runners of one machine. Between machines that is the work of Slurm,
 #   Kubernetes, or whatever your cluster has.
-# - A runner that is killed with SIGKILL cannot end its jobs. They go on, and the next `jobs.run`
-#   reports them and waits for their devices.
+# - A runner that is killed with SIGKILL cannot end its jobs. They go on and keep the locks of their
+#   devices, which they inherited. The next `jobs.run` waits until they have ended.
 # - `nvidia-smi -L` prints each GPU's UUID. `CUDA_VISIBLE_DEVICES` takes it instead of a number,
 #   and it stays the same when a card is added.
 #

@@ -29,28 +29,31 @@ import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from mgpu_helpers import charts, checks, data, ensemble, models, timing, trace
+from mgpu_helpers import charts, ensemble, timing, trace
+from mgpu_helpers.lessons import digits, drawings, networks
+from mgpu_helpers.lessons.checks import lesson_04 as checks
 
 # %% [markdown]
 # ## Two graphs, the same names
 #
-# An article of 2017 on several GPUs trains two networks that differ in their last hidden layer
-# only, of 2400 and 4800 units. Here they are an eighth as wide. Each has a graph and a **scope**
-# of its own, `g1` and `g2`, in front of the same names. Its dropout follows from the step and from
-# nothing else, so that a training can be repeated:
+# The article *Multi-GPUs* by Wonik Jang ([2017](../docs/sources.md)) trains two networks that
+# differ in their last hidden layer only, of 2400 and 4800 units. Here they are an eighth as wide.
+# Each has a graph and a **scope** of its own, `g1` and `g2`, in front of the same names. Its
+# dropout follows from the step and from the number of units, and from nothing else, so that a
+# training can be repeated:
 
 # %%
 def build(scope, hidden, device):
-    network = models.seed_000(hidden=hidden, width=0.125)
+    network = networks.jang(hidden=hidden, width=0.125)
     with tf.Graph().as_default() as graph, tf.device(device), tf.name_scope(scope):
         x = tf1.placeholder(tf.float32, [None, 28, 28, 1], name="input")
         y = tf1.placeholder(tf.int64, [None], name="label")
         keep = tf1.placeholder_with_default(1.0, [], name="keep")
         step = tf1.train.get_or_create_global_step()
-        weights = models.classic(network, seed=hidden)
+        weights = networks.classic(network, seed=hidden)
         seed = tf.stack([tf.cast(step, tf.int32), hidden])
-        scores = models.logits(network, weights, x, keep=keep, seed=seed)
-        loss = tf.identity(models.loss(scores, y), name="cross_entropy")
+        scores = networks.logits(network, weights, x, keep=keep, seed=seed)
+        loss = tf.identity(networks.loss(scores, y), name="cross_entropy")
         tf1.train.AdamOptimizer(1e-3).minimize(loss, global_step=step, name="train_step")
         tf.nn.softmax(scores, name="probabilities")
         tf1.global_variables_initializer()  # an operation called init
@@ -117,9 +120,9 @@ def start(scope, graph):
 
 # %%
 sessions = {scope: start(scope, graph) for scope, graph in graphs.items()}
-images, labels = data.digits(1024)
-test_images, test_labels = data.digits(test=True)
-batches = list(data.batches(images, labels, 128))
+images, labels = digits.load(1024)
+test_images, test_labels = digits.load(test=True)
+batches = list(digits.batches(images, labels, 128))
 
 
 # %%
@@ -163,11 +166,11 @@ timing.compare(in_turn, at_once, repeats=10, names=("in turn", "at once"))
 # With a core for each, two sessions compute in parallel.
 #
 # `ensemble.train` does the same, and keeps losses and times. A **member** is a step and a
-# prediction; `ensemble.classic` makes one from a session and a scope:
+# prediction; `ensemble.from_session` makes one from a session and a scope:
 
 # %%
 members = [
-    ensemble.classic(session, scope, feed={"keep": 0.8}) for scope, session in sessions.items()
+    ensemble.from_session(session, scope, feed={"keep": 0.8}) for scope, session in sessions.items()
 ]
 runs = {
     "in turn": ensemble.train(members, batches * 2, at_once=False),
@@ -213,7 +216,7 @@ with tf.device(plan.devices[-1]):
 
 # %%
 def learned(at_once):
-    pair = [ensemble.classic(start(s, g), s, feed={"keep": 0.8}) for s, g in graphs.items()]
+    pair = [ensemble.from_session(start(s, g), s, feed={"keep": 0.8}) for s, g in graphs.items()]
     ensemble.train(pair, batches * 3, at_once=at_once)
     return [value for m in pair for value in m.session.run(list(m.variables.values()))]
 
@@ -261,10 +264,10 @@ plt.show()
 # %%
 def own_batches(place):
     for epoch in range(16):
-        yield from data.batches(images, labels, 128, seed=100 * place + epoch)
+        yield from digits.batches(images, labels, 128, seed=100 * place + epoch)
 
 
-members = [ensemble.classic(start(s, g), s, feed={"keep": 0.8}) for s, g in graphs.items()]
+members = [ensemble.from_session(start(s, g), s, feed={"keep": 0.8}) for s, g in graphs.items()]
 ensemble.train(members, own_batches)
 predicted = ensemble.predictions(members, test_images)
 print({name: array.shape for name, array in predicted.items()})
@@ -281,7 +284,7 @@ accuracy = {name: np.mean(answer == test_labels) for name, answer in answers.ite
 members_accuracy = np.mean([accuracy[name] for name in predicted])
 for name in ("vote", "average"):
     print(f"{name:8} at least as good as a member on average:", accuracy[name] >= members_accuracy)
-charts.accuracies(accuracy)
+drawings.accuracies(accuracy)
 plt.show()
 
 # %% [markdown]
@@ -291,7 +294,7 @@ plt.show()
 # %% tags=["varies"]
 said = np.stack([answers[name] for name in predicted])
 saved = np.flatnonzero((answers["vote"] == test_labels) & (said != test_labels).any(axis=0))[:6]
-charts.digits(test_images[saved], [" ".join(map(str, said[:, i])) for i in saved])
+drawings.digits(test_images[saved], [" ".join(map(str, said[:, i])) for i in saved])
 plt.show()
 
 # %% [markdown]
@@ -306,8 +309,8 @@ plt.show()
 
 # %%
 def make_today(hidden, device):
-    network = models.seed_000(hidden=hidden, width=0.125)
-    weights = models.variables(network, device=device, seed=hidden)
+    network = networks.jang(hidden=hidden, width=0.125)
+    weights = networks.variables(network, device=device, seed=hidden)
     values = list(weights.values())
     with tf.device(device):
         optimizer = tf.keras.optimizers.Adam(1e-3, epsilon=1e-8)
@@ -317,7 +320,7 @@ def make_today(hidden, device):
     def step(x, y):
         with tf.device(device):
             with tf.GradientTape() as tape:
-                loss = models.loss(models.logits(network, weights, x), y)
+                loss = networks.loss(networks.logits(network, weights, x), y)
             optimizer.apply_gradients(zip(tape.gradient(loss, values), values))
         return loss
 
@@ -328,12 +331,12 @@ def make_today(hidden, device):
 def losses_today():
     steps = [make_today(2400, plan.devices[0]), make_today(4800, plan.devices[-1])]
     # No prediction and no variables to save are needed here.
-    pair = [ensemble.today(f"today {i}", step, None, []) for i, step in enumerate(steps)]
+    pair = [ensemble.from_functions(f"today {i}", step, None, []) for i, step in enumerate(steps)]
     return list(ensemble.train(pair, batches).losses.values())
 
 
 def losses_classic():
-    pair = [ensemble.classic(start(s, graphs[s]), s) for s in ("g1", "g2")]
+    pair = [ensemble.from_session(start(s, graphs[s]), s) for s in ("g1", "g2")]
     return list(ensemble.train(pair, batches).losses.values())
 
 
@@ -380,7 +383,7 @@ print("fetching the loss: ", moved("g1", ["g1/cross_entropy:0"]))
 print("fetching both:     ", moved("g1", ["g1/cross_entropy:0", "g1/train_step"]))
 
 # %% [markdown]
-# A graph does what is fetched, and nothing else. `ensemble.classic` fetches both. The check is
+# A graph does what is fetched, and nothing else. `ensemble.from_session` fetches both. The check is
 # worth having in any training: after the first step, something must have moved. (A variable's
 # value has the name of the variable with `/Read/ReadVariableOp` behind it.)
 #
@@ -388,7 +391,7 @@ print("fetching both:     ", moved("g1", ["g1/cross_entropy:0", "g1/train_step"]
 # whoever asks:
 
 # %%
-shared, seen = data.batches(images, labels, 128), {"g1": 0, "g2": 0}
+shared, seen = digits.batches(images, labels, 128), {"g1": 0, "g2": 0}
 for scope in ["g1", "g2"] * 4:
     next(shared)
     seen[scope] += 1
@@ -399,7 +402,7 @@ print(seen, "of", len(batches), "batches; left:", len(list(shared)))
 # members see all of it. Two members that are given one iterator by a function are refused:
 
 # %%
-shared = data.batches(images, labels, 128)
+shared = digits.batches(images, labels, 128)
 try:
     ensemble.train(members, lambda place: shared)
 except ValueError as error:

@@ -26,17 +26,20 @@ import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from mgpu_helpers import charts, checks, data, memory, models, pipeline, placement, timing, trace
+from mgpu_helpers import charts, memory, pipeline, placement, timing, trace
+from mgpu_helpers.lessons import digits, drawings, networks
+from mgpu_helpers.lessons.checks import lesson_05 as checks
 
 # %% [markdown]
 # ## A part for each device
 #
-# An article of 2017, which lessons 03 and 04 follow too, ends with a model that is too large for
-# one GPU: it places the convolutions on one and the dense layers on another. This is its network
-# with a quarter of the filters, and with 1800 units in `fc1` where the article has 2400:
+# The article *Multi-GPUs* by Wonik Jang ([2017](../docs/sources.md)), which lessons 03 and 04
+# follow too, ends with a model that is too large for one GPU: it places the convolutions on one and
+# the dense layers on another. This is its network with a quarter of the filters, and with 1800
+# units in `fc1` where the article has 2400:
 
 # %%
-network = models.seed_000(hidden=7200, width=0.25)
+network = networks.jang(hidden=7200, width=0.25)
 network
 
 # %% [markdown]
@@ -51,12 +54,12 @@ network
 
 # %%
 def forward(network, starts, where, x):
-    values, weights = models.initial(network), {}
-    for part, device in zip(pipeline.cut(network, starts), where):
+    values, weights = networks.initial(network), {}
+    for part, device in zip(networks.cut(network, starts), where):
         with tf.device(device):
-            for name in models.shapes(part):
+            for name in networks.shapes(part):
                 weights[name] = tf1.get_variable(name, initializer=values[name])
-            x = models.logits(part, {n: weights[n] for n in models.shapes(part)}, x)
+            x = networks.logits(part, {n: weights[n] for n in networks.shapes(part)}, x)
     return x, weights
 
 
@@ -68,7 +71,7 @@ def build(network, starts, where, colocate=True):
             y = tf1.placeholder(tf.int64, [None], name="y")
         scores, weights = forward(network, starts, where, x)
         with tf.device(where[-1]):
-            loss = tf.identity(models.loss(scores, y), name="loss")
+            loss = tf.identity(networks.loss(scores, y), name="loss")
         with tf.device(where[0]):
             gradients = tf1.gradients(
                 loss, list(weights.values()), colocate_gradients_with_ops=colocate
@@ -80,7 +83,7 @@ def build(network, starts, where, colocate=True):
 
 
 # %%
-images, labels = data.digits(1024)
+images, labels = digits.load(1024)
 
 
 def start(graph, size, working=None):
@@ -99,10 +102,11 @@ def traced(graph, size, working=None):
 
 # %% [markdown]
 # Say that a device can give this training 25 MB, at a batch of 128. Here is the network whole, and
-# cut as in the article, before `fc1`. Below it is the network of a notebook of 2016, also with a
-# quarter of its width, and cut as there between `conv1` and `conv2`. The second device of the pair
-# is the plan's last. Gradients are drawn together with what the update writes while the old
-# weights are still read:
+# cut as in the article, before `fc1`. Below it is the network of the [tensorlight
+# notebook](../docs/sources.md) of 2016, also with a quarter of its width, and cut as there between
+# `conv1` and `conv2`. The second device of the pair is the plan's last. "Gradients" in the chart
+# are the gradients, and the new weights that the update writes while the old ones are still being
+# read:
 
 # %%
 pair = [plan.devices[0], plan.devices[-1]]
@@ -110,16 +114,16 @@ pair = [plan.devices[0], plan.devices[-1]]
 
 def held(name, network, starts, where):
     step, found = traced(build(network, starts, where), 128), {}
-    for i, (part, device) in enumerate(zip(pipeline.cut(network, starts), where), 1):
-        own = 4 * models.parameters(part)
-        found[f"{name} {i} of {len(where)} on {device}"] = memory.parts(
+    for i, (part, device) in enumerate(zip(networks.cut(network, starts), where), 1):
+        own = 4 * networks.parameters(part)
+        found[f"{name} {i} of {len(where)} on {device}"] = memory.by_use(
             step, device, weights=own, slots=2 * own, scratch=False
         )
     return found
 
 
 # %%
-other = models.seed_001(width=0.25)
+other = networks.tensorlight(width=0.25)
 parts = held("article", network, [], pair[:1]) | held("article", network, ["fc1"], pair)
 parts |= held("notebook", other, [], pair[:1]) | held("notebook", other, ["conv2"], pair)
 for name, each in parts.items():
@@ -131,16 +135,17 @@ charts.held(parts)
 plt.show()
 
 # %% [markdown]
-# With two devices the article's stages differ in kind. The first holds activations, which grow
-# with the batch; the second weights, Adam's slots and gradients, which do not. (A single device
-# holds both.) In the notebook of 2016 the card with the whole network took 4285 MiB, the two with
-# a part 2236 and 2795.
+# With two devices the article's stages differ in kind. The first holds activations, which grow with
+# the batch; the second weights, Adam's slots and gradients, which do not. (A single device holds
+# both.) The tensorlight notebook says what its GPUs held: 4285 MiB with the whole network, and 2236
+# and 2795 with a part of it. These are what TensorFlow had taken, not what the step needed: another
+# row of the same table has the whole network in 1214 MiB.
 #
 # ## Where the way back runs
 #
 # `tf.device` was around the forward operations only. TensorFlow puts the gradient of an operation
 # on the operation's device if `colocate_gradients_with_ops` is `True`; otherwise it goes where the
-# call of `tf1.gradients` is. The notebook measured both with its two parts on two TitanX cards:
+# call of `tf1.gradients` is. The notebook measured both with its two parts on two TitanX GPUs:
 # 20.18 ms a step with it, 23.33 without. The placement log says where the operations of `conv2`
 # are, forward and back, and a trace says how many bytes cross:
 
@@ -308,7 +313,7 @@ with tf.Graph().as_default():
 # piece 0 before it sends piece 1, and the second sends nothing back before it has both:
 
 # %%
-print(pipeline.table(pipeline.in_turn(stages=2, pieces=4)), end="\n\n")
+print(pipeline.table(pipeline.one_by_one(stages=2, pieces=4)), end="\n\n")
 print(pipeline.table(pipeline.all_forward(stages=2, pieces=4)), end="\n\n")
 print(pipeline.table(pipeline.one_forward_one_backward(stages=2, pieces=4)), end="\n\n")
 try:
@@ -326,7 +331,7 @@ except ValueError as error:
 # ## The network in pieces
 #
 # `pipeline.gradients` is `in_pieces` with a stream for each device, pieces of unequal size and
-# errors that say what to do. `pipeline.stages` cuts the network and makes the weights, which
+# errors that say what to do. `networks.stages` cuts the network and makes the weights, which
 # start as those of the whole one do. The batch of 1024 in one piece, and in eight:
 
 # %%
@@ -335,8 +340,8 @@ def pipelined(order, starts, where):
         with tf.device(plan.host):
             x = tf1.placeholder(tf.float32, [None, 28, 28, 1], name="x")
             y = tf1.placeholder(tf.int64, [None], name="y")
-        stages = pipeline.stages(network, starts, where)
-        loss, gradients = pipeline.gradients(stages, models.loss, x, y, order)
+        stages = networks.stages(network, starts, where)
+        loss, gradients = pipeline.gradients(stages, networks.loss, x, y, order)
         tf.identity(loss, name="loss")
         weights = {name: weight for stage in stages for name, weight in stage.weights.items()}
         for name, gradient in gradients.items():
@@ -365,7 +370,7 @@ for pieces in (1, 8):
 
 # %%
 ways = {
-    "one after the other": pipeline.in_turn,
+    "one after the other": pipeline.one_by_one,
     "all forward first": pipeline.all_forward,
     "one forward, one back": pipeline.one_forward_one_backward,
 }
@@ -389,7 +394,7 @@ def predict(pieces):
     return max(end for _, end in pipeline.run_times(order, *costs, devices=pair).values())
 
 
-charts.against_pieces(times, {pieces: predict(pieces) for pieces in (1, 2, 4, 8, 16)})
+drawings.against_pieces(times, {pieces: predict(pieces) for pieces in (1, 2, 4, 8, 16)})
 plt.show()
 
 # %%
@@ -416,7 +421,7 @@ for pieces, step in steps["one forward, one back"].items():
 eight = {name: peak[8] for name, peak in peaks.items()}
 half = eight["one forward, one back"] <= 0.5 * eight["all forward first"]
 print("one forward, one back, holds at most half of all forward first:", half)
-charts.against_pieces(peaks)
+drawings.against_pieces(peaks)
 plt.show()
 
 # %% [markdown]
@@ -431,12 +436,12 @@ plt.show()
 # steps each weight is compared with the same weight of the uncut network:
 
 # %%
-weights, x, y = models.variables(network), images[:256], labels[:256]
+weights, x, y = networks.variables(network), images[:256], labels[:256]
 
 
 def gradient_of(x, y):
     with tf.GradientTape() as tape:
-        loss = models.loss(models.logits(network, weights, x), y)
+        loss = networks.loss(networks.logits(network, weights, x), y)
     return dict(zip(weights, tape.gradient(loss, list(weights.values()))))
 
 
@@ -473,9 +478,9 @@ for pieces in (1, 2, 4, 8):
 # takes the task that is ready first. In the chart, `2:3` is stage 2 with piece 3:
 
 # %%
-stages = pipeline.stages(network, ["conv2", "conv3", "fc1"], (plan.devices * 4)[:4])
+stages = networks.stages(network, ["conv2", "conv3", "fc1"], (plan.devices * 4)[:4])
 order = pipeline.one_forward_one_backward(stages=4, pieces=4)
-today = tf.function(lambda x, y: pipeline.gradients(stages, models.loss, x, y, order)[1])
+today = tf.function(lambda x, y: pipeline.gradients(stages, networks.loss, x, y, order)[1])
 print("four stages, four pieces, agree to 1e-4:", agrees(today(x, y), whole))
 
 # %% tags=["varies"]
@@ -492,8 +497,8 @@ plt.show()
 # %%
 def gradient_in(pieces, function):
     stage = pipeline.Stage(pair[0], function, {"w": tf.Variable(tf.ones([10]))})
-    order = pipeline.in_turn(1, pieces)
-    return tf.function(lambda x, y: pipeline.gradients([stage], models.loss, x, y, order)[1]["w"])
+    order = pipeline.one_by_one(1, pieces)
+    return tf.function(lambda x, y: pipeline.gradients([stage], networks.loss, x, y, order)[1]["w"])
 
 
 def plain(weights, x):
@@ -523,7 +528,7 @@ for name, shares in [("plain", [1 / 3] * 3), ("weighted", [32 / 90, 32 / 90, 26 
 
 # %%
 uneven = tf.function(
-    lambda x, y: pipeline.gradients(stages, models.loss, x, y, order, uneven=True)[1]
+    lambda x, y: pipeline.gradients(stages, networks.loss, x, y, order, uneven=True)[1]
 )
 print("pipeline.gradients:", agrees(uneven(x[:90], y[:90]), gradient_of(x[:90], y[:90])))
 

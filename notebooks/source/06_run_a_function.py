@@ -31,7 +31,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from mgpu_helpers import charts, checks, placement, towers, trace
+from mgpu_helpers import charts, placement, towers, trace
+from mgpu_helpers.lessons.checks import lesson_06 as checks
 
 # %% [markdown]
 # ## Add two vectors

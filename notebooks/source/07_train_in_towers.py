@@ -28,7 +28,9 @@ import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from mgpu_helpers import charts, checks, data, models, timing, towers, trace
+from mgpu_helpers import charts, timing, towers, trace
+from mgpu_helpers.lessons import digits, drawings, networks
+from mgpu_helpers.lessons.checks import lesson_07 as checks
 
 # %% [markdown]
 # ## The average of gradients
@@ -51,26 +53,26 @@ print([gradient.numpy().tolist() for gradient in mean])
 #
 # ## A network for digits
 #
-# The network is that of an early measurement with TitanX cards, an eighth as wide so that a step
-# takes milliseconds:
+# The network is that of the [tensorlight notebook](../docs/sources.md) of 2016, an eighth as wide
+# so that a step takes milliseconds:
 
 # %%
-network = models.seed_001(width=0.125)
+network = networks.tensorlight(width=0.125)
 network
 
 # %% [markdown]
-# `models` keeps the weights apart from the arithmetic. So what one **tower** computes is a plain
+# `networks` keeps the weights apart from the arithmetic. So what one **tower** computes is a plain
 # function: the loss of its shard, and a small penalty on large weights (L2). `seed` decides which
 # units dropout drops:
 
 # %%
-images, labels = data.digits(1024)
-test_images, test_labels = data.digits(test=True)
+images, labels = digits.load(1024)
+test_images, test_labels = digits.load(test=True)
 
 
 def tower_loss(weights, x, y, keep=1.0, seed=None):
-    scores = models.logits(network, weights, x, keep=keep, seed=seed)
-    return models.loss(scores, y) + models.l2(weights, 5e-4)
+    scores = networks.logits(network, weights, x, keep=keep, seed=seed)
+    return networks.loss(scores, y) + networks.l2(weights, 5e-4)
 
 
 # %% [markdown]
@@ -86,7 +88,7 @@ def make_towers(weights, x, y, n, keep, step):
         shards = zip(tf.split(x, n), tf.split(y, n))
     for i, (device, shard) in enumerate(zip(plan.devices, shards)):
         with tf.device(device), tf.name_scope(f"tower_{i}"):
-            read = models.read(weights)
+            read = towers.read(weights)
             losses.append(tower_loss(read, *shard, keep, tf.stack([step, i])))
             gradients.append(
                 tf1.gradients(losses[i], list(read.values()), colocate_gradients_with_ops=True)
@@ -107,7 +109,7 @@ def build(n, variables_on):
             y = tf1.placeholder(tf.int64, [None], name="y")
             keep = tf1.placeholder_with_default(1.0, [], name="keep")
             step = tf1.get_variable("step", initializer=0, trainable=False)
-        weights = models.classic(network, device=variables_on)
+        weights = networks.classic(network, device=variables_on)
         losses, gradients = make_towers(weights, x, y, n, keep, step)
         with tf.device(plan.host):
             tf.identity(average([[loss] for loss in losses])[0], name="loss")
@@ -121,7 +123,8 @@ def build(n, variables_on):
             step.assign_add(1, name="train")
         averages = {name: smooth.average(weight) for name, weight in weights.items()}
         with tf.device(plan.devices[0]):
-            tf.identity(models.accuracy(models.logits(network, averages, x), y), name="accuracy")
+            scores = networks.logits(network, averages, x)
+            tf.identity(networks.accuracy(scores, y), name="accuracy")
         tf1.global_variables_initializer()
     return graph
 
@@ -146,7 +149,7 @@ def near(size):
 def train(session, passes, keep=1.0):
     losses = []
     for epoch in range(passes):
-        for x, y in data.batches(images, labels, near(128), seed=epoch):
+        for x, y in digits.batches(images, labels, near(128), seed=epoch):
             feed = {"x:0": x, "y:0": y, "keep:0": keep}
             losses.append(session.run(["loss:0", "train"], feed)[0])
     return losses
@@ -170,7 +173,7 @@ print("accuracy on new digits above 0.9:", accuracy > 0.9)
 # %%
 x, y = images[: near(120)], labels[: near(120)]
 batch = {"x:0": x, "y:0": y}
-names = [f"mean_{i}:0" for i in range(len(models.shapes(network)))]
+names = [f"mean_{i}:0" for i in range(len(networks.shapes(network)))]
 
 
 def largest_difference(ours, theirs):
@@ -187,7 +190,7 @@ print("gradients agree to 1e-4:", largest_difference(gradients_of_all, gradients
 
 # %%
 def weights_of(session):
-    return session.run([f"{name}/Read/ReadVariableOp:0" for name in models.shapes(network)])
+    return session.run([f"{name}/Read/ReadVariableOp:0" for name in networks.shapes(network)])
 
 
 losses_of_one, losses_of_all = train(one, passes=3), train(every, passes=3)
@@ -201,7 +204,7 @@ print("weights agree to 0.01:", largest_difference(weights_of(every), weights_of
 # weights start from the same numbers as those of the graph, so the first gradients have to agree:
 
 # %%
-weights = models.variables(network, device=plan.devices[0])
+weights = networks.variables(network, device=plan.devices[0])
 
 
 @tf.function
@@ -211,7 +214,7 @@ def tower_gradients(x, y):
         shards = zip(tf.split(x, len(plan)), tf.split(y, len(plan)))
     for device, shard in zip(plan.devices, shards):
         with tf.device(device):
-            read = models.read(weights)
+            read = towers.read(weights)
             with tf.GradientTape() as tape:
                 tape.watch(read)
                 loss = tower_loss(read, *shard)
@@ -269,8 +272,8 @@ print("weighted average agrees to 1e-4:", largest_difference(weighted, whole) < 
 # %%
 def careless(x, y):
     with tf.GradientTape() as tape:
-        scores = models.logits(network, weights, x)
-        loss = models.loss(scores, y) / len(plan) + models.l2(weights, 5e-4)
+        scores = networks.logits(network, weights, x)
+        loss = networks.loss(scores, y) / len(plan) + networks.l2(weights, 5e-4)
     return tape.gradient(loss, weights["fc1/kernel"]).numpy()
 
 
@@ -285,12 +288,11 @@ print(f"penalty counted {1 + np.vdot(excess, kernel) / (5e-4 * np.vdot(kernel, k
 # and the sum is still divided by the number of towers:
 
 # %%
-some = [[tf.constant(4.0)], [None]]
 try:
-    average(some)
+    average([[tf.constant(4.0)], [None]])
 except (TypeError, ValueError) as error:
     print(type(error).__name__)
-print("towers.average:", towers.average(some)[0].numpy())
+print("towers.average:", towers.average([[tf.constant(4.0)], [None]])[0].numpy())
 
 # %% [markdown]
 # **The same dropout mask in each tower.** With the same seed everywhere, all towers drop the same
@@ -313,7 +315,7 @@ for name, seed in [("step alone", (7, 0)), ("step and tower", (7, 1))]:
 # (First come those of machines with GPUs, where `make gpu` has kept one.)
 
 # %% tags=["varies", "cover", "nbval-ignore-output"]
-charts.from_gpus("07")
+drawings.from_gpus("07")
 big = {"x:0": images[:840], "y:0": labels[:840]}
 
 
@@ -337,7 +339,7 @@ for step in steps:
 # On the host, or on the first device? Look at which way the bytes of a step go:
 
 # %%
-parameters = models.parameters(network)
+parameters = networks.parameters(network)
 print(f"the weights: {4 * parameters:,} bytes")
 for where in (plan.host, plan.devices[0]):
     crossed = step_of(start(len(plan), variables_on=where)).bytes_between()
@@ -583,7 +585,7 @@ checks.mask_seed(mask_seed)
 #   it.
 # - float16 holds no number above 65504 and few below 0.00006. Whoever sends gradients in it scales
 #   them first.
-# - The network, its size and the choice of host or device for its variables come from a notebook
-#   that measured them on TitanX cards in 2016; lesson 08 has its table.
+# - The network, its size and the choice of host or device for its variables come from the
+#   tensorlight notebook, which measured them on TitanX GPUs in 2016; lesson 08 has its table.
 #
 # Next: [[next]].

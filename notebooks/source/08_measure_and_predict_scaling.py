@@ -29,25 +29,27 @@ import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from mgpu_helpers import charts, checks, data, models, pipeline, results, scaling, timing, towers
+from mgpu_helpers import charts, results, scaling, timing, towers
 from mgpu_helpers import trace as tracing
+from mgpu_helpers.lessons import digits, drawings, networks, published
+from mgpu_helpers.lessons.checks import lesson_08 as checks
 
 # %% [markdown]
 # ## A number that means something
 #
 # The step is that of lesson 07: a tower on each device of `where`, and variables, average and
-# update on `home`. The network is that of the notebook of 2016, with a quarter of its width:
+# update on `home`. The network is that of the tensorlight notebook, with a quarter of its width:
 
 # %%
-network = models.seed_001(width=0.25)
+network = networks.tensorlight(width=0.25)
 
 
 def in_towers(where, home, x, y):
-    weights = models.classic(network, device=home)
+    weights = networks.classic(network, device=home)
 
     def tower(x, y):
-        read = models.read(weights)
-        loss = models.loss(models.logits(network, read, x), y)
+        read = towers.read(weights)
+        loss = networks.loss(networks.logits(network, read, x), y)
         return tf1.gradients(loss, list(read.values()), colocate_gradients_with_ops=True)
 
     gradients = towers.run(tower, where, *zip(*towers.split((x, y), len(where))))
@@ -59,12 +61,12 @@ def in_towers(where, home, x, y):
 
 # %%
 def split(where, colocate, x, y):
-    stages = pipeline.stages(network, ["conv2"], where)
+    stages = networks.stages(network, ["conv2"], where)
     for stage in stages:
         with tf.device(stage.device):
             x = stage.function(stage.weights, x)
     with tf.device(where[1]):
-        loss = models.loss(x, y)
+        loss = networks.loss(x, y)
     weights = [weight for stage in stages for weight in stage.weights.values()]
     with tf.device(where[0]):
         gradients = tf1.gradients(loss, weights, colocate_gradients_with_ops=colocate)
@@ -89,7 +91,7 @@ def start(size, home, build, where, *more):
     config = plan.session_config(devices=working, soft_placement=True)
     session = tf1.Session(graph=graph, config=config)
     session.run(init)
-    feed = dict(zip([x, y], data.digits(size)))
+    feed = dict(zip([x, y], digits.load(size)))
     return lambda: session.run(train, feed), lambda: tracing.session_step(session, train, feed)[1]
 
 
@@ -108,22 +110,22 @@ print(timing.compare(a, b, repeats=15, names=("the one", "the other")))
 # The first run of a session prepares the graph and takes several times as long as later ones (see
 # the table below), and the very first also starts TensorFlow's threads. The ratio of two first
 # runs says nothing of the step. A comparison that may be believed has a warm-up, repeats in turn,
-# a **median and spread**; and it must be able to answer "no difference that can be told".
+# a **median and spread**; and it must be able to answer "these two cannot be told apart".
 #
 # ## A published table, and yours
 #
-# The notebook of 2016 trained for 2000 steps in eleven layouts on TitanX cards. `Layout` says how
-# a step is laid out, and `Measurement` holds what it took. (The memory is what the driver showed
-# for each card; one layout was run twice, and this is its second run.)
+# The [tensorlight notebook](../docs/sources.md) trained for 2000 steps in eleven layouts on TitanX
+# GPUs. `Layout` says how a step is laid out, and `Measurement` holds what it took. (The memory is
+# what the driver showed for each GPU; one layout was run twice, and this is its second run.)
 
 # %%
-apart = scaling.SEED_001_APART
-published = {"CPU only": apart["CPU only"]}
-published |= {repr(row.layout): row for row in scaling.SEED_001[:2]}
-published["split, colocated"] = scaling.SEED_001_SPLIT
-published["split, not colocated"] = apart["not colocated"]
-published |= {repr(row.layout): row for row in scaling.SEED_001[2:]}
-for name, row in published.items():
+apart = published.TENSORLIGHT_APART
+titanx = {"CPU only": apart["CPU only"]}
+titanx |= {repr(row.layout): row for row in published.TENSORLIGHT[:2]}
+titanx["split, colocated"] = published.TENSORLIGHT_SPLIT
+titanx["split, not colocated"] = apart["not colocated"]
+titanx |= {repr(row.layout): row for row in published.TENSORLIGHT[2:]}
+for name, row in titanx.items():
     print(f"{name:40} {row.total:6.1f} s, {1e3 * row.seconds:6.2f} ms a batch, {row.memory} MiB")
 
 # %% [markdown]
@@ -142,11 +144,11 @@ def here(name, row):
     return start(size, home, in_towers, where, home)
 
 
-possible = {n: row for n, row in published.items() if row.layout.devices <= len(plan)}
+possible = {n: row for n, row in titanx.items() if row.layout.devices <= len(plan)}
 runs, traces = ({} for _ in range(2))
 for name, row in possible.items():
     runs[name], traces[name] = here(name, row)
-times = timing.in_turn(runs, warmup=2, repeats=8)
+times = timing.several(runs, warmup=2, repeats=8)
 
 # %% [markdown]
 # For each layout: 2000 steps in total, a batch, an example, what the fullest device holds of one
@@ -156,7 +158,7 @@ times = timing.in_turn(runs, warmup=2, repeats=8)
 
 # %%
 def per_example(name, seconds):
-    return seconds / published[name].layout.global_batch_size
+    return seconds / titanx[name].layout.global_batch_size
 
 
 one = "1 device x 128"
@@ -164,8 +166,8 @@ for name, timed in times.items():
     batch, share = timed.median, per_example(name, timed.median)
     held = max(traces[name]().peak(device) for device in (plan.host, *plan.devices))
     mine = share / per_example(one, times[one].median)
-    theirs = per_example(name, published[name].seconds) / per_example(one, published[one].seconds)
-    beyond = plan.mode == "cores" and published[name].layout.devices > plan.cores
+    theirs = per_example(name, titanx[name].seconds) / per_example(one, titanx[one].seconds)
+    beyond = plan.mode == "cores" and titanx[name].layout.devices > plan.cores
     print(f"timing  {name:38}{2000 * batch:6.0f} s {1e3 * batch:6.1f} ms {1e6 * share:4.0f} µs "
           f"{held / 1e6:4.0f} MB  {mine:5.2f} and {theirs:5.2f} of one",
           "more devices than cores" if beyond else "")
@@ -187,18 +189,18 @@ for a, b in [("CPU only", one), (one, hosted), ("split, colocated", "split, not 
 #
 # ## With a pencil
 #
-# A note on towers printed these times of 1, 2, 4 and 8 P40 cards, for a network with three
-# convolutions, beside a listing with 1000 epochs and batches of 20,000 of 55,000 digits. The same
-# four times stand elsewhere beside 10 epochs and batches of 10,000. Count what each asks for. A
-# **FLOP** is one addition or multiplication; a training step takes three times those of the way
-# forward, and only whole batches count:
+# The [P40 note](../docs/sources.md) printed these times of 1, 2, 4 and 8 P40 GPUs, for a network
+# with three convolutions, beside a listing with 1000 epochs and batches of 20,000 of 55,000 digits.
+# The same four times stand elsewhere beside 10 epochs and batches of 10,000. Count what each asks
+# for. A **FLOP** is one addition or multiplication; a training step takes three times those of the
+# forward pass, and only whole batches count:
 
 # %%
-small = scaling.Workload.of(models.seed_004())
-print(*(f"{row.layout}: {row.total:.2f} s" for row in scaling.SEED_004), sep=", ")
+small = networks.workload(networks.p40())
+print(*(f"{row.layout}: {row.total:.2f} s" for row in published.P40), sep=", ")
 for epochs, batch in ((1000, 20_000), (10, 10_000)):
     examples = epochs * (55_000 // batch) * batch
-    print(scaling.feasible(small, examples, 22.25, scaling.P40_FLOPS))
+    print(scaling.feasible(small, examples, 22.25, published.P40_FLOPS))
 
 # %% [markdown]
 # The listing cannot have produced the times; the other settings can. 65.4 MFLOP times 40 million,
@@ -219,7 +221,7 @@ counts, ways = range(1, len(plan) + 1), {}
 for n in counts:
     for name, size in (("strong", 840), ("weak", 280 * n)):
         ways[name, n], _ = start(size, first, in_towers, plan.devices[:n], first)
-scaled = timing.in_turn(ways, warmup=2, repeats=8)
+scaled = timing.several(ways, warmup=2, repeats=8)
 
 # %% tags=["varies"]
 curves = {}
@@ -245,26 +247,26 @@ plt.show()
 # over the first pass (a **warm-up**). 10 % is guessing; here, above 85 % counts as learned:
 
 # %%
-images, labels = data.digits()
-tiny = models.seed_001(width=1 / 16)
+images, labels = digits.load()
+tiny = networks.tensorlight(width=1 / 16)
 
 
 def accuracy(batch, rate, warm_up=0):
-    weights, step = models.variables(tiny), 0
+    weights, step = networks.variables(tiny), 0
 
     @tf.function
     def descend(x, y, rate):
         with tf.GradientTape() as tape:
-            loss = models.loss(models.logits(tiny, weights, x), y)
+            loss = networks.loss(networks.logits(tiny, weights, x), y)
         for weight, gradient in zip(weights.values(), tape.gradient(loss, list(weights.values()))):
             weight.assign_sub(rate * gradient)
 
     for epoch in range(5):
-        for x, y in data.batches(images, labels, batch, seed=epoch):
+        for x, y in digits.batches(images, labels, batch, seed=epoch):
             step += 1
             descend(x, y, tf.constant(rate * min(1, step / warm_up) if warm_up else rate))
-    x, y = data.digits(test=True)
-    return float(models.accuracy(models.logits(tiny, weights, x), y))
+    x, y = digits.load(test=True)
+    return float(networks.accuracy(networks.logits(tiny, weights, x), y))
 
 
 # %%
@@ -277,7 +279,7 @@ for rate in (0.02, 0.1):
     reached[f"batch 128, rate {8 * rate:.2g}, warm-up"] = warmed
 for name, share in reached.items():
     print(f"{name:30} {'learned' if share > 0.85 else 'fell behind' if share > 0.2 else 'failed'}")
-charts.accuracies(reached)
+drawings.accuracies(reached)
 plt.show()
 
 # %% [markdown]
@@ -295,7 +297,7 @@ plt.show()
 # fitted:
 
 # %%
-workload = scaling.Workload.of(models.seed_001(), cut="conv2")
+workload = networks.workload(networks.tensorlight(), cut="conv2")
 print(f"{workload.parameters:,} parameters, {workload.flops / 1e6:.1f} MFLOP an example")
 
 
@@ -309,7 +311,7 @@ def uses(layout):
 # that a slow row does not count more than a fast one:
 
 # %%
-rows, seconds = scaling.SEED_001, np.array([row.seconds for row in scaling.SEED_001])
+rows, seconds = published.TENSORLIGHT, np.array([row.seconds for row in published.TENSORLIGHT])
 asks = np.array([uses(row.layout) for row in rows])
 costs = np.linalg.lstsq(asks / seconds[:, None], np.ones(len(rows)), rcond=None)[0]
 print(f"{1e3 * costs[0]:.3f} ms an example, {1e3 * costs[1]:.1f} ms a step,",
@@ -330,13 +332,13 @@ fitted
 # is what was measured:
 
 # %%
-every = [*rows, scaling.SEED_001_SPLIT]
+every = [*rows, published.TENSORLIGHT_SPLIT]
 labels_of = [f"{row.layout}{' (again)' if i == 3 else ''}" for i, row in enumerate(every)]
 predicted = {name: fitted.predict(row.layout) for name, row in zip(labels_of, every)}
 measured = {name: row.seconds for name, row in zip(labels_of, every)}
 for name in labels_of:
     print(f"{name:40} error {predicted[name].total / measured[name] - 1:+.1%}")
-charts.parts(predicted, measured, source="fitted to seed 001: TitanX, 2016")
+charts.breakdown(predicted, measured, source="fitted to tensorlight: TitanX, 2016")
 plt.show()
 
 # %% [markdown]
@@ -350,7 +352,7 @@ print(f"left out: {np.median(off):.1%} off in the median, {off.max():.1%} at mos
 from_two = scaling.fit(workload, [row for row in rows if row.layout.devices < 3])
 for answer in scaling.asked(from_two, [row for row in rows if row.layout.devices == 3]):
     print(f"from 1 and 2 GPUs to {answer.measurement.layout}: {answer.error:+.1%}")
-charts.held_out(answers, source="seed 001: TitanX, 2016")
+charts.held_out(answers, source="tensorlight: TitanX, 2016")
 plt.show()
 
 # %% [markdown]
@@ -372,9 +374,9 @@ print(f"the third is missed by {scaling.asked(fitted, [third_run])[0].error:.0%}
 # table has four rows, and three of the terms describe it:
 
 # %%
-few = scaling.fit(small, scaling.SEED_004, terms=("arithmetic", "fixed", "moving"))
+few = scaling.fit(small, published.P40, terms=("arithmetic", "fixed", "moving"))
 print(few)
-print("left out:", *(f"{a.error:+.0%}" for a in scaling.holdout(small, scaling.SEED_004,
+print("left out:", *(f"{a.error:+.0%}" for a in scaling.holdout(small, published.P40,
                                                                terms=few.terms)))  # fmt: skip
 
 # %% [markdown]
@@ -410,17 +412,17 @@ for name, link in links.items():
 
 # %% tags=["varies", "cover"]
 def draw(batch, width):
-    other = scaling.Workload.of(models.seed_001(width=width))
+    other = networks.workload(networks.tensorlight(width=width))
     cost = scaling.Cost(other.flops / fitted.flops, fitted.cost.fixed)
     curves = {
         f"{road}, {name}": scaling.efficiency(
             way, other, cost, [2**i for i in range(11)], per_device_batch=batch, link=link)
         for name, link in links.items() for road, way in roads.items()
     }  # fmt: skip
-    charts.efficiency(curves, measured=(1, 3), source="predicted from seed 001: TitanX, 2016")
+    charts.efficiency(curves, measured=(1, 3), source="predicted from tensorlight: TitanX, 2016")
 
 
-charts.panel(draw, batch=[128, 32, 64, 256, 512, 1024], width=[1, 0.25, 0.5, 2])
+drawings.panel(draw, batch=[128, 32, 64, 256, 512, 1024], width=[1, 0.25, 0.5, 2])
 
 # %% [markdown]
 # The shaded strip is the range of devices in the fitted rows, and of the six roads they know the
@@ -442,9 +444,9 @@ mine = {
     layout: start(layout.global_batch_size, first, in_towers, plan.devices[: layout.devices], first)
     for layout in layouts
 }
-taken = timing.in_turn({layout: run for layout, (run, _) in mine.items()}, repeats=8)
+taken = timing.several({layout: run for layout, (run, _) in mine.items()}, repeats=8)
 own = [scaling.Measurement(layout, timed.median) for layout, timed in taken.items()]
-quarter = scaling.Workload.of(network)
+quarter = networks.workload(network)
 terms = ("arithmetic", "fixed", "moving")[: able + 1]
 
 # %%
@@ -467,7 +469,7 @@ plt.show()
 
 # %% tags=["varies"]
 cards = [card for card in results.read_all("../results") if card.name in ("cores", "scaling")]
-charts.cards(cards, relative=True)
+drawings.cards(cards, relative=True)
 plt.show()
 
 # %% [markdown]

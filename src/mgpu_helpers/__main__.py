@@ -101,12 +101,12 @@ def _run(options: argparse.Namespace, common: list[str], refuse: Any) -> int:
 
 
 def _machine(as_json: bool) -> int:
-    from mgpu_helpers import report
+    from mgpu_helpers import doctor
 
-    facts = report.gather()
+    facts = doctor.gather()
     if not as_json:
         # Before TensorFlow is imported, which takes seconds and can end the process.
-        print(report.head(facts), flush=True)
+        print(doctor.head(facts), flush=True)
     plan = None
     error = ""
     try:
@@ -114,15 +114,15 @@ def _machine(as_json: bool) -> int:
 
         plan = devices.setup(2)
     except Exception as problem:
-        error = report.explain(problem)
+        error = doctor.explain(problem)
     if "tensorflow" in sys.modules:
-        facts = report.with_tensorflow(facts)
+        facts = doctor.with_tensorflow(facts)
     if as_json:
-        shown = {"plan": plan and dataclasses.asdict(plan), "problems": report.diagnose(facts)}
+        shown = {"plan": plan and dataclasses.asdict(plan), "problems": doctor.diagnose(facts)}
         print(json.dumps({**shown, "error": error, "facts": dataclasses.asdict(facts)}, indent=1))
     else:
-        print(report.body(facts), end="\n\n")
-        print(plan if plan else report.row("error", error))
+        print(doctor.body(facts), end="\n\n")
+        print(plan if plan else doctor.row("error", error))
     return 0 if plan else 1
 
 

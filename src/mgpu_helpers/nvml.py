@@ -41,7 +41,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Report:
+class DriverReport:
     """The GPUs in nvidia-smi's order, or the reason why there are none."""
 
     gpus: tuple[Gpu, ...]
@@ -50,7 +50,7 @@ class Report:
     cuda: str | None  # the newest CUDA that the driver supports: "12.8"
 
 
-def query() -> Report:
+def query() -> DriverReport:
     """Ask the driver for every GPU; an empty list and the reason where there is no driver."""
     try:
         import pynvml
@@ -69,7 +69,7 @@ def query() -> Report:
     finally:
         _ask(pynvml.nvmlShutdown)
     reason = None if gpus else f"NVIDIA's driver {driver or ''} is loaded, but it finds no GPU."
-    return Report(gpus, reason, driver, cuda)
+    return DriverReport(gpus, reason, driver, cuda)
 
 
 def bus_id(text: str) -> str:
@@ -153,8 +153,8 @@ def _text(value: bytes | str | None) -> str | None:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-def _none(reason: str) -> Report:
-    return Report((), reason, None, None)
+def _none(reason: str) -> DriverReport:
+    return DriverReport((), reason, None, None)
 
 
 def _lost(pynvml: Any, index: int, error: Any) -> str:
@@ -194,7 +194,7 @@ def _reason(pynvml: Any, error: Any) -> str:
             "NVIDIA's driver is too old to be asked: install version 525 or newer."
         ),
         pynvml.NVML_ERROR_INSUFFICIENT_POWER: (
-            "A GPU gets too little power: check the power cables of the card."
+            "A GPU gets too little power: check its power cables."
         ),
         pynvml.NVML_ERROR_GPU_IS_LOST: "A GPU has fallen off the bus: reboot.",
     }

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mgpu_helpers import quiet
-from mgpu_helpers.devices import order, short
+from mgpu_helpers.names import order, short
+from mgpu_helpers.wording import table
 
 _LINE = re.compile(r"(?:^|\] )(\S+): \((\w+)\): (/job:\S+)$")
 _MAPPING = re.compile(r"Device mapping:|/job:\S+ -> ")  # the list of GPUs, printed before the log
@@ -39,12 +40,11 @@ class Placement:
     def __repr__(self) -> str:
         if not self.rows:
             return "no operation was placed"
-        rows = [("operation", "type", "device")] + [(r.name, r.type, r.device) for r in self.rows]
-        wide = [max(len(row[i]) for row in rows) for i in range(2)]
-        return "\n".join(f"{a:{wide[0]}}  {b:{wide[1]}}  {c}" for a, b, c in rows)
+        rows = [("operation", "type", "device"), *((r.name, r.type, r.device) for r in self.rows)]
+        return "\n".join(table(rows))
 
     def device_of(self, name: str) -> str:
-        """Return the device of the operation with this name; a sentence when there is none."""
+        """Return the device of the operation with this name; raise KeyError if there is not one."""
         found = {row.device for row in self.rows if row.name == name}
         if len(found) == 1:
             return found.pop()
@@ -54,7 +54,7 @@ class Placement:
         raise KeyError(f"no operation is called {name}; there are: {names}.")
 
     def by_device(self) -> dict[str, tuple[str, ...]]:
-        """Return the names of the operations of each device."""
+        """Return the names of the operations of each device, by the device's name."""
         groups = defaultdict(list)
         for row in self.rows:
             groups[row.device].append(row.name)
@@ -64,6 +64,10 @@ class Placement:
 @contextlib.contextmanager
 def capture() -> Iterator[Placement]:
     """Capture what TensorFlow places inside the block.
+
+    >>> with capture() as log:
+    ...     tf.add(1.0, 2.0)
+    >>> print(log)
 
     A classic Session reports when its config says `log_placement=True`, each graph once. Today's
     code reports always: TensorFlow hands over the graph of every operation and `tf.function` after

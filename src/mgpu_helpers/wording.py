@@ -1,8 +1,10 @@
-"""How numbers are written for people, and read from them."""
+"""How numbers, tables and errors are written for people, and whole numbers read from them."""
 
 from __future__ import annotations
 
 import operator
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 
@@ -21,10 +23,38 @@ def size_text(size: int) -> str:
     return f"{value:.3g} GB"
 
 
-def whole(
+def table(rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lay out rows of texts in columns two spaces apart; return a line for each row.
+
+    >>> table([("operation", "device"), ("a", "/CPU:1")])
+    ['operation  device', 'a          /CPU:1']
+    """
+    rows = list(rows)
+    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, wide)).rstrip() for row in rows]
+
+
+def error_line(error: BaseException) -> str:
+    """Return the one line of an error that says what is wrong; its type where it says nothing.
+
+    TensorFlow's line stands above the name of the node that failed.
+    """
+    text = str(error).strip() or type(error).__name__
+    found = re.search(r"^(?:\s*\(\d+\) [A-Z_]+: )?(.+)\n\s*\[\[\{\{node", text, re.M)
+    return found[1].strip() if found else text.splitlines()[0]
+
+
+def whole_number(
     what: str, value: Any, kind: str, least: int, also: str = "", most: int | None = None
 ) -> int:
-    """Return the value as an int; a sentence when it is not a whole number in the range."""
+    """Return the value as an int; raise ValueError if it is no whole number in the range.
+
+    True and False do not count as numbers. The error names `what`, its value, the `kind` of number
+    that is wanted, the range, and `also`, which is another value that the caller accepts.
+
+    >>> whole_number("repeats", 20, "a number of runs", 1)
+    20
+    """
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:

@@ -1,0 +1,47 @@
+"""Every picture of the series: takes data and `ax`, returns `ax`. One colour per device.
+
+Lesson 00 draws the first timeline, lesson 01 the first placement map.
+"""
+
+from mgpu_helpers.charts.base import HOST, IDEAL, PALETTE, axes, colour, corner, style
+from mgpu_helpers.charts.memory import PARTS, device_bars, held, live_bytes, monitor
+from mgpu_helpers.charts.placement_map import placement_map
+from mgpu_helpers.charts.scaling import (
+    COSTS,
+    WAYS,
+    breakdown,
+    efficiency,
+    held_out,
+    per_example,
+    step_times,
+)
+from mgpu_helpers.charts.timeline import jobs, pipeline, spans, timeline
+from mgpu_helpers.wording import size_text
+
+__all__ = [
+    "axes",
+    "breakdown",
+    "colour",
+    "corner",
+    "COSTS",
+    "device_bars",
+    "efficiency",
+    "held",
+    "held_out",
+    "HOST",
+    "IDEAL",
+    "jobs",
+    "live_bytes",
+    "monitor",
+    "PALETTE",
+    "PARTS",
+    "per_example",
+    "pipeline",
+    "placement_map",
+    "size_text",
+    "spans",
+    "step_times",
+    "style",
+    "timeline",
+    "WAYS",
+]

@@ -1,0 +1,53 @@
+"""The style of every chart: one colour for each device, mode and machine in the corner."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Any
+
+from mgpu_helpers.names import order
+
+HOST = "#8a8a8a"
+PALETTE = (
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e6a100", "#56b4e9", "#7a4fbf", "#8c5a3c",
+)  # fmt: skip
+IDEAL = {"color": "#444444", "linestyle": "--", "linewidth": 1.2}
+
+
+def colour(device: str) -> str:
+    """Return the colour of a device, the same in every chart; grey for the host."""
+    kind, index = order(device)
+    if device == "/CPU:0":
+        return HOST
+    return PALETTE[(index - (kind == "/CPU")) % len(PALETTE)]
+
+
+def style() -> str:
+    """Return the path of the style file, for `plt.style.use`."""
+    return str(resources.files("mgpu_helpers") / "mgpu.mplstyle")
+
+
+def axes(
+    ax: Any = None, *, size: tuple[float, float] | None = None, source: str | None = None
+) -> Any:
+    """Return ax, or new axes in the style of the series, with mode and machine in the corner.
+
+    source stands there instead where the numbers are not of this machine.
+    """
+    if ax is not None:
+        return ax
+    import matplotlib.pyplot as plt
+
+    with plt.style.context(style()):
+        figure, ax = plt.subplots(figsize=size)
+        figure.get_layout_engine().set(rect=(0, 0.06, 1, 0.94))
+        corner(figure, source)
+    return ax
+
+
+def corner(figure: Any, source: str | None = None) -> None:
+    """Write into the corner of a figure: the source, or the plan's mode and machine."""
+    from mgpu_helpers.devices.plan import current
+
+    if text := source or (current().corner if current() else ""):
+        figure.text(0.995, 0.01, text, ha="right", va="bottom", size=7.5, color="#666")

@@ -1,0 +1,23 @@
+"""One plan for 0, 1 or N GPUs: a host and n devices, configured before TensorFlow starts.
+
+Lesson 00 builds it in front of the reader.
+"""
+
+from mgpu_helpers.devices.choose import setup, tf32
+from mgpu_helpers.devices.plan import MEBIBYTE, MODES, MOST, Plan, current
+from mgpu_helpers.devices.trial import explain
+from mgpu_helpers.names import order, placed, short
+
+__all__ = [
+    "current",
+    "explain",
+    "MEBIBYTE",
+    "MODES",
+    "MOST",
+    "order",
+    "placed",
+    "Plan",
+    "setup",
+    "short",
+    "tf32",
+]

@@ -1,0 +1,114 @@
+"""A plan: a host and n devices, as names for `tf.device`, and what stands behind them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mgpu_helpers.wording import counted, whole_number
+
+MODES = ("gpus", "split-gpu", "cores")
+MOST = 64  # more logical devices than any one machine has GPUs
+MEBIBYTE = 2**20
+_plan: Plan | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """A host and n devices, as names for `tf.device`, and what stands behind them."""
+
+    mode: str
+    host: str
+    devices: tuple[str, ...]
+    real: tuple[str, ...]
+    cores: int
+    machine: str
+    note: str  # what the machine has that the plan does not use, or why there is no GPU
+    float32: str = ""  # how exact float32 is; "" where there is nothing to say
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    @property
+    def timing(self) -> str:
+        """Say in one sentence what a timing means on these devices."""
+        n = len(self)
+        if self.mode == "gpus":
+            return f"{counted(n, 'device')}, each a GPU: a speed-up measured here is real"
+        if self.mode == "split-gpu":
+            return "the devices share a GPU: placement and results are real, a speed-up is not"
+        if n == 1:
+            return "one device on one core: there is nothing to speed up, add a device to compare"
+        if n <= self.cores:
+            return (
+                f"{n} devices on {self.cores} cores: a speed-up measured here is real parallel "
+                f"work, at most {n} times"
+            )
+        return (
+            f"{n} devices on {counted(self.cores, 'core')}: results are real, a timing beyond "
+            f"{counted(self.cores, 'device')} shows nothing"
+        )
+
+    @property
+    def corner(self) -> str:
+        """Name the mode and the machine in a few words, for the corner of a chart."""
+        return f"{self.mode} mode · {counted(len(self), 'device')} · {self.machine}"
+
+    def __repr__(self) -> str:
+        means = {
+            "gpus": "every device is a GPU of its own",
+            "split-gpu": "every device is a share of a GPU",
+            "cores": "every device stands for one core of the CPU",
+        }[self.mode]
+        lines = [f"mode     {self.mode}: {means}", f"host     {self.host}  the CPU"]
+        for i, (name, real) in enumerate(zip(self.devices, self.real, strict=True)):
+            lines.append(f"{'' if i else 'devices':9}{name}  {real}")
+        lines.append(f"machine  {self.machine}; {self.note}")
+        lines.append(f"timing   {self.timing}")
+        if self.float32:
+            lines.append(f"float32  {self.float32}")
+        return "\n".join(lines)
+
+    def session_config(
+        self,
+        *,
+        devices: int | None = None,
+        log_placement: bool = False,
+        soft_placement: bool = False,
+    ) -> Any:
+        """Build the `ConfigProto` that gives a classic Session the same devices as this plan.
+
+        A Session that is given a config of its own forgets what `tf.config` was told; so this one
+        starts from it. `devices` is how many of them work at once (all, when None): in cores mode
+        the Session gets that many threads of its own. How GPUs share out their memory is the plan's
+        for the life of the process: no Session can change it.
+        """
+        from tensorflow.compat.v1 import ConfigProto
+        from tensorflow.python.eager import context
+
+        used = len(self) if devices is None else whole_number(
+            "devices", devices, "a number of devices of this plan", 1, most=len(self),
+            also="restart the kernel and call devices.setup with more",
+        )  # fmt: skip
+        config = ConfigProto()
+        config.CopyFrom(context.context().config)
+        config.log_device_placement = log_placement
+        config.allow_soft_placement = soft_placement
+        if self.mode == "cores":
+            config.intra_op_parallelism_threads = 1
+            # Without a name the threads are the Session's own; a named pool would be shared, and
+            # Sessions that work at the same time would wait for each other.
+            config.session_inter_op_thread_pool.add(num_threads=used)
+        return config
+
+
+def current() -> Plan | None:
+    """Return the plan that `setup` made in this process; None before it."""
+    return _plan
+
+
+def remember(plan: Plan) -> Plan:
+    """Keep the plan of this process, which `current` gives from now on."""
+    global _plan
+    _plan = plan
+    return plan

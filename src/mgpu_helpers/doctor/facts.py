@@ -1,0 +1,198 @@
+"""What can be found out about GPUs: from the driver, from CUDA, from the bus, from TensorFlow."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from mgpu_helpers import __version__, nvml
+
+# What TensorFlow loads before it counts a GPU, and the package that brings it. The names hold for
+# TensorFlow built with CUDA 12 and cuDNN 9, which 2.18 to 2.21 are.
+LIBRARIES = {
+    "libcudart.so.12": "nvidia-cuda-runtime-cu12",
+    "libcublas.so.12": "nvidia-cublas-cu12",
+    "libcublasLt.so.12": "nvidia-cublas-cu12",
+    "libcudnn.so.9": "nvidia-cudnn-cu12",
+    "libcufft.so.11": "nvidia-cufft-cu12",
+    "libcusolver.so.11": "nvidia-cusolver-cu12",
+    "libcusparse.so.12": "nvidia-cusparse-cu12",
+}
+
+
+@dataclass(frozen=True)
+class TensorFlow:
+    """What TensorFlow says of itself; cuda and cudnn are None in a build for the CPU only."""
+
+    cuda: str | None
+    cudnn: str | None
+    gpus: int  # how many it sees
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything that the diagnosis looks at."""
+
+    system: str  # as sys.platform has it
+    machine: str  # as platform.machine() has it
+    versions: dict[str, str]
+    driver: nvml.DriverReport
+    on_bus: int  # NVIDIA GPUs on the PCI bus; 0 also where the bus cannot be read
+    visible: str | None  # CUDA_VISIBLE_DEVICES
+    cuda_order: tuple[str, ...] | None  # bus ids as CUDA numbers them by itself; None: not known
+    lesson_order: tuple[str, ...] | None  # the same as the lessons have it; None: not known
+    cuda_error: int | str | None  # CUDA's answer when it does not start, "library" or "silent"
+    tensorflow: TensorFlow | None = None
+    missing: tuple[str, ...] = ()  # CUDA libraries that cannot be loaded
+    packages: tuple[str, ...] = ()  # those packages of LIBRARIES that are installed
+
+    @property
+    def there(self) -> int:
+        """Count the GPUs of the machine, whoever can use them."""
+        return len(self.driver.gpus) or self.on_bus
+
+    @property
+    def seen(self) -> int:
+        """Count the GPUs that TensorFlow sees."""
+        return self.tensorflow.gpus if self.tensorflow else 0
+
+
+def gather() -> Facts:
+    """Find out everything that takes no TensorFlow; the fields that need it keep their defaults."""
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as devices.setup does
+    alone, _ = _cuda(CUDA_DEVICE_ORDER="FASTEST_FIRST", CUDA_VISIBLE_DEVICES=None)
+    order, error = _cuda()
+    return Facts(
+        system=sys.platform,
+        machine=platform.machine(),
+        versions=_versions(),
+        driver=nvml.query(),
+        on_bus=gpus_on_bus(),
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        cuda_order=alone,
+        lesson_order=order,
+        cuda_error=error,
+    )
+
+
+def with_tensorflow(facts: Facts) -> Facts:
+    """Add what TensorFlow says to what `gather` found; this imports TensorFlow."""
+    import tensorflow as tf
+
+    build = tf.sysconfig.get_build_info()
+    try:
+        # Not get_device_details: after a GPU that did not start, TensorFlow never answers that.
+        gpus = len(tf.config.list_physical_devices("GPU"))
+    except Exception:  # a driver that breaks in the middle; the plan has said so
+        gpus = 0
+    cuda = build.get("cuda_version") if tf.test.is_built_with_cuda() else None
+    facts = replace(facts, tensorflow=TensorFlow(cuda, build.get("cudnn_version"), gpus))
+    if facts.seen < facts.there and facts.system == "linux" and (cuda or "").startswith("12."):
+        installed = tuple(sorted({name for name in LIBRARIES.values() if _version(name)}))
+        facts = replace(facts, missing=missing_libraries(), packages=installed)
+    return facts
+
+
+def gpus_on_bus(bus: Path = Path("/sys/bus/pci/devices")) -> int:
+    """Count the NVIDIA GPUs on the PCI bus; 0 where it cannot be read."""
+    found = 0
+    for device in bus.glob("*"):
+        try:
+            vendor = (device / "vendor").read_text().strip()
+            found += vendor == "0x10de" and (device / "class").read_text().startswith("0x03")
+        except OSError:
+            continue
+    return found
+
+
+# Asked in a process of its own: CUDA reads its environment once, and TensorFlow is to be the first
+# to start it in this one.
+_ASK_CUDA = """
+import ctypes, json, os, sys
+try:
+    cuda = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+except OSError:
+    print(json.dumps([None, "library"])); raise SystemExit
+error = cuda.cuInit(0)
+if error:
+    hidden = error == 100 and "CUDA_VISIBLE_DEVICES" in os.environ
+    print(json.dumps([[], None] if hidden else [None, error])); raise SystemExit
+count, device, text = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(64)
+found = []
+cuda.cuDeviceGetCount(ctypes.byref(count))
+for i in range(count.value):
+    cuda.cuDeviceGet(ctypes.byref(device), i)
+    cuda.cuDeviceGetPCIBusId(text, 64, device)
+    found.append(text.value.decode())
+print(json.dumps([found, None]))
+"""
+_LOAD = """
+import ctypes, json, sys
+missing = []
+for name, *places in json.loads(sys.argv[1]):
+    for place in (*places, name):
+        try:
+            ctypes.CDLL(place); break
+        except OSError:
+            pass
+    else:
+        missing.append(name)
+print(json.dumps(missing))
+"""
+
+
+def _cuda(**env: str | None) -> tuple[tuple[str, ...] | None, int | str | None]:
+    """Ask CUDA for its GPUs' bus ids in its order; None and the error where it does not start."""
+    answer = _child(_ASK_CUDA, **env)
+    if answer is None:
+        return None, "silent"
+    found, error = answer
+    return None if found is None else tuple(map(nvml.bus_id, found)), error
+
+
+def missing_libraries() -> tuple[str, ...]:
+    """List the CUDA libraries that neither pip's packages nor the system bring."""
+    spec = importlib.util.find_spec("tensorflow")
+    site = Path(spec.origin).parent.parent if spec and spec.origin else Path()
+    places = [[name, *map(str, site.glob(f"nvidia/*/lib/{name}"))] for name in LIBRARIES]
+    return tuple(_child(_LOAD, json.dumps(places)) or ())
+
+
+def _child(code: str, *args: str, **env: str | None) -> Any:
+    """Run code in a Python of its own and read its JSON; None when it fails or takes a minute."""
+    merged: dict[str, str | None] = {**os.environ, **env}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", code, *args],
+            env={name: value for name, value in merged.items() if value is not None},
+            capture_output=True,
+            timeout=60,
+        )
+        return json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+
+
+def _versions() -> dict[str, str]:
+    found = {"mgpu_helpers": __version__}
+    for name in ("tensorflow", "tensorflow-cpu", "tf-nightly", "keras", "numpy"):
+        if version := _version(name):
+            found[name] = version
+    return found
+
+
+@functools.cache
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

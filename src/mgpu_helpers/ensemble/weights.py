@@ -1,0 +1,92 @@
+"""The variables of members on disk, one file for each member."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from mgpu_helpers.ensemble.members import Member, checked
+from mgpu_helpers.files import replacing
+from mgpu_helpers.wording import error_line
+
+
+def save(members: Iterable[Member], folder: str | Path) -> list[Path]:
+    """Write each member's variables into a file of its own, name.npz; give the files.
+
+    A file that is there is replaced when the new one is whole. What is not a variable is not saved:
+    a stateful random generator of a graph, for example, starts again.
+
+    >>> save(members, "checkpoints")
+    """
+    members, folder = checked(members), Path(folder)
+    values = [m.session.run(dict(m.variables)) if m.session else _numpy(m) for m in members]
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [_file(folder, member) for member in members]
+    for file, held in zip(files, values, strict=True):
+        with replacing(file) as out:
+            np.savez(out, **held)
+    return files
+
+
+def resume(members: Iterable[Member], folder: str | Path) -> None:
+    """Give each member the variables that `save` wrote, once all of them are found to fit.
+
+    A file that is missing, broken or of another model raises an error, and no variable changes.
+    Nothing is built, so a finalized graph resumes too.
+    """
+    members = checked(members)
+    held = [_loaded(_file(Path(folder), member), member) for member in members]
+    for member, values in zip(members, held, strict=True):
+        for name, variable in member.variables.items():
+            if member.session:  # one a run: two variables may start from one tensor
+                initial = variable.initializer.inputs[1]
+                member.session.run(variable.initializer, {initial: values[name]})
+            else:
+                variable.assign(values[name])
+
+
+def _file(folder: Path, member: Member) -> Path:
+    return folder / f"{quote(member.name, safe=' ')}.npz"
+
+
+def _numpy(member: Member) -> dict[str, np.ndarray]:
+    return {name: np.asarray(variable) for name, variable in member.variables.items()}
+
+
+def _loaded(file: Path, member: Member) -> dict[str, np.ndarray]:
+    """Read a file of `save`, and check that it fits the member."""
+    if not file.exists():
+        raise FileNotFoundError(
+            f"{member.name} has no {file.name} in {file.parent}: save it first."
+        )
+    try:
+        with np.load(file) as saved:
+            held = dict(saved)
+    except Exception as error:  # a zip file breaks in many ways
+        raise ValueError(
+            f"{file} is not a whole file of save() ({error_line(error)}): save {member.name} again."
+        ) from error
+    wanted = {name: _kind(variable) for name, variable in member.variables.items()}
+    lacks, more = sorted(wanted.keys() - held.keys()), sorted(held.keys() - wanted.keys())
+    apart = [f"lacks {', '.join(lacks[:3])}"] if lacks else []
+    apart += [f"has also {', '.join(more[:3])}"] if more else []
+    apart += [
+        f"has {name} as {_kind(value)} instead of {wanted[name]}"
+        for name, value in held.items()
+        if _kind(value) != wanted.get(name, _kind(value))
+    ]
+    if apart:
+        raise ValueError(
+            f"{file.name} does not fit {member.name}: it {' and '.join(apart[:2])}. Resume "
+            "the model that was saved."
+        )
+    return held
+
+
+def _kind(x: Any) -> str:
+    """Write the type and shape of an array or a variable: "float32 (3, 2)"."""
+    return f"{np.dtype(getattr(x.dtype, 'as_numpy_dtype', x.dtype)).name} {tuple(x.shape)}"

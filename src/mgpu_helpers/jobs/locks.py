@@ -1,0 +1,126 @@
+"""How a device is locked: a lock on a file, which every runner on the machine respects.
+
+A job inherits the open files that hold its locks. The kernel keeps a lock until the last process
+that has the file open has closed it or has ended, so that a device stays taken as long as its job
+runs, even when the runner is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(eq=False)
+class Place:
+    """A device, or a share of one, that a job can have."""
+
+    kind: str
+    number: int
+    slot: int
+    shared: bool
+    path: Path  # the device's lock file
+    held: tuple[int, ...] = ()  # the open lock files, which a job inherits
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.number}"
+
+    def files(self) -> list[tuple[Path, int]]:
+        """List the lock files with the kind of lock: all who share a device hold its file."""
+        if not self.shared:
+            return [(self.path, fcntl.LOCK_EX)]
+        share = self.path.with_name(f"{self.path.name}.{self.slot}")
+        return [(self.path, fcntl.LOCK_SH), (share, fcntl.LOCK_EX)]
+
+    def check(self) -> None:
+        """Raise a RuntimeError where the lock files cannot be used."""
+        for path, _ in self.files():
+            os.close(_open(path))
+
+    def lock(self) -> bool:
+        """Lock the place if nobody else holds it; say whether it is locked now."""
+        _locked.add(self)
+        for path, mode in self.files():
+            self.held += (_open(path),)
+            try:
+                fcntl.flock(self.held[-1], mode | fcntl.LOCK_NB)
+            except OSError as error:
+                self.release()
+                if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                    return False
+                raise RuntimeError(
+                    f"{path} cannot be locked ({error.strerror}): set TMPDIR to a folder "
+                    "on a local disk."
+                ) from None
+        return True
+
+    def release(self) -> None:
+        """Close this process's lock files; a job that inherited them keeps its locks."""
+        for fd in reversed(self.held):
+            os.close(fd)  # LOCK_UN would unlock the file for those who inherited it, too
+        self.held = ()
+        _locked.discard(self)
+
+
+_locked: set[Place] = set()
+
+
+def _release_in_fork() -> None:
+    for place in list(_locked):
+        place.release()
+
+
+# A fork of the runner that is not a job, such as a worker of multiprocessing, holds no device.
+os.register_at_fork(after_in_child=_release_in_fork)
+
+
+def lock_folder() -> Path:
+    """Return the folder of the locks, which everybody may write to; make it where it is not."""
+    # Not tempfile.gettempdir: that goes elsewhere, and apart from the others, when a disk is full.
+    folder = Path(os.environ.get("TMPDIR") or "/tmp").absolute() / "mgpu-jobs"
+    try:
+        if not os.path.lexists(folder):
+            # It must never be seen with narrower rights, so it is made aside.
+            made = tempfile.mkdtemp(prefix="mgpu-jobs-", dir=folder.parent)
+            os.chmod(made, 0o1777)
+            try:
+                os.rename(made, folder)
+            except OSError:  # another runner was faster
+                os.rmdir(made)
+        right = stat.S_ISDIR(os.lstat(folder).st_mode) and os.access(folder, os.W_OK | os.X_OK)
+        said = "it is not a folder that all may write to"
+    except OSError as error:
+        right, said = False, error.strerror
+    if not right:
+        raise RuntimeError(
+            f"{folder} cannot hold the devices' locks ({said}): remove it, or set TMPDIR."
+        )
+    return folder
+
+
+def _open(path: Path) -> int:
+    """Open a lock file for reading and writing; make it, for everybody, where it is not."""
+    try:
+        while True:
+            try:
+                fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+                break
+            except FileNotFoundError:
+                made, aside = tempfile.mkstemp(prefix=".", dir=path.parent)
+                os.fchmod(made, 0o666)
+                os.close(made)
+                with contextlib.suppress(FileExistsError):
+                    os.link(aside, path)
+                os.unlink(aside)
+    except OSError as error:
+        raise RuntimeError(f"{path} cannot be locked ({error.strerror}): remove it.") from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise RuntimeError(f"{path} cannot be locked (it is not a file): remove it.")
+    return fd

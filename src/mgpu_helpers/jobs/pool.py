@@ -1,0 +1,156 @@
+"""What may be used here: the GPUs or cores of this process, and which GPU is the freest."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from mgpu_helpers import nvml
+from mgpu_helpers.devices import machine, visible
+from mgpu_helpers.wording import counted, whole_number
+
+
+def freest(n: int = 1, *, busy_below: float = 10, among: Iterable[int] | None = None) -> list[int]:
+    """Pick n GPUs, the freest first, as nvidia-smi numbers them; `among` these, or all when None.
+
+    First come those without a process of another user, then those that the driver reports less
+    than `busy_below` percent busy, then those with the most free memory. What the driver does not
+    report counts as taken.
+
+    It only looks: between this call and the start of TensorFlow another script may pick the same
+    GPUs. `jobs.run` holds a lock on what it gives out. A RuntimeError says why there is no GPU to
+    choose. To use the numbers, set the environment before TensorFlow starts:
+
+        numbers = jobs.freest(2)
+        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, numbers))
+    """
+    n = whole_number("n", n, "a number of GPUs", 1)
+    if visible.mig():
+        raise RuntimeError(
+            "CUDA_VISIBLE_DEVICES names MIG devices, of which the driver tells neither load nor "
+            "processes: leave one of them in it, or let jobs.run share them out."
+        )
+    report = nvml.query()
+    gpus = {gpu.index: gpu for gpu in report.gpus if not gpu.problem}
+    if not gpus:
+        reason = next((gpu.problem for gpu in report.gpus), report.reason)
+        raise RuntimeError(
+            f"There is no GPU to choose ({reason}): call devices.setup({n}), "
+            "which then uses the CPU's cores, and those are all alike."
+        )
+    named = list(gpus) if among is None else sorted(set(among))
+    unknown = [index for index in named if index not in gpus]
+    if unknown:
+        raise ValueError(
+            f"among names GPU {unknown[0]}, but nvidia-smi's numbers here are "
+            f"{', '.join(map(str, gpus))}: use these."
+        )
+    if n > len(named):
+        raise ValueError(
+            f"n={n}, but there {'is' if len(named) == 1 else 'are'} {counted(len(named), 'GPU')} "
+            "to choose from: " + (f"ask for 1 to {len(named)}." if named else "name more in among.")
+        )
+
+    def rank(index: int) -> tuple[float, ...]:
+        gpu = gpus[index]
+        load = 100 if gpu.utilization is None else gpu.utilization
+        return _others(gpu), load >= busy_below, -(gpu.memory_free or 0), load, index
+
+    return sorted(named, key=rank)[:n]
+
+
+def _others(gpu: nvml.Gpu) -> int:
+    """Say whether another user's process is on a GPU: 0 no, 1 not known, 2 yes."""
+    if gpu.processes is None:
+        return 1
+    return 0 if all(_own(process.pid) for process in gpu.processes) else 2
+
+
+def _own(pid: int) -> bool:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid == os.getuid()
+    except OSError:
+        return False  # it runs outside this container, or is hidden from this user
+
+
+def allowed() -> tuple[str, list[int]]:
+    """List what `run` may use: ("GPU", nvidia-smi's numbers), or ("core", the cores' numbers).
+
+    The GPUs are those in CUDA_VISIBLE_DEVICES, else those of Slurm's allocation, else all; numbers
+    in either are read as nvidia-smi's. A MIG device that is named there counts as a GPU of its
+    own, and those are numbered from 0 in the order given. Cores are meant where no GPU is visible,
+    or where MGPU_MODE=cores: those of this process's affinity, as many as its container may use.
+    """
+    kind, pool, _ = _pool()
+    return kind, list(pool)
+
+
+def _pool() -> tuple[str, dict[int, str | None], str]:
+    """Return the kind, each device's number with its UUID, and what limited the choice."""
+    found = () if os.environ.get("MGPU_MODE") == "cores" else nvml.query().gpus
+    gpus: dict[int, str | None] = {gpu.index: gpu.uuid for gpu in found}
+    why = "what this machine has"
+    if gpus:
+        gpus, why = _visible(gpus)
+    for gpu in found:
+        if gpu.problem and gpus.get(gpu.index, "") == gpu.uuid:
+            del gpus[gpu.index]
+            why += f"; {gpu.problem.rstrip('.')}"
+    if gpus:
+        return "GPU", gpus, why
+    if hasattr(os, "sched_getaffinity"):
+        cores, why = sorted(os.sched_getaffinity(0)), "the cores that this process may use"
+    else:
+        cores = list(range(os.cpu_count() or 1))
+    return "core", dict.fromkeys(cores[: machine.cores()]), why
+
+
+def _visible(gpus: dict[int, str | None]) -> tuple[dict[int, str | None], str]:
+    """Keep the GPUs that CUDA_VISIBLE_DEVICES or Slurm leaves, and say which of them it was."""
+    text = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if text is None:
+        for name in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
+            if os.environ.get(name):
+                return _slurm(gpus, name)
+        return gpus, "what this machine has"
+    names = visible.named(text, gpus)
+    spare = (i for i in itertools.count() if i not in names)  # for MIG devices, which have none
+    kept = dict((i, gpus[i]) if isinstance(i, int) else (next(spare), i) for i in names)
+    return kept, f"CUDA_VISIBLE_DEVICES={text!r}"
+
+
+def _slurm(gpus: dict[int, str | None], name: str) -> tuple[dict[int, str | None], str]:
+    why = f"{name}={os.environ[name]!r}"
+    ids: set[int] = set()
+    for low, high in re.findall(r"(\d+)(?:-(\d+))?", os.environ[name]):
+        ids.update(range(int(low), int(high or low) + 1))
+    if len(gpus) <= len(ids):  # Slurm hides the others, and the driver numbers the rest anew
+        return gpus, why
+    return {i: uuid for i, uuid in gpus.items() if i in ids}, why
+
+
+def chosen(asked: Sequence[int] | None) -> tuple[str, dict[int, str | None]]:
+    kind, pool, why = _pool()
+    if asked is None:
+        return kind, pool
+    if isinstance(asked, (str, bytes)) or not hasattr(asked, "__iter__"):
+        raise TypeError(f"devices={asked!r} is not a list of devices: use [{next(iter(pool))}].")
+    numbers = [whole_number("a device", number, "a device's number", 0) for number in asked]
+    if not numbers:
+        raise ValueError("devices is empty: name at least one, or leave it out to use all.")
+    twice = [number for number, count in Counter(numbers).items() if count > 1]
+    if twice:
+        raise ValueError(
+            f"devices has {kind} {twice[0]} twice: use per_device=2 to let two jobs share a device."
+        )
+    for number in numbers:
+        if number not in pool:
+            raise ValueError(
+                f"{kind} {number} is not allowed: choose from {', '.join(map(str, pool))}, "
+                f"after {why}."
+            )
+    return kind, {number: pool[number] for number in numbers}

@@ -1,0 +1,136 @@
+"""How a job starts as a process, and how it ends with all its children."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mgpu_helpers.jobs.job import Job
+from mgpu_helpers.jobs.locks import Place
+
+GRACE = 5.0  # seconds between SIGTERM and SIGKILL
+TAIL = 64 * 1024  # bytes of a log that are read for its last lines
+
+
+class Running:
+    """A job that runs, and how far its end is."""
+
+    def __init__(self, job: Job, place: Place, environment: dict[str, str]) -> None:
+        """Start the job; an OSError or ValueError where it cannot be started."""
+        with open(job.log, "wb") as log, _pinned(place):
+            self.process = subprocess.Popen(
+                job.command, env=environment, stdin=subprocess.DEVNULL, stdout=log,
+                stderr=subprocess.STDOUT, start_new_session=True, pass_fds=place.held,
+            )  # fmt: skip
+        self.job = replace(job, pid=self.process.pid)
+        self.place = place
+        self.status: str | None = None  # what it will be; None while it runs undisturbed
+        self.kill_at: float | None = None  # on the clock of time.monotonic
+
+    def end(self, status: str) -> None:
+        """Ask the job and its children to end, once."""
+        if self.status is None:
+            self.status = status
+            self.kill_at = time.monotonic() + GRACE
+            _signal_group(self.process.pid, signal.SIGTERM)
+
+    def over(self) -> bool:
+        """Say whether nothing of the job runs any more; move its end on where something does."""
+        code = self.process.poll()
+        if code is not None:
+            self.end("failed" if code else "done")
+            if not _group_lives(self.process.pid):
+                return True
+        if self.kill_at is not None and time.monotonic() >= self.kill_at:
+            _signal_group(self.process.pid, signal.SIGKILL)
+        return False
+
+    def kill(self) -> None:
+        """End the job and its children at once."""
+        _signal_group(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def ended(self, now: float) -> Job:
+        """Give the job as it ended."""
+        return replace(
+            self.job, end=now, status=self.status or "stopped",
+            returncode=self.process.returncode, tail=_tail(self.job.log),
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Hold back the signals that end a runner while a job starts, so that no job is lost."""
+    came: list[int] = []
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) not in (None, signal.SIG_IGN):
+                before[number] = signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in came:
+            signal.raise_signal(number)
+
+
+@contextlib.contextmanager
+def _pinned(place: Place) -> Iterator[None]:
+    """Pin this thread to a core meanwhile: what it starts inherits that."""
+    if place.kind != "core" or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {place.number})
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # those cores were taken away; the job runs
+            os.sched_setaffinity(0, before)
+
+
+def _tail(log: Path, lines: int = 10) -> str:
+    """Return the last lines of a log; "" where it cannot be read."""
+    try:
+        if not log.is_file():  # a pipe or a device would not end
+            return ""
+        with open(log, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+            text = file.read(TAIL).decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])
+
+
+def _signal_group(group: int, number: int) -> bool:
+    """Send a signal to a process group; False where there is nobody to get it."""
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _group_lives(group: int) -> bool:
+    """Say whether a process of the group runs; one that ended and waits to be read does not."""
+    if not _signal_group(group, 0):
+        return False
+    if not Path("/proc/self/stat").exists():
+        return True
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it has ended since
+            text = Path(f"/proc/{entry}/stat").read_text(errors="replace")
+            state, _, its_group = text.rpartition(")")[2].split()[:3]
+            if its_group == str(group) and state not in "ZX":
+                return True
+    return False

@@ -1,0 +1,1 @@
+"""The checks of the exercises, a module for each lesson."""

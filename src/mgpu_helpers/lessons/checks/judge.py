@@ -1,0 +1,96 @@
+"""How an exercise is judged: it prints "yes: …", or "not yet: …" with the way on.
+
+A check returns what it says to a right answer and raises `NotYet` with the hint to a wrong one.
+What the reader wrote runs in `call` or `traced`, and what it returned goes through `numbers` or
+`listed`: they make a hint of whatever goes wrong there. Any other error is a bug in the check, and
+stays one.
+"""
+
+from __future__ import annotations
+
+import functools
+import textwrap
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from mgpu_helpers import devices, trace
+
+
+class NotYet(Exception):
+    """An answer is not right yet; the message is the hint."""
+
+
+def exercise(check: Callable[..., str]) -> Callable[..., None]:
+    """Print what a check says, in one line: "yes: …" or "not yet: …"."""
+
+    @functools.wraps(check)
+    def judged(*answer: Any) -> None:
+        try:
+            said = f"yes: {check(*answer)}"
+        except NotYet as hint:
+            said = f"not yet: {hint}"
+        print(textwrap.shorten(said, width=500, placeholder=" …"))
+
+    return judged
+
+
+def call(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """Call what the reader wrote; NotYet with the last line of what it raises."""
+    _check_callable(function)
+    try:
+        return function(*args, **named)
+    except Exception as error:
+        kind = type(error).__name__
+        lines = [line.strip() for line in str(error).splitlines()]
+        lines = [line for line in lines if line and not line.startswith("[[{{node")]
+        last = lines[-1].removeprefix(f"{kind}: ") if lines else ""  # AutoGraph repeats the kind
+        raise NotYet(f"it raises {kind}: {last}") from error
+
+
+def traced(function: Callable[..., Any], *args: Any) -> tuple[Any, trace.Trace]:
+    """Trace a function as a GPU machine places it: what it leaves open is on the first device."""
+    import tensorflow as tf
+
+    _check_callable(function)
+    with tf.device(devices.current().devices[0]):
+        return call(trace.function_step, function, *args)
+
+
+def idle(step: trace.Trace, kind: str | None = None) -> str:
+    """Name the plan's devices that did nothing (None: of any kind) in a step; "" if all worked."""
+    busy = {op.device for op in step.ops if kind in (None, op.type)}
+    return ", ".join(device for device in devices.current().devices if device not in busy)
+
+
+def numbers(value: Any, shape: tuple[int, ...], way: str) -> np.ndarray:
+    """Give what a function returned as numbers of this shape; NotYet with the way on if not."""
+    _check_returned(value, way)
+    try:
+        array = np.asarray(value)
+    except Exception:  # rows of different lengths, a symbolic tensor
+        array = np.array("")
+    if array.dtype.kind in "bOSU":  # bfloat16 is of kind "V"
+        raise NotYet(f"it returns a value of type {type(value).__name__}: {way}")
+    if array.shape != shape:
+        raise NotYet(f"the result has shape {array.shape}, not {shape}: {way}")
+    return array
+
+
+def listed(value: Any, way: str) -> list[Any]:
+    """Give what a function returned as a list; NotYet with the way on if it is none."""
+    _check_returned(value, way)
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise NotYet(f"it returns a value of type {type(value).__name__}: {way}")
+    return call(list, value)
+
+
+def _check_callable(answer: Any) -> None:
+    if not callable(answer):
+        raise NotYet(f"a function is wanted, its name without brackets, not {answer!r}")
+
+
+def _check_returned(value: Any, way: str) -> None:
+    if value is None:
+        raise NotYet(f"the function returns nothing: {way}")

@@ -1,0 +1,205 @@
+"""Charts that one lesson or benchmark draws once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mgpu_helpers.charts.base import HOST, IDEAL, axes, corner, style
+from mgpu_helpers.timing import Timing
+from mgpu_helpers.wording import size_text
+
+if TYPE_CHECKING:
+    from mgpu_helpers.results import Card
+
+MACHINES = ("#222222", "#b8860b", "#717780", "#6b4423", "#5b7a3d")  # none is a device's colour
+MARKERS = "os^Dv<>"  # their number and that of the colours share no divisor: 35 pairs
+
+
+def from_gpus(lesson: str, folder: str | os.PathLike[str] = "../results") -> None:
+    """Show the pictures that `make gpu` kept of a lesson on machines with GPUs, or say none is."""
+    from IPython.display import Image, display
+
+    pictures = sorted(Path(folder).glob(f"gpu-*/{lesson}_*.png"))
+    for picture in pictures:
+        print(picture.parent.name)
+        display(Image(picture, alt=f"the same on {picture.parent.name}"))
+    if not pictures:
+        print("none yet: make gpu, on a machine with GPUs, keeps one")
+
+
+def against_pieces(
+    ways: Mapping[str, Mapping[int, Timing | int]],
+    predicted: Mapping[int, float] | None = None,
+    ax: Any = None,
+) -> Any:
+    """Draw what a step costs against the number of micro-batches, a line for each way.
+
+    The cost is a Timing, or bytes; what is predicted is seconds, or bytes, by number of pieces.
+    """
+    ax = axes(ax)
+    timed = any(isinstance(cost, Timing) for costs in ways.values() for cost in costs.values())
+    factor, counts = 1e3 if timed else 1e-6, sorted({m for costs in ways.values() for m in costs})
+    for i, (name, costs) in enumerate(ways.items()):
+        style = {"color": ("#333333", "#b8860b", "#4f8f4f")[i % 3], "marker": "os^"[i % 3]}
+        if timed:
+            low, middle, high = (
+                np.array([getattr(costs[m], which) for m in sorted(costs)]) * factor
+                for which in ("low", "median", "high")
+            )
+            ax.errorbar(sorted(costs), middle, np.stack([middle - low, high - middle]), capsize=3,
+                        label=name, **style)  # fmt: skip
+        else:
+            ax.plot(sorted(costs), [costs[m] * factor for m in sorted(costs)], label=name, **style)
+    if predicted:
+        ax.plot(sorted(predicted), [predicted[m] * factor for m in sorted(predicted)], **IDEAL,
+                label="predicted")  # fmt: skip
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(counts, counts)
+    ax.set_ylim(bottom=0)
+    ax.set_xlabel("micro-batches")
+    ax.set_ylabel("step, ms" if timed else "held at most, MB")
+    ax.set_title("What a step takes" if timed else "What the first device holds", loc="left")
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    return ax
+
+
+def lab(records: Sequence[Mapping[str, Any]], ax: Any = None) -> Any:
+    """Draw what each memory option takes, as scripts/hold_memory.py reports it.
+
+    A record has an option, and bytes, or those of several moments, for driver, allocator and
+    process: the most is drawn. What no record has is left out.
+    """
+    named = {"driver": "given by the driver", "allocator": "tensors at most", "process": "process"}
+    kinds = [kind for kind in named if any(record.get(kind) is not None for record in records)]
+    shades = {"driver": "#333333", "allocator": "#b8860b", "process": HOST}
+    ax = axes(ax, size=(8, 0.9 + (0.16 + 0.17 * len(kinds)) * len(records)))
+    for i, kind in enumerate(kinds):
+        rows = [row + (i - (len(kinds) - 1) / 2) * 0.26 for row in range(len(records))]
+        sizes = [int(np.max(record.get(kind) or 0)) for record in records]
+        bars = ax.barh(rows, [s / 1e6 for s in sizes], 0.24, color=shades[kind], label=named[kind])
+        ax.bar_label(bars, [size_text(s) for s in sizes], padding=3, size=8)
+    ax.set_yticks(range(len(records)), [record["option"] for record in records])
+    ax.invert_yaxis()
+    ax.margins(x=0.18)
+    ax.set_xlabel("held, MB")
+    ax.set_title("What each option takes", loc="left")
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    return ax
+
+
+def accuracies(shares: Mapping[str, float], ax: Any = None) -> Any:
+    """Draw the share of right answers, 0 to 1, of members and of what joins them."""
+    ax = axes(ax, size=(6, 0.9 + 0.34 * len(shares)))
+    bars = ax.barh(list(shares), [100 * share for share in shares.values()], color=HOST, height=0.7)
+    ax.bar_label(bars, [f"{100 * share:.1f} %" for share in shares.values()], padding=3, size=9)
+    ax.set_xlim(0, 115)
+    ax.set_xticks(range(0, 101, 20))
+    ax.invert_yaxis()
+    ax.set_xlabel("right answers, %")
+    ax.set_title("Accuracy on digits that none has seen", loc="left")
+    return ax
+
+
+def cards(cards: Iterable[Card], ax: Any = None, *, relative: bool = False) -> Any:
+    """Draw the ratios of result cards: a row each, a marker for each machine, targets dashed.
+
+    A bar is the middle half of the rounds; a marker is crossed out where the target is not met.
+    relative divides by the target, and leaves out what has none.
+    """
+    from matplotlib.transforms import ScaledTranslation
+
+    cards = list(cards)
+    shown = [(c.name, c.where, r) for c in cards for r in c.ratios if r.target or not relative]
+    rows: dict[tuple[str, str], str] = {}
+    for name, _, ratio in shown:
+        label = ratio.name if len({card.name for card in cards}) == 1 else f"{name}: {ratio.name}"
+        rows[name, ratio.name] = "\n".join(filter(None, (label, ratio.cells()[3])))
+    machines = list(dict.fromkeys(where for _, where, _ in shown))
+    legend = 0.2 * (len(machines) + 2)  # in inches, below the axes
+    ax = axes(ax, size=(8, 1.1 + 0.46 * len(rows) + legend))
+    place = {row: i for i, row in enumerate(rows)}
+    marks = {
+        where: {"color": MACHINES[i % len(MACHINES)], "marker": MARKERS[i % len(MARKERS)]}
+        for i, where in enumerate(machines)
+    }
+    for name, where, ratio in shown:
+        i, row = machines.index(where), place[name, ratio.name]
+        y = row + (i - (len(machines) - 1) / 2) * min(0.22, 0.7 / len(machines))
+        shade, unit = marks[where]["color"], ratio.target if relative else 1
+        if ratio.low is not None:
+            ax.plot([ratio.low / unit, ratio.high / unit], [y, y], color=shade, alpha=0.5)
+        ax.plot(ratio.value / unit, y, **marks[where], zorder=3)
+        if ratio.met is False:
+            ax.plot(ratio.value / unit, y, "x", color=shade, markersize=12, zorder=3)
+        if ratio.target:
+            ax.plot([ratio.target / unit] * 2, [row - 0.4, row + 0.4], **IDEAL, zorder=1)
+    keys = [ax.plot([], [], ls="", label=where, **mark)[0] for where, mark in marks.items()]
+    if any(ratio.target for *_, ratio in shown):
+        keys += ax.plot([], [], **IDEAL, label="target")
+    if any(ratio.met is False for *_, ratio in shown):
+        keys += ax.plot([], [], "x", color=MACHINES[0], markersize=12, label="target not met")
+    below = ax.transAxes + ScaledTranslation(0, -0.5, ax.figure.dpi_scale_trans)  # in inches
+    ax.legend(handles=keys, loc="upper right", bbox_to_anchor=(1, 0), bbox_transform=below,
+              frameon=False, borderpad=0, borderaxespad=0)  # fmt: skip
+    ax.set_yticks(range(len(rows)), list(rows.values()), size=8.5)
+    ax.set_ylim(max(len(rows), 1) - 0.5, -0.5)
+    ax.set_xlim(left=min(0, ax.get_xlim()[0]))
+    ax.set_xlabel("ratio, in parts of its target" if relative else "ratio")
+    ax.set_title("What the benchmarks found", loc="left")
+    return ax
+
+
+def digits(images: Any, titles: Sequence[str]) -> Any:
+    """Draw images [n, size, size, 1] in a row, each under its title; give the last axes."""
+    import matplotlib.pyplot as plt
+
+    with plt.style.context(style()):
+        wide = max(1, len(images))
+        figure, row = plt.subplots(1, wide, figsize=(1.25 * wide, 1.75), squeeze=False)
+    figure.get_layout_engine().set(rect=(0, 0.12, 1, 0.88))
+    corner(figure)
+    for ax in row[0]:
+        ax.axis("off")
+    for ax, image, title in zip(row[0], images, titles, strict=False):
+        ax.imshow(np.squeeze(image), cmap="gray_r")
+        ax.set_title(title, size=9)
+    return row[0][-1]
+
+
+def panel(draw: Callable[..., Any], **choices: Sequence[Any]) -> None:
+    """Draw a picture, and in a live notebook a panel below that draws it for other choices.
+
+    `draw` takes each choice by name, and is called with the first of each; the panel sorts them.
+    Where no kernel runs, and where a lesson's outputs are stored, there is the picture alone.
+    """
+    import matplotlib.pyplot as plt
+
+    def picture(**chosen: Any) -> None:
+        draw(**chosen)
+        plt.show()
+
+    picture(**{name: options[0] for name, options in choices.items()})
+    if "PYTEST_CURRENT_TEST" in os.environ or not _has_kernel():
+        return
+    import ipywidgets
+
+    ipywidgets.interact(picture, **{
+        name: ipywidgets.SelectionSlider(
+            options=sorted(options), value=options[0], continuous_update=False
+        )
+        for name, options in choices.items()
+    })  # fmt: skip
+
+
+def _has_kernel() -> bool:
+    """Say whether this code runs in a notebook's kernel."""
+    try:
+        from IPython import get_ipython
+    except ImportError:
+        return False
+    return hasattr(get_ipython(), "kernel")

@@ -1,0 +1,23 @@
+"""What a step holds on each device: split by use, watched over time, and limited.
+
+Lesson 02 builds it in front of the reader.
+"""
+
+from mgpu_helpers.memory.count import Held, at_peak, by_use, line
+from mgpu_helpers.memory.limits import logical, pretend_gpus
+from mgpu_helpers.memory.watch import Allocator, Monitor, Phase, Sample, allocator, process
+
+__all__ = [
+    "Allocator",
+    "allocator",
+    "at_peak",
+    "by_use",
+    "Held",
+    "line",
+    "logical",
+    "Monitor",
+    "Phase",
+    "pretend_gpus",
+    "process",
+    "Sample",
+]

@@ -1,0 +1,112 @@
+"""What a step held at its peak, by what it is for; and a line through measured peaks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mgpu_helpers.trace.step import Allocation, Trace, curve
+from mgpu_helpers.wording import counted, size_text
+
+# What changes a gradient number by number, or only its shape, on its way to the optimizer.
+_PASSING = {
+    "Identity", "Reshape", "Cast", "CheckNumerics", "AddN", "Add", "AddV2", "Sub", "Mul", "RealDiv",
+    "Square", "Sqrt", "Rsqrt", "Neg", "Maximum", "Minimum", "ConcatV2", "Split", "SplitV",
+}  # fmt: skip
+_UPDATES = ("ResourceApply", "ResourceSparseApply", "Apply", "SparseApply", "AssignSub",
+            "AssignAdd")  # fmt: skip
+
+
+@dataclass(frozen=True, repr=False)
+class Held:
+    """The bytes that a training step holds at its peak, by what they are for."""
+
+    weights: int
+    slots: int  # what the optimizer keeps for each weight: Adam two numbers, momentum one
+    gradients: int  # those of weights, and what the optimizer makes of them
+    activations: int  # what is kept for the way back, and the gradients on their way through
+    scratch: int = 0  # what a library borrows while an operation runs
+
+    @property
+    def uses(self) -> dict[str, int]:
+        """Give the bytes by name; scratch only where there is some."""
+        return {name: size for name, size in vars(self).items() if size or name != "scratch"}
+
+    @property
+    def total(self) -> int:
+        """Add up the bytes."""
+        return sum(self.uses.values())
+
+    def __repr__(self) -> str:
+        rows = [*self.uses.items(), ("total", self.total)]
+        return "\n".join(f"{name:11} {size_text(size):>8}" for name, size in rows)
+
+
+def line(batches: Sequence[int], peaks: Sequence[int]) -> tuple[float, float]:
+    """Fit bytes = fixed + per_example * batch to measured peaks; give (fixed, per_example).
+
+    >>> fixed, per_example = line([8, 16], [1_800, 2_600])  # 1000 and 100 bytes
+    """
+    if len(batches) != len(peaks) or len(set(batches)) < 2:
+        raise ValueError(
+            f"{counted(len(peaks), 'peak')} at batches {list(batches)} give no line: give a peak "
+            "for each batch, and two different batches or more."
+        )
+    per_example, fixed = np.polyfit(batches, peaks, 1).tolist()
+    return fixed, per_example
+
+
+def at_peak(trace: Trace, device: str, scratch: bool = True) -> tuple[Allocation, ...]:
+    """List what the step held on the device when it held most, the largest first.
+
+    Without scratch the peak may be at another moment.
+    """
+    held = [a for a in trace.allocations if a.device == device and (scratch or not a.scratch)]
+    if not held:
+        raise ValueError(
+            f"the trace has no memory of {device}: use one of "
+            f"{', '.join(trace.memory) or 'the devices of a traced step'}."
+        )
+    moment = max(curve(held), key=lambda point: point[1])[0]
+    live = [
+        a for a in held
+        if a.start <= moment and (a.end is None or a.end > moment or a.start == moment)
+    ]  # fmt: skip
+    return tuple(sorted(live, key=lambda a: -a.bytes))
+
+
+def by_use(
+    trace: Trace, device: str, *, weights: int = 0, slots: int = 0, scratch: bool = True
+) -> Held:
+    """Split what the step held on the device at its peak; the weights' and slots' bytes are given.
+
+    They were there before the step, so its trace has them not. Gradients are what flows into an
+    optimizer's operation, as it was made or on its way (averaged, scaled, reshaped), and the new
+    values that it writes while somebody still reads the old ones. All the rest is activations,
+    what comes from other devices too.
+    """
+    feeds = _into_optimizer(trace)
+    sizes: dict[str, int] = defaultdict(int)
+    for each in at_peak(trace, device, scratch):
+        kind = "gradients" if each.op in feeds else "activations"
+        sizes["scratch" if each.scratch else kind] += each.bytes
+    return Held(weights, slots, sizes["gradients"], sizes["activations"], sizes["scratch"])
+
+
+def _into_optimizer(trace: Trace) -> set[str]:
+    """Name the optimizer's operations, and those whose results flow there number by number."""
+    kinds = {op.name: op.type for op in trace.ops}
+    makers = defaultdict(list)
+    for maker, user in set(trace.edges) - set(trace.waits):
+        makers[user].append(maker)
+    ahead = [name for name, kind in kinds.items() if kind.startswith(_UPDATES)]
+    found = set(ahead)
+    while ahead:
+        for maker in makers[ahead.pop()]:
+            if maker not in found:
+                found.add(maker)
+                ahead += [maker] if kinds.get(maker) in _PASSING else []
+    return found

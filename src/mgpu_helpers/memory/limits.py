@@ -1,0 +1,70 @@
+"""Limit what TensorFlow takes of a GPU; and GPUs that are not there, to try its rules."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from mgpu_helpers import nvml
+from mgpu_helpers.devices.plan import MEBIBYTE, MOST
+from mgpu_helpers.wording import whole_number
+
+
+def logical(gpu: Any, limits: Sequence[int]) -> None:
+    """Cut a GPU of `tf.config.list_physical_devices` into logical ones with these limits in MiB."""
+    import tensorflow as tf
+
+    limits = [whole_number("limit", limit, "a number of MiB", 1) for limit in limits]
+    if not limits:
+        raise ValueError("no limits: give one in MiB for each logical GPU, such as [1024, 1024].")
+    # CUDA may number the GPUs in another order than the driver: none of them has more than this.
+    most = max((card.memory_total or 0 for card in nvml.query().gpus), default=0) // MEBIBYTE
+    if most and sum(limits) > most:
+        raise ValueError(
+            f"limits of {' + '.join(map(str, limits))} = {sum(limits)} MiB are more than the "
+            f"{most} MiB that a GPU has here: use smaller limits."
+        )
+    _check_not_started("a GPU cannot be cut any more")
+    if tf.config.experimental.get_memory_growth(gpu):
+        raise ValueError(
+            f"{gpu.name} grows, which does not go with a limit: set_memory_growth(gpu, False) "
+            "first, or leave the limits out."
+        )
+    make = tf.config.LogicalDeviceConfiguration
+    tf.config.set_logical_device_configuration(gpu, [make(memory_limit=mib) for mib in limits])
+
+
+@contextlib.contextmanager
+def pretend_gpus(n: int) -> Iterator[list[Any]]:
+    """Give n GPUs that are not there, and in the block a TensorFlow that has not started.
+
+    To try its rules: settings can be made and refusals seen, but nothing runs on such a GPU. After
+    the block everything is as it was.
+    """
+    from tensorflow.python.eager import context
+
+    n = whole_number("n", n, "a number of GPUs", 1)
+    if n > MOST:
+        raise ValueError(f"n={n} is more than any machine has: use 1 to {MOST}.")
+    before, inside = context.context(), context.Context()
+    gpus = [context.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in range(n)]
+    cpus = [d for d in inside.list_physical_devices() if d.device_type == "CPU"]
+    inside._physical_devices = [*cpus, *gpus]
+    inside._visible_device_list = [*cpus, *gpus]
+    inside._memory_growth_map = dict.fromkeys(gpus)
+    context._set_context(inside)
+    try:
+        yield gpus
+    finally:
+        context._set_context(before)
+
+
+def _check_not_started(what: str) -> None:
+    from tensorflow.python.eager import context
+
+    if context.context()._initialized:
+        raise RuntimeError(
+            f"TensorFlow has started, and {what}: do it first in a new process, or restart the "
+            "kernel."
+        )

@@ -1,0 +1,165 @@
+"""What is held now: asked of TensorFlow, the process and the driver, and watched over time."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mgpu_helpers import nvml
+from mgpu_helpers.names import short
+
+
+@dataclass(frozen=True)
+class Allocator:
+    """The bytes that TensorFlow has handed out on a device: now, and at most so far."""
+
+    now: int
+    peak: int
+
+
+def allocator(device: str) -> Allocator:
+    """Ask TensorFlow's allocator of a GPU what it has handed out, in bytes; starts TensorFlow."""
+    import tensorflow as tf
+
+    from mgpu_helpers.devices.plan import current
+
+    name = short(device)
+    if name.startswith("/CPU"):
+        raise RuntimeError(
+            f"{name} has no number of its own: the logical CPUs of a process share one allocator, "
+            "so each would show the same. Trace a step instead: trace.session_step, Trace.peak."
+        )
+    plan = current()
+    known = plan.devices if plan else [short(d.name) for d in tf.config.list_logical_devices("GPU")]
+    if name not in known:
+        raise ValueError(f"there is no {device!r} here: use {', '.join(known) or 'a GPU'}.")
+    info = tf.config.experimental.get_memory_info(name[1:])
+    return Allocator(info["current"], info["peak"])
+
+
+def process() -> int | None:
+    """Give the resident bytes of this process; on macOS the most so far, None on Windows."""
+    with contextlib.suppress(OSError):
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    try:
+        import resource
+    except ImportError:
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What was held `at` seconds after the start, in bytes; None where nothing says it."""
+
+    at: float
+    process: int | None
+    driver: dict[int, int | None]  # by the driver's number of the GPU: all that is used there
+    allocator: dict[str, int]  # by device; empty in cores mode
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A named part of what was watched, in seconds after the start."""
+
+    name: str
+    start: float
+    end: float
+
+
+class Monitor:
+    """Watch memory from a thread while a `with` block runs, with a sample every so many seconds.
+
+    reason says why the driver's numbers are missing; None where they are not.
+    """
+
+    def __init__(self, every: float = 0.1) -> None:
+        if not (isinstance(every, int | float) and 0 < every < math.inf):
+            raise ValueError(f"every={every!r} is no pause: use seconds above 0, such as 0.1.")
+        self.every, self.reason = every, None
+        self._samples: list[Sample] = []
+        self._phases: list[Phase] = []
+        self._gpus: tuple[int, ...] = ()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """Give the samples so far: one at each end of the block and of a phase, and the rest."""
+        return tuple(sorted(self._samples, key=lambda sample: sample.at))
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Give the phases that are over."""
+        return tuple(self._phases)
+
+    @property
+    def peak(self) -> int:
+        """Give the most bytes that the process held in a sample; 0 where nothing says it."""
+        return max((s.process or 0 for s in self._samples), default=0)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Mark what runs in the block as a phase."""
+        if self._thread is None or self._stop.is_set():
+            raise RuntimeError(f"phase {name!r} is not watched: open it inside `with monitor:`.")
+        self._take()
+        start = self._now()
+        try:
+            yield
+        finally:
+            self._phases.append(Phase(name, start, self._now()))
+            self._take()
+
+    def __enter__(self) -> Monitor:
+        if self._thread is not None:
+            raise RuntimeError("this monitor has been started before: make another, Monitor().")
+        self._thread = threading.Thread(target=self._watch, name="mgpu-monitor", daemon=True)
+        self._begin = time.perf_counter()
+        self._take()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._take()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self.every):
+            self._take()
+
+    def _take(self) -> None:
+        self._samples.append(Sample(self._now(), process(), self._driver(), self._allocator()))
+
+    def _now(self) -> float:
+        return time.perf_counter() - self._begin
+
+    def _driver(self) -> dict[int, int | None]:
+        if self.reason is None:
+            try:
+                report = nvml.query()
+            except Exception as error:  # whatever it is, the samples go on without the driver
+                self.reason = f"the driver does not answer any more: {error}"
+            else:
+                if report.gpus:
+                    self._gpus = tuple(gpu.index for gpu in report.gpus)
+                    return {gpu.index: gpu.memory_used for gpu in report.gpus}
+                self.reason = report.reason or "the driver finds no GPU"
+        return dict.fromkeys(self._gpus)
+
+    def _allocator(self) -> dict[str, int]:
+        from mgpu_helpers.devices.plan import current
+
+        plan = current()  # where there is one, TensorFlow has started
+        if plan is None or plan.mode == "cores":
+            return {}
+        return {device: allocator(device).now for device in plan.devices}

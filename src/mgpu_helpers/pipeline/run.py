@@ -1,0 +1,176 @@
+"""A batch in pieces through the stages of a model: the pipeline of lesson 05."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mgpu_helpers import towers
+from mgpu_helpers.pipeline.schedule import check, one_by_one, run_times
+from mgpu_helpers.pipeline.spans import FREE
+from mgpu_helpers.wording import counted
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a model: where it is, what it makes of (weights, x), and its weights by name."""
+
+    device: str
+    function: Callable[[Mapping[str, Any], Any], Any] = field(repr=False)
+    weights: Mapping[str, Any] = field(repr=False)
+
+
+def _in_pieces(
+    stages: Sequence[Stage],
+    loss: Callable[[Any, Any], Any],
+    xs: Sequence[Any],
+    ys: Sequence[Any],
+    shares: Sequence[Any],
+    order: Sequence[tuple[int, str]],
+    work_on: Callable[[str, str], contextlib.ExitStack],
+) -> tuple[list[Any], dict[tuple[str, int], Any]]:
+    """Give the loss of each piece, and the gradients by weight and stage."""
+    import tensorflow as tf
+
+    last, losses = len(stages) - 1, []
+    out = {(-1, k): piece for k, piece in enumerate(xs)}
+    given, back, total = {}, {}, {}
+    for s, task in order:
+        stage, k = stages[s], int(task[1:])
+        with work_on(stage.device, f"stage_{s}/{task}"):
+            if task[0] == "F":
+                given[s, k] = tf.identity(out[s - 1, k])
+                out[s, k] = stage.function(stage.weights, given[s, k])
+                if s == last:
+                    out[s, k] = loss(out[s, k], ys[k])
+                    out[s, k] *= tf.cast(shares[k], out[s, k].dtype)
+                    losses.append(out[s, k])
+            else:
+                wanted = [*stage.weights.values(), *([given[s, k]] if s else [])]
+                found = tf.gradients(
+                    out[s, k], wanted, back.get((s + 1, k)), unconnected_gradients="zero"
+                )
+                for name, gradient in zip(stage.weights, found):  # noqa: B905 (x has no name)
+                    gradient = tf.convert_to_tensor(gradient)
+                    total[name, s] = total[name, s] + gradient if (name, s) in total else gradient
+                back[s, k] = found[-1]
+    return losses, total
+
+
+def gradients(
+    stages: Sequence[Stage],
+    loss: Callable[[Any, Any], Any],
+    x: Any,
+    y: Any,
+    schedule: Sequence[Sequence[str]] | None = None,
+    *,
+    uneven: bool = False,
+    streams: bool = True,
+) -> tuple[Any, dict[str, Any]]:
+    """Compute the mean loss of a batch and its gradients by weight, in a graph or a `tf.function`.
+
+    The batch goes through the stages in as many pieces as the schedule has (None: whole).
+    `loss(outputs, labels)` is the mean over a piece; it counts by the size of the piece, so with
+    uneven=True the last pieces may be smaller. Where two stages share a weight, both gradients are
+    added. With streams=False a device does what it can do first, in any order.
+
+    >>> double = Stage("/CPU:0", lambda weights, x: weights["w"] * x, {"w": tf.Variable(2.0)})
+    >>> step = tf.function(lambda x: gradients([double], lambda out, _: tf.reduce_mean(out), x, x))
+    >>> float(step(tf.constant([1.0, 3.0]))[1]["w"])
+    2.0
+    """
+    import tensorflow as tf
+
+    if tf.executing_eagerly():
+        raise RuntimeError(
+            "eager code does one operation after the other, so that stages never overlap: call "
+            "gradients inside a tf.function or a graph."
+        )
+    schedule = one_by_one(len(stages), 1) if schedule is None else schedule
+    pieces, where = check(schedule), [stage.device for stage in stages]
+    _check_stages(stages, schedule)
+
+    def mean_loss(outputs: Any, labels: Any) -> Any:
+        part = loss(outputs, labels)
+        if part.shape.rank:
+            raise ValueError(
+                f"loss gave an array of shape {part.shape} for a micro-batch: return its mean, a "
+                "single value."
+            )
+        return part
+
+    graph = tf.compat.v1.get_default_graph()
+    queues: dict[str, list[Any]] = defaultdict(list)  # what each device has to do, in order
+
+    def work_on(device: str, name: str) -> contextlib.ExitStack:
+        before, block = len(graph.get_operations()), contextlib.ExitStack()
+        block.callback(lambda: queues[device].extend(graph.get_operations()[before:]))
+        block.enter_context(tf.device(device))
+        block.enter_context(tf.name_scope(name))
+        return block  # AutoGraph converts this function; it does not take @contextmanager
+
+    xs, ys = zip(*towers.split((x, y), pieces, uneven=uneven, into="piece"), strict=True)
+    with tf.device(towers.HOST):
+        shares = towers.shares(tf.shape(y)[0] if y.shape[0] is None else y.shape[0], pieces)
+    own = []
+    for s, stage in enumerate(stages):
+        with work_on(stage.device, f"stage_{s}"):
+            own.append(replace(stage, weights=towers.read(stage.weights)))
+    order = list(run_times(schedule, devices=where))
+    losses, total = _in_pieces(own, mean_loss, xs, ys, shares, order, work_on)
+    with work_on(where[-1], f"stage_{len(stages) - 1}/loss"):
+        mean = tf.add_n(losses)
+    result: dict[str, Any] = {}
+    for name, s in sorted(total, key=lambda key: key[1]):
+        with work_on(where[s], f"stage_{s}/shared"):
+            before = result.get(name)
+            result[name] = total[name, s] if before is None else before + total[name, s]
+    for operations in queues.values() if streams else ():
+        stream(operations)
+    return mean, result
+
+
+def stream(operations: Sequence[Any]) -> None:
+    """Let each operation wait for the one before it: a device then does one at a time, in order.
+
+    That is what a GPU does; a logical CPU starts whatever is ready. Constants do not wait.
+
+    >>> with tf.Graph().as_default():
+    ...     stream([tf.zeros([2]).op, tf.random.normal([2]).op])
+    """
+    for before, op in itertools.pairwise(op for op in operations if op.type not in FREE):
+        op._add_control_input(before)
+
+
+def check_devices(devices: Sequence[str]) -> None:
+    """Raise ValueError where a stage is on a device that the plan does not have."""
+    from mgpu_helpers.devices.plan import current
+
+    plan = current()
+    for device in devices if plan else ():
+        if device not in (plan.host, *plan.devices):
+            raise ValueError(
+                f"a stage is on {device}, which is not there: use {', '.join(plan.devices)}."
+            )
+
+
+def _check_stages(stages: Sequence[Stage], schedule: Sequence[Sequence[str]]) -> None:
+    p = len(stages)
+    if len(schedule) != p:
+        raise ValueError(
+            f"a schedule for {counted(len(schedule), 'stage')} does not fit {p}: make one for {p}."
+        )
+    check_devices([stage.device for stage in stages])
+    owners: dict[str, tuple[int, Any]] = {}
+    for s, stage in enumerate(stages):
+        for name, weight in stage.weights.items():
+            first, same = owners.setdefault(name, (s, weight))
+            if weight is not same:
+                raise ValueError(
+                    f"stages {first} and {s} have different weights under one name, {name!r}: "
+                    "give each weight its own, or share one."
+                )

@@ -1,0 +1,47 @@
+"""When a device was at each task of a pipeline, by a trace."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+
+from mgpu_helpers.trace.step import Op, Trace
+
+# They take no time, start when a step does, and so belong to no task.
+FREE = {"Const", "NoOp", "Placeholder"}
+
+
+@dataclass(frozen=True)
+class Span:
+    """When a device was at a task of a stage: seconds from the start of the traced step."""
+
+    stage: int
+    task: str
+    device: str
+    start: float
+    length: float
+
+
+def spans(trace: Trace) -> list[Span]:
+    """Find the tasks of `gradients` in a trace, by their start; none gives an empty list."""
+    found: dict[tuple[int, str], list[Op]] = defaultdict(list)
+    for op in trace.ops:
+        if at := task_of(op):
+            found[at].append(op)
+    made = []
+    for (stage, task), ops in found.items():
+        start = min(op.start for op in ops)
+        end = max(op.start + op.length for op in ops)
+        made.append(Span(stage, task, ops[0].device, start, end - start))
+    return sorted(made, key=lambda span: (span.start, span.stage))
+
+
+def task_of(op: Op) -> tuple[int, str] | None:
+    """Find the stage and the task of an operation of `gradients`; None for any other.
+
+    >>> task_of(Op("stage_1/F0/MatMul", "MatMul", "/CPU:2", 0.0, 0.1))
+    (1, 'F0')
+    """
+    named = re.search(r"(?:^|/)stage_(\d+)/([FB]\d+)(?:_\d+)?/", op.name)
+    return (int(named[1]), named[2]) if named and op.type not in FREE else None

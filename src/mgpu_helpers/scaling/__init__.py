@@ -1,0 +1,52 @@
+"""What a training step costs: a model in parts, fitted to measured steps and asked about others.
+
+Describe a network (`Workload`), write down what steps took (`Measurement`), `fit` a `Cost` to
+them, and ask about other layouts: `fitted.predict(Layout(4, 128))`, or for a ring of eight devices
+`speedup(ring, work, fitted.cost, 8, per_device_batch=128)`.
+"""
+
+from mgpu_helpers.scaling.fit import Fit, fit
+from mgpu_helpers.scaling.forecast import Curve, Knee, Verdict, efficiency, feasible, knee, speedup
+from mgpu_helpers.scaling.holdout import Answer, asked, errors, holdout, interval
+from mgpu_helpers.scaling.links import ETHERNET_100G, NVLINK_3, PCIE_3, Link
+from mgpu_helpers.scaling.model import (
+    TERMS,
+    Breakdown,
+    Cost,
+    Layout,
+    Measurement,
+    Workload,
+    central,
+    ring,
+    step_time,
+)
+
+__all__ = [
+    "Answer",
+    "asked",
+    "Breakdown",
+    "central",
+    "Cost",
+    "Curve",
+    "efficiency",
+    "errors",
+    "ETHERNET_100G",
+    "feasible",
+    "Fit",
+    "fit",
+    "holdout",
+    "interval",
+    "knee",
+    "Knee",
+    "Layout",
+    "Link",
+    "Measurement",
+    "NVLINK_3",
+    "PCIE_3",
+    "ring",
+    "speedup",
+    "step_time",
+    "TERMS",
+    "Verdict",
+    "Workload",
+]

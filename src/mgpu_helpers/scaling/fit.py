@@ -1,0 +1,162 @@
+"""Fit what a step costs to measured steps, and say how far the fit can be trusted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mgpu_helpers.scaling.model import (
+    TERMS,
+    Breakdown,
+    Cost,
+    Layout,
+    Measurement,
+    Workload,
+    step_time,
+)
+from mgpu_helpers.scaling.solve import NOISE, asks, leanest, matrix, norms, solve, student
+from mgpu_helpers.wording import counted, size_text
+
+_ABSENT = {
+    "update": "no row has its variables on the host: measure one that has",
+    "moving": "no row moves anything between devices: measure one on 2 devices",
+    "latency": "no row sends anything between devices: measure one on 2 devices",
+}
+
+
+@dataclass(frozen=True, repr=False)
+class Fit:
+    """A cost fitted to measured steps.
+
+    `unidentified` has the reason for each term that the rows cannot tell, fitted or not.
+    """
+
+    workload: Workload
+    measurements: tuple[Measurement, ...]
+    terms: tuple[str, ...]
+    cost: Cost
+    unidentified: Mapping[str, str]
+
+    def __repr__(self) -> str:
+        rows, terms = len(self.measurements), len(self.terms)
+        head = (
+            f"{self.workload.name}: {counted(rows, 'row')}, {counted(terms, 'coefficient')}; "
+            f"error {self.median:.1%} in the median, {self.worst:.1%} at most"
+        )
+        if rows - terms < 2:
+            more = counted(rows - terms, "row") if rows > terms else "no row"
+            head += f"\n{more} more than coefficients: a description, not a test"
+        flops, bandwidth = self.flops, self.bandwidth
+        said = {
+            "arithmetic": "0" if flops is None
+            else f"{self.cost.arithmetic * 1e3:.3g} ms an example ({flops / 1e12:.3g} TFLOP/s)",
+            "fixed": f"{self.cost.fixed * 1e3:.3g} ms",
+            "update": f"{self.cost.update * 1e3:.3g} ms with the variables on the host",
+            "moving": "0" if bandwidth is None else f"{size_text(round(bandwidth))}/s",
+            "input": f"{self.cost.input * 1e3:.3g} ms an example of the global batch",
+            "latency": f"{self.cost.latency * 1e6:.3g} µs a message",
+        }  # fmt: skip
+        lines = [f"{term:11}{said[term]}" for term in self.terms]
+        lines += [f"not told: {term}; {why}" for term, why in self.unidentified.items()]
+        return "\n".join([head, *lines])
+
+    @property
+    def errors(self) -> tuple[float, ...]:
+        """Return predicted over measured, less 1, for each row."""
+        return tuple(self.predict(m.layout).total / m.seconds - 1 for m in self.measurements)
+
+    @property
+    def median(self) -> float:
+        """Return the median size of the errors."""
+        return float(np.median(np.abs(self.errors)))
+
+    @property
+    def worst(self) -> float:
+        """Return the largest size of the errors."""
+        return float(np.max(np.abs(self.errors)))
+
+    @property
+    def flops(self) -> float | None:
+        """Return the FLOP/s of one device that the arithmetic implies; None if it costs nothing."""
+        return self.workload.flops / self.cost.arithmetic if self.cost.arithmetic else None
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Return the bytes a second that moving implies; None if it costs nothing."""
+        return 1 / self.cost.moving if self.cost.moving else None
+
+    def predict(self, layout: Layout) -> Breakdown:
+        """Predict the parts of a step, in seconds.
+
+        Raises ValueError where the rows do not tell what such a layout takes.
+        """
+        if missing := self._missing(layout):
+            why = "; ".join(f"{t} ({self.unidentified.get(t, 'not told')})" for t in missing)
+            raise ValueError(f"the rows do not tell what {layout} takes, for want of {why}.")
+        return step_time(self.workload, layout, self.cost)
+
+    def _missing(self, layout: Layout) -> list[str]:
+        """List the terms that the layout asks for in proportions of which the rows say nothing."""
+        measured = matrix(self.workload, self.measurements, self.terms)
+        scale = norms(measured)
+        known = np.linalg.pinv(measured / scale, rcond=NOISE) @ (measured / scale)
+        wanted = asks(self.workload, layout, self.terms) / scale
+        off = np.abs(wanted - wanted @ known) > 1e-6 * np.linalg.norm(wanted)
+        return [term for term, far in zip(self.terms, off, strict=True) if far]
+
+
+def fit(
+    workload: Workload, measurements: Iterable[Measurement], terms: Sequence[str] = TERMS[:4]
+) -> Fit:
+    """Fit a cost to measured steps: least squares of the relative errors, no coefficient below 0.
+
+    The rows tell a term if without it they are fitted worse than their scatter allows: the sum of
+    squares then grows by more than t squared times the variance of a row, with Student's t at 95 %.
+
+    >>> rows = [Measurement(Layout(1, 64), 0.011), Measurement(Layout(1, 128), 0.019)]
+    >>> fit(Workload("mine", 1000, 5e6), rows, ["arithmetic", "fixed"]).predict(Layout(1, 256))
+    """
+    measurements, terms = tuple(measurements), tuple(terms)
+    unknown = [term for term in terms if term not in TERMS]
+    if unknown or not terms or len(set(terms)) < len(terms):
+        raise ValueError(f"terms={terms} cannot be fitted: use some of {', '.join(TERMS)}, once.")
+    if len(measurements) < len(terms):
+        raise ValueError(
+            f"{counted(len(measurements), 'row')} cannot tell "
+            f"{counted(len(terms), 'coefficient')}: measure {len(terms) - len(measurements)} more, "
+            "or fit fewer terms."
+        )
+    found = leanest(matrix(workload, measurements, terms)).tolist()
+    cost = Cost(**({"arithmetic": 0.0, "fixed": 0.0} | dict(zip(terms, found, strict=True))))
+    reasons = {term: _why_not(workload, measurements, terms, term) for term in TERMS}
+    return Fit(workload, measurements, terms, cost, {t: why for t, why in reasons.items() if why})
+
+
+def _why_not(
+    workload: Workload, measurements: Sequence[Measurement], terms: Sequence[str], term: str
+) -> str | None:
+    """Say why the rows cannot tell a term beside the others; None if they can."""
+    others = [other for other in terms if other != term]
+    full = matrix(workload, measurements, [*others, term])
+    full = full / norms(full)
+    rest, column = full[:, :-1], full[:, -1]
+    if not column.any():
+        return _ABSENT[term]
+    weights = np.linalg.lstsq(rest, column, rcond=NOISE)[0]
+    if np.linalg.norm(rest @ weights - column) < 1e-6:
+        same = [other for other, w in zip(others, weights, strict=True) if abs(w) > 1e-6]
+        return f"from row to row it changes as {' and '.join(same)} {'do' if same[1:] else 'does'}"
+    rows, columns = full.shape
+    if rows <= columns:
+        return f"{counted(rows, 'row')} and {counted(columns, 'coefficient')} leave no scatter"
+    with_it, without = solve(full)[1], solve(rest)[1]
+    allowed = student(rows - columns) ** 2 * with_it / (rows - columns) + rows * NOISE**2
+    if without - with_it > allowed:
+        return None
+    return (
+        f"the rows are fitted to {math.sqrt(without / rows):.1%} without it, to "
+        f"{math.sqrt(with_it / rows):.1%} with it: too close for their scatter"
+    )

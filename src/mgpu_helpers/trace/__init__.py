@@ -1,0 +1,11 @@
+"""One traced step: what ran where and when, what crossed, and how many bytes each device held.
+
+Lesson 00 shows the first one.
+"""
+
+from mgpu_helpers.trace.function import function_step
+from mgpu_helpers.trace.read import read
+from mgpu_helpers.trace.session import session_step
+from mgpu_helpers.trace.step import Allocation, Copy, Op, Trace, curve
+
+__all__ = ["Allocation", "Copy", "curve", "function_step", "Op", "read", "session_step", "Trace"]

@@ -1,0 +1,154 @@
+"""What one step was: its operations, its copies, its allocations, and when each device worked."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from mgpu_helpers.names import order
+
+
+@dataclass(frozen=True)
+class Op:
+    """An operation that ran; times in seconds from the start of the step.
+
+    bytes is what it gave to others, 0 for nothing and for what has no fixed size; what oneDNN's
+    operations keep for their own gradients is not counted.
+
+    On a GPU an operation lasts from its first kernel's start to its last one's end, and TensorFlow
+    keeps both in whole microseconds. One that needs no kernel, such as a Reshape, has length 0 at
+    the moment when what it needs is ready.
+    """
+
+    name: str
+    type: str
+    device: str
+    start: float
+    length: float
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A tensor that one device made and another used; bytes is None where nothing reports it.
+
+    It starts when the source has made it and ends when the target first uses it, so its length
+    holds the transfer and the wait.
+    """
+
+    tensor: str
+    source: str
+    target: str
+    bytes: int | None
+    start: float
+    length: float
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Bytes that an operation took on its device; seconds from the start of the step.
+
+    end is None for what is still held when the step is over. scratch is True for what the
+    operation gave back before it ended, a library's workspace; what it makes for others is not.
+
+    On a GPU these are the moments at which the host, which runs ahead, took and gave back. A tensor
+    counts as many bytes as were asked for; a workspace as many as the allocator set aside, which
+    may be more.
+    """
+
+    op: str
+    device: str
+    bytes: int
+    start: float
+    end: float | None
+    scratch: bool = False
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One step: its operations, its copies, and the live bytes of each device over time.
+
+    The bytes are those that operations took. TensorFlow does not record what a GPU takes to receive
+    a copy. launches_only is True where it recorded no kernels of the GPUs, because libcupti is
+    missing or another profiler runs: their times are then those in which the host launched the
+    operations, which say nothing about how long they ran.
+    """
+
+    ops: tuple[Op, ...]
+    copies: tuple[Copy, ...]
+    memory: dict[str, tuple[tuple[float, int], ...]] = field(repr=False)
+    edges: tuple[tuple[str, str], ...] = field(repr=False)
+    allocations: tuple[Allocation, ...] = field(default=(), repr=False)
+    waits: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # edges that carry nothing
+    # by GPU, when its kernels ran: start and end in seconds
+    kernels: dict[str, tuple[tuple[float, float], ...]] = field(default_factory=dict, repr=False)
+    launches_only: bool = False
+
+    def __repr__(self) -> str:
+        return (
+            f"{len(self.ops)} operations on {', '.join(self.devices)}; "
+            f"{len(self.copies)} copies between them"
+            f"{'; times on GPUs are launches, not kernels' if self.launches_only else ''}"
+        )
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Name the devices that ran something, in order."""
+        return tuple(sorted({op.device for op in self.ops}, key=order))
+
+    @property
+    def length(self) -> float:
+        """Give the seconds from the first operation's start to the last one's end."""
+        ends = [end for spans in self.kernels.values() for _, end in spans]
+        return max((*ends, *(op.start + op.length for op in self.ops)), default=0.0)
+
+    def busy(self, device: str) -> float:
+        """Add up the seconds in which the device ran an operation, or a GPU a kernel."""
+        total, reached = 0.0, 0.0
+        spans = [(op.start, op.start + op.length) for op in self.ops if op.device == device]
+        for start, end in sorted(self.kernels.get(device, spans)):
+            total += max(0.0, end - max(start, reached))
+            reached = max(reached, end)
+        return total
+
+    def idle(self, device: str) -> float:
+        """Give the share of the step, 0 to 1, in which the device ran nothing."""
+        return 1 - self.busy(device) / self.length if self.length else 0.0
+
+    def peak(self, device: str, scratch: bool = True) -> int:
+        """Give the most bytes that the step held on the device at once, with or without scratch."""
+        live = self.memory.get(device, ())
+        if not scratch:
+            live = curve(a for a in self.allocations if a.device == device and not a.scratch)
+        return max((live for _, live in live), default=0)
+
+    def bytes_between(self) -> dict[tuple[str, str], int]:
+        """Add up the bytes that crossed, by (source, target)."""
+        total: dict[tuple[str, str], int] = defaultdict(int)
+        for copy in self.copies:
+            total[copy.source, copy.target] += copy.bytes or 0
+        return dict(sorted(total.items(), key=lambda item: (order(item[0][0]), order(item[0][1]))))
+
+
+def curve(allocations: Iterable[Allocation]) -> tuple[tuple[float, int], ...]:
+    """Add up the bytes held over time, from allocations of one device.
+
+    Give pairs of (seconds, bytes held from then on), the first of them (0.0, 0).
+
+    Their clock ticks in microseconds. Of what falls on one tick, what was held before is freed
+    first: an operation starts after the one before it has freed its inputs.
+
+    >>> curve([Allocation("a", "/CPU:1", 400, start=0.5, end=2.0)])
+    ((0.0, 0), (0.5, 400), (2.0, 0))
+    """
+    changes = []
+    for each in allocations:
+        changes.append((each.start, 1, each.bytes))
+        if each.end is not None:
+            changes.append((each.end, 2 if each.end == each.start else 0, -each.bytes))
+    live, curve = 0, [(0.0, 0)]
+    for moment, _, change in sorted(changes):
+        live += change
+        curve.append((moment, live))
+    return tuple(curve)

@@ -1,0 +1,174 @@
+"""The checks of the exercises: a hint for what readers get wrong, and never a stack trace."""
+
+from __future__ import annotations
+
+import importlib
+import runpy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from check_notebooks import last_statement
+from lessons import read, tags
+from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, listed, numbers
+from wrong_answers import CELLS, WRONG
+
+LESSONS = {lesson.number: lesson for lesson in read()}
+CHECKS = {
+    f"{number}.{name}": check
+    for number in LESSONS
+    for module in [importlib.import_module(f"mgpu_helpers.lessons.checks.lesson_{number}")]
+    for name, check in vars(module).items()
+    if hasattr(check, "__wrapped__")
+}
+OF_A_VALUE = {
+    "00.default_device", "01.full_name", "02.quarter_and_growth", "02.batch_that_fits",
+    "05.within_budget",
+}  # fmt: skip
+MORE = {"06.mean_error": [lambda x, y: (x - y) ** 2]}  # what the check takes beside the answer
+BAD = {
+    "None": None, "[]": [], "list": [1, 2], "''": "", "text": "text", "matrix": np.ones([2, 3]),
+    "object": object(),
+}  # fmt: skip
+
+
+@exercise
+def four(function: Callable[[], Any]) -> str:
+    """Check an exercise whose right answer is a function that returns 4."""
+    if call(function) != 4:
+        raise NotYet("add\n  them")
+    return "four"
+
+
+def raises(*args: Any, **named: Any) -> Any:
+    raise ValueError("in a file\n\n  what is wrong\n")
+
+
+def says_not_yet(capsys: pytest.CaptureFixture[str]) -> str:
+    said = capsys.readouterr().out
+    assert said.startswith("not yet: ") and said.count("\n") == 1 and len(said) > 20, said
+    return said
+
+
+# the judge
+
+
+def test_an_exercise_prints_what_its_check_says(capsys):
+    four(lambda: 4)
+    four(lambda: 5)
+    assert capsys.readouterr().out == "yes: four\nnot yet: add them\n"
+
+
+def test_what_the_answer_raises_is_a_hint(capsys):
+    four(raises)
+    assert "it raises ValueError: what is wrong\n" in says_not_yet(capsys)
+
+
+def test_an_interrupt_passes_through():
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        four(interrupted)
+
+
+def test_a_bug_in_a_check_stays_an_error():
+    with pytest.raises(ZeroDivisionError):
+        exercise(lambda answer: 1 / 0)(4)
+
+
+@pytest.mark.parametrize(
+    "convert", [lambda value: numbers(value, (2,), "two"), lambda value: listed(value, "two")]
+)
+def test_what_is_returned_is_converted_or_gets_a_hint(convert):
+    assert list(convert((1, 2))) == [1, 2]
+    for bad in (None, "text", object()):
+        with pytest.raises(NotYet, match="two"):
+            convert(bad)
+
+
+@pytest.mark.parametrize("bad", [[1], [[1], [2, 3]], ["a", "b"], [True, False]])
+def test_other_shapes_and_kinds_are_not_numbers(bad):
+    with pytest.raises(NotYet):
+        numbers(bad, (2,), "two")
+
+
+# the checks
+
+
+def test_every_exercise_has_its_check():
+    used = {f"{number}.{check_of(number, nth)}" for number, nth in exercises()}
+    assert used == set(CHECKS) and used > OF_A_VALUE
+
+
+def bad_answers(name: str) -> Iterator[tuple[str, Any]]:
+    if name in OF_A_VALUE:
+        yield from BAD.items()
+        return
+    functions = {kind: lambda *args, value=value, **named: value for kind, value in BAD.items()}
+    functions["raises"] = raises
+    yield from {"no function": BAD["matrix"], **functions}.items()
+    if name == "06.uneven":  # makes functions
+        for kind, function in functions.items():
+            yield f"makes {kind}", lambda *args, function=function: function
+
+
+@pytest.mark.parametrize(
+    "name, answer",
+    [
+        pytest.param(name, answer, id=f"{name}-{kind}")
+        for name in CHECKS
+        for kind, answer in bad_answers(name)
+    ],
+)
+def test_a_bad_answer_gets_a_hint(plan, capsys, name, answer):
+    CHECKS[name](answer, *MORE.get(name, []))
+    said = says_not_yet(capsys)
+    assert answer is not raises or "it raises ValueError: what is wrong" in said
+
+
+# the common wrong answers
+
+
+def exercises() -> Iterator[tuple[str, int]]:
+    for number, lesson in LESSONS.items():
+        for nth in range(sum("exercise" in tags(cell) for cell in lesson.cells)):
+            yield number, nth + 1
+
+
+def check_of(number: str, nth: int) -> str:
+    return judging(number, nth).removeprefix("checks.").partition("(")[0]
+
+
+def judging(number: str, nth: int) -> str:
+    stubs = [cell for cell in LESSONS[number].cells if "exercise" in tags(cell)]
+    return last_statement(stubs[nth - 1].source)
+
+
+def prepared(number: str) -> str:
+    """Return the code that an answer to this lesson's exercises may rely on."""
+    cells = [cell.source for cell in LESSONS[number].cells if cell.cell_type == "code"]
+    needed = [[cell for cell in cells if line in cell][-1] for line in CELLS.get(number, [])]
+    return "\n\n".join(["plan = devices.current()", cells[1], *needed])
+
+
+def test_every_exercise_has_wrong_answers():
+    assert {(number, nth) for number in WRONG for nth, _, _ in WRONG[number]} == set(exercises())
+
+
+@pytest.mark.parametrize(
+    "number, nth, answer, hint",
+    [
+        pytest.param(number, nth, answer, hint, id=f"{number}-{nth}-{hint}")
+        for number in WRONG
+        for nth, answer, hint in WRONG[number]
+    ],
+)
+def test_a_wrong_answer_gets_its_hint(plan, capsys, tmp_path, number, nth, answer, hint):
+    file = tmp_path / "answer.py"  # a file, because AutoGraph reads the source of what it traces
+    imports = "from mgpu_helpers import devices"
+    file.write_text("\n\n".join([imports, prepared(number), answer, judging(number, nth)]))
+    runpy.run_path(str(file))
+    assert hint in says_not_yet(capsys)

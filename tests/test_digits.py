@@ -1,0 +1,144 @@
+"""The digits that ship with the package: the same bits everywhere, nothing twice, nothing cut."""
+
+from __future__ import annotations
+
+import hashlib
+from fractions import Fraction
+from importlib import resources
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mgpu_helpers.lessons import digits
+from mgpu_helpers.lessons.digits import load
+
+few = settings(max_examples=25, deadline=None)
+sizes, seeds = st.integers(digits.SMALLEST, 48), st.integers(0, 2**64)
+
+
+def shipped(part):
+    with np.load(resources.files("mgpu_helpers.lessons") / "digits.npz") as file:
+        return file[f"{part}_images"], file[f"{part}_labels"]
+
+
+def digest(*arrays):
+    return hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()[:16]
+
+
+# The digits
+
+
+def test_what_ships():
+    folder = resources.files("mgpu_helpers.lessons")
+    assert len((folder / "digits.npz").read_bytes()) < 150_000
+    licence = (folder / "DIGITS_LICENSE.txt").read_text()
+    assert "CC BY 4.0" in licence and "10.24432/C50P49" in licence
+    (train, train_labels), (test, test_labels) = shipped("train"), shipped("test")
+    assert train.shape == (1437, 8, 8) and test.shape == (360, 8, 8)
+    assert train.dtype == test.dtype == np.uint8 and train.max() == test.max() == 16
+    every = {image.tobytes() for image in np.concatenate([train, test])}
+    assert len(every) == 1797  # so no image is in both parts, nor twice in one
+    assert np.bincount(test_labels).tolist() == [36] * 10
+    both = np.bincount(np.concatenate([train_labels, test_labels]))
+    assert both.tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]  # as UCI counts
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        ({}, "bccb562f0129a33b"),
+        ({"n": 5000, "seed": 3}, "40ac00a9b2ede0cd"),
+        ({"n": 700, "size": 17, "seed": 1, "test": True}, "9241171b9414f455"),
+    ],
+)
+def test_the_same_bits_everywhere(arguments, expected):
+    """These are the bits on any processor and any NumPy; a change here changes every lesson."""
+    assert digest(*load(**arguments)) == expected
+
+
+@pytest.mark.parametrize("test, count", [(False, 1437), (True, 360)])
+def test_none_gives_every_original_once(test, count):
+    images, labels = load(test=test)
+    assert images.shape == (count, 28, 28, 1) and images.dtype == np.float32
+    assert labels.shape == (count,) and labels.dtype == np.int64
+    assert len(np.unique(images, axis=0)) == count
+    _, classes = shipped("test" if test else "train")
+    assert sorted(labels) == sorted(classes)
+
+
+@few
+@given(n=st.integers(1, 4000), size=sizes, seed=seeds, test=st.booleans())
+def test_any_n_size_and_seed(n, size, seed, test):
+    images, labels = load(n, size=size, seed=seed, test=test)
+    assert images.shape == (n, size, size, 1) and labels.shape == (n,)
+    assert images.min() == 0 and 0.5 < images.max() <= 1
+    assert set(labels) <= set(range(10))
+    again, _ = load(n, size=size, seed=seed, test=test)
+    assert images.tobytes() == again.tobytes()
+    start = n // 2 + 1
+    fewer, fewer_labels = load(start, size=size, seed=seed, test=test)
+    assert (fewer == images[:start]).all() and (fewer_labels == labels[:start]).all()
+
+
+@settings(max_examples=5, deadline=None)
+@given(size=sizes, seed=seeds)
+def test_copies_are_whole_originals_moved(size, seed):
+    """The second pass holds every original again, moved by 1 or 2 pixels, nothing cut off."""
+    images, labels = load(720, size=size, seed=seed, test=True)
+    originals, copies = images[:360, ..., 0], images[360:, ..., 0]
+    unmoved = {image.tobytes(): label for image, label in zip(originals, labels, strict=False)}
+    found = set()
+    for copy, label in zip(copies, labels[360:], strict=True):
+        assert copy.tobytes() not in unmoved
+        back = {
+            np.roll(copy, (down, right), (0, 1)).tobytes()
+            for down in range(-2, 3)
+            for right in range(-2, 3)
+        } & set(unmoved)
+        assert len(back) == 1
+        assert unmoved[next(iter(back))] == label
+        found |= back
+    assert len(found) == 360
+
+
+def test_a_copy_repeats_only_after_25_passes():
+    images, labels = load(26 * 360, size=12, test=True)
+    distinct = {image.tobytes() for image in images[: 25 * 360]}
+    assert len(distinct) == 25 * 360
+    assert {image.tobytes() for image in images[25 * 360 :]} <= distinct
+    assert np.bincount(labels).tolist() == [26 * 36] * 10
+
+
+def test_parts_stay_apart_when_moved():
+    train, _ = load(1437 * 25, size=12)
+    test, _ = load(360 * 25, size=12, test=True)
+    assert not {i.tobytes() for i in train} & {i.tobytes() for i in test}
+
+
+@few
+@given(size=st.integers(digits.SMALLEST, 40), which=st.integers(0, 359))
+def test_scaling_is_bilinear(size, which):
+    """Against the definition in exact fractions: each new pixel is rounded once."""
+    originals, _ = shipped("test")
+    inner = size * 5 // 7
+    old = np.pad(originals[which].astype(int), 1).tolist()
+    new = digits._enlarge(originals[which : which + 1], inner)[0]
+    centres = [(Fraction(2 * i + 1, 2) * 8 / inner - Fraction(1, 2)) for i in range(inner)]
+    for y, down in enumerate(centres):
+        for x, right in enumerate(centres):
+            top, left = int(down // 1), int(right // 1)
+            v, h = down - top, right - left
+            a, b = old[top + 1][left + 1 : left + 3], old[top + 2][left + 1 : left + 3]
+            exact = (a[0] * (1 - h) + a[1] * h) * (1 - v) + (b[0] * (1 - h) + b[1] * h) * v
+            assert new[y, x] == np.float32(exact.numerator) / np.float32(16 * exact.denominator)
+
+
+def test_looks_like_mnist():
+    """A digit stands in the middle 20 pixels of 28, and about a seventh of the picture is ink."""
+    images, _ = load()
+    ink = images[..., 0].mean(0)
+    assert ink[:4].max() == ink[-4:].max() == ink[:, :4].max() == ink[:, -4:].max() == 0
+    assert ink[4].max() > 0 and ink[-5].max() > 0
+    assert 0.1 < images.mean() < 0.2

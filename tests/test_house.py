@@ -1,0 +1,66 @@
+"""The house keeps its floors: what people reuse never needs what only the lessons need."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+import mgpu_helpers
+from conftest import run_python
+
+HOUSE = Path(mgpu_helpers.__file__).parent
+FILES = sorted(HOUSE.rglob("*.py"))
+ROOMS = sorted(each.name for each in pkgutil.iter_modules([str(HOUSE)]) if each.name != "__main__")
+
+
+def imports(file: Path) -> set[str]:
+    """List the modules of the house that a file imports anywhere, also inside a function."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mgpu_helpers"):
+            found |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {each.name for each in node.names if each.name.startswith("mgpu_helpers")}
+    return found
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(HOUSE)))
+def test_nothing_outside_the_lessons_imports_from_them(file: Path):
+    below = [name for name in imports(file) if name.startswith("mgpu_helpers.lessons")]
+    assert not below or file.is_relative_to(HOUSE / "lessons")
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_public_name_has_a_docstring(room: str):
+    module = importlib.import_module(f"mgpu_helpers.{room}")
+    assert inspect.getdoc(module)
+    public = getattr(module, "__all__", [name for name in vars(module) if name[0] != "_"])
+    for name in public:
+        value = getattr(module, name)
+        ours = getattr(value, "__module__", "").startswith("mgpu_helpers")
+        if ours and (inspect.isfunction(value) or inspect.isclass(value)):
+            assert inspect.getdoc(value), f"{room}.{name}"
+
+
+@pytest.mark.parametrize("room, loaded", [
+    ("names", {"names"}),
+    ("trace", {"trace", "names"}),
+    ("timing", {"timing", "wording"}),
+    ("nvml", {"nvml"}),
+    ("charts", {"charts", "names", "wording"}),
+    ("scaling", {"scaling", "wording"}),
+    ("towers", {"towers", "names", "wording"}),
+    ("placement", {"placement", "names", "quiet", "wording"}),
+])  # fmt: skip
+def test_a_room_loads_what_it_needs_and_no_more(room: str, loaded: set[str]):
+    code = (
+        f"import sys, mgpu_helpers.{room}\n"
+        "rooms = {n.split('.')[1] for n in sys.modules if n.startswith('mgpu_helpers.')}\n"
+        "print(*sorted(rooms | ({'tensorflow', 'matplotlib', 'scipy'} & set(sys.modules))))"
+    )
+    assert set(run_python(code).stdout.split()) <= loaded

@@ -1,0 +1,396 @@
+"""The sources' networks: counted, compared with Keras, the same bits in a graph and today."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mgpu_helpers import towers, trace
+from mgpu_helpers.lessons import digits, networks
+
+NETWORKS = {
+    "tensorlight": networks.tensorlight(0.1),
+    "p40": networks.p40(0.1),
+    "jang": networks.jang(240, 0.1),
+}
+every = pytest.mark.parametrize("name", NETWORKS)
+
+
+@pytest.fixture(scope="session")
+def tf(plan):
+    import tensorflow
+
+    return tensorflow
+
+
+def keras_model(name, width=1.0, hidden=2400):
+    """Write the source's network down once more, in Keras."""
+    from tensorflow import keras
+
+    def n(count):
+        return max(1, round(count * width))
+
+    k = keras.layers
+    if name == "tensorlight":
+        layers = [
+            k.Conv2D(n(64), 5, padding="same", activation="relu"),
+            k.MaxPool2D(),
+            k.Conv2D(n(128), 5, padding="same"),
+            k.LeakyReLU(negative_slope=0.2),
+            k.MaxPool2D(),
+            k.Flatten(),
+            k.Dense(n(1024), activation="relu"),
+            k.Dense(10),
+        ]
+    elif name == "p40":
+        layers = [
+            layer
+            for filters in (64, 128, 128)
+            for layer in (k.Conv2D(n(filters), 3), k.MaxPool2D())
+        ]
+        layers += [k.Flatten(), k.Dense(n(1024), activation="relu")]
+        layers += [k.Dense(n(256), activation="relu"), k.Dense(10)]
+    else:
+        plain = {"use_bias": False, "activation": "relu"}
+        layers = [
+            layer
+            for filters in (64, 64, 128)
+            for layer in (
+                k.Conv2D(n(filters), 3, padding="same", **plain), k.MaxPool2D(padding="same")
+            )
+        ]
+        layers += [k.Flatten(), k.Dense(n(hidden), **plain), k.Dense(10, use_bias=False)]
+    return keras.Sequential([k.Input((28, 28, 1)), *layers])
+
+
+def examples(n, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.random((n, 28, 28, 1), np.float32), rng.integers(0, 10, n)
+
+
+def session(tf, plan):
+    opened = tf.compat.v1.Session(config=plan.session_config())
+    opened.run(tf.compat.v1.global_variables_initializer())
+    return opened
+
+
+# What is counted
+
+
+@pytest.mark.parametrize(
+    "network, parameters, mflop",
+    [
+        (networks.tensorlight(), 6_640_394, 284.5),
+        (networks.p40(), 619_146, 65.4),
+        (networks.jang(), 576 + 36_864 + 73_728 + 2048 * 2400 + 24_000, 96.5),
+        (networks.jang(4800), 576 + 36_864 + 73_728 + 2048 * 4800 + 48_000, 126.1),
+    ],
+)
+def test_counts(network, parameters, mflop):
+    assert networks.parameters(network) == parameters
+    assert round(networks.flops(network) / 1e6, 1) == mflop
+    shown = repr(network)
+    assert f"{parameters:,} parameters" in shown and f"{mflop} MFLOP" in shown
+    own = [row.split()[-1] for row in shown.splitlines()[2:]]
+    assert sum(int(count.replace(",", "")) for count in own if count != "-") == parameters
+
+
+def test_where_the_parameters_and_the_work_of_tensorlight_are():
+    shapes = networks.shapes(networks.tensorlight())
+    assert shapes["fc1/kernel"] == (7 * 7 * 128, 1024) and shapes["conv2/bias"] == (128,)
+    assert round(100 * math.prod(shapes["fc1/kernel"]) / 6_640_394) == 97
+    assert round(100 * 6 * math.prod(shapes["conv2/kernel"]) * 14 * 14 / 284.5e6) in (84, 85)
+
+
+@pytest.mark.parametrize("name, hidden", [("tensorlight", 0), ("p40", 0), ("jang", 2400),
+                                          ("jang", 4800)])
+def test_keras_counts_the_same(tf, name, hidden):
+    network = getattr(networks, name)(*([hidden] if hidden else []))
+    assert networks.parameters(network) == keras_model(name, hidden=hidden).count_params()
+
+
+@settings(max_examples=25, deadline=None)
+@given(width=st.floats(0.001, 2), which=st.sampled_from([networks.tensorlight, networks.p40]))
+def test_width_scales_all_but_the_outputs(width, which):
+    whole, scaled = networks.shapes(which()), networks.shapes(which(width))
+    assert list(whole) == list(scaled)
+    for name, shape in whole.items():
+        wanted = 10 if name.startswith("output") else max(1, round(shape[-1] * width))
+        assert scaled[name][-1] == wanted
+        if name.startswith("conv"):
+            assert scaled[name][:-2] == shape[:-2]
+
+
+# The weights
+
+
+def test_initial_gives_the_same_bits_everywhere():
+    """These are the bits on any processor and any NumPy; a change here changes every lesson."""
+    drawn = networks.initial(networks.tensorlight(0.25), seed=3)
+    assert {name: value.shape for name, value in drawn.items()} == networks.shapes(
+        networks.tensorlight(0.25)
+    )
+    digest = hashlib.sha256(b"".join(value.tobytes() for value in drawn.values())).hexdigest()
+    assert digest[:16] == "92f244039d2ccf38"
+    assert all(value.dtype == np.float32 for value in drawn.values())
+    other = networks.initial(networks.tensorlight(0.25), seed=4)
+    assert not np.array_equal(drawn["conv1/kernel"], other["conv1/kernel"])
+
+
+@every
+def test_initial_is_uniform_after_he_and_glorot(name):
+    network = NETWORKS[name]
+    relu = {layer.name for layer in network.layers if getattr(layer, "activation", None)}
+    for weight, value in networks.initial(network).items():
+        if weight.endswith("bias"):
+            assert not value.any()
+            continue
+        fan_in, fan_out = math.prod(value.shape[:-1]), math.prod(value.shape[:-2]) * value.shape[-1]
+        variance = 2 / fan_in if weight.split("/")[0] in relu else 2 / (fan_in + fan_out)
+        assert np.abs(value).max() <= math.sqrt(3 * variance)
+        near = 4 / math.sqrt(value.size)  # four standard errors, roughly
+        assert value.var() == pytest.approx(variance, rel=near)
+        assert abs(value.mean()) < near * math.sqrt(variance)
+
+
+@every
+def test_classic_and_todays_weights_are_equal_bit_for_bit(tf, plan, name):
+    network = NETWORKS[name]
+    wanted = networks.initial(network, seed=5)
+    today = networks.variables(network, device=plan.devices[1], seed=5)
+    with tf.Graph().as_default(), tf.device(plan.devices[0]):
+        classic = networks.classic(network, device=plan.devices[1], seed=5)
+        here = networks.variables(network, seed=5)
+        with session(tf, plan) as opened:
+            values = opened.run(classic)
+    assert list(wanted) == list(today) == list(classic)
+    for weight, value in wanted.items():
+        assert value.tobytes() == values[weight].tobytes() == today[weight].numpy().tobytes()
+        assert today[weight].name == classic[weight].name == f"{weight}:0"
+        assert today[weight].device.endswith(plan.devices[1][1:])
+        assert classic[weight].device.endswith(plan.devices[1][1:])
+        assert here[weight].device.endswith(plan.devices[0][1:])
+
+
+def test_classic_weights_are_shared_by_reuse(tf, plan, monkeypatch):
+    network, v1 = NETWORKS["tensorlight"], tf.compat.v1
+    count = len(networks.shapes(network))
+    with tf.Graph().as_default() as graph:
+        with v1.variable_scope("net"), tf.device(plan.devices[0]):
+            first = networks.classic(network)
+        size = len(graph.as_graph_def().SerializeToString())
+        with v1.variable_scope("net", reuse=True), tf.device(plan.devices[1]):
+            with monkeypatch.context() as patch:
+                patch.delattr(networks, "initial")  # nothing is drawn again
+                second = networks.classic(network)
+        with v1.variable_scope("net", reuse=v1.AUTO_REUSE):
+            third = networks.classic(network)
+        assert all(first[n] is second[n] is third[n] for n in first)
+        assert len(v1.trainable_variables()) == count
+        assert first["fc1/bias"].name == "net/fc1/bias:0"
+        assert all(v.device.endswith(plan.devices[0][1:]) for v in first.values())
+        assert len(graph.as_graph_def().SerializeToString()) == size
+        with v1.variable_scope("net"), pytest.raises(ValueError, match="already exists"):
+            networks.classic(network)
+        with v1.variable_scope("other", reuse=True), pytest.raises(ValueError, match="not exist"):
+            networks.classic(network)
+        with v1.variable_scope("other"):
+            networks.classic(network)
+        assert len(v1.trainable_variables()) == 2 * count
+
+
+def test_classic_weights_need_a_graph(tf):
+    with pytest.raises(RuntimeError):
+        networks.classic(NETWORKS["tensorlight"])
+    with pytest.raises(RuntimeError, match="tf.Graph"):
+        tf.function(lambda: networks.classic(NETWORKS["tensorlight"])["fc1/bias"])()
+
+
+# The forward function
+
+
+@every
+def test_logits_and_gradients_are_those_of_keras(tf, plan, name):
+    network, (images, labels) = NETWORKS[name], examples(12)
+    keras = keras_model(name, 0.1, 240)
+    weights = networks.variables(network, seed=1)
+    rng = np.random.default_rng(2)
+    for weight in weights.values():  # so that a forgotten bias shows
+        weight.assign_add(0.02 * rng.standard_normal(weight.shape).astype(np.float32))
+    values = {weight: variable.numpy() for weight, variable in weights.items()}
+    keras.set_weights(list(values.values()))
+    cross = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    with tf.GradientTape() as tape:
+        theirs = keras(images)
+        their_loss = cross(labels, theirs)
+    their_gradients = tape.gradient(their_loss, keras.trainable_variables)
+    with tf.GradientTape() as tape:
+        ours = networks.logits(network, weights, images)
+        our_loss = networks.loss(ours, labels)
+    our_gradients = tape.gradient(our_loss, list(weights.values()))
+
+    with tf.Graph().as_default():
+        classic = networks.classic(network)
+        x = tf.compat.v1.placeholder(tf.float32, [None, 28, 28, 1])
+        scores = networks.logits(network, classic, x)
+        cost = networks.loss(scores, labels)
+        slopes = tf.gradients(cost, list(classic.values()))
+        hits = networks.accuracy(scores, labels)
+        with session(tf, plan) as opened:
+            for weight, variable in classic.items():
+                variable.load(values[weight], opened)
+            got = opened.run([scores, cost, slopes, hits], {x: images})
+    near = {"rtol": 1e-5, "atol": 1e-5}
+    for scored, lost, sloped in ((ours, our_loss, our_gradients), got[:3]):
+        np.testing.assert_allclose(scored, theirs, **near)
+        np.testing.assert_allclose(lost, their_loss, **near)
+        assert len(sloped) == len(their_gradients)
+        for one, other in zip(sloped, their_gradients, strict=True):
+            np.testing.assert_allclose(one, other, **near)
+    right = np.mean(np.argmax(theirs, 1) == labels)
+    for hit in (got[3], networks.accuracy(ours, labels)):
+        assert float(hit) == pytest.approx(right)
+
+
+def test_l2_takes_the_kernels_only(tf):
+    weights = networks.initial(NETWORKS["tensorlight"])
+    weights = {n: w + 1 for n, w in weights.items()}
+    wanted = 5e-4 * sum((w.astype(float) ** 2).sum() / 2 for n, w in weights.items() if w.ndim > 1)
+    assert networks.l2(weights, 5e-4).numpy() == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_part_of_the_layers_is_a_network(tf):
+    network, (images, _) = NETWORKS["tensorlight"], examples(3)
+    weights = networks.variables(network)
+    front = replace(network, layers=network.layers[:3])
+    back = replace(network, layers=network.layers[3:], input=(14, 14, 13))
+    between = networks.logits(front, weights, images)
+    whole = networks.logits(network, weights, images, keep=None, seed=(1, 2))
+    parts = networks.logits(back, weights, between, keep=None, seed=(1, 2))
+    np.testing.assert_allclose(parts, whole, rtol=1e-6)
+    assert networks.shapes(front) | networks.shapes(back) == networks.shapes(network)
+
+
+def test_weights_on_the_host_cross_once_each_way(tf, plan):
+    """Two uses of the weights, one copy; and no soft placement is needed."""
+    network, (images, labels) = NETWORKS["tensorlight"], examples(4)
+    with tf.Graph().as_default():
+        with tf.device(plan.devices[0]):
+            weights = networks.classic(network, device=plan.host)
+            read = towers.read(weights)
+            cost = networks.loss(networks.logits(network, read, images), labels)
+            slopes = tf.gradients(cost + networks.l2(read, 5e-4), list(weights.values()))
+        with tf.device(plan.host):
+            taken = [tf.negative(slope) for slope in slopes]
+        with session(tf, plan) as opened:
+            _, step = trace.session_step(opened, taken)
+    size = 4 * networks.parameters(network)
+    away = {(plan.host, plan.devices[0]): size, (plan.devices[0], plan.host): size}
+    assert step.bytes_between() == away
+
+
+# Dropout
+
+
+def test_dropout_follows_the_seed_and_nothing_else(tf, plan):
+    network, (images, _) = NETWORKS["p40"], examples(4)
+    weights = networks.variables(network)
+
+    def scores(seed, keep=None):
+        return networks.logits(network, weights, images, keep=keep, seed=seed).numpy()
+
+    assert np.array_equal(scores((3, 1)), scores((3, 1)))
+    assert np.array_equal(scores((3, 1)), scores(tf.constant([3, 1])))
+    assert np.array_equal(scores((3, 1), 1.0), networks.logits(network, weights, images))
+    np.testing.assert_allclose(scores((3, 1), tf.constant(1.0)), scores(None, 1.0), rtol=1e-6)
+    different = [scores(seed) for seed in ((3, 1), (3, 2), (4, 1), (1, 3))]
+    different += [scores((3, 1), 0.6), scores((3, 1), 1.0)]
+    assert len({value.tobytes() for value in different}) == 6
+    with tf.Graph().as_default():
+        classic = networks.classic(network)
+        seed = tf.compat.v1.placeholder(tf.int32, [2])
+        keep = tf.compat.v1.placeholder(tf.float32, [])
+        with tf.device(plan.devices[1]):
+            value = networks.logits(network, classic, images, keep=keep, seed=seed)
+        with session(tf, plan) as opened:
+            got, step = trace.session_step(opened, value, {seed: [3, 1], keep: 0.6})
+    np.testing.assert_allclose(got, different[4], rtol=1e-4, atol=1e-5)
+    random = {op.device for op in step.ops if "Random" in op.type}
+    assert random == {plan.devices[1]}
+
+
+@settings(max_examples=10, deadline=None)
+@given(keep=st.floats(0.1, 0.95), seed=st.tuples(st.integers(0, 10**6), st.integers(0, 63)))
+def test_dropout_keeps_the_share_and_the_mean(tf, keep, seed):
+    one, two = (
+        networks.Network("drop", (networks.Dropout(name, 0.3),), (10_000,))
+        for name in ("drop1", "drop2")
+    )
+    ones = np.ones((1, 10_000), np.float32)
+    first = networks.logits(one, {}, ones, keep=keep, seed=seed).numpy()
+    second = networks.logits(two, {}, ones, keep=keep, seed=seed).numpy()
+    near = 5 * math.sqrt(keep * (1 - keep) / 10_000)
+    for kept in (first, second):
+        assert (kept > 0).mean() == pytest.approx(keep, abs=near)
+        np.testing.assert_allclose(kept[kept > 0], 1 / keep, rtol=1e-5)
+    both = ((first > 0) & (second > 0)).mean()  # each layer drops others
+    assert both == pytest.approx(keep**2, abs=near)
+    own = networks.logits(one, {}, ones, keep=None, seed=seed).numpy()
+    assert (own > 0).mean() == pytest.approx(0.3, abs=0.03)
+
+
+# Training
+
+
+def test_the_networks_learn(tf):
+    images, labels = digits.load(500)
+    for network in (networks.tensorlight(0.1), networks.p40(0.2)):
+        weights = networks.variables(network)
+        values = list(weights.values())
+        optimizer = tf.keras.optimizers.Adam(0.003)
+        optimizer.build(values)
+
+        @tf.function
+        def step(x, y, network=network, weights=weights, values=values, optimizer=optimizer):
+            with tf.GradientTape() as tape:
+                cost = networks.loss(networks.logits(network, weights, x), y)
+            optimizer.apply_gradients(zip(tape.gradient(cost, values), values, strict=True))
+
+        for epoch in range(4):
+            for x, y in digits.batches(images, labels, 50, seed=epoch):
+                step(x, y)
+        test, classes = digits.load(test=True)
+        hits = networks.accuracy(networks.logits(network, weights, test), classes)
+        assert hits > 0.8, network
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        (lambda: networks.tensorlight(0), "width=0"),
+        (lambda: networks.shapes(replace(networks.p40(), input=(12, 12, 1))), r"\(12, 12, 1\)"),
+        (lambda: networks.initial(networks.tensorlight(0.1), seed=-1), "seed=-1"),
+        (lambda: networks.logits(networks.tensorlight(), {}, np.zeros([5, 784], np.float32)),
+         r"\(5, 784\) .* tensorlight"),
+    ],
+)  # fmt: skip
+def test_sentences(tf, wrong, said):
+    with pytest.raises(ValueError, match=said):
+        wrong()
+
+
+@pytest.mark.parametrize("keep, said", [(None, "0.5 needs a seed"), (0, "keep=0"),
+                                        (1.5, "keep=1.5")])
+def test_dropout_sentences(tf, keep, said):
+    network = NETWORKS["tensorlight"]
+    with pytest.raises(ValueError, match=said):
+        networks.logits(network, networks.initial(network), examples(2)[0], keep=keep)

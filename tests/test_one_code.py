@@ -1,0 +1,109 @@
+"""What a lesson builds and what the package holds give the same on the same input."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import lessons
+from mgpu_helpers import pipeline, towers
+
+
+@pytest.fixture(scope="module")
+def taught(plan):
+    """Give a function by its name: the last of this name that a lesson builds."""
+    import tensorflow as tf
+
+    def find(name):
+        cells = [
+            cell.source
+            for lesson in lessons.read()
+            for cell in lesson.cells
+            if cell.cell_type == "code" and not {"exercise", "solution"} & set(lessons.tags(cell))
+            if re.search(rf"^def {name}\(", cell.source, re.MULTILINE)
+        ]
+        assert cells, f"no lesson builds {name}: give its test the function's new name."
+        names = {"plan": plan, "np": np, "tf": tf, "tf1": tf.compat.v1, "pipeline": pipeline}
+        exec(cells[-1], names)
+        return names[name]
+
+    return find
+
+
+def draw(*shape):
+    return np.random.default_rng(0).normal(size=shape).astype("float32")
+
+
+def test_make_parallel(plan, taught):
+    import tensorflow as tf
+
+    v1, found = tf.compat.v1, []
+
+    def model(x, y):
+        w = v1.get_variable("w", [3, 1], initializer=v1.ones_initializer())
+        return tf.square(tf.matmul(x, w) - y)
+
+    for make_parallel in (taught("make_parallel"), towers.make_parallel):
+        with tf.Graph().as_default() as graph:
+            x, y = tf.constant(draw(6, 3)), tf.constant(draw(6, 1))
+            loss = make_parallel(model, plan.devices)(x=x, y=y)
+            weights = v1.trainable_variables()
+            slopes = v1.gradients(loss, weights, colocate_gradients_with_ops=True)
+            with v1.Session(config=plan.session_config()) as session:
+                session.run(v1.global_variables_initializer())
+                values = session.run([loss, *slopes])
+        where = {op.name: op.device for op in graph.get_operations() if "MatMul" in op.type}
+        found.append((values, [w.name for w in weights], where))
+    (ours, *rest), (theirs, *others) = found
+    assert rest == others and len(set(rest[1].values())) == 2
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_average(plan, taught):
+    import tensorflow as tf
+
+    each = [[tf.constant(draw(3, 4)), tf.constant(10.0 * i)] for i in range(3)]
+    for one, other in zip(taught("average")(each), towers.average(each), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("size", [8, 11])
+def test_ring(plan, taught, size):
+    import tensorflow as tf
+
+    vectors = [tf.constant(vector) for vector in draw(2, size)]
+    around = towers.ring([[vector] for vector in vectors], plan.devices)
+    for one, (other,) in zip(taught("ring")(vectors), around, strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert one.device == other.device
+
+
+@pytest.mark.parametrize("order", [pipeline.one_by_one, pipeline.one_forward_one_backward])
+def test_in_pieces(plan, taught, order):
+    import tensorflow as tf
+
+    def function(weights, x):
+        (weight,) = weights.values()
+        return tf.tanh(x @ weight)
+
+    def loss(outputs, labels):
+        return tf.reduce_mean(tf.square(outputs - labels))
+
+    with tf.Graph().as_default():
+        x, y = tf.constant(draw(8, 3)), tf.constant(draw(8, 5))
+        shapes = zip(plan.devices, ["a", "b"], [(3, 4), (4, 5)], strict=True)
+        stages = [
+            pipeline.Stage(device, function, {name: tf.constant(draw(*shape))})
+            for device, name, shape in shapes
+        ]
+        schedule = order(2, 4)
+        built = taught("in_pieces")(stages, loss, x, y, schedule)
+        _, held = pipeline.gradients(stages, loss, x, y, schedule)
+        with tf.compat.v1.Session(config=plan.session_config(soft_placement=True)) as session:
+            ours, theirs = session.run([built, held])
+    assert ours.keys() == theirs.keys() == {"a", "b"}
+    for name, slope in ours.items():
+        np.testing.assert_allclose(slope, theirs[name], rtol=1e-6)
