@@ -142,7 +142,7 @@ def test_the_count_agrees_with_the_trace(plan, network, batch):
 def test_the_count_agrees_on_other_processors(env, onednn):
     code = f"""
 from mgpu_helpers import devices, memory
-from mgpu_helpers.lessons import networks
+from mgpu_helpers.lessons import count, networks
 plan = devices.setup(1)
 from test_memory import D, train_step
 for network in (networks.tensorlight(0.125), networks.p40(0.25), networks.jang(300, 0.125)):

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conftest import run_python
 from mgpu_helpers import pipeline, trace
 from mgpu_helpers.lessons import networks
 from mgpu_helpers.trace import Allocation, Op, Trace
@@ -452,6 +453,14 @@ def steps(tf, plan):
     return found | {"four stages": (four, where, made)}
 
 
+@pytest.mark.parametrize("onednn", ["1", "0"])
+def test_streams_close_no_circle_in_models_of_other_kinds(onednn):
+    names = "tensorlight", "p40", "convolutions", "padding", "attention", "LSTM"
+    code = f"import keras_stages; keras_stages.main(*{names})"
+    done = run_python(code, timeout=200, TF_ENABLE_ONEDNN_OPTS=onednn, MGPU_MODE="cores")
+    assert tuple(done.stdout.split()) == names
+
+
 TRACED = [*KINDS, "four stages"]
 FREE_OPS = {"Const", "VarHandleOp"}  # they are there before the first stage begins
 
@@ -474,8 +483,9 @@ def test_a_stream_does_one_operation_after_the_other_in_order(steps, kind):
     schedule, where, step = steps[kind]
     for device in set(where):
         ops = [op for op in step.ops if op.device == device and op.type not in FREE_OPS]
-        assert len(ops) > 50
-        assert all(a.start + a.length <= b.start + 1e-9 for a, b in itertools.pairwise(ops))
+        slow = [op for op in ops if re.match("Conv2D|MatMul|MaxPool", op.type)]
+        assert len(slow) > 20
+        assert all(a.start + a.length <= b.start + 1e-9 for a, b in itertools.pairwise(slow))
         times = pipeline.run_times(schedule, devices=where)
         wanted = [(s, name) for s, name in times if where[s] == device]
         ran = [pipeline.task_of(op) for op in ops]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +14,9 @@ from mgpu_helpers import towers
 from mgpu_helpers.pipeline.schedule import check, one_by_one, run_times
 from mgpu_helpers.pipeline.spans import FREE
 from mgpu_helpers.wording import counted
+
+# What takes time, and what oneDNN never merges with a second operation of these.
+_SLOW = re.compile(r"Conv\d?D|Convolution|MatMul|Einsum|Pool|BatchNorm|Softmax|Relu|Elu|Gelu|Tanh")
 
 
 @dataclass(frozen=True)
@@ -104,11 +108,11 @@ def gradients(
         return part
 
     graph = tf.compat.v1.get_default_graph()
-    queues: dict[str, list[Any]] = defaultdict(list)  # what each device has to do, in order
+    queues: dict[str, list[Any]] = defaultdict(list)  # the tasks of each device, in order
 
     def work_on(device: str, name: str) -> contextlib.ExitStack:
         before, block = len(graph.get_operations()), contextlib.ExitStack()
-        block.callback(lambda: queues[device].extend(graph.get_operations()[before:]))
+        block.callback(lambda: queues[device].append(graph.get_operations()[before:]))
         block.enter_context(tf.device(device))
         block.enter_context(tf.name_scope(name))
         return block  # AutoGraph converts this function; it does not take @contextmanager
@@ -129,21 +133,49 @@ def gradients(
         with work_on(where[s], f"stage_{s}/shared"):
             before = result.get(name)
             result[name] = total[name, s] if before is None else before + total[name, s]
-    for operations in queues.values() if streams else ():
-        stream(operations)
+    for tasks in queues.values() if streams else ():
+        stream(tasks)
     return mean, result
 
 
-def stream(operations: Sequence[Any]) -> None:
-    """Let each operation wait for the one before it: a device then does one at a time, in order.
+def stream(tasks: Sequence[Sequence[Any]]) -> None:
+    """Let each task wait for the one before it, and in a task one slow operation for another.
 
-    That is what a GPU does; a logical CPU starts whatever is ready. Constants do not wait.
+    That is what a GPU does; a logical CPU starts whatever is ready. A task is a list of operations
+    of a graph. Quick operations of one task do not wait for each other: oneDNN merges some of them
+    into slow ones (a BiasAddGrad into the convolution's gradient), and a chain through both halves
+    would close a circle.
 
     >>> with tf.Graph().as_default():
-    ...     stream([tf.zeros([2]).op, tf.random.normal([2]).op])
+    ...     stream([[tf.nn.relu(tf.zeros([2])).op], [tf.nn.relu(tf.ones([2])).op]])
     """
-    for before, op in itertools.pairwise(op for op in operations if op.type not in FREE):
-        op._add_control_input(before)
+    import tensorflow as tf
+
+    for task in tasks:
+        for before, op in itertools.pairwise(op for op in task if _SLOW.search(op.type)):
+            op._add_control_input(before)
+    done: set[Any] = set()
+    for task, following in itertools.pairwise(task for task in tasks if task):
+        done.update(task)
+        used = {t.op for op in task for t in op.inputs}
+        with tf.device(task[0].device), tf.control_dependencies(None):
+            over = tf.no_op()
+        over._add_control_inputs([op for op in task if op not in used])
+        for op in _waiting(following, done):
+            op._add_control_input(over)
+
+
+def _waiting(task: Sequence[Any], done: Set[Any]) -> list[Any]:
+    """List where a task begins: what takes nothing of its own, and gives nothing to earlier tasks.
+
+    The gradient of a loop makes operations that its forward pass, in an earlier task, then needs.
+    """
+    back: set[Any] = set()
+    for op in reversed(task):
+        if any(user in done or user in back for t in op.outputs for user in t.consumers()):
+            back.add(op)
+    own = {op for op in task if op.type not in FREE} - back
+    return [op for op in task if op in own and own.isdisjoint(t.op for t in op.inputs)]
 
 
 def check_devices(devices: Sequence[str]) -> None:
