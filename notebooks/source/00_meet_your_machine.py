@@ -28,10 +28,14 @@ plan
 # | `split-gpu` | there are GPUs, but fewer | a share of a GPU's memory |
 # | `cores` | there is none | one thread of the processor |
 #
-# The `mode` line says which of them you have, and the `timing` line what a timing is worth there.
-# The outputs stored in this page come from `cores` mode. Run the cells to replace them with yours.
+# `plan` is what `devices.setup` returned: `plan.host` and `plan.devices` are names for `tf.device`,
+# and `len(plan)` is the number of devices. Its `mode` line says which of the modes you have, and
+# its `timing` line what a timing is worth there. (A GPU since 2020 adds a `float32` line, which
+# this lesson explains further down.) The outputs stored in this page come from `cores` mode. Run
+# the cells to replace them with yours.
 
 # %%
+import os
 import subprocess
 import sys
 
@@ -63,7 +67,8 @@ print("machine has GPUs:", [gpu.name for gpu in report.gpus], report.reason or "
 print([devices.short(device.name) for device in tf.config.list_logical_devices()])
 
 # %% [markdown]
-# These are the names in the plan: the **host**, `/CPU:0`, and then the devices.
+# These are the names in the plan: the **host**, `/CPU:0`, and then the devices. (With more GPUs
+# than devices, `devices.setup` has hidden the rest from TensorFlow.)
 #
 # In `cores` mode one processor stands behind all of these names. TensorFlow can divide it into
 # *logical* devices, if it is told before it starts. Here it is done by hand, in a separate Python
@@ -78,12 +83,14 @@ tf.config.threading.set_intra_op_parallelism_threads(1)  # an operation uses one
 tf.config.threading.set_inter_op_parallelism_threads(2)  # two operations run at once
 print([device.name for device in tf.config.list_logical_devices("CPU")])
 """
-done = subprocess.run([sys.executable, "-c", by_hand], capture_output=True, text=True)
+alone = os.environ | {"CUDA_VISIBLE_DEVICES": "-1"}  # it leaves this machine's GPUs alone
+done = subprocess.run([sys.executable, "-c", by_hand], capture_output=True, text=True, env=alone)
 print(done.stdout)
 
 # %% [markdown]
-# One processor has become three devices. The two lines about threads make each of the plan's
-# devices worth one core, so that two of them can be compared with one.
+# One processor has become three devices. The plan has made its own in the same way. The two
+# settings of threads let an operation use one core, and let as many operations run at once as there
+# are devices, so that a device is worth one core.
 #
 # After the start it is too late. The same call, now, in this notebook:
 
@@ -102,10 +109,10 @@ except RuntimeError as error:
 #
 # | word | what it means here |
 # |---|---|
-# | **host** | the CPU that feeds the devices and keeps what they share |
+# | **host** | the CPU that feeds the devices and joins what they make |
 # | **device** | what does the heavy arithmetic: a GPU, a share of one, or a core |
 # | **step** | one run of the work that is repeated, such as one update of the weights |
-# | **replica** | a copy of the model, on one device; in graph code it is called a **tower** |
+# | **replica** | a copy of the model, on one device; written out by hand it is a **tower** |
 # | **global batch** | the examples of one step, on all devices together |
 # | **per-device batch** | how many of them one device gets |
 # | **shard** | the piece of a batch, or of any data, that one device gets |
@@ -153,8 +160,9 @@ def multiply(left, right):
 # %% [markdown]
 # The inner block wins. Without the outer one nobody would have placed the cutting and the joining.
 # TensorFlow would do both on the host where there is no GPU, and on the first GPU where there is
-# one. There all of `left` would go to that GPU first, and then from GPU to GPU. These lessons name
-# a place for everything that matters, so that they do the same on every machine.
+# one. All of `left` would then go to the first GPU, and the other shards from there to the other
+# GPUs. These lessons name a place for what they cut, join and return, so that they do the same on
+# every machine.
 #
 # First on numbers that you can add in your head. A row of ones times `small` gives the sums of its
 # columns, 4 and 6. Here are as many such rows as there are devices:
@@ -196,11 +204,14 @@ charts.timeline(step)
 plt.show()
 
 # %% [markdown]
-# Where bars stand one above the other, devices worked at the same time; white space in a lane is a
-# device that waited. With several devices the host's bar is the last: it joins the pieces when all
-# of them have come. Cutting `left` takes too little time to be seen.
+# Where bars stand one above the other, devices worked at the same time. White space in a lane is a
+# device that waited, or that received data: copies are not drawn. With several devices the host's
+# bar is the last: it joins the pieces when all of them have come. Cutting `left` takes next to no
+# time. (On GPUs the bars are short and may lie apart, because copying the matrices takes longer
+# than multiplying them. Two devices that share a GPU take turns.)
 #
-# Whoever runs `make gpu` on a machine with GPUs keeps its timeline for the others:
+# `make gpu`, on a machine with GPUs, stores the timeline of that machine. This cell shows those
+# that are stored:
 
 # %% tags=["varies", "nbval-ignore-output"]
 drawings.from_gpus("00")
@@ -216,9 +227,9 @@ print("equal to NumPy's product:", np.array_equal(result, left @ right))
 
 # %% [markdown]
 # Other numbers are rounded, and a GPU may round more than you expect. A float32 has 23 bits behind
-# the point. Since the Ampere generation of 2020, GPUs multiply float32 numbers as **TF32** unless
-# told otherwise: with 10 of these bits, and several times as fast. Here is what this does to a
-# product, imitated with NumPy:
+# the point. TensorFlow lets NVIDIA's GPUs since the Ampere generation of 2020 multiply float32
+# numbers as **TF32**, unless it is told not to: with 10 of these bits, and several times as fast.
+# Here is what this does to a product, imitated with NumPy:
 
 # %%
 def as_tf32(x):
@@ -257,7 +268,8 @@ def on_one(left, right):
 
 
 on_all = tf.function(multiply)
-pair = tf.constant(left), tf.constant(right)
+with tf.device(plan.host):
+    pair = tf.constant(left), tf.constant(right)
 
 # %%
 timing.compare(lambda: on_one(*pair).numpy(), lambda: on_all(*pair).numpy(), names=("one", "all"))
@@ -320,8 +332,8 @@ checks.default_device(answer)
 # %% [markdown]
 # **2.** Cut `right` instead of `left`: a column of the product needs only the same column of
 # `right`. Write `multiply_columns` so that each device gets all of `left` and only its columns of
-# `right`. The check looks at the value, at the places and at the bytes. What you leave unplaced it
-# puts where a GPU machine would: on the first device.
+# `right`. The check looks at the value, at the places and at the bytes. It puts what you leave
+# unplaced on the first device, as TensorFlow does on a GPU machine.
 
 # %% tags=["exercise"]
 def multiply_columns(left, right):
@@ -345,7 +357,7 @@ checks.multiply_columns(multiply_columns)
 # %% [markdown]
 # ## What we saw
 #
-# - One call gave a host and two devices, and said what stood behind them.
+# - One call gave a host and some devices, and said what stood behind them.
 # - An operation ran where `tf.device` said, and its result named the place.
 # - All devices shared one multiplication and gave NumPy's product exactly.
 # - The map counted what crossed; the timeline showed who worked when.

@@ -122,7 +122,7 @@ with placement.capture() as log:
 log
 
 # %% [markdown]
-# The same sum and the same places. (`Identity` hands the result out.) Nothing was printed here:
+# The same sum and the same places. (`Identity` hands the result out.) No log was printed here:
 # `capture` read the places from the graph that TensorFlow ran.
 #
 # Today's code prints a log only if it is asked *before* TensorFlow starts, which takes a separate
@@ -359,8 +359,9 @@ for traced in [step, trace.function_step(lost, numbers)[1]]:
         print(error)
 
 # %% [markdown]
-# (Soft placement puts the second product where TensorFlow puts what nobody placed. A machine with
-# a single GPU is the one case in which a wrong name finds the right device.)
+# (Soft placement puts the second product where TensorFlow puts what nobody placed. With a single
+# device that is a GPU, the wrong name happens to find the right device, and the check has nothing
+# to report.)
 #
 # ## On your own
 #

@@ -230,8 +230,8 @@ def gradients_by_device(log):
 print(gradients_by_device(log))
 
 # %% [markdown]
-# Nearly all are on the host. `tf.device` applies to what is created in its block, and the gradients
-# are created later, by `compute_gradients`, which stands in the block of the host.
+# All of them are on the host. `tf.device` applies to what is created in its block, and the
+# gradients are created later, by `compute_gradients`, which stands in the block of the host.
 # `colocate_gradients_with_ops=True` puts each beside the forward operation that it belongs to:
 
 # %%
@@ -403,8 +403,8 @@ for function, batch in [(tf.reduce_mean, a), (tf.square, tf.range(11.0))]:
 # %% [markdown]
 # These speak of concatenating and splitting, not of your function and your batch, and `tf.stack`
 # would be wrong here. (With one device nothing is cut, and both work.) The function of this lesson
-# is in the package as `towers.make_parallel`, with the same idea and with sentences. It also takes
-# batches without a name:
+# is in the package as `towers.make_parallel`, with error messages that name the cause. It also
+# takes batches without a name:
 
 # %%
 for function, batch in [(tf.reduce_mean, a), (tf.square, tf.range(11.0))]:
@@ -419,7 +419,8 @@ for function, batch in [(tf.reduce_mean, a), (tf.square, tf.range(11.0))]:
 # Under each exercise a collapsed cell holds a solution: open it with a click.
 #
 # **1.** A function with two inputs: the distance of each row of `points` from the same row of
-# `others`. `points` and `others` have the shape [n, 2]. Make `distances` run on all devices.
+# `others`. `points` and `others` have the shape [n, 2]. Make `distances` run on all devices. It is
+# called as `distances(points=..., others=...)`.
 
 # %% tags=["exercise"]
 def distance(points, others):
@@ -466,8 +467,9 @@ checks.uneven(make_parallel_uneven)
 
 # %% [markdown]
 # **3.** `mean_error` sends the squared error of every example to the host, 4 bytes each, and takes
-# the mean there. Write it so that each device sends a single number, and the result stays the
-# same. The check reads the bytes from a trace.
+# the mean there. Write it with the `make_parallel` of this lesson so that each device sends a
+# single number, and the result stays the same. The check reads the bytes from a trace. It puts what
+# you leave unplaced on the first device, as TensorFlow does on a GPU machine.
 
 # %% tags=["exercise"]
 def mean_error(x, y):
@@ -492,10 +494,10 @@ checks.mean_error(mean_error, squared_error)
 # - A dozen numbers for each device, then 600,000, were added in shards, one a device, and the sum
 #   was the same.
 # - A model ran on all devices after two changes, and learned the same weights.
-# - Without colocation nearly all gradients were in one place; with it each device had its own.
+# - Without colocation all gradients were in one place; with it each device had its own.
 # - With a scope for each device there were as many models as devices, and no error said so.
-# - Today's code shared its variable without a scope; its tape left the gradients to TensorFlow
-#   until each device was asked for its own.
+# - Today's code shared its variable without a scope; its tape put the gradients on the host, in
+#   whose block they were asked for, until each device was asked for its own.
 #
 # ## In practice
 #

@@ -130,9 +130,9 @@ def build(n, variables_on):
 
 
 # %% [markdown]
-# A session for it gets as many threads as it has towers, and `train` runs some passes over the
-# digits. A batch has to divide over the devices, so `near` makes it a little smaller where it does
-# not. Here with dropout, on all devices:
+# In `cores` mode a session for it gets as many threads as it has towers. `train` runs some passes
+# over the digits. A batch has to divide over the devices, so `near` makes it a little smaller where
+# it does not. Here with dropout, on all devices:
 
 # %%
 def start(n, variables_on=plan.devices[0]):
@@ -234,9 +234,10 @@ print("classic and today's agree to 1e-4:", largest_difference(mean, gradients_o
 
 # %%
 def gradient_of(x, y):
-    with tf.GradientTape() as tape:
-        loss = tower_loss(weights, x, y)
-    return [g.numpy() for g in tape.gradient(loss, list(weights.values()))]
+    with tf.device(plan.devices[0]):
+        with tf.GradientTape() as tape:
+            loss = tower_loss(weights, x, y)
+        return [g.numpy() for g in tape.gradient(loss, list(weights.values()))]
 
 
 whole = gradient_of(x, y)
@@ -312,7 +313,7 @@ for name, seed in [("step alone", (7, 0)), ("step and tower", (7, 1))]:
 # ## What a step looks like
 #
 # One step of one tower, and one of all towers, on a batch of 840. Both charts have the same axis.
-# (First come those of machines with GPUs, where `make gpu` has kept one.)
+# (Above them stand the timelines that `make gpu` has stored on machines with GPUs, if any.)
 
 # %% tags=["varies", "cover", "nbval-ignore-output"]
 drawings.from_gpus("07")
@@ -332,7 +333,7 @@ for step in steps:
 
 # %% [markdown]
 # With several devices, and as many cores, the long bars are shorter and lie one above the other.
-# The average and the update are the hairlines, too short to see here.
+# The average and the update are too short to see here.
 #
 # ## Where the variables live
 #
@@ -398,7 +399,10 @@ def ring(vectors):
     return averages
 
 
-vectors = [tf.fill([8], i + 1.0) for i in range(len(plan))]
+vectors = []
+for i, device in enumerate(plan.devices):
+    with tf.device(device):
+        vectors.append(tf.fill([8], i + 1.0))
 print([np.unique(vector).tolist() for vector in ring(vectors)], "average:", (len(plan) + 1) / 2)
 
 # %% [markdown]
@@ -512,10 +516,8 @@ checks.weighted_average(weighted_average)
 
 # %% tags=["solution"]
 def weighted_average(tower_gradients, sizes):
-    return [
-        tf.add_n([size / sum(sizes) * gradient for size, gradient in zip(sizes, each)])
-        for each in zip(*tower_gradients)
-    ]
+    shares = [size / sum(sizes) for size in sizes]
+    return [sum(s * g for s, g in zip(shares, each)) for each in zip(*tower_gradients)]
 
 
 checks.weighted_average(weighted_average)
@@ -574,7 +576,7 @@ checks.mask_seed(mask_seed)
 # - Where the variables lived decided between whom the bytes crossed, and hardly what a device
 #   held.
 # - A ring moved the same bytes through every device, and no device had to take them all.
-# - The smaller the batch, the less all devices gained over one.
+# - On cores, the smaller the batch, the less all devices gained over one.
 #
 # ## In practice
 #

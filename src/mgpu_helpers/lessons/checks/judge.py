@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -58,9 +58,12 @@ def traced(function: Callable[..., Any], *args: Any) -> tuple[Any, trace.Trace]:
         return call(trace.function_step, function, *args)
 
 
-def idle(step: trace.Trace, kind: str | None = None) -> str:
-    """Name the plan's devices that did nothing (None: of any kind) in a step; "" if all worked."""
-    busy = {op.device for op in step.ops if kind in (None, op.type)}
+PRODUCTS = ("MatMul", "BatchMatMulV2", "Einsum")  # what a matrix product can be written as
+
+
+def idle(step: trace.Trace, kinds: Collection[str] = ()) -> str:
+    """Name the plan's devices that did nothing of these kinds (none: any); "" if all worked."""
+    busy = {op.device for op in step.ops if not kinds or op.type in kinds}
     return ", ".join(device for device in devices.current().devices if device not in busy)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers import devices
-from mgpu_helpers.lessons.checks.judge import NotYet, exercise, idle, numbers, traced
+from mgpu_helpers.lessons.checks.judge import PRODUCTS, NotYet, exercise, idle, numbers, traced
 
 
 @exercise
@@ -37,7 +37,7 @@ def multiply_columns(function: Callable[[Any, Any], Any]) -> str:
     value = numbers(value, (60, 840), "columns are joined along axis 1")
     if not np.array_equal(value, left @ right):
         raise NotYet("the shape is right and the numbers are not: are the pieces in order?")
-    if rest := idle(step, "MatMul"):
+    if rest := idle(step, PRODUCTS):
         raise NotYet(f"{rest} multiplied nothing: is tf.device in the loop?")
     wanted = left.nbytes + right.nbytes // len(plan)
     for copy in step.copies:

@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers import devices, placement
-from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, idle, numbers, traced
+from mgpu_helpers.lessons.checks.judge import (
+    PRODUCTS,
+    NotYet,
+    call,
+    exercise,
+    idle,
+    numbers,
+    traced,
+)
 
 
 @exercise
@@ -78,7 +86,7 @@ def add_entries(function: Callable[[Any], Any]) -> str:
     value, right = numbers(value, (), "one number is wanted"), len(plan) * (x @ x).sum()
     if value != right:
         raise NotYet(f"the sum is {value:.0f}, not {right:.0f}")
-    if rest := idle(step, "MatMul"):
+    if rest := idle(step, PRODUCTS):
         raise NotYet(f"{rest} multiplied nothing")
     for (source, target), size in step.bytes_between().items():
         if source in plan.devices and size > 4:

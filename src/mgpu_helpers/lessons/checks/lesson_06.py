@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers import devices
-from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, idle, numbers, traced
+from mgpu_helpers.lessons.checks.judge import (
+    PRODUCTS,
+    NotYet,
+    call,
+    exercise,
+    idle,
+    numbers,
+    traced,
+)
 
 
 @exercise
@@ -70,7 +78,7 @@ def mean_error(function: Callable[[Any, Any], Any], error: Callable[[Any, Any], 
     right = np.mean(call(error, x, y))
     if not np.isclose(value, right, rtol=1e-4):
         raise NotYet(f"the mean is {value:.4g}, not {right:.4g}")
-    if rest := idle(step, "MatMul"):
+    if rest := idle(step, PRODUCTS):
         raise NotYet(f"{rest} did nothing")
     # What reads the weights has to send them.
     for copy in sorted(step.copies, key=lambda copy: devices.order(copy.source)):
