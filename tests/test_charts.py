@@ -153,12 +153,18 @@ def test_timeline_shows_the_share_and_keeps_overlaps_apart(with_plan):
     assert [label.get_text() for label in ax.get_yticklabels()] == [
         "/CPU:0\n14% busy", "/CPU:1\n71% busy",
     ]  # fmt: skip
-    bars = [bar.get_paths()[0].get_extents() for bar in ax.collections]
+    bars = [path.get_extents() for lane in ax.collections for path in lane.get_paths()]
     assert ax.get_xlim() == (0, pytest.approx(7.0))
     for i, one in enumerate(bars):
         for other in bars[:i]:
             apart = one.x1 <= other.x0 + 1e-9 or other.x1 <= one.x0 + 1e-9
             assert apart or one.y1 <= other.y0 or other.y1 <= one.y0
+
+
+def test_a_timeline_of_ten_thousand_operations_is_a_few_shapes(with_plan):
+    ops = tuple(Op(f"op{i}", "Add", f"/CPU:{1 + i % 2}", 1e-3 * i, 1e-3) for i in range(10_000))
+    ax = charts.timeline(Trace(ops, (), {}, ()))
+    assert [len(lane.get_paths()) for lane in ax.collections] == [5000, 5000]
 
 
 def test_live_bytes_draws_megabytes_and_names_the_peak(with_plan):

@@ -500,6 +500,33 @@ def test_function_step_takes_variables_strings_and_ragged_tensors(plan):
     assert variable.numpy().tolist() == [1.0, 2.0]
 
 
+def test_function_step_takes_keyword_arguments(plan):
+    import tensorflow as tf
+
+    def scaled(x, by, *, training=False):
+        return x * by if training else x
+
+    x, by = np.float32([1, 2]), np.float32([3, 4])
+    for function in (scaled, tf.function(scaled)):
+        got, step = function_step(function, x, by=by, training=True)
+        np.testing.assert_array_equal(got, [3, 8])
+        assert "Mul" in {op.type for op in step.ops}
+        np.testing.assert_array_equal(function_step(function, x, by=by)[0], x)
+
+
+def test_a_traced_step_assigns_in_place(plan):
+    import tensorflow as tf
+
+    with tf.device(plan.devices[0]):
+        weight = tf.Variable(tf.ones([1000, 1000]))
+
+    def update(x):
+        weight.assign_add(x)
+
+    _, step = function_step(update, tf.ones([1000, 1000]))
+    assert step.peak(plan.devices[0]) < 4e6  # it adds in place, as a call of the function does
+
+
 def test_function_step_refuses_what_it_cannot_copy(plan):
     import tensorflow as tf
 

@@ -21,19 +21,17 @@ def timeline(trace: Trace, ax: Any = None) -> Any:
     """Draw when each device ran an operation; beside its name, the share of the step it worked."""
     ax = axes(ax, size=(8, 1.2 + 0.5 * len(trace.devices)))
     for row, device in enumerate(trace.devices):
-        lanes: list[float] = []  # operations of a logical CPU may overlap: each takes a free lane
-        placed = []
-        for op in trace.ops:
-            if op.device != device:
-                continue
-            lane = next((i for i, end in enumerate(lanes) if end <= op.start), len(lanes))
-            lanes[lane : lane + 1] = [op.start + op.length]
-            placed.append((lane, op))
+        lanes: list[list[tuple[float, float]]] = []  # a logical CPU's operations may overlap
+        for op in (op for op in trace.ops if op.device == device):
+            free = (lane for lane in lanes if sum(lane[-1]) <= op.start * 1e3 + 1e-6)
+            lane = next(free, None)
+            if lane is None:
+                lanes.append(lane := [])
+            lane.append((op.start * 1e3, op.length * 1e3))
         high = 0.76 / max(1, len(lanes))
-        for lane, op in placed:
+        for i, bars in enumerate(lanes):  # a call for each operation would take half a minute
             ax.broken_barh(
-                [(op.start * 1e3, op.length * 1e3)],
-                (row - 0.38 + lane * high, high * 0.94),
+                bars, (row - 0.38 + i * high, high * 0.94),
                 facecolor=colour(device), edgecolor="white", linewidth=0.4,
             )  # fmt: skip
     ax.set_yticks(

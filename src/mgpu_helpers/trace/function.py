@@ -9,7 +9,7 @@ from mgpu_helpers.trace.session import session_step
 from mgpu_helpers.trace.step import Trace
 
 
-def function_step(function: Callable[..., Any], *args: Any) -> tuple[Any, Trace]:
+def function_step(function: Callable[..., Any], *args: Any, **named: Any) -> tuple[Any, Trace]:
     """Trace one call of a function, with or without `tf.function`; return its result and the trace.
 
     The eager runtime keeps no such trace. So the function's graph is run in a Session, on copies
@@ -27,11 +27,14 @@ def function_step(function: Callable[..., Any], *args: Any) -> tuple[Any, Trace]
 
     from mgpu_helpers.devices.plan import current
 
-    if not hasattr(function, "get_concrete_function"):
-        function = tf.function(function)
-    args = tf.nest.map_structure(
-        lambda a: tf.constant(a) if isinstance(a, (np.ndarray, np.generic)) else a, args
+    args, named = tf.nest.map_structure(
+        lambda a: tf.constant(a) if isinstance(a, (np.ndarray, np.generic)) else a, (args, named)
     )
+    called = function
+    if named:  # a tensor among them is then captured, as one from outside is
+        function = tf.function(lambda *args: called(*args, **named))
+    elif not hasattr(function, "get_concrete_function"):
+        function = tf.function(function)
     concrete = function.get_concrete_function(*args)
     given = [a for a in tf.nest.flatten(args, expand_composites=True) if tf.is_tensor(a)]
     variables = [a for a in tf.nest.flatten(args) if isinstance(a, tf.Variable)]
@@ -48,15 +51,20 @@ def function_step(function: Callable[..., Any], *args: Any) -> tuple[Any, Trace]
     fed = [t.name for t, a in zip(concrete.inputs, given) if id(a) not in known]  # noqa: B905
     around = context.context().device_name or None
     with tf.Graph().as_default() as graph:
-        twins = {}
+        twins, begin = {}, {}
         for inner, outer in zip(concrete.inputs, outside, strict=True):
             if inner.name in fed:
                 continue
             variable = known.get(id(outer))
+            dtype = (outer if variable is None else variable).dtype
             label = (inner if variable is None else variable).name.partition(":")[0]
             # A captured tensor becomes a variable too: TensorFlow would fold a constant away.
             with tf.device(outer.device), tf.name_scope("outside"):
-                twin = tf.compat.v1.Variable(numbers[inner.name], use_resource=True, name=label)
+                value = tf.compat.v1.placeholder(dtype, np.shape(numbers[inner.name]))
+                begin[value] = numbers[inner.name]
+                # With a buffer of its own: one that is shared would be copied by each assignment.
+                value = tf.raw_ops.DeepCopy(x=value)
+                twin = tf.compat.v1.Variable(value, use_resource=True, name=label)
                 twins[inner.name] = twin.value() if variable is None else twin.handle
         wanted = [_handed_out(t, twins.keys() | set(fed)).name for t in concrete.outputs]
         wanted += [op.name for op in concrete.graph.control_outputs]
@@ -69,9 +77,9 @@ def function_step(function: Callable[..., Any], *args: Any) -> tuple[Any, Trace]
         start = tf.compat.v1.global_variables_initializer()
     config = current().session_config(soft_placement=True) if current() else None
     with tf.compat.v1.Session(graph=graph, config=config) as session:
-        session.run(start)
+        session.run(start, begin)
         session.run(fetches, feed)
-        session.run(start)  # undo what the first run assigned
+        session.run(start, begin)  # undo what the first run assigned
         got, trace = session_step(session, fetches, feed)
     flat = iter(got)
     flattened = tf.nest.flatten(concrete.structured_outputs, expand_composites=True)
