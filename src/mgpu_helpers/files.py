@@ -16,7 +16,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     Until then, and after an error, the old file stays as it is, and nothing else stays beside it.
 
     >>> with replacing("weights.npz") as file:
-    ...     numpy.savez(file, **weights)
+    ...     np.savez(file, w=np.ones(3))
     """
     path = Path(path)
     part = path.with_name(f".{path.name}.{os.getpid()}")

@@ -66,8 +66,9 @@ def capture() -> Iterator[Placement]:
     """Capture what TensorFlow places inside the block.
 
     >>> with capture() as log:
-    ...     tf.add(1.0, 2.0)
-    >>> print(log)
+    ...     three = tf.add(1.0, 2.0)
+    >>> [row.type for row in log.rows]
+    ['AddV2']
 
     A classic Session reports when its config says `log_placement=True`, each graph once. Today's
     code reports always: TensorFlow hands over the graph of every operation and `tf.function` after

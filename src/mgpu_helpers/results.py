@@ -125,7 +125,9 @@ def write(
     card is called name.json. Where another machine's has that name already, or one that cannot be
     read, it stays, and this one is called name@machine.json.
 
-    >>> write("towers", devices.setup(2), {"rounds": 12}, [Ratio.of("speed-up", [1.7, 1.8])])
+    >>> write("towers", plan, {"rounds": 12}, [Ratio.of("speed-up", [1.7, 1.8])], "results").name
+    written: results/towers.json
+    'towers.json'
     """
     import tensorflow as tf
 

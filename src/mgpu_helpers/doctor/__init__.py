@@ -1,7 +1,7 @@
 """What this machine is, and why TensorFlow leaves a GPU unused: `python -m mgpu_helpers`.
 
->>> facts = with_tensorflow(gather())
->>> print(head(facts), body(facts), sep="\\n")
+    facts = with_tensorflow(gather())
+    print(head(facts), body(facts), sep="\\n")
 """
 
 from mgpu_helpers.doctor.diagnosis import diagnose, explain

@@ -60,7 +60,7 @@ def from_session(
     name: {"keep": 0.8}. The variables are all global variables of the graph, since `get_variable`
     does not know name scopes, and since the slots and counters of an optimizer belong to them.
 
-    >>> members = [from_session(session, scope) for scope, session in sessions.items()]
+        members = [from_session(session, scope) for scope, session in sessions.items()]
     """
     graph, scope = session.graph, scope.rstrip("/")
 
@@ -104,7 +104,7 @@ def from_functions(
     that comes again gets a number. The step is called in a thread, where a `tf.device` block of the
     caller does not hold: open it inside the step.
 
-    >>> member = from_functions("small", step, model, [*model.variables, *optimizer.variables])
+        member = from_functions("small", step, model, [*model.variables, *optimizer.variables])
     """
     by_name: dict[str, Any] = {}
     seen: Counter[str] = Counter()

@@ -52,9 +52,10 @@ def train(members: Iterable[Member], batches: Any, *, at_once: bool = True) -> R
     MemberError is raised. On KeyboardInterrupt all members end their step before it goes on to the
     caller. No thread stays behind.
 
-    >>> run = train(members, list(digits.batches(images, labels, 100)))
-    >>> run.losses["g1"][-1]
-    0.31
+    >>> from mgpu_helpers.ensemble import from_functions
+    >>> falling = from_functions("falling", lambda x: 1 / x, None, [])
+    >>> train([falling], [(1.0,), (2.0,)]).losses
+    {'falling': [1.0, 0.5]}
     """
     members = checked(members)
     if callable(batches):

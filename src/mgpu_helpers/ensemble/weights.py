@@ -20,7 +20,9 @@ def save(members: Iterable[Member], folder: str | Path) -> list[Path]:
     A file that is there is replaced when the new one is whole. What is not a variable is not saved:
     a stateful random generator of a graph, for example, starts again.
 
-    >>> save(members, "checkpoints")
+    >>> from mgpu_helpers.ensemble import from_functions
+    >>> save([from_functions("small", None, None, [tf.Variable(1.0, name="w")])], "checkpoints")
+    [PosixPath('checkpoints/small.npz')]
     """
     members, folder = checked(members), Path(folder)
     values = [m.session.run(dict(m.variables)) if m.session else _numpy(m) for m in members]

@@ -117,7 +117,9 @@ def fit(
     squares then grows by more than t squared times the variance of a row, with Student's t at 95 %.
 
     >>> rows = [Measurement(Layout(1, 64), 0.011), Measurement(Layout(1, 128), 0.019)]
-    >>> fit(Workload("mine", 1000, 5e6), rows, ["arithmetic", "fixed"]).predict(Layout(1, 256))
+    >>> found = fit(Workload("mine", 1000, 5e6), rows, ["arithmetic", "fixed"])
+    >>> round(found.predict(Layout(1, 256)).total, 4)
+    0.035
     """
     measurements, terms = tuple(measurements), tuple(terms)
     unknown = [term for term in terms if term not in TERMS]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Link:
     """A link between devices: bytes a second, plausibly from low to high; seconds a message.
 
-    >>> Link("my bus", bandwidth=8e9, low=5e9, high=12e9, latency=5e-6, source="measured here")
+    >>> bus = Link("my bus", bandwidth=8e9, low=5e9, high=12e9, latency=5e-6, source="measured")
     """
 
     name: str

@@ -35,7 +35,8 @@ class Workload:
     split_bytes is what crosses between two devices for each example of a step, both ways together,
     when each holds a part of the network; None where no cut is known.
 
-    >>> Workload("mine", parameters=6_640_394, flops=284e6)
+    >>> Workload("mine", parameters=6_640_394, flops=284e6).bytes
+    26561576
     """
 
     name: str
