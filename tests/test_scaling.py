@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 import scipy.stats
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from conftest import ROOT, run_python
@@ -221,6 +221,7 @@ def test_rows_without_noise_give_the_cost_back(c, f, u, m, i):
 
 
 @given(st.integers(1, 6), st.integers(-3, 8), st.integers(0, 2**32 - 1), st.booleans())
+@example(6, 3, 582077802, False)  # a 0 that comes back as 1e-17
 def test_a_solution_cannot_be_improved(columns, more, seed, repeated):
     """Down or, where a cost is 0, up: the conditions of Karush, Kuhn and Tucker."""
     draw = np.random.default_rng(seed)

@@ -42,7 +42,7 @@ def solve(matrix: np.ndarray) -> tuple[np.ndarray, float]:
     if not matrix.size:
         return np.zeros(matrix.shape[1]), float(len(matrix))
     found = lsq_linear(matrix / scale, ones, (0, np.inf), method="bvls", tol=1e-15).x
-    costs = np.maximum(found, 0) / scale  # what is 0 may come back as -1e-32
+    costs = np.where(found > 1e-12, found, 0) / scale  # what is 0 may come back as 1e-17 or -1e-32
     return costs, float(np.sum((matrix @ costs - 1) ** 2))
 
 
