@@ -96,9 +96,9 @@ PRINTED = [
 def test_the_published_rows_agree_with_their_printed_seconds():
     apart = [row for row in TENSORLIGHT_APART.values() if row.steps]
     published = [*TENSORLIGHT, TENSORLIGHT_SPLIT, *apart]
-    for row, (batch, example) in zip(published, PRINTED, strict=True):
+    for row, (batch, single) in zip(published, PRINTED, strict=True):
         assert row.seconds == pytest.approx(batch, rel=1e-9)
-        assert row.seconds / row.layout.global_batch_size == pytest.approx(example, rel=1e-9)
+        assert row.seconds / row.layout.global_batch_size == pytest.approx(single, rel=1e-9)
         assert row.total == pytest.approx(2000 * batch, rel=1e-9)
         assert len(row.memory) == max(2, row.layout.devices)
     assert [row.total for row in P40] == [22.252533, 12.632623, 11.083071, 11.990167]
