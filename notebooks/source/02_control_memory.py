@@ -11,7 +11,7 @@
 # - recognise settings that come too late or do not go together,
 # - say what a training step holds, and when,
 # - count whether a batch will fit,
-# - watch memory during a training, and find what should have been let go.
+# - watch memory during a training, and find what should have been freed.
 #
 # **You need** lessons 00 and 01.
 
@@ -200,10 +200,10 @@ charts.live_bytes(step)
 plt.show()
 
 # %% [markdown]
-# On the way forward memory climbs, layer after layer, because the way back will need what each
-# layer computed: its **activations**. On the way back gradients come on top. The peak is near its
-# end, at the first and largest layers; then all is let go. What is alive at the peak? The four
-# largest, as float32 numbers per example:
+# In the forward pass memory climbs, layer after layer, because the backward pass will need what
+# each layer computed: its **activations**. In the backward pass gradients come on top. The peak is
+# near its end, at the first and largest layers. At the end of the step everything has been freed.
+# What is alive at the peak? The four largest, as float32 numbers per example:
 
 # %%
 device = plan.devices[0]
@@ -275,7 +275,7 @@ for batch in (largest, largest * 11 // 10):
 peaks = [step_of(batch).peak(device, scratch=False) for batch in (64, 128, 1024)]
 fixed, per_example = memory.line([64, 128], peaks[:2])
 ratio = (fixed + 1024 * per_example) / peaks[2]
-print("1024 examples, foretold from 64 and 128, right within 10 %:", abs(ratio - 1) < 0.1)
+print("1024 examples, predicted from 64 and 128, right within 10 %:", abs(ratio - 1) < 0.1)
 
 # %% [markdown]
 # ## The same today

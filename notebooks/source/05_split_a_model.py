@@ -331,8 +331,10 @@ except ValueError as error:
 # ## The network in pieces
 #
 # `pipeline.gradients` is `in_pieces` with a stream for each device, pieces of unequal size and
-# errors that say what to do. `networks.stages` cuts the network and makes the weights, which
-# start as those of the whole one do. The batch of 1024 in one piece, and in eight:
+# errors that say what to do. (Its stream chains the tasks, and in a task only the operations that
+# take time, because oneDNN merges some of the others.) `networks.stages` cuts the network and makes
+# the weights, which start as those of the whole one do. The batch of 1024 in one piece, and in
+# eight:
 
 # %%
 def pipelined(order, starts, where):
