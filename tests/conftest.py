@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def run_python(code: str, *, check: bool = True, timeout: float = 120, **env: str):
     """Run code in a fresh Python without the caller's MGPU_, TF_ and CUDA_ settings."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("MGPU_", "TF_", "CUDA_"))}
-    clean["PYTHONPATH"] = str(ROOT / "tests")
+    clean["PYTHONPATH"] = os.pathsep.join((str(ROOT / "src"), str(ROOT / "tests")))
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=clean | env, cwd=ROOT, capture_output=True, text=True, timeout=timeout,
