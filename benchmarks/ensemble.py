@@ -1,4 +1,4 @@
-"""Two models trained at once against the loop that trains one after the other (lesson 04).
+"""Two models trained at once against the loop that trains one after the other (lesson 05).
 
 python benchmarks/ensemble.py    writes results/ensemble.json
 """

@@ -1,4 +1,4 @@
-"""A model cut in two: what each device holds, and what micro-batches gain (lesson 05).
+"""A model cut in two: what each device holds, and what micro-batches gain (lesson 09).
 
 python benchmarks/pipeline.py    writes results/pipeline.json
 """

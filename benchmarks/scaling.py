@@ -1,6 +1,6 @@
 """Two published tables on this machine, and a cost model asked about rows it has not seen.
 
-python benchmarks/scaling.py    writes results/scaling.json (lesson 08)
+python benchmarks/scaling.py    writes results/scaling.json (lesson 11)
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `-m isa`: settings of oneDNN stand in for other people's processors: sums are taken in another
 order, and a trained loss moves in its third or fourth digit. `-m counts`: other numbers of devices.
-Lesson 03 is in neither: it starts scripts on what the machine has, and compares them with
+Lesson 04 is in neither: it starts scripts on what the machine has, and compares them with
 themselves. `-m rehearse`: what nobody placed goes to the first device, as gpu_rule.py has it.
 """
 
@@ -19,7 +19,7 @@ from lessons import NOTEBOOKS as FOLDER
 from lessons import ROOT, environment, tags
 
 ALL = sorted(FOLDER.glob("*.ipynb"))
-NOTEBOOKS = [notebook for notebook in ALL if notebook.name[:2] != "03"]
+NOTEBOOKS = [notebook for notebook in ALL if notebook.name[:2] != "04"]
 
 
 def each_of(notebooks: list[Path]) -> pytest.MarkDecorator:

@@ -151,7 +151,7 @@ WRONG: dict[str, list[tuple[int, str, str]]] = {
         (3, "def train(step, steps):\n    for _ in range(steps):\n        step()",
          "the four losses in order"),
     ],
-    "03": [
+    "04": [
         (1, "def outside(visible, device):\n    return visible.split(',')[int(device[-1])]",
          "but text"),
         (1, "def outside(visible, device):\n    return int(visible[2 * int(device[-1])])",
@@ -173,7 +173,7 @@ WRONG: dict[str, list[tuple[int, str, str]]] = {
          "    for length in sorted(seconds, reverse=True):\n"
          "        free[free.index(min(free))] += length\n    return max(free)", "take 5"),
     ],
-    "04": [
+    "05": [
         (1, ANY_VARIABLE, "only a counter moved"),
         (1, ALL_MOVED, "moves a weight, and it says False"),
         (1, "def trains(session, fetches, feed):\n    return False", "run 0 times"),
@@ -187,7 +187,7 @@ WRONG: dict[str, list[tuple[int, str, str]]] = {
         (3, APPEND.replace("    for thread in threads:\n        thread.join()\n", ""),
          "before the threads had ended"),
     ],
-    "05": [
+    "09": [
         (1, "starts = ['conv3']", "part 1 holds"),
         (1, "starts = ['output']", "part 1 holds"),
         (1, "starts = 'conv2'", "one name in a list"),
@@ -230,7 +230,7 @@ WRONG: dict[str, list[tuple[int, str, str]]] = {
         (3, "mask_seed = lambda step, tower: (step * tower, 1)", "has the seed of"),
         (3, "mask_seed = lambda step, tower: step", "two whole numbers"),
     ],
-    "08": [
+    "11": [
         (1, "efficiency = lambda seconds, scaling: {n: seconds[1] / t for n, t in seconds.items()}",
          "strong scaling"),
         (1, "efficiency = lambda seconds, scaling: 1.0", "strong scaling"),

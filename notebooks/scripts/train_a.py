@@ -1,4 +1,4 @@
-"""Train the small network of lesson 03 the classic way, in a graph and a Session."""
+"""Train the small network of lesson 04 the classic way, in a graph and a Session."""
 
 import argparse
 import hashlib

@@ -1,4 +1,4 @@
-"""Train the small network of lesson 03 as today, with a tf.function."""
+"""Train the small network of lesson 04 as today, with a tf.function."""
 
 import argparse
 import hashlib

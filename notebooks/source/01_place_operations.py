@@ -442,7 +442,7 @@ checks.add_entries(add_entries)
 #   operations that matter. Some operations exist only for the CPU, such as those on strings;
 #   without soft placement, naming a GPU for them is an error.
 # - TensorFlow numbers the GPUs that it may see. `CUDA_VISIBLE_DEVICES=2,3` makes them `/GPU:0` and
-#   `/GPU:1`; lesson 03 is about that.
+#   `/GPU:1`; lesson 04 is about that.
 # - Call `tf.debugging.set_log_device_placement` before TensorFlow starts, or not at all. In
 #   TensorFlow 2.18 to 2.21 a later call logs nothing and switches soft placement instead, on or
 #   off.

@@ -581,13 +581,13 @@ checks.mask_seed(mask_seed)
 # ## In practice
 #
 # - More devices at the same per-device batch mean a larger global batch, and fewer steps for the
-#   same examples. The learning rate then wants attention; lesson 08 measures it.
+#   same examples. The learning rate then wants attention; lesson 11 measures it.
 # - Batch normalization in towers sees the statistics of one shard only, unless it is synchronized.
 # - On real GPUs the library NCCL does what `ring` does, and `tf.distribute.MirroredStrategy` calls
 #   it.
 # - float16 holds no number above 65504 and few below 0.00006. Whoever sends gradients in it scales
 #   them first.
 # - The network, its size and the choice of host or device for its variables come from the
-#   tensorlight notebook, which measured them on TitanX GPUs in 2016; lesson 08 has its table.
+#   tensorlight notebook, which measured them on TitanX GPUs in 2016; lesson 11 has its table.
 #
 # Next: [[next]].

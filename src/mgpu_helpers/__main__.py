@@ -1,6 +1,6 @@
 """Say what this machine is and whether the lessons can run on it: `python -m mgpu_helpers`.
 
-`python -m mgpu_helpers run a.py b.py` gives each script a device of its own, as lesson 03 does.
+`python -m mgpu_helpers run a.py b.py` gives each script a device of its own, as lesson 04 does.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Several models trained at once, one per device: names, threads, votes, and weights on disk.
 
-Lesson 04 builds it in front of the reader.
+Lesson 05 builds it in front of the reader.
 """
 
 from mgpu_helpers.ensemble.members import Member, from_functions, from_session, named

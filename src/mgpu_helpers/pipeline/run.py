@@ -1,4 +1,4 @@
-"""A batch in pieces through the stages of a model: the pipeline of lesson 05."""
+"""A batch in pieces through the stages of a model: the pipeline of lesson 09."""
 
 from __future__ import annotations
 

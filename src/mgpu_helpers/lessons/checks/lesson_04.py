@@ -2,95 +2,77 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-import time
-from collections.abc import Callable
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
-from mgpu_helpers import devices
-from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, listed, numbers
+from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise
 from mgpu_helpers.wording import counted
 
 
 @exercise
-def trains(function: Callable[[Any, Any, Any], Any]) -> str:
-    """Check exercise 1 of lesson 04: does a run move any trainable variable?"""
-    import tensorflow as tf
-
-    tf1 = tf.compat.v1
-    with tf.Graph().as_default() as graph:
-        x = tf1.placeholder(tf.float32, [])
-        still = tf1.get_variable("still", initializer=[1.0, 2.0])
-        moves = tf1.get_variable("moves", initializer=[3.0, 4.0])
-        last = tf1.get_variable("last", initializer=[5.0])
-        counter = tf1.get_variable("counter", initializer=0, trainable=False)
-        loss = tf.reduce_sum(still) + x * (moves[0] - moves[1]) + tf.reduce_sum(last)
-        train = moves.assign_sub(0.5 * tf1.gradients(loss, moves)[0]).op  # its sum stays
-        count = counter.assign_add(1).op
-        start = tf1.global_variables_initializer()
-    calls = []
-
-    class Counting(tf1.Session):
-        def run(self, fetches: Any, *args: Any, **more: Any) -> Any:
-            calls.append(fetches)
-            return super().run(fetches, *args, **more)
-
-    config = devices.current().session_config(soft_placement=True)
-    with contextlib.closing(Counting(graph=graph, config=config)) as session:
-        for fetches, value, right, what in (
-            (loss, 1.0, False, "fetching the loss alone moves nothing"),
-            ([loss, train], 1.0, True, "fetching the training too moves a weight"),
-            ([loss, count], 1.0, False, "only a counter moved, which nobody trains"),
-            ([loss, train], 0.0, False, "a gradient of zero moves nothing"),
-        ):
-            session.run(start)
-            calls.clear()
-            got = call(function, session, fetches, {x: value})
-            if calls.count(fetches) != 1:
-                raise NotYet(f"the fetches were run {counted(calls.count(fetches), 'time')}")
-            if got is None or call(bool, got) != right:
-                raise NotYet(f"{what}, and it says {got!r}")
-    return "four runs told apart"
+def outside(function: Callable[[str, str], Any]) -> str:
+    """Check exercise 1 of lesson 04: from TensorFlow's number of a GPU to nvidia-smi's."""
+    visible = "3,0,12,5,7,1,2,4,6,8,9,10"
+    for device, right in (("/GPU:0", 3), ("/GPU:1", 0), ("/GPU:2", 12), ("/GPU:11", 10)):
+        got = call(function, visible, device)
+        if str(got) == device[-1]:
+            raise NotYet(f"{got} is the number inside; {visible!r} says who that is outside")
+        if isinstance(got, str) and got.strip() == str(right):
+            raise NotYet(f"{got!r} is right, but text: make it a number")
+        if not np.array_equal(got, right):
+            raise NotYet(f"with {visible!r}, {device} is {right}, not {got!r}")
+    return "four GPUs found"
 
 
 @exercise
-def agreed(function: Callable[[Any], Any]) -> str:
-    """Check exercise 2 of lesson 04: the label that all members say, or -1."""
-    said = np.array([[3, 1, 0, 2, 9, 4], [3, 1, 1, 2, 0, 7], [3, 2, 0, 2, 8, 7]])
-    sure = (0.9, 0.2, 0.5)  # how far above the rest each member's choice is
-    predicted = {f"g{i + 1}": (1 - s) / 10 + s * np.eye(10)[said[i]] for i, s in enumerate(sure)}
-    right = [3, -1, -1, 2, -1, -1]
-    got = numbers(call(function, predicted), (6,), "six digits need six labels").tolist()
-    if -1 not in got:
-        raise NotYet("members that disagree give no -1")
-    if got != right:
-        raise NotYet(f"members that say {said.T.tolist()} agree on {right}, not on {got}")
-    return "a label where all agree, -1 where they do not"
+def environment(function: Callable[[int], Any]) -> str:
+    """Check exercise 2 of lesson 04: an environment for a child that sees one GPU."""
+    program = (
+        "import json, os; print(json.dumps([os.environ.get(name) for name in "
+        "('CUDA_VISIBLE_DEVICES', 'CUDA_DEVICE_ORDER', 'MGPU_MARK')]))"
+    )
+    with mock.patch.dict(os.environ, MGPU_MARK="kept"):  # puts back what the function changes
+        os.environ.pop("CUDA_DEVICE_ORDER", None)  # devices.setup has set it here
+        before = dict(os.environ)
+        given = call(function, 2)
+        if dict(os.environ) != before:
+            raise NotYet("it changed this notebook's environment: give a changed copy")
+        if not isinstance(given, Mapping):
+            raise NotYet(f"an environment is a dict of text, not {given!r}")
+        numbers = [name for name, value in given.items() if not isinstance(value, str)]
+        if numbers:
+            raise NotYet(f"the value of {numbers[0]} is not text: write str(...)")
+        child = [sys.executable, "-c", program]
+        done = call(subprocess.run, child, env=given, capture_output=True, text=True, check=True)
+    visible, ordered, mark = json.loads(done.stdout)
+    if visible != "2":
+        raise NotYet(f"the child sees CUDA_VISIBLE_DEVICES={visible!r}, not '2'")
+    if ordered != "PCI_BUS_ID":
+        raise NotYet("CUDA may count in another order than nvidia-smi: set CUDA_DEVICE_ORDER")
+    if mark is None:
+        raise NotYet("the rest of the environment is lost: start from a copy of os.environ")
+    return "the child saw GPU 2 alone, and nothing changed here"
 
 
 @exercise
-def run_all(function: Callable[[list[Callable[[], Any]]], Any]) -> str:
-    """Check exercise 3 of lesson 04: functions at once, results in order."""
-    meet = threading.Barrier(3)
-
-    def work(i: int) -> Any:
-        try:
-            meet.wait(timeout=1)  # passes when all three are here
-        except threading.BrokenBarrierError:
-            return None
-        time.sleep(0.02 * (3 - i))  # the first ends last
-        return 10 * i
-
-    before = threading.active_count()
-    got = call(function, [lambda i=i: work(i) for i in range(3)])
-    got = listed(got, "give the three results in a list")
-    if meet.broken:
-        raise NotYet("the functions did not run at the same time: start all, then join all")
-    if threading.active_count() > before:
-        raise NotYet("it came back before the threads had ended: join them")
-    if got != [0, 10, 20]:
-        raise NotYet(f"the results should be [0, 10, 20], in order, not {got!r}")
-    return "three at once, and their results in order"
+def wall(function: Callable[[list[float], int], Any]) -> str:
+    """Check exercise 3 of lesson 04: how long a queue takes that keeps its order."""
+    for seconds, n, right in (
+        ([2, 2, 3], 2, 5), ([3], 2, 3), ([5, 1, 1, 1], 2, 5), ([1, 2, 3, 4], 1, 10),
+        ([4, 3, 3, 2, 2], 3, 5), ([3, 1, 4, 1, 5], 2, 9),
+    ):  # fmt: skip
+        got = call(function, list(seconds), n)
+        if np.array_equal(got, right):
+            continue
+        if np.array_equal(got, sum(seconds) / n):
+            raise NotYet(f"{got:g} is {seconds} shared out evenly: a job cannot be cut in two")
+        why = f"{seconds} on {counted(n, 'device')} take {right}, not {got!r}"
+        raise NotYet(f"{why}: in their order, each takes the first device that is free")
+    return "six queues"

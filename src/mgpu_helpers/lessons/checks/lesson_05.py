@@ -2,107 +2,95 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Sequence
+import contextlib
+import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from mgpu_helpers import devices, pipeline, trace
-from mgpu_helpers.lessons import networks
+from mgpu_helpers import devices
 from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, listed, numbers
 from mgpu_helpers.wording import counted
 
 
 @exercise
-def within_budget(starts: Any) -> str:
-    """Check exercise 1 of lesson 05: a cut whose larger part holds 62 MB at most, measured."""
+def trains(function: Callable[[Any, Any, Any], Any]) -> str:
+    """Check exercise 1 of lesson 05: does a run move any trainable variable?"""
     import tensorflow as tf
 
     tf1 = tf.compat.v1
-    plan, budget, network = devices.current(), 62_000_000, networks.jang(hidden=7200, width=0.25)
-    if isinstance(starts, str) or not isinstance(starts, Sequence) or len(starts) != 1:
-        raise NotYet(f'two parts need one name in a list, such as ["fc1"], not {starts!r}')
-    parts = call(networks.cut, network, starts)
-    where = [plan.devices[0], plan.devices[-1]]
     with tf.Graph().as_default() as graph:
-        x = tf1.placeholder(tf.float32, [512, 28, 28, 1])
-        y = tf1.placeholder(tf.int64, [512])
-        stages = networks.stages(network, starts, where)
-        _, gradients = pipeline.gradients(stages, networks.loss, x, y)
-        pairs = [(gradients[n], w) for stage in stages for n, w in stage.weights.items()]
-        train = tf1.train.AdamOptimizer(1e-3).apply_gradients(pairs)
+        x = tf1.placeholder(tf.float32, [])
+        still = tf1.get_variable("still", initializer=[1.0, 2.0])
+        moves = tf1.get_variable("moves", initializer=[3.0, 4.0])
+        last = tf1.get_variable("last", initializer=[5.0])
+        counter = tf1.get_variable("counter", initializer=0, trainable=False)
+        loss = tf.reduce_sum(still) + x * (moves[0] - moves[1]) + tf.reduce_sum(last)
+        train = moves.assign_sub(0.5 * tf1.gradients(loss, moves)[0]).op  # its sum stays
+        count = counter.assign_add(1).op
         start = tf1.global_variables_initializer()
-    config = plan.session_config(soft_placement=True)
-    with tf1.Session(graph=graph, config=config) as session:
-        session.run(start)
-        feed = {x: np.zeros([512, 28, 28, 1]), y: np.zeros([512])}
-        session.run(train, feed)
-        _, step = trace.session_step(session, train, feed)
-    for i, part in enumerate(parts):
-        own = [a for a in step.allocations if a.op.startswith(f"stage_{i}/") and not a.scratch]
-        held = 3 * 4 * networks.parameters(part) + max(size for _, size in trace.curve(own))
-        if held > budget:
-            raise NotYet(f"part {i + 1} holds more than 62 MB")
-    return "both parts hold less than 62 MB"
+    calls = []
+
+    class Counting(tf1.Session):
+        def run(self, fetches: Any, *args: Any, **more: Any) -> Any:
+            calls.append(fetches)
+            return super().run(fetches, *args, **more)
+
+    config = devices.current().session_config(soft_placement=True)
+    with contextlib.closing(Counting(graph=graph, config=config)) as session:
+        for fetches, value, right, what in (
+            (loss, 1.0, False, "fetching the loss alone moves nothing"),
+            ([loss, train], 1.0, True, "fetching the training too moves a weight"),
+            ([loss, count], 1.0, False, "only a counter moved, which nobody trains"),
+            ([loss, train], 0.0, False, "a gradient of zero moves nothing"),
+        ):
+            session.run(start)
+            calls.clear()
+            got = call(function, session, fetches, {x: value})
+            if calls.count(fetches) != 1:
+                raise NotYet(f"the fetches were run {counted(calls.count(fetches), 'time')}")
+            if got is None or call(bool, got) != right:
+                raise NotYet(f"{what}, and it says {got!r}")
+    return "four runs told apart"
 
 
 @exercise
-def two_at_most(function: Callable[[int, int], Any]) -> str:
-    """Check exercise 2 of lesson 05: an order in which no stage holds more than two pieces."""
-    for stages, pieces in ((2, 3), (3, 4), (4, 6), (3, 1)):
-        said = f"with {counted(stages, 'stage')} and {counted(pieces, 'piece')}"
-        way = f"{said}, give each stage a list of its tasks"
-        schedule = [listed(steps, way) for steps in listed(call(function, stages, pieces), way)]
-        found = call(pipeline.check, schedule)
-        if (len(schedule), found) != (stages, pieces):
-            raise NotYet(f"{said}: a schedule for {len(schedule)} and {found}")
-        for stage, steps in enumerate(schedule):
-            held = np.cumsum([1 if step[0] == "F" else -1 for step in steps]).max()
-            if held > 2:
-                raise NotYet(f"{said}, stage {stage} holds {held} pieces at once")
-        columns = max(end for _, end in pipeline.run_times(schedule).values())
-        if pieces > 1 and columns >= 2 * stages * pieces:
-            raise NotYet(f"{said} it takes as long as one piece after the other")
-    return "never more than two pieces, and faster than one after the other"
+def agreed(function: Callable[[Any], Any]) -> str:
+    """Check exercise 2 of lesson 05: the label that all members say, or -1."""
+    said = np.array([[3, 1, 0, 2, 9, 4], [3, 1, 1, 2, 0, 7], [3, 2, 0, 2, 8, 7]])
+    sure = (0.9, 0.2, 0.5)  # how far above the rest each member's choice is
+    predicted = {f"g{i + 1}": (1 - s) / 10 + s * np.eye(10)[said[i]] for i, s in enumerate(sure)}
+    right = [3, -1, -1, 2, -1, -1]
+    got = numbers(call(function, predicted), (6,), "six digits need six labels").tolist()
+    if -1 not in got:
+        raise NotYet("members that disagree give no -1")
+    if got != right:
+        raise NotYet(f"members that say {said.T.tolist()} agree on {right}, not on {got}")
+    return "a label where all agree, -1 where they do not"
 
 
 @exercise
-def accumulate(function: Callable[[Callable[[Any, Any], Any], Any], Any]) -> str:
-    """Check exercise 3 of lesson 05: gradients of pieces added up, weighted, few at a time."""
-    import tensorflow as tf
+def run_all(function: Callable[[list[Callable[[], Any]]], Any]) -> str:
+    """Check exercise 3 of lesson 05: functions at once, results in order."""
+    meet = threading.Barrier(3)
 
-    sizes, most, largest = (4, 3, 1, 2, 4, 2), 0, 0
-    x, y = np.arange(16, dtype=np.float32), np.ones(16, np.float32)
-    length = 1237  # of a gradient, so that whatever is made from one is known by it
+    def work(i: int) -> Any:
+        try:
+            meet.wait(timeout=1)  # passes when all three are here
+        except threading.BrokenBarrierError:
+            return None
+        time.sleep(0.02 * (3 - i))  # the first ends last
+        return 10 * i
 
-    def gradient_of(x: Any, y: Any) -> Any:
-        nonlocal most, largest
-        gc.collect()
-        held = (o for o in gc.get_objects() if isinstance(o, tf.Tensor) and o.shape == [length])
-        most, largest = max(most, 1 + len(list(held))), max(largest, len(x))
-        return tf.fill([length], tf.reduce_mean(tf.convert_to_tensor(x) * y))
-
-    cuts = np.cumsum(sizes)[:-1]
-    pieces = list(zip(np.split(x, cuts), np.split(y, cuts), strict=True))
-    way = f"one gradient like those of gradient_of, of {length} numbers alike"
-    got = numbers(call(function, gradient_of, pieces), (length,), way)
-    means = [part.mean() for part in np.split(x, cuts)]
-    wrong = {
-        float(np.mean(means)): "pieces of 4 and of 1 count the same: weigh each by its size",
-        float(np.sum(means)): "the gradients are added, and not divided",
-        float(means[-1]): "only the last piece is left: add",
-    }
-    if np.ptp(got):
-        raise NotYet(way)
-    got = got[0]
-    for value, why in wrong.items():
-        if np.isclose(got, value):
-            raise NotYet(why)
-    if not np.isclose(got, x.mean()):
-        raise NotYet(f"pieces of {sizes} should give {x.mean():g}, not {got:g}")
-    if largest > max(sizes):
-        raise NotYet(f"right, but one call had {largest} examples: a piece has 4 at most")
-    if most > 3:
-        raise NotYet(f"right, but {most} gradients were held at once: add each as it comes")
-    return "right for pieces of 4, 3, 2 and 1, and never all gradients at once"
+    before = threading.active_count()
+    got = call(function, [lambda i=i: work(i) for i in range(3)])
+    got = listed(got, "give the three results in a list")
+    if meet.broken:
+        raise NotYet("the functions did not run at the same time: start all, then join all")
+    if threading.active_count() > before:
+        raise NotYet("it came back before the threads had ended: join them")
+    if got != [0, 10, 20]:
+        raise NotYet(f"the results should be [0, 10, 20], in order, not {got!r}")
+    return "three at once, and their results in order"

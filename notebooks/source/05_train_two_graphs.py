@@ -13,7 +13,7 @@
 # - let them vote, and look at what they disagree on,
 # - say the same in today's code, with threads and in one function.
 #
-# **You need** lessons 00 to 03.
+# **You need** lessons 00 to 04.
 
 # %%
 from mgpu_helpers import devices
@@ -31,7 +31,7 @@ import tensorflow.compat.v1 as tf1
 
 from mgpu_helpers import charts, ensemble, timing, trace
 from mgpu_helpers.lessons import digits, drawings, networks
-from mgpu_helpers.lessons.checks import lesson_04 as checks
+from mgpu_helpers.lessons.checks import lesson_05 as checks
 
 # %% [markdown]
 # ## Two graphs, the same names
@@ -527,7 +527,7 @@ checks.run_all(run_all)
 # ## In practice
 #
 # - When members differ in their data, their libraries or their owners, give each a process of its
-#   own ([[03]]). A crash then ends one of them, and nothing in Python is shared.
+#   own ([[04]]). A crash then ends one of them, and nothing in Python is shared.
 # - Save members often: `ensemble.save` and `ensemble.resume` keep weights, slots and counters, one
 #   file for each member. After an error in one, the others can be saved.
 # - Members that differ more err on more different digits. Other seeds are the cheapest difference;

@@ -15,7 +15,7 @@
 # - predict more devices, with the band of the link between them,
 # - keep results as cards that can be compared.
 #
-# **You need** lessons 00, 01 and 05 to 07.
+# **You need** lessons 00, 01, 06, 07 and 09.
 
 # %%
 from mgpu_helpers import devices
@@ -32,7 +32,7 @@ import tensorflow.compat.v1 as tf1
 from mgpu_helpers import charts, results, scaling, timing, towers
 from mgpu_helpers import trace as tracing
 from mgpu_helpers.lessons import digits, drawings, networks, published
-from mgpu_helpers.lessons.checks import lesson_08 as checks
+from mgpu_helpers.lessons.checks import lesson_11 as checks
 
 # %% [markdown]
 # ## A number that means something
@@ -57,7 +57,7 @@ def in_towers(where, home, x, y):
 
 
 # %% [markdown]
-# The model split of lesson 05, with `conv1` on the first device and the rest on the second:
+# The model split of lesson 09, with `conv1` on the first device and the rest on the second:
 
 # %%
 def split(where, colocate, x, y):
@@ -185,7 +185,7 @@ for a, b in [("CPU only", one), (one, hosted), ("split, colocated", "split, not 
 # %% [markdown]
 # In `cores` mode devices and host share one memory, so where the variables live changes little; on
 # the TitanX cards it cost 14 ms a step, and the CPU alone was 19 times as slow as a card. The
-# split without colocated gradients does the whole way back on one device (lesson 05).
+# split without colocated gradients does the whole way back on one device (lesson 09).
 #
 # ## With a pencil
 #

@@ -28,12 +28,12 @@ import tensorflow.compat.v1 as tf1
 
 from mgpu_helpers import charts, memory, pipeline, placement, timing, trace
 from mgpu_helpers.lessons import digits, drawings, networks
-from mgpu_helpers.lessons.checks import lesson_05 as checks
+from mgpu_helpers.lessons.checks import lesson_09 as checks
 
 # %% [markdown]
 # ## A part for each device
 #
-# The article *Multi-GPUs* by Wonik Jang ([2017](../docs/sources.md)), which lessons 03 and 04
+# The article *Multi-GPUs* by Wonik Jang ([2017](../docs/sources.md)), which lessons 04 and 05
 # follow too, ends with a model that is too large for one GPU: it places the convolutions on one and
 # the dense layers on another. This is its network with a quarter of the filters, and with 1800
 # units in `fc1` where the article has 2400:

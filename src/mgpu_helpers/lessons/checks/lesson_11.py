@@ -1,4 +1,4 @@
-"""The checks of lesson 08's exercises."""
+"""The checks of lesson 11's exercises."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mgpu_helpers.wording import counted
 
 @exercise
 def efficiency(function: Callable[[dict[int, float], str], Any]) -> str:
-    """Check exercise 1 of lesson 08: the efficiency of strong and of weak scaling."""
+    """Check exercise 1 of lesson 11: the efficiency of strong and of weak scaling."""
     for seconds, kind, right in (
         ({1: 8.0, 2: 5.0, 4: 4.0}, "strong", {1: 1.0, 2: 0.8, 4: 0.5}),
         ({1: 8.0, 2: 10.0, 4: 16.0}, "weak", {1: 1.0, 2: 0.8, 4: 0.5}),
@@ -32,7 +32,7 @@ def efficiency(function: Callable[[dict[int, float], str], Any]) -> str:
 
 @exercise
 def share_of_peak(function: Callable[[float, float, float, float, float], Any]) -> str:
-    """Check exercise 2 of lesson 08: what share of a card's peak a claim needs."""
+    """Check exercise 2 of lesson 11: what share of a card's peak a claim needs."""
     for given, right in (((50e6, 55_000, 10, 1.0, 11e12), 2.5), ((1e9, 1000, 2, 4.0, 1e12), 0.5)):
         got = numbers(call(function, *given), (), "one number is wanted")
         if not np.isclose(got, right):
@@ -45,7 +45,7 @@ def share_of_peak(function: Callable[[float, float, float, float, float], Any]) 
 
 @exercise
 def fewest(function: Callable[..., Any]) -> str:
-    """Check exercise 3 of lesson 08: the fewest devices for a step in a given time."""
+    """Check exercise 3 of lesson 11: the fewest devices for a step in a given time."""
     work = scaling.Workload("a network", 1_000_000, 1e8)
     slow = scaling.Cost(arithmetic=1e-4, fixed=1e-3, moving=1e-10)
     fast = scaling.Cost(arithmetic=1e-4, fixed=1e-3, moving=1e-11)

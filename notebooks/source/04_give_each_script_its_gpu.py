@@ -35,7 +35,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from mgpu_helpers import charts, jobs, memory
-from mgpu_helpers.lessons.checks import lesson_03 as checks
+from mgpu_helpers.lessons.checks import lesson_04 as checks
 
 folder = Path(tempfile.mkdtemp())
 
