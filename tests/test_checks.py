@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import runpy
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ import pytest
 from check_notebooks import last_statement
 from lessons import read, tags
 from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, listed, numbers
-from wrong_answers import CELLS, WRONG
 
 LESSONS = {lesson.number: lesson for lesson in read()}
 CHECKS = {
@@ -23,6 +23,8 @@ CHECKS = {
     for name, check in vars(module).items()
     if hasattr(check, "__wrapped__")
 }
+ANSWERS = {number: importlib.import_module(f"answers.lesson_{number}") for number in LESSONS}
+REWRITTEN = {"00"}
 OF_A_VALUE = {
     "00.default_device", "01.full_name", "02.quarter_and_growth", "02.batch_that_fits",
     "09.within_budget",
@@ -129,7 +131,7 @@ def test_a_bad_answer_gets_a_hint(plan, capsys, name, answer):
     assert answer is not raises or "it raises ValueError: what is wrong" in said
 
 
-# the common wrong answers
+# right answers and wrong ones
 
 
 def exercises() -> Iterator[tuple[str, int]]:
@@ -143,32 +145,62 @@ def check_of(number: str, nth: int) -> str:
 
 
 def judging(number: str, nth: int) -> str:
-    stubs = [cell for cell in LESSONS[number].cells if "exercise" in tags(cell)]
-    return last_statement(stubs[nth - 1].source)
+    return last_statement(tagged(number, "exercise")[nth - 1])
+
+
+def tagged(number: str, tag: str) -> list[str]:
+    return [cell.source for cell in LESSONS[number].cells if tag in tags(cell)]
 
 
 def prepared(number: str) -> str:
     """Return the code that an answer to this lesson's exercises may rely on."""
     cells = [cell.source for cell in LESSONS[number].cells if cell.cell_type == "code"]
-    needed = [[cell for cell in cells if line in cell][-1] for line in CELLS.get(number, [])]
+    lines = getattr(ANSWERS[number], "CELLS", [])
+    needed = [[cell for cell in cells if line in cell][-1] for line in lines]
     return "\n\n".join(["plan = devices.current()", cells[1], *needed])
 
 
-def test_every_exercise_has_wrong_answers():
-    assert {(number, nth) for number in WRONG for nth, _, _ in WRONG[number]} == set(exercises())
+def judge(number: str, nth: int, answer: str, folder: Path) -> None:
+    """Run an answer and its check, after what the lesson has made by then."""
+    file = folder / "answer.py"  # a file, because AutoGraph reads the source of what it traces
+    imports = "from mgpu_helpers import devices"
+    file.write_text("\n\n".join([imports, prepared(number), answer, judging(number, nth)]))
+    runpy.run_path(str(file))
+
+
+def right() -> Iterator[Any]:
+    for number, nth in exercises():
+        solution = tagged(number, "solution")[nth - 1].rpartition("checks.")[0]
+        answers = {"solution": solution, **dict(enumerate(ANSWERS[number].RIGHT.get(nth, []), 1))}
+        for name, answer in answers.items():
+            yield pytest.param(number, nth, answer, id=f"{number}-{nth}-{name}")
+
+
+@pytest.mark.parametrize("number, nth", list(exercises()))
+def test_an_exercise_has_three_right_answers_and_five_wrong_ones(number: str, nth: int):
+    if number not in REWRITTEN:
+        pytest.skip("this lesson is still to be rewritten")
+    assert len(ANSWERS[number].RIGHT[nth]) >= 2  # beside the solution
+    assert len({answer for answer, _ in ANSWERS[number].WRONG[nth]}) >= 5
+
+
+@pytest.mark.parametrize("number, nth, answer", list(right()))
+def test_a_right_answer_is_accepted(plan, capsys, tmp_path, number, nth, answer):
+    if number not in REWRITTEN:
+        pytest.skip("this lesson is still to be rewritten")
+    judge(number, nth, answer, tmp_path)
+    assert capsys.readouterr().out.splitlines()[-1].startswith("yes: ")
 
 
 @pytest.mark.parametrize(
     "number, nth, answer, hint",
     [
         pytest.param(number, nth, answer, hint, id=f"{number}-{nth}-{hint}")
-        for number in WRONG
-        for nth, answer, hint in WRONG[number]
+        for number in LESSONS
+        for nth, answers in ANSWERS[number].WRONG.items()
+        for answer, hint in answers
     ],
 )
 def test_a_wrong_answer_gets_its_hint(plan, capsys, tmp_path, number, nth, answer, hint):
-    file = tmp_path / "answer.py"  # a file, because AutoGraph reads the source of what it traces
-    imports = "from mgpu_helpers import devices"
-    file.write_text("\n\n".join([imports, prepared(number), answer, judging(number, nth)]))
-    runpy.run_path(str(file))
+    judge(number, nth, answer, tmp_path)
     assert hint in says_not_yet(capsys)

@@ -47,7 +47,7 @@ class Lesson:
 
     source: Path
     title: str
-    promise: str  # the first sentence below the title; "" when there is none
+    promise: str  # the sentence that begins with "**In this lesson**"; "" when there is none
     cells: tuple[NotebookNode, ...]
 
     @property
@@ -112,9 +112,11 @@ def _read_one(path: Path) -> Lesson:
     heading = re.match(r"# (.+)\n*", first)
     if not heading:
         raise LessonError(f"{path.name} does not begin with a Markdown cell with a '# ' title.")
-    paragraph = " ".join(first[heading.end() :].split("\n\n")[0].split())
-    promise = re.match(r".+?[.!?](?= |$)", paragraph)
-    return Lesson(path, heading[1].strip(), promise[0] if promise else "", tuple(cells))
+    opening = " ".join(first[heading.end() :].split())
+    found = re.search(r"\*\*In this lesson\*\* (.+?[.!?])(?= |$)", opening)
+    found = found or re.match(r"(.+?[.!?])(?= |$)", opening)  # a lesson not yet rewritten
+    promise = found[1][0].upper() + found[1][1:] if found else ""
+    return Lesson(path, heading[1].strip(), promise, tuple(cells))
 
 
 def draft(lesson: Lesson, lessons: list[Lesson]) -> NotebookNode:

@@ -1,8 +1,12 @@
 # %% [markdown]
 # # Meet your machine
 #
-# Every device of this computer multiplies its share of a matrix, and you see when each of them
-# worked.
+# TensorFlow does not spread work over several devices by itself. It puts a model on the first GPU,
+# and the other GPUs stay idle. Nothing warns you: the results are right, and a training on four
+# GPUs takes as long as on one.
+#
+# **In this lesson** every device of this computer multiplies its share of a matrix, and you see
+# when each of them worked.
 #
 # **You will learn** to
 # - get a host and some devices from one call, with or without a GPU,
@@ -26,13 +30,24 @@ plan
 # |---|---|---|
 # | `gpus` | there are as many GPUs as devices asked for, or more | a GPU |
 # | `split-gpu` | there are GPUs, but fewer | a share of a GPU's memory |
-# | `cores` | there is none | one thread of the processor |
+# | `cores` | there is no GPU | one core of the processor |
 #
-# `plan` is what `devices.setup` returned: `plan.host` and `plan.devices` are names for `tf.device`,
-# and `len(plan)` is the number of devices. Its `mode` line says which of the modes you have, and
-# its `timing` line what a timing is worth there. (A GPU since 2020 adds a `float32` line, which
-# this lesson explains further down.) The outputs stored in this page come from `cores` mode. Run
-# the cells to replace them with yours.
+# `plan` is what `devices.setup` returned. `plan.host` and `plan.devices` are names for `tf.device`,
+# and `len(plan)` is the number of devices. The outputs stored in this page come from `cores` mode.
+# Run the cells to replace them with yours.
+#
+# ### What `cores` mode is worth
+#
+# Left to itself, TensorFlow computes one large product on all cores of the processor.
+# `devices.setup` limits an operation to one core, so that a device is worth one core.
+#
+# - "1.7 times as fast" means: compared with one core. Plain TensorFlow would have used all cores
+#   from the start, so this does not make a training on a laptop faster. It is real parallel work,
+#   and it shows how a training on several GPUs behaves.
+# - The devices share one memory, so nothing really crosses between them. The bytes that these
+#   lessons count are those that would cross between GPUs.
+#
+# The `timing` line of the plan says what a timing is worth on your machine.
 
 # %%
 import os
@@ -44,18 +59,38 @@ import numpy as np
 import tensorflow as tf
 
 from mgpu_helpers import charts, nvml, timing, trace
-from mgpu_helpers.lessons import drawings
+from mgpu_helpers.lessons import drawings, sketches
 from mgpu_helpers.lessons.checks import lesson_00 as checks
 
 # %% [markdown]
+# ## The trouble
+#
+# Here is a Keras model of two layers. `trace.function_step` runs one training step of it and keeps
+# what TensorFlow recorded: which operation ran on which device, and when.
+
+# %% tags=["unplaced"]
+layers = tf.keras.layers
+model = tf.keras.Sequential([layers.Dense(256, activation="relu"), layers.Dense(10)])
+model.compile("sgd", "mse")
+inputs, targets = np.ones([64, 100], "float32"), np.zeros([64, 10], "float32")
+model.train_on_batch(inputs, targets)
+
+_, step = trace.function_step(model.train_on_batch, inputs, targets)
+print("the step ran on", *step.devices)
+
+# %% [markdown]
+# All operations ran in one place: on the CPU where there is no GPU, and on the first GPU where
+# there is one. The plan has more devices, and none of the others did anything. To use them,
+# somebody has to say which device does what. That is what this series is about.
+#
 # ## What is in this machine
 #
 # NVIDIA's driver knows the GPUs. Where there is no driver, the list is empty and the report says
 # why:
 
-# %%
+# %% tags=["nbval-ignore-output"]
 report = nvml.query()
-print("machine has GPUs:", [gpu.name for gpu in report.gpus], report.reason or "")
+print("GPUs:", [gpu.name for gpu in report.gpus], report.reason or "")
 
 # %% [markdown]
 # In a terminal, `python -m mgpu_helpers` says more: versions, the order of the GPUs, and why
@@ -67,12 +102,12 @@ print("machine has GPUs:", [gpu.name for gpu in report.gpus], report.reason or "
 print([devices.short(device.name) for device in tf.config.list_logical_devices()])
 
 # %% [markdown]
-# These are the names in the plan: the **host**, `/CPU:0`, and then the devices. (With more GPUs
-# than devices, `devices.setup` has hidden the rest from TensorFlow.)
+# These are the names in the plan: the **host**, `/CPU:0`, and then the devices. With more GPUs than
+# devices, `devices.setup` has hidden the rest from TensorFlow.
 #
 # In `cores` mode one processor stands behind all of these names. TensorFlow can divide it into
-# *logical* devices, if it is told before it starts. Here it is done by hand, in a separate Python
-# process, without `devices.setup`:
+# *logical* devices, if it is told before it starts. The next cell does this by hand, without
+# `devices.setup`, in a Python process of its own:
 
 # %%
 by_hand = """
@@ -88,11 +123,11 @@ done = subprocess.run([sys.executable, "-c", by_hand], capture_output=True, text
 print(done.stdout)
 
 # %% [markdown]
-# One processor has become three devices. The plan has made its own in the same way. The two
-# settings of threads let an operation use one core, and let as many operations run at once as there
-# are devices, so that a device is worth one core.
+# One processor has become three devices. The first setting of threads limits an operation to one
+# core. The second lets two operations run at once, one for each device that works. `devices.setup`
+# made the plan's devices in the same way.
 #
-# After the start it is too late. The same call, now, in this notebook:
+# After TensorFlow has started it is too late. Here is the same call in this notebook:
 
 # %%
 cpu = tf.config.list_physical_devices("CPU")[0]
@@ -102,24 +137,9 @@ except RuntimeError as error:
     print(error)
 
 # %% [markdown]
-# So another number of devices needs a restart of the kernel, and `devices.setup` says so.
-
-# %% [markdown]
-# ## The words of the series
+# So another number of devices needs a restart of the kernel. If you forget, `devices.setup` tells
+# you.
 #
-# | word | what it means here |
-# |---|---|
-# | **host** | the CPU that feeds the devices and joins what they make |
-# | **device** | what does the heavy arithmetic: a GPU, a share of one, or a core |
-# | **step** | one run of the work that is repeated, such as one update of the weights |
-# | **replica** | a copy of the model, on one device; written out by hand it is a **tower** |
-# | **global batch** | the examples of one step, on all devices together |
-# | **per-device batch** | how many of them one device gets |
-# | **shard** | the piece of a batch, or of any data, that one device gets |
-# | **stage** | a part of a model that was cut up, each part on a device of its own |
-# | **micro-batch** | a piece of a batch, sent through the stages one after another |
-
-# %% [markdown]
 # ## One operation on one device
 #
 # `tf.device` names the device for what is created inside its block. The result knows where it was
@@ -144,8 +164,15 @@ for device in plan.devices:
 # ## One multiplication on all devices
 #
 # A row of a product needs only the same row of the left matrix. So the left matrix can be cut into
-# **shards** of rows, one for each device. The host cuts and joins, so its block is around
-# everything. Each device multiplies its own shard, in a block of its own inside:
+# **shards** of rows, one for each device:
+
+# %% tags=["schematic"]
+sketches.shared_product(plan.devices)
+plt.show()
+
+# %% [markdown]
+# The host cuts `left` and joins the pieces. Each device multiplies its own shard with all of
+# `right`. In code there are two blocks, one inside the other, and the inner one wins:
 
 # %%
 def multiply(left, right):
@@ -158,11 +185,11 @@ def multiply(left, right):
 
 
 # %% [markdown]
-# The inner block wins. Without the outer one nobody would have placed the cutting and the joining.
-# TensorFlow would do both on the host where there is no GPU, and on the first GPU where there is
-# one. All of `left` would then go to the first GPU, and the other shards from there to the other
-# GPUs. These lessons name a place for what they cut, join and return, so that they do the same on
-# every machine.
+# The outer block is there for the cutting and the joining. Without it nobody would have placed
+# them. TensorFlow would do both on the host where there is no GPU, and on the first GPU where there
+# is one. All of `left` would then travel to the first GPU, and the other shards from there to the
+# other GPUs. These lessons name a place for what they cut, join and return, so that they do the
+# same on every machine.
 #
 # First on numbers that you can add in your head. A row of ones times `small` gives the sums of its
 # columns, 4 and 6. Here are as many such rows as there are devices:
@@ -171,8 +198,9 @@ def multiply(left, right):
 print(multiply(tf.ones([len(plan), 2]), small).numpy())
 
 # %% [markdown]
-# Now two matrices of 1680 rows and columns. `trace.function_step` runs the function twice, once to
-# warm up, and keeps what TensorFlow recorded about the second **step**:
+# Now two matrices of 1680 rows and columns. `trace.function_step` runs the function twice, first to
+# warm up, and records the second run. Such a run, which a training repeats over and over, is a
+# **step**.
 
 # %%
 rng = np.random.default_rng(seed=0)
@@ -184,7 +212,7 @@ print("worked:", step.devices)
 
 # %% [markdown]
 # The **placement map** has a lane for each device. A thick arrow is what crosses from one to
-# another, with its bytes; a thin one stays where it is. Look for what the host has to send:
+# another, with its bytes. A thin arrow stays where it is. Look for what the host has to send:
 
 # %%
 for (source, target), size in step.bytes_between().items():
@@ -195,7 +223,7 @@ plt.show()
 # %% [markdown]
 # With two devices, each gets a shard of 840 rows, which is 840 · 1680 · 4 = 5,644,800 bytes, and
 # all of `right`, 11,289,600 bytes. It sends back 840 rows of the product. All of `right` goes to
-# every device, however many there are: a price of this way of sharing.
+# every device, however many there are. That is the price of this way of sharing.
 #
 # The **timeline** shows when each device worked. Look for bars one above the other:
 
@@ -206,12 +234,12 @@ plt.show()
 # %% [markdown]
 # Where bars stand one above the other, devices worked at the same time. White space in a lane is a
 # device that waited, or that received data: copies are not drawn. With several devices the host's
-# bar is the last: it joins the pieces when all of them have come. Cutting `left` takes next to no
-# time. (On GPUs the bars are short and may lie apart, because copying the matrices takes longer
-# than multiplying them. Two devices that share a GPU take turns.)
+# bar is the last. It joins the pieces when all of them have come. Cutting `left` takes next to no
+# time.
 #
-# `make gpu`, on a machine with GPUs, stores the timeline of that machine. This cell shows those
-# that are stored:
+# On GPUs the bars are short and may lie apart, because copying the matrices takes longer than
+# multiplying them. Two devices that share a GPU take turns. `make gpu`, on a machine with GPUs,
+# stores the timeline of that machine, and this cell shows what is stored:
 
 # %% tags=["varies", "nbval-ignore-output"]
 drawings.from_gpus("00")
@@ -223,13 +251,14 @@ drawings.from_gpus("00")
 # product has to be equal to NumPy's, without any tolerance:
 
 # %%
-print("equal to NumPy's product:", np.array_equal(result, left @ right))
+wrong = np.count_nonzero(result != left @ right)
+print(f"{wrong} of {result.size:,} entries differ from those of NumPy")
 
 # %% [markdown]
 # Other numbers are rounded, and a GPU may round more than you expect. A float32 has 23 bits behind
-# the point. TensorFlow lets NVIDIA's GPUs since the Ampere generation of 2020 multiply float32
-# numbers as **TF32**, unless it is told not to: with 10 of these bits, and several times as fast.
-# Here is what this does to a product, imitated with NumPy:
+# the point. Since the Ampere generation of 2020, NVIDIA's GPUs can multiply float32 numbers as
+# **TF32**, with 10 of these bits and several times as fast. TensorFlow lets them, unless it is told
+# not to. Here is what this does to a product, imitated with NumPy:
 
 # %%
 def as_tf32(x):
@@ -243,9 +272,9 @@ for name, product in [("float32", a @ b), ("TF32", as_tf32(a) @ as_tf32(b))]:
     print(f"{name:8} wrong by about 1e{np.log10(error):.0f} of the largest entry")
 
 # %% [markdown]
-# The whole numbers from -3 to 3 fit into 10 bits, so they are exact either way. A gradient is not:
-# with TF32, two ways to compute the same step may differ in the third digit, and a mistake of that
-# size could not be seen. So `devices.setup` has switched it off in this notebook:
+# The whole numbers from -3 to 3 fit into 10 bits, so they are exact either way. A gradient is not.
+# With TF32, two ways to compute the same step may differ in the third digit, and a mistake of that
+# size could not be seen. So `devices.setup` has switched TF32 off in this notebook:
 
 # %%
 print("TF32:", tf.config.experimental.tensor_float_32_execution_enabled())
@@ -257,8 +286,7 @@ print("TF32:", tf.config.experimental.tensor_float_32_execution_enabled())
 # ## Was it faster?
 #
 # One device against all of them, in turn, twenty times each. `tf.function` turns both into graphs
-# first, so that TensorFlow knows the whole step before it starts, and `.numpy()` waits for the
-# result:
+# first, so that TensorFlow knows the whole step before it starts. `.numpy()` waits for the result:
 
 # %%
 @tf.function
@@ -275,14 +303,18 @@ with tf.device(plan.host):
 timing.compare(lambda: on_one(*pair).numpy(), lambda: on_all(*pair).numpy(), names=("one", "all"))
 
 # %% [markdown]
-# The number is one device's time over that of all, the median of the pairs; in brackets, the
+# The number is one device's time over that of all, the median of the pairs. In brackets is the
 # middle half of them. With as many free cores as devices it comes near the number of devices, less
 # what cutting and joining cost. On a machine that is busy with something else, or where the
 # `timing` line of the plan says so, the number means nothing.
 #
 # On GPUs do not expect "all" to win here. A GPU needs about a millisecond for this product, or
 # less, and copying the matrices to it takes at least as long. Sharing pays where a device computes
-# for longer than its data travels; lesson 07 looks for that point in a training step.
+# for longer than its data travels. [[07]] looks for that point in a training step.
+#
+# ## With your own model
+#
+# To come.
 #
 # ## Break it
 #
@@ -357,21 +389,23 @@ checks.multiply_columns(multiply_columns)
 # %% [markdown]
 # ## What we saw
 #
+# - A Keras model used one place, although the plan had two devices, and nothing said so.
 # - One call gave a host and some devices, and said what stood behind them.
 # - An operation ran where `tf.device` said, and its result named the place.
 # - All devices shared one multiplication and gave NumPy's product exactly.
-# - The map counted what crossed; the timeline showed who worked when.
+# - The map counted what crossed. The timeline showed who worked when.
 # - Without `tf.device` the product was still right, and the work was not shared.
 #
 # ## In practice
 #
-# - Between two logical CPUs nothing moves: a tensor is handed over. The bytes are counted from its
-#   shape, as they would cross to a GPU, and there the copy takes time.
-# - `devices.setup` sees to it that TensorFlow takes memory from a GPU as it needs it. Unasked, it
-#   takes nearly all of every GPU at the start; lesson 02 is about that.
+# Use `devices.setup` when a notebook has to run on any machine, and a trace when you want to know
+# who did the work. The setup costs the start of TensorFlow, and a trace two runs of the step.
+#
 # - What no block names goes to the host without a GPU, and to the first GPU with one. Code that
 #   shares out work should name a place for what it cuts, joins and returns.
-# - `trace.function_step` runs the function's graph in a session (lesson 01), on copies of its
+# - `devices.setup` lets TensorFlow take memory from a GPU as it needs it. Unasked, it takes nearly
+#   all of every GPU at the start. [[02]] is about that.
+# - `trace.function_step` runs the function's graph in a session ([[01]]), on copies of its
 #   variables, because only a session keeps such a trace.
 # - `MGPU_DEVICES=4` and `MGPU_MODE=cores` in the environment, before the kernel starts, change
 #   what every lesson runs on. `MGPU_VERBOSE=1` brings TensorFlow's own messages back.
@@ -379,5 +413,21 @@ checks.multiply_columns(multiply_columns)
 # ## The lessons
 #
 # [[lessons]]
+#
+# Three ways through them:
+#
+# - "I have one model and several GPUs": 00, 01, 03, 06, 07, 08.
+# - "I have many scripts": 00, 02, 04, 05.
+# - "My model does not fit": 00, 03, 09, 10.
+#
+# | word | what it means in all of them |
+# |---|---|
+# | **host** | the CPU that feeds the devices and joins what they make |
+# | **device** | what does the heavy arithmetic: a GPU, a share of one, or a core |
+# | **step** | one run of the work that is repeated, such as one update of the weights |
+# | **shard** | the piece of a batch, or of any data, that one device gets |
+# | **replica** | a copy of the model, on one device; written out by hand it is a **tower** |
+# | **global batch** | the examples of one step, on all devices together |
+# | **per-device batch** | how many of them one device gets |
 #
 # Next: [[next]].

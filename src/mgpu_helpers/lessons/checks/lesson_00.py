@@ -19,9 +19,11 @@ def default_device(answer: Any) -> str:
     right = devices.short(tf.ones([2, 2]).device)
     if answer is None:
         raise NotYet("put a device name into answer; a tensor has one in .device")
+    if tf.is_tensor(answer):
+        raise NotYet("that is the tensor: write its .device")
     if not isinstance(answer, str):
         raise NotYet(f"a device name is a string such as '/CPU:0', not {answer!r}")
-    if devices.short(answer) != right:
+    if devices.short(answer).upper() != right:
         raise NotYet(f"it is not on {answer or 'nothing'}; make it and look at its .device")
     return "that is where TensorFlow puts what nobody places"
 
