@@ -8,6 +8,7 @@ themselves. `-m rehearse`: what nobody placed goes to the first device, as gpu_r
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -77,7 +78,8 @@ def rehearse(
     startup = folder / "ipython" / "profile_default" / "startup"
     startup.mkdir(parents=True)
     (startup / "rule.py").write_text("import gpu_rule\ngpu_rule.install()\n")
-    ipython, here = str(folder / "ipython"), str(Path(__file__).parent)
+    here = os.pathsep.join((str(ROOT / "src"), str(Path(__file__).parent)))
+    ipython = str(folder / "ipython")
     return run_notebook(path, "--nbval", IPYTHONDIR=ipython, PYTHONPATH=here)
 
 

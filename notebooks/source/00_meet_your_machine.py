@@ -59,8 +59,9 @@ import numpy as np
 import tensorflow as tf
 
 from mgpu_helpers import charts, nvml, timing, trace
-from mgpu_helpers.lessons import drawings, sketches
+from mgpu_helpers.lessons import drawings
 from mgpu_helpers.lessons.checks import lesson_00 as checks
+from mgpu_helpers.lessons.sketches import lesson_00 as sketches
 
 # %% [markdown]
 # ## The trouble
@@ -76,12 +77,12 @@ inputs, targets = np.ones([64, 100], "float32"), np.zeros([64, 10], "float32")
 model.train_on_batch(inputs, targets)
 
 _, step = trace.function_step(model.train_on_batch, inputs, targets)
-print("the step ran on", *step.devices)
+print("matrix products ran on", *{op.device for op in step.ops if op.type == "MatMul"})
 
 # %% [markdown]
-# All operations ran in one place: on the CPU where there is no GPU, and on the first GPU where
-# there is one. The plan has more devices, and none of the others did anything. To use them,
-# somebody has to say which device does what. That is what this series is about.
+# All of them ran in one place: on the CPU where there is no GPU, and on the first GPU where there is
+# one. The plan has more devices, and they multiplied nothing. To use them, somebody has to say
+# which device does what. That is what this series is about.
 #
 # ## What is in this machine
 #
