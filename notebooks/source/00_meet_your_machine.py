@@ -80,8 +80,8 @@ _, step = trace.function_step(model.train_on_batch, inputs, targets)
 print("matrix products ran on", *{op.device for op in step.ops if op.type == "MatMul"})
 
 # %% [markdown]
-# All of them ran in one place: on the CPU where there is no GPU, and on the first GPU where there is
-# one. The plan has more devices, and they multiplied nothing. To use them, somebody has to say
+# All of them ran in one place: on the CPU where there is no GPU, and on the first GPU where there
+# is one. The plan has more devices, and they multiplied nothing. To use them, somebody has to say
 # which device does what. That is what this series is about.
 #
 # ## What is in this machine
