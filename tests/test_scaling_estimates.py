@@ -24,6 +24,7 @@ from mgpu_helpers.scaling import (
     ring,
     speedup,
     step_time,
+    terms_for,
 )
 
 WORK = Workload("mine", 1_000_000)
@@ -43,13 +44,8 @@ def rows(layouts=LAYOUTS, scatter=0.0, seed=0):
 
 def eight_from_fewer(workload, table):
     """Fit 1, 2 and 4 GPUs with the terms that such rows can tell, and ask for the rows of 8."""
-    terms = ["arithmetic", "moving"]
-    if len({row.layout.per_device_batch for row in table}) > 1:
-        terms.append("fixed")
-    if table[0].layout.variables == "ring":
-        terms.append("latency")
-    found = fit(workload, [row for row in table if row.layout.devices < 8], terms)
-    return asked(found, [row for row in table if row.layout.devices == 8])
+    few, eight = ([row for row in table if (row.layout.devices == 8) is w] for w in (False, True))
+    return asked(fit(workload, few, terms_for(workload, few)), eight)
 
 
 P100 = {(a.measurement.layout.per_device_batch, work.name): a
@@ -106,6 +102,18 @@ def test_without_spare_rows_there_is_no_interval_and_a_doubt_says_so():
                 speedup(central, WORK, found, 2, per_device_batch=64)):  # fmt: skip
         assert got.low is None and got.high is None
         assert got.doubts == ("3 rows and 3 coefficients leave nothing to tell the spread by",)
+
+
+@pytest.mark.parametrize("counts, batches, variables, terms", [
+    ((1, 2, 4), (64,), ["host"], "arithmetic moving"),
+    ((1, 2, 4), (64,), ["ring"], "arithmetic moving latency"),
+    ((1, 2), (32, 64), ["ring"], "arithmetic fixed moving"),
+    ((1, 2, 4), (32, 64), ["device", "host"], "arithmetic fixed update moving"),
+    ((1,), (32, 64), ["device"], "arithmetic fixed"),
+])  # fmt: skip
+def test_the_terms_for_a_table_are_those_that_do_not_grow_alike(counts, batches, variables, terms):
+    layouts = [Layout(n, b, v) for v in variables for n in counts for b in batches]
+    assert terms_for(WORK, rows(layouts, 0.05)) == tuple(terms.split())
 
 
 def test_a_term_that_the_rows_do_not_tell_is_a_doubt_where_it_is_asked_for():

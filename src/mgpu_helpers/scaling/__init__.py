@@ -3,7 +3,8 @@
 Describe a network (`Workload`), write down what steps took (`Measurement`), `fit` a `Cost` to
 them, and ask about other layouts: `fitted.predict(Layout(4, 128))`, or for a ring of eight devices
 `speedup(ring, work, fitted, 8, per_device_batch=128)`. Both say how far they may be off. With a
-Keras model, `Workload.of(model)` counts it and `measure` times its steps.
+Keras model, `Workload.of(model)` counts it and `measure` times its steps. `terms_for` says what a
+table of your own can tell.
 """
 
 from mgpu_helpers.scaling.estimate import Estimate, Prediction, interval
@@ -24,6 +25,7 @@ from mgpu_helpers.scaling.model import (
     ring,
     step_time,
 )
+from mgpu_helpers.scaling.solve import terms_for
 from mgpu_helpers.scaling.speedup import speedup
 
 __all__ = [
@@ -55,6 +57,7 @@ __all__ = [
     "speedup",
     "step_time",
     "TERMS",
+    "terms_for",
     "Verdict",
     "Workload",
 ]

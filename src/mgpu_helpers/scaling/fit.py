@@ -10,7 +10,16 @@ import numpy as np
 
 from mgpu_helpers.scaling.estimate import Prediction, doubts, interval, no_spread
 from mgpu_helpers.scaling.model import TERMS, Cost, Layout, Measurement, Workload
-from mgpu_helpers.scaling.solve import NOISE, asks, leanest, matrix, norms, solve, student
+from mgpu_helpers.scaling.solve import (
+    NOISE,
+    asks,
+    leanest,
+    matrix,
+    norms,
+    solve,
+    student,
+    terms_for,
+)
 from mgpu_helpers.wording import counted, size_text
 
 _ABSENT = {
@@ -120,9 +129,9 @@ def fit(
 ) -> Fit:
     """Fit a cost to measured steps: least squares of the relative errors, no coefficient below 0.
 
-    Rows that a ring averages want "latency" among the terms; rows of one batch do not tell "fixed".
     The rows tell a term if without it they are fitted worse than their scatter allows: the sum of
     squares then grows by more than t squared times the variance of a row, with Student's t at 95 %.
+    `terms_for` lists the terms that can be told apart at all.
 
     >>> rows = [Measurement(Layout(1, 64), 0.011), Measurement(Layout(1, 128), 0.019)]
     >>> found = fit(Workload("mine", 1000, 5e6), rows, ["arithmetic", "fixed"])
@@ -135,7 +144,7 @@ def fit(
     if unknown or not terms or len(set(terms)) < len(terms):
         raise ValueError(f"terms={terms} cannot be fitted: use some of {', '.join(TERMS)}, once.")
     if len(measurements) < len(terms):
-        fewer = _told_apart(workload, measurements, terms)
+        fewer = terms_for(workload, measurements, terms)
         raise ValueError(
             f"{counted(len(measurements), 'row')} cannot tell "
             f"{counted(len(terms), 'coefficient')}: measure {len(terms) - len(measurements)} more"
@@ -162,18 +171,6 @@ def _check_rows(measurements: Sequence[Measurement]) -> None:
                 f"{row.layout} took {low:.3g} s in one row and {high:.3g} s in another: fit the "
                 "rows of one network on one machine."
             )
-
-
-def _told_apart(
-    workload: Workload, measurements: Sequence[Measurement], terms: Sequence[str]
-) -> tuple[str, ...]:
-    """List the terms whose column is not made of those before it."""
-    found: list[str] = []
-    for term in terms if measurements else ():
-        columns = matrix(workload, measurements, [*found, term])
-        if np.linalg.matrix_rank(columns / norms(columns), NOISE) > len(found):
-            found.append(term)
-    return tuple(found)
 
 
 def _why_not(
