@@ -173,6 +173,14 @@ def test_flop_are_optional_and_nothing_but_the_peak_wants_them():
     assert with_flops.flops == pytest.approx(1e9 / COST.arithmetic)
 
 
+def test_a_chart_of_steps_names_a_ring():
+    from mgpu_helpers import charts
+
+    ax = charts.step_times(DGX_1[-1][1])
+    names = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert names == [f"{n} device{'s' * (n > 1)}, averaged in a ring" for n in (1, 2, 4, 8)]
+
+
 def vgg16_flops():
     """Count 6 FLOP for each multiply-add: 13 convolutions of 3x3 and three dense layers."""
     size, channels, work = 224, 3, 0

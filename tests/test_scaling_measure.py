@@ -53,6 +53,15 @@ def test_what_is_no_step_is_named():
         measure(lambda n, batch: np.ones(3) if n == 2 else lambda: None, batches=[8])
 
 
+def test_a_session_is_measured_inside_its_graph():
+    import tensorflow as tf
+
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        doubled = 2 * tf.ones([4])
+        (row,) = measure(lambda n, batch: (session.run, doubled), [1], [4], repeats=1)
+    assert row.layout == Layout(1, 4)
+
+
 def test_steps_of_a_keras_model_become_rows_that_are_fitted(plan):
     import keras
     import tensorflow as tf

@@ -57,6 +57,7 @@ def _run(step: Any, layout: Layout) -> Callable[[], None]:
 
     def run() -> None:
         function(*arguments)
-        tf.test.experimental.sync_devices()
+        if tf.executing_eagerly():  # in a graph it was Session.run, which waits
+            tf.test.experimental.sync_devices()
 
     return run
