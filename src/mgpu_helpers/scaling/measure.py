@@ -26,7 +26,8 @@ def measure(
     In cores mode eager code and `tf.function` share one pool of threads for all devices, so a
     single device may work on several cores at once: then more devices gain less than they do where
     each has its own processor, as on GPUs. A `Session` with `plan.session_config(devices=n)` has a
-    thread for each device in use.
+    thread for each device in use. Where devices share cores, also on a busy machine, a step grows
+    with the global batch: fit "input" instead of "moving".
 
     >>> from mgpu_helpers import towers
     >>> def step_of(n, batch):
