@@ -1,4 +1,4 @@
-"""Two published tables on this machine, and a cost model asked about rows it has not seen.
+"""Published tables on this machine, and a cost model asked about rows it has not seen.
 
 python benchmarks/scaling.py    writes results/scaling.json (lesson 11)
 """
@@ -28,6 +28,29 @@ def notebook() -> dict[str, scaling.Measurement]:
 
 def several(steps: dict) -> dict[str, timing.Timing]:
     return timing.several(steps, warmup=2, repeats=ROUNDS)
+
+
+def eight_from_fewer(work: scaling.Workload, rows: tuple) -> list[scaling.Answer]:
+    """Fit 1, 2 and 4 GPUs with the terms that such rows can tell, and ask for the rows of 8."""
+    fewer = [row for row in rows if row.layout.devices < 8]
+    fitted = scaling.fit(work, fewer, scaling.terms_for(work, fewer))
+    return scaling.asked(fitted, [row for row in rows if row.layout.devices == 8])
+
+
+def forecasts(ratios: list[results.Ratio]) -> dict[str, dict[str, float]]:
+    """Predict 8 GPUs of TensorFlow's own benchmarks, print each, and add the errors' ratios."""
+    numbers = {}
+    for machine, table in (("P100", published.DGX_1), ("K80", published.K80)):
+        asked = [(work.name, a) for work, rows in table for a in eight_from_fewer(work, rows)]
+        numbers[machine] = {f"{name}, {a.measurement.layout}": round(a.error, 4)
+                            for name, a in asked}  # fmt: skip
+        for name, (row, seconds) in asked:
+            print(f"{machine:5}{name:12} {row.layout!r:38} {row.seconds:.3g} s, from 1, 2 and 4 "
+                  f"GPUs: {seconds}")  # fmt: skip
+        off = [abs(a.error) for _, a in asked]
+        name = f"8 {machine} from 1, 2 and 4, error"
+        ratios.append(results.Ratio.of(name, off, 0.10, at_least=False))
+    return numbers
 
 
 def main() -> None:
@@ -86,6 +109,7 @@ def main() -> None:
     off = np.abs(scaling.errors(scaling.holdout(work, own, terms=terms)))
     low, middle, high = (round(float(q), 4) for q in np.quantile(off, [0.25, 0.5, 0.75]))
     ratios.append(results.Ratio("rows left out, error", middle, 0.15, False, low, high))
+    forecast = forecasts(ratios)
     print(*ratios, sep="\n")
     numbers = {
         "width": WIDTH,
@@ -95,6 +119,7 @@ def main() -> None:
         "p40_ms": {str(n): round(1e3 * timed.median, 2) for n, timed in shared.items()},
         "left_out_error": {repr(m.layout): round(float(e), 4)
                            for m, e in zip(own, off, strict=True)},
+        "eight_gpus_error": forecast,
     }  # fmt: skip
     results.write("scaling", plan, numbers, ratios)
 

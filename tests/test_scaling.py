@@ -178,6 +178,8 @@ def test_the_listing_of_the_p40_note_is_impossible_and_that_of_the_program_is_no
     (Layout(1, 10, "host"), Breakdown(0.02, 0.005, 0.007, 2 * 0.004, latency=2 * 0.1)),
     (Layout(3, 10), Breakdown(0.02, 0.005, 0, 4 * 0.004, latency=4 * 0.1)),
     (Layout(3, 10, "host"), Breakdown(0.02, 0.005, 0.007, 6 * 0.004, latency=6 * 0.1)),
+    (Layout(4, 10, "ring"), Breakdown(0.02, 0.005, 0, 1.5 * 0.004, latency=6 * 0.1)),
+    (Layout(1, 10, "ring"), Breakdown(0.02, 0.005)),
     (Layout(2, 10, path="split"), Breakdown(0.02, 0.005, 0, 0.003, latency=2 * 0.1)),
     (Layout(2, 10, "host", "split"), Breakdown(0.02, 0.005, 0.007, 0.003 + 0.008, latency=4 * 0.1)),
 ])  # fmt: skip
@@ -192,6 +194,7 @@ def test_the_parts_of_a_step_by_hand(layout, parts):
 def test_layouts_know_their_global_batch_and_print_themselves():
     assert Layout(3, 256).global_batch_size == 768
     assert repr(Layout(1, 256, "host")) == "1 device x 256, variables on the host"
+    assert repr(Layout(8, 64, "ring")) == "8 devices x 64, averaged in a ring"
     split = Layout(2, 128, path="split")
     assert split.global_batch_size == 128 and "split over 2 devices, batch 128" in repr(split)
 
@@ -206,6 +209,15 @@ def test_a_fit_prints_what_it_found():
 
 
 ten = st.floats(0.1, 10)
+
+
+@given(ten, ten, ten, ten, ten)
+def test_rows_of_a_ring_tell_bytes_from_messages(c, f, m, i, lat):
+    true = Cost(1e-4 * c, 5e-3 * f, 0, 1e-10 * m, 2e-5 * i, 1e-3 * lat)
+    layouts = [Layout(n, b, "ring") for n in (1, 2, 3, 4, 8) for b in (32, 64)]
+    terms = [term for term in TERMS if term != "update"]
+    found = fit(NOTEBOOK, rows(NOTEBOOK, layouts, true), terms)
+    assert astuple(found.cost) == pytest.approx(astuple(true), rel=1e-6, abs=1e-30)
 
 
 @given(ten, ten, ten, ten, ten)
@@ -329,6 +341,7 @@ def test_the_interval_is_wider_further_from_the_rows_and_closes_without_scatter(
 def test_central_and_ring_by_hand():
     cost, link = replace(COST, input=1e-4), Link("slow", 1e5, 1e4, 1e6, 0.25, "made up")
     assert central(SMALL, cost, 4, 10) == step_time(SMALL, Layout(4, 10), cost)
+    assert ring(SMALL, cost, 4, 10) == step_time(SMALL, Layout(4, 10, "ring"), cost)
     assert astuple(central(SMALL, cost, 4, 2.5, link)) == pytest.approx(
         (0.005, 0.005, 0, 6 * 4000 / 1e5, 1e-4 * 10, 6 * 0.25)
     )
@@ -423,6 +436,8 @@ def test_every_link_says_where_its_numbers_come_from(link):
     (lambda: Layout(2, 2.5), "per_device_batch=2.5"),
     (lambda: Layout(2, 8, "cpu"), "variables='cpu'"),
     (lambda: Layout(2, 8, path="pipe"), "path='pipe'"),
+    (lambda: Layout(2, 8, "ring", "split"), "split over 2 devices .*variables='device'"),
+    (lambda: Measurement.of_rate(Layout(1, 8), 0), "1 device x 8: examples_per_second=0"),
     (lambda: Layout(1, 8, path="split"), "1 device .*devices=2"),
     (lambda: Workload("x", 0, 1), "parameters=0"),
     (lambda: Workload("x", 1, 0), "flops=0"),
@@ -434,6 +449,11 @@ def test_every_link_says_where_its_numbers_come_from(link):
     (lambda: Link("wire", 2.0, 1.0, 3.0, -1, ""), "wire: .*latency=-1"),
     (lambda: fit(NOTEBOOK, []), "measure 4 more"),
     (lambda: fit(NOTEBOOK, TENSORLIGHT[:3]), "3 rows .*4 coefficients: measure 1 more"),
+    (lambda: fit(SMALL, rows(SMALL, [Layout(n, 8, "host") for n in (1, 2, 4)], COST)),
+     r"terms=\('arithmetic', 'moving'\)"),
+    (lambda: fit(NOTEBOOK, [*TENSORLIGHT, Measurement(Layout(1, 128), 0.1)]),
+     "1 device x 128 took 0.0185 s .*0.1 s"),
+    (lambda: feasible(Workload("bare", 1), 1, 1, 1), "bare has flops=None"),
     (lambda: fit(NOTEBOOK, TENSORLIGHT, ["magic"]), "'magic'"),
     (lambda: fit(NOTEBOOK, TENSORLIGHT, ["fixed", "fixed"]), "'fixed', 'fixed'"),
     (lambda: fit(NOTEBOOK, TENSORLIGHT, []), r"terms=\(\)"),
@@ -451,6 +471,11 @@ def test_every_link_says_where_its_numbers_come_from(link):
 def test_a_mistake_is_a_value_error_that_names_it(mistake, named):
     with pytest.raises(ValueError, match=named):
         mistake()
+
+
+def test_a_row_that_is_no_measurement_is_a_type_error():
+    with pytest.raises(TypeError, match="tuple"):
+        fit(SMALL, [(Layout(1, 8), 0.1)], ["arithmetic"])
 
 
 def test_a_fit_without_arithmetic_or_moving_has_no_speed_to_imply():

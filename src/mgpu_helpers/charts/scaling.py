@@ -55,7 +55,7 @@ def step_times(measurements: Sequence[Measurement], fit: Fit | None = None, ax: 
     """
     import matplotlib
 
-    ax = axes(ax)
+    ax, kept = axes(ax), {"host": ", variables on the host", "ring": ", averaged in a ring"}
     groups: dict[Any, list[Measurement]] = defaultdict(list)
     for m in sorted(measurements, key=lambda m: m.layout.per_device_batch):
         groups[m.layout.devices, m.layout.path, m.layout.variables].append(m)
@@ -69,7 +69,7 @@ def step_times(measurements: Sequence[Measurement], fit: Fit | None = None, ax: 
         ax.plot(
             batches, [m.seconds * 1e3 for m in rows], "^" if path == "split" else "o", color=shade,
             markerfacecolor="white" if hollow else shade, zorder=3,
-            label=label + (", variables on the host" if hollow else ""),
+            label=label + kept.get(variables, ""),
         )  # fmt: skip
         if fit:
             ends = [replace(rows[0].layout, per_device_batch=b) for b in (1, max(*batches, 2))]

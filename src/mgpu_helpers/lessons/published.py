@@ -5,7 +5,7 @@ Memory is in MiB, as the notebook prints it.
 
 from __future__ import annotations
 
-from mgpu_helpers.scaling.model import Layout, Measurement
+from mgpu_helpers.scaling.model import Layout, Measurement, Workload
 
 
 def _published(
@@ -43,3 +43,45 @@ P40 = tuple(
 )
 # 3840 cores x 2 FLOP x 1.531 GHz, its highest clock; NVIDIA's data sheet rounds it to 12 TFLOP/s.
 P40_FLOPS = 3840 * 2 * 1.531e9
+
+
+def _benchmarks(
+    machine: str, batch: int, variables: str, *rates: float
+) -> tuple[Measurement, ...]:
+    """Make the rows of a column: images a second on 1, 2, 4 and 8 GPUs, made-up images."""
+    source = f"TensorFlow's benchmarks, 2017, {machine}"
+    return tuple(
+        Measurement.of_rate(Layout(n, batch, variables), rate, source)
+        for n, rate in zip((1, 2, 4, 8), rates, strict=True)
+    )
+
+
+# Parameters to three digits: they scale the bandwidth that comes out, and no prediction. VGG16's
+# FLOP are 6 for each of the multiply-adds of its layers.
+_INCEPTION, _ALEXNET = Workload("InceptionV3", 23_800_000), Workload("AlexNet", 61_800_000)
+_RESNET_50, _RESNET_152 = Workload("ResNet-50", 25_600_000), Workload("ResNet-152", 60_200_000)
+_VGG16 = Workload("VGG16", 138_000_000, 6 * 15_470_264_320)
+# TensorFlow's own benchmarks of May 2017, 1 to 8 GPUs, training on made-up images. On the DGX-1
+# NCCL averages for AlexNet and VGG16; all others have their variables on the host.
+DGX_1 = (  # Tesla P100
+    (_INCEPTION, _benchmarks("DGX-1", 64, "host", 142, 284, 569, 1131)
+     + _benchmarks("DGX-1", 32, "host", 128, 259, 520, 995)),
+    (_RESNET_50, _benchmarks("DGX-1", 64, "host", 219, 422, 852, 1734)
+     + _benchmarks("DGX-1", 32, "host", 195, 368, 768, 1485)),
+    (_RESNET_152, _benchmarks("DGX-1", 64, "host", 91.8, 181, 356, 716)
+     + _benchmarks("DGX-1", 32, "host", 82.7, 160, 317, 632)),
+    (_ALEXNET, _benchmarks("DGX-1", 512, "ring", 2987, 5658, 10509, 17822)),
+    (_VGG16, _benchmarks("DGX-1", 64, "ring", 154, 295, 584, 1081)
+     + _benchmarks("DGX-1", 32, "ring", 144, 281, 549, 820)),
+)  # fmt: skip
+K80 = (  # two GPUs to a card, on Google Compute Engine
+    (_INCEPTION, _benchmarks("K80", 64, "host", 30.5, 57.8, 116, 227)
+     + _benchmarks("K80", 32, "host", 29.3, 55.0, 109, 216)),
+    (_RESNET_50, _benchmarks("K80", 64, "host", 51.9, 99.0, 195, 387)
+     + _benchmarks("K80", 32, "host", 49.5, 95.4, 183, 362)),
+    (_RESNET_152, _benchmarks("K80", 32, "host", 20.0, 38.2, 75.8, 148)),
+    (_ALEXNET, _benchmarks("K80", 512, "host", 656, 1209, 2328, 4640)),
+    (_VGG16, _benchmarks("K80", 32, "host", 35.4, 64.8, 120, 234)),
+)  # fmt: skip
+# 3584 cores x 2 FLOP x 1.48 GHz, its boost clock in a DGX-1.
+P100_FLOPS = 3584 * 2 * 1.48e9

@@ -8,16 +8,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mgpu_helpers.scaling.model import (
-    TERMS,
-    Breakdown,
-    Cost,
-    Layout,
-    Measurement,
-    Workload,
-    step_time,
+from mgpu_helpers.scaling.estimate import Prediction, doubts, interval, no_spread
+from mgpu_helpers.scaling.model import TERMS, Cost, Layout, Measurement, Workload
+from mgpu_helpers.scaling.solve import (
+    NOISE,
+    asks,
+    leanest,
+    matrix,
+    norms,
+    solve,
+    student,
+    terms_for,
 )
-from mgpu_helpers.scaling.solve import NOISE, asks, leanest, matrix, norms, solve, student
 from mgpu_helpers.wording import counted, size_text
 
 _ABSENT = {
@@ -51,8 +53,8 @@ class Fit:
             head += f"\n{more} more than coefficients: a description, not a test"
         flops, bandwidth = self.flops, self.bandwidth
         said = {
-            "arithmetic": "0" if flops is None
-            else f"{self.cost.arithmetic * 1e3:.3g} ms an example ({flops / 1e12:.3g} TFLOP/s)",
+            "arithmetic": f"{self.cost.arithmetic * 1e3:.3g} ms an example"
+            + ("" if flops is None else f" ({flops / 1e12:.3g} TFLOP/s)"),
             "fixed": f"{self.cost.fixed * 1e3:.3g} ms",
             "update": f"{self.cost.update * 1e3:.3g} ms with the variables on the host",
             "moving": "0" if bandwidth is None else f"{size_text(round(bandwidth))}/s",
@@ -66,7 +68,7 @@ class Fit:
     @property
     def errors(self) -> tuple[float, ...]:
         """Return predicted over measured, less 1, for each row."""
-        return tuple(self.predict(m.layout).total / m.seconds - 1 for m in self.measurements)
+        return tuple(sum(self.parts(m.layout)) / m.seconds - 1 for m in self.measurements)
 
     @property
     def median(self) -> float:
@@ -80,32 +82,46 @@ class Fit:
 
     @property
     def flops(self) -> float | None:
-        """Return the FLOP/s of one device that the arithmetic implies; None if it costs nothing."""
-        return self.workload.flops / self.cost.arithmetic if self.cost.arithmetic else None
+        """Return the FLOP/s of one device that the arithmetic implies.
+
+        None if it costs nothing, or if the workload has no FLOP.
+        """
+        known = self.workload.flops and self.cost.arithmetic
+        return self.workload.flops / self.cost.arithmetic if known else None
 
     @property
     def bandwidth(self) -> float | None:
         """Return the bytes a second that moving implies; None if it costs nothing."""
         return 1 / self.cost.moving if self.cost.moving else None
 
-    def predict(self, layout: Layout) -> Breakdown:
-        """Predict the parts of a step, in seconds.
+    def predict(self, layout: Layout) -> Prediction:
+        """Predict the parts of a step, in seconds, with their interval and what speaks against it.
 
         Raises ValueError where the rows do not tell what such a layout takes.
         """
-        if missing := self._missing(layout):
-            why = "; ".join(f"{t} ({self.unidentified.get(t, 'not told')})" for t in missing)
-            raise ValueError(f"the rows do not tell what {layout} takes, for want of {why}.")
-        return step_time(self.workload, layout, self.cost)
+        wanted = asks(self.workload, layout, self.terms)
+        self.check(wanted, repr(layout))
+        low, high = (None, None) if no_spread(self) else interval(self, layout)
+        against = doubts(self, layout.devices, layout.per_device_batch, wanted)
+        parts = dict(zip(self.terms, self.parts(layout), strict=True))
+        return Prediction(**parts, low=low, high=high, doubts=tuple(against))
 
-    def _missing(self, layout: Layout) -> list[str]:
-        """List the terms that the layout asks for in proportions of which the rows say nothing."""
+    def parts(self, layout: Layout) -> list[float]:
+        """Give the seconds that each of the fitted terms takes, whether the rows tell it or not."""
+        wanted = asks(self.workload, layout, self.terms).tolist()
+        return [each * getattr(self.cost, t) for t, each in zip(self.terms, wanted, strict=True)]
+
+    def check(self, wanted: np.ndarray, what: str) -> None:
+        """Raise ValueError if the rows say nothing of terms in the proportions that are wanted."""
         measured = matrix(self.workload, self.measurements, self.terms)
         scale = norms(measured)
         known = np.linalg.pinv(measured / scale, rcond=NOISE) @ (measured / scale)
-        wanted = asks(self.workload, layout, self.terms) / scale
+        wanted = wanted / scale
         off = np.abs(wanted - wanted @ known) > 1e-6 * np.linalg.norm(wanted)
-        return [term for term, far in zip(self.terms, off, strict=True) if far]
+        missing = [term for term, far in zip(self.terms, off, strict=True) if far]
+        if missing:
+            why = "; ".join(f"{t} ({self.unidentified.get(t, 'not told')})" for t in missing)
+            raise ValueError(f"the rows do not tell what {what} takes, for want of {why}.")
 
 
 def fit(
@@ -115,26 +131,46 @@ def fit(
 
     The rows tell a term if without it they are fitted worse than their scatter allows: the sum of
     squares then grows by more than t squared times the variance of a row, with Student's t at 95 %.
+    `terms_for` lists the terms that can be told apart at all.
 
     >>> rows = [Measurement(Layout(1, 64), 0.011), Measurement(Layout(1, 128), 0.019)]
     >>> found = fit(Workload("mine", 1000, 5e6), rows, ["arithmetic", "fixed"])
-    >>> round(found.predict(Layout(1, 256)).total, 4)
-    0.035
+    >>> found.predict(Layout(1, 256))
+    35 ms: arithmetic 32, fixed 3; in doubt: a per-device batch of 256, ...
     """
     measurements, terms = tuple(measurements), tuple(terms)
+    _check_rows(measurements)
     unknown = [term for term in terms if term not in TERMS]
     if unknown or not terms or len(set(terms)) < len(terms):
         raise ValueError(f"terms={terms} cannot be fitted: use some of {', '.join(TERMS)}, once.")
     if len(measurements) < len(terms):
+        fewer = terms_for(workload, measurements, terms)
         raise ValueError(
             f"{counted(len(measurements), 'row')} cannot tell "
-            f"{counted(len(terms), 'coefficient')}: measure {len(terms) - len(measurements)} more, "
-            "or fit fewer terms."
+            f"{counted(len(terms), 'coefficient')}: measure {len(terms) - len(measurements)} more"
+            + (f", or fit fewer, terms={fewer}." if fewer else ".")
         )
     found = leanest(matrix(workload, measurements, terms)).tolist()
     cost = Cost(**({"arithmetic": 0.0, "fixed": 0.0} | dict(zip(terms, found, strict=True))))
     reasons = {term: _why_not(workload, measurements, terms, term) for term in TERMS}
     return Fit(workload, measurements, terms, cost, {t: why for t, why in reasons.items() if why})
+
+
+def _check_rows(measurements: Sequence[Measurement]) -> None:
+    ends: dict[Layout, tuple[float, float]] = {}
+    for row in measurements:
+        if not isinstance(row, Measurement):
+            raise TypeError(
+                f"a row is a {type(row).__name__}: give a Measurement(layout, seconds), or "
+                "Measurement.of_rate(layout, examples_per_second)."
+            )
+        low, high = ends.get(row.layout, (math.inf, 0.0))
+        low, high = ends[row.layout] = min(low, row.seconds), max(high, row.seconds)
+        if high > 2 * low:
+            raise ValueError(
+                f"{row.layout} took {low:.3g} s in one row and {high:.3g} s in another: fit the "
+                "rows of one network on one machine."
+            )
 
 
 def _why_not(

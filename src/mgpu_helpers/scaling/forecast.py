@@ -1,47 +1,13 @@
-"""Ask a cost about more devices: speed-up, efficiency, and where it stops paying."""
+"""Ask a cost about more devices: the efficiency, and where more of them stop paying."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from mgpu_helpers.scaling.model import (
-    BATCH,
-    DEVICES,
-    Breakdown,
-    Cost,
-    Link,
-    Workload,
-    central,
-    positive,
-    ring,
-)
-from mgpu_helpers.wording import whole_number
-
-Way = Callable[..., Breakdown]
-
-
-def speedup(
-    way: Way,
-    workload: Workload,
-    cost: Cost,
-    n: int,
-    *,
-    per_device_batch: float | None = None,
-    global_batch: float | None = None,
-    link: Link | None = None,
-) -> float:
-    """Give how many times as many examples a second n devices train as one.
-
-    Either each device keeps its batch (weak scaling), or n devices share one (strong scaling).
-    """
-    batch = _one_of(per_device_batch, global_batch)
-    whole_number("n", n, DEVICES, 1)
-    share = batch if global_batch is None else batch / n
-    alone = way(workload, cost, 1, batch, link).total
-    together = way(workload, cost, n, share, link).total
-    return alone / together * n * share / batch
+from mgpu_helpers.scaling.model import Cost, Link, Workload, central, ring
+from mgpu_helpers.scaling.speedup import Way, band, fixed_batch, speedup
 
 
 @dataclass(frozen=True)
@@ -69,13 +35,10 @@ def efficiency(
     Without a link low and high are the middle.
     """
     counts = tuple(counts)
-    links = [link] * 3
-    if link:
-        links = [replace(link, bandwidth=b) for b in (link.bandwidth, link.low, link.high)]
     batch = {"per_device_batch": per_device_batch, "global_batch": global_batch}
     return Curve(counts, *(
         tuple(speedup(way, workload, cost, n, link=each, **batch) / n for n in counts)
-        for each in links
+        for each in band(link)
     ))  # fmt: skip
 
 
@@ -102,7 +65,7 @@ def knee(
     With a fixed per-device batch the speed-up has a ceiling, and the knee is where half of it is
     reached. With a fixed global batch there is a fastest number of devices. Either may be infinite.
     """
-    batch = _one_of(per_device_batch, global_batch)
+    batch = fixed_batch(per_device_batch, global_batch)
     if way not in (central, ring):
         raise ValueError("this way of averaging has no closed form: use central or ring.")
     cost = cost.over(link) if link else cost
@@ -134,44 +97,3 @@ def knee(
     devices = max(1.0, half + math.sqrt(inside)) if inside >= 0 else 1.0
     taken = alone + each * (devices - 1) + turns * (1 - 1 / devices)
     return Knee(devices, devices * alone / taken, max(1.0, alone / each))
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether a published time is possible; share is that of the peak, 0 to 1 if it is."""
-
-    ok: bool
-    share: float
-    sentence: str
-
-    def __repr__(self) -> str:
-        return self.sentence
-
-
-def feasible(workload: Workload, examples: float, seconds: float, peak_flops: float) -> Verdict:
-    """Compare the FLOP of training so many examples in so many seconds with a device's peak."""
-    positive("examples", examples, "a number of examples")
-    positive("seconds", seconds, "a time")
-    positive("peak_flops", peak_flops, "a peak in FLOP/s")
-    speed = workload.flops * examples / seconds
-    share = speed / peak_flops
-    sentence = (
-        f"{workload.flops / 1e6:.1f} MFLOP x {examples:,.0f} examples in {seconds:.2f} s are "
-        f"{speed / 1e12:.3g} TFLOP/s, "
-    )
-    if share > 1:
-        sentence += f"{share:.1f} times the peak of {peak_flops / 1e12:.3g}: impossible"
-    else:
-        sentence += f"{share:.0%} of the peak of {peak_flops / 1e12:.3g}: possible"
-    return Verdict(share <= 1, share, sentence)
-
-
-def _one_of(per_device_batch: float | None, global_batch: float | None) -> float:
-    if (per_device_batch is None) == (global_batch is None):
-        raise ValueError(
-            f"per_device_batch={per_device_batch} and global_batch={global_batch}: give one of "
-            "them, the one that stays the same on any number of devices."
-        )
-    batch = per_device_batch if global_batch is None else global_batch
-    positive("batch", batch, BATCH)
-    return batch

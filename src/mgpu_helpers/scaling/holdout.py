@@ -1,24 +1,20 @@
-"""Ask a fit about steps that were measured: rows left out, and how far a prediction may be off."""
+"""Ask a fit about steps that were measured: those it was fitted to, and rows left out."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
+from mgpu_helpers.scaling.estimate import Estimate
 from mgpu_helpers.scaling.fit import Fit, fit
 from mgpu_helpers.scaling.model import TERMS, Layout, Measurement, Workload
-from mgpu_helpers.scaling.solve import NOISE, asks, matrix, norms, student
-from mgpu_helpers.wording import counted
 
 
 class Answer(NamedTuple):
-    """A measured step and the seconds predicted for it."""
+    """A measured step and the seconds predicted for it, with their interval and doubts."""
 
     measurement: Measurement
-    seconds: float
+    seconds: Estimate
 
     @property
     def error(self) -> float:
@@ -60,26 +56,3 @@ def holdout(
         for out in dict.fromkeys(map(key, measurements))
     }
     return [answer for m in measurements for answer in asked(fits[key(m)], [m])]
-
-
-def interval(fit: Fit, layout: Layout) -> tuple[float, float]:
-    """Give the seconds, (low, high), between which about 95 % of new steps of a layout lie.
-
-    The interval comes from the scatter of the rows and from what they leave open of the
-    coefficients, so it is wider the further a layout lies from the rows. It knows nothing of what
-    the model leaves out.
-    """
-    rows, terms = len(fit.measurements), len(fit.terms)
-    if rows <= terms:
-        raise ValueError(
-            f"{counted(rows, 'row')} and {counted(terms, 'coefficient')} leave nothing to tell the "
-            f"spread by: measure {counted(terms + 1 - rows, 'more row')}."
-        )
-    seconds = fit.predict(layout).total
-    measured = matrix(fit.workload, fit.measurements, fit.terms)
-    scale = norms(measured)
-    wanted = asks(fit.workload, layout, fit.terms) / scale / seconds
-    leverage = float(np.linalg.norm(wanted @ np.linalg.pinv(measured / scale, rcond=NOISE)))
-    scatter = math.sqrt(sum(e**2 for e in fit.errors) / (rows - terms))
-    reach = student(rows - terms) * scatter * math.sqrt(1 + leverage**2)
-    return seconds * math.exp(-reach), seconds * math.exp(reach)

@@ -6,20 +6,23 @@ A step takes
     + moving x bytes that cross + input x global batch + latency x messages
 
 The parameters cross 2(n - 1) times on n devices when the first one holds the variables and
-averages, and 2n times when the host does. The last two terms are zero unless asked for.
+averages, 2n times when the host does, and 2(n - 1)/n times over each road of a ring, as NCCL's. The
+last two terms are zero unless asked for.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from numbers import Real
+from typing import Any
 
 from mgpu_helpers.scaling.links import Link
 from mgpu_helpers.wording import counted, whole_number
 
 TERMS = ("arithmetic", "fixed", "update", "moving", "input", "latency")
 DEVICES, BATCH = "a number of devices", "a batch size"
+KEPT = {"device": "", "host": ", variables on the host", "ring": ", averaged in a ring"}
 
 
 def positive(what: str, value: float, kind: str) -> None:
@@ -32,6 +35,7 @@ def positive(what: str, value: float, kind: str) -> None:
 class Workload:
     """What one network asks for: parameters of 4 bytes, and FLOP an example to train.
 
+    flops is None where nobody counted them: no more than `feasible` and `Fit.flops` need them.
     split_bytes is what crosses between two devices for each example of a step, both ways together,
     when each holds a part of the network; None where no cut is known.
 
@@ -41,14 +45,37 @@ class Workload:
 
     name: str
     parameters: int
-    flops: float
+    flops: float | None = None
     split_bytes: int | None = None
 
     def __post_init__(self) -> None:
         whole_number("parameters", self.parameters, "a number of parameters", 1)
-        positive("flops", self.flops, "a number of FLOP")
+        if self.flops is not None:
+            positive("flops", self.flops, "a number of FLOP")
         if self.split_bytes is not None:
             whole_number("split_bytes", self.split_bytes, "a number of bytes", 1, "None")
+
+    @classmethod
+    def of(cls, model: Any, name: str | None = None) -> Workload:
+        """Count a built Keras model: the parameters that it trains, and FLOP an example.
+
+        What is not trained, such as moving averages, has no gradient and does not cross. flops is
+        None where `graph.flops` cannot count the model. name None takes the model's.
+
+        >>> model = tf.keras.Sequential([tf.keras.Input([8]), tf.keras.layers.Dense(3)])
+        >>> Workload.of(model, "mine").parameters  # doctest: +SKIP
+        27
+        """
+        name = name or model.name
+        if not model.built:
+            raise ValueError(
+                f"{name} is not built, so it has no weights to count: call it on a batch first, "
+                "or begin it with keras.Input."
+            )
+        from mgpu_helpers.graph import flops
+
+        count = sum(math.prod(weight.shape) for weight in model.trainable_weights)
+        return cls(name, count, flops(model, training=True) or None)
 
     @property
     def bytes(self) -> int:
@@ -60,7 +87,9 @@ class Workload:
 class Layout:
     """How a step is laid out: each device has a shard, or two devices have half the network each.
 
-    On the path "split" both devices see the whole batch, and it is their per-device batch.
+    The variables are on the first device or on the host, which averages; "ring" stands for a copy
+    on every device and gradients that are averaged in a ring. On the path "split" both devices
+    see the whole batch, and it is their per-device batch.
 
     >>> Layout(devices=2, per_device_batch=128, variables="host")
     2 devices x 128, variables on the host
@@ -68,15 +97,20 @@ class Layout:
 
     devices: int
     per_device_batch: int
-    variables: str = "device"  # or "host"
+    variables: str = "device"  # or "host" or "ring"
     path: str = "data"  # or "split"
 
     def __post_init__(self) -> None:
         whole_number("devices", self.devices, DEVICES, 1)
         whole_number("per_device_batch", self.per_device_batch, BATCH, 1)
-        for name, known in (("variables", ("device", "host")), ("path", ("data", "split"))):
+        for name, known in (("variables", tuple(KEPT)), ("path", ("data", "split"))):
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"{name}={value!r} is not known: use {' or '.join(known)}.")
+        if self.path == "split" and self.variables == "ring":
+            raise ValueError(
+                "a model split over 2 devices has nothing to average in a ring: use "
+                "variables='device' or 'host'."
+            )
         if self.path == "split" and self.devices != 2:
             raise ValueError(
                 f"a model split over {counted(self.devices, 'device')} is not in the cost model: "
@@ -88,7 +122,7 @@ class Layout:
             text = f"model split over 2 devices, batch {self.per_device_batch}"
         else:
             text = f"{counted(self.devices, 'device')} x {self.per_device_batch}"
-        return text + (", variables on the host" if self.variables == "host" else "")
+        return text + KEPT[self.variables]
 
     @property
     def global_batch_size(self) -> int:
@@ -111,6 +145,17 @@ class Measurement:
 
     def __post_init__(self) -> None:
         positive(f"{self.layout}: seconds", self.seconds, "the time of a step")
+
+    @classmethod
+    def of_rate(cls, layout: Layout, examples_per_second: float, source: str = "") -> Measurement:
+        """Make a measured step from the examples a second on all devices together.
+
+        >>> Measurement.of_rate(Layout(8, 64), 1024).seconds
+        0.5
+        """
+        what = f"{layout}: examples_per_second"
+        positive(what, examples_per_second, "the examples of a second")
+        return cls(layout, layout.global_batch_size / examples_per_second, source)
 
     @property
     def total(self) -> float | None:
@@ -154,7 +199,7 @@ class Breakdown:
     @property
     def total(self) -> float:
         """Return the seconds of the whole step."""
-        return sum(astuple(self))
+        return sum(getattr(self, term) for term in TERMS)
 
 
 def step_time(workload: Workload, layout: Layout, cost: Cost) -> Breakdown:
@@ -172,7 +217,7 @@ def used_by(workload: Workload, layout: Layout) -> dict[str, float]:
     n, batch, host = layout.devices, layout.per_device_batch, layout.variables == "host"
     if layout.path == "data":
         messages = 2 * n if host else 2 * (n - 1)
-        moved = messages * workload.bytes
+        moved = messages * workload.bytes / (n if layout.variables == "ring" else 1)
     elif workload.split_bytes is None:
         raise ValueError(
             f"{workload.name} has split_bytes=None, so a split model's traffic is not known: give "

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mgpu_helpers.scaling.model import Layout, Measurement, Workload, used_by
+from mgpu_helpers.scaling.model import TERMS, Layout, Measurement, Workload, used_by
 
 NOISE = 1e-9  # relative errors below this are rounding
 
@@ -25,6 +25,28 @@ def matrix(
 ) -> np.ndarray:
     """Give what each row asks of each term, over its seconds: times the cost it should be 1."""
     return np.array([asks(workload, m.layout, terms) / m.seconds for m in measurements])
+
+
+def terms_for(
+    workload: Workload,
+    measurements: Sequence[Measurement],
+    terms: Sequence[str] = tuple(term for term in TERMS if term != "input"),
+) -> tuple[str, ...]:
+    """List the terms that rows can tell apart, for `fit`: none of them is made of those before it.
+
+    With one batch, for instance, arithmetic and fixed are one; only a ring's bytes and messages do
+    not grow alike. "input" is asked for by name.
+
+    >>> rows = [Measurement.of_rate(Layout(n, 64, "ring"), 150 * n**0.9) for n in (1, 2, 4)]
+    >>> terms_for(Workload("mine", 10_000_000), rows)
+    ('arithmetic', 'moving', 'latency')
+    """
+    found: list[str] = []
+    for term in terms if measurements else ():
+        columns = matrix(workload, measurements, [*found, term])
+        if np.linalg.matrix_rank(columns / norms(columns), NOISE) > len(found):
+            found.append(term)
+    return tuple(found)
 
 
 def norms(matrix: np.ndarray) -> np.ndarray:

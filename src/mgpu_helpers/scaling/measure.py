@@ -1,0 +1,64 @@
+"""Measure steps of your own, as rows that `fit` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mgpu_helpers.scaling.model import Layout, Measurement
+
+
+def measure(
+    step_of: Callable[[int, int], Any],
+    devices: Sequence[int] = (1, 2),
+    batches: Sequence[int] = (8, 32),
+    *,
+    variables: str = "device",
+    warmup: int = 3,
+    repeats: int = 20,
+) -> list[Measurement]:
+    """Time a step on each number of devices with each per-device batch; seconds are the median.
+
+    step_of(n, batch) makes the step: a function without arguments, or a tuple of a function and its
+    arguments. All are made first and then timed in turn, so that a machine that drifts slows all
+    alike; each is waited for. `variables` is that of `Layout`.
+
+    In cores mode eager code and `tf.function` share one pool of threads for all devices, so a
+    single device may work on several cores at once: then more devices gain less than they do where
+    each has its own processor, as on GPUs. A `Session` with `plan.session_config(devices=n)` has a
+    thread for each device in use. Where devices share cores, also on a busy machine, a step grows
+    with the global batch: fit "input" instead of "moving".
+
+    >>> from mgpu_helpers import towers
+    >>> def step_of(n, batch):
+    ...     shards = [tf.ones([batch, 4])] * n
+    ...     return tf.function(lambda: towers.run(tf.reduce_sum, plan.devices[:n], shards))
+    >>> [row.layout for row in measure(step_of, batches=[8], repeats=5)]
+    [1 device x 8, 2 devices x 8]
+    """
+    from mgpu_helpers import timing
+
+    layouts = [Layout(n, batch, variables) for n in devices for batch in batches]
+    runs = {each: _run(step_of(each.devices, each.per_device_batch), each) for each in layouts}
+    taken = timing.several(runs, warmup=warmup, repeats=repeats)
+    return [Measurement(each, timed.median, "measured here") for each, timed in taken.items()]
+
+
+def _run(step: Any, layout: Layout) -> Callable[[], None]:
+    """Make a function that runs a step to its end; on a GPU a call returns before that."""
+    import tensorflow as tf
+
+    function, *arguments = step if isinstance(step, tuple) else (step,)
+    if not callable(function):
+        raise TypeError(
+            f"step_of({layout.devices}, {layout.per_device_batch}) gave a "
+            f"{type(function).__name__}: give a function, or a tuple of a function and its "
+            "arguments."
+        )
+
+    def run() -> None:
+        function(*arguments)
+        if tf.executing_eagerly():  # in a graph it was Session.run, which waits
+            tf.test.experimental.sync_devices()
+
+    return run
