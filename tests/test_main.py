@@ -205,7 +205,7 @@ def test_run_gives_every_script_a_device_and_the_common_arguments(run_scripts, t
     arguments = ("echo.py", "echo.py", "--devices", core, "--logs", "out", "--", "--n", "3", "--")
     code, out, error = ended(run_scripts(*arguments))
     assert (code, error) == (0, "")
-    logs = sorted((tmp_path / "out").iterdir())
+    logs = sorted((tmp_path / "out").glob("*.log"))
     assert [log.read_text() for log in logs] == [f"core {core} --n 3 --\n"] * 2
     lines, table, where = out.split("\n\n")
     assert where == "what they printed is in out\n"
