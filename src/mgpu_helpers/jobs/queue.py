@@ -148,6 +148,8 @@ class Queue:
         """
         held = []
         left = list(self.free)
+        if self.each > 1:  # neighbours, as long as it can be
+            left.sort(key=self.places.index)
         while len(left) >= self.each:
             places = left[: self.each]
             for place in sorted(places, key=lambda place: place.path):
