@@ -315,7 +315,7 @@ def test_what_is_left_is_said_in_a_sentence():
     before = datetime.now()
     text = progress.sentence(some, [60, 0], 7)  # 60 s, 120 s, then 7 more of 120 s
     until = [now + timedelta(seconds=540) for now in (before, datetime.now())]
-    assert text.startswith("2 of 12 done, 1 not, 2 running, about 9 min left (until ")
+    assert text.startswith("2 of 12 done, 1 failed, 2 running, about 9 min left (until ")
     assert text[-6:-1] in [f"{end:%H:%M}" for end in until]
     for seconds, said in ((1, "10 s"), (41, "50 s"), (400, "7 min"), (8640, "2.4 h")):
         text = progress.sentence([ended(seconds), waits], [0], 0)

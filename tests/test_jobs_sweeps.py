@@ -129,12 +129,12 @@ def test_a_line_gives_back_any_words(words):
 @pytest.mark.parametrize(
     "data, said",
     [
-        (None, "file cannot be read"),
-        (b"", "file has no jobs"),
-        (b"\n# a comment\n", "file has no jobs"),
-        (b"--a 1\n--b 'x\n", "file, line 2,"),
-        (b"--a \\", "file, line 1,"),
-        (b"\xff\xfe\x00", "file cannot be read"),
+        (None, "'file' cannot be read"),
+        (b"", "'file' has no jobs"),
+        (b"\n# a comment\n", "'file' has no jobs"),
+        (b"--a 1\n--b 'x\n", "'file', line 2,"),
+        (b"--a \\", "'file', line 1,"),
+        (b"\xff\xfe\x00", "'file' cannot be read"),
     ],
 )
 def test_a_file_without_jobs_is_refused(data, said):

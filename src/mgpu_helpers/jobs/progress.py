@@ -36,6 +36,7 @@ class Progress:
         if self.shown:
             self._print("\r" + " " * self.shown + "\r")
             self.shown = 0
+            self.due = 0.0
 
     def left(self, jobs: Sequence[Job], running: Sequence[float], waiting: int) -> None:
         """Say what is left, from time to time; `running` is how long the running jobs run, s."""
@@ -60,7 +61,7 @@ def sentence(jobs: Sequence[Job], running: Sequence[float], waiting: int) -> str
     """Say what is done, what runs, and until when, by the mean length of the jobs that are done."""
     good = sum(job.ok for job in jobs)
     bad = len(jobs) - good - len(running) - waiting
-    text = f"{good} of {len(jobs)} done, {f'{bad} not, ' if bad else ''}{len(running)} running"
+    text = f"{good} of {len(jobs)} done, {f'{bad} failed, ' if bad else ''}{len(running)} running"
     lengths = [job.seconds for job in jobs if job.ok and job.seconds is not None]
     if not lengths:
         return text

@@ -65,7 +65,7 @@ def parsed_grid(texts: Sequence[str]) -> list[list[str]]:
 
 def lines(path: str) -> list[list[str]]:
     """Read a file with the arguments of a job on each line; "-" is standard input."""
-    where = "Standard input" if path == "-" else path
+    where = "Standard input" if path == "-" else repr(path)
     try:
         data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
         text = data.decode("utf-8-sig")
