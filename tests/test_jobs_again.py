@@ -80,7 +80,7 @@ def test_a_report_is_saved_in_its_order_with_what_never_started(tmp_path):
         (['{"a": 1}', "{'a': 2}", "[3]", "{"], {"a": 1}),
         (['{"a": NaN, "b": {"c": -Infinity}}'], {"a": None, "b": {"c": None}}),
         (['{"status": "failed", "name": "é"}'], {"status": "failed", "name": "é"}),
-        (['{"a":' * 20_000], {}),
+        (['{"a": 1}', '{"a":' * 10_000], {"a": 1}),
         (["nothing"], {}),
     ],
 )
@@ -171,6 +171,9 @@ def test_a_success_counts_for_one_job_and_a_later_failure_undoes_it():
     assert [job.status for job in report] == ["done before", "done", "done"] and ran() == "aa"
     assert len({job.log for job in report}) == 3
     assert quiet([once] * 3, skip_done=True).ok and ran() == ""
+    newest = quiet([once])[0]
+    assert quiet([once], skip_done=True)[0].started_at == newest.started_at
+    ran()
     Path("broken").touch()
     quiet([job("b"), once, once])  # over the logs of two of the three
     ran()
@@ -263,7 +266,7 @@ def test_a_record_that_is_no_file_is_refused(what):
         os.mkfifo(RECORD)
     else:
         RECORD.symlink_to("nowhere")
-    with pytest.raises(RuntimeError, match="jobs.jsonl"):
+    with pytest.raises(RuntimeError, match="jobs.jsonl is not a file"):
         quiet([job("a")], skip_done=True)
     assert ran() == ""
 
@@ -357,6 +360,9 @@ def test_on_a_terminal_what_is_left_is_rewritten_and_the_lines_stay(monkeypatch)
 
 
 def test_elsewhere_what_is_left_is_said_seldom(monkeypatch, capfd, cores):
+    monkeypatch.setattr(progress, "TERMINAL", 0.01)
+    jobs.run([sh("sleep 0.2")])
+    assert [line.split()[0] for line in capfd.readouterr().out.splitlines()] == ["start", "done"]
     monkeypatch.setattr(progress, "ELSEWHERE", 0.25)
     jobs.run([sh("sleep 0.4")] * 2, devices=cores[:1])
     words = [line.split()[0] for line in capfd.readouterr().out.splitlines()]

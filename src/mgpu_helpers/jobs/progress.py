@@ -40,7 +40,7 @@ class Progress:
 
     def left(self, jobs: Sequence[Job], running: Sequence[float], waiting: int) -> None:
         """Say what is left, from time to time; `running` is how long the running jobs run, s."""
-        if not self.wanted or time.monotonic() < self.due:
+        if time.monotonic() < self.due:
             return
         self.due = time.monotonic() + self.every
         line = sentence(jobs, running, waiting)
