@@ -246,7 +246,9 @@ PHASES = [("import TensorFlow", 0.0, 0.3), ("build the graph", 1.0, 1.2), ("trai
 def ran(jobs, wall):
     """Make what the chart reads of a report of jobs, from their values in order."""
     fields = ("name", "kind", "device", "slot", "start", "end", "status")
-    made = [SimpleNamespace(**dict(zip(fields, job, strict=True))) for job in jobs]
+    made = [
+        SimpleNamespace(**dict(zip(fields, job, strict=True)), devices=job[2:3]) for job in jobs
+    ]
     return SimpleNamespace(jobs=made, wall=wall)
 
 

@@ -98,14 +98,16 @@ def pipeline(trace: Trace, ax: Any = None) -> Any:
 def jobs(report: Report, ax: Any = None) -> Any:
     """Draw which job ran where and when, a row for each device and in it a lane for each slot.
 
-    What did not end well is hatched and says its status. A name that finds no room is left out.
+    A job with several devices has a bar in each of their rows. What did not end well is hatched
+    and says its status. A name that finds no room is left out.
     """
     drawn = [job for job in report.jobs if job.start is not None]
     # Who did not end well gets room for its name first.
     drawn.sort(key=lambda job: job.status == "done")
     slots = Counter[tuple[str, int]]()  # of each device
-    for job in drawn:
-        slots[job.kind, job.device] = max(slots[job.kind, job.device], job.slot + 1)
+    bars = [(job, number) for job in drawn for number in job.devices]
+    for job, number in bars:
+        slots[job.kind, number] = max(slots[job.kind, number], job.slot + 1)
     devices = sorted(slots)
     tops = np.cumsum([0, *(slots[device] + 0.25 for device in devices)])
     length = max(report.wall, *(job.end or 0 for job in drawn), 0) or 1
@@ -117,14 +119,14 @@ def jobs(report: Report, ax: Any = None) -> Any:
     ax.set_ylim(max(tops[-1] - 0.15, 0.1), 0)
     ax.set_xlim(0, length)
     ax.set_xlabel("time, s")
-    waiting = len(report.jobs) - len(drawn)
-    left_out = f"; {counted(waiting, 'job')} not started" if waiting else ""
+    others = Counter(job.status for job in report.jobs if job.start is None)
+    left_out = "".join(f"; {counted(n, 'job')} {status}" for status, n in others.items())
     ax.set_title(f"Which job ran where{left_out}", loc="left")
     ax.figure.draw_without_rendering()  # it gives the axes their final width
     second = ax.get_window_extent().width / length  # in pixels
     taken: dict[tuple[float, bool], list[tuple[float, float]]] = defaultdict(list)
-    for job in drawn:
-        row, good = devices.index((job.kind, job.device)), job.status == "done"
+    for job, number in bars:
+        row, good = devices.index((job.kind, number)), job.status == "done"
         shade, low = colour(f"/CPU:{row + 1}"), tops[row] + job.slot
         worked = (length if job.end is None else job.end) - job.start
         ax.broken_barh(
