@@ -36,11 +36,21 @@ def step(plan):
     return trace.function_step(function, *arrays)[1]
 
 
-@pytest.fixture(scope="module", params=["run", "GPU"])
+OVERLAP = Trace(
+    (Op("a", "Add", "/CPU:1", 0.0, 4e-3, 8), Op("b", "Mul", "/CPU:1", 1e-3, 1e-3),
+     Op("c", "Mul", "/CPU:1", 2e-3 - 1e-9, 3e-3), Op("late", "Neg", "/CPU:2", 6e-3, 1e-3),
+     Op("early", "Abs", "/CPU:2", 5e-3, 4e-3)),
+    (Copy("a:0", "/CPU:1", "/CPU:2", 8, 4e-3, 1e-3),),
+    {"/CPU:1": ((0.0, 0), (1e-3, 8))},
+    (("a", "late"), ("a", "early")),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["run", "GPU", "overlap"])
 def each(request, step):
-    """Give a step that ran here, and a record of one on two GPUs, which has kernels."""
-    if request.param == "run":
-        return step
+    """Give a step that ran here, a record of one on two GPUs, which has kernels, and OVERLAP."""
+    if request.param != "GPU":
+        return step if request.param == "run" else OVERLAP
     from tensorflow.compat.v1 import RunMetadata
 
     metadata = RunMetadata()
@@ -122,6 +132,8 @@ def test_chrome_gets_an_arrow_for_each_copy_that_is_used(each, events):
               for e in (start, end)]  # fmt: skip
         maker, user = start["name"].partition(":")[0], on[1]
         assert maker in on[0] and any((maker, each_user) in used for each_user in user)
+        assert end["ts"] == min(e["ts"] for e in events["X"]
+                                if e["pid"] == end["pid"] and (maker, e["name"]) in used)
         assert end["bp"] == "e" and start["ts"] <= end["ts"] and start["pid"] != end["pid"]
     assert not ends
     fed = {(maker, op.device) for maker, user in each.edges for op in each.ops if op.name == user}

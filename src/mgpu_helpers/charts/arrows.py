@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-_BENDS = (0, 0.12, -0.12, 0.25, -0.25, 0.4, -0.4, 0.6, -0.6, 0.9, -0.9, 1.3, -1.3)
+_BENDS = [0, *(side * bend for bend in (0.1, 0.18, 0.28, 0.4, 0.55, 0.75, 1, 1.3, 1.7)
+               for side in (1, -1))]  # away from straight, by the length  # fmt: skip
 _PLACES = (0.55, 0.45, 0.65, 0.36, 0.74, 0.28, 0.82, 0.2)  # of a label, along its arrow
 
 
@@ -21,7 +22,9 @@ class Arrows:
                        for key, text in texts.items()}  # fmt: skip
         self.page = ax.get_window_extent().extents
         self.bends: dict[Any, float] = {}  # by the ends of an arrow, seen from its end
-        self.taken = [_wider(box, 1) for box in self.boxes.values()]  # no place for a label
+        # No place for a label: the boxes, and what else is written.
+        self.taken = [_wider(box, 1) for box in self.boxes.values()]
+        self.taken += [text.get_window_extent().extents for text in ax.texts]
 
     def draw(self, start: Any, end: Any, color: str, width: float) -> np.ndarray:
         """Draw an arrow that meets the fewest boxes, as straight as it can be; return its way."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mgpu_helpers.trace.step import Trace
 
 _SHARE = re.compile(r"(?:^|/)((?:tower|replica|stage)_\d+)/")
+_MANY = 20  # operations a box; of more, the widest scopes say too little
 _SMALL = 0.01  # of a step's time and bytes: too little for a box of what stands in no scope
 
 
@@ -28,7 +29,7 @@ def boxes_of(step: Trace | Placement, most: int) -> tuple[Boxes, list[tuple[str,
     names = dict(ops)
     edges = [] if placed else [(a, b) for a, b in step.edges if a in names and b in names]
     depth = _depths(list(names), edges)
-    for group in _by_scope(list(names)):
+    for group in _by_scope(list(names)) if len(ops) <= _MANY * most else ():
         first: dict[Box, int] = {}
         for name, device in ops:
             box = device, group[name]
@@ -55,18 +56,16 @@ def _folded(
     depth: dict[str, int], most: int,
 ) -> Boxes:  # fmt: skip
     """Group by layer, or by tower and stage where these are too many, and fold what is small."""
-    device_of = dict(ops)
-    sent = {maker for maker, user in edges if device_of[maker] != device_of[user]}
-    group, weight = _weighed(rows, sent, wide=False)
+    group, weight = _weighed(rows, edges, wide=False)
     if len(weight) > most and any(_SHARE.search(row.name) for row in rows):
-        group, weight = _weighed(rows, sent, wide=True)
+        group, weight = _weighed(rows, edges, wide=True)
     entry = _entries(group, ops, edges, depth)
     counts = Counter(lane for lane, _ in weight)
     for quota in range(_quota(counts, most), 0, -1):
         kept: set[Box] = set()
         for lane, count in counts.items():
             own = [box for box in weight if box[0] == lane]
-            own.sort(key=lambda box: (box[1] != "variables", -weight[box], box))
+            own.sort(key=lambda box: (quota < 3 or box[1] != "variables", -weight[box], box))
             kept |= set(own if count <= quota else own[: quota - 1])
         shown, at = {}, {}
         for name, device in ops:
@@ -80,14 +79,40 @@ def _folded(
 
 
 def _weighed(
-    rows: list[Any], sent: set[str], wide: bool
+    rows: list[Any], edges: list[tuple[str, str]], wide: bool
 ) -> tuple[dict[str, str], Counter[Box]]:
-    """Name the box of each operation, and give the share of each box of all time and bytes."""
+    """Name the box of each operation; give each box its share of time, of bytes, of what crosses.
+
+    What is in no scope has a box of its own name, if it is not too small for one.
+    """
+    group, lone = _named(rows, edges, wide)
+    device = {row.name: row.device for row in rows}
+    crossing = [ends for ends in edges if device[ends[0]] != device[ends[1]]]
+    time, size = (sum(getattr(r, what, 1) for r in rows) or 1 for what in ("length", "bytes"))
+    weight, sends = Counter[Box](), Counter[Box]()
+    for row in rows:
+        weight[row.device, group[row.name]] += getattr(row, "length", 1) / time
+        weight[row.device, group[row.name]] += getattr(row, "bytes", 1) / size
+    for name in (name for ends in crossing for name in ends):
+        sends[device[name], group[name]] += 1 / len(crossing)
+    lanes = Counter(lane for lane, _ in weight)
+    small = {box for box in weight if weight[box] < _SMALL and lanes[box[0]] > 6}
+    small &= lone - sends.keys()
+    for box in small:
+        weight[box[0], "others"] += weight.pop(box)
+    group = {
+        name: "others" if (device[name], box) in small else box for name, box in group.items()
+    }
+    return group, weight + sends
+
+
+def _named(
+    rows: list[Any], edges: list[tuple[str, str]], wide: bool
+) -> tuple[dict[str, str], set[Box]]:
+    """Name the box of each operation, and tell the boxes of operations that are in no scope."""
     from mgpu_helpers.trace.layers import layer
 
-    time, size = (sum(getattr(r, what, 1) for r in rows) or 1 for what in ("length", "bytes"))
-    types = {row.type for row in rows}
-    group, weight, lone, found = {}, Counter(), set(), set()
+    types, group, lone = {row.type for row in rows}, {}, set()
     for row in rows:
         share = _SHARE.search(row.name) if wide else None
         box = share[1] if share else layer(row.name)
@@ -96,17 +121,12 @@ def _weighed(
         elif box == "other" or re.sub(r"_\d+$", "", box) in types:  # of an operation by itself
             last = row.name.rpartition("/")[2] if box == "other" else box
             box = re.sub(r"_\d*$", "", last) or "others"
-            (found if row.name in sent else lone).add((row.device, box))
+            lone.add((row.device, box))
         group[row.name] = box
-        share_of_bytes = getattr(row, "bytes", 1) / size
-        weight[row.device, box] += getattr(row, "length", 1) / time + share_of_bytes
-    lanes = Counter(device for device, _ in weight)
-    small = {box for box in lone - found if weight[box] < _SMALL and lanes[box[0]] > 6}
-    for row in rows:
-        if (row.device, group[row.name]) in small:
-            weight[row.device, "others"] += weight.pop((row.device, group[row.name]), 0)
-            group[row.name] = "others"
-    return group, weight
+    for maker, user in edges:  # what a function is given belongs to what uses it
+        if maker.startswith("Func/") and "/input/" in maker:
+            group[maker] = group[user]
+    return group, lone
 
 
 def _quota(counts: Counter[str], most: int) -> int:
