@@ -51,7 +51,7 @@ def lay(trace: Trace, name: Callable[[Op], str] | None) -> Iterator[tuple[str, l
 
 def write(ax: Any, bars: list[Bar]) -> None:
     """Write the names into the bars that have room for them."""
-    ax.figure.draw_without_rendering()  # it gives the axes their final width
+    ax.figure.canvas.figure.draw_without_rendering()  # it gives the axes their final width
     extent, points = ax.get_window_extent(), 72 / ax.figure.dpi
     wide = points * extent.width / abs(ax.get_xlim()[1] - ax.get_xlim()[0])
     high = points * extent.height / abs(ax.get_ylim()[1] - ax.get_ylim()[0])

@@ -47,7 +47,7 @@ def pointer(ax: Any) -> Picture:
 
     if ax not in _named:
         raise ValueError("this chart keeps no names: give what timeline or placement_map returned.")
-    figure, file, view = ax.figure, io.BytesIO(), ax.get_window_extent()
+    figure, file, view = ax.figure.canvas.figure, io.BytesIO(), ax.get_window_extent()
     figure.savefig(file, format="png", dpi=figure.dpi)
     width, height = figure.canvas.get_width_height()
     areas: dict[tuple[int, ...], str] = {}  # in pixels; of what shares one, the longest
