@@ -16,7 +16,7 @@ class Arrows:
     """Draws arrows between texts in boxes, which are in place, by the texts' keys."""
 
     def __init__(self, ax: Any, texts: dict[Any, Any]) -> None:
-        ax.figure.canvas.figure.draw_without_rendering()  # only then does a box know where it is, in pixels
+        ax.figure.canvas.figure.draw_without_rendering()  # only then a box knows where it is
         self.ax, self.at = ax, {key: text.get_position() for key, text in texts.items()}
         self.boxes = {key: text.get_bbox_patch().get_window_extent().extents
                        for key, text in texts.items()}  # fmt: skip
