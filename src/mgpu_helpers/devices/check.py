@@ -29,7 +29,7 @@ def checked(devices: Iterable[Any]) -> tuple[str, ...]:
     if current() is None and not tf.compat.v1.executing_eagerly_outside_functions():
         return tuple(given)
     found = [device.name for device in tf.config.list_logical_devices()]
-    there = {name: short(name) for name in found} | {short(name): short(name) for name in found}
+    there = {_written(name): short(name) for name in found}
     for name in given:
         if _written(name) not in there:
             raise ValueError(
@@ -53,5 +53,6 @@ def placed(device: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 def _written(name: str) -> str:
-    """Write a name as it is looked up: in full where it names a job, which may be another one."""
+    """Write a name as it is looked up: in full where it names a job of a cluster."""
+    name = name.removeprefix("/job:localhost/replica:0/task:0")
     return name if "/job:" in name else short(name)
