@@ -39,8 +39,8 @@ def both(keras, make, optimizer, loss, batches, devices, **kwargs):
         keras.utils.set_random_seed(0)
         model = make()
         if parallel:
-            step = towers.train_step(model, optimizer(), loss, devices, **kwargs)
-            losses = [float(step(*batch)) for batch in batches]
+            model.step = towers.train_step(model, optimizer(), loss, devices, **kwargs)
+            losses = [float(model.step(*batch)) for batch in batches]
         else:
             model.compile(optimizer(), loss, run_eagerly=True)  # no graph, no compiler
             losses = [float(model.train_on_batch(*batch)) for batch in batches]
@@ -55,20 +55,17 @@ def without_dropout(model):
     return model
 
 
-def small(keras, *more, **kwargs):
-    layers = keras.layers
-    return keras.Sequential([
-        keras.Input((6,)), layers.Dense(5, activation="relu", **kwargs), *more, layers.Dense(3)
-    ])  # fmt: skip
+def sequential(keras, *layers, name=None):
+    return keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(3)], name=name)
 
 
-def batch(size, seed=0, classes=3):
+def batch(size, seed=0):
     random = np.random.default_rng(seed)
-    return random.normal(size=(size, 6)).astype("float32"), random.integers(0, classes, size)
+    return random.normal(size=(size, 6)).astype("float32"), random.integers(0, 3, size)
 
 
-def cross_entropy(keras):
-    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+def cross_entropy(keras, **kwargs):
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **kwargs)
 
 
 # Equal to one device
@@ -112,10 +109,7 @@ def test_synchronized_networks_are_those_of_one_device(keras, plan, double, name
     near(parallel[0], alone[0], 1e-7)
     near(parallel[1], alone[1], 1e-7)
     if name == "residual":
-        step = towers.train_step(
-            parallel[2], "sgd", cross_entropy(keras), plan.devices, batch_norm="sync"
-        )
-        _check_places(plan, trace.function_step(step, x, y)[1])
+        _check_places(plan, trace.function_step(parallel[2].step, x, y)[1])
         near(values(parallel[2]), parallel[1], 0)  # a trace trains nothing
 
 
@@ -128,3 +122,179 @@ def _check_places(plan, traced):
         assert all(f"tower_{i}/" in op.name for op in own)
         assert sum("Backprop" in op.type for op in own) >= 2 * 21 - 1  # not into the images
         assert sum("Backprop" not in op.type for op in own) >= 21
+
+
+def regularized(keras):
+    """Make a model whose layers add to the loss: by their weights and by what they give."""
+    return sequential(
+        keras, keras.layers.Dense(5, kernel_regularizer="l2", activity_regularizer="l2")
+    )
+
+
+def normalized_inside(keras):
+    """Nest a normalized model, share a layer that adds to the loss, and freeze a normalization."""
+    layers = keras.layers
+    inner = keras.Sequential([keras.Input((5,)), layers.Dense(5), layers.BatchNormalization()])
+    shared = layers.Dense(5, activation="tanh", activity_regularizer="l2")
+    frozen = layers.BatchNormalization(trainable=False)
+    first, second = keras.Input((6,), name="first"), keras.Input((6,), name="second")
+    x = layers.Add()([inner(shared(first)), 0.5 * frozen(shared(second))])
+    return keras.Model({"first": first, "second": second}, layers.Dense(3)(x))
+
+
+def masked(keras):
+    """Make a model whose loss and normalization leave out what is padded."""
+    layers = keras.layers
+    return keras.Sequential([
+        keras.Input((7,), dtype="int32"), layers.Embedding(9, 4, mask_zero=True),
+        layers.BatchNormalization(), layers.LSTM(4, return_sequences=True), layers.Dense(3),
+    ])  # fmt: skip
+
+
+def padded(size):
+    random = np.random.default_rng(size)
+    tokens = random.integers(1, 9, (size, 7))
+    tokens[np.arange(7) >= random.integers(1, 8, size)[:, None]] = 0
+    return tokens, random.integers(0, 3, (size, 7))
+
+
+@pytest.mark.parametrize("make, given", [
+    (regularized, [batch(8), batch(7)]),
+    (regularized, [(*batch(7), np.arange(7.0, dtype="float32"))]),  # weights of the examples
+    (normalized_inside, [({"first": batch(7)[0], "second": batch(7, 1)[0] + 2}, batch(7)[1])] * 2),
+    (masked, [padded(8), padded(5)]),
+])  # fmt: skip
+def test_what_layers_add_normalize_and_mask_counts_once(keras, plan, make, given):
+    devices = [plan.devices[0], "cpu:2", plan.devices[0]]  # one of them twice
+    alone, parallel = both(
+        keras, lambda: make(keras), lambda: keras.optimizers.SGD(0.1), cross_entropy(keras),
+        given, devices, batch_norm="sync",
+    )  # fmt: skip
+    near(parallel[0], alone[0])
+    near(parallel[1], alone[1])
+
+
+def test_averaged_normalization_is_that_of_each_shard(keras, tf, plan):
+    (x, y), loss = batch(5), cross_entropy(keras)
+    model = sequential(keras, keras.layers.Dense(4), keras.layers.BatchNormalization())
+    start, wanted, total = values(model), 0, 0
+    for part, share in ((slice(0, 3), 0.6), (slice(3, 5), 0.4)):
+        for variable, value in zip(model.variables, start, strict=True):
+            variable.assign(value)
+        with tf.GradientTape() as tape:
+            alone = loss(y[part], model(x[part], training=True))
+        slopes = dict(zip(
+            (v.path for v in model.trainable_variables),
+            tape.gradient(alone, model.trainable_variables), strict=True,
+        ))  # fmt: skip
+        after = [v.numpy() - 0.1 * np.asarray(slopes.get(v.path, 0.0)) for v in model.variables]
+        wanted = [share * a + b for a, b in zip(after, wanted or [0] * len(after), strict=True)]
+        total += share * float(alone)
+    for variable, value in zip(model.variables, start, strict=True):
+        variable.assign(value)
+    step = towers.train_step(model, keras.optimizers.SGD(0.1), loss, plan.devices, "average")
+    assert float(step(x, y)) == pytest.approx(total, rel=1e-5)
+    near(values(model), wanted)
+
+
+def test_each_tower_drops_other_units_and_one_tower_keras_own(keras, plan):
+    def make():
+        return sequential(keras, keras.layers.Dropout(0.5, seed=3), keras.layers.Dense(5))
+
+    alone, parallel = both(
+        keras, make, lambda: keras.optimizers.SGD(0.1), cross_entropy(keras), [batch(8)] * 2,
+        plan.devices[:1],
+    )  # fmt: skip
+    near(parallel[0], alone[0])
+    near(parallel[1], alone[1])
+
+    first = [keras.Input((64,)), keras.layers.Dropout(0.5)]
+    model = keras.Sequential([*first, keras.layers.Dense(1, use_bias=False)])
+    step = towers.train_step(
+        model, keras.optimizers.SGD(1.0), lambda y, given: given, plan.devices
+    )
+    seen = [model.get_weights()[0]]
+    for _ in range(2):
+        step(np.ones((2, 64)), np.ones((2, 1)))
+        seen.append(model.get_weights()[0])
+    moves = [set(np.round(a - b).ravel()) for a, b in zip(seen, seen[1:], strict=False)]
+    assert moves == [{0, 1, 2}] * 2  # dropped in both, in one of them, in none
+    assert np.any(seen[0] - seen[1] != seen[1] - seen[2])
+    (seed,) = model.non_trainable_variables
+    assert seed.numpy()[1] == 2  # one step, one draw
+
+
+def test_each_shape_is_traced_once(keras, tf, plan):
+    calls = []
+
+    def loss(y, outputs):
+        calls.append(int(y.shape[0]))
+        return tf.reduce_mean(tf.square(outputs - y))
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    step = towers.train_step(model, "adam", loss, plan.devices)
+    x = np.random.default_rng(0).random((8, 2), "float32")
+    data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(3)
+    losses = [float(step(*part)) for part in [*data, (x[:3], x[:3, :1])]]
+    assert calls == [2, 1, 1, 1] and len(set(losses)) == 4
+
+
+# What is refused
+
+
+class Own:
+    """Make a model that is code, with a normalization."""
+
+    def __new__(cls, keras):
+        class Code(keras.Model):
+            def __init__(self):
+                super().__init__(name="code")
+                self.normal, self.dense = keras.layers.BatchNormalization(), keras.layers.Dense(3)
+
+            def call(self, x, training=None):
+                return self.dense(self.normal(x, training=training))
+
+        return Code()
+
+
+def test_a_model_that_is_code_trains_but_cannot_be_synchronized(keras, plan):
+    model, loss = Own(keras), cross_entropy(keras)
+    with pytest.raises(ValueError, match="code .*weights"):
+        towers.train_step(model, "sgd", loss, plan.devices, "average")
+    x, y = batch(6)
+    model(x)
+    with pytest.raises(ValueError, match="sync.*batch_normalization.*average"):
+        towers.train_step(model, "sgd", loss, plan.devices, "sync")
+    step = towers.train_step(model, "sgd", loss, plan.devices, "average")
+    assert float(step(x, y)) > float(step(x, y)) > 0
+
+
+@pytest.mark.parametrize("change, error, named", [
+    ({"model": "resnet"}, TypeError, "'resnet'"),
+    ({"optimizer": "adamm"}, ValueError, "'adamm'"),
+    ({"loss": "cross"}, ValueError, "'cross'"),
+    ({"loss": None}, ValueError, "None"),
+    ({"loss": {"reduction": "sum"}}, ValueError, "'sum'"),
+    ({"batch_norm": None}, ValueError, "(?s)None.*normal.*'average'.*'sync'"),
+    ({"batch_norm": "both"}, ValueError, "'both'"),
+    ({"devices": []}, ValueError, r"\[\]"),
+    ({"devices": ["/CPU:1", "/gpu:9"]}, ValueError, "'/gpu:9'.*/CPU:0, /CPU:1, /CPU:2"),
+])  # fmt: skip
+def test_a_wrong_argument_gets_a_sentence(keras, plan, change, error, named):
+    if isinstance(change.get("loss"), dict):
+        change = {"loss": cross_entropy(keras, **change["loss"])}
+    model = sequential(keras, keras.layers.BatchNormalization(name="normal"))
+    given = {"model": model, "optimizer": "sgd", "loss": "mse", "devices": plan.devices}
+    with pytest.raises(error, match=named) as caught:
+        towers.train_step(**(given | {"batch_norm": "sync"} | change))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_wrong_batch_gets_a_sentence_and_changes_nothing(keras, plan):
+    model = sequential(keras)
+    step, before = towers.train_step(model, "sgd", "mse", plan.devices), values(model)
+    for sizes, said in (((0, 0), "batch of 0"), ((1, 1), "batch of 1"), ((4, 5), "4 and 5")):
+        with pytest.raises(ValueError, match=said) as caught:
+            step(*(np.zeros((size, width)) for size, width in zip(sizes, (6, 3), strict=True)))
+        assert "\n" not in str(caught.value)
+    near(values(model), before, 0)
