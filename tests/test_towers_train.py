@@ -99,9 +99,13 @@ def double(keras):
     keras.config.set_dtype_policy("float32")
 
 
-@pytest.mark.parametrize("name, size, steps", [("residual", 5, 2), ("mobilenet", 4, 1)])
-def test_synchronized_networks_are_those_of_one_device(keras, plan, double, name, size, steps):
-    _, x, y = keras_models.built(name, size)
+@pytest.mark.parametrize("name, size, width, steps", [
+    ("residual", 5, 32, 2), ("mobilenet", 4, 96, 1),
+])  # fmt: skip
+def test_synchronized_networks_are_those_of_one_device(
+    keras, plan, double, name, size, width, steps
+):
+    x, y = np.random.default_rng(0).normal(size=(size, width, width, 3)), np.arange(size)
     alone, parallel = both(
         keras, getattr(keras_models, name), lambda: keras.optimizers.SGD(0.01, momentum=0.9),
         cross_entropy(keras), [(x, y)] * steps, plan.devices, batch_norm="sync",
@@ -122,6 +126,29 @@ def _check_places(plan, traced):
         assert all(f"tower_{i}/" in op.name for op in own)
         assert sum("Backprop" in op.type for op in own) >= 2 * 21 - 1  # not into the images
         assert sum("Backprop" not in op.type for op in own) >= 21
+
+
+@pytest.mark.parametrize("mode", ["average", "sync"])
+def test_every_operation_is_placed(keras, tf, plan, mode):
+    """What nobody places follows a device around the call, as it goes to the first GPU of many."""
+    first, second = plan.devices
+    with tf.device(second):
+        model = sequential(
+            keras, keras.layers.Dropout(0.5), keras.layers.BatchNormalization(),
+            keras.layers.Dense(5, "swish", kernel_regularizer="l2"),
+        )  # fmt: skip
+    optimizer = keras.optimizers.Adam(clipnorm=1.0)
+    step = towers.train_step(model, optimizer, cross_entropy(keras), plan.devices, mode)
+    seen = []
+    for around in (plan.host, first):
+        with tf.device(around):
+            _, traced = trace.function_step(step, *batch(5))
+        seen.append({op.name: op.device for op in traced.ops if "outside" not in op.name})
+    assert seen[0] == seen[1]
+    on = {device: [n for n, d in seen[0].items() if d == device] for device in plan.devices}
+    assert not [name for name in on[first] if "tower_1" in name or optimizer.name in name]
+    assert not [n for n in on[second] if "tower_0" in n and "ReadVariable" not in n]
+    assert any(name.startswith(optimizer.name) for name in on[second])  # where the weights are
 
 
 def regularized(keras):
@@ -242,23 +269,22 @@ def test_each_shape_is_traced_once(keras, tf, plan):
 # What is refused
 
 
-class Own:
+def code(keras):
     """Make a model that is code, with a normalization."""
 
-    def __new__(cls, keras):
-        class Code(keras.Model):
-            def __init__(self):
-                super().__init__(name="code")
-                self.normal, self.dense = keras.layers.BatchNormalization(), keras.layers.Dense(3)
+    class Code(keras.Model):
+        def __init__(self):
+            super().__init__(name="code")
+            self.normal, self.dense = keras.layers.BatchNormalization(), keras.layers.Dense(3)
 
-            def call(self, x, training=None):
-                return self.dense(self.normal(x, training=training))
+        def call(self, x):
+            return self.dense(self.normal(x))
 
-        return Code()
+    return Code()
 
 
 def test_a_model_that_is_code_trains_but_cannot_be_synchronized(keras, plan):
-    model, loss = Own(keras), cross_entropy(keras)
+    model, loss = code(keras), cross_entropy(keras)
     with pytest.raises(ValueError, match="code .*weights"):
         towers.train_step(model, "sgd", loss, plan.devices, "average")
     x, y = batch(6)
@@ -274,6 +300,8 @@ def test_a_model_that_is_code_trains_but_cannot_be_synchronized(keras, plan):
     ({"optimizer": "adamm"}, ValueError, "'adamm'"),
     ({"loss": "cross"}, ValueError, "'cross'"),
     ({"loss": None}, ValueError, "None"),
+    ({"loss": {"output": "mse"}}, ValueError, "'output'"),
+    ({"optimizer": None}, ValueError, "None"),
     ({"loss": {"reduction": "sum"}}, ValueError, "'sum'"),
     ({"batch_norm": None}, ValueError, "(?s)None.*normal.*'average'.*'sync'"),
     ({"batch_norm": "both"}, ValueError, "'both'"),
@@ -281,7 +309,7 @@ def test_a_model_that_is_code_trains_but_cannot_be_synchronized(keras, plan):
     ({"devices": ["/CPU:1", "/gpu:9"]}, ValueError, "'/gpu:9'.*/CPU:0, /CPU:1, /CPU:2"),
 ])  # fmt: skip
 def test_a_wrong_argument_gets_a_sentence(keras, plan, change, error, named):
-    if isinstance(change.get("loss"), dict):
+    if "reduction" in (change.get("loss") or ()):
         change = {"loss": cross_entropy(keras, **change["loss"])}
     model = sequential(keras, keras.layers.BatchNormalization(name="normal"))
     given = {"model": model, "optimizer": "sgd", "loss": "mse", "devices": plan.devices}

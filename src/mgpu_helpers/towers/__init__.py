@@ -10,5 +10,14 @@ from mgpu_helpers.towers.run import make_parallel, read, run
 from mgpu_helpers.towers.split import HOST, shares, split
 from mgpu_helpers.towers.train import train_step
 
-__all__ = ["average", "HOST", "make_parallel", "read", "ring", "run", "shares", "split"]
-__all__ += ["train_step"]
+__all__ = [
+    "average",
+    "HOST",
+    "make_parallel",
+    "read",
+    "ring",
+    "run",
+    "shares",
+    "split",
+    "train_step",
+]

@@ -52,6 +52,7 @@ def train_step(
     _check_model(model, batch_norm)
     loss, optimizer = _loss(loss), _optimizer(optimizer)
     trained, kept = model.trainable_variables, model.non_trainable_variables
+    training = {"training": True} if model._call_has_training_arg else {}  # as Keras does
     if not optimizer.built:
         optimizer.build(trained)
 
@@ -72,10 +73,10 @@ def train_step(
             found = []
             for tower, shard in zip(towers, shards, strict=True):
                 with tower.block():
-                    outputs = model(shard[0], training=True)
+                    outputs = model(shard[0], **training)
                 found.append(loss_of(tower, shard, outputs))
         losses, counts = zip(*found, strict=True)
-        if None not in counts:
+        if counts[0] is not None:
             held = [count / tf.add_n(counts) for count in counts]
         parts = []
         for tower, part, share in zip(towers, losses, held, strict=True):
@@ -177,12 +178,15 @@ def _optimizer(optimizer: Any) -> Any:
     import keras
 
     try:
-        return keras.optimizers.get(optimizer)
+        found = keras.optimizers.get(optimizer)
     except (TypeError, ValueError):
+        found = None
+    if found is None:
         raise ValueError(
             f"optimizer={optimizer!r} is not an optimizer of Keras: give a name such as 'adam', or "
             "an object of keras.optimizers."
-        ) from None
+        )
+    return found
 
 
 def _check_model(model: Any, batch_norm: str | None) -> None:
