@@ -131,21 +131,22 @@ print(here.make_merged_spec(spec).to_string())
 def negatives(x):
     with tf.device(plan.devices[0]):
         outer = tf.negative(x, name="outer")
-        with tf.device(plan.host):
+        with tf.device(plan.devices[-1]):
             inner = tf.negative(x, name="inner")
         with tf.device(None):
             nobody = tf.negative(x, name="nobody")
     return outer, inner, nobody
 
 
-# %% tags=["unplaced"]
 with placement.capture() as log:
     negatives(numbers)
 
+# %% tags=["unplaced"]
 graph = negatives.get_concrete_function(numbers).graph
+print("name    asked for  planned")
 for name in ["outer", "inner", "nobody"]:
-    asked = devices.short(graph.get_operation_by_name(name).device)
-    print(f"{name:8} asked for {asked or 'none':8} planned {log.device_of(name)}")
+    asked = devices.short(graph.get_operation_by_name(name).device) or "nothing"
+    print(f"{name:8}{asked:11}{log.device_of(name)}")
 
 # %% [markdown]
 # `nobody` was left to TensorFlow. It plans `/GPU:0` if there is one and the operation can run
@@ -279,15 +280,19 @@ print("asked now:   ", list(log.raw))
 # ### A function that chooses
 #
 # `tf1.device` takes a function as well. It is called with each new operation and returns the name
-# of a device. The one below sends what multiplies to the last device and the rest to the first.
-# Compare it with `None`, which names no device:
+# of a device. `by_type` sends what multiplies to the last device and the rest to the first. Compare
+# it with `leave`, which leaves the device as it was, unnamed:
 
 # %% tags=["unplaced"]
 def by_type(op):
     return plan.devices[-1] if op.type == "MatMul" else plan.devices[0]
 
 
-for chooser in [None, by_type]:
+def leave(op):
+    return op.device
+
+
+for chooser in [leave, by_type]:
     with tf.Graph().as_default() as small, tf1.device(chooser):
         a = tf1.placeholder(tf.float32, [2, 2], name="a")
         added = tf.add(tf.matmul(a, a, name="square"), a, name="sum")
@@ -327,8 +332,7 @@ print(run_logged(wrong, "lost:0", soft=True))
 # %%
 classic, graph_step = trace.session_step(session, total, {x: big})
 for name, value in [("function", modern), ("session", classic)]:
-    wrong = np.count_nonzero(value != len(plan) * (big @ big))
-    print(f"{name}: {wrong} of {big.size:,} entries differ from those of NumPy")
+    print(name, "and NumPy:", np.count_nonzero(value != len(plan) * (big @ big)), "entries differ")
 print(f"each of them sends {sum(step.bytes_between().values()):,} bytes")
 assert step.bytes_between() == graph_step.bytes_between()
 
