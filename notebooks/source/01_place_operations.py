@@ -15,7 +15,7 @@
 # - read graph-and-session code and TensorFlow's placement log,
 # - count the bytes that a placement sends from device to device.
 #
-# **You need** lesson 00.
+# **You need** [[00]].
 
 # %%
 from mgpu_helpers import devices
@@ -70,16 +70,18 @@ except tf.errors.InvalidArgumentError as error:
 tf.config.set_soft_device_placement(True)
 
 # %% [markdown]
-# The rule for a script of your own: call `tf.config.set_soft_device_placement(False)` at its
-# start, and a wrong name raises an error. The price is that some operations, such as those on
-# strings, have no version for GPUs. With soft placement off, they raise an error in a block that
-# names a GPU. The last line switched it on again, because this lesson is about noticing.
+# The rule for a script of your own: call `tf.config.set_soft_device_placement(False)` at its start,
+# and a wrong name raises an error. The price: some operations, such as those on strings, have no
+# version for GPUs, and they raise an error too in a block that names a GPU.
+#
+# The last line switched soft placement on again, as it is in most code. From here on, other means
+# have to show where an operation ran.
 #
 # ## Asked for, planned, ran
 #
 # Your code **asks for** a device, for each operation. Before the first run, TensorFlow **plans**
 # one. What **ran** can differ from both. The drawing has three examples, and this lesson meets all
-# of them. In grey is where each column is written down:
+# of them. The grey words say where each column can be read:
 
 # %% tags=["schematic"]
 sketches.asked_planned_ran(plan.devices, devices.short(product.device))
@@ -310,13 +312,13 @@ for chooser in [leave, by_type]:
 
 # %%
 with tf.Graph().as_default() as wrong, tf.device("/GPU:9"):
-    tf.zeros([], name="lost")
+    zero = tf.zeros([], name="lost")
 
 try:
-    run_logged(wrong, "lost:0")
+    run_logged(wrong, zero)
 except tf.errors.InvalidArgumentError as error:
     print(next(line for line in error.message.splitlines() if "Cannot assign" in line))
-print(run_logged(wrong, "lost:0", soft=True))
+print(run_logged(wrong, zero, soft=True))
 
 # %% [markdown]
 # Much old code sets `allow_soft_placement=True`, so that it runs on any machine. It is then as
@@ -367,8 +369,8 @@ except AssertionError as error:
 # where there is one. With a single device that is a GPU, the wrong name finds the right device, and
 # the check has nothing to report.)
 #
-# The second mistake is in many examples: they multiply constants instead of a placeholder. Compare
-# what the log says with what the check says:
+# The second mistake is easily made in a small example: it multiplies constants instead of a
+# placeholder. Compare what the log says with what the check says:
 
 # %%
 with tf.Graph().as_default() as graph, tf.device(plan.devices[-1]):
@@ -504,7 +506,7 @@ show_places(step)
 # %% tags=["unplaced"]
 apart = max(np.abs(a - b).max() for a, b in zip(weights, whole_weights))
 print(f"loss {value:.3f} and {whole_loss:.3f}, weights equal to 1e-5:", apart < 1e-5)
-print("momentum on", {devices.short(each.value.device) for each in placed.optimizer.variables})
+print("momentum on", {devices.short(each.value.device) for each in placed.optimizer.momentums})
 for copy in sorted(step.copies, key=lambda copy: copy.bytes or 0)[-2:]:
     print(f"{copy.source} -> {copy.target}  {copy.bytes:,} bytes")
 
@@ -599,8 +601,8 @@ checks.add_entries(add_entries)
 # %% [markdown]
 # ## What we saw
 #
-# - A wrong name was silent in today's code and raised an error in a session. One setting turned
-#   each into the other.
+# - A wrong name was silent in today's code and raised an error in a session. In both, one setting
+#   turned this round.
 # - What nobody placed went to one place, in a function and in a graph.
 # - A product on each device and their sum sent exactly the bytes of their shapes. Function, session
 #   and NumPy gave the same million numbers.
