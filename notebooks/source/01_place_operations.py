@@ -606,7 +606,7 @@ checks.add_entries(add_entries)
 # - What nobody placed went to one place, in a function and in a graph.
 # - A product on each device and their sum sent exactly the bytes of their shapes. Function, session
 #   and NumPy gave the same million numbers.
-# - The log showed an operation that never ran. The trace showed that it did not.
+# - The log named a device for a product of constants. The trace showed that it did not run there.
 # - A block around Keras layers placed their weights, a block in `call` placed the forward pass, and
 #   a function around `train_step` placed both passes. The loss and the new weights stayed the same.
 #
