@@ -29,6 +29,8 @@ class Logger:
 def get_logger(): return Logger()
 class config:
     def list_physical_devices(): os.write(2, b"no cudaGetRuntimeVersion\\n")
+class autograph:
+    def set_verbosity(level, alsologtostdout): pass
 """
 
 
@@ -59,7 +61,8 @@ def test_what_the_import_says_is_dropped(tmp_path):
 
 
 def test_a_look_for_gpus_that_fails_shows_what_it_said(tmp_path):
-    broken = FAKE.rstrip() + "; raise RuntimeError('the driver is gone')\n"
+    last = 'Version\\n")'
+    broken = FAKE.replace(last, f"{last}; raise RuntimeError('the driver is gone')")
     done = run_python(fake_tensorflow(tmp_path, broken), check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("from the depths of C\nno cudaGetRuntimeVersion\nTraceback")
@@ -97,3 +100,20 @@ print(kept, quiet.verbose())
     for value, verbose in {"0": False, "": False, "1": True}.items():
         done = run_python(code, MGPU_VERBOSE=value)
         assert done.stdout == f"before\nafter\nb'inside\\n' {verbose}\n"
+
+
+def test_autograph_does_not_print_in_a_notebook(tmp_path):
+    (tmp_path / "steps.py").write_text(
+        "def train():\n"
+        "    def batches():\n"
+        "        yield 1\n"  # which AutoGraph does not convert
+        "    return next(batches())\n"
+    )
+    code = (
+        f"import sys; sys.ps1 = 'In'; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from mgpu_helpers import devices; devices.setup(1)\n"
+        "import tensorflow as tf, steps\n"
+        "tf.function(steps.train)()"
+    )
+    assert "AutoGraph" in run_python(code, MGPU_VERBOSE="1").stdout
+    assert run_python(code).stdout == ""

@@ -1,19 +1,21 @@
 # %% [markdown]
 # # Place operations
 #
-# You decide which device runs an operation, and a log, a map and a check show that it did.
+# You put the second half of a model on the second GPU. Training starts, the loss falls, and the
+# second GPU computes nothing. A wrong device name can cause this, and so can a right name in the
+# wrong place. TensorFlow computes somewhere else and says nothing.
 #
-# [[previous]] used the names that the plan gave. Here you see what a device name can be, and what
-# a wrong one does.
+# **In this lesson** you decide which device runs an operation, and a log, a map and a check show
+# that it did.
 #
 # **You will learn** to
-# - write device names short and in full, and take them apart,
-# - read TensorFlow's placement log, in a graph and in today's code,
-# - place operations by hand, nested, and with a function,
-# - recognise the wrong name that raises an error and the one that does not,
+# - notice an operation that did not run where you wanted it,
+# - build, read and merge the names of devices,
+# - place the operations of a function, of a graph and of a Keras model,
+# - read graph-and-session code and TensorFlow's placement log,
 # - count the bytes that a placement sends from device to device.
 #
-# **You need** lesson 00.
+# **You need** [[00]].
 
 # %%
 from mgpu_helpers import devices
@@ -26,6 +28,7 @@ import os
 import subprocess
 import sys
 
+import keras
 import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
@@ -33,11 +36,64 @@ import tensorflow.compat.v1 as tf1
 
 from mgpu_helpers import charts, placement, trace
 from mgpu_helpers.lessons.checks import lesson_01 as checks
+from mgpu_helpers.lessons.sketches import lesson_01 as sketches
 
 # %% [markdown]
+# ## The trouble
+#
+# This notebook has no tenth GPU. Here one is asked to multiply a small matrix by itself. Look at
+# the product, and at the device that made it:
+
+# %%
+numbers = np.array([[1, 2], [3, 4]], "float32")
+
+with tf.device("/GPU:9"):
+    product = tf.matmul(numbers, numbers)
+print(product.numpy())
+print("made on", devices.short(product.device))
+
+# %% [markdown]
+# The product is right, and another device made it: the host where there is no GPU, and the first
+# GPU where there is one. There was no error and no warning. In the same way `/GPU:2` leaves a GPU
+# idle on a machine that has `/GPU:0` and `/GPU:1`.
+#
+# This is called **soft placement**: if the device you name is not there, TensorFlow takes another.
+# It is on from the start, and one call switches it off. Look for the error:
+
+# %%
+tf.config.set_soft_device_placement(False)
+try:
+    with tf.device("/GPU:9"):
+        tf.matmul(numbers, numbers)
+except tf.errors.InvalidArgumentError as error:
+    print(error.message.partition(". ")[0])
+tf.config.set_soft_device_placement(True)
+
+# %% [markdown]
+# The rule for a script of your own: call `tf.config.set_soft_device_placement(False)` at its start,
+# and a wrong name raises an error. The price: some operations, such as those on strings, have no
+# version for GPUs, and they raise an error too in a block that names a GPU.
+#
+# The last line switched soft placement on again, as it is in most code. From here on, other means
+# have to show where an operation ran.
+#
+# ## Asked for, planned, ran
+#
+# Your code **asks for** a device, for each operation. Before the first run, TensorFlow **plans**
+# one. What **ran** can differ from both. The drawing has three examples, and this lesson meets all
+# of them. The grey words say where each column can be read:
+
+# %% tags=["schematic"]
+sketches.asked_planned_ran(plan.devices, devices.short(product.device))
+plt.show()
+
+# %% [markdown]
+# The first row is what you want. The second is the trouble above. In the third, the operation does
+# not run, although a device was planned for it.
+#
 # ## The name of a device
 #
-# A device has a short name, a longer one, and a full one:
+# Asking begins with a name. A device has a short one, a longer one and a full one:
 
 # %%
 print("short: ", plan.devices[0])
@@ -50,83 +106,161 @@ with tf.device(plan.devices[0]):
 # programs that run on several machines. On one machine they are always `localhost`, 0 and 0, and
 # may be left out.
 #
-# `tf.DeviceSpec` builds such a name from its parts:
-
-# %%
-spec = tf.DeviceSpec(job="localhost", replica=0, task=0, device_type="CPU", device_index=1)
-print(spec.to_string())
-
-# %% [markdown]
-# It takes a name apart. What the name does not say is `None`. Small letters and `/device:` mean
-# the same:
+# `tf.DeviceSpec` takes a name apart, and what the name does not say is `None`. Small letters and
+# `/device:` mean the same. It also builds a name from its parts, and merges two names: the second
+# one wins, and the first fills the gaps. Look at the last line:
 
 # %%
 for name in ["/CPU:1", "/cpu:1", "/device:CPU:1"]:
     spec = tf.DeviceSpec.from_string(name)
     print(f"{name:14}", spec.device_type, spec.device_index, spec.job, spec.task)
 
+here = tf.DeviceSpec(job="localhost", replica=0, task=0, device_type="CPU", device_index=0)
+print(here.make_merged_spec(spec).to_string())
+
 # %% [markdown]
-# And it merges two names. What the second one says wins, and the first fills the gaps:
+# ## Ask for a device
+#
+# `tf.device` asks for every operation created in its block. Blocks can be nested, and the inner one
+# wins. `tf.device(None)` takes the name away again.
+#
+# `tf.function` makes a **graph** of the function, a list of operations that is run as a whole. Each
+# operation keeps in `op.device` what was asked for. `placement.capture` collects what TensorFlow
+# planned in the block beneath it. Look for `nobody`:
 
 # %%
-here = tf.DeviceSpec.from_string("/job:localhost/replica:0/task:0/device:CPU:0")
-there = tf.DeviceSpec.from_string("/CPU:1")
-print(here.make_merged_spec(there).to_string())
+@tf.function
+def negatives(x):
+    with tf.device(plan.devices[0]):
+        outer = tf.negative(x, name="outer")
+        with tf.device(plan.devices[-1]):
+            inner = tf.negative(x, name="inner")
+        with tf.device(None):
+            nobody = tf.negative(x, name="nobody")
+    return outer, inner, nobody
+
+
+with placement.capture() as log:
+    negatives(numbers)
+
+# %% tags=["unplaced"]
+graph = negatives.get_concrete_function(numbers).graph
+print("name    asked for  planned")
+for name in ["outer", "inner", "nobody"]:
+    asked = devices.short(graph.get_operation_by_name(name).device) or "nothing"
+    print(f"{name:8}{asked:11}{log.device_of(name)}")
 
 # %% [markdown]
-# ## What TensorFlow does unasked
+# `nobody` was left to TensorFlow. It plans `/GPU:0` if there is one and the operation can run
+# there, and `/CPU:0` otherwise. It does not spread work over several devices by itself.
 #
-# Two small programs, the same sum twice. First the classic way: a graph is built, and then a
-# session runs it. A placeholder is an input, to be filled at each run. Nobody names a device:
+# ## A product on each device
+#
+# Here is a small example with everything in it. Each device multiplies `x` by itself, and the host
+# adds the products. The example is that of the wiki page [Understanding Multi device training in
+# TensorFlow](../docs/sources.md#wiki) by kavyasrinet (2017), which uses two GPUs. `numbers` times
+# itself is 7, 10, 15 and 22. Look for twice that, or as many times as you have devices:
+
+# %%
+@tf.function
+def add_products(x):
+    products = []
+    for device in plan.devices:
+        with tf.device(device):
+            products.append(tf.matmul(x, x))
+    with tf.device(plan.host):
+        return tf.add_n(products)
+
+
+big = np.random.default_rng(seed=0).integers(-3, 4, [1000, 1000]).astype("float32")
+print(add_products(numbers).numpy())
+
+# %% [markdown]
+# Now `big`, with 1000 rows and columns, and a trace. Look at what crosses from device to device:
+
+# %% tags=["cover"]
+modern, step = trace.function_step(add_products, big)
+for (source, target), size in step.bytes_between().items():
+    print(f"{source} -> {target}  {size:>10,} bytes")
+charts.placement_map(step)
+plt.show()
+
+# %% [markdown]
+# `x` has 1000 · 1000 numbers of 4 bytes. It crosses once to each device, although `matmul` takes
+# it twice, and each product crosses back.
+#
+# ## The same in a graph
+#
+# The classic way builds the graph by hand and runs it in a **session**. TensorFlow 2 replaced it in
+# 2019. Why read it today?
+#
+# - Much code for several GPUs is older than that, and so are the [sources of this
+#   series](../docs/sources.md).
+# - A `tf.function` is a graph too: names, places and plans work in the same way.
+# - A session keeps a record of each operation that ran. `trace.function_step` uses one for that.
+#
+# You need not write such code. Come back to this table when a later lesson shows some:
+#
+# | classic code | today's code |
+# |---|---|
+# | `tf.Session(graph=graph).run(total)` | call a `tf.function` |
+# | `tf.placeholder(...)`, filled by a `feed_dict` | an argument of the function |
+# | `tf.get_variable(...)`, `tf.variable_scope(...)` | `tf.Variable(...)`, or a Keras layer |
+# | `tf.global_variables_initializer()` | nothing: a variable has its value from the start |
+# | `tf.gradients(loss, weights)` | `tape.gradient(loss, weights)` of a `tf.GradientTape` |
+# | `optimizer.minimize(loss)` | the tape, then `optimizer.apply_gradients(...)`; or `model.fit` |
+# | `tf.ConfigProto(log_device_placement=True)` | `tf.debugging.set_log_device_placement(True)` |
+# | `tf.ConfigProto(allow_soft_placement=True)` | `tf.config.set_soft_device_placement(True)` |
+# | `tf.GPUOptions(allow_growth=True)` | `tf.config.experimental.set_memory_growth(gpu, True)` |
+# | `tf.RunOptions(trace_level=...)`, `tf.RunMetadata()` | `tf.profiler`, or `trace.function_step` |
+#
+# TensorFlow 2 keeps the classic names in `tf.compat.v1`, which these lessons import as `tf1`.
+#
+# Here is `add_products` as a graph. `x` is a *placeholder*, an input that is filled at each run.
+# Building the graph computes nothing. A session takes it and a configuration, and
+# `plan.session_config` makes one with the devices of the plan. `run` names what is wanted, and what
+# the placeholder holds. Look for the same four numbers:
 
 # %%
 graph = tf.Graph()
 with graph.as_default():
-    x = tf1.placeholder(tf.float32, [2, 2], name="x")
-    tf.add(tf.matmul(x, x, name="square"), x, name="sum")
+    with tf.device(plan.host):
+        x = tf1.placeholder(tf.float32, [None, None], name="x")
+    products = []
+    for i, device in enumerate(plan.devices):
+        with tf.device(device):
+            products.append(tf.matmul(x, x, name=f"product_{i}"))
+    with tf.device(plan.host):
+        total = tf.add_n(products, name="total")
+
+session = tf1.Session(graph=graph, config=plan.session_config())
+print(session.run(total, {x: numbers}))
 
 # %% [markdown]
-# With `log_placement=True` in its configuration, a session prints which device it chose for each
-# operation. `placement.capture` collects what it prints. (`sum:0` is the first output of the
-# operation `sum`.) Look at the end of each line:
-
-# %% tags=["unplaced"]
-numbers = np.array([[1, 2], [3, 4]], "float32")
-
-with placement.capture() as log:
-    with tf1.Session(graph=graph, config=plan.session_config(log_placement=True)) as session:
-        print(session.run("sum:0", {"x:0": numbers}))
-print(*log.raw, sep="\n")
-
-# %% [markdown]
-# This is TensorFlow's **placement log**: name, type, full device name. As a table it is easier to
-# read:
-
-# %% tags=["unplaced"]
-log
-
-# %% [markdown]
-# Everything is in one place. TensorFlow prefers `/GPU:0` if there is one and the operation can run
-# there, and takes `/CPU:0` otherwise. It does not spread work over several devices by itself.
+# ### The placement log
 #
-# Now today's way, a `tf.function`:
+# With `log_device_placement` in its configuration, a session prints the device that it planned for
+# each operation. `placement.capture` collects what it prints. Look at the end of each line:
 
-# %% tags=["unplaced"]
-@tf.function
-def square_and_add(x):
-    return tf.add(tf.matmul(x, x, name="square"), x, name="sum")
+# %%
+def run_logged(graph, fetches, feed=None, soft=False):
+    config = plan.session_config()
+    config.log_device_placement = True
+    config.allow_soft_placement = soft
+    with placement.capture() as log, tf1.Session(graph=graph, config=config) as session:
+        session.run(fetches, feed)
+    return log
 
 
-with placement.capture() as log:
-    print(square_and_add(numbers).numpy())
-log
+log = run_logged(graph, total, {x: numbers})
+print(*log.raw, "", log, sep="\n")
 
 # %% [markdown]
-# The same sum and the same places. (`Identity` hands the result out.) No log was printed here:
-# `capture` read the places from the graph that TensorFlow ran.
+# This is TensorFlow's **placement log**: name, type, full device name. Beneath it is the table that
+# `placement.capture` makes of it.
 #
-# Today's code prints a log only if it is asked *before* TensorFlow starts, which takes a separate
-# process. Asked now, it is silent:
+# Today's code prints such a log only if it is asked *before* TensorFlow starts, which takes a
+# process of its own. If it is asked now, it prints nothing:
 
 # %%
 program = """
@@ -145,248 +279,286 @@ with placement.capture() as log:
 print("asked now:   ", list(log.raw))
 
 # %% [markdown]
-# ## Place by hand
+# ### A function that chooses
 #
-# `tf.device` names a device for every operation created in its block. Blocks can be nested, and
-# the inner one wins. `tf.device(None)` takes the name away again:
+# `tf1.device` takes a function as well. It is called with each new operation and returns the name
+# of a device. `by_type` sends what multiplies to the last device and the rest to the first. Compare
+# it with `leave`, which leaves the device as it was, unnamed:
 
-# %%
-graph = tf.Graph()
-with graph.as_default(), tf.device(plan.devices[0]):
-    tf.zeros([], name="outer")
-    with tf.device(plan.host):
-        tf.zeros([], name="inner")
-    with tf.device(None):
-        tf.zeros([], name="nobody")
-
-for op in graph.get_operations():
-    print(f"{op.name:8}{op.device or '(no device named)'}")
-
-# %% [markdown]
-# That is what was *asked for*. What became of it, the log says. `nobody` was left to TensorFlow:
-
-# %%
-with placement.capture() as log:
-    with tf1.Session(graph=graph, config=plan.session_config(log_placement=True)) as session:
-        session.run(["outer:0", "inner:0", "nobody:0"])
-log
-
-# %% [markdown]
-# The classic form, `tf1.device`, also takes a function. It is called with each new operation and
-# returns the name of its device. This one sends what multiplies to the last device and keeps the
-# rest on the host:
-
-# %%
+# %% tags=["unplaced"]
 def by_type(op):
-    return plan.devices[-1] if op.type == "MatMul" else plan.host
+    return plan.devices[-1] if op.type == "MatMul" else plan.devices[0]
 
 
-graph = tf.Graph()
-with graph.as_default(), tf1.device(by_type):
-    x = tf1.placeholder(tf.float32, [2, 2], name="x")
-    tf.add(tf.matmul(x, x, name="square"), x, name="sum")
+def leave(op):
+    return op.device
 
-with placement.capture() as log:
-    with tf1.Session(graph=graph, config=plan.session_config(log_placement=True)) as session:
-        session.run("sum:0", {"x:0": numbers})
-print(log)
+
+for chooser in [leave, by_type]:
+    with tf.Graph().as_default() as small, tf1.device(chooser):
+        a = tf1.placeholder(tf.float32, [2, 2], name="a")
+        added = tf.add(tf.matmul(a, a, name="square"), a, name="sum")
+    print(run_logged(small, added, {a: numbers}), end="\n\n")
 
 # %% [markdown]
-# ## A device that is not there
+# Unasked, a session puts everything in one place, as `tf.function` does. `by_type` sent the product
+# to the last device. Such a function works inside a `tf.function` too, and "With your own model"
+# below uses one there.
 #
-# In a session, a name without a device is an error, at the first run:
+# ### A device that is not there
+#
+# In the configuration of a session, soft placement is off unless `allow_soft_placement` switches it
+# on. Look for the error of the first run, and for the device of the second:
 
 # %%
-graph = tf.Graph()
-with graph.as_default(), tf.device("/GPU:63"):
-    tf.zeros([], name="lost")
+with tf.Graph().as_default() as wrong, tf.device("/GPU:9"):
+    zero = tf.zeros([], name="lost")
 
-with tf1.Session(graph=graph, config=plan.session_config()) as session:
-    try:
-        session.run("lost:0")
-    except tf.errors.InvalidArgumentError as error:
-        print(next(line for line in error.message.splitlines() if "Cannot assign" in line))
-
-# %% [markdown]
-# `allow_soft_placement` in the configuration of the session (here `soft_placement=True`) turns the
-# error off. TensorFlow then takes a device that is there:
-
-# %%
-config = plan.session_config(soft_placement=True, log_placement=True)
-with placement.capture() as log:
-    with tf1.Session(graph=graph, config=config) as session:
-        session.run("lost:0")
-log
-
-# %% [markdown]
-# In today's code soft placement is on from the start. The same wrong name, and no error:
-
-# %%
-with tf.device("/GPU:63"):
-    lost = tf.zeros([])
-print("made on", devices.short(lost.device))
-
-# %% [markdown]
-# `tf.config.set_soft_device_placement(False)` brings the error back:
-
-# %%
-tf.config.set_soft_device_placement(False)
 try:
-    with tf.device("/GPU:63"):
-        tf.zeros([])
+    run_logged(wrong, zero)
 except tf.errors.InvalidArgumentError as error:
-    print(error.message.partition(". ")[0])
-tf.config.set_soft_device_placement(True)
+    print(next(line for line in error.message.splitlines() if "Cannot assign" in line))
+print(run_logged(wrong, zero, soft=True))
 
 # %% [markdown]
-# ## Two products and a sum
+# Much old code sets `allow_soft_placement=True`, so that it runs on any machine. It is then as
+# silent as today's.
 #
-# A small example with everything in it: each device multiplies, and the host adds the products.
-# `numbers` times itself is 7, 10, 15 and 22. Look for twice that, or as many times as you have
-# devices. Classic:
+# ## Proof: the same sum and the same bytes
+#
+# The entries are whole numbers and so are their sums, which float32 holds exactly. So the sum of
+# the function, that of the session and that of NumPy have to be equal without any tolerance.
+# `trace.session_step` runs one step of a session and keeps its record. Look for no difference, and
+# for the same bytes:
 
 # %%
-graph = tf.Graph()
-with graph.as_default():
-    with tf.device(plan.host):
-        x = tf1.placeholder(tf.float32, [None, None], name="x")
-    products = []
-    for i, device in enumerate(plan.devices):
-        with tf.device(device):
-            products.append(tf.matmul(x, x, name=f"product_{i}"))
-    with tf.device(plan.host):
-        total = tf.add_n(products, name="total")
-
-session = tf1.Session(graph=graph, config=plan.session_config())
-print(session.run(total, {x: numbers}))
-
-# %% [markdown]
-# Now 1000 rows and columns, traced. `session_step` runs one step of the session and keeps
-# TensorFlow's record of it:
-
-# %% tags=["cover"]
-big = np.random.default_rng(seed=0).integers(-3, 4, [1000, 1000]).astype("float32")
-session.run(total, {x: big})  # the first run prepares the graph
-classic, step = trace.session_step(session, total, {x: big})
-for (source, target), size in step.bytes_between().items():
-    print(f"{source} -> {target}  {size:>10,} bytes")
-charts.placement_map(step)
-plt.show()
-
-# %% [markdown]
-# `x` has 1000 · 1000 numbers of 4 bytes. It crosses once to each device, although `matmul` takes
-# it twice, and each product crosses back.
-#
-# Today's code says the same in a `tf.function`:
-
-# %%
-@tf.function
-def add_products(x):
-    products = []
-    for device in plan.devices:
-        with tf.device(device):
-            products.append(tf.matmul(x, x))
-    with tf.device(plan.host):
-        return tf.add_n(products)
-
-
-modern, step = trace.function_step(add_products, big)
-print("bytes that cross:", f"{sum(step.bytes_between().values()):,}")
-
-# %% [markdown]
-# ## Proof: classic and modern agree
-#
-# The entries are whole numbers and so are their sums, which float32 holds exactly. Both have to be
-# equal to NumPy's result, without any tolerance:
-
-# %%
-print("classic equals modern:", np.array_equal(classic, modern))
-print("both equal NumPy:     ", np.array_equal(classic, len(plan) * (big @ big)))
+classic, graph_step = trace.session_step(session, total, {x: big})
+for name, value in [("function", modern), ("session", classic)]:
+    print(name, "and NumPy:", np.count_nonzero(value != len(plan) * (big @ big)), "entries differ")
+print(f"each of them sends {sum(step.bytes_between().values()):,} bytes")
+assert step.bytes_between() == graph_step.bytes_between()
 
 # %% [markdown]
 # ## Break it
 #
-# An operation that ran somewhere else than you think. Give each device constants instead of a
-# placeholder, as many examples do. The log is as expected:
-
-# %%
-graph = tf.Graph()
-with graph.as_default():
-    products = []
-    for i, device in enumerate(plan.devices):
-        with tf.device(device):
-            products.append(tf.matmul(numbers, numbers, name=f"product_{i}"))
-    with tf.device(plan.host):
-        total = tf.add_n(products, name="total")
-
-with placement.capture() as log:
-    session = tf1.Session(graph=graph, config=plan.session_config(log_placement=True))
-    session.run(total)
-print([(row.name, row.device) for row in log.rows if row.type == "MatMul"])
-
-# %% [markdown]
-# The trace is not. Look for a multiplication in it:
-
-# %%
-value, step = trace.session_step(session, total)
-print(value)
-print("multiplications that ran:", [op.name for op in step.ops if op.type == "MatMul"])
-
-# %% [markdown]
-# The sum is right, and nothing was multiplied on any device. TensorFlow saw that the inputs never
-# change, computed the products once, before the first step, and keeps the result. The log says
-# what was *planned*, the trace what *ran*. To measure speed or memory, look at the trace.
-#
-# A wrong name under soft placement moves an operation without a word. One check on the trace
-# catches both:
+# A right value does not show where it was computed. So this check compares places: those of the
+# trace with those that you want. First it gets the step of the proof, then a function with the
+# wrong name from the beginning:
 
 # %%
 def assert_placed(step, wanted):
     ran = {op.name: op.device for op in step.ops}
-    wrong = {name: ran.get(name, "nowhere") for name in wanted if ran.get(name) != wanted[name]}
-    assert not wrong, f"not where they should be: {wrong}"
+    for name, device in wanted.items():
+        place = ran.get(name, "no device")
+        assert place == device, f"{name} should run on {device} and ran on {place}"
 
 
 def lost(x):
-    with tf.device("/GPU:63"):
-        return tf.matmul(x, x, name="product_0")
+    with tf.device("/GPU:9"):
+        return tf.matmul(x, x, name="product")
 
 
-for traced in [step, trace.function_step(lost, numbers)[1]]:
-    try:
-        assert_placed(traced, {"product_0": plan.devices[-1]})
-    except AssertionError as error:
-        print(error)
+assert_placed(graph_step, {"product_0": plan.devices[0], "total": plan.host})
+try:
+    assert_placed(trace.function_step(lost, numbers)[1], {"product": plan.devices[-1]})
+except AssertionError as error:
+    print(error)
 
 # %% [markdown]
-# (Soft placement puts the second product where TensorFlow puts what nobody placed. With a single
-# device that is a GPU, the wrong name happens to find the right device, and the check has nothing
-# to report.)
+# The step of the proof passes, and the wrong name is caught. (Soft placement takes the first GPU
+# where there is one. With a single device that is a GPU, the wrong name finds the right device, and
+# the check has nothing to report.)
 #
+# The second mistake is easily made in a small example: it multiplies constants instead of a
+# placeholder. Compare what the log says with what the check says:
+
+# %%
+with tf.Graph().as_default() as graph, tf.device(plan.devices[-1]):
+    total = tf.matmul(numbers, numbers, name="product")
+print("planned:", run_logged(graph, total).device_of("product"))
+
+session = tf1.Session(graph=graph, config=plan.session_config())
+print(session.run(total))
+try:
+    assert_placed(trace.session_step(session, total)[1], {"product": plan.devices[-1]})
+except AssertionError as error:
+    print(error)
+
+# %% [markdown]
+# The product is right, and in this step nothing was multiplied. TensorFlow saw that the inputs
+# never change, computed the product once, before the first step, and kept the result. The log says
+# what was *planned*, the trace what *ran*. To measure speed or memory, look at the trace.
+#
+# ## With your own model
+#
+# Here is a small residual network with batch normalization, in two halves. Each half is built in a
+# `tf.device` block, as most people would begin:
+
+# %%
+layers = keras.layers
+keras.utils.set_random_seed(0)
+
+
+def residual(x):
+    y = layers.Conv2D(8, 3, padding="same", use_bias=False)(x)
+    return layers.ReLU()(layers.Add()([x, layers.BatchNormalization()(y)]))
+
+
+image, middle = keras.Input([16, 16, 3]), keras.Input([16, 16, 8])
+with tf.device(plan.devices[0]):
+    stem = layers.Conv2D(8, 3, padding="same")(image)
+    first = keras.Model(image, residual(stem), name="first")
+with tf.device(plan.devices[-1]):
+    scores = layers.Dense(10)(layers.GlobalAveragePooling2D()(residual(middle)))
+    second = keras.Model(middle, scores, name="second")
+
+# %% [markdown]
+# `train_once` takes a model through one training step, always from the same weights. It gives the
+# loss, the new weights and a trace. (`jit_compile=False` is explained below.)
+#
+# `show_places` prints where the weights of each half are, and where its convolutions ran, in the
+# forward and in the backward pass. Keras names an operation after the layer that made it, and
+# TensorFlow puts `gradient_tape` before the names of the backward pass:
+
+# %%
+images = np.random.default_rng(seed=0).normal(size=[8, 16, 16, 3]).astype("float32")
+labels = np.arange(8)
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+whole = keras.Sequential([first, second])
+start = whole.get_weights()
+
+# %%
+def train_once(model):
+    model.set_weights(start)
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss, jit_compile=False)
+    value = model.train_on_batch(images, labels)
+    _, step = trace.function_step(model.train_on_batch, images, labels)
+    return value, model.get_weights(), step
+
+
+def show_places(step):
+    print("half     weights  forward  backward")
+    for half in [first, second]:
+        weights = {devices.short(weight.value.device) for weight in half.weights}
+        ops = [op for op in step.ops if "Conv2D" in op.type and half.name in op.name]
+        forward = {op.device for op in ops if "gradient_tape" not in op.name}
+        backward = {op.device for op in ops if "gradient_tape" in op.name}
+        print(f"{half.name:9}" + "   ".join([*weights, *forward, *backward]))
+
+
+# %% tags=["unplaced"]
+whole_loss, whole_weights, step = train_once(whole)
+show_places(step)
+
+# %% [markdown]
+# The weights are where they should be, and everything was computed in one place. The place of a
+# layer's weights is decided where the layer is *built*. The place of its operations is decided
+# where it is *called*, and Keras calls it in `train_on_batch`, outside the blocks.
+#
+# So the blocks belong around the calls:
+
+# %% tags=["unplaced"]
+class Called(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.halves = [first, second]
+
+    def call(self, x):
+        for half, device in zip(self.halves, [plan.devices[0], plan.devices[-1]]):
+            with tf.device(device):
+                x = half(x)
+        return x
+
+
+show_places(train_once(Called())[2])
+
+# %% [markdown]
+# The forward pass is right. The backward pass was left to TensorFlow: the gradient tape makes its
+# operations after `call` has ended. On GPUs the first one would do all of it.
+#
+# A function that chooses sees every operation of the step, also those of the backward pass. This
+# one goes by the name of the half. What has neither name goes where its first input is:
+
+# %%
+def by_layer(op):
+    if "first" in op.name:
+        return plan.devices[0]
+    if "second" in op.name:
+        return plan.devices[-1]
+    return op.inputs[0].device if op.inputs else plan.devices[0]
+
+
+class Placed(keras.Sequential):
+    def train_step(self, data):
+        with tf1.device(by_layer):
+            return super().train_step(data)
+
+
+placed = Placed([first, second])
+value, weights, step = train_once(placed)
+show_places(step)
+
+# %% [markdown]
+# Each half is now on its device, in both passes. Is it the same training step? Where is what the
+# optimizer keeps for each weight, its momentum? And what crosses? At the cut there are 8 images of
+# 16 · 16 · 8 numbers of 4 bytes each, which is 65,536 bytes:
+
+# %% tags=["unplaced"]
+apart = max(np.abs(a - b).max() for a, b in zip(weights, whole_weights))
+print(f"loss {value:.3f} and {whole_loss:.3f}, weights equal to 1e-5:", apart < 1e-5)
+print("momentum on", {devices.short(each.value.device) for each in placed.optimizer.momentums})
+for copy in sorted(step.copies, key=lambda copy: copy.bytes or 0)[-2:]:
+    print(f"{copy.source} -> {copy.target}  {copy.bytes:,} bytes")
+
+# %% [markdown]
+# The loss and the weights are those of the model that was computed in one place. The activations
+# cross forward, and their gradient, of the same size, crosses back.
+#
+# What to watch for:
+#
+# - `evaluate` and `predict` have steps of their own. Put the same block into `test_step` and
+#   `predict_step`.
+# - Nobody placed the momentum: the optimizer creates it outside the block, for both halves in one
+#   place. On GPUs that is the first one. Adam keeps two numbers for each weight in the same way.
+# - The halves take turns: one device waits while the other works. [[09]] is about that.
+# - On a machine with GPUs, Keras compiles a training step with XLA unless you pass
+#   `jit_compile=False`. XLA compiles a step for one device, and does not accept a variable that is
+#   on another. Look for its error:
+
+# %%
+placed.compile("sgd", loss, jit_compile=True)
+try:
+    placed.train_on_batch(images, labels)
+except tf.errors.InvalidArgumentError as error:
+    print("a variable is located in another device:", "located in device" in error.message)
+
+# %% [markdown]
 # ## On your own
 #
 # Under each exercise is its solution, in JupyterLab a collapsed cell: open it with a click.
 #
-# **1.** Build the full name of the plan's last device, such as
-# `/job:localhost/replica:0/task:0/device:CPU:7`, from its short name `plan.devices[-1]`. It should
-# come out right whatever the plan.
+# **1.** Write `full_name`. It takes a short name, such as `/GPU:3`, `/device:GPU:3` or `/cpu:7`,
+# and returns the full one, such as `/job:localhost/replica:0/task:0/device:GPU:3`.
 
 # %% tags=["exercise"]
-answer = plan.devices[-1]
+def full_name(name):
+    return name
 
-checks.full_name(answer)
+
+checks.full_name(full_name)
 
 # %% tags=["solution"]
-machine = tf.DeviceSpec(job="localhost", replica=0, task=0)
-answer = machine.make_merged_spec(tf.DeviceSpec.from_string(plan.devices[-1])).to_string()
+def full_name(name):
+    machine = tf.DeviceSpec(job="localhost", replica=0, task=0)
+    return machine.make_merged_spec(tf.DeviceSpec.from_string(name)).to_string()
 
-checks.full_name(answer)
+
+checks.full_name(full_name)
 
 # %% [markdown]
 # **2.** Write a function for `tf1.device` that puts variables on the host, and everything else on
-# the plan's first device. In a graph, the
-# variable that `tf1.get_variable` makes is an operation of the type `VarHandleOp`. What reads or
-# assigns it goes where the variable is, without being told.
+# the plan's first device. In a graph, the variable that `tf1.get_variable` makes is an operation of
+# the type `VarHandleOp`. What reads or assigns it goes where the variable is, without being told.
 
 # %% tags=["exercise"]
 def choose(op):
@@ -404,8 +576,8 @@ checks.variables_on_host(choose)
 
 # %% [markdown]
 # **3.** `add_products` sends each whole product to the host. Suppose that only the sum of all its
-# entries is wanted, one number. Write `add_entries` so that each device still multiplies, and
-# sends no more than 4 bytes. The check reads the bytes from a trace.
+# entries is wanted, one number. Write `add_entries` so that each device still makes its matrix
+# product, and sends no more than 4 bytes. The check reads the bytes from a trace.
 
 # %% tags=["exercise"]
 def add_entries(x):
@@ -429,20 +601,24 @@ checks.add_entries(add_entries)
 # %% [markdown]
 # ## What we saw
 #
-# - A device name was built from parts, taken apart and merged.
-# - Unasked, TensorFlow put everything in one place, in a graph and in today's code.
-# - A wrong name raised an error in a session and was silent in today's code.
-# - Two products and a sum crossed devices with exactly the bytes of their shapes, and classic and
-#   modern gave the same sum.
-# - The log said where operations were planned, and the trace which of them ran.
+# - A wrong name was silent in today's code and raised an error in a session. In both, one setting
+#   turned this round.
+# - What nobody placed went to one place, in a function and in a graph.
+# - A product on each device and their sum sent exactly the bytes of their shapes. Function, session
+#   and NumPy gave the same million numbers.
+# - The log named a device for a product of constants. The trace showed that it did not run there.
+# - A block around Keras layers placed their weights, a block in `call` placed the forward pass, and
+#   a function around `train_step` placed both passes. The loss and the new weights stayed the same.
 #
 # ## In practice
 #
-# - Leave soft placement on for code that should run anywhere, and check the places of the few
-#   operations that matter. Some operations exist only for the CPU, such as those on strings;
-#   without soft placement, naming a GPU for them is an error.
+# Use this when you want to know which GPU does what: name a device for what matters, then check it
+# with a trace of one step. It costs two extra runs of that step, and a line of code for each place.
+#
+# - While you develop, call `tf.config.set_soft_device_placement(False)`. Leave soft placement on in
+#   code that should run on any machine, and check the places of the few operations that matter.
 # - TensorFlow numbers the GPUs that it may see. `CUDA_VISIBLE_DEVICES=2,3` makes them `/GPU:0` and
-#   `/GPU:1`; lesson 04 is about that.
+#   `/GPU:1`; [[04]] is about that.
 # - Call `tf.debugging.set_log_device_placement` before TensorFlow starts, or not at all. In
 #   TensorFlow 2.18 to 2.21 a later call logs nothing and switches soft placement instead, on or
 #   off.

@@ -74,6 +74,8 @@ def start() -> None:
         tf.config.list_physical_devices()
 
     tf.get_logger().setLevel("ERROR")
+    # In a notebook AutoGraph also prints what it logs, as that it leaves Keras's own code as it is.
+    tf.autograph.set_verbosity(0, alsologtostdout=False)
     # A machine that draws its first chart is told that fonts are being looked for.
     logging.getLogger("matplotlib.font_manager").setLevel("ERROR")
 

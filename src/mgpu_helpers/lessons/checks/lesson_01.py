@@ -20,27 +20,36 @@ from mgpu_helpers.lessons.checks.judge import (
 
 
 @exercise
-def full_name(answer: Any) -> str:
-    """Check exercise 1 of lesson 01: the full name of the plan's last device."""
+def full_name(function: Callable[[str], str]) -> str:
+    """Check exercise 1 of lesson 01: the full name of a device, from its short name."""
     import tensorflow as tf
 
-    last = devices.current().devices[-1]
-    right = next(d.name for d in tf.config.list_logical_devices() if devices.short(d.name) == last)
-    right = f"/job:localhost/replica:0/task:0{right}"
-    if isinstance(answer, tf.DeviceSpec):
-        raise NotYet("that is the spec; its to_string() is the name")
-    if not isinstance(answer, str):
-        raise NotYet(f"a device name is a string, not {answer!r}")
-    if answer == last:
-        raise NotYet("that is the short name; merge it with the job, the replica and the task")
-    if answer != right:
+    numbered = np.random.default_rng(seed=3).choice(np.arange(2, 60), 3, replace=False)
+    ways = [
+        form.format(kind, i) for form in ("/{}:{}", "/device:{}:{}") for kind in ("GPU", "cpu")
+        for i in numbered
+    ]  # fmt: skip
+    for name in [*devices.current().devices, *ways]:
+        device = tf.DeviceSpec.from_string(name).to_string()
+        right = f"/job:localhost/replica:0/task:0{device}"
+        answer = call(function, name)
+        if answer is None:
+            raise NotYet("the function returns nothing: return the full name")
+        if isinstance(answer, tf.DeviceSpec):
+            raise NotYet("it returns a spec; the name is in its to_string()")
+        if not isinstance(answer, str):
+            raise NotYet(f"a device name is a string, not {answer!r}")
+        if answer == right:
+            continue
         missing = [p for p in ("job:localhost", "replica:0", "task:0") if p not in answer]
-        why = f"{', '.join(missing)} is missing" if missing else f"the device is not {last}"
-        if not missing and devices.short(answer) == last:
-            part = tf.DeviceSpec.from_string(last).to_string()
-            why = f"in a full name the device part is written {part}"
-        raise NotYet(f"{answer!r}: {why}")
-    return right
+        if missing:
+            why = f"{', '.join(missing)} is missing"
+        elif devices.short(answer) == devices.short(device):
+            why = f"in a full name the device part is written {device}"
+        else:
+            why = f"the device is not {devices.short(device)}"
+        raise NotYet(f"for {name} it gives {answer!r}: {why}")
+    return f"{len(ways)} names of devices, each in full"
 
 
 @exercise
@@ -48,47 +57,61 @@ def variables_on_host(choose: Callable[[Any], str]) -> str:
     """Check exercise 2 of lesson 01: a device function that keeps variables on the host."""
     import tensorflow as tf
 
-    plan = devices.current()
-    graph = tf.Graph()
+    plan, tf1 = devices.current(), tf.compat.v1
+    graph, unnamed = tf.Graph(), {}
 
     def place(op: Any) -> str:
         device = call(choose, op)
-        device = device if isinstance(device, str) else ""
+        if isinstance(device, tf.DeviceSpec):
+            device = device.to_string()
+        if not isinstance(device, str) or not device:
+            unnamed[op.name] = device
+            device = ""
         return call(tf.DeviceSpec.from_string, device).to_string()
 
-    with graph.as_default(), tf.compat.v1.device(place):
-        x = tf.compat.v1.placeholder(tf.float32, [None, 3], name="x")
-        weights = tf.compat.v1.get_variable("weights", initializer=tf.ones([3, 2]))
-        product = tf.matmul(x, weights, name="product")
+    # Names that say nothing about what an operation is, or the opposite of it.
+    with graph.as_default(), tf1.device(place):
+        product = tf1.placeholder(tf.float32, [None, 3], name="weights_of_the_batch")
+        stored = []
+        for name, shape in [("product", [3, 4]), ("layer/kernel", [4, 5]), ("b", [5, 2])]:
+            stored.append(tf1.get_variable(name, initializer=tf.ones(shape)))
+            product = tf.matmul(product, stored[-1], name=f"variable_{len(stored)}")
+        product = tf.identity(product, name="VarHandle")
     config = plan.session_config(log_placement=True)
     try:
-        with (
-            placement.capture() as log,
-            tf.compat.v1.Session(graph=graph, config=config) as session,
-        ):
-            session.run(weights.initializer)
-            session.run(product, {x: np.ones([1, 3])})
+        with placement.capture() as log, tf1.Session(graph=graph, config=config) as session:
+            session.run([variable.initializer for variable in stored])
+            session.run(product, {"weights_of_the_batch:0": np.ones([1, 3])})
     except tf.errors.InvalidArgumentError:
-        raise NotYet("an operation that reads or assigns the variable is not where it is") from None
+        raise NotYet(
+            "TensorFlow cannot place what it asks for: a variable, what reads it and what assigns "
+            "it belong on one device, and the device has to be there"
+        ) from None
     for row in sorted(log.rows, key=lambda row: row.type != "VarHandleOp"):  # others follow it
         wanted = plan.host if "Var" in row.type else plan.devices[0]
+        if row.name in unnamed and "Var" not in row.type:
+            raise NotYet(f"for {row.name}, a {row.type}, it gives {unnamed[row.name]!r}, no device")
         if row.device != wanted:
             raise NotYet(f"{row.name}, a {row.type}, is on {row.device}, not on {wanted}")
-    return f"variables on {plan.host}, the rest on {plan.devices[0]}"
+    return f"{len(stored)} variables on {plan.host}, the rest on {plan.devices[0]}"
 
 
 @exercise
 def add_entries(function: Callable[[Any], Any]) -> str:
     """Check exercise 3 of lesson 01: one number from each device instead of a matrix."""
-    plan = devices.current()
-    x = np.random.default_rng(seed=2).integers(-3, 4, [60, 60]).astype("float32")
+    plan, rng = devices.current(), np.random.default_rng(seed=2)
+    size = int(rng.integers(50, 80))
+    x = rng.integers(-3, 4, [size, size]).astype("float32")
     value, step = traced(function, x)
     value, right = numbers(value, (), "one number is wanted"), len(plan) * (x @ x).sum()
     if value != right:
         raise NotYet(f"the sum is {value:.0f}, not {right:.0f}")
     if rest := idle(step, PRODUCTS):
-        raise NotYet(f"{rest} multiplied nothing")
-    for (source, target), size in step.bytes_between().items():
-        if source in plan.devices and size > 4:
-            raise NotYet(f"{source} sent {size:,} bytes to {target}: add up in its own block")
-    return "the same number, and each device sent 4 bytes"
+        raise NotYet(f"no matrix product ran on {rest}")
+    if any(op.type in PRODUCTS and op.device == plan.host for op in step.ops):
+        raise NotYet(f"{plan.host} multiplies: leave the products to the devices")
+    for device in plan.devices:
+        sent = sum(copy.bytes or 0 for copy in step.copies if copy.source == device)
+        if sent > 4:
+            raise NotYet(f"{device} sent {sent:,} bytes: add up its entries in its own block")
+    return "the same number, and no device sent more than 4 bytes"
