@@ -4,7 +4,7 @@ Lesson 05 builds it in front of the reader.
 """
 
 from mgpu_helpers.pipeline.cut import Cut, StageCost, best_cut, cuts
-from mgpu_helpers.pipeline.run import Stage, gradients, stream
+from mgpu_helpers.pipeline.run import Made, Stage, gradients, stream
 from mgpu_helpers.pipeline.schedule import (
     Schedule,
     all_forward,
@@ -16,6 +16,7 @@ from mgpu_helpers.pipeline.schedule import (
     table,
 )
 from mgpu_helpers.pipeline.spans import Span, spans, task_of
+from mgpu_helpers.pipeline.stages import places, stages
 
 __all__ = [
     "all_forward",
@@ -25,14 +26,17 @@ __all__ = [
     "Cut",
     "cuts",
     "gradients",
+    "Made",
     "one_by_one",
     "one_forward_one_backward",
+    "places",
     "run_times",
     "Schedule",
     "Span",
     "spans",
     "Stage",
     "StageCost",
+    "stages",
     "stream",
     "table",
     "task_of",

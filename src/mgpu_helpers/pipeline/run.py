@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import re
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -13,7 +15,7 @@ from typing import Any
 from mgpu_helpers import towers
 from mgpu_helpers.pipeline.schedule import check, one_by_one, run_times
 from mgpu_helpers.pipeline.spans import FREE
-from mgpu_helpers.wording import counted
+from mgpu_helpers.wording import counted, error_line
 
 # What takes time, and what oneDNN never merges with a second operation of these.
 _SLOW = re.compile(r"Conv\d?D|Convolution|MatMul|Einsum|Pool|BatchNorm|Softmax|Relu|Elu|Gelu|Tanh")
@@ -21,11 +23,26 @@ _SLOW = re.compile(r"Conv\d?D|Convolution|MatMul|Einsum|Pool|BatchNorm|Softmax|R
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a model: where it is, what it makes of (weights, x), and its weights by name."""
+    """A part of a model: where it is, what it makes of (weights, x), and its weights by name.
+
+    x is what the stage before it made: a tensor, or a structure of several. `state` are variables
+    that a step changes without a gradient, such as moving averages. A function of a stage with
+    state finds it among the weights and gives `Made`.
+    """
 
     device: str
     function: Callable[[Mapping[str, Any], Any], Any] = field(repr=False)
     weights: Mapping[str, Any] = field(repr=False)
+    state: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a stage made of a piece: outputs, new values of its state, and losses to add."""
+
+    outputs: Any
+    state: Mapping[str, Any] = field(default_factory=dict)
+    losses: Sequence[Any] = ()
 
 
 def _in_pieces(
@@ -47,22 +64,29 @@ def _in_pieces(
         stage, k = stages[s], int(task[1:])
         with work_on(stage.device, f"stage_{s}/{task}"):
             if task[0] == "F":
-                given[s, k] = tf.identity(out[s - 1, k])
+                given[s, k] = tf.nest.map_structure(tf.identity, out[s - 1, k])
                 out[s, k] = stage.function(stage.weights, given[s, k])
                 if s == last:
                     out[s, k] = loss(out[s, k], ys[k])
                     out[s, k] *= tf.cast(shares[k], out[s, k].dtype)
                     losses.append(out[s, k])
             else:
-                wanted = [*stage.weights.values(), *([given[s, k]] if s else [])]
+                wanted = [*stage.weights.values(), *(_real(given[s, k]) if s else [])]
                 found = tf.gradients(
-                    out[s, k], wanted, back.get((s + 1, k)), unconnected_gradients="zero"
+                    _real(out[s, k]), wanted, back.get((s + 1, k)), unconnected_gradients="zero"
                 )
                 for name, gradient in zip(stage.weights, found):  # noqa: B905 (x has no name)
                     gradient = tf.convert_to_tensor(gradient)
                     total[name, s] = total[name, s] + gradient if (name, s) in total else gradient
-                back[s, k] = found[-1]
+                back[s, k] = found[len(stage.weights) :]
     return losses, total
+
+
+def _real(values: Any) -> list[Any]:
+    """List the tensors of a structure that have gradients: token ids and masks have none."""
+    import tensorflow as tf
+
+    return [x for x in tf.nest.flatten(values) if x.dtype.is_floating or x.dtype.is_complex]
 
 
 def gradients(
@@ -98,15 +122,6 @@ def gradients(
     pieces, where = check(schedule), [stage.device for stage in stages]
     _check_stages(stages, schedule)
 
-    def mean_loss(outputs: Any, labels: Any) -> Any:
-        part = loss(outputs, labels)
-        if part.shape.rank:
-            raise ValueError(
-                f"loss gave an array of shape {part.shape} for a micro-batch: return its mean, a "
-                "single value."
-            )
-        return part
-
     graph = tf.compat.v1.get_default_graph()
     queues: dict[str, list[Any]] = defaultdict(list)  # the tasks of each device, in order
 
@@ -119,15 +134,34 @@ def gradients(
 
     xs, ys = zip(*towers.split((x, y), pieces, uneven=uneven, into="piece"), strict=True)
     with tf.device(towers.HOST):
-        shares = towers.shares(tf.shape(y)[0] if y.shape[0] is None else y.shape[0], pieces)
-    own = []
+        labels = tf.nest.flatten(y)[0]
+        shares = towers.shares(labels.shape[0] or tf.shape(labels)[0], pieces)
+    own: list[Stage] = []
+    state: dict[str, Any] = {}
     for s, stage in enumerate(stages):
         with work_on(stage.device, f"stage_{s}"):
-            own.append(replace(stage, weights=towers.read(stage.weights)))
+            function = functools.partial(_work, s, stage, state)
+            own.append(replace(stage, function=function, weights=towers.read(stage.weights)))
+            state |= towers.read({n: v for n, v in stage.state.items() if n not in state})
+    before = dict(state)
     order = list(run_times(schedule, devices=where))
-    losses, total = _in_pieces(own, mean_loss, xs, ys, shares, order, work_on)
+    losses, total = _in_pieces(
+        own, functools.partial(_mean_loss, loss), [(x, []) for x in xs], ys, shares, order, work_on
+    )
     with work_on(where[-1], f"stage_{len(stages) - 1}/loss"):
         mean = tf.add_n(losses)
+    changed = {name: value for name, value in state.items() if value is not before[name]}
+    variables = {name: v for stage in stages for name, v in stage.state.items()}
+    for name, value in changed.items():
+        variables[name].assign(value)
+    averages = [name for name, value in changed.items() if value.dtype.is_floating]
+    if pieces > 1 and averages:
+        warnings.warn(
+            f"{averages[0]} and {len(averages) - 1} more are of one micro-batch at a time: layers "
+            "such as BatchNormalization see the statistics of a micro-batch, so the result differs "
+            f"from that of the whole batch; use 1 piece instead of {pieces} for the same.",
+            stacklevel=2,
+        )
     result: dict[str, Any] = {}
     for name, s in sorted(total, key=lambda key: key[1]):
         with work_on(where[s], f"stage_{s}/shared"):
@@ -136,6 +170,42 @@ def gradients(
     for tasks in queues.values() if streams else ():
         stream(tasks)
     return mean, result
+
+
+def _work(s: int, stage: Stage, state: dict[str, Any], weights: Mapping[str, Any], x: Any) -> Any:
+    """Do a stage's work on what came with the losses so far, give both on, and renew the state."""
+    import tensorflow as tf
+
+    x, losses = x
+    try:
+        made = stage.function({**weights, **{name: state[name] for name in stage.state}}, x)
+        made = made if isinstance(made, Made) else Made(made)
+        outputs = tf.nest.map_structure(tf.convert_to_tensor, made.outputs)
+    except (ValueError, TypeError) as error:
+        shapes = ", ".join(str(part.shape) for part in tf.nest.flatten(x)) or "nothing"
+        raise ValueError(
+            f"stage {s} makes no tensors of what it is given, of shape {shapes}: "
+            f"{error_line(error)}"
+        ) from error
+    state.update({name: tf.stop_gradient(value) for name, value in made.state.items()})
+    losses = [*losses, *made.losses]
+    return outputs, losses and [tf.add_n([tf.cast(each, losses[0].dtype) for each in losses])]
+
+
+def _mean_loss(loss: Callable[[Any, Any], Any], made: Any, labels: Any) -> Any:
+    """Add what stages have to add to the loss of a piece, which has to be a single value."""
+    import keras
+    import tensorflow as tf
+
+    outputs, losses = made
+    by_keras = isinstance(loss, keras.losses.Loss)  # it takes the labels first
+    part = tf.convert_to_tensor(loss(labels, outputs) if by_keras else loss(outputs, labels))
+    if part.shape.rank:
+        raise ValueError(
+            f"loss gave an array of shape {part.shape} for a micro-batch: return its mean, a "
+            "single value."
+        )
+    return tf.add_n([part, *(tf.cast(each, part.dtype) for each in losses)]) if losses else part
 
 
 def stream(tasks: Sequence[Sequence[Any]]) -> None:
