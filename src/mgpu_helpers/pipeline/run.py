@@ -111,6 +111,7 @@ def gradients(
     >>> float(step(tf.constant([1.0, 3.0]))[1]["w"])
     2.0
     """
+    import keras
     import tensorflow as tf
 
     if tf.executing_eagerly():
@@ -123,6 +124,13 @@ def gradients(
     _check_stages(stages, schedule)
 
     graph = tf.compat.v1.get_default_graph()
+    if not graph.building_function and any(
+        isinstance(v, keras.Variable) for s in stages for v in {**s.weights, **s.state}.values()
+    ):
+        raise RuntimeError(
+            "the weights of a Keras model live in eager code, not in a graph: call gradients "
+            "inside a tf.function."
+        )
     queues: dict[str, list[Any]] = defaultdict(list)  # the tasks of each device, in order
 
     def work_on(device: str, name: str) -> contextlib.ExitStack:
@@ -157,9 +165,9 @@ def gradients(
     averages = [name for name, value in changed.items() if value.dtype.is_floating]
     if pieces > 1 and averages:
         warnings.warn(
-            f"{averages[0]} and {len(averages) - 1} more are of one micro-batch at a time: layers "
-            "such as BatchNormalization see the statistics of a micro-batch, so the result differs "
-            f"from that of the whole batch; use 1 piece instead of {pieces} for the same.",
+            f"layers such as BatchNormalization see one micro-batch at a time ({averages[0]} and "
+            f"{len(averages) - 1} more): with {pieces} pieces their statistics, and so the "
+            "gradients, are not those of the whole batch; use 1 piece for the same.",
             stacklevel=2,
         )
     result: dict[str, Any] = {}

@@ -13,7 +13,7 @@ from mgpu_helpers.wording import counted
 
 
 def stages(model: Any, cuts: Sequence[str], devices: Sequence[str]) -> list[Stage]:
-    """Cut a functional or Sequential Keras model in front of the layers named, for a stage a device.
+    """Cut a functional or Sequential Keras model in front of the layers named: a stage a device.
 
     Layers run in the order in which Keras runs them. All that is made before a cut and used behind
     it crosses, also past a stage that does not use it. A layer that is called in two stages is in
@@ -26,10 +26,10 @@ def stages(model: Any, cuts: Sequence[str], devices: Sequence[str]) -> list[Stag
     dropout are renewed piece by piece, and what layers add to the loss counts as the loss does.
 
     >>> import keras
-    >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, name="a"),
-    ...                           keras.layers.Dense(2, name="b")])
-    >>> [sorted(stage.weights) for stage in stages(model, ["b"], plan.devices)]
-    [['a/bias', 'a/kernel'], ['b/bias', 'b/kernel']]
+    >>> layers = [keras.layers.Dense(4, name="a"), keras.layers.Dense(2, name="b")]
+    >>> model = keras.Sequential([keras.Input((3,)), *layers], name="net")
+    >>> [list(stage.weights) for stage in stages(model, ["b"], plan.devices)]
+    [['net/a/kernel', 'net/a/bias'], ['net/b/kernel', 'net/b/bias']]
     """
     model = _functional(model)
     nodes = _nodes(model)
@@ -54,23 +54,27 @@ def stages(model: Any, cuts: Sequence[str], devices: Sequence[str]) -> list[Stag
     return made
 
 
-def places(model: Any) -> list[str]:
-    """List the layers that may begin a stage so that a single tensor crosses; the first begins all.
+def places(model: Any) -> dict[str, list[str]]:
+    """List the layers in front of which one tensor crosses, each with the layers up to the next.
 
-    That is what `best_cut` takes; its starts are the cuts of `stages`.
+    The first is where the model begins. `best_cut` takes them, and `stages` takes its starts.
 
     >>> import keras
     >>> x = keras.Input((3,))
     >>> a = keras.layers.Dense(3, name="a")(x)
     >>> b = keras.layers.Dense(3, name="b")(a)
     >>> places(keras.Model(x, keras.layers.Add(name="c")([a, b])))
-    ['a', 'b']
+    {'a': ['a'], 'b': ['b', 'c']}
     """
     model = _functional(model)
     nodes = _nodes(model)
     crossing = _crossing(model, nodes)
-    first = _first_calls(nodes)
-    return [name for name, i in first.items() if i == 0 or len(crossing[i]) == 1]
+    found: dict[str, list[str]] = {}
+    for name, i in _first_calls(nodes).items():
+        if i == 0 or len(crossing[i]) == 1:
+            found[name] = start = []
+        start.append(name)
+    return found
 
 
 def _functional(model: Any) -> Any:
@@ -134,8 +138,12 @@ def _starts(nodes: Sequence[Any], cuts: Sequence[str], devices: Sequence[str]) -
     first = _first_calls(nodes)
     for before, cut in itertools.pairwise([None, *cuts]):
         if cut not in first:
-            near = difflib.get_close_matches(str(cut), first, n=3) or list(first)[1:4]
-            raise ValueError(f"no layer {cut!r} can begin a stage: try {' or '.join(near)}.")
+            later = list(first)[1:]
+            near = difflib.get_close_matches(str(cut), later, n=3) or later[:3]
+            raise ValueError(
+                f"no layer {cut!r} can begin a stage: "
+                + (f"try {' or '.join(near)}." if near else "the model is a single layer.")
+            )
         if first[cut] == 0:
             raise ValueError(
                 f"{cut!r} is the first layer, so the first stage would be empty: cut in front of a "
