@@ -20,6 +20,9 @@ from mgpu_helpers.wording import counted, error_line
 # What takes time, and what oneDNN never merges with a second operation of these.
 _SLOW = re.compile(r"Conv\d?D|Convolution|MatMul|Einsum|Pool|BatchNorm|Softmax|Relu|Elu|Gelu|Tanh")
 
+# What Python, Keras and TensorFlow raise where a function is given something that does not fit.
+_MISFITS = (ValueError, TypeError, AttributeError, LookupError)
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -119,6 +122,11 @@ def gradients(
             "eager code does one operation after the other, so that stages never overlap: call "
             "gradients inside a tf.function or a graph."
         )
+    if not callable(loss) or getattr(loss, "reduction", "") == "sum":
+        raise TypeError(
+            f"loss={loss!r} is not a function that gives a mean: use one of (outputs, labels), or "
+            "a Keras loss such as keras.losses.MeanSquaredError()."
+        )
     schedule = one_by_one(len(stages), 1) if schedule is None else schedule
     pieces, where = check(schedule), [stage.device for stage in stages]
     _check_stages(stages, schedule)
@@ -142,8 +150,8 @@ def gradients(
 
     xs, ys = zip(*towers.split((x, y), pieces, uneven=uneven, into="piece"), strict=True)
     with tf.device(towers.HOST):
-        labels = tf.nest.flatten(y)[0]
-        shares = towers.shares(labels.shape[0] or tf.shape(labels)[0], pieces)
+        some = tf.nest.flatten((x, y))[0]
+        shares = towers.shares(some.shape[0] or tf.shape(some)[0], pieces)
     own: list[Stage] = []
     state: dict[str, Any] = {}
     for s, stage in enumerate(stages):
@@ -164,11 +172,13 @@ def gradients(
         variables[name].assign(value)
     averages = [name for name, value in changed.items() if value.dtype.is_floating]
     if pieces > 1 and averages:
-        warnings.warn(
+        warnings.warn_explicit(  # AutoGraph's own file would be named otherwise
             f"layers such as BatchNormalization see one micro-batch at a time ({averages[0]} and "
             f"{len(averages) - 1} more): with {pieces} pieces their statistics, and so the "
             "gradients, are not those of the whole batch; use 1 piece for the same.",
-            stacklevel=2,
+            UserWarning,
+            __name__,
+            1,
         )
     result: dict[str, Any] = {}
     for name, s in sorted(total, key=lambda key: key[1]):
@@ -189,11 +199,10 @@ def _work(s: int, stage: Stage, state: dict[str, Any], weights: Mapping[str, Any
         made = stage.function({**weights, **{name: state[name] for name in stage.state}}, x)
         made = made if isinstance(made, Made) else Made(made)
         outputs = tf.nest.map_structure(tf.convert_to_tensor, made.outputs)
-    except (ValueError, TypeError) as error:
-        shapes = ", ".join(str(part.shape) for part in tf.nest.flatten(x)) or "nothing"
+    except _MISFITS as error:
+        given = f"what stage {s - 1} gave it" if s else "the batch"
         raise ValueError(
-            f"stage {s} makes no tensors of what it is given, of shape {shapes}: "
-            f"{error_line(error)}"
+            f"stage {s} failed on {given}, of shape {_shapes(x)}: {_said(error)}"
         ) from error
     state.update({name: tf.stop_gradient(value) for name, value in made.state.items()})
     losses = [*losses, *made.losses]
@@ -207,13 +216,31 @@ def _mean_loss(loss: Callable[[Any, Any], Any], made: Any, labels: Any) -> Any:
 
     outputs, losses = made
     by_keras = isinstance(loss, keras.losses.Loss)  # it takes the labels first
-    part = tf.convert_to_tensor(loss(labels, outputs) if by_keras else loss(outputs, labels))
-    if part.shape.rank:
+    try:
+        part = tf.convert_to_tensor(loss(labels, outputs) if by_keras else loss(outputs, labels))
+    except _MISFITS as error:
         raise ValueError(
-            f"loss gave an array of shape {part.shape} for a micro-batch: return its mean, a "
-            "single value."
+            f"loss failed on outputs of shape {_shapes(outputs)} and labels of shape "
+            f"{_shapes(labels)}: {_said(error)}"
+        ) from error
+    if part.shape.rank or not part.dtype.is_floating:
+        raise ValueError(
+            f"loss gave an array of shape {part.shape} and type {part.dtype.name} for a "
+            "micro-batch: return its mean, a single number."
         )
     return tf.add_n([part, *(tf.cast(each, part.dtype) for each in losses)]) if losses else part
+
+
+def _shapes(values: Any) -> str:
+    import tensorflow as tf
+
+    return " and ".join(str(x.shape) for x in tf.nest.flatten(values)) or "nothing"
+
+
+def _said(error: Exception) -> str:
+    """Give the line of an error that says what is wrong: Keras writes it in bold type."""
+    bold = re.search(r"\x1b\[1m(.+?)\s*\x1b\[0m", str(error))
+    return bold[1] if bold else error_line(error)
 
 
 def stream(tasks: Sequence[Sequence[Any]]) -> None:
