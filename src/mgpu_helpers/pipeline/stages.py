@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,20 +34,20 @@ def stages(model: Any, cuts: Sequence[str], devices: Sequence[str]) -> list[Stag
     nodes = _nodes(model)
     at = [0, *_starts(nodes, cuts, devices), len(nodes)]
     check_devices(devices)
-    paths = Counter(v.path for v in model.variables)
-    if twice := [path for path, n in paths.items() if n > 1]:
-        raise ValueError(
-            f"{paths[twice[0]]} variables of the model are called {twice[0]!r}: give the layers "
-            "different names."
-        )
     borders = [model.inputs, *(_crossing(model, nodes)[i] for i in at[1:-1]), model.outputs]
-    made, seen = [], set()
+    made: list[Stage] = []
+    known: dict[str, Any] = {}
     for s, (a, b) in enumerate(itertools.pairwise(at)):
         layers = [node.operation for node in nodes[a:b] if hasattr(node.operation, "variables")]
         weights = {v.path: v for layer in layers for v in layer.trainable_variables}
         state = {v.path: v for layer in layers for v in layer.non_trainable_variables}
-        regular = [path for path, v in weights.items() if v.regularizer and path not in seen]
-        seen |= set(regular)
+        regular = [path for path, v in weights.items() if v.regularizer and path not in known]
+        for v in itertools.chain(*(layer.variables for layer in layers)):
+            if known.setdefault(v.path, v) is not v:
+                raise ValueError(
+                    f"two variables of the model are called {v.path!r}, so their gradients cannot "
+                    "be told apart: give the layers different names."
+                )
         function = _function(model, nodes[a:b], borders, s, weights, state, regular)
         made.append(Stage(devices[s], function, weights, state))
     return made
