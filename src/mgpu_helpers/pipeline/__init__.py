@@ -4,7 +4,7 @@ Lesson 05 builds it in front of the reader.
 """
 
 from mgpu_helpers.pipeline.cut import Cut, StageCost, best_cut, cuts
-from mgpu_helpers.pipeline.run import Made, Stage, gradients, stream
+from mgpu_helpers.pipeline.run import Made, Stage, gradients
 from mgpu_helpers.pipeline.schedule import (
     Schedule,
     all_forward,
@@ -17,6 +17,7 @@ from mgpu_helpers.pipeline.schedule import (
 )
 from mgpu_helpers.pipeline.spans import Span, spans, task_of
 from mgpu_helpers.pipeline.stages import places, stages
+from mgpu_helpers.pipeline.stream import stream
 
 __all__ = [
     "all_forward",

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mgpu_helpers import towers
 from mgpu_helpers.pipeline.schedule import check, one_by_one, run_times
-from mgpu_helpers.pipeline.spans import FREE
+from mgpu_helpers.pipeline.stream import stream
 from mgpu_helpers.wording import counted, error_line
-
-# What takes time, and what oneDNN never merges with a second operation of these.
-_SLOW = re.compile(r"Conv\d?D|Convolution|MatMul|Einsum|Pool|BatchNorm|Softmax|Relu|Elu|Gelu|Tanh")
 
 # What Python, Keras and TensorFlow raise where a function is given something that does not fit.
 _MISFITS = (ValueError, TypeError, AttributeError, LookupError)
@@ -105,9 +101,10 @@ def gradients(
     """Compute the mean loss of a batch and its gradients by weight, in a graph or a `tf.function`.
 
     The batch goes through the stages in as many pieces as the schedule has (None: whole).
-    `loss(outputs, labels)` is the mean over a piece; it counts by the size of the piece, so with
-    uneven=True the last pieces may be smaller. Where two stages share a weight, both gradients are
-    added. With streams=False a device does what it can do first, in any order.
+    `loss(outputs, labels)`, or a Keras loss, is the mean over a piece; it counts by the size of the
+    piece, so with uneven=True the last pieces may be smaller. Where two stages share a weight, both
+    gradients are added. State is renewed piece by piece, and assigned at the end of the step. With
+    streams=False a device does what it can do first, in any order.
 
     >>> double = Stage("/CPU:0", lambda weights, x: weights["w"] * x, {"w": tf.Variable(2.0)})
     >>> step = tf.function(lambda x: gradients([double], lambda out, _: tf.reduce_mean(out), x, x))
@@ -166,25 +163,12 @@ def gradients(
     )
     with work_on(where[-1], f"stage_{len(stages) - 1}/loss"):
         mean = tf.add_n(losses)
-    changed = {name: value for name, value in state.items() if value is not before[name]}
-    variables = {name: v for stage in stages for name, v in stage.state.items()}
-    for name, value in changed.items():
-        variables[name].assign(value)
-    averages = [name for name, value in changed.items() if value.dtype.is_floating]
-    if pieces > 1 and averages:
-        warnings.warn_explicit(  # AutoGraph's own file would be named otherwise
-            f"layers such as BatchNormalization see one micro-batch at a time ({averages[0]} and "
-            f"{len(averages) - 1} more): with {pieces} pieces their statistics, and so the "
-            "gradients, are not those of the whole batch; use 1 piece for the same.",
-            UserWarning,
-            __name__,
-            1,
-        )
+    _renew(stages, before, state, pieces)
     result: dict[str, Any] = {}
     for name, s in sorted(total, key=lambda key: key[1]):
         with work_on(where[s], f"stage_{s}/shared"):
-            before = result.get(name)
-            result[name] = total[name, s] if before is None else before + total[name, s]
+            first = result.get(name)
+            result[name] = total[name, s] if first is None else first + total[name, s]
     for tasks in queues.values() if streams else ():
         stream(tasks)
     return mean, result
@@ -231,6 +215,26 @@ def _mean_loss(loss: Callable[[Any, Any], Any], made: Any, labels: Any) -> Any:
     return tf.add_n([part, *(tf.cast(each, part.dtype) for each in losses)]) if losses else part
 
 
+def _renew(
+    stages: Sequence[Stage], before: Mapping[str, Any], state: Mapping[str, Any], pieces: int
+) -> None:
+    """Assign the state that the last piece left, and warn where it depends on the pieces."""
+    changed = {name: value for name, value in state.items() if value is not before[name]}
+    variables = {name: v for stage in stages for name, v in stage.state.items()}
+    for name, value in changed.items():
+        variables[name].assign(value)
+    averages = [name for name, value in changed.items() if value.dtype.is_floating]
+    if pieces > 1 and averages:
+        warnings.warn_explicit(  # warn would name a file that AutoGraph made
+            f"layers such as BatchNormalization see one micro-batch at a time ({averages[0]} and "
+            f"{len(averages) - 1} more): with {pieces} pieces their statistics, and so the "
+            "gradients, are not those of the whole batch; use 1 piece for the same.",
+            UserWarning,
+            __name__,
+            1,
+        )
+
+
 def _shapes(values: Any) -> str:
     import tensorflow as tf
 
@@ -241,46 +245,6 @@ def _said(error: Exception) -> str:
     """Give the line of an error that says what is wrong: Keras writes it in bold type."""
     bold = re.search(r"\x1b\[1m(.+?)\s*\x1b\[0m", str(error))
     return bold[1] if bold else error_line(error)
-
-
-def stream(tasks: Sequence[Sequence[Any]]) -> None:
-    """Let each task wait for the one before it, and in a task one slow operation for another.
-
-    That is what a GPU does; a logical CPU starts whatever is ready. A task is a list of operations
-    of a graph. Quick operations of one task do not wait for each other: oneDNN merges some of them
-    into slow ones (a BiasAddGrad into the convolution's gradient), and a chain through both halves
-    would close a circle.
-
-    >>> with tf.Graph().as_default():
-    ...     stream([[tf.nn.relu(tf.zeros([2])).op], [tf.nn.relu(tf.ones([2])).op]])
-    """
-    import tensorflow as tf
-
-    for task in tasks:
-        for before, op in itertools.pairwise(op for op in task if _SLOW.search(op.type)):
-            op._add_control_input(before)
-    done: set[Any] = set()
-    for task, following in itertools.pairwise(task for task in tasks if task):
-        done.update(task)
-        used = {t.op for op in task for t in op.inputs}
-        with tf.device(task[0].device), tf.control_dependencies(None):
-            over = tf.no_op()
-        over._add_control_inputs([op for op in task if op not in used])
-        for op in _waiting(following, done):
-            op._add_control_input(over)
-
-
-def _waiting(task: Sequence[Any], done: Set[Any]) -> list[Any]:
-    """List where a task begins: what takes nothing of its own, and gives nothing to earlier tasks.
-
-    The gradient of a loop makes operations that its forward pass, in an earlier task, then needs.
-    """
-    back: set[Any] = set()
-    for op in reversed(task):
-        if any(user in done or user in back for t in op.outputs for user in t.consumers()):
-            back.add(op)
-    own = {op for op in task if op.type not in FREE} - back
-    return [op for op in task if op in own and own.isdisjoint(t.op for t in op.inputs)]
 
 
 def check_devices(devices: Sequence[str]) -> None:
