@@ -175,14 +175,14 @@ def _function(
     def enter(x: Any) -> dict[int, Any]:
         values, masks = (keras.tree.flatten(entry(x)), {}) if s == 0 else as_given(x)
         for i, mask in masks.items():
-            values[i]._keras_mask = mask  # a copy of a tensor does not have it
+            values[i]._keras_mask = mask  # a loss uses it, and a copy of a tensor does not have it
         return {id(t): value for t, value in zip(borders[s], values, strict=True)}
 
     def as_given(x: Any) -> Any:
         if not (isinstance(x, tuple) and [type(part) for part in x] == [list, dict]):
             raise ValueError(
-                f"it takes {counted(len(borders[s]), 'tensor')} with masks, as stage {s - 1} of "
-                "the model gives them: keep the order of the stages."
+                f"it takes {counted(len(borders[s]), 'tensor')} from stage {s - 1} of the model: "
+                "keep the order of the stages."
             )
         return x
 
