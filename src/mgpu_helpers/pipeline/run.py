@@ -147,7 +147,7 @@ def gradients(
 
     xs, ys = zip(*towers.split((x, y), pieces, uneven=uneven, into="piece"), strict=True)
     with tf.device(towers.HOST):
-        some = tf.nest.flatten((x, y))[0]
+        some = tf.nest.flatten((y, x))[0]
         shares = towers.shares(some.shape[0] or tf.shape(some)[0], pieces)
     own: list[Stage] = []
     state: dict[str, Any] = {}
