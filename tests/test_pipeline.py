@@ -455,9 +455,10 @@ def steps(tf, plan):
 
 @pytest.mark.parametrize("onednn", ["1", "0"])
 def test_streams_close_no_circle_in_models_of_other_kinds(onednn):
-    names = "tensorlight", "p40", "convolutions", "padding", "attention", "LSTM"
+    names = "tensorlight", "p40", "convolutions", "transformer", "lstm"
+    names += ("residual", "mobilenet") if onednn == "1" else ()
     code = f"import keras_stages; keras_stages.main(*{names})"
-    done = run_python(code, timeout=200, TF_ENABLE_ONEDNN_OPTS=onednn, MGPU_MODE="cores")
+    done = run_python(code, timeout=300, TF_ENABLE_ONEDNN_OPTS=onednn, MGPU_MODE="cores")
     assert tuple(done.stdout.split()) == names
 
 
