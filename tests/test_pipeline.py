@@ -249,7 +249,7 @@ def test_stages_begin_with_the_weights_of_the_whole(tf, plan, order):
 
 
 @pytest.mark.parametrize("where, said", [
-    (["/CPU:1"], "2 stages and 1 device"), (["/CPU:1", "/CPU:9"], "/CPU:9, which is not there"),
+    (["/CPU:1"], "2 stages and 1 device"), (["/CPU:1", "/CPU:9"], "no device '/CPU:9'"),
 ])  # fmt: skip
 def test_stages_need_devices_that_are_there(tf, plan, where, said):
     with tf.Graph().as_default() as graph:

@@ -247,25 +247,15 @@ def _said(error: Exception) -> str:
     return bold[1] if bold else error_line(error)
 
 
-def check_devices(devices: Sequence[str]) -> None:
-    """Raise ValueError where a stage is on a device that the plan does not have."""
-    from mgpu_helpers.devices.plan import current
-
-    plan = current()
-    for device in devices if plan else ():
-        if device not in (plan.host, *plan.devices):
-            raise ValueError(
-                f"a stage is on {device}, which is not there: use {', '.join(plan.devices)}."
-            )
-
-
 def _check_stages(stages: Sequence[Stage], schedule: Sequence[Sequence[str]]) -> None:
+    from mgpu_helpers.devices.check import checked
+
     p = len(stages)
     if len(schedule) != p:
         raise ValueError(
             f"a schedule for {counted(len(schedule), 'stage')} does not fit {p}: make one for {p}."
         )
-    check_devices([stage.device for stage in stages])
+    checked([stage.device for stage in stages])
     owners: dict[str, tuple[int, Any]] = {}
     for s, stage in enumerate(stages):
         for name, weight in stage.weights.items():

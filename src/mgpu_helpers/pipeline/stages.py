@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mgpu_helpers.pipeline.run import Made, Stage, check_devices
+from mgpu_helpers.pipeline.run import Made, Stage
 from mgpu_helpers.wording import counted
 
 
@@ -30,10 +30,12 @@ def stages(model: Any, cuts: Sequence[str], devices: Sequence[str]) -> list[Stag
     >>> [list(stage.weights) for stage in stages(model, ["b"], plan.devices)]
     [['net/a/kernel', 'net/a/bias'], ['net/b/kernel', 'net/b/bias']]
     """
+    from mgpu_helpers.devices.check import checked
+
     model = _functional(model)
     nodes = _nodes(model)
     at = [0, *_starts(nodes, cuts, devices), len(nodes)]
-    check_devices(devices)
+    devices = checked(devices)
     borders = [model.inputs, *(_crossing(model, nodes)[i] for i in at[1:-1]), model.outputs]
     made: list[Stage] = []
     known: dict[str, Any] = {}
