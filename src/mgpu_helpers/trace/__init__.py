@@ -6,6 +6,9 @@ Lesson 00 shows the first one.
 from mgpu_helpers.trace.function import function_step
 from mgpu_helpers.trace.read import read
 from mgpu_helpers.trace.session import session_step
-from mgpu_helpers.trace.step import Allocation, Copy, Op, Trace, curve
+from mgpu_helpers.trace.step import Allocation, Collective, Copy, Op, Trace, curve
 
-__all__ = ["Allocation", "Copy", "curve", "function_step", "Op", "read", "session_step", "Trace"]
+__all__ = [
+    "Allocation", "Collective", "Copy", "curve", "function_step", "Op", "read",
+    "session_step", "Trace",
+]  # fmt: skip
