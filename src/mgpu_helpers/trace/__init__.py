@@ -3,12 +3,13 @@
 Lesson 00 shows the first one.
 """
 
+from mgpu_helpers.trace.fit import fit_step
 from mgpu_helpers.trace.function import function_step
 from mgpu_helpers.trace.read import read
 from mgpu_helpers.trace.session import session_step
 from mgpu_helpers.trace.step import Allocation, Collective, Copy, Op, Trace, curve
 
 __all__ = [
-    "Allocation", "Collective", "Copy", "curve", "function_step", "Op", "read",
+    "Allocation", "Collective", "Copy", "curve", "fit_step", "function_step", "Op", "read",
     "session_step", "Trace",
 ]  # fmt: skip
