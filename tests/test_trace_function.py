@@ -120,6 +120,14 @@ def test_arguments_are_fed_by_name_too(plan):
     assert sum(op.type == "Placeholder" for op in step.ops) == 4  # none of them is a constant
 
 
+def test_the_graph_is_optimized_as_in_a_call(plan):
+    import tensorflow as tf
+
+    held = [tf.Variable(float(i)) for i in range(9)]
+    got, step = function_step(lambda x: tf.add_n(held) + x * x, tf.constant([2.0, 3.0]))
+    assert got.tolist() == [40, 45] and "Square" in {op.type for op in step.ops}  # for x * x
+
+
 def test_a_graph_that_was_built_is_used_again(plan):
     import tensorflow as tf
 
