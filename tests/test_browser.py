@@ -19,7 +19,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from lessons import METADATA, NOTEBOOKS, ROOT, environment
+from lessons import CLOSED, METADATA, NOTEBOOKS, ROOT, environment
 
 pytestmark = pytest.mark.browser
 
@@ -172,8 +172,8 @@ def check(browser, lab: Lab, name: str, stored: list, screenshots: Path) -> None
         if panels:
             page.wait_for_selector(".widget-slider", state="attached", timeout=10_000)
             assert page.locator(".jupyter-widgets.widget-interact").count() == panels
-        hidden = [cell for cell in stored if cell.metadata.get("jupyter", {}).get("source_hidden")]
-        assert page.locator(".jp-InputPlaceholder").count() == len(hidden)
+        closed = [cell for cell in stored if cell.metadata == CLOSED]  # solutions
+        assert page.locator(".jp-collapseHeadingButton.jp-mod-collapsed").count() == len(closed)
     except BaseException:
         screenshots.mkdir(parents=True, exist_ok=True)
         page.screenshot(path=screenshots / f"{name}.png")

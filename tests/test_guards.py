@@ -108,6 +108,10 @@ def code(notebook: NotebookNode, position: int) -> NotebookNode:
     return [cell for cell in notebook.cells if cell.cell_type == "code"][position]
 
 
+def headings(notebook: NotebookNode) -> list[NotebookNode]:
+    return [cell for cell in notebook.cells if cell.source == "#### Solution"]
+
+
 def prose(notebook: NotebookNode) -> NotebookNode:
     return notebook.cells[0]
 
@@ -310,7 +314,7 @@ SPOILT = {
     "stale cover": ("pictures", lambda book: code(book, 6).metadata.update(tags=["cover"])),
     "easy stub": ("exercises", replace_output(2, "not yet", "yes")),
     "hard solution": ("exercises", replace_output(3, "yes", "not yet")),
-    "open solution": ("exercises", lambda book: code(book, 3).metadata.pop("jupyter")),
+    "open solution": ("exercises", lambda book: headings(book)[0].metadata.clear()),
     "other check": ("exercises", lambda book: code(book, 3).update(source="print('yes')")),
     "no solution": ("exercises", lambda book: book.cells.remove(code(book, 3))),
 }

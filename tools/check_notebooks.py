@@ -19,7 +19,7 @@ from urllib.parse import unquote
 import nbformat
 from nbformat import NotebookNode
 
-from lessons import METADATA, Lesson, cover, disagreements, tags
+from lessons import CLOSED, METADATA, Lesson, cover, disagreements, tags
 
 MOST_CELLS, MOST_LINES, MEDIAN_LINES, MOST_BYTES, MOST_BULLETS = 60, 25, 5, 1_000_000, 6
 SECTIONS = ["On your own", "What we saw", "In practice"]
@@ -133,7 +133,7 @@ def metadata(built: Built) -> Iterator[str]:
     if (built.notebook.nbformat, built.notebook.nbformat_minor) != (4, 5):
         yield "the notebook's format is not 4.5"
     for number, cell in enumerate(built.cells, 1):
-        extra = set(cell.metadata) - {"tags", "jupyter"}
+        extra = set(cell.metadata) - {"tags", *CLOSED}
         if extra:
             yield f"cell {number} has metadata of its own: {sorted(extra)}"
 
@@ -151,8 +151,9 @@ def sizes(built: Built) -> Iterator[str]:
             yield f"cell {number} has {count} lines: at most {MOST_LINES}"
     if lines and statistics.median(lines) > MEDIAN_LINES:
         yield f"the median code cell has {statistics.median(lines)} lines: at most {MEDIAN_LINES}"
-    if len(built.cells) > MOST_CELLS:
-        yield f"there are {len(built.cells)} cells: at most {MOST_CELLS}"
+    cells = [cell for cell in built.cells if cell.metadata != CLOSED]
+    if len(cells) > MOST_CELLS:
+        yield f"there are {len(cells)} cells: at most {MOST_CELLS}"
     size = built.lesson.notebook.stat().st_size
     if size >= MOST_BYTES:
         yield f"the file has {size} bytes: fewer than {MOST_BYTES}, so draw smaller pictures"
@@ -240,8 +241,8 @@ def exercises(built: Built) -> Iterator[str]:
         wanted = {"exercise": "not yet", "solution": "yes"}[tag]
         if not re.search(rf"^{wanted}\b", text_of(cell), flags=re.MULTILINE):
             yield f"cell {number}, {tag}, does not say {wanted!r}: {text_of(cell)[:80]!r}"
-        if tag == "solution" and not cell.metadata.get("jupyter", {}).get("source_hidden"):
-            yield f"cell {number}, a solution, is not hidden"
+        if tag == "solution" and built.cells[number - 2].metadata != CLOSED:
+            yield f"cell {number}, a solution, is not below a closed heading"
     for (_, _, stub), (_, number, solved) in zip(order[::2], order[1::2], strict=False):
         if last_statement(stub.source) != last_statement(solved.source):
             yield f"cell {number}, a solution, does not end with the check of its exercise"

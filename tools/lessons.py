@@ -7,9 +7,9 @@ A source is ``NN_verb_object.py`` in jupytext's percent format. In its Markdown 
   line goes, so they stand on a line of their own;
 * ``[[lessons]]``, alone on its line, becomes a table of all lessons.
 
-Tags of code cells: ``exercise``, ``solution`` (its source is hidden at first), ``varies`` (a chart
-of this run's timings), ``schematic`` (a drawing without data), ``cover`` (the lesson's picture,
-stored in ``docs/`` as well).
+Tags of code cells: ``exercise``, ``solution`` (below a heading that is closed at first),
+``varies`` (a chart of this run's timings), ``schematic`` (a drawing without data), ``cover`` (the
+lesson's picture, stored in ``docs/`` as well).
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
+
+
+CLOSED = {"jp-MarkdownHeadingCollapsed": True}  # JupyterLab then hides what is below a heading
 
 
 class LessonError(Exception):
@@ -112,10 +115,11 @@ def _read_one(path: Path) -> Lesson:
     heading = re.match(r"# (.+)\n*", first)
     if not heading:
         raise LessonError(f"{path.name} does not begin with a Markdown cell with a '# ' title.")
-    opening = " ".join(first[heading.end() :].split())
-    found = re.search(r"\*\*In this lesson\*\* (.+?[.!?])(?= |$)", opening)
-    found = found or re.match(r"(.+?[.!?])(?= |$)", opening)  # a lesson not yet rewritten
-    promise = found[1][0].upper() + found[1][1:] if found else ""
+    opening = [" ".join(part.split()) for part in first[heading.end() :].split("\n\n")]
+    named = [part for part in opening if part.startswith("**In this lesson** ")]
+    text = (named or opening or [""])[0].removeprefix("**In this lesson** ")
+    found = re.match(r".+?[.!?](?= |$)", text)
+    promise = found[0][0].upper() + found[0][1:] if found else ""
     return Lesson(path, heading[1].strip(), promise, tuple(cells))
 
 
@@ -124,16 +128,20 @@ def draft(lesson: Lesson, lessons: list[Lesson]) -> NotebookNode:
     notebook = nbformat.v4.new_notebook(metadata=METADATA)
     taken: set[str] = set()
     for cell in lesson.cells:
+        if "solution" in tags(cell):  # with its output it is closed until the reader opens it
+            new = nbformat.v4.new_markdown_cell("#### Solution", metadata=CLOSED)
+            new.id = _identify(new, taken)
+            notebook.cells.append(new)
         if cell.cell_type == "markdown":
-            new = nbformat.v4.new_markdown_cell(_fill_in(cell.source, lesson, lessons))
+            # A heading of its own, or the next exercise would be closed with the solution.
+            text = re.sub(r"(?m)^\*\*(\d)\.\*\* ", r"### Exercise \1\n\n", cell.source)
+            new = nbformat.v4.new_markdown_cell(_fill_in(text, lesson, lessons))
         elif cell.cell_type == "code":
             new = nbformat.v4.new_code_cell(cell.source)
         else:
             raise LessonError(f"{lesson.name} has a {cell.cell_type} cell: use code or Markdown.")
         if tags(cell):
             new.metadata["tags"] = tags(cell)
-        if "solution" in tags(cell):
-            new.metadata["jupyter"] = {"source_hidden": True}
         new.id = _identify(new, taken)
         notebook.cells.append(new)
     return notebook

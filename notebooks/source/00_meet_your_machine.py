@@ -66,17 +66,17 @@ from mgpu_helpers.lessons.sketches import lesson_00 as sketches
 # %% [markdown]
 # ## The trouble
 #
-# Here is a Keras model of two layers. `trace.function_step` runs one training step of it and keeps
-# what TensorFlow recorded: which operation ran on which device, and when.
+# Here is a Keras model of two layers. `trace.fit_step` runs one step of what `model.fit` would run,
+# and keeps what TensorFlow recorded: which operation ran on which device, and when. Where did its
+# matrix products run?
 
 # %% tags=["unplaced"]
 layers = tf.keras.layers
 model = tf.keras.Sequential([layers.Dense(256, activation="relu"), layers.Dense(10)])
 model.compile("sgd", "mse")
 inputs, targets = np.ones([64, 100], "float32"), np.zeros([64, 10], "float32")
-model.train_on_batch(inputs, targets)
 
-_, step = trace.function_step(model.train_on_batch, inputs, targets)
+step = trace.fit_step(model, (inputs, targets))
 print("matrix products ran on", *{op.device for op in step.ops if op.type == "MatMul"})
 
 # %% [markdown]
@@ -313,10 +313,6 @@ timing.compare(lambda: on_one(*pair).numpy(), lambda: on_all(*pair).numpy(), nam
 # less, and copying the matrices to it takes at least as long. Sharing pays where a device computes
 # for longer than its data travels. [[07]] looks for that point in a training step.
 #
-# ## With your own model
-#
-# To come.
-#
 # ## Break it
 #
 # Here is `multiply` again without one line, `with tf.device(device)`. Such a line is easily lost:
@@ -345,9 +341,45 @@ print("did not multiply:", sorted(set(plan.devices) - worked))
 # %% [markdown]
 # Everything was multiplied on the host: its block was the only one left.
 #
+# ## With your own model
+#
+# Any Keras model can be looked at in this way. Here is a small residual network with
+# BatchNormalization. Put your own in its place, with a batch of your data. `top` lists the layers
+# that took the most time, forward and backward pass together:
+
+# %% tags=["nbval-ignore-output"]
+def block(x, name):
+    out = layers.Conv2D(16, 3, padding="same", name=name)(x)
+    out = layers.BatchNormalization(name=f"{name}_norm")(out)
+    return layers.Add()([x, layers.ReLU()(out)])
+
+
+given = tf.keras.Input((32, 32, 3))
+x = block(block(layers.Conv2D(16, 3, padding="same", name="first")(given), "a"), "b")
+model = tf.keras.Model(given, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
+model.compile("adam", "mse")
+images, targets = np.ones([128, 32, 32, 3], "float32"), np.zeros([128, 10], "float32")
+step = trace.fit_step(model, (images, targets))
+step.top(5, by="layer")
+
+# %% [markdown]
+# A block of `tf.device` around the step moves it to another device. It moves the whole step:
+# nothing is shared out.
+
+# %%
+for device in plan.devices:
+    with tf.device(device):
+        step = trace.fit_step(model, (images, targets))
+    print("convolutions ran on", *{op.device for op in step.ops if op.type.startswith("Conv2D")})
+
+# %% [markdown]
+# The model's weights stay where they were made, and are copied to the device in each step. On a
+# GPU, Keras compiles a training step with XLA into one operation; `fit_step` leaves that out, so
+# that there are layers to see, and warns you. Lessons 06 to 10 share the work of such a model out.
+#
 # ## On your own
 #
-# Under each exercise is its solution, in JupyterLab a collapsed cell: open it with a click.
+# Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
 # **1.** On which device does TensorFlow make `tf.ones([2, 2])` when nobody names one? Write the
 # short name, such as `"/CPU:3"`.
@@ -406,7 +438,7 @@ checks.multiply_columns(multiply_columns)
 #   shares out work should name a place for what it cuts, joins and returns.
 # - `devices.setup` lets TensorFlow take memory from a GPU as it needs it. Unasked, it takes nearly
 #   all of every GPU at the start. [[02]] is about that.
-# - `trace.function_step` runs the function's graph in a session ([[01]]), on copies of its
+# - A trace runs the function's graph in a session ([[01]]), on copies of its
 #   variables, because only a session keeps such a trace.
 # - `MGPU_DEVICES=4` and `MGPU_MODE=cores` in the environment, before the kernel starts, change
 #   what every lesson runs on. `MGPU_VERBOSE=1` brings TensorFlow's own messages back.

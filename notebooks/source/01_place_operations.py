@@ -535,7 +535,7 @@ except tf.errors.InvalidArgumentError as error:
 # %% [markdown]
 # ## On your own
 #
-# Under each exercise is its solution, in JupyterLab a collapsed cell: open it with a click.
+# Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
 # **1.** Write `full_name`. It takes a short name, such as `/GPU:3`, `/device:GPU:3` or `/cpu:7`,
 # and returns the full one, such as `/job:localhost/replica:0/task:0/device:GPU:3`.

@@ -456,7 +456,7 @@ except RuntimeError as error:
 #
 # ## On your own
 #
-# Under each exercise is its solution, in JupyterLab a collapsed cell: open it with a click.
+# Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
 # **1.** Build a classic configuration with which a session starts small, grows, and takes a
 # quarter of each GPU at most.

@@ -361,7 +361,7 @@ print(done.stdout)
 #
 # ## On your own
 #
-# Under each exercise is its solution, in JupyterLab a collapsed cell: open it with a click.
+# Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
 # **1.** A script was started with `CUDA_VISIBLE_DEVICES` and says that it trains on `/GPU:1`.
 # Write `outside(visible, device)`, which gives nvidia-smi's number: `outside("3,0", "/GPU:1")` is

@@ -442,7 +442,7 @@ except (tf.errors.InvalidArgumentError, AssertionError):
 #
 # ## On your own
 #
-# Under each exercise is its solution, in JupyterLab a collapsed cell: open it with a click.
+# Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
 # **1.** Write `trains(session, fetches, feed)`: run the fetches once and say, True or False,
 # whether any trainable variable of the session's graph has another value than before.

@@ -416,7 +416,7 @@ for function, batch in [(tf.reduce_mean, a), (tf.square, tf.range(11.0))]:
 # %% [markdown]
 # ## On your own
 #
-# Under each exercise a collapsed cell holds a solution: open it with a click.
+# Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
 # **1.** A function with two inputs: the distance of each row of `points` from the same row of
 # `others`. `points` and `others` have the shape [n, 2]. Make `distances` run on all devices. It is

@@ -502,7 +502,7 @@ plt.show()
 #
 # ## On your own
 #
-# Under each exercise is its solution, in JupyterLab a collapsed cell: open it with a click.
+# Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
 # **1.** Write `weighted_average(tower_gradients, sizes)` for dense gradients, such that shards of
 # unequal size count by their size.

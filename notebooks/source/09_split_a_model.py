@@ -551,7 +551,7 @@ for own in ({"w": shared}, {"copy": copy}), ({"w": shared}, {"w": shared}):
 #
 # ## On your own
 #
-# Under each exercise is its solution, in JupyterLab a collapsed cell: open it with a click.
+# Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
 # **1.** The same network, with a batch of 512 and 62 MB a device, weights and Adam's slots
 # included. With the article's cut the first part holds more than that. Which one layer should

@@ -475,7 +475,7 @@ plt.show()
 # %% [markdown]
 # ## On your own
 #
-# Under each exercise is its solution, in JupyterLab a collapsed cell: open it with a click.
+# Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
 # **1.** Write `efficiency(seconds, kind)`. `seconds` has the time of a step by the number of
 # devices, and `kind` is `"strong"` (the same global batch) or `"weak"` (the same per-device
