@@ -1,0 +1,209 @@
+"""Which operations of a function's graph run: dead ones left out, functions entered, loops counted.
+
+A graph here is a FuncGraph: that of a concrete function, of a branch, or of a loop's body.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+MOST_ROUNDS = 100_000
+CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
+BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
+LOOPS = {"While", "StatelessWhile"}
+
+
+class Unknown(Exception):
+    """Say in a sentence why something cannot be counted from the graph."""
+
+
+@dataclass
+class Live:
+    """What runs in a graph for some of its outputs: operations in order, and inputs by number."""
+
+    ops: list[Any]
+    inputs: set[int]
+    outputs: dict[str, set[int]] = field(repr=False)  # by operation: the outputs somebody uses
+
+
+def called(op: Any) -> list[Any]:
+    """Give the graphs that an operation calls: of a function, of branches, or (cond, body)."""
+    if op.type in CALLS:
+        names = [op.get_attr("f")]
+    elif op.type in LOOPS:
+        names = [op.get_attr("cond"), op.get_attr("body")]
+    elif op.type in ("Case", "StatelessCase"):
+        names = op.get_attr("branches")
+    elif op.type in BRANCHES:
+        names = [op.get_attr("then_branch"), op.get_attr("else_branch")]
+    else:
+        return []
+    return [op.graph._get_function(each.name).graph for each in names]
+
+
+def live(graph: Any, outputs: Iterable[int] | None = None) -> Live:
+    """Find what runs for the outputs with these numbers, and for side effects; None is all.
+
+    The operations come in the order of creation, each after those that it waits for.
+    """
+    wanted = graph.outputs if outputs is None else [graph.outputs[i] for i in outputs]
+    used: dict[str, set[int]] = {}
+    ran = {op.name for op in getattr(graph, "control_outputs", ())}
+    for tensor in wanted:
+        used.setdefault(tensor.op.name, set()).add(tensor.value_index)
+    kept = []
+    for op in reversed(ordered(graph)):
+        if op.name not in used and op.name not in ran:
+            continue
+        kept.append(op)
+        ran |= {before.name for before in op.control_inputs}
+        tensors = op.inputs
+        if (needed := _needed(op, used.get(op.name, set()))) is not None:
+            tensors = [tensors[i] for i in sorted(needed)]
+        for tensor in tensors:
+            used.setdefault(tensor.op.name, set()).add(tensor.value_index)
+    inputs = {i for i, tensor in enumerate(graph.inputs) if tensor.op.name in used}
+    return Live(kept[::-1], inputs, used)
+
+
+def ordered(graph: Any) -> list[Any]:
+    """List all operations in the order of creation, but each after those that it waits for.
+
+    A loop that is differentiated is made anew, after what uses it.
+    """
+    done, order = set(), []
+    for first in graph.get_operations():
+        ahead = [first]
+        while ahead:
+            op = ahead[-1]
+            missing = []
+            if op.name not in done:
+                before = [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+                missing = [each for each in before if each.name not in done]
+            if missing:
+                ahead += missing
+                continue
+            ahead.pop()
+            if op.name not in done:
+                done.add(op.name)
+                order.append(op)
+    return order
+
+
+def _needed(op: Any, outputs: set[int]) -> set[int] | None:
+    """Number the inputs that an operation needs for these outputs; None is all."""
+    if op.type in CALLS:
+        return live(called(op)[0], outputs).inputs
+    if op.type in BRANCHES:
+        each = [live(graph, outputs).inputs for graph in called(op)]
+        return {0} | {i + 1 for i in set().union(*each)}
+    return carried(op, outputs) if op.type in LOOPS else None
+
+
+def carried(op: Any, outputs: Iterable[int] = ()) -> set[int]:
+    """Number what a loop has to carry round for these outputs, and to know when to stop."""
+    condition, body = called(op)
+    known = set(outputs) | live(condition).inputs
+    while more := live(body, known).inputs - known:
+        known |= more
+    return known
+
+
+_BY_VALUE: dict[str, Callable[..., Any]] = {
+    "Add": operator.add, "AddV2": operator.add, "Sub": operator.sub, "Mul": operator.mul,
+    "FloorDiv": operator.floordiv, "Minimum": np.minimum, "Maximum": np.maximum,
+    "Less": operator.lt, "LessEqual": operator.le, "Greater": operator.gt,
+    "GreaterEqual": operator.ge, "Equal": operator.eq, "NotEqual": operator.ne,
+    "LogicalAnd": np.logical_and, "LogicalOr": np.logical_or, "LogicalNot": np.logical_not,
+    "Identity": lambda x: x, "Cast": lambda x: x, "Squeeze": np.squeeze,
+    "Max": lambda x, _: np.max(x), "Min": lambda x, _: np.min(x), "Prod": lambda x, _: np.prod(x),
+}  # fmt: skip
+
+
+class Values:
+    """Small numbers that are known before a function runs, above all those that count loops."""
+
+    def __init__(self, graph: Any, inputs: dict[int, Any] | None = None) -> None:
+        self.known = {graph.inputs[i].name: value for i, value in (inputs or {}).items()}
+
+    def of(self, tensor: Any) -> Any:
+        """Give a tensor's value; None where it depends on data."""
+        if tensor.name not in self.known:
+            self.known[tensor.name] = self._find(tensor)
+        return self.known[tensor.name]
+
+    def _find(self, tensor: Any) -> Any:
+        import tensorflow as tf
+
+        op = tensor.op
+        if op.type in LOOPS:
+            return self.loop(op, {tensor.value_index})[1].get(tensor.value_index)
+        if op.type in CALLS:
+            graph = called(op)[0]
+            return self.inside(graph, op.inputs).of(graph.outputs[tensor.value_index])
+        if op.type in ("Placeholder", "VarHandleOp") or (tensor.shape.num_elements() or 0) > 1000:
+            return None
+        if op.type in _BY_VALUE or op.type == "StridedSlice":
+            given = [self.of(each) for each in op.inputs]
+            if any(each is None for each in given):
+                return None
+            if op.type != "StridedSlice":
+                return _BY_VALUE[op.type](*given)
+            if np.ndim(given[0]) == 1 and op.get_attr("shrink_axis_mask"):
+                return given[0][given[1][0]]
+            return None
+        return tf.get_static_value(tensor)
+
+    def inside(self, graph: Any, tensors: Iterable[Any]) -> Values:
+        """Take along what is known of these tensors into a function that gets them."""
+        return Values(graph, {i: self.of(each) for i, each in enumerate(tensors)})
+
+    def loop(self, op: Any, outputs: Iterable[int] = ()) -> tuple[int | None, dict[int, Any]]:
+        """Count a loop's rounds and give what it ends with, by output; None where data decide."""
+        condition, body = called(op)
+        state = {i: self.of(op.inputs[i]) for i in carried(op, outputs)}
+        fixed = _constants(condition), _constants(body)
+        for rounds in range(MOST_ROUNDS + 1):
+            go = _again(condition, state, fixed[0]).of(condition.outputs[0])
+            if go is None:
+                return None, {}
+            if not go:
+                return rounds, state
+            values = _again(body, state, fixed[1])
+            state = {i: values.of(body.outputs[i]) for i in state}
+        return None, {}
+
+    def round(self, op: Any) -> Values:
+        """Take along into a loop's body what stays the same in every round."""
+        _, body = called(op)
+        return Values(body, {
+            i: self.of(op.inputs[i])
+            for i, tensor in enumerate(body.outputs)
+            if _through(tensor) == body.inputs[i].name
+        })  # fmt: skip
+
+
+def _through(tensor: Any) -> str:
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor.name
+
+
+def _constants(graph: Any) -> dict[str, Any]:
+    values = Values(graph)
+    return {
+        op.outputs[0].name: values.of(op.outputs[0])
+        for op in graph.get_operations()
+        if op.type == "Const"
+    }
+
+
+def _again(graph: Any, state: dict[int, Any], constants: dict[str, Any]) -> Values:
+    values = Values(graph, state)
+    values.known |= constants
+    return values
