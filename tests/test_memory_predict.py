@@ -95,7 +95,12 @@ def test_single_rules_as_a_real_run_has_them(tf, plan):
             y = tf.tanh(tf.nn.relu(x @ w)) @ w
         return tape.gradient(y, x, output_gradients=x)
 
-    for function in (chain, kept, shapes, pieces, twice, back):
+    inner = tf.function(kept)
+
+    def calls(x):
+        return tf.exp(inner(x))
+
+    for function in (chain, kept, shapes, pieces, twice, back, calls):
         with tf.device(plan.devices[0]):
             made = tf.function(function)
             real = function_step(made, x)[1].peak(D, scratch=False)
@@ -179,7 +184,7 @@ def test_what_is_counted_says_so(models):
 def test_fits_is_the_boundary_of_predict(models, name):
     model = models[name][0]
     budget = memory.predict(model, 50).high
-    assert memory.fits(model, budget) == 50
+    assert memory.fits(model, float(budget)) == 50
     assert memory.fits(model, budget - 1) == 49
 
 
@@ -302,8 +307,9 @@ def test_sentences(tf, models):
         memory.predict(lambda x: x, 4)
     with pytest.raises(ValueError, match=r"1 kB do not hold lstm.*batch of 1.*45.2 kB of it"):
         memory.fits(model, 1000)
-    with pytest.raises(ValueError, match="budget=-1"):
-        memory.fits(model, -1)
+    for budget in (-1, 1.5, float("inf")):
+        with pytest.raises(ValueError, match=f"budget={budget}"):
+            memory.fits(model, budget)
     with pytest.raises(ValueError, match="optimizer='adma'"):
         memory.fits(model, MB, "adma")
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mgpu_helpers.graph.step import concrete_of
-from mgpu_helpers.graph.walk import BRANCHES, CALLS, LOOPS, Unknown, Values, called, live
+from mgpu_helpers.graph.values import Values
+from mgpu_helpers.graph.walk import BRANCHES, CALLS, LOOPS, Unknown, called, carried, live
 
 # Operations that multiply as much as those below, and that nothing here knows how to count.
 _UNCOUNTED = re.compile("MatMul|Conv[23]D|^Conv$|RNN|Einsum|LSTM|GRU|XlaLaunch|XlaDot|XlaConv")
@@ -88,8 +89,6 @@ def _walk(graph: Any, outputs: set[int] | None, values: Values) -> Counter[str]:
 
 
 def _loop(op: Any, outputs: set[int], values: Values) -> Counter[str]:
-    from mgpu_helpers.graph.walk import carried
-
     each = _walk(called(op)[1], carried(op, outputs), values.round(op))
     if not each:
         return each

@@ -1,4 +1,4 @@
-"""What a step holds on each device: split by use, watched over time, and limited.
+"""What a step holds on each device: predicted, split by use, watched over time, and limited.
 
 Lesson 02 builds it in front of the reader.
 """

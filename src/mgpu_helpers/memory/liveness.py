@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mgpu_helpers.graph import walk
-from mgpu_helpers.graph.walk import BRANCHES, CALLS, LOOPS, Unknown, Values, called
+from mgpu_helpers.graph.values import Values
+from mgpu_helpers.graph.walk import BRANCHES, CALLS, LOOPS, Unknown, called
 from mgpu_helpers.trace.step import Allocation, Op, Trace, curve
 
 DEVICE = "/ONE:0"  # a device for all, which nobody chose yet
@@ -119,13 +120,11 @@ def _inside(
     op: Any, outputs: set[int], values: Values, overlap: float
 ) -> tuple[int, dict[int, int]]:
     """Count what an operation takes only while it runs a function; and what its lists grow by."""
-    if op.type in CALLS:
-        (graph,) = called(op)
-        inner = values.inside(graph, op.inputs)
-        return _most(_buffers(graph, outputs, inner, overlap)[0]), {}
-    if op.type in BRANCHES:
-        inner = [(graph, values.inside(graph, op.inputs[1:])) for graph in called(op)]
-        return max(_most(_buffers(g, outputs, known, overlap)[0]) for g, known in inner), {}
+    if op.type in CALLS | BRANCHES:
+        given = op.inputs[1:] if op.type in BRANCHES else op.inputs
+        inner = [(graph, values.inside(graph, given)) for graph in called(op)]
+        most = max(_most(_buffers(g, outputs, known, overlap)[0]) for g, known in inner)
+        return max(0, most - sum(map(_bytes, op.outputs))), {}
     if op.type not in LOOPS:
         return 0, {}
     body, around = called(op)[1], walk.carried(op, outputs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -60,13 +60,15 @@ class Estimate:
 class Measured:
     """The peaks of traced steps on a device, in bytes by batch, and a line through them.
 
-    variables are the bytes of the variables that the step uses, by the device that they lie on.
+    variables are the bytes of the variables that the step uses, by the device that they lie on;
+    traces are the traced steps by batch.
     """
 
     device: str
     peaks: dict[int, tuple[int, ...]]
     variables: dict[str, int]
     doubts: tuple[str, ...] = ()
+    traces: dict[int, tuple[Trace, ...]] = field(default_factory=dict, compare=False)
 
     def at(self, batch: int) -> Estimate:
         """Estimate what a step of a batch holds, from the line.
@@ -150,10 +152,10 @@ def measure(
         raise ValueError(
             f"batches={batches} give no line: name two different batches or more, each once."
         )
-    traces: dict[int, list[Trace]] = {}
+    traces: dict[int, tuple[Trace, ...]] = {}
     for batch in sorted(batches):
         function, arguments = _call(step_of(batch))
-        traces[batch] = [function_step(function, *arguments)[1] for _ in range(repeats)]
+        traces[batch] = tuple(function_step(function, *arguments)[1] for _ in range(repeats))
     variables = _variables(function, arguments)
     last = traces[max(batches)][0]
     if device is None:
@@ -165,7 +167,7 @@ def measure(
                 f"{', '.join(last.memory) or 'the devices of a step that makes tensors'}."
             )
     peaks = {b: tuple(t.peak(device, scratch) for t in each) for b, each in traces.items()}
-    return Measured(device, peaks, variables, _moved(traces, device, scratch))
+    return Measured(device, peaks, variables, _moved(traces, device, scratch), traces)
 
 
 def _call(step: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -198,7 +200,7 @@ def _variables(function: Any, arguments: tuple[Any, ...]) -> dict[str, int]:
     return dict(sizes)
 
 
-def _moved(traces: dict[int, list[Trace]], device: str, scratch: bool) -> tuple[str, ...]:
+def _moved(traces: dict[int, tuple[Trace, ...]], device: str, scratch: bool) -> tuple[str, ...]:
     """Say between which batches the peak came at another moment, with other tensors held."""
     shares = {}
     for batch, each in traces.items():

@@ -72,7 +72,7 @@ def predict(model: Any, batch: int, optimizer: Any = "adam") -> Predicted:
     )  # fmt: skip
 
 
-def fits(model: Any, budget: int, optimizer: Any = "adam") -> int:
+def fits(model: Any, budget: float, optimizer: Any = "adam") -> int:
     """Give the largest batch whose training step fits into a budget of bytes by the range's end.
 
     It is counted as in `predict`. Each moment of a step holds so much and so much more for each
@@ -84,6 +84,8 @@ def fits(model: Any, budget: int, optimizer: Any = "adam") -> int:
     >>> predict(model, batch).high <= 10**6 < predict(model, batch + 1).high
     True
     """
+    if isinstance(budget, float) and budget.is_integer():  # 16e9
+        budget = int(budget)
     budget = whole_number("budget", budget, "a number of bytes", 0)
     probes = [_steps(model, batch, optimizer) for batch in _PROBES]
     own = probes[0][1]
