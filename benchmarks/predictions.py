@@ -104,12 +104,13 @@ def main() -> None:
         if each.returncode:
             sys.exit(f"the traces with {said} failed: exit status {each.returncode}")
         found[said] = [json.loads(line) for line in lines if line.startswith("{")]
-    lines, counts, outside = [], [], 0
+    lines, counts, outside, beyond = [], [], 0, 0
     rows = [("model", "kernels", "batch", "traced", "by the line", "", "counted", "", "range")]
     for said, models in found.items():
         for each in models:
             line = each["line"]
             lines.append(abs(line["bytes"] / line["real"] - 1))
+            beyond += abs(line["bytes"] - line["real"]) > line["error"]
             for batch, total, low, high, real, inside in each["counted"]:
                 counts.append(abs(total / real - 1))
                 outside += not inside
@@ -131,6 +132,7 @@ def main() -> None:
     by_hand = max(error for name, error in off.items() if name not in PUBLISHED)
     ratios = [
         results.Ratio("line through small traces, largest error", round(max(lines), 4), FEW, False),
+        results.Ratio("line, targets beyond its error", beyond, 0, False),
         results.Ratio.of("counted bytes, error", counts, FEW, at_least=False),
         results.Ratio("counted bytes, traces outside the range", outside, 0, False),
         results.Ratio("FLOP, published, largest error", round(published, 4), CLOSE, False),

@@ -282,7 +282,7 @@ def test_the_error_holds_for_95_of_100_steps():
         inside += said.low <= peak(600) <= said.high
     assert inside >= 0.93 * 400
     exact = memory.Measured(D, {b: (peak(b, 0),) for b in (100, 200, 300)}, {}).at(600)
-    assert exact.bytes == 65 * MB and exact.error == pytest.approx(0.02 * 65 * MB, rel=0.01)
+    assert exact.bytes == 65 * MB and exact.error == pytest.approx(0.05 * 65 * MB, rel=0.01)
     apart = memory.Measured(D, {100: (10 * MB, 15 * MB), 200: (25 * MB, 25 * MB)}, {}).at(400)
     assert apart.error >= 0.5 * apart.bytes
     two = memory.Measured(D, {100: (10 * MB,), 200: (25 * MB,)}, {}).at(400)

@@ -16,7 +16,7 @@ from mgpu_helpers.trace import Trace, function_step
 from mgpu_helpers.wording import counted, size_text, whole_number
 
 FAR = 4  # so many times the largest traced batch is as far as a line is trusted
-_CERTAIN, _SAME, _LEAST = 0.95, 0.6, 0.02
+_CERTAIN, _SAME, _LEAST = 0.95, 0.6, 0.05
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,7 +74,7 @@ class Measured:
         """Estimate what a step of a batch holds, from the line.
 
         The error is what 95 of 100 such steps stay within, by the scatter of the traces around the
-        line; it is no less than what traces of one batch differ by, nor than 2 %.
+        line; it is no less than what traces of one batch differ by, nor than 5 %.
         """
         from scipy import stats
 

@@ -112,14 +112,14 @@ def fits(model: Any, budget: float, optimizer: Any = "adam") -> int:
 
 
 def _steps(model: Any, batch: int, optimizer: Any) -> tuple[list[Trace], dict[str, int]]:
-    """Count a step whose loops overlap not at all, half and wholly; and what stays between."""
+    """Count a step whose loops overlap not at all, mostly and wholly; and what stays between."""
     import tensorflow as tf
 
     step = training_step(model, batch, optimizer)
     try:
         traces = [counted(step.concrete.graph)] * 3
         if {op.type for op in traces[0].ops} & (LOOPS | CALLS | BRANCHES):
-            traces = [counted(step.concrete.graph, overlap) for overlap in (0, 0.5, 1)]
+            traces = [counted(step.concrete.graph, overlap) for overlap in (0, 0.75, 1)]
     except Unknown as reason:
         raise ValueError(
             f"what {model.name} holds cannot be counted: {reason} Trace steps of it, with "
