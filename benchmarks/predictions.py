@@ -23,8 +23,8 @@ from keras_models import built  # noqa: E402
 # Batches that are traced, the batch that is asked for, and how often each is traced: steps of the
 # first two differ among themselves.
 MODELS = {
-    "lstm": ((16, 32, 64), 256, 3),
-    "transformer": ((8, 16, 32), 128, 3),
+    "lstm": ((16, 32, 64), 256, 5),
+    "transformer": ((8, 16, 32), 128, 5),
     "residual": ((4, 8, 16), 64, 1),
     "mobilenet": ((4, 8, 16), 32, 1),
 }
