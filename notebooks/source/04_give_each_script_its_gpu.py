@@ -45,8 +45,8 @@ from mgpu_helpers.lessons.sketches import lesson_04 as sketches
 #
 # Left to itself, each TensorFlow takes nearly all the memory of every GPU ([[02]]) and computes on
 # the first one ([[00]]). The left half of the drawing is what happens to two scripts. The right
-# half is what we want. Below it are two processes that were told nothing, and each prints the
-# devices that it may use:
+# half is what we want. The cell after it starts two processes that are told nothing, and each
+# prints the devices that it may use:
 
 # %% tags=["schematic"]
 sketches.landing()
@@ -77,15 +77,18 @@ for _ in range(2):
 # and `wait` waits for both.
 #
 # Two such scripts lie beside this notebook. [train.py](scripts/train.py) is plain Keras and names
-# no device. [train_graph.py](scripts/train_graph.py) trains another network, in a graph and a
-# session. Each writes its losses and a digest of its weights to a file.
+# no device; the next cell prints its model. [train_graph.py](scripts/train_graph.py) trains another
+# network, in a graph and a session. Each writes its losses and a digest of its weights to a file.
 #
 # To try the recipe here, we need the devices of this machine. `jobs.allowed` gives their kind and
 # their numbers. With GPUs these are the numbers that `nvidia-smi` shows. Without a GPU they are
 # cores, and the variable cannot help. There `taskset` takes its place: a Linux program that lets a
 # command use only the cores that you name. On macOS nothing does that, and scripts share all cores.
-#
 # The function `on` gives the words to put in front of a command:
+
+# %%
+script = Path("scripts/train.py").read_text()
+print(script[script.index("layers =") : script.index("weights =")])
 
 # %% tags=["nbval-ignore-output"]
 kind, allowed = jobs.allowed()
@@ -108,7 +111,8 @@ print(*on(allowed[0]))
 # %%
 folder = Path(tempfile.mkdtemp())
 python = shlex.quote(sys.executable)
-first, second = (shlex.join(on(device)) for device in (allowed * 2)[:2])
+first = shlex.join(on(allowed[0]))
+second = shlex.join(on(allowed[-1]))  # the same device where there is only one
 together = "&" if len(allowed) > 1 else ";"
 recipe = f"""
 out={shlex.quote(str(folder))}
@@ -259,7 +263,7 @@ signal.signal(signal.SIGINT, signal.SIG_DFL); os.kill(os.getpid(), signal.SIGINT
 }
 commands = [[sys.executable, "-c", program] for program in programs.values()]
 queue = jobs.run(
-    commands, names=programs, devices=allowed[:2], time_limit=2, logs=folder, progress=False
+    commands, names=programs, devices=allowed[:2], time_limit=2, logs=folder / "six", progress=False
 )
 for job in queue.jobs:
     print(f"{job.name:12} {job.status:10} {job.returncode}")
@@ -279,8 +283,8 @@ charts.jobs(queue).set_title("A queue of six", loc="left")
 plt.show()
 
 # %% [markdown]
-# The queue keeps its order: a job starts as soon as a device is free. Hatched bars did not end
-# well.
+# The queue keeps its order: a job starts as soon as a device is free. The hatched jobs did
+# not end well.
 #
 # If you interrupt the kernel while `jobs.run` waits, it ends every job before the cell stops. No
 # process is left behind.
@@ -354,10 +358,10 @@ print("takes device", device)
 print(two_at_once(lock))
 
 # %% [markdown]
-# Now each has a device of its own. `jobs.run` holds such a lock on every device that it uses, so it
-# keeps all runners of this machine apart, yours and other people's. A job inherits the lock: its
-# device stays taken as long as the job runs, even if the runner is killed. No lock stops a script
-# that somebody starts by hand.
+# Now each has a device of its own. `jobs.run` holds such a lock on every device that it uses. It
+# keeps all runners of this machine apart, yours and other people's, as long as they have the same
+# temporary folder. A job inherits the lock: its device stays taken as long as the job runs, even if
+# the runner is killed. No lock stops a script that somebody starts by hand.
 #
 # ## One script, many arguments
 #
@@ -400,13 +404,17 @@ mgpu_run("area.py", "--grid", "width=2,3", "height=4,5", "--skip-done")
 # lines=True)`:
 
 # %%
-def table(path, *columns):
-    rows = [json.loads(line) for line in (folder / path).read_text().splitlines()]
+def read(path):
+    return [json.loads(line) for line in (folder / path).read_text().splitlines()]
+
+
+def table(rows, *columns):
+    print(*(f"{column:18}" for column in columns))
     for row in sorted(rows, key=lambda row: row["name"]):
         print(*(f"{row[column]!s:18}" for column in columns))
 
 
-table("logs/jobs.jsonl", "name", "status", "result_area")
+table(read("logs/jobs.jsonl"), "name", "status", "result_area")
 
 # %% [markdown]
 # The table has four rows: 2 · 4 = 8, and so on. A job that failed, or that you interrupted, is not
@@ -431,9 +439,10 @@ print("a process that was given one may use", given.stdout)
 #
 # ## The same in a graph
 #
-# In classic code the session's `ConfigProto` says which GPUs a process sees. So it stands in Wonik
-# Jang's article "Multi-GPUs" of 2017 ([sources](../docs/sources.md#jang)), with the list "0" in one
-# script and "1" in the other. `train_graph.py` does the same:
+# In classic code the session's `ConfigProto` says which GPUs a process sees. In Wonik Jang's
+# article "Multi-GPUs" of 2017 ([sources](../docs/sources.md#jang)) one script has the list "0" and
+# the other the list "1". `train_graph.py` takes its list from `--gpu`. The cell prints these lines
+# of it, and then a `ConfigProto` with a list of two:
 
 # %%
 script = Path("scripts/train_graph.py").read_text()
@@ -491,10 +500,10 @@ _, accuracy = model.evaluate(*digits.load(test=True), verbose=0)
 print(json.dumps({"accuracy": round(accuracy, 3)}))
 """)
 mgpu_run("own.py", "--grid", "lr=0.1,0.001", "--logs", "own")
-table("own/jobs.jsonl", "name", "status", "seconds", "result_accuracy")
+table(read("own/jobs.jsonl"), "name", "status", "seconds", "result_accuracy")
 
 # %%
-rows = [json.loads(line) for line in (folder / "own/jobs.jsonl").read_text().splitlines()]
+rows = read("own/jobs.jsonl")
 best = max(rows, key=lambda row: row["result_accuracy"])
 print(f"{len(rows)} results, the best is {best['name']}")
 
@@ -503,8 +512,8 @@ print(f"{len(rows)} results, the best is {best['name']}")
 #
 # - Give the script a seed, or two runs of the same command differ.
 # - Batch normalization keeps moving averages, and only evaluation uses them. These three epochs are
-#   135 steps. With Keras's default momentum of 0.99 the averages would still hold a quarter of their
-#   starting values (0.99 to the power of 135 is 0.26). That is why the script sets 0.9.
+#   135 steps. With Keras's default momentum of 0.99 the averages would still hold a quarter of
+#   their starting values (0.99 to the power of 135 is 0.26). That is why the script sets 0.9.
 # - Print the result at the end, on a line of its own. The last line that is a JSON object counts.
 # - If a script writes a file, put the arguments into its name. Jobs that run at the same time must
 #   not write to the same place.
@@ -528,7 +537,7 @@ if hasattr(os, "sched_setaffinity"):  # Linux
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
     threads = [os.sched_getaffinity(int(thread)) for thread in os.listdir("/proc/self/task")]
-    print("threads:", len(threads), "of which may use several cores:", threads.count(cores))
+    print(len(threads), "threads, of which", threads.count(cores), "may use other cores too")
     assert len(cores) == 1 or threads.count(cores) > 1
 """
 done = subprocess.run([sys.executable, "-c", late], capture_output=True, text=True)
@@ -590,9 +599,9 @@ def environment(device):
 checks.environment(environment)
 
 # %% [markdown]
-# **3.** How long does a queue take? Write `wall(seconds, n)`. The jobs take so many seconds each.
-# They start in their order on n devices, each as soon as a device is free. `wall([2, 2, 3], 2)`
-# is 5.
+# **3.** How long does a queue take? Write `wall(seconds, n)`, where `seconds` is the list of how
+# long each job takes. The jobs start in their order on n devices, each as soon as a device is free.
+# `wall([2, 2, 3], 2)` is 5.
 
 # %% tags=["exercise"]
 def wall(seconds, n):
@@ -619,7 +628,7 @@ checks.wall(wall)
 # - One word in front of a command gave a script its device. The shell reported success although a
 #   command had failed.
 # - Visible GPUs get new numbers, from 0. `tf.config` sorted the list; the `ConfigProto` kept it.
-# - Two trainings, each run three times in three ways, left one content each.
+# - Each of two trainings ran three times: by hand, in turn, side by side. It wrote the same bytes.
 # - In a queue of six, jobs that failed, hung and were interrupted left the others alone.
 # - Two runners that looked before they took chose the same device. With a lock they did not.
 # - A sweep of two jobs grew to four, and only the new ones ran.

@@ -35,7 +35,7 @@ def outside(function: Callable[[str, str], Any]) -> str:
         if got == right:
             continue
         if got == inside:
-            raise NotYet(f"{got} is the number inside; {visible!r} says who that is outside")
+            raise NotYet(f"{got} is the number inside; {visible!r} says which GPU that is outside")
         raise NotYet(f"with {visible!r}, {device} is {right}, not {got}")
     return f"{len(questions)} GPUs found"
 
