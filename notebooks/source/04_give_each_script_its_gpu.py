@@ -126,7 +126,7 @@ for log in ("a.log", "b.log"):
 
 # %% [markdown]
 # Both have trained. For two scripts on two GPUs that nobody else uses, you need no more than this.
-# But the recipe leaves you alone with four questions:
+# But the recipe leaves four questions open:
 #
 # - Which GPU is number 0?
 # - What starts a third script when a GPU is free again?
@@ -140,7 +140,8 @@ shell = subprocess.run("false & true & wait", shell=True)
 print("exit status:", shell.returncode)
 
 # %% [markdown]
-# The exit status is 0, which means that all went well. `wait` does not pass a failure on.
+# The exit status is 0, the sign that all went well, although `false` failed. `wait` does not pass a
+# failure on.
 #
 # ## Which number is which GPU
 #
@@ -205,18 +206,18 @@ for free in (allowed[:1], allowed[:2]):
 # ran where and when:
 
 # %%
-def both(way, devices):
+def both(way, numbers):
     options = ["--output", str(folder / way)]
     scripts = ["scripts/train.py", "scripts/train_graph.py"]
     commands = [[sys.executable, script, *options] for script in scripts]
-    return jobs.run(commands, devices=devices, logs=folder / "logs" / way, progress=False)
+    return jobs.run(commands, devices=numbers, logs=folder / "logs" / way, progress=False)
 
 
 in_turn = both("in_turn", allowed[:1])
 side_by_side = both("side_by_side", allowed[:2])
 print([(job.name, job.status) for job in (*in_turn, *side_by_side)])
 
-# %% tags=["varies", "cover"]
+# %% tags=["varies", "cover", "nbval-ignore-output"]
 longest = 1.02 * max(in_turn.wall, side_by_side.wall)
 for title, report in {"In turn": in_turn, "Side by side": side_by_side}.items():
     ax = charts.jobs(report)
@@ -266,19 +267,19 @@ queue = jobs.run(
     commands, names=programs, devices=allowed[:2], time_limit=2, logs=folder / "six", progress=False
 )
 for job in queue.jobs:
-    print(f"{job.name:12} {job.status:10} {job.returncode}")
+    print(f"{job.name:12} {job.status:10} {job.returncode:4}  {job.tail}")
 
 # %% [markdown]
-# The others went on. A negative number is the signal that ended the process:
+# The others went on. After its exit status stands the end of what a job printed, so you see why
+# `fails` failed. A negative status is the signal that ended the process:
 #
 # - -15 is SIGTERM, which the runner sends when the time is up. A job that ignores it gets SIGKILL
 #   five seconds later.
 # - -2 is SIGINT, an interrupt.
 #
-# Each job also keeps the last lines that it printed, and the chart shows when each of them ran:
+# The chart shows when each of them ran:
 
-# %% tags=["varies"]
-print(queue["fails"].tail)
+# %% tags=["varies", "nbval-ignore-output"]
 charts.jobs(queue).set_title("A queue of six", loc="left")
 plt.show()
 
@@ -391,8 +392,8 @@ def mgpu_run(*words):
 mgpu_run("area.py", "--grid", "width=2", "height=4,5")
 
 # %% [markdown]
-# Two jobs ran, and each is called by its arguments. Now the sweep grows: a second width gives four
-# combinations. `--skip-done` leaves out what is done already:
+# Two jobs ran, and each is named after its arguments. Now the sweep grows: a second width gives
+# four combinations. `--skip-done` leaves out what is done already:
 
 # %% tags=["nbval-ignore-output"]
 mgpu_run("area.py", "--grid", "width=2,3", "height=4,5", "--skip-done")
@@ -418,8 +419,9 @@ table(read("logs/jobs.jsonl"), "name", "status", "result_area")
 
 # %% [markdown]
 # The table has four rows: 2 · 4 = 8, and so on. A job that failed, or that you interrupted, is not
-# done: the same command runs it again. The runner compares commands and folders. It does not notice
-# that you have edited the script.
+# done: the same command runs it again. The runner compares commands and working folders. It does
+# not notice that you have edited the script. Instead of `--grid`, `--each FILE` takes a file that
+# has the arguments of a job on each line.
 #
 # A job can also have several devices, for a script that uses them itself. The other way round, a
 # runner that was given one device shares out that one and no other. The cell starts a process of
@@ -479,7 +481,7 @@ print(config.gpu_options)
 #
 # Here is a Keras script with batch normalization. It takes a learning rate and prints its accuracy
 # on unseen digits as JSON. It knows nothing of GPUs or of the runner. The sweep compares two
-# learning rates, each in a process and on a device of its own:
+# learning rates, each in a process of its own on the next device that is free:
 
 # %% tags=["nbval-ignore-output"]
 (folder / "own.py").write_text("""
