@@ -18,12 +18,12 @@ from mgpu_helpers.lessons import digits  # noqa: E402
 tf.keras.utils.set_random_seed(options.seed)
 tf.config.experimental.enable_op_determinism()  # so that a GPU gives the same bits each time
 
-layers = tf.keras.layers
-model = tf.keras.Sequential([
-    layers.Conv2D(options.width, 3, strides=2, activation="relu"),
-    layers.Flatten(),
-    layers.Dense(10),
-])  # fmt: skip
+layers = [
+    tf.keras.layers.Conv2D(options.width, 3, strides=2, activation="relu"),
+    tf.keras.layers.Flatten(),
+    tf.keras.layers.Dense(10),
+]
+model = tf.keras.Sequential(layers)
 loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 model.compile("adam", loss)
 images, labels = digits.load()

@@ -84,7 +84,7 @@ for _ in range(2):
 # their numbers. With GPUs these are the numbers that `nvidia-smi` shows. Without a GPU they are
 # cores, and the variable cannot help. There `taskset` takes its place: a Linux program that lets a
 # command use only the cores that you name. On macOS nothing does that, and scripts share all cores.
-# The function `on` gives the words to put in front of a command:
+# The function `on`, in the second cell, gives the words to put in front of a command:
 
 # %%
 script = Path("scripts/train.py").read_text()
@@ -294,7 +294,7 @@ plt.show()
 #
 # The last question is about other people. On a machine that you share, look first: at the memory,
 # at the load, and at the processes of others. `jobs.freest` does this for GPUs. But to look is not
-# to take. Seconds pass between the look and the moment when your script shows on the GPU, and
+# to take: seconds pass between the look and the moment when your script shows on the GPU, and
 # whoever looks meanwhile sees it free. The drawing shows how two runners then take the same GPU:
 
 # %% tags=["nbval-ignore-output"]
@@ -548,8 +548,8 @@ assert done.returncode == 0, done.stderr
 
 # %% [markdown]
 # There is no error, no warning, and no effect. With GPUs, the first line says that every one of
-# them is still there; without GPUs it says nothing. The second line shows the same mistake on every
-# machine with Linux and several cores: only the thread that asked is pinned. CUDA reads the
+# them is still there; without GPUs it proves nothing. The second line shows the same mistake on
+# every machine with Linux and several cores: only the thread that asked is pinned. CUDA reads the
 # variable once, when TensorFlow first asks for GPUs. Threads inherit their cores when they start.
 # So set both from outside, before Python starts. The check: let the script print
 # `len(tf.config.list_logical_devices("GPU"))` at its start, and read it in the log.
