@@ -627,10 +627,10 @@ checks.wall(wall)
 # ## What we saw
 #
 # - Two processes that were told nothing could both use every device.
-# - One word in front of a command gave a script its device. The shell reported success although a
-#   command had failed.
+# - A word or two in front of a command gave a script its device. The shell reported success
+#   although a command had failed.
 # - Visible GPUs get new numbers, from 0. `tf.config` sorted the list; the `ConfigProto` kept it.
-# - Each of two trainings ran three times: by hand, in turn, side by side. It wrote the same bytes.
+# - Each of two trainings ran by hand, in turn and side by side, and wrote the same bytes each time.
 # - In a queue of six, jobs that failed, hung and were interrupted left the others alone.
 # - Two runners that looked before they took chose the same device. With a lock they did not.
 # - A sweep of two jobs grew to four, and only the new ones ran.
