@@ -1,18 +1,18 @@
 # %% [markdown]
 # # Give each script its GPU
 #
-# Several scripts run side by side, each on a device of its own, and whatever goes wrong in one of
-# them leaves the others alone.
+# You have two trainings and a machine with four GPUs. You start both scripts. Both put their work
+# on the first GPU, one of them dies because no memory is left there, and three GPUs stay idle.
 #
-# [[previous]] limited what one process takes of a GPU. With several GPUs it is simpler to give
-# each process one, and nothing does that by itself.
+# **In this lesson** several scripts train side by side, each on a GPU of its own, and a failure in
+# one of them leaves the others alone.
 #
 # **You will learn** to
-# - say which GPU a script may see, in three ways, and what number it then has,
-# - run scripts side by side, and a queue of them over few devices,
-# - end what hangs, and read what failed,
-# - choose a free GPU without a race,
-# - do the same under Slurm and Kubernetes.
+# - give a script its GPU with one word in front of the command,
+# - tell which number stands for which GPU,
+# - run more scripts than you have GPUs, and see what became of each,
+# - choose a free GPU on a shared machine without a race,
+# - run one script with many arguments, and read the results as a table.
 #
 # **You need** lessons 00 and 02.
 
@@ -23,7 +23,9 @@ plan = devices.setup(2)
 plan
 
 # %%
+import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -36,115 +38,157 @@ from tensorflow.python.eager import context
 
 from mgpu_helpers import charts, jobs, memory
 from mgpu_helpers.lessons.checks import lesson_04 as checks
-
-folder = Path(tempfile.mkdtemp())
+from mgpu_helpers.lessons.sketches import lesson_04 as sketches
 
 # %% [markdown]
-# ## Two scripts and nothing said
+# ## The trouble
 #
-# There are two scripts beside this notebook: `scripts/train_a.py` trains a network in a graph and
-# a session, `scripts/train_b.py` a wider one with a `tf.function`. Each takes `--width`,
-# `--steps`, `--seed` and `--output`, and writes its losses and a digest of its weights. None of
-# them names a GPU. This is the middle of the second:
+# Left to itself, each TensorFlow takes nearly all the memory of every GPU ([[02]]) and computes on
+# the first one ([[00]]). The left half of the drawing is what happens to two scripts. The right
+# half is what we want. The cell after it starts two processes that are told nothing, and each
+# prints the devices that it may use:
 
-# %%
-script = Path("scripts/train_b.py").read_text()
-print(script[script.index("@tf.function") : script.index("learned =")])
+# %% tags=["schematic"]
+sketches.landing()
+plt.show()
 
-# %% [markdown]
-# What may a script use that is started with no settings? A small one looks, twice:
-
-# %%
-look = """
-from mgpu_helpers import jobs
-kind, allowed = jobs.allowed()
-print(kind, *allowed)
-"""
+# %% tags=["nbval-ignore-output"]
+look = "from mgpu_helpers import jobs; print('may use', *jobs.allowed())"
 for _ in range(2):
     seen = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True).stdout
-    print("machine ", seen, end="")
+    print(seen, end="")
 
 # %% [markdown]
-# Both may use the same, and all of it: GPUs, or without one the cores of this process. With GPUs,
-# the TensorFlow that starts first takes nearly all memory of all of them (lesson 02), and the
-# second finds none.
+# Both may use the same devices, and all of them: every GPU, or every core where there is no GPU.
 #
-# ## Three ways to say which
+# ## Two lines of shell
 #
-# **In the `ConfigProto`.** The classic form names GPUs by number. The first session of a process
-# reads it when it starts:
+# CUDA reads the variable `CUDA_VISIBLE_DEVICES`, and the program sees only the GPUs that it names.
+# Written in front of a command, the variable is set for that command alone. So this is the
+# whole remedy, in a terminal:
+#
+# ```shell
+# CUDA_VISIBLE_DEVICES=0 python train.py       > a.log 2>&1 &
+# CUDA_VISIBLE_DEVICES=1 python train_graph.py > b.log 2>&1 &
+# wait
+# ```
+#
+# `> a.log 2>&1` sends everything that a script prints to a file. `&` starts it in the background,
+# and `wait` waits for both.
+#
+# Two such scripts lie beside this notebook. [train.py](scripts/train.py) is plain Keras and names
+# no device; the next cell prints its model. [train_graph.py](scripts/train_graph.py) trains another
+# network, in a graph and a session. Each writes its losses and a digest of its weights to a file.
+#
+# To try the recipe here, we need the devices of this machine. `jobs.allowed` gives their kind and
+# their numbers. With GPUs these are the numbers that `nvidia-smi` shows. Without a GPU they are
+# cores, and the variable cannot help. There `taskset` takes its place: a Linux program that lets a
+# command use only the cores that you name. On macOS nothing does that, and scripts share all cores.
+# The function `on`, in the second cell, gives the words to put in front of a command:
 
 # %%
-config = tf.compat.v1.ConfigProto()
-config.gpu_options.visible_device_list = "2,0"
-print(config)
+script = Path("scripts/train.py").read_text()
+print(script[script.index("layers =") : script.index("weights =")])
+
+# %% tags=["nbval-ignore-output"]
+kind, allowed = jobs.allowed()
+
+
+def on(device):
+    if kind == "GPU":
+        return ["env", "CUDA_DEVICE_ORDER=PCI_BUS_ID", f"CUDA_VISIBLE_DEVICES={device}"]
+    pinned = ["taskset", "--cpu-list", str(device)] if sys.platform == "linux" else []
+    return ["env", "CUDA_VISIBLE_DEVICES=-1", *pinned]
+
+
+print(*on(allowed[0]))
 
 # %% [markdown]
-# **In `tf.config`.** The modern form takes TensorFlow's own list. Four GPUs that are not there, as
-# in lesson 02, show what becomes of it:
+# `env` sets variables for the command behind it. On cores the value `-1` hides every GPU, if there
+# is one. Now the recipe runs. On a machine with a single device, the second script waits for the
+# first:
+
+# %%
+folder = Path(tempfile.mkdtemp())
+python = shlex.quote(sys.executable)
+first = shlex.join(on(allowed[0]))
+second = shlex.join(on(allowed[-1]))  # the same device where there is only one
+together = "&" if len(allowed) > 1 else ";"
+recipe = f"""
+out={shlex.quote(str(folder))}
+{first} {python} scripts/train.py --output "$out/by_hand" > "$out/a.log" 2>&1 {together}
+{second} {python} scripts/train_graph.py --output "$out/by_hand" > "$out/b.log" 2>&1 {together}
+wait
+"""
+subprocess.run(recipe, shell=True)
+for log in ("a.log", "b.log"):
+    print(log, "ends with:", (folder / log).read_text().splitlines()[-1])
+
+# %% [markdown]
+# Both have trained. For two scripts on two GPUs that nobody else uses, you need no more than this.
+# But the recipe leaves four questions open:
+#
+# - Which GPU is number 0?
+# - What starts a third script when a GPU is free again?
+# - Did every script end well?
+# - Does somebody else use these GPUs?
+#
+# The third is worse than it looks. Here is a recipe whose first command fails:
+
+# %%
+shell = subprocess.run("false & true & wait", shell=True)
+print("exit status:", shell.returncode)
+
+# %% [markdown]
+# The exit status is 0, the sign that all went well, although `false` failed. `wait` does not pass a
+# failure on.
+#
+# ## Which number is which GPU
+#
+# The variable may name several GPUs. Inside the process they get new numbers, from 0, in the order
+# of the list:
+
+# %% tags=["schematic"]
+sketches.numbers()
+plt.show()
+
+# %% [markdown]
+# GPU 2 has become `/GPU:0`. In a script and its logs you read the inner number, and on the screen
+# of `nvidia-smi` the outer one.
+#
+# The drawing holds only if both count the GPUs alike. `nvidia-smi` counts them by their place on
+# the bus. CUDA begins with the fastest, unless `CUDA_DEVICE_ORDER=PCI_BUS_ID` is set. That is why
+# `on` sets it; `devices.setup` and the runner below do so too. `python -m mgpu_helpers` prints the
+# mapping of your machine, GPU by GPU.
+#
+# A script can also choose for itself, with `tf.config.set_visible_devices`, before TensorFlow
+# starts. Look at the order that TensorFlow keeps. The four GPUs are pretended, as in [[02]]:
 
 # %%
 with memory.pretend_gpus(4) as gpus:
     tf.config.set_visible_devices([gpus[2], gpus[0]], "GPU")
-    print(context.context().config.gpu_options)
+    print("asked for 2,0:", context.context().config.gpu_options.visible_device_list)
 
 # %% [markdown]
-# **In the environment.** `CUDA_VISIBLE_DEVICES` works from outside, for every program that uses
-# CUDA. With it the other GPUs are not there at all.
+# `tf.config` has sorted the list. Here `/GPU:0` is GPU 0, and with the variable it was GPU 2.
 #
-# In all three ways the GPUs get new numbers inside, from 0. `ConfigProto` and environment keep the
-# order of your list; `tf.config`, as you see above, goes back to its own. `nvidia-smi` keeps its
-# numbers. So write the mapping down before you trust one:
-
-# %%
-def mapping(visible):
-    return {f"/GPU:{inside}": f"nvidia-smi's {number}" for inside, number in enumerate(visible)}
-
-
-print(mapping([2, 0]))
-
-# %% [markdown]
-# That is true only if both count alike. CUDA numbers the fastest GPU 0 unless
-# `CUDA_DEVICE_ORDER=PCI_BUS_ID` is set, while `nvidia-smi` goes by the bus. `devices.setup` and
-# the runner below set it. `python -m mgpu_helpers` prints the mapping of your machine, card by
-# card.
+# ## A queue
 #
-# ## One after the other, and side by side
-#
-# This is what there is to share out here. With one device or one core, all that follows runs in
-# turn:
+# A runner answers the second question, and it is a dozen lines. As long as something waits and a
+# device is free, it starts the next command. When one ends, its device is free again. Below the
+# runner are two naps of half a second to try it with, first on one device and then on two:
 
-# %%
-kind, allowed = jobs.allowed()
-print("machine ", kind, *allowed)
-
-# %% [markdown]
-# To start a command on one of them, change its environment, and no other's. On Linux a core is
-# chosen with `taskset`:
-
-# %%
-def start(command, device, **pipes):
-    alone = os.environ | {"CUDA_VISIBLE_DEVICES": str(device), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    if kind == "core":
-        alone["CUDA_VISIBLE_DEVICES"] = "-1"
-        if sys.platform == "linux":
-            command = ["taskset", "--cpu-list", str(device), *command]
-    return subprocess.Popen(command, env=alone, text=True, **pipes)
-
-
-# %% [markdown]
-# A runner in a dozen lines. As long as something waits and a device is free, it starts the next.
-# When one ends, its device is free. Try it with two naps of half a second:
-
-# %%
+# %% tags=["nbval-ignore-output"]
 def run(commands, free):
     free, waiting, running = list(free), list(commands), {}
     while waiting or running:
         while waiting and free:
             device = free.pop(0)
-            running[start(waiting.pop(0), device)] = device
-        for child in [child for child in running if child.poll() is not None]:
-            free.append(running.pop(child))
+            child = subprocess.Popen([*on(device), *waiting.pop(0)])
+            running[child] = device
+        for child in list(running):
+            if child.poll() is not None:  # it has ended
+                free.append(running.pop(child))
         time.sleep(0.05)
 
 
@@ -152,31 +196,28 @@ nap = [sys.executable, "-c", "import time; time.sleep(0.5)"]
 for free in (allowed[:1], allowed[:2]):
     began = time.perf_counter()
     run([nap, nap], free)
-    print(f"timing   {len(free)} at a time: {time.perf_counter() - began:.1f} s")
+    print(f"devices {free}: {time.perf_counter() - began:.1f} s")
 
 # %% [markdown]
-# `jobs.run` is this runner, and adds a log for each job, time limits, an end for everything when
-# you interrupt it, and a lock on each device. First both scripts on one device, then on two:
+# On one device the naps follow each other and take more than a second. On two they overlap.
+#
+# `jobs.run` is this runner, and adds to it a log and an exit status for each job, time limits, and
+# a lock on each device. Here are both trainings on one device and then on two, and a chart of who
+# ran where and when:
 
 # %%
-def train(output):
-    arguments = ["--steps", "20", "--output", str(folder / output)]
-    return [[sys.executable, f"scripts/train_{which}.py", *arguments] for which in "ab"]
+def both(way, numbers):
+    options = ["--output", str(folder / way)]
+    scripts = ["scripts/train.py", "scripts/train_graph.py"]
+    commands = [[sys.executable, script, *options] for script in scripts]
+    return jobs.run(commands, devices=numbers, logs=folder / "logs" / way, progress=False)
 
 
-in_turn = jobs.run(
-    train("in_turn"), devices=allowed[:1], logs=folder / "in_turn", progress=False
-)
-side_by_side = jobs.run(
-    train("side_by_side"), devices=allowed[:2], logs=folder / "side_by_side", progress=False
-)
-print([(job.name, job.status) for job in (*in_turn.jobs, *side_by_side.jobs)])
-print(f"timing   in turn {in_turn.wall:.1f} s, side by side {side_by_side.wall:.1f} s")
+in_turn = both("in_turn", allowed[:1])
+side_by_side = both("side_by_side", allowed[:2])
+print([(job.name, job.status) for job in (*in_turn, *side_by_side)])
 
-# %% [markdown]
-# And the chart of who ran where and when:
-
-# %% tags=["varies", "cover"]
+# %% tags=["varies", "cover", "nbval-ignore-output"]
 longest = 1.02 * max(in_turn.wall, side_by_side.wall)
 for title, report in {"In turn": in_turn, "Side by side": side_by_side}.items():
     ax = charts.jobs(report)
@@ -185,26 +226,31 @@ for title, report in {"In turn": in_turn, "Side by side": side_by_side}.items():
     plt.show()
 
 # %% [markdown]
-# In turn, one device ran one script and then the other. Side by side, each ran one.
+# In turn, one device ran one script and then the other. Side by side, each of two devices ran one.
+# The import of TensorFlow takes some seconds of each bar.
 #
-# ## Proof
+# ## Proof: the same trainings
 #
-# Side by side must not change what is learned. Each script wrote the losses of all steps and a
-# digest of all weights. The files have to be equal, bit for bit:
+# Where a script runs must not change what it learns. Each script has now run three times: by hand,
+# in turn and side by side. Its files have to be equal, byte for byte:
 
 # %%
-for name in ("train_a.json", "train_b.json"):
-    first, second = (folder / where / name for where in ("in_turn", "side_by_side"))
-    print(name, "is the same:", first.read_bytes() == second.read_bytes())
+for name in ("train.json", "train_graph.json"):
+    files = [folder / way / name for way in ("by_hand", "in_turn", "side_by_side")]
+    contents = {file.read_bytes() for file in files}
+    print(f"{name}: written by {len(files)} runs, different contents: {len(contents)}")
 
 # %% [markdown]
-# Each script used one device, and in `cores` mode one thread. So it added the same numbers in the
-# same order. On a GPU some operations add in an order of their own: call
-# `tf.config.experimental.enable_op_determinism()` where that matters.
+# Three runs wrote the same: all losses and all weights are equal to the last bit. Two things make
+# this possible. A script that is pinned to one core computes with one thread, so it always adds in
+# the same order. For GPUs both scripts call `tf.config.experimental.enable_op_determinism()`,
+# because some operations there otherwise add in an order that changes. Two GPUs of different kinds
+# may still differ in the last digits.
 #
-# ## More scripts than devices
+# ## What became of each
 #
-# Six jobs, two devices. One fails, one hangs, one is interrupted. Each is a small program:
+# The third question was whether every script ended well. Here are six jobs for two devices. One
+# fails, one hangs, and one is interrupted:
 
 # %%
 programs = {
@@ -218,54 +264,62 @@ signal.signal(signal.SIGINT, signal.SIG_DFL); os.kill(os.getpid(), signal.SIGINT
 }
 commands = [[sys.executable, "-c", program] for program in programs.values()]
 queue = jobs.run(
-    commands, names=programs, devices=allowed[:2], time_limit=1.5, logs=folder, progress=False
+    commands, names=programs, devices=allowed[:2], time_limit=2, logs=folder / "six", progress=False
 )
 for job in queue.jobs:
-    print(f"{job.name:12} {job.status:10} {job.returncode}")
+    print(f"{job.name:12} {job.status:10} {job.returncode:4}  {job.tail}")
 
 # %% [markdown]
-# The others went on. A negative number is the signal that ended the process: -15 is SIGTERM, sent
-# when the time was up, and -2 is SIGINT, an interrupt. What ignores SIGTERM gets SIGKILL five
-# seconds later. The end of a job's output is kept:
+# The others went on. After its exit status stands the end of what a job printed, so you see why
+# `fails` failed. A negative status is the signal that ended the process:
+#
+# - -15 is SIGTERM, which the runner sends when the time is up. A job that ignores it gets SIGKILL
+#   five seconds later.
+# - -2 is SIGINT, an interrupt.
+#
+# The chart shows when each of them ran:
 
-# %%
-print(queue["fails"].tail)
-
-# %% tags=["varies"]
+# %% tags=["varies", "nbval-ignore-output"]
 charts.jobs(queue).set_title("A queue of six", loc="left")
 plt.show()
 
 # %% [markdown]
-# The queue keeps its order: a job starts as soon as a device is free. The hatched bars did not end
-# well.
+# The queue keeps its order: a job starts as soon as a device is free. The hatched jobs did
+# not end well.
 #
-# Interrupt the kernel while `jobs.run` waits, and it ends every job before the cell stops; no
+# If you interrupt the kernel while `jobs.run` waits, it ends every job before the cell stops. No
 # process is left behind.
 #
-# ## Which device is free?
+# ## Which GPU is free?
 #
-# On a machine for yourself, all of them. On one that you share, look first: at memory, at use, and
-# at other people's processes. `jobs.freest` does, and says so where there is no GPU:
+# The last question is about other people. On a machine that you share, look first: at the memory,
+# at the load, and at the processes of others. `jobs.freest` does this for GPUs. But to look is not
+# to take: seconds pass between the look and the moment when your script shows on the GPU, and
+# whoever looks meanwhile sees it free. The drawing shows how two runners then take the same GPU:
 
-# %%
+# %% tags=["nbval-ignore-output"]
 try:
-    print("machine  free:", jobs.freest(1))
+    print("the freest GPU is", *jobs.freest(1))
 except RuntimeError as error:
-    print("machine ", error)
+    print(error)
+
+# %% tags=["schematic"]
+sketches.race()
+plt.show()
 
 # %% [markdown]
-# But looking is not taking. Between the look and the moment when your script shows on the device,
-# seconds pass, and whoever looks meanwhile sees it free. Here are two runners. Each looks which
-# device has no mark, says so, and marks it when it is told to go on, which is when both have
-# looked:
+# Here is a runner that does this. It picks the first device without a mark, reports that it has
+# looked, and waits for a line of input. Then it marks the device. Two of them start at once, and we
+# tell them to go on when both have looked:
 
 # %%
-choose = """
+look_then_take = """
 import sys
 from pathlib import Path
 marks = Path(sys.argv[1])
 free = [device for device in ("0", "1") if not (marks / device).exists()]
-print("looked", flush=True); input()
+print("looked", flush=True)
+input()
 (marks / free[0]).touch()
 print("takes device", free[0])
 """
@@ -273,18 +327,19 @@ print("takes device", free[0])
 
 def two_at_once(program):
     with tempfile.TemporaryDirectory() as marks:
-        command, pipes = [sys.executable, "-c", program, marks], {"stdin": -1, "stdout": -1}
-        both = [subprocess.Popen(command, text=True, **pipes) for _ in range(2)]
-        for runner in both:
-            runner.stdout.readline()
-        return sorted(runner.communicate("go on\n")[0].strip() for runner in both)
+        command = [sys.executable, "-c", program, marks]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        runners = [subprocess.Popen(command, text=True, **pipes) for _ in range(2)]
+        for runner in runners:
+            runner.stdout.readline()  # "looked"
+        return sorted(runner.communicate("go on\n")[0].strip() for runner in runners)
 
 
-print(two_at_once(choose))
+print(two_at_once(look_then_take))
 
 # %% [markdown]
-# Both took the same. A **lock** makes looking and taking one act. The system gives the lock of a
-# file to one process at a time, and frees it when that process ends, however it ends:
+# Both took device 0. A **lock** makes looking and taking one act. The operating system gives the
+# lock of a file to one process at a time, and frees it when that process ends, however it ends:
 
 # %%
 lock = """
@@ -296,68 +351,208 @@ for device in ("0", "1"):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         break
     except BlockingIOError:
-        pass
-print("looked", flush=True); input()
+        pass  # somebody else has it
+print("looked", flush=True)
+input()
 print("takes device", device)
 """
 print(two_at_once(lock))
 
 # %% [markdown]
-# `jobs.run` holds such a lock on each device that it uses. It keeps all runners of this machine
-# apart, yours and other people's. A job inherits the lock, so its device stays taken as long as the
-# job runs, even without its runner. No lock stops a script that somebody starts by hand.
+# Now each has a device of its own. `jobs.run` holds such a lock on every device that it uses. It
+# keeps all runners of this machine apart, yours and other people's, as long as they have the same
+# temporary folder. A job inherits the lock: its device stays taken as long as the job runs, even if
+# the runner is killed. No lock stops a script that somebody starts by hand.
 #
-# ## What a cluster does
+# ## One script, many arguments
 #
-# Slurm and Kubernetes do the same for many machines: they hand out GPUs, and a program sees only
-# its own. Slurm says so in `CUDA_VISIBLE_DEVICES`:
+# Often the jobs are one script with different arguments, which is called a sweep. This script takes
+# two numbers and prints a result as JSON. In a terminal, `python -m mgpu_helpers run` is
+# `jobs.run`, and `--grid` makes a job of every combination. The cell writes the script and calls
+# the runner with `--grid width=2 height=4,5`:
 
-# %%
-print(Path("scripts/two_jobs.slurm").read_text())
+# %% tags=["nbval-ignore-output"]
+(folder / "area.py").write_text("""
+import argparse, json
+parser = argparse.ArgumentParser()
+parser.add_argument("--width", type=int)
+parser.add_argument("--height", type=int)
+options = parser.parse_args()
+print(json.dumps({"area": options.width * options.height}))
+""")
+
+
+def mgpu_run(*words):
+    command = [sys.executable, "-m", "mgpu_helpers", "run", *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    print(done.stdout)
+    assert done.returncode == 0, done.stderr
+
+
+mgpu_run("area.py", "--grid", "width=2", "height=4,5")
 
 # %% [markdown]
-# `python -m mgpu_helpers run` is `jobs.run` from a terminal; what stands behind `--` goes to every
-# script. The runner uses only the devices that it was given. Give it one, here with a core:
+# Two jobs ran, and each is named after its arguments. Now the sweep grows: a second width gives
+# four combinations. `--skip-done` leaves out what is done already:
 
-# %%
-may = "from mgpu_helpers import jobs; print(len(jobs.allowed()[1]), 'device')"
-given = start([sys.executable, "-c", may], allowed[0], stdout=subprocess.PIPE)
-print(given.communicate()[0])
+# %% tags=["nbval-ignore-output"]
+mgpu_run("area.py", "--grid", "width=2,3", "height=4,5", "--skip-done")
 
 # %% [markdown]
-# Kubernetes gives each pod GPUs of its own, and nothing is left to choose inside:
+# Two of the four jobs were skipped. The runner knows them from `logs/jobs.jsonl`, to which it adds
+# a line of JSON for each job. What a job prints as a JSON object becomes columns there, with
+# `result_` in front. Here is the file as a table. With pandas it would be `pandas.read_json(path,
+# lines=True)`:
 
 # %%
-print(Path("scripts/two_jobs.yaml").read_text())
+def read(path):
+    return [json.loads(line) for line in (folder / path).read_text().splitlines()]
+
+
+def table(rows, *columns):
+    print(*(f"{column:18}" for column in columns))
+    for row in sorted(rows, key=lambda row: row["name"]):
+        print(*(f"{row[column]!s:18}" for column in columns))
+
+
+table(read("logs/jobs.jsonl"), "name", "status", "result_area")
 
 # %% [markdown]
+# The table has four rows: 2 · 4 = 8, and so on. A job that failed, or that you interrupted, is not
+# done: the same command runs it again. The runner compares commands and working folders. It does
+# not notice that you have edited the script. Instead of `--grid`, `--each FILE` takes a file that
+# has the arguments of a job on each line.
+#
+# A job can also have several devices, for a script that uses them itself. The other way round, a
+# runner that was given one device shares out that one and no other. The cell starts a process of
+# each kind, and each counts what it may use:
+
+# %% tags=["nbval-ignore-output"]
+count = [sys.executable, "-c", "from mgpu_helpers import jobs; print(len(jobs.allowed()[1]))"]
+each = len(allowed[:2])
+job = jobs.run([count], devices_each=each, logs=folder / "pair", progress=False)[0]
+print("a job with two devices may use", job.tail)
+given = subprocess.run([*on(allowed[0]), *count], capture_output=True, text=True)
+print("a process that was given one may use", given.stdout)
+
+# %% [markdown]
+# The first may use two, or one on a machine with a single device. In a terminal this is
+# `--devices-each 2`. The second may use one (on macOS without a GPU: all cores).
+#
+# ## The same in a graph
+#
+# In classic code the session's `ConfigProto` says which GPUs a process sees. In Wonik Jang's
+# article "Multi-GPUs" of 2017 ([sources](../docs/sources.md#jang)) one script has the list "0" and
+# the other the list "1". `train_graph.py` takes its list from `--gpu`. The cell prints these lines
+# of it, and then a `ConfigProto` with a list of two:
+
+# %%
+script = Path("scripts/train_graph.py").read_text()
+print(script[script.index("config =") : script.index("    session.run(start)")])
+config = tf.compat.v1.ConfigProto()
+config.gpu_options.visible_device_list = "2,0"
+print(config.gpu_options)
+
+# %% [markdown]
+# The list has kept its order. `--gpu` is "0" unless you say otherwise. A script that was started
+# with `CUDA_VISIBLE_DEVICES` sees one GPU, and inside its number is 0. Without the variable you
+# would start the scripts with `--gpu 0` and `--gpu 1`. These are the three ways to choose:
+#
+# | | set | order of the list |
+# |---|---|---|
+# | `CUDA_VISIBLE_DEVICES` | before the process starts | kept |
+# | `tf.config.set_visible_devices` | before TensorFlow starts | sorted |
+# | `visible_device_list` of a `ConfigProto` | with the first session of the process | kept |
+#
+# The proof above had one Keras script and one with a session: the runner treats them alike.
+#
+# ## Slurm and Kubernetes
+#
+# A cluster hands out GPUs in the same way. Slurm gives a job its GPUs and names them in
+# `CUDA_VISIBLE_DEVICES`. The file [two_jobs.slurm](scripts/two_jobs.slurm) asks for two GPUs and
+# starts the runner in one line, `python -m mgpu_helpers run train.py train_graph.py`. Kubernetes
+# gives each pod GPUs of its own. [two_jobs.yaml](scripts/two_jobs.yaml) asks for two pods with one
+# GPU each; nothing is left to choose inside, and no runner is needed.
+#
+# Neither file has been submitted to a cluster: take them as a start. What this lesson has run is
+# the part that the first one relies on: a runner that keeps to the devices that it was given.
+#
+# ## With your own model
+#
+# Here is a Keras script with batch normalization. It takes a learning rate and prints its accuracy
+# on unseen digits as JSON. It knows nothing of GPUs or of the runner. The sweep compares two
+# learning rates, each in a process of its own on the next device that is free:
+
+# %% tags=["nbval-ignore-output"]
+(folder / "own.py").write_text("""
+import argparse, json
+import tensorflow as tf
+from mgpu_helpers.lessons import digits
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+rate = parser.parse_args().lr
+tf.keras.utils.set_random_seed(0)
+layers = tf.keras.layers
+model = tf.keras.Sequential([layers.Flatten(), layers.Dense(32, use_bias=False),
+    layers.BatchNormalization(momentum=0.9), layers.ReLU(), layers.Dense(10)])
+loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile(tf.keras.optimizers.SGD(rate), loss, metrics=["accuracy"])
+model.fit(*digits.load(), epochs=3, verbose=0)
+_, accuracy = model.evaluate(*digits.load(test=True), verbose=0)
+print(json.dumps({"accuracy": round(accuracy, 3)}))
+""")
+mgpu_run("own.py", "--grid", "lr=0.1,0.001", "--logs", "own")
+table(read("own/jobs.jsonl"), "name", "status", "seconds", "result_accuracy")
+
+# %%
+rows = read("own/jobs.jsonl")
+best = max(rows, key=lambda row: row["result_accuracy"])
+print(f"{len(rows)} results, the best is {best['name']}")
+
+# %% [markdown]
+# The larger rate wins by far. What to watch for with a script of your own:
+#
+# - Give the script a seed, or two runs of the same command differ.
+# - Batch normalization keeps moving averages, and only evaluation uses them. These three epochs are
+#   135 steps. With Keras's default momentum of 0.99 the averages would still hold a quarter of
+#   their starting values (0.99 to the power of 135 is 0.26). That is why the script sets 0.9.
+# - Print the result at the end, on a line of its own. The last line that is a JSON object counts.
+# - If a script writes a file, put the arguments into its name. Jobs that run at the same time must
+#   not write to the same place.
+#
 # ## Break it
 #
-# **The variable set too late.** The program hides every GPU, but TensorFlow has looked for them by
-# then. Without a GPU there is nothing to hide; so it also pins itself to one core, when
-# TensorFlow's threads are there already (Linux only):
+# **The variable set too late.** A script sets `CUDA_VISIBLE_DEVICES` in its own code, when
+# TensorFlow has already looked for GPUs. Without a GPU there is nothing to hide. So the script does
+# the same with cores: it pins itself to one, when TensorFlow's threads are there already.
 
-# %%
+# %% tags=["nbval-ignore-output"]
 late = """
-import os, sys
+import os
 import tensorflow as tf
-tf.ones([]).numpy()
-before = len(tf.config.list_logical_devices("GPU"))
+before = tf.config.list_logical_devices("GPU")  # TensorFlow starts
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-print("every GPU is still there:", len(tf.config.list_logical_devices("GPU")) == before)
-
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-threads = [os.sched_getaffinity(int(thread)) for thread in os.listdir("/proc/self/task")]
-print("threads that may use other cores:", max(map(len, threads)) > 1)
+after = tf.config.list_logical_devices("GPU")
+print("GPUs:", len(before), "before,", len(after), "after")
+assert len(before) == len(after)
+if hasattr(os, "sched_setaffinity"):  # Linux
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    threads = [os.sched_getaffinity(int(thread)) for thread in os.listdir("/proc/self/task")]
+    print(len(threads), "threads, of which", threads.count(cores), "may use other cores too")
+    assert len(cores) == 1 or threads.count(cores) > 1
 """
-quiet = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
-done = subprocess.run([sys.executable, "-c", late], capture_output=True, text=True, env=quiet)
+done = subprocess.run([sys.executable, "-c", late], capture_output=True, text=True)
 print(done.stdout)
+assert done.returncode == 0, done.stderr
 
 # %% [markdown]
-# No error, no warning, and no effect. The driver reads the variable once, when TensorFlow first
-# asks for GPUs. Set it in the shell, in the parent, or before any import. A core is inherited in
-# the same way: by what is started afterwards, and TensorFlow's threads were not.
+# There is no error, no warning, and no effect. With GPUs, the first line says that every one of
+# them is still there; without GPUs it proves nothing. The second line shows the same mistake on
+# every machine with Linux and several cores: only the thread that asked is pinned. CUDA reads the
+# variable once, when TensorFlow first asks for GPUs. Threads inherit their cores when they start.
+# So set both from outside, before Python starts. The check: let the script print
+# `len(tf.config.list_logical_devices("GPU"))` at its start, and read it in the log.
 #
 # ## On your own
 #
@@ -384,8 +579,8 @@ checks.outside(outside)
 
 # %% [markdown]
 # **2.** Write `environment(device)`, the environment for a child that may see that GPU alone, in
-# nvidia-smi's numbering. The notebook's own environment must stay as it is. The check starts a
-# child with it.
+# nvidia-smi's numbering. The notebook's own environment must stay as it is. The check starts
+# children with it.
 
 # %% tags=["exercise"]
 def environment(device):
@@ -406,8 +601,9 @@ def environment(device):
 checks.environment(environment)
 
 # %% [markdown]
-# **3.** How long does a queue take? Write `wall(seconds, n)`: jobs of so many seconds start in
-# their order on n devices, each as soon as one is free. `wall([2, 2, 3], 2)` is 5.
+# **3.** How long does a queue take? Write `wall(seconds, n)`, where `seconds` is the list of how
+# long each job takes. The jobs start in their order on n devices, each as soon as a device is free.
+# `wall([2, 2, 3], 2)` is 5.
 
 # %% tags=["exercise"]
 def wall(seconds, n):
@@ -430,25 +626,33 @@ checks.wall(wall)
 # %% [markdown]
 # ## What we saw
 #
-# - A script started with no settings could use everything.
-# - Visible GPUs got new numbers, from 0; `tf.config` did not keep the order of the list.
-# - Two trainings side by side, each on its own device, gave the same files as one after the other.
-# - In a queue, jobs that failed, hung and were interrupted left the others alone.
-# - Two runners that looked before they took chose the same device; with a lock they did not.
-# - A setting that came after the start had no effect, and no error said so.
+# - Two processes that were told nothing could both use every device.
+# - A word or two in front of a command gave a script its device. The shell reported success
+#   although a command had failed.
+# - Visible GPUs get new numbers, from 0. `tf.config` sorted the list; the `ConfigProto` kept it.
+# - Each of two trainings ran by hand, in turn and side by side, and wrote the same bytes each time.
+# - In a queue of six, jobs that failed, hung and were interrupted left the others alone.
+# - Two runners that looked before they took chose the same device. With a lock they did not.
+# - A sweep of two jobs grew to four, and only the new ones ran.
+# - A setting that came after TensorFlow's start had no effect, and no error said so.
 #
 # ## In practice
 #
-# - Two sessions of one process with different lists fail on today's TensorFlow: "TensorFlow device
-#   (GPU:0) is being mapped to multiple devices" (tensorflow issue 19083). A process has one
-#   numbering of its GPUs. Give each script its own process, or see each GPU and use `tf.device`.
-# - Processes on different GPUs still share the disk, the memory and the cores of the host. When
-#   two side by side take longer than one, look at the input pipeline first.
-# - Locks are for the runners of one machine. Between machines that is the work of Slurm,
-#   Kubernetes, or whatever your cluster has.
-# - A runner that is killed with SIGKILL cannot end its jobs. They go on and keep the locks of their
-#   devices, which they inherited. The next `jobs.run` waits until they have ended.
-# - `nvidia-smi -L` prints each GPU's UUID. `CUDA_VISIBLE_DEVICES` takes it instead of a number,
-#   and it stays the same when a card is added.
+# Use this when each training fits on one GPU and you have several trainings. It costs some seconds
+# of start for each script, and the memory of a Python process with TensorFlow. For two scripts use
+# the shell; for a queue, a sweep or a shared machine use the runner.
+#
+# - Processes on different GPUs still share the disk, the memory and the cores of the host. When two
+#   side by side take longer than one alone, look at the input pipeline first.
+# - A process has one numbering of its GPUs. Two sessions of one process with different lists fail
+#   on today's TensorFlow: "TensorFlow device (GPU:0) is being mapped to multiple devices"
+#   ([issue 19083](https://github.com/tensorflow/tensorflow/issues/19083)). Give each script a
+#   process of its own, or let the process see all GPUs and use `tf.device`.
+# - The locks are for the runners of one machine. Between machines Slurm or Kubernetes does this
+#   work.
+# - A runner that is killed with SIGKILL cannot end its jobs. They go on and keep their locks, and
+#   the next `jobs.run` waits for those devices.
+# - `nvidia-smi -L` prints each GPU's UUID. `CUDA_VISIBLE_DEVICES` takes it instead of a number, and
+#   it stays the same when a GPU is added.
 #
 # Next: [[next]].

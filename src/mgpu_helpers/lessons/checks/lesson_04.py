@@ -2,77 +2,110 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
 import numpy as np
 
-from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise
+from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, numbers
 from mgpu_helpers.wording import counted
 
 
 @exercise
 def outside(function: Callable[[str, str], Any]) -> str:
     """Check exercise 1 of lesson 04: from TensorFlow's number of a GPU to nvidia-smi's."""
-    visible = "3,0,12,5,7,1,2,4,6,8,9,10"
-    for device, right in (("/GPU:0", 3), ("/GPU:1", 0), ("/GPU:2", 12), ("/GPU:11", 10)):
+    draw = np.random.default_rng()
+    fixed = [3, 0, 12, 5, 7, 1, 2, 4, 6, 8, 9, 10]
+    questions = [(fixed, inside) for inside in (0, 1, 2, 11)]
+    for _ in range(6):
+        gpus = [int(number) for number in draw.permutation(16)[: draw.integers(3, 15)]]
+        questions.append((gpus, int(draw.integers(len(gpus)))))
+    for gpus, inside in questions:
+        visible, device, right = ",".join(map(str, gpus)), f"/GPU:{inside}", gpus[inside]
         got = call(function, visible, device)
-        if str(got) == device[-1]:
-            raise NotYet(f"{got} is the number inside; {visible!r} says who that is outside")
         if isinstance(got, str) and got.strip() == str(right):
             raise NotYet(f"{got!r} is right, but text: make it a number")
-        if not np.array_equal(got, right):
-            raise NotYet(f"with {visible!r}, {device} is {right}, not {got!r}")
-    return "four GPUs found"
+        got = numbers(got, (), "return nvidia-smi's number of the GPU")
+        if got == right:
+            continue
+        if got == inside:
+            raise NotYet(f"{got} is the number inside; {visible!r} says which GPU that is outside")
+        raise NotYet(f"with {visible!r}, {device} is {right}, not {got}")
+    return f"{len(questions)} GPUs found"
 
 
 @exercise
 def environment(function: Callable[[int], Any]) -> str:
     """Check exercise 2 of lesson 04: an environment for a child that sees one GPU."""
-    program = (
-        "import json, os; print(json.dumps([os.environ.get(name) for name in "
-        "('CUDA_VISIBLE_DEVICES', 'CUDA_DEVICE_ORDER', 'MGPU_MARK')]))"
-    )
+    first, second = (int(n) for n in np.random.default_rng().permutation(range(2, 9))[:2])
     with mock.patch.dict(os.environ, MGPU_MARK="kept"):  # puts back what the function changes
         os.environ.pop("CUDA_DEVICE_ORDER", None)  # devices.setup has set it here
         before = dict(os.environ)
-        given = call(function, 2)
+        given = [call(function, first), call(function, second)]  # kept, as a queue keeps them
         if dict(os.environ) != before:
             raise NotYet("it changed this notebook's environment: give a changed copy")
-        if not isinstance(given, Mapping):
-            raise NotYet(f"an environment is a dict of text, not {given!r}")
-        numbers = [name for name, value in given.items() if not isinstance(value, str)]
-        if numbers:
-            raise NotYet(f"the value of {numbers[0]} is not text: write str(...)")
-        child = [sys.executable, "-c", program]
-        done = call(subprocess.run, child, env=given, capture_output=True, text=True, check=True)
+        for one in given:
+            _check_environment(one)
+        if given[0] is given[1]:
+            raise NotYet("the second call gave the first one's dict again: make a copy each time")
+        for number, one in zip((first, second), given, strict=True):
+            _check_child(number, one)
+    return "each child saw its GPU alone, and nothing changed here"
+
+
+def _check_environment(given: Any) -> None:
+    if not isinstance(given, Mapping):
+        kind = type(given).__name__
+        raise NotYet(f"an environment is a dict of text; it returns a value of type {kind}")
+    for name, value in given.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise NotYet(f"the value of {name} is not text: write str(...)")
+
+
+def _check_child(number: int, given: Mapping[str, str]) -> None:
+    names = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "MGPU_MARK")
+    program = f"import json, os; print(json.dumps([os.environ.get(name) for name in {names}]))"
+    child = [sys.executable, "-c", program]
+    done = call(subprocess.run, child, env=given, capture_output=True, text=True, check=True)
     visible, ordered, mark = json.loads(done.stdout)
-    if visible != "2":
-        raise NotYet(f"the child sees CUDA_VISIBLE_DEVICES={visible!r}, not '2'")
+    if visible is None or visible.strip() != str(number):
+        raise NotYet(f"for GPU {number} the child sees CUDA_VISIBLE_DEVICES={visible!r}")
     if ordered != "PCI_BUS_ID":
         raise NotYet("CUDA may count in another order than nvidia-smi: set CUDA_DEVICE_ORDER")
     if mark is None:
         raise NotYet("the rest of the environment is lost: start from a copy of os.environ")
-    return "the child saw GPU 2 alone, and nothing changed here"
 
 
 @exercise
 def wall(function: Callable[[list[float], int], Any]) -> str:
     """Check exercise 3 of lesson 04: how long a queue takes that keeps its order."""
-    for seconds, n, right in (
-        ([2, 2, 3], 2, 5), ([3], 2, 3), ([5, 1, 1, 1], 2, 5), ([1, 2, 3, 4], 1, 10),
-        ([4, 3, 3, 2, 2], 3, 5), ([3, 1, 4, 1, 5], 2, 9),
-    ):  # fmt: skip
-        got = call(function, list(seconds), n)
-        if np.array_equal(got, right):
+    draw = np.random.default_rng()
+    queues = [
+        ([2, 2, 3], 2), ([3], 2), ([5, 1, 1, 1], 2), ([1, 2, 3, 4], 1), ([4, 3, 3, 2, 2], 3),
+        ([3, 1, 4, 1, 5], 2),
+    ]  # fmt: skip
+    for n in (1, 2, 3, 4, 5, 7):
+        queues += [(draw.integers(1, 20, draw.integers(n, 4 * n + 3)).tolist(), n)] * 2
+    for seconds, n in queues:
+        right = _wall(seconds, n)
+        got = numbers(call(function, list(seconds), n), (), "return a number of seconds")
+        if np.isclose(got, right):
             continue
-        if np.array_equal(got, sum(seconds) / n):
+        if np.isclose(got, sum(seconds) / n):
             raise NotYet(f"{got:g} is {seconds} shared out evenly: a job cannot be cut in two")
-        why = f"{seconds} on {counted(n, 'device')} take {right}, not {got!r}"
+        why = f"{seconds} on {counted(n, 'device')} take {right}, not {got:g}"
         raise NotYet(f"{why}: in their order, each takes the first device that is free")
-    return "six queues"
+    return f"{len(queues)} queues"
+
+
+def _wall(seconds: Sequence[int], n: int) -> int:
+    ends = [0] * n
+    for length in seconds:
+        heapq.heapreplace(ends, ends[0] + length)
+    return max(ends)
