@@ -61,7 +61,7 @@ def given(concrete: Any, arguments: list[Any]) -> list[Given]:
 def _kind(outer: Any) -> str:
     """Name what stands behind a tensor; only a resource says it, and a variant is a dataset."""
     found = re.search(r'type="(?:\w+::)*(\w+)"', str(outer))
-    return f"a {found[1]}" if found else "a dataset"
+    return f"a resource of type {found[1]}" if found else "a dataset"
 
 
 def copied(given: list[Given]) -> tuple[dict[str, Any], list[Any], dict[Any, Any]]:
