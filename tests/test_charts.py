@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import html
+import io
+import re
 import warnings
+from collections import Counter
 from types import SimpleNamespace
 
 import matplotlib
@@ -201,6 +206,215 @@ def test_a_long_chain_and_a_loop_can_be_drawn(with_plan):
     assert labels_of(charts.placement_map(Trace(ops, (), {}, edges)))[-1] == "layer (3000)"
 
 
+def layered(layers, devices=1, towers=False):
+    """Make the trace of a Keras step with so many layers, in towers or laid over the devices."""
+    ops, edges, copies, before = [], [], [], {}
+    for t in range(devices if towers else 1):
+        scope = f"tower_{t}/" if towers else ""
+        ops.append(Op(f"{scope}x", "Placeholder", "/CPU:0", 0.0, 1e-6, 640))
+        for i in range(layers):
+            device = f"/CPU:{1 + (t if towers else i * devices // layers)}"
+            name = f"net_1/layer_{i}_1"
+            start = 1e-3 * i
+            read, run, back = f"{scope}{name}/Read", f"{scope}{name}/MatMul", f"{name}/MatMul_grad"
+            back = f"gradient_tape/{scope}{back}"
+            ops += [Op(f"outside_{t * layers + i}/w", "VarHandleOp", device, 0.0, 1e-6),
+                    Op(read, "ReadVariableOp", device, 1e-6, 1e-6, 400),
+                    Op(run, "MatMul", device, start, 1e-3 * (1 + i % 7), 1000 * (i % 5)),
+                    Op(back, "MatMul", device, 2e-3 * layers - start, 1e-3, 400),
+                    Op(f"adam/mul_{t * layers + i}", "Mul", device, 1e-3 * layers, 1e-4, 400),
+                    ]  # fmt: skip
+            maker, at = before.get(t, (f"{scope}x", "/CPU:0"))
+            edges += [(f"outside_{t * layers + i}/w", read), (read, run), (maker, run),
+                      (run, back), (back, f"adam/mul_{t * layers + i}")]  # fmt: skip
+            if at != device:
+                copies.append(Copy(f"{maker}:0", at, device, 640, start, 0.0))
+            before[t] = run, device
+    ops.sort(key=lambda op: op.start)
+    return Trace(tuple(ops), tuple(copies), {}, tuple(edges))
+
+
+def boxes_on(ax):
+    """Give the boxes of a map: device by its lane, name, and how many operations."""
+    lanes = {round(t.get_position()[1], 6): t.get_text() for t in ax.texts
+             if t.get_text()[:1] == "/"}  # fmt: skip
+    found = []
+    for text in ax.texts:
+        if text.get_bbox_patch() and text.get_color() == "white":
+            name, count = re.fullmatch(r"(.+?)(?: \((\d+)\))?", text.get_text()).groups()
+            colour = matplotlib.colors.to_hex(text.get_bbox_patch().get_facecolor())
+            found.append((colour, name, int(count or 1)))
+    assert len(lanes) >= len({colour for colour, _, _ in found})
+    return found
+
+
+def ways_of(ax):
+    """List the arrows of a map: the texts of the boxes at both ends, and points in pixels."""
+    ax.figure.canvas.draw()
+    at = {t.get_position(): t for t in ax.texts if t.get_bbox_patch() and t.get_color() == "white"}
+    for arrow in (t.arrow_patch for t in ax.texts if getattr(t, "arrow_patch", None)):
+        path = arrow.get_transform().transform_path(arrow.get_path())
+        note = next(t for t in ax.texts if getattr(t, "arrow_patch", None) is arrow)
+        points = path.interpolated(30).vertices
+        yield at[note.xyann], at[note.xy], points
+
+
+LARGE = [(150, 1, False, 24), (150, 1, False, 8), (150, 4, False, 24), (40, 2, True, 24),
+         (40, 8, True, 24), (3, 8, True, 12), (150, 8, False, 1), (150, 8, False, 90)]  # fmt: skip
+
+
+@pytest.mark.parametrize("layers, devices_, in_towers, most", LARGE)
+def test_a_map_of_many_layers_fits_a_page_and_counts_every_operation(
+    with_plan, layers, devices_, in_towers, most
+):
+    trace = layered(layers, devices_, in_towers)
+    ax = charts.placement_map(trace, most=most)
+    width, height = ax.figure.get_size_inches()
+    assert width <= 12 and height <= 10
+    drawn = boxes_on(ax)
+    assert len(drawn) <= max(most, len(trace.devices))
+    counted = Counter()
+    for shade, _, count in drawn:
+        counted[shade] += count
+    assert counted == Counter(charts.colour(op.device) for op in trace.ops)
+    nothing_clipped(ax)
+    texts_apart(ax)
+
+
+def texts_apart(ax):
+    boxes = [(t.get_text(), t.get_window_extent()) for t in texts(ax)]
+    for i, (text, box) in enumerate(boxes):
+        for other, beside in boxes[:i]:
+            assert not box.overlaps(beside), (text, other)
+
+
+def test_a_large_map_keeps_the_largest_and_folds_variables_and_the_rest(with_plan):
+    trace = layered(150)
+    names = {name: count for _, name, count in boxes_on(charts.placement_map(trace))}
+    assert names["variables"] == 300 and names["optimizer"] == 150
+    weight = Counter()
+    for op in trace.ops:
+        weight[op.name.rpartition("/")[0]] += op.length / 0.8 + op.bytes / 4e5  # about the totals
+    heavy = {re.sub("net_1/(.*)_1", r"\1", name) for name, _ in weight.most_common(12)}
+    assert len(heavy - {"adam"}) > 10 and heavy - {"adam"} <= names.keys()
+    fewer = {name for _, name, _ in boxes_on(charts.placement_map(trace, most=6))}
+    assert {"variables", "others"} < fewer <= names.keys()
+
+
+def test_many_towers_are_a_box_each(with_plan):
+    names = Counter(name for _, name, _ in boxes_on(charts.placement_map(layered(40, 8, True))))
+    assert all(names[f"tower_{i}"] for i in range(8)) and not any("layer" in n for n in names)
+
+
+@pytest.mark.parametrize("trace", [towers(8), layered(150), layered(150, 4)],
+                         ids=["towers", "layers", "cuts"])  # fmt: skip
+def test_no_arrow_runs_through_a_box_between_its_ends(with_plan, trace):
+    ax = charts.placement_map(trace)
+    boxes = [t for t in ax.texts if t.get_bbox_patch() and t.get_color() == "white"]
+    ways = list(ways_of(ax))
+    assert ways
+    for start, end, points in ways:
+        for box in boxes:
+            if box not in (start, end):
+                extent = box.get_window_extent()
+                assert not any(extent.contains(x, y) for x, y in points), box.get_text()
+
+
+def test_an_arrow_ends_at_the_box_that_uses_the_copy_and_feeds_the_others(with_plan):
+    ops = (Op("y", "Split", "/CPU:0", 0, 1), Op("gradients/shape", "Shape", "/CPU:1", 1, 1),
+           Op("tower/loss", "Sub", "/CPU:1", 2, 1), Op("gradients/loss", "Mul", "/CPU:1", 3, 1),
+           Op("alone", "Neg", "/CPU:2", 1, 1))  # fmt: skip
+    edges = (("y", "gradients/shape"), ("y", "tower/loss"), ("tower/loss", "gradients/loss"),
+             ("gradients/shape", "gradients/loss"), ("y", "alone"), ("y", "gradients/loss"))
+    copies = tuple(Copy("y:0", "/CPU:0", f"/CPU:{i}", 16 * i, 1, 1) for i in (1, 2))
+    ax = charts.placement_map(Trace(ops, copies, {}, edges), most=4)
+    ends = {(a.get_text(), b.get_text()) for a, b, _ in ways_of(ax)}
+    assert ends == {("y", "tower/loss"), ("y", "alone"), ("tower/loss", "gradients (2)")} or (
+        ends == {("y", "tower"), ("y", "alone"), ("tower", "gradients (2)")}
+    )
+    assert sorted(text for text in labels_of(ax) if text.endswith(" B")) == ["16 B", "32 B"]
+
+
+@pytest.mark.parametrize("n, high", [(1, 2.7), (2, 3.8), (4, 6.0), (8, 7.2)])
+def test_a_small_map_keeps_the_size_that_notebooks_have_stored(with_plan, n, high):
+    assert charts.placement_map(towers(n)).figure.get_size_inches() == pytest.approx((8, high))
+
+
+def spans_of(ax):
+    """List the bars of a timeline: colour, start and end in ms, rounded."""
+    return [
+        (matplotlib.colors.to_hex(shade), round(box.x0, 6), round(box.x1, 6))
+        for lane in ax.collections
+        for path, shade in zip(
+            lane.get_paths(), np.resize(lane.get_facecolor(), (len(lane.get_paths()), 4)),
+            strict=True,
+        )
+        for box in [path.get_extents()]
+    ]  # fmt: skip
+
+
+def test_a_timeline_by_layer_makes_one_bar_of_neighbours_and_names_what_has_room(with_plan):
+    ops = [("net_1/a_1/x", 0, 20), ("net_1/a_1/y", 20, 30), ("net_1/name_of_a_layer_1/x", 50, 9),
+           ("net_1/bb_1/x", 60, 30), ("net_1/bb_1/y", 99, 1)]  # fmt: skip
+    made = Trace(tuple(Op(n, "Add", "/CPU:1", s / 1e3, e / 1e3) for n, s, e in ops), (), {}, ())
+    ax = charts.timeline(made, by="layer")
+    dark = charts.colour("/CPU:1")
+    assert [span[1:] for span in spans_of(ax)] == [(0, 50), (50, 59), (60, 90), (99, 100)]
+    shades = [span[0] for span in spans_of(ax)]
+    assert shades[0] == shades[2] == dark and shades[1] == shades[3] != dark
+    assert labels_of(ax) == ["a", "bb"]  # the others have no room
+    for text in ax.texts:
+        left, right = {"a": (0, 50), "bb": (60, 90)}[text.get_text()]
+        box = text.get_window_extent().transformed(ax.transData.inverted())
+        assert left <= box.x0 and box.x1 <= right
+    assert len(spans_of(charts.timeline(made, by="type"))) == 3  # a wait of a ms stays one
+    assert len(spans_of(charts.timeline(made, by="operation"))) == 5 == len(
+        spans_of(charts.timeline(made))
+    )
+    assert labels_of(charts.timeline(made)) == []
+    with pytest.raises(ValueError, match="'layers'"):
+        charts.timeline(made, by="layers")
+    nothing_clipped(charts.timeline(Trace((), (), {}, ()), by="layer"))
+
+
+AREA = re.compile(r'<span title="(.*?)" style="position:absolute;left:(.*?)%;top:(.*?)%;'
+                  r'width:(.*?)%;height:(.*?)%">')  # fmt: skip
+
+
+@pytest.mark.parametrize("draw", [
+    charts.timeline, charts.placement_map, lambda step: charts.timeline(step, by="layer"),
+], ids=["operations", "map", "layers"])  # fmt: skip
+def test_the_pointer_finds_each_name_on_its_colour(with_plan, draw):
+    import matplotlib.pyplot as plt
+
+    evil = '"><script>alert(1)</script>'
+    ops = [Op(f"{name}/{evil}", "Add", f"/CPU:{i}", i / 1e3, 3e-3)
+           for i, name in enumerate(("one", "two", "three"))]  # fmt: skip
+    ax = draw(Trace(tuple(ops), (), {}, ()))
+    page = charts.pointer(ax)._repr_html_()
+    assert "<script" not in page and not plt.get_fignums()
+    picture = plt.imread(io.BytesIO(base64.b64decode(re.search("base64,(.*?)\"", page)[1])))
+    high, wide, _ = picture.shape
+    areas = AREA.findall(page)
+    assert len(areas) == 3
+    for title, *box in areas:
+        name = html.unescape(title)
+        device = next(op.device for op in ops if op.name.split("/")[0] in name)
+        x, y, w, h = (float(each) / 100 for each in box)
+        corner = picture[int((y + 0.12 * h) * high), int((x + w / 2) * wide), :3]
+        wanted = matplotlib.colors.to_rgb(charts.colour(device))
+        np.testing.assert_allclose(corner, wanted, atol=0.02)
+
+
+def test_the_pointer_of_ten_thousand_operations_is_not_ten_thousand_areas(with_plan):
+    ops = tuple(Op(f"{'long' if i % 2 else 'short'}{i}", "Add", "/CPU:1", 1e-3 * i,
+                   9e-4 if i % 2 else 1e-4) for i in range(10_000))  # fmt: skip
+    areas = AREA.findall(charts.pointer(charts.timeline(Trace(ops, (), {}, ()))).page)
+    assert 300 < len(areas) < 1000 and all(title.startswith("long") for title, *_ in areas)
+    with pytest.raises(ValueError):
+        charts.pointer(charts.device_bars({}))
+
+
 def test_importing_charts_imports_neither_matplotlib_nor_tensorflow():
     code = "import sys, mgpu_helpers.charts; print({'matplotlib', 'tensorflow'} & set(sys.modules))"
     assert run_python(code).stdout == "set()\n"
@@ -246,7 +460,9 @@ PHASES = [("import TensorFlow", 0.0, 0.3), ("build the graph", 1.0, 1.2), ("trai
 def ran(jobs, wall):
     """Make what the chart reads of a report of jobs, from their values in order."""
     fields = ("name", "kind", "device", "slot", "start", "end", "status")
-    made = [SimpleNamespace(**dict(zip(fields, job, strict=True))) for job in jobs]
+    made = [
+        SimpleNamespace(**dict(zip(fields, job, strict=True)), devices=job[2:3]) for job in jobs
+    ]
     return SimpleNamespace(jobs=made, wall=wall)
 
 

@@ -14,12 +14,13 @@ import threading
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import run_python
-from mgpu_helpers import devices, nvml, placement
+from mgpu_helpers import devices, nvml, placement, towers
 from mgpu_helpers.devices import trial, visible
 
 COUNTS = (1, 2, 4, 8)
@@ -566,6 +567,147 @@ def test_a_tensorflow_that_makes_something_else_fails_loudly(others):
 @pytest.mark.skipif(sys.platform != "linux", reason="TensorFlow starts in silence elsewhere")
 def test_verbose_brings_tensorflows_own_messages_back(others):
     assert "oneDNN" in others["stderr"] or "CPU" in others["stderr"]
+
+
+# ---- a TensorFlow that has started
+
+
+def adopted(plan):
+    return {
+        "mode": plan.mode, "host": plan.host, "devices": plan.devices, "real": plan.real,
+        "timing": plan.timing, "text": repr(plan), "corner": plan.corner,
+        "again": devices.adopt() is plan and devices.current() is plan,
+        "setup": said(devices.setup, 2),
+    }  # fmt: skip
+
+
+def child_adopted():
+    import tensorflow as tf
+
+    def cpus(count):
+        restart()
+        parts = [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, parts)
+
+    def gpus(limits):
+        """Adopt a TensorFlow with a GPU for each list of limits, divided so; None: it is whole."""
+        restart()
+        with pytest.MonkeyPatch.context() as patch:
+            fake, found = FakeGpus(patch, len(limits)), tf.config.list_physical_devices("GPU")
+            fake.parts = {g.name: len(x or [0]) for g, x in zip(found, limits, strict=True)}
+            parts = {
+                g.name: x and [tf.config.LogicalDeviceConfiguration(memory_limit=m) for m in x]
+                for g, x in zip(found, limits, strict=True)
+            }
+            patch.setattr(tf.config, "get_visible_devices", lambda kind: found)
+            patch.setattr(
+                tf.config, "get_logical_device_configuration", lambda gpu: parts[gpu.name]
+            )
+            return adopted(devices.adopt()) | {"calls": fake.calls}
+
+    report = {}
+    cpus(3)
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.ones([2])
+    report["cpus"] = adopted(devices.adopt())
+    plan = devices.current()
+    with tf.Graph().as_default(), tf.device("/CPU:2"):
+        where = tf.random.uniform([2])
+        with tf.compat.v1.Session(config=plan.session_config()) as session:
+            session.run(where)
+            listed = [devices.short(d.name) for d in session.list_devices()]
+    config = plan.session_config()
+    report["session"] = [listed, len(config.session_inter_op_thread_pool)]
+    report["names"] = {
+        name: said(devices.checked, [name])
+        for name in ("/cpu:2", "CPU:0", "/CPU:3", "/gpu:0", "GPU:9", "/device:GPU:0", "CPU", "")
+    }
+    cpus(1)
+    report["one"] = adopted(devices.adopt())  # which starts TensorFlow
+    cpus(3)
+    devices.setup(2)
+    report["after setup"] = devices.adopt().mode
+    report["names of setup"] = {
+        name: said(devices.checked, [name])
+        for name in ("/cpu:2", "CPU:0", "/CPU:3", "/gpu:0", "GPU:9", "/device:GPU:0", "CPU", "")
+    }
+    report["whole"] = gpus([None, None])
+    report["parts"] = gpus([[512, 512], [1024]])
+    return report
+
+
+@pytest.fixture(scope="module")
+def taken():
+    return in_child(child_adopted, MGPU_MODE="cores")
+
+
+def test_logical_cpus_are_adopted_with_the_threads_that_they_have(taken):
+    cpus, one = taken["cpus"], taken["one"]
+    assert (cpus["mode"], cpus["host"]) == ("adopted", "/CPU:0")
+    assert cpus["devices"] == ["/CPU:1", "/CPU:2"]
+    assert cpus["real"] == ["1 thread for an operation"] * 2
+    assert "not against one core" in cpus["timing"]
+    assert cpus["corner"].startswith("adopted mode · 2 devices · ")
+    assert cpus["text"].startswith("mode     adopted: ") and cpus["timing"] in cpus["text"]
+    assert (one["mode"], one["devices"]) == ("adopted", ["/CPU:0"])
+    assert "nothing to speed up" in one["timing"]
+    assert taken["session"] == [["/CPU:0", "/CPU:1", "/CPU:2"], 0]  # no threads of its own
+
+
+def test_logical_gpus_are_adopted_and_nothing_is_configured(taken):
+    whole, parts = taken["whole"], taken["parts"]
+    assert whole["devices"] == ["/GPU:0", "/GPU:1"] and whole["real"] == ["Fake 0", "Fake 1"]
+    assert "each a GPU" in whole["timing"] and "2 GPUs, " in whole["corner"]
+    assert parts["devices"] == ["/GPU:0", "/GPU:1", "/GPU:2"]
+    share = "512 MiB of Fake 0, shared by 2 devices"
+    assert parts["real"] == [share, share, "1024 MiB of Fake 1"]
+    assert parts["timing"].endswith("a speed-up is not")
+    assert whole["calls"] == parts["calls"] == []
+
+
+def test_adopt_and_setup_do_not_replace_each_other(taken):
+    for which in ("cpus", "one", "whole"):
+        assert taken[which]["again"] is True
+        assert names(taken[which]["setup"], "RuntimeError", "devices.adopt", "devices.setup(2)")
+    assert taken["after setup"] == "cores"
+
+
+@pytest.mark.parametrize("which", ["names", "names of setup"])
+def test_a_device_that_is_not_there_is_named_in_either_case(taken, which):
+    found = taken[which]
+    assert found.pop("/cpu:2") == found.pop("CPU:0") == "fine"
+    for name, error in found.items():
+        assert names(error, "ValueError", repr(name), "use /CPU:0, /CPU:1, /CPU:2.")
+
+
+def test_devices_come_back_as_the_plan_writes_them(plan):
+    import tensorflow as tf
+
+    there = tf.config.list_logical_devices()
+    full = "/job:localhost/replica:0/task:0/device:CPU:1"
+    assert devices.checked([*there, full]) == ("/CPU:0", *plan.devices, "/CPU:1")
+    for wrong in ("/CPU:1", [], [None], [7]):
+        with pytest.raises(ValueError, match="no list of devices"):
+            devices.checked(wrong)
+    with pytest.raises(ValueError, match="job:worker"):
+        devices.checked(["/job:worker/replica:0/task:0/device:CPU:1"])
+    for place in (lambda: devices.placed("GPU:0"), lambda: towers.run(int, ["/gpu:0"]),
+                  lambda: towers.split([1, 2], 2, device="/GPU:0"),
+                  lambda: towers.ring([[np.ones(2)]] * 2, ["/CPU:1", "/CPU:7"])):  # fmt: skip
+        with pytest.raises(ValueError, match="no device '(GPU:0|/gpu:0|/GPU:0|/CPU:7)'"):
+            place()
+
+
+def test_a_graph_of_a_session_with_devices_of_its_own_is_not_judged():
+    code = (
+        "import tensorflow as tf\nfrom mgpu_helpers import towers\n"
+        "with tf.Graph().as_default():\n"
+        "    out = towers.run(lambda x: tf.square(x), ['/CPU:1', '/CPU:2'], [1.0, 2.0])\n"
+        "    config = tf.compat.v1.ConfigProto(device_count={'CPU': 3})\n"
+        "    print(*tf.compat.v1.Session(config=config).run(out))\n"
+    )
+    assert run_python(code).stdout.split() == ["1.0", "4.0"]
 
 
 # ---- names, and counting cores

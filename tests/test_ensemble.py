@@ -403,6 +403,106 @@ def test_members_from_functions_are_saved_and_resumed_too(tf, plan, tmp_path):
     assert [v.numpy().tolist() for v in fresh] == [6.0, [1.0, 2.0], 9]
 
 
+# Keras
+
+
+def dense_model(seed, metrics=("accuracy",)):
+    """Build two layers of one shape and dropout, as a cell does that is run again."""
+    import keras
+
+    keras.utils.set_random_seed(seed)
+    layers = [keras.layers.Dense(4, activation="relu") for _ in range(2)]
+    model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dropout(0.5),
+                              keras.layers.BatchNormalization(), keras.layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=list(metrics))
+    return model
+
+
+def some_batches(count):
+    random = np.random.default_rng(0)
+    return [(random.random((8, 4), "float32"), random.integers(0, 3, 8)) for _ in range(count)]
+
+
+def test_keras_members_train_on_their_devices_as_alone(tf, plan):
+    batches = some_batches(3)
+    alone = dense_model(1)
+    losses = [float(alone.train_on_batch(*batch)[0]) for batch in batches]
+    members = []
+    for place in (0, 1):
+        with tf.device(plan.devices[place]):
+            members.append(ensemble.from_keras(f"m{place}", dense_model(place)))
+    run = ensemble.train(members, batches)
+    assert run.losses["m1"] == losses and run.losses["m0"] != losses
+    made = list(members[1].variables.values())
+    assert all(plan.devices[1][1:] in v.value.device for v in made if "momentum" in v.path)
+    probabilities = ensemble.predictions(members, batches[0][0])["m1"]
+    np.testing.assert_array_equal(probabilities, alone.predict_on_batch(batches[0][0]))
+
+
+def test_a_member_of_keras_says_what_is_missing(plan):
+    import keras
+
+    with pytest.raises(ValueError, match="unbuilt.*weights"):
+        ensemble.from_keras("a", keras.Sequential([keras.layers.Dense(2)], name="unbuilt"))
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)], name="plain")
+    with pytest.raises(ValueError, match="plain.*compile"):
+        ensemble.from_keras("a", model)
+    with pytest.raises(ValueError, match="'/GPU:7'.*/CPU:0, /CPU:1, /CPU:2"):
+        ensemble.from_keras("a", dense_model(0), "/GPU:7")
+
+
+@pytest.mark.parametrize("given_as", [
+    lambda x: [x, 9.0], lambda x: {"accuracy": 9.0, "loss": x}, lambda x: (np.float32(x),),
+])  # fmt: skip
+def test_the_loss_of_a_step_with_metrics_is_the_first_or_named(given_as):
+    assert ensemble.train([plain("a", given_as)], [(0.5,)]).losses == {"a": [0.5]}
+
+
+def test_a_model_that_is_built_again_goes_on_bit_for_bit(plan, tmp_path):
+    batches = some_batches(4)
+    whole = ensemble.from_keras("m", dense_model(3))
+    losses = ensemble.train([whole], batches).losses["m"]
+    first = ensemble.from_keras("m", dense_model(3))
+    ensemble.train([first], batches[:2])
+    ensemble.save([first], tmp_path)
+    again = ensemble.from_keras("m", dense_model(4))
+    assert not set(again.variables) & set(first.variables)
+    ensemble.resume([again], tmp_path)
+    assert ensemble.train([again], batches[2:]).losses["m"] == losses[2:]
+    for a, b in zip(again.variables.values(), whole.variables.values(), strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+OLD = "dense_1/kernel dense_1/bias dense_2/kernel adam/dense_1_kernel_m adam/rate_2"
+
+
+@pytest.mark.parametrize("new, same", [
+    ("dense_4/kernel dense_4/bias dense_5/kernel adam_7/dense_4_kernel_m adam_7/rate_2", True),
+    ("dense/kernel dense/bias dense_1/kernel adam/dense_kernel_m adam/rate_2", True),
+    # another order, a gap, slots of another layer, two layers in one, another name
+    ("dense_5/kernel dense_5/bias dense_4/kernel adam/dense_5_kernel_m adam/rate_2", False),
+    ("dense_4/kernel dense_4/bias dense_6/kernel adam/dense_4_kernel_m adam/rate_2", False),
+    ("dense_4/kernel dense_4/bias dense_5/kernel adam/dense_5_kernel_m adam/rate_2", False),
+    ("dense_4/kernel dense_5/bias dense_5/kernel adam/dense_4_kernel_m adam/rate_2", False),
+    ("dense_4/kernel dense_4/scale dense_5/kernel adam/dense_4_kernel_m adam/rate_2", False),
+])  # fmt: skip
+def test_only_what_was_counted_anew_is_taken_for_the_same(tf, plan, tmp_path, new, same):
+    def member(names, values):
+        made = {name: tf.Variable(value) for name, value in zip(names.split(), values, strict=True)}
+        return ensemble.Member("m", None, None, made)
+
+    ensemble.save([member(OLD, np.arange(5.0))], tmp_path)
+    other = member(new, -np.ones(5))
+    if same:
+        ensemble.resume([other], tmp_path)
+    else:
+        with pytest.raises(ValueError, match="m.npz does not fit m"):
+            ensemble.resume([other], tmp_path)
+    got = [float(variable) for variable in other.variables.values()]
+    assert got == ([0, 1, 2, 3, 4] if same else [-1] * 5)
+
+
 def test_two_variables_that_start_from_one_tensor_resume_apart(tf, plan, tmp_path):
     v1 = tf.compat.v1
     for resource in (False, True):

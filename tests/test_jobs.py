@@ -119,7 +119,7 @@ def test_jobs_end_as_they_end():
 
 
 def test_the_example_runs():
-    assert doctest.testmod(sys.modules["mgpu_helpers.jobs.run"]) == (0, 4)
+    assert doctest.testmod(sys.modules["mgpu_helpers.jobs.run"]) == (0, 6)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_logs_are_named_in_order_and_hold_both_streams(here):
     train = [sys.executable, Path("train.py"), "--width", "8"]
     report = jobs.run([train, ["sh", "-c", "true"], train], logs=here / "deep" / "logs")
     assert [job.name for job in report] == ["train-1", "sh", "train-2"]
-    files = sorted((here / "deep" / "logs").iterdir())
+    files = sorted((here / "deep" / "logs").glob("*.log"))
     assert [file.name for file in files] == ["01_train-1.log", "02_sh.log", "03_train-2.log"]
     assert files == [job.log for job in report]
     assert files[0].read_text().split() == ["out", "err"]
@@ -717,12 +717,12 @@ def test_progress_is_a_line_when_a_job_starts_and_one_when_it_ends(cores, capfd)
 
 def test_a_report_prints_as_a_table_and_finds_jobs_by_name(tmp_path):
     job = jobs.Job("another", ("x",), "core", tmp_path)
-    ended = replace(job, name="one", device=10, start=0.0, end=12.34, status="done")
+    ended = replace(job, name="one", devices=(10, 2), seconds=12.34, status="done")
     report = jobs.Report((ended, job), 13.0)
     assert repr(report).splitlines() == [
-        "name     device   status       seconds",
-        "one      core 10  done            12.3",
-        "another  -        not started        -",
+        "name     device           status       seconds",
+        "one      core 10, core 2  done            12.3",
+        "another  -                not started        -",
     ]
     assert report["another"] is report[1] and report[:1] == (ended,)
     assert len(report) == 2 and list(report) == [ended, job] and not report.ok
@@ -753,6 +753,9 @@ OK = [["true"]]
         (OK, {"devices": [99999]}, ValueError, "core 99999 is not allowed"),
         (OK, {"devices": [min(AFFINITY(0))] * 2}, ValueError, "twice"),
         (OK, {"names": []}, ValueError, "0 names"),
+        (OK * 3, {"names": ["a", "b", "a"]}, ValueError, "'a' is given twice"),
+        (OK, {"devices_each": 0}, ValueError, "devices_each=0"),
+        (OK, {"devices_each": 99999}, ValueError, "devices_each=99999"),
     ],
 )
 def test_mistakes_are_refused_before_anything_is_made(commands, wrong, error, said):

@@ -179,13 +179,13 @@ def run_scripts(tmp_path):
     for name, code in SCRIPTS.items():
         (tmp_path / name).write_text(code)
 
-    def start(*arguments: str, before: tuple[str, ...] = (), **env: str) -> subprocess.Popen:
+    def start(*arguments: str, before: tuple[str, ...] = (), stdin=None, **env: str):
         hidden = ("MGPU_", "TF_", "CUDA_", "SLURM_")
         clean = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
         env = clean | {"MGPU_MODE": "cores", "TMPDIR": str(tmp_path)} | env
         return subprocess.Popen(
             [*before, sys.executable, "-m", "mgpu_helpers", "run", *arguments], cwd=tmp_path,
-            env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=env, text=True, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
     return start
@@ -205,7 +205,7 @@ def test_run_gives_every_script_a_device_and_the_common_arguments(run_scripts, t
     arguments = ("echo.py", "echo.py", "--devices", core, "--logs", "out", "--", "--n", "3", "--")
     code, out, error = ended(run_scripts(*arguments))
     assert (code, error) == (0, "")
-    logs = sorted((tmp_path / "out").iterdir())
+    logs = sorted((tmp_path / "out").glob("*.log"))
     assert [log.read_text() for log in logs] == [f"core {core} --n 3 --\n"] * 2
     lines, table, where = out.split("\n\n")
     assert where == "what they printed is in out\n"
@@ -223,6 +223,68 @@ def test_run_says_what_failed_and_shows_the_end_of_its_log(run_scripts, core):
     assert fails.startswith("fails, failed; the end of ")
     assert "no data here" in fails and "caf?" in fails
     assert "nowhere.py': [Errno 2] No such file or directory" in nowhere
+
+
+def logged(folder: Path) -> dict[str, str]:
+    return {log.name: log.read_text().strip() for log in sorted((folder / "logs").glob("*.log"))}
+
+
+def test_run_makes_a_job_of_every_combination(run_scripts, tmp_path, core):
+    sweep = ("--grid", "width=32,64", "--grid", "seed=0", 'size="2,3"', "--devices", core)
+    code, out, error = ended(run_scripts("echo.py", *sweep, "--", "--n", "3"))
+    assert (code, error) == (0, "")
+    assert logged(tmp_path) == {
+        "01_width=32,seed=0,size=2,3.log": f"core {core} --n 3 --width=32 --seed=0 --size=2,3",
+        "02_width=64,seed=0,size=2,3.log": f"core {core} --n 3 --width=64 --seed=0 --size=2,3",
+    }
+    assert out.split()[:2] == ["start", "width=32,seed=0,size=2,3"]
+
+
+def test_run_makes_a_job_of_every_line_for_every_script(run_scripts, tmp_path, core):
+    (tmp_path / "again.py").write_text(SCRIPTS["echo.py"])
+    (tmp_path / "lines").write_text("--name 'a b' # first\n\n# no job\nfit\nfit\n")
+    said = [f"core {core} --name a b", *[f"core {core} fit"] * 2]
+    code, _, error = ended(run_scripts("echo.py", "--each", "lines", "--devices", core))
+    assert (code, error) == (0, "")
+    names = ["01_name=a_b.log", "02_fit-1.log", "03_fit-2.log"]
+    assert logged(tmp_path) == dict(zip(names, said, strict=True))
+    runner = run_scripts("echo.py", "again.py", "--each", "-", "--logs", "two", stdin=-1)
+    out, error = runner.communicate("-x 1\n", timeout=60)
+    assert (runner.returncode, error) == (0, "")
+    table = out.split("\n\n")[1].splitlines()[1:]
+    assert [row.split()[0] for row in table] == ["echo,x=1", "again,x=1"]
+
+
+def test_run_goes_on_after_a_crash(run_scripts, tmp_path, core):
+    """The runner is killed, so that it can tidy up nothing."""
+    (tmp_path / "sleeps.py").write_text(
+        "import sys, time; open('pid', 'a').write(sys.argv[1]); time.sleep('3' in sys.argv[1])"
+    )
+    arguments = ("sleeps.py", "--grid", "n=1,2,3,4", "--devices", core, "--skip-done")
+    runner = run_scripts(*arguments)
+    while not (tmp_path / "pid").exists() or "3" not in (tmp_path / "pid").read_text():
+        time.sleep(0.02)
+        assert runner.poll() is None
+    runner.kill()
+    runner.communicate()
+    (tmp_path / "pid").unlink()
+    code, out, error = ended(run_scripts(*arguments))
+    assert (code, error) == (0, "") and (tmp_path / "pid").read_text() == "--n=3--n=4"
+    lines, table, *rest = out.split("\n\n")
+    assert lines.splitlines()[0] == "skipped    2 of 4 jobs, done before"
+    statuses = [row.split(maxsplit=3)[3].rsplit(maxsplit=1)[0] for row in table.splitlines()[1:]]
+    assert statuses == ["done before"] * 2 + ["done"] * 2
+    assert len(rest) == 1  # no end of a log: nothing has failed
+
+
+def test_run_gives_a_script_two_devices(run_scripts, tmp_path):
+    two = sorted(getattr(os, "sched_getaffinity", lambda pid: {0, 1})(0))[:2]
+    if len(two) < 2:
+        pytest.skip("two cores are needed")
+    numbers = ",".join(map(str, two))
+    code, out, error = ended(run_scripts("echo.py", "--devices", numbers, "--devices-each", "2"))
+    assert (code, error) == (0, "")
+    assert logged(tmp_path) == {"01_echo.log": f"core {two[0]}, core {two[1]}"}
 
 
 def test_run_keeps_to_the_time_limit_and_to_the_jobs_per_device(run_scripts, core):
@@ -246,6 +308,14 @@ def test_run_keeps_to_the_time_limit_and_to_the_jobs_per_device(run_scripts, cor
         (["echo.py", "--per-device", "half"], "invalid int value: 'half'"),
         (["echo.py", "--time-limit", "-1"], "time_limit"),
         (["echo.py", "--logs", "echo.py"], "echo.py"),
+        (["echo.py", "--grid", "width"], "'width' is no axis"),
+        (["echo.py", "--grid", "width="], "width has no values"),
+        (["echo.py", "--grid", "n=1", "--grid", "n=2"], "n is given twice"),
+        (["echo.py", "--grid", "n=1", "--each", "echo.py"], "not allowed with argument --grid"),
+        (["echo.py", "--each", "nowhere"], "'nowhere' cannot be read"),
+        (["echo.py", "--each", "/dev/null"], "'/dev/null' has no jobs"),
+        (["echo.py", "--each", ""], "'' cannot be read"),
+        (["echo.py", "--devices-each", "99999"], "devices_each=99999"),
     ],
 )
 def test_run_refuses_what_it_cannot_do_with_a_sentence(run_scripts, tmp_path, arguments, says):

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import signal
 import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
 DESCRIPTION = """\
@@ -19,8 +20,19 @@ would use. The exit status is 0 when the lessons can run, with or without a GPU.
 """
 RUN = """\
 Run Python scripts, each on a GPU of its own, or on a core where there is no GPU; in order, the
-next as soon as a device is free. What follows -- is given to every script. The exit status is 0
+next as soon as a device is free. What follows -- is given to every job. The exit status is 0
 when all ended well, 1 when one did not, 2 when nothing could be started, 130 when stopped.
+"""
+AFTER = """\
+A line of JSON about each job is added to DIR/jobs.jsonl, which pandas.read_json(..., lines=True)
+reads. The last line that a job prints and that is a JSON object is in it: {"loss": 0.25} becomes
+the column result_loss.
+
+  python -m mgpu_helpers run train.py --grid width=32,64 seed=0,1,2 --skip-done -- --epochs 3
+
+is six jobs: train.py --epochs 3 --width=32 --seed=0, and so on. Quote commas in values:
+'shape="2,3","4,5"'. In a FILE each line has a job's arguments, as a shell splits them; empty
+lines and # comments do not count.
 """
 
 
@@ -37,16 +49,26 @@ def main(arguments: list[str] | None = None) -> int:
     run = commands.add_parser(
         "run",
         help="run scripts, each on a device of its own: run --help says more",
-        usage="%(prog)s SCRIPT [SCRIPT ...] [options] [-- arguments for every script]",
+        usage="%(prog)s SCRIPT [SCRIPT ...] [options] [-- arguments for every job]",
         description=RUN,
+        epilog=AFTER,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     run.add_argument("scripts", nargs="+", metavar="SCRIPT", help="a Python file")
+    sweep = run.add_mutually_exclusive_group()
+    sweep.add_argument("--grid", nargs="+", action="extend", metavar="NAME=A,B", help="a job for "
+                       "every combination: --NAME=A, --NAME=B")  # fmt: skip
+    sweep.add_argument("--each", metavar="FILE", help="a job for every line of arguments; - is "
+                       "standard input")  # fmt: skip
+    run.add_argument("--skip-done", action="store_true", help="leave out the commands that "
+                     "DIR/jobs.jsonl says are done")  # fmt: skip
     run.add_argument("--devices", type=_numbers, metavar="0,1", help="only these; default: all")
-    run.add_argument("--per-device", type=int, default=1, metavar="N", help="scripts that share a "
+    run.add_argument("--per-device", type=int, default=1, metavar="N", help="jobs that share a "
                      "device; default: 1")  # fmt: skip
-    run.add_argument("--time-limit", type=float, metavar="S", help="seconds for each script")
-    run.add_argument("--logs", default="logs", metavar="DIR", help="what the scripts print goes "
+    run.add_argument("--devices-each", type=int, default=1, metavar="N", help="devices for each "
+                     "job; default: 1")  # fmt: skip
+    run.add_argument("--time-limit", type=float, metavar="S", help="seconds for each job")
+    run.add_argument("--logs", default="logs", metavar="DIR", help="what the jobs print goes "
                      "here; default: logs")  # fmt: skip
     end = arguments.index("--") if "--" in arguments else len(arguments)
     options, unknown = parser.parse_known_args(arguments[:end])
@@ -80,12 +102,16 @@ def _run(options: argparse.Namespace, common: list[str], refuse: Any) -> int:
             signal.signal(number, stop)
     sys.stdout.reconfigure(errors="replace")  # a log may hold what the terminal cannot show
     try:
+        commands, names = _commands(options, common)
         report = jobs.run(
-            [[sys.executable, script, *common] for script in options.scripts],
+            commands,
+            names=names,
             devices=options.devices,
             per_device=options.per_device,
+            devices_each=options.devices_each,
             time_limit=options.time_limit,
             logs=options.logs,
+            skip_done=options.skip_done,
         )
     except (ValueError, RuntimeError) as error:
         refuse(str(error))
@@ -95,9 +121,28 @@ def _run(options: argparse.Namespace, common: list[str], refuse: Any) -> int:
         return 130
     print(f"\n{report}\n\nwhat they printed is in {options.logs}")
     for job in report.jobs:
-        if job.status != "done":
+        if not job.ok:
             print(f"\n{job.name}, {job.status}; the end of {job.log}:\n{job.tail}")
     return 0 if report.ok else 1
+
+
+def _commands(options: argparse.Namespace, common: list[str]) -> tuple[list[list[str]], Any]:
+    """Make the commands and their names; None for names that are the scripts'."""
+    from mgpu_helpers.jobs import sweep
+
+    own = [[]]
+    if options.each is not None:
+        own = sweep.lines(options.each)
+    elif options.grid:
+        own = sweep.parsed_grid(options.grid)
+    jobs = [(script, each) for script in options.scripts for each in own]
+    # A job's own arguments come last, as argparse takes the last value of an option.
+    commands = [[sys.executable, script, *common, *each] for script, each in jobs]
+    if own == [[]]:
+        return commands, None
+    several = len(options.scripts) > 1
+    names = [sweep.called([Path(script).stem] * several + each) for script, each in jobs]
+    return commands, sweep.numbered(names)
 
 
 def _machine(as_json: bool) -> int:

@@ -1,10 +1,8 @@
-"""How devices are named: the short form of the plan, in the order people count, and as a block."""
+"""How devices are named: the short form of the plan, in the order people count."""
 
 from __future__ import annotations
 
-import contextlib
 import re
-from typing import Any
 
 
 def short(name: str) -> str:
@@ -21,14 +19,3 @@ def order(name: str) -> tuple[str, int]:
     """Sort device names as people count: "/CPU:2" before "/CPU:10"."""
     kind, _, index = name.rpartition(":")
     return kind, int(index or 0)
-
-
-def placed(device: str | None) -> contextlib.AbstractContextManager[Any]:
-    """Place on a device; None leaves it to the surrounding one, which `tf.device(None)` does not.
-
-    >>> with placed("/CPU:0"):
-    ...     x = tf.ones([2])
-    """
-    import tensorflow as tf
-
-    return contextlib.nullcontext() if device is None else tf.device(device)

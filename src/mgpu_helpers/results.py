@@ -217,7 +217,7 @@ def table(cards: Iterable[Card]) -> str:
 
 def _machine(plan: Plan) -> str:
     """Name the machine without its name in a network: its GPUs, cores and processor."""
-    if plan.mode == "cores":
+    if not plan.on_gpus:
         return plan.machine
     gpus = (re.sub(r"^1/\d+ of |, \d+ MB$", "", real) for real in plan.real)  # of split-gpu mode
     return ", ".join([*dict.fromkeys(gpus), plan.machine])

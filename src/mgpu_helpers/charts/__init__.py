@@ -6,6 +6,7 @@ Lesson 00 draws the first timeline, lesson 01 the first placement map.
 from mgpu_helpers.charts.base import HOST, IDEAL, PALETTE, axes, colour, corner, style
 from mgpu_helpers.charts.memory import PARTS, device_bars, held, live_bytes, monitor
 from mgpu_helpers.charts.placement_map import placement_map
+from mgpu_helpers.charts.pointer import pointer
 from mgpu_helpers.charts.scaling import (
     COSTS,
     WAYS,
@@ -38,6 +39,7 @@ __all__ = [
     "per_example",
     "pipeline",
     "placement_map",
+    "pointer",
     "size_text",
     "spans",
     "step_times",

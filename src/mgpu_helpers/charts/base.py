@@ -22,6 +22,12 @@ def colour(device: str) -> str:
     return PALETTE[(index - (kind == "/CPU")) % len(PALETTE)]
 
 
+def pale(colour: str) -> str:
+    """Return a lighter shade of a colour, on which white letters can still be read."""
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(0.72 * part + 0.28 * 255):02x}" for part in (red, green, blue))
+
+
 def style() -> str:
     """Return the path of the style file, for `plt.style.use`."""
     return str(resources.files("mgpu_helpers") / "mgpu.mplstyle")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mgpu_helpers.charts.base import axes, colour
+from mgpu_helpers.charts.bars import lay, write
+from mgpu_helpers.charts.base import axes, colour, pale
+from mgpu_helpers.charts.pointer import name_boxes
 from mgpu_helpers.names import order
 from mgpu_helpers.wording import counted
 
@@ -17,32 +19,38 @@ if TYPE_CHECKING:
     from mgpu_helpers.trace.step import Trace
 
 
-def timeline(trace: Trace, ax: Any = None) -> Any:
-    """Draw when each device ran an operation; beside its name, the share of the step it worked."""
-    ax = axes(ax, size=(8, 1.2 + 0.5 * len(trace.devices)))
-    for row, device in enumerate(trace.devices):
-        lanes: list[list[tuple[float, float]]] = []  # a logical CPU's operations may overlap
-        for op in (op for op in trace.ops if op.device == device):
-            free = (lane for lane in lanes if sum(lane[-1]) <= op.start * 1e3 + 1e-6)
-            lane = next(free, None)
-            if lane is None:
-                lanes.append(lane := [])
-            lane.append((op.start * 1e3, op.length * 1e3))
-        high = 0.76 / max(1, len(lanes))
-        for i, bars in enumerate(lanes):  # a call for each operation would take half a minute
-            ax.broken_barh(
-                bars, (row - 0.38 + i * high, high * 0.94),
-                facecolor=colour(device), edgecolor="white", linewidth=0.4,
-            )  # fmt: skip
+def timeline(
+    trace: Trace, ax: Any = None, by: str | None = None, layers: Collection[str] | None = None
+) -> Any:
+    """Draw when each device ran an operation; beside its name, the share of the step it worked.
+
+    by="layer", "type" or "operation" makes one bar of neighbours with the same name, in two shades
+    in turn, and writes it in where there is room; a wait in a bar is shorter than a pixel. For
+    layers see `Trace.top`. `pointer` shows every name.
+    """
+    from mgpu_helpers.trace.summary import naming
+
+    lanes = list(lay(trace, naming(by, layers) if by else None))
+    rows = len(trace.devices)
+    ax = axes(ax, size=(11, 1.2 + 0.8 * rows) if by else (8, 1.2 + 0.5 * rows))
+    for device, bars in lanes:  # a call for each operation would take half a minute
+        dark: Any = colour(device)
+        style = {"facecolor": dark, "edgecolor": "white", "linewidth": 0.4}
+        if by:
+            style = {"facecolor": ([dark, pale(dark)] * len(bars))[: len(bars)], "linewidth": 0}
+        ax.broken_barh([bar[:2] for bar in bars], bars[0][2:4], **style)
     ax.set_yticks(
-        range(len(trace.devices)),
-        [f"{device}\n{1 - trace.idle(device):.0%} busy" for device in trace.devices],
+        range(rows), [f"{device}\n{1 - trace.idle(device):.0%} busy" for device in trace.devices]
     )
     ax.invert_yaxis()
     ax.set_xlim(0, trace.length * 1e3 or 1)
     ax.set_xlabel("time in the step, ms")
     ax.set_title("When each device worked", loc="left")
     _say_launches(trace, ax)
+    drawn = [bar for _, bars in lanes for bar in bars]
+    name_boxes(ax, ((b.start, b.low, b.start + b.length, b.low + b.high, b.title) for b in drawn))
+    if by:
+        write(ax, drawn)
     return ax
 
 
@@ -98,14 +106,16 @@ def pipeline(trace: Trace, ax: Any = None) -> Any:
 def jobs(report: Report, ax: Any = None) -> Any:
     """Draw which job ran where and when, a row for each device and in it a lane for each slot.
 
-    What did not end well is hatched and says its status. A name that finds no room is left out.
+    A job with several devices has a bar in each of their rows. What did not end well is hatched
+    and says its status. A name that finds no room is left out.
     """
     drawn = [job for job in report.jobs if job.start is not None]
     # Who did not end well gets room for its name first.
     drawn.sort(key=lambda job: job.status == "done")
     slots = Counter[tuple[str, int]]()  # of each device
-    for job in drawn:
-        slots[job.kind, job.device] = max(slots[job.kind, job.device], job.slot + 1)
+    bars = [(job, number) for job in drawn for number in job.devices]
+    for job, number in bars:
+        slots[job.kind, number] = max(slots[job.kind, number], job.slot + 1)
     devices = sorted(slots)
     tops = np.cumsum([0, *(slots[device] + 0.25 for device in devices)])
     length = max(report.wall, *(job.end or 0 for job in drawn), 0) or 1
@@ -117,14 +127,14 @@ def jobs(report: Report, ax: Any = None) -> Any:
     ax.set_ylim(max(tops[-1] - 0.15, 0.1), 0)
     ax.set_xlim(0, length)
     ax.set_xlabel("time, s")
-    waiting = len(report.jobs) - len(drawn)
-    left_out = f"; {counted(waiting, 'job')} not started" if waiting else ""
+    others = Counter(job.status for job in report.jobs if job.start is None)
+    left_out = "".join(f"; {counted(n, 'job')} {status}" for status, n in others.items())
     ax.set_title(f"Which job ran where{left_out}", loc="left")
     ax.figure.draw_without_rendering()  # it gives the axes their final width
     second = ax.get_window_extent().width / length  # in pixels
     taken: dict[tuple[float, bool], list[tuple[float, float]]] = defaultdict(list)
-    for job in drawn:
-        row, good = devices.index((job.kind, job.device)), job.status == "done"
+    for job, number in bars:
+        row, good = devices.index((job.kind, number)), job.status == "done"
         shade, low = colour(f"/CPU:{row + 1}"), tops[row] + job.slot
         worked = (length if job.end is None else job.end) - job.start
         ax.broken_barh(

@@ -30,6 +30,12 @@ def setup(n: int = 2) -> Plan:
         n, what = int(wanted) if wanted.strip().isdecimal() else wanted, "MGPU_DEVICES"
     n = whole_number(what, n, "a number of devices", 1, most=MOST)
     if plan := current():
+        if plan.mode == "adopted":
+            raise RuntimeError(
+                f"devices.adopt has taken {counted(len(plan), 'device')} as TensorFlow had them, "
+                "and they cannot change any more: go on with devices.current(), or restart the "
+                f"kernel and call devices.setup({n}) first."
+            )
         if len(plan) == n:
             return plan
         raise RuntimeError(
@@ -47,7 +53,8 @@ def setup(n: int = 2) -> Plan:
     if context.context()._initialized:
         raise RuntimeError(
             "TensorFlow has started before devices.setup was called, and its devices cannot change "
-            f"any more: restart the kernel and call devices.setup({n}) in the first cell."
+            "any more: take them as they are with devices.adopt(), or restart the kernel and call "
+            f"devices.setup({n}) in the first cell."
         )
     gpus = tf.config.list_physical_devices("GPU")
     mode = _mode(n, len(gpus))

@@ -7,7 +7,7 @@ from typing import Any
 
 from mgpu_helpers.wording import counted, whole_number
 
-MODES = ("gpus", "split-gpu", "cores")
+MODES = ("gpus", "split-gpu", "cores")  # what `setup` makes; the plan of `adopt` says "adopted"
 MOST = 64  # more logical devices than any one machine has GPUs
 MEBIBYTE = 2**20
 _plan: Plan | None = None
@@ -30,13 +30,25 @@ class Plan:
         return len(self.devices)
 
     @property
+    def on_gpus(self) -> bool:
+        """Say whether the devices are GPUs or shares of one; else they are CPUs."""
+        return self.devices[0].startswith("/GPU")
+
+    @property
     def timing(self) -> str:
         """Say in one sentence what a timing means on these devices."""
         n = len(self)
-        if self.mode == "gpus":
-            return f"{counted(n, 'device')}, each a GPU: a speed-up measured here is real"
-        if self.mode == "split-gpu":
+        if self.mode == "split-gpu" or any("shared by" in real for real in self.real):
             return "the devices share a GPU: placement and results are real, a speed-up is not"
+        if self.mode == "gpus" or self.on_gpus:
+            return f"{counted(n, 'device')}, each a GPU: a speed-up measured here is real"
+        if self.mode == "adopted" and n == 1:
+            return "one device: there is nothing to speed up, add a device to compare"
+        if self.mode == "adopted":
+            return (
+                f"{n} devices share {counted(self.cores, 'core')}, and one alone may use them all: "
+                "a speed-up measured here is not against one core"
+            )
         if n == 1:
             return "one device on one core: there is nothing to speed up, add a device to compare"
         if n <= self.cores:
@@ -59,6 +71,7 @@ class Plan:
             "gpus": "every device is a GPU of its own",
             "split-gpu": "every device is a share of a GPU",
             "cores": "every device stands for one core of the CPU",
+            "adopted": "what TensorFlow had, with the threads, memory and TF32 that it had",
         }[self.mode]
         lines = [f"mode     {self.mode}: {means}", f"host     {self.host}  the CPU"]
         for i, (name, real) in enumerate(zip(self.devices, self.real, strict=True)):
@@ -103,7 +116,7 @@ class Plan:
 
 
 def current() -> Plan | None:
-    """Return the plan that `setup` made in this process; None before it."""
+    """Return the plan that `setup` or `adopt` made in this process; None before it."""
     return _plan
 
 

@@ -18,7 +18,8 @@ class Member:
     """One model of an ensemble: a name, a step that trains it, and a prediction."""
 
     name: str
-    step: Callable[..., Any]  # step(*batch) gives the loss, after one training step
+    # step(*batch) trains once and gives the loss; in a list it comes first, in a dict as "loss"
+    step: Callable[..., Any]
     predict: Callable[[Any], Any]  # predict(images) gives probabilities [n, classes]
     variables: Mapping[str, Any] = field(repr=False)  # by name: what `save` writes
     session: Any = field(default=None, repr=False)  # of from_session: what runs the graph
@@ -99,10 +100,11 @@ def from_functions(
 ) -> Member:
     """Make a member from functions: a step, a prediction, and the `tf.Variable`s to be saved.
 
-    step(*batch) trains once and gives the loss; predict(images) gives probabilities [n, classes].
-    A training that is to go on bit for bit needs its optimizer's variables in the list too. A name
-    that comes again gets a number. The step is called in a thread, where a `tf.device` block of the
-    caller does not hold: open it inside the step.
+    step(*batch) trains once and gives the loss, or what Keras' `train_on_batch` gives;
+    predict(images) gives probabilities [n, classes]. A training that is to go on bit for bit needs
+    its optimizer's variables in the list too. A name that comes again gets a number. The step is
+    called in a thread, where a `tf.device` block of the caller does not hold: open it inside the
+    step.
 
         member = from_functions("small", step, model, [*model.variables, *optimizer.variables])
     """
@@ -115,12 +117,50 @@ def from_functions(
     return Member(name, step, predict, by_name)
 
 
+def from_keras(name: str, model: Any, device: str | None = None) -> Member:
+    """Make a member from a compiled Keras model: `train_on_batch` on its device, in its thread.
+
+    The device is where the model's weights should be, too: build it in `tf.device(device)`. With
+    None it is where its first weight is. The variables are the model's and the optimizer's, so that
+    a resumed training goes on bit for bit.
+
+    >>> import keras
+    >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, "softmax")])
+    >>> model.compile("sgd", "sparse_categorical_crossentropy")
+    >>> from_keras("small", model).predict(np.ones((4, 3))).shape
+    (4, 2)
+    """
+    import tensorflow as tf
+
+    from mgpu_helpers.devices.check import checked as there
+
+    if not model.built or not model.variables:
+        raise ValueError(f"the model {model.name} has no weights yet: call it once with a batch.")
+    if getattr(model, "optimizer", None) is None:
+        raise ValueError(f"the model {model.name} has no optimizer: compile it first.")
+    (device,) = there([device or model.variables[0].value.device])
+    with tf.device(device):
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+
+    def step(*batch: Any) -> Any:
+        with tf.device(device):
+            return model.train_on_batch(*batch)
+
+    def predict(images: Any) -> Any:
+        with tf.device(device):
+            return model.predict_on_batch(images)
+
+    return from_functions(name, step, predict, [*model.variables, *model.optimizer.variables])
+
+
 def checked(members: Iterable[Member]) -> list[Member]:
     """Return the members as a list; raise ValueError where there are none or two share a name."""
     members = list(members)
     names = [member.name for member in members]
     if not names:
-        raise ValueError("there are no members: make them with from_session() or from_functions().")
+        raise ValueError("there are no members: make them with from_keras(), from_session() or "
+            "from_functions().")
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"{names.count(name)} members have the name {name!r}: give each one.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from threading import Event
@@ -78,7 +78,14 @@ def train(members: Iterable[Member], batches: Any, *, at_once: bool = True) -> R
                 "what a step takes, such as (images, labels)."
             )
     streams = [itertools.chain([first], rest) for first, rest in zip(firsts, streams, strict=True)]
-    return run_all(members, lambda m, batch: float(m.step(*batch)), streams, "step", at_once)
+    return run_all(members, lambda m, batch: _loss(m.step(*batch)), streams, "step", at_once)
+
+
+def _loss(given: Any) -> float:
+    """Take the loss from what a step gives; Keras' `train_on_batch` gives its metrics as well."""
+    if isinstance(given, Mapping):
+        given = given["loss"]
+    return float(given[0] if isinstance(given, list | tuple) else given)
 
 
 def predictions(

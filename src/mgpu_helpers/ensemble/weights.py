@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,9 @@ def save(members: Iterable[Member], folder: str | Path) -> list[Path]:
 def resume(members: Iterable[Member], folder: str | Path) -> None:
     """Give each member the variables that `save` wrote, once all of them are found to fit.
 
-    A file that is missing, broken or of another model raises an error, and no variable changes.
+    A file that is missing, broken or of another model raises an error, and no variable changes. A
+    Keras model that was built again in the same process has other numbers in its names: dense_2 for
+    dense. Where names differ in such numbers alone, and stand in one order, they are the same.
     Nothing is built, so a finalized graph resumes too.
     """
     members = checked(members)
@@ -73,6 +77,8 @@ def _loaded(file: Path, member: Member) -> dict[str, np.ndarray]:
             f"{file} is not a whole file of save() ({error_line(error)}): save {member.name} again."
         ) from error
     wanted = {name: _kind(variable) for name, variable in member.variables.items()}
+    if held.keys() != wanted.keys() and _counted_anew(held) == _counted_anew(wanted):
+        held = dict(zip(wanted, held.values(), strict=True))
     lacks, more = sorted(wanted.keys() - held.keys()), sorted(held.keys() - wanted.keys())
     apart = [f"lacks {', '.join(lacks[:3])}"] if lacks else []
     apart += [f"has also {', '.join(more[:3])}"] if more else []
@@ -87,6 +93,34 @@ def _loaded(file: Path, member: Member) -> dict[str, np.ndarray]:
             "the model that was saved."
         )
     return held
+
+
+def _counted_anew(names: Iterable[str]) -> list[str]:
+    """Rewrite names as if each kind of layer were counted from 0: dense_3/bias as dense_0/bias.
+
+    An optimizer joins the names of the variables that it follows: adam_1/dense_3_bias_momentum.
+    """
+    paths = [name.split("/") for name in names]
+    lowest: dict[str, int] = {}
+    for kind, number in map(_numbered, itertools.chain(*paths)):
+        lowest[kind] = min(number, lowest.get(kind, number))
+
+    def anew(part: str) -> str:
+        followed = [name for name in joined if part.startswith(f"{name}_")]
+        if followed:
+            name = max(followed, key=len)
+            return joined[name] + part.removeprefix(name)
+        kind, number = _numbered(part)
+        return f"{kind}_{number - lowest[kind]}"
+
+    joined: dict[str, str] = {}
+    joined |= {"_".join(path): "_".join(map(anew, path)) for path in paths if len(path) > 1}
+    return ["/".join(map(anew, path)) for path in paths]
+
+
+def _numbered(part: str) -> tuple[str, int]:
+    found = re.fullmatch(r"(.+)_(\d+)", part)
+    return (found[1], int(found[2])) if found else (part, 0)
 
 
 def _kind(x: Any) -> str:

@@ -1,11 +1,12 @@
-"""Scripts shared out over devices: a queue, locks, logs, time limits.
+"""Scripts shared out over devices: a queue, locks, logs, time limits, sweeps that resume.
 
-`run` gives each command a device of its own; `allowed` says which devices it may use, and
-`freest` picks GPUs by hand.
+`run` gives each command a device of its own, and keeps a line of JSON for each; `grid` makes the
+arguments of a sweep. `allowed` says which devices may be used, and `freest` picks GPUs by hand.
 """
 
 from mgpu_helpers.jobs.job import Command, Job, Report
 from mgpu_helpers.jobs.pool import allowed, freest
 from mgpu_helpers.jobs.run import run
+from mgpu_helpers.jobs.sweep import grid
 
-__all__ = ["allowed", "Command", "freest", "Job", "Report", "run"]
+__all__ = ["allowed", "Command", "freest", "grid", "Job", "Report", "run"]

@@ -2,31 +2,68 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from mgpu_helpers.files import replacing
 
 Command = Sequence[str | os.PathLike]  # a program and its arguments
 
 
 @dataclass(frozen=True)
 class Job:
-    """A command and what became of it; times in seconds since the run began."""
+    """A command and what became of it; times in seconds since the run began.
+
+    A job that is `done before` has what became of it in that earlier run, and no start or end.
+    """
 
     name: str
     command: tuple[str, ...]
     kind: str  # "GPU" or "core"
     log: Path
-    device: int | None = None  # nvidia-smi's number, or a core's; None if it never started
+    devices: tuple[int, ...] = ()  # nvidia-smi's numbers, or the cores'; () if it never started
     slot: int = 0  # which share of the device; 0 where each job has a device to itself
     start: float | None = None  # None if it never started
     end: float | None = None
-    status: str = "not started"  # or: done, failed, timed out, stopped
+    status: str = "not started"  # or: done, failed, timed out, stopped, done before
     returncode: int | None = None  # minus the signal's number for one that a signal ended
     tail: str = ""  # the last lines of its log, or why it did not start
     pid: int | None = None
+    started_at: str | None = None  # the date and time, UTC, as ISO 8601 has them
+    seconds: float | None = None  # how long it ran
+    result: Mapping[str, Any] = field(default_factory=dict, hash=False)  # the JSON that it printed
+    folder: str = ""  # the working directory
+
+    @property
+    def device(self) -> int | None:
+        """Give the first of its devices; None if it never started."""
+        return self.devices[0] if self.devices else None
+
+    @property
+    def ok(self) -> bool:
+        """Say whether the job is done, in this run or before it."""
+        return self.status in ("done", "done before")
+
+    def row(self) -> dict[str, Any]:
+        """Give the job as a row of a table: plain values, and a column for each of its results."""
+        rounded = [at if at is None else round(at, 3) for at in (self.start, self.seconds)]
+        return {
+            "name": self.name,
+            "status": self.status,
+            "returncode": self.returncode,
+            "seconds": rounded[1],
+            "kind": self.kind,
+            "devices": list(self.devices),
+            "start": rounded[0],
+            "started_at": self.started_at,
+            "log": str(self.log),
+            "command": list(self.command),
+            "folder": self.folder,
+        } | {f"result_{key}": value for key, value in self.result.items()}
 
 
 @dataclass(frozen=True, repr=False)
@@ -38,8 +75,32 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Say whether every job is done."""
-        return all(job.status == "done" for job in self.jobs)
+        """Say whether every job is done, in this run or before it."""
+        return all(job.ok for job in self.jobs)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the jobs to a file, a line of JSON each: `pandas.read_json(path, lines=True)`.
+
+        The columns are the name, status, returncode, seconds, kind and devices of the job, its
+        start in seconds since the run began and as a date (started_at, UTC), log, command and
+        working directory (folder), and result_loss for a "loss" in the JSON that it printed.
+
+        >>> import json, sys
+        >>> program = "import json; print(json.dumps({'loss': 0.25}))"
+        >>> report = run([[sys.executable, "-c", program]], progress=False)
+        >>> report.save("sweep.json")
+        >>> row = json.loads(open("sweep.json").readline())
+        >>> row["status"], row["result_loss"]
+        ('done', 0.25)
+        """
+        try:
+            with replacing(path) as file:
+                file.writelines(json.dumps(job.row()).encode() + b"\n" for job in self.jobs)
+        except OSError as error:
+            raise RuntimeError(
+                f"No report can be written to {str(path)!r} ({error.strerror}): choose another "
+                "file."
+            ) from None
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -58,9 +119,8 @@ class Report:
     def __repr__(self) -> str:
         rows = [("name", "device", "status", "seconds")]
         for job in self.jobs:
-            device = "-" if job.device is None else f"{job.kind} {job.device}"
-            timed = job.start is not None and job.end is not None
-            seconds = f"{job.end - job.start:.1f}" if timed else "-"
+            device = ", ".join(f"{job.kind} {number}" for number in job.devices) or "-"
+            seconds = "-" if job.seconds is None else f"{job.seconds:.1f}"
             rows.append((job.name, device, job.status, seconds))
         wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join(

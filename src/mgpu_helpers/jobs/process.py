@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -17,21 +18,22 @@ from mgpu_helpers.jobs.job import Job
 from mgpu_helpers.jobs.locks import Place
 
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL
-TAIL = 64 * 1024  # bytes of a log that are read for its last lines
+TAIL = 64 * 1024  # bytes of a log that are read for its last lines and its result
 
 
 class Running:
     """A job that runs, and how far its end is."""
 
-    def __init__(self, job: Job, place: Place, environment: dict[str, str]) -> None:
+    def __init__(self, job: Job, places: list[Place], environment: dict[str, str]) -> None:
         """Start the job; an OSError or ValueError where it cannot be started."""
-        with open(job.log, "wb") as log, _pinned(place):
+        held = [fd for place in places for fd in place.held]
+        with open(job.log, "wb") as log, _pinned(places):
             self.process = subprocess.Popen(
                 job.command, env=environment, stdin=subprocess.DEVNULL, stdout=log,
-                stderr=subprocess.STDOUT, start_new_session=True, pass_fds=place.held,
+                stderr=subprocess.STDOUT, start_new_session=True, pass_fds=held,
             )  # fmt: skip
         self.job = replace(job, pid=self.process.pid)
-        self.place = place
+        self.places = places
         self.status: str | None = None  # what it will be; None while it runs undisturbed
         self.kill_at: float | None = None  # on the clock of time.monotonic
 
@@ -60,9 +62,11 @@ class Running:
 
     def ended(self, now: float) -> Job:
         """Give the job as it ended."""
+        lines = end_of(self.job.log)
         return replace(
-            self.job, end=now, status=self.status or "stopped",
-            returncode=self.process.returncode, tail=_tail(self.job.log),
+            self.job, end=now, seconds=now - self.job.start, status=self.status or "stopped",
+            returncode=self.process.returncode, tail="\n".join(lines[-10:]),
+            result=_reported(lines),
         )  # fmt: skip
 
 
@@ -85,13 +89,13 @@ def held_back() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _pinned(place: Place) -> Iterator[None]:
-    """Pin this thread to a core meanwhile: what it starts inherits that."""
-    if place.kind != "core" or not hasattr(os, "sched_setaffinity"):
+def _pinned(places: list[Place]) -> Iterator[None]:
+    """Pin this thread to the cores meanwhile: what it starts inherits that."""
+    if places[0].kind != "core" or not hasattr(os, "sched_setaffinity"):
         yield
         return
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {place.number})
+    os.sched_setaffinity(0, {place.number for place in places})
     try:
         yield
     finally:
@@ -99,17 +103,28 @@ def _pinned(place: Place) -> Iterator[None]:
             os.sched_setaffinity(0, before)
 
 
-def _tail(log: Path, lines: int = 10) -> str:
-    """Return the last lines of a log; "" where it cannot be read."""
+def end_of(log: Path) -> list[str]:
+    """Return the lines at the end of a log; none where it cannot be read."""
     try:
         if not log.is_file():  # a pipe or a device would not end
-            return ""
+            return []
         with open(log, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
-            text = file.read(TAIL).decode(errors="replace")
+            return file.read(TAIL).decode(errors="replace").splitlines()
     except OSError:
-        return ""
-    return "\n".join(text.splitlines()[-lines:])
+        return []
+
+
+def _reported(lines: list[str]) -> dict[str, Any]:
+    """Return the last line that is a JSON object; {} where there is none.
+
+    Not only the very last line: libraries say things at exit. NaN becomes None, as JSON has none.
+    """
+    for line in reversed(lines):
+        if line.startswith("{"):
+            with contextlib.suppress(ValueError, RecursionError):
+                return json.loads(line, parse_constant=lambda name: None)
+    return {}
 
 
 def _signal_group(group: int, number: int) -> bool:

@@ -6,11 +6,15 @@ import contextlib
 import os
 import time
 from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
 
 from mgpu_helpers import nvml
+from mgpu_helpers.jobs import records
 from mgpu_helpers.jobs.job import Job, Report
 from mgpu_helpers.jobs.locks import Place, lock_folder
 from mgpu_helpers.jobs.process import Running, held_back
+from mgpu_helpers.jobs.progress import Progress
 from mgpu_helpers.wording import counted
 
 GLANCE = 0.02  # seconds between two looks at the running jobs
@@ -23,13 +27,19 @@ class Queue:
     def __init__(
         self,
         jobs: list[Job],
+        kind: str,
         pool: dict[int, str | None],
+        *,
         per_device: int,
+        devices_each: int,
         time_limit: float | None,
         progress: bool,
+        record: Path,
     ) -> None:
-        self.jobs, self.pool, self.time_limit, self.progress = jobs, pool, time_limit, progress
-        self.kind = jobs[0].kind
+        self.jobs, self.kind, self.pool, self.each = jobs, kind, pool, devices_each
+        self.time_limit, self.record = time_limit, record
+        self.progress = Progress(progress)
+        self.say = self.progress.say
         folder = lock_folder()
         # Slot by slot, so that jobs fill the devices before they share one.
         self.places = [
@@ -41,7 +51,8 @@ class Queue:
         for place in self.places:
             place.check()
         self.free = list(self.places)
-        self.waiting = list(range(len(jobs)))  # numbers in the order given
+        # Numbers in the order given.
+        self.waiting = [i for i, job in enumerate(jobs) if not job.ok]
         self.running: dict[int, Running] = {}  # by the same numbers
         self.waited: set[str] = set()
         self.began = time.monotonic()
@@ -53,17 +64,22 @@ class Queue:
             if self.collect():
                 next_try = 0.0
             while self.waiting and time.monotonic() >= next_try:
-                place = self.claim()
-                if place:
-                    self.start(self.waiting.pop(0), place)
+                places = self.claim()
+                if places:
+                    self.start(self.waiting.pop(0), places)
                 else:
                     next_try = time.monotonic() + RETRY
-            if self.waiting and not self.free and not self.running:
+            if self.waiting and len(self.free) < self.each and not self.running:
                 self.give_up()
+            ran = [self.now() - running.job.start for running in self.running.values()]
+            self.progress.left(self.jobs, ran, len(self.waiting))
             time.sleep(GLANCE)
 
     def run(self) -> Report:
         """Share out the jobs; whatever is raised meanwhile ends them all."""
+        before = len(self.jobs) - len(self.waiting)
+        if before:
+            self.say(f"{'skipped':10} {before} of {counted(len(self.jobs), 'job')}, done before")
         try:
             self.share_out()
         except BaseException as error:
@@ -73,11 +89,13 @@ class Queue:
             finally:
                 for i, running in self.running.items():
                     running.kill()
-                    self.jobs[i] = running.ended(self.now())
+                    self.keep(i, running.ended(self.now()))
                 for place in self.places:
                     place.release()
                 error.report = self.report()
             raise
+        finally:
+            self.progress.clear()
         return self.report()
 
     def end_all(self) -> None:
@@ -93,11 +111,6 @@ class Queue:
     def now(self) -> float:
         return time.monotonic() - self.began
 
-    def say(self, line: str) -> None:
-        if self.progress:
-            with contextlib.suppress(OSError):  # nobody reads any more, or the disk is full
-                print(line, flush=True)
-
     def collect(self) -> bool:
         """Take the jobs that are over off their places; say whether there were any."""
         before = len(self.running)
@@ -106,30 +119,52 @@ class Queue:
             if late and running.process.poll() is None:
                 running.end("timed out")
             if running.over():
-                self.finish(i, running.ended(self.now()), running.place)
-                del self.running[i]
+                with held_back():  # so that a job ends once
+                    self.finish(i, running.ended(self.now()), running.places)
+                    del self.running[i]
         return len(self.running) < before
 
-    def finish(self, i: int, job: Job, place: Place) -> None:
-        """Note how a job ended, and free its place unless the device has gone."""
-        self.jobs[i] = job
-        place.release()
-        if place.number in self.pool:
-            self.free.append(place)
-        self.say(f"{job.status:10} {job.name:12} on {place}  {job.end - job.start:.1f} s")
-
-    def claim(self) -> Place | None:
-        """Lock the first place that nobody uses; None where there is none now."""
-        held = []
-        for place in list(self.free):
-            if not place.lock():
-                held.append(str(place))
-                continue
-            self.drop_gone()
-            if place in self.free:
-                self.free.remove(place)
-                return place
+    def finish(self, i: int, job: Job, places: list[Place]) -> None:
+        """Note how a job ended, and free its places unless the device has gone."""
+        for place in places:
             place.release()
+        self.free += [place for place in places if place.number in self.pool]
+        self.say(f"{job.status:10} {job.name:12} on {_named(places)}  {job.seconds:.1f} s")
+        self.keep(i, job)
+
+    def keep(self, i: int, job: Job) -> None:
+        """Note how a job ended, here and in the file for the runs to come."""
+        self.jobs[i] = job
+        try:
+            records.append(self.record, job)
+        except OSError as error:
+            self.say(f"{'not kept':10} {job.name:12} in {self.record} ({error.strerror})")
+
+    def claim(self) -> list[Place] | None:
+        """Lock the first places that nobody uses, all that a job needs; None where there are none.
+
+        No lock is waited for while another is held, and all runners lock in the same order; so
+        two that want the same devices cannot keep each other from them.
+        """
+        held = []
+        left = list(self.free)
+        if self.each > 1:  # neighbours, as long as it can be
+            left.sort(key=self.places.index)
+        while len(left) >= self.each:
+            places = left[: self.each]
+            for place in sorted(places, key=lambda place: place.path):
+                if not place.lock():
+                    held.append(str(place))
+                    left.remove(place)
+                    break
+            else:
+                self.drop_gone()
+                left = [place for place in left if place in self.free]
+                if all(place in left for place in places):
+                    self.free = [place for place in self.free if place not in places]
+                    return places
+            for place in places:
+                place.release()
         news = [name for name in dict.fromkeys(held) if name not in self.waited]
         if news:
             self.waited.update(news)
@@ -157,31 +192,43 @@ class Queue:
             self.say(f"{'gone':10} {why}")
 
     def give_up(self) -> None:
-        """Leave what waits: every device has gone."""
+        """Leave what waits: the devices have gone."""
+        none = f"no {self.kind} is left"
+        if self.each > 1:
+            none = f"fewer than {counted(self.each, self.kind)} are left"
         for i in self.waiting:
-            reason = f"No {self.kind} is left, so that it was not started."
+            reason = f"{none[0].upper()}{none[1:]}, so that it was not started."
             self.jobs[i] = replace(self.jobs[i], tail=reason)
         count = counted(len(self.waiting), "job")
-        self.say(f"no {self.kind} is left: {count} not started")
+        self.say(f"{none}: {count} not started")
         self.waiting.clear()
 
-    def start(self, i: int, place: Place) -> None:
-        job = replace(self.jobs[i], device=place.number, slot=place.slot, start=self.now())
-        self.say(f"{'start':10} {job.name:12} on {place}")
+    def start(self, i: int, places: list[Place]) -> None:
+        date = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        numbers = tuple(place.number for place in places)
+        job = replace(self.jobs[i], devices=numbers, slot=places[0].slot, start=self.now(),
+                      started_at=date)  # fmt: skip
+        self.say(f"{'start':10} {job.name:12} on {_named(places)}")
         try:
             with held_back():
-                self.running[i] = Running(job, place, self.environment(place))
+                self.running[i] = Running(job, places, self.environment(places))
         except (OSError, ValueError) as error:
             with contextlib.suppress(OSError):
                 job.log.write_text(f"{error}\n")
-            self.finish(i, replace(job, end=self.now(), status="failed", tail=str(error)), place)
+            now = self.now()
+            ended = replace(job, end=now, seconds=now - job.start, status="failed", tail=str(error))
+            self.finish(i, ended, places)
 
-    def environment(self, place: Place) -> dict[str, str]:
-        visible = self.pool[place.number] or str(place.number) if self.kind == "GPU" else "-1"
+    def environment(self, places: list[Place]) -> dict[str, str]:
+        gpus = [self.pool[place.number] or str(place.number) for place in places]
         rest = {name: value for name, value in os.environ.items() if name != "MGPU_DEVICES"}
         return rest | {  # the number of devices is the runner's own
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            "CUDA_VISIBLE_DEVICES": visible,
-            "MGPU_JOB_DEVICE": str(place),
+            "CUDA_VISIBLE_DEVICES": ",".join(gpus) if self.kind == "GPU" else "-1",
+            "MGPU_JOB_DEVICE": _named(places),
             "PYTHONUNBUFFERED": "1",
         }
+
+
+def _named(places: list[Place]) -> str:
+    return ", ".join(map(str, places))

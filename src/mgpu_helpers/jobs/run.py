@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import tempfile
@@ -10,9 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mgpu_helpers.jobs import records
 from mgpu_helpers.jobs.job import Command, Job, Report
 from mgpu_helpers.jobs.pool import chosen
 from mgpu_helpers.jobs.queue import Queue
+from mgpu_helpers.jobs.sweep import numbered
 from mgpu_helpers.wording import counted, whole_number
 
 
@@ -21,22 +24,31 @@ def run(
     *,
     devices: Sequence[int] | None = None,
     per_device: int = 1,
+    devices_each: int = 1,
     time_limit: float | None = None,
     logs: str | os.PathLike = "logs",
     names: Sequence[str] | None = None,
+    skip_done: bool = False,
     progress: bool = True,
 ) -> Report:
     """Give each command a device to itself, in order, as devices become free.
 
     `devices` are nvidia-smi's numbers of GPUs, or numbers of cores where there is no GPU; None
-    takes all that are `allowed`. per_device jobs share a device. A job sees its GPU only, or is
-    pinned to its core; MGPU_JOB_DEVICE tells it which. It is ended after time_limit seconds:
-    SIGTERM to it and its children, SIGKILL 5 s later. What a job leaves running when it ends is
-    ended in the same way, so that the device is free; a child that starts a session of its own
-    escapes. Output goes to one file a job in the folder `logs`, over the one of the last run.
+    takes all that are `allowed`. per_device jobs share a device, or each job has devices_each of
+    them. A job sees its GPUs only, or is pinned to its cores; MGPU_JOB_DEVICE tells it which. It is
+    ended after time_limit seconds: SIGTERM to it and its children, SIGKILL 5 s later. What a job
+    leaves running when it ends is ended in the same way, so that the device is free; a child that
+    starts a session of its own escapes. Output goes to one file a job in the folder `logs`, over
+    the one of the last run.
 
     A failure does not stop the others. Ctrl-C or an exception here ends all jobs; the exception
-    that is raised carries the report as `.report`.
+    that is raised carries the report as `.report`. On a terminal the last line says what is left.
+
+    As each job ends, a line of JSON about it is added to `jobs.jsonl` in the folder of the logs;
+    `Report.save` names the columns. A job adds its own by printing a JSON object on a line of its
+    output; the last such line counts: `print(json.dumps({"loss": loss}))`. With skip_done a command
+    that is done by that file, in the same working directory, is not run again, whatever its name
+    and place; each success is for one job. Edited scripts or a new environment are not noticed.
 
     Devices are locked against other runners, of other users too, that use the same temporary
     folder: a job with a device to itself against all of them, one that shares against those that
@@ -50,6 +62,9 @@ def run(
     >>> report = run([[sys.executable, "-c", p] for p in programs], progress=False)
     >>> report.ok, [job.tail for job in report]
     (True, ['1', '2', '3'])
+    >>> again = run([[sys.executable, "-c", p] for p in programs], skip_done=True, progress=False)
+    >>> again.ok, again[0].status
+    (True, 'done before')
     """
     if "MGPU_JOB_DEVICE" in os.environ:
         raise RuntimeError(
@@ -66,12 +81,54 @@ def run(
             f"time_limit={time_limit!r} is no time: give seconds above 0, or None for no limit."
         )
     kind, pool = chosen(devices)
+    devices_each = _checked_each(devices_each, per_device, kind, pool)
     folder = _log_folder(logs)
-    jobs = [
-        Job(name, command, kind, folder / f"{i:02d}_{_file_name(name)}.log")
-        for i, (name, command) in enumerate(zip(called, asked, strict=True), 1)
-    ]
-    return Queue(jobs, pool, per_device, time_limit, progress).run()
+    record = folder / records.FILE
+    rows = records.read(record)
+    jobs = _jobs(called, asked, kind, folder, records.done(rows) if skip_done else {})
+    queue = Queue(
+        jobs, kind, pool, per_device=per_device, devices_each=devices_each, time_limit=time_limit,
+        progress=progress, record=record,
+    )  # fmt: skip
+    return queue.run()
+
+
+def _jobs(
+    names: list[str], commands: list[tuple[str, ...]], kind: str, folder: Path, done: records.Done
+) -> list[Job]:
+    """Make the jobs, those as they were that are done; these keep their logs."""
+    kept = {Path(row["log"]).name for rows in done.values() for row in rows}
+    here = os.getcwd()
+    jobs = []
+    for i, (name, command) in enumerate(zip(names, commands, strict=True), 1):
+        if done.get((command, here)):
+            jobs.append(records.earlier(name, command, folder, done[command, here].pop()))
+            continue
+        stem = f"{i:02d}_{_file_name(name)}"
+        files = itertools.chain([f"{stem}.log"], (f"{stem}.{n}.log" for n in itertools.count(2)))
+        log = next(folder / file for file in files if file not in kept)
+        jobs.append(Job(name, command, kind, log, folder=here))
+    return jobs
+
+
+def _checked_each(each: Any, per_device: int, kind: str, pool: dict[int, str | None]) -> int:
+    each = whole_number("devices_each", each, "a number of devices", 1)
+    if each > len(pool):
+        raise ValueError(
+            f"devices_each={each}, but there {'is' if len(pool) == 1 else 'are'} "
+            f"{counted(len(pool), kind)} to share out: ask for fewer, or name more in devices."
+        )
+    if each > 1 and per_device > 1:
+        raise ValueError(
+            f"devices_each={each} and per_device={per_device}: a job with several devices shares "
+            "none of them, so leave one of the two at 1."
+        )
+    if each > 1 and any(str(uuid).startswith("MIG-") for uuid in pool.values()):
+        raise ValueError(
+            f"devices_each={each}, but these are MIG devices, of which CUDA gives a process one: "
+            "leave it at 1."
+        )
+    return each
 
 
 def _checked_commands(commands: Any) -> list[tuple[str, ...]]:
@@ -106,22 +163,23 @@ def _checked_names(names: Any, commands: list[tuple[str, ...]]) -> list[str]:
                 f"{counted(len(names), 'name')} for {counted(len(commands), 'command')}: "
                 "give each command one name, or leave names out."
             )
+        twice = [name for name, count in Counter(names).items() if count > 1]
+        if twice:
+            raise ValueError(
+                f"The name {twice[0]!r} is given twice, and results are kept by name: give each "
+                "command a name of its own."
+            )
         return names
     found = []
     for command in commands:
         scripts = (word for word in command if word.endswith((".py", ".sh")))
         script = next(scripts, None)
         found.append(Path(script).stem if script else Path(command[0]).name)
-    total, seen = Counter(found), Counter[str]()
-    for i, name in enumerate(found):
-        if total[name] > 1:
-            seen[name] += 1
-            found[i] = f"{name}-{seen[name]}"
-    return found
+    return numbered(found)
 
 
 def _file_name(name: str) -> str:
-    return re.sub(r"[^\w.-]+", "_", name)[:100]
+    return re.sub(r"[^\w.,=-]+", "_", name)[:100]
 
 
 def _log_folder(logs: str | os.PathLike) -> Path:

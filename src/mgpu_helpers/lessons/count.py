@@ -33,7 +33,7 @@ def predict(
         from mgpu_helpers.devices import current
 
         plan = current()
-        onednn = _pywrap_util_port.IsMklEnabled() and (plan is None or plan.mode == "cores")
+        onednn = _pywrap_util_port.IsMklEnabled() and (plan is None or not plan.on_gpus)
     weights = 4 * networks.parameters(network)
     return Held(weights, slots * weights, weights, batch * _per_example(network, onednn))
 

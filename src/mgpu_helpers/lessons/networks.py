@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from mgpu_helpers.devices import placed
 from mgpu_helpers.lessons import digits
-from mgpu_helpers.names import placed
 from mgpu_helpers.pipeline.run import Stage, check_devices
 from mgpu_helpers.scaling.model import Workload
 from mgpu_helpers.towers import read

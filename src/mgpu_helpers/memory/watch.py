@@ -160,6 +160,6 @@ class Monitor:
         from mgpu_helpers.devices.plan import current
 
         plan = current()  # where there is one, TensorFlow has started
-        if plan is None or plan.mode == "cores":
+        if plan is None or not plan.on_gpus:
             return {}
         return {device: allocator(device).now for device in plan.devices}

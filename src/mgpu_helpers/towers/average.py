@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers.names import placed
 from mgpu_helpers.towers.split import HOST
 from mgpu_helpers.wording import counted
 
@@ -54,6 +53,8 @@ def average(
     [2.0, 4.0]
     """
     import tensorflow as tf
+
+    from mgpu_helpers.devices.check import placed
 
     columns, n = by_variable(tower_gradients), len(tower_gradients)
     known = [w for w in (() if weights is None else weights) if not tf.is_tensor(w)]

@@ -45,11 +45,14 @@ def ring(tower_gradients: Sequence[Sequence[Any]], devices: Sequence[str]) -> li
     """
     import tensorflow as tf
 
+    from mgpu_helpers.devices.check import checked
+
     columns = by_variable(tower_gradients)
     if len(devices) != len(tower_gradients):
         raise ValueError(
             f"{counted(len(devices), 'device')} and {len(tower_gradients)} towers: give as many."
         )
+    devices = checked(devices)
     like = [next((g for g in column if g is not None), None) for column in columns]
     used = [(column, g) for column, g in zip(columns, like, strict=True) if g is not None]
     if any(isinstance(g, tf.IndexedSlices) for column in columns for g in column):

@@ -64,12 +64,14 @@ def run(function: Callable[..., Any], devices: Sequence[str], *shards: Sequence[
     >>> run(lambda x: 2 * x, ["/CPU:0", "/CPU:0"], [1, 2])
     [2, 4]
     """
+    from mgpu_helpers.devices.check import checked
+
     if not devices or any(len(each) != len(devices) for each in shards):
         given = ", ".join(str(len(each)) for each in shards) or "no"
         raise ValueError(
             f"{counted(len(devices), 'device')} and {given} shards: give one shard for each device."
         )
-    return _on_each(function, devices, shards)
+    return _on_each(function, checked(devices), shards)
 
 
 def read(weights: Mapping[str, Any]) -> dict[str, Any]:

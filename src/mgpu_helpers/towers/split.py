@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers.names import placed
 from mgpu_helpers.wording import counted
 
 HOST = "/CPU:0"  # what nobody places goes there without a GPU, and to the first GPU with one
@@ -32,6 +31,8 @@ def split(
     [[0, 1, 2], [3, 4]]
     """
     import tensorflow as tf
+
+    from mgpu_helpers.devices.check import placed
 
     leaves = tf.nest.flatten(batch)
     with placed(device):

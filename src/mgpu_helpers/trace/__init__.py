@@ -3,9 +3,25 @@
 Lesson 00 shows the first one.
 """
 
+from mgpu_helpers.trace.export import load
 from mgpu_helpers.trace.function import function_step
+from mgpu_helpers.trace.layers import layer
 from mgpu_helpers.trace.read import read
 from mgpu_helpers.trace.session import session_step
 from mgpu_helpers.trace.step import Allocation, Copy, Op, Trace, curve
+from mgpu_helpers.trace.summary import Row, Top
 
-__all__ = ["Allocation", "Copy", "curve", "function_step", "Op", "read", "session_step", "Trace"]
+__all__ = [
+    "Allocation",
+    "Copy",
+    "curve",
+    "function_step",
+    "layer",
+    "load",
+    "Op",
+    "read",
+    "Row",
+    "session_step",
+    "Top",
+    "Trace",
+]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from mgpu_helpers.names import order
+
+if TYPE_CHECKING:
+    from mgpu_helpers.trace.summary import Top
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,72 @@ class Trace:
         for copy in self.copies:
             total[copy.source, copy.target] += copy.bytes or 0
         return dict(sorted(total.items(), key=lambda item: (order(item[0][0]), order(item[0][1]))))
+
+    def top(
+        self, n: int | None = 10, by: str = "operation", layers: Collection[str] | None = None
+    ) -> Top:
+        """List the n that took the most time, None all, by "operation", "layer" or "type".
+
+        layers names those of a Keras model, as `[layer.name for layer in model.layers]` does;
+        without it the operations' names decide, as `trace.layer` says.
+
+        >>> op = Op("encoder/MatMul", "MatMul", "/CPU:1", start=0.0, length=0.002, bytes=40)
+        >>> Trace((op,), (), {}, ()).top(by="layer")
+        layer    device  time      share   bytes  count
+        encoder  /CPU:1  2.000 ms  100.0%  40 B   1
+        """
+        from mgpu_helpers.trace.summary import top
+
+        return top(self, n, by, layers)
+
+    def table(self, layers: Collection[str] | None = None) -> list[dict[str, Any]]:
+        """Make a row of each operation, by its start: what an `Op` has, and its layer.
+
+        `pandas.DataFrame(step.table())` makes a table of them, and so do polars and csv.
+
+        >>> Trace((Op("x", "Add", "/CPU:1", 0.0, 0.001),), (), {}, ()).table()[0]["type"]
+        'Add'
+        """
+        from mgpu_helpers.trace.summary import rows
+
+        return rows(self, layers)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the trace into a file of JSON, whole or not at all, for `trace.load`.
+
+        >>> Trace((Op("x", "Add", "/CPU:1", 0.0, 0.001),), (), {}, ()).save("step.json")
+        """
+        from mgpu_helpers.trace.export import save
+
+        save(self, path)
+
+    def chrome(self, path: str | os.PathLike[str], layers: Collection[str] | None = None) -> None:
+        """Write the trace for Perfetto (https://ui.perfetto.dev) and for chrome://tracing.
+
+        A device is a process, and operations that overlap are threads of it. An arrow is a copy,
+        from the operation that made it to the first that uses it. Below are the bytes held.
+
+        >>> Trace((Op("x", "Add", "/CPU:1", 0.0, 0.001),), (), {}, ()).chrome("step.trace.json")
+        """
+        from mgpu_helpers.trace.export import chrome
+
+        chrome(self, path, layers)
+
+
+def lanes(ops: Iterable[Op]) -> list[list[Op]]:
+    """Lay operations that overlap beside each other, each into the first lane that is free.
+
+    >>> lanes([Op(name, "Add", "/CPU:1", start, 2.0) for name, start in (("a", 0), ("b", 1))])
+    [[Op(name='a', ...)], [Op(name='b', ...)]]
+    """
+    made: list[list[Op]] = []
+    for op in ops:
+        free = (lane for lane in made if lane[-1].start + lane[-1].length <= op.start + 1e-9)
+        lane = next(free, None)
+        if lane is None:
+            made.append(lane := [])
+        lane.append(op)
+    return made
 
 
 def curve(allocations: Iterable[Allocation]) -> tuple[tuple[float, int], ...]:

@@ -1,0 +1,371 @@
+"""What a run leaves for the next: its rows, and what is not run again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+import test_jobs
+from conftest import ROOT
+from mgpu_helpers import jobs
+from mgpu_helpers.jobs import progress, records
+from test_jobs import runner, sh, wait_for
+
+here, never_hangs, cores = test_jobs.here, test_jobs.never_hangs, test_jobs.cores
+RECORD = Path("logs/jobs.jsonl")
+
+
+def rows(path=RECORD):
+    def no_json(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    text = path.read_text()
+    assert text.endswith("\n")
+    return [json.loads(line, parse_constant=no_json) for line in text.splitlines()]
+
+
+def quiet(commands, **options):
+    return jobs.run(commands, **{"progress": False} | options)
+
+
+# --- a row for each job ---
+
+
+def test_each_job_that_ends_leaves_a_row(here, cores):
+    before = datetime.now(timezone.utc) - timedelta(milliseconds=1)
+    commands = [sh("sleep 0.2; echo '{\"loss\": 0.5}'"), sh("exit 3"), sh("sleep 60")]
+    report = quiet(commands, names=["good", "bad", "long"], devices=cores, time_limit=0.6)
+    found = {row["name"]: row for row in rows()}
+    assert list(found) == ["bad", "good", "long"]  # as they ended
+    assert [found[job.name] for job in report] == [job.row() for job in report]
+    good = found["good"]
+    assert good["status"] == "done" and found["bad"]["status"] == "failed"
+    assert (found["bad"]["returncode"], found["long"]["returncode"]) == (3, -signal.SIGTERM)
+    assert found["long"]["status"] == "timed out"
+    assert (good["kind"], good["devices"], good["command"]) == ("core", cores[:1], commands[0])
+    assert good["log"] == str(here / "logs/01_good.log") and good["folder"] == str(here)
+    assert good["result_loss"] == report["good"].result["loss"] == 0.5
+    for job in report:
+        began = datetime.fromisoformat(job.started_at)
+        assert before <= began <= datetime.now(timezone.utc)
+        assert job.seconds == job.end - job.start
+        assert found[job.name]["seconds"] == pytest.approx(job.seconds, abs=1e-3)
+
+
+def test_a_report_is_saved_in_its_order_with_what_never_started(tmp_path):
+    done = jobs.Job("b", ("x",), "GPU", tmp_path, (1,), status="done", result={"loss": None})
+    jobs.Report((done, replace(done, name="a", status="not started", devices=())), 1.0).save("s.j")
+    found = rows(Path("s.j"))
+    assert [(row["name"], row["status"], row["devices"]) for row in found] == [
+        ("b", "done", [1]), ("a", "not started", []),
+    ]  # fmt: skip
+    assert found[0]["result_loss"] is None
+    with pytest.raises(RuntimeError, match="'nowhere/s.j'"):
+        jobs.Report((done,), 1.0).save("nowhere/s.j")
+
+
+@pytest.mark.parametrize(
+    "printed, result",
+    [
+        (['{"a": 1}', '{"a": 2, "b": [1]}'], {"a": 2, "b": [1]}),
+        (['{"a": 1}', "a library says goodbye"], {"a": 1}),
+        (['{"a": 1}', "{'a': 2}", "[3]", "{"], {"a": 1}),
+        (['{"a": NaN, "b": {"c": -Infinity}}'], {"a": None, "b": {"c": None}}),
+        (['{"status": "failed", "name": "é"}'], {"status": "failed", "name": "é"}),
+        (['{"a": 1}', '{"a":' * 10_000], {"a": 1}),
+        (["nothing"], {}),
+    ],
+)
+def test_the_last_json_object_that_a_job_prints_is_its_result(printed, result):
+    Path("out").write_text("\n".join(printed))
+    report = quiet([["cat", "out"]], names=["it"])
+    assert report[0].result == result and report[0].status == "done"
+    (row,) = rows()
+    assert (row["name"], row["status"]) == ("it", "done")
+    assert {key: value for key, value in row.items() if key.startswith("result_")} == {
+        f"result_{key}": value for key, value in result.items()
+    }
+
+
+def test_a_row_that_cannot_be_written_is_said_and_ends_nothing(cores, capfd):
+    report = jobs.run([sh(f"mkdir {RECORD}"), sh("true")], devices=cores[:1])
+    assert report.ok
+    kept = [line for line in capfd.readouterr().out.splitlines() if line.startswith("not kept")]
+    assert len(kept) == 2 and "Is a directory" in kept[0]
+
+
+def test_two_runners_that_write_one_file_write_whole_rows(cores):
+    code = "jobs.run([sh('true')] * 25, devices=[{}], names=[f'{}{{i}}' for i in range(25)])"
+    with runner(code.format(cores[0], "a")) as one, runner(code.format(cores[1], "b")) as other:
+        for ran in (one, other):
+            assert ran.wait(timeout=30) == 0
+    assert {row["name"] for row in rows()} == {f"{who}{i}" for who in "ab" for i in range(25)}
+
+
+# --- what is done is not run again ---
+
+LOGGED = "echo {0} >> ran; echo out {0}"
+
+
+def ran():
+    """Give what ran since the last call, by the letters that the jobs left."""
+    found = Path("ran").read_text().split() if Path("ran").exists() else []
+    Path("ran").unlink(missing_ok=True)
+    return "".join(sorted(found))
+
+
+def job(letter, more=""):
+    return sh(LOGGED.format(letter) + more)
+
+
+def test_what_is_done_is_skipped_and_all_else_runs_again(cores, capfd):
+    commands = [job("a", "; echo '{\"n\": 7}'"), job("b", "; test -e ok"), job("c", "; sleep 60")]
+    first = jobs.run(commands, time_limit=0.4)
+    assert ran() == "abc" and not first.ok
+    Path("ok").touch()
+    capfd.readouterr()
+    again = jobs.run([*commands[:2], job("c")], skip_done=True, time_limit=0.4)
+    assert ran() == "bc"
+    assert [job.status for job in again] == ["done before", "done", "done"] and again.ok
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0] == "skipped    1 of 3 jobs, done before" and len(lines) == 5
+    old, new = first[0], again[0]
+    for name in ("name", "command", "devices", "log", "seconds", "started_at", "result", "tail"):
+        assert getattr(new, name) == pytest.approx(getattr(old, name), abs=1e-3), name
+    assert (new.returncode, new.start, new.end, new.pid) == (0, None, None, None)
+    assert len(rows()) == 5  # nothing is added for what did not run
+    again.save("table")
+    assert rows(Path("table"))[0] == old.row() | {"status": "done before", "start": None}
+    assert quiet([*commands[:2], job("c")], skip_done=True).ok and ran() == ""
+    assert quiet([*commands[:2], job("c")]).ok and ran() == "abc"  # as ever, without the option
+
+
+def test_done_is_a_command_not_a_name_or_a_place(tmp_path, monkeypatch):
+    quiet([job("a"), job("b")], names=["one", "two"])
+    logs = {path: path.read_text() for path in Path("logs").glob("*.log")}
+    ran()
+    report = quiet([job("c"), job("b"), job("a", " # changed"), job("a")],
+                   names=["one", "new", "two", "x"], skip_done=True)  # fmt: skip
+    assert [job.status for job in report] == ["done", "done before", "done", "done before"]
+    assert ran() == "ac"
+    assert {path: path.read_text() for path in logs} == logs  # also that of job one
+    assert [job.tail for job in report] == ["out c", "out b", "out a", "out a"]
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")  # where the same words are another command
+    assert quiet([job("a")], logs=tmp_path / "logs", skip_done=True)[0].status == "done"
+
+
+def test_a_success_counts_for_one_job_and_a_later_failure_undoes_it():
+    once = job("a", "; test ! -e broken")
+    quiet([once])
+    ran()
+    report = quiet([once] * 3, skip_done=True)
+    assert [job.status for job in report] == ["done before", "done", "done"] and ran() == "aa"
+    assert len({job.log for job in report}) == 3
+    assert quiet([once] * 3, skip_done=True).ok and ran() == ""
+    newest = quiet([once])[0]
+    assert quiet([once], skip_done=True)[0].started_at == newest.started_at
+    ran()
+    Path("broken").touch()
+    quiet([job("b"), once, once])  # over the logs of two of the three
+    ran()
+    Path("broken").unlink()
+    statuses = [job.status for job in quiet([once] * 3, skip_done=True)]
+    assert statuses.count("done before") == len(statuses) - len(ran()) == 1
+
+
+def test_a_log_folder_may_move():
+    quiet([job("a")])
+    Path("logs").rename("moved")
+    report = quiet([job("a")], logs="moved", skip_done=True)
+    assert report[0].log == Path("moved/01_sh.log").absolute() and report[0].tail == "out a"
+
+
+def test_a_killed_runner_loses_no_row(cores):
+    commands = [job("a"), job("b"), job("c", "; sleep 0.8"), job("d")]
+    with runner(f"jobs.run({commands}, devices={cores[:1]})") as killed:
+        wait_for(lambda: Path("ran").exists() and "c" in Path("ran").read_text())
+        killed.kill()
+        killed.wait()
+    assert [row["status"] for row in rows()] == ["done"] * 2
+    assert ran() == "abc"
+    report = quiet(commands, devices=cores[:1], skip_done=True)  # it waits for the orphan
+    assert [job.status for job in report] == ["done before"] * 2 + ["done"] * 2 and ran() == "cd"
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_was_stopped_leaves_a_row_and_runs_again(times, cores):
+    commands = [job("a"), job("b", "; trap '' TERM; sleep $(cat nap)"), job("c")]
+    Path("nap").write_text("60")
+    grace = 0.2 if times == 1 else 60
+    with runner(f"process.GRACE = {grace}\njobs.run({commands}, devices={cores[:1]})") as ctrl_c:
+        wait_for(lambda: Path("ran").exists() and "b" in Path("ran").read_text())
+        for i in range(times):
+            time.sleep(0.2 * i)
+            ctrl_c.send_signal(signal.SIGINT)
+        ctrl_c.wait(timeout=20)
+    assert [row["status"] for row in rows()] == ["done", "stopped"] and ran() == "ab"
+    Path("nap").write_text("0")
+    assert quiet(commands, skip_done=True).ok and ran() == "bc"
+
+
+def test_half_a_row_is_forgotten_and_a_whole_one_without_its_end_is_not():
+    quiet([job("a"), job("b")])
+    whole = RECORD.read_bytes()
+    first, second = whole.splitlines(keepends=True)
+    for cut in (1, 12, len(second) // 2, len(second) - 2):
+        RECORD.write_bytes(first + second[:cut])
+        ran()
+        assert quiet([job("a"), job("b")], skip_done=True).ok and ran() == "b"
+        assert len(rows()) == 2
+    RECORD.write_bytes(whole.rstrip())  # an editor may drop the last end of line
+    assert quiet([job("a"), job("b"), job("c")], skip_done=True).ok and ran() == "c"
+    assert len(rows()) == 3
+
+
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize(
+    "text, line",
+    [
+        ("mine", 1),
+        ("[1, 2]\n", 1),
+        ('{"name": "x"}\n', 1),
+        ('{\n "name": 3\n}\n', 1),
+        ("WHOLEtext\n", 2),
+        ("WHOLE\nWHOLEtext", 4),
+        ("HALF\nWHOLE", 1),
+        (b"\xff\xfe\n", 1),
+    ],
+)
+def test_a_file_of_somebody_else_is_refused_and_stays(text, line, skip):
+    quiet([job("a")])
+    whole = RECORD.read_text()
+    if isinstance(text, str):
+        text = text.replace("WHOLE", whole).replace("HALF", whole[:50]).encode()
+    RECORD.write_bytes(text)
+    ran()
+    with pytest.raises(RuntimeError, match=f"jobs.jsonl is not .* line {line}:"):
+        quiet([job("b")], skip_done=skip)
+    assert ran() == "" and RECORD.read_bytes() == text
+
+
+@pytest.mark.parametrize("what", ["folder", "pipe", "link to nothing"])
+def test_a_record_that_is_no_file_is_refused(what):
+    Path("logs").mkdir()
+    if what == "folder":
+        RECORD.mkdir()
+    elif what == "pipe":
+        os.mkfifo(RECORD)
+    else:
+        RECORD.symlink_to("nowhere")
+    with pytest.raises(RuntimeError, match="jobs.jsonl is not a file"):
+        quiet([job("a")], skip_done=True)
+    assert ran() == ""
+
+
+def test_rows_of_earlier_columns_do_not_matter(tmp_path):
+    """A reader may add columns of their own."""
+    quiet([job("a")])
+    row = rows()[0] | {"note": "the best one"}
+    RECORD.write_text(json.dumps(row) + "\n\n")
+    assert records.read(RECORD) == [row]
+    ran()
+    assert quiet([job("a")], skip_done=True).ok and ran() == ""
+
+
+# --- what is left ---
+
+
+def simulated(length, running, waiting):
+    """Run the clock: each second that passes, places that are free take what waits."""
+    places = [max(0, length - done) for done in running] or [0]
+    clock = 0
+    while waiting or any(places):
+        for i, left in enumerate(places):
+            if not left and waiting:
+                places[i], waiting = length, waiting - 1
+        step = min(left for left in places if left)
+        clock += step
+        places = [max(0, left - step) for left in places]
+    return clock
+
+
+@pytest.mark.parametrize(
+    "length, running, waiting",
+    [(10, [], 3), (10, [4], 0), (10, [4, 1], 1), (10, [4, 1, 12], 7), (3, [0, 0], 5), (8, [9], 0)],
+)
+def test_the_time_that_is_left_is_that_of_a_queue(length, running, waiting):
+    assert progress.seconds_left(length, running, waiting) == simulated(length, running, waiting)
+
+
+def ended(seconds, status="done"):
+    return jobs.Job("x", ("x",), "core", Path("x"), (0,), status=status, seconds=seconds)
+
+
+def test_what_is_left_is_said_in_a_sentence():
+    waits = jobs.Job("x", ("x",), "core", Path("x"))
+    first = [waits] * 12
+    assert progress.sentence(first, [3, 3], 10) == "0 of 12 done, 2 running"
+    some = [ended(100), ended(140, "done before"), ended(1, "failed")] + [waits] * 9
+    before = datetime.now()
+    text = progress.sentence(some, [60, 0], 7)  # 60 s, 120 s, then 7 more of 120 s
+    until = [now + timedelta(seconds=540) for now in (before, datetime.now())]
+    assert text.startswith("2 of 12 done, 1 failed, 2 running, about 9 min left (until ")
+    assert text[-6:-1] in [f"{end:%H:%M}" for end in until]
+    for seconds, said in ((1, "10 s"), (41, "50 s"), (400, "7 min"), (8640, "2.4 h")):
+        text = progress.sentence([ended(seconds), waits], [0], 0)
+        assert f"about {said} left" in text
+    tomorrow = progress.sentence([ended(90_000), waits], [0], 0)
+    assert tomorrow.endswith(f"(until {datetime.now() + timedelta(seconds=90_000):%a %H:%M})")
+
+
+PROGRAM = """
+from mgpu_helpers import jobs
+from mgpu_helpers.jobs import progress
+progress.TERMINAL = 0.05
+jobs.run([["sleep", "0.3"]] * 3, devices=jobs.allowed()[1][:1])
+"""
+
+
+def test_on_a_terminal_what_is_left_is_rewritten_and_the_lines_stay(monkeypatch):
+    pty = pytest.importorskip("pty")
+    Path("program.py").write_text(PROGRAM)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    said = b""
+    pid, terminal = pty.fork()
+    if not pid:
+        os.execv(sys.executable, [sys.executable, "program.py"])
+    try:
+        while data := os.read(terminal, 4096):
+            said += data
+    except OSError:  # Linux says so that the other end is closed
+        pass
+    assert os.waitpid(pid, 0)[1] == 0, said
+    screen = []  # what a person sees in the end
+    for line in said.decode().replace("\r\n", "\n").split("\n"):
+        shown = ""
+        for part in line.split("\r"):
+            shown = part + shown[len(part) :]
+        screen.append(shown.rstrip())
+    assert [line.split()[0] for line in screen if line] == ["start", "done"] * 3
+    assert b"\r0 of 3 done, 1 running" in said and b"\r1 of 3 done, 1 running, about 10 s" in said
+
+
+def test_elsewhere_what_is_left_is_said_seldom(monkeypatch, capfd, cores):
+    monkeypatch.setattr(progress, "TERMINAL", 0.01)
+    jobs.run([sh("sleep 0.2")])
+    assert [line.split()[0] for line in capfd.readouterr().out.splitlines()] == ["start", "done"]
+    monkeypatch.setattr(progress, "ELSEWHERE", 0.25)
+    jobs.run([sh("sleep 0.4")] * 2, devices=cores[:1])
+    words = [line.split()[0] for line in capfd.readouterr().out.splitlines()]
+    assert words[:3] == ["start", "0", "done"] and 2 <= words.count("0") + words.count("1") <= 4
+    jobs.run([sh("sleep 0.4")], progress=False)
+    assert capfd.readouterr().out == ""

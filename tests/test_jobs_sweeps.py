@@ -1,0 +1,289 @@
+"""Arguments of many jobs from a grid or a file, and jobs that have several devices."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fake_driver
+import test_jobs
+from conftest import run_python
+from mgpu_helpers import charts, jobs
+from mgpu_helpers.jobs import sweep
+from test_jobs import STAMP, gpu, lists, python, runner, sh
+
+here, never_hangs, cores = test_jobs.here, test_jobs.never_hangs, test_jobs.cores
+vanishing = test_jobs.vanishing
+
+# --- grids ---
+
+PARSES = """
+import argparse, json
+parser = argparse.ArgumentParser()
+parser.add_argument("--shift", type=float)
+parser.add_argument("--batch_size", "--batch-size", type=int)
+parser.add_argument("--text")
+print(json.dumps(vars(parser.parse_args())))
+"""
+
+
+def test_argparse_gets_every_combination_as_it_was_given():
+    axes = {"shift": [-1e-3, -2, 0.5], "batch_size": range(2), "text": ["a=b,c", "-x 'y'"]}
+    found = jobs.grid(**axes)
+    report = jobs.run([python(PARSES, *each) for each in found.values()], names=found)
+    assert [dict(job.result) for job in report] == [
+        dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())
+    ]
+    assert [job.name for job in report][-1] == "shift=0.5,batch_size=1,text=-x 'y'"
+    assert report[-1].log.name == "12_shift=0.5,batch_size=1,text=-x_y_.log"
+
+
+@pytest.mark.parametrize(
+    "texts, want",
+    [
+        (["width=32,64", "seed=0"], [["--width=32", "--seed=0"], ["--width=64", "--seed=0"]]),
+        (["rule=a=1,b==2"], [["--rule=a=1"], ["--rule=b==2"]]),
+        (['shape="2,3","4,5"', "batch-size=8"],
+         [["--shape=2,3", "--batch-size=8"], ["--shape=4,5", "--batch-size=8"]]),
+        (['say="a ""b""",it\'s'], [['--say=a "b"'], ["--say=it's"]]),
+        (["model.lr=-1e-3"], [["--model.lr=-1e-3"]]),
+    ],
+)  # fmt: skip
+def test_a_grid_is_read_from_a_terminal(texts, want):
+    assert sweep.parsed_grid(texts) == want
+
+
+@pytest.mark.parametrize(
+    "texts, said",
+    [
+        (["width"], "'width'"),
+        (["train.py"], "'train.py'"),
+        (["width=1", "seed=2", "width=3"], "width is given twice"),
+        (["width="], "width has no values"),
+        (["width=32,,64"], "width has an empty value"),
+        (["width=32,64,32"], "width has '32' twice"),
+        (["=32"], "''"),
+        (["--width=32"], "'--width'"),
+        (['width="32,64'], "'width=\"32,64'"),
+    ],
+)
+def test_a_grid_that_cannot_be_is_refused(texts, said):
+    with pytest.raises(ValueError, match=said):
+        sweep.parsed_grid(texts)
+
+
+@pytest.mark.parametrize(
+    "axes, error, said",
+    [
+        ({}, ValueError, "without an axis"),
+        ({"opt": "adam"}, TypeError, "opt='adam'"),
+        ({"width": 32}, TypeError, "width=32"),
+        ({"width": []}, ValueError, "width has no values"),
+        ({"width": [1, "1"]}, ValueError, "width has '1' twice"),
+        ({"a b": [1]}, ValueError, "'a b'"),
+    ],
+)
+def test_axes_that_cannot_be_are_refused(axes, error, said):
+    with pytest.raises(error, match=said):
+        jobs.grid(**axes)
+
+
+# --- a file of lines ---
+
+LINES = [
+    "--width 32 --seed=0", "  a   'b  c' \"d 'e'\" f\\ g", "a#b '#c' \\#d --colour=#fff # all",
+    "# nothing", "", "   ", "''", "a '' b", "a'b'\"c\"#d", "--x='#1' #", "\t#", "é '→'", "a ''#b c",
+]  # fmt: skip
+
+
+def test_lines_are_split_as_a_shell_does():
+    Path("f").write_text("\n".join(LINES), encoding="utf-8-sig")
+    want = []
+    for line in LINES:
+        said = subprocess.run(
+            ["sh", "-c", f'show() {{ for word; do printf "%s\\0" "$word"; done; }}\nshow {line}'],
+            capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+        want.append(said.split("\0")[:-1])
+    assert sweep.lines("f") == [words for words in want if words]
+    assert want[6] == [""] and want[2][0] == "a#b"
+
+
+@settings(max_examples=200, deadline=None)
+@given(words=st.lists(st.text(st.characters(blacklist_categories=["Cc", "Cs", "Zl", "Zp"]))))
+def test_a_line_gives_back_any_words(words):
+    assert sweep._split(shlex.join(words)) == words
+
+
+@pytest.mark.parametrize(
+    "data, said",
+    [
+        (None, "'file' cannot be read"),
+        (b"", "'file' has no jobs"),
+        (b"\n# a comment\n", "'file' has no jobs"),
+        (b"--a 1\n--b 'x\n", "'file', line 2,"),
+        (b"--a \\", "'file', line 1,"),
+        (b"\xff\xfe\x00", "'file' cannot be read"),
+    ],
+)
+def test_a_file_without_jobs_is_refused(data, said):
+    if data is not None:
+        Path("file").write_bytes(data)
+    with pytest.raises(ValueError, match=said):
+        sweep.lines("file")
+
+
+def test_a_dash_is_standard_input(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"--a 1\r\n--b 2\r\n")))
+    assert sweep.lines("-") == [["--a", "1"], ["--b", "2"]]
+    with pytest.raises(ValueError, match="Standard input has no jobs"):
+        sweep.lines("-")
+
+
+@pytest.mark.parametrize(
+    "words, name",
+    [
+        (["--width", "32", "--seed=0"], "width=32,seed=0"),
+        (["-n", "-3", "--fast", "--lr", "1e-3"], "n=-3,fast,lr=1e-3"),
+        (["fit", "data.npz", "-v"], "fit,data.npz,v"),
+        (["--a=1", "x"], "a=1,x"),
+    ],
+)
+def test_a_job_is_named_after_its_arguments(words, name):
+    assert sweep.called(words) == name
+
+
+@given(names=st.lists(st.sampled_from(["a", "b", "a-1", "a-2", "a-1-1"]), max_size=8))
+def test_numbered_names_are_all_different_and_few_change(names):
+    found = sweep.numbered(names)
+    assert len(set(found)) == len(names)
+    for name, new in zip(names, found, strict=True):
+        assert (new == name) == (names.count(name) == 1) and new.startswith(name)
+
+
+# --- jobs with several devices ---
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity here")
+def test_a_job_with_two_devices_is_pinned_to_both_and_told_of_them(cores):
+    tell = python(
+        "import os; print(*sorted(os.sched_getaffinity(0)), os.environ['MGPU_JOB_DEVICE'])"
+    )
+    asked = cores[::-1]
+    report = jobs.run([tell, tell], devices=asked, devices_each=2)
+    for job in report:
+        assert job.devices == tuple(asked) and job.device == asked[0]
+        assert job.tail == f"{cores[0]} {cores[1]} core {asked[0]}, core {asked[1]}"
+    assert report[1].start >= report[0].end
+    rows = [json.loads(line) for line in Path("logs/jobs.jsonl").read_text().splitlines()]
+    assert [row["devices"] for row in rows] == [asked] * 2
+    assert f"core {asked[0]}, core {asked[1]}  done" in repr(report)
+
+
+def test_a_chart_has_a_bar_on_each_device_of_a_job(cores):
+    again = [sh("sleep 0.05"), sh("true")]
+    jobs.run(again[:1], names=["a"], progress=False)
+    report = jobs.run(again, devices=cores, devices_each=2, skip_done=True, names=["a", "b"])
+    ax = charts.jobs(report)
+    assert [label.get_text() for label in ax.get_yticklabels()] == [f"core {n}" for n in cores]
+    assert len(ax.collections) == 2  # b's alone: a was done before
+    assert ax.get_title(loc="left") == "Which job ran where; 1 job done before"
+    boxes = [bar.get_paths()[0].get_extents() for bar in ax.collections]
+    for box, tick in zip(boxes, ax.get_yticks(), strict=True):
+        assert (box.x0, box.x1) == pytest.approx((report[1].start, report[1].end))
+        assert box.y0 < tick < box.y1
+    matplotlib.pyplot.close(ax.figure)
+
+
+def test_jobs_of_one_and_of_two_devices_never_share_one(cores):
+    """Three runners name the devices in different orders; all end, and none is in another's way."""
+    stamp = python(STAMP.replace("[5:]", ".replace(' ', '')"))
+
+    def stamps(devices, each):
+        commands = [[*stamp, str(i % 3 / 20)] for i in range(5)]
+        return runner(f"jobs.run({commands}, devices={devices}, devices_each={each}, logs='logs')")
+
+    with stamps(cores, 2) as one, stamps(cores[::-1], 2) as two, stamps(cores, 1) as three:
+        for ran in (one, two, three):
+            assert ran.wait(timeout=40) == 0, ran.stderr.read()
+    rows = [line.split() for line in Path("stamps").read_text().splitlines()]
+    assert len(rows) == 15
+    for (a, *first), (b, *second) in itertools.combinations(rows, 2):
+        (start, end), (its_start, its_end) = map(float, first), map(float, second)
+        if set(a.split(",")) & set(b.split(",")):
+            assert end <= its_start or its_end <= start
+
+
+def test_all_or_none_are_locked(cores):
+    """A runner that waits for a second device does not keep the first from others."""
+    with runner(f"jobs.run([sh('sleep 1')], devices={cores[1:]}, logs='a')") as one:
+        assert one.stdout.readline().startswith("start")
+        code = f"jobs.run([sh('true')], devices={cores}, devices_each=2, logs='b')"
+        with runner(code) as both:
+            assert both.stdout.readline().startswith(f"waiting    for core {cores[1]},")
+            assert jobs.run([sh("true")], devices=cores[:1]).ok
+            assert one.poll() is None and both.poll() is None
+            assert both.wait(timeout=20) == 0
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        ({"devices_each": 3}, "devices_each=3.* 2 GPUs"),
+        ({"devices_each": 2, "devices": [1]}, "devices_each=2.* 1 GPU "),
+        ({"devices_each": 2, "per_device": 2}, "devices_each=2.* per_device=2"),
+        ({"devices_each": 1.5}, "devices_each=1.5"),
+    ],
+)
+def test_devices_that_no_job_can_have_are_refused_at_once(wrong, said, monkeypatch):
+    lists(monkeypatch, gpu(0), gpu(1))
+    with pytest.raises(ValueError, match=said):
+        jobs.run([sh("touch started")], **wrong)
+    assert not Path("started").exists() and not Path("logs").exists()
+
+
+def test_mig_devices_are_one_for_a_process(monkeypatch):
+    lists(monkeypatch, gpu(0))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1,MIG-2")
+    with pytest.raises(ValueError, match="devices_each=2.* MIG"):
+        jobs.run([sh("true")], devices_each=2)
+
+
+def test_when_too_few_gpus_are_left_the_rest_is_not_started(vanishing, capfd):
+    asked = [sh("echo 2 > gone; sleep 0.1"), sh("sleep 0.1"), sh("echo 1 2 > gone"), sh("true")]
+    report = jobs.run(asked, devices_each=2)
+    assert [job.devices for job in report] == [(0, 1)] * 3 + [()]
+    assert [job.status for job in report] == ["done"] * 3 + ["not started"]
+    assert "ewer than 2 GPUs" in report[3].tail
+    assert "fewer than 2 GPUs are left: 1 job not started" in capfd.readouterr().out
+
+
+SEEN = """
+import json
+from mgpu_helpers import jobs
+tell = ["sh", "-c", "echo $CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER $MGPU_JOB_DEVICE"]
+report = jobs.run([tell] * 3, devices_each=2, progress=False, logs=LOGS)
+print(json.dumps([[job.tail, job.kind, job.devices] for job in report]))
+"""
+
+
+def test_a_job_sees_two_gpus_of_the_driver(tmp_path):
+    folder = fake_driver.build(tmp_path)
+    code = SEEN.replace("LOGS", repr(str(tmp_path / "logs")))
+    done = run_python(code, LD_LIBRARY_PATH=folder, TMPDIR=str(tmp_path), MGPU_MODE="gpus")
+    said = "GPU-00000000-aaaa,GPU-11111111-bbbb PCI_BUS_ID GPU 0, GPU 1"
+    assert json.loads(done.stdout) == [[said, "GPU", [0, 1]]] * 3
+    tell = code.replace("each=2", "each=4")
+    error = run_python(tell, check=False, LD_LIBRARY_PATH=folder, TMPDIR=str(tmp_path)).stderr
+    assert error.splitlines()[-1].startswith("ValueError: devices_each=4, but there are 3 GPUs")

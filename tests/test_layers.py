@@ -1,0 +1,177 @@
+"""The layer of each operation, by real traces of Keras models and of functions without Keras."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+
+from mgpu_helpers import towers, trace
+from mgpu_helpers.trace import layer
+
+OURS = {"loss", "optimizer", "other", "variables"}
+
+
+@pytest.fixture(scope="module")
+def model(plan):
+    """Build a model with names that Keras gives, and names of ours that look like Keras's.
+
+    `add` is a layer, and the backward pass of a BatchNormalization has scopes `add_1`. `dense_1`
+    is what Keras makes of a layer `dense`, and a layer of its own.
+    """
+    import keras
+    import tensorflow as tf
+    from keras import layers
+
+    keras.backend.clear_session()
+    with tf.device(plan.devices[0]):
+        given = keras.Input((8, 8, 2))
+        x = layers.Conv2D(4, 3, padding="same")(given)
+        y = layers.Conv2D(4, 3, padding="same")(layers.ReLU()(layers.BatchNormalization()(x)))
+        x = layers.Add()([x, layers.BatchNormalization()(y)])
+        x = layers.Dense(6, activation="relu")(layers.Flatten()(x))
+        inner = keras.Sequential(
+            [keras.Input((6,)), layers.Dense(5, name="c1"), layers.Dense(6, name="c2")],
+            name="inner",
+        )
+        x = layers.Add()([inner(x), inner(layers.Dense(6)(x))])
+        model = keras.Model(given, layers.Dense(3, name="c1")(x), name="dense")
+        model.compile("sgd", "mse", metrics=["mae"])
+        model.optimizer.build(model.trainable_variables)
+    return model
+
+
+@pytest.fixture(scope="module")
+def batch():
+    random = np.random.default_rng(0)
+    return random.normal(size=(4, 8, 8, 2)).astype("f"), random.normal(size=(4, 3)).astype("f")
+
+
+def train_on_batch(model, x, y):
+    return model.train_on_batch(x, y)
+
+
+def by_hand(model, x, y):
+    import tensorflow as tf
+
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+    return tape.gradient(loss, model.trainable_variables)
+
+
+def forward(model, x, y):
+    return model(x)
+
+
+def in_towers(model, x, y):
+    import tensorflow as tf
+
+    with tf.device("/CPU:0"):
+        shards = towers.split((x, y), 2)
+    pieces = zip(*shards, strict=True)
+    return towers.run(lambda *shard: by_hand(model, *shard), ["/CPU:1", "/CPU:2"], *pieces)
+
+
+def names_of(model):
+    return [each.name for each in model.layers]
+
+
+@pytest.fixture(scope="module")
+def steps(model, batch):
+    ways = (train_on_batch, by_hand, forward, in_towers)
+    return {
+        way.__name__: trace.function_step(lambda x, y, way=way: way(model, x, y), *batch)[1]
+        for way in ways
+    }
+
+
+def readers(step):
+    """Say which operations of a step read which variable, by the path that Keras gave it."""
+    users = defaultdict(list)
+    for maker, user in step.edges:
+        users[maker].append(user)
+    kinds = {op.name: op.type for op in step.ops}
+    for op in step.ops:
+        if op.type == "VarHandleOp":
+            ends = users[op.name] + [end for via in users[op.name] for end in users[via]]
+            path = op.name.split("/")[1:]
+            yield from ((path, end) for end in ends if kinds.get(end) == "ReadVariableOp")
+
+
+@pytest.mark.parametrize("way", ["train_on_batch", "by_hand", "forward", "in_towers"])
+def test_what_reads_a_weight_belongs_to_the_layer_that_keras_says_has_it(model, steps, way):
+    known, seen = names_of(model), set()
+    for path, reader in readers(steps[way]):
+        if path[0] in known:  # of a layer: not of the optimizer, the loss, a metric
+            assert layer(reader, known) == path[0], reader
+            seen.add(path[0])
+    assert seen == {"conv2d", "conv2d_1", "batch_normalization", "batch_normalization_1", "dense",
+                    "dense_1", "inner", "c1"}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["train_on_batch", "by_hand", "forward", "in_towers"])
+def test_with_and_without_the_names_of_the_layers_the_answer_is_the_same(model, steps, way):
+    known = names_of(model)
+    found = {name: layer(name) for name in (op.name for op in steps[way].ops)}
+    assert found == {name: layer(name, known) for name in found}
+    idle = {name for name in known if name.startswith("input_layer")}
+    assert set(known) - set(found.values()) <= idle | {"flatten"}
+
+
+def test_the_backward_pass_belongs_to_the_layer_and_the_rest_has_names_of_its_own(model, steps):
+    kinds = defaultdict(set)
+    for op in steps["train_on_batch"].ops:
+        kinds[layer(op.name)].add(op.type.removesuffix("WithBias"))
+    assert kinds.keys() - set(names_of(model)) == OURS
+    for each in ("conv2d", "conv2d_1"):
+        assert "Conv2DBackpropFilter" in kinds[each] and len(kinds[each]) > 2
+    assert "Conv2DBackpropInput" in kinds["conv2d_1"]  # nobody asks for the images' gradient
+    assert {"Mul", "AssignSubVariableOp"} <= kinds["optimizer"]
+    assert "SquaredDifference" in kinds["batch_normalization"]
+    assert not {"MatMul", "Conv2D"} & (kinds["loss"] | kinds["optimizer"] | kinds["other"])
+
+
+def test_a_model_within_the_model_is_one_layer_or_in_parts(model, steps):
+    parts = [each for each in names_of(model) if each != "inner"] + ["c1", "c2"]
+    found = {layer(op.name, parts) for op in steps["by_hand"].ops}
+    assert {"c1", "c2"} <= found and "inner" not in found
+    assert {"inner", "c1"} <= {layer(op.name) for op in steps["by_hand"].ops}
+
+
+def test_a_function_without_keras_has_its_scopes(plan):
+    import tensorflow as tf
+
+    def function(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            with tf.name_scope("block_1"):
+                h = tf.nn.relu(tf.matmul(x, x))
+            with tf.name_scope("decoder"), tf.name_scope("inner"):
+                h = tf.matmul(h, x)
+        return tape.gradient(h, x)
+
+    _, step = trace.function_step(function, tf.random.uniform([4, 4]))
+    found = defaultdict(set)
+    for op in step.ops:
+        found[layer(op.name)].add(op.type)
+    assert {"block_1", "decoder"} <= found.keys()
+    assert "ReluGrad" in found["block_1"] and "MatMul" in found["decoder"]
+
+
+@pytest.mark.parametrize("name, wanted", [
+    ("gradients/tower_1/conv1/Conv2D_grad/Conv2DBackpropFilter", "conv1"),
+    ("stage_0/F0/conv1/Conv2D", "conv1"),
+    ("gradients/stage_1/F3_1/fc1/MatMul_grad/MatMul", "fc1"),
+    ("replica_1/net_1/add_1_2/Add", "add_1"),
+    ("train/update_conv1/w/ResourceApplyAdam", "optimizer"),
+    ("Adam/mul", "optimizer"),
+    ("Func/StatefulPartitionedCall/input/_7", "other"),
+    ("StatefulPartitionedCall/Add_2/ReadVariableOp", "other"),
+    ("x", "other"),
+    ("outside_4/c1/kernel", "variables"),
+    ("while/body/_3/net_1/lstm_1_2/MatMul", "lstm_1"),
+    ("ConstantFolding/gradient_tape/net_1/bn_1/moments/truediv_recip", "bn"),
+])  # fmt: skip
+def test_names_of_other_graphs(name, wanted):
+    assert layer(name) == wanted

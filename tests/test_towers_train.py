@@ -1,0 +1,320 @@
+"""A step in towers against Keras' own step on the whole batch, and against its parts by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import keras_models
+from mgpu_helpers import towers, trace
+
+
+@pytest.fixture(scope="module")
+def keras(plan):
+    import keras
+
+    return keras
+
+
+@pytest.fixture(scope="module")
+def tf(plan):
+    import tensorflow
+
+    return tensorflow
+
+
+def values(model):
+    return [np.array(v.numpy()) for v in model.variables]
+
+
+def near(got, wanted, much=2e-5):
+    for a, b in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=much, atol=much)
+
+
+def give(model, given):
+    for variable, value in zip(model.variables, given, strict=True):
+        variable.assign(value)
+
+
+def both(model, optimizer, loss, batches, devices, **kwargs):
+    """Train a model by Keras on whole batches, and again in towers: losses and variables."""
+    start = values(model)
+    model.compile(optimizer(), loss, run_eagerly=True)  # no graph, no compiler
+    alone = [float(model.train_on_batch(*batch)) for batch in batches], values(model)
+    give(model, start)
+    step = towers.train_step(model, optimizer(), loss, devices, **kwargs)
+    return alone, ([float(step(*batch)) for batch in batches], values(model)), step
+
+
+def without_dropout(model):
+    for layer in model._flatten_layers():
+        if hasattr(layer, "rate"):
+            layer.rate = 0.0
+    return model
+
+
+def sequential(keras, *layers, name=None):
+    return keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(3)], name=name)
+
+
+def batch(size, seed=0):
+    random = np.random.default_rng(seed)
+    return random.normal(size=(size, 6)).astype("float32"), random.integers(0, 3, size)
+
+
+def cross_entropy(keras, **kwargs):
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **kwargs)
+
+
+# Equal to one device
+
+
+@pytest.mark.parametrize("name", ["transformer", "lstm"])
+def test_losses_and_weights_are_those_of_one_device(keras, plan, name):
+    """With a last batch that does not divide."""
+    _, x, y = keras_models.built(name, 8)
+    batches = [(x, y), (x[::-1], y[::-1]), (x[:5], y[:5])]
+
+    def optimizer():
+        return keras.optimizers.Adam(0.01, epsilon=1e-2, clipnorm=0.5)
+
+    model = without_dropout(getattr(keras_models, name)())
+    alone, parallel, _ = both(model, optimizer, cross_entropy(keras), batches, plan.devices)
+    near(parallel[0], alone[0])
+    near(parallel[1], alone[1])
+    assert len(set(alone[0])) == 3 and np.ptp(alone[1][0]) > 0
+
+
+@pytest.fixture
+def double(keras):
+    """Compute in float64: deep normalized networks make much of a rounding."""
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    yield
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+
+
+@pytest.mark.parametrize("name, size, width, steps", [
+    ("residual", 5, 32, 2), ("mobilenet", 4, 96, 1),
+])  # fmt: skip
+def test_synchronized_networks_are_those_of_one_device(
+    keras, plan, double, name, size, width, steps
+):
+    x, y = np.random.default_rng(0).normal(size=(size, width, width, 3)), np.arange(size)
+    alone, parallel, step = both(
+        getattr(keras_models, name)(), lambda: keras.optimizers.SGD(0.01, momentum=0.9),
+        cross_entropy(keras), [(x, y)] * steps, plan.devices, batch_norm="sync",
+    )  # fmt: skip
+    near(parallel[0], alone[0], 1e-7)
+    near(parallel[1], alone[1], 1e-7)
+    if name == "residual":
+        _check_places(plan, trace.function_step(step, x, y)[1])
+
+
+def _check_places(plan, traced):
+    """Check that each tower's convolutions, forward and back, ran on its device, and no other."""
+    convolutions = [op for op in traced.ops if "Conv2D" in op.type]
+    assert {op.device for op in convolutions} == set(plan.devices)
+    for i, device in enumerate(plan.devices):
+        own = [op for op in convolutions if op.device == device]
+        assert all(f"tower_{i}/" in op.name for op in own)
+        assert sum("Backprop" in op.type for op in own) >= 2 * 21 - 1  # not into the images
+        assert sum("Backprop" not in op.type for op in own) >= 21
+
+
+@pytest.mark.parametrize("mode", ["average", "sync"])
+def test_every_operation_is_placed(keras, tf, plan, mode):
+    """What nobody places follows a device around the call, as it goes to the first GPU of many."""
+    first, second = plan.devices
+    with tf.device(second):
+        model = sequential(
+            keras, keras.layers.Dropout(0.5), keras.layers.BatchNormalization(),
+            keras.layers.Dense(5, "swish", kernel_regularizer="l2"),
+        )  # fmt: skip
+    optimizer = keras.optimizers.Adam(clipnorm=1.0)
+    step = towers.train_step(model, optimizer, cross_entropy(keras), plan.devices, mode)
+    seen = []
+    for around in (plan.host, first):
+        with tf.device(around):
+            _, traced = trace.function_step(step, *batch(5))
+        seen.append({op.name: op.device for op in traced.ops if "outside" not in op.name})
+    assert seen[0] == seen[1]
+    on = {device: [n for n, d in seen[0].items() if d == device] for device in plan.devices}
+    assert not [name for name in on[first] if "tower_1" in name or optimizer.name in name]
+    assert not [n for n in on[second] if "tower_0" in n and "ReadVariable" not in n]
+    assert any(name.startswith(optimizer.name) for name in on[second])  # where the weights are
+
+
+def regularized(keras):
+    """Make a model whose layers add to the loss: by their weights and by what they give."""
+    return sequential(
+        keras, keras.layers.Dense(5, kernel_regularizer="l2", activity_regularizer="l2")
+    )
+
+
+def normalized_inside(keras):
+    """Nest a normalized model, share a layer that adds to the loss, and freeze a normalization."""
+    layers = keras.layers
+    inner = keras.Sequential([keras.Input((5,)), layers.Dense(5), layers.BatchNormalization()])
+    shared = layers.Dense(5, activation="tanh", activity_regularizer="l2")
+    frozen = layers.BatchNormalization(trainable=False)
+    first, second = keras.Input((6,), name="first"), keras.Input((6,), name="second")
+    x = layers.Add()([inner(shared(first)), 0.5 * frozen(shared(second))])
+    return keras.Model({"first": first, "second": second}, layers.Dense(3)(x))
+
+
+def masked(keras):
+    """Make a model whose loss and normalization leave out what is padded."""
+    layers = keras.layers
+    return keras.Sequential([
+        keras.Input((7,), dtype="int32"), layers.Embedding(9, 4, mask_zero=True),
+        layers.BatchNormalization(), layers.LSTM(4, return_sequences=True), layers.Dense(3),
+    ])  # fmt: skip
+
+
+def padded(size):
+    random = np.random.default_rng(size)
+    tokens = random.integers(1, 9, (size, 7))
+    tokens[np.arange(7) >= random.integers(1, 8, size)[:, None]] = 0
+    return tokens, random.integers(0, 3, (size, 7))
+
+
+@pytest.mark.parametrize("make, given", [
+    (regularized, [batch(8), batch(7)]),
+    (regularized, [(*batch(7), np.arange(7.0, dtype="float32"))]),  # weights of the examples
+    (normalized_inside, [({"first": batch(7)[0], "second": batch(7, 1)[0] + 2}, batch(7)[1])] * 2),
+    (masked, [padded(8), padded(5)]),
+])  # fmt: skip
+def test_what_layers_add_normalize_and_mask_counts_once(keras, plan, make, given):
+    devices = [plan.devices[0], "cpu:2", plan.devices[0]]  # one of them twice
+    alone, parallel, _ = both(
+        make(keras), lambda: keras.optimizers.SGD(0.1), cross_entropy(keras), given, devices,
+        batch_norm="sync",
+    )  # fmt: skip
+    near(parallel[0], alone[0])
+    near(parallel[1], alone[1])
+
+
+def test_averaged_normalization_is_that_of_each_shard(keras, tf, plan):
+    (x, y), loss = batch(5), cross_entropy(keras)
+    model = sequential(keras, keras.layers.Dense(4), keras.layers.BatchNormalization())
+    start, wanted, total = values(model), 0, 0
+    for part, share in ((slice(0, 3), 0.6), (slice(3, 5), 0.4)):
+        give(model, start)
+        with tf.GradientTape() as tape:
+            alone = loss(y[part], model(x[part], training=True))
+        slopes = dict(zip(
+            (v.path for v in model.trainable_variables),
+            tape.gradient(alone, model.trainable_variables), strict=True,
+        ))  # fmt: skip
+        after = [v.numpy() - 0.1 * np.asarray(slopes.get(v.path, 0.0)) for v in model.variables]
+        wanted = [share * a + b for a, b in zip(after, wanted or [0] * len(after), strict=True)]
+        total += share * float(alone)
+    give(model, start)
+    step = towers.train_step(model, keras.optimizers.SGD(0.1), loss, plan.devices, "average")
+    assert float(step(x, y)) == pytest.approx(total, rel=1e-5)
+    near(values(model), wanted)
+
+
+def test_each_tower_drops_other_units_and_one_tower_keras_own(keras, plan):
+    model = sequential(keras, keras.layers.Dropout(0.5), keras.layers.Dense(5))
+    alone, parallel, _ = both(
+        model, lambda: keras.optimizers.SGD(0.1), cross_entropy(keras), [batch(8)] * 2,
+        plan.devices[:1],
+    )  # fmt: skip
+    near(parallel[0], alone[0])
+    near(parallel[1], alone[1])
+
+    first = [keras.Input((64,)), keras.layers.Dropout(0.5)]
+    model = keras.Sequential([*first, keras.layers.Dense(1, use_bias=False)])
+    step = towers.train_step(
+        model, keras.optimizers.SGD(1.0), lambda y, given: given, plan.devices
+    )
+    seen = [model.get_weights()[0]]
+    for _ in range(2):
+        step(np.ones((2, 64)), np.ones((2, 1)))
+        seen.append(model.get_weights()[0])
+    moves = [set(np.round(a - b).ravel()) for a, b in zip(seen, seen[1:], strict=False)]
+    assert moves == [{0, 1, 2}] * 2  # dropped in both, in one of them, in none
+    assert np.any(seen[0] - seen[1] != seen[1] - seen[2])
+    (seed,) = model.non_trainable_variables
+    assert seed.numpy()[1] == 2  # one step, one draw
+
+
+def test_each_shape_is_traced_once(keras, tf, plan):
+    calls = []
+
+    def loss(y, outputs):
+        calls.append(int(y.shape[0]))
+        return tf.reduce_mean(tf.square(outputs - y))
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    step = towers.train_step(model, "adam", loss, plan.devices)
+    x = np.random.default_rng(0).random((8, 2), "float32")
+    data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(3)
+    losses = [float(step(*part)) for part in [*data, (x[:3], x[:3, :1])]]
+    assert calls == [2, 1, 1, 1] and len(set(losses)) == 4
+
+
+# What is refused
+
+
+def code(keras):
+    """Make a model that is code, with a normalization."""
+
+    class Code(keras.Model):
+        def __init__(self):
+            super().__init__(name="code")
+            self.normal, self.dense = keras.layers.BatchNormalization(), keras.layers.Dense(3)
+
+        def call(self, x):
+            return self.dense(self.normal(x))
+
+    return Code()
+
+
+def test_a_model_that_is_code_trains_but_cannot_be_synchronized(keras, plan):
+    model, loss = code(keras), cross_entropy(keras)
+    with pytest.raises(ValueError, match="code .*weights"):
+        towers.train_step(model, "sgd", loss, plan.devices, "average")
+    x, y = batch(6)
+    model(x)
+    with pytest.raises(ValueError, match="sync.*batch_normalization.*average"):
+        towers.train_step(model, "sgd", loss, plan.devices, "sync")
+    step = towers.train_step(model, "sgd", loss, plan.devices, "average")
+    assert float(step(x, y)) > float(step(x, y)) > 0
+
+
+@pytest.mark.parametrize("change, error, named", [
+    ({"model": "resnet"}, TypeError, "'resnet'"),
+    ({"optimizer": "adamm"}, ValueError, "'adamm'"),
+    ({"loss": "cross"}, ValueError, "'cross'"),
+    ({"loss": None}, ValueError, "None"),
+    ({"loss": {"output": "mse"}}, ValueError, "'output'"),
+    ({"optimizer": None}, ValueError, "None"),
+    ({"loss": {"reduction": "sum"}}, ValueError, "'sum'"),
+    ({"batch_norm": None}, ValueError, "(?s)None.*normal.*'average'.*'sync'"),
+    ({"batch_norm": "both"}, ValueError, "'both'"),
+    ({"devices": []}, ValueError, r"\[\]"),
+    ({"devices": ["/CPU:1", "/gpu:9"]}, ValueError, "'/gpu:9'.*/CPU:0, /CPU:1, /CPU:2"),
+])  # fmt: skip
+def test_a_wrong_argument_gets_a_sentence(keras, plan, change, error, named):
+    if "reduction" in (change.get("loss") or ()):
+        change = {"loss": cross_entropy(keras, **change["loss"])}
+    model = sequential(keras, keras.layers.BatchNormalization(name="normal"))
+    given = {"model": model, "optimizer": "sgd", "loss": "mse", "devices": plan.devices}
+    with pytest.raises(error, match=named) as caught:
+        towers.train_step(**(given | {"batch_norm": "sync"} | change))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_wrong_batch_gets_a_sentence_and_changes_nothing(keras, plan):
+    model = sequential(keras)
+    step, before = towers.train_step(model, "sgd", "mse", plan.devices), values(model)
+    for sizes, said in (((0, 0), "batch of 0"), ((1, 1), "batch of 1"), ((4, 5), "4 and 5")):
+        with pytest.raises(ValueError, match=said) as caught:
+            step(*(np.zeros((size, width)) for size, width in zip(sizes, (6, 3), strict=True)))
+        assert "\n" not in str(caught.value)
+    near(values(model), before, 0)
