@@ -255,14 +255,16 @@ work, rows_of_vgg16 = published.DGX_1[4]
 print(scaling.feasible(work, images(rows_of_vgg16)[0], 1, published.P100_FLOPS))
 
 # %% [markdown]
-# This was measured. Nearly all of VGG16 is convolutions of 3x3, and Winograd's way needs 2.25 or 4
-# times fewer multiplications for them than are counted here. Above 4 a claim is false. From 1 to 4
-# only such convolutions can do it.
+# This was measured. Nearly all of VGG16 is convolutions of 3x3. Winograd's way needs up to 4 times
+# fewer multiplications for them than are counted here
+# ([Fast algorithms for convolutional neural networks](../docs/sources.md), Lavin and Gray, 2015).
+# Above 4 a claim is false. From 1 to 4 only such convolutions can do it.
 #
 # ## What would eight GPUs give?
 #
 # Back to the trouble. For each network of the table the rows of 1, 2 and 4 GPUs are fitted, and the
-# row of 8 is predicted. `terms_for` lists the parts that such rows can tell apart:
+# row of 8 is predicted. `terms_for` lists the parts that such rows can tell apart. AlexNet is left
+# out: it has three rows for three parts, which leaves no interval.
 
 # %%
 def eight_from_fewer(work, rows):

@@ -12,10 +12,10 @@ WHOLE = 1.8  # inches that one device computes for
 
 
 def two_ways(devices: Sequence[str]) -> Any:
-    """Sketch a step on one device, shared out over all (strong), and kept on each (weak)."""
+    """Sketch a step on one device, in strong and in weak scaling; grey: gradients are averaged."""
     n = len(devices)
     high = min(0.3, 1.2 / n)
-    ax = canvas(8, 1.25 + n * high)
+    ax = canvas(8, 1.05 + n * high)
     for left, name, words in (
         (0.2, "one device", "one batch"),
         (2.75, "strong scaling", "the same batch, shared"),
@@ -29,7 +29,6 @@ def two_ways(devices: Sequence[str]) -> Any:
             box(ax, (left, 0.6 + i * high), (long, high), "", colour(device))
         if len(shown) > 1:
             box(ax, (left + long, 0.6), (0.18, n * high), "", HOST)
-    bottom = 0.75 + n * high
-    arrow(ax, (0.2, bottom), (7.6, bottom))
-    label(ax, (0.2, bottom + 0.2), "time; grey: the gradients are averaged", ha="left", size=8.5)
+        arrow(ax, (left, 0.72 + n * high), (left + 2.2, 0.72 + n * high))
+        label(ax, (left, 0.9 + n * high), "time of a step", ha="left", size=8.5)
     return ax

@@ -11,7 +11,7 @@ from mgpu_helpers.wording import counted
 
 def parts() -> Any:
     """Sketch the parts of a step on 1, 2 and 4 devices, each with the same per-device batch."""
-    ax, left = canvas(8, 2.1), 1.1
+    ax, left = canvas(8, 2.0), 1.1
     for i, n in enumerate((1, 2, 4)):
         top, at = 0.15 + 0.45 * i, left
         label(ax, (left - 0.15, top + 0.17), counted(n, "device"), ha="right")
