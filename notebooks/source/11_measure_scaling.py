@@ -523,7 +523,7 @@ def careless_step(x, y):
 print("the same to one part in a thousand:", difference(moved([batch] * len(plan)), alone) < 1e-3)
 for name, step in (("split", make_step(len(plan))), ("whole", careless_step)):
     between = trace.function_step(step, *batch)[1].bytes_between()
-    print(f"{name}: {({to: size for (source, to), size in between.items() if source == plan.host})}")
+    print(f"{name}:", {to: size for (source, to), size in between.items() if source == plan.host})
 
 # %% [markdown]
 # A batch is 840 · (784 · 4 + 8) = 2,640,960 bytes. In the first line each device gets an nth of it,

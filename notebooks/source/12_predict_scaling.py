@@ -26,7 +26,6 @@ plan
 import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
 from mgpu_helpers import charts, scaling, towers
 from mgpu_helpers.lessons import digits, drawings, networks, published
@@ -45,7 +44,8 @@ def images(rows):
     return [row.layout.global_batch_size / row.seconds for row in rows]
 
 
-resnet_50, vgg16 = published.DGX_1[1][1][:4], published.DGX_1[4][1][4:]
+rows_of = {work.name: rows for work, rows in published.DGX_1}
+resnet_50, vgg16 = rows_of["ResNet-50"][:4], rows_of["VGG16"][4:]
 for name, rows in (("ResNet-50, 64 to a GPU", resnet_50), ("VGG16, 32 to a GPU", vgg16)):
     one, two, four, eight = images(rows)
     print(f"{name:22} {one:.0f}, {two:.0f}, {four:.0f}; guess {2 * four:,.0f}; was {eight:,.0f}")
@@ -157,7 +157,7 @@ fitted = scaling.fit(workload, rows)
 fitted
 
 # %% [markdown]
-# Are these costs plausible? PCIe 3 moves 12 GB/s at best, and NVIDIA's data sheet gives the card
+# Are these costs plausible? PCIe 3 moves 12 GB/s at best, and NVIDIA's data sheet gives the TitanX
 # 6.6 TFLOP/s, so both lie within what the hardware can do. The last two lines name what the rows
 # leave open: whether one host feeds all devices one after another (`input`), and what a single
 # message costs (`latency`).
@@ -251,8 +251,8 @@ for epochs, batch in ((1000, 20_000), (10, 10_000)):
 # More than the peak is not always impossible. Here is VGG16 on one P100, from the table above:
 
 # %%
-work, rows_of_vgg16 = published.DGX_1[4]
-print(scaling.feasible(work, images(rows_of_vgg16)[0], 1, published.P100_FLOPS))
+(work,) = [work for work, _ in published.DGX_1 if work.name == "VGG16"]
+print(scaling.feasible(work, images(rows_of["VGG16"])[0], 1, published.P100_FLOPS))
 
 # %% [markdown]
 # This was measured. Nearly all of VGG16 is convolutions of 3x3. Winograd's way needs up to 4 times
@@ -275,7 +275,7 @@ def eight_from_fewer(work, rows):
 
 # %%
 print("8 P100        batch  measured  predicted")
-for work, rows in published.DGX_1[:3] + published.DGX_1[4:]:
+for work, rows in (pair for pair in published.DGX_1 if pair[0].name != "AlexNet"):
     for row, seconds in eight_from_fewer(work, rows):
         batch = row.layout.global_batch_size
         low, middle, high = (batch / each for each in (seconds.high, seconds, seconds.low))
@@ -297,7 +297,8 @@ print("doubts about the last:", "; ".join(seconds.doubts))
 # The fitted costs also answer what another link would give: keep the arithmetic and the fixed part,
 # and change what moving costs. `scaling.PCIE_3` is a `Link` of 5 to 12 GB/s; its `source` says who
 # measured that. `speedup` asks how many times as fast eight devices would be than one, here for the
-# tensorlight network with 128 examples on each:
+# tensorlight network with 128 examples on each. `central` averages on the first device, `ring` in a
+# ring:
 
 # %%
 eight = {"n": 8, "per_device_batch": 128, "link": scaling.PCIE_3}
@@ -312,7 +313,8 @@ print("ring:        ", scaling.speedup(scaling.ring, workload, fitted, **eight))
 for link in (scaling.PCIE_3, scaling.ETHERNET_100G, scaling.NVLINK_3):
     for way in (scaling.central, scaling.ring):
         gain = scaling.speedup(way, workload, fitted, 8, per_device_batch=128, link=link)
-        print(f"{link.name:18} {way.__name__:8} {gain:.1f} times ({gain.low:.1f} to {gain.high:.1f})")
+        ends = f"({gain.low:.1f} to {gain.high:.1f})"
+        print(f"{link.name:18} {way.__name__:8} {gain:.1f} times {ends}")
 
 # %% [markdown]
 # An interval that ends above 8 does not promise more than 8: it says how little is known. On a slow
@@ -519,7 +521,7 @@ checks.fewest(fewest)
 # - Eight P100 in one machine trained ResNet-50 7.92 times as fast as one, VGG16 7.02 and AlexNet
 #   5.97 times ([Benchmarks](../docs/sources.md), TensorFlow, 2017). AlexNet has the most parameters
 #   for its arithmetic.
-# - [Benchmarks](../docs/benchmarks.md) of this project compare such predictions with what was
+# - [The benchmarks of this project](../docs/benchmarks.md) compare such predictions with what was
 #   measured.
 #
 # Next: [[next]].
