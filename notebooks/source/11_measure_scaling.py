@@ -241,8 +241,9 @@ print("the same to one part in a thousand:", difference(shared, alone) < 1e-3)
 # %% tags=["nbval-ignore-output"]
 print("batch   one, ms   µs an example   all, ms    gain")
 for size in (len(plan), 8 * len(plan), 280 * len(plan)):
-    steps = {n: timed(make_step(n), size) for n in (1, len(plan))}
-    one, every = (each.median for each in timing.several(steps, repeats=10).values())
+    steps = [timed(make_step(n), size) for n in (1, len(plan))]
+    pair = timing.compare(*steps, repeats=10)
+    one, every = pair.a.median, pair.b.median
     print(f"{size:5}{1e3 * one:10.2f}{1e6 * one / size:16.0f}{1e3 * every:10.2f}{one / every:8.2f}")
 
 # %% [markdown]
