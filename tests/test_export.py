@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mgpu_helpers import trace
-from mgpu_helpers.trace import Copy, Op, Trace
+from mgpu_helpers.trace import Collective, Copy, Op, Trace
 
 DATA = Path(__file__).parent / "data"
 
@@ -43,6 +43,7 @@ OVERLAP = Trace(
     (Copy("a:0", "/CPU:1", "/CPU:2", 8, 4e-3, 1e-3),),
     {"/CPU:1": ((0.0, 0), (1e-3, 8))},
     (("a", "late"), ("a", "early")),
+    collectives=(Collective("b", "/CPU:1", 8, 1e-3, 1e-3),),
 )  # fmt: skip
 
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers.devices import placed
+from mgpu_helpers.devices import checked, placed
 from mgpu_helpers.lessons import digits
-from mgpu_helpers.pipeline.run import Stage, check_devices
+from mgpu_helpers.pipeline.run import Stage
 from mgpu_helpers.scaling.model import Workload
 from mgpu_helpers.towers import read
 from mgpu_helpers.wording import counted
@@ -394,7 +394,7 @@ def stages(
             f"{counted(len(parts), 'stage')} and {counted(len(devices), 'device')}: give one "
             "device for each stage."
         )
-    check_devices(devices)
+    checked(devices)
     classic = not tf.compat.v1.executing_eagerly_outside_functions()
     values, made = initial(network, seed), []
     for part, device in zip(parts, devices, strict=True):

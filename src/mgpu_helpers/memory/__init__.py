@@ -1,10 +1,12 @@
-"""What a step holds on each device: split by use, watched over time, and limited.
+"""What a step holds on each device: predicted, split by use, watched over time, and limited.
 
 Lesson 02 builds it in front of the reader.
 """
 
 from mgpu_helpers.memory.count import Held, at_peak, by_use, line
 from mgpu_helpers.memory.limits import logical, pretend_gpus
+from mgpu_helpers.memory.measure import Estimate, Measured, measure
+from mgpu_helpers.memory.predict import Predicted, fits, predict
 from mgpu_helpers.memory.watch import Allocator, Monitor, Phase, Sample, allocator, process
 
 __all__ = [
@@ -12,11 +14,17 @@ __all__ = [
     "allocator",
     "at_peak",
     "by_use",
+    "Estimate",
+    "fits",
     "Held",
     "line",
     "logical",
+    "measure",
+    "Measured",
     "Monitor",
     "Phase",
+    "predict",
+    "Predicted",
     "pretend_gpus",
     "process",
     "Sample",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -13,8 +13,9 @@ from mgpu_helpers.wording import counted, size_text
 
 # What changes a gradient number by number, or only its shape, on its way to the optimizer.
 _PASSING = {
-    "Identity", "Reshape", "Cast", "CheckNumerics", "AddN", "Add", "AddV2", "Sub", "Mul", "RealDiv",
-    "Square", "Sqrt", "Rsqrt", "Neg", "Maximum", "Minimum", "ConcatV2", "Split", "SplitV",
+    "Identity", "IdentityN", "Reshape", "Cast", "CheckNumerics", "AddN", "Add", "AddV2", "Sub",
+    "Mul", "RealDiv", "Square", "Sqrt", "Rsqrt", "Neg", "Maximum", "Minimum", "ConcatV2", "Split",
+    "SplitV",
 }  # fmt: skip
 _UPDATES = ("ResourceApply", "ResourceSparseApply", "Apply", "SparseApply", "AssignSub",
             "AssignAdd")  # fmt: skip
@@ -33,7 +34,8 @@ class Held:
     @property
     def uses(self) -> dict[str, int]:
         """Give the bytes by name; scratch only where there is some."""
-        return {name: size for name, size in vars(self).items() if size or name != "scratch"}
+        sizes = {each.name: getattr(self, each.name) for each in fields(Held)}
+        return {name: size for name, size in sizes.items() if size or name != "scratch"}
 
     @property
     def total(self) -> int:

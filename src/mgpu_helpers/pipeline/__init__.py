@@ -4,7 +4,7 @@ Lesson 09 builds it in front of the reader.
 """
 
 from mgpu_helpers.pipeline.cut import Cut, StageCost, best_cut, cuts
-from mgpu_helpers.pipeline.run import Stage, gradients, stream
+from mgpu_helpers.pipeline.run import Made, Stage, gradients
 from mgpu_helpers.pipeline.schedule import (
     Schedule,
     all_forward,
@@ -16,6 +16,8 @@ from mgpu_helpers.pipeline.schedule import (
     table,
 )
 from mgpu_helpers.pipeline.spans import Span, spans, task_of
+from mgpu_helpers.pipeline.stages import places, stages
+from mgpu_helpers.pipeline.stream import stream
 
 __all__ = [
     "all_forward",
@@ -25,14 +27,17 @@ __all__ = [
     "Cut",
     "cuts",
     "gradients",
+    "Made",
     "one_by_one",
     "one_forward_one_backward",
+    "places",
     "run_times",
     "Schedule",
     "Span",
     "spans",
     "Stage",
     "StageCost",
+    "stages",
     "stream",
     "table",
     "task_of",

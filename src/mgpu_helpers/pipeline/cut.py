@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 
@@ -42,26 +42,32 @@ class Cut:
 
 
 def cuts(
-    trace: Trace, layers: Sequence[str], stages: int, held: Mapping[str, int] | None = None
+    trace: Trace,
+    layers: Sequence[str] | Mapping[str, Sequence[str]],
+    stages: int,
+    held: Mapping[str, int] | None = None,
 ) -> list[Cut]:
     """List every cut of a model into so many stages, with its costs by a trace of it uncut.
 
-    `layers` are the name scopes that may begin a stage, in order; what runs outside of them belongs
-    to the layer whose results it uses, and to none if it uses none. `held` are bytes by layer that
-    lie there all the time: weights and slots.
+    `layers` are the name scopes that may begin a stage, in order, or for each of them the layers
+    up to the next, as `places` gives them for a Keras model. What runs outside of them belongs to
+    the layer whose results it uses, and to none if it uses none. `held` are bytes by layer that lie
+    there all the time: weights and slots.
     """
-    stages, layers = whole_number("stages", stages, "a number of stages", 1), list(layers)
+    stages = whole_number("stages", stages, "a number of stages", 1)
+    groups = list(layers.values()) if isinstance(layers, Mapping) else [[each] for each in layers]
+    layers, names = list(layers), list(itertools.chain(*groups))
     if stages > len(layers):
         raise ValueError(
             f"{counted(stages, 'stage')} cannot be cut from {counted(len(layers), 'layer')}: ask "
             f"for {len(layers)} or fewer."
         )
     held = dict(held or {})
-    if lost := [name for name in held if name not in layers]:
+    if lost := [name for name in held if name not in names]:
         raise ValueError(
-            f"held has {lost[0]!r}, which is not one of the layers: use {', '.join(layers)}."
+            f"held has {lost[0]!r}, which is not one of the layers: use {', '.join(names)}."
         )
-    place, back = _places(trace, layers)
+    place, back = _places(trace, groups)
     seconds = [0.0] * len(layers)
     last: dict[str, int] = {}  # an operation of the forward pass -> the last layer that uses it
     for maker, user in set(trace.edges) - set(trace.waits):
@@ -70,17 +76,19 @@ def cuts(
     crossing = [0] * len(layers)  # over the border in front of each layer
     for op in trace.ops:
         if op.name in place:
+            shared = op.type == "Const"  # each stage has its own
             seconds[place[op.name]] += op.length
-            for border in range(place[op.name], last.get(op.name, 0)):
+            for border in range(place[op.name], 0 if shared else last.get(op.name, 0)):
                 crossing[border + 1] += 2 * op.bytes
 
     @functools.cache
     def part(a: int, b: int) -> StageCost:
         own = [x for x in trace.allocations if a <= place.get(x.op, -1) < b and not x.scratch]
+        inside = tuple(itertools.chain(*groups[a:b]))
         return StageCost(
-            tuple(layers[a:b]),
+            inside,
             sum(seconds[a:b]),
-            sum(held.get(layer, 0) for layer in layers[a:b]) + max(n for _, n in curve(own)),
+            sum(held.get(layer, 0) for layer in inside) + max(n for _, n in curve(own)),
             crossing[b] if b < len(layers) else 0,
         )
 
@@ -94,7 +102,7 @@ def cuts(
 def best_cut(
     trace: Trace,
     devices: Sequence[str],
-    layers: Sequence[str],
+    layers: Sequence[str] | Mapping[str, Sequence[str]],
     *,
     by: str = "time",
     held: Mapping[str, int] | None = None,
@@ -117,30 +125,60 @@ def best_cut(
     return min(cuts(trace, layers, len(devices), held), key=costs[by])
 
 
-def _places(trace: Trace, layers: Sequence[str]) -> tuple[dict[str, int], set[str]]:
-    """Find the layer of each operation, by number; and what is in the backward pass or after.
+def _places(trace: Trace, groups: Sequence[Sequence[str]]) -> tuple[dict[str, int], set[str]]:
+    """Find the group of each operation, by number; and what is in the backward pass or after.
 
     A scope that is called like a layer says it. What has none is with the operations whose results
-    it uses: in the forward pass with the last of them, in the backward pass with the first.
+    it uses: in the forward pass with the last of them, in the backward pass with the first. A
+    constant may be shared by many layers, and by both passes: it says nothing of what uses it.
     """
     makers: dict[str, list[str]] = {op.name: [] for op in trace.ops}
     loops = {op.name for op in trace.ops if op.type == "NextIteration"}
+    constants = {op.name for op in trace.ops if op.type == "Const"}
     for maker, user in set(trace.edges) - set(trace.waits):
         makers.setdefault(user, []).extend([] if maker in loops else [maker])
-    numbers = {layer: i for i, layer in enumerate(layers)}
+    numbers = {layer: i for i, group in enumerate(groups) for layer in group}
+    own = _scopes(trace, numbers)
     place: dict[str, int] = {}
     back = set()
     for name in TopologicalSorter(makers).static_order():
-        used = makers.get(name, [])
+        used = set(makers.get(name, ())) - constants
         if re.search(r"(^|/)gradient(s|_tape)(_\d+)?/", name) or not back.isdisjoint(used):
             back.add(name)
-        found = [numbers[scope] for scope in name.split("/") if scope in numbers][:1]
-        if found := found or [place[maker] for maker in used if maker in place]:
+        if name in own:
+            place[name] = numbers[own[name]]
+        elif found := [place[maker] for maker in used if maker in place]:
             place[name] = (min if name in back else max)(found)
     ran = {place.get(op.name) for op in trace.ops}
-    if missing := [layer for i, layer in enumerate(layers) if i not in ran]:
+    if missing := [group[0] for i, group in enumerate(groups) if i not in ran]:
         raise ValueError(
             f"no operation of the trace is in the scope {missing[0]!r}: trace the model uncut, "
-            f"with a tf.name_scope for each of {', '.join(layers)}."
+            f"with a tf.name_scope for each of {', '.join(group[0] for group in groups)}."
         )
     return place, back
+
+
+def _scopes(trace: Trace, layers: Collection[str]) -> dict[str, str]:
+    """Find the layer that each operation is in by its scopes, by the plain names of the layers.
+
+    Keras enters the scope of a layer twice, first to build it, so that TensorFlow calls the second
+    "conv2d_1"; where there is a layer of that name too, its own is then "conv2d_1_2". A whole model
+    may be called like one of its layers. Variables from outside have their own names.
+    """
+    paths = {
+        op.name: op.name.removeprefix("_cloop").split("/")[:-1]
+        for op in trace.ops
+        if not op.name.startswith("outside")
+    }
+    stems = {scope: re.sub(r"_\d+$", "", scope) for path in paths.values() for scope in path}
+    suffixed = {stem for scope, stem in stems.items() if scope not in layers}
+    known = {}
+    for scope, stem in stems.items():
+        if stem in layers and (scope not in layers or scope in suffixed):
+            known[scope] = stem
+        elif scope in layers:
+            known[scope] = scope
+    inside = {name: [scope for scope in path if scope in known] for name, path in paths.items()}
+    first = {found[0] for found in inside.values() if found}
+    skip = len(first) == 1 and any(len(found) > 1 for found in inside.values())
+    return {name: known[found[skip]] for name, found in inside.items() if len(found) > skip}

@@ -3,29 +3,45 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
+import functools
 import re
+import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mgpu_helpers import towers
 from mgpu_helpers.pipeline.schedule import check, one_by_one, run_times
-from mgpu_helpers.pipeline.spans import FREE
-from mgpu_helpers.wording import counted
+from mgpu_helpers.pipeline.stream import stream
+from mgpu_helpers.wording import counted, error_line
 
-# What takes time, and what oneDNN never merges with a second operation of these.
-_SLOW = re.compile(r"Conv\d?D|Convolution|MatMul|Einsum|Pool|BatchNorm|Softmax|Relu|Elu|Gelu|Tanh")
+# What Python, Keras and TensorFlow raise where a function is given something that does not fit.
+_MISFITS = (ValueError, TypeError, AttributeError, LookupError)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a model: where it is, what it makes of (weights, x), and its weights by name."""
+    """A part of a model: where it is, what it makes of (weights, x), and its weights by name.
+
+    x is what the stage before it made: a tensor, or a structure of several. `state` are variables
+    that a step changes without a gradient, such as moving averages. A function of a stage with
+    state finds it among the weights and gives `Made`.
+    """
 
     device: str
     function: Callable[[Mapping[str, Any], Any], Any] = field(repr=False)
     weights: Mapping[str, Any] = field(repr=False)
+    state: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a stage made of a piece: outputs, new values of its state, and losses to add."""
+
+    outputs: Any
+    state: Mapping[str, Any] = field(default_factory=dict)
+    losses: Sequence[Any] = ()
 
 
 def _in_pieces(
@@ -47,22 +63,29 @@ def _in_pieces(
         stage, k = stages[s], int(task[1:])
         with work_on(stage.device, f"stage_{s}/{task}"):
             if task[0] == "F":
-                given[s, k] = tf.identity(out[s - 1, k])
+                given[s, k] = tf.nest.map_structure(tf.identity, out[s - 1, k])
                 out[s, k] = stage.function(stage.weights, given[s, k])
                 if s == last:
                     out[s, k] = loss(out[s, k], ys[k])
                     out[s, k] *= tf.cast(shares[k], out[s, k].dtype)
                     losses.append(out[s, k])
             else:
-                wanted = [*stage.weights.values(), *([given[s, k]] if s else [])]
+                wanted = [*stage.weights.values(), *(_real(given[s, k]) if s else [])]
                 found = tf.gradients(
-                    out[s, k], wanted, back.get((s + 1, k)), unconnected_gradients="zero"
+                    _real(out[s, k]), wanted, back.get((s + 1, k)), unconnected_gradients="zero"
                 )
                 for name, gradient in zip(stage.weights, found):  # noqa: B905 (x has no name)
                     gradient = tf.convert_to_tensor(gradient)
                     total[name, s] = total[name, s] + gradient if (name, s) in total else gradient
-                back[s, k] = found[-1]
+                back[s, k] = found[len(stage.weights) :]
     return losses, total
+
+
+def _real(values: Any) -> list[Any]:
+    """List the tensors of a structure that have gradients: token ids and masks have none."""
+    import tensorflow as tf
+
+    return [x for x in tf.nest.flatten(values) if x.dtype.is_floating or x.dtype.is_complex]
 
 
 def gradients(
@@ -78,15 +101,17 @@ def gradients(
     """Compute the mean loss of a batch and its gradients by weight, in a graph or a `tf.function`.
 
     The batch goes through the stages in as many pieces as the schedule has (None: whole).
-    `loss(outputs, labels)` is the mean over a piece; it counts by the size of the piece, so with
-    uneven=True the last pieces may be smaller. Where two stages share a weight, both gradients are
-    added. With streams=False a device does what it can do first, in any order.
+    `loss(outputs, labels)`, or a Keras loss, is the mean over a piece; it counts by the size of the
+    piece, so with uneven=True the last pieces may be smaller. Where two stages share a weight, both
+    gradients are added. State is renewed piece by piece, and assigned at the end of the step. With
+    streams=False a device does what it can do first, in any order.
 
     >>> double = Stage("/CPU:0", lambda weights, x: weights["w"] * x, {"w": tf.Variable(2.0)})
     >>> step = tf.function(lambda x: gradients([double], lambda out, _: tf.reduce_mean(out), x, x))
     >>> float(step(tf.constant([1.0, 3.0]))[1]["w"])
     2.0
     """
+    import keras
     import tensorflow as tf
 
     if tf.executing_eagerly():
@@ -94,20 +119,23 @@ def gradients(
             "eager code does one operation after the other, so that stages never overlap: call "
             "gradients inside a tf.function or a graph."
         )
+    if not callable(loss) or getattr(loss, "reduction", "") == "sum":
+        raise TypeError(
+            f"loss={loss!r} is not a function that gives a mean: use one of (outputs, labels), or "
+            "a Keras loss such as keras.losses.MeanSquaredError()."
+        )
     schedule = one_by_one(len(stages), 1) if schedule is None else schedule
     pieces, where = check(schedule), [stage.device for stage in stages]
     _check_stages(stages, schedule)
 
-    def mean_loss(outputs: Any, labels: Any) -> Any:
-        part = loss(outputs, labels)
-        if part.shape.rank:
-            raise ValueError(
-                f"loss gave an array of shape {part.shape} for a micro-batch: return its mean, a "
-                "single value."
-            )
-        return part
-
     graph = tf.compat.v1.get_default_graph()
+    if not graph.building_function and any(
+        isinstance(v, keras.Variable) for s in stages for v in {**s.weights, **s.state}.values()
+    ):
+        raise RuntimeError(
+            "the weights of a Keras model live in eager code, not in a graph: call gradients "
+            "inside a tf.function."
+        )
     queues: dict[str, list[Any]] = defaultdict(list)  # the tasks of each device, in order
 
     def work_on(device: str, name: str) -> contextlib.ExitStack:
@@ -119,84 +147,115 @@ def gradients(
 
     xs, ys = zip(*towers.split((x, y), pieces, uneven=uneven, into="piece"), strict=True)
     with tf.device(towers.HOST):
-        shares = towers.shares(tf.shape(y)[0] if y.shape[0] is None else y.shape[0], pieces)
-    own = []
+        some = tf.nest.flatten((y, x))[0]
+        shares = towers.shares(some.shape[0] or tf.shape(some)[0], pieces)
+    own: list[Stage] = []
+    state: dict[str, Any] = {}
     for s, stage in enumerate(stages):
         with work_on(stage.device, f"stage_{s}"):
-            own.append(replace(stage, weights=towers.read(stage.weights)))
+            function = functools.partial(_work, s, stage, state)
+            own.append(replace(stage, function=function, weights=towers.read(stage.weights)))
+            state |= towers.read({n: v for n, v in stage.state.items() if n not in state})
+    before = dict(state)
     order = list(run_times(schedule, devices=where))
-    losses, total = _in_pieces(own, mean_loss, xs, ys, shares, order, work_on)
+    losses, total = _in_pieces(
+        own, functools.partial(_mean_loss, loss), [(x, []) for x in xs], ys, shares, order, work_on
+    )
     with work_on(where[-1], f"stage_{len(stages) - 1}/loss"):
         mean = tf.add_n(losses)
+    _renew(stages, before, state, pieces)
     result: dict[str, Any] = {}
     for name, s in sorted(total, key=lambda key: key[1]):
         with work_on(where[s], f"stage_{s}/shared"):
-            before = result.get(name)
-            result[name] = total[name, s] if before is None else before + total[name, s]
+            first = result.get(name)
+            result[name] = total[name, s] if first is None else first + total[name, s]
     for tasks in queues.values() if streams else ():
         stream(tasks)
     return mean, result
 
 
-def stream(tasks: Sequence[Sequence[Any]]) -> None:
-    """Let each task wait for the one before it, and in a task one slow operation for another.
-
-    That is what a GPU does; a logical CPU starts whatever is ready. A task is a list of operations
-    of a graph. Quick operations of one task do not wait for each other: oneDNN merges some of them
-    into slow ones (a BiasAddGrad into the convolution's gradient), and a chain through both halves
-    would close a circle.
-
-    >>> with tf.Graph().as_default():
-    ...     stream([[tf.nn.relu(tf.zeros([2])).op], [tf.nn.relu(tf.ones([2])).op]])
-    """
+def _work(s: int, stage: Stage, state: dict[str, Any], weights: Mapping[str, Any], x: Any) -> Any:
+    """Do a stage's work on what came with the losses so far, give both on, and renew the state."""
     import tensorflow as tf
 
-    for task in tasks:
-        for before, op in itertools.pairwise(op for op in task if _SLOW.search(op.type)):
-            op._add_control_input(before)
-    done: set[Any] = set()
-    for task, following in itertools.pairwise(task for task in tasks if task):
-        done.update(task)
-        used = {t.op for op in task for t in op.inputs}
-        with tf.device(task[0].device), tf.control_dependencies(None):
-            over = tf.no_op()
-        over._add_control_inputs([op for op in task if op not in used])
-        for op in _waiting(following, done):
-            op._add_control_input(over)
+    x, losses = x
+    try:
+        made = stage.function({**weights, **{name: state[name] for name in stage.state}}, x)
+        made = made if isinstance(made, Made) else Made(made)
+        outputs = tf.nest.map_structure(tf.convert_to_tensor, made.outputs)
+    except _MISFITS as error:
+        given = f"what stage {s - 1} gave it" if s else "the batch"
+        raise ValueError(
+            f"stage {s} failed on {given}, of shape {_shapes(x)}: {_said(error)}"
+        ) from error
+    state.update({name: tf.stop_gradient(value) for name, value in made.state.items()})
+    losses = [*losses, *made.losses]
+    return outputs, losses and [tf.add_n([tf.cast(each, losses[0].dtype) for each in losses])]
 
 
-def _waiting(task: Sequence[Any], done: Set[Any]) -> list[Any]:
-    """List where a task begins: what takes nothing of its own, and gives nothing to earlier tasks.
+def _mean_loss(loss: Callable[[Any, Any], Any], made: Any, labels: Any) -> Any:
+    """Add what stages have to add to the loss of a piece, which has to be a single value."""
+    import keras
+    import tensorflow as tf
 
-    The gradient of a loop makes operations that its forward pass, in an earlier task, then needs.
-    """
-    back: set[Any] = set()
-    for op in reversed(task):
-        if any(user in done or user in back for t in op.outputs for user in t.consumers()):
-            back.add(op)
-    own = {op for op in task if op.type not in FREE} - back
-    return [op for op in task if op in own and own.isdisjoint(t.op for t in op.inputs)]
+    outputs, losses = made
+    by_keras = isinstance(loss, keras.losses.Loss)  # it takes the labels first
+    try:
+        part = tf.convert_to_tensor(loss(labels, outputs) if by_keras else loss(outputs, labels))
+    except _MISFITS as error:
+        raise ValueError(
+            f"loss failed on outputs of shape {_shapes(outputs)} and labels of shape "
+            f"{_shapes(labels)}: {_said(error)}"
+        ) from error
+    if part.shape.rank or not part.dtype.is_floating:
+        raise ValueError(
+            f"loss gave an array of shape {part.shape} and type {part.dtype.name} for a "
+            "micro-batch: return its mean, a single number."
+        )
+    return tf.add_n([part, *(tf.cast(each, part.dtype) for each in losses)]) if losses else part
 
 
-def check_devices(devices: Sequence[str]) -> None:
-    """Raise ValueError where a stage is on a device that the plan does not have."""
-    from mgpu_helpers.devices.plan import current
+def _renew(
+    stages: Sequence[Stage], before: Mapping[str, Any], state: Mapping[str, Any], pieces: int
+) -> None:
+    """Assign the state that the last piece left, and warn where it depends on the pieces."""
+    changed = {name: value for name, value in state.items() if value is not before[name]}
+    variables = {name: v for stage in stages for name, v in stage.state.items()}
+    for name, value in changed.items():
+        variables[name].assign(value)
+    averages = [name for name, value in changed.items() if value.dtype.is_floating]
+    if pieces > 1 and averages:
+        warnings.warn_explicit(  # warn would name a file that AutoGraph made
+            f"layers such as BatchNormalization see one micro-batch at a time ({averages[0]} and "
+            f"{len(averages) - 1} more): with {pieces} pieces their statistics, and so the "
+            "gradients, are not those of the whole batch; use 1 piece for the same.",
+            UserWarning,
+            __name__,
+            1,
+        )
 
-    plan = current()
-    for device in devices if plan else ():
-        if device not in (plan.host, *plan.devices):
-            raise ValueError(
-                f"a stage is on {device}, which is not there: use {', '.join(plan.devices)}."
-            )
+
+def _shapes(values: Any) -> str:
+    import tensorflow as tf
+
+    return " and ".join(str(x.shape) for x in tf.nest.flatten(values)) or "nothing"
+
+
+def _said(error: Exception) -> str:
+    """Give the line of an error that says what is wrong: Keras writes it in bold type."""
+    bold = re.search(r"\x1b\[1m(.+?)\s*\x1b\[0m", str(error))
+    return bold[1] if bold else error_line(error)
 
 
 def _check_stages(stages: Sequence[Stage], schedule: Sequence[Sequence[str]]) -> None:
+    from mgpu_helpers.devices.check import checked
+
     p = len(stages)
     if len(schedule) != p:
         raise ValueError(
             f"a schedule for {counted(len(schedule), 'stage')} does not fit {p}: make one for {p}."
         )
-    check_devices([stage.device for stage in stages])
+    checked([stage.device for stage in stages])
     owners: dict[str, tuple[int, Any]] = {}
     for s, stage in enumerate(stages):
         for name, weight in stage.weights.items():

@@ -63,7 +63,7 @@ class Workload:
         None where `graph.flops` cannot count the model. name None takes the model's.
 
         >>> model = tf.keras.Sequential([tf.keras.Input([8]), tf.keras.layers.Dense(3)])
-        >>> Workload.of(model, "mine").parameters  # doctest: +SKIP
+        >>> Workload.of(model, "mine").parameters
         27
         """
         name = name or model.name

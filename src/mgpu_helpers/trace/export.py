@@ -12,10 +12,10 @@ from typing import Any
 
 from mgpu_helpers.names import order
 from mgpu_helpers.trace.layers import layer
-from mgpu_helpers.trace.step import Allocation, Copy, Op, Trace, lanes
+from mgpu_helpers.trace.step import Allocation, Collective, Copy, Op, Trace, lanes
 
 FORMAT = 1
-_LISTS = {"ops": Op, "copies": Copy, "allocations": Allocation}
+_LISTS = {"ops": Op, "copies": Copy, "allocations": Allocation, "collectives": Collective}
 _PLAIN = ("memory", "edges", "waits", "kernels", "launches_only")
 
 

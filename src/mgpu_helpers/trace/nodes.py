@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from typing import Any
@@ -9,18 +10,28 @@ from typing import Any
 
 def plain_name(name: str) -> str:
     """Give the name that an operation has for people: what is fed has that of its placeholder."""
-    return re.sub(r"^_arg_(.+)_\d+_\d+$", r"\1", name)
+    return re.sub(r"^_arg_(.+)_\d+_\d+$", r"\1", name) if name.startswith("_arg_") else name
 
 
 def size_of(node: Any, tensor: str) -> int | None:
     """Count a tensor's bytes from its shape; None for one without a fixed size (a string)."""
-    import tensorflow as tf
-
     slot = int(tensor.partition(":")[2] or 0)
     for output in node.output:
         if output.slot == slot:
-            about = output.tensor_description
-            kind = tf.dtypes.as_dtype(about.dtype)
-            if kind not in (tf.string, tf.resource, tf.variant):
-                return kind.size * math.prod(dim.size for dim in about.shape.dim)
+            return bytes_of(output)
     return None
+
+
+def bytes_of(output: Any) -> int | None:
+    """Count the bytes of one output of an operation from its shape, None without a fixed size."""
+    about = output.tensor_description
+    each = _item_size(about.dtype)
+    return each and each * math.prod([dim.size for dim in about.shape.dim])
+
+
+@functools.cache
+def _item_size(dtype: int) -> int | None:
+    import tensorflow as tf
+
+    kind = tf.dtypes.as_dtype(dtype)
+    return None if kind in (tf.string, tf.resource, tf.variant) else kind.size

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter, defaultdict
 from typing import Any
 
-from mgpu_helpers.trace.nodes import plain_name, size_of
+from mgpu_helpers.trace.nodes import bytes_of, plain_name
 from mgpu_helpers.trace.step import Op
 
 # What the executor adds: the ends of the step, and the two ends of a copy.
@@ -46,12 +47,13 @@ def operations(
         done[fed] = end
         if kind not in _PLUMBING:
             swapped = name in nodes and nodes[name].op != kind  # by oneDNN: it adds a workspace
-            slots = [0] if swapped else [output.slot for output in node.output]
-            size = sum(size_of(node, f"{name}:{slot}") or 0 for slot in slots)
+            made = [output for output in node.output if output.slot == 0 or not swapped]
+            size = sum([bytes_of(output) or 0 for output in made])
             ops.append(Op(fed, kind, device, (start - begin) / 1e9, (end - start) / 1e9, size))
     return sorted(ops, key=lambda op: (op.start, op.name))
 
 
+@functools.cache
 def _type(op: str) -> str:
     """Name the operation that was asked for, where the executor put its own in its place."""
     return "Placeholder" if op == "_Arg" else re.sub(r"^_Mkl(Native)?", "", op)

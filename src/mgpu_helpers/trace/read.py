@@ -6,6 +6,7 @@ from typing import Any
 
 from mgpu_helpers.names import order, short
 from mgpu_helpers.trace.allocations import allocations_of
+from mgpu_helpers.trace.collectives import collectives_of
 from mgpu_helpers.trace.copies import copies_of, edges_of, sends
 from mgpu_helpers.trace.operations import kernels_of, operations
 from mgpu_helpers.trace.step import Trace, curve
@@ -43,4 +44,5 @@ def read(metadata: Any) -> Trace:
     return Trace(
         tuple(ops), tuple(copies), memory, tuple(edges), tuple(allocations), tuple(waits), ran,
         launches_only=kernels is None and any(device.startswith("/GPU") for device, _ in stats),
+        collectives=tuple(collectives_of(ops, stats, nodes)),
     )  # fmt: skip

@@ -51,6 +51,23 @@ class Copy:
 
 
 @dataclass(frozen=True)
+class Collective:
+    """What a device gave to an operation that several devices do together, such as an all-reduce.
+
+    bytes is the size of the tensor that it gave, None where nothing reports it. Which part of it
+    went to which device is the library's choice (in a ring of n, a device sends 2 (n - 1) / n of it
+    to the next one) and is not recorded. So it is no Copy. Seconds from the start of the step; the
+    length holds the wait for the other devices.
+    """
+
+    op: str
+    device: str
+    bytes: int | None
+    start: float
+    length: float
+
+
+@dataclass(frozen=True)
 class Allocation:
     """Bytes that an operation took on its device; seconds from the start of the step.
 
@@ -89,6 +106,8 @@ class Trace:
     # by GPU, when its kernels ran: start and end in seconds
     kernels: dict[str, tuple[tuple[float, float], ...]] = field(default_factory=dict, repr=False)
     launches_only: bool = False
+    collectives: tuple[Collective, ...] = ()
+    metadata: Any = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
         return (

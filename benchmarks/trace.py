@@ -1,0 +1,74 @@
+"""What it costs to trace one step of a Keras model, and to draw it (lesson 00's helpers).
+
+python benchmarks/trace.py    writes results/trace.json
+
+A trace builds the step's graph anew and runs it twice, so it is compared with the first call of
+`train_on_batch`, which builds it too, and some plain steps.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+from mgpu_helpers import charts, devices, results, timing, trace
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+from keras_models import BUILT, built  # noqa: E402
+
+ROUNDS, STEPS, PICTURE = 5, 5, 10_000  # STEPS: how many plain steps a trace may cost besides
+
+
+def seconds(call: Callable[..., Any], *args: Any) -> float:
+    begin = time.perf_counter()
+    call(*args)
+    return time.perf_counter() - begin
+
+
+def draw(step: trace.Trace, by: str | None) -> None:
+    import matplotlib.pyplot as plt
+
+    charts.timeline(step, by=by).figure.canvas.draw()
+    plt.close("all")
+
+
+def main() -> None:
+    matplotlib.use("Agg")
+    plan = devices.setup(1)
+    numbers, ratios = {}, []
+    for name in BUILT:
+        first, traced, plain = [], [], []
+        for _ in range(ROUNDS):  # a new model each time, whose graph nobody has built yet
+            model, x, y = built(name)
+            first.append(seconds(model.train_on_batch, x, y))
+            plain.append(timing.measure(lambda: model.train_on_batch(x, y), repeats=9).median)  # noqa: B023
+            traced.append(seconds(trace.function_step, model.train_on_batch, x, y))
+        _, step = trace.function_step(model.train_on_batch, x, y)
+        drawn = {by: [seconds(draw, step, by) for _ in range(3)] for by in (None, "layer")}
+        mapped = [seconds(lambda: charts.placement_map(step).figure.canvas.draw())]  # noqa: B023
+        share = [
+            t / (f + STEPS * p) for t, f, p in zip(traced, first, plain, strict=True)
+        ]
+        ratio = results.Ratio.of(f"{name}: trace, of graph and {STEPS} steps", share, 1.0,
+                                 at_least=False)  # fmt: skip
+        ratios.append(ratio)
+        numbers[name] = {
+            "operations": len(step.ops), "first_s": min(first), "plain_ms": 1e3 * min(plain),
+            "traced_s": min(traced), "timeline_s": min(drawn[None]),
+            "by_layer_s": min(drawn["layer"]), "map_s": min(mapped),
+        }  # fmt: skip
+        print(ratio, {k: round(v, 3) for k, v in numbers[name].items()})
+        if len(step.ops) >= PICTURE:
+            ratios.append(results.Ratio.of(f"{name}: timeline of {len(step.ops):,} operations, s",
+                                           drawn[None], 1.0, at_least=False))  # fmt: skip
+    print(*ratios, sep="\n")
+    results.write("trace", plan, {"rounds": ROUNDS, "models": numbers}, ratios)
+
+
+if __name__ == "__main__":
+    main()

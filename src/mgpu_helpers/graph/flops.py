@@ -1,0 +1,179 @@
+"""The FLOP that a function or a Keras model asks for, counted from its graph before it runs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from mgpu_helpers.graph.step import concrete_of
+from mgpu_helpers.graph.values import Values
+from mgpu_helpers.graph.walk import BRANCHES, CALLS, LOOPS, Unknown, called, carried, live
+
+# Operations that multiply as much as those below, and that nothing here knows how to count.
+_UNCOUNTED = re.compile("MatMul|Conv[23]D|^Conv$|RNN|Einsum|LSTM|GRU|XlaLaunch|XlaDot|XlaConv")
+_GATES = {"lstm": 4, "gru": 3}
+
+
+@dataclass(frozen=True, repr=False)
+class Count:
+    """The FLOP of one call; flops is None where they are not known before, and reason says why."""
+
+    flops: int | None
+    by_type: dict[str, int] = field(default_factory=dict)  # of operation
+    reason: str | None = None
+
+    def __repr__(self) -> str:
+        if self.flops is None:
+            return f"FLOP not known: {self.reason}"
+        rows = [f"{name} {work:,}" for name, work in self.by_type.items()]
+        return f"{self.flops:,} FLOP" + (f": {', '.join(rows)}" if rows else "")
+
+
+def flops(
+    model_or_function: Any, *args: Any, batch: int = 1, training: bool = False
+) -> int | None:
+    """Count the FLOP of one call, 2 for each multiply-add; None where they depend on data.
+
+    A built Keras model is counted for a batch of so many examples: its way forward, or with
+    training=True a whole training step. A function is counted for the arguments that it is given;
+    `tf.TensorSpec` will do in place of a tensor. Nothing runs.
+
+    What is counted are the products: matrix products, convolutions, einsum, cuDNN's recurrent
+    layers, and their gradients as the graph has them. Left out are what goes number by number
+    (activations, biases, normalization, the update of the weights), sums, pools and look-ups. What
+    nobody uses is not counted, a loop counts as often as it runs, and of branches the dearer one.
+    `count` says why something is None.
+
+    >>> flops(lambda x, y: x @ y, tf.ones([2, 3]), tf.ones([3, 5]))  # 2 * 2 * 3 * 5
+    60
+    """
+    return count(model_or_function, *args, batch=batch, training=training).flops
+
+
+def count(model_or_function: Any, *args: Any, batch: int = 1, training: bool = False) -> Count:
+    """Count the FLOP of one call as `flops` does, by type of operation; say why they are unknown.
+
+    >>> count(lambda x: x @ x, tf.ones([10, 10]))
+    2,000 FLOP: MatMul 2,000
+    """
+    concrete = concrete_of(model_or_function, *args, batch=batch, training=training)
+    try:
+        found = _walk(concrete.graph, None, Values(concrete.graph))
+    except Unknown as reason:
+        return Count(None, reason=str(reason))
+    return Count(sum(found.values()), dict(found.most_common()))
+
+
+def _walk(graph: Any, outputs: set[int] | None, values: Values) -> Counter[str]:
+    found: Counter[str] = Counter()
+    alive = live(graph, outputs)
+    for op in alive.ops:
+        used = alive.outputs.get(op.name, set())
+        if op.type in CALLS:
+            (inner,) = called(op)
+            found += _walk(inner, used, values.inside(inner, op.inputs))
+        elif op.type in BRANCHES:
+            each = [_walk(g, used, values.inside(g, op.inputs[1:])) for g in called(op)]
+            found += max(each, key=Counter.total)
+        elif op.type in LOOPS:
+            found += _loop(op, used, values)
+        elif op.type in _COSTS:
+            found[op.type] += _COSTS[op.type](op)
+        elif _UNCOUNTED.search(op.type):
+            raise Unknown(f"{op.name} is a {op.type}, which is not among what is counted.")
+    return found
+
+
+def _loop(op: Any, outputs: set[int], values: Values) -> Counter[str]:
+    each = _walk(called(op)[1], carried(op, outputs), values.round(op))
+    if not each:
+        return each
+    rounds, _ = values.loop(op)
+    if rounds is None:
+        raise Unknown(
+            f"the loop {op.name} runs as often as its data say: "
+            f"{each.total():,} FLOP a round, and nobody knows how many rounds."
+        )
+    return Counter({kind: rounds * work for kind, work in each.items()})
+
+
+def _size(op: Any, tensor: Any, dims: slice = slice(None)) -> int:
+    shape = tensor.shape
+    if shape.rank is None or None in (kept := shape.as_list()[dims]):
+        raise Unknown(
+            f"{op.name} works on a tensor of shape {shape}, known only when it runs: give the "
+            "function arguments of a whole shape."
+        )
+    return math.prod(kept)
+
+
+def _product(op: Any) -> int:
+    """Count a matrix product: each number of the result is a sum over the inner dimension."""
+    name = "adj_x" if op.type.startswith("Batch") else "transpose_a"
+    inner = -2 if op.get_attr(name) else -1
+    return 2 * _size(op, op.outputs[0]) * _size(op, op.inputs[0], slice(inner, inner + 1 or None))
+
+
+def _einsum(op: Any) -> int:
+    """Count a sum over all labels: each combination of their values is one multiply-add."""
+    if len(op.inputs) < 2:
+        return 0
+    terms = op.get_attr("equation").decode().partition("->")[0].replace(" ", "").split(",")
+    sizes: dict[str, int] = {}
+    for term, tensor in zip(terms, op.inputs, strict=True):
+        _size(op, tensor)
+        before, dots, after = term.partition("...")
+        dims, rest = tensor.shape.as_list(), tensor.shape.rank - len(before) - len(after)
+        wide = [f"...{i}" for i in range(rest, 0, -1)] if dots else []
+        for label, size in zip([*before, *wide, *after], dims, strict=True):
+            sizes[label] = max(size, sizes.get(label, 1))
+    return 2 * math.prod(sizes.values())
+
+
+def _convolution(result: Callable[[Any], Any], kernel: Callable[[Any], Any], dims: int):
+    """Count a convolution: each number of its result sums over `dims` dimensions of the kernel."""
+    return lambda op: 2 * _size(op, result(op)) * _size(op, kernel(op), slice(dims))
+
+
+def _recurrent(op: Any) -> int:
+    """Count cuDNN's layers: in each step the input and the state meet the weights of all gates."""
+    given, state = op.inputs[0], op.inputs[1]
+    time_and_batch = _size(op, given, slice(2))
+    first, units, layers = given.shape[-1], state.shape[-1], state.shape[0]
+    ways = 2 if op.get_attr("direction") == b"bidirectional" else 1
+    _size(op, given), _size(op, state)
+    wide = first + (layers // ways - 1) * ways * units + layers // ways * units
+    work = 2 * time_and_batch * _GATES.get(op.get_attr("rnn_mode").decode(), 1) * units * ways
+    return work * wide * (2 if "Backprop" in op.type else 1)
+
+
+def _costs() -> dict[str, Callable[[Any], int]]:
+    found: dict[str, Callable[[Any], int]] = {
+        "MatMul": _product, "SparseMatMul": _product, "BatchMatMul": _product,
+        "BatchMatMulV2": _product, "BatchMatMulV3": _product, "Einsum": _einsum,
+    }  # fmt: skip
+
+    def out(op: Any) -> Any:
+        return op.outputs[0]
+
+    def at(i: int) -> Callable[[Any], Any]:
+        return lambda op: op.inputs[i]
+
+    kinds = [("Conv2D", "", 2), ("Conv3D", "V2", 3), ("Conv3D", "", 3)]
+    for name, version, dims in [*kinds, ("DepthwiseConv2dNative", "", 2)]:
+        # A depthwise kernel has no dimension that is summed over but its width and height.
+        summed = dims + (name[0] == "C")
+        found[name] = _convolution(out, at(1), summed)
+        found[f"{name}BackpropInput{version}"] = _convolution(at(2), at(1), summed)
+        found[f"{name}BackpropFilter{version}"] = _convolution(at(2), out, summed)
+    found["Conv"] = _convolution(out, at(1), -1)
+    for version in ("", "V2", "V3"):
+        found[f"CudnnRNN{version}"] = found[f"CudnnRNNBackprop{version}"] = _recurrent
+    return found
+
+
+_COSTS = _costs()

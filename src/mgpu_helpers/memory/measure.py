@@ -1,0 +1,222 @@
+"""What a step holds at a large batch, from traces of the same step at small ones."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mgpu_helpers.memory.count import at_peak, line
+from mgpu_helpers.names import short
+from mgpu_helpers.trace import Trace, function_step
+from mgpu_helpers.wording import counted, size_text, whole_number
+
+FAR = 4  # so many times the largest traced batch is as far as a line is trusted
+_CERTAIN, _SAME, _LEAST = 0.95, 0.6, 0.05
+
+
+@dataclass(frozen=True, repr=False)
+class Estimate:
+    """What a step of a batch holds on a device by the line, in bytes, give or take `error`.
+
+    variables is what lies there between the steps too, so that no trace of one has it.
+    """
+
+    batch: int
+    bytes: int
+    error: int
+    variables: int
+    doubts: tuple[str, ...] = ()
+
+    @property
+    def low(self) -> int:
+        """Give what the step may hold at least."""
+        return max(0, self.bytes - self.error)
+
+    @property
+    def high(self) -> int:
+        """Give what the step may hold at most."""
+        return self.bytes + self.error
+
+    @property
+    def total(self) -> int:
+        """Add the variables to what the step holds."""
+        return self.bytes + self.variables
+
+    def __repr__(self) -> str:
+        own = f"; {size_text(self.total)} with the variables there" if self.variables else ""
+        first = (
+            f"batch {self.batch}: a step holds {size_text(self.bytes)}, give or take "
+            f"{size_text(self.error)}{own}"
+        )
+        return "\n".join([first, *self.doubts])
+
+
+@dataclass(frozen=True, repr=False)
+class Measured:
+    """The peaks of traced steps on a device, in bytes by batch, and a line through them.
+
+    variables are the bytes of the variables that the step uses, by the device that they lie on;
+    traces are the traced steps by batch.
+    """
+
+    device: str
+    peaks: dict[int, tuple[int, ...]]
+    variables: dict[str, int]
+    doubts: tuple[str, ...] = ()
+    traces: dict[int, tuple[Trace, ...]] = field(default_factory=dict, compare=False)
+
+    def at(self, batch: int) -> Estimate:
+        """Estimate what a step of a batch holds, from the line.
+
+        The error is what 95 of 100 such steps stay within, by the scatter of the traces around the
+        line; it is no less than what traces of one batch differ by, nor than 5 %.
+        """
+        from scipy import stats
+
+        batch = whole_number("batch", batch, "a number of examples", 1)
+        points = [(b, peak) for b, peaks in self.peaks.items() for peak in peaks]
+        batches, held = np.array(points, float).T
+        fixed, each = line(batches.tolist(), held.tolist())
+        value, doubts = fixed + each * batch, self.doubts
+        if len(points) == 2:
+            error = value
+            doubts += ("two traces do not say how far they scatter: trace a third batch.",)
+        else:
+            left = held - fixed - each * batches
+            scatter = math.sqrt(left @ left / (len(points) - 2))
+            away = batches - batches.mean()
+            far = (batch - batches.mean()) ** 2 / (away @ away)
+            error = scatter * math.sqrt(1 + 1 / len(points) + far)
+            error *= stats.t.ppf((1 + _CERTAIN) / 2, len(points) - 2)
+        differ = max(max(p) / max(1, min(p)) - 1 for p in self.peaks.values())
+        error, most = max(error, max(differ, _LEAST) * value), max(self.peaks)
+        if batch > FAR * most:
+            doubts += (
+                f"batch {batch} is {batch / most:.3g} times the largest that was traced: trace "
+                f"batch {math.ceil(batch / FAR)} or more.",
+            )
+        own = self.variables.get(self.device, 0)
+        return Estimate(batch, round(value), math.ceil(error), own, doubts)
+
+    def __repr__(self) -> str:
+        seen = ", ".join(
+            f"{size_text(min(p))} to {size_text(max(p))} at {b}"
+            if size_text(min(p)) != size_text(max(p)) else f"{size_text(p[0])} at {b}"
+            for b, p in self.peaks.items()
+        )  # fmt: skip
+        traced = counted(sum(map(len, self.peaks.values())), "traced step")
+        there = ", ".join(f"{size_text(size)} on {d}" for d, size in self.variables.items())
+        rows = [
+            f"measured on {self.device}, {traced} of batch "
+            f"{', '.join(map(str, self.peaks))}: {seen}",
+            f"variables, there before the step and not in it: {there or 'none'}",
+            repr(self.at(FAR * max(self.peaks))),
+        ]
+        return "\n".join(rows)
+
+
+def measure(
+    step_of: Callable[[int], Any],
+    batches: Sequence[int] = (4, 8, 16),
+    device: str | None = None,
+    *,
+    repeats: int = 2,
+    scratch: bool = True,
+) -> Measured:
+    """Trace a step at some small batches and lay a line through the bytes that it held at its peak.
+
+    `step_of(batch)` gives what one step of that batch is: a function, or a tuple of a function and
+    its arguments, as `trace.function_step` takes them. Each is traced `repeats` times, for two
+    steps need not run in the same order; what they assign does not reach the variables. device None
+    is the one that holds most. With scratch=False what libraries borrow while an operation runs
+    does not count.
+
+    `.at(256)` says what a step of that batch holds, with its error. It holds for a batch up to four
+    times the largest traced one, while the moment of the peak stays the same; both are watched.
+
+    >>> w = tf.Variable(tf.ones([100, 50]))
+    >>> step = tf.function(lambda x: tf.reduce_sum(tf.square(x @ w) * tf.sin(x @ w)))
+    >>> found = measure(lambda batch: (step, tf.ones([batch, 100])), batches=(200, 400), repeats=1)
+    >>> estimate = found.at(800)  # two products of 800 x 50 floats are held at once
+    >>> abs(estimate.bytes - 2 * 800 * 50 * 4) <= 0.1 * estimate.bytes
+    True
+    """
+    batches = [whole_number("batch", batch, "a number of examples", 1) for batch in batches]
+    repeats = whole_number("repeats", repeats, "a number of traces", 1)
+    if len(set(batches)) < max(2, len(batches)):
+        raise ValueError(
+            f"batches={batches} give no line: name two different batches or more, each once."
+        )
+    traces: dict[int, tuple[Trace, ...]] = {}
+    for batch in sorted(batches):
+        function, arguments = _call(step_of(batch))
+        traces[batch] = tuple(function_step(function, *arguments)[1] for _ in range(repeats))
+    variables = _variables(function, arguments)
+    last = traces[max(batches)][0]
+    if device is None:
+        device = max(last.memory, key=lambda name: last.peak(name, scratch), default="")
+    for batch, each in traces.items():
+        if any(device not in trace.memory for trace in each):
+            raise ValueError(
+                f"a step of batch {batch} held nothing on {device or 'any device'}: use one of "
+                f"{', '.join(last.memory) or 'the devices of a step that makes tensors'}."
+            )
+    peaks = {b: tuple(t.peak(device, scratch) for t in each) for b, each in traces.items()}
+    return Measured(device, peaks, variables, _moved(traces, device, scratch), traces)
+
+
+def _call(step: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Take apart what `step_of` gave, as a `tf.function`, whose graph is made but once."""
+    import tensorflow as tf
+
+    function, *arguments = step if isinstance(step, tuple) else (step,)
+    if not callable(function):
+        raise TypeError(
+            f"step_of gave {type(function).__name__}: give a function, or a tuple of a function "
+            "and its arguments."
+        )
+    arguments = tf.nest.map_structure(
+        lambda a: tf.constant(a) if isinstance(a, (np.ndarray, np.generic)) else a, arguments
+    )
+    if not hasattr(function, "get_concrete_function"):
+        function = tf.function(function)
+    return function, tuple(arguments)
+
+
+def _variables(function: Any, arguments: tuple[Any, ...]) -> dict[str, int]:
+    """Add up the bytes of the variables that a function uses, by device."""
+    import tensorflow as tf
+
+    found = {id(v): v for v in function.get_concrete_function(*arguments).variables}
+    found |= {id(a): a for a in tf.nest.flatten(arguments) if isinstance(a, tf.Variable)}
+    sizes: dict[str, int] = defaultdict(int)
+    for variable in found.values():
+        sizes[short(variable.device)] += variable.shape.num_elements() * variable.dtype.size
+    return dict(sizes)
+
+
+def _moved(traces: dict[int, tuple[Trace, ...]], device: str, scratch: bool) -> tuple[str, ...]:
+    """Say between which batches the peak came at another moment, with other tensors held."""
+    shares = {}
+    for batch, each in traces.items():
+        held: Counter[str] = Counter()
+        for allocation in at_peak(each[0], device, scratch):
+            held[allocation.op] += allocation.bytes
+        shares[batch] = {op: size / held.total() for op, size in held.items()}
+    most = max(shares)
+    moved = [
+        str(batch)
+        for batch, share in shares.items()
+        if sum(min(size, shares[most].get(op, 0)) for op, size in share.items()) < _SAME
+    ]
+    if not moved:
+        return ()
+    return (
+        f"at batch {', '.join(moved)} the peak was at another moment than at {most}, with other "
+        "tensors held: do not trust the line; trace larger batches.",
+    )

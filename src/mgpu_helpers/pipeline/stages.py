@@ -1,0 +1,215 @@
+"""Stages of a Keras model: its layers from one cut up to the next, with the model's own weights."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from mgpu_helpers.pipeline.run import Made, Stage
+from mgpu_helpers.wording import counted
+
+
+def stages(model: Any, cuts: Sequence[str], devices: Sequence[str]) -> list[Stage]:
+    """Cut a functional or Sequential Keras model in front of the layers named: a stage a device.
+
+    Layers run in the order in which Keras runs them. All that is made before a cut and used behind
+    it crosses, also past a stage that does not use it. A layer that is called in two stages is in
+    both; a model inside the model is one layer.
+
+    The weights stay the model's own variables, where they lie, and are known by their `path`. A
+    step reads each once, and copies those that lie elsewhere to the device of their stage. So train
+    with `optimizer.apply([found[v.path] for v in model.trainable_variables],
+    model.trainable_variables)`. Layers run with training=True: moving averages and the seeds of
+    dropout are renewed piece by piece, and what layers add to the loss counts as the loss does.
+
+    >>> import keras
+    >>> layers = [keras.layers.Dense(4, name="a"), keras.layers.Dense(2, name="b")]
+    >>> model = keras.Sequential([keras.Input((3,)), *layers], name="net")
+    >>> [list(stage.weights) for stage in stages(model, ["b"], plan.devices)]
+    [['net/a/kernel', 'net/a/bias'], ['net/b/kernel', 'net/b/bias']]
+    """
+    from mgpu_helpers.devices.check import checked
+
+    model = _functional(model)
+    nodes = _nodes(model)
+    at = [0, *_starts(nodes, cuts, devices), len(nodes)]
+    devices = checked(devices)
+    borders = [model.inputs, *(_crossing(model, nodes)[i] for i in at[1:-1]), model.outputs]
+    made: list[Stage] = []
+    known: dict[str, Any] = {}
+    for s, (a, b) in enumerate(itertools.pairwise(at)):
+        layers = [node.operation for node in nodes[a:b] if hasattr(node.operation, "variables")]
+        weights = {v.path: v for layer in layers for v in layer.trainable_variables}
+        state = {v.path: v for layer in layers for v in layer.non_trainable_variables}
+        regular = [path for path, v in weights.items() if v.regularizer and path not in known]
+        for v in itertools.chain(*(layer.variables for layer in layers)):
+            if known.setdefault(v.path, v) is not v:
+                raise ValueError(
+                    f"two variables of the model are called {v.path!r}, so their gradients cannot "
+                    "be told apart: give the layers different names."
+                )
+        function = _function(model, nodes[a:b], borders, s, weights, state, regular)
+        made.append(Stage(devices[s], function, weights, state))
+    return made
+
+
+def places(model: Any) -> dict[str, list[str]]:
+    """List the layers in front of which one tensor crosses, each with the layers up to the next.
+
+    The first is where the model begins. `best_cut` takes them, and `stages` takes its starts.
+
+    >>> import keras
+    >>> x = keras.Input((3,))
+    >>> a = keras.layers.Dense(3, name="a")(x)
+    >>> b = keras.layers.Dense(3, name="b")(a)
+    >>> places(keras.Model(x, keras.layers.Add(name="c")([a, b])))
+    {'a': ['a'], 'b': ['b', 'c']}
+    """
+    model = _functional(model)
+    nodes = _nodes(model)
+    crossing = _crossing(model, nodes)
+    found: dict[str, list[str]] = {}
+    for name, i in _first_calls(nodes).items():
+        if i == 0 or len(crossing[i]) == 1:
+            found[name] = start = []
+        start.append(name)
+    return found
+
+
+def _functional(model: Any) -> Any:
+    """Check that a model can be cut, and make a Sequential one functional, of the same layers."""
+    import keras
+
+    if not isinstance(model, keras.Function | keras.Sequential):
+        raise TypeError(
+            f"{type(model).__name__} has no list of layers that could be cut: give a functional or "
+            "a Sequential Keras model, or write each `Stage` by hand."
+        )
+    if not (model.built and model.inputs):
+        raise ValueError(
+            f"{model.name} is not built, so its shapes are not known: begin it with keras.Input or "
+            "call it once on a batch."
+        )
+    if not type(model).call.__module__.startswith("keras."):
+        raise TypeError(
+            f"{type(model).__name__} has a `call` of its own, which stages would not run: cut the "
+            "model inside it, or write each `Stage` by hand."
+        )
+    if isinstance(model, keras.Sequential):
+        return keras.Model(*model.inputs, *model.outputs)
+    return model
+
+
+def _nodes(model: Any) -> list[Any]:
+    """List the calls of layers in the order in which Keras runs them: each after what it needs."""
+    by_depth = model._nodes_by_depth
+    calls = [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
+    return [node for node in calls if not node.is_input]
+
+
+def _first_calls(nodes: Sequence[Any]) -> dict[str, int]:
+    first: dict[str, int] = {}
+    for i, node in enumerate(nodes):
+        first.setdefault(node.operation.name, i)
+    return first
+
+
+def _crossing(model: Any, nodes: Sequence[Any]) -> list[list[Any]]:
+    """List for each call what was made before it and is used by it or later."""
+    last = {id(t): i for i, node in enumerate(nodes) for t in node.input_tensors}
+    last |= {id(t): len(nodes) for t in model.outputs}
+    crossing, made = [], list(model.inputs)
+    for i, node in enumerate(nodes):
+        made = [t for t in made if last.get(id(t), -1) >= i]
+        crossing.append(made)
+        made = [*made, *node.outputs]
+    return crossing
+
+
+def _starts(nodes: Sequence[Any], cuts: Sequence[str], devices: Sequence[str]) -> list[int]:
+    """Find where each stage but the first begins; ValueError says what is wrong with a cut."""
+    cuts = [cuts] if isinstance(cuts, str) else list(cuts)
+    if len(devices) != len(cuts) + 1:
+        raise ValueError(
+            f"{counted(len(cuts), 'cut')} make {counted(len(cuts) + 1, 'stage')}, and there are "
+            f"{counted(len(devices), 'device')}: give one for each stage."
+        )
+    first = _first_calls(nodes)
+    for before, cut in itertools.pairwise([None, *cuts]):
+        if cut not in first:
+            later = list(first)[1:]
+            near = difflib.get_close_matches(str(cut), later, n=3) or later[:3]
+            raise ValueError(
+                f"no layer {cut!r} can begin a stage: "
+                + (f"try {' or '.join(near)}." if near else "the model is a single layer.")
+            )
+        if first[cut] == 0:
+            raise ValueError(
+                f"{cut!r} is the first layer, so the first stage would be empty: cut in front of a "
+                "later one."
+            )
+        if before is not None and first[cut] <= first[before]:
+            raise ValueError(
+                f"{cut!r} does not come after {before!r} in the order in which Keras runs the "
+                "layers: sort the cuts by it, and name each once."
+            )
+    return [first[cut] for cut in cuts]
+
+
+def _function(
+    model: Any,
+    nodes: Sequence[Any],
+    borders: Sequence[Sequence[Any]],
+    s: int,
+    weights: Mapping[str, Any],
+    state: Mapping[str, Any],
+    regular: Sequence[str],
+) -> Callable[[Mapping[str, Any], Any], Made]:
+    """Make the function of a stage: run its calls as Keras would, with the weights it is given."""
+    import keras
+    from keras.src.models.functional import operation_fn
+
+    entry = keras.Model(model.input, model.inputs)  # it takes what the model takes, as a flat list
+    variables = {**weights, **state}
+
+    def enter(x: Any) -> dict[int, Any]:
+        values, masks = (keras.tree.flatten(entry(x)), {}) if s == 0 else as_given(x)
+        for i, mask in masks.items():
+            values[i]._keras_mask = mask  # a loss uses it, and a copy of a tensor does not have it
+        return {id(t): value for t, value in zip(borders[s], values, strict=True)}
+
+    def as_given(x: Any) -> Any:
+        if not (isinstance(x, tuple) and [type(part) for part in x] == [list, dict]):
+            raise ValueError(
+                f"it takes {counted(len(borders[s]), 'tensor')} from stage {s - 1} of the model: "
+                "keep the order of the stages."
+            )
+        return x
+
+    def leave(values: Mapping[int, Any]) -> Any:
+        made = [values[id(t)] for t in borders[s + 1]]
+        if s + 2 == len(borders):
+            return keras.tree.pack_sequence_as(model.output, made) if len(made) > 1 else made[0]
+        masks = {i: getattr(value, "_keras_mask", None) for i, value in enumerate(made)}
+        return made, {i: mask for i, mask in masks.items() if mask is not None}
+
+    def function(given: Mapping[str, Any], x: Any) -> Made:
+        values, pairs = enter(x), [(v, given[path]) for path, v in variables.items()]
+        with keras.StatelessScope(pairs, collect_losses=True) as scope:
+            for node in nodes:
+                args, kwargs = node.arguments.fill_in(values)
+                made = operation_fn(node.operation, training=True)(*args, **kwargs)
+                values.update(zip(map(id, node.outputs), keras.tree.flatten(made), strict=True))
+        now = {path: scope.get_current_value(v) for path, v in variables.items()}
+        changed = {path: value for path, value in now.items() if value is not given[path]}
+        if moved := [path for path in changed if path in weights]:
+            raise ValueError(
+                f"a layer assigns its weight {moved[0]!r} when it is called, which a stage cannot "
+                "do: take this layer out of the model."
+            )
+        losses = [weights[path].regularizer(given[path]) for path in regular]
+        return Made(leave(values), changed, [*scope.losses, *losses])
+
+    return function

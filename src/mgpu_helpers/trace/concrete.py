@@ -1,0 +1,65 @@
+"""The graph of a function for certain arguments, and what cannot be traced."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def concrete_of(function: Callable[..., Any], args: Any, named: Any) -> tuple[Any, list[Any]]:
+    """Give the function's graph for these arguments, traced if it was not, and its tensors."""
+    import numpy as np
+    import tensorflow as tf
+
+    args, named = tf.nest.map_structure(
+        lambda a: tf.constant(a) if isinstance(a, (np.ndarray, np.generic)) else a, (args, named)
+    )
+    _check(tf.nest.flatten((args, named)))
+    called = function
+    if named:  # as arguments of their own: a tensor that is captured may become a constant
+        function, args = lambda args, named: called(*args, **named), (args, named)
+    if not hasattr(function, "get_concrete_function"):
+        function = tf.function(function)
+    try:
+        concrete = function.get_concrete_function(*args)
+        if concrete.function_def.attr["_XlaMustCompile"].b:  # else its body would run without XLA
+            compiled = function
+            concrete = tf.function(lambda *args: compiled(*args)).get_concrete_function(*args)
+    except Exception as error:
+        if type(error).__name__ != "UnliftableError" and "singleton tf.Variable" not in str(error):
+            raise
+        raise ValueError(
+            "the function makes variables at each call, and its graph could hold none: make them "
+            "(a model, its optimizer, a layer) once before it, and let the function use them."
+        ) from None
+    _warn_of_xla(concrete)
+    return concrete, [a for a in tf.nest.flatten(args, expand_composites=True) if tf.is_tensor(a)]
+
+
+def _check(arguments: list[Any]) -> None:
+    import tensorflow as tf
+
+    for each in arguments:
+        if isinstance(each, (Iterator, tf.data.Dataset)):
+            raise ValueError(
+                f"an argument is of type {type(each).__name__}, which cannot be copied for the "
+                "trace: pass what it yields, next(iter(it)), in its place."
+            )
+    shapes = [each.shape for each in arguments if tf.is_tensor(each)]
+    if shapes and all(shape.rank and shape[0] == 0 for shape in shapes):
+        raise ValueError(
+            f"the batch has 0 examples ({', '.join(map(str, shapes))}), so there is no step to "
+            "trace: pass at least 1 example."
+        )
+
+
+def _warn_of_xla(concrete: Any) -> None:
+    graph = concrete.graph.as_graph_def()
+    inside = [node for function in graph.library.function for node in function.node_def]
+    if any(node.attr["_XlaMustCompile"].b for node in [*graph.node, *inside]):
+        warnings.warn(
+            "XLA compiles what the function calls (jit_compile=True), each call to one operation: "
+            "the trace shows nothing inside; trace it with jit_compile=False to see its parts.",
+            stacklevel=4,
+        )

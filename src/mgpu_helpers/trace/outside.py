@@ -1,0 +1,91 @@
+"""What a function's graph takes from outside: its arguments, and what it captured."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Given:
+    """What one input of a function's graph is given."""
+
+    name: str  # of the input
+    value: Any  # as NumPy has it
+    dtype: Any
+    shape: Any  # a variable's may leave open what its value says
+    device: str
+    label: str | None  # what to call a copy of it; None for an argument that is fed
+    variable: bool  # the graph takes its handle
+
+
+def given(concrete: Any, arguments: list[Any]) -> list[Given]:
+    """List what the inputs of a concrete function are given: arguments, then what it captured.
+
+    A variable comes as its handle. It is read through that, so that a replica's own variable, or
+    one that only the library knows, is read as any other.
+    """
+    import tensorflow as tf
+    from tensorflow.python.ops.handle_data_util import get_resource_handle_data
+
+    variables = [*concrete.variables, *(a for a in arguments if isinstance(a, tf.Variable))]
+    names = {id(variable.handle): variable.name for variable in variables}
+    outside = [a.handle if isinstance(a, tf.Variable) else a for a in arguments]
+    outside += concrete.captured_inputs
+    found = []
+    for i, (inner, outer) in enumerate(zip(concrete.inputs, outside, strict=True)):
+        variable = None
+        if outer.dtype in (tf.resource, tf.variant):
+            variable = get_resource_handle_data(inner)
+            if not variable.is_set:
+                raise ValueError(
+                    f"the function uses {_kind(outer)}, which is neither a tensor nor a variable "
+                    "and cannot be copied for the trace: use it before, and pass what it gives as "
+                    "an argument (of an iterator: next(iterator))."
+                )
+            about = variable.shape_and_type[0]
+            value = tf.raw_ops.ReadVariableOp(resource=outer, dtype=about.dtype)
+            shape, device = tf.TensorShape(about.shape), outer.device
+        else:
+            value = tf.convert_to_tensor(outer)  # Keras takes its variables for tensors
+            shape, device = value.shape, value.device
+        label = names.get(id(outer), inner.name).partition(":")[0]
+        found.append(Given(
+            inner.name, value.numpy(), value.dtype, shape, device,
+            None if i < len(arguments) and not variable else label, bool(variable),
+        ))  # fmt: skip
+    return found
+
+
+def _kind(outer: Any) -> str:
+    """Name what stands behind a tensor; only a resource says it, and a variant is a dataset."""
+    found = re.search(r'type="(?:\w+::)*(\w+)"', str(outer))
+    return f"a {found[1]}" if found else "a dataset"
+
+
+def copied(given: list[Given]) -> tuple[dict[str, Any], list[Any], dict[Any, Any]]:
+    """Add variables with these values to the current graph.
+
+    Give what stands for each input, by its name; what sets the variables; and what to feed for it.
+    """
+    import numpy as np
+    import tensorflow as tf
+
+    twins, start, begin = {}, [], {}
+    for i, each in enumerate(given):
+        # Raw operations: a tf.Variable would add three more, and a large model has hundreds.
+        with tf.device(each.device), tf.name_scope("outside/"):
+            handle = tf.raw_ops.VarHandleOp(
+                dtype=each.dtype, shape=each.shape, shared_name=f"outside/{i}", name=each.label
+            )
+            value = tf.raw_ops.Placeholder(dtype=each.dtype, shape=np.shape(each.value))
+            begin[value] = each.value
+            # With a buffer of its own: one that is shared would be copied by each assignment.
+            value = tf.raw_ops.DeepCopy(x=value)
+            start.append(tf.raw_ops.AssignVariableOp(resource=handle, value=value))
+            # A captured tensor becomes a variable too: TensorFlow would fold a constant away.
+            twins[each.name] = handle if each.variable else tf.raw_ops.ReadVariableOp(
+                resource=handle, dtype=each.dtype, name=f"{each.label}/read"
+            )  # fmt: skip
+    return twins, start, begin

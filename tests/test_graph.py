@@ -1,0 +1,330 @@
+"""What a function asks for, counted from its graph: against sums by hand, papers and real runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from conftest import run_python
+from keras_models import BUILT, built
+from mgpu_helpers import graph
+from mgpu_helpers.lessons import networks
+from mgpu_helpers.trace import function_step
+
+
+@pytest.fixture(scope="module")
+def tf(plan):
+    import tensorflow
+
+    return tensorflow
+
+
+@pytest.fixture(scope="module")
+def models(plan):
+    return {name: built(name)[0] for name in BUILT if name != "mobilenet"}
+
+
+def test_importing_it_loads_no_tensorflow():
+    code = "import sys, mgpu_helpers.graph; print('tensorflow' in sys.modules, *sorted(" \
+           "n.split('.')[1] for n in sys.modules if n.startswith('mgpu_helpers.')))"  # fmt: skip
+    assert run_python(code).stdout.split()[0] == "False"
+
+
+# FLOP
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_an_lstm_by_hand(models, training):
+    """Four gates, each from the input and the state, in 24 steps; then 3 scores of 16 numbers."""
+    first, second = 2 * 24 * 4 * 16 * 8, 2 * 24 * 4 * 16 * 16
+    forward = first + 3 * second + 2 * 16 * 3
+    # Back: for weights and for what came in, which the first layer is spared.
+    wanted = 3 * forward - first if training else forward
+    assert graph.flops(models["lstm"], training=training) == wanted
+    assert graph.flops(models["lstm"], batch=5, training=training) == 5 * wanted
+
+
+def test_a_transformer_by_hand(models):
+    """40 tokens of width 32, two heads of 16; each head multiplies 40 by 40 scores twice."""
+    projections, heads, inner = 4 * 40 * 32 * 32, 2 * 2 * 40 * 40 * 16, 2 * 40 * 32 * 64
+    forward = 2 * (projections + heads + inner + 32 * 5)
+    assert graph.flops(models["transformer"]) == forward
+    assert graph.flops(models["transformer"], training=True) == 3 * forward
+
+
+def test_published_counts_of_multiply_adds(tf):
+    """MobileNetV2: 300 M (Sandler et al., 2018, table 4); ResNet-50: 3.86 G as Keras has it."""
+    nets = tf.keras.applications
+    mobilenet = graph.flops(nets.MobileNetV2((224, 224, 3), weights=None))
+    assert mobilenet / 2 == pytest.approx(300e6, rel=0.02)
+    resnet = graph.flops(nets.ResNet50(weights=None, input_shape=(224, 224, 3)))
+    assert resnet / 2 == pytest.approx(3.86e9, rel=0.02)
+
+
+@pytest.mark.parametrize("make", [networks.tensorlight, networks.p40, networks.jang])
+def test_the_lessons_networks_as_their_layers_have_it(tf, make):
+    network = make(width=0.125)
+    weights = networks.variables(network)
+
+    def train(x, y):
+        with tf.GradientTape() as tape:
+            cost = networks.loss(networks.logits(network, weights, x, keep=0.9, seed=(1, 2)), y)
+        return tape.gradient(cost, weights)
+
+    given = tf.TensorSpec((3, *network.input)), tf.TensorSpec((3,), tf.int64)
+    assert graph.flops(train, *given) == 3 * networks.flops(network)
+
+
+def test_what_is_counted_of_each_operation(tf):
+    x, kernel = tf.zeros([2, 8, 8, 3]), tf.zeros([5, 3, 3, 4])
+    conv = 2 * (2 * 4 * 4 * 4) * (5 * 3 * 3)  # numbers of the result times those summed for each
+    assert graph.flops(lambda x: tf.nn.conv2d(x, kernel, 2, "SAME"), x) == conv
+    deep = tf.zeros([3, 3, 3, 2])
+    assert graph.flops(lambda x: tf.nn.depthwise_conv2d(x, deep, [1] * 4, "SAME"), x) == (
+        2 * (2 * 8 * 8 * 6) * 9
+    )
+    groups = tf.zeros([3, 3, 1, 6])
+    assert graph.flops(lambda x: tf.nn.conv2d(x, groups, 1, "VALID"), x) == 2 * (2 * 36 * 6) * 9
+    volume = tf.zeros([1, 4, 4, 4, 2])
+    assert graph.flops(
+        lambda x: tf.nn.conv3d(x, tf.zeros([2, 2, 2, 2, 7]), [1] * 5, "VALID"), volume
+    ) == 2 * (27 * 7) * (8 * 2)
+
+    def back(x, w):
+        with tf.GradientTape() as tape:
+            tape.watch([x, w])
+            y = tf.nn.conv3d(x, w, [1, 2, 2, 2, 1], "SAME")
+        return tape.gradient(y, [x, w])
+
+    assert graph.flops(back, volume, tf.zeros([2, 2, 2, 2, 7])) == 2 * 2 * (8 * 7) * 16
+    up = tf.zeros([3, 3, 5, 3])
+    assert graph.flops(
+        lambda x: tf.nn.conv2d_transpose(x, up, [2, 16, 16, 5], 2), x
+    ) == 2 * (2 * 8 * 8 * 3) * (9 * 5)
+    a, b = tf.zeros([6, 2, 3]), tf.zeros([6, 5, 3])
+    assert graph.flops(lambda a, b: tf.matmul(a, b, transpose_b=True), a, b) == 2 * 6 * 10 * 3
+    assert graph.flops(lambda a, b: tf.matmul(a, b, transpose_a=True),
+                       tf.zeros([3, 2]), tf.zeros([3, 5])) == 60  # fmt: skip
+    assert graph.flops(lambda a, b: tf.einsum("...ij,...kj->...ik", a, b), a, b) == 360
+    assert graph.flops(lambda a: tf.einsum("bij->bi", a), a) == 0
+    assert graph.flops(lambda a: tf.nn.relu(a) + tf.reduce_sum(a), a) == 0
+
+
+def test_recurrent_layers_of_cudnn(tf):
+    """Two layers of an LSTM, 7 steps of a batch of 5: 3 numbers to 4 units, and 4 to 4."""
+    def run(x, state, weights):
+        return tf.raw_ops.CudnnRNNV3(
+            input=x, input_h=state, input_c=state, params=weights, sequence_lengths=[7] * 5,
+            rnn_mode="lstm", input_mode="linear_input", direction="unidirectional",
+        ).output  # fmt: skip
+
+    given = tf.TensorSpec([7, 5, 3]), tf.TensorSpec([2, 5, 4]), tf.TensorSpec([256])
+    assert graph.flops(run, *given) == 2 * 7 * 5 * 4 * 4 * ((3 + 4) + (4 + 4))
+
+
+def test_what_nobody_uses_is_not_counted(tf):
+    square = tf.zeros([10, 10])
+
+    def two(x):
+        return x @ x, (x @ x) @ x
+
+    inner = tf.function(two)
+    assert graph.flops(lambda x: (x @ x, x)[1], square) == 0
+    assert graph.flops(two, square) == 6000
+    assert graph.flops(lambda x: inner(x)[0], square) == 2000
+    assert graph.flops(inner.get_concrete_function(square)) == 6000
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 7])
+def test_a_loop_counts_as_often_as_it_runs(tf, rounds):
+    square, several = tf.zeros([10, 10]), tf.zeros([rounds, 10, 10])
+
+    def by_number(x):
+        for _ in tf.range(rounds):
+            x = x @ x
+        return x
+
+    def by_shape(x, several):
+        for i in tf.range(tf.shape(several)[0]):
+            x = x @ several[i]
+        return x
+
+    def over(x, several):
+        for each in several:
+            x = x @ each
+        return x
+
+    def beside(x):  # a product that goes round and that nobody takes out
+        _, x, _ = tf.while_loop(lambda i, x, y: i < rounds, lambda i, x, y: (i + 1, x @ x, y @ y),
+                                (0, x, x))  # fmt: skip
+        return x
+
+    def twice(x):
+        for _ in tf.range(rounds):
+            for _ in tf.range(3):
+                x = x @ x
+        return x
+
+    def back(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = by_number(x)
+        return tape.gradient(y, x)
+
+    assert graph.flops(by_number, square) == graph.flops(beside, square) == 2000 * rounds
+    assert graph.flops(by_shape, square, several) == 2000 * rounds
+    assert graph.flops(over, square, several) == 2000 * rounds
+    assert graph.flops(lambda s: tf.map_fn(lambda x: x @ x, s), several) == 2000 * rounds
+    assert graph.flops(twice, square) == 6000 * rounds
+    assert graph.flops(back, square) == 3 * 2000 * rounds
+
+
+def test_of_branches_the_dearer_one_counts(tf):
+    square = tf.zeros([10, 10])
+
+    def choose(x):
+        return tf.cond(x[0, 0] > 0, lambda: x @ x, lambda: (x @ x) @ x)
+
+    def switch(x):
+        chosen = tf.cast(x[0, 0], tf.int32)
+        return tf.switch_case(chosen, [lambda: x, lambda: x @ x, lambda: x + 1])
+
+    assert graph.flops(choose, square) == 4000
+    assert graph.flops(switch, square) == 2000
+
+
+def test_what_data_decide_is_not_known_and_says_why(tf):
+    square = tf.zeros([10, 10])
+
+    def until(x):
+        while tf.reduce_sum(x) < 100:
+            x = x @ x
+        return x
+
+    said = graph.count(until, square)
+    assert said.flops is None and "while" in said.reason and "2,000" in said.reason
+    assert graph.flops(until, square) is None and "not known" in repr(said)
+    # A loop without products costs nothing however often it runs.
+    assert graph.flops(lambda x: tf.while_loop(lambda x: x[0] < 9, lambda x: [x + x], [x]),
+                       tf.zeros([3])) == 0  # fmt: skip
+    unsized = tf.TensorSpec([None, 10])
+    said = graph.count(lambda x: x @ square, unsized)
+    assert said.flops is None and "(None, 10)" in said.reason
+    wide = tf.raw_ops.SparseTensorDenseMatMul
+    said = graph.count(lambda v: wide(a_indices=[[0, 0]], a_values=v, a_shape=[2, 2], b=square[:2]),
+                       tf.zeros([1]))  # fmt: skip
+    assert said.flops is None and "SparseTensorDenseMatMul" in said.reason
+
+
+def test_a_loop_runs_the_products_that_were_counted(plan, models):
+    """Keras's LSTM takes its gradients in a loop, with one product that nobody uses."""
+    model, x, y = built("lstm", 4)
+
+    def step(x, y):
+        return model.train_step((x, y))
+
+    _, trace = function_step(step, x, y)
+    ran = sum(op.type == "MatMul" for op in trace.ops)
+    assert ran == 2 + 24 * (2 + 2 + 4 + 3)  # the scores' product and bias run as one operation
+    assert graph.flops(step, x, y) == graph.flops(model, batch=4, training=True)
+
+
+# The training step as a graph
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "momentum", None])
+def test_the_step_of_a_model_leaves_the_model_as_it_is(tf, optimizer):
+    import keras
+
+    model, x, y = built("transformer", 4, "rmsprop")
+    before = [weight.numpy() for weight in model.weights]
+    seen = len(model.optimizer.variables)
+    step = graph.training_step(model, 4, optimizer)
+    assert not model.optimizer.built and len(model.optimizer.variables) == seen
+    assert all(map(np.array_equal, before, [weight.numpy() for weight in model.weights]))
+    real = {
+        "adam": keras.optimizers.Adam, "sgd": keras.optimizers.SGD, None: keras.optimizers.RMSprop,
+        "momentum": lambda: keras.optimizers.SGD(momentum=0.9),
+    }[optimizer]()  # fmt: skip
+    real.build(model.trainable_variables)
+    assert [v.shape for v in step.slots] == [v.shape for v in real.variables]
+    assert [v.dtype for v in step.slots] == [v.dtype for v in real.variables]
+    assert model.train_on_batch(x, y) > 0
+
+
+def test_the_step_is_the_one_that_keras_takes(tf, models):
+    """It has the products, the updates and the loss of what `train_on_batch` runs."""
+    model, x, y = built("transformer", 4)
+    model.optimizer.build(model.trainable_variables)
+    theirs = tf.function(lambda x, y: model.train_step((x, y))).get_concrete_function(x, y)
+    ours = graph.training_step(model, 4, None).concrete
+
+    def kinds(concrete, *parts):
+        found = [op.type for op in concrete.graph.get_operations()]
+        return {kind: found.count(kind) for kind in found if any(part in kind for part in parts)}
+
+    parts = "Einsum", "MatMul", "AssignSub", "CrossEntropy", "Erf", "Random", "Rsqrt"
+    assert kinds(ours, *parts) == kinds(theirs, *parts)
+
+
+def test_models_of_several_inputs_and_outputs_and_subclassed_ones(tf):
+    import keras
+    from keras import layers
+
+    a, b = keras.Input((3,), name="a"), keras.Input((4,), name="b")
+    one, two = layers.Dense(2, name="one")(a), layers.Dense(5, name="two")(b)
+    both = keras.Model({"a": a, "b": b}, {"one": one, "two": two})
+    assert graph.flops(both) == 2 * (3 * 2 + 4 * 5)
+    assert graph.flops(both, training=True) == 2 * 2 * (3 * 2 + 4 * 5)
+    both.compile("sgd", {"one": "mse", "two": "sparse_categorical_crossentropy"})
+    assert graph.flops(both, training=True) == 2 * 2 * (3 * 2 + 4 * 5)
+
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(2)
+
+        def call(self, x):
+            return self.dense(x)
+
+    own = Own()
+    own(tf.zeros([8, 3]))
+    assert graph.flops(own) == 12 and graph.flops(own, batch=8, training=True) == 2 * 12 * 8
+
+
+def test_parameters(models):
+    residual = models["residual"]
+    assert graph.parameters(residual) == residual.count_params()
+    moving = sum(w.shape.num_elements() for w in residual.non_trainable_weights)
+    assert graph.parameters(residual, trainable=True) == residual.count_params() - moving
+    assert moving > 0
+
+
+# Bad input
+
+
+def test_sentences(tf, models):
+    import keras
+
+    loose = keras.Sequential([keras.layers.Dense(2)])
+    with pytest.raises(ValueError, match="not built.*model.build"):
+        graph.flops(loose)
+    with pytest.raises(TypeError, match="not a Keras model"):
+        graph.parameters(3)
+    with pytest.raises(ValueError, match="batch=0"):
+        graph.flops(models["lstm"], batch=0)
+    images = keras.Sequential([keras.Input((None, None, 3)), keras.layers.Conv2D(2, 3)])
+    with pytest.raises(ValueError, match=r"\(None, None, None, 3\)"):
+        graph.flops(images)
+    fixed = keras.Sequential([keras.Input(batch_shape=(4, 3)), keras.layers.Dense(2)])
+    assert graph.flops(fixed, batch=4) == 48
+    with pytest.raises(ValueError, match=r"\(4, 3\).*batch of 1"):
+        graph.flops(fixed)
+    with pytest.raises(ValueError, match="optimizer='adma'"):
+        graph.training_step(models["lstm"], 2, "adma")
+    with pytest.raises(ValueError, match="not compiled.*optimizer='adam'"):
+        graph.training_step(fixed, 4, None)
+    with pytest.raises(ValueError, match="for Keras models"):
+        graph.flops(lambda x: x, tf.zeros([1]), training=True)
+    with pytest.raises(ValueError, match="leave them out"):
+        graph.flops(fixed, tf.zeros([4, 3]))

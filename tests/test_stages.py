@@ -1,0 +1,335 @@
+"""Stages of Keras models against the models themselves, piece by piece."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+
+import keras_models
+from mgpu_helpers import pipeline, trace
+from mgpu_helpers.trace import Op, Trace
+
+RANDOM = np.random.default_rng(0)
+X, Y = (RANDOM.normal(size=(8, n)).astype(np.float32) for n in (4, 3))
+TOKENS = RANDOM.integers(0, 4, (8, 6))
+
+
+@pytest.fixture(scope="module")
+def tf(plan):
+    import tensorflow
+
+    return tensorflow
+
+
+@pytest.fixture(scope="module")
+def nets(tf):
+    """Build small models, each with a batch, labels, a loss of (outputs, labels), and its cuts."""
+    import keras
+    from keras import layers
+
+    class Added(layers.Layer):
+        def call(self, x):
+            self.add_loss(tf.reduce_mean(tf.abs(x)))
+            return x
+
+    def mean(outputs, labels):
+        pairs = zip(tf.nest.flatten(outputs), tf.nest.flatten(labels), strict=True)
+        return tf.add_n([tf.reduce_mean(tf.square(a - b)) for a, b in pairs])
+
+    dense, made = layers.Dense, {}
+    one, two = keras.Input((4,), name="one"), keras.Input((4,), name="another")
+    same = dense(4, "tanh", kernel_regularizer="l2", name="same")
+    first = same(one)
+    second = same(dense(4, name="mid")(first))
+    joined = layers.Concatenate(name="join")([second, first, two])
+    out = {"y": dense(3, name="out")(joined), "a": first}
+    made["shared layer"] = (
+        keras.Model({"one": one, "another": two}, out), {"one": X, "another": -X},
+        {"y": Y, "a": X}, mean, [["mid"], ["join"], ["mid", "out"]],
+    )  # fmt: skip
+    x = given = keras.Input((6,), dtype="int32")
+    x = layers.Embedding(10, 4, mask_zero=True, name="embed")(x)
+    x = layers.LSTM(5, return_sequences=True, name="lstm")(x)
+    entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)  # it uses the mask too
+    made["mask"] = (keras.Model(given, dense(4, name="out")(x)), TOKENS, TOKENS, entropy,
+                    [["out"], ["lstm", "out"]])  # fmt: skip
+    inner = [dense(4), layers.BatchNormalization(), layers.Dropout(0.5)]
+    inner = keras.Sequential([keras.Input((4,)), *inner], name="inner")
+    given = keras.Input((4,))
+    x = keras.ops.relu(inner(dense(4, name="in")(given)) * 2.0)
+    made["nested"] = (keras.Model(given, [dense(3, name="out")(x), x]), X, (Y, X), mean,
+                      [["inner"], ["out"], ["inner", "multiply"]])  # fmt: skip
+    plain = [dense(5, kernel_regularizer="l2"), Added(name="added"),
+             dense(4, activity_regularizer="l1", name="b"), layers.Dropout(0.3, name="drop"),
+             dense(3, bias_regularizer="l2", name="c")]  # fmt: skip
+    plain = keras.Sequential([keras.Input((4,)), *plain])
+    made["losses"] = (plain, X, Y, keras.losses.MeanSquaredError(), [["added"], ["b", "c"]])
+    return made
+
+
+def by_pieces(tf, model, loss, x, y, pieces):
+    """Compute what the stages should, with Keras alone: piece by piece, from the state before."""
+    import keras
+
+    total, losses, state = 0, [], {v.path: v.numpy() for v in model.non_trainable_variables}
+    for part in range(pieces):
+        size = 8 // pieces
+        own, labels = tf.nest.map_structure(lambda a: a[part * size : (part + 1) * size], (x, y))  # noqa: B023
+        with tf.GradientTape() as tape:
+            outputs = model(own, training=True)
+            by_keras = isinstance(loss, keras.losses.Loss)
+            one = loss(labels, outputs) if by_keras else loss(outputs, labels)
+            one = tf.add_n([one, *model.losses])
+        found = tape.gradient(one, model.trainable_variables, unconnected_gradients="zero")
+        total += np.array([tf.convert_to_tensor(g).numpy() / pieces for g in found], object)
+        losses.append(float(one))
+    after = {v.path: v.numpy() for v in model.non_trainable_variables}
+    for v in model.non_trainable_variables:
+        v.assign(state[v.path])
+    return np.mean(losses), total, after
+
+
+@pytest.mark.parametrize("pieces", [1, 4])
+@pytest.mark.parametrize("name", ["shared layer", "mask", "nested", "losses"])
+def test_stages_compute_what_the_model_does(tf, plan, nets, name, pieces):
+    model, x, y, loss, cuts = nets[name]
+    wanted_loss, wanted, after = by_pieces(tf, model, loss, x, y, pieces)
+    before = [v.numpy() for v in model.non_trainable_variables]
+    for cut in cuts if pieces == 1 else cuts[-1:]:
+        made = pipeline.stages(model, cut, (plan.devices * 2)[: len(cut) + 1])
+        order = pipeline.one_forward_one_backward(len(made), pieces)
+        step = tf.function(lambda x, y: pipeline.gradients(made, loss, x, y, order))  # noqa: B023
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            got, slopes = step(x, y)
+        assert float(got) == pytest.approx(wanted_loss, rel=1e-5)
+        for v, slope in zip(model.trainable_variables, wanted, strict=True):
+            np.testing.assert_allclose(
+                tf.convert_to_tensor(slopes[v.path]), slope, rtol=1e-4, atol=1e-5, err_msg=v.path
+            )
+        for v, value in zip(model.non_trainable_variables, before, strict=True):
+            np.testing.assert_allclose(v.numpy(), after[v.path], rtol=1e-5, err_msg=v.path)
+            v.assign(value)
+        told = [str(each.message) for each in said if "BatchNormalization" in str(each.message)]
+        assert len(told) == (name == "nested" and pieces > 1)
+
+
+def test_training_in_stages_ends_with_the_weights_of_the_model(tf, plan, nets):
+    """The optimizer's own variables are the model's: nothing has to be written back."""
+    import keras
+
+    model, x, y, loss, cuts = nets["losses"]
+    model.get_layer("drop").rate = 0.0
+    start, ended = model.get_weights(), []
+    stages = pipeline.stages(model, cuts[0], plan.devices)
+    for pieces in (0, 2):
+        optimizer = keras.optimizers.Adam(0.1)
+        model.set_weights(start)
+        order = pieces and pipeline.all_forward(2, pieces)
+
+        def step(x, y, order=order, optimizer=optimizer):
+            if order:
+                _, found = pipeline.gradients(stages, loss, x, y, order)
+                found = [found[v.path] for v in model.trainable_variables]
+            else:
+                with tf.GradientTape() as tape:
+                    value = tf.add_n([loss(y, model(x, training=True)), *model.losses])
+                found = tape.gradient(value, model.trainable_variables)
+            optimizer.apply(found, model.trainable_variables)
+
+        step = tf.function(step)
+        for _ in range(4):
+            step(x, y)
+        ended.append(model.get_weights())
+    for one, other, first in zip(*ended, start, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
+        assert one.ndim == 0 or one.dtype != np.float32 or np.abs(one - first).max() > 0.1
+
+
+def test_weights_stay_where_they_lie_and_are_read_once(tf, plan):
+    """What is built on the device of its stage never crosses; what lies elsewhere crosses once."""
+    import keras
+
+    given = keras.Input((4,))
+    with tf.device(plan.devices[0]):
+        x = keras.layers.Dense(5, name="a")(given)
+    with tf.device(plan.host):
+        x = keras.layers.Dense(30, name="b")(x)
+    with tf.device(plan.devices[1]):
+        x = keras.layers.Dense(3, name="c")(x)
+    made = pipeline.stages(keras.Model(given, x), ["b"], plan.devices)
+    order = pipeline.one_by_one(2, 4)
+    _, step = trace.function_step(
+        lambda x, y: pipeline.gradients(made, keras.losses.MeanSquaredError(), x, y, order), X, Y
+    )
+    sizes = [(copy.source, copy.target, copy.bytes) for copy in step.copies]
+    for shape in ((5, 30), (30,)):
+        assert sizes.count((plan.host, plan.devices[1], 4 * np.prod(shape))) == 1
+    between = [size for *way, size in sizes if set(way) == set(plan.devices)]
+    assert sorted(between) == [4 * 2 * 5] * 8  # activations of four pieces, and their gradients
+    assert not [size for source, target, size in sizes if size in (4 * 4 * 5, 4 * 30 * 3)
+                and target in plan.devices]  # fmt: skip
+    seen = {(at, op.device) for op in step.ops if (at := pipeline.task_of(op))}
+    assert seen == {((s, task), plan.devices[s]) for s in (0, 1) for task in order[s]}
+
+
+def test_places_are_where_one_tensor_crosses(tf, plan):
+    model, *_ = keras_models.built("residual")
+    found = pipeline.places(model)
+    order = [operation.name for operation in model.operations[1:]]
+    assert sum(found.values(), []) == order
+    for name in order:  # cut by hand: what is made before and used behind
+        at = order.index(name)
+        behind = [model.get_layer(each) for each in order[at:]]
+        used = {id(t) for each in behind for t in tf.nest.flatten(each.input)}
+        before = [model.layers[0], *(model.get_layer(each) for each in order[:at])]
+        assert (sum(id(each.output) in used for each in before) == 1) == (name in found)
+
+
+@pytest.mark.parametrize("name", ["residual", "lstm"])
+def test_the_best_cut_of_a_keras_model_is_one_that_stages_takes(tf, plan, name):
+    """What crosses is what the layer behind the cut takes, by the shapes that Keras knows."""
+    model, x, y = keras_models.built(name)
+    with tf.device(plan.devices[0]):
+        _, step = trace.function_step(lambda x, y: model.train_step((x, y)), x, y)
+    layers = pipeline.places(model)
+    wanted = {
+        name: 2 * 4 * len(x) * np.prod(model.get_layer(name).input.shape[1:])
+        for name in list(layers)[1:]
+    }
+    found = {cut.starts[0]: cut.parts[0].crossing for cut in pipeline.cuts(step, layers, 2)}
+    assert found == wanted
+    best = pipeline.best_cut(step, plan.devices, layers, by="bytes")
+    assert best.parts[0].crossing == min(wanted.values())
+    made = pipeline.stages(model, best.starts, plan.devices)
+    assert [stage.device for stage in made] == list(plan.devices)
+
+
+@pytest.mark.parametrize("model", ["net", "conv"])
+def test_layers_are_known_by_their_plain_names(model):
+    """The scopes as Keras writes them, of a model with a name of its own or with that of a layer.
+
+    A constant that both passes and both layers share belongs to none.
+    """
+    path, shared = f"{model}_1", f"gradient_tape/{model}_1/conv_1/Const"
+    forward = [f"{path}/conv_1/Up", f"{path}/conv_1_2/Up", f"{path}/dense_1/Up"]
+    back = [f"gradient_tape/{name}" for name in forward]
+    times = dict(zip([*forward, *back, shared], (1, 10, 100, 1000, 10**4, 10**5, 0), strict=True))
+    ops = [Op(name, "Const" if name == shared else "Any", "/CPU:1", 0.0, float(times[name]), 6)
+           for name in times]  # fmt: skip
+    edges = {*itertools.pairwise([*forward, *reversed(back)]), *((shared, op) for op in forward)}
+    step = Trace(tuple(ops), (), {}, tuple(edges), (), ())
+    (cut,) = pipeline.cuts(step, {"conv": ["conv"], "conv_1": ["conv_1", "dense"]}, 2)
+    assert [part.seconds for part in cut.parts] == [1001, 110110]
+    assert [part.crossing for part in cut.parts] == [12, 0]
+    assert [part.layers for part in cut.parts] == [("conv",), ("conv_1", "dense")]
+
+
+# What is refused
+
+
+class Doubled:
+    """Make a functional model whose call does more than its layers."""
+
+    def __new__(cls, x, out):
+        import keras
+
+        class Model(keras.Model):
+            def call(self, *args, **options):
+                return 2 * super().call(*args, **options)
+
+        return Model(x, out)
+
+
+def models():
+    import keras
+
+    class Own(keras.Model):
+        pass
+
+    x = keras.Input((4,))
+    out = keras.layers.Dense(3, name="b")(keras.layers.Dense(4, name="a")(x))
+    part = [keras.Sequential([keras.layers.Dense(4, name="d", kernel_initializer="zeros")],
+                             name=name) for name in ("b", "c")]  # fmt: skip
+    for each in part:
+        each.layers[0].build((None, 4))
+    return {
+        "plain": keras.Model(x, out), "own": Own(), "doubled": Doubled(x, out), "no model": 3,
+        "unbuilt": keras.Sequential([keras.layers.Dense(3, name="b")]),
+        "twice": keras.Model(x, part[1](part[0](x))),
+        "single": keras.Model(x, keras.layers.Dense(3, name="only")(x)),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name, cuts, error, said", [
+    ("own", ["b"], TypeError, "Own"), ("doubled", ["b"], TypeError, "Model has a `call`"),
+    ("no model", ["b"], TypeError, "int"), ("unbuilt", ["b"], ValueError, "not built"),
+    ("twice", ["c"], ValueError, "'d/kernel'"), ("single", ["b"], ValueError, "'b'"),
+    ("plain", ["bb"], ValueError, "'bb' .* b"), ("plain", ["a"], ValueError, "'a'"),
+    ("plain", ["b", "b"], ValueError, "'b'"), ("plain", ["b", "a"], ValueError, "'a'"),
+    ("plain", [], ValueError, "0 cuts"), ("plain", ["b", "c"], ValueError, "2 cuts"),
+])  # fmt: skip
+def test_a_cut_that_cannot_be_is_refused(tf, plan, name, cuts, error, said):
+    devices = plan.devices * 2 if cuts in (["b", "b"], ["b", "a"]) else plan.devices
+    with pytest.raises(error, match=said):
+        pipeline.stages(models()[name], cuts, devices[: 3 if len(cuts) == 2 else 2])
+
+
+@pytest.fixture(scope="module")
+def two(tf, plan):
+    return pipeline.stages(models()["plain"], ["b"], plan.devices)
+
+
+def squared(outputs, labels):
+    return (outputs - labels) ** 2
+
+
+@pytest.mark.parametrize("given, error, said", [
+    (dict(x=X[:0], y=Y[:0]), ValueError, "batch of 0"),
+    (dict(x=X[:3], y=Y[:3]), ValueError, "batch of 3 is too small for 4"),
+    (dict(x=X[:, :3]), ValueError, r"stage 0 .* \(2, 3\)"),
+    (dict(x=X[:, 0]), ValueError, r"stage 0 .* Expected shape \(None, 4\)"),
+    (dict(loss=squared), ValueError, r"shape \(2, 3\)"),
+    (dict(loss=lambda outputs, labels: None), ValueError, r"outputs of shape \(2, 3\)"),
+    (dict(loss=lambda outputs, labels: outputs[0, 0] > 0), ValueError, "bool"),
+    (dict(loss="mse"), TypeError, "'mse'"),
+    (dict(reverse=True), ValueError, "stage 0 .* order of the stages"),
+    (dict(first=lambda weights, x: None), ValueError, "stage 0 failed on the batch"),
+    (dict(first=lambda weights, x: x), ValueError, "stage 1 failed on what stage 0 gave it"),
+])  # fmt: skip
+def test_what_does_not_fit_is_said_in_a_sentence(tf, plan, two, given, error, said):
+    made = two[::-1] if given.pop("reverse", False) else list(two)
+    if first := given.pop("first", None):
+        made[0] = pipeline.Stage(plan.devices[0], first, {})
+    given = {"x": X, "y": Y, "loss": lambda out, y: tf.reduce_mean(squared(out, y))} | given
+    step = tf.function(
+        lambda: pipeline.gradients(made, schedule=pipeline.one_by_one(2, 4), **given),
+        autograph=False,
+    )
+    with pytest.raises(error, match=said) as raised:
+        step()
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_sum_for_a_loss_and_a_graph_for_keras_are_refused(tf, plan, two):
+    import keras
+
+    total = keras.losses.MeanSquaredError(reduction="sum")
+    with tf.Graph().as_default():
+        with pytest.raises(TypeError, match="mean"):
+            pipeline.gradients(two, total, X, Y)
+        with pytest.raises(RuntimeError, match="tf.function"):
+            pipeline.gradients(two, squared, X, Y)
+
+
+def test_a_layer_that_assigns_its_own_weight_is_refused(tf, plan):
+    import keras
+
+    layer = keras.layers.SpectralNormalization(keras.layers.Dense(4, name="inner"))
+    model = keras.Sequential([keras.Input((4,)), layer, keras.layers.Dense(3, name="b")])
+    made = pipeline.stages(model, ["b"], plan.devices)
+    with pytest.raises(ValueError, match="inner/kernel"):
+        tf.function(lambda: pipeline.gradients(made, keras.losses.MeanSquaredError(), X, Y))()

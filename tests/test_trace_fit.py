@@ -1,0 +1,141 @@
+"""One step of what fit runs, against fit itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from keras_models import built
+from mgpu_helpers.trace import fit_step, function_step
+
+
+@pytest.fixture(scope="module")
+def lstm(plan):
+    import tensorflow as tf
+
+    with tf.device(plan.devices[0]):
+        model, x, y = built("lstm")
+        model.compile(model.optimizer, model.loss, metrics=["accuracy"])
+        return model, x, y
+
+
+def kinds(step):
+    return Counter((op.type, op.device) for op in step.ops)
+
+
+def state(model):
+    return {v.path: v.numpy() for v in (*model.variables, *model.optimizer.variables)}
+
+
+def matmuls(step):
+    return sum("MatMul" in op.type for op in step.ops)
+
+
+def test_a_step_of_fit_is_a_step_of_fit_and_leaves_the_model(plan, lstm):
+    import tensorflow as tf
+
+    model, x, y = lstm
+    before = [v.numpy() for v in model.trainable_variables]
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8).repeat()
+    with tf.device(plan.devices[0]):
+        step = fit_step(model, data)  # what was not built is built
+        built_by_it = state(model)
+        _, plain = function_step(
+            lambda x, y: model.train_step((x, y)), tf.constant(x), tf.constant(y)
+        )
+    assert matmuls(step) == matmuls(plain) > 100  # 2 layers of 24 time steps
+    assert len([c for c in step.copies if c.bytes == x.nbytes]) == 1  # the batch
+    for kept, variable in zip(before, model.trainable_variables, strict=True):
+        np.testing.assert_array_equal(kept, variable.numpy())
+    assert all(np.all(value == 0) for path, value in built_by_it.items() if "momentum" in path)
+    model.fit(data, steps_per_epoch=2, verbose=0, shuffle=False)
+    before = state(model)
+    fit_step(model, data)
+    after = state(model)
+    assert before.keys() == after.keys() == built_by_it.keys()
+    for path, value in before.items():
+        np.testing.assert_array_equal(value, after[path])
+
+
+def test_it_takes_what_fit_takes(plan):
+    import keras
+    import tensorflow as tf
+
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x, y, weights = np.ones([4, 3], "f"), np.ones([4, 1], "f"), np.ones(4, "f")
+
+    class Batches(keras.utils.PyDataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, i):
+            return x[i:], y[i:]  # the first has 4 examples
+
+    def generated():
+        yield x, y
+        yield x[1:], y[1:]
+
+    steps = [
+        fit_step(model, data)
+        for data in (
+            (x, y), [(x, y), (x[1:], y[1:])], generated(), Batches(),
+            tf.data.Dataset.from_tensor_slices((x, y)).batch(4),
+        )
+    ]  # fmt: skip
+    assert all(kinds(step) == kinds(steps[0]) for step in steps)
+    fed = [op.bytes for op in steps[0].ops if op.type == "Placeholder"]
+    assert sorted(fed) == [y.nbytes, x.nbytes]
+    weighted = fit_step(model, (x, y, weights), keep_metadata=True)
+    assert sum(op.type == "Placeholder" for op in weighted.ops) == 3
+    assert weighted.metadata is not None and steps[0].metadata is None
+
+    class Alone(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, x):
+            out = self.dense(x)
+            self.add_loss(keras.ops.mean(out))
+            return out
+
+    alone = Alone()  # not built, and without labels
+    alone.compile("sgd")
+    only = fit_step(alone, tf.data.Dataset.from_tensor_slices(x).batch(4))
+    assert [op.bytes for op in only.ops if op.type == "Placeholder"] == [x.nbytes]
+    assert alone.built and matmuls(only) == 2
+
+
+def test_what_fit_does_besides_is_warned_of(plan):
+    import keras
+
+    x, y = np.ones([4, 3], "f"), np.ones([4, 1], "f")
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    plain = kinds(fit_step(model, (x, y)))
+    for more in ({"jit_compile": True}, {"steps_per_execution": 5}, {"run_eagerly": True}):
+        model.compile("sgd", "mse", **more)
+        with pytest.warns(UserWarning, match=next(iter(more))):
+            step = fit_step(model, (x, y))
+        assert kinds(step) == plain
+
+
+def test_what_has_no_step_is_said(plan):
+    import keras
+    import tensorflow as tf
+
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)], name="mine")
+    x, y = np.ones([4, 3], "f"), np.ones([4, 1], "f")
+    with pytest.raises(ValueError, match="'mine' is not compiled"):
+        fit_step(model, (x, y))
+    with pytest.raises(TypeError, match="function"):
+        fit_step(lambda x: x, (x, y))
+    model.compile("sgd", "mse")
+    for empty, kind in (([], "list"), (tf.data.Dataset.from_tensors(x).take(0), "Dataset")):
+        with pytest.raises(ValueError, match=f"{kind} has 0 batches"):
+            fit_step(model, empty)
+    with pytest.raises(ValueError, match="0 examples"):
+        fit_step(model, (x[:0], y[:0]))

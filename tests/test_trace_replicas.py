@@ -1,0 +1,133 @@
+"""A step on several replicas of tf.distribute, traced and called.
+
+In a child process with a time limit: a collective operation that one replica never reaches hangs.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from conftest import run_python
+
+CODE = """
+import json, sys
+import numpy as np
+from mgpu_helpers import devices, trace
+plan = devices.setup(4)
+import keras
+import tensorflow as tf
+
+def mirrored(kind):
+    return tf.distribute.MirroredStrategy(plan.devices, kind and getattr(tf.distribute, kind)())
+
+def by_hand(kind):
+    strategy = mirrored(kind)
+    with strategy.scope():
+        weight = tf.Variable(tf.ones([5, 4]), name="weight")
+
+    def replica(x):
+        found = tf.matmul(x, weight)
+        gradient = tf.matmul(x, found, transpose_a=True)
+        context = tf.distribute.get_replica_context()
+        weight.assign_sub(0.1 * context.all_reduce("sum", gradient))
+        return tf.reduce_sum(found), weight.read_value()
+
+    step = tf.function(lambda x: strategy.run(replica, args=(x,)))
+    x = np.random.default_rng(0).normal(size=[12, 5]).astype("f")
+    data = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensors(x))
+    data = next(iter(data))
+    got, traced = trace.function_step(step, data)
+    same = [bool((copy.numpy() == 1).all()) for copy in weight.values]
+    wanted = step(data)
+    for a, b in zip(got, wanted):
+        for i in range(4):
+            ours, theirs = a.values[i], b.values[i].numpy()
+            same.append(bool(np.allclose(ours, theirs, rtol=1e-5)))
+    return same, traced
+
+def by_fit(kind):
+    strategy = mirrored(kind)
+    with strategy.scope():
+        model = keras.Sequential([
+            keras.Input([6, 6, 2]), keras.layers.Conv2D(3, 3), keras.layers.BatchNormalization(),
+            keras.layers.Flatten(), keras.layers.Dense(2)])
+        model.compile("adam", "mse")
+    before = [v.numpy() for v in model.weights]
+    x, y = np.ones([8, 6, 6, 2], "f"), np.ones([8, 2], "f")
+    traced = trace.fit_step(model, tf.data.Dataset.from_tensor_slices((x, y)).batch(8))
+    same = [bool((a == b.numpy()).all()) for a, b in zip(before, model.weights)]
+    same.append(int(model.optimizer.iterations.numpy()) == 0)
+    return same, traced, sum(v.numpy().nbytes for v in model.trainable_variables)
+
+def about(traced):
+    return dict(
+        products={d: sum(op.device == d and "MatMul" in op.type for op in traced.ops)
+                  for d in traced.devices},
+        given={d: sum(c.bytes for c in traced.collectives if c.device == d)
+               for d in traced.devices},
+        timed=all(c.length > 0 for c in traced.collectives),
+        kinds=sorted({op.type for op in traced.ops for c in traced.collectives
+                      if op.name == c.op}),
+        between=[list(pair) + [n] for pair, n in traced.bytes_between().items()],
+    )
+
+def unequal():
+    with mirrored(None).scope():
+        model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    try:
+        trace.fit_step(model, (np.ones([7, 2], "f"), np.ones([7, 1], "f")))
+    except ValueError as error:
+        return str(error)
+
+found = {}
+for kind in (None, "ReductionToOneDevice", "HierarchicalCopyAllReduce"):
+    same, traced = by_hand(kind)
+    found[str(kind)] = about(traced) | dict(same=same)
+same, traced, weights = by_fit(None)
+found["fit"] = about(traced) | dict(same=same, weights=weights)
+found["refused"] = unequal()
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def found():
+    printed = run_python(CODE, timeout=100, MGPU_MODE="cores", PYTHONWARNINGS="ignore")
+    return json.loads(printed.stdout.splitlines()[-1])
+
+
+GRADIENT = 5 * 4 * 4  # bytes
+DEVICES = ["/CPU:1", "/CPU:2", "/CPU:3", "/CPU:4"]
+
+
+@pytest.mark.parametrize("kind", ["None", "ReductionToOneDevice", "HierarchicalCopyAllReduce"])
+def test_replicas_are_traced_as_they_run(found, kind):
+    got = found[kind]
+    assert all(got["same"]) and len(got["same"]) == 4 + 2 * 4
+    assert got["products"] == {"/CPU:0": 0} | dict.fromkeys(DEVICES, 2)
+
+
+def test_what_is_given_to_a_collective_is_counted_and_is_no_copy(found):
+    got = found["None"]
+    assert got["kinds"] == ["CollectiveReduceV2"] and got["timed"]
+    assert got["given"] == {"/CPU:0": 0} | dict.fromkeys(DEVICES, GRADIENT)
+    for a, b, n in got["between"]:
+        assert n < GRADIENT or "/CPU:0" in (a, b)  # the batch, the results
+    one = found["ReductionToOneDevice"]
+    assert set(one["given"].values()) == {0}
+    between = {(a, b): n for a, b, n in one["between"]}
+    for other in DEVICES[1:]:  # there are copies there, to the first device and back
+        assert between[other, "/CPU:1"] == between["/CPU:1", other] == GRADIENT
+
+
+def test_a_step_of_fit_gives_every_gradient_once(found):
+    got = found["fit"]
+    assert all(got["same"])
+    assert got["given"] == {"/CPU:0": 0} | dict.fromkeys(DEVICES, got["weights"])
+
+
+def test_a_batch_that_fit_cannot_begin_with_is_refused(found):
+    assert "7 examples" in found["refused"] and "4 replicas" in found["refused"]
