@@ -68,7 +68,7 @@ plt.show()
 # - A **fixed** part is there in every step: starting the operations, and the update.
 # - **Moving** the weights and gradients between devices grows with their number.
 #
-# First without moving, on numbers for the head. One device takes 11 ms for 64 examples and 19 ms
+# First without moving, on numbers for the head. One device takes 11 ms for 64 examples, and 19 ms
 # for
 # 128. These are two numbers for two unknowns:
 
@@ -196,7 +196,7 @@ charts.held_out(answers, source="tensorlight: TitanX, 2016")
 plt.show()
 
 # %% [markdown]
-# Both are good tests, and the fit passes them. Now one that it fails. A later version of the
+# The fit passes both tests. Now one that it fails. A later version of the
 # notebook has a third run of 2 devices with 128 each:
 
 # %%
@@ -226,15 +226,16 @@ print("left out:", *(f"{answer.error:+.0%}" for answer in left_out))
 print("16 GPUs: ", few.predict(scaling.Layout(16, 625)))
 
 # %% [markdown]
-# The four rows are met within 5 %, and a row that is left out is missed by up to 31 %. With three
+# The four rows are met within 5.2 %, and a row that is left out is missed by up to 31 %. With three
 # costs and four rows, one row is to spare, and such a fit is a description. The interval for 16
 # GPUs says so itself: 35 ms to 4 s.
 #
 # ## Can it be true?
 #
 # Before a published time goes into a fit, count whether it is possible. Beside the times of the P40
-# note stands a listing with 1000 epochs and batches of 20,000 of 55,000 digits. Elsewhere the same
-# times stand beside 10 epochs and batches of 10,000. Only whole batches count:
+# note stands a listing with 1000 epochs and batches of 20,000 of 55,000 digits. The program that
+# the note copies has the same times beside 10 epochs and batches of 10,000. Only whole batches
+# count:
 
 # %%
 print(f"{small.flops / 1e6:.1f} million FLOP to train on one example")
@@ -273,7 +274,6 @@ def eight_from_fewer(work, rows):
     return scaling.asked(fitted, [row for row in rows if row.layout.devices == 8])
 
 
-# %%
 print("8 P100        batch  measured  predicted")
 for work, rows in (pair for pair in published.DGX_1 if pair[0].name != "AlexNet"):
     for row, seconds in eight_from_fewer(work, rows):
@@ -288,9 +288,9 @@ print("doubts about the last:", "; ".join(seconds.doubts))
 # row. For VGG16 with 32 the prediction is nearly as wrong as the guess was. But its interval begins
 # below the 820 that were measured, and its doubts say why it is so wide. A guess has neither.
 #
-# So should you rent eight? Take the lower end of the interval, divide it by what one GPU trains,
-# and compare with 8. For ResNet-50 that is 1,450/219 = 6.6 in the bad case. For VGG16 with 32 it is
-# 808/144 = 5.6.
+# So should you rent eight? Take the lower end of the interval and divide it by what one GPU trains.
+# For ResNet-50 with 64 that is 1,450/219 = 6.6, and an image costs at most 8/6.6 = 1.2 times as
+# much as on one GPU. For VGG16 with 32 it is 808/144 = 5.6, and 1.4 times as much.
 #
 # ## Another link between the devices
 #
@@ -378,8 +378,8 @@ print("{:.0f} images a second ({:.0f} to {:.0f})".format(*rates))
 print("in doubt:", "; ".join(step.doubts))
 
 # %% [markdown]
-# 387 were measured. Two batches and three numbers of devices are the least that makes a prediction
-# with an interval worth reading.
+# TensorFlow's developers measured 387. Two batches and three numbers of devices are the least that
+# makes a prediction with an interval worth reading.
 #
 # ## Break it
 #
@@ -408,27 +408,36 @@ except ValueError as error:
 # ## With your own model
 #
 # `scaling.measure` makes the rows of a table from a step of yours. Here is a Keras network with
-# BatchNormalization, and `towers.train_step` makes its step on n devices ([[07]]). Of the network's
-# 27,274 numbers 27,242 are trained. The others are the moving averages of BatchNormalization; they
-# have no gradients, so they do not move and do not count. The fit to one and two devices, with
-# three batches each, is tested on rows that are left out, and asked for four devices:
+# BatchNormalization. `Workload.of` counts it, and `towers.train_step` makes its step on n devices
+# ([[07]]):
 
 # %%
 layers, loss = tf.keras.layers, tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-able = [n for n in (1, 2) if n <= len(plan)]
+
+
+def my_model():
+    with tf.device(plan.devices[0]):
+        return tf.keras.Sequential([
+            tf.keras.Input([28, 28, 1]), layers.Conv2D(16, 3, strides=2),
+            layers.BatchNormalization(), layers.ReLU(), layers.Flatten(), layers.Dense(10)])
 
 
 def my_step(n, batch):
-    with tf.device(plan.devices[0]):
-        model = tf.keras.Sequential([
-            tf.keras.Input([28, 28, 1]), layers.Conv2D(16, 3, strides=2),
-            layers.BatchNormalization(), layers.ReLU(), layers.Flatten(), layers.Dense(10)])
-    step = towers.train_step(model, "sgd", loss, plan.devices[:n], batch_norm="average")
+    step = towers.train_step(my_model(), "sgd", loss, plan.devices[:n], batch_norm="average")
     return step, *digits.load(n * batch)
 
 
+work = scaling.Workload.of(my_model(), "my network")
+print(f"{work.parameters:,} parameters, {work.flops / 1e6:.2f} MFLOP an example")
+
+# %% [markdown]
+# The network has 27,274 numbers. The 32 that are missing here are the moving averages of
+# BatchNormalization: they have no gradients, so they do not move and do not count. The fit to one
+# and two devices, with three batches each, is tested on rows that are left out, and asked for four
+# devices:
+
 # %% tags=["nbval-ignore-output"]
-work = scaling.Workload("my network", parameters=27_242)
+able = [n for n in (1, 2) if n <= len(plan)]
 measured = scaling.measure(my_step, devices=able, batches=(32, 128, 512), repeats=10)
 terms = scaling.terms_for(work, measured)
 off = np.abs(scaling.errors(scaling.holdout(work, measured, terms=terms)))
