@@ -453,9 +453,9 @@ plt.show()
 # The dots are what was measured. The fit has a line for each number of devices. (With a single
 # device in the plan it is asked for one, because such rows do not tell what moving costs.) Watch
 # the interval: on a machine that is busy with something else the rows scatter, and the interval
-# reaches from next to nothing to ten times the middle. Then measure again. In `cores` mode nothing
-# has to move, and what the fit calls moving is the average; if devices share a core, a step grows
-# with the global batch, and `terms=("arithmetic", "fixed", "input")` fits it better.
+# gets so wide that it says little. Then measure again. In `cores` mode nothing has to move, and
+# what the fit calls moving is the average. Where devices share a core, a step grows with the global
+# batch, and `terms=("arithmetic", "fixed", "input")` fits it better.
 #
 # ## On your own
 #
