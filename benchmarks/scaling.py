@@ -1,6 +1,6 @@
 """Published tables on this machine, and a cost model asked about rows it has not seen.
 
-python benchmarks/scaling.py    writes results/scaling.json (lesson 11)
+python benchmarks/scaling.py    writes results/scaling.json (lessons 11 and 12)
 """
 
 from __future__ import annotations

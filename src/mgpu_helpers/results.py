@@ -1,6 +1,6 @@
 """Result cards: what a benchmark found, on which machine, with which versions, and when.
 
-Every file in benchmarks/ writes one; lesson 11 lays those of several machines over each other.
+Every file in benchmarks/ writes one; docs/benchmarks.md says what they hold.
 """
 
 from __future__ import annotations

@@ -1,25 +1,75 @@
 """Answers to the exercises of lesson 11: right ones, and wrong ones with their hints."""
 
-RIGHT: dict[int, list[str]] = {}
+RIGHT = {
+    1: [
+        """
+def efficiency(seconds, kind):
+    if kind == "weak":
+        return {n: seconds[1] / t for n, t in seconds.items()}
+    return {n: seconds[1] / t / n for n, t in seconds.items()}
+""",
+        """
+def efficiency(seconds, kind):
+    found = {}
+    for n in sorted(seconds):
+        batch = 1 if kind == "strong" else n
+        rate, alone = batch / seconds[n], 1 / seconds[1]
+        found[n] = np.float64(rate / alone / n)
+    return found
+""",
+    ],
+    2: [
+        """
+def differ(a, b):
+    ratios = sorted(x / y for x, y in zip(a, b))
+    low, high = np.percentile(ratios, 25), np.percentile(ratios, 75)
+    return not low <= 1 <= high
+""",
+        """
+def differ(a, b):
+    ends = np.quantile(np.array(b) / np.array(a), [0.25, 0.75])
+    return bool(ends.min() > 1 or ends.max() < 1)
+""",
+        """
+def differ(a, b):
+    return timing.Comparison(timing.Timing(tuple(a)), timing.Timing(tuple(b))).distinguishable
+""",
+    ],
+}
 
 WRONG = {
     1: [
-        ("efficiency = lambda seconds, scaling: {n: seconds[1] / t for n, t in seconds.items()}",
-         "strong scaling"),
-        ("efficiency = lambda seconds, scaling: 1.0", "strong scaling"),
+        ("efficiency = lambda seconds, kind: {n: seconds[1] / t for n, t in seconds.items()}",
+         "the efficiency on 2 is 0.8, not 1.6"),
+        ("efficiency = lambda seconds, kind: {n: seconds[1] / n / t for n, t in seconds.items()}",
+         "weak scaling"),
+        ("efficiency = lambda seconds, kind: 1.0", "a dictionary is wanted"),
+        ("efficiency = lambda seconds, kind: list(seconds.values())", "a dictionary is wanted"),
+        ("efficiency = lambda seconds, kind: {n: [1.0] for n in seconds}",
+         "the efficiency on 1 is 1, not [1.0]"),
+        ("efficiency = lambda s, kind: {n: round(s[1] / t / (n if kind == 'strong' else 1), 3) "
+         "for n, t in s.items()}",
+         "is 0.518119, not 0.518"),
+        ("efficiency = lambda s, kind: {n: s[1] / t / (n if kind == 'strong' else 1) "
+         "for n, t in s.items() if n > 1}",
+         "with the keys 1, 2, 4"),
+        ("efficiency = lambda s, kind: {n: s[2] for n in s}", "the efficiency on 1 is 1, not 5.0"),
     ],
     2: [
-        ("share_of_peak = lambda f, examples, epochs, s, peak: f * examples / s / peak",
-         "give 2.5, not 0.25"),
-        ("share_of_peak = lambda f, n, epochs, s, peak: 100 * f * n * epochs / s / peak",
-         "give 2.5, not 250"),
-    ],
-    3: [
-        ("fewest = lambda workload, cost, batch, seconds: next(n for n in range(1, 65) if "
-         "scaling.central(workload, cost, n, batch).total <= seconds)",
-         "it raises StopIteration"),
-        ("fewest = lambda workload, cost, batch, seconds: min(range(1, 65), key=lambda n: "
-         "scaling.central(workload, cost, n, batch / n).total)",
-         "it is 1 device, not 11"),
+        ("differ = lambda a, b: bool(np.median(a) != np.median(b))", "False is right, not True"),
+        ("differ = lambda a, b: bool(np.quantile(a, 0.25) > np.quantile(b, 0.75) or "
+         "np.quantile(b, 0.25) > np.quantile(a, 0.75))",
+         "while the machine slows down: True is right"),
+        ("differ = lambda a, b: bool(np.quantile(np.divide(a, b), 0.25) > 1)",
+         "b takes 3 % more in every pair"),
+        ("differ = lambda a, b: min(x / y for x, y in zip(a, b)) > 1 or "
+         "max(x / y for x, y in zip(a, b)) < 1",
+         "two of eight pairs are far off"),
+        ("differ = lambda a, b: abs(np.mean(np.divide(a, b)) - 1) > 0.01",
+         "but for two outliers of 3"),
+        ("differ = lambda a, b: np.quantile(np.divide(a, b), [0.25, 0.75])",
+         "True or False is wanted"),
+        ("differ = lambda a, b: True", "False is right, not True"),
+        ("differ = lambda a, b: a > b", "True is right, not False"),
     ],
 }

@@ -101,7 +101,7 @@ def accuracies(shares: Mapping[str, float], ax: Any = None) -> Any:
     ax.set_xticks(range(0, 101, 20))
     ax.invert_yaxis()
     ax.set_xlabel("right answers, %")
-    ax.set_title("Accuracy on digits that none has seen", loc="left")
+    ax.set_title("Accuracy on unseen digits", loc="left")
     return ax
 
 

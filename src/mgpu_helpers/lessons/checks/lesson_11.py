@@ -7,55 +7,54 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers import scaling
 from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, numbers
-from mgpu_helpers.wording import counted
 
 
 @exercise
 def efficiency(function: Callable[[dict[int, float], str], Any]) -> str:
     """Check exercise 1 of lesson 11: the efficiency of strong and of weak scaling."""
-    for seconds, kind, right in (
-        ({1: 8.0, 2: 5.0, 4: 4.0}, "strong", {1: 1.0, 2: 0.8, 4: 0.5}),
-        ({1: 8.0, 2: 10.0, 4: 16.0}, "weak", {1: 1.0, 2: 0.8, 4: 0.5}),
-        ({1: 2.0, 3: 2.5}, "weak", {1: 1.0, 3: 0.8}),
+    rng = np.random.default_rng(seed=0)
+    drawn = {n: float(rng.uniform(1, 9)) for n in (5, 1, 3)}
+    for kind, seconds, right in (
+        ("strong", {1: 8.0, 2: 5.0, 4: 4.0}, {1: 1.0, 2: 0.8, 4: 0.5}),
+        ("weak", {1: 8.0, 2: 10.0, 4: 16.0}, {1: 1.0, 2: 0.8, 4: 0.5}),
+        ("weak", drawn, {n: drawn[1] / t for n, t in drawn.items()}),
+        ("strong", drawn, {n: drawn[1] / n / t for n, t in drawn.items()}),
     ):
         got = call(function, dict(seconds), kind)
-        hint = f"{kind} scaling, {seconds}: the efficiencies are {right}, not {got!r}"
-        if not isinstance(got, Mapping) or got.keys() != right.keys():
-            raise NotYet(hint)
-        found = numbers([got[n] for n in right], (len(right),), hint)
-        if not np.allclose(found, list(right.values())):
-            raise NotYet(hint)
+        if not isinstance(got, Mapping) or set(got) != set(right):
+            wanted = f"a dictionary is wanted, with the keys {', '.join(map(str, seconds))}"
+            raise NotYet(f"{wanted}, not {got!r}")
+        told = ", ".join(f"{t:.3g} s on {n}" for n, t in seconds.items())
+        for n, value in right.items():
+            hint = f"{kind} scaling, {told}: the efficiency on {n} is {value:.6g}, not {got[n]!r}"
+            if not np.isclose(numbers(got[n], (), hint), value):
+                raise NotYet(hint)
     return "strong and weak scaling told apart"
 
 
 @exercise
-def share_of_peak(function: Callable[[float, float, float, float, float], Any]) -> str:
-    """Check exercise 2 of lesson 11: what share of a card's peak a claim needs."""
-    for given, right in (((50e6, 55_000, 10, 1.0, 11e12), 2.5), ((1e9, 1000, 2, 4.0, 1e12), 0.5)):
-        got = numbers(call(function, *given), (), "one number is wanted")
-        if not np.isclose(got, right):
-            raise NotYet(
-                f"{given[0]:g} FLOP, {given[1]:,} examples, {given[2]} epochs, {given[3]:g} s and "
-                f"a peak of {given[4]:g} give {right}, not {got:g}"
-            )
-    return "two claims checked, one of them impossible"
-
-
-@exercise
-def fewest(function: Callable[..., Any]) -> str:
-    """Check exercise 3 of lesson 11: the fewest devices for a step in a given time."""
-    work = scaling.Workload("a network", 1_000_000, 1e8)
-    slow = scaling.Cost(arithmetic=1e-4, fixed=1e-3, moving=1e-10)
-    fast = scaling.Cost(arithmetic=1e-4, fixed=1e-3, moving=1e-11)
-    just = scaling.central(work, slow, 5, 1024 / 5).total
-    for cost, seconds, right in (
-        (slow, 0.2, 1), (slow, 0.05, 3), (slow, 0.03671, 4), (slow, just, 5), (slow, 0.0185, 10),
-        (slow, 0.001, None), (fast, 0.0075, 21), (fast, 0.00665, 35),
+def differ(function: Callable[[list[float], list[float]], Any]) -> str:
+    """Check exercise 2 of lesson 11: whether two ways, timed in turn, differ."""
+    slower = [1.0 + 0.1 * i for i in range(20)]  # a machine that slows down during the pairs
+    noise = [1.5, 0.7, 1.02, 1.03, 1.04, 1.02, 1.05, 1.03]
+    for what, a, b, right in (
+        ("b takes 3 % less in every pair, while the machine slows down",
+         slower, [0.97 * t for t in slower], True),
+        ("b takes 3 % more in every pair, while the machine slows down",
+         slower, [1.03 * t for t in slower], True),
+        ("two of eight pairs are far off, the others differ by 2 to 5 %",
+         noise, [1.0] * 8, True),
+        ("two of eight pairs are far off, and b is the slower one",
+         [1.0] * 8, noise, True),
+        ("the ratios are 0.9 and 1.1 by turns", [0.9, 1.1] * 4, [1.0] * 8, False),
+        ("the ratios are 1 but for two outliers of 3", [1.0] * 6 + [3.0] * 2, [1.0] * 8, False),
+        ("the medians differ by 10 %, and the pairs go both ways",
+         [1.0, 1.1, 1.2, 1.3, 1.1], [1.2, 1.0, 1.0, 1.4, 0.9], False),
     ):  # fmt: skip
-        got = call(function, work, cost, 1024, seconds)
-        if not np.array_equal(got, right):
-            took = "no number of devices" if right is None else counted(right, "device")
-            raise NotYet(f"for {1e3 * seconds:g} ms it is {took}, not {got!r}")
-    return "eight times, and the fewest devices for each"
+        got = call(function, list(a), list(b))
+        if not isinstance(got, bool | np.bool_):
+            raise NotYet(f"True or False is wanted, not {got!r}")
+        if got != right:
+            raise NotYet(f"{what}: {right} is right, not {got}")
+    return "seven pairs of steps, and chance taken for chance"
