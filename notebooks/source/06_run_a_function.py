@@ -48,7 +48,7 @@ layers = keras.layers
 #
 # One call of the model needs three matrix products, one for each layer. `print_products` counts, in
 # a trace, the products that each device computed. A name with `gradient` in it belongs to the
-# backward pass, which comes later. Look at the last line:
+# backward pass, which comes later. Look at which devices computed:
 
 # %%
 keras.utils.set_random_seed(0)
@@ -67,13 +67,13 @@ def print_products(step):
         print(f"{device}  forward {len(products) - len(backward)}  backward {len(backward)}")
 
 
-# %%
 def on_one(x):
     with tf.device(plan.devices[0]):
         return model(x)
 
 
-print_products(trace.function_step(on_one, images)[1])
+_, step = trace.function_step(on_one, images)
+print_products(step)
 
 # %% [markdown]
 # The first device computed all three products, for the whole batch. With two devices, half of what
@@ -114,8 +114,8 @@ with tf.device(plan.host):
 # one that does the same on all devices. (Its argument `run` has one use, in "The same in a graph",
 # where another loop is needed.)
 #
-# Here it adds three numbers for each device, and then 600,000. Look for what each device gets and
-# what it sends back:
+# Here it adds 600,000 numbers for each device. Look for what each device gets and what it sends
+# back:
 
 # %%
 def on_each(function, devices, *shards):
@@ -135,13 +135,10 @@ def make_parallel(function, devices, run=on_each):
     return parallel
 
 
-numbers = tf.range(3.0 * len(plan))
-print(make_parallel(add, plan.devices)(numbers, 10 * numbers).numpy())
-
 # %%
-long = np.random.default_rng(seed=0).integers(0, 100, [2, 600_000 * len(plan)]).astype("float32")
-result, step = trace.function_step(make_parallel(add, plan.devices), *long)
-print(np.count_nonzero(result != long.sum(axis=0)), "sums differ from NumPy's")
+many = np.random.default_rng(seed=0).integers(0, 100, [2, 600_000 * len(plan)]).astype("float32")
+result, step = trace.function_step(make_parallel(add, plan.devices), *many)
+print(np.count_nonzero(result != many.sum(axis=0)), "sums differ from NumPy's")
 for (source, target), size in step.bytes_between().items():
     print(f"{source} -> {target}  {size:>9,} bytes")
 
@@ -434,6 +431,7 @@ def squared_error(x, y):
     return error_of(w, x, y)
 
 
+# %%
 def gradient_of_w(shard):
     with tf.GradientTape() as tape:
         loss = tf.reduce_mean(squared_error(*shard))
@@ -591,6 +589,10 @@ distances = distance
 checks.distances(distances)
 
 # %% tags=["solution"]
+def distance(points, others):
+    return tf.sqrt(tf.reduce_sum(tf.square(points - others), axis=1))
+
+
 distances = make_parallel(distance, plan.devices)
 
 checks.distances(distances)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,8 @@ from mgpu_helpers.lessons.checks.judge import (
 
 # What moves numbers and computes none.
 MOVES = {
-    "Concat", "ConcatV2", "Const", "DeepCopy", "ExpandDims", "Identity", "IdentityN", "NoOp", "Pack",
-    "Placeholder", "ReadVariableOp", "Reshape", "Slice", "Split", "SplitV", "Squeeze",
+    "Concat", "ConcatV2", "Const", "DeepCopy", "ExpandDims", "Identity", "IdentityN", "NoOp",
+    "Pack", "Placeholder", "ReadVariableOp", "Reshape", "Slice", "Split", "SplitV", "Squeeze",
     "StridedSlice", "Unpack", "VarHandleOp",
 }  # fmt: skip
 
@@ -78,7 +78,11 @@ def _try_uneven(make: Callable[..., Any], names: tuple[str, ...], size: int) -> 
         return a * b
 
     over, way = f"{size} examples over {len(names)}", "the whole batch is wanted, in order"
-    with _eagerly(), tf.device(names[0]):
+    with contextlib.ExitStack() as stack:
+        # What a tf.function holds runs as it stands, so that shapes and places are known.
+        stack.callback(tf.config.run_functions_eagerly, tf.config.functions_run_eagerly())
+        tf.config.run_functions_eagerly(True)
+        stack.enter_context(tf.device(names[0]))
         a, b = (tf.constant(each, tf.float32) for each in (np.arange(size), np.arange(size) + 7))
         parallel = call(make, product, names)
         try:
@@ -125,8 +129,8 @@ def mean_error(function: Callable[[Any, Any], Any], error: Callable[[Any, Any], 
         for copy in sorted(step.copies, key=lambda copy: devices.order(copy.source)):
             if copy.source in plan.devices and copy.bytes > 4 and "ReadVariable" not in copy.tensor:
                 raise NotYet(
-                    f"{copy.source} sent more than one number: take the mean of its shard there, "
-                    "before it is sent"
+                    f"{copy.source} sent more than one number: cut the batch on the host, and take "
+                    "the mean of a shard on its device, before it is sent"
                 )
     return "the same mean, and each device sent 4 bytes"
 
@@ -151,16 +155,3 @@ def _takes(function: Callable[..., Any], *args: Any, **named: Any) -> bool:
     except ValueError:
         return True
     return True
-
-
-@contextlib.contextmanager
-def _eagerly() -> Iterator[None]:
-    """Run what is in a `tf.function` as it stands, so that shapes and places are known."""
-    import tensorflow as tf
-
-    before = tf.config.functions_run_eagerly()
-    tf.config.run_functions_eagerly(True)
-    try:
-        yield
-    finally:
-        tf.config.run_functions_eagerly(before)

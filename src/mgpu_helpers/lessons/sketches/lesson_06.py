@@ -25,7 +25,7 @@ def shards(devices: Sequence[str]) -> Any:
         arrow(ax, (4.9, middle), (6.35, middle))
         box(ax, (6.45, top), (1.0, row), f"result {i}", colour(device))
     for x in (0.95, 6.95):
-        label(ax, (x, 0.55 + n * row), "host", color=HOST, weight="bold")
+        label(ax, (x, 0.55 + n * row), "on the host", color=HOST, weight="bold")
     return ax
 
 
