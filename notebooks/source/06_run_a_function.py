@@ -153,8 +153,8 @@ for (source, target), size in step.bytes_between().items():
 # ## Share a prediction
 #
 # A Keras model is a function of a batch, so `make_parallel` takes it as it is. Its answers have to
-# be those of one device, but for the last digits, because a smaller product may add in another
-# order:
+# be those of one device. The last digits may differ, because a smaller product may be added up in
+# another order:
 
 # %%
 on_all = make_parallel(model, plan.devices)
@@ -164,7 +164,8 @@ close = np.isclose(answers, on_one(images), rtol=0, atol=1e-5)
 print(f"{np.count_nonzero(close):,} of {close.size:,} numbers agree to 0.00001")
 
 # %% [markdown]
-# Each device computed the three products of its own shard, and the answers are the same.
+# Each device computed the three products of its own shard, and all the answers agree with those of
+# one device.
 #
 # The package has `towers.make_parallel` for this. It also takes batches by name, functions that
 # return several batches, and, with `uneven=True`, batches that do not divide by the number of
@@ -206,7 +207,7 @@ sketches.backward(plan.devices)
 plt.show()
 
 # %% [markdown]
-# `gradient_of` is what one device does: the loss of a shard and its gradient. A gradient is no
+# `gradient_of` is what one device does: the loss of a shard and its gradient. A gradient is not a
 # batch, so there is nothing to join. The host takes the mean of the shards' gradients instead:
 
 # %%
@@ -227,15 +228,15 @@ gradient, step = trace.function_step(gradient_on_all, images, labels)
 print_products(step)
 
 # %% [markdown]
-# Every device computed the forward and the backward pass of its shard. Next come a map of what
-# crosses for that, and the **proof**. The mean of the shards' gradients has to be the gradient of
-# the whole batch, because the shards have the same size:
+# Every device computed the forward and the backward pass of its shard. The next cell draws what
+# crosses for that, and the one after it is the **proof**. The mean of the shards' gradients has to
+# be the gradient of the whole batch, because the shards have the same size:
 
 # %% tags=["cover"]
 print("weights:", f"{4 * model.count_params():,} bytes")
 for (source, target), size in step.bytes_between().items():
     print(f"{source} -> {target}  {size:>9,} bytes")
-charts.placement_map(step, most=12)
+charts.placement_map(step)
 plt.show()
 
 # %%
@@ -255,7 +256,7 @@ print(f"{close:,} of {wanted.size:,} entries agree to a hundred-thousandth of th
 #
 # One device against all of them, in turn: first the prediction, then a whole training step, with
 # the update on the first device, where the weights are. `tf.function` turns each into a graph.
-# Without it, TensorFlow would call one device after the other. `.numpy()` waits for the result:
+# Without it, TensorFlow would start one device after the other. `.numpy()` waits for the result:
 
 # %%
 def training_step(gradient):
@@ -292,11 +293,11 @@ timing.compare(
 
 # %% [markdown]
 # In `cores` mode this compares one core with as many cores as there are devices. With that many
-# free cores both numbers come near the number of devices. The step stays further below it: no
-# device can share the mean on the host and the update on the first device. TensorFlow without
-# `devices.setup` would have used all cores from the start, so on a laptop nothing is gained. On a
-# machine that is busy with something else, or where the plan's `timing` line says so, the numbers
-# mean nothing.
+# free cores the prediction comes near the number of devices. The step stays further below it,
+# because the devices cannot share the mean on the host and the update on the first device.
+# TensorFlow without `devices.setup` would have used all cores from the start, so on a laptop
+# nothing is gained. On a machine that is busy with something else, or where the plan's `timing`
+# line says so, the numbers mean nothing.
 #
 # On GPUs do not expect "all" to win with a model this small. A GPU computes it in about the time
 # that the images, the weights and the gradients need to cross. A large model does more with each
@@ -304,10 +305,10 @@ timing.compare(
 #
 # ## The same in a graph
 #
-# Much code is written for graphs and sessions ([[01]]), and so is the first `make_parallel`, in
-# Effective TensorFlow by Vahid Kazemi (2017; [Sources](../docs/sources.md)). Its model is small
-# enough for the head. It fits a parabola with three weights to points, and `error_of` is the
-# squared error of each point.
+# Much code is written for graphs and sessions ([[01]]), and so is the `make_parallel` that this
+# lesson comes from, in Effective TensorFlow by Vahid Kazemi (2017; [Sources](../docs/sources.md)).
+# Its example is small enough to check in your head: it fits a parabola, which has three weights, to
+# points. `error_of` gives the squared error of each point.
 #
 # In a graph the model makes its weights itself: `get_variable` makes a variable and remembers it by
 # its name. `build` makes the graph of a training. In it, `init` sets the weights to zero, and
@@ -392,7 +393,7 @@ print([variable.name for variable in on_host.get_collection("trainable_variables
 # ### Colocate the gradients
 #
 # Where is the backward pass in this graph? With one tape it was on the host, and here too:
-# `compute_gradients` stands in the host's block. A graph has an option for this.
+# `compute_gradients` is called in the host's block. A graph has an option for this.
 # `colocate_gradients_with_ops=True` puts each gradient where its forward operation is. Look at the
 # products without the option and with it, and at the weights after 3000 steps on the same points as
 # above. (The first run of a session prepares the graph, so the second one is traced.)
@@ -475,16 +476,16 @@ print(f"{len(nodes)} of {len(session.graph.get_operations())} operations are in 
 # ```
 #
 # It serves a page at `http://localhost:6006`. There, *Graphs* with *Color by: Device* gives this
-# picture of the parabola on two cores:
+# picture of the parabola on two devices. In its legend 0 is the host:
 #
-# ![TensorBoard's Graphs page with the graph of the parabola. The box tower_0 is in the colour of
-# the first device, tower_1 in that of the second, and split, concat and loss are in that of the
-# host.](../docs/06_tensorboard.png)
+# ![TensorBoard's Graphs page with the graph of the parabola. The boxes tower_0 and w have the
+# colour of the first device, tower_1 has that of the second, and x, y, split, concat and loss have
+# that of the host. The box of the gradients has all three.](../docs/06_tensorboard.png)
 #
 # ## With your own model
 #
 # Here is a small residual network with BatchNormalization. `towers.make_parallel` shares its
-# prediction, and Keras's own `predict` is the judge:
+# prediction, and has to agree with Keras's own `predict`:
 
 # %%
 with tf.device(plan.devices[0]):
@@ -551,9 +552,9 @@ for variable, value in zip(apart.get_collection("trainable_variables"), found):
     print(variable.name, np.round(np.ravel(value), 1) + 0)
 
 # %% [markdown]
-# With two devices these are two models, each trained on half of the points, and no error says so.
-# The check that catches it is the number of variables, which must not depend on the number of
-# devices.
+# With two devices these are two models with weights of their own, each trained on half of the
+# points. No error says so. The check that catches it is the number of variables, which must not
+# depend on the number of devices.
 #
 # **A function that returns one number, and a batch that does not divide.** A mean has no rows to
 # join, and eleven examples do not divide by two. Look at TensorFlow's sentences, and at those of
@@ -660,12 +661,12 @@ checks.mean_error(mean_error, squared_error)
 #
 # ## In practice
 #
-# Use this when a function treats every row of a batch alike, and a device computes for longer than
-# its rows and the weights travel. It costs a copy of the weights to every other device at each
+# Use this when a function handles every row of a batch by itself, and a device computes for longer
+# than its rows and the weights travel. It costs a copy of the weights to every other device at each
 # call, and in training a copy of their gradients back.
 #
 # - `towers.make_parallel(model, plan.devices)` inside `tf.function` is all that a prediction needs.
-#   Outside `tf.function`, TensorFlow calls one device after the other.
+#   Outside `tf.function`, TensorFlow starts one device after the other.
 # - Ask for gradients in the block of the device that should compute them.
 # - A mean of the shards' means is the mean of the batch only if the shards have the same size. Use
 #   `drop_remainder=True` in `tf.data`, or weight each shard by its size.
