@@ -654,8 +654,10 @@ checks.mean_error(mean_error, squared_error)
 #   three products and a share of the batch, and the results agreed to 0.00001.
 # - With one tape around it all, the host computed the whole backward pass. Asked for the gradient
 #   of its own shard, every device computed its own five products.
-# - A graph needed two changes: `reuse`, for one set of weights, and
-#   `colocate_gradients_with_ops=True`. It learned the weights of one device, 5, 0 and 3.
+# - On two cores with nothing else to do, all devices together predicted 1.8 times as fast as one,
+#   and took a training step 1.6 times as fast.
+# - In a graph, `reuse` kept one set of weights, and `colocate_gradients_with_ops=True` put each
+#   shard's backward pass on its device. The graph learned the weights of one device, 5, 0 and 3.
 # - With a scope for each device there were as many models as devices, and no error said so.
 # - BatchNormalization took its statistics from the shard, and moved its averages once a device.
 #

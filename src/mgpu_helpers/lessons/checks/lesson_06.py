@@ -43,7 +43,7 @@ def distances(function: Callable[..., Any]) -> str:
                 raise NotYet("these are the distances, but not in the order of the points")
             raise NotYet("these are not the distances of each point from the same row of others")
         worked = [op for op in step.ops if op.type not in MOVES]
-        if rest := ", ".join(set(plan.devices) - {op.device for op in worked}):
+        if rest := ", ".join(d for d in plan.devices if d not in {op.device for op in worked}):
             raise NotYet(f"{rest} computed nothing: wrap it with make_parallel")
         for op in worked:
             if op.device in plan.devices and op.bytes > 8 * each:  # two numbers for each point
