@@ -654,7 +654,7 @@ checks.mean_error(mean_error, squared_error)
 #   three products and a share of the batch, and the results agreed to 0.00001.
 # - With one tape around it all, the host computed the whole backward pass. Asked for the gradient
 #   of its own shard, every device computed its own five products.
-# - On two cores with nothing else to do, all devices together predicted 1.8 times as fast as one,
+# - On two cores that were nearly free, all devices together predicted 1.8 times as fast as one,
 #   and took a training step 1.6 times as fast.
 # - In a graph, `reuse` kept one set of weights, and `colocate_gradients_with_ops=True` put each
 #   shard's backward pass on its device. The graph learned the weights of one device, 5, 0 and 3.
