@@ -232,7 +232,7 @@ print_products(step)
 # crosses for that, and the one after it is the **proof**. The mean of the shards' gradients has to
 # be the gradient of the whole batch, because the shards have the same size:
 
-# %% tags=["cover"]
+# %% tags=["varies", "cover"]
 print("weights:", f"{4 * model.count_params():,} bytes")
 for (source, target), size in step.bytes_between().items():
     print(f"{source} -> {target}  {size:>9,} bytes")
