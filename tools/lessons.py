@@ -37,6 +37,10 @@ METADATA = {
 }
 
 
+PARTS = {  # of the series, by the first lesson of each
+    "00": "your devices", "04": "several trainings", "06": "one training on several devices",
+    "11": "how far it goes",
+}  # fmt: skip
 CLOSED = {"jp-MarkdownHeadingCollapsed": True}  # JupyterLab then hides what is below a heading
 
 
@@ -186,6 +190,8 @@ def _table(lessons: list[Lesson]) -> list[str]:
     for lesson in lessons:
         if TOKEN.search(lesson.promise):
             raise LessonError(f"{lesson.name} has a link in its first sentence: move it down.")
+        if lesson.number in PARTS:
+            rows.append(f"| | **{PARTS[lesson.number]}** | |")
         promise = lesson.promise.replace("|", "\\|")
         rows.append(f"| {lesson.number} | {lesson.link} | {promise} |")
     return rows

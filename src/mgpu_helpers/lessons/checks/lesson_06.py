@@ -1,7 +1,9 @@
-"""The checks of lesson 06's exercises."""
+"""The checks of lesson 06's exercises. They draw sizes of their own, so nothing can be wired in."""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -18,73 +20,138 @@ from mgpu_helpers.lessons.checks.judge import (
     traced,
 )
 
+# What moves numbers and computes none.
+MOVES = {
+    "Concat", "ConcatV2", "Const", "DeepCopy", "ExpandDims", "Identity", "IdentityN", "NoOp",
+    "Pack", "Placeholder", "ReadVariableOp", "Reshape", "Slice", "Split", "SplitV", "Squeeze",
+    "StridedSlice", "Unpack", "VarHandleOp",
+}  # fmt: skip
+
 
 @exercise
 def distances(function: Callable[..., Any]) -> str:
     """Check exercise 1 of lesson 06: a function of two batches on every device."""
     plan = devices.current()
-    n = 12 * len(plan)
-    points = np.arange(2 * n, dtype="float32").reshape(n, 2)
-    others = points + np.array([3, 4], "float32")
-    value, step = traced(lambda p, q: function(points=p, others=q), points, others)
-    if np.any(numbers(value, (n,), "one distance for each point is wanted") != 5):
-        raise NotYet("every distance should be 5")
-    if rest := idle(step):
-        raise NotYet(f"{rest} did nothing: wrap it with make_parallel")
-    return f"{n} distances of 5, and every device did its share"
+    rng = np.random.default_rng()
+    for each in (12, int(rng.integers(13, 40))):  # rows for each device
+        points, others = rng.integers(-9, 10, [2, each * len(plan), 2]).astype("float32")
+        value, step = traced(_by_place_or_name(function, "points", "others"), points, others)
+        value = numbers(value, points.shape[:1], "one distance for each point is wanted")
+        wanted = np.linalg.norm(points - others, axis=1)
+        if not np.allclose(value, wanted, rtol=1e-3, atol=1e-3):
+            if np.allclose(np.sort(value), np.sort(wanted), rtol=1e-3, atol=1e-3):
+                raise NotYet("these are the distances, but not in the order of the points")
+            raise NotYet("these are not the distances of each point from the same row of others")
+        worked = [op for op in step.ops if op.type not in MOVES]
+        if rest := ", ".join(d for d in plan.devices if d not in {op.device for op in worked}):
+            raise NotYet(f"{rest} computed nothing: wrap it with make_parallel")
+        for op in worked:
+            if op.device in plan.devices and op.bytes > 8 * each:  # two numbers for each point
+                raise NotYet(f"{op.device} computed more than its shard: cut before you compute")
+    return "the distances are right, and every device computed those of its shard"
 
 
 @exercise
 def uneven(make: Callable[..., Any]) -> str:
     """Check exercise 2 of lesson 06: shards that differ by one example at most."""
     plan = devices.current()
-    x = np.arange(5 * len(plan) + 1, dtype="float32")
-    sizes: list[int] = []
+    rng = np.random.default_rng()
+    names = (*plan.devices, plan.host)
+    said = _try_uneven(make, plan.devices, 5 * len(plan) + 1)
+    for n, rest in ((3, 2), (5, 0), (5, 3), (5, 4)):
+        some = tuple(names[i % len(names)] for i in range(n))
+        _try_uneven(make, some, int(rng.integers(2, 9)) * n + rest)
+    return f"{said}, and as even on 3 devices and on 5"
 
-    def square(x: Any) -> Any:
-        sizes.append(int(x.shape[0]))
-        return x * x
 
-    parallel, way = call(make, square, plan.devices), "the whole batch is wanted, in order"
-    try:
-        value = numbers(call(parallel, x=x), x.shape, way)
-    except NotYet as hint:
-        if "ways to split" not in str(hint):
-            raise
-        kind = type(hint.__cause__).__name__
-        way = f"give tf.split sizes that add up to {len(x)}"
-        raise NotYet(f"{len(x)} examples raise {kind}: {way}") from None
-    if not np.array_equal(value, x * x):
-        raise NotYet("the numbers are not those of the whole batch, in order")
-    if sorted(sizes) != sorted(map(len, np.array_split(x, len(plan)))):
-        raise NotYet(f"the shards hold {sizes} examples; they should differ by one at most")
-    return f"{len(x)} examples as {' + '.join(map(str, sizes))}"
+def _try_uneven(make: Callable[..., Any], names: tuple[str, ...], size: int) -> str:
+    """Let the answer share `size` rows of two batches out over these devices."""
+    import tensorflow as tf
+
+    shards: list[tuple[int, str]] = []
+
+    def product(a: Any, b: Any) -> Any:
+        a, b = tf.identity(a), tf.identity(b)
+        if a.shape != b.shape:
+            raise ValueError(f"shards of {len(a)} and {len(b)} rows: cut all batches alike")
+        shards.append((int(a.shape[0]), devices.short(a.device)))
+        return a * b
+
+    over, way = f"{size} examples over {len(names)}", "the whole batch is wanted, in order"
+    with contextlib.ExitStack() as stack:
+        # What a tf.function holds runs as it stands, so that shapes and places are known.
+        stack.callback(tf.config.run_functions_eagerly, tf.config.functions_run_eagerly())
+        tf.config.run_functions_eagerly(True)
+        stack.enter_context(tf.device(names[0]))
+        a, b = (tf.constant(each, tf.float32) for each in (np.arange(size), np.arange(size) + 7))
+        parallel = call(make, product, names)
+        try:
+            value = call(_by_place_or_name(parallel, "a", "b"), a, b)
+        except NotYet as hint:
+            if not any(words in str(hint) for words in ("ways to split", "num_split", "divi")):
+                raise
+            kind = type(hint.__cause__).__name__
+            way = f"give tf.split sizes that add up to {size}"
+            raise NotYet(f"{size} examples raise {kind}: {way}") from None
+        value = numbers(value, (size,), f"{over}: {way}")
+    if not np.array_equal(value, np.arange(size) * (np.arange(size) + 7)):
+        raise NotYet(f"{over}: the numbers are not those of the whole batch, in order")
+    sizes = [length for length, _ in shards]
+    even = sorted(map(len, np.array_split(np.arange(size), len(names))))
+    if sorted(sizes) != even:
+        raise NotYet(f"{over}: the shards hold {sizes} examples; they may differ by one at most")
+    if sorted(place for _, place in shards) != sorted(names):
+        used = ", ".join(place for _, place in shards)
+        raise NotYet(f"{over} ran on {used}, not on {', '.join(names)}: is tf.device in the loop?")
+    return f"{size} examples as {' + '.join(map(str, sizes))}"
 
 
 @exercise
 def mean_error(function: Callable[[Any, Any], Any], error: Callable[[Any, Any], Any]) -> str:
     """Check exercise 3 of lesson 06: one number from each device instead of one an example."""
     plan = devices.current()
-    rng = np.random.default_rng(seed=3)
-    x, y = rng.integers(-5, 6, [2, 24 * len(plan)]).astype("float32")
-    try:
-        value, step = traced(function, x, y)
-    except NotYet as hint:
-        if "scalars" not in str(hint.__cause__):
-            raise
-        way = "keepdims=True keeps one"
-        raise NotYet(f"a shard's mean has no row left to join: {way}") from None
-    value = numbers(value, (), "one number is wanted")
-    right = np.mean(call(error, x, y))
-    if not np.isclose(value, right, rtol=1e-4):
-        raise NotYet(f"the mean is {value:.4g}, not {right:.4g}")
-    if rest := idle(step, PRODUCTS):
-        raise NotYet(f"{rest} did nothing")
-    # What reads the weights has to send them.
-    for copy in sorted(step.copies, key=lambda copy: devices.order(copy.source)):
-        if copy.source in plan.devices and copy.bytes > 4 and "ReadVariable" not in copy.tensor:
-            raise NotYet(
-                f"{copy.source} sent {copy.bytes:,} bytes: take the mean of its shard there, "
-                "before it is sent"
-            )
+    rng = np.random.default_rng()
+    for each in (24, int(rng.integers(25, 60))):  # points for each device
+        x, y = rng.integers(-5, 6, [2, each * len(plan)]).astype("float32")
+        try:
+            value, step = traced(function, x, y)
+        except NotYet as hint:
+            if "scalars" not in str(hint.__cause__):
+                raise
+            way = "keepdims=True keeps one"
+            raise NotYet(f"a shard's mean has no row left to join: {way}") from None
+        value, right = numbers(value, (), "one number is wanted"), np.mean(call(error, x, y))
+        if not np.isclose(value, right, rtol=1e-4):
+            raise NotYet("this is not the mean of the squared errors of all points")
+        if rest := idle(step, PRODUCTS):
+            raise NotYet(f"{rest} did nothing: let every device take its shard")
+        # What reads the weights has to send them.
+        for copy in sorted(step.copies, key=lambda copy: devices.order(copy.source)):
+            if copy.source in plan.devices and copy.bytes > 4 and "ReadVariable" not in copy.tensor:
+                raise NotYet(
+                    f"{copy.source} sent more than one number: cut the batch on the host, and take "
+                    "the mean of a shard on its device, before it is sent"
+                )
     return "the same mean, and each device sent 4 bytes"
+
+
+def _by_place_or_name(function: Any, *names: str) -> Callable[..., Any]:
+    """Let a function that takes its batches only by name be called by place."""
+
+    def called(*batches: Any) -> Any:
+        named = dict(zip(names, batches, strict=True))
+        by_name = _takes(function, **named) and not _takes(function, *batches)
+        return function(**named) if by_name else function(*batches)
+
+    return called if callable(function) else function
+
+
+def _takes(function: Callable[..., Any], *args: Any, **named: Any) -> bool:
+    """Say whether a function can be called so; True where it does not tell."""
+    try:
+        inspect.signature(function).bind(*args, **named)
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
