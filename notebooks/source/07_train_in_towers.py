@@ -1,17 +1,17 @@
 # %% [markdown]
 # # Train in towers
 #
-# Your model trains on one GPU, and now there are two. You give each of them half of the batch, and
-# one of two things happens. A step takes as long as before, or the loss is another one than with
-# one GPU. TensorFlow reports neither.
+# Your model trains on one GPU, and now there are two. You give each of them half of the batch. Then
+# a step takes as long as before, or the loss is no longer the one that you had with one GPU.
+# Neither raises an error.
 #
-# **In this lesson** one network trains on all devices at once, takes the steps that one device
-# would take, and you count the bytes and the time that this costs.
+# **In this lesson** one network trains on all devices, with the losses that one device has, and you
+# count what this costs in bytes and in time.
 #
 # **You will learn** to
 # - build towers, and average what they compute,
 # - prove that all devices take the same step as one,
-# - catch five mistakes that raise no error or an unclear one,
+# - catch five mistakes, most of which raise no error,
 # - choose where variables live and who averages, by the bytes that cross,
 # - measure whether more devices pay.
 #
@@ -39,9 +39,10 @@ from mgpu_helpers.lessons.sketches import lesson_07 as sketches
 # %% [markdown]
 # ## The trouble
 #
-# Here is the smallest Keras model: it multiplies its input by one weight, which is 1 at first. It
-# is to learn to answer 0, so its loss is the mean of the squared outputs. The batch has each of the
-# numbers 1, 2, 3 and 4 in it 210 times. (840 examples divide over any number of devices up to 8.)
+# Here is a Keras model with a single weight, which is 1 at first. It multiplies its input by the
+# weight and should learn to answer 0, so its loss is the mean of the squared outputs. The batch
+# holds each of the numbers 1, 2, 3 and 4 210 times. (840 examples divide over any number of devices
+# up to 8.)
 
 # %%
 keras, layers = tf.keras, tf.keras.layers
@@ -58,11 +59,10 @@ def gradients_of(x):
 
 
 # %% [markdown]
-# `descend` takes four steps. In each, every device computes the gradients of its shard of the
-# batch, and `together` makes one list of gradients from all of them. Adding them up looks right.
-#
-# Compare the losses of one device with those of all. The next cell has the gradients of the first
-# step, of the whole batch and of each shard:
+# `descend` takes four steps of gradient descent. In each step every device computes the gradients
+# of its shard of the batch, and `together` makes one list of gradients out of theirs. `total` adds
+# them up, which looks right. Compare the losses of one device with those of all. Then look at the
+# gradients of the first step, of the whole batch and of each shard:
 
 # %%
 def descend(places, together):
@@ -98,15 +98,17 @@ with tf.device(plan.host):
 #
 # The mean of the squares of 1, 2, 3 and 4 is 7.5, and the gradient is twice that, 15. With two
 # devices, one has the ones and twos, the other the threes and fours. Their gradients, 5 and 25, add
-# up to 30. Their **average** is 15. A sum takes steps that are too long, by the number of devices
-# as a factor.
+# up to 30. Their **average** is 15. A sum makes every step longer, by the number of devices as a
+# factor.
 #
 # ## Two towers
 #
-# What a device computes, from its shard to its gradients, is a **tower**. If the shards are of the
-# same size, the average of the towers' gradients is the gradient of the whole batch. A tower gives
-# a list of gradients, one for each variable, and `zip` in `average` puts those of the same variable
-# together. Below it stand two towers with two variables, and the losses from above:
+# What one device computes, from its shard to its gradients, is a **tower**. If the shards are of
+# the same size, the average of the towers' gradients is the gradient of the whole batch.
+#
+# A tower gives a list of gradients, one for each variable. In `average`, `zip` puts those of the
+# same variable together. It is tried on two towers with two variables, and then on the losses from
+# above:
 
 # %% tags=["schematic"]
 sketches.two_towers()
@@ -159,26 +161,23 @@ def tower(weights, x, y, keep=1.0, seed=None):
 # %% [markdown]
 # ## Proof: the same gradient
 #
-# `whole` is what everything in this lesson is compared with: one device and all 840 examples.
-
-# %%
-weights = networks.variables(network, device=plan.devices[0])
-x, y = images[:840], labels[:840]
-with tf.device(plan.devices[0]):
-    loss, whole = tower(weights, x, y)
-print(f"{len(whole)} gradients, and a loss of {loss:.1f}")
-
-# %% [markdown]
-# `towers.split` and `towers.run` are those of [[06]]: they cut a batch on the host, and call a
-# function on every device with its shard. Compare the lengths of the gradients (the square roots of
-# their sums of squares). `largest_difference` says by how much any entry differs, as a share of the
-# largest entry of that variable's gradient on one device:
+# `whole` is what everything in this lesson is compared with: the gradients of all 840 examples on
+# one device. `towers.split` and `towers.run` are those of [[06]]: they cut a batch on the host, and
+# call a function on every device with its shard.
+#
+# Compare the lengths of the gradients (the square roots of their sums of squares).
+# `largest_difference` says by how much any entry differs, as a share of the largest entry of that
+# variable's gradient in `whole`:
 
 # %%
 def largest_difference(ours, theirs):
     return max(np.abs(a - b).max() / np.abs(b).max() for a, b in zip(ours, theirs))
 
 
+weights = networks.variables(network, device=plan.devices[0])
+x, y = images[:840], labels[:840]
+with tf.device(plan.devices[0]):
+    _, whole = tower(weights, x, y)
 shards = towers.split((x, y), len(plan))
 results = towers.run(lambda shard: tower(weights, *shard), plan.devices, shards)
 averaged = average([gradients for _, gradients in results])
@@ -247,32 +246,18 @@ print("accuracy on new digits above 0.9:", right.numpy() > 0.9)
 step_on_one, weights_of_one = make_step(plan.devices[:1])
 step_on_all, weights_of_all = make_step(plan.devices)
 losses_of_one, losses_of_all = train(step_on_one, passes=3), train(step_on_all, passes=3)
+
+# %%
 for step in (0, 6, 12, 18):
     print(f"step {step:2}  one {losses_of_one[step]:.1f}  all {losses_of_all[step]:.1f}")
 print("losses agree to 1 %:  ", np.allclose(losses_of_all, losses_of_one, rtol=0.01))
-difference = largest_difference(weights_of_all.values(), weights_of_one.values())
-print("weights agree to 0.01:", difference < 0.01)
+ours, theirs = weights_of_all.values(), weights_of_one.values()
+print("weights agree to 0.01:", largest_difference(ours, theirs) < 0.01)
 
 # %% [markdown]
 # Roundings differ in every step and are carried along, so these bounds are wider than that for one
 # gradient. After three passes over the digits, all devices still have the network that one device
 # has.
-#
-# ## What a step looks like
-#
-# One step of one tower, then one of all towers, on the batch of 840. Both charts have the same
-# axis. (Above them stand the timelines that `make gpu` has stored on machines with GPUs, if any.)
-
-# %% tags=["varies", "cover", "nbval-ignore-output"]
-drawings.from_gpus("07")
-steps = [trace.function_step(each, x, y, 0)[1] for each in (step_on_one, step_on_all)]
-for step in steps:
-    charts.timeline(step).set_xlim(0, 1e3 * max(each.length for each in steps))
-    plt.show()
-
-# %% [markdown]
-# With several devices, and as many free cores, the long bars are shorter and lie one above the
-# other. The average and the update are too short to see here.
 #
 # ## Where the variables live
 #
@@ -386,25 +371,6 @@ for name, way in ways.items():
 # The package has both: `towers.average` collects on a device that you name, and `towers.ring` sends
 # the lists of gradients around.
 #
-# ## Does it pay?
-#
-# First the same **global batch** on one device and on all. A small batch leaves each device little
-# to do, and the average costs the same. Compare the three lines:
-
-# %%
-for some in (len(plan) * 12, len(plan) * 60, 840):
-    data = tf.constant(images[:some]), tf.constant(labels[:some]), tf.constant(0)
-    runs = [partial(step, *data) for step in (step_on_one, step_on_all)]
-    print(f"batch {some:3}", timing.compare(*runs, repeats=10, names=("one", "all")))
-
-# %% [markdown]
-# On cores, the gain grows with the batch, as far as there are free cores. In [[11]] the batch grows
-# with the number of devices, and every part of a step gets its share of the time.
-#
-# On GPUs, expect no gain from this network. A step is some hundred small kernels, and starting them
-# takes longer than computing them. Towers pay when each GPU has work for tens of milliseconds: at
-# the network's full width (`width=1.0`), and at batches of thousands.
-#
 # ## The same in a graph
 #
 # The sources are from 2016 and 2017 and build a graph, as much code still does ([[01]]). First the
@@ -413,69 +379,119 @@ for some in (len(plan) * 12, len(plan) * 60, 840):
 # ([[06]]).
 
 # %%
-graph = tf.Graph()
-with graph.as_default(), tf.device(plan.host):
-    x_in = tf1.placeholder(tf.float32, [None, 28, 28, 1])
-    y_in = tf1.placeholder(tf.int64, [None])
-    keep_in = tf1.placeholder_with_default(1.0, [])
-    count = tf1.get_variable("count", initializer=0, trainable=False)
-    classic = networks.classic(network, device=plan.devices[0])
+def make_inputs():
+    with tf.device(plan.host):
+        x = tf1.placeholder(tf.float32, [None, 28, 28, 1], name="x")
+        y = tf1.placeholder(tf.int64, [None], name="y")
+        keep = tf1.placeholder_with_default(1.0, [], name="keep")
+        return x, y, keep, tf1.get_variable("count", initializer=0, trainable=False)
 
 
-def classic_tower(shard, i):
-    read = towers.read(classic)
-    loss = tower_loss(read, *shard, keep_in, tf.stack([count, i]))
+def classic_tower(weights, x, y, keep, seed):
+    read = towers.read(weights)
+    loss = tower_loss(read, x, y, keep, seed)
     return loss, tf1.gradients(loss, list(read.values()), colocate_gradients_with_ops=True)
 
-
-with graph.as_default(), tf.device(plan.host):
-    shards = towers.split((x_in, y_in), len(plan))
-    results = towers.run(classic_tower, plan.devices, shards, range(len(plan)))
-    loss = tf.add_n([loss for loss, _ in results]) / len(plan)
-    averaged = average([gradients for _, gradients in results])
 
 # %% [markdown]
 # Then Adam. The source lets a **moving average** follow each weight, and evaluates the network with
 # these averages. A graph runs its operations in any order that its tensors allow.
 # `tf.control_dependencies` asks for more: what is made in its block runs only after what it names.
-# So the moving averages follow the update, and the count of steps follows both.
+# So the moving averages follow the update, and `train`, which counts the steps, follows both.
 #
-# A session runs all of it, in the second cell. Compare the gradients with `whole`, and three passes
-# with those of one device above. Six passes with dropout come after, evaluated with the moving
-# averages:
+# `start` puts the parts together and opens a session. In the last of the three cells, compare the
+# gradients with `whole`, and the losses of three passes with those of one device above. Six passes
+# with dropout follow, and their result is evaluated with the moving averages:
 
 # %%
-with graph.as_default(), tf.device(plan.devices[0]):
+def update(weights, averaged, count):
     adam = tf1.train.AdamOptimizer(1e-3, epsilon=1e-7)  # as in Keras
-    update = adam.apply_gradients(zip(averaged, classic.values()))
+    descend = adam.apply_gradients(zip(averaged, weights.values()))
     smooth = tf1.train.ExponentialMovingAverage(0.9999, num_updates=count)
-    with tf.control_dependencies([update]):
-        follow = smooth.apply(list(classic.values()))
+    with tf.control_dependencies([descend]):
+        follow = smooth.apply(list(weights.values()))
     with tf.control_dependencies([follow]), tf.device(plan.host):
-        train_op = tf1.assign_add(count, 1)
-    followed = {name: smooth.average(weight) for name, weight in classic.items()}
-    right = networks.accuracy(networks.logits(network, followed, x_in), y_in)
-    start = tf1.global_variables_initializer()
+        count.assign_add(1, name="train")
+    return {name: smooth.average(weight) for name, weight in weights.items()}
+
 
 # %%
-session = tf1.Session(graph=graph, config=plan.session_config(soft_placement=True))
-session.run(start)
-in_graph = session.run(averaged, {x_in: x, y_in: y})
+def start(places):
+    def numbered(shard, i):
+        return classic_tower(weights, *shard, keep, tf.stack([count, i]))
+
+    with tf.Graph().as_default() as graph, tf.device(plan.host):
+        x, y, keep, count = make_inputs()
+        weights = networks.classic(network, device=plan.devices[0])
+        shards = towers.split((x, y), len(places))
+        losses, gradients = zip(*towers.run(numbered, places, shards, range(len(places))))
+        tf.divide(tf.add_n(losses), len(places), name="loss")
+        averaged = average(gradients)
+        tf1.add_to_collection("averaged", averaged)
+        with tf.device(plan.devices[0]):
+            followed = update(weights, averaged, count)
+            right = networks.accuracy(networks.logits(network, followed, x), y)
+            tf.identity(right, name="accuracy")
+        tf1.global_variables_initializer()
+    config = plan.session_config(devices=len(places), soft_placement=True)
+    session = tf1.Session(graph=graph, config=config)
+    session.run("init")
+    return session
+
+
+# %%
+one, every = start(plan.devices[:1]), start(plan.devices)
+in_graph = every.run(every.graph.get_collection("averaged")[0], {"x:0": x, "y:0": y})
 print("gradients agree to 1e-5:", largest_difference(in_graph, whole) < 1e-5)
 
 
-def train_classic(x, y, step, keep=1.0):
-    return session.run([loss, train_op], {x_in: x, y_in: y, keep_in: keep})[0]
+def classic_step(x, y, step, keep=1.0):
+    return every.run(["loss:0", "train"], {"x:0": x, "y:0": y, "keep:0": keep})[0]
 
 
-losses = train(train_classic, passes=3)
+losses = train(classic_step, passes=3)
 print("losses agree to 1 %:    ", np.allclose(losses, losses_of_one, rtol=0.01))
-train(partial(train_classic, keep=0.5), passes=6)
-accuracy = session.run(right, {x_in: test_images, y_in: test_labels})
+train(partial(classic_step, keep=0.5), passes=6)
+accuracy = every.run("accuracy:0", {"x:0": test_images, "y:0": test_labels})
 print("accuracy above 0.9:     ", accuracy > 0.9)
 
 # %% [markdown]
 # The graph takes the steps of today's code.
+#
+# ## Does it pay?
+#
+# These sessions are also what can be timed. In `cores` mode each has as many threads as towers, so
+# that one tower uses one core. Here is a step of one tower, then one of all, on the batch of 840.
+# Both charts have the same axis. (Above them stand the timelines that `make gpu` has stored on
+# machines with GPUs, if any.)
+
+# %% tags=["varies", "cover", "nbval-ignore-output"]
+drawings.from_gpus("07")
+steps = [trace.session_step(each, "train", {"x:0": x, "y:0": y})[1] for each in (one, every)]
+for step in steps:
+    charts.timeline(step).set_xlim(0, 1e3 * max(each.length for each in steps))
+    plt.show()
+
+# %% [markdown]
+# With several devices, and as many free cores, the long bars are shorter and lie one above the
+# other. The average and the update are too short to see here.
+#
+# Now the same **global batch** in three sizes. A small batch leaves each device little to do, and
+# the average costs the same. Compare the three lines:
+
+# %%
+for some in (len(plan) * 12, len(plan) * 60, 840):
+    feed = {"x:0": images[:some], "y:0": labels[:some]}
+    runs = [partial(session.run, "train", feed) for session in (one, every)]
+    print(f"batch {some:3}", timing.compare(*runs, repeats=10, names=("one", "all")))
+
+# %% [markdown]
+# On cores, the gain grows with the batch, as far as there are free cores. In [[11]] the global
+# batch grows with the number of devices.
+#
+# On GPUs, expect no gain from this network. A step is some hundred small kernels, and starting them
+# takes longer than computing them. Towers pay when each GPU has work for tens of milliseconds: at
+# the network's full width (`width=1.0`), and at batches of thousands.
 #
 # ## Break it
 #
@@ -563,7 +579,13 @@ for places, how in [(1, "sync"), (len(plan), "sync"), (len(plan), "average")]:
     print(f"{how:8} on {places}: losses {np.round(losses, 3)}  variances {np.round(variance, 3)}")
 
 # %% [markdown]
-# Synchronized, the numbers are those of one device. With averages they are not.
+# Synchronized, the numbers are those of one device. With `"average"` they are not: the first loss
+# differs already, and the moving variances come out smaller, because what differs between the
+# shards is left out. After the training the model would normalize new images by these.
+#
+# Watch for this where the per-device batch is small, or where the shards differ. Otherwise
+# `"average"` is what is usual, and faster: with `"sync"` all devices wait for each other at every
+# BatchNormalization, forward and backward.
 #
 # ## On your own
 #
