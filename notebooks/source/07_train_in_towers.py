@@ -186,18 +186,19 @@ for name, ours, theirs in zip(weights, averaged, whole):
 print("largest difference below 1e-5:", largest_difference(averaged, whole) < 1e-5)
 
 # %% [markdown]
-# The towers add the same numbers as one device in another order, so the last digits may differ, and
-# no more than these do.
+# All gradients agree. The towers add the same numbers in another order than one device, so the last
+# digits may differ.
 #
 # ## A training step
 #
 # The host averages the gradients and the losses. Then Adam, an optimizer, updates the weights where
 # they live. It keeps two more numbers for each weight, its **slots**. The dropout seed of a tower
-# is made of the number of the step and that of the tower.
+# is the number of the step and that of the tower.
 #
-# `train` runs some passes over the digits: first on all devices, with dropout, to see that it
-# learns. Then comes the proof, one device against all. With dropout the masks would differ, so the
-# proof goes without it. Both trainings start from the same weights:
+# `make_step` makes such a step for some devices, and `train` runs passes over the digits. The first
+# training is on all devices, with dropout, to see that the network learns. Then comes the proof:
+# one device against all, from the same weights. It goes without dropout, because one tower and two
+# towers draw different masks. Compare the losses:
 
 # %%
 def make_step(places, keep=1.0, variables_on=plan.devices[0]):
@@ -255,9 +256,8 @@ ours, theirs = weights_of_all.values(), weights_of_one.values()
 print("weights agree to 0.01:", largest_difference(ours, theirs) < 0.01)
 
 # %% [markdown]
-# Roundings differ in every step and are carried along, so these bounds are wider than that for one
-# gradient. After three passes over the digits, all devices still have the network that one device
-# has.
+# After three passes over the digits, all devices have the network that one device has. Rounding
+# differs in every step and is carried along, so the bounds are wider than that for one gradient.
 #
 # ## Where the variables live
 #
@@ -316,7 +316,8 @@ print(np.array(held))
 # %% [markdown]
 # This is the table after round 3. On devices, the sum is made where the piece arrives, and
 # `tf.identity` in the neighbour's block is the sending. To try it, device `i` starts with a vector
-# that is `i + 1` everywhere. Each should end with the average:
+# that is `i + 1` everywhere. Each should end with the average. `towers.ring` of the package does
+# the same for lists of gradients:
 
 # %%
 def ring(vectors):
@@ -335,6 +336,7 @@ def ring(vectors):
 
 small = towers.run(lambda i: tf.fill([8], i + 1.0), plan.devices, range(len(plan)))
 print([each.numpy().tolist() for each in ring(small)])
+print([each.numpy().tolist() for (each,) in towers.ring([[own] for own in small], plan.devices)])
 
 # %% [markdown]
 # In the other two ways one place is in the middle. `averaging.traffic` lets each device make a
@@ -367,9 +369,6 @@ for name, way in ways.items():
 # follow each other, which makes 2(n - 1) = 2.00. In the ring every device sends and receives at
 # once, so it takes the time of 2(n - 1)/n = 1.00. That is how [[11]] counts them. In `cores` mode
 # all devices share one memory, and none of this can be timed.
-#
-# The package has both: `towers.average` collects on a device that you name, and `towers.ring` sends
-# the lists of gradients around.
 #
 # ## The same in a graph
 #
@@ -406,9 +405,9 @@ def classic_tower(weights, x, y, keep, seed):
 # %%
 def update(weights, averaged, count):
     adam = tf1.train.AdamOptimizer(1e-3, epsilon=1e-7)  # as in Keras
-    descend = adam.apply_gradients(zip(averaged, weights.values()))
+    applied = adam.apply_gradients(zip(averaged, weights.values()))
     smooth = tf1.train.ExponentialMovingAverage(0.9999, num_updates=count)
-    with tf.control_dependencies([descend]):
+    with tf.control_dependencies([applied]):
         follow = smooth.apply(list(weights.values()))
     with tf.control_dependencies([follow]), tf.device(plan.host):
         count.assign_add(1, name="train")
@@ -486,8 +485,9 @@ for some in (len(plan) * 12, len(plan) * 60, 840):
     print(f"batch {some:3}", timing.compare(*runs, repeats=10, names=("one", "all")))
 
 # %% [markdown]
-# On cores, the gain grows with the batch, as far as there are free cores. In [[11]] the global
-# batch grows with the number of devices.
+# With as many free cores as devices, the gain grows with the batch. Where the cores are busy with
+# something else, the lines tell little. Here the global batch stayed the same. [[11]] also lets it
+# grow with the number of devices.
 #
 # On GPUs, expect no gain from this network. A step is some hundred small kernels, and starting them
 # takes longer than computing them. Towers pay when each GPU has work for tens of milliseconds: at
@@ -499,11 +499,12 @@ for some in (len(plan) * 12, len(plan) * 60, 840):
 #
 # **Shards of unequal size.** 600 examples, and the 240 that are left. The plain average counts an
 # example of the small shard more than one of the large. `towers.average` is the function of this
-# lesson, and takes weights besides. With the sizes as weights it is right again.
+# lesson, and takes weights besides. The first cell compares both with `whole`.
 #
 # **A variable that one tower does not use.** Its gradient there is `None`, and the average of this
 # lesson stops. `None` means that the loss does not change with the variable. `towers.average`
-# counts it as zero, and still divides by the number of towers:
+# counts it as zero, and still divides by the number of towers. The second cell averages 4 and
+# `None`:
 
 # %%
 uneven = [tower(weights, x[:600], y[:600])[1], tower(weights, x[600:], y[600:])[1]]
@@ -519,6 +520,8 @@ except (TypeError, ValueError) as error:
 print("towers.average:", towers.average([[tf.constant(4.0)], [None]])[0].numpy())
 
 # %% [markdown]
+# With the sizes as weights the average is right again, and 4 and `None` became 2.
+#
 # **L2 once per tower.** Divide the loss of each shard by the number of devices, add the penalty,
 # and sum the gradients. That is right for the losses, and counts the penalty once per tower. The
 # gradient of the penalty is 5e-4 times the kernel, so what is too much can be measured:
@@ -537,6 +540,8 @@ excess = sum(careless(*shard) for shard in shards) - dict(zip(weights, whole))["
 print(f"penalty counted {1 + np.vdot(excess, kernel) / (5e-4 * np.vdot(kernel, kernel)):.2f} times")
 
 # %% [markdown]
+# With two devices the penalty counted twice.
+#
 # **The same dropout mask in each tower.** With the step alone as the seed, example k of every shard
 # drops the same units. Count the units on which the masks of two towers agree. By chance it is
 # half:
@@ -551,6 +556,8 @@ for name, seed in [("step alone", (7, 0)), ("step and tower", (7, 1))]:
     print(f"{name:15} the masks agree on {np.mean(mask(7, 0) == mask(*seed)):.1f} of the units")
 
 # %% [markdown]
+# With the step alone, the two masks are one. With the number of the tower they are two.
+#
 # ## With your own model
 #
 # `towers.train_step` does all of this for a Keras model. One question is left: by what does a
@@ -579,12 +586,12 @@ for places, how in [(1, "sync"), (len(plan), "sync"), (len(plan), "average")]:
     print(f"{how:8} on {places}: losses {np.round(losses, 3)}  variances {np.round(variance, 3)}")
 
 # %% [markdown]
-# Synchronized, the numbers are those of one device. With `"average"` they are not: the first loss
-# differs already, and the moving variances come out smaller, because what differs between the
-# shards is left out. After the training the model would normalize new images by these.
+# Synchronized, the numbers are those of one device. With `"average"` the first loss differs
+# already. The moving variances come out smaller, because what differs between the shards is left
+# out. New images will be normalized by them.
 #
 # Watch for this where the per-device batch is small, or where the shards differ. Otherwise
-# `"average"` is what is usual, and faster: with `"sync"` all devices wait for each other at every
+# `"average"` is usual, and faster: with `"sync"` all devices wait for each other at every
 # BatchNormalization, forward and backward.
 #
 # ## On your own
@@ -658,21 +665,22 @@ checks.mask_seed(mask_seed)
 # %% [markdown]
 # ## What we saw
 #
-# - Two towers whose gradients were added took steps twice too long. Averaged, they took those of
-#   one device.
+# - Two devices whose gradients were added saw their loss rise from 7.5 to 480 in four steps. With
+#   the average it fell to 0.1, as on one device.
 # - A network for digits had the same gradients on all devices, and the same losses and weights
 #   after three passes. A graph gave the same numbers.
-# - Unequal shards, a penalty counted once per tower, a missing gradient and a shared mask were each
-#   caught by a number or an error.
 # - Where the variables lived decided which connection carried the bytes, and hardly what a device
 #   held.
-# - In a ring of any size, less than twice the gradients went into each device.
-# - On cores, the smaller the batch, the less all devices gained over one.
+# - In a ring, less than twice the gradients go into each device, however many devices there are.
+# - Unequal shards, a missing gradient, a penalty counted once per tower and a shared mask were each
+#   caught by a number or an error.
+# - `towers.train_step` gave the losses and moving variances of one device where the towers
+#   exchanged their statistics, and others where they did not.
 #
 # ## In practice
 #
-# Use this when the model fits on one GPU and a step takes tens of milliseconds there. It costs the
-# traffic of all weights and gradients in every step, and a second copy of the activations nowhere.
+# Use this when the model fits on one GPU and a step keeps it busy for tens of milliseconds. It
+# costs traffic: in every step all weights go to each device, and all gradients come back.
 #
 # - More devices at the same per-device batch mean a larger global batch, and fewer steps for the
 #   same examples. The learning rate then wants attention.

@@ -19,9 +19,9 @@ def weighted_average(function: Callable[..., Any]) -> str:
     rng = np.random.default_rng(7)
     for n in (2, 3, 5):
         sizes = [int(size) for size in rng.permutation(np.arange(1, 12))[:n]]
-        # Whole numbers, so that readers can check them; the number's average is one too.
+        # Whole numbers, and one variable whose average is whole: a hint shows it first.
         vectors, matrices = (rng.integers(-9, 10, [n, *s]) for s in ((4,), (2, 3)))
-        values = rng.integers(1, 9, n) * 10 * sum(sizes)
+        values = (1 + rng.permutation(8)[:n]) * sum(sizes)
         _check_average(function, sizes, [vectors, matrices, values])
     return "2, 3 and 5 shards of unequal size count by their sizes"
 
@@ -143,7 +143,7 @@ def mask_seed(function: Callable[[int, int], Any]) -> str:
                     f"step {step} of tower {tower} has the seed of step {other[0]} of tower "
                     f"{other[1]}: {seed}"
                 )
-    return f"no seed came twice, in {len(seen):,} of the steps of {TOWERS} towers"
+    return f"no seed came twice in about {round(len(seen) / TOWERS, -3):,} steps of {TOWERS} towers"
 
 
 def _steps(seed_of: Callable[[int, int], tuple[int, ...]]) -> Iterator[int]:
