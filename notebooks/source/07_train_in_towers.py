@@ -41,8 +41,8 @@ from mgpu_helpers.lessons.sketches import lesson_07 as sketches
 #
 # Here is a Keras model with a single weight, which is 1 at first. It multiplies its input by the
 # weight and should learn to answer 0, so its loss is the mean of the squared outputs. The batch
-# holds each of the numbers 1, 2, 3 and 4 210 times. (840 examples divide over any number of devices
-# up to 8.)
+# holds 210 ones, 210 twos, 210 threes and 210 fours. (840 examples divide over any number of
+# devices up to 8.)
 
 # %%
 keras, layers = tf.keras, tf.keras.layers
@@ -263,7 +263,7 @@ print("weights agree to 0.01:", largest_difference(ours, theirs) < 0.01)
 #
 # Every tower reads all weights in every step, and the host averages. Should the variables live on
 # the host, or on the first device? Look at which way the bytes of a step go, and how many bytes of
-# tensors each device holds at once during the step:
+# tensors each device holds at the peak of the step:
 
 # %%
 print(f"the weights: {4 * networks.parameters(network) / 1e6:.2f} MB")
@@ -273,7 +273,8 @@ for where in (plan.host, plan.devices[0]):
     for (source, target), crossed in step.bytes_between().items():
         print(f"  {source} -> {target}  {crossed / 1e6:5.2f} MB")
     for device in plan.devices:
-        print(f"  {device} holds at most about {step.peak(device) / 1e7:.0f}0 MB")
+        many = step.peak(device) > 5 * 3 * 4 * networks.parameters(network)
+        print(f"  {device} holds over 5 times the weights and slots: {many}")
 
 # %% [markdown]
 # From the host, every device fetches all weights and sends all gradients. With two devices and the
@@ -281,9 +282,9 @@ for where in (plan.host, plan.devices[0]):
 # from the host. The rest is the batch. The totals are the same: the place of the variables decides
 # which connection carries them.
 #
-# The device that has the variables holds the weights and Adam's slots besides, 1.3 MB. What a step
-# holds are mostly the activations of a device's shard, many times more. So for this network the
-# place of the variables hardly matters to memory.
+# The weights and Adam's slots take 1.3 MB on the device that has the variables. The step itself
+# holds many times as much on every device, mostly the activations of its shard. So for this network
+# the place of the variables hardly matters to memory.
 #
 # ## Who averages
 #
@@ -292,7 +293,7 @@ for where in (plan.host, plan.devices[0]):
 # - the host collects all gradients and sends the average back;
 # - the first device does so;
 # - in a **ring** nobody collects. Each device cuts its gradients into as many pieces as there are
-#   devices, and only ever sends one piece to its neighbour.
+#   devices, and sends one piece at a time to its neighbour.
 #
 # Here is a ring of four. To see whose numbers are in a piece, device 0 starts with ones, device 1
 # with tens, and so on. A piece with the numbers of all four reads 1111. In each of the first three
@@ -373,7 +374,7 @@ for name, way in ways.items():
 # ## The same in a graph
 #
 # The sources are from 2016 and 2017 and build a graph, as much code still does ([[01]]). First the
-# inputs, the variables and the towers. `tf1.gradients` takes the place of the tape. Without
+# inputs and a tower. `tf1.gradients` takes the place of the tape. Without
 # `colocate_gradients_with_ops=True` it would not keep the backward pass on the device of the tower
 # ([[06]]).
 
@@ -459,24 +460,9 @@ print("accuracy above 0.9:     ", accuracy > 0.9)
 #
 # ## Does it pay?
 #
-# These sessions are also what can be timed. In `cores` mode each has as many threads as towers, so
-# that one tower uses one core. Here is a step of one tower, then one of all, on the batch of 840.
-# Both charts have the same axis. (Above them stand the timelines that `make gpu` has stored on
-# machines with GPUs, if any.)
-
-# %% tags=["varies", "cover", "nbval-ignore-output"]
-drawings.from_gpus("07")
-steps = [trace.session_step(each, "train", {"x:0": x, "y:0": y})[1] for each in (one, every)]
-for step in steps:
-    charts.timeline(step).set_xlim(0, 1e3 * max(each.length for each in steps))
-    plt.show()
-
-# %% [markdown]
-# With several devices, and as many free cores, the long bars are shorter and lie one above the
-# other. The average and the update are too short to see here.
-#
-# Now the same **global batch** in three sizes. A small batch leaves each device little to do, and
-# the average costs the same. Compare the three lines:
+# These sessions can be timed fairly: in `cores` mode each has as many threads as towers, so that
+# one tower uses one core. Compare the same **global batch** on one device and on all, in three
+# sizes. A small batch leaves each device little to do, and the average costs the same:
 
 # %%
 for some in (len(plan) * 12, len(plan) * 60, 840):
@@ -486,8 +472,22 @@ for some in (len(plan) * 12, len(plan) * 60, 840):
 
 # %% [markdown]
 # With as many free cores as devices, the gain grows with the batch. Where the cores are busy with
-# something else, the lines tell little. Here the global batch stayed the same. [[11]] also lets it
-# grow with the number of devices.
+# something else, the lines tell little.
+#
+# Here is a step of one tower, then one of all, on the batch of 840. Both charts have the same axis.
+# (Above them stand the timelines that `make gpu` has stored on machines with GPUs, if any.)
+
+# %% tags=["varies", "cover", "nbval-ignore-output"]
+drawings.from_gpus("07")
+steps = [trace.session_step(each, "train", feed)[1] for each in (one, every)]
+for step in steps:
+    charts.timeline(step).set_xlim(0, 1e3 * max(each.length for each in steps))
+    plt.show()
+
+# %% [markdown]
+# With several devices, and as many free cores, the long bars are shorter and lie one above the
+# other. The average and the update are too short to see here. The global batch stayed the same so
+# far. [[11]] also lets it grow with the number of devices.
 #
 # On GPUs, expect no gain from this network. A step is some hundred small kernels, and starting them
 # takes longer than computing them. Towers pay when each GPU has work for tens of milliseconds: at
@@ -540,7 +540,7 @@ excess = sum(careless(*shard) for shard in shards) - dict(zip(weights, whole))["
 print(f"penalty counted {1 + np.vdot(excess, kernel) / (5e-4 * np.vdot(kernel, kernel)):.2f} times")
 
 # %% [markdown]
-# With two devices the penalty counted twice.
+# With two devices the penalty was counted twice.
 #
 # **The same dropout mask in each tower.** With the step alone as the seed, example k of every shard
 # drops the same units. Count the units on which the masks of two towers agree. By chance it is
@@ -556,15 +556,16 @@ for name, seed in [("step alone", (7, 0)), ("step and tower", (7, 1))]:
     print(f"{name:15} the masks agree on {np.mean(mask(7, 0) == mask(*seed)):.1f} of the units")
 
 # %% [markdown]
-# With the step alone, the two masks are one. With the number of the tower they are two.
+# With the step alone both towers had the same mask. With the number of the tower, their masks agree
+# by chance only.
 #
 # ## With your own model
 #
 # `towers.train_step` does all of this for a Keras model. One question is left: by what does a
 # BatchNormalization normalize? With `"average"` each tower uses the statistics of its own shard.
 # With `"sync"` the towers exchange theirs, and all use those of the whole batch, as one device
-# does. Here is a small residual network. Its batch gets
-# brighter from image to image, so that the shards differ. Compare losses and moving variances:
+# does. Here is a small residual network. Its batch gets brighter from image to image, so that the
+# shards differ. Compare losses and moving variances:
 
 # %%
 def residual():
@@ -586,9 +587,9 @@ for places, how in [(1, "sync"), (len(plan), "sync"), (len(plan), "average")]:
     print(f"{how:8} on {places}: losses {np.round(losses, 3)}  variances {np.round(variance, 3)}")
 
 # %% [markdown]
-# Synchronized, the numbers are those of one device. With `"average"` the first loss differs
-# already. The moving variances come out smaller, because what differs between the shards is left
-# out. New images will be normalized by them.
+# Synchronized, the numbers are those of one device. With `"average"` on several devices the first
+# loss differs already. The moving variances come out smaller, because what differs between the
+# shards is left out. New images will be normalized by them.
 #
 # Watch for this where the per-device batch is small, or where the shards differ. Otherwise
 # `"average"` is usual, and faster: with `"sync"` all devices wait for each other at every
@@ -688,9 +689,9 @@ checks.mask_seed(mask_seed)
 #   it.
 # - float16 holds no number above 65504 and few below 0.00006. Whoever sends gradients in it scales
 #   them first.
-# - The network and the choice of host or device for its variables come from the
-#   [tensorlight notebook](../docs/sources.md#tensorlight) of bsautermeister, 2016, which measured
-#   them on TitanX GPUs. That gradients are colocated with their operations comes from the
-#   [P40 note](../docs/sources.md#p40), 2017. [[11]] has both tables.
+# - The network and the choice of host or device for its variables come from the [tensorlight
+#   notebook](../docs/sources.md#tensorlight) of bsautermeister, 2016, which measured them on TitanX
+#   GPUs. That gradients are colocated with their operations comes from the [P40
+#   note](../docs/sources.md#p40), 2017. [[11]] has both tables.
 #
 # Next: [[next]].
