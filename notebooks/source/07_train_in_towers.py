@@ -1,16 +1,17 @@
 # %% [markdown]
 # # Train in towers
 #
-# One network learns on all devices at once and, without dropout, stays with the one that a single
-# device learns.
+# Your model trains on one GPU, and now there are two. You give each of them half of the batch. Then
+# a step takes as long as before, or the loss is no longer the one that you had with one GPU.
+# Neither raises an error.
 #
-# [[previous]] ended with a gradient from each device; here they are averaged, and the weights find
-# a place to live.
+# **In this lesson** one network trains on all devices, with the losses that one device has, and you
+# count what this costs in bytes and in time.
 #
 # **You will learn** to
-# - build towers that share their weights, in a graph and in today's code,
+# - build towers, and average what they compute,
 # - prove that all devices take the same step as one,
-# - catch five classic mistakes,
+# - catch five mistakes, most of which raise no error,
 # - choose where variables live and who averages, by the bytes that cross,
 # - measure whether more devices pay.
 #
@@ -23,270 +24,493 @@ plan = devices.setup(2)
 plan
 
 # %%
+from functools import partial
+
 import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from mgpu_helpers import charts, timing, towers, trace
-from mgpu_helpers.lessons import digits, drawings, networks
+from mgpu_helpers.lessons import averaging, digits, drawings, networks
 from mgpu_helpers.lessons.checks import lesson_07 as checks
+from mgpu_helpers.lessons.sketches import lesson_07 as sketches
 
 # %% [markdown]
-# ## The average of gradients
+# ## The trouble
 #
-# Each device computes the gradient of the mean loss of its own shard. If the shards are of the
-# same size, the average of these gradients is the gradient of the whole batch. Here are two towers
-# with two variables:
+# Here is a Keras model with a single weight, which is 1 at first. It multiplies its input by the
+# weight and should learn to answer 0, so its loss is the mean of the squared outputs. The batch
+# holds 210 ones, 210 twos, 210 threes and 210 fours. (840 examples divide over any number of
+# devices up to 8.)
+
+# %%
+keras, layers = tf.keras, tf.keras.layers
+with tf.device(plan.host):
+    one_weight = layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    model = keras.Sequential([keras.Input([1]), one_weight])
+    batch = tf.repeat([[1.0], [2.0], [3.0], [4.0]], 210, axis=0)
+
+
+def gradients_of(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(x) ** 2)
+    return loss, tape.gradient(loss, [one_weight.kernel])
+
+
+# %% [markdown]
+# `descend` takes four steps of gradient descent. In each step every device computes the gradients
+# of its shard of the batch, and `together` makes one list of gradients out of theirs. `total` adds
+# them up, which looks right. Compare the losses of one device with those of all. Then look at the
+# gradients of the first step, of the whole batch and of each shard:
+
+# %%
+def descend(places, together):
+    losses = []
+    one_weight.kernel.assign([[1.0]])
+    with tf.device(plan.host):
+        for _ in range(4):
+            gradients = []
+            for device, shard in zip(places, tf.split(batch, len(places))):
+                with tf.device(device):
+                    gradients.append(gradients_of(shard)[1])
+            losses.append(gradients_of(batch)[0].numpy())
+            one_weight.kernel.assign_sub(0.1 * together(gradients)[0])
+    return np.round(losses, 1)
+
+
+def total(tower_gradients):
+    return [tf.add_n(each) for each in zip(*tower_gradients)]
+
+
+print("one device: ", descend(plan.devices[:1], total))
+print("all devices:", descend(plan.devices, total))
+
+# %%
+one_weight.kernel.assign([[1.0]])
+with tf.device(plan.host):
+    for part in (batch, *tf.split(batch, len(plan))):
+        gradient = gradients_of(part)[1][0].numpy().item()
+        print(f"gradient of {len(part)} examples: {gradient:.1f}")
+
+# %% [markdown]
+# On one device the loss falls. On two it rises, and nothing says why.
+#
+# The mean of the squares of 1, 2, 3 and 4 is 7.5, and the gradient is twice that, 15. With two
+# devices, one has the ones and twos, the other the threes and fours. Their gradients, 5 and 25, add
+# up to 30. Their **average** is 15. A sum makes every step longer, by the number of devices as a
+# factor.
+#
+# ## Two towers
+#
+# What one device computes, from its shard to its gradients, is a **tower**. If the shards are of
+# the same size, the average of the towers' gradients is the gradient of the whole batch.
+#
+# A tower gives a list of gradients, one for each variable. In `average`, `zip` puts those of the
+# same variable together. It is tried on two towers with two variables, and then on the losses from
+# above:
+
+# %% tags=["schematic"]
+sketches.two_towers()
+plt.show()
 
 # %%
 def average(tower_gradients):
     return [tf.add_n(each) / len(each) for each in zip(*tower_gradients)]
 
 
-mean = average([[tf.constant([1.0, 2.0]), tf.constant(10.0)],
-                [tf.constant([3.0, 6.0]), tf.constant(30.0)]])  # fmt: skip
-print([gradient.numpy().tolist() for gradient in mean])
+print([each.numpy().tolist() for each in average([[[1.0, 2.0], 10.0], [[3.0, 6.0], 30.0]])])
+print("one device: ", descend(plan.devices[:1], average))
+print("all devices:", descend(plan.devices, average))
 
 # %% [markdown]
-# [1, 2] and [3, 6] became [2, 4], and 10 and 30 became 20.
+# [1, 2] and [3, 6] became [2, 4], and 10 and 30 became 20. All devices together now have the losses
+# of one.
 #
 # ## A network for digits
 #
-# The network is that of the [tensorlight notebook](../docs/sources.md) of 2016, an eighth as wide
-# so that a step takes milliseconds:
+# The network is that of the [tensorlight notebook](../docs/sources.md#tensorlight) "MNIST CNN Multi
+# GPU Example" of 2016, an eighth as wide so that a step takes milliseconds. `networks` keeps the
+# weights apart from the arithmetic, so that the same functions serve today's code and a graph.
+#
+# - `tower_loss` is the loss of a shard, plus a small penalty on large weights (L2). `keep` is the
+#   share of the units that dropout keeps, and `seed` decides which these are.
+# - `tower` gives the loss and its gradients. `towers.read` fetches each weight once. Without it,
+#   the loss and the penalty would both fetch what lives on another device.
 
 # %%
 network = networks.tensorlight(width=0.125)
-network
-
-# %% [markdown]
-# `networks` keeps the weights apart from the arithmetic. So what one **tower** computes is a plain
-# function: the loss of its shard, and a small penalty on large weights (L2). `seed` decides which
-# units dropout drops:
-
-# %%
 images, labels = digits.load(1024)
 test_images, test_labels = digits.load(test=True)
+network
 
-
+# %%
 def tower_loss(weights, x, y, keep=1.0, seed=None):
     scores = networks.logits(network, weights, x, keep=keep, seed=seed)
     return networks.loss(scores, y) + networks.l2(weights, 5e-4)
 
 
+def tower(weights, x, y, keep=1.0, seed=None):
+    read = towers.read(weights)
+    with tf.GradientTape() as tape:
+        tape.watch(read)
+        loss = tower_loss(read, x, y, keep, seed)
+    return loss, tape.gradient(loss, list(read.values()))
+
+
 # %% [markdown]
-# ## Towers in a graph
+# ## Proof: the same gradient
 #
-# Each tower takes a shard, reads the shared weights, and gives its loss and its gradients. Its
-# dropout mask depends on the step and on the number of the tower:
-
-# %%
-def make_towers(weights, x, y, n, keep, step):
-    losses, gradients = [], []
-    with tf.device(plan.host):
-        shards = zip(tf.split(x, n), tf.split(y, n))
-    for i, (device, shard) in enumerate(zip(plan.devices, shards)):
-        with tf.device(device), tf.name_scope(f"tower_{i}"):
-            read = towers.read(weights)
-            losses.append(tower_loss(read, *shard, keep, tf.stack([step, i])))
-            gradients.append(
-                tf1.gradients(losses[i], list(read.values()), colocate_gradients_with_ops=True)
-            )
-    return losses, gradients
-
-
-# %% [markdown]
-# The host averages the gradients and the losses: the reported loss is that of all towers. Adam
-# updates each weight where it lives, and a moving average follows it. Evaluation uses the moving
-# averages, not the weights:
-
-# %%
-def build(n, variables_on):
-    with tf.Graph().as_default() as graph:
-        with tf.device(plan.host):
-            x = tf1.placeholder(tf.float32, [None, 28, 28, 1], name="x")
-            y = tf1.placeholder(tf.int64, [None], name="y")
-            keep = tf1.placeholder_with_default(1.0, [], name="keep")
-            step = tf1.get_variable("step", initializer=0, trainable=False)
-        weights = networks.classic(network, device=variables_on)
-        losses, gradients = make_towers(weights, x, y, n, keep, step)
-        with tf.device(plan.host):
-            tf.identity(average([[loss] for loss in losses])[0], name="loss")
-            mean = [tf.identity(g, name=f"mean_{i}") for i, g in enumerate(average(gradients))]
-        with tf.device(variables_on):
-            update = tf1.train.AdamOptimizer(1e-3).apply_gradients(zip(mean, weights.values()))
-            smooth = tf1.train.ExponentialMovingAverage(0.9999, num_updates=step)
-            with tf.control_dependencies([update]):
-                follow = smooth.apply(list(weights.values()))
-        with tf.device(plan.host), tf.control_dependencies([follow]):
-            step.assign_add(1, name="train")
-        averages = {name: smooth.average(weight) for name, weight in weights.items()}
-        with tf.device(plan.devices[0]):
-            scores = networks.logits(network, averages, x)
-            tf.identity(networks.accuracy(scores, y), name="accuracy")
-        tf1.global_variables_initializer()
-    return graph
-
-
-# %% [markdown]
-# In `cores` mode a session for it gets as many threads as it has towers. `train` runs some passes
-# over the digits. A batch has to divide over the devices, so `near` makes it a little smaller where
-# it does not. Here with dropout, on all devices:
-
-# %%
-def start(n, variables_on=plan.devices[0]):
-    config = plan.session_config(devices=n, soft_placement=True)
-    session = tf1.Session(graph=build(n, variables_on), config=config)
-    session.run("init")
-    return session
-
-
-def near(size):
-    return size - size % len(plan)
-
-
-def train(session, passes, keep=1.0):
-    losses = []
-    for epoch in range(passes):
-        for x, y in digits.batches(images, labels, near(128), seed=epoch):
-            feed = {"x:0": x, "y:0": y, "keep:0": keep}
-            losses.append(session.run(["loss:0", "train"], feed)[0])
-    return losses
-
-
-session = start(len(plan))
-losses = train(session, passes=8, keep=0.5)
-accuracy = session.run("accuracy:0", {"x:0": test_images, "y:0": test_labels})
-print("steps:", len(losses), " loss fell:", losses[-1] < losses[0] / 2)
-print("accuracy on new digits above 0.9:", accuracy > 0.9)
-
-# %% [markdown]
-# It learns. Whether it is the network that one device would have learned is another question. With
-# dropout the masks differ, so the proof goes without it.
+# `whole` is what everything in this lesson is compared with: the gradients of all 840 examples on
+# one device. `towers.split` and `towers.run` are those of [[06]]: they cut a batch on the host, and
+# call a function on every device with its shard.
 #
-# ## Proof
-#
-# Two fresh graphs with the same weights, one tower and all towers, get the same batch, without
-# dropout. First the gradients, each compared with the largest entry of its own variable:
+# Compare the lengths of the gradients (the square roots of their sums of squares).
+# `largest_difference` says by how much any entry differs, as a share of the largest entry of that
+# variable's gradient in `whole`:
 
 # %%
-x, y = images[: near(120)], labels[: near(120)]
-batch = {"x:0": x, "y:0": y}
-names = [f"mean_{i}:0" for i in range(len(networks.shapes(network)))]
-
-
 def largest_difference(ours, theirs):
     return max(np.abs(a - b).max() / np.abs(b).max() for a, b in zip(ours, theirs))
 
 
-one, every = start(1), start(len(plan))
-gradients_of_one, gradients_of_all = one.run(names, batch), every.run(names, batch)
-print("gradients agree to 1e-4:", largest_difference(gradients_of_all, gradients_of_one) < 1e-4)
-
-# %% [markdown]
-# They are sums of the same numbers in another order, so the last digits may differ. A short
-# training carries such differences along. After three passes:
-
-# %%
-def weights_of(session):
-    return session.run([f"{name}/Read/ReadVariableOp:0" for name in networks.shapes(network)])
-
-
-losses_of_one, losses_of_all = train(one, passes=3), train(every, passes=3)
-print("losses agree to 1 %:  ", np.allclose(losses_of_all, losses_of_one, rtol=0.01))
-print("weights agree to 0.01:", largest_difference(weights_of(every), weights_of(one)) < 0.01)
-
-# %% [markdown]
-# ## The same today
-#
-# A variable for each weight, and a tape for each tower, inside the block of its device. The
-# weights start from the same numbers as those of the graph, so the first gradients have to agree:
-
-# %%
 weights = networks.variables(network, device=plan.devices[0])
-
-
-@tf.function
-def tower_gradients(x, y):
-    gradients = []
-    with tf.device(plan.host):
-        shards = zip(tf.split(x, len(plan)), tf.split(y, len(plan)))
-    for device, shard in zip(plan.devices, shards):
-        with tf.device(device):
-            read = towers.read(weights)
-            with tf.GradientTape() as tape:
-                tape.watch(read)
-                loss = tower_loss(read, *shard)
-            gradients.append(tape.gradient(loss, list(read.values())))
-    return gradients
-
-
-today = tower_gradients(x, y)
-mean = [gradient.numpy() for gradient in average(today)]
-print("classic and today's agree to 1e-4:", largest_difference(mean, gradients_of_all) < 1e-4)
+x, y = images[:840], labels[:840]
+with tf.device(plan.devices[0]):
+    _, whole = tower(weights, x, y)
+shards = towers.split((x, y), len(plan))
+results = towers.run(lambda shard: tower(weights, *shard), plan.devices, shards)
+averaged = average([gradients for _, gradients in results])
+for name, ours, theirs in zip(weights, averaged, whole):
+    print(f"{name:14} all devices {np.linalg.norm(ours):.3f}  one {np.linalg.norm(theirs):.3f}")
+print("largest difference below 1e-5:", largest_difference(averaged, whole) < 1e-5)
 
 # %% [markdown]
+# All gradients agree. The towers add the same numbers in another order than one device, so the last
+# digits may differ.
+#
+# ## A training step
+#
+# The host averages the gradients and the losses. Then Adam, an optimizer, updates the weights where
+# they live. It keeps two more numbers for each weight, its **slots**. The dropout seed of a tower
+# is the number of the step and that of the tower.
+#
+# `make_step` makes such a step for some devices, and `train` runs passes over the digits. The first
+# training is on all devices, with dropout, to see that the network learns. Then comes the proof:
+# one device against all, from the same weights. It goes without dropout, because one tower and two
+# towers draw different masks. Compare the losses:
+
+# %%
+def make_step(places, keep=1.0, variables_on=plan.devices[0]):
+    weights = networks.variables(network, device=variables_on)
+    with tf.device(variables_on):
+        adam = keras.optimizers.Adam(1e-3)
+        adam.build(list(weights.values()))
+
+    @tf.function
+    def train_step(x, y, step):
+        def numbered(shard, i):
+            return tower(weights, *shard, keep, tf.stack([step, i]))
+
+        shards = towers.split((x, y), len(places))
+        losses, gradients = zip(*towers.run(numbered, places, shards, range(len(places))))
+        with tf.device(plan.host):
+            loss, averaged = tf.add_n(losses) / len(losses), average(gradients)
+        with tf.device(variables_on):
+            adam.apply(averaged, list(weights.values()))
+        return loss
+
+    return train_step, weights
+
+
+# %%
+size = 128 - 128 % len(plan)  # a batch that divides over the devices
+
+
+def train(train_step, passes):
+    losses = []
+    for epoch in range(passes):
+        for x, y in digits.batches(images, labels, size, seed=epoch):
+            with tf.device(plan.host):
+                losses.append(float(train_step(x, y, tf.constant(len(losses)))))
+    return losses
+
+
+# %%
+train_step, learned = make_step(plan.devices, keep=0.5)
+losses = train(train_step, passes=6)
+right = networks.accuracy(networks.logits(network, learned, test_images), test_labels)
+print(f"loss fell by half in {len(losses)} steps: {losses[-1] < losses[0] / 2}")
+print("accuracy on new digits above 0.9:", right.numpy() > 0.9)
+
+# %%
+step_on_one, weights_of_one = make_step(plan.devices[:1])
+step_on_all, weights_of_all = make_step(plan.devices)
+losses_of_one, losses_of_all = train(step_on_one, passes=3), train(step_on_all, passes=3)
+
+# %%
+for step in (0, 6, 12, 18):
+    print(f"step {step:2}  one {losses_of_one[step]:.1f}  all {losses_of_all[step]:.1f}")
+print("losses agree to 1 %:  ", np.allclose(losses_of_all, losses_of_one, rtol=0.01))
+ours, theirs = weights_of_all.values(), weights_of_one.values()
+print("weights agree to 0.01:", largest_difference(ours, theirs) < 0.01)
+
+# %% [markdown]
+# After three passes over the digits, all devices have the network that one device has. Rounding
+# differs in every step and is carried along, so the bounds are wider than that for one gradient.
+#
+# ## Where the variables live
+#
+# Every tower reads all weights in every step, and the host averages. Should the variables live on
+# the host, or on the first device? Look at which way the bytes of a step go, and how many bytes of
+# tensors each device holds at the peak of the step:
+
+# %%
+print(f"the weights: {4 * networks.parameters(network) / 1e6:.2f} MB")
+for where in (plan.host, plan.devices[0]):
+    _, step = trace.function_step(make_step(plan.devices, variables_on=where)[0], x, y, 0)
+    print(f"\nvariables on {where}")
+    for (source, target), crossed in step.bytes_between().items():
+        print(f"  {source} -> {target}  {crossed / 1e6:5.2f} MB")
+    for device in plan.devices:
+        many = step.peak(device) > 5 * 3 * 4 * networks.parameters(network)
+        print(f"  {device} holds over 5 times the weights and slots: {many}")
+
+# %% [markdown]
+# From the host, every device fetches all weights and sends all gradients. With two devices and the
+# variables on the first one, the second fetches the weights there, and the first gets the averages
+# from the host. The rest is the batch. The totals are the same: the place of the variables decides
+# which connection carries them.
+#
+# The weights and Adam's slots take 1.3 MB on the device that has the variables. The step itself
+# holds many times as much on every device, mostly the activations of its shard. So for this network
+# the place of the variables hardly matters to memory.
+#
+# ## Who averages
+#
+# So far the host averaged. There are three ways to give the average to every device:
+#
+# - the host collects all gradients and sends the average back;
+# - the first device does so;
+# - in a **ring** nobody collects. Each device cuts its gradients into as many pieces as there are
+#   devices, and sends one piece at a time to its neighbour.
+#
+# Here is a ring of four. To see whose numbers are in a piece, device 0 starts with ones, device 1
+# with tens, and so on. A piece with the numbers of all four reads 1111. In each of the first three
+# rounds every device sends one piece to its neighbour, which adds its own numbers for that piece.
+# Then each device has one finished piece. In three more rounds these are passed on.
+#
+# One line is the rule: in round `turn`, counted from 0, device `i` sends piece `(i - turn) % 4`.
+# The cell below the drawing runs the first three rounds on plain numbers:
+
+# %% tags=["schematic"]
+sketches.ring_of_four()
+plt.show()
+
+# %%
+held = [[10**i] * 4 for i in range(4)]
+for turn in range(3):
+    for i in range(4):
+        held[(i + 1) % 4][(i - turn) % 4] += held[i][(i - turn) % 4]
+print(np.array(held))
+
+# %% [markdown]
+# This is the table after round 3. On devices, the sum is made where the piece arrives, and
+# `tf.identity` in the neighbour's block is the sending. To try it, device `i` starts with a vector
+# that is `i + 1` everywhere. Each should end with the average. `towers.ring` of the package does
+# the same for lists of gradients:
+
+# %%
+def ring(vectors):
+    n = len(vectors)
+    sizes = [len(part) for part in np.array_split(np.arange(vectors[0].shape[0]), n)]
+    pieces = towers.run(lambda vector: tf.split(vector, sizes), plan.devices, vectors)
+    for turn in range(2 * (n - 1)):
+        for i in range(n):
+            piece, neighbour = (i - turn) % n, (i + 1) % n
+            with tf.device(plan.devices[neighbour]):
+                came = tf.identity(pieces[i][piece])
+                own = pieces[neighbour][piece]
+                pieces[neighbour][piece] = came + own if turn < n - 1 else came
+    return towers.run(lambda own: tf.concat(own, axis=0) / n, plan.devices, pieces)
+
+
+small = towers.run(lambda i: tf.fill([8], i + 1.0), plan.devices, range(len(plan)))
+print([each.numpy().tolist() for each in ring(small)])
+print([each.numpy().tolist() for (each,) in towers.ring([[own] for own in small], plan.devices)])
+
+# %% [markdown]
+# In the other two ways one place is in the middle. `averaging.traffic` lets each device make a
+# vector as long as the network's gradients and use the average. From a trace of it, it counts what
+# goes into each place and out of it, in multiples of the vector. Compare the places in the middle
+# with the devices of the ring:
+
+# %%
+def central(vectors, middle):
+    with tf.device(middle):
+        return [tf.add_n(vectors) / len(vectors)] * len(plan)
+
+
+ways = {"host": partial(central, middle=plan.host),
+        "first device": partial(central, middle=plan.devices[0]), "ring": ring}  # fmt: skip
+for name, way in ways.items():
+    traffic, error = averaging.traffic(way, networks.parameters(network))
+    print(f"{name}: right to 1e-6: {error < 1e-6}")
+    for place, (into, out) in traffic.items():
+        print(f"  {place}  in {into:.2f}  out {out:.2f}")
+
+# %% [markdown]
+# With n devices, n vectors go into the host and n out of it; n - 1 into the first device and out of
+# it; and 2(n - 1)/n into each device of the ring and out of it. In the middle the traffic grows
+# with the number of devices. In the ring it stays below two: with four devices it is 1.50, where
+# the first device has 3.00 and the host 4.00.
+#
+# With two devices, the ring and the first device have the same bytes, 1.00 in and 1.00 out, and not
+# the same time. The first device can send no average before all gradients have come, so in and out
+# follow each other, which makes 2(n - 1) = 2.00. In the ring every device sends and receives at
+# once, so it takes the time of 2(n - 1)/n = 1.00. That is how [[11]] counts them. In `cores` mode
+# all devices share one memory, and none of this can be timed.
+#
+# ## The same in a graph
+#
+# The sources are from 2016 and 2017 and build a graph, as much code still does ([[01]]). First the
+# inputs and a tower. `tf1.gradients` takes the place of the tape. Without
+# `colocate_gradients_with_ops=True` it would not keep the backward pass on the device of the tower
+# ([[06]]).
+
+# %%
+def make_inputs():
+    with tf.device(plan.host):
+        x = tf1.placeholder(tf.float32, [None, 28, 28, 1], name="x")
+        y = tf1.placeholder(tf.int64, [None], name="y")
+        keep = tf1.placeholder_with_default(1.0, [], name="keep")
+        return x, y, keep, tf1.get_variable("count", initializer=0, trainable=False)
+
+
+def classic_tower(weights, x, y, keep, seed):
+    read = towers.read(weights)
+    loss = tower_loss(read, x, y, keep, seed)
+    return loss, tf1.gradients(loss, list(read.values()), colocate_gradients_with_ops=True)
+
+
+# %% [markdown]
+# Then Adam. The source lets a **moving average** follow each weight, and evaluates the network with
+# these averages. A graph runs its operations in any order that its tensors allow.
+# `tf.control_dependencies` asks for more: what is made in its block runs only after what it names.
+# So the moving averages follow the update, and `train`, which counts the steps, follows both.
+#
+# `start` puts the parts together and opens a session. In the last of the three cells, compare the
+# gradients with `whole`, and the losses of three passes with those of one device above. Six passes
+# with dropout follow, and their result is evaluated with the moving averages:
+
+# %%
+def update(weights, averaged, count):
+    adam = tf1.train.AdamOptimizer(1e-3, epsilon=1e-7)  # as in Keras
+    applied = adam.apply_gradients(zip(averaged, weights.values()))
+    smooth = tf1.train.ExponentialMovingAverage(0.9999, num_updates=count)
+    with tf.control_dependencies([applied]):
+        follow = smooth.apply(list(weights.values()))
+    with tf.control_dependencies([follow]), tf.device(plan.host):
+        count.assign_add(1, name="train")
+    return {name: smooth.average(weight) for name, weight in weights.items()}
+
+
+# %%
+def start(places):
+    def numbered(shard, i):
+        return classic_tower(weights, *shard, keep, tf.stack([count, i]))
+
+    with tf.Graph().as_default() as graph, tf.device(plan.host):
+        x, y, keep, count = make_inputs()
+        weights = networks.classic(network, device=plan.devices[0])
+        shards = towers.split((x, y), len(places))
+        losses, gradients = zip(*towers.run(numbered, places, shards, range(len(places))))
+        tf.divide(tf.add_n(losses), len(places), name="loss")
+        averaged = average(gradients)
+        tf1.add_to_collection("averaged", averaged)
+        with tf.device(plan.devices[0]):
+            followed = update(weights, averaged, count)
+            right = networks.accuracy(networks.logits(network, followed, x), y)
+            tf.identity(right, name="accuracy")
+        tf1.global_variables_initializer()
+    config = plan.session_config(devices=len(places), soft_placement=True)
+    session = tf1.Session(graph=graph, config=config)
+    session.run("init")
+    return session
+
+
+# %%
+one, every = start(plan.devices[:1]), start(plan.devices)
+in_graph = every.run(every.graph.get_collection("averaged")[0], {"x:0": x, "y:0": y})
+print("gradients agree to 1e-5:", largest_difference(in_graph, whole) < 1e-5)
+
+
+def classic_step(x, y, step, keep=1.0):
+    return every.run(["loss:0", "train"], {"x:0": x, "y:0": y, "keep:0": keep})[0]
+
+
+losses = train(classic_step, passes=3)
+print("losses agree to 1 %:    ", np.allclose(losses, losses_of_one, rtol=0.01))
+train(partial(classic_step, keep=0.5), passes=6)
+accuracy = every.run("accuracy:0", {"x:0": test_images, "y:0": test_labels})
+print("accuracy above 0.9:     ", accuracy > 0.9)
+
+# %% [markdown]
+# The graph takes the steps of today's code.
+#
+# ## Does it pay?
+#
+# These sessions can be timed fairly: in `cores` mode each has as many threads as towers, so that
+# one tower uses one core. Compare the same **global batch** on one device and on all, in three
+# sizes. A small batch leaves each device little to do, and the average costs the same:
+
+# %%
+for some in (len(plan) * 12, len(plan) * 60, 840):
+    feed = {"x:0": images[:some], "y:0": labels[:some]}
+    runs = [partial(session.run, "train", feed) for session in (one, every)]
+    print(f"batch {some:3}", timing.compare(*runs, repeats=10, names=("one", "all")))
+
+# %% [markdown]
+# With as many free cores as devices, the gain grows with the batch. Where the cores are busy with
+# something else, the lines tell little.
+#
+# Here is a step of one tower, then one of all, on the batch of 840. Both charts have the same axis.
+# (Above them stand the timelines that `make gpu` has stored on machines with GPUs, if any.)
+
+# %% tags=["varies", "cover", "nbval-ignore-output"]
+drawings.from_gpus("07")
+steps = [trace.session_step(each, "train", feed)[1] for each in (one, every)]
+for step in steps:
+    charts.timeline(step).set_xlim(0, 1e3 * max(each.length for each in steps))
+    plt.show()
+
+# %% [markdown]
+# With several devices, and as many free cores, the long bars are shorter and lie one above the
+# other. The average and the update are too short to see here. The global batch stayed the same so
+# far. [[11]] also lets it grow with the number of devices.
+#
+# On GPUs, expect no gain from this network. A step is some hundred small kernels, and starting them
+# takes longer than computing them. Towers pay when each GPU has work for tens of milliseconds: at
+# the network's full width (`width=1.0`), and at batches of thousands.
+#
 # ## Break it
 #
-# `whole` is the gradient that everything here is compared with, that of one device and the whole
-# batch:
-
-# %%
-def gradient_of(x, y):
-    with tf.device(plan.devices[0]):
-        with tf.GradientTape() as tape:
-            loss = tower_loss(weights, x, y)
-        return [g.numpy() for g in tape.gradient(loss, list(weights.values()))]
-
-
-whole = gradient_of(x, y)
-
-# %% [markdown]
-# **The sum for the mean.** Forget to divide, and the gradient is too long, by the number of
-# devices as a factor. Its length tells:
-
-# %%
-total = [sum(each) for each in zip(*[[g.numpy() for g in tower] for tower in today])]
-ratio = np.linalg.norm(total[-1]) / np.linalg.norm(whole[-1])
-print(f"too long by a factor of {ratio:.2f}")
-
-# %% [markdown]
-# **Shards of unequal size.** 90 examples, and the 30 that are left. The plain average counts the
-# few as much as the many; weights, here the sizes, put it right:
-
-# %%
-uneven = [gradient_of(x[:90], y[:90]), gradient_of(x[90:], y[90:])]
-plain = [g.numpy() for g in towers.average(uneven)]
-weighted = [g.numpy() for g in towers.average(uneven, weights=[90, len(x) - 90])]
-print("plain average agrees to 1e-4:   ", largest_difference(plain, whole) < 1e-4)
-print("weighted average agrees to 1e-4:", largest_difference(weighted, whole) < 1e-4)
-
-# %% [markdown]
-# `towers.average` is the function of this lesson, with weights and with sentences for what cannot
-# be averaged.
+# The sum in place of the average was the first mistake. Here are four more.
 #
-# **L2 once per tower.** Divide the loss of each shard by the number of devices, add the penalty,
-# and sum the gradients. That is right for the losses, and counts the penalty once per tower. The
-# gradient of the penalty is 5e-4 times the weights, so what is too much can be measured:
+# **Shards of unequal size.** 600 examples, and the 240 that are left. The plain average counts an
+# example of the small shard more than one of the large. `towers.average` is the function of this
+# lesson, and takes weights besides. The first cell compares both with `whole`.
+#
+# **A variable that one tower does not use.** Its gradient there is `None`, and the average of this
+# lesson stops. `None` means that the loss does not change with the variable. `towers.average`
+# counts it as zero, and still divides by the number of towers. The second cell averages 4 and
+# `None`:
 
 # %%
-def careless(x, y):
-    with tf.GradientTape() as tape:
-        scores = networks.logits(network, weights, x)
-        loss = networks.loss(scores, y) / len(plan) + networks.l2(weights, 5e-4)
-    return tape.gradient(loss, weights["fc1/kernel"]).numpy()
-
-
-shards = zip(np.split(x, len(plan)), np.split(y, len(plan)))
-kernel = weights["fc1/kernel"].numpy()
-excess = sum(careless(*shard) for shard in shards) - whole[list(weights).index("fc1/kernel")]
-print(f"penalty counted {1 + np.vdot(excess, kernel) / (5e-4 * np.vdot(kernel, kernel)):.2f} times")
-
-# %% [markdown]
-# **A variable that one tower does not use.** Its gradient there is `None`, and the average of this
-# lesson stops. `None` means that the loss does not change with the variable, so it counts as zero,
-# and the sum is still divided by the number of towers:
+uneven = [tower(weights, x[:600], y[:600])[1], tower(weights, x[600:], y[600:])[1]]
+for sizes in (None, [600, 240]):
+    difference = largest_difference(towers.average(uneven, weights=sizes), whole)
+    print(f"weights {sizes}: agrees to 1e-5: {difference < 1e-5}")
 
 # %%
 try:
@@ -296,216 +520,87 @@ except (TypeError, ValueError) as error:
 print("towers.average:", towers.average([[tf.constant(4.0)], [None]])[0].numpy())
 
 # %% [markdown]
-# **The same dropout mask in each tower.** With the same seed everywhere, all towers drop the same
-# units, and the batch sees one mask where it should see several. Count the entries on which two
-# masks agree; half of them do by chance:
+# With the sizes as weights the average is right again, and 4 and `None` became 2.
+#
+# **L2 once per tower.** Divide the loss of each shard by the number of devices, add the penalty,
+# and sum the gradients. That is right for the losses, and counts the penalty once per tower. The
+# gradient of the penalty is 5e-4 times the kernel, so what is too much can be measured:
+
+# %%
+def careless(x, y):
+    with tf.GradientTape() as tape:
+        scores = networks.logits(network, weights, x)
+        loss = networks.loss(scores, y) / len(plan) + networks.l2(weights, 5e-4)
+    return tape.gradient(loss, weights["fc1/kernel"]).numpy()
+
+
+shards = towers.split((x, y), len(plan))
+kernel = weights["fc1/kernel"].numpy()
+excess = sum(careless(*shard) for shard in shards) - dict(zip(weights, whole))["fc1/kernel"]
+print(f"penalty counted {1 + np.vdot(excess, kernel) / (5e-4 * np.vdot(kernel, kernel)):.2f} times")
+
+# %% [markdown]
+# With two devices the penalty was counted twice.
+#
+# **The same dropout mask in each tower.** With the step alone as the seed, example k of every shard
+# drops the same units. Count the units on which the masks of two towers agree. By chance it is
+# half:
 
 # %%
 def mask(*seed):
-    return tf.nn.experimental.stateless_dropout(tf.ones([10_000]), 0.5, seed, rng_alg="philox") > 0
+    drop = tf.nn.experimental.stateless_dropout
+    return drop(tf.ones([10_000]), 0.5, seed, rng_alg="philox").numpy() > 0
 
 
 for name, seed in [("step alone", (7, 0)), ("step and tower", (7, 1))]:
-    agree = np.mean(mask(7, 0) == mask(*seed))
-    print(f"{name:15} the masks of two towers agree on {agree:.1f} of the units")
+    print(f"{name:15} the masks agree on {np.mean(mask(7, 0) == mask(*seed)):.1f} of the units")
 
 # %% [markdown]
-# ## What a step looks like
+# With the step alone both towers had the same mask. With the number of the tower, their masks agree
+# by chance only.
 #
-# One step of one tower, and one of all towers, on a batch of 840. Both charts have the same axis.
-# (Above them stand the timelines that `make gpu` has stored on machines with GPUs, if any.)
-
-# %% tags=["varies", "cover", "nbval-ignore-output"]
-drawings.from_gpus("07")
-big = {"x:0": images[:840], "y:0": labels[:840]}
-
-
-def step_of(session):
-    train_step = session.graph.get_operation_by_name("train")
-    session.run(train_step, big)
-    return trace.session_step(session, train_step, big)[1]
-
-
-steps = [step_of(session) for session in (one, every)]
-for step in steps:
-    charts.timeline(step).set_xlim(0, 1e3 * max(each.length for each in steps))
-    plt.show()
-
-# %% [markdown]
-# With several devices, and as many cores, the long bars are shorter and lie one above the other.
-# The average and the update are too short to see here.
+# ## With your own model
 #
-# ## Where the variables live
-#
-# On the host, or on the first device? Look at which way the bytes of a step go:
+# `towers.train_step` does all of this for a Keras model. One question is left: by what does a
+# BatchNormalization normalize? With `"average"` each tower uses the statistics of its own shard.
+# With `"sync"` the towers exchange theirs, and all use those of the whole batch, as one device
+# does. Here is a small residual network. Its batch gets brighter from image to image, so that the
+# shards differ. Compare losses and moving variances:
 
 # %%
-parameters = networks.parameters(network)
-print(f"the weights: {4 * parameters:,} bytes")
-for where in (plan.host, plan.devices[0]):
-    crossed = step_of(start(len(plan), variables_on=where)).bytes_between()
-    print(f"\nvariables on {where}")
-    for (source, target), size in crossed.items():
-        print(f"  {source} -> {target}  {size:>10,} bytes")
+def residual():
+    keras.utils.set_random_seed(0)
+    given = keras.Input([28, 28, 1])
+    outer = layers.Conv2D(8, 5, strides=4)(given)
+    inner = layers.ReLU()(layers.BatchNormalization(momentum=0.5, name="norm")(outer))
+    joined = layers.Add()([outer, layers.Conv2D(8, 3, padding="same")(inner)])
+    return keras.Model(given, layers.Dense(10)(layers.Flatten()(joined)))
+
+
+entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+brighter = x * np.linspace(0.2, 3, len(x), dtype="float32").reshape(-1, 1, 1, 1)
+for places, how in [(1, "sync"), (len(plan), "sync"), (len(plan), "average")]:
+    model = residual()
+    step = towers.train_step(model, "sgd", entropy, plan.devices[:places], batch_norm=how)
+    losses = [float(step(brighter, y)) for _ in range(5)]
+    variance = model.get_layer("norm").moving_variance.numpy()[:3]
+    print(f"{how:8} on {places}: losses {np.round(losses, 3)}  variances {np.round(variance, 3)}")
 
 # %% [markdown]
-# From the host, every device fetches all weights in every step and sends all gradients. With
-# several devices and the variables on the first one, the others fetch the weights there, and the
-# host still gets the gradients, because it averages, and sends the averages to the first device.
-# The rest is the batch and a few bytes. With several devices the totals are the same to a few
-# bytes: what changes is the road.
+# Synchronized, the numbers are those of one device. With `"average"` on several devices the first
+# loss differs already. The moving variances come out smaller, because what differs between the
+# shards is left out. New images will be normalized by them.
 #
-# Now memory: what a step allocates on each device. The variables are there before it and are not
-# in the curves. With Adam's two slots and the moving average they are four times the weights, 1.7
-# MB, where they live:
-
-# %% tags=["varies"]
-for where in (plan.host, plan.devices[0]):
-    ax = charts.live_bytes(step_of(start(len(plan), variables_on=where)))
-    ax.set_title(f"What one step holds, variables on {where}", loc="left")
-    plt.show()
-
-# %% [markdown]
-# Each device holds the activations of its own shard, which are many times larger than those 1.7
-# MB. So for this network the place of the variables hardly matters to memory.
-#
-# ## Who averages
-#
-# Afterwards every device should have the average. Three ways: the host collects and sends back;
-# the first device does; or a **ring**, in which nobody collects. Each device cuts its gradients
-# into as many pieces as there are devices. In each round it sends one piece to its neighbour,
-# which adds its own numbers for that piece. After n - 1 rounds each device has one finished piece,
-# and n - 1 more rounds pass these on. To try it, device number i starts with a vector that is i +
-# 1 everywhere; each should end with the average:
-
-# %%
-def ring(vectors):
-    n, pieces = len(vectors), []
-    sizes = [len(part) for part in np.array_split(np.arange(vectors[0].shape[0]), n)]
-    for device, vector in zip(plan.devices, vectors):
-        with tf.device(device):
-            pieces.append(tf.split(vector, sizes))
-    for step in range(2 * (n - 1)):
-        for i in range(n):
-            piece, neighbour = (i - step) % n, (i + 1) % n
-            with tf.device(plan.devices[neighbour]):
-                came = tf.identity(pieces[i][piece])
-                own = pieces[neighbour][piece]
-                pieces[neighbour][piece] = came + own if step < n - 1 else came
-    averages = []
-    for device, each in zip(plan.devices, pieces):
-        with tf.device(device):
-            averages.append(tf.concat(each, axis=0) / n)
-    return averages
-
-
-vectors = []
-for i, device in enumerate(plan.devices):
-    with tf.device(device):
-        vectors.append(tf.fill([8], i + 1.0))
-print([np.unique(vector).tolist() for vector in ring(vectors)], "average:", (len(plan) + 1) / 2)
-
-# %% [markdown]
-# The other way has one device in the middle. `averaged` lets each device make a gradient as long
-# as the network's, traces how they are averaged, and keeps a sample of what each device ends with,
-# from every piece:
-
-# %%
-def central(vectors, middle):
-    with tf.device(middle):
-        mean = tf.add_n(vectors) / len(vectors)
-    return [mean] * len(plan)  # a device fetches it when it uses it
-
-
-def averaged(how):
-    def step(seed):
-        vectors = []
-        for i, device in enumerate(plan.devices):
-            with tf.device(device):
-                vectors.append(tf.random.stateless_normal([parameters], tf.stack([seed, i])))
-        averages = how(vectors)
-        outputs = []
-        for device, each in zip(plan.devices, averages):
-            with tf.device(device):
-                outputs.append(each[::1000])
-        return outputs
-
-    return trace.function_step(step, tf.constant(1))
-
-
-ways = {
-    "host": lambda vectors: central(vectors, plan.host),
-    "first device": lambda vectors: central(vectors, plan.devices[0]),
-    "ring": ring,
-}
-
-# %% [markdown]
-# The trace counts what goes into each device and out of it. Compare the devices in the middle:
-
-# %%
-results, size, n = {}, 4 * parameters, len(plan)
-for name, how in ways.items():
-    results[name], step = averaged(how)
-    big_copies = [copy for copy in step.copies if copy.bytes > 1000]  # without the sample
-    for device in (plan.host, *plan.devices):
-        into = sum(c.bytes for c in big_copies if c.target == device)
-        out = sum(c.bytes for c in big_copies if c.source == device)
-        print(f"{name:13}{device}  in {into / size:.2f}  out {out / size:.2f}  times the gradients")
-print("formula for the ring:", 2 * (n - 1) / n)
-
-found = [each for outputs in results.values() for each in outputs]
-same = [np.abs(each - found[0]).max() < 1e-6 for each in found]
-print("averages that agree to 1e-6:", sum(same), "of", len(same))
-
-# %% [markdown]
-# In the middle the traffic grows with the number of devices. With two devices the ring and the
-# first device come out the same; with four, the host takes 4.00, the first device 3.00, and in the
-# ring nobody more than 1.50. In the ring it is 2(n - 1)/n of the gradients into each device and
-# out of it, less than twice, however many there are. All three ways give every device the same
-# average.
-#
-# ## Does it pay?
-#
-# First the same **global batch** on one device and on all of them. A small batch leaves each
-# device little to do, and the average costs the same. Compare the three lines:
-
-# %%
-one, every = start(1), start(len(plan))
-for size in map(near, (24, 120, 840)):
-    feed = {"x:0": images[:size], "y:0": labels[:size]}
-    steps = [lambda s=s: s.run("train", feed) for s in (one, every)]
-    print(f"batch {size:3}", timing.compare(*steps, repeats=10, names=("one", "all")))
-
-# %% [markdown]
-# Then the same **per-device batch**: with more devices the global batch grows. The chart has the
-# time that an example takes, for each number of devices; the dashed line is that of one device,
-# divided by their number:
-
-# %% tags=["varies"]
-per_example = {}
-for n in range(1, len(plan) + 1):
-    session, size = start(n), 120 * n
-    feed = {"x:0": images[:size], "y:0": labels[:size]}
-    measured = timing.measure(lambda: session.run("train", feed))
-    per_example[n] = [seconds / size for seconds in measured.seconds]
-charts.per_example(per_example)
-plt.show()
-
-# %% [markdown]
-# Near the dashed line, nearly all of the time is useful work. The distance from it is the average,
-# the update, waiting for the slowest and, beyond the number of cores, the cores that are missing.
-#
-# On GPUs, expect no gain from this network. A step is some hundred small kernels, and starting them
-# takes longer than computing them, so several GPUs take about as long as one, or longer. Towers pay
-# when each GPU has work for tens of milliseconds: at the network's full width (`width=1.0`), and at
-# batches of thousands.
+# Watch for this where the per-device batch is small, or where the shards differ. Otherwise
+# `"average"` is usual, and faster: with `"sync"` all devices wait for each other at every
+# BatchNormalization, forward and backward.
 #
 # ## On your own
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
 # **1.** Write `weighted_average(tower_gradients, sizes)` for dense gradients, such that shards of
-# unequal size count by their size.
+# unequal size count by their size. There may be any number of towers.
 
 # %% tags=["exercise"]
 def weighted_average(tower_gradients, sizes):
@@ -524,8 +619,10 @@ checks.weighted_average(weighted_average)
 
 # %% [markdown]
 # **2.** Averaging on the host sends each gradient there as float32. Write
-# `half_the_bytes(vectors)`, which gives the average on the host, as float32, and sends half of the
-# bytes: as float16. The check reads the bytes from a trace.
+# `half_the_bytes(vectors)`: each device sends its own vector to the host as float16, which is half
+# of the bytes, and the host adds them as float32 and gives the average. The check reads the bytes
+# from a trace. It puts what you leave unplaced on the first device, as TensorFlow does on a GPU
+# machine.
 
 # %% tags=["exercise"]
 def half_the_bytes(vectors):
@@ -549,8 +646,8 @@ checks.half_the_bytes(half_the_bytes)
 
 # %% [markdown]
 # **3.** A dropout seed has two whole numbers. Write `mask_seed(step, tower)` so that no two towers
-# and no two steps share one. Adding the two numbers is not enough: step 3 of tower 1 and step 2 of
-# tower 2 would drop the same units.
+# and no two steps share one, for the first million steps of eight towers. Adding the two numbers is
+# not enough: step 3 of tower 1 and step 2 of tower 2 would drop the same units.
 
 # %% tags=["exercise"]
 def mask_seed(step, tower):
@@ -569,25 +666,32 @@ checks.mask_seed(mask_seed)
 # %% [markdown]
 # ## What we saw
 #
-# - Averaged gradients of equal shards were the gradient of the whole batch, and a short training
-#   on all devices stayed with that on one.
-# - A sum for a mean, unequal shards, a penalty counted once per tower, a missing gradient and a
-#   shared mask were each caught by a number or an error.
-# - Where the variables lived decided between whom the bytes crossed, and hardly what a device
+# - Two devices whose gradients were added saw their loss rise from 7.5 to 480 in four steps. With
+#   the average it fell to 0.1, as on one device.
+# - A network for digits had the same gradients on all devices, and the same losses and weights
+#   after three passes. A graph gave the same numbers.
+# - Where the variables lived decided which connection carried the bytes, and hardly what a device
 #   held.
-# - A ring moved the same bytes through every device, and no device had to take them all.
-# - On cores, the smaller the batch, the less all devices gained over one.
+# - In a ring, less than twice the gradients go into each device, however many devices there are.
+# - Unequal shards, a missing gradient, a penalty counted once per tower and a shared mask were each
+#   caught by a number or an error.
+# - `towers.train_step` gave the losses and moving variances of one device where the towers
+#   exchanged their statistics, and others where they did not.
 #
 # ## In practice
 #
+# Use this when the model fits on one GPU and a step keeps it busy for tens of milliseconds. It
+# costs traffic: in every step all weights go to each device, and all gradients come back.
+#
 # - More devices at the same per-device batch mean a larger global batch, and fewer steps for the
-#   same examples. The learning rate then wants attention; lesson 11 measures it.
-# - Batch normalization in towers sees the statistics of one shard only, unless it is synchronized.
+#   same examples. The learning rate then wants attention.
 # - On real GPUs the library NCCL does what `ring` does, and `tf.distribute.MirroredStrategy` calls
 #   it.
 # - float16 holds no number above 65504 and few below 0.00006. Whoever sends gradients in it scales
 #   them first.
-# - The network, its size and the choice of host or device for its variables come from the
-#   tensorlight notebook, which measured them on TitanX GPUs in 2016; lesson 11 has its table.
+# - The network and the choice of host or device for its variables come from the [tensorlight
+#   notebook](../docs/sources.md#tensorlight) of bsautermeister, 2016, which measured them on TitanX
+#   GPUs. That gradients are colocated with their operations comes from the [P40
+#   note](../docs/sources.md#p40), 2017. [[11]] has both tables.
 #
 # Next: [[next]].

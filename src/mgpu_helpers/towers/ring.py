@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mgpu_helpers.towers.average import by_variable
+from mgpu_helpers.towers.run import run
 from mgpu_helpers.towers.split import shard_sizes
 from mgpu_helpers.wording import counted
 
@@ -13,23 +14,17 @@ from mgpu_helpers.wording import counted
 def _ring(vectors: Sequence[Any], devices: Sequence[str]) -> list[Any]:
     import tensorflow as tf
 
-    n, pieces = len(vectors), []
+    n = len(vectors)
     sizes = shard_sizes(vectors[0].shape[0], n)
-    for device, vector in zip(devices, vectors, strict=True):
-        with tf.device(device):
-            pieces.append(tf.split(vector, sizes))
-    for step in range(2 * (n - 1)):
+    pieces = run(lambda vector: tf.split(vector, sizes), devices, vectors)
+    for turn in range(2 * (n - 1)):
         for i in range(n):
-            piece, neighbour = (i - step) % n, (i + 1) % n
+            piece, neighbour = (i - turn) % n, (i + 1) % n
             with tf.device(devices[neighbour]):
                 came = tf.identity(pieces[i][piece])
                 own = pieces[neighbour][piece]
-                pieces[neighbour][piece] = came + own if step < n - 1 else came
-    averages = []
-    for device, each in zip(devices, pieces, strict=True):
-        with tf.device(device):
-            averages.append(tf.concat(each, axis=0) / n)
-    return averages
+                pieces[neighbour][piece] = came + own if turn < n - 1 else came
+    return run(lambda own: tf.concat(own, axis=0) / n, devices, pieces)
 
 
 def ring(tower_gradients: Sequence[Sequence[Any]], devices: Sequence[str]) -> list[list[Any]]:

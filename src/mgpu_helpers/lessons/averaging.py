@@ -1,0 +1,45 @@
+"""What averaging sends between the devices, counted from a trace: for lesson 07."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mgpu_helpers import devices, towers, trace
+
+SAMPLE = 1000  # one entry in so many is looked at in the end
+
+
+def traffic(
+    way: Callable[[list[Any]], list[Any]], length: int
+) -> tuple[dict[str, tuple[float, float]], float]:
+    """Count what goes into and out of each place while `way` averages a vector of each device.
+
+    Both are multiples of a vector, in the plan's order, the host first. The second result is the
+    largest error of the averages that the devices end with.
+    """
+    import tensorflow as tf
+
+    plan = devices.current()
+
+    def drawn(seed: Any) -> list[Any]:
+        def vector(i: int) -> Any:
+            return tf.random.stateless_normal([length], tf.stack([seed, i]))
+
+        return towers.run(vector, plan.devices, range(len(plan)))
+
+    def step(seed: Any) -> list[Any]:
+        return towers.run(lambda average: average[::SAMPLE], plan.devices, way(drawn(seed)))
+
+    samples, traced = trace.function_step(step, tf.constant(1))
+    wanted = np.mean([vector.numpy()[::SAMPLE] for vector in drawn(1)], axis=0)
+    error = max(float(np.abs(sample - wanted).max()) for sample in samples)
+    copies = [copy for copy in traced.copies if copy.bytes > 4 * length // SAMPLE + 4]
+    counted = {}
+    for place in (plan.host, *plan.devices):
+        into = sum(copy.bytes for copy in copies if copy.target == place)
+        out = sum(copy.bytes for copy in copies if copy.source == place)
+        counted[place] = into / (4 * length), out / (4 * length)
+    return counted, error
