@@ -574,7 +574,7 @@ for make in (make_parallel, towers.make_parallel):
 #
 # ## On your own
 #
-# Under each exercise is its solution, in JupyterLab a collapsed cell: open it with a click.
+# Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
 # **1.** A function with two inputs: the distance of each row of `points` from the same row of
 # `others`. Both have the shape [n, 2]. Make `distances` run on all devices. The check calls

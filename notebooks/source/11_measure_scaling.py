@@ -579,7 +579,7 @@ for n, kind in ((1, "average"), (len(plan), "average"), (len(plan), "sync")):
 #
 # ## On your own
 #
-# Under each exercise is its solution, in JupyterLab a collapsed cell: open it with a click.
+# Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
 # **1.** Write `efficiency(seconds, kind)`. `seconds` is a dictionary with the time of a step by the
 # number of devices, 1 among them. `kind` is `"strong"` (the same global batch) or `"weak"` (the

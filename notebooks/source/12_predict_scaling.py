@@ -459,7 +459,7 @@ plt.show()
 #
 # ## On your own
 #
-# Under each exercise is its solution, in JupyterLab a collapsed cell: open it with a click.
+# Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
 # **1.** Somebody writes that a GPU trained a network for some epochs in some seconds. Write
 # `share_of_peak(flops, examples, epochs, seconds, peak)`: the share of the GPU's peak that this
