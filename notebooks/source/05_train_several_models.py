@@ -1,0 +1,684 @@
+# %% [markdown]
+# # Train several models at once
+#
+# You train five models, for an ensemble or to compare them. One ends, the next begins, and all the
+# time only one of your GPUs works. Each model is too small to be spread over several GPUs. So give
+# each model a GPU, and train them at the same time.
+#
+# **In this lesson** Keras models train at the same time in one process, each on a device of its
+# own, and vote on digits that they have not seen.
+#
+# **You will learn** to
+# - train Keras models at once, with a thread for each,
+# - prove that each learned what it would have learned alone,
+# - join their predictions, and say how sure the gain is,
+# - do the same with graphs and sessions, as older code does,
+# - notice a loop that trains nothing.
+#
+# **You need** [[00]] and [[01]].
+
+# %%
+from mgpu_helpers import devices
+
+plan = devices.setup(2)
+plan
+
+# %%
+import tempfile
+import threading
+import time
+
+import keras
+import matplotlib.pyplot as plt
+import numpy as np
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from mgpu_helpers import charts, ensemble, timing, trace
+from mgpu_helpers.lessons import digits, drawings, networks
+from mgpu_helpers.lessons.checks import lesson_05 as checks
+from mgpu_helpers.lessons.sketches import lesson_05 as sketches
+
+# %% [markdown]
+# ## The trouble
+#
+# `build` makes a Keras model that reads digits. Its network is that of the article *Multi-GPUs* by
+# Wonik Jang ([2017](../docs/sources.md#jang)), an eighth as wide. The block of `tf.device` puts the
+# weights on a device, and with them what Adam keeps for each weight. (On a GPU machine Keras would
+# compile the step with XLA. `jit_compile=False` makes it the same step on every machine.)
+
+# %%
+def build(units, device, dropout=0.2):
+    layers = keras.layers
+    keras.utils.set_random_seed(units)
+    with tf.device(device):
+        model = keras.Sequential([keras.Input([28, 28, 1])])
+        for filters in [8, 8, 16]:
+            model.add(layers.Conv2D(filters, 3, padding="same", activation="relu", use_bias=False))
+            model.add(layers.MaxPooling2D(padding="same"))
+            model.add(layers.Dropout(dropout))
+        model.add(layers.Flatten())
+        model.add(layers.Dense(units, activation="relu", use_bias=False))
+        model.add(layers.Dropout(dropout))
+        model.add(layers.Dense(10, activation="softmax", use_bias=False))
+        adam = keras.optimizers.Adam(epsilon=1e-8)
+        adam.build(model.trainable_variables)
+        model.compile(adam, "sparse_categorical_crossentropy", jit_compile=False)
+    return model
+
+
+# %% [markdown]
+# Two of them, as in the article, differ in the number of units in the last hidden layer. They get
+# the first and the last device of the plan. Then one trains after the other. Look at the two times:
+
+# %%
+units = {"small": 300, "large": 600}
+homes = {"small": plan.devices[0], "large": plan.devices[-1]}
+models = {name: build(units[name], homes[name]) for name in units}
+images, labels = digits.load(1024)
+batches = list(digits.batches(images, labels, 128))
+
+# %% tags=["nbval-ignore-output"]
+def train(name):
+    with tf.device(homes[name]):
+        for x, y in batches:
+            models[name].train_on_batch(x, y)
+
+
+began = time.perf_counter()
+for name in models:
+    train(name)
+    print(f"{name} is trained after {time.perf_counter() - began:.1f} s")
+
+# %% [markdown]
+# `large` began when `small` had ended. Until then its device was idle, and afterwards the other one
+# was. The left half of the drawing is what happened. The right half is what we want:
+
+# %% tags=["schematic"]
+sketches.turns(*homes.values())
+plt.show()
+
+# %% [markdown]
+# ## A thread for each
+#
+# A Python program can have several **threads**. `start` lets one run beside the others, and `join`
+# waits for its end. Here is a small example. Each piece of work is a pause of 0.3 seconds, so two
+# of them in turn take 0.6 seconds. How long do they take at once?
+
+# %% tags=["nbval-ignore-output"]
+def in_turn(work, names):
+    for name in names:
+        work(name)
+
+
+def at_once(work, names):
+    threads = [threading.Thread(target=work, args=[name]) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def pause(name):
+    time.sleep(0.3)
+
+
+for way in [in_turn, at_once]:
+    began = time.perf_counter()
+    way(pause, ["a", "b"])
+    print(f"{way.__name__:8}{time.perf_counter() - began:.1f} s")
+
+# %% [markdown]
+# They take as long as one. Is a training like a pause? Python has one lock for all threads, the
+# **GIL** (global interpreter lock), and only the thread that holds it runs Python code. But a
+# thread that pauses gives the GIL back, and TensorFlow gives it back while it computes. So another
+# thread can start its step meanwhile.
+#
+# What does a thread **not** inherit? Each of these two lines comes from inside the `tf.device`
+# block, but one of them from another thread:
+
+# %% tags=["unplaced"]
+def look(who):
+    print(f"{who} puts a tensor on {devices.short(tf.ones([]).device)}")
+
+
+with tf.device(plan.devices[-1]):
+    look("this thread")
+    at_once(look, ["another thread"])
+
+# %% [markdown]
+# A thread does not inherit the `tf.device` block of the thread that starts it. That is why `train`
+# has the block inside.
+#
+# Now the two trainings, in turn and at once, ten times each:
+
+# %%
+timing.compare(
+    lambda: in_turn(train, models), lambda: at_once(train, models), repeats=10,
+    names=("in turn", "at once"),
+)  # fmt: skip
+
+# %% [markdown]
+# Twice as fast would be the most, and three things keep it below that. The members differ in size,
+# so the larger one ends alone. Between two steps each needs the GIL. And with the cores of one
+# processor they share its memory and its caches. Where other programs keep the cores busy, nothing
+# is gained.
+#
+# ## The helper
+#
+# `ensemble.train` does the same, and keeps the losses and the times. It takes **members**. A member
+# is a step, a prediction and the variables to be saved, under a name. `ensemble.from_keras` makes
+# one of a compiled Keras model, with its `tf.device` block inside. Were both at work at the same
+# time?
+
+# %%
+members = [ensemble.from_keras(name, models[name], homes[name]) for name in models]
+runs = {
+    "in turn": ensemble.train(members, batches * 2, at_once=False),
+    "at once": ensemble.train(members, batches * 2),
+}
+for name, run in runs.items():
+    small, large = run.spans.values()
+    print(name, {member: len(losses) for member, losses in run.losses.items()}, end="  ")
+    print("large began before small ended:", large[0][0] < small[-1][1])
+
+# %% [markdown]
+# Each trained sixteen steps in both runs. In the chart each bar is a step. Look at the lower row of
+# each chart, and at the width of the bars:
+
+# %% tags=["varies", "cover"]
+for name, run in runs.items():
+    ax = charts.spans(run.spans, homes)
+    ax.set(xlim=(0, 1.02 * max(run.wall for run in runs.values())))
+    ax.set_title(name, loc="left")
+    plt.show()
+
+# %% [markdown]
+# In turn, one row is empty while the other has bars. At once, there are bars in both rows. Where
+# they stand one above the other they are usually wider than in turn, for the reasons above: a step
+# takes longer when it has company. Where the upper chart is as long as the lower one, the machine
+# had no core to spare.
+#
+# ## Proof: the same weights
+#
+# Training at once must give what training in turn gives. Here are two new pairs, with the same
+# weights at the start, the same batches and the same dropout. Count the numbers that differ, in
+# weights, in Adam's slots and in counters:
+
+# %%
+def learned(way):
+    pair = [ensemble.from_keras(name, build(units[name], homes[name])) for name in units]
+    ensemble.train(pair, batches * 3, at_once=(way is at_once))
+    return [np.asarray(value) for member in pair for value in member.variables.values()]
+
+
+def compare(one, other):
+    differ = sum(np.count_nonzero(a != b) for a, b in zip(one, other))
+    print(f"{differ} of {sum(a.size for a in one):,} numbers differ")
+    assert all(np.allclose(a, b, atol=1e-2) for a, b in zip(one, other))
+
+
+compare(learned(in_turn), learned(at_once))
+
+# %% [markdown]
+# In `cores` mode they are equal to the last bit: each device computes with one thread, so it adds
+# in one order. Some kernels of a GPU add in the order in which their threads come. There two runs
+# may differ by rounding, even in turn, and `compare` allows 0.01.
+#
+# ## Vote
+#
+# Three new members train for sixteen passes. The third, `tiny`, gets the third device; where there
+# are only two, it shares the first. Instead of a list, `ensemble.train` here takes a function. It
+# gives the batches of member 0, 1 or 2, each in an order of its own:
+
+# %%
+units["tiny"], homes["tiny"] = 150, plan.devices[2 % len(plan)]
+
+
+def own_batches(place):
+    for epoch in range(16):
+        yield from digits.batches(images, labels, 128, seed=100 * place + epoch)
+
+
+members = [ensemble.from_keras(name, build(units[name], homes[name])) for name in units]
+run = ensemble.train(members, own_batches)
+print({name: len(losses) for name, losses in run.losses.items()})
+
+# %% [markdown]
+# Did each compute on its device, and what do the devices hold? A trace of one step of each says
+# both:
+
+# %% tags=["varies"]
+peaks = dict.fromkeys(plan.devices, 0)
+for member in members:
+    home = homes[member.name]
+    _, step = trace.function_step(member.step, *batches[0])
+    print(member.name, "convolves on", *{op.device for op in step.ops if "Conv2D" in op.type})
+    peaks[home] += step.peak(home, scratch=False)
+charts.device_bars(peaks).set_title("The peaks of all members' steps, added up", loc="left")
+plt.show()
+
+# %% [markdown]
+# A device holds that much if its members reach their peaks at the same moment. The weights and
+# Adam's slots come on top: they are there before the step, so they are not in its trace.
+#
+# Now the members predict 360 digits that they have not seen. Each gives ten probabilities for each
+# digit. There are two ways to join them. In a **vote** each member has one voice, for its likeliest
+# digit. Or the probabilities are **averaged**, and a member that is sure counts for more:
+
+# %% tags=["varies", "nbval-ignore-output"]
+test_images, test_labels = digits.load(test=True)
+predicted = ensemble.predictions(members, test_images)
+answers = {name: array.argmax(axis=1) for name, array in predicted.items()}
+answers |= {"vote": ensemble.vote(predicted), "average": ensemble.mean(predicted)}
+
+right = {name: answer == test_labels for name, answer in answers.items()}
+accuracy = {name: np.mean(right[name]) for name in right}
+drawings.accuracies(accuracy)
+plt.show()
+for name, share in accuracy.items():
+    error = np.sqrt(share * (1 - share) / len(test_labels))
+    print(f"{name:8} {share:6.1%}, standard error {error:.1%}")
+
+# %% [markdown]
+# How sure is that? Other digits would have given other numbers. The **standard error** says how far
+# such a number usually lies from that of endless digits: for a share p of n digits it is the square
+# root of p (1 - p) / n. Differences of that size mean little.
+#
+# A comparison on the same digits is sharper, because only those count that one of the two got right
+# and the other did not. If the vote gains g digits and loses l of them, the standard error of g - l
+# is about the square root of g + l:
+
+# %% tags=["nbval-ignore-output"]
+for name in predicted:
+    gained = np.sum(right["vote"] & ~right[name])
+    lost = np.sum(right[name] & ~right["vote"])
+    print(f"vote against {name:6} {gained - lost:+3d} of {len(test_labels)} digits", end=", ")
+    print(f"standard error {np.sqrt(gained + lost):.1f} ({gained} gained, {lost} lost)")
+
+average_member = np.mean([accuracy[name] for name in predicted])
+assert min(accuracy["vote"], accuracy["average"]) >= average_member
+
+# %% [markdown]
+# Believe a gain when it is at least twice its standard error. Where it is less, as it may be
+# against the best member, 360 digits are too few to tell. The last line asserts what we rely on:
+# vote and average are at least as good as the average member.
+#
+# Where do the members disagree? These are the first digits that the vote got right and at least one
+# member did not. Above each is what `small`, `large` and `tiny` said:
+
+# %% tags=["varies"]
+said = np.stack([answers[name] for name in predicted])
+saved = np.flatnonzero(right["vote"] & (said != test_labels).any(axis=0))[:6]
+drawings.digits(test_images[saved], [" ".join(map(str, said[:, i])) for i in saved])
+plt.show()
+
+# %% [markdown]
+# Where one member errs, the other two outvote it. Where all three say the same wrong digit, no vote
+# helps. The members differ in their layers, their weights at the start and the order of their
+# batches. The more they differ, the less their errors overlap.
+#
+# ## The same in a graph
+#
+# The article builds a graph for each network, and trains it in a session. Much code is written that
+# way ([[01]] explains the words). Both graphs have parts of the same names, and a **scope** in
+# front of them, `g1` or `g2`. The mask of the dropout follows from the step and from the number of
+# hidden units, so that a training can be repeated:
+
+# %%
+def build_graph(scope, hidden, device):
+    network = networks.jang(hidden=hidden, width=0.125)
+    with tf.Graph().as_default() as graph, tf.device(device), tf.name_scope(scope):
+        x = tf1.placeholder(tf.float32, [None, 28, 28, 1], name="input")
+        y = tf1.placeholder(tf.int64, [None], name="label")
+        keep = tf1.placeholder_with_default(1.0, [], name="keep")
+        step = tf1.train.get_or_create_global_step()
+        weights = networks.classic(network, seed=hidden)
+        seed = tf.stack([tf.cast(step, tf.int32), hidden])
+        scores = networks.logits(network, weights, x, keep=keep, seed=seed)
+        loss = tf.identity(networks.loss(scores, y), name="cross_entropy")
+        tf1.train.AdamOptimizer(1e-3).minimize(loss, global_step=step, name="train_step")
+        tf.nn.softmax(scores, name="probabilities")
+        tf1.global_variables_initializer()  # an operation called init
+    return graph
+
+
+places = {"g1": plan.devices[0], "g2": plan.devices[-1]}
+graphs = {"g1": build_graph("g1", 2400, places["g1"]), "g2": build_graph("g2", 4800, places["g2"])}
+
+# %% [markdown]
+# A part is found by its scope and its name. What ends in `:0` is a tensor, and what does not is an
+# operation. If a name is wrong, `ensemble.named` looks for those that are near:
+
+# %%
+for scope, graph in graphs.items():
+    print(graph.get_tensor_by_name(f"{scope}/input:0").name, end="  ")
+    print(graph.get_operation_by_name(f"{scope}/train_step").name)
+try:
+    ensemble.named(graphs["g1"], "g1/cross_entropie:0")
+except KeyError as error:
+    print(error.args[0])
+
+# %% [markdown]
+# The article gives each session a GPU by `visible_device_list`, in one process. Does that run
+# today?
+
+# %%
+try:
+    for number, graph in enumerate(graphs.values()):
+        config = tf1.ConfigProto()
+        config.gpu_options.visible_device_list = str(number)
+        tf1.Session(graph=graph, config=config)
+    print("no error (without a GPU nobody reads the list)")
+except tf.errors.OpError as error:
+    print(error.message)
+
+# %% [markdown]
+# With GPUs it does not. A process numbers its GPUs once, and the second list gives `/GPU:0` another
+# meaning. TensorFlow says that the device "is being mapped to multiple" ones and stops ([TensorFlow
+# issue 19083](https://github.com/tensorflow/tensorflow/issues/19083); without two GPUs the cell
+# cannot show it). So the graphs here are placed with `tf.device`, and every session sees all
+# devices.
+#
+# ### A loop that trains nothing
+#
+# The article's loop runs `cross_entropy` and never `train_step`. It prints a loss for each batch,
+# as a training does. `moved` runs a loop with the fetches that it is given, and counts the weights
+# that changed. (`devices=1` says that one device works at a time in the session. In `cores` mode
+# the session then has one thread of its own.)
+
+# %%
+def start(scope):
+    config = plan.session_config(devices=1, soft_placement=True)
+    session = tf1.Session(graph=graphs[scope], config=config)
+    session.run(f"{scope}/init")
+    return session
+
+
+def moved(scope, fetches):
+    session = start(scope)
+    weights = graphs[scope].get_collection("trainable_variables")
+    before = session.run(weights)
+    for x, y in batches:
+        session.run(fetches, {f"{scope}/input:0": x, f"{scope}/label:0": y})
+    count = sum(not np.array_equal(a, b) for a, b in zip(before, session.run(weights)))
+    return f"{count} of {len(weights)} weights moved"
+
+
+print("fetching the loss:", moved("g1", ["g1/cross_entropy:0"]))
+print("fetching both:    ", moved("g1", ["g1/cross_entropy:0", "g1/train_step"]))
+
+# %% [markdown]
+# A session runs what is fetched and what that needs, and nothing else. The loss does not need the
+# training. `ensemble.from_session` fetches both. Any training deserves this check: after the first
+# step, something must have moved.
+#
+# ### Two sessions at once
+#
+# The article's second fault is the one of the beginning: its sessions run one after the other. The
+# same `at_once` mends it. A thread does not inherit the default graph either, so `train_graph`
+# names its session and what it fetches:
+
+# %%
+sessions = {scope: start(scope) for scope in graphs}
+
+
+def train_graph(scope):
+    for x, y in batches:
+        feed = {f"{scope}/input:0": x, f"{scope}/label:0": y, f"{scope}/keep:0": 0.8}
+        sessions[scope].run([f"{scope}/cross_entropy:0", f"{scope}/train_step"], feed)
+
+
+timing.compare(
+    lambda: in_turn(train_graph, graphs), lambda: at_once(train_graph, graphs), repeats=10,
+    names=("in turn", "at once"),
+)  # fmt: skip
+
+# %% [markdown]
+# Now the proof for graphs. `ensemble.from_session` makes a member of a session and a scope; `feed`
+# says what only the training is fed. Look for no difference, as above:
+
+# %%
+def learned_in_graphs(way):
+    pair = [ensemble.from_session(start(scope), scope, feed={"keep": 0.8}) for scope in graphs]
+    ensemble.train(pair, batches * 3, at_once=(way is at_once))
+    return [value for m in pair for value in m.session.run(list(m.variables.values()))]
+
+
+compare(learned_in_graphs(in_turn), learned_in_graphs(at_once))
+
+# %% [markdown]
+# ### The same losses as Keras
+#
+# Are the graphs and the Keras models the same networks? Without dropout, and from the same weights,
+# their losses should agree:
+
+# %%
+def keras_models():
+    made = [build(hidden // 8, places[scope], dropout=0) for scope, hidden in hiddens.items()]
+    for model, hidden in zip(made, hiddens.values()):
+        network = networks.jang(hidden=hidden, width=0.125)
+        model.set_weights(list(networks.initial(network, seed=hidden).values()))
+    return made
+
+
+hiddens = {"g1": 2400, "g2": 4800}
+today = [ensemble.from_keras(*pair) for pair in zip(hiddens, keras_models())]
+classic = [ensemble.from_session(start(scope), scope) for scope in graphs]
+losses = [list(ensemble.train(pair, batches).losses.values()) for pair in (today, classic)]
+apart = np.max(np.abs(np.divide(*losses) - 1))
+print(f"{np.size(losses[0])} losses, less than 0.1 % apart:", apart < 1e-3)
+
+# %% [markdown]
+# ## One function with all steps
+#
+# Instead of threads, one `tf.function` may hold the steps of all models. They do not depend on each
+# other, so TensorFlow can run them at the same time. Here the step is written out, and each stands
+# in its block, so that the backward pass is on the model's device too:
+
+# %%
+def one_step(model, x, y):
+    with tf.GradientTape() as tape:
+        loss = model.compute_loss(x, y, model(x, training=True))
+    gradients = tape.gradient(loss, model.trainable_variables)
+    model.optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    return loss
+
+
+pair = keras_models()
+
+
+@tf.function
+def step_all(x, y):
+    losses = []
+    for model, device in zip(pair, places.values()):
+        with tf.device(device):
+            losses.append(one_step(model, x, y))
+    return losses
+
+
+together = np.transpose([step_all(x, y) for x, y in batches])
+print("losses less than 0.1 % apart:", np.max(np.abs(together / losses[0] - 1)) < 1e-3)
+
+# %% [markdown]
+# These are the losses of the threads. A call of the function returns when its slowest model is
+# done. Threads do not wait for each other.
+#
+# ## Break it
+#
+# **One iterator for two members.** A generator deals out its batches, each to whoever asks first:
+
+# %%
+shared, seen = digits.batches(images, labels, 128), {"small": 0, "large": 0}
+for name in ["small", "large"] * 4:
+    next(shared)
+    seen[name] += 1
+print(seen, "of", len(batches), "batches; left:", len(list(shared)))
+
+try:
+    ensemble.train(members, lambda place: shared)
+except ValueError as error:
+    print(error)
+
+# %% [markdown]
+# Each member saw half of the batches. `ensemble.train` makes a list of an iterator, so that all
+# members see all of it, and it refuses a function that gives one iterator to two members.
+#
+# **An error in one member.** The third batch of `large`, which is member 1, has lost a row of each
+# image:
+
+# %%
+def third_is_wrong(place):
+    for i, (x, y) in enumerate(batches):
+        yield x[:, 1:] if (place, i) == (1, 2) else x, y
+
+
+try:
+    ensemble.train(members, third_is_wrong)
+except ensemble.MemberError as error:
+    print(error.name, "failed in step", error.step, "after", len(error.run.losses["large"]), "losses")
+
+# %% [markdown]
+# The others ended the step that they were in, and the error carries the run so far.
+#
+# **A wrong label.** Labels 0 to 9 exist, and one batch holds 10s. On the CPU the loss raises an
+# error. On a GPU it does not, because a kernel cannot raise. There the loss becomes NaN, the step
+# writes NaN into the weights, and the training goes on without a word. So check the loss as well:
+
+# %%
+x, y = batches[0]
+for member in [members[0], classic[0]]:
+    try:
+        loss = np.ravel(member.step(x, y + 1))[0]  # each 9 is a 10 now
+        assert np.isfinite(loss), "the loss is not a number"
+    except (tf.errors.InvalidArgumentError, AssertionError):
+        print(member.name, "caught")
+
+# %% [markdown]
+# On a CPU TensorFlow's error was caught, and on a GPU that of the assertion. The loss comes as a
+# number in every step here, so the check costs nothing.
+#
+# ## With your own model
+#
+# Here is a model with batch normalization, compiled with a metric. Two of them train at once and
+# are saved half-way. Two new ones, with other weights at the start, resume from the files and go
+# on. Do they end where two end that were not interrupted?
+
+# %%
+def my_members(seed):
+    layers, made = keras.layers, []
+    for name, device in zip(["first", "second"], [plan.devices[0], plan.devices[-1]]):
+        keras.utils.set_random_seed(seed + len(made))
+        with tf.device(device):
+            model = keras.Sequential([keras.Input([28, 28, 1]), layers.Flatten()])
+            for layer in [layers.Dense(64), layers.BatchNormalization(), layers.ReLU()]:
+                model.add(layer)
+            model.add(layers.Dense(10, activation="softmax"))
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        made.append(ensemble.from_keras(name, model, device))
+    return made
+
+
+# %%
+whole, half, resumed = my_members(0), my_members(0), my_members(5)
+ensemble.train(whole, batches)
+ensemble.train(half, batches[:4])
+with tempfile.TemporaryDirectory() as folder:
+    print([file.name for file in ensemble.save(half, folder)])
+    ensemble.resume(resumed, folder)
+ensemble.train(resumed, batches[4:])
+compare(*([np.asarray(v) for m in pair for v in m.variables.values()] for pair in (whole, resumed)))
+
+# %% [markdown]
+# The moving averages of the batch normalization, Adam's slots and the counters are among these
+# numbers. `ensemble.from_keras` takes the variables of the model and of its optimizer.
+#
+# What to watch for:
+#
+# - Build the model in a `tf.device` block. Its weights stay where they were built.
+# - Set the seed before each model is built. Members with the same seed and the same batches are one
+#   model twice.
+# - A step here is `train_on_batch`, so callbacks and `steps_per_epoch` do not exist. Give each
+#   member its own iterator over its own `tf.data` pipeline.
+# - What is not a variable is not saved, such as the place in the data. Go on with the batches that
+#   have not been seen.
+#
+# ## On your own
+#
+# Under each exercise is its solution, in JupyterLab a collapsed cell: open it with a click.
+#
+# **1.** Write `trains(session, fetches, feed)`. It runs the fetches once and returns True if any
+# trainable variable of the session's graph has another value than before, and False if none has.
+# The fetches may be anything that `session.run` takes.
+
+# %% tags=["exercise"]
+def trains(session, fetches, feed):
+    session.run(fetches, feed)
+    return True
+
+
+checks.trains(trains)
+
+# %% tags=["solution"]
+def trains(session, fetches, feed):
+    weights = session.graph.get_collection("trainable_variables")
+    before = session.run(weights)
+    session.run(fetches, feed)
+    return any(not np.array_equal(a, b) for a, b in zip(before, session.run(weights)))
+
+
+checks.trains(trains)
+
+# %% [markdown]
+# **2.** Sometimes no answer is better than a wrong one. Write `agreed(predicted)`. It takes the
+# members' probabilities, as in `predicted` above, and returns a label for each digit: the one that
+# all members say, or -1 where they do not all say the same. There may be any number of members.
+
+# %% tags=["exercise"]
+def agreed(predicted):
+    return ensemble.vote(predicted)
+
+
+checks.agreed(agreed)
+
+# %% tags=["solution"]
+def agreed(predicted):
+    said = np.stack([array.argmax(axis=1) for array in predicted.values()])
+    return np.where((said == said[0]).all(axis=0), said[0], -1)
+
+
+checks.agreed(agreed)
+
+# %% [markdown]
+# **3.** Our `at_once` drops what the work returns. Write `run_all(functions)`. It calls all
+# functions at once, each in a thread of its own, and returns a list of their results in the order
+# of the functions.
+
+# %% tags=["exercise"]
+def run_all(functions):
+    return [function() for function in functions]
+
+
+checks.run_all(run_all)
+
+# %% tags=["solution"]
+def run_all(functions):
+    results = [None] * len(functions)
+
+    def call(i):
+        results[i] = functions[i]()
+
+    at_once(call, range(len(functions)))
+    return results
+
+
+checks.run_all(run_all)
+
+# %% [markdown]
+# ## What we saw
+# TODO
+#
+# ## In practice
+# TODO
+#
+# Next: [[next]].
