@@ -2,8 +2,8 @@
 # # Train several models at once
 #
 # You train five models, for an ensemble or to compare them. One ends, the next begins, and all the
-# time only one of your GPUs works. Each model is too small to be spread over several GPUs. So give
-# each model a GPU, and train them at the same time.
+# time only one of your GPUs works. A model that is too small to be spread over several GPUs can
+# still have one of them to itself, and all five can train at the same time.
 #
 # **In this lesson** Keras models train at the same time in one process, each on a device of its
 # own, and vote on digits that they have not seen.
@@ -45,8 +45,8 @@ from mgpu_helpers.lessons.sketches import lesson_05 as sketches
 #
 # `build` makes a Keras model that reads digits. Its network is that of the article *Multi-GPUs* by
 # Wonik Jang ([2017](../docs/sources.md#jang)), an eighth as wide. The block of `tf.device` puts the
-# weights on a device, and with them what Adam keeps for each weight. (On a GPU machine Keras would
-# compile the step with XLA. `jit_compile=False` makes it the same step on every machine.)
+# weights on a device, and with them what Adam keeps for each weight, its *slots*. (On a GPU machine
+# Keras would compile the step with XLA. `jit_compile=False` makes it the same step everywhere.)
 
 # %%
 def build(units, device, dropout=0.2, rate=1e-3):
@@ -68,9 +68,10 @@ def build(units, device, dropout=0.2, rate=1e-3):
 
 
 # %% [markdown]
-# Two of them, as in the article, differ in the number of units in the last hidden layer. They get
-# the first and the last device of the plan. The left half of the drawing is what most loops do, and
-# the right half is what we want:
+# As in the article, there are two of them, and they differ in the number of units in the last
+# hidden layer. They get the first and the last device of the plan. The left half of the drawing is
+# what most loops do, and the right half is what we want. The cells after it do what the left half
+# shows:
 
 # %% tags=["schematic"]
 sketches.turns(plan.devices[0], plan.devices[-1])
@@ -81,7 +82,7 @@ units = {"small": 300, "large": 600}
 homes = {"small": plan.devices[0], "large": plan.devices[-1]}
 models = {name: build(units[name], homes[name]) for name in units}
 images, labels = digits.load(1024)
-batches = list(digits.batches(images, labels, 128))
+batches = list(digits.batches(images, labels, 256))
 
 # %% tags=["nbval-ignore-output"]
 def train(name):
@@ -101,12 +102,13 @@ for name in models:
 #
 # ## A thread for each
 #
-# A Python program can have several **threads**. `start` lets one run beside the others, and `join`
-# waits for its end. First a small example: each piece of work is a pause of 0.3 seconds, so two of
-# them in turn take 0.6 seconds. How long do they take at once?
+# A Python program can have several **threads**. `start` lets a thread run beside the others, and
+# `join` waits for its end. Here are two small examples before the models:
 #
-# The second example asks what a thread does **not** inherit. Both of its lines come from inside a
-# `tf.device` block, but one of them from another thread:
+# - Each piece of work is a pause of 0.3 seconds. In turn, two of them take 0.6 seconds. How long do
+#   they take at once?
+# - Two threads make a tensor, and both calls stand in the same `tf.device` block. Where are the
+#   tensors?
 
 # %% tags=["nbval-ignore-output"]
 def in_turn(work, names):
@@ -141,14 +143,14 @@ with tf.device(plan.devices[-1]):
     at_once(look, ["another thread"])
 
 # %% [markdown]
-# Two pauses at once take as long as one. And the other thread put its tensor where nobody had asked
-# for it: it does not inherit the `tf.device` block of the thread that starts it. That is why
-# `train` has the block inside.
+# Two pauses at once take as long as one. And the second thread put its tensor elsewhere: a thread
+# does **not** inherit the `tf.device` block around its start. That is why `train` has the block
+# inside.
 #
 # Is a training like a pause? Python has one lock for all threads, the **GIL** (global interpreter
-# lock), and only the thread that holds it runs Python code. But a thread that pauses gives the GIL
-# back, and TensorFlow gives it back while it computes. So another thread can start its step
-# meanwhile. Here are the two trainings, in turn and at once, ten times each:
+# lock), and only the thread that holds it runs Python code. A thread that pauses gives it back. So
+# does TensorFlow while it computes, and meanwhile another thread can start its step. Here are the
+# two trainings, in turn and at once, ten times each:
 
 # %%
 timing.compare(
@@ -157,24 +159,27 @@ timing.compare(
 )  # fmt: skip
 
 # %% [markdown]
-# Twice as fast would be the most, and three things keep it below that. The members differ in size,
-# so the larger one ends alone. Between two steps each needs the GIL. And with the cores of one
-# processor they share its memory and its caches. Where other programs keep the cores busy, nothing
-# is gained.
+# Twice as fast would be the most, and three things keep it below that:
+#
+# - `large` takes longer than `small`, so at the end it trains alone.
+# - Between two steps Keras runs Python code, and for that a thread needs the GIL.
+# - The cores of one processor share its memory and its caches.
+#
+# Where other programs keep the cores busy, nothing is gained.
 #
 # ## The helper
 #
 # `ensemble.train` does the same, and keeps the losses and the times. It takes **members**. A member
 # is a step, a prediction and the variables to be saved, under a name. `ensemble.from_keras` makes
-# one of a compiled Keras model, with its `tf.device` block inside. Each member takes two passes
-# here, sixteen steps. In the charts each bar is a step. Look at the lower row of each, and at the
-# width of the bars:
+# one from a compiled Keras model, with the `tf.device` block inside. Each member makes sixteen
+# steps here, and each step is a bar in the charts. Look at the lower row, and at the width of the
+# bars:
 
 # %%
 members = [ensemble.from_keras(name, models[name], homes[name]) for name in models]
 runs = {
-    "in turn": ensemble.train(members, batches * 2, at_once=False),
-    "at once": ensemble.train(members, batches * 2),
+    "in turn": ensemble.train(members, batches * 4, at_once=False),
+    "at once": ensemble.train(members, batches * 4),
 }
 
 # %% tags=["varies", "cover"]
@@ -182,22 +187,27 @@ for name, run in runs.items():
     small, large = run.spans.values()
     print(f"{name}: large began before small had ended:", large[0][0] < small[-1][1])
     ax = charts.spans(run.spans, homes)
-    ax.set(title=name, xlim=(0, 1.02 * max(run.wall for run in runs.values())))
+    ax.set_title(name, loc="left")
+    ax.set_xlim(0, 1.02 * max(run.wall for run in runs.values()))
     plt.show()
 
 # %% [markdown]
-# In turn, one row is empty while the other has bars. At once, there are bars in both rows. Where
-# they stand one above the other they are usually wider than in turn, for the reasons above: a step
-# takes longer when it has company. Where the upper chart is as long as the lower one, the machine
-# had no core to spare.
+# In turn, one row is empty while the other has bars. At once, both rows have bars at the same time.
+# They are usually wider than in turn: a step takes longer when the other model computes too, for
+# the last two of the reasons above. So the run gets shorter, but not by half. If it did not get
+# shorter at all, the machine had no core to spare.
 #
 # ## Proof: the same weights
 #
 # Training at once must give what training in turn gives. Here are two new pairs, with the same
-# weights at the start, the same batches and the same dropout. Count the numbers that differ, in
-# weights, in Adam's slots and in counters:
+# weights at the start, the same batches and the same dropout. Count the numbers that differ, in the
+# weights, in Adam's slots and in the counters of steps:
 
 # %%
+def values(members):
+    return [np.asarray(value) for member in members for value in member.variables.values()]
+
+
 def learned(way):
     pair = [ensemble.from_keras(name, build(units[name], homes[name])) for name in units]
     ensemble.train(pair, batches * 3, at_once=(way is at_once))
@@ -205,10 +215,6 @@ def learned(way):
 
 
 # %%
-def values(members):
-    return [np.asarray(value) for member in members for value in member.variables.values()]
-
-
 def compare(one, other):
     differ = sum(np.count_nonzero(a != b) for a, b in zip(one, other))
     print(f"{differ} of {sum(a.size for a in one):,} numbers differ")
@@ -224,11 +230,13 @@ compare(learned(in_turn), learned(at_once))
 #
 # ## Vote
 #
-# Three new members train for eight passes, at three times the learning rate. The third, `tiny`,
-# gets the third device; where there are only two, it shares the first. Instead of a list,
-# `ensemble.train` takes a function here. It gives the batches of member 0, 1 or 2, each in an order
-# of its own. Then the members predict 360 digits that they have not seen, and a trace of one step
-# says on which device each computes:
+# Three new members train for eight passes, with smaller batches and a higher learning rate. The
+# third, `tiny`, gets the third device. Where there are only two, it shares the first. Instead of a
+# list, `ensemble.train` takes a function here. It gives the batches of member 0, 1 or 2, each in an
+# order of its own.
+#
+# Then the members predict 360 digits that they have not seen. The second cell prints the shape of
+# each prediction, and from a trace of one step the device that computed:
 
 # %%
 def own_batches(place):
@@ -249,9 +257,13 @@ for voter in voters:
     print("convolutions on", *{op.device for op in step.ops if "Conv2D" in op.type})
 
 # %% [markdown]
-# Each gave ten probabilities for each digit. There are two ways to join them. In a **vote** each
-# member has one voice, for its likeliest digit. Or the probabilities are **averaged**, and a member
-# that is sure counts for more. Look at the black lines too. They are one standard error to each
+# Each gave ten probabilities for each digit, and each computed on its own device. There are two
+# ways to join the predictions:
+#
+# - In a **vote** each member has one voice, for its likeliest digit.
+# - Or the probabilities are **averaged**. A member that is sure then counts for more.
+#
+# Look at the accuracies, and at the thin lines on the bars. They reach one *standard error* to each
 # side:
 
 # %% tags=["varies"]
@@ -265,24 +277,24 @@ print("vote better than the average member:   ", right["vote"].mean() > average_
 print("average better than the average member:", right["average"].mean() > average_member)
 
 # %% [markdown]
-# How sure is that? With 360 other digits the numbers would have been others. The **standard error**
-# says by how much such a number usually misses that of endlessly many digits. For a share p of n
-# digits it is the square root of p (1 - p) / n, here one or two points. Bars that differ by so
-# little cannot be told apart.
+# How sure is that? Another 360 digits would have given other accuracies. The standard error says
+# how far such a number usually is from that of endlessly many digits. For a share p of n digits it
+# is the square root of p (1 - p) / n, here one or two points. Bars that differ by so little cannot
+# be told apart.
 #
-# A comparison on the same digits is sharper, because only those digits count that one of the two
-# got right and the other did not. If the vote gains g digits and loses l, the standard error of
-# g - l is about the square root of g + l.
+# A comparison digit by digit is sharper. Only those digits count that one of the two got right and
+# the other did not. If the vote gains g digits and loses l, the standard error of g - l is about
+# the square root of g + l. The first cell prints both.
 #
-# The pictures show where they differ: the first digits that the vote got right and at least one
-# member did not. Above each is what `small`, `large` and `tiny` said:
+# The second cell shows some digits that the vote got right and at least one member did not. Above
+# each is what `small`, `large` and `tiny` said:
 
 # %% tags=["nbval-ignore-output"]
 for name in predicted:
     gained = np.sum(right["vote"] & ~right[name])
     lost = np.sum(right[name] & ~right["vote"])
-    print(f"vote against {name:6}{gained} gained, {lost} lost, so {gained - lost:+d} digits", end="; ")
-    print(f"standard error {np.sqrt(gained + lost):.1f}")
+    print(f"vote against {name:6}{gained:2} gained, {lost:2} lost:", end=" ")
+    print(f"{gained - lost:+d} digits, standard error {np.sqrt(gained + lost):.1f}")
 
 # %% tags=["varies"]
 said = np.stack([answers[name] for name in predicted])
@@ -291,8 +303,8 @@ drawings.digits(test_images[saved], [" ".join(map(str, said[:, i])) for i in sav
 plt.show()
 
 # %% [markdown]
-# Believe a gain that is at least twice its standard error. Where it is less, 360 digits are too few
-# to tell.
+# Believe a gain that is at least twice its standard error. A smaller one may be chance, and 360
+# digits are too few to tell.
 #
 # Where one member errs, the other two outvote it. Where all three say the same wrong digit, no vote
 # helps. The members differ in their layers, their weights at the start and the order of their
@@ -300,10 +312,10 @@ plt.show()
 #
 # ## The same in a graph
 #
-# The article builds a graph for each network, and trains it in a session. Much code is written that
-# way ([[01]] explains the words). Both graphs have parts of the same names, and a **scope** in
-# front of them, `g1` or `g2`. The mask of the dropout follows from the step and from the number of
-# hidden units, so that a training can be repeated:
+# The article builds a graph for each network and trains it in a session, and much code is written
+# that way ([[01]] explains the words). Here are its two graphs. Their parts have the same names,
+# with a **scope** in front of them, `g1` or `g2`. The mask of the dropout follows from the number
+# of the step and from the number of hidden units, so that a training can be repeated:
 
 # %%
 def build_graph(scope, hidden, device):
@@ -328,9 +340,9 @@ graphs = {"g1": build_graph("g1", 2400, places["g1"]), "g2": build_graph("g2", 4
 
 # %% [markdown]
 # A part is found by its scope and its name. What ends in `:0` is a tensor, and what does not is an
-# operation.
+# operation. The first cell finds two parts of each graph.
 #
-# The second cell starts the sessions as the article does. It gives each a GPU by
+# The second cell starts the sessions as the article does: it gives each a GPU by
 # `visible_device_list`, in one process. Does that run today?
 
 # %%
@@ -351,16 +363,18 @@ except tf.errors.OpError as error:
 # %% [markdown]
 # With GPUs it does not. A process numbers its GPUs once, and the second list gives `/GPU:0` another
 # meaning. TensorFlow says that the device "is being mapped to multiple" ones and stops ([TensorFlow
-# issue 19083](https://github.com/tensorflow/tensorflow/issues/19083); without two GPUs the cell
-# cannot show it). So the graphs here are placed with `tf.device`, and every session sees all
+# issue 19083](https://github.com/tensorflow/tensorflow/issues/19083)). Without two GPUs the cell
+# cannot show it. So the graphs here are placed with `tf.device`, and every session sees all
 # devices.
 #
 # ### A loop that trains nothing
 #
-# The article's loop runs `cross_entropy` and never `train_step`. It prints a loss for each batch,
-# as a training does. `moved` runs a loop with the fetches that it is given, and counts the weights
-# that changed. (`devices=1` says that one device works at a time in the session. In `cores` mode
-# the session then has one thread of its own.)
+# The article's loop runs `cross_entropy` and never `train_step`. It gives a loss for each batch, as
+# a training does. Does it train?
+#
+# `start` makes a session. (`devices=1` says that one device works at a time in it. In `cores` mode
+# it then has one thread of its own.) `moved` runs a loop with the fetches that it is given, and
+# counts the weights that changed:
 
 # %%
 def start(scope):
@@ -385,15 +399,15 @@ print("fetching the loss:", moved("g1", ["g1/cross_entropy:0"]))
 print("fetching both:    ", moved("g1", ["g1/cross_entropy:0", "g1/train_step"]))
 
 # %% [markdown]
-# A session runs what is fetched and what that needs, and nothing else. The loss does not need the
-# training. `ensemble.from_session` fetches both. Any training deserves this check: after the first
-# step, something must have moved.
+# The article's loop moved nothing. A session runs what is fetched and what that needs, and the loss
+# does not need the training. The mend is to fetch both, as `ensemble.from_session` does below. Any
+# training deserves this check: after the first step, some weights must have moved.
 #
 # ### Two sessions at once
 #
-# The article's second fault is the one of the beginning: its sessions run one after the other. The
-# same `at_once` mends it. A thread does not inherit the default graph either, so `train_graph`
-# names its session and what it fetches. Look for the same proof as above:
+# The article has the trouble of the beginning too: its sessions run one after the other. Our
+# `at_once` mends that. A thread does not inherit the default graph either, so `train_graph` names
+# its session. Look for the same proof as above:
 
 # %%
 def train_graph(scope):
@@ -407,16 +421,18 @@ weights = []
 for way in [in_turn, at_once]:
     sessions = {scope: start(scope) for scope in graphs}
     way(train_graph, graphs)
-    weights.append([v for s in sessions.values() for v in s.run(s.graph.get_collection("variables"))])
+    both = [s.run(s.graph.get_collection("variables")) for s in sessions.values()]
+    weights.append(sum(both, []))  # one list of two
 compare(*weights)
 
 # %% [markdown]
-# Both ways gave the same weights, slots and counters.
+# Two sessions at once gave what they gave in turn.
 #
 # ### The same losses as Keras
 #
-# Are the graphs and the Keras models the same networks? Without dropout, and from the same weights,
-# their losses should agree. `ensemble.from_session` makes a member of a session and a scope:
+# Are the graphs and the Keras models the same networks? From the same weights and without dropout,
+# their losses should agree. `ensemble.from_session` makes a member from a session and a scope. It
+# looks for the names that the graphs have here:
 
 # %%
 def keras_models():
@@ -437,9 +453,10 @@ print(f"{np.size(losses[0])} losses, less than 0.1 % apart:", apart < 1e-3)
 # %% [markdown]
 # ## One function with all steps
 #
-# Instead of threads, one `tf.function` may hold the steps of all models. They do not depend on each
-# other, so TensorFlow can run them at the same time. `train_step` is the step that Keras itself
-# uses. It gives the mean of the losses so far:
+# Instead of threads, one `tf.function` can hold the steps of all models. They do not depend on each
+# other, so TensorFlow can run them at the same time. `train_step` is the step inside Keras'
+# `train_on_batch`. It gives the mean of the losses so far, which is compared with the mean of the
+# losses above:
 
 # %%
 pair = keras_models()
@@ -456,11 +473,12 @@ def step_all(x, y):
 
 for x, y in batches:
     means = np.array(step_all(x, y))
-print("mean losses less than 0.1 % apart:", np.max(np.abs(means / np.mean(losses[0], 1) - 1)) < 1e-3)
+apart = np.max(np.abs(means / np.mean(losses[0], axis=1) - 1))
+print("2 mean losses, less than 0.1 % apart:", apart < 1e-3)
 
 # %% [markdown]
-# The models learned as they did in threads. A call of the function returns when its slowest model
-# is done. Threads do not wait for each other.
+# They agree. A call of this function returns when the slowest model has made its step. Threads do
+# not wait for each other.
 #
 # ## Break it
 #
@@ -477,41 +495,41 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# It is refused.
+# `ensemble.train` refuses it.
 #
-# **An error in one member.** The third batch of `large`, which is member 1, has lost a row of each
-# image. The others end the step that they are in, and the error carries the run so far.
+# **An error in one member.** In the first cell, the third batch of `large` has lost the lower half
+# of each image. The other member ends the step that it is in, and the error carries the run so far.
 #
-# **A wrong label.** In the second cell, labels 0 to 9 exist, and one batch holds 10s. On the CPU
-# the loss raises an error. On a GPU it does not, because a kernel cannot raise. There the loss
-# becomes NaN, the step writes NaN into the weights, and the training goes on without a word. So
-# check the loss as well:
+# **A wrong label.** In the second cell, each label is one too high. The labels are 0 to 9, so each
+# 9 becomes a 10. On the CPU the loss raises an error. On a GPU it does not, because a kernel cannot
+# raise. There the loss becomes NaN, the step writes NaN into the weights, and the training goes on
+# without a word. So check the loss as well:
 
 # %%
-broken = [*batches[:2], (images[:128, 1:], labels[:128])]
+broken = [*batches[:2], (images[:256, :14], labels[:256])]
 try:
     ensemble.train(members, lambda place: [batches, broken][place])
 except ensemble.MemberError as error:
-    print(error.name, "failed in step", error.step, "after", len(error.run.losses["large"]), "losses")
+    print(f"{error.name} failed in step {error.step}, losses kept: {len(error.run.losses['large'])}")
 
 # %%
 x, y = batches[0]
 for member in [members[0], classic[0]]:
     try:
-        loss = np.ravel(member.step(x, y + 1))[0]  # each 9 is a 10 now
+        loss = np.ravel(member.step(x, y + 1))[0]
         assert np.isfinite(loss), "the loss is not a number"
     except (tf.errors.InvalidArgumentError, AssertionError):
         print(member.name, "caught")
 
 # %% [markdown]
-# On a CPU TensorFlow's error was caught, and on a GPU that of the assertion. The loss comes as a
+# On a CPU this caught TensorFlow's error, and on a GPU that of the assertion. The loss comes as a
 # number in every step here, so the check costs nothing.
 #
 # ## With your own model
 #
 # Here is a model with batch normalization, compiled with a metric. Two of them train at once and
 # are saved half-way. Two new ones, with other weights at the start, resume from the files and go
-# on. Do they end where two end that were not interrupted?
+# on. Do they end where two models end that were not interrupted?
 
 # %%
 def my_members(*seeds):
@@ -529,11 +547,11 @@ def my_members(*seeds):
 
 whole, half, resumed = my_members(1, 2), my_members(1, 2), my_members(3, 4)
 ensemble.train(whole, batches)
-ensemble.train(half, batches[:4])
+ensemble.train(half, batches[:2])
 with tempfile.TemporaryDirectory() as folder:
     ensemble.save(half, folder)
     ensemble.resume(resumed, folder)
-ensemble.train(resumed, batches[4:])
+ensemble.train(resumed, batches[2:])
 compare(values(whole), values(resumed))
 
 # %% [markdown]
@@ -545,10 +563,10 @@ compare(values(whole), values(resumed))
 # - Build the model in a `tf.device` block. Its weights stay where they were built.
 # - Set the seed before each model is built. Members with the same seed and the same batches are one
 #   model twice.
-# - A step here is `train_on_batch`, so callbacks and `steps_per_epoch` do not exist. Give each
-#   member its own iterator over its own `tf.data` pipeline.
-# - What is not a variable is not saved, such as the place in the data. Go on with the batches that
-#   have not been seen.
+# - A step here is `train_on_batch`. Callbacks belong to `fit` and are not called.
+# - Give each member an iterator of its own over its `tf.data` pipeline.
+# - What is not a variable is not saved. The place in the data is not: go on with the batches that
+#   the members have not seen.
 #
 # ## On your own
 #
@@ -628,34 +646,36 @@ checks.run_all(run_all)
 # %% [markdown]
 # ## What we saw
 #
-# - Two Keras models trained at once, with a thread and a device for each. They learned what they
-#   learned in turn: none of 729,020 numbers differed in `cores` mode.
+# - Two Keras models trained at once, with a thread and a device for each. In `cores` mode none of
+#   their 729,020 numbers differed from those of a training in turn.
 # - A thread did not inherit the `tf.device` block around its start.
-# - Vote and average were better than the average member. The standard error told which gains 360
+# - Vote and average were better than the average member. The standard error said which gains 360
 #   digits can show.
-# - In graphs, the article's loop fetched the loss alone and moved 0 of 5 weights. Fetching the
-#   training too moved all 5.
-# - Two sessions at once gave the weights of two sessions in turn, and the losses of Keras to 0.1 %.
-#   So did one function with all steps.
-# - Two members with batch normalization were saved half-way, resumed, and ended where two ended
-#   that were not interrupted.
+# - The article's loop fetched the loss alone and moved 0 of 5 weights. Fetching the training too
+#   moved all 5.
+# - Two sessions at once gave the weights of two sessions in turn. Their losses were those of the
+#   Keras models to 0.1 %, and so were those of one function with all steps.
+# - Two members with batch normalization were saved half-way and resumed. They ended where two
+#   members ended that were not interrupted.
 #
 # ## In practice
 #
-# Use this when you train several models, each of which fits on one device, on data that they can
-# share. It costs a thread and a few lines for each model, and the machine's memory for all of them
-# at once. A prediction of n members costs n times that of one.
+# Use this when you train several models at the same time, and each of them fits on one device. It
+# costs a few lines and a thread for each model, and one process holds all of them in memory.
 #
-# - A thread for each model, one function or graph with all, or a process for each?
-#   `benchmarks/ensemble.py` tells on your machine. On the two cores of its stored
-#   [card](../results/ensemble.json) one graph with both was 1.8 times as fast as in turn, threads
-#   1.7 and processes 1.6 times. Separate models are easier to change one by one.
+# - Is a thread for each model best, or one function or graph with all, or a process for each?
+#   `benchmarks/ensemble.py` tells on your machine. It trains in sessions. On the two cores of its
+#   stored [card](../results/ensemble.json) one graph with both was 1.8 times as fast as in turn,
+#   threads 1.7 times and processes 1.6 times.
+# - Separate models are easier to change one by one than one function with all.
 # - Threads share the GIL. Where much Python runs between two steps, for example to prepare the
-#   data, give each model a process of its own ([[04]]). The same holds when the models differ in
-#   their libraries or their owners: a crash then ends only one of them.
+#   data, give each model a process of its own ([[04]]).
+# - Do the same where models differ in their libraries or their owners. A crash then ends only one
+#   of them.
 # - Save often. After an error in one member, the others can be saved and resumed.
-# - Members with other seeds are the cheapest difference. Other networks and other parts of the data
-#   differ more.
-# - The digits are those that come with this package; the article's are those of MNIST.
+# - Other seeds are the cheapest difference between members. With other networks, or other parts of
+#   the data, their errors overlap less.
+# - An ensemble of n members takes n times as long as one of them to predict.
+# - The digits here come with this package. Those of the article are MNIST.
 #
 # Next: [[next]].

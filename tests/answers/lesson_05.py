@@ -74,13 +74,13 @@ RIGHT = {
         ONE_BY_ONE,
         """
 def trains(session, fetches, feed):
-    def total():
-        return [weight.eval(session).tobytes() for weight in weights]
     with session.graph.as_default():
-        weights = tf1.trainable_variables()
-    before = total()
+        reads = [weight.read_value() for weight in tf1.trainable_variables()]
+    def weights():
+        return [value.tobytes() for value in session.run(reads)]
+    before = weights()
     session.run(fetches, feed_dict=feed)
-    return before != total()
+    return before != weights()
 """,
     ],
     2: [
@@ -124,7 +124,7 @@ WRONG = {
          "a millionth is a move"),
         (TRAINABLE.replace("not np.array_equal(a, b)", "a.sum() != b.sum()"),
          "moves a weight, and it says False"),
-        (TRAINABLE.replace("    session.run(fetches, feed)\n", "    session.run(fetches, feed)\n" * 2),
+        (TRAINABLE.replace("    session.run(f", "    session.run(fetches, feed)\n    session.run(f"),
          "run 2 times"),
         (DEFAULT_GRAPH, "moves a weight, and it says False"),
         ("def trains(session, fetches, feed):\n    return False", "run 0 times"),
@@ -150,8 +150,8 @@ WRONG = {
         (POOL.replace("len(functions)", "3"), "start all, then join all"),
         (APPEND.replace("return results", "return len(results)"), "return a list of the 5 results"),
         (APPEND.replace("return results", "return []"), "5 results, not 0"),
-        (POOL.replace("return list", "list").replace("functions))", "functions))\n    return 5"),
-         "return a list of the 5 results"),
+        (POOL.replace("return list(", "list(") + "    return list(range(len(functions)))\n",
+         "in the order of the functions, not [0, 1"),
         ("def run_all(functions):\n    return functions", "and join them"),
     ],
 }  # fmt: skip
