@@ -1,15 +1,23 @@
 """Answers to the exercises of lesson 05: right ones, and wrong ones with their hints."""
 
-ANY_VARIABLE = """
+ONE_BY_ONE = """
 def trains(session, fetches, feed):
-    names = [v.name for v in session.graph.get_collection("variables")]
-    reads = [name.replace(":0", "/Read/ReadVariableOp:0") for name in names]
-    before = session.run(reads)
-    session.run(fetches, feed)
-    return any(not np.array_equal(a, b) for a, b in zip(before, session.run(reads)))
+    weights = session.graph.get_collection("trainable_variables")
+    before = [session.run(weight) for weight in weights]
+    session.run([fetches], feed)
+    after = [session.run(weight) for weight in weights]
+    return any((a != b).any() for a, b in zip(before, after))
 """
 
-ALL_MOVED = ANY_VARIABLE.replace('"variables"', '"trainable_variables"').replace("any(", "all(")
+ANY_VARIABLE = """
+def trains(session, fetches, feed):
+    variables = session.graph.get_collection("variables")
+    before = session.run(variables)
+    session.run(fetches, feed)
+    return any(not np.array_equal(a, b) for a, b in zip(before, session.run(variables)))
+"""
+
+TRAINABLE = ANY_VARIABLE.replace('"variables"', '"trainable_variables"')
 
 DEFAULT_GRAPH = """
 def trains(session, fetches, feed):
@@ -22,7 +30,13 @@ def trains(session, fetches, feed):
 LAST_TWO = """
 def agreed(predicted):
     said = [array.argmax(axis=1) for array in predicted.values()]
-    return np.where(said[-1] == said[-2], said[-1], -1)
+    return np.where(said[-1] == said[0], said[0], -1)
+"""
+
+NAMED = """
+def agreed(predicted):
+    small, large, tiny = (predicted[name].argmax(axis=1) for name in ("small", "large", "tiny"))
+    return np.where((small == large) & (large == tiny), small, -1)
 """
 
 JOIN_EACH = """
@@ -48,25 +62,96 @@ def run_all(functions):
     return results
 """
 
-RIGHT: dict[int, list[str]] = {}
+POOL = """
+from concurrent.futures import ThreadPoolExecutor
+def run_all(functions):
+    with ThreadPoolExecutor(len(functions)) as pool:
+        return list(pool.map(lambda function: function(), functions))
+"""
+
+RIGHT = {
+    1: [
+        ONE_BY_ONE,
+        """
+def trains(session, fetches, feed):
+    with session.graph.as_default():
+        reads = [weight.read_value() for weight in tf1.trainable_variables()]
+    def weights():
+        return [value.tobytes() for value in session.run(reads)]
+    before = weights()
+    session.run(fetches, feed_dict=feed)
+    return before != weights()
+""",
+    ],
+    2: [
+        """
+def agreed(predicted):
+    labels = []
+    for rows in zip(*predicted.values()):
+        said = {int(np.argmax(row)) for row in rows}
+        labels.append(said.pop() if len(said) == 1 else -1)
+    return labels
+""",
+        """
+def agreed(predicted):
+    said = np.array([np.argmax(array, 1) for array in predicted.values()])
+    low, high = said.min(axis=0), said.max(axis=0)
+    return np.where(low == high, low, -1.0)
+""",
+    ],
+    3: [
+        POOL,
+        """
+def run_all(functions):
+    results = {}
+    def call(place, function):
+        results[place] = function()
+    threads = [threading.Thread(target=call, args=pair) for pair in enumerate(functions)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [results[place] for place in sorted(results)]
+""",
+    ],
+}
 
 WRONG = {
     1: [
-        (ANY_VARIABLE, "only a counter moved"),
-        (ALL_MOVED, "moves a weight, and it says False"),
-        ("def trains(session, fetches, feed):\n    return False", "run 0 times"),
+        (ANY_VARIABLE, "moves no trainable variable, and it says True"),
+        (TRAINABLE.replace("any(", "all("), "moves a weight, and it says False"),
+        (TRAINABLE.replace("not np.array_equal(a, b)", "not np.allclose(a, b)"),
+         "a millionth is a move"),
+        (TRAINABLE.replace("not np.array_equal(a, b)", "a.sum() != b.sum()"),
+         "moves a weight, and it says False"),
+        (TRAINABLE.replace("    session.run(f", "    session.run(fetches, feed)\n    session.run(f"),
+         "run 2 times"),
         (DEFAULT_GRAPH, "moves a weight, and it says False"),
+        ("def trains(session, fetches, feed):\n    return False", "run 0 times"),
+        ("def trains(session, fetches, feed):\n    return session.run(fetches, feed)",
+         "return True or False"),
+        ("def trains(session, fetches, feed):\n    session.run(fetches, feed)\n"
+         "    return isinstance(fetches, list)", "only counters moved"),
     ],
     2: [
-        ("def agreed(predicted):\n    return -np.ones(6)", "agree on"),
+        ("def agreed(predicted):\n    n = len(next(iter(predicted.values())))\n"
+         "    return -np.ones(n)", "and it gives -1"),
         ("def agreed(predicted):\n    return ensemble.mean(predicted)", "give no -1"),
-        ("def agreed(predicted):\n    pass", "six labels"),
-        (LAST_TWO, "agree on"),
+        ("def agreed(predicted):\n    return [3, -1, 4]", "shape (3,)"),
+        ("def agreed(predicted):\n    pass", "need as many labels"),
+        (LAST_TWO, "do not agree"),
+        (NAMED, "it raises KeyError: 'small'"),
     ],
     3: [
         (JOIN_EACH, "start all, then join all"),
-        (APPEND, "in order, not [20, 10, 0]"),
+        (APPEND, "in the order of the functions, not ['result 4', 'result 3'"),
         (APPEND.replace("    for thread in threads:\n        thread.join()\n", ""),
-         "before the threads had ended"),
+         "and join them"),
+        (POOL.replace("len(functions)", "3"), "start all, then join all"),
+        (APPEND.replace("return results", "return len(results)"), "return a list of the 5 results"),
+        (APPEND.replace("return results", "return []"), "5 results, not 0"),
+        (POOL.replace("return list(", "list(") + "    return list(range(len(functions)))\n",
+         "in the order of the functions, not [0, 1"),
+        ("def run_all(functions):\n    return functions", "and join them"),
     ],
-}
+}  # fmt: skip

@@ -92,12 +92,20 @@ def lab(records: Sequence[Mapping[str, Any]], ax: Any = None) -> Any:
     return ax
 
 
-def accuracies(shares: Mapping[str, float], ax: Any = None) -> Any:
-    """Draw the share of right answers, 0 to 1, of members and of what joins them."""
+def accuracies(shares: Mapping[str, float], ax: Any = None, *, of: int | None = None) -> Any:
+    """Draw the share of right answers, 0 to 1, of members and of what joins them.
+
+    `of` says how many answers there were: then a line reaches one standard error to each side, and
+    the label names it.
+    """
     ax = axes(ax, size=(6, 0.9 + 0.34 * len(shares)))
-    bars = ax.barh(list(shares), [100 * share for share in shares.values()], color=HOST, height=0.7)
-    ax.bar_label(bars, [f"{100 * share:.1f} %" for share in shares.values()], padding=3, size=9)
-    ax.set_xlim(0, 115)
+    ax.barh(list(shares), [100 * share for share in shares.values()], color=HOST, height=0.7)
+    for row, share in enumerate(shares.values()):
+        error = (share * (1 - share) / of) ** 0.5 if of else 0.0
+        ax.errorbar(100 * share, row, xerr=100 * error, color="#333333", capsize=3 if of else 0)
+        text = f"{100 * share:.1f} %" + (f" ± {100 * error:.1f}" if of else "")
+        ax.text(100 * (share + error) + 1.5, row, text, va="center", size=9)
+    ax.set_xlim(0, 125)
     ax.set_xticks(range(0, 101, 20))
     ax.invert_yaxis()
     ax.set_xlabel("right answers, %")

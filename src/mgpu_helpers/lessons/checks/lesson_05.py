@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -21,76 +22,92 @@ def trains(function: Callable[[Any, Any, Any], Any]) -> str:
     import tensorflow as tf
 
     tf1 = tf.compat.v1
+    size = int(np.random.default_rng(seed=1).integers(2, 6))
     with tf.Graph().as_default() as graph:
         x = tf1.placeholder(tf.float32, [])
-        still = tf1.get_variable("still", initializer=[1.0, 2.0])
-        moves = tf1.get_variable("moves", initializer=[3.0, 4.0])
-        last = tf1.get_variable("last", initializer=[5.0])
+        tf1.get_variable("still", initializer=tf.ones([size, 3]))
+        moves = tf1.get_variable("moves", initializer=tf.ones([size, 2]))
+        tf1.get_variable("last", initializer=[5.0])
         counter = tf1.get_variable("counter", initializer=0, trainable=False)
-        loss = tf.reduce_sum(still) + x * (moves[0] - moves[1]) + tf.reduce_sum(last)
-        train = moves.assign_sub(0.5 * tf1.gradients(loss, moves)[0]).op  # its sum stays
+        runs = tf1.get_variable("runs", initializer=0, trainable=False)
+        with tf.control_dependencies([runs.assign_add(1)]):  # how often the loss was run
+            loss = tf.reduce_sum(x * tf.ones([]))
+        train = moves.assign_add(x * tf.tile([[1.0, -1.0]], [size, 1])).op  # the sum stays
         count = counter.assign_add(1).op
         start = tf1.global_variables_initializer()
-    calls = []
-
-    class Counting(tf1.Session):
-        def run(self, fetches: Any, *args: Any, **more: Any) -> Any:
-            calls.append(fetches)
-            return super().run(fetches, *args, **more)
-
     config = devices.current().session_config(soft_placement=True)
-    with contextlib.closing(Counting(graph=graph, config=config)) as session:
+    with contextlib.closing(tf1.Session(graph=graph, config=config)) as session:
         for fetches, value, right, what in (
-            (loss, 1.0, False, "fetching the loss alone moves nothing"),
+            (loss, 1.0, False, "fetching the loss alone moves no trainable variable"),
             ([loss, train], 1.0, True, "fetching the training too moves a weight"),
-            ([loss, count], 1.0, False, "only a counter moved, which nobody trains"),
-            ([loss, train], 0.0, False, "a gradient of zero moves nothing"),
+            ([loss, count], 1.0, False, "only counters moved, which nobody trains"),
+            ({"loss": loss, "train": train}, -1.0, True, "fetches in a dictionary move a weight"),
+            ([loss, train], 1e-6, True, "a step of a millionth is a move"),
+            ([loss, train], 0.0, False, "a step of zero moves nothing"),
         ):
             session.run(start)
-            calls.clear()
             got = call(function, session, fetches, {x: value})
-            if calls.count(fetches) != 1:
-                raise NotYet(f"the fetches were run {counted(calls.count(fetches), 'time')}")
-            if got is None or call(bool, got) != right:
-                raise NotYet(f"{what}, and it says {got!r}")
-    return "four runs told apart"
+            times = int(session.run(runs))
+            if times != 1:
+                raise NotYet(f"the fetches were run {counted(times, 'time')}")
+            if not isinstance(got, bool | np.bool_):
+                raise NotYet(f"return True or False, not {got!r}")
+            if got != right:
+                raise NotYet(f"{what}, and it says {got}")
+    return "six runs told apart"
 
 
 @exercise
 def agreed(function: Callable[[Any], Any]) -> str:
     """Check exercise 2 of lesson 05: the label that all members say, or -1."""
-    said = np.array([[3, 1, 0, 2, 9, 4], [3, 1, 1, 2, 0, 7], [3, 2, 0, 2, 8, 7]])
-    sure = (0.9, 0.2, 0.5)  # how far above the rest each member's choice is
-    predicted = {f"g{i + 1}": (1 - s) / 10 + s * np.eye(10)[said[i]] for i, s in enumerate(sure)}
-    right = [3, -1, -1, 2, -1, -1]
-    got = numbers(call(function, predicted), (6,), "six digits need six labels").tolist()
-    if -1 not in got:
-        raise NotYet("members that disagree give no -1")
-    if got != right:
-        raise NotYet(f"members that say {said.T.tolist()} agree on {right}, not on {got}")
-    return "a label where all agree, -1 where they do not"
+    rng = np.random.default_rng(seed=5)
+    for members, n in ((4, 9), (2, 30), (5, 17), (1, 3)):
+        names = [f"model {name}" for name in rng.choice(90, members, replace=False)]
+        said = np.tile(rng.integers(0, 10, n), (members, 1))
+        for digit in rng.choice(n, n // 2, replace=False):  # one member says something else
+            said[rng.integers(members), digit] += rng.integers(1, 10)
+        said %= 10
+        sure = rng.uniform(0.1, 0.95, [members, n, 1])  # how far the choice is above the rest
+        rows = (1 - sure) / 10 + sure * np.eye(10)[said]
+        right = np.where((said == said[0]).all(axis=0), said[0], -1)
+        got = call(function, dict(zip(names, rows, strict=True)))
+        way = f"{counted(n, 'digit')} need as many labels"
+        got = numbers(got, (n,), way)
+        if members > 1 and -1 not in got:
+            raise NotYet("members that disagree give no -1")
+        for column, label, wanted in zip(said.T, got.tolist(), right.tolist(), strict=True):
+            if label != wanted:
+                all_say = f"members that say {column.tolist()} agree on {wanted}"
+                if wanted == -1:
+                    all_say = f"members that say {column.tolist()} do not agree, which is -1"
+                raise NotYet(f"{all_say}, and it gives {label}")
+    return "a label where all agree, -1 where they do not, for 1, 2, 4 and 5 members"
 
 
 @exercise
 def run_all(function: Callable[[list[Callable[[], Any]]], Any]) -> str:
     """Check exercise 3 of lesson 05: functions at once, results in order."""
-    meet = threading.Barrier(3)
+    for n in (5, 2):
+        meet, ended = threading.Barrier(n), []
 
-    def work(i: int) -> Any:
-        try:
-            meet.wait(timeout=1)  # passes when all three are here
-        except threading.BrokenBarrierError:
-            return None
-        time.sleep(0.02 * (3 - i))  # the first ends last
-        return 10 * i
+        def work(i: int, n: int, meet: threading.Barrier, ended: list[int]) -> str:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                meet.wait(timeout=2)  # passes when all are here
+                time.sleep(0.03 * (n - i))  # the first ends last
+            ended.append(i)
+            return f"result {i}"
 
-    before = threading.active_count()
-    got = call(function, [lambda i=i: work(i) for i in range(3)])
-    got = listed(got, "give the three results in a list")
-    if meet.broken:
-        raise NotYet("the functions did not run at the same time: start all, then join all")
-    if threading.active_count() > before:
-        raise NotYet("it came back before the threads had ended: join them")
-    if got != [0, 10, 20]:
-        raise NotYet(f"the results should be [0, 10, 20], in order, not {got!r}")
-    return "three at once, and their results in order"
+        given = [functools.partial(work, i, n, meet, ended) for i in range(n)]
+        got = listed(call(function, given), f"return a list of the {n} results")
+        if meet.broken:
+            raise NotYet("the functions did not run at the same time: start all, then join all")
+        if len(ended) < n:
+            raise NotYet("it returned before all functions had ended: start a thread for each, "
+                         "and join them")  # fmt: skip
+        if len(ended) > n:
+            raise NotYet(f"{n} functions were called {len(ended)} times")
+        if not all(isinstance(result, str) for result in got) or got != sorted(got):
+            raise NotYet(f"the results should be in the order of the functions, not {got!r}")
+        if len(got) != n:
+            raise NotYet(f"{n} functions have {n} results, not {len(got)}")
+    return "five at once and two at once, their results in order"
