@@ -570,7 +570,7 @@ compare(values(whole), values(resumed))
 #
 # ## On your own
 #
-# Under each exercise is its solution, in JupyterLab a collapsed cell: open it with a click.
+# Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
 # **1.** Write `trains(session, fetches, feed)`. It runs the fetches once and returns True if any
 # trainable variable of the session's graph has another value than before, and False if none has.
