@@ -130,7 +130,7 @@ WRONG = {
          "not those of the whole batch, in order"),
         (UNEVEN.replace("SIZES", FIRST).replace("zip(devices", "zip(plan.devices"),
          "the whole batch is wanted"),
-        (UNEVEN.replace("SIZES", "[6, 5]"), "give tf.split sizes that add up to"),
+        (UNEVEN.replace("SIZES", "[60, 50]"), "give tf.split sizes that add up to"),
         (UNEVEN.replace("SIZES", FIRST).replace("*batches", "batches").replace(
             "for batch in batches]", "for batch in [batches]]"), "raises TypeError"),
     ],
