@@ -143,7 +143,8 @@ def mask_seed(function: Callable[[int, int], Any]) -> str:
                     f"step {step} of tower {tower} has the seed of step {other[0]} of tower "
                     f"{other[1]}: {seed}"
                 )
-    return f"no seed came twice in about {round(len(seen) // TOWERS, -3):,} steps of {TOWERS} towers"
+    steps = round(len(seen) // TOWERS, -3)
+    return f"no seed came twice in about {steps:,} steps of {TOWERS} towers"
 
 
 def _steps(seed_of: Callable[[int, int], tuple[int, ...]]) -> Iterator[int]:
