@@ -510,7 +510,7 @@ broken = [*batches[:2], (images[:256, :14], labels[:256])]
 try:
     ensemble.train(members, lambda place: [batches, broken][place])
 except ensemble.MemberError as error:
-    print(f"{error.name} failed in step {error.step}, losses kept: {len(error.run.losses['large'])}")
+    print(f"{error.name} failed in step {error.step}, losses: {len(error.run.losses['large'])}")
 
 # %%
 x, y = batches[0]

@@ -124,7 +124,7 @@ WRONG = {
          "a millionth is a move"),
         (TRAINABLE.replace("not np.array_equal(a, b)", "a.sum() != b.sum()"),
          "moves a weight, and it says False"),
-        (TRAINABLE.replace("    session.run(f", "    session.run(fetches, feed)\n    session.run(f"),
+        (TRAINABLE.replace("    session.run(", "    session.run(fetches, feed), session.run("),
          "run 2 times"),
         (DEFAULT_GRAPH, "moves a weight, and it says False"),
         ("def trains(session, fetches, feed):\n    return False", "run 0 times"),
