@@ -95,7 +95,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def found():
-    printed = run_python(CODE, timeout=100, MGPU_MODE="cores", PYTHONWARNINGS="ignore")
+    printed = run_python(CODE, timeout=280, MGPU_MODE="cores", PYTHONWARNINGS="ignore")
     return json.loads(printed.stdout.splitlines()[-1])
 
 
