@@ -224,8 +224,8 @@ def cut(x, y):
 (of_front, of_rear), step = trace.function_step(cut, x, y)
 print(f"the gradients are {apart([*of_front, *of_rear], reference):.1g} apart")
 show_places(step)
-crossed = step.bytes_between()
-print(f"{crossed.get((first, second), 0):,} bytes forward, {crossed.get((second, first), 0):,} back")
+there, back = [step.bytes_between().get(way, 0) for way in [(first, second), (second, first)]]
+print(f"{there:,} bytes forward, {back:,} bytes back")
 
 # %% [markdown]
 # The gradients are the same, and between the devices there is only what the drawing shows. (With a
@@ -404,13 +404,13 @@ timing.compare(*runs, repeats=10, names=("colocated", "not colocated"))
 #
 # ## Proof
 #
-# Five steps of plain gradient descent with a learning rate of 0.1, from the same weights, cut and
+# Five steps of plain gradient descent with a learning rate of 0.01, from the same weights, cut and
 # uncut. Every weight is compared with the same weight of the uncut network, and with where it
 # began:
 
 # %%
 begin = whole.get_weights()
-train = train_step(keras.optimizers.SGD, 0.1)
+train = train_step(keras.optimizers.SGD, 0.01)
 for _ in range(5):
     train(x, y)
 after_cut = whole.get_weights()
@@ -418,7 +418,7 @@ after_cut = whole.get_weights()
 whole.set_weights(begin)
 for _ in range(5):
     for weight, gradient in zip(whole.trainable_variables, uncut(x, y)):
-        weight.assign_sub(0.1 * gradient)
+        weight.assign_sub(0.01 * gradient)
 
 print(f"cut and uncut are {apart(after_cut, whole.get_weights()):.1g} apart")
 print(f"end and beginning are {apart(after_cut, begin):.1g} apart")
@@ -438,7 +438,8 @@ with tf.GradientTape() as tape:
 gradients = tape.gradient(value, whole.trainable_variables)
 print("the loss is the same:", np.isclose(value, loss(y, whole(x)), rtol=1e-5))
 for weight, gradient in zip(whole.trainable_variables, gradients):
-    print(f"{weight.path.split('/', 1)[-1]:15}", "no gradient" if gradient is None else "a gradient")
+    said = "no gradient" if gradient is None else "a gradient"
+    print(f"{weight.path.split('/', 1)[-1]:15}", said)
 
 # %% [markdown]
 # The tape cannot see through NumPy, so the first part would not learn. The check is to look for

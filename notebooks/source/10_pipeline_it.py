@@ -42,19 +42,18 @@ from mgpu_helpers.lessons.sketches import lesson_10 as sketches
 #
 # This is the network of [[09]], from the article of Wonik Jang ([2017](../docs/sources.md#jang)),
 # cut in front of `conv3`, where both parts take about as long. `networks.stages` makes two
-# **stages**. A stage is a device, a function, and its weights:
+# **stages**. A stage is a device, a function, and its weights.
+#
+# `pipeline.gradients` takes a batch through the stages, forward and back. (It needs a
+# `tf.function`. Its last argument is explained below.) Look for moments in which both devices
+# work:
 
 # %%
 first, second = plan.devices[0], plan.devices[-1]
 network = networks.jang(hidden=7200, width=0.25)
 stages = networks.stages(network, ["conv3"], [first, second])
 images, labels = digits.load(512)
-stages[1]
 
-# %% [markdown]
-# `pipeline.gradients` takes a batch through the stages, forward and back. (It needs a
-# `tf.function`. What the last argument is, we shall see.) Look for moments in which both devices
-# work:
 
 # %%
 def in_order(order):
@@ -65,14 +64,14 @@ def in_order(order):
 
 
 # %% tags=["varies"]
-whole = [["F0", "B0"], ["F0", "B0"]]
-_, step = trace.function_step(in_order(whole), images, labels)
+one_piece = [["F0", "B0"], ["F0", "B0"]]
+_, step = trace.function_step(in_order(one_piece), images, labels)
 charts.timeline(step)
 plt.show()
 
 # %% [markdown]
-# With two devices there are none. The first stage goes forward, then the second goes forward and
-# back, then the first goes back.
+# With two devices there are hardly any. The first stage goes forward, then the second goes forward
+# and back, then the first goes back.
 #
 # Now cut the batch into pieces, **micro-batches**. When the first piece has passed the first
 # stage, the second stage can begin with it, and the first stage takes the next piece. In the
@@ -99,9 +98,14 @@ with tf.device(second):
     b = tf.Variable(3.0)
 
 
+# %%
 def multiply(weights, x):
     (weight,) = weights.values()
     return weight * x
+
+
+def mean(made, labels):
+    return tf.reduce_mean(made)
 
 
 small = [pipeline.Stage(first, multiply, {"a": a}), pipeline.Stage(second, multiply, {"b": b})]
@@ -110,7 +114,7 @@ small = [pipeline.Stage(first, multiply, {"a": a}), pipeline.Stage(second, multi
 # A task is one of two short functions.
 #
 # `forward` runs the stage's function on what comes from the stage before. It keeps that, and what
-# the stage made of it, because the way back needs both.
+# the stage made of it, because the backward pass needs both.
 #
 # `back` gets the gradient of the loss with respect to what the stage made. This is what
 # `tf.gradients` calls `grad_ys`. It gives the gradients of the weights, and that of what came in,
@@ -161,19 +165,13 @@ print(f"gradient of a: {a0} + {a1} = {a0 + a1}, of b: {b0} + {b1} = {b0 + b1}")
 #
 # ## Any number of pieces
 #
-# In general an **order** says what each stage does, one task after the other. The order of the
-# eight lines above was:
-
-# %%
-print(pipeline.table([["F0", "F1", "B0", "B1"], ["F0", "B0", "F1", "B1"]]))
-
-# %% [markdown]
-# A line is a stage, a column a unit of time, and a point a unit in which the stage waits.
-# `pipeline.run_times` lists the tasks of an order so that each comes after what it needs.
+# In general an **order** says what each stage does, one task after the other. That of the eight
+# lines above is `F0 F1 B0 B1` for stage 0 and `F0 B0 F1 B1` for stage 1. `pipeline.run_times` lists
+# the tasks of all stages so that each comes after what it needs.
 #
 # `in_pieces` follows that list. `carried[k]` is what piece k takes to its next task: at first its
-# examples, then the activations, and on the way back their gradient. `loss_gradient` is where it
-# turns round. The loss of a piece counts by its share of the batch:
+# examples, then the activations, and in the backward pass their gradient. In `loss_gradient` a
+# piece turns round. The loss of a piece counts by its share of the batch:
 
 # %%
 def loss_gradient(stage, loss, made, y, pieces):
@@ -210,30 +208,27 @@ def in_pieces(stages, loss, x, y, order):
 # The same four numbers, in the same order of tasks, should give 7.5 and 5 again:
 
 # %%
-def mean(made, labels):
-    return tf.reduce_mean(made)
-
-
 @tf.function
 def in_two(x):
     return in_pieces(small, mean, x, x, [["F0", "F1", "B0", "B1"], ["F0", "B0", "F1", "B1"]])
 
 
-print({name: float(gradient) for name, gradient in in_two(tf.range(1.0, 5.0)).items()})
+total = in_two(tf.range(1.0, 5.0))
+print("gradient of a:", float(total["a"]), " of b:", float(total["b"]))
 
 # %% [markdown]
 # ## Three orders
 #
 # One piece can go all the way before the next one starts. Or all pieces go forward, then all go
 # back. Or a stage goes back with one piece for each one that goes forward, as soon as there is one
-# to go back with. Count the columns, and look for what stage 0 has sent and not got back:
+# to go back with. `pipeline.table` prints an order: a line is a stage, a column a unit of time, and
+# a point a unit in which the stage waits. Count the columns, and look for what stage 0 has sent and
+# not got back:
 
 # %%
-ways = {
-    "one after the other": pipeline.one_by_one,
-    "all forward first": pipeline.all_forward,
-    "one forward, one back": pipeline.one_forward_one_backward,
-}
+ways = {"one after the other": pipeline.one_by_one,
+        "all forward first": pipeline.all_forward,
+        "one forward, one back": pipeline.one_forward_one_backward}  # fmt: skip
 for name, way in ways.items():
     print(name, pipeline.table(way(stages=2, pieces=4)), sep="\n", end="\n\n")
 
@@ -243,13 +238,9 @@ for name, way in ways.items():
 #
 # With p stages and m pieces, each of these two orders has 2 (m + p - 1) columns. A stage works in
 # 2 m of them and waits in the other 2 (p - 1). So the bubble is a share of (p - 1)/(m + p - 1), if
-# all tasks take equally long. For two stages:
-
-# %%
-for pieces in [1, 2, 4, 8, 16]:
-    print(f"{pieces:2} pieces: a stage waits {pipeline.bubble(2, pieces):.0%} of the time")
-
-# %% [markdown]
+# all tasks take equally long. For two stages that is 50 % with one piece, 33 % with two, 20 % with
+# four, and 11 % with eight.
+#
 # Not every order can run. Here stage 0 waits for piece 0 to come back before it sends piece 1, and
 # stage 1 sends nothing back before it has both. On real devices this would hang.
 # `pipeline.check` says it beforehand:
@@ -327,8 +318,9 @@ for name, way in ways.items():
 
 # %% [markdown]
 # What could one expect? The trace of a step in one piece says how long each of its four tasks took.
-# A task of m pieces should take a share of 1/m of that, and `run_times` lays the tasks out in time.
-# That is the dashed line:
+# In m pieces a task should take 1/m of that. `run_times` lays the tasks out in time, and the end of
+# the last one is the prediction, the dashed line in the chart. The last cell times eight pieces and
+# one piece in turn:
 
 # %%
 spans = pipeline.spans(steps["one forward, one back"][1])
@@ -347,6 +339,11 @@ def predict(pieces):
 drawings.against_pieces(times, {pieces: predict(pieces) for pieces in [1, 2, 4, 8]})
 plt.show()
 
+# %%
+one = in_order(pipeline.one_by_one(2, 1))
+eight = in_order(pipeline.one_forward_one_backward(2, 8))
+timing.compare(partial(run, eight), partial(run, one), repeats=8, names=("eight", "one piece"))
+
 # %% [markdown]
 # With as many free cores as devices, the two orders that overlap gain with the first pieces, and
 # then little or nothing: a piece that is too small takes longer than its share, and starting a task
@@ -356,14 +353,6 @@ plt.show()
 # On GPUs this network is too small for pieces. A task is dozens of short kernels, and starting them
 # takes longer than computing them. There, expect pieces to make this step slower, not faster.
 #
-# One piece against eight, in turn:
-
-# %%
-one = in_order(pipeline.one_by_one(2, 1))
-eight = in_order(pipeline.one_forward_one_backward(2, 8))
-timing.compare(partial(run, one), partial(run, eight), repeats=8, names=("in one piece", "in eight"))
-
-# %% [markdown]
 # ### What does it hold?
 #
 # The peak of each step on the first device, without the weights:
@@ -375,14 +364,12 @@ for name in ways:
     print(f"{name:21}", *[f"{peak / 1e6:5.1f} MB" for peak in peaks[name].values()])
 drawings.against_pieces(peaks)
 plt.show()
-
-# %%
-part = peaks["one forward, one back"][8] / peaks["all forward first"][8]
-print("with eight pieces, one forward, one back holds less than half:", part < 0.5)
+assert peaks["one forward, one back"][8] < 0.5 * peaks["all forward first"][8]
 
 # %% [markdown]
 # All forward first keeps what every piece left behind, however small the pieces are. One forward,
-# one back keeps two pieces, and the pieces become smaller. One after the other keeps one, and
+# one back keeps two pieces, and the pieces become smaller: with eight of them it holds less than
+# half as much. One after the other keeps one, and
 # overlaps nothing.
 #
 # ## Proof
@@ -413,7 +400,7 @@ def apart(ours, theirs):
 reference = uncut(x, y)
 for pieces in [1, 2, 4]:
     worst = max(apart(in_order(way(2, pieces))(x, y), reference) for way in ways.values())
-    print(f"{pieces} pieces, three orders: less than 1e-5 apart:", worst < 1e-5)
+    print(f"pieces: {pieces}  all three orders less than 1e-5 apart:", worst < 1e-5)
 
 # %% [markdown]
 # They differ by rounding only, because sums are taken in another order. So does a training. Here
@@ -424,7 +411,7 @@ def descend(step):
     start = {name: weight.numpy() for name, weight in weights.items()}
     for _ in range(5):
         for name, gradient in step(x, y).items():
-            weights[name].assign_sub(0.1 * gradient)
+            weights[name].assign_sub(0.01 * gradient)
     found = {name: weight.numpy() for name, weight in weights.items()}
     for name, value in start.items():
         weights[name].assign(value)
@@ -479,19 +466,18 @@ print("session: less than 1e-5 apart:", apart(found, reference) < 1e-5)
 # ## Break it
 #
 # **A loss averaged per piece, without weights.** A batch of 90 in pieces of 32, 32 and 26. The
-# plain average of the pieces' gradients counts the last examples more than the others:
+# plain average of the pieces' gradients counts the last examples more than the others, and no error
+# says so. Compare it with the whole batch, and with an average in which a piece counts by its size.
+#
+# `pipeline.gradients` counts pieces by their sizes. For a batch that cannot be cut evenly it wants
+# `uneven=True`, so that you know about it:
 
 # %%
 whole = uncut(x[:90], y[:90])
 pieces = [uncut(x[:32], y[:32]), uncut(x[32:64], y[32:64]), uncut(x[64:90], y[64:90])]
 for shares in [[1 / 3, 1 / 3, 1 / 3], [32 / 90, 32 / 90, 26 / 90]]:
-    mean = {name: sum(s * each[name] for s, each in zip(shares, pieces)) for name in weights}
-    print(*[f"{s:.3f}" for s in shares], " less than 1e-5 apart:", apart(mean, whole) < 1e-5)
-
-# %% [markdown]
-# No error tells you. The comparison with the whole batch does. `pipeline.gradients` weighs the
-# pieces by their sizes. It wants `uneven=True` for a batch that cannot be cut evenly, so that you
-# know:
+    average = {n: sum(s * each[n] for s, each in zip(shares, pieces)) for n in weights}
+    print(*[f"{s:.3f}" for s in shares], " less than 1e-5 apart:", apart(average, whole) < 1e-5)
 
 # %%
 order = pipeline.one_forward_one_backward(2, 4)
@@ -549,7 +535,6 @@ def by_keras(x, y):
     return tape.gradient(value, {weight.path: weight for weight in model.trainable_variables})
 
 
-# %%
 theirs = by_keras(x, y)
 print("1 piece:  less than 1e-5 apart:", apart(gradients_in(1)(x, y), theirs) < 1e-5)
 with warnings.catch_warnings(record=True) as warned:

@@ -85,7 +85,8 @@ def _check_accumulated(
         said = [why for other, why in wrong.items() if np.isclose(value, other, 1e-4, 1e-5)]
         raise NotYet(
             said[0] if said else
-            f"pieces of {', '.join(map(str, sizes))} should give {2 * x.mean():.4f}, not {value:.4f}"
+            f"pieces of {', '.join(map(str, sizes))} should give {2 * x.mean():.4f}, not "
+            f"{value:.4f}"
         )  # fmt: skip
     if largest > max(sizes):
         raise NotYet(f"right, but one call had {largest} examples: a piece has 4 at most")
