@@ -2,7 +2,7 @@
 # # Split a model
 #
 # Your model does not fit on one GPU: the first training step ends with an error that says "out of
-# memory". A smaller batch helps only a little, because weights and the optimizer's numbers stay as
+# memory". A smaller batch does not always help, because weights and the optimizer's numbers stay as
 # large as they are. More replicas do not help either, because each of them holds the whole model.
 #
 # **In this lesson** a network that is too large for one device trains on two, and its gradients are
@@ -489,17 +489,18 @@ with tf.device(first):
 with tf.device(second):
     top = layers.GlobalAveragePooling2D(name="mean")(residual(stem, "two"))
     model = keras.Model(image, layers.Dense(10, name="scores")(top))
+model.compile("adam", loss)
 print(*pipeline.places(model))
 
 # %% [markdown]
 # `best_cut` takes these places and a trace of the model on one device. What it would choose here:
 
 # %%
-model.compile("adam", loss)
 with tf.device(first):
     step = trace.fit_step(model, (x, y))
-print(pipeline.best_cut(step, pair, pipeline.places(model), by="memory").starts)
-print(pipeline.best_cut(step, pair, pipeline.places(model), by="bytes").starts)
+candidates = pipeline.places(model)
+for by in ["memory", "bytes"]:
+    print(f"by {by}: cut before", *pipeline.best_cut(step, pair, candidates, by=by).starts)
 
 # %% [markdown]
 # We cut in front of `two_conv`, where the blocks above change the device. `pipeline.gradients` runs

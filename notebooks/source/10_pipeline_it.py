@@ -242,8 +242,8 @@ for name, way in ways.items():
 # four, and 11 % with eight.
 #
 # Not every order can run. Here stage 0 waits for piece 0 to come back before it sends piece 1, and
-# stage 1 sends nothing back before it has both. On real devices this would hang.
-# `pipeline.check` says it beforehand:
+# stage 1 sends nothing back before it has both. Devices that kept to this order would wait for each
+# other for ever. `pipeline.check` says so beforehand:
 
 # %%
 try:
