@@ -1,4 +1,4 @@
-"""A model cut in two: what each device holds, and what micro-batches gain (lesson 09).
+"""A model cut in two: what each device holds, and what micro-batches gain (lessons 09, 10).
 
 python benchmarks/pipeline.py    writes results/pipeline.json
 """

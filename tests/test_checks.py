@@ -24,7 +24,7 @@ CHECKS = {
     if hasattr(check, "__wrapped__")
 }
 ANSWERS = {number: importlib.import_module(f"answers.lesson_{number}") for number in LESSONS}
-REWRITTEN = {"00", "01", "04", "05", "06", "07", "11", "12"}
+REWRITTEN = {"00", "01", "04", "05", "06", "07", "09", "10", "11", "12"}
 OF_A_VALUE = {
     "00.default_device", "01.full_name", "02.quarter_and_growth", "02.batch_that_fits",
     "09.within_budget",

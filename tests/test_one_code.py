@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -15,23 +16,32 @@ from mgpu_helpers import pipeline, towers
 
 @pytest.fixture(scope="module")
 def taught(plan):
-    """Give a function by its name: the last of this name that a lesson builds."""
+    """Give a function by its name: the last of this name that a lesson builds.
+
+    What it needs besides, that lesson builds before it.
+    """
     import tensorflow as tf
 
-    def find(name):
-        cells = [
-            cell.source
+    def find(name, *needed):
+        built = [
+            {
+                wanted: cell.source
+                for cell in lesson.cells
+                if cell.cell_type == "code"
+                if not {"exercise", "solution"} & set(lessons.tags(cell))
+                for wanted in (*needed, name)
+                if re.search(rf"^def {wanted}\(", cell.source, re.MULTILINE)
+            }
             for lesson in lessons.read()
-            for cell in lesson.cells
-            if cell.cell_type == "code" and not {"exercise", "solution"} & set(lessons.tags(cell))
-            if re.search(rf"^def {name}\(", cell.source, re.MULTILINE)
         ]
-        assert cells, f"no lesson builds {name}: give its test the function's new name."
+        built = [cells for cells in built if name in cells]
+        assert built, f"no lesson builds {name}: give its test the function's new name."
         names = {"plan": plan, "np": np, "tf": tf, "tf1": tf.compat.v1, "pipeline": pipeline,
-                 "towers": towers}  # fmt: skip
-        for built in ast.parse(cells[-1]).body:  # and what else the cell defines
-            if isinstance(built, ast.FunctionDef):
-                exec(ast.unparse(built), names)
+                 "towers": towers, "Kept": namedtuple("Kept", "x made")}  # fmt: skip
+        for wanted in (*needed, name):
+            for each in ast.parse(built[-1][wanted]).body:  # what else the cell defines, too
+                if isinstance(each, ast.FunctionDef):
+                    exec(ast.unparse(each), names)
         return names[name]
 
     return find
@@ -106,7 +116,7 @@ def test_in_pieces(plan, taught, order):
             for device, name, shape in shapes
         ]
         schedule = order(2, 4)
-        built = taught("in_pieces")(stages, loss, x, y, schedule)
+        built = taught("in_pieces", "forward", "add")(stages, loss, x, y, schedule)
         _, held = pipeline.gradients(stages, loss, x, y, schedule)
         with tf.compat.v1.Session(config=plan.session_config(soft_placement=True)) as session:
             ours, theirs = session.run([built, held])

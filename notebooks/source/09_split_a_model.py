@@ -1,18 +1,20 @@
 # %% [markdown]
 # # Split a model
 #
-# One network trains on two devices, each with a part of it, and a batch in pieces keeps both busy.
+# Your model does not fit on one GPU: the first training step ends with an error that says "out of
+# memory". A smaller batch does not always help, because weights and the optimizer's numbers stay as
+# large as they are. More replicas do not help either, because each of them holds the whole model.
 #
-# [[previous]] gave each device a model of its own. A model that no device can hold has to be cut.
+# **In this lesson** a network that is too large for one device trains on two, and its gradients are
+# those of the whole network.
 #
 # **You will learn** to
-# - cut a network, and see what each device then holds,
-# - keep the way back on the devices of the way forward,
-# - write down the order in which a device works,
-# - choose where to cut,
-# - send a batch through in pieces, in three orders.
+# - cut a Keras model in two and train both parts,
+# - count what each device holds, and what crosses,
+# - run the backward pass where the forward pass ran,
+# - choose where to cut.
 #
-# **You need** lessons 00 to 02.
+# **You need** [[01]] and [[02]].
 
 # %%
 from mgpu_helpers import devices
@@ -21,629 +23,586 @@ plan = devices.setup(2)
 plan
 
 # %%
+from functools import partial
+
+import keras
 import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from mgpu_helpers import charts, memory, pipeline, placement, timing, trace
-from mgpu_helpers.lessons import digits, drawings, networks
+from mgpu_helpers.lessons import digits, networks
 from mgpu_helpers.lessons.checks import lesson_09 as checks
+from mgpu_helpers.lessons.sketches import lesson_09 as sketches
 
 # %% [markdown]
-# ## A part for each device
+# ## The trouble
 #
-# The article *Multi-GPUs* by Wonik Jang ([2017](../docs/sources.md)), which lessons 04 and 05
-# follow too, ends with a model that is too large for one GPU: it places the convolutions on one and
-# the dense layers on another. This is its network with a quarter of the filters, and with 1800
-# units in `fc1` where the article has 2400:
+# The article *Multi-GPUs* by Wonik Jang ([2017](../docs/sources.md#jang)) ends with a network that
+# is too large for one GPU. Here it is in Keras, with a quarter of the filters, and with 1800 units
+# in `fc1` where the article has 2400. (Dropout is left out in this lesson.) Look at where the
+# weights are:
 
 # %%
+layers = keras.layers
+
+
+def conv(filters, name):
+    return [
+        layers.Conv2D(filters, 3, padding="same", activation="relu", use_bias=False, name=name),
+        layers.MaxPooling2D(padding="same", name=f"{name}_pool"),
+    ]
+
+
+def dense(units, name, activation=None):
+    return layers.Dense(units, activation, use_bias=False, name=name)
+
+
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+# %%
+first, second = plan.devices[0], plan.devices[-1]
+
+with tf.device(first):
+    front = keras.Sequential([keras.Input([28, 28, 1]), *conv(16, "conv1"), *conv(16, "conv2"),
+                              *conv(32, "conv3"), layers.Flatten()])  # fmt: skip
+with tf.device(second):
+    rear = keras.Sequential([keras.Input([512]), dense(1800, "fc1", "relu"), dense(10, "output")])
+
+for name, part in [("front", front), ("rear", rear)]:
+    places = {devices.short(weight.value.device) for weight in part.weights}
+    print(f"{name:5} {part.count_params():7,} weights on", *places)
+
+# %% [markdown]
+# The network is built in two **parts**, each in the block of its device, because that is
+# where we shall cut it. 99 % of the weights are in the second part.
+#
+# `whole` is the same layers in one model, with the same weights. It starts from weights that these
+# lessons draw alike on every machine:
+
+# %%
+whole = keras.Sequential([keras.Input([28, 28, 1]), *front.layers, *rear.layers])
 network = networks.jang(hidden=7200, width=0.25)
-network
-
-# %% [markdown]
-# `fc1` has 97 % of the weights. But an example leaves 12,544 numbers behind `conv1` and 1800
-# behind `fc1`. So the two parts are large in different ways. (Dropout is off in this lesson.)
-#
-# A part on its device is a **stage**. `forward` makes them; a cut is the name of the layer that
-# begins the next stage, and without one there is a single stage. `build` makes the training step
-# around it (what `colocate` does is the next section; Adam's slots and the update are where their
-# weight is). `start` runs the first step, so that `traced` can trace the next one; `working` is
-# the number of devices that work at a time, `None` for all:
-
-# %%
-def forward(network, starts, where, x):
-    values, weights = networks.initial(network), {}
-    for part, device in zip(networks.cut(network, starts), where):
-        with tf.device(device):
-            for name in networks.shapes(part):
-                weights[name] = tf1.get_variable(name, initializer=values[name])
-            x = networks.logits(part, {n: weights[n] for n in networks.shapes(part)}, x)
-    return x, weights
-
-
-# %%
-def build(network, starts, where, colocate=True):
-    with tf.Graph().as_default() as graph:
-        with tf.device(plan.host):
-            x = tf1.placeholder(tf.float32, [None, 28, 28, 1], name="x")
-            y = tf1.placeholder(tf.int64, [None], name="y")
-        scores, weights = forward(network, starts, where, x)
-        with tf.device(where[-1]):
-            loss = tf.identity(networks.loss(scores, y), name="loss")
-        with tf.device(where[0]):
-            gradients = tf1.gradients(
-                loss, list(weights.values()), colocate_gradients_with_ops=colocate
-            )
-        pairs = list(zip(gradients, weights.values()))
-        tf1.train.AdamOptimizer(1e-3).apply_gradients(pairs, name="train")
-        tf1.global_variables_initializer()
-    return graph
-
-
-# %%
+whole.set_weights(list(networks.initial(network).values()))
 images, labels = digits.load(1024)
-
-
-def start(graph, size, working=None):
-    config = plan.session_config(devices=working, soft_placement=True)
-    session = tf1.Session(graph=graph, config=config)
-    session.run("init")
-    feed = {"x:0": images[:size], "y:0": labels[:size]}
-    session.run("train", feed)
-    return session, feed
-
-
-def traced(graph, size, working=None):
-    session, feed = start(graph, size, working)
-    return trace.session_step(session, "train", feed)[1]
-
+x, y = images[:128], labels[:128]
 
 # %% [markdown]
-# Say that a device can give this training 25 MB, at a batch of 128. Here is the network whole, and
-# cut as in the article, before `fc1`. Below it is the network of the [tensorlight
-# notebook](../docs/sources.md) of 2016, also with a quarter of its width, and cut as there between
-# `conv1` and `conv2`. The second device of the pair is the plan's last. "Gradients" in the chart
-# are the gradients, and the new weights that the update writes while the old ones are still being
-# read:
+# How much memory would it need on a single device? Say that a device can give it 25 MB, at a batch
+# of 128. A copy of the model takes one training step on the first device. [[02]] explains
+# `memory.by_use`, which splits what a step holds at its peak:
 
 # %%
-pair = [plan.devices[0], plan.devices[-1]]
+def on_one_device(optimizer, x, y):
+    with tf.device(first):
+        copy = keras.models.clone_model(whole)
+        copy.compile(optimizer, loss)
+        return trace.fit_step(copy, (x, y))
 
 
-def held(name, network, starts, where):
-    step, found = traced(build(network, starts, where), 128), {}
-    for i, (part, device) in enumerate(zip(networks.cut(network, starts), where), 1):
-        own = 4 * networks.parameters(part)
-        found[f"{name} {i} of {len(where)} on {device}"] = memory.by_use(
-            step, device, weights=own, slots=2 * own, scratch=False
-        )
-    return found
+# %% tags=["nbval-ignore-output"]
+def held(step, device, count):
+    return memory.by_use(step, device, weights=4 * count, slots=8 * count, scratch=False)
 
 
-# %%
-other = networks.tensorlight(width=0.25)
-parts = held("article", network, [], pair[:1]) | held("article", network, ["fc1"], pair)
-parts |= held("notebook", other, [], pair[:1]) | held("notebook", other, ["conv2"], pair)
-for name, each in parts.items():
-    print(f"{name}: weights and slots {each.weights + each.slots:10,} bytes")
-whole, *halves = [each.total for each in parts.values()][:3]
-print("the article's network within 25 MB, whole:", whole <= 25e6, " cut:", max(halves) <= 25e6)
-print("the larger part holds less than 3/4 of the whole:", max(halves) < 0.75 * whole)
-charts.held(parts)
+of_whole = held(on_one_device("adam", x, y), first, whole.count_params())
+assert of_whole.total > 25_000_000
+of_whole
+
+# %% [markdown]
+# It does not fit. (A weight has 4 bytes, and Adam keeps two more numbers for each, its **slots**.
+# The activations are what the forward pass leaves behind for the backward pass. The last digits
+# differ from run to run.)
+#
+# ## Cut it
+#
+# The idea is to leave each part on its own device:
+
+# %% tags=["schematic"]
+sketches.cut_network(first, second, ["conv1", "conv2", "conv3"], ["fc1", "output"])
 plt.show()
 
 # %% [markdown]
-# With two devices the article's stages differ in kind. The first holds activations, which grow with
-# the batch; the second weights, Adam's slots and gradients, which do not. (A single device holds
-# both.) The tensorlight notebook says what its GPUs held: 4285 MiB with the whole network, and 2236
-# and 2795 with a part of it. These are what TensorFlow had taken, not what the step needed: another
-# row of the same table has the whole network in 1214 MiB.
+# In the forward pass the activations at the cut go to the second device. In the backward pass their
+# gradient comes back. Nothing else has to cross.
 #
-# ## Where the way back runs
-#
-# `tf.device` was around the forward operations only. TensorFlow puts the gradient of an operation
-# on the operation's device if `colocate_gradients_with_ops` is `True`; otherwise it goes where the
-# call of `tf1.gradients` is. The notebook measured both with its two parts on two TitanX GPUs:
-# 20.18 ms a step with it, 23.33 without. The placement log says where the operations of `conv2`
-# are, forward and back, and a trace says how many bytes cross:
+# In code, each part is called in the block of its device, under one gradient tape:
 
 # %%
-back, runs = "gradients/conv2/Conv2D_grad/Conv2DBackpropFilter", []
-for colocate in (True, False):
-    graph = build(other, ["conv2"], pair, colocate)
-    with placement.capture() as log:
-        tf1.Session(graph=graph, config=plan.session_config(log_placement=True)).run("init")
-    session, feed = start(graph, 512)
-    crossed = sum(trace.session_step(session, "train", feed)[1].bytes_between().values())
-    print(f"colocate={colocate!s:6} forward on {log.device_of('conv2/Conv2D')},",
-          f"back on {log.device_of(back)}, {crossed / 1e6:.0f} MB cross")
-    runs.append(lambda session=session, feed=feed: session.run("train", feed))
-print(timing.compare(*runs, repeats=10, names=("colocated", "not colocated")))
+@tf.function
+def one_tape(x, y):
+    with tf.GradientTape() as tape:
+        with tf.device(first):
+            middle = front(x)
+        with tf.device(second):
+            value = loss(y, rear(middle))
+    with tf.device(first):
+        return tape.gradient(value, whole.trainable_variables)
+
 
 # %% [markdown]
-# Without it, what the second stage keeps for the way back travels to the first device, which does
-# all of it. In the published figures the colocated step is 1.16 times as fast. There the bytes
-# went from card to card; in `cores` mode both devices lie in the same memory. (With a single
-# device only the batch crosses, from the host.)
+# Are these the gradients of the whole network? Here is the network uncut on the first device.
+# `apart` is the largest difference, as a share of the largest entry of the same gradient:
+
+# %%
+@tf.function
+def uncut(x, y):
+    with tf.device(first):
+        with tf.GradientTape() as tape:
+            value = loss(y, whole(x))
+        return tape.gradient(value, whole.trainable_variables)
+
+
+def apart(ours, theirs):
+    pairs = [(np.array(a), np.array(b)) for a, b in zip(ours, theirs, strict=True)]
+    return max(np.max(np.abs(a - b)) / np.max(np.abs(b)) for a, b in pairs)
+
+
+reference = uncut(x, y)
+print(f"the gradients are {apart(one_tape(x, y), reference):.1g} apart")
+
+# %% [markdown]
+# They are equal to the last bit. (On GPUs, which may choose other kernels, expect about 1e-6.)
+#
+# ## Where does the backward pass run?
+#
+# The blocks were around the forward pass. TensorFlow makes the operations of the backward pass
+# where `tape.gradient` is called. Without the last block it would be the first GPU, or the host
+# where there is none; with it, it is the first device everywhere. A trace shows where the matrix
+# products and convolutions ran. Keras names operations after their layer, and TensorFlow puts
+# `gradient_tape` before those of the backward pass:
+
+# %%
+def show_places(step):
+    for layer in ["conv3", "fc1"]:
+        ops = [op for op in step.ops if f"{layer}_1/" in op.name]
+        ops = [op for op in ops if "Conv2D" in op.type or "MatMul" in op.type]
+        ahead = {op.device for op in ops if "gradient_tape" not in op.name}
+        back = {op.device for op in ops if "gradient_tape" in op.name}
+        print(f"{layer:6} forward on", *ahead, " backward on", *back)
+
+
+_, step = trace.function_step(one_tape, x, y)
+show_places(step)
+print(f"{step.bytes_between().get((second, first), 0) / 1e6:.0f} MB cross to the first device")
+
+# %% [markdown]
+# With two devices, the first one does the whole backward pass. All that it needs from the second
+# has to cross, the weights of `fc1` among it, which take 3.7 MB. Such a cut saves little memory.
+#
+# ## A tape for each part
+#
+# The remedy is to cut the tape as well. Each part gets a tape of its own, and the call of
+# `gradient` stands in the block of its device. Three things are new:
+#
+# - `tape.watch(middle)`: the second tape has to know that we want the gradient of its input.
+# - `of_middle` is that gradient, and goes back over the cut.
+# - The third argument of `gradient` is the gradient of the loss with respect to what the part gave
+#   on. The first part knows nothing of the loss, so this is where it begins.
+
+# %%
+def cut(x, y):
+    with tf.device(first), tf.GradientTape() as front_tape:
+        middle = front(x)
+    with tf.device(second):
+        with tf.GradientTape() as rear_tape:
+            rear_tape.watch(middle)
+            value = loss(y, rear(middle))
+        *of_rear, of_middle = rear_tape.gradient(value, [*rear.trainable_variables, middle])
+    with tf.device(first):
+        of_front = front_tape.gradient(middle, front.trainable_variables, of_middle)
+    return of_front, of_rear
+
+
+# %% [markdown]
+# `middle` has 128 examples of 512 numbers of 4 bytes, which is 262,144 bytes. Look for this number
+# twice, and for a backward pass on both devices:
+
+# %%
+(of_front, of_rear), step = trace.function_step(cut, x, y)
+print(f"the gradients are {apart([*of_front, *of_rear], reference):.1g} apart")
+show_places(step)
+there, back = [step.bytes_between().get(way, 0) for way in [(first, second), (second, first)]]
+print(f"{there:,} bytes forward, {back:,} bytes back")
+
+# %% [markdown]
+# The gradients are the same, and between the devices there is only what the drawing shows. (With a
+# single device nothing crosses.)
+#
+# ## Does it fit?
+#
+# For a training, each part needs an optimizer. It makes its slots where it is built, so it is built
+# in the block of the device too:
+
+# %%
+def train_step(kind, *settings):
+    with tf.device(first):
+        front_optimizer = kind(*settings)
+        front_optimizer.build(front.trainable_variables)
+    with tf.device(second):
+        rear_optimizer = kind(*settings)
+        rear_optimizer.build(rear.trainable_variables)
+
+    def train(x, y):
+        of_front, of_rear = cut(x, y)
+        with tf.device(first):
+            front_optimizer.apply(of_front)
+        with tf.device(second):
+            rear_optimizer.apply(of_rear)
+
+    return tf.function(train)
+
+
+# %% [markdown]
+# Compare the parts with the whole network, and with the 25 MB. The gradients in the chart are those
+# of the weights, and what the optimizer makes of them:
+
+# %% tags=["nbval-ignore-output"]
+_, step = trace.function_step(train_step(keras.optimizers.Adam), x, y)
+parts = {
+    f"whole on {first}": of_whole,
+    f"front on {first}": held(step, first, front.count_params()),
+    f"rear on {second}": held(step, second, rear.count_params()),
+}
+for name, each in parts.items():
+    print(f"{name:16} {each.total / 1e6:5.1f} MB")
+charts.held(parts)
+plt.show()
+
+# %%
+largest = max(parts[name].total for name in parts if name[:5] != "whole")
+if len(plan) > 1:
+    assert largest < 0.75 * of_whole.total
+print("the larger part fits into 25 MB:", largest <= 25_000_000)
+
+# %% [markdown]
+# With two devices each part fits. They differ in kind. The front holds activations, which grow with
+# the batch. The rear holds weights, slots and gradients, which do not. (A single device holds both
+# parts, and nothing is gained.)
 #
 # ## Why it is not faster
 #
-# One step of the article's cut, on a larger batch:
+# One step on a larger batch. Look for moments in which both devices work:
 
-# %% tags=["varies"]
-step = traced(build(network, ["fc1"], pair), 1024)
+# %% tags=["varies", "cover"]
+_, step = trace.function_step(cut, images, labels)
 charts.timeline(step)
 plt.show()
 
 # %% [markdown]
-# With two devices: the first works, then the second, then the first again. A stage cannot begin
-# before the one in front of it has ended, and on the way back it is the other way round. The cut
-# shares out memory, not time.
+# There are hardly any. (Where a device has two rows of bars, two of its operations ran at once, on
+# the core that the other device left idle.)
 #
-# Where a device has two rows of bars, two of its operations ran at once, on the core that the
-# other device left idle. A logical CPU starts whatever is ready, in any order. On a GPU,
-# TensorFlow's computations **run one after the other, in the order in which they were given to
-# it.** Before a schedule can be tried here, a device has to behave like that.
-#
-# ## A stream for each device
-#
-# An operation waits for all its inputs. TensorFlow can also make it wait for an operation whose
-# result it does not use: a **control dependency**. A chain of them is a **stream**. (The
-# underscore says that the method is TensorFlow's own; `tf.control_dependencies` is for operations
-# that are still to be made.) Four products that do not need each other, on one device:
-
-# %%
-def stream(operations):
-    for before, operation in zip(operations, operations[1:]):
-        operation._add_control_input(before)
-
-
-def products(chosen):
-    with tf.Graph().as_default(), tf.device(pair[0]):
-        x = tf1.placeholder(tf.float32, [400, 400])
-        made = {name: tf.matmul(x, x, name=name) for name in "abcd"}
-        stream([made[name].op for name in chosen])
-        with tf1.Session(config=plan.session_config(soft_placement=True)) as session:
-            feed = {x: np.ones([400, 400])}
-            session.run(made, feed)
-            _, step = trace.session_step(session, made, feed)
-    return [op for op in step.ops if op.type == "MatMul"]
-
-
-# %%
-for chosen in ("abcd", "cadb"):
-    done = products(chosen)
-    apart = all(a.start + a.length <= b.start for a, b in zip(done, done[1:]))
-    print("asked for", chosen, " ran", "".join(op.name for op in done), " one at a time:", apart)
-
-# %% [markdown]
-# The order is now something one writes down. From here on every device has a stream, and a device
-# of `cores` mode works like one that does one thing at a time.
+# With two devices the first works, then the second, then the first again: a
+# part cannot begin before the one in front of it has ended, and in the backward pass it is the
+# other way round. **A cut shares out memory, not time.** [[10]] lets both work at once.
 #
 # ## Where to cut
 #
-# A stage that takes longer lets the other one wait. What would each cut cost? A trace of the whole
-# network, with one thread, knows how long the operations of each layer take, what they hold, and
-# how many bytes go from one to the next. `pipeline.cuts` adds them up by stage, for every cut
-# there is. A line gives the time of each stage, its peak memory without weights and slots, and
-# what crosses, there and back. (A pool belongs to the layer in front of it.) `best_cut` takes the
-# cut whose slower stage is fastest, or the one whose larger stage is smallest, or the one where
-# the least crosses:
+# Each cut has its price. A trace of the whole network on one device knows how long the operations
+# of each layer take, what they hold, and how many bytes go from one layer to the next.
+# `pipeline.cuts` adds them up for every cut that there is. A line gives the time of both parts,
+# what they hold without weights and slots, and what crosses, there and back:
 
-# %%
-layers = ["conv1", "conv2", "conv3", "fc1", "output"]
-uncut = traced(build(network, [], pair[:1]), 1024, working=1)
-for cut in pipeline.cuts(uncut, layers, stages=2):
-    print("timing ", cut)
-best = {}
-for by in ("time", "memory", "bytes"):
-    best[by] = pipeline.best_cut(uncut, pair, layers, by=by).starts
-print("by memory:", *best["memory"], "  by bytes:", *best["bytes"])
-print("timing    by time:", *best["time"])
+# %% tags=["nbval-ignore-output"]
+step = on_one_device("sgd", images, labels)
+names = ["conv1", "conv2", "conv3", "fc1", "output"]
+for each in pipeline.cuts(step, names, stages=2):
+    print(each)
 
 # %% [markdown]
-# The three criteria do not agree: the article's cut is the one where the least crosses. For speed
-# it is the time that counts, so the cut by time goes into the rest of this lesson.
-#
-# ## Micro-batches
-#
-# Cut the batch into pieces, **micro-batches**, and the second device can begin as soon as the
-# first piece has passed the first. From here on a stage is a device, a function of weights and an
-# input, and its weights. A **task** is one piece through one stage, `F` forward or `B` back. The
-# loss of a piece counts by its share of the batch, and the gradients of the pieces are added.
-# `order` is the schedule: the tasks of each stage, one after the other:
+# `best_cut` chooses by one of three criteria. By memory, the larger part is as small as can be. By
+# bytes, the least crosses. (By time, the slower part is as fast as can be. [[10]] uses that.)
 
 # %%
-def in_pieces(stages, loss, x, y, order):
-    pieces, last = len(order[0]) // 2, len(stages) - 1
-    with tf.device(plan.host):
-        xs, ys = tf.split(x, pieces), tf.split(y, pieces)
-    out = {(-1, k): piece for k, piece in enumerate(xs)}
-    given, back, total = {}, {}, {}
-    for s, task in pipeline.run_times(order):  # each after what it needs
-        stage, k = stages[s], int(task[1:])
-        with tf.device(stage.device):
-            if task[0] == "F":
-                given[s, k] = tf.identity(out[s - 1, k])
-                out[s, k] = stage.function(stage.weights, given[s, k])
-                if s == last:
-                    out[s, k] = loss(out[s, k], ys[k]) / pieces
-            else:
-                wanted = [*stage.weights.values(), given[s, k]]
-                found = tf1.gradients(out[s, k], wanted, grad_ys=back.get((s + 1, k)))
-                for name, gradient in zip(stage.weights, found):
-                    total[name] = gradient + total.get(name, 0)
-                back[s, k] = found[-1]
-    return total
-
+pair = [first, second]
+for by in ["memory", "bytes"]:
+    print(f"by {by}: cut before", *pipeline.best_cut(step, pair, names, by=by).starts)
 
 # %% [markdown]
-# Four examples, two stages that multiply, and the mean as the loss. The first weight is 2, the
-# second 3. The mean of x is 2.5, so the gradients should be 3 times 2.5 and 2 times 2.5:
+# They do not agree. The article's cut, before `fc1`, is the one where the least crosses. At this
+# batch of 1024 the activations weigh most, and they are shared out best before `conv2`.
+#
+# ## The same in a graph
+#
+# In classic code one argument replaces the second tape. `tf1.gradients` makes the backward pass for
+# the whole graph, and with `colocate_gradients_with_ops=True` it puts each operation on the device
+# of the operation whose gradient it computes. Without it, the backward pass goes where the call of
+# `tf1.gradients` is. `networks.stages` makes the parts of a network that the sources of these
+# lessons use; each has a function and its weights, made on its device:
 
 # %%
-def multiply(weights, x):
-    (weight,) = weights.values()
-    return weight * x
-
-
-# %%
-order = [["F0", "B0", "F1", "B1"], ["F0", "B0", "F1", "B1"]]
-with tf.Graph().as_default():
-    stages = []
-    for device, name, value in zip(pair, ["a", "b"], [2.0, 3.0]):
-        with tf.device(device):
-            weights = {name: tf1.get_variable(name, initializer=value)}
-        stages.append(pipeline.Stage(device, multiply, weights))
-    x = tf.constant([1.0, 2.0, 3.0, 4.0])
-    total = in_pieces(stages, lambda outputs, _: tf.reduce_mean(outputs), x, x, order)
-    with tf1.Session(config=plan.session_config(soft_placement=True)) as session:
-        session.run(tf1.global_variables_initializer())
-        print({name: float(gradient) for name, gradient in sorted(session.run(total).items())})
-
-# %% [markdown]
-# ## Three orders
-#
-# A schedule is a list of tasks for each stage. `pipeline.table` prints it as if each took as long
-# as any other. The schedule above lets one piece go all the way before the next one starts. Or all
-# pieces go forward, then all back. Or one goes back for each one that goes forward, as soon as
-# there is one to go back. Not every order can run: in the last one, the first stage waits for
-# piece 0 before it sends piece 1, and the second sends nothing back before it has both:
-
-# %%
-print(pipeline.table(pipeline.one_by_one(stages=2, pieces=4)), end="\n\n")
-print(pipeline.table(pipeline.all_forward(stages=2, pieces=4)), end="\n\n")
-print(pipeline.table(pipeline.one_forward_one_backward(stages=2, pieces=4)), end="\n\n")
-try:
-    pipeline.check([["F0", "B0", "F1", "B1"], ["F0", "F1", "B0", "B1"]])
-except ValueError as error:
-    print(error)
-
-# %% [markdown]
-# The first takes 16 columns, the next two 10. But look at stage 0: all forward, it holds what four
-# pieces left behind; in the third table never more than two.
-#
-# With p stages and m pieces, these two have m + p - 1 columns forward and as many back, and a
-# device waits in p - 1 of each. That share, (p - 1)/(m + p - 1), is called the **bubble**.
-#
-# ## The network in pieces
-#
-# `pipeline.gradients` is `in_pieces` with a stream for each device, pieces of unequal size and
-# errors that say what to do. (Its stream chains the tasks, and in a task only the operations that
-# take time, because oneDNN merges some of the others.) `networks.stages` cuts the network and makes
-# the weights, which start as those of the whole one do. The batch of 1024 in one piece, and in
-# eight:
-
-# %%
-def pipelined(order, starts, where):
+def build(network, start, colocate):
     with tf.Graph().as_default() as graph:
         with tf.device(plan.host):
             x = tf1.placeholder(tf.float32, [None, 28, 28, 1], name="x")
             y = tf1.placeholder(tf.int64, [None], name="y")
-        stages = networks.stages(network, starts, where)
-        loss, gradients = pipeline.gradients(stages, networks.loss, x, y, order)
-        tf.identity(loss, name="loss")
-        weights = {name: weight for stage in stages for name, weight in stage.weights.items()}
-        for name, gradient in gradients.items():
-            tf.identity(gradient, name=f"gradient/{name}")
-        pairs = [(gradients[name], weight) for name, weight in weights.items()]
-        tf1.train.GradientDescentOptimizer(0.01).apply_gradients(pairs, name="train")
-        tf1.global_variables_initializer()
-    return graph
+        front, rear = networks.stages(network, [start], pair)
+        with tf.device(first):
+            middle = front.function(front.weights, x)
+        with tf.device(second):
+            value = networks.loss(rear.function(rear.weights, middle), y)
+        weights = [*front.weights.values(), *rear.weights.values()]
+        with tf.device(first):
+            gradients = tf1.gradients(value, weights, colocate_gradients_with_ops=colocate)
+            descent = tf1.train.GradientDescentOptimizer(0.01)
+            descent.apply_gradients(zip(gradients, weights), name="train")
+            tf1.global_variables_initializer()
+    session = tf1.Session(graph=graph, config=plan.session_config(soft_placement=True))
+    session.run("init")
+    return session, gradients
 
-
-# %% tags=["varies"]
-for pieces in (1, 8):
-    order = pipeline.one_forward_one_backward(stages=2, pieces=pieces)
-    step = traced(pipelined(order, best["time"], pair), 1024)
-    charts.pipeline(step)
-    plt.show()
 
 # %% [markdown]
-# In one piece the devices take turns, but for a few operations at the change. In eight, with as
-# many cores as devices, they overlap. What is left of the idle time lies at the two ends, and
-# where one device waits for the other.
-#
-# Now all three orders, with more and more pieces: the time of a step, and what the first device
-# holds at most. The dashed line is a prediction: what the tasks of a single piece took, divided by
-# the number of pieces and laid out by the schedule of the third way:
+# With the same weights and the same batch, it should give the gradients of the Keras model:
 
 # %%
-ways = {
-    "one after the other": pipeline.one_by_one,
-    "all forward first": pipeline.all_forward,
-    "one forward, one back": pipeline.one_forward_one_backward,
-}
-times, peaks, steps, runs = ({name: {} for name in ways} for _ in range(4))
-for pieces in (1, 2, 4, 8, 16):
-    for name, way in ways.items():
-        session, feed = start(pipelined(way(2, pieces), best["time"], pair), 1024)
-        runs[name][pieces] = lambda session=session, feed=feed: session.run("train", feed)
-        times[name][pieces] = timing.measure(runs[name][pieces], warmup=1, repeats=5)
-        steps[name][pieces] = trace.session_step(session, "train", feed)[1]
-        peaks[name][pieces] = steps[name][pieces].peak(pair[0], scratch=False)
-
-# %% tags=["varies", "cover"]
-spans = pipeline.spans(steps["one forward, one back"][1])
-took = {(span.stage, span.task): span.length for span in spans}
-
-
-def predict(pieces):
-    order = pipeline.one_forward_one_backward(2, pieces)
-    costs = [[took[stage, task] / pieces for stage in (0, 1)] for task in ("F0", "B0")]
-    return max(end for _, end in pipeline.run_times(order, *costs, devices=pair).values())
-
-
-drawings.against_pieces(times, {pieces: predict(pieces) for pieces in (1, 2, 4, 8, 16)})
-plt.show()
-
-# %%
-print(timing.compare(runs["one after the other"][1], runs["one forward, one back"][8], repeats=10,
-                     names=("in one piece", "in eight pieces")))  # fmt: skip
-for pieces, step in steps["one forward, one back"].items():
-    print(f"timing  in {pieces:2}:", *(f"{1e3 * step.busy(d):.0f} ms on {d}," for d in pair),
-          f"{pair[0]} idle {step.idle(pair[0]):.2f}, bubble {pipeline.bubble(2, pieces):.2f}")
+session, gradients = build(network, "fc1", colocate=True)
+ours = session.run(gradients, {"x:0": x, "y:0": y})
+print(f"the gradients are {apart(ours, reference):.1g} apart")
 
 # %% [markdown]
-# With as many cores as devices, the two ways that overlap gain with the first pieces, and then
-# little or nothing. The bubble shrinks, but a device is idle for longer than the bubble: the
-# formula assumes equally long tasks. On the machine that built this page the two stages cost the
-# same in one piece; in small ones the second, with its large matrix, takes longer than the first,
-# which waits for it. And all forward first waits twice: for the stage that is slower forward, then
-# for the one that is slower back. One forward, one back mixes the two.
-#
-# On GPUs this network is too small for pieces. A task is dozens of short kernels, and starting them
-# takes longer than computing them. There, expect pieces to make the step slower, not faster.
-#
-# What the first device holds:
+# The [tensorlight notebook](../docs/sources.md#tensorlight) of 2016 cuts its network between
+# `conv1` and `conv2`, and measured a step with and without this argument, on two TitanX GPUs. Here
+# is its network with a quarter of the width. The placement log says where TensorFlow plans the
+# operations of `conv2`, and a trace says how much crosses:
 
 # %%
-eight = {name: peak[8] for name, peak in peaks.items()}
-half = eight["one forward, one back"] <= 0.5 * eight["all forward first"]
-print("one forward, one back, holds at most half of all forward first:", half)
-drawings.against_pieces(peaks)
-plt.show()
+feed, runs = {"x:0": images[:512], "y:0": labels[:512]}, []
+back = "gradients/conv2/Conv2D_grad/Conv2DBackpropFilter"
+
+for colocate in [True, False]:
+    session, _ = build(networks.tensorlight(width=0.25), "conv2", colocate)
+    config = plan.session_config(log_placement=True)
+    with placement.capture() as log:
+        tf1.Session(graph=session.graph, config=config).run("init")
+    runs.append(partial(session.run, "train", feed))
+    runs[-1]()
+    _, step = trace.session_step(session, "train", feed)
+    crossed = sum(step.bytes_between().values()) / 1e6
+    print(f"colocate={colocate!s:6} forward on {log.device_of('conv2/Conv2D')},",
+          f"backward on {log.device_of(back)}, {crossed:.0f} MB cross")  # fmt: skip
+
+# %%
+timing.compare(*runs, repeats=10, names=("colocated", "not colocated"))
 
 # %% [markdown]
-# All forward first keeps what every piece left behind, however small the pieces are; what falls is
-# what one piece needs on its way back. One forward, one back keeps two pieces, and a piece becomes
-# smaller. One after the other keeps one, and overlaps nothing. (Weights are not in these curves.)
+# The notebook's steps took 20.18 ms with the argument and 23.33 ms without, so its colocated step
+# was 1.16 times as fast. There the bytes went from GPU to GPU. In `cores` mode all devices lie in
+# one memory, and a gain seen here has another reason: the fast kernel for the gradient of a pool
+# uses what the pool's forward kernel has noted down, which is not handed to another device. So
+# without the argument a slow kernel runs. (With a single device both lines are the same, and only
+# the batch crosses.)
+#
+# The notebook also says what the GPUs held: 4285 MiB with the whole network, and 2236 and 2795 MiB
+# with a part of it. These numbers say less than they seem to. Another row of its table has the
+# whole network, at the same batch per GPU, in 1214 MiB. The likely reason is TensorFlow's
+# allocator. The notebook lets it grow, which it does in ever larger regions: 1214, 2236 and 4285
+# are about 190 more than 1024, 2048 and 4096. So read from a trace what a step holds, as above.
 #
 # ## Proof
 #
-# The reference is a tape over the whole network and the whole batch, in today's code, with 256
-# examples. The error of a gradient is divided by the largest entry of that gradient. After five
-# steps each weight is compared with the same weight of the uncut network:
+# Five steps of plain gradient descent with a learning rate of 0.01, from the same weights, cut and
+# uncut. Every weight is compared with the same weight of the uncut network, and with where it
+# began:
 
 # %%
-weights, x, y = networks.variables(network), images[:256], labels[:256]
+begin = whole.get_weights()
+train = train_step(keras.optimizers.SGD, 0.01)
+for _ in range(5):
+    train(x, y)
+after_cut = whole.get_weights()
 
+whole.set_weights(begin)
+for _ in range(5):
+    for weight, gradient in zip(whole.trainable_variables, uncut(x, y)):
+        weight.assign_sub(0.01 * gradient)
 
-def gradient_of(x, y):
-    with tf.GradientTape() as tape:
-        loss = networks.loss(networks.logits(network, weights, x), y)
-    return dict(zip(weights, tape.gradient(loss, list(weights.values()))))
-
-
-def agrees(ours, theirs):
-    off = {name: np.max(np.abs(ours[name] - theirs[name])) for name in theirs}
-    return all(off[name] <= 1e-4 * np.max(np.abs(theirs[name])) for name in theirs)
-
-
-def results(graph):
-    session, feed = start(graph, 256)
-    session.run("init")
-    gradients = session.run({name: f"gradient/{name}:0" for name in weights}, feed)
-    for _ in range(5):
-        session.run("train", feed)
-    return gradients, session.run({name: f"{name}/Read/ReadVariableOp:0" for name in weights})
-
-
-whole = gradient_of(x, y)
-gradients, uncut = results(pipelined([["F0", "B0"]], [], pair[:1]))
-print("uncut: gradients agree to 1e-4:", agrees(gradients, whole))
-
-# %%
-for pieces in (1, 2, 4, 8):
-    graphs = [pipelined(way(2, pieces), best["time"], pair) for way in ways.values()]
-    gradients, weights_after = zip(*map(results, graphs))
-    print(f"{pieces} pieces: gradients agree to 1e-4:", all(agrees(g, whole) for g in gradients),
-          " weights:", all(agrees(w, uncut) for w in weights_after))  # fmt: skip
+print(f"cut and uncut are {apart(after_cut, whole.get_weights()):.1g} apart")
+print(f"end and beginning are {apart(after_cut, begin):.1g} apart")
 
 # %% [markdown]
-# ## The same today
+# The cut network has learned, and it has learned the same.
 #
-# `pipeline.gradients` works in a `tf.function` too, with the same streams; there the variables are
-# made beforehand. Four stages this time, given to the devices in turn. A device that has several
-# takes the task that is ready first. In the chart, `2:3` is stage 2 with piece 3:
-
-# %%
-stages = networks.stages(network, ["conv2", "conv3", "fc1"], (plan.devices * 4)[:4])
-order = pipeline.one_forward_one_backward(stages=4, pieces=4)
-today = tf.function(lambda x, y: pipeline.gradients(stages, networks.loss, x, y, order)[1])
-print("four stages, four pieces, agree to 1e-4:", agrees(today(x, y), whole))
-
-# %% tags=["varies"]
-charts.pipeline(trace.function_step(today, images, labels)[1])
-plt.show()
-
-# %% [markdown]
 # ## Break it
 #
-# **Batch statistics.** Batch normalization subtracts the mean of the batch. In pieces it is the
-# mean of the piece, and the gradients differ. One stage with one weight for each of the ten
-# outputs shows it:
+# **The cut is not on the tape.** Somebody sends the activations over the cut through NumPy. The
+# loss is right, and no error is raised. Count the gradients:
 
 # %%
-def gradient_in(pieces, function):
-    stage = pipeline.Stage(pair[0], function, {"w": tf.Variable(tf.ones([10]))})
-    order = pipeline.one_by_one(1, pieces)
-    return tf.function(lambda x, y: pipeline.gradients([stage], networks.loss, x, y, order)[1]["w"])
-
-
-def plain(weights, x):
-    return tf.reshape(x, [-1, 784])[:, 200:210] * weights["w"]
-
-
-def normalized(weights, x):
-    mean, variance = tf.nn.moments(x, axes=[0])
-    return plain(weights, (x - mean) / tf.sqrt(variance + 1e-3))
-
-
-for function in (plain, normalized):
-    one, four = ({"w": gradient_in(pieces, function)(x, y).numpy()} for pieces in (1, 4))
-    print(f"{function.__name__:10} 1 and 4 pieces agree to 1e-4:", agrees(four, one))
+with tf.GradientTape() as tape:
+    middle = front(x).numpy()
+    value = loss(y, rear(middle))
+gradients = tape.gradient(value, whole.trainable_variables)
+print("the loss is the same:", np.isclose(value, loss(y, whole(x)), rtol=1e-5))
+for weight, gradient in zip(whole.trainable_variables, gradients):
+    said = "no gradient" if gradient is None else "a gradient"
+    print(f"{weight.path.split('/', 1)[-1]:15}", said)
 
 # %% [markdown]
-# **A loss averaged per piece, without weights.** A batch of 90 in pieces of 32, 32 and 26. The
-# plain average counts the last examples more than the others. Weights put it right;
-# `pipeline.gradients` applies them where `uneven=True` allows pieces of two sizes:
+# The tape cannot see through NumPy, so the first part would not learn. The check is to look for
+# `None`, or to compare the gradients with those of the whole network once.
+#
+# **A weight that both parts use.** In some models two layers share a weight, such as the first and
+# the last of a language model. Here both parts multiply by `w`, which is 2. The loss is the mean of
+# w · w · x. With a mean of x of 2.5 its gradient is 2 · w · 2.5 = 10. Look at what becomes of it
+# where the second device gets a copy of the variable:
 
 # %%
-pieces = [(x[a:b], y[a:b]) for a, b in [(0, 32), (32, 64), (64, 90)]]
-for name, shares in [("plain", [1 / 3] * 3), ("weighted", [32 / 90, 32 / 90, 26 / 90])]:
-    parts = [(share, gradient_of(*piece)) for share, piece in zip(shares, pieces)]
-    mean = {weight: sum(share * g[weight] for share, g in parts) for weight in whole}
-    print(f"{name:9} average agrees to 1e-4:", agrees(mean, gradient_of(x[:90], y[:90])))
+some = tf.constant([1.0, 2.0, 3.0, 4.0])
+with tf.device(first):
+    w = tf.Variable(2.0)
+with tf.device(second):
+    copy = tf.Variable(2.0)
 
-# %%
-uneven = tf.function(
-    lambda x, y: pipeline.gradients(stages, networks.loss, x, y, order, uneven=True)[1]
-)
-print("pipeline.gradients:", agrees(uneven(x[:90], y[:90]), gradient_of(x[:90], y[:90])))
+for name, other in [("a copy", copy), ("one variable", w)]:
+    with tf.GradientTape() as tape:
+        value = tf.reduce_mean(other * (w * some))
+    print(f"{name:12}  loss {value.numpy()}  gradient of w {tape.gradient(value, w).numpy()}")
 
 # %% [markdown]
-# **A weight that both stages use.** With w = 2 and a mean of 2.5, w times w times x has the
-# gradient 2 times 2 times 2.5, and each stage makes half of it. Whoever gives each stage a copy of
-# the variable has two weights, each with half of the gradient:
+# The loss is right both times. With a copy, `w` has half of its gradient, and the copy has the
+# other half. In the next steps each learns half as fast, and in general the two drift apart.
+#
+# So use one variable in both parts. One of the devices then reads it over the cut. Or add the
+# gradients of the copies before each update.
+#
+# ## With your own model
+#
+# `pipeline.stages` cuts any functional or Sequential Keras model in front of the layers that you
+# name. A part on its device is a **stage**. Here is a residual network with batch normalization.
+# `pipeline.places` lists the layers in front of which a single tensor crosses: a cut through a
+# residual block would have to send two.
 
 # %%
-shared, copy = tf.Variable(2.0), tf.Variable(2.0)
-for own in ({"w": shared}, {"copy": copy}), ({"w": shared}, {"w": shared}):
-    stages = [pipeline.Stage(pair[i], multiply, weights) for i, weights in enumerate(own)]
-    step = tf.function(lambda x: pipeline.gradients(stages, lambda y, _: tf.reduce_mean(y), x, x))
-    print({name: float(gradient) for name, gradient in step(tf.range(1.0, 5.0))[1].items()})
+def residual(x, name):
+    y = layers.Conv2D(8, 3, padding="same", name=f"{name}_conv")(x)
+    y = layers.BatchNormalization(name=f"{name}_norm")(y)
+    return layers.Add(name=f"{name}_add")([x, layers.ReLU(name=f"{name}_relu")(y)])
+
+
+image = keras.Input([28, 28, 1])
+with tf.device(first):
+    stem = residual(layers.Conv2D(8, 3, strides=2, padding="same", name="stem")(image), "one")
+with tf.device(second):
+    top = layers.GlobalAveragePooling2D(name="mean")(residual(stem, "two"))
+    model = keras.Model(image, layers.Dense(10, name="scores")(top))
+model.compile("adam", loss)
+print(*pipeline.places(model))
 
 # %% [markdown]
-# `pipeline.gradients` adds what two stages have for the same variable.
+# `best_cut` takes these places and a trace of the model on one device. What it would choose here:
+
+# %%
+with tf.device(first):
+    step = trace.fit_step(model, (x, y))
+candidates = pipeline.places(model)
+for by in ["memory", "bytes"]:
+    print(f"by {by}: cut before", *pipeline.best_cut(step, pair, candidates, by=by).starts)
+
+# %% [markdown]
+# We cut in front of `two_conv`, where the blocks above change the device. `pipeline.gradients` runs
+# the forward and the backward pass of all stages, each on its device, and gives the gradients by
+# the `path` of the weight. Compare them with those of the model whole:
+
+# %%
+stages = pipeline.stages(model, ["two_conv"], pair)
+
+
+@tf.function
+def in_stages(x, y):
+    return pipeline.gradients(stages, loss, x, y)[1]
+
+
+@tf.function
+def by_tape(x, y):
+    with tf.device(first), tf.GradientTape() as tape:
+        value = loss(y, model(x, training=True))
+    return tape.gradient(value, model.trainable_variables)
+
+
+found, step = trace.function_step(in_stages, x, y)
+ours = [found[weight.path] for weight in model.trainable_variables]
+print(f"{apart(ours, by_tape(x, y)):.1g} apart; convolutions ran on",
+      *sorted({op.device for op in step.ops if "Conv2D" in op.type}))  # fmt: skip
+
+# %% [markdown]
+# What to watch for:
+#
+# - A stage reads the model's own variables. Where they lie on another device, each step copies
+#   them. So build the layers of a stage in the block of its device, as above, and train with
+#   an optimizer for each stage, built there.
+# - The moving averages of batch normalization, and the seeds of dropout, are renewed by each step.
+# - `best_cut` needs a trace of the whole model. Where it does not fit, trace a small batch. The
+#   batch has to be large enough for the activations to count.
+# - A model with a `call` of its own has no list of layers. Cut the model inside it, or write two
+#   tapes.
 #
 # ## On your own
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
-# **1.** The same network, with a batch of 512 and 62 MB a device, weights and Adam's slots
-# included. With the article's cut the first part holds more than that. Which one layer should
-# begin the second part? The check trains it and measures both.
+# **1.** The network of this lesson, with a batch of 512 and 62 MB a device, weights and Adam's
+# slots included. Cut before `fc1`, the first part holds more than that. Which layer should begin
+# the second part? The check trains it and measures both.
 
 # %% tags=["exercise"]
 starts = ["fc1"]
+
 checks.within_budget(starts)
 
 # %% tags=["solution"]
 starts = ["conv2"]
+
 checks.within_budget(starts)
 
 # %% [markdown]
-# **2.** With three stages, one forward, one back lets the first stage hold three pieces. Write
-# `two_at_most(stages, pieces)`: a schedule in which no stage ever holds more than two, and which
-# still takes less time than one piece after the other. Each stage has a list of tasks like `"F0"`.
+# **2.** Write `crossing(model, name, batch)`: how many bytes cross in one training step, there and
+# back, if the Sequential model is cut in front of the layer of this name. All numbers are float32.
+# (A Keras layer has `layer.input.shape` and `layer.output.shape`, and their first entry stands for
+# the batch.)
 
 # %% tags=["exercise"]
-def two_at_most(stages, pieces):
-    return pipeline.one_forward_one_backward(stages, pieces)
+def crossing(model, name, batch):
+    return 4 * batch
 
 
-checks.two_at_most(two_at_most)
-
-# %% tags=["solution"]
-def two_at_most(stages, pieces):
-    schedule = []
-    for stage in range(stages):
-        ahead = min(2, stages - stage, pieces)
-        steps = [f"F{k}" for k in range(ahead)]
-        for k in range(pieces):
-            steps.append(f"B{k}")
-            if k + ahead < pieces:
-                steps.append(f"F{k + ahead}")
-        schedule.append(steps)
-    return schedule
-
-
-checks.two_at_most(two_at_most)
-
-# %% [markdown]
-# **3.** Pieces also help a single device: it then needs the memory of one piece only. Write
-# `accumulate(gradient_of, pieces)`. `pieces` is a list of pairs (x, y) of any sizes, and
-# `gradient_of(x, y)` gives the gradient of the mean loss of a pair, one tensor. Return that of all
-# examples together, and never hold the gradients of all pieces at once.
-
-# %% tags=["exercise"]
-def accumulate(gradient_of, pieces):
-    return tf.add_n([gradient_of(x, y) for x, y in pieces]) / len(pieces)
-
-
-checks.accumulate(accumulate)
+checks.crossing(crossing)
 
 # %% tags=["solution"]
-def accumulate(gradient_of, pieces):
-    size = sum(len(x) for x, y in pieces)
-    return sum(gradient_of(x, y) * (len(x) / size) for x, y in pieces)
+def crossing(model, name, batch):
+    numbers = np.prod(model.get_layer(name).input.shape[1:])
+    return 2 * 4 * batch * numbers
 
 
-checks.accumulate(accumulate)
+checks.crossing(crossing)
 
 # %% [markdown]
 # ## What we saw
 #
-# - With two devices, the article's network fitted where it did not fit whole; its first stage held
-#   activations, its second weights.
-# - Without `colocate_gradients_with_ops` the whole way back ran on the first device, and more
-#   bytes crossed.
-# - The cut alone let one device wait for the other. Pieces of the batch let both work, up to the
-#   point where the slower stage set the pace.
-# - One forward, one back held at most half of what all forward first held, at eight pieces.
-# - In every cut, order and number of pieces that we compared, gradients stayed with those of the
-#   whole network. Batch statistics did not; unweighted pieces and a copied weight did not until
-#   they were put right.
+# - With two devices, a network fitted that did not fit whole. One part held activations, the other
+#   weights, slots and gradients.
+# - Under one tape the whole backward pass ran in one place. With a tape for each part it ran where
+#   the forward pass had run, and only the activations at the cut and their gradient crossed.
+# - Gradients and weights were those of the uncut network, in Keras and in a graph.
+# - The devices took turns.
+# - The best cut for memory was not the best one for what crosses.
 #
 # ## In practice
 #
-# - Cut a model if it does not fit. If it fits, towers (lesson 07) keep devices busy without a
-#   bubble. [PyTorch's
-#   tutorial](https://pytorch.org/tutorials/intermediate/model_parallel_tutorial.html) measured
-#   ResNet-50 on two GPUs: cut in two, 7 % longer than on one; in pieces, 49 % faster than cut
-#   without them.
-# - All forward first is the order of GPipe (2018), one forward, one back that of PipeDream (2018).
-#   On GPUs the pieces must be large enough to fill a card.
-# - A layer that is itself too large is cut across: each device holds some columns of its matrix.
-#   In TensorFlow that is DTensor (`tf.experimental.dtensor`), which spreads a tensor over a mesh
-#   of devices as its layout says.
-# - Very large models combine towers, stages and cut layers. Ready-made schedules for that are in
-#   PyTorch (`torch.distributed.pipelining`), Megatron-LM and DeepSpeed, and JAX shards by layouts;
-#   TensorFlow has no pipeline of its own.
-# - What is cheap to compute again need not be kept for the way back: `tf.recompute_grad` trades
-#   time for memory.
+# Use this when a model does not fit on one device. It costs time: the devices take turns, and the
+# activations have to cross. [PyTorch's tutorial on model
+# parallelism](https://pytorch.org/tutorials/intermediate/model_parallel_tutorial.html) measured
+# ResNet-50 cut over two GPUs: a step took 7 % longer than on one.
+#
+# - If the model fits, towers ([[07]]) make better use of the devices.
+# - Some models fit without a cut. `tf.recompute_grad` computes again what is cheap to compute, and
+#   does not keep it for the backward pass. Smaller pieces of the batch, one after the other, need
+#   less memory at a time ([[10]]).
+# - A layer that is itself too large is cut across: each device holds some columns of its matrix. In
+#   TensorFlow that is DTensor (`tf.experimental.dtensor`), which spreads a tensor over a mesh of
+#   devices as its layout says.
 #
 # Next: [[next]].

@@ -1,6 +1,37 @@
 """Answers to the exercises of lesson 09: right ones, and wrong ones with their hints."""
 
-RIGHT: dict[int, list[str]] = {}
+COUNT = """
+def crossing(model, name, batch):
+    return 2 * 4 * batch * np.prod(model.get_layer(name).input.shape[1:])
+"""
+
+RIGHT = {
+    1: ["starts = ('conv2',)", "starts = [layer.name for layer in networks.jang().layers[3:4]]"],
+    2: [
+        """
+def crossing(model, name, batch):
+    numbers = 1
+    for size in model.get_layer(name).input.shape[1:]:
+        numbers *= size
+    return batch * numbers * 8
+""",
+        """
+def crossing(model, name, batch):
+    names = [layer.name for layer in model.layers]
+    before = model.layers[names.index(name) - 1]
+    activations = np.zeros([batch, *before.output.shape[1:]], "float32")
+    return float(activations.nbytes + activations.nbytes)
+""",
+        """
+def crossing(model, name, batch):
+    x = tf.zeros([batch, *model.input_shape[1:]])
+    for layer in model.layers:
+        if layer.name == name:
+            return tf.size(x) * 2 * x.dtype.size
+        x = layer(x)
+""",
+    ],
+}
 
 WRONG = {
     1: [
@@ -11,22 +42,12 @@ WRONG = {
         ("starts = ['pool']", "no layer 'pool'"),
     ],
     2: [
-        ("two_at_most = pipeline.one_by_one", "as long as one piece after the other"),
-        ("two_at_most = pipeline.all_forward", "stage 0 holds 3 pieces"),
-        ("two_at_most = lambda stages, pieces: pipeline.one_by_one(pieces, stages)",
-         "a schedule for 3"),
-        ("two_at_most = lambda stages, pieces: [['F0', 'F1', 'F2', 'B0', 'B1', 'B2'],"
-         "['F0', 'B1', 'F1', 'B0', 'F2', 'B2']]",
-         "it raises ValueError: stage 1 cannot do B1"),
-    ],
-    3: [
-        ("accumulate = lambda f, pieces: tf.add_n([f(x, y) for x, y in pieces])",
-         "and not divided"),
-        ("accumulate = lambda f, pieces: f(*pieces[-1])", "only the last piece"),
-        ("accumulate = lambda f, pieces: tf.add_n([f(x, y) * len(x) / 16 for x, y in pieces])",
-         "6 gradients were held at once"),
-        ("accumulate = lambda f, pieces: f(*(tf.concat(e, 0) for e in zip(*pieces)))",
-         "one call had 16 examples"),
-        ("accumulate = lambda f, pieces: [f(x, y) for x, y in pieces]", "one gradient like"),
+        (COUNT.replace("2 * 4", "4"), "comes back over the cut"),
+        (COUNT.replace("2 * 4", "2"), "float32 takes 4 bytes"),
+        (COUNT.replace("batch * np", "np"), "that is one example"),
+        (COUNT.replace("2 * 4 * batch * ", ""), "numbers of one example"),
+        (COUNT.replace(".input.", ".output."), "what crosses is what it takes"),
+        (COUNT.replace(".shape[1:]", ".shape"), "it raises TypeError"),
+        (COUNT.replace("return", "found ="), "returns nothing"),
     ],
 }

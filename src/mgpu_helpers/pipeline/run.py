@@ -1,4 +1,4 @@
-"""A batch in pieces through the stages of a model: the pipeline of lesson 09."""
+"""A batch in pieces through the stages of a model: the pipeline of lesson 10."""
 
 from __future__ import annotations
 
@@ -57,27 +57,28 @@ def _in_pieces(
     import tensorflow as tf
 
     last, losses = len(stages) - 1, []
-    out = {(-1, k): piece for k, piece in enumerate(xs)}
-    given, back, total = {}, {}, {}
+    carried = list(xs)  # what each piece takes to its next task
+    kept, total = [{} for _ in stages], {}
     for s, task in order:
         stage, k = stages[s], int(task[1:])
         with work_on(stage.device, f"stage_{s}/{task}"):
             if task[0] == "F":
-                given[s, k] = tf.nest.map_structure(tf.identity, out[s - 1, k])
-                out[s, k] = stage.function(stage.weights, given[s, k])
+                given = tf.nest.map_structure(tf.identity, carried[k])
+                made = stage.function(stage.weights, given)
                 if s == last:
-                    out[s, k] = loss(out[s, k], ys[k])
-                    out[s, k] *= tf.cast(shares[k], out[s, k].dtype)
-                    losses.append(out[s, k])
+                    made = loss(made, ys[k])
+                    made *= tf.cast(shares[k], made.dtype)
+                    losses.append(made)
+                kept[s][k], carried[k] = (given, made), made
             else:
-                wanted = [*stage.weights.values(), *(_real(given[s, k]) if s else [])]
-                found = tf.gradients(
-                    _real(out[s, k]), wanted, back.get((s + 1, k)), unconnected_gradients="zero"
-                )
-                for name, gradient in zip(stage.weights, found):  # noqa: B905 (x has no name)
-                    gradient = tf.convert_to_tensor(gradient)
-                    total[name, s] = total[name, s] + gradient if (name, s) in total else gradient
-                back[s, k] = found[len(stage.weights) :]
+                given, made = kept[s].pop(k)
+                wanted = [*stage.weights.values(), *(_real(given) if s else [])]
+                gradient = None if s == last else carried[k]
+                found = tf.gradients(_real(made), wanted, gradient, unconnected_gradients="zero")
+                for name, slope in zip(stage.weights, found):  # noqa: B905 (x has no name)
+                    slope = tf.convert_to_tensor(slope)
+                    total[name, s] = total[name, s] + slope if (name, s) in total else slope
+                carried[k] = found[len(stage.weights) :]
     return losses, total
 
 

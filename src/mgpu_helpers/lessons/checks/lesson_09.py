@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,8 +10,7 @@ import numpy as np
 
 from mgpu_helpers import devices, pipeline, trace
 from mgpu_helpers.lessons import networks
-from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, listed, numbers
-from mgpu_helpers.wording import counted
+from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, numbers
 
 
 @exercise
@@ -48,61 +47,42 @@ def within_budget(starts: Any) -> str:
 
 
 @exercise
-def two_at_most(function: Callable[[int, int], Any]) -> str:
-    """Check exercise 2 of lesson 09: an order in which no stage holds more than two pieces."""
-    for stages, pieces in ((2, 3), (3, 4), (4, 6), (3, 1)):
-        said = f"with {counted(stages, 'stage')} and {counted(pieces, 'piece')}"
-        way = f"{said}, give each stage a list of its tasks"
-        schedule = [listed(steps, way) for steps in listed(call(function, stages, pieces), way)]
-        found = call(pipeline.check, schedule)
-        if (len(schedule), found) != (stages, pieces):
-            raise NotYet(f"{said}: a schedule for {len(schedule)} and {found}")
-        for stage, steps in enumerate(schedule):
-            held = np.cumsum([1 if step[0] == "F" else -1 for step in steps]).max()
-            if held > 2:
-                raise NotYet(f"{said}, stage {stage} holds {held} pieces at once")
-        columns = max(end for _, end in pipeline.run_times(schedule).values())
-        if pieces > 1 and columns >= 2 * stages * pieces:
-            raise NotYet(f"{said} it takes as long as one piece after the other")
-    return "never more than two pieces, and faster than one after the other"
+def crossing(function: Callable[[Any, str, int], Any]) -> str:
+    """Check exercise 2 of lesson 09: the bytes that cross a cut, of models that it draws."""
+    for drawn in (1, None):  # the first is always the same, and so are its hints
+        _check_cuts(function, np.random.default_rng(drawn))
+    return "right for six cuts of two models, one of them drawn by lot"
 
 
-@exercise
-def accumulate(function: Callable[[Callable[[Any, Any], Any], Any], Any]) -> str:
-    """Check exercise 3 of lesson 09: gradients of pieces added up, weighted, few at a time."""
-    import tensorflow as tf
+def _check_cuts(function: Callable[[Any, str, int], Any], rng: np.random.Generator) -> None:
+    import keras
 
-    sizes, most, largest = (4, 3, 1, 2, 4, 2), 0, 0
-    x, y = np.arange(16, dtype=np.float32), np.ones(16, np.float32)
-    length = 1237  # of a gradient, so that whatever is made from one is known by it
-
-    def gradient_of(x: Any, y: Any) -> Any:
-        nonlocal most, largest
-        gc.collect()
-        held = (o for o in gc.get_objects() if isinstance(o, tf.Tensor) and o.shape == [length])
-        most, largest = max(most, 1 + len(list(held))), max(largest, len(x))
-        return tf.fill([length], tf.reduce_mean(tf.convert_to_tensor(x) * y))
-
-    cuts = np.cumsum(sizes)[:-1]
-    pieces = list(zip(np.split(x, cuts), np.split(y, cuts), strict=True))
-    way = f"one gradient like those of gradient_of, of {length} numbers alike"
-    got = numbers(call(function, gradient_of, pieces), (length,), way)
-    means = [part.mean() for part in np.split(x, cuts)]
-    wrong = {
-        float(np.mean(means)): "pieces of 4 and of 1 count the same: weigh each by its size",
-        float(np.sum(means)): "the gradients are added, and not divided",
-        float(means[-1]): "only the last piece is left: add",
-    }
-    if np.ptp(got):
-        raise NotYet(way)
-    got = got[0]
-    for value, why in wrong.items():
-        if np.isclose(got, value):
-            raise NotYet(why)
-    if not np.isclose(got, x.mean()):
-        raise NotYet(f"pieces of {sizes} should give {x.mean():g}, not {got:g}")
-    if largest > max(sizes):
-        raise NotYet(f"right, but one call had {largest} examples: a piece has 4 at most")
-    if most > 3:
-        raise NotYet(f"right, but {most} gradients were held at once: add each as it comes")
-    return "right for pieces of 4, 3, 2 and 1, and never all gradients at once"
+    layers = keras.layers
+    side, filters, units = (int(n) for n in rng.permutation(range(5, 12))[:3])
+    model = keras.Sequential([
+        keras.Input([2 * side, 2 * side, 3]),
+        layers.Conv2D(filters, 3, padding="same", name="conv"), layers.MaxPooling2D(name="pool"),
+        layers.Flatten(name="flat"), layers.Dense(units, name="dense"), layers.Dense(2, name="end"),
+    ])  # fmt: skip
+    for name in ("dense", "pool", "end"):
+        batch = int(rng.integers(2, 9))
+        way = f"one number of bytes, for the cut in front of {name!r}"
+        got = float(numbers(call(function, model, name, batch), (), way))
+        layer = model.get_layer(name)
+        there = 4 * batch * math.prod(layer.input.shape[1:])
+        behind = 8 * batch * math.prod(layer.output.shape[1:])
+        if got == 2 * there:
+            continue
+        hints = {
+            there: "their gradient comes back over the cut: count both ways",
+            there / 2: "float32 takes 4 bytes, and the gradient comes back",
+            2 * there / batch: "that is one example: a batch has more",
+            there / (4 * batch): "these are numbers of one example: count bytes of a batch",
+            behind: "that is what the layer gives: what crosses is what it takes",
+        }
+        shape = "x".join(map(str, layer.input.shape[1:]))
+        said = hints.get(got, "what does the layer take, and how often does it cross?")
+        raise NotYet(
+            f"in front of {name!r}, which takes {shape} numbers an example, and at a batch of "
+            f"{batch}, it is {2 * there:,} bytes, not {got:,.0f}: {said}"
+        )

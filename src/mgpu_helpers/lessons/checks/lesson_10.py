@@ -1,0 +1,106 @@
+"""The checks of lesson 10's exercises."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mgpu_helpers import pipeline
+from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, listed, numbers
+from mgpu_helpers.wording import counted
+
+
+@exercise
+def two_at_most(function: Callable[[int, int], Any]) -> str:
+    """Check exercise 1 of lesson 10: an order in which no stage holds more than two pieces."""
+    drawn = (int(n) for n in np.random.default_rng().integers(2, 8, 2))
+    for stages, pieces in ((2, 3), (3, 4), (4, 6), (3, 1), tuple(drawn)):
+        said = f"with {counted(stages, 'stage')} and {counted(pieces, 'piece')}"
+        way = f"{said}, give each stage a list of its tasks"
+        schedule = [listed(steps, way) for steps in listed(call(function, stages, pieces), way)]
+        found = call(pipeline.check, schedule)
+        if (len(schedule), found) != (stages, pieces):
+            raise NotYet(f"{said}: a schedule for {len(schedule)} and {found}")
+        for stage, steps in enumerate(schedule):
+            held = np.cumsum([1 if step[0] == "F" else -1 for step in steps]).max()
+            if held > 2:
+                raise NotYet(f"{said}, stage {stage} holds {held} pieces at once")
+        columns = max(end for _, end in pipeline.run_times(schedule).values())
+        if pieces > 1 and columns >= 2 * stages * pieces:
+            raise NotYet(f"{said} it takes as long as one piece after the other")
+    return "never more than two pieces, and faster than one after the other"
+
+
+@exercise
+def accumulate(function: Callable[[Callable[[Any, Any], Any], Any], Any]) -> str:
+    """Check exercise 2 of lesson 10: gradients of pieces added up, weighted, few at a time."""
+    sizes = np.array([4, 3, 1, 2, 4, 2, 1, 3, 2, 4])
+    for seed in (0, None):  # the first is always the same, and so are its hints
+        rng = np.random.default_rng(seed)
+        _check_accumulated(function, rng.permutation(sizes), rng)
+    return "right for pieces of 4, 3, 2 and 1, and never all gradients at once"
+
+
+def _check_accumulated(
+    function: Callable[..., Any], sizes: np.ndarray, rng: np.random.Generator
+) -> None:
+    import tensorflow as tf
+
+    count, most, largest, calls = int(sizes.sum()), 0.0, 0, 0
+    x, y = rng.integers(-9, 10, count).astype(np.float32), np.full(count, 2, np.float32)
+    length = 100_003  # of a gradient, so that whatever is made from one is known by it
+
+    def gradient_of(x: Any, y: Any) -> Any:
+        nonlocal most, largest, calls
+        if not tf.executing_eagerly():
+            raise NotYet("inside a tf.function the check cannot count: leave it out")
+        held = sum(1 for each in gc.get_objects() if _is_gradient(each, length))
+        held += tracemalloc.get_traced_memory()[0] / (4 * length)  # in arrays of NumPy, in lists
+        most, largest, calls = max(most, 1 + held), max(largest, len(x)), calls + 1
+        return tf.fill([length], tf.reduce_mean(tf.convert_to_tensor(x) * y))
+
+    cuts = np.cumsum(sizes)[:-1]
+    pieces = list(zip(np.split(x, cuts), np.split(y, cuts), strict=True))
+    way = f"one gradient like those of gradient_of, of {length} numbers alike"
+    gc.collect()
+    tracemalloc.start()
+    try:
+        made = call(function, gradient_of, pieces)
+    finally:
+        tracemalloc.stop()
+    got = numbers(made, (length,), way)
+    if np.ptp(got):
+        raise NotYet(way)
+    means, value = [2 * part.mean() for part in np.split(x, cuts)], float(got[0])
+    wrong = {
+        float(np.mean(means)): "pieces of 4 and of 1 count the same: weigh each by its size",
+        float(np.sum(means)): "the gradients are added, and not divided",
+        float(means[-1]): "only the last piece is left: add",
+    }
+    if not np.isclose(value, 2 * x.mean(), rtol=1e-4, atol=1e-5):
+        said = [why for other, why in wrong.items() if np.isclose(value, other, 1e-4, 1e-5)]
+        raise NotYet(
+            said[0] if said else
+            f"pieces of {', '.join(map(str, sizes))} should give {2 * x.mean():.4f}, not "
+            f"{value:.4f}"
+        )  # fmt: skip
+    if largest > max(sizes):
+        raise NotYet(f"right, but one call had {largest} examples: a piece has 4 at most")
+    if calls > len(sizes):
+        raise NotYet(f"right, but with {calls} calls for {len(sizes)} pieces: one is enough")
+    if most > 6:
+        raise NotYet(
+            f"right, but {most:.0f} of {len(sizes)} gradients were held at once: add each as it "
+            "comes"
+        )
+
+
+def _is_gradient(each: Any, length: int) -> bool:
+    import tensorflow as tf
+
+    return isinstance(each, tf.Tensor) and each.shape.rank == 1 and each.shape[0] == length
+
