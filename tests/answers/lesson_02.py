@@ -74,15 +74,15 @@ WRONG = {
     ],
     2: [
         ("def prepare(gpus):\n    tf.config.set_visible_devices(gpus[-2:], 'GPU')",
-         "does not grow"),
-        (PREPARE.replace("in gpus[-2:]", "in gpus[-1:]"), "does not grow"),
+         "no growth is set on"),
+        (PREPARE.replace("in gpus[-2:]", "in gpus[-1:]"), "no growth is set on"),
         (PREPARE.replace("(gpus[-2:]", "(gpus[1:]"), "it should see"),
         (PREPARE.replace("(gpus[-2:]", "([]"), "sees none"),
         (PREPARE.replace("    tf.config.set_v", "    # tf.config.set_v"), "it should see"),
         (PREPARE.replace("gpus[-2:]", "gpus[-2]"), "it raises"),
         (PREPARE + "    tf.config.set_logical_device_configuration("
          "gpus[-1], [tf.config.LogicalDeviceConfiguration(memory_limit=1024)])",
-         "does not grow"),
+         "a limit takes the growth away"),
         (PREPARE.replace("    for", "    tf.ones([])\n    for"), "it raises"),
     ],
     3: [

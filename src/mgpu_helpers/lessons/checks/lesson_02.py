@@ -54,7 +54,7 @@ def last_two_grow(function: Callable[[Sequence[Any]], Any]) -> str:
             grows = tf.config.experimental.get_memory_growth
             still = [gpu.name[-5:] for gpu in gpus[-2:] if not grows(gpu)]
             if still:
-                raise NotYet(f"of {n} GPUs {' and '.join(still)} does not grow: both have to")
+                raise NotYet(f"of {n} GPUs no growth is set on {' and '.join(still)}: both need it")
             if any(tf.config.get_logical_device_configuration(gpu) for gpu in gpus[-2:]):
                 raise NotYet("a limit takes the growth away: set none")
     return "of 2, 3 and 5 GPUs TensorFlow sees the last two, and both grow"
