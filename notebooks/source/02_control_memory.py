@@ -1,17 +1,20 @@
 # %% [markdown]
 # # Control memory
 #
-# You limit what TensorFlow takes of a GPU, and you know what a training step needs before it runs.
+# You start a second script on a GPU, and it ends in a `ResourceExhaustedError`, although the first
+# one is small. Or `nvidia-smi` shows a GPU that is full, and nothing runs on it. Both have the same
+# cause: unless it is told otherwise, TensorFlow takes nearly all memory of every GPU that it sees,
+# and keeps it until the process ends.
 #
-# [[previous]] chose where operations run. What they hold there was left to TensorFlow, which takes
-# nearly the whole memory of every GPU that it sees.
+# **In this lesson** you limit what TensorFlow takes of a GPU, and you know what each setting really
+# does.
 #
 # **You will learn** to
-# - limit that memory, in classic and in today's code,
+# - tell apart what the driver, a process and TensorFlow's allocator hold,
+# - make the settings, in today's code and in classic code,
 # - recognise settings that come too late or do not go together,
-# - say what a training step holds, and when,
-# - count whether a batch will fit,
-# - watch memory during a training, and find what should have been freed.
+# - work out what each setting takes,
+# - watch memory while a model trains.
 #
 # **You need** lessons 00 and 01.
 
@@ -33,342 +36,239 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 from tensorflow.python.eager import context
 
-from mgpu_helpers import charts, memory, nvml, towers, trace
-from mgpu_helpers.lessons import count, digits, drawings, networks
+from mgpu_helpers import charts, memory, nvml
+from mgpu_helpers.lessons import drawings
 from mgpu_helpers.lessons.checks import lesson_02 as checks
+from mgpu_helpers.lessons.sketches import lesson_02 as sketches
 
 # %% [markdown]
-# ## Who holds what
+# ## The trouble
 #
-# "How much memory?" has three answers. The **driver** says what all processes have taken of a GPU;
-# that is what `nvidia-smi` shows. The **process** has the host's memory besides:
-
-# %%
-report = nvml.query()
-print("machine ", report.reason or "the driver answers")
-for gpu in report.gpus:
-    print("machine  GPU", gpu.index, charts.size_text(gpu.memory_used or 0), "taken")
-print("machine  this process", charts.size_text(memory.process()))
-
-# %% [markdown]
-# In between, TensorFlow's **allocator** takes large pieces from the driver and hands them out, so
-# it knows what tensors use:
+# This is how it looks when memory runs out. To see it on any machine, we ask the host for a tensor
+# of 400 terabytes:
 
 # %%
 try:
-    print("machine ", memory.allocator(plan.devices[0]))
+    with tf.device(plan.host):
+        tf.ones([10**7, 10**7])
+except tf.errors.ResourceExhaustedError as error:
+    print(type(error).__name__, str(error).partition("}} ")[2].partition(" on ")[0], sep=": ")
+
+# %% [markdown]
+# The message names the tensor that did not fit, and not what fills the memory. For that you have to
+# know who holds what.
+#
+# ## Who holds what
+#
+# Here is a GPU with two processes. TensorFlow's **allocator** takes large pieces from the driver
+# and hands them out to tensors. What tensors give back, the allocator keeps for the next ones:
+
+# %% tags=["schematic"]
+sketches.who_holds_what()
+plt.show()
+
+# %% [markdown]
+# So "How much memory is used?" has three answers. The **driver** says what it gave away; this is
+# what `nvidia-smi` shows. The **allocator** says what tensors use. And the **process** has memory
+# on the host besides. On each GPU that it uses, a process also has a CUDA context of some hundred
+# MB. Here are the three answers of this machine:
+
+# %% tags=["nbval-ignore-output"]
+report = nvml.query()
+print("driver:", [charts.size_text(gpu.memory_used or 0) for gpu in report.gpus] or report.reason)
+print("process:", charts.size_text(memory.process()))
+try:
+    print("allocator:", memory.allocator(plan.devices[0]))
 except RuntimeError as error:
-    print("machine ", error)
+    print("allocator:", error)
 
 # %% [markdown]
-# Without a GPU only the process has an answer. For the devices of `cores` mode, traces will have
-# one, further down.
+# Without a GPU only the process has an answer. The settings below are about GPUs, but every rule of
+# theirs can be tried on any machine.
 #
-# ## What can be said
+# ## The settings
 #
-# | what you want | classic, in the `ConfigProto` | today, in `tf.config` | from outside |
+# | what you want | today, in `tf.config` | classic, in the `ConfigProto` | from outside |
 # |---|---|---|---|
-# | a share of each GPU | `per_process_gpu_memory_fraction` | | |
-# | start small and grow | `allow_growth` | `set_memory_growth` | `TF_FORCE_GPU_ALLOW_GROWTH` |
-# | a limit in MiB | `virtual_devices` (experimental) | `memory_limit` of a logical device | |
-# | another allocator | `use_cuda_malloc_async` (experimental) | | `TF_GPU_ALLOCATOR` |
-# | leave a GPU alone | `visible_device_list` | `set_visible_devices` | `CUDA_VISIBLE_DEVICES` |
+# | start small and grow | `set_memory_growth` | `allow_growth` | `TF_FORCE_GPU_ALLOW_GROWTH` |
+# | a limit in MiB | `memory_limit` of a logical device | `virtual_devices` (experimental) | |
+# | a share of each GPU | | `per_process_gpu_memory_fraction` | |
+# | another allocator | | `use_cuda_malloc_async` (experimental) | `TF_GPU_ALLOCATOR` |
+# | leave a GPU alone | `set_visible_devices` | `visible_device_list` | `CUDA_VISIBLE_DEVICES` |
 #
-# The classic form is a message that a session gets:
-
-# %%
-config = tf1.ConfigProto()
-config.gpu_options.per_process_gpu_memory_fraction = 0.4
-config.gpu_options.allow_growth = True
-config
-
-# %% [markdown]
-# The share is a fraction of one: 0.4 is 40 %. The message takes any number, also one above 1. It
-# acts only in the first session of a process: TensorFlow makes one allocator for each GPU, when it
-# starts, and keeps it until the process ends. So what a later session says about memory changes
-# nothing, and `plan.session_config` has no such option.
-#
-# Today's form has to be said before TensorFlow starts. It has started in this notebook, and there
-# may be no GPU. In the block of `memory.pretend_gpus`, TensorFlow has not started, and its list
-# has GPUs that do not exist. Nothing can run on them, but all of its rules about them apply:
+# Today's settings have to be made before TensorFlow starts. It has started in this notebook, and
+# there may be no GPU. In the block of `memory.pretend_gpus`, TensorFlow has not started, and its
+# list has GPUs that do not exist. Nothing can run on them, but all rules about settings apply:
 
 # %%
 with memory.pretend_gpus(2) as gpus:
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)
-    print("growth:", context.context().config.gpu_options, sep="\n")
-    limit = tf.config.LogicalDeviceConfiguration(memory_limit=1024)
-    tf.config.set_logical_device_configuration(gpus[0], [limit, limit])
-    tf.config.set_visible_devices(gpus[0], "GPU")
-    print("then a limit:", context.context().config.gpu_options, sep="\n")
+    tf.config.set_visible_devices(gpus[1], "GPU")
+    grows = context.context().config.gpu_options
+grows
 
 # %% [markdown]
-# `set_memory_growth` became the classic `allow_growth`, and `set_visible_devices` the classic
-# `visible_device_list`. Then the first GPU was cut into two devices of 1024 MiB (TensorFlow writes
-# MB and means MiB). Look for `allow_growth` in the second message: the limit took it away, and
-# nobody said so.
+# This is the message with which TensorFlow would start: growth, and the GPU with number 1. A limit
+# cuts a GPU into logical devices. `memory.logical` sets the limits, in MiB, and first checks that
+# they fit the GPU:
+
+# %%
+with memory.pretend_gpus(1) as gpus:
+    memory.logical(gpus[0], [1024, 2048])
+    limited = context.context().config.gpu_options
+limited
+
+# %% [markdown]
+# `devices.setup` chooses for you: growth where each device is a GPU, and limits where several
+# devices share one.
 #
-# `devices.setup` chooses for you: growth when each device is a GPU, limits when they share one.
-# `memory.logical(gpu, [1024, 1024])` sets limits of your own, and first checks that they fit the
-# card.
+# ## The same in a graph
+#
+# Classic code puts the settings into the configuration of a session:
+
+# %%
+config = tf1.ConfigProto()
+config.gpu_options.allow_growth = True
+config.gpu_options.visible_device_list = "1"
+config.gpu_options.per_process_gpu_memory_fraction = 0.4
+config
+
+# %% [markdown]
+# The fraction is a share of one: 0.4 is 40 %. The configuration takes any number, also one above 1.
+#
+# It acts only in the first session of a process. TensorFlow makes one allocator for each GPU when
+# it starts, and keeps it until the process ends. What a later session says about memory changes
+# nothing, so `plan.session_config` says nothing about it.
+#
+# ## Proof: one configuration
+#
+# Today's calls and the classic options end in the same message. First the growth and the GPU of the
+# two messages above, then the limits, which classic code adds to an experimental field:
+
+# %%
+for name in ("allow_growth", "visible_device_list"):
+    print(name, "- today:", getattr(grows, name), "- classic:", getattr(config.gpu_options, name))
+classic = tf1.GPUOptions(visible_device_list="0")
+classic.experimental.virtual_devices.add(memory_limit_mb=[1024, 2048])
+print("limits: the messages are equal:", classic == limited)
+
+# %% [markdown]
+# ## What a setting takes
+#
+# The rules stand in [TensorFlow's source](../docs/sources.md#allocator), in `gpu_device.cc` and
+# `bfc_allocator.cc`.
+#
+# - **Nothing set**: with its first tensor TensorFlow takes what is free on the GPU, less a reserve
+#   for libraries. The reserve is 1050 MiB on GPUs of compute capability 7, 1536 MiB on those of 8,
+#   and 1800 MiB from 9 on.
+# - **A share or a limit**: it takes exactly so much, also with its first tensor.
+# - **Growth**: the first region has 2 MiB, the next one 4, then 8, and so on. A region is taken
+#   when a tensor finds no room. If the tensor is larger than the next region, the size is doubled
+#   until it fits, and the region after that has this size once more.
+#
+# Here is the last rule as code. `rooms` are the free parts of the regions. A tensor goes into the
+# smallest room in which it fits. What is left of that room is a new room, unless it is both smaller
+# than the tensor and smaller than 128 MiB:
+
+# %%
+MIB = 2**20
+
+
+def regions(tensors):
+    taken, rooms, size = [], [], 2 * MIB
+    for tensor in tensors:
+        fitting = [room for room in rooms if room >= tensor]
+        if fitting:
+            room = min(fitting)
+            rooms.remove(room)
+        else:
+            enough = size >= tensor
+            while size < tensor:
+                size *= 2
+            room = size
+            taken.append(room)
+            size *= 2 if enough else 1
+        if room >= 2 * tensor or room - tensor >= 128 * MIB:
+            rooms.append(room - tensor)
+    return taken
+
+
+# %% [markdown]
+# First five tensors of 1 MiB, which you can do in your head: two go into the region of 2 MiB, and
+# the other three into the next one, of 4 MiB. Then five tensors of 100 MB and their sum:
+
+# %%
+print([region // MIB for region in regions([MIB] * 5)], "MiB")
+growth = regions([100_000_000] * 6)
+print([region // MIB for region in growth], "MiB")
+
+# %% [markdown]
+# The six tensors need 600 MB, and growth takes 1024 MiB. A quarter of each of the first two regions
+# is lost, and most of the last one is still empty. So growth takes what you need, rounded up
+# generously.
 #
 # ## The memory lab
 #
-# What does each option take? `scripts/hold_memory.py` sets one after the other, each in a process
-# of its own, makes 500 MB of tensors there, deletes them, and reports. The chart has what each
-# held at most:
+# `scripts/hold_memory.py` tries eight settings, each in a process of its own. Each makes these six
+# tensors, deletes them, and reports what was taken:
 
-# %% tags=["varies"]
+# %%
 script = [sys.executable, "scripts/hold_memory.py"]
 done = subprocess.run(script, capture_output=True, text=True, check=True)
 records = [json.loads(line) for line in done.stdout.splitlines()]
-drawings.lab(records)
+print(*[record["option"] for record in records], sep="\n")
+
+# %% [markdown]
+# On a GPU the chart has what was measured. Without one, no setting changes anything, and eight
+# equal bars would say nothing. Then the chart is a calculation by the rules above, for a GPU of
+# compute capability 8 with 16 GiB. `cuda_malloc_async` hands every request on to the driver, so it
+# takes what the tensors need:
+
+# %% tags=["varies"]
+total = 16 * 1024 * MIB
+sizes = [total - 1536 * MIB, 0.4 * total, sum(growth), sum(growth), 1024 * MIB, sum(growth)]
+sizes += [6 * 100_000_000, 0]  # cuda_malloc_async, and every GPU hidden
+measured = [record for record in records if record["driver"]]
+calculated = [{"option": r["option"], "driver": size} for r, size in zip(records, sizes)]
+rules = "calculated from TensorFlow's source for a GPU of 16 GiB, without the CUDA context"
+drawings.lab(measured or calculated, source=None if measured else rules)
 plt.show()
 
 # %% [markdown]
-# Without a GPU there is one bar for each option, the memory of the process, TensorFlow's own code
-# included. They are about alike, because these options concern GPUs. With a GPU, compare what the
-# driver gave away with what the tensors needed. Whoever ran the lab on a GPU may have left a
-# **result card**:
+# The first bar is the trouble of the beginning: 15.6 GB taken for 600 MB of tensors. On a GPU,
+# `benchmarks/memory.py` keeps the measured chart in a **result card**. Where there are cards
+# from GPUs, here they are:
 
-# %% tags=["varies"]
-cards = sorted(Path("../results").glob("memory-*.json"))
+# %% tags=["varies", "nbval-ignore-output"]
+cards = sorted(Path("../results").glob("memory-gpus*.json"))
 for card in map(json.loads, map(Path.read_text, cards)):
-    drawings.lab(card["numbers"]["lab"]).set_title(f"{card['machine']}, {card['date']}", loc="left")
+    where = f"{card['machine']}, {card['date']}"
+    drawings.lab(card["numbers"]["lab"], source=where).set_title(where, loc="left")
     plt.show()
-print("cards from a GPU:", len(cards) or "none; this makes one: python benchmarks/memory.py")
+print("cards from a GPU:", len(cards) or "none yet; python benchmarks/memory.py makes one")
 
 # %% [markdown]
-# And when the tensors are deleted? Here is one process at four moments (on a GPU: what the driver
-# says):
+# ## A notebook that keeps a GPU
+#
+# And when the tensors are deleted? Here is the process with `set_memory_growth` at four moments. On
+# a GPU it is what the driver says, elsewhere the memory of the process. Compare the third bar with
+# the second:
 
 # %% tags=["varies"]
-taken = records[3]["driver"] or records[3]["process"]  # set_memory_growth
-stages = ["TensorFlow not started", "holding 500 MB of tensors", "tensors deleted", "process ended"]
-rows = [{"option": stage, "process": size} for stage, size in zip(stages, taken)]
+growing = records[3]  # set_memory_growth
+moments = ["TensorFlow not started", "holding six tensors", "tensors deleted", "process ended"]
+kind = "driver" if growing["driver"] else "process"
+rows = [{"option": moment, kind: size} for moment, size in zip(moments, growing[kind])]
 drawings.lab(rows).set_title("One process at four moments", loc="left")
 plt.show()
 
 # %% [markdown]
-# If the third bar is as long as the second, TensorFlow kept the memory for its next tensors. On a
-# GPU it does, and on processors where it computes with the library oneDNN, as on most
-# PCs. The end of the process gives it back. So of two notebooks on one GPU the first keeps what it
-# once took, even while it idles: restart its kernel, or give each a limit.
+# If they are equally long, TensorFlow kept the memory for its next tensors. It does so on a GPU,
+# and on processors where it computes with the library oneDNN, as on most PCs. Only the end of the
+# process gives the memory back. So of two notebooks on one GPU the first keeps what it once took,
+# even while it idles. Restart its kernel, or give each notebook a limit.
 #
-# ## What a step holds
-#
-# The options do not change what a step needs. Here is a training step, on one device, of a network
-# with three convolutions, each followed by a pool (its dropout is off here). `width=0.125` makes
-# it an eighth as wide as the original:
-
-# %%
-def build(network):
-    with tf.Graph().as_default() as graph, tf.device(plan.devices[0]):
-        x = tf1.placeholder(tf.float32, [None, 28, 28, 1], name="x")
-        y = tf1.placeholder(tf.int64, [None], name="y")
-        weights = towers.read(networks.classic(network))
-        loss = networks.loss(networks.logits(network, weights, x), y)
-        tf1.train.AdamOptimizer(1e-3).minimize(loss, name="train")
-        tf1.global_variables_initializer()
-    config = plan.session_config(devices=1, soft_placement=True)
-    session = tf1.Session(graph=graph, config=config)
-    session.run("init")
-    return session
-
-
-network = networks.jang(width=0.125)
-network
-
-# %% [markdown]
-# `step_of` traces one step on a batch. The trace has every allocation; added up, they are the
-# bytes alive at each moment:
-
-# %% tags=["varies", "cover"]
-images, labels = digits.load(1024)
-session = build(network)
-train_step = session.graph.get_operation_by_name("train")
-
-
-def step_of(batch):
-    feed = {"x:0": images[:batch], "y:0": labels[:batch]}
-    session.run(train_step, feed)  # the first run prepares the graph
-    return trace.session_step(session, train_step, feed)[1]
-
-
-step = step_of(512)
-charts.live_bytes(step)
-plt.show()
-
-# %% [markdown]
-# In the forward pass memory climbs, layer after layer, because the backward pass will need what
-# each layer computed: its **activations**. In the backward pass gradients come on top. The peak is
-# near its end, at the first and largest layers. At the end of the step everything has been freed.
-# What is alive at the peak? The four largest, as float32 numbers per example:
-
-# %%
-device = plan.devices[0]
-for held in memory.at_peak(step, device, scratch=False)[:4]:
-    print(f"{held.bytes / 512 / 4:6.0f}  {held.op}")
-
-# %% [markdown]
-# The way back has reached the first pool. The outputs of the first convolution and of its pool are
-# still there, 28 · 28 · 8 and 14 · 14 · 8 numbers. So are their gradients: the pool's backward
-# operation made that of `conv1`, and the backward operation of `conv2` that of the pool.
-# (`scratch=False` leaves out what an operation borrows only while it runs; that depends on the
-# library that computes.)
-#
-# Two things are alive during the whole step and not in the trace, because they were there before
-# it: the **weights**, and the **slots** of the optimizer, two numbers per weight for Adam.
-#
-# ## Count it
-#
-# So the peak can be counted from the shapes:
-
-# %%
-outputs = 28 * 28 * 8 + 14 * 14 * 8
-counted, measured = 4 * 512 * 2 * outputs, step.peak(device, scratch=False)
-print(f"{2 * outputs:,} numbers an example, a batch of 512: {charts.size_text(counted)}")
-print("the trace says the same within 10 %:", abs(counted / measured - 1) < 0.1)
-
-# %% [markdown]
-# What is missing is small: gradients of the weights, notes that the pools take.
-#
-# `count.predict` counts the same way, with weights and slots. Does it hold for other batches? Of
-# each pair of bars, the first is counted. In the second, activations and gradients are measured;
-# activations include the gradients that pass:
-
-# %% tags=["varies"]
-in_weights = 4 * networks.parameters(network)
-bars = {}
-for batch in (64, 128, 256, 512):
-    counted = count.predict(network, batch)
-    own = {"weights": in_weights, "slots": 2 * in_weights}
-    measured = memory.by_use(step_of(batch), device, **own, scratch=False)
-    bars |= {f"{batch}\ncounted": counted, f"{batch}\nmeasured": measured}
-    right = abs(counted.total / measured.total - 1) < 0.1
-    print(f"{batch:3} examples, counted right within 10 %:", right)
-charts.held(bars)
-plt.show()
-
-# %% [markdown]
-# Weights, slots and the gradients of the weights stay as they are; activations grow with the
-# batch, and soon they are nearly everything. An optimizer with fewer slots would help little here,
-# and a smaller batch a lot.
-#
-# ## Will it fit?
-#
-# Turned around, the count says which batch fits a budget. One step is measured at that limit, and
-# one with a tenth more examples:
-
-# %%
-budget = 25_000_000
-largest = count.fits(network, budget)
-for batch in (largest, largest * 11 // 10):
-    needed = 3 * in_weights + step_of(batch).peak(device, scratch=False)
-    print("at the limit" if batch == largest else "above it", "fits:", needed <= budget)
-
-# %% [markdown]
-# For a model that `predict` does not know, measure two small batches. The peak is a fixed part and
-# a part for each example, a line, and two points give a line:
-
-# %%
-peaks = [step_of(batch).peak(device, scratch=False) for batch in (64, 128, 1024)]
-fixed, per_example = memory.line([64, 128], peaks[:2])
-ratio = (fixed + 1024 * per_example) / peaks[2]
-print("1024 examples, predicted from 64 and 128, right within 10 %:", abs(ratio - 1) < 0.1)
-
-# %% [markdown]
-# ## The same today
-#
-# A `tf.function` with a tape and the same weights. It descends without Adam, whose slots would not
-# be in the trace either. The order of its operations is less fixed than that of the graph, so this
-# takes the best of three steps:
-
-# %%
-twins = networks.variables(network, device=device)
-
-
-@tf.function
-def train_today(x, y):
-    with tf.device(device):
-        with tf.GradientTape() as tape:
-            loss = networks.loss(networks.logits(network, twins, x), y)
-        for weight, gradient in zip(twins.values(), tape.gradient(loss, list(twins.values()))):
-            weight.assign_sub(0.01 * gradient)
-
-
-steps = [trace.function_step(train_today, images[:512], labels[:512])[1] for _ in range(3)]
-today = min(each.peak(device, scratch=False) for each in steps)
-within = abs(today / step.peak(device, scratch=False) - 1) < 0.1
-print("the peak of the graph, within 10 %:", within)
-
-# %% [markdown]
-# What does not fit on one device may fit on several. Here each gets its share of 504 examples and
-# reads the same weights; lessons 06 and 07 make a training of it. Compare with the peak of the one
-# device in the curve above:
-
-# %% tags=["varies"]
-def shared(x, y):
-    gradients = []
-    with tf.device(plan.host):
-        shards = zip(tf.split(x, len(plan)), tf.split(y, len(plan)))
-    for each, shard in zip(plan.devices, shards):
-        with tf.device(each):
-            with tf.GradientTape() as tape:
-                loss = networks.loss(networks.logits(network, twins, shard[0]), shard[1])
-            gradients.append(tape.gradient(loss, list(twins.values())))
-    return gradients
-
-
-size = 504 - 504 % len(plan)
-_, all_devices = trace.function_step(shared, images[:size], labels[:size])
-charts.device_bars({each: all_devices.peak(each, scratch=False) for each in plan.devices})
-plt.show()
-
-# %% [markdown]
-# ## Proof
-#
-# A step small enough to add up by hand. `y` has 1000 rows of 50 numbers, 200,000 bytes. The loss
-# is the sum of its squares, so when the way back begins, two of that size are alive: `y` and its
-# gradient, 2 · `y`:
-
-# %%
-with tf.Graph().as_default() as small, tf.device(device):
-    x = tf1.placeholder(tf.float32, [1000, 200])
-    w = tf1.get_variable("w", [200, 50])
-    y = tf.nn.relu(tf.matmul(x, w))
-    loss = tf.reduce_sum(tf.square(y))
-    small_step = w.assign_sub(0.01 * tf1.gradients(loss, w)[0]).op
-
-with tf1.Session(graph=small, config=plan.session_config(devices=1)) as by_hand:
-    by_hand.run(w.initializer)
-    for _ in range(2):
-        tiny = trace.session_step(by_hand, small_step, {x: np.ones([1000, 200])})[1]
-print(f"by hand {2 * 1000 * 50 * 4:,} bytes, traced {tiny.peak(device, scratch=False):,}")
-print("alive at the end:", tiny.memory[device][-1][1])
-
-# %% [markdown]
-# Equal to the byte, and at the end all is back. A step gives what it took to TensorFlow's
-# allocator, which keeps it or not, as you saw.
-#
-# ## Watch it
-#
-# A `Monitor` asks the process, the driver, and on a GPU also the allocator, ten times a second, in
-# the background. Phases mark what ran. Here with a network four times as wide:
-
-# %% tags=["varies"]
-with memory.Monitor() as monitor:
-    with monitor.phase("build"):
-        bigger = build(networks.jang(width=0.5))
-    for batch in (128, 1024):
-        feed = {"x:0": images[:batch], "y:0": labels[:batch]}
-        with monitor.phase(f"batch of {batch}"):
-            for _ in range(4):
-                bigger.run("train", feed)
-charts.monitor(monitor)
-plt.show()
-
-# %% [markdown]
 # ## Break it
 #
 # **Too late.** In this notebook TensorFlow has started, and it takes no more settings:
@@ -381,9 +281,9 @@ except RuntimeError as error:
     print(error)
 
 # %% [markdown]
-# **What does not go together.** Growth on one of two GPUs is no error until TensorFlow starts. A
-# limit and then growth is an error at once; growth and then a limit was silent. The last is a
-# limit on a CPU:
+# **What does not go together.** There are four such mistakes. The first is growth on one of two
+# GPUs, which is an error only when TensorFlow starts. The second is a limit and then growth. The
+# third is a limit in MiB on a CPU:
 
 # %%
 def refused(call, *args):
@@ -393,6 +293,7 @@ def refused(call, *args):
         print(error)
 
 
+limit = tf.config.LogicalDeviceConfiguration(memory_limit=1024)
 with memory.pretend_gpus(2) as gpus:
     tf.config.experimental.set_memory_growth(gpus[0], True)
     refused(tf.ones, [])
@@ -401,58 +302,67 @@ with memory.pretend_gpus(2) as gpus:
     refused(tf.config.set_logical_device_configuration, cpu, [limit])
 
 # %% [markdown]
-# **A list that keeps too much.** A training in today's code collects its losses. One way keeps
-# numbers; the other keeps each loss with its tape, and a persistent tape holds the activations of
-# its step:
+# The fourth is growth and then a limit, and TensorFlow does not complain. Look at `allow_growth`
+# before and after:
 
 # %%
-def one_step():
-    with tf.GradientTape(persistent=True) as tape:
-        loss = networks.loss(networks.logits(network, twins, images), labels)
-    tape.gradient(loss, list(twins.values()))
-    return loss, tape
+with memory.pretend_gpus(1) as gpus:
+    tf.config.experimental.set_memory_growth(gpus[0], True)
+    print("growth:", context.context().config.gpu_options.allow_growth)
+    tf.config.set_logical_device_configuration(gpus[0], [limit, limit])
+    print("growth after the limit:", context.context().config.gpu_options.allow_growth)
+
+# %% [markdown]
+# The limit took the growth away in silence. `memory.logical` is the check that catches it:
+
+# %%
+with memory.pretend_gpus(1) as gpus:
+    tf.config.experimental.set_memory_growth(gpus[0], True)
+    refused(memory.logical, gpus[0], [1024, 1024])
+
+# %% [markdown]
+# ## With your own model
+#
+# `memory.Monitor` asks the process, the driver, and on a GPU also the allocator, ten times a
+# second, in the background. Phases mark what ran. Here it watches a Keras model:
+
+# %%
+def build():
+    layers = tf.keras.layers
+    model = tf.keras.Sequential([tf.keras.Input((32, 32, 3))])
+    for filters in (32, 64):
+        model.add(layers.Conv2D(filters, 3, padding="same", use_bias=False))
+        model.add(layers.BatchNormalization())
+        model.add(layers.ReLU())
+    model.add(layers.GlobalAveragePooling2D())
+    model.add(layers.Dense(10))
+    model.compile("adam", "mse")
+    return model
 
 
-def numbers_only(steps):
-    return [float(one_step()[0]) for _ in range(steps)]
-
-
-def losses_and_tapes(steps):
-    return [one_step() for _ in range(steps)]
-
-# %% tags=["varies"]
-numbers_only(2)  # warm up
-with memory.Monitor(every=0.05) as monitor:
-    for train in (numbers_only, losses_and_tapes):
-        with monitor.phase(train.__name__):
-            history = train(15)
+# %% tags=["varies", "cover"]
+images, targets = np.ones([256, 32, 32, 3], "float32"), np.zeros([256, 10], "float32")
+with tf.device(plan.devices[0]), memory.Monitor() as monitor:
+    with monitor.phase("build"):
+        model = build()
+    for batch in (16, 64, 256):
+        with monitor.phase(f"batch of {batch}"):
+            model.fit(images, targets, batch, epochs=2, verbose=0)
 charts.monitor(monitor)
 plt.show()
 
 # %% [markdown]
-# The numbers cost nothing to speak of. Each kept tape costs the activations of 1024 examples, and
-# the curve climbs until the list is dropped or memory ends. (On a GPU look at the allocator's
-# curve.)
+# Each larger batch lifts the curve. On a GPU look at the curve of the allocator. Where TensorFlow
+# keeps what it took, the curve does not come down again. `monitor.peak` is the most that the
+# process held:
+
+# %% tags=["nbval-ignore-output"]
+print([phase.name for phase in monitor.phases], charts.size_text(monitor.peak))
+assert len(monitor.phases) == 4
 
 # %% [markdown]
-# **A graph that grows.** The classic form of the same mistake makes new operations in the loop.
-# Each round adds to the graph, and nothing takes it away:
-
-# %%
-with small.as_default():
-    for _ in range(3):
-        tf.square(loss)
-        print(len(small.get_operations()), "operations")
-
-small.finalize()
-try:
-    with small.as_default():
-        tf.square(loss)
-except RuntimeError as error:
-    print(error)
-
-# %% [markdown]
-# `finalize` is the check: a finished graph takes no more operations.
+# Watch for two things. Ten samples a second miss a peak that lasts a millisecond. And the driver's
+# curve shows what the allocator took, not what your model needs. [[03]] says what a step needs.
 #
 # ## On your own
 #
@@ -474,65 +384,69 @@ answer.gpu_options.allow_growth = True
 checks.quarter_and_growth(answer)
 
 # %% [markdown]
-# **2.** Find the largest batch, to 5 %, with which a step of this network, trained with momentum
-# (`slots=1`), stays within 60 MB. The check runs and traces it.
+# **2.** A machine is shared. `prepare` gets its list of GPUs before TensorFlow has started. Write
+# it so that TensorFlow sees only the last two of them, and both start small and grow. The check
+# calls it with 2, 3 and 5 GPUs.
 
 # %% tags=["exercise"]
-wider = networks.jang(hidden=9600, width=0.25)
-answer = 1
+def prepare(gpus):
+    pass
 
-checks.batch_that_fits(answer)
+
+checks.last_two_grow(prepare)
 
 # %% tags=["solution"]
-wider = networks.jang(hidden=9600, width=0.25)
-answer = count.fits(wider, 60_000_000, slots=1)
+def prepare(gpus):
+    tf.config.set_visible_devices(gpus[-2:], "GPU")
+    for gpu in gpus[-2:]:
+        tf.config.experimental.set_memory_growth(gpu, True)
 
-checks.batch_that_fits(answer)
+
+checks.last_two_grow(prepare)
 
 # %% [markdown]
-# **3.** `train(step, steps)` calls `step()`, which returns a loss and its tape, and should give
-# the losses as a list of numbers. Change it so that no more than one tape is alive at a time. The
-# check counts them.
+# **3.** With growth, the order of the tensors matters. Write `best_order`: it gets the sizes of up
+# to five tensors in bytes, and returns them in an order for which `regions` takes the least memory.
 
 # %% tags=["exercise"]
-def train(step, steps):
-    return [step() for _ in range(steps)]
+def best_order(tensors):
+    return tensors
 
 
-checks.lets_go(train)
+checks.taken_by_growth(best_order)
 
 # %% tags=["solution"]
-def train(step, steps):
-    losses = []
-    for _ in range(steps):
-        loss, tape = step()
-        losses.append(float(loss))
-    return losses
+from itertools import permutations
 
 
-checks.lets_go(train)
+def best_order(tensors):
+    return min(permutations(tensors), key=lambda order: sum(regions(order)))
+
+
+checks.taken_by_growth(best_order)
 
 # %% [markdown]
 # ## What we saw
 #
-# - Classic and today's options became the same configuration, and a limit silenced growth.
-# - Options that came too late or did not go together were refused in TensorFlow's own words.
-# - Most of what a training step held at its peak was activations and their gradients. Counted from
-#   the layers' shapes, they were right within 10 %, and so was the largest batch for a budget.
-# - What a step took it gave back, to TensorFlow's allocator.
-# - A list of losses that kept tapes grew by the activations of every step.
+# - A `ResourceExhaustedError` named the tensor that did not fit. The driver, the process and the
+#   allocator each knew a part of who fills the memory.
+# - Today's calls and the classic options ended in the same message.
+# - By TensorFlow's own rules, six tensors of 600 MB took 1024 MiB with growth, and nearly all of a
+#   GPU with nothing set.
+# - Settings that came too late or did not go together were refused in TensorFlow's own words. One
+#   pair was not: a limit silently took growth away, and `memory.logical` caught it.
+# - A monitor showed what a Keras model took, phase by phase.
 #
 # ## In practice
 #
-# - Start with growth. It keeps GPUs usable for others and shows in `nvidia-smi` what you need. Set
-#   a limit where two processes share a GPU for long, so that neither can starve the other.
-# - Growth takes memory in pieces and cannot be undone. Where the pieces no longer fit together,
-#   `TF_GPU_ALLOCATOR=cuda_malloc_async` may help: the driver then manages them.
-# - "Out of memory" is a `ResourceExhaustedError` with the shape that did not fit. Halve the batch,
-#   then look at the peak of a trace.
-# - cuDNN and cuBLAS take workspaces of their own, and a CUDA context takes some hundred MB of each
-#   GPU for each process. Leave a tenth of the card free when you count.
-# - For memory over a whole training of today's code on a GPU, TensorFlow's Profiler has a memory
-#   viewer.
+# Use growth when you work on a GPU that others use too. It costs memory in pieces that are rounded
+# up, and it cannot be undone before the process ends.
+#
+# - Set a limit where two processes share a GPU for long, so that neither can starve the other.
+# - Where regions are free but each is too small for the next tensor,
+#   `TF_GPU_ALLOCATOR=cuda_malloc_async` may help: the driver then manages the memory.
+# - Look for an idle notebook before you look for a leak. `nvidia-smi` names the processes.
+# - `TF_FORCE_GPU_ALLOW_GROWTH=true` in the environment sets growth in a program that you cannot
+#   edit.
 #
 # Next: [[next]].

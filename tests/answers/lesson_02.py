@@ -1,46 +1,98 @@
 """Answers to the exercises of lesson 02: right ones, and wrong ones with their hints."""
 
-KEEPS_ALL = """
-def train(step, steps):
-    history = [step() for _ in range(steps)]
-    return [loss for loss, tape in history], history
+PREPARE = """
+def prepare(gpus):
+    for gpu in gpus[-2:]:
+        tf.config.experimental.set_memory_growth(gpu, True)
+    tf.config.set_visible_devices(gpus[-2:], "GPU")
 """
 
-KEEPS_UNTIL_THE_END = """
-def train(step, steps):
-    history = [step() for _ in range(steps)]
-    return [float(loss) for loss, tape in history]
+TRY_ALL = """
+def best_order(tensors):
+    import itertools
+
+    return min(itertools.permutations(tensors), key=lambda order: sum(regions(order)))
 """
 
-WIDER = "wider = networks.jang(hidden=9600, width=0.25)\n"
+CELLS = ["def regions(tensors)"]
 
-RIGHT: dict[int, list[str]] = {}
+RIGHT = {
+    1: [
+        "answer = tf1.ConfigProto(gpu_options=tf1.GPUOptions("
+        "allow_growth=True, per_process_gpu_memory_fraction=1 / 4))",
+        """
+options = tf1.GPUOptions()
+options.allow_growth, options.per_process_gpu_memory_fraction = True, 0.25
+answer = tf1.ConfigProto(gpu_options=options, allow_soft_placement=True)
+""",
+    ],
+    2: [
+        PREPARE,
+        """
+def prepare(gpus):
+    tf.config.set_visible_devices(gpus[len(gpus) - 2 :], "GPU")
+    for gpu in gpus:
+        tf.config.experimental.set_memory_growth(gpu, True)
+""",
+        """
+def prepare(gpus):
+    *_, a, b = gpus
+    tf.config.set_visible_devices([a, b], "GPU")
+    tf.config.experimental.set_memory_growth(a, True)
+    tf.config.experimental.set_memory_growth(b, True)
+    return a, b
+""",
+    ],
+    3: [
+        TRY_ALL,
+        """
+def best_order(tensors):
+    import itertools
+
+    best, least = tensors, sum(regions(tensors))
+    for order in itertools.permutations(tensors):
+        if sum(regions(order)) < least:
+            best, least = list(order), sum(regions(order))
+    return best
+""",
+        TRY_ALL.replace("return min", "return np.array(min").replace("(order)))", "(order))))"),
+    ],
+}
 
 WRONG = {
     1: [
         ("answer = tf1.ConfigProto()\nanswer.gpu_options.allow_growth = True", "not a quarter"),
         ("answer = tf1.ConfigProto(gpu_options=tf1.GPUOptions("
          "per_process_gpu_memory_fraction=25))",
-         "25 times the card"),
+         "25 times the GPU"),
         ("answer = tf1.ConfigProto(gpu_options=tf1.GPUOptions("
          "per_process_gpu_memory_fraction=0.25))",
          "at once: let it grow"),
         ("answer = plan", "not a Plan"),
+        ("answer = tf1.GPUOptions(allow_growth=True, per_process_gpu_memory_fraction=0.25)",
+         "not a GPUOptions"),
     ],
     2: [
-        (WIDER + "answer = count.fits(wider, 70_000_000)", "above the budget"),
-        ("answer = 100", "room for more"),
-        (WIDER + "answer = count.fits(wider, 60_000_000)", "Adam's two slots"),
-        ("answer = 60_000_000", "far more than fits"),
-        ("answer = None", "a number of examples"),
+        ("def prepare(gpus):\n    tf.config.set_visible_devices(gpus[-2:], 'GPU')",
+         "no growth is set on"),
+        (PREPARE.replace("in gpus[-2:]", "in gpus[-1:]"), "no growth is set on"),
+        (PREPARE.replace("(gpus[-2:]", "(gpus[1:]"), "it should see"),
+        (PREPARE.replace("(gpus[-2:]", "([]"), "sees none"),
+        (PREPARE.replace("    tf.config.set_v", "    # tf.config.set_v"), "it should see"),
+        (PREPARE.replace("gpus[-2:]", "gpus[-2]"), "it raises"),
+        (PREPARE + "    tf.config.set_logical_device_configuration("
+         "gpus[-1], [tf.config.LogicalDeviceConfiguration(memory_limit=1024)])",
+         "a limit takes the growth away"),
+        (PREPARE.replace("    for", "    tf.ones([])\n    for"), "it raises"),
     ],
     3: [
-        (KEEPS_ALL, "4 of 4 tapes were alive"),
-        (KEEPS_UNTIL_THE_END, "3 of 4 tapes were alive"),
-        ("def train(step, steps):\n    return sum(float(step()[0]) for _ in range(steps))",
-         "as numbers"),
-        ("def train(step, steps):\n    return [0.0] * steps", "called 0 times in 4 steps"),
-        ("def train(step, steps):\n    for _ in range(steps):\n        step()",
-         "the four losses in order"),
+        ("def best_order(tensors):\n    return tensors", "there is one that takes"),
+        ("def best_order(tensors):\n    return sorted(tensors)", "there is one that takes"),
+        ("def best_order(tensors):\n    return sorted(tensors, reverse=True)",
+         "there is one that takes"),
+        ("def best_order(tensors):\n    return tensors[:-1]", "the same sizes"),
+        ("def best_order(tensors):\n    return [1] * len(tensors)", "the same sizes"),
+        ("def best_order(tensors):\n    return sum(tensors)", "the same sizes"),
+        ("def best_order(tensors):\n    tensors.sort()", "returns nothing"),
     ],
 }

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mgpu_helpers.charts.base import axes, colour
+from mgpu_helpers.charts.base import IDEAL, axes, colour
 from mgpu_helpers.names import order
 from mgpu_helpers.wording import size_text
 
@@ -24,7 +25,10 @@ PARTS = {  # of memory, on every device
 
 
 def live_bytes(trace: Trace, ax: Any = None) -> Any:
-    """Draw the bytes that one step holds on each device, over time."""
+    """Draw the bytes that one step holds on each device, over time.
+
+    A dashed line is drawn where the backward pass begins, if the step has one.
+    """
     ax = axes(ax)
     for device, curve in trace.memory.items():
         times, live = zip(*curve, (trace.length, curve[-1][1]), strict=True)
@@ -37,12 +41,30 @@ def live_bytes(trace: Trace, ax: Any = None) -> Any:
         )
     ax.set_xlim(0, trace.length * 1e3 or 1)
     ax.set_ylim(bottom=0)
+    if begins := _backward(trace):
+        ax.axvline(begins * 1e3, **IDEAL)
+        ax.annotate("backward pass", (begins * 1e3, 0.03), (5, 0), size=9, color="#444444",
+                    xycoords=("data", "axes fraction"), textcoords="offset points")  # fmt: skip
     ax.set_xlabel("time in the step, ms")
     ax.set_ylabel("live memory, MB")
     ax.set_title("What one step holds on each device", loc="left")
     if trace.memory:
         ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     return ax
+
+
+def _backward(trace: Trace) -> float | None:
+    """Give the seconds at which a step begins to compute gradients; None where it does not.
+
+    Constants and shapes of the backward pass may be made earlier, so they do not count.
+    """
+    starts = (
+        op.start
+        for op in trace.ops
+        if re.search(r"(^|/)gradient(_tape|s(_\d+)?)/", op.name)
+        and re.search(r"MatMul|Backprop|Grad(?!ientArgs)", op.type)
+    )
+    return min(starts, default=None)
 
 
 def held(parts: Mapping[str, Held], ax: Any = None) -> Any:

@@ -68,8 +68,12 @@ def against_pieces(
     return ax
 
 
-def lab(records: Sequence[Mapping[str, Any]], ax: Any = None) -> Any:
+def lab(
+    records: Sequence[Mapping[str, Any]], ax: Any = None, *, source: str | None = None
+) -> Any:
     """Draw what each memory option takes, as scripts/hold_memory.py reports it.
+
+    source stands in the corner where the numbers are not of this machine.
 
     A record has an option, and bytes, or those of several moments, for driver, allocator and
     process: the most is drawn. What no record has is left out.
@@ -77,7 +81,7 @@ def lab(records: Sequence[Mapping[str, Any]], ax: Any = None) -> Any:
     named = {"driver": "given by the driver", "allocator": "tensors at most", "process": "process"}
     kinds = [kind for kind in named if any(record.get(kind) is not None for record in records)]
     shades = {"driver": "#333333", "allocator": "#b8860b", "process": HOST}
-    ax = axes(ax, size=(8, 0.9 + (0.16 + 0.17 * len(kinds)) * len(records)))
+    ax = axes(ax, size=(8, 0.9 + (0.16 + 0.17 * len(kinds)) * len(records)), source=source)
     for i, kind in enumerate(kinds):
         rows = [row + (i - (len(kinds) - 1) / 2) * 0.26 for row in range(len(records))]
         sizes = [int(np.max(record.get(kind) or 0)) for record in records]

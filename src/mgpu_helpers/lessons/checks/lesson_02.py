@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from mgpu_helpers import devices, trace
-from mgpu_helpers.lessons import count, networks
-from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, numbers
-from mgpu_helpers.wording import counted
+from mgpu_helpers import memory
+from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, listed, numbers
+
+_MIB = 2**20
 
 
 @exercise
@@ -26,7 +24,7 @@ def quarter_and_growth(answer: Any) -> str:
     if options.per_process_gpu_memory_fraction > 1:
         raise NotYet(
             f"{options.per_process_gpu_memory_fraction:g} is a share, so it means "
-            f"{options.per_process_gpu_memory_fraction:g} times the card; a quarter is 0.25"
+            f"{options.per_process_gpu_memory_fraction:g} times the GPU; a quarter is 0.25"
         )
     if options.per_process_gpu_memory_fraction != 0.25:
         raise NotYet(f"the share is {options.per_process_gpu_memory_fraction:g}, not a quarter")
@@ -36,68 +34,75 @@ def quarter_and_growth(answer: Any) -> str:
 
 
 @exercise
-def batch_that_fits(answer: Any) -> str:
-    """Check exercise 2 of lesson 02: the largest batch of a network within 60 MB, measured."""
+def last_two_grow(function: Callable[[Sequence[Any]], Any]) -> str:
+    """Check exercise 2 of lesson 02: the last two GPUs are visible and grow, the others hidden."""
     import tensorflow as tf
+    from tensorflow.python.eager import context
 
-    tf1 = tf.compat.v1
-    plan, budget, network = devices.current(), 60_000_000, networks.jang(hidden=9600, width=0.25)
-    if isinstance(answer, bool) or not isinstance(answer, int | np.integer) or answer < 1:
-        raise NotYet(f"a batch is a number of examples, not {answer!r}")
-    if answer > 10_000:
-        raise NotYet(f"a batch of {answer:,} is not run here: it is far more than fits")
-    weights = 4 * networks.parameters(network)
-    with tf.Graph().as_default() as graph, tf.device(plan.devices[0]):
-        x = tf1.placeholder(tf.float32, [None, 28, 28, 1], name="x")
-        y = tf1.placeholder(tf.int64, [None], name="y")
-        loss = networks.loss(networks.logits(network, networks.classic(network), x), y)
-        tf1.train.MomentumOptimizer(1e-3, 0.9).minimize(loss, name="train")
-        start = tf1.global_variables_initializer()
-    config = plan.session_config(devices=1, soft_placement=True)
-    with tf1.Session(graph=graph, config=config) as session:
-        session.run(start)
-        feed = {"x:0": np.zeros([answer, 28, 28, 1]), "y:0": np.zeros([answer])}
-        train = graph.get_operation_by_name("train")
-        session.run(train, feed)
-        _, step = trace.session_step(session, train, feed)
-    total = 2 * weights + step.peak(plan.devices[0], scratch=False)
-    said = f"a batch of {answer} holds {total / 1e6:.1f} MB"
-    if total > budget:
-        raise NotYet(f"{said}, above the budget of 60 MB")
-    if answer == count.fits(network, budget, slots=2):
-        raise NotYet("that is the answer for Adam's two slots; momentum has one")
-    if total < 0.95 * budget:
-        raise NotYet(f"it holds {total / 1e6:.0f} MB: there is room for more within 60 MB")
-    return f"it holds {total / 1e6:.0f} MB of 60, weights and slots included"
+    for n in (2, 3, 5):
+        with memory.pretend_gpus(n) as gpus:
+            wanted = [gpu.name[-5:] for gpu in gpus[-2:]]
+            call(function, list(gpus))
+            if context.context()._initialized:
+                raise NotYet("it started TensorFlow: make the settings and no tensor")
+            seen = [gpu.name[-5:] for gpu in tf.config.get_visible_devices("GPU")]
+            if seen != wanted:
+                hidden = "none" if not seen else " and ".join(seen)
+                raise NotYet(
+                    f"of {n} GPUs TensorFlow sees {hidden}; it should see {' and '.join(wanted)}"
+                )
+            grows = tf.config.experimental.get_memory_growth
+            still = [gpu.name[-5:] for gpu in gpus[-2:] if not grows(gpu)]
+            if still:
+                raise NotYet(f"of {n} GPUs no growth is set on {' and '.join(still)}: both need it")
+            if any(tf.config.get_logical_device_configuration(gpu) for gpu in gpus[-2:]):
+                raise NotYet("a limit takes the growth away: set none")
+    return "of 2, 3 and 5 GPUs TensorFlow sees the last two, and both grow"
 
 
 @exercise
-def lets_go(train: Callable[[Callable[[], Any], int], Any]) -> str:
-    """Check exercise 3 of lesson 02: a list of losses that keeps no tape alive."""
-    import tensorflow as tf
+def taken_by_growth(function: Callable[[list[int]], Any]) -> str:
+    """Check exercise 3 of lesson 02: the order of tensors for which growth takes least."""
+    rng = np.random.default_rng(seed=2)
+    way = "return the same sizes in another order, in a list"
+    for _ in range(6):
+        sizes = [int(size) * _MIB for size in rng.integers(3, 200, rng.integers(3, 6))]
+        got = numbers(listed(call(function, list(sizes)), way), (len(sizes),), way).tolist()
+        if sorted(got) != sorted(sizes):
+            raise NotYet(way)
+        least, taken = _least(sizes), sum(grown(got))
+        if taken > least:
+            said = ", ".join(str(size // _MIB) for size in sizes)
+            raise NotYet(
+                f"for tensors of {said} MiB your order takes {taken // _MIB} MiB, and there is "
+                f"one that takes {least // _MIB}: try all of them with itertools.permutations"
+            )
+    return "no order of these tensors takes less"
 
-    tapes: list[weakref.ref[Any]] = []
-    alive = 0
 
-    def count() -> int:
-        gc.collect()
-        return sum(tape() is not None for tape in tapes)
+def grown(tensors: Sequence[int]) -> list[int]:
+    """Give the regions that growth takes for tensors in this order, as the lesson has it."""
+    regions: list[int] = []
+    rooms: list[int] = []
+    region = 2 * _MIB
+    for tensor in tensors:
+        fitting = [room for room in rooms if room >= tensor]
+        if fitting:
+            room = min(fitting)
+            rooms.remove(room)
+        else:
+            enough = region >= tensor
+            while region < tensor:
+                region *= 2
+            room = region
+            regions.append(region)
+            region *= 2 if enough else 1
+        if room >= 2 * tensor or room - tensor >= 128 * _MIB:
+            rooms.append(room - tensor)
+    return regions
 
-    def step() -> tuple[Any, Any]:
-        nonlocal alive
-        alive = max(alive, count())
-        with tf.GradientTape() as tape:
-            loss = tf.constant(float(len(tapes)))
-        tapes.append(weakref.ref(tape))
-        return loss, tape
 
-    losses = call(train, step, 4)
-    alive = max(alive, count())
-    if alive > 1:
-        raise NotYet(f"{alive} of {counted(len(tapes), 'tape')} were alive at the same time")
-    if len(tapes) != 4:
-        raise NotYet(f"step was called {counted(len(tapes), 'time')} in 4 steps")
-    way = "it should return the four losses in order, as numbers"
-    if numbers(losses, (4,), way).tolist() != [0, 1, 2, 3]:
-        raise NotYet(way)
-    return "four losses, and no tape was kept"
+def _least(sizes: Sequence[int]) -> int:
+    import itertools
+
+    return min(sum(grown(order)) for order in itertools.permutations(sizes))
