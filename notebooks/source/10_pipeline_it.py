@@ -557,7 +557,7 @@ print(warned[0].message)
 #
 # ## On your own
 #
-# Under each exercise is its solution, in JupyterLab a collapsed cell: open it with a click.
+# Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
 # **1.** With three stages, one forward, one back lets the first stage hold three pieces. Write
 # `two_at_most(stages, pieces)`: an order in which no stage ever holds more than two, and which
