@@ -375,7 +375,7 @@ for device in plan.devices:
 # %% [markdown]
 # The model's weights stay where they were made, and are copied to the device in each step. On a
 # GPU, Keras compiles a training step with XLA into one operation; `fit_step` leaves that out, so
-# that there are layers to see, and warns you. Lessons 06 to 10 share the work of such a model out.
+# that there are layers to see, and warns you. Lessons 06, 07, 09 and 10 share the work of such a model out.
 #
 # ## On your own
 #
@@ -449,7 +449,7 @@ checks.multiply_columns(multiply_columns)
 #
 # Three ways through them:
 #
-# - "I have one model and several GPUs": 00, 01, 03, 06, 07, 08.
+# - "I have one model and several GPUs": 00, 01, 03, 06, 07.
 # - "I have many scripts": 00, 02, 04, 05.
 # - "My model does not fit": 00, 03, 09, 10.
 #

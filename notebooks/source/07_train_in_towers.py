@@ -368,7 +368,7 @@ for name, way in ways.items():
 # With two devices, the ring and the first device have the same bytes, 1.00 in and 1.00 out, and not
 # the same time. The first device can send no average before all gradients have come, so in and out
 # follow each other, which makes 2(n - 1) = 2.00. In the ring every device sends and receives at
-# once, so it takes the time of 2(n - 1)/n = 1.00. That is how [[11]] counts them. In `cores` mode
+# once, so it takes the time of 2(n - 1)/n = 1.00. That is how [[12]] counts them. In `cores` mode
 # all devices share one memory, and none of this can be timed.
 #
 # ## The same in a graph
@@ -692,6 +692,6 @@ checks.mask_seed(mask_seed)
 # - The network and the choice of host or device for its variables come from the [tensorlight
 #   notebook](../docs/sources.md#tensorlight) of bsautermeister, 2016, which measured them on TitanX
 #   GPUs. That gradients are colocated with their operations comes from the [P40
-#   note](../docs/sources.md#p40), 2017. [[11]] has both tables.
+#   note](../docs/sources.md#p40), 2017. [[11]] has the first table, [[12]] both.
 #
 # Next: [[next]].
