@@ -314,7 +314,7 @@ for each in pipeline.cuts(step, names, stages=2):
 
 # %% [markdown]
 # `best_cut` chooses by one of three criteria. By memory, the larger part is as small as can be. By
-# bytes, the least crosses. (By time, the slower part is as fast as can be. [[10]] uses that.)
+# bytes, the least crosses. (By time, the slower part is as fast as can be. That matters in [[10]].)
 
 # %%
 pair = [first, second]
@@ -391,10 +391,10 @@ timing.compare(*runs, repeats=10, names=("colocated", "not colocated"))
 # %% [markdown]
 # The notebook's steps took 20.18 ms with the argument and 23.33 ms without, so its colocated step
 # was 1.16 times as fast. There the bytes went from GPU to GPU. In `cores` mode all devices lie in
-# one memory, and a gain seen here has another reason: the fast kernel for the gradient of a pool
-# uses what the pool's forward kernel has noted down, which is not handed to another device. So
-# without the argument a slow kernel runs. (With a single device both lines are the same, and only
-# the batch crosses.)
+# one memory, and a gain seen here has another reason: the fast kernel for the gradient of a pool,
+# from the library oneDNN, uses what the pool's forward kernel has noted down, which is not handed
+# to another device. So without the argument a slow kernel runs. (With a single device both lines
+# are the same, and only the batch crosses.)
 #
 # The notebook also says what the GPUs held: 4285 MiB with the whole network, and 2236 and 2795 MiB
 # with a part of it. These numbers say less than they seem to. Another row of its table has the
