@@ -236,9 +236,9 @@ drawings.lab(measured or calculated, source=None if measured else rules)
 plt.show()
 
 # %% [markdown]
-# The first bar is the trouble of the beginning: 15.6 GB taken for 600 MB of tensors. On a GPU,
-# `benchmarks/memory.py` keeps the measured chart in a **result card**. Where there are cards
-# from GPUs, here they are:
+# The first bar is the trouble of the beginning. In the calculation 15.6 GB are taken for 600 MB of
+# tensors. On a GPU, `benchmarks/memory.py` keeps the measured chart in a **result card**. Where
+# there are cards from GPUs, here they are:
 
 # %% tags=["varies", "nbval-ignore-output"]
 cards = sorted(Path("../results").glob("memory-gpus*.json"))
@@ -368,8 +368,8 @@ assert len(monitor.phases) == 4
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
-# **1.** Build a classic configuration with which a session starts small, grows, and takes a
-# quarter of each GPU at most.
+# **1.** Build a classic configuration with which a session starts small, grows, and takes a quarter
+# of each GPU at most.
 
 # %% tags=["exercise"]
 answer = tf1.ConfigProto()
@@ -431,8 +431,8 @@ checks.taken_by_growth(best_order)
 # - A `ResourceExhaustedError` named the tensor that did not fit. The driver, the process and the
 #   allocator each knew a part of who fills the memory.
 # - Today's calls and the classic options ended in the same message.
-# - By TensorFlow's own rules, six tensors of 600 MB took 1024 MiB with growth, and nearly all of a
-#   GPU with nothing set.
+# - By TensorFlow's own rules, six tensors, 600 MB in all, took 1024 MiB with growth, and nearly all
+#   of a GPU with nothing set.
 # - Settings that came too late or did not go together were refused in TensorFlow's own words. One
 #   pair was not: a limit silently took growth away, and `memory.logical` caught it.
 # - A monitor showed what a Keras model took, phase by phase.

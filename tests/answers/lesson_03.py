@@ -92,7 +92,7 @@ WRONG = {
         (FITS.replace(", slots=1", ""), "Adam's two slots"),
         ("def largest_batch(network, budget):\n    return 1", "room for more"),
         ("def largest_batch(network, budget):\n    return budget", "is not run"),
-        (FITS.replace("return ", "return 2 * "), "too much"),
+        (FITS.replace("return ", "return 2 * "), "too much for a budget"),
         (FITS.replace("return ", "return 1.0 * "), "a whole number of examples"),
         (FITS.replace("return ", "answer = "), "a whole number of examples"),
         (FITS.replace("budget, slots", "1000, slots"), "it raises ValueError"),

@@ -1,6 +1,6 @@
 """Count by hand, from the layers' shapes, what training a lesson's network holds.
 
-Lesson 02 builds the count in front of the reader.
+Lesson 03 builds the count in front of the reader.
 """
 
 from __future__ import annotations

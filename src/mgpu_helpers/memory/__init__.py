@@ -1,6 +1,6 @@
 """What a step holds on each device: predicted, split by use, watched over time, and limited.
 
-Lesson 02 builds it in front of the reader.
+Lessons 02 and 03 build it in front of the reader.
 """
 
 from mgpu_helpers.memory.count import Held, at_peak, by_use, line

@@ -28,7 +28,7 @@ class Held:
     weights: int
     slots: int  # what the optimizer keeps for each weight: Adam two numbers, momentum one
     gradients: int  # those of weights, and what the optimizer makes of them
-    activations: int  # what is kept for the way back, and the gradients on their way through
+    activations: int  # what the backward pass needs, and the gradients on their way through
     scratch: int = 0  # what a library borrows while an operation runs
 
     @property
@@ -85,10 +85,10 @@ def by_use(
 ) -> Held:
     """Split what the step held on the device at its peak; the weights' and slots' bytes are given.
 
-    They were there before the step, so its trace has them not. Gradients are what flows into an
-    optimizer's operation, as it was made or on its way (averaged, scaled, reshaped), and the new
-    values that it writes while somebody still reads the old ones. All the rest is activations,
-    what comes from other devices too.
+    They were there before the step, so its trace omits them. Gradients are what flows into an
+    optimizer's operation, as it was made or on its way (averaged, scaled, reshaped). A new value
+    counts with them where the optimizer has to make it beside the old one, because another
+    operation still reads that. All the rest is activations, also what comes from other devices.
     """
     feeds = _into_optimizer(trace)
     sizes: dict[str, int] = defaultdict(int)

@@ -62,7 +62,7 @@ def batch_that_fits(function: Callable[[networks.Network, int], Any]) -> str:
     rng = np.random.default_rng(seed=3)
     for _ in range(2):
         network = networks.jang(hidden=int(rng.integers(32, 41)) * 400, width=0.25)
-        fixed = count.predict(network, 1, slots=1).total
+        fixed = 3 * 4 * networks.parameters(network)  # weights, slots and gradients
         budget = round(fixed / 1e6 + int(rng.integers(12, 20))) * 1_000_000
         batch = call(function, network, budget)
         if isinstance(batch, bool) or not isinstance(batch, int | np.integer) or batch < 1:
@@ -72,12 +72,11 @@ def batch_that_fits(function: Callable[[networks.Network, int], Any]) -> str:
         if batch == count.fits(network, budget, slots=2):
             raise NotYet("that is the answer for Adam's two slots; momentum has one")
         total = _traced(network, int(batch))
-        of = f"of a budget of {size_text(budget)}"
-        said = f"a batch of {batch} holds {total / 1e6:.0f} MB {of}"
+        of = f"a budget of {size_text(budget)}"
         if total > (1 + CLOSE) * budget:
-            raise NotYet(f"{said}: too much")
+            raise NotYet(f"a batch of {batch} holds {size_text(total)}, too much for {of}")
         if total < (1 - CLOSE) * budget:
-            raise NotYet(f"{said}: there is room for more")
+            raise NotYet(f"a batch of {batch} leaves a tenth of {of} free: there is room for more")
     return "of two networks, traced, with weights and slots: within 10 % of the budgets"
 
 
