@@ -69,9 +69,9 @@ def build(units, device, dropout=0.2, rate=1e-3):
 
 # %% [markdown]
 # As in the article, there are two of them, and they differ in the number of units in the last
-# hidden layer. They get the first and the last device of the plan. The left half of the drawing is
-# what most loops do, and the right half is what we want. The cells after it do what the left half
-# shows:
+# hidden layer. They get the first and the last device of the plan. (A plan with a single device has
+# both on it, and then nothing is gained by what follows.) The left half of the drawing is what most
+# loops do, and the right half is what we want. The cells after it do what the left half shows:
 
 # %% tags=["schematic"]
 sketches.turns(plan.devices[0], plan.devices[-1])
@@ -143,7 +143,7 @@ with tf.device(plan.devices[-1]):
     at_once(look, ["another thread"])
 
 # %% [markdown]
-# Two pauses at once take as long as one. And the second thread put its tensor elsewhere: a thread
+# Two pauses at once take as long as one. And the other thread put its tensor elsewhere: a thread
 # does **not** inherit the `tf.device` block around its start. That is why `train` has the block
 # inside.
 #
@@ -224,14 +224,14 @@ def compare(one, other):
 compare(learned(in_turn), learned(at_once))
 
 # %% [markdown]
-# In `cores` mode they are equal to the last bit: each device computes with one thread, so it adds
-# in one order. Some kernels of a GPU add in the order in which their threads come. There two runs
-# may differ by rounding, even in turn, and `compare` allows 0.01.
+# In `cores` mode they are equal to the last bit: each operation computes with one thread, so it
+# adds in one order. Some kernels of a GPU add in the order in which their threads come. There two
+# runs may differ by rounding, even in turn, and `compare` allows 0.01.
 #
 # ## Vote
 #
 # Three new members train for eight passes, with smaller batches and a higher learning rate. The
-# third, `tiny`, gets the third device. Where there are only two, it shares the first. Instead of a
+# third, `tiny`, gets the third device. Where there are fewer, it shares the first. Instead of a
 # list, `ensemble.train` takes a function here. It gives the batches of member 0, 1 or 2, each in an
 # order of its own.
 #
@@ -257,8 +257,8 @@ for voter in voters:
     print("convolutions on", *{op.device for op in step.ops if "Conv2D" in op.type})
 
 # %% [markdown]
-# Each gave ten probabilities for each digit, and each computed on its own device. There are two
-# ways to join the predictions:
+# Each gave ten probabilities for each digit, and each computed on the device that it was given.
+# There are two ways to join the predictions:
 #
 # - In a **vote** each member has one voice, for its likeliest digit.
 # - Or the probabilities are **averaged**. A member that is sure then counts for more.
@@ -483,7 +483,7 @@ print("2 mean losses, less than 0.1 % apart:", apart < 1e-3)
 # ## Break it
 #
 # **One iterator for two members.** A generator deals out its batches, each to whoever asks first.
-# So two members that share one see half of the batches each, and nothing fails. `ensemble.train`
+# So two members that share one would each see a part of the batches. `ensemble.train`
 # makes a list of an iterator, and all members see all of it. What if a function gives the same
 # iterator to both?
 
@@ -675,7 +675,7 @@ checks.run_all(run_all)
 # - Save often. After an error in one member, the others can be saved and resumed.
 # - Other seeds are the cheapest difference between members. With other networks, or other parts of
 #   the data, their errors overlap less.
-# - An ensemble of n members takes n times as long as one of them to predict.
+# - An ensemble predicts with all its members, so it costs as much as all of them together.
 # - The digits here come with this package. Those of the article are MNIST.
 #
 # Next: [[next]].
