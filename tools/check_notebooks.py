@@ -21,7 +21,7 @@ from nbformat import NotebookNode
 
 from lessons import CLOSED, METADATA, Lesson, cover, disagreements, tags
 
-MOST_CELLS, MOST_LINES, MEDIAN_LINES, MOST_BYTES, MOST_BULLETS = 60, 25, 5, 1_000_000, 6
+MOST_CELLS, MOST_LINES, MEDIAN_LINES, MOST_BYTES, MOST_BULLETS = 60, 20, 5, 1_000_000, 6
 SECTIONS = ["On your own", "What we saw", "In practice"]
 # What TensorFlow's start-up writes, and paths that only one machine has.
 NOISE = re.compile(

@@ -375,7 +375,8 @@ for device in plan.devices:
 # %% [markdown]
 # The model's weights stay where they were made, and are copied to the device in each step. On a
 # GPU, Keras compiles a training step with XLA into one operation; `fit_step` leaves that out, so
-# that there are layers to see, and warns you. Lessons 06, 07, 09 and 10 share the work of such a model out.
+# that there are layers to see, and warns you. Lessons 06, 07, 09 and 10 share the work of such a
+# model out.
 #
 # ## On your own
 #
