@@ -181,6 +181,17 @@ def test_live_bytes_draws_megabytes_and_names_the_peak(with_plan):
     assert not ax.get_legend().get_frame_on()  # the style is left by the time it is drawn
 
 
+def test_live_bytes_marks_where_the_backward_pass_begins(with_plan):
+    named = [("gradients/Shape", "Shape"), ("logits/MatMul", "MatMul"),
+             ("gradients/BroadcastGradientArgs", "BroadcastGradientArgs"),
+             ("gradients/logits/MatMul_grad/MatMul", "MatMul"), ("train", "NoOp")]  # fmt: skip
+    ops = tuple(Op(name, kind, "/CPU:1", 1e-3 * i, 1e-3) for i, (name, kind) in enumerate(named))
+    step = Trace(ops, (), {"/CPU:1": ((0.0, 4), (5e-3, 0))}, ())
+    ax = charts.live_bytes(step)
+    assert list(ax.lines[-1].get_xdata()) == [pytest.approx(3.0)] * 2
+    assert [text.get_text() for text in ax.texts] == ["backward pass"]
+
+
 def labels_of(ax):
     return [text.get_text() for text in ax.texts if text.get_text()]
 
