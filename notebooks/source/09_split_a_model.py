@@ -14,7 +14,7 @@
 # - run the backward pass where the forward pass ran,
 # - choose where to cut.
 #
-# **You need** [[01]] and [[02]].
+# **You need** [[01]] and [[03]].
 
 # %%
 from mgpu_helpers import devices
@@ -91,7 +91,7 @@ x, y = images[:128], labels[:128]
 
 # %% [markdown]
 # How much memory would it need on a single device? Say that a device can give it 25 MB, at a batch
-# of 128. A copy of the model takes one training step on the first device. [[02]] explains
+# of 128. A copy of the model takes one training step on the first device. [[03]] explains
 # `memory.by_use`, which splits what a step holds at its peak:
 
 # %%
