@@ -420,11 +420,12 @@ with tf.device(device):
     real = trace.fit_step(model, (pictures, targets)).peak(device, scratch=False)
 sizes = predicted.total, measured.at(256).bytes, real
 print("counted {}, measured {}, traced {} MB".format(*[f"{size / 1e6:.1f}" for size in sizes]))
-assert predicted.low < real < predicted.high and abs(sizes[1] / real - 1) < 0.1
+assert predicted.low < real < predicted.high and abs(sizes[1] / real - 1) < 0.2
 
 # %% [markdown]
-# The count, the line and the trace agree: a batch of 256 holds about 151 MB. Watch for two things.
-# A GPU's libraries borrow workspaces, which no count has, so leave a tenth of the GPU free. A model
+# The count, the line and the trace agree: a batch of 256 holds about 151 MB. Where operations run
+# in another order, a step may hold one output more, which is 17 MB here. Watch for two things. A
+# GPU's libraries borrow workspaces, which no count has, so leave a tenth of the GPU free. A model
 # whose inputs have different lengths has to be measured with the longest.
 #
 # ## On your own
