@@ -58,7 +58,8 @@ def lab(tmp_path_factory) -> Iterator[Lab]:
     """Serve a copy of the notebooks, with settings and kernels of its own, on the loopback."""
     folder = tmp_path_factory.mktemp("lab")
     shutil.copytree(NOTEBOOKS, folder / "notebooks", ignore=shutil.ignore_patterns("source"))
-    shutil.copytree(ROOT / "results", folder / "results")
+    for name in ("results", "docs"):  # a lesson shows a picture of docs/
+        shutil.copytree(ROOT / name, folder / name)
     for name, values in SETTINGS.items():
         path = folder / "settings" / f"{name}.jupyterlab-settings"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +80,7 @@ def lab(tmp_path_factory) -> Iterator[Lab]:
     ]
     with log.open("w") as out:
         server = subprocess.Popen(
-            command, cwd=folder / "notebooks", env=env, stdout=out, stderr=subprocess.STDOUT
+            command, cwd=folder, env=env, stdout=out, stderr=subprocess.STDOUT
         )
     try:
         end = time.monotonic() + START_TIMEOUT
@@ -131,7 +132,7 @@ DRAWN = """count => {
 
 def run_all(page, lab: Lab, name: str) -> list:
     """Open a notebook, clear its outputs, click Run All; return its cells when all have run."""
-    page.goto(f"{lab.url}lab/tree/{name}.ipynb?reset&token={lab.token}")
+    page.goto(f"{lab.url}lab/tree/notebooks/{name}.ipynb?reset&token={lab.token}")
     page.wait_for_function(CONNECTED, timeout=START_TIMEOUT * 1000, polling=POLL)
     page.evaluate("() => window.jupyterapp.commands.execute('notebook:clear-all-cell-outputs')")
     page.wait_for_function(CLEARED, polling=POLL)
