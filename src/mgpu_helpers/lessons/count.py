@@ -79,7 +79,7 @@ def _per_example(network: networks.Network, onednn: bool) -> int:
 
 
 def _kept(layer: Any, output: int, onednn: bool) -> int:
-    """Count the bytes an example that a layer keeps for the backward pass, given its output's."""
+    """Count the bytes that a layer keeps for the backward pass, an example, given its output's."""
     if isinstance(layer, networks.Dropout):
         return 0
     if isinstance(layer, networks.Pool):
