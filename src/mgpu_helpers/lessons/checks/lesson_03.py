@@ -132,7 +132,7 @@ def lets_go(train: Callable[[Callable[[], Any], int], Any]) -> str:
         raise NotYet(f"{counted(left, 'tape')} of {steps} outlived the training: do not keep them")
     if alive:
         earlier = counted(alive, "earlier tape")
-        raise NotYet(f"{earlier} of {steps} still lived when a step began: let go of it before")
+        raise NotYet(f"{earlier} of {steps} still lived when a step began: free it before")
     way = f"it should return the {steps} losses in order, as numbers"
     losses = listed(losses, way)
     if any(tf.is_tensor(loss) for loss in losses):
