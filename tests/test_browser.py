@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -206,3 +207,56 @@ def test_what_must_not_pass_is_seen(browser, lab: Lab, tmp_path, source: str, sa
     with pytest.raises(Exception, match=said):
         check(browser, lab, "bad", cells, tmp_path)
     assert (tmp_path / "bad.png").stat().st_size > 10_000
+
+
+FILLED = """boxes => {  // an input of another box has a small one of the same name
+    const size = box => box.getBoundingClientRect().width;
+    const box = boxes.sort((a, b) => size(b) - size(a))[0];
+    const fill = getComputedStyle(box).fill, gradient = fill.match(/#([^"]+)/);
+    if (!gradient) return [fill];
+    const stops = box.getRootNode().getElementById(gradient[1]).querySelectorAll('stop');
+    return [...stops].map(stop => getComputedStyle(stop).stopColor);
+}"""
+
+
+@pytest.fixture
+def tensorboard(tmp_path: Path) -> Iterator[str]:
+    """Serve the graph that lesson 06 writes, on the loopback; give the address."""
+    pytest.importorskip("tensorboard")
+    cells = nbformat.read(next(NOTEBOOKS.glob("06_*.ipynb")), as_version=4).cells
+    code = "\n\n".join(cell.source for cell in cells if cell.cell_type == "code")
+    code, written, _ = code.partition('FileWriter(str(folder), graph=session.graph).close()')
+    lesson = tmp_path / "lesson.py"
+    lesson.write_text(code + written)
+    env = environment() | {"MPLBACKEND": "Agg", "TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, lesson], env=env, check=True, timeout=RUN_TIMEOUT)
+
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(tmp_path)]
+    command += ["--host", "127.0.0.1", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) as server:
+        try:
+            said = (re.search(r"TensorBoard .* at (http://127\S+)", x) for x in server.stderr)
+            yield next(filter(None, said))[1]
+        finally:
+            server.terminate()
+
+
+def test_tensorboard_colours_the_graph_of_lesson_06_by_device(browser, tensorboard: str):
+    page = browser.new_page(viewport={"width": 1400, "height": 1100})
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(f"{tensorboard}#graphs")
+    page.get_by_role("radio", name="Device", exact=True).click(timeout=START_TIMEOUT * 1000)
+    page.get_by_text("unknown device").wait_for()  # the legend of the colours
+
+    def colours(name: str) -> set[str]:
+        boxes = page.locator(f'g.node[data-name="{name}"] .nodecolortarget')
+        boxes.first.wait_for(state="attached")
+        return set(boxes.evaluate_all(FILLED))
+
+    host, first, second = map(colours, ("x", "tower_0", "tower_1"))
+    assert [len(one) for one in (host, first, second, host | first | second)] == [1, 1, 1, 3]
+    assert (colours("concat"), colours("w")) == (host, first)
+    assert colours("gradients") == host | first | second
+    assert all(url.startswith((tensorboard, "data:", "blob:")) for url in asked), asked
+    page.close()
