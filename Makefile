@@ -7,7 +7,7 @@ GPU := $(shell test "`uname -sm`" = "Linux x86_64" && command -v nvidia-smi >/de
 endif
 gpu := $(filter 1,$(GPU))
 comma := ,
-extras := notebooks,test,dev$(if $(gpu),$(comma)gpu)
+extras := notebooks,tensorboard,test,dev$(if $(gpu),$(comma)gpu)
 
 # Another TensorFlow lives in its own environment, and its numbers may differ in the last digits.
 venv := .venv$(if $(TF),-tf$(TF))
@@ -23,7 +23,7 @@ ready := $(venv)/.ready-$(if $(gpu),gpu,cpu)$(if $(PYTHON),-$(subst /,-,$(PYTHON
 again := $(shell test -x $(python) && test "`cat $(venv)/.project 2>/dev/null`" = "`pwd -P`" \
            || echo again)
 
-.PHONY: help lab test isa counts rehearse gpu browser notebooks bench lint constraints clean again
+.PHONY: help lab test isa models counts rehearse gpu browser notebooks bench lint constraints clean again
 
 help:  ## list the targets
 	@echo "Targets:"
@@ -53,6 +53,9 @@ test: $(ready)  ## unit tests, notebook hygiene, and every notebook against its 
 
 isa: $(ready)  ## every notebook against its stored outputs, as other processors would compute them
 	$(plain) $(pytest) -n 2 --dist worksteal -m isa $(if $(ISA),-k "$(ISA)")
+
+models: $(ready)  ## every helper on Keras models that it was not written for
+	$(plain) $(pytest) -n 2 --dist worksteal -m models
 
 counts: $(ready)  ## every notebook to its end on 1, 3 and 8 devices; values may differ
 	$(plain) $(pytest) -n 2 --dist worksteal -m counts

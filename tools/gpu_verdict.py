@@ -161,10 +161,11 @@ def main() -> int:
             "check the lessons without one."
         )
         return 1
-    warm = subprocess.run([sys.executable, "-c", WARM], text=True, capture_output=True)
-    print(warm.stdout if not warm.returncode else warm.stderr.strip().splitlines()[-1], flush=True)
-    if warm.returncode:
-        return 1
+    if driver.gpus:
+        warm = subprocess.run([sys.executable, "-c", WARM], text=True, capture_output=True)
+        print(warm.stderr.strip().splitlines()[-1] if warm.returncode else warm.stdout, flush=True)
+        if warm.returncode:
+            return 1
     names = dict.fromkeys(gpu.name for gpu in driver.gpus) or ["no GPU"]
     name = "gpu-" + re.sub("[^a-z0-9]+", "-", f"{len(driver.gpus)} {' '.join(names)}".lower())
     verdict = Verdict()
