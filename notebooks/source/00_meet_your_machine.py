@@ -14,7 +14,7 @@
 # - share one multiplication out over all devices and prove that the result is the same,
 # - read a timeline and a placement map of your own run.
 #
-# **You need** some Python and NumPy. You do not need a GPU.
+# **You need** some Python, NumPy and Keras. You do not need a GPU.
 
 # %%
 from mgpu_helpers import devices
@@ -253,7 +253,8 @@ drawings.from_gpus("00")
 # product has to be equal to NumPy's, without any tolerance:
 
 # %%
-wrong = np.count_nonzero(result != left @ right)
+by_numpy = left @ right
+wrong = np.count_nonzero(result != by_numpy)
 print(f"{wrong} of {result.size:,} entries differ from those of NumPy")
 
 # %% [markdown]
@@ -329,7 +330,7 @@ def multiply_somewhere(left, right):
 
 
 result, step = trace.function_step(multiply_somewhere, left, right)
-print("equal to NumPy's product:", np.array_equal(result, left @ right))
+print("equal to NumPy's product:", np.array_equal(result, by_numpy))
 
 # %% [markdown]
 # The product is right and no error is raised. A test of the value cannot reveal that the work was
