@@ -34,7 +34,6 @@ plan
 #
 # `plan.host` is the name of the host, `plan.devices` are those of the devices, and `len(plan)` is
 # how many there are. The outputs stored in this page come from `cores` mode.
-# Run the cells to replace them with yours.
 #
 # ### What `cores` mode is worth
 #
@@ -46,8 +45,6 @@ plan
 #   real parallel work, and it shows how a training on several GPUs behaves.
 # - The devices share one memory, so nothing really crosses between them. The bytes that these
 #   lessons count are those that would cross between GPUs.
-#
-# The `timing` line of the plan says what a timing is worth on your machine.
 
 # %%
 import os
@@ -83,7 +80,7 @@ print("matrix products ran on", *{op.device for op in step.ops if op.type == "Ma
 # %% [markdown]
 # All of them ran in one place: on the CPU where there is no GPU, and on the first GPU where there
 # is one. The plan has more devices, and they multiplied nothing. To use them, somebody has to say
-# which device does what. That is what this series is about.
+# which device does what.
 #
 # ## What is in this machine
 #
@@ -190,8 +187,7 @@ def multiply(left, right):
 # The outer block is there for the cutting and the joining. Without it nobody would have placed
 # them. TensorFlow would do both on the host where there is no GPU, and on the first GPU where there
 # is one. All of `left` would then travel to the first GPU, and the other shards from there to the
-# other GPUs. These lessons name a place for what they cut, join and return, so that they do the
-# same on every machine.
+# other GPUs.
 #
 # First on numbers that you can add in your head. The columns of `small` add up to 4 and 6, and a
 # row of ones times `small` gives these sums. Here are as many such rows as there are devices:
@@ -225,7 +221,7 @@ plt.show()
 # %% [markdown]
 # With two devices, each gets a shard of 840 rows, which is 840 · 1680 · 4 = 5,644,800 bytes, and
 # all of `right`, 11,289,600 bytes. It sends back 840 rows of the product. All of `right` goes to
-# every device, however many there are. That is the price of this way of sharing.
+# every device, however many there are.
 #
 # The **timeline** shows when each device worked. Look for bars one above the other:
 
@@ -318,7 +314,7 @@ timing.compare(run_one, run_all, repeats=10, names=("one", "all"))
 #
 # ## Break it
 #
-# Here is `multiply` again without one line, `with tf.device(device)`. Such a line is easily lost:
+# Here is `multiply` again without one line, `with tf.device(device)`:
 
 # %%
 def multiply_somewhere(left, right):
@@ -428,7 +424,6 @@ checks.multiply_columns(multiply_columns)
 # ## What we saw
 #
 # - A Keras model used one place, although the plan had two devices, and nothing said so.
-# - One call gave a host and some devices, and said what stood behind them.
 # - An operation ran where `tf.device` said, and its result named the place.
 # - All devices shared one multiplication and gave NumPy's product exactly.
 # - The map counted what crossed. The timeline showed who worked when.

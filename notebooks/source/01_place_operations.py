@@ -73,8 +73,7 @@ tf.config.set_soft_device_placement(True)
 # Without soft placement a wrong name raises an error. The price is that some operations, such as
 # those on strings, have no version for GPUs, and raise one too in a block that names a GPU.
 #
-# The last line switched soft placement on again, as it is in most code. From here on, other means
-# have to show where an operation ran.
+# The last line switched soft placement on again, as it is in most code.
 #
 # ## Asked for, planned, ran
 #
