@@ -13,7 +13,7 @@ import pytest
 
 from check_notebooks import last_statement
 from lessons import read, tags
-from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, listed, numbers
+from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, listed, numbers, traced
 
 LESSONS = {lesson.number: lesson for lesson in read()}
 CHECKS = {
@@ -65,6 +65,11 @@ def test_an_exercise_prints_what_its_check_says(capsys):
 def test_what_the_answer_raises_is_a_hint(capsys):
     four(raises)
     assert "it raises ValueError: what is wrong\n" in says_not_yet(capsys)
+
+
+def test_a_wrong_number_of_arguments_is_named(plan):
+    with pytest.raises(NotYet, match=r"it raises TypeError: .*too many positional arguments`?$"):
+        traced(lambda: 4, np.ones([90, 90], "float32"))
 
 
 def test_an_interrupt_passes_through():

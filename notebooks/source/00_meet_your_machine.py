@@ -5,8 +5,8 @@
 # and the other GPUs stay idle. Nothing warns you: the results are right, and a training on four
 # GPUs takes as long as on one.
 #
-# **In this lesson** every device of this computer multiplies its share of a matrix, and you see
-# when each of them worked.
+# **In this lesson** every device multiplies its share of a matrix, and you see when each of them
+# worked.
 #
 # **You will learn** to
 # - get a host and some devices from one call, with or without a GPU,
@@ -14,7 +14,7 @@
 # - share one multiplication out over all devices and prove that the result is the same,
 # - read a timeline and a placement map of your own run.
 #
-# **You need** some Python and NumPy. You do not need a GPU.
+# **You need** some Python, NumPy and Keras. You do not need a GPU.
 
 # %%
 from mgpu_helpers import devices
@@ -32,22 +32,19 @@ plan
 # | `split-gpu` | there are GPUs, but fewer | a share of a GPU's memory |
 # | `cores` | there is no GPU | one core of the processor |
 #
-# `plan` is what `devices.setup` returned. `plan.host` and `plan.devices` are names for `tf.device`,
-# and `len(plan)` is the number of devices. The outputs stored in this page come from `cores` mode.
-# Run the cells to replace them with yours.
+# `plan.host` is the name of the host, `plan.devices` are those of the devices, and `len(plan)` is
+# how many there are. The outputs stored in this page come from `cores` mode.
 #
 # ### What `cores` mode is worth
 #
 # Left to itself, TensorFlow computes one large product on all cores of the processor.
 # `devices.setup` limits an operation to one core, so that a device is worth one core.
 #
-# - "1.7 times as fast" means: compared with one core. Plain TensorFlow would have used all cores
-#   from the start, so this does not make a training on a laptop faster. It is real parallel work,
-#   and it shows how a training on several GPUs behaves.
+# - Where a lesson measures "1.7 times as fast", it compares with one core. Plain TensorFlow would
+#   have used all cores from the start, so this does not make a training on a laptop faster. It is
+#   real parallel work, and it shows how a training on several GPUs behaves.
 # - The devices share one memory, so nothing really crosses between them. The bytes that these
 #   lessons count are those that would cross between GPUs.
-#
-# The `timing` line of the plan says what a timing is worth on your machine.
 
 # %%
 import os
@@ -66,8 +63,9 @@ from mgpu_helpers.lessons.sketches import lesson_00 as sketches
 # %% [markdown]
 # ## The trouble
 #
-# Here is a Keras model of two layers. `trace.fit_step` runs one step of what `model.fit` would run,
-# and keeps what TensorFlow recorded: which operation ran on which device, and when. Where did its
+# Here is a Keras model of two layers. A **step** is one run of work that is repeated, such as the
+# update of the weights in a training. `trace.fit_step` runs one step of what `model.fit` would run,
+# and keeps what TensorFlow recorded: which operation ran on which device, and when. Where did the
 # matrix products run?
 
 # %% tags=["unplaced"]
@@ -82,7 +80,7 @@ print("matrix products ran on", *{op.device for op in step.ops if op.type == "Ma
 # %% [markdown]
 # All of them ran in one place: on the CPU where there is no GPU, and on the first GPU where there
 # is one. The plan has more devices, and they multiplied nothing. To use them, somebody has to say
-# which device does what. That is what this series is about.
+# which device does what.
 #
 # ## What is in this machine
 #
@@ -121,7 +119,7 @@ print([device.name for device in tf.config.list_logical_devices("CPU")])
 """
 alone = os.environ | {"CUDA_VISIBLE_DEVICES": "-1"}  # it leaves this machine's GPUs alone
 done = subprocess.run([sys.executable, "-c", by_hand], capture_output=True, text=True, env=alone)
-print(done.stdout)
+print(done.stdout or done.stderr, end="")
 
 # %% [markdown]
 # One processor has become three devices. The first setting of threads limits an operation to one
@@ -189,19 +187,17 @@ def multiply(left, right):
 # The outer block is there for the cutting and the joining. Without it nobody would have placed
 # them. TensorFlow would do both on the host where there is no GPU, and on the first GPU where there
 # is one. All of `left` would then travel to the first GPU, and the other shards from there to the
-# other GPUs. These lessons name a place for what they cut, join and return, so that they do the
-# same on every machine.
+# other GPUs.
 #
-# First on numbers that you can add in your head. A row of ones times `small` gives the sums of its
-# columns, 4 and 6. Here are as many such rows as there are devices:
+# First on numbers that you can add in your head. The columns of `small` add up to 4 and 6, and a
+# row of ones times `small` gives these sums. Here are as many such rows as there are devices:
 
 # %%
 print(multiply(tf.ones([len(plan), 2]), small).numpy())
 
 # %% [markdown]
 # Now two matrices of 1680 rows and columns. `trace.function_step` runs the function twice, first to
-# warm up, and records the second run. Such a run, which a training repeats over and over, is a
-# **step**.
+# warm up, and records the second run:
 
 # %%
 rng = np.random.default_rng(seed=0)
@@ -213,7 +209,8 @@ print("worked:", step.devices)
 
 # %% [markdown]
 # The **placement map** has a lane for each device. A thick arrow is what crosses from one to
-# another, with its bytes. A thin arrow stays where it is. Look for what the host has to send:
+# another, with its bytes. A thin arrow is what stays on its device. Look for what the host has to
+# send:
 
 # %%
 for (source, target), size in step.bytes_between().items():
@@ -224,7 +221,7 @@ plt.show()
 # %% [markdown]
 # With two devices, each gets a shard of 840 rows, which is 840 · 1680 · 4 = 5,644,800 bytes, and
 # all of `right`, 11,289,600 bytes. It sends back 840 rows of the product. All of `right` goes to
-# every device, however many there are. That is the price of this way of sharing.
+# every device, however many there are.
 #
 # The **timeline** shows when each device worked. Look for bars one above the other:
 
@@ -234,9 +231,9 @@ plt.show()
 
 # %% [markdown]
 # Where bars stand one above the other, devices worked at the same time. White space in a lane is a
-# device that waited, or that received data: copies are not drawn. With several devices the host's
-# bar is the last. It joins the pieces when all of them have come. Cutting `left` takes next to no
-# time.
+# device that waited, or that received data: copies are not drawn. The percentage is how much of the
+# lane has bars. With several devices the host's bar is the last: it joins the pieces when all of
+# them have come.
 #
 # On GPUs the bars are short and may lie apart, because copying the matrices takes longer than
 # multiplying them. Two devices that share a GPU take turns. `make gpu`, on a machine with GPUs,
@@ -252,14 +249,15 @@ drawings.from_gpus("00")
 # product has to be equal to NumPy's, without any tolerance:
 
 # %%
-wrong = np.count_nonzero(result != left @ right)
+by_numpy = left @ right
+wrong = np.count_nonzero(result != by_numpy)
 print(f"{wrong} of {result.size:,} entries differ from those of NumPy")
 
 # %% [markdown]
-# Other numbers are rounded, and a GPU may round more than you expect. A float32 has 23 bits behind
-# the point. Since the Ampere generation of 2020, NVIDIA's GPUs can multiply float32 numbers as
-# **TF32**, with 10 of these bits and several times as fast. TensorFlow lets them, unless it is told
-# not to. Here is what this does to a product, imitated with NumPy:
+# Other numbers are rounded, and a GPU may round more than you expect. A float32 keeps 23 bits after
+# the binary point. Since the Ampere generation of 2020, NVIDIA's GPUs can multiply float32 numbers
+# as **TF32**, with 10 of these bits and several times as fast. TensorFlow lets them, unless it is
+# told not to. Here is what this does to a product, imitated with NumPy:
 
 # %%
 def as_tf32(x):
@@ -281,12 +279,12 @@ for name, product in [("float32", a @ b), ("TF32", as_tf32(a) @ as_tf32(b))]:
 print("TF32:", tf.config.experimental.tensor_float_32_execution_enabled())
 
 # %% [markdown]
-# In a training of your own TF32 is usually worth having. It is on unless you call
-# `tf.config.experimental.enable_tensor_float_32_execution(False)`.
+# In a training of your own TF32 is usually worth having. After `devices.setup`, switch it on again
+# with `tf.config.experimental.enable_tensor_float_32_execution(True)`.
 #
 # ## Was it faster?
 #
-# One device against all of them, in turn, twenty times each. `tf.function` turns both into graphs
+# One device against all of them, in turn, ten times each. `tf.function` turns both into graphs
 # first, so that TensorFlow knows the whole step before it starts. `.numpy()` waits for the result:
 
 # %%
@@ -301,12 +299,13 @@ with tf.device(plan.host):
     pair = tf.constant(left), tf.constant(right)
 
 # %%
-timing.compare(lambda: on_one(*pair).numpy(), lambda: on_all(*pair).numpy(), names=("one", "all"))
+run_one, run_all = lambda: on_one(*pair).numpy(), lambda: on_all(*pair).numpy()
+timing.compare(run_one, run_all, repeats=10, names=("one", "all"))
 
 # %% [markdown]
-# The number is one device's time over that of all, the median of the pairs. In brackets is the
-# middle half of them. With as many free cores as devices it comes near the number of devices, less
-# what cutting and joining cost. On a machine that is busy with something else, or where the
+# The number is the ratio of the two times: the median of the pairs, and in brackets the middle half
+# of them. With as many free cores as devices it comes near the number of devices, less what cutting
+# and joining cost. On a machine that is busy with something else, or where the
 # `timing` line of the plan says so, the number means nothing.
 #
 # On GPUs do not expect "all" to win here. A GPU needs about a millisecond for this product, or
@@ -315,7 +314,7 @@ timing.compare(lambda: on_one(*pair).numpy(), lambda: on_all(*pair).numpy(), nam
 #
 # ## Break it
 #
-# Here is `multiply` again without one line, `with tf.device(device)`. Such a line is easily lost:
+# Here is `multiply` again without one line, `with tf.device(device)`:
 
 # %%
 def multiply_somewhere(left, right):
@@ -327,11 +326,11 @@ def multiply_somewhere(left, right):
 
 
 result, step = trace.function_step(multiply_somewhere, left, right)
-print("equal to NumPy's product:", np.array_equal(result, left @ right))
+print("equal to NumPy's product:", np.array_equal(result, by_numpy))
 
 # %% [markdown]
 # The product is right and no error is raised. A test of the value cannot reveal that the work was
-# never shared. A test of the place does:
+# never shared. A test of the place can:
 
 # %%
 worked = {op.device for op in step.ops if op.type == "MatMul"}
@@ -345,7 +344,8 @@ print("did not multiply:", sorted(set(plan.devices) - worked))
 #
 # Any Keras model can be looked at in this way. Here is a small residual network with
 # BatchNormalization. Put your own in its place, with a batch of your data. `top` lists the layers
-# that took the most time, forward and backward pass together:
+# that took the most time, forward and backward pass together. `bytes` is what their operations gave
+# to others, and `count` is how many operations ran:
 
 # %% tags=["nbval-ignore-output"]
 def block(x, name):
@@ -355,28 +355,28 @@ def block(x, name):
 
 
 given = tf.keras.Input((32, 32, 3))
-x = block(block(layers.Conv2D(16, 3, padding="same", name="first")(given), "a"), "b")
+x = block(block(layers.Conv2D(16, 3, padding="same", name="first")(given), "block_1"), "block_2")
 model = tf.keras.Model(given, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
 model.compile("adam", "mse")
-images, targets = np.ones([128, 32, 32, 3], "float32"), np.zeros([128, 10], "float32")
+images, targets = np.ones([64, 32, 32, 3], "float32"), np.zeros([64, 10], "float32")
 step = trace.fit_step(model, (images, targets))
 step.top(5, by="layer")
 
 # %% [markdown]
-# A block of `tf.device` around the step moves it to another device. It moves the whole step:
-# nothing is shared out.
+# A block of `tf.device` around the step moves it to another device. It moves the whole step, so
+# nothing is shared out:
 
 # %%
-for device in plan.devices:
-    with tf.device(device):
-        step = trace.fit_step(model, (images, targets))
-    print("convolutions ran on", *{op.device for op in step.ops if op.type.startswith("Conv2D")})
+with tf.device(plan.devices[-1]):
+    step = trace.fit_step(model, (images, targets))
+print("convolutions ran on", *{op.device for op in step.ops if op.type.startswith("Conv2D")})
 
 # %% [markdown]
-# The model's weights stay where they were made, and are copied to the device in each step. On a
-# GPU, Keras compiles a training step with XLA into one operation; `fit_step` leaves that out, so
-# that there are layers to see, and warns you. Lessons 06, 07, 09 and 10 share the work of such a
-# model out.
+# The model's weights stay where they were made, and are copied to the device in each step.
+#
+# On a GPU, `fit` compiles the step with XLA into one operation. `fit_step` leaves that out, so that
+# there are layers to see, and warns you. XLA raises an error if the weights are on another device,
+# so for `fit` build the model in the block too.
 #
 # ## On your own
 #
@@ -424,7 +424,6 @@ checks.multiply_columns(multiply_columns)
 # ## What we saw
 #
 # - A Keras model used one place, although the plan had two devices, and nothing said so.
-# - One call gave a host and some devices, and said what stood behind them.
 # - An operation ran where `tf.device` said, and its result named the place.
 # - All devices shared one multiplication and gave NumPy's product exactly.
 # - The map counted what crossed. The timeline showed who worked when.
@@ -433,7 +432,9 @@ checks.multiply_columns(multiply_columns)
 # ## In practice
 #
 # Use `devices.setup` when a notebook has to run on any machine, and a trace when you want to know
-# who did the work. The setup costs the start of TensorFlow, and a trace two runs of the step.
+# who did the work. The setup costs the start of TensorFlow, and a trace two runs of the step. Leave
+# the setup out of a training that should be fast: it switches TF32 off and, in `cores` mode, limits
+# an operation to one core.
 #
 # - What no block names goes to the host without a GPU, and to the first GPU with one. Code that
 #   shares out work should name a place for what it cuts, joins and returns.

@@ -41,8 +41,8 @@ from mgpu_helpers.lessons.sketches import lesson_01 as sketches
 # %% [markdown]
 # ## The trouble
 #
-# This notebook has no tenth GPU. Here one is asked to multiply a small matrix by itself. Look at
-# the product, and at the device that made it:
+# This notebook has no `/GPU:9`. Here it is asked to multiply a small matrix by itself. Look at the
+# product, and at the device that made it:
 
 # %%
 numbers = np.array([[1, 2], [3, 4]], "float32")
@@ -70,18 +70,16 @@ except tf.errors.InvalidArgumentError as error:
 tf.config.set_soft_device_placement(True)
 
 # %% [markdown]
-# The rule for a script of your own: call `tf.config.set_soft_device_placement(False)` at its start,
-# and a wrong name raises an error. The price: some operations, such as those on strings, have no
-# version for GPUs, and they raise an error too in a block that names a GPU.
+# Without soft placement a wrong name raises an error. The price is that some operations, such as
+# those on strings, have no version for GPUs, and raise one too in a block that names a GPU.
 #
-# The last line switched soft placement on again, as it is in most code. From here on, other means
-# have to show where an operation ran.
+# The last line switched soft placement on again, as it is in most code.
 #
 # ## Asked for, planned, ran
 #
-# Your code **asks for** a device, for each operation. Before the first run, TensorFlow **plans**
-# one. What **ran** can differ from both. The drawing has three examples, and this lesson meets all
-# of them. The grey words say where each column can be read:
+# Your code **asks for** a device. Before the first run, TensorFlow **plans** one for each
+# operation. What **ran** can differ from both. The drawing has three examples, and this lesson
+# meets all of them. The grey words say where each column can be read:
 
 # %% tags=["schematic"]
 sketches.asked_planned_ran(plan.devices, devices.short(product.device))
@@ -106,9 +104,9 @@ with tf.device(plan.devices[0]):
 # programs that run on several machines. On one machine they are always `localhost`, 0 and 0, and
 # may be left out.
 #
-# `tf.DeviceSpec` takes a name apart, and what the name does not say is `None`. Small letters and
-# `/device:` mean the same. It also builds a name from its parts, and merges two names: the second
-# one wins, and the first fills the gaps. Look at the last line:
+# `tf.DeviceSpec` takes a name apart, and what the name does not say is `None`. A name may have
+# small letters, or `/device:` in front. `tf.DeviceSpec` also builds a name from its parts, and
+# merges two names: the second one wins, and the first fills the gaps. Look at the last line:
 
 # %%
 for name in ["/CPU:1", "/cpu:1", "/device:CPU:1"]:
@@ -121,8 +119,8 @@ print(here.make_merged_spec(spec).to_string())
 # %% [markdown]
 # ## Ask for a device
 #
-# `tf.device` asks for every operation created in its block. Blocks can be nested, and the inner one
-# wins. `tf.device(None)` takes the name away again.
+# `tf.device` names the device of every operation created in its block. Blocks can be nested, and
+# the inner one wins. `tf.device(None)` takes the name away again.
 #
 # `tf.function` makes a **graph** of the function, a list of operations that is run as a whole. Each
 # operation keeps in `op.device` what was asked for. `placement.capture` collects what TensorFlow
@@ -152,7 +150,7 @@ for name in ["outer", "inner", "nobody"]:
 
 # %% [markdown]
 # `nobody` was left to TensorFlow. It plans `/GPU:0` if there is one and the operation can run
-# there, and `/CPU:0` otherwise. It does not spread work over several devices by itself.
+# there, and `/CPU:0` otherwise.
 #
 # ## A product on each device
 #
@@ -217,9 +215,9 @@ plt.show()
 # TensorFlow 2 keeps the classic names in `tf.compat.v1`, which these lessons import as `tf1`.
 #
 # Here is `add_products` as a graph. `x` is a *placeholder*, an input that is filled at each run.
-# Building the graph computes nothing. A session takes it and a configuration, and
-# `plan.session_config` makes one with the devices of the plan. `run` names what is wanted, and what
-# the placeholder holds. Look for the same four numbers:
+# Building the graph computes nothing. A session takes the graph and a configuration, which
+# `plan.session_config` makes for the devices of the plan. `run` names what is wanted, and what the
+# placeholder holds. Look for the same four numbers:
 
 # %%
 graph = tf.Graph()
@@ -342,8 +340,8 @@ assert step.bytes_between() == graph_step.bytes_between()
 # ## Break it
 #
 # A right value does not show where it was computed. So this check compares places: those of the
-# trace with those that you want. First it gets the step of the proof, then a function with the
-# wrong name from the beginning:
+# trace with those that you want. First it gets the step of the proof, then a function that
+# asks for `/GPU:9` again:
 
 # %%
 def assert_placed(step, wanted):
@@ -365,9 +363,8 @@ except AssertionError as error:
     print(error)
 
 # %% [markdown]
-# The step of the proof passes, and the wrong name is caught. (Soft placement takes the first GPU
-# where there is one. With a single device that is a GPU, the wrong name finds the right device, and
-# the check has nothing to report.)
+# The step of the proof passes, and the wrong name is caught. With a single device that is a GPU,
+# soft placement takes the right one by chance, and the check has nothing to report.
 #
 # The second mistake is easily made in a small example: it multiplies constants instead of a
 # placeholder. Compare what the log says with what the check says:
@@ -414,11 +411,11 @@ with tf.device(plan.devices[-1]):
 
 # %% [markdown]
 # `train_once` takes a model through one training step, always from the same weights. It gives the
-# loss, the new weights and a trace. (`jit_compile=False` is explained below.)
+# loss, the new weights and a trace of the next step. `jit_compile=False` is explained below.
 #
-# `show_places` prints where the weights of each half are, and where its convolutions ran, in the
-# forward and in the backward pass. Keras names an operation after the layer that made it, and
-# TensorFlow puts `gradient_tape` before the names of the backward pass:
+# `show_places` prints where the weights of each half are, and where its convolutions and matrix
+# products ran, in the forward and in the backward pass. Keras names an operation after the layer
+# that made it, and TensorFlow puts `gradient_tape` before the names of the backward pass:
 
 # %%
 images = np.random.default_rng(seed=0).normal(size=[8, 16, 16, 3]).astype("float32")
@@ -438,9 +435,10 @@ def train_once(model):
 
 def show_places(step):
     print("half     weights  forward  backward")
+    heavy = [op for op in step.ops if "Conv" in op.type or "MatMul" in op.type]
     for half in [first, second]:
         weights = {devices.short(weight.value.device) for weight in half.weights}
-        ops = [op for op in step.ops if "Conv2D" in op.type and half.name in op.name]
+        ops = [op for op in heavy if half.name in op.name]
         forward = {op.device for op in ops if "gradient_tape" not in op.name}
         backward = {op.device for op in ops if "gradient_tape" in op.name}
         print(f"{half.name:9}" + "   ".join([*weights, *forward, *backward]))
@@ -499,9 +497,9 @@ value, weights, step = train_once(placed)
 show_places(step)
 
 # %% [markdown]
-# Each half is now on its device, in both passes. Is it the same training step? Where is what the
-# optimizer keeps for each weight, its momentum? And what crosses? At the cut there are 8 images of
-# 16 · 16 · 8 numbers of 4 bytes each, which is 65,536 bytes:
+# Each half is now on its device, in both passes. Is it the same training step? Where is the
+# momentum, which the optimizer keeps for each weight? And what are the two largest tensors that
+# cross? At the cut there are 8 images of 16 · 16 · 8 numbers of 4 bytes, which is 65,536 bytes:
 
 # %% tags=["unplaced"]
 apart = max(np.abs(a - b).max() for a, b in zip(weights, whole_weights))
@@ -519,7 +517,9 @@ for copy in sorted(step.copies, key=lambda copy: copy.bytes or 0)[-2:]:
 # - `evaluate` and `predict` have steps of their own. Put the same block into `test_step` and
 #   `predict_step`.
 # - Nobody placed the momentum: the optimizer creates it outside the block, for both halves in one
-#   place. On GPUs that is the first one. Adam keeps two numbers for each weight in the same way.
+#   place. On GPUs that is the first one. The momentum of weights elsewhere crosses in every step,
+#   and where weights are large this is more than the activations. Adam keeps two numbers for each
+#   weight in the same way.
 # - The halves take turns: one device waits while the other works. [[09]] is about that.
 # - On a machine with GPUs, Keras compiles a training step with XLA unless you pass
 #   `jit_compile=False`. XLA compiles a step for one device, and does not accept a variable that is
@@ -576,8 +576,8 @@ checks.variables_on_host(choose)
 
 # %% [markdown]
 # **3.** `add_products` sends each whole product to the host. Suppose that only the sum of all its
-# entries is wanted, one number. Write `add_entries` so that each device still makes its matrix
-# product, and sends no more than 4 bytes. The check reads the bytes from a trace.
+# entries is wanted, one number. Write `add_entries` so that each device still multiplies, and
+# sends no more than 4 bytes. The check reads the bytes from a trace.
 
 # %% tags=["exercise"]
 def add_entries(x):

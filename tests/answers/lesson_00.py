@@ -59,6 +59,8 @@ WRONG = {
         (SHARE.replace(", axis=1)):", ")):"), "it raises"),
         (SHARE, "cut and join in a block of /CPU:0"),
         (SHARE.replace("return", "with tf.device(device):\n        return"), "block of /CPU:0"),
+        (SHARE.replace("return", "with tf.device(plan.host):\n        return left @ right + 0 *"),
+         "/CPU:0 multiplies"),
         (INSIDE.replace("return", "with tf.device(plan.host):\n        return"),
          "outside the device's block"),
     ],

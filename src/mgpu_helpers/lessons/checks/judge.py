@@ -42,8 +42,10 @@ def call(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
     try:
         return function(*args, **named)
     except Exception as error:
-        kind = type(error).__name__
-        lines = [line.strip() for line in str(error).splitlines()]
+        kind, text = type(error).__name__, str(error)
+        if text.startswith("Binding inputs to tf.function"):  # then it prints every argument
+            text = text.partition(". Received args")[0]
+        lines = [line.strip() for line in text.splitlines()]
         lines = [line for line in lines if line and not line.startswith("[[{{node")]
         last = lines[-1].removeprefix(f"{kind}: ") if lines else ""  # AutoGraph repeats the kind
         raise NotYet(f"it raises {kind}: {last}") from error

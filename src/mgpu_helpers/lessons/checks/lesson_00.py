@@ -41,6 +41,8 @@ def multiply_columns(function: Callable[[Any, Any], Any]) -> str:
         raise NotYet("the shape is right and the numbers are not: are the pieces in order?")
     if rest := idle(step, PRODUCTS):
         raise NotYet(f"{rest} multiplied nothing: is tf.device in the loop?")
+    if any(op.type in PRODUCTS and op.device == plan.host for op in step.ops):
+        raise NotYet(f"{plan.host} multiplies: leave the products to the devices")
     wanted = left.nbytes + right.nbytes // len(plan)
     for copy in step.copies:
         if copy.source in plan.devices and copy.target in plan.devices:

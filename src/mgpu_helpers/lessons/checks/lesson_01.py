@@ -90,9 +90,9 @@ def variables_on_host(choose: Callable[[Any], str]) -> str:
     for row in sorted(log.rows, key=lambda row: row.type != "VarHandleOp"):  # others follow it
         wanted = plan.host if "Var" in row.type else plan.devices[0]
         if row.name in unnamed and "Var" not in row.type:
-            raise NotYet(f"for {row.name}, a {row.type}, it gives {unnamed[row.name]!r}, no device")
+            raise NotYet(f"for {row.name} ({row.type}) it gives {unnamed[row.name]!r}, no device")
         if row.device != wanted:
-            raise NotYet(f"{row.name}, a {row.type}, is on {row.device}, not on {wanted}")
+            raise NotYet(f"{row.name} ({row.type}) is on {row.device}, not on {wanted}")
     return f"{len(stored)} variables on {plan.host}, the rest on {plan.devices[0]}"
 
 
