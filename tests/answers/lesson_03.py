@@ -36,7 +36,6 @@ def peak(kept, batch):
 """,
     ],
     2: [
-        FITS,
         """
 def largest_batch(network, budget):
     batch = 1
