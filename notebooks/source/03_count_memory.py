@@ -180,8 +180,7 @@ assert abs(traced / counted - 1) < 0.3
 
 # %% [markdown]
 # The trace has a little more: the gradients of the weights, and with oneDNN a pool's notes of where
-# it found each maximum. A step that runs in another order may hold one tensor more. For
-# example, where the gradient of the second convolution's weights is made late, it is a tenth more.
+# it found each maximum. A step that runs in another order may hold one tensor more, about a tenth.
 #
 # What was there before the step began is not in its trace: the batch, the **weights**, and the
 # **slots**, which are the numbers that an optimizer keeps for each weight. Adam keeps two.
@@ -247,8 +246,7 @@ plt.show()
 
 # %% [markdown]
 # Count and measurement are less than 10 % apart. Weights, slots and the gradients of the weights
-# stay as they are. Activations grow with the batch, and soon they are nearly everything. Here an
-# optimizer with fewer slots would help little, and a smaller batch a lot.
+# stay as they are. Activations grow with the batch, and soon they are nearly everything.
 #
 # ## Will it fit?
 #
@@ -521,9 +519,8 @@ checks.lets_go(train)
 # Use this when a batch does not fit, or before you rent a GPU. It costs about a second to count a
 # small model, and two runs of the step for each trace.
 #
-# - Count with `memory.predict`, measure with `memory.measure`, and leave a tenth of the GPU free:
-#   cuDNN and cuBLAS take workspaces of their own, and a CUDA context takes some hundred MB of each
-#   GPU for each process.
+# - Count with `memory.predict`, measure with `memory.measure`, and leave a tenth of the GPU free
+#   for workspaces and the CUDA context.
 # - A `ResourceExhaustedError` names the shape that did not fit. Halve the batch, then look at the
 #   peak of a trace.
 # - Where activations are nearly everything, a smaller batch helps and another optimizer does not.
