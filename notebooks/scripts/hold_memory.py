@@ -1,4 +1,4 @@
-"""Hold 500 MB of tensors under each memory option, and print what is taken. Lesson 02 runs it.
+"""Hold 600 MB of tensors under each memory option, and print what is taken. Lesson 02 runs it.
 
 TensorFlow reads these options once, when it starts, so each has a process of its own. All are
 forked from one that has imported TensorFlow and not started it, which saves its import.
@@ -54,8 +54,15 @@ def set_today(option: str) -> None:
         tf.config.set_visible_devices([], "GPU")
 
 
+def matrices() -> list:
+    """Make five matrices of 100 MB: each of another number, so that no graph makes one of them."""
+    import tensorflow as tf
+
+    return [tf.fill([1000, 25_000], float(number)) for number in range(5)]
+
+
 def hold(option: str, pipe) -> None:
-    """Make five matrices of 100 MB, let them go, and send what was taken at each stage."""
+    """Make five matrices and their sum, 600 MB, let go, and send what was taken at each stage."""
     config = session_config(option)
     set_today(option)
     import tensorflow as tf
@@ -65,10 +72,10 @@ def hold(option: str, pipe) -> None:
     made = total = None
     if config:
         with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
-            session.run(tf.add_n([tf.random.uniform([1000, 25_000]) for _ in range(5)]).op)
+            session.run(tf.add_n(matrices()).op)
             stages.append((driver() - before, memory.process()))
     else:
-        made = [tf.random.uniform([1000, 25_000]) for _ in range(5)]
+        made = matrices()
         total = tf.add_n(made)[0, 0].numpy()
         stages.append((driver() - before, memory.process()))
     del made, total

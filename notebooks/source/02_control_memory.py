@@ -45,14 +45,15 @@ from mgpu_helpers.lessons.sketches import lesson_02 as sketches
 # ## The trouble
 #
 # This is how it looks when memory runs out. To see it on any machine, we ask the host for a tensor
-# of 400 terabytes:
+# of 20 exabytes:
 
 # %%
 try:
     with tf.device(plan.host):
-        tf.ones([10**7, 10**7])
+        tf.ones([10**9, 5 * 10**9])
 except tf.errors.ResourceExhaustedError as error:
-    print(type(error).__name__, str(error).partition("}} ")[2].partition(" on ")[0], sep=": ")
+    text = str(error).partition("}} ")[2]  # after the name of the operation
+    print(text.partition(" on ")[0])
 
 # %% [markdown]
 # The message names the tensor that did not fit, and not what fills the memory. For that you have to
@@ -68,10 +69,11 @@ sketches.who_holds_what()
 plt.show()
 
 # %% [markdown]
+# The dark parts are CUDA contexts: each process needs some hundred MB on every GPU that it uses.
+#
 # So "How much memory is used?" has three answers. The **driver** says what it gave away; this is
-# what `nvidia-smi` shows. The **allocator** says what tensors use. And the **process** has memory
-# on the host besides. On each GPU that it uses, a process also has a CUDA context of some hundred
-# MB. Here are the three answers of this machine:
+# what `nvidia-smi` shows. The **allocator** says what tensors use. The **process** says what it has
+# on the host. Here are the answers of this machine:
 
 # %% tags=["nbval-ignore-output"]
 report = nvml.query()
@@ -83,12 +85,12 @@ except RuntimeError as error:
     print("allocator:", error)
 
 # %% [markdown]
-# Without a GPU only the process has an answer. The settings below are about GPUs, but every rule of
-# theirs can be tried on any machine.
+# Without a GPU only the process has an answer. The settings below are about GPUs, but their rules
+# can be tried on any machine.
 #
 # ## The settings
 #
-# | what you want | today, in `tf.config` | classic, in the `ConfigProto` | from outside |
+# | what you want | today, in `tf.config` | classic, in the `ConfigProto` | in the environment |
 # |---|---|---|---|
 # | start small and grow | `set_memory_growth` | `allow_growth` | `TF_FORCE_GPU_ALLOW_GROWTH` |
 # | a limit in MiB | `memory_limit` of a logical device | `virtual_devices` (experimental) | |
@@ -96,9 +98,10 @@ except RuntimeError as error:
 # | another allocator | | `use_cuda_malloc_async` (experimental) | `TF_GPU_ALLOCATOR` |
 # | leave a GPU alone | `set_visible_devices` | `visible_device_list` | `CUDA_VISIBLE_DEVICES` |
 #
-# Today's settings have to be made before TensorFlow starts. It has started in this notebook, and
-# there may be no GPU. In the block of `memory.pretend_gpus`, TensorFlow has not started, and its
-# list has GPUs that do not exist. Nothing can run on them, but all rules about settings apply:
+# Today's settings have to be made before TensorFlow starts, which it does with its first operation.
+# In this notebook it has started, and there may be no GPU. In the block of `memory.pretend_gpus`,
+# TensorFlow has not started, and its list has GPUs that do not exist. Nothing can run on them, but
+# all rules about settings apply. `gpu_options` is the message with which TensorFlow would start:
 
 # %%
 with memory.pretend_gpus(2) as gpus:
@@ -109,9 +112,8 @@ with memory.pretend_gpus(2) as gpus:
 grows
 
 # %% [markdown]
-# This is the message with which TensorFlow would start: growth, and the GPU with number 1. A limit
-# cuts a GPU into logical devices. `memory.logical` sets the limits, in MiB, and first checks that
-# they fit the GPU:
+# Growth is on, and only the GPU with number 1 is visible. A limit cuts a GPU into logical devices.
+# `memory.logical` first checks that the limits, in MiB, fit the GPU, and then sets them:
 
 # %%
 with memory.pretend_gpus(1) as gpus:
@@ -135,16 +137,16 @@ config.gpu_options.per_process_gpu_memory_fraction = 0.4
 config
 
 # %% [markdown]
-# The fraction is a share of one: 0.4 is 40 %. The configuration takes any number, also one above 1.
+# The fraction 0.4 is 40 % of each GPU.
 #
-# It acts only in the first session of a process. TensorFlow makes one allocator for each GPU when
-# it starts, and keeps it until the process ends. What a later session says about memory changes
-# nothing, so `plan.session_config` says nothing about it.
+# These settings act only in the first session of a process. TensorFlow makes one allocator for each
+# GPU when it starts, and keeps it until the process ends. What a later session says about memory
+# changes nothing, so `plan.session_config` says nothing about it.
 #
 # ## Proof: one configuration
 #
-# Today's calls and the classic options end in the same message. First the growth and the GPU of the
-# two messages above, then the limits, which classic code adds to an experimental field:
+# Today's calls and the classic options end in the same message. Compare growth and the visible GPU,
+# and then the limits. Classic code adds these to the field `experimental`:
 
 # %%
 for name in ("allow_growth", "visible_device_list"):
@@ -162,10 +164,10 @@ print("limits: the messages are equal:", classic == limited)
 # - **Nothing set**: with its first tensor TensorFlow takes what is free on the GPU, less a reserve
 #   for libraries. The reserve is 1050 MiB on GPUs of compute capability 7, 1536 MiB on those of 8,
 #   and 1800 MiB from 9 on.
-# - **A share or a limit**: it takes exactly so much, also with its first tensor.
+# - **A share or a limit**: it takes exactly that much, also with its first tensor.
 # - **Growth**: the first region has 2 MiB, the next one 4, then 8, and so on. A region is taken
 #   when a tensor finds no room. If the tensor is larger than the next region, the size is doubled
-#   until it fits, and the region after that has this size once more.
+#   until it fits, and the next region has the same size.
 #
 # Here is the last rule as code. `rooms` are the free parts of the regions. A tensor goes into the
 # smallest room in which it fits. What is left of that room is a new room, unless it is both smaller
@@ -196,7 +198,7 @@ def regions(tensors):
 
 # %% [markdown]
 # First five tensors of 1 MiB, which you can do in your head: two go into the region of 2 MiB, and
-# the other three into the next one, of 4 MiB. Then five tensors of 100 MB and their sum:
+# the other three into the next one, of 4 MiB. Then six tensors of 100 MB:
 
 # %%
 print([region // MIB for region in regions([MIB] * 5)], "MiB")
@@ -204,9 +206,9 @@ growth = regions([100_000_000] * 6)
 print([region // MIB for region in growth], "MiB")
 
 # %% [markdown]
-# The six tensors need 600 MB, and growth takes 1024 MiB. A quarter of each of the first two regions
-# is lost, and most of the last one is still empty. So growth takes what you need, rounded up
-# generously.
+# The six tensors need 600 MB, and growth takes 1024 MiB. A quarter of each of the first three
+# regions is lost, and most of the last one is still empty. So growth takes what you need, rounded
+# up generously.
 #
 # ## The memory lab
 #
@@ -251,9 +253,9 @@ print("cards from a GPU:", len(cards) or "none yet; python benchmarks/memory.py 
 # %% [markdown]
 # ## A notebook that keeps a GPU
 #
-# And when the tensors are deleted? Here is the process with `set_memory_growth` at four moments. On
-# a GPU it is what the driver says, elsewhere the memory of the process. Compare the third bar with
-# the second:
+# What happens when the tensors are deleted? Here is the process with `set_memory_growth` at four
+# moments. On a GPU the bars are what the driver gave it, elsewhere its memory on the host. Compare
+# the third bar with the second:
 
 # %% tags=["varies"]
 growing = records[3]  # set_memory_growth
@@ -264,9 +266,9 @@ drawings.lab(rows).set_title("One process at four moments", loc="left")
 plt.show()
 
 # %% [markdown]
-# If they are equally long, TensorFlow kept the memory for its next tensors. It does so on a GPU,
+# Where they are equally long, TensorFlow kept the memory for its next tensors. It does so on a GPU,
 # and on processors where it computes with the library oneDNN, as on most PCs. Only the end of the
-# process gives the memory back. So of two notebooks on one GPU the first keeps what it once took,
+# process gives the memory back. So of two notebooks on one GPU, the first keeps what it once took,
 # even while it idles. Restart its kernel, or give each notebook a limit.
 #
 # ## Break it
@@ -281,9 +283,9 @@ except RuntimeError as error:
     print(error)
 
 # %% [markdown]
-# **What does not go together.** There are four such mistakes. The first is growth on one of two
-# GPUs, which is an error only when TensorFlow starts. The second is a limit and then growth. The
-# third is a limit in MiB on a CPU:
+# **What does not go together.** TensorFlow refuses growth on only one of two GPUs, growth on a GPU
+# that has a limit, and a limit on a CPU. The first is an error only when TensorFlow starts, here
+# with `tf.ones`:
 
 # %%
 def refused(call, *args):
@@ -302,8 +304,7 @@ with memory.pretend_gpus(2) as gpus:
     refused(tf.config.set_logical_device_configuration, cpu, [limit])
 
 # %% [markdown]
-# The fourth is growth and then a limit, and TensorFlow does not complain. Look at `allow_growth`
-# before and after:
+# It does not refuse a limit on a GPU that grows. Look at `allow_growth` before and after:
 
 # %%
 with memory.pretend_gpus(1) as gpus:
@@ -313,7 +314,7 @@ with memory.pretend_gpus(1) as gpus:
     print("growth after the limit:", context.context().config.gpu_options.allow_growth)
 
 # %% [markdown]
-# The limit took the growth away in silence. `memory.logical` is the check that catches it:
+# The limit silently took the growth away. `memory.logical` is the check that catches it:
 
 # %%
 with memory.pretend_gpus(1) as gpus:
@@ -324,7 +325,7 @@ with memory.pretend_gpus(1) as gpus:
 # ## With your own model
 #
 # `memory.Monitor` asks the process, the driver, and on a GPU also the allocator, ten times a
-# second, in the background. Phases mark what ran. Here it watches a Keras model:
+# second, in the background. A phase marks what ran. Here it watches a Keras model:
 
 # %%
 def build():
@@ -347,7 +348,7 @@ with tf.device(plan.devices[0]), memory.Monitor() as monitor:
         model = build()
     for batch in (16, 64, 256):
         with monitor.phase(f"batch of {batch}"):
-            model.fit(images, targets, batch, epochs=2, verbose=0)
+            model.fit(images, targets, batch, verbose=0)
 charts.monitor(monitor)
 plt.show()
 
@@ -385,8 +386,8 @@ checks.quarter_and_growth(answer)
 
 # %% [markdown]
 # **2.** A machine is shared. `prepare` gets its list of GPUs before TensorFlow has started. Write
-# it so that TensorFlow sees only the last two of them, and both start small and grow. The check
-# calls it with 2, 3 and 5 GPUs.
+# it with `tf.config`, so that TensorFlow sees only the last two of them, and both start small and
+# grow. The check calls it with 2 to 8 GPUs.
 
 # %% tags=["exercise"]
 def prepare(gpus):
@@ -440,7 +441,7 @@ checks.taken_by_growth(best_order)
 # ## In practice
 #
 # Use growth when you work on a GPU that others use too. It costs memory in pieces that are rounded
-# up, and it cannot be undone before the process ends.
+# up, and none of it comes back before the process ends.
 #
 # - Set a limit where two processes share a GPU for long, so that neither can starve the other.
 # - Where regions are free but each is too small for the next tensor,

@@ -39,8 +39,8 @@ from mgpu_helpers.lessons.sketches import lesson_03 as sketches
 # %% [markdown]
 # ## The trouble
 #
-# Here is a small residual network in Keras. How many bytes are its weights, and how many does one
-# training step hold at once?
+# Here is a small residual network in Keras. How many bytes do its weights take, and how many does
+# one training step hold at once?
 
 # %%
 layers = tf.keras.layers
@@ -115,7 +115,7 @@ print(f"by hand {2 * 1000 * 50 * 4:,} bytes, traced {step.peak(device, scratch=F
 #
 # ## What a step holds
 #
-# Now a network with three convolutions, each followed by a pool. `width=0.125` makes it an eighth
+# The next network has three convolutions, each followed by a pool. `width=0.125` makes it an eighth
 # as wide as the original, the network of [Wonik Jang's article "Multi-GPUs",
 # 2017](../docs/sources.md#jang). Its dropout is off here:
 
@@ -124,7 +124,7 @@ network = networks.jang(width=0.125)
 network
 
 # %% [markdown]
-# The table has the shape of each layer's output for one example. A training step of it in today's
+# The table has the shape of each layer's output for one example. Here is a training step in today's
 # code, with plain variables and plain gradient descent:
 
 # %%
@@ -179,15 +179,14 @@ print(f"counted {charts.size_text(counted)}, traced {charts.size_text(traced)}")
 assert abs(traced / counted - 1) < 0.3
 
 # %% [markdown]
-# The trace has a little more: the gradients of the weights, and the notes that a pool takes of
-# where it found each maximum. A step that runs in another order may hold one tensor more. For
-# example, where the gradient of the second convolution's weights is made late, it is a tenth more.
+# The trace has a little more: the gradients of the weights, and with oneDNN a pool's notes of where
+# it found each maximum. A step that runs in another order may hold one tensor more, about a tenth.
 #
-# Two things are not in a trace, because they were there before the step began: the **weights**, and
-# the **slots**, which are the numbers that an optimizer keeps for each weight. Adam keeps two.
+# What was there before the step began is not in its trace: the batch, the **weights**, and the
+# **slots**, which are the numbers that an optimizer keeps for each weight. Adam keeps two.
 #
-# `count.predict` counts all of it for this network. It goes through the moments of the backward
-# pass as in the sketch and takes the one that holds most:
+# `count.predict` counts a step of this network, with weights and slots. It goes through the moments
+# of the backward pass as in the sketch and takes the one that holds most:
 
 # %% tags=["nbval-ignore-output"]
 count.predict(network, 512)
@@ -198,8 +197,9 @@ count.predict(network, 512)
 #
 # ## The same in a graph
 #
-# The graph-and-session form, with Adam. Its session has one thread for one device, so it runs the
-# operations in the same order in every step. That makes it the right place to test the count:
+# Here is the graph-and-session form, with Adam. Its session has one thread for one device, so it
+# runs the operations in the same order in every step. That makes it the right place to test the
+# count:
 
 # %%
 with tf.Graph().as_default() as graph, tf.device(device):
@@ -235,10 +235,10 @@ assert abs(traced / classic - 1) < 0.3
 in_weights = 4 * networks.parameters(network)
 bars = {}
 for batch in (64, 128, 256, 512):
-    said = count.predict(network, batch)
-    own = {"weights": in_weights, "slots": 2 * in_weights}
-    seen = memory.by_use(step_of(batch), device, **own, scratch=False)
-    bars |= {f"{batch}\ncounted": said, f"{batch}\nmeasured": seen}
+    bars[f"{batch}\ncounted"] = said = count.predict(network, batch)
+    bars[f"{batch}\nmeasured"] = seen = memory.by_use(
+        step_of(batch), device, weights=in_weights, slots=2 * in_weights, scratch=False
+    )
     print(f"{batch:3}: counted {said.total / 1e6:5.2f} MB, measured {seen.total / 1e6:5.2f} MB")
     assert abs(said.total / seen.total - 1) < 0.1
 charts.held(bars)
@@ -246,8 +246,7 @@ plt.show()
 
 # %% [markdown]
 # Count and measurement are less than 10 % apart. Weights, slots and the gradients of the weights
-# stay as they are. Activations grow with the batch, and soon they are nearly everything. Here an
-# optimizer with fewer slots would help little, and a smaller batch a lot.
+# stay as they are. Activations grow with the batch, and soon they are nearly everything.
 #
 # ## Will it fit?
 #
@@ -276,8 +275,8 @@ assert abs(said / peaks[2] - 1) < 0.1
 
 # %% [markdown]
 # What does not fit on one device may fit on several. Here each gets its share of the batch and
-# reads the same weights; [[06]] and [[07]] make a training of it. Compare the bars with the peak of
-# the curve above:
+# reads the same weights; [[06]] and [[07]] train in this way. Compare the bars with the peak of the
+# curve above:
 
 # %% tags=["varies"]
 def shared(x, y):
@@ -299,9 +298,11 @@ charts.device_bars({each: on_all.peak(each, scratch=False) for each in plan.devi
 plt.show()
 
 # %% [markdown]
+# Each device holds about its share of that peak.
+#
 # ## Proof
 #
-# The step that we added up by hand, once more as a graph. It holds the same 400,000 bytes as the
+# Here is the step that we added up by hand, as a graph. It holds the same 400,000 bytes as the
 # function, and at its end nothing:
 
 # %%
@@ -348,14 +349,14 @@ numbers_only(2)  # warm up
 with memory.Monitor(every=0.05) as monitor:
     for train in (numbers_only, losses_and_tapes):
         with monitor.phase(train.__name__):
-            history = train(12)
+            history = train(8)
 charts.monitor(monitor)
 plt.show()
 
 # %% [markdown]
-# The numbers need no memory to speak of. Each kept tape needs that of the activations of 1024
-# examples, so the curve climbs until the list is dropped or the memory ends. On a GPU look at the
-# curve of the allocator. The check is to count the tapes that Python still has:
+# The numbers take next to no memory. Each kept tape holds the activations of 1024 examples, so the
+# curve climbs until the list is dropped or memory runs out. On a GPU look at the curve of the
+# allocator. The check is to count the tapes that are still alive:
 
 # %%
 def tapes():
@@ -394,26 +395,27 @@ print(predicted)
 print("largest batch in 8 GB:", memory.fits(model, 8e9, optimizer="adam"))
 
 # %% [markdown]
-# The count takes the operations in one order, and a real step may take another, so it comes with a
-# range. `fits` goes by the upper end of the range.
+# The outputs of all blocks are equally large here, so the peak comes early in the backward pass,
+# when only the last layers have gradients of their weights. The count takes the operations in one
+# order, and a real step may take another, so it comes with a range. `fits` goes by its upper end.
 #
-# Where the model can run, a line through traces of small batches is nearer. `memory.measure` wants
-# a function that makes of a batch size the step to trace: a function and its arguments.
-# `train_step` is the step that `fit` would run:
+# Where the model can run, a line through traces of small batches is more accurate. You give
+# `memory.measure` a function of the batch size that returns what to trace: a step and its
+# arguments. `train_step` is what `fit` runs in each step:
 
 # %% tags=["nbval-ignore-output"]
-model.optimizer.build(model.trainable_variables)
+model.optimizer.build(model.trainable_variables)  # makes the slots before the step
 train = tf.function(lambda x, y: model.train_step((x, y)))
 with tf.device(device):
     measured = memory.measure(
-        lambda b: (train, pictures[:b], targets[:b]), batches=(16, 32, 64), scratch=False
+        lambda b: (train, pictures[:b], targets[:b]), batches=(16, 64), scratch=False
     )
 measured.at(256)
 
 # %% [markdown]
-# The estimate has its error beside it. It warns you if the largest traced batch is less than a
-# quarter of the one you ask for, or if the peak moved to another layer between the traces. What did
-# a step of 256 examples really hold?
+# The second number adds the weights and slots. The estimate would warn you if the largest traced
+# batch were less than a quarter of the one you ask for, or if the peak moved to another layer
+# between the traces. What does a step of 256 examples really hold?
 
 # %% tags=["nbval-ignore-output"]
 with tf.device(device):
@@ -423,10 +425,11 @@ print("counted {}, measured {}, traced {} MB".format(*[f"{size / 1e6:.1f}" for s
 assert predicted.low < real < predicted.high and abs(sizes[1] / real - 1) < 0.2
 
 # %% [markdown]
-# The count, the line and the trace agree: a batch of 256 holds about 151 MB. Where operations run
-# in another order, a step may hold one output more, which is 17 MB here. Watch for two things. A
-# GPU's libraries borrow workspaces, which no count has, so leave a tenth of the GPU free. A model
-# whose inputs have different lengths has to be measured with the longest.
+# The count and the line say 151 MB. The trace is in the range of the count: it says 151 MB too, or,
+# where operations ran in another order, one output of 17 MB more.
+#
+# Watch for two things. A GPU's libraries borrow workspaces, which no count has, so leave a tenth of
+# the GPU free. A model whose inputs have different lengths has to be measured with the longest.
 #
 # ## On your own
 #
@@ -456,9 +459,9 @@ checks.peak_of_a_stack(peak)
 
 # %% [markdown]
 # **2.** Write `largest_batch`: the largest batch with which a training of the network with momentum
-# stays within a budget of bytes. Momentum keeps one number per weight. The check runs and traces a
-# step of your batch. It accepts what holds 90 to 110 % of the budget, since a count is no better
-# than that.
+# stays within a budget of bytes. Momentum keeps one number per weight; `count.predict` and
+# `count.fits` take `slots=`. The check runs and traces a step of your batch. It accepts what holds
+# 90 to 110 % of the budget, since a count is no better than that.
 
 # %% tags=["exercise"]
 def largest_batch(network, budget):
@@ -507,8 +510,8 @@ checks.lets_go(train)
 # - A step that was added up by hand held 400,000 bytes, as a function and as a graph.
 # - Counted from the layers' shapes, four batches were right within 10 %, and so was a line through
 #   two small ones. The largest batch for 25 MB fitted, and a tenth more did not.
-# - `memory.predict` and `memory.measure` said what a Keras model would hold with four times the
-#   largest traced batch, and a trace agreed.
+# - For a Keras model, `memory.predict` said what a batch of 256 would hold without a run, and
+#   `memory.measure` from batches of 16 and 64. A trace was in the range.
 # - A list of losses that kept tapes grew by the activations of every step.
 #
 # ## In practice
@@ -516,9 +519,8 @@ checks.lets_go(train)
 # Use this when a batch does not fit, or before you rent a GPU. It costs about a second to count a
 # small model, and two runs of the step for each trace.
 #
-# - Count with `memory.predict`, measure with `memory.measure`, and leave a tenth of the GPU free:
-#   cuDNN and cuBLAS take workspaces of their own, and a CUDA context takes some hundred MB of each
-#   GPU for each process.
+# - Count with `memory.predict`, measure with `memory.measure`, and leave a tenth of the GPU free
+#   for workspaces and the CUDA context.
 # - A `ResourceExhaustedError` names the shape that did not fit. Halve the batch, then look at the
 #   peak of a trace.
 # - Where activations are nearly everything, a smaller batch helps and another optimizer does not.

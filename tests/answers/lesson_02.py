@@ -7,6 +7,12 @@ def prepare(gpus):
     tf.config.set_visible_devices(gpus[-2:], "GPU")
 """
 
+QUARTER = """
+answer = tf1.ConfigProto()
+answer.gpu_options.per_process_gpu_memory_fraction = 0.25
+answer.gpu_options.allow_growth = True
+"""
+
 TRY_ALL = """
 def best_order(tensors):
     import itertools
@@ -42,6 +48,12 @@ def prepare(gpus):
     tf.config.experimental.set_memory_growth(b, True)
     return a, b
 """,
+        """
+def prepare(gpus):
+    tf.config.set_visible_devices([gpus[-1], gpus[-2]], "GPU")
+    for gpu in tf.config.get_visible_devices("GPU"):
+        tf.config.experimental.set_memory_growth(gpu, True)
+""",
     ],
     3: [
         TRY_ALL,
@@ -71,6 +83,10 @@ WRONG = {
         ("answer = plan", "not a Plan"),
         ("answer = tf1.GPUOptions(allow_growth=True, per_process_gpu_memory_fraction=0.25)",
          "not a GPUOptions"),
+        (QUARTER + "answer.gpu_options.visible_device_list = '0'", "sets visible_device_list"),
+        (QUARTER + "answer.gpu_options.experimental.virtual_devices.add(memory_limit_mb=[1024])",
+         "sets experimental"),
+        (QUARTER + "answer.device_count['GPU'] = 0", "sets device_count"),
     ],
     2: [
         ("def prepare(gpus):\n    tf.config.set_visible_devices(gpus[-2:], 'GPU')",
@@ -83,6 +99,10 @@ WRONG = {
         (PREPARE + "    tf.config.set_logical_device_configuration("
          "gpus[-1], [tf.config.LogicalDeviceConfiguration(memory_limit=1024)])",
          "a limit takes the growth away"),
+        (PREPARE.replace(', "GPU"', ""), "it hides the CPU"),
+        (PREPARE + "    tf.config.set_visible_devices([], 'CPU')", "it hides the CPU"),
+        ("def prepare(gpus):\n    first = {2: 0, 3: 1, 5: 3}[len(gpus)]"
+         + PREPARE.partition(":")[2].replace("[-2:]", "[first:]"), "it raises KeyError"),
         (PREPARE.replace("    for", "    tf.ones([])\n    for"), "it raises"),
     ],
     3: [

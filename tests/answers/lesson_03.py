@@ -36,7 +36,6 @@ def peak(kept, batch):
 """,
     ],
     2: [
-        FITS,
         """
 def largest_batch(network, budget):
     batch = 1
@@ -51,7 +50,7 @@ def largest_batch(network, budget):
     return int((budget - fixed) / each)
 """,
         "\ndef largest_batch(network, budget):\n"
-        "    return round(1.04 * count.fits(network, budget, slots=1))\n",
+        "    return tf.constant(round(1.04 * count.fits(network, budget, slots=1)))\n",
     ],
     3: [
         LET_GO,
@@ -79,6 +78,7 @@ WRONG = {
     1: [
         ("def peak(kept, batch):\n    return 4 * batch * sum(kept)", "gradients come on top"),
         (PEAK.replace("4 * batch", "batch"), "takes 4 bytes"),
+        (PEAK.replace("(kept[i - 1] if i else 0)", "kept[i - 1]"), "layer 0 has no output before"),
         (PEAK.replace("4 * batch", "4"), "that is one example"),
         ("def peak(kept, batch):\n    return 4 * batch * 2 * (kept[0] + kept[1])",
          "the one that holds most"),
@@ -90,7 +90,7 @@ WRONG = {
     ],
     2: [
         (FITS.replace(", slots=1", ""), "Adam's two slots"),
-        ("def largest_batch(network, budget):\n    return 1", "room for more"),
+        ("def largest_batch(network, budget):\n    return 1", "use a larger one"),
         ("def largest_batch(network, budget):\n    return budget", "is not run"),
         (FITS.replace("return ", "return 2 * "), "too much for a budget"),
         (FITS.replace("return ", "return 1.0 * "), "a whole number of examples"),
@@ -105,6 +105,11 @@ WRONG = {
         ("def train(step, steps):\n    losses = []\n    for _ in range(steps):\n"
          "        loss, tape = step()\n        losses.append(float(loss))\n    return losses",
          "1 earlier tape"),
+        (LET_GO.replace("range(steps)", "range(5)"), "step was called 5 times"),
+        ("def train(step, steps):\n    losses = []\n    for _ in range(steps):\n"
+         "        pair = [*step()]\n        pair.append(pair)\n"
+         "        losses.append(float(pair[0]))\n        del pair\n    return losses",
+         "still lived when a step began"),
         ("def train(step, steps):\n    return sum(float(step()[0]) for _ in range(steps))",
          "as numbers"),
         ("def train(step, steps):\n    return [0.0] * steps", "called 0 times"),

@@ -138,7 +138,7 @@ def inputs_of(model: Any, batch: int) -> Any:
         if None in shape[1:] or shape[0] not in (None, batch):
             raise ValueError(
                 f"the model {model.name!r} takes inputs of shape {shape}, which do not say what a "
-                f"batch of {batch} is: make it with a keras.Input of whole shape without a batch."
+                f"batch of {batch} is: give keras.Input every size except the batch."
             )
     specs = [tf.TensorSpec((batch, *shape[1:]), dtype) for shape, dtype in given]
     if len(specs) == 1:
