@@ -282,7 +282,8 @@ for where in (plan.host, plan.devices[0]):
 # %% [markdown]
 # With the variables on the host, all weights go from there to every device. With two devices and
 # the variables on the first one, the second fetches the weights there, and the first gets the
-# averages from the host. The rest is the batch. The totals are the same: the place of the variables
+# averages from the host. The rest is the batch, and the
+# gradients that every device sends the host. The totals are the same: the place of the variables
 # decides which connection carries them.
 #
 # The device that has the variables holds the slots, too. The step itself holds many times as much
@@ -606,8 +607,8 @@ for places, how in [(1, "sync"), (len(plan), "sync"), (len(plan), "average")]:
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
-# **1.** Write `weighted_average(tower_gradients, sizes)` for dense gradients, such that shards of
-# unequal size count by their size. There may be any number of towers.
+# **1.** Write `weighted_average(tower_gradients, sizes)` for gradients that are plain tensors, so
+# that shards of unequal size count by their size. There may be any number of towers.
 
 # %% tags=["exercise"]
 def weighted_average(tower_gradients, sizes):
@@ -652,9 +653,10 @@ def half_the_bytes(vectors):
 checks.half_the_bytes(half_the_bytes)
 
 # %% [markdown]
-# **3.** A dropout seed has two whole numbers. Write `mask_seed(step, tower)` so that no two towers
-# and no two steps share one, for the first million steps of eight towers. Adding the two numbers is
-# not enough: step 3 of tower 1 and step 2 of tower 2 would drop the same units.
+# **3.** A dropout seed has two whole numbers. Write `mask_seed(step, tower)`, which makes one from
+# these two alone, so that no two towers and no two steps share one, for the first million steps of
+# eight towers. Adding the two numbers is not enough: step 3 of tower 1 and step 2 of tower 2 would
+# drop the same units.
 
 # %% tags=["exercise"]
 def mask_seed(step, tower):
