@@ -282,9 +282,8 @@ for where in (plan.host, plan.devices[0]):
 # %% [markdown]
 # With the variables on the host, all weights go from there to every device. With two devices and
 # the variables on the first one, the second fetches the weights there, and the first gets the
-# averages from the host. The rest is the batch, and the
-# gradients that every device sends the host. The totals are the same: the place of the variables
-# decides which connection carries them.
+# averages from the host. The rest is the batch, and the gradients that every device sends the host.
+# The totals are the same: the place of the variables decides which connection carries them.
 #
 # The device that has the variables holds the slots, too. The step itself holds many times as much
 # on every device, mostly the activations of its shard. So for this network
@@ -476,7 +475,7 @@ print("accuracy above 0.8:     ", accuracy > 0.8)
 for some in (len(plan) * 12, len(plan) * 60, 840):
     feed = {"x:0": images[:some], "y:0": labels[:some]}
     runs = [partial(session.run, "train", feed) for session in (one, every)]
-    print(f"batch {some:3}", timing.compare(*runs, repeats=10, names=("one", "all")))
+    print(f"batch {some:3}", timing.compare(*runs, warmup=1, repeats=8, names=("one", "all")))
 
 # %% [markdown]
 # With as many free cores as devices, the gain grows with the batch. Where the cores are busy with
@@ -590,7 +589,7 @@ brighter = x * np.linspace(0.2, 3, len(x), dtype="float32").reshape(-1, 1, 1, 1)
 for places, how in [(1, "sync"), (len(plan), "sync"), (len(plan), "average")]:
     model = residual()
     step = towers.train_step(model, "sgd", entropy, plan.devices[:places], batch_norm=how)
-    losses = [float(step(brighter, y)) for _ in range(5)]
+    losses = [float(step(brighter, y)) for _ in range(3)]
     variance = model.get_layer("norm").moving_variance.numpy()[:3]
     print(f"{how:8} on {places}: losses {np.round(losses, 3)}  variances {np.round(variance, 3)}")
 
