@@ -246,6 +246,7 @@ def test_make_parallel_fits_a_parabola(tf, plan):
 @pytest.mark.parametrize("function, said", [
     (lambda x: (x, 3.0), "a single value for a shard of 2 examples"),
     (lambda x: None, "None"), (lambda x: np.zeros(5), "5 rows"),
+    (lambda x: np.zeros(1), "1 row for"),
 ])  # fmt: skip
 def test_make_parallel_needs_batches(plan, function, said):
     parallel = towers.make_parallel(function, plan.devices)

@@ -76,8 +76,7 @@ _, step = trace.function_step(on_one, images)
 print_products(step)
 
 # %% [markdown]
-# The first device computed all three products, for the whole batch. With two devices, half of what
-# could work was idle.
+# The first device computed all three products, for the whole batch. No other device did anything.
 #
 # ## A batch in shards
 #
@@ -114,7 +113,7 @@ with tf.device(plan.host):
 # one that does the same on all devices. (Its argument `run` has one use, in "The same in a graph",
 # where another loop is needed.)
 #
-# Here it adds 600,000 numbers for each device. Look for what each device gets and what it sends
+# Here it adds 600,000 numbers for each device. Look at what each device gets and what it sends
 # back:
 
 # %%
@@ -144,8 +143,8 @@ for (source, target), size in step.bytes_between().items():
 
 # %% [markdown]
 # Each device gets its shard of both vectors and sends back one shard. That is twelve bytes for one
-# addition. On a GPU this is a bad bargain, because the numbers travel far longer than they are
-# added. A model does more with each number.
+# addition. On a GPU this is a bad bargain, because the numbers travel far longer than the
+# addition takes. A model does more with each number.
 #
 # The function may be anything whose inputs and output are **batches**: each row of the output
 # depends on the same row of the inputs, and on no other row.
@@ -281,14 +280,14 @@ train_on_one, train_on_all = training_step(gradient_on_one), training_step(gradi
 timing.compare(
     lambda: predict_on_one(images).numpy(),
     lambda: predict_on_all(images).numpy(),
-    names=("prediction on one", "prediction on all"),
+    repeats=10, names=("prediction on one", "prediction on all"),
 )
 
 # %%
 timing.compare(
     lambda: train_on_one(images, labels).numpy(),
     lambda: train_on_all(images, labels).numpy(),
-    names=("step on one", "step on all"),
+    repeats=10, names=("step on one", "step on all"),
 )
 
 # %% [markdown]
@@ -307,8 +306,8 @@ timing.compare(
 #
 # Much code is written for graphs and sessions ([[01]]), and so is the `make_parallel` that this
 # lesson comes from, in Effective TensorFlow by Vahid Kazemi (2017; [Sources](../docs/sources.md)).
-# Its example is small enough to check in your head: it fits a parabola, which has three weights, to
-# points. `error_of` gives the squared error of each point.
+# Its example fits a parabola, which has three weights, to points. `error_of` gives the squared
+# error of each point.
 #
 # In a graph the model makes its weights itself: `get_variable` makes a variable and remembers it by
 # its name. `build` makes the graph of a training. In it, `init` sets the weights to zero, and
@@ -332,7 +331,7 @@ def build(losses, colocate=False):
         x = tf1.placeholder(tf.float32, [None], name="x")
         y = tf1.placeholder(tf.float32, [None], name="y")
         loss = tf.reduce_mean(losses(x, y), name="loss")
-        adam = tf1.train.AdamOptimizer(0.1)
+        adam = tf1.train.AdamOptimizer(0.3)
         pairs = adam.compute_gradients(loss, colocate_gradients_with_ops=colocate)
         tf.identity(pairs[0][0], name="gradient")  # pairs of gradient and variable
         adam.apply_gradients(pairs, name="train")
@@ -341,7 +340,7 @@ def build(losses, colocate=False):
 
 
 # %%
-def train(graph, steps=3000):
+def train(graph, steps=1500):
     rng = np.random.default_rng(seed=0)
     session = tf1.Session(graph=graph, config=plan.session_config())
     session.run("init")
@@ -395,7 +394,7 @@ print([variable.name for variable in on_host.get_collection("trainable_variables
 # Where is the backward pass in this graph? With one tape it was on the host, and here too:
 # `compute_gradients` is called in the host's block. A graph has an option for this.
 # `colocate_gradients_with_ops=True` puts each gradient where its forward operation is. Look at the
-# products without the option and with it, and at the weights after 3000 steps on the same points as
+# products without the option and with it, and at the weights after 1500 steps on the same points as
 # above. (The first run of a session prepares the graph, so the second one is traced.)
 
 # %%
@@ -415,8 +414,8 @@ difference = np.abs(np.subtract(weights_of_all, weights_of_one)).max()
 print("largest difference from one device below 0.00001:", difference < 1e-5)
 
 # %% [markdown]
-# With the option each device has its own backward pass. **Proof:** after 3000 steps the weights are
-# those of one device. `make_parallel` and this option are the two changes that take a graph from
+# With the option each device has its own backward pass. **Proof:** after 1500 steps the weights are
+# those of one device. `make_parallel` with the loop that reuses, and this option, take a graph from
 # one device to many.
 #
 # **Today's code gives the same gradient.** Its variable is an object that the function uses, so
@@ -514,7 +513,7 @@ def in_training(pictures):
 average = next(v for v in network.non_trainable_variables if v.name == "moving_mean")
 results, moved = [], []
 for used in [plan.devices[:1], plan.devices]:
-    average.assign(tf.zeros(16))
+    average.assign(tf.zeros(average.shape))
     results.append(towers.make_parallel(in_training, used)(pictures))
     moved.append(np.abs(average.numpy()).sum())
 
@@ -627,8 +626,9 @@ checks.uneven(make_parallel_uneven)
 # %% [markdown]
 # **3.** `mean_error` sends the squared error of every point to the host, 4 bytes each, and takes
 # the mean there. Write it so that each device sends a single number, and the result stays the same.
-# The check reads the bytes from a trace. It puts what you leave unplaced on the first device, as
-# TensorFlow does on a GPU machine.
+# (`towers.make_parallel` wants a row for each example. The `make_parallel` of this lesson does
+# not.) The check reads the bytes from a trace. It puts what you leave unplaced on the first device,
+# as TensorFlow does on a GPU machine.
 
 # %% tags=["exercise"]
 def mean_error(x, y):
@@ -659,7 +659,8 @@ checks.mean_error(mean_error, squared_error)
 # - In a graph, `reuse` kept one set of weights, and `colocate_gradients_with_ops=True` put each
 #   shard's backward pass on its device. The graph learned the weights of one device, 5, 0 and 3.
 # - With a scope for each device there were as many models as devices, and no error said so.
-# - BatchNormalization took its statistics from the shard, and moved its averages once a device.
+# - BatchNormalization took its statistics from the shard, and moved its averages once for each
+#   device.
 #
 # ## In practice
 #

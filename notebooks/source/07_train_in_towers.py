@@ -26,6 +26,7 @@ plan
 # %%
 from functools import partial
 
+import keras
 import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
@@ -36,6 +37,8 @@ from mgpu_helpers.lessons import averaging, digits, drawings, networks
 from mgpu_helpers.lessons.checks import lesson_07 as checks
 from mgpu_helpers.lessons.sketches import lesson_07 as sketches
 
+layers = keras.layers
+
 # %% [markdown]
 # ## The trouble
 #
@@ -45,7 +48,6 @@ from mgpu_helpers.lessons.sketches import lesson_07 as sketches
 # devices up to 8.)
 
 # %%
-keras, layers = tf.keras, tf.keras.layers
 with tf.device(plan.host):
     one_weight = layers.Dense(1, use_bias=False, kernel_initializer="ones")
     model = keras.Sequential([keras.Input([1]), one_weight])
@@ -98,8 +100,8 @@ with tf.device(plan.host):
 #
 # The mean of the squares of 1, 2, 3 and 4 is 7.5, and the gradient is twice that, 15. With two
 # devices, one has the ones and twos, the other the threes and fours. Their gradients, 5 and 25, add
-# up to 30. Their **average** is 15. A sum makes every step longer, by the number of devices as a
-# factor.
+# up to 30. Their **average** is 15. The sum, and every step with it, is as many times too
+# large as there are devices.
 #
 # ## Two towers
 #
@@ -107,8 +109,8 @@ with tf.device(plan.host):
 # the same size, the average of the towers' gradients is the gradient of the whole batch.
 #
 # A tower gives a list of gradients, one for each variable. In `average`, `zip` puts those of the
-# same variable together. It is tried on two towers with two variables, and then on the losses from
-# above:
+# same variable together. The cell below the drawing averages two towers with two variables, and
+# then takes the four steps from above again:
 
 # %% tags=["schematic"]
 sketches.two_towers()
@@ -161,8 +163,8 @@ def tower(weights, x, y, keep=1.0, seed=None):
 # %% [markdown]
 # ## Proof: the same gradient
 #
-# `whole` is what everything in this lesson is compared with: the gradients of all 840 examples on
-# one device. `towers.split` and `towers.run` are those of [[06]]: they cut a batch on the host, and
+# `whole` is what the gradients in this lesson are compared with: those of all 840 examples on one
+# device. `towers.split` and `towers.run` are those of [[06]]: they cut a batch on the host, and
 # call a function on every device with its shard.
 #
 # Compare the lengths of the gradients (the square roots of their sums of squares).
@@ -195,20 +197,20 @@ print("largest difference below 1e-5:", largest_difference(averaged, whole) < 1e
 # they live. It keeps two more numbers for each weight, its **slots**. The dropout seed of a tower
 # is the number of the step and that of the tower.
 #
-# `make_step` makes such a step for some devices, and `train` runs passes over the digits. The first
-# training is on all devices, with dropout, to see that the network learns. Then comes the proof:
-# one device against all, from the same weights. It goes without dropout, because one tower and two
-# towers draw different masks. Compare the losses:
+# `make_step` makes such a step for some devices, and `train` runs passes over the digits. First
+# comes the proof: one device against all, from the same weights. It goes without dropout, because
+# one tower and two towers draw different masks. Then the training on all devices goes on with
+# dropout, to see that the network learns. Compare the losses:
 
 # %%
-def make_step(places, keep=1.0, variables_on=plan.devices[0]):
+def make_step(places, variables_on=plan.devices[0]):
     weights = networks.variables(network, device=variables_on)
     with tf.device(variables_on):
         adam = keras.optimizers.Adam(1e-3)
         adam.build(list(weights.values()))
 
     @tf.function
-    def train_step(x, y, step):
+    def train_step(x, y, step, keep=1.0):
         def numbered(shard, i):
             return tower(weights, *shard, keep, tf.stack([step, i]))
 
@@ -227,37 +229,38 @@ def make_step(places, keep=1.0, variables_on=plan.devices[0]):
 size = 128 - 128 % len(plan)  # a batch that divides over the devices
 
 
-def train(train_step, passes):
+def train(train_step, passes, keep=1.0):
     losses = []
     for epoch in range(passes):
         for x, y in digits.batches(images, labels, size, seed=epoch):
             with tf.device(plan.host):
-                losses.append(float(train_step(x, y, tf.constant(len(losses)))))
+                step = tf.constant(len(losses))
+                losses.append(float(train_step(x, y, step, np.float32(keep))))
     return losses
 
 
 # %%
-train_step, learned = make_step(plan.devices, keep=0.5)
-losses = train(train_step, passes=6)
-right = networks.accuracy(networks.logits(network, learned, test_images), test_labels)
-print(f"loss fell by half in {len(losses)} steps: {losses[-1] < losses[0] / 2}")
-print("accuracy on new digits above 0.9:", right.numpy() > 0.9)
-
-# %%
 step_on_one, weights_of_one = make_step(plan.devices[:1])
 step_on_all, weights_of_all = make_step(plan.devices)
-losses_of_one, losses_of_all = train(step_on_one, passes=3), train(step_on_all, passes=3)
+losses_of_one, losses_of_all = train(step_on_one, passes=2), train(step_on_all, passes=2)
 
 # %%
-for step in (0, 6, 12, 18):
+for step in (0, 5, 10, 15):
     print(f"step {step:2}  one {losses_of_one[step]:.1f}  all {losses_of_all[step]:.1f}")
 print("losses agree to 1 %:  ", np.allclose(losses_of_all, losses_of_one, rtol=0.01))
 ours, theirs = weights_of_all.values(), weights_of_one.values()
 print("weights agree to 0.01:", largest_difference(ours, theirs) < 0.01)
 
+# %%
+losses = train(step_on_all, passes=4, keep=0.5)
+right = networks.accuracy(networks.logits(network, weights_of_all, test_images), test_labels)
+print("loss fell by half:", losses[-1] < losses_of_all[0] / 2)
+print("accuracy on new digits above 0.8:", right.numpy() > 0.8)
+
 # %% [markdown]
-# After three passes over the digits, all devices have the network that one device has. Rounding
-# differs in every step and is carried along, so the bounds are wider than that for one gradient.
+# After two passes over the digits, the network trained on all devices is the one trained on one
+# device. Rounding differs in every step and is carried along, so the bounds are wider than that for
+# one gradient. Trained further with dropout, the network reads most of the new digits.
 #
 # ## Where the variables live
 #
@@ -266,24 +269,24 @@ print("weights agree to 0.01:", largest_difference(ours, theirs) < 0.01)
 # tensors each device holds at the peak of the step:
 
 # %%
-print(f"the weights: {4 * networks.parameters(network) / 1e6:.2f} MB")
+state = 3 * 4 * networks.parameters(network)  # weights and two slots, 4 bytes each
+print(f"the weights: {state / 3e6:.2f} MB, with Adam's slots {state / 1e6:.2f} MB")
 for where in (plan.host, plan.devices[0]):
     _, step = trace.function_step(make_step(plan.devices, variables_on=where)[0], x, y, 0)
     print(f"\nvariables on {where}")
     for (source, target), crossed in step.bytes_between().items():
         print(f"  {source} -> {target}  {crossed / 1e6:5.2f} MB")
-    for device in plan.devices:
-        many = step.peak(device) > 5 * 3 * 4 * networks.parameters(network)
-        print(f"  {device} holds over 5 times the weights and slots: {many}")
+    many = all(step.peak(device) > 5 * state for device in plan.devices)
+    print("  each device holds over 5 times the weights and slots:", many)
 
 # %% [markdown]
-# From the host, every device fetches all weights and sends all gradients. With two devices and the
-# variables on the first one, the second fetches the weights there, and the first gets the averages
-# from the host. The rest is the batch. The totals are the same: the place of the variables decides
-# which connection carries them.
+# With the variables on the host, all weights go from there to every device. With two devices and
+# the variables on the first one, the second fetches the weights there, and the first gets the
+# averages from the host. The rest is the batch, and the gradients that every device sends the host.
+# The totals are the same: the place of the variables decides which connection carries them.
 #
-# The weights and Adam's slots take 1.3 MB on the device that has the variables. The step itself
-# holds many times as much on every device, mostly the activations of its shard. So for this network
+# The device that has the variables holds the slots, too. The step itself holds many times as much
+# on every device, mostly the activations of its shard. So for this network
 # the place of the variables hardly matters to memory.
 #
 # ## Who averages
@@ -360,12 +363,16 @@ for name, way in ways.items():
         print(f"  {place}  in {into:.2f}  out {out:.2f}")
 
 # %% [markdown]
-# With n devices, n vectors go into the host and n out of it; n - 1 into the first device and out of
-# it; and 2(n - 1)/n into each device of the ring and out of it. In the middle the traffic grows
-# with the number of devices. In the ring it stays below two: with four devices it is 1.50, where
-# the first device has 3.00 and the host 4.00.
+# With n devices, as many vectors go in as come out:
 #
-# With two devices, the ring and the first device have the same bytes, 1.00 in and 1.00 out, and not
+# - n at the host,
+# - n - 1 at the first device, if it is in the middle,
+# - 2(n - 1)/n at each device of the ring.
+#
+# In the middle the traffic grows with the number of devices. In the ring it stays below two: with
+# four devices it is 1.50, where the first device has 3.00 and the host 4.00.
+#
+# With two devices, the ring and the first device have the same bytes, 1.00 in and 1.00 out, but not
 # the same time. The first device can send no average before all gradients have come, so in and out
 # follow each other, which makes 2(n - 1) = 2.00. In the ring every device sends and receives at
 # once, so it takes the time of 2(n - 1)/n = 1.00. That is how [[12]] counts them. In `cores` mode
@@ -373,7 +380,7 @@ for name, way in ways.items():
 #
 # ## The same in a graph
 #
-# The sources are from 2016 and 2017 and build a graph, as much code still does ([[01]]). First the
+# The tensorlight notebook builds a graph, as much code still does ([[01]]). First the
 # inputs and a tower. `tf1.gradients` takes the place of the tape. Without
 # `colocate_gradients_with_ops=True` it would not keep the backward pass on the device of the tower
 # ([[06]]).
@@ -394,13 +401,13 @@ def classic_tower(weights, x, y, keep, seed):
 
 
 # %% [markdown]
-# Then Adam. The source lets a **moving average** follow each weight, and evaluates the network with
-# these averages. A graph runs its operations in any order that its tensors allow.
+# Then Adam. That notebook lets a **moving average** follow each weight, and evaluates the network
+# with these averages. A graph runs its operations in any order that its tensors allow.
 # `tf.control_dependencies` asks for more: what is made in its block runs only after what it names.
 # So the moving averages follow the update, and `train`, which counts the steps, follows both.
 #
 # `start` puts the parts together and opens a session. In the last of the three cells, compare the
-# gradients with `whole`, and the losses of three passes with those of one device above. Six passes
+# gradients with `whole`, and the losses of two passes with those of one device above. Three passes
 # with dropout follow, and their result is evaluated with the moving averages:
 
 # %%
@@ -445,15 +452,15 @@ in_graph = every.run(every.graph.get_collection("averaged")[0], {"x:0": x, "y:0"
 print("gradients agree to 1e-5:", largest_difference(in_graph, whole) < 1e-5)
 
 
-def classic_step(x, y, step, keep=1.0):
+def classic_step(x, y, step, keep):
     return every.run(["loss:0", "train"], {"x:0": x, "y:0": y, "keep:0": keep})[0]
 
 
-losses = train(classic_step, passes=3)
+losses = train(classic_step, passes=2)
 print("losses agree to 1 %:    ", np.allclose(losses, losses_of_one, rtol=0.01))
-train(partial(classic_step, keep=0.5), passes=6)
+train(classic_step, passes=3, keep=0.5)
 accuracy = every.run("accuracy:0", {"x:0": test_images, "y:0": test_labels})
-print("accuracy above 0.9:     ", accuracy > 0.9)
+print("accuracy above 0.8:     ", accuracy > 0.8)
 
 # %% [markdown]
 # The graph takes the steps of today's code.
@@ -468,7 +475,7 @@ print("accuracy above 0.9:     ", accuracy > 0.9)
 for some in (len(plan) * 12, len(plan) * 60, 840):
     feed = {"x:0": images[:some], "y:0": labels[:some]}
     runs = [partial(session.run, "train", feed) for session in (one, every)]
-    print(f"batch {some:3}", timing.compare(*runs, repeats=10, names=("one", "all")))
+    print(f"batch {some:3}", timing.compare(*runs, warmup=1, repeats=8, names=("one", "all")))
 
 # %% [markdown]
 # With as many free cores as devices, the gain grows with the batch. Where the cores are busy with
@@ -497,9 +504,9 @@ for step in steps:
 #
 # The sum in place of the average was the first mistake. Here are four more.
 #
-# **Shards of unequal size.** 600 examples, and the 240 that are left. The plain average counts an
-# example of the small shard more than one of the large. `towers.average` is the function of this
-# lesson, and takes weights besides. The first cell compares both with `whole`.
+# **Shards of unequal size.** One shard has 600 examples, the other the remaining 240. The plain
+# average counts an example of the small shard more than one of the large. `towers.average` does
+# what `average` does, and can also weight the shards. The first cell compares both with `whole`.
 #
 # **A variable that one tower does not use.** Its gradient there is `None`, and the average of this
 # lesson stops. `None` means that the loss does not change with the variable. `towers.average`
@@ -561,8 +568,8 @@ for name, seed in [("step alone", (7, 0)), ("step and tower", (7, 1))]:
 #
 # ## With your own model
 #
-# `towers.train_step` does all of this for a Keras model. One question is left: by what does a
-# BatchNormalization normalize? With `"average"` each tower uses the statistics of its own shard.
+# `towers.train_step` does all of this for a Keras model. One question is left: which statistics
+# does a BatchNormalization use? With `"average"` each tower uses the statistics of its own shard.
 # With `"sync"` the towers exchange theirs, and all use those of the whole batch, as one device
 # does. Here is a small residual network. Its batch gets brighter from image to image, so that the
 # shards differ. Compare losses and moving variances:
@@ -582,7 +589,7 @@ brighter = x * np.linspace(0.2, 3, len(x), dtype="float32").reshape(-1, 1, 1, 1)
 for places, how in [(1, "sync"), (len(plan), "sync"), (len(plan), "average")]:
     model = residual()
     step = towers.train_step(model, "sgd", entropy, plan.devices[:places], batch_norm=how)
-    losses = [float(step(brighter, y)) for _ in range(5)]
+    losses = [float(step(brighter, y)) for _ in range(3)]
     variance = model.get_layer("norm").moving_variance.numpy()[:3]
     print(f"{how:8} on {places}: losses {np.round(losses, 3)}  variances {np.round(variance, 3)}")
 
@@ -599,8 +606,8 @@ for places, how in [(1, "sync"), (len(plan), "sync"), (len(plan), "average")]:
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
-# **1.** Write `weighted_average(tower_gradients, sizes)` for dense gradients, such that shards of
-# unequal size count by their size. There may be any number of towers.
+# **1.** Write `weighted_average(tower_gradients, sizes)` for gradients that are plain tensors, so
+# that shards of unequal size count by their size. There may be any number of towers.
 
 # %% tags=["exercise"]
 def weighted_average(tower_gradients, sizes):
@@ -645,9 +652,10 @@ def half_the_bytes(vectors):
 checks.half_the_bytes(half_the_bytes)
 
 # %% [markdown]
-# **3.** A dropout seed has two whole numbers. Write `mask_seed(step, tower)` so that no two towers
-# and no two steps share one, for the first million steps of eight towers. Adding the two numbers is
-# not enough: step 3 of tower 1 and step 2 of tower 2 would drop the same units.
+# **3.** A dropout seed has two whole numbers. Write `mask_seed(step, tower)`, which makes one from
+# these two alone, so that no two towers and no two steps share one, for the first million steps of
+# eight towers. Adding the two numbers is not enough: step 3 of tower 1 and step 2 of tower 2 would
+# drop the same units.
 
 # %% tags=["exercise"]
 def mask_seed(step, tower):
@@ -669,26 +677,30 @@ checks.mask_seed(mask_seed)
 # - Two devices whose gradients were added saw their loss rise from 7.5 to 480 in four steps. With
 #   the average it fell to 0.1, as on one device.
 # - A network for digits had the same gradients on all devices, and the same losses and weights
-#   after three passes. A graph gave the same numbers.
-# - Where the variables lived decided which connection carried the bytes, and hardly what a device
-#   held.
+#   after two passes. A graph gave the same numbers.
+# - On two cores that were nearly free, two devices took a step on 840 images 1.9 times as fast as
+#   one. On 24 images one device was faster.
+# - The place of the variables decided which connection carried the bytes. It hardly mattered to
+#   what a device held.
 # - In a ring, less than twice the gradients go into each device, however many devices there are.
-# - Unequal shards, a missing gradient, a penalty counted once per tower and a shared mask were each
-#   caught by a number or an error.
+# - A number or an error caught unequal shards, a missing gradient, a penalty counted once per tower
+#   and a shared mask.
 # - `towers.train_step` gave the losses and moving variances of one device where the towers
 #   exchanged their statistics, and others where they did not.
 #
 # ## In practice
 #
 # Use this when the model fits on one GPU and a step keeps it busy for tens of milliseconds. It
-# costs traffic: in every step all weights go to each device, and all gradients come back.
+# costs traffic: in every step all weights go to
+# each device, and all gradients come back.
 #
+# - `towers.train_step` does all of this for a Keras model.
 # - More devices at the same per-device batch mean a larger global batch, and fewer steps for the
-#   same examples. The learning rate then wants attention.
+#   same examples. The learning rate may have to change.
 # - On real GPUs the library NCCL does what `ring` does, and `tf.distribute.MirroredStrategy` calls
 #   it.
-# - float16 holds no number above 65504 and few below 0.00006. Whoever sends gradients in it scales
-#   them first.
+# - float16 holds no number above 65504 and few below 0.00006. Scale gradients before you send
+#   them in it.
 # - The network and the choice of host or device for its variables come from the [tensorlight
 #   notebook](../docs/sources.md#tensorlight) of bsautermeister, 2016, which measured them on TitanX
 #   GPUs. That gradients are colocated with their operations comes from the [P40

@@ -140,6 +140,8 @@ WRONG = {
         ("mean_error = lambda x, y: tf.reduce_mean(squared_error(x, y))", "did nothing"),
         ("mean_error = lambda x, y: tf.reduce_sum(squared_error(x, y))", "not the mean"),
         (MEAN.replace(" / len(plan)", ""), "not the mean"),
+        (MEAN.replace("tf.split(x, len(plan)), tf.split(y, len(plan))",
+                      "[x] * len(plan), [y] * len(plan)"), "more than its shard"),
         (MEAN.replace("tf.device(plan.host)", "tf.name_scope('nobody')"), "cut the batch on the"),
         (MEAN.replace("tf.reduce_mean(squared_error(*shard))", "squared_error(*shard)").replace(
             "tf.add_n(means) / len(plan)", "tf.reduce_mean(tf.concat(means, 0))"),

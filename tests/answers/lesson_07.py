@@ -14,6 +14,8 @@ def weighted_average(tower_gradients, sizes):
     return [(a * x + b * y) / (a + b) for x, y in zip(first, second)]
 """
 
+IN_PLACE = WEIGHTED.replace("    return", "    {}\n    return")
+
 HALF = """
 def half_the_bytes(vectors):
     small = []
@@ -96,6 +98,9 @@ WRONG = {
         ("weighted_average = lambda towers, sizes: towers[0]", "should become"),
         ("weighted_average = lambda towers, sizes: towers[0][:1]", "1 gradients for 3 variables"),
         (TWO, "from shards of"),
+        (IN_PLACE.format("sizes[:] = [size / sum(sizes) for size in sizes]"), "make new ones"),
+        (IN_PLACE.format("tower_gradients[0] = [0.0 + each for each in tower_gradients[0]]"),
+         "make new ones"),
     ],
     2: [
         ("half_the_bytes = lambda v: tf.cast(tf.add_n(v), tf.float16)", "should be float32"),
@@ -119,6 +124,8 @@ WRONG = {
         ("mask_seed = lambda step, tower: (step, tower % 4)", "has the seed of"),
         ("mask_seed = lambda step, tower: (step, 0)", "has the seed of"),
         ("mask_seed = lambda step, tower: (step / 2, tower)", "two whole numbers"),
+        ("import itertools\nnumbers = itertools.count()\n"
+         "mask_seed = lambda step, tower: (next(numbers), 0)", "alone should make it"),
         ("mask_seed = lambda step, tower: step", "two whole numbers"),
     ],
 }  # fmt: skip

@@ -94,7 +94,8 @@ def _check_rows(given: Any, results: list[Any]) -> None:
     for value in results:
         got = -1 if value is None else rows(tf.convert_to_tensor(value))
         if got == -1 or None not in (wanted, got) and wanted != got:
-            what = "None" if value is None else "a single value" if got == -1 else f"{got} rows"
+            what = "a single value" if got == -1 else counted(got, "row")
+            what = "None" if value is None else what
             raise ValueError(
                 f"the function returned {what} for a shard of {wanted or 'some'} examples: return "
                 "one row for each example, and take sums and means of what make_parallel returns."

@@ -125,6 +125,9 @@ def mean_error(function: Callable[[Any, Any], Any], error: Callable[[Any, Any], 
             raise NotYet("this is not the mean of the squared errors of all points")
         if rest := idle(step, PRODUCTS):
             raise NotYet(f"{rest} did nothing: let every device take its shard")
+        for op in step.ops:
+            if op.type in PRODUCTS and op.device in plan.devices and op.bytes > 4 * each:
+                raise NotYet(f"{op.device} computed more than its shard: cut before you compute")
         # What reads the weights has to send them.
         for copy in sorted(step.copies, key=lambda copy: devices.order(copy.source)):
             if copy.source in plan.devices and copy.bytes > 4 and "ReadVariable" not in copy.tensor:
