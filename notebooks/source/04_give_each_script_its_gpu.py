@@ -111,10 +111,10 @@ recipe = f"""
 wait
 """
 subprocess.run(recipe, shell=True, cwd=folder)
-for log in ("a.log", "b.log"):
+for log, device in {"a.log": allowed[0], "b.log": allowed[-1]}.items():
     said = (folder / log).read_text().strip()
     print(log, "says:", said)
-    assert "," not in said or sys.platform == "darwin"  # one device
+    assert said.endswith(f" [{device}]") or sys.platform == "darwin"
 
 # %% [markdown]
 # Each may use one device. For two scripts on two GPUs that nobody else uses, you need no more than
@@ -628,7 +628,7 @@ checks.wall(wall)
 # ## What we saw
 #
 # - Two processes that were told nothing could both use every device.
-# - With a word or two in front, each of two commands could use one. The shell reported success
+# - With a few words in front, each of two commands could use one device. The shell reported success
 #   although a command had failed.
 # - Visible GPUs get new numbers, from 0. `tf.config` sorted the list; the `ConfigProto` kept it.
 # - Each of two trainings ran in turn and side by side, and wrote the same bytes both times.
