@@ -281,11 +281,8 @@ charts.jobs(queue).set_title("A queue of six", loc="left")
 plt.show()
 
 # %% [markdown]
-# The queue keeps its order: a job starts as soon as a device is free. The hatched jobs did
-# not end well.
-#
-# If you interrupt the kernel while `jobs.run` waits, it ends every job before the cell stops. No
-# process is left behind.
+# The hatched jobs did not end well. If you interrupt the kernel while `jobs.run` waits, it ends
+# every job before the cell stops.
 #
 # ## Which GPU is free?
 #
@@ -467,8 +464,6 @@ print(config.gpu_options)
 # | `CUDA_VISIBLE_DEVICES` | before the process starts | kept |
 # | `tf.config.set_visible_devices` | before TensorFlow starts | sorted |
 # | `visible_device_list` of a `ConfigProto` | with the first session of the process | kept |
-#
-# The proof above had one Keras script and one with a session: the runner treats them alike.
 #
 # ## Slurm and Kubernetes
 #

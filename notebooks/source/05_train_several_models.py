@@ -194,8 +194,7 @@ for name, run in runs.items():
 # %% [markdown]
 # In turn, one row is empty while the other has bars. At once, both rows have bars at the same time.
 # They are usually wider than in turn: a step takes longer when the other model computes too, for
-# the two reasons above. So the run gets shorter, but not by half. If it did not get shorter at all,
-# the machine had no core to spare.
+# the two reasons above. So where cores are free the run gets shorter, but not by half.
 #
 # ## Proof: the same weights
 #
@@ -286,7 +285,7 @@ print("average better than the average member:", right["average"].mean() > avera
 # A comparison digit by digit is sharper. Only those digits count that one of the two got right and
 # the other did not. If the vote gains g digits and loses l, the standard error of g - l is about
 # the square root of g + l. Believe a gain of two standard errors or more. A smaller one may be
-# chance, and 360 digits are too few to tell. The first cell compares the vote with each member.
+# chance. The first cell compares the vote with each member.
 #
 # The second cell shows some digits that the vote got right and at least one member did not. Above
 # each is what `small`, `large` and `tiny` said:
