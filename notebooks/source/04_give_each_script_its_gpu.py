@@ -31,6 +31,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from unittest import mock
 
 import matplotlib.pyplot as plt
 import tensorflow as tf
@@ -76,19 +77,11 @@ for _ in range(2):
 # `> a.log 2>&1` sends everything that a script prints to a file. `&` starts it in the background,
 # and `wait` waits for both.
 #
-# Two such scripts lie beside this notebook. [train.py](scripts/train.py) is plain Keras and names
-# no device; the next cell prints its model. [train_graph.py](scripts/train_graph.py) trains another
-# network, in a graph and a session. Each writes its losses and a digest of its weights to a file.
-#
-# To try the recipe here, we need the devices of this machine. `jobs.allowed` gives their kind and
-# their numbers. With GPUs these are the numbers that `nvidia-smi` shows. Without a GPU they are
-# cores, and the variable cannot help. There `taskset` takes its place: a Linux program that lets a
-# command use only the cores that you name. On macOS nothing does that, and scripts share all cores.
-# The function `on`, in the second cell, gives the words to put in front of a command:
-
-# %%
-script = Path("scripts/train.py").read_text()
-print(script[script.index("layers =") : script.index("weights =")])
+# To try this here, we need the devices of this machine. `jobs.allowed` has given their kind and
+# their numbers above. With GPUs these are the numbers that `nvidia-smi` shows. Without a GPU they
+# are cores, and the variable cannot help. There `taskset` takes its place: a Linux program that
+# lets a command use only the cores that you name. On macOS nothing does that, and scripts share
+# all cores. The function `on` gives the words to put in front of a command:
 
 # %% tags=["nbval-ignore-output"]
 kind, allowed = jobs.allowed()
@@ -105,28 +98,27 @@ print(*on(allowed[0]))
 
 # %% [markdown]
 # `env` sets variables for the command behind it. On cores the value `-1` hides every GPU, if there
-# is one. Now the recipe runs. On a machine with a single device, the second script waits for the
-# first:
+# is one. Now the two lines run. In the place of a training, each runs the program from above. What
+# may it use now?
 
-# %%
+# %% tags=["nbval-ignore-output"]
 folder = Path(tempfile.mkdtemp())
-python = shlex.quote(sys.executable)
-first = shlex.join(on(allowed[0]))
-second = shlex.join(on(allowed[-1]))  # the same device where there is only one
-together = "&" if len(allowed) > 1 else ";"
+first = shlex.join([*on(allowed[0]), sys.executable, "-c", look])
+second = shlex.join([*on(allowed[-1]), sys.executable, "-c", look])
 recipe = f"""
-out={shlex.quote(str(folder))}
-{first} {python} scripts/train.py --output "$out/by_hand" > "$out/a.log" 2>&1 {together}
-{second} {python} scripts/train_graph.py --output "$out/by_hand" > "$out/b.log" 2>&1 {together}
+{first} > a.log 2>&1 &
+{second} > b.log 2>&1 &
 wait
 """
-subprocess.run(recipe, shell=True)
-for log in ("a.log", "b.log"):
-    print(log, "ends with:", (folder / log).read_text().splitlines()[-1])
+subprocess.run(recipe, shell=True, cwd=folder)
+for log, device in {"a.log": allowed[0], "b.log": allowed[-1]}.items():
+    said = (folder / log).read_text().strip()
+    print(log, "says:", said)
+    assert said.endswith(f" [{device}]") or sys.platform == "darwin"
 
 # %% [markdown]
-# Both have trained. For two scripts on two GPUs that nobody else uses, you need no more than this.
-# But the recipe leaves four questions open:
+# Each may use one device. For two scripts on two GPUs that nobody else uses, you need no more than
+# this. But the recipe leaves four questions open:
 #
 # - Which GPU is number 0?
 # - What starts a third script when a GPU is free again?
@@ -202,8 +194,13 @@ for free in (allowed[:1], allowed[:2]):
 # On one device the naps follow each other and take more than a second. On two they overlap.
 #
 # `jobs.run` is this runner, and adds to it a log and an exit status for each job, time limits, and
-# a lock on each device. Here are both trainings on one device and then on two, and a chart of who
-# ran where and when:
+# a lock on each device. It gets two trainings that lie beside this notebook:
+#
+# - [train.py](scripts/train.py) is plain Keras and names no device.
+# - [train_graph.py](scripts/train_graph.py) trains another network, in a graph and a session.
+#
+# Each writes its losses to a file, and a hash of its weights. They run on one device and then on
+# two. The charts show who ran where and when:
 
 # %%
 def both(way, numbers):
@@ -226,22 +223,22 @@ for title, report in {"In turn": in_turn, "Side by side": side_by_side}.items():
     plt.show()
 
 # %% [markdown]
-# In turn, one device ran one script and then the other. Side by side, each of two devices ran one.
-# The import of TensorFlow takes some seconds of each bar.
+# In turn, one device ran one script and then the other. Side by side, each of two devices ran one,
+# and the longer one set the time. The import of TensorFlow takes most of each bar.
 #
 # ## Proof: the same trainings
 #
-# Where a script runs must not change what it learns. Each script has now run three times: by hand,
-# in turn and side by side. Its files have to be equal, byte for byte:
+# Where a script runs, and beside what, must not change what it learns. Each has now run in turn
+# and side by side. Its two files have to be equal, byte for byte:
 
 # %%
 for name in ("train.json", "train_graph.json"):
-    files = [folder / way / name for way in ("by_hand", "in_turn", "side_by_side")]
+    files = [folder / way / name for way in ("in_turn", "side_by_side")]
     contents = {file.read_bytes() for file in files}
     print(f"{name}: written by {len(files)} runs, different contents: {len(contents)}")
 
 # %% [markdown]
-# Three runs wrote the same: all losses and all weights are equal to the last bit. Two things make
+# Both runs wrote the same: all losses and all weights are equal to the last bit. Two things make
 # this possible. A script that is pinned to one core computes with one thread, so it always adds in
 # the same order. For GPUs both scripts call `tf.config.experimental.enable_op_determinism()`,
 # because some operations there otherwise add in an order that changes. Two GPUs of different kinds
@@ -270,8 +267,8 @@ for job in queue.jobs:
     print(f"{job.name:12} {job.status:10} {job.returncode:4}  {job.tail}")
 
 # %% [markdown]
-# The others went on. After its exit status stands the end of what a job printed, so you see why
-# `fails` failed. A negative status is the signal that ended the process:
+# The other jobs went on. The last column is what the job printed last, so you see why `fails`
+# failed. A negative exit status is the signal that ended the process:
 #
 # - -15 is SIGTERM, which the runner sends when the time is up. A job that ignores it gets SIGKILL
 #   five seconds later.
@@ -284,18 +281,14 @@ charts.jobs(queue).set_title("A queue of six", loc="left")
 plt.show()
 
 # %% [markdown]
-# The queue keeps its order: a job starts as soon as a device is free. The hatched jobs did
-# not end well.
-#
-# If you interrupt the kernel while `jobs.run` waits, it ends every job before the cell stops. No
-# process is left behind.
+# The hatched jobs did not end well. If you interrupt the kernel while `jobs.run` waits, it ends
+# every job before the cell stops.
 #
 # ## Which GPU is free?
 #
 # The last question is about other people. On a machine that you share, look first: at the memory,
-# at the load, and at the processes of others. `jobs.freest` does this for GPUs. But to look is not
-# to take: seconds pass between the look and the moment when your script shows on the GPU, and
-# whoever looks meanwhile sees it free. The drawing shows how two runners then take the same GPU:
+# at the load, and at the processes of others. `jobs.freest` does this for GPUs, and says so where
+# there is none:
 
 # %% tags=["nbval-ignore-output"]
 try:
@@ -303,12 +296,16 @@ try:
 except RuntimeError as error:
     print(error)
 
+# %% [markdown]
+# But to look is not to take. Seconds pass between the look and the moment when your script shows
+# on the GPU. Whoever looks meanwhile sees it free, and two runners take the same GPU:
+
 # %% tags=["schematic"]
 sketches.race()
 plt.show()
 
 # %% [markdown]
-# Here is a runner that does this. It picks the first device without a mark, reports that it has
+# Here is such a runner. It picks the first device without a mark, reports that it has
 # looked, and waits for a line of input. Then it marks the device. Two of them start at once, and we
 # tell them to go on when both have looked:
 
@@ -359,26 +356,29 @@ print("takes device", device)
 print(two_at_once(lock))
 
 # %% [markdown]
-# Now each has a device of its own. `jobs.run` holds such a lock on every device that it uses. It
-# keeps all runners of this machine apart, yours and other people's, as long as they have the same
-# temporary folder. A job inherits the lock: its device stays taken as long as the job runs, even if
-# the runner is killed. No lock stops a script that somebody starts by hand.
+# Now each has a device of its own. `jobs.run` holds such a lock on every device that it uses, so
+# `jobs.run(commands, devices=jobs.freest(2))` looks and then takes. If another runner was faster,
+# it waits. The locks keep all runners of this machine apart, yours and other people's, as long as
+# they have the same temporary folder. A job inherits the lock: its device stays taken as long as
+# the job runs, even if the runner is killed. No lock stops a script that somebody starts by hand.
 #
 # ## One script, many arguments
 #
-# Often the jobs are one script with different arguments, which is called a sweep. This script takes
-# two numbers and prints a result as JSON. In a terminal, `python -m mgpu_helpers run` is
-# `jobs.run`, and `--grid` makes a job of every combination. The cell writes the script and calls
-# the runner with `--grid width=2 height=4,5`:
+# Often the jobs are one script with different arguments, which is called a sweep. The script below
+# throws random points into a square. The share that falls into the quarter circle, times 4, is
+# about pi. It prints its result as JSON. In a terminal, `python -m mgpu_helpers run` is `jobs.run`,
+# and `--grid` makes a job of every combination. Look at the order of the starts and the ends:
 
 # %% tags=["nbval-ignore-output"]
-(folder / "area.py").write_text("""
-import argparse, json
+(folder / "darts.py").write_text("""
+import argparse, json, random
 parser = argparse.ArgumentParser()
-parser.add_argument("--width", type=int)
-parser.add_argument("--height", type=int)
+parser.add_argument("--points", type=int)
+parser.add_argument("--seed", type=int)
 options = parser.parse_args()
-print(json.dumps({"area": options.width * options.height}))
+draw = random.Random(options.seed).random
+inside = sum(draw() ** 2 + draw() ** 2 < 1 for _ in range(options.points))
+print(json.dumps({"pi": 4 * inside / options.points}))
 """)
 
 
@@ -389,14 +389,15 @@ def mgpu_run(*words):
     assert done.returncode == 0, done.stderr
 
 
-mgpu_run("area.py", "--grid", "width=2", "height=4,5")
+mgpu_run("darts.py", "--grid", "points=2000000", "seed=1,2")
 
 # %% [markdown]
-# Two jobs ran, and each is named after its arguments. Now the sweep grows: a second width gives
-# four combinations. `--skip-done` leaves out what is done already:
+# Each job is named after its arguments. Where there are two devices, both jobs started before one
+# was done. Now the sweep grows: a second number of points gives four combinations. `--skip-done`
+# leaves out what is done already:
 
 # %% tags=["nbval-ignore-output"]
-mgpu_run("area.py", "--grid", "width=2,3", "height=4,5", "--skip-done")
+mgpu_run("darts.py", "--grid", "points=1000000,2000000", "seed=1,2", "--skip-done")
 
 # %% [markdown]
 # Two of the four jobs were skipped. The runner knows them from `logs/jobs.jsonl`, to which it adds
@@ -410,22 +411,22 @@ def read(path):
 
 
 def table(rows, *columns):
-    print(*(f"{column:18}" for column in columns))
+    print(*(f"{column:22}" for column in columns))
     for row in sorted(rows, key=lambda row: row["name"]):
-        print(*(f"{row[column]!s:18}" for column in columns))
+        print(*(f"{row[column]!s:22}" for column in columns))
 
 
-table(read("logs/jobs.jsonl"), "name", "status", "result_area")
+table(read("logs/jobs.jsonl"), "name", "status", "result_pi")
 
 # %% [markdown]
-# The table has four rows: 2 · 4 = 8, and so on. A job that failed, or that you interrupted, is not
-# done: the same command runs it again. The runner compares commands and working folders. It does
-# not notice that you have edited the script. Instead of `--grid`, `--each FILE` takes a file that
-# has the arguments of a job on each line.
+# Four jobs have estimated pi, two of them in the first run. A job that failed, or that you
+# interrupted, is not done: the same command runs it again. The runner compares commands and working
+# folders. It does not notice that you have edited the script. Instead of `--grid`, `--each FILE`
+# takes a file that has the arguments of a job on each line.
 #
-# A job can also have several devices, for a script that uses them itself. The other way round, a
-# runner that was given one device shares out that one and no other. The cell starts a process of
-# each kind, and each counts what it may use:
+# A job can also have several devices, for a script that uses them itself. And a runner that was
+# itself given one device has only that one to share out. The cell starts a process of each kind,
+# and each counts what it may use:
 
 # %% tags=["nbval-ignore-output"]
 count = [sys.executable, "-c", "from mgpu_helpers import jobs; print(len(jobs.allowed()[1]))"]
@@ -463,8 +464,6 @@ print(config.gpu_options)
 # | `CUDA_VISIBLE_DEVICES` | before the process starts | kept |
 # | `tf.config.set_visible_devices` | before TensorFlow starts | sorted |
 # | `visible_device_list` of a `ConfigProto` | with the first session of the process | kept |
-#
-# The proof above had one Keras script and one with a session: the runner treats them alike.
 #
 # ## Slurm and Kubernetes
 #
@@ -522,37 +521,34 @@ print(f"{len(rows)} results, the best is {best['name']}")
 #
 # ## Break it
 #
-# **The variable set too late.** A script sets `CUDA_VISIBLE_DEVICES` in its own code, when
-# TensorFlow has already looked for GPUs. Without a GPU there is nothing to hide. So the script does
-# the same with cores: it pins itself to one, when TensorFlow's threads are there already.
+# **The variable set too late.** A program sets `CUDA_VISIBLE_DEVICES` in its own code, when
+# TensorFlow has already looked for GPUs. Here it has, so the cell does just that. Without a GPU
+# there is nothing to hide. So the cell makes the same mistake with cores: it pins itself to one,
+# when TensorFlow's threads are there already. In the end it puts both back:
 
 # %% tags=["nbval-ignore-output"]
-late = """
-import os
-import tensorflow as tf
-before = tf.config.list_logical_devices("GPU")  # TensorFlow starts
-os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-after = tf.config.list_logical_devices("GPU")
+before = tf.config.list_logical_devices("GPU")
+with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES="-1"):
+    after = tf.config.list_logical_devices("GPU")
 print("GPUs:", len(before), "before,", len(after), "after")
 assert len(before) == len(after)
 if hasattr(os, "sched_setaffinity"):  # Linux
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
-    threads = [os.sched_getaffinity(int(thread)) for thread in os.listdir("/proc/self/task")]
-    print(len(threads), "threads, of which", threads.count(cores), "may use other cores too")
-    assert len(cores) == 1 or threads.count(cores) > 1
-"""
-done = subprocess.run([sys.executable, "-c", late], capture_output=True, text=True)
-print(done.stdout)
-assert done.returncode == 0, done.stderr
+    tasks = Path("/proc/self/task").iterdir()
+    threads = [int(task.name) for task in tasks if (task / "comm").read_text().startswith("tf_")]
+    late = sum(os.sched_getaffinity(thread) == cores for thread in threads)
+    os.sched_setaffinity(0, cores)
+    print(f"{late} of TensorFlow's {len(threads)} threads may still use every core")
+    assert late == len(threads) > 0
 
 # %% [markdown]
 # There is no error, no warning, and no effect. With GPUs, the first line says that every one of
 # them is still there; without GPUs it proves nothing. The second line shows the same mistake on
-# every machine with Linux and several cores: only the thread that asked is pinned. CUDA reads the
-# variable once, when TensorFlow first asks for GPUs. Threads inherit their cores when they start.
-# So set both from outside, before Python starts. The check: let the script print
-# `len(tf.config.list_logical_devices("GPU"))` at its start, and read it in the log.
+# Linux: only the thread that asked was pinned. CUDA reads the variable once, when TensorFlow first
+# asks for GPUs. Threads inherit their cores when they start. So set both from outside, before
+# Python starts. The check: let the script print `len(tf.config.list_logical_devices("GPU"))` at its
+# start, and read it in the log.
 #
 # ## On your own
 #
@@ -627,10 +623,10 @@ checks.wall(wall)
 # ## What we saw
 #
 # - Two processes that were told nothing could both use every device.
-# - A word or two in front of a command gave a script its device. The shell reported success
+# - With a few words in front, each of two commands could use one device. The shell reported success
 #   although a command had failed.
 # - Visible GPUs get new numbers, from 0. `tf.config` sorted the list; the `ConfigProto` kept it.
-# - Each of two trainings ran by hand, in turn and side by side, and wrote the same bytes each time.
+# - Each of two trainings ran in turn and side by side, and wrote the same bytes both times.
 # - In a queue of six, jobs that failed, hung and were interrupted left the others alone.
 # - Two runners that looked before they took chose the same device. With a lock they did not.
 # - A sweep of two jobs grew to four, and only the new ones ran.

@@ -46,7 +46,8 @@ from mgpu_helpers.lessons.sketches import lesson_05 as sketches
 # `build` makes a Keras model that reads digits. Its network is that of the article *Multi-GPUs* by
 # Wonik Jang ([2017](../docs/sources.md#jang)), an eighth as wide. The block of `tf.device` puts the
 # weights on a device, and with them what Adam keeps for each weight, its *slots*. (On a GPU machine
-# Keras would compile the step with XLA. `jit_compile=False` makes it the same step everywhere.)
+# Keras would compile the step with XLA, TensorFlow's compiler. `jit_compile=False` makes it the
+# same step everywhere.)
 
 # %%
 def build(units, device, dropout=0.2, rate=1e-3):
@@ -68,8 +69,8 @@ def build(units, device, dropout=0.2, rate=1e-3):
 
 
 # %% [markdown]
-# As in the article, there are two of them, and they differ in the number of units in the last
-# hidden layer. They get the first and the last device of the plan. (A plan with a single device has
+# The article trains two such networks, with 2400 and 4800 units in the last hidden layer: 300 and
+# 600 here. They get the first and the last device of the plan. (A plan with a single device has
 # both on it, and then nothing is gained by what follows.) The left half of the drawing is what most
 # loops do, and the right half is what we want. The cells after it do what the left half shows:
 
@@ -150,18 +151,17 @@ with tf.device(plan.devices[-1]):
 # Is a training like a pause? Python has one lock for all threads, the **GIL** (global interpreter
 # lock), and only the thread that holds it runs Python code. A thread that pauses gives it back. So
 # does TensorFlow while it computes, and meanwhile another thread can start its step. Here are the
-# two trainings, in turn and at once, ten times each:
+# two trainings, in turn and at once, seven times each:
 
 # %%
 timing.compare(
-    lambda: in_turn(train, models), lambda: at_once(train, models), repeats=10,
+    lambda: in_turn(train, models), lambda: at_once(train, models), repeats=7,
     names=("in turn", "at once"), warmup=1,
 )  # fmt: skip
 
 # %% [markdown]
-# Twice as fast would be the most, and three things keep it below that:
+# Twice as fast would be the most, and two things keep it below that:
 #
-# - `large` takes longer than `small`, so at the end it trains alone.
 # - Between two steps Keras runs Python code, and for that a thread needs the GIL.
 # - The cores of one processor share its memory and its caches.
 #
@@ -170,16 +170,16 @@ timing.compare(
 # ## The helper
 #
 # `ensemble.train` does the same, and keeps the losses and the times. It takes **members**. A member
-# is a step, a prediction and the variables to be saved, under a name. `ensemble.from_keras` makes
-# one from a compiled Keras model, with the `tf.device` block inside. Each member makes sixteen
-# steps here, and each step is a bar in the charts. Look at the lower row, and at the width of the
-# bars:
+# has a name, a step, a prediction, and the variables to be saved. `ensemble.from_keras` makes one
+# from a compiled Keras model, and works on the device of the model's weights. Each member makes
+# twelve steps here, and each step is a bar in the charts. Look at the lower row, and at the width
+# of the bars:
 
 # %%
-members = [ensemble.from_keras(name, models[name], homes[name]) for name in models]
+members = [ensemble.from_keras(name, models[name]) for name in models]
 runs = {
-    "in turn": ensemble.train(members, batches * 4, at_once=False),
-    "at once": ensemble.train(members, batches * 4),
+    "in turn": ensemble.train(members, batches * 3, at_once=False),
+    "at once": ensemble.train(members, batches * 3),
 }
 
 # %% tags=["varies", "cover"]
@@ -194,8 +194,7 @@ for name, run in runs.items():
 # %% [markdown]
 # In turn, one row is empty while the other has bars. At once, both rows have bars at the same time.
 # They are usually wider than in turn: a step takes longer when the other model computes too, for
-# the last two of the reasons above. So the run gets shorter, but not by half. If it did not get
-# shorter at all, the machine had no core to spare.
+# the two reasons above. So where cores are free the run gets shorter, but not by half.
 #
 # ## Proof: the same weights
 #
@@ -210,7 +209,7 @@ def values(members):
 
 def learned(way):
     pair = [ensemble.from_keras(name, build(units[name], homes[name])) for name in units]
-    ensemble.train(pair, batches * 3, at_once=(way is at_once))
+    ensemble.train(pair, batches * 2, at_once=(way is at_once))
     return values(pair)
 
 
@@ -230,7 +229,7 @@ compare(learned(in_turn), learned(at_once))
 #
 # ## Vote
 #
-# Three new members train for eight passes, with smaller batches and a higher learning rate. The
+# Three new members train for five passes, with smaller batches and a higher learning rate. The
 # third, `tiny`, gets the third device. Where there are fewer, it shares the first. Instead of a
 # list, `ensemble.train` takes a function here. It gives the batches of member 0, 1 or 2, each in an
 # order of its own.
@@ -240,12 +239,12 @@ compare(learned(in_turn), learned(at_once))
 
 # %%
 def own_batches(place):
-    for epoch in range(8):
+    for epoch in range(5):
         yield from digits.batches(images, labels, 128, seed=100 * place + epoch)
 
 
 units["tiny"], homes["tiny"] = 150, plan.devices[2 % len(plan)]
-voters = [ensemble.from_keras(name, build(units[name], homes[name], rate=3e-3)) for name in units]
+voters = [ensemble.from_keras(name, build(units[name], homes[name], rate=5e-3)) for name in units]
 ensemble.train(voters, own_batches)
 test_images, test_labels = digits.load(test=True)
 predicted = ensemble.predictions(voters, test_images)
@@ -260,7 +259,8 @@ for voter in voters:
 # Each gave ten probabilities for each digit, and each computed on the device that it was given.
 # There are two ways to join the predictions:
 #
-# - In a **vote** each member has one voice, for its likeliest digit.
+# - In a **vote** each member has one voice, for its likeliest digit. A tie goes to the digit with
+#   the largest sum of probabilities.
 # - Or the probabilities are **averaged**. A member that is sure then counts for more.
 #
 # Look at the accuracies, and at the thin lines on the bars. They reach one *standard error* to each
@@ -279,12 +279,13 @@ print("average better than the average member:", right["average"].mean() > avera
 # %% [markdown]
 # How sure is that? Another 360 digits would have given other accuracies. The standard error says
 # how far such a number usually is from that of endlessly many digits. For a share p of n digits it
-# is the square root of p (1 - p) / n, here one or two points. Bars that differ by so little cannot
-# be told apart.
+# is the square root of p (1 - p) / n, here one or two percentage points. Bars that differ by so
+# little cannot be told apart.
 #
 # A comparison digit by digit is sharper. Only those digits count that one of the two got right and
 # the other did not. If the vote gains g digits and loses l, the standard error of g - l is about
-# the square root of g + l. The first cell prints both.
+# the square root of g + l. Believe a gain of two standard errors or more. A smaller one may be
+# chance. The first cell compares the vote with each member.
 #
 # The second cell shows some digits that the vote got right and at least one member did not. Above
 # each is what `small`, `large` and `tiny` said:
@@ -294,7 +295,7 @@ for name in predicted:
     gained = np.sum(right["vote"] & ~right[name])
     lost = np.sum(right[name] & ~right["vote"])
     print(f"vote against {name:6}{gained:2} gained, {lost:2} lost:", end=" ")
-    print(f"{gained - lost:+d} digits, standard error {np.sqrt(gained + lost):.1f}")
+    print(f"{gained - lost:+3d}, {(gained - lost) / np.sqrt(gained + lost):.1f} standard errors")
 
 # %% tags=["varies"]
 said = np.stack([answers[name] for name in predicted])
@@ -303,19 +304,17 @@ drawings.digits(test_images[saved], [" ".join(map(str, said[:, i])) for i in sav
 plt.show()
 
 # %% [markdown]
-# Believe a gain that is at least twice its standard error. A smaller one may be chance, and 360
-# digits are too few to tell.
-#
-# Where one member errs, the other two outvote it. Where all three say the same wrong digit, no vote
-# helps. The members differ in their layers, their weights at the start and the order of their
-# batches. The more they differ, the less their errors overlap.
+# Where one member errs and the other two are right, they outvote it. Where all three say the same
+# wrong digit, no vote helps. The members differ in their layers, their weights at the start and the
+# order of their batches. The more they differ, the less their errors overlap.
 #
 # ## The same in a graph
 #
 # The article builds a graph for each network and trains it in a session, and much code is written
 # that way ([[01]] explains the words). Here are its two graphs. Their parts have the same names,
 # with a **scope** in front of them, `g1` or `g2`. The mask of the dropout follows from the number
-# of the step and from the number of hidden units, so that a training can be repeated:
+# of the step and from the number of hidden units, so that a training can be repeated.
+# `networks.jang` takes the article's number of units and the width, an eighth:
 
 # %%
 def build_graph(scope, hidden, device):
@@ -400,13 +399,13 @@ print("fetching both:    ", moved("g1", ["g1/cross_entropy:0", "g1/train_step"])
 
 # %% [markdown]
 # The article's loop moved nothing. A session runs what is fetched and what that needs, and the loss
-# does not need the training. The mend is to fetch both, as `ensemble.from_session` does below. Any
-# training deserves this check: after the first step, some weights must have moved.
+# does not need the training. So a loop has to fetch both, as `ensemble.from_session` does below.
+# Any training deserves this check: after the first step, some weights must have moved.
 #
 # ### Two sessions at once
 #
 # The article has the trouble of the beginning too: its sessions run one after the other. Our
-# `at_once` mends that. A thread does not inherit the default graph either, so `train_graph` names
+# `at_once` changes that. A thread does not inherit the default graph either, so `train_graph` names
 # its session. Look for the same proof as above:
 
 # %%
@@ -528,8 +527,8 @@ for member in [members[0], classic[0]]:
 # ## With your own model
 #
 # Here is a model with batch normalization, compiled with a metric. Two of them train at once and
-# are saved half-way. Two new ones, with other weights at the start, resume from the files and go
-# on. Do they end where two models end that were not interrupted?
+# are saved half-way. Two new ones, with other weights at the start, resume from the files. Then all
+# four go on. Do the new ones end where the first two end?
 
 # %%
 def my_members(*seeds):
@@ -541,18 +540,18 @@ def my_members(*seeds):
             model.add(layers.BatchNormalization())
             model.add(layers.Dense(10, activation="softmax"))
         model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-        members.append(ensemble.from_keras(f"model {len(members)}", model, device))
+        members.append(ensemble.from_keras(f"model {len(members)}", model))
     return members
 
 
-whole, half, resumed = my_members(1, 2), my_members(1, 2), my_members(3, 4)
-ensemble.train(whole, batches)
-ensemble.train(half, batches[:2])
+first, resumed = my_members(1, 2), my_members(3, 4)
+ensemble.train(first, batches[:2])
 with tempfile.TemporaryDirectory() as folder:
-    ensemble.save(half, folder)
+    ensemble.save(first, folder)
     ensemble.resume(resumed, folder)
-ensemble.train(resumed, batches[2:])
-compare(values(whole), values(resumed))
+for pair in first, resumed:
+    ensemble.train(pair, batches[2:])
+compare(values(first), values(resumed))
 
 # %% [markdown]
 # The moving averages of the batch normalization, Adam's slots and the counters are among these
@@ -655,8 +654,8 @@ checks.run_all(run_all)
 #   moved all 5.
 # - Two sessions at once gave the weights of two sessions in turn. Their losses were those of the
 #   Keras models to 0.1 %, and so were those of one function with all steps.
-# - Two members with batch normalization were saved half-way and resumed. They ended where two
-#   members ended that were not interrupted.
+# - Two members with batch normalization were saved half-way, and two new ones resumed from the
+#   files. They ended where the first two ended.
 #
 # ## In practice
 #

@@ -97,6 +97,13 @@ WRONG = {
         ("def environment(device):\n"
          "    return os.environ | {'CUDA_VISIBLE_DEVICES': str(device)}",
          "set CUDA_DEVICE_ORDER"),
+        ("def environment(device):\n    given = {name: os.environ[name] for name in os.environ "
+         "if name in ('PATH', 'MGPU_MARK')}\n    return dict(given, "
+         "CUDA_VISIBLE_DEVICES=f'{device}', CUDA_DEVICE_ORDER='PCI_BUS_ID')",
+         "the rest of the environment is lost"),
+        ("def environment(device):\n    return os.environ | {'CUDA_VISIBLE_DEVICES': "
+         "str(device)[0], 'CUDA_DEVICE_ORDER': 'PCI_BUS_ID'}",
+         "the child sees CUDA_VISIBLE_DEVICES='1'"),
         ("def environment(device):\n    return os.environ | {'CUDA_VISIBLE_DEVICES': device}",
          "is not text"),
         ("def environment(device):\n    pass", "a dict of text"),
@@ -127,6 +134,8 @@ WRONG = {
         ("def wall(seconds, n):\n    return {3: 5, 1: 3, 4: 5 if n > 1 else 10, 5: 9 - 4 * (n > 2)"
          "}.get(len(seconds), 0)",
          "in their order"),
+        (QUEUE.replace("return max(free)", "seconds.sort()\n    return max(free)"),
+         "it changed the list of seconds"),
         (QUEUE.replace("return max(free)", "return free"), "the result has shape"),
         (QUEUE.replace("return max(free)", "return f'{max(free)} s'"), "value of type str"),
     ],

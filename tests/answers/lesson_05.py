@@ -33,6 +33,18 @@ def agreed(predicted):
     return np.where(said[-1] == said[0], said[0], -1)
 """
 
+MEAN = """
+def agreed(predicted):
+    said = np.stack([array.argmax(axis=1) for array in predicted.values()])
+    return np.where(said.mean(axis=0) == said[0], said[0], -1)
+"""
+
+EMPTIED = """
+def agreed(predicted):
+    said = np.stack([predicted.pop(name).argmax(axis=1) for name in list(predicted)])
+    return np.where((said == said[0]).all(axis=0), said[0], -1)
+"""
+
 NAMED = """
 def agreed(predicted):
     small, large, tiny = (predicted[name].argmax(axis=1) for name in ("small", "large", "tiny"))
@@ -126,6 +138,9 @@ WRONG = {
          "moves a weight, and it says False"),
         (TRAINABLE.replace("    session.run(", "    session.run(fetches, feed), session.run("),
          "run 2 times"),
+        (TRAINABLE.replace("    session.run(fetches, feed)\n    return", "    after = session.run("
+                           "[variables, fetches], feed)[0]\n    return")
+         .replace("session.run(variables)))", "after))"), "moves a weight, and it says False"),
         (DEFAULT_GRAPH, "moves a weight, and it says False"),
         ("def trains(session, fetches, feed):\n    return False", "run 0 times"),
         ("def trains(session, fetches, feed):\n    return session.run(fetches, feed)",
@@ -140,6 +155,8 @@ WRONG = {
         ("def agreed(predicted):\n    return [3, -1, 4]", "shape (3,)"),
         ("def agreed(predicted):\n    pass", "need as many labels"),
         (LAST_TWO, "do not agree"),
+        (MEAN, "say [4, 3, 5, 4] do not agree"),
+        (EMPTIED, "it changed the predictions"),
         (NAMED, "it raises KeyError: 'small'"),
     ],
     3: [
@@ -148,6 +165,8 @@ WRONG = {
         (APPEND.replace("    for thread in threads:\n        thread.join()\n", ""),
          "and join them"),
         (POOL.replace("len(functions)", "3"), "start all, then join all"),
+        (POOL.replace("        return list(", "        functions[:] = list(")
+         + "        return functions", "it changed the list of functions"),
         (APPEND.replace("return results", "return len(results)"), "return a list of the 5 results"),
         (APPEND.replace("return results", "return []"), "5 results, not 0"),
         (POOL.replace("return list(", "list(") + "    return list(range(len(functions)))\n",

@@ -43,7 +43,8 @@ def outside(function: Callable[[str, str], Any]) -> str:
 @exercise
 def environment(function: Callable[[int], Any]) -> str:
     """Check exercise 2 of lesson 04: an environment for a child that sees one GPU."""
-    first, second = (int(n) for n in np.random.default_rng().permutation(range(2, 9))[:2])
+    draw = np.random.default_rng()
+    first, second = int(draw.integers(2, 9)), int(draw.integers(12, 16))
     with mock.patch.dict(os.environ, MGPU_MARK="kept"):  # puts back what the function changes
         os.environ.pop("CUDA_DEVICE_ORDER", None)  # devices.setup has set it here
         before = dict(os.environ)
@@ -55,7 +56,7 @@ def environment(function: Callable[[int], Any]) -> str:
         if given[0] is given[1]:
             raise NotYet("the second call gave the first one's dict again: make a copy each time")
         for number, one in zip((first, second), given, strict=True):
-            _check_child(number, one)
+            _check_child(number, one, before)
     return "each child saw its GPU alone, and nothing changed here"
 
 
@@ -68,17 +69,17 @@ def _check_environment(given: Any) -> None:
             raise NotYet(f"the value of {name} is not text: write str(...)")
 
 
-def _check_child(number: int, given: Mapping[str, str]) -> None:
-    names = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "MGPU_MARK")
+def _check_child(number: int, given: Mapping[str, str], before: Mapping[str, str]) -> None:
+    names = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
     program = f"import json, os; print(json.dumps([os.environ.get(name) for name in {names}]))"
     child = [sys.executable, "-c", program]
     done = call(subprocess.run, child, env=given, capture_output=True, text=True, check=True)
-    visible, ordered, mark = json.loads(done.stdout)
+    visible, ordered = json.loads(done.stdout)
     if visible is None or visible.strip() != str(number):
         raise NotYet(f"for GPU {number} the child sees CUDA_VISIBLE_DEVICES={visible!r}")
     if ordered != "PCI_BUS_ID":
         raise NotYet("CUDA may count in another order than nvidia-smi: set CUDA_DEVICE_ORDER")
-    if mark is None:
+    if any(given.get(name) != text for name, text in before.items() if name not in names):
         raise NotYet("the rest of the environment is lost: start from a copy of os.environ")
 
 
@@ -94,7 +95,10 @@ def wall(function: Callable[[list[float], int], Any]) -> str:
         queues += [(draw.integers(1, 20, draw.integers(n, 4 * n + 3)).tolist(), n)] * 2
     for seconds, n in queues:
         right = _wall(seconds, n)
-        got = numbers(call(function, list(seconds), n), (), "return a number of seconds")
+        given = list(seconds)
+        got = numbers(call(function, given, n), (), "return a number of seconds")
+        if given != seconds:
+            raise NotYet("it changed the list of seconds that it was given: work on a copy")
         if np.isclose(got, right):
             continue
         if np.isclose(got, sum(seconds) / n):
