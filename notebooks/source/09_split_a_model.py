@@ -390,21 +390,21 @@ for colocate in [True, False]:
           f"backward on {log.device_of(back)}, {crossed:.0f} MB cross")  # fmt: skip
 
 # %% tags=["nbval-ignore-output"]
-names = ["colocated", "not colocated"]
-for name, step in zip(names, steps):
+kinds = ["colocated", "not colocated"]
+for name, step in zip(kinds, steps):
     pool = [op for op in step.ops if op.type == "MaxPoolGrad" and "/pool_1/" in op.name]
     print(f"{name:13} gradient of the pool: {1e3 * sum(op.length for op in pool):4.1f} ms")
-timing.compare(*runs, repeats=6, names=names)
+timing.compare(*runs, repeats=6, names=kinds)
 
 # %% [markdown]
 # The notebook's steps took 20.18 ms with the argument and 23.33 ms without, so its colocated step
 # was 1.16 times as fast. There the bytes went from GPU to GPU. (With a single device both steps are
 # the same, and only the batch crosses.)
 #
-# In `cores` mode all devices lie in one memory, and the gain has another reason: this kernel. The
-# library oneDNN has a fast one, which reads what the pool noted down in the forward pass. The note
-# stays on the pool's device. So where the gradient runs on another device, a slow kernel computes
-# it.
+# In `cores` mode all devices lie in one memory, and a gain seen here has another reason: this
+# kernel. The library oneDNN has a fast one, which reads what the pool noted down in the forward
+# pass. The note stays on the pool's device. So where the gradient runs on another device, a slow
+# kernel computes it.
 #
 # The notebook also says what the GPUs held: 4285 MiB with the whole network, and 2236 and 2795 MiB
 # with a part of it. Do not read this as what a step needs: in another row the whole network, at the
