@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
+import traceback
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -302,6 +304,28 @@ def test_gradients_in_todays_code(tf, plan, monkeypatch):
     for got in step(x, y):
         near(got, unsplit(tf, DENSE, x, y))
     assert not warned
+
+
+def test_autograph_converts_what_is_given_and_nothing_of_the_package(tf, plan):
+    callers = set()
+
+    def thrice(weights, x):
+        callers.update(Path(frame.filename).name for frame in traceback.extract_stack())
+        if tf.reduce_sum(x) > 0:
+            x = 3 * x
+        return weights["w"] * x
+
+    def loss(made, _):
+        value = tf.reduce_mean(made)
+        if value > 0:
+            value = 2 * value
+        return value
+
+    stage = pipeline.Stage(plan.devices[0], thrice, {"w": tf.Variable(2.0)})
+    step = tf.function(lambda x: pipeline.gradients([stage], loss, x, x))
+    value, found = step(tf.constant([1.0, 3.0]))
+    assert (float(value), float(found["w"])) == (24, 12)
+    assert "run.py" in callers
 
 
 def test_uneven_pieces_count_by_their_size(tf, plan):

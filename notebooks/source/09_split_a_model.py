@@ -84,7 +84,7 @@ for name, part in [("front", front), ("rear", rear)]:
 
 # %%
 whole = keras.Sequential([keras.Input([28, 28, 1]), *front.layers, *rear.layers])
-network = networks.jang(hidden=7200, width=0.25)
+network = networks.jang(hidden=7200, width=0.25)  # a quarter of 7200 units
 whole.set_weights(list(networks.initial(network).values()))
 images, labels = digits.load(1024)
 x, y = images[:128], labels[:128]
@@ -112,9 +112,10 @@ assert of_whole.total > 25_000_000
 of_whole
 
 # %% [markdown]
-# It does not fit. (A weight has 4 bytes, and Adam keeps two more numbers for each, its **slots**.
-# The activations are what the forward pass leaves behind for the backward pass. The last digits
-# differ from run to run.)
+# It does not fit. A weight has 4 bytes, and Adam keeps two more numbers for each, its **slots**.
+# The gradients are those of the weights, and what Adam makes of them. The activations are what the
+# forward pass leaves behind for the backward pass. (The numbers differ somewhat from
+# run to run.)
 #
 # ## Cut it
 #
@@ -168,17 +169,18 @@ print(f"the gradients are {apart(one_tape(x, y), reference):.1g} apart")
 #
 # ## Where does the backward pass run?
 #
-# The blocks were around the forward pass. TensorFlow makes the operations of the backward pass
-# where `tape.gradient` is called. Without the last block it would be the first GPU, or the host
-# where there is none; with it, it is the first device everywhere. A trace shows where the matrix
-# products and convolutions ran. Keras names operations after their layer, and TensorFlow puts
-# `gradient_tape` before those of the backward pass:
+# The first two blocks were around the forward pass. TensorFlow places the operations of the
+# backward pass where `tape.gradient` is called: here in the last block, so on the first device.
+# (Without that block they would run on the first GPU, or on the host where there is none.)
+#
+# A trace shows where the matrix products and convolutions ran. Keras names operations after their
+# layer, and TensorFlow puts `gradient_tape` before the names of the backward pass:
 
 # %%
 def show_places(step):
+    products = [op for op in step.ops if "Conv2D" in op.type or "MatMul" in op.type]
     for layer in ["conv3", "fc1"]:
-        ops = [op for op in step.ops if f"{layer}_1/" in op.name]
-        ops = [op for op in ops if "Conv2D" in op.type or "MatMul" in op.type]
+        ops = [op for op in products if layer in op.name]
         ahead = {op.device for op in ops if "gradient_tape" not in op.name}
         back = {op.device for op in ops if "gradient_tape" in op.name}
         print(f"{layer:6} forward on", *ahead, " backward on", *back)
@@ -189,18 +191,19 @@ show_places(step)
 print(f"{step.bytes_between().get((second, first), 0) / 1e6:.0f} MB cross to the first device")
 
 # %% [markdown]
-# With two devices, the first one does the whole backward pass. All that it needs from the second
-# has to cross, the weights of `fc1` among it, which take 3.7 MB. Such a cut saves little memory.
+# With two devices, the first one does the whole backward pass. What it needs from the second has to
+# cross: mostly the weights of `fc1`, 3.7 MB. So the first device holds them again, with their
+# gradients.
 #
 # ## A tape for each part
 #
 # The remedy is to cut the tape as well. Each part gets a tape of its own, and the call of
 # `gradient` stands in the block of its device. Three things are new:
 #
-# - `tape.watch(middle)`: the second tape has to know that we want the gradient of its input.
+# - `rear_tape.watch(middle)`: the second tape has to know that we want the gradient of its input.
 # - `of_middle` is that gradient, and goes back over the cut.
-# - The third argument of `gradient` is the gradient of the loss with respect to what the part gave
-#   on. The first part knows nothing of the loss, so this is where it begins.
+# - `front_tape.gradient` takes it as its third argument. The first part has no loss of its own, so
+#   its backward pass begins with the gradient of what it passed on.
 
 # %%
 def cut(x, y):
@@ -233,8 +236,8 @@ print(f"{there:,} bytes forward, {back:,} bytes back")
 #
 # ## Does it fit?
 #
-# For a training, each part needs an optimizer. It makes its slots where it is built, so it is built
-# in the block of the device too:
+# To train, each part needs an optimizer. It makes its slots where it is built, so it is built in
+# the block of the device too:
 
 # %%
 def train_step(kind, *settings):
@@ -256,8 +259,7 @@ def train_step(kind, *settings):
 
 
 # %% [markdown]
-# Compare the parts with the whole network, and with the 25 MB. The gradients in the chart are those
-# of the weights, and what the optimizer makes of them:
+# Compare the parts with the whole network, and with the 25 MB:
 
 # %% tags=["nbval-ignore-output"]
 _, step = trace.function_step(train_step(keras.optimizers.Adam), x, y)
@@ -272,15 +274,16 @@ charts.held(parts)
 plt.show()
 
 # %%
-largest = max(parts[name].total for name in parts if name[:5] != "whole")
+_, *two = [each.total for each in parts.values()]
 if len(plan) > 1:
-    assert largest < 0.75 * of_whole.total
-print("the larger part fits into 25 MB:", largest <= 25_000_000)
+    assert max(two) < 0.75 * of_whole.total
+print("the larger part fits into 25 MB:", max(two) <= 25_000_000)
 
 # %% [markdown]
-# With two devices each part fits. They differ in kind. The front holds activations, which grow with
-# the batch. The rear holds weights, slots and gradients, which do not. (A single device holds both
-# parts, and nothing is gained.)
+# With two devices each part fits. The front holds activations, which grow with the batch. The rear
+# holds weights, slots and gradients, which do not. (Each bar is the moment at which its device
+# holds most, so the two need not add up to the whole. A single device holds both parts, and nothing
+# is gained.)
 #
 # ## Why it is not faster
 #
@@ -295,9 +298,9 @@ plt.show()
 # There are hardly any. (Where a device has two rows of bars, two of its operations ran at once, on
 # the core that the other device left idle.)
 #
-# With two devices the first works, then the second, then the first again: a
-# part cannot begin before the one in front of it has ended, and in the backward pass it is the
-# other way round. **A cut shares out memory, not time.** [[10]] lets both work at once.
+# With two devices the first works, then the second, then the first again: a part cannot begin
+# before the one in front of it has ended, and in the backward pass it is the other way round.
+# **A cut shares out memory, not time.** [[10]] lets both work at once.
 #
 # ## Where to cut
 #
@@ -330,8 +333,8 @@ for by in ["memory", "bytes"]:
 # In classic code one argument replaces the second tape. `tf1.gradients` makes the backward pass for
 # the whole graph, and with `colocate_gradients_with_ops=True` it puts each operation on the device
 # of the operation whose gradient it computes. Without it, the backward pass goes where the call of
-# `tf1.gradients` is. `networks.stages` makes the parts of a network that the sources of these
-# lessons use; each has a function and its weights, made on its device:
+# `tf1.gradients` is. `networks.stages` builds the two parts: each has a function, and weights on
+# its device:
 
 # %%
 def build(network, start, colocate):
@@ -367,10 +370,11 @@ print(f"the gradients are {apart(ours, reference):.1g} apart")
 # The [tensorlight notebook](../docs/sources.md#tensorlight) of 2016 cuts its network between
 # `conv1` and `conv2`, and measured a step with and without this argument, on two TitanX GPUs. Here
 # is its network with a quarter of the width. The placement log says where TensorFlow plans the
-# operations of `conv2`, and a trace says how much crosses:
+# operations of `conv2`, and a trace says how much crosses. The second cell times both steps, and
+# one kernel of the second part, the gradient of its pool:
 
 # %%
-feed, runs = {"x:0": images[:512], "y:0": labels[:512]}, []
+feed, runs, steps = {"x:0": images[:512], "y:0": labels[:512]}, [], []
 back = "gradients/conv2/Conv2D_grad/Conv2DBackpropFilter"
 
 for colocate in [True, False]:
@@ -380,27 +384,33 @@ for colocate in [True, False]:
         tf1.Session(graph=session.graph, config=config).run("init")
     runs.append(partial(session.run, "train", feed))
     runs[-1]()
-    _, step = trace.session_step(session, "train", feed)
-    crossed = sum(step.bytes_between().values()) / 1e6
+    steps.append(trace.session_step(session, "train", feed)[1])
+    crossed = sum(steps[-1].bytes_between().values()) / 1e6
     print(f"colocate={colocate!s:6} forward on {log.device_of('conv2/Conv2D')},",
           f"backward on {log.device_of(back)}, {crossed:.0f} MB cross")  # fmt: skip
 
-# %%
-timing.compare(*runs, repeats=10, names=("colocated", "not colocated"))
+# %% tags=["nbval-ignore-output"]
+kinds = ["colocated", "not colocated"]
+for name, step in zip(kinds, steps):
+    pool = [op for op in step.ops if op.type == "MaxPoolGrad" and "/pool_1/" in op.name]
+    print(f"{name:13} gradient of the pool: {1e3 * sum(op.length for op in pool):4.1f} ms")
+timing.compare(*runs, repeats=6, names=kinds)
 
 # %% [markdown]
 # The notebook's steps took 20.18 ms with the argument and 23.33 ms without, so its colocated step
-# was 1.16 times as fast. There the bytes went from GPU to GPU. In `cores` mode all devices lie in
-# one memory, and a gain seen here has another reason: the fast kernel for the gradient of a pool,
-# from the library oneDNN, uses what the pool's forward kernel has noted down, which is not handed
-# to another device. So without the argument a slow kernel runs. (With a single device both lines
-# are the same, and only the batch crosses.)
+# was 1.16 times as fast. There the bytes went from GPU to GPU. (With a single device both steps are
+# the same, and only the batch crosses.)
+#
+# In `cores` mode all devices lie in one memory, and a gain seen here has another reason: this
+# kernel. The library oneDNN has a fast one, which reads what the pool noted down in the forward
+# pass. The note stays on the pool's device. So where the gradient runs on another device, a slow
+# kernel computes it.
 #
 # The notebook also says what the GPUs held: 4285 MiB with the whole network, and 2236 and 2795 MiB
-# with a part of it. These numbers say less than they seem to. Another row of its table has the
-# whole network, at the same batch per GPU, in 1214 MiB. The likely reason is TensorFlow's
-# allocator. The notebook lets it grow, which it does in ever larger regions: 1214, 2236 and 4285
-# are about 190 more than 1024, 2048 and 4096. So read from a trace what a step holds, as above.
+# with a part of it. Do not read this as what a step needs: in another row the whole network, at the
+# same batch per GPU, has 1214 MiB. The likely reason is that TensorFlow's allocator grows in ever
+# larger regions: 1214, 2236 and 4285 are about 190 more than 1024, 2048 and 4096. A trace, as
+# above, says what a step holds.
 #
 # ## Proof
 #
@@ -532,13 +542,13 @@ print(f"{apart(ours, by_tape(x, y)):.1g} apart; convolutions ran on",
 # What to watch for:
 #
 # - A stage reads the model's own variables. Where they lie on another device, each step copies
-#   them. So build the layers of a stage in the block of its device, as above, and train with
-#   an optimizer for each stage, built there.
+#   them. So build the layers of a stage in the block of its device, as above.
+# - Train with an optimizer for each stage, built on `stage.weights.values()` in the same block:
+#   `optimizer.apply([found[path] for path in stage.weights])`.
 # - The moving averages of batch normalization, and the seeds of dropout, are renewed by each step.
 # - `best_cut` needs a trace of the whole model. Where it does not fit, trace a small batch. The
 #   batch has to be large enough for the activations to count.
-# - A model with a `call` of its own has no list of layers. Cut the model inside it, or write two
-#   tapes.
+# - A model with a `call` of its own has no list of layers to cut. Write two tapes for it.
 #
 # ## On your own
 #
@@ -546,7 +556,7 @@ print(f"{apart(ours, by_tape(x, y)):.1g} apart; convolutions ran on",
 #
 # **1.** The network of this lesson, with a batch of 512 and 62 MB a device, weights and Adam's
 # slots included. Cut before `fc1`, the first part holds more than that. Which layer should begin
-# the second part? The check trains it and measures both.
+# the second part: `conv2`, `conv3` or `output`? The check trains it and measures both.
 
 # %% tags=["exercise"]
 starts = ["fc1"]

@@ -44,13 +44,12 @@ from mgpu_helpers.lessons.sketches import lesson_10 as sketches
 # cut in front of `conv3`, where both parts take about as long. `networks.stages` makes two
 # **stages**. A stage is a device, a function, and its weights.
 #
-# `pipeline.gradients` takes a batch through the stages, forward and back. (It needs a
-# `tf.function`. Its last argument is explained below.) Look for moments in which both devices
-# work:
+# `pipeline.gradients` takes a batch through the stages, forward and back, inside a `tf.function`.
+# (What an order is comes below.) Look for moments in which both devices work:
 
 # %%
 first, second = plan.devices[0], plan.devices[-1]
-network = networks.jang(hidden=7200, width=0.25)
+network = networks.jang(hidden=7200, width=0.25)  # a quarter of 7200 units
 stages = networks.stages(network, ["conv3"], [first, second])
 images, labels = digits.load(512)
 
@@ -102,10 +101,6 @@ with tf.device(second):
 def multiply(weights, x):
     (weight,) = weights.values()
     return weight * x
-
-
-def mean(made, labels):
-    return tf.reduce_mean(made)
 
 
 small = [pipeline.Stage(first, multiply, {"a": a}), pipeline.Stage(second, multiply, {"b": b})]
@@ -174,6 +169,10 @@ print(f"gradient of a: {a0} + {a1} = {a0 + a1}, of b: {b0} + {b1} = {b0 + b1}")
 # piece turns round. The loss of a piece counts by its share of the batch:
 
 # %%
+def mean(made, labels):
+    return tf.reduce_mean(made)
+
+
 def loss_gradient(stage, loss, made, y, pieces):
     with tf.device(stage.device):
         return tf.gradients(loss(made, y) / pieces, made)[0]
@@ -283,14 +282,19 @@ for names in [["a", "b", "c", "d"], ["c", "a", "d", "b"]]:
 #
 # ## A network in pieces
 #
-# Now the network of the beginning, with 512 images: in one piece, and in eight. A number in a bar
-# is that of the piece:
+# Now the network of the beginning, with 512 images. `steps` has a step for each order and number of
+# pieces. Look at one forward, one back in one piece, and in eight. A number in a bar is that of the
+# piece:
 
 # %% tags=["varies", "cover"]
+steps = {}
+for name, way in ways.items():
+    steps[name] = {m: in_order(way(stages=2, pieces=m)) for m in [1, 2, 4, 8]}
+overlapping = steps["one forward, one back"]
+
 for pieces in [1, 8]:
-    order = pipeline.one_forward_one_backward(stages=2, pieces=pieces)
-    _, step = trace.function_step(in_order(order), images, labels)
-    charts.pipeline(step)
+    _, traced = trace.function_step(overlapping[pieces], images, labels)
+    charts.pipeline(traced)
     plt.show()
 
 # %% [markdown]
@@ -299,8 +303,8 @@ for pieces in [1, 8]:
 #
 # ### How many pieces?
 #
-# Each order with more and more pieces: the time of a step, and a trace of it. (`.numpy()` waits for
-# a gradient, so that the time is that of the whole step.)
+# Every step is timed and traced. (`.numpy()` waits for a gradient, so that the time is that of the
+# whole step.)
 
 # %%
 def run(step):
@@ -308,22 +312,25 @@ def run(step):
         gradient.numpy()
 
 
-times, steps = {}, {}
-for name, way in ways.items():
-    times[name], steps[name] = {}, {}
-    for pieces in [1, 2, 4, 8]:
-        step = in_order(way(2, pieces))
+times, traces = {}, {}
+for name in ways:
+    times[name], traces[name] = {}, {}
+    for pieces, step in steps[name].items():
         times[name][pieces] = timing.measure(partial(run, step), warmup=1, repeats=3)
-        steps[name][pieces] = trace.function_step(step, images, labels)[1]
+        traces[name][pieces] = trace.function_step(step, images, labels)[1]
 
 # %% [markdown]
-# What could one expect? The trace of a step in one piece says how long each of its four tasks took.
-# In m pieces a task should take 1/m of that. `run_times` lays the tasks out in time, and the end of
-# the last one is the prediction, the dashed line in the chart. The last cell times eight pieces and
-# one piece in turn:
+# What could one expect? In one piece the three orders are the same, and their traces say how long
+# each of the four tasks took. We take the quickest. In m pieces a task should take 1/m of that.
+# `run_times` lays the tasks out in time, and the end of the last one is the prediction, the dashed
+# line in the chart. The cell after the chart times eight pieces and one piece in turn:
 
 # %%
-spans = pipeline.spans(steps["one forward, one back"][1])
+def work(spans):
+    return sum(span.length for span in spans)
+
+
+spans = min([pipeline.spans(traces[name][1]) for name in ways], key=work)
 forward_took = [span.length for span in spans if span.task == "F0"]
 back_took = [span.length for span in spans if span.task == "B0"][::-1]  # stage 0 goes back last
 
@@ -340,9 +347,8 @@ drawings.against_pieces(times, {pieces: predict(pieces) for pieces in [1, 2, 4, 
 plt.show()
 
 # %%
-one = in_order(pipeline.one_by_one(2, 1))
-eight = in_order(pipeline.one_forward_one_backward(2, 8))
-timing.compare(partial(run, eight), partial(run, one), repeats=8, names=("eight", "one piece"))
+runs = [partial(run, overlapping[pieces]) for pieces in [8, 1]]
+timing.compare(*runs, repeats=6, names=("eight", "one piece"))
 
 # %% [markdown]
 # With as many free cores as devices, the two orders that overlap gain with the first pieces, and
@@ -360,7 +366,7 @@ timing.compare(partial(run, eight), partial(run, one), repeats=8, names=("eight"
 # %% tags=["nbval-ignore-output"]
 peaks = {}
 for name in ways:
-    peaks[name] = {m: step.peak(first, scratch=False) for m, step in steps[name].items()}
+    peaks[name] = {m: each.peak(first, scratch=False) for m, each in traces[name].items()}
     print(f"{name:21}", *[f"{peak / 1e6:5.1f} MB" for peak in peaks[name].values()])
 drawings.against_pieces(peaks)
 plt.show()
@@ -369,18 +375,15 @@ assert peaks["one forward, one back"][8] < 0.5 * peaks["all forward first"][8]
 # %% [markdown]
 # All forward first keeps what every piece left behind, however small the pieces are. One forward,
 # one back keeps two pieces, and the pieces become smaller: with eight of them it holds less than
-# half as much. One after the other keeps one, and
-# overlaps nothing.
+# half as much. One after the other keeps one, and overlaps nothing.
 #
 # ## Proof
 #
-# Is it still the gradient of the whole batch? The reference is a tape over the uncut network, with
-# 256 images. `apart` is the largest difference, as a share of the largest entry of the same
-# gradient:
+# Is it still the gradient of the whole batch? The reference is a tape over the uncut network.
+# `apart` is the largest difference, as a share of the largest entry of the same gradient:
 
 # %%
 weights = {**stages[0].weights, **stages[1].weights}
-x, y = images[:256], labels[:256]
 
 
 @tf.function
@@ -397,52 +400,60 @@ def apart(ours, theirs):
 
 
 # %%
-reference = uncut(x, y)
-for pieces in [1, 2, 4]:
-    worst = max(apart(in_order(way(2, pieces))(x, y), reference) for way in ways.values())
+reference = uncut(images, labels)
+for pieces in [1, 2, 4, 8]:
+    worst = max(apart(steps[name][pieces](images, labels), reference) for name in ways)
     print(f"pieces: {pieces}  all three orders less than 1e-5 apart:", worst < 1e-5)
 
 # %% [markdown]
-# They differ by rounding only, because sums are taken in another order. So does a training. Here
-# are five steps of plain gradient descent, in four pieces and uncut, from the same weights:
+# They differ by rounding only, because sums are taken in another order. Now five steps of plain
+# gradient descent, in four pieces and uncut, from the same weights. Rounding adds up over the
+# steps, but stays far below what the steps change:
 
 # %%
 def descend(step):
-    start = {name: weight.numpy() for name, weight in weights.items()}
     for _ in range(5):
-        for name, gradient in step(x, y).items():
+        for name, gradient in step(images, labels).items():
             weights[name].assign_sub(0.01 * gradient)
     found = {name: weight.numpy() for name, weight in weights.items()}
-    for name, value in start.items():
+    for name, value in begin.items():
         weights[name].assign(value)
     return found
 
 
-in_four = descend(in_order(pipeline.one_forward_one_backward(2, 4)))
-print("weights less than 1e-3 apart:", apart(in_four, descend(uncut)) < 1e-3)
+begin = {name: weight.numpy() for name, weight in weights.items()}
+in_four = descend(overlapping[4])
+print("weights less than 1e-4 apart:", apart(in_four, descend(uncut)) < 1e-4)
+print(f"end and beginning are {apart(in_four, begin):.1g} apart")
 
 # %% [markdown]
 # ### More stages than devices
 #
-# A device may have several stages. Here are four stages, given to the devices in turn. A device
-# that could start one of several tasks takes the one that can start first. In the chart, `2:3` is
-# piece 3 in stage 2, where a bar has room for it:
+# Shorter tasks leave a shorter bubble. Four stages, given to two devices in turn, have tasks half
+# as long. A device that could start one of several tasks takes the one that can start first. With
+# four pieces all forward first took 10 columns. Look at how many it takes now, and at the
+# gradients. In the chart, `2:3` is piece 3 in stage 2, where a bar has room for it:
 
 # %% tags=["varies"]
+order, half = pipeline.all_forward(stages=4, pieces=4), [0.5, 0.5, 0.5, 0.5]
+columns = pipeline.run_times(order, half, half, devices=[0, 1, 0, 1])
+print("four stages:", max(end for _, end in columns.values()), "columns")
+
 four = networks.stages(network, ["conv2", "conv3", "fc1"], (plan.devices * 4)[:4])
-order = pipeline.one_forward_one_backward(stages=4, pieces=4)
 
 
 def in_four_stages(x, y):
     return pipeline.gradients(four, networks.loss, x, y, order)[1]
 
 
-found, step = trace.function_step(in_four_stages, images[:256], labels[:256])
+found, traced = trace.function_step(in_four_stages, images, labels)
 print("four stages: less than 1e-5 apart:", apart(found, reference) < 1e-5)
-charts.pipeline(step)
+charts.pipeline(traced)
 plt.show()
 
 # %% [markdown]
+# A column is saved where the four stages take equally long. Those of this network do not.
+#
 # ## The same in a graph
 #
 # `pipeline.gradients` needs a graph, and a `tf.function` is one. In classic code it stands in the
@@ -452,29 +463,29 @@ plt.show()
 with tf.Graph().as_default() as graph:
     in_graph = networks.stages(network, ["conv3"], [first, second])
     with tf.device(plan.host):
-        feeds = [tf1.placeholder(tf.float32, [256, 28, 28, 1]), tf1.placeholder(tf.int64, [256])]
+        feeds = [tf1.placeholder(tf.float32, [512, 28, 28, 1]), tf1.placeholder(tf.int64, [512])]
     order = pipeline.one_forward_one_backward(2, 4)
     _, gradients = pipeline.gradients(in_graph, networks.loss, *feeds, order)
     start = tf1.global_variables_initializer()
 
 with tf1.Session(graph=graph, config=plan.session_config(soft_placement=True)) as session:
     session.run(start)
-    found = session.run(gradients, dict(zip(feeds, [x, y])))
+    found = session.run(gradients, dict(zip(feeds, [images, labels])))
 print("session: less than 1e-5 apart:", apart(found, reference) < 1e-5)
 
 # %% [markdown]
 # ## Break it
 #
-# **A loss averaged per piece, without weights.** A batch of 90 in pieces of 32, 32 and 26. The
+# **Pieces of different sizes that count the same.** A batch of 90 in pieces of 32, 32 and 26. The
 # plain average of the pieces' gradients counts the last examples more than the others, and no error
 # says so. Compare it with the whole batch, and with an average in which a piece counts by its size.
 #
-# `pipeline.gradients` counts pieces by their sizes. For a batch that cannot be cut evenly it wants
-# `uneven=True`, so that you know about it:
+# The second cell leaves that to `pipeline.gradients`. For a batch that cannot be cut evenly it
+# wants `uneven=True`, so that you know about it:
 
 # %%
-whole = uncut(x[:90], y[:90])
-pieces = [uncut(x[:32], y[:32]), uncut(x[32:64], y[32:64]), uncut(x[64:90], y[64:90])]
+whole = uncut(images[:90], labels[:90])
+pieces = [uncut(images[a:b], labels[a:b]) for a, b in [(0, 32), (32, 64), (64, 90)]]
 for shares in [[1 / 3, 1 / 3, 1 / 3], [32 / 90, 32 / 90, 26 / 90]]:
     average = {n: sum(s * each[n] for s, each in zip(shares, pieces)) for n in weights}
     print(*[f"{s:.3f}" for s in shares], " less than 1e-5 apart:", apart(average, whole) < 1e-5)
@@ -488,7 +499,7 @@ def uneven(x, y):
     return pipeline.gradients(stages, networks.loss, x, y, order, uneven=True)[1]
 
 
-print("uneven=True: less than 1e-5 apart:", apart(uneven(x[:90], y[:90]), whole) < 1e-5)
+print("uneven=True: less than 1e-5 apart:", apart(uneven(images[:90], labels[:90]), whole) < 1e-5)
 
 # %% [markdown]
 # **A layer that looks at the whole batch.** Batch normalization subtracts the mean of the batch and
@@ -507,6 +518,7 @@ def residual(x, name):
 
 
 keras.utils.set_random_seed(0)
+x, y = images[:256], labels[:256]
 image = keras.Input([28, 28, 1])
 with tf.device(first):
     middle = residual(keras.layers.Conv2D(8, 3, padding="same", name="stem")(image), "one")
@@ -544,12 +556,13 @@ print(f"4 pieces: {apart(found, theirs):.0%} apart")
 print(warned[0].message)
 
 # %% [markdown]
-# In one piece the gradients are Keras's. In four they are far from them. That need not harm a
-# training: its batch normalization sees smaller batches, as it does in towers ([[07]]). But it is
-# another training.
+# In one piece the gradients are Keras's. In four they are far from them. That need not harm the
+# training: batch normalization sees smaller batches, as it does in towers ([[07]]). But the
+# training is another one.
 #
 # What to watch for:
 #
+# - Train with an optimizer for each stage, as in [[09]].
 # - The moving averages are renewed with every piece, four times as often in four pieces.
 # - If the same gradients matter, use a normalization that looks at one example at a time, such as
 #   `keras.layers.GroupNormalization` or `LayerNormalization`.
@@ -611,13 +624,13 @@ checks.accumulate(accumulate)
 # %% [markdown]
 # ## What we saw
 #
-# - In one piece the devices took turns. In pieces they worked at the same time, and what was left
-#   of the waiting was the bubble.
+# - In one piece the devices took turns. In pieces they worked at the same time, except for the
+#   bubble.
 # - Gradients of the pieces added up to those of the whole batch, in three orders, in a function and
 #   in a graph, for even and for uneven pieces.
 # - All forward first and one forward, one back had the same bubble. With eight pieces the second
 #   held less than half as much.
-# - Batch normalization made four pieces another training.
+# - With batch normalization, four pieces had other gradients than the whole batch.
 #
 # ## In practice
 #

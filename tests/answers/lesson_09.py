@@ -39,7 +39,8 @@ WRONG = {
         ("starts = ['output']", "part 1 holds"),
         ("starts = 'conv2'", "one name in a list"),
         ("starts = ['conv2', 'fc1']", "one name in a list"),
-        ("starts = ['pool']", "no layer 'pool'"),
+        ("starts = ['drop1']", "one of conv2, conv3"),
+        ("starts = [2]", "one of conv2, conv3"),
     ],
     2: [
         (COUNT.replace("2 * 4", "4"), "comes back over the cut"),
@@ -48,6 +49,7 @@ WRONG = {
         (COUNT.replace("2 * 4 * batch * ", ""), "numbers of one example"),
         (COUNT.replace(".input.", ".output."), "what crosses is what it takes"),
         (COUNT.replace(".shape[1:]", ".shape"), "it raises TypeError"),
+        (COUNT.replace("2 * 4", "8e-6"), "not 0.032"),
         (COUNT.replace("return", "found ="), "returns nothing"),
     ],
 }

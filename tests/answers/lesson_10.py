@@ -63,10 +63,10 @@ WRONG = {
         ("two_at_most = pipeline.all_forward", "stage 0 holds 3 pieces"),
         ("two_at_most = pipeline.one_forward_one_backward", "stage 0 holds 3 pieces"),
         ("two_at_most = lambda stages, pieces: pipeline.one_by_one(pieces, stages)",
-         "a schedule for 3"),
+         "an order for 3 stages and 2 pieces"),
         ("two_at_most = lambda stages, pieces: [['F0', 'F1', 'F2', 'B0', 'B1', 'B2'],"
          "['F0', 'B1', 'F1', 'B0', 'F2', 'B2']]",
-         "it raises ValueError: stage 1 cannot do B1"),
+         "with 2 stages and 3 pieces, stage 1 cannot do B1"),
         ("two_at_most = lambda stages, pieces: 'F0 B0'", "give each stage a list"),
     ],
     2: [
@@ -85,6 +85,12 @@ def accumulate(gradient_of, pieces):
     size = sum(len(x) for x, y in pieces)
     return sum([gradient_of(x, y).numpy() * (len(x) / size) for x, y in pieces])
 """, "gradients were held at once"),
+        ("""
+def accumulate(gradient_of, pieces):
+    size = sum(len(x) for x, y in pieces)
+    kept = [tf.Variable(gradient_of(x, y) * (len(x) / size)) for x, y in pieces]
+    return sum(variable.read_value() for variable in kept)
+""", "of 10 gradients were held at once: add"),
         ("accumulate = lambda f, pieces: f(*(tf.concat(e, 0) for e in zip(*pieces)))",
          "examples: a piece has 4 at most"),
         ("accumulate = lambda f, pieces: [f(x, y) for x, y in pieces]", "one gradient like"),

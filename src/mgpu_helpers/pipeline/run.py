@@ -7,7 +7,7 @@ import functools
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -51,7 +51,7 @@ def _in_pieces(
     ys: Sequence[Any],
     shares: Sequence[Any],
     order: Sequence[tuple[int, str]],
-    work_on: Callable[[str, str], contextlib.ExitStack],
+    work_on: Callable[[str, str], contextlib.AbstractContextManager[None]],
 ) -> tuple[list[Any], dict[tuple[str, int], Any]]:
     """Give the loss of each piece, and the gradients by weight and stage."""
     import tensorflow as tf
@@ -112,6 +112,25 @@ def gradients(
     >>> float(step(tf.constant([1.0, 3.0]))[1]["w"])
     2.0
     """
+    import tensorflow as tf
+
+    # AutoGraph takes seconds to convert this package, which no tensor decides anything in. What is
+    # given here may depend on one, and is converted where the code that gives it is.
+    around = tf.__internal__.autograph.control_status_ctx()
+    compute = tf.autograph.experimental.do_not_convert(_gradients)
+    return compute(stages, loss, x, y, schedule, uneven, streams, around)
+
+
+def _gradients(
+    stages: Sequence[Stage],
+    loss: Callable[[Any, Any], Any],
+    x: Any,
+    y: Any,
+    schedule: Sequence[Sequence[str]] | None,
+    uneven: bool,
+    streams: bool,
+    around: Any,
+) -> tuple[Any, dict[str, Any]]:
     import keras
     import tensorflow as tf
 
@@ -139,13 +158,17 @@ def gradients(
         )
     queues: dict[str, list[Any]] = defaultdict(list)  # the tasks of each device, in order
 
-    def work_on(device: str, name: str) -> contextlib.ExitStack:
-        before, block = len(graph.get_operations()), contextlib.ExitStack()
-        block.callback(lambda: queues[device].append(graph.get_operations()[before:]))
-        block.enter_context(tf.device(device))
-        block.enter_context(tf.name_scope(name))
-        return block  # AutoGraph converts this function; it does not take @contextmanager
+    @contextlib.contextmanager
+    def work_on(device: str, name: str) -> Iterator[None]:
+        before = len(graph.get_operations())
+        with tf.device(device), tf.name_scope(name):
+            yield
+        queues[device].append(graph.get_operations()[before:])
 
+    def as_around(function: Callable[..., Any]) -> Callable[..., Any]:
+        return tf.__internal__.autograph.tf_convert(function, around, convert_by_default=False)
+
+    loss = loss if isinstance(loss, keras.losses.Loss) else as_around(loss)
     xs, ys = zip(*towers.split((x, y), pieces, uneven=uneven, into="piece"), strict=True)
     with tf.device(towers.HOST):
         some = tf.nest.flatten((y, x))[0]
@@ -154,6 +177,7 @@ def gradients(
     state: dict[str, Any] = {}
     for s, stage in enumerate(stages):
         with work_on(stage.device, f"stage_{s}"):
+            stage = replace(stage, function=as_around(stage.function))
             function = functools.partial(_work, s, stage, state)
             own.append(replace(stage, function=function, weights=towers.read(stage.weights)))
             state |= towers.read({n: v for n, v in stage.state.items() if n not in state})
@@ -226,7 +250,7 @@ def _renew(
         variables[name].assign(value)
     averages = [name for name, value in changed.items() if value.dtype.is_floating]
     if pieces > 1 and averages:
-        warnings.warn_explicit(  # warn would name a file that AutoGraph made
+        warnings.warn_explicit(  # warn would say it once, and of a line in here
             f"layers such as BatchNormalization see one micro-batch at a time ({averages[0]} and "
             f"{len(averages) - 1} more): with {pieces} pieces their statistics, and so the "
             "gradients, are not those of the whole batch; use 1 piece for the same.",

@@ -169,6 +169,7 @@ def _function(
 ) -> Callable[[Mapping[str, Any], Any], Made]:
     """Make the function of a stage: run its calls as Keras would, with the weights it is given."""
     import keras
+    import tensorflow as tf
     from keras.src.models.functional import operation_fn
 
     entry = keras.Model(model.input, model.inputs)  # it takes what the model takes, as a flat list
@@ -212,4 +213,4 @@ def _function(
         losses = [weights[path].regularizer(given[path]) for path in regular]
         return Made(leave(values), changed, [*scope.losses, *losses])
 
-    return function
+    return tf.autograph.experimental.do_not_convert(function)  # as Keras does with its own
