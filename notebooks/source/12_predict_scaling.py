@@ -362,8 +362,8 @@ drawings.panel(draw, batch=[128, 32, 64, 256, 512, 1024], width=[1, 0.25, 0.5, 2
 #
 # Put your own numbers in the next cell: the parameters of your network, and for each run the number
 # of GPUs, the batch of each, and the images a second of all together. `"ring"` is right for NCCL
-# and MirroredStrategy, `"host"` where the CPU holds the variables. A row counts alike for today's
-# code and for a graph in a session, so this lesson needs no section on graphs. The numbers below
+# and MirroredStrategy, `"host"` where the CPU holds the variables. (This lesson has no section on
+# graphs, because a row is the same whether a graph or today's code was timed.) The numbers below
 # are those of ResNet-50 on K80 GPUs, from the same benchmarks. Look at what the rows of four GPUs
 # change:
 
