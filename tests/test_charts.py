@@ -431,19 +431,6 @@ def test_importing_charts_imports_neither_matplotlib_nor_tensorflow():
     assert run_python(code).stdout == "set()\n"
 
 
-@pytest.mark.parametrize("n", [1, 2, 4, 8])
-def test_per_example_draws_medians_and_the_ideal(n, with_plan):
-    seconds = {k: [0.008 / k, 0.004 / k, 0.009 / k] for k in range(1, n + 1)}
-    ax = charts.per_example(seconds)
-    measured = ax.containers[0].lines[0]
-    (ideal,) = [line for line in ax.lines if line.get_linestyle() == "--"]
-    counts = np.arange(1, n + 1)
-    for line in (measured, ideal):
-        np.testing.assert_allclose(np.asarray(line.get_xdata(), float), counts)
-        np.testing.assert_allclose(np.asarray(line.get_ydata(), float), 8 / counts)
-    assert ax.get_ylabel() == "time an example, ms" and ax.get_ylim()[0] == 0
-
-
 MB = 10**6
 HELD = {
     "batch 128, counted": Held(2 * MB, 4 * MB, 2 * MB, 30 * MB),

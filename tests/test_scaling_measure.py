@@ -53,6 +53,12 @@ def test_what_is_no_step_is_named():
         measure(lambda n, batch: np.ones(3) if n == 2 else lambda: None, batches=[8])
 
 
+@pytest.mark.parametrize("name", ["devices", "batches"])
+def test_one_number_instead_of_a_list_is_named(name):
+    with pytest.raises(TypeError, match=rf"give a list, {name}=\[2\]"):
+        measure(lambda n, batch: lambda: None, **{name: 2})
+
+
 def test_a_session_is_measured_inside_its_graph():
     import tensorflow as tf
 

@@ -43,20 +43,20 @@ from mgpu_helpers.lessons.sketches import lesson_11 as sketches
 # on TitanX GPUs and wrote down the times. Compare what an example took on one GPU and on two:
 
 # %%
-for name, row in (("one GPU ", published.TENSORLIGHT[0]), ("two GPUs", published.TENSORLIGHT[3])):
-    batch = row.layout.global_batch_size
-    print(f"{name}: {1e3 * row.seconds:.1f} ms for a batch of {batch}, "
-          f"{1e6 * row.seconds / batch:.0f} µs an example")
+for row in (published.TENSORLIGHT[0], published.TENSORLIGHT[3]):
+    example = row.seconds / row.layout.global_batch_size
+    print(f"{row.layout!r:39}{1e3 * row.seconds:.1f} ms a step, {1e6 * example:.0f} µs an example")
 
 # %% [markdown]
-# The second GPU gained nothing. Each GPU had its 128 examples, as the first had alone, and yet the
-# step took twice as long. By the end of this lesson you can find out why, for a step of your own.
+# The second GPU gained nothing: each had 128 examples, and yet the step took twice as long. Is the
+# batch too small, or is it the place of the variables, which changed as well? By the end of this
+# lesson you know, and you can find out the same about a step of your own.
 #
 # ## A step to measure
 #
 # The network is the one of that notebook, an eighth as wide. One step is the towers of [[07]] in
 # today's code: each device computes the gradients of its shard, and the first device averages them
-# and moves the weights.
+# and updates the weights.
 
 # %%
 network = networks.tensorlight(width=0.125)
@@ -125,18 +125,17 @@ for name in ("first runs", "second runs"):
 
 # %% [markdown]
 # The first run takes many times as long as a later one, because TensorFlow builds the step's graph
-# then. The second runs differ too, and nobody knows by how much two runs differ by chance. So a
-# comparison needs a **warm-up** and **repeats**, and the two steps have to run **in turn**, so that
-# a machine that slows down slows both. Here are twenty pairs:
+# then. The second runs differ too, by chance, and one run of each does not say how far chance goes.
+# So a comparison needs a **warm-up** and **repeats**. The two steps have to run **in turn**, so
+# that a machine that slows down slows both. Here are twenty pairs:
 
 # %%
 timing.compare(*twins, names=("the one", "the other"))
 
 # %% [markdown]
 # The number is the median of the ratios of the pairs. In brackets is their middle half. Two steps
-# count as different if the middle half lies on one side of 1. As a rule twins "cannot be told
-# apart". How often does chance say otherwise? The next cell makes up a thousand comparisons of
-# twins whose times scatter by 3 %, and counts:
+# count as different if the middle half lies on one side of 1. How often does chance tell twins
+# apart? The next cell makes up a thousand comparisons of twins whose times scatter by 3 %:
 
 # %%
 def told_apart(pairs, comparisons=1000):
@@ -151,13 +150,13 @@ for pairs in (5, 8, 15, 20):
     print(f"{pairs:2} pairs: {told_apart(pairs):.0%} of the comparisons found a difference")
 
 # %% [markdown]
-# With eight pairs every tenth comparison reports a difference that is not there. Twenty pairs, as
-# `timing.compare` takes unless you say otherwise, are wrong about once in a hundred. So a small
-# ratio such as 1.04 from a few pairs is no finding yet: take more pairs, or take them again.
+# With eight pairs every tenth comparison reports a difference that is not there. Twenty pairs, the
+# default of `timing.compare`, are wrong about once in a hundred. So a small ratio such as 1.04 from
+# a few pairs is no finding yet: take more pairs.
 #
 # ## Strong and weak scaling
 #
-# There are two ways to use more devices. The grey part is the average of the gradients:
+# There are two ways to use more devices. The grey part is averaging the gradients:
 
 # %% tags=["schematic"]
 sketches.two_ways(plan.devices)
@@ -169,8 +168,8 @@ plt.show()
 # - **Weak scaling** keeps the per-device batch. The global batch grows, so n devices should take
 #   the same time, for n times the examples.
 #
-# **Efficiency** is the examples a second over those of one device, over the number of devices. On
-# small numbers: one device takes 8 s. If two devices take 5 s for the same batch, the efficiency is
+# **Efficiency** is the speed-up, in examples a second, divided by the number of devices. On small
+# numbers: one device takes 8 s. If two devices take 5 s for the same batch, the efficiency is
 # (8 / 5) / 2 = 80 %. If they take 10 s for twice the batch, it is 8 / 10 = 80 % as well.
 #
 # Now the step. 840 examples divide over up to 8 devices, so they are the batch for strong scaling.
@@ -178,42 +177,44 @@ plt.show()
 
 # %% tags=["nbval-ignore-output"]
 counts = range(1, len(plan) + 1)
-strong = timing.several({n: timed(make_step(n), 840) for n in counts}, warmup=2, repeats=10)
-weak = timing.several({n: timed(make_step(n), 120 * n) for n in counts}, warmup=2, repeats=10)
+steps = {n: make_step(n) for n in counts}
+strong = timing.several({n: timed(steps[n], 840) for n in counts}, warmup=1, repeats=8)
+weak = timing.several({n: timed(steps[n], 120 * n) for n in counts}, warmup=1, repeats=8)
 print("devices   strong, ms   examples/s   weak, ms   examples/s")
 for n in counts:
     a, b = strong[n].median, weak[n].median
     print(f"{n:7}{1e3 * a:13.1f}{840 / a:13,.0f}{1e3 * b:11.1f}{120 * n / b:13,.0f}")
 
 # %% [markdown]
-# The chart has the efficiencies. Its bands are the middle halves of the pairs. Look at how far each
-# curve stays below the dashed line:
+# The chart shows the efficiencies. The bands are the middle halves of the pairs. Look at how far
+# each curve stays below the dashed line:
 
 # %%
-def curve(times, ideal):
+def curve(times, divisors):
     pairs = [timing.Comparison(times[1], times[n]) for n in counts]
-    spread = [[getattr(pair, end) for pair in pairs] for end in ("ratio", "low", "high")]
-    return scaling.Curve(tuple(counts), *(tuple(np.multiply(row, ideal)) for row in spread))
+    middle, low, high = np.transpose([(p.ratio, p.low, p.high) for p in pairs]) / divisors
+    return scaling.Curve(tuple(counts), middle, low, high)
 
 
 # %% tags=["varies", "cover"]
-curves = {"strong": curve(strong, [1 / n for n in counts]), "weak": curve(weak, [1] * len(plan))}
-charts.efficiency(curves)
+charts.efficiency({"strong": curve(strong, counts), "weak": curve(weak, 1)})
 plt.show()
 
 # %% [markdown]
 # What a curve loses is time in which no shard is computed: starting the step, the average, the
-# update. With one device there is no curve.
+# update. (With a single device in the plan there is nothing to see.)
 #
-# In `cores` mode two more things pull it down. Beyond the number of cores, a further device has no
-# core of its own. And all functions of a process share one pool of threads, so "one device" may
-# compute two gradients of a layer on two idle cores. A session can have threads of its own. The
-# graph at the end of this lesson runs in sessions, and there one device is one core.
+# In `cores` mode two more things pull the curves down:
+#
+# - Beyond the number of cores, a further device has no core of its own.
+# - All functions of a process share one pool of threads, so "one device" may compute two gradients
+#   of a layer on two idle cores. A session can have threads of its own: in the graph further down,
+#   one device is one core.
 #
 # ## Proof: the same work
 #
-# A step that does less is faster too. So after a step all devices must have the weights that one
-# device would have. The difference is taken relative to how far the step moved them:
+# A step that does less is faster too. So a step on all devices has to change the weights as a step
+# on one device does. The difference between the two changes is divided by the change itself:
 
 # %%
 def moved(shards):
@@ -233,34 +234,34 @@ print("moved at all:", all(np.abs(each).max() > 0 for each in alone))
 print("the same to one part in a thousand:", difference(shared, alone) < 1e-3)
 
 # %% [markdown]
-# Every weight moved, and on all devices together as far as on one.
+# Every weight moved, and with all devices as far as with one.
 #
 # ## What holds it back: a step that is too small
 #
-# Here are ever larger batches, each on one device and on all of them. Look at the time of an
-# example on one device, and at the gain:
+# Here are ever larger batches, each on one device and on all of them.
+# Look at the time of an example on one device, and at the speed-up:
 
 # %% tags=["nbval-ignore-output"]
-print("batch   one, ms   µs an example   all, ms    gain")
-for size in (len(plan), 8 * len(plan), 280 * len(plan)):
-    pair = timing.compare(*(timed(make_step(n), size) for n in (1, len(plan))), repeats=10)
+print("batch   one, ms   µs an example   all, ms speed-up")
+for size in (len(plan), 120, 840):
+    pair = timing.compare(*(timed(steps[n], size) for n in (1, len(plan))), warmup=1, repeats=5)
     one, every = pair.a.median, pair.b.median
-    print(f"{size:5}{1e3 * one:10.2f}{1e6 * one / size:16.0f}{1e3 * every:10.2f}{one / every:8.2f}")
+    print(f"{size:5}{1e3 * one:10.2f}{1e6 * one / size:16.0f}{1e3 * every:10.2f}{one / every:9.2f}")
 
 # %% [markdown]
-# Part of a step is there for any batch: starting some dozen operations, and the update of the
-# weights. In the first row hardly anything else is measured, so an example is expensive there. More
-# devices divide the arithmetic only, and each of them has the fixed part in full. On GPUs the
-# arithmetic is much faster and the fixed part is not, so there the gain begins at larger batches.
+# Part of a step is the same for any batch: starting the operations, and updating the weights. In
+# the first row hardly anything else is measured, so an example is expensive there. More devices
+# divide the arithmetic only; each of them has the fixed part in full. On GPUs the arithmetic is
+# much faster and the fixed part is not, so there it takes larger batches to gain.
 #
 # **The remedy** is a larger per-device batch.
 #
 # ## What holds it back: an input that is too slow
 #
 # Until here the batch lay ready. A training has to read it. This input takes 40 ms for each batch
-# of 120, as if it had to be read from a disk and decoded. Three inputs are compared, each with one
-# device and with all of them: the batch that lies ready, the slow input, and the slow input with
-# `prefetch`, which reads the next batch while the devices work.
+# of 120, as if from a disk. Three inputs are compared, with one device and with all of them: the
+# batch that lies ready, the slow input, and the slow input with `prefetch`, which reads the next
+# batch while the devices work.
 
 # %%
 READ, STEPS, SIZE = 0.04, 8, 120
@@ -279,8 +280,9 @@ slow = tf.data.Dataset.from_generator(reading, output_signature=kinds)
 
 def pace(step, batches):
     start = time.perf_counter()
-    for x, y in batches:
-        step(x, y)
+    feed = iter(batches)
+    for _ in range(STEPS):
+        step(*next(feed))
     tf.test.experimental.sync_devices()
     return STEPS * SIZE / (time.perf_counter() - start)
 
@@ -289,17 +291,15 @@ def pace(step, batches):
 inputs = {"ready": [ready] * STEPS, "slow": slow, "slow, ahead": slow.prefetch(2)}
 print("devices", *(f"{name:>12}" for name in inputs), " examples/s")
 for n in (1, len(plan)):
-    step = make_step(n)
-    step(*ready)  # the first run builds the graph
-    rates = [pace(step, batches) for batches in inputs.values()]
+    steps[n](*ready)  # the first run builds the graph
+    rates = [pace(steps[n], batches) for batches in inputs.values()]
     print(f"{n:7}", *(f"{each:12,.0f}" for each in rates))
     assert max(rates[1:]) <= SIZE / READ
 
 # %% [markdown]
 # The input gives 120 / 0.04 = 3,000 examples a second. No number of devices exceeds that, as the
-# cell asserts. With the slow input the devices wait most of the time, so more of them make next to
-# no difference. Reading ahead hides their work behind the reading, and then the reading alone sets
-# the pace.
+# cell asserts. With the slow input the devices wait most of the time, so more of them hardly help.
+# Reading ahead hides their work, and then the reading alone sets the pace.
 #
 # This is how to recognize it: **time the step on one batch that lies ready.** If the training with
 # its input is much slower than that, mend the input first: read ahead, decode in parallel
@@ -308,60 +308,66 @@ for n in (1, len(plan)):
 # ## What a growing batch does to the accuracy
 #
 # Weak scaling has a price that no clock shows: with a larger batch the same examples give fewer
-# updates. Here is a tiny network with plain gradient descent, and five passes over the digits.
-# `accuracy` trains it and gives the share of unseen digits that it recognizes. With a **warm-up**
-# the learning rate grows over the first pass.
+# updates. Here is a tiny network, trained by plain gradient descent with four passes over the
+# digits. `accuracy` gives the share of unseen digits that it then recognizes. With `gentle` the
+# learning rate grows from almost nothing over the first pass.
 #
-# Ten classes, so 10 % is guessing. Above 85 % counts as learned here. The batch of 16 grows to 128,
-# as with eight devices. A common rule lets the rate grow with the batch: eight times the batch,
-# eight times the rate. Look at whether that helps at a low rate and at a higher one:
+# There are ten digits, so 10 % is guessing. Above 80 % counts as learned here. The batch of 16
+# grows to 128, as with eight devices. A common rule lets the rate grow with the batch: eight times
+# the batch, eight times the rate. Look at whether that helps at a low rate and at a higher one:
 
 # %%
 images, labels = digits.load()
 tiny = networks.tensorlight(width=1 / 16)
+weights = networks.variables(tiny, device=first)
+untrained = [weight.numpy() for weight in weights.values()]
 
 
-def accuracy(batch, rate, warm_up=False):
-    weights = networks.variables(tiny, device=first)
+@tf.function
+def descent(x, y, rate):
+    with tf.device(first):
+        for weight, gradient in zip(weights.values(), gradients(weights, x, y, tiny)):
+            weight.assign_sub(rate * gradient)
 
-    @tf.function
-    def descent(x, y, rate):
-        with tf.device(first):
-            for weight, slope in zip(weights.values(), gradients(weights, x, y, tiny)):
-                weight.assign_sub(rate * slope)
 
-    step, a_pass = 0, len(images) // batch
-    for epoch in range(5):
+def accuracy(batch, rate, gentle=False):
+    for weight, value in zip(weights.values(), untrained):
+        weight.assign(value)
+    step, first_pass = 0, len(images) // batch
+    for epoch in range(4):
         for x, y in digits.batches(images, labels, batch, seed=epoch):
             step += 1
-            factor = min(1, step / a_pass) if warm_up else 1
+            factor = min(1, step / first_pass) if gentle else 1
             descent(x, y, tf.constant(rate * factor, tf.float32))
     x, y = digits.load(test=True)
     return float(networks.accuracy(networks.logits(tiny, weights, x), y))
 
 
 # %%
-reached = {"batch 16, rate 0.02": accuracy(16, 0.02)}
+reached = {}
 for rate in (0.02, 0.1):
+    reached[f"batch 16, rate {rate}"] = accuracy(16, rate)
     reached[f"batch 128, rate {rate}"] = accuracy(128, rate)
     reached[f"batch 128, rate {8 * rate:.2g}"] = accuracy(128, 8 * rate)
-    reached[f"batch 128, rate {8 * rate:.2g}, warm-up"] = accuracy(128, 8 * rate, warm_up=True)
+reached["batch 128, rate 0.8, gentle"] = accuracy(128, 0.8, gentle=True)
 for name, share in reached.items():
-    print(f"{name:30} {'learned' if share > 0.85 else 'fell behind' if share > 0.2 else 'failed'}")
+    print(f"{name:30} {'learned' if share > 0.8 else 'fell behind' if share > 0.2 else 'failed'}")
 drawings.accuracies(reached)
 plt.show()
 
 # %% [markdown]
 # At the low rate the larger batch falls behind, and eight times the rate makes up for it. At the
-# higher rate the larger batch learns as it is, and eight times the rate is too much, with a warm-up
-# or without. The rule has an end, and only the accuracy shows where.
+# higher rate the larger batch learns as it is, and eight times the rate is too much, even with a
+# gentle start. The rule has an end, and only the accuracy shows where.
 #
 # ## The same in a graph
 #
-# The tensorlight notebook is written with graphs and sessions, and so is this section. `in_towers`
-# puts a tower on each device of `where`; variables, average and update are on `home`, which is a
-# device or the host. `split` is the model split of [[09]]: `conv1` is on the first device, and the
-# rest on the second. With `colocate=False` the gradients are not placed where their operations are.
+# The tensorlight notebook is written with graphs and sessions, and so is this section:
+#
+# - `in_towers` puts a tower on each device of `where`. Variables, average and update are on `home`,
+#   which is a device or the host.
+# - `split` is the model split of [[09]]: `conv1` is on the first device, and the rest on the
+#   second. With `colocate=False` the gradients are not placed where their operations are.
 
 # %%
 def in_towers(where, home, x, y):
@@ -389,11 +395,12 @@ def split(where, colocate, x, y):
 
 
 # %% [markdown]
-# `start` builds one of them, with Adam as in the notebook, in a session with so many threads: one
-# for each device that works at a time. Here, then, one device is one core.
+# `start` builds one of them, with Adam as in the notebook. `threads` is the number of devices that
+# work at the same time. In `cores` mode the session gets that many threads, so one device is one
+# core.
 #
-# The proof follows. From the same weights and the same batch, the graph on all devices computes the
-# gradient by which today's code moved the weights on one:
+# From the same weights and the same batch, the graph on all devices has to compute the gradients by
+# which today's code moved the weights on one device:
 
 # %%
 def start(size, home, threads, build, *more):
@@ -403,7 +410,8 @@ def start(size, home, threads, build, *more):
             y = tf1.placeholder(tf.int64, [size], name="y")
         pairs = list(build(*more, x, y))
         with tf.device(home):
-            tf.identity(pairs[-1][0], name="last_gradient")
+            for i, (gradient, _) in enumerate(pairs):
+                tf.identity(gradient, name=f"gradient_{i}")
             tf1.train.AdamOptimizer(1e-4).apply_gradients(pairs, name="train")
         tf1.global_variables_initializer()
     config = plan.session_config(devices=threads, soft_placement=True)
@@ -415,43 +423,43 @@ def start(size, home, threads, build, *more):
 # %%
 x, y = digits.load(840)
 session = start(840, first, len(plan), in_towers, plan.devices, first)
-classic = session.run("last_gradient:0", {"x:0": x, "y:0": y})
-print("the output's bias agrees to 1e-4:", difference([-0.01 * classic], alone[-1:]) < 1e-4)
+classic = session.run([f"gradient_{i}:0" for i in range(len(alone))], {"x:0": x, "y:0": y})
+off = difference([-0.01 * each for each in classic], alone)
+print(len(classic), "gradients, the same to one part in a thousand:", off < 1e-3)
 
 # %% [markdown]
-# The graph and today's code compute the same step.
+# The graph and today's code compute the same gradients.
 #
 # ## The published table, and yours
 #
 # `published` holds the notebook's eleven layouts: what 2000 steps took on TitanX GPUs, and what the
-# driver showed as memory of each GPU. One layout was run twice; this is its second run.
+# driver showed as memory of each GPU. Two GPUs with 128 examples each were run twice; the table has
+# the second run.
 
 # %%
-apart = published.TENSORLIGHT_APART
 theirs = {repr(row.layout): row for row in published.TENSORLIGHT}
 theirs["model split, gradients colocated"] = published.TENSORLIGHT_SPLIT
-theirs["model split, gradients not colocated"] = apart["not colocated"]
-theirs["CPU only"] = apart["CPU only"]
+theirs["model split, gradients not colocated"] = published.TENSORLIGHT_APART["not colocated"]
+theirs["CPU only"] = published.TENSORLIGHT_APART["CPU only"]
 print(f"{'layout':40}{'s':>6}{'ms a step':>11}{'µs an example':>15}  MiB")
 for name, row in theirs.items():
     share = 1e6 * row.seconds / row.layout.global_batch_size
     print(f"{name:40}{row.total:6.1f}{1e3 * row.seconds:11.1f}{share:15.0f}  {row.memory}")
 
 # %% [markdown]
-# Read it with what you know now:
+# This answers the question of the beginning:
 #
-# - With 128 examples to each GPU, an example took 145 µs on one GPU and 148 on two. On two it took
-#   107 with 256, and 82 with 512. So with 128 the step was too small.
-# - With its variables on the host, a single GPU took 32.5 ms instead of 18.5. 26.6 MB of weights go
-#   to every GPU in every step, and as many bytes of gradients come back.
-# - On three GPUs with 256 each, keeping the variables on the host cost 13 ms a step.
+# - **The place of the variables** was most of it. Moving them to the host took one GPU from 18.5 to
+#   32.5 ms: 26.6 MB of weights go to the GPU in every step, and as many bytes of gradients come
+#   back. The second GPU made it 37.8. On three GPUs with 256 each, the host cost 13 ms a step.
+# - **A larger batch** spreads that cost over more examples. On two GPUs an example took 148 µs with
+#   128 to each, 107 with 256, and 82 with 512.
 #
-# (With the same batch the network held 4285 MiB on a single GPU and 1214 on each of two. That is
-# probably the allocator: it takes memory in blocks of 1, 2, 4 GiB, so such figures say which block
-# was reached and not what was needed.)
+# (Why 4285 MiB on a single GPU and 1214 on each of two? The allocator probably took blocks of 1, 2,
+# 4 GiB. Such figures say which block was reached, and not what was needed.)
 #
-# Now the same layouts here, with an eighth of the width. A layout that asks for more devices than
-# the plan has is left out:
+# Now the same layouts here, with an eighth of the width. A layout that needs more devices than the
+# plan has is left out:
 
 # %%
 def towers_of(layout):
@@ -475,11 +483,11 @@ def step_of(session, size):
 
 
 runs = {name: step_of(s, theirs[name].layout.global_batch_size) for name, s in here.items()}
-times = timing.several(runs, warmup=2, repeats=5)
+times = timing.several(runs, warmup=1, repeats=3)
 
 # %% [markdown]
-# The last two columns say the time of an example, in parts of that of one device with 128, here and
-# there. In `cores` mode the rows of more devices than cores say nothing:
+# The last two columns have the time of an example, here and there, as a multiple of that in the
+# first row. In `cores` mode the rows of more devices than cores say nothing:
 
 # %% tags=["nbval-ignore-output"]
 def example(name, seconds):
@@ -496,26 +504,26 @@ for name, each in times.items():
 # %% [markdown]
 # In `cores` mode nothing has to travel, because devices and host share one memory. So on a machine
 # with nothing else to do, two devices with 128 gain here what the two TitanX did not, and the place
-# of the variables changes little. And the host is a core like the others, where on the TitanX
-# machine the CPU took 19 times as long as a GPU.
+# of the variables changes little. The host is a core like the others, whereas the CPU of the TitanX
+# machine took 19 times as long as a GPU.
 #
-# Five runs do not tell whether two layouts that are close differ. Twenty pairs do, here for the
-# place of the variables:
+# Three runs cannot tell two layouts apart that are close. Here are twenty pairs for the place of
+# the variables:
 
 # %%
 hosted = "1 device x 128, variables on the host"
 timing.compare(runs[one], runs[hosted], names=("variables on the device", "on the host"))
 
 # %% [markdown]
-# In `cores` mode these two can rarely be told apart. On the TitanX they took 18.5 and 32.5 ms.
+# In `cores` mode they can rarely be told apart. On the TitanX they took 18.5 and 32.5 ms.
 #
 # ## Break it
 #
 # **The batch that nobody split.** A step that gives each device the whole batch is easily written.
-# The average of equal gradients is the gradient, so the weights are right, and only the time is
-# not: n devices take as long as one, or longer. Here is such a step. Its weights are compared with
-# those of one device, and the trace counts the bytes that the host sends, first for the step from
-# above and then for this one:
+# The average of equal gradients is the gradient, so the weights are right. Only the time is not: n
+# devices take as long as one, or longer. Here is such a step. Its weights are compared with those
+# of one device, and a trace counts the bytes that the host sends, first for the step from above and
+# then for this one:
 
 # %%
 careless = networks.variables(network, device=first)
@@ -527,7 +535,7 @@ def careless_step(x, y):
 
 
 print("the same to one part in a thousand:", difference(moved([batch] * len(plan)), alone) < 1e-3)
-for name, step in (("split", make_step(len(plan))), ("whole", careless_step)):
+for name, step in (("split", steps[len(plan)]), ("whole", careless_step)):
     between = trace.function_step(step, *batch)[1].bytes_between()
     print(f"{name}:", {to: size for (source, to), size in between.items() if source == plan.host})
 
@@ -537,10 +545,10 @@ for name, step in (("split", make_step(len(plan))), ("whole", careless_step)):
 #
 # ## With your own model
 #
-# `scaling.measure` does all of this with a step of yours. It asks for a function that makes the
-# step on n devices with a per-device batch, warms all of them up, times them in turn, waits for the
-# devices, and gives a row for each. Here is a Keras network with BatchNormalization.
-# `towers.train_step` makes its step ([[07]]):
+# `scaling.measure` times a step of yours in this way. It takes a function that makes the step for n
+# devices and a per-device batch. It warms all steps up, times them in turn, waits for the devices,
+# and gives a row for each. Here is a Keras network with BatchNormalization. `towers.train_step`
+# makes its step ([[07]]):
 
 # %%
 layers, loss = tf.keras.layers, tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -559,23 +567,25 @@ def my_step(n, batch, batch_norm="average"):
 # %% tags=["nbval-ignore-output"]
 rows = scaling.measure(my_step, devices=(1, len(plan)), batches=(8, 128), repeats=10)
 for row in rows:
-    gained = row.layout.global_batch_size / row.seconds
-    print(f"{row.layout!r:18} {1e3 * row.seconds:6.2f} ms, {gained:8,.0f} examples/s")
+    rate = row.layout.global_batch_size / row.seconds
+    print(f"{row.layout!r:18} {1e3 * row.seconds:6.2f} ms, {rate:8,.0f} examples/s")
 
 # %% [markdown]
-# Watch what BatchNormalization does when you share a batch out: its mean and its variance are those
-# of a shard. With `"sync"` they are those of the whole batch, and the devices wait for each other
-# at every such layer. Here is the loss with 8 examples on each device, against one device that has
-# them all:
+# Watch what BatchNormalization does when you split a batch: its mean and its variance are those of
+# a shard. With `"sync"` they are those of the whole batch, and the devices wait for each other at
+# every such layer. Here is the loss of two steps with 2 examples on each device, against one device
+# that has them all:
 
 # %%
 for n, kind in ((1, "average"), (len(plan), "average"), (len(plan), "sync")):
-    step, x, y = my_step(n, 8 * len(plan) // n, kind)
-    print(f"{n} x {len(x) // n:2}, {kind:8} loss {float(step(x, y)):.3f}")
+    step, x, y = my_step(n, 2 * len(plan) // n, kind)
+    losses = [f"{float(step(x, y)):.2f}" for _ in range(2)]
+    print(f"{n} x {len(x) // n}, {kind:8} losses", *losses)
 
 # %% [markdown]
-# On shards of 8 the loss is another one. That is how most people train on several GPUs, and it is
-# no mistake. But the smaller the shard, the more it matters, so strong scaling has an end here too.
+# On shards of 2 the losses are not those of one device; with `"sync"` they are. Most people train
+# with the statistics of the shards, and that is no mistake. But the smaller the shard, the more it
+# matters, so strong scaling has an end here too.
 #
 # ## On your own
 #
@@ -625,17 +635,16 @@ checks.differ(differ)
 # %% [markdown]
 # ## What we saw
 #
-# - The first run of a step took many times as long as a later one. Twins differed in single runs,
-#   and chance alone told them apart in one of ten comparisons of 8 pairs, in one of a hundred of
-#   20.
+# - The first run of a step took many times as long as a later one. Chance alone told twins apart in
+#   one of ten comparisons of 8 pairs, and in one of a hundred of 20.
 # - Strong and weak scaling were measured on the same step, and after a step all devices had the
 #   weights of one.
 # - A small batch gained nothing from more devices, and neither did a step that waited for its
 #   input.
 # - At a low learning rate the larger batch fell behind, and eight times the rate made up for it. At
 #   a higher one it broke the training.
-# - The published table had one layout in which the second GPU gained nothing, 145 and 148 µs an
-#   example, and with 512 examples to a GPU it gained a factor of 1.8.
+# - In the published table the second GPU gained nothing, 145 and 148 µs an example, mostly because
+#   the variables had gone to the host. With 512 examples to a GPU it was 1.8 times as fast.
 # - A step that gave the whole batch to each device had the right weights, and gave itself away by
 #   its bytes.
 #
@@ -646,8 +655,8 @@ checks.differ(differ)
 #
 # - Time one batch that lies ready first. That tells the input from everything else.
 # - Then raise the per-device batch. If that helps, the step was too small. Watch the accuracy.
-# - If a large per-device batch scales badly too, look at what crosses ([[07]]) and at who waits for
-#   whom.
+# - If a large per-device batch scales badly too, look at what crosses between the devices ([[07]]),
+#   and at where the variables are.
 # - Publish a time with its batch, its number of devices and its spread, and say which kind of
 #   scaling it is.
 # - MirroredStrategy on two GTX 1080 Ti was slower than one of them on MNIST: 286 against 197 s

@@ -35,8 +35,8 @@ from mgpu_helpers.lessons.sketches import lesson_12 as sketches
 # %% [markdown]
 # ## The trouble
 #
-# In 2017 TensorFlow's developers published how many images a second several networks trained on 1,
-# 2, 4 and 8 P100 GPUs ([Benchmarks](../docs/sources.md)). Suppose you had only the first three
+# In 2017 TensorFlow's developers published how many images a second 1, 2, 4 and 8 P100 GPUs train
+# with several networks ([Benchmarks](../docs/sources.md)). Suppose you had only the first three
 # numbers, and guessed the fourth as twice the third:
 
 # %%
@@ -52,7 +52,7 @@ for name, rows in (("ResNet-50, 64 to a GPU", resnet_50), ("VGG16, 32 to a GPU",
 
 # %% [markdown]
 # For one network the guess is right, and for the other it is a third too high. Eight GPUs cost
-# eight times the rent of one. If they train VGG16 820/144 = 5.7 times as fast, an image costs 1.4
+# eight times as much as one. If they train VGG16 820/144 = 5.7 times as fast, an image costs 1.4
 # times as much.
 #
 # ## A step in parts
@@ -68,9 +68,8 @@ plt.show()
 # - A **fixed** part is there in every step: starting the operations, and the update.
 # - **Moving** the weights and gradients between devices grows with their number.
 #
-# First without moving, on numbers for the head. One device takes 11 ms for 64 examples, and 19 ms
-# for
-# 128. These are two numbers for two unknowns:
+# First without moving, on numbers that you can check in your head. One device takes 11 ms for 64
+# examples, and 19 ms for 128. These are two numbers for two unknowns:
 
 # %%
 per_example = (19 - 11) / (128 - 64)
@@ -92,15 +91,19 @@ rows = [
 scaling.fit(toy, rows, terms=("arithmetic", "fixed")).predict(scaling.Layout(1, 256))
 
 # %% [markdown]
-# It predicts the 35 ms, and it says what speaks against them: 256 lies outside of the table, and
-# two rows are explained by two coefficients in any case, so nobody knows how far they scatter.
+# It predicts the same 35 ms, and says why to doubt them: 256 lies outside the table, and two
+# coefficients fit any two rows, so nobody knows how far the rows scatter.
 #
 # ## What has to move
 #
-# Every device needs the weights, and every device has gradients to give. If the variables are on
-# the first device, it sends the weights n - 1 times and receives as many gradients, one after the
-# other. If they are on the host, that happens n times. In a ring ([[07]]) each device sends and
-# receives at the same time, 2(n - 1) pieces of an nth. How many times do all parameters cross?
+# Every device needs the weights, and every device has gradients to give:
+#
+# - If the variables are on the first device, it sends the weights n - 1 times and receives as many
+#   gradients, one after the other.
+# - If they are on the host, that happens n times.
+# - In a ring ([[07]]) each device sends 2(n - 1) pieces of an nth, and receives at the same time.
+#
+# How many times do all parameters cross?
 
 # %%
 print("devices   first device   host   ring")
@@ -108,18 +111,18 @@ for n in (1, 2, 4, 8):
     print(f"{n:7} {2 * (n - 1):14} {2 * n:6} {2 * (n - 1) / n:6.2f}")
 
 # %% [markdown]
-# On two devices the ring moves the same bytes as the first device, once in and once out. It takes
-# half the time because both directions are in use at once. From there on the first device has ever
-# more to move, and the ring less than twice the parameters.
+# On two devices the ring moves the same bytes, but it uses both directions at once: half the time.
+# With more devices the first device has ever more to move, and the ring never moves twice the
+# parameters.
 #
 # ## Fit a published table
 #
 # The table is that of the [tensorlight notebook](../docs/sources.md), from [[11]]: nine rows of 1,
-# 2 and 3 TitanX GPUs. `asks` counts what a step asks for. The host updates the variables where it
-# holds them, which is a part of its own:
+# 2 and 3 TitanX GPUs. `asks` counts what a step asks for. Where the host holds the variables, it
+# also updates them, which is a fourth part:
 
 # %%
-workload = networks.workload(networks.tensorlight(), cut="conv2")
+workload = networks.workload(networks.tensorlight(), cut="conv2")  # the cut of the model split
 
 
 def asks(layout):
@@ -136,10 +139,9 @@ for row in rows[:2] + rows[-2:]:
     print(f"{row.layout!r:40}{examples:8}{steps:7}{updates:17}{moved / 1e6:13.1f}")
 
 # %% [markdown]
-# Four costs, one for each column, should give the seconds of all nine rows. There are more rows
-# than costs, so they cannot all be met. Least squares makes the errors as small as they can be
-# together. Each row is divided by its seconds first. That makes the errors relative, so that a slow
-# row does not count more than a fast one:
+# Four costs, one for each column, should give the seconds of all nine rows. No four costs do so
+# exactly. Least squares makes the errors as small as they can be together. Each row is divided by
+# its seconds first, so that a slow row counts no more than a fast one:
 
 # %%
 seconds = np.array([row.seconds for row in rows])
@@ -149,8 +151,8 @@ print(f"{1e3 * costs[0]:.3f} ms an example, {1e3 * costs[1]:.1f} ms a step")
 print(f"{1e3 * costs[2]:.1f} ms for the host's update, {1e-9 / costs[3]:.1f} GB/s")
 
 # %% [markdown]
-# `scaling.fit` gives the same four, lets no cost go below zero, and says which parts the rows do
-# not tell:
+# `scaling.fit` gives the same four, lets no cost go below zero, and names the parts that these rows
+# cannot tell:
 
 # %%
 fitted = scaling.fit(workload, rows)
@@ -163,7 +165,7 @@ fitted
 # message costs (`latency`).
 #
 # The chart has the parts of each row, and a tick at what was measured. The split model was not
-# among the rows:
+# among the rows of the fit:
 
 # %%
 every = {f"{row.layout}": row for row in (*rows, published.TENSORLIGHT_SPLIT)}
@@ -196,8 +198,8 @@ charts.held_out(answers, source="tensorlight: TitanX, 2016")
 plt.show()
 
 # %% [markdown]
-# The fit passes both tests. Now one that it fails. A later version of the
-# notebook has a third run of 2 devices with 128 each:
+# Only one row, the hollow dot, is missed by more than 10 %. Now a test that the fit fails. A later
+# version of the notebook has a third run of 2 devices with 128 each:
 
 # %%
 third = published.TENSORLIGHT_APART["third run"]
@@ -209,8 +211,8 @@ print(f"the third run is missed by {scaling.asked(fitted, [third])[0].error:.0%}
 # %% [markdown]
 # In brackets is the **interval** in which about 95 % of such steps should lie. It is made of the
 # scatter of the nine rows. The third run lies outside: it was taken later, perhaps on another
-# machine or with another TensorFlow, and of that the rows know nothing. So an interval holds for
-# **the machine and the program that the rows come from**.
+# machine or with another TensorFlow, of which the rows know nothing. So an interval holds for **the
+# machine and the program that the rows come from**.
 #
 # ## A table that is too short
 #
@@ -226,16 +228,16 @@ print("left out:", *(f"{answer.error:+.0%}" for answer in left_out))
 print("16 GPUs: ", few.predict(scaling.Layout(16, 625)))
 
 # %% [markdown]
-# The four rows are met within 5.2 %, and a row that is left out is missed by up to 31 %. With three
-# costs and four rows, one row is to spare, and such a fit is a description. The interval for 16
-# GPUs says so itself: 35 ms to 4 s.
+# The fit meets the four rows within 5.2 %, but it misses a row that is left out by up to 31 %.
+# Three costs can describe four rows; that does not make a prediction. The interval for 16 GPUs says
+# so itself: 35 ms to 4 s.
 #
 # ## Can it be true?
 #
-# Before a published time goes into a fit, count whether it is possible. Beside the times of the P40
-# note stands a listing with 1000 epochs and batches of 20,000 of 55,000 digits. The program that
-# the note copies has the same times beside 10 epochs and batches of 10,000. Only whole batches
-# count:
+# Before a published time goes into a fit, count whether it is possible. The P40 note gives 22.25 s
+# for one GPU, and prints a program with 1000 epochs and batches of 20,000. The original of that
+# program gives the same times, with 10 epochs and batches of 10,000. Both train on 55,000 digits,
+# in whole batches only. Which of them can take 22.25 s?
 
 # %%
 print(f"{small.flops / 1e6:.1f} million FLOP to train on one example")
@@ -244,28 +246,29 @@ for epochs, batch in ((1000, 20_000), (10, 10_000)):
     print(scaling.feasible(small, examples, published.P40[0].total, published.P40_FLOPS))
 
 # %% [markdown]
-# A **FLOP** is one addition or multiplication. Training takes three times those of the forward
-# pass, because the backward pass computes two products for each of its products, and the count has
-# this factor in it already. The listing needs ten times the peak of the GPU, so it cannot have
-# produced the times.
+# A **FLOP** is one addition or multiplication. The count includes the backward pass, which computes
+# two products for each one of the forward pass. The program of the note needs ten times the peak of
+# the GPU, so it cannot have produced the times.
 #
-# More than the peak is not always impossible. Here is VGG16 on one P100, from the table above:
+# More than the peak is not always impossible. Here is VGG16 on one P100 with 64 images, from the
+# same benchmarks:
 
 # %%
 (work,) = [work for work, _ in published.DGX_1 if work.name == "VGG16"]
 print(scaling.feasible(work, images(rows_of["VGG16"])[0], 1, published.P100_FLOPS))
 
 # %% [markdown]
-# This was measured. Nearly all of VGG16 is convolutions of 3x3. Winograd's way needs up to 4 times
-# fewer multiplications for them than are counted here
+# This was measured. Nearly all of VGG16 is convolutions of 3x3. Winograd's algorithm needs up to 4
+# times fewer multiplications for them than are counted here
 # ([Fast algorithms for convolutional neural networks](../docs/sources.md), Lavin and Gray, 2015).
-# Above 4 a claim is false. From 1 to 4 only such convolutions can do it.
+# Above 4 a claim is false. From 1 to 4 only such convolutions can do it. Take the peak for the
+# format of the numbers: for float16 it is higher than for float32, which is meant here.
 #
 # ## What would eight GPUs give?
 #
-# Back to the trouble. For each network of the table the rows of 1, 2 and 4 GPUs are fitted, and the
-# row of 8 is predicted. `terms_for` lists the parts that such rows can tell apart. AlexNet is left
-# out: it has three rows for three parts, which leaves no interval.
+# Back to the trouble. For each network, the rows of 1, 2 and 4 GPUs are fitted, and the row of 8 is
+# predicted. `terms_for` lists the parts that such rows can tell apart. AlexNet is left out: its
+# three rows for three parts leave no interval.
 
 # %%
 def eight_from_fewer(work, rows):
@@ -288,15 +291,15 @@ print("doubts about the last:", "; ".join(seconds.doubts))
 # row. For VGG16 with 32 the prediction is nearly as wrong as the guess was. But its interval begins
 # below the 820 that were measured, and its doubts say why it is so wide. A guess has neither.
 #
-# So should you rent eight? Take the lower end of the interval and divide it by what one GPU trains.
-# For ResNet-50 with 64 that is 1,450/219 = 6.6, and an image costs at most 8/6.6 = 1.2 times as
+# So should you rent eight? Divide the lower end of the interval by the rate of one GPU. For
+# ResNet-50 with 64 that is 1,450/219 = 6.6, so an image should cost at most 8/6.6 = 1.2 times as
 # much as on one GPU. For VGG16 with 32 it is 808/144 = 5.6, and 1.4 times as much.
 #
 # ## Another link between the devices
 #
 # The fitted costs also answer what another link would give: keep the arithmetic and the fixed part,
 # and change what moving costs. `scaling.PCIE_3` is a `Link` of 5 to 12 GB/s; its `source` says who
-# measured that. `speedup` asks how many times as fast eight devices would be than one, here for the
+# measured that. `speedup` says how many times as fast as one device eight would be, here for the
 # tensorlight network with 128 examples on each. `central` averages on the first device, `ring` in a
 # ring:
 
@@ -332,8 +335,8 @@ for link in (scaling.PCIE_3, scaling.NVLINK_3):
           f"a batch of 1024 is fastest on {best.devices:.0f}")
 
 # %% [markdown]
-# The picture has all of them, up to 1024 devices. In JupyterLab a panel below it chooses another
-# per-device batch and another width of the network. In a stored page there is the picture alone:
+# The picture has all of them, up to 1024 devices. In JupyterLab a panel below it changes the
+# per-device batch and the width of the network; a stored page has the picture alone:
 
 # %% tags=["varies", "cover"]
 def draw(batch, width):
@@ -351,16 +354,18 @@ drawings.panel(draw, batch=[128, 32, 64, 256, 512, 1024], width=[1, 0.25, 0.5, 2
 
 # %% [markdown]
 # The shaded strip is the range of devices in the rows, and the rows were measured on PCIe only. All
-# the rest is extrapolation. The bands are those of the link. The formula assumes equal devices, an
-# input that keeps up, and no averaging while others still compute. Libraries do start to average
-# the last layers during the backward pass of the first ones, so there it is too pessimistic.
+# the rest is extrapolation. The bands are the range of each link's speed. The formula assumes equal
+# devices, an input that keeps up, and no averaging during the backward pass. Libraries do average
+# the last layers while the first ones are still computed, so for them it is too pessimistic.
 #
 # ## Your table
 #
 # Put your own numbers in the next cell: the parameters of your network, and for each run the number
 # of GPUs, the batch of each, and the images a second of all together. `"ring"` is right for NCCL
-# and MirroredStrategy, `"host"` where the CPU holds the variables. The numbers that stand there are
-# those of ResNet-50 on K80 GPUs, from the same benchmarks:
+# and MirroredStrategy, `"host"` where the CPU holds the variables. (This lesson has no section on
+# graphs, because a row is the same whether a graph or today's code was timed.) The numbers below
+# are those of ResNet-50 on K80 GPUs, from the same benchmarks. Look at what the rows of four GPUs
+# change:
 
 # %%
 mine = scaling.Workload("ResNet-50", parameters=25_600_000)
@@ -370,21 +375,21 @@ my_rows = [
 ]
 
 # %%
-my_fit = scaling.fit(mine, my_rows, scaling.terms_for(mine, my_rows))
 wanted = scaling.Layout(8, 64, "host")
-step = my_fit.predict(wanted).total
-rates = (wanted.global_batch_size / each for each in (step, step.high, step.low))
-print("{:.0f} images a second ({:.0f} to {:.0f})".format(*rates))
+for rows in (my_rows[:4], my_rows):
+    step = scaling.fit(mine, rows, scaling.terms_for(mine, rows)).predict(wanted).total
+    rates = (wanted.global_batch_size / each for each in (step, step.high, step.low))
+    print(f"{len(rows)} rows:", "{:.0f} images a second ({:.0f} to {:.0f})".format(*rates))
 print("in doubt:", "; ".join(step.doubts))
 
 # %% [markdown]
-# TensorFlow's developers measured 387. Two batches and three numbers of devices are the least that
-# makes a prediction with an interval worth reading.
+# TensorFlow's developers measured 387. One and two GPUs say next to nothing about eight: measure at
+# least two batches on three numbers of devices.
 #
 # ## Break it
 #
 # **One batch only.** Rows with a single batch cannot tell arithmetic from the fixed part. A fit
-# describes them well, and knows nothing of another batch. `predict` refuses:
+# describes them well, but it knows nothing of another batch. `predict` refuses:
 
 # %%
 one_batch = [row for row in published.TENSORLIGHT if row.layout.per_device_batch == 256]
@@ -432,9 +437,8 @@ print(f"{work.parameters:,} parameters, {work.flops / 1e6:.2f} MFLOP an example"
 
 # %% [markdown]
 # The network has 27,274 numbers. The 32 that are missing here are the moving averages of
-# BatchNormalization: they have no gradients, so they do not move and do not count. The fit to one
-# and two devices, with three batches each, is tested on rows that are left out, and asked for four
-# devices:
+# BatchNormalization: they have no gradients to move, so they do not count. The fit to one and two
+# devices, with three batches each, is tested on rows that are left out, and asked for four devices:
 
 # %% tags=["nbval-ignore-output"]
 able = [n for n in (1, 2) if n <= len(plan)]
@@ -452,10 +456,10 @@ plt.show()
 # %% [markdown]
 # The dots are what was measured. The fit has a line for each number of devices. (With a single
 # device in the plan it is asked for one, because such rows do not tell what moving costs.) Watch
-# the interval: on a machine that is busy with something else the rows scatter, and the interval
-# gets so wide that it says little. Then measure again. In `cores` mode nothing has to move, and
-# what the fit calls moving is the average. Where devices share a core, a step grows with the global
-# batch, and `terms=("arithmetic", "fixed", "input")` fits it better.
+# the interval: on a busy machine the rows scatter, and the interval gets so wide that it says
+# little. Then measure again. In `cores` mode nothing has to move, and what the fit calls moving is
+# the average. Where devices share a core, a step grows with the global batch, and
+# `terms=("arithmetic", "fixed", "input")` fits it better.
 #
 # ## On your own
 #
@@ -464,8 +468,7 @@ plt.show()
 # **1.** Somebody writes that a GPU trained a network for some epochs in some seconds. Write
 # `share_of_peak(flops, examples, epochs, seconds, peak)`: the share of the GPU's peak that this
 # takes, not rounded. `flops` are those of training on one example, forward and backward pass
-# together, so the factor of three is in them. `examples` is what one epoch has, and `peak` is in
-# FLOP a second. Above 4 the claim is false; from 1 to 4 only fast convolutions can do it.
+# together. `examples` is the number in one epoch, and `peak` is in FLOP a second.
 
 # %% tags=["exercise"]
 def share_of_peak(flops, examples, epochs, seconds, peak):
@@ -483,10 +486,9 @@ checks.share_of_peak(share_of_peak)
 
 # %% [markdown]
 # **2.** Write `fewest(workload, cost, global_batch, seconds)`: the smallest number of devices, from
-# 1 to 64, on which a step with this global batch takes at most so many seconds, with the variables
-# on the first device; `None` if there is none.
-# `scaling.central(workload, cost, n, batch).total` are the seconds on n devices with a batch each,
-# which may be a fraction here.
+# 1 to 64, on which a step with this global batch takes at most `seconds`, with the variables on the
+# first device; `None` if there is none. `scaling.central(workload, cost, n, batch).total` gives the
+# seconds on n devices with `batch` examples on each, which may be a fraction here.
 
 # %% tags=["exercise"]
 def fewest(workload, cost, global_batch, seconds):
@@ -510,8 +512,7 @@ checks.fewest(fewest)
 #   third too high.
 # - Four costs described nine published rows within 9 %, and rows that were left out were missed by
 #   11 % at most. A run from later was missed by 40 %.
-# - Four rows and three costs looked good, and were no test: a row that was left out was missed by
-#   31 %.
+# - Four rows and three costs looked good, and a row that was left out was missed by 31 %.
 # - A published listing needed ten times the peak of its GPU. A published rate at 1.3 times the peak
 #   was true.
 # - From 1, 2 and 4 GPUs, six of eight rates on 8 GPUs were predicted within 6 %, and all eight were
@@ -519,14 +520,14 @@ checks.fewest(fewest)
 #
 # ## In practice
 #
-# Use this when more devices cost money and you have measured one and two. It costs two batches on
-# each number of devices, so some minutes of measuring.
+# Use this when more devices cost money and you have measured one, two and four. It costs two
+# batches on each number of devices, so some minutes of measuring.
 #
 # - Write the prediction down with its interval before you rent, and compare afterwards.
 # - Ask for the lower end of the interval. If eight GPUs pay there, they pay.
 # - Predict at most twice the devices that were measured. Every doubling widens the interval.
 # - A step that crosses from one machine to another has another link: fit rows from there, or give
-#   `speedup` the link. Lesson 13 is about several machines.
+#   `speedup` the link.
 # - Eight P100 in one machine trained ResNet-50 7.92 times as fast as one, VGG16 7.02 and AlexNet
 #   5.97 times ([Benchmarks](../docs/sources.md), TensorFlow, 2017). AlexNet has the most parameters
 #   for its arithmetic.

@@ -54,6 +54,8 @@ WRONG = {
          "for n, t in s.items() if n > 1}",
          "with the keys 1, 2, 4"),
         ("efficiency = lambda s, kind: {n: s[2] for n in s}", "the efficiency on 1 is 1, not 5.0"),
+        ("efficiency = lambda s, kind: {n: s[1] / s.pop(n) for n in sorted(s, reverse=True)}",
+         "it changes the dictionary"),
     ],
     2: [
         ("differ = lambda a, b: bool(np.median(a) != np.median(b))", "False is right, not True"),
@@ -70,6 +72,16 @@ WRONG = {
         ("differ = lambda a, b: np.quantile(np.divide(a, b), [0.25, 0.75])",
          "True or False is wanted"),
         ("differ = lambda a, b: True", "False is right, not True"),
+        ("differ = lambda a, b: timing.Comparison(timing.Timing(tuple(sorted(a))), "
+         "timing.Timing(tuple(sorted(b)))).distinguishable",
+         "3 % longer and in reverse"),
+        ("""
+def differ(a, b):
+    a.sort()
+    b.sort()
+    return timing.Comparison(timing.Timing(tuple(a)), timing.Timing(tuple(b))).distinguishable
+""",
+         "it changes a list"),
         ("differ = lambda a, b: a > b", "True is right, not False"),
     ],
 }

@@ -13,7 +13,6 @@ from mgpu_helpers.charts.scaling import (
     breakdown,
     efficiency,
     held_out,
-    per_example,
     step_times,
 )
 from mgpu_helpers.charts.timeline import jobs, pipeline, spans, timeline
@@ -36,7 +35,6 @@ __all__ = [
     "monitor",
     "PALETTE",
     "PARTS",
-    "per_example",
     "pipeline",
     "placement_map",
     "pointer",

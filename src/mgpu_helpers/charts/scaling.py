@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mgpu_helpers.charts.base import IDEAL, PALETTE, axes
+from mgpu_helpers.charts.base import IDEAL, axes
 from mgpu_helpers.wording import counted
 
 if TYPE_CHECKING:
@@ -23,28 +23,6 @@ COSTS = {  # of a step, on any number of devices
     "input": "#75658c", "latency": "#e3d7cc",
 }  # fmt: skip
 WAYS = ("#1b4965", "#a8483a", "#6a8d3a", "#75658c", "#b08900", "#5fa8a0")  # none is a device
-
-
-def per_example(seconds: Mapping[int, Sequence[float]], ax: Any = None) -> Any:
-    """Draw the seconds an example takes against the number of devices, with the ideal line.
-
-    Each number of devices has its runs: the dot is their median, the bar their middle half.
-    """
-    ax = axes(ax)
-    counts = sorted(seconds)
-    low, middle, high = np.quantile([seconds[n] for n in counts], [0.25, 0.5, 0.75], axis=1) * 1e3
-    # One array and not a list of two: Matplotlib takes each of a list for a number first.
-    ax.errorbar(counts, middle, np.stack([middle - low, high - middle]), fmt="o",
-                color=PALETTE[0], capsize=3, label="measured")  # fmt: skip
-    ideal = [middle[0] * counts[0] / n for n in counts]
-    ax.plot(counts, ideal, **IDEAL, label="ideal: one device, divided")
-    ax.set_xticks(counts)
-    ax.set_ylim(bottom=0)
-    ax.set_xlabel("devices")
-    ax.set_ylabel("time an example, ms")
-    ax.set_title("What an example costs", loc="left")
-    ax.legend(frameon=False)
-    return ax
 
 
 def step_times(measurements: Sequence[Measurement], fit: Fit | None = None, ax: Any = None) -> Any:

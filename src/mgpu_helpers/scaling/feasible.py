@@ -24,8 +24,9 @@ class Verdict:
 def feasible(workload: Workload, examples: float, seconds: float, peak_flops: float) -> Verdict:
     """Compare the FLOP of training so many examples in so many seconds with a device's peak.
 
-    More than the peak can be true: by Winograd's way a convolution of 3x3 multiplies 2.25 or 4
-    times less than is counted here, and a clock may run above that of the data sheet.
+    The peak is that of the numbers' format: it is higher for float16 than for float32. More than
+    the peak can be true: by Winograd's algorithm a convolution of 3x3 multiplies 2.25 or 4 times
+    less than is counted here, and a clock may run above that of the data sheet.
     """
     positive("examples", examples, "a number of examples")
     positive("seconds", seconds, "a time")
@@ -46,8 +47,8 @@ def feasible(workload: Workload, examples: float, seconds: float, peak_flops: fl
     elif share > 1:
         sentence += (
             f"{share:.1f} times the peak of {peak_flops / 1e12:.3g}: well above the peak, and "
-            "possible only where most of it is convolutions of 3x3, which Winograd's way computes "
-            "with up to 4 times fewer multiplications"
+            "possible only where most of it is convolutions of 3x3, which Winograd's algorithm "
+            "computes with up to 4 times fewer multiplications"
         )
     else:
         sentence += f"{share:.0%} of the peak of {peak_flops / 1e12:.3g}: possible"

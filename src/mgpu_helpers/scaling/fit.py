@@ -121,7 +121,7 @@ class Fit:
         missing = [term for term, far in zip(self.terms, off, strict=True) if far]
         if missing:
             why = "; ".join(f"{t} ({self.unidentified.get(t, 'not told')})" for t in missing)
-            raise ValueError(f"the rows do not tell what {what} takes, for want of {why}.")
+            raise ValueError(f"the rows cannot say what {what} takes: they do not tell {why}.")
 
 
 def fit(
@@ -194,7 +194,10 @@ def _why_not(
     allowed = student(rows - columns) ** 2 * with_it / (rows - columns) + rows * NOISE**2
     if without - with_it > allowed:
         return None
+    worse, better = (f"{math.sqrt(each / rows):.1%}" for each in (without, with_it))
+    if worse == better:
+        return f"root-mean-square error {better} with it and without it"
     return (
-        f"the rows are fitted to {math.sqrt(without / rows):.1%} without it, to "
-        f"{math.sqrt(with_it / rows):.1%} with it: too close for their scatter"
+        f"root-mean-square error {worse} without it and {better} with it: in "
+        f"{counted(rows, 'row')} that may be chance"
     )

@@ -38,6 +38,9 @@ def measure(
     """
     from mgpu_helpers import timing
 
+    for name, given in (("devices", devices), ("batches", batches)):
+        if isinstance(given, int):
+            raise TypeError(f"{name}={given} is one number: give a list, {name}=[{given}].")
     layouts = [Layout(n, batch, variables) for n in devices for batch in batches]
     runs = {each: _run(step_of(each.devices, each.per_device_batch), each) for each in layouts}
     taken = timing.several(runs, warmup=warmup, repeats=repeats)

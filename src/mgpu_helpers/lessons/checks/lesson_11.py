@@ -21,7 +21,10 @@ def efficiency(function: Callable[[dict[int, float], str], Any]) -> str:
         ("weak", drawn, {n: drawn[1] / t for n, t in drawn.items()}),
         ("strong", drawn, {n: drawn[1] / n / t for n, t in drawn.items()}),
     ):
-        got = call(function, dict(seconds), kind)
+        given = dict(seconds)
+        got = call(function, given, kind)
+        if given != seconds:
+            raise NotYet(f"it changes the dictionary that it is given to {given}")
         if not isinstance(got, Mapping) or set(got) != set(right):
             wanted = f"a dictionary is wanted, with the keys {', '.join(map(str, seconds))}"
             raise NotYet(f"{wanted}, not {got!r}")
@@ -51,10 +54,15 @@ def differ(function: Callable[[list[float], list[float]], Any]) -> str:
         ("the ratios are 1 but for two outliers of 3", [1.0] * 6 + [3.0] * 2, [1.0] * 8, False),
         ("the medians differ by 10 %, and the pairs go both ways",
          [1.0, 1.1, 1.2, 1.3, 1.1], [1.2, 1.0, 1.0, 1.4, 0.9], False),
+        ("b takes the times of a, 3 % longer and in reverse, so that the pairs go both ways",
+         slower, [1.03 * t for t in slower[::-1]], False),
     ):  # fmt: skip
-        got = call(function, list(a), list(b))
+        given = list(a), list(b)
+        got = call(function, *given)
+        if given != (a, b):
+            raise NotYet("it changes a list that it is given: the pairs are lost")
         if not isinstance(got, bool | np.bool_):
             raise NotYet(f"True or False is wanted, not {got!r}")
         if got != right:
             raise NotYet(f"{what}: {right} is right, not {got}")
-    return "seven pairs of steps, and chance taken for chance"
+    return "eight pairs of steps, and chance taken for chance"
