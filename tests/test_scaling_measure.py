@@ -53,6 +53,12 @@ def test_what_is_no_step_is_named():
         measure(lambda n, batch: np.ones(3) if n == 2 else lambda: None, batches=[8])
 
 
+def test_more_devices_than_the_plan_has_are_named():
+    """plan.devices[:4] of a plan of 2 is 2 devices, and their time would count as that of 4."""
+    with pytest.raises(ValueError, match="4 devices and the plan has 2"):
+        measure(lambda n, batch: pytest.fail("made"), devices=(1, 4))
+
+
 @pytest.mark.parametrize("name", ["devices", "batches"])
 def test_one_number_instead_of_a_list_is_named(name):
     with pytest.raises(TypeError, match=rf"give a list, {name}=\[2\]"):

@@ -37,10 +37,17 @@ def measure(
     [1 device x 8, 2 devices x 8]
     """
     from mgpu_helpers import timing
+    from mgpu_helpers.devices import current
 
     for name, given in (("devices", devices), ("batches", batches)):
         if isinstance(given, int):
             raise TypeError(f"{name}={given} is one number: give a list, {name}=[{given}].")
+    plan = current()
+    if plan and (most := max(devices, default=0)) > len(plan):
+        raise ValueError(
+            f"devices={list(devices)} asks for {most} devices and the plan has {len(plan)}: "
+            f"leave out what is above {len(plan)}, or restart with devices.setup({most})."
+        )
     layouts = [Layout(n, batch, variables) for n in devices for batch in batches]
     runs = {each: _run(step_of(each.devices, each.per_device_batch), each) for each in layouts}
     taken = timing.several(runs, warmup=warmup, repeats=repeats)
