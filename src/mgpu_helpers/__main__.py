@@ -8,10 +8,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import signal
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 DESCRIPTION = """\
 Print what this machine is: versions, driver, GPUs as nvidia-smi, CUDA and the lessons number
@@ -92,14 +91,9 @@ def _numbers(text: str) -> list[int]:
 
 def _run(options: argparse.Namespace, common: list[str], refuse: Any) -> int:
     from mgpu_helpers import jobs
+    from mgpu_helpers.jobs.process import as_ctrl_c
 
-    def stop(number: int, frame: Any) -> NoReturn:
-        raise KeyboardInterrupt
-
-    for name in ("SIGTERM", "SIGHUP"):  # as Ctrl-C: a job must not outlive its runner
-        number = getattr(signal, name, None)
-        if number and signal.getsignal(number) is not signal.SIG_IGN:  # nohup wants it ignored
-            signal.signal(number, stop)
+    as_ctrl_c()
     sys.stdout.reconfigure(errors="replace")  # a log may hold what the terminal cannot show
     try:
         commands, names = _commands(options, common)
