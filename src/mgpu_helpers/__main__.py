@@ -1,6 +1,7 @@
 """Say what this machine is and whether the lessons can run on it: `python -m mgpu_helpers`.
 
-`python -m mgpu_helpers run a.py b.py` gives each script a device of its own, as lesson 04 does.
+`python -m mgpu_helpers run a.py b.py` gives each script a device of its own, as lesson 04 does;
+`python -m mgpu_helpers cluster train.py` runs one script as all workers of a cluster.
 """
 
 from __future__ import annotations
@@ -36,8 +37,12 @@ lines and # comments do not count.
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the report, or run scripts, and return the exit status: 0 when all is well."""
+    """Print the report, or run what is asked for, and return the exit status: 0 when all is well."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["cluster"]:
+        from mgpu_helpers.cluster import command
+
+        return command.main(arguments[1:])
     parser = argparse.ArgumentParser(
         "python -m mgpu_helpers",
         description=DESCRIPTION,
@@ -53,6 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
         epilog=AFTER,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    commands.add_parser("cluster", help="run a script as all workers of several machines: "
+                        "cluster --help says more")  # fmt: skip
     run.add_argument("scripts", nargs="+", metavar="SCRIPT", help="a Python file")
     sweep = run.add_mutually_exclusive_group()
     sweep.add_argument("--grid", nargs="+", action="extend", metavar="NAME=A,B", help="a job for "
