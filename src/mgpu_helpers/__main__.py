@@ -37,7 +37,7 @@ lines and # comments do not count.
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the report, or run what is asked for, and return the exit status: 0 when all is well."""
+    """Print the report, or run scripts, and return the exit status: 0 when all is well."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["cluster"]:
         from mgpu_helpers.cluster import command
