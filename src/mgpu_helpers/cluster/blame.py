@@ -8,12 +8,15 @@ from collections.abc import Sequence
 # Two forms of TensorFlow's own lines, of 2.21 and before. Errors are kept but for the first look
 # for GPUs, which says one on every machine that has none.
 LOGGED = re.compile(
-    r"(?:[IW]\d{4}|\d{4}-\d\d-\d\d) \d\d:\d\d:\d\d\.\d+(?: +\d+ \S+\]|: [IW] )"
+    r"[IW]\d{4} \d\d:\d\d:\d+\.\d+ +\d+ \S+\]|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IW] "
     r"|E\d{4} .*(?:cuda_platform\.cc|cuInit)|\d{4}-\d\d-\d\d .*: E .*(?:cuda|cuInit)"
     r"|WARNING: All log messages before absl::InitializeLog"
     r"|To enable the following instructions: |/job:\w+/replica:\d+/task:\d+$"
 )
-INSIDE = re.compile(r'(\s*)File ".*/site-packages/(?:tensorflow|keras)/')
+INSIDE = re.compile(
+    r'(\s*)File "(?:.*/site-packages/(?:tensorflow|keras)/|<frozen runpy>|.*/cluster/worker\.py)'
+)
+CHIEF = "RPC: /tensorflow.CoordinationService/"  # asked of worker 0, without its name
 
 # In the order of how far they can be trusted; each is followed by the task that was lost.
 LOST = tuple(
@@ -39,7 +42,7 @@ def without_noise(lines: Sequence[str]) -> list[str]:
             continue
         frame = INSIDE.match(line)
         inside = len(frame[1]) if frame else None
-        if not frame and not LOGGED.match(line):
+        if not frame and not LOGGED.match(line) and (line.strip() or (kept and kept[-1].strip())):
             kept.append(line)
     return kept
 
@@ -56,4 +59,4 @@ def lost(lines: Sequence[str], own: int) -> int | None:
         named = [int(index) for index in pattern.findall(text) if int(index) != own]
         if named:
             return named[-1]
-    return None
+    return 0 if own and CHIEF in text else None
