@@ -36,17 +36,19 @@ if index != 1 or attempt != "0":
 if fault == "import":
     import no_such_module
 server = socket.create_server(("", int(workers[index].split(":")[1])))
-lines = []
+lines = {}
 if index == 0:
     for _ in workers[1:]:
-        lines.append(server.accept()[0])
+        line = server.accept()[0]
+        lines[ord(line.recv(1))] = line
 else:
     while not lines:
         try:
-            lines.append(socket.create_connection(("127.0.0.1", int(workers[0].split(":")[1]))))
+            lines[0] = socket.create_connection(("127.0.0.1", int(workers[0].split(":")[1])))
         except ConnectionRefusedError:
             time.sleep(0.02)
-for line in lines:
+    lines[0].sendall(bytes([index]))
+for line in lines.values():
     line.settimeout(1.0)
 print(f"I0000 00:00:1795329567.626250   25676 port.cc:153] TensorFlow says {os.getpid()}")
 open(f"{index}-{attempt}.pid", "w").write(str(os.getpid()))
@@ -70,15 +72,14 @@ for step in range(done, steps):
         sys.exit(3)
     time.sleep(0.02)
     try:
-        for line in lines:
+        for i, line in lines.items():
             line.sendall(b"x")
-        for i, line in enumerate(lines):
             if not line.recv(1):
                 raise ConnectionResetError
     except OSError:
         raise RuntimeError(
             "The following tasks are unhealthy (stopped sending heartbeats):\n"
-            f"/job:worker/replica:0/task:{i + 1 if index == 0 else 0}") from None
+            f"/job:worker/replica:0/task:{i}") from None
     open(f"{index}.new", "w").write(str(step + 1))
     os.rename(f"{index}.new", f"{index}.step")
 print(json.dumps({"steps": steps, "attempt": attempt, "began": done}))
@@ -244,7 +245,7 @@ def test_a_port_that_is_taken_meanwhile_is_replaced(monkeypatch):
     [
         ("kill", -9, "SIGKILL", ""),
         ("raise", 1, "exit status 1", "ValueError: no such digit"),
-        ("slow exit", 1, "exit status 1", "wrong"),
+        ("slow exit", -15, "its script raised an error", "wrong"),
         ("import", 1, "exit status 1", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("early", 0, "exit status 0, while", ""),
         ("stop", -9, "SIGSTOP", ""),

@@ -39,6 +39,8 @@ def verdict(crew: Crew, failures: dict[int, float]) -> tuple[int, str]:
         stopped = crew.states.get(index) in ("T", "t")
         does = "was stopped, as by SIGSTOP," if stopped else "ran"
         return index, f"{name} {does} and did not answer the others any more."
+    if job.returncode < 0 and index in crew.raised:  # by this launcher, after the time for it
+        return index, f"{name} failed first, {after}: its script raised an error."
     if job.returncode < 0:
         return index, f"{name} failed first, {after}: {_signal(-job.returncode)} ended it."
     return index, f"{name} failed first, {after}, with exit status {job.returncode}."
