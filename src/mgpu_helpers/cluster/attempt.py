@@ -118,10 +118,13 @@ class Crew:
             with held_back():
                 running = Running(job, places, given, setup.grace, (self.end_of_pipe,))
                 self.running[index] = running
-                self.guard.stdin.write(f"{running.process.pid}\n".encode())
-                self.guard.stdin.flush()
+                self.tell_guard(running.process.pid)
         except OSError as error:
             raise RuntimeError(f"{job.name} cannot be started ({error.strerror}).") from None
+
+    def tell_guard(self, number: int) -> None:
+        self.guard.stdin.write(f"{number}\n".encode())
+        self.guard.stdin.flush()
 
     def collect(self) -> None:
         """Read what the workers said, and note those that have ended."""
@@ -185,6 +188,8 @@ class Crew:
 
     def finish(self, index: int) -> None:
         running = self.running.pop(index)
+        with contextlib.suppress(OSError):  # the guard was killed
+            self.tell_guard(-running.process.pid)
         job = running.ended(time.monotonic() - self.setup.began)
         tail = without_noise(end_of(job.log))[-TAIL:]
         self.jobs[index] = job = replace(job, tail="\n".join(tail))

@@ -128,4 +128,4 @@ def _wait_for(hosts: Sequence[str], index: int, setup: Setup) -> None:
             if sentence not in said:
                 setup.progress.say(f"{'waiting':10} {sentence}")
         said.update(others)
-        time.sleep(1)
+        time.sleep(min(1.0, max(0.0, end - time.monotonic())))
