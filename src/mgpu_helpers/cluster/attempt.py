@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -18,35 +18,14 @@ from mgpu_helpers.cluster import addresses as where
 from mgpu_helpers.cluster import guard, worker
 from mgpu_helpers.cluster.blame import without_noise
 from mgpu_helpers.cluster.report import Attempt
+from mgpu_helpers.cluster.setup import Setup
 from mgpu_helpers.cluster.verdict import stuck, verdict
 from mgpu_helpers.jobs.job import Job
-from mgpu_helpers.jobs.locks import Place
 from mgpu_helpers.jobs.pool import environment
 from mgpu_helpers.jobs.process import Running, end_of, held_back
-from mgpu_helpers.jobs.progress import Progress
 
 GLANCE = 0.02  # seconds between two looks at the workers
 TAIL = 15  # lines of a log in the report
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What is the same for every attempt."""
-
-    script: tuple[str, ...]  # with its arguments
-    shares: dict[int, list[Place]]  # the devices of each worker of this machine, by its index
-    kind: str
-    pool: dict[int, str | None]
-    folder: Path  # of the logs
-    grace: float
-    startup: float
-    began: float  # on the clock of time.monotonic, as the next
-    end: float | None  # when the time limit is over
-    progress: Progress
-
-    def log(self, index: int, number: int) -> Path:
-        """Return the log of a worker in an attempt."""
-        return self.folder / f"worker_{index}{f'_restart_{number}' if number else ''}.log"
 
 
 class Crew:
