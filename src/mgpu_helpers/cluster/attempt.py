@@ -41,6 +41,7 @@ class Crew:
         self.failed: dict[int, float] = {}  # when a worker failed that nobody ended
         self.waits: dict[int, float] = {}  # since when it waits in the strategy's constructor
         self.came: set[int] = set()  # who has ever been in that constructor
+        self.through: dict[int, float] = {}  # when a worker came out of it
         self.states: dict[int, str] = {}  # of those that ran when the first one failed
         self.ending = ""  # why all are being ended, where that is known then: a time is over
         self.missing: int | None = None
@@ -118,6 +119,7 @@ class Crew:
                     self.came.add(int(index))
                 elif event == "goes":
                     self.waits.pop(int(index), None)
+                    self.through[int(index)] = float(at)
         for index, running in list(self.running.items()):
             over = running.over()
             if running.process.returncode is not None and index not in self.left:
@@ -180,9 +182,11 @@ class Crew:
             first, why = verdict(self)
             if first in self.jobs and self.jobs[first].status == "stopped":
                 self.jobs[first] = replace(self.jobs[first], status="failed")
+        all_through = self.through.keys() == self.setup.shares.keys()
         return Attempt(
             self.number, self.addresses, tuple(self.jobs[i] for i in sorted(self.jobs)), first, why,
             time.monotonic() - self.began,
+            max(self.through.values()) - self.began if all_through else None,
         )  # fmt: skip
 
 
