@@ -23,7 +23,8 @@ ready := $(venv)/.ready-$(if $(gpu),gpu,cpu)$(if $(PYTHON),-$(subst /,-,$(PYTHON
 again := $(shell test -x $(python) && test "`cat $(venv)/.project 2>/dev/null`" = "`pwd -P`" \
            || echo again)
 
-.PHONY: help lab test isa models counts rehearse gpu browser notebooks bench lint constraints clean again
+.PHONY: help lab test isa thorough counts rehearse gpu browser notebooks bench lint constraints \
+        clean again
 
 help:  ## list the targets
 	@echo "Targets:"
@@ -54,8 +55,8 @@ test: $(ready)  ## unit tests, notebook hygiene, and every notebook against its 
 isa: $(ready)  ## every notebook against its stored outputs, as other processors would compute them
 	$(plain) $(pytest) -n 2 --dist worksteal -m isa $(if $(ISA),-k "$(ISA)")
 
-models: $(ready)  ## every helper on Keras models that it was not written for
-	$(plain) $(pytest) -n 2 --dist worksteal -m models
+thorough: $(ready)  ## the long tests: larger Keras models, workers that train together
+	$(plain) $(pytest) -n 2 --dist worksteal -m thorough
 
 counts: $(ready)  ## every notebook to its end on 1, 3 and 8 devices; values may differ
 	$(plain) $(pytest) -n 2 --dist worksteal -m counts

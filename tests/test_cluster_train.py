@@ -17,6 +17,8 @@ import pytest
 from conftest import ROOT
 from mgpu_helpers import cluster
 
+pytestmark = pytest.mark.thorough
+
 TRAIN = ROOT / "notebooks" / "scripts" / "train_workers.py"
 STARTUP = 200.0  # seconds: other tests may have the cores
 

@@ -190,7 +190,7 @@ def test_what_is_counted_says_so(models):
     assert held.activations > largest.bytes > 0
 
 
-@pytest.mark.parametrize("name", ["transformer", pytest.param("lstm", marks=pytest.mark.models)])
+@pytest.mark.parametrize("name", ["transformer", pytest.param("lstm", marks=pytest.mark.thorough)])
 def test_fits_is_the_boundary_of_predict(models, name):
     model = models[name][0]
     budget = memory.predict(model, 50).high

@@ -482,8 +482,8 @@ OTHERS = ["tensorlight", "p40", "convolutions", "transformer", "lstm"]
 
 @pytest.mark.parametrize("names, onednn", [
     (["convolutions"], "1"),
-    pytest.param(OTHERS, "0", marks=pytest.mark.models),
-    pytest.param([*OTHERS, "residual", "mobilenet"], "1", marks=pytest.mark.models),
+    pytest.param(OTHERS, "0", marks=pytest.mark.thorough),
+    pytest.param([*OTHERS, "residual", "mobilenet"], "1", marks=pytest.mark.thorough),
 ])  # fmt: skip
 def test_streams_close_no_circle_in_models_of_other_kinds(names, onednn):
     code = f"import keras_stages; keras_stages.main(*{names})"

@@ -96,7 +96,7 @@ def double(keras):
     keras.config.set_dtype_policy("float32")
 
 
-@pytest.mark.models
+@pytest.mark.thorough
 @pytest.mark.parametrize("name, size, width, steps", [
     ("residual", 5, 32, 2), ("mobilenet", 4, 96, 1),
 ])  # fmt: skip
