@@ -162,8 +162,8 @@ for device in plan.devices:
 # %% [markdown]
 # ## One multiplication on all devices
 #
-# A row of a product needs only the same row of the left matrix. So the left matrix can be cut into
-# **shards** of rows, one for each device:
+# A row of the product needs only the same row of the left matrix, and all of the right one. So the
+# left matrix can be cut into **shards** of rows, one for each device:
 
 # %% tags=["schematic"]
 sketches.shared_product(plan.devices)
@@ -303,10 +303,11 @@ run_one, run_all = lambda: on_one(*pair).numpy(), lambda: on_all(*pair).numpy()
 timing.compare(run_one, run_all, repeats=10, names=("one", "all"))
 
 # %% [markdown]
-# The number is the ratio of the two times: the median of the pairs, and in brackets the middle half
-# of them. With as many free cores as devices it comes near the number of devices, less what cutting
-# and joining cost. On a machine that is busy with something else, or where the
-# `timing` line of the plan says so, the number means nothing.
+# Each run of "one" and the run of "all" after it make a pair. The number is the ratio of their
+# times: the median of the ten pairs, and in brackets the middle half of them. With as many free
+# cores as devices it comes near the number of devices, less what cutting and joining cost. On a
+# machine that is busy with something else, or where the `timing` line of the plan says so, the
+# number means nothing.
 #
 # On GPUs do not expect "all" to win here. A GPU needs about a millisecond for this product, or
 # less, and copying the matrices to it takes at least as long. Sharing pays where a device computes
@@ -344,8 +345,8 @@ print("did not multiply:", sorted(set(plan.devices) - worked))
 #
 # Any Keras model can be looked at in this way. Here is a small residual network with
 # BatchNormalization. Put your own in its place, with a batch of your data. `top` lists the layers
-# that took the most time, forward and backward pass together. `bytes` is what their operations gave
-# to others, and `count` is how many operations ran:
+# that took the most time, forward and backward pass together. `bytes` is the size of what their
+# operations returned, and `count` is how many operations ran:
 
 # %% tags=["nbval-ignore-output"]
 def block(x, name):
@@ -452,8 +453,8 @@ checks.multiply_columns(multiply_columns)
 # Three ways through them:
 #
 # - "I have one model and several GPUs": 00, 01, 03, 06, 07.
-# - "I have many scripts": 00, 02, 04, 05.
-# - "My model does not fit": 00, 03, 09, 10.
+# - "I have many scripts": 00, 01, 02, 04, 05.
+# - "My model does not fit": 00, 01, 03, 09, 10.
 #
 # | word | what it means in all of them |
 # |---|---|

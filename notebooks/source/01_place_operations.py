@@ -197,7 +197,7 @@ plt.show()
 # - A `tf.function` is a graph too: names, places and plans work in the same way.
 # - A session keeps a record of each operation that ran. `trace.function_step` uses one for that.
 #
-# You need not write such code. Come back to this table when a later lesson shows some:
+# You do not have to write such code. Come back to this table when a later lesson shows some:
 #
 # | classic code | today's code |
 # |---|---|
@@ -216,8 +216,8 @@ plt.show()
 #
 # Here is `add_products` as a graph. `x` is a *placeholder*, an input that is filled at each run.
 # Building the graph computes nothing. A session takes the graph and a configuration, which
-# `plan.session_config` makes for the devices of the plan. `run` names what is wanted, and what the
-# placeholder holds. Look for the same four numbers:
+# `plan.session_config` makes for the devices of the plan. `run` is told what is wanted, and what to
+# put into the placeholder. Look for the same four numbers:
 
 # %%
 graph = tf.Graph()
@@ -326,8 +326,8 @@ print(run_logged(wrong, zero, soft=True))
 #
 # The entries are whole numbers and so are their sums, which float32 holds exactly. So the sum of
 # the function, that of the session and that of NumPy have to be equal without any tolerance.
-# `trace.session_step` runs one step of a session and keeps its record. Look for no difference, and
-# for the same bytes:
+# `trace.session_step` runs one step of a session and keeps its record. Look for 0 entries that
+# differ, and for the same bytes:
 
 # %%
 classic, graph_step = trace.session_step(session, total, {x: big})
@@ -472,7 +472,7 @@ show_places(train_once(Called())[2])
 
 # %% [markdown]
 # The forward pass is right. The backward pass was left to TensorFlow: the gradient tape makes its
-# operations after `call` has ended. On GPUs the first one would do all of it.
+# operations after `call` has ended. On GPUs, the first GPU would do all of it.
 #
 # A function that chooses sees every operation of the step, also those of the backward pass. This
 # one goes by the name of the half. What has neither name goes where its first input is:
@@ -517,9 +517,9 @@ for copy in sorted(step.copies, key=lambda copy: copy.bytes or 0)[-2:]:
 # - `evaluate` and `predict` have steps of their own. Put the same block into `test_step` and
 #   `predict_step`.
 # - Nobody placed the momentum: the optimizer creates it outside the block, for both halves in one
-#   place. On GPUs that is the first one. The momentum of weights elsewhere crosses in every step,
-#   and where weights are large this is more than the activations. Adam keeps two numbers for each
-#   weight in the same way.
+#   place. On GPUs that place is the first GPU. The momentum of weights elsewhere crosses in every
+#   step, and where weights are large this is more than the activations. Adam keeps two numbers for
+#   each weight in the same way.
 # - The halves take turns: one device waits while the other works. [[09]] is about that.
 # - On a machine with GPUs, Keras compiles a training step with XLA unless you pass
 #   `jit_compile=False`. XLA compiles a step for one device, and does not accept a variable that is
@@ -601,8 +601,8 @@ checks.add_entries(add_entries)
 # %% [markdown]
 # ## What we saw
 #
-# - A wrong name was silent in today's code and raised an error in a session. In both, one setting
-#   turned this round.
+# - A wrong name was silent in today's code and raised an error in a session. In each of them one
+#   setting reverses this.
 # - What nobody placed went to one place, in a function and in a graph.
 # - A product on each device and their sum sent exactly the bytes of their shapes. Function, session
 #   and NumPy gave the same million numbers.
@@ -620,8 +620,8 @@ checks.add_entries(add_entries)
 # - TensorFlow numbers the GPUs that it may see. `CUDA_VISIBLE_DEVICES=2,3` makes them `/GPU:0` and
 #   `/GPU:1`; [[04]] is about that.
 # - Call `tf.debugging.set_log_device_placement` before TensorFlow starts, or not at all. In
-#   TensorFlow 2.18 to 2.21 a later call logs nothing and switches soft placement instead, on or
-#   off.
+#   TensorFlow 2.18 to 2.21 a later call logs nothing. It switches soft placement instead: `True`
+#   switches it on and `False` off.
 # - A session that is given a configuration forgets what `tf.config` was told.
 #   `plan.session_config` builds one that has the same devices.
 #

@@ -69,7 +69,7 @@ sketches.who_holds_what()
 plt.show()
 
 # %% [markdown]
-# The dark parts are CUDA contexts: each process needs some hundred MB on every GPU that it uses.
+# The dark parts are CUDA contexts: each process needs a few hundred MB on every GPU that it uses.
 #
 # So "How much memory is used?" has three answers. The **driver** says what it gave away; this is
 # what `nvidia-smi` shows. The **allocator** says what tensors use. The **process** says what it has
@@ -101,7 +101,8 @@ except RuntimeError as error:
 # Today's settings have to be made before TensorFlow starts, which it does with its first operation.
 # In this notebook it has started, and there may be no GPU. In the block of `memory.pretend_gpus`,
 # TensorFlow has not started, and its list has GPUs that do not exist. Nothing can run on them, but
-# all rules about settings apply. `gpu_options` is the message with which TensorFlow would start:
+# all rules about settings apply. `gpu_options` is the configuration with which TensorFlow would
+# start, as a protobuf message:
 
 # %%
 with memory.pretend_gpus(2) as gpus:
@@ -112,8 +113,9 @@ with memory.pretend_gpus(2) as gpus:
 grows
 
 # %% [markdown]
-# Growth is on, and only the GPU with number 1 is visible. A limit cuts a GPU into logical devices.
-# `memory.logical` first checks that the limits, in MiB, fit the GPU, and then sets them:
+# Growth is on, and only the GPU with number 1 is visible. Limits cut a GPU into logical devices,
+# one for each limit. `memory.logical` first checks that the limits, in MiB, fit the GPU, and then
+# sets them:
 
 # %%
 with memory.pretend_gpus(1) as gpus:
@@ -146,7 +148,7 @@ config
 # ## Proof: one configuration
 #
 # Today's calls and the classic options end in the same message. Compare growth and the visible GPU,
-# and then the limits. Classic code adds these to the field `experimental`:
+# and then the limits, which classic code adds to the field `experimental`:
 
 # %%
 for name in ("allow_growth", "visible_device_list"):
@@ -213,7 +215,7 @@ print([region // MIB for region in growth], "MiB")
 # ## The memory lab
 #
 # `scripts/hold_memory.py` tries eight settings, each in a process of its own. Each makes these six
-# tensors, deletes them, and reports what was taken:
+# tensors, deletes them, and reports what was taken. These are the settings:
 
 # %%
 script = [sys.executable, "scripts/hold_memory.py"]
@@ -429,8 +431,8 @@ checks.taken_by_growth(best_order)
 # %% [markdown]
 # ## What we saw
 #
-# - A `ResourceExhaustedError` named the tensor that did not fit. The driver, the process and the
-#   allocator each knew a part of who fills the memory.
+# - A `ResourceExhaustedError` named the tensor that did not fit. It did not say what fills the
+#   memory: for that there are the driver, the process and the allocator.
 # - Today's calls and the classic options ended in the same message.
 # - By TensorFlow's own rules, six tensors, 600 MB in all, took 1024 MiB with growth, and nearly all
 #   of a GPU with nothing set.
@@ -440,8 +442,8 @@ checks.taken_by_growth(best_order)
 #
 # ## In practice
 #
-# Use growth when you work on a GPU that others use too. It costs memory in pieces that are rounded
-# up, and none of it comes back before the process ends.
+# Use growth when you work on a GPU that others use too. It costs some memory, because regions are
+# rounded up, and no region comes back before the process ends.
 #
 # - Set a limit where two processes share a GPU for long, so that neither can starve the other.
 # - Where regions are free but each is too small for the next tensor,

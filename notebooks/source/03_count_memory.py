@@ -2,8 +2,8 @@
 # # Count memory
 #
 # A batch of 64 trains, and a batch of 256 ends in a `ResourceExhaustedError`. Would 128 have
-# fitted? The size of the model does not tell, because most of what a training step holds is not the
-# model.
+# fitted? The size of the model does not tell you, because most of what a training step holds is not
+# the model.
 #
 # **In this lesson** you say what a training step will hold, and the largest batch that fits, before
 # you train.
@@ -15,7 +15,7 @@
 # - do both with a Keras model of your own,
 # - notice a training that keeps more with every step.
 #
-# **You need** lessons 00, 01 and 02.
+# **You need** lessons 00 and 01.
 
 # %%
 from mgpu_helpers import devices
@@ -84,12 +84,12 @@ sketches.stack()
 plt.show()
 
 # %% [markdown]
-# Each column is a moment. At layer 1 no gradient is passed on, because nobody trains the images.
+# Each column is a moment. At layer 1 no gradient is passed on, because the images are not trained.
 # The peak is in the backward pass. Where the first layers have the largest outputs, as in most
 # networks for images, it is near the end of the step.
 #
-# First a step that is small enough to add up by hand. `y` has 1000 rows of 50 float32 numbers, so
-# it takes 200,000 bytes. The loss is the sum of its squares. When the backward pass begins, two
+# First a step that is small enough to add up by hand. Its `y` has 1000 rows of 50 float32 numbers,
+# so it takes 200,000 bytes. The loss is the sum of its squares. When the backward pass begins, two
 # tensors of this size are alive: `y`, and its gradient, which is 2 · `y`.
 
 # %%
@@ -179,8 +179,9 @@ print(f"counted {charts.size_text(counted)}, traced {charts.size_text(traced)}")
 assert abs(traced / counted - 1) < 0.3
 
 # %% [markdown]
-# The trace has a little more: the gradients of the weights, and with oneDNN a pool's notes of where
-# it found each maximum. A step that runs in another order may hold one tensor more, about a tenth.
+# The trace has a little more: with oneDNN a pool's notes of where it found each maximum, and any
+# gradients of weights that still wait to be used. A step that runs in another order may hold one
+# tensor more, about a tenth.
 #
 # What was there before the step began is not in its trace: the batch, the **weights**, and the
 # **slots**, which are the numbers that an optimizer keeps for each weight. Adam keeps two.
@@ -192,8 +193,8 @@ assert abs(traced / counted - 1) < 0.3
 count.predict(network, 512)
 
 # %% [markdown]
-# In this table `gradients` are those of the weights. `activations` are the layers' outputs and the
-# gradients that pass from layer to layer.
+# In this table `gradients` are those of the weights. `activations` are the layers' outputs, the
+# pools' notes and the gradients that pass from layer to layer.
 #
 # ## The same in a graph
 #
@@ -227,9 +228,10 @@ print(f"graph {charts.size_text(classic)}, today {charts.size_text(traced)}")
 assert abs(traced / classic - 1) < 0.3
 
 # %% [markdown]
-# Both forms hold the same tensors. Is the count right for other batches too? Each pair of bars is
-# counted above and measured below. The trace has the gradients and the activations; the bytes of
-# the weights and of Adam's slots are added to it:
+# Both forms hold the same large tensors. They may differ by the gradients of the weights. Is the
+# count right for other batches too? Each pair of bars is counted above and measured below. The
+# trace has the gradients and the activations; the bytes of the weights and of Adam's slots are
+# added to it:
 
 # %% tags=["varies", "nbval-ignore-output"]
 in_weights = 4 * networks.parameters(network)
@@ -326,7 +328,8 @@ print("held at the end:", step.memory[device][-1][1], "and", tiny.memory[device]
 # ## Break it
 #
 # **A list that keeps too much.** Two trainings collect their losses. One keeps numbers. The other
-# keeps each loss together with its tape, and a persistent tape holds the activations of its step:
+# keeps each loss together with its tape, and a persistent tape holds the activations of its step.
+# `memory.Monitor` asks in the background how much the process holds:
 
 # %%
 def one_step():
@@ -505,8 +508,8 @@ checks.lets_go(train)
 # ## What we saw
 #
 # - A step of 64 examples held more than a thousand times the bytes of the weights.
-# - The curve climbed in the forward pass and fell in the backward pass. At its peak were the
-#   largest outputs and their gradients.
+# - The curve climbed in the forward pass and had its peak in the backward pass, where the
+#   largest outputs met their gradients.
 # - A step that was added up by hand held 400,000 bytes, as a function and as a graph.
 # - Counted from the layers' shapes, four batches were right within 10 %, and so was a line through
 #   two small ones. The largest batch for 25 MB fitted, and a tenth more did not.

@@ -40,6 +40,16 @@ def multiply_columns(left, right):
     with tf.device(plan.host):
         return tf.concat(pieces, axis=-1)
 """,
+        """
+def multiply_columns(left, right):
+    with tf.device(plan.host):
+        shards = [right[:, i :: len(plan)] for i in range(len(plan))]
+        pieces = []
+        for device, shard in zip(plan.devices, shards):
+            with tf.device(device):
+                pieces.append(tf.tensordot(left, shard, 1))
+        return tf.reshape(tf.stack(pieces, -1), [left.shape[0], -1])
+""",
     ],
 }
 
@@ -50,6 +60,7 @@ WRONG = {
         ("answer = 'CPU'", "it is not on CPU"),
         ("answer = tf.ones([2, 2])", "write its .device"),
         ("answer = 0", "a device name is a string"),
+        ("answer = tf.DeviceSpec.from_string('/CPU:0')", "a device name is a string"),
     ],
     2: [
         (SHARE.replace("concat(pieces, axis=1)", "concat(pieces, axis=0)"), "along axis 1"),
@@ -63,5 +74,8 @@ WRONG = {
          "/CPU:0 multiplies"),
         (INSIDE.replace("return", "with tf.device(plan.host):\n        return"),
          "outside the device's block"),
+        (RIGHT[2][1].replace("len(plan))", "[300, 540])"), "equal parts"),
+        (SHARE.replace("tf.matmul(left, shard)", "tf.reduce_sum(left[:, :, None] * shard, axis=1)"),
+         "multiplied nothing"),
     ],
 }

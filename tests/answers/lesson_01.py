@@ -41,6 +41,11 @@ def choose(op):
     )
     return tf.DeviceSpec.from_string(around(op)).replace(task=0).to_string()
 """,
+        """
+def choose(op):
+    stored = op.outputs and op.outputs[0].dtype == tf.resource
+    return plan.host if stored else plan.devices[0]
+""",
     ],
     3: [
         """
@@ -87,6 +92,11 @@ WRONG = {
          "tf.DeviceSpec.from_string(name).to_string()", "replica:0 is missing"),
         ("full_name = lambda name: tf.DeviceSpec.from_string(name).replace(job='localhost')",
          "to_string()"),
+        ("def full_name(name):\n    spec = tf.DeviceSpec.from_string(name)\n"
+         "    return ('/job:localhost/replica:0/task:0/device:'\n"
+         "            f'{spec.device_type}:{spec.device_index or 1}')", "the device is not /GPU:0"),
+        ("def full_name(name):\n    with tf.device(name):\n        return tf.ones([]).device",
+         "the device is not /GPU:0"),
         ("full_name = tf.DeviceSpec.from_string(plan.devices[-1]).to_string()",
          "a function is wanted"),
     ],
@@ -100,6 +110,8 @@ WRONG = {
         ("choose = lambda op: plan.host if 'w' in op.name else plan.devices[0]", "not on /CPU:0"),
         ("choose = lambda op: plan.host if 'ar' in op.name else plan.devices[0]", "not on /CPU:0"),
         ("choose = lambda op: plan.host if 'Var' in op.type else '/GPU:9'", "has to be there"),
+        ("choose = lambda op: plan.devices[0] if op.inputs else plan.host", "(Const) is on /CPU:0"),
+        ("choose = lambda op: plan.host if 'Var' in op.type else op.device", "it gives '', no"),
     ],
     3: [
         ("add_entries = lambda x: tf.matmul(x, x)", "one number is wanted"),
@@ -114,6 +126,8 @@ WRONG = {
         (ADD.replace("return tf.add_n(sums)",
                      "return tf.add_n(sums) + 0 * tf.reduce_sum(tf.matmul(x, x + 1))"),
          "/CPU:0 multiplies"),
+        (ADD.replace("(tf.matmul(x, x))", "(tf.cast(tf.matmul(x, x), tf.float64))"), "only 4"),
+        (ADD.replace("(x, x))", "(x, x), keepdims=True)"), "one number is wanted"),
         (ADD.replace("    return tf", "    sums = tf"), "returns nothing"),
     ],
 }

@@ -67,6 +67,7 @@ def best_order(tensors):
             best, least = list(order), sum(regions(order))
     return best
 """,
+        TRY_ALL.replace("return min", "yield from min"),
         TRY_ALL.replace("return min", "return np.array(min").replace("(order)))", "(order))))"),
     ],
 }
@@ -81,6 +82,7 @@ WRONG = {
          "per_process_gpu_memory_fraction=0.25))",
          "at once: let it grow"),
         ("answer = plan", "not a Plan"),
+        (QUARTER.replace("0.25", "-0.25"), "not a quarter"),
         ("answer = tf1.GPUOptions(allow_growth=True, per_process_gpu_memory_fraction=0.25)",
          "not a GPUOptions"),
         (QUARTER + "answer.gpu_options.visible_device_list = '0'", "sets visible_device_list"),
@@ -104,6 +106,7 @@ WRONG = {
         ("def prepare(gpus):\n    first = {2: 0, 3: 1, 5: 3}[len(gpus)]"
          + PREPARE.partition(":")[2].replace("[-2:]", "[first:]"), "it raises KeyError"),
         (PREPARE.replace("    for", "    tf.ones([])\n    for"), "it raises"),
+        (PREPARE + "    tf.config.list_logical_devices()", "it started TensorFlow"),
     ],
     3: [
         ("def best_order(tensors):\n    return tensors", "there is one that takes"),
@@ -114,5 +117,12 @@ WRONG = {
         ("def best_order(tensors):\n    return [1] * len(tensors)", "the same sizes"),
         ("def best_order(tensors):\n    return sum(tensors)", "the same sizes"),
         ("def best_order(tensors):\n    tensors.sort()", "returns nothing"),
+        (TRY_ALL.replace("sum(regions", "max(regions"), "there is one that takes"),
+        (TRY_ALL.replace("sum(regions", "len(regions"), "there is one that takes"),
+        ("def best_order(tensors):\n    a, n = sorted(tensors), len(tensors)\n"
+         "    turned = [a[i:] + a[:i] for i in range(n)]\n"
+         "    turned += [each[::-1] for each in turned]\n"
+         "    return min(turned, key=lambda order: sum(regions(order)))",
+         "there is one that takes"),
     ],
 }

@@ -34,6 +34,14 @@ def peak(kept, batch):
     kept = np.array(kept)
     return np.max(np.cumsum(kept) + kept + np.append(0, kept[:-1])) * 4 * batch
 """,
+        """
+def peak(kept, batch):
+    most = 0
+    while kept:
+        most = max(most, sum(kept) + sum(kept[-2:]))
+        kept.pop()
+    return 4.0 * batch * most
+""",
     ],
     2: [
         """
@@ -71,6 +79,11 @@ def train(step, steps):
 
     return [number() for _ in range(steps)]
 """,
+        """
+def train(step, steps):
+    losses = [step()[0] for _ in range(steps)]
+    return [float(loss) for loss in losses]
+""",
     ],
 }
 
@@ -87,6 +100,8 @@ WRONG = {
         ("def peak(kept, batch):\n    return 8 * batch * sum(kept)", "add the outputs"),
         ("def peak(kept, batch):\n    return [4 * batch * k for k in kept]", "one number"),
         ("def peak(kept, batch):\n    4 * batch * sum(kept)", "returns nothing"),
+        (PEAK.replace("(kept[i - 1] if i else 0)", "sum(kept[i + 1 : i + 2])"), "it is"),
+        (PEAK.replace("in range(len(kept))", "in (0, len(kept) // 2, len(kept) - 1)"), "it is"),
     ],
     2: [
         (FITS.replace(", slots=1", ""), "Adam's two slots"),
@@ -95,6 +110,8 @@ WRONG = {
         (FITS.replace("return ", "return 2 * "), "too much for a budget"),
         (FITS.replace("return ", "return 1.0 * "), "a whole number of examples"),
         (FITS.replace("return ", "answer = "), "a whole number of examples"),
+        (FITS.replace("slots=1", "slots=0"), "too much for a budget"),
+        (FITS.replace("slots=1)", "slots=2) - 1"), "use a larger one"),
         (FITS.replace("budget, slots", "1000, slots"), "it raises ValueError"),
     ],
     3: [
@@ -113,6 +130,8 @@ WRONG = {
         ("def train(step, steps):\n    return sum(float(step()[0]) for _ in range(steps))",
          "as numbers"),
         ("def train(step, steps):\n    return [0.0] * steps", "called 0 times"),
+        (LET_GO.replace("[", "(").replace("]", ")").replace("step()(0)", "step()[0]"),
+         "a generator"),
         ("def train(step, steps):\n    for _ in range(steps):\n        step()",
          "the function returns nothing"),
         ("def train(step, steps):\n    return [step()[0] for _ in range(steps)]",

@@ -53,7 +53,9 @@ def multiply_columns(function: Callable[[Any, Any], Any]) -> str:
         got = sum(c.bytes for c in step.copies if c.target == device)
         if got > wanted:
             way = "cut right on the host, outside the device's block"
-            if got < left.nbytes + right.nbytes:
+            if got < right.nbytes:
+                way = "cut right into equal parts"
+            elif got < left.nbytes + right.nbytes:
                 way = "send all of left, and cut right, not left"
             raise NotYet(
                 f"{device} got {got:,} bytes, where all of left and its columns of right are "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -134,6 +135,8 @@ def _judge_losses(train: Callable[[Callable[[], Any], int], Any], values: list[f
         return loss, tape
 
     losses = call(train, step, steps)
+    if inspect.isgenerator(losses):
+        raise NotYet("it returns a generator, which has not run a step yet: return a list")
     if kept():
         gc.collect()
     left = kept()
