@@ -14,7 +14,7 @@
 # - choose a free GPU on a shared machine without a race,
 # - run one script with many arguments, and read the results as a table.
 #
-# **You need** lessons 00 and 02.
+# **You need** [[00]] and [[02]].
 
 # %%
 from mgpu_helpers import devices
@@ -77,8 +77,8 @@ for _ in range(2):
 # `> a.log 2>&1` sends everything that a script prints to a file. `&` starts it in the background,
 # and `wait` waits for both.
 #
-# To try this here, we need the devices of this machine. `jobs.allowed` has given their kind and
-# their numbers above. With GPUs these are the numbers that `nvidia-smi` shows. Without a GPU they
+# To try this here, we need the devices of this machine. `jobs.allowed` gave their kind and their
+# numbers above. With GPUs these are the numbers that `nvidia-smi` shows. Without a GPU they
 # are cores, and the variable cannot help. There `taskset` takes its place: a Linux program that
 # lets a command use only the cores that you name. On macOS nothing does that, and scripts share
 # all cores. The function `on` gives the words to put in front of a command:
@@ -98,8 +98,8 @@ print(*on(allowed[0]))
 
 # %% [markdown]
 # `env` sets variables for the command behind it. On cores the value `-1` hides every GPU, if there
-# is one. Now the two lines run. In the place of a training, each runs the program from above. What
-# may it use now?
+# is one. Now the two lines run. Instead of a training, each runs the program from above. What may
+# it use now?
 
 # %% tags=["nbval-ignore-output"]
 folder = Path(tempfile.mkdtemp())
@@ -132,8 +132,8 @@ shell = subprocess.run("false & true & wait", shell=True)
 print("exit status:", shell.returncode)
 
 # %% [markdown]
-# The exit status is 0, the sign that all went well, although `false` failed. `wait` does not pass a
-# failure on.
+# The exit status is 0, the sign that all went well, although the command `false` always fails.
+# `wait` does not pass a failure on.
 #
 # ## Which number is which GPU
 #
@@ -200,7 +200,7 @@ for free in (allowed[:1], allowed[:2]):
 # - [train_graph.py](scripts/train_graph.py) trains another network, in a graph and a session.
 #
 # Each writes its losses to a file, and a hash of its weights. They run on one device and then on
-# two. The charts show who ran where and when:
+# two. The charts show what ran where and when:
 
 # %%
 def both(way, numbers):
@@ -425,8 +425,8 @@ table(read("logs/jobs.jsonl"), "name", "status", "result_pi")
 # takes a file that has the arguments of a job on each line.
 #
 # A job can also have several devices, for a script that uses them itself. And a runner that was
-# itself given one device has only that one to share out. The cell starts a process of each kind,
-# and each counts what it may use:
+# itself given one device has only that one to share out. The cell starts a job with two devices
+# and a process with one, and each counts what it may use:
 
 # %% tags=["nbval-ignore-output"]
 count = [sys.executable, "-c", "from mgpu_helpers import jobs; print(len(jobs.allowed()[1]))"]
@@ -473,8 +473,8 @@ print(config.gpu_options)
 # gives each pod GPUs of its own. [two_jobs.yaml](scripts/two_jobs.yaml) asks for two pods with one
 # GPU each; nothing is left to choose inside, and no runner is needed.
 #
-# Neither file has been submitted to a cluster: take them as a start. What this lesson has run is
-# the part that the first one relies on: a runner that keeps to the devices that it was given.
+# Neither file has been submitted to a cluster: take them as a starting point. What this lesson has
+# run is what the first one relies on: a process that was given one device finds that one alone.
 #
 # ## With your own model
 #
@@ -522,9 +522,9 @@ print(f"{len(rows)} results, the best is {best['name']}")
 # ## Break it
 #
 # **The variable set too late.** A program sets `CUDA_VISIBLE_DEVICES` in its own code, when
-# TensorFlow has already looked for GPUs. Here it has, so the cell does just that. Without a GPU
-# there is nothing to hide. So the cell makes the same mistake with cores: it pins itself to one,
-# when TensorFlow's threads are there already. In the end it puts both back:
+# TensorFlow has already looked for GPUs. In this notebook it has looked, and the cell makes that
+# mistake. Without a GPU there is nothing to hide. So the cell makes the same mistake with cores: it
+# pins itself to one when TensorFlow's threads already run. At the end it undoes both:
 
 # %% tags=["nbval-ignore-output"]
 before = tf.config.list_logical_devices("GPU")

@@ -259,8 +259,8 @@ for voter in voters:
 # Each gave ten probabilities for each digit, and each computed on the device that it was given.
 # There are two ways to join the predictions:
 #
-# - In a **vote** each member has one voice, for its likeliest digit. A tie goes to the digit with
-#   the largest sum of probabilities.
+# - In a **vote** each member names its likeliest digit, and the digit named most often wins. A tie
+#   goes to the digit with the largest sum of probabilities.
 # - Or the probabilities are **averaged**. A member that is sure then counts for more.
 #
 # Look at the accuracies, and at the thin lines on the bars. They reach one *standard error* to each
@@ -278,8 +278,8 @@ print("average better than the average member:", right["average"].mean() > avera
 
 # %% [markdown]
 # How sure is that? Another 360 digits would have given other accuracies. The standard error says
-# how far such a number usually is from that of endlessly many digits. For a share p of n digits it
-# is the square root of p (1 - p) / n, here one or two percentage points. Bars that differ by so
+# how far such a number usually is from the one on endlessly many digits. For a share p of n digits
+# it is the square root of p (1 - p) / n, here one or two percentage points. Bars that differ by so
 # little cannot be told apart.
 #
 # A comparison digit by digit is sharper. Only those digits count that one of the two got right and
@@ -404,7 +404,7 @@ print("fetching both:    ", moved("g1", ["g1/cross_entropy:0", "g1/train_step"])
 #
 # ### Two sessions at once
 #
-# The article has the trouble of the beginning too: its sessions run one after the other. Our
+# The article has the trouble that this lesson began with: its sessions run one after the other. Our
 # `at_once` changes that. A thread does not inherit the default graph either, so `train_graph` names
 # its session. Look for the same proof as above:
 
@@ -453,7 +453,7 @@ print(f"{np.size(losses[0])} losses, less than 0.1 % apart:", apart < 1e-3)
 # ## One function with all steps
 #
 # Instead of threads, one `tf.function` can hold the steps of all models. They do not depend on each
-# other, so TensorFlow can run them at the same time. `train_step` is the step inside Keras'
+# other, so TensorFlow can run them at the same time. `train_step` is the step inside Keras's
 # `train_on_batch`. It gives the mean of the losses so far, which is compared with the mean of the
 # losses above:
 
@@ -521,8 +521,8 @@ for member in [members[0], classic[0]]:
         print(member.name, "caught")
 
 # %% [markdown]
-# On a CPU this caught TensorFlow's error, and on a GPU that of the assertion. The loss comes as a
-# number in every step here, so the check costs nothing.
+# On a CPU the cell catches TensorFlow's error, and on a GPU that of the assertion. The loss comes
+# as a number in every step here, so the check costs nothing.
 #
 # ## With your own model
 #
@@ -564,7 +564,7 @@ compare(values(first), values(resumed))
 #   model twice.
 # - A step here is `train_on_batch`. Callbacks belong to `fit` and are not called.
 # - Give each member an iterator of its own over its `tf.data` pipeline.
-# - What is not a variable is not saved. The place in the data is not: go on with the batches that
+# - Only variables are saved. The place in the data is not among them: go on with the batches that
 #   the members have not seen.
 #
 # ## On your own
@@ -663,14 +663,14 @@ checks.run_all(run_all)
 # costs a few lines and a thread for each model, and one process holds all of them in memory.
 #
 # - Is a thread for each model best, or one function or graph with all, or a process for each?
-#   `benchmarks/ensemble.py` tells on your machine. It trains in sessions. On the two cores of its
-#   stored [card](../results/ensemble.json) one graph with both was 1.8 times as fast as in turn,
-#   threads 1.7 times and processes 1.6 times.
-# - Separate models are easier to change one by one than one function with all.
+#   `benchmarks/ensemble.py` measures it on your machine. It trains in sessions. On the two cores of
+#   its stored [card](../results/ensemble.json) one graph with both was 1.8 times as fast as in
+#   turn, threads 1.7 times and processes 1.6 times.
+# - Separate models are easier to change than one function that holds all of them.
 # - Threads share the GIL. Where much Python runs between two steps, for example to prepare the
 #   data, give each model a process of its own ([[04]]).
-# - Do the same where models differ in their libraries or their owners. A crash then ends only one
-#   of them.
+# - Do so too where models need different libraries or belong to different people. A crash then ends
+#   only one of them.
 # - Save often. After an error in one member, the others can be saved and resumed.
 # - Other seeds are the cheapest difference between members. With other networks, or other parts of
 #   the data, their errors overlap less.

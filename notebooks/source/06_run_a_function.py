@@ -14,7 +14,7 @@
 # - time one device against all of them,
 # - read and write the same in a graph, where variables have to be shared by name.
 #
-# **You need** lessons 00 and 01.
+# **You need** [[00]] and [[01]].
 
 # %%
 from mgpu_helpers import devices
@@ -88,8 +88,8 @@ sketches.shards(plan.devices)
 plt.show()
 
 # %% [markdown]
-# First by hand, on two devices, with a function that you can check in your head. It adds two
-# vectors of six numbers:
+# Here it is done by hand, on two devices, with a function that you can check in your head. It adds
+# two vectors of six numbers:
 
 # %%
 def add(a, b):
@@ -253,9 +253,10 @@ print(f"{close:,} of {wanted.size:,} entries agree to a hundred-thousandth of th
 #
 # ## Was it faster?
 #
-# One device against all of them, in turn: first the prediction, then a whole training step, with
-# the update on the first device, where the weights are. `tf.function` turns each into a graph.
-# Without it, TensorFlow would start one device after the other. `.numpy()` waits for the result:
+# Now one device is timed against all of them. First comes the prediction, then a whole training
+# step. Its update is on the first device, where the weights are. `tf.function` turns each into a
+# graph. Without it, TensorFlow would start one device after the other. `.numpy()` waits for the
+# result:
 
 # %%
 def training_step(gradient):
@@ -292,11 +293,11 @@ timing.compare(
 
 # %% [markdown]
 # In `cores` mode this compares one core with as many cores as there are devices. With that many
-# free cores the prediction comes near the number of devices. The step stays further below it,
-# because the devices cannot share the mean on the host and the update on the first device.
-# TensorFlow without `devices.setup` would have used all cores from the start, so on a laptop
-# nothing is gained. On a machine that is busy with something else, or where the plan's `timing`
-# line says so, the numbers mean nothing.
+# free cores the speed-up of the prediction comes near the number of devices. That of the step stays
+# further below it, because the devices cannot share the mean on the host and the update on the
+# first device. TensorFlow without `devices.setup` would have used all cores from the start, so on a
+# laptop nothing is gained. On a machine that is busy with something else, or where the plan's
+# `timing` line says so, the numbers mean nothing.
 #
 # On GPUs do not expect "all" to win with a model this small. A GPU computes it in about the time
 # that the images, the weights and the gradients need to cross. A large model does more with each
@@ -305,14 +306,15 @@ timing.compare(
 # ## The same in a graph
 #
 # Much code is written for graphs and sessions ([[01]]), and so is the `make_parallel` that this
-# lesson comes from, in Effective TensorFlow by Vahid Kazemi (2017; [Sources](../docs/sources.md)).
-# Its example fits a parabola, which has three weights, to points. `error_of` gives the squared
-# error of each point.
+# lesson comes from, in *Effective TensorFlow* by Vahid Kazemi
+# ([2017](../docs/sources.md#make_parallel)). Its example fits a parabola, which has three weights,
+# to points. `error_of` gives the squared error of each point.
 #
 # In a graph the model makes its weights itself: `get_variable` makes a variable and remembers it by
-# its name. `build` makes the graph of a training. In it, `init` sets the weights to zero, and
-# `train` is one step of Adam, a form of gradient descent. What `colocate` does comes later. All
-# points lie on 5x² + 3, so training should find the weights 5, 0 and 3. First on one device:
+# its name. `build` makes the graph of a training. In it, the operation `init` sets the weights to
+# zero, and the operation `train` is one step of Adam, a form of gradient descent. What `colocate`
+# does comes later. All points lie on 5x² + 3, so training should find the weights 5, 0 and 3.
+# One device trains it first:
 
 # %%
 def error_of(w, x, y):
@@ -556,8 +558,8 @@ for variable, value in zip(apart.get_collection("trainable_variables"), found):
 # depend on the number of devices.
 #
 # **A function that returns one number, and a batch that does not divide.** A mean has no rows to
-# join, and eleven examples do not divide by two. Look at TensorFlow's sentences, and at those of
-# the helper. (With one device nothing is cut, and both work.)
+# join, and eleven examples do not divide by two. Compare TensorFlow's messages with those of the
+# helper. (With one device nothing is cut, and both work.)
 
 # %%
 mistakes = [(tf.reduce_mean, tf.range(8.0 * len(plan))), (tf.square, tf.range(11.0))]

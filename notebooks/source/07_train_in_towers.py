@@ -15,7 +15,7 @@
 # - choose where variables live and who averages, by the bytes that cross,
 # - measure whether more devices pay.
 #
-# **You need** lessons 00, 01 and 06.
+# **You need** [[00]], [[01]] and [[06]].
 
 # %%
 from mgpu_helpers import devices
@@ -286,12 +286,12 @@ for where in (plan.host, plan.devices[0]):
 # The totals are the same: the place of the variables decides which connection carries them.
 #
 # The device that has the variables holds the slots, too. The step itself holds many times as much
-# on every device, mostly the activations of its shard. So for this network
-# the place of the variables hardly matters to memory.
+# on every device, mostly the activations of its shard. So for this network the place of the
+# variables hardly matters to memory.
 #
 # ## Who averages
 #
-# So far the host averaged. There are three ways to give the average to every device:
+# So far the host averaged. Here are three ways to give the average to every device:
 #
 # - the host collects all gradients and sends the average back;
 # - the first device does so;
@@ -691,8 +691,7 @@ checks.mask_seed(mask_seed)
 # ## In practice
 #
 # Use this when the model fits on one GPU and a step keeps it busy for tens of milliseconds. It
-# costs traffic: in every step all weights go to
-# each device, and all gradients come back.
+# costs traffic: in every step all weights go to each device, and all gradients come back.
 #
 # - `towers.train_step` does all of this for a Keras model.
 # - More devices at the same per-device batch mean a larger global batch, and fewer steps for the
@@ -704,6 +703,7 @@ checks.mask_seed(mask_seed)
 # - The network and the choice of host or device for its variables come from the [tensorlight
 #   notebook](../docs/sources.md#tensorlight) of bsautermeister, 2016, which measured them on TitanX
 #   GPUs. That gradients are colocated with their operations comes from the [P40
-#   note](../docs/sources.md#p40), 2017. [[11]] has the first table, [[12]] both.
+#   note](../docs/sources.md#p40), 2017. [[11]] shows the times that the first of them published,
+#   [[12]] those of both.
 #
 # Next: [[next]].

@@ -48,6 +48,16 @@ def environment(device):
     3: [
         QUEUE,
         """
+def wall(seconds, n):
+    waiting, running, now = list(seconds), [], 0
+    while waiting or running:
+        while waiting and len(running) < n:
+            running.append(now + waiting.pop(0))
+        now = min(running)
+        running.remove(now)
+    return now
+""",
+        """
 import heapq
 
 def wall(seconds, n):
@@ -97,6 +107,13 @@ WRONG = {
         ("def environment(device):\n"
          "    return os.environ | {'CUDA_VISIBLE_DEVICES': str(device)}",
          "set CUDA_DEVICE_ORDER"),
+        ("def environment(device):\n    return {'CUDA_DEVICE_ORDER': 'PCI_BUS_ID'} | os.environ "
+         "| {'CUDA_VISIBLE_DEVICES': str(device)}",
+         "set CUDA_DEVICE_ORDER"),
+        ("def environment(device):\n    copy = os.environ.copy()\n"
+         "    copy.setdefault('CUDA_DEVICE_ORDER', 'PCI_BUS_ID')\n"
+         "    copy['CUDA_VISIBLE_DEVICES'] = str(device)\n    return copy",
+         "set CUDA_DEVICE_ORDER"),
         ("def environment(device):\n    given = {name: os.environ[name] for name in os.environ "
          "if name in ('PATH', 'MGPU_MARK')}\n    return dict(given, "
          "CUDA_VISIBLE_DEVICES=f'{device}', CUDA_DEVICE_ORDER='PCI_BUS_ID')",
@@ -129,11 +146,15 @@ WRONG = {
          "    for length in sorted(seconds, reverse=True):\n"
          "        free[free.index(min(free))] += length\n    return max(free)",
          "take 5"),
+        ("def wall(seconds, n):\n    waves = range(0, len(seconds), n)\n"
+         "    return sum(max(seconds[i : i + n]) for i in waves)",
+         "take 5"),
         ("def wall(seconds, n):\n    return sum(seconds)", "take 5"),
         ("def wall(seconds, n):\n    return max(max(seconds), -(-sum(seconds) // n))", "take 5"),
         ("def wall(seconds, n):\n    return {3: 5, 1: 3, 4: 5 if n > 1 else 10, 5: 9 - 4 * (n > 2)"
          "}.get(len(seconds), 0)",
          "in their order"),
+        (QUEUE.replace("+= length", "+= int(length)"), "take 4, not 3"),
         (QUEUE.replace("return max(free)", "seconds.sort()\n    return max(free)"),
          "it changed the list of seconds"),
         (QUEUE.replace("return max(free)", "return free"), "the result has shape"),

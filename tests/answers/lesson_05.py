@@ -116,6 +116,16 @@ def agreed(predicted):
         """
 def run_all(functions):
     results = {}
+    def call(function):
+        results[function] = function()
+    threads = [threading.Thread(target=call, args=[function]) for function in functions]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    return map(results.get, functions)
+""",
+        """
+def run_all(functions):
+    results = {}
     def call(place, function):
         results[place] = function()
     threads = [threading.Thread(target=call, args=pair) for pair in enumerate(functions)]
@@ -136,6 +146,10 @@ WRONG = {
          "a millionth is a move"),
         (TRAINABLE.replace("not np.array_equal(a, b)", "a.sum() != b.sum()"),
          "moves a weight, and it says False"),
+        (TRAINABLE.replace("not np.array_equal(a, b)", "np.linalg.norm(a) != np.linalg.norm(b)"),
+         "moves a weight, and it says False"),
+        (TRAINABLE.replace("zip(before,", "list(zip(before,").replace(
+            "run(variables)))", "run(variables)))[1:2])"), "moves a weight, and it says False"),
         (TRAINABLE.replace("    session.run(", "    session.run(fetches, feed), session.run("),
          "run 2 times"),
         (TRAINABLE.replace("    session.run(fetches, feed)\n    return", "    after = session.run("
@@ -157,14 +171,18 @@ WRONG = {
         (LAST_TWO, "do not agree"),
         (MEAN, "say [4, 3, 5, 4] do not agree"),
         (EMPTIED, "it changed the predictions"),
+        (MEAN.replace("said.mean(", "np.median(said, "), "do not agree"),
         (NAMED, "it raises KeyError: 'small'"),
     ],
     3: [
         (JOIN_EACH, "start all, then join all"),
-        (APPEND, "in the order of the functions, not ['result 4', 'result 3'"),
+        (APPEND, "in the order of the functions, not ['result 4', 'result 2'"),
+        (APPEND.replace("return results", "return sorted(results)"),
+         "in the order of the functions, not ['result 0', 'result 1']"),
         (APPEND.replace("    for thread in threads:\n        thread.join()\n", ""),
          "and join them"),
-        (POOL.replace("len(functions)", "3"), "start all, then join all"),
+        (POOL.replace("len(functions)", "5"), "start all, then join all"),
+        (POOL.replace("len(functions)", ""), "start all, then join all"),
         (POOL.replace("        return list(", "        functions[:] = list(")
          + "        return functions", "it changed the list of functions"),
         (APPEND.replace("return results", "return len(results)"), "return a list of the 5 results"),

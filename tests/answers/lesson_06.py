@@ -69,6 +69,10 @@ def mean_error(x, y):
         return tf.add_n(means) / len(plan)
 """
 
+ON_FIRST = "tf.device(plan.devices[0]):\n        return".join(
+    MEAN.rsplit("tf.device(plan.host):\n        return", 1)
+)
+
 SUMS = """
 def mean_error(x, y):
     def total(x, y):
@@ -87,6 +91,10 @@ RIGHT = {
     1: [
         f"{DISTANCE}distances = towers.make_parallel(distance, plan.devices)",
         LOOP,
+        f"{DISTANCE}def distances(points, others):\n    with tf.device(plan.host):\n"
+        "        both = tf.stack([points, others], axis=1)\n"
+        "    run = make_parallel(lambda b: distance(b[:, 0], b[:, 1]), plan.devices)\n"
+        "    return run(both)",
         f"{DISTANCE}@tf.function\ndef distances(points, others):\n"
         "    run = towers.make_parallel(distance, plan.devices)\n"
         "    return run(points=points, others=others)",
@@ -100,7 +108,7 @@ RIGHT = {
         "def make_parallel_uneven(function, devices):\n"
         "    return towers.make_parallel(function, devices, uneven=True)",
     ],
-    3: [MEAN, SUMS, SUMS.replace("reshape(tf.reduce_sum(squared_error(x, y)), [1])",
+    3: [MEAN, ON_FIRST, SUMS, SUMS.replace("reshape(tf.reduce_sum(squared_error(x, y)), [1])",
                                  "expand_dims(tf.reduce_sum(squared_error(x, y)), 0)")],
 }  # fmt: skip
 
@@ -112,6 +120,14 @@ WRONG = {
         (LOOP.replace("tf.concat(found", "tf.concat(found[::-1]"), "not in the order"),
         (LOOP.replace("tf.concat(found, axis=0)", "tf.stack(found)"), "one distance for each"),
         (LOOP.replace("tf.device(device)", "tf.device(plan.host)"), "computed nothing"),
+        (f"{DISTANCE}def distances(points, others):\n    with tf.device(plan.host):\n"
+         "        found = distance(points, others)\n"
+         "    return make_parallel(lambda each: 1.0 * each, plan.devices)(found)",
+         "cut the two batches"),
+        ("def distances(points, others):\n    with tf.device(plan.host):\n"
+         "        apart = points - others\n"
+         "    return make_parallel(lambda each: tf.norm(each, axis=1), plan.devices)(apart)",
+         "/CPU:0 computed Sub"),
         (LOOP.replace("points[rows] - others[rows], axis=1)",
                       "points - others, axis=1)[rows]"), "more than its shard"),
         ("distances = make_parallel(lambda p, o: tf.reduce_sum(abs(p - o), axis=1), plan.devices)",
@@ -130,6 +146,12 @@ WRONG = {
          "not those of the whole batch, in order"),
         (UNEVEN.replace("SIZES", FIRST).replace("zip(devices", "zip(plan.devices"),
          "the whole batch is wanted"),
+        (UNEVEN.replace("SIZES", FIRST).replace("*batches", "a, b").replace(
+            "sizes = ", "batches = (a, b); sizes = "), "takes 2 positional arguments but 3"),
+        (UNEVEN.replace("SIZES", FIRST).replace("in batches]", "in batches[:2]]"),
+         "of 3 batches it got 2"),
+        (UNEVEN.replace("SIZES", FIRST).replace("axis=0", "axis=-1"),
+         "it raises InvalidArgumentError: Concat"),
         (UNEVEN.replace("SIZES", "[60, 50]"), "give tf.split sizes that add up to"),
         (UNEVEN.replace("SIZES", FIRST).replace("*batches", "batches").replace(
             "for batch in batches]", "for batch in [batches]]"), "raises TypeError"),

@@ -80,12 +80,15 @@ def half_the_bytes(vectors):
         return tf.reduce_mean(tf.cast(tf.stack(small), "float32"), axis=0)
 """,
         HALF.replace("tf.add_n(", "sum("),
+        HALF.replace("tf.cast(vector, tf.float16)", "tf.bitcast(tf.cast(vector, tf.float16), "
+                     "tf.int16)").replace("(each,", "(tf.bitcast(each, tf.float16),"),
     ],
     3: [
         "mask_seed = lambda step, tower: (tower, step)",
         "mask_seed = lambda step, tower: [8 * step + tower, 7]",
         "mask_seed = lambda step, tower: tf.stack([step, tower + 100])",
         "mask_seed = lambda step, tower: (1_000_000 * tower + step, 0)",
+        "mask_seed = lambda step, tower: divmod(8 * step + tower, 1000)",
     ],
 }
 
@@ -98,6 +101,7 @@ WRONG = {
         ("weighted_average = lambda towers, sizes: towers[0]", "should become"),
         ("weighted_average = lambda towers, sizes: towers[0][:1]", "1 gradients for 3 variables"),
         (TWO, "from shards of"),
+        (WEIGHTED.replace("zip(sizes, each)", "zip(sorted(sizes), each)"), "should become"),
         (IN_PLACE.format("sizes[:] = [size / sum(sizes) for size in sizes]"), "make new ones"),
         (IN_PLACE.format("tower_gradients[0] = [0.0 + each for each in tower_gradients[0]]"),
          "make new ones"),
@@ -114,6 +118,10 @@ WRONG = {
         (HALF.replace("tf.add_n([tf.cast(each, tf.float32) for each in small])",
                       "tf.cast(tf.add_n(small), tf.float32)"), "rounded more than once"),
         (HALF.replace(" / len(vectors)", ""), "off by"),
+        (HALF.replace("tf.cast(vector, tf.float16)", "vector[::2]").replace(
+            "return tf.add_n(", "return tf.repeat(tf.add_n(").replace("small])", "small]), 2)"),
+         "in float16 it is off by"),
+        (HALF.replace("(vector, tf", "(tf.clip_by_value(vector, -2, 2), tf"), "off by 0.0"),
         ("half_the_bytes = lambda vectors: vectors[0]", "off by"),
     ],
     3: [
@@ -121,6 +129,8 @@ WRONG = {
         ("mask_seed = lambda step, tower: (20 * tower + step, 0)", "has the seed of"),
         ("mask_seed = lambda step, tower: (123_457 * tower + step, 0)", "has the seed of"),
         ("mask_seed = lambda step, tower: (step % 100_000, tower)", "has the seed of"),
+        ("mask_seed = lambda step, tower: (step % 777_777, tower)", "has the seed of"),
+        ("mask_seed = lambda step, tower: ((8 * step + tower) % 3_000_000, 0)", "has the seed of"),
         ("mask_seed = lambda step, tower: (step, tower % 4)", "has the seed of"),
         ("mask_seed = lambda step, tower: (step, 0)", "has the seed of"),
         ("mask_seed = lambda step, tower: (step / 2, tower)", "two whole numbers"),

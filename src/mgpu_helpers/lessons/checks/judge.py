@@ -48,6 +48,8 @@ def call(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
         lines = [line.strip() for line in text.splitlines()]
         lines = [line for line in lines if line and not line.startswith("[[{{node")]
         last = lines[-1].removeprefix(f"{kind}: ") if lines else ""  # AutoGraph repeats the kind
+        if last.startswith("{{function_node"):  # of which TensorFlow says where it ran
+            last = last.partition("}} ")[2]
         raise NotYet(f"it raises {kind}: {last}") from error
 
 

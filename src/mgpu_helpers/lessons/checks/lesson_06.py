@@ -27,6 +27,11 @@ MOVES = {
     "StridedSlice", "Unpack", "VarHandleOp",
 }  # fmt: skip
 
+ARITHMETIC = {
+    "Abs", "AddV2", "BiasAdd", "EuclideanNorm", "Mul", "Pow", "Sqrt", "Square", "SquaredDifference",
+    "Sub", "Sum",
+}  # fmt: skip
+
 
 @exercise
 def distances(function: Callable[..., Any]) -> str:
@@ -46,6 +51,9 @@ def distances(function: Callable[..., Any]) -> str:
         if rest := ", ".join(d for d in plan.devices if d not in {op.device for op in worked}):
             raise NotYet(f"{rest} computed nothing: wrap it with make_parallel")
         for op in worked:
+            if op.device == plan.host and op.type in ARITHMETIC and op.bytes >= 4 * each:
+                raise NotYet(f"{plan.host} computed {op.type}: cut the two batches, not what comes "
+                             "of them")  # fmt: skip
             if op.device in plan.devices and op.bytes > 8 * each:  # two numbers for each point
                 raise NotYet(f"{op.device} computed more than its shard: cut before you compute")
     return "the distances are right, and every device computed those of its shard"
@@ -57,25 +65,29 @@ def uneven(make: Callable[..., Any]) -> str:
     plan = devices.current()
     rng = np.random.default_rng()
     names = (*plan.devices, plan.host)
-    said = _try_uneven(make, plan.devices, 5 * len(plan) + 1)
-    for n, rest in ((3, 2), (5, 0), (5, 3), (5, 4)):
+    said = _try_uneven(make, plan.devices, 5 * len(plan) + 1, "ab")
+    for n, rest, batches in ((3, 2, "abc"), (5, 0, "a"), (5, 3, "ab"), (5, 4, "abcd")):
         some = tuple(names[i % len(names)] for i in range(n))
-        _try_uneven(make, some, int(rng.integers(2, 9)) * n + rest)
+        _try_uneven(make, some, int(rng.integers(2, 9)) * n + rest, batches)
     return f"{said}, and as even on 3 devices and on 5"
 
 
-def _try_uneven(make: Callable[..., Any], names: tuple[str, ...], size: int) -> str:
-    """Let the answer share `size` rows of two batches out over these devices."""
+def _try_uneven(make: Callable[..., Any], names: tuple[str, ...], size: int, batches: str) -> str:
+    """Let the answer share `size` rows of these batches out over these devices."""
     import tensorflow as tf
 
     shards: list[tuple[int, str]] = []
 
-    def product(a: Any, b: Any) -> Any:
-        a, b = tf.identity(a), tf.identity(b)
-        if a.shape != b.shape:
-            raise ValueError(f"shards of {len(a)} and {len(b)} rows: cut all batches alike")
-        shards.append((int(a.shape[0]), devices.short(a.device)))
-        return a * b
+    def product(*parts: Any) -> Any:
+        if len(parts) != len(batches):
+            got = f"of {len(batches)} batches it got {len(parts)}"
+            raise ValueError(f"{got}: give it a shard of each")
+        parts = tuple(tf.identity(part) for part in parts)
+        if len(lengths := {len(part) for part in parts}) > 1:
+            said = " and ".join(map(str, sorted(lengths)))
+            raise ValueError(f"shards of {said} rows: cut all batches alike")
+        shards.append((len(parts[0]), devices.short(parts[0].device)))
+        return tf.reduce_prod(tf.stack(parts), axis=0)
 
     over, way = f"{size} examples over {len(names)}", "the whole batch is wanted, in order"
     with contextlib.ExitStack() as stack:
@@ -83,18 +95,19 @@ def _try_uneven(make: Callable[..., Any], names: tuple[str, ...], size: int) -> 
         stack.callback(tf.config.run_functions_eagerly, tf.config.functions_run_eagerly())
         tf.config.run_functions_eagerly(True)
         stack.enter_context(tf.device(names[0]))
-        a, b = (tf.constant(each, tf.float32) for each in (np.arange(size), np.arange(size) + 7))
+        rows = np.arange(2.0 * size).reshape(size, 2)  # a row has two numbers
+        given = [tf.constant(rows + 7 * i, tf.float32) for i in range(len(batches))]
         parallel = call(make, product, names)
         try:
-            value = call(_by_place_or_name(parallel, "a", "b"), a, b)
+            value = call(_by_place_or_name(parallel, *batches), *given)
         except NotYet as hint:
-            if not any(words in str(hint) for words in ("ways to split", "num_split", "divi")):
+            if not any(words in str(hint) for words in ("ways to split", "split_dim", "divi")):
                 raise
             kind = type(hint.__cause__).__name__
             way = f"give tf.split sizes that add up to {size}"
             raise NotYet(f"{size} examples raise {kind}: {way}") from None
-        value = numbers(value, (size,), f"{over}: {way}")
-    if not np.array_equal(value, np.arange(size) * (np.arange(size) + 7)):
+        value = numbers(value, (size, 2), f"{over}: {way}")
+    if not np.allclose(value, np.prod(given, axis=0), rtol=1e-5):
         raise NotYet(f"{over}: the numbers are not those of the whole batch, in order")
     sizes = [length for length, _ in shards]
     even = sorted(map(len, np.array_split(np.arange(size), len(names))))

@@ -161,6 +161,8 @@ def _steps(seed_of: Callable[[int, int], tuple[int, ...]]) -> Iterator[int]:
     some = set(range(300)) | {STEPS - 1, STEPS // 2}
     some |= {2**i for i in range(20)} | {10**i for i in range(6)}  # where a remainder starts anew
     some |= {int(step) for step in np.random.default_rng().integers(0, STEPS, 700)}
+    for late in (seed_of(STEPS - 1, 0), seed_of(STEPS - 2, 1)):  # what a remainder leaves of it
+        some |= {abs(number) // by for number in late for by in (1, TOWERS)}
     for tower in range(1, TOWERS):
         for a, b in zip(seed_of(0, tower), seed_of(0, 0), strict=True):
             some |= {abs(a - b) + near for near in (-1, 0, 1)}
