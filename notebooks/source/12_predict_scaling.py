@@ -14,7 +14,7 @@
 # - predict more devices and other links, each with an interval,
 # - put in a table of your own.
 #
-# **You need** lessons 07 and 11.
+# **You need** [[07]] and [[11]].
 
 # %%
 from mgpu_helpers import devices
@@ -119,7 +119,7 @@ for n in (1, 2, 4, 8):
 #
 # The table is that of the [tensorlight notebook](../docs/sources.md), from [[11]]: nine rows of 1,
 # 2 and 3 TitanX GPUs. `asks` counts what a step asks for. Where the host holds the variables, it
-# also updates them, which is a fourth part:
+# also updates them, which adds a part to the sum:
 
 # %%
 workload = networks.workload(networks.tensorlight(), cut="conv2")  # the cut of the model split
@@ -234,8 +234,8 @@ print("16 GPUs: ", few.predict(scaling.Layout(16, 625)))
 #
 # ## Can it be true?
 #
-# Before a published time goes into a fit, count whether it is possible. The P40 note gives 22.25 s
-# for one GPU, and prints a program with 1000 epochs and batches of 20,000. The original of that
+# Before a published time goes into a fit, work out whether it is possible. The P40 note gives 22.25
+# s for one GPU, and prints a program with 1000 epochs and batches of 20,000. The original of that
 # program gives the same times, with 10 epochs and batches of 10,000. Both train on 55,000 digits,
 # in whole batches only. Which of them can take 22.25 s?
 
@@ -487,8 +487,8 @@ checks.share_of_peak(share_of_peak)
 # %% [markdown]
 # **2.** Write `fewest(workload, cost, global_batch, seconds)`: the smallest number of devices, from
 # 1 to 64, on which a step with this global batch takes at most `seconds`, with the variables on the
-# first device; `None` if there is none. `scaling.central(workload, cost, n, batch).total` gives the
-# seconds on n devices with `batch` examples on each, which may be a fraction here.
+# first device. Return `None` if there is none. `scaling.central(workload, cost, n, batch).total`
+# gives the seconds on n devices with `batch` examples on each, which may be a fraction here.
 
 # %% tags=["exercise"]
 def fewest(workload, cost, global_batch, seconds):
