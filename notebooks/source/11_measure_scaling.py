@@ -645,7 +645,8 @@ checks.differ(differ)
 # - At a low learning rate the larger batch fell behind, and eight times the rate made up for it. At
 #   a higher one it broke the training.
 # - In the published table the second GPU gained nothing, 145 and 148 µs an example, mostly because
-#   the variables had gone to the host. With 512 examples to a GPU it was 1.8 times as fast.
+#   the variables had gone to the host. With 512 examples to each, two GPUs were 1.8 times as fast
+#   as one with 128.
 # - A step that gave the whole batch to each device had the right weights, and gave itself away by
 #   its bytes.
 #

@@ -299,7 +299,7 @@ print("doubts about the last:", "; ".join(seconds.doubts))
 #
 # The fitted costs also answer what another link would give: keep the arithmetic and the fixed part,
 # and change what moving costs. `scaling.PCIE_3` is a `Link` of 5 to 12 GB/s; its `source` says who
-# measured that. `speedup` says how many times as fast as one device eight would be, here for the
+# measured that. `speedup` says how many times as fast eight devices would be as one, here for the
 # tensorlight network with 128 examples on each. `central` averages on the first device, `ring` in a
 # ring:
 
@@ -310,7 +310,7 @@ print("ring:        ", scaling.speedup(scaling.ring, workload, fitted, **eight))
 
 # %% [markdown]
 # The first device is a bottleneck: eight GPUs do little more than the work of two. The ring over
-# the same link gives six. The same for other links:
+# the same link gives six. Here are other links:
 
 # %%
 for link in (scaling.PCIE_3, scaling.ETHERNET_100G, scaling.NVLINK_3):
