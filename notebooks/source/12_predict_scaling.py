@@ -267,8 +267,8 @@ print(scaling.feasible(work, images(rows_of["VGG16"])[0], 1, published.P100_FLOP
 # ## What would eight GPUs give?
 #
 # Back to the trouble. For each network, the rows of 1, 2 and 4 GPUs are fitted, and the row of 8 is
-# predicted. `terms_for` lists the parts that such rows can tell apart. AlexNet is left out: its
-# three rows for three parts leave no interval.
+# predicted. `terms_for` lists the parts that do not grow alike in such rows, so that a fit can tell
+# them apart. AlexNet is left out: its three rows for three parts leave no interval.
 
 # %%
 def eight_from_fewer(work, rows):
@@ -289,7 +289,8 @@ print("doubts about the last:", "; ".join(seconds.doubts))
 # %% [markdown]
 # Six of the eight are predicted within 6 %. The measured number is inside the interval in every
 # row. For VGG16 with 32 the prediction is nearly as wrong as the guess was. But its interval begins
-# below the 820 that were measured, and its doubts say why it is so wide. A guess has neither.
+# below the 820 that were measured, and its doubts say why it is so wide: the rows scatter too much
+# to tell three of the costs. A guess has neither.
 #
 # So should you rent eight? Divide the lower end of the interval by the rate of one GPU. For
 # ResNet-50 with 64 that is 1,450/219 = 6.6, so an image should cost at most 8/6.6 = 1.2 times as
