@@ -289,8 +289,8 @@ print("doubts about the last:", "; ".join(seconds.doubts))
 # %% [markdown]
 # Six of the eight are predicted within 6 %. The measured number is inside the interval in every
 # row. For VGG16 with 32 the prediction is nearly as wrong as the guess was. But its interval begins
-# below the 820 that were measured, and its doubts say why it is so wide: the rows scatter too much
-# to tell three of the costs. A guess has neither.
+# below the 820 that were measured, and its doubts say why it is so wide: six rows are too few to
+# tell three of the four costs from chance. A guess has neither.
 #
 # So should you rent eight? Divide the lower end of the interval by the rate of one GPU. For
 # ResNet-50 with 64 that is 1,450/219 = 6.6, so an image should cost at most 8/6.6 = 1.2 times as
