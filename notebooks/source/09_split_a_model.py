@@ -79,8 +79,8 @@ for name, part in [("front", front), ("rear", rear)]:
 # The network is built in two **parts**, each in the block of its device, because that is
 # where we shall cut it. 99 % of the weights are in the second part.
 #
-# `whole` is the same layers in one model, with the same weights. It starts from weights that these
-# lessons draw alike on every machine:
+# `whole` is the same layers in one model, with the same weights. They start from the same values on
+# every machine:
 
 # %%
 whole = keras.Sequential([keras.Input([28, 28, 1]), *front.layers, *rear.layers])
@@ -287,7 +287,7 @@ print("the larger part fits into 25 MB:", max(two) <= 25_000_000)
 #
 # ## Why it is not faster
 #
-# One step on a larger batch. Look for moments in which both devices work:
+# Here is one step on a larger batch. Look for moments in which both devices work:
 
 # %% tags=["varies", "cover"]
 _, step = trace.function_step(cut, images, labels)
@@ -304,7 +304,7 @@ plt.show()
 #
 # ## Where to cut
 #
-# Each cut has its price. A trace of the whole network on one device knows how long the operations
+# Each cut has its price. A trace of the whole network on one device tells how long the operations
 # of each layer take, what they hold, and how many bytes go from one layer to the next.
 # `pipeline.cuts` adds them up for every cut that there is. A line gives the time of both parts,
 # what they hold without weights and slots, and what crosses, there and back:
@@ -326,15 +326,16 @@ for by in ["memory", "bytes"]:
 
 # %% [markdown]
 # They do not agree. The article's cut, before `fc1`, is the one where the least crosses. At this
-# batch of 1024 the activations weigh most, and they are shared out best before `conv2`.
+# batch of 1024 the activations take most of the memory, and a cut before `conv2` shares them out
+# best.
 #
 # ## The same in a graph
 #
 # In classic code one argument replaces the second tape. `tf1.gradients` makes the backward pass for
 # the whole graph, and with `colocate_gradients_with_ops=True` it puts each operation on the device
-# of the operation whose gradient it computes. Without it, the backward pass goes where the call of
-# `tf1.gradients` is. `networks.stages` builds the two parts: each has a function, and weights on
-# its device:
+# of the operation whose gradient it computes. Without it, the backward pass goes where
+# `tf1.gradients` is called. `networks.stages` builds the two parts: each has a function, and
+# weights on its device:
 
 # %%
 def build(network, start, colocate):
@@ -369,9 +370,9 @@ print(f"the gradients are {apart(ours, reference):.1g} apart")
 # %% [markdown]
 # The [tensorlight notebook](../docs/sources.md#tensorlight) of 2016 cuts its network between
 # `conv1` and `conv2`, and measured a step with and without this argument, on two TitanX GPUs. Here
-# is its network with a quarter of the width. The placement log says where TensorFlow plans the
-# operations of `conv2`, and a trace says how much crosses. The second cell times both steps, and
-# one kernel of the second part, the gradient of its pool:
+# is its network with a quarter of the width. The placement log says where TensorFlow plans to run
+# the operations of `conv2`, and a trace says how much crosses. The second cell times both steps,
+# and one kernel of the second part, the gradient of its pool:
 
 # %%
 feed, runs, steps = {"x:0": images[:512], "y:0": labels[:512]}, [], []
@@ -401,22 +402,22 @@ timing.compare(*runs, repeats=6, names=kinds)
 # was 1.16 times as fast. There the bytes went from GPU to GPU. (With a single device both steps are
 # the same, and only the batch crosses.)
 #
-# In `cores` mode all devices lie in one memory, and a gain seen here has another reason: this
-# kernel. The library oneDNN has a fast one, which reads what the pool noted down in the forward
-# pass. The note stays on the pool's device. So where the gradient runs on another device, a slow
-# kernel computes it.
+# In `cores` mode all devices share one memory, and a gain seen here has another reason: the kernel
+# for the gradient of the pool. The library oneDNN has a fast one, which reads what the pool noted
+# down in the forward pass. That note stays on the pool's device. So where the gradient runs on
+# another device, a slow kernel computes it.
 #
 # The notebook also says what the GPUs held: 4285 MiB with the whole network, and 2236 and 2795 MiB
-# with a part of it. Do not read this as what a step needs: in another row the whole network, at the
-# same batch per GPU, has 1214 MiB. The likely reason is that TensorFlow's allocator grows in ever
-# larger regions: 1214, 2236 and 4285 are about 190 more than 1024, 2048 and 4096. A trace, as
-# above, says what a step holds.
+# with a part of it. Do not read this as what a step needs: in another row of its table the whole
+# network, at the same per-device batch, has 1214 MiB. The likely reason is that TensorFlow's
+# allocator grows in ever larger regions: 1214, 2236 and 4285 are about 190 more than 1024, 2048 and
+# 4096. A trace, as above, says what a step holds.
 #
 # ## Proof
 #
-# Five steps of plain gradient descent with a learning rate of 0.01, from the same weights, cut and
-# uncut. Every weight is compared with the same weight of the uncut network, and with where it
-# began:
+# Take five steps of plain gradient descent from the same weights, once cut and once uncut, with a
+# learning rate of 0.01. Every weight is compared with the same weight of the uncut network, and
+# with where it began:
 
 # %%
 begin = whole.get_weights()
@@ -545,7 +546,7 @@ print(f"{apart(ours, by_tape(x, y)):.1g} apart; convolutions ran on",
 #   them. So build the layers of a stage in the block of its device, as above.
 # - Train with an optimizer for each stage, built on `stage.weights.values()` in the same block:
 #   `optimizer.apply([found[path] for path in stage.weights])`.
-# - The moving averages of batch normalization, and the seeds of dropout, are renewed by each step.
+# - The moving averages of batch normalization, and the seeds of dropout, are updated by each step.
 # - `best_cut` needs a trace of the whole model. Where it does not fit, trace a small batch. The
 #   batch has to be large enough for the activations to count.
 # - A model with a `call` of its own has no list of layers to cut. Write two tapes for it.
@@ -554,9 +555,10 @@ print(f"{apart(ours, by_tape(x, y)):.1g} apart; convolutions ran on",
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
-# **1.** The network of this lesson, with a batch of 512 and 62 MB a device, weights and Adam's
-# slots included. Cut before `fc1`, the first part holds more than that. Which layer should begin
-# the second part: `conv2`, `conv3` or `output`? The check trains it and measures both.
+# **1.** The network of this lesson trains with a batch of 512, and each device can give it 62 MB,
+# weights and Adam's slots included. If the cut is before `fc1`, the first part holds more than
+# that. Which layer should begin the second part: `conv2`, `conv3` or `output`? The check trains it
+# and measures both.
 
 # %% tags=["exercise"]
 starts = ["fc1"]
@@ -608,9 +610,9 @@ checks.crossing(crossing)
 # ResNet-50 cut over two GPUs: a step took 7 % longer than on one.
 #
 # - If the model fits, towers ([[07]]) make better use of the devices.
-# - Some models fit without a cut. `tf.recompute_grad` computes again what is cheap to compute, and
-#   does not keep it for the backward pass. Smaller pieces of the batch, one after the other, need
-#   less memory at a time ([[10]]).
+# - Some models fit without a cut. `tf.recompute_grad` keeps no activations of the function that it
+#   wraps: the backward pass computes them again. Smaller pieces of the batch, one after the other,
+#   need less memory at a time ([[10]]).
 # - A layer that is itself too large is cut across: each device holds some columns of its matrix. In
 #   TensorFlow that is DTensor (`tf.experimental.dtensor`), which spreads a tensor over a mesh of
 #   devices as its layout says.

@@ -86,8 +86,8 @@ plt.show()
 #
 # ## Two pieces, by hand
 #
-# First two stages that only multiply: one by `a`, which is 2, the other by `b`, which is 3. The
-# loss is the mean of what comes out. The batch is 1, 2, 3 and 4, with a mean of 2.5. So the
+# Begin with two stages that only multiply: one by `a`, which is 2, the other by `b`, which is 3.
+# The loss is the mean of what comes out. The batch is 1, 2, 3 and 4, with a mean of 2.5. So the
 # gradient of `a` should be 3 times 2.5, which is 7.5, and that of `b` 2 times 2.5, which is 5.
 
 # %%
@@ -165,8 +165,9 @@ print(f"gradient of a: {a0} + {a1} = {a0 + a1}, of b: {b0} + {b1} = {b0 + b1}")
 # the tasks of all stages so that each comes after what it needs.
 #
 # `in_pieces` follows that list. `carried[k]` is what piece k takes to its next task: at first its
-# examples, then the activations, and in the backward pass their gradient. In `loss_gradient` a
-# piece turns round. The loss of a piece counts by its share of the batch:
+# examples, then the activations, and in the backward pass their gradient. `loss_gradient` gives the
+# gradient with which the backward pass of a piece begins. The loss of a piece counts by its share
+# of the batch:
 
 # %%
 def mean(made, labels):
@@ -232,13 +233,13 @@ for name, way in ways.items():
     print(name, pipeline.table(way(stages=2, pieces=4)), sep="\n", end="\n\n")
 
 # %% [markdown]
-# The first takes 16 columns, the other two take 10. But all forward first lets stage 0 hold what
-# four pieces left behind, and the third order never more than two.
+# The first takes 16 columns, the other two take 10. But with all forward first, stage 0 holds what
+# four pieces left behind. In the third order it never holds more than two.
 #
-# With p stages and m pieces, each of these two orders has 2 (m + p - 1) columns. A stage works in
-# 2 m of them and waits in the other 2 (p - 1). So the bubble is a share of (p - 1)/(m + p - 1), if
-# all tasks take equally long. For two stages that is 50 % with one piece, 33 % with two, 20 % with
-# four, and 11 % with eight.
+# With p stages and m pieces, each of the last two orders has 2 (m + p - 1) columns. A stage works
+# in 2 m of them and waits in the other 2 (p - 1). So the bubble is a share of (p - 1)/(m + p - 1),
+# if all tasks take equally long. For two stages that is 50 % with one piece, 33 % with two, 20 %
+# with four, and 11 % with eight.
 #
 # Not every order can run. Here stage 0 waits for piece 0 to come back before it sends piece 1, and
 # stage 1 sends nothing back before it has both. Devices that kept to this order would wait for each
@@ -283,8 +284,8 @@ for names in [["a", "b", "c", "d"], ["c", "a", "d", "b"]]:
 # ## A network in pieces
 #
 # Now the network of the beginning, with 512 images. `steps` has a step for each order and number of
-# pieces. Look at one forward, one back in one piece, and in eight. A number in a bar is that of the
-# piece:
+# pieces. The charts show one forward, one back: first in one piece, then in eight. The number in a
+# bar is that of its piece:
 
 # %% tags=["varies", "cover"]
 steps = {}
@@ -361,7 +362,7 @@ timing.compare(*runs, repeats=6, names=("eight", "one piece"))
 #
 # ### What does it hold?
 #
-# The peak of each step on the first device, without the weights:
+# Here is the peak of each step on the first device, without the weights, in 1, 2, 4 and 8 pieces:
 
 # %% tags=["nbval-ignore-output"]
 peaks = {}
@@ -427,7 +428,7 @@ print("weights less than 1e-4 apart:", apart(in_four, descend(uncut)) < 1e-4)
 print(f"end and beginning are {apart(in_four, begin):.1g} apart")
 
 # %% [markdown]
-# ### More stages than devices
+# ## More stages than devices
 #
 # Shorter tasks leave a shorter bubble. Four stages, given to two devices in turn, have tasks half
 # as long. A device that could start one of several tasks takes the one that can start first. With
@@ -476,9 +477,10 @@ print("session: less than 1e-5 apart:", apart(found, reference) < 1e-5)
 # %% [markdown]
 # ## Break it
 #
-# **Pieces of different sizes that count the same.** A batch of 90 in pieces of 32, 32 and 26. The
-# plain average of the pieces' gradients counts the last examples more than the others, and no error
-# says so. Compare it with the whole batch, and with an average in which a piece counts by its size.
+# **Pieces of different sizes that count the same.** Take a batch of 90 in pieces of 32, 32 and 26.
+# The plain average of the pieces' gradients counts the last examples more than the others, and no
+# error says so. Compare it with the whole batch, and with an average in which a piece counts by its
+# size.
 #
 # The second cell leaves that to `pipeline.gradients`. For a batch that cannot be cut evenly it
 # wants `uneven=True`, so that you know about it:
@@ -557,13 +559,13 @@ print(warned[0].message)
 
 # %% [markdown]
 # In one piece the gradients are Keras's. In four they are far from them. That need not harm the
-# training: batch normalization sees smaller batches, as it does in towers ([[07]]). But the
-# training is another one.
+# training: batch normalization sees smaller batches, as it does in towers ([[07]]). But it is not
+# the same training.
 #
 # What to watch for:
 #
 # - Train with an optimizer for each stage, as in [[09]].
-# - The moving averages are renewed with every piece, four times as often in four pieces.
+# - The moving averages are updated with every piece, so four times as often in four pieces.
 # - If the same gradients matter, use a normalization that looks at one example at a time, such as
 #   `keras.layers.GroupNormalization` or `LayerNormalization`.
 # - Keep the pieces large enough to fill a GPU, and time a step before you settle on a number.
@@ -634,8 +636,9 @@ checks.accumulate(accumulate)
 #
 # ## In practice
 #
-# Use this when a model has to be cut and each device would wait for the other. It costs a bubble,
-# the starting of many small tasks, and another batch normalization. [PyTorch's tutorial on model
+# Use this when a model has to be cut and each device would wait for the other. It costs a bubble
+# and the starting of many small tasks, and batch normalization sees smaller batches. [PyTorch's
+# tutorial on model
 # parallelism](https://pytorch.org/tutorials/intermediate/model_parallel_tutorial.html) measured
 # ResNet-50 on two GPUs: 7 % slower than one GPU when it was cut, and 49 % faster than one GPU when
 # the batch went through in pieces. (That is 60 % faster than cut without pieces.)
@@ -644,7 +647,7 @@ checks.accumulate(accumulate)
 #   one back is that of [PipeDream](https://arxiv.org/abs/1806.03377) (2018).
 # - If the model fits on one device, towers ([[07]]) have no bubble.
 # - Very large models combine towers, stages and cut layers. TensorFlow has no pipeline of its own.
-#   Ready-made schedules are in PyTorch (`torch.distributed.pipelining`), Megatron-LM and DeepSpeed,
-#   and JAX shards by layouts.
+#   Ready-made schedules are in PyTorch (`torch.distributed.pipelining`), Megatron-LM and DeepSpeed.
+#   JAX shards by layouts.
 #
 # Next: [[next]].

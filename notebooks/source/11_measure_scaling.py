@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Measure scaling
 #
-# You give a training a second GPU, and it takes as long as before. The cause may be the batch, the
-# input, the link between the GPUs, or the way the time was taken. Each of them has a remedy of its
+# You add a second GPU, and your training takes as long as before. The cause may be the batch, the
+# input, the link between the GPUs, or the way you timed it. Each of them has a remedy of its
 # own.
 #
 # **In this lesson** you time a training step so that the number can be believed, draw how it
@@ -15,7 +15,7 @@
 # - see what a growing batch does to the accuracy,
 # - repeat a published table of eleven layouts.
 #
-# **You need** lessons 00, 06 and 07.
+# **You need** [[00]], [[06]] and [[07]].
 
 # %%
 from mgpu_helpers import devices
@@ -50,7 +50,7 @@ for row in (published.TENSORLIGHT[0], published.TENSORLIGHT[3]):
 # %% [markdown]
 # The second GPU gained nothing: each had 128 examples, and yet the step took twice as long. Is the
 # batch too small, or is it the place of the variables, which changed as well? By the end of this
-# lesson you know, and you can find out the same about a step of your own.
+# lesson you will know, and you can find out the same about a step of your own.
 #
 # ## A step to measure
 #
@@ -258,10 +258,10 @@ for size in (len(plan), 120, 840):
 #
 # ## What holds it back: an input that is too slow
 #
-# Until here the batch lay ready. A training has to read it. This input takes 40 ms for each batch
-# of 120, as if from a disk. Three inputs are compared, with one device and with all of them: the
-# batch that lies ready, the slow input, and the slow input with `prefetch`, which reads the next
-# batch while the devices work.
+# Until here the batch lay ready. A real training has to read its batches. This input takes 40 ms
+# for each batch of 120, as if from a disk. Three inputs are compared, with one device and with all
+# of them: the batch that lies ready, the slow input, and the slow input with `prefetch`, which
+# reads the next batch while the devices work.
 
 # %%
 READ, STEPS, SIZE = 0.04, 8, 120
@@ -302,7 +302,7 @@ for n in (1, len(plan)):
 # Reading ahead hides their work, and then the reading alone sets the pace.
 #
 # This is how to recognize it: **time the step on one batch that lies ready.** If the training with
-# its input is much slower than that, mend the input first: read ahead, decode in parallel
+# its input is much slower than that, fix the input first: read ahead, decode in parallel
 # (`map(..., num_parallel_calls=tf.data.AUTOTUNE)`), or keep what was decoded (`cache`).
 #
 # ## What a growing batch does to the accuracy
@@ -358,7 +358,7 @@ plt.show()
 # %% [markdown]
 # At the low rate the larger batch falls behind, and eight times the rate makes up for it. At the
 # higher rate the larger batch learns as it is, and eight times the rate is too much, even with a
-# gentle start. The rule has an end, and only the accuracy shows where.
+# gentle start. The rule has a limit, and only the accuracy shows where it is.
 #
 # ## The same in a graph
 #
@@ -449,9 +449,10 @@ for name, row in theirs.items():
 # %% [markdown]
 # This answers the question of the beginning:
 #
-# - **The place of the variables** was most of it. Moving them to the host took one GPU from 18.5 to
-#   32.5 ms: 26.6 MB of weights go to the GPU in every step, and as many bytes of gradients come
-#   back. The second GPU made it 37.8. On three GPUs with 256 each, the host cost 13 ms a step.
+# - **The place of the variables** was most of it. With them on the host, a step on one GPU took
+#   32.5 ms instead of 18.5: 26.6 MB of weights go to the GPU in every step, and as many bytes of
+#   gradients come back. The second GPU made it 37.8. On three GPUs with 256 each, the host cost 13
+#   ms a step.
 # - **A larger batch** spreads that cost over more examples. On two GPUs an example took 148 µs with
 #   128 to each, 107 with 256, and 82 with 512.
 #
@@ -507,7 +508,7 @@ for name, each in times.items():
 # of the variables changes little. The host is a core like the others, whereas the CPU of the TitanX
 # machine took 19 times as long as a GPU.
 #
-# Three runs cannot tell two layouts apart that are close. Here are twenty pairs for the place of
+# Three runs cannot tell apart two layouts that are close. Here are twenty pairs for the place of
 # the variables:
 
 # %%
@@ -519,11 +520,11 @@ timing.compare(runs[one], runs[hosted], names=("variables on the device", "on th
 #
 # ## Break it
 #
-# **The batch that nobody split.** A step that gives each device the whole batch is easily written.
-# The average of equal gradients is the gradient, so the weights are right. Only the time is not: n
-# devices take as long as one, or longer. Here is such a step. Its weights are compared with those
-# of one device, and a trace counts the bytes that the host sends, first for the step from above and
-# then for this one:
+# **The batch that nobody split.** It is easy to write a step that gives each device the whole
+# batch. The average of equal gradients is the gradient, so the weights are right. Only the time is
+# not: n devices take as long as one, or longer. Here is such a step. Its weights are compared with
+# those of one device, and a trace counts the bytes that the host sends, first for the step from
+# above and then for this one:
 
 # %%
 careless = networks.variables(network, device=first)
@@ -585,7 +586,7 @@ for n, kind in ((1, "average"), (len(plan), "average"), (len(plan), "sync")):
 # %% [markdown]
 # On shards of 2 the losses are not those of one device; with `"sync"` they are. Most people train
 # with the statistics of the shards, and that is no mistake. But the smaller the shard, the more it
-# matters, so strong scaling has an end here too.
+# matters, so strong scaling has a limit here too.
 #
 # ## On your own
 #
@@ -644,7 +645,8 @@ checks.differ(differ)
 # - At a low learning rate the larger batch fell behind, and eight times the rate made up for it. At
 #   a higher one it broke the training.
 # - In the published table the second GPU gained nothing, 145 and 148 µs an example, mostly because
-#   the variables had gone to the host. With 512 examples to a GPU it was 1.8 times as fast.
+#   the variables had gone to the host. With 512 examples to each, two GPUs were 1.8 times as fast
+#   as one with 128.
 # - A step that gave the whole batch to each device had the right weights, and gave itself away by
 #   its bytes.
 #

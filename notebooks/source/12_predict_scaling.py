@@ -14,7 +14,7 @@
 # - predict more devices and other links, each with an interval,
 # - put in a table of your own.
 #
-# **You need** lessons 07 and 11.
+# **You need** [[07]] and [[11]].
 
 # %%
 from mgpu_helpers import devices
@@ -119,7 +119,7 @@ for n in (1, 2, 4, 8):
 #
 # The table is that of the [tensorlight notebook](../docs/sources.md), from [[11]]: nine rows of 1,
 # 2 and 3 TitanX GPUs. `asks` counts what a step asks for. Where the host holds the variables, it
-# also updates them, which is a fourth part:
+# also updates them, which adds a part to the sum:
 
 # %%
 workload = networks.workload(networks.tensorlight(), cut="conv2")  # the cut of the model split
@@ -234,8 +234,8 @@ print("16 GPUs: ", few.predict(scaling.Layout(16, 625)))
 #
 # ## Can it be true?
 #
-# Before a published time goes into a fit, count whether it is possible. The P40 note gives 22.25 s
-# for one GPU, and prints a program with 1000 epochs and batches of 20,000. The original of that
+# Before a published time goes into a fit, work out whether it is possible. The P40 note gives 22.25
+# s for one GPU, and prints a program with 1000 epochs and batches of 20,000. The original of that
 # program gives the same times, with 10 epochs and batches of 10,000. Both train on 55,000 digits,
 # in whole batches only. Which of them can take 22.25 s?
 
@@ -267,8 +267,8 @@ print(scaling.feasible(work, images(rows_of["VGG16"])[0], 1, published.P100_FLOP
 # ## What would eight GPUs give?
 #
 # Back to the trouble. For each network, the rows of 1, 2 and 4 GPUs are fitted, and the row of 8 is
-# predicted. `terms_for` lists the parts that such rows can tell apart. AlexNet is left out: its
-# three rows for three parts leave no interval.
+# predicted. `terms_for` lists the parts that do not grow alike in such rows, so that a fit can tell
+# them apart. AlexNet is left out: its three rows for three parts leave no interval.
 
 # %%
 def eight_from_fewer(work, rows):
@@ -289,7 +289,8 @@ print("doubts about the last:", "; ".join(seconds.doubts))
 # %% [markdown]
 # Six of the eight are predicted within 6 %. The measured number is inside the interval in every
 # row. For VGG16 with 32 the prediction is nearly as wrong as the guess was. But its interval begins
-# below the 820 that were measured, and its doubts say why it is so wide. A guess has neither.
+# below the 820 that were measured, and its doubts say why it is so wide: six rows are too few to
+# tell three of the four costs from chance. A guess has neither.
 #
 # So should you rent eight? Divide the lower end of the interval by the rate of one GPU. For
 # ResNet-50 with 64 that is 1,450/219 = 6.6, so an image should cost at most 8/6.6 = 1.2 times as
@@ -299,7 +300,7 @@ print("doubts about the last:", "; ".join(seconds.doubts))
 #
 # The fitted costs also answer what another link would give: keep the arithmetic and the fixed part,
 # and change what moving costs. `scaling.PCIE_3` is a `Link` of 5 to 12 GB/s; its `source` says who
-# measured that. `speedup` says how many times as fast as one device eight would be, here for the
+# measured that. `speedup` says how many times as fast eight devices would be as one, here for the
 # tensorlight network with 128 examples on each. `central` averages on the first device, `ring` in a
 # ring:
 
@@ -310,7 +311,7 @@ print("ring:        ", scaling.speedup(scaling.ring, workload, fitted, **eight))
 
 # %% [markdown]
 # The first device is a bottleneck: eight GPUs do little more than the work of two. The ring over
-# the same link gives six. The same for other links:
+# the same link gives six. Here are other links:
 
 # %%
 for link in (scaling.PCIE_3, scaling.ETHERNET_100G, scaling.NVLINK_3):
@@ -487,8 +488,8 @@ checks.share_of_peak(share_of_peak)
 # %% [markdown]
 # **2.** Write `fewest(workload, cost, global_batch, seconds)`: the smallest number of devices, from
 # 1 to 64, on which a step with this global batch takes at most `seconds`, with the variables on the
-# first device; `None` if there is none. `scaling.central(workload, cost, n, batch).total` gives the
-# seconds on n devices with `batch` examples on each, which may be a fraction here.
+# first device. Return `None` if there is none. `scaling.central(workload, cost, n, batch).total`
+# gives the seconds on n devices with `batch` examples on each, which may be a fraction here.
 
 # %% tags=["exercise"]
 def fewest(workload, cost, global_batch, seconds):

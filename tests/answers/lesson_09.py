@@ -51,5 +51,12 @@ WRONG = {
         (COUNT.replace(".shape[1:]", ".shape"), "it raises TypeError"),
         (COUNT.replace("2 * 4", "8e-6"), "not 0.032"),
         (COUNT.replace("return", "found ="), "returns nothing"),
+        ("""
+def crossing(model, name, batch):
+    kernel = getattr(model.get_layer(name), "kernel", None)
+    if kernel is not None:
+        return 8 * batch * kernel.shape[0]
+    return 8 * batch * np.prod(model.layers[0].output.shape[1:])
+""", "in front of 'flat'"),
     ],
 }

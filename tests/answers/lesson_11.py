@@ -34,6 +34,11 @@ def differ(a, b):
 def differ(a, b):
     return timing.Comparison(timing.Timing(tuple(a)), timing.Timing(tuple(b))).distinguishable
 """,
+        """
+def differ(a, b):
+    low, high = np.quantile(np.log(a) - np.log(b), [0.25, 0.75])
+    return low * high > 0
+""",
     ],
 }
 
@@ -83,5 +88,19 @@ def differ(a, b):
 """,
          "it changes a list"),
         ("differ = lambda a, b: a > b", "True is right, not False"),
+        ("""
+def differ(a, b):
+    low, high = np.quantile(np.divide(a, b), [0.2, 0.8])
+    return low > 1 or high < 1
+""",
+         "the middle half of"),
+        ("""
+def differ(a, b):
+    low, high = np.quantile(np.subtract(a, b), [0.25, 0.75])
+    return low > 0 or high < 0
+""",
+         "the middle half of"),
+        ("differ = lambda a, b: abs(np.mean(np.sign(np.subtract(a, b)))) > 0.3",
+         "the middle half of"),
     ],
 }

@@ -65,5 +65,8 @@ WRONG = {
         (FIRST.format(end=65, batch="batch", sign="<=", none=None), "it is 3 devices, not None"),
         (LOOP.replace("central", "ring"), "ms it is"),
         (LOOP.replace("global_batch / n", "global_batch // n"), "ms it is"),
+        (LOOP.replace("global_batch / n", "1024 / n"), "for a batch of"),
+        (LOOP.replace("workload, cost, n", "scaling.Workload('a', 1_000_000, 1e8), cost, n"),
+         "for a batch of"),
     ],
 }

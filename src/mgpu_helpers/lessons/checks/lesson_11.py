@@ -65,4 +65,26 @@ def differ(function: Callable[[list[float], list[float]], Any]) -> str:
             raise NotYet(f"True or False is wanted, not {got!r}")
         if got != right:
             raise NotYet(f"{what}: {right} is right, not {got}")
+    _check_drawn(function)
     return "eight pairs of steps, and chance taken for chance"
+
+
+def _check_drawn(function: Callable[[list[float], list[float]], Any]) -> None:
+    rng = np.random.default_rng()
+    for _ in range(500):
+        pairs = int(rng.integers(5, 13))
+        a, b = (1 + 0.1 * rng.standard_normal([2, pairs])) * rng.uniform(1, 9, pairs)
+        b *= rng.choice([0.9, 1.0, 1.1])
+        ends = np.quantile(a / b, [0.25, 0.75])
+        others = np.quantile(b / a, [0.25, 0.75]), np.exp(np.quantile(np.log(a / b), [0.25, 0.75]))
+        found = {bool(low > 1 or high < 1) for low, high in (ends, *others)}
+        if len(found) > 1 or np.min(np.abs(ends - 1)) < 0.011:
+            continue  # on the border, where timing.Comparison rounds
+        (right,) = found
+        got = call(function, a.tolist(), b.tolist())
+        if not isinstance(got, bool | np.bool_) or got != right:
+            low, high = ends
+            raise NotYet(
+                f"the middle half of {len(a)} ratios reaches from {low:.3f} to {high:.3f}: {right} "
+                f"is right, not {got}"
+            )
