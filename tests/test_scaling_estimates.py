@@ -119,8 +119,8 @@ def test_the_terms_for_a_table_are_those_that_do_not_grow_alike(counts, batches,
 def test_a_term_that_the_rows_do_not_tell_is_a_doubt_where_it_is_asked_for():
     work = Workload("p40", 619_146, 65e6)
     found = fit(work, P40, TERMS)
-    assert "do not tell arithmetic, fixed, moving" in found.predict(P40[1].layout).doubts[0]
-    assert "do not tell arithmetic, fixed" in found.predict(P40[0].layout).doubts[0]
+    assert "do not determine arithmetic, fixed, moving" in found.predict(P40[1].layout).doubts[0]
+    assert "do not determine arithmetic, fixed" in found.predict(P40[0].layout).doubts[0]
     assert "moving" not in found.predict(P40[0].layout).doubts[0]
 
 

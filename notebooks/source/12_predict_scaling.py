@@ -456,8 +456,8 @@ plt.show()
 
 # %% [markdown]
 # The dots are what was measured. The fit has a line for each number of devices. (With a single
-# device in the plan it is asked for one, because such rows do not tell what moving costs.) Watch
-# the interval: on a busy machine the rows scatter, and the interval gets so wide that it says
+# device in the plan it is asked for one, because such rows do not determine what moving costs.)
+# Watch the interval: on a busy machine the rows scatter, and the interval gets so wide that it says
 # little. Then measure again. In `cores` mode nothing has to move, and what the fit calls moving is
 # the average. Where devices share a core, a step grows with the global batch, and
 # `terms=("arithmetic", "fixed", "input")` fits it better.

@@ -122,7 +122,7 @@ def doubts(fit: Fit, devices: int, batch: float, wanted: np.ndarray) -> list[str
         return [*found, why]
     told = zip(fit.terms, wanted, strict=True)
     vague = [term for term, asked in told if asked and term in fit.unidentified]
-    return found + ([f"the rows do not tell {', '.join(vague)}"] if vague else [])
+    return found + ([f"the rows do not determine {', '.join(vague)}"] if vague else [])
 
 
 def _between(value: float, low: float | None, high: float | None) -> str:

@@ -62,7 +62,7 @@ class Fit:
             "latency": f"{self.cost.latency * 1e6:.3g} µs a message",
         }  # fmt: skip
         lines = [f"{term:11}{said[term]}" for term in self.terms]
-        lines += [f"not told: {term}; {why}" for term, why in self.unidentified.items()]
+        lines += [f"not determined: {term}; {why}" for term, why in self.unidentified.items()]
         return "\n".join([head, *lines])
 
     @property
@@ -120,8 +120,8 @@ class Fit:
         off = np.abs(wanted - wanted @ known) > 1e-6 * np.linalg.norm(wanted)
         missing = [term for term, far in zip(self.terms, off, strict=True) if far]
         if missing:
-            why = "; ".join(f"{t} ({self.unidentified.get(t, 'not told')})" for t in missing)
-            raise ValueError(f"the rows cannot say what {what} takes: they do not tell {why}.")
+            why = "; ".join(f"{t} ({self.unidentified.get(t, 'not determined')})" for t in missing)
+            raise ValueError(f"the rows cannot say what {what} takes: they do not determine {why}.")
 
 
 def fit(
@@ -186,7 +186,7 @@ def _why_not(
     weights = np.linalg.lstsq(rest, column, rcond=NOISE)[0]
     if np.linalg.norm(rest @ weights - column) < 1e-6:
         same = [other for other, w in zip(others, weights, strict=True) if abs(w) > 1e-6]
-        return f"from row to row it changes as {' and '.join(same)} {'do' if same[1:] else 'does'}"
+        return f"it changes from row to row as {' and '.join(same)} {'do' if same[1:] else 'does'}"
     rows, columns = full.shape
     if rows <= columns:
         return f"{counted(rows, 'row')} and {counted(columns, 'coefficient')} leave no scatter"
