@@ -26,6 +26,7 @@ plan
 
 # %%
 import tempfile
+import warnings
 from collections import Counter
 
 import keras
@@ -40,6 +41,7 @@ from mgpu_helpers.lessons.checks import lesson_08 as checks
 from mgpu_helpers.lessons.sketches import lesson_08 as sketches
 
 layers, losses = keras.layers, keras.losses
+warnings.simplefilter("ignore", UserWarning)  # Keras has one for every dataset in fit
 
 # %% [markdown]
 # ## The trouble
@@ -64,13 +66,15 @@ print(replicas.convolutions(step))
 # What is made in the `scope` of a strategy belongs to that strategy. Look at the numbers, and at
 # the timeline for bars one above the other:
 
-# %% tags=["varies", "cover"]
+# %%
 strategy = tf.distribute.MirroredStrategy(plan.devices)
 with strategy.scope():
     mirrored = replicas.digits_model()
 
 step = trace.fit_step(mirrored, data.batch(840))
 print(replicas.convolutions(step))
+
+# %% tags=["varies", "cover"]
 charts.timeline(step)
 plt.show()
 
@@ -91,7 +95,7 @@ plt.show()
 # **all-reduce**: each gives its own and gets the sum of all. Then each updates its own weights. As
 # all do the same, the copies stay equal.
 #
-# `experimental_local_results` gives what each replica has of a value. The first cell counts the
+# `experimental_local_results` gives what each replica has of a value. The first lines count the
 # bytes of weights and optimizer state on each device: for the model on one device, then for the
 # mirrored one.
 #
@@ -109,15 +113,14 @@ for model in (alone, mirrored):
             held[devices.short(copy.device)] += copy.numpy().nbytes
     print(dict(held))
 
-# %%
 to_one = tf.distribute.MirroredStrategy(plan.devices, tf.distribute.ReductionToOneDevice())
 with to_one.scope():
     model = replicas.digits_model()
 step_to_one = trace.fit_step(model, data.batch(840))
-print("weights:", 4 * model.count_params(), "bytes")
-print("all-reduce:", {each.device: each.bytes for each in step.collectives})
-for name, each in [("usual", step), ("to one device", step_to_one)]:
-    print(name, {pair: size for pair, size in each.bytes_between().items() if size > 1000})
+print("weights", 4 * model.count_params(), "bytes; to the all-reduce:")
+print(sorted((each.device, each.bytes) for each in step.collectives))
+print("usual:        ", replicas.crossing(step))
+print("to one device:", replicas.crossing(step_to_one))
 
 # %% [markdown]
 # Every device holds what one device held alone. Lesson 07 kept one set of weights, and sent it to
@@ -178,9 +181,9 @@ with tf.device(plan.host):
 step_on_one = towers.train_step(one, one.optimizer, entropy, plan.devices[:1])
 step_in_towers = towers.train_step(tower, tower.optimizer, entropy, plan.devices)
 for x, y in data.batch(168).repeat(2):
-    print(f"one {step_on_one(x, y):.4f}  towers {step_in_towers(x, y):.4f}")
+    loss, loss_in_towers = step_on_one(x, y), step_in_towers(x, y)
+print(f"one {loss:.4f}  towers {loss_in_towers:.4f}")
 
-# %%
 with strategy.scope():
     looped = replicas.digits_model()
 loop_step = make_step(looped, size=168)
@@ -190,9 +193,11 @@ print(f"own loop {loss:.4f}")
 history = mirrored.fit(data.batch(168), epochs=2, verbose=0)
 
 # %%
+after_ten = one.get_weights()
 for name, model in [("towers", tower), ("own loop", looped), ("fit", mirrored)]:
-    print(f"{name:8} agrees to 1e-5: {replicas.difference(model, one) < 1e-5}")
-print(f"moved by {replicas.difference(replicas.digits_model(), one):.2f}")
+    differ = replicas.difference(model.get_weights(), after_ten)
+    print(f"{name:8} agrees to 1e-5: {differ < 1e-5}")
+print(f"moved by {replicas.difference(replicas.digits_model().get_weights(), after_ten):.2f}")
 
 # %% [markdown]
 # All have the weights of one device.
@@ -202,26 +207,15 @@ print(f"moved by {replicas.difference(replicas.digits_model(), one):.2f}")
 # A replica sees only its share of a batch. So a BatchNormalization normalizes by the statistics of
 # that share, unless it is made with `synchronized=True`. Then the replicas exchange theirs, in more
 # all-reduces. As in lesson 07, the batch gets brighter from image to image, so that the shares
-# differ. Compare the losses of three steps, and the moving variances:
+# differ. Compare the losses of three steps, and the moving variances, of
+# one device, synchronized replicas, and replicas each by itself:
 
 # %%
-images, labels = digits.load(840)
-bright = images.reshape(840, 784) * np.linspace(0.2, 2, 840, dtype="float32")[:, None]
-brighter = tf.data.Dataset.from_tensor_slices((bright, labels / 9))
-
-
-def print_norm(name, model):
-    found = [model.fit(brighter.batch(840), verbose=0).history["loss"][0] for _ in range(3)]
-    variance = model.get_layer("norm").moving_variance.numpy()
-    print(f"{name:12} losses {np.round(found, 3)}  variances {np.round(variance, 2)}")
-
-
 with tf.device(plan.devices[0]):
-    print_norm("one device", replicas.norm_model())
+    print(replicas.three_steps(replicas.norm_model()))
 with strategy.scope():
     together, apart = replicas.norm_model(synchronized=True), replicas.norm_model()
-print_norm("synchronized", together)
-print_norm("each its own", apart)
+print(replicas.three_steps(together), replicas.three_steps(apart), sep="\n")
 
 # %% [markdown]
 # Synchronized replicas have the numbers of one device. Without it the losses differ from the first
@@ -272,23 +266,15 @@ print_parts(strategy.experimental_distribute_dataset(numbers.shuffle(100, seed=3
 # a last batch of three, and five leave one. Compare the weights after three passes:
 
 # %%
-def three_epochs(model, *examples):
-    model.set_weights([np.ones([1, 1])])
-    model.fit(tf.data.Dataset.from_tensor_slices(examples).batch(size), epochs=3, verbose=0)
-    return model.get_weights()[0].item()
-
-
-def ramp(count):
-    x = np.linspace(0.5, 2, count, dtype="float32").reshape(-1, 1)
-    return x, 0 * x
-
-
 with tf.device(plan.devices[0]):
     on_one = replicas.one_weight()
 with strategy.scope():
     on_all = replicas.one_weight()
+
+# %%
 for count in (2 * size, 2 * size - 1, size + 1):
-    weights = [three_epochs(model, *ramp(count)) for model in (on_one, on_all)]
+    examples = replicas.ramp(count)
+    weights = [replicas.three_epochs(model, size, *examples) for model in (on_one, on_all)]
     print(f"{count} examples: one {weights[0]:.4f}  all {weights[1]:.4f}")
 
 # %% [markdown]
@@ -304,11 +290,10 @@ for count in (2 * size, 2 * size - 1, size + 1):
 
 # %%
 try:
-    on_all.fit(*ramp(1), verbose=0)
+    on_all.fit(*replicas.ramp(1), verbose=0)
 except tf.errors.InvalidArgumentError as error:
-    print(error.message.partition("}} ")[2])
+    print(error.message.partition("}} ")[2].partition(" [Op")[0])
 
-# %%
 for count, batch in [(1, 1), (2 * size, size), (2 * size - 1, size), (size + 1, size)]:
     try:
         towers.check_batches(count, batch, len(plan))
@@ -329,7 +314,9 @@ def padded(x, y):
 
 
 for count in (2 * size - 1, size + 1):
-    wanted, got = three_epochs(on_one, *ramp(count)), three_epochs(on_all, *padded(*ramp(count)))
+    x, y = replicas.ramp(count)
+    wanted, got = (replicas.three_epochs(on_one, size, x, y),
+                   replicas.three_epochs(on_all, size, *padded(x, y)))  # fmt: skip
     print(f"{count} examples: one {wanted:.4f}  all, filled up {got:.4f}")
 
 # %% [markdown]
@@ -343,7 +330,7 @@ for count in (2 * size - 1, size + 1):
 # ⌈last/n⌉·(n − 1) ≥ last. The second cell tries this rule for two replicas and for four:
 
 # %%
-few = brighter.take(size + 1).batch(size)
+few = replicas.brighter().take(size + 1).batch(size)
 with strategy.scope():
     model = replicas.norm_model()
 print("loss", np.round(model.fit(few, verbose=0).history["loss"], 3))
@@ -381,7 +368,6 @@ def gradient(loss_of, how):
     return strategy.experimental_local_results(strategy.run(replica, args=(batch,)))[0]
 
 
-# %%
 print("scaled, added: ", gradient(lambda each: tf.reduce_sum(each) / 840, "sum").numpy())
 print("mean, added:   ", gradient(tf.reduce_mean, "sum").numpy())
 print("mean, averaged:", gradient(tf.reduce_mean, "mean").numpy())
@@ -403,11 +389,11 @@ def places(strategy):
     return {devices.short(copy.device) for copy in strategy.experimental_local_results(probe)}
 
 
-missing = ["GPU:62", "GPU:63"]
-nowhere = tf.distribute.MirroredStrategy(missing, tf.distribute.ReductionToOneDevice())
+nowhere = tf.distribute.MirroredStrategy(
+    ["GPU:62", "GPU:63"], tf.distribute.ReductionToOneDevice())  # fmt: skip
 with nowhere.scope():
     model = replicas.one_weight()
-print("loss", model.fit(*ramp(4), verbose=0).history["loss"])
+print("loss", model.fit(*replicas.ramp(4), verbose=0).history["loss"])
 for each in (nowhere, strategy):
     print(each.num_replicas_in_sync, "replicas, places:", len(places(each)))
 
@@ -417,14 +403,18 @@ for each in (nowhere, strategy):
 #
 # **Made outside the scope.** A model from outside is refused, without words. An optimizer that was
 # built outside is not. Its variables are single, and every replica updates them, also the one in
-# which Adam counts its steps. Compare the count and the weight after ten steps:
+# which Adam counts its steps. `ten_steps` gives the count and the weight after ten steps.
+#
+# What is only read may be made outside, and is then fetched from its place in every step: right,
+# but slow. `sent` adds up a table of 400,000 bytes on each replica, and gives what the first device
+# sends to the last. The last cell tries both:
 
 # %%
 try:
     make_step(alone, size=840)(next(iter(
         strategy.experimental_distribute_dataset(data.batch(840)))))  # fmt: skip
 except AssertionError as error:
-    print("AssertionError:", repr(str(error).strip().splitlines()[-1]))
+    print("its last word:", str(error).split()[-1])
 
 # %%
 kernel = on_all.weights[0]
@@ -438,37 +428,31 @@ def ten_steps(adam):
     return f"counted {adam.iterations.numpy()} steps, weight {kernel.numpy().item():.4f}"
 
 
-outside = keras.optimizers.Adam(0.1)
-outside.build([kernel])
+def sent(table):
+    _, step = trace.function_step(lambda: strategy.run(lambda: tf.reduce_sum(table)))
+    return step.bytes_between().get((plan.devices[0], plan.devices[-1]), 0)
+
+
+with tf.device(plan.devices[0]):
+    adam, table = keras.optimizers.Adam(0.1), tf.Variable(tf.ones([1000, 100]))
+    adam.build([kernel])
+print(f"outside: {ten_steps(adam)}, {sent(table):,} bytes")
 with strategy.scope():
-    inside = keras.optimizers.Adam(0.1)
-    inside.build([kernel])
-print("inside: ", ten_steps(inside))
-print("outside:", ten_steps(outside))
+    adam, table = keras.optimizers.Adam(0.1), tf.Variable(tf.ones([1000, 100]))
+    adam.build([kernel])
+print(f"inside:  {ten_steps(adam)}, {sent(table):,} bytes")
 
 # %% [markdown]
 # The ten steps were counted once for each replica, and the weight differs. The check is that
-# `iterations` agrees with your own count. (`compile` in the scope makes the optimizer there.)
+# `iterations` agrees with your own count. (`compile` in the scope makes the optimizer there.) And
+# the table crossed in every step.
 #
-# What is only read may be made outside, and is then fetched from its place in every step: right,
-# but slow. Here is a table of 400,000 bytes, which each replica adds up. Look for what the first
-# device sends to the last:
-
-# %%
-with tf.device(plan.devices[0]):
-    outside = tf.Variable(tf.ones([1000, 100]))
-with strategy.scope():
-    inside = tf.Variable(tf.ones([1000, 100]))
-for table in (inside, outside):
-    _, step = trace.function_step(lambda: strategy.run(lambda: tf.reduce_sum(table)))
-    print(step.bytes_between().get((plan.devices[0], plan.devices[-1]), 0), "bytes")
-
-# %% [markdown]
 # ## Does it pay?
 #
 # Five steps in batches of 168, in turn: one device, the towers, the loop, and `fit`. There are two
 # variants. The loop can read the last loss only, in place of **`float(loss)` in every step**, which
-# is the seventh mistake. And one call of `fit` can take 25 steps in place of five:
+# is the seventh mistake. And one call of `fit` can take 55 steps in place of five. The second cell
+# lists the times. The third tells what a call of `fit` costs from what its steps cost:
 
 # %%
 batches = list(data.batch(168))
@@ -484,37 +468,31 @@ ways = {
     "towers": lambda: [step_in_towers(x, y).numpy() for x, y in batches],
     "own loop": lambda: [loop_step(batch).numpy() for batch in ready],
     "own loop, last loss": lambda: [loop_step(batch) for batch in ready][-1].numpy(),
-    "fit, 5 steps": fit(1), "fit, 25 steps": fit(5),
+    "fit, 5 steps": fit(1), "fit, 55 steps": fit(11),
+    "distribute the data": lambda: next(
+        iter(strategy.experimental_distribute_dataset(data.batch(168)))),
 }  # fmt: skip
 
 # %% tags=["nbval-ignore-output"]
-took = timing.several(ways, warmup=2, repeats=6)
+took = timing.several(ways, warmup=1, repeats=5)
 for name, each in took.items():
     print(f"{name:20} {each}")
 
+# %% tags=["nbval-ignore-output"]
+five, many = took["fit, 5 steps"].median, took["fit, 55 steps"].median
+a_step = (many - five) / 50
+print(f"own loop: a step {1e3 * took['own loop'].median / 5:.1f} ms")
+print(f"fit:      a step {1e3 * a_step:.1f} ms, a call {1e3 * (five - 5 * a_step):.0f} ms")
+print(f"of that to distribute the data: {1e3 * took['distribute the data'].median:.0f} ms")
+
 # %% [markdown]
-# On cores a step is finished when it returns, so reading the loss costs nothing. On a GPU a step
+# On cores a step is finished when it returns, so reading its loss costs nothing. On a GPU a step
 # returns at once, and Python prepares the next one meanwhile, unless `float` waits. Keep the losses
 # as tensors, and read them now and then.
 #
-# Five steps of `fit` take many times as long as five steps of the loop, and 25 steps far less than
-# five times as long as five. So a call of `fit` has a price, and each step has one. The two calls
-# tell them apart. The last line is a piece of the price of a call:
-
-# %% tags=["nbval-ignore-output"]
-five, many = took["fit, 5 steps"].median, took["fit, 25 steps"].median
-a_step = (many - five) / 20
-print(f"own loop: a step {1e3 * took['own loop'].median / 5:.1f} ms")
-print(f"fit:      a step {1e3 * a_step:.1f} ms, a call {1e3 * (five - 5 * a_step):.0f} ms")
-
-
-def begin():
-    return next(iter(strategy.experimental_distribute_dataset(data.batch(168))))
-
-
-print("distribute the data, and fetch a batch:", timing.measure(begin, repeats=6))
-
-# %% [markdown]
+# Five steps of `fit` take many times as long as five steps of the loop, and 55 steps far less than
+# eleven times as long as five. So a call of `fit` has a price, and each step has one.
+#
 # Each call of `fit` distributes the dataset anew: TensorFlow rewrites the dataset's graph, and
 # starts what feeds each replica. That is much of the price of a call. A training with many steps in
 # a call does not feel it. A benchmark with few steps in a call measures little else. It is not
@@ -542,8 +520,16 @@ print("distribute the data, and fetch a batch:", timing.measure(begin, repeats=6
 # The last three need a cluster or a TPU. The first and the third have to end at the weights of the
 # others.
 #
-# In a graph of the old kind, where the sessions of lessons 01 to 07 run, a distributed dataset has
-# no iterator, as the second cell says. Towers have no such limit.
+# In a graph of the old kind, as lessons 01 to 07 build it for a session, a distributed dataset has
+# no iterator. The second cell shows the error. Towers have no such limit.
+#
+# **DTensor** goes another way. A tensor is cut over devices, and an operation on it runs on all of
+# them. A **mesh** names the devices, and a **layout** says along which axis a tensor is cut. In the
+# third cell the kernel of a layer is cut by columns, and its product is compared with the whole
+# one.
+#
+# `keras.distribution` of Keras 3 promises this for whole models. With TensorFlow as the backend it
+# accepts everything and does nothing. The last line counts the copies of a weight:
 
 # %%
 central = tf.distribute.experimental.CentralStorageStrategy(plan.devices, plan.host)
@@ -551,23 +537,15 @@ for other in (tf.distribute.OneDeviceStrategy(plan.devices[0]), central):
     with other.scope():
         model = replicas.digits_model()
     model.fit(data.batch(168), epochs=2, verbose=0)
-    print(sorted(places(other)), "agrees to 1e-5:", replicas.difference(model, one) < 1e-5)
+    agrees = replicas.difference(model.get_weights(), after_ten) < 1e-5
+    print(sorted(places(other)), "agrees to 1e-5:", agrees)
 
 # %%
 with tf.Graph().as_default():
     try:
-        iter(strategy.experimental_distribute_dataset(data.batch(168)))
+        iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2)))
     except RuntimeError as error:
         print(error)
-
-# %% [markdown]
-# **DTensor** goes another way. A tensor is cut over devices, and an operation on it runs on all of
-# them. A **mesh** names the devices, and a **layout** says along which axis a tensor is cut. In the
-# first cell the kernel of a layer is cut by columns, and its product is compared with the whole
-# one.
-#
-# `keras.distribution` of Keras 3 promises this for whole models. With TensorFlow as the backend it
-# accepts everything and does nothing. The second cell counts the copies of a weight:
 
 # %%
 mesh = dtensor.create_mesh([("model", len(plan))], devices=[each[1:] for each in plan.devices])
@@ -581,7 +559,6 @@ print([(devices.short(part.device), part.shape[1]) for part in dtensor.unpack(pr
 whole = np.asarray(dtensor.relayout(product, everywhere))
 print("agrees to 1e-5:", np.abs(whole - x @ kernel).max() < 1e-5)
 
-# %%
 names = [each[1:].lower() for each in plan.devices]
 keras.distribution.set_distribution(keras.distribution.DataParallel(devices=names))
 weight = replicas.one_weight().weights[0].value
@@ -593,7 +570,11 @@ print(len(strategy.experimental_local_results(weight)), "copy")
 #
 # Here is a small residual network with BatchNormalization; put your own in its place. It trains on
 # all devices, with a metric and a callback that saves it. Then one device goes on from the file.
-# Compare accuracy and weights of the two that went on:
+# Compare accuracy and weights of the two that went on.
+#
+# **Mixed precision** is one line before the model is made, as in the second cell. The weights stay
+# float32, the layers compute in float16, and the optimizer multiplies the loss by a large number,
+# so that small gradients do not become 0. The third cell times a prediction with it, and without:
 
 # %%
 def residual():
@@ -609,7 +590,6 @@ with strategy.scope():
     model = residual()
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), entropy, metrics=["accuracy"])
 
-# %%
 with tempfile.TemporaryDirectory() as folder:
     save = keras.callbacks.ModelCheckpoint(f"{folder}/model.keras")
     model.fit(data.batch(168), epochs=2, verbose=0, callbacks=[save])
@@ -618,16 +598,7 @@ with tempfile.TemporaryDirectory() as folder:
 for each in (model, loaded):
     accuracy = each.fit(data.batch(168), verbose=0).history["accuracy"][0]
     print(f"{each.optimizer.iterations.numpy()} steps, accuracy {accuracy:.2f}")
-print("agree to 1e-4:", replicas.difference(loaded, model) < 1e-4)
-
-# %% [markdown]
-# The file has one copy of everything, the optimizer's state too, so it does not matter how many
-# replicas wrote it. A callback runs once, not once for each replica. A metric counts every example
-# once, also in a batch that does not divide.
-#
-# **Mixed precision** is one line before the model is made. The weights stay float32, the layers
-# compute in float16, and the optimizer multiplies the loss by a large number, so that small
-# gradients do not become 0. Cores have no fast float16, and nothing good comes of it there:
+print("agree to 1e-4:", replicas.difference(loaded.get_weights(), model.get_weights()) < 1e-4)
 
 # %%
 keras.mixed_precision.set_dtype_policy("mixed_float16")
@@ -639,12 +610,21 @@ half.fit(data.batch(168), verbose=0)
 print(half.layers[1].kernel.dtype, half.layers[1].compute_dtype, type(half.optimizer).__name__)
 with tf.device(plan.devices[0]):
     full, mixed = tf.function(model), tf.function(half)
-timing.compare(lambda: full(images).numpy(), lambda: mixed(images).numpy(), repeats=10,
-               names=("float32", "mixed_float16"))  # fmt: skip
+
+# %%
+timing.compare(
+    lambda: full(batches[0][0]).numpy(), lambda: mixed(batches[0][0]).numpy(),
+    repeats=10, names=("float32", "mixed_float16"),
+)  # fmt: skip
 
 # %% [markdown]
-# GPUs with tensor cores compute convolutions and products several times as fast in float16. A loop
-# of your own has to scale by itself: `optimizer.scale_loss(loss)` before the gradients.
+# The file has one copy of everything, the optimizer's state too, so it does not matter how many
+# replicas wrote it. A callback runs once, not once for each replica. A metric counts every example
+# once, also in a batch that does not divide.
+#
+# Cores have no fast float16, so float32 is faster here. GPUs with tensor cores compute convolutions
+# and products several times as fast in float16. A loop of your own has to scale by itself:
+# `optimizer.scale_loss(loss)` before the gradients.
 #
 # ## On your own
 #

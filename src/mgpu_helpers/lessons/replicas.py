@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers import devices
+from mgpu_helpers.lessons import digits
 from mgpu_helpers.trace import Trace
 
 
@@ -49,6 +50,39 @@ def one_weight() -> Any:
     return model
 
 
+def brighter() -> Any:
+    """Give a dataset of 840 digits, brighter from image to image, for `norm_model`."""
+    import tensorflow as tf
+
+    images, labels = digits.load(840)
+    light = np.linspace(0.2, 2, 840, dtype="float32")[:, None]
+    return tf.data.Dataset.from_tensor_slices((images.reshape(840, 784) * light, labels / 9))
+
+
+def ramp(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Give so many rising numbers, and the answer 0 for each, for `one_weight`."""
+    x = np.linspace(0.5, 2, count, dtype="float32").reshape(-1, 1)
+    return x, 0 * x
+
+
+def three_epochs(model: Any, batch: int, *examples: np.ndarray) -> float:
+    """Give the weight of `one_weight` after three passes, from 1, without shuffling."""
+    import tensorflow as tf
+
+    model.set_weights([np.ones([1, 1])])
+    data = tf.data.Dataset.from_tensor_slices(examples).batch(batch)
+    model.fit(data, epochs=3, verbose=0)
+    return model.get_weights()[0].item()
+
+
+def three_steps(model: Any) -> str:
+    """Say the losses of three steps of `norm_model` on `brighter`, and its moving variances."""
+    data = brighter().batch(840)
+    losses = [model.fit(data, verbose=0).history["loss"][0] for _ in range(3)]
+    variance = model.get_layer("norm").moving_variance.numpy()
+    return f"losses {np.round(losses, 3)}  variances {np.round(variance, 2)}"
+
+
 def convolutions(step: Trace) -> dict[str, int]:
     """Count the convolutions that each device of the plan computed in a step."""
     plan = devices.current()
@@ -56,7 +90,13 @@ def convolutions(step: Trace) -> dict[str, int]:
     return {device: found[device] for device in (plan.host, *plan.devices)}
 
 
-def difference(model: Any, other: Any) -> float:
-    """Give the largest difference of two models' weights, as a share of a variable's largest."""
-    pairs = zip(model.get_weights(), other.get_weights(), strict=True)
+def crossing(step: Trace) -> str:
+    """Say what crossed in a step, in kB, without what is less than half a kB."""
+    between = step.bytes_between().items()
+    return ", ".join(f"{a} -> {b} {size / 1e3:.0f} kB" for (a, b), size in between if size > 500)
+
+
+def difference(weights: list[np.ndarray], others: list[np.ndarray]) -> float:
+    """Give the largest difference of any weight, as a share of the largest of its variable."""
+    pairs = zip(weights, others, strict=True)
     return max(np.abs(a - b).max() / np.abs(b).max() for a, b in pairs if b.any())
