@@ -79,7 +79,7 @@ charts.timeline(step)
 plt.show()
 
 # %% [markdown]
-# Every device computed five convolutions, each for its share of the batch.
+# Every device computed five convolutions, each for its shard of the batch.
 #
 # ## What it does
 #
@@ -95,15 +95,15 @@ plt.show()
 # **all-reduce**: each gives its own and gets the sum of all. Then each updates its own weights. As
 # all do the same, the copies stay equal.
 #
-# `experimental_local_results` gives what each replica has of a value. The first lines count the
-# bytes of weights and optimizer state on each device: for the model on one device, then for the
-# mirrored one.
+# `experimental_local_results` gives what each replica has of a value. With it, the next cell counts
+# the bytes of weights and optimizer state on each device, first for the model on one device and
+# then for the mirrored one.
 #
-# The second cell shows what crosses. An all-reduce is no copy from one device to another, so
-# `step.collectives` lists what each device gave to one. Which all-reduce it is depends on the
+# Then it shows what crosses in a step. An all-reduce is no copy from one device to another, so
+# `step.collectives` lists what each device gave to it. Which all-reduce it is depends on the
 # devices: GPUs use NVIDIA's library NCCL; cores, and GPUs that are shares of one, use a ring as in
 # lesson 07. `cross_device_ops` chooses another. `ReductionToOneDevice` adds up on the first device
-# and sends the sum back. Its transfers are copies:
+# and sends the sum back, and its transfers are copies:
 
 # %%
 for model in (alone, mirrored):
@@ -117,16 +117,17 @@ to_one = tf.distribute.MirroredStrategy(plan.devices, tf.distribute.ReductionToO
 with to_one.scope():
     model = replicas.digits_model()
 step_to_one = trace.fit_step(model, data.batch(840))
-print("weights", 4 * model.count_params(), "bytes; to the all-reduce:")
+print("weights", 4 * model.count_params(), "bytes; each gives to the all-reduce:")
 print(sorted((each.device, each.bytes) for each in step.collectives))
-print("usual:        ", replicas.crossing(step))
-print("to one device:", replicas.crossing(step_to_one))
+for name, traced in [("with the all-reduce", step), ("to one device", step_to_one)]:
+    print(name)
+    replicas.print_crossing(traced)
 
 # %% [markdown]
 # Every device holds what one device held alone. Lesson 07 kept one set of weights, and sent it to
-# every device in every step. Here each device gets its share of the batch from the host, and gives
-# one gradient for all weights to the all-reduce. To one device, every other device sends its
-# gradient and gets the sum back.
+# every device in every step. Here each device gets its shard of the batch from the host, and gives
+# one gradient for all weights, as many bytes as they have, to the all-reduce. With
+# `ReductionToOneDevice`, the others send their gradients to the first device and get the sum back.
 #
 # A process should have one strategy with the usual all-reduce. Two of them number their all-reduces
 # alike, and TensorFlow stops both where the same number comes with two shapes. Give further
@@ -136,7 +137,7 @@ print("to one device:", replicas.crossing(step_to_one))
 #
 # `fit` hides the step. Written out, it has three parts:
 #
-# - `replica` is a tower: the loss of a share, its gradients and the update. `optimizer.apply` adds
+# - `replica` is a tower: the loss of a shard, its gradients and the update. `optimizer.apply` adds
 #   up the gradients of all replicas before it changes the weights.
 # - `strategy.run` calls it on every device.
 # - `strategy.reduce` makes one number of the replicas' losses.
@@ -204,9 +205,9 @@ print(f"moved by {replicas.difference(replicas.digits_model().get_weights(), aft
 #
 # ## BatchNormalization
 #
-# A replica sees only its share of a batch. So a BatchNormalization normalizes by the statistics of
-# that share, unless it is made with `synchronized=True`. Then the replicas exchange theirs, in more
-# all-reduces. As in lesson 07, the batch gets brighter from image to image, so that the shares
+# A replica sees only its shard of a batch. So a BatchNormalization normalizes by the statistics of
+# that shard, unless it is made with `synchronized=True`. Then the replicas exchange theirs, in more
+# all-reduces. As in lesson 07, the batch gets brighter from image to image, so that the shards
 # differ. Compare the losses of three steps, and the moving variances, of
 # one device, synchronized replicas, and replicas each by itself:
 
@@ -219,7 +220,7 @@ print(replicas.three_steps(together), replicas.three_steps(apart), sep="\n")
 
 # %% [markdown]
 # Synchronized replicas have the numbers of one device. Without it the losses differ from the first
-# step on, and the variances are smaller, because what differs between the shares is left out. Each
+# step on, and the variances are smaller, because what differs between the shards is left out. Each
 # replica then has moving statistics of its own; a strategy gives their average when they are read
 # or saved.
 #
@@ -348,7 +349,7 @@ for last in range(1, 8):
 # check that catches this is `check_batches`, before the training.
 #
 # **A mean in place of the scaled loss.** A loop of your own that ends in `reduce_mean` takes the
-# mean of each share, and the all-reduce adds these means. Here are as many ones, twos, threes and
+# mean of each shard, and the all-reduce adds these means. Here are as many ones, twos, threes and
 # fours as in lesson 07, and the right gradient is 15:
 
 # %%
@@ -368,15 +369,15 @@ def gradient(loss_of, how):
     return strategy.experimental_local_results(strategy.run(replica, args=(batch,)))[0]
 
 
-print("scaled, added: ", gradient(lambda each: tf.reduce_sum(each) / 840, "sum").numpy())
-print("mean, added:   ", gradient(tf.reduce_mean, "sum").numpy())
-print("mean, averaged:", gradient(tf.reduce_mean, "mean").numpy())
+print(f"scaled, added:   {gradient(lambda each: tf.reduce_sum(each) / 840, 'sum'):.3f}")
+print(f"mean, added:     {gradient(tf.reduce_mean, 'sum'):.3f}")
+print(f"mean, averaged:  {gradient(tf.reduce_mean, 'mean'):.3f}")
 
 # %% [markdown]
 # With two devices the second gradient is 30, so each step is twice as long. The third is right by
-# luck: it holds while all shares have one size. Optimizers add. And Adam hides the mistake, because
-# it divides by the size of the gradients. The check is the proof above: take a few steps of SGD,
-# and compare the weights with those of one device.
+# luck: it holds while all shards have one size, and the optimizer adds. Adam divides by the size of
+# the gradients, so its losses hardly show the mistake. The check is the proof above: take a few
+# steps of SGD, and compare the weights with those of one device.
 #
 # **Devices that do not exist.** TensorFlow may put elsewhere what you send to a missing GPU. So a
 # strategy on two GPUs that are not there has two replicas, and trains. The check asks where the
@@ -396,10 +397,11 @@ with nowhere.scope():
 print("loss", model.fit(*replicas.ramp(4), verbose=0).history["loss"])
 for each in (nowhere, strategy):
     print(each.num_replicas_in_sync, "replicas, places:", len(places(each)))
+assert len(places(strategy)) == strategy.num_replicas_in_sync
 
 # %% [markdown]
-# Two replicas took turns in one place. (With the usual all-reduce they never finish a step: they
-# wait for each other in that place.)
+# Two replicas took turns in one place. The last line is the check. (With the usual all-reduce they
+# never finish a step, because they wait for each other in that place.)
 #
 # **Made outside the scope.** A model from outside is refused, without words. An optimizer that was
 # built outside is not. Its variables are single, and every replica updates them, also the one in
@@ -449,18 +451,22 @@ print(f"inside:  {ten_steps(adam)}, {sent(table):,} bytes")
 #
 # ## Does it pay?
 #
-# Five steps in batches of 168, in turn: one device, the towers, the loop, and `fit`. There are two
-# variants. The loop can read the last loss only, in place of **`float(loss)` in every step**, which
-# is the seventh mistake. And one call of `fit` can take 55 steps in place of five. The second cell
-# lists the times. The third tells what a call of `fit` costs from what its steps cost:
+# Two passes, ten steps, in turn: one device, the towers, the loop, and `fit`. There are two
+# variants. The loop may read the last loss only, in place of **`float(loss)` in every step**, which
+# is the seventh mistake. And `fit` may get an endless dataset, and be told where a pass ends. The
+# last way is a piece of `fit`: to begin with the distributed dataset.
+#
+# The second cell lists the times. The third counts how often the two ways of `fit` begin with the
+# dataset, compares the difference of their times with the time of "begin", and says what is left
+# for a step:
 
 # %%
-batches = list(data.batch(168))
-ready = list(strategy.experimental_distribute_dataset(data.batch(168)))
+batches = list(data.batch(168)) * 2
+ready = list(strategy.experimental_distribute_dataset(data.batch(168))) * 2
 
 
-def fit(passes):
-    return lambda: mirrored.fit(data.batch(168).repeat(passes), verbose=0)
+def fit(batches, steps=None):
+    return lambda: mirrored.fit(batches, epochs=2, steps_per_epoch=steps, verbose=0)
 
 
 ways = {
@@ -468,40 +474,41 @@ ways = {
     "towers": lambda: [step_in_towers(x, y).numpy() for x, y in batches],
     "own loop": lambda: [loop_step(batch).numpy() for batch in ready],
     "own loop, last loss": lambda: [loop_step(batch) for batch in ready][-1].numpy(),
-    "fit, 5 steps": fit(1), "fit, 55 steps": fit(11),
-    "distribute the data": lambda: next(
-        iter(strategy.experimental_distribute_dataset(data.batch(168)))),
-}  # fmt: skip
+    "fit": fit(data.batch(168)),
+    "fit, steps_per_epoch": fit(data.batch(168).repeat(), steps=5),
+    "begin": lambda: iter(strategy.experimental_distribute_dataset(data.batch(168))),
+}
 
 # %% tags=["nbval-ignore-output"]
-took = timing.several(ways, warmup=1, repeats=5)
+took = timing.several(ways, warmup=1, repeats=3)
 for name, each in took.items():
     print(f"{name:20} {each}")
 
 # %% tags=["nbval-ignore-output"]
-five, many = took["fit, 5 steps"].median, took["fit, 55 steps"].median
-a_step = (many - five) / 50
-print(f"own loop: a step {1e3 * took['own loop'].median / 5:.1f} ms")
-print(f"fit:      a step {1e3 * a_step:.1f} ms, a call {1e3 * (five - 5 * a_step):.0f} ms")
-print(f"of that to distribute the data: {1e3 * took['distribute the data'].median:.0f} ms")
+milliseconds = {name: 1e3 * each.median for name, each in took.items()}
+slow, fast = milliseconds["fit"], milliseconds["fit, steps_per_epoch"]
+often, few = (replicas.iterators(strategy, ways[name]) for name in ("fit", "fit, steps_per_epoch"))
+begin = (slow - fast) / (often - few)
+print(f"fit began {often} times, and {few} times with steps_per_epoch")
+print(f"beginning and ending: {begin:.0f} ms by the difference, beginning: {milliseconds['begin']:.0f} ms")
+print(f"left for a step of fit: {(fast - few * begin) / 10:.1f} ms,",
+      f"of the loop {milliseconds['own loop'] / 10:.1f} ms")  # fmt: skip
 
 # %% [markdown]
-# On cores a step is finished when it returns, so reading its loss costs nothing. On a GPU a step
-# returns at once, and Python prepares the next one meanwhile, unless `float` waits. Keep the losses
-# as tensors, and read them now and then.
-#
-# Five steps of `fit` take many times as long as five steps of the loop, and 55 steps far less than
-# eleven times as long as five. So a call of `fit` has a price, and each step has one.
-#
-# Each call of `fit` distributes the dataset anew: TensorFlow rewrites the dataset's graph, and
-# starts what feeds each replica. That is much of the price of a call. A training with many steps in
-# a call does not feel it. A benchmark with few steps in a call measures little else. It is not
-# about cores: whoever uses GPUs pays it too.
+# In TensorFlow 2.21 `fit` begins once before the first pass, and twice in each. Each time
+# TensorFlow rewrites the dataset's graph, and starts what feeds each replica. Later it has to stop
+# all of that again. A short pass takes longer to begin than to run. With an endless dataset and
+# `steps_per_epoch`, `fit` begins twice in all. This is work of the host, so GPU users pay for it as
+# well.
 #
 # What is left between a step of `fit` and one of the loop is Python: callbacks, metrics, and the
 # loss that `fit` reads. `steps_per_execution=10` in `compile` makes one call of ten steps. With the
-# usual all-reduce on cores, TensorFlow 2.21 refuses that with an error about a placeholder; with
+# ring of cores, TensorFlow 2.21 refuses that with an error about a placeholder; with
 # `ReductionToOneDevice` it works.
+#
+# On cores a step is finished when it returns, so reading its loss costs nothing. On a GPU a step
+# returns at once, and Python prepares the next one meanwhile, unless `float` waits. Keep the losses
+# as tensors, and read them now and then.
 #
 # On GPUs the kernels of a network this small take less time than starting them, and nothing pays. A
 # step should keep each GPU busy for tens of milliseconds ([[07]], [[11]]).
@@ -650,7 +657,7 @@ checks.replica_loss(replica_loss)
 
 # %% [markdown]
 # **2.** Write `evaluate(strategy, losses_of, data)`. `data` is a dataset of global batches of any
-# size. `losses_of` gives a loss for each example of a share, and has to run on the replicas. Return
+# size. `losses_of` gives a loss for each example of a shard, and has to run on the replicas. Return
 # the mean loss of all examples. The stub takes a mean of means.
 
 # %% tags=["exercise"]
@@ -704,7 +711,7 @@ checks.leaves_empty(leaves_empty)
 #   weight into NaN, and the loss stayed a number.
 # - A mean in place of the scaled loss made a gradient of 15 into one of 30. GPUs that do not exist
 #   trained. An optimizer from outside counted 20 steps in place of ten.
-# - A call of `fit` had a price of its own, many times that of a step.
+# - `fit` took longer to begin with its dataset than for its steps, unless it had `steps_per_epoch`.
 #
 # ## In practice
 #
@@ -713,6 +720,7 @@ checks.leaves_empty(leaves_empty)
 # and care with the last batch.
 #
 # - Call `towers.check_batches` before the training, and look where the copies are.
+# - With short passes, give `fit` an endless dataset and `steps_per_epoch`.
 # - The batch of a dataset is the global batch. More devices at the same per-device batch make it
 #   larger, and the learning rate then wants attention.
 # - Take towers ([[07]]) for a step that you want to see or to change, and for batches that do not

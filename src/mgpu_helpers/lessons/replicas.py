@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -90,13 +92,24 @@ def convolutions(step: Trace) -> dict[str, int]:
     return {device: found[device] for device in (plan.host, *plan.devices)}
 
 
-def crossing(step: Trace) -> str:
-    """Say what crossed in a step, in kB, without what is less than half a kB."""
-    between = step.bytes_between().items()
-    return ", ".join(f"{a} -> {b} {size / 1e3:.0f} kB" for (a, b), size in between if size > 500)
+def print_crossing(step: Trace) -> None:
+    """Print what crossed in a step, in kB, without what is less than half a kB."""
+    for (source, target), size in step.bytes_between().items():
+        if size > 500:
+            print(f"  {source} -> {target}  {size / 1e3:.0f} kB")
 
 
 def difference(weights: list[np.ndarray], others: list[np.ndarray]) -> float:
     """Give the largest difference of any weight, as a share of the largest of its variable."""
     pairs = zip(weights, others, strict=True)
     return max(np.abs(a - b).max() / np.abs(b).max() for a, b in pairs if b.any())
+
+
+def iterators(strategy: Any, function: Callable[[], Any]) -> int:
+    """Count the iterators of distributed datasets that a call of the function makes."""
+    import tensorflow as tf
+
+    kind = type(strategy.experimental_distribute_dataset(tf.data.Dataset.range(8).batch(8)))
+    with mock.patch.object(kind, "__iter__", autospec=True, side_effect=kind.__iter__) as made:
+        function()
+    return made.call_count
