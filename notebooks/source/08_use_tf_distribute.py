@@ -167,9 +167,9 @@ def make_step(model, size):
 # %% [markdown]
 # ## Proof: the same weights
 #
-# Ten steps in batches of 168, in four ways, from the same weights: one device and the towers of
-# lesson 07 in the first cell, the loop and `fit` in the second. `towers.train_step` is lesson 07's
-# step for a Keras model.
+# Ten steps in batches of 168, in four ways, from the same weights: one device, the towers of lesson
+# 07, the loop, and `fit`. `towers.train_step` is lesson 07's step for a Keras model. Compare the
+# losses of the tenth step, and in the second cell the weights.
 #
 # `replicas.difference` gives the largest difference of any weight, as a share of the largest one of
 # its variable. A float32 is exact to about 1e-7, and ten steps carry that along, so the bound is
@@ -208,8 +208,8 @@ print(f"moved by {replicas.difference(replicas.digits_model().get_weights(), aft
 # A replica sees only its shard of a batch. So a BatchNormalization normalizes by the statistics of
 # that shard, unless it is made with `synchronized=True`. Then the replicas exchange theirs, in more
 # all-reduces. As in lesson 07, the batch gets brighter from image to image, so that the shards
-# differ. Compare the losses of three steps, and the moving variances, of
-# one device, synchronized replicas, and replicas each by itself:
+# differ. The first line is one device. Compare its losses of three steps, and its moving variances,
+# with those of synchronized replicas, and of replicas each by itself:
 
 # %%
 with tf.device(plan.devices[0]):
@@ -409,7 +409,7 @@ assert len(places(strategy)) == strategy.num_replicas_in_sync
 #
 # What is only read may be made outside, and is then fetched from its place in every step: right,
 # but slow. `sent` adds up a table of 400,000 bytes on each replica, and gives what the first device
-# sends to the last. The last cell tries both:
+# sends to the last. The second cell tries both:
 
 # %%
 try:
@@ -490,23 +490,23 @@ slow, fast = milliseconds["fit"], milliseconds["fit, steps_per_epoch"]
 often, few = (replicas.iterators(strategy, ways[name]) for name in ("fit", "fit, steps_per_epoch"))
 begin = (slow - fast) / (often - few)
 print(f"fit began {often} times, and {few} times with steps_per_epoch")
-print(f"beginning and ending: {begin:.0f} ms by the difference, beginning: {milliseconds['begin']:.0f} ms")
+print(f"a beginning: {begin:.0f} ms by the difference, {milliseconds['begin']:.0f} ms by itself")
 print(f"left for a step of fit: {(fast - few * begin) / 10:.1f} ms,",
       f"of the loop {milliseconds['own loop'] / 10:.1f} ms")  # fmt: skip
 
 # %% [markdown]
-# In TensorFlow 2.21 `fit` begins once before the first pass, and twice in each. Each time
-# TensorFlow rewrites the dataset's graph, and starts what feeds each replica. Later it has to stop
-# all of that again. A short pass takes longer to begin than to run. With an endless dataset and
-# `steps_per_epoch`, `fit` begins twice in all. This is work of the host, so GPU users pay for it as
-# well.
+# With Keras 3.15 `fit` begins once before the first pass, and twice in each. Each time TensorFlow
+# rewrites the dataset's graph, and starts what feeds each replica. Later it has to stop all of that
+# again. A short pass takes longer to begin than to run. With an endless dataset and
+# `steps_per_epoch`, `fit` begins twice in all, however many passes there are. This is work of the
+# host, so GPU users pay for it as well.
 #
-# What is left between a step of `fit` and one of the loop is Python: callbacks, metrics, and the
-# loss that `fit` reads. `steps_per_execution=10` in `compile` makes one call of ten steps. With the
-# ring of cores, TensorFlow 2.21 refuses that with an error about a placeholder; with
-# `ReductionToOneDevice` it works.
+# What is left between a step of `fit` and one of the loop is spent between the steps: Python,
+# callbacks, metrics, and fetching the next batch. `steps_per_execution=10` in `compile` makes one
+# call of ten steps. With the ring of cores, TensorFlow refuses that with an error about a
+# placeholder; with `ReductionToOneDevice` it works.
 #
-# On cores a step is finished when it returns, so reading its loss costs nothing. On a GPU a step
+# On cores a step is finished when it returns, so reading its loss costs little. On a GPU a step
 # returns at once, and Python prepares the next one meanwhile, unless `float` waits. Keep the losses
 # as tensors, and read them now and then.
 #
@@ -711,7 +711,8 @@ checks.leaves_empty(leaves_empty)
 #   weight into NaN, and the loss stayed a number.
 # - A mean in place of the scaled loss made a gradient of 15 into one of 30. GPUs that do not exist
 #   trained. An optimizer from outside counted 20 steps in place of ten.
-# - `fit` took longer to begin with its dataset than for its steps, unless it had `steps_per_epoch`.
+# - `fit` took longer to begin with its dataset than for its steps. With `steps_per_epoch` it began
+#   less often.
 #
 # ## In practice
 #
