@@ -91,7 +91,7 @@ def leaves_empty(examples, batch, replicas):
 WRONG = {
     1: [
         ("replica_loss = lambda losses, global_batch: tf.reduce_mean(losses)",
-         "the means of the shares"),
+         "the means of the shards"),
         ("replica_loss = lambda losses, global_batch: tf.reduce_sum(losses)", "nothing is divided"),
         ("replica_loss = lambda losses, global_batch: tf.reduce_sum(losses) / len(plan)",
          "add up to"),
@@ -102,7 +102,7 @@ WRONG = {
          "no gradient"),
     ],
     2: [
-        (EVALUATE.replace("np.sum(part)", "np.mean(part)"), "not"),
+        (EVALUATE.replace("np.sum(part)", "np.mean(part)"), "is not a number"),
         (EVALUATE.replace("return total / count", "return total"),
          "divide by the number of examples"),
         (MEANS, "counts as much as the others"),

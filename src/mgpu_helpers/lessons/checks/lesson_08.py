@@ -46,7 +46,7 @@ def _check_losses(function: Callable[..., Any], sizes: list[int], rng: Any) -> N
     said = f"replicas with {told} examples add up to {sum(got):.4g}, not to {wanted:.4g}"
     means = [float(share.numpy().mean()) if len(share) else np.nan for share in shares]
     if np.allclose(got, means, rtol=1e-4, equal_nan=True):
-        said = f"these are the means of the shares: {said}"
+        said = f"these are the means of the shards: {said}"
     elif np.allclose(got, np.divide(means, n), rtol=1e-4, equal_nan=True):
         said = f"all replicas count alike, whatever they hold: {said}"
     elif np.allclose(got, [float(share.numpy().sum()) for share in shares], rtol=1e-4):
@@ -87,7 +87,7 @@ def _evaluated(found: float, wanted: float, values: np.ndarray, batch: int) -> s
     batches = [values[i : i + batch] for i in range(0, len(values), batch)]
     said = f"{len(values)} examples in batches of {batch} have {wanted:.5g}, not {found:.5g}"
     if np.isnan(found):
-        return f"the mean of an empty share is not a number; {said}"
+        return f"the mean of an empty shard is not a number: {said}"
     if np.isclose(found, wanted * len(values), rtol=1e-4):
         return f"divide by the number of examples: {said}"
     full = [each for each in batches if len(each) == batch]
