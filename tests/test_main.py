@@ -481,3 +481,16 @@ def test_what_is_not_known_is_said(complete):
     rows = [row[9:].split()[:3] for row in doctor.body(here).splitlines()[2:5]]
     assert rows == [["0", "?", "-"], ["1", "?", "-"], ["2", "?", "-"]]
     assert json.dumps(asdict(here))
+
+
+@pytest.mark.parametrize("numbers, status, says", [
+    ("1000 8 4", 0, "each of 4 replicas"), ("1005 8 4", 1, "2, 2, 1, 0"), ("9 x 4", 2, "'x'"),
+])  # fmt: skip
+def test_batches_says_whether_they_divide(capsys, numbers, status, says):
+    from mgpu_helpers.__main__ import main
+
+    try:
+        assert main(["batches", *numbers.split()]) == status
+    except SystemExit as error:
+        assert error.code == status
+    assert says in "".join(capsys.readouterr())

@@ -161,7 +161,7 @@ def sizes(built: Built) -> Iterator[str]:
 
 def title(built: Built) -> Iterator[str]:
     words = built.lesson.name[3:].replace("_", " ")
-    if not built.lesson.title.lower().startswith(words):
+    if not built.lesson.title.lower().replace(".", " ").startswith(words):
         yield f"the title is {built.lesson.title!r} and does not begin with {words!r}"
 
 

@@ -452,7 +452,7 @@ checks.multiply_columns(multiply_columns)
 #
 # Three ways through them:
 #
-# - "I have one model and several GPUs": 00, 01, 03, 06, 07.
+# - "I have one model and several GPUs": 00, 01, 03, 06, 07, 08.
 # - "I have many scripts": 00, 01, 02, 04, 05.
 # - "My model does not fit": 00, 01, 03, 09, 10.
 #

@@ -1,6 +1,7 @@
 """Say what this machine is and whether the lessons can run on it: `python -m mgpu_helpers`.
 
 `python -m mgpu_helpers run a.py b.py` gives each script a device of its own, as lesson 04 does;
+`python -m mgpu_helpers batches 1005 8 4` says whether batches divide over replicas, as lesson 08;
 `python -m mgpu_helpers cluster train.py` runs one script as all workers of a cluster.
 """
 
@@ -13,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mgpu_helpers.wording import counted
+
 DESCRIPTION = """\
 Print what this machine is: versions, driver, GPUs as nvidia-smi, CUDA and the lessons number
 them, why TensorFlow leaves a GPU unused and what to do about it, and the plan that the lessons
@@ -22,6 +25,10 @@ RUN = """\
 Run Python scripts, each on a GPU of its own, or on a core where there is no GPU; in order, the
 next as soon as a device is free. What follows -- is given to every job. The exit status is 0
 when all ended well, 1 when one did not, 2 when nothing could be started, 130 when stopped.
+"""
+BATCHES = """\
+Say whether so many examples, in global batches, give every replica of MirroredStrategy as many as
+the others. The exit status is 0 when they do, 1 when not.
 """
 AFTER = """\
 A line of JSON about each job is added to DIR/jobs.jsonl, which pandas.read_json(..., lines=True)
@@ -76,15 +83,36 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument("--time-limit", type=float, metavar="S", help="seconds for each job")
     run.add_argument("--logs", default="logs", metavar="DIR", help="what the jobs print goes "
                      "here; default: logs")  # fmt: skip
+    batches = commands.add_parser(
+        "batches",
+        help="say whether batches divide over replicas",
+        description=BATCHES,
+    )
+    for name in ("examples", "batch", "replicas"):
+        batches.add_argument(name, type=int)
     end = arguments.index("--") if "--" in arguments else len(arguments)
     options, unknown = parser.parse_known_args(arguments[:end])
     if unknown:
         known = "scripts" in options
         behind = "; arguments for the scripts stand behind --" if known else ""
         (run if known else parser).error(f"unrecognized arguments: {' '.join(unknown)}{behind}")
+    if "replicas" in options:
+        return _batches(options.examples, options.batch, options.replicas)
     if "scripts" not in options:
         return _machine(options.json)
     return _run(options, arguments[end + 1 :], run.error)
+
+
+def _batches(examples: int, batch: int, replicas: int) -> int:
+    from mgpu_helpers import towers
+
+    try:
+        towers.check_batches(examples, batch, replicas)
+    except ValueError as error:
+        print(error)
+        return 1
+    print(f"every batch gives each of {counted(replicas, 'replica')} as many as the others")
+    return 0
 
 
 def _numbers(text: str) -> list[int]:

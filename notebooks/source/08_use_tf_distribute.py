@@ -1,0 +1,732 @@
+# %% [markdown]
+# # Use tf.distribute
+#
+# You have a Keras model and two GPUs. You call `model.fit`, and it trains on one of them.
+# TensorFlow has `tf.distribute.MirroredStrategy` for this, and three lines are enough to use it.
+# But some of its traps spoil a training without a word: a last batch that does not divide, a mean
+# in the wrong place, GPUs that do not exist.
+#
+# **In this lesson** TensorFlow's own strategy trains one model on all devices, with the weights
+# that one device gets, and you catch seven mistakes, most of which raise no error.
+#
+# **You will learn** to
+# - train with `fit` and with a loop of your own under `MirroredStrategy`,
+# - see what it keeps on each device, and what the devices exchange,
+# - prove that it takes the steps of one device and of the towers of lesson 07,
+# - say before a training whether its batches suit the devices,
+# - choose between a strategy, towers and one device.
+#
+# **You need** lessons 06 and 07.
+
+# %%
+from mgpu_helpers import devices
+
+plan = devices.setup(2)
+plan
+
+# %%
+import tempfile
+import warnings
+from collections import Counter
+
+import keras
+import matplotlib.pyplot as plt
+import numpy as np
+import tensorflow as tf
+from tensorflow.experimental import dtensor
+
+from mgpu_helpers import charts, timing, towers, trace
+from mgpu_helpers.lessons import digits, replicas
+from mgpu_helpers.lessons.checks import lesson_08 as checks
+from mgpu_helpers.lessons.sketches import lesson_08 as sketches
+
+layers, losses = keras.layers, keras.losses
+warnings.simplefilter("ignore", UserWarning)  # Keras has one for every dataset in fit
+
+# %% [markdown]
+# ## The trouble
+#
+# `replicas.digits_model` makes a compiled Keras network of two convolutions for handwritten digits,
+# always with the same weights at the start. A batch has all 840 images. `trace.fit_step` traces one
+# step of what `fit` runs. TensorFlow would choose the first GPU by itself; here a block says so, so
+# that every machine does the same.
+#
+# One step needs five convolutions: two forward, and three in the backward pass. Look at which
+# devices computed them:
+
+# %%
+data = tf.data.Dataset.from_tensor_slices(digits.load(840))
+with tf.device(plan.devices[0]):
+    alone = replicas.digits_model()
+    step = trace.fit_step(alone, data.batch(840))
+print(replicas.convolutions(step))
+
+# %% [markdown]
+# The first device computed everything. Three lines change it, the first three of the next cell.
+# What is made in the `scope` of a strategy belongs to that strategy. Look at the numbers, and at
+# the timeline for bars one above the other:
+
+# %%
+strategy = tf.distribute.MirroredStrategy(plan.devices)
+with strategy.scope():
+    mirrored = replicas.digits_model()
+
+step = trace.fit_step(mirrored, data.batch(840))
+print(replicas.convolutions(step))
+
+# %% tags=["varies", "cover"]
+charts.timeline(step)
+plt.show()
+
+# %% [markdown]
+# Every device computed five convolutions, each for its shard of the batch.
+#
+# ## What it does
+#
+# The function that computes a step runs once for each device. Such a run, with what belongs to it,
+# is a **replica**. It is a tower of lesson 07 with one difference: it has weights of its own.
+
+# %% tags=["schematic"]
+sketches.replicas(plan.devices)
+plt.show()
+
+# %% [markdown]
+# No weights are sent, and no host averages gradients. The devices exchange their gradients in an
+# **all-reduce**: each gives its own and gets the sum of all. Then each updates its own weights. As
+# all do the same, the copies stay equal.
+#
+# `experimental_local_results` gives what each replica has of a value. With it, the next cell counts
+# the bytes of weights and optimizer state on each device, first for the model on one device and
+# then for the mirrored one.
+#
+# Then it shows what crosses in a step. An all-reduce is no copy from one device to another, so
+# `step.collectives` lists what each device gave to it. Which all-reduce it is depends on the
+# devices: GPUs use NVIDIA's library NCCL; cores, and GPUs that are shares of one, use a ring as in
+# lesson 07. `cross_device_ops` chooses another. `ReductionToOneDevice` adds up on the first device
+# and sends the sum back, and its transfers are copies:
+
+# %%
+for model in (alone, mirrored):
+    held = Counter()
+    for variable in model.variables + model.optimizer.variables:
+        for copy in strategy.experimental_local_results(variable.value):
+            held[devices.short(copy.device)] += copy.numpy().nbytes
+    print(dict(held))
+
+to_one = tf.distribute.MirroredStrategy(plan.devices, tf.distribute.ReductionToOneDevice())
+with to_one.scope():
+    model = replicas.digits_model()
+step_to_one = trace.fit_step(model, data.batch(840))
+print("weights", 4 * model.count_params(), "bytes; each gives to the all-reduce:")
+print(sorted((each.device, each.bytes) for each in step.collectives))
+for name, traced in [("with the all-reduce", step), ("to one device", step_to_one)]:
+    print(name)
+    replicas.print_crossing(traced)
+
+# %% [markdown]
+# Every device holds what one device held alone. Lesson 07 kept one set of weights, and sent it to
+# every device in every step. Here each device gets its shard of the batch from the host, and gives
+# one gradient for all weights, as many bytes as they have, to the all-reduce. With
+# `ReductionToOneDevice`, the others send their gradients to the first device and get the sum back.
+#
+# A process should have one strategy with the usual all-reduce. Two of them number their all-reduces
+# alike, and TensorFlow stops both where the same number comes with two shapes. Give further
+# strategies `ReductionToOneDevice`, as here.
+#
+# ## A loop of your own
+#
+# `fit` hides the step. Written out, it has three parts:
+#
+# - `replica` is a tower: the loss of a shard, its gradients and the update. `optimizer.apply` adds
+#   up the gradients of all replicas before it changes the weights.
+# - `strategy.run` calls it on every device.
+# - `strategy.reduce` makes one number of the replicas' losses.
+#
+# The gradients are added. So the losses of a replica are added as well, and divided by the size of
+# the **global batch**: each replica has a part of the mean, and the parts add up to it.
+# (`tf.nn.compute_average_loss` is this division.)
+
+# %%
+def make_step(model, size):
+    each = losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
+
+    def replica(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(each(y, model(x, training=True))) / size
+        gradients = tape.gradient(loss, model.trainable_variables)
+        model.optimizer.apply(gradients, model.trainable_variables)
+        return loss
+
+    @tf.function
+    def step(batch):
+        return strategy.reduce("SUM", strategy.run(replica, args=batch), axis=None)
+
+    return step
+
+
+# %% [markdown]
+# ## Proof: the same weights
+#
+# Ten steps in batches of 168, in four ways, from the same weights: one device, the towers of lesson
+# 07, the loop, and `fit`. `towers.train_step` is lesson 07's step for a Keras model. Compare the
+# losses of the tenth step, and in the second cell the weights.
+#
+# `replicas.difference` gives the largest difference of any weight, as a share of the largest one of
+# its variable. A float32 is exact to about 1e-7, and ten steps carry that along, so the bound is
+# 1e-5. The last line says how far the ten steps moved the weights:
+
+# %%
+entropy = losses.SparseCategoricalCrossentropy(from_logits=True)
+with tf.device(plan.host):
+    one, tower = replicas.digits_model(), replicas.digits_model()
+step_on_one = towers.train_step(one, one.optimizer, entropy, plan.devices[:1])
+step_in_towers = towers.train_step(tower, tower.optimizer, entropy, plan.devices)
+for x, y in data.batch(168).repeat(2):
+    loss, loss_in_towers = step_on_one(x, y), step_in_towers(x, y)
+print(f"one {loss:.4f}  towers {loss_in_towers:.4f}")
+
+with strategy.scope():
+    looped = replicas.digits_model()
+loop_step = make_step(looped, size=168)
+for batch in strategy.experimental_distribute_dataset(data.batch(168).repeat(2)):
+    loss = loop_step(batch)
+print(f"own loop {loss:.4f}")
+history = mirrored.fit(data.batch(168), epochs=2, verbose=0)
+
+# %%
+after_ten = one.get_weights()
+for name, model in [("towers", tower), ("own loop", looped), ("fit", mirrored)]:
+    differ = replicas.difference(model.get_weights(), after_ten)
+    print(f"{name:8} agrees to 1e-5: {differ < 1e-5}")
+print(f"moved by {replicas.difference(replicas.digits_model().get_weights(), after_ten):.2f}")
+
+# %% [markdown]
+# All have the weights of one device.
+#
+# ## BatchNormalization
+#
+# A replica sees only its shard of a batch. So a BatchNormalization normalizes by the statistics of
+# that shard, unless it is made with `synchronized=True`. Then the replicas exchange theirs, in more
+# all-reduces. As in lesson 07, the batch gets brighter from image to image, so that the shards
+# differ. The first line is one device. Compare its losses of three steps, and its moving variances,
+# with those of synchronized replicas, and of replicas each by itself:
+
+# %%
+with tf.device(plan.devices[0]):
+    print(replicas.three_steps(replicas.norm_model()))
+with strategy.scope():
+    together, apart = replicas.norm_model(synchronized=True), replicas.norm_model()
+print(replicas.three_steps(together), replicas.three_steps(apart), sep="\n")
+
+# %% [markdown]
+# Synchronized replicas have the numbers of one device. Without it the losses differ from the first
+# step on, and the variances are smaller, because what differs between the shards is left out. Each
+# replica then has moving statistics of its own; a strategy gives their average when they are read
+# or saved.
+#
+# ## Input
+#
+# `experimental_distribute_dataset` takes a dataset of **global** batches and cuts each of them.
+# `distribute_datasets_from_function` calls a function once a host, and each batch that its dataset
+# gives goes to one replica as it is: it is a **per-device** batch. Look at what each replica gets:
+
+# %%
+size = 2 * len(plan)
+numbers = tf.data.Dataset.range(2 * size)
+
+
+def print_parts(distributed):
+    parts = [strategy.experimental_local_results(each) for each in distributed]
+    print([[part.numpy().tolist() for part in each] for each in parts])
+
+
+def made_here(context):
+    return numbers.batch(context.get_per_replica_batch_size(size))
+
+
+print_parts(strategy.experimental_distribute_dataset(numbers.batch(size)))
+print_parts(strategy.distribute_datasets_from_function(made_here))
+print_parts(strategy.experimental_distribute_dataset(numbers.batch(size).shuffle(2, seed=3)))
+print_parts(strategy.experimental_distribute_dataset(numbers.shuffle(100, seed=3).batch(size)))
+
+# %% [markdown]
+# - In the first line each replica has its half of a batch of four.
+# - The second is the same, because `get_per_replica_batch_size` divides the global batch. Without
+#   it the batch would be larger by the number of devices.
+# - In the third, `shuffle` stands behind `batch`: only whole batches changed places. If the
+#   examples are sorted, the replicas go on seeing different classes.
+# - In the last it stands before `batch`, as it should, and mixes the examples.
+#
+# Both ways fetch the next batch to the devices while they work. End your dataset in `.prefetch(2)`,
+# so that the host has it ready.
+#
+# ## Break it
+#
+# **A last batch that does not divide.** Here is the model with one weight of lesson 07. It is 1 at
+# first and should become 0. The global batch is four examples on two devices. Seven examples leave
+# a last batch of three, and five leave one. Compare the weights after three passes:
+
+# %%
+with tf.device(plan.devices[0]):
+    on_one = replicas.one_weight()
+with strategy.scope():
+    on_all = replicas.one_weight()
+
+# %%
+for count in (2 * size, 2 * size - 1, size + 1):
+    examples = replicas.ramp(count)
+    weights = [replicas.three_epochs(model, size, *examples) for model in (on_one, on_all)]
+    print(f"{count} examples: one {weights[0]:.4f}  all {weights[1]:.4f}")
+
+# %% [markdown]
+# Where all batches divide, all devices have the weight of one. Elsewhere they have another, and
+# nothing says so. Each replica takes the mean of its own examples, and the means count alike. So
+# two examples in one replica count as much as a single one in another, and a replica without
+# examples counts as 0.
+#
+# **A batch smaller than the number of replicas** is refused by `fit`, as every first batch is that
+# does not divide, in words that do not say what is wrong. `towers.check_batches` takes the number
+# of examples, the global batch and the number of replicas, and says what is wrong before anything
+# is trained. The terminal has it as `python -m mgpu_helpers batches 7 4 2`.
+
+# %%
+try:
+    on_all.fit(*replicas.ramp(1), verbose=0)
+except tf.errors.InvalidArgumentError as error:
+    print(error.message.partition("}} ")[2].partition(" [Op")[0])
+
+for count, batch in [(1, 1), (2 * size, size), (2 * size - 1, size), (size + 1, size)]:
+    try:
+        towers.check_batches(count, batch, len(plan))
+    except ValueError as error:
+        print(error)
+
+# %% [markdown]
+# The eight examples pass. For the others, `batch(..., drop_remainder=True)` leaves the last batch
+# out. Where every example counts, fill it up with examples of weight 0. `fit` divides by all
+# examples of a batch, also those of weight 0, so the real ones need a larger weight:
+
+# %%
+def padded(x, y):
+    missing = -len(x) % size
+    weights = np.ones([len(x), 1], "float32")
+    weights[missing - size :] = size / (size - missing)  # in the last batch
+    return [np.pad(each, [(0, missing), (0, 0)]) for each in (x, y, weights)]
+
+
+for count in (2 * size - 1, size + 1):
+    x, y = replicas.ramp(count)
+    wanted, got = (replicas.three_epochs(on_one, size, x, y),
+                   replicas.three_epochs(on_all, size, *padded(x, y)))  # fmt: skip
+    print(f"{count} examples: one {wanted:.4f}  all, filled up {got:.4f}")
+
+# %% [markdown]
+# These are the weights of one device.
+#
+# **An empty replica with BatchNormalization.** The mean of no examples is not a number (NaN). The
+# first cell trains on one example more than a batch. Compare what it says of the loss and of the
+# weights.
+#
+# Each replica takes ⌈last/n⌉ examples until none are left, so one stays empty when
+# ⌈last/n⌉·(n − 1) ≥ last. The second cell tries this rule for two replicas and for four:
+
+# %%
+few = replicas.brighter().take(size + 1).batch(size)
+with strategy.scope():
+    model = replicas.norm_model()
+print("loss", np.round(model.fit(few, verbose=0).history["loss"], 3))
+print("NaN:", [v.path.partition("/")[2] for v in model.variables if np.isnan(v).any()])
+
+# %%
+for last in range(1, 8):
+    shares = [towers.replica_sizes(last, n) for n in (2, 4)]
+    rule = [-(-last // n) * (n - 1) >= last for n in (2, 4)]
+    print(f"last {last}  two {shares[0]} empty {rule[0]!s:5}  four {shares[1]} empty {rule[1]}")
+
+# %% [markdown]
+# With two devices, the second one had no example of the last batch. The loss is a number all the
+# same, and the weight `gamma` is not. `keras.callbacks.TerminateOnNaN` looks at the loss only. The
+# check that catches this is `check_batches`, before the training.
+#
+# **A mean in place of the scaled loss.** A loop of your own that ends in `reduce_mean` takes the
+# mean of each shard, and the all-reduce adds these means. Here are as many ones, twos, threes and
+# fours as in lesson 07, and the right gradient is 15:
+
+# %%
+numbers = tf.data.Dataset.from_tensors(tf.repeat([1.0, 2.0, 3.0, 4.0], 210))
+batch = next(iter(strategy.experimental_distribute_dataset(numbers)))
+with strategy.scope():
+    weight = tf.Variable(1.0)
+
+
+@tf.function
+def gradient(loss_of, how):
+    def replica(x):
+        with tf.GradientTape() as tape:
+            loss = loss_of((weight * x) ** 2)
+        return tf.distribute.get_replica_context().all_reduce(how, tape.gradient(loss, weight))
+
+    return strategy.experimental_local_results(strategy.run(replica, args=(batch,)))[0]
+
+
+print(f"scaled, added:   {gradient(lambda each: tf.reduce_sum(each) / 840, 'sum'):.3f}")
+print(f"mean, added:     {gradient(tf.reduce_mean, 'sum'):.3f}")
+print(f"mean, averaged:  {gradient(tf.reduce_mean, 'mean'):.3f}")
+
+# %% [markdown]
+# With two devices the second gradient is 30, so each step is twice as long. The third is right by
+# luck: it holds while all shards have one size, and the optimizer adds. Adam divides by the size of
+# the gradients, so its losses hardly show the mistake. The check is the proof above: take a few
+# steps of SGD, and compare the weights with those of one device.
+#
+# **Devices that do not exist.** TensorFlow may put elsewhere what you send to a missing GPU. So a
+# strategy on two GPUs that are not there has two replicas, and trains. The check asks where the
+# copies of a variable are:
+
+# %%
+def places(strategy):
+    with strategy.scope():
+        probe = tf.Variable(0.0)
+    return {devices.short(copy.device) for copy in strategy.experimental_local_results(probe)}
+
+
+nowhere = tf.distribute.MirroredStrategy(
+    ["GPU:62", "GPU:63"], tf.distribute.ReductionToOneDevice())  # fmt: skip
+with nowhere.scope():
+    model = replicas.one_weight()
+print("loss", model.fit(*replicas.ramp(4), verbose=0).history["loss"])
+for each in (nowhere, strategy):
+    print(each.num_replicas_in_sync, "replicas, places:", len(places(each)))
+assert len(places(strategy)) == strategy.num_replicas_in_sync
+
+# %% [markdown]
+# Two replicas took turns in one place. The last line is the check. (With the usual all-reduce they
+# never finish a step, because they wait for each other in that place.)
+#
+# **Made outside the scope.** A model from outside is refused, without words. An optimizer that was
+# built outside is not. Its variables are single, and every replica updates them, also the one in
+# which Adam counts its steps. `ten_steps` gives the count and the weight after ten steps.
+#
+# What is only read may be made outside, and is then fetched from its place in every step: right,
+# but slow. `sent` adds up a table of 400,000 bytes on each replica, and gives what the first device
+# sends to the last. The second cell tries both:
+
+# %%
+try:
+    make_step(alone, size=840)(next(iter(
+        strategy.experimental_distribute_dataset(data.batch(840)))))  # fmt: skip
+except AssertionError as error:
+    print("its last word:", str(error).split()[-1])
+
+# %%
+kernel = on_all.weights[0]
+
+
+def ten_steps(adam):
+    step = tf.function(lambda: strategy.run(lambda: adam.apply([kernel**2], [kernel])))
+    kernel.assign([[1.0]])
+    for _ in range(10):
+        step()
+    return f"counted {adam.iterations.numpy()} steps, weight {kernel.numpy().item():.4f}"
+
+
+def sent(table):
+    _, step = trace.function_step(lambda: strategy.run(lambda: tf.reduce_sum(table)))
+    return step.bytes_between().get((plan.devices[0], plan.devices[-1]), 0)
+
+
+with tf.device(plan.devices[0]):
+    adam, table = keras.optimizers.Adam(0.1), tf.Variable(tf.ones([1000, 100]))
+    adam.build([kernel])
+print(f"outside: {ten_steps(adam)}, {sent(table):,} bytes")
+with strategy.scope():
+    adam, table = keras.optimizers.Adam(0.1), tf.Variable(tf.ones([1000, 100]))
+    adam.build([kernel])
+print(f"inside:  {ten_steps(adam)}, {sent(table):,} bytes")
+
+# %% [markdown]
+# The ten steps were counted once for each replica, and the weight differs. The check is that
+# `iterations` agrees with your own count. (`compile` in the scope makes the optimizer there.) And
+# the table crossed in every step.
+#
+# ## Does it pay?
+#
+# Two passes, ten steps, in turn: one device, the towers, the loop, and `fit`. There are two
+# variants. The loop may read the last loss only, in place of **`float(loss)` in every step**, which
+# is the seventh mistake. And `fit` may get an endless dataset, and be told where a pass ends. The
+# last way is a piece of `fit`: to begin with the distributed dataset.
+#
+# The second cell lists the times. The third counts how often the two ways of `fit` begin with the
+# dataset, compares the difference of their times with the time of "begin", and says what is left
+# for a step:
+
+# %%
+batches = list(data.batch(168)) * 2
+ready = list(strategy.experimental_distribute_dataset(data.batch(168))) * 2
+
+
+def fit(batches, steps=None):
+    return lambda: mirrored.fit(batches, epochs=2, steps_per_epoch=steps, verbose=0)
+
+
+ways = {
+    "one device": lambda: [step_on_one(x, y).numpy() for x, y in batches],
+    "towers": lambda: [step_in_towers(x, y).numpy() for x, y in batches],
+    "own loop": lambda: [loop_step(batch).numpy() for batch in ready],
+    "own loop, last loss": lambda: [loop_step(batch) for batch in ready][-1].numpy(),
+    "fit": fit(data.batch(168)),
+    "fit, steps_per_epoch": fit(data.batch(168).repeat(), steps=5),
+    "begin": lambda: iter(strategy.experimental_distribute_dataset(data.batch(168))),
+}
+
+# %% tags=["nbval-ignore-output"]
+took = timing.several(ways, warmup=1, repeats=3)
+for name, each in took.items():
+    print(f"{name:20} {each}")
+
+# %% tags=["nbval-ignore-output"]
+milliseconds = {name: 1e3 * each.median for name, each in took.items()}
+slow, fast = milliseconds["fit"], milliseconds["fit, steps_per_epoch"]
+often, few = (replicas.iterators(strategy, ways[name]) for name in ("fit", "fit, steps_per_epoch"))
+begin = (slow - fast) / (often - few)
+print(f"fit began {often} times, and {few} times with steps_per_epoch")
+print(f"a beginning: {begin:.0f} ms by the difference, {milliseconds['begin']:.0f} ms by itself")
+print(f"left for a step of fit: {(fast - few * begin) / 10:.1f} ms,",
+      f"of the loop {milliseconds['own loop'] / 10:.1f} ms")  # fmt: skip
+
+# %% [markdown]
+# With Keras 3.15 `fit` begins once before the first pass, and twice in each. Each time TensorFlow
+# rewrites the dataset's graph, and starts what feeds each replica. Later it has to stop all of that
+# again. A short pass takes longer to begin than to run. With an endless dataset and
+# `steps_per_epoch`, `fit` begins twice in all, however many passes there are. This is work of the
+# host, so GPU users pay for it as well.
+#
+# What is left between a step of `fit` and one of the loop is spent between the steps: Python,
+# callbacks, metrics, and fetching the next batch. `steps_per_execution=10` in `compile` makes one
+# call of ten steps. With the ring of cores, TensorFlow refuses that with an error about a
+# placeholder; with `ReductionToOneDevice` it works.
+#
+# On cores a step is finished when it returns, so reading its loss costs little. On a GPU a step
+# returns at once, and Python prepares the next one meanwhile, unless `float` waits. Keep the losses
+# as tensors, and read them now and then.
+#
+# On GPUs the kernels of a network this small take less time than starting them, and nothing pays. A
+# step should keep each GPU busy for tens of milliseconds ([[07]], [[11]]).
+#
+# ## The family
+#
+# | strategy | weights | for |
+# |---|---|---|
+# | `OneDeviceStrategy` | on the device | trying code for strategies on one device |
+# | `MirroredStrategy` | a copy on each device | the GPUs of one machine: this lesson |
+# | `CentralStorageStrategy` | on the host | one machine, and weights too large for a GPU |
+# | `MultiWorkerMirroredStrategy` | a copy on each device | several machines in step |
+# | `ParameterServerStrategy` | on servers | several machines, each at its own pace |
+# | `TPUStrategy` | a copy on each core | TPUs |
+#
+# The last three need a cluster or a TPU. The first and the third have to end at the weights of the
+# others.
+#
+# In a graph of the old kind, as lessons 01 to 07 build it for a session, a distributed dataset has
+# no iterator. The second cell shows the error. Towers have no such limit.
+#
+# **DTensor** goes another way. A tensor is cut over devices, and an operation on it runs on all of
+# them. A **mesh** names the devices, and a **layout** says along which axis a tensor is cut. In the
+# third cell the kernel of a layer is cut by columns, and its product is compared with the whole
+# one.
+#
+# `keras.distribution` of Keras 3 promises this for whole models. With TensorFlow as the backend it
+# accepts everything and does nothing. The last line counts the copies of a weight:
+
+# %%
+central = tf.distribute.experimental.CentralStorageStrategy(plan.devices, plan.host)
+for other in (tf.distribute.OneDeviceStrategy(plan.devices[0]), central):
+    with other.scope():
+        model = replicas.digits_model()
+    model.fit(data.batch(168), epochs=2, verbose=0)
+    agrees = replicas.difference(model.get_weights(), after_ten) < 1e-5
+    print(sorted(places(other)), "agrees to 1e-5:", agrees)
+
+# %%
+with tf.Graph().as_default():
+    try:
+        iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2)))
+    except RuntimeError as error:
+        print(error)
+
+# %%
+mesh = dtensor.create_mesh([("model", len(plan))], devices=[each[1:] for each in plan.devices])
+by_columns = dtensor.Layout([dtensor.UNSHARDED, "model"], mesh)
+everywhere = dtensor.Layout.replicated(mesh, rank=2)
+with tf.device(plan.host):
+    x, kernel = tf.random.stateless_normal([2, 24, 24], seed=[0, 0])
+    ours, cut = (dtensor.copy_to_mesh(each, everywhere) for each in (x, kernel))
+product = tf.matmul(ours, dtensor.relayout(cut, by_columns))
+print([(devices.short(part.device), part.shape[1]) for part in dtensor.unpack(product)])
+whole = np.asarray(dtensor.relayout(product, everywhere))
+print("agrees to 1e-5:", np.abs(whole - x @ kernel).max() < 1e-5)
+
+names = [each[1:].lower() for each in plan.devices]
+keras.distribution.set_distribution(keras.distribution.DataParallel(devices=names))
+weight = replicas.one_weight().weights[0].value
+keras.distribution.set_distribution(None)
+print(len(strategy.experimental_local_results(weight)), "copy")
+
+# %% [markdown]
+# ## With your own model
+#
+# Here is a small residual network with BatchNormalization; put your own in its place. It trains on
+# all devices, with a metric and a callback that saves it. Then one device goes on from the file.
+# Compare accuracy and weights of the two that went on.
+#
+# **Mixed precision** is one line before the model is made, as in the second cell. The weights stay
+# float32, the layers compute in float16, and the optimizer multiplies the loss by a large number,
+# so that small gradients do not become 0. The third cell times a prediction with it, and without:
+
+# %%
+def residual():
+    given = keras.Input([28, 28, 1])
+    outer = layers.Conv2D(8, 5, strides=4)(given)
+    inner = layers.ReLU()(layers.BatchNormalization(synchronized=True)(outer))
+    joined = layers.Add()([outer, layers.Conv2D(8, 3, padding="same")(inner)])
+    return keras.Model(given, layers.Dense(10)(layers.Flatten()(joined)))
+
+
+towers.check_batches(len(data), 168, len(plan))
+with strategy.scope():
+    model = residual()
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), entropy, metrics=["accuracy"])
+
+with tempfile.TemporaryDirectory() as folder:
+    save = keras.callbacks.ModelCheckpoint(f"{folder}/model.keras")
+    model.fit(data.batch(168), epochs=2, verbose=0, callbacks=[save])
+    with tf.device(plan.devices[0]):
+        loaded = keras.models.load_model(f"{folder}/model.keras")
+for each in (model, loaded):
+    accuracy = each.fit(data.batch(168), verbose=0).history["accuracy"][0]
+    print(f"{each.optimizer.iterations.numpy()} steps, accuracy {accuracy:.2f}")
+print("agree to 1e-4:", replicas.difference(loaded.get_weights(), model.get_weights()) < 1e-4)
+
+# %%
+keras.mixed_precision.set_dtype_policy("mixed_float16")
+with strategy.scope():
+    half = residual()
+    half.compile("sgd", entropy)
+keras.mixed_precision.set_dtype_policy("float32")
+half.fit(data.batch(168), verbose=0)
+print(half.layers[1].kernel.dtype, half.layers[1].compute_dtype, type(half.optimizer).__name__)
+with tf.device(plan.devices[0]):
+    full, mixed = tf.function(model), tf.function(half)
+
+# %%
+timing.compare(
+    lambda: full(batches[0][0]).numpy(), lambda: mixed(batches[0][0]).numpy(),
+    repeats=10, names=("float32", "mixed_float16"),
+)  # fmt: skip
+
+# %% [markdown]
+# The file has one copy of everything, the optimizer's state too, so it does not matter how many
+# replicas wrote it. A callback runs once, not once for each replica. A metric counts every example
+# once, also in a batch that does not divide.
+#
+# Cores have no fast float16, so float32 is faster here. GPUs with tensor cores compute convolutions
+# and products several times as fast in float16. A loop of your own has to scale by itself:
+# `optimizer.scale_loss(loss)` before the gradients.
+#
+# ## On your own
+#
+# Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
+#
+# **1.** Write `replica_loss(losses, global_batch)`. From the losses of the examples that one
+# replica got it makes the number whose sum over all replicas is the mean of the global batch. A
+# replica may have any number of examples, also none.
+
+# %% tags=["exercise"]
+def replica_loss(losses, global_batch):
+    return tf.reduce_mean(losses)
+
+
+checks.replica_loss(replica_loss)
+
+# %% tags=["solution"]
+def replica_loss(losses, global_batch):
+    return tf.reduce_sum(losses) / global_batch
+
+
+checks.replica_loss(replica_loss)
+
+# %% [markdown]
+# **2.** Write `evaluate(strategy, losses_of, data)`. `data` is a dataset of global batches of any
+# size. `losses_of` gives a loss for each example of a shard, and has to run on the replicas. Return
+# the mean loss of all examples. The stub takes a mean of means.
+
+# %% tags=["exercise"]
+def evaluate(strategy, losses_of, data):
+    means = []
+    for batch in strategy.experimental_distribute_dataset(data):
+        found = strategy.run(losses_of, args=(batch,))
+        means.append(strategy.reduce("MEAN", found, axis=0))
+    return np.mean(means)
+
+
+checks.evaluate(evaluate)
+
+# %% tags=["solution"]
+def evaluate(strategy, losses_of, data):
+    found = []
+    for batch in strategy.experimental_distribute_dataset(data):
+        found += strategy.experimental_local_results(strategy.run(losses_of, args=(batch,)))
+    return np.mean(np.concatenate(found))
+
+
+checks.evaluate(evaluate)
+
+# %% [markdown]
+# **3.** Write `leaves_empty(examples, batch, replicas)`: whether any batch of a dataset leaves a
+# replica without examples. Full batches count, too.
+
+# %% tags=["exercise"]
+def leaves_empty(examples, batch, replicas):
+    return examples % batch < replicas
+
+
+checks.leaves_empty(leaves_empty)
+
+# %% tags=["solution"]
+def leaves_empty(examples, batch, replicas):
+    sizes = {min(batch, examples), examples % batch} - {0}  # of the first batch and the last
+    return any(-(-size // replicas) * (replicas - 1) >= size for size in sizes)
+
+
+checks.leaves_empty(leaves_empty)
+
+# %% [markdown]
+# ## What we saw
+#
+# - Three lines put both devices to work, each with a copy of the weights and of the optimizer's
+#   state. In a step they exchanged one gradient for all weights.
+# - After ten steps the loop, `fit`, lesson 07's towers and one device had the same weights to 1e-5.
+# - Synchronized BatchNormalization had the losses of one device. Each replica by itself had not.
+# - A last batch that does not divide changed the weights without a word. An empty replica turned a
+#   weight into NaN, and the loss stayed a number.
+# - A mean in place of the scaled loss made a gradient of 15 into one of 30. GPUs that do not exist
+#   trained. An optimizer from outside counted 20 steps in place of ten.
+# - `fit` took longer to begin with its dataset than for its steps. With `steps_per_epoch` it began
+#   less often.
+#
+# ## In practice
+#
+# Use this when the model fits on one GPU, one machine has several, and your program calls `fit`. It
+# costs a copy of the weights and the optimizer's state on each device, an all-reduce in every step,
+# and care with the last batch.
+#
+# - Call `towers.check_batches` before the training, and look where the copies are.
+# - With short passes, give `fit` an endless dataset and `steps_per_epoch`.
+# - The batch of a dataset is the global batch. More devices at the same per-device batch make it
+#   larger, and the learning rate then wants attention.
+# - Take towers ([[07]]) for a step that you want to see or to change, and for batches that do not
+#   divide: `towers.train_step` weights the shards by their sizes.
+# - Several machines need another strategy, in the same loop. A model that does not fit on one GPU
+#   needs [[09]].
+#
+# Next: [[next]].

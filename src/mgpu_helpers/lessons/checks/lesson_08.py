@@ -1,0 +1,128 @@
+"""The checks of lesson 08's exercises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mgpu_helpers import devices, towers
+from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, numbers
+
+
+@exercise
+def replica_loss(function: Callable[..., Any]) -> str:
+    """Check exercise 1 of lesson 08: losses whose sum over the replicas is the batch's mean."""
+    import tensorflow as tf
+
+    rng = np.random.default_rng(8)
+    for n in (2, 3, 5):
+        sizes = [int(size) for size in rng.permutation(np.arange(1, 12))[:n]]
+        _check_losses(function, sizes, rng)
+    _check_losses(function, [int(rng.integers(2, 9)), 1, 0], rng)
+    with tf.GradientTape() as tape:
+        losses = tf.constant([1.0, 2.0, 6.0])
+        tape.watch(losses)
+        found = call(function, losses, 12)
+    if not tf.is_tensor(found) or tape.gradient(found, losses) is None:
+        raise NotYet("no gradient goes through it: compute it with TensorFlow")
+    return "2, 3 and 5 replicas add up to the mean of their batch, and so do empty ones"
+
+
+def _check_losses(function: Callable[..., Any], sizes: list[int], rng: Any) -> None:
+    import tensorflow as tf
+
+    total = sum(sizes)
+    losses = rng.integers(1, 40, total).astype("float32")
+    with tf.device(devices.current().host):
+        shares = [tf.constant(share) for share in np.split(losses, np.cumsum(sizes)[:-1])]
+        found = [call(function, share, total) for share in shares]
+    got = [float(numbers(each, (), "return one number")) for each in found]
+    wanted, n = float(losses.mean()), len(sizes)
+    if np.isclose(sum(got), wanted, rtol=1e-4):
+        return
+    told = ", ".join(map(str, sizes))
+    said = f"replicas with {told} examples add up to {sum(got):.4g}, not to {wanted:.4g}"
+    means = [float(share.numpy().mean()) if len(share) else np.nan for share in shares]
+    if np.allclose(got, means, rtol=1e-4, equal_nan=True):
+        said = f"these are the means of the shards: {said}"
+    elif np.allclose(got, np.divide(means, n), rtol=1e-4, equal_nan=True):
+        said = f"all replicas count alike, whatever they hold: {said}"
+    elif np.allclose(got, [float(share.numpy().sum()) for share in shares], rtol=1e-4):
+        said = f"nothing is divided: {said}"
+    raise NotYet(said)
+
+
+@exercise
+def evaluate(function: Callable[..., Any]) -> str:
+    """Check exercise 2 of lesson 08: the mean loss of any number of examples."""
+    import tensorflow as tf
+
+    plan, rng = devices.current(), np.random.default_rng(8)
+    strategy = tf.distribute.MirroredStrategy(plan.devices, tf.distribute.ReductionToOneDevice())
+    n = len(plan)
+    for examples, batch in ((4 * n + 1, 2 * n), (3 * n - 1, 2 * n), (1, 2 * n), (5 * n, 5 * n)):
+        values = rng.integers(1, 90, examples).astype("float32")
+        ran: list[int | None] = []
+
+        def losses_of(share: Any, ran: Any = ran) -> Any:
+            context = tf.distribute.get_replica_context()
+            here = context is not None and context.strategy is strategy
+            ran.append(int(context.replica_id_in_sync_group) if here else None)
+            return 2.0 * share
+
+        data = tf.data.Dataset.from_tensor_slices(values).batch(batch)
+        got = call(function, strategy, losses_of, data)
+        found = float(numbers(got, (), "return one number"))
+        if None in ran or len(set(ran)) < n:
+            raise NotYet("call losses_of by strategy.run, so that it runs on all replicas")
+        wanted = 2.0 * float(values.mean())
+        if not np.isclose(found, wanted, rtol=1e-4):
+            raise NotYet(_evaluated(found, wanted, values, batch))
+    return "the mean of all examples, whatever the last batch holds"
+
+
+def _evaluated(found: float, wanted: float, values: np.ndarray, batch: int) -> str:
+    batches = [values[i : i + batch] for i in range(0, len(values), batch)]
+    said = f"{len(values)} examples in batches of {batch} have {wanted:.5g}, not {found:.5g}"
+    if np.isnan(found):
+        return f"the mean of an empty shard is not a number: {said}"
+    if np.isclose(found, wanted * len(values), rtol=1e-4):
+        return f"divide by the number of examples: {said}"
+    full = [each for each in batches if len(each) == batch]
+    if len(full) < len(batches) and full and np.isclose(found, 2 * np.mean(full), rtol=1e-4):
+        return f"the last batch is left out: {said}"
+    if np.isclose(found, 2 * np.mean([each.mean() for each in batches]), rtol=1e-4):
+        return f"a small last batch counts as much as the others: {said}"
+    return said
+
+
+@exercise
+def leaves_empty(function: Callable[..., Any]) -> str:
+    """Check exercise 3 of lesson 08: whether a dataset leaves a replica without examples."""
+    for examples, batch, replicas in _datasets():
+        got = call(function, examples, batch, replicas)
+        if not isinstance(got, (bool, np.bool_)):
+            raise NotYet(f"return True or False, not a value of type {type(got).__name__}")
+        sizes = [batch] * (examples // batch) + [examples % batch] * (examples % batch > 0)
+        shares = [towers.replica_sizes(each, replicas) for each in (sizes[0], sizes[-1])]
+        wanted = any(0 in share for share in shares)
+        if bool(got) != wanted:
+            which = "last" if (0 in shares[-1]) == wanted and shares[-1] != shares[0] else "first"
+            share = shares[-1] if which == "last" else shares[0]
+            raise NotYet(
+                f"{examples} examples in batches of {batch} over {replicas} replicas: the {which} "
+                f"batch gives them {', '.join(map(str, share))}, so it should be {wanted}"
+            )
+    return "right for 400 datasets, with 1 to 8 replicas"
+
+
+def _datasets() -> list[tuple[int, int, int]]:
+    rng = np.random.default_rng(8)
+    known = [(5, 4, 2), (8, 4, 2), (7, 4, 2), (13, 8, 4), (12, 6, 4), (3, 8, 4), (9, 4, 1)]
+    drawn = [
+        (int(rng.integers(1, 300)), int(rng.integers(1, 40)), int(rng.integers(1, 9)))
+        for _ in range(400 - len(known))
+    ]
+    return known + drawn

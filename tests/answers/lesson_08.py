@@ -1,0 +1,131 @@
+"""Answers to the exercises of lesson 08: right ones, and wrong ones with their hints."""
+
+EVALUATE = """
+def evaluate(strategy, losses_of, data):
+    total, count = 0.0, 0
+    for parts in strategy.experimental_distribute_dataset(data):
+        losses = strategy.run(losses_of, args=(parts,))
+        for part in strategy.experimental_local_results(losses):
+            total, count = total + np.sum(part), count + len(part)
+    return total / count
+"""
+
+MEANS = """
+def evaluate(strategy, losses_of, data):
+    means = []
+    for parts in strategy.experimental_distribute_dataset(data):
+        losses = strategy.run(losses_of, args=(parts,))
+        found = np.concatenate(strategy.experimental_local_results(losses))
+        means.append(found.mean())
+    return np.mean(means)
+"""
+
+SHARES = """
+def evaluate(strategy, losses_of, data):
+    means = []
+    for parts in strategy.experimental_distribute_dataset(data):
+        losses = strategy.run(losses_of, args=(parts,))
+        for part in strategy.experimental_local_results(losses):
+            means.append(np.mean(part) if len(part) else 0.0)
+    return np.mean(means)
+"""
+
+EMPTY = """
+def leaves_empty(examples, batch, replicas):
+    sizes = {min(batch, examples), examples % batch} - {0}
+    return any(-(-size // replicas) * (replicas - 1) >= size for size in sizes)
+"""
+
+RIGHT = {
+    1: [
+        "replica_loss = lambda losses, n: tf.nn.compute_average_loss(losses, global_batch_size=n)",
+        "replica_loss = lambda losses, global_batch: tf.add_n([tf.reduce_sum(losses / n)])"
+        .replace(" / n", " / global_batch"),
+        "replica_loss = lambda losses, n: tf.reduce_sum(losses * (1 / n))",
+    ],
+    2: [
+        """
+def evaluate(strategy, losses_of, data):
+    mean = keras.metrics.Mean()
+    for parts in strategy.experimental_distribute_dataset(data):
+        losses = strategy.run(losses_of, args=(parts,))
+        for part in strategy.experimental_local_results(losses):
+            mean.update_state(part)
+    return mean.result()
+""",
+        """
+def evaluate(strategy, losses_of, data):
+    def replica(share):
+        losses = losses_of(share)
+        return tf.reduce_sum(losses), tf.size(losses)
+
+    total, count = 0.0, 0
+    for parts in strategy.experimental_distribute_dataset(data):
+        losses, sizes = strategy.run(replica, args=(parts,))
+        total += float(strategy.reduce("SUM", losses, axis=None))
+        count += int(strategy.reduce("SUM", sizes, axis=None))
+    return total / count
+""",
+        EVALUATE.replace("np.sum(part)", "float(tf.reduce_sum(part))"),
+    ],
+    3: [
+        """
+def leaves_empty(examples, batch, replicas):
+    while examples > 0:
+        left = size = min(batch, examples)
+        for _ in range(replicas):
+            if left <= 0:
+                return True
+            left -= int(np.ceil(size / replicas))
+        examples -= size
+    return False
+""",
+        """
+def leaves_empty(examples, batch, replicas):
+    sizes = [batch] * (examples // batch) + [examples % batch] * (examples % batch > 0)
+    return bool(any(0 in towers.replica_sizes(size, replicas) for size in sizes))
+""",
+    ],
+}
+
+WRONG = {
+    1: [
+        ("replica_loss = lambda losses, global_batch: tf.reduce_mean(losses)",
+         "the means of the shards"),
+        ("replica_loss = lambda losses, global_batch: tf.reduce_sum(losses)", "nothing is divided"),
+        ("replica_loss = lambda losses, global_batch: tf.reduce_sum(losses) / len(plan)",
+         "add up to"),
+        ("replica_loss = lambda losses, n: tf.reduce_mean(losses) * len(losses)", "add up to"),
+        ("replica_loss = lambda losses, global_batch: losses / global_batch", "return one number"),
+        ("replica_loss = lambda losses, n: float(np.sum(losses) / n)", "no gradient"),
+        ("replica_loss = lambda losses, n: tf.stop_gradient(tf.reduce_sum(losses) / n)",
+         "no gradient"),
+    ],
+    2: [
+        (EVALUATE.replace("np.sum(part)", "np.mean(part)"), "is not a number"),
+        (EVALUATE.replace("return total / count", "return total"),
+         "divide by the number of examples"),
+        (MEANS, "counts as much as the others"),
+        (SHARES, "have"),
+        (EVALUATE.replace("(data)", "(data.take(1))"),
+         "have"),
+        (EVALUATE.replace("(data)", "(data.unbatch().batch(2 * len(plan), drop_remainder=True))"),
+         "left out"),
+        ("def evaluate(strategy, losses_of, data):\n"
+         "    return np.mean(np.concatenate([losses_of(x) for x in data]))", "strategy.run"),
+        ("def evaluate(strategy, losses_of, data):\n"
+         "    return 2 * np.mean(np.concatenate(list(data)))", "strategy.run"),
+    ],
+    3: [
+        ("leaves_empty = lambda examples, batch, replicas: examples % batch < replicas", "first"),
+        ("leaves_empty = lambda examples, batch, replicas: examples % batch % replicas > 0",
+         "should be False"),
+        ("leaves_empty = lambda examples, batch, replicas: False", "should be True"),
+        ("leaves_empty = lambda examples, batch, replicas: 0 < examples % batch < replicas",
+         "should be True"),
+        (EMPTY.replace("{min(batch, examples), examples % batch}", "{examples % batch}"), "first"),
+        (EMPTY.replace(" - {0}", ""), "should be False"),
+        (EMPTY.replace(">= size", "> size"), "should be True"),
+        ("leaves_empty = lambda examples, batch, replicas: examples % replicas", "True or False"),
+    ],
+}  # fmt: skip
