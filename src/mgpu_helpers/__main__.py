@@ -1,6 +1,7 @@
 """Say what this machine is and whether the lessons can run on it: `python -m mgpu_helpers`.
 
-`python -m mgpu_helpers run a.py b.py` gives each script a device of its own, as lesson 04 does.
+`python -m mgpu_helpers run a.py b.py` gives each script a device of its own, as lesson 04 does;
+`python -m mgpu_helpers cluster train.py` runs one script as all workers of a cluster.
 """
 
 from __future__ import annotations
@@ -8,10 +9,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import signal
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 DESCRIPTION = """\
 Print what this machine is: versions, driver, GPUs as nvidia-smi, CUDA and the lessons number
@@ -39,6 +39,10 @@ lines and # comments do not count.
 def main(arguments: list[str] | None = None) -> int:
     """Print the report, or run scripts, and return the exit status: 0 when all is well."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["cluster"]:
+        from mgpu_helpers.cluster import command
+
+        return command.main(arguments[1:])
     parser = argparse.ArgumentParser(
         "python -m mgpu_helpers",
         description=DESCRIPTION,
@@ -54,6 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
         epilog=AFTER,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    commands.add_parser("cluster", help="run a script as all workers of several machines: "
+                        "cluster --help says more")  # fmt: skip
     run.add_argument("scripts", nargs="+", metavar="SCRIPT", help="a Python file")
     sweep = run.add_mutually_exclusive_group()
     sweep.add_argument("--grid", nargs="+", action="extend", metavar="NAME=A,B", help="a job for "
@@ -92,14 +98,9 @@ def _numbers(text: str) -> list[int]:
 
 def _run(options: argparse.Namespace, common: list[str], refuse: Any) -> int:
     from mgpu_helpers import jobs
+    from mgpu_helpers.jobs.process import as_ctrl_c
 
-    def stop(number: int, frame: Any) -> NoReturn:
-        raise KeyboardInterrupt
-
-    for name in ("SIGTERM", "SIGHUP"):  # as Ctrl-C: a job must not outlive its runner
-        number = getattr(signal, name, None)
-        if number and signal.getsignal(number) is not signal.SIG_IGN:  # nohup wants it ignored
-            signal.signal(number, stop)
+    as_ctrl_c()
     sys.stdout.reconfigure(errors="replace")  # a log may hold what the terminal cannot show
     try:
         commands, names = _commands(options, common)

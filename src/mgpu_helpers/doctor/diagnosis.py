@@ -13,8 +13,13 @@ INSTALL = 'pip install "mgpu-helpers[gpu]" (in the project: make lab GPU=1)'
 def diagnose(facts: Facts) -> list[str]:
     """Say which GPUs are lost, why TensorFlow does not use one that is there, and what to do.
 
-    Gives a sentence for each cause; [] where every GPU that works is used.
+    Gives a sentence for each cause, and for what is wrong with TF_CONFIG; [] where every GPU that
+    works is used.
     """
+    return _gpus(facts) + list(facts.cluster or ())
+
+
+def _gpus(facts: Facts) -> list[str]:
     tf, driver, there = facts.tensorflow, facts.driver, facts.there
     causes = [gpu.problem for gpu in driver.gpus if gpu.problem]
     if tf is None or facts.seen >= there - len(causes):

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from mgpu_helpers import __version__, nvml
+from mgpu_helpers import __version__, cluster, nvml
 
 # What TensorFlow loads before it counts a GPU, and the package that brings it. The names hold for
 # TensorFlow built with CUDA 12 and cuDNN 9, which 2.18 to 2.21 are.
@@ -54,6 +54,7 @@ class Facts:
     tensorflow: TensorFlow | None = None
     missing: tuple[str, ...] = ()  # CUDA libraries that cannot be loaded
     packages: tuple[str, ...] = ()  # those packages of LIBRARIES that are installed
+    cluster: tuple[str, ...] | None = None  # what is wrong with TF_CONFIG; None where it is not set
 
     @property
     def there(self) -> int:
@@ -81,6 +82,7 @@ def gather() -> Facts:
         cuda_order=alone,
         lesson_order=order,
         cuda_error=error,
+        cluster=tuple(cluster.check()) if os.environ.get("TF_CONFIG") else None,
     )
 
 

@@ -11,6 +11,11 @@ from mgpu_helpers.doctor.diagnosis import diagnose
 from mgpu_helpers.doctor.facts import Facts
 from mgpu_helpers.wording import table
 
+OPEN = (
+    "TF_CONFIG is set. TensorFlow listens on all interfaces of this machine, whatever address it "
+    "names, and asks nobody for a password: let only the other workers reach that port."
+)
+
 
 def head(facts: Facts) -> str:
     """Write the versions and the driver: what is known before TensorFlow is imported."""
@@ -33,6 +38,8 @@ def body(facts: Facts) -> str:
         built = f"with CUDA {cuda} and cuDNN {cudnn}" if cuda else "for the CPU only, without CUDA"
         lines.append(row("built", f"TensorFlow {built}"))
     lines += [f"{'' if i else 'GPUs':9}{line}" for i, line in enumerate(_gpu_table(facts))]
+    if facts.cluster is not None:
+        lines.append(row("cluster", OPEN))
     lines += [row("problem", cause) for cause in diagnose(facts)]
     return "\n".join(lines)
 

@@ -13,6 +13,7 @@ import fcntl
 import os
 import stat
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +67,18 @@ class Place:
             os.close(fd)  # LOCK_UN would unlock the file for those who inherited it, too
         self.held = ()
         _locked.discard(self)
+
+
+def places(kind: str, pool: Mapping[int, str | None], per_device: int = 1) -> list[Place]:
+    """List the places on the devices of a pool, which has each device's number and its UUID."""
+    folder = lock_folder()
+    # Slot by slot, so that jobs fill the devices before they share one.
+    return [
+        Place(kind, number, slot, per_device > 1,
+              folder / f"{kind.lower()}-{uuid or number}".replace("/", "_"))
+        for slot in range(per_device)
+        for number, uuid in pool.items()
+    ]  # fmt: skip
 
 
 _locked: set[Place] = set()

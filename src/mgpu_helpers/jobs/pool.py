@@ -154,3 +154,14 @@ def chosen(asked: Sequence[int] | None) -> tuple[str, dict[int, str | None]]:
                 f"after {why}."
             )
     return kind, {number: pool[number] for number in numbers}
+
+
+def environment(kind: str, pool: dict[int, str | None], numbers: Iterable[int]) -> dict[str, str]:
+    """Give the environment of a job that is to see these devices of the pool only."""
+    gpus = [pool[number] or str(number) for number in numbers]
+    rest = {name: value for name, value in os.environ.items() if name != "MGPU_DEVICES"}
+    return rest | {  # the number of devices is the runner's own
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(gpus) if kind == "GPU" else "-1",
+        "PYTHONUNBUFFERED": "1",
+    }

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from mgpu_helpers.jobs.job import Job
 from mgpu_helpers.jobs.locks import Place
@@ -24,9 +24,16 @@ TAIL = 64 * 1024  # bytes of a log that are read for its last lines and its resu
 class Running:
     """A job that runs, and how far its end is."""
 
-    def __init__(self, job: Job, places: list[Place], environment: dict[str, str]) -> None:
-        """Start the job; an OSError or ValueError where it cannot be started."""
-        held = [fd for place in places for fd in place.held]
+    def __init__(
+        self,
+        job: Job,
+        places: list[Place],
+        environment: dict[str, str],
+        grace: float | None = None,
+        pipes: tuple[int, ...] = (),
+    ) -> None:
+        """Start the job, which inherits the pipes; an OSError or ValueError where it cannot be."""
+        held = [*pipes, *(fd for place in places for fd in place.held)]
         with open(job.log, "wb") as log, _pinned(places):
             self.process = subprocess.Popen(
                 job.command, env=environment, stdin=subprocess.DEVNULL, stdout=log,
@@ -34,6 +41,7 @@ class Running:
             )  # fmt: skip
         self.job = replace(job, pid=self.process.pid)
         self.places = places
+        self.grace = GRACE if grace is None else grace
         self.status: str | None = None  # what it will be; None while it runs undisturbed
         self.kill_at: float | None = None  # on the clock of time.monotonic
 
@@ -41,7 +49,7 @@ class Running:
         """Ask the job and its children to end, once."""
         if self.status is None:
             self.status = status
-            self.kill_at = time.monotonic() + GRACE
+            self.kill_at = time.monotonic() + self.grace
             _signal_group(self.process.pid, signal.SIGTERM)
 
     def over(self) -> bool:
@@ -101,6 +109,18 @@ def _pinned(places: list[Place]) -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError):  # those cores were taken away; the job runs
             os.sched_setaffinity(0, before)
+
+
+def as_ctrl_c() -> None:
+    """Let SIGTERM and SIGHUP raise KeyboardInterrupt: a job must not outlive its runner."""
+
+    def stop(number: int, frame: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number and signal.getsignal(number) is not signal.SIG_IGN:  # nohup wants it ignored
+            signal.signal(number, stop)
 
 
 def end_of(log: Path) -> list[str]:

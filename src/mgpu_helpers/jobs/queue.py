@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 from mgpu_helpers import nvml
-from mgpu_helpers.jobs import records
+from mgpu_helpers.jobs import locks, records
 from mgpu_helpers.jobs.job import Job, Report
-from mgpu_helpers.jobs.locks import Place, lock_folder
+from mgpu_helpers.jobs.locks import Place
+from mgpu_helpers.jobs.pool import environment
 from mgpu_helpers.jobs.process import Running, held_back
 from mgpu_helpers.jobs.progress import Progress
 from mgpu_helpers.wording import counted
@@ -40,14 +40,7 @@ class Queue:
         self.time_limit, self.record = time_limit, record
         self.progress = Progress(progress)
         self.say = self.progress.say
-        folder = lock_folder()
-        # Slot by slot, so that jobs fill the devices before they share one.
-        self.places = [
-            Place(self.kind, number, slot, per_device > 1,
-                  folder / f"{self.kind.lower()}-{uuid or number}".replace("/", "_"))
-            for slot in range(per_device)
-            for number, uuid in pool.items()
-        ]  # fmt: skip
+        self.places = locks.places(kind, pool, per_device)
         for place in self.places:
             place.check()
         self.free = list(self.places)
@@ -220,14 +213,8 @@ class Queue:
             self.finish(i, ended, places)
 
     def environment(self, places: list[Place]) -> dict[str, str]:
-        gpus = [self.pool[place.number] or str(place.number) for place in places]
-        rest = {name: value for name, value in os.environ.items() if name != "MGPU_DEVICES"}
-        return rest | {  # the number of devices is the runner's own
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            "CUDA_VISIBLE_DEVICES": ",".join(gpus) if self.kind == "GPU" else "-1",
-            "MGPU_JOB_DEVICE": _named(places),
-            "PYTHONUNBUFFERED": "1",
-        }
+        device = {"MGPU_JOB_DEVICE": _named(places)}
+        return environment(self.kind, self.pool, [place.number for place in places]) | device
 
 
 def _named(places: list[Place]) -> str:

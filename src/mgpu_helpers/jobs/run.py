@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from mgpu_helpers.jobs import records
 from mgpu_helpers.jobs.job import Command, Job, Report
 from mgpu_helpers.jobs.pool import chosen
 from mgpu_helpers.jobs.queue import Queue
+from mgpu_helpers.jobs.settings import log_folder, seconds
 from mgpu_helpers.jobs.sweep import numbered
 from mgpu_helpers.wording import counted, whole_number
 
@@ -74,15 +74,11 @@ def run(
     asked = _checked_commands(commands)
     called = _checked_names(names, asked)
     per_device = whole_number("per_device", per_device, "a number of jobs", 1)
-    if time_limit is not None and not (
-        isinstance(time_limit, (int, float)) and not isinstance(time_limit, bool) and time_limit > 0
-    ):
-        raise ValueError(
-            f"time_limit={time_limit!r} is no time: give seconds above 0, or None for no limit."
-        )
+    if time_limit is not None:
+        seconds("time_limit", time_limit, also=", or None for no limit")
     kind, pool = chosen(devices)
     devices_each = _checked_each(devices_each, per_device, kind, pool)
-    folder = _log_folder(logs)
+    folder = log_folder(logs)
     record = folder / records.FILE
     rows = records.read(record)
     jobs = _jobs(called, asked, kind, folder, records.done(rows) if skip_done else {})
@@ -180,17 +176,3 @@ def _checked_names(names: Any, commands: list[tuple[str, ...]]) -> list[str]:
 
 def _file_name(name: str) -> str:
     return re.sub(r"[^\w.,=-]+", "_", name)[:100]
-
-
-def _log_folder(logs: str | os.PathLike) -> Path:
-    folder = Path(logs).absolute()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise RuntimeError(
-            f"No logs can be written to {str(logs)!r} ({error.strerror}): "
-            "choose another folder with logs=..."
-        ) from None
-    return folder

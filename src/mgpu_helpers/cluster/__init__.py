@@ -1,0 +1,13 @@
+"""Several machines, or several processes that stand for them: the launcher TensorFlow lacks.
+
+`run` starts the workers of a `MultiWorkerMirroredStrategy`, ends all when one fails, says which was
+the first, and starts them again. `check` says what is wrong with a TF_CONFIG before TensorFlow
+waits for an hour. `from_slurm` reads the machines and this one's number from Slurm.
+"""
+
+from mgpu_helpers.cluster.check import check
+from mgpu_helpers.cluster.report import Attempt, Report
+from mgpu_helpers.cluster.run import run
+from mgpu_helpers.cluster.slurm import from_slurm
+
+__all__ = ["Attempt", "check", "from_slurm", "Report", "run"]

@@ -1,0 +1,206 @@
+"""One start of all workers of this machine: they run together, and end together."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+from mgpu_helpers.cluster import addresses as where
+from mgpu_helpers.cluster import guard, worker
+from mgpu_helpers.cluster.blame import without_noise
+from mgpu_helpers.cluster.report import Attempt
+from mgpu_helpers.cluster.verdict import stuck, verdict
+from mgpu_helpers.jobs.job import Job
+from mgpu_helpers.jobs.locks import Place
+from mgpu_helpers.jobs.pool import environment
+from mgpu_helpers.jobs.process import Running, end_of, held_back
+from mgpu_helpers.jobs.progress import Progress
+
+GLANCE = 0.02  # seconds between two looks at the workers
+TAIL = 15  # lines of a log in the report
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What is the same for every attempt."""
+
+    script: tuple[str, ...]  # with its arguments
+    shares: dict[int, list[Place]]  # the devices of each worker of this machine, by its index
+    kind: str
+    pool: dict[int, str | None]
+    folder: Path  # of the logs
+    grace: float
+    startup: float
+    began: float  # on the clock of time.monotonic, as the next
+    end: float | None  # when the time limit is over
+    progress: Progress
+
+    def log(self, index: int, number: int) -> Path:
+        """Return the log of a worker in an attempt."""
+        return self.folder / f"worker_{index}{f'_restart_{number}' if number else ''}.log"
+
+
+class Crew:
+    """The workers of one attempt."""
+
+    def __init__(self, setup: Setup, number: int, addresses: Sequence[str]) -> None:
+        self.setup, self.number, self.addresses = setup, number, tuple(addresses)
+        self.began = time.monotonic()
+        self.running: dict[int, Running] = {}
+        self.jobs: dict[int, Job] = {}  # those that have ended
+        self.left: dict[int, float] = {}  # when a worker's process was seen to have ended
+        self.raised: dict[int, float] = {}  # when a script raised, which is before that
+        self.waits: dict[int, float] = {}  # since when it waits in the strategy's constructor
+        self.came: set[int] = set()  # who has ever been in that constructor
+        self.states: dict[int, str] = {}  # of those that ran when the first one failed
+        self.ending = ""  # why all are being ended, where that is known then: a time is over
+        self.missing: int | None = None
+        self.pipe, self.end_of_pipe = os.pipe()
+        self.guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", guard.__file__], stdin=subprocess.PIPE,
+            start_new_session=True,
+        )  # fmt: skip
+
+    def run(self) -> Attempt:
+        """Start the workers and wait for their end; whatever is raised meanwhile ends them all."""
+        try:
+            for index in self.setup.shares:
+                self.start(index)
+            while self.running:
+                self.collect()
+                self.watch()
+                time.sleep(GLANCE)
+        except BaseException as error:
+            try:
+                with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C: end them at once
+                    self.end("stopped", all_of_them=True)
+                    while self.running:
+                        self.collect()
+                        time.sleep(GLANCE)
+            finally:
+                for index, running in list(self.running.items()):
+                    running.kill()
+                    self.finish(index)
+                error.attempt = self.result("It was stopped.")
+            raise
+        finally:
+            self.guard.kill()
+            self.guard.communicate()
+            os.close(self.pipe)
+            os.close(self.end_of_pipe)
+        return self.result(self.ending)
+
+    def start(self, index: int) -> None:
+        setup, places = self.setup, self.setup.shares[index]
+        now = time.monotonic() - setup.began
+        command = (sys.executable, worker.__file__, str(self.end_of_pipe), str(index))
+        job = Job(
+            f"worker {index}", command + setup.script, setup.kind, setup.log(index, self.number),
+            tuple(place.number for place in places), start=now, folder=os.getcwd(),
+            started_at=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+        )  # fmt: skip
+        given = environment(setup.kind, setup.pool, job.devices)
+        given |= where.environment(self.addresses, index) | {"MGPU_ATTEMPT": str(self.number)}
+        if setup.kind == "GPU":  # it holds the locks: jobs.run in it would wait for itself
+            given["MGPU_JOB_DEVICE"] = ", ".join(map(str, places))
+        setup.progress.say(f"{'start':10} {job.name:12} on {', '.join(map(str, places))}")
+        try:
+            with held_back():
+                running = Running(job, places, given, setup.grace, (self.end_of_pipe,))
+                self.running[index] = running
+                self.guard.stdin.write(f"{running.process.pid}\n".encode())
+                self.guard.stdin.flush()
+        except OSError as error:
+            raise RuntimeError(f"{job.name} cannot be started ({error.strerror}).") from None
+
+    def collect(self) -> None:
+        """Read what the workers said, and note those that have ended."""
+        while select.select([self.pipe], [], [], 0)[0]:
+            for line in os.read(self.pipe, 65536).decode().splitlines():
+                index, event, at = line.split()
+                if event == "raised":
+                    self.raised[int(index)] = float(at)
+                elif event == "waits":
+                    self.waits[int(index)] = float(at)
+                    self.came.add(int(index))
+                elif event == "goes":
+                    self.waits.pop(int(index), None)
+        for index, running in list(self.running.items()):
+            if running.process.poll() is not None:
+                self.left.setdefault(index, time.monotonic())
+                self.waits.pop(index, None)
+            if running.over():
+                with held_back():  # so that a worker ends once
+                    self.finish(index)
+
+    def watch(self) -> None:
+        """End all workers when one has failed, or a time is over."""
+        now = time.monotonic()
+        failures = self.failures()
+        for index, at in self.raised.items():  # it may hang in what it does at its end
+            if index in self.running and now > at + self.setup.grace:
+                self.running[index].end("failed")
+        if self.states or self.ending:
+            return
+        late = [index for index, since in self.waits.items() if now > since + self.setup.startup]
+        if failures:
+            self.states = {i: _state(run.process.pid) for i, run in self.running.items()}
+            self.states |= dict.fromkeys(failures, "-")
+            self.end("stopped")
+        elif late:
+            self.ending, self.missing = stuck(self, min(late))
+            self.end("timed out")
+        elif self.setup.end is not None and now > self.setup.end:
+            self.ending = "The time limit is over."
+            self.end("timed out")
+
+    def failures(self) -> dict[int, float]:
+        """Say when each worker failed that failed by itself."""
+        found = dict(self.raised)
+        for index, at in self.left.items():
+            running = self.running.get(index)
+            code = running.process.returncode if running else self.jobs[index].returncode
+            status = running.status if running else self.jobs[index].status
+            if code and status in (None, "failed"):
+                found.setdefault(index, at)
+        return found
+
+    def end(self, status: str, all_of_them: bool = False) -> None:
+        for index, running in self.running.items():
+            if all_of_them or index not in self.raised:
+                running.end(status)
+
+    def finish(self, index: int) -> None:
+        running = self.running.pop(index)
+        job = running.ended(time.monotonic() - self.setup.began)
+        tail = without_noise(end_of(job.log))[-TAIL:]
+        self.jobs[index] = job = replace(job, tail="\n".join(tail))
+        self.setup.progress.say(f"{job.status:10} {job.name:12} {job.seconds:.1f} s")
+
+    def result(self, ending: str) -> Attempt:
+        first, why = self.missing, ending
+        failures = self.failures()
+        if not ending and failures:
+            first, why = verdict(self, failures)
+            if first in self.jobs and self.jobs[first].status == "stopped":
+                self.jobs[first] = replace(self.jobs[first], status="failed")
+        return Attempt(
+            self.number, self.addresses, tuple(self.jobs[i] for i in sorted(self.jobs)), first, why,
+            time.monotonic() - self.began,
+        )  # fmt: skip
+
+
+def _state(pid: int) -> str:
+    """Return the letter that Linux has for what a process does; "?" where it is not known."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "?"

@@ -1,0 +1,85 @@
+"""What became of the workers, each time that they were started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mgpu_helpers.jobs.job import Job
+from mgpu_helpers.wording import counted, table
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of all workers, and what became of those on this machine."""
+
+    number: int  # MGPU_ATTEMPT: 0, and one more at each restart
+    addresses: tuple[str, ...]  # of all workers
+    workers: tuple[Job, ...]  # those on this machine
+    first: int | None = None  # the index of the first worker that failed; None where none did
+    why: str = ""  # a sentence about that; "" if all is well
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Say whether every worker is done."""
+        return not self.why
+
+    @property
+    def failed(self) -> Job | None:
+        """Give the first worker that failed; None where none did, or not on this machine."""
+        return next((job for job in self.workers if job.name == f"worker {self.first}"), None)
+
+    @property
+    def consequences(self) -> tuple[str, ...]:
+        """Name the workers that failed because the first one did."""
+        if self.first is None:
+            return ()
+        failed = [job.name for job in self.workers if job.status == "failed"]
+        return tuple(name for name in failed if name != f"worker {self.first}")
+
+    def text(self) -> str:
+        """Say why it failed, what follows from that, and the end of the first one's log."""
+        lines = [f"Attempt {self.number}: {self.why}"]
+        if self.consequences:
+            names = " and ".join(self.consequences)
+            lines.append(f"What {names} said after that is a consequence.")
+        if self.failed:
+            lines += [f"The end of {self.failed.log}:", self.failed.tail or "(nothing)"]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """What became of a cluster; `report[0]` is worker 0 as the last attempt left it."""
+
+    attempts: tuple[Attempt, ...]
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Say whether the last attempt ended well."""
+        return bool(self.attempts) and self.attempts[-1].ok
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self.attempts[-1].workers)
+
+    def __len__(self) -> int:
+        return len(self.attempts[-1].workers)
+
+    def __getitem__(self, index: int) -> Job:
+        for job in self:
+            if job.name == f"worker {index}":
+                return job
+        raise IndexError(f"worker {index} did not run here: {', '.join(job.name for job in self)}")
+
+    def __repr__(self) -> str:
+        rows = [("attempt", "worker", "device", "status", "seconds")]
+        for attempt in self.attempts:
+            for job in attempt.workers:
+                devices = ", ".join(f"{job.kind} {number}" for number in job.devices) or "-"
+                seconds = "-" if job.seconds is None else f"{job.seconds:.1f}"
+                rows.append((str(attempt.number), job.name, devices, job.status, seconds))
+        failed = [attempt for attempt in self.attempts if not attempt.ok]
+        end = f"{counted(len(self.attempts), 'attempt')}, {self.seconds:.1f} s"
+        return "\n\n".join(["\n".join(table(rows)), *(each.text() for each in failed), end])

@@ -1,0 +1,89 @@
+"""What each worker runs first: it runs the script, and tells the launcher how far that is.
+
+It imports nothing of this package, so that the script finds Python as if it were started alone.
+The strategy's constructor is where a worker waits for the others, up to an hour, and it holds
+Python's lock meanwhile: no thread of the worker could keep watch. So the worker only says when it
+goes in and when it comes out, and the launcher, outside, watches the time.
+"""
+
+from __future__ import annotations
+
+import sys
+
+MODULE = "tensorflow.python.distribute.collective_all_reduce_strategy"
+
+
+def main() -> None:
+    """Run the script that is named, after the pipe to the launcher and this worker's index."""
+    import os
+    import runpy
+    import time
+
+    pipe, index, script = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    sys.argv[:] = sys.argv[3:]
+    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    os.set_inheritable(pipe, False)
+
+    def say(event: str) -> None:
+        os.write(pipe, f"{index} {event} {time.monotonic()}\n".encode())
+
+    say("started")  # an OSError where the launcher has gone already
+    sys.meta_path.insert(0, Finder(say))
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            say("raised")
+        raise
+    except BaseException as error:
+        say("raised")  # before the others notice: what they say is a consequence
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename != script:
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        raise SystemExit(1) from None
+
+
+class Finder:
+    """Watches the constructor of the strategy, when TensorFlow is imported."""
+
+    def __init__(self, say) -> None:
+        self.say = say
+
+    def find_spec(self, name, path=None, target=None):
+        """Find the strategy's module as Python would, and change what its loader does."""
+        if name != MODULE:
+            return None
+        import importlib.util
+
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def exec_module(module) -> None:
+            execute(module)
+            watch(module.CollectiveAllReduceStrategy, self.say)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+def watch(strategy: type, say) -> None:
+    """Let the strategy's constructor say when it begins and when it ends."""
+    import functools
+
+    init = strategy.__init__
+
+    @functools.wraps(init)
+    def __init__(self, *args, **kwargs):
+        say("waits")
+        try:
+            init(self, *args, **kwargs)
+        finally:
+            say("goes")
+
+    strategy.__init__ = __init__
+
+
+if __name__ == "__main__":
+    main()

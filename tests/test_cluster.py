@@ -1,0 +1,668 @@
+"""Clusters as real processes: every fault a worker can have, and the end of a launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT, run_python
+from mgpu_helpers import cluster, jobs, nvml
+from mgpu_helpers.cluster import addresses, blame
+from mgpu_helpers.cluster.reach import reach
+
+SCRIPTS = ROOT / "notebooks" / "scripts"
+
+# A worker that does what TensorFlow's do, without TensorFlow: it listens on its port, keeps a line
+# to the chief, and fails with TensorFlow's words when another one is lost. Its first argument is a
+# fault, of worker 1 in attempt 0.
+WORKER = r"""
+import json, os, signal, socket, subprocess, sys, threading, time
+config = json.loads(os.environ["TF_CONFIG"])
+index, workers = config["task"]["index"], config["cluster"]["worker"]
+attempt = os.environ["MGPU_ATTEMPT"]
+fault, steps = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 10
+if index != 1 or attempt != "0":
+    fault = "none"
+if fault == "import":
+    import no_such_module
+server = socket.create_server(("", int(workers[index].split(":")[1])))
+lines = {}
+if index == 0:
+    for _ in workers[1:]:
+        line = server.accept()[0]
+        lines[ord(line.recv(1))] = line
+else:
+    while not lines:
+        try:
+            lines[0] = socket.create_connection(("127.0.0.1", int(workers[0].split(":")[1])))
+        except ConnectionRefusedError:
+            time.sleep(0.02)
+    lines[0].sendall(bytes([index]))
+for line in lines.values():
+    line.settimeout(1.0)
+print(f"I0000 00:00:1795329567.626250   25676 port.cc:153] TensorFlow says {os.getpid()}")
+open(f"{index}-{attempt}.pid", "w").write(str(os.getpid()))
+done = int(open(f"{index}.step").read()) if os.path.exists(f"{index}.step") else 0
+for step in range(done, steps):
+    if step == 5 and fault == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if step == 5 and fault == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if step == 5 and fault == "early":
+        sys.exit()
+    if step == 5 and fault == "raise":
+        raise ValueError("no such digit")
+    if step == 5 and fault == "slow exit":
+        import atexit
+        atexit.register(time.sleep, 1.5)
+        sys.exit("wrong")
+    if step == 5 and fault == "print":
+        for _ in range(100):
+            print("x" * 1_000_000)
+        sys.exit(3)
+    time.sleep(0.02)
+    try:
+        for i, line in lines.items():
+            line.sendall(b"x")
+            if not line.recv(1):
+                raise ConnectionResetError
+    except OSError:
+        raise RuntimeError(
+            "The following tasks are unhealthy (stopped sending heartbeats):\n"
+            f"/job:worker/replica:0/task:{i}") from None
+    open(f"{index}.new", "w").write(str(step + 1))
+    os.rename(f"{index}.new", f"{index}.step")
+print(json.dumps({"steps": steps, "attempt": attempt, "began": done}))
+"""
+# One that goes on until it is ended, and does not heed SIGTERM; so does what it has started.
+DEAF = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen(["sh", "-c", "trap '' TERM; while :; do sleep 0.1; done"])
+name = os.environ["TF_CONFIG"][-3]
+open(f"{name}.new", "w").write(f"{os.getpid()} {child.pid}")
+os.rename(f"{name}.new", f"{name}.pids")
+time.sleep(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Give each test a folder of its own with the scripts, on the CPU's cores."""
+    for name in list(os.environ):
+        if name.startswith(("CUDA_", "SLURM_", "MGPU_", "TF_")) or "proxy" in name.lower():
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("MGPU_MODE", "cores")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    monkeypatch.chdir(tmp_path)
+    Path("worker.py").write_text(WORKER)
+    Path("deaf.py").write_text(DEAF)
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def never_hangs():
+    """End a test that waits for ever, as a broken launcher does."""
+
+    def stop(number, frame):
+        raise TimeoutError("90 s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(90)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def lives(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def wait_for(true, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "nothing came"
+        time.sleep(0.01)
+
+
+def config(hosts, index=0, kind="worker"):
+    return {"cluster": {"worker": hosts}, "task": {"type": kind, "index": index}}
+
+
+# --- all is well ---
+
+
+def test_each_worker_is_told_who_and_where_it_is(here):
+    Path("folder").mkdir()
+    Path("folder/beside.py").write_text("here = True")
+    Path("folder/tell.py").write_text(
+        "import json, os, sys, beside\n"
+        "names = 'TF_CONFIG', 'MGPU_ATTEMPT', 'no_proxy', 'CUDA_VISIBLE_DEVICES'\n"
+        "print(json.dumps([__name__, __file__, sys.argv, sorted(os.sched_getaffinity(0)),\n"
+        "                  [os.environ[name] for name in names]]))"
+    )
+    os.environ["no_proxy"] = "example.org"
+    report = cluster.run("folder/tell.py", ["--x", "1"], workers=2, logs="out", progress=False)
+    assert report.ok and len(report) == 2 and len(report.attempts) == 1
+    cores = jobs.allowed()[1]
+    each = len(cores) // 2
+    hosts = list(report.attempts[0].addresses)
+    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert len(set(hosts)) == 2
+    for index, job in enumerate(report):
+        assert job.log == here / "out" / f"worker_{index}.log"
+        name, file, argv, affinity, said = json.loads(job.tail)
+        assert (name, file) == ("__main__", "folder/tell.py") and argv == [file, "--x", "1"]
+        assert affinity == (cores[index * each : (index + 1) * each] if each else cores)
+        assert json.loads(said[0]) == config(hosts, index)
+        assert said[1:] == ["0", "example.org,127.0.0.1", "-1"]
+        assert 1024 <= int(hosts[index].split(":")[1]) < low
+
+
+def test_more_workers_than_cores_have_all_cores_in_common():
+    Path("tell.py").write_text("import os; print(*sorted(os.sched_getaffinity(0)))")
+    cores = jobs.allowed()[1]
+    report = cluster.run("tell.py", workers=len(cores) + 1, progress=False)
+    assert [job.tail.split() for job in report] == [list(map(str, cores))] * (len(cores) + 1)
+
+
+def test_gpus_are_shared_out_and_locked(monkeypatch):
+    monkeypatch.delenv("MGPU_MODE")
+    gpus = tuple(nvml.Gpu(i, "GPU", f"GPU-{i}", *[None] * 9) for i in range(5))
+    monkeypatch.setattr(nvml, "query", lambda: nvml.DriverReport(gpus, None, None, None))
+    Path("tell.py").write_text("import os; print(os.environ['CUDA_VISIBLE_DEVICES'])")
+    report = cluster.run("tell.py", workers=2, progress=False)
+    assert [job.tail for job in report] == ["GPU-0,GPU-1", "GPU-2,GPU-3"]
+    alone = cluster.run("tell.py", hosts=["127.0.0.1:21345"], index=0, progress=False)
+    assert alone[0].tail == "GPU-0,GPU-1,GPU-2,GPU-3,GPU-4"
+    with pytest.raises(ValueError, match="workers=6.* 5 GPUs"):
+        cluster.run("tell.py", workers=6)
+    holder = next(place for place in jobs.run.__globals__["Queue"]([], "GPU", {1: "GPU-1"},
+                  per_device=1, devices_each=1, time_limit=None, progress=False,
+                  record=Path("r")).places)  # fmt: skip
+    assert holder.lock()
+    with pytest.raises(RuntimeError, match="GPU 1 is held"):
+        cluster.run("tell.py", workers=2)
+    monkeypatch.setenv("MGPU_JOB_DEVICE", "GPU 1")  # in a job, whose runner holds it
+    assert cluster.run("tell.py", workers=2, progress=False).ok
+    holder.release()
+
+
+def test_two_clusters_at_once_do_not_meet():
+    launch = [sys.executable, "-m", "mgpu_helpers", "cluster", "worker.py"]
+    folders = [Path("a"), Path("b")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "worker.py").write_text(WORKER)
+    both = [
+        subprocess.Popen([*launch, "--", "none", "40"], cwd=folder, stdout=subprocess.PIPE)
+        for folder in folders
+    ]
+    assert [each.wait(60) for each in both] == [0, 0]
+    assert [Path(f"{f}/{i}.step").read_text() for f in "ab" for i in (0, 1)] == ["40"] * 4
+
+
+def test_two_clusters_do_not_write_the_same_logs():
+    with launcher("deaf.py"):
+        wait_for(lambda: Path("0.pids").exists())
+        with pytest.raises(RuntimeError, match=r"worker_0\.log"):
+            cluster.run("worker.py", ["none"])
+
+
+def test_a_port_that_is_taken_meanwhile_is_replaced(monkeypatch):
+    Path("port.py").write_text(
+        "import os, sys\n"
+        "if '21111' in os.environ['TF_CONFIG']:\n"
+        "    sys.exit('UnknownError: Could not start gRPC server')\n"
+        "print(os.environ['MGPU_ATTEMPT'])"
+    )
+    picked = iter([[21111, 21112], [21113, 21114]])
+    monkeypatch.setattr(addresses, "free_ports", lambda n: next(picked))
+    report = cluster.run("port.py", progress=False)
+    assert report.ok and [job.tail for job in report] == ["0", "0"] and len(report.attempts) == 1
+
+
+# --- a worker fails ---
+
+
+@pytest.mark.parametrize(
+    "fault, code, says, tail",
+    [
+        ("kill", -9, "SIGKILL", ""),
+        ("raise", 1, "exit status 1", "ValueError: no such digit"),
+        ("slow exit", -15, "its script raised an error", "wrong"),
+        ("import", 1, "exit status 1", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("early", 0, "exit status 0, while", ""),
+        ("stop", -9, "SIGSTOP", ""),
+    ],
+)
+def test_the_first_that_failed_is_named_and_all_end(fault, code, says, tail, capfd):
+    report = cluster.run("worker.py", [fault, "99"], workers=3, grace=0.3)
+    (attempt,) = report.attempts
+    assert not report.ok and attempt.first == 1 and says in attempt.why
+    assert attempt.failed is report[1] and report[1].returncode == code
+    assert "TensorFlow says" not in report[1].tail
+    assert report[1].tail.splitlines()[-1:] == ([tail] if tail else [])
+    assert not any(lives(job.pid) for job in report)
+    assert all(job.status in ("failed", "stopped") for job in (report[0], report[2]))
+    if fault == "stop":  # both others had noticed it, or one had
+        assert set(attempt.consequences) and set(attempt.consequences) <= {"worker 0", "worker 2"}
+        assert "is a consequence" in repr(report)
+    assert attempt.why in repr(report)
+
+
+def test_a_worker_that_prints_100_mb_ends_as_any_other():
+    report = cluster.run("worker.py", ["print", "99"], grace=0.3, progress=False)
+    assert report.attempts[0].first == 1 and report[1].returncode == 3
+    assert report[1].log.stat().st_size > 100_000_000 and len(report[1].tail) < 70_000
+    report[1].log.unlink()
+
+
+def test_a_restart_goes_on_and_ends_with_the_same():
+    report = cluster.run("worker.py", ["kill"], restarts=2, grace=0.3, progress=False)
+    assert report.ok and [attempt.first for attempt in report.attempts] == [1, None]
+    assert [job.result["attempt"] for job in report] == ["1", "1"]
+    assert report[1].result["began"] == 5 and {job.result["steps"] for job in report} == {10}
+    logs = ["worker_0.log", "worker_0_restart_1.log", "worker_1.log", "worker_1_restart_1.log"]
+    assert sorted(os.listdir("logs")) == logs
+    again = cluster.run("worker.py", ["import"], restarts=1, grace=0.3, progress=False)
+    assert [attempt.number for attempt in again.attempts] == [0, 1] and again.ok
+
+
+def test_restarts_have_an_end():
+    Path("bad.py").write_text("raise SystemExit(4)")
+    report = cluster.run("bad.py", restarts=2, progress=False)
+    assert [attempt.number for attempt in report.attempts] == [0, 1, 2] and not report.ok
+    assert report.attempts[-1].failed.returncode == 4
+
+
+def test_a_time_limit_ends_workers_that_do_not_heed_sigterm():
+    report = cluster.run("deaf.py", time_limit=0.5, grace=0.2, restarts=3, progress=False)
+    assert [job.status for job in report] == ["timed out"] * 2 and len(report.attempts) == 1
+    assert "time limit" in report.attempts[0].why and report.attempts[0].first is None
+    assert not any(lives(pid) for i in (0, 1) for pid in Path(f"{i}.pids").read_text().split())
+
+
+# --- the launcher ends ---
+
+
+@contextlib.contextmanager
+def launcher(*arguments):
+    """Start a launcher in a process of its own; kill it at the end."""
+    ran = subprocess.Popen(
+        [sys.executable, "-m", "mgpu_helpers", "cluster", *arguments], text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        yield ran
+    finally:
+        ran.kill()
+        ran.communicate()
+
+
+def children(pid):
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in found]
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGKILL"])
+def test_a_launcher_that_is_ended_leaves_no_process(name):
+    with launcher("deaf.py", "--grace", "0.3") as ran:
+        wait_for(lambda: Path("0.pids").exists() and Path("1.pids").exists())
+        pids = [int(pid) for i in (0, 1) for pid in Path(f"{i}.pids").read_text().split()]
+        pids += children(ran.pid)
+        assert all(map(lives, pids)) and len(set(pids)) == 5  # two workers, two more, the guard
+        ran.send_signal(getattr(signal, name))
+        out, err = ran.communicate(timeout=20)
+    wait_for(lambda: not any(map(lives, pids)))
+    if name == "SIGKILL":
+        assert ran.returncode == -9
+    else:
+        assert (ran.returncode, err) == (130, "")
+        assert out.count("stopped") >= 2 and "It was stopped." in out
+
+
+def test_a_second_ctrl_c_does_not_wait():
+    with launcher("deaf.py", "--grace", "60") as ran:
+        wait_for(lambda: Path("0.pids").exists() and Path("1.pids").exists())
+        pids = [int(pid) for i in (0, 1) for pid in Path(f"{i}.pids").read_text().split()]
+        for _ in range(2):
+            ran.send_signal(signal.SIGINT)
+            time.sleep(0.3)
+        assert ran.wait(20) == 130
+    wait_for(lambda: not any(map(lives, pids)))
+
+
+def test_an_exception_carries_the_report(monkeypatch):
+    from mgpu_helpers.cluster.attempt import Crew
+
+    monkeypatch.setattr(Crew, "watch", lambda crew: 1 / 0)
+    with pytest.raises(ZeroDivisionError) as caught:
+        cluster.run("worker.py", ["none", "9999"], progress=False)
+    assert [job.status for job in caught.value.report] == ["stopped"] * 2
+    assert not any(lives(job.pid) for job in caught.value.report)
+
+
+# --- several machines ---
+
+
+def test_two_launchers_make_one_cluster_and_restart_together():
+    hosts = [f"127.0.0.1:{port}" for port in addresses.free_ports(2)]
+    common = ["worker.py", "--hosts", ",".join(hosts), "--restarts", "3", "--grace", "0.3"]
+    with launcher(*common, "--index", "0", "--", "kill") as one:
+        with launcher(*common, "--index", "1", "--", "kill") as two:
+            said = [ran.communicate(timeout=60)[0] for ran in (one, two)]
+            assert (one.returncode, two.returncode) == (0, 0), said
+    assert "SIGKILL ended it" in said[1]
+    assert f"Worker 1 at {hosts[1]} was lost. Its own launcher" in said[0]
+    assert sorted(os.listdir("logs"))[::2] == ["worker_0.log", "worker_1.log"]
+
+
+def test_a_machine_without_a_name_is_waited_for_and_then_named():
+    hosts = [f"{socket.gethostname()}:21234", "nowhere.invalid:21234"]
+    with pytest.raises(RuntimeError, match="worker 1, 'nowhere.invalid', does not resolve"):
+        cluster.run("worker.py", ["none"], hosts=hosts, index=0, startup=0.2, progress=False)
+
+
+def test_slurm_says_who_is_who(monkeypatch):
+    host = socket.gethostname()
+    monkeypatch.setenv("SLURM_JOB_ID", "31007")
+    for name, value in {"STEP_NODELIST": host, "STEP_NUM_TASKS": "1", "NODEID": "0"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    Path("tell.py").write_text("import os; print(os.environ['TF_CONFIG'])")
+    Path("srun").write_text('#!/bin/sh\nshift\nexec "$@"\n')  # as srun does for the one task
+    Path("srun").chmod(0o755)
+    Path("python").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", f"{os.getcwd()}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), *sys.path]))
+    done = subprocess.run(["bash", SCRIPTS / "slurm.sh", "tell.py", "x"], capture_output=True,
+                          text=True, timeout=60)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = json.loads(Path("logs/31007/worker_0.log").read_text())
+    assert said == config([f"{host}:21007"])
+
+
+SLURM = {
+    "SLURM_STEP_NODELIST": "a[1-2],b", "SLURM_STEP_NUM_TASKS": "3", "SLURM_NODEID": "2",
+    "SLURM_JOB_ID": "12345",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "nodes, want",
+    [
+        ("a[1-2],b", ["a1", "a2", "b"]),
+        ("r[1-2]n[08-10]", [f"r{r}n{n}" for r in (1, 2) for n in ("08", "09", "10")]),
+        ("c-x", ["c-x"]),
+        ("g[003,7-8]-ib", ["g003-ib", "g7-ib", "g8-ib"]),
+    ],
+)
+def test_slurms_list_of_machines_is_written_out(nodes, want):
+    said = SLURM | {"SLURM_STEP_NODELIST": nodes, "SLURM_STEP_NUM_TASKS": str(len(want))}
+    assert cluster.from_slurm(said) == ([f"{host}:22345" for host in want], 2)
+
+
+@pytest.mark.parametrize(
+    "change, says", [({"SLURM_NODEID": ""}, "SLURM_NODEID"), ({"SLURM_STEP_NUM_TASKS": "6"}, "6")]
+)
+def test_what_slurm_does_not_say_is_named(change, says):
+    with pytest.raises(ValueError, match=says):
+        cluster.from_slurm(SLURM | change)
+
+
+def test_the_pods_of_kubernetes_find_each_other(tmp_path):
+    """Checked against what the Job and Service of Kubernetes ask for; nobody is asked."""
+    import yaml
+
+    service, job = yaml.safe_load_all((SCRIPTS / "kubernetes.yaml").read_text())
+    assert (service["apiVersion"], service["kind"]) == ("v1", "Service")
+    assert (job["apiVersion"], job["kind"]) == ("batch/v1", "Job")
+    assert set(service["spec"]) == {"clusterIP", "publishNotReadyAddresses", "selector"}
+    assert service["spec"]["clusterIP"] == "None" and service["spec"]["publishNotReadyAddresses"]
+    name, spec = job["metadata"]["name"], job["spec"]
+    assert service["spec"]["selector"] == {"job-name": name}  # the label of a Job's pods
+    assert set(spec) == {"completions", "parallelism", "completionMode", "backoffLimit", "template"}
+    assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"]
+    pod = spec["template"]["spec"]
+    assert set(pod) == {"subdomain", "restartPolicy", "containers"}
+    assert pod["subdomain"] == service["metadata"]["name"] and pod["restartPolicy"] == "Never"
+    (container,) = pod["containers"]
+    assert set(container) == {"name", "image", "command", "args", "resources"}
+    # What the shell of pod 1 runs, with a Python that only says what it was given.
+    (tmp_path / "python").write_text('#!/bin/sh\nfor word; do echo "$word"; done\n')
+    (tmp_path / "python").chmod(0o755)
+    done = subprocess.run(
+        [*container["command"], *container["args"]], capture_output=True, text=True, timeout=20,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "JOB_COMPLETION_INDEX": "1"},
+    )  # fmt: skip
+    words = done.stdout.split()
+    assert words[:4] == ["-m", "mgpu_helpers", "cluster", "--index"] and words[4] == "1"
+    hosts = words[words.index("--hosts") + 1].split(",")
+    pods = [f"{name}-{i}.{pod['subdomain']}:20000" for i in range(spec["completions"])]
+    assert hosts == pods and (SCRIPTS / words[-1]).exists()
+
+
+# --- what is wrong with a TF_CONFIG ---
+
+GOOD = ["127.0.0.1:21001", "127.0.0.1:21002"]
+
+
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        ("{", "not JSON"),
+        ("[]", "no cluster"),
+        ({"cluster": {"worker": []}}, r"worker is \[\]"),
+        ({"cluster": {"worker": GOOD, "gpu": GOOD[:1]}}, "'gpu'"),
+        ({"cluster": {"ps": GOOD}}, "no workers"),
+        ({"cluster": {"worker": GOOD}}, "no task"),
+        ({"cluster": {"worker": GOOD}, "task": {"type": "worker"}}, "no task"),
+        (config(GOOD, 2), "worker 2.* 2 workers"),
+        (config(GOOD, -1), "worker -1"),
+        (config(GOOD, 0, "chief"), "'chief'"),
+        (config(["127.0.0.1", "b:1"]), "'127.0.0.1' is no address"),
+        (config(["a:70000"]), "'a:70000' is no address"),
+        (config([GOOD[0]] * 2), "Worker 0 and worker 1 have the same address"),
+        (config([GOOD[0], "10.0.0.1:21002"]), "Worker 0 is at 127.0.0.1:21001"),
+        (config(["nowhere.invalid:21001"]), "'nowhere.invalid', does not resolve"),
+        (config(["10.1.2.3:21001"]), "not an address of its own"),
+        (json.dumps(config(GOOD)), None),
+        (config(GOOD, "1"), None),
+        ({"cluster": {"worker": GOOD}, "task": {"type": "evaluator", "index": 0}}, None),
+    ],
+)
+def test_a_mistake_in_a_config_is_said_in_a_sentence(given, says):
+    start = time.perf_counter()
+    said = cluster.check(given)
+    assert time.perf_counter() - start < 2
+    assert len(said) == (says is not None), said
+    if says:
+        assert re.search(says, said[0]), said
+
+
+def test_the_environment_is_checked_where_nothing_is_given(monkeypatch):
+    assert "not set" in cluster.check()[0]
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config(GOOD, 5)))
+    assert "worker 5" in cluster.check()[0] == cluster.check(None)[0]
+
+
+def test_a_port_that_is_taken_or_closed_is_said():
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        (said,) = cluster.check(config([f"127.0.0.1:{port}", GOOD[1]]))
+        assert f"Port {port} of worker 0" in said
+        assert cluster.check(config([f"127.0.0.1:{port}", GOOD[1]], 1)) == []  # it has started
+    # A port that drops what comes, as a firewall does: Linux does so where the queue is full.
+    local = ("127.0.0.1", 0)
+    with socket.create_server(local, backlog=0) as server, contextlib.ExitStack() as held:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        for _ in range(3):
+            one = held.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(server.getsockname())
+        start = time.perf_counter()
+        (said,) = cluster.check(config([GOOD[0], address]))
+        assert f"Worker 1 at {address} does not answer" in said
+        assert time.perf_counter() - start < 2
+
+
+def test_a_name_server_that_is_down_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(3) or [])
+    start = time.perf_counter()
+    assert "does not resolve" in cluster.check(config(["slow.example:21001"]))[0]
+    assert time.perf_counter() - start < 2
+
+
+@pytest.mark.parametrize("name", ["http_proxy", "https_proxy", "grpc_proxy"])
+def test_a_proxy_is_said_unless_it_is_not_asked(name, monkeypatch):
+    monkeypatch.setenv(name, "http://proxy.example:3128")
+    (said,) = cluster.check(config(GOOD))
+    assert said.startswith(f"{name} is set") and 'no_proxy="127.0.0.1"' in said
+    monkeypatch.setenv("no_proxy", "example.org, 127.0.0.1")
+    assert cluster.check(config(GOOD)) == []
+    monkeypatch.setenv("no_grpc_proxy", "example.org")  # gRPC looks at this one first
+    assert len(cluster.check(config(GOOD))) == 1
+    assert addresses.environment(GOOD, 0)["no_grpc_proxy"] == "example.org,127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    "given, says",
+    [
+        ([config(GOOD), config(GOOD, 1)], None),
+        ([config(GOOD), config(GOOD)], "2 TF_CONFIGs say that they are worker 0"),
+        ([config(GOOD), config([*GOOD, "127.0.0.1:21003"], 1)], "lists 2 addresses, worker 1.* 3"),
+        ([config(GOOD), config(GOOD[::-1], 1)], "same order"),
+        ([config([*GOOD, "127.0.0.1:3"]), config([*GOOD, "127.0.0.1:3"], 1)], "worker 2"),
+    ],
+)
+def test_configs_that_do_not_fit_together_are_said(given, says):
+    said = cluster.check(*given)
+    assert len(said) == (says is not None)
+    assert not says or re.search(says, said[0]), said
+
+
+def test_srun_knows_how_many_there_are(monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "3")
+    assert "srun has started 3 tasks" in cluster.check(config(GOOD))[0]
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    monkeypatch.setenv("SLURM_STEP_NUM_NODES", "2")
+    assert "on loopback" in cluster.check(config(GOOD))[0]
+
+
+def test_doctor_says_it_and_that_workers_listen_everywhere():
+    code = "from mgpu_helpers import doctor; print(doctor.body(doctor.gather()))"
+    said = run_python(code, TF_CONFIG=json.dumps(config(GOOD, 2))).stdout
+    assert "on all interfaces" in said and "problem  The task is worker 2" in said
+    said = run_python(code, TF_CONFIG="").stdout
+    assert "interfaces" not in said and "TF_CONFIG" not in said
+
+
+# --- what is asked for ---
+
+
+@pytest.mark.parametrize(
+    "wrong, error, says",
+    [
+        ({"script": "nowhere.py"}, ValueError, "'nowhere.py'"),
+        ({"script": 3}, TypeError, "script=3"),
+        ({"args": "--x 1"}, TypeError, "args='--x 1'"),
+        ({"args": [1]}, TypeError, "args has 1"),
+        ({"args": ["a\0"]}, ValueError, "null byte"),
+        ({"workers": 0}, ValueError, "workers=0"),
+        ({"restarts": -1}, ValueError, "restarts=-1"),
+        ({"time_limit": 0}, ValueError, "time_limit=0"),
+        ({"grace": "5"}, ValueError, "grace='5'"),
+        ({"startup": -1}, ValueError, "startup=-1"),
+        ({"hosts": GOOD}, ValueError, "index=None"),
+        ({"index": 1}, ValueError, "hosts=None"),
+        ({"hosts": GOOD, "index": 2}, ValueError, "worker 2"),
+        ({"hosts": GOOD, "index": 0, "workers": 2}, ValueError, "workers=2"),
+        ({"hosts": "a:1,b:2", "index": 0}, TypeError, "hosts='a:1,b:2'"),
+        ({"hosts": ["a"], "index": 0}, ValueError, "'a' is no address"),
+        ({"hosts": ["10.1.2.3:21001"], "index": 0}, ValueError, "not an address of its own"),
+        ({"logs": "worker.py"}, RuntimeError, "worker.py"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_starts(wrong, error, says):
+    Path("touch.py").write_text("open('started', 'w')")
+    with pytest.raises(error, match=says):
+        cluster.run(**({"script": "touch.py"} | wrong))
+    assert not Path("started").exists()
+
+
+def test_the_command_refuses_with_a_sentence():
+    for arguments, says in [
+        (["nowhere.py"], "'nowhere.py'"),
+        (["worker.py", "--n", "3"], "arguments for the script stand behind --"),
+        (["worker.py", "--from", "slurm"], "SLURM_STEP_NODELIST is not set"),
+        (["worker.py", "--workers", "2", "--hosts", "a:1"], "not allowed with"),
+    ]:
+        with launcher(*arguments) as ran:
+            out, err = ran.communicate(timeout=20)
+        assert (ran.returncode, out) == (2, "")
+        usage, sentence = err.strip().split("\n")
+        assert usage.startswith("usage: python -m mgpu_helpers cluster") and says in sentence
+
+
+def test_a_launcher_leaves_tensorflow_alone():
+    code = "import sys; from mgpu_helpers import cluster; cluster.check(); print(len(sys.modules), "
+    said = run_python(code + "{'tensorflow', 'numpy', 'pynvml'} & set(sys.modules))").stdout
+    assert said.endswith("set()\n")
+
+
+# --- the end of a log ---
+
+
+def test_tensorflows_noise_is_left_out():
+    log = """\
+2026-01-01 10:00:00.123456: I tensorflow/core/util/port.cc:153] oneDNN custom operations are on.
+WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
+I0000 00:00:1795329684.691068   28261 coordination_service.cc:502] Waiting for 1/2 tasks.
+/job:worker/replica:0/task:1
+E0000 00:00:1795329684.691068   28261 cuda_platform.cc:52] failed call to cuInit: (303)
+E0000 00:00:1795329684.691068   28261 master.cc:50] Could not start gRPC server
+step 1
+Traceback (most recent call last):
+  File "train.py", line 19, in <module>
+    step()
+  File "/env/lib/python3.11/site-packages/tensorflow/python/util/traceback_utils.py", line 167, in
+    raise e.with_traceback(filtered_tb) from None
+ValueError: destinations can not be empty""".splitlines()
+    assert blame.without_noise(log) == [log[5], *log[6:10], log[12]]
+
+
+@pytest.mark.parametrize(
+    "text, own, index",
+    [
+        ("by: Error reported from /job:worker/task:0: The following tasks are unhealthy (stopped "
+         "sending heartbeats):\n/job:worker/replica:0/task:2\nThe tasks have crashed.", 1, 2),
+        ("error information from remote target /job:worker/replica:0/task:0 while calling", 1, 0),
+        ("Deadline Exceeded\n\nRPC: /tensorflow.CoordinationService/Heartbeat", 1, 0),
+        ("Deadline Exceeded\n\nRPC: /tensorflow.CoordinationService/Heartbeat", 0, None),
+        ("OOM when allocating on /job:worker/replica:0/task:0/device:GPU:0", 1, None),
+    ],
+)  # fmt: skip
+def test_whom_a_log_calls_lost(text, own, index):
+    assert blame.lost(text.splitlines(), own) == index
+
+
+def test_reach_tells_what_listens_from_what_refuses():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        listens = f"127.0.0.1:{server.getsockname()[1]}"
+        states = [found.state for found in reach([listens, GOOD[0], "nowhere.invalid:1"])]
+    assert states == ["listens", "refuses", "does not resolve"]
