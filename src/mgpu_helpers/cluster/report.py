@@ -62,10 +62,10 @@ class Report:
         return bool(self.attempts) and self.attempts[-1].ok
 
     def __iter__(self) -> Iterator[Job]:
-        return iter(self.attempts[-1].workers)
+        return iter(self.attempts[-1].workers if self.attempts else ())
 
     def __len__(self) -> int:
-        return len(self.attempts[-1].workers)
+        return len(list(iter(self)))
 
     def __getitem__(self, index: int) -> Job:
         for job in self:

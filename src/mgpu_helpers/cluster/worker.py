@@ -21,7 +21,8 @@ def main() -> None:
 
     pipe, index, script = int(sys.argv[1]), sys.argv[2], sys.argv[3]
     sys.argv[:] = sys.argv[3:]
-    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    if sys.path[0] == os.path.dirname(os.path.abspath(__file__)):  # not under PYTHONSAFEPATH
+        sys.path[0] = os.path.dirname(os.path.abspath(script))
     os.set_inheritable(pipe, False)
 
     def say(event: str) -> None:
