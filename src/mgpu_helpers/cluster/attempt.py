@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -58,6 +59,7 @@ class Crew:
         self.jobs: dict[int, Job] = {}  # those that have ended
         self.left: dict[int, float] = {}  # when a worker's process was seen to have ended
         self.raised: dict[int, float] = {}  # when a script raised, which is before that
+        self.failed: dict[int, float] = {}  # when a worker failed that nobody ended
         self.waits: dict[int, float] = {}  # since when it waits in the strategy's constructor
         self.came: set[int] = set()  # who has ever been in that constructor
         self.states: dict[int, str] = {}  # of those that ran when the first one failed
@@ -128,32 +130,46 @@ class Crew:
                 index, event, at = line.split()
                 if event == "raised":
                     self.raised[int(index)] = float(at)
+                    self.failed.setdefault(int(index), float(at))
                 elif event == "waits":
                     self.waits[int(index)] = float(at)
                     self.came.add(int(index))
                 elif event == "goes":
                     self.waits.pop(int(index), None)
         for index, running in list(self.running.items()):
-            if running.process.poll() is not None:
-                self.left.setdefault(index, time.monotonic())
-                self.waits.pop(index, None)
-            if running.over():
+            over = running.over()
+            if running.process.returncode is not None and index not in self.left:
+                self.note(index, running)
+            if over:
                 with held_back():  # so that a worker ends once
                     self.finish(index)
+
+    def note(self, index: int, running: Running) -> None:
+        """Note that a worker's process has ended, and whether it failed by itself.
+
+        A large process takes a while to die: the others may notice it before its end can be seen.
+        """
+        now, code = time.monotonic(), running.process.returncode
+        self.left[index] = now
+        self.waits.pop(index, None)
+        told = running.status in ("stopped", "timed out")
+        asked = told and (code >= 0 or code == -signal.SIGTERM)
+        killed = running.kill_at is not None and now >= running.kill_at
+        if code and not asked and not killed:
+            self.failed.setdefault(index, now)
 
     def watch(self) -> None:
         """End all workers when one has failed, or a time is over."""
         now = time.monotonic()
-        failures = self.failures()
         for index, at in self.raised.items():  # it may hang in what it does at its end
             if index in self.running and now > at + self.setup.grace:
                 self.running[index].end("failed")
         if self.states or self.ending:
             return
         late = [index for index, since in self.waits.items() if now > since + self.setup.startup]
-        if failures:
+        if self.failed:
             self.states = {i: _state(run.process.pid) for i, run in self.running.items()}
-            self.states |= dict.fromkeys(failures, "-")
+            self.states |= dict.fromkeys(self.failed, "-")
             self.end("stopped")
         elif late:
             self.ending, self.missing = stuck(self, min(late))
@@ -161,17 +177,6 @@ class Crew:
         elif self.setup.end is not None and now > self.setup.end:
             self.ending = "The time limit is over."
             self.end("timed out")
-
-    def failures(self) -> dict[int, float]:
-        """Say when each worker failed that failed by itself."""
-        found = dict(self.raised)
-        for index, at in self.left.items():
-            running = self.running.get(index)
-            code = running.process.returncode if running else self.jobs[index].returncode
-            status = running.status if running else self.jobs[index].status
-            if code and status in (None, "failed"):
-                found.setdefault(index, at)
-        return found
 
     def end(self, status: str, all_of_them: bool = False) -> None:
         for index, running in self.running.items():
@@ -187,9 +192,8 @@ class Crew:
 
     def result(self, ending: str) -> Attempt:
         first, why = self.missing, ending
-        failures = self.failures()
-        if not ending and failures:
-            first, why = verdict(self, failures)
+        if not ending and self.failed:
+            first, why = verdict(self)
             if first in self.jobs and self.jobs[first].status == "stopped":
                 self.jobs[first] = replace(self.jobs[first], status="failed")
         return Attempt(

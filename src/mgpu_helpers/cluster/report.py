@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from mgpu_helpers.jobs.job import Job
 from mgpu_helpers.wording import counted, table
@@ -45,7 +46,9 @@ class Attempt:
             names = " and ".join(self.consequences)
             lines.append(f"What {names} said after that is a consequence.")
         if self.failed:
-            lines += [f"The end of {self.failed.log}:", self.failed.tail or "(nothing)"]
+            log, here = self.failed.log, Path.cwd()
+            log = log.relative_to(here) if log.is_relative_to(here) else log
+            lines += [f"The end of {log}:", self.failed.tail or "(nothing)"]
         return "\n".join(lines)
 
 

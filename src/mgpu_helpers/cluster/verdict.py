@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from mgpu_helpers.cluster.attempt import Crew
 
 
-def verdict(crew: Crew, failures: dict[int, float]) -> tuple[int, str]:
+def verdict(crew: Crew) -> tuple[int, str]:
     """Find the first worker that failed: not the first to end, if that one lost another."""
-    index = min(failures, key=failures.get)
+    # The end of one that was killed is seen late, and is never the consequence of another's.
+    index = min(crew.failed, key=lambda i: (not _killed(crew, i), crew.failed[i]))
     seen = {index}
     while index in crew.jobs:
         other = lost(end_of(crew.jobs[index].log), index)
@@ -30,12 +31,12 @@ def verdict(crew: Crew, failures: dict[int, float]) -> tuple[int, str]:
             "says why."
         )
     job = crew.jobs[index]
-    after = f"after {(failures.get(index) or crew.left[index]) - crew.began:.1f} s"
-    if index not in failures and not job.returncode:
+    after = f"after {(crew.failed.get(index) or crew.left[index]) - crew.began:.1f} s"
+    if index not in crew.failed and not job.returncode:
         return index, (
             f"{name} ended {after} with exit status 0, while the others went on and needed it."
         )
-    if index not in failures:
+    if index not in crew.failed:
         stopped = crew.states.get(index) in ("T", "t")
         does = "was stopped, as by SIGSTOP," if stopped else "ran"
         return index, f"{name} {does} and did not answer the others any more."
@@ -74,6 +75,10 @@ def stuck(crew: Crew, index: int) -> tuple[str, int | None]:
             "(cluster.check), and look for a proxy or a firewall between them."
         ), None
     return text + f"Missing: {', '.join(fact for _, fact in absent)}.", absent[0][0]
+
+
+def _killed(crew: Crew, index: int) -> bool:
+    return index not in crew.raised and crew.jobs[index].returncode == -signal.SIGKILL
 
 
 def _signal(number: int) -> str:
