@@ -88,7 +88,7 @@ for line in sys.stdin:
     except Exception as error:
         print(type(error).__name__ + ":", str(error).splitlines()[0])
     print("---", flush=True)
-""");
+""")
 
 # %%
 def start(index):
@@ -309,8 +309,10 @@ who_reads("seen(numbers.shuffle(24, seed=0).batch(8))")
 #
 # The workers average in the ring of [[07]]. Each of n workers sends 2(n - 1) pieces of an nth, so P
 # bytes of gradients make 2(n - 1)P bytes on the wire, all workers together. The operating system
-# counts the bytes of the loopback interface. Worker 0 reads that counter before and after an
-# all-reduce of 5 MB. Others may use the interface meanwhile, so the least of six counts is taken:
+# counts the bytes of the loopback interface. Each worker reads that counter before and after an
+# all-reduce of 5 MB. A tiny all-reduce before it and one after it make sure that nobody begins
+# before all have read the counter. Other programs may use the interface meanwhile, so the least of
+# six counts is taken:
 
 # %%
 both("""
@@ -323,11 +325,11 @@ def add(x):
     context = tf.distribute.get_replica_context
     return strategy.run(lambda: context().all_reduce("sum", tf.identity(x)))
 def least(x):
-    counts = []
+    counts, one = [], tf.constant([1.0])
     for _ in range(7):
         before = crossed()
-        add(x)[0].numpy()
-        time.sleep(0.05)
+        for each in (one, x, one):
+            add(each)[0].numpy()
         counts.append(crossed() - before)
     return min(counts[1:])
 """)
@@ -374,7 +376,8 @@ marks -= marks.min()
 ax = charts.axes(size=(8, 1.9))
 for index, steps in enumerate(marks):
     lane = (index - 0.35, 0.7)
-    ax.broken_barh([(a, b - a) for a, b, _ in steps], lane, color=charts.colour(f"/CPU:{index + 1}"))
+    colour = charts.colour(f"/CPU:{index + 1}")
+    ax.broken_barh([(a, b - a) for a, b, _ in steps], lane, color=colour)
     ax.broken_barh([(b, c - b) for _, b, c in steps], lane, color=charts.HOST, alpha=0.45)
 ax.set_yticks([0, 1], ["worker 0", "worker 1"])
 ax.invert_yaxis()
@@ -409,8 +412,9 @@ plt.show()
 # %%
 report = train("faults", "--kill-at", "7", "--term-at", "12", workers=2, restarts=2)
 for attempt in report.attempts:
-    begins = [re.findall("begins after step [0-9]+", job.log.read_text()) for job in attempt.workers]
-    print(f"attempt {attempt.number} {begins[0][0]}; all is well: {attempt.ok}")
+    log = attempt.workers[0].log.read_text()
+    begins = re.search("begins after step [0-9]+", log)
+    print(f"attempt {attempt.number} {begins[0]}; all is well: {attempt.ok}")
 
 # %% tags=["nbval-ignore-output"]
 for attempt in report.attempts[:2]:
@@ -422,9 +426,9 @@ print(*[line[:99] for line in said_by_0 if re.match(r"tensorflow\S+Error|Collect
 # The launcher names worker 1 and SIGKILL. Worker 0, which was well, ended with an error about its
 # network. Whoever reads only that log looks for the fault in the wrong machine.
 #
-# Attempt 1 began again after step 5, so two steps were lost. After SIGTERM nothing was lost: attempt
-# 2 began where attempt 1 ended. (42 is the exit status with which TensorFlow asks for a restart.)
-# Here are both trainings, the one without a fault and the one with two:
+# Attempt 1 began again after step 5, so two steps were lost. After SIGTERM nothing was lost:
+# attempt 2 began where attempt 1 ended. (42 is the exit status with which TensorFlow asks for a
+# restart.) Here are both trainings, the one without a fault and the one with two:
 
 # %%
 same = [np.array_equal(value, state("faults")[name]) for name, value in state("two").items()]
@@ -511,14 +515,14 @@ for row in card.numbers.get("links", []):
 #   workers that come and go. A step counts at least once, not exactly once: of 2000 updates that we
 #   scheduled while a worker was killed and restarted, 2001 were applied. If a server is killed, the
 #   training ends.
-# - **Kubeflow's TFJob** sets TF_CONFIG on Kubernetes. It is the
-#   [legacy version 1](https://www.kubeflow.org/docs/components/trainer/legacy-v1/user-guides/tensorflow/)
-#   of Kubeflow's training operator. Version 2 lists no runtime for TensorFlow.
+# - **Kubeflow's TFJob** sets TF_CONFIG on Kubernetes. It is the [legacy version
+#   1](https://www.kubeflow.org/docs/components/trainer/legacy-v1/user-guides/tensorflow/) of
+#   Kubeflow's training operator. Version 2 lists no runtime for TensorFlow.
 #   [kubernetes.yaml](scripts/kubernetes.yaml) does without it.
 # - **Slurm**: [slurm.sh](scripts/slurm.sh) starts `cluster --from slurm` on every node.
 # - **Ray Train** has a
-#   [TensorflowTrainer](https://docs.ray.io/en/latest/train/distributed-tensorflow-keras.html), which
-#   sets TF_CONFIG too. It is worth its 600 MB where you have Ray already.
+#   [TensorflowTrainer](https://docs.ray.io/en/latest/train/distributed-tensorflow-keras.html),
+#   which sets TF_CONFIG too. It is worth its 600 MB where you have Ray already.
 # - **Horovod**: its [last release](https://github.com/horovod/horovod/releases) is of June 2023.
 #
 # ## With your own model
@@ -596,7 +600,7 @@ for index in (0, 1):
 print(sorted([str(said(0, seconds=3))[:20], str(said(1, seconds=3))[:20]]))
 for worker in workers:
     worker.kill()
-    worker.wait();
+    worker.wait()
 
 # %% [markdown]
 # TODO One worker raises an error, and the other hangs. So this is where our two workers end.

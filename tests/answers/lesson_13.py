@@ -1,5 +1,7 @@
 """Answers to the exercises of lesson 13: right ones, and wrong ones with their hints."""
 
+FIRST = """first = "chief" if "chief" in config["cluster"] else "worker"
+    return task["type"] == first and int(task["index"]) == 0"""
 SAVES = """
 def saves(tf_config):
     if tf_config is None:
@@ -19,7 +21,7 @@ def rows_of(count, workers, index):
 """,
     ],
     2: [
-        RING.format("2 * (workers - 1) / workers * size * 8 / (megabits * 1e6 * 0.956) + unlimited"),
+        RING.format("2 * (workers - 1) / workers * size * 8 / megabits / 956e3 + unlimited"),
         """
 def step_seconds(size, workers, megabits, unlimited):
     bytes_a_second = 0.956 * megabits * 1e6 / 8
@@ -28,8 +30,7 @@ def step_seconds(size, workers, megabits, unlimited):
 """,
     ],
     3: [
-        SAVES.format(alone="True", rule="""first = "chief" if "chief" in config["cluster"] else "worker"
-    return task["type"] == first and int(task["index"]) == 0"""),
+        SAVES.format(alone="True", rule=FIRST),
         SAVES.format(alone="True", rule="""if task["type"] == "chief":
         return True
     return (task["type"], task["index"], "chief" in config["cluster"]) == ("worker", 0, False)"""),
@@ -76,13 +77,13 @@ def rows_of(count, workers, index):
     3: [
         (SAVES.format(alone="False", rule="return task['type'] == 'chief' or task['index'] == 0"),
          "worker 0 of a cluster with 1 chief"),
-        (SAVES.format(alone="True", rule="return True"), "worker 1 of a cluster with 2 worker must"),
+        (SAVES.format(alone="True", rule="return True"),
+         "worker 1 of a cluster with 2 worker must"),
         (SAVES.format(alone="True", rule="return task['type'] == 'chief'"),
          "worker 0 of a cluster with 2 worker saves"),
         (SAVES.format(alone="True", rule="return task['index'] == 0 and task['type'] == 'worker'"),
          "chief 0 of a cluster"),
-        (SAVES.format(alone="False", rule="""first = "chief" if "chief" in config["cluster"] else "worker"
-    return task["type"] == first and int(task["index"]) == 0"""),
+        (SAVES.format(alone="False", rule=FIRST),
          "a process without TF_CONFIG saves"),
         (SAVES.format(alone="True", rule="return config['cluster']['worker'][0]"),
          "return True or False"),

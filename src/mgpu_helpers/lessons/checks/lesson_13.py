@@ -23,7 +23,8 @@ def rows_of(function: Callable[[int, int, int], Any]) -> str:
         shards = []
         for index in range(workers):
             got = listed(call(function, count, workers, index), "return the numbers of the rows")
-            got = numbers(got, (len(got),), "return a flat list of the rows' numbers") if got else []
+            if got:
+                got = numbers(got, (len(got),), "return a flat list of the rows' numbers")
             shards.append([int(row) for row in got if row == int(row)])
         of = f"{count} rows and {counted(workers, 'worker')}"
         times = Counter(row for shard in shards for row in shard)
