@@ -306,6 +306,40 @@ def test_a_time_limit_ends_workers_that_do_not_heed_sigterm():
     assert not any(lives(pid) for i in (0, 1) for pid in Path(f"{i}.pids").read_text().split())
 
 
+def test_who_waits_for_whom_in_the_constructor_is_said():
+    """A module of TensorFlow's name; test_cluster_train.py has the real one."""
+    folder = Path("tensorflow/python/distribute")
+    folder.mkdir(parents=True)
+    for package in (folder, *folder.parents[:-1]):
+        (package / "__init__.py").touch()
+    (folder / "collective_all_reduce_strategy.py").write_text(
+        "import time\n"
+        "class CollectiveAllReduceStrategy:\n"
+        "    def __init__(self, seconds):\n"
+        "        time.sleep(seconds)\n"
+    )
+    Path("waits.py").write_text(
+        "import os, sys, time\n"
+        "from tensorflow.python.distribute import collective_all_reduce_strategy as module\n"
+        "if os.environ['TF_CONFIG'].endswith('1}}'):\n"
+        "    print('I read my data', flush=True)\n"
+        "    time.sleep(float(sys.argv[2]))\n"
+        "module.CollectiveAllReduceStrategy(float(sys.argv[1]))\n"
+    )
+    report = cluster.run("waits.py", ["60", "60"], startup=0.5, grace=0.2, progress=False)
+    (attempt,) = report.attempts
+    assert [job.status for job in report] == ["timed out"] * 2 and attempt.first == 1
+    assert attempt.why == (
+        "Worker 0 waited 0.5 s in the constructor of MultiWorkerMirroredStrategy. There: worker 0. "
+        "Missing: worker 1 has not come to it."
+    )
+    assert attempt.ready is None and "I read my data" in repr(report)
+    report = cluster.run("waits.py", ["60", "0"], startup=0.5, grace=0.2, progress=False)
+    assert report.attempts[0].first is None and "All listen" in report.attempts[0].why
+    report = cluster.run("waits.py", ["0.3", "0.3"], startup=0.5, progress=False)
+    assert report.ok and 0.3 < report.attempts[0].ready < report.seconds
+
+
 # --- the launcher ends ---
 
 

@@ -10,7 +10,6 @@ import runpy
 import shutil
 import signal
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -94,6 +93,8 @@ def test_two_workers_give_what_one_gives(alone, two):
     assert report[0].result == report[1].result  # the digest of every bit of both workers
     assert largest(state(alone), state(folder)) < 1e-6
     assert largest(state(alone), state(folder, 5)) > 1e-4  # it has moved
+    # The launcher was told when TensorFlow's own constructor was done, which is not at the start.
+    assert 1 < report.attempts[0].ready < report.seconds
 
 
 def test_a_killed_worker_changes_no_bit(tmp_path, two):
@@ -135,23 +136,3 @@ def test_a_full_disk_then_half_a_checkpoint_then_three_workers(tmp_path, alone, 
     assert "ckpt-8 cannot be read" in report[0].tail and "begins after step 5" in report[0].tail
     assert len({json.dumps(job.result) for job in report}) == 1
     assert largest(state(tmp_path), state(alone)) < 1e-6
-
-
-def test_who_waits_for_whom_in_the_constructor_is_said(tmp_path):
-    script = tmp_path / "missing.py"
-    script.write_text(
-        "import os, time\n"
-        "if os.environ['TF_CONFIG'].endswith('1}}'):\n"
-        "    print('I read my data', flush=True)\n"
-        "    time.sleep(600)\n"
-        "import tensorflow as tf\n"
-        "tf.distribute.MultiWorkerMirroredStrategy()\n"
-    )
-    report = cluster.run(script, startup=1, grace=0.2, logs=tmp_path / "logs", progress=False)
-    (attempt,) = report.attempts
-    assert [job.status for job in report] == ["timed out"] * 2 and attempt.first == 1
-    assert attempt.why == (
-        "Worker 0 waited 1 s in the constructor of MultiWorkerMirroredStrategy. There: worker 0. "
-        "Missing: worker 1 has not come to it."
-    )
-    assert "I read my data" in repr(report) and Path(attempt.failed.log).exists()

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from mgpu_helpers.cluster.check import form
+from mgpu_helpers.cluster.form import form
 from mgpu_helpers.wording import whole_number
 
 

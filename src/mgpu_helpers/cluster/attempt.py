@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -18,35 +18,14 @@ from mgpu_helpers.cluster import addresses as where
 from mgpu_helpers.cluster import guard, worker
 from mgpu_helpers.cluster.blame import without_noise
 from mgpu_helpers.cluster.report import Attempt
+from mgpu_helpers.cluster.setup import Setup
 from mgpu_helpers.cluster.verdict import stuck, verdict
 from mgpu_helpers.jobs.job import Job
-from mgpu_helpers.jobs.locks import Place
 from mgpu_helpers.jobs.pool import environment
 from mgpu_helpers.jobs.process import Running, end_of, held_back
-from mgpu_helpers.jobs.progress import Progress
 
 GLANCE = 0.02  # seconds between two looks at the workers
 TAIL = 15  # lines of a log in the report
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What is the same for every attempt."""
-
-    script: tuple[str, ...]  # with its arguments
-    shares: dict[int, list[Place]]  # the devices of each worker of this machine, by its index
-    kind: str
-    pool: dict[int, str | None]
-    folder: Path  # of the logs
-    grace: float
-    startup: float
-    began: float  # on the clock of time.monotonic, as the next
-    end: float | None  # when the time limit is over
-    progress: Progress
-
-    def log(self, index: int, number: int) -> Path:
-        """Return the log of a worker in an attempt."""
-        return self.folder / f"worker_{index}{f'_restart_{number}' if number else ''}.log"
 
 
 class Crew:
@@ -62,6 +41,7 @@ class Crew:
         self.failed: dict[int, float] = {}  # when a worker failed that nobody ended
         self.waits: dict[int, float] = {}  # since when it waits in the strategy's constructor
         self.came: set[int] = set()  # who has ever been in that constructor
+        self.through: dict[int, float] = {}  # when a worker came out of it
         self.states: dict[int, str] = {}  # of those that ran when the first one failed
         self.ending = ""  # why all are being ended, where that is known then: a time is over
         self.missing: int | None = None
@@ -118,10 +98,13 @@ class Crew:
             with held_back():
                 running = Running(job, places, given, setup.grace, (self.end_of_pipe,))
                 self.running[index] = running
-                self.guard.stdin.write(f"{running.process.pid}\n".encode())
-                self.guard.stdin.flush()
+                self.tell_guard(running.process.pid)
         except OSError as error:
             raise RuntimeError(f"{job.name} cannot be started ({error.strerror}).") from None
+
+    def tell_guard(self, number: int) -> None:
+        self.guard.stdin.write(f"{number}\n".encode())
+        self.guard.stdin.flush()
 
     def collect(self) -> None:
         """Read what the workers said, and note those that have ended."""
@@ -136,6 +119,7 @@ class Crew:
                     self.came.add(int(index))
                 elif event == "goes":
                     self.waits.pop(int(index), None)
+                    self.through[int(index)] = float(at)
         for index, running in list(self.running.items()):
             over = running.over()
             if running.process.returncode is not None and index not in self.left:
@@ -185,6 +169,8 @@ class Crew:
 
     def finish(self, index: int) -> None:
         running = self.running.pop(index)
+        with contextlib.suppress(OSError):  # the guard was killed
+            self.tell_guard(-running.process.pid)
         job = running.ended(time.monotonic() - self.setup.began)
         tail = without_noise(end_of(job.log))[-TAIL:]
         self.jobs[index] = job = replace(job, tail="\n".join(tail))
@@ -196,9 +182,11 @@ class Crew:
             first, why = verdict(self)
             if first in self.jobs and self.jobs[first].status == "stopped":
                 self.jobs[first] = replace(self.jobs[first], status="failed")
+        all_through = self.through.keys() == self.setup.shares.keys()
         return Attempt(
             self.number, self.addresses, tuple(self.jobs[i] for i in sorted(self.jobs)), first, why,
             time.monotonic() - self.began,
+            max(self.through.values()) - self.began if all_through else None,
         )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """Ends the workers when their launcher has gone, however it went; a process of its own.
 
-The launcher writes the number of each worker's process group here, and kills this process when the
-workers have ended. If the launcher is killed first, its end of the pipe closes. Linux's
-parent-death signal would end the workers themselves, but not the processes that they started.
+The launcher writes the number of each worker's process group here, writes it with a minus when the
+worker has ended, and kills this process at the end. If the launcher is killed first, its end of the
+pipe closes. Linux's parent-death signal would end the workers, but not what they have started.
 """
 
 if __name__ == "__main__":
@@ -10,7 +10,10 @@ if __name__ == "__main__":
     import signal
     import sys
 
-    for group in [int(line) for line in sys.stdin]:
+    groups = set()
+    for number in map(int, sys.stdin):
+        groups ^= {abs(number)}
+    for group in groups:
         try:
             os.killpg(group, signal.SIGKILL)
         except OSError:  # it has ended

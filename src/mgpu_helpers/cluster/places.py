@@ -7,7 +7,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 
-from mgpu_helpers.cluster.attempt import Setup
+from mgpu_helpers.cluster.setup import Setup
 from mgpu_helpers.jobs import locks
 from mgpu_helpers.jobs.locks import Place
 from mgpu_helpers.wording import counted

@@ -20,6 +20,7 @@ class Attempt:
     first: int | None = None  # the index of the first worker that failed; None where none did
     why: str = ""  # a sentence about that; "" if all is well
     seconds: float = 0.0
+    ready: float | None = None  # seconds until all had their strategy; None where one had none
 
     @property
     def ok(self) -> bool:

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 from mgpu_helpers.cluster import addresses as where
 from mgpu_helpers.cluster import asked
-from mgpu_helpers.cluster.attempt import Crew, Setup
+from mgpu_helpers.cluster.attempt import Crew
 from mgpu_helpers.cluster.check import network
 from mgpu_helpers.cluster.places import alone, shared_out
 from mgpu_helpers.cluster.report import Attempt, Report
+from mgpu_helpers.cluster.setup import Setup
 from mgpu_helpers.jobs.pool import chosen
 from mgpu_helpers.jobs.process import end_of
 from mgpu_helpers.jobs.progress import Progress
@@ -128,4 +129,4 @@ def _wait_for(hosts: Sequence[str], index: int, setup: Setup) -> None:
             if sentence not in said:
                 setup.progress.say(f"{'waiting':10} {sentence}")
         said.update(others)
-        time.sleep(1)
+        time.sleep(min(1.0, max(0.0, end - time.monotonic())))
