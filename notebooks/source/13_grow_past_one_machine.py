@@ -139,12 +139,7 @@ both("print('TensorFlow is there')")
 # has been given a wrong address. What does worker 0 say?
 
 # %%
-make = """
-strategy = tf.distribute.MultiWorkerMirroredStrategy()
-index = strategy.cluster_resolver.task_id
-print(f"I am {index} of {strategy.num_replicas_in_sync}")
-"""
-tell(0, make)
+tell(0, "strategy = tf.distribute.MultiWorkerMirroredStrategy()")
 print("after one second:", said(0, seconds=1))
 
 # %% [markdown]
@@ -153,13 +148,11 @@ print("after one second:", said(0, seconds=1))
 # worker gets the sum.
 
 # %%
-tell(1, make)
-print("worker 0:", said(0))
-print("worker 1:", said(1))
+tell(1, "strategy = tf.distribute.MultiWorkerMirroredStrategy()")
 both("""
+index = strategy.cluster_resolver.task_id
 total = strategy.reduce("sum", strategy.run(lambda: tf.constant(index + 1.0)), axis=None)
-print(f"the sum is {total:.0f}")
-""")
+print(f"I am {index} of {strategy.num_replicas_in_sync}; the sum is {total:.0f}")""")
 
 # %% [markdown]
 # ## A launcher in a dozen lines
@@ -361,7 +354,6 @@ marks = [step() for _ in range(5)][1:]
 """)
 
 # %% tags=["varies", "cover"]
-both("print('noted 4 steps')")
 for index in (0, 1):
     tell(index, "print(json.dumps(marks))")
 marks = np.array([json.loads(said(index)) for index in (0, 1)])
@@ -386,8 +378,8 @@ print("worker 0 waits more than worker 1:", waits[0] > waits[1])
 #
 # ## A worker dies
 #
-# On one machine the GPUs rarely fail. On many, something fails every week. Then all workers end,
-# since none can go on alone, and all start again from the last checkpoint:
+# The more machines there are, the more often one of them fails. Then all workers end, since none
+# can go on alone, and all start again from the last checkpoint:
 
 # %% tags=["schematic"]
 sketches.restart()
@@ -404,11 +396,9 @@ plt.show()
 
 # %% tags=["nbval-ignore-output"]
 report = train("faults", "--kill-at", "7", "--term-at", "12", workers=2, restarts=2)
-for attempt in report.attempts[:2]:
-    print(attempt.why)
+print(*[attempt.why for attempt in report.attempts[:2]], sep="\n")
 lines = report.attempts[0].workers[0].log.read_text().splitlines()
-print("worker 0 says:", *[line for line in lines if line.startswith("tensorflow.")])
-print("              ", *[line[:90] for line in lines if "Collective ops is" in line])
+print("worker 0 says:", *[line[:90] for line in lines if re.match("tensorflow|Collective", line)])
 
 # %% [markdown]
 # The launcher names worker 1 and SIGKILL. Worker 0, which was well, ended with an error about its
@@ -420,8 +410,7 @@ print("              ", *[line[:90] for line in lines if "Collective ops is" in 
 
 # %%
 for attempt in report.attempts:
-    log = attempt.workers[0].log.read_text()
-    print(f"attempt {attempt.number}", re.search("begins after step [0-9]+", log)[0])
+    print(attempt.workers[1].tail.splitlines()[0])
 same = [np.array_equal(value, state("faults")[name]) for name, value in state("two").items()]
 print(f"{sum(same)} of {len(same)} saved variables are equal, bit for bit")
 print("same digest:", report[1].result["state"] == reports["two"][1].result["state"])
@@ -597,8 +586,7 @@ print("examples in each batch:", [len(rows(batch)) for batch in batches])
 # %%
 for index in (0, 1):
     tell(index, "print(len(list(strategy.experimental_distribute_dataset(files(1)))))")
-print("worker 0:", said(0).partition(":")[0])
-print("worker 1, after three seconds:", said(1, seconds=3))
+print("worker 0:", said(0).partition(":")[0], "- worker 1, after 3 s:", said(1, seconds=3))
 for worker in workers:
     worker.kill()
 
@@ -667,9 +655,7 @@ checks.saves(saves)
 
 # %% tags=["solution"]
 def saves(tf_config):
-    if tf_config is None:
-        return True
-    config = json.loads(tf_config)
+    config = json.loads(tf_config or '{"cluster": {}, "task": {"type": "worker", "index": 0}}')
     kind = "chief" if "chief" in config["cluster"] else "worker"
     return config["task"] == {"type": kind, "index": 0}
 
@@ -696,7 +682,7 @@ checks.saves(saves)
 # gradients cross. It costs the launcher's start of some seconds, a checkpoint every few minutes,
 # and the wait for the slowest.
 #
-# - First fill one machine. Its GPUs are a hundred times closer to each other than two machines.
+# - First fill one machine: between its GPUs cross gigabytes a second.
 # - Let the chief save, often enough that a restart loses minutes. All workers read, so the folder
 #   has to be one that all machines see.
 # - Make data and dropout functions of the step. Then a restart can be proven, with a digest.

@@ -36,7 +36,7 @@ def restart() -> Any:
         box(ax, (5.75, y), (1.9, 0.38), "to the end", again)
     box(ax, (2.9, rows[0]), (0.95, 0.38), "waits, ends", HOST)
     box(ax, (2.9, rows[1]), (0.45, 0.38), "5, 6", first)
-    label(ax, (3.52, rows[1] + 0.19), "killed", size=9, weight="bold")
+    label(ax, (3.68, rows[1] + 0.19), "killed", size=9, weight="bold")
     for x, text in ((2.87, "checkpoint"), (4.15, "restart")):
         ax.plot([x, x], [0.12, 1.33], color="#555555", linewidth=1, linestyle=":", zorder=0)
         label(ax, (x, 1.43), text, size=8.5)
