@@ -495,15 +495,14 @@ for row in card.numbers.get("links", []):
 #   workers that come and go. A step counts at least once, not exactly once: of 2000 updates that we
 #   scheduled while a worker was killed and restarted, 2001 were applied. If a server is killed, the
 #   training ends.
-# - **Kubeflow's TFJob** sets TF_CONFIG on Kubernetes. It is the [legacy version
-#   1](https://www.kubeflow.org/docs/components/trainer/legacy-v1/user-guides/tensorflow/) of
-#   Kubeflow's training operator. Version 2 lists no runtime for TensorFlow.
-#   [kubernetes.yaml](scripts/kubernetes.yaml) does without it.
+# - **Kubeflow's TFJob** sets TF_CONFIG on Kubernetes. It belongs to the legacy version 1 of
+#   Kubeflow's operator; version 2.3 lists no runtime for TensorFlow
+#   ([sources](../docs/sources.md)). [kubernetes.yaml](scripts/kubernetes.yaml) does without it.
 # - **Slurm**: [slurm.sh](scripts/slurm.sh) starts `cluster --from slurm` on every node.
-# - **Ray Train** has a
-#   [TensorflowTrainer](https://docs.ray.io/en/latest/train/distributed-tensorflow-keras.html),
-#   which sets TF_CONFIG too. It is worth its 600 MB where you have Ray already.
-# - **Horovod**: its [last release](https://github.com/horovod/horovod/releases) is of June 2023.
+# - **Ray Train** has a TensorflowTrainer, which sets TF_CONFIG too
+#   ([guide](https://docs.ray.io/en/latest/train/distributed-tensorflow-keras.html)). It pays where
+#   you have Ray already.
+# - **Horovod** had its [last release](https://github.com/horovod/horovod/releases) in June 2023.
 #
 # ## With your own model
 #
