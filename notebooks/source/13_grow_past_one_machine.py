@@ -66,13 +66,13 @@ def tf_config(index, hosts):
 print(tf_config(1, ["a:20000", "b:20000"]))
 
 # %% [markdown]
-# Nobody needs two machines to learn this. Two processes of one machine, each with a port of its
+# You do not need two machines to learn this. Two processes of one machine, each with a port of its
 # own, speak to each other as two machines do, over the loopback interface. In this lesson all
-# workers compute on cores, also where there are GPUs, because two workers cannot share a GPU.
+# workers compute on cores, even where there are GPUs, because two workers cannot share a GPU.
 #
-# First everything by hand. The program below is our worker. It reads pieces of code, a line each,
-# and runs them. So two processes, started once, serve for many experiments. What a worker prints
-# goes to its log. `signal.alarm` ends it after five minutes, whatever happens:
+# First we do everything by hand. The program below is our worker. It reads pieces of code, a line
+# each, and runs them, so two processes that are started once serve for many experiments. What a
+# worker prints goes to its log. `signal.alarm` ends it after five minutes, whatever happens:
 
 # %%
 folder = Path(tempfile.mkdtemp())
@@ -106,8 +106,8 @@ workers = [start(0), start(1)]
 asked = [0, 0]
 
 # %% [markdown]
-# `tell` sends a piece of code to a worker. `said` waits for what the worker prints, and gives up
-# after some seconds. `both` does it with both workers:
+# `tell` sends a piece of code to a worker. `said` waits for what the worker prints and gives up
+# after some seconds. `both` sends a piece to both workers and prints what they say:
 
 # %%
 def tell(index, code):
@@ -135,8 +135,8 @@ def both(code):
 both("print('TensorFlow is there')")
 
 # %% [markdown]
-# Now worker 0 makes the strategy. Worker 1 is late, as a machine is that has not come up or that
-# has been given a wrong address. What does worker 0 say?
+# Now worker 0 makes the strategy. Worker 1 is late, like a machine that has not come up. What does
+# worker 0 say?
 
 # %%
 tell(0, "strategy = tf.distribute.MultiWorkerMirroredStrategy()")
@@ -186,7 +186,7 @@ print("exit statuses:", launch(fails, 2))
 
 # %% [markdown]
 # Worker 1 ended with status 3, and the launcher killed worker 0 (-9 is SIGKILL). `cluster.run` is
-# this launcher, and adds what a night needs:
+# this launcher, and adds what you need when nobody watches:
 #
 # - a log for each worker, and a share of the GPUs or cores,
 # - the name of the worker that failed **first**, since the errors of the others follow from it,
@@ -260,14 +260,15 @@ for name, report in reports.items():
           f"different digests: {len(digests)}")  # fmt: skip
 
 # %% [markdown]
-# The weights are those of one process, but for the order in which the gradients are added. And all
-# workers of a run hold the same bits: the digest has every weight and every slot in it.
+# The weights are those of one process. The differences below 1e-6 come from the order in which the
+# gradients are added. And all workers of a run hold the same bits: the digest has every weight and
+# every slot in it.
 #
 # ## Who reads what
 #
-# An input pipeline of `tf.data` can be given to the strategy, which then shares it out. Whether it
-# does so rightly shows when you count. `seen` collects the numbers that a worker reads of a
-# dataset, and `who_reads` counts the numbers from 0 to 23 over both workers:
+# You can give an input pipeline of `tf.data` to the strategy, which then shares it out. Count to
+# see whether it does so rightly. `seen` collects the numbers that a worker reads of a dataset, and
+# `who_reads` counts the numbers from 0 to 23 over both workers:
 
 # %%
 define = """
@@ -442,8 +443,8 @@ print("same digest:", report[1].result["state"] == reports["two"][1].result["sta
 a, b, c = (f"127.0.0.1:{port}" for port in free_ports(3))
 
 
-def check(name, *configs, **environment):
-    with mock.patch.dict(os.environ, environment):
+def check(name, *configs, no_proxy="127.0.0.1,invalid", **environment):
+    with mock.patch.dict(os.environ, environment, no_proxy=no_proxy):
         sentences = cluster.check(*configs) or ["(nothing)"]
     print(f"{name}: {re.sub('[0-9]{4,5}', 'PORT', sentences[0])}")
 
@@ -482,6 +483,7 @@ for row in card.numbers.get("links", []):
     ring = scaling.ring(gradients, free, n, 1, link).total
     predicted = ring / 0.956 + unlimited
     print(f"{n:7}{rate:8}{row['seconds']:8.3f} s{ring:6.3f} s{predicted:8.3f} s")
+print("made with:", card.numbers["made"])
 
 # %% [markdown]
 # A step cannot be faster than its gradients cross. At 200 Mbit/s 5 MB take a fifth of a second, and
