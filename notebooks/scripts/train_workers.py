@@ -16,6 +16,7 @@ parser.add_argument("--save-every", type=int, default=5, help="steps from a chec
 parser.add_argument("--batch", type=int, default=48, help="examples, over all workers")
 parser.add_argument("--checkpoints", default="checkpoints", help="a folder that all workers see")
 parser.add_argument("--kill-at", type=int, help="the step at which worker 1 kills itself, once")
+parser.add_argument("--term-at", type=int, help="in attempt 1, the step of a SIGTERM to worker 1")
 options = parser.parse_args()
 
 import numpy as np  # noqa: E402  --help need not wait for TensorFlow
@@ -64,6 +65,12 @@ def train_step(batch):
 
 checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
 manager = tf.train.CheckpointManager(checkpoint, options.checkpoints, 3, step_counter=None)
+preemption = None
+if options.term_at is not None:  # each worker saves, so each of them has a folder of its own
+    own = f"{options.checkpoints}/worker_{index}" if index else options.checkpoints
+    own = tf.train.CheckpointManager(checkpoint, own, 3, step_counter=None)
+    handler = tf.distribute.experimental.PreemptionCheckpointHandler
+    preemption = handler(strategy.cluster_resolver, own)
 begin = 0
 for path in reversed(manager.checkpoints):
     try:
@@ -78,12 +85,16 @@ loss = None
 for step in range(begin, options.steps):
     if step == options.kill_at and index == 1 and os.environ.get("MGPU_ATTEMPT") == "0":
         os.kill(os.getpid(), signal.SIGKILL)
+    if step == options.term_at and index == 1 and os.environ.get("MGPU_ATTEMPT") == "1":
+        os.kill(os.getpid(), signal.SIGTERM)
     rows = strategy.experimental_distribute_values_from_function(
         lambda context, step=step: batch(step, context.replica_id_in_sync_group)
     )
     loss = train_step(rows)
     if (step + 1) % options.save_every == 0 and index == 0:  # the others would write over it
         manager.save(checkpoint_number=step + 1)
+    if preemption:
+        preemption.save_checkpoint_if_preempted(checkpoint_number=step + 1)
 
 values = [variable.numpy() for variable in (*model.variables, *optimizer.variables)]
 digest = hashlib.sha256(b"".join(value.tobytes() for value in values)).hexdigest()

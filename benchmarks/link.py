@@ -1,0 +1,188 @@
+"""What crosses between workers, how long it takes over a slow link, and what the launcher costs.
+
+python benchmarks/link.py    writes results/link.json (lesson 13)
+
+A slow link needs no root where an unprivileged user may have namespaces. Each worker then has a
+network of its own; all of them end with the process that made them, and leave nothing behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from mgpu_helpers import cluster, devices, results, scaling
+
+HERE = Path(__file__).resolve().parent
+WORKER = HERE / "_link_worker.py"
+P, RATES, TCP = 5_000_000, (0, 200, 50), 0.956  # bytes; Mbit/s; of a link's rate, what TCP carries
+LIMIT = 200.0  # seconds for each cluster
+
+ENTER = """\
+echo there; read go
+ip link set lo up && ip address add "$1" dev e0 && ip link set e0 up
+shift; exec "$@"
+"""
+STARTS = """\
+import os, signal, sys, time
+import tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+strategy.reduce("sum", strategy.run(lambda: tf.constant(1.0)), axis=None).numpy()
+attempt, index = os.environ["MGPU_ATTEMPT"], strategy.cluster_resolver.task_id
+open(f"{sys.argv[1]}/{attempt}_{index}", "w").write(str(time.monotonic()))
+if attempt == "0" and index == 1:
+    time.sleep(0.5)
+    open(f"{sys.argv[1]}/killed", "w").write(str(time.monotonic()))
+    os.kill(os.getpid(), signal.SIGKILL)
+if attempt == "0":
+    strategy.reduce("sum", strategy.run(lambda: tf.constant(1.0)), axis=None)
+"""
+
+
+def spaces() -> str | None:
+    """Say how a network of its own can be made here; None where it cannot."""
+    tools = all(map(shutil.which, ("unshare", "ip", "tc")))
+    for how in ("-rn", "-Urn"):
+        if tools and not subprocess.run(
+            ["unshare", how, "sh", "-c", "ip link add v0 type veth peer name e0 && "
+             "tc qdisc add dev e0 root tbf rate 50mbit burst 64kb latency 200ms"],
+            capture_output=True, timeout=20,
+        ).returncode:  # fmt: skip
+            return f"unshare {how}"
+    return None
+
+
+def inside(n: int) -> None:
+    """Join n networks by a bridge, and run a worker in each. This process has a network to itself.
+
+    The addresses exist in these networks only.
+    """
+    addresses = [f"10.77.0.{i + 1}" for i in range(n)]
+    hosts = [f"{address}:20000" for address in addresses]
+    running: list[subprocess.Popen] = []
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, timeout=20)
+
+    try:
+        ip("link", "add", "bridge", "type", "bridge")
+        ip("link", "set", "bridge", "up")
+        for i, address in enumerate(addresses):
+            task = {"type": "worker", "index": i}
+            config = json.dumps({"cluster": {"worker": hosts}, "task": task})
+            settings = {"TF_CONFIG": config, "CUDA_VISIBLE_DEVICES": "-1",
+                        "TF_CPP_MIN_LOG_LEVEL": "3", "no_proxy": ",".join(addresses)}  # fmt: skip
+            worker = [sys.executable, WORKER, *map(str, RATES)]
+            child = subprocess.Popen(
+                ["unshare", "-n", "sh", "-c", ENTER, "sh", f"{address}/24", *worker], text=True,
+                env=os.environ | settings, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            )  # fmt: skip
+            running.append(child)
+            child.stdout.readline()  # it has its network
+            ip("link", "add", f"v{i}", "type", "veth", "peer", "name", "e0")
+            ip("link", "set", "e0", "netns", str(child.pid))
+            ip("link", "set", f"v{i}", "master", "bridge", "up")
+        for child in running:
+            child.stdin.write("go\n")
+            child.stdin.flush()
+        for child in running:
+            print(child.communicate(timeout=LIMIT)[0].splitlines()[-1])
+    finally:
+        for child in running:
+            child.kill()
+
+
+def slow(n: int, how: str) -> list[dict]:
+    """Measure n workers on links without a limit, of 200 and of 50 Mbit/s."""
+    command = [*how.split(), "--pid", "--fork", "--kill-child", sys.executable, __file__, str(n)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT + 30)
+    if ran.returncode:
+        raise RuntimeError(f"{n} workers in networks of their own failed: {ran.stderr[-500:]}")
+    workers = [json.loads(line) for line in ran.stdout.splitlines()]
+
+    def slowest(rate: int, what: str) -> float:
+        return max(worker[str(rate)][what] for worker in workers)
+
+    gradients, free, rows = scaling.Workload("gradients", P // 4), scaling.Cost(0.0, 0.0), []
+    for rate in RATES[1:]:
+        speed = rate * 1e6 / 8
+        link = scaling.Link(f"{rate} Mbit/s", speed, speed, speed, 0.0, "tbf")
+        ring = scaling.ring(gradients, free, n, 1, link).total
+        average = ring / TCP + slowest(0, "average")
+        rows.append({
+            "workers": n, "megabits": rate, "unlimited": round(slowest(0, "average"), 4),
+            "seconds": round(slowest(rate, "average"), 4), "ring": round(ring, 4),
+            "predicted": round(average, 4), "step": round(slowest(rate, "step"), 4),
+            "step_predicted": round(slowest(0, "compute") + average, 4),
+        })  # fmt: skip
+    return rows
+
+
+def launcher() -> dict[str, float]:
+    """Time a start and a restart, and the launcher itself while its workers sleep; in seconds."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "starts.py").write_text(STARTS)
+        (folder / "sleeps.py").write_text("import time; time.sleep(4)")
+        began = time.monotonic()
+        report = cluster.run(folder / "starts.py", [name], workers=2, restarts=1, logs=folder / "l",
+                             time_limit=LIMIT, progress=False)  # fmt: skip
+        if not report.ok:
+            raise RuntimeError(f"the restart failed: {report}")
+
+        def at(*files: str) -> float:
+            return max(float((folder / file).read_text()) for file in files)
+
+        before = resource.getrusage(resource.RUSAGE_SELF)
+        waited = cluster.run(folder / "sleeps.py", workers=2, logs=folder / "s", progress=False)
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return {
+            "start_to_first_step": round(at("0_0", "0_1") - began, 2),
+            "kill_to_first_new_step": round(at("1_0", "1_1") - at("killed"), 2),
+            "share_of_a_core_while_it_waits": round(busy / waited.seconds, 4),
+        }
+
+
+def main() -> None:
+    plan = devices.setup(2)
+    ratios, numbers = [], {"gradient_bytes": P, "launcher": launcher()}
+    with tempfile.TemporaryDirectory() as logs:
+        for n in (2, 3):
+            report = cluster.run(WORKER, workers=n, logs=f"{logs}/{n}", time_limit=LIMIT,
+                                 progress=False)  # fmt: skip
+            if not report.ok:
+                raise RuntimeError(f"{n} workers failed: {report}")
+            ring = 2 * (n - 1) * P
+            for name, what in (("float32", "bytes"), ("float16", "half")):
+                counted = min(job.result[what] for job in report)
+                numbers[f"{n} workers, {name}, bytes"] = counted
+                off = abs(counted / ring * (2 if what == "half" else 1) - 1)
+                name = f"{n} workers, {name}, bytes off 2(n - 1)P"
+                ratios.append(results.Ratio(name, round(off, 4), 0.02, at_least=False))
+    how = spaces()
+    numbers["made"] = f"networks by {how}, bridge, tbf" if how else (
+        "no slow link: this machine lets nobody make a network of its own, or has no ip and tc"
+    )  # fmt: skip
+    numbers["links"] = [row for n in (2, 3) for row in slow(n, how)] if how else []
+    for row in numbers["links"]:
+        name = f"{row['workers']} workers, {row['megabits']} Mbit/s"
+        off = row["seconds"] / row["predicted"]
+        ratios.append(results.Ratio(f"{name}, all-reduce over predicted", round(off, 3), 1.15,
+                                    at_least=False))  # fmt: skip
+        off = abs(row["step"] / row["step_predicted"] - 1)
+        ratios.append(results.Ratio(f"{name}, step, error", round(off, 3), 0.15, at_least=False))
+        print(row)
+    print(numbers["launcher"], *ratios, sep="\n")
+    results.write("link", plan, numbers, ratios)
+
+
+if __name__ == "__main__":
+    inside(int(sys.argv[1])) if len(sys.argv) > 1 else main()

@@ -1,0 +1,693 @@
+# %% [markdown]
+# # Grow past one machine
+#
+# Your training fills all GPUs of a machine, and there is a second machine. TensorFlow can train on
+# both. But one wrong character in its configuration, and every process waits for an hour and says
+# nothing. When a machine fails in the night, nothing starts the training again.
+#
+# **In this lesson** one network trains on two and three workers with the weights of one, is killed,
+# and ends with the same bits as if nothing had happened.
+#
+# **You will learn** to
+# - start the workers of a cluster, and find out why they wait,
+# - prove that several workers train what one trains, and that each example is read once,
+# - count what crosses between machines, and predict a step over a slow link,
+# - restart from a checkpoint after a worker was killed or sent away.
+#
+# **You need** lessons 04, 07 and 12.
+
+# %%
+from mgpu_helpers import devices
+
+plan = devices.setup(2)
+plan
+
+# %%
+import collections
+import contextlib
+import io
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from unittest import mock
+
+import matplotlib.pyplot as plt
+import numpy as np
+import tensorflow as tf
+
+from mgpu_helpers import charts, cluster, results, scaling
+from mgpu_helpers.cluster.addresses import free_ports
+from mgpu_helpers.lessons.checks import lesson_13 as checks
+from mgpu_helpers.lessons.sketches import lesson_13 as sketches
+
+# %% [markdown]
+# ## The trouble
+#
+# Two machines train one network. On each runs one process, a **worker**, and it drives all GPUs of
+# its machine. After each step the workers average their gradients, as the towers of [[07]] do.
+# TensorFlow has this as `tf.distribute.MultiWorkerMirroredStrategy`. Each worker reads the variable
+# `TF_CONFIG`, which lists the addresses of all workers and says which of them it is:
+
+# %% tags=["schematic"]
+sketches.two_machines()
+plt.show()
+
+# %%
+def tf_config(index, hosts):
+    return json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}})
+
+
+print(tf_config(1, ["a:20000", "b:20000"]))
+
+# %% [markdown]
+# You do not need two machines to learn this. Two processes of one machine, each with a port of its
+# own, speak to each other as two machines do, over the loopback interface. In this lesson all
+# workers compute on cores, even where there are GPUs, because two workers cannot share a GPU.
+#
+# First we do everything by hand. The program below is our worker. It reads pieces of code, a line
+# each, and runs them, so two processes that are started once serve for many experiments. What a
+# worker prints goes to its log. `signal.alarm` ends it after five minutes, whatever happens:
+
+# %%
+folder = Path(tempfile.mkdtemp())
+program = """
+import json, signal, sys
+signal.alarm(300)
+import tensorflow as tf
+for line in sys.stdin:
+    try:
+        exec(json.loads(line))
+    except Exception as error:
+        print(type(error).__name__ + ":", str(error).splitlines()[0])
+    print("---", flush=True)
+"""
+
+# %%
+os.environ["MGPU_MODE"] = "cores"
+hosts = [f"127.0.0.1:{port}" for port in free_ports(2)]
+
+
+def start(index):
+    settings = {"TF_CONFIG": tf_config(index, hosts), "CUDA_VISIBLE_DEVICES": "-1"}
+    settings |= {"TF_NUM_INTRAOP_THREADS": "1", "no_proxy": "127.0.0.1"}
+    files = {"stdout": open(folder / f"{index}.log", "w"), "stderr": subprocess.DEVNULL}
+    return subprocess.Popen(
+        [sys.executable, "-c", program], env=os.environ | settings, stdin=subprocess.PIPE,
+        text=True, bufsize=1, **files)  # fmt: skip
+
+
+workers = [start(0), start(1)]
+asked = [0, 0]
+
+# %% [markdown]
+# `tell` sends a piece of code to a worker. `said` waits for what the worker prints and gives up
+# after some seconds. `both` sends a piece to both workers and prints what they say:
+
+# %%
+def tell(index, code):
+    asked[index] += 1
+    workers[index].stdin.write(json.dumps(code) + "\n")
+
+
+def said(index, seconds=90):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        answers = (folder / f"{index}.log").read_text().split("---\n")
+        if len(answers) > asked[index]:
+            return answers[asked[index] - 1].strip()
+        time.sleep(0.02)
+
+
+def both(code):
+    for index in (0, 1):
+        tell(index, code)
+    for index in (0, 1):
+        if answer := said(index):
+            print(f"worker {index}: {answer}")
+
+
+both("print('TensorFlow is there')")
+
+# %% [markdown]
+# Now worker 0 makes the strategy. Worker 1 is late, like a machine that has not come up. What does
+# worker 0 say?
+
+# %%
+tell(0, "strategy = tf.distribute.MultiWorkerMirroredStrategy()")
+print("after one second:", said(0, seconds=1))
+
+# %% [markdown]
+# Nothing. It waits in the strategy's constructor, without a message, and would for an hour. As soon
+# as worker 1 comes, both go on. Then they add one number each, 1 and 2, in an **all-reduce**: every
+# worker gets the sum.
+
+# %%
+tell(1, "strategy = tf.distribute.MultiWorkerMirroredStrategy()")
+both("""
+index = strategy.cluster_resolver.task_id
+total = strategy.reduce("sum", strategy.run(lambda: tf.constant(index + 1.0)), axis=None)
+print(f"I am {index} of {strategy.num_replicas_in_sync}; the sum is {total:.0f}")""")
+
+# %% [markdown]
+# ## A launcher in a dozen lines
+#
+# By hand you start one process on each machine, watch all of them, and end the others when one
+# fails. A launcher does that. Here is one for a single machine. Of the two workers below, one fails
+# after a moment, and the other would wait for a minute:
+
+# %%
+def launch(program, n):
+    hosts = [f"127.0.0.1:{port}" for port in free_ports(n)]
+    running, codes, end = [], [None], time.monotonic() + 60
+    for index in range(n):
+        settings = os.environ | {"TF_CONFIG": tf_config(index, hosts)}
+        running.append(subprocess.Popen([sys.executable, "-c", program], env=settings))
+    while None in codes and not any(codes) and time.monotonic() < end:
+        time.sleep(0.05)
+        codes = [child.poll() for child in running]
+    for child in running:
+        child.kill()  # nothing happens to one that has ended
+    return [child.wait() for child in running]
+
+
+fails = """
+import json, os, time
+index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+time.sleep(60 if index == 0 else 0.3)
+raise SystemExit(3)
+"""
+print("exit statuses:", launch(fails, 2))
+
+# %% [markdown]
+# Worker 1 ended with status 3, and the launcher killed worker 0 (-9 is SIGKILL). `cluster.run` is
+# this launcher, and adds what you need when nobody watches:
+#
+# - a log for each worker, and a share of the GPUs or cores,
+# - the name of the worker that failed **first**, since the errors of the others follow from it,
+# - a restart of all, as often as you allow,
+# - an end to the wait in the constructor, after 60 seconds, with a sentence about who is missing,
+# - no process left behind, however the launcher itself ends.
+#
+# In a terminal it is `python -m mgpu_helpers cluster --workers 2 train.py`. Over several machines
+# the same command runs on each, with `--hosts a:20000,b:20000` and `--index`.
+#
+# ## One training, any number of workers
+#
+# The script [train_workers.py](scripts/train_workers.py) trains a small Keras model. Two parts of
+# it matter here: where a worker's rows come from, and the training step:
+
+# %%
+script = Path("scripts/train_workers.py").read_text()
+print(script[script.index("def batch") : script.index("tf.keras.utils")])
+print(script[script.index("@tf.function") : script.index("checkpoint =")])
+
+# %% [markdown]
+# - The rows of a step and the mask of its dropout are drawn from **the number of the step**. So
+#   every worker draws the same batch and takes each nth row of it, and a restarted training goes on
+#   with the right rows.
+# - The loss is divided by the batch of **all** workers. `optimizer.apply` adds up the gradients of
+#   all workers before the update.
+# - The loop is the script's own. Keras 3's `fit` does not work under this strategy:
+
+# %%
+both("""
+with strategy.scope():
+    model = tf.keras.Sequential([tf.keras.Input([4]), tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+model.fit(tf.zeros([8, 4]), tf.zeros([8, 1]), verbose=0)""")
+
+# %% [markdown]
+# That is [issue 20585](https://github.com/keras-team/keras/issues/20585) of Keras. The `fit` of
+# Keras 2, which is the package `tf-keras`, works. The models and optimizers of Keras 3 work too, as
+# long as the loop is your own.
+#
+# ## Proof: two and three workers train what one trains
+#
+# The script trains for 20 steps: in this notebook, as one process that knows nothing of others, and
+# then on two and on three workers. Each prints a digest of its weights and of Adam's slots. The
+# chief, worker 0, saves them. Compare the weights:
+
+# %%
+def train(name, *args, **options):
+    args = ["--checkpoints", folder / name, *args]
+    return cluster.run("scripts/train_workers.py", args, logs=folder / f"{name}_logs",
+                       time_limit=200, progress=False, **options)  # fmt: skip
+
+
+with mock.patch("sys.argv", ["train_workers.py", "--checkpoints", f"{folder}/one"]):
+    with tf.device(plan.host), contextlib.redirect_stdout(io.StringIO()):
+        runpy.run_path("scripts/train_workers.py")
+reports = {"two": train("two", workers=2), "three": train("three", workers=3)}
+
+
+def state(name, step=20):
+    saved = tf.train.load_checkpoint(folder / name / f"ckpt-{step}")
+    names = [each for each in saved.get_variable_to_shape_map() if "OBJECT" not in each]
+    return {each: saved.get_tensor(each) for each in names if "counter" not in each}
+
+
+one = state("one")
+for name, report in reports.items():
+    off = max(np.abs(one[each] - value).max() for each, value in state(name).items())
+    digests = {job.result["state"] for job in report}
+    print(f"{name:5} workers: largest difference from one below 1e-6: {off < 1e-6}; "
+          f"different digests: {len(digests)}")  # fmt: skip
+
+# %% [markdown]
+# The weights are those of one process. The differences below 1e-6 come from the order in which the
+# gradients are added. And all workers of a run hold the same bits: the digest has every weight and
+# every slot in it.
+#
+# ## Who reads what
+#
+# You can give an input pipeline of `tf.data` to the strategy, which then shares it out. Count to
+# see whether it does so rightly. `seen` collects the numbers that a worker reads of a dataset, and
+# `who_reads` counts the numbers from 0 to 23 over both workers:
+
+# %%
+define = """
+def rows(batch):  # what this worker has of it
+    return strategy.experimental_local_results(batch)[0].numpy().tolist()
+def seen(dataset):
+    print(sum(map(rows, strategy.experimental_distribute_dataset(dataset)), []))
+numbers = tf.data.Dataset.range(24)
+"""
+
+
+def who_reads(code):
+    for index in (0, 1):
+        tell(index, code)
+    lists = [json.loads(said(index)) for index in (0, 1)]
+    times = collections.Counter(lists[0] + lists[1])
+    twice, never = (sum(times[row] == n for row in range(24)) for n in (2, 0))
+    print(f"worker 0 read {len(lists[0])} examples, worker 1 {len(lists[1])}; "
+          f"of 24, {twice} were read twice and {never} never")  # fmt: skip
+
+
+both(define)
+who_reads("seen(numbers.shuffle(24, seed=0).batch(8))")
+
+# %% [markdown]
+# Each example was read once. Every worker shuffles all of them, in the same order because of the
+# seed, and keeps its own half. Under "Break it" we take away the seed and the sharing.
+#
+# ## What crosses
+#
+# The workers average in the ring of [[07]]. Each of n workers sends 2(n - 1) pieces of an nth, so P
+# bytes of gradients make 2(n - 1)P bytes on the wire, all workers together. The operating system
+# counts the bytes of the loopback interface. Each worker reads that counter before and after an
+# all-reduce of 5 MB. A tiny all-reduce before it and one after it make sure that nobody begins
+# before all have read the counter. Other programs may use the interface meanwhile, so the least of
+# six counts is taken:
+
+# %%
+both("""
+import psutil, time
+def crossed():
+    counters = psutil.net_io_counters(pernic=True)
+    return sum(each.bytes_sent for name, each in counters.items() if name in ("lo", "lo0"))
+@tf.function
+def add(x):
+    context = tf.distribute.get_replica_context
+    return strategy.run(lambda: context().all_reduce("sum", tf.identity(x)))
+def least(x):
+    counts, one = [], tf.constant([1.0])
+    for _ in range(7):
+        before = crossed()
+        for each in (one, x, one):
+            add(each)[0].numpy()
+        counts.append(crossed() - before)
+    return min(counts[1:]) / (2 * 5_000_000)
+float32, float16 = least(tf.ones(1_250_000)), least(tf.ones(1_250_000, tf.float16))
+print(f"times 2(n - 1)P: {float32:.2f} in float32, {float16:.2f} in float16")
+""")
+
+# %% [markdown]
+# Both workers counted the same interface. For n = 2 the bytes are those of the formula, but for
+# 0.2 % of headers, and float16 halves them. The [card](../results/link.json) of
+# `benchmarks/link.py` has the count for three workers.
+#
+# ## When they wait
+#
+# All workers leave an all-reduce together, so the fast wait for the slow. Here worker 1 has twice
+# the work of worker 0 in each step. Each worker notes when it computes and when it is in the
+# all-reduce. Processes of one machine have one clock, `time.monotonic`, so both fit into one
+# picture:
+
+# %%
+both("""
+x = tf.random.normal([600, 600])
+def step():
+    began, y = time.monotonic(), x
+    for _ in range(20 * (index + 1)):
+        y = tf.linalg.matmul(x, y) / 30
+    y[0, 0].numpy()
+    computed = time.monotonic()
+    add(tf.constant([1.0]))[0].numpy()
+    return began, computed, time.monotonic()
+marks = [step() for _ in range(5)][1:]
+""")
+
+# %% tags=["varies", "cover"]
+for index in (0, 1):
+    tell(index, "print(json.dumps(marks))")
+marks = np.array([json.loads(said(index)) for index in (0, 1)])
+marks -= marks.min()
+ax = charts.axes(size=(8, 1.9))
+for index, steps in enumerate(marks):
+    lane = (index - 0.35, 0.7)
+    colour = charts.colour(f"/CPU:{index + 1}")
+    ax.broken_barh([(a, b - a) for a, b, _ in steps], lane, color=colour)
+    ax.broken_barh([(b, c - b) for _, b, c in steps], lane, color=charts.HOST, alpha=0.45)
+ax.set_yticks([0, 1], ["worker 0", "worker 1"])
+ax.invert_yaxis()
+ax.set_xlabel("time, s")
+ax.set_title("In colour: computes. Grey: in the all-reduce, where it waits", loc="left")
+plt.show()
+waits = (marks[:, :, 2] - marks[:, :, 1]).sum(axis=1) / (marks[:, -1, 2] - marks[:, 0, 0])
+print("worker 0 waits more than worker 1:", waits[0] > waits[1])
+
+# %% [markdown]
+# Worker 0 is grey for about half of the time. The pair is as fast as its slowest worker, so give
+# equal work to equal machines, and look at this picture before you blame the network.
+#
+# ## A worker dies
+#
+# The more machines there are, the more often one of them fails. Then all workers end, since none
+# can go on alone, and all start again from the last checkpoint:
+
+# %% tags=["schematic"]
+sketches.restart()
+plt.show()
+
+# %% [markdown]
+# Who saves? The chief, and nobody else. If all write into one folder, they write over each other's
+# files. The script saves every fifth step, and restores at its start what it finds.
+#
+# With `--kill-at 7` worker 1 sends itself SIGKILL at step 7, two steps after a checkpoint. With
+# `--term-at 12` it gets SIGTERM at step 12 of the second attempt. That is what Slurm, Kubernetes
+# and clouds send before they take a machine away. TensorFlow's `PreemptionCheckpointHandler` then
+# lets all workers agree on a step, save, and end. The launcher may start them again twice:
+
+# %% tags=["nbval-ignore-output"]
+report = train("faults", "--kill-at", "7", "--term-at", "12", workers=2, restarts=2)
+print(*[attempt.why for attempt in report.attempts[:2]], sep="\n")
+lines = report.attempts[0].workers[0].log.read_text().splitlines()
+print("worker 0 says:", *[line[:90] for line in lines if re.match("tensorflow|Collective", line)])
+
+# %% [markdown]
+# The launcher names worker 1 and SIGKILL. Worker 0, which was well, ended with an error about its
+# network. Whoever reads only that log looks for the fault in the wrong machine.
+#
+# Attempt 1 began again after step 5, so two steps were lost. After SIGTERM nothing was lost:
+# attempt 2 began where attempt 1 ended. (42 is the exit status with which TensorFlow asks for a
+# restart.) Here are both trainings, the one without a fault and the one with two:
+
+# %%
+for attempt in report.attempts:
+    print(attempt.workers[1].tail.splitlines()[0])
+same = [np.array_equal(value, state("faults")[name]) for name, value in state("two").items()]
+print(f"{sum(same)} of {len(same)} saved variables are equal, bit for bit")
+print("same digest:", report[1].result["state"] == reports["two"][1].result["state"])
+
+# %% [markdown]
+# The weights, Adam's two slots for each, its step and its rate are equal to the last bit, as if
+# nothing had happened. Three things make this possible: rows and dropout are functions of the step,
+# the slots are in the checkpoint, and each worker has the same core count again.
+#
+# ## Mistakes that hang
+#
+# Most mistakes in TF_CONFIG make somebody wait for an hour without a word. These are the seven that
+# we tried:
+#
+# | mistake | the worker itself | the others |
+# |---|---|---|
+# | a worker was not started | | hang |
+# | a host that does not resolve | hangs | hang |
+# | the wrong address for the chief | hangs | hang |
+# | `http_proxy` is set, and `no_proxy` is not | hangs | hang |
+# | two have the same index, or a port is taken | "Could not start gRPC server" | hang |
+# | an index that is not in the list | ValueError | hang |
+# | no TF_CONFIG | trains alone, silently | hang |
+#
+# `cluster.check` takes one TF_CONFIG, or those of all workers, and looks in under two seconds,
+# before TensorFlow starts. What does it say to each? (Ports are written as PORT.)
+
+# %%
+a, b, c = (f"127.0.0.1:{port}" for port in free_ports(3))
+
+
+def check(name, *configs, no_proxy="127.0.0.1,invalid", **environment):
+    with mock.patch.dict(os.environ, environment, no_proxy=no_proxy):
+        sentences = cluster.check(*configs) or ["(nothing)"]
+    print(f"{name}: {re.sub('[0-9]{4,5}', 'PORT', sentences[0])}")
+
+
+check("not started ", tf_config(0, [a, b]))
+check("no such host", tf_config(0, ["nowhere.invalid:20000", "lost.invalid:20000"]))
+check("wrong chief ", tf_config(0, [a, b]), tf_config(1, [c, b]))
+check("proxy       ", tf_config(0, [a, b]), http_proxy="http://proxy:3128", no_proxy="")
+check("same index  ", tf_config(1, [a, b]), tf_config(1, [a, b]))
+check("port taken  ", tf_config(0, hosts))
+check("index       ", tf_config(2, [a, b]))
+check("no TF_CONFIG", None)
+
+# %% [markdown]
+# Only the first gets no sentence: a worker that has not started looks like one that will. There
+# `cluster.run` helps. It ends the wait after a minute and says who is missing. `python -m
+# mgpu_helpers` shows the same sentences where TF_CONFIG is set. It also says that TensorFlow's
+# workers listen on **all** interfaces of a machine, whatever the address says: close their ports to
+# strangers.
+#
+# ## A slow link
+#
+# Inside a machine gigabytes cross in a second. Between machines it may be far less. In
+# `benchmarks/link.py` each worker has a network of its own, with a link between them that lets 200
+# or 50 Mbit/s through. Its [card](../results/link.json) has the seconds of an all-reduce of 5 MB.
+# Beside them is the ring of [[12]]. The last column has two corrections: TCP carries 95.6 % of a
+# link's rate, and the time without a limit comes on top:
+
+# %% tags=["nbval-ignore-output"]
+card = results.read("../results/link.json")
+gradients, free = scaling.Workload("5 MB", 1_250_000), scaling.Cost(0.0, 0.0)
+print("workers  Mbit/s  measured    ring  ring/0.956 + unlimited")
+for row in card.numbers.get("links", []):
+    n, rate, unlimited = row["workers"], row["megabits"], row["unlimited"]
+    link = scaling.Link("slow", rate * 125e3, rate * 125e3, rate * 125e3, 0.0, "tbf")
+    ring = scaling.ring(gradients, free, n, 1, link).total
+    predicted = ring / 0.956 + unlimited
+    print(f"{n:7}{rate:8}{row['seconds']:8.3f} s{ring:6.3f} s{predicted:8.3f} s")
+print("made with:", card.numbers["made"])
+
+# %% [markdown]
+# A step cannot be faster than its gradients cross. At 200 Mbit/s 5 MB take a fifth of a second, and
+# a network like ResNet-50, with 102 MB, more than four. Over such a link a second machine pays only
+# when a step computes for longer than that.
+#
+# ## Other ways over several machines
+#
+# - **Parameter servers** hold the variables, and workers fetch them and send updates back, without
+#   waiting for each other (`ParameterServerStrategy`). They are for huge embedding tables, and for
+#   workers that come and go. A step counts at least once, not exactly once: of 2000 updates that we
+#   scheduled while a worker was killed and restarted, 2001 were applied. If a server is killed, the
+#   training ends.
+# - **Kubeflow's TFJob** sets TF_CONFIG on Kubernetes. It belongs to the legacy version 1 of
+#   Kubeflow's operator; version 2.3 lists no runtime for TensorFlow
+#   ([sources](../docs/sources.md)). [kubernetes.yaml](scripts/kubernetes.yaml) does without it.
+# - **Slurm**: [slurm.sh](scripts/slurm.sh) starts `cluster --from slurm` on every node.
+# - **Ray Train** has a TensorflowTrainer, which sets TF_CONFIG too
+#   ([guide](https://docs.ray.io/en/latest/train/distributed-tensorflow-keras.html)). It pays where
+#   you have Ray already.
+# - **Horovod** had its [last release](https://github.com/horovod/horovod/releases) in June 2023.
+#
+# ## With your own model
+#
+# A Keras model with BatchNormalization, on the two workers from the beginning. All inputs of worker
+# 0 are 0 and all of worker 1 are 1. One step on all of them together moves a moving mean from 0
+# halfway to 0.5, which is 0.25, because the momentum is a half. What do two workers have?
+
+# %%
+both("""
+layers = tf.keras.layers
+def moving_mean(synchronized):
+    with strategy.scope():
+        norm = layers.BatchNormalization(momentum=0.5, synchronized=synchronized)
+        mine = tf.keras.Sequential([tf.keras.Input([1]), norm, layers.Dense(1)])
+        sgd = tf.keras.optimizers.SGD(0.1)
+        sgd.build(mine.trainable_variables)
+    @tf.function
+    def train_step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((mine(x, training=True) - y) ** 2) / 8
+        sgd.apply(tape.gradient(loss, mine.trainable_variables), mine.trainable_variables)
+    strategy.run(train_step, (tf.fill([4, 1], float(index)), tf.ones([4, 1])))
+    return norm.moving_mean.numpy().item()
+print(f"moving mean {moving_mean(False)}; synchronized: {moving_mean(True)}")
+""")
+
+# %% [markdown]
+# Each worker normalizes by its own batch and keeps its own moving averages, and the checkpoint has
+# those of the chief. They are no part of the proof above, whose model has none. With
+# `synchronized=True` the workers share the statistics of the whole batch, at the price of two small
+# all-reduces for each such layer. What to watch for with a model of your own:
+#
+# - Divide the loss by the batch of all workers.
+# - Normalize over all workers, or know that evaluation uses the chief's averages.
+# - Compare one step on two workers with one step on one, before you train for long.
+#
+# ## Break it
+#
+# **No seed.** Each worker shuffles in an order of its own, and keeps a half of that:
+
+# %% tags=["nbval-ignore-output"]
+who_reads("seen(numbers.shuffle(24).batch(8))")
+
+# %% [markdown]
+# **No sharing.** With the policy `OFF`, and with `distribute_datasets_from_function` if the
+# function does not call `shard` itself, every worker reads everything:
+
+# %%
+both("""
+off = tf.data.Options()
+off.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+""")
+who_reads("seen(numbers.batch(8).with_options(off))")
+who_reads("""
+batches = strategy.distribute_datasets_from_function(lambda context: numbers.batch(4))
+print(sum(map(rows, batches), []))
+""")
+
+# %% [markdown]
+# **Files that do not divide.** If a dataset reads files, each worker gets whole files. Here are
+# three, of eight numbers each. Look at the last batches of worker 1:
+
+# %%
+for i in range(3):
+    (folder / f"{i}.txt").write_text("\n".join(str(8 * i + row) for row in range(8)))
+both(f"""
+def files(n):
+    names = tf.data.Dataset.from_tensor_slices([f"{folder}/{{i}}.txt" for i in range(n)])
+    lines = names.interleave(tf.data.TextLineDataset)
+    return lines.map(lambda line: tf.strings.to_number(line, tf.int32)).batch(8)
+batches = strategy.experimental_distribute_dataset(files(3))
+print("examples in each batch:", [len(rows(batch)) for batch in batches])
+""")
+
+# %% [markdown]
+# In the last two steps worker 1 has nothing. With a mean over its empty batch, its loss would be
+# NaN. None of these three said a word. The check is `who_reads`: count once, before you train for a
+# week. **Fewer files than workers**, at last, is loud, but not everywhere. Here is one file:
+
+# %%
+for index in (0, 1):
+    tell(index, "print(len(list(strategy.experimental_distribute_dataset(files(1)))))")
+print("worker 0:", said(0).partition(":")[0], "- worker 1, after 3 s:", said(1, seconds=3))
+for worker in workers:
+    worker.kill()
+
+# %% [markdown]
+# Worker 0 raises "Could not apply FILE based sharding", and worker 1 waits for it without a word.
+# So this is where our two workers end. For few large files choose `AutoShardPolicy.DATA`, which
+# shares out the examples.
+#
+# ## On your own
+#
+# Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
+#
+# **1.** Somebody shares a batch out like this: with 10 rows and 3 workers, nobody reads the last
+# row. Mend `rows_of(count, workers, index)`, which gives the numbers of the rows that a worker
+# reads, so that each row is read once, whatever the numbers are, and no worker has more than one
+# row more than another.
+
+# %% tags=["exercise"]
+def rows_of(count, workers, index):
+    size = count // workers
+    return range(index * size, (index + 1) * size)
+
+
+checks.rows_of(rows_of)
+
+# %% tags=["solution"]
+def rows_of(count, workers, index):
+    return range(index, count, workers)
+
+
+checks.rows_of(rows_of)
+
+# %% [markdown]
+# **2.** Write `step_seconds(size, workers, megabits, unlimited)`: the seconds of an all-reduce of
+# `size` bytes over links of so many Mbit/s, as in the last column above. `unlimited` are the
+# seconds that it takes without a limit. Predict 5 MB on two workers at 200 Mbit/s, and compare with
+# the card.
+
+# %% tags=["exercise"]
+def step_seconds(size, workers, megabits, unlimited):
+    return size / megabits
+
+
+checks.step_seconds(step_seconds)
+
+# %% tags=["solution"]
+def step_seconds(size, workers, megabits, unlimited):
+    sent = 2 * (workers - 1) / workers * size
+    return sent * 8 / (megabits * 1e6) / 0.956 + unlimited
+
+
+checks.step_seconds(step_seconds)
+
+# %% [markdown]
+# **3.** Write `saves(tf_config)`: `True` for the one process that writes the checkpoint, `False`
+# for all others. `tf_config` is the text of TF_CONFIG, or `None` for a process that trains alone.
+# If the cluster has a `chief`, that one saves; otherwise worker 0 does. Parameter servers (`ps`)
+# and evaluators never save.
+
+# %% tags=["exercise"]
+def saves(tf_config):
+    return json.loads(tf_config)["task"]["index"] == 0
+
+
+checks.saves(saves)
+
+# %% tags=["solution"]
+def saves(tf_config):
+    config = json.loads(tf_config or '{"cluster": {}, "task": {"type": "worker", "index": 0}}')
+    kind = "chief" if "chief" in config["cluster"] else "worker"
+    return config["task"] == {"type": kind, "index": 0}
+
+
+checks.saves(saves)
+
+# %% [markdown]
+# ## What we saw
+#
+# - A worker whose partner was late waited without a word.
+# - Two and three workers had the weights of one process, below 1e-6, and all workers of a run the
+#   same bits.
+# - 5 MB of gradients made 10 MB on the wire between two workers, and half of that in float16.
+# - A worker with twice the work made the other wait for about half of the time.
+# - A training that was killed, restarted, sent away and restarted ended with the same 14 variables,
+#   bit for bit.
+# - Of eight TF_CONFIGs with mistakes, `cluster.check` named seven.
+# - Without a seed, without sharing and with files that do not divide, workers read examples twice
+#   or never, and nothing said so.
+#
+# ## In practice
+#
+# Use this when one machine with all its GPUs is too slow, and a step computes for longer than its
+# gradients cross. It costs the launcher's start of some seconds, a checkpoint every few minutes,
+# and the wait for the slowest.
+#
+# - First fill one machine: between its GPUs cross gigabytes a second.
+# - Let the chief save, often enough that a restart loses minutes. All workers read, so the folder
+#   has to be one that all machines see.
+# - Make data and dropout functions of the step. Then a restart can be proven, with a digest.
+# - Print who reads what, once.
+# - Run `cluster.check` on every machine before the first start, and give the launcher restarts.
+#
+# Next: [[next]].

@@ -1,0 +1,111 @@
+"""The checks of lesson 13's exercises."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, listed, numbers
+from mgpu_helpers.wording import counted
+
+
+@exercise
+def rows_of(function: Callable[[int, int, int], Any]) -> str:
+    """Check exercise 1 of lesson 13: which rows of a batch each worker reads."""
+    draw = np.random.default_rng()
+    cases = [(24, 2), (10, 3), (7, 4), (2, 3), (48, 1)]
+    cases += [(int(draw.integers(20, 90)), int(draw.integers(2, 8))) for _ in range(5)]
+    for count, workers in cases:
+        shards = []
+        for index in range(workers):
+            got = listed(call(function, count, workers, index), "return the numbers of the rows")
+            if got:
+                got = numbers(got, (len(got),), "return a flat list of the rows' numbers")
+            shards.append([int(row) for row in got if row == int(row)])
+        of = f"{count} rows and {counted(workers, 'worker')}"
+        times = Counter(row for shard in shards for row in shard)
+        strange = [row for row in times if not 0 <= row < count]
+        never = [row for row in range(count) if not times[row]]
+        twice = [row for row in range(count) if times[row] > 1]
+        if strange:
+            raise NotYet(f"with {of} somebody reads row {strange[0]}, which is not there")
+        if twice:
+            raise NotYet(f"with {of} row {twice[0]} is read {times[twice[0]]} times")
+        if never:
+            raise NotYet(f"with {of} nobody reads row {never[0]}")
+        sizes = [len(shard) for shard in shards]
+        if max(sizes) - min(sizes) > 1:
+            raise NotYet(
+                f"with {of} one reads {max(sizes)} and another {min(sizes)}: the others wait for "
+                "the one with most, so let the shards differ by one row at most"
+            )
+    return f"{len(cases)} batches, each row read once"
+
+
+@exercise
+def step_seconds(function: Callable[[float, int, float, float], Any]) -> str:
+    """Check exercise 2 of lesson 13: the time of an all-reduce over a slow link."""
+    draw = np.random.default_rng()
+    cases = [(5e6, 2, 200.0, 0.0), (5e6, 2, 50.0, 0.016), (5e6, 3, 200.0, 0.033)]
+    cases += [
+        (float(draw.uniform(1e6, 9e8)), int(draw.integers(4, 9)), float(draw.uniform(20, 900)), 0.1)
+    ]
+    for size, workers, megabits, unlimited in cases:
+        bare = 2 * (workers - 1) / workers * size / (megabits * 1e6 / 8)
+        right = bare / 0.956 + unlimited
+        way = "return a number of seconds"
+        got = float(numbers(call(function, size, workers, megabits, unlimited), (), way))
+        of = f"{size / 1e6:.0f} MB, {workers} workers, {megabits:.0f} Mbit/s"
+        for wrong, hint in (
+            (2 * workers * bare / 2 / 0.956 + unlimited,
+             "in a ring each worker sends 2(n - 1)/n of the gradients, not 2(n - 1) times all"),
+            (bare / 8 / 0.956 + unlimited, "a byte has 8 bits"),
+            (bare * 8 / 0.956 + unlimited, "a megabit is an eighth of a megabyte"),
+            (bare / 0.956 * 1000 + unlimited, "return seconds"),
+            (bare + unlimited, "TCP carries 95.6 % of the rate"),
+            (bare * 0.956 + unlimited, "less gets through than the rate, so it takes longer"),
+            (bare / 0.956, "the time without a limit comes on top"),
+        ):  # fmt: skip
+            if np.isclose(got, wrong) and not np.isclose(got, right):
+                raise NotYet(f"{hint} ({of}: {right:.4g} s, not {got:.4g})")
+        if not np.isclose(got, right):
+            raise NotYet(f"{of} take {right:.4g} s, not {got:.4g}")
+    return f"{len(cases)} links; 5 MB on 2 workers at 200 Mbit/s take 0.21 s and the unlimited time"
+
+
+@exercise
+def saves(function: Callable[[Any], Any]) -> str:
+    """Check exercise 3 of lesson 13: who writes the checkpoint."""
+    for n in (2, 3, 12):
+        hosts = [f"host{i}:20000" for i in range(n)]
+        with_chief = {"chief": hosts[:1], "worker": hosts[1:], "ps": hosts[:1]}
+        with_ps = {"ps": hosts[:1], "worker": hosts}
+        for cluster, kind, index, right in (
+            ({"worker": hosts}, "worker", 0, True),
+            ({"worker": hosts}, "worker", n - 1, False),
+            (with_chief, "chief", 0, True),
+            (with_chief, "worker", 0, False),
+            (with_ps, "ps", 0, False),
+            (with_ps, "worker", 0, True),
+            ({"worker": hosts}, "evaluator", 0, False),
+        ):
+            config = {"cluster": cluster, "task": {"type": kind, "index": index}}
+            _judge_saves(function, json.dumps(config), right, f"{kind} {index}", cluster)
+    _judge_saves(function, None, True, "a process without TF_CONFIG", {})
+    return "one writes, and the others do not"
+
+
+def _judge_saves(
+    function: Callable[[Any], Any], given: str | None, right: bool, who: str, cluster: dict
+) -> None:
+    got = call(function, given)
+    if not isinstance(got, (bool, np.bool_)):
+        raise NotYet(f"return True or False, not {got!r}")
+    if bool(got) != right:
+        listed_as = ", ".join(f"{len(hosts)} {kind}" for kind, hosts in cluster.items())
+        where = f" of a cluster with {listed_as}" if cluster else ""
+        raise NotYet(f"{who}{where} {'saves' if right else 'must not save'}")

@@ -1,0 +1,93 @@
+"""Answers to the exercises of lesson 13: right ones, and wrong ones with their hints."""
+
+FIRST = """first = "chief" if "chief" in config["cluster"] else "worker"
+    return task["type"] == first and int(task["index"]) == 0"""
+SAVES = """
+def saves(tf_config):
+    if tf_config is None:
+        return {alone}
+    config = json.loads(tf_config)
+    task = config["task"]
+    {rule}
+"""
+RING = "step_seconds = lambda size, workers, megabits, unlimited: {}"
+
+RIGHT = {
+    1: [
+        "rows_of = lambda count, workers, index: list(range(count))[index::workers]",
+        """
+def rows_of(count, workers, index):
+    return np.array_split(np.arange(count), workers)[index]
+""",
+    ],
+    2: [
+        RING.format("2 * (workers - 1) / workers * size * 8 / megabits / 956e3 + unlimited"),
+        """
+def step_seconds(size, workers, megabits, unlimited):
+    bytes_a_second = 0.956 * megabits * 1e6 / 8
+    pieces = 2 * (workers - 1)
+    return np.float64(unlimited + pieces * (size / workers) / bytes_a_second)
+""",
+    ],
+    3: [
+        SAVES.format(alone="True", rule=FIRST),
+        SAVES.format(alone="True", rule="""if task["type"] == "chief":
+        return True
+    return (task["type"], task["index"], "chief" in config["cluster"]) == ("worker", 0, False)"""),
+    ],
+}  # fmt: skip
+
+WRONG = {
+    1: [
+        ("""
+def rows_of(count, workers, index):
+    size = count // workers
+    return range(index * size, (index + 1) * size)
+""", "nobody reads row 9"),
+        ("rows_of = lambda count, workers, index: range(count)", "row 0 is read 2 times"),
+        ("rows_of = lambda count, workers, index: range(index, count + 1, workers)",
+         "row 24, which is not there"),
+        ("rows_of = lambda count, workers, index: range(index + 1, count, workers)",
+         "nobody reads row 0"),
+        ("rows_of = lambda count, workers, index: range(count) if index == 0 else []",
+         "one reads 24 and another 0"),
+        ("""
+def rows_of(count, workers, index):
+    size = count // workers
+    return range(index * size, count if index == workers - 1 else (index + 1) * size)
+""", "differ by one row at most"),
+        ("rows_of = lambda count, workers, index: index", "type int"),
+        ("rows_of = lambda count, workers, index: np.arange(count).reshape(-1, 1)[index::workers]",
+         "flat list"),
+    ],
+    2: [
+        (RING.format("2 * (workers - 1) * size * 8 / (megabits * 1e6) / 0.956 + unlimited"),
+         "not 2(n - 1) times all"),
+        (RING.format("2 * (workers - 1) / workers * size / (megabits * 1e6) / 0.956 + unlimited"),
+         "a byte has 8 bits"),
+        (RING.format("2 * (workers - 1) / workers * size * 8 / (megabits * 1e6) + unlimited"),
+         "95.6 %"),
+        (RING.format("2 * (workers - 1) / workers * size * 8 / (megabits * 1e6) / 0.956"),
+         "comes on top"),
+        (RING.format("size * 8 / (megabits * 1e6) / 0.956 + unlimited"), "3 workers"),
+        (RING.format("2 * (workers - 1) / workers * size * 8 / megabits / 1e3 / 0.956 + unlimited"),
+         "return seconds"),
+        (RING.format("[size, workers]"), "return a number of seconds"),
+    ],
+    3: [
+        (SAVES.format(alone="False", rule="return task['type'] == 'chief' or task['index'] == 0"),
+         "worker 0 of a cluster with 1 chief"),
+        (SAVES.format(alone="True", rule="return True"),
+         "worker 1 of a cluster with 2 worker must"),
+        (SAVES.format(alone="True", rule="return task['type'] == 'chief'"),
+         "worker 0 of a cluster with 2 worker saves"),
+        (SAVES.format(alone="True", rule="return task['index'] == 0 and task['type'] == 'worker'"),
+         "chief 0 of a cluster"),
+        (SAVES.format(alone="False", rule=FIRST),
+         "a process without TF_CONFIG saves"),
+        (SAVES.format(alone="True", rule="return config['cluster']['worker'][0]"),
+         "return True or False"),
+        ("saves = lambda tf_config: json.loads(tf_config)['task']['index'] == 0",
+         "worker 0 of a cluster with 1 chief"),
+    ],
+}  # fmt: skip
