@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from mgpu_helpers.trace.layers import layer
-from mgpu_helpers.trace.step import Op, Trace
-from mgpu_helpers.whatif.work import Task, tasks_of, threads_of, unknown
+from mgpu_helpers.trace.step import Op, Trace, lanes
+from mgpu_helpers.whatif.model import CHEAP
+from mgpu_helpers.whatif.work import Task, tasks_of, unknown
+from mgpu_helpers.wording import counted
 
 COPY, CORE, OVERHEAD = "copies", "no free core", "overhead"
 _SHOWN = 3  # what a device waited for, by name
+_SOON = 20e-6  # seconds; a thread that goes on after less was not free for others
+_IDLE = 0.05  # a host that worked less only hands out, and its waiting is nobody's trouble
 
 
 @dataclass(frozen=True)
@@ -45,11 +49,14 @@ class Account:
     def __str__(self) -> str:
         whole = f"{self.device} worked {{}} of {self.length * 1e3:.1f} ms"
         if self.waits is None:
-            return whole.format(f"{self.worked / self.length:.0%}") + "."
+            return whole.format(f"{100 * self.worked / self.length:.0f} %") + "."
         named = [wait for wait in self.waits if wait.device]
         shown, rest = named[:_SHOWN], named[_SHOWN:]
-        others = [Wait(f"{len(rest)} others", "", sum(wait.seconds for wait in rest))] * bool(rest)
-        parts = [*shown, *others, *(wait for wait in self.waits if not wait.device)]
+        others: dict[str, list[float]] = defaultdict(list)
+        for wait in rest:
+            others[wait.device].append(wait.seconds)
+        more = [Wait(counted(len(s), "other"), device, sum(s)) for device, s in others.items()]
+        parts = [*shown, *more, *(wait for wait in self.waits if not wait.device)]
         worked, *shares = _percent([self.worked, *(wait.seconds for wait in parts)])
         said = [f"{n} % for {wait}" for n, wait in zip(shares, parts, strict=True) if n]
         tail = f"; it waited {', '.join(said)}" if said else ""
@@ -71,10 +78,11 @@ def explain(step: Trace, layers: Collection[str] | None = None) -> Explanation:
     """Say of each device how much of the step it worked, and what it waited for meanwhile.
 
     From an operation that started late, go back to the input that came last, to what that one
-    waited for, and so on: each idle moment is then work elsewhere, a copy to or from a GPU, no free
-    core, or overhead, which is what TensorFlow and the machine do besides. What is named is the
-    slow part, not the reason for it, and its share is not what a faster one would gain: see
-    `faster` for that. For layers see `Trace.top`. It says so where the trace does not tell.
+    waited for (its input, or what its device did first), and so on. Each idle moment is then work
+    elsewhere, a copy to or from a GPU, no free core, or overhead, which is what TensorFlow and the
+    machine do besides. What is named is the slow part, not the reason for it, and its share is not
+    what a faster one would gain: see `faster` for that. A host that worked less than 5 % is left
+    out. For layers see `Trace.top`. It says so where the trace does not tell.
 
     >>> from mgpu_helpers.trace import Op, Trace
     >>> two = Op("conv/Add", "Add", "/CPU:1", 0.0, 0.01), Op("b", "Add", "/CPU:2", 0.01, 0.01)
@@ -82,86 +90,110 @@ def explain(step: Trace, layers: Collection[str] | None = None) -> Explanation:
     /CPU:1 worked 50 % of 20.0 ms; it waited 50 % for b (Add) on /CPU:2.
     /CPU:2 worked 50 % of 20.0 ms; it waited 50 % for conv (Add) on /CPU:1.
     """
-    notes = list(_nothing(step))
+    notes = tuple(_nothing(step))
     if step.launches_only or not step.length:
         return Explanation((), (*notes, f"No more can be said: {unknown(step)}."))
     if said := unknown(step):
-        found = [Account(d, step.length, step.busy(d), None) for d in step.devices]
+        found = [Account(d, step.length, step.busy(d), None) for d in _asked(step)]
         return Explanation(tuple(found), (*notes, f"What they waited for is not known: {said}."))
-    tasks, full = tasks_of(step), _Full(step)
-    causes = _causes(tasks)
-    by_device: dict[str, list[int]] = defaultdict(list)
-    for i, task in enumerate(tasks):
-        if task.type:
-            by_device[task.device].append(i)
-    last = max((i for i, task in enumerate(tasks) if task.type), key=lambda i: tasks[i].end)
+    tasks = tasks_of(step)
+    inputs, full = _inputs(tasks), _full(step)
+    causes = _causes(tasks, inputs)
+    ran = [i for i, task in enumerate(tasks) if task.type]
+    last = max(ran, key=lambda i: tasks[i].end)
     accounts = []
-    for device in step.devices:
+    for device in _asked(step):
+        mine = sorted((i for i in ran if tasks[i].device == device), key=lambda i: tasks[i].start)
+        work = _Spans([(tasks[i].start, tasks[i].end) for i in mine])
         waited: dict[tuple[str, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
         reached = 0.0
-        mine = sorted(by_device[device], key=lambda i: tasks[i].start)
-        for i in [*mine, None]:
+        # What takes next to nothing may run at any time: what the device waited for is the next
+        # operation's input.
+        for i in [*(i for i in mine if tasks[i].seconds >= CHEAP), None]:
             end = step.length if i is None else tasks[i].start
-            if end > reached:
-                _walk(tasks, causes, full, i, last, reached, end, waited, layers)
-            if i is not None:
-                reached = max(reached, tasks[i].end)
+            for start, until, cause in _back(
+                tasks, causes, i, last if i is None else inputs[i], reached, end
+            ):
+                idle = until - start - work.within(start, until)
+                if isinstance(cause, int):
+                    task = tasks[cause]
+                    waited[_label(task, layers), task.device][task.type] += idle
+                else:
+                    busy = min(idle, full.within(start, until))
+                    waited[CORE, ""][""] += busy
+                    waited[cause, ""][""] += idle - busy
+            reached = max(reached, end if i is None else tasks[i].end)
         waits = [
             Wait(what, where, sum(types.values()), max(types, key=types.__getitem__))
-            for (what, where), types in waited.items()
-        ]
+            for (what, where), types in waited.items() if sum(types.values()) > 0
+        ]  # fmt: skip
         waits.sort(key=lambda wait: (-wait.seconds, wait.what))
         worked = step.length - sum(wait.seconds for wait in waits)
         accounts.append(Account(device, step.length, worked, tuple(waits)))
-    return Explanation(tuple(accounts), tuple(notes))
+    return Explanation(tuple(accounts), notes)
 
 
-def _walk(
-    tasks: Sequence[Task], causes: Sequence[int], full: _Full, i: int | None, last: int,
-    start: float, end: float, waited: dict[tuple[str, str], dict[str, float]],
-    layers: Collection[str] | None,
-) -> None:  # fmt: skip
-    """Go back from the start of a task, or from the end of the step, to where a wait began."""
-    at, cause = end, last if i is None else causes[i]
+def _back(
+    tasks: Sequence[Task], causes: Sequence[int], i: int | None, cause: int,
+    start: float, end: float,
+) -> Iterator[tuple[float, float, int | str]]:  # fmt: skip
+    """Go back from a task's start, or from the end of a step, to where a wait began.
+
+    Give spans of time, and the operation that ran in each, or what passed between operations.
+    """
+    at = end
     while at > start:
         ready = start if cause < 0 else min(at, max(start, tasks[cause].end))
         if at > ready:  # all was there
-            busy = full.within(ready, at)
-            crossed = i is not None and cause >= 0 and tasks[i].device != tasks[cause].device
-            gpu = crossed and "/GPU" in tasks[i].device + tasks[cause].device
-            waited[CORE, ""][""] += busy
-            waited[COPY if gpu else OVERHEAD, ""][""] += at - ready - busy
+            ends = tasks[i].device + tasks[cause].device if i is not None and cause >= 0 else ""
+            crossed = "/GPU" in ends and tasks[i].device != tasks[cause].device
+            yield ready, at, COPY if crossed else OVERHEAD
         if cause < 0:
             return
-        task, at = tasks[cause], min(ready, max(start, tasks[cause].start))
+        at = min(ready, max(start, tasks[cause].start))
         if ready > at:
-            waited[_label(task, layers), task.device][task.type] += ready - at
+            yield at, ready, cause
         i, cause = cause, causes[cause]
 
 
-def _causes(tasks: Sequence[Task]) -> list[int]:
-    """Find for each task the operation whose end it waited for; -1 where there is none."""
-    causes: list[int] = []
+def _inputs(tasks: Sequence[Task]) -> list[int]:
+    """Find for each task which operation gave its last input; -1 where there is none."""
+    found: list[int] = []
     for task in tasks:
-        makers = [j if tasks[j].type else causes[j] for j in task.before]
+        makers = [j if tasks[j].type else found[j] for j in task.before]
         ended = [j for j in makers if j >= 0]
-        causes.append(max(ended, key=lambda j: tasks[j].end, default=-1))
+        found.append(max(ended, key=lambda j: tasks[j].end, default=-1))
+    return found
+
+
+def _causes(tasks: Sequence[Task], inputs: Sequence[int]) -> list[int]:
+    """Find for each task its last input, or what its device did meanwhile, if that ended later."""
+    done: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    for i, task in enumerate(tasks):
+        if task.seconds >= CHEAP:
+            done[task.device].append((task.end, i))
+    for ends in done.values():
+        ends.sort()
+    causes = list(inputs)
+    for i, task in enumerate(tasks):
+        ends = done[task.device]
+        at = bisect_right(ends, (task.start, len(tasks))) - 1
+        if at >= 0 and ends[at][1] != i and (causes[i] < 0 or ends[at][0] > tasks[causes[i]].end):
+            causes[i] = ends[at][1]
     return causes
 
 
-class _Full:
-    """The time in which as many operations ran on CPUs as there are threads."""
+class _Spans:
+    """How long at least so many of some spans of time overlap."""
 
-    def __init__(self, step: Trace) -> None:
-        threads, now = threads_of(step), 0
-        self.moments, self.totals, self.on = [0.0], [0.0], [False]
-        ops = [op for op in step.ops if op.device.startswith("/CPU")]
-        changes = [(op.start, 1) for op in ops] + [(op.start + op.length, -1) for op in ops]
+    def __init__(self, spans: Iterable[tuple[float, float]], least: int = 1) -> None:
+        self.moments, self.totals, self.on, now = [0.0], [0.0], [least <= 0], 0
+        changes = [change for a, b in spans for change in ((a, 1), (b, -1))]
         for moment, change in sorted(changes):
             self.totals.append(self._until(moment))
             self.moments.append(moment)
             now += change
-            self.on.append(now >= threads)
+            self.on.append(now >= least)
 
     def _until(self, moment: float) -> float:
         i = bisect_right(self.moments, moment) - 1
@@ -169,6 +201,16 @@ class _Full:
 
     def within(self, start: float, end: float) -> float:
         return min(end - start, max(0.0, self._until(end) - self._until(start)))
+
+
+def _full(step: Trace) -> _Spans:
+    """Find when every thread that the trace knows of worked, or went on at once."""
+    threads, spans = lanes(op for op in step.ops if op.device.startswith("/CPU")), []
+    for thread in threads:
+        for op, after in zip(thread, [*thread[1:], None], strict=True):
+            end = op.start + op.length
+            spans.append((op.start, after.start if after and after.start - end < _SOON else end))
+    return _Spans(spans, max(1, len(threads)))
 
 
 def _label(task: Task, layers: Collection[str] | None) -> str:
@@ -179,6 +221,14 @@ def _label(task: Task, layers: Collection[str] | None) -> str:
         return f"stage_{at[0]}/{at[1]}"
     found = layer(task.name, layers)
     return task.name if found == "other" else found
+
+
+def _asked(step: Trace) -> list[str]:
+    """List the devices to speak of: all, less a host that did next to nothing beside others."""
+    return [
+        device for device in step.devices
+        if device != "/CPU:0" or len(step.devices) == 1 or 1 - step.idle(device) >= _IDLE
+    ]  # fmt: skip
 
 
 def _nothing(step: Trace) -> list[str]:

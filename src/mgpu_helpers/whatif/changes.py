@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from mgpu_helpers.names import order
 from mgpu_helpers.scaling.model import positive
 from mgpu_helpers.timing import Comparison, Timing
 from mgpu_helpers.trace.step import Trace
@@ -179,9 +180,9 @@ def towers(
         home = home_of(step)
         more = [d for d in step.devices if d not in (home, "/CPU:0")]
         if more:
+            ran = ", ".join(sorted([home, *more], key=order))
             raise ValueError(
-                f"the step ran on {home} and {', '.join(more)}: towers are made of a step that was "
-                "traced on one device."
+                f"the step ran on {ran}: towers are made of a step that was traced on one device."
             )
         machine = _machine(step)
         if machine is None and bytes_per_second is None:
