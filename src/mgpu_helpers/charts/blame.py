@@ -45,7 +45,7 @@ def blame(
             left += width
     ax.set_yticks(range(len(said.accounts)),
                   [f"{a.device}\n{a.worked / a.length:.0%} at work" for a in said.accounts])
-    ax.set_ylim(len(said.accounts) - 0.5, -0.5)
+    ax.set_ylim(max(1, len(said.accounts)) - 0.5, -0.5)
     ax.set_xlabel("time of the step, ms")
     ax.set_title("What each device waited for", loc="left")
     if not said.accounts or any(account.waits is None for account in said.accounts):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mgpu_helpers.names import order
@@ -41,8 +42,11 @@ class Task:
         return self.type == "copy" or self.device.startswith("/GPU")
 
 
-def unknown(step: Trace) -> str:
+def unknown(step: Trace, names: Sequence[str] | None = None) -> str:
     """Say why a trace does not tell what its step would do; "" where it does."""
+    names = _sorted(step) if names is None else names
+    if not step.ops:
+        return "no operation was recorded in it"
     if step.launches_only:
         return (
             "TensorFlow recorded no kernels of the GPU, so the trace does not know how long they "
@@ -53,7 +57,7 @@ def unknown(step: Trace) -> str:
             "devices did an operation together (a collective), and the trace does not tell its "
             "work from its waiting"
         )
-    if len({op.name for op in step.ops}) < len(step.ops) or not _sorted(step):
+    if len({op.name for op in step.ops}) < len(step.ops) or not names:
         return "the step runs a loop, whose rounds the trace does not tell apart: unroll it"
     if step.length < SHORTEST:
         return (
@@ -65,9 +69,10 @@ def unknown(step: Trace) -> str:
 
 def tasks_of(step: Trace) -> list[Task]:
     """List what a step did, each after all that it needs; raise ValueError where none can know."""
-    if said := unknown(step):
+    found = _sorted(step)
+    if said := unknown(step, found):
         raise ValueError(f"this step cannot be replayed: {said}.")
-    ran, found = {op.name: op for op in step.ops}, _sorted(step)
+    ran = {op.name: op for op in step.ops}
     place = {name: i for i, name in enumerate(found)}
     before, waits = defaultdict(set), defaultdict(set)
     for maker, user in step.edges:
