@@ -17,8 +17,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
-from _steps import Step
 
+from _steps import Step
 from mgpu_helpers import devices, pipeline, results, scaling, timing, towers, trace, whatif
 from mgpu_helpers.lessons import digits, networks
 from mgpu_helpers.wording import table
@@ -54,7 +54,7 @@ def lesson(plan: devices.Plan, network: Any, layout: scaling.Layout) -> Way:
 
 
 def in_stages(plan: devices.Plan, pieces: int, batch: int) -> Way:
-    """Make the gradients of lesson 10's step, in pieces through two stages."""
+    """Make a step of lesson 10, in pieces through two stages."""
     import tensorflow.compat.v1 as tf1
 
     network = networks.jang(hidden=2400, width=0.5)
@@ -64,8 +64,9 @@ def in_stages(plan: devices.Plan, pieces: int, batch: int) -> Way:
             x, y = (tf1.placeholder(each.dtype, each.shape) for each in (images, labels))
         stages = networks.stages(network, ["conv3"], plan.devices)
         order = pipeline.one_forward_one_backward(2, pieces)
-        found = pipeline.gradients(stages, networks.loss, x, y, order)
-        fetched = tf1.group(*found[1].values())
+        slopes = pipeline.gradients(stages, networks.loss, x, y, order)[1]
+        weights = [(slopes[n], w) for stage in stages for n, w in stage.weights.items()]
+        fetched = tf1.train.GradientDescentOptimizer(1e-3).apply_gradients(weights)
         start = tf1.global_variables_initializer()
     session = tf1.Session(graph=graph, config=plan.session_config(soft_placement=True))
     session.run(start)

@@ -223,7 +223,7 @@ def schedules(draw, kinds=("/CPU:0", "/GPU:0", "/GPU:1")):
         needs = draw(st.sets(st.integers(0, i - 1), max_size=3)) if i else set()
         ready = max([free[device], *(ends[j] for j in needs)])
         start = ready + draw(st.sampled_from([0, 0, 0, 1, 5]))
-        ends.append(start + draw(st.integers(1, 9)))
+        ends.append(start + draw(st.integers(3, 9)))
         free[device] = ends[-1]
         spans.append((chr(97 + i), device, start, ends[-1] - start))
         edges += [chr(97 + j) + chr(97 + i) for j in needs]

@@ -74,9 +74,9 @@ def replay(step: Steps) -> Replay:
 
     On CPUs the operations are laid out on as many threads as worked at once, by TensorFlow's rule;
     see `measured` for what is added to each. A GPU does one after the other in the traced order,
-    each as long after what it needs as in the trace; that the host launches in time is taken for
-    granted. Raise ValueError where the trace does not
-    tell: a step under 2 ms, with a loop, with a collective, or without the kernels of its GPU.
+    each as long after what it needs as in the trace: that the host launches early enough is taken
+    for granted. Raise ValueError where the trace does not tell: a step under 2 ms, with a loop,
+    with a collective, or without the kernels of its GPU.
 
     >>> from mgpu_helpers.trace import Op, Trace
     >>> two = Op("a", "Add", "/CPU:1", 0.0, 0.01), Op("b", "Add", "/CPU:2", 0.01, 0.01)
