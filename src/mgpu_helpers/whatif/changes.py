@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 from mgpu_helpers.names import order
 from mgpu_helpers.scaling.model import positive
@@ -39,11 +40,8 @@ class Replay:
         )
 
     def __repr__(self) -> str:
-        off = sorted(self.errors, key=abs)[len(self.errors) // 2]
-        return (
-            f"replayed in {_ms(self.replayed)}, traced in {_ms(self.traced)} "
-            f"({off:+.1%}{_many(self.errors)})"
-        )
+        off = f"{median(self.errors):+.1%}{_many(self.errors)}"
+        return f"replayed in {_ms(self.replayed)}, traced in {_ms(self.traced)} ({off})"
 
 
 class Change(Comparison):
