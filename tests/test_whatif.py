@@ -307,7 +307,7 @@ def test_a_step_in_towers_is_replayed(plan):
 
     _, found = function_step(step, tf.ones([2000, 400]))
     fits(found)
-    assert whatif.faster(found, "MatMul", 4).ratio > 1.5
+    assert whatif.faster(found, "MatMul", 4).ratio > 1
 
 
 def test_a_step_of_a_pipeline_is_replayed_and_explained_by_its_tasks(plan):
