@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers.trace.step import Op
+from mgpu_helpers.trace.step import Trace, lanes
 
 ROUNDS, PAIRS, LAYERS = 5, 10, 20
+STALL = 10e-6  # seconds; after more, the thread had nothing to do, or another process its core
 
 
 @dataclass(frozen=True)
@@ -32,33 +33,35 @@ class Machine:
 def measured() -> Machine:
     """Measure this machine, once a process, in less than a second.
 
+    What an operation costs is the gap between two on one thread, in the two passes of a small
+    network. What waking up costs is seen where two operations wait for the same one.
+
     >>> 0 < measured().operation < 1e-3
     True
     """
-    wakes = [wake for ops in _traced(_pairs, threads=2) for wake in _wakes(ops)]
-    gaps = np.array([
-        b.start - a.start - a.length
-        for ops in _traced(_layers, threads=1) for a, b in itertools.pairwise(ops.values())
-    ])  # fmt: skip
-    usual = gaps[gaps < 10 * np.median(gaps)]  # else another process had the core
-    return Machine(float(np.mean(usual)), float(np.median(wakes)), _adding())
+    wakes = [wake for step in _traced(_pairs) for wake in _wakes(step)]
+    costs = []
+    for step in _traced(_layers):
+        threads = lanes(step.ops)
+        gaps = [b.start - a.start - a.length for t in threads for a, b in itertools.pairwise(t)]
+        costs.append(np.mean([gap for gap in gaps if gap < STALL] or gaps))
+    return Machine(float(np.median(costs)), float(np.median(wakes)), _adding())
 
 
-def _traced(build: Callable[[Any], Any], threads: int) -> list[dict[str, Op]]:
-    """Trace a graph some times on so many threads; give the operations by name each time."""
+def _traced(build: Callable[[Any], Any]) -> list[Trace]:
+    """Trace a graph some times on two threads."""
     import tensorflow.compat.v1 as tf
 
     from mgpu_helpers.trace.session import session_step
 
     config = tf.ConfigProto(intra_op_parallelism_threads=1, device_count={"GPU": 0})
-    config.session_inter_op_thread_pool.add(num_threads=threads)
+    config.session_inter_op_thread_pool.add(num_threads=2)
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     with tf.Graph().as_default() as graph, tf.device("/CPU:0"):
         end = build(tf)
     with tf.Session(graph=graph, config=config) as session:
         session.run(end)
-        steps = [session_step(session, end)[1] for _ in range(ROUNDS)]
-    return [{op.name: op for op in step.ops} for step in steps]
+        return [session_step(session, end)[1] for _ in range(ROUNDS)]
 
 
 def _pairs(tf: Any) -> Any:
@@ -71,9 +74,9 @@ def _pairs(tf: Any) -> Any:
     return block.op
 
 
-def _wakes(ops: dict[str, Op]) -> list[float]:
+def _wakes(step: Trace) -> list[float]:
     """Give the seconds from the moment that two could start to the later start."""
-    found = []
+    ops, found = {op.name: op for op in step.ops}, []
     for n in range(1, PAIRS):
         join, later = ops[f"join{n - 1}"], max(ops[f"pair{n}_{m}"].start for m in (0, 1))
         found.append(later - join.start - join.length)
