@@ -137,11 +137,11 @@ def test_towers_share_the_batch_and_update_once(monkeypatch):
     assert whatif.towers(step, 4).after == pytest.approx(10 * MS, abs=1e-5)
     assert whatif.towers(step, 2, batch=1).after == pytest.approx(28 * MS)
     assert whatif.towers(step, 1).after == pytest.approx(28 * MS)
-    # Weights of 4 MB go to one device, and a gradient of half a batch's bytes comes back.
+    # Weights of 4 MB go to the second device, and a gradient as large comes back.
     by = whatif.towers(step, 2, bytes_per_second=1e9)
-    assert by.after == pytest.approx(22 * MS, abs=1e-5)
+    assert by.after == pytest.approx(24 * MS, abs=1e-5)
     monkeypatch.setattr(changes, "measured", lambda: Machine(0.0, 0.0, adding=8e9))
-    assert whatif.towers(step, 2).after == pytest.approx(17 * MS, abs=1e-5)  # 4 of 2 MB are added
+    assert whatif.towers(step, 2).after == pytest.approx(18 * MS, abs=1e-5)  # 4 times 4 MB
 
 
 def test_towers_on_gpus_need_a_link_and_a_step_of_one_device():

@@ -22,12 +22,13 @@ _EACH = re.compile(
 
 
 def scaled_by(tasks: list[Task], batch: float) -> list[Task]:
-    """Give the tasks for so many times the batch: those of the optimizer stay as they are."""
+    """Give the tasks for so many times the batch: what is done once stays as it is."""
     once = _once(tasks)
+    fixed = once | {j for i in once for j in tasks[i].before}  # a gradient is as large as ever
     return [
         task if i in once else replace(
             task, seconds=min(task.seconds, CHEAP) + batch * max(0.0, task.seconds - CHEAP),
-            bytes=round(batch * task.bytes),
+            bytes=task.bytes if i in fixed else round(batch * task.bytes),
         ) for i, task in enumerate(tasks)
     ]  # fmt: skip
 
