@@ -86,7 +86,7 @@ def _wakes(step: Trace) -> list[float]:
 def _layers(tf: Any) -> Any:
     """Build a network's forward and backward pass: operations as they are in a step."""
     weights = [tf.random_uniform([256, 256]) for _ in range(LAYERS)]
-    x = tf.random_uniform([64, 256])
+    x = tf.random_uniform([256, 256])
     for weight in weights:
         x = tf.nn.relu(tf.linalg.matmul(x, weight))
     return tf.group(*tf.gradients(x, weights))
