@@ -5,73 +5,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from mgpu_helpers.trace.layers import layer
 from mgpu_helpers.trace.step import Op, Trace, lanes
+from mgpu_helpers.whatif.account import COPY, CORE, OVERHEAD, Account, Explanation, Wait
 from mgpu_helpers.whatif.model import CHEAP
 from mgpu_helpers.whatif.work import Task, tasks_of, unknown
-from mgpu_helpers.wording import counted
 
-COPY, CORE, OVERHEAD = "copies", "no free core", "overhead"
-_SHOWN = 3  # what a device waited for, by name
 _SOON = 20e-6  # seconds; a thread that goes on after less was not free for others
+_SMALL = 1e-3  # of a step; an operation that took less is not what a device waited to do
 _IDLE = 0.05  # a host that worked less only hands out, and its waiting is nobody's trouble
-
-
-@dataclass(frozen=True)
-class Wait:
-    """What a device waited for, and how long in seconds.
-
-    what is a layer or a task of a pipeline, and type the operation in it that took most of this;
-    or what is `COPY`, `CORE` or `OVERHEAD`, and device is "".
-    """
-
-    what: str
-    device: str
-    seconds: float
-    type: str = ""
-
-    def __str__(self) -> str:
-        most = f" ({self.type})" if self.type not in ("", self.what) else ""
-        return self.what + most + (f" on {self.device}" if self.device else "")
-
-
-@dataclass(frozen=True)
-class Account:
-    """Where the seconds of a step went on one device; waits is None where no trace can say."""
-
-    device: str
-    length: float
-    worked: float
-    waits: tuple[Wait, ...] | None = ()
-
-    def __str__(self) -> str:
-        whole = f"{self.device} worked {{}} of {self.length * 1e3:.1f} ms"
-        if self.waits is None:
-            return whole.format(f"{100 * self.worked / self.length:.0f} %") + "."
-        named = [wait for wait in self.waits if wait.device]
-        shown, rest = named[:_SHOWN], named[_SHOWN:]
-        others: dict[str, list[float]] = defaultdict(list)
-        for wait in rest:
-            others[wait.device].append(wait.seconds)
-        more = [Wait(counted(len(s), "other"), device, sum(s)) for device, s in others.items()]
-        parts = [*shown, *more, *(wait for wait in self.waits if not wait.device)]
-        worked, *shares = _percent([self.worked, *(wait.seconds for wait in parts)])
-        said = [f"{n} % for {wait}" for n, wait in zip(shares, parts, strict=True) if n]
-        tail = f"; it waited {', '.join(said)}" if said else ""
-        return whole.format(f"{worked} %") + tail + "."
-
-
-@dataclass(frozen=True, repr=False)
-class Explanation:
-    """An account of each device, and sentences on what nothing ran on or cannot be known."""
-
-    accounts: tuple[Account, ...]
-    notes: tuple[str, ...] = ()
-
-    def __repr__(self) -> str:
-        return "\n".join([*map(str, self.accounts), *self.notes])
 
 
 def explain(step: Trace, layers: Collection[str] | None = None) -> Explanation:
@@ -107,9 +50,10 @@ def explain(step: Trace, layers: Collection[str] | None = None) -> Explanation:
         work = _Spans([(tasks[i].start, tasks[i].end) for i in mine])
         waited: dict[tuple[str, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
         reached = 0.0
-        # What takes next to nothing may run at any time: what the device waited for is the next
-        # operation's input.
-        for i in [*(i for i in mine if tasks[i].seconds >= CHEAP), None]:
+        # What takes next to nothing may run at any time: what the device waited for is the input
+        # of the next operation that matters.
+        large = [i for i in mine if tasks[i].seconds >= _SMALL * step.length]
+        for i in [*large, None]:
             end = step.length if i is None else tasks[i].start
             for start, until, cause in _back(
                 tasks, causes, i, last if i is None else inputs[i], reached, end
@@ -240,13 +184,3 @@ def _nothing(step: Trace) -> list[str]:
         return []
     idle = [device for device in plan.devices if device not in step.devices]
     return [f"{device} ran nothing: no operation was placed there." for device in idle]
-
-
-def _percent(parts: Sequence[float]) -> list[int]:
-    """Round shares to whole percent that add up to 100."""
-    whole = sum(parts) or 1.0
-    exact = [100 * part / whole for part in parts]
-    found = [int(share) for share in exact]
-    for i in sorted(range(len(exact)), key=lambda i: found[i] - exact[i])[: 100 - sum(found)]:
-        found[i] += 1
-    return found
