@@ -33,11 +33,11 @@ def explain(step: Trace, layers: Collection[str] | None = None) -> Explanation:
     /CPU:1 worked 50 % of 20.0 ms; it waited 50 % for b (Add) on /CPU:2.
     /CPU:2 worked 50 % of 20.0 ms; it waited 50 % for conv (Add) on /CPU:1.
     """
-    notes = tuple(_nothing(step))
-    if step.launches_only or not step.length:
+    notes, length = tuple(_nothing(step)), step.length
+    if step.launches_only or not length:
         return Explanation((), (*notes, f"No more can be said: {unknown(step)}."))
     if said := unknown(step):
-        found = [Account(d, step.length, step.busy(d), None) for d in _asked(step)]
+        found = [Account(d, length, step.busy(d), None) for d in _asked(step)]
         return Explanation(tuple(found), (*notes, f"What they waited for is not known: {said}."))
     tasks = tasks_of(step)
     inputs, full = _inputs(tasks), _full(step)
@@ -52,9 +52,9 @@ def explain(step: Trace, layers: Collection[str] | None = None) -> Explanation:
         reached = 0.0
         # What takes next to nothing may run at any time: what the device waited for is the input
         # of the next operation that matters.
-        large = [i for i in mine if tasks[i].seconds >= _SMALL * step.length]
+        large = [i for i in mine if tasks[i].seconds >= _SMALL * length]
         for i in [*large, None]:
-            end = step.length if i is None else tasks[i].start
+            end = length if i is None else tasks[i].start
             for start, until, cause in _back(
                 tasks, causes, i, last if i is None else inputs[i], reached, end
             ):
@@ -72,8 +72,8 @@ def explain(step: Trace, layers: Collection[str] | None = None) -> Explanation:
             for (what, where), types in waited.items() if sum(types.values()) > 0
         ]  # fmt: skip
         waits.sort(key=lambda wait: (-wait.seconds, wait.what))
-        worked = step.length - sum(wait.seconds for wait in waits)
-        accounts.append(Account(device, step.length, worked, tuple(waits)))
+        worked = length - sum(wait.seconds for wait in waits)
+        accounts.append(Account(device, length, worked, tuple(waits)))
     return Explanation(tuple(accounts), notes)
 
 
