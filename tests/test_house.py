@@ -56,6 +56,7 @@ def test_every_public_name_has_a_docstring(room: str):
     ("scaling", {"scaling", "wording"}),
     ("towers", {"towers", "names", "wording"}),
     ("cluster", {"cluster", "devices", "files", "jobs", "names", "nvml", "quiet", "wording"}),
+    ("whatif", {"whatif", "names", "scaling", "timing", "trace", "wording"}),
     ("placement", {"placement", "names", "quiet", "wording"}),
 ])  # fmt: skip
 def test_a_room_loads_what_it_needs_and_no_more(room: str, loaded: set[str]):

@@ -4,6 +4,7 @@ Lesson 00 draws the first timeline, lesson 01 the first placement map.
 """
 
 from mgpu_helpers.charts.base import HOST, IDEAL, PALETTE, axes, colour, corner, style
+from mgpu_helpers.charts.blame import blame
 from mgpu_helpers.charts.memory import PARTS, device_bars, held, live_bytes, monitor
 from mgpu_helpers.charts.placement_map import placement_map
 from mgpu_helpers.charts.pointer import pointer
@@ -20,6 +21,7 @@ from mgpu_helpers.wording import size_text
 
 __all__ = [
     "axes",
+    "blame",
     "breakdown",
     "colour",
     "corner",

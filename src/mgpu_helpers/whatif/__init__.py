@@ -1,0 +1,31 @@
+"""A step replayed from its own trace: who waited for what, and what a change would give.
+
+A replay takes the operations as they were traced. A change that lets TensorFlow choose other
+kernels is not foreseen: without colocated gradients, for one, a MaxPoolGrad on a CPU cannot use
+what oneDNN has kept of the forward pass, and takes several times as long. Nor does a trace know
+what happens outside of its step, such as the input or a fetched value that Python waits for.
+
+Lesson 14 builds it for five operations on two devices.
+"""
+
+from mgpu_helpers.whatif.account import Account, Explanation, Wait
+from mgpu_helpers.whatif.blame import explain
+from mgpu_helpers.whatif.changes import faster, link, replay, scaled, towers
+from mgpu_helpers.whatif.machine import Machine, measured
+from mgpu_helpers.whatif.result import Change, Replay
+
+__all__ = [
+    "Account",
+    "Change",
+    "explain",
+    "Explanation",
+    "faster",
+    "link",
+    "Machine",
+    "measured",
+    "replay",
+    "Replay",
+    "scaled",
+    "towers",
+    "Wait",
+]

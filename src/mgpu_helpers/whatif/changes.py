@@ -1,0 +1,181 @@
+"""What a change would give: the step replayed with other times, on other devices, over a link."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from mgpu_helpers.names import order
+from mgpu_helpers.scaling.model import positive
+from mgpu_helpers.timing import Timing
+from mgpu_helpers.trace.step import Trace
+from mgpu_helpers.whatif.edit import in_towers, over_link, scaled_by
+from mgpu_helpers.whatif.machine import Machine, measured
+from mgpu_helpers.whatif.model import seconds
+from mgpu_helpers.whatif.result import Change, Replay
+from mgpu_helpers.whatif.work import Task, home_of, tasks_of, threads_of
+from mgpu_helpers.wording import counted, whole_number
+
+Steps = Trace | Sequence[Trace]
+
+def replay(step: Steps) -> Replay:
+    """Replay a step from its trace, or several traces each: seconds, beside what was traced.
+
+    On CPUs the operations are laid out on as many threads as worked at once, by TensorFlow's rule;
+    see `measured` for what is added to each. A GPU does one after the other in the traced order,
+    each as long after what it needs as in the trace: that the host launches early enough is taken
+    for granted. Raise ValueError where the trace does not tell: a step under 2 ms, with a loop,
+    with a collective, or without the kernels of its GPU.
+
+    >>> from mgpu_helpers.trace import Op, Trace
+    >>> two = Op("a", "Add", "/CPU:1", 0.0, 0.01), Op("b", "Add", "/CPU:2", 0.01, 0.01)
+    >>> replay(Trace(two, (), {}, (("a", "b"),)))
+    replayed in 20... ms, traced in 20.0 ms (+0...%)
+    """
+    steps = _steps(step)
+    replayed = [seconds(tasks_of(each), threads_of(each), _machine(each)) for each in steps]
+    return Replay(Timing(tuple(each.length for each in steps)), Timing(tuple(replayed)))
+
+
+def faster(step: Steps, pattern: str, by: float = 2.0) -> Change:
+    """Say what the step would take if some operations were so many times as fast.
+
+    They are those in whose name or type the regular expression is found; so a layer's name finds
+    its operations, of both passes. A `by` below 1 makes them slower.
+
+    >>> from mgpu_helpers.trace import Op, Trace
+    >>> op = Op("conv1/Conv2D", "Conv2D", "/CPU:1", 0.0, 0.02)
+    >>> faster(Trace((op,), (), {}, ()), "Conv2D", by=4)
+    'Conv2D' (1 operation) 4 times as fast: 20.0 ms would be 5.0 ms, 4.00 times as fast
+    """
+    positive("by", by, "how many times as fast")
+    hits = 0
+
+    def change(tasks: list[Task], _: Trace) -> list[Task]:
+        nonlocal hits
+        found = {t.name for t in tasks if t.type and any(map(_found, (t.name, t.type)))}
+        if not found:
+            raise ValueError(
+                f"pattern={pattern!r} is in no name or type of the step's {len(tasks)} operations: "
+                "step.top() lists some of them."
+            )
+        hits = len(found)
+        return [replace(t, seconds=t.seconds / by) if t.name in found else t for t in tasks]
+
+    _found = re.compile(pattern).search
+    result = _changed(step, "", change)
+    what = f"{pattern!r} ({counted(hits, 'operation')}) {by:g} times as fast"
+    return Change(result.a, result.b, ("the step", what))
+
+
+def scaled(step: Steps, batch: float = 0.5) -> Change:
+    """Say what the step would take with the batch so many times as large.
+
+    What the optimizer and the variables do, and what takes under 3 µs, stays as long. The time of
+    everything else is taken to grow with the batch.
+
+    >>> from mgpu_helpers.trace import Op, Trace
+    >>> op = Op("conv1/Conv2D", "Conv2D", "/CPU:1", 0.0, 0.02)
+    >>> scaled(Trace((op,), (), {}, ()), batch=0.5)
+    0.5 times the batch: 20.0 ms would be 10.0 ms, 2.00 times as fast
+    """
+    positive("batch", batch, "a share of the batch")
+    return _changed(step, f"{batch:g} times the batch", lambda tasks, _: scaled_by(tasks, batch))
+
+
+def link(step: Steps, bytes_per_second: float) -> Change:
+    """Say what the step would take if devices were joined by a link of so many bytes a second.
+
+    Each pair of devices has one link for each direction, which carries a tensor at a time. In
+    cores mode copies take no time as they are; on GPUs the link is in place of the traced one.
+
+    >>> from mgpu_helpers.trace import Copy, Op, Trace
+    >>> two = Op("a", "Add", "/CPU:1", 0.0, 0.01), Op("b", "Add", "/CPU:2", 0.01, 0.01)
+    >>> copy = Copy("a", "/CPU:1", "/CPU:2", 10_000_000, start=0.01, length=0.0)
+    >>> link(Trace(two, (copy,), {}, (("a", "b"),)), 1e9)
+    a link of 1 GB/s: 20.0 ms would be 30... ms, 1.5... times as slow
+    """
+    positive("bytes_per_second", bytes_per_second, "a speed")
+
+    def change(tasks: list[Task], step: Trace) -> list[Task]:
+        sizes: dict[tuple[str, str], int] = defaultdict(int)
+        for copy in step.copies:
+            sizes[copy.tensor.partition(":")[0], copy.target] += copy.bytes or 0
+        return over_link(tasks, lambda t, to: sizes[t.name, to], bytes_per_second)
+
+    return _changed(step, f"a link of {_speed(bytes_per_second)}", change)
+
+
+def towers(
+    step: Steps, n: int, *, batch: float | None = None, bytes_per_second: float | None = None
+) -> Change:
+    """Say what the step of one device would take in towers on n, with an average of the gradients.
+
+    Each device has `batch` times the traced batch: with None, an n-th of it. The first one averages
+    and updates the variables. bytes_per_second is what the link from each device to each other
+    carries; None, in cores mode only, lets copies take no time. Each device is worth a core.
+
+    >>> from mgpu_helpers.trace import Op, Trace
+    >>> op = Op("conv1/Conv2D", "Conv2D", "/CPU:1", 0.0, 0.02)
+    >>> towers(Trace((op,), (), {}, ()), 2)
+    2 towers: 20.0 ms would be 10.0 ms, 2.00 times as fast
+    """
+    n = whole_number("n", n, "a number of towers", 1)
+    share = 1 / n if batch is None else batch
+    positive("batch", share, "a share of the batch")
+    if bytes_per_second is not None:
+        positive("bytes_per_second", bytes_per_second, "a speed")
+
+    def change(tasks: list[Task], step: Trace) -> list[Task]:
+        home = home_of(step)
+        more = [d for d in step.devices if d not in (home, "/CPU:0")]
+        if more:
+            ran = ", ".join(sorted([home, *more], key=order))
+            raise ValueError(
+                f"the step ran on {ran}: towers are made of a step that was traced on one device."
+            )
+        machine = _machine(step)
+        if machine is None and bytes_per_second is None:
+            raise ValueError(
+                "a trace of one GPU does not say what a copy to another takes: give "
+                "bytes_per_second, such as 8e9 for PCIe 3.0."
+            )
+        made = in_towers(tasks, home, n, share, machine)
+        if bytes_per_second is None:
+            return made
+        return over_link(made, lambda task, _: task.bytes, bytes_per_second)
+
+    by = "" if bytes_per_second is None else f" by a link of {_speed(bytes_per_second)}"
+    each = "" if batch is None else f" with {batch:g} times the batch each"
+    return _changed(step, f"{n} tower{'s' * (n > 1)}{each}{by}", change, n)
+
+
+def _changed(
+    step: Steps, what: str, change: Callable[[list[Task], Trace], list[Task]], threads: int = 1
+) -> Change:
+    before, after = [], []
+    for each in _steps(step):
+        tasks, machine, most = tasks_of(each), _machine(each), threads_of(each)
+        after.append(seconds(change(tasks, each), max(most, threads), machine))
+        before.append(seconds(tasks, most, machine))
+    return Change(Timing(tuple(before)), Timing(tuple(after)), ("the step", what))
+
+
+def _machine(step: Trace) -> Machine | None:
+    """Give what this machine adds to the operations of CPUs; None for a step on GPUs."""
+    return None if any(device.startswith("/GPU") for device in step.devices) else measured()
+
+
+def _steps(step: Steps) -> list[Trace]:
+    steps = [step] if isinstance(step, Trace) else list(step)
+    if not steps or not all(isinstance(each, Trace) for each in steps):
+        raise TypeError(
+            f"{step!r:.60} is no traced step: give what trace.fit_step returns, or several of them."
+        )
+    return steps
+
+
+def _speed(bytes_per_second: float) -> str:
+    return f"{bytes_per_second / 1e9:.3g} GB/s"

@@ -1,0 +1,380 @@
+"""A step replayed from its trace: by hand, under a GPU's rule and on threads, and real steps."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from mgpu_helpers import whatif
+from mgpu_helpers.trace import Collective, Copy, Op, Trace, function_step, session_step
+from mgpu_helpers.whatif import changes, machine
+from mgpu_helpers.whatif.machine import Machine
+from mgpu_helpers.whatif.model import on_threads
+from mgpu_helpers.whatif.work import Task, tasks_of
+
+MS = 1e-3
+
+
+@pytest.fixture(autouse=True)
+def free(monkeypatch, request):
+    """Let operations and threads cost nothing, so that hand-made steps can be added by hand."""
+    if "plan" not in request.fixturenames:  # real steps cost what they cost
+        monkeypatch.setattr(changes, "measured", lambda: Machine(0.0, 0.0))
+
+
+def made(*spans, edges="", copies=()):
+    """Make a trace of (name, device, start, length) in ms; edges as in "ab bc"."""
+    ops = sorted((Op(name, name, device, start * MS, length * MS, 1000)
+                  for name, device, start, length in spans), key=lambda op: op.start)  # fmt: skip
+    return Trace(tuple(ops), copies, {}, tuple((pair[0], pair[1]) for pair in edges.split()))
+
+
+def five(kind):
+    """Make a step of five operations: d needs b and c, and so the first device waits for b."""
+    first, second = f"/{kind}:1", f"/{kind}:2"
+    return made(("a", first, 0, 4), ("b", second, 4, 6), ("c", first, 4, 2), ("d", first, 10, 3),
+                ("e", second, 13, 2), edges="ab ac bd cd de")  # fmt: skip
+
+
+# ---- by hand
+
+
+@pytest.mark.parametrize("kind", ["CPU", "GPU"])
+def test_five_operations_on_two_devices_are_replayed_as_by_hand(kind):
+    step = five(kind)
+    again = whatif.replay(step)
+    assert again.seconds == pytest.approx(15 * MS) and again.errors == pytest.approx([0])
+    assert again.traced.median == step.length
+    for by, wanted in ((3, 11), (6, 11), (0.5, 21)):  # from 3 on, c is what d waits for
+        change = whatif.faster(step, "^b$", by=by)
+        assert (change.before, change.after) == pytest.approx((15 * MS, wanted * MS))
+        assert change.ratio == pytest.approx(15 / wanted)
+    assert whatif.scaled(step, 2).after == pytest.approx(30 * MS, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["CPU", "GPU"])
+def test_every_device_is_told_what_it_waited_for(kind):
+    said = whatif.explain(five(kind))
+    first, second = said.accounts
+    assert first.worked == pytest.approx(9 * MS) and second.worked == pytest.approx(8 * MS)
+    got = [[(w.what, w.device[-1], round(w.seconds / MS, 6)) for w in each.waits]
+           for each in said.accounts]  # fmt: skip
+    assert got == [[("b", "2", 4), ("e", "2", 2)], [("a", "1", 4), ("d", "1", 3)]]
+    assert repr(said).splitlines()[0] == (
+        f"/{kind}:1 worked 60 % of 15.0 ms; it waited 27 % for b on /{kind}:2, 13 % for e on "
+        f"/{kind}:2."
+    )
+
+
+def test_a_gpu_waits_for_a_copy_and_for_what_another_gpu_did_first():
+    step = made(("a", "/GPU:0", 0, 4), ("b", "/GPU:0", 4, 3), ("c", "/GPU:1", 9, 3),
+                ("x", "/GPU:1", 0, 1), edges="bc")  # fmt: skip
+    waits = {w.what: round(w.seconds / MS, 6) for w in whatif.explain(step).accounts[1].waits}
+    assert waits == {"a": 3, "b": 3, "copies": 2}
+
+
+def test_waiting_without_a_free_core_is_told_from_overhead():
+    step = made(("a", "/CPU:1", 0, 4), ("b", "/CPU:2", 0, 4), ("c", "/CPU:3", 4, 1),
+                ("d", "/CPU:1", 6, 1))  # fmt: skip
+    waits = {a.device: {w.what: round(w.seconds / MS, 6) for w in a.waits}
+             for a in whatif.explain(step).accounts}  # fmt: skip
+    assert waits["/CPU:3"] == {"no free core": 4, "d": 1, "overhead": 1}
+    assert waits["/CPU:1"] == {"overhead": 2}
+
+
+def test_layers_and_tasks_of_a_pipeline_are_named():
+    names = ("stage_0/F0/conv_1/Conv2D", "tower_1/conv_1/conv2/ReluGrad", "m_1/dense_1/MatMul")
+    ops = [Op(n, n.rpartition("/")[2], f"/CPU:{i + 1}", 4 * i * MS, 4 * MS)
+           for i, n in enumerate(names)]  # fmt: skip
+    step = Trace(tuple(ops), (), {}, tuple(zip(names, names[1:], strict=False)))
+    third = whatif.explain(step).accounts[2]
+    assert {str(wait) for wait in third.waits} == {
+        "stage_0/F0 (Conv2D) on /CPU:1", "conv_1 (ReluGrad) on /CPU:2",
+    }  # fmt: skip
+    named = whatif.explain(step, layers=["conv2"]).accounts[2]
+    assert "conv2 (ReluGrad) on /CPU:2" in map(str, named.waits)
+
+
+def test_a_link_carries_one_tensor_at_a_time():
+    copies = tuple(Copy(name, "/CPU:1", "/CPU:2", 2_000_000, 0.0, 0.0) for name in "ab")
+    step = made(("a", "/CPU:1", 0, 4), ("b", "/CPU:3", 0, 4), ("c", "/CPU:2", 4, 1),
+                ("d", "/CPU:2", 5, 1), edges="ac bd", copies=copies)  # fmt: skip
+    copies = (copies[0], Copy("b", "/CPU:3", "/CPU:2", 2_000_000, 0.0, 0.0))
+    apart = Trace(step.ops, copies, {}, step.edges)
+    assert whatif.link(apart, 1e9).after == pytest.approx(7 * MS)  # both roads at once
+    both = made(("a", "/CPU:1", 0, 4), ("b", "/CPU:1", 0, 4), ("c", "/CPU:2", 4, 1),
+                ("d", "/CPU:2", 4, 1), edges="ac bd", copies=(
+                    Copy("a", "/CPU:1", "/CPU:2", 2_000_000, 0.0, 0.0),
+                    Copy("b:0", "/CPU:1", "/CPU:2", 3_000_000, 0.0, 0.0)))  # fmt: skip
+    assert whatif.link(both, 1e9).after == pytest.approx(10 * MS)  # 4 + 2 + 3 + 1
+    assert whatif.link(both, 1e15).after == pytest.approx(whatif.link(both, 1e15).before)
+
+
+def test_on_gpus_the_link_stands_in_place_of_the_traced_one():
+    step = made(("a", "/GPU:0", 0, 4), ("b", "/GPU:1", 9, 1), edges="ab",
+                copies=(Copy("a", "/GPU:0", "/GPU:1", 1_000_000, 0.0, 0.0),))  # fmt: skip
+    change = whatif.link(step, 1e9)
+    assert (change.before, change.after) == pytest.approx((10 * MS, 6 * MS))
+
+
+def training(kind="CPU"):
+    """Make a step of one device: a read, a pass forward, one back, an update."""
+    ops = (("w/ReadVariableOp", "ReadVariableOp", 0, 1), ("f", "Conv2D", 1, 8),
+           ("g", "Conv2DBackpropFilter", 9, 16), ("r", "Mul", 25, 1),
+           ("Adam/u", "ResourceApplyAdam", 26, 2))  # fmt: skip
+    made = [Op(n, t, f"/{kind}:1", s * MS, d * MS, 4_000_000) for n, t, s, d in ops]
+    names = [op.name for op in made]
+    return Trace(tuple(made), (), {}, tuple(zip(names, names[1:], strict=False)))
+
+
+def test_towers_share_the_batch_and_update_once(monkeypatch):
+    step = training()
+    assert whatif.scaled(step, 0.5).after == pytest.approx(16 * MS, abs=1e-5)  # 1 + 4 + 8 + 1 + 2
+    assert whatif.towers(step, 2).after == pytest.approx(16 * MS, abs=1e-5)
+    assert whatif.towers(step, 4).after == pytest.approx(10 * MS, abs=1e-5)
+    assert whatif.towers(step, 2, batch=1).after == pytest.approx(28 * MS)
+    assert whatif.towers(step, 1).after == pytest.approx(28 * MS)
+    # Weights of 4 MB go to the second device, and a gradient as large comes back.
+    by = whatif.towers(step, 2, bytes_per_second=1e9)
+    assert by.after == pytest.approx(24 * MS, abs=1e-5)
+    monkeypatch.setattr(changes, "measured", lambda: Machine(0.0, 0.0, adding=8e9))
+    assert whatif.towers(step, 2).after == pytest.approx(18 * MS, abs=1e-5)  # 4 times 4 MB
+
+
+def test_towers_on_gpus_need_a_link_and_a_step_of_one_device():
+    with pytest.raises(ValueError, match="bytes_per_second"):
+        whatif.towers(training("GPU"), 2)
+    assert whatif.towers(training("GPU"), 2, bytes_per_second=1e12).ratio > 1.5
+    with pytest.raises(ValueError, match="/CPU:1, /CPU:2"):
+        whatif.towers(five("CPU"), 2)
+
+
+def test_several_traces_give_the_median_of_their_replays():
+    steps = [made(("a", "/CPU:1", 0, length)) for length in (4, 10, 5)]
+    change = whatif.faster(steps, "a", by=5)
+    assert change.after == pytest.approx(1 * MS) and change.ratio == pytest.approx(5)
+    assert len(whatif.replay(steps).errors) == 3 and "3 traces" in repr(change)
+    with pytest.raises(TypeError):
+        whatif.replay([])
+
+
+@pytest.mark.parametrize("ask, value", [
+    (lambda step: whatif.faster(step, "b", 0), "by=0"),
+    (lambda step: whatif.faster(step, "nowhere"), "'nowhere'"),
+    (lambda step: whatif.scaled(step, -1), "batch=-1"),
+    (lambda step: whatif.link(step, float("inf")), "inf"),
+    (lambda step: whatif.towers(step, 0), "n=0"),
+])  # fmt: skip
+def test_what_cannot_be_asked_is_named(ask, value):
+    with pytest.raises(ValueError, match=re.escape(value)):
+        ask(five("CPU"))
+
+
+# ---- what no trace tells
+
+
+def unknowable():
+    """Give steps of which nothing can be known, and a word of why."""
+    a, b = Op("a", "Add", "/CPU:1", 0.0, 5 * MS), Op("b", "Add", "/CPU:1", 5 * MS, 5 * MS)
+    gpu = Op("a", "Add", "/GPU:0", 0.0, 5 * MS)
+    return {
+        "0.5 ms": made(("a", "/CPU:1", 0, 0.5)),
+        "loop": Trace((a, b), (), {}, (("a", "b"), ("b", "a"))),
+        "a loop": Trace((a, Op("a", "Add", "/CPU:1", 5 * MS, 5 * MS)), (), {}, ()),
+        "no kernels": Trace((gpu,), (), {}, (), launches_only=True),
+        "collective": Trace((a,), (), {}, (), collectives=(Collective("a", "/CPU:1", 4, 0, 1),)),
+    }
+
+
+@pytest.mark.parametrize("why", unknowable())
+def test_what_the_trace_does_not_tell_is_said_and_not_guessed(why):
+    step = unknowable()[why]
+    with pytest.raises(ValueError, match=why):
+        whatif.replay(step)
+    said = whatif.explain(step)
+    assert why in repr(said) and all(account.waits is None for account in said.accounts)
+    assert len(said.accounts) == (0 if step.launches_only else 1)
+
+
+def test_of_an_empty_trace_it_says_so():
+    assert "no operation" in repr(whatif.explain(Trace((), (), {}, ())))
+    with pytest.raises(ValueError, match="no operation"):
+        whatif.replay(Trace((), (), {}, ()))
+
+
+def test_a_device_of_the_plan_that_ran_nothing_is_named(plan):
+    said = whatif.explain(made(("a", "/CPU:1", 0, 4)))
+    assert said.notes == ("/CPU:2 ran nothing: no operation was placed there.",)
+    assert whatif.explain(five("CPU")).notes == () == whatif.explain(five("GPU")).notes
+
+
+# ---- what always holds
+
+
+@st.composite
+def schedules(draw, kinds=("/CPU:0", "/GPU:0", "/GPU:1")):
+    """Lay out operations as a GPU does, in ms: one at a time a device, some late, some tiny."""
+    ends, free, spans, edges = [], dict.fromkeys(kinds, 0), [], []
+    for i in range(draw(st.integers(2, 10))):
+        device = draw(st.sampled_from(kinds))
+        needs = draw(st.sets(st.integers(0, i - 1), max_size=3)) if i else set()
+        ready = max([free[device], *(ends[j] for j in needs)])
+        start = ready + draw(st.sampled_from([0, 0, 0, 1, 5]))
+        ends.append(start + draw(st.sampled_from([3, 5, 9, 0.002] if i else [3])))
+        free[device] = ends[-1]
+        spans.append((chr(97 + i), device, start, ends[-1] - start))
+        edges += [chr(97 + j) + chr(97 + i) for j in needs]
+    return made(*spans, edges=" ".join(edges))
+
+
+@settings(max_examples=60, deadline=None)
+@given(schedules(), st.integers(0, 9), st.sampled_from([1.5, 4, 1000]))
+def test_on_gpus_a_schedule_is_replayed_exactly_and_faster_is_never_slower(step, which, by):
+    assume(any(device.startswith("/GPU") for device in step.devices))
+    assert whatif.replay(step).seconds == pytest.approx(step.length)
+    change = whatif.faster(step, f"^{step.ops[which % len(step.ops)].name}$", by)
+    assert change.after <= change.before * (1 + 1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(schedules() | schedules(kinds=("/CPU:1", "/CPU:2")))
+def test_every_moment_of_a_device_is_accounted_for(step):
+    said = whatif.explain(step)
+    for account in said.accounts:
+        assert account.worked == pytest.approx(step.busy(account.device))
+        assert account.worked + sum(w.seconds for w in account.waits) == pytest.approx(step.length)
+        assert all(wait.seconds > 0 and wait.device != account.device for wait in account.waits)
+        shares = [int(n) for n in re.findall(r"(\d+) %", str(account))]
+        assert sum(shares) == 100
+
+
+@settings(max_examples=40, deadline=None)
+@given(schedules(kinds=("/CPU:1", "/CPU:2", "/CPU:3")), st.integers(1, 4))
+def test_threads_do_no_more_than_there_is_and_no_less_than_one_at_a_time(step, threads):
+    total = sum(op.length for op in step.ops)
+    took = max(on_threads(tasks_of(step), threads, Machine(0.0, 0.0)))
+    assert total / threads - 1e-9 <= took <= total + 1e-9
+    assert max(on_threads(tasks_of(step), 1, Machine(0.0, 0.0))) == pytest.approx(total)
+
+
+def test_threads_wake_up_and_operations_cost():
+    def tasks(device):
+        return [Task("a", "Add", "/CPU:1", 4 * MS), Task("b", "Add", "/CPU:1", 5 * MS, (0,)),
+                Task("c", "Add", device, 5 * MS, (0,))]  # fmt: skip
+
+    here, wake = tasks("/CPU:1"), Machine(0.0, 2 * MS)
+    assert max(on_threads(here, 2, wake)) == pytest.approx(11 * MS)  # 4, 2 to wake up, 5
+    assert max(on_threads(here, 1, wake)) == pytest.approx(14 * MS)
+    assert max(on_threads(here, 1, Machine(1 * MS, 0.0))) == pytest.approx(17 * MS)
+    # One sends, one receives.
+    assert max(on_threads(tasks("/CPU:2"), 1, Machine(1 * MS, 0.0))) == pytest.approx(19 * MS)
+
+
+# ---- real steps
+
+
+def test_the_machine_is_measured_once(plan):
+    first = machine.measured()
+    assert first is machine.measured()
+    assert 0 < first.operation < 1e-3 and 0 < first.wake < 1 and 1e8 < first.adding < 1e13
+
+
+def fits(step):
+    """Say whether a real step is replayed about as it was, and all its time is accounted for."""
+    for account in whatif.explain(step).accounts:
+        assert account.worked == pytest.approx(step.busy(account.device), rel=1e-3, abs=1e-5)
+        assert account.worked + sum(w.seconds for w in account.waits) == pytest.approx(step.length)
+    busiest = max(step.busy(device) for device in step.devices)
+    assert busiest * 0.99 <= whatif.replay(step).seconds < 2 * step.length
+
+
+def test_a_step_in_towers_is_replayed(plan):
+    import tensorflow as tf
+
+    from mgpu_helpers import towers
+
+    with tf.device(plan.host):
+        weight = tf.Variable(tf.random.uniform([400, 400]))
+
+    def tower(x):
+        return tf.reduce_sum(tf.linalg.matmul(tf.linalg.matmul(x, weight), weight))
+
+    def step(x):
+        return tf.add_n(towers.run(tower, plan.devices, towers.split(x, 2)))
+
+    _, found = function_step(step, tf.ones([2000, 400]))
+    fits(found)
+    assert whatif.faster(found, "MatMul", 4).ratio > 1
+
+
+def test_a_step_of_a_pipeline_is_replayed_and_explained_by_its_tasks(plan):
+    import tensorflow.compat.v1 as tf
+
+    from mgpu_helpers import pipeline
+    from mgpu_helpers.lessons import networks
+
+    network = networks.jang(hidden=600, width=0.25)
+    with tf.Graph().as_default() as graph:
+        stages = networks.stages(network, ["conv3"], plan.devices)
+        loss, slopes = pipeline.gradients(
+            stages, networks.loss, tf.ones([256, 28, 28, 1]), tf.zeros([256], tf.int64),
+            pipeline.one_forward_one_backward(2, 2),
+        )  # fmt: skip
+        start = tf.global_variables_initializer()
+    config = plan.session_config(soft_placement=True)
+    with tf.Session(graph=graph, config=config) as session:
+        session.run(start)
+        session.run([loss, slopes])
+        found = session_step(session, [loss, slopes])[1]
+    fits(found)
+    second = next(a for a in whatif.explain(found).accounts if a.device == plan.devices[1])
+    waits = {wait.what for wait in second.waits}
+    assert any(what.startswith("stage_0/") for what in waits) or "no free core" in waits  # if busy
+
+
+@pytest.mark.models
+def test_a_step_of_mobilenet_is_replayed_and_explained_by_its_layers(plan):
+    import tensorflow as tf
+
+    from keras_models import built
+
+    model, x, y = built("mobilenet")
+    with tf.device(plan.devices[0]):
+        _, found = function_step(lambda x, y: model.train_step((x, y)), x, y)
+    fits(found)
+    assert whatif.towers(found, 2).after < whatif.replay(found).seconds
+    assert whatif.scaled(found, 0.5).ratio > 1
+
+
+# ---- the chart
+
+
+def test_the_chart_has_a_bar_for_each_device_as_long_as_the_step():
+    import matplotlib.pyplot as plt
+
+    from mgpu_helpers import charts
+
+    ax = charts.blame(five("CPU"))
+    bars = [(round(b.get_y() + 0.33), round(b.get_width(), 6)) for b in ax.patches]
+    assert bars == [(0, 9), (0, 4), (0, 2), (1, 8), (1, 4), (1, 3)]
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["/CPU:1\n60% at work",
+                                                            "/CPU:2\n53% at work"]  # fmt: skip
+    assert {t.get_text() for t in ax.texts} >= {"works", "a", "b", "d", "e"}
+    assert charts.blame(unknowable()["loop"]).get_title("right") == "waits not known"
+    charts.blame(unknowable()["no kernels"])
+    plt.close("all")
+
+
+def test_the_chart_gathers_what_is_left_as_others():
+    import matplotlib.pyplot as plt
+
+    from mgpu_helpers import charts
+
+    spans = [(name, "/CPU:2", i, 1) for i, name in enumerate("abcdef")]
+    step = made(*spans, ("z", "/CPU:1", 6, 1), edges="ab bc cd de ef fz")
+    ax = charts.blame(step, shown=2)
+    assert "others (4)" in {t.get_text() for t in ax.texts}
+    plt.close("all")
