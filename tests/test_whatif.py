@@ -85,6 +85,23 @@ def test_waiting_without_a_free_core_is_told_from_overhead():
     assert waits["/CPU:1"] == {"overhead": 2}
 
 
+def test_a_tiny_operation_that_ran_late_does_not_hide_what_was_waited_for():
+    step = made(("a", "/CPU:1", 0, 6), ("s", "/CPU:2", 4, 0.005), ("b", "/CPU:2", 6, 2),
+                edges="ab")  # fmt: skip
+    waits = {w.what: round(w.seconds / MS, 6) for w in whatif.explain(step).accounts[1].waits}
+    assert waits == {"a": 5.995}
+
+
+def test_a_host_is_spoken_of_where_it_works_or_is_alone():
+    def devices(host):
+        step = made(("a", "/CPU:0", 0, host), ("b", "/CPU:1", host, 9), edges="ab")
+        return [account.device for account in whatif.explain(step).accounts]
+
+    assert devices(0.1) == ["/CPU:1"] and devices(1) == ["/CPU:0", "/CPU:1"]
+    alone = whatif.explain(made(("a", "/CPU:0", 0, 0.1), ("b", "/CPU:0", 9, 0.1)))
+    assert [account.device for account in alone.accounts] == ["/CPU:0"]
+
+
 def test_layers_and_tasks_of_a_pipeline_are_named():
     names = ("stage_0/F0/conv_1/Conv2D", "tower_1/conv_1/conv2/ReluGrad", "m_1/dense_1/MatMul")
     ops = [Op(n, n.rpartition("/")[2], f"/CPU:{i + 1}", 4 * i * MS, 4 * MS)
