@@ -352,7 +352,7 @@ def test_a_step_of_a_pipeline_is_replayed_and_explained_by_its_tasks(plan):
     assert any(what.startswith("stage_0/") for what in waits) or "no free core" in waits  # if busy
 
 
-@pytest.mark.models
+@pytest.mark.thorough
 def test_a_step_of_mobilenet_is_replayed_and_explained_by_its_layers(plan):
     import tensorflow as tf
 
