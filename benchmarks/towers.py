@@ -1,11 +1,7 @@
-"""Towers against tf.distribute and one device, and what MirroredStrategy spends its time on.
+"""Towers against the other ways to train on two devices, what averaging costs, and how to feed.
 
-Everything trains the same network on the same global batch, in turn, in one run. Ratios "time over
-towers" above 1 say that the towers are faster.
-
-`fit` is taken apart: how often it begins with the distributed dataset (counted), what a beginning
-takes (timed by itself), what a step takes (from two calls of different length). Where the three add
-up to a call of `fit`, nothing is left to explain.
+Everything trains the same network on the same global batch, in turn, in one run. Ratios above 1 say
+that the towers are faster.
 """
 
 from __future__ import annotations
@@ -18,7 +14,6 @@ import cores
 from mgpu_helpers import devices, results
 
 GLOBAL_BATCH, STEPS, ROUNDS = cores.GLOBAL_BATCH, 4, 8
-LONG = 5  # times STEPS, in the long call of fit
 
 
 def today(plan, network, images, labels):
@@ -76,63 +71,36 @@ def keras_model():
 
 
 def mirrored(plan, images, labels):
-    """Return ways to train with MirroredStrategy, each STEPS steps, and the strategy's dataset."""
+    """Return MirroredStrategy with a custom loop and with fit, as functions of some steps."""
     import tensorflow as tf
 
     strategy = tf.distribute.MirroredStrategy(plan.devices)
-    to_one = tf.distribute.MirroredStrategy(plan.devices, tf.distribute.ReductionToOneDevice())
     whole = tf.data.Dataset.from_tensors((images, labels)).repeat().prefetch(2)
-
-    def step_of(strategy):
-        with strategy.scope():
-            model = keras_model()
-            model.optimizer.build(model.trainable_variables)  # not in the step, where it fails
-
-        def replica(x, y):
-            with tf.GradientTape() as tape:
-                each = tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x, training=True))
-                loss = tf.nn.compute_average_loss(each, global_batch_size=GLOBAL_BATCH)
-            gradients = tape.gradient(loss, model.trainable_variables)
-            model.optimizer.apply(gradients, model.trainable_variables)
-            return loss
-
-        @tf.function
-        def step(values):
-            return strategy.reduce("SUM", strategy.run(replica, args=values), axis=None)
-
-        return step, iter(strategy.experimental_distribute_dataset(whole))
-
-    def loop_of(strategy):
-        step, values = step_of(strategy)
-        return lambda: [step(next(values)).numpy() for _ in range(STEPS)]
-
-    def in_one_call():
-        step, values = step_of(strategy)
-
-        @tf.function
-        def several(values):
-            loss = tf.constant(0.0)
-            for _ in tf.range(STEPS):
-                loss = step(next(values))
-            return loss
-
-        return lambda: several(values).numpy()
-
     with strategy.scope():
-        fitted = keras_model()
+        model, fitted = keras_model(), keras_model()
+        model.optimizer.build(model.trainable_variables)  # not in the step, where it fails
+    values = iter(strategy.experimental_distribute_dataset(whole))
 
-    def fit_of(steps):
-        return lambda: fitted.fit(whole, steps_per_epoch=steps, verbose=0, shuffle=False)
+    def replica(x, y):
+        with tf.GradientTape() as tape:
+            each = tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x, training=True))
+            loss = tf.nn.compute_average_loss(each, global_batch_size=GLOBAL_BATCH)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        model.optimizer.apply(gradients, model.trainable_variables)
+        return loss
 
-    ways = {
-        "mirrored, own loop": loop_of(strategy),
-        "mirrored, own loop, to one device": loop_of(to_one),
-        "mirrored, own loop, one call": in_one_call(),
-        "mirrored, fit": fit_of(STEPS),
-        "mirrored, fit, long": fit_of(LONG * STEPS),
-        "begin": lambda: next(iter(strategy.experimental_distribute_dataset(whole))),
-    }
-    return ways, strategy
+    @tf.function
+    def step(values):
+        return strategy.reduce("SUM", strategy.run(replica, args=values), axis=None)
+
+    def loop():
+        for _ in range(STEPS):
+            step(next(values)).numpy()
+
+    def fit():
+        fitted.fit(whole, steps_per_epoch=STEPS, verbose=0, shuffle=False)
+
+    return loop, fit
 
 
 def feeding(plan, network, images, labels):
@@ -177,29 +145,6 @@ def feeding(plan, network, images, labels):
     return build(False), build(True)
 
 
-def over(seconds, base):
-    """Return one way's time over another's, round by round."""
-    return [ours / theirs for ours, theirs in zip(seconds, base, strict=True)]
-
-
-def taken_apart(strategy, ways, taken, long, begin):
-    """Return the pieces of a call of `fit`, and what they add up to, as ratios."""
-    from mgpu_helpers.lessons import replicas
-
-    times = replicas.iterators(strategy, ways["mirrored, fit"])
-    call = taken["mirrored, fit"]
-    steps = [(a - b) / (LONG - 1) for a, b in zip(long, call, strict=True)]
-    sums = [times * each + some for each, some in zip(begin, steps, strict=True)]
-    pieces = {"begins": times, "begin_ms": round(1e3 * median(begin), 1),
-              "step_ms": round(1e3 * median(steps) / STEPS, 1),
-              "call_ms": round(1e3 * median(call), 1), "steps": STEPS}  # fmt: skip
-    ratios = [
-        results.Ratio.of("fit: pieces over the call", over(sums, call)),
-        results.Ratio.of("fit: its step over the loop's", over(steps, taken["mirrored, own loop"])),
-    ]
-    return pieces, ratios
-
-
 def main() -> None:
     os.environ["MGPU_MODE"] = "cores"  # which is what this is about, on any machine
     plan = devices.setup(2)
@@ -210,7 +155,7 @@ def main() -> None:
     images, labels = digits.load(GLOBAL_BATCH)
     network = networks.tensorlight(width=0.25)
     (session, step, feed), (fed, fed_step, nothing) = feeding(plan, network, images, labels)
-    strategies, strategy = mirrored(plan, images, labels)
+    loop, fit = mirrored(plan, images, labels)
 
     def often(one):
         return lambda: [one() for _ in range(STEPS)]
@@ -219,8 +164,9 @@ def main() -> None:
         "towers, graph": often(lambda: session.run(step, feed)),
         "towers, today": often(today(plan, network, images, labels)),
         "one device, graph": often(cores.build(plan, 1)),
+        "mirrored, own loop": loop,
+        "mirrored, fit": fit,
         "towers, tf.data": often(lambda: fed.run(fed_step, nothing)),
-        **strategies,
     }
     taken = {name: [] for name in ways}
     for run in range(ROUNDS + 2):
@@ -231,12 +177,11 @@ def main() -> None:
                 taken[name].append(time.perf_counter() - begin)
     base = taken.pop("towers, graph")
     print(f"towers, graph: {median(base) / STEPS * 1e3:.1f} ms a step; {ROUNDS} rounds")
-    long, begin = taken.pop("mirrored, fit, long"), taken.pop("begin")
-    ratios = [results.Ratio.of(f"{name}: time over towers", over(seconds, base))
-              for name, seconds in taken.items()]  # fmt: skip
-    pieces, more = taken_apart(strategy, strategies, taken, long, begin)
-    print(*(ratios := [*ratios, *more]), sep="\n")
-    print(pieces)
+    ratios = []
+    for name, seconds in taken.items():
+        times = [other / ours for other, ours in zip(seconds, base, strict=True)]
+        ratios.append(results.Ratio.of(f"{name}: time over towers", times))
+    print(*ratios, sep="\n")
     _, traced = trace.session_step(session, step, feed)
     on_host = [op for op in traced.ops if op.device == plan.host]
     averaging = sum(op.length for op in on_host if op.type in ("AddN", "Mul", "RealDiv"))
@@ -245,8 +190,10 @@ def main() -> None:
     work = " and ".join(f"{1 - traced.idle(device):.0%}" for device in plan.devices)
     print(f"averaging takes {share:.1%} of a step, the update {update / traced.length:.1%}; "
           f"the devices work {work} of it")  # fmt: skip
-    card = {"fit": pieces, "averaging_share": round(share, 4), "rounds": ROUNDS}
-    results.write("distribute", plan, card, ratios)
+    numbers = {"towers, graph": 1.0}
+    numbers |= {name: ratio.value for name, ratio in zip(taken, ratios, strict=True)}
+    card = {"times_of_the_towers": numbers, "averaging_share": round(share, 4), "rounds": ROUNDS}
+    results.write("towers", plan, card, ratios)
 
 
 if __name__ == "__main__":
