@@ -2,8 +2,8 @@
 # # Grow past one machine
 #
 # Your training fills all GPUs of a machine, and there is a second machine. TensorFlow can train on
-# both. But one wrong character in its configuration, and every process waits for an hour and says
-# nothing. When a machine fails in the night, nothing starts the training again.
+# both. But one wrong character in the configuration can make every process wait for an hour without
+# a word. When a machine fails in the night, nothing starts the training again.
 #
 # **In this lesson** one network trains on two and three workers with the weights of one, is killed,
 # and ends with the same bits as if nothing had happened.
@@ -12,9 +12,8 @@
 # - start the workers of a cluster, and find out why they wait,
 # - prove that several workers train what one trains, and that each example is read once,
 # - count what crosses between machines, and predict a step over a slow link,
-# - restart from a checkpoint after a worker was killed or sent away.
-#
-# **You need** lessons 04, 07 and 12.
+# - restart from a checkpoint after a worker was killed or preempted.
+# **You need** lessons 04, 07, 08 and 12.
 
 # %%
 from mgpu_helpers import devices
@@ -49,10 +48,10 @@ from mgpu_helpers.lessons.sketches import lesson_13 as sketches
 # %% [markdown]
 # ## The trouble
 #
-# Two machines train one network. On each runs one process, a **worker**, and it drives all GPUs of
-# its machine. After each step the workers average their gradients, as the towers of [[07]] do.
-# TensorFlow has this as `tf.distribute.MultiWorkerMirroredStrategy`. Each worker reads the variable
-# `TF_CONFIG`, which lists the addresses of all workers and says which of them it is:
+# Two machines train one network. One process runs on each, a **worker**, and drives all GPUs of its
+# machine. In each step the workers average their gradients, as the towers of [[07]] do. TensorFlow
+# has this as `tf.distribute.MultiWorkerMirroredStrategy`. Each worker reads the environment
+# variable `TF_CONFIG`, which lists the addresses of all workers and says which of them it is:
 
 # %% tags=["schematic"]
 sketches.two_machines()
@@ -66,13 +65,14 @@ def tf_config(index, hosts):
 print(tf_config(1, ["a:20000", "b:20000"]))
 
 # %% [markdown]
-# You do not need two machines to learn this. Two processes of one machine, each with a port of its
+# You do not need two machines to learn this. Two processes on one machine, each with a port of its
 # own, speak to each other as two machines do, over the loopback interface. In this lesson all
 # workers compute on cores, even where there are GPUs, because two workers cannot share a GPU.
 #
-# First we do everything by hand. The program below is our worker. It reads pieces of code, a line
-# each, and runs them, so two processes that are started once serve for many experiments. What a
-# worker prints goes to its log. `signal.alarm` ends it after five minutes, whatever happens:
+# First we do everything by hand. The program below is our worker. Each line that it reads is a
+# piece of code, as JSON, and it runs that code. So two processes, started once, serve for many
+# experiments. What a worker prints goes to its log. `signal.alarm` ends it after five minutes,
+# whatever happens: if you read for longer than that, run everything again from here.
 
 # %%
 folder = Path(tempfile.mkdtemp())
@@ -106,8 +106,9 @@ workers = [start(0), start(1)]
 asked = [0, 0]
 
 # %% [markdown]
-# `tell` sends a piece of code to a worker. `said` waits for what the worker prints and gives up
-# after some seconds. `both` sends a piece to both workers and prints what they say:
+# `tell` sends a piece of code to a worker. `said` waits for what the worker prints, and returns
+# None after so many seconds without an answer. `both` sends a piece to both workers and prints what
+# they say:
 
 # %%
 def tell(index, code):
@@ -135,8 +136,8 @@ def both(code):
 both("print('TensorFlow is there')")
 
 # %% [markdown]
-# Now worker 0 makes the strategy. Worker 1 is late, like a machine that has not come up. What does
-# worker 0 say?
+# Now worker 0 makes the strategy. Worker 1 is late, like a machine that is still starting. What
+# does worker 0 say?
 
 # %%
 tell(0, "strategy = tf.distribute.MultiWorkerMirroredStrategy()")
@@ -159,7 +160,7 @@ print(f"I am {index} of {strategy.num_replicas_in_sync}; the sum is {total:.0f}"
 #
 # By hand you start one process on each machine, watch all of them, and end the others when one
 # fails. A launcher does that. Here is one for a single machine. Of the two workers below, one fails
-# after a moment, and the other would wait for a minute:
+# after a moment, and the other would sleep for a minute:
 
 # %%
 def launch(program, n):
@@ -209,10 +210,10 @@ print(script[script.index("@tf.function") : script.index("checkpoint =")])
 
 # %% [markdown]
 # - The rows of a step and the mask of its dropout are drawn from **the number of the step**. So
-#   every worker draws the same batch and takes each nth row of it, and a restarted training goes on
-#   with the right rows.
-# - The loss is divided by the batch of **all** workers. `optimizer.apply` adds up the gradients of
-#   all workers before the update.
+#   each of n workers draws the same batch and takes every nth row of it, and a restarted training
+#   goes on with the right rows.
+# - The loss is divided by `options.batch`, the batch of **all** workers. `optimizer.apply` adds up
+#   the gradients of all workers before the update.
 # - The loop is the script's own. Keras 3's `fit` does not work under this strategy:
 
 # %%
@@ -230,8 +231,9 @@ model.fit(tf.zeros([8, 4]), tf.zeros([8, 1]), verbose=0)""")
 # ## Proof: two and three workers train what one trains
 #
 # The script trains for 20 steps: in this notebook, as one process that knows nothing of others, and
-# then on two and on three workers. Each prints a digest of its weights and of Adam's slots. The
-# chief, worker 0, saves them. Compare the weights:
+# then on two and on three workers. Each prints a digest of its weights and of Adam's slots. Worker
+# 0, the **chief**, saves them. How far are the weights off, and how many different digests has each
+# run?
 
 # %%
 def train(name, *args, **options):
@@ -261,14 +263,14 @@ for name, report in reports.items():
 
 # %% [markdown]
 # The weights are those of one process. The differences below 1e-6 come from the order in which the
-# gradients are added. And all workers of a run hold the same bits: the digest has every weight and
-# every slot in it.
+# gradients are added. There is one digest in each run, and it covers every weight and every slot:
+# all workers of a run hold the same bits.
 #
 # ## Who reads what
 #
 # You can give an input pipeline of `tf.data` to the strategy, which then shares it out. Count to
-# see whether it does so rightly. `seen` collects the numbers that a worker reads of a dataset, and
-# `who_reads` counts the numbers from 0 to 23 over both workers:
+# see whether each example is read once. `seen` collects the numbers that a worker reads of a
+# dataset, and `who_reads` counts the numbers from 0 to 23 over both workers:
 
 # %%
 define = """
@@ -299,12 +301,12 @@ who_reads("seen(numbers.shuffle(24, seed=0).batch(8))")
 #
 # ## What crosses
 #
-# The workers average in the ring of [[07]]. Each of n workers sends 2(n - 1) pieces of an nth, so P
-# bytes of gradients make 2(n - 1)P bytes on the wire, all workers together. The operating system
-# counts the bytes of the loopback interface. Each worker reads that counter before and after an
-# all-reduce of 5 MB. A tiny all-reduce before it and one after it make sure that nobody begins
-# before all have read the counter. Other programs may use the interface meanwhile, so the least of
-# six counts is taken:
+# The workers average in the ring of [[07]]. Each of n workers sends 2(n - 1) pieces, each an nth of
+# the gradients. So P bytes of gradients make 2(n - 1)P bytes on the wire, over all workers. The
+# operating system counts the bytes of the loopback interface. Each worker reads that counter before
+# and after an all-reduce of 5 MB. Tiny all-reduces before and after it make sure that nobody begins
+# before all have read the counter, and nobody reads it again before all have finished. Other
+# programs may use the interface meanwhile, so the least of six counts is taken:
 
 # %%
 both("""
@@ -329,9 +331,9 @@ print(f"times 2(n - 1)P: {float32:.2f} in float32, {float16:.2f} in float16")
 """)
 
 # %% [markdown]
-# Both workers counted the same interface. For n = 2 the bytes are those of the formula, but for
-# 0.2 % of headers, and float16 halves them. The [card](../results/link.json) of
-# `benchmarks/link.py` has the count for three workers.
+# Both workers counted the same interface. For n = 2 the bytes are those of the formula plus 0.2 %
+# of headers, and float16 halves them. The [card](../results/link.json) of `benchmarks/link.py` has
+# the count for three workers.
 #
 # ## When they wait
 #
@@ -380,7 +382,7 @@ print(f"worker 0 waits {waits[0]:.0%} of the time, worker 1 {waits[1]:.0%}")
 # ## A worker dies
 #
 # The more machines there are, the more often one of them fails. Then all workers end, since none
-# can go on alone, and all start again from the last checkpoint:
+# can go on alone, and a launcher starts all of them again from the last checkpoint:
 
 # %% tags=["schematic"]
 sketches.restart()
@@ -388,12 +390,13 @@ plt.show()
 
 # %% [markdown]
 # Who saves? The chief, and nobody else. If all write into one folder, they write over each other's
-# files. The script saves every fifth step, and restores at its start what it finds.
+# files. The script saves after every fifth step, and begins with the last checkpoint that it finds.
 #
 # With `--kill-at 7` worker 1 sends itself SIGKILL at step 7, two steps after a checkpoint. With
-# `--term-at 12` it gets SIGTERM at step 12 of the second attempt. That is what Slurm, Kubernetes
-# and clouds send before they take a machine away. TensorFlow's `PreemptionCheckpointHandler` then
-# lets all workers agree on a step, save, and end. The launcher may start them again twice:
+# `--term-at 12` it sends itself SIGTERM at step 12 of the second attempt. SIGTERM is what Slurm,
+# Kubernetes and clouds send before they **preempt** a worker, that is, take its machine away.
+# TensorFlow's `PreemptionCheckpointHandler` then lets all workers agree on a step, save, each in a
+# folder of its own, and end. The launcher may start them again twice:
 
 # %% tags=["nbval-ignore-output"]
 report = train("faults", "--kill-at", "7", "--term-at", "12", workers=2, restarts=2)
@@ -402,12 +405,11 @@ lines = report.attempts[0].workers[0].log.read_text().splitlines()
 print("worker 0 says:", *[line[:90] for line in lines if re.match("tensorflow|Collective", line)])
 
 # %% [markdown]
-# The launcher names worker 1 and SIGKILL. Worker 0, which was well, ended with an error about its
-# network. Whoever reads only that log looks for the fault in the wrong machine.
+# The launcher names worker 1 and SIGKILL. Nothing was wrong with worker 0, and it ended with an
+# error about its network. Whoever reads only that log looks for the fault in the wrong machine.
+# The second attempt ended with exit status 42, with which TensorFlow asks for a restart.
 #
-# Attempt 1 began again after step 5, so two steps were lost. After SIGTERM nothing was lost:
-# attempt 2 began where attempt 1 ended. (42 is the exit status with which TensorFlow asks for a
-# restart.) Here are both trainings, the one without a fault and the one with two:
+# Where did each attempt begin? And does this training end as the one without a fault did?
 
 # %%
 for attempt in report.attempts:
@@ -417,27 +419,33 @@ print(f"{sum(same)} of {len(same)} saved variables are equal, bit for bit")
 print("same digest:", report[1].result["state"] == reports["two"][1].result["state"])
 
 # %% [markdown]
-# The weights, Adam's two slots for each, its step and its rate are equal to the last bit, as if
-# nothing had happened. Three things make this possible: rows and dropout are functions of the step,
-# the slots are in the checkpoint, and each worker has the same number of cores again.
+# Attempts count from 0. Attempt 1 went back to the checkpoint of five steps, so two steps were
+# lost. After SIGTERM nothing was lost: attempt 2 began where attempt 1 ended.
+#
+# The 14 are four weights, Adam's two slots for each, its step count and its learning rate. All are
+# equal to the last bit, as if nothing had happened. Three things make this possible: rows and
+# dropout are functions of the step, the slots are in the checkpoint, and each worker has the same
+# number of cores again.
 #
 # ## Mistakes that hang
 #
-# Most mistakes in TF_CONFIG make somebody wait for an hour without a word. These are the seven that
-# we tried:
+# Most mistakes in the setup of a cluster make somebody wait for an hour without a word. We tried
+# eight, each on one worker. Every time the others waited. What did the worker itself do?
 #
-# | mistake | the worker itself | the others |
-# |---|---|---|
-# | a worker was not started | | hang |
-# | a host that does not resolve | hangs | hang |
-# | the wrong address for the chief | hangs | hang |
-# | `http_proxy` is set, and `no_proxy` is not | hangs | hang |
-# | two have the same index, or a port is taken | "Could not start gRPC server" | hang |
-# | an index that is not in the list | ValueError | hang |
-# | no TF_CONFIG | trains alone, silently | hang |
+# | mistake | the worker itself |
+# |---|---|
+# | it was not started | |
+# | a host that does not resolve | waits |
+# | the wrong address for the chief | waits |
+# | `http_proxy` is set, and `no_proxy` is not | waits |
+# | the same index as another worker | "Could not start gRPC server" |
+# | its port is taken | "Could not start gRPC server" |
+# | an index that is not in the list | ValueError |
+# | no TF_CONFIG | trains alone, silently |
 #
-# `cluster.check` takes one TF_CONFIG, or those of all workers, and looks in under two seconds,
-# before TensorFlow starts. What does it say to each? (Ports are written as PORT.)
+# `cluster.check` takes one TF_CONFIG, or those of all workers, and examines them in under two
+# seconds, before TensorFlow starts. What does it say to each mistake? Every port is printed as
+# PORT, so two different ones look alike:
 
 # %%
 a, b, c = (f"127.0.0.1:{port}" for port in free_ports(3))
@@ -460,18 +468,18 @@ check("no TF_CONFIG", None)
 
 # %% [markdown]
 # Only the first gets no sentence: a worker that has not started looks like one that will. There
-# `cluster.run` helps. It ends the wait after a minute and says who is missing. `python -m
+# `cluster.run` helps: it ends the wait after a minute and says who is missing. `python -m
 # mgpu_helpers` shows the same sentences where TF_CONFIG is set. It also says that TensorFlow's
 # workers listen on **all** interfaces of a machine, whatever the address says: close their ports to
 # strangers.
 #
 # ## A slow link
 #
-# Inside a machine gigabytes cross in a second. Between machines it may be far less. In
-# `benchmarks/link.py` each worker has a network of its own, with a link between them that lets 200
+# Between the GPUs of one machine gigabytes cross in a second. Between machines it may be far less.
+# In `benchmarks/link.py` each worker has a network of its own, and the link between them lets 200
 # or 50 Mbit/s through. Its [card](../results/link.json) has the seconds of an all-reduce of 5 MB.
-# Beside them is the ring of [[12]]. The last column has two corrections: TCP carries 95.6 % of a
-# link's rate, and the time without a limit comes on top:
+# Beside them is what the ring of [[12]] predicts. The last column corrects that twice: TCP carries
+# 95.6 % of a link's rate, and the time of an all-reduce over an unlimited link is added:
 
 # %% tags=["nbval-ignore-output"]
 card = results.read("../results/link.json")
@@ -486,31 +494,32 @@ for row in card.numbers.get("links", []):
 print("made with:", card.numbers["made"])
 
 # %% [markdown]
-# A step cannot be faster than its gradients cross. At 200 Mbit/s 5 MB take a fifth of a second, and
-# a network like ResNet-50, with 102 MB, more than four. Over such a link a second machine pays only
-# when a step computes for longer than that.
+# No step can take less time than its gradients need to cross. At 200 Mbit/s 5 MB take more than a
+# fifth of a second. The 102 MB of a network like ResNet-50 take more than four seconds. Over such a
+# link a second machine pays only when a step computes for longer than that.
 #
 # ## Other ways over several machines
 #
 # - **Parameter servers** hold the variables, and workers fetch them and send updates back, without
 #   waiting for each other (`ParameterServerStrategy`). They are for huge embedding tables, and for
-#   workers that come and go. A step counts at least once, not exactly once: in a trial of ours a
-#   worker was killed and restarted, and of 2000 scheduled updates 2001 were applied. If a server is
+#   workers that come and go. Each step runs at least once, not exactly once: when we killed and
+#   restarted a worker, 2001 updates were applied where 2000 had been scheduled. If a server is
 #   killed, the training ends.
 # - **Kubeflow's TFJob** sets TF_CONFIG on Kubernetes. It belongs to the legacy version 1 of
 #   Kubeflow's operator; version 2.3 lists no runtime for TensorFlow
 #   ([sources](../docs/sources.md)). [kubernetes.yaml](scripts/kubernetes.yaml) does without it.
-# - **Slurm**: [slurm.sh](scripts/slurm.sh) starts `cluster --from slurm` on every node.
+# - **Slurm**: [slurm.sh](scripts/slurm.sh) starts the launcher on every node, with `--from slurm`.
 # - **Ray Train** has a TensorflowTrainer, which sets TF_CONFIG too
 #   ([guide](https://docs.ray.io/en/latest/train/distributed-tensorflow-keras.html)). It pays where
-#   you have Ray already.
+#   you have Ray already. The guide's example fails with Keras 3 ([sources](../docs/sources.md)).
 # - **Horovod** had its [last release](https://github.com/horovod/horovod/releases) in June 2023.
 #
 # ## With your own model
 #
-# A Keras model with BatchNormalization, on the two workers from the beginning. All inputs of worker
-# 0 are 0 and all of worker 1 are 1. One step on all of them together moves a moving mean from 0
-# halfway to 0.5, which is 0.25, because the momentum is a half. What do two workers have?
+# Here is a Keras model with BatchNormalization, on the two workers from the beginning. All inputs
+# of worker 0 are 0, and all inputs of worker 1 are 1, so their mean is 0.5. The momentum is a half:
+# one step on all of them together would move the moving mean from 0 halfway to 0.5, to 0.25. What
+# do the two workers have?
 
 # %%
 both("""
@@ -533,9 +542,10 @@ print(f"moving mean {moving_mean(False)}; synchronized: {moving_mean(True)}")
 
 # %% [markdown]
 # Each worker normalizes by its own batch and keeps its own moving averages, and the checkpoint has
-# those of the chief. They are no part of the proof above, whose model has none. With
-# `synchronized=True` the workers share the statistics of the whole batch, at the price of two small
-# all-reduces for each such layer. What to watch for with a model of your own:
+# those of the chief. The proof above does not cover them, because its model has none. With
+# `synchronized=True` the workers share the statistics of the whole batch. That costs three small
+# all-reduces in the forward pass for each such layer, and more in the backward pass. What to watch
+# for with a model of your own:
 #
 # - Divide the loss by the batch of all workers.
 # - Normalize over all workers, or know that evaluation uses the chief's averages.
@@ -543,12 +553,14 @@ print(f"moving mean {moving_mean(False)}; synchronized: {moving_mean(True)}")
 #
 # ## Break it
 #
-# **No seed.** Each worker shuffles in an order of its own, and keeps a half of that:
+# **No seed.** Each worker shuffles in an order of its own, and keeps half of the result:
 
 # %% tags=["nbval-ignore-output"]
 who_reads("seen(numbers.shuffle(24).batch(8))")
 
 # %% [markdown]
+# Some examples were read twice, and as many never.
+#
 # **No sharing.** With the policy `OFF`, and with `distribute_datasets_from_function` if the
 # function does not call `shard` itself, every worker reads everything:
 
@@ -581,8 +593,12 @@ print("examples in each batch:", [len(rows(batch)) for batch in batches])
 
 # %% [markdown]
 # In the last two steps worker 1 has nothing. With a mean over its empty batch, its loss would be
-# NaN. None of these three said a word. The check is `who_reads`: count once, before you train for a
-# week. **Fewer files than workers**, at last, is loud, but not everywhere. Here is one file:
+# NaN.
+#
+# None of these three said a word. `who_reads` finds them all: here it would count 16 examples on
+# worker 0 and 8 on worker 1. Count before you train for a week.
+#
+# **Fewer files than workers** raise an error, but not on every worker. Here is one file:
 
 # %%
 for index in (0, 1):
@@ -593,8 +609,8 @@ for worker in workers:
 
 # %% [markdown]
 # Worker 0 raises "Could not apply FILE based sharding", and worker 1 waits for it without a word.
-# So this is where our two workers end. For few large files choose `AutoShardPolicy.DATA`, which
-# shares out the examples.
+# So we ended both. For a few large files choose `AutoShardPolicy.DATA`, which shares out the
+# examples.
 #
 # ## On your own
 #
@@ -602,8 +618,8 @@ for worker in workers:
 #
 # **1.** Somebody shares a batch out like this: with 10 rows and 3 workers, nobody reads the last
 # row. Mend `rows_of(count, workers, index)`, which gives the numbers of the rows that a worker
-# reads, so that each row is read once, whatever the numbers are, and no worker has more than one
-# row more than another.
+# reads. Each row has to be read once, for any count and any number of workers, and no worker may
+# have two rows more than another.
 
 # %% tags=["exercise"]
 def rows_of(count, workers, index):
@@ -622,8 +638,8 @@ checks.rows_of(rows_of)
 
 # %% [markdown]
 # **2.** Write `step_seconds(size, workers, megabits, unlimited)`: the seconds of an all-reduce of
-# `size` bytes over links of so many Mbit/s, as in the last column above. `unlimited` are the
-# seconds that it takes without a limit. Predict 5 MB on two workers at 200 Mbit/s, and compare with
+# `size` bytes over links of `megabits` Mbit/s, as in the last column above. `unlimited` is its time
+# without a limit, in seconds. Predict 5 MB on two workers at 200 Mbit/s, and compare with
 # the card.
 
 # %% tags=["exercise"]
@@ -667,27 +683,27 @@ checks.saves(saves)
 # ## What we saw
 #
 # - A worker whose partner was late waited without a word.
-# - Two and three workers had the weights of one process, below 1e-6, and all workers of a run the
-#   same bits.
+# - The weights of two and three workers were within 1e-6 of those of one process, and all workers
+#   of a run had the same bits.
 # - 5 MB of gradients made 10 MB on the wire between two workers, and half of that in float16.
 # - A worker with twice the work made the other wait for up to half of the time.
-# - A training that was killed, restarted, sent away and restarted ended with the same 14 variables,
+# - A training that was killed, restarted, preempted and restarted ended with the same 14 variables,
 #   bit for bit.
-# - Of eight TF_CONFIGs with mistakes, `cluster.check` named seven.
-# - Without a seed, without sharing and with files that do not divide, workers read examples twice
-#   or never, and nothing said so.
+# - Of eight mistakes in the setup of a cluster, `cluster.check` named seven.
+# - Without a seed or without sharing, workers read examples twice or never. With files that do not
+#   divide, one worker had nothing to read in half of the steps. Nothing said so.
 #
 # ## In practice
 #
 # Use this when one machine with all its GPUs is too slow, and a step computes for longer than its
-# gradients cross. It costs the launcher's start of some seconds, a checkpoint every few minutes,
-# and the wait for the slowest.
+# gradients cross. It costs some seconds for each start, a checkpoint every few minutes, and the
+# wait for the slowest worker.
 #
-# - First fill one machine: between its GPUs cross gigabytes a second.
-# - Let the chief save, often enough that a restart loses minutes. All workers read, so the folder
-#   has to be one that all machines see.
+# - First fill one machine: gigabytes a second cross between its GPUs.
+# - Let the chief save, often enough that a restart loses only minutes. All workers restore, so
+#   the folder has to be one that all machines see.
 # - Make data and dropout functions of the step. Then a restart can be proven, with a digest.
-# - Print who reads what, once.
+# - Count who reads what, once.
 # - Run `cluster.check` on every machine before the first start, and give the launcher restarts.
 #
 # Next: [[next]].

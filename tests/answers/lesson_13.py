@@ -19,6 +19,11 @@ RIGHT = {
 def rows_of(count, workers, index):
     return np.array_split(np.arange(count), workers)[index]
 """,
+        """
+def rows_of(count, workers, index):
+    return set(np.random.default_rng(count).permutation(count)[index::workers])
+""",
+        "rows_of = lambda n, k, i: (float(row) for row in range(n * i // k, n * (i + 1) // k))",
     ],
     2: [
         RING.format("2 * (workers - 1) / workers * size * 8 / megabits / 956e3 + unlimited"),
@@ -28,9 +33,12 @@ def step_seconds(size, workers, megabits, unlimited):
     pieces = 2 * (workers - 1)
     return np.float64(unlimited + pieces * (size / workers) / bytes_a_second)
 """,
+        RING.format("tf.constant((1 - 1 / workers) * size / megabits / 59750 + unlimited)"),
     ],
     3: [
         SAVES.format(alone="True", rule=FIRST),
+        SAVES.format(alone="np.True_", rule="""first = min(config["cluster"])
+    return np.bool_(task == {"index": 0, "type": first if first == "chief" else "worker"})"""),
         SAVES.format(alone="True", rule="""if task["type"] == "chief":
         return True
     return (task["type"], task["index"], "chief" in config["cluster"]) == ("worker", 0, False)"""),
@@ -59,6 +67,15 @@ def rows_of(count, workers, index):
         ("rows_of = lambda count, workers, index: index", "type int"),
         ("rows_of = lambda count, workers, index: np.arange(count).reshape(-1, 1)[index::workers]",
          "flat list"),
+        ("rows_of = lambda count, workers, index: [*range(index, count, workers), 0.5]",
+         "whole, not 0.5"),
+        ("rows_of = lambda count, workers, index: [*range(index, count, workers), np.nan]",
+         "whole, not nan"),
+        ("""
+asked = iter(range(10**6))
+def rows_of(count, workers, index):
+    return range(next(asked) % workers, count, workers)
+""", "from count, workers and index alone"),
     ],
     2: [
         (RING.format("2 * (workers - 1) * size * 8 / (megabits * 1e6) / 0.956 + unlimited"),
@@ -72,6 +89,12 @@ def rows_of(count, workers, index):
         (RING.format("size * 8 / (megabits * 1e6) / 0.956 + unlimited"), "3 workers"),
         (RING.format("2 * (workers - 1) / workers * size * 8 / megabits / 1e3 / 0.956 + unlimited"),
          "return seconds"),
+        (RING.format("(workers - 1) / workers * size * 8 / (megabits * 1e6) / 0.956 + unlimited"),
+         "goes round twice"),
+        (RING.format("((1 - 1 / workers) * size * 16 / (megabits * 1e6) + unlimited) / 0.956"),
+         "as it was measured"),
+        (RING.format("size * 8 / (megabits * 1e6) / 0.956 * (workers - 1) + unlimited"),
+         "3 workers"),
         (RING.format("[size, workers]"), "return a number of seconds"),
     ],
     3: [
@@ -89,5 +112,18 @@ def rows_of(count, workers, index):
          "return True or False"),
         ("saves = lambda tf_config: json.loads(tf_config)['task']['index'] == 0",
          "worker 0 of a cluster with 1 chief"),
+        (SAVES.format(alone="True", rule="""first = "chief" if "chief" in tf_config else "worker"
+    return task == {"type": first, "index": 0}"""),
+         "host is called chief.example, saves"),
+        (SAVES.format(alone="True", rule="""hosts = config["cluster"].get(task["type"], [""])
+    return hosts[task["index"]].startswith("host0:")"""),
+         "worker 0 of a cluster with 2 worker saves"),
+        (SAVES.format(alone="True", rule=FIRST.replace("== 0", "% 10 == 0")),
+         "worker 10 of a cluster with 12 worker must not"),
+        ("""
+def saves(tf_config):
+    first = "chief" if '"chief"' in (tf_config or "") else "worker"
+    return tf_config is None or tf_config.endswith('"type": "%s", "index": 0}}' % first)
+""", "worker 0 of a cluster with 2 worker saves"),
     ],
 }  # fmt: skip

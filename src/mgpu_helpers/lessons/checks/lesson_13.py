@@ -20,13 +20,14 @@ def rows_of(function: Callable[[int, int, int], Any]) -> str:
     cases = [(24, 2), (10, 3), (7, 4), (2, 3), (48, 1)]
     cases += [(int(draw.integers(20, 90)), int(draw.integers(2, 8))) for _ in range(5)]
     for count, workers in cases:
-        shards = []
-        for index in range(workers):
-            got = listed(call(function, count, workers, index), "return the numbers of the rows")
-            if got:
-                got = numbers(got, (len(got),), "return a flat list of the rows' numbers")
-            shards.append([int(row) for row in got if row == int(row)])
         of = f"{count} rows and {counted(workers, 'worker')}"
+        shards = [_rows(function, count, workers, index) for index in range(workers)]
+        for index in reversed(range(workers)):  # each worker is a process and asks for itself
+            if _rows(function, count, workers, index) != shards[index]:
+                raise NotYet(
+                    f"with {of} worker {index} gets other rows when it asks a second time: let "
+                    "them follow from count, workers and index alone"
+                )
         times = Counter(row for shard in shards for row in shard)
         strange = [row for row in times if not 0 <= row < count]
         never = [row for row in range(count) if not times[row]]
@@ -46,6 +47,16 @@ def rows_of(function: Callable[[int, int, int], Any]) -> str:
     return f"{len(cases)} batches, each row read once"
 
 
+def _rows(function: Callable[[int, int, int], Any], *args: int) -> list[int]:
+    got = listed(call(function, *args), "return the numbers of the rows")
+    if got:
+        got = numbers(got, (len(got),), "return a flat list of the rows' numbers")
+        strange = [row for row in got if not (np.isreal(row) and float(row.real).is_integer())]
+        if strange:
+            raise NotYet(f"the numbers of rows are whole, not {strange[0]}")
+    return [int(row.real) for row in got]
+
+
 @exercise
 def step_seconds(function: Callable[[float, int, float, float], Any]) -> str:
     """Check exercise 2 of lesson 13: the time of an all-reduce over a slow link."""
@@ -63,6 +74,9 @@ def step_seconds(function: Callable[[float, int, float, float], Any]) -> str:
         for wrong, hint in (
             (2 * workers * bare / 2 / 0.956 + unlimited,
              "in a ring each worker sends 2(n - 1)/n of the gradients, not 2(n - 1) times all"),
+            (bare / 2 / 0.956 + unlimited,
+             "the ring goes round twice: once to add the pieces up, once to hand out the sums"),
+            ((bare + unlimited) / 0.956, "the unlimited time is as it was measured"),
             (bare / 8 / 0.956 + unlimited, "a byte has 8 bits"),
             (bare * 8 / 0.956 + unlimited, "a megabit is an eighth of a megabyte"),
             (bare / 0.956 * 1000 + unlimited, "return seconds"),
@@ -80,21 +94,28 @@ def step_seconds(function: Callable[[float, int, float, float], Any]) -> str:
 @exercise
 def saves(function: Callable[[Any], Any]) -> str:
     """Check exercise 3 of lesson 13: who writes the checkpoint."""
+    draw = np.random.default_rng()
     for n in (2, 3, 12):
-        hosts = [f"host{i}:20000" for i in range(n)]
-        with_chief = {"chief": hosts[:1], "worker": hosts[1:], "ps": hosts[:1]}
-        with_ps = {"ps": hosts[:1], "worker": hosts}
+        hosts = [f"host{i + 1}:20000" for i in draw.permutation(99)[: n + 1]]
+        hosts, other = hosts[:n], hosts[n:]
+        workers = {"worker": hosts}
+        with_chief = {"chief": hosts[:1], "worker": hosts[1:], "ps": other}
+        with_ps = {"ps": other, "worker": hosts}
         for cluster, kind, index, right in (
-            ({"worker": hosts}, "worker", 0, True),
-            ({"worker": hosts}, "worker", n - 1, False),
+            (workers, "worker", 0, True),
+            *((workers, "worker", i, False) for i in range(1, n)),
             (with_chief, "chief", 0, True),
             (with_chief, "worker", 0, False),
+            (with_chief, "ps", 0, False),
             (with_ps, "ps", 0, False),
             (with_ps, "worker", 0, True),
-            ({"worker": hosts}, "evaluator", 0, False),
+            (workers, "evaluator", 0, False),
+            (with_chief, "evaluator", 0, False),
+            ({"worker": ["chief.example:20000", *hosts]}, "worker", 0, True),
         ):
             config = {"cluster": cluster, "task": {"type": kind, "index": index}}
-            _judge_saves(function, json.dumps(config), right, f"{kind} {index}", cluster)
+            text = json.dumps(config, indent=draw.choice([None, 1]), sort_keys=True)
+            _judge_saves(function, text, right, f"{kind} {index}", cluster)
     _judge_saves(function, None, True, "a process without TF_CONFIG", {})
     return "one writes, and the others do not"
 
@@ -108,4 +129,6 @@ def _judge_saves(
     if bool(got) != right:
         listed_as = ", ".join(f"{len(hosts)} {kind}" for kind, hosts in cluster.items())
         where = f" of a cluster with {listed_as}" if cluster else ""
+        if "chief.example" in str(cluster):
+            where += ", where a worker's host is called chief.example,"
         raise NotYet(f"{who}{where} {'saves' if right else 'must not save'}")

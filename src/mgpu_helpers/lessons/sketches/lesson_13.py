@@ -28,16 +28,17 @@ def restart() -> Any:
     """Sketch what a launcher does when a worker dies: it ends all, and starts all again."""
     ax = canvas(8, 1.75)
     rows = (0.25, 0.85)
-    first, again = colour("/GPU:0"), colour("/GPU:1")
     for i, y in enumerate(rows):
+        mine = colour(f"/GPU:{i}")
         label(ax, (0.95, y + 0.19), f"worker {i}", ha="right")
-        box(ax, (1.1, y), (1.75, 0.38), "steps 0 to 4", first)
-        box(ax, (4.4, y), (1.3, 0.38), "from step 5", again)
-        box(ax, (5.75, y), (1.9, 0.38), "to the end", again)
-    box(ax, (2.9, rows[0]), (0.95, 0.38), "waits, ends", HOST)
-    box(ax, (2.9, rows[1]), (0.45, 0.38), "5, 6", first)
-    label(ax, (3.68, rows[1] + 0.19), "killed", size=9, weight="bold")
-    for x, text in ((2.87, "checkpoint"), (4.15, "restart")):
+        for left, width, text in (
+            (1.1, 1.45, "steps 0 to 4"), (2.65, 0.5, "5, 6"),
+            (4.75, 0.5, "5, 6"), (5.3, 2.4, "7 to the end"),
+        ):  # fmt: skip
+            box(ax, (left, y), (width, 0.38), text, mine)
+    box(ax, (3.2, rows[0]), (1.1, 0.38), "waits, ends", HOST)
+    label(ax, (3.5, rows[1] + 0.19), "killed", size=9, weight="bold")
+    for x, text in ((2.6, "checkpoint"), (4.55, "restart")):
         ax.plot([x, x], [0.12, 1.33], color="#555555", linewidth=1, linestyle=":", zorder=0)
         label(ax, (x, 1.43), text, size=8.5)
     arrow(ax, (1.1, 1.6), (7.8, 1.6))
