@@ -71,20 +71,21 @@ print(tf_config(1, ["a:20000", "b:20000"]))
 #
 # First we do everything by hand. The program below is our worker. Each line that it reads is a
 # piece of code, as JSON, and it runs that code. So two processes, started once, serve for many
-# experiments. What a worker prints goes to its log. `signal.alarm` ends it after five minutes,
-# whatever happens: if you read for longer than that, run everything again from here.
+# experiments. What a worker prints goes to its log. `signal.alarm` ends it where a piece takes
+# longer than five minutes:
 
 # %%
 folder = Path(tempfile.mkdtemp())
 program = """
 import json, signal, sys
-signal.alarm(300)
 import tensorflow as tf
 for line in sys.stdin:
+    signal.alarm(300)
     try:
         exec(json.loads(line))
     except Exception as error:
         print(type(error).__name__ + ":", str(error).splitlines()[0])
+    signal.alarm(0)
     print("---", flush=True)
 """
 
@@ -232,8 +233,8 @@ model.fit(tf.zeros([8, 4]), tf.zeros([8, 1]), verbose=0)""")
 #
 # The script trains for 20 steps: in this notebook, as one process that knows nothing of others, and
 # then on two and on three workers. Each prints a digest of its weights and of Adam's slots. Worker
-# 0, the **chief**, saves them. How far are the weights off, and how many different digests has each
-# run?
+# 0, the **chief**, saves them. How far are the weights off, and how many digests do the workers of
+# a run print?
 
 # %%
 def train(name, *args, **options):
@@ -259,7 +260,7 @@ for name, report in reports.items():
     off = max(np.abs(one[each] - value).max() for each, value in state(name).items())
     digests = {job.result["state"] for job in report}
     print(f"{name:5} workers: largest difference from one below 1e-6: {off < 1e-6}; "
-          f"different digests: {len(digests)}")  # fmt: skip
+          f"digests: {len(digests)}")  # fmt: skip
 
 # %% [markdown]
 # The weights are those of one process. The differences below 1e-6 come from the order in which the
