@@ -101,8 +101,8 @@ plt.show()
 #   then for the mirrored one. `experimental_local_results` gives what each replica has of a value.
 # - What each device gives to the all-reduce. That is no copy from one device to another, so it is
 #   listed by itself, in `step.collectives`.
-# - What is copied between devices, first with the usual all-reduce. Then it is the turn of
-#   `ReductionToOneDevice`, which adds up on the first device and sends the sum back.
+# - What is copied between devices, with the usual all-reduce and then with `ReductionToOneDevice`.
+#   That one adds up on the first device and sends the sum back.
 
 # %%
 for model in (alone, mirrored):
@@ -126,8 +126,8 @@ for name, traced in [("with the all-reduce", step), ("to one device", step_to_on
 # - Every device holds as many bytes as one device held alone.
 # - Each device gave one gradient for all weights to the all-reduce, as many bytes as they have.
 #   Lesson 07 kept one set of weights instead, and sent it to every device in every step.
-# - The host sent each device its shard of the batch. With `ReductionToOneDevice`, the others also
-#   sent their gradients to the first device and got the sum back.
+# - The host sent each device its shard of the batch. With `ReductionToOneDevice`, gradients and
+#   their sum are copied as well.
 #
 # Which all-reduce is the usual one depends on the devices. GPUs use NVIDIA's library NCCL. Cores,
 # and GPUs that are shares of one, use a ring as in lesson 07. The second argument of
@@ -206,8 +206,8 @@ for name, model in [("towers", tower), ("own loop", looped), ("fit", mirrored)]:
 print(f"moved by {replicas.difference(replicas.digits_model().get_weights(), after_ten):.2f}")
 
 # %% [markdown]
-# All end at the weights of one device. A float32 is exact to about 1e-7, and ten steps carry that
-# along, so the bound is 1e-5. The steps moved the weights by 1.00 in the same measure.
+# All end at the weights of one device. A float32 is exact to about `1e-7`, and ten steps carry that
+# along, so the bound is `1e-5`. The steps moved some weights by 1.00 in the same measure.
 #
 # ## BatchNormalization
 #
@@ -470,9 +470,9 @@ print(f"inside:  {ten_steps(adam)}, {sent(table):,} bytes")
 # The first cell defines seven ways, and the second times them in turn. All but the last take two
 # passes, ten steps:
 #
-# - one device, the towers, the loop, and `fit`,
-# - a loop that reads its last loss only. The first three ways wait for the loss of every step, as
-#   **`float(loss)` in every step** does, which is the seventh mistake,
+# - One device, the towers, the loop, and `fit`.
+# - A loop that reads its last loss only. The first three read a loss in every step, which is the
+#   seventh mistake: **`float(loss)` in every step**.
 # - `fit` with an endless dataset. `steps_per_epoch` tells it where a pass ends.
 #
 # The last way, "begin", is a piece of `fit`: it begins with the distributed dataset and takes no
@@ -520,11 +520,12 @@ print(f"left for a step of fit: {(fast - few * begin) / 10:.1f} ms,",
 # `steps_per_epoch`, `fit` begins twice in all, however many passes there are. This is work of the
 # host, so GPU users pay for it as well.
 #
-# What is left for a step of `fit` is only a rough number. It is a small rest of large times, and a
-# beginning takes another time by itself than by the difference. Between two steps `fit` also runs
-# Python, callbacks and metrics, and fetches the next batch. `steps_per_execution=10` in `compile`
-# makes one call of ten steps. With the ring of cores, TensorFlow refuses that with an error about a
-# placeholder; with `ReductionToOneDevice` it works.
+# What is left for a step of `fit` is only a rough number. It remains when large times are
+# subtracted, and it depends on which of the two times of a beginning you take. Between two steps
+# `fit` also runs callbacks and metrics, and it fetches the next batch. The loop had its batches on
+# the devices already. `steps_per_execution=10` in `compile` makes one call of ten steps. With the
+# ring of cores, TensorFlow refuses that with an error about a placeholder; with
+# `ReductionToOneDevice` it works.
 #
 # On cores a step is finished when it returns, so reading its loss costs little. On a GPU a step
 # returns at once, and Python prepares the next one meanwhile, unless `float` waits. Keep the losses
@@ -544,19 +545,19 @@ print(f"left for a step of fit: {(fast - few * begin) / 10:.1f} ms,",
 # | `ParameterServerStrategy` | on servers | several machines, each at its own pace |
 # | `TPUStrategy` | a copy on each core | TPUs |
 #
-# The last two need servers or a TPU, and lesson 13 runs the fourth. The next three cells try the
-# rest, and what works in another way:
+# The last two need servers or a TPU, and lesson 13 runs the fourth. Here are the first and the
+# third, and three more things:
 #
 # - In the first cell, `OneDeviceStrategy` and `CentralStorageStrategy` have to end at the weights
-#   of the others.
-# - The second is a graph of the old kind, as lessons 01 to 07 build it for a session. There a
-#   distributed dataset has no iterator. Towers have no such limit.
+#   of one device.
+# - The second cell makes a graph of the old kind, as lessons 01 to 07 build it for a session. There
+#   a distributed dataset has no iterator. Towers have no such limit.
 # - The third begins with **DTensor**, where a tensor is cut over devices and an operation on it
 #   runs on all of them. A **mesh** names the devices, and a **layout** says along which axis a
 #   tensor is cut. The kernel of a layer is cut by columns, and its product is compared with the
 #   whole one.
-# - The third ends with `keras.distribution` of Keras 3, which promises this for whole models. The
-#   last line counts the copies of a weight.
+# - It ends with `keras.distribution` of Keras 3, which promises this for whole models. The last
+#   line counts the copies of a weight.
 
 # %%
 central = tf.distribute.experimental.CentralStorageStrategy(plan.devices, plan.host)
@@ -734,8 +735,9 @@ checks.leaves_empty(leaves_empty)
 # - Synchronized BatchNormalization had the losses of one device. Each replica by itself had not.
 # - A last batch that does not divide changed the weights without a word. An empty replica turned a
 #   weight into NaN, and the loss stayed a number.
-# - A mean in place of the scaled loss turned a gradient of 15 into one of 30. GPUs that do not
-#   exist trained. An optimizer from outside counted 20 steps in place of ten.
+# - A mean in place of the scaled loss turned a gradient of 15 into one of 30. A strategy on GPUs
+#   that do not exist trained all the same. An optimizer from outside counted 20 steps in place of
+#   ten.
 # - `fit` took longer to begin with its dataset than for its steps. With `steps_per_epoch` it began
 #   less often.
 #
