@@ -3,8 +3,8 @@
 #
 # You have a Keras model and two GPUs. You call `model.fit`, and it trains on one of them.
 # TensorFlow has `tf.distribute.MirroredStrategy` for this, and three lines are enough to use it.
-# But some of its traps spoil a training without a word: a last batch that does not divide, a mean
-# in the wrong place, GPUs that do not exist.
+# But it has traps that spoil a training, and no error tells you: a last batch that does not divide,
+# a mean in the wrong place, GPUs that do not exist.
 #
 # **In this lesson** TensorFlow's own strategy trains one model on all devices, with the weights
 # that one device gets, and you catch seven mistakes, most of which raise no error.
@@ -48,8 +48,8 @@ warnings.simplefilter("ignore", UserWarning)  # Keras has one for every dataset 
 #
 # `replicas.digits_model` makes a compiled Keras network of two convolutions for handwritten digits,
 # always with the same weights at the start. A batch has all 840 images. `trace.fit_step` traces one
-# step of what `fit` runs. TensorFlow would choose the first GPU by itself; here a block says so, so
-# that every machine does the same.
+# step of what `fit` runs. Left alone, TensorFlow would choose the first GPU. Here a `tf.device`
+# block says so, and every machine does the same.
 #
 # One step needs five convolutions: two forward, and three in the backward pass. Look at which
 # devices computed them:
@@ -62,9 +62,9 @@ with tf.device(plan.devices[0]):
 print(replicas.convolutions(step))
 
 # %% [markdown]
-# The first device computed everything. Three lines change it, the first three of the next cell.
-# What is made in the `scope` of a strategy belongs to that strategy. Look at the numbers, and at
-# the timeline for bars one above the other:
+# The first device computed everything. The first three lines of the next cell change that. What is
+# made in the `scope` of a strategy belongs to that strategy. Look at the numbers, and at the
+# timeline for bars one above the other:
 
 # %%
 strategy = tf.distribute.MirroredStrategy(plan.devices)
@@ -95,15 +95,14 @@ plt.show()
 # **all-reduce**: each gives its own and gets the sum of all. Then each updates its own weights. As
 # all do the same, the copies stay equal.
 #
-# `experimental_local_results` gives what each replica has of a value. With it, the next cell counts
-# the bytes of weights and optimizer state on each device, first for the model on one device and
-# then for the mirrored one.
+# The next cell prints three things:
 #
-# Then it shows what crosses in a step. An all-reduce is no copy from one device to another, so
-# `step.collectives` lists what each device gave to it. Which all-reduce it is depends on the
-# devices: GPUs use NVIDIA's library NCCL; cores, and GPUs that are shares of one, use a ring as in
-# lesson 07. `cross_device_ops` chooses another. `ReductionToOneDevice` adds up on the first device
-# and sends the sum back, and its transfers are copies:
+# - How many bytes of weights and optimizer state each device holds, for the model on one device and
+#   then for the mirrored one. `experimental_local_results` gives what each replica has of a value.
+# - What each device gives to the all-reduce. That is no copy from one device to another, so it is
+#   listed by itself, in `step.collectives`.
+# - What is copied between devices, with the usual all-reduce and then with `ReductionToOneDevice`.
+#   That one adds up on the first device and sends the sum back.
 
 # %%
 for model in (alone, mirrored):
@@ -124,13 +123,18 @@ for name, traced in [("with the all-reduce", step), ("to one device", step_to_on
     replicas.print_crossing(traced)
 
 # %% [markdown]
-# Every device holds what one device held alone. Lesson 07 kept one set of weights, and sent it to
-# every device in every step. Here each device gets its shard of the batch from the host, and gives
-# one gradient for all weights, as many bytes as they have, to the all-reduce. With
-# `ReductionToOneDevice`, the others send their gradients to the first device and get the sum back.
+# - Every device holds as many bytes as one device held alone.
+# - Each device gave one gradient for all weights to the all-reduce, as many bytes as they have.
+#   Lesson 07 kept one set of weights instead, and sent it to every device in every step.
+# - The host sent each device its shard of the batch. With `ReductionToOneDevice`, gradients and
+#   their sum are copied as well.
 #
-# A process should have one strategy with the usual all-reduce. Two of them number their all-reduces
-# alike, and TensorFlow stops both where the same number comes with two shapes. Give further
+# Which all-reduce is the usual one depends on the devices. GPUs use NVIDIA's library NCCL. Cores,
+# and GPUs that are shares of one, use a ring as in lesson 07. The second argument of
+# `MirroredStrategy`, `cross_device_ops`, chooses another.
+#
+# A process should have one strategy with the usual all-reduce. Two of them give their all-reduces
+# the same numbers, and TensorFlow stops both where one number comes with two shapes. Give further
 # strategies `ReductionToOneDevice`, as here.
 #
 # ## A loop of your own
@@ -140,10 +144,10 @@ for name, traced in [("with the all-reduce", step), ("to one device", step_to_on
 # - `replica` is a tower: the loss of a shard, its gradients and the update. `optimizer.apply` adds
 #   up the gradients of all replicas before it changes the weights.
 # - `strategy.run` calls it on every device.
-# - `strategy.reduce` makes one number of the replicas' losses.
+# - `strategy.reduce` adds up the replicas' losses to one number.
 #
-# The gradients are added. So the losses of a replica are added as well, and divided by the size of
-# the **global batch**: each replica has a part of the mean, and the parts add up to it.
+# The gradients of the replicas are added. So each replica has to add its losses as well, and divide
+# by the size of the **global batch**. Then each has a part of the mean, and the parts add up to it.
 # (`tf.nn.compute_average_loss` is this division.)
 
 # %%
@@ -167,13 +171,14 @@ def make_step(model, size):
 # %% [markdown]
 # ## Proof: the same weights
 #
-# Ten steps in batches of 168, in four ways, from the same weights: one device, the towers of lesson
-# 07, the loop, and `fit`. `towers.train_step` is lesson 07's step for a Keras model. Compare the
-# losses of the tenth step, and in the second cell the weights.
+# Four ways take ten steps in batches of 168, from the same weights: one device, the towers of
+# lesson 07, the loop, and `fit`. `towers.train_step` is lesson 07's step for a Keras model. The
+# first cell trains. It prints the loss of the tenth step, but for `fit`, which tells only the mean
+# of a pass.
 #
-# `replicas.difference` gives the largest difference of any weight, as a share of the largest one of
-# its variable. A float32 is exact to about 1e-7, and ten steps carry that along, so the bound is
-# 1e-5. The last line says how far the ten steps moved the weights:
+# The second cell compares the weights with those of one device. `replicas.difference` gives the
+# largest difference of any weight, as a share of the largest one of its variable. The last line
+# says how far the ten steps moved the weights:
 
 # %%
 entropy = losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -201,15 +206,18 @@ for name, model in [("towers", tower), ("own loop", looped), ("fit", mirrored)]:
 print(f"moved by {replicas.difference(replicas.digits_model().get_weights(), after_ten):.2f}")
 
 # %% [markdown]
-# All have the weights of one device.
+# All end at the weights of one device. A float32 is exact to about `1e-7`, and ten steps carry that
+# along, so the bound is `1e-5`. The steps moved some weights by 1.00 in the same measure.
 #
 # ## BatchNormalization
 #
-# A replica sees only its shard of a batch. So a BatchNormalization normalizes by the statistics of
-# that shard, unless it is made with `synchronized=True`. Then the replicas exchange theirs, in more
-# all-reduces. As in lesson 07, the batch gets brighter from image to image, so that the shards
-# differ. The first line is one device. Compare its losses of three steps, and its moving variances,
-# with those of synchronized replicas, and of replicas each by itself:
+# A replica sees only its shard of a batch, so a BatchNormalization normalizes by the statistics of
+# that shard. If it is made with `synchronized=True`, the replicas exchange their statistics, in
+# more all-reduces. As in lesson 07, the batch gets brighter from image to image, so that the shards
+# differ.
+#
+# Each line has the losses of three steps, and the moving variances after them: first on one device,
+# then with synchronized replicas, then with replicas each by itself:
 
 # %%
 with tf.device(plan.devices[0]):
@@ -219,16 +227,17 @@ with strategy.scope():
 print(replicas.three_steps(together), replicas.three_steps(apart), sep="\n")
 
 # %% [markdown]
-# Synchronized replicas have the numbers of one device. Without it the losses differ from the first
-# step on, and the variances are smaller, because what differs between the shards is left out. Each
-# replica then has moving statistics of its own; a strategy gives their average when they are read
-# or saved.
+# The synchronized replicas have the numbers of one device. The others have different losses from
+# the first step on. Their variances are smaller, because what differs between the shards is left
+# out. Each replica then has moving statistics of its own; a strategy gives their average when they
+# are read or saved.
 #
 # ## Input
 #
 # `experimental_distribute_dataset` takes a dataset of **global** batches and cuts each of them.
-# `distribute_datasets_from_function` calls a function once a host, and each batch that its dataset
-# gives goes to one replica as it is: it is a **per-device** batch. Look at what each replica gets:
+# `distribute_datasets_from_function` calls a function of yours, once on each host. Each batch of
+# the dataset that it returns goes to one replica as it is: it is a **per-device** batch. Look at
+# what each replica gets:
 
 # %%
 size = 2 * len(plan)
@@ -252,7 +261,7 @@ print_parts(strategy.experimental_distribute_dataset(numbers.shuffle(100, seed=3
 # %% [markdown]
 # - In the first line each replica has its half of a batch of four.
 # - The second is the same, because `get_per_replica_batch_size` divides the global batch. Without
-#   it the batch would be larger by the number of devices.
+#   it each replica would get a whole global batch.
 # - In the third, `shuffle` stands behind `batch`: only whole batches changed places. If the
 #   examples are sorted, the replicas go on seeing different classes.
 # - In the last it stands before `batch`, as it should, and mixes the examples.
@@ -279,15 +288,16 @@ for count in (2 * size, 2 * size - 1, size + 1):
     print(f"{count} examples: one {weights[0]:.4f}  all {weights[1]:.4f}")
 
 # %% [markdown]
-# Where all batches divide, all devices have the weight of one. Elsewhere they have another, and
-# nothing says so. Each replica takes the mean of its own examples, and the means count alike. So
-# two examples in one replica count as much as a single one in another, and a replica without
-# examples counts as 0.
+# Where every batch divides, all devices together reach the weight of one. Where the last one does
+# not, they reach another, and no error says so. Each replica takes the mean of its own examples,
+# and these means count equally. So two examples in one replica count as much as a single one in
+# another, and a replica without examples counts as 0.
 #
-# **A batch smaller than the number of replicas** is refused by `fit`, as every first batch is that
-# does not divide, in words that do not say what is wrong. `towers.check_batches` takes the number
-# of examples, the global batch and the number of replicas, and says what is wrong before anything
-# is trained. The terminal has it as `python -m mgpu_helpers batches 7 4 2`.
+# **A batch smaller than the number of replicas.** `fit` refuses any first batch that does not
+# divide, but its error does not say what is wrong. `towers.check_batches` does, before anything is
+# trained. It takes the number of examples, the global batch and the number of replicas. In a
+# terminal it is `python -m mgpu_helpers batches 7 4 2`. Compare the first line, from `fit`, with
+# the others:
 
 # %%
 try:
@@ -302,9 +312,10 @@ for count, batch in [(1, 1), (2 * size, size), (2 * size - 1, size), (size + 1, 
         print(error)
 
 # %% [markdown]
-# The eight examples pass. For the others, `batch(..., drop_remainder=True)` leaves the last batch
-# out. Where every example counts, fill it up with examples of weight 0. `fit` divides by all
-# examples of a batch, also those of weight 0, so the real ones need a larger weight:
+# Where the batches divide, nothing is printed. For the others, `batch(..., drop_remainder=True)`
+# leaves the last batch out. If every example is needed, fill that batch up with examples of weight
+# 0. `fit` divides by the number of all examples in a batch, also those of weight 0, so the real
+# ones need a larger weight:
 
 # %%
 def padded(x, y):
@@ -324,11 +335,12 @@ for count in (2 * size - 1, size + 1):
 # These are the weights of one device.
 #
 # **An empty replica with BatchNormalization.** The mean of no examples is not a number (NaN). The
-# first cell trains on one example more than a batch. Compare what it says of the loss and of the
-# weights.
+# first cell trains on one example more than a batch. It prints the loss, and the weights that
+# became NaN.
 #
-# Each replica takes ⌈last/n⌉ examples until none are left, so one stays empty when
-# ⌈last/n⌉·(n − 1) ≥ last. The second cell tries this rule for two replicas and for four:
+# The second cell predicts which last batches do this. Of a last batch, each of n replicas takes
+# ⌈last/n⌉ examples until none are left. So one stays empty when ⌈last/n⌉·(n − 1) ≥ last. Compare
+# this rule with the shards of two replicas and of four:
 
 # %%
 few = replicas.brighter().take(size + 1).batch(size)
@@ -345,12 +357,13 @@ for last in range(1, 8):
 
 # %% [markdown]
 # With two devices, the second one had no example of the last batch. The loss is a number all the
-# same, and the weight `gamma` is not. `keras.callbacks.TerminateOnNaN` looks at the loss only. The
-# check that catches this is `check_batches`, before the training.
+# same, but the weight `gamma` is not. `keras.callbacks.TerminateOnNaN` looks at the loss only, so
+# it sees nothing. The check that catches this is `check_batches`, before the training.
 #
 # **A mean in place of the scaled loss.** A loop of your own that ends in `reduce_mean` takes the
 # mean of each shard, and the all-reduce adds these means. Here are as many ones, twos, threes and
-# fours as in lesson 07, and the right gradient is 15:
+# fours as in lesson 07, and the right gradient is 15. The lines differ in the loss of a replica,
+# and in whether the all-reduce adds or averages:
 
 # %%
 numbers = tf.data.Dataset.from_tensors(tf.repeat([1.0, 2.0, 3.0, 4.0], 210))
@@ -374,13 +387,13 @@ print(f"mean, added:     {gradient(tf.reduce_mean, 'sum'):.3f}")
 print(f"mean, averaged:  {gradient(tf.reduce_mean, 'mean'):.3f}")
 
 # %% [markdown]
-# With two devices the second gradient is 30, so each step is twice as long. The third is right by
-# luck: it holds while all shards have one size, and the optimizer adds. Adam divides by the size of
-# the gradients, so its losses hardly show the mistake. The check is the proof above: take a few
-# steps of SGD, and compare the weights with those of one device.
+# With two devices the second gradient is 30, so a step of SGD goes twice as far. The third is right
+# by luck, because all shards have one size, and you do not get it from `optimizer.apply`, which
+# adds. Adam divides by the size of the gradients, so its losses hardly show the mistake. The check
+# is the proof above: take a few steps of SGD, and compare the weights with those of one device.
 #
 # **Devices that do not exist.** TensorFlow may put elsewhere what you send to a missing GPU. So a
-# strategy on two GPUs that are not there has two replicas, and trains. The check asks where the
+# strategy on two GPUs that do not exist has two replicas, and trains. `places` asks where the
 # copies of a variable are:
 
 # %%
@@ -400,16 +413,19 @@ for each in (nowhere, strategy):
 assert len(places(strategy)) == strategy.num_replicas_in_sync
 
 # %% [markdown]
-# Two replicas took turns in one place. The last line is the check. (With the usual all-reduce they
-# never finish a step, because they wait for each other in that place.)
+# On the missing GPUs, two replicas took turns in one place. The check is the last line of the cell:
+# as many places as replicas. (With the usual all-reduce such replicas never finish a step, because
+# they wait for each other in that place.)
 #
-# **Made outside the scope.** A model from outside is refused, without words. An optimizer that was
-# built outside is not. Its variables are single, and every replica updates them, also the one in
-# which Adam counts its steps. `ten_steps` gives the count and the weight after ten steps.
+# **Made outside the scope.** What happens then depends on what it is:
 #
-# What is only read may be made outside, and is then fetched from its place in every step: right,
-# but slow. `sent` adds up a table of 400,000 bytes on each replica, and gives what the first device
-# sends to the last. The second cell tries both:
+# - A model is refused, with an error that has no words. The first cell shows it.
+# - An optimizer is not refused. Its variables are single, and every replica updates them, also the
+#   one in which Adam counts its steps. `ten_steps` gives the count and the weight after ten steps.
+# - What is only read is fetched from its place in every step: right, but slow. `sent` adds up a
+#   table of 400,000 bytes on each replica, and gives what the first device sends to the last.
+#
+# The second cell tries the optimizer and the table, outside the scope and inside:
 
 # %%
 try:
@@ -445,20 +461,23 @@ with strategy.scope():
 print(f"inside:  {ten_steps(adam)}, {sent(table):,} bytes")
 
 # %% [markdown]
-# The ten steps were counted once for each replica, and the weight differs. The check is that
-# `iterations` agrees with your own count. (`compile` in the scope makes the optimizer there.) And
-# the table crossed in every step.
+# Outside, the ten steps were counted once for each replica, and the weight differs. The check is
+# that `iterations` agrees with your own count. (`compile` in the scope makes the optimizer there.)
+# The table from outside crosses in every step, and the one from inside is on each device already.
 #
 # ## Does it pay?
 #
-# Two passes, ten steps, in turn: one device, the towers, the loop, and `fit`. There are two
-# variants. The loop may read the last loss only, in place of **`float(loss)` in every step**, which
-# is the seventh mistake. And `fit` may get an endless dataset, and be told where a pass ends. The
-# last way is a piece of `fit`: to begin with the distributed dataset.
+# The first cell defines seven ways, and the second times them in turn. All but the last take two
+# passes, ten steps:
 #
-# The second cell lists the times. The third counts how often the two ways of `fit` begin with the
-# dataset, compares the difference of their times with the time of "begin", and says what is left
-# for a step:
+# - One device, the towers, the loop, and `fit`.
+# - A loop that reads its last loss only. The first three read a loss in every step, which is the
+#   seventh mistake: **`float(loss)` in every step**.
+# - `fit` with an endless dataset. `steps_per_epoch` tells it where a pass ends.
+#
+# The last way, "begin", is a piece of `fit`: it begins with the distributed dataset and takes no
+# step. The third cell counts how often the two ways of `fit` begin. From the difference of their
+# times it computes what a beginning takes, and what is left for a step:
 
 # %%
 batches = list(data.batch(168)) * 2
@@ -501,17 +520,19 @@ print(f"left for a step of fit: {(fast - few * begin) / 10:.1f} ms,",
 # `steps_per_epoch`, `fit` begins twice in all, however many passes there are. This is work of the
 # host, so GPU users pay for it as well.
 #
-# What is left between a step of `fit` and one of the loop is spent between the steps: Python,
-# callbacks, metrics, and fetching the next batch. `steps_per_execution=10` in `compile` makes one
-# call of ten steps. With the ring of cores, TensorFlow refuses that with an error about a
-# placeholder; with `ReductionToOneDevice` it works.
+# What is left for a step of `fit` is only a rough number. It remains when large times are
+# subtracted, and it depends on which of the two times of a beginning you take. Between two steps
+# `fit` also runs callbacks and metrics, and it fetches the next batch. The loop had its batches on
+# the devices already. `steps_per_execution=10` in `compile` makes one call of ten steps. With the
+# ring of cores, TensorFlow refuses that with an error about a placeholder; with
+# `ReductionToOneDevice` it works.
 #
 # On cores a step is finished when it returns, so reading its loss costs little. On a GPU a step
 # returns at once, and Python prepares the next one meanwhile, unless `float` waits. Keep the losses
 # as tensors, and read them now and then.
 #
-# On GPUs the kernels of a network this small take less time than starting them, and nothing pays. A
-# step should keep each GPU busy for tens of milliseconds ([[07]], [[11]]).
+# On GPUs the kernels of a network this small take less time than starting them, so more devices do
+# not pay. A step should keep each GPU busy for tens of milliseconds ([[07]], [[11]]).
 #
 # ## The family
 #
@@ -520,23 +541,23 @@ print(f"left for a step of fit: {(fast - few * begin) / 10:.1f} ms,",
 # | `OneDeviceStrategy` | on the device | trying code for strategies on one device |
 # | `MirroredStrategy` | a copy on each device | the GPUs of one machine: this lesson |
 # | `CentralStorageStrategy` | on the host | one machine, and weights too large for a GPU |
-# | `MultiWorkerMirroredStrategy` | a copy on each device | several machines in step |
+# | `MultiWorkerMirroredStrategy` | a copy on each device | several machines in step: [[13]] |
 # | `ParameterServerStrategy` | on servers | several machines, each at its own pace |
 # | `TPUStrategy` | a copy on each core | TPUs |
 #
-# The last three need a cluster or a TPU. The first and the third have to end at the weights of the
-# others.
+# The last two need servers or a TPU, and lesson 13 runs the fourth. Here are the first and the
+# third, and three more things:
 #
-# In a graph of the old kind, as lessons 01 to 07 build it for a session, a distributed dataset has
-# no iterator. The second cell shows the error. Towers have no such limit.
-#
-# **DTensor** goes another way. A tensor is cut over devices, and an operation on it runs on all of
-# them. A **mesh** names the devices, and a **layout** says along which axis a tensor is cut. In the
-# third cell the kernel of a layer is cut by columns, and its product is compared with the whole
-# one.
-#
-# `keras.distribution` of Keras 3 promises this for whole models. With TensorFlow as the backend it
-# accepts everything and does nothing. The last line counts the copies of a weight:
+# - In the first cell, `OneDeviceStrategy` and `CentralStorageStrategy` have to end at the weights
+#   of one device.
+# - The second cell makes a graph of the old kind, as lessons 01 to 07 build it for a session. There
+#   a distributed dataset has no iterator. Towers have no such limit.
+# - The third begins with **DTensor**, where a tensor is cut over devices and an operation on it
+#   runs on all of them. A **mesh** names the devices, and a **layout** says along which axis a
+#   tensor is cut. The kernel of a layer is cut by columns, and its product is compared with the
+#   whole one.
+# - It ends with `keras.distribution` of Keras 3, which promises this for whole models. The last
+#   line counts the copies of a weight.
 
 # %%
 central = tf.distribute.experimental.CentralStorageStrategy(plan.devices, plan.host)
@@ -573,15 +594,17 @@ keras.distribution.set_distribution(None)
 print(len(strategy.experimental_local_results(weight)), "copy")
 
 # %% [markdown]
+# Each device computed its columns of the product. `keras.distribution` accepted all devices and
+# made one copy of the weight: with TensorFlow as the backend it does nothing.
+#
 # ## With your own model
 #
 # Here is a small residual network with BatchNormalization; put your own in its place. It trains on
-# all devices, with a metric and a callback that saves it. Then one device goes on from the file.
-# Compare accuracy and weights of the two that went on.
+# all devices, with a metric and a callback that saves it. Then one device loads the file, and both
+# train for another pass. Compare their accuracy and their weights.
 #
-# **Mixed precision** is one line before the model is made, as in the second cell. The weights stay
-# float32, the layers compute in float16, and the optimizer multiplies the loss by a large number,
-# so that small gradients do not become 0. The third cell times a prediction with it, and without:
+# The second cell makes the network in **mixed precision**, which is one line before the model is
+# made. The third times a prediction with it, and without:
 
 # %%
 def residual():
@@ -629,16 +652,19 @@ timing.compare(
 # replicas wrote it. A callback runs once, not once for each replica. A metric counts every example
 # once, also in a batch that does not divide.
 #
+# In mixed precision the weights stay float32, and the layers compute in float16. The
+# `LossScaleOptimizer` multiplies the loss by a large number, so that small gradients do not become
+# 0. A loop of your own has to do that itself: `optimizer.scale_loss(loss)` before the gradients.
+#
 # Cores have no fast float16, so float32 is faster here. GPUs with tensor cores compute convolutions
-# and products several times as fast in float16. A loop of your own has to scale by itself:
-# `optimizer.scale_loss(loss)` before the gradients.
+# and products several times as fast in float16.
 #
 # ## On your own
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
-# **1.** Write `replica_loss(losses, global_batch)`. From the losses of the examples that one
-# replica got it makes the number whose sum over all replicas is the mean of the global batch. A
+# **1.** Write `replica_loss(losses, global_batch)`. It takes the losses of the examples that one
+# replica got. What it returns, added up over all replicas, is the mean loss of the global batch. A
 # replica may have any number of examples, also none.
 
 # %% tags=["exercise"]
@@ -709,8 +735,9 @@ checks.leaves_empty(leaves_empty)
 # - Synchronized BatchNormalization had the losses of one device. Each replica by itself had not.
 # - A last batch that does not divide changed the weights without a word. An empty replica turned a
 #   weight into NaN, and the loss stayed a number.
-# - A mean in place of the scaled loss made a gradient of 15 into one of 30. GPUs that do not exist
-#   trained. An optimizer from outside counted 20 steps in place of ten.
+# - A mean in place of the scaled loss turned a gradient of 15 into one of 30. A strategy on GPUs
+#   that do not exist trained all the same. An optimizer from outside counted 20 steps in place of
+#   ten.
 # - `fit` took longer to begin with its dataset than for its steps. With `steps_per_epoch` it began
 #   less often.
 #
@@ -723,10 +750,10 @@ checks.leaves_empty(leaves_empty)
 # - Call `towers.check_batches` before the training, and look where the copies are.
 # - With short passes, give `fit` an endless dataset and `steps_per_epoch`.
 # - The batch of a dataset is the global batch. More devices at the same per-device batch make it
-#   larger, and the learning rate then wants attention.
+#   larger, and you may have to choose the learning rate anew.
 # - Take towers ([[07]]) for a step that you want to see or to change, and for batches that do not
 #   divide: `towers.train_step` weights the shards by their sizes.
-# - Several machines need another strategy, in the same loop. A model that does not fit on one GPU
-#   needs [[09]].
+# - Several machines need another strategy and a loop of your own: [[13]]. A model that does not fit
+#   on one GPU needs [[09]].
 #
 # Next: [[next]].

@@ -42,6 +42,8 @@ RIGHT = {
         "replica_loss = lambda losses, global_batch: tf.add_n([tf.reduce_sum(losses / n)])"
         .replace(" / n", " / global_batch"),
         "replica_loss = lambda losses, n: tf.reduce_sum(losses * (1 / n))",
+        "replica_loss = lambda losses, n: sum(losses) / n",
+        "replica_loss = lambda losses, n: tf.tensordot(losses, tf.fill(losses.shape, 1 / n), 1)",
     ],
     2: [
         """
@@ -67,6 +69,13 @@ def evaluate(strategy, losses_of, data):
     return total / count
 """,
         EVALUATE.replace("np.sum(part)", "float(tf.reduce_sum(part))"),
+        """
+def evaluate(strategy, losses_of, data):
+    found = []
+    for parts in strategy.experimental_distribute_dataset(data):
+        found.append(strategy.gather(strategy.run(losses_of, args=(parts,)), axis=0))
+    return np.mean(np.concatenate(found))
+""",
     ],
     3: [
         """
@@ -100,6 +109,11 @@ WRONG = {
         ("replica_loss = lambda losses, n: float(np.sum(losses) / n)", "no gradient"),
         ("replica_loss = lambda losses, n: tf.stop_gradient(tf.reduce_sum(losses) / n)",
          "no gradient"),
+        ("def replica_loss(losses, n):\n    loss = tf.reduce_sum(losses) / n\n"
+         "    return tf.stop_gradient(loss) + 0 * loss", "its gradient is not"),
+        ("replica_loss = lambda losses, n: tf.reduce_sum(losses) // n", "add up to"),
+        ("replica_loss = lambda losses, n: tf.reduce_mean(losses) * len(losses) / n",
+         "should give 0"),
     ],
     2: [
         (EVALUATE.replace("np.sum(part)", "np.mean(part)"), "is not a number"),
@@ -115,6 +129,9 @@ WRONG = {
          "    return np.mean(np.concatenate([losses_of(x) for x in data]))", "strategy.run"),
         ("def evaluate(strategy, losses_of, data):\n"
          "    return 2 * np.mean(np.concatenate(list(data)))", "strategy.run"),
+        (EVALUATE.replace("return total / count",
+                          "return 2 * np.mean(np.concatenate(list(data)))"), "have"),
+        (EVALUATE.replace("(losses):", "(losses)[:1]:"), "have"),
     ],
     3: [
         ("leaves_empty = lambda examples, batch, replicas: examples % batch < replicas", "first"),
@@ -127,5 +144,10 @@ WRONG = {
         (EMPTY.replace(" - {0}", ""), "should be False"),
         (EMPTY.replace(">= size", "> size"), "should be True"),
         ("leaves_empty = lambda examples, batch, replicas: examples % replicas", "True or False"),
+        (EMPTY.replace("min(batch, examples)", "batch"), "should be False"),
+        ("leaves_empty = lambda examples, batch, replicas: 0 in towers.replica_sizes("
+         "examples % batch or batch, replicas)", "first"),
+        ("leaves_empty = lambda examples, batch, replicas: "
+         "min(batch, examples, examples % batch or batch) < replicas", "should be True"),
     ],
 }  # fmt: skip

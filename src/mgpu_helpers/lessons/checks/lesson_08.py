@@ -25,8 +25,11 @@ def replica_loss(function: Callable[..., Any]) -> str:
         losses = tf.constant([1.0, 2.0, 6.0])
         tape.watch(losses)
         found = call(function, losses, 12)
-    if not tf.is_tensor(found) or tape.gradient(found, losses) is None:
+    gradient = tape.gradient(found, losses) if tf.is_tensor(found) else None
+    if gradient is None:
         raise NotYet("no gradient goes through it: compute it with TensorFlow")
+    if not np.allclose(gradient, 1 / 12):
+        raise NotYet("the number is right and its gradient is not: every loss should count 1/12")
     return "2, 3 and 5 replicas add up to the mean of their batch, and so do empty ones"
 
 
@@ -51,6 +54,8 @@ def _check_losses(function: Callable[..., Any], sizes: list[int], rng: Any) -> N
         said = f"all replicas count alike, whatever they hold: {said}"
     elif np.allclose(got, [float(share.numpy().sum()) for share in shares], rtol=1e-4):
         said = f"nothing is divided: {said}"
+    elif np.isnan(sum(got)):
+        said = f"a replica without examples should give 0: {said}"
     raise NotYet(said)
 
 
@@ -61,39 +66,40 @@ def evaluate(function: Callable[..., Any]) -> str:
 
     plan, rng = devices.current(), np.random.default_rng(8)
     strategy = tf.distribute.MirroredStrategy(plan.devices, tf.distribute.ReductionToOneDevice())
-    n = len(plan)
+    n, factor = len(plan), 2.0
     for examples, batch in ((4 * n + 1, 2 * n), (3 * n - 1, 2 * n), (1, 2 * n), (5 * n, 5 * n)):
         values = rng.integers(1, 90, examples).astype("float32")
         ran: list[int | None] = []
 
-        def losses_of(share: Any, ran: Any = ran) -> Any:
+        def losses_of(share: Any, ran: Any = ran, factor: float = factor) -> Any:
             context = tf.distribute.get_replica_context()
             here = context is not None and context.strategy is strategy
             ran.append(int(context.replica_id_in_sync_group) if here else None)
-            return 2.0 * share
+            return factor * share
 
         data = tf.data.Dataset.from_tensor_slices(values).batch(batch)
         got = call(function, strategy, losses_of, data)
         found = float(numbers(got, (), "return one number"))
         if None in ran or len(set(ran)) < n:
             raise NotYet("call losses_of by strategy.run, so that it runs on all replicas")
-        wanted = 2.0 * float(values.mean())
+        wanted = factor * float(values.mean())
         if not np.isclose(found, wanted, rtol=1e-4):
-            raise NotYet(_evaluated(found, wanted, values, batch))
+            raise NotYet(_evaluated(found, wanted, factor * values, batch))
+        factor = float(rng.integers(3, 9))
     return "the mean of all examples, whatever the last batch holds"
 
 
-def _evaluated(found: float, wanted: float, values: np.ndarray, batch: int) -> str:
-    batches = [values[i : i + batch] for i in range(0, len(values), batch)]
-    said = f"{len(values)} examples in batches of {batch} have {wanted:.5g}, not {found:.5g}"
+def _evaluated(found: float, wanted: float, losses: np.ndarray, batch: int) -> str:
+    batches = [losses[i : i + batch] for i in range(0, len(losses), batch)]
+    said = f"{len(losses)} examples in batches of {batch} have {wanted:.5g}, not {found:.5g}"
     if np.isnan(found):
         return f"the mean of an empty shard is not a number: {said}"
-    if np.isclose(found, wanted * len(values), rtol=1e-4):
+    if np.isclose(found, wanted * len(losses), rtol=1e-4):
         return f"divide by the number of examples: {said}"
     full = [each for each in batches if len(each) == batch]
-    if len(full) < len(batches) and full and np.isclose(found, 2 * np.mean(full), rtol=1e-4):
+    if len(full) < len(batches) and full and np.isclose(found, np.mean(full), rtol=1e-4):
         return f"the last batch is left out: {said}"
-    if np.isclose(found, 2 * np.mean([each.mean() for each in batches]), rtol=1e-4):
+    if np.isclose(found, np.mean([each.mean() for each in batches]), rtol=1e-4):
         return f"a small last batch counts as much as the others: {said}"
     return said
 

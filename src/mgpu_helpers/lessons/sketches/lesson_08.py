@@ -10,7 +10,7 @@ from mgpu_helpers.lessons.sketches.base import arrow, box, canvas, label
 
 
 def replicas(devices: Sequence[str]) -> Any:
-    """Sketch a step of replicas: shares of a batch, weights of their own, one all-reduce."""
+    """Sketch a step of replicas: shards of a batch, weights of their own, one all-reduce."""
     shown = list(devices[:4])
     high = 0.35 + 0.85 * len(shown)
     ax = canvas(8, high)
@@ -19,7 +19,7 @@ def replicas(devices: Sequence[str]) -> Any:
     for i, device in enumerate(shown):
         top = 0.32 + 0.85 * i
         middle = top + 0.32
-        box(ax, (0.3, top), (1.2, 0.65), f"share {i}", HOST)
+        box(ax, (0.3, top), (1.2, 0.65), f"shard {i}", HOST)
         box(ax, (2.3, top), (2.0, 0.65), f"{device}\nforward, backward", PALETTE[i])
         box(ax, (6.6, top), (1.0, 0.65), "weights", PALETTE[i])
         arrow(ax, (1.55, middle), (2.25, middle))
