@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,6 +34,37 @@ def run_python(code: str, *, check: bool = True, timeout: float = 120, **env: st
     if check:
         assert done.returncode == 0, done.stdout + done.stderr
     return done
+
+
+@contextlib.contextmanager
+def limited(seconds: int) -> Iterator[None]:
+    """End a test that waits for ever, as a broken runner or launcher does."""
+
+    def stop(number, frame):
+        raise TimeoutError(f"{seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def lives(pid: int) -> bool:
+    """Say whether a process is there and has not ended."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def wait_for(true: Callable[[], object], seconds: float = 20.0) -> None:
+    """Wait until something is true; fail where it does not become so."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "nothing came"
+        time.sleep(0.01)
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, run_python
+from conftest import ROOT, limited, lives, run_python, wait_for
 from mgpu_helpers import cluster, jobs, nvml
 from mgpu_helpers.cluster import addresses, blame
 from mgpu_helpers.cluster.reach import reach
@@ -118,31 +118,8 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def never_hangs():
-    """End a test that waits for ever, as a broken launcher does."""
-
-    def stop(number, frame):
-        raise TimeoutError("90 s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(90)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-
-
-def lives(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
-
-
-def wait_for(true, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "nothing came"
-        time.sleep(0.01)
+    with limited(90):
+        yield
 
 
 def config(hosts, index=0, kind="worker"):

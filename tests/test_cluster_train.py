@@ -8,13 +8,12 @@ import os
 import resource
 import runpy
 import shutil
-import signal
 import sys
 
 import numpy as np
 import pytest
 
-from conftest import ROOT
+from conftest import ROOT, limited
 from mgpu_helpers import cluster
 
 pytestmark = pytest.mark.thorough
@@ -34,14 +33,8 @@ def clean(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def never_hangs():
-    def stop(number, frame):
-        raise TimeoutError("300 s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(300)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+    with limited(300):
+        yield
 
 
 def train(folder, *args, **options):

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conftest import ROOT
+from conftest import ROOT, limited, lives, wait_for
 from mgpu_helpers import jobs, nvml
 from mgpu_helpers.jobs import process
 
@@ -40,16 +40,8 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def never_hangs():
-    """End a test whose runner waits for ever, as a broken one does."""
-
-    def stop(number, frame):
-        raise TimeoutError("60 s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(60)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+    with limited(60):
+        yield
 
 
 @pytest.fixture
@@ -66,21 +58,6 @@ def sh(line):
 
 def python(code, *args):
     return [sys.executable, "-c", code, *map(str, args)]
-
-
-def lives(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
-
-
-def wait_for(true, seconds=10.0):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "nothing came"
-        time.sleep(0.01)
 
 
 IMPORTS = """
