@@ -49,8 +49,9 @@ lab: $(ready)  ## open the lessons in JupyterLab, on this machine only
 	env -u JUPYTER_PATH $(python) -m jupyterlab --ip=127.0.0.1 --ServerApp.root_dir="$(CURDIR)" \
 	    $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB) notebooks/00_meet_your_machine.ipynb
 
+# Three on two cores, because tests of runners and workers wait.
 test: $(ready)  ## unit tests, notebook hygiene, and every notebook against its stored outputs
-	$(plain) $(pytest) -n 2 --dist loadfile $(nbval) $(or $(TESTS),tests notebooks)
+	$(plain) $(pytest) -n 3 --dist loadfile $(nbval) $(or $(TESTS),tests notebooks)
 
 isa: $(ready)  ## every notebook against its stored outputs, as other processors would compute them
 	$(plain) $(pytest) -n 2 --dist worksteal -m isa $(if $(ISA),-k "$(ISA)")
