@@ -1,0 +1,120 @@
+"""What the patients of lesson 14 share: a small model, a slow input, and the one of the exercise."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import Any
+
+from mgpu_helpers import devices
+from mgpu_helpers.lessons import digits
+
+READ = 0.02  # seconds that a batch takes to be read, as if from a disk
+PASS = 6  # batches in a pass of the exercise
+CAUSES = frozenset({1, 2, 6})  # the exercise's, by the numbers of the patients
+
+
+def many() -> int:
+    """Say how many times as much work a GPU gets, so that a step takes it over 2 ms as well."""
+    plan = devices.current()
+    return 8 if plan and plan.on_gpus else 1
+
+
+def model(wide: int = 512, middle: int = 64) -> Any:
+    """Make a network of three dense layers for digits, always with the same weights."""
+    import keras
+
+    dense = keras.layers.Dense
+    keras.utils.set_random_seed(0)
+    return keras.Sequential([
+        keras.Input([784]), dense(many() * wide, "relu", name="wide"),
+        dense(middle, "relu", name="middle"), dense(10, name="scores"),
+    ])  # fmt: skip
+
+
+def loss() -> Any:
+    """Give the loss of scores."""
+    import keras
+
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def batch() -> tuple[Any, Any]:
+    """Give a batch of digits that lies on the host; its size divides by 1 to 8 devices."""
+    import tensorflow as tf
+
+    images, labels = digits.load(840 * many())
+    with tf.device(devices.current().host):
+        return tf.constant(images.reshape(len(images), -1)), tf.constant(labels)
+
+
+def read(number: Any, x: Any, y: Any) -> tuple[Any, Any]:
+    """Read a batch slowly: what the function of a dataset's map gets and gives are tensors."""
+    import tensorflow as tf
+
+    def wait(number: Any) -> Any:
+        time.sleep(READ)
+        return number
+
+    with tf.control_dependencies([tf.numpy_function(wait, [number], tf.int64)]):
+        return tf.identity(x), tf.identity(y)
+
+
+def patient() -> tuple[Any, Any]:
+    """Give a compiled Keras model and its data; training takes longer than it has to, in three ways."""
+    import keras
+    import tensorflow as tf
+
+    dense = keras.layers.Dense
+    keras.utils.set_random_seed(0)
+    with tf.device(devices.current().devices[0]):
+        made = keras.Sequential([
+            keras.Input([784]), dense(many() * 256, "relu"),
+            *(dense(32, "relu") for _ in range(8)), dense(10),
+        ])  # fmt: skip
+        made.compile(keras.optimizers.SGD(1e-3), loss(), run_eagerly=True)
+    x, y = batch()
+    data = tf.data.Dataset.range(PASS).map(lambda number: read(number, x, y))
+    return made, data.apply(tf.data.experimental.assert_cardinality(PASS))
+
+
+def fit(model: Any, data: Any) -> None:
+    """Train a model with one pass over the data, on the first device, as the patient does."""
+    import tensorflow as tf
+
+    with tf.device(devices.current().devices[0]):
+        model.fit(data, verbose=0)
+
+
+PRODUCTS = """
+import os, sys, time
+core, begin, seconds = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
+if core >= 0 and hasattr(os, "sched_setaffinity"):
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[core]})
+import numpy as np
+x, done = np.ones([700, 700], "float32"), 0
+x @ x
+while time.time() < begin:
+    pass
+while time.time() < begin + seconds:
+    x @ x
+    done += 1
+print(done / seconds)
+"""
+
+
+def two_processes(pinned: bool, seconds: float = 1.0) -> list[float]:
+    """Let two processes multiply at once; give the products a second of each.
+
+    Each has as many threads as it finds cores: all of them, or one that is its own. Pinning needs
+    Linux and two cores; elsewhere the threads are left as they are.
+    """
+    begin = str(time.time() + 1.0)
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", PRODUCTS, str(i if pinned else -1), begin, str(seconds)],
+            stdout=subprocess.PIPE, text=True,
+        ) for i in range(2)
+    ]  # fmt: skip
+    return [float(child.communicate(timeout=60)[0]) for child in children]
