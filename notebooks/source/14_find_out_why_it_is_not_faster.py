@@ -75,12 +75,7 @@ for name, (device, seconds, needs) in five.items():
 # averages and updates. With `sizes` the shards have these sizes:
 
 # %%
-x, y = clinic.batch()
-loss_of, first, last = clinic.loss(), plan.devices[0], plan.devices[-1]
-
-
-# %%
-def make_step(where, home=first, sizes=None, **widths):
+def make_step(where, home=plan.devices[0], sizes=None, **widths):
     with tf.device(home):
         model = clinic.model(**widths)
     weights = model.trainable_variables
@@ -104,14 +99,20 @@ def make_step(where, home=first, sizes=None, **widths):
 
 
 # %% [markdown]
-# `timed` waits for the devices ([[11]]), and `traces` takes three traces. `whatif.replay` does what
-# `replay` did by hand, for each trace, with what TensorFlow adds to each operation. Compare its
-# milliseconds with the traced ones:
+# `timed` waits for the devices ([[11]]), and `traces` takes three traces. In the cell below it,
+# `whatif.replay` does what `replay` did by hand, with what TensorFlow adds to each operation. Compare
+# its milliseconds with the traced ones. `whatif.explain` says how much of a step each device worked,
+# and what it waited for, to the last percent. In the chart, pale colours are waiting for another
+# device:
 
 # %%
-def timed(step, x=x, y=y):
+x, y = clinic.batch()
+loss_of, first, last = clinic.loss(), plan.devices[0], plan.devices[-1]
+
+
+def timed(step, *batch):
     def run():
-        step(x, y)
+        step(*(batch or (x, y)))
         tf.test.experimental.sync_devices()
 
     return run
@@ -121,24 +122,18 @@ def traces(step, *batch):
     return [trace.function_step(step, *(batch or (x, y)))[1] for _ in range(3)]
 
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["varies", "cover", "nbval-ignore-output"]
 healthy = make_step(plan.devices)
 of_healthy = traces(healthy)
 print(whatif.replay(of_healthy))
 print(whatif.explain(of_healthy[-1]))
-
-# %% [markdown]
-# `explain` says how much of the step each device worked, and for what it waited else, to the last
-# percent. It finds the slow part, not the reason for it. Here is the same as a chart. Pale colours
-# are waiting for another device:
-
-# %% tags=["varies", "cover"]
 charts.blame(of_healthy[-1])
 plt.show()
 
 # %% [markdown]
-# A healthy step is mostly work. On GPUs `explain` also names the copies between them. Where it
-# cannot know, it says so: a step under 2 ms, a loop, an all-reduce, a GPU without kernel records.
+# A healthy step is mostly work. `explain` finds the slow part, not the reason for it. On GPUs it also
+# names the copies between them. Where it cannot know, it says so: a step under 2 ms, a loop, an
+# all-reduce, a GPU without kernel records.
 #
 # A prediction is worth what a measurement says of it. `beside` prints both: the replays of a
 # change, and the step before and after, timed in turn. It keeps them for a table at the end:
@@ -175,7 +170,7 @@ def typo(x):
 
 
 _, step = trace.function_step(typo, x)
-print("typo:    anything on", last, {op.device for op in step.ops} == {last})
+print("typo:    ran on", last, any(op.device == last for op in step.ops))
 
 # %% tags=["nbval-ignore-output"]
 print(whatif.explain(of_one[-1]), "\n")
@@ -227,17 +222,18 @@ for name, each in timing.several(ways, warmup=1, repeats=3).items():
 # **Symptom**: more devices gain nothing, although all of them work. Half a batch takes more than
 # half of the time, because starting operations and updating take as long for any batch:
 
-# %%
+# %% tags=["nbval-ignore-output"]
 few = 12 * len(plan)
 for size in (few, len(x)):
-    pair = timed(one, x[:size], y[:size]), timed(healthy, x[:size], y[:size])
+    pair = [timed(step, *clinic.batch(size)) for step in (one, healthy)]
     print(f"batch {size}", timing.compare(*pair, names=("one", "all"), repeats=10))
-
-# %% tags=["nbval-ignore-output"]
-print(whatif.explain(traces(healthy, x[:few], y[:few])[-1]), "\n")
-for size in (len(x) // 2, few):
+print(whatif.explain(traces(healthy, *clinic.batch(few))[-1]))
+for size in (2 * len(x), len(x) // 2, few):
     change = whatif.scaled(of_one, batch=size / len(x))
-    beside(f"a batch of {size}", change, timed(one), timed(one, x[:size], y[:size]))
+    beside(f"a batch of {size}", change, timed(one), timed(one, *clinic.batch(size)))
+change = whatif.towers(of_one, len(plan), batch=1, bytes_per_second=link)
+beside("the batch on each device", change, timed(one),
+       timed(healthy, *clinic.batch(len(plan) * len(x))))  # fmt: skip
 
 # %% [markdown]
 # **Cure**: a larger per-device batch. Half of the batch is predicted well. A batch of 24 is not,
@@ -281,7 +277,8 @@ pair
 # of a batch to a function:
 
 # %%
-model = clinic.model()
+with tf.device(plan.host):
+    model = clinic.model()
 
 
 def calls(batches, rates, **settings):
@@ -293,12 +290,12 @@ def calls(batches, rates, **settings):
 
 rates = [0.1, 0.2, 0.3, 0.4]
 tensors = [tf.constant(rate) for rate in rates]
-sizes = [x[:size] for size in (80, 40, 20, 10)]
-print("Python numbers:", calls([x[:80]] * 4, rates), " tensors:", calls([x[:80]] * 4, tensors))
+same, sizes = [clinic.batch(80)[0]] * 4, [clinic.batch(size)[0] for size in (80, 40, 20, 10)]
+print("Python numbers:", calls(same, rates), " tensors:", calls(same, tensors))
 print("sizes:", calls(sizes, tensors), " relaxed:", calls(sizes, tensors, reduce_retracing=True))
 
 # %% tags=["nbval-ignore-output"]
-timing.compare(lambda: calls([x[:80]] * 4, rates), lambda: calls([x[:80]] * 4, tensors),
+timing.compare(lambda: calls(same, rates), lambda: calls(same, tensors),
                warmup=1, repeats=5, names=("Python numbers", "tensors"))  # fmt: skip
 
 # %% [markdown]
@@ -375,7 +372,7 @@ timing.compare(timed(hosted), timed(one), repeats=8, names=("on the host", "at h
 with tf.device(first):
     embedding = tf.Variable(tf.zeros([100_000, 32]))
 with tf.device(plan.host):
-    ids = 100 * tf.range(840)
+    ids = 100 * tf.range(840, dtype=tf.int64)
 
 
 def tower(ids):
@@ -407,7 +404,7 @@ for name, step in lookups.items():
     print(f"{name:6} {crossed[plan.host, first]:>12,} bytes to the table's device")
 
 # %% tags=["nbval-ignore-output"]
-runs = [lambda step=step: (step(ids), tf.test.experimental.sync_devices()) for step in lookups.values()]
+runs = [timed(step, ids) for step in lookups.values()]
 timing.compare(*runs, repeats=8, names=("dense", "sparse"))
 
 # %% [markdown]
@@ -458,8 +455,6 @@ busy = sum(op.length for op in of_one[-1].ops)
 for name, by in (("middle", 4), ("wide", 2)):
     share = sum(op.length for op in of_one[-1].ops if name in op.name) / busy
     print(f"{name}: {share:.0%} of the work, so {1 / (1 - share + share / by):.2f} times as fast")
-
-# %% tags=["nbval-ignore-output"]
 for name, by, widths in (("middle", 4, {"middle": 16}), ("wide", 2, {"wide": 256})):
     changed = make_step(plan.devices[:1], **widths)
     change = whatif.faster(of_one, name, by=by)
@@ -494,7 +489,7 @@ for name, settings in others.items():
 # high or too low:
 
 # %% tags=["nbval-ignore-output"]
-assert len(table) >= 6
+assert len(table) >= 8
 for name, predicted, measured in table:
     print(f"{name:28} {predicted:6.2f} {measured:6.2f}  {predicted / measured - 1:+.0%}")
 
