@@ -100,10 +100,10 @@ def make_step(where, home=plan.devices[0], sizes=None, **widths):
 
 # %% [markdown]
 # `timed` waits for the devices ([[11]]), and `traces` takes three traces. In the cell below it,
-# `whatif.replay` does what `replay` did by hand, with what TensorFlow adds to each operation. Compare
-# its milliseconds with the traced ones. `whatif.explain` says how much of a step each device worked,
-# and what it waited for, to the last percent. In the chart, pale colours are waiting for another
-# device:
+# `whatif.replay` does what `replay` did by hand, with what TensorFlow adds to each operation.
+# Compare its milliseconds with the traced ones. `whatif.explain` says how much of a step each
+# device worked, and what it waited for, to the last percent. In the chart, pale colours are waiting
+# for another device:
 
 # %%
 x, y = clinic.batch()
@@ -131,9 +131,9 @@ charts.blame(of_healthy[-1])
 plt.show()
 
 # %% [markdown]
-# A healthy step is mostly work. `explain` finds the slow part, not the reason for it. On GPUs it also
-# names the copies between them. Where it cannot know, it says so: a step under 2 ms, a loop, an
-# all-reduce, a GPU without kernel records.
+# A healthy step is mostly work. `explain` finds the slow part, not the reason for it. On GPUs it
+# also names the copies between them. Where it cannot know, it says so: a step under 2 ms, a loop,
+# an all-reduce, a GPU without kernel records.
 #
 # A prediction is worth what a measurement says of it. `beside` prints both: the replays of a
 # change, and the step before and after, timed in turn. It keeps them for a table at the end:
@@ -455,7 +455,7 @@ busy = sum(op.length for op in of_one[-1].ops)
 for name, by in (("middle", 4), ("wide", 2)):
     share = sum(op.length for op in of_one[-1].ops if name in op.name) / busy
     print(f"{name}: {share:.0%} of the work, so {1 / (1 - share + share / by):.2f} times as fast")
-for name, by, widths in (("middle", 4, {"middle": 16}), ("wide", 2, {"wide": 256})):
+for name, by, widths in (("middle", 4, {"middle": 16}), ("wide", 2, {"wide": 512})):
     changed = make_step(plan.devices[:1], **widths)
     change = whatif.faster(of_one, name, by=by)
     beside(f"{name} {by} times as fast", change, timed(one), timed(changed))

@@ -1,4 +1,4 @@
-"""What the patients of lesson 14 share: a small model, a slow input, and the one of the exercise."""
+"""What the patients of lesson 14 share: a small model, a slow input, the exercise's patient."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def many() -> int:
     return 8 if plan and plan.on_gpus else 1
 
 
-def model(wide: int = 512, middle: int = 64) -> Any:
+def model(wide: int = 1024, middle: int = 64) -> Any:
     """Make a network of three dense layers for digits, always with the same weights."""
     import keras
 
@@ -41,7 +41,7 @@ def loss() -> Any:
 
 
 def batch(size: int | None = None) -> tuple[Any, Any]:
-    """Give a batch of digits that lies on the host; with None its size divides by 1 to 8 devices."""
+    """Give a batch of digits on the host; with None its size divides by 1 to 8 devices."""
     import tensorflow as tf
 
     images, labels = digits.load(size or 840 * many())
@@ -62,7 +62,7 @@ def read(number: Any, x: Any, y: Any) -> tuple[Any, Any]:
 
 
 def patient() -> tuple[Any, Any]:
-    """Give a compiled Keras model and its data; training takes longer than it has to, in three ways."""
+    """Give a compiled Keras model and its data, whose training is slowed down by three causes."""
     import keras
     import tensorflow as tf
 
@@ -83,7 +83,7 @@ def fit(model: Any, data: Any) -> None:
     import tensorflow as tf
 
     with tf.device(devices.current().devices[0]):
-        model.fit(data, verbose=0)
+        model.fit(data, shuffle=False, verbose=0)
 
 
 PRODUCTS = """

@@ -13,7 +13,7 @@ SCALE, LEFT = 0.42, 1.1  # inches a second, and where second 0 is
 def five_operations(first: str, second: str) -> Any:
     """Sketch five operations on two devices: when each runs, and whose result it needs."""
     ax = canvas(7.9, 2.4)
-    rows = {first: 0.3, second: 1.25}
+    rows, shades = {first: 0.3, second: 1.25}, {first: colour("/CPU:1"), second: colour("/CPU:2")}
     for device, y in rows.items():
         label(ax, (0.5, y + 0.25), device, weight="bold")
     for name, device, start, length in (
@@ -21,7 +21,7 @@ def five_operations(first: str, second: str) -> Any:
         ("e", second, 13, 2),
     ):  # fmt: skip
         at = (LEFT + SCALE * start, rows[device])
-        box(ax, at, (SCALE * length, 0.5), f"{name}: {length} s", colour(device))
+        box(ax, at, (SCALE * length, 0.5), f"{name}: {length} s", shades[device])
     down, up = rows[first] + 0.52, rows[second] - 0.02
     for second_of, start, end in ((4, down, up), (10, up, down), (13, down, up)):
         x = LEFT + SCALE * second_of
