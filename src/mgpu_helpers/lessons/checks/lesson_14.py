@@ -12,7 +12,8 @@ from mgpu_helpers import timing
 from mgpu_helpers.lessons import clinic
 from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, numbers
 
-WANTED, ROUNDS, PAIRS = 1.5, 4, 3
+WANTED = 1.5
+ROUNDS, PAIRS = 3, 4  # other work only adds to a time, so the fastest of all pairs is compared
 Ops = Mapping[str, tuple[str, float, str]]
 LOOK = {  # how each of the three shows
     1: "trace a step of the model and look at which devices worked",
@@ -92,21 +93,20 @@ def treated(function: Callable[[Any, Any], Any], causes: Iterable[int]) -> str:
         tf.test.experimental.sync_devices()
 
     before = [weight.numpy() for weight in sick.trainable_variables]
-    best = None
+    slow, fast = [], []
     for turn in range(ROUNDS):
         found = timing.compare(untreated, after, warmup=int(turn == 0), repeats=PAIRS)
         if turn == 0:
             _check_same(before, sick, model)
-        best = found if best is None or found.ratio > best.ratio else best
-        if best.ratio >= WANTED:
-            break
-    told = f"{1e3 * best.a.median:.0f} ms before and {1e3 * best.b.median:.0f} ms after a pass"
-    if best.ratio < WANTED:
-        raise NotYet(
-            f"{told.replace(' after a pass', ' after, a pass')}: {best.ratio:.2f} times as fast in "
-            f"the best of {ROUNDS} rounds of {PAIRS} pairs, and {WANTED} is wanted"
-        )
-    return f"three causes, and at least {WANTED} times as fast with the same weights"
+        slow += found.a.seconds
+        fast += found.b.seconds
+        if min(slow) >= WANTED * min(fast):
+            return f"three causes, and at least {WANTED} times as fast with the same weights"
+    raise NotYet(
+        f"a pass took {1e3 * min(slow):.0f} ms before and {1e3 * min(fast):.0f} ms after, the "
+        f"fastest of {len(slow)} pairs: {min(slow) / min(fast):.2f} times as fast, and {WANTED} is "
+        "wanted"
+    )
 
 
 def _named(causes: Any) -> set[int]:
