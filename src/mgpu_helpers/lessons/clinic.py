@@ -7,8 +7,8 @@ import sys
 import time
 from typing import Any
 
-from mgpu_helpers import devices
-from mgpu_helpers.lessons import digits
+from mgpu_helpers import devices, trace
+from mgpu_helpers.lessons import digits, networks
 
 READ, QUICK = 0.02, 0.01  # seconds that a batch takes to be read, as if from a disk
 PASS = 6  # batches in a pass of the exercise
@@ -76,6 +76,35 @@ def patient() -> tuple[Any, Any]:
         made.compile(keras.optimizers.SGD(1e-3), loss(), run_eagerly=True)
     x, y = batch()
     return made, tf.data.Dataset.range(PASS).map(lambda number: read(number, x, y, QUICK))
+
+
+def cut(colocate: bool) -> tuple[Any, Any]:
+    """Give a step of lesson 09, on two devices, and its traces; gradients are colocated or not."""
+    import tensorflow.compat.v1 as tf1
+
+    plan = devices.current()
+    first, second = plan.devices[0], plan.devices[-1]
+    images, labels = digits.load(256)
+    with tf1.Graph().as_default() as graph:
+        with tf1.device(plan.host):
+            x, y = (tf1.placeholder(each.dtype, each.shape) for each in (images, labels))
+        front, rear = networks.stages(networks.tensorlight(width=0.25), ["conv2"], [first, second])
+        with tf1.device(first):
+            middle = front.function(front.weights, x)
+        with tf1.device(second):
+            value = networks.loss(rear.function(rear.weights, middle), y)
+        weights = [*front.weights.values(), *rear.weights.values()]
+        with tf1.device(first):
+            slopes = tf1.gradients(value, weights, colocate_gradients_with_ops=colocate)
+            descent = tf1.train.GradientDescentOptimizer(0.01)
+            update = descent.apply_gradients(zip(slopes, weights, strict=True))
+            start = tf1.global_variables_initializer()
+    session = tf1.Session(graph=graph, config=plan.session_config(soft_placement=True))
+    session.run(start)
+    feed = {x: images, y: labels}
+    session.run(update, feed)
+    traces = [trace.session_step(session, update, feed)[1] for _ in range(3)]
+    return lambda: session.run(update, feed), traces
 
 
 def fit(model: Any, data: Any) -> None:
