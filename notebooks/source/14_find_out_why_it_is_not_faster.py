@@ -633,7 +633,7 @@ checks.treated(treat, causes)
 #   outside of the step: 2, 4, 5, 6, 10, 11.
 # - If both are long, let `whatif.explain` say who waited for whom: 1, 3, 7, 8, 9.
 # - Ask `faster`, `scaled`, `towers` or `link` before you work, and time the change afterwards.
-# - Others do this for large trainings on GPUs: Daydream (Zhu and others, 2020) and dPRO (Hu and
-#   others, 2022).
+# - For large trainings on GPUs this has been done by *Daydream* (Zhu and others,
+#   [2020](../docs/sources.md#daydream)) and *dPRO* (Hu and others, [2022](../docs/sources.md#dpro)).
 #
 # Next: [[next]].
