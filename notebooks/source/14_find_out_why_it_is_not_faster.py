@@ -1,0 +1,639 @@
+# %% [markdown]
+# # Find out why it is not faster
+#
+# You added a GPU, and a step takes as long as before. There are a dozen usual reasons, and each has
+# another cure. If you guess, you spend a day on the wrong one.
+#
+# **In this lesson** twelve steps that are slower than they have to be are examined, cured and timed
+# again, and what a cure would give is predicted before it is tried.
+#
+# **You will learn** to
+# - replay a step from its trace, and ask what a change would give,
+# - read who waited for whom, and for how long,
+# - tell what a trace shows from what only a clock shows,
+# - recognize twelve causes, and cure each,
+# - find the cause of an error by its message.
+#
+# **You need** [[00]], [[07]] and [[11]].
+
+# %%
+from mgpu_helpers import devices
+
+plan = devices.setup(2)
+plan
+
+# %%
+import time
+
+import keras
+import matplotlib.pyplot as plt
+import tensorflow as tf
+
+from mgpu_helpers import charts, timing, towers, trace, whatif
+from mgpu_helpers.lessons import clinic, errors
+from mgpu_helpers.lessons.checks import lesson_14 as checks
+from mgpu_helpers.lessons.sketches import lesson_14 as sketches
+
+# %% [markdown]
+# ## A replay by hand
+#
+# Here are five operations on two devices. An arrow is a result that the other device needs:
+
+# %% tags=["schematic"]
+sketches.five_operations("first", "second")
+plt.show()
+
+# %% [markdown]
+# An operation starts when its device is free and all that it needs is there. That rule is enough to
+# lay the step out again. Each operation below has its device, its seconds, and what it needs.
+# `replay` gives the end of the last one. Then one operation at a time takes next to nothing:
+
+# %%
+def replay(ops):
+    ends, free = {}, {}
+    for name, (device, seconds, needs) in ops.items():
+        ready = [ends[other] for other in needs]
+        ends[name] = free[device] = max([free.get(device, 0), *ready]) + seconds
+    return max(ends.values())
+
+
+five = {"a": ("first", 4, ""), "b": ("second", 6, "a"), "c": ("first", 2, "a"),
+        "d": ("first", 3, "bc"), "e": ("second", 2, "d")}  # fmt: skip
+print("as it is:", replay(five), "s")
+for name, (device, seconds, needs) in five.items():
+    print(f"without {name}: {replay(five | {name: (device, 0, needs)}):2} s, it took {seconds}")
+
+# %% [markdown]
+# `b` took 6 of 15 seconds, and yet the step without it takes 11 seconds, not 9: then `c` is what
+# `d` waits for. And `c` can be as fast as it likes. So the share that an operation has of a step is
+# not what you gain by it. A replay with the change is.
+#
+# ## A healthy step
+#
+# `make_step` is the step of [[07]] for a small Keras model. The host splits the batch, each device
+# of `where` computes the loss and the gradients of its shard, and `home` has the variables,
+# averages and updates. With `sizes` the shards have these sizes:
+
+# %%
+def make_step(where, home=plan.devices[0], sizes=None, **widths):
+    with tf.device(home):
+        model = clinic.model(**widths)
+    weights = model.trainable_variables
+
+    def tower(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, model(x))
+        return [loss, *tape.gradient(loss, weights)]
+
+    @tf.function
+    def step(x, y):
+        with tf.device(plan.host):
+            shards = [tf.split(part, sizes or len(where)) for part in (x, y)]
+        loss, *mean = towers.average(towers.run(tower, where, *shards), weights=sizes, device=home)
+        with tf.device(home):
+            for weight, gradient in zip(weights, mean):
+                weight.assign_sub(0.1 * gradient)
+        return loss
+
+    return step
+
+
+# %% [markdown]
+# `timed` waits for the devices ([[11]]), and `traces` takes three traces. In the cell below it,
+# `whatif.replay` does what `replay` did by hand, with what TensorFlow adds to each operation.
+# Compare its milliseconds with the traced ones. `whatif.explain` says how much of a step each
+# device worked, and what it waited for, to the last percent. In the chart, pale colours are waiting
+# for another device:
+
+# %%
+x, y = clinic.batch()
+loss_of, first, last = clinic.loss(), plan.devices[0], plan.devices[-1]
+
+
+def timed(step, *batch):
+    def run():
+        step(*(batch or (x, y)))
+        tf.test.experimental.sync_devices()
+
+    return run
+
+
+def traces(step, *batch):
+    return [trace.function_step(step, *(batch or (x, y)))[1] for _ in range(3)]
+
+
+# %% tags=["varies", "cover", "nbval-ignore-output"]
+healthy = make_step(plan.devices)
+of_healthy = traces(healthy)
+print(whatif.replay(of_healthy), whatif.explain(of_healthy[-1]), sep="\n")
+charts.blame(of_healthy[-1])
+plt.show()
+
+# %% [markdown]
+# A healthy step is mostly work. `explain` finds the slow part, not the reason for it. On GPUs it
+# also names the copies between them. Where it cannot know, it says so: a step under 2 ms, a loop,
+# an all-reduce, a GPU without kernel records.
+#
+# A prediction is worth what a measurement says of it. `beside` prints both: the replays of a
+# change, and the step before and after, timed in turn. It keeps them for a table at the end:
+
+# %%
+table = []
+
+
+def beside(name, change, before, after):
+    real = timing.compare(before, after, warmup=2, repeats=8)
+    table.append((name, change.ratio, real.ratio))
+    print(change)
+    print(f"measured: {1e3 * real.a.median:.1f} ms and {1e3 * real.b.median:.1f} ms,",
+          f"{real.ratio:.2f} times as fast ({real.low:.2f} to {real.high:.2f})")  # fmt: skip
+
+
+# %% [markdown]
+# ## 1. Nothing runs on the second device
+#
+# **Symptom**: a step on two GPUs takes as long as on one. Nobody asked for the second one, or its
+# name has a typo. TensorFlow puts what is sent to a device that is not there somewhere else, and
+# says nothing. The check is which devices worked:
+
+# %%
+one = make_step(plan.devices[:1])
+of_one = traces(one)
+print("one:    ", of_one[-1].devices[-1])
+print("healthy:", *[device for device in of_healthy[-1].devices if device in plan.devices])
+
+
+def typo(x):
+    with tf.device("/GPU:91"):
+        return tf.linalg.matmul(x, x, transpose_a=True)
+
+
+_, step = trace.function_step(typo, x)
+print("typo:    operations on", last, sum(op.device == last for op in step.ops))
+
+# %% tags=["nbval-ignore-output"]
+print(whatif.explain(of_one[-1]), "\n")
+link = 8e9 if plan.on_gpus else None
+change = whatif.towers(of_one, len(plan), bytes_per_second=link)
+beside("all devices instead of one", change, timed(one), timed(healthy))
+
+# %% [markdown]
+# **Cure**: `towers.run`, or a strategy ([[08]]). `tf.config.set_soft_device_placement(False)` makes
+# an error of the typo, and the helpers of this package refuse such a name. The prediction was made
+# from the traces of one device alone. On GPUs it needs the speed of the link between them.
+#
+# ## 2. The input starves the step
+#
+# **Symptom**: the loop takes longer for a step than its trace. A trace has no input in it, so only
+# a clock shows this. Each batch takes 20 ms to be read, in the `map` of a dataset:
+
+# %%
+numbers = tf.data.Dataset.range(8)
+slow = numbers.map(lambda number: clinic.read(number, x, y))
+ahead = numbers.map(
+    lambda number: clinic.read(number, x, y), num_parallel_calls=2
+).prefetch(2)  # fmt: skip
+
+
+def pace(data):
+    def run():
+        for batch in data:
+            healthy(*batch)
+        tf.test.experimental.sync_devices()
+
+    return run
+
+
+# %% tags=["nbval-ignore-output"]
+ready = [(x, y)] * 8
+ways = {"ready": pace(ready), "slow": pace(slow), "ahead": pace(ahead)}
+print(f"the trace: {1e3 * of_healthy[-1].length:.1f} ms")
+for name, each in timing.several(ways, warmup=1, repeats=3).items():
+    print(f"{name:6} {1e3 * each.median / 8:.1f} ms a step")
+
+# %% [markdown]
+# **Cure**: the second dataset. It reads two batches at once, and ahead of the step. Where the
+# reading still takes longer than the step, `cache` or more calls in parallel help, and more GPUs do
+# not. On GPUs, also `prefetch_to_device`: the copy to the GPU belongs to the input.
+#
+# ## 3. The batch is too small for the split
+#
+# **Symptom**: more devices gain nothing, although all of them work. Starting an operation and
+# updating the weights take as long for any batch. Compare one device with all, on a small batch and
+# on the usual one. Then come predictions for one device with other batches, and for all devices
+# with the whole batch each:
+
+# %% tags=["nbval-ignore-output"]
+few = 12 * len(plan)
+for size in (few, len(x)):
+    pair = [timed(step, *clinic.batch(size)) for step in (one, healthy)]
+    print(f"batch {size}", timing.compare(*pair, names=("one", "all"), repeats=10))
+print(whatif.explain(traces(healthy, *clinic.batch(few))[-1]))
+for size in (2 * len(x), len(x) // 2, few):
+    change = whatif.scaled(of_one, batch=size / len(x))
+    beside(f"a batch of {size}", change, timed(one), timed(one, *clinic.batch(size)))
+change = whatif.towers(of_one, len(plan), batch=1, bytes_per_second=link)
+beside("the batch on each device", change, timed(one),
+       timed(healthy, *clinic.batch(len(plan) * len(x))))  # fmt: skip
+
+# %% [markdown]
+# **Cure**: a larger per-device batch. Twice and half of it are predicted well. A batch of 24 is
+# not, and `explain` says why it does not try: in a step under 2 ms, what TensorFlow does between
+# the operations counts as well. On GPUs this comes much earlier: a step of small kernels is as fast as the
+# host can start them.
+#
+# ## 4. A value is fetched in every step
+#
+# **Symptom**: between the steps the GPU is idle. A step on a GPU returns at once, and Python
+# prepares the next one meanwhile, unless it waits for a number. CPUs run a step before they return,
+# so nothing is seen there. Here they are told to behave like GPUs, and Python does 20 ms of other
+# work after each step:
+
+# %% tags=["nbval-ignore-output"]
+def loop(fetch):
+    def run():
+        for _ in range(8):
+            loss = healthy(x, y)
+            if fetch:
+                float(loss)
+            time.sleep(0.02)  # logs, callbacks, the next batch
+        return float(loss)
+
+    return run
+
+
+tf.config.experimental.set_synchronous_execution(False)
+pair = timing.compare(loop(True), loop(False), repeats=5, names=("every step", "the last"))
+tf.config.experimental.set_synchronous_execution(True)
+pair
+
+# %% [markdown]
+# **Cure**: keep the losses as tensors, and read them every hundred steps. A trace of one step has
+# nothing of it.
+#
+# ## 5. A function is traced again and again
+#
+# **Symptom**: every call is as slow as the first. `tf.function` makes a new graph for each new
+# Python number and for each new shape. Count the graphs. `calls` gives four numbers or four sizes
+# of a batch to a function:
+
+# %%
+with tf.device(plan.host):
+    model = clinic.model()
+
+
+def calls(batches, rates, **settings):
+    predict = tf.function(lambda x, rate: rate * model(x), **settings)
+    for batch, rate in zip(batches, rates):
+        predict(batch, rate)
+    return predict.experimental_get_tracing_count()
+
+
+rates = [0.1, 0.2, 0.3, 0.4]
+tensors = [tf.constant(rate) for rate in rates]
+same = [clinic.batch(80)[0]] * 4
+other = [clinic.batch(size)[0] for size in (80, 40, 20, 10)]
+print("Python numbers:", calls(same, rates), " tensors:", calls(same, tensors))
+print("sizes:", calls(other, tensors), " relaxed:", calls(other, tensors, reduce_retracing=True))
+
+# %% tags=["nbval-ignore-output"]
+timing.compare(lambda: calls(same, rates), lambda: calls(same, tensors),
+               warmup=1, repeats=5, names=("Python numbers", "tensors"))  # fmt: skip
+
+# %% [markdown]
+# **Cure**: a tensor in place of a number, and `reduce_retracing=True` or an `input_signature` in
+# place of many shapes. The trace of a step looks healthy. On GPUs it is worse: with XLA
+# (`jit_compile`) each graph is compiled as well, for seconds.
+#
+# ## 6. Eager code where a graph would do
+#
+# **Symptom**: one core of the host is busy, and the devices take turns. Python starts one operation
+# after the other. `python_function` is the step without its `tf.function`. Both give the same loss:
+
+# %%
+eager, graph = make_step(plan.devices).python_function, make_step(plan.devices)
+print("the same loss:", abs(float(eager(x, y)) - float(graph(x, y))) < 1e-4)
+timing.compare(timed(eager), timed(graph), repeats=8, names=("eager", "graph"))
+
+# %% [markdown]
+# **Cure**: the decorator. `function_step` makes a graph of whatever it traces, so the trace looks
+# healthy here too. In Keras look for `run_eagerly=True`. On GPUs two devices do overlap in eager
+# code, as long as Python is fast enough for both.
+#
+# ## 7. One shard is larger, or one device is slower
+#
+# **Symptom**: one device works all the time, and the others wait for it at the average:
+
+# %%
+share = len(x) // (len(plan) + 2)
+sizes = [len(x) - share * (len(plan) - 1)] + [share] * (len(plan) - 1)
+uneven = make_step(plan.devices, sizes=sizes)
+of_uneven = traces(uneven)
+print("shards:", sizes, " even:", len(x) // len(plan))
+
+# %% tags=["nbval-ignore-output"]
+print(whatif.explain(of_uneven[-1]), "\n")
+change = whatif.faster(of_uneven, "tower_0/", by=sizes[0] * len(plan) / len(x))
+beside("even shards", change, timed(uneven), timed(healthy))
+
+# %% [markdown]
+# **Cure**: even shards, or, where one device is slower for good, shards by speed. The prediction
+# made the operations of the first tower faster by the ratio of the shards. `explain` names the slow
+# device and not the reason: a GPU that is hot, or shared with somebody, looks the same.
+#
+# ## 8. The variables are on the wrong device
+#
+# **Symptom**: a step that ought to send its batch sends megabytes more. A Keras model that is built
+# outside of any block has its weights on the first GPU, or on the host where there is none. Here
+# one device computes, and the variables are on the host:
+
+# %%
+hosted = make_step(plan.devices[:1], home=plan.host)
+of_hosted = traces(hosted)
+for name, step in (("at home", of_one[-1]), ("on the host", of_hosted[-1])):
+    print(f"{name:12}", {f"{a} -> {b}": size for (a, b), size in step.bytes_between().items()})
+
+# %% tags=["nbval-ignore-output"]
+for name, steps in (("at home", of_one), ("on the host", of_hosted)):
+    print(f"{name:12}", whatif.link(steps, 1e9))
+timing.compare(timed(hosted), timed(one), repeats=8, names=("on the host", "at home"))
+
+# %% [markdown]
+# All weights go there, and all gradients come back. **Cure**: build the model in the block of its
+# device. In `cores` mode the memory is shared, and the clock shows nothing. The replay says what
+# the bytes would cost over a link of 1 GB/s. It matters where they take long beside the step: for
+# large dense layers and small batches, over PCIe.
+#
+# ## 9. An average makes an embedding's gradient dense
+#
+# **Symptom**: the average takes longer than the towers. A batch looks up 840 rows of a table of
+# 100,000, so the gradient has 840 rows (`tf.IndexedSlices`), until somebody adds it up as a
+# tensor:
+
+# %%
+with tf.device(first):
+    embedding = tf.Variable(tf.zeros([100_000, 32]))
+with tf.device(plan.host):
+    ids = 100 * tf.range(840, dtype=tf.int64)
+
+
+def tower(ids):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum((tf.gather(embedding, ids) - 1) ** 2)
+    return [tape.gradient(loss, embedding)]
+
+
+def dense(each):
+    with tf.device(plan.host):
+        return [tf.add_n(gradients) / len(gradients) for gradients in zip(*each)]
+
+
+# %%
+def make_lookup(average):
+    @tf.function
+    def step(ids):
+        (mean,) = average(towers.run(tower, plan.devices, towers.split(ids, len(plan))))
+        with tf.device(first):
+            sparse = isinstance(mean, tf.IndexedSlices)
+            embedding.scatter_sub(mean) if sparse else embedding.assign_sub(mean)
+
+    return step
+
+
+lookups = {"dense": make_lookup(dense), "sparse": make_lookup(towers.average)}
+for name, step in lookups.items():
+    crossed = trace.function_step(step, ids)[1].bytes_between()
+    print(f"{name:6} {crossed[plan.host, first]:>12,} bytes to the table's device")
+
+# %% tags=["nbval-ignore-output"]
+runs = [timed(step, ids) for step in lookups.values()]
+timing.compare(*runs, repeats=8, names=("dense", "sparse"))
+
+# %% [markdown]
+# **Cure**: `towers.average`, which keeps what is sparse. Clipping by `clip_by_global_norm` keeps it
+# too. A division does not. On GPUs the bytes travel, so it is worse there.
+#
+# ## 10. The first step is in the mean
+#
+# **Symptom**: a short test finds that two devices are slower. The first step makes the graph. On
+# GPUs it also loads kernels, and cuDNN tries its algorithms. Compare the mean of ten steps with
+# their median:
+
+# %% tags=["nbval-ignore-output"]
+fresh = timing.measure(timed(make_step(plan.devices)), warmup=0, repeats=10)
+print(f"first {1e3 * fresh.seconds[0]:.0f} ms, mean {1e2 * sum(fresh.seconds):.0f} ms,",
+      f"median {1e3 * fresh.median:.0f} ms")  # fmt: skip
+
+# %% [markdown]
+# **Cure**: warm up, then take the median, as `timing` does ([[11]]). New shapes later in a training
+# bring such a step back (5).
+#
+# ## 11. Two processes, each with as many threads as cores
+#
+# **Symptom**: two trainings at once take longer than one after the other. Both start a thread for
+# each core, and the threads push each other aside. Two processes multiply matrices at once, first
+# as they like, then each **pinned** to a core of its own. NumPy does it here because it starts
+# quickly:
+
+# %% tags=["nbval-ignore-output"]
+for pinned in (False, True):
+    rates = clinic.two_processes(pinned)
+    print("pinned" if pinned else "free  ", *(f"{rate:.0f} products/s" for rate in rates))
+
+# %% [markdown]
+# **Cure**: `taskset`, `os.sched_setaffinity`, or fewer threads for each. Before TensorFlow starts,
+# a process that is pinned makes fewer threads by itself. On a machine that is busy with more, a
+# pinned process cannot move to a free core, and pinning loses. With GPUs the same happens to the
+# inputs of several trainings.
+#
+# ## 12. A change that makes nothing faster
+#
+# **Symptom**: you made a layer four times as fast, and the step is as slow as before. **Amdahl's
+# law** says it first: if a share s of the step becomes k times as fast, the step becomes
+# 1 / (1 − s + s/k) times as fast. Look at the share of `middle`:
+
+# %% tags=["nbval-ignore-output"]
+busy = sum(op.length for op in of_one[-1].ops)
+for name, by in (("middle", 4), ("wide", 2)):
+    share = sum(op.length for op in of_one[-1].ops if name in op.name) / busy
+    print(f"{name}: {share:.0%} of the work, so {1 / (1 - share + share / by):.2f} times as fast")
+for name, by, widths in (("middle", 4, {"middle": 16}), ("wide", 2, {"wide": 512})):
+    changed = make_step(plan.devices[:1], **widths)
+    change = whatif.faster(of_one, name, by=by)
+    beside(f"{name} {by} times as fast", change, timed(one), timed(changed))
+
+# %% [markdown]
+# **Cure**: ask before you work. The law knows shares only, and a replay also knows what waits for
+# what. On several devices the shares of all of them add up to more than the step, so trust the
+# replay there.
+#
+# ## Proof: the same steps
+#
+# A step that does less is faster too. The steps that were compared have to have the same losses.
+# Here are three steps of each, from the same weights, against one device:
+
+# %%
+def losses(step):
+    return [float(step(x, y)) for _ in range(3)]
+
+
+alone = losses(make_step(plan.devices[:1]))
+others = {"all": {}, "uneven": {"sizes": sizes}, "on the host": {"home": plan.host}}
+for name, settings in others.items():
+    found = losses(make_step(plan.devices, **settings))
+    off = max(abs(a / b - 1) for a, b in zip(found, alone))
+    print(f"{name:12} agrees to one part in a thousand: {off < 1e-3}")
+
+# %% [markdown]
+# ## Predicted and measured
+#
+# First one more prediction. In [[09]] a step of two devices gained when its gradients were colocated
+# with their operations. Fewer bytes crossed then. If that were the reason, a link that costs nothing
+# would gain as much. The table then has all changes: how many times as fast they were predicted, and
+# measured, and how far apart these are:
+
+# %% tags=["nbval-ignore-output"]
+(apart, of_apart), (together, _) = clinic.cut(colocate=False), clinic.cut(colocate=True)
+beside("gradients colocated", whatif.link(of_apart, 1e12), apart, together)
+print()
+for name, predicted, measured in table:
+    print(f"{name:28} {predicted:6.2f} {measured:6.2f}  {predicted / measured - 1:+.0%}")
+
+# %% [markdown]
+# Most predictions are within a tenth on a machine with nothing else to do. What misses:
+#
+# - **A small batch.** The replay takes each operation to shrink with the batch. A product of a few
+#   rows is slower for each row.
+# - **Colocated gradients.** In `cores` mode a link costs nothing already, and yet colocating gains.
+#   It is another kernel that computes the gradient of the pool ([[09]]). A replay keeps the kernels
+#   as they were traced, and cannot foresee that.
+#
+# ## Errors, by their message
+#
+# | the message contains | cause | cure | lesson |
+# |---|---|---|---|
+# | is being mapped to multiple devices | two lists of GPUs in a process | one list, or a process each | [[04]] |
+# | Cannot assign a device for operation | the device is not there | list the devices | [[01]] |
+# | cannot be modified after being initialized | a setting came too late | restart, set it first | [[00]], [[02]] |
+# | OOM when allocating tensor | the step holds too much | smaller batch, split model | [[03]], [[09]] |
+# | Failed to get convolution algorithm | no memory left for cuDNN | memory growth | [[02]] |
+# | Could not start gRPC server | the port is taken | end the old worker | [[13]] |
+# | must have the same size and shape | gradients in different orders | the same order everywhere | [[07]] |
+# | Attempt to convert a value (PerReplica | a value of each replica | `strategy.reduce` | [[08]] |
+# | in a cycle | an operation waits for itself | order tasks, not operations | [[10]] |
+# | Tensor had NaN values | a replica without examples | `towers.check_batches` | [[08]] |
+#
+# [Errors, by their message](../docs/errors.md) says more of each. Eight of them can be raised
+# without a GPU. Seven are raised here. The eighth is "OOM": TensorFlow waits ten seconds for memory
+# before it gives up.
+
+# %%
+for words in errors.RAISED:
+    error = errors.raised(words)
+    print(f"{type(error).__name__:23}", words if words in str(error) else error)
+
+# %% [markdown]
+# ## With your own model
+#
+# `trace.fit_step` traces a step of any Keras model ([[00]]), and `explain` names its layers. Here
+# is one with BatchNormalization. Ask of your own what the slowest layer would give:
+
+# %% tags=["nbval-ignore-output"]
+layers = keras.layers
+with tf.device(first):
+    model = keras.Sequential([
+        keras.Input([28, 28, 1]), layers.Conv2D(32, 3, name="conv"),
+        layers.BatchNormalization(name="norm"), layers.ReLU(), layers.Flatten(), layers.Dense(10)])
+    model.compile("sgd", loss_of)
+    step = trace.fit_step(model, (tf.reshape(x, [-1, 28, 28, 1])[:210], y[:210]))
+print(whatif.explain(step))
+for name in ("conv", "norm"):
+    print(whatif.faster(step, name, by=2))
+
+# %% [markdown]
+# With BatchNormalization, towers of `"sync"` statistics wait for each other at every such layer
+# ([[07]]); `explain` shows it as waiting for `norm`.
+#
+# ## On your own
+#
+# Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
+#
+# **1.** Write `replay_over(ops, link)`, the replay by hand with a link. A result that another
+# device made is there `link` seconds after its operation ended. One that the same device made is
+# there at once.
+
+# %% tags=["exercise"]
+def replay_over(ops, link):
+    return replay(ops)
+
+
+checks.replay_over_link(replay_over)
+
+# %% tags=["solution"]
+def replay_over(ops, link):
+    ends, free = {}, {}
+    for name, (device, seconds, needs) in ops.items():
+        ready = [ends[other] + link * (ops[other][0] != device) for other in needs]
+        ends[name] = free[device] = max([free.get(device, 0), *ready]) + seconds
+    return max(ends.values())
+
+
+checks.replay_over_link(replay_over)
+
+# %% [markdown]
+# **2.** `clinic.patient()` gives a compiled Keras model and its data. Three of the twelve causes
+# slow its training down. Name them by their numbers. Then write `treat(model, data)`: it returns a
+# function that makes one pass over the data, with the weights that `fit` would give, and at least
+# 1.5 times as fast. The check times up to twelve pairs of passes, after one to warm up. Other
+# work only adds to a time, so it compares the fastest pass of each.
+
+# %% tags=["exercise"]
+causes = {0}
+
+
+def treat(model, data):
+    return lambda: clinic.fit(model, data)
+
+
+checks.treated(treat, causes)
+
+# %% tags=["solution"]
+causes = {1, 2, 6}  # on one device, an input that nobody reads ahead, and run_eagerly=True
+
+
+def treat(model, data):
+    step = towers.train_step(model, model.optimizer, model.loss, plan.devices)
+    ahead = data.prefetch(2)
+
+    def one_pass():
+        for x, y in ahead:
+            step(x, y)
+
+    return one_pass
+
+
+checks.treated(treat, causes)
+
+# %% [markdown]
+# ## What we saw
+#
+# - Five operations replayed by hand: without the one that took 6 of 15 seconds, the step took 4
+#   less.
+# - Twelve causes, each with a symptom and a cure. Six of them show in a trace (1, 3, 7, 8, 9, 12).
+#   For the others a clock stands beside it (2, 4, 5, 6, 10, 11).
+# - Predictions were put beside measurements, with the misses: a small batch, another kernel.
+# - Seven of ten messages were raised on purpose.
+#
+# ## In practice
+#
+# Use this when a step is slower than you hoped, and before you change it. It costs three traces,
+# and seconds for the replays.
+#
+# - Put the length of a trace beside the time of a step in your loop. If the loop takes longer, look
+#   outside of the step: 2, 4, 5, 6, 10, 11.
+# - If both are long, let `whatif.explain` say who waited for whom: 1, 3, 7, 8, 9.
+# - Ask `faster`, `scaled`, `towers` or `link` before you work, and time the change afterwards.
+# - For large trainings on GPUs this has been done by *Daydream* (Zhu and others,
+#   [2020](../docs/sources.md#daydream)) and *dPRO* (Hu and others, [2022](../docs/sources.md#dpro)).
+#
+# Next: [[next]].

@@ -1,0 +1,143 @@
+"""The checks of lesson 14's exercises."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from mgpu_helpers import timing
+from mgpu_helpers.lessons import clinic
+from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, numbers
+
+WANTED = 1.5
+ROUNDS, PAIRS = 3, 4  # other work only adds to a time, so the fastest of all pairs is compared
+Ops = Mapping[str, tuple[str, float, str]]
+LOOK = {  # how each of the three shows
+    1: "trace a step of the model and look at which devices worked",
+    2: "time a pass over the data alone",
+    6: "compare the time of a step on a batch that lies ready with the length of its trace",
+}
+
+
+@exercise
+def replay_over_link(function: Callable[[Ops, float], Any]) -> str:
+    """Check exercise 1 of lesson 14: a replay in which results take time to cross."""
+    five = {"a": ("first", 4, ""), "b": ("second", 6, "a"), "c": ("first", 2, "a"),
+            "d": ("first", 3, "bc"), "e": ("second", 2, "d")}  # fmt: skip
+    cases = [(five, 0.0), (five, 1.0), (five, 5.0)]
+    draw = np.random.default_rng()
+    cases += [(_drawn(draw, devices), float(draw.uniform(0.5, 4))) for devices in (1, 3, 5, 2)]
+    for ops, link in cases:
+        given, right = copy.deepcopy(ops), _over_link(ops, link)
+        hint = (
+            f"with a link of {link:.2g} s the operations "
+            + ", ".join(f"{n} {d} {s:.2g} after {b or 'nothing'}" for n, (d, s, b) in ops.items())
+            + f" take {right:.4g} s"
+        )
+        got = float(numbers(call(function, given, link), (), hint))
+        if given != ops:
+            raise NotYet("it changes the operations that it is given")
+        if not np.isclose(got, right):
+            if link and np.isclose(got, _over_link(ops, 0.0)):
+                hint = f"nothing takes time to cross yet: {hint}"
+            elif link and np.isclose(got, _over_link(ops, link, always=True)):
+                hint = f"only what another device made has to cross: {hint}"
+            raise NotYet(f"{hint}, not {got:.4g}")
+    return f"{len(cases)} steps; with a link of 1 s the five operations take 18 s"
+
+
+def _over_link(ops: Ops, link: float, always: bool = False) -> float:
+    ends: dict[str, float] = {}
+    free: dict[str, float] = {}
+    for name, (device, seconds, needs) in ops.items():
+        ready = [
+            ends[other] + (link if always or ops[other][0] != device else 0.0) for other in needs
+        ]
+        ends[name] = free[device] = max([free.get(device, 0.0), *ready]) + seconds
+    return max(ends.values())
+
+
+def _drawn(draw: np.random.Generator, devices: int) -> Ops:
+    names = "abcdefgh"
+    return {
+        name: (f"device_{draw.integers(devices)}", float(draw.uniform(1, 9)),
+               "".join(draw.permutation(list(names[:i]))[: draw.integers(0, 3)]))
+        for i, name in enumerate(names)
+    }  # fmt: skip
+
+
+@exercise
+def treated(function: Callable[[Any, Any], Any], causes: Iterable[int]) -> str:
+    """Check exercise 2 of lesson 14: three causes named, and a pass 1.5 times as fast."""
+    import tensorflow as tf
+
+    named = _named(causes)
+    model, data = clinic.patient()
+    one_pass = call(function, model, data)
+    if not callable(one_pass):
+        raise NotYet(
+            f"return a function that makes one pass over the data, not {type(one_pass).__name__}"
+        )
+    _check_causes(named)
+    sick, its_data = clinic.patient()
+
+    def untreated() -> None:
+        clinic.fit(sick, its_data)
+        tf.test.experimental.sync_devices()
+
+    def after() -> None:
+        call(one_pass)
+        tf.test.experimental.sync_devices()
+
+    before = [weight.numpy() for weight in sick.trainable_variables]
+    slow, fast = [], []
+    for turn in range(ROUNDS):
+        found = timing.compare(untreated, after, warmup=int(turn == 0), repeats=PAIRS)
+        if turn == 0:
+            _check_same(before, sick, model)
+        slow += found.a.seconds
+        fast += found.b.seconds
+        if min(slow) >= WANTED * min(fast):
+            return f"three causes, and at least {WANTED} times as fast with the same weights"
+    raise NotYet(
+        f"a pass took {1e3 * min(slow):.0f} ms before and {1e3 * min(fast):.0f} ms after, the "
+        f"fastest of {len(slow)} pairs: {min(slow) / min(fast):.2f} times as fast, and {WANTED} is "
+        "wanted"
+    )
+
+
+def _named(causes: Any) -> set[int]:
+    try:
+        return {int(cause) for cause in causes}
+    except (TypeError, ValueError):
+        raise NotYet(f"causes has to hold numbers of patients, not {causes!r:.60}") from None
+
+
+def _check_causes(named: set[int]) -> None:
+    strange = sorted(cause for cause in named if not 1 <= cause <= 12)
+    if strange:
+        raise NotYet(f"the patients have the numbers 1 to 12, and {strange[0]} is none of them")
+    missing = sorted(clinic.CAUSES - named)
+    if missing:
+        known = len(clinic.CAUSES & named)
+        raise NotYet(f"{known} of the three causes are named: {LOOK[missing[0]]}")
+    if extra := sorted(named - clinic.CAUSES):
+        raise NotYet(f"three causes are wanted, and patient {extra[0]} has another")
+
+
+def _check_same(before: list[np.ndarray], sick: Any, model: Any) -> None:
+    """Compare how far two models have moved from the same weights."""
+    for start, one, other in zip(
+        before, sick.trainable_variables, model.trainable_variables, strict=True
+    ):
+        wanted, got = one.numpy() - start, other.numpy() - start
+        if not np.any(got):
+            raise NotYet("the weights of the model stay as they are: a pass has to train it")
+        if np.abs(got - wanted).max() > 0.02 * np.abs(wanted).max():
+            raise NotYet(
+                f"the weights are not those of as many passes of fit: {one.path} moved by "
+                f"{np.linalg.norm(got):.3g} in place of {np.linalg.norm(wanted):.3g}"
+            )

@@ -1,0 +1,150 @@
+"""What the patients of lesson 14 share: a small model, a slow input, the exercise's patient."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import Any
+
+from mgpu_helpers import devices, trace
+from mgpu_helpers.lessons import digits, networks
+
+READ, QUICK = 0.02, 0.01  # seconds that a batch takes to be read, as if from a disk
+PASS = 6  # batches in a pass of the exercise
+CAUSES = frozenset({1, 2, 6})  # the exercise's, by the numbers of the patients
+
+
+def many() -> int:
+    """Say how many times as much work a GPU gets, so that a step takes it over 2 ms as well."""
+    plan = devices.current()
+    return 8 if plan and plan.on_gpus else 1
+
+
+def model(wide: int = 1024, middle: int = 64) -> Any:
+    """Make a network of three dense layers for digits, always with the same weights."""
+    import keras
+
+    dense = keras.layers.Dense
+    keras.utils.set_random_seed(0)
+    return keras.Sequential([
+        keras.Input([784]), dense(many() * wide, "relu", name="wide"),
+        dense(middle, "relu", name="middle"), dense(10, name="scores"),
+    ])  # fmt: skip
+
+
+def loss() -> Any:
+    """Give the loss of scores."""
+    import keras
+
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def batch(size: int | None = None) -> tuple[Any, Any]:
+    """Give a batch of digits on the host; with None its size divides by 1 to 8 devices."""
+    import tensorflow as tf
+
+    images, labels = digits.load(size or 840 * many())
+    with tf.device(devices.current().host):
+        return tf.constant(images.reshape(len(images), -1)), tf.constant(labels)
+
+
+def read(number: Any, x: Any, y: Any, seconds: float = READ) -> tuple[Any, Any]:
+    """Read a batch slowly: what the function of a dataset's map gets and gives are tensors."""
+    import tensorflow as tf
+
+    def wait(number: Any) -> Any:
+        time.sleep(seconds)
+        return number
+
+    with tf.control_dependencies([tf.numpy_function(wait, [number], tf.int64)]):
+        return tf.identity(x), tf.identity(y)
+
+
+def patient() -> tuple[Any, Any]:
+    """Give a compiled Keras model and its data, whose training is slowed down by three causes."""
+    import keras
+    import tensorflow as tf
+
+    dense = keras.layers.Dense
+    keras.utils.set_random_seed(0)
+    with tf.device(devices.current().devices[0]):
+        made = keras.Sequential([
+            keras.Input([784]), dense(many() * 512, "relu"),
+            *(dense(32, "relu", kernel_initializer="he_normal") for _ in range(24)), dense(10),
+        ])  # fmt: skip
+        made.compile(keras.optimizers.SGD(1e-3), loss(), run_eagerly=True)
+    x, y = batch()
+    return made, tf.data.Dataset.range(PASS).map(lambda number: read(number, x, y, QUICK))
+
+
+def cut(colocate: bool) -> tuple[Any, Any]:
+    """Give a step of lesson 09, on two devices, and its traces; gradients are colocated or not."""
+    import tensorflow.compat.v1 as tf1
+
+    plan = devices.current()
+    first, second = plan.devices[0], plan.devices[-1]
+    images, labels = digits.load(256)
+    with tf1.Graph().as_default() as graph:
+        with tf1.device(plan.host):
+            x, y = (tf1.placeholder(each.dtype, each.shape) for each in (images, labels))
+        front, rear = networks.stages(networks.tensorlight(width=0.25), ["conv2"], [first, second])
+        with tf1.device(first):
+            middle = front.function(front.weights, x)
+        with tf1.device(second):
+            value = networks.loss(rear.function(rear.weights, middle), y)
+        weights = [*front.weights.values(), *rear.weights.values()]
+        with tf1.device(first):
+            slopes = tf1.gradients(value, weights, colocate_gradients_with_ops=colocate)
+            descent = tf1.train.GradientDescentOptimizer(0.01)
+            update = descent.apply_gradients(zip(slopes, weights, strict=True))
+            start = tf1.global_variables_initializer()
+    session = tf1.Session(graph=graph, config=plan.session_config(soft_placement=True))
+    session.run(start)
+    feed = {x: images, y: labels}
+    session.run(update, feed)
+    traces = [trace.session_step(session, update, feed)[1] for _ in range(3)]
+    return lambda: session.run(update, feed), traces
+
+
+def fit(model: Any, data: Any) -> None:
+    """Train a model with one pass over the data, on the first device, as the patient does."""
+    import tensorflow as tf
+
+    with tf.device(devices.current().devices[0]):
+        model.fit(data, shuffle=False, verbose=0)
+
+
+PRODUCTS = """
+import os, sys, time
+core, begin, seconds = (float(argument) for argument in sys.argv[1:])
+if core >= 0 and hasattr(os, "sched_setaffinity"):
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[int(core) % len(cores)]})
+import numpy as np
+x, done = np.ones([700, 700], "float32"), 0
+x @ x
+begin = max(begin, time.time())
+while time.time() < begin:
+    pass
+while time.time() < begin + seconds:
+    x @ x
+    done += 1
+print(done / seconds)
+"""
+
+
+def two_processes(pinned: bool, seconds: float = 1.0) -> list[float]:
+    """Let two processes multiply at once; give the products a second of each.
+
+    Each has as many threads as it finds cores: all of them, or one that is its own. Pinning needs
+    Linux and two cores; elsewhere the threads are left as they are.
+    """
+    begin = str(time.time() + 1.0)
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", PRODUCTS, str(i if pinned else -1), begin, str(seconds)],
+            stdout=subprocess.PIPE, text=True,
+        ) for i in range(2)
+    ]  # fmt: skip
+    return [float(child.communicate(timeout=60)[0]) for child in children]

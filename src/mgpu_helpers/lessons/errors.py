@@ -1,0 +1,99 @@
+"""The messages of docs/errors.md that can be raised without a GPU, each by a few lines."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from mgpu_helpers import devices
+
+
+def _no_such_device() -> Any:
+    import tensorflow.compat.v1 as tf1
+
+    with tf1.Graph().as_default(), tf1.device("/GPU:9"):
+        return tf1.Session().run(tf1.constant(1.0) + 1.0)
+
+
+def _too_late() -> Any:
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    one = [tf.config.LogicalDeviceConfiguration()]
+    return tf.config.set_logical_device_configuration(cpu, one * 99)
+
+
+def _too_large() -> Any:
+    import tensorflow as tf
+
+    with tf.device(devices.current().host):
+        return tf.zeros([2**25, 2**20])  # 141 TB
+
+
+def _port_taken() -> Any:
+    import tensorflow as tf
+
+    with socket.socket() as taken:
+        taken.bind(("localhost", 0))
+        taken.listen()
+        address = f"localhost:{taken.getsockname()[1]}"
+        return tf.distribute.Server({"worker": [address]}, "worker", 0)
+
+
+def _shapes_differ() -> Any:
+    import tensorflow as tf
+
+    return tf.raw_ops.AddN(inputs=[tf.ones([2]), tf.ones([3])])
+
+
+def _per_replica() -> Any:
+    import tensorflow as tf
+
+    plan = devices.current()
+    two = [plan.host, plan.devices[-1]]
+    to_one = tf.distribute.ReductionToOneDevice()
+    strategy = tf.distribute.MirroredStrategy(two, to_one)
+    return tf.constant(strategy.run(lambda: tf.constant(1.0)))
+
+
+def _cycle() -> Any:
+    import tensorflow as tf
+
+    @tf.function
+    def circle(x: Any) -> Any:
+        a = tf.identity(x)
+        b = tf.identity(a)
+        a.op._add_control_input(b.op)
+        return b
+
+    return circle(tf.constant(1.0))
+
+
+def _not_a_number() -> Any:
+    import tensorflow as tf
+
+    empty = tf.zeros([0, 3])  # what a replica gets of a last batch that is too small
+    return tf.debugging.check_numerics(tf.reduce_mean(empty), "the mean of no examples")
+
+
+RAISED: dict[str, Callable[[], Any]] = {
+    "Cannot assign a device for operation": _no_such_device,
+    "cannot be modified after being initialized": _too_late,
+    "Could not start gRPC server": _port_taken,
+    "must have the same size and shape": _shapes_differ,
+    "Attempt to convert a value (PerReplica": _per_replica,
+    "in a cycle": _cycle,
+    "Tensor had NaN values": _not_a_number,
+}
+
+SLOW = {"OOM when allocating tensor": _too_large}  # TensorFlow waits 10 s for memory
+
+
+def raised(words: str) -> Exception:
+    """Raise the error of a message, and give it."""
+    try:
+        (RAISED | SLOW)[words]()
+    except Exception as error:
+        return error
+    raise AssertionError(f"nothing was raised for {words!r}")

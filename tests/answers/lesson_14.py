@@ -1,0 +1,97 @@
+"""Answers to the exercises of lesson 14: right ones, and wrong ones with their hints."""
+
+OVER = """
+def replay_over(ops, link):
+    ends, free = {{}}, {{}}
+    for name, (device, seconds, needs) in ops.items():
+        ready = {ready}
+        start = {start}
+        ends[name] = free[device] = start + seconds
+    return {result}
+"""
+READY = "[ends[n] + (0 if ops[n][0] == device else link) for n in needs]"
+START = "max([free.get(device, 0), *ready])"
+END = "max(ends.values())"
+
+
+def over(ready=READY, start=START, result=END):
+    return OVER.format(ready=ready, start=start, result=result)
+
+
+PASS = """
+causes = {causes}
+
+
+def treat(model, data):
+    step = towers.train_step(model, {optimizer}, model.loss, plan.devices)
+    {ready}
+
+    def one_pass():
+        for x, y in ready:
+            {each}
+
+    return one_pass
+"""
+
+
+def treat(causes="{1, 2, 6}", optimizer="model.optimizer", ready="ready = data.prefetch(2)",
+          each="step(x, y)"):  # fmt: skip
+    return PASS.format(causes=causes, optimizer=optimizer, ready=ready, each=each)
+
+
+RIGHT = {
+    1: [
+        over(),
+        """
+def replay_over(ops, link):
+    ends = {}
+    for name, (device, seconds, needs) in ops.items():
+        before = [n for n in ends if ops[n][0] == device]
+        come = [ends[n] + link for n in needs if ops[n][0] != device]
+        ends[name] = seconds + max([0, *come, *(ends[n] for n in before)])
+    return float(max(ends.values()))
+""",
+    ],
+    2: [
+        treat(causes="[6, 2, 1]", ready="ready = list(data)"),
+        """
+causes = (1, 2, 6)
+
+
+def treat(model, data):
+    model.compile(model.optimizer, model.loss)
+    ready = data.prefetch(2)
+    return lambda: clinic.fit(model, ready)
+""",
+    ],
+}
+
+WRONG = {
+    1: [
+        (over(ready="[ends[n] for n in needs]"), "nothing takes time to cross"),
+        (over(ready="[ends[n] + link for n in needs]"), "only what another device made"),
+        (over(start="max([0, *ready])"), "take"),
+        (over(result="ends"), "type dict"),
+        (over(result="sum(s for _, s, _ in ops.values())"), "take 15 s, not 17"),
+        (over(result="ops.popitem() and 15"), "it changes the operations"),
+    ],
+    2: [
+        (treat(causes="{1, 2}"), "2 of the three causes are named: compare the time of a step"),
+        (treat(causes="{1, 6}"), "time a pass over the data alone"),
+        (treat(causes="{2, 6, 9}"), "look at which devices worked"),
+        (treat(causes="{1, 2, 6, 9}"), "patient 9 has another"),
+        (treat(causes="{0, 1, 2}"), "0 is none of them"),
+        (treat(causes="'many'"), "numbers of patients"),
+        ("causes = {1, 2, 6}\ntreat = lambda model, data: None", "return a function"),
+        (treat(each="pass"), "stay as they are"),
+        (treat(ready="ready = data.take(3)"), "the weights are not those"),
+        (treat(optimizer="'sgd'"), "the weights are not those"),
+        ("""
+causes = {1, 2, 6}
+
+
+def treat(model, data):
+    return lambda: clinic.fit(model, data)
+""", "times as fast, and 1.5 is wanted"),
+    ],
+}  # fmt: skip
