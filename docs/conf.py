@@ -20,6 +20,7 @@ author = copyright = "the authors of mgpu"
 release = version = mgpu_helpers.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc"]
 here = Path(__file__).parent
+OTHER_ROOM = re.compile(rf"`((?:{'|'.join(ROOMS)})\.\w+)`")  # needs its whole path to be found
 
 # Lessons are shown as they are stored. Whoever changes one builds it: CONTRIBUTING.md.
 nb_execution_mode = "off"
@@ -37,32 +38,38 @@ toc_object_entries_show_parents = "hide"
 
 html_theme = "furo"
 html_static_path, html_css_files, html_js_files = [str(here / "site")], ["site.css"], ["site.js"]
+html_theme_options = {
+    f"{mode}_css_variables": {"code-font-size": "76%"} for mode in ("light", "dark")
+}
 html_favicon = str(here / "site" / "icon.svg")
 html_copy_source = html_show_sourcelink = html_show_sphinx = html_show_copyright = False
 pygments_style, pygments_dark_style = "a11y-high-contrast-light", "a11y-high-contrast-dark"
 
 
 def buttons(name: str) -> str:
-    """Write the line below a lesson's title: the notebook, and where else it opens."""
-    line = f"This page is a notebook, shown with the outputs it was stored with: {{download}}`{name}.ipynb`."
+    """Write where the notebook of a page is, and where else it opens."""
+    line = "This page is a notebook, shown with the outputs that are stored in it: "
+    line += f"{{download}}`{name}.ipynb`."
     if not REPOSITORY:
         return line
     place, folder = urlsplit(REPOSITORY).path.strip("/"), REPOSITORY.rpartition("/")[2]
-    path = f"notebooks/{name}.ipynb"
+    path = f"{BRANCH}/notebooks/{name}.ipynb"
+    colab = f"https://colab.research.google.com/github/{place}/blob/{path}"
+    binder = f"https://mybinder.org/v2/gh/{place}/{path.replace('/', '?labpath=', 1)}"
     return (
-        f"{line} Open it in [Colab](https://colab.research.google.com/github/{place}/blob/{BRANCH}/{path})"
-        f" or [Binder](https://mybinder.org/v2/gh/{place}/{BRANCH}?labpath={path}).\n\n"
+        f"{line} It opens in [Colab]({colab}) and [Binder]({binder}).\n\n"
         "<details><summary>What Colab needs first</summary>\n\n"
         "Colab opens the notebook alone. Put this into a cell above the others and run it:\n\n"
-        f"```\n!git clone -q --depth 1 {REPOSITORY}\n%pip install -q ./{folder}\n"
+        f"```ipython\n!git clone -q --depth 1 {REPOSITORY}\n%pip install -q ./{folder}\n"
         f"%cd {folder}/notebooks\n```\n\n</details>"
     )
 
 
-def sentence(cell: dict) -> str:
+def sentences(cell: dict) -> str:
     """Take the first two sentences of a Markdown cell without its marks; "" of another cell."""
     text = "".join(cell["source"]) if cell["cell_type"] == "markdown" else ""
-    text = re.sub(r"!?\[([^]]*)\]\([^)]*\)|[*_`#]", r"\1", text.split("\n\n")[0])
+    text = next((part for part in text.split("\n\n") if not part.startswith("#")), "")
+    text = re.sub(r"!?\[([^]]*)\]\([^)]*\)|^- |[*`]", r"\1", text, flags=re.MULTILINE)
     return " ".join(re.split(r"(?<=[.:]) ", " ".join(text.split()))[:2])
 
 
@@ -74,34 +81,34 @@ def prepare(app, docname: str, source: list[str]) -> None:
         return
     notebook = json.loads(source[0])
     cells = notebook["cells"]
-    title, _, rest = "".join(cells[0]["source"]).partition("\n")
-    cells[0]["source"] = f"{title}\n\n{buttons(docname.rpartition('/')[2])}\n{rest}"
-    for before, cell, after in zip(cells, cells[1:], [*cells[2:], cells[0]], strict=False):
+    name = docname.rpartition("/")[2]
+    opening = "".join(cells[0]["source"]).removeprefix("# ")
+    cells[0]["source"] = f"# {name[:2]} {opening}\n\n{buttons(name)}"
+    before = ""
+    for cell, after in zip(cells, [*cells[1:], cells[0]], strict=True):
+        before = sentences(cell) or before
         tags = cell["metadata"].get("tags", [])
         if "solution" in tags:
             cell["metadata"]["tags"] = [*tags, "hide-cell"]
         what = "Drawing" if "schematic" in tags else "Chart"
-        alt = f"{what}. {sentence(after) or sentence(before)}"
+        alt = f"{what}. {sentences(after) or before}"
         cell["metadata"]["mystnb"] = {"image": {"alt": alt}}
-    source[0] = json.dumps(notebook)
+    # JupyterLab's words for what is closed, in this page's
+    source[0] = json.dumps(notebook).replace("*1 cell hidden*", f"*{nb_code_prompt_show}*")
 
 
 def as_rst(app, what, name, obj, options, lines: list[str]) -> None:
-    """Make a docstring reStructuredText: what is indented is code, a star a star, a lesson a link."""
+    """Make a docstring reStructuredText: what is indented is code, and a star is a star."""
     paragraphs = "\n".join(lines).split("\n\n")
     for i, text in enumerate(paragraphs):
         if text.startswith("    "):
             paragraphs[i] = f"::\n\n{text}"
         elif not text.startswith(">>>"):
             parts = re.split(r"(`[^`]*`)", text)
-            for j, part in enumerate(parts):
-                if j % 2:  # a name of another room needs its whole path to be found
-                    parts[j] = re.sub(rf"`(({'|'.join(ROOMS)})\.\w+)`", r"`\1 <mgpu_helpers.\1>`", part)
-                else:
-                    part = re.sub(r"^(?=\w)" if j else "(?!)", r"\ ", part)
-                    part = re.sub(r"([*|\\]|(?<=\w)_\b)", r"\\\1", part)
-                    parts[j] = re.sub(r"\b([Ll]esson) (\d\d)", link_lesson, part)
-            paragraphs[i] = "".join(parts)
+            parts[1::2] = [OTHER_ROOM.sub(r"`\1 <mgpu_helpers.\1>`", name) for name in parts[1::2]]
+            parts[::2] = [re.sub(r"([*|\\]|(?<=\w)_\b)", r"\\\1", words) for words in parts[::2]]
+            parts[2::2] = [re.sub(r"^(?=\w)", r"\\ ", words) for words in parts[2::2]]
+            paragraphs[i] = re.sub(r"\b([Ll]esson) (\d\d)", link_lesson, "".join(parts))
     lines[:] = "\n\n".join(paragraphs).split("\n")
 
 

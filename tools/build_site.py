@@ -11,23 +11,24 @@ import ast
 import base64
 import importlib
 import inspect
-import re
 import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import nbformat
-from sphinx.cmd.build import main as sphinx
 
 from lessons import NOTEBOOKS, ROOT
 from mgpu_helpers import results
+from mgpu_helpers.wording import counted
 
 SOURCE = ROOT / "build" / "site-source"
 ROOMS = (  # in the order of the README
     "devices", "trace", "placement", "timing", "graph", "memory", "towers", "pipeline", "ensemble",
     "jobs", "cluster", "scaling", "whatif", "charts", "doctor", "results", "nvml", "quiet",
 )  # fmt: skip
+TITLES = {"function": "Functions", "class": "Classes", "data": "Values"}
 API = """# The package
 
 `mgpu_helpers` is what the lessons build, for your own notebooks. It has a module for each purpose,
@@ -71,37 +72,52 @@ def charts_drawn() -> Iterator[tuple[str, str, str, bytes]]:
                     yield name, path.stem, ast.unparse(node), base64.b64decode(pictures[-1])
 
 
+def public(room: str) -> dict[str, Any]:
+    """Give what a room offers: what its ``__all__`` names, or what it defines without a _."""
+    module = importlib.import_module(f"mgpu_helpers.{room}")
+    own = [name for name, value in vars(module).items() if _home(value) == module.__name__]
+    names = getattr(module, "__all__", [name for name in own if not name.startswith("_")])
+    return {name: getattr(module, name) for name in sorted(names, key=str.lower)}
+
+
+def _home(value: Any) -> str | None:
+    return getattr(value, "__module__", None)
+
+
+def _kind(value: Any) -> str:
+    if inspect.isclass(value):
+        return "class"
+    return "function" if inspect.isfunction(value) else "data"
+
+
 def write_room(room: str, folder: Path, drawn: dict[str, tuple[str, str, bytes]]) -> None:
-    """Write the page of a room: what its ``__all__`` names, or what it defines in public."""
+    """Write the page of a room, with the pictures that lessons draw with its charts."""
     name = f"mgpu_helpers.{room}"
-    module = importlib.import_module(name)
-    own = [n for n, value in vars(module).items() if getattr(value, "__module__", "") == name]
-    public = getattr(module, "__all__", [n for n in own if not n.startswith("_")])
-    kinds: dict[str, list[str]] = {"function": [], "class": [], "data": []}
-    for each in sorted(public, key=str.lower):
-        value = getattr(module, each)
-        kinds["class" if inspect.isclass(value) else "function" if callable(value) else "data"] += [each]
     lines = [room, "=" * len(room), "", f".. automodule:: {name}", ""]
     lines += [f".. currentmodule:: {name}", ""]
-    for kind, names in kinds.items():
-        if names:
-            title = {"function": "Functions", "class": "Classes", "data": "Values"}[kind]
+    for kind, title in TITLES.items():
+        offered = {each: value for each, value in public(room).items() if _kind(value) == kind}
+        if offered:
             lines += [title, "-" * len(title), ""]
-        for each in names:
+        for each, value in offered.items():
             if kind == "data":
-                value = repr(getattr(module, each))
-                lines += [f".. data:: {each}", f"   :value: {value}", ""]
+                lines += [f".. data:: {each}", f"   :value: {value!r}", ""]
                 continue
             lines += [f".. auto{kind}:: {each}"] + ["   :members:"] * (kind == "class") + [""]
-            if room == "charts" and each in drawn:
+            if room == "charts" and each in drawn and _draws(value):
                 lesson, call, picture = drawn[each]
                 (folder / f"{each}.png").write_bytes(picture)
-                first = inspect.getdoc(getattr(module, each)).splitlines()[0]
                 lines += [
-                    f"What ``{call}`` draws in :doc:`/notebooks/{lesson}`:", "",
-                    f".. image:: {each}.png", f"   :alt: {first}", "",
+                    f"   What ``{call}`` draws in :doc:`/notebooks/{lesson}`:", "",
+                    f"   .. image:: {each}.png",
+                    f"      :alt: {inspect.getdoc(value).splitlines()[0]}", "",
                 ]  # fmt: skip
     (folder / f"{room}.rst").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _draws(value: Any) -> bool:
+    """Tell a chart, which takes data and axes, from `axes` itself and from what draws nothing."""
+    return "ax" in list(inspect.signature(value).parameters)[1:]
 
 
 def import_types() -> None:
@@ -135,8 +151,9 @@ def write_results(path: Path) -> None:
     text = RESULTS
     for file in sorted((ROOT / "results").glob("*.json")):
         card = results.read(file)
-        versions = ", ".join(f"{name} {version}" for name, version in card.versions.items())
-        text += f"\n## {card.name}\n\n{card.where}, {card.devices} devices, {card.date}, {versions}. "
+        about = [card.where, counted(card.devices, "device"), card.date]
+        about += [f"{name} {version}" for name, version in card.versions.items()]
+        text += f"\n## {card.name}\n\n{', '.join(about)}. "
         text += f"The whole card: [{file.name}](results/{file.name}).\n"
         if card.ratios:
             text += "\n| what | ratio | middle half | target | |\n|---|---|---|---|---|\n"
@@ -146,6 +163,8 @@ def write_results(path: Path) -> None:
 
 def main(arguments: list[str]) -> int:
     """Gather, write, and run Sphinx; return its exit status."""
+    from sphinx.cmd.build import main as sphinx
+
     site = Path(arguments[0] if arguments else ROOT / "build" / "site")
     gather(SOURCE)
     write_api(SOURCE / "api")
