@@ -42,6 +42,7 @@ html_theme_options = {
     f"{mode}_css_variables": {"code-font-size": "76%"} for mode in ("light", "dark")
 }
 html_favicon = str(here / "site" / "icon.svg")
+html_use_index = html_domain_indices = False
 html_copy_source = html_show_sourcelink = html_show_sphinx = html_show_copyright = False
 pygments_style, pygments_dark_style = "a11y-high-contrast-light", "a11y-high-contrast-dark"
 
@@ -106,7 +107,7 @@ def as_rst(app, what, name, obj, options, lines: list[str]) -> None:
         elif not text.startswith(">>>"):
             parts = re.split(r"(`[^`]*`)", text)
             parts[1::2] = [OTHER_ROOM.sub(r"`\1 <mgpu_helpers.\1>`", name) for name in parts[1::2]]
-            parts[::2] = [re.sub(r"([*|\\]|(?<=\w)_\b)", r"\\\1", words) for words in parts[::2]]
+            parts[::2] = [re.sub(r"([*|@\\]|(?<=\w)_\b)", r"\\\1", words) for words in parts[::2]]
             parts[2::2] = [re.sub(r"^(?=\w)", r"\\ ", words) for words in parts[2::2]]
             paragraphs[i] = re.sub(r"\b([Ll]esson) (\d\d)", link_lesson, "".join(parts))
     lines[:] = "\n\n".join(paragraphs).split("\n")
