@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import mgpu_helpers
 from build_site import ROOMS
+from lessons import CLOSED
 
 # The repository's address, such as https://github.com/name/mgpu: with it every lesson gets buttons
 # that open it on Colab and Binder.
@@ -81,7 +82,8 @@ def prepare(app, docname: str, source: list[str]) -> None:
         source[0] = re.sub(r'^<a id="(\w+)"></a>$', r"(\1)=", source[0], flags=re.MULTILINE)
         return
     notebook = json.loads(source[0])
-    cells = notebook["cells"]
+    # What closes a solution in JupyterLab is a heading, and on this page its own button.
+    cells = [cell for cell in notebook["cells"] if cell["metadata"] != CLOSED]
     name = docname.rpartition("/")[2]
     opening = "".join(cells[0]["source"]).removeprefix("# ")
     cells[0]["source"] = f"# {name[:2]} {opening}\n\n{buttons(name)}"
@@ -95,6 +97,7 @@ def prepare(app, docname: str, source: list[str]) -> None:
         alt = f"{what}. {sentences(after) or before}"
         cell["metadata"]["mystnb"] = {"image": {"alt": alt}}
     # JupyterLab's words for what is closed, in this page's
+    notebook["cells"] = cells
     source[0] = json.dumps(notebook).replace("*1 cell hidden*", f"*{nb_code_prompt_show}*")
 
 

@@ -39,7 +39,8 @@ def test_examples_run(plan, name: str, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_every_public_function_has_an_example(room: str):
-    functions = filter(inspect.isfunction, public(room).values())
+    functions = [each for each in map(inspect.unwrap, public(room).values())
+                 if inspect.isfunction(each)]  # fmt: skip
     bare = [each.__name__ for each in functions if ">>>" not in (each.__doc__ or "")]
     assert not bare, f"{room} has no example for {', '.join(bare)}"
 

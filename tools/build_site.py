@@ -85,9 +85,9 @@ def _home(value: Any) -> str | None:
 
 
 def _kind(value: Any) -> str:
-    if inspect.isclass(value):
+    if inspect.isclass(value) and not hasattr(value, "__origin__"):  # list[str] is no class
         return "class"
-    return "function" if inspect.isfunction(value) else "data"
+    return "function" if inspect.isfunction(inspect.unwrap(value)) else "data"
 
 
 def write_room(room: str, folder: Path, drawn: dict[str, tuple[str, str, bytes]]) -> None:
