@@ -21,7 +21,8 @@ author = copyright = "the authors of mgpu"
 release = version = mgpu_helpers.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc"]
 here = Path(__file__).parent
-OTHER_ROOM = re.compile(rf"`((?:{'|'.join(ROOMS)})\.\w+)`")  # needs its whole path to be found
+IN_A_ROOM = re.compile(rf"(?<!`)`((?:{'|'.join(ROOMS)})\.\w+)`")
+REFERENCE = r"{py:obj}`\1 <mgpu_helpers.\1>`"  # a link into the reference, where it names something
 
 # Lessons are shown as they are stored. Whoever changes one builds it: CONTRIBUTING.md.
 nb_execution_mode = "off"
@@ -80,6 +81,7 @@ def prepare(app, docname: str, source: list[str]) -> None:
     if not docname.startswith("notebooks/"):
         # GitHub's way to name a place, in MyST's
         source[0] = re.sub(r'^<a id="(\w+)"></a>$', r"(\1)=", source[0], flags=re.MULTILINE)
+        source[0] = IN_A_ROOM.sub(REFERENCE, source[0])
         return
     notebook = json.loads(source[0])
     # What closes a solution in JupyterLab is a heading, and on this page its own button.
@@ -96,6 +98,8 @@ def prepare(app, docname: str, source: list[str]) -> None:
         what = "Drawing" if "schematic" in tags else "Chart"
         alt = f"{what}. {sentences(after) or before}"
         cell["metadata"]["mystnb"] = {"image": {"alt": alt}}
+        if cell["cell_type"] == "markdown":
+            cell["source"] = IN_A_ROOM.sub(REFERENCE, "".join(cell["source"]))
     # JupyterLab's words for what is closed, in this page's
     notebook["cells"] = cells
     source[0] = json.dumps(notebook).replace("*1 cell hidden*", f"*{nb_code_prompt_show}*")
@@ -109,7 +113,7 @@ def as_rst(app, what, name, obj, options, lines: list[str]) -> None:
             paragraphs[i] = f"::\n\n{text}"
         elif not text.startswith(">>>"):
             parts = re.split(r"(`[^`]*`)", text)
-            parts[1::2] = [OTHER_ROOM.sub(r"`\1 <mgpu_helpers.\1>`", name) for name in parts[1::2]]
+            parts[1::2] = [IN_A_ROOM.sub(r"`\1 <mgpu_helpers.\1>`", name) for name in parts[1::2]]
             parts[::2] = [re.sub(r"([*|@\\]|(?<=\w)_\b)", r"\\\1", words) for words in parts[::2]]
             parts[2::2] = [re.sub(r"^(?=\w)", r"\\ ", words) for words in parts[2::2]]
             paragraphs[i] = re.sub(r"\b([Ll]esson) (\d\d)", link_lesson, "".join(parts))
