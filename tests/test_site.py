@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import runpy
 import sys
@@ -12,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from build_site import draws, public
 from lessons import NOTEBOOKS, ROOT
 from test_browser import browser  # noqa: F401, a fixture
 
@@ -77,6 +79,14 @@ def test_the_site_is_built_and_small():
     assert PAGES, "there is no build/site: make site"
     assert {f"notebooks/{path.stem}.html" for path in NOTEBOOKS.glob("*.ipynb")} < {*PAGES}
     assert sum(path.stat().st_size for path in SITE.rglob("*") if path.is_file()) < MOST_OF_ALL
+
+
+def test_every_chart_of_the_reference_has_a_picture():
+    page = (SITE / "api" / "charts.html").read_text(encoding="utf-8")
+    functions = {name: each for name, each in public("charts").items() if inspect.isfunction(each)}
+    drawn = [name for name, each in functions.items() if draws(each)]
+    assert [name for name in drawn if f"_images/{name}.png" not in page] == []
+    assert len(drawn) > 10
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -104,7 +104,7 @@ def write_room(room: str, folder: Path, drawn: dict[str, tuple[str, str, bytes]]
                 lines += [f".. data:: {each}", f"   :value: {value!r}", ""]
                 continue
             lines += [f".. auto{kind}:: {each}"] + ["   :members:"] * (kind == "class") + [""]
-            if room == "charts" and each in drawn and _draws(value):
+            if room == "charts" and each in drawn and draws(value):
                 lesson, call, picture = drawn[each]
                 (folder / f"{each}.png").write_bytes(picture)
                 lines += [
@@ -115,7 +115,7 @@ def write_room(room: str, folder: Path, drawn: dict[str, tuple[str, str, bytes]]
     (folder / f"{room}.rst").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _draws(value: Any) -> bool:
+def draws(value: Any) -> bool:
     """Tell a chart, which takes data and axes, from `axes` itself and from what draws nothing."""
     return "ax" in list(inspect.signature(value).parameters)[1:]
 
