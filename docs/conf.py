@@ -21,14 +21,14 @@ author = copyright = "the authors of mgpu"
 release = version = mgpu_helpers.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc"]
 here = Path(__file__).parent
+# `jobs.run` in a text, and the link into the reference that it becomes where it names something
 IN_A_ROOM = re.compile(rf"(?<!`)`((?:{'|'.join(ROOMS)})\.\w+)`")
-REFERENCE = r"{py:obj}`\1 <mgpu_helpers.\1>`"  # a link into the reference, where it names something
+REFERENCE = r"{py:obj}`\1 <mgpu_helpers.\1>`"
 
 # Lessons are shown as they are stored. Whoever changes one builds it: CONTRIBUTING.md.
 nb_execution_mode = "off"
 nb_ipywidgets_js = {}  # no stored output needs it, and it would be fetched from elsewhere
 nb_code_prompt_show, nb_code_prompt_hide = "Show the solution", "Hide the solution"
-myst_enable_extensions = ["attrs_inline"]
 myst_heading_anchors = 3
 suppress_warnings = ["myst.header"]  # a lesson may begin with a small heading
 
