@@ -7,7 +7,7 @@ GPU := $(shell test "`uname -sm`" = "Linux x86_64" && command -v nvidia-smi >/de
 endif
 gpu := $(filter 1,$(GPU))
 comma := ,
-extras := notebooks,tensorboard,test,dev$(if $(gpu),$(comma)gpu)
+extras := notebooks,tensorboard,test,dev,site$(if $(gpu),$(comma)gpu)
 
 # Another TensorFlow lives in its own environment, and its numbers may differ in the last digits.
 venv := .venv$(if $(TF),-tf$(TF))
@@ -23,8 +23,8 @@ ready := $(venv)/.ready-$(if $(gpu),gpu,cpu)$(if $(PYTHON),-$(subst /,-,$(PYTHON
 again := $(shell test -x $(python) && test "`cat $(venv)/.project 2>/dev/null`" = "`pwd -P`" \
            || echo again)
 
-.PHONY: help lab test isa thorough counts rehearse gpu browser notebooks bench lint constraints \
-        clean again
+.PHONY: help lab test isa thorough counts rehearse gpu browser notebooks site bench lint \
+        constraints clean again
 
 help:  ## list the targets
 	@echo "Targets:"
@@ -68,11 +68,14 @@ rehearse: $(ready)  ## every notebook as a GPU machine places it, against its st
 gpu: $(ready)  ## every notebook and benchmark on this machine's GPUs: a verdict, and a card of it
 	env -u MGPU_DEVICES $(python) tools/gpu_verdict.py $(ONLY)
 
-browser: $(ready)  ## every notebook by hand of a real Chromium in a real JupyterLab, on 4 devices
-	$(plain) $(pytest) -n 2 --dist worksteal -m browser
+browser: site  ## in a real Chromium: every notebook in a JupyterLab, on 4 devices; every page of the site
+	$(plain) $(pytest) -n 2 --dist worksteal -m "browser or site"
 
 notebooks: $(ready)  ## build notebooks/*.ipynb from notebooks/source/*.py, outputs included
 	$(python) tools/build_notebooks.py
+
+site: $(ready)  ## build the site in build/site, from the stored notebooks
+	$(python) tools/build_site.py
 
 bench: $(ready)  ## run the benchmarks: one table of their ratios; cards and a chart in results/
 	@$(python) benchmarks $(ONLY)

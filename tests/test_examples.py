@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import inspect
 import pkgutil
 
 import numpy as np
 import pytest
 
 import mgpu_helpers
+from build_site import ROOMS, public
 
 MODULES = sorted(
     each.name
@@ -20,6 +22,7 @@ MODULES = sorted(
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_run(plan, name: str, tmp_path, monkeypatch):
+    import matplotlib.pyplot as plt
     import tensorflow as tf
 
     monkeypatch.chdir(tmp_path)  # some write a file
@@ -30,4 +33,18 @@ def test_examples_run(plan, name: str, tmp_path, monkeypatch):
     said: list[str] = []
     for example in doctest.DocTestFinder(exclude_empty=True).find(module, name, globs=names):
         runner.run(example, out=said.append)
+    plt.close("all")
     assert not runner.failures, "".join(said)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_public_function_has_an_example(room: str):
+    functions = [each for each in map(inspect.unwrap, public(room).values())
+                 if inspect.isfunction(each)]  # fmt: skip
+    bare = [each.__name__ for each in functions if ">>>" not in (each.__doc__ or "")]
+    assert not bare, f"{room} has no example for {', '.join(bare)}"
+
+
+def test_every_room_has_a_page_on_the_site():
+    rooms = {name.split(".")[1] for name in MODULES}
+    assert rooms == {*ROOMS, "lessons", "files", "names", "wording"}  # what only others use

@@ -109,7 +109,7 @@ def extras(done: subprocess.CompletedProcess[str]) -> str:
 def test_help_is_the_default_and_names_every_target(machine):
     done = machine.make()
     assert done.returncode == 0, done.stderr
-    wanted = "lab test rehearse gpu notebooks lint bench browser isa thorough counts clean"
+    wanted = "lab test rehearse gpu notebooks site lint bench browser isa thorough counts clean"
     for target in wanted.split():
         assert re.search(rf"make {target} +\w", done.stdout), target
     assert not machine.calls()
@@ -117,18 +117,18 @@ def test_help_is_the_default_and_names_every_target(machine):
 
 def test_a_linux_machine_with_nvidia_smi_gets_the_cuda_libraries(machine):
     machine.command("uname", "#!/bin/sh\necho Linux x86_64\n")
-    assert extras(machine.make("-n", "test")) == "notebooks,tensorboard,test,dev"
+    assert extras(machine.make("-n", "test")) == "notebooks,tensorboard,test,dev,site"
     machine.command("nvidia-smi", "#!/bin/sh\n")
-    assert extras(machine.make("-n", "test")) == "notebooks,tensorboard,test,dev,gpu"
-    assert extras(machine.make("-n", "lab")) == "notebooks,tensorboard,test,dev,gpu"
-    assert extras(machine.make("-n", "test", "GPU=0")) == "notebooks,tensorboard,test,dev"
+    assert extras(machine.make("-n", "test")) == "notebooks,tensorboard,test,dev,site,gpu"
+    assert extras(machine.make("-n", "lab")) == "notebooks,tensorboard,test,dev,site,gpu"
+    assert extras(machine.make("-n", "test", "GPU=0")) == "notebooks,tensorboard,test,dev,site"
 
 
 def test_other_machines_do_not(machine):
     machine.command("uname", "#!/bin/sh\necho Linux aarch64\n")
     machine.command("nvidia-smi", "#!/bin/sh\n")
-    assert extras(machine.make("-n", "test")) == "notebooks,tensorboard,test,dev"
-    assert extras(machine.make("-n", "test", "GPU=1")) == "notebooks,tensorboard,test,dev,gpu"
+    assert extras(machine.make("-n", "test")) == "notebooks,tensorboard,test,dev,site"
+    assert extras(machine.make("-n", "test", "GPU=1")) == "notebooks,tensorboard,test,dev,site,gpu"
 
 
 def test_a_gpu_that_comes_later_is_noticed(machine):
@@ -138,7 +138,7 @@ def test_a_gpu_that_comes_later_is_noticed(machine):
     machine.command("nvidia-smi", "#!/bin/sh\n")
     machine.calls()
     machine.set_up()
-    assert ".[notebooks,tensorboard,test,dev,gpu]" in machine.log.read_text()
+    assert ".[notebooks,tensorboard,test,dev,site,gpu]" in machine.log.read_text()
     assert machine.calls() == ["pip"]
 
 
@@ -158,7 +158,7 @@ def test_another_tensorflow_has_its_own_environment_and_is_lax(machine):
     assert "tensorflow~=2.18.0" in installed and "constraints.txt" not in installed
     assert not (machine.project / ".venv").exists()
     machine.set_up()
-    assert "-c constraints.txt -e .[notebooks,tensorboard,test,dev]" in machine.log.read_text()
+    assert "-c constraints.txt -e .[notebooks,tensorboard,test,dev,site]" in machine.log.read_text()
 
 
 def test_an_unknown_tensorflow_is_refused_before_anything_is_made(machine):

@@ -16,6 +16,10 @@ def short(name: str) -> str:
 
 
 def order(name: str) -> tuple[str, int]:
-    """Sort device names as people count: "/CPU:2" before "/CPU:10"."""
+    """Sort device names as people count: "/CPU:2" before "/CPU:10".
+
+    >>> sorted(["/CPU:10", "/CPU:2"], key=order)
+    ['/CPU:2', '/CPU:10']
+    """
     kind, _, index = name.rpartition(":")
     return kind, int(index or 0)

@@ -51,7 +51,12 @@ class DriverReport:
 
 
 def query() -> DriverReport:
-    """Ask the driver for every GPU; an empty list and the reason where there is no driver."""
+    """Ask the driver for every GPU; an empty list and the reason where there is no driver.
+
+    >>> report = query()
+    >>> bool(report.gpus) == (report.reason is None)
+    True
+    """
     try:
         import pynvml
     except ImportError:

@@ -16,6 +16,12 @@ def redirected(descriptor: int) -> Iterator[IO[bytes]]:
     """Send a file descriptor (1 or 2) to a temporary file for the block, and give that file.
 
     Python's own sys.stdout and sys.stderr are not enough: TensorFlow writes from C++.
+
+    >>> with redirected(2) as file:
+    ...     written = os.write(2, b"said from C")
+    ...     start = file.seek(0)
+    ...     file.read()
+    b'said from C'
     """
     stream = {1: sys.stdout, 2: sys.stderr}[descriptor]
     stream.flush()
@@ -30,7 +36,11 @@ def redirected(descriptor: int) -> Iterator[IO[bytes]]:
 
 
 def verbose() -> bool:
-    """Say whether MGPU_VERBOSE asks for TensorFlow's own messages."""
+    """Say whether MGPU_VERBOSE asks for TensorFlow's own messages.
+
+    >>> verbose()
+    False
+    """
     return os.environ.get("MGPU_VERBOSE", "0") not in ("", "0")
 
 
@@ -40,6 +50,9 @@ def kept_back() -> Iterator[None]:
 
     When the block raises, all that was written is shown first. MGPU_VERBOSE=1 shows it as it comes:
     the way to see what a process said that crashed in the block.
+
+    >>> with kept_back():
+    ...     devices = tf.config.list_physical_devices()
     """
     if verbose():
         yield
@@ -62,6 +75,8 @@ def start() -> None:
 
     The log level alone does not silence the import, and keeping back what the import says does not
     silence what comes later, so both are done. An import that fails shows what it had to say.
+
+    >>> start()
     """
     if verbose():
         return
@@ -85,6 +100,8 @@ def first_session() -> None:
 
     Call it after TensorFlow has its devices. It takes 15 ms, and neither GPUs nor the pools of
     threads that later Sessions share have a part in it. MGPU_VERBOSE=1 leaves it out.
+
+    >>> first_session()
     """
     if verbose():
         return

@@ -164,7 +164,13 @@ def write(
 
 
 def read(path: str | os.PathLike[str]) -> Card:
-    """Read a card; raise ValueError if the file is broken, or from a newer mgpu_helpers."""
+    """Read a card; raise ValueError if the file is broken, or from a newer mgpu_helpers.
+
+    >>> path = write("mine", plan, {}, [Ratio.of("speed-up", [1.7, 1.8, 1.9])], "cards")
+    written: cards/mine.json
+    >>> read(path).ratios
+    (speed-up: 1.80 (1.75 to 1.85),)
+    """
     path = Path(path)
     try:
         data = {} | json.loads(path.read_text(encoding="utf-8"))
@@ -188,6 +194,11 @@ def read_all(folder: str | os.PathLike[str]) -> list[Card]:
 
     A card that cannot be read is not left out: the error has a sentence for each of them, so that
     all can be mended at once.
+
+    >>> path = write("mine", plan, {}, [], "all")
+    written: all/mine.json
+    >>> [card.name for card in read_all("all")]
+    ['mine']
     """
     if not Path(folder).is_dir():
         raise ValueError(f"there is no folder {folder}: make bench writes its cards to results/.")
@@ -203,7 +214,13 @@ def read_all(folder: str | os.PathLike[str]) -> list[Card]:
 
 
 def table(cards: Iterable[Card]) -> str:
-    """Write the ratios of some cards with their targets, under the name of each machine."""
+    """Write the ratios of some cards with their targets, under the name of each machine.
+
+    >>> path = write("mine", plan, {}, [Ratio.of("speed-up", [1.7, 1.8, 1.9])], "cards")
+    written: cards/mine.json
+    >>> table([read(path)]).splitlines()[-1].split()
+    ['mine', 'speed-up', '1.80', '1.75', 'to', '1.85']
+    """
     machines: dict[str, list[tuple[str, ...]]] = {}
     for card in cards:
         rows = [(card.name, *ratio.cells()) for ratio in card.ratios]

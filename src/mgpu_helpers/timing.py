@@ -141,6 +141,11 @@ def several(
     """Time several ways in turn, A B C A B C, as `compare` does two; give a Timing for each name.
 
     Two of them make a `Comparison(a, b)`, because their runs are pairs.
+
+    >>> ways = {"short": lambda: sum(range(10)), "long": lambda: sum(range(100_000))}
+    >>> found = several(ways, repeats=5)
+    >>> found["short"].median < found["long"].median
+    True
     """
     seconds = _in_turn(tuple(ways.values()), warmup, repeats)
     return dict(zip(ways, map(Timing, seconds), strict=True))

@@ -9,12 +9,20 @@ from typing import Any
 
 
 def counted(n: int, noun: str) -> str:
-    """Write a number with its noun: "1 device", "2 devices"."""
+    """Write a number with its noun: "1 device", "2 devices".
+
+    >>> counted(1, "device"), counted(2, "device")
+    ('1 device', '2 devices')
+    """
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def size_text(size: int) -> str:
-    """Write a number of bytes for people: 16 B, 2.4 kB, 1.2 MB, 3.1 GB."""
+    """Write a number of bytes for people: 16 B, 2.4 kB, 1.2 MB, 3.1 GB.
+
+    >>> size_text(2_400_000)
+    '2.4 MB'
+    """
     value = float(size)
     for unit in ("B", "kB", "MB"):
         if value < 999.5:

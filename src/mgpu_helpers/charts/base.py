@@ -15,7 +15,11 @@ IDEAL = {"color": "#444444", "linestyle": "--", "linewidth": 1.2}
 
 
 def colour(device: str) -> str:
-    """Return the colour of a device, the same in every chart; grey for the host."""
+    """Return the colour of a device, the same in every chart; grey for the host.
+
+    >>> colour("/GPU:0") == colour("/CPU:1"), colour("/CPU:0") == HOST
+    (True, True)
+    """
     kind, index = order(device)
     if device == "/CPU:0":
         return HOST
@@ -29,7 +33,12 @@ def pale(colour: str) -> str:
 
 
 def style() -> str:
-    """Return the path of the style file, for `plt.style.use`."""
+    """Return the path of the style file, for `plt.style.use`.
+
+    >>> import matplotlib.pyplot as plt
+    >>> with plt.style.context(style()):
+    ...     figure, ax = plt.subplots()
+    """
     return str(resources.files("mgpu_helpers") / "mgpu.mplstyle")
 
 
@@ -39,6 +48,10 @@ def axes(
     """Return ax, or new axes in the style of the series, with mode and machine in the corner.
 
     source stands there instead where the numbers are not of this machine.
+
+    >>> ax = axes(size=(6, 2), source="measured by hand")
+    >>> ax.figure.get_size_inches().tolist()
+    [6.0, 2.0]
     """
     if ax is not None:
         return ax
@@ -52,7 +65,12 @@ def axes(
 
 
 def corner(figure: Any, source: str | None = None) -> None:
-    """Write into the corner of a figure: the source, or the plan's mode and machine."""
+    """Write into the corner of a figure: the source, or the plan's mode and machine.
+
+    >>> import matplotlib.pyplot as plt
+    >>> figure, ax = plt.subplots()
+    >>> corner(figure, "measured by hand")
+    """
     from mgpu_helpers.devices.plan import current
 
     if text := source or (current().corner if current() else ""):

@@ -21,6 +21,10 @@ def blame(
     A wait has the pale colour of the device that was waited for; copies, no free core and overhead
     are grey. Beside `shown` waits by name the rest are "others (n)". For layers see `Trace.top`. A
     step that `whatif.explain` cannot explain is drawn as work alone, and the title says so.
+
+    >>> from mgpu_helpers.trace import Op, Trace
+    >>> two = Op("conv/Add", "Add", "/CPU:1", 0.0, 0.01), Op("b", "Add", "/CPU:2", 0.01, 0.01)
+    >>> ax = blame(Trace(two, (), {}, (("conv/Add", "b"),)))
     """
     from mgpu_helpers.whatif import explain
 

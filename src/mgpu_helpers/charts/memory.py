@@ -28,6 +28,10 @@ def live_bytes(trace: Trace, ax: Any = None) -> Any:
     """Draw the bytes that one step holds on each device, over time.
 
     A dashed line is drawn where the backward pass begins, if the step has one.
+
+    >>> from mgpu_helpers import trace
+    >>> result, step = trace.function_step(lambda x: x @ x, tf.ones([200, 200]))
+    >>> ax = live_bytes(step)
     """
     ax = axes(ax)
     for device, curve in trace.memory.items():
@@ -68,7 +72,11 @@ def _backward(trace: Trace) -> float | None:
 
 
 def held(parts: Mapping[str, Held], ax: Any = None) -> Any:
-    """Draw what a step holds, a bar for each name, by what the bytes are for; the total beside."""
+    """Draw what a step holds, a bar for each name, by what the bytes are for; the total beside.
+
+    >>> from mgpu_helpers.memory import Held
+    >>> ax = held({"batch 64": Held(8_000_000, 16_000_000, 8_000_000, activations=40_000_000)})
+    """
     ax = axes(ax, size=(8, 1.3 + 0.45 * len(parts)))
     reached = np.zeros(len(parts))
     for part, shade in PARTS.items():
@@ -90,7 +98,10 @@ def held(parts: Mapping[str, Held], ax: Any = None) -> Any:
 
 
 def device_bars(peaks: Mapping[str, int], ax: Any = None) -> Any:
-    """Draw the most bytes that each device held, a bar for each."""
+    """Draw the most bytes that each device held, a bar for each.
+
+    >>> ax = device_bars({"/GPU:0": 16_800_000, "/GPU:1": 16_800_000})
+    """
     ax = axes(ax)
     devices = sorted(peaks, key=order)
     sizes = [peaks[device] / 1e6 for device in devices]
@@ -103,7 +114,13 @@ def device_bars(peaks: Mapping[str, int], ax: Any = None) -> Any:
 
 
 def monitor(monitor: Monitor, ax: Any = None) -> Any:
-    """Draw what a monitor saw over the seconds, with its phases as bands under their names."""
+    """Draw what a monitor saw over the seconds, with its phases as bands under their names.
+
+    >>> from mgpu_helpers.memory import Monitor
+    >>> with Monitor() as seen, seen.phase("a product"):
+    ...     product = tf.ones([500, 500]) @ tf.ones([500, 500])
+    >>> ax = monitor(seen)
+    """
     ax = axes(ax, size=(8, 3.6))
     samples = monitor.samples
     end = samples[-1].at if samples else 0

@@ -24,6 +24,10 @@ def placement_map(step: Trace | Placement, ax: Any = None, most: int = 24) -> An
     fit a page, each device shows its largest layers by time and bytes (or towers or stages, where
     there are many devices), its variables as one box, and the rest as "others". The arrow of a copy
     ends at the box that uses it first. A Placement knows no tensors: it gives no arrows.
+
+    >>> from mgpu_helpers import trace
+    >>> result, step = trace.function_step(lambda x: x @ x, tf.ones([200, 200]))
+    >>> ax = placement_map(step)
     """
     made, edges = boxes_of(step, whole_number("most", most, "a number of boxes", 1))
     ax = axes(ax, size=made.size)

@@ -30,6 +30,9 @@ def step_times(measurements: Sequence[Measurement], fit: Fit | None = None, ax: 
 
     A colour for each number of devices; with the variables on the host the markers are hollow and
     the lines dotted.
+
+    >>> from mgpu_helpers.scaling import Layout, Measurement
+    >>> ax = step_times([Measurement(Layout(1, 64), 0.011), Measurement(Layout(1, 128), 0.019)])
     """
     import matplotlib
 
@@ -73,7 +76,11 @@ def breakdown(
     *,
     source: str | None = None,
 ) -> Any:
-    """Draw the parts of a step, a bar for each name; a tick where its measured seconds are."""
+    """Draw the parts of a step, a bar for each name; a tick where its measured seconds are.
+
+    >>> from mgpu_helpers.scaling import Breakdown
+    >>> ax = breakdown({"1 device": Breakdown(arithmetic=0.02, fixed=0.004)}, {"1 device": 0.025})
+    """
     ax = axes(ax, size=(8, 1.3 + 0.36 * len(rows)), source=source)
     measured = measured or {}
     reached = np.zeros(len(rows))
@@ -110,6 +117,10 @@ def efficiency(
     """Draw the efficiency against the number of devices: a curve and its band for each name.
 
     `measured` is the range of devices that somebody measured: what is outside is extrapolation.
+
+    >>> from mgpu_helpers.scaling import Curve
+    >>> curve = Curve((1, 2, 4), middle=(1, 0.9, 0.7), low=(1, 0.8, 0.6), high=(1, 0.95, 0.8))
+    >>> ax = efficiency({"ring": curve}, measured=(1, 2))
     """
     ax = axes(ax, size=(8, 3.6), source=source)
     ax.axhline(100, **IDEAL, label="ideal")
@@ -140,7 +151,11 @@ def efficiency(
 def held_out(
     pairs: Sequence[tuple[Measurement, float]], ax: Any = None, *, source: str | None = None
 ) -> Any:
-    """Draw predicted against measured seconds; hollow where they differ by more than 10 %."""
+    """Draw predicted against measured seconds; hollow where they differ by more than 10 %.
+
+    >>> from mgpu_helpers.scaling import Layout, Measurement
+    >>> ax = held_out([(Measurement(Layout(2, 128), 0.040), 0.042)])
+    """
     from matplotlib.ticker import LogLocator
 
     names = sorted({(seconds, repr(m.layout)) for m, seconds in pairs}, reverse=True)

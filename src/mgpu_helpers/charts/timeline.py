@@ -27,6 +27,10 @@ def timeline(
     by="layer", "type" or "operation" makes one bar of neighbours with the same name, in two shades
     in turn, and writes it in where there is room; a wait in a bar is shorter than a pixel. For
     layers see `Trace.top`. `pointer` shows every name.
+
+    >>> from mgpu_helpers import trace
+    >>> result, step = trace.function_step(lambda x: x @ x, tf.ones([200, 200]))
+    >>> ax = timeline(step, by="layer")
     """
     from mgpu_helpers.trace.summary import naming
 
@@ -63,6 +67,13 @@ def pipeline(trace: Trace, ax: Any = None) -> Any:
     """Draw a step of `pipeline.gradients`: forward dark, backward pale, by the piece's number.
 
     Beside each device is the share of the step in which it was idle.
+
+    >>> from mgpu_helpers.pipeline import Stage, gradients
+    >>> from mgpu_helpers.trace import function_step
+    >>> double = Stage("/CPU:1", lambda weights, x: weights["w"] * x, {"w": tf.Variable(2.0)})
+    >>> mean = lambda out, y: tf.reduce_mean(out - y)
+    >>> result, step = function_step(lambda x: gradients([double], mean, x, x), tf.ones([4]))
+    >>> ax = pipeline(step)
     """
     from mgpu_helpers.pipeline import spans as spans_of
     from mgpu_helpers.pipeline import task_of
@@ -108,6 +119,11 @@ def jobs(report: Report, ax: Any = None) -> Any:
 
     A job with several devices has a bar in each of their rows. What did not end well is hatched
     and says its status. A name that finds no room is left out.
+
+    >>> import sys
+    >>> from mgpu_helpers.jobs import run
+    >>> report = run([[sys.executable, "-c", f"print({i})"] for i in range(3)], progress=False)
+    >>> ax = jobs(report)
     """
     drawn = [job for job in report.jobs if job.start is not None]
     # Who did not end well gets room for its name first.
@@ -164,7 +180,11 @@ def spans(
     devices: Mapping[str, str],
     ax: Any = None,
 ) -> Any:
-    """Draw when each model trained: a row each, a bar for each step, in its device's colour."""
+    """Draw when each model trained: a row each, a bar for each step, in its device's colour.
+
+    >>> steps = {"small": [(0.0, 0.2), (0.3, 0.5)], "large": [(0.0, 0.5)]}
+    >>> ax = spans(steps, {"small": "/CPU:1", "large": "/CPU:2"})
+    """
     ax = axes(ax, size=(8, 1.0 + 0.42 * len(spans)))
     for row, (name, steps) in enumerate(spans.items()):
         bars = [(start, end - start) for start, end in steps]

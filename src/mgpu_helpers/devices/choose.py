@@ -24,6 +24,10 @@ def setup(n: int = 2) -> Plan:
     split-gpu or cores) overrides the mode, which otherwise follows from the GPUs that are there.
     Each device runs a small operation before the plan is returned, so that one which cannot is
     said here. TF32 is switched off: `tf32` says what that is.
+
+    >>> plan = setup(2)
+    >>> plan.host, len(plan.devices)
+    ('/CPU:0', 2)
     """
     wanted, what = os.environ.get("MGPU_DEVICES"), "n"
     if wanted:
@@ -93,8 +97,8 @@ def tf32() -> Iterator[None]:
     nothing else. The choice can also differ from GPU to GPU and from run to run, by rounding (1e-6)
     only while TF32 is off; `tf.config.experimental.enable_op_determinism()` makes it the same.
 
-        with devices.tf32():
-            timing.measure(step)
+    >>> with tf32():
+    ...     product = tf.ones([2, 2]) @ tf.ones([2, 2])
     """
     from tensorflow import config
 

@@ -116,7 +116,11 @@ class Plan:
 
 
 def current() -> Plan | None:
-    """Return the plan that `setup` or `adopt` made in this process; None before it."""
+    """Return the plan that `setup` or `adopt` made in this process; None before it.
+
+    >>> current() is plan
+    True
+    """
     return _plan
 
 

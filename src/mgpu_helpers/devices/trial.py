@@ -55,10 +55,11 @@ def explain(error: BaseException) -> str:
     GPU that dies often ends the process, with nothing left to explain; `python -m mgpu_helpers`
     says it afterwards.
 
-        try:
-            step()
-        except tf.errors.OpError as error:
-            print(devices.explain(error))
+    >>> try:
+    ...     tf.ones([2, 2]) @ tf.ones([3, 3])
+    ... except tf.errors.OpError as error:
+    ...     print(explain(error))
+    Matrix size-incompatible: ...
     """
     return _explained(error, "the GPU", {}, known_to_work=True)
 

@@ -15,6 +15,9 @@ def diagnose(facts: Facts) -> list[str]:
 
     Gives a sentence for each cause, and for what is wrong with TF_CONFIG; [] where every GPU that
     works is used.
+
+    >>> from mgpu_helpers.doctor import gather, with_tensorflow
+    >>> causes = diagnose(with_tensorflow(gather()))
     """
     return _gpus(facts) + list(facts.cluster or ())
 
@@ -64,7 +67,11 @@ def _gpus(facts: Facts) -> list[str]:
 
 
 def explain(problem: Exception) -> str:
-    """Say in one sentence why there is no plan, and what to do."""
+    """Say in one sentence why there is no plan, and what to do.
+
+    >>> explain(ModuleNotFoundError("No module named 'tensorflow'", name="tensorflow"))
+    'TensorFlow is not installed: pip install mgpu-helpers (in the project: make lab).'
+    """
     first = error_line(problem).rstrip(".:")
     if isinstance(problem, ModuleNotFoundError) and problem.name == "tensorflow":
         return "TensorFlow is not installed: pip install mgpu-helpers (in the project: make lab)."

@@ -68,7 +68,12 @@ class Facts:
 
 
 def gather() -> Facts:
-    """Find out everything that takes no TensorFlow; the fields that need it keep their defaults."""
+    """Find out everything that takes no TensorFlow; the fields that need it keep their defaults.
+
+    >>> facts = gather()
+    >>> "tensorflow" in facts.versions
+    True
+    """
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as devices.setup does
     alone, _ = _cuda(CUDA_DEVICE_ORDER="FASTEST_FIRST", CUDA_VISIBLE_DEVICES=None)
     order, error = _cuda()
@@ -87,7 +92,11 @@ def gather() -> Facts:
 
 
 def with_tensorflow(facts: Facts) -> Facts:
-    """Add what TensorFlow says to what `gather` found; this imports TensorFlow."""
+    """Add what TensorFlow says to what `gather` found; this imports TensorFlow.
+
+    >>> with_tensorflow(gather()).tensorflow.gpus == len(tf.config.list_physical_devices("GPU"))
+    True
+    """
     import tensorflow as tf
 
     build = tf.sysconfig.get_build_info()

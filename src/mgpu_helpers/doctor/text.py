@@ -18,7 +18,14 @@ OPEN = (
 
 
 def head(facts: Facts) -> str:
-    """Write the versions and the driver: what is known before TensorFlow is imported."""
+    """Write the versions and the driver: what is known before TensorFlow is imported.
+
+    >>> from mgpu_helpers.doctor import gather
+    >>> print(head(gather()))
+    python   3...
+    versions mgpu_helpers ...
+    driver   ...
+    """
     python = f"{platform.python_version()} on {platform.system()} {facts.machine}"
     versions = ", ".join(f"{name} {version}" for name, version in facts.versions.items())
     driver = facts.driver
@@ -31,7 +38,13 @@ def head(facts: Facts) -> str:
 
 
 def body(facts: Facts) -> str:
-    """Write what TensorFlow was built with, the GPUs in every order, and what is wrong."""
+    """Write what TensorFlow was built with, the GPUs in every order, and what is wrong.
+
+    >>> from mgpu_helpers.doctor import gather, with_tensorflow
+    >>> print(body(with_tensorflow(gather())))
+    built    TensorFlow ...
+    GPUs     ...
+    """
     lines = []
     if facts.tensorflow is not None:
         cuda, cudnn = facts.tensorflow.cuda, facts.tensorflow.cudnn
@@ -45,7 +58,11 @@ def body(facts: Facts) -> str:
 
 
 def row(label: str, text: str) -> str:
-    """Lay out a label and a text as the plan does, over as many lines as it takes."""
+    """Lay out a label and a text as the plan does, over as many lines as it takes.
+
+    >>> row("host", "/CPU:0")
+    'host     /CPU:0'
+    """
     return textwrap.fill(text, 100, initial_indent=f"{label:9}", subsequent_indent=" " * 9)
 
 

@@ -29,6 +29,11 @@ def named(graph: Any, name: str) -> Any:
     """Find a tensor ("g1/input:0") or an operation ("g1/train_step") of a graph by its name.
 
     A name that the graph does not have raises KeyError, with the names that are near.
+
+    >>> with tf.Graph().as_default() as graph:
+    ...     x = tf.constant(1.0, name="x")
+    >>> named(graph, "x:0").name, named(graph, "x").type
+    ('x:0', 'Const')
     """
     tensor = ":" in name
     try:
@@ -62,6 +67,19 @@ def from_session(
     does not know name scopes, and since the slots and counters of an optimizer belong to them.
 
         members = [from_session(session, scope) for scope, session in sessions.items()]
+
+    >>> tf1 = tf.compat.v1
+    >>> with tf.Graph().as_default() as graph, tf.name_scope("g1"):
+    ...     x = tf1.placeholder(tf.float32, [None, 3], name="input")
+    ...     y = tf1.placeholder(tf.float32, [None, 2], name="label")
+    ...     p = tf.nn.softmax(x @ tf1.get_variable("w", [3, 2]), name="probabilities")
+    ...     loss = tf.reduce_mean((p - y) ** 2, name="cross_entropy")
+    ...     step = tf1.train.GradientDescentOptimizer(0.1).minimize(loss, name="train_step")
+    ...     session = tf1.Session()
+    ...     session.run(tf1.global_variables_initializer())
+    >>> member = from_session(session, "g1")
+    >>> member.predict(np.ones([4, 3])).shape
+    (4, 2)
     """
     graph, scope = session.graph, scope.rstrip("/")
 
@@ -107,6 +125,11 @@ def from_functions(
     step.
 
         member = from_functions("small", step, model, [*model.variables, *optimizer.variables])
+
+    >>> w = tf.Variable(1.0)
+    >>> member = from_functions("small", lambda x: w.assign_sub(0.5 * x), lambda x: w * x, [w])
+    >>> float(member.step(1.0))
+    0.5
     """
     by_name: dict[str, Any] = {}
     seen: Counter[str] = Counter()

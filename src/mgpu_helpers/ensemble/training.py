@@ -94,6 +94,11 @@ def predictions(
     """Predict with all members at once, `batch` images a time; probabilities [n, classes] by name.
 
     When a member fails, the others stop too, and MemberError is raised.
+
+    >>> from mgpu_helpers.ensemble import from_functions
+    >>> sure = from_functions("sure", None, lambda images: np.eye(2)[images], [])
+    >>> predictions([sure], np.array([1]))
+    {'sure': array([[0., 1.]])}
     """
     members = checked(members)
     batch = whole_number("batch", batch, "a number of images at a time", 1)

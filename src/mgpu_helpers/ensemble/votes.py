@@ -15,6 +15,9 @@ def vote(predictions: Any) -> np.ndarray:
 
     A tie goes to the label with the largest sum of probabilities, then to the smallest label.
     `predictions` is what `predictions` gives, or a sequence of arrays [n, classes].
+
+    >>> vote([[[0.9, 0.1]], [[0.4, 0.6]], [[0.4, 0.6]]])
+    array([1])
     """
     given = _stacked(predictions)
     votes = (given.argmax(2)[..., None] == np.arange(given.shape[2])).sum(0)
@@ -23,7 +26,11 @@ def vote(predictions: Any) -> np.ndarray:
 
 
 def mean(predictions: Any) -> np.ndarray:
-    """Give the labels [n] whose average probability is highest; takes what `vote` takes."""
+    """Give the labels [n] whose average probability is highest; takes what `vote` takes.
+
+    >>> mean([[[0.9, 0.1]], [[0.4, 0.6]], [[0.4, 0.6]]])
+    array([0])
+    """
     return _stacked(predictions).mean(0).argmax(1)
 
 

@@ -43,6 +43,14 @@ def resume(members: Iterable[Member], folder: str | Path) -> None:
     Keras model that was built again in the same process has other numbers in its names: dense_2 for
     dense. Where names differ in such numbers alone, and stand in one order, they are the same.
     Nothing is built, so a finalized graph resumes too.
+
+    >>> from mgpu_helpers.ensemble import from_functions
+    >>> w = tf.Variable(1.0, name="w")
+    >>> small = from_functions("small", None, None, [w])
+    >>> files, later = save([small], "kept"), w.assign(5.0)
+    >>> resume([small], "kept")
+    >>> float(w)
+    1.0
     """
     members = checked(members)
     held = [_loaded(_file(Path(folder), member), member) for member in members]

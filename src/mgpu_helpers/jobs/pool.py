@@ -24,9 +24,9 @@ def freest(n: int = 1, *, busy_below: float = 10, among: Iterable[int] | None = 
     GPUs. `jobs.run` holds a lock on what it gives out. A RuntimeError says why there is no GPU to
     choose. To use the numbers, set the environment before TensorFlow starts:
 
-        numbers = jobs.freest(2)
-        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, numbers))
+    >>> numbers = freest(2)  # doctest: +SKIP
+    >>> os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # doctest: +SKIP
+    >>> os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, numbers))  # doctest: +SKIP
     """
     n = whole_number("n", n, "a number of GPUs", 1)
     if visible.mig():
@@ -84,6 +84,10 @@ def allowed() -> tuple[str, list[int]]:
     in either are read as nvidia-smi's. A MIG device that is named there counts as a GPU of its
     own, and those are numbered from 0 in the order given. Cores are meant where no GPU is visible,
     or where MGPU_MODE=cores: those of this process's affinity, as many as its container may use.
+
+    >>> kind, numbers = allowed()
+    >>> kind in ("GPU", "core"), len(numbers) > 0
+    (True, True)
     """
     kind, pool, _ = _pool()
     return kind, list(pool)

@@ -65,6 +65,10 @@ def at_peak(trace: Trace, device: str, scratch: bool = True) -> tuple[Allocation
     """List what the step held on the device when it held most, the largest first.
 
     Without scratch the peak may be at another moment.
+
+    >>> held = (Allocation("a", "/CPU:1", 400, 0.0, 2.0), Allocation("b", "/CPU:1", 800, 1.0, None))
+    >>> [each.op for each in at_peak(Trace((), (), {}, (), held), "/CPU:1")]
+    ['b', 'a']
     """
     held = [a for a in trace.allocations if a.device == device and (scratch or not a.scratch)]
     if not held:
@@ -89,6 +93,14 @@ def by_use(
     optimizer's operation, as it was made or on its way (averaged, scaled, reshaped). A new value
     counts with them where the optimizer has to make it beside the old one, because another
     operation still reads that. All the rest is activations, also what comes from other devices.
+
+    >>> held = (Allocation("a", "/CPU:1", 4000, 0.0, 2.0),)
+    >>> by_use(Trace((), (), {}, (), held), "/CPU:1", weights=600)
+    weights        600 B
+    slots            0 B
+    gradients        0 B
+    activations     4 kB
+    total         4.6 kB
     """
     feeds = _into_optimizer(trace)
     sizes: dict[str, int] = defaultdict(int)

@@ -12,7 +12,13 @@ from mgpu_helpers.wording import whole_number
 
 
 def logical(gpu: Any, limits: Sequence[int]) -> None:
-    """Cut a GPU of `tf.config.list_physical_devices` into logical ones with these limits in MiB."""
+    """Cut a GPU of `tf.config.list_physical_devices` into logical ones with these limits in MiB.
+
+    >>> with pretend_gpus(1) as gpus:
+    ...     logical(gpus[0], [1024, 2048])
+    ...     len(tf.config.get_logical_device_configuration(gpus[0]))
+    2
+    """
     import tensorflow as tf
 
     limits = [whole_number("limit", limit, "a number of MiB", 1) for limit in limits]
@@ -41,6 +47,10 @@ def pretend_gpus(n: int) -> Iterator[list[Any]]:
 
     To try its rules: settings can be made and refusals seen, but nothing runs on such a GPU. After
     the block everything is as it was.
+
+    >>> with pretend_gpus(2) as gpus:
+    ...     [gpu.name for gpu in tf.config.list_physical_devices("GPU")]
+    ['/physical_device:GPU:0', '/physical_device:GPU:1']
     """
     from tensorflow.python.eager import context
 

@@ -53,6 +53,13 @@ def cuts(
     up to the next, as `places` gives them for a Keras model. What runs outside of them belongs to
     the layer whose results it uses, and to none if it uses none. `held` are bytes by layer that lie
     there all the time: weights and slots.
+
+    >>> from mgpu_helpers.trace import Op
+    >>> conv = Op("conv/Conv2D", "Conv2D", "/CPU:1", 0.0, 0.02, bytes=4000)
+    >>> dense = Op("dense/MatMul", "MatMul", "/CPU:1", 0.02, 0.01)
+    >>> step = Trace((conv, dense), (), {}, (("conv/Conv2D", "dense/MatMul"),))
+    >>> cuts(step, ["conv", "dense"], 2)
+    [cut before dense: 20 and 10 ms, 0 and 0 MB, 8 kB cross]
     """
     stages = whole_number("stages", stages, "a number of stages", 1)
     groups = list(layers.values()) if isinstance(layers, Mapping) else [[each] for each in layers]

@@ -122,7 +122,11 @@ def _needs(stage: int, task: str, stages: int) -> list[tuple[int, str]]:
 
 
 def check(schedule: Sequence[Sequence[str]]) -> int:
-    """Check that an order can run; give the number of its pieces. ValueError names a wrong task."""
+    """Check that an order can run; give the number of its pieces. ValueError names a wrong task.
+
+    >>> check([["F0", "F1", "B0", "B1"], ["F0", "B0", "F1", "B1"]])
+    2
+    """
     if not schedule or not all(schedule):
         empty = next((s for s, tasks in enumerate(schedule) if not tasks), 0)
         raise ValueError(f"stage {empty} has no tasks: give each stage its F and B of every piece.")

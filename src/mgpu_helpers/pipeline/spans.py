@@ -24,7 +24,12 @@ class Span:
 
 
 def spans(trace: Trace) -> list[Span]:
-    """Find the tasks of `gradients` in a trace, by their start; none gives an empty list."""
+    """Find the tasks of `gradients` in a trace, by their start; none gives an empty list.
+
+    >>> op = Op("stage_1/F0/MatMul", "MatMul", "/CPU:2", 0.0, 0.1)
+    >>> spans(Trace((op,), (), {}, ()))
+    [Span(stage=1, task='F0', device='/CPU:2', start=0.0, length=0.1)]
+    """
     found: dict[tuple[int, str], list[Op]] = defaultdict(list)
     for op in trace.ops:
         if at := task_of(op):

@@ -74,6 +74,14 @@ def interval(fit: Fit, layout: Layout) -> tuple[float, float]:
     The interval comes from the scatter of the rows and from what they leave open of the
     coefficients, so it is wider the further a layout lies from the rows. It knows nothing of what
     the model leaves out.
+
+    >>> from mgpu_helpers.scaling import Measurement, Workload, fit
+    >>> times = {8: 0.0112, 16: 0.0189, 32: 0.0351, 64: 0.0668}
+    >>> rows = [Measurement(Layout(1, batch), seconds) for batch, seconds in times.items()]
+    >>> found = fit(Workload("mine", 1000, 5e6), rows, ["arithmetic", "fixed"])
+    >>> low, high = interval(found, Layout(1, 48))
+    >>> low < 0.051 < high
+    True
     """
     if why := no_spread(fit):
         more = len(fit.terms) + 1 - len(fit.measurements)

@@ -27,6 +27,9 @@ def feasible(workload: Workload, examples: float, seconds: float, peak_flops: fl
     The peak is that of the numbers' format: it is higher for float16 than for float32. More than
     the peak can be true: by Winograd's algorithm a convolution of 3x3 multiplies 2.25 or 4 times
     less than is counted here, and a clock may run above that of the data sheet.
+
+    >>> feasible(Workload("mine", 1000, flops=5e6), 1_000_000, seconds=10, peak_flops=4e12)
+    5.0 MFLOP x 1,000,000 examples in 10.00 s are 0.5 TFLOP/s, 12% of the peak of 4: possible
     """
     positive("examples", examples, "a number of examples")
     positive("seconds", seconds, "a time")

@@ -33,6 +33,11 @@ def efficiency(
     """Give the speed-up of n devices over n, for each n, with the band of the link.
 
     Without a link low and high are the middle.
+
+    >>> work, cost = Workload("mine", 1_000_000), Cost(1e-4, 5e-3, moving=1e-10)
+    >>> curve = efficiency(ring, work, cost, [1, 2, 4], per_device_batch=32)
+    >>> [round(share, 2) for share in curve.middle]
+    [1.0, 0.95, 0.93]
     """
     counts = tuple(counts)
     batch = {"per_device_batch": per_device_batch, "global_batch": global_batch}
@@ -64,6 +69,11 @@ def knee(
 
     With a fixed per-device batch the speed-up has a ceiling, and the knee is where half of it is
     reached. With a fixed global batch there is a fastest number of devices. Either may be infinite.
+
+    >>> work, cost = Workload("mine", 1_000_000), Cost(1e-4, 5e-3, moving=1e-10)
+    >>> found = knee(central, work, cost, per_device_batch=32)
+    >>> round(found.devices, 1), round(found.most, 1)
+    (9.2, 10.2)
     """
     batch = fixed_batch(per_device_batch, global_batch)
     if way not in (central, ring):

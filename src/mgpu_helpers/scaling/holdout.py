@@ -23,12 +23,26 @@ class Answer(NamedTuple):
 
 
 def asked(fit: Fit, measurements: Iterable[Measurement]) -> list[Answer]:
-    """Ask a fit for the step of each row, in seconds, beside what was measured."""
+    """Ask a fit for the step of each row, in seconds, beside what was measured.
+
+    >>> work = Workload("mine", 1000, 5e6)
+    >>> rows = [Measurement(Layout(1, b), 0.003 + 0.001 * b) for b in (8, 16, 32, 64)]
+    >>> found = fit(work, rows[:3], ["arithmetic", "fixed"])
+    >>> [round(float(answer.seconds), 4) for answer in asked(found, rows[3:])]
+    [0.067]
+    """
     return [Answer(m, fit.predict(m.layout).total) for m in measurements]
 
 
 def errors(answers: Iterable[Answer]) -> tuple[float, ...]:
-    """Give predicted over measured, less 1, for each answer."""
+    """Give predicted over measured, less 1, for each answer.
+
+    >>> work = Workload("mine", 1000, 5e6)
+    >>> rows = [Measurement(Layout(1, b), 0.003 + 0.001 * b) for b in (8, 16, 32, 64)]
+    >>> answers = asked(fit(work, rows[:3], ["arithmetic", "fixed"]), rows)
+    >>> max(map(abs, errors(answers))) < 1e-6
+    True
+    """
     return tuple(answer.error for answer in answers)
 
 
@@ -42,6 +56,12 @@ def holdout(
 
     Rows that agree in `by` are left out together: "layout", so that repeats do not help each
     other, or one of a layout's fields, as in `holdout(work, rows, "devices")`.
+
+    >>> work = Workload("mine", 1000, 5e6)
+    >>> rows = [Measurement(Layout(1, b), 0.003 + 0.001 * b) for b in (8, 16, 32, 64)]
+    >>> answers = holdout(work, rows, terms=["arithmetic", "fixed"])
+    >>> max(abs(answer.error) for answer in answers) < 1e-6
+    True
     """
     measurements = tuple(measurements)
     known = ("layout", *Layout.__dataclass_fields__)

@@ -79,6 +79,9 @@ def read(weights: Mapping[str, Any]) -> dict[str, Any]:
 
     Each read is a copy to the device that uses it. A tower that uses its weights twice, for logits
     and for l2, should read them first.
+
+    >>> float(read({"w": tf.Variable(2.0)})["w"])
+    2.0
     """
     import tensorflow as tf
 

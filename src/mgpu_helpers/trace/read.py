@@ -17,6 +17,10 @@ def read(metadata: Any) -> Trace:
 
     It needs trace_level=FULL_TRACE and output_partition_graphs=True, as in `session_step`; one that
     recorded nothing gives an empty trace.
+
+    >>> from tensorflow.compat.v1 import RunMetadata
+    >>> read(RunMetadata()).ops
+    ()
     """
     nodes = {node.name: node for part in metadata.partition_graphs for node in part.node}
     stats = [  # an operation in a loop has several

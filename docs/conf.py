@@ -1,0 +1,148 @@
+"""The site's settings for Sphinx. `make site` builds it: see tools/build_site.py."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import mgpu_helpers
+from build_site import ROOMS
+from lessons import CLOSED
+
+# The repository's address, such as https://github.com/name/mgpu: with it every lesson gets buttons
+# that open it on Colab and Binder.
+REPOSITORY = ""
+BRANCH = "main"
+
+project = html_title = "mgpu"
+author = copyright = "the authors of mgpu"
+release = version = mgpu_helpers.__version__
+extensions = ["myst_nb", "sphinx.ext.autodoc"]
+here = Path(__file__).parent
+# `jobs.run` in a text, and the link into the reference that it becomes where it names something
+IN_A_ROOM = re.compile(rf"(?<!`)`((?:{'|'.join(ROOMS)})\.\w+)`")
+REFERENCE = r"{py:obj}`\1 <mgpu_helpers.\1>`"
+
+# Lessons are shown as they are stored. Whoever changes one builds it: CONTRIBUTING.md.
+nb_execution_mode = "off"
+nb_ipywidgets_js = {}  # no stored output needs it, and it would be fetched from elsewhere
+nb_code_prompt_show, nb_code_prompt_hide = "Show the solution", "Hide the solution"
+myst_heading_anchors = 3
+suppress_warnings = ["myst.header"]  # a lesson may begin with a small heading
+
+default_role = "py:obj"  # what stands in backticks in a docstring: a link where it names something
+autodoc_member_order = "bysource"
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 80
+toc_object_entries_show_parents = "hide"
+
+html_theme = "furo"
+html_static_path, html_css_files, html_js_files = [str(here / "site")], ["site.css"], ["site.js"]
+html_theme_options = {
+    f"{mode}_css_variables": {"code-font-size": "76%"} for mode in ("light", "dark")
+}
+html_favicon = str(here / "site" / "icon.svg")
+html_use_index = html_domain_indices = False
+html_copy_source = html_show_sourcelink = html_show_sphinx = html_show_copyright = False
+pygments_style, pygments_dark_style = "a11y-high-contrast-light", "a11y-high-contrast-dark"
+
+
+def buttons(name: str) -> str:
+    """Write where the notebook of a page is, and where else it opens."""
+    line = "This page is a notebook, shown with the outputs that are stored in it: "
+    line += f"{{download}}`{name}.ipynb`."
+    if not REPOSITORY:
+        return line
+    place, folder = urlsplit(REPOSITORY).path.strip("/"), REPOSITORY.rpartition("/")[2]
+    path = f"{BRANCH}/notebooks/{name}.ipynb"
+    colab = f"https://colab.research.google.com/github/{place}/blob/{path}"
+    binder = f"https://mybinder.org/v2/gh/{place}/{path.replace('/', '?labpath=', 1)}"
+    return (
+        f"{line} It opens in [Colab]({colab}) and [Binder]({binder}).\n\n"
+        "<details><summary>What Colab needs first</summary>\n\n"
+        "Colab opens the notebook alone. Put this into a cell above the others and run it:\n\n"
+        f"```ipython\n!git clone -q --depth 1 {REPOSITORY}\n%pip install -q ./{folder}\n"
+        f"%cd {folder}/notebooks\n```\n\n</details>"
+    )
+
+
+def sentences(cell: dict) -> str:
+    """Take the first two sentences of a Markdown cell without its marks; "" of another cell."""
+    text = "".join(cell["source"]) if cell["cell_type"] == "markdown" else ""
+    text = next((part for part in text.split("\n\n") if not part.startswith("#")), "")
+    text = re.sub(r"!?\[([^]]*)\]\([^)]*\)|^- |[*`]", r"\1", text, flags=re.MULTILINE)
+    return " ".join(re.split(r"(?<=[.:]) ", " ".join(text.split()))[:2])
+
+
+def prepare(app, docname: str, source: list[str]) -> None:
+    """Close the solutions of a lesson, describe its pictures in words, and add its buttons."""
+    if not docname.startswith("notebooks/"):
+        # GitHub's way to name a place, in MyST's
+        source[0] = re.sub(r'^<a id="(\w+)"></a>$', r"(\1)=", source[0], flags=re.MULTILINE)
+        source[0] = IN_A_ROOM.sub(REFERENCE, source[0])
+        return
+    notebook = json.loads(source[0])
+    # What closes a solution in JupyterLab is a heading, and on this page its own button.
+    cells = [cell for cell in notebook["cells"] if cell["metadata"] != CLOSED]
+    name = docname.rpartition("/")[2]
+    opening = "".join(cells[0]["source"]).removeprefix("# ")
+    cells[0]["source"] = f"# {name[:2]} {opening}\n\n{buttons(name)}"
+    before = ""
+    for cell, after in zip(cells, [*cells[1:], cells[0]], strict=True):
+        before = sentences(cell) or before
+        tags = cell["metadata"].get("tags", [])
+        if "solution" in tags:
+            cell["metadata"]["tags"] = [*tags, "hide-cell"]
+        what = "Drawing" if "schematic" in tags else "Chart"
+        alt = f"{what}. {sentences(after) or before}"
+        cell["metadata"]["mystnb"] = {"image": {"alt": alt}}
+        if cell["cell_type"] == "markdown":
+            cell["source"] = IN_A_ROOM.sub(REFERENCE, "".join(cell["source"]))
+    # JupyterLab's words for what is closed, in this page's
+    notebook["cells"] = cells
+    source[0] = json.dumps(notebook).replace("*1 cell hidden*", f"*{nb_code_prompt_show}*")
+
+
+def as_rst(app, what, name, obj, options, lines: list[str]) -> None:
+    """Make a docstring reStructuredText: what is indented is code, and a star is a star."""
+    paragraphs = "\n".join(lines).split("\n\n")
+    for i, text in enumerate(paragraphs):
+        if text.startswith("    "):
+            paragraphs[i] = f"::\n\n{text}"
+        elif not text.startswith(">>>"):
+            parts = re.split(r"(`[^`]*`)", text)
+            parts[1::2] = [IN_A_ROOM.sub(r"`\1 <mgpu_helpers.\1>`", name) for name in parts[1::2]]
+            parts[::2] = [re.sub(r"([*|@\\]|(?<=\w)_\b)", r"\\\1", words) for words in parts[::2]]
+            parts[2::2] = [re.sub(r"^(?=\w)", r"\\ ", words) for words in parts[2::2]]
+            paragraphs[i] = re.sub(r"\b([Ll]esson) (\d\d)", link_lesson, "".join(parts))
+    lines[:] = "\n\n".join(paragraphs).split("\n")
+
+
+def link_lesson(found: re.Match) -> str:
+    (path,) = (here.parent / "notebooks").glob(f"{found[2]}_*.ipynb")
+    return f":doc:`{found[0]} </notebooks/{path.stem}>`"
+
+
+def name_places(app, doctree) -> None:
+    """Let links find places that a page names in HTML, as the rows of a table."""
+    slugs = app.env.metadata[app.env.docname].setdefault("myst_slugs", {})
+    for node in doctree.findall(lambda node: node.tagname == "raw"):
+        for place in re.findall(r'<a id="([\w-]+)"', node.astext()):
+            slugs[place] = (0, place, "")
+
+
+def describe(app, pagename, templatename, context, doctree) -> None:
+    """Give search engines the first paragraph of a page."""
+    first = doctree and next(doctree.findall(lambda node: node.tagname == "paragraph"), None)
+    if first:
+        text = app.builder.templates.environment.filters["e"](first.astext().replace("\n", " "))
+        context["metatags"] += f'<meta name="description" content="{text}">'
+
+
+def setup(app) -> None:
+    app.connect("source-read", prepare)
+    app.connect("autodoc-process-docstring", as_rst)
+    app.connect("doctree-read", name_places)
+    app.connect("html-page-context", describe)

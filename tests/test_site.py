@@ -1,0 +1,224 @@
+"""Every page of the site in a real Chromium, from disk: ``-m site``; `make site` builds it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import runpy
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from build_site import draws, public
+from lessons import NOTEBOOKS, ROOT
+from test_browser import browser  # noqa: F401, a fixture
+
+pytestmark = pytest.mark.site
+
+SITE = ROOT / "build" / "site"
+PAGES = sorted(str(path.relative_to(SITE)) for path in SITE.rglob("*.html"))
+MOST_OF_ALL, MOST_OF_A_PAGE = 20_000_000, 2_000_000  # bytes
+DESK, PHONE = {"width": 1400, "height": 900}, {"width": 390, "height": 844}
+
+PICTURES = """() => [...document.querySelectorAll('article img')].map(one => ({
+    name: one.getAttribute('src').slice(0, 80), alt: one.alt, drawn: one.naturalWidth > 0}))"""
+OVER = "() => document.documentElement.scrollWidth - innerWidth"
+DRAWN_IN = "() => Math.round(performance.getEntriesByType('navigation')[0].loadEventEnd)"
+
+
+class Names(HTMLParser):
+    """The links of a page, and the places in it that a link can name."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.places = {""}
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attributes: list) -> None:
+        given = dict(attributes)
+        self.places.add(given.get("id") or "")
+        self.links += [given[name] for name in ("href", "src") if given.get(name)]
+
+
+def complaints(browser, path: Path) -> Iterator[str]:  # noqa: F811
+    """Open a page and say what is wrong with it, on a desk and on a phone."""
+    page, asked = browser.new_page(viewport=DESK), []
+    try:
+        said: list[str] = []
+        page.on("console", lambda one: said.append(f"console: {one.text}") if one.type == "error"
+                else None)  # fmt: skip
+        page.on("pageerror", lambda error: said.append(f"error: {error}"))
+        page.on("requestfailed", lambda one: said.append(f"not there: {one.url}"))
+        page.on("request", lambda one: asked.append(one.url))
+        page.goto(path.as_uri())
+        page.wait_for_load_state("networkidle")
+        yield from said
+        yield from (f"asks for {url}" for url in asked if not url.startswith(("file:", "data:")))
+        for picture in page.evaluate(PICTURES):
+            if not picture["drawn"]:
+                yield f"not drawn: {picture['name']}"
+            if not picture["alt"].strip(" ."):
+                yield f"without words: {picture['name']}"
+        files = {Path(unquote(urlsplit(url).path)) for url in asked if url.startswith("file:")}
+        if (size := sum(file.stat().st_size for file in files if file.is_file())) > MOST_OF_A_PAGE:
+            yield f"large: {size} bytes"
+        print(f"{path.name}: {size} bytes, drawn in {page.evaluate(DRAWN_IN)} ms")
+        page.set_viewport_size(PHONE)
+        if (over := page.evaluate(OVER)) > 0:
+            yield f"wide: {over} pixels over"
+    finally:
+        page.close()
+
+
+def test_the_site_is_built_and_small():
+    assert PAGES, "there is no build/site: make site"
+    assert {f"notebooks/{path.stem}.html" for path in NOTEBOOKS.glob("*.ipynb")} < {*PAGES}
+    assert sum(path.stat().st_size for path in SITE.rglob("*") if path.is_file()) < MOST_OF_ALL
+
+
+def test_every_chart_of_the_reference_has_a_picture():
+    page = (SITE / "api" / "charts.html").read_text(encoding="utf-8")
+    functions = {name: each for name, each in public("charts").items() if inspect.isfunction(each)}
+    drawn = [name for name, each in functions.items() if draws(each)]
+    assert [name for name in drawn if f"_images/{name}.png" not in page] == []
+    assert len(drawn) > 10
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page_opens_from_disk(browser, name: str):  # noqa: F811
+    assert list(complaints(browser, SITE / name)) == []
+
+
+@pytest.mark.parametrize(
+    "html, said",
+    [
+        ("<script>nothing()</script>", "error: nothing is not defined"),
+        ("<script>console.error('oh')</script>", "console: oh"),
+        ("<link rel=stylesheet href=lost.css>", "not there: .*lost.css"),
+        ("<img alt=x src=http://127.0.0.1:9/x.png>", "asks for http://127.0.0.1:9/x.png"),
+        ("<article><img alt=x src=lost.png></article>", "not drawn: lost.png"),
+        ("<article><img src='data:image/gif;base64,R0lGODlhAQABAAAAACw='></article>", "without"),
+        (f"<!-- {'x' * MOST_OF_A_PAGE} -->", "large: 20000.. bytes"),
+        ("<pre style='width: 500px'>x</pre>", "wide: .* pixels over"),
+    ],
+    ids=["error", "console", "file", "foreign", "picture", "words", "large", "wide"],
+)
+def test_what_must_not_pass_is_seen(browser, tmp_path, html: str, said: str):  # noqa: F811
+    (tmp_path / "bad.html").write_text(f"<!doctype html><title>bad</title>{html}")
+    found = list(complaints(browser, tmp_path / "bad.html"))
+    assert any(re.match(said, one) for one in found), found
+
+
+def broken(site: Path) -> Iterator[str]:
+    """Say which links of a site lead nowhere; of those that leave it only the form is known."""
+    pages = {path.resolve(): Names(path) for path in site.rglob("*.html")}
+    for path, page in pages.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme in ("http", "https", "data"):
+                if parts.scheme != "data" and not re.fullmatch(r"[\w-]+(\.[\w-]+)+", parts.netloc):
+                    yield f"{path.name}: {link}"
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            place = unquote(parts.fragment)
+            if not target.exists() or target in pages and place not in pages[target].places:
+                yield f"{path.name}: {link}"
+
+
+def test_every_link_leads_somewhere():
+    assert list(broken(SITE)) == []
+
+
+def test_a_link_that_leads_nowhere_is_seen(tmp_path):
+    bad = ["lost.html", "#lost", "a.html#lost", "https://nowhere", "https:/example.org"]
+    good = ["#here", "a.html#here", "a.html", "https://example.org/x"]
+    links = "".join(f'<a id="here" href="{link}">x</a>' for link in bad + good)
+    (tmp_path / "a.html").write_text(links)
+    assert list(broken(tmp_path)) == [f"a.html: {link}" for link in bad]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_page_names_a_place_of_this_machine(name: str):
+    text = (SITE / name).read_text(encoding="utf-8")
+    places = str(ROOT), sys.prefix, f"{Path.home()}/", " at</span> <span class=\"pre\">0x"
+    assert [place for place in places if place in text] == []
+
+
+@pytest.mark.parametrize(
+    "words, page",
+    [
+        ("ring", "api/towers.html"),
+        ("freest", "api/jobs.html"),
+        ("mapped to multiple devices", "docs/errors.html"),
+    ],
+)
+def test_search_finds(browser, words: str, page: str):  # noqa: F811
+    tab = browser.new_page(viewport=DESK)
+    tab.goto((SITE / "index.html").as_uri())
+    tab.get_by_placeholder("Search").fill(words)
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector("#search-results .search li a", timeout=10_000)
+    tab.wait_for_function("() => /found|finished/i.test(document.body.innerText)")
+    hits = tab.locator("#search-results .search li a")
+    links = [urlsplit(link).path for link in hits.evaluate_all("all => all.map(one => one.href)")]
+    tab.close()
+    assert any(link.endswith(page) for link in links), links
+
+
+def test_a_solution_is_closed_and_opens(browser):  # noqa: F811
+    for path in sorted(NOTEBOOKS.glob("*.ipynb")):
+        page = browser.new_page(viewport=DESK)
+        page.goto((SITE / "notebooks" / f"{path.stem}.html").as_uri())
+        boxes = page.locator("details.hide")
+        assert boxes.count() == path.read_text(encoding="utf-8").count('"solution"') > 0
+        said = boxes.locator(".output").get_by_text("yes: ")
+        assert said.count() == boxes.count()  # the output of each stands in it
+        for i in range(boxes.count()):
+            assert not said.nth(i).is_visible()
+            boxes.nth(i).locator("summary").click()
+            assert said.nth(i).is_visible()
+        page.close()
+
+
+# What a reader can act on, each with a number; and what has the focus, and whether that is seen.
+WANTED = """() => [...document.querySelectorAll('a[href], summary, input, button')]
+    .filter(one => one.checkVisibility({visibilityProperty: true}))
+    .map((one, i) => one.dataset.place = `${i} ${one.outerHTML.slice(0, 200)}`)"""
+FOCUSED = """() => {
+    const one = document.activeElement, style = getComputedStyle(one);
+    const seen = style.outlineStyle !== 'none' || style.boxShadow !== 'none';
+    return one === document.body ? null : [one.dataset.place, seen];
+}"""
+
+
+@pytest.mark.parametrize("name", ["index", "notebooks/00_meet_your_machine", "api/jobs", "search"])
+def test_the_keyboard_reaches_everything(browser, name: str):  # noqa: F811
+    page = browser.new_page(viewport=DESK)
+    page.goto((SITE / f"{name}.html").as_uri())
+    wanted, reached = {*page.evaluate(WANTED)}, {}
+    for _ in range(1000):
+        page.keyboard.press("Tab")
+        if (focused := page.evaluate(FOCUSED)) is None:
+            break
+        reached.setdefault(*focused)
+    assert wanted - {*reached} == set()
+    assert [what for what, seen in reached.items() if not seen] == []
+    page.close()
+
+
+def test_buttons_stand_there_once_the_repository_is_known():
+    conf = runpy.run_path(str(ROOT / "docs" / "conf.py"))
+    buttons = conf["buttons"]
+    buttons.__globals__["REPOSITORY"] = ""
+    assert "olab" not in buttons("00_meet_your_machine")
+    buttons.__globals__["REPOSITORY"] = "https://github.com/name/lessons"
+    said, path = buttons("00_meet_your_machine"), "notebooks/00_meet_your_machine.ipynb"
+    assert f"(https://colab.research.google.com/github/name/lessons/blob/main/{path})" in said
+    assert f"(https://mybinder.org/v2/gh/name/lessons/main?labpath={path})" in said
+    assert "git clone -q --depth 1 https://github.com/name/lessons\n" in said
+    assert "%cd lessons/notebooks\n" in said

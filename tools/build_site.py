@@ -1,0 +1,178 @@
+"""Build the site: ``python tools/build_site.py [FOLDER]``, by default build/site.
+
+Gathers what the site shows in build/site-source, in the same folders as here, so that links hold:
+the notebooks as they are stored, docs/, the scripts. Writes the pages that no person writes, the
+API reference and the result cards. Then runs Sphinx with docs/conf.py; a warning is an error.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import importlib
+import inspect
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+from lessons import NOTEBOOKS, ROOT
+from mgpu_helpers import results
+from mgpu_helpers.wording import counted
+
+SOURCE = ROOT / "build" / "site-source"
+ROOMS = (  # in the order of the README
+    "devices", "trace", "placement", "timing", "graph", "memory", "towers", "pipeline", "ensemble",
+    "jobs", "cluster", "scaling", "whatif", "charts", "doctor", "results", "nvml", "quiet",
+)  # fmt: skip
+TITLES = {"function": "Functions", "class": "Classes", "data": "Values"}
+API = """# The package
+
+`mgpu_helpers` is what the lessons build, for your own notebooks. It has a module for each purpose,
+called a room: `from mgpu_helpers import charts, devices, trace`. Importing one loads what it needs
+and no more. The examples on these pages are run by the tests. In them `np` is NumPy, `tf` is
+TensorFlow, `plan` is `devices.setup(2)`, and the names of a page's room are imported.
+"""
+RESULTS = """# Result cards
+
+What the benchmarks of this project found, on the machine that each card names.
+[Benchmarks and result cards](docs/benchmarks.md) says what each ratio means, and how to measure
+your own machine.
+
+![A row for each ratio with a target, and a marker for each machine, in parts of the
+target](results/bench.png)
+"""
+
+
+def gather(source: Path) -> None:
+    """Copy what is shown as it is, and what it links to."""
+    shutil.rmtree(source, ignore_errors=True)
+    skip = shutil.ignore_patterns("source", "*.jsonl", ".*", "__pycache__", "site", "conf.py")
+    for folder in ("notebooks", "docs", "results"):
+        shutil.copytree(ROOT / folder, source / folder, ignore=skip)
+    (source / "docs" / "index.md").rename(source / "index.md")
+    shutil.copy(ROOT / "CHANGELOG.md", source)
+
+
+def charts_drawn() -> Iterator[tuple[str, str, str, bytes]]:
+    """Give each call of a chart in a lesson: its name, the lesson, the line, and its picture."""
+    for path in sorted(NOTEBOOKS.glob("*.ipynb")):
+        for cell in nbformat.read(path, as_version=4).cells:
+            pictures = [
+                output.data["image/png"]
+                for output in cell.get("outputs", [])
+                if "image/png" in output.get("data", {})
+            ]
+            for node in ast.walk(ast.parse(cell.source)) if pictures else ():
+                if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("charts."):
+                    name = ast.unparse(node.func).removeprefix("charts.")
+                    yield name, path.stem, ast.unparse(node), base64.b64decode(pictures[-1])
+
+
+def public(room: str) -> dict[str, Any]:
+    """Give what a room offers: what its ``__all__`` names, or what it defines without a _."""
+    module = importlib.import_module(f"mgpu_helpers.{room}")
+    own = [name for name, value in vars(module).items() if _home(value) == module.__name__]
+    names = getattr(module, "__all__", [name for name in own if not name.startswith("_")])
+    return {name: getattr(module, name) for name in sorted(names, key=str.lower)}
+
+
+def _home(value: Any) -> str | None:
+    return getattr(value, "__module__", None)
+
+
+def _kind(value: Any) -> str:
+    if inspect.isclass(value) and not hasattr(value, "__origin__"):  # list[str] is no class
+        return "class"
+    return "function" if inspect.isfunction(inspect.unwrap(value)) else "data"
+
+
+def write_room(room: str, folder: Path, drawn: dict[str, tuple[str, str, bytes]]) -> None:
+    """Write the page of a room, with the pictures that lessons draw with its charts."""
+    name = f"mgpu_helpers.{room}"
+    lines = [room, "=" * len(room), "", f".. automodule:: {name}", ""]
+    lines += [f".. currentmodule:: {name}", ""]
+    for kind, title in TITLES.items():
+        offered = {each: value for each, value in public(room).items() if _kind(value) == kind}
+        if offered:
+            lines += [title, "-" * len(title), ""]
+        for each, value in offered.items():
+            if kind == "data":
+                lines += [f".. data:: {each}", f"   :value: {value!r}", ""]
+                continue
+            lines += [f".. auto{kind}:: {each}"] + ["   :members:"] * (kind == "class") + [""]
+            if room == "charts" and each in drawn and draws(value):
+                lesson, call, picture = drawn[each]
+                (folder / f"{each}.png").write_bytes(picture)
+                lines += [
+                    f"   What ``{call}`` draws in :doc:`/notebooks/{lesson}`:", "",
+                    f"   .. image:: {each}.png",
+                    f"      :alt: {inspect.getdoc(value).splitlines()[0]}", "",
+                ]  # fmt: skip
+    (folder / f"{room}.rst").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def draws(value: Any) -> bool:
+    """Tell a chart, which takes data and axes, from `axes` itself and from what draws nothing."""
+    return "ax" in list(inspect.signature(value).parameters)[1:]
+
+
+def import_types() -> None:
+    """Give every module the names that it imports for types only: signatures then link to them."""
+    for name, module in sorted(sys.modules.items()):
+        if name.startswith("mgpu_helpers."):
+            for node in ast.parse(inspect.getsource(module)).body:
+                if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+                    exec(compile(ast.Module(node.body, []), name, "exec"), vars(module))
+
+
+def write_api(folder: Path) -> None:
+    """Write a page for each room, and one that lists them."""
+    folder.mkdir()
+    drawn: dict[str, tuple[str, str, bytes]] = {}
+    for name, *rest in charts_drawn():
+        drawn.setdefault(name, tuple(rest))
+    rows = []
+    for room in ROOMS:
+        write_room(room, folder, drawn)
+        about = inspect.getdoc(importlib.import_module(f"mgpu_helpers.{room}")).splitlines()[0]
+        rows.append(f"| [{room}]({room}.rst) | {about} |")
+    import_types()
+    tree = ["```{toctree}", ":hidden:", "", *ROOMS, "```", ""]
+    text = [API, "| room | what it is |", "|---|---|", *rows, "", *tree]
+    (folder / "index.md").write_text("\n".join(text), encoding="utf-8")
+
+
+def write_results(path: Path) -> None:
+    """Write the result cards as tables, a part for each benchmark."""
+    text = RESULTS
+    for file in sorted((ROOT / "results").glob("*.json")):
+        card = results.read(file)
+        about = [card.where, counted(card.devices, "device"), card.date]
+        about += [f"{name} {version}" for name, version in card.versions.items()]
+        text += f"\n## {card.name}\n\n{', '.join(about)}. "
+        text += f"The whole card: [{file.name}](results/{file.name}).\n"
+        if card.ratios:
+            text += "\n| what | ratio | middle half | target | |\n|---|---|---|---|---|\n"
+            text += "".join(f"| {' | '.join(ratio.cells())} |\n" for ratio in card.ratios)
+    path.write_text(text, encoding="utf-8")
+
+
+def main(arguments: list[str]) -> int:
+    """Gather, write, and run Sphinx; return its exit status."""
+    from sphinx.cmd.build import main as sphinx
+
+    site = Path(arguments[0] if arguments else ROOT / "build" / "site")
+    gather(SOURCE)
+    write_api(SOURCE / "api")
+    write_results(SOURCE / "results.md")
+    shutil.rmtree(site, ignore_errors=True)
+    options = ["-E", "-W", "--keep-going", "-q", "-d", str(SOURCE.parent / "site-doctrees")]
+    return sphinx([*options, "-c", str(ROOT / "docs"), str(SOURCE), str(site)])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
