@@ -150,20 +150,22 @@ print("typo     ran on /GPU:91:", "/GPU:91" in of_typo[-1].devices)
 # %% [markdown]
 # What would the other devices give? `whatif.towers` predicts it from the traces of one device. On
 # GPUs it needs the speed of the link between them. `beside` prints the prediction, and under it the
-# step before and after, timed in turn. It keeps both for a table at the end. `timed(step)` runs the
-# step and waits for the devices, as in [[11]]:
+# step before and after, timed in turn. It keeps both for a table at the end. `timed(step)` waits
+# for the devices, as in [[11]]:
 
 # %% tags=["nbval-ignore-output"]
 table = []
 
 
+def show(real):
+    print(f"measured {1e3 * real.a.median:.1f} ms and {1e3 * real.b.median:.1f} ms. {real}")
+
+
 def beside(name, change, before, after):
-    real = timing.compare(before, after, warmup=1, repeats=8)
+    real = timing.compare(before, after, warmup=1, repeats=8, names=("before", "after"))
     table.append((name, change.ratio, real.ratio))
-    old, new = (1e3 * each.median for each in (real.a, real.b))
     print(change)
-    print(f"measured: {old:.1f} ms and {new:.1f} ms, in ratio {real.ratio:.2f}",
-          f"({real.low:.2f} to {real.high:.2f})")  # fmt: skip
+    show(real)
 
 
 print(whatif.explain(of_one[-1]))
@@ -198,13 +200,15 @@ def loop_over(data):
 numbers = tf.data.Dataset.range(6)
 slow = numbers.map(lambda _: clinic.read(x, y))
 quick = numbers.map(lambda _: clinic.read(x, y), num_parallel_calls=4)
+ways = {"slow": timed(loop_over, slow), "quick": timed(loop_over, quick)}
+of_reading = traces(reading)
 
 
 # %% tags=["varies", "nbval-ignore-output"]
-print(whatif.explain(traces(reading)[-1]))
-pair = [timed(loop_over, data) for data in (slow, quick)]
-print(timing.compare(*pair, repeats=5, names=("slow", "quick")))
-charts.blame(traces(reading)[-1])
+print(whatif.explain(of_reading[-1]))
+for name, each in timing.several(ways, warmup=1, repeats=4).items():
+    print(f"{name:5} {1e3 * each.median / len(numbers):.0f} ms a step")
+charts.blame(of_reading[-1])
 plt.show()
 
 # %% [markdown]
@@ -219,11 +223,11 @@ plt.show()
 # on the usual one:
 
 # %% tags=["nbval-ignore-output"]
-few, large = 12 * len(plan), clinic.batch(len(plan) * len(x))
-for size in (few, len(x)):
-    pair = [timed(step, *clinic.batch(size)) for step in (one, healthy)]
-    print(f"batch {size}:", timing.compare(*pair, names=("one", "all"), repeats=10))
-print(whatif.explain(traces(healthy, *clinic.batch(few))[-1]))
+few, large = (clinic.batch(n * len(plan)) for n in (12, len(x)))
+for batch in (few, (x, y)):
+    print(len(batch[0]), "examples:", end=" ")
+    show(timing.compare(timed(one, *batch), timed(healthy, *batch), names=("one", "all")))
+print(whatif.explain(traces(healthy, *few)[-1]))
 
 # %% [markdown]
 # In a step under 2 ms, what TensorFlow does between the operations counts as much as they do, and
@@ -231,7 +235,7 @@ print(whatif.explain(traces(healthy, *clinic.batch(few))[-1]))
 # has as many examples as one had. The others are for one device with another batch:
 
 # %% tags=["nbval-ignore-output"]
-for size in (2 * len(x), len(x) // 2, few):
+for size in (2 * len(x), len(x) // 2, len(few[0])):
     change = whatif.scaled(of_one, batch=size / len(x))
     beside(f"a batch of {size}", change, timed(one), timed(one, *clinic.batch(size)))
 change = whatif.towers(of_one, len(plan), batch=1, bytes_per_second=speed)
@@ -264,7 +268,7 @@ def loop(fetch):
 tf.config.experimental.set_synchronous_execution(False)
 pair = timing.compare(loop(True), loop(False), repeats=5, names=("every step", "the last"))
 tf.config.experimental.set_synchronous_execution(True)
-pair
+show(pair)
 
 # %% [markdown]
 # **Cure**: keep the losses as tensors, and read them every hundred steps. The trace of a step does
@@ -296,8 +300,8 @@ print("Python numbers:", calls(same, rates), " tensors:", calls(same, tensors))
 print("sizes:", calls(other, tensors), " relaxed:", calls(other, tensors, reduce_retracing=True))
 
 # %% tags=["nbval-ignore-output"]
-timing.compare(lambda: calls(same, rates), lambda: calls(same, tensors),
-               warmup=1, repeats=5, names=("Python numbers", "tensors"))  # fmt: skip
+show(timing.compare(lambda: calls(same, rates), lambda: calls(same, tensors),
+                    warmup=1, repeats=5, names=("Python numbers", "tensors")))  # fmt: skip
 
 # %% [markdown]
 # **Cure**: a tensor in place of a number. Against many shapes, `reduce_retracing=True` or an
@@ -356,7 +360,7 @@ for name, step in (("at home", of_one[-1]), ("on the host", of_hosted[-1])):
 # %% tags=["nbval-ignore-output"]
 for name, steps in (("at home", of_one), ("on the host", of_hosted)):
     print(f"{name:12}", whatif.link(steps, 1e9))
-timing.compare(timed(hosted), timed(one), repeats=8, names=("on the host", "at home"))
+show(timing.compare(timed(hosted), timed(one), repeats=8, names=("on the host", "at home")))
 
 # %% [markdown]
 # All weights go to the device, and all gradients come back. **Cure**: build the model in the block
@@ -409,7 +413,7 @@ for name, step in lookups.items():
 
 # %% tags=["nbval-ignore-output"]
 runs = [timed(step, ids) for step in lookups.values()]
-timing.compare(*runs, repeats=8, names=("dense", "sparse"))
+show(timing.compare(*runs, repeats=8, names=("dense", "sparse")))
 
 # %% [markdown]
 # **Cure**: `towers.average`, which keeps a sparse gradient sparse. So does `clip_by_global_norm`.
@@ -516,7 +520,7 @@ for name, predicted, measured in table:
 # |---|---|---|---|
 # | mapped to multiple devices | two lists of GPUs in a process | a process each | [[04]], [[05]] |
 # | Cannot assign a device for operation | the device is not there | list the devices | [[01]] |
-# | cannot be modified after being initialized | set too late | restart, set first | [[00]], [[02]] |
+# | cannot be modified after being initialized | set too late | restart, set it | [[00]], [[02]] |
 # | OOM when allocating tensor | the step holds too much | smaller batch, split | [[03]], [[09]] |
 # | Failed to get convolution algorithm | no memory left for cuDNN | memory growth | [[02]] |
 # | Could not start gRPC server | the port is taken | end the old worker | [[13]] |
