@@ -223,7 +223,7 @@ plt.show()
 # on the usual one:
 
 # %% tags=["nbval-ignore-output"]
-few, large = (clinic.batch(n * len(plan)) for n in (12, len(x)))
+few, large = (clinic.batch(n * len(plan)) for n in (4, len(x)))
 for batch in (few, (x, y)):
     print(len(batch[0]), "examples:", end=" ")
     show(timing.compare(timed(one, *batch), timed(healthy, *batch), names=("one", "all")))
@@ -249,8 +249,8 @@ beside("the batch on each device", change, timed(one), timed(healthy, *large))
 #
 # **Symptom**: between the steps the GPU is idle. A step on a GPU returns at once, and Python
 # prepares the next one meanwhile, unless it waits for a number. A step on CPUs returns when it has
-# ended. Here CPUs are told to behave like GPUs, and Python does 20 ms of other work after each
-# step:
+# ended. Here CPUs are told to behave like GPUs, and Python does 20 ms of other work after each of
+# five steps:
 
 # %% tags=["nbval-ignore-output"]
 def loop(fetch):
@@ -316,7 +316,7 @@ show(timing.compare(lambda: calls(same, rates), lambda: calls(same, tensors),
 # %%
 eager, graph = make_step(plan.devices).python_function, make_step(plan.devices)
 print("the same loss:", abs(float(eager(x, y)) - float(graph(x, y))) < 1e-4)
-timing.compare(timed(eager), timed(graph), repeats=8, names=("eager", "graph"))
+show(timing.compare(timed(eager), timed(graph), repeats=8, names=("eager", "graph")))
 
 # %% [markdown]
 # **Cure**: the decorator. `function_step` makes a graph of whatever it traces, so the trace looks
@@ -520,8 +520,8 @@ for name, predicted, measured in table:
 # |---|---|---|---|
 # | mapped to multiple devices | two lists of GPUs in a process | a process each | [[04]], [[05]] |
 # | Cannot assign a device for operation | the device is not there | list the devices | [[01]] |
-# | cannot be modified after being initialized | set too late | restart, set it | [[00]], [[02]] |
-# | OOM when allocating tensor | the step holds too much | smaller batch, split | [[03]], [[09]] |
+# | cannot be modified after being initialized | set too late | set it first | [[00]], [[02]] |
+# | OOM when allocating tensor | too much is held | a smaller batch, a split | [[03]], [[09]] |
 # | Failed to get convolution algorithm | no memory left for cuDNN | memory growth | [[02]] |
 # | Could not start gRPC server | the port is taken | end the old worker | [[13]] |
 # | must have the same size and shape | gradients in different orders | the same order | [[07]] |

@@ -34,9 +34,8 @@ def replay_over_link(function: Callable[[Ops, float], Any]) -> str:
     for ops, link in cases:
         given, right = copy.deepcopy(ops), _over_link(ops, link)
         hint = (
-            f"with a link of {link:.2g} s the operations "
-            + ", ".join(f"{n} {d} {s:.2g} after {b or 'nothing'}" for n, (d, s, b) in ops.items())
-            + f" take {right:.4g} s"
+            f"with a link of {link:.2g} s a step takes {right:.4g} s if it has "
+            + ", ".join(_said(name, *op) for name, op in ops.items())
         )
         got = float(numbers(call(function, given, link), (), hint))
         if given != ops:
@@ -46,8 +45,12 @@ def replay_over_link(function: Callable[[Ops, float], Any]) -> str:
                 hint = f"nothing takes time to cross yet: {hint}"
             elif link and np.isclose(got, _over_link(ops, link, always=True)):
                 hint = f"only what another device made has to cross: {hint}"
-            raise NotYet(f"{hint}, not {got:.4g}")
+            raise NotYet(f"{hint}; yours gives {got:.4g} s")
     return f"{len(cases)} steps; with a link of 1 s the five operations take 18 s"
+
+
+def _said(name: str, device: str, seconds: float, needs: str) -> str:
+    return f"{name} on {device} for {seconds:.2g} s" + (f" after {needs}" if needs else "")
 
 
 def _over_link(ops: Ops, link: float, always: bool = False) -> float:
