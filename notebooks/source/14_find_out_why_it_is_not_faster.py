@@ -506,7 +506,8 @@ for name, predicted, measured in table:
     print(f"{name:28} {predicted:6.2f} {measured:6.2f}  {predicted / measured - 1:+.0%}")
 
 # %% [markdown]
-# Most predictions are within a tenth on a machine with nothing else to do. What misses:
+# Most predictions are within a tenth on a machine with nothing else to do. Where another program
+# has a core, more devices gain less than predicted. What misses on a quiet machine too:
 #
 # - **A small batch.** The replay takes each operation to shrink with the batch. A product of a few
 #   rows is slower for each row.
