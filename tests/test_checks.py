@@ -28,7 +28,8 @@ OF_A_VALUE = {
     "00.default_device", "01.full_name", "02.quarter_and_growth",
     "09.within_budget",
 }  # fmt: skip
-MORE = {"06.mean_error": [lambda x, y: (x - y) ** 2], "14.treated": [{1, 2, 6}]}  # what the check takes beside the answer
+# What the check takes beside the answer.
+MORE = {"06.mean_error": [lambda x, y: (x - y) ** 2], "14.treated": [{1, 2, 6}]}
 BAD = {
     "None": None, "[]": [], "list": [1, 2], "''": "", "text": "text", "matrix": np.ones([2, 3]),
     "object": object(),

@@ -2,15 +2,15 @@
 # # Find out why it is not faster
 #
 # You added a GPU, and a step takes as long as before. There are a dozen usual reasons, and each has
-# another cure. If you guess, you spend a day on the wrong one.
+# a cure of its own. If you guess, you can spend a day on the wrong one.
 #
-# **In this lesson** twelve steps that are slower than they have to be are examined, cured and timed
-# again, and what a cure would give is predicted before it is tried.
+# **In this lesson** twelve steps that are too slow are examined, cured and timed again, and what a
+# cure would give is predicted before it is tried.
 #
 # **You will learn** to
 # - replay a step from its trace, and ask what a change would give,
 # - read who waited for whom, and for how long,
-# - tell what a trace shows from what only a clock shows,
+# - tell apart what a trace shows and what only a clock shows,
 # - recognize twelve causes, and cure each,
 # - find the cause of an error by its message.
 #
@@ -32,6 +32,7 @@ import tensorflow as tf
 from mgpu_helpers import charts, timing, towers, trace, whatif
 from mgpu_helpers.lessons import clinic, errors
 from mgpu_helpers.lessons.checks import lesson_14 as checks
+from mgpu_helpers.lessons.clinic import timed
 from mgpu_helpers.lessons.sketches import lesson_14 as sketches
 
 # %% [markdown]
@@ -45,8 +46,9 @@ plt.show()
 
 # %% [markdown]
 # An operation starts when its device is free and all that it needs is there. That rule is enough to
-# lay the step out again. Each operation below has its device, its seconds, and what it needs.
-# `replay` gives the end of the last one. Then one operation at a time takes next to nothing:
+# lay the step out again. Each operation below has its device, its seconds, and the letters of those
+# that it needs. They stand in the order in which they start. `replay` gives the end of the last
+# one. In the loop, one operation at a time takes no time:
 
 # %%
 def replay(ops):
@@ -64,18 +66,23 @@ for name, (device, seconds, needs) in five.items():
     print(f"without {name}: {replay(five | {name: (device, 0, needs)}):2} s, it took {seconds}")
 
 # %% [markdown]
-# `b` took 6 of 15 seconds, and yet the step without it takes 11 seconds, not 9: then `c` is what
-# `d` waits for. And `c` can be as fast as it likes. So the share that an operation has of a step is
-# not what you gain by it. A replay with the change is.
+# `b` took 6 of 15 seconds, and yet the step without it takes 11 seconds, not 9: `d` then waits for
+# `c`. A faster `c` gains nothing at all. So the share that an operation has of a step is not what
+# you gain by it. A replay with the change says what you gain.
 #
 # ## A healthy step
 #
-# `make_step` is the step of [[07]] for a small Keras model. The host splits the batch, each device
-# of `where` computes the loss and the gradients of its shard, and `home` has the variables,
-# averages and updates. With `sizes` the shards have these sizes:
+# `make_step` is the step of [[07]] for a small Keras model. The host splits the batch, and each
+# device of `where` computes the loss and the gradients of its shard. `home` has the variables,
+# averages and updates. Two settings make patients of it later: `sizes` of the shards, and `widths`
+# of the layers:
 
 # %%
-def make_step(where, home=plan.devices[0], sizes=None, **widths):
+x, y = clinic.batch()
+loss_of, first = clinic.loss(), plan.devices[0]
+
+
+def make_step(where, home=first, sizes=None, **widths):
     with tf.device(home):
         model = clinic.model(**widths)
     weights = model.trainable_variables
@@ -99,25 +106,13 @@ def make_step(where, home=plan.devices[0], sizes=None, **widths):
 
 
 # %% [markdown]
-# `timed` waits for the devices ([[11]]), and `traces` takes three traces. In the cell below it,
-# `whatif.replay` does what `replay` did by hand, with what TensorFlow adds to each operation.
-# Compare its milliseconds with the traced ones. `whatif.explain` says how much of a step each
-# device worked, and what it waited for, to the last percent. In the chart, pale colours are waiting
-# for another device:
+# `traces` takes three traces of a step. Then `whatif.replay` does with them what `replay` did by
+# hand. It adds what TensorFlow needs to start each operation. Compare its
+# milliseconds with the traced ones. `whatif.explain` says for what share of the step each device
+# worked, and what it waited for. *Overhead* is the time between operations, when TensorFlow, or
+# another program, had the core. In the chart, pale colours are waiting for another device:
 
 # %%
-x, y = clinic.batch()
-loss_of, first, last = clinic.loss(), plan.devices[0], plan.devices[-1]
-
-
-def timed(step, *batch):
-    def run():
-        step(*(batch or (x, y)))
-        tf.test.experimental.sync_devices()
-
-    return run
-
-
 def traces(step, *batch):
     return [trace.function_step(step, *(batch or (x, y)))[1] for _ in range(3)]
 
@@ -134,125 +129,133 @@ plt.show()
 # also names the copies between them. Where it cannot know, it says so: a step under 2 ms, a loop,
 # an all-reduce, a GPU without kernel records.
 #
-# A prediction is worth what a measurement says of it. `beside` prints both: the replays of a
-# change, and the step before and after, timed in turn. It keeps them for a table at the end:
-
-# %%
-table = []
-
-
-def beside(name, change, before, after):
-    real = timing.compare(before, after, warmup=2, repeats=8)
-    table.append((name, change.ratio, real.ratio))
-    print(change)
-    print(f"measured: {1e3 * real.a.median:.1f} ms and {1e3 * real.b.median:.1f} ms,",
-          f"{real.ratio:.2f} times as fast ({real.low:.2f} to {real.high:.2f})")  # fmt: skip
-
-
-# %% [markdown]
 # ## 1. Nothing runs on the second device
 #
 # **Symptom**: a step on two GPUs takes as long as on one. Nobody asked for the second one, or its
-# name has a typo. TensorFlow puts what is sent to a device that is not there somewhere else, and
-# says nothing. The check is which devices worked:
+# name has a typo. TensorFlow then takes another device, and says nothing. Look at which devices
+# worked:
 
 # %%
-one = make_step(plan.devices[:1])
-of_one = traces(one)
-print("one:    ", of_one[-1].devices[-1])
-print("healthy:", *[device for device in of_healthy[-1].devices if device in plan.devices])
-
-
 def typo(x):
     with tf.device("/GPU:91"):
         return tf.linalg.matmul(x, x, transpose_a=True)
 
 
-_, step = trace.function_step(typo, x)
-print("typo:    operations on", last, sum(op.device == last for op in step.ops))
+one = make_step(plan.devices[:1])
+of_one, of_typo = traces(one), [trace.function_step(typo, x)[1]]
+for name, steps in (("healthy", of_healthy), ("one", of_one)):
+    print(f"{name:8}", *[device for device in plan.devices if device in steps[-1].devices])
+print("typo     ran on /GPU:91:", "/GPU:91" in of_typo[-1].devices)
+
+# %% [markdown]
+# What would the other devices give? `whatif.towers` predicts it from the traces of one device. On
+# GPUs it needs the speed of the link between them. `beside` prints the prediction, and under it the
+# step before and after, timed in turn. It keeps both for a table at the end. `timed(step)` waits
+# for the devices, as in [[11]]:
 
 # %% tags=["nbval-ignore-output"]
-print(whatif.explain(of_one[-1]), "\n")
-link = 8e9 if plan.on_gpus else None
-change = whatif.towers(of_one, len(plan), bytes_per_second=link)
+table = []
+
+
+def show(real):
+    print(f"measured {1e3 * real.a.median:.1f} ms and {1e3 * real.b.median:.1f} ms. {real}")
+
+
+def beside(name, change, before, after):
+    real = timing.compare(before, after, warmup=1, repeats=8, names=("before", "after"))
+    table.append((name, change.ratio, real.ratio))
+    print(change)
+    show(real)
+
+
+print(whatif.explain(of_one[-1]))
+speed = 8e9 if plan.on_gpus else None  # bytes a second; in cores mode nothing is copied
+change = whatif.towers(of_one, len(plan), bytes_per_second=speed)
 beside("all devices instead of one", change, timed(one), timed(healthy))
 
 # %% [markdown]
-# **Cure**: `towers.run`, or a strategy ([[08]]). `tf.config.set_soft_device_placement(False)` makes
-# an error of the typo, and the helpers of this package refuse such a name. The prediction was made
-# from the traces of one device alone. On GPUs it needs the speed of the link between them.
+# **Cure**: `towers.run`, or a strategy ([[08]]). With `tf.config.set_soft_device_placement(False)`
+# the typo raises an error, and the helpers of this package refuse such a name.
 #
 # ## 2. The input starves the step
 #
-# **Symptom**: the loop takes longer for a step than its trace. A trace has no input in it, so only
-# a clock shows this. Each batch takes 20 ms to be read, in the `map` of a dataset:
+# **Symptom**: a step takes longer in the loop than in its trace, because the loop waits for the
+# input. Here the `map` of a dataset takes 50 ms to read a batch. A dataset reads one batch ahead by
+# itself, which does not help where reading takes longer than the step. The trace of a step has no
+# input in it. So `reading` puts the reading into the function that is traced, and all devices wait
+# for the `PyFunc` that reads:
 
 # %%
-numbers = tf.data.Dataset.range(8)
-slow = numbers.map(lambda number: clinic.read(number, x, y))
-ahead = numbers.map(
-    lambda number: clinic.read(number, x, y), num_parallel_calls=2
-).prefetch(2)  # fmt: skip
+def reading(x, y):
+    with tf.device(plan.host):
+        batch = clinic.read(x, y)
+    return healthy(*batch)
 
 
-def pace(data):
-    def run():
-        for batch in data:
-            healthy(*batch)
-        tf.test.experimental.sync_devices()
-
-    return run
+def loop_over(data):
+    for batch in data:
+        healthy(*batch)
 
 
-# %% tags=["nbval-ignore-output"]
-ready = [(x, y)] * 8
-ways = {"ready": pace(ready), "slow": pace(slow), "ahead": pace(ahead)}
-print(f"the trace: {1e3 * of_healthy[-1].length:.1f} ms")
-for name, each in timing.several(ways, warmup=1, repeats=3).items():
-    print(f"{name:6} {1e3 * each.median / 8:.1f} ms a step")
+numbers = tf.data.Dataset.range(6)
+slow = numbers.map(lambda _: clinic.read(x, y))
+quick = numbers.map(lambda _: clinic.read(x, y), num_parallel_calls=4)
+ways = {"slow": timed(loop_over, slow), "quick": timed(loop_over, quick)}
+of_reading = traces(reading)
+
+
+# %% tags=["varies", "nbval-ignore-output"]
+print(whatif.explain(of_reading[-1]))
+for name, each in timing.several(ways, warmup=1, repeats=4).items():
+    print(f"{name:5} {1e3 * each.median / len(numbers):.0f} ms a step")
+charts.blame(of_reading[-1])
+plt.show()
 
 # %% [markdown]
-# **Cure**: the second dataset. It reads two batches at once, and ahead of the step. Where the
-# reading still takes longer than the step, `cache` or more calls in parallel help, and more GPUs do
-# not. On GPUs, also `prefetch_to_device`: the copy to the GPU belongs to the input.
+# **Cure**: `num_parallel_calls`, as in the dataset `quick`, and `prefetch` where reading takes
+# unequal times. `cache` keeps in memory what was read once. More GPUs do not help. On GPUs, add
+# `prefetch_to_device`: the copy to the GPU belongs to the input.
 #
 # ## 3. The batch is too small for the split
 #
-# **Symptom**: more devices gain nothing, although all of them work. Starting an operation and
-# updating the weights take as long for any batch. Compare one device with all, on a small batch and
-# on the usual one. Then come predictions for one device with other batches, and for all devices
-# with the whole batch each:
+# **Symptom**: more devices gain nothing, although all of them work. To start an operation and to
+# update the weights takes as long for any batch. Compare one device with all, on a small batch and
+# on the usual one:
 
 # %% tags=["nbval-ignore-output"]
-few = 12 * len(plan)
-for size in (few, len(x)):
-    pair = [timed(step, *clinic.batch(size)) for step in (one, healthy)]
-    print(f"batch {size}", timing.compare(*pair, names=("one", "all"), repeats=10))
-print(whatif.explain(traces(healthy, *clinic.batch(few))[-1]))
-for size in (2 * len(x), len(x) // 2, few):
-    change = whatif.scaled(of_one, batch=size / len(x))
-    beside(f"a batch of {size}", change, timed(one), timed(one, *clinic.batch(size)))
-change = whatif.towers(of_one, len(plan), batch=1, bytes_per_second=link)
-beside("the batch on each device", change, timed(one),
-       timed(healthy, *clinic.batch(len(plan) * len(x))))  # fmt: skip
+few, large = (clinic.batch(n * len(plan)) for n in (4, len(x)))
+for batch in (few, (x, y)):
+    print(len(batch[0]), "examples:", end=" ")
+    show(timing.compare(timed(one, *batch), timed(healthy, *batch), names=("one", "all")))
+print(whatif.explain(traces(healthy, *few)[-1]))
 
 # %% [markdown]
-# **Cure**: a larger per-device batch. Twice and half of it are predicted well. A batch of 24 is
-# not, and `explain` says why it does not try: in a step under 2 ms, what TensorFlow does between
-# the operations counts as well. On GPUs this comes much earlier: a step of small kernels is as fast as the
-# host can start them.
+# In a step under 2 ms, what TensorFlow does between the operations counts as much as they do, and
+# `explain` says so. **Cure**: a larger per-device batch. In the last prediction below, each device
+# has as many examples as one had. The others are for one device with another batch:
+
+# %% tags=["nbval-ignore-output"]
+for size in (2 * len(x), len(x) // 2, len(few[0])):
+    change = whatif.scaled(of_one, batch=size / len(x))
+    beside(f"a batch of {size}", change, timed(one), timed(one, *clinic.batch(size)))
+change = whatif.towers(of_one, len(plan), batch=1, bytes_per_second=speed)
+beside("the batch on each device", change, timed(one), timed(healthy, *large))
+
+# %% [markdown]
+# Twice and half of the batch are predicted well. The small batch is not. On GPUs a batch is too
+# small much earlier: a step of small kernels is as fast as the host can start them.
 #
 # ## 4. A value is fetched in every step
 #
 # **Symptom**: between the steps the GPU is idle. A step on a GPU returns at once, and Python
-# prepares the next one meanwhile, unless it waits for a number. CPUs run a step before they return,
-# so nothing is seen there. Here they are told to behave like GPUs, and Python does 20 ms of other
-# work after each step:
+# prepares the next one meanwhile, unless it waits for a number. A step on CPUs returns when it has
+# ended. Here CPUs are told to behave like GPUs, and Python does 20 ms of other work after each of
+# five steps:
 
 # %% tags=["nbval-ignore-output"]
 def loop(fetch):
     def run():
-        for _ in range(8):
+        for _ in range(5):
             loss = healthy(x, y)
             if fetch:
                 float(loss)
@@ -265,17 +268,17 @@ def loop(fetch):
 tf.config.experimental.set_synchronous_execution(False)
 pair = timing.compare(loop(True), loop(False), repeats=5, names=("every step", "the last"))
 tf.config.experimental.set_synchronous_execution(True)
-pair
+show(pair)
 
 # %% [markdown]
-# **Cure**: keep the losses as tensors, and read them every hundred steps. A trace of one step has
-# nothing of it.
+# **Cure**: keep the losses as tensors, and read them every hundred steps. The trace of a step does
+# not show this, because the waiting is between two steps.
 #
 # ## 5. A function is traced again and again
 #
 # **Symptom**: every call is as slow as the first. `tf.function` makes a new graph for each new
-# Python number and for each new shape. Count the graphs. `calls` gives four numbers or four sizes
-# of a batch to a function:
+# Python number and for each new shape. `calls` gives four numbers, or four sizes of a batch, to a
+# function, and counts its graphs:
 
 # %%
 with tf.device(plan.host):
@@ -297,12 +300,12 @@ print("Python numbers:", calls(same, rates), " tensors:", calls(same, tensors))
 print("sizes:", calls(other, tensors), " relaxed:", calls(other, tensors, reduce_retracing=True))
 
 # %% tags=["nbval-ignore-output"]
-timing.compare(lambda: calls(same, rates), lambda: calls(same, tensors),
-               warmup=1, repeats=5, names=("Python numbers", "tensors"))  # fmt: skip
+show(timing.compare(lambda: calls(same, rates), lambda: calls(same, tensors),
+                    warmup=1, repeats=5, names=("Python numbers", "tensors")))  # fmt: skip
 
 # %% [markdown]
-# **Cure**: a tensor in place of a number, and `reduce_retracing=True` or an `input_signature` in
-# place of many shapes. The trace of a step looks healthy. On GPUs it is worse: with XLA
+# **Cure**: a tensor in place of a number. Against many shapes, `reduce_retracing=True` or an
+# `input_signature`. The trace of a step looks healthy. On GPUs it is worse: with XLA
 # (`jit_compile`) each graph is compiled as well, for seconds.
 #
 # ## 6. Eager code where a graph would do
@@ -313,7 +316,7 @@ timing.compare(lambda: calls(same, rates), lambda: calls(same, tensors),
 # %%
 eager, graph = make_step(plan.devices).python_function, make_step(plan.devices)
 print("the same loss:", abs(float(eager(x, y)) - float(graph(x, y))) < 1e-4)
-timing.compare(timed(eager), timed(graph), repeats=8, names=("eager", "graph"))
+show(timing.compare(timed(eager), timed(graph), repeats=8, names=("eager", "graph")))
 
 # %% [markdown]
 # **Cure**: the decorator. `function_step` makes a graph of whatever it traces, so the trace looks
@@ -322,30 +325,31 @@ timing.compare(timed(eager), timed(graph), repeats=8, names=("eager", "graph"))
 #
 # ## 7. One shard is larger, or one device is slower
 #
-# **Symptom**: one device works all the time, and the others wait for it at the average:
+# **Symptom**: one device works all the time, and the others wait for it at the average. Here the
+# first device has most of the batch. The prediction makes its operations faster, by as much as its
+# shard is too large:
 
-# %%
+# %% tags=["varies", "nbval-ignore-output"]
 share = len(x) // (len(plan) + 2)
 sizes = [len(x) - share * (len(plan) - 1)] + [share] * (len(plan) - 1)
 uneven = make_step(plan.devices, sizes=sizes)
 of_uneven = traces(uneven)
 print("shards:", sizes, " even:", len(x) // len(plan))
-
-# %% tags=["nbval-ignore-output"]
-print(whatif.explain(of_uneven[-1]), "\n")
+print(whatif.explain(of_uneven[-1]))
 change = whatif.faster(of_uneven, "tower_0/", by=sizes[0] * len(plan) / len(x))
 beside("even shards", change, timed(uneven), timed(healthy))
+charts.blame(of_uneven[-1])
+plt.show()
 
 # %% [markdown]
-# **Cure**: even shards, or, where one device is slower for good, shards by speed. The prediction
-# made the operations of the first tower faster by the ratio of the shards. `explain` names the slow
-# device and not the reason: a GPU that is hot, or shared with somebody, looks the same.
+# **Cure**: even shards, or, where one device is always slower, shards by speed. `explain` names the
+# slow device and not the reason: a GPU that is hot, or shared with somebody, looks the same.
 #
 # ## 8. The variables are on the wrong device
 #
-# **Symptom**: a step that ought to send its batch sends megabytes more. A Keras model that is built
-# outside of any block has its weights on the first GPU, or on the host where there is none. Here
-# one device computes, and the variables are on the host:
+# **Symptom**: a step that ought to send only its batch sends megabytes more. A Keras model that is
+# built outside of any block has its weights on the first GPU, or on the host where there is none.
+# Here one device computes, and the variables are on the host:
 
 # %%
 hosted = make_step(plan.devices[:1], home=plan.host)
@@ -356,13 +360,13 @@ for name, step in (("at home", of_one[-1]), ("on the host", of_hosted[-1])):
 # %% tags=["nbval-ignore-output"]
 for name, steps in (("at home", of_one), ("on the host", of_hosted)):
     print(f"{name:12}", whatif.link(steps, 1e9))
-timing.compare(timed(hosted), timed(one), repeats=8, names=("on the host", "at home"))
+show(timing.compare(timed(hosted), timed(one), repeats=8, names=("on the host", "at home")))
 
 # %% [markdown]
-# All weights go there, and all gradients come back. **Cure**: build the model in the block of its
-# device. In `cores` mode the memory is shared, and the clock shows nothing. The replay says what
-# the bytes would cost over a link of 1 GB/s. It matters where they take long beside the step: for
-# large dense layers and small batches, over PCIe.
+# All weights go to the device, and all gradients come back. **Cure**: build the model in the block
+# of its device. In `cores` mode the memory is shared, and the clock shows nothing. The replay says
+# what the bytes would cost over a link of 1 GB/s. On GPUs it matters where they take long beside
+# the step: for large dense layers and small batches, over PCIe.
 #
 # ## 9. An average makes an embedding's gradient dense
 #
@@ -394,8 +398,10 @@ def make_lookup(average):
     def step(ids):
         (mean,) = average(towers.run(tower, plan.devices, towers.split(ids, len(plan))))
         with tf.device(first):
-            sparse = isinstance(mean, tf.IndexedSlices)
-            embedding.scatter_sub(mean) if sparse else embedding.assign_sub(mean)
+            if isinstance(mean, tf.IndexedSlices):
+                embedding.scatter_sub(mean)
+            else:
+                embedding.assign_sub(mean)
 
     return step
 
@@ -407,17 +413,17 @@ for name, step in lookups.items():
 
 # %% tags=["nbval-ignore-output"]
 runs = [timed(step, ids) for step in lookups.values()]
-timing.compare(*runs, repeats=8, names=("dense", "sparse"))
+show(timing.compare(*runs, repeats=8, names=("dense", "sparse")))
 
 # %% [markdown]
-# **Cure**: `towers.average`, which keeps what is sparse. Clipping by `clip_by_global_norm` keeps it
-# too. A division does not. On GPUs the bytes travel, so it is worse there.
+# **Cure**: `towers.average`, which keeps a sparse gradient sparse. So does `clip_by_global_norm`.
+# A division makes it dense. On GPUs these bytes also cross a link, so it is worse there.
 #
 # ## 10. The first step is in the mean
 #
-# **Symptom**: a short test finds that two devices are slower. The first step makes the graph. On
-# GPUs it also loads kernels, and cuDNN tries its algorithms. Compare the mean of ten steps with
-# their median:
+# **Symptom**: a short test finds that two devices are slower than one. The first step makes the
+# graph. On GPUs it also loads kernels, and cuDNN tries its algorithms. Compare the mean of ten
+# steps with their median:
 
 # %% tags=["nbval-ignore-output"]
 fresh = timing.measure(timed(make_step(plan.devices)), warmup=0, repeats=10)
@@ -430,10 +436,10 @@ print(f"first {1e3 * fresh.seconds[0]:.0f} ms, mean {1e2 * sum(fresh.seconds):.0
 #
 # ## 11. Two processes, each with as many threads as cores
 #
-# **Symptom**: two trainings at once take longer than one after the other. Both start a thread for
-# each core, and the threads push each other aside. Two processes multiply matrices at once, first
-# as they like, then each **pinned** to a core of its own. NumPy does it here because it starts
-# quickly:
+# **Symptom**: two trainings at once take longer than one after the other. Each starts a thread for
+# each core, so there are twice as many threads as cores. Below, two processes multiply matrices at
+# once, first with all threads, then each **pinned** to a core of its own. They use NumPy, which
+# starts quickly:
 
 # %% tags=["nbval-ignore-output"]
 for pinned in (False, True):
@@ -441,16 +447,17 @@ for pinned in (False, True):
     print("pinned" if pinned else "free  ", *(f"{rate:.0f} products/s" for rate in rates))
 
 # %% [markdown]
-# **Cure**: `taskset`, `os.sched_setaffinity`, or fewer threads for each. Before TensorFlow starts,
-# a process that is pinned makes fewer threads by itself. On a machine that is busy with more, a
-# pinned process cannot move to a free core, and pinning loses. With GPUs the same happens to the
-# inputs of several trainings.
+# **Cure**: `taskset`, `os.sched_setaffinity`, or fewer threads for each. A process that is pinned
+# before TensorFlow starts makes fewer threads by itself. A pinned process cannot move to a free
+# core, so pinning loses where a third program is busy. On GPUs the same happens to the inputs of
+# several trainings.
 #
 # ## 12. A change that makes nothing faster
 #
 # **Symptom**: you made a layer four times as fast, and the step is as slow as before. **Amdahl's
-# law** says it first: if a share s of the step becomes k times as fast, the step becomes
-# 1 / (1 − s + s/k) times as fast. Look at the share of `middle`:
+# law** predicts it: if a share s of the step becomes k times as fast, the step becomes
+# 1 / (1 − s + s/k) times as fast. Compare the shares of `middle` and `wide`. Then each gets fewer
+# units:
 
 # %% tags=["nbval-ignore-output"]
 busy = sum(op.length for op in of_one[-1].ops)
@@ -464,13 +471,12 @@ for name, by, widths in (("middle", 4, {"middle": 16}), ("wide", 2, {"wide": 512
 
 # %% [markdown]
 # **Cure**: ask before you work. The law knows shares only, and a replay also knows what waits for
-# what. On several devices the shares of all of them add up to more than the step, so trust the
-# replay there.
+# what. On several devices the shares add up to more than the step, so ask the replay there.
 #
 # ## Proof: the same steps
 #
-# A step that does less is faster too. The steps that were compared have to have the same losses.
-# Here are three steps of each, from the same weights, against one device:
+# A step that does less is faster too. So the steps that were compared have to have the same losses.
+# Here are three steps of each, from the same weights, beside those of one device:
 
 # %%
 def losses(step):
@@ -487,20 +493,21 @@ for name, settings in others.items():
 # %% [markdown]
 # ## Predicted and measured
 #
-# First one more prediction. In [[09]] a step of two devices gained when its gradients were colocated
-# with their operations. Fewer bytes crossed then. If that were the reason, a link that costs nothing
-# would gain as much. The table then has all changes: how many times as fast they were predicted, and
-# measured, and how far apart these are:
+# First one more prediction. In [[09]] a step of two devices gained when its gradients were
+# colocated with their operations. Fewer bytes crossed then. If that were the reason, a link that
+# costs nothing would gain as much. The table below has all changes: how many times as fast the step
+# was predicted to be, how many times as fast it was, and how far the prediction was off:
 
 # %% tags=["nbval-ignore-output"]
 (apart, of_apart), (together, _) = clinic.cut(colocate=False), clinic.cut(colocate=True)
-beside("gradients colocated", whatif.link(of_apart, 1e12), apart, together)
+beside("gradients colocated", whatif.link(of_apart, 1e11), apart, together)
 print()
 for name, predicted, measured in table:
     print(f"{name:28} {predicted:6.2f} {measured:6.2f}  {predicted / measured - 1:+.0%}")
 
 # %% [markdown]
-# Most predictions are within a tenth on a machine with nothing else to do. What misses:
+# Most predictions are within a tenth on a machine with nothing else to do. Where another program
+# has a core, more devices gain less than predicted. What misses on a quiet machine too:
 #
 # - **A small batch.** The replay takes each operation to shrink with the batch. A product of a few
 #   rows is slower for each row.
@@ -512,20 +519,19 @@ for name, predicted, measured in table:
 #
 # | the message contains | cause | cure | lesson |
 # |---|---|---|---|
-# | is being mapped to multiple devices | two lists of GPUs in a process | one list, or a process each | [[04]] |
+# | mapped to multiple devices | two lists of GPUs in a process | a process each | [[04]], [[05]] |
 # | Cannot assign a device for operation | the device is not there | list the devices | [[01]] |
-# | cannot be modified after being initialized | a setting came too late | restart, set it first | [[00]], [[02]] |
-# | OOM when allocating tensor | the step holds too much | smaller batch, split model | [[03]], [[09]] |
+# | cannot be modified after being initialized | set too late | set it first | [[00]], [[02]] |
+# | OOM when allocating tensor | too much is held | a smaller batch, a split | [[03]], [[09]] |
 # | Failed to get convolution algorithm | no memory left for cuDNN | memory growth | [[02]] |
 # | Could not start gRPC server | the port is taken | end the old worker | [[13]] |
-# | must have the same size and shape | gradients in different orders | the same order everywhere | [[07]] |
+# | must have the same size and shape | gradients in different orders | the same order | [[07]] |
 # | Attempt to convert a value (PerReplica | a value of each replica | `strategy.reduce` | [[08]] |
-# | in a cycle | an operation waits for itself | order tasks, not operations | [[10]] |
+# | nodes in a cycle | an operation waits for itself | order tasks, not operations | [[10]] |
 # | Tensor had NaN values | a replica without examples | `towers.check_batches` | [[08]] |
 #
-# [Errors, by their message](../docs/errors.md) says more of each. Eight of them can be raised
-# without a GPU. Seven are raised here. The eighth is "OOM": TensorFlow waits ten seconds for memory
-# before it gives up.
+# [Errors, by their message](../docs/errors.md) says more of each. Seven of them are raised here. An
+# eighth needs no GPU either, but takes ten seconds: TensorFlow waits for memory before it says OOM.
 
 # %%
 for words in errors.RAISED:
@@ -552,7 +558,7 @@ for name in ("conv", "norm"):
 
 # %% [markdown]
 # With BatchNormalization, towers of `"sync"` statistics wait for each other at every such layer
-# ([[07]]); `explain` shows it as waiting for `norm`.
+# ([[07]]). `explain` shows this as waiting for `norm`.
 #
 # ## On your own
 #
@@ -582,10 +588,10 @@ checks.replay_over_link(replay_over)
 
 # %% [markdown]
 # **2.** `clinic.patient()` gives a compiled Keras model and its data. Three of the twelve causes
-# slow its training down. Name them by their numbers. Then write `treat(model, data)`: it returns a
-# function that makes one pass over the data, with the weights that `fit` would give, and at least
-# 1.5 times as fast. The check times up to twelve pairs of passes, after one to warm up. Other
-# work only adds to a time, so it compares the fastest pass of each.
+# slow its training down. Name them by their numbers. Then write `treat(model, data)`. It returns a
+# function that makes one pass over the data, and leaves the model with the weights that
+# `clinic.fit(model, data)` would give. It has to be at least 1.5 times as fast. The check gives the
+# model other weights before each pass, and compares the fastest passes of up to six pairs.
 
 # %% tags=["exercise"]
 causes = {0}
@@ -598,15 +604,15 @@ def treat(model, data):
 checks.treated(treat, causes)
 
 # %% tags=["solution"]
-causes = {1, 2, 6}  # on one device, an input that nobody reads ahead, and run_eagerly=True
+causes = {1, 2, 6}  # one device, an input slower than the step, and run_eagerly=True
 
 
 def treat(model, data):
     step = towers.train_step(model, model.optimizer, model.loss, plan.devices)
-    ahead = data.prefetch(2)
+    kept = data.cache()
 
     def one_pass():
-        for x, y in ahead:
+        for x, y in kept:
             step(x, y)
 
     return one_pass
@@ -619,10 +625,11 @@ checks.treated(treat, causes)
 #
 # - Five operations replayed by hand: without the one that took 6 of 15 seconds, the step took 4
 #   less.
-# - Twelve causes, each with a symptom and a cure. Six of them show in a trace (1, 3, 7, 8, 9, 12).
-#   For the others a clock stands beside it (2, 4, 5, 6, 10, 11).
-# - Predictions were put beside measurements, with the misses: a small batch, another kernel.
-# - Seven of ten messages were raised on purpose.
+# - Twelve causes, each with a symptom and a cure. Six of them show in the trace of a step (1, 3, 7,
+#   8, 9, 12), and a seventh if the reading is traced too (2). The others need a clock or a count
+#   (4, 5, 6, 10, 11).
+# - Nine predictions, each beside its measurement, with the misses: a small batch, another kernel.
+# - Seven of ten messages, raised on purpose.
 #
 # ## In practice
 #
@@ -634,6 +641,7 @@ checks.treated(treat, causes)
 # - If both are long, let `whatif.explain` say who waited for whom: 1, 3, 7, 8, 9.
 # - Ask `faster`, `scaled`, `towers` or `link` before you work, and time the change afterwards.
 # - For large trainings on GPUs this has been done by *Daydream* (Zhu and others,
-#   [2020](../docs/sources.md#daydream)) and *dPRO* (Hu and others, [2022](../docs/sources.md#dpro)).
+#   [2020](../docs/sources.md#daydream)) and *dPRO* (Hu and others,
+#   [2022](../docs/sources.md#dpro)).
 #
 # Next: [[next]].

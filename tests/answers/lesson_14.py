@@ -34,7 +34,7 @@ def treat(model, data):
 """
 
 
-def treat(causes="{1, 2, 6}", optimizer="model.optimizer", ready="ready = data.prefetch(2)",
+def treat(causes="{1, 2, 6}", optimizer="model.optimizer", ready="ready = data.cache()",
           each="step(x, y)"):  # fmt: skip
     return PASS.format(causes=causes, optimizer=optimizer, ready=ready, each=each)
 
@@ -60,7 +60,7 @@ causes = (1, 2, 6)
 
 def treat(model, data):
     model.compile(model.optimizer, model.loss)
-    ready = data.prefetch(2)
+    ready = data.cache()
     return lambda: clinic.fit(model, ready)
 """,
     ],
@@ -70,9 +70,9 @@ WRONG = {
     1: [
         (over(ready="[ends[n] for n in needs]"), "nothing takes time to cross"),
         (over(ready="[ends[n] + link for n in needs]"), "only what another device made"),
-        (over(start="max([0, *ready])"), "take"),
+        (over(start="max([0, *ready])"), "yours gives"),
         (over(result="ends"), "type dict"),
-        (over(result="sum(s for _, s, _ in ops.values())"), "take 15 s, not 17"),
+        (over(result="sum(s for _, s, _ in ops.values())"), "yours gives 17 s"),
         (over(result="ops.popitem() and 15"), "it changes the operations"),
     ],
     2: [
@@ -81,11 +81,25 @@ WRONG = {
         (treat(causes="{2, 6, 9}"), "look at which devices worked"),
         (treat(causes="{1, 2, 6, 9}"), "patient 9 has another"),
         (treat(causes="{0, 1, 2}"), "0 is none of them"),
-        (treat(causes="'many'"), "numbers of patients"),
+        (treat(causes="'126'"), "numbers of patients"),
         ("causes = {1, 2, 6}\ntreat = lambda model, data: None", "return a function"),
         (treat(each="pass"), "stay as they are"),
         (treat(ready="ready = data.take(3)"), "the weights are not those"),
         (treat(optimizer="'sgd'"), "the weights are not those"),
+        (treat(ready="ready = list(data)", each="step(*ready[0])"), "the weights are not those"),
+        (treat(ready="ready = list(data)", each="left and step(*left.pop())").replace(
+            "    def one_pass", "    left = ready[::-1]\n\n    def one_pass"), "stay as they are"),
+        ("""
+causes = {1, 2, 6}
+
+
+def treat(model, data):
+    start = model.get_weights()
+    clinic.fit(model, data)
+    end = model.get_weights()
+    model.set_weights(start)
+    return lambda: model.set_weights(end)
+""", "the weights are not those"),
         ("""
 causes = {1, 2, 6}
 

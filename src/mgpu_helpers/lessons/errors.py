@@ -83,7 +83,7 @@ RAISED: dict[str, Callable[[], Any]] = {
     "Could not start gRPC server": _port_taken,
     "must have the same size and shape": _shapes_differ,
     "Attempt to convert a value (PerReplica": _per_replica,
-    "in a cycle": _cycle,
+    "nodes in a cycle": _cycle,
     "Tensor had NaN values": _not_a_number,
 }
 

@@ -82,7 +82,7 @@ def scaled(step: Steps, batch: float = 0.5) -> Change:
     0.5 times the batch: 20.0 ms would be 10.0 ms, 2.00 times as fast
     """
     positive("batch", batch, "a share of the batch")
-    return _changed(step, f"{batch:g} times the batch", lambda tasks, _: scaled_by(tasks, batch))
+    return _changed(step, f"{batch:.3g} times the batch", lambda tasks, _: scaled_by(tasks, batch))
 
 
 def link(step: Steps, bytes_per_second: float) -> Change:
@@ -148,7 +148,7 @@ def towers(
         return over_link(made, lambda task, _: task.bytes, bytes_per_second)
 
     by = "" if bytes_per_second is None else f" by a link of {_speed(bytes_per_second)}"
-    each = "" if batch is None else f" with {batch:g} times the batch each"
+    each = "" if batch is None else f" with {batch:.3g} times the batch each"
     return _changed(step, f"{n} tower{'s' * (n > 1)}{each}{by}", change, n)
 
 

@@ -29,7 +29,8 @@ class Replay:
         )
 
     def __repr__(self) -> str:
-        off = f"{median(self.errors):+.1%}{_many(self.errors)}"
+        where = " in the median" if len(self.errors) > 1 else ""
+        off = f"{median(self.errors):+.1%}{where}{_many(self.errors)}"
         return f"replayed in {_ms(self.replayed)}, traced in {_ms(self.traced)} ({off})"
 
 
