@@ -16,9 +16,9 @@ RELATIVE = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)]+)\)")
 
 
 def address(conf: Path) -> str:
-    """Return what the page sets as `repository`; "" where there is no such page or nothing set."""
+    """Return what the file sets as `repository`; "" where there is no file or nothing is set."""
     text = conf.read_text(encoding="utf-8") if conf.exists() else ""
-    found = re.search(r'^repository = "(.*)"', text, re.MULTILINE)
+    found = re.search(r'(?im)^repository = "(.*)"', text)
     return found[1].rstrip("/") if found else ""
 
 

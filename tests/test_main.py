@@ -523,7 +523,7 @@ def test_an_unknown_command_is_refused_with_the_known_ones(capsys):
 
 
 def test_lessons_are_copied_once_and_nothing_is_lost(capsys, tmp_path):
-    from mgpu_helpers.series import main
+    from mgpu_helpers.lessons.command import main
 
     folder = tmp_path / "my lessons"
     assert main([str(folder)], "mgpu lessons") == 0
@@ -540,7 +540,7 @@ def test_lessons_are_copied_once_and_nothing_is_lost(capsys, tmp_path):
 
 
 def test_lessons_are_not_copied_into_a_file(capsys, tmp_path):
-    from mgpu_helpers.series import main
+    from mgpu_helpers.lessons.command import main
 
     (tmp_path / "file").write_text("mine")
     with pytest.raises(SystemExit, match="2"):
@@ -550,9 +550,9 @@ def test_lessons_are_not_copied_into_a_file(capsys, tmp_path):
 
 
 def test_links_of_copied_lessons_lead_to_what_was_copied(tmp_path):
-    from mgpu_helpers import series
+    from mgpu_helpers.lessons.command import copy
 
-    for file in series.copy(tmp_path):
+    for file in copy(tmp_path):
         if file.suffix in (".ipynb", ".md"):
             for where in re.findall(r"\]\(([\w./]+)[#)]", file.read_text(encoding="utf-8")):
                 assert (file.parent / where).exists(), f"{file.name} links to {where}"

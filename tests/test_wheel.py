@@ -18,9 +18,9 @@ from packaging.requirements import Requirement
 
 import mgpu_helpers
 from conftest import ROOT
-from mgpu_helpers import series
+from mgpu_helpers.lessons.command import copy
 
-SIDE = "mgpu_helpers/_series/"
+SIDE = "mgpu_helpers/lessons/series/"
 
 
 def built(folder: Path) -> tuple[Path, Path]:
@@ -49,7 +49,7 @@ def metadata(wheel) -> email.message.Message:
 
 def test_the_wheel_has_the_package_its_types_and_the_lessons_that_are_copied(wheel, tmp_path):
     names = set(wheel.namelist())
-    copied = {path.relative_to(tmp_path).as_posix() for path in series.copy(tmp_path)}
+    copied = {path.relative_to(tmp_path).as_posix() for path in copy(tmp_path)}
     assert {name.removeprefix(SIDE) for name in names if name.startswith(SIDE)} == copied
     package = Path(mgpu_helpers.__file__).parent
     modules = {path.relative_to(package.parent).as_posix() for path in package.rglob("*.py")}

@@ -45,10 +45,10 @@ What to call, and `help(room)` says more:
     besides
         results.write(name, plan, numbers), results.read(path)   result cards of benchmarks
         quiet.start()                       TensorFlow's messages at its start, off
-        series.copy(folder)                 the lessons of this version; mgpu lessons DIR
         lessons                             what only the lessons need
 
-In a terminal `mgpu` says what this machine is, and `mgpu --help` lists what else it does.
+In a terminal `mgpu` says what this machine is, `mgpu lessons DIR` copies the lessons of this
+version into a folder, and `mgpu --help` lists what else it does.
 """
 
 __version__ = "0.1.0"

@@ -26,7 +26,7 @@ COMMANDS = {
     "run": ("mgpu_helpers.jobs.command", "run scripts, each on a device of its own"),
     "cluster": ("mgpu_helpers.cluster.command", "run a script as all workers of several machines"),
     "batches": ("mgpu_helpers.towers.command", "say whether batches divide over replicas"),
-    "lessons": ("mgpu_helpers.series", "copy the lessons of this version into a folder"),
+    "lessons": ("mgpu_helpers.lessons.command", "copy the lessons of this version into a folder"),
 }
 
 

@@ -1,4 +1,4 @@
-"""The lessons of this version in a folder of yours: `mgpu lessons DIR`."""
+"""`mgpu lessons`: the lessons of this version in a folder of yours."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WANTED = (
 DESCRIPTION = """\
 Copy the notebooks of this version, their scripts, and the pages that they link to, into a folder.
 A file of the folder is never overwritten. The exit status is 0 when the lessons are there, 2 when
-nothing was copied.
+they are not.
 """
 
 
@@ -38,8 +38,7 @@ def copy(folder: str | os.PathLike[str]) -> list[Path]:
     The folder is made where there is none. A file in it that says something else stays as it is:
     FileExistsError names it, and nothing is copied.
 
-    >>> from mgpu_helpers import series
-    >>> series.copy("mgpu")[0].name
+    >>> copy("mgpu")[0].name
     '00_meet_your_machine.ipynb'
     """
     folder, home = Path(folder), _home()
@@ -61,12 +60,12 @@ def copy(folder: str | os.PathLike[str]) -> list[Path]:
 
 def _home() -> Path:
     """Find the folder above `notebooks`: in an installed package its own, else the repository."""
-    package = Path(__file__).parent
-    for home in (package / "_series", package.parent.parent):
+    floor = Path(__file__).parent
+    for home in (floor / "series", floor.parents[2]):
         if (home / "notebooks").is_dir():
             return home
     raise FileNotFoundError(
-        f"the lessons are not beside {package}: install mgpu-helpers from its wheel, or with "
+        f"the lessons are not in {floor}: install mgpu-helpers from its wheel, or with "
         "pip install -e in its repository."
     )
 
