@@ -11,7 +11,7 @@ import pytest
 
 import mgpu_helpers
 
-MODULES = ["mgpu_helpers"] + sorted(
+MODULES = sorted(
     each.name
     for each in pkgutil.walk_packages(mgpu_helpers.__path__, "mgpu_helpers.")
     if not each.name.endswith("__main__")

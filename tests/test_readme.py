@@ -1,11 +1,13 @@
-"""What the README and the page about the package show is there and runs."""
+"""What the README, `help(mgpu_helpers)` and the page of the package show is there and runs."""
 
 from __future__ import annotations
 
+import doctest
 import importlib
 import re
 
 import draw_readme
+import mgpu_helpers
 from conftest import ROOT
 from mgpu_helpers.__main__ import COMMANDS
 from test_house import ROOMS
@@ -24,6 +26,11 @@ def test_the_ten_lines_run_on_two_devices(plan):
     layers = {row.name for row in names["step"].top(10, by="layer").rows}
     assert {"conv1", "conv2"} <= layers
     assert set(plan.devices) <= set(names["step"].devices)
+
+
+def test_the_example_of_help_runs(plan):
+    ran = doctest.testmod(mgpu_helpers)
+    assert ran.attempted and not ran.failed
 
 
 def test_every_room_and_command_has_its_row_and_what_is_called_is_there():
