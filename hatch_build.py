@@ -16,9 +16,9 @@ RELATIVE = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)]+)\)")
 
 
 def address(conf: Path) -> str:
-    """Return what the file sets as `repository`; "" where there is no file or nothing is set."""
+    """Return what the file sets as REPOSITORY; "" where there is no file or nothing is set."""
     text = conf.read_text(encoding="utf-8") if conf.exists() else ""
-    found = re.search(r'(?im)^repository = "(.*)"', text)
+    found = re.search(r'^REPOSITORY = "(.*)"', text, re.MULTILINE)
     return found[1].rstrip("/") if found else ""
 
 

@@ -110,7 +110,7 @@ def extras(done: subprocess.CompletedProcess[str]) -> str:
 def test_help_is_the_default_and_names_every_target(machine):
     done = machine.make()
     assert done.returncode == 0, done.stderr
-    wanted = "lab test rehearse gpu notebooks lint bench browser isa thorough counts wheel env clean"
+    wanted = "lab test rehearse gpu notebooks lint bench browser isa thorough counts clean"
     for target in wanted.split():
         assert re.search(rf"make {target} +\w", done.stdout), target
     assert not machine.calls()

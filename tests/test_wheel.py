@@ -111,7 +111,7 @@ def test_links_of_the_readme_become_absolute(tmp_path):
     assert hook.absolute(text, "", "1.2") == "a  [c](https://c) [d](#f)"
     conf = tmp_path / "conf.py"
     assert hook.address(conf) == ""
-    conf.write_text(f'project = "it"\nrepository = "{there}/"  # the one place\n')
+    conf.write_text(f'project = "it"\nREPOSITORY = "{there}/"  # the one place\n')
     assert hook.address(conf) == there
 
 
