@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -45,8 +44,9 @@ class ReleaseError(Exception):
 
 
 def build(folder: Path) -> tuple[Path, Path]:
-    """Build the sdist and, from it, the wheel; return both."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """Build the sdist and, from it, the wheel, in place of others there; return both."""
+    for old in (*folder.glob("*.tar.gz"), *folder.glob("*.whl")):  # or they would be published too
+        old.unlink()
     call([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)])
     (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
     call([sys.executable, "-m", "twine", "check", "--strict", str(sdist), str(wheel)])
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit status."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--tag", help="refuse where it is not v and the version, as v0.1.0")
-    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="emptied; default: dist")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist", help="where to; default: dist")
     parser.add_argument("--borrow", action="store_true", help="take TensorFlow and the other "
                         "dependencies of this Python; default: install them")  # fmt: skip
     options = parser.parse_args(arguments)
