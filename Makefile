@@ -23,7 +23,7 @@ ready := $(venv)/.ready-$(if $(gpu),gpu,cpu)$(if $(PYTHON),-$(subst /,-,$(PYTHON
 again := $(shell test -x $(python) && test "`cat $(venv)/.project 2>/dev/null`" = "`pwd -P`" \
            || echo again)
 
-.PHONY: help lab test isa thorough counts rehearse gpu browser notebooks site bench lint \
+.PHONY: help lab test isa thorough counts rehearse gpu browser notebooks site bench wheel env lint \
         constraints clean again
 
 help:  ## list the targets
@@ -37,6 +37,7 @@ help:  ## list the targets
 	@echo "  ONLY='cores jobs'  the benchmarks that make bench runs, or the lessons of make gpu"
 	@echo "  TESTS=tests/test_trace.py        fewer of what make test runs"
 	@echo "  ISA='not AVX2'     fewer of the settings of make isa"
+	@echo "  TAG=v0.1.0         the tag that make wheel compares with the version"
 	@echo "  MGPU_DEVICES=4, MGPU_MODE=cores  what the lessons of make lab run on"
 	@echo "  LAB='--no-browser --port=9000'   more options for JupyterLab"
 
@@ -79,6 +80,11 @@ site: $(ready)  ## build the site in build/site, from the stored notebooks
 
 bench: $(ready)  ## run the benchmarks: one table of their ratios; cards and a chart in results/
 	@$(python) benchmarks $(ONLY)
+
+wheel: $(ready)  ## build wheel and sdist in dist/, and check them as a release does
+	$(python) tools/release.py $(if $(TAG),--tag "$(TAG)")
+
+env: $(ready)  ## make the environment in .venv and nothing else
 
 lint: $(ready)  ## look for mistakes in the code without running it
 	$(python) -m ruff check .

@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,17 @@ def test_every_public_name_has_a_docstring(room: str):
         ours = getattr(value, "__module__", "").startswith("mgpu_helpers")
         if ours and (inspect.isfunction(value) or inspect.isclass(value)):
             assert inspect.getdoc(value), f"{room}.{name}"
+
+
+def test_help_names_every_room_and_calls_what_there_is():
+    said, named = inspect.getdoc(mgpu_helpers), {"lessons"}
+    for text in re.findall(rf"\b(?:{'|'.join(ROOMS)})\.\w+\([^()]*\)", said):
+        call = ast.parse(text, mode="eval").body
+        room, name = call.func.value.id, call.func.attr
+        function = getattr(importlib.import_module(f"mgpu_helpers.{room}"), name)
+        inspect.signature(function).bind(*call.args, **{each.arg: 0 for each in call.keywords})
+        named.add(room)
+    assert named == set(ROOMS) - {"files", "names", "wording"}  # on these the rooms stand
 
 
 @pytest.mark.parametrize("room, loaded", [

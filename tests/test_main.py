@@ -1,9 +1,10 @@
-"""`python -m mgpu_helpers`: what it prints, and why a GPU that is there is not used."""
+"""The command `mgpu`: what it prints, and why a GPU that is there is not used."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -494,3 +495,64 @@ def test_batches_says_whether_they_divide(capsys, numbers, status, says):
     except SystemExit as error:
         assert error.code == status
     assert says in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(("script", "called"), [
+    ("/usr/bin/mgpu", "mgpu"), ("C:/Scripts/mgpu.exe", "mgpu"),
+    ("/src/mgpu_helpers/__main__.py", "python -m mgpu_helpers"),
+])  # fmt: skip
+@pytest.mark.parametrize("name", ["", "run", "cluster", "batches", "lessons"])
+def test_usage_says_what_was_called(monkeypatch, capsys, script, called, name):
+    from mgpu_helpers.__main__ import main
+
+    monkeypatch.setattr(sys, "argv", [script])
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"] if name else ["--help"])
+    said = capsys.readouterr().out
+    assert not ended.value.code and said.startswith(f"usage: {called} {name}".rstrip() + " ")
+    other = "python -m" if called == "mgpu" else " mgpu "
+    assert other not in said
+
+
+def test_an_unknown_command_is_refused_with_the_known_ones(capsys):
+    from mgpu_helpers.__main__ import main
+
+    with pytest.raises(SystemExit, match="2"):
+        main(["trace"])
+    assert "'trace'" in (said := capsys.readouterr().err) and "lessons" in said
+
+
+def test_lessons_are_copied_once_and_nothing_is_lost(capsys, tmp_path):
+    from mgpu_helpers.lessons.command import main
+
+    folder = tmp_path / "my lessons"
+    assert main([str(folder)], "mgpu lessons") == 0
+    said, start = capsys.readouterr().out.splitlines()
+    notebooks = sorted((folder / "notebooks").glob("*.ipynb"))
+    assert f"{len(notebooks)} lessons of mgpu" in said and f"jupyter lab '{folder}'" in start
+    assert main([str(folder)], "mgpu lessons") == 0  # all there: nothing to do
+    notebooks[0].write_text("mine")
+    notebooks[1].unlink()
+    with pytest.raises(SystemExit, match="2"):
+        main([str(folder)], "mgpu lessons")
+    assert f"1 file in {folder} would be overwritten, {notebooks[0]}" in capsys.readouterr().err
+    assert notebooks[0].read_text() == "mine" and not notebooks[1].exists()
+
+
+def test_lessons_are_not_copied_into_a_file(capsys, tmp_path):
+    from mgpu_helpers.lessons.command import main
+
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(SystemExit, match="2"):
+        main([str(tmp_path / "file")], "mgpu lessons")
+    *_, sentence = capsys.readouterr().err.splitlines()
+    assert str(tmp_path / "file") in sentence and (tmp_path / "file").read_text() == "mine"
+
+
+def test_links_of_copied_lessons_lead_to_what_was_copied(tmp_path):
+    from mgpu_helpers.lessons.command import copy
+
+    for file in copy(tmp_path):
+        if file.suffix in (".ipynb", ".md"):
+            for where in re.findall(r"\]\(([\w./]+)[#)]", file.read_text(encoding="utf-8")):
+                assert (file.parent / where).exists(), f"{file.name} links to {where}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -326,6 +327,14 @@ def test_requirements_and_environment_refer_to_the_one_list():
         "",
     ]
     assert "-r requirements.txt" in (ROOT / "environment.yml").read_text()
+
+
+def test_binder_takes_the_tested_versions_and_the_container_makes_environment():
+    # A folder of its own, or Binder would take environment.yml and what only tests need.
+    asked = (ROOT / ".binder" / "requirements.txt").read_text().split("\n")
+    assert asked[:2] == ["-c ../constraints.txt", "-e ."] and "ipywidgets" in asked
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    assert container["postCreateCommand"] == "make env"
 
 
 def test_constraints_pin_versions_and_name_no_host():

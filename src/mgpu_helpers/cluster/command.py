@@ -1,4 +1,4 @@
-"""`python -m mgpu_helpers cluster`: the launcher for a terminal."""
+"""`mgpu cluster`: the launcher for a terminal."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ exit status is 0 when all ended well, 1 when not, 2 when nothing could be starte
 """
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], called: str) -> int:
     """Run the script as the arguments say, print what happened, and return the exit status."""
     parser = argparse.ArgumentParser(
-        "python -m mgpu_helpers cluster",
+        called,
         usage="%(prog)s [options] SCRIPT [-- arguments for the script]",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,

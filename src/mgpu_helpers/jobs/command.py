@@ -1,0 +1,108 @@
+"""`mgpu run`: the runner for a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mgpu_helpers.jobs import sweep
+from mgpu_helpers.jobs.process import as_ctrl_c
+from mgpu_helpers.jobs.run import run
+
+DESCRIPTION = """\
+Run Python scripts, each on a GPU of its own, or on a core where there is no GPU; in order, the
+next as soon as a device is free. What follows -- is given to every job. The exit status is 0
+when all ended well, 1 when one did not, 2 when nothing could be started, 130 when stopped.
+"""
+AFTER = """\
+A line of JSON about each job is added to DIR/jobs.jsonl, which pandas.read_json(..., lines=True)
+reads. The last line that a job prints and that is a JSON object is in it: {"loss": 0.25} becomes
+the column result_loss.
+
+  %(prog)s train.py --grid width=32,64 seed=0,1,2 --skip-done -- --epochs 3
+
+is six jobs: train.py --epochs 3 --width=32 --seed=0, and so on. Quote commas in values:
+'shape="2,3","4,5"'. In a FILE each line has a job's arguments, as a shell splits them; empty
+lines and # comments do not count.
+"""
+
+
+def main(arguments: Sequence[str], called: str) -> int:
+    """Run the scripts as the arguments say, print what happened, and return the exit status."""
+    parser = argparse.ArgumentParser(
+        called,
+        usage="%(prog)s SCRIPT [SCRIPT ...] [options] [-- arguments for every job]",
+        description=DESCRIPTION,
+        epilog=AFTER,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("scripts", nargs="+", metavar="SCRIPT", help="a Python file")
+    own = parser.add_mutually_exclusive_group()
+    own.add_argument("--grid", nargs="+", action="extend", metavar="NAME=A,B", help="a job for "
+                     "every combination: --NAME=A, --NAME=B")  # fmt: skip
+    own.add_argument("--each", metavar="FILE", help="a job for every line of arguments; - is "
+                     "standard input")  # fmt: skip
+    add = parser.add_argument
+    add("--skip-done", action="store_true", help="leave out the commands that DIR/jobs.jsonl says "
+        "are done")  # fmt: skip
+    add("--devices", type=_numbers, metavar="0,1", help="only these; default: all")
+    add("--per-device", type=int, default=1, metavar="N", help="jobs that share a device; "
+        "default: 1")  # fmt: skip
+    add("--devices-each", type=int, default=1, metavar="N", help="devices for each job; default: 1")
+    add("--time-limit", type=float, metavar="S", help="seconds for each job")
+    add("--logs", default="logs", metavar="DIR", help="what the jobs print goes here; "
+        "default: logs")  # fmt: skip
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    options, unknown = parser.parse_known_args(arguments[:end])
+    if unknown:
+        behind = "; arguments for the scripts stand behind --"
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{behind}")
+    as_ctrl_c()
+    sys.stdout.reconfigure(errors="replace")  # a log may hold what the terminal cannot show
+    try:
+        commands, names = _commands(options, arguments[end + 1 :])
+        report = run(
+            commands, names=names, devices=options.devices, per_device=options.per_device,
+            devices_each=options.devices_each, time_limit=options.time_limit, logs=options.logs,
+            skip_done=options.skip_done,
+        )  # fmt: skip
+    except (ValueError, RuntimeError) as error:
+        parser.error(str(error))
+    except KeyboardInterrupt as stopped:
+        report = getattr(stopped, "report", None)  # None before the first script starts
+        print(f"\n{report or 'stopped before a script was started'}")
+        return 130
+    print(f"\n{report}\n\nwhat they printed is in {options.logs}")
+    for job in report.jobs:
+        if not job.ok:
+            print(f"\n{job.name}, {job.status}; the end of {job.log}:\n{job.tail}")
+    return 0 if report.ok else 1
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} names no devices: write their numbers with commas between, as 0,1"
+        ) from None
+
+
+def _commands(options: argparse.Namespace, common: Sequence[str]) -> tuple[list[list[str]], Any]:
+    """Make the commands and their names; None for names that are the scripts'."""
+    own = [[]]
+    if options.each is not None:
+        own = sweep.lines(options.each)
+    elif options.grid:
+        own = sweep.parsed_grid(options.grid)
+    jobs = [(script, each) for script in options.scripts for each in own]
+    # A job's own arguments come last, as argparse takes the last value of an option.
+    commands = [[sys.executable, script, *common, *each] for script, each in jobs]
+    if own == [[]]:
+        return commands, None
+    several = len(options.scripts) > 1
+    names = [sweep.called([Path(script).stem] * several + each) for script, each in jobs]
+    return commands, sweep.numbered(names)

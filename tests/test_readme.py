@@ -1,0 +1,42 @@
+"""What the README, `help(mgpu_helpers)` and the page of the package show is there and runs."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import re
+
+import draw_readme
+import mgpu_helpers
+from conftest import ROOT
+from mgpu_helpers.__main__ import COMMANDS
+from test_house import ROOMS
+
+PACKAGE = (ROOT / "docs" / "package.md").read_text(encoding="utf-8")
+
+
+def test_links_lead_to_what_is_there():
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", page)
+    assert links and not [where for where in links if not (ROOT / where).exists()]
+
+
+def test_the_ten_lines_run_on_two_devices(plan):
+    names = draw_readme.run(ROOT / "README.md")
+    layers = {row.name for row in names["step"].top(10, by="layer").rows}
+    assert {"conv1", "conv2"} <= layers
+    assert set(plan.devices) <= set(names["step"].devices)
+
+
+def test_the_example_of_help_runs(plan):
+    ran = doctest.testmod(mgpu_helpers)
+    assert ran.attempted and not ran.failed
+
+
+def test_every_room_and_command_has_its_row_and_what_is_called_is_there():
+    rooms = re.search(r"\| room \|.+?\n\n", PACKAGE, re.DOTALL)[0]
+    listed = {name for row in rooms.splitlines() for name in re.findall(r"`(\w+)`", row[:22])}
+    assert listed == set(ROOMS) - {"files", "names", "wording"}  # on these the rooms stand
+    assert set(re.findall(r"^\| `mgpu (\w+)", PACKAGE, re.MULTILINE)) == set(COMMANDS)
+    for room, name in re.findall(rf"\b({'|'.join(ROOMS)})\.([a-z]\w*)\(", PACKAGE):
+        assert callable(getattr(importlib.import_module(f"mgpu_helpers.{room}"), name))

@@ -1,0 +1,67 @@
+"""Run the README's ten lines and draw their picture: ``python tools/draw_readme.py``.
+
+It is a chart of timings: draw it where nothing else runs, with MGPU_MODE=cores as the lessons are.
+"""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from mgpu_helpers.lessons import digits
+
+ROOT = Path(__file__).resolve().parent.parent
+TURNS = 20  # steps, of which the shortest is drawn
+
+
+def ten_lines(page: Path) -> str:
+    """Return the first Python code of a Markdown page."""
+    return re.search(r"```python\n(.+?)```", page.read_text(encoding="utf-8"), re.DOTALL)[1]
+
+
+def build_model() -> Any:
+    """Make a small convolutional network for the digits, as a reader's own."""
+    import keras
+
+    layers = keras.layers
+    model = keras.Sequential([
+        keras.Input((28, 28, 1)),
+        layers.Conv2D(32, 3, activation="relu", name="conv1"),
+        layers.MaxPooling2D(name="pool1"),
+        layers.Conv2D(64, 3, activation="relu", name="conv2"),
+        layers.BatchNormalization(name="norm"),
+        layers.MaxPooling2D(name="pool2"),
+        layers.Flatten(name="flatten"),
+        layers.Dense(128, activation="relu", name="dense"),
+        layers.Dense(10, name="logits"),
+    ])  # fmt: skip
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def run(page: Path) -> dict[str, Any]:
+    """Run the page's lines as a reader does who has a model and data; return their names."""
+    given = {"build_model": build_model, "data": digits.load(256)}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "ten_lines.py"
+        file.write_text(ten_lines(page), encoding="utf-8")
+        return runpy.run_path(str(file), given)
+
+
+def main() -> int:
+    """Draw the picture into docs/; return the exit status."""
+    names = run(ROOT / "README.md")
+    steps = [names["trace"].fit_step(names["model"], names["data"]) for _ in range(TURNS)]
+    shortest = min(steps, key=lambda step: step.length)
+    figure = names["charts"].timeline(shortest, by="layer").figure
+    figure.savefig(ROOT / "docs" / "ten_lines.png", metadata={"Software": None})
+    print(f"the step took {shortest.length * 1e3:.1f} ms")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
