@@ -38,6 +38,8 @@ python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 80
 toc_object_entries_show_parents = "hide"
 
+exclude_patterns = ["README.md"]
+
 html_theme = "furo"
 html_static_path, html_css_files, html_js_files = [str(here / "site")], ["site.css"], ["site.js"]
 html_theme_options = {

@@ -24,12 +24,12 @@ from mgpu_helpers import results
 from mgpu_helpers.wording import counted
 
 SOURCE = ROOT / "build" / "site-source"
-ROOMS = (  # in the order of the README
+ROOMS = (  # in the order of docs/package.md
     "devices", "trace", "placement", "timing", "graph", "memory", "towers", "pipeline", "ensemble",
     "jobs", "cluster", "scaling", "whatif", "charts", "doctor", "results", "nvml", "quiet",
 )  # fmt: skip
 TITLES = {"function": "Functions", "class": "Classes", "data": "Values"}
-API = """# The package
+API = """# Reference
 
 `mgpu_helpers` is what the lessons build, for your own notebooks. It has a module for each purpose,
 called a room: `from mgpu_helpers import charts, devices, trace`. Importing one loads what it needs
@@ -54,7 +54,8 @@ def gather(source: Path) -> None:
     for folder in ("notebooks", "docs", "results"):
         shutil.copytree(ROOT / folder, source / folder, ignore=skip)
     (source / "docs" / "index.md").rename(source / "index.md")
-    shutil.copy(ROOT / "CHANGELOG.md", source)
+    for name in ("CHANGELOG.md", "README.md"):  # of the README the start page shows a part
+        shutil.copy(ROOT / name, source)
 
 
 def charts_drawn() -> Iterator[tuple[str, str, str, bytes]]:
