@@ -302,7 +302,7 @@ def test_the_error_holds_for_95_of_100_steps():
 # Bad input
 
 
-def test_sentences(tf, models):
+def test_sentences(plan, tf, models):
     import keras
 
     model = models["lstm"][0]
@@ -313,6 +313,10 @@ def test_sentences(tf, models):
         memory.fits(loose, MB)
     with pytest.raises(ValueError, match="batch=0"):
         memory.predict(model, 0)
+    with tf.distribute.MirroredStrategy(plan.devices).scope():
+        twice = keras.Sequential([keras.Input([8]), keras.layers.Dense(4)])
+    with pytest.raises(ValueError, match="2 copies"):
+        memory.predict(twice, 4)
     with pytest.raises(TypeError, match="not a Keras model"):
         memory.predict(lambda x: x, 4)
     with pytest.raises(ValueError, match=r"1 kB do not hold lstm.*batch of 1.*45.2 kB of it"):

@@ -86,6 +86,11 @@ def training_step(
     import tensorflow as tf
 
     given = inputs_of(model, batch)
+    if (n := getattr(model.distribute_strategy, "num_replicas_in_sync", 1)) > 1:
+        raise ValueError(
+            f"the model {model.name!r} was built under a strategy and has {n} copies of its "
+            "weights: build it once outside of strategy.scope(), and give that."
+        )
     with tf.variable_creator_scope(_without_memory):
         own = _twin(model, optimizer)
         own.build(model.trainable_variables)
