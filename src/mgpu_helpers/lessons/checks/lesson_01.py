@@ -127,14 +127,15 @@ def _shares(function: Callable[[Any], Any], x: np.ndarray) -> dict[str, float]:
     """Give what the matrix products of each device add to the number that a function returns.
 
     It is the sum of their entries, each times its gradient. Of a product of products the last
-    one counts.
+    one counts. A device is left out where this cannot be told: it has whole numbers, or a loop.
     """
     import tensorflow as tf
 
     def parts(x: Any) -> dict[str, Any]:
-        value, found = call(function, x), {}
+        value, found = function(x), {}
         ops = tf.compat.v1.get_default_graph().get_operations()
         products = [op.outputs[0] for op in ops if op.type in PRODUCTS]
+        products = [product for product in products if product.dtype.is_floating]
         slopes = tf.gradients(value, products, stop_gradients=products)
         for product, slope in zip(products, slopes, strict=True):
             part = 0.0 if slope is None else tf.reduce_sum(tf.cast(product * slope, tf.float32))
@@ -146,6 +147,8 @@ def _shares(function: Callable[[Any], Any], x: np.ndarray) -> dict[str, float]:
     try:
         with tf.device(devices.current().devices[0]):
             added = tf.function(parts).get_concrete_function(tf.constant(x))
+    except Exception:  # a loop over a tensor; what is wrong without this, the trace has met before
+        return {}
     finally:
         tf.config.run_functions_eagerly(False)
     return {device: float(part) for device, part in added(tf.constant(x)).items()}
