@@ -258,9 +258,9 @@ print("loss fell by half:", losses[-1] < losses_of_all[0] / 2)
 print("accuracy on new digits above 0.8:", right.numpy() > 0.8)
 
 # %% [markdown]
-# After two passes over the digits, the network trained on all devices is the one trained on one
-# device. Rounding differs in every step and is carried along, so the bounds are wider than that for
-# one gradient. Trained further with dropout, the network reads most of the new digits.
+# After two passes over the digits, one device and all devices have the same network. Rounding
+# differs in every step and is carried along, so the bounds are wider than that for one gradient.
+# Trained further with dropout, the network reads most of the new digits.
 #
 # ## Where the variables live
 #
@@ -561,8 +561,8 @@ for name, seed in [("step alone", (7, 0)), ("step and tower", (7, 1))]:
     print(f"{name:15} the masks agree on {np.mean(mask(7, 0) == mask(*seed)):.1f} of the units")
 
 # %% [markdown]
-# With the step alone both towers had the same mask. With the number of the tower, their masks agree
-# by chance only.
+# With the step alone both towers had the same mask. With the number of the tower, they agree by
+# chance only.
 #
 # ## With your own model
 #
@@ -693,7 +693,7 @@ checks.mask_seed(mask_seed)
 #
 # - `towers.train_step` does all of this for a Keras model.
 # - More devices at the same per-device batch mean a larger global batch, and fewer steps for the
-#   same examples. The learning rate may have to change.
+#   same examples. The learning rate may have to change ([[11]]).
 # - On real GPUs the library NCCL does what `ring` does, and `tf.distribute.MirroredStrategy` calls
 #   it.
 # - float16 holds no number above 65504 and few below 0.00006. Scale what you send in it.

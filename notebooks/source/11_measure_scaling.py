@@ -251,10 +251,9 @@ for size in (len(plan), 120, 840):
 # %% [markdown]
 # Part of a step is the same for any batch: starting the operations, and updating the weights. In
 # the first row hardly anything else is measured, so an example is expensive there. More devices
-# divide the arithmetic only; each of them has the fixed part in full. On GPUs the arithmetic is
-# much faster and the fixed part is not, so there it takes larger batches to gain.
-#
-# **The remedy** is a larger per-device batch.
+# divide the arithmetic only; each of them has the fixed part in full. **The remedy** is a larger
+# per-device batch. On GPUs, where the arithmetic is much faster and the fixed part is not, it has
+# to be larger still.
 #
 # ## What holds it back: an input that is too slow
 #
