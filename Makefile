@@ -17,6 +17,9 @@ nbval := $(if $(TF),--nbval-lax,--nbval)
 # Stored outputs are those of cores mode, so everything that compares them runs in it.
 plain := env -u MGPU_DEVICES -u MGPU_VERBOSE MGPU_MODE=cores
 pytest := $(python) -m pytest
+# Three on two cores, because tests of runners and workers wait, and lessons that start them.
+files := -n 3 --dist loadfile
+each := -n 3 --dist load --maxschedchunk 1
 
 # The name of the stamp holds what the environment was made for; a moved one is made again.
 ready := $(venv)/.ready-$(if $(gpu),gpu,cpu)$(if $(PYTHON),-$(subst /,-,$(PYTHON)))
@@ -36,7 +39,7 @@ help:  ## list the targets
 	@echo "  UV=                use pip even where uv is installed"
 	@echo "  ONLY='cores jobs'  the benchmarks that make bench runs, or the lessons of make gpu"
 	@echo "  TESTS=tests/test_trace.py        fewer of what make test runs"
-	@echo "  ISA='not AVX2'     fewer of the settings of make isa"
+	@echo "  ISA='not SSE41'    fewer of the settings of make isa"
 	@echo "  TAG=v0.1.0         the tag that make wheel compares with the version"
 	@echo "  MGPU_DEVICES=4, MGPU_MODE=cores  what the lessons of make lab run on"
 	@echo "  LAB='--no-browser --port=9000'   more options for JupyterLab"
@@ -50,27 +53,26 @@ lab: $(ready)  ## open the lessons in JupyterLab, on this machine only
 	env -u JUPYTER_PATH $(python) -m jupyterlab --ip=127.0.0.1 --ServerApp.root_dir="$(CURDIR)" \
 	    $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB) notebooks/00_meet_your_machine.ipynb
 
-# Three on two cores, because tests of runners and workers wait.
 test: $(ready)  ## unit tests, notebook hygiene, and every notebook against its stored outputs
-	$(plain) $(pytest) -n 3 --dist loadfile $(nbval) $(or $(TESTS),tests notebooks)
+	$(plain) $(pytest) $(files) $(nbval) $(or $(TESTS),tests notebooks)
 
 isa: $(ready)  ## every notebook against its stored outputs, as other processors would compute them
-	$(plain) $(pytest) -n 2 --dist worksteal -m isa $(if $(ISA),-k "$(ISA)")
+	$(plain) $(pytest) $(each) -m isa $(if $(ISA),-k "$(ISA)")
 
 thorough: $(ready)  ## the long tests: larger Keras models, workers that train together
-	$(plain) $(pytest) -n 2 --dist worksteal -m thorough
+	$(plain) $(pytest) $(each) -m thorough
 
-counts: $(ready)  ## every notebook to its end on 1, 3 and 8 devices; values may differ
-	$(plain) $(pytest) -n 2 --dist worksteal -m counts
+counts: $(ready)  ## every notebook to its end on 1 and 8 devices; values may differ
+	$(plain) $(pytest) $(each) -m counts
 
 rehearse: $(ready)  ## every notebook as a GPU machine places it, against its stored outputs
-	$(plain) $(pytest) -n 2 --dist worksteal -m rehearse
+	$(plain) $(pytest) $(each) -m rehearse
 
 gpu: $(ready)  ## every notebook and benchmark on this machine's GPUs: a verdict, and a card of it
 	env -u MGPU_DEVICES $(python) tools/gpu_verdict.py $(ONLY)
 
-browser: site  ## in a real Chromium: every notebook in a JupyterLab, on 4 devices; every page of the site
-	$(plain) $(pytest) -n 2 --dist worksteal -m "browser or site"
+browser: site  ## in a real Chromium: every notebook in a JupyterLab, on 3 devices; every page of the site
+	$(plain) $(pytest) $(each) -m "browser or site"
 
 notebooks: $(ready)  ## build notebooks/*.ipynb from notebooks/source/*.py, outputs included
 	$(python) tools/build_notebooks.py

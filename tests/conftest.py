@@ -23,6 +23,15 @@ for ignored in (signal.SIGINT, signal.SIGHUP):
 ROOT = Path(__file__).resolve().parent.parent
 
 
+LONGEST = ("13", "08", "04", "14")
+
+
+def longest_first(notebooks: Path) -> list[Path]:
+    """List the notebooks so that none of the long ones is left over at the end of a run."""
+    found = sorted(notebooks.glob("*.ipynb"))
+    return sorted(found, key=lambda path: path.name[:2] not in LONGEST)
+
+
 def run_python(code: str, *, check: bool = True, timeout: float = 120, **env: str):
     """Run code in a fresh Python without the caller's MGPU_, TF_ and CUDA_ settings."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("MGPU_", "TF_", "CUDA_"))}

@@ -389,7 +389,8 @@ def test_two_launchers_make_one_cluster_and_restart_together():
             assert (one.returncode, two.returncode) == (0, 0), said
     assert "SIGKILL ended it" in said[1]
     assert f"Worker 1 at {hosts[1]} was lost. Its own launcher" in said[0]
-    assert sorted(os.listdir("logs"))[::2] == ["worker_0.log", "worker_1.log"]
+    begun = {f"worker_{i}{again}.log" for i in (0, 1) for again in ("", "_restart_1")}
+    assert begun <= set(os.listdir("logs"))  # and more, where one comes back late
 
 
 def test_a_machine_without_a_name_is_waited_for_and_then_named():

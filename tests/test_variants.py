@@ -16,10 +16,11 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from conftest import longest_first
 from lessons import NOTEBOOKS as FOLDER
 from lessons import ROOT, environment, tags
 
-ALL = sorted(FOLDER.glob("*.ipynb"))
+ALL = longest_first(FOLDER)
 NOTEBOOKS = [notebook for notebook in ALL if notebook.name[:2] != "04"]
 
 
@@ -40,14 +41,14 @@ def assert_holds(run: subprocess.CompletedProcess[str]) -> None:
 
 
 @pytest.mark.isa
-@pytest.mark.parametrize("setting", ["ONEDNN_MAX_CPU_ISA=AVX2", "TF_ENABLE_ONEDNN_OPTS=0"])
+@pytest.mark.parametrize("setting", ["ONEDNN_MAX_CPU_ISA=SSE41", "TF_ENABLE_ONEDNN_OPTS=0"])
 @each_of(NOTEBOOKS)
 def test_stored_outputs_hold_on_another_processor(setting: str, notebook: Path):
     assert_holds(run_notebook(notebook, "--nbval", **dict([setting.split("=")])))
 
 
 @pytest.mark.counts
-@pytest.mark.parametrize("devices", [1, 3, 8])  # 2 is what is stored; 4 is what the browser runs
+@pytest.mark.parametrize("devices", [8, 1])  # 2 is what is stored; 3 is what the browser runs
 @each_of(NOTEBOOKS)
 def test_every_cell_runs_with_another_number_of_devices(devices: int, notebook: Path):
     assert_holds(run_notebook(notebook, "--nbval-lax", MGPU_DEVICES=str(devices)))
@@ -92,6 +93,6 @@ def test_stored_outputs_hold_by_the_rule_of_a_gpu_machine(notebook: Path, tmp_pa
 @pytest.mark.rehearse
 def test_the_rehearsal_notices_what_is_not_placed(tmp_path: Path):
     nobody = {"tf.device(plan.host)": "tf.name_scope('nobody')"}
-    run = rehearse(ALL[0], tmp_path, **nobody)
+    run = rehearse(min(ALL), tmp_path, **nobody)
     assert run.returncode == 1
     assert "step.bytes_between()" in run.stdout  # the cell that fails counts bytes

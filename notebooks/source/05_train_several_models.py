@@ -144,9 +144,9 @@ with tf.device(plan.devices[-1]):
     at_once(look, ["another thread"])
 
 # %% [markdown]
-# Two pauses at once take as long as one. And the other thread put its tensor elsewhere: a thread
-# does **not** inherit the `tf.device` block around its start. That is why `train` has the block
-# inside.
+# Two pauses at once take as long as one. And the other thread put its tensor where TensorFlow puts
+# what nobody placed: a thread does **not** inherit the `tf.device` block around its start. That is
+# why `train` has the block inside. (With a single device that is a GPU, both are there by chance.)
 #
 # Is a training like a pause? Python has one lock for all threads, the **GIL** (global interpreter
 # lock), and only the thread that holds it runs Python code. A thread that pauses gives it back. So

@@ -258,9 +258,9 @@ print("loss fell by half:", losses[-1] < losses_of_all[0] / 2)
 print("accuracy on new digits above 0.8:", right.numpy() > 0.8)
 
 # %% [markdown]
-# After two passes over the digits, the network trained on all devices is the one trained on one
-# device. Rounding differs in every step and is carried along, so the bounds are wider than that for
-# one gradient. Trained further with dropout, the network reads most of the new digits.
+# After two passes over the digits, one device and all devices have the same network. Rounding
+# differs in every step and is carried along, so the bounds are wider than that for one gradient.
+# Trained further with dropout, the network reads most of the new digits.
 #
 # ## Where the variables live
 #
@@ -282,12 +282,12 @@ for where in (plan.host, plan.devices[0]):
 # %% [markdown]
 # With the variables on the host, all weights go from there to every device. With two devices and
 # the variables on the first one, the second fetches the weights there, and the first gets the
-# averages from the host. The rest is the batch, and the gradients that every device sends the host.
-# The totals are the same: the place of the variables decides which connection carries them.
+# averages from the host. The totals are the same: the place of the variables decides which
+# connection carries them.
 #
-# The device that has the variables holds the slots, too. The step itself holds many times as much
-# on every device, mostly the activations of its shard. So for this network the place of the
-# variables hardly matters to memory.
+# The device that has the variables holds the slots, too. But every device holds many times as much,
+# mostly the activations of its shard. So for this network the place of the variables hardly matters
+# to memory.
 #
 # ## Who averages
 #
@@ -319,9 +319,9 @@ print(np.array(held))
 
 # %% [markdown]
 # This is the table after round 3. On devices, the sum is made where the piece arrives, and
-# `tf.identity` in the neighbour's block is the sending. To try it, device `i` starts with a vector
-# that is `i + 1` everywhere. Each should end with the average. `towers.ring` of the package does
-# the same for lists of gradients:
+# `tf.identity` in the neighbour's block is the sending. Device `i` starts with a vector that is
+# `i + 1` everywhere. Each should end with the average. `towers.ring` does the same for lists of
+# gradients:
 
 # %%
 def ring(vectors):
@@ -372,16 +372,15 @@ for name, way in ways.items():
 # In the middle the traffic grows with the number of devices. In the ring it stays below two: with
 # four devices it is 1.50, where the first device has 3.00 and the host 4.00.
 #
-# With two devices, the ring and the first device have the same bytes, 1.00 in and 1.00 out, but not
-# the same time. The first device can send no average before all gradients have come, so in and out
-# follow each other, which makes 2(n - 1) = 2.00. In the ring every device sends and receives at
-# once, so it takes the time of 2(n - 1)/n = 1.00. That is how [[12]] counts them. In `cores` mode
-# all devices share one memory, and none of this can be timed.
+# With two devices, the ring and the first device have the same bytes, 1.00 in and 1.00 out. But the
+# first device can send no average before all gradients have come. In the ring every device sends
+# and receives at once, so it takes half the time. [[12]] counts them so. In `cores` mode all
+# devices share one memory, and none of this can be timed.
 #
 # ## The same in a graph
 #
-# The tensorlight notebook builds a graph, as much code still does ([[01]]). First the
-# inputs and a tower. `tf1.gradients` takes the place of the tape. Without
+# The tensorlight notebook builds a graph. First the inputs and a tower. `tf1.gradients` takes the
+# place of the tape. Without
 # `colocate_gradients_with_ops=True` it would not keep the backward pass on the device of the tower
 # ([[06]]).
 
@@ -493,8 +492,7 @@ for step in steps:
 
 # %% [markdown]
 # With several devices, and as many free cores, the long bars are shorter and lie one above the
-# other. The average and the update are too short to see here. The global batch stayed the same so
-# far. [[11]] also lets it grow with the number of devices.
+# other. The average and the update are too short to see here.
 #
 # On GPUs, expect no gain from this network. A step is some hundred small kernels, and starting them
 # takes longer than computing them. Towers pay when each GPU has work for tens of milliseconds: at
@@ -563,16 +561,16 @@ for name, seed in [("step alone", (7, 0)), ("step and tower", (7, 1))]:
     print(f"{name:15} the masks agree on {np.mean(mask(7, 0) == mask(*seed)):.1f} of the units")
 
 # %% [markdown]
-# With the step alone both towers had the same mask. With the number of the tower, their masks agree
-# by chance only.
+# With the step alone both towers had the same mask. With the number of the tower, they agree by
+# chance only.
 #
 # ## With your own model
 #
 # `towers.train_step` does all of this for a Keras model. One question is left: which statistics
-# does a BatchNormalization use? With `"average"` each tower uses the statistics of its own shard.
-# With `"sync"` the towers exchange theirs, and all use those of the whole batch, as one device
-# does. Here is a small residual network. Its batch gets brighter from image to image, so that the
-# shards differ. Compare losses and moving variances:
+# does a BatchNormalization use? With `"average"` each tower uses those of its own shard. With
+# `"sync"` the towers exchange theirs, and all use those of the whole batch, as one device does.
+# Here is a small residual network. Its batch gets brighter from image to image, so that the shards
+# differ. Compare losses and moving variances:
 
 # %%
 def residual():
@@ -695,15 +693,12 @@ checks.mask_seed(mask_seed)
 #
 # - `towers.train_step` does all of this for a Keras model.
 # - More devices at the same per-device batch mean a larger global batch, and fewer steps for the
-#   same examples. The learning rate may have to change.
+#   same examples. The learning rate may have to change ([[11]]).
 # - On real GPUs the library NCCL does what `ring` does, and `tf.distribute.MirroredStrategy` calls
 #   it.
-# - float16 holds no number above 65504 and few below 0.00006. Scale gradients before you send
-#   them in it.
-# - The network and the choice of host or device for its variables come from the [tensorlight
-#   notebook](../docs/sources.md#tensorlight) of bsautermeister, 2016, which measured them on TitanX
-#   GPUs. That gradients are colocated with their operations comes from the [P40
-#   note](../docs/sources.md#p40), 2017. [[11]] shows the times that the first of them published,
-#   [[12]] those of both.
+# - float16 holds no number above 65504 and few below 0.00006. Scale what you send in it.
+# - The network, and its variables on the host or on a device, come from the [tensorlight
+#   notebook](../docs/sources.md#tensorlight) of bsautermeister (2016), colocated gradients from the
+#   [P40 note](../docs/sources.md#p40) (2017). [[11]] and [[12]] show the times that they published.
 #
 # Next: [[next]].

@@ -50,7 +50,7 @@ for row in (published.TENSORLIGHT[0], published.TENSORLIGHT[3]):
 # %% [markdown]
 # The second GPU gained nothing: each had 128 examples, and yet the step took twice as long. Is the
 # batch too small, or is it the place of the variables, which changed as well? By the end of this
-# lesson you will know, and you can find out the same about a step of your own.
+# lesson you will know.
 #
 # ## A step to measure
 #
@@ -238,8 +238,8 @@ print("the same to one part in a thousand:", difference(shared, alone) < 1e-3)
 #
 # ## What holds it back: a step that is too small
 #
-# Here are ever larger batches, each on one device and on all of them.
-# Look at the time of an example on one device, and at the speed-up:
+# Here are ever larger batches, each on one device and on all. Look at the time of an example on one
+# device, and at the speed-up:
 
 # %% tags=["nbval-ignore-output"]
 print("batch   one, ms   µs an example   all, ms speed-up")
@@ -251,17 +251,16 @@ for size in (len(plan), 120, 840):
 # %% [markdown]
 # Part of a step is the same for any batch: starting the operations, and updating the weights. In
 # the first row hardly anything else is measured, so an example is expensive there. More devices
-# divide the arithmetic only; each of them has the fixed part in full. On GPUs the arithmetic is
-# much faster and the fixed part is not, so there it takes larger batches to gain.
-#
-# **The remedy** is a larger per-device batch.
+# divide the arithmetic only; each of them has the fixed part in full. **The remedy** is a larger
+# per-device batch. On GPUs, where the arithmetic is much faster and the fixed part is not, it has
+# to be larger still.
 #
 # ## What holds it back: an input that is too slow
 #
-# Until here the batch lay ready. A real training has to read its batches. This input takes 40 ms
-# for each batch of 120, as if from a disk. Three inputs are compared, with one device and with all
-# of them: the batch that lies ready, the slow input, and the slow input with `prefetch`, which
-# reads the next batch while the devices work.
+# A real training has to read its batches. This input takes 40 ms for each batch of 120, as if from
+# a disk. Three inputs are compared, with one device and with all: the batch that lay ready until
+# here, the slow input, and the slow input with `prefetch`, which reads the next batch while the
+# devices work.
 
 # %%
 READ, STEPS, SIZE = 0.04, 8, 120
@@ -516,7 +515,7 @@ hosted = "1 device x 128, variables on the host"
 timing.compare(runs[one], runs[hosted], names=("variables on the device", "on the host"))
 
 # %% [markdown]
-# In `cores` mode they can rarely be told apart. On the TitanX they took 18.5 and 32.5 ms.
+# In `cores` mode they can rarely be told apart.
 #
 # ## Break it
 #
@@ -572,10 +571,9 @@ for row in rows:
     print(f"{row.layout!r:18} {1e3 * row.seconds:6.2f} ms, {rate:8,.0f} examples/s")
 
 # %% [markdown]
-# Watch what BatchNormalization does when you split a batch: its mean and its variance are those of
-# a shard. With `"sync"` they are those of the whole batch, and the devices wait for each other at
-# every such layer. Here is the loss of two steps with 2 examples on each device, against one device
-# that has them all:
+# Strong scaling makes the shards small, and BatchNormalization normalizes by the shard unless you
+# ask for `"sync"` ([[07]]). Here is the loss of two steps with 2 examples on each device, against
+# one device that has them all:
 
 # %%
 for n, kind in ((1, "average"), (len(plan), "average"), (len(plan), "sync")):
@@ -586,7 +584,7 @@ for n, kind in ((1, "average"), (len(plan), "average"), (len(plan), "sync")):
 # %% [markdown]
 # On shards of 2 the losses are not those of one device; with `"sync"` they are. Most people train
 # with the statistics of the shards, and that is no mistake. But the smaller the shard, the more it
-# matters, so strong scaling has a limit here too.
+# matters.
 #
 # ## On your own
 #

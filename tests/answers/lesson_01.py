@@ -10,6 +10,8 @@ def add_entries(x):
         return tf.add_n(sums)
 """
 
+FORMULA = "tf.reduce_sum(tf.reduce_sum(x, axis=0) * tf.reduce_sum(x, axis=1))"  # the same number
+
 RIGHT = {
     1: [
         """
@@ -66,6 +68,18 @@ def add_entries(x):
     for device in plan.devices:
         with tf.device(device):
             total = total + tf.reduce_sum(tf.reduce_sum(x @ x, axis=0))
+    return total
+""",
+        """
+@tf.function
+def add_entries(x):
+    total = 0
+    for device in plan.devices:
+        with tf.device(device):
+            whole = tf.cast(x, tf.int32)
+            mine = tf.reduce_sum(tf.matmul(whole, whole))
+        with tf.device(plan.host):
+            total += mine
     return total
 """,
         """
@@ -126,6 +140,12 @@ WRONG = {
         (ADD.replace("return tf.add_n(sums)",
                      "return tf.add_n(sums) + 0 * tf.reduce_sum(tf.matmul(x, x + 1))"),
          "/CPU:0 multiplies"),
+        # A product that counts for nothing, beside a formula; and one that counts for a part.
+        (ADD.replace("tf.reduce_sum(tf.matmul(x, x))", FORMULA + " + 0 * tf.matmul(x, x)[0, 0]"),
+         "the products on /CPU:1 add 0 to the sum"),
+        (ADD.replace("tf.reduce_sum(tf.matmul(x, x))", "tf.reduce_sum(tf.matmul(x[:1], x)) + "
+                     + FORMULA.replace("x, axis=0", "x[1:], axis=0")),
+         "the products on /CPU:1 add"),
         (ADD.replace("(tf.matmul(x, x))", "(tf.cast(tf.matmul(x, x), tf.float64))"), "only 4"),
         (ADD.replace("(x, x))", "(x, x), keepdims=True)"), "one number is wanted"),
         (ADD.replace("    return tf", "    sums = tf"), "returns nothing"),

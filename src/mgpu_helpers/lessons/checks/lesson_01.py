@@ -110,9 +110,45 @@ def add_entries(function: Callable[[Any], Any]) -> str:
         raise NotYet(f"no matrix product ran on {rest}")
     if any(op.type in PRODUCTS and op.device == plan.host for op in step.ops):
         raise NotYet(f"{plan.host} multiplies: leave the products to the devices")
+    for device, share in _shares(function, x).items():
+        if not np.isclose(share, right / len(plan)):
+            raise NotYet(
+                f"the products on {device} add {share:.0f} to the sum, not {right / len(plan):.0f}"
+            )
     for device in plan.devices:
         sent = sum(copy.bytes or 0 for copy in step.copies if copy.source == device)
         if sent > 4:
             way = "add up its entries in its own block" if sent > 16 else "a float32 has only 4"
             raise NotYet(f"{device} sent {sent:,} bytes: {way}")
     return "the same number, and no device sent more than 4 bytes"
+
+
+def _shares(function: Callable[[Any], Any], x: np.ndarray) -> dict[str, float]:
+    """Give what the matrix products of each device add to the number that a function returns.
+
+    It is the sum of their entries, each times its gradient. Of a product of products the last
+    one counts. A device is left out where this cannot be told: it has whole numbers, or a loop.
+    """
+    import tensorflow as tf
+
+    def parts(x: Any) -> dict[str, Any]:
+        value, found = function(x), {}
+        ops = tf.compat.v1.get_default_graph().get_operations()
+        products = [op.outputs[0] for op in ops if op.type in PRODUCTS]
+        products = [product for product in products if product.dtype.is_floating]
+        slopes = tf.gradients(value, products, stop_gradients=products)
+        for product, slope in zip(products, slopes, strict=True):
+            part = 0.0 if slope is None else tf.reduce_sum(tf.cast(product * slope, tf.float32))
+            device = devices.short(product.device)
+            found[device] = found.get(device, tf.constant(0.0)) + part
+        return found
+
+    tf.config.run_functions_eagerly(True)  # the function's own parts then stand in this graph, too
+    try:
+        with tf.device(devices.current().devices[0]):
+            added = tf.function(parts).get_concrete_function(tf.constant(x))
+    except Exception:  # a loop over a tensor; what is wrong without this, the trace has met before
+        return {}
+    finally:
+        tf.config.run_functions_eagerly(False)
+    return {device: float(part) for device, part in added(tf.constant(x)).items()}

@@ -113,7 +113,7 @@ def run_all(function: Callable[[list[Callable[[], Any]]], Any]) -> str:
             if threading.current_thread() is caller:
                 meet.abort()
             with contextlib.suppress(threading.BrokenBarrierError):
-                meet.wait(timeout=1)  # passes when all are here
+                meet.wait(timeout=3)  # passes when all are here
                 time.sleep(0.15 / n * ((n - i) ^ 1))  # of five, 4 ends first, then 2, 3, 0 and 1
             ended.append(i)
             return f"result {i}"
