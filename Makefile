@@ -17,7 +17,8 @@ nbval := $(if $(TF),--nbval-lax,--nbval)
 # Stored outputs are those of cores mode, so everything that compares them runs in it.
 plain := env -u MGPU_DEVICES -u MGPU_VERBOSE MGPU_MODE=cores
 pytest := $(python) -m pytest
-# Three on two cores, because tests of runners and workers wait, and lessons that start them.
+# Three on two cores, because tests of runners and workers wait, and lessons that start them. Each
+# lesson goes to whoever is free next: the tests list the longest first.
 files := -n 3 --dist loadfile
 each := -n 3 --dist load --maxschedchunk 1
 
@@ -57,22 +58,23 @@ test: $(ready)  ## unit tests, notebook hygiene, and every notebook against its 
 	$(plain) $(pytest) $(files) $(nbval) $(or $(TESTS),tests notebooks)
 
 isa: $(ready)  ## every notebook against its stored outputs, as other processors would compute them
-	$(plain) $(pytest) $(each) -m isa $(if $(ISA),-k "$(ISA)")
+	$(plain) $(pytest) $(each) tests/test_variants.py -m isa $(if $(ISA),-k "$(ISA)")
 
 thorough: $(ready)  ## the long tests: larger Keras models, workers that train together
-	$(plain) $(pytest) $(each) -m thorough
+	$(plain) $(pytest) -n 2 --dist worksteal -m thorough
 
 counts: $(ready)  ## every notebook to its end on 1 and 8 devices; values may differ
-	$(plain) $(pytest) $(each) -m counts
+	$(plain) $(pytest) $(each) tests/test_variants.py -m counts
 
 rehearse: $(ready)  ## every notebook as a GPU machine places it, against its stored outputs
-	$(plain) $(pytest) $(each) -m rehearse
+	$(plain) $(pytest) $(each) tests/test_variants.py -m rehearse
 
 gpu: $(ready)  ## every notebook and benchmark on this machine's GPUs: a verdict, and a card of it
 	env -u MGPU_DEVICES $(python) tools/gpu_verdict.py $(ONLY)
 
 browser: site  ## in a real Chromium: every notebook in a JupyterLab, on 3 devices; every page of the site
-	$(plain) $(pytest) $(each) -m "browser or site"
+	$(plain) $(pytest) $(each) tests/test_browser.py tests/test_site.py \
+	    -m "browser or site"
 
 notebooks: $(ready)  ## build notebooks/*.ipynb from notebooks/source/*.py, outputs included
 	$(python) tools/build_notebooks.py
