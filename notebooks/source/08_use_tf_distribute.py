@@ -100,10 +100,10 @@ plt.show()
 # replica has of a value.
 #
 # The second cell shows the exchange. What a device gives to the all-reduce is no copy from one
-# device to another, so it is listed by itself, in `step.collectives`. `replicas.kinds` reads from
-# the graph which all-reduce TensorFlow chose. Then come the copies between devices: with this
-# all-reduce, and with `ReductionToOneDevice`, which adds up on the first device and sends the sum
-# back:
+# device to another, so it is listed by itself, in `step.collectives`. `keep_metadata` has kept the
+# graph of the step, and `replicas.kinds` reads there which all-reduce TensorFlow chose. Then come
+# the copies between devices: with this all-reduce, and with `ReductionToOneDevice`, which adds up
+# on the first device and sends the sum back:
 
 # %%
 for model in (alone, mirrored):
@@ -478,6 +478,8 @@ print(f"inside:  {ten_steps(adam)}, {sent(table):,} bytes")
 # - `fit` with an endless dataset. `steps_per_epoch` tells it where a pass ends.
 # - The same, with `steps_per_execution=5` in `compile`: five steps in one call.
 #
+# With more devices than cores the times say nothing, so each way then runs once.
+#
 # The last way, "begin", is a piece of `fit`: it begins with the distributed dataset and takes no
 # step. The second cell counts how often the two ways of `fit` begin. From the difference of their
 # times it computes what a beginning takes. Then it takes some steps of `fit` on an iterator, ends
@@ -486,7 +488,8 @@ print(f"inside:  {ten_steps(adam)}, {sent(table):,} bytes")
 # %% tags=["nbval-ignore-output"]
 batches, endless = list(data.batch(168)) * 2, data.batch(168).repeat()
 ready = list(strategy.experimental_distribute_dataset(data.batch(168))) * 2
-added_on_one.compile("sgd", entropy, steps_per_execution=5)
+with to_one.scope():
+    added_on_one.compile("sgd", entropy, steps_per_execution=5)
 
 
 def fit(model, batches, steps=None):
@@ -503,7 +506,8 @@ ways = {
     "fit, five in a call": fit(added_on_one, endless, steps=5),
     "begin": lambda: iter(strategy.experimental_distribute_dataset(data.batch(168))),
 }
-took = timing.several(ways, warmup=1, repeats=3 if len(plan) <= plan.cores else 1)
+rounds = (1, 3) if len(plan) <= plan.cores else (0, 1)
+took = timing.several(ways, warmup=rounds[0], repeats=rounds[1])
 for name, each in took.items():
     print(f"{name:20} {each}")
 
@@ -524,8 +528,8 @@ for steps in (10, 40, 80):
 #
 # Later it has to stop these threads, and that may take as long again. Some of them tune the
 # dataset. They sleep 10 ms, then 20, then 40, and so on, up to a minute, and a sleeping one may
-# miss the signal to stop. Then whoever ends the iterator waits until it wakes: 310, 630, 1270 or
-# 2550 ms after the beginning.
+# miss the signal to stop. Then whoever ends the iterator waits until that thread wakes: 310, 630,
+# 1270 or 2550 ms after it started. The last three lines are about this.
 #
 # The rest of `fit` costs little. `benchmarks/distribute.py` counts processor time, in which nobody
 # waits: the beginnings and the steps make up 97 % of a call, and a step of `fit` takes as long as
@@ -534,7 +538,8 @@ for steps in (10, 40, 80):
 # So give `fit` an endless dataset and `steps_per_epoch`: it then begins twice in all, however many
 # passes there are. All this is work of the host, and GPU users pay for it as well.
 # `steps_per_execution` saves the way through Python between steps. It needs `ReductionToOneDevice`
-# here: TensorFlow refuses a ring in such a call with an error about a placeholder.
+# here: TensorFlow refuses a ring in the loop that Keras makes of it, with an error about a
+# placeholder.
 #
 # On cores a step is finished when it returns, so reading its loss costs little. On a GPU a step
 # returns at once, and Python prepares the next one meanwhile, unless `float` waits. Keep the losses
