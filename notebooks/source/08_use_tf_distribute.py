@@ -102,8 +102,8 @@ plt.show()
 # The second cell shows the exchange. What a device gives to the all-reduce is no copy from one
 # device to another, so it is listed by itself, in `step.collectives`. `keep_metadata` has kept the
 # graph of the step, and `replicas.kinds` reads there which all-reduce TensorFlow chose. Then come
-# the copies between devices: with this all-reduce, and with `ReductionToOneDevice`, which adds up
-# on the first device and sends the sum back:
+# the copies between devices. The third cell has those of `ReductionToOneDevice`, which adds up on
+# the first device and sends the sum back:
 
 # %%
 for model in (alone, mirrored):
@@ -119,6 +119,7 @@ print(sorted((each.device, each.bytes) for each in step.collectives))
 print("with the usual one, of the kind", *replicas.kinds(step))
 replicas.print_crossing(step)
 
+# %%
 to_one = tf.distribute.MirroredStrategy(plan.devices, tf.distribute.ReductionToOneDevice())
 with to_one.scope():
     added_on_one = replicas.digits_model()
@@ -703,21 +704,18 @@ checks.replica_loss(replica_loss)
 
 # %% tags=["exercise"]
 def evaluate(strategy, losses_of, data):
-    means = []
-    for batch in strategy.experimental_distribute_dataset(data):
-        found = strategy.run(losses_of, args=(batch,))
-        means.append(strategy.reduce("MEAN", found, axis=0))
-    return np.mean(means)
+    batches = strategy.experimental_distribute_dataset(data)
+    losses = [strategy.run(losses_of, args=(batch,)) for batch in batches]
+    return np.mean([strategy.reduce("MEAN", each, axis=0) for each in losses])
 
 
 checks.evaluate(evaluate)
 
 # %% tags=["solution"]
 def evaluate(strategy, losses_of, data):
-    found = []
-    for batch in strategy.experimental_distribute_dataset(data):
-        found += strategy.experimental_local_results(strategy.run(losses_of, args=(batch,)))
-    return np.mean(np.concatenate(found))
+    batches = strategy.experimental_distribute_dataset(data)
+    losses = [strategy.run(losses_of, args=(batch,)) for batch in batches]
+    return np.mean(np.concatenate(sum(map(strategy.experimental_local_results, losses), ())))
 
 
 checks.evaluate(evaluate)
