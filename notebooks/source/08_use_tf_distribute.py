@@ -71,7 +71,7 @@ strategy = tf.distribute.MirroredStrategy(plan.devices)
 with strategy.scope():
     mirrored = replicas.digits_model()
 
-step = trace.fit_step(mirrored, data.batch(840))
+step = trace.fit_step(mirrored, data.batch(840), keep_metadata=True)
 print(replicas.convolutions(step))
 
 # %% tags=["varies", "cover"]
@@ -95,14 +95,15 @@ plt.show()
 # **all-reduce**: each gives its own and gets the sum of all. Then each updates its own weights. As
 # all do the same, the copies stay equal.
 #
-# The next cell prints three things:
+# The first cell adds up the bytes of weights and optimizer state that each device holds, for the
+# model on one device and then for the mirrored one. `experimental_local_results` gives what each
+# replica has of a value.
 #
-# - How many bytes of weights and optimizer state each device holds, for the model on one device and
-#   then for the mirrored one. `experimental_local_results` gives what each replica has of a value.
-# - What each device gives to the all-reduce. That is no copy from one device to another, so it is
-#   listed by itself, in `step.collectives`.
-# - What is copied between devices, with the usual all-reduce and then with `ReductionToOneDevice`.
-#   That one adds up on the first device and sends the sum back.
+# The second cell shows the exchange. What a device gives to the all-reduce is no copy from one
+# device to another, so it is listed by itself, in `step.collectives`. `keep_metadata` has kept the
+# graph of the step, and `replicas.kinds` reads there which all-reduce TensorFlow chose. Then come
+# the copies between devices. The third cell has those of `ReductionToOneDevice`, which adds up on
+# the first device and sends the sum back:
 
 # %%
 for model in (alone, mirrored):
@@ -112,15 +113,18 @@ for model in (alone, mirrored):
             held[devices.short(copy.device)] += copy.numpy().nbytes
     print(dict(held))
 
+# %%
+print("weights", 4 * mirrored.count_params(), "bytes; each gives to the all-reduce:")
+print(sorted((each.device, each.bytes) for each in step.collectives))
+print("with the usual one, of the kind", *replicas.kinds(step))
+replicas.print_crossing(step)
+
+# %%
 to_one = tf.distribute.MirroredStrategy(plan.devices, tf.distribute.ReductionToOneDevice())
 with to_one.scope():
-    model = replicas.digits_model()
-step_to_one = trace.fit_step(model, data.batch(840))
-print("weights", 4 * model.count_params(), "bytes; each gives to the all-reduce:")
-print(sorted((each.device, each.bytes) for each in step.collectives))
-for name, traced in [("with the all-reduce", step), ("to one device", step_to_one)]:
-    print(name)
-    replicas.print_crossing(traced)
+    added_on_one = replicas.digits_model()
+print("to one device")
+replicas.print_crossing(trace.fit_step(added_on_one, data.batch(840)))
 
 # %% [markdown]
 # - Every device holds as many bytes as one device held alone.
@@ -129,9 +133,9 @@ for name, traced in [("with the all-reduce", step), ("to one device", step_to_on
 # - The host sent each device its shard of the batch. With `ReductionToOneDevice`, gradients and
 #   their sum are copied as well.
 #
-# Which all-reduce is the usual one depends on the devices. GPUs use NVIDIA's library NCCL. Cores,
-# and GPUs that are shares of one, use a ring as in lesson 07. The second argument of
-# `MirroredStrategy`, `cross_device_ops`, chooses another.
+# Cores use a ring as in lesson 07, and so do GPUs that are shares of one. On whole GPUs the kind is
+# NCCL, NVIDIA's library. The second argument of `MirroredStrategy`, `cross_device_ops`, chooses
+# another.
 #
 # A process should have one strategy with the usual all-reduce. Two of them give their all-reduces
 # the same numbers, and TensorFlow stops both where one number comes with two shapes. Give further
@@ -197,7 +201,7 @@ loop_step = make_step(looped, size=168)
 for batch in strategy.experimental_distribute_dataset(data.batch(168).repeat(2)):
     loss = loop_step(batch)
 print(f"own loop {loss:.4f}")
-mirrored.fit(data.batch(168), epochs=2, verbose=0)
+history = mirrored.fit(data.batch(168).repeat(2), verbose=0)
 
 # %%
 after_ten = one.get_weights()
@@ -282,7 +286,6 @@ with tf.device(plan.devices[0]):
 with strategy.scope():
     on_all = replicas.one_weight()
 
-# %%
 for count in (2 * size, 2 * size - 1, size + 1):
     examples = replicas.ramp(count)
     weights = [replicas.three_epochs(model, size, *examples) for model in (on_one, on_all)]
@@ -468,24 +471,30 @@ print(f"inside:  {ten_steps(adam)}, {sent(table):,} bytes")
 #
 # ## Does it pay?
 #
-# The first cell times seven ways in turn. All but the last take two passes, ten steps:
+# The first cell times eight ways in turn. All but the last take two passes, ten steps:
 #
 # - One device, the towers, the loop, and `fit`.
 # - A loop that reads its last loss only. The first three read a loss in every step, which is the
 #   seventh mistake: **`float(loss)` in every step**.
 # - `fit` with an endless dataset. `steps_per_epoch` tells it where a pass ends.
+# - The same, with `steps_per_execution=5` in `compile`: five steps in one call.
+#
+# With more devices than cores the times say nothing, so each way then runs once.
 #
 # The last way, "begin", is a piece of `fit`: it begins with the distributed dataset and takes no
 # step. The second cell counts how often the two ways of `fit` begin. From the difference of their
-# times it computes what a beginning takes:
+# times it computes what a beginning takes. Then it takes some steps of `fit` on an iterator, ends
+# it, and says when:
 
 # %% tags=["nbval-ignore-output"]
-batches = list(data.batch(168)) * 2
+batches, endless = list(data.batch(168)) * 2, data.batch(168).repeat()
 ready = list(strategy.experimental_distribute_dataset(data.batch(168))) * 2
+with to_one.scope():
+    added_on_one.compile("sgd", entropy, steps_per_execution=5)
 
 
-def fit(batches, steps=None):
-    return lambda: mirrored.fit(batches, epochs=2, steps_per_epoch=steps, verbose=0)
+def fit(model, batches, steps=None):
+    return lambda: model.fit(batches, epochs=2, steps_per_epoch=steps, verbose=0)
 
 
 ways = {
@@ -493,11 +502,13 @@ ways = {
     "towers": lambda: [step_in_towers(x, y).numpy() for x, y in batches],
     "own loop": lambda: [loop_step(batch).numpy() for batch in ready],
     "own loop, last loss": lambda: [loop_step(batch) for batch in ready][-1].numpy(),
-    "fit": fit(data.batch(168)),
-    "fit, steps_per_epoch": fit(data.batch(168).repeat(), steps=5),
+    "fit": fit(mirrored, data.batch(168)),
+    "fit, steps_per_epoch": fit(mirrored, endless, steps=5),
+    "fit, five in a call": fit(added_on_one, endless, steps=5),
     "begin": lambda: iter(strategy.experimental_distribute_dataset(data.batch(168))),
 }
-took = timing.several(ways, warmup=1, repeats=3)
+rounds = (1, 3) if len(plan) <= plan.cores else (0, 1)
+took = timing.several(ways, warmup=rounds[0], repeats=rounds[1])
 for name, each in took.items():
     print(f"{name:20} {each}")
 
@@ -507,25 +518,38 @@ often, few = (replicas.iterators(strategy, ways[name]) for name in ("fit", "fit,
 print(f"fit began {often} times, and {few} times with steps_per_epoch")
 difference = (slow - fast) / (often - few)
 print(f"a beginning: {difference:.0f} ms by the difference, {begin:.0f} ms by itself")
+for steps in (10, 40, 80):
+    stepped, ended = replicas.life(strategy, mirrored, endless, steps)
+    print(f"begin and {steps} steps: {1e3 * stepped:.0f} ms, ended after {1e3 * ended:.0f} ms")
 
 # %% [markdown]
 # With Keras 3.15 `fit` begins once before the first pass, and twice in each. Each time TensorFlow
-# rewrites the dataset's graph, and starts what feeds each replica. Later it has to stop all of that
-# again. A short pass takes longer to begin than to run. With an endless dataset and
-# `steps_per_epoch`, `fit` begins twice in all, however many passes there are. This is work of the
-# host, so GPU users pay for it as well.
+# rewrites the dataset's graph, and starts threads that feed each replica. A short pass takes longer
+# to begin than to run.
 #
-# Between two steps `fit` also runs callbacks and metrics, and it fetches the next batch. The loop
-# had its batches on the devices already. `steps_per_execution=10` in `compile` makes one call of
-# ten steps. With the ring of cores, TensorFlow refuses that with an error about a placeholder; with
-# `ReductionToOneDevice` it works.
+# Later it has to stop these threads, and that may take as long again. Some of them tune the
+# dataset. They sleep 10 ms, then 20, then 40, and so on, up to a minute, and a sleeping one may
+# miss the signal to stop. Then whoever ends the iterator waits until that thread wakes: 310, 630,
+# 1270 or 2550 ms after it started. The last three lines are about this.
+#
+# The rest of `fit` costs little. `benchmarks/distribute.py` counts processor time, in which nobody
+# waits: the beginnings and the steps make up 97 % of a call, and a step of `fit` takes as long as
+# one of the loop ([card](../results/distribute.json)). The other 3 % are callbacks and metrics.
+#
+# So give `fit` an endless dataset and `steps_per_epoch`: it then begins twice in all, however many
+# passes there are. All this is work of the host, and GPU users pay for it as well.
+# `steps_per_execution` saves the way through Python between steps. It needs `ReductionToOneDevice`
+# here: TensorFlow refuses a ring in the loop that Keras makes of it, with an error about a
+# placeholder.
 #
 # On cores a step is finished when it returns, so reading its loss costs little. On a GPU a step
 # returns at once, and Python prepares the next one meanwhile, unless `float` waits. Keep the losses
 # as tensors, and read them now and then.
 #
 # On GPUs the kernels of a network this small take less time than starting them, so more devices do
-# not pay. A step should keep each GPU busy for tens of milliseconds ([[07]], [[11]]).
+# not pay. A step should keep each GPU busy for tens of milliseconds ([[07]], [[11]]). On one GPU
+# `compile` turns on XLA by itself, and under a strategy it does not: compare with
+# `jit_compile=False`.
 #
 # ## The family
 #
@@ -538,22 +562,22 @@ print(f"a beginning: {difference:.0f} ms by the difference, {begin:.0f} ms by it
 # | `ParameterServerStrategy` | on servers | several machines, each at its own pace |
 # | `TPUStrategy` | a copy on each core | TPUs |
 #
-# The last two need servers or a TPU, and lesson 13 runs the fourth. The first and the third have to
-# end at the weights of one device.
+# The next cell runs the first and the third, which have to end at the weights of one device. The
+# lesson [[13]] runs the fourth, and its page on parameter servers the fifth. A TPU runs nowhere
+# here.
 #
-# The second cell makes a graph of the old kind, as lessons 01 to 07 build it for a session. There a
-# distributed dataset has no iterator. Towers have no such limit.
+# At its end the cell makes a graph of the old kind, as lessons 01 to 07 build it for a session.
+# There a distributed dataset has no iterator. Towers have no such limit.
 
 # %%
 central = tf.distribute.experimental.CentralStorageStrategy(plan.devices, plan.host)
 for other in (tf.distribute.OneDeviceStrategy(plan.devices[0]), central):
     with other.scope():
         model = replicas.digits_model()
-    model.fit(data.batch(168), epochs=2, verbose=0)
+    model.fit(data.batch(168).repeat(2), verbose=0)
     agrees = replicas.difference(model.get_weights(), after_ten) < 1e-5
     print(sorted(places(other)), "agrees to 1e-5:", agrees)
 
-# %%
 with tf.Graph().as_default():
     try:
         iter(strategy.experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2)))
@@ -562,24 +586,25 @@ with tf.Graph().as_default():
 
 # %% [markdown]
 # **DTensor** goes another way. A tensor is cut over devices, and an operation on it runs on all of
-# them. A **mesh** names the devices, and a **layout** says along which axis a tensor is cut. Here
-# the kernel of a layer is cut by columns, and its product is compared with the whole one.
+# them. A **mesh** names the devices, and a **layout** says along which axis a tensor is cut. The
+# first cell cuts the kernel of a layer by columns, and compares its product with the whole one.
 #
-# `keras.distribution` of Keras 3 promises this for whole models. The last line counts the copies of
-# a weight:
+# `keras.distribution` of Keras 3 promises this for whole models. The second cell asks it for a copy
+# of the weights on every device, and counts the copies of a weight:
 
 # %%
 mesh = dtensor.create_mesh([("model", len(plan))], devices=[each[1:] for each in plan.devices])
 by_columns = dtensor.Layout([dtensor.UNSHARDED, "model"], mesh)
-everywhere = dtensor.Layout.replicated(mesh, rank=2)
+whole = dtensor.Layout.replicated(mesh, rank=2)
 with tf.device(plan.host):
     x, kernel = tf.random.stateless_normal([2, 24, 24], seed=[0, 0])
-    ours, cut = (dtensor.copy_to_mesh(each, everywhere) for each in (x, kernel))
-product = tf.matmul(ours, dtensor.relayout(cut, by_columns))
+    cut = dtensor.relayout(dtensor.copy_to_mesh(kernel, whole), by_columns)
+    product = tf.matmul(dtensor.copy_to_mesh(x, whole), cut)
 print([(devices.short(part.device), part.shape[1]) for part in dtensor.unpack(product)])
-whole = np.asarray(dtensor.relayout(product, everywhere))
-print("agrees to 1e-5:", np.abs(whole - x @ kernel).max() < 1e-5)
+differ = np.asarray(dtensor.relayout(product, whole)) - x @ kernel
+print("agrees to 1e-5:", np.abs(differ).max() < 1e-5)
 
+# %%
 names = [each[1:].lower() for each in plan.devices]
 keras.distribution.set_distribution(keras.distribution.DataParallel(devices=names))
 weight = replicas.one_weight().weights[0].value
@@ -597,7 +622,7 @@ print(len(strategy.experimental_local_results(weight)), "copy")
 # train for another pass. Compare their accuracy and their weights.
 #
 # The second cell makes the network in **mixed precision**, which is one line before the model is
-# made. The third times a prediction with it, and without:
+# made, and times a prediction with it, and without:
 
 # %%
 def residual():
@@ -615,11 +640,11 @@ with strategy.scope():
 
 with tempfile.TemporaryDirectory() as folder:
     save = keras.callbacks.ModelCheckpoint(f"{folder}/model.keras")
-    model.fit(data.batch(168), epochs=2, verbose=0, callbacks=[save])
+    model.fit(endless, epochs=2, steps_per_epoch=5, verbose=0, callbacks=[save])
     with tf.device(plan.devices[0]):
         loaded = keras.models.load_model(f"{folder}/model.keras")
 for each in (model, loaded):
-    accuracy = each.fit(data.batch(168), verbose=0).history["accuracy"][0]
+    accuracy = each.fit(endless, steps_per_epoch=5, verbose=0).history["accuracy"][0]
     print(f"{each.optimizer.iterations.numpy()} steps, accuracy {accuracy:.2f}")
 print("agree to 1e-4:", replicas.difference(loaded.get_weights(), model.get_weights()) < 1e-4)
 
@@ -629,12 +654,10 @@ with strategy.scope():
     half = residual()
     half.compile("sgd", entropy)
 keras.mixed_precision.set_dtype_policy("float32")
-half.fit(data.batch(168), verbose=0)
+half.fit(endless, steps_per_epoch=5, verbose=0)
 print(half.layers[1].kernel.dtype, half.layers[1].compute_dtype, type(half.optimizer).__name__)
 with tf.device(plan.devices[0]):
     full, mixed = tf.function(model), tf.function(half)
-
-# %%
 timing.compare(
     lambda: full(batches[0][0]).numpy(), lambda: mixed(batches[0][0]).numpy(),
     repeats=10, names=("float32", "mixed_float16"),
@@ -681,21 +704,18 @@ checks.replica_loss(replica_loss)
 
 # %% tags=["exercise"]
 def evaluate(strategy, losses_of, data):
-    means = []
-    for batch in strategy.experimental_distribute_dataset(data):
-        found = strategy.run(losses_of, args=(batch,))
-        means.append(strategy.reduce("MEAN", found, axis=0))
-    return np.mean(means)
+    batches = strategy.experimental_distribute_dataset(data)
+    losses = [strategy.run(losses_of, args=(batch,)) for batch in batches]
+    return np.mean([strategy.reduce("MEAN", each, axis=0) for each in losses])
 
 
 checks.evaluate(evaluate)
 
 # %% tags=["solution"]
 def evaluate(strategy, losses_of, data):
-    found = []
-    for batch in strategy.experimental_distribute_dataset(data):
-        found += strategy.experimental_local_results(strategy.run(losses_of, args=(batch,)))
-    return np.mean(np.concatenate(found))
+    batches = strategy.experimental_distribute_dataset(data)
+    losses = [strategy.run(losses_of, args=(batch,)) for batch in batches]
+    return np.mean(np.concatenate(sum(map(strategy.experimental_local_results, losses), ())))
 
 
 checks.evaluate(evaluate)
@@ -731,8 +751,8 @@ checks.leaves_empty(leaves_empty)
 # - A mean in place of the scaled loss turned a gradient of 15 into one of 30. A strategy on GPUs
 #   that do not exist trained all the same. An optimizer from outside counted 20 steps in place of
 #   ten.
-# - `fit` took longer to begin with its dataset than for its steps. With `steps_per_epoch` it began
-#   less often.
+# - `fit` took longer to begin with its dataset, and to end it, than for its steps. With
+#   `steps_per_epoch` it began less often.
 #
 # ## In practice
 #

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -73,14 +74,14 @@ def three_epochs(model: Any, batch: int, *examples: np.ndarray) -> float:
 
     model.set_weights([np.ones([1, 1])])
     data = tf.data.Dataset.from_tensor_slices(examples).batch(batch)
-    model.fit(data, epochs=3, verbose=0)
+    model.fit(data.repeat(), steps_per_epoch=3 * len(data), verbose=0)  # one iterator for all
     return model.get_weights()[0].item()
 
 
 def three_steps(model: Any) -> str:
     """Say the losses of three steps of `norm_model` on `brighter`, and its moving variances."""
-    data = brighter().batch(840)
-    losses = [model.fit(data, verbose=0).history["loss"][0] for _ in range(3)]
+    data = brighter().batch(840).repeat()
+    losses = model.fit(data, epochs=3, steps_per_epoch=1, verbose=0).history["loss"]
     variance = model.get_layer("norm").moving_variance.numpy()
     return f"losses {np.round(losses, 3)}  variances {np.round(variance, 2)}"
 
@@ -99,10 +100,28 @@ def print_crossing(step: Trace) -> None:
             print(f"  {source} -> {target}  {size / 1e3:.0f} kB")
 
 
+def kinds(step: Trace) -> list[str]:
+    """List the kinds of all-reduce in a step that was traced with keep_metadata=True."""
+    nodes = [node for graph in step.metadata.partition_graphs for node in graph.node]
+    hints = {node.attr["communication_hint"].s.decode() for node in nodes}
+    return sorted(hints - {""})
+
+
 def difference(weights: list[np.ndarray], others: list[np.ndarray]) -> float:
     """Give the largest difference of any weight, as a share of the largest of its variable."""
     pairs = zip(weights, others, strict=True)
     return max(np.abs(a - b).max() / np.abs(b).max() for a, b in pairs if b.any())
+
+
+def life(strategy: Any, model: Any, data: Any, steps: int) -> tuple[float, float]:
+    """Give the seconds of some steps of `fit` on a new iterator, and those until it has ended."""
+    begin = time.perf_counter()
+    batches = iter(strategy.experimental_distribute_dataset(data))
+    for _ in range(steps):
+        model.train_function(batches)
+    stepped = time.perf_counter()
+    del batches
+    return stepped - begin, time.perf_counter() - begin
 
 
 def iterators(strategy: Any, function: Callable[[], Any]) -> int:
