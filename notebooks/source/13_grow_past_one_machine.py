@@ -503,9 +503,9 @@ print("made with:", card.numbers["made"])
 #
 # - **Parameter servers** hold the variables, and workers fetch them and send updates back, without
 #   waiting for each other (`ParameterServerStrategy`). They are for huge embedding tables, and for
-#   workers that come and go. Each step runs at least once, not exactly once: when we killed and
-#   restarted a worker, 2001 updates were applied where 2000 had been scheduled. If a server is
-#   killed, the training ends.
+#   workers that come and go. Each update is applied at least once, not exactly once. When we killed
+#   a worker in the middle of one, 2001 updates were applied where 2000 had been asked for
+#   ([how to see it](../docs/parameter_servers.md)). If a server is killed, the training ends.
 # - **Kubeflow's TFJob** sets TF_CONFIG on Kubernetes. It belongs to the legacy version 1 of
 #   Kubeflow's operator; version 2.3 lists no runtime for TensorFlow
 #   ([sources](../docs/sources.md)). [kubernetes.yaml](scripts/kubernetes.yaml) does without it.
