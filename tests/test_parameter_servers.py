@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -19,13 +20,20 @@ SCRIPT = ROOT / "notebooks" / "scripts" / "parameter_servers.py"
 WORKER, SERVER = re.findall(r"^```\n(asked .+?)```$", PAGE, flags=re.MULTILINE | re.DOTALL)
 
 
-def start(*options):
-    """Start the script in a process group of its own, with all that it starts."""
-    return subprocess.Popen(
+@contextlib.contextmanager
+def started(*options):
+    """Start the script in a process group of its own; end what is left of the group."""
+    ran = subprocess.Popen(
         [sys.executable, SCRIPT, *options], text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
+    try:
+        yield ran
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(ran.pid, signal.SIGKILL)
+        ran.communicate()
 
 
 def gone(group):
@@ -52,10 +60,8 @@ def test_the_page_shows_the_code_that_runs():
 )
 def test_the_page_shows_what_the_script_prints(killed, shown, code):
     """Every update is applied, and the one whose worker was killed in it is applied twice."""
-    ran = start("--kill", killed)
-    try:
+    with started("--kill", killed) as ran:
         out, err = ran.communicate()
-    finally:
         wait_for(lambda: gone(ran.pid))
     counts = [tuple(map(int, pair)) for pair in re.findall(r"asked for (\d+) .* (\d+) were", out)]
     assert all(asked <= applied for asked, applied in counts), out + err
@@ -63,11 +69,8 @@ def test_the_page_shows_what_the_script_prints(killed, shown, code):
 
 
 def test_a_coordinator_that_is_killed_leaves_no_process():
-    ran = start("--updates", "8")
-    try:
+    with started("--updates", "8") as ran:
         assert ran.stdout.readline() == "asked for 4 updates, 4 were applied\n"
-        assert not gone(ran.pid)
-    finally:
         os.kill(ran.pid, signal.SIGKILL)
-        ran.communicate()
-    wait_for(lambda: gone(ran.pid))
+        ran.wait()
+        wait_for(lambda: gone(ran.pid))
