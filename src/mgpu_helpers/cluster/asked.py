@@ -13,9 +13,10 @@ from mgpu_helpers.wording import whole_number
 def machines(hosts: Any, index: Any, workers: Any) -> tuple[list[str], int]:
     """Return the addresses of all machines, and the number of this one."""
     if workers is not None:
+        other = f"index={index}" if hosts is None else "hosts"
         raise ValueError(
-            f"workers={workers} and hosts are both given: workers are processes of this machine, "
-            "hosts are machines. Leave one out."
+            f"workers={workers} and {other} are both given: workers are processes of this machine, "
+            "hosts and index are about machines. Leave one out."
         )
     if hosts is None or index is None:
         raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from mgpu_helpers.jobs.pool import environment
 from mgpu_helpers.jobs.process import Running, end_of, held_back
 
 GLANCE = 0.02  # seconds between two looks at the workers
-TAIL = 15  # lines of a log in the report
+TAIL, WIDTH = 15, 1000  # lines of a log in the report, and characters of each
 
 
 class Crew:
@@ -172,7 +173,9 @@ class Crew:
         with contextlib.suppress(OSError):  # the guard was killed
             self.tell_guard(-running.process.pid)
         job = running.ended(time.monotonic() - self.setup.began)
-        tail = without_noise(end_of(job.log))[-TAIL:]
+        tail = [line[:WIDTH] for line in without_noise(end_of(job.log))[-TAIL:]]
+        if job.returncode and not shutil.disk_usage(job.log.parent).free:
+            tail.append("(The disk of the logs is full: what it said after that is lost.)")
         self.jobs[index] = job = replace(job, tail="\n".join(tail))
         self.setup.progress.say(f"{job.status:10} {job.name:12} {job.seconds:.1f} s")
 

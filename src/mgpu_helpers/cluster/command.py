@@ -53,6 +53,8 @@ def main(arguments: Sequence[str], called: str) -> int:
     try:
         hosts, index = options.hosts and options.hosts.split(","), options.index
         if options.source:
+            if index is not None:
+                raise ValueError(f"Slurm says which machine this is: leave --index {index} out.")
             hosts, index = from_slurm()
         report = run(
             options.script, arguments[end + 1 :], workers=options.workers, hosts=hosts, index=index,

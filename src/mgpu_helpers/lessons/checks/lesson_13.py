@@ -18,7 +18,7 @@ def rows_of(function: Callable[[int, int, int], Any]) -> str:
     """Check exercise 1 of lesson 13: which rows of a batch each worker reads."""
     draw = np.random.default_rng()
     cases = [(24, 2), (10, 3), (7, 4), (2, 3), (48, 1)]
-    cases += [(int(draw.integers(20, 90)), int(draw.integers(2, 8))) for _ in range(5)]
+    cases += [(int(draw.integers(20, 400)), int(draw.integers(2, 20))) for _ in range(5)]
     for count, workers in cases:
         of = f"{count} rows and {counted(workers, 'worker')}"
         shards = [_rows(function, count, workers, index) for index in range(workers)]
@@ -62,9 +62,8 @@ def step_seconds(function: Callable[[float, int, float, float], Any]) -> str:
     """Check exercise 2 of lesson 13: the time of an all-reduce over a slow link."""
     draw = np.random.default_rng()
     cases = [(5e6, 2, 200.0, 0.0), (5e6, 2, 50.0, 0.016), (5e6, 3, 200.0, 0.033)]
-    cases += [
-        (float(draw.uniform(1e6, 9e8)), int(draw.integers(4, 9)), float(draw.uniform(20, 900)), 0.1)
-    ]
+    size, megabits, unlimited = draw.uniform([1e6, 20, 0.1], [9e8, 900, 1]).tolist()
+    cases.append((size, int(draw.integers(4, 40)), megabits, unlimited))
     for size, workers, megabits, unlimited in cases:
         bare = 2 * (workers - 1) / workers * size / (megabits * 1e6 / 8)
         right = bare / 0.956 + unlimited
@@ -114,7 +113,8 @@ def saves(function: Callable[[Any], Any]) -> str:
             ({"worker": ["chief.example:20000", *hosts]}, "worker", 0, True),
         ):
             config = {"cluster": cluster, "task": {"type": kind, "index": index}}
-            text = json.dumps(config, indent=draw.choice([None, 1]), sort_keys=True)
+            written = ({}, {"indent": 1}, {"separators": (",", ":")})[draw.integers(3)]
+            text = json.dumps(config, sort_keys=True, **written)
             _judge_saves(function, text, right, f"{kind} {index}", cluster)
     _judge_saves(function, None, True, "a process without TF_CONFIG", {})
     return "one writes, and the others do not"

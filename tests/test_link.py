@@ -1,0 +1,190 @@
+"""The parts of benchmarks/link.py: what it counts, what it predicts, and that it leaves nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT, limited, wait_for
+from mgpu_helpers import cluster
+
+BENCHMARKS = ROOT / "benchmarks"
+
+
+def loaded(name):
+    spec = importlib.util.spec_from_file_location(f"benchmark{name}", BENCHMARKS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+LINK = f"import sys; sys.path[:] = {[str(BENCHMARKS), *sys.path]!r}; import link"
+link, loopback = loaded("link"), loaded("_loopback")
+HOW, MADE = link.spaces()
+spaces = pytest.mark.skipif(HOW is None, reason=MADE)
+
+# A worker without TensorFlow. It says which interfaces it has, and sends worker 0 a byte; its name
+# is in its command, so that one that is left can be found.
+WORKER = """
+import json, os, socket, sys, time
+config = json.loads(os.environ["TF_CONFIG"])
+index, hosts = config["task"]["index"], config["cluster"]["worker"]
+host, port = hosts[0].split(":")
+if index == 0:
+    server = socket.create_server((host, int(port)))
+    came = [server.accept()[0].recv(1)[0] for _ in hosts[1:]]
+else:
+    came, end = None, time.monotonic() + 20
+    while time.monotonic() < end:
+        try:
+            socket.create_connection((host, int(port))).sendall(bytes([index]))
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.02)
+print(json.dumps([index, sorted(os.listdir("/proc/sys/net/ipv4/conf")), came, sys.argv[1:]]))
+"""
+FAILS = """
+import json, os, sys, time
+if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
+    sys.exit("no such digit")
+time.sleep(60)
+"""
+WAITS = "import sys, time; open(sys.argv[0] + '.there', 'w').close(); time.sleep(60)"
+
+
+@pytest.fixture(autouse=True)
+def never_hangs():
+    with limited(90):
+        yield
+
+
+def left(script):
+    """List the processes whose command has a script's name."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if os.fsencode(script) in entry.read_bytes() and entry.parent.name != str(os.getpid()):
+                found.append(entry.parent.name)
+        except OSError:
+            pass
+    return found
+
+
+def interfaces():
+    return sorted(os.listdir("/sys/class/net"))
+
+
+def test_the_bytes_of_a_transfer_over_loopback_are_counted():
+    size = 5_000_000
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def transfer():
+            with socket.create_connection(server.getsockname()) as one, server.accept()[0] as other:
+                sender = threading.Thread(target=one.sendall, args=(bytes(size),))
+                sender.start()
+                got = 0
+                while got < size:
+                    got += len(other.recv(1 << 20))
+                sender.join()
+
+        assert size < loopback.crossed(transfer) < 1.02 * size
+    assert loopback.crossed(lambda: None) < 0.02 * size
+
+
+@pytest.mark.thorough
+def test_three_workers_send_what_the_ring_sends(tmp_path, monkeypatch):
+    monkeypatch.setenv("MGPU_MODE", "cores")
+    report = cluster.run(link.WORKER, workers=3, logs=tmp_path, startup=80.0, time_limit=80.0,
+                         progress=False)  # fmt: skip
+    assert report.ok, report
+    ring = 2 * (3 - 1) * link.P
+    assert ring < min(job.result["bytes"] for job in report) < 1.02 * ring
+    assert ring / 2 < min(job.result["half"] for job in report) < 1.02 * ring / 2
+
+
+def test_the_prediction_is_the_ring_and_what_a_link_without_a_limit_takes():
+    """5 MB: of n workers each sends 2(n - 1)/n of it; the slowest worker counts."""
+    fast = {"compute": 0.1, "average": 0.010, "step": 0.2}
+    slow = {"compute": 0.3, "average": 0.016, "step": 0.4}
+    one, other = ({"0": each, "200": each, "50": each} for each in (fast, slow))
+    rows = link.compared([one, other]) + link.compared([one, other, one])
+    assert [(row["workers"], row["megabits"]) for row in rows] == [
+        (2, 200), (2, 50), (3, 200), (3, 50)
+    ]  # fmt: skip
+    assert [row["ring"] for row in rows] == [0.2, 0.8, 0.2667, 1.0667]
+    assert [row["predicted"] for row in rows] == [
+        round(0.016 + ring / 0.956, 4) for ring in (0.2, 0.8, 4 / 15, 16 / 15)
+    ]
+    for row in rows:
+        assert (row["unlimited"], row["seconds"], row["step"]) == (0.016, 0.016, 0.4)
+        assert row["step_predicted"] == round(0.3 + row["predicted"], 4)
+
+
+def test_a_machine_without_the_tools_is_named(tmp_path, monkeypatch):
+    (tmp_path / "ip").symlink_to("/bin/true")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert link.spaces() == (None, "no slow link: this machine has no unshare and no tc")
+
+
+@spaces
+def test_a_machine_that_allows_no_networks_says_why():
+    """In a namespace of users that may have no networks, which is what some hosts do."""
+    forbid = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"'
+    say = f"{LINK}; print(*link.spaces(), sep='; ')"
+    done = subprocess.run(
+        ["unshare", "-Ur", "sh", "-c", forbid, "sh", sys.executable, "-c", say],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("None; no slow link: nobody may make a network of their own here")
+    assert "unshare failed" in done.stdout
+
+
+@spaces
+def test_each_worker_has_a_network_of_its_own_and_reaches_the_others(tmp_path):
+    script, before = tmp_path / "worker.py", interfaces()
+    script.write_text(WORKER)
+    one, two, three = link.slow(3, HOW, script)
+    own = ["all", "default", "e0", "lo"]
+    assert one[:2] == [0, own] and sorted(one[2]) == [1, 2]
+    assert two[:3] == [1, own, None] and three[:3] == [2, own, None]
+    assert one[3] == ["0", "200", "50"]
+    assert interfaces() == before and not left(script)
+
+
+@spaces
+def test_a_worker_that_fails_ends_all_and_leaves_nothing(tmp_path):
+    script, before = tmp_path / "worker.py", interfaces()
+    script.write_text(FAILS)
+    with pytest.raises(RuntimeError, match=r"(?s)2 workers .*no such digit.* with \[None, 1\]"):
+        link.slow(2, HOW, script)
+    # Without a namespace of processes, whose end would be the end of all, its own clean-up does it.
+    inner = [*HOW.split(), sys.executable, link.__file__, "2", script]
+    assert subprocess.run(inner, capture_output=True, timeout=30).returncode == 1
+    wait_for(lambda: not left(script))
+    assert interfaces() == before
+
+
+@spaces
+def test_a_benchmark_that_is_stopped_leaves_nothing(tmp_path):
+    script, before = tmp_path / "worker.py", interfaces()
+    script.write_text(WAITS)
+    code = f"{LINK}; link.slow(2, {HOW!r}, {str(script)!r})"
+    ran = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    try:
+        wait_for(Path(f"{script}.there").exists)
+        ran.send_signal(signal.SIGINT)
+        assert ran.wait(20)
+    finally:
+        ran.kill()
+        ran.wait()
+    wait_for(lambda: not left(script))
+    assert interfaces() == before
