@@ -563,8 +563,8 @@ for steps in (10, 40, 80):
 # | `TPUStrategy` | a copy on each core | TPUs |
 #
 # The next cell runs the first and the third, which have to end at the weights of one device. The
-# lesson [[13]] runs the fourth, and its page on parameter servers the fifth. A TPU runs nowhere
-# here.
+# lesson [[13]] runs the fourth, and [a page of its own](../docs/parameter_servers.md) the fifth. A
+# TPU runs nowhere here.
 #
 # At its end the cell makes a graph of the old kind, as lessons 01 to 07 build it for a session.
 # There a distributed dataset has no iterator. Towers have no such limit. All cells of this lesson
