@@ -26,8 +26,8 @@ author = copyright = "the authors of mgpu"
 release = version = mgpu_helpers.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc"]
 here = Path(__file__).parent
-# `jobs.run` or `report = jobs.run(commands)` in a text, a room at the start of a table's row, and
-# the link into the reference that each becomes where it names something
+# `jobs.run` or `report = jobs.run(commands)` in a text, a row of the table of rooms, and the link
+# into the reference that each becomes where it names something
 _ROOMS = "|".join(ROOMS)
 IN_A_ROOM = re.compile(rf"(?<!`)`((?:\w[\w, ]* = )?((?:{_ROOMS})(?:\.\w+)+)(?:\([^`<>\n]*)?)`")
 ROW_OF_A_ROOM = re.compile(rf"^\| `(({_ROOMS}))`(?= \|)", flags=re.MULTILINE)
@@ -41,7 +41,7 @@ nb_code_prompt_show, nb_code_prompt_hide = "Show the solution", "Hide the soluti
 myst_heading_anchors = 3
 suppress_warnings = ["myst.header"]  # a lesson may begin with a small heading
 
-smartquotes = False  # what stands in quotes is often a value to type
+smartquotes = False  # quotes stand around values that people copy
 default_role = "py:obj"  # what stands in backticks in a docstring: a link where it names something
 autodoc_member_order = "bysource"
 python_use_unqualified_type_names = True
@@ -101,7 +101,7 @@ def in_words(text: str) -> str:
     text = re.sub(r"!\[[^]]*\]", lambda found: found[0].replace("\n", " "), text)
     text = re.sub(r"\(\.\./results/(\w+)\.json\)", r"(/results.md#\1)", text)
     text = LESSON.sub(lambda found: f"[{found[0]}](/notebooks/{lesson(found[2])}.ipynb)", text)
-    return IN_A_ROOM.sub(REFERENCE, ROW_OF_A_ROOM.sub(f"| {REFERENCE}", text))
+    return IN_A_ROOM.sub(REFERENCE, text)
 
 
 def prepare(app, docname: str, source: list[str]) -> None:
@@ -112,6 +112,8 @@ def prepare(app, docname: str, source: list[str]) -> None:
         # GitHub's way to name a place, in MyST's
         source[0] = re.sub(r'^<a id="(\w+)"></a>$', r"(\1)=", source[0], flags=re.MULTILINE)
         source[0] = in_words(source[0])
+        if docname == "docs/package":
+            source[0] = ROW_OF_A_ROOM.sub(f"| {REFERENCE}", source[0])
         return
     notebook = json.loads(source[0])
     # What closes a solution in JupyterLab is a heading, and on this page its own button.

@@ -167,7 +167,10 @@ def cards(cards: Iterable[Card], ax: Any = None, *, relative: bool = False) -> A
 
 
 def digits(images: Any, titles: Sequence[str]) -> Any:
-    """Draw images in a row, each under its title; they are [n, size, size, 1]."""
+    """Draw images in a row, each under its title.
+
+    They are [n, size, size, 1]; the last axes come back.
+    """
     import matplotlib.pyplot as plt
 
     with plt.style.context(style()):
