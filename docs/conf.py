@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
 import json
 import re
 from pathlib import Path
@@ -10,6 +13,8 @@ from urllib.parse import urlsplit
 import mgpu_helpers
 from build_site import ROOMS
 from lessons import CLOSED
+from mgpu_helpers import charts
+from mgpu_helpers.lessons import drawings
 
 # The repository's address, such as https://github.com/name/mgpu: with it every lesson gets buttons
 # that open it on Colab and Binder.
@@ -21,9 +26,13 @@ author = copyright = "the authors of mgpu"
 release = version = mgpu_helpers.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc"]
 here = Path(__file__).parent
-# `jobs.run` in a text, and the link into the reference that it becomes where it names something
-IN_A_ROOM = re.compile(rf"(?<!`)`((?:{'|'.join(ROOMS)})\.\w+)`")
-REFERENCE = r"{py:obj}`\1 <mgpu_helpers.\1>`"
+# `jobs.run` or `report = jobs.run(commands)` in a text, a row of the table of rooms, and the link
+# into the reference that each becomes where it names something
+_ROOMS = "|".join(ROOMS)
+IN_A_ROOM = re.compile(rf"(?<!`)`((?:\w[\w, ]* = )?((?:{_ROOMS})(?:\.\w+)+)(?:\([^`<>\n]*)?)`")
+ROW_OF_A_ROOM = re.compile(rf"^\| `(({_ROOMS}))`(?= \|)", flags=re.MULTILINE)
+REFERENCE = r"{py:obj}`\1 <mgpu_helpers.\2>`"
+LESSON = re.compile(r"\b([Ll]esson) (\d\d)\b(?!\])")
 
 # Lessons are shown as they are stored. Whoever changes one builds it: CONTRIBUTING.md.
 nb_execution_mode = "off"
@@ -32,10 +41,11 @@ nb_code_prompt_show, nb_code_prompt_hide = "Show the solution", "Hide the soluti
 myst_heading_anchors = 3
 suppress_warnings = ["myst.header"]  # a lesson may begin with a small heading
 
+smartquotes = False  # quotes stand around values that people copy
 default_role = "py:obj"  # what stands in backticks in a docstring: a link where it names something
 autodoc_member_order = "bysource"
 python_use_unqualified_type_names = True
-python_maximum_signature_line_length = 80
+python_maximum_signature_line_length = 100
 toc_object_entries_show_parents = "hide"
 
 exclude_patterns = ["README.md"]
@@ -70,20 +80,40 @@ def buttons(name: str) -> str:
     )
 
 
-def sentences(cell: dict) -> str:
-    """Take the first two sentences of a Markdown cell without its marks; "" of another cell."""
-    text = "".join(cell["source"]) if cell["cell_type"] == "markdown" else ""
-    text = next((part for part in text.split("\n\n") if not part.startswith("#")), "")
-    text = re.sub(r"!?\[([^]]*)\]\([^)]*\)|^- |[*`]", r"\1", text, flags=re.MULTILINE)
-    return " ".join(re.split(r"(?<=[.:]) ", " ".join(text.split()))[:2])
+def drawn(code: str, number: str) -> str:
+    """Say what a cell draws: what its chart or sketch says of itself, or the picture's title."""
+    sketches = importlib.import_module(f"mgpu_helpers.lessons.sketches.lesson_{number}")
+    rooms = {"charts": charts, "drawings": drawings, "sketches": sketches}
+    for call in ast.walk(ast.parse(code)):
+        if isinstance(call, ast.Call):
+            room, _, name = ast.unparse(call.func).rpartition(".")
+            about = inspect.getdoc(getattr(rooms.get(room), name, None)) or ""
+            verb, _, what = about.split("\n")[0].partition(" ")
+            if verb in ("Draw", "Sketch") and name != "panel":
+                kind = "Chart" if verb == "Draw" else "Drawing"
+                return f"{kind}: {what}".replace("`", "")
+    title = re.search(r'set_title\("([^"]+)"', code)
+    return f"Chart: {title[1]}." if title else ""
+
+
+def in_words(text: str) -> str:
+    """Link what a text names, and put what it says of a picture on one line."""
+    text = re.sub(r"!\[[^]]*\]", lambda found: found[0].replace("\n", " "), text)
+    text = re.sub(r"\(\.\./results/(\w+)\.json\)", r"(/results.md#\1)", text)
+    text = LESSON.sub(lambda found: f"[{found[0]}](/notebooks/{lesson(found[2])}.ipynb)", text)
+    return IN_A_ROOM.sub(REFERENCE, text)
 
 
 def prepare(app, docname: str, source: list[str]) -> None:
     """Close the solutions of a lesson, describe its pictures in words, and add its buttons."""
+    if app.env.doc2path(docname).suffix == ".rst":  # what build_site writes needs nothing
+        return
     if not docname.startswith("notebooks/"):
         # GitHub's way to name a place, in MyST's
         source[0] = re.sub(r'^<a id="(\w+)"></a>$', r"(\1)=", source[0], flags=re.MULTILINE)
-        source[0] = IN_A_ROOM.sub(REFERENCE, source[0])
+        source[0] = in_words(source[0])
+        if docname == "docs/package":
+            source[0] = ROW_OF_A_ROOM.sub(f"| {REFERENCE}", source[0])
         return
     notebook = json.loads(source[0])
     # What closes a solution in JupyterLab is a heading, and on this page its own button.
@@ -91,17 +121,14 @@ def prepare(app, docname: str, source: list[str]) -> None:
     name = docname.rpartition("/")[2]
     opening = "".join(cells[0]["source"]).removeprefix("# ")
     cells[0]["source"] = f"# {name[:2]} {opening}\n\n{buttons(name)}"
-    before = ""
-    for cell, after in zip(cells, [*cells[1:], cells[0]], strict=True):
-        before = sentences(cell) or before
-        tags = cell["metadata"].get("tags", [])
-        if "solution" in tags:
+    for cell in cells:
+        text = "".join(cell["source"])
+        if "solution" in (tags := cell["metadata"].get("tags", [])):
             cell["metadata"]["tags"] = [*tags, "hide-cell"]
-        what = "Drawing" if "schematic" in tags else "Chart"
-        alt = f"{what}. {sentences(after) or before}"
-        cell["metadata"]["mystnb"] = {"image": {"alt": alt}}
         if cell["cell_type"] == "markdown":
-            cell["source"] = IN_A_ROOM.sub(REFERENCE, "".join(cell["source"]))
+            cell["source"] = in_words(text)
+        elif any("image/png" in output.get("data", {}) for output in cell["outputs"]):
+            cell["metadata"]["mystnb"] = {"image": {"alt": drawn(text, name[:2])}}
     # JupyterLab's words for what is closed, in this page's
     notebook["cells"] = cells
     source[0] = json.dumps(notebook).replace("*1 cell hidden*", f"*{nb_code_prompt_show}*")
@@ -115,16 +142,25 @@ def as_rst(app, what, name, obj, options, lines: list[str]) -> None:
             paragraphs[i] = f"::\n\n{text}"
         elif not text.startswith(">>>"):
             parts = re.split(r"(`[^`]*`)", text)
-            parts[1::2] = [IN_A_ROOM.sub(r"`\1 <mgpu_helpers.\1>`", name) for name in parts[1::2]]
+            parts[1::2] = [IN_A_ROOM.sub(r"`\1 <mgpu_helpers.\2>`", name) for name in parts[1::2]]
             parts[::2] = [re.sub(r"([*|@\\]|(?<=\w)_\b)", r"\\\1", words) for words in parts[::2]]
             parts[2::2] = [re.sub(r"^(?=\w)", r"\\ ", words) for words in parts[2::2]]
-            paragraphs[i] = re.sub(r"\b([Ll]esson) (\d\d)", link_lesson, "".join(parts))
+            paragraphs[i] = LESSON.sub(link_lesson, "".join(parts))
     lines[:] = "\n\n".join(paragraphs).split("\n")
 
 
 def link_lesson(found: re.Match) -> str:
-    (path,) = (here.parent / "notebooks").glob(f"{found[2]}_*.ipynb")
-    return f":doc:`{found[0]} </notebooks/{path.stem}>`"
+    return f":doc:`{found[0]} </notebooks/{lesson(found[2])}>`"
+
+
+def lesson(number: str) -> str:
+    (path,) = (here.parent / "notebooks").glob(f"{number}_*.ipynb")
+    return path.stem
+
+
+def as_signature(app, what, name, obj, options, signature, returns) -> tuple[str, str] | None:
+    """Write a default that is made anew as "...": with `<factory>` no signature can be read."""
+    return signature and (signature.replace("<factory>", "..."), returns)
 
 
 def name_places(app, doctree) -> None:
@@ -146,5 +182,6 @@ def describe(app, pagename, templatename, context, doctree) -> None:
 def setup(app) -> None:
     app.connect("source-read", prepare)
     app.connect("autodoc-process-docstring", as_rst)
+    app.connect("autodoc-process-signature", as_signature)
     app.connect("doctree-read", name_places)
     app.connect("html-page-context", describe)

@@ -111,7 +111,7 @@ def write_room(room: str, folder: Path, drawn: dict[str, tuple[str, str, bytes]]
                 lines += [
                     f"   What ``{call}`` draws in :doc:`/notebooks/{lesson}`:", "",
                     f"   .. image:: {each}.png",
-                    f"      :alt: {inspect.getdoc(value).splitlines()[0]}", "",
+                    f"      :alt: {inspect.getdoc(value).splitlines()[0].replace('`', '')}", "",
                 ]  # fmt: skip
     (folder / f"{room}.rst").write_text("\n".join(lines) + "\n", encoding="utf-8")
 

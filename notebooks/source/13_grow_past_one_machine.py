@@ -13,7 +13,8 @@
 # - prove that several workers train what one trains, and that each example is read once,
 # - count what crosses between machines, and predict a step over a slow link,
 # - restart from a checkpoint after a worker was killed or preempted.
-# **You need** lessons 04, 07, 08 and 12.
+#
+# **You need** [[04]], [[07]], [[08]] and [[12]].
 
 # %%
 from mgpu_helpers import devices

@@ -2,6 +2,8 @@
 
     facts = with_tensorflow(gather())
     print(head(facts), body(facts), sep="\\n")
+
+The command prints this and the plan. Only `with_tensorflow` imports TensorFlow.
 """
 
 from mgpu_helpers.doctor.diagnosis import diagnose, explain

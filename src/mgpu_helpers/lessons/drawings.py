@@ -97,7 +97,7 @@ def lab(
 
 
 def accuracies(shares: Mapping[str, float], ax: Any = None, *, of: int | None = None) -> Any:
-    """Draw the share of right answers, 0 to 1, of members and of what joins them.
+    """Draw the share of right answers, 0 to 1, a bar for each name.
 
     `of` says how many answers there were: then a line reaches one standard error to each side, and
     the label names it.
@@ -167,7 +167,10 @@ def cards(cards: Iterable[Card], ax: Any = None, *, relative: bool = False) -> A
 
 
 def digits(images: Any, titles: Sequence[str]) -> Any:
-    """Draw images [n, size, size, 1] in a row, each under its title; give the last axes."""
+    """Draw images in a row, each under its title.
+
+    They are [n, size, size, 1]; the last axes come back.
+    """
     import matplotlib.pyplot as plt
 
     with plt.style.context(style()):

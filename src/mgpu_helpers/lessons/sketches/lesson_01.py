@@ -10,7 +10,10 @@ from mgpu_helpers.lessons.sketches.base import arrow, box, canvas, label
 
 
 def asked_planned_ran(devices: Sequence[str], elsewhere: str) -> Any:
-    """Sketch what becomes of three operations; elsewhere is where a wrong name ends."""
+    """Sketch where three operations were asked for, were planned, and ran.
+
+    `elsewhere` is where a wrong name ends.
+    """
     first, last = devices[0], devices[-1]
     rows = [
         ("a right name", first, first, first),
