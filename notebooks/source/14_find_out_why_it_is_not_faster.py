@@ -570,9 +570,9 @@ for name in ("conv", "norm"):
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
-# **1.** Write `replay_over(ops, link)`, the replay by hand with a link. A result from another
-# device arrives `link` seconds after its operation has ended. A result from the same device is
-# there at once.
+# **1.** Write `replay_over(ops, link)`, the replay by hand with a link. The operations stand in the
+# order in which they start, as above. A result from another device arrives `link` seconds after its
+# operation has ended. A result from the same device is there at once.
 
 # %% tags=["exercise"]
 def replay_over(ops, link):

@@ -95,6 +95,7 @@ WRONG = {
     ],
     2: [
         (treat(causes="{1, 2}"), "2 of the three causes are named: compare the time of a step"),
+        (treat(causes="{6}"), "1 of the three causes is named"),
         (treat(causes="{1, 6}"), "time a pass over the data alone"),
         (treat(causes="{2, 6, 9}"), "look at which devices worked"),
         (treat(causes="{1, 2, 6, 9}"), "patient 9 has another"),

@@ -150,7 +150,8 @@ def _check_causes(named: set[int]) -> None:
     missing = sorted(clinic.CAUSES - named)
     if missing:
         known = len(clinic.CAUSES & named)
-        raise NotYet(f"{known} of the three causes are named: {LOOK[missing[0]]}")
+        are = "is" if known == 1 else "are"
+        raise NotYet(f"{known} of the three causes {are} named: {LOOK[missing[0]]}")
     if extra := sorted(named - clinic.CAUSES):
         raise NotYet(f"three causes are wanted, and patient {extra[0]} has another")
 
