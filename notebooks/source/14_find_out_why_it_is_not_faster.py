@@ -4,8 +4,8 @@
 # You added a GPU, and a step takes as long as before. There are a dozen usual reasons, and each has
 # a cure of its own. If you guess, you can spend a day on the wrong one.
 #
-# **In this lesson** twelve steps that are too slow are examined, cured and timed again, and what a
-# cure would give is predicted before it is tried.
+# **In this lesson** twelve *patients* (steps, loops and processes that are too slow) are examined,
+# cured and timed again, and where a trace can tell, the gain is predicted first.
 #
 # **You will learn** to
 # - replay a step from its trace, and ask what a change would give,
@@ -47,8 +47,8 @@ plt.show()
 # %% [markdown]
 # An operation starts when its device is free and all that it needs is there. That rule is enough to
 # lay the step out again. Each operation below has its device, its seconds, and the letters of those
-# that it needs. They stand in the order in which they start. `replay` gives the end of the last
-# one. In the loop, one operation at a time takes no time:
+# that it needs. They stand in the order in which they start. `replay` returns the time when all of
+# them have ended. In the loop, one operation at a time takes no time:
 
 # %%
 def replay(ops):
@@ -67,15 +67,15 @@ for name, (device, seconds, needs) in five.items():
 
 # %% [markdown]
 # `b` took 6 of 15 seconds, and yet the step without it takes 11 seconds, not 9: `d` then waits for
-# `c`. A faster `c` gains nothing at all. So the share that an operation has of a step is not what
-# you gain by it. A replay with the change says what you gain.
+# `c`. A faster `c` gains nothing at all. So the share of a step that an operation takes is not what
+# you gain by making it faster. A replay with the change says what you gain.
 #
 # ## A healthy step
 #
-# `make_step` is the step of [[07]] for a small Keras model. The host splits the batch, and each
+# `make_step` makes the step of [[07]] for a small Keras model. The host splits the batch, and each
 # device of `where` computes the loss and the gradients of its shard. `home` has the variables,
-# averages and updates. Two settings make patients of it later: `sizes` of the shards, and `widths`
-# of the layers:
+# averages and updates. Two settings make patients of this step later: the `sizes` of the shards,
+# and the `widths` of the layers:
 
 # %%
 x, y = clinic.batch()
@@ -106,11 +106,12 @@ def make_step(where, home=first, sizes=None, **widths):
 
 
 # %% [markdown]
-# `traces` takes three traces of a step. Then `whatif.replay` does with them what `replay` did by
-# hand. It adds what TensorFlow needs to start each operation. Compare its
-# milliseconds with the traced ones. `whatif.explain` says for what share of the step each device
-# worked, and what it waited for. *Overhead* is the time between operations, when TensorFlow, or
-# another program, had the core. In the chart, pale colours are waiting for another device:
+# `traces` takes three traces of a step. `whatif.replay` does with each what `replay` did by hand,
+# and adds the time that TensorFlow needs to start each operation. Compare its milliseconds with the
+# traced ones. `whatif.explain` says for what share of the step each device worked, and what it
+# waited for. *No free core* is time in which other devices used every core. *Overhead* is what
+# TensorFlow and other programs took between operations. In the chart, pale colours are waiting for
+# another device:
 
 # %%
 def traces(step, *batch):
@@ -150,8 +151,8 @@ print("typo     ran on /GPU:91:", "/GPU:91" in of_typo[-1].devices)
 # %% [markdown]
 # What would the other devices give? `whatif.towers` predicts it from the traces of one device. On
 # GPUs it needs the speed of the link between them. `beside` prints the prediction, and under it the
-# step before and after, timed in turn. It keeps both for a table at the end. `timed(step)` waits
-# for the devices, as in [[11]]:
+# step before and after, timed in turn. Both go into a table at the end. `timed(step)` waits for the
+# devices, as in [[11]]:
 
 # %% tags=["nbval-ignore-output"]
 table = []
@@ -214,13 +215,14 @@ plt.show()
 # %% [markdown]
 # **Cure**: `num_parallel_calls`, as in the dataset `quick`, and `prefetch` where reading takes
 # unequal times. `cache` keeps in memory what was read once. More GPUs do not help. On GPUs, add
-# `prefetch_to_device`: the copy to the GPU belongs to the input.
+# `tf.data.experimental.prefetch_to_device`, so that each batch is also copied to the GPU ahead of
+# its step.
 #
 # ## 3. The batch is too small for the split
 #
-# **Symptom**: more devices gain nothing, although all of them work. To start an operation and to
-# update the weights takes as long for any batch. Compare one device with all, on a small batch and
-# on the usual one:
+# **Symptom**: more devices gain nothing, although all of them work. Starting the operations and
+# updating the weights take as long for a small batch as for a large one. Compare one device with
+# all, on a small batch and on the usual one:
 
 # %% tags=["nbval-ignore-output"]
 few, large = (clinic.batch(n * len(plan)) for n in (4, len(x)))
@@ -242,15 +244,16 @@ change = whatif.towers(of_one, len(plan), batch=1, bytes_per_second=speed)
 beside("the batch on each device", change, timed(one), timed(healthy, *large))
 
 # %% [markdown]
-# Twice and half of the batch are predicted well. The small batch is not. On GPUs a batch is too
-# small much earlier: a step of small kernels is as fast as the host can start them.
+# Twice and half of the batch are predicted well. The small batch is not. On GPUs much larger
+# batches are still too small: a step of short kernels takes as long as the host needs to start
+# them.
 #
 # ## 4. A value is fetched in every step
 #
-# **Symptom**: between the steps the GPU is idle. A step on a GPU returns at once, and Python
-# prepares the next one meanwhile, unless it waits for a number. A step on CPUs returns when it has
-# ended. Here CPUs are told to behave like GPUs, and Python does 20 ms of other work after each of
-# five steps:
+# **Symptom**: between the steps the GPU is idle. The call of a step on a GPU returns at once, and
+# Python prepares the next step meanwhile, unless Python waits for a number. On CPUs the call
+# returns when the step has ended. Here CPUs are told to behave like GPUs, and Python does 20 ms of
+# other work after each of five steps:
 
 # %% tags=["nbval-ignore-output"]
 def loop(fetch):
@@ -304,9 +307,9 @@ show(timing.compare(lambda: calls(same, rates), lambda: calls(same, tensors),
                     warmup=1, repeats=5, names=("Python numbers", "tensors")))  # fmt: skip
 
 # %% [markdown]
-# **Cure**: a tensor in place of a number. Against many shapes, `reduce_retracing=True` or an
-# `input_signature`. The trace of a step looks healthy. On GPUs it is worse: with XLA
-# (`jit_compile`) each graph is compiled as well, for seconds.
+# **Cure**: a tensor in place of a number, and `reduce_retracing=True` or an `input_signature`
+# against many shapes. The trace of a step looks healthy. On GPUs a new graph costs more: with XLA
+# (`jit_compile`) each one is compiled, for seconds.
 #
 # ## 6. Eager code where a graph would do
 #
@@ -319,15 +322,15 @@ print("the same loss:", abs(float(eager(x, y)) - float(graph(x, y))) < 1e-4)
 show(timing.compare(timed(eager), timed(graph), repeats=8, names=("eager", "graph")))
 
 # %% [markdown]
-# **Cure**: the decorator. `function_step` makes a graph of whatever it traces, so the trace looks
-# healthy here too. In Keras look for `run_eagerly=True`. On GPUs two devices do overlap in eager
-# code, as long as Python is fast enough for both.
+# **Cure**: the decorator `@tf.function`. `function_step` makes a graph of whatever it traces, so
+# the trace looks healthy here too. In Keras look for `run_eagerly=True`. On GPUs two devices do
+# overlap in eager code, as long as Python is fast enough for both.
 #
 # ## 7. One shard is larger, or one device is slower
 #
-# **Symptom**: one device works all the time, and the others wait for it at the average. Here the
-# first device has most of the batch. The prediction makes its operations faster, by as much as its
-# shard is too large:
+# **Symptom**: one device works all the time, and the others wait for it when the gradients are
+# averaged. Here the first device has most of the batch. The prediction makes the operations of its
+# tower faster, by as much as its shard is too large:
 
 # %% tags=["varies", "nbval-ignore-output"]
 share = len(x) // (len(plan) + 2)
@@ -342,14 +345,15 @@ charts.blame(of_uneven[-1])
 plt.show()
 
 # %% [markdown]
-# **Cure**: even shards, or, where one device is always slower, shards by speed. `explain` names the
-# slow device and not the reason: a GPU that is hot, or shared with somebody, looks the same.
+# **Cure**: even shards, or, where one device is always slower, shards in proportion to speed.
+# `explain` names the slow device and not the reason: a GPU that is hot, or shared with somebody,
+# looks the same.
 #
 # ## 8. The variables are on the wrong device
 #
 # **Symptom**: a step that ought to send only its batch sends megabytes more. A Keras model that is
-# built outside of any block has its weights on the first GPU, or on the host where there is none.
-# Here one device computes, and the variables are on the host:
+# built outside of any `tf.device` block has its weights on the first GPU, or on the host where
+# there is none. Here one device computes, and the variables are on the host:
 
 # %%
 hosted = make_step(plan.devices[:1], home=plan.host)
@@ -364,15 +368,15 @@ show(timing.compare(timed(hosted), timed(one), repeats=8, names=("on the host", 
 
 # %% [markdown]
 # All weights go to the device, and all gradients come back. **Cure**: build the model in the block
-# of its device. In `cores` mode the memory is shared, and the clock shows nothing. The replay says
-# what the bytes would cost over a link of 1 GB/s. On GPUs it matters where they take long beside
-# the step: for large dense layers and small batches, over PCIe.
+# of its device. In `cores` mode all devices share one memory, so the clock shows next to nothing.
+# The replay says what the bytes would cost over a link of 1 GB/s. On GPUs they matter where sending
+# them takes long beside the step: for large dense layers and small batches, over PCIe.
 #
 # ## 9. An average makes an embedding's gradient dense
 #
 # **Symptom**: the average takes longer than the towers. A batch looks up 840 rows of a table of
-# 100,000, so the gradient has 840 rows (`tf.IndexedSlices`), until somebody adds it up as a
-# tensor:
+# 100,000. So the gradients of the towers have 840 rows in all (`tf.IndexedSlices`). `tf.add_n`
+# makes a tensor of 100,000 rows of them:
 
 # %%
 with tf.device(first):
@@ -416,8 +420,8 @@ runs = [timed(step, ids) for step in lookups.values()]
 show(timing.compare(*runs, repeats=8, names=("dense", "sparse")))
 
 # %% [markdown]
-# **Cure**: `towers.average`, which keeps a sparse gradient sparse. So does `clip_by_global_norm`.
-# A division makes it dense. On GPUs these bytes also cross a link, so it is worse there.
+# **Cure**: `towers.average`, which keeps a sparse gradient sparse. `tf.clip_by_global_norm` keeps
+# it sparse too. On GPUs these bytes also cross a link, so a dense gradient costs more there.
 #
 # ## 10. The first step is in the mean
 #
@@ -431,8 +435,8 @@ print(f"first {1e3 * fresh.seconds[0]:.0f} ms, mean {1e2 * sum(fresh.seconds):.0
       f"median {1e3 * fresh.median:.0f} ms")  # fmt: skip
 
 # %% [markdown]
-# **Cure**: warm up, then take the median, as `timing` does ([[11]]). New shapes later in a training
-# bring such a step back (5).
+# **Cure**: warm up, then take the median, as `timing` does ([[11]]). A new shape later in a
+# training brings such a step back (patient 5).
 #
 # ## 11. Two processes, each with as many threads as cores
 #
@@ -471,12 +475,14 @@ for name, by, widths in (("middle", 4, {"middle": 16}), ("wide", 2, {"wide": 512
 
 # %% [markdown]
 # **Cure**: ask before you work. The law knows shares only, and a replay also knows what waits for
-# what. On several devices the shares add up to more than the step, so ask the replay there.
+# what. On several devices the work of all adds up to more than the length of the step, so ask the
+# replay there.
 #
 # ## Proof: the same steps
 #
-# A step that does less is faster too. So the steps that were compared have to have the same losses.
-# Here are three steps of each, from the same weights, beside those of one device:
+# A step that does less is faster too. So a cure has to leave the losses as they were. Here are
+# three losses of one device, of all (1), of uneven shards (7), and of variables on the host (8),
+# from the same weights:
 
 # %%
 def losses(step):
@@ -509,11 +515,11 @@ for name, predicted, measured in table:
 # Most predictions are within a tenth on a machine with nothing else to do. Where another program
 # has a core, more devices gain less than predicted. What misses on a quiet machine too:
 #
-# - **A small batch.** The replay takes each operation to shrink with the batch. A product of a few
-#   rows is slower for each row.
+# - **A small batch.** The replay assumes that the time of each operation shrinks with the batch. A
+#   product of a few rows takes longer for each row.
 # - **Colocated gradients.** In `cores` mode a link costs nothing already, and yet colocating gains.
-#   It is another kernel that computes the gradient of the pool ([[09]]). A replay keeps the kernels
-#   as they were traced, and cannot foresee that.
+#   The reason is another kernel for the gradient of the pool ([[09]]). A replay keeps the kernels
+#   that were traced, so it cannot foresee that.
 #
 # ## Errors, by their message
 #
@@ -541,8 +547,8 @@ for words in errors.RAISED:
 # %% [markdown]
 # ## With your own model
 #
-# `trace.fit_step` traces a step of any Keras model ([[00]]), and `explain` names its layers. Here
-# is one with BatchNormalization. Ask of your own what the slowest layer would give:
+# `trace.fit_step` traces a step of any Keras model ([[00]]), and `faster` takes the name of a
+# layer. Here is a model with BatchNormalization. Ask the same of the slowest layers of your own:
 
 # %% tags=["nbval-ignore-output"]
 layers = keras.layers
@@ -564,9 +570,9 @@ for name in ("conv", "norm"):
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
-# **1.** Write `replay_over(ops, link)`, the replay by hand with a link. A result that another
-# device made is there `link` seconds after its operation ended. One that the same device made is
-# there at once.
+# **1.** Write `replay_over(ops, link)`, the replay by hand with a link. The operations stand in the
+# order in which they start, as above. A result from another device arrives `link` seconds after its
+# operation has ended. A result from the same device is there at once.
 
 # %% tags=["exercise"]
 def replay_over(ops, link):
@@ -588,10 +594,11 @@ checks.replay_over_link(replay_over)
 
 # %% [markdown]
 # **2.** `clinic.patient()` gives a compiled Keras model and its data. Three of the twelve causes
-# slow its training down. Name them by their numbers. Then write `treat(model, data)`. It returns a
-# function that makes one pass over the data, and leaves the model with the weights that
-# `clinic.fit(model, data)` would give. It has to be at least 1.5 times as fast. The check gives the
-# model other weights before each pass, and compares the fastest passes of up to six pairs.
+# slow its training down. Name them by their numbers. Then write `treat(model, data)`. `treat`
+# returns a function that makes one pass over the data, and leaves the model with the weights that
+# `clinic.fit(model, data)` would give. That function has to be at least 1.5 times as fast as
+# `clinic.fit`. The check gives the model other weights before each pass, and compares the fastest
+# passes of up to six pairs.
 
 # %% tags=["exercise"]
 causes = {0}
@@ -633,12 +640,12 @@ checks.treated(treat, causes)
 #
 # ## In practice
 #
-# Use this when a step is slower than you hoped, and before you change it. It costs three traces,
+# Use this when a step is slower than you hoped, before you change anything. It costs three traces,
 # and seconds for the replays.
 #
 # - Put the length of a trace beside the time of a step in your loop. If the loop takes longer, look
-#   outside of the step: 2, 4, 5, 6, 10, 11.
-# - If both are long, let `whatif.explain` say who waited for whom: 1, 3, 7, 8, 9.
+#   outside of the step, at patients 2, 4, 5, 6, 10 and 11.
+# - If both are long, let `whatif.explain` say who waited for whom, as in patients 1, 3, 7, 8 and 9.
 # - Ask `faster`, `scaled`, `towers` or `link` before you work, and time the change afterwards.
 # - For large trainings on GPUs this has been done by *Daydream* (Zhu and others,
 #   [2020](../docs/sources.md#daydream)) and *dPRO* (Hu and others,

@@ -51,6 +51,21 @@ def replay_over(ops, link):
         ends[name] = seconds + max([0, *come, *(ends[n] for n in before)])
     return float(max(ends.values()))
 """,
+        """
+def replay_over(ops, link):  # the rule itself: each device takes what is ready first
+    ends, free, left = {}, {}, list(ops)
+    while left:
+        starts = {}
+        for name in left:
+            device, _, needs = ops[name]
+            if all(n in ends for n in needs):
+                come = [ends[n] + link * (ops[n][0] != device) for n in needs]
+                starts[name] = max([0, free.get(device, 0), *come])
+        name = min(starts, key=starts.get)
+        ends[name] = free[ops[name][0]] = starts[name] + ops[name][1]
+        left.remove(name)
+    return tf.constant(max(ends.values()))
+""",
     ],
     2: [
         treat(causes="[6, 2, 1]", ready="ready = list(data)"),
@@ -71,12 +86,16 @@ WRONG = {
         (over(ready="[ends[n] for n in needs]"), "nothing takes time to cross"),
         (over(ready="[ends[n] + link for n in needs]"), "only what another device made"),
         (over(start="max([0, *ready])"), "yours gives"),
+        (over(ready="[ends[n] + link * (ops[n][0] != device)"
+                    " for n in sorted(needs, key=ends.get)[-1:]]"), "takes 5 s"),
+        (over(result="ends[name]"), "yours gives 2 s"),
         (over(result="ends"), "type dict"),
         (over(result="sum(s for _, s, _ in ops.values())"), "yours gives 17 s"),
         (over(result="ops.popitem() and 15"), "it changes the operations"),
     ],
     2: [
         (treat(causes="{1, 2}"), "2 of the three causes are named: compare the time of a step"),
+        (treat(causes="{6}"), "1 of the three causes is named"),
         (treat(causes="{1, 6}"), "time a pass over the data alone"),
         (treat(causes="{2, 6, 9}"), "look at which devices worked"),
         (treat(causes="{1, 2, 6, 9}"), "patient 9 has another"),

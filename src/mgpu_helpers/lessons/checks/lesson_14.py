@@ -28,9 +28,14 @@ def replay_over_link(function: Callable[[Ops, float], Any]) -> str:
     """Check exercise 1 of lesson 14: a replay in which results take time to cross."""
     five = {"a": ("first", 4, ""), "b": ("second", 6, "a"), "c": ("first", 2, "a"),
             "d": ("first", 3, "bc"), "e": ("second", 2, "d")}  # fmt: skip
-    cases = [(five, 0.0), (five, 1.0), (five, 5.0)]
+    # In `late`, a ends before b and arrives after it. In `apart`, b starts last and ends first.
+    late = {"a": ("first", 2, ""), "b": ("second", 3, ""), "c": ("second", 1, "ab")}
+    apart = {"a": ("first", 9, ""), "b": ("second", 2, "")}
+    cases = [(five, 0.0), (five, 1.0), (five, 5.0), (late, 2.0), (apart, 2.0)]
     draw = np.random.default_rng()
-    cases += [(_drawn(draw, devices), float(draw.uniform(0.5, 4))) for devices in (1, 3, 5, 2)]
+    for devices in 5 * (1, 3, 5, 2):
+        link = float(draw.uniform(0.5, 4))
+        cases.append((_in_order(_drawn(draw, devices), link), link))
     for ops, link in cases:
         given, right = copy.deepcopy(ops), _over_link(ops, link)
         hint = (
@@ -50,7 +55,8 @@ def replay_over_link(function: Callable[[Ops, float], Any]) -> str:
 
 
 def _said(name: str, device: str, seconds: float, needs: str) -> str:
-    return f"{name} on {device} for {seconds:.2g} s" + (f" after {needs}" if needs else "")
+    after = f" after {' and '.join(needs)}" if needs else ""
+    return f"{name} on {device} for {seconds:.2g} s{after}"
 
 
 def _over_link(ops: Ops, link: float, always: bool = False) -> float:
@@ -71,6 +77,24 @@ def _drawn(draw: np.random.Generator, devices: int) -> Ops:
                "".join(draw.permutation(list(names[:i]))[: draw.integers(0, 3)]))
         for i, name in enumerate(names)
     }  # fmt: skip
+
+
+def _in_order(ops: Ops, link: float) -> Ops:
+    """Sort a step by when its operations start if each device takes what is ready first."""
+    ends: dict[str, float] = {}
+    free: dict[str, float] = {}
+    ordered: dict[str, tuple[str, float, str]] = {}
+    while len(ordered) < len(ops):
+        starts = {
+            name: max([free.get(device, 0.0),
+                       *(ends[other] + link * (ops[other][0] != device) for other in needs)])
+            for name, (device, _, needs) in ops.items()
+            if name not in ordered and ends.keys() >= set(needs)
+        }  # fmt: skip
+        name = min(starts, key=starts.__getitem__)
+        ordered[name] = ops[name]
+        ends[name] = free[ops[name][0]] = starts[name] + ops[name][1]
+    return ordered
 
 
 @exercise
@@ -126,7 +150,8 @@ def _check_causes(named: set[int]) -> None:
     missing = sorted(clinic.CAUSES - named)
     if missing:
         known = len(clinic.CAUSES & named)
-        raise NotYet(f"{known} of the three causes are named: {LOOK[missing[0]]}")
+        are = "is" if known == 1 else "are"
+        raise NotYet(f"{known} of the three causes {are} named: {LOOK[missing[0]]}")
     if extra := sorted(named - clinic.CAUSES):
         raise NotYet(f"three causes are wanted, and patient {extra[0]} has another")
 
