@@ -16,7 +16,7 @@
 # - work out what each setting takes,
 # - watch memory while a model trains.
 #
-# **You need** lessons 00 and 01.
+# **You need** [[00]] and [[01]].
 
 # %%
 from mgpu_helpers import devices

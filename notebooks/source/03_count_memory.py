@@ -15,7 +15,7 @@
 # - do both with a Keras model of your own,
 # - notice a training that keeps more with every step.
 #
-# **You need** lessons 00 and 01.
+# **You need** [[00]] and [[01]].
 
 # %%
 from mgpu_helpers import devices

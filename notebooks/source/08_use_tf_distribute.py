@@ -16,7 +16,7 @@
 # - say before a training whether its batches suit the devices,
 # - choose between a strategy, towers and one device.
 #
-# **You need** lessons 06 and 07.
+# **You need** [[06]] and [[07]].
 
 # %%
 from mgpu_helpers import devices
@@ -533,8 +533,8 @@ for steps in (10, 40, 80):
 # 1270 or 2550 ms after it started. The last three lines are about this.
 #
 # The rest of `fit` costs little. `benchmarks/distribute.py` counts processor time, in which nobody
-# waits: the beginnings and the steps make up 97 % of a call, and a step of `fit` takes as long as
-# one of the loop ([card](../results/distribute.json)). The other 3 % are callbacks and metrics.
+# waits: the beginnings and the steps make up 96 % of a call, and a step of `fit` takes as long as
+# one of the loop ([card](../results/distribute.json)). The other 4 % are callbacks and metrics.
 #
 # So give `fit` an endless dataset and `steps_per_epoch`: it then begins twice in all, however many
 # passes there are. All this is work of the host, and GPU users pay for it as well.

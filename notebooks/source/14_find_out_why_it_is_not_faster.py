@@ -109,7 +109,7 @@ def make_step(where, home=first, sizes=None, **widths):
 # `traces` takes three traces of a step. `whatif.replay` does with each what `replay` did by hand,
 # and adds the time that TensorFlow needs to start each operation. Compare its milliseconds with the
 # traced ones. `whatif.explain` says for what share of the step each device worked, and what it
-# waited for. *No free core* is time in which other devices used every core. *Overhead* is what
+# waited for. A device waits for *a free core* while other devices use them all. *Overhead* is what
 # TensorFlow and other programs took between operations. In the chart, pale colours are waiting for
 # another device:
 

@@ -10,7 +10,7 @@ from mgpu_helpers.charts.base import axes, colour, pale
 if TYPE_CHECKING:
     from mgpu_helpers.trace.step import Trace
 
-_GREY = {"copies": "#c8c8c8", "no free core": "#dadada", "overhead": "#ececec"}
+_GREY = {"copies": "#c8c8c8", "a free core": "#dadada", "overhead": "#ececec"}
 
 
 def blame(
@@ -18,7 +18,7 @@ def blame(
 ) -> Any:
     """Draw a bar for each device: its work, then what it waited for, the longest first.
 
-    A wait has the pale colour of the device that was waited for; copies, no free core and overhead
+    A wait has the pale colour of the device that was waited for; copies, a free core and overhead
     are grey. Beside `shown` waits by name the rest are "others (n)". For layers see `Trace.top`. A
     step that `whatif.explain` cannot explain is drawn as work alone, and the title says so.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mgpu_helpers.wording import counted
 
-COPY, CORE, OVERHEAD = "copies", "no free core", "overhead"
+COPY, CORE, OVERHEAD = "copies", "a free core", "overhead"
 _SHOWN = 3  # what a device waited for, by name
 
 

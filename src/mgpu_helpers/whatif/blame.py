@@ -22,7 +22,7 @@ def explain(step: Trace, layers: Collection[str] | None = None) -> Explanation:
 
     From an operation that started late, go back to the input that came last, to what that one
     waited for (its input, or what its device did first), and so on. Each idle moment is then work
-    elsewhere, a copy to or from a GPU, no free core, or overhead, which is what TensorFlow and the
+    elsewhere, a copy to or from a GPU, a free core, or overhead, which is what TensorFlow and the
     machine do besides. What is named is the slow part, not the reason for it, and its share is not
     what a faster one would gain: see `faster` for that. A host that worked less than 5 % is left
     out. For layers see `Trace.top`. It says so where the trace does not tell.
