@@ -530,7 +530,8 @@ for steps in (10, 40, 80):
 # Later it has to stop these threads, and that may take as long again. Some of them tune the
 # dataset. They sleep 10 ms, then 20, then 40, and so on, up to a minute, and a sleeping one may
 # miss the signal to stop. Then whoever ends the iterator waits until that thread wakes: 310, 630,
-# 1270 or 2550 ms after it started. The last three lines are about this.
+# 1270 or 2550 ms after it started. Where one of the last three lines ends long after its steps,
+# that has happened.
 #
 # The rest of `fit` costs little. `benchmarks/distribute.py` counts processor time, in which nobody
 # waits: the beginnings and the steps make up 96 % of a call, and a step of `fit` takes as long as
