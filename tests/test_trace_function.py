@@ -143,6 +143,15 @@ def test_a_graph_that_was_built_is_used_again(plan):
     assert got.tolist() == [2, 2, 2] and traced == [2]
 
 
+def test_a_traced_function_can_be_called_by_another(plan):
+    import tensorflow as tf
+
+    doubled = tf.function(lambda x: 2 * x)
+    function_step(doubled, tf.ones([3]))
+    outer = tf.function(lambda x: doubled(x) + 1)
+    assert outer(tf.ones([3])).numpy().tolist() == [3, 3, 3]
+
+
 def test_variables_of_any_kind_are_copied(plan):
     import keras
     import tensorflow as tf

@@ -544,8 +544,8 @@ for steps in (10, 40, 80):
 # placeholder.
 #
 # On cores a step is finished when it returns, so reading its loss costs little. On a GPU a step
-# returns at once, and Python prepares the next one meanwhile, unless `float` waits. Keep the losses
-# as tensors, and read them now and then.
+# returns at once, and Python prepares the next one meanwhile, unless `float` waits: [[14]] draws
+# both. Keep the losses as tensors, and read them now and then.
 #
 # On GPUs the kernels of a network this small take less time than starting them, so more devices do
 # not pay. A step should keep each GPU busy for tens of milliseconds ([[07]], [[11]]). On one GPU

@@ -23,7 +23,9 @@ def concrete_of(function: Callable[..., Any], args: Any, named: Any) -> tuple[An
         function = tf.function(function)
     try:
         concrete = function.get_concrete_function(*args)
-        if concrete.function_def.attr["_XlaMustCompile"].b:  # else its body would run without XLA
+        # attr[...] would add what it does not find, and then no function could call this one.
+        compiles = concrete.function_def.attr.get("_XlaMustCompile")
+        if compiles is not None and compiles.b:  # else its body would run without XLA
             compiled = function
             concrete = tf.function(lambda *args: compiled(*args)).get_concrete_function(*args)
     except Exception as error:
