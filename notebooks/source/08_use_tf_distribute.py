@@ -25,6 +25,7 @@ plan = devices.setup(2)
 plan
 
 # %%
+import gc
 import tempfile
 import warnings
 from collections import Counter
@@ -301,13 +302,15 @@ for count in (2 * size, 2 * size - 1, size + 1):
 # divide, but its error does not say what is wrong. `towers.check_batches` does, before anything is
 # trained. It takes the number of examples, the global batch and the number of replicas. In a
 # terminal it is `python -m mgpu_helpers batches 7 4 2`. Compare the first line, from `fit`, with
-# the others:
+# the others. A `fit` that failed leaves its iterators to Python's garbage collector, which is
+# called here for a reason that "Does it pay?" gives:
 
 # %%
 try:
     on_all.fit(*replicas.ramp(1), verbose=0)
 except tf.errors.InvalidArgumentError as error:
     print(error.message.partition("}} ")[2].partition(" [Op")[0])
+gc.collect()
 
 for count, batch in [(1, 1), (2 * size, size), (2 * size - 1, size), (size + 1, size)]:
     try:
@@ -518,7 +521,7 @@ often, few = (replicas.iterators(strategy, ways[name]) for name in ("fit", "fit,
 print(f"fit began {often} times, and {few} times with steps_per_epoch")
 difference = (slow - fast) / (often - few)
 print(f"a beginning: {difference:.0f} ms by the difference, {begin:.0f} ms by itself")
-for steps in (10, 40, 80):
+for steps in (10, 40, 80)[: rounds[1]]:
     stepped, ended = replicas.life(strategy, mirrored, endless, steps)
     print(f"begin and {steps} steps: {1e3 * stepped:.0f} ms, ended after {1e3 * ended:.0f} ms")
 
@@ -527,11 +530,16 @@ for steps in (10, 40, 80):
 # rewrites the dataset's graph, and starts threads that feed each replica. A short pass takes longer
 # to begin than to run.
 #
-# Later it has to stop these threads, and that may take as long again. Some of them tune the
-# dataset. They sleep 10 ms, then 20, then 40, and so on, up to a minute, and a sleeping one may
-# miss the signal to stop. Then whoever ends the iterator waits until that thread wakes: 310, 630,
-# 1270 or 2550 ms after it started. Where one of the last three lines ends long after its steps,
-# that has happened.
+# Later it has to stop these threads, and that may take as long again. A thread of each iterator
+# tunes its buffers, and sleeps in between: 10 ms, then 20, then 40, and so on, up to a minute. The
+# signal to stop wakes it. If it looks before the signal is complete, it goes back to sleep. Then
+# whoever ends the iterator waits until the thread wakes by itself: 310, 630, 1270 or 2550 ms after
+# it started. Where one of the last lines ends long after its steps, that has happened.
+#
+# Each device has such an iterator. They end one after the other, and each of them can double the
+# wait. A `fit` that failed leaves them to the garbage collector, which comes at any later time. The
+# older they are, the longer they wait, and it is another cell that stands still: for 77 s, in the
+# longest case seen here on eight devices. So call `gc.collect()` right after such an error.
 #
 # The rest of `fit` costs little. `benchmarks/distribute.py` counts processor time, in which nobody
 # waits: the beginnings and the steps make up 96 % of a call, and a step of `fit` takes as long as
