@@ -16,6 +16,7 @@ import pytest
 
 from conftest import run_python
 from mgpu_helpers import charts, devices, pipeline, scaling
+from mgpu_helpers.charts.scaling import COSTS
 from mgpu_helpers.lessons import drawings, networks, published
 from mgpu_helpers.memory import Held, Monitor, Phase, Sample
 from mgpu_helpers.placement import Placed, Placement
@@ -649,8 +650,8 @@ def test_bars_are_as_long_as_what_they_stand_for(with_plan):
     rows = {"one": Breakdown(0.02, 0.005, moving=0.001), "two": Breakdown(0.01, latency=0.004)}
     ax = charts.breakdown(rows, {"two": 0.018})
     assert [max(part) for part in zip(*ends(ax), strict=True)] == pytest.approx([26, 14])
-    assert not set(charts.COSTS.values()) & {*charts.PALETTE, charts.HOST}
-    assert list(charts.COSTS) == list(scaling.TERMS)
+    assert not set(COSTS.values()) & {*charts.PALETTE, charts.HOST}
+    assert list(COSTS) == list(scaling.TERMS)
 
 
 def test_lines_and_dots_are_where_the_numbers_are(with_plan):

@@ -91,6 +91,16 @@ def _kind(value: Any) -> str:
     return "function" if inspect.isfunction(inspect.unwrap(value)) else "data"
 
 
+def said(room: str, name: str) -> str:
+    """Return what the comment that begins with #: says of a value, in the file that defines it."""
+    from sphinx.pycode import ModuleAnalyzer
+
+    for file in [each for each in sys.modules if each.startswith(f"{room}.")]:
+        if found := ModuleAnalyzer.for_module(file).find_attr_docs().get(("", name)):
+            return " ".join(found).strip()
+    raise ValueError(f"{room}.{name} has no comment: write a line that begins with #: above it.")
+
+
 def write_room(room: str, folder: Path, drawn: dict[str, tuple[str, str, bytes]]) -> None:
     """Write the page of a room, with the pictures that lessons draw with its charts."""
     name = f"mgpu_helpers.{room}"
@@ -102,7 +112,7 @@ def write_room(room: str, folder: Path, drawn: dict[str, tuple[str, str, bytes]]
             lines += [title, "-" * len(title), ""]
         for each, value in offered.items():
             if kind == "data":
-                lines += [f".. data:: {each}", f"   :value: {value!r}", ""]
+                lines += [f".. data:: {each}", f"   :value: {value!r}", "", f"   {said(name, each)}", ""]
                 continue
             lines += [f".. auto{kind}:: {each}"] + ["   :members:"] * (kind == "class") + [""]
             if room == "charts" and each in drawn and draws(value):

@@ -3,19 +3,12 @@
 Lesson 00 draws the first timeline, lesson 01 the first placement map.
 """
 
-from mgpu_helpers.charts.base import HOST, IDEAL, PALETTE, axes, colour, corner, style
+from mgpu_helpers.charts.base import HOST, PALETTE, axes, colour, corner, style
 from mgpu_helpers.charts.blame import blame
-from mgpu_helpers.charts.memory import PARTS, device_bars, held, live_bytes, monitor
+from mgpu_helpers.charts.memory import device_bars, held, live_bytes, monitor
 from mgpu_helpers.charts.placement_map import placement_map
 from mgpu_helpers.charts.pointer import pointer
-from mgpu_helpers.charts.scaling import (
-    COSTS,
-    WAYS,
-    breakdown,
-    efficiency,
-    held_out,
-    step_times,
-)
+from mgpu_helpers.charts.scaling import breakdown, efficiency, held_out, step_times
 from mgpu_helpers.charts.timeline import jobs, pipeline, spans, timeline
 from mgpu_helpers.wording import size_text
 
@@ -25,18 +18,15 @@ __all__ = [
     "breakdown",
     "colour",
     "corner",
-    "COSTS",
     "device_bars",
     "efficiency",
     "held",
     "held_out",
     "HOST",
-    "IDEAL",
     "jobs",
     "live_bytes",
     "monitor",
     "PALETTE",
-    "PARTS",
     "pipeline",
     "placement_map",
     "pointer",
@@ -45,5 +35,4 @@ __all__ = [
     "step_times",
     "style",
     "timeline",
-    "WAYS",
 ]

@@ -7,7 +7,9 @@ from typing import Any
 
 from mgpu_helpers.names import order
 
+#: The colour of the host.
 HOST = "#8a8a8a"
+#: The colours of the devices, in their order; the ninth device has the first again.
 PALETTE = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e6a100", "#56b4e9", "#7a4fbf", "#8c5a3c",
 )  # fmt: skip

@@ -6,7 +6,7 @@ Lesson 00 builds it in front of the reader.
 from mgpu_helpers.devices.adopt import adopt
 from mgpu_helpers.devices.check import checked, placed
 from mgpu_helpers.devices.choose import setup, tf32
-from mgpu_helpers.devices.plan import MEBIBYTE, MODES, MOST, Plan, current
+from mgpu_helpers.devices.plan import Plan, current
 from mgpu_helpers.devices.trial import explain
 from mgpu_helpers.names import order, short
 
@@ -15,9 +15,6 @@ __all__ = [
     "checked",
     "current",
     "explain",
-    "MEBIBYTE",
-    "MODES",
-    "MOST",
     "order",
     "placed",
     "Plan",

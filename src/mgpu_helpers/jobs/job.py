@@ -11,7 +11,8 @@ from typing import Any
 
 from mgpu_helpers.files import replacing
 
-Command = Sequence[str | os.PathLike]  # a program and its arguments
+#: What a job runs: a program and its arguments.
+Command = Sequence[str | os.PathLike]
 
 
 @dataclass(frozen=True)

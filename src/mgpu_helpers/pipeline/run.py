@@ -14,6 +14,7 @@ from typing import Any
 from mgpu_helpers import towers
 from mgpu_helpers.pipeline.schedule import check, one_by_one, run_times
 from mgpu_helpers.pipeline.stream import stream
+from mgpu_helpers.towers.split import HOST
 from mgpu_helpers.wording import counted, error_line
 
 # What Python, Keras and TensorFlow raise where a function is given something that does not fit.
@@ -170,7 +171,7 @@ def _gradients(
 
     loss = loss if isinstance(loss, keras.losses.Loss) else as_around(loss)
     xs, ys = zip(*towers.split((x, y), pieces, uneven=uneven, into="piece"), strict=True)
-    with tf.device(towers.HOST):
+    with tf.device(HOST):
         some = tf.nest.flatten((y, x))[0]
         shares = towers.shares(some.shape[0] or tf.shape(some)[0], pieces)
     own: list[Stage] = []

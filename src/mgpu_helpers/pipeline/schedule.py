@@ -10,7 +10,8 @@ from typing import Any
 
 from mgpu_helpers.wording import counted, whole_number
 
-Schedule = list[list[str]]  # for each stage its tasks in order: "F0" is piece 0 forward, "B0" back
+#: The tasks of each stage, in order: "F0" takes piece 0 forward, and "B0" takes it back.
+Schedule = list[list[str]]
 
 
 def one_by_one(stages: int, pieces: int) -> Schedule:

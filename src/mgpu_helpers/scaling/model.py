@@ -20,6 +20,7 @@ from typing import Any
 from mgpu_helpers.scaling.links import Link
 from mgpu_helpers.wording import counted, whole_number
 
+#: The terms of a step's cost, by the names that `fit` and `holdout` take.
 TERMS = ("arithmetic", "fixed", "update", "moving", "input", "latency")
 DEVICES, BATCH = "a number of devices", "a batch size"
 KEPT = {"device": "", "host": ", variables on the host", "ring": ", averaged in a ring"}

@@ -8,13 +8,12 @@ from mgpu_helpers.towers.average import average
 from mgpu_helpers.towers.check import check_batches, replica_sizes
 from mgpu_helpers.towers.ring import ring
 from mgpu_helpers.towers.run import make_parallel, read, run
-from mgpu_helpers.towers.split import HOST, shares, split
+from mgpu_helpers.towers.split import shares, split
 from mgpu_helpers.towers.train import train_step
 
 __all__ = [
     "average",
     "check_batches",
-    "HOST",
     "make_parallel",
     "read",
     "replica_sizes",

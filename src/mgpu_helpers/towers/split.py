@@ -8,7 +8,8 @@ import numpy as np
 
 from mgpu_helpers.wording import counted
 
-HOST = "/CPU:0"  # what nobody places goes there without a GPU, and to the first GPU with one
+# What nobody places goes there without a GPU, and to the first GPU with one.
+HOST = "/CPU:0"
 
 
 def split(
