@@ -100,7 +100,11 @@ def in_words(text: str) -> str:
     """Link what a text names, and put what it says of a picture on one line."""
     text = re.sub(r"!\[[^]]*\]", lambda found: found[0].replace("\n", " "), text)
     text = re.sub(r"\(\.\./results/(\w+)\.json\)", r"(/results.md#\1)", text)
+    text = re.sub(r"`scripts/([\w.]+)`", r"[\1](scripts/\1)", text)
+    text = re.sub(r"\((?:\.\./notebooks/)?scripts/([\w.]+)\)", r"(/notebooks/scripts/\1.rst)", text)
     text = LESSON.sub(lambda found: f"[{found[0]}](/notebooks/{lesson(found[2])}.ipynb)", text)
+    if REPOSITORY:
+        text = text.replace("clone the project", f"clone [the project]({REPOSITORY})")
     return IN_A_ROOM.sub(REFERENCE, text)
 
 

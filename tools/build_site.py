@@ -1,8 +1,9 @@
 """Build the site: ``python tools/build_site.py [FOLDER]``, by default build/site.
 
 Gathers what the site shows in build/site-source, in the same folders as here, so that links hold:
-the notebooks as they are stored, docs/, the scripts. Writes the pages that no person writes, the
-API reference and the result cards. Then runs Sphinx with docs/conf.py; a warning is an error.
+the notebooks as they are stored, docs/, the scripts. Writes the pages that no person writes: the
+API reference, the result cards, the code of the scripts. Then runs Sphinx with docs/conf.py; a
+warning is an error.
 """
 
 from __future__ import annotations
@@ -172,6 +173,16 @@ def write_results(path: Path) -> None:
     path.write_text(text, encoding="utf-8")
 
 
+def write_scripts(folder: Path) -> None:
+    """Write a page for each script beside the notebooks, which shows its code."""
+    for name in sorted(file.name for file in folder.iterdir() if file.is_file()):
+        language = {".py": "python", ".yaml": "yaml"}.get(Path(name).suffix, "bash")
+        lines = [":orphan:", "", name, "=" * len(name), ""]
+        lines += [f"From the folder ``notebooks/scripts``: :download:`{name}`.", ""]
+        lines += [f".. literalinclude:: {name}", f"   :language: {language}"]
+        (folder / f"{name}.rst").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def main(arguments: list[str]) -> int:
     """Gather, write, and run Sphinx; return its exit status."""
     from sphinx.cmd.build import main as sphinx
@@ -180,6 +191,7 @@ def main(arguments: list[str]) -> int:
     gather(SOURCE)
     write_api(SOURCE / "api")
     write_results(SOURCE / "results.md")
+    write_scripts(SOURCE / "notebooks" / "scripts")
     shutil.rmtree(site, ignore_errors=True)
     options = ["-E", "-W", "--keep-going", "-q", "-d", str(SOURCE.parent / "site-doctrees")]
     return sphinx([*options, "-c", str(ROOT / "docs"), str(SOURCE), str(site)])

@@ -1,2 +1,20 @@
 // From disk no page can be read for the search's summaries; asking would only log errors.
 if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
+
+// Sphinx finds the pages that have every word, and ranks a page by its best word. People ask whole
+// questions: find the pages that have the most of the words, and rank them by all of these.
+window.addEventListener("DOMContentLoaded", () => {
+  if (typeof Search === "undefined") return; // only the page of the search has it
+  const having = Search.performTermsSearch;
+  Search.performTermsSearch = (words, without) => {
+    const found = new Map(); // by page: how many of the words it has, and its result
+    for (const word of words)
+      for (const result of having(new Set([word]), without)) {
+        const [count, before] = found.get(result[0]) ?? [0, null];
+        if (before) result[4] += before[4]; // the score
+        found.set(result[0], [count + 1, result]);
+      }
+    const pages = [...found.values()], most = Math.max(...pages.map(([count]) => count));
+    return pages.filter(([count]) => count === most).map(([, result]) => result);
+  };
+}, true); // before Sphinx's own, which searches at once
