@@ -63,8 +63,8 @@ pygments_style, pygments_dark_style = "a11y-high-contrast-light", "a11y-high-con
 
 def buttons(name: str) -> str:
     """Write where the notebook of a page is, and where else it opens."""
-    line = "This page is a notebook, shown with the outputs that are stored in it: "
-    line += f"{{download}}`{name}.ipynb`."
+    line = "This page is a notebook, shown with the outputs that are stored in it. "
+    line += f"{{download}}`Download it <{name}.ipynb>`."
     if not REPOSITORY:
         return line
     place, folder = urlsplit(REPOSITORY).path.strip("/"), REPOSITORY.rpartition("/")[2]

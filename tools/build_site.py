@@ -113,7 +113,8 @@ def write_room(room: str, folder: Path, drawn: dict[str, tuple[str, str, bytes]]
             lines += [title, "-" * len(title), ""]
         for each, value in offered.items():
             if kind == "data":
-                lines += [f".. data:: {each}", f"   :value: {value!r}", "", f"   {said(name, each)}", ""]
+                lines += [f".. data:: {each}", f"   :value: {value!r}", ""]
+                lines += [f"   {said(name, each)}", ""]
                 continue
             lines += [f".. auto{kind}:: {each}"] + ["   :members:"] * (kind == "class") + [""]
             if room == "charts" and each in drawn and draws(value):
@@ -178,7 +179,7 @@ def write_scripts(folder: Path) -> None:
     for name in sorted(file.name for file in folder.iterdir() if file.is_file()):
         language = {".py": "python", ".yaml": "yaml"}.get(Path(name).suffix, "bash")
         lines = [":orphan:", "", name, "=" * len(name), ""]
-        lines += [f"From the folder ``notebooks/scripts``: :download:`{name}`.", ""]
+        lines += [f"A script of ``notebooks/scripts``. :download:`Download it <{name}>`.", ""]
         lines += [f".. literalinclude:: {name}", f"   :language: {language}"]
         (folder / f"{name}.rst").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
