@@ -25,19 +25,19 @@ class Process:
 class Gpu:
     """A GPU as the driver reports it; None for whatever it does not report."""
 
-    index: int  # nvidia-smi's number: the order of the PCI bus
+    index: int  #: nvidia-smi's number: the order of the PCI bus
     name: str
     uuid: str | None
-    pci_bus_id: str | None  # as Linux writes it: 0000:3b:00.0
-    memory_total: int | None  # bytes
+    pci_bus_id: str | None  #: as Linux writes it: 0000:3b:00.0
+    memory_total: int | None  #: bytes
     memory_used: int | None
     memory_free: int | None
-    utilization: int | None  # percent
-    temperature: int | None  # degrees Celsius
-    power: float | None  # watts
+    utilization: int | None  #: percent
+    temperature: int | None  #: degrees Celsius
+    power: float | None  #: watts
     power_limit: float | None
     processes: tuple[Process, ...] | None
-    problem: str | None = None  # a sentence, where the driver has lost the GPU
+    problem: str | None = None  #: a sentence, where the driver has lost the GPU
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class DriverReport:
 
     gpus: tuple[Gpu, ...]
     reason: str | None
-    driver: str | None  # the driver's version
-    cuda: str | None  # the newest CUDA that the driver supports: "12.8"
+    driver: str | None  #: the driver's version
+    cuda: str | None  #: the newest CUDA that the driver supports: "12.8"
 
 
 def query() -> DriverReport:

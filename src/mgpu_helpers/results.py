@@ -98,7 +98,7 @@ class Card:
 
     format: int = FORMAT
     name: str
-    date: str  # as in 2026-11-21
+    date: str  #: as in 2026-11-21
     machine: str
     mode: str
     devices: int

@@ -14,13 +14,13 @@ from mgpu_helpers.wording import counted, table
 class Attempt:
     """One start of all workers, and what became of those on this machine."""
 
-    number: int  # MGPU_ATTEMPT: 0, and one more at each restart
-    addresses: tuple[str, ...]  # of all workers
-    workers: tuple[Job, ...]  # those on this machine
-    first: int | None = None  # the index of the first worker that failed; None where none did
-    why: str = ""  # a sentence about that; "" if all is well
+    number: int  #: MGPU_ATTEMPT: 0, and one more at each restart
+    addresses: tuple[str, ...]  #: of all workers
+    workers: tuple[Job, ...]  #: those on this machine
+    first: int | None = None  #: the index of the first worker that failed; None where none did
+    why: str = ""  #: a sentence about that; "" if all is well
     seconds: float = 0.0
-    ready: float | None = None  # seconds until all had their strategy; None where one had none
+    ready: float | None = None  #: seconds until all had their strategy; None where one had none
 
     @property
     def ok(self) -> bool:

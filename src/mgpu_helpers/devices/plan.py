@@ -17,14 +17,14 @@ _plan: Plan | None = None
 class Plan:
     """A host and n devices, as names for `tf.device`, and what stands behind them."""
 
-    mode: str
+    mode: str  #: "gpus", "split-gpu" or "cores"; "adopted" where TensorFlow had started
     host: str
     devices: tuple[str, ...]
-    real: tuple[str, ...]
-    cores: int
+    real: tuple[str, ...]  #: what each of the devices is
+    cores: int  #: those that this process may use
     machine: str
-    note: str  # what the machine has that the plan does not use, or why there is no GPU
-    float32: str = ""  # how exact float32 is; "" where there is nothing to say
+    note: str  #: what the machine has that the plan does not use, or why there is no GPU
+    float32: str = ""  #: how exact float32 is; "" where there is nothing to say
 
     def __len__(self) -> int:
         return len(self.devices)

@@ -35,26 +35,26 @@ class TensorFlow:
 
     cuda: str | None
     cudnn: str | None
-    gpus: int  # how many it sees
+    gpus: int  #: how many it sees
 
 
 @dataclass(frozen=True)
 class Facts:
     """Everything that the diagnosis looks at."""
 
-    system: str  # as sys.platform has it
-    machine: str  # as platform.machine() has it
+    system: str  #: as sys.platform has it
+    machine: str  #: as platform.machine() has it
     versions: dict[str, str]
     driver: nvml.DriverReport
-    on_bus: int  # NVIDIA GPUs on the PCI bus; 0 also where the bus cannot be read
-    visible: str | None  # CUDA_VISIBLE_DEVICES
-    cuda_order: tuple[str, ...] | None  # bus ids as CUDA numbers them by itself; None: not known
-    lesson_order: tuple[str, ...] | None  # the same as the lessons have it; None: not known
-    cuda_error: int | str | None  # CUDA's answer when it does not start, "library" or "silent"
+    on_bus: int  #: NVIDIA GPUs on the PCI bus; 0 also where the bus cannot be read
+    visible: str | None  #: CUDA_VISIBLE_DEVICES
+    cuda_order: tuple[str, ...] | None  #: bus ids as CUDA numbers them by itself; None: not known
+    lesson_order: tuple[str, ...] | None  #: the same as the lessons have it; None: not known
+    cuda_error: int | str | None  #: CUDA's answer when it does not start, "library" or "silent"
     tensorflow: TensorFlow | None = None
-    missing: tuple[str, ...] = ()  # CUDA libraries that cannot be loaded
-    packages: tuple[str, ...] = ()  # those packages of LIBRARIES that are installed
-    cluster: tuple[str, ...] | None = None  # what is wrong with TF_CONFIG; None where it is not set
+    missing: tuple[str, ...] = ()  #: CUDA libraries that cannot be loaded
+    packages: tuple[str, ...] = ()  #: those packages of LIBRARIES that are installed
+    cluster: tuple[str, ...] | None = None  #: what is wrong with TF_CONFIG; None where it is unset
 
     @property
     def there(self) -> int:

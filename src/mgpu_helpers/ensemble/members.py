@@ -20,9 +20,9 @@ class Member:
     name: str
     # step(*batch) trains once and gives the loss; in a list it comes first, in a dict as "loss"
     step: Callable[..., Any]
-    predict: Callable[[Any], Any]  # predict(images) gives probabilities [n, classes]
-    variables: Mapping[str, Any] = field(repr=False)  # by name: what `save` writes
-    session: Any = field(default=None, repr=False)  # of from_session: what runs the graph
+    predict: Callable[[Any], Any]  #: predict(images) gives probabilities [n, classes]
+    variables: Mapping[str, Any] = field(repr=False)  #: by name: what `save` writes
+    session: Any = field(default=None, repr=False)  #: of from_session: what runs the graph
 
 
 def named(graph: Any, name: str) -> Any:

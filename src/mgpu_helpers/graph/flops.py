@@ -23,7 +23,7 @@ class Count:
     """The FLOP of one call; flops is None where they are not known before, and reason says why."""
 
     flops: int | None
-    by_type: dict[str, int] = field(default_factory=dict)  # of operation
+    by_type: dict[str, int] = field(default_factory=dict)  #: by the type of operation
     reason: str | None = None
 
     def __repr__(self) -> str:

@@ -15,8 +15,8 @@ class TrainingStep:
     """A training step as a concrete function, with the variables that stay from step to step."""
 
     concrete: Any
-    weights: tuple[Any, ...]  # all of the model's, those that are not trained too
-    slots: tuple[Any, ...]  # the optimizer's: their shapes only, nothing is held for them
+    weights: tuple[Any, ...]  #: all of the model's, those that are not trained too
+    slots: tuple[Any, ...]  #: the optimizer's: their shapes only, nothing is held for them
 
 
 def parameters(model: Any, *, trainable: bool = False) -> int:

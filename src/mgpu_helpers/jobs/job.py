@@ -24,20 +24,20 @@ class Job:
 
     name: str
     command: tuple[str, ...]
-    kind: str  # "GPU" or "core"
+    kind: str  #: "GPU" or "core"
     log: Path
-    devices: tuple[int, ...] = ()  # nvidia-smi's numbers, or the cores'; () if it never started
-    slot: int = 0  # which share of the device; 0 where each job has a device to itself
-    start: float | None = None  # None if it never started
+    devices: tuple[int, ...] = ()  #: nvidia-smi's numbers, or the cores'; () if it never started
+    slot: int = 0  #: which share of the device; 0 where each job has a device to itself
+    start: float | None = None  #: None if it never started
     end: float | None = None
-    status: str = "not started"  # or: done, failed, timed out, stopped, done before
-    returncode: int | None = None  # minus the signal's number for one that a signal ended
-    tail: str = ""  # the last lines of its log, or why it did not start
+    status: str = "not started"  #: then done, failed, timed out, stopped or done before
+    returncode: int | None = None  #: minus the signal's number for one that a signal ended
+    tail: str = ""  #: the last lines of its log, or why it did not start
     pid: int | None = None
-    started_at: str | None = None  # the date and time, UTC, as ISO 8601 has them
-    seconds: float | None = None  # how long it ran
-    result: Mapping[str, Any] = field(default_factory=dict, hash=False)  # the JSON that it printed
-    folder: str = ""  # the working directory
+    started_at: str | None = None  #: the date and time, UTC, as ISO 8601 has them
+    seconds: float | None = None  #: how long it ran
+    result: Mapping[str, Any] = field(default_factory=dict, hash=False)  #: the JSON that it printed
+    folder: str = ""  #: the working directory
 
     @property
     def device(self) -> int | None:
@@ -72,7 +72,7 @@ class Report:
     """What became of the jobs, in the order given; `report["name"]` is one of them."""
 
     jobs: tuple[Job, ...]
-    wall: float  # seconds
+    wall: float  #: seconds
 
     @property
     def ok(self) -> bool:

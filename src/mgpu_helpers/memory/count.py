@@ -26,10 +26,10 @@ class Held:
     """The bytes that a training step holds at its peak, by what they are for."""
 
     weights: int
-    slots: int  # what the optimizer keeps for each weight: Adam two numbers, momentum one
-    gradients: int  # those of weights, and what the optimizer makes of them
-    activations: int  # what the backward pass needs, and the gradients on their way through
-    scratch: int = 0  # what a library borrows while an operation runs
+    slots: int  #: what the optimizer keeps for each weight: Adam two numbers, momentum one
+    gradients: int  #: those of weights, and what the optimizer makes of them
+    activations: int  #: what the backward pass needs, and the gradients on their way through
+    scratch: int = 0  #: what a library borrows while an operation runs
 
     @property
     def uses(self) -> dict[str, int]:

@@ -70,8 +70,8 @@ class Sample:
 
     at: float
     process: int | None
-    driver: dict[int, int | None]  # by the driver's number of the GPU: all that is used there
-    allocator: dict[str, int]  # by device; empty in cores mode
+    driver: dict[int, int | None]  #: by the driver's number of the GPU: all that is used there
+    allocator: dict[str, int]  #: by device; empty in cores mode
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ class StageCost:
     layers: tuple[str, ...]
     seconds: float
     bytes: int
-    crossing: int  # to the next stage and, as a gradient, back
+    crossing: int  #: bytes to the next stage and, as a gradient, back
 
 
 @dataclass(frozen=True)

@@ -98,8 +98,8 @@ class Layout:
 
     devices: int
     per_device_batch: int
-    variables: str = "device"  # or "host" or "ring"
-    path: str = "data"  # or "split"
+    variables: str = "device"  #: or "host" or "ring"
+    path: str = "data"  #: or "split"
 
     def __post_init__(self) -> None:
         whole_number("devices", self.devices, DEVICES, 1)
@@ -168,12 +168,12 @@ class Measurement:
 class Cost:
     """What each term of a step costs; zero leaves a term out."""
 
-    arithmetic: float  # seconds an example
-    fixed: float  # seconds a step
-    update: float = 0.0  # seconds a step, with the variables on the host
-    moving: float = 0.0  # seconds a byte
-    input: float = 0.0  # seconds an example of the global batch, fed by one host
-    latency: float = 0.0  # seconds a message
+    arithmetic: float  #: seconds an example
+    fixed: float  #: seconds a step
+    update: float = 0.0  #: seconds a step, with the variables on the host
+    moving: float = 0.0  #: seconds a byte
+    input: float = 0.0  #: seconds an example of the global batch, fed by one host
+    latency: float = 0.0  #: seconds a message
 
     def __post_init__(self) -> None:
         for term in TERMS:

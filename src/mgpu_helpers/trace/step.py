@@ -99,11 +99,13 @@ class Trace:
 
     ops: tuple[Op, ...]
     copies: tuple[Copy, ...]
+    #: by device: moments, in seconds, and the bytes that it held from then on
     memory: dict[str, tuple[tuple[float, int], ...]] = field(repr=False)
+    #: which operation feeds which
     edges: tuple[tuple[str, str], ...] = field(repr=False)
     allocations: tuple[Allocation, ...] = field(default=(), repr=False)
-    waits: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # edges that carry nothing
-    # by GPU, when its kernels ran: start and end in seconds
+    waits: tuple[tuple[str, str], ...] = field(default=(), repr=False)  #: edges that carry nothing
+    #: by GPU, when its kernels ran: start and end in seconds
     kernels: dict[str, tuple[tuple[float, float], ...]] = field(default_factory=dict, repr=False)
     launches_only: bool = False
     collectives: tuple[Collective, ...] = ()
