@@ -49,7 +49,7 @@ def axes(
 ) -> Any:
     """Return ax, or new axes in the style of the series, with mode and machine in the corner.
 
-    source stands there instead where the numbers are not of this machine.
+    Where the numbers are not of this machine, `source` says in the corner where they are from.
 
     >>> ax = axes(size=(6, 2), source="measured by hand")
     >>> ax.figure.get_size_inches().tolist()

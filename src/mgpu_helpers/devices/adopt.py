@@ -17,7 +17,7 @@ def adopt() -> Plan:
     devices are TensorFlow's logical GPUs; without any, its logical CPUs from the second on; with a
     single CPU, that one. Threads, memory growth and limits, and TF32 stay as the notebook set them.
     Where TensorFlow has not started, it starts now, with what it takes by itself. After `setup` or
-    `adopt` it is the plan which that one made.
+    an earlier `adopt` it returns the plan that was made then.
 
     >>> adopt() is plan
     True

@@ -13,7 +13,7 @@ from mgpu_helpers.names import short
 def checked(devices: Iterable[Any]) -> tuple[str, ...]:
     """Return the names of devices as a plan writes them; raise ValueError if one is not there.
 
-    TensorFlow runs what it is told to place on a device that is not there on another one, without
+    Told to place something on a device that is not there, TensorFlow places it elsewhere, without
     a word. A device may be written in any of TensorFlow's ways, or be a `tf.config.LogicalDevice`.
     TensorFlow is started where it has not been. Without a plan the devices of a classic graph are
     not looked up: its Session may have others.

@@ -22,8 +22,8 @@ def setup(n: int = 2) -> Plan:
 
     Call it before anything else touches TensorFlow. MGPU_DEVICES overrides n; MGPU_MODE (gpus,
     split-gpu or cores) overrides the mode, which otherwise follows from the GPUs that are there.
-    Each device runs a small operation before the plan is returned, so that one which cannot is
-    said here. TF32 is switched off: `tf32` says what that is.
+    Each device runs a small operation before the plan is returned, so that one which
+    does not work is named here. TF32 is switched off: `tf32` says what that is.
 
     >>> plan = setup(2)
     >>> plan.host, len(plan.devices)
@@ -84,7 +84,7 @@ def setup(n: int = 2) -> Plan:
 
 @contextlib.contextmanager
 def tf32() -> Iterator[None]:
-    """Let GPUs compute float32 products and convolutions in TF32 within the block, as is usual.
+    """Let GPUs compute float32 products and convolutions in TF32 within the block.
 
     TF32 rounds what is multiplied to 10 bits: much faster on GPUs from Ampere on (compute
     capability 8.0), and about 1e-3 off. It is TensorFlow's default, and `setup` switches it off, so

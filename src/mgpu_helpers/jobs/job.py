@@ -72,7 +72,7 @@ class Report:
     """What became of the jobs, in the order given; `report["name"]` is one of them."""
 
     jobs: tuple[Job, ...]
-    wall: float  #: seconds
+    wall: float  #: the seconds that the run took
 
     @property
     def ok(self) -> bool:

@@ -73,10 +73,10 @@ def predict(model: Any, batch: int, optimizer: Any = "adam") -> Predicted:
 
 
 def fits(model: Any, budget: float, optimizer: Any = "adam") -> int:
-    """Give the largest batch whose training step fits into a budget of bytes by the range's end.
+    """Give the largest batch whose training step fits into a budget of bytes, by `predict`.
 
-    It is counted as in `predict`. Each moment of a step holds so much and so much more for each
-    example; two batches tell both.
+    What counts is the upper end of the range that `predict` gives. At each moment a step holds a
+    number of bytes, and so many more for each example; two batches tell both numbers.
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input((30,)), keras.layers.Dense(20)])
