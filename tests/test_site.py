@@ -26,6 +26,8 @@ DESK, PHONE = {"width": 1400, "height": 900}, {"width": 390, "height": 844}
 
 PICTURES = """() => [...document.querySelectorAll('article img')].map(one => ({
     name: one.getAttribute('src').slice(0, 80), alt: one.alt, drawn: one.naturalWidth > 0}))"""
+CUT = """() => [...document.querySelectorAll('.cell_output pre')]
+    .filter(one => one.scrollWidth > one.clientWidth).map(one => one.innerText.slice(0, 40))"""
 OVER = "() => document.documentElement.scrollWidth - innerWidth"
 DRAWN_IN = "() => Math.round(performance.getEntriesByType('navigation')[0].loadEventEnd)"
 
@@ -64,6 +66,7 @@ def complaints(browser, path: Path) -> Iterator[str]:  # noqa: F811
                 yield f"not drawn: {picture['name']}"
             if not picture["alt"].strip(" ."):
                 yield f"without words: {picture['name']}"
+        yield from (f"cut off: {text}" for text in page.evaluate(CUT))
         files = {Path(unquote(urlsplit(url).path)) for url in asked if url.startswith("file:")}
         if (size := sum(file.stat().st_size for file in files if file.is_file())) > MOST_OF_A_PAGE:
             yield f"large: {size} bytes"
@@ -109,10 +112,11 @@ def test_page_opens_from_disk(browser, name: str):  # noqa: F811
         ("<img alt=x src=http://127.0.0.1:9/x.png>", "asks for http://127.0.0.1:9/x.png"),
         ("<article><img alt=x src=lost.png></article>", "not drawn: lost.png"),
         ("<article><img src='data:image/gif;base64,R0lGODlhAQABAAAAACw='></article>", "without"),
+        (f"<div class=cell_output><pre style='overflow: auto'>{'so' * 999}</pre>", "cut off"),
         (f"<!-- {'x' * MOST_OF_A_PAGE} -->", "large: 20000.. bytes"),
         ("<pre style='width: 500px'>x</pre>", "wide: .* pixels over"),
     ],
-    ids=["error", "console", "file", "foreign", "picture", "words", "large", "wide"],
+    ids=["error", "console", "file", "foreign", "picture", "words", "output", "large", "wide"],
 )
 def test_what_must_not_pass_is_seen(browser, tmp_path, html: str, said: str):  # noqa: F811
     (tmp_path / "bad.html").write_text(f"<!doctype html><title>bad</title>{html}")
