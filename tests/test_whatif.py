@@ -266,6 +266,7 @@ def test_every_moment_of_a_device_is_accounted_for(step):
         assert all(wait.seconds > 0 and wait.device != account.device for wait in account.waits)
         shares = [int(n) for n in re.findall(r"(\d+) %", str(account))]
         assert sum(shares) == 100
+    assert max(map(len, repr(said).splitlines())) <= 100  # a notebook breaks longer ones anywhere
 
 
 @settings(max_examples=40, deadline=None)
