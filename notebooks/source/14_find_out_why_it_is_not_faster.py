@@ -497,7 +497,8 @@ for name, by, widths in (("middle", 4, {"middle": 16}), ("wide", 2, {"wide": 512
 # %% [markdown]
 # **Cure**: ask before you work. The law knows shares only, and a replay also knows what waits for
 # what. On several devices the work of all adds up to more than the length of the step, so ask the
-# replay there.
+# replay there. On GPUs it takes for granted that the host starts the kernels early enough: where
+# the GPU waits for the host (patient 3), faster kernels gain nothing.
 #
 # ## Proof: the same steps
 #
