@@ -266,7 +266,16 @@ def test_every_moment_of_a_device_is_accounted_for(step):
         assert all(wait.seconds > 0 and wait.device != account.device for wait in account.waits)
         shares = [int(n) for n in re.findall(r"(\d+) %", str(account))]
         assert sum(shares) == 100
-    assert max(map(len, repr(said).splitlines())) <= 100  # a notebook breaks longer ones anywhere
+
+
+@pytest.mark.parametrize("length", range(1, 60))
+def test_long_lines_are_broken_and_no_number_loses_its_percent(length):
+    waits = whatif.Wait("x" * length, "/CPU:2", 0.003), whatif.Wait("y", "/CPU:2", 0.002)
+    said = whatif.Explanation((whatif.Account("/CPU:1", 0.01, 0.005, waits),))
+    lines = repr(said).splitlines()
+    assert max(map(len, lines)) <= 100  # a notebook breaks longer ones in the middle of a word
+    assert not any(line.strip().startswith("%") for line in lines)
+    assert " ".join(" ".join(lines).split()) == str(said.accounts[0])
 
 
 @settings(max_examples=40, deadline=None)

@@ -530,7 +530,7 @@ for name, settings in others.items():
 # %% tags=["nbval-ignore-output"]
 (apart, of_apart), (together, _) = clinic.cut(colocate=False), clinic.cut(colocate=True)
 beside("gradients colocated", whatif.link(of_apart, 1e11), apart, together)
-print(f"\n{'times as fast':28} predicted measured")
+print(f"\n{'times as fast':28} predicted measured    off")
 for name, predicted, measured in table:
     print(f"{name:28} {predicted:9.2f} {measured:8.2f} {predicted / measured - 1:+6.0%}")
 

@@ -66,10 +66,9 @@ class Explanation:
     notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        return "\n".join(
-            textwrap.fill(said, _WIDTH, subsequent_indent="    ", break_on_hyphens=False)
-            for said in [*map(str, self.accounts), *self.notes]
-        )
+        said = "\n".join([*map(str, self.accounts), *self.notes]).replace(" %", "\xa0%")
+        wrap = textwrap.TextWrapper(_WIDTH, subsequent_indent="    ", break_on_hyphens=False)
+        return "\n".join(map(wrap.fill, said.splitlines())).replace("\xa0", " ")
 
 
 def _percent(parts: Sequence[float]) -> list[int]:
