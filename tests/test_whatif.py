@@ -268,6 +268,16 @@ def test_every_moment_of_a_device_is_accounted_for(step):
         assert sum(shares) == 100
 
 
+@pytest.mark.parametrize("length", range(1, 60))
+def test_long_lines_are_broken_and_no_number_loses_its_percent(length):
+    waits = whatif.Wait("x" * length, "/CPU:2", 0.003), whatif.Wait("y", "/CPU:2", 0.002)
+    said = whatif.Explanation((whatif.Account("/CPU:1", 0.01, 0.005, waits),))
+    lines = repr(said).splitlines()
+    assert max(map(len, lines)) <= 100  # a notebook breaks longer ones in the middle of a word
+    assert not any(line.strip().startswith("%") for line in lines)
+    assert " ".join(" ".join(lines).split()) == str(said.accounts[0])
+
+
 @settings(max_examples=40, deadline=None)
 @given(schedules(kinds=("/CPU:1", "/CPU:2", "/CPU:3")), st.integers(1, 4))
 def test_threads_do_no_more_than_there_is_and_no_less_than_one_at_a_time(step, threads):

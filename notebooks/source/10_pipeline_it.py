@@ -106,15 +106,15 @@ def multiply(weights, x):
 small = [pipeline.Stage(first, multiply, {"a": a}), pipeline.Stage(second, multiply, {"b": b})]
 
 # %% [markdown]
-# A task is one of two short functions.
+# A task is a call of one of two short functions.
 #
 # `forward` runs the stage's function on what comes from the stage before. It keeps that, and what
 # the stage made of it, because the backward pass needs both.
 #
 # `back` gets the gradient of the loss with respect to what the stage made. This is what
-# `tf.gradients` calls `grad_ys`. It gives the gradients of the weights, and that of what came in,
-# which goes to the stage before. (`tf.gradients` works in a graph, and a `tf.function` is one. It
-# does what a tape does, and there is no tape to keep.)
+# `tf.gradients` calls `grad_ys`. `back` gives the gradients of the weights, and that of what came
+# in, which goes to the stage before. (`tf.gradients` does what a tape does, and there is no tape to
+# keep. It works in a graph, and a `tf.function` is one.)
 
 # %%
 Kept = namedtuple("Kept", "x made")
@@ -332,8 +332,9 @@ def work(spans):
 
 
 spans = min([pipeline.spans(traces[name][1]) for name in ways], key=work)
+spans.sort(key=lambda span: span.stage)
 forward_took = [span.length for span in spans if span.task == "F0"]
-back_took = [span.length for span in spans if span.task == "B0"][::-1]  # stage 0 goes back last
+back_took = [span.length for span in spans if span.task == "B0"]
 
 
 def predict(pieces):
@@ -354,8 +355,9 @@ timing.compare(*runs, repeats=6, names=("eight", "one piece"))
 # %% [markdown]
 # With as many free cores as devices, the two orders that overlap gain with the first pieces, and
 # then little or nothing: a piece that is too small takes longer than its share, and starting a task
-# costs something too. Where one stage is slower than the other, the faster one waits for it, so a
-# device is idle for longer than the bubble.
+# costs something too. In one piece a step can be shorter than predicted, because stage 1 hands back
+# its gradient before it is done with its own weights. Where one stage is slower than the other, the
+# faster one waits for it, so a device is idle for longer than the bubble.
 #
 # On GPUs this network is too small for pieces. A task is dozens of short kernels, and starting them
 # takes longer than computing them. There, expect pieces to make this step slower, not faster.
@@ -438,7 +440,7 @@ print(f"end and beginning are {apart(in_four, begin):.1g} apart")
 # %% tags=["varies"]
 order, half = pipeline.all_forward(stages=4, pieces=4), [0.5, 0.5, 0.5, 0.5]
 columns = pipeline.run_times(order, half, half, devices=[0, 1, 0, 1])
-print("four stages:", max(end for _, end in columns.values()), "columns")
+print(f"four stages: {max(end for _, end in columns.values()):g} columns")
 
 four = networks.stages(network, ["conv2", "conv3", "fc1"], (plan.devices * 4)[:4])
 
@@ -482,8 +484,8 @@ print("session: less than 1e-5 apart:", apart(found, reference) < 1e-5)
 # error says so. Compare it with the whole batch, and with an average in which a piece counts by its
 # size.
 #
-# The second cell leaves that to `pipeline.gradients`. For a batch that cannot be cut evenly it
-# wants `uneven=True`, so that you know about it:
+# The second cell leaves that to `pipeline.gradients`. It refuses a batch that cannot be cut evenly,
+# unless you say `uneven=True`:
 
 # %%
 whole = uncut(images[:90], labels[:90])
@@ -650,6 +652,5 @@ checks.accumulate(accumulate)
 # - If the model fits on one device, towers ([[07]]) have no bubble.
 # - Very large models combine towers, stages and cut layers. TensorFlow has no pipeline of its own.
 #   Ready-made schedules are in PyTorch (`torch.distributed.pipelining`), Megatron-LM and DeepSpeed.
-#   JAX shards by layouts.
 #
 # Next: [[next]].

@@ -48,7 +48,8 @@ plt.show()
 # An operation starts when its device is free and all that it needs is there. That rule is enough to
 # lay the step out again. Each operation below has its device, its seconds, and the letters of those
 # that it needs. They stand in the order in which they start. `replay` returns the time when all of
-# them have ended. In the loop, one operation at a time takes no time:
+# them have ended. The loop replays the step five times more, each time as if one operation took no
+# time:
 
 # %%
 def replay(ops):
@@ -73,9 +74,9 @@ for name, (device, seconds, needs) in five.items():
 # ## A healthy step
 #
 # `make_step` makes the step of [[07]] for a small Keras model. The host splits the batch, and each
-# device of `where` computes the loss and the gradients of its shard. `home` has the variables,
-# averages and updates. Two settings make patients of this step later: the `sizes` of the shards,
-# and the `widths` of the layers:
+# device of `where` computes the loss and the gradients of its shard. `home` holds the
+# variables, averages the gradients and updates the variables. Two settings make patients of this
+# step later: the `sizes` of the shards, and the `widths` of the layers:
 
 # %%
 x, y = clinic.batch()
@@ -143,10 +144,10 @@ def typo(x):
 
 
 one = make_step(plan.devices[:1])
-of_one, of_typo = traces(one), [trace.function_step(typo, x)[1]]
+of_one, of_typo = traces(one), trace.function_step(typo, x)[1]
 for name, steps in (("healthy", of_healthy), ("one", of_one)):
     print(f"{name:8}", *[device for device in plan.devices if device in steps[-1].devices])
-print("typo     ran on /GPU:91:", "/GPU:91" in of_typo[-1].devices)
+print("typo     ran on /GPU:91:", "/GPU:91" in of_typo.devices)
 
 # %% [markdown]
 # What would the other devices give? `whatif.towers` predicts it from the traces of one device. On
@@ -159,7 +160,9 @@ table = []
 
 
 def show(real):
-    print(f"measured {1e3 * real.a.median:.1f} ms and {1e3 * real.b.median:.1f} ms. {real}")
+    for name, each in zip(real.names, (real.a, real.b)):
+        print(f"{name} {1e3 * each.median:.1f} ms", end="; ")
+    print(real)
 
 
 def beside(name, change, before, after):
@@ -214,7 +217,8 @@ plt.show()
 
 # %% [markdown]
 # **Cure**: `num_parallel_calls`, as in the dataset `quick`, and `prefetch` where reading takes
-# unequal times. `cache` keeps in memory what was read once. More GPUs do not help. On GPUs, add
+# unequal times. (Even `quick` waits here: it reads four batches at a time, so six take 100 ms.)
+# `cache` keeps in memory what was read once. More GPUs do not help. On GPUs, add
 # `tf.data.experimental.prefetch_to_device`, so that each batch is also copied to the GPU ahead of
 # its step.
 #
@@ -252,9 +256,10 @@ beside("the batch on each device", change, timed(one), timed(healthy, *large))
 #
 # **Symptom**: between the steps the GPU is idle. The call of a step on a GPU returns at once, and
 # Python prepares the next step meanwhile, unless Python waits for a number. On CPUs the call
-# returns when the step has ended. Here CPUs are told to behave like GPUs, and Python does 20 ms of
-# other work after each of five steps. `stamped` is the healthy step, which also says when it began
-# and ended:
+# returns when the step has ended. `set_synchronous_execution(False)` makes it return at once there
+# too. Python does 20 ms of other work after each of five steps. The losses are *fetched* in every
+# step, or *kept* as tensors until the end. `stamped` is the healthy step, which also says when it
+# began and ended:
 
 # %% tags=["varies", "nbval-ignore-output"]
 def loop(fetch):
@@ -268,7 +273,7 @@ def loop(fetch):
 
 
 stamped = clinic.stamped(healthy)
-ways = {"read every loss": lambda: loop(True), "read the last": lambda: loop(False)}
+ways = {"fetched": lambda: loop(True), "kept": lambda: loop(False)}
 tf.config.experimental.set_synchronous_execution(False)
 pair = timing.compare(*ways.values(), repeats=5, names=tuple(ways))
 ran = {name: way() for name, way in ways.items()}
@@ -337,7 +342,7 @@ show(timing.compare(timed(eager), timed(graph), repeats=8, names=("eager", "grap
 #
 # **Symptom**: one device works all the time, and the others wait for it when the gradients are
 # averaged. Here the first device has most of the batch. The prediction makes the operations of its
-# tower faster, by as much as its shard is too large:
+# tower (`tower_0/` in their names) faster, by as much as its shard is too large:
 
 # %% tags=["varies", "nbval-ignore-output"]
 share = len(x) // (len(plan) + 2)
@@ -366,7 +371,8 @@ plt.show()
 hosted = make_step(plan.devices[:1], home=plan.host)
 of_hosted = traces(hosted)
 for name, step in (("at home", of_one[-1]), ("on the host", of_hosted[-1])):
-    print(f"{name:12}", {f"{a} -> {b}": size for (a, b), size in step.bytes_between().items()})
+    for (a, b), size in step.bytes_between().items():
+        print(f"{name:12} {a} -> {b} {size:>10,} bytes")
 
 # %% tags=["nbval-ignore-output"]
 for name, steps in (("at home", of_one), ("on the host", of_hosted)):
@@ -383,7 +389,8 @@ show(timing.compare(timed(hosted), timed(one), repeats=8, names=("on the host", 
 #
 # **Symptom**: the average takes longer than the towers. A batch looks up 840 rows of a table of
 # 100,000. So the gradients of the towers have 840 rows in all (`tf.IndexedSlices`). `tf.add_n`
-# makes a tensor of 100,000 rows of them:
+# makes a tensor of 100,000 rows of them. Compare the bytes that go to the table,
+# and its sum after a step from zeros:
 
 # %%
 with tf.device(first):
@@ -418,17 +425,24 @@ def make_lookup(average):
 
 
 lookups = {"dense": make_lookup(dense), "sparse": make_lookup(towers.average)}
+found = {}
 for name, step in lookups.items():
-    crossed = trace.function_step(step, ids)[1].bytes_between()
-    print(f"{name:6} {crossed[plan.host, first]:>12,} bytes to the table's device")
+    embedding.assign(tf.zeros_like(embedding))
+    step(ids)
+    found[name] = trace.function_step(step, ids)[1]
+    crossed, total = found[name].bytes_between(), float(tf.reduce_sum(embedding))
+    print(f"{name:6} {crossed[plan.host, first]:>10,} bytes to the table; its sum is {total:,.0f}")
 
 # %% tags=["nbval-ignore-output"]
+print(whatif.explain(found["dense"]))
 runs = [timed(step, ids) for step in lookups.values()]
 show(timing.compare(*runs, repeats=8, names=("dense", "sparse")))
 
 # %% [markdown]
-# **Cure**: `towers.average`, which keeps a sparse gradient sparse. `tf.clip_by_global_norm` keeps
-# it sparse too. On GPUs these bytes also cross a link, so a dense gradient costs more there.
+# Both steps change the table alike, and the dense one waits for `AddN` and for the update of all
+# rows. **Cure**: `towers.average`, which keeps a sparse gradient sparse, as
+# `tf.clip_by_global_norm` does. On GPUs these bytes also cross a link, so a dense gradient costs
+# more there.
 #
 # ## 10. The first step is in the mean
 #
@@ -483,13 +497,14 @@ for name, by, widths in (("middle", 4, {"middle": 16}), ("wide", 2, {"wide": 512
 # %% [markdown]
 # **Cure**: ask before you work. The law knows shares only, and a replay also knows what waits for
 # what. On several devices the work of all adds up to more than the length of the step, so ask the
-# replay there.
+# replay there. On GPUs it takes for granted that the host starts the kernels early enough: where
+# the GPU waits for the host (patient 3), faster kernels gain nothing.
 #
 # ## Proof: the same steps
 #
 # A step that does less is faster too. So a cure has to leave the losses as they were. Here are
-# three losses of one device, of all (1), of uneven shards (7), and of variables on the host (8),
-# from the same weights:
+# three losses of one device. Those of all devices (1), of uneven shards (7), and of variables on
+# the host (8), from the same weights, are compared with them:
 
 # %%
 def losses(step):
@@ -497,11 +512,12 @@ def losses(step):
 
 
 alone = losses(make_step(plan.devices[:1]))
+print("one device  ", *(f"{loss:.3f}" for loss in alone))
 others = {"all": {}, "uneven": {"sizes": sizes}, "on the host": {"home": plan.host}}
 for name, settings in others.items():
     found = losses(make_step(plan.devices, **settings))
     off = max(abs(a / b - 1) for a, b in zip(found, alone))
-    print(f"{name:12} agrees to one part in a thousand: {off < 1e-3}")
+    print(f"{name:12} agree to one part in a thousand: {off < 1e-3}")
 
 # %% [markdown]
 # ## Predicted and measured
@@ -514,16 +530,16 @@ for name, settings in others.items():
 # %% tags=["nbval-ignore-output"]
 (apart, of_apart), (together, _) = clinic.cut(colocate=False), clinic.cut(colocate=True)
 beside("gradients colocated", whatif.link(of_apart, 1e11), apart, together)
-print()
+print(f"\n{'times as fast':28} predicted measured    off")
 for name, predicted, measured in table:
-    print(f"{name:28} {predicted:6.2f} {measured:6.2f}  {predicted / measured - 1:+.0%}")
+    print(f"{name:28} {predicted:9.2f} {measured:8.2f} {predicted / measured - 1:+6.0%}")
 
 # %% [markdown]
 # Most predictions are within a tenth on a machine with nothing else to do. Where another program
 # has a core, more devices gain less than predicted. What misses on a quiet machine too:
 #
 # - **A small batch.** The replay assumes that the time of each operation shrinks with the batch. A
-#   product of a few rows takes longer for each row.
+#   product of a few rows takes longer for each row, because it reads all weights.
 # - **Colocated gradients.** In `cores` mode a link costs nothing already, and yet colocating gains.
 #   The reason is another kernel for the gradient of the pool ([[09]]). A replay keeps the kernels
 #   that were traced, so it cannot foresee that.

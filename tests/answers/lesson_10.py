@@ -75,6 +75,7 @@ WRONG = {
         ("accumulate = lambda f, pieces: tf.add_n([f(x, y) for x, y in pieces]) / len(pieces)",
          "weigh each by its size"),
         ("accumulate = lambda f, pieces: f(*pieces[-1])", "only the last piece"),
+        (LOOP.replace("len(x) / size", "len(x) / 26"), "should give"),
         ("""
 def accumulate(gradient_of, pieces):
     size = sum(len(x) for x, y in pieces)

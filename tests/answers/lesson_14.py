@@ -86,6 +86,8 @@ WRONG = {
         (over(ready="[ends[n] for n in needs]"), "nothing takes time to cross"),
         (over(ready="[ends[n] + link for n in needs]"), "only what another device made"),
         (over(start="max([0, *ready])"), "yours gives"),
+        (over(ready="[ends[n] for n in needs]", start="max([free.get(device, 0), *ready])"
+              " + link * any(ops[n][0] != device for n in needs)"), "and b; yours gives 8 s"),
         (over(ready="[ends[n] + link * (ops[n][0] != device)"
                     " for n in sorted(needs, key=ends.get)[-1:]]"), "takes 5 s"),
         (over(result="ends[name]"), "yours gives 2 s"),

@@ -85,14 +85,13 @@ def pipeline(trace: Trace, ax: Any = None) -> Any:
     wide = 440 / trace.length if trace.length else 0  # points a second, about
     for row, device in enumerate(devices):
         ops = [op for op in trace.ops if op.device == device and task_of(op)]
-        for before, op in zip([None, *ops[:-1]], ops, strict=True):
-            stage, task = task_of(op)
+        for op in ops:
+            _, task = task_of(op)
             shade = {"facecolor": colour(device), "alpha": 1.0 if task[0] == "F" else 0.45}
             ax.broken_barh([(op.start * 1e3, op.length * 1e3)], (row - 0.36, 0.72), linewidth=0,
                            **shade)  # fmt: skip
-            if before and task_of(before) != (stage, task):
-                ax.vlines(op.start * 1e3, row - 0.36, row + 0.36, color="white", linewidth=1)
         for span in (span for span in spans if span.device == device):
+            ax.vlines(span.start * 1e3, row - 0.36, row + 0.36, color="white", linewidth=1)
             own = [op for op in ops if task_of(op) == (span.stage, span.task)]
             longest = max(own, key=lambda op: op.length)
             text = f"{span.stage}:{span.task[1:]}" if len(stages[device]) > 1 else span.task[1:]

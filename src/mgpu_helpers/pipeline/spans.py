@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -10,6 +12,7 @@ from mgpu_helpers.trace.step import Op, Trace
 
 # They take no time, start when a step does, and so belong to no task.
 FREE = {"Const", "NoOp", "Placeholder"}
+_EARLY = 0.01  # of a task's work, which may be done long before it: shapes need no gradient
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,8 @@ class Span:
 def spans(trace: Trace) -> list[Span]:
     """Find the tasks of `gradients` in a trace, by their start; none gives an empty list.
 
+    A task starts where a hundredth of its work is done: what looks at shapes alone may run earlier.
+
     >>> op = Op("stage_1/F0/MatMul", "MatMul", "/CPU:2", 0.0, 0.1)
     >>> spans(Trace((op,), (), {}, ()))
     [Span(stage=1, task='F0', device='/CPU:2', start=0.0, length=0.1)]
@@ -36,9 +41,11 @@ def spans(trace: Trace) -> list[Span]:
             found[at].append(op)
     made = []
     for (stage, task), ops in found.items():
-        start = min(op.start for op in ops)
+        ops.sort(key=lambda op: op.start)
+        done = list(itertools.accumulate(op.length for op in ops))
+        first = ops[bisect_left(done, _EARLY * done[-1])]
         end = max(op.start + op.length for op in ops)
-        made.append(Span(stage, task, ops[0].device, start, end - start))
+        made.append(Span(stage, task, first.device, first.start, end - first.start))
     return sorted(made, key=lambda span: (span.start, span.stage))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from mgpu_helpers.wording import counted
 
 COPY, CORE, OVERHEAD = "copies", "a free core", "overhead"
 _SHOWN = 3  # what a device waited for, by name
+_WIDTH = 100  # letters; notebooks break what is longer in the middle of a word
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,9 @@ class Explanation:
     notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        return "\n".join([*map(str, self.accounts), *self.notes])
+        said = "\n".join([*map(str, self.accounts), *self.notes]).replace(" %", "\xa0%")
+        wrap = textwrap.TextWrapper(_WIDTH, subsequent_indent="    ", break_on_hyphens=False)
+        return "\n".join(map(wrap.fill, said.splitlines())).replace("\xa0", " ")
 
 
 def _percent(parts: Sequence[float]) -> list[int]:

@@ -42,10 +42,11 @@ def two_at_most(function: Callable[[int, int], Any]) -> str:
 @exercise
 def accumulate(function: Callable[[Callable[[Any, Any], Any], Any], Any]) -> str:
     """Check exercise 2 of lesson 10: gradients of pieces added up, weighted, few at a time."""
-    sizes = np.array([4, 3, 1, 2, 4, 2, 1, 3, 2, 4])
-    for seed in (0, None):  # the first is always the same, and so are its hints
-        rng = np.random.default_rng(seed)
-        _check_accumulated(function, rng.permutation(sizes), rng)
+    sizes, draw = np.array([4, 3, 1, 2, 4, 2, 1, 3, 2, 4]), np.random.default_rng()
+    more = np.append(sizes, draw.integers(1, 5, 3))  # another number of examples, too
+    # The first is always the same, and so are its hints.
+    for rng, each in ((np.random.default_rng(0), sizes), (draw, more)):
+        _check_accumulated(function, rng.permutation(each), rng)
     return "right for pieces of 4, 3, 2 and 1, and never all gradients at once"
 
 

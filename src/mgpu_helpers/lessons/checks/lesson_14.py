@@ -28,10 +28,13 @@ def replay_over_link(function: Callable[[Ops, float], Any]) -> str:
     """Check exercise 1 of lesson 14: a replay in which results take time to cross."""
     five = {"a": ("first", 4, ""), "b": ("second", 6, "a"), "c": ("first", 2, "a"),
             "d": ("first", 3, "bc"), "e": ("second", 2, "d")}  # fmt: skip
-    # In `late`, a ends before b and arrives after it. In `apart`, b starts last and ends first.
+    # In `busy`, a arrives while c runs. In `late`, a ends before b and arrives after it.
+    # In `apart`, b starts last and ends first.
+    busy = {"a": ("first", 2, ""), "b": ("second", 3, ""), "c": ("second", 2, ""),
+            "d": ("second", 1, "ab")}  # fmt: skip
     late = {"a": ("first", 2, ""), "b": ("second", 3, ""), "c": ("second", 1, "ab")}
     apart = {"a": ("first", 9, ""), "b": ("second", 2, "")}
-    cases = [(five, 0.0), (five, 1.0), (five, 5.0), (late, 2.0), (apart, 2.0)]
+    cases = [(five, 0.0), (five, 1.0), (five, 5.0), (busy, 2.0), (late, 2.0), (apart, 2.0)]
     draw = np.random.default_rng()
     for devices in 5 * (1, 3, 5, 2):
         link = float(draw.uniform(0.5, 4))
