@@ -202,9 +202,13 @@ print("exit statuses:", launch(fails, 2))
 # - an end to the wait in the constructor, after 60 seconds, with a sentence about who is missing,
 # - no process left behind, however the launcher itself ends.
 #
-# In a terminal it is `python -m mgpu_helpers cluster --workers 2 train.py`. Over two machines,
-# start `python -m mgpu_helpers cluster --hosts a:20000,b:20000 --index 0 train.py` on machine a,
-# and the same with `--index 1` on machine b.
+# In a terminal the first line below does the same. The other two start one training on two machines:
+#
+# ```shell
+# python -m mgpu_helpers cluster --workers 2 train.py
+# python -m mgpu_helpers cluster --hosts a:20000,b:20000 --index 0 train.py   # on machine a
+# python -m mgpu_helpers cluster --hosts a:20000,b:20000 --index 1 train.py   # on machine b
+# ```
 #
 # ## One training, any number of workers
 #
