@@ -98,7 +98,7 @@ hosts = [f"127.0.0.1:{port}" for port in free_ports(2)]
 
 def start(index):
     settings = {"TF_CONFIG": tf_config(index, hosts), "CUDA_VISIBLE_DEVICES": "-1"}
-    settings |= {"no_proxy": "127.0.0.1"}
+    settings |= {"no_proxy": "127.0.0.1"}  # gRPC would ask a proxy for the other worker
     files = {"stdout": open(folder / f"{index}.log", "w"), "stderr": subprocess.DEVNULL}
     return subprocess.Popen(
         [sys.executable, "-c", program], env=os.environ | settings, stdin=subprocess.PIPE,
