@@ -202,7 +202,7 @@ print("exit statuses:", launch(fails, 2))
 # - an end to the wait in the constructor, after 60 seconds, with a sentence about who is missing,
 # - no process left behind, however the launcher itself ends.
 #
-# In a terminal the first line below does the same. The other two start one training on two machines:
+# In a terminal the first line below does that. The other two start one training on two machines:
 #
 # ```shell
 # python -m mgpu_helpers cluster --workers 2 train.py
