@@ -394,6 +394,16 @@ def test_an_exception_carries_the_report(monkeypatch):
 # --- several machines ---
 
 
+@pytest.mark.parametrize("module", ["", "raise ImportError"])
+def test_python_looks_for_no_garbage_in_what_tensorflow_makes(module):
+    Path("tensorflow.py").write_text(f"import gc\nprint(gc.isenabled())\n{module}")
+    Path("script.py").write_text(
+        "import contextlib, gc\nwith contextlib.suppress(ImportError):\n    import tensorflow\n"
+        "print(gc.isenabled(), gc.get_freeze_count() > 1000)"
+    )
+    assert cluster.run("script.py", workers=1, progress=False)[0].tail == "False\nTrue True"
+
+
 def test_two_launchers_make_one_cluster_and_restart_together():
     hosts = [f"127.0.0.1:{port}" for port in addresses.free_ports(2)]
     common = ["worker.py", "--hosts", ",".join(hosts), "--restarts", "3", "--grace", "0.3"]

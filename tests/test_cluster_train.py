@@ -96,7 +96,7 @@ def test_a_killed_worker_changes_no_bit(tmp_path, two):
     folder, uninterrupted = two
     report = train(tmp_path, "--kill-at", "7", restarts=1)
     assert report.ok and report.attempts[0].first == 1 and "SIGKILL" in report.attempts[0].why
-    assert "attempt 1 begins after step 5" in report[0].tail
+    assert "attempt 1 begins after 5 steps" in report[0].tail
     assert [job.result for job in report] == [uninterrupted[0].result] * 2
     assert largest(state(tmp_path), state(folder)) == 0
 
@@ -128,6 +128,6 @@ def test_a_full_disk_then_half_a_checkpoint_then_three_workers(tmp_path, alone, 
     (kept / "checkpoint").write_text(text.replace("ckpt-10", "ckpt-8"))
     report = train(tmp_path, workers=3)
     assert report.ok, report
-    assert "ckpt-8 cannot be read" in report[0].tail and "begins after step 5" in report[0].tail
+    assert "ckpt-8 cannot be read" in report[0].tail and "begins after 5 steps" in report[0].tail
     assert len({json.dumps(job.result) for job in report}) == 1
     assert largest(state(tmp_path), state(alone)) < 1e-6

@@ -81,7 +81,7 @@ for path in reversed(manager.checkpoints):
         break
     except (tf.errors.OpError, AssertionError) as error:
         print(f"{path} cannot be read, so the one before is: {str(error)[:200]}")
-print(f"attempt {os.environ.get('MGPU_ATTEMPT', 0)} begins after step {begin}", flush=True)
+print(f"attempt {os.environ.get('MGPU_ATTEMPT', 0)} begins after {begin} steps", flush=True)
 
 loss = None
 for step in range(begin, options.steps):

@@ -5,8 +5,8 @@
 # both. But one wrong character in the configuration can make every process wait for an hour without
 # a word. When a machine fails in the night, nothing starts the training again.
 #
-# **In this lesson** one network trains on two and three workers with the weights of one, is killed,
-# and ends with the same bits as if nothing had happened.
+# **In this lesson** two and three workers train a network to the weights that one process gets, and
+# a training that is killed ends with the same bits as if nothing had happened.
 #
 # **You will learn** to
 # - start the workers of a cluster, and find out why they wait,
@@ -79,8 +79,8 @@ print(tf_config(1, ["a:20000", "b:20000"]))
 folder = Path(tempfile.mkdtemp())
 program = """
 import gc, json, signal, sys
-import tensorflow as tf
 gc.disable()  # to free an old iterator of tf.data can take a minute, and the others would wait
+import tensorflow as tf
 for line in sys.stdin:
     signal.alarm(300)
     try:
@@ -98,7 +98,7 @@ hosts = [f"127.0.0.1:{port}" for port in free_ports(2)]
 
 def start(index):
     settings = {"TF_CONFIG": tf_config(index, hosts), "CUDA_VISIBLE_DEVICES": "-1"}
-    settings |= {"no_proxy": "127.0.0.1"}
+    settings |= {"no_proxy": "127.0.0.1"}  # gRPC would ask a proxy for the other worker
     files = {"stdout": open(folder / f"{index}.log", "w"), "stderr": subprocess.DEVNULL}
     return subprocess.Popen(
         [sys.executable, "-c", program], env=os.environ | settings, stdin=subprocess.PIPE,
@@ -110,7 +110,7 @@ asked = [0, 0]
 
 # %% [markdown]
 # `tell` sends a piece of code to a worker. `said` waits for what the worker prints, and returns
-# None after so many seconds without an answer. `ask` sends a piece to both workers and returns both
+# None if nothing comes for so many seconds. `ask` sends a piece to both workers and returns both
 # answers, and `both` prints them:
 
 # %%
@@ -136,7 +136,7 @@ def ask(code):
 
 def both(code):
     for index, answer in enumerate(ask(code)):
-        if answer:
+        if answer != "":
             print(f"worker {index}: {answer}")
 
 
@@ -202,8 +202,13 @@ print("exit statuses:", launch(fails, 2))
 # - an end to the wait in the constructor, after 60 seconds, with a sentence about who is missing,
 # - no process left behind, however the launcher itself ends.
 #
-# In a terminal it is `python -m mgpu_helpers cluster --workers 2 train.py`. Over several machines
-# the same command runs on each, with `--hosts a:20000,b:20000` and `--index`.
+# In a terminal the first line below does that. The other two start one training on two machines:
+#
+# ```shell
+# python -m mgpu_helpers cluster --workers 2 train.py
+# python -m mgpu_helpers cluster --hosts a:20000,b:20000 --index 0 train.py   # on machine a
+# python -m mgpu_helpers cluster --hosts a:20000,b:20000 --index 1 train.py   # on machine b
+# ```
 #
 # ## One training, any number of workers
 #
@@ -212,8 +217,8 @@ print("exit statuses:", launch(fails, 2))
 
 # %%
 script = Path("scripts/train_workers.py").read_text()
-print(script[script.index("def batch") : script.index("first, second")])
-print(script[script.index("@tf.function") : script.index("checkpoint =")])
+for first, end in (("def batch", "first, second"), ("@tf.function", "checkpoint =")):
+    print(script[script.index(first) : script.index(end)].strip(), end="\n\n")
 
 # %% [markdown]
 # - The rows of a step and the mask of its dropout are drawn from **the number of the step**. So
@@ -258,8 +263,8 @@ def train(name):
 two = ask("train('two')")
 
 # %% [markdown]
-# Last, `cluster.run` starts three workers. How far are the weights of two and three workers off
-# those of one, and how many digests do the workers of a run print?
+# Last, `cluster.run` starts three workers. How far are the weights of two and of three workers from
+# those of one process? How many different digests do the workers of a run print?
 
 # %%
 def launched(name, *args, **options):
@@ -353,9 +358,9 @@ print(f"times 2(n - 1)P: {float32:.2f} in float32, {float16:.2f} in float16")
 """)
 
 # %% [markdown]
-# Both workers counted the same interface. For n = 2 the bytes are those of the formula plus 0.2 %
-# of headers, and float16 halves them. The [card](../results/link.json) of `benchmarks/link.py` has
-# the count for three workers.
+# Both workers counted the same interface. For n = 2 the bytes are those of the formula, and float16
+# halves them. The [card](../results/link.json) of `benchmarks/link.py` has the bytes for two and
+# three workers: they are 0.2 to 0.3 % more than the formula, because each packet has a header.
 #
 # ## When they wait
 #
@@ -416,7 +421,7 @@ plt.show()
 # `--term-at 12` it sends itself SIGTERM at step 12 of the second attempt. SIGTERM is what Slurm,
 # Kubernetes and clouds send before they **preempt** a worker, that is, take its machine away.
 # TensorFlow's `PreemptionCheckpointHandler` then lets all workers agree on a step, save, each in a
-# folder of its own, and end. The launcher may start them again once:
+# folder of its own, and end. With `restarts=1` the launcher starts all of them again once:
 
 # %% tags=["nbval-ignore-output"]
 report = launched("faults", "--kill-at", "7", "--term-at", "12", workers=2, restarts=1)
@@ -425,13 +430,14 @@ lines = report.attempts[0].workers[0].log.read_text().splitlines()
 print("worker 0 says:", *[line[:90] for line in lines if re.match("tensorflow|Collective", line)])
 
 # %% [markdown]
-# The launcher names worker 1 and SIGKILL. Nothing was wrong with worker 0, and it ended with an
-# error about its network. Whoever reads only that log looks for the fault in the wrong machine.
-# The second attempt ended with exit status 42, with which TensorFlow asks for a restart.
+# The launcher names worker 1 and SIGKILL. Nothing was wrong with worker 0, but it ended with an
+# error about its network. Whoever reads only that log looks for the fault in the wrong machine. In
+# the second attempt both workers saved, and ended with exit status 42, with which TensorFlow asks
+# for a restart. The launcher names the one that it saw end first.
 #
 # That was the last restart. A preempted training may go on later, and elsewhere: here on our two
-# workers, from the same folder. After which step did each of the three begin? And does this
-# training end as the one without a fault did?
+# workers, from the same folder. After how many steps did each of the three runs begin? And does the
+# last one end as the training without a fault did?
 
 # %%
 printed = [attempt.workers[1].tail for attempt in report.attempts] + ask("train('faults')")
@@ -441,9 +447,9 @@ print(f"{sum(same)} of {len(same)} saved variables are equal, bit for bit")
 print("same digest:", digest(printed[2]) == digest(two[0]))
 
 # %% [markdown]
-# Attempt 1 went back to the checkpoint of five steps, so two steps were lost. After SIGTERM nothing
-# was lost: the third line, which our worker 0 printed, begins where attempt 1 ended. Our workers
-# have no launcher that counts attempts, so it says 0.
+# Attempt 1 went back to the checkpoint after five steps, so two steps were lost. After SIGTERM
+# nothing was lost: the third line is from our worker 0, which began where attempt 1 had saved. Our
+# workers have no launcher that counts attempts, so it says 0.
 #
 # The 14 are four weights, Adam's two slots for each, its step count and its learning rate. All are
 # equal to the last bit, as if nothing had happened. Three things make this possible: rows and
@@ -518,9 +524,10 @@ for row in card.numbers.get("links", []):
 print("made with:", card.numbers["made"])
 
 # %% [markdown]
-# No step can take less time than its gradients need to cross. At 200 Mbit/s 5 MB take more than a
-# fifth of a second. The 102 MB of a network like ResNet-50 take more than four seconds. Over such a
-# link a second machine pays only when a step computes for longer than that.
+# The last column is within a tenth of what was measured. No step can take less time than its
+# gradients need to cross. At 200 Mbit/s 5 MB take more than a fifth of a second. The 102 MB of a
+# network like ResNet-50 take more than four seconds. Over such a link a second machine pays only
+# when a step computes for longer than that.
 #
 # ## Other ways over several machines
 #
@@ -617,7 +624,7 @@ print("examples in each batch:", [len(rows(batch)) for batch in files(3)])
 """)
 for index in (0, 1):
     tell(index, "print(len(list(files(1))))")
-print("one file: worker 0:", said(0).partition(":")[0], "- worker 1, after 2 s:", said(1, 2))
+print("one file: worker 0:", said(0).partition(":")[0], "- worker 1, after 1 s:", said(1, 1))
 for worker in workers:
     worker.kill()
 
@@ -722,7 +729,7 @@ checks.saves(saves)
 # - First fill one machine: gigabytes a second cross between its GPUs.
 # - Let the chief save, often enough that a restart loses only minutes. All workers restore, so
 #   the folder has to be one that all machines see.
-# - Make data and dropout functions of the step. Then a restart can be proven, with a digest.
+# - Make data and dropout functions of the step. Then a digest can prove that a restart is exact.
 # - Count who reads what, once.
 # - Run `cluster.check` on every machine before the first start, and give the launcher restarts.
 #

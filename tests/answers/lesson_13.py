@@ -76,6 +76,10 @@ asked = iter(range(10**6))
 def rows_of(count, workers, index):
     return range(next(asked) % workers, count, workers)
 """, "from count, workers and index alone"),
+        ("""
+import itertools
+rows_of = lambda count, workers, index: itertools.count(index, workers)
+""", "row 24, which is not there"),
     ],
     2: [
         (RING.format("2 * (workers - 1) * size * 8 / (megabits * 1e6) / 0.956 + unlimited"),
@@ -96,14 +100,17 @@ def rows_of(count, workers, index):
         (RING.format("size * 8 / (megabits * 1e6) / 0.956 * (workers - 1) + unlimited"),
          "3 workers"),
         (RING.format("[size, workers]"), "return a number of seconds"),
+        (RING.format("complex(size)"), "return a number of seconds"),
+        (RING.format("(1 - 1 / workers) * size * 16 / (megabits * 2**20) / 0.956 + unlimited"),
+         "a megabit is a million bits"),
     ],
     3: [
         (SAVES.format(alone="False", rule="return task['type'] == 'chief' or task['index'] == 0"),
          "worker 0 of a cluster with 1 chief"),
         (SAVES.format(alone="True", rule="return True"),
-         "worker 1 of a cluster with 2 worker must"),
+         "worker 1 of a cluster with 2 workers must"),
         (SAVES.format(alone="True", rule="return task['type'] == 'chief'"),
-         "worker 0 of a cluster with 2 worker saves"),
+         "worker 0 of a cluster with 2 workers saves"),
         (SAVES.format(alone="True", rule="return task['index'] == 0 and task['type'] == 'worker'"),
          "chief 0 of a cluster"),
         (SAVES.format(alone="False", rule=FIRST),
@@ -117,13 +124,21 @@ def rows_of(count, workers, index):
          "host is called chief.example, saves"),
         (SAVES.format(alone="True", rule="""hosts = config["cluster"].get(task["type"], [""])
     return hosts[task["index"]].startswith("host0:")"""),
-         "worker 0 of a cluster with 2 worker saves"),
+         "worker 0 of a cluster with 2 workers saves"),
         (SAVES.format(alone="True", rule=FIRST.replace("== 0", "% 10 == 0")),
-         "worker 10 of a cluster with 12 worker must not"),
+         "worker 10 of a cluster with 12 workers must not"),
+        (SAVES.format(alone="True", rule=FIRST.replace('"chief" in config["cluster"]',
+         'len(config["cluster"]) > 2')), "chief 0 of a cluster with 1 chief, 1 worker saves"),
+        ("""
+def saves(tf_config):
+    text = "".join((tf_config or "").split())
+    first = "chief" if '"chief":' in text else "worker"
+    return tf_config is None or text.endswith('"index":0,"type":"%s"}}' % first)
+""", "worker 0 of a cluster with 2 workers saves"),
         ("""
 def saves(tf_config):
     first = "chief" if '"chief"' in (tf_config or "") else "worker"
     return tf_config is None or tf_config.endswith('"type": "%s", "index": 0}}' % first)
-""", "worker 0 of a cluster with 2 worker saves"),
+""", "worker 0 of a cluster with 2 workers saves"),
     ],
 }  # fmt: skip

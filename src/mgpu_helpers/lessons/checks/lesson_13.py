@@ -51,10 +51,10 @@ def _rows(function: Callable[[int, int, int], Any], *args: int) -> list[int]:
     got = listed(call(function, *args), "return the numbers of the rows")
     if got:
         got = numbers(got, (len(got),), "return a flat list of the rows' numbers")
-        strange = [row for row in got if not (np.isreal(row) and float(row.real).is_integer())]
+        strange = [row for row in got if not float(row).is_integer()]
         if strange:
             raise NotYet(f"the numbers of rows are whole, not {strange[0]}")
-    return [int(row.real) for row in got]
+    return [int(row) for row in got]
 
 
 @exercise
@@ -79,6 +79,7 @@ def step_seconds(function: Callable[[float, int, float, float], Any]) -> str:
             (bare / 8 / 0.956 + unlimited, "a byte has 8 bits"),
             (bare * 8 / 0.956 + unlimited, "a megabit is an eighth of a megabyte"),
             (bare / 0.956 * 1000 + unlimited, "return seconds"),
+            (bare / 0.956 / 1.048576 + unlimited, "a megabit is a million bits"),
             (bare + unlimited, "TCP carries 95.6 % of the rate"),
             (bare * 0.956 + unlimited, "less gets through than the rate, so it takes longer"),
             (bare / 0.956, "the time without a limit comes on top"),
@@ -100,11 +101,14 @@ def saves(function: Callable[[Any], Any]) -> str:
         workers = {"worker": hosts}
         with_chief = {"chief": hosts[:1], "worker": hosts[1:], "ps": other}
         with_ps = {"ps": other, "worker": hosts}
+        two_kinds = {"chief": hosts[:1], "worker": hosts[1:]}
         for cluster, kind, index, right in (
             (workers, "worker", 0, True),
             *((workers, "worker", i, False) for i in range(1, n)),
             (with_chief, "chief", 0, True),
             (with_chief, "worker", 0, False),
+            (two_kinds, "chief", 0, True),
+            (two_kinds, "worker", 0, False),
             (with_chief, "ps", 0, False),
             (with_ps, "ps", 0, False),
             (with_ps, "worker", 0, True),
@@ -114,8 +118,9 @@ def saves(function: Callable[[Any], Any]) -> str:
         ):
             config = {"cluster": cluster, "task": {"type": kind, "index": index}}
             written = ({}, {"indent": 1}, {"separators": (",", ":")})[draw.integers(3)]
-            text = json.dumps(config, sort_keys=True, **written)
-            _judge_saves(function, text, right, f"{kind} {index}", cluster)
+            for sort in (True, False):  # the order in JSON means nothing
+                text = json.dumps(config, sort_keys=sort, **written)
+                _judge_saves(function, text, right, f"{kind} {index}", cluster)
     _judge_saves(function, None, True, "a process without TF_CONFIG", {})
     return "one writes, and the others do not"
 
@@ -127,7 +132,7 @@ def _judge_saves(
     if not isinstance(got, (bool, np.bool_)):
         raise NotYet(f"return True or False, not {got!r}")
     if bool(got) != right:
-        listed_as = ", ".join(f"{len(hosts)} {kind}" for kind, hosts in cluster.items())
+        listed_as = ", ".join(counted(len(hosts), kind) for kind, hosts in cluster.items())
         where = f" of a cluster with {listed_as}" if cluster else ""
         if "chief.example" in str(cluster):
             where += ", where a worker's host is called chief.example,"
