@@ -65,7 +65,7 @@ print(replicas.convolutions(step_alone))
 # %% [markdown]
 # The first device computed everything. The first three lines of the next cell change that. What is
 # made in the `scope` of a strategy belongs to that strategy. Look at the numbers, and compare the
-# timelines of both steps:
+# timelines of both steps, which have the same axis:
 
 # %%
 strategy = tf.distribute.MirroredStrategy(plan.devices)
@@ -77,7 +77,7 @@ print(replicas.convolutions(step))
 
 # %% tags=["varies", "cover"]
 for each in (step_alone, step):
-    charts.timeline(each)
+    charts.timeline(each).set_xlim(0, 1e3 * max(step_alone.length, step.length))
     plt.show()
 
 # %% [markdown]
@@ -251,7 +251,7 @@ print(replicas.three_steps(together), replicas.three_steps(apart), sep="\n")
 # `experimental_distribute_dataset` takes a dataset of **global** batches and cuts each of them.
 # `distribute_datasets_from_function` calls a function of yours, once on each host. Each batch of
 # the dataset that it returns goes to one replica as it is: it is a **per-device** batch. Look at
-# what each replica gets:
+# what each replica gets. A line is a list of batches, and each batch is a list of shards:
 
 # %%
 size = 2 * len(plan)
@@ -489,7 +489,7 @@ print(f"inside:  {ten_steps(adam)}, {sent(table):,} bytes")
 # The first cell times eight ways in turn. All but the last take ten steps, each with all 840
 # images. For `fit` these are two passes of five steps:
 #
-# - One device, the towers, the loop, and `fit`.
+# - One device, the towers, the loop, and `fit`. The batches of the loop are on the devices already.
 # - A loop that reads its last loss only. The first three read a loss in every step, which is the
 #   seventh mistake: **`float(loss)` in every step**.
 # - `fit` with an endless dataset. `steps_per_epoch` tells it where a pass ends.
