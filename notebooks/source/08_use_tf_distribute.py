@@ -546,7 +546,7 @@ for steps in (5, 20, 40)[: rounds[1]]:
 # rewrites the dataset's graph, and starts threads that feed each replica. A short pass takes longer
 # to begin than to run.
 #
-# Later it has to stop these threads, and that may take as long again. A thread of each iterator
+# Later it has to stop these threads, and that may take longer still. A thread of each iterator
 # tunes its buffers, and sleeps in between: 10 ms, then 20, then 40, and so on, up to a minute. The
 # signal to stop wakes it. If it looks before the signal is complete, it goes back to sleep. Then
 # whoever ends the iterator waits until the thread wakes by itself: 310, 630, 1270 or 2550 ms after
