@@ -790,6 +790,8 @@ checks.leaves_empty(leaves_empty)
 # and care with the last batch.
 #
 # - Call `towers.check_batches` before the training, and look where the copies are.
+# - Make each BatchNormalization with `synchronized=True`. Otherwise what you save has the first
+#   replica's moving statistics.
 # - With short passes, give `fit` an endless dataset and `steps_per_epoch`.
 # - The batch of a dataset is the global batch. More devices at the same per-device batch make it
 #   larger, and you may have to choose the learning rate anew.
