@@ -527,9 +527,10 @@ print("towers.average:", towers.average([[tf.constant(4.0)], [None]])[0].numpy()
 # %% [markdown]
 # With the sizes as weights the average is right again, and 4 and `None` became 2.
 #
-# **L2 once per tower.** Divide the loss of each shard by the number of devices, add the penalty,
-# and sum the gradients. That is right for the losses, and counts the penalty once per tower. The
-# gradient of the penalty is 5e-4 times the kernel, so what is too much can be measured:
+# **L2 once per tower.** `careless` divides the loss of each shard by the number of devices and adds
+# the penalty. The gradients are then summed. That is right for the losses, and counts the penalty
+# once per tower. The gradient of the penalty is 5e-4 times the kernel, so what is too much can be
+# measured:
 
 # %%
 def careless(x, y):

@@ -6,8 +6,8 @@
 # But it has traps that spoil a training, and no error tells you: a last batch that does not divide,
 # a mean in the wrong place, GPUs that do not exist.
 #
-# **In this lesson** TensorFlow's own strategy trains one model on all devices, with the weights
-# that one device gets, and you catch seven mistakes, most of which raise no error.
+# **In this lesson** TensorFlow's own strategy trains one model on all devices and ends at the
+# weights of one device, and you catch seven mistakes, most of which raise no error.
 #
 # **You will learn** to
 # - train with `fit` and with a loop of your own under `MirroredStrategy`,
@@ -49,8 +49,8 @@ warnings.simplefilter("ignore", UserWarning)  # Keras has one for every dataset 
 #
 # `replicas.digits_model` makes a compiled Keras network of two convolutions for handwritten digits,
 # always with the same weights at the start. A batch has all 840 images. `trace.fit_step` traces one
-# step of what `fit` runs. Left alone, TensorFlow would choose the first GPU. Here a `tf.device`
-# block says so, and every machine does the same.
+# step of what `fit` runs. On GPUs TensorFlow would choose the first one. Here a `tf.device` block
+# chooses the first device, so that every machine does the same.
 #
 # One step needs five convolutions: two forward, and three in the backward pass. Look at which
 # devices computed them:
@@ -59,13 +59,13 @@ warnings.simplefilter("ignore", UserWarning)  # Keras has one for every dataset 
 data = tf.data.Dataset.from_tensor_slices(digits.load(840))
 with tf.device(plan.devices[0]):
     alone = replicas.digits_model()
-    step = trace.fit_step(alone, data.batch(840))
-print(replicas.convolutions(step))
+    step_alone = trace.fit_step(alone, data.batch(840))
+print(replicas.convolutions(step_alone))
 
 # %% [markdown]
 # The first device computed everything. The first three lines of the next cell change that. What is
-# made in the `scope` of a strategy belongs to that strategy. Look at the numbers, and at the
-# timeline for bars one above the other:
+# made in the `scope` of a strategy belongs to that strategy. Look at the numbers, and compare the
+# timelines of both steps, which have the same axis:
 
 # %%
 strategy = tf.distribute.MirroredStrategy(plan.devices)
@@ -76,11 +76,14 @@ step = trace.fit_step(mirrored, data.batch(840), keep_metadata=True)
 print(replicas.convolutions(step))
 
 # %% tags=["varies", "cover"]
-charts.timeline(step)
-plt.show()
+for each in (step_alone, step):
+    charts.timeline(each).set_xlim(0, 1e3 * max(step_alone.length, step.length))
+    plt.show()
 
 # %% [markdown]
-# Every device computed five convolutions, each for its shard of the batch.
+# A timeline has a row for each device that ran something, and the first one has no row for the
+# other devices. In the second, every device computed five convolutions, each for its shard of the
+# batch.
 #
 # ## What it does
 #
@@ -117,14 +120,13 @@ for model in (alone, mirrored):
 # %%
 print("weights", 4 * mirrored.count_params(), "bytes; each gives to the all-reduce:")
 print(sorted((each.device, each.bytes) for each in step.collectives))
-print("with the usual one, of the kind", *replicas.kinds(step))
+print("kinds of all-reduce:", replicas.kinds(step))
 replicas.print_crossing(step)
 
 # %%
 to_one = tf.distribute.MirroredStrategy(plan.devices, tf.distribute.ReductionToOneDevice())
 with to_one.scope():
     added_on_one = replicas.digits_model()
-print("to one device")
 replicas.print_crossing(trace.fit_step(added_on_one, data.batch(840)))
 
 # %% [markdown]
@@ -153,7 +155,8 @@ replicas.print_crossing(trace.fit_step(added_on_one, data.batch(840)))
 #
 # The gradients of the replicas are added. So each replica has to add its losses as well, and divide
 # by the size of the **global batch**. Then each has a part of the mean, and the parts add up to it.
-# (`tf.nn.compute_average_loss` is this division.)
+# (`tf.nn.compute_average_loss` is this division. A model with regularizers needs one term more:
+# `tf.nn.scale_regularization_loss(model.losses)`.)
 
 # %%
 def make_step(model, size):
@@ -178,8 +181,8 @@ def make_step(model, size):
 #
 # Four ways take ten steps in batches of 168, from the same weights: one device, the towers of
 # lesson 07, the loop, and `fit`. `towers.train_step` is lesson 07's step for a Keras model. The
-# first cell trains. It prints the loss of the tenth step, but for `fit`, which tells only the mean
-# of a pass.
+# first cell trains. It prints the loss of the tenth step, except for `fit`, which reports only the
+# mean of a pass.
 #
 # The second cell compares the weights with those of one device. `replicas.difference` gives the
 # largest difference of any weight, as a share of the largest one of its variable. The last line
@@ -212,8 +215,8 @@ for name, model in [("towers", tower), ("own loop", looped), ("fit", mirrored)]:
 print(f"the ten steps moved a kernel by {replicas.difference(start[::2], after_ten[::2]):.2f}")
 
 # %% [markdown]
-# All end at the weights of one device. A float32 is exact to about `1e-7`, and ten steps carry that
-# along, so the bound is `1e-5`. The last line is in the same measure.
+# All end at the weights of one device. A float32 is exact to about `1e-7`, and ten steps add up
+# such errors, so the bound is `1e-5`. The last line is measured in the same way.
 #
 # ## BatchNormalization
 #
@@ -222,8 +225,9 @@ print(f"the ten steps moved a kernel by {replicas.difference(start[::2], after_t
 # more all-reduces. As in lesson 07, the batch gets brighter from image to image, so that the shards
 # differ.
 #
-# Each line has the losses of three steps, and the moving variances after them: first on one device,
-# then with synchronized replicas, then with replicas each by itself:
+# Each line has the losses of three steps. After them come the moving variances of each replica, and
+# what each replica predicts of one and the same image. The first line is from one device, the
+# second from synchronized replicas, and the third from replicas each by itself:
 
 # %%
 with tf.device(plan.devices[0]):
@@ -235,15 +239,19 @@ print(replicas.three_steps(together), replicas.three_steps(apart), sep="\n")
 # %% [markdown]
 # The synchronized replicas have the numbers of one device. The others have different losses from
 # the first step on. Their variances are smaller, because what differs between the shards is left
-# out. Each replica then has moving statistics of its own; a strategy gives their average when they
-# are read or saved.
+# out.
+#
+# Each of these replicas keeps moving statistics of its own, and Keras 3 never averages them. So the
+# prediction of an image depends on the replica that gets it. What is read or saved is the first
+# replica's. The better the examples are mixed, the less the replicas differ; `synchronized=True`
+# is right in any case.
 #
 # ## Input
 #
 # `experimental_distribute_dataset` takes a dataset of **global** batches and cuts each of them.
 # `distribute_datasets_from_function` calls a function of yours, once on each host. Each batch of
 # the dataset that it returns goes to one replica as it is: it is a **per-device** batch. Look at
-# what each replica gets:
+# what each replica gets. A line is a list of batches, and each batch is a list of shards:
 
 # %%
 size = 2 * len(plan)
@@ -265,15 +273,15 @@ print_parts(strategy.experimental_distribute_dataset(numbers.batch(size).shuffle
 print_parts(strategy.experimental_distribute_dataset(numbers.shuffle(100, seed=3).batch(size)))
 
 # %% [markdown]
-# - In the first line each replica has its half of a batch of four.
+# - In the first line each replica has its shard of a global batch.
 # - The second is the same, because `get_per_replica_batch_size` divides the global batch. Without
-#   it each replica would get a whole global batch.
+#   it each replica would get as many examples as a global batch has.
 # - In the third, `shuffle` stands behind `batch`: only whole batches changed places. If the
 #   examples are sorted, the replicas go on seeing different classes.
 # - In the last it stands before `batch`, as it should, and mixes the examples.
 #
-# Both ways fetch the next batch to the devices while they work. End your dataset in `.prefetch(2)`,
-# so that the host has it ready.
+# Both ways fetch the next batch to the devices while they work. End your dataset with
+# `.prefetch(2)`, so that the host has that batch ready.
 #
 # ## Break it
 #
@@ -346,8 +354,10 @@ for count in (2 * size - 1, size + 1):
 # became NaN.
 #
 # The second cell predicts which last batches do this. Of a last batch, each of n replicas takes
-# ⌈last/n⌉ examples until none are left. So one stays empty when ⌈last/n⌉·(n − 1) ≥ last. Compare
-# this rule with the shards of two replicas and of four:
+# ⌈last/n⌉ examples until none are left. So one stays empty when ⌈last/n⌉·(n − 1) ≥ last.
+# `replicas.shards` cuts a batch by the strategy and counts what each replica got.
+# `towers.replica_sizes` computes these numbers for any number of replicas. Compare the rule with
+# the shards here, and with those of four replicas:
 
 # %%
 few = replicas.brighter().take(size + 1).batch(size)
@@ -358,14 +368,16 @@ print("NaN:", [v.path.partition("/")[2] for v in model.variables if np.isnan(v).
 
 # %%
 for last in range(1, 8):
-    shares = [towers.replica_sizes(last, n) for n in (2, 4)]
-    rule = [-(-last // n) * (n - 1) >= last for n in (2, 4)]
-    print(f"last {last}  two {shares[0]} empty {rule[0]!s:5}  four {shares[1]} empty {rule[1]}")
+    here, four = replicas.shards(strategy, last), towers.replica_sizes(last, 4)
+    assert here == towers.replica_sizes(last, len(plan))
+    rule = [-(-last // n) * (n - 1) >= last for n in (len(plan), 4)]
+    print(f"last {last}  here {here} empty {rule[0]!s:5}  four {four} empty {rule[1]}")
 
 # %% [markdown]
 # With two devices, the second one had no example of the last batch. The loss is a number all the
-# same, but the weight `gamma` is not. `keras.callbacks.TerminateOnNaN` looks at the loss only, so
-# it sees nothing. The check that catches this is `check_batches`, before the training.
+# same, but the weight `gamma` is not. `keras.callbacks.TerminateOnNaN` looks at the loss only. It
+# stops the next pass, when the weights are lost already. The check that catches this is
+# `check_batches`, before the training.
 #
 # **A mean in place of the scaled loss.** A loop of your own that ends in `reduce_mean` takes the
 # mean of each shard, and the all-reduce adds these means. Here are as many ones, twos, threes and
@@ -474,9 +486,10 @@ print(f"inside:  {ten_steps(adam)}, {sent(table):,} bytes")
 #
 # ## Does it pay?
 #
-# The first cell times eight ways in turn. All but the last take two passes, ten steps:
+# The first cell times eight ways in turn. All but the last take ten steps, each with all 840
+# images. For `fit` these are two passes of five steps:
 #
-# - One device, the towers, the loop, and `fit`.
+# - One device, the towers, the loop, and `fit`. The batches of the loop are on the devices already.
 # - A loop that reads its last loss only. The first three read a loss in every step, which is the
 #   seventh mistake: **`float(loss)` in every step**.
 # - `fit` with an endless dataset. `steps_per_epoch` tells it where a pass ends.
@@ -490,8 +503,9 @@ print(f"inside:  {ten_steps(adam)}, {sent(table):,} bytes")
 # it, and says when:
 
 # %% tags=["nbval-ignore-output"]
-batches, endless = list(data.batch(168)) * 2, data.batch(168).repeat()
-ready = list(strategy.experimental_distribute_dataset(data.batch(168))) * 2
+ten, endless = data.batch(840).repeat(10), data.batch(840).repeat()
+batches, ready = list(ten), list(strategy.experimental_distribute_dataset(ten))
+loop_step = make_step(looped, size=840)
 with to_one.scope():
     added_on_one.compile("sgd", entropy, steps_per_execution=5)
 
@@ -505,15 +519,14 @@ ways = {
     "towers": lambda: [step_in_towers(x, y).numpy() for x, y in batches],
     "own loop": lambda: [loop_step(batch).numpy() for batch in ready],
     "own loop, last loss": lambda: [loop_step(batch) for batch in ready][-1].numpy(),
-    "fit": fit(mirrored, data.batch(168)),
+    "fit": fit(mirrored, endless.take(5)),
     "fit, steps_per_epoch": fit(mirrored, endless, steps=5),
     "fit, five in a call": fit(added_on_one, endless, steps=5),
-    "begin": lambda: iter(strategy.experimental_distribute_dataset(data.batch(168))),
+    "begin": lambda: iter(strategy.experimental_distribute_dataset(ten)),
 }
 rounds = (1, 3) if len(plan) <= plan.cores else (0, 1)
 took = timing.several(ways, warmup=rounds[0], repeats=rounds[1])
-for name, each in took.items():
-    print(f"{name:20} {each}")
+print(*(f"{name:20} {each}" for name, each in took.items()), sep="\n")
 
 # %% tags=["nbval-ignore-output"]
 slow, fast, begin = (1e3 * took[name].median for name in ("fit", "fit, steps_per_epoch", "begin"))
@@ -521,16 +534,19 @@ often, few = (replicas.iterators(strategy, ways[name]) for name in ("fit", "fit,
 print(f"fit began {often} times, and {few} times with steps_per_epoch")
 difference = (slow - fast) / (often - few)
 print(f"a beginning: {difference:.0f} ms by the difference, {begin:.0f} ms by itself")
-for steps in (10, 40, 80)[: rounds[1]]:
+for steps in (5, 20, 40)[: rounds[1]]:
     stepped, ended = replicas.life(strategy, mirrored, endless, steps)
     print(f"begin and {steps} steps: {1e3 * stepped:.0f} ms, ended after {1e3 * ended:.0f} ms")
 
 # %% [markdown]
+# With a core for each device, the towers and the loop take far less time than one device. `fit`
+# takes more than they do, but its steps are as fast. The time goes elsewhere.
+#
 # With Keras 3.15 `fit` begins once before the first pass, and twice in each. Each time TensorFlow
 # rewrites the dataset's graph, and starts threads that feed each replica. A short pass takes longer
 # to begin than to run.
 #
-# Later it has to stop these threads, and that may take as long again. A thread of each iterator
+# Later it has to stop these threads, and that may take longer still. A thread of each iterator
 # tunes its buffers, and sleeps in between: 10 ms, then 20, then 40, and so on, up to a minute. The
 # signal to stop wakes it. If it looks before the signal is complete, it goes back to sleep. Then
 # whoever ends the iterator waits until the thread wakes by itself: 310, 630, 1270 or 2550 ms after
@@ -644,6 +660,7 @@ def residual():
 
 
 towers.check_batches(len(data), 168, len(plan))
+endless = data.batch(168).repeat()
 with strategy.scope():
     model = residual()
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), entropy, metrics=["accuracy"])
@@ -668,15 +685,16 @@ half.fit(endless, steps_per_epoch=5, verbose=0)
 print(half.layers[1].kernel.dtype, half.layers[1].compute_dtype, type(half.optimizer).__name__)
 with tf.device(plan.devices[0]):
     full, mixed = tf.function(model), tf.function(half)
-timing.compare(
-    lambda: full(batches[0][0]).numpy(), lambda: mixed(batches[0][0]).numpy(),
-    repeats=10, names=("float32", "mixed_float16"),
-)  # fmt: skip
+    compared = timing.compare(
+        lambda: full(batches[0][0]).numpy(), lambda: mixed(batches[0][0]).numpy(),
+        repeats=10, names=("float32", "mixed_float16"),
+    )  # fmt: skip
+compared
 
 # %% [markdown]
 # The file has one copy of everything, the optimizer's state too, so it does not matter how many
 # replicas wrote it. A callback runs once, not once for each replica. A metric counts every example
-# once, also in a batch that does not divide.
+# once, also in a last batch that does not divide. So `evaluate` and `predict` are right there.
 #
 # In mixed precision the weights stay float32, and the layers compute in float16. The
 # `LossScaleOptimizer` multiplies the loss by a large number, so that small gradients do not become
@@ -755,7 +773,8 @@ checks.leaves_empty(leaves_empty)
 # - Three lines put both devices to work, each with a copy of the weights and of the optimizer's
 #   state. In a step they exchanged one gradient for all weights.
 # - After ten steps the loop, `fit`, lesson 07's towers and one device had the same weights to 1e-5.
-# - Synchronized BatchNormalization had the losses of one device. Each replica by itself had not.
+# - Synchronized BatchNormalization had the losses of one device. Each replica by itself had not,
+#   and kept moving statistics of its own.
 # - A last batch that does not divide changed the weights without a word. An empty replica turned a
 #   weight into NaN, and the loss stayed a number.
 # - A mean in place of the scaled loss turned a gradient of 15 into one of 30. A strategy on GPUs
@@ -771,6 +790,8 @@ checks.leaves_empty(leaves_empty)
 # and care with the last batch.
 #
 # - Call `towers.check_batches` before the training, and look where the copies are.
+# - Make each BatchNormalization with `synchronized=True`. Otherwise what you save has the first
+#   replica's moving statistics.
 # - With short passes, give `fit` an endless dataset and `steps_per_epoch`.
 # - The batch of a dataset is the global batch. More devices at the same per-device batch make it
 #   larger, and you may have to choose the learning rate anew.

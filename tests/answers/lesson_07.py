@@ -99,7 +99,10 @@ WRONG = {
         (WEIGHTED.replace("size / sum(sizes) *", "1 / len(sizes) *"), "all shards count the same"),
         (WEIGHTED.replace("zip(sizes, each)", "zip(sizes[::-1], each)"), "should become"),
         ("weighted_average = lambda towers, sizes: towers[0]", "should become"),
-        ("weighted_average = lambda towers, sizes: towers[0][:1]", "1 gradients for 3 variables"),
+        ("weighted_average = lambda towers, sizes: towers[0][:1]", "1 gradients for 2 variables"),
+        ("def weighted_average(towers, sizes):\n"
+         "    a, b = (sum(s * g for s, g in zip(sizes, each)) for each in zip(*towers))\n"
+         "    return [a / sum(sizes), b / sum(sizes)]", "too many values"),
         (TWO, "from shards of"),
         (WEIGHTED.replace("zip(sizes, each)", "zip(sorted(sizes), each)"), "should become"),
         (IN_PLACE.format("sizes[:] = [size / sum(sizes) for size in sizes]"), "make new ones"),

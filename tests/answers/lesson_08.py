@@ -71,6 +71,32 @@ def evaluate(strategy, losses_of, data):
         EVALUATE.replace("np.sum(part)", "float(tf.reduce_sum(part))"),
         """
 def evaluate(strategy, losses_of, data):
+    def replica(share):
+        return tf.reduce_sum(losses_of(share)), tf.size(losses_of(share), tf.float32)
+
+    @tf.function
+    def step(parts):
+        both = strategy.run(replica, args=(parts,))
+        return tf.stack([strategy.reduce("SUM", each, axis=None) for each in both])
+
+    total, count = sum(map(step, strategy.experimental_distribute_dataset(data)))
+    return total / count
+""",
+        """
+def evaluate(strategy, losses_of, data):
+    total, count, n = 0.0, 0, strategy.num_replicas_in_sync
+    for values in data:
+        more = [[0, -len(values) % n]]
+        whole = (tf.pad(values, more), tf.pad(tf.ones_like(values), more))
+        whole = tf.data.Dataset.from_tensors(whole)
+        for parts in strategy.experimental_distribute_dataset(whole):
+            found = strategy.run(lambda x, real: tf.reduce_sum(real * losses_of(x)), args=parts)
+            total += float(strategy.reduce("SUM", found, axis=None))
+        count += len(values)
+    return total / count
+""",
+        """
+def evaluate(strategy, losses_of, data):
     found = []
     for parts in strategy.experimental_distribute_dataset(data):
         found.append(strategy.gather(strategy.run(losses_of, args=(parts,)), axis=0))
@@ -112,6 +138,7 @@ WRONG = {
         ("def replica_loss(losses, n):\n    loss = tf.reduce_sum(losses) / n\n"
          "    return tf.stop_gradient(loss) + 0 * loss", "its gradient is not"),
         ("replica_loss = lambda losses, n: tf.reduce_sum(losses) // n", "add up to"),
+        ("replica_loss = lambda losses, n: tf.reduce_sum(tf.abs(losses)) / n", "add up to"),
         ("replica_loss = lambda losses, n: tf.reduce_mean(losses) * len(losses) / n",
          "should give 0"),
     ],
@@ -132,6 +159,14 @@ WRONG = {
         (EVALUATE.replace("return total / count",
                           "return 2 * np.mean(np.concatenate(list(data)))"), "have"),
         (EVALUATE.replace("(losses):", "(losses)[:1]:"), "have"),
+        ("def evaluate(strategy, losses_of, data):\n"
+         "    found = [strategy.run(losses_of, args=(x,)) for x in data]\n"
+         "    found = [strategy.experimental_local_results(each)[0] for each in found]\n"
+         "    return np.mean(np.concatenate(found))", "a replica computed"),
+        (EVALUATE.replace("return total / count",
+                          "one = strategy.run(losses_of, args=(tf.constant([1.0]),))\n"
+                          "    one = strategy.experimental_local_results(one)[0][0]\n"
+                          "    return one * np.mean(np.concatenate(list(data)))"), "have"),
     ],
     3: [
         ("leaves_empty = lambda examples, batch, replicas: examples % batch < replicas", "first"),

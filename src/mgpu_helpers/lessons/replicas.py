@@ -79,11 +79,29 @@ def three_epochs(model: Any, batch: int, *examples: np.ndarray) -> float:
 
 
 def three_steps(model: Any) -> str:
-    """Say the losses of three steps of `norm_model` on `brighter`, and its moving variances."""
+    """Say the losses of three steps of `norm_model` on `brighter`, and what replicas then hold.
+
+    That are the moving variances of each, and what each predicts of the first image.
+    """
+    import tensorflow as tf
+
     data = brighter().batch(840).repeat()
     losses = model.fit(data, epochs=3, steps_per_epoch=1, verbose=0).history["loss"]
-    variance = model.get_layer("norm").moving_variance.numpy()
-    return f"losses {np.round(losses, 3)}  variances {np.round(variance, 2)}"
+    strategy = model.distribute_strategy
+    image, _ = next(iter(brighter().batch(1)))
+    predict = tf.function(lambda: strategy.run(model, args=(image,)))
+    predicted = np.ravel(strategy.experimental_local_results(predict())).round(2)
+    copies = strategy.experimental_local_results(model.get_layer("norm").moving_variance.value)
+    variances = " ".join(str(np.round(copy, 2)) for copy in copies)
+    return f"losses {np.round(losses, 3)}  variances {variances}  predicts {predicted}"
+
+
+def shards(strategy: Any, size: int) -> list[int]:
+    """Count the examples that each replica of a strategy gets of a batch of so many."""
+    import tensorflow as tf
+
+    data = strategy.experimental_distribute_dataset(tf.data.Dataset.range(size).batch(size))
+    return [len(part) for part in strategy.experimental_local_results(next(iter(data)))]
 
 
 def convolutions(step: Trace) -> dict[str, int]:

@@ -22,7 +22,7 @@ def weighted_average(function: Callable[..., Any]) -> str:
         # Whole numbers, and one variable whose average is whole: a hint shows it first.
         vectors, matrices = (rng.integers(-9, 10, [n, *s]) for s in ((4,), (2, 3)))
         values = (1 + rng.permutation(8)[:n]) * sum(sizes)
-        _check_average(function, sizes, [vectors, matrices, values])
+        _check_average(function, sizes, [vectors, matrices, values][-n:])
     return "2, 3 and 5 shards of unequal size count by their sizes"
 
 
