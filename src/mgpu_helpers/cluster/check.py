@@ -92,7 +92,7 @@ def _compared(configs: list[dict[str, Any]]) -> list[str]:
 def _slurm(config: Mapping[str, Any]) -> list[str]:
     """Compare with what Slurm says, where a worker is a task of srun."""
     tasks, nodes = (
-        int(os.environ.get(name, "0") or 0)
+        int(number) if (number := os.environ.get(name, "")).isdecimal() else 0
         for name in ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES")
     )
     n = len(listed(config))

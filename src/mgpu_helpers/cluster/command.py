@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from mgpu_helpers.cluster.run import run
 from mgpu_helpers.cluster.slurm import from_slurm
 from mgpu_helpers.jobs.process import as_ctrl_c
+from mgpu_helpers.jobs.progress import Progress
 
 DESCRIPTION = """\
 Run a Python script as all workers of a MultiWorkerMirroredStrategy. On one machine each worker gets
@@ -50,8 +51,11 @@ def main(arguments: Sequence[str], called: str) -> int:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{behind}")
     as_ctrl_c()
     sys.stdout.reconfigure(errors="replace")  # a log may hold what the terminal cannot show
+    say = Progress(True).say  # which does not mind that nobody reads any more
     try:
-        hosts, index = options.hosts and options.hosts.split(","), options.index
+        hosts, index = options.hosts, options.index
+        if hosts is not None:
+            hosts = [host.strip() for host in hosts.split(",")]
         if options.source:
             if index is not None:
                 raise ValueError(f"Slurm says which machine this is: leave --index {index} out.")
@@ -64,7 +68,7 @@ def main(arguments: Sequence[str], called: str) -> int:
     except (ValueError, RuntimeError) as error:
         parser.error(str(error))
     except KeyboardInterrupt as stopped:
-        print(f"\n{getattr(stopped, 'report', 'stopped before a worker was started')}")
+        say(f"\n{getattr(stopped, 'report', 'stopped before a worker was started')}")
         return 130
-    print(f"\n{report}")
+    say(f"\n{report}")
     return 0 if report.ok else 1
