@@ -14,7 +14,8 @@ from mgpu_helpers.jobs.progress import Progress
 DESCRIPTION = """\
 Run a Python script as all workers of a MultiWorkerMirroredStrategy. On one machine each worker gets
 a share of the GPUs, or of the cores. Over several machines call it on each, with --hosts and
---index, or in Slurm with --from slurm; then one worker drives all GPUs of its machine.
+--index, or in Slurm with --from slurm; then one worker drives all GPUs of its machine. The script
+needs a training loop of its own: the fit of Keras 3 fails under this strategy.
 
 When one worker fails all are ended, the first that failed is named, and all are started again, up
 to R times. TensorFlow listens on all interfaces of a machine: close its ports to strangers. The
