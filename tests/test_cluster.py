@@ -685,6 +685,7 @@ def test_the_command_refuses_with_a_sentence():
         (["worker.py", "--from", "slurm"], "SLURM_STEP_NODELIST is not set"),
         (["worker.py", "--from", "slurm", "--index", "1"], "leave --index 1 out"),
         (["worker.py", "--workers", "2", "--hosts", "a:1"], "not allowed with"),
+        (["worker.py", "--index", "3", "--workers", "2"], "--workers 2 and --index 3 are both"),
         (["worker.py", "--hosts", "", "--index", "0"], "'' is no address"),
         (["worker.py", "--hosts", ", ".join(GOOD), "--index", "5"], "worker 5"),
     ]:

@@ -81,6 +81,7 @@ def test_a_report_is_saved_in_its_order_with_what_never_started(tmp_path):
         (['{"a": NaN, "b": {"c": -Infinity}}'], {"a": None, "b": {"c": None}}),
         (['{"status": "failed", "name": "é"}'], {"status": "failed", "name": "é"}),
         (['{"a": 1}', '{"a":' * 10_000], {"a": 1}),
+        (['{"a": [' + "1," * 100_000 + "1]}"], {"a": [1] * 100_001}),
         (["nothing"], {}),
     ],
 )

@@ -165,7 +165,8 @@ def test_help_and_import_are_quick_and_leave_tensorflow_alone():
 SCRIPTS = {
     "echo.py": "import os, sys; print(os.environ['MGPU_JOB_DEVICE'], *sys.argv[1:])",
     "killed.py": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
-    "fails.py": "import sys; sys.stdout.buffer.write(b'caf\\xc3\\xa9 '); sys.exit('no data here')",
+    "fails.py": "import sys; sys.stdout.buffer.write(b'caf\\xc3\\xa9 ')\n"
+                "sys.exit('no data here' + 'x' * 5000)",
     "sleeps.py": """
 import os, pathlib, time
 pathlib.Path("pid.new").write_text(str(os.getpid()))
@@ -223,7 +224,7 @@ def test_run_says_what_failed_and_shows_the_end_of_its_log(run_scripts, core):
     _, table, _, fails, killed = out.split("\n\n")
     assert [row.split()[-2] for row in table.splitlines()[1:]] == ["failed", "failed", "done"]
     assert fails.startswith("fails, failed with exit status 1; the end of ")
-    assert "no data here" in fails and "caf?" in fails
+    assert "no data here" in fails and "caf?" in fails and len(fails) < 2000
     assert killed.startswith("killed, failed, SIGKILL ended it; the end of ")
     assert killed.endswith(":\n(nothing)\n")
 
@@ -307,10 +308,10 @@ def test_run_keeps_to_the_time_limit_and_to_the_jobs_per_device(run_scripts, cor
         (["echo.py", "--n", "3"], "arguments: --n 3; arguments for the scripts stand behind --"),
         (["echo.py", "--devices", "0,x"], "'0,x' names no devices: write their numbers with"),
         (["echo.py", "--devices", "99999"], "99999"),
-        (["echo.py", "--per-device", "0"], "per_device"),
+        (["echo.py", "--per-device", "0"], "--per-device 0 is"),
         (["echo.py", "--per-device", "half"], "invalid int value: 'half'"),
-        (["echo.py", "--time-limit", "-1"], "time_limit"),
-        (["echo.py", "--logs", "echo.py"], "echo.py"),
+        (["echo.py", "--time-limit", "-1"], "--time-limit -1.0 is"),
+        (["echo.py", "--logs", "echo.py"], "with --logs ..."),
         (["echo.py", "--grid", "width"], "'width' is no axis"),
         (["echo.py", "--grid", "width="], "width has no values"),
         (["echo.py", "--grid", "n=1", "--grid", "n=2"], "n is given twice"),
@@ -318,7 +319,7 @@ def test_run_keeps_to_the_time_limit_and_to_the_jobs_per_device(run_scripts, cor
         (["echo.py", "--each", "nowhere"], "'nowhere' cannot be read"),
         (["echo.py", "--each", "/dev/null"], "'/dev/null' has no jobs"),
         (["echo.py", "--each", ""], "'' cannot be read"),
-        (["echo.py", "--devices-each", "99999"], "devices_each=99999"),
+        (["echo.py", "--devices-each", "99999"], "--devices-each 99999"),
         (["echo.py", "nowhere.py"], "no file 'nowhere.py' here"),
     ],
 )

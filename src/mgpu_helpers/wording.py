@@ -55,6 +55,17 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def with_options(text: str, names: Iterable[str]) -> str:
+    """Write a function's arguments in a sentence as a terminal's options.
+
+    >>> with_options("per_device=0 is not a number of jobs.", ["per_device"])
+    '--per-device 0 is not a number of jobs.'
+    """
+    for name in names:
+        text = re.sub(rf"\b{name}=", f"--{name.replace('_', '-')} ", text)
+    return text
+
+
 def error_line(error: BaseException) -> str:
     """Return the one line of an error that says what is wrong; its type where it says nothing.
 

@@ -10,6 +10,7 @@ from mgpu_helpers.cluster.run import run
 from mgpu_helpers.cluster.slurm import from_slurm
 from mgpu_helpers.jobs.process import as_ctrl_c
 from mgpu_helpers.jobs.progress import Progress
+from mgpu_helpers.wording import with_options
 
 DESCRIPTION = """\
 Run a Python script as all workers of a MultiWorkerMirroredStrategy. On one machine each worker gets
@@ -67,7 +68,7 @@ def main(arguments: Sequence[str], called: str) -> int:
             grace=options.grace, startup=options.startup,
         )  # fmt: skip
     except (ValueError, RuntimeError) as error:
-        parser.error(str(error))
+        parser.error(with_options(str(error), vars(options)))
     except KeyboardInterrupt as stopped:
         say(f"\n{getattr(stopped, 'report', 'stopped before a worker was started')}")
         return 130

@@ -13,7 +13,9 @@ from mgpu_helpers.jobs import sweep
 from mgpu_helpers.jobs.process import as_ctrl_c
 from mgpu_helpers.jobs.progress import Progress
 from mgpu_helpers.jobs.run import run
+from mgpu_helpers.wording import with_options
 
+WIDTH = 1000  # characters of a line of a log that are shown
 DESCRIPTION = """\
 Run Python scripts, each on a GPU of its own, or on a core where there is no GPU; in order, the
 next as soon as a device is free. What follows -- is given to every job. The exit status is 0
@@ -73,7 +75,7 @@ def main(arguments: Sequence[str], called: str) -> int:
             skip_done=options.skip_done,
         )  # fmt: skip
     except (ValueError, RuntimeError) as error:
-        parser.error(str(error))
+        parser.error(with_options(str(error), vars(options)))
     except KeyboardInterrupt as stopped:
         report = getattr(stopped, "report", None)  # None before the first script starts
         say(f"\n{report or 'stopped before a script was started'}")
@@ -81,7 +83,8 @@ def main(arguments: Sequence[str], called: str) -> int:
     say(f"\n{report}\n\nwhat they printed is in {Path(options.logs)}")
     for job in report.jobs:
         if not job.ok:
-            say(f"\n{job.name}, {job.how}; the end of {job.log}:\n{job.tail or '(nothing)'}")
+            end = "\n".join(line[:WIDTH] for line in job.tail.splitlines()) or "(nothing)"
+            say(f"\n{job.name}, {job.how}; the end of {job.log}:\n{end}")
     return 0 if report.ok else 1
 
 

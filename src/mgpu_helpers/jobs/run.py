@@ -47,9 +47,10 @@ def run(
 
     As each job ends, a line of JSON about it is added to `jobs.jsonl` in the folder of the logs;
     `Report.save` names the columns. A job adds its own by printing a JSON object on a line of its
-    output; the last such line counts: `print(json.dumps({"loss": loss}))`. With skip_done a command
-    that is done by that file, in the same working directory, is not run again, whatever its name
-    and place; each success is for one job. Edited scripts or a new environment are not noticed.
+    output, `print(json.dumps({"loss": loss}))`; the last such line counts, in the last 4 MB. With
+    skip_done a command that is done by that file, in the same working directory, is not run again,
+    whatever its name and place; each success is for one job. Edited scripts or a new environment
+    are not noticed.
 
     Devices are locked against other runners, of other users too, that use the same temporary
     folder: a job with a device to itself against all of them, one that shares against those that
@@ -76,7 +77,7 @@ def run(
     called = _checked_names(names, asked)
     per_device = whole_number("per_device", per_device, "a number of jobs", 1)
     if time_limit is not None:
-        seconds("time_limit", time_limit, also=", or None for no limit")
+        seconds("time_limit", time_limit, also=", or leave it out for no limit")
     kind, pool = chosen(devices)
     devices_each = _checked_each(devices_each, per_device, kind, pool)
     folder = log_folder(logs)
