@@ -259,6 +259,15 @@ def test_run_makes_a_job_of_every_line_for_every_script(run_scripts, tmp_path, c
     assert [row.split()[0] for row in table] == ["echo,x=1", "again,x=1"]
 
 
+def test_a_name_that_the_locale_cannot_write_fails_its_job_only(run_scripts, tmp_path, core):
+    (tmp_path / "lines").write_text("é\ne\n", encoding="utf-8")
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    ran = run_scripts("echo.py", "--each", "lines", "--devices", core, **ascii_only)
+    code, out, error = ended(ran)
+    assert (code, error) == (1, "") and "'ascii' codec can't encode" in out
+    assert [row.split()[-2] for row in out.split("\n\n")[1].splitlines()[1:]] == ["failed", "done"]
+
+
 def test_run_goes_on_after_a_crash(run_scripts, tmp_path, core):
     """The runner is killed, so that it can tidy up nothing."""
     (tmp_path / "sleeps.py").write_text(
