@@ -90,6 +90,8 @@ def run(
             devices_each=devices_each, time_limit=time_limit, progress=progress, record=record,
             held=(held,),
         )  # fmt: skip
+        if not alone:
+            queue.say(f"{'logs':10} named *.{os.getpid()}.log: others write to {folder}")
         return queue.run()
 
 
