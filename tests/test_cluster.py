@@ -290,6 +290,14 @@ def test_logs_on_a_full_disk_are_said():
     assert len(ran.stdout) < 5000
 
 
+def test_logs_that_are_removed_meanwhile_are_said():
+    Path("rm.py").write_text("import shutil\nshutil.rmtree('logs', True)\nraise SystemExit(3)")
+    with launcher("rm.py", "--restarts", "1") as ran:
+        out, err = ran.communicate(timeout=20)
+    assert (ran.returncode, err) == (1, "")
+    assert "exit status 3" in out and "worker 0 cannot be started (No such file" in out
+
+
 def test_a_restart_goes_on_and_ends_with_the_same():
     report = cluster.run("worker.py", ["kill"], restarts=2, grace=0.3, progress=False)
     assert report.ok and [attempt.first for attempt in report.attempts] == [1, None]

@@ -363,6 +363,19 @@ def test_a_folder_that_was_removed_is_said(tmp_path, command):
     assert ran.returncode == 2 and "The working directory was removed" in ran.stderr
 
 
+@pytest.mark.parametrize(("folder", "status"), [("mgpu-jobs", 0), ("a file", 1)])
+def test_locks_that_are_tidied_away_end_no_job_without_a_report(run_scripts, tmp_path, core,
+                                                               folder, status):  # fmt: skip
+    """A folder is made again; where it cannot be, the report says what became of the jobs."""
+    lose = "import shutil; shutil.rmtree('mgpu-jobs'); "
+    lose += "open('mgpu-jobs', 'w')" if folder == "a file" else ""
+    (tmp_path / "loses.py").write_text(lose)
+    code, out, error = ended(run_scripts("loses.py", "echo.py", "--devices", core))
+    assert (code, error) == (status, "")
+    rows = [row.split() for row in out.split("\n\n")[1].splitlines()[1:]]
+    assert rows[0][3] == "done" and rows[1][1:3] == (["-", "not"] if status else ["core", core])
+
+
 def pid_of(folder: Path) -> int:
     """Wait for the script that sleeps, and give its number."""
     for _ in range(600):

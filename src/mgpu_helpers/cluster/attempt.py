@@ -177,8 +177,9 @@ class Crew:
             self.tell_guard(-running.process.pid)
         job = running.ended(time.monotonic() - self.setup.began)
         tail = [line[:WIDTH] for line in last(without_noise(end_of(job.log)), TAIL)]
-        if job.returncode and not shutil.disk_usage(job.log.parent).free:
-            tail.append("(The disk of the logs is full: what it said after that is lost.)")
+        with contextlib.suppress(OSError):  # the folder was removed
+            if job.returncode and not shutil.disk_usage(job.log.parent).free:
+                tail.append("(The disk of the logs is full: what it said after that is lost.)")
         self.jobs[index] = job = replace(job, tail="\n".join(tail))
         self.setup.progress.say(f"{job.status:10} {job.name:12} {job.seconds:.1f} s")
 

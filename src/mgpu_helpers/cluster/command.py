@@ -68,6 +68,9 @@ def main(arguments: Sequence[str], called: str) -> int:
             grace=options.grace, startup=options.startup,
         )  # fmt: skip
     except (ValueError, RuntimeError) as error:
+        if hasattr(error, "report") and any(each.workers for each in error.report.attempts):
+            say(f"\n{error.report}\n\n{error}")
+            return 1
         parser.error(with_options(str(error), vars(options)))
     except KeyboardInterrupt as stopped:
         say(f"\n{getattr(stopped, 'report', 'stopped before a worker was started')}")

@@ -75,6 +75,9 @@ def main(arguments: Sequence[str], called: str) -> int:
             skip_done=options.skip_done,
         )  # fmt: skip
     except (ValueError, RuntimeError) as error:
+        if any(job.start is not None for job in getattr(error, "report", ())):
+            say(f"\n{error.report}\n\n{error}")
+            return 1
         parser.error(with_options(str(error), vars(options)))
     except KeyboardInterrupt as stopped:
         report = getattr(stopped, "report", None)  # None before the first script starts
