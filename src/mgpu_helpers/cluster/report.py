@@ -41,10 +41,10 @@ class Attempt:
 
     @property
     def consequences(self) -> tuple[str, ...]:
-        """Name the workers that failed because the first one did."""
+        """Name the workers that failed because the first one did, and said something."""
         if self.first is None:
             return ()
-        failed = [job.name for job in self.workers if job.status == "failed"]
+        failed = [job.name for job in self.workers if job.status == "failed" and job.tail]
         return tuple(name for name in failed if name not in (f"worker {self.first}", *self.alike))
 
     def text(self) -> str:
