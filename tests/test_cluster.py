@@ -618,6 +618,11 @@ def test_a_proxy_is_said_unless_it_is_not_asked(name, monkeypatch):
     assert addresses.environment(GOOD, 0)["no_grpc_proxy"] == "example.org,127.0.0.1"
 
 
+def one_more(kind):
+    task = {"type": "worker" if kind == "ps" else kind, "index": 0}
+    return {"cluster": {"worker": ["a:2"], kind: ["a:1"]}, "task": task}
+
+
 @pytest.mark.parametrize(
     "given, says",
     [
@@ -625,6 +630,7 @@ def test_a_proxy_is_said_unless_it_is_not_asked(name, monkeypatch):
         ([config(GOOD), config(GOOD)], "2 TF_CONFIGs say that they are worker 0"),
         ([config(GOOD), config([*GOOD, "127.0.0.1:21003"], 1)], "lists 2 addresses, worker 1.* 3"),
         ([config(GOOD), config(GOOD[::-1], 1)], "same order"),
+        ([one_more("ps"), one_more("chief")], "Worker 0 has no chief 0, chief 0 has it at a:1"),
         ([config([*GOOD, "127.0.0.1:3"]), config([*GOOD, "127.0.0.1:3"], 1)], "worker 2"),
     ],
 )
