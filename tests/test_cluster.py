@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,11 @@ for step in range(done, steps):
     if step == 5 and fault == "slow exit":
         import atexit
         atexit.register(time.sleep, 1.5)
-        sys.exit("wrong")
+        print("wrong")
+        sys.exit(42)
+    if step == 5 and fault == "slow raise":
+        threading.Thread(target=time.sleep, args=(20,)).start()
+        raise ValueError("wrong")
     if step == 5 and fault == "print":
         for _ in range(100):
             print("x" * 1_000_000)
@@ -228,7 +233,8 @@ def test_a_port_that_is_taken_meanwhile_is_replaced(monkeypatch):
         ("kill", -9, "SIGKILL", ""),
         ("slow kill", -9, "SIGKILL", ""),
         ("raise", 1, "exit status 1", "ValueError: no such digit"),
-        ("slow exit", -15, "its script raised an error", "wrong"),
+        ("slow exit", -15, "its script ended with exit status 42", "wrong"),
+        ("slow raise", -15, "its script raised an error", "ValueError: wrong"),
         ("import", 1, "exit status 1", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("early", 0, "exit status 0, while", ""),
         ("stop", -9, "SIGSTOP", ""),
@@ -251,6 +257,18 @@ def test_the_first_that_failed_is_named_and_all_end(fault, code, says, tail, cap
     assert attempt.why in repr(report)
 
 
+def test_an_error_of_the_script_itself_is_no_consequence():
+    tails = ("step 1\nValueError: no data", "ValueError: no data", "RuntimeError: lost", "")
+    workers = tuple(
+        jobs.Job(f"worker {i}", (), "core", Path("log"), status="failed", tail=tail)
+        for i, tail in enumerate(tails)
+    )
+    attempt = cluster.Attempt(0, ("a:1",) * 4, workers, 1, "Worker 1 failed first.")
+    assert (attempt.alike, attempt.consequences) == (("worker 0",), ("worker 2",))
+    assert "The last line of worker 0 is the same." in attempt.text()
+    assert replace(attempt, first=3).alike == ()
+
+
 def test_a_worker_that_prints_100_mb_ends_as_any_other():
     report = cluster.run("worker.py", ["print", "99"], grace=0.3, progress=False)
     assert report.attempts[0].first == 1 and report[1].returncode == 3
@@ -270,6 +288,14 @@ def test_logs_on_a_full_disk_are_said():
         pytest.skip(f"nobody may mount a disk here: {ran.stderr.strip()}")
     assert ran.returncode == 1 and "(The disk of the logs is full" in ran.stdout, ran
     assert len(ran.stdout) < 5000
+
+
+def test_logs_that_are_removed_meanwhile_are_said():
+    Path("rm.py").write_text("import shutil\nshutil.rmtree('logs', True)\nraise SystemExit(3)")
+    with launcher("rm.py", "--restarts", "1") as ran:
+        out, err = ran.communicate(timeout=20)
+    assert (ran.returncode, err) == (1, "")
+    assert "exit status 3" in out and "worker 0 cannot be started (No such file" in out
 
 
 def test_a_restart_goes_on_and_ends_with_the_same():
@@ -462,7 +488,17 @@ def test_slurms_list_of_machines_is_written_out(nodes, want):
 
 
 @pytest.mark.parametrize(
-    "change, says", [({"SLURM_NODEID": ""}, "SLURM_NODEID"), ({"SLURM_STEP_NUM_TASKS": "6"}, "6")]
+    "change, says",
+    [
+        ({"SLURM_NODEID": ""}, "SLURM_NODEID"),
+        ({"SLURM_STEP_NUM_TASKS": "6"}, "6 tasks on 3 machines"),
+        ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODELIST": "a[1-2]"}, "1 task on 2 machines"),
+        ({"SLURM_NODEID": "1.5"}, "SLURM_NODEID is '1.5'"),
+        ({"SLURM_STEP_NODELIST": "a[1-"}, r"SLURM_STEP_NODELIST is 'a\[1-'"),
+        ({"SLURM_STEP_NODELIST": "a[1-x]"}, "no list of machines"),
+        ({"SLURM_STEP_NODELIST": "a[1-999999999]"}, "no list of machines"),
+        ({"SLURM_STEP_NODELIST": "(null)"}, "no list of machines"),
+    ],
 )
 def test_what_slurm_does_not_say_is_named(change, says):
     with pytest.raises(ValueError, match=says):
@@ -527,6 +563,10 @@ GOOD = ["127.0.0.1:21001", "127.0.0.1:21002"]
         (config(["a:70000"]), "'a:70000' is no address"),
         (config([GOOD[0]] * 2), "Worker 0 and worker 1 have the same address"),
         (config([GOOD[0], "10.0.0.1:21002"]), "Worker 0 is at 127.0.0.1:21001"),
+        (config([GOOD[0], f" {GOOD[1]}"]), f"' {GOOD[1]}' is no address"),
+        (config([f"{GOOD[0]} {GOOD[1]}"]), "is no address"),
+        (config(GOOD, 0, ["worker"]), r"The task is a \['worker'\]"),
+        (config(GOOD, "x", "evaluator"), "evaluator x"),
         (config(["nowhere.invalid:21001"]), "'nowhere.invalid', does not resolve"),
         (config(["10.1.2.3:21001"]), "not an address of its own"),
         (json.dumps(config(GOOD)), None),
@@ -588,6 +628,11 @@ def test_a_proxy_is_said_unless_it_is_not_asked(name, monkeypatch):
     assert addresses.environment(GOOD, 0)["no_grpc_proxy"] == "example.org,127.0.0.1"
 
 
+def one_more(kind):
+    task = {"type": "worker" if kind == "ps" else kind, "index": 0}
+    return {"cluster": {"worker": ["a:2"], kind: ["a:1"]}, "task": task}
+
+
 @pytest.mark.parametrize(
     "given, says",
     [
@@ -595,6 +640,7 @@ def test_a_proxy_is_said_unless_it_is_not_asked(name, monkeypatch):
         ([config(GOOD), config(GOOD)], "2 TF_CONFIGs say that they are worker 0"),
         ([config(GOOD), config([*GOOD, "127.0.0.1:21003"], 1)], "lists 2 addresses, worker 1.* 3"),
         ([config(GOOD), config(GOOD[::-1], 1)], "same order"),
+        ([one_more("ps"), one_more("chief")], "Worker 0 has no chief 0, chief 0 has it at a:1"),
         ([config([*GOOD, "127.0.0.1:3"]), config([*GOOD, "127.0.0.1:3"], 1)], "worker 2"),
     ],
 )
@@ -610,6 +656,8 @@ def test_srun_knows_how_many_there_are(monkeypatch):
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
     monkeypatch.setenv("SLURM_STEP_NUM_NODES", "2")
     assert "on loopback" in cluster.check(config(GOOD))[0]
+    monkeypatch.setenv("SLURM_STEP_NUM_NODES", "many")
+    assert cluster.check(config(GOOD)) == []
 
 
 def test_doctor_says_it_and_that_workers_listen_everywhere():
@@ -661,6 +709,9 @@ def test_the_command_refuses_with_a_sentence():
         (["worker.py", "--from", "slurm"], "SLURM_STEP_NODELIST is not set"),
         (["worker.py", "--from", "slurm", "--index", "1"], "leave --index 1 out"),
         (["worker.py", "--workers", "2", "--hosts", "a:1"], "not allowed with"),
+        (["worker.py", "--index", "3", "--workers", "2"], "--workers 2 and --index 3 are both"),
+        (["worker.py", "--hosts", "", "--index", "0"], "'' is no address"),
+        (["worker.py", "--hosts", ", ".join(GOOD), "--index", "5"], "worker 5"),
     ]:
         with launcher(*arguments) as ran:
             out, err = ran.communicate(timeout=20)

@@ -81,6 +81,7 @@ def test_a_report_is_saved_in_its_order_with_what_never_started(tmp_path):
         (['{"a": NaN, "b": {"c": -Infinity}}'], {"a": None, "b": {"c": None}}),
         (['{"status": "failed", "name": "é"}'], {"status": "failed", "name": "é"}),
         (['{"a": 1}', '{"a":' * 10_000], {"a": 1}),
+        (['{"a": [' + "1," * 100_000 + "1]}"], {"a": [1] * 100_001}),
         (["nothing"], {}),
     ],
 )
@@ -108,6 +109,24 @@ def test_two_runners_that_write_one_file_write_whole_rows(cores):
         for ran in (one, other):
             assert ran.wait(timeout=30) == 0
     assert {row["name"] for row in rows()} == {f"{who}{i}" for who in "ab" for i in range(25)}
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_two_runners_of_one_script_do_not_write_one_log(killed, cores, capfd):
+    """Nor does a runner write over the log of a job that a killed one has left running."""
+    first = "touch begun; sleep 0.5; echo '{\"n\": 1}'; sleep 0.2"
+    with runner(f"jobs.run([sh({first!r})], devices=[{cores[0]}], names=['train'])") as one:
+        wait_for(Path("begun").exists)
+        if killed:
+            one.kill()
+        report = jobs.run([sh("echo '{\"n\": 2}'")], devices=[cores[1]], names=["train"])
+        one.communicate(timeout=20)
+        wait_for(lambda: Path("logs/01_train.log").read_text())
+    assert Path("logs/01_train.log").read_text() == '{"n": 1}\n'
+    assert report[0].result == {"n": 2} and report[0].log.name == f"01_train.{os.getpid()}.log"
+    assert f"named *.{os.getpid()}.log" in capfd.readouterr().out
+    assert [row["result_n"] for row in rows()] == [2, 1][: 2 - killed]
+    wait_for(lambda: jobs.run([sh("true")], names=["train"])[0].log.name == "01_train.log")
 
 
 # --- what is done is not run again ---

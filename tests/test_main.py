@@ -164,7 +164,9 @@ def test_help_and_import_are_quick_and_leave_tensorflow_alone():
 
 SCRIPTS = {
     "echo.py": "import os, sys; print(os.environ['MGPU_JOB_DEVICE'], *sys.argv[1:])",
-    "fails.py": "import sys; sys.stdout.buffer.write(b'caf\\xc3\\xa9 '); sys.exit('no data here')",
+    "killed.py": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+    "fails.py": "import sys; sys.stdout.buffer.write(b'caf\\xc3\\xa9 ')\n"
+                "sys.exit('no data here' + 'x' * 5000)",
     "sleeps.py": """
 import os, pathlib, time
 pathlib.Path("pid.new").write_text(str(os.getpid()))
@@ -216,14 +218,15 @@ def test_run_gives_every_script_a_device_and_the_common_arguments(run_scripts, t
 
 def test_run_says_what_failed_and_shows_the_end_of_its_log(run_scripts, core):
     # A terminal that can only show ASCII, and a log that is not.
-    arguments = ("fails.py", "nowhere.py", "echo.py", "--devices", core)
+    arguments = ("fails.py", "killed.py", "echo.py", "--devices", core)
     code, out, error = ended(run_scripts(*arguments, PYTHONIOENCODING="ascii"))
     assert (code, error) == (1, "")
-    _, table, _, fails, nowhere = out.split("\n\n")
+    _, table, _, fails, killed = out.split("\n\n")
     assert [row.split()[-2] for row in table.splitlines()[1:]] == ["failed", "failed", "done"]
-    assert fails.startswith("fails, failed; the end of ")
-    assert "no data here" in fails and "caf?" in fails
-    assert "nowhere.py': [Errno 2] No such file or directory" in nowhere
+    assert fails.startswith("fails, failed with exit status 1; the end of ")
+    assert "no data here" in fails and "caf?" in fails and len(fails) < 2000
+    assert killed.startswith("killed, failed, SIGKILL ended it; the end of ")
+    assert killed.endswith(":\n(nothing)\n")
 
 
 def logged(folder: Path) -> dict[str, str]:
@@ -256,6 +259,15 @@ def test_run_makes_a_job_of_every_line_for_every_script(run_scripts, tmp_path, c
     assert [row.split()[0] for row in table] == ["echo,x=1", "again,x=1"]
 
 
+def test_a_name_that_the_locale_cannot_write_fails_its_job_only(run_scripts, tmp_path, core):
+    (tmp_path / "lines").write_text("é\ne\n", encoding="utf-8")
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    ran = run_scripts("echo.py", "--each", "lines", "--devices", core, **ascii_only)
+    code, out, error = ended(ran)
+    assert (code, error) == (1, "") and "'ascii' codec can't encode" in out
+    assert [row.split()[-2] for row in out.split("\n\n")[1].splitlines()[1:]] == ["failed", "done"]
+
+
 def test_run_goes_on_after_a_crash(run_scripts, tmp_path, core):
     """The runner is killed, so that it can tidy up nothing."""
     (tmp_path / "sleeps.py").write_text(
@@ -272,7 +284,7 @@ def test_run_goes_on_after_a_crash(run_scripts, tmp_path, core):
     code, out, error = ended(run_scripts(*arguments))
     assert (code, error) == (0, "") and (tmp_path / "pid").read_text() == "--n=3--n=4"
     lines, table, *rest = out.split("\n\n")
-    assert lines.splitlines()[0] == "skipped    2 of 4 jobs, done before"
+    assert "skipped    2 of 4 jobs, done before" in lines.splitlines()
     statuses = [row.split(maxsplit=3)[3].rsplit(maxsplit=1)[0] for row in table.splitlines()[1:]]
     assert statuses == ["done before"] * 2 + ["done"] * 2
     assert len(rest) == 1  # no end of a log: nothing has failed
@@ -305,10 +317,10 @@ def test_run_keeps_to_the_time_limit_and_to_the_jobs_per_device(run_scripts, cor
         (["echo.py", "--n", "3"], "arguments: --n 3; arguments for the scripts stand behind --"),
         (["echo.py", "--devices", "0,x"], "'0,x' names no devices: write their numbers with"),
         (["echo.py", "--devices", "99999"], "99999"),
-        (["echo.py", "--per-device", "0"], "per_device"),
+        (["echo.py", "--per-device", "0"], "--per-device 0 is"),
         (["echo.py", "--per-device", "half"], "invalid int value: 'half'"),
-        (["echo.py", "--time-limit", "-1"], "time_limit"),
-        (["echo.py", "--logs", "echo.py"], "echo.py"),
+        (["echo.py", "--time-limit", "-1"], "--time-limit -1.0 is"),
+        (["echo.py", "--logs", "echo.py"], "with --logs ..."),
         (["echo.py", "--grid", "width"], "'width' is no axis"),
         (["echo.py", "--grid", "width="], "width has no values"),
         (["echo.py", "--grid", "n=1", "--grid", "n=2"], "n is given twice"),
@@ -316,7 +328,8 @@ def test_run_keeps_to_the_time_limit_and_to_the_jobs_per_device(run_scripts, cor
         (["echo.py", "--each", "nowhere"], "'nowhere' cannot be read"),
         (["echo.py", "--each", "/dev/null"], "'/dev/null' has no jobs"),
         (["echo.py", "--each", ""], "'' cannot be read"),
-        (["echo.py", "--devices-each", "99999"], "devices_each=99999"),
+        (["echo.py", "--devices-each", "99999"], "--devices-each 99999"),
+        (["echo.py", "nowhere.py"], "no file 'nowhere.py' here"),
     ],
 )
 def test_run_refuses_what_it_cannot_do_with_a_sentence(run_scripts, tmp_path, arguments, says):
@@ -326,6 +339,41 @@ def test_run_refuses_what_it_cannot_do_with_a_sentence(run_scripts, tmp_path, ar
     assert usage.startswith("usage: python -m mgpu_helpers run SCRIPT")
     assert sentence.startswith("python -m mgpu_helpers run: error: ") and says in sentence
     assert not (tmp_path / "logs").exists() or not list((tmp_path / "logs").iterdir())
+
+
+@pytest.mark.parametrize("command", ["run", "cluster"])
+def test_nobody_has_to_read_what_is_printed(tmp_path, command):
+    (tmp_path / "echo.py").write_text(SCRIPTS["echo.py"].replace("MGPU_JOB_DEVICE", "PATH"))
+    call = f'"{sys.executable}" -m mgpu_helpers {command} echo.py'
+    env = os.environ | {"MGPU_MODE": "cores", "TMPDIR": str(tmp_path)}
+    for ends in (">&-", ">/dev/full", "| true"):
+        ran = subprocess.run(["bash", "-c", f"set -o pipefail; {call} {ends}"], cwd=tmp_path,
+                             env=env, text=True, capture_output=True, timeout=60)  # fmt: skip
+        assert (ran.returncode, ran.stderr) == (0, ""), ends
+
+
+@pytest.mark.parametrize("command", ["run", "cluster"])
+def test_a_folder_that_was_removed_is_said(tmp_path, command):
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "echo.py").write_text(SCRIPTS["echo.py"])
+    call = f'rmdir ../gone; "{sys.executable}" -m mgpu_helpers {command} "{tmp_path}/echo.py"'
+    ran = subprocess.run(["sh", "-c", call], cwd=tmp_path / "gone", text=True,
+                         env=os.environ | {"TMPDIR": str(tmp_path)},
+                         capture_output=True, timeout=60)  # fmt: skip
+    assert ran.returncode == 2 and "The working directory was removed" in ran.stderr
+
+
+@pytest.mark.parametrize(("folder", "status"), [("mgpu-jobs", 0), ("a file", 1)])
+def test_locks_that_are_tidied_away_end_no_job_without_a_report(run_scripts, tmp_path, core,
+                                                               folder, status):  # fmt: skip
+    """A folder is made again; where it cannot be, the report says what became of the jobs."""
+    lose = "import shutil; shutil.rmtree('mgpu-jobs'); "
+    lose += "open('mgpu-jobs', 'w')" if folder == "a file" else ""
+    (tmp_path / "loses.py").write_text(lose)
+    code, out, error = ended(run_scripts("loses.py", "echo.py", "--devices", core))
+    assert (code, error) == (status, "")
+    rows = [row.split() for row in out.split("\n\n")[1].splitlines()[1:]]
+    assert rows[0][3] == "done" and rows[1][1:3] == (["-", "not"] if status else ["core", core])
 
 
 def pid_of(folder: Path) -> int:
@@ -486,6 +534,7 @@ def test_what_is_not_known_is_said(complete):
 
 @pytest.mark.parametrize("numbers, status, says", [
     ("1000 8 4", 0, "each of 4 replicas"), ("1005 8 4", 1, "2, 2, 1, 0"), ("9 x 4", 2, "'x'"),
+    ("9 0 4", 2, "argument batch: 0"),
 ])  # fmt: skip
 def test_batches_says_whether_they_divide(capsys, numbers, status, says):
     from mgpu_helpers.__main__ import main
@@ -512,6 +561,23 @@ def test_usage_says_what_was_called(monkeypatch, capsys, script, called, name):
     assert not ended.value.code and said.startswith(f"usage: {called} {name}".rstrip() + " ")
     other = "python -m" if called == "mgpu" else " mgpu "
     assert other not in said
+
+
+def test_a_command_is_not_left_out_because_of_an_option(capsys):
+    from mgpu_helpers.__main__ import main
+
+    with pytest.raises(SystemExit, match="2"):
+        main(["--json", "run"])
+    assert "run takes no --json" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_the_machine_is_looked_at_has_no_stack_trace():
+    ran = subprocess.Popen([sys.executable, "-m", "mgpu_helpers"], text=True,
+                           stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    assert ran.stdout.readline().startswith("python")  # and now TensorFlow is imported
+    ran.send_signal(signal.SIGINT)
+    _, error = ran.communicate(timeout=60)
+    assert ran.returncode == 130 and "Traceback" not in error
 
 
 def test_an_unknown_command_is_refused_with_the_known_ones(capsys):
@@ -547,6 +613,13 @@ def test_lessons_are_not_copied_into_a_file(capsys, tmp_path):
         main([str(tmp_path / "file")], "mgpu lessons")
     *_, sentence = capsys.readouterr().err.splitlines()
     assert str(tmp_path / "file") in sentence and (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_disk_that_is_full_is_said_of_the_folder(tmp_path):
+    limited = f"ulimit -f 8; '{sys.executable}' -m mgpu_helpers lessons new"
+    ran = subprocess.run(["bash", "-c", limited], cwd=tmp_path, text=True, capture_output=True,
+                         timeout=60)  # fmt: skip
+    assert ran.returncode == 2 and "error: new cannot be written: File too large" in ran.stderr
 
 
 def test_links_of_copied_lessons_lead_to_what_was_copied(tmp_path):

@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -32,7 +33,22 @@ COMMANDS = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the report, or do what a command says; return the exit status: 0 when all is well."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    if sys.stdout is None:  # the shell has closed it
+        sys.stdout = open(os.devnull, "w")
+    try:
+        status = _called(sys.argv[1:] if arguments is None else arguments)
+    except BrokenPipeError:
+        status = 1
+    except KeyboardInterrupt:
+        status = 130
+    try:
+        sys.stdout.flush()
+    except OSError:  # nobody reads any more, or the disk is full: Python is not to try it again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return status
+
+
+def _called(arguments: list[str]) -> int:
     called = "mgpu" if Path(sys.argv[0]).stem == "mgpu" else "python -m mgpu_helpers"
     if arguments and arguments[0] in COMMANDS:
         module = importlib.import_module(COMMANDS[arguments[0]][0])
@@ -44,10 +60,14 @@ def main(arguments: list[str] | None = None) -> int:
     version = f"mgpu {mgpu_helpers.__version__}"
     parser.add_argument("--version", action="version", version=version)
     more = f"{called} COMMAND --help says more of each"
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", description=more)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command",
+                                     description=more)  # fmt: skip
     for name, (_, does) in COMMANDS.items():
         commands.add_parser(name, help=does)
-    return _machine(parser.parse_args(arguments).json)
+    options = parser.parse_args(arguments)
+    if options.command:
+        parser.error(f"{options.command} takes no --json: call {called} {options.command} --help")
+    return _machine(options.json)
 
 
 def _machine(as_json: bool) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+import signal
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -40,6 +41,29 @@ def table(rows: Iterable[Sequence[str]]) -> list[str]:
     rows = list(rows)
     wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, wide)).rstrip() for row in rows]
+
+
+def signal_name(number: int) -> str:
+    """Name a signal by its number.
+
+    >>> signal_name(9)
+    'SIGKILL'
+    """
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def with_options(text: str, names: Iterable[str]) -> str:
+    """Write a function's arguments in a sentence as a terminal's options.
+
+    >>> with_options("per_device=0 is not a number of jobs.", ["per_device"])
+    '--per-device 0 is not a number of jobs.'
+    """
+    for name in names:
+        text = re.sub(rf"\b{name}=", f"--{name.replace('_', '-')} ", text)
+    return text
 
 
 def error_line(error: BaseException) -> str:

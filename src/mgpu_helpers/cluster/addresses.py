@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import random
+import re
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,7 +51,7 @@ def parsed(address: object) -> tuple[str, int]:
     """Split "host:port", also "[::1]:port"; raise a ValueError with a sentence if it is no such."""
     host, colon, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
     host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
-    good = colon and host and "/" not in host and not host.isspace() and port.isdecimal()
+    good = colon and re.fullmatch(r"[^\s/,;]+", host) and re.fullmatch("[0-9]{1,5}", port)
     if not (good and 0 < int(port) < 65536):
         raise ValueError(
             f"{address!r} is no address: write it as host:port, with a port from 1 to 65535."

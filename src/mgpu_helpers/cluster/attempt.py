@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mgpu_helpers.cluster import addresses as where
 from mgpu_helpers.cluster import guard, worker
-from mgpu_helpers.cluster.blame import without_noise
+from mgpu_helpers.cluster.blame import last, without_noise
 from mgpu_helpers.cluster.report import Attempt
 from mgpu_helpers.cluster.setup import Setup
 from mgpu_helpers.cluster.verdict import stuck, verdict
@@ -39,6 +39,7 @@ class Crew:
         self.jobs: dict[int, Job] = {}  # those that have ended
         self.left: dict[int, float] = {}  # when a worker's process was seen to have ended
         self.raised: dict[int, float] = {}  # when a script raised, which is before that
+        self.status: dict[int, str] = {}  # with which exit status, where it was sys.exit
         self.failed: dict[int, float] = {}  # when a worker failed that nobody ended
         self.waits: dict[int, float] = {}  # since when it waits in the strategy's constructor
         self.came: set[int] = set()  # who has ever been in that constructor
@@ -112,8 +113,10 @@ class Crew:
         while select.select([self.pipe], [], [], 0)[0]:
             for line in os.read(self.pipe, 65536).decode().splitlines():
                 index, event, at = line.split()
+                event, _, status = event.partition("=")
                 if event == "raised":
                     self.raised[int(index)] = float(at)
+                    self.status[int(index)] = status
                     self.failed.setdefault(int(index), float(at))
                 elif event == "waits":
                     self.waits[int(index)] = float(at)
@@ -173,9 +176,10 @@ class Crew:
         with contextlib.suppress(OSError):  # the guard was killed
             self.tell_guard(-running.process.pid)
         job = running.ended(time.monotonic() - self.setup.began)
-        tail = [line[:WIDTH] for line in without_noise(end_of(job.log))[-TAIL:]]
-        if job.returncode and not shutil.disk_usage(job.log.parent).free:
-            tail.append("(The disk of the logs is full: what it said after that is lost.)")
+        tail = [line[:WIDTH] for line in last(without_noise(end_of(job.log)), TAIL)]
+        with contextlib.suppress(OSError):  # the folder was removed
+            if job.returncode and not shutil.disk_usage(job.log.parent).free:
+                tail.append("(The disk of the logs is full: what it said after that is lost.)")
         self.jobs[index] = job = replace(job, tail="\n".join(tail))
         self.setup.progress.say(f"{job.status:10} {job.name:12} {job.seconds:.1f} s")
 

@@ -47,6 +47,21 @@ def without_noise(lines: Sequence[str]) -> list[str]:
     return kept
 
 
+def last(lines: Sequence[str], n: int) -> list[str]:
+    """Return the last n lines; of an error that is longer the beginning, too.
+
+    >>> last(["Traceback (most recent call last):", '  File "a.py"', "ValueError: [1", *"2345"], 4)
+    ['  File "a.py"', 'ValueError: [1', '...', '5']
+    """
+    traces = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent")]
+    after = range(traces[-1] + 1, len(lines)) if traces else range(0)
+    error = next((i for i in after if lines[i][:1].strip()), len(lines))
+    if error >= len(lines) - n:
+        return list(lines[-n:])
+    head = [*lines[max(traces[-1], error + 1 - n // 2) : error + 1], "..."]
+    return head + list(lines[len(head) - n :])
+
+
 def lost(lines: Sequence[str], own: int) -> int | None:
     """Return the index of the worker that was lost, as the end of another's log has it.
 

@@ -79,9 +79,10 @@ def _compared(configs: list[dict[str, Any]]) -> list[str]:
             )
         elif one != lists[0]:
             wrong = next(name for name in one if one[name] != lists[0].get(name))
+            has = f"{wrong} at {lists[0][wrong]}" if wrong in lists[0] else f"no {wrong}"
             said.append(
-                f"{places[0].capitalize()} has {wrong} at {lists[0].get(wrong)}, {who} has it "
-                f"at {one[wrong]}: give all the same list in the same order."
+                f"{places[0].capitalize()} has {has}, {who} has it at {one[wrong]}: give all the "
+                "same list in the same order."
             )
     missing = [name for name in lists[0] if name not in places]
     if missing and not said:
@@ -92,7 +93,7 @@ def _compared(configs: list[dict[str, Any]]) -> list[str]:
 def _slurm(config: Mapping[str, Any]) -> list[str]:
     """Compare with what Slurm says, where a worker is a task of srun."""
     tasks, nodes = (
-        int(os.environ.get(name, "0") or 0)
+        int(number) if (number := os.environ.get(name, "")).isdecimal() else 0
         for name in ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES")
     )
     n = len(listed(config))

@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from mgpu_helpers.cluster.run import run
 from mgpu_helpers.cluster.slurm import from_slurm
 from mgpu_helpers.jobs.process import as_ctrl_c
+from mgpu_helpers.jobs.progress import Progress
+from mgpu_helpers.wording import with_options
 
 DESCRIPTION = """\
 Run a Python script as all workers of a MultiWorkerMirroredStrategy. On one machine each worker gets
 a share of the GPUs, or of the cores. Over several machines call it on each, with --hosts and
---index, or in Slurm with --from slurm; then one worker drives all GPUs of its machine.
+--index, or in Slurm with --from slurm; then one worker drives all GPUs of its machine. The script
+needs a training loop of its own: the fit of Keras 3 fails under this strategy.
 
 When one worker fails all are ended, the first that failed is named, and all are started again, up
 to R times. TensorFlow listens on all interfaces of a machine: close its ports to strangers. The
@@ -50,8 +53,11 @@ def main(arguments: Sequence[str], called: str) -> int:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{behind}")
     as_ctrl_c()
     sys.stdout.reconfigure(errors="replace")  # a log may hold what the terminal cannot show
+    say = Progress(True).say  # which does not mind that nobody reads any more
     try:
-        hosts, index = options.hosts and options.hosts.split(","), options.index
+        hosts, index = options.hosts, options.index
+        if hosts is not None:
+            hosts = [host.strip() for host in hosts.split(",")]
         if options.source:
             if index is not None:
                 raise ValueError(f"Slurm says which machine this is: leave --index {index} out.")
@@ -62,9 +68,12 @@ def main(arguments: Sequence[str], called: str) -> int:
             grace=options.grace, startup=options.startup,
         )  # fmt: skip
     except (ValueError, RuntimeError) as error:
-        parser.error(str(error))
+        if hasattr(error, "report") and any(each.workers for each in error.report.attempts):
+            say(f"\n{error.report}\n\n{error}")
+            return 1
+        parser.error(with_options(str(error), vars(options)))
     except KeyboardInterrupt as stopped:
-        print(f"\n{getattr(stopped, 'report', 'stopped before a worker was started')}")
+        say(f"\n{getattr(stopped, 'report', 'stopped before a worker was started')}")
         return 130
-    print(f"\n{report}")
+    say(f"\n{report}")
     return 0 if report.ok else 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -86,12 +87,13 @@ def _task(config: dict[str, Any]) -> list[str]:
             'the others would wait for it. Add "task": {"type": "worker", "index": 0}.'
         ]
     kind, index = task["type"], task["index"]
+    number = not isinstance(index, bool) and re.fullmatch("[0-9]{1,9}", str(index))
     if kind == "evaluator" and kind not in config["cluster"]:
-        return []
-    if kind not in config["cluster"]:
+        return [] if number else [f"The task is evaluator {index}: give an index of 0."]
+    if not isinstance(kind, str) or kind not in config["cluster"]:
         return [f"The task is a {kind!r}, and the cluster has none: it has a {_kinds(config)}."]
     n = len(config["cluster"][kind])
-    if isinstance(index, bool) or not str(index).isdecimal() or int(index) >= n:
+    if not number or int(index) >= n:
         told = "of 0" if n == 1 else f"from 0 to {n - 1}"
         there = f"there {'is' if n == 1 else 'are'} {counted(n, kind)}"
         return [f"The task is {kind} {index}, but {there}: give an index {told}."]

@@ -33,16 +33,25 @@ class Attempt:
         return next((job for job in self.workers if job.name == f"worker {self.first}"), None)
 
     @property
+    def alike(self) -> tuple[str, ...]:
+        """Name the workers that failed by themselves: their last line is the first one's."""
+        line = self.failed.tail.splitlines()[-1:] if self.failed else []
+        others = [job for job in self.workers if job.status == "failed" and job != self.failed]
+        return tuple(job.name for job in others if line and job.tail.splitlines()[-1:] == line)
+
+    @property
     def consequences(self) -> tuple[str, ...]:
-        """Name the workers that failed because the first one did."""
+        """Name the workers that failed because the first one did, and said something."""
         if self.first is None:
             return ()
-        failed = [job.name for job in self.workers if job.status == "failed"]
-        return tuple(name for name in failed if name != f"worker {self.first}")
+        failed = [job.name for job in self.workers if job.status == "failed" and job.tail]
+        return tuple(name for name in failed if name not in (f"worker {self.first}", *self.alike))
 
     def text(self) -> str:
         """Say why it failed, what follows from that, and the end of the first one's log."""
         lines = [f"Attempt {self.number}: {self.why}"]
+        if self.alike:
+            lines.append(f"The last line of {' and '.join(self.alike)} is the same.")
         if self.consequences:
             names = " and ".join(self.consequences)
             lines.append(f"What {names} said after that is a consequence.")

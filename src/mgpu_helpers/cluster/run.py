@@ -66,7 +66,7 @@ def run(
     began = time.monotonic()
     end = None
     if time_limit is not None:
-        end = began + seconds("time_limit", time_limit, also=", or None for no limit")
+        end = began + seconds("time_limit", time_limit, also=", or leave it out for no limit")
     seconds("grace", grace)
     seconds("startup", startup)
     if hosts is None and index is None:

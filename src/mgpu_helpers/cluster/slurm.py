@@ -6,7 +6,11 @@ import os
 import re
 from collections.abc import Mapping
 
+from mgpu_helpers.wording import counted
+
 FIRST, SPAN = 20_000, 10_000  # ports, below those that the kernel gives to clients itself
+NAME = r"(?:[\w.-]|\[\d{1,6}(?:-\d{1,6})?(?:,\d{1,6}(?:-\d{1,6})?)*\])+"
+LIST = f"{NAME}(?:,{NAME})*"
 
 
 def from_slurm(environment: Mapping[str, str] | None = None) -> tuple[list[str], int]:
@@ -24,12 +28,15 @@ def from_slurm(environment: Mapping[str, str] | None = None) -> tuple[list[str],
     missing = [name for name in needed if not said.get(name)]
     if missing:
         raise ValueError(f"{missing[0]} is not set: start the command with srun in a Slurm job.")
-    nodes = expanded(said["SLURM_STEP_NODELIST"])
+    for name in needed[1:]:
+        if not re.fullmatch("[0-9]{1,9}", said[name]):
+            raise ValueError(f"{name} is {said[name]!r}, which is no number: use srun.")
     tasks, node, job = (int(said[name]) for name in needed[1:])
+    nodes = expanded(said["SLURM_STEP_NODELIST"])
     if tasks != len(nodes):
         raise ValueError(
-            f"srun has started {tasks} tasks on {len(nodes)} machines, and one worker drives all "
-            "GPUs of its machine: use --ntasks-per-node=1."
+            f"srun has started {counted(tasks, 'task')} on {counted(len(nodes), 'machine')}, and "
+            "one worker drives all GPUs of its machine: use --ntasks-per-node=1."
         )
     return [f"{host}:{FIRST + job % SPAN}" for host in nodes], node
 
@@ -40,6 +47,8 @@ def expanded(nodes: str) -> list[str]:
     >>> expanded("a[1-2,05]b,c")
     ['a1b', 'a2b', 'a05b', 'c']
     """
+    if not re.fullmatch(LIST, nodes):
+        raise ValueError(f"SLURM_STEP_NODELIST is {nodes!r}, which is no list of machines.")
     found = []
     for name in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodes):
         whole = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", name)

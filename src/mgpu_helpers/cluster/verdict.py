@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from mgpu_helpers.cluster.blame import lost
 from mgpu_helpers.cluster.reach import LISTENS, reach
 from mgpu_helpers.jobs.process import end_of
+from mgpu_helpers.wording import signal_name
 
 if TYPE_CHECKING:
     from mgpu_helpers.cluster.attempt import Crew
@@ -41,9 +42,11 @@ def verdict(crew: Crew) -> tuple[int, str]:
         does = "was stopped, as by SIGSTOP," if stopped else "ran"
         return index, f"{name} {does} and did not answer the others any more."
     if job.returncode < 0 and index in crew.raised:  # by this launcher, after the time for it
-        return index, f"{name} failed first, {after}: its script raised an error."
+        status = crew.status[index]
+        did = f"ended with exit status {status}" if status else "raised an error"
+        return index, f"{name} failed first, {after}: its script {did}."
     if job.returncode < 0:
-        return index, f"{name} failed first, {after}: {_signal(-job.returncode)} ended it."
+        return index, f"{name} failed first, {after}: {signal_name(-job.returncode)} ended it."
     return index, f"{name} failed first, {after}, with exit status {job.returncode}."
 
 
@@ -79,10 +82,3 @@ def stuck(crew: Crew, index: int) -> tuple[str, int | None]:
 
 def _killed(crew: Crew, index: int) -> bool:
     return index not in crew.raised and crew.jobs[index].returncode == -signal.SIGKILL
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -35,8 +35,9 @@ def main() -> None:
     try:
         runpy.run_path(script, run_name="__main__")
     except SystemExit as end:
-        if end.code not in (None, 0):
-            say("raised")
+        status = (end.code or 0) & 255 if isinstance(end.code, int | None) else 1
+        if status:
+            say(f"raised={status}")
         raise
     except BaseException as error:
         say("raised")  # before the others notice: what they say is a consequence

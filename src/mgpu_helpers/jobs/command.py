@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,8 +11,11 @@ from typing import Any
 
 from mgpu_helpers.jobs import sweep
 from mgpu_helpers.jobs.process import as_ctrl_c
+from mgpu_helpers.jobs.progress import Progress
 from mgpu_helpers.jobs.run import run
+from mgpu_helpers.wording import with_options
 
+WIDTH = 1000  # characters of a line of a log that are shown
 DESCRIPTION = """\
 Run Python scripts, each on a GPU of its own, or on a core where there is no GPU; in order, the
 next as soon as a device is free. What follows -- is given to every job. The exit status is 0
@@ -39,7 +43,7 @@ def main(arguments: Sequence[str], called: str) -> int:
         epilog=AFTER,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("scripts", nargs="+", metavar="SCRIPT", help="a Python file")
+    parser.add_argument("scripts", nargs="+", metavar="SCRIPT", help="a Python file; before --grid")
     own = parser.add_mutually_exclusive_group()
     own.add_argument("--grid", nargs="+", action="extend", metavar="NAME=A,B", help="a job for "
                      "every combination: --NAME=A, --NAME=B")  # fmt: skip
@@ -62,6 +66,7 @@ def main(arguments: Sequence[str], called: str) -> int:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{behind}")
     as_ctrl_c()
     sys.stdout.reconfigure(errors="replace")  # a log may hold what the terminal cannot show
+    say = Progress(True).say  # which does not mind that nobody reads any more
     try:
         commands, names = _commands(options, arguments[end + 1 :])
         report = run(
@@ -70,15 +75,19 @@ def main(arguments: Sequence[str], called: str) -> int:
             skip_done=options.skip_done,
         )  # fmt: skip
     except (ValueError, RuntimeError) as error:
-        parser.error(str(error))
+        if any(job.start is not None for job in getattr(error, "report", ())):
+            say(f"\n{error.report}\n\n{error}")
+            return 1
+        parser.error(with_options(str(error), vars(options)))
     except KeyboardInterrupt as stopped:
         report = getattr(stopped, "report", None)  # None before the first script starts
-        print(f"\n{report or 'stopped before a script was started'}")
+        say(f"\n{report or 'stopped before a script was started'}")
         return 130
-    print(f"\n{report}\n\nwhat they printed is in {options.logs}")
+    say(f"\n{report}\n\nwhat they printed is in {Path(options.logs)}")
     for job in report.jobs:
         if not job.ok:
-            print(f"\n{job.name}, {job.status}; the end of {job.log}:\n{job.tail}")
+            end = "\n".join(line[:WIDTH] for line in job.tail.splitlines()) or "(nothing)"
+            say(f"\n{job.name}, {job.how}; the end of {job.log}:\n{end}")
     return 0 if report.ok else 1
 
 
@@ -93,6 +102,9 @@ def _numbers(text: str) -> list[int]:
 
 def _commands(options: argparse.Namespace, common: Sequence[str]) -> tuple[list[list[str]], Any]:
     """Make the commands and their names; None for names that are the scripts'."""
+    for script in options.scripts:
+        if not os.path.exists(script):  # now, and not hours later, when its turn comes
+            raise ValueError(f"There is no file {script!r} here: name Python scripts.")
     own = [[]]
     if options.each is not None:
         own = sweep.lines(options.each)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mgpu_helpers.files import replacing
+from mgpu_helpers.wording import signal_name
 
 #: What a job runs: a program and its arguments.
 Command = Sequence[str | os.PathLike]
@@ -48,6 +49,15 @@ class Job:
     def ok(self) -> bool:
         """Say whether the job is done, in this run or before it."""
         return self.status in ("done", "done before")
+
+    @property
+    def how(self) -> str:
+        """Say its status, and of one that failed its exit status or the signal that ended it."""
+        if self.status != "failed" or self.returncode is None:
+            return self.status
+        if self.returncode < 0:
+            return f"failed, {signal_name(-self.returncode)} ended it"
+        return f"failed with exit status {self.returncode}"
 
     def row(self) -> dict[str, Any]:
         """Give the job as a row of a table: plain values, and a column for each of its results."""

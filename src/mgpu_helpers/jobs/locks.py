@@ -125,6 +125,7 @@ def _open(path: Path) -> int:
                 fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
                 break
             except FileNotFoundError:
+                lock_folder()  # it may have been tidied away since
                 made, aside = tempfile.mkstemp(prefix=".", dir=path.parent)
                 os.fchmod(made, 0o666)
                 os.close(made)

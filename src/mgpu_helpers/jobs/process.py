@@ -18,7 +18,8 @@ from mgpu_helpers.jobs.job import Job
 from mgpu_helpers.jobs.locks import Place
 
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL
-TAIL = 64 * 1024  # bytes of a log that are read for its last lines and its result
+TAIL = 64 * 1024  # bytes of a log that are read for its last lines
+RESULT = 64 * TAIL  # and for its result, which may be long: every loss of a training
 
 
 class Running:
@@ -74,7 +75,7 @@ class Running:
         return replace(
             self.job, end=now, seconds=now - self.job.start, status=self.status or "stopped",
             returncode=self.process.returncode, tail="\n".join(lines[-10:]),
-            result=_reported(lines),
+            result=_reported(end_of(self.job.log, RESULT)),
         )  # fmt: skip
 
 
@@ -123,14 +124,14 @@ def as_ctrl_c() -> None:
             signal.signal(number, stop)
 
 
-def end_of(log: Path) -> list[str]:
+def end_of(log: Path, size: int = TAIL) -> list[str]:
     """Return the lines at the end of a log; none where it cannot be read."""
     try:
         if not log.is_file():  # a pipe or a device would not end
             return []
         with open(log, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
-            return file.read(TAIL).decode(errors="replace").splitlines()
+            file.seek(max(0, os.fstat(file.fileno()).st_size - size))
+            return file.read(size).decode(errors="replace").splitlines()
     except OSError:
         return []
 

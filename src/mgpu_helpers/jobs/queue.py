@@ -35,9 +35,11 @@ class Queue:
         time_limit: float | None,
         progress: bool,
         record: Path,
+        held: tuple[int, ...] = (),
     ) -> None:
         self.jobs, self.kind, self.pool, self.each = jobs, kind, pool, devices_each
         self.time_limit, self.record = time_limit, record
+        self.held = held  # open files that a job inherits: the folder of the logs
         self.progress = Progress(progress)
         self.say = self.progress.say
         self.places = locks.places(kind, pool, per_device)
@@ -204,9 +206,9 @@ class Queue:
         self.say(f"{'start':10} {job.name:12} on {_named(places)}")
         try:
             with held_back():
-                self.running[i] = Running(job, places, self.environment(places))
+                self.running[i] = Running(job, places, self.environment(places), None, self.held)
         except (OSError, ValueError) as error:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):
                 job.log.write_text(f"{error}\n")
             now = self.now()
             ended = replace(job, end=now, seconds=now - job.start, status="failed", tail=str(error))

@@ -14,7 +14,7 @@ from mgpu_helpers.jobs import records
 from mgpu_helpers.jobs.job import Command, Job, Report
 from mgpu_helpers.jobs.pool import chosen
 from mgpu_helpers.jobs.queue import Queue
-from mgpu_helpers.jobs.settings import log_folder, seconds
+from mgpu_helpers.jobs.settings import holding, log_folder, seconds
 from mgpu_helpers.jobs.sweep import numbered
 from mgpu_helpers.wording import counted, whole_number
 
@@ -39,16 +39,18 @@ def run(
     ended after time_limit seconds: SIGTERM to it and its children, SIGKILL 5 s later. What a job
     leaves running when it ends is ended in the same way, so that the device is free; a child that
     starts a session of its own escapes. Output goes to one file a job in the folder `logs`, over
-    the one of the last run.
+    the one of the last run. While another runner or its jobs write there, the names of the files
+    have a number, as in `01_train.4711.log`.
 
     A failure does not stop the others. Ctrl-C or an exception here ends all jobs; the exception
     that is raised carries the report as `.report`. On a terminal the last line says what is left.
 
     As each job ends, a line of JSON about it is added to `jobs.jsonl` in the folder of the logs;
     `Report.save` names the columns. A job adds its own by printing a JSON object on a line of its
-    output; the last such line counts: `print(json.dumps({"loss": loss}))`. With skip_done a command
-    that is done by that file, in the same working directory, is not run again, whatever its name
-    and place; each success is for one job. Edited scripts or a new environment are not noticed.
+    output, `print(json.dumps({"loss": loss}))`; the last such line counts, in the last 4 MB. With
+    skip_done a command that is done by that file, in the same working directory, is not run again,
+    whatever its name and place; each success is for one job. Edited scripts or a new environment
+    are not noticed.
 
     Devices are locked against other runners, of other users too, that use the same temporary
     folder: a job with a device to itself against all of them, one that shares against those that
@@ -75,24 +77,31 @@ def run(
     called = _checked_names(names, asked)
     per_device = whole_number("per_device", per_device, "a number of jobs", 1)
     if time_limit is not None:
-        seconds("time_limit", time_limit, also=", or None for no limit")
+        seconds("time_limit", time_limit, also=", or leave it out for no limit")
     kind, pool = chosen(devices)
     devices_each = _checked_each(devices_each, per_device, kind, pool)
     folder = log_folder(logs)
     record = folder / records.FILE
     rows = records.read(record)
-    jobs = _jobs(called, asked, kind, folder, records.done(rows) if skip_done else {})
-    queue = Queue(
-        jobs, kind, pool, per_device=per_device, devices_each=devices_each, time_limit=time_limit,
-        progress=progress, record=record,
-    )  # fmt: skip
-    return queue.run()
+    done = records.done(rows) if skip_done else {}
+    with holding(folder) as (held, alone):
+        queue = Queue(
+            _jobs(called, asked, kind, folder, done, alone), kind, pool, per_device=per_device,
+            devices_each=devices_each, time_limit=time_limit, progress=progress, record=record,
+            held=(held,),
+        )  # fmt: skip
+        if not alone:
+            queue.say(f"{'logs':10} named *.{os.getpid()}.log: others write to {folder}")
+        return queue.run()
 
 
 def _jobs(
-    names: list[str], commands: list[tuple[str, ...]], kind: str, folder: Path, done: records.Done
-) -> list[Job]:
+    names: list[str], commands: list[tuple[str, ...]], kind: str, folder: Path, done: records.Done,
+    alone: bool,
+) -> list[Job]:  # fmt: skip
     """Make the jobs, those as they were that are done; these keep their logs."""
+    # Where another runner writes to the folder, this one's number is in the names of its logs.
+    first = 2 if alone else os.getpid()
     kept = {Path(row["log"]).name for rows in done.values() for row in rows}
     here = os.getcwd()
     jobs = []
@@ -101,7 +110,8 @@ def _jobs(
             jobs.append(records.earlier(name, command, folder, done[command, here].pop()))
             continue
         stem = f"{i:02d}_{_file_name(name)}"
-        files = itertools.chain([f"{stem}.log"], (f"{stem}.{n}.log" for n in itertools.count(2)))
+        numbers = itertools.chain([""] * alone, (f".{n}" for n in itertools.count(first)))
+        files = (f"{stem}{number}.log" for number in numbers)
         log = next(folder / file for file in files if file not in kept)
         jobs.append(Job(name, command, kind, log, folder=here))
     return jobs

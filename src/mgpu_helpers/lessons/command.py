@@ -79,11 +79,11 @@ def main(arguments: Sequence[str], called: str) -> int:
     """Copy the lessons, say how to start them, and return the exit status."""
     parser = argparse.ArgumentParser(called, description=DESCRIPTION)
     parser.add_argument("folder", metavar="DIR", help="where to; made where there is none")
-    folder = parser.parse_args(arguments).folder
+    folder = str(Path(parser.parse_args(arguments).folder))  # "" is the working directory, "."
     try:
         copied = copy(folder)
     except OSError as error:  # ours has a sentence; the system's has a file and a reason
-        said = f"{error.filename} cannot be written: {error.strerror}."
+        said = f"{error.filename or folder} cannot be written: {error.strerror}."
         parser.error(said if error.strerror else str(error))
     lessons = [path for path in copied if path.suffix == ".ipynb"]
     start = f"jupyter lab {shlex.quote(folder)}, and open notebooks/{lessons[0].name}."
