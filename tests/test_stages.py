@@ -228,6 +228,15 @@ def test_layers_are_known_by_their_plain_names(model):
     assert [part.layers for part in cut.parts] == [("conv",), ("conv_1", "dense")]
 
 
+def test_a_layer_that_ran_nothing_costs_nothing():
+    """As a softmax does under a loss of Keras that takes its logits; all of them are another's."""
+    step = Trace((Op("net_1/a_1/Up", "Any", "/CPU:1", 0.0, 2.0),), (), {}, ())
+    (cut,) = pipeline.cuts(step, {"a": ["a"], "softmax": ["softmax"]}, 2)
+    assert [part.seconds for part in cut.parts] == [2.0, 0.0]
+    with pytest.raises(ValueError, match="the scope 'b'"):
+        pipeline.cuts(step, {"b": ["b"], "softmax": ["softmax"]}, 2)
+
+
 # What is refused
 
 
