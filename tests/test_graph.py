@@ -316,10 +316,14 @@ def test_sentences(tf, models):
     images = keras.Sequential([keras.Input((None, None, 3)), keras.layers.Conv2D(2, 3)])
     with pytest.raises(ValueError, match=r"\(None, None, None, 3\)"):
         graph.flops(images)
-    fixed = keras.Sequential([keras.Input(batch_shape=(4, 3)), keras.layers.Dense(2)])
+    given = keras.Input(batch_shape=(4, 3))
+    fixed = keras.Model(given, keras.layers.Dense(2)(given))
     assert graph.flops(fixed, batch=4) == 48
     with pytest.raises(ValueError, match=r"\(4, 3\).*batch of 1"):
         graph.flops(fixed)
+    called = keras.Sequential([keras.layers.Dense(2)])
+    called(tf.zeros([4, 3]))  # a Sequential takes this batch for its own, and any other too
+    assert graph.flops(called) == 12
     with pytest.raises(ValueError, match="optimizer='adma'"):
         graph.training_step(models["lstm"], 2, "adma")
     with pytest.raises(ValueError, match="not compiled.*optimizer='adam'"):

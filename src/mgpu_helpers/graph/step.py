@@ -139,8 +139,12 @@ def inputs_of(model: Any, batch: int) -> Any:
             f"the model {model.name!r} does not say what its inputs are: make it with keras.Input, "
             "or count and trace a function that calls it on a batch."
         )
+    # A Sequential without Input has the size of the batch that it was first called on.
+    any_size = isinstance(model, keras.Sequential) and not any(
+        getattr(layer, "stateful", False) for layer in model.layers
+    )
     for shape, _ in given:
-        if None in shape[1:] or shape[0] not in (None, batch):
+        if None in shape[1:] or shape[0] not in (None, batch) and not any_size:
             raise ValueError(
                 f"the model {model.name!r} takes inputs of shape {shape}, which do not say what a "
                 f"batch of {batch} is: give keras.Input every size except the batch."

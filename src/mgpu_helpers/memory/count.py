@@ -70,7 +70,8 @@ def at_peak(trace: Trace, device: str, scratch: bool = True) -> tuple[Allocation
     >>> [each.op for each in at_peak(Trace((), (), {}, (), held), "/CPU:1")]
     ['b', 'a']
     """
-    held = [a for a in traced(trace).allocations if a.device == device and (scratch or not a.scratch)]
+    every = traced(trace).allocations
+    held = [a for a in every if a.device == device and (scratch or not a.scratch)]
     if not held:
         raise ValueError(
             f"the trace has no memory of {device}: use one of "

@@ -50,10 +50,10 @@ def cuts(
     """List every cut of a model into so many stages, with its costs by a trace of it uncut.
 
     `layers` are the name scopes that may begin a stage, in order, or for each of them the layers
-    up to the next, as `places` gives them for a Keras model, where those that ran nothing (a softmax
-    whose logits the loss takes) cost nothing. What runs outside of them belongs to
-    the layer whose results it uses, and to none if it uses none. `held` are bytes by layer that lie
-    there all the time: weights and slots.
+    up to the next, as `places` gives them for a Keras model: of these some may have run nothing, as
+    a softmax whose logits the loss takes. What runs outside of them belongs to the layer whose
+    results it uses, and to none if it uses none. `held` are bytes by layer that lie there all the
+    time: weights and slots.
 
     >>> from mgpu_helpers.trace import Op
     >>> conv = Op("conv/Conv2D", "Conv2D", "/CPU:1", 0.0, 0.02, bytes=4000)

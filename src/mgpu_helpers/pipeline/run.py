@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -211,7 +210,7 @@ def _work(s: int, stage: Stage, state: dict[str, Any], weights: Mapping[str, Any
     except _MISFITS as error:
         given = f"what stage {s - 1} gave it" if s else "the batch"
         raise ValueError(
-            f"stage {s} failed on {given}, of shape {_shapes(x)}: {_said(error)}"
+            f"stage {s} failed on {given}, of shape {_shapes(x)}: {error_line(error)}"
         ) from error
     state.update({name: tf.stop_gradient(value) for name, value in made.state.items()})
     losses = [*losses, *made.losses]
@@ -230,7 +229,7 @@ def _mean_loss(loss: Callable[[Any, Any], Any], made: Any, labels: Any) -> Any:
     except _MISFITS as error:
         raise ValueError(
             f"loss failed on outputs of shape {_shapes(outputs)} and labels of shape "
-            f"{_shapes(labels)}: {_said(error)}"
+            f"{_shapes(labels)}: {error_line(error)}"
         ) from error
     if part.shape.rank or not part.dtype.is_floating:
         raise ValueError(
@@ -264,12 +263,6 @@ def _shapes(values: Any) -> str:
     import tensorflow as tf
 
     return " and ".join(str(x.shape) for x in tf.nest.flatten(values)) or "nothing"
-
-
-def _said(error: Exception) -> str:
-    """Give the line of an error that says what is wrong: Keras writes it in bold type."""
-    bold = re.search(r"\x1b\[1m(.+?)\s*\x1b\[0m", str(error))
-    return bold[1] if bold else error_line(error)
 
 
 def _check_stages(stages: Sequence[Stage], schedule: Sequence[Sequence[str]]) -> None:
