@@ -334,6 +334,27 @@ def test_a_sum_for_a_loss_and_a_graph_for_keras_are_refused(tf, plan, two):
             pipeline.gradients(two, squared, X, Y)
 
 
+@pytest.mark.parametrize("loss, wanted", [
+    (lambda y_true, y_pred: 0.0, "called y_true.*outputs, labels"),
+    (lambda labels, outputs: 0.0, "called labels.*outputs, labels"),
+])  # fmt: skip
+def test_a_loss_in_the_order_of_keras_is_refused(tf, plan, two, loss, wanted):
+    with pytest.raises(TypeError, match=wanted):
+        tf.function(lambda: pipeline.gradients(two, loss, X, Y))()
+
+
+def test_a_function_of_keras_gets_the_labels_first(tf, plan):
+    """As an object does; most give a loss for each example, which is said."""
+    import keras
+
+    outputs, labels = X[:, 0], np.linspace(0.1, 0.9, len(X), dtype=np.float32)
+    loss = keras.losses.kl_divergence
+    stage = pipeline.Stage(plan.devices[0], lambda weights, x: tf.sigmoid(x), {})
+    step = tf.function(lambda: pipeline.gradients([stage], loss, outputs, labels))
+    wanted = loss(labels, tf.sigmoid(outputs))
+    np.testing.assert_allclose(step()[0], wanted, rtol=1e-5)
+
+
 def test_a_layer_that_assigns_its_own_weight_is_refused(tf, plan):
     import keras
 

@@ -37,6 +37,7 @@ def concrete_of(model_or_function: Any, *args: Any, batch: int, training: bool) 
     import tensorflow as tf
 
     if is_model(model_or_function):
+        check_built(model_or_function)
         if args:
             raise ValueError(
                 "a model is counted for a batch, not for arguments: leave them out, or give the "
@@ -75,7 +76,7 @@ def training_step(
     for the model's own; it is made anew without memory for its slots, and neither it nor the model
     is changed. loss takes the model's outputs and gives a number. Without one it is what the model
     was compiled with, for labels like the outputs (whole numbers where the loss is a sparse one);
-    and the mean of the outputs for a model that was not compiled.
+    an output that was given no loss has none. For a model without any it is the outputs' mean.
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
@@ -86,11 +87,7 @@ def training_step(
     import tensorflow as tf
 
     given = inputs_of(model, batch)
-    if (n := getattr(model.distribute_strategy, "num_replicas_in_sync", 1)) > 1:
-        raise ValueError(
-            f"the model {model.name!r} was built under a strategy and has {n} copies of its "
-            "weights: build it once outside of strategy.scope(), and give that."
-        )
+    check_single(model)
     with tf.variable_creator_scope(_without_memory):
         own = _twin(model, optimizer)
         own.build(model.trainable_variables)
@@ -120,6 +117,15 @@ def check_built(model: Any) -> None:
         raise ValueError(
             f"the model {model.name!r} was not built and has no weights yet: call it once on a "
             "batch, or model.build(shape of a batch)."
+        )
+
+
+def check_single(model: Any) -> None:
+    """Raise if a model has a copy of its weights for each replica of a strategy."""
+    if (n := getattr(model.distribute_strategy, "num_replicas_in_sync", 1)) > 1:
+        raise ValueError(
+            f"the model {model.name!r} was built under a strategy and has {n} copies of its "
+            "weights: build it once outside of strategy.scope(), and give that."
         )
 
 
@@ -196,8 +202,6 @@ def _loss_of(model: Any) -> Callable[[Any], Any]:
     import tensorflow as tf
 
     def each(loss: Any, output: Any) -> Any:
-        if loss is None:
-            return tf.reduce_mean(output)
         loss = keras.losses.get(loss)
         name = getattr(loss, "__name__", type(loss).__name__)
         shape, dtype = output.shape, output.dtype
@@ -208,9 +212,12 @@ def _loss_of(model: Any) -> Callable[[Any], Any]:
     def measured(outputs: Any) -> Any:
         flat, losses = tf.nest.flatten(outputs), getattr(model, "loss", None)
         if isinstance(losses, dict):
-            losses = [losses.get(name) for name in model.output_names]
+            keys = sorted(outputs) if isinstance(outputs, dict) else []
+            names = keys if {*keys} & {*losses} else model.output_names
+            losses = [losses.get(name) for name in names]
         elif not isinstance(losses, (list, tuple)):
             losses = [losses] * len(flat)
-        return tf.add_n([*map(each, losses, flat), *model.losses])
+        found = [each(*pair) for pair in zip(losses, flat, strict=True) if pair[0] is not None]
+        return tf.add_n([*(found or map(tf.reduce_mean, flat)), *model.losses])
 
     return measured

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -143,6 +144,13 @@ def _gradients(
             f"loss={loss!r} is not a function that gives a mean: use one of (outputs, labels), or "
             "a Keras loss such as keras.losses.MeanSquaredError()."
         )
+    with contextlib.suppress(ValueError):  # some functions do not tell their arguments
+        first = next(iter(inspect.signature(loss).parameters), "")
+        if not _of_keras(loss) and first in ("y_true", "labels", "targets"):
+            raise TypeError(
+                f"the first argument of the loss is called {first}, and gradients gives it the "
+                "outputs: write it as loss(outputs, labels)."
+            )
     schedule = one_by_one(len(stages), 1) if schedule is None else schedule
     pieces, where = check(schedule), [stage.device for stage in stages]
     _check_stages(stages, schedule)
@@ -167,7 +175,7 @@ def _gradients(
     def as_around(function: Callable[..., Any]) -> Callable[..., Any]:
         return tf.__internal__.autograph.tf_convert(function, around, convert_by_default=False)
 
-    loss = loss if isinstance(loss, keras.losses.Loss) else as_around(loss)
+    loss = loss if _of_keras(loss) else as_around(loss)
     xs, ys = zip(*towers.split((x, y), pieces, uneven=uneven, into="piece"), strict=True)
     with tf.device(towers.HOST):
         some = tf.nest.flatten((y, x))[0]
@@ -219,11 +227,10 @@ def _work(s: int, stage: Stage, state: dict[str, Any], weights: Mapping[str, Any
 
 def _mean_loss(loss: Callable[[Any, Any], Any], made: Any, labels: Any) -> Any:
     """Add what stages have to add to the loss of a piece, which has to be a single value."""
-    import keras
     import tensorflow as tf
 
     outputs, losses = made
-    by_keras = isinstance(loss, keras.losses.Loss)  # it takes the labels first
+    by_keras = _of_keras(loss)  # it takes the labels first
     try:
         part = tf.convert_to_tensor(loss(labels, outputs) if by_keras else loss(outputs, labels))
     except _MISFITS as error:
@@ -234,9 +241,17 @@ def _mean_loss(loss: Callable[[Any, Any], Any], made: Any, labels: Any) -> Any:
     if part.shape.rank or not part.dtype.is_floating:
         raise ValueError(
             f"loss gave an array of shape {part.shape} and type {part.dtype.name} for a "
-            "micro-batch: return its mean, a single number."
+            "micro-batch: return its mean, a single number; of Keras take a loss object."
         )
     return tf.add_n([part, *(tf.cast(each, part.dtype) for each in losses)]) if losses else part
+
+
+def _of_keras(loss: Any) -> bool:
+    """Say whether it is a loss of Keras: an object, or a function of keras.losses."""
+    import keras
+
+    own = getattr(loss, "__module__", None) or ""
+    return isinstance(loss, keras.losses.Loss) or own.startswith("keras.")
 
 
 def _renew(

@@ -31,8 +31,10 @@ def stages(model: Any, cuts: Sequence[str], devices: Sequence[str]) -> list[Stag
     [['net/a/kernel', 'net/a/bias'], ['net/b/kernel', 'net/b/bias']]
     """
     from mgpu_helpers.devices.check import checked
+    from mgpu_helpers.graph.step import check_single
 
     model = _functional(model)
+    check_single(model)
     nodes = _nodes(model)
     at = [0, *_starts(nodes, cuts, devices), len(nodes)]
     devices = checked(devices)
