@@ -320,6 +320,8 @@ def test_sentences(tf, models):
         graph.flops(loose, tf.zeros([4, 3]))
     with pytest.raises(TypeError, match="not a Keras model"):
         graph.parameters(3)
+    with pytest.raises(TypeError, match="3 is neither"):
+        graph.flops(3)
     with pytest.raises(ValueError, match="batch=0"):
         graph.flops(models["lstm"], batch=0)
     images = keras.Sequential([keras.Input((None, None, 3)), keras.layers.Conv2D(2, 3)])

@@ -323,6 +323,21 @@ def test_what_does_not_fit_is_said_in_a_sentence(tf, plan, two, given, error, sa
     assert len(str(raised.value).splitlines()) == 1
 
 
+def test_what_a_loss_raises_is_said_where_autograph_converts_it(tf, plan, two):
+    def broken(outputs, labels):
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="loss failed on .*: ValueError: mine"):
+        tf.function(lambda: pipeline.gradients(two, broken, X, Y))()
+
+
+def test_a_model_of_a_strategy_has_no_stages(tf, plan):
+    with tf.distribute.MirroredStrategy(plan.devices).scope():
+        twice = models()["plain"]
+    with pytest.raises(ValueError, match="2 copies"):
+        pipeline.stages(twice, ["b"], plan.devices)
+
+
 def test_a_sum_for_a_loss_and_a_graph_for_keras_are_refused(tf, plan, two):
     import keras
 

@@ -182,6 +182,27 @@ def test_a_step_that_fails_says_why_and_leaves_a_model_that_can_be_trained(plan)
         fit_step(model, (x[:, :2], y))
 
 
+def test_a_train_step_of_ones_own_builds_what_it_wants(plan):
+    """What calls its parts alone is not called, which might not even take such a batch."""
+    import keras
+
+    class Half(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+
+        def call(self, x):
+            raise NotImplementedError
+
+        def train_step(self, data):
+            return {"loss": keras.ops.mean(self.dense(data))}
+
+    half = Half()
+    half.compile("sgd")
+    step = fit_step(half, (np.ones([4, 3], "f"),))  # as from fit(x), the batch is x itself
+    assert matmuls(step) == 1 and not half.built and half.dense.built
+
+
 def test_data_that_fit_would_not_take_for_a_batch_is_refused(plan):
     import keras
     import tensorflow as tf

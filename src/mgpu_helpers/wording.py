@@ -45,11 +45,14 @@ def table(rows: Iterable[Sequence[str]]) -> list[str]:
 def error_line(error: BaseException) -> str:
     """Return the one line of an error that says what is wrong; its type where it says nothing.
 
-    TensorFlow's line stands above the name of the node that failed, Keras's in bold type.
+    TensorFlow's line stands above the name of the node that failed, AutoGraph's at the end, and
+    Keras's in bold type.
     """
     text = str(error).strip() or type(error).__name__
     if bold := re.search(r"\x1b\[1m(.+?)\s*\x1b\[0m", text):
         return bold[1]
+    if text.startswith("in user code:"):
+        return text.splitlines()[-1].strip()
     found = re.search(r"^(?:\s*\(\d+\) [A-Z_]+: )?(.+)\n\s*\[\[\{\{node", text, re.M)
     return found[1].strip() if found else text.splitlines()[0]
 

@@ -48,6 +48,8 @@ def concrete_of(model_or_function: Any, *args: Any, batch: int, training: bool) 
         given = inputs_of(model_or_function, batch)
         forward = tf.function(lambda x: model_or_function(x, training=False))
         return forward.get_concrete_function(given)
+    if not callable(model_or_function):
+        raise TypeError(f"{model_or_function!r:.60} is neither a Keras model nor a function.")
     if hasattr(model_or_function, "captured_inputs") and not args:
         return model_or_function
     if training or batch != 1:

@@ -33,8 +33,8 @@ def stages(model: Any, cuts: Sequence[str], devices: Sequence[str]) -> list[Stag
     from mgpu_helpers.devices.check import checked
     from mgpu_helpers.graph.step import check_single
 
-    model = _functional(model)
-    check_single(model)
+    given, model = model, _functional(model)
+    check_single(given)
     nodes = _nodes(model)
     at = [0, *_starts(nodes, cuts, devices), len(nodes)]
     devices = checked(devices)

@@ -131,12 +131,13 @@ def _build(model: Any, batch: Any) -> None:
     def any_size(x: Any) -> Any:
         return keras.KerasTensor((None, *x.shape[1:]), keras.backend.standardize_dtype(x.dtype))
 
+    if not type(model).train_step.__module__.startswith("keras."):
+        return  # nobody knows what it builds
     if not model.built:
-        with contextlib.suppress(Exception):  # a train_step may do without it, or says what fails
+        with contextlib.suppress(Exception):  # the step says it better
             x = keras.utils.unpack_x_y_sample_weight(batch)[0]
             model(keras.tree.map_structure(any_size, x))
-    ours = type(model).train_step.__module__.startswith("keras.")
-    if ours and model.optimizer and not model.optimizer.built and model.trainable_variables:
+    if model.optimizer and not model.optimizer.built and model.trainable_variables:
         model.optimizer.build(model.trainable_variables)
 
 
