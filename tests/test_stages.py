@@ -332,8 +332,11 @@ def test_what_a_loss_raises_is_said_where_autograph_converts_it(tf, plan, two):
 
 
 def test_a_model_of_a_strategy_has_no_stages(tf, plan):
+    import keras
+
     with tf.distribute.MirroredStrategy(plan.devices).scope():
-        twice = models()["plain"]
+        layers = [keras.layers.Dense(4, name="a"), keras.layers.Dense(3, name="b")]
+        twice = keras.Sequential([keras.Input((4,)), *layers])
     with pytest.raises(ValueError, match="2 copies"):
         pipeline.stages(twice, ["b"], plan.devices)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,7 +24,8 @@ def concrete_of(function: Callable[..., Any], args: Any, named: Any) -> tuple[An
     if not hasattr(function, "get_concrete_function"):
         function = tf.function(function)
     try:
-        concrete = function.get_concrete_function(*args)
+        with _made_whole():
+            concrete = function.get_concrete_function(*args)
         # attr[...] would add what it does not find, and then no function could call this one.
         compiles = concrete.function_def.attr.get("_XlaMustCompile")
         if compiles is not None and compiles.b:  # else its body would run without XLA
@@ -44,6 +46,31 @@ def concrete_of(function: Callable[..., Any], args: Any, named: Any) -> tuple[An
         ) from None
     _warn_of_xla(concrete)
     return concrete, [a for a in tf.nest.flatten(args, expand_composites=True) if tf.is_tensor(a)]
+
+
+@contextlib.contextmanager
+def _made_whole() -> Iterator[None]:
+    """Give their values to the variables that a function made before it failed.
+
+    `tf.function` sets them at its end, and a model without values could never be used again.
+    """
+    import tensorflow as tf
+
+    made = []
+
+    def keep(create: Callable[..., Any], **settings: Any) -> Any:
+        variable = create(**settings)
+        made.append((variable, settings.get("initial_value")))
+        return variable
+
+    try:
+        with tf.variable_creator_scope(keep):
+            yield
+    except Exception:
+        for variable, initial in made:
+            if callable(initial) and not variable.is_initialized():
+                variable.assign(initial())
+        raise
 
 
 def _check_loop(function: Any) -> None:

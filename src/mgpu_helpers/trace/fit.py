@@ -121,24 +121,20 @@ def _check(model: Any, batch: Any) -> str:
 
 
 def _build(model: Any, batch: Any) -> None:
-    """Build what has no weights yet, for a batch of any size.
+    """Build what has no weights yet for a batch of any size, as fit does.
 
-    Built while a step is traced, weights stay without values where that fails, and a Sequential
-    takes the size of the first batch for that of all.
+    Built while a step is traced, a Sequential would take the size of that batch for its own.
     """
     import keras
 
     def any_size(x: Any) -> Any:
         return keras.KerasTensor((None, *x.shape[1:]), keras.backend.standardize_dtype(x.dtype))
 
-    if not type(model).train_step.__module__.startswith("keras."):
-        return  # nobody knows what it builds
-    if not model.built:
+    ours = type(model).train_step.__module__.startswith("keras.")  # of others nobody knows
+    if ours and not model.built:
         with contextlib.suppress(Exception):  # the step says it better
             x = keras.utils.unpack_x_y_sample_weight(batch)[0]
             model(keras.tree.map_structure(any_size, x))
-    if model.optimizer and not model.optimizer.built and model.trainable_variables:
-        model.optimizer.build(model.trainable_variables)
 
 
 def _warn_of_more(model: Any) -> None:
