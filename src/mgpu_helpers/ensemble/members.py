@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers.graph.step import check_built, check_single
 from mgpu_helpers.names import short
 from mgpu_helpers.wording import counted
 
@@ -158,6 +157,7 @@ def from_keras(name: str, model: Any, device: str | None = None) -> Member:
     import tensorflow as tf
 
     from mgpu_helpers.devices.check import checked as there
+    from mgpu_helpers.graph.step import check_built, check_single
 
     check_built(model)
     check_single(model)

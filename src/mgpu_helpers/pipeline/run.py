@@ -102,10 +102,11 @@ def gradients(
     """Compute the mean loss of a batch and its gradients by weight, in a graph or a `tf.function`.
 
     The batch goes through the stages in as many pieces as the schedule has (None: whole).
-    `loss(outputs, labels)`, or a Keras loss, is the mean over a piece; it counts by the size of the
-    piece, so with uneven=True the last pieces may be smaller. Where two stages share a weight, both
-    gradients are added. State is renewed piece by piece, and assigned at the end of the step. With
-    streams=False a device does what it can do first, in any order.
+    `loss(outputs, labels)`, or a loss of Keras, which gets the labels first, is the mean over a
+    piece; it counts by the size of the piece, so with uneven=True the last pieces may be smaller.
+    Where two stages share a weight, both gradients are added. State is renewed piece by piece, and
+    assigned at the end of the step. With streams=False a device does what it can do first, in any
+    order.
 
     >>> double = Stage("/CPU:0", lambda weights, x: weights["w"] * x, {"w": tf.Variable(2.0)})
     >>> step = tf.function(lambda x: gradients([double], lambda out, _: tf.reduce_mean(out), x, x))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mgpu_helpers.graph.step import check_single
 from mgpu_helpers.towers.average import average
 from mgpu_helpers.towers.split import HOST, rows, shares, split
 from mgpu_helpers.towers.sync import batch_norms, in_step, met
@@ -203,6 +202,8 @@ def _optimizer(optimizer: Any, model: Any) -> Any:
 
 def _check_model(model: Any, batch_norm: str | None) -> None:
     import keras
+
+    from mgpu_helpers.graph.step import check_single
 
     if not isinstance(model, keras.Model):
         raise TypeError(f"{model!r} is not a keras.Model: give one.")

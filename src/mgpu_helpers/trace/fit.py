@@ -8,7 +8,6 @@ from typing import Any
 
 from mgpu_helpers.trace.function import function_step
 from mgpu_helpers.trace.step import Trace
-from mgpu_helpers.wording import error_line
 
 
 def fit_step(model: Any, data: Any, *, keep_metadata: bool = False) -> Trace:
@@ -30,6 +29,8 @@ def fit_step(model: Any, data: Any, *, keep_metadata: bool = False) -> Trace:
     [32, 24]
     """
     import tensorflow as tf
+
+    from mgpu_helpers.wording import error_line
 
     if not hasattr(model, "train_step"):
         raise TypeError(f"model is {type(model).__name__}: pass a keras.Model, which has fit.")
