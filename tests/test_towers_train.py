@@ -319,6 +319,13 @@ def test_a_model_of_a_strategy_is_refused(keras, tf, plan):
         towers.train_step(twice, "sgd", "mse", plan.devices)
 
 
+def test_a_layer_that_keeps_a_state_for_each_example_is_refused(keras, plan):
+    layers = [keras.layers.LSTM(2, stateful=True, name="keeps"), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input(batch_shape=(2, 5, 3)), *layers])
+    with pytest.raises(ValueError, match="'keeps'.*stateful=True"):
+        towers.train_step(model, "sgd", "mse", plan.devices)
+
+
 def test_a_model_of_halves_has_its_loss_scaled_as_in_fit(keras, plan):
     """A gradient of 1e-7 is next to nothing in float16, and times 2 ** 15 it is not."""
 

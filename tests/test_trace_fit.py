@@ -176,6 +176,8 @@ def test_a_step_that_fails_says_why_and_leaves_a_model_that_can_be_trained(plan)
     model.compile("adam", Broken())
     with pytest.raises(ValueError, match="'net' fails on .*: no such loss"):
         fit_step(model, (x, y))
+    with pytest.raises(ValueError, match="'net' fails on .*Expected: .* Received"):
+        fit_step(model, [{"a": x}])
     with pytest.raises(ValueError, match=r"'net' fails on .*\(4, 2\).*: .*dimension|value 3|shape"):
         fit_step(model, (x[:, :2], y))
 

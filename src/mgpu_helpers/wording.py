@@ -49,8 +49,8 @@ def error_line(error: BaseException) -> str:
     Keras's in bold type.
     """
     text = str(error).strip() or type(error).__name__
-    if bold := re.search(r"\x1b\[1m(.+?)\s*\x1b\[0m", text):
-        return bold[1]
+    if bold := re.search(r"\x1b\[1m(.+?)\x1b\[0m", text, re.S):
+        return " ".join(bold[1].split())
     if text.startswith("in user code:"):
         return text.splitlines()[-1].strip()
     found = re.search(r"^(?:\s*\(\d+\) [A-Z_]+: )?(.+)\n\s*\[\[\{\{node", text, re.M)

@@ -212,6 +212,11 @@ def _check_model(model: Any, batch_norm: str | None) -> None:
         remedy = "make some layers trainable" if model.built else "call it once with a batch"
         raise ValueError(f"the model {model.name} has {what}: {remedy} first.")
     check_single(model)
+    if keeps := [x.name for x in model._flatten_layers() if getattr(x, "stateful", False)]:
+        raise ValueError(
+            f"the layer {keeps[0]!r} of {model.name} keeps a state for each example from batch to "
+            "batch (stateful=True), which a shard has not: make it without."
+        )
     layers = batch_norms(model)
     if batch_norm not in ("average", "sync", None) or layers and batch_norm is None:
         names = ", ".join(layer.name for layer in layers[:3])
