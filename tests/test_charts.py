@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from conftest import run_python
-from mgpu_helpers import charts, devices, pipeline, scaling
+from mgpu_helpers import charts, devices, memory, pipeline, scaling, whatif
 from mgpu_helpers.charts.scaling import COSTS
 from mgpu_helpers.lessons import drawings, networks, published
 from mgpu_helpers.memory import Held, Monitor, Phase, Sample
@@ -737,3 +737,23 @@ def test_from_gpus_shows_what_make_gpu_kept_or_says_that_nothing_is_there(tmp_pa
     assert "none" in capsys.readouterr().out
     drawings.from_gpus("07", tmp_path)
     assert capsys.readouterr().out.startswith("gpu-2-nvidia-h100\n")
+
+
+@pytest.mark.parametrize("use", [
+    charts.timeline, charts.placement_map, charts.live_bytes, charts.blame, charts.pipeline,
+    whatif.explain, whatif.replay, lambda step: memory.by_use(step, "/CPU:1"),
+    lambda step: memory.at_peak(step, "/CPU:1"), lambda step: pipeline.cuts(step, ["a"], 1),
+])  # fmt: skip
+def test_what_is_no_step_is_said_where_a_step_is_wanted(use):
+    """As a model itself, what function_step gives, and what memory.predict gives."""
+    step = Trace((), (), {}, ())
+    for given, said in (("net", "fit_step"), ((1.0, step), "function_step|fit_step")):
+        with pytest.raises(TypeError, match=f"is no traced step: give .*({said})"):
+            use(given)
+    with pytest.raises(TypeError, match="is no traced step: give"):
+        use(memory.Predicted(1, 1, 1, 1, trace=step))
+
+
+def test_what_is_held_needs_names():
+    with pytest.raises(TypeError, match="Held is no mapping"):
+        charts.held(Held(1, 1, 1, 1))

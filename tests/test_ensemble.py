@@ -576,3 +576,34 @@ def test_a_save_that_breaks_leaves_the_old_file_whole(monkeypatch, make, tmp_pat
     with pytest.raises(Exception, match="pickle"):
         ensemble.save([broken], tmp_path)
     assert list(tmp_path.iterdir()) == [file] and file.read_bytes() == old
+
+
+def test_a_model_that_no_member_can_be_is_refused(plan, tf):
+    import keras
+
+    with pytest.raises(TypeError, match="not a Keras model"):
+        ensemble.from_keras("a", lambda x: x)
+    with tf.distribute.MirroredStrategy(plan.devices).scope():
+        twice = dense_model(0)
+    with pytest.raises(ValueError, match="2 copies"):
+        ensemble.from_keras("a", twice)
+    with tf.device(plan.devices[0]):
+        there = dense_model(0)
+    there.compile(keras.optimizers.SGD(), "mse", jit_compile=True)
+    ensemble.from_keras("a", there, plan.devices[0])
+    with pytest.raises(ValueError, match="XLA .*/CPU:2, and .* is on /CPU:1"):
+        ensemble.from_keras("a", there, plan.devices[1])
+
+
+def test_members_with_several_inputs_predict_and_several_outputs_are_refused():
+    images = {"left": np.arange(5.0), "right": np.ones(5)}
+
+    def adds(given):
+        return np.stack([given["left"], given["right"]], 1)
+
+    member = ensemble.from_functions("adds", None, adds, [])
+    rows = ensemble.predictions([member], images, batch=2)["adds"]
+    np.testing.assert_array_equal(rows, adds(images))
+    member = ensemble.from_functions("two", None, lambda given: given, [])
+    with pytest.raises(ensemble.MemberError, match="predicts left, right"):
+        ensemble.predictions([member], images)

@@ -278,6 +278,13 @@ def test_models_of_several_inputs_and_outputs_and_subclassed_ones(tf):
     assert graph.flops(both, training=True) == 2 * 2 * (3 * 2 + 4 * 5)
     both.compile("sgd", {"one": "mse", "two": "sparse_categorical_crossentropy"})
     assert graph.flops(both, training=True) == 2 * 2 * (3 * 2 + 4 * 5)
+    both.compile("sgd", {"one": "mse"})  # what has no loss has no gradient
+    assert graph.flops(both, training=True) == 2 * (2 * 3 * 2)
+    keyed = keras.Model({"a": a, "b": b}, {"k": one, "l": two})
+    keyed.compile("sgd", {"k": "mse", "l": "sparse_categorical_crossentropy"})
+    assert graph.flops(keyed, training=True) == 2 * 2 * (3 * 2 + 4 * 5)
+    types = [op.type for op in graph.training_step(keyed, 2, None).concrete.graph.get_operations()]
+    assert "SparseSoftmaxCrossEntropyWithLogits" in types
 
     class Own(keras.Model):
         def __init__(self):
@@ -309,17 +316,25 @@ def test_sentences(tf, models):
     loose = keras.Sequential([keras.layers.Dense(2)])
     with pytest.raises(ValueError, match="not built.*model.build"):
         graph.flops(loose)
+    with pytest.raises(ValueError, match="not built.*model.build"):  # not "give model.call"
+        graph.flops(loose, tf.zeros([4, 3]))
     with pytest.raises(TypeError, match="not a Keras model"):
         graph.parameters(3)
+    with pytest.raises(TypeError, match="3 is neither"):
+        graph.flops(3)
     with pytest.raises(ValueError, match="batch=0"):
         graph.flops(models["lstm"], batch=0)
     images = keras.Sequential([keras.Input((None, None, 3)), keras.layers.Conv2D(2, 3)])
     with pytest.raises(ValueError, match=r"\(None, None, None, 3\)"):
         graph.flops(images)
-    fixed = keras.Sequential([keras.Input(batch_shape=(4, 3)), keras.layers.Dense(2)])
+    given = keras.Input(batch_shape=(4, 3))
+    fixed = keras.Model(given, keras.layers.Dense(2)(given))
     assert graph.flops(fixed, batch=4) == 48
     with pytest.raises(ValueError, match=r"\(4, 3\).*batch of 1"):
         graph.flops(fixed)
+    called = keras.Sequential([keras.layers.Dense(2)])
+    called(tf.zeros([4, 3]))  # a Sequential takes this batch for its own, and any other too
+    assert graph.flops(called) == 12
     with pytest.raises(ValueError, match="optimizer='adma'"):
         graph.training_step(models["lstm"], 2, "adma")
     with pytest.raises(ValueError, match="not compiled.*optimizer='adam'"):

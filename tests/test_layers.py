@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 
 import numpy as np
@@ -175,3 +176,14 @@ def test_a_function_without_keras_has_its_scopes(plan):
 ])  # fmt: skip
 def test_names_of_other_graphs(name, wanted):
     assert layer(name) == wanted
+
+
+def test_the_optimizers_of_keras_are_no_layers(plan):
+    import keras
+
+    kinds = [kind for kind in vars(keras.optimizers).values() if isinstance(kind, type)]
+    names = []
+    for kind in kinds:
+        with contextlib.suppress(TypeError):  # what wraps others wants them
+            names.append(kind().name)
+    assert len(names) > 10 and {layer(f"{name}/Mul") for name in names} == {"optimizer"}

@@ -354,5 +354,8 @@ def test_sentences_of_measure(tf, plan):
         memory.measure(lambda batch: None)
     with pytest.raises(ValueError, match="batch 4 held nothing on /GPU:7"):
         memory.measure(of, (4, 8), "/GPU:7", repeats=1)
+    with pytest.raises(ValueError, match="jit_compile=False"), pytest.warns(match="XLA"):
+        compiled = tf.function(tf.sin, jit_compile=True)
+        memory.measure(lambda batch: (compiled, tf.ones([batch])), (4, 8), repeats=1)
     with pytest.raises(ValueError, match="batch=-1"):
         memory.Measured(D, {1: (1,), 2: (2,), 3: (3,)}, {}).at(-1)

@@ -123,8 +123,14 @@ def residual():
 def test_a_model_that_is_not_built_has_nothing_to_count():
     import keras
 
-    with pytest.raises(ValueError, match="waiting is not built"):
+    with pytest.raises(ValueError, match="'waiting' was not built"):
         Workload.of(keras.Sequential([keras.layers.Dense(3)], name="waiting"))
+    with pytest.raises(TypeError, match="not a Keras model"):
+        Workload.of(lambda x: x)
+    frozen = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)], name="frozen")
+    frozen.trainable = False
+    with pytest.raises(ValueError, match="'frozen' trains none of its 9 parameters"):
+        Workload.of(frozen)
 
 
 def test_what_is_trained_crosses_and_moving_averages_do_not(residual):

@@ -228,6 +228,15 @@ def test_layers_are_known_by_their_plain_names(model):
     assert [part.layers for part in cut.parts] == [("conv",), ("conv_1", "dense")]
 
 
+def test_a_layer_that_ran_nothing_costs_nothing():
+    """As a softmax does under a loss of Keras that takes its logits; all of them are another's."""
+    step = Trace((Op("net_1/a_1/Up", "Any", "/CPU:1", 0.0, 2.0),), (), {}, ())
+    (cut,) = pipeline.cuts(step, {"a": ["a"], "softmax": ["softmax"]}, 2)
+    assert [part.seconds for part in cut.parts] == [2.0, 0.0]
+    with pytest.raises(ValueError, match="the scope 'b'"):
+        pipeline.cuts(step, {"b": ["b"], "softmax": ["softmax"]}, 2)
+
+
 # What is refused
 
 
@@ -314,6 +323,24 @@ def test_what_does_not_fit_is_said_in_a_sentence(tf, plan, two, given, error, sa
     assert len(str(raised.value).splitlines()) == 1
 
 
+def test_what_a_loss_raises_is_said_where_autograph_converts_it(tf, plan, two):
+    def broken(outputs, labels):
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="loss failed on .*: ValueError: mine"):
+        tf.function(lambda: pipeline.gradients(two, broken, X, Y))()
+
+
+def test_a_model_of_a_strategy_has_no_stages(tf, plan):
+    import keras
+
+    with tf.distribute.MirroredStrategy(plan.devices).scope():
+        layers = [keras.layers.Dense(4, name="a"), keras.layers.Dense(3, name="b")]
+        twice = keras.Sequential([keras.Input((4,)), *layers])
+    with pytest.raises(ValueError, match="2 copies"):
+        pipeline.stages(twice, ["b"], plan.devices)
+
+
 def test_a_sum_for_a_loss_and_a_graph_for_keras_are_refused(tf, plan, two):
     import keras
 
@@ -323,6 +350,27 @@ def test_a_sum_for_a_loss_and_a_graph_for_keras_are_refused(tf, plan, two):
             pipeline.gradients(two, total, X, Y)
         with pytest.raises(RuntimeError, match="tf.function"):
             pipeline.gradients(two, squared, X, Y)
+
+
+@pytest.mark.parametrize("loss, wanted", [
+    (lambda y_true, y_pred: 0.0, "called y_true.*outputs, labels"),
+    (lambda labels, outputs: 0.0, "called labels.*outputs, labels"),
+])  # fmt: skip
+def test_a_loss_in_the_order_of_keras_is_refused(tf, plan, two, loss, wanted):
+    with pytest.raises(TypeError, match=wanted):
+        tf.function(lambda: pipeline.gradients(two, loss, X, Y))()
+
+
+def test_a_function_of_keras_gets_the_labels_first(tf, plan):
+    """As an object does; most give a loss for each example, which is said."""
+    import keras
+
+    outputs, labels = X[:, 0], np.linspace(0.1, 0.9, len(X), dtype=np.float32)
+    loss = keras.losses.kl_divergence
+    stage = pipeline.Stage(plan.devices[0], lambda weights, x: tf.sigmoid(x), {})
+    step = tf.function(lambda: pipeline.gradients([stage], loss, outputs, labels))
+    wanted = loss(labels, tf.sigmoid(outputs))
+    np.testing.assert_allclose(step()[0], wanted, rtol=1e-5)
 
 
 def test_a_layer_that_assigns_its_own_weight_is_refused(tf, plan):

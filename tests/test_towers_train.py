@@ -293,7 +293,8 @@ def test_a_model_that_is_code_trains_but_cannot_be_synchronized(keras, plan):
     ({"optimizer": "adamm"}, ValueError, "'adamm'"),
     ({"loss": "cross"}, ValueError, "'cross'"),
     ({"loss": None}, ValueError, "None"),
-    ({"loss": {"output": "mse"}}, ValueError, "'output'"),
+    ({"loss": {"output": "mse"}}, ValueError, "each output .'output'.: .*function"),
+    ({"loss": ["mse", "mae"]}, ValueError, "each output .2.: .*function"),
     ({"optimizer": None}, ValueError, "None"),
     ({"loss": {"reduction": "sum"}}, ValueError, "'sum'"),
     ({"batch_norm": None}, ValueError, "(?s)None.*normal.*'average'.*'sync'"),
@@ -309,6 +310,41 @@ def test_a_wrong_argument_gets_a_sentence(keras, plan, change, error, named):
     with pytest.raises(error, match=named) as caught:
         towers.train_step(**(given | {"batch_norm": "sync"} | change))
     assert "\n" not in str(caught.value)
+
+
+def test_a_model_of_a_strategy_is_refused(keras, tf, plan):
+    with tf.distribute.MirroredStrategy(plan.devices).scope():
+        twice = sequential(keras)
+    with pytest.raises(ValueError, match="2 copies"):
+        towers.train_step(twice, "sgd", "mse", plan.devices)
+
+
+def test_a_layer_that_keeps_a_state_for_each_example_is_refused(keras, plan):
+    layers = [keras.layers.LSTM(2, stateful=True, name="keeps"), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input(batch_shape=(2, 5, 3)), *layers])
+    with pytest.raises(ValueError, match="'keeps'.*stateful=True"):
+        towers.train_step(model, "sgd", "mse", plan.devices)
+
+
+def test_a_model_of_halves_has_its_loss_scaled_as_in_fit(keras, plan):
+    """A gradient of 1e-7 is next to nothing in float16, and times 2 ** 15 it is not."""
+
+    def small(labels, outputs):
+        return 1e-7 * keras.ops.mean(outputs, -1)
+
+    layers = [keras.layers.Dense(8, "relu"), keras.layers.Dense(1, dtype="float32")]
+    for layer in layers[:1]:
+        layer.dtype_policy = keras.DTypePolicy("mixed_float16")
+    model = keras.Sequential([keras.Input((6,)), *layers])
+    model.dtype_policy = keras.DTypePolicy("mixed_float16")
+    x, y = batch(6)[0], np.zeros((6, 1), "f")
+    given, sgd = values(model), keras.optimizers.SGD(1e5)
+    model.compile(sgd, small)
+    model.train_on_batch(x, y)
+    wanted = [v.numpy() for v in model.trainable_variables]
+    give(model, given)
+    towers.train_step(model, keras.optimizers.SGD(1e5), small, plan.devices)(x, y)
+    near([v.numpy() for v in model.trainable_variables], wanted, 1e-4)
 
 
 def test_a_wrong_batch_gets_a_sentence_and_changes_nothing(keras, plan):

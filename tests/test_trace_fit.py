@@ -139,3 +139,105 @@ def test_what_has_no_step_is_said(plan):
             fit_step(model, empty)
     with pytest.raises(ValueError, match="0 examples"):
         fit_step(model, (x[:0], y[:0]))
+
+
+def test_a_model_that_was_not_built_is_built_as_fit_does(plan):
+    import keras
+
+    x, y = np.ones([4, 3], "f"), np.ones([4, 1], "f")
+    both = []
+    for first in (lambda m: m.fit(x, y, verbose=0), lambda m: fit_step(m, (x, y))):
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Dense(2, name="a"), keras.layers.Dense(1, name="b")]
+        both.append(keras.Sequential(layers, name="net"))
+        both[-1].compile(keras.optimizers.Adam(0.0), "mse")  # so that fit changes no weight
+        first(both[-1])
+    assert both[0].input_shape == both[1].input_shape == (None, 3)
+    assert [v.path for v in both[0].variables] == [v.path for v in both[1].variables]
+    for theirs, ours in zip(*(model.weights for model in both), strict=True):
+        np.testing.assert_array_equal(theirs.numpy(), ours.numpy())
+
+
+def test_a_step_that_fails_says_why_and_leaves_a_model_that_can_be_trained(plan):
+    """Its weights and slots would have no values if they had been made within that step."""
+    import keras
+
+    class Broken(keras.losses.MeanSquaredError):
+        def call(self, y_true, y_pred):
+            raise ValueError("no such loss")
+
+    x, y = np.ones([4, 3], "f"), np.ones([4, 1], "f")
+    model = keras.Sequential([keras.layers.Dense(1)], name="net")
+    model.compile("adam", "mse")
+    with pytest.raises(ValueError, match=r"'net' fails on .*\(4, 3\) and \(3, 1\): .*3 and 4"):
+        fit_step(model, (x, y[:3]))
+    assert np.isfinite(model.fit(x, y, verbose=0).history["loss"]).all()
+    model = keras.Sequential([keras.layers.Dense(1)], name="net")
+    model.compile("adam", Broken())
+    with pytest.raises(ValueError, match="'net' fails on .*: no such loss"):
+        fit_step(model, (x, y))
+    with pytest.raises(ValueError, match="'net' fails on .*Expected: .* Received"):
+        fit_step(model, [{"a": x}])
+    with pytest.raises(ValueError, match=r"'net' fails on .*\(4, 2\).*: .*dimension|value 3|shape"):
+        fit_step(model, (x[:, :2], y))
+
+
+def test_what_a_step_made_before_it_failed_has_its_values(plan):
+    """Weights, slots and metrics; or they could never be used again."""
+    import keras
+
+    class Late(keras.Sequential):
+        fails = True
+
+        def train_step(self, data):
+            made = super().train_step(data)
+            if self.fails:
+                raise KeyError("late")
+            return made
+
+    x, y = np.ones([4, 3], "f"), np.ones([4, 1], "f")
+    model = Late([keras.layers.Dense(1)], name="net")
+    model.compile("adam", "mse", metrics=["mae"])
+    with pytest.raises(ValueError, match="'net' fails on .*: 'late'"):
+        fit_step(model, (x, y))
+    assert model.built and model.optimizer.built
+    model.fails = False
+    assert np.isfinite(model.fit(x, y, verbose=0).history["loss"]).all()
+
+
+def test_a_train_step_of_ones_own_builds_what_it_wants(plan):
+    """What calls its parts alone is not called, which might not even take such a batch."""
+    import keras
+
+    class Half(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+
+        def call(self, x):
+            raise NotImplementedError
+
+        def train_step(self, data):
+            return {"loss": keras.ops.mean(self.dense(data))}
+
+    half = Half()
+    half.compile("sgd")
+    step = fit_step(half, (np.ones([4, 3], "f"),))  # as from fit(x), the batch is x itself
+    assert matmuls(step) == 1 and not half.built and half.dense.built
+
+
+def test_data_that_fit_would_not_take_for_a_batch_is_refused(plan):
+    import keras
+    import tensorflow as tf
+
+    x, y = np.ones([4, 3], "f"), np.ones([4, 1], "f")
+    model = keras.Sequential([keras.layers.Dense(1)], name="net")
+    model.compile("sgd", "mse")
+    for data, said in (([x, y], "a list of arrays"), (x, "an array"), (None, "NoneType"),
+                       ((x.tolist(), y.tolist()), "holds a float")):  # fmt: skip
+        with pytest.raises(TypeError, match=said):
+            fit_step(model, data)
+    assert not model.built
+    fit_step(model, (x, y))
+    with pytest.raises(ValueError, match=r"one example of shape \(3,\).*data.batch"):
+        fit_step(model, tf.data.Dataset.from_tensor_slices((x, y)))

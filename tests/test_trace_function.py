@@ -246,6 +246,22 @@ def test_what_the_function_raises_comes_through(plan):
         function_step(when_it_runs, tf.ones([2]))
 
 
+def test_loops_of_keras_and_decisions_of_python_are_refused(plan):
+    import keras
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x, y = np.ones([4, 3], "f"), np.ones([4, 1], "f")
+    for loop, given in ((model.fit, (x, y)), (model.predict, (x,)), (model.evaluate, (x, y))):
+        with pytest.raises(ValueError, match=f"model.{loop.__name__} is a loop.*fit_step"):
+            function_step(loop, *given)
+    assert getattr(model, "history", None) is None  # nothing began
+    with pytest.raises(ValueError, match="decides in Python.*fit_step"):
+        function_step(lambda: model.fit(x, y, verbose=0))
+    loss, _ = function_step(model.train_on_batch, x, y)
+    assert float(loss) == pytest.approx(float(model.test_on_batch(x, y)))
+
+
 def test_what_xla_compiles_is_one_operation_and_said(plan):
     import tensorflow as tf
 

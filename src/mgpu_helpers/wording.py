@@ -69,9 +69,14 @@ def with_options(text: str, names: Iterable[str]) -> str:
 def error_line(error: BaseException) -> str:
     """Return the one line of an error that says what is wrong; its type where it says nothing.
 
-    TensorFlow's line stands above the name of the node that failed.
+    TensorFlow's line stands above the name of the node that failed, AutoGraph's at the end, and
+    Keras's in bold type.
     """
     text = str(error).strip() or type(error).__name__
+    if bold := re.search(r"\x1b\[1m(.+?)\x1b\[0m", text, re.S):
+        return " ".join(bold[1].split())
+    if text.startswith("in user code:"):
+        return text.splitlines()[-1].strip()
     found = re.search(r"^(?:\s*\(\d+\) [A-Z_]+: )?(.+)\n\s*\[\[\{\{node", text, re.M)
     return found[1].strip() if found else text.splitlines()[0]
 

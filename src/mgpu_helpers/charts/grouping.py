@@ -23,8 +23,10 @@ def boxes_of(step: Trace | Placement, most: int) -> tuple[Boxes, list[tuple[str,
 
     Give them, and who feeds whom. No constants, as they only name numbers.
     """
+    from mgpu_helpers.trace.step import traced
+
     placed = hasattr(step, "rows")  # TensorFlow's placement log
-    rows = [r for r in (step.rows if placed else step.ops) if r.type != "Const"]
+    rows = [r for r in (step.rows if placed else traced(step).ops) if r.type != "Const"]
     ops = list(dict.fromkeys((r.name, r.device) for r in rows))
     names = dict(ops)
     edges = [] if placed else [(a, b) for a, b in step.edges if a in names and b in names]

@@ -33,6 +33,9 @@ def live_bytes(trace: Trace, ax: Any = None) -> Any:
     >>> result, step = trace.function_step(lambda x: x @ x, tf.ones([200, 200]))
     >>> ax = live_bytes(step)
     """
+    from mgpu_helpers.trace.step import traced
+
+    traced(trace)
     ax = axes(ax)
     for device, curve in trace.memory.items():
         times, live = zip(*curve, (trace.length, curve[-1][1]), strict=True)
@@ -77,6 +80,11 @@ def held(parts: Mapping[str, Held], ax: Any = None) -> Any:
     >>> from mgpu_helpers.memory import Held
     >>> ax = held({"batch 64": Held(8_000_000, 16_000_000, 8_000_000, activations=40_000_000)})
     """
+    if not isinstance(parts, Mapping):
+        raise TypeError(
+            f"a {type(parts).__name__} is no mapping of names to what is held: give one, as in "
+            'held({"batch 64": memory.predict(model, 64)}).'
+        )
     ax = axes(ax, size=(8, 1.3 + 0.45 * len(parts)))
     reached = np.zeros(len(parts))
     for part, shade in PARTS.items():

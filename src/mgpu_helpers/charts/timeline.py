@@ -32,9 +32,10 @@ def timeline(
     >>> result, step = trace.function_step(lambda x: x @ x, tf.ones([200, 200]))
     >>> ax = timeline(step, by="layer")
     """
+    from mgpu_helpers.trace.step import traced
     from mgpu_helpers.trace.summary import naming
 
-    lanes = list(lay(trace, naming(by, layers) if by else None))
+    lanes = list(lay(traced(trace), naming(by, layers) if by else None))
     rows = len(trace.devices)
     ax = axes(ax, size=(11, 1.2 + 0.8 * rows) if by else (8, 1.2 + 0.5 * rows))
     for device, bars in lanes:  # a call for each operation would take half a minute

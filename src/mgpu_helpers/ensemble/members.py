@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mgpu_helpers.names import short
 from mgpu_helpers.wording import counted
 
 
@@ -156,12 +157,24 @@ def from_keras(name: str, model: Any, device: str | None = None) -> Member:
     import tensorflow as tf
 
     from mgpu_helpers.devices.check import checked as there
+    from mgpu_helpers.graph.step import check_built, check_single
 
-    if not model.built or not model.variables:
-        raise ValueError(f"the model {model.name} has no weights yet: call it once with a batch.")
+    check_built(model)
+    check_single(model)
+    if not model.variables:
+        raise ValueError(f"the model {model.name!r} has no weights: there is nothing to train.")
     if getattr(model, "optimizer", None) is None:
         raise ValueError(f"the model {model.name} has no optimizer: compile it first.")
     (device,) = there([device or model.variables[0].value.device])
+    homes = {short(v.value.device): v.path for v in model.trainable_variables}
+    homes.pop(short(device), None)
+    if model.jit_compile and homes:
+        where, away = homes.popitem()
+        raise ValueError(
+            f"the model {model.name!r} is compiled with XLA (jit_compile=True), which wants its "
+            f"weights on the device that it runs on, {device}, and {away} is on {where}: build it "
+            f"in tf.device({device!r})."
+        )
     with tf.device(device):
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)

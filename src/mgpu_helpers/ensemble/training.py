@@ -93,6 +93,7 @@ def predictions(
 ) -> dict[str, np.ndarray]:
     """Predict with all members at once, `batch` images a time; probabilities [n, classes] by name.
 
+    images is an array, or a dict of them for models with several inputs, which have one output.
     When a member fails, the others stop too, and MemberError is raised.
 
     >>> from mgpu_helpers.ensemble import from_functions
@@ -102,12 +103,25 @@ def predictions(
     """
     members = checked(members)
     batch = whole_number("batch", batch, "a number of images at a time", 1)
-    if not len(images):
+    n = min(map(len, images.values()), default=0) if isinstance(images, Mapping) else len(images)
+    if not n:
         raise ValueError("there are 0 images to predict: give one or more.")
-    pieces = [images[at : at + batch] for at in range(0, len(images), batch)]
+    pieces = [_rows(images, slice(at, at + batch)) for at in range(0, n, batch)]
     work = [pieces] * len(members)
-    run = run_all(members, lambda m, piece: np.asarray(m.predict(piece)), work, "piece", True)
+    run = run_all(members, lambda m, piece: _one(m.predict(piece)), work, "piece", True)
     return {name: np.concatenate(parts) for name, parts in run.losses.items()}
+
+
+def _rows(images: Any, rows: slice) -> Any:
+    if isinstance(images, Mapping):
+        return {name: part[rows] for name, part in images.items()}
+    return images[rows]
+
+
+def _one(predicted: Any) -> np.ndarray:
+    if isinstance(predicted, Mapping):
+        raise TypeError(f"it predicts {', '.join(predicted)}: give members that have one output")
+    return np.asarray(predicted)
 
 
 def run_all(

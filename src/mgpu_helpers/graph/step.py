@@ -37,6 +37,7 @@ def concrete_of(model_or_function: Any, *args: Any, batch: int, training: bool) 
     import tensorflow as tf
 
     if is_model(model_or_function):
+        check_built(model_or_function)
         if args:
             raise ValueError(
                 "a model is counted for a batch, not for arguments: leave them out, or give the "
@@ -47,6 +48,8 @@ def concrete_of(model_or_function: Any, *args: Any, batch: int, training: bool) 
         given = inputs_of(model_or_function, batch)
         forward = tf.function(lambda x: model_or_function(x, training=False))
         return forward.get_concrete_function(given)
+    if not callable(model_or_function):
+        raise TypeError(f"{model_or_function!r:.60} is neither a Keras model nor a function.")
     if hasattr(model_or_function, "captured_inputs") and not args:
         return model_or_function
     if training or batch != 1:
@@ -75,7 +78,7 @@ def training_step(
     for the model's own; it is made anew without memory for its slots, and neither it nor the model
     is changed. loss takes the model's outputs and gives a number. Without one it is what the model
     was compiled with, for labels like the outputs (whole numbers where the loss is a sparse one);
-    and the mean of the outputs for a model that was not compiled.
+    an output that was given no loss has none. For a model without any it is the outputs' mean.
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
@@ -86,11 +89,7 @@ def training_step(
     import tensorflow as tf
 
     given = inputs_of(model, batch)
-    if (n := getattr(model.distribute_strategy, "num_replicas_in_sync", 1)) > 1:
-        raise ValueError(
-            f"the model {model.name!r} was built under a strategy and has {n} copies of its "
-            "weights: build it once outside of strategy.scope(), and give that."
-        )
+    check_single(model)
     with tf.variable_creator_scope(_without_memory):
         own = _twin(model, optimizer)
         own.build(model.trainable_variables)
@@ -123,6 +122,15 @@ def check_built(model: Any) -> None:
         )
 
 
+def check_single(model: Any) -> None:
+    """Raise if a model has a copy of its weights for each replica of a strategy."""
+    if (n := getattr(model.distribute_strategy, "num_replicas_in_sync", 1)) > 1:
+        raise ValueError(
+            f"the model {model.name!r} was built under a strategy and has {n} copies of its "
+            "weights: build it once outside of strategy.scope(), and give that."
+        )
+
+
 def inputs_of(model: Any, batch: int) -> Any:
     """Describe a batch of the model's inputs, as `tf.TensorSpec`."""
     import keras
@@ -139,8 +147,12 @@ def inputs_of(model: Any, batch: int) -> Any:
             f"the model {model.name!r} does not say what its inputs are: make it with keras.Input, "
             "or count and trace a function that calls it on a batch."
         )
+    # A Sequential without Input has the size of the batch that it was first called on.
+    any_size = isinstance(model, keras.Sequential) and not any(
+        getattr(layer, "stateful", False) for layer in model.layers
+    )
     for shape, _ in given:
-        if None in shape[1:] or shape[0] not in (None, batch):
+        if None in shape[1:] or shape[0] not in (None, batch) and not any_size:
             raise ValueError(
                 f"the model {model.name!r} takes inputs of shape {shape}, which do not say what a "
                 f"batch of {batch} is: give keras.Input every size except the batch."
@@ -192,8 +204,6 @@ def _loss_of(model: Any) -> Callable[[Any], Any]:
     import tensorflow as tf
 
     def each(loss: Any, output: Any) -> Any:
-        if loss is None:
-            return tf.reduce_mean(output)
         loss = keras.losses.get(loss)
         name = getattr(loss, "__name__", type(loss).__name__)
         shape, dtype = output.shape, output.dtype
@@ -204,9 +214,12 @@ def _loss_of(model: Any) -> Callable[[Any], Any]:
     def measured(outputs: Any) -> Any:
         flat, losses = tf.nest.flatten(outputs), getattr(model, "loss", None)
         if isinstance(losses, dict):
-            losses = [losses.get(name) for name in model.output_names]
+            keys = sorted(outputs) if isinstance(outputs, dict) else []
+            names = keys if {*keys} & {*losses} else model.output_names
+            losses = [losses.get(name) for name in names]
         elif not isinstance(losses, (list, tuple)):
             losses = [losses] * len(flat)
-        return tf.add_n([*map(each, losses, flat), *model.losses])
+        found = [each(*pair) for pair in zip(losses, flat, strict=True) if pair[0] is not None]
+        return tf.add_n([*(found or map(tf.reduce_mean, flat)), *model.losses])
 
     return measured

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from mgpu_helpers.trace.step import Allocation, Trace, curve
+from mgpu_helpers.trace.step import Allocation, Trace, curve, traced
 from mgpu_helpers.wording import counted, size_text
 
 # What changes a gradient number by number, or only its shape, on its way to the optimizer.
@@ -70,7 +70,8 @@ def at_peak(trace: Trace, device: str, scratch: bool = True) -> tuple[Allocation
     >>> [each.op for each in at_peak(Trace((), (), {}, (), held), "/CPU:1")]
     ['b', 'a']
     """
-    held = [a for a in trace.allocations if a.device == device and (scratch or not a.scratch)]
+    every = traced(trace).allocations
+    held = [a for a in every if a.device == device and (scratch or not a.scratch)]
     if not held:
         raise ValueError(
             f"the trace has no memory of {device}: use one of "
@@ -102,7 +103,7 @@ def by_use(
     activations     4 kB
     total         4.6 kB
     """
-    feeds = _into_optimizer(trace)
+    feeds = _into_optimizer(traced(trace))
     sizes: dict[str, int] = defaultdict(int)
     for each in at_peak(trace, device, scratch):
         kind = "gradients" if each.op in feeds else "activations"

@@ -160,11 +160,16 @@ def measure(
     last = traces[max(batches)][0]
     if device is None:
         device = max(last.memory, key=lambda name: last.peak(name, scratch), default="")
+    if not last.memory:
+        raise ValueError(
+            "the trace shows no tensor that the step holds: it makes none, or XLA compiles it to "
+            "one operation; measure it with jit_compile=False."
+        )
     for batch, each in traces.items():
         if any(device not in trace.memory for trace in each):
             raise ValueError(
-                f"a step of batch {batch} held nothing on {device or 'any device'}: use one of "
-                f"{', '.join(last.memory) or 'the devices of a step that makes tensors'}."
+                f"a step of batch {batch} held nothing on {device}: use one of "
+                f"{', '.join(last.memory)}."
             )
     peaks = {b: tuple(t.peak(device, scratch) for t in each) for b, each in traces.items()}
     return Measured(device, peaks, variables, _moved(traces, device, scratch), traces)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 
-from mgpu_helpers.trace.step import Trace, curve
+from mgpu_helpers.trace.step import Trace, curve, traced
 from mgpu_helpers.wording import counted, size_text, whole_number
 
 
@@ -50,9 +50,10 @@ def cuts(
     """List every cut of a model into so many stages, with its costs by a trace of it uncut.
 
     `layers` are the name scopes that may begin a stage, in order, or for each of them the layers
-    up to the next, as `places` gives them for a Keras model. What runs outside of them belongs to
-    the layer whose results it uses, and to none if it uses none. `held` are bytes by layer that lie
-    there all the time: weights and slots.
+    up to the next, as `places` gives them for a Keras model: of these some may have run nothing, as
+    a softmax whose logits the loss takes. What runs outside of them belongs to the layer whose
+    results it uses, and to none if it uses none. `held` are bytes by layer that lie there all the
+    time: weights and slots.
 
     >>> from mgpu_helpers.trace import Op
     >>> conv = Op("conv/Conv2D", "Conv2D", "/CPU:1", 0.0, 0.02, bytes=4000)
@@ -61,9 +62,10 @@ def cuts(
     >>> cuts(step, ["conv", "dense"], 2)
     [cut before dense: 20 and 10 ms, 0 and 0 MB, 8 kB cross]
     """
+    traced(trace)
     stages = whole_number("stages", stages, "a number of stages", 1)
     groups = list(layers.values()) if isinstance(layers, Mapping) else [[each] for each in layers]
-    layers, names = list(layers), list(itertools.chain(*groups))
+    given, layers, names = layers, list(layers), list(itertools.chain(*groups))
     if stages > len(layers):
         raise ValueError(
             f"{counted(stages, 'stage')} cannot be cut from {counted(len(layers), 'layer')}: ask "
@@ -74,7 +76,7 @@ def cuts(
         raise ValueError(
             f"held has {lost[0]!r}, which is not one of the layers: use {', '.join(names)}."
         )
-    place, back = _places(trace, groups)
+    place, back = _places(trace, groups, all_ran=not isinstance(given, Mapping))
     seconds = [0.0] * len(layers)
     last: dict[str, int] = {}  # an operation of the forward pass -> the last layer that uses it
     for maker, user in set(trace.edges) - set(trace.waits):
@@ -132,7 +134,9 @@ def best_cut(
     return min(cuts(trace, layers, len(devices), held), key=costs[by])
 
 
-def _places(trace: Trace, groups: Sequence[Sequence[str]]) -> tuple[dict[str, int], set[str]]:
+def _places(
+    trace: Trace, groups: Sequence[Sequence[str]], all_ran: bool
+) -> tuple[dict[str, int], set[str]]:
     """Find the group of each operation, by number; and what is in the backward pass or after.
 
     A scope that is called like a layer says it. What has none is with the operations whose results
@@ -157,7 +161,8 @@ def _places(trace: Trace, groups: Sequence[Sequence[str]]) -> tuple[dict[str, in
         elif found := [place[maker] for maker in used if maker in place]:
             place[name] = (min if name in back else max)(found)
     ran = {place.get(op.name) for op in trace.ops}
-    if missing := [group[0] for i, group in enumerate(groups) if i not in ran]:
+    missing = [group[0] for i, group in enumerate(groups) if i not in ran]
+    if missing and (all_ran or len(missing) == len(groups)):
         raise ValueError(
             f"no operation of the trace is in the scope {missing[0]!r}: trace the model uncut, "
             f"with a tf.name_scope for each of {', '.join(group[0] for group in groups)}."

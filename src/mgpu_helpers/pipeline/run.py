@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
+import inspect
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -103,10 +103,11 @@ def gradients(
     """Compute the mean loss of a batch and its gradients by weight, in a graph or a `tf.function`.
 
     The batch goes through the stages in as many pieces as the schedule has (None: whole).
-    `loss(outputs, labels)`, or a Keras loss, is the mean over a piece; it counts by the size of the
-    piece, so with uneven=True the last pieces may be smaller. Where two stages share a weight, both
-    gradients are added. State is renewed piece by piece, and assigned at the end of the step. With
-    streams=False a device does what it can do first, in any order.
+    `loss(outputs, labels)`, or a loss of Keras, which gets the labels first, is the mean over a
+    piece; it counts by the size of the piece, so with uneven=True the last pieces may be smaller.
+    Where two stages share a weight, both gradients are added. State is renewed piece by piece, and
+    assigned at the end of the step. With streams=False a device does what it can do first, in any
+    order.
 
     >>> double = Stage("/CPU:0", lambda weights, x: weights["w"] * x, {"w": tf.Variable(2.0)})
     >>> step = tf.function(lambda x: gradients([double], lambda out, _: tf.reduce_mean(out), x, x))
@@ -145,6 +146,13 @@ def _gradients(
             f"loss={loss!r} is not a function that gives a mean: use one of (outputs, labels), or "
             "a Keras loss such as keras.losses.MeanSquaredError()."
         )
+    with contextlib.suppress(ValueError):  # some functions do not tell their arguments
+        first = next(iter(inspect.signature(loss).parameters), "")
+        if not _of_keras(loss) and first in ("y_true", "labels", "targets"):
+            raise TypeError(
+                f"the first argument of the loss is called {first}, and gradients gives it the "
+                "outputs: write it as loss(outputs, labels)."
+            )
     schedule = one_by_one(len(stages), 1) if schedule is None else schedule
     pieces, where = check(schedule), [stage.device for stage in stages]
     _check_stages(stages, schedule)
@@ -169,7 +177,7 @@ def _gradients(
     def as_around(function: Callable[..., Any]) -> Callable[..., Any]:
         return tf.__internal__.autograph.tf_convert(function, around, convert_by_default=False)
 
-    loss = loss if isinstance(loss, keras.losses.Loss) else as_around(loss)
+    loss = loss if _of_keras(loss) else as_around(loss)
     xs, ys = zip(*towers.split((x, y), pieces, uneven=uneven, into="piece"), strict=True)
     with tf.device(HOST):
         some = tf.nest.flatten((y, x))[0]
@@ -212,7 +220,7 @@ def _work(s: int, stage: Stage, state: dict[str, Any], weights: Mapping[str, Any
     except _MISFITS as error:
         given = f"what stage {s - 1} gave it" if s else "the batch"
         raise ValueError(
-            f"stage {s} failed on {given}, of shape {_shapes(x)}: {_said(error)}"
+            f"stage {s} failed on {given}, of shape {_shapes(x)}: {error_line(error)}"
         ) from error
     state.update({name: tf.stop_gradient(value) for name, value in made.state.items()})
     losses = [*losses, *made.losses]
@@ -221,24 +229,31 @@ def _work(s: int, stage: Stage, state: dict[str, Any], weights: Mapping[str, Any
 
 def _mean_loss(loss: Callable[[Any, Any], Any], made: Any, labels: Any) -> Any:
     """Add what stages have to add to the loss of a piece, which has to be a single value."""
-    import keras
     import tensorflow as tf
 
     outputs, losses = made
-    by_keras = isinstance(loss, keras.losses.Loss)  # it takes the labels first
+    by_keras = _of_keras(loss)  # it takes the labels first
     try:
         part = tf.convert_to_tensor(loss(labels, outputs) if by_keras else loss(outputs, labels))
     except _MISFITS as error:
         raise ValueError(
             f"loss failed on outputs of shape {_shapes(outputs)} and labels of shape "
-            f"{_shapes(labels)}: {_said(error)}"
+            f"{_shapes(labels)}: {error_line(error)}"
         ) from error
     if part.shape.rank or not part.dtype.is_floating:
         raise ValueError(
             f"loss gave an array of shape {part.shape} and type {part.dtype.name} for a "
-            "micro-batch: return its mean, a single number."
+            "micro-batch: return its mean, a single number; of Keras take a loss object."
         )
     return tf.add_n([part, *(tf.cast(each, part.dtype) for each in losses)]) if losses else part
+
+
+def _of_keras(loss: Any) -> bool:
+    """Say whether it is a loss of Keras: an object, or a function of keras.losses."""
+    import keras
+
+    own = getattr(loss, "__module__", None) or ""
+    return isinstance(loss, keras.losses.Loss) or own.startswith("keras.")
 
 
 def _renew(
@@ -265,12 +280,6 @@ def _shapes(values: Any) -> str:
     import tensorflow as tf
 
     return " and ".join(str(x.shape) for x in tf.nest.flatten(values)) or "nothing"
-
-
-def _said(error: Exception) -> str:
-    """Give the line of an error that says what is wrong: Keras writes it in bold type."""
-    bold = re.search(r"\x1b\[1m(.+?)\s*\x1b\[0m", str(error))
-    return bold[1] if bold else error_line(error)
 
 
 def _check_stages(stages: Sequence[Stage], schedule: Sequence[Sequence[str]]) -> None:

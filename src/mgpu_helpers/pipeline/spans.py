@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass
 
-from mgpu_helpers.trace.step import Op, Trace
+from mgpu_helpers.trace.step import Op, Trace, traced
 
 # They take no time, start when a step does, and so belong to no task.
 FREE = {"Const", "NoOp", "Placeholder"}
@@ -36,7 +36,7 @@ def spans(trace: Trace) -> list[Span]:
     [Span(stage=1, task='F0', device='/CPU:2', start=0.0, length=0.1)]
     """
     found: dict[tuple[int, str], list[Op]] = defaultdict(list)
-    for op in trace.ops:
+    for op in traced(trace).ops:
         if at := task_of(op):
             found[at].append(op)
     made = []

@@ -21,8 +21,9 @@ def stages(model: Any, cuts: Sequence[str], devices: Sequence[str]) -> list[Stag
     The weights stay the model's own variables, where they lie, and are known by their `path`. A
     step reads each once, and copies those that lie elsewhere to the device of their stage. So train
     with `optimizer.apply([found[v.path] for v in model.trainable_variables],
-    model.trainable_variables)`. Layers run with training=True: moving averages and the seeds of
-    dropout are renewed piece by piece, and what layers add to the loss counts as the loss does.
+    model.trainable_variables)`, or with the `inner_optimizer` of a `LossScaleOptimizer`, as no loss
+    is scaled. Layers run with training=True: moving averages and the seeds of dropout are renewed
+    piece by piece, and what layers add to the loss counts as the loss does.
 
     >>> import keras
     >>> layers = [keras.layers.Dense(4, name="a"), keras.layers.Dense(2, name="b")]
@@ -31,8 +32,10 @@ def stages(model: Any, cuts: Sequence[str], devices: Sequence[str]) -> list[Stag
     [['net/a/kernel', 'net/a/bias'], ['net/b/kernel', 'net/b/bias']]
     """
     from mgpu_helpers.devices.check import checked
+    from mgpu_helpers.graph.step import check_single
 
-    model = _functional(model)
+    given, model = model, _functional(model)
+    check_single(given)
     nodes = _nodes(model)
     at = [0, *_starts(nodes, cuts, devices), len(nodes)]
     devices = checked(devices)

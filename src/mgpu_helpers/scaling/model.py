@@ -67,15 +67,15 @@ class Workload:
         >>> Workload.of(model, "mine").parameters
         27
         """
-        name = name or model.name
-        if not model.built:
-            raise ValueError(
-                f"{name} is not built, so it has no weights to count: call it on a batch first, "
-                "or begin it with keras.Input."
-            )
-        from mgpu_helpers.graph import flops
+        from mgpu_helpers.graph import flops, parameters
 
-        count = sum(math.prod(weight.shape) for weight in model.trainable_weights)
+        count = parameters(model, trainable=True)
+        name = name or model.name
+        if not count:
+            raise ValueError(
+                f"the model {name!r} trains none of its {parameters(model):,} parameters, so that "
+                "nothing would cross: make some layers trainable first."
+            )
         return cls(name, count, flops(model, training=True) or None)
 
     @property

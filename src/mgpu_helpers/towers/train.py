@@ -33,7 +33,8 @@ def train_step(
     - None: the model has no such layer.
 
     optimizer and loss are what `model.compile` takes: a name, an object, or loss(labels, outputs)
-    that gives a value for each example, or their mean. What layers add to the loss counts once. A
+    that gives a value for each example, or their mean; of several outputs it adds up the losses. A
+    mixed_float16 model has its loss scaled, as there. What layers add to the loss counts once. A
     batch need not divide by the number of devices; step(x, y, w) weights its examples. Each shape
     of a batch is traced once. What is trainable is looked up now: change it, and make a new step.
 
@@ -50,7 +51,7 @@ def train_step(
 
     devices = checked(devices)
     _check_model(model, batch_norm)
-    loss, optimizer = _loss(loss), _optimizer(optimizer)
+    loss, optimizer = _loss(loss), _optimizer(optimizer, model)
     trained, kept = model.trainable_variables, model.non_trainable_variables
     training = {"training": True} if model._call_has_training_arg else {}  # as Keras does
     if not optimizer.built:
@@ -150,6 +151,12 @@ def _loss(loss: Any) -> Any:
     """Give the Keras loss that `model.compile` would use; it has to be a mean."""
     import keras
 
+    if isinstance(loss, dict | list | tuple):
+        each = ", ".join(map(repr, loss)) if isinstance(loss, dict) else len(loss)
+        raise ValueError(
+            f"loss has a loss for each output ({each}): give a function of labels and outputs that "
+            "adds them up, each with its weight."
+        )
     try:
         found = keras.losses.get(loss)
     except (TypeError, ValueError):
@@ -174,7 +181,8 @@ def _loss(loss: Any) -> Any:
     return Mean()
 
 
-def _optimizer(optimizer: Any) -> Any:
+def _optimizer(optimizer: Any, model: Any) -> Any:
+    """Give the Keras optimizer that `model.compile` would use: it scales the loss of a half."""
     import keras
 
     try:
@@ -186,11 +194,16 @@ def _optimizer(optimizer: Any) -> Any:
             f"optimizer={optimizer!r} is not an optimizer of Keras: give a name such as 'adam', or "
             "an object of keras.optimizers."
         )
+    scales = isinstance(found, keras.optimizers.LossScaleOptimizer)
+    if model.dtype_policy.name == "mixed_float16" and not scales:
+        return keras.optimizers.LossScaleOptimizer(found)
     return found
 
 
 def _check_model(model: Any, batch_norm: str | None) -> None:
     import keras
+
+    from mgpu_helpers.graph.step import check_single
 
     if not isinstance(model, keras.Model):
         raise TypeError(f"{model!r} is not a keras.Model: give one.")
@@ -198,6 +211,12 @@ def _check_model(model: Any, batch_norm: str | None) -> None:
         what = "nothing to train" if model.built else "no weights yet"
         remedy = "make some layers trainable" if model.built else "call it once with a batch"
         raise ValueError(f"the model {model.name} has {what}: {remedy} first.")
+    check_single(model)
+    if keeps := [x.name for x in model._flatten_layers() if getattr(x, "stateful", False)]:
+        raise ValueError(
+            f"the layer {keeps[0]!r} of {model.name} keeps a state for each example from batch to "
+            "batch (stateful=True), which a shard has not: make it without."
+        )
     layers = batch_norms(model)
     if batch_norm not in ("average", "sync", None) or layers and batch_norm is None:
         names = ", ".join(layer.name for layer in layers[:3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,19 +17,27 @@ def concrete_of(function: Callable[..., Any], args: Any, named: Any) -> tuple[An
         lambda a: tf.constant(a) if isinstance(a, (np.ndarray, np.generic)) else a, (args, named)
     )
     _check(tf.nest.flatten((args, named)))
+    _check_loop(function)
     called = function
     if named:  # as arguments of their own: a tensor that is captured may become a constant
         function, args = lambda args, named: called(*args, **named), (args, named)
     if not hasattr(function, "get_concrete_function"):
         function = tf.function(function)
     try:
-        concrete = function.get_concrete_function(*args)
+        with _made_whole():
+            concrete = function.get_concrete_function(*args)
         # attr[...] would add what it does not find, and then no function could call this one.
         compiles = concrete.function_def.attr.get("_XlaMustCompile")
         if compiles is not None and compiles.b:  # else its body would run without XLA
             compiled = function
             concrete = tf.function(lambda *args: compiled(*args)).get_concrete_function(*args)
     except Exception as error:
+        if type(error).__name__ == "OperatorNotAllowedInGraphError":
+            raise ValueError(
+                "the function decides in Python by the value of a tensor, which a graph does not "
+                "have, as model.fit and model.evaluate do: trace a step of fit with "
+                "trace.fit_step, and write a decision of your own with tf.cond."
+            ) from error
         if type(error).__name__ != "UnliftableError" and "singleton tf.Variable" not in str(error):
             raise
         raise ValueError(
@@ -37,6 +46,41 @@ def concrete_of(function: Callable[..., Any], args: Any, named: Any) -> tuple[An
         ) from None
     _warn_of_xla(concrete)
     return concrete, [a for a in tf.nest.flatten(args, expand_composites=True) if tf.is_tensor(a)]
+
+
+@contextlib.contextmanager
+def _made_whole() -> Iterator[None]:
+    """Give their values to the variables that a function made before it failed.
+
+    `tf.function` sets them at its end, and a model without values could never be used again.
+    """
+    import tensorflow as tf
+
+    made = []
+
+    def keep(create: Callable[..., Any], **settings: Any) -> Any:
+        variable = create(**settings)
+        made.append((variable, settings.get("initial_value")))
+        return variable
+
+    try:
+        with tf.variable_creator_scope(keep):
+            yield
+    except Exception:
+        for variable, initial in made:
+            if callable(initial) and not variable.is_initialized():
+                variable.assign(initial())
+        raise
+
+
+def _check_loop(function: Any) -> None:
+    """Raise for what runs a Keras model in a loop of Python's: it would begin, and fail in it."""
+    name, model = getattr(function, "__name__", ""), getattr(function, "__self__", None)
+    if name in ("fit", "evaluate", "predict", "predict_on_batch") and hasattr(model, "train_step"):
+        raise ValueError(
+            f"model.{name} is a loop in Python, of which there is no graph: trace one step of fit "
+            "with trace.fit_step(model, (x, y)), or one call, trace.function_step(model, x)."
+        )
 
 
 def _check(arguments: list[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from typing import Any
 
@@ -13,8 +14,9 @@ def fit_step(model: Any, data: Any, *, keep_metadata: bool = False) -> Trace:
     """Trace one step of `model.fit(data)`, on the first batch; the model stays as it was.
 
     data is what fit takes: a tf.data.Dataset, a keras.utils.PyDataset, an iterable of batches; or a
-    tuple, which is one batch (x, y) or (x, y, sample_weight) itself. A generator is left without
-    its first batch. What fit would build first (layers, the optimizer's variables) is built.
+    tuple, which is one batch (x,), (x, y) or (x, y, sample_weight) itself, of arrays or tensors. A
+    generator is left without its first batch. What fit would build first (layers, the optimizer's
+    variables) is built.
 
     The step is traced alone, as operations: what fit does beyond that is warned of, which is to
     compile it with XLA, to run it eagerly, or several steps in one call.
@@ -28,6 +30,8 @@ def fit_step(model: Any, data: Any, *, keep_metadata: bool = False) -> Trace:
     """
     import tensorflow as tf
 
+    from mgpu_helpers.wording import error_line
+
     if not hasattr(model, "train_step"):
         raise TypeError(f"model is {type(model).__name__}: pass a keras.Model, which has fit.")
     if not model.compiled:
@@ -36,6 +40,7 @@ def fit_step(model: Any, data: Any, *, keep_metadata: bool = False) -> Trace:
             "model.compile(optimizer, loss) first."
         )
     batch, strategy = _first(data), model.distribute_strategy
+    shapes = _check(model, batch)
     if (n := strategy.num_replicas_in_sync) > 1:  # each replica gets its share, as from fit
         size = len(tf.nest.flatten(batch)[0])
         if size % n:  # Keras adds up the first shares of all to find their shape
@@ -48,11 +53,20 @@ def fit_step(model: Any, data: Any, *, keep_metadata: bool = False) -> Trace:
         if getattr(model, "history", None) is None:  # never fitted: a replica makes no variables
             model.fit(shared, epochs=0, verbose=0, shuffle=False)
         batch = next(iter(shared))
+    else:
+        with strategy.scope():
+            _build(model, batch)
     _warn_of_more(model)
 
     @tf.autograph.experimental.do_not_convert
     def step(batch: Any) -> Any:
-        return strategy.run(model.train_step, args=(batch,))
+        try:
+            return strategy.run(model.train_step, args=(batch,))
+        except (ValueError, TypeError, AttributeError, LookupError) as error:
+            raise ValueError(
+                f"a step of the model {model.name!r} fails on a batch of {shapes}: "
+                f"{error_line(error)}"
+            ) from error
 
     return function_step(step, batch, keep_metadata=keep_metadata)[1]
 
@@ -61,7 +75,20 @@ def _first(data: Any) -> Any:
     import keras
 
     if isinstance(data, tuple):
-        return data
+        return keras.utils.pack_x_y_sample_weight(*data) if 1 <= len(data) <= 3 else data
+    if hasattr(data, "shape") or (
+        isinstance(data, list) and data and all(hasattr(each, "shape") for each in data)
+    ):
+        raise TypeError(
+            f"data is {'an array' if hasattr(data, 'shape') else 'a list of arrays'}, each part of "
+            "which would be a batch: give one batch as a tuple, (x, y) or (x,), or a "
+            "tf.data.Dataset of batches."
+        )
+    if not hasattr(data, "__iter__") and not isinstance(data, keras.utils.PyDataset):
+        raise TypeError(
+            f"data is of type {type(data).__name__}: give one batch as a tuple, (x, y) or (x,), "
+            "or a tf.data.Dataset of batches."
+        )
     if isinstance(data, keras.utils.PyDataset):
         batches = (data[i] for i in range(len(data) or 0))
     else:
@@ -71,6 +98,44 @@ def _first(data: Any) -> Any:
     raise ValueError(
         f"the {type(data).__name__} has 0 batches, so there is no step to trace: pass at least 1."
     )
+
+
+def _check(model: Any, batch: Any) -> str:
+    """Raise unless a batch is of arrays that can be one; give their shapes."""
+    import tensorflow as tf
+
+    leaves = [each for each in tf.nest.flatten(batch) if each is not None]
+    for each in leaves:
+        if not (tf.is_tensor(each) or hasattr(each, "shape") and hasattr(each, "dtype")):
+            raise TypeError(
+                f"the batch holds a {type(each).__name__} where an array is wanted: make one of "
+                "each part, numpy.array(x)."
+            )
+    wanted = [tuple(each.shape) for each in getattr(model, "inputs", None) or ()]
+    given = [tuple(each.shape) for each in leaves[: len(wanted)]]
+    if any(shape == one[1:] and shape[-1:] != (1,) for shape, one in zip(given, wanted)):  # noqa: B905
+        raise ValueError(
+            f"the first batch is one example of shape {given[0]}, and the model {model.name!r} "
+            f"takes {wanted[0]}: give batches, such as data.batch(32)."
+        )
+    return " and ".join(str(tuple(each.shape)) for each in leaves) or "nothing"
+
+
+def _build(model: Any, batch: Any) -> None:
+    """Build what has no weights yet for a batch of any size, as fit does.
+
+    Built while a step is traced, a Sequential would take the size of that batch for its own.
+    """
+    import keras
+
+    def any_size(x: Any) -> Any:
+        return keras.KerasTensor((None, *x.shape[1:]), keras.backend.standardize_dtype(x.dtype))
+
+    ours = type(model).train_step.__module__.startswith("keras.")  # of others nobody knows
+    if ours and not model.built:
+        with contextlib.suppress(Exception):  # the step says it better
+            x = keras.utils.unpack_x_y_sample_weight(batch)[0]
+            model(keras.tree.map_structure(any_size, x))
 
 
 def _warn_of_more(model: Any) -> None:

@@ -16,8 +16,9 @@ _END = re.compile(
     r"(?:^|/)(?:in|out)put(?:_control_node)?/_\d+$|(?:^[^/]+|/[A-Z]\w*)/ReadVariableOp(?:_\d+)?$"
 )
 _OPTIMIZERS = {
-    "adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "ftrl", "gradientdescent",
-    "lamb", "lion", "loss_scale_optimizer", "momentum", "muon", "nadam", "rmsprop", "sgd",
+    "adadelta", "adafactor", "adagrad", "adam", "adam_w", "adamax", "adamw", "ftrl",
+    "gradientdescent", "lamb", "lion", "loss_scale_optimizer", "momentum", "muon", "nadam",
+    "rm_sprop", "rmsprop", "schedule_free_adam_w", "sgd",
 }  # fmt: skip
 
 

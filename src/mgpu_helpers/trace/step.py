@@ -207,6 +207,18 @@ class Trace:
         chrome(self, path, layers)
 
 
+def traced(step: Any) -> Trace:
+    """Give the step; raise TypeError if it is none, but a model or what a helper gave with it."""
+    if isinstance(step, Trace):
+        return step
+    what, remedy = type(step).__name__, "what trace.fit_step returns"
+    if isinstance(step, tuple) and any(isinstance(each, Trace) for each in step):
+        remedy = "its second part, as in `value, step = trace.function_step(…)`"
+    elif isinstance(getattr(step, "trace", None), Trace):
+        remedy = "its .trace"
+    raise TypeError(f"a {what} is no traced step: give {remedy}.")
+
+
 def lanes(ops: Iterable[Op]) -> list[list[Op]]:
     """Lay operations that overlap beside each other, each into the first lane that is free.
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from mgpu_helpers.trace.layers import layer
-from mgpu_helpers.trace.step import Op, Trace, lanes
+from mgpu_helpers.trace.step import Op, Trace, lanes, traced
 from mgpu_helpers.whatif.account import COPY, CORE, OVERHEAD, Account, Explanation, Wait
 from mgpu_helpers.whatif.model import CHEAP
 from mgpu_helpers.whatif.work import Task, tasks_of, unknown
@@ -33,7 +33,7 @@ def explain(step: Trace, layers: Collection[str] | None = None) -> Explanation:
     /CPU:1 worked 50 % of 20.0 ms; it waited 50 % for b (Add) on /CPU:2.
     /CPU:2 worked 50 % of 20.0 ms; it waited 50 % for conv (Add) on /CPU:1.
     """
-    notes, length = tuple(_nothing(step)), step.length
+    notes, length = tuple(_nothing(traced(step))), step.length
     if step.launches_only or not length:
         return Explanation((), (*notes, f"No more can be said: {unknown(step)}."))
     if said := unknown(step):

@@ -169,7 +169,7 @@ def _machine(step: Trace) -> Machine | None:
 
 
 def _steps(step: Steps) -> list[Trace]:
-    steps = [step] if isinstance(step, Trace) else list(step)
+    steps = list(step) if isinstance(step, Sequence) else [step]
     if not steps or not all(isinstance(each, Trace) for each in steps):
         raise TypeError(
             f"{step!r:.60} is no traced step: give what trace.fit_step returns, or several of them."
