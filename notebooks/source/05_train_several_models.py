@@ -665,7 +665,7 @@ checks.run_all(run_all)
 # - Is a thread for each model best, or one function or graph with all, or a process for each?
 #   `benchmarks/ensemble.py` measures it on your machine. It trains in sessions. On the two cores of
 #   its stored [card](../results/ensemble.json) one graph with both was 1.8 times as fast as in
-#   turn, threads 1.7 times and processes 1.6 times.
+#   turn, and threads and processes were 1.7 times as fast.
 # - Separate models are easier to change than one function that holds all of them.
 # - Threads share the GIL. Where much Python runs between two steps, for example to prepare the
 #   data, give each model a process of its own ([[04]]).
