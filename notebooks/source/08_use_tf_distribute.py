@@ -540,8 +540,8 @@ for steps in (5, 20, 40)[: rounds[1]]:
 
 # %% [markdown]
 # With a core for each device, the towers and the loop take about two thirds of the time of one
-# device. `fit` takes longer, although its steps take about as long as theirs. This is where the rest
-# of its time goes:
+# device. `fit` takes longer, although its steps take about as long as theirs. This is where the
+# rest of its time goes:
 #
 # With Keras 3.15 `fit` begins once before the first pass, and twice in each. Each time TensorFlow
 # rewrites the dataset's graph, and starts threads that feed each replica. A short pass takes longer

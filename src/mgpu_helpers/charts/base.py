@@ -61,7 +61,8 @@ def axes(
 
     with plt.style.context(style()):
         figure, ax = plt.subplots(figsize=size)
-        figure.get_layout_engine().set(rect=(0, 0.06, 1, 0.94))
+        low = min(0.06, 0.3 / figure.get_figheight())  # of its height, for the corner
+        figure.get_layout_engine().set(rect=(0, low, 1, 1 - low))
         corner(figure, source)
     return ax
 
