@@ -81,9 +81,8 @@ for each in (step_alone, step):
     plt.show()
 
 # %% [markdown]
-# A timeline has a row for each device that ran something, and the first one has no row for the
-# other devices. In the second, every device computed five convolutions, each for its shard of the
-# batch.
+# A timeline has a row only for a device that ran something, so the first timeline has none for the
+# others. In the second, every device computed five convolutions, each for its shard of the batch.
 #
 # ## What it does
 #
