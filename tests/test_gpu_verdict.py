@@ -52,6 +52,7 @@ def test_without_a_gpu_it_says_so_in_one_sentence(tmp_path: Path):
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.thorough
 def test_what_does_not_hold_is_named_by_lesson_and_cell(tmp_path: Path):
     pictured = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()"
     good = [cell("print('equal:', 1 + 1 == 2)", "equal: True"), cell(pictured, "", "cover")]

@@ -46,12 +46,14 @@ def said(examples: int, batch: int, replicas: int) -> str:
     return ""
 
 
+@pytest.mark.thorough
 def test_replicas_get_what_is_said(found):
     for examples, batch, replicas, sizes in found:
         wanted = [batch] * (examples // batch) + [examples % batch] * (examples % batch > 0)
         assert sizes == [towers.replica_sizes(each, replicas) for each in wanted]
 
 
+@pytest.mark.thorough
 def test_a_training_is_refused_exactly_where_replicas_get_different_numbers(found):
     kinds = set()
     for examples, batch, replicas, sizes in found:
