@@ -28,9 +28,9 @@ def each_of(notebooks: list[Path]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("notebook", notebooks, ids=lambda path: path.name[:2])
 
 
-def run_notebook(notebook: Path, *how: str, **settings: str) -> subprocess.CompletedProcess[str]:
+def run_notebook(notebook: Path, how: str, **settings: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-c", "pyproject.toml", *how, "-q",
+        [sys.executable, "-m", "pytest", "-c", "pyproject.toml", how, "-q",
          "-p", "no:cacheprovider", notebook],
         cwd=ROOT, env=environment() | settings, capture_output=True, text=True,
     )  # fmt: skip
@@ -51,10 +51,7 @@ def test_stored_outputs_hold_on_another_processor(setting: str, notebook: Path):
 @pytest.mark.parametrize("devices", [8, 1])  # 2 is what is stored; 3 is what the browser runs
 @each_of(NOTEBOOKS)
 def test_every_cell_runs_with_another_number_of_devices(devices: int, notebook: Path):
-    # A strategy has an iterator for each device, and each may wait up to a minute when it ends, as
-    # lesson 08 says: 77 s were seen with eight of them.
-    limit = "--nbval-cell-timeout=300"
-    assert_holds(run_notebook(notebook, "--nbval-lax", limit, MGPU_DEVICES=str(devices)))
+    assert_holds(run_notebook(notebook, "--nbval-lax", MGPU_DEVICES=str(devices)))
 
 
 def rehearse(

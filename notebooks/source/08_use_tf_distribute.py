@@ -554,8 +554,8 @@ for steps in (5, 20, 40)[: rounds[1]]:
 #
 # Each device has such an iterator. They end one after the other, and each of them can double the
 # wait. A `fit` that failed leaves them to the garbage collector, which comes at any later time. The
-# older they are, the longer they wait, and it is another cell that stands still: for 77 s, in the
-# longest case seen here on eight devices. So call `gc.collect()` right after such an error.
+# older they are, the longer they wait, and it is another cell that stands still. On eight devices
+# one stood still for more than two minutes. So call `gc.collect()` right after such an error.
 #
 # The rest of `fit` costs little. `benchmarks/distribute.py` counts processor time, in which nobody
 # waits: the beginnings and the steps make up 96 % of a call, and a step of `fit` takes as long as

@@ -81,7 +81,7 @@ def three_epochs(model: Any, batch: int, *examples: np.ndarray) -> float:
 def three_steps(model: Any) -> str:
     """Say the losses of three steps of `norm_model` on `brighter`, and what replicas then hold.
 
-    That are the moving variances of each, and what each predicts of the first image.
+    These are the moving variances of each, and what each predicts of the first image.
     """
     import tensorflow as tf
 
