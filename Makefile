@@ -27,8 +27,8 @@ ready := $(venv)/.ready-$(if $(gpu),gpu,cpu)$(if $(PYTHON),-$(subst /,-,$(PYTHON
 again := $(shell test -x $(python) && test "`cat $(venv)/.project 2>/dev/null`" = "`pwd -P`" \
            || echo again)
 
-.PHONY: help lab test isa thorough counts rehearse gpu browser notebooks site bench wheel env lint \
-        constraints clean again
+.PHONY: help lab test isa thorough counts rehearse gpu browser notebooks site bench mutants wheel \
+        env lint constraints clean again
 
 help:  ## list the targets
 	@echo "Targets:"
@@ -41,6 +41,7 @@ help:  ## list the targets
 	@echo "  ONLY='cores jobs'  the benchmarks that make bench runs, or the lessons of make gpu"
 	@echo "  TESTS=tests/test_trace.py        fewer of what make test runs"
 	@echo "  ISA='not SSE41'    fewer of the settings of make isa"
+	@echo "  MUTANTS='--count 10 trace'       how many, and of which rooms, make mutants tries"
 	@echo "  TAG=v0.1.0         the tag that make wheel compares with the version"
 	@echo "  MGPU_DEVICES=4, MGPU_MODE=cores  what the lessons of make lab run on"
 	@echo "  LAB='--no-browser --port=9000'   more options for JupyterLab"
@@ -84,6 +85,9 @@ site: $(ready)  ## build the site in build/site, from the stored notebooks
 
 bench: $(ready)  ## run the benchmarks: one table of their ratios; cards and a chart in results/
 	@$(python) benchmarks $(ONLY)
+
+mutants: $(ready)  ## break some rooms in small ways, and list what no test notices
+	$(plain) $(python) tools/mutants.py $(MUTANTS)
 
 wheel: $(ready)  ## build wheel and sdist in dist/, and check them as a release does
 	$(python) tools/release.py $(if $(TAG),--tag "$(TAG)")
