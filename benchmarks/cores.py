@@ -13,6 +13,7 @@ import time
 from statistics import median
 
 import _workers
+from _rounds import enough
 from _steps import Step
 from mgpu_helpers import devices, results, scaling
 from mgpu_helpers.lessons import networks
@@ -49,7 +50,7 @@ def main() -> None:
     for warm_up in (one, two, lambda: _workers.together(workers)):
         warm_up()
     towers, ceiling, step = [], [], []
-    for _ in range(ROUNDS):
+    for _ in enough(ROUNDS, lambda: (towers, ceiling)):
         alone = seconds(one)
         towers.append(alone / seconds(two))
         ceiling.append(2 * _workers.together(workers[:1]) / _workers.together(workers))
@@ -61,7 +62,7 @@ def main() -> None:
         results.Ratio.of("two processes, speed-up", ceiling),
         results.Ratio.of("towers, share of processes", share, TARGET),
     ]
-    print(f"one device: {median(step) * 1e3:.0f} ms a step of {GLOBAL_BATCH}; {ROUNDS} rounds")
+    print(f"one device: {median(step) * 1e3:.0f} ms a step of {GLOBAL_BATCH}; {len(step)} rounds")
     print(*ratios, sep="\n")
     two_towers, two_processes, share_of_ceiling = (ratio.value for ratio in ratios)
     numbers = {
@@ -69,7 +70,7 @@ def main() -> None:
         "two_processes": two_processes,
         "share_of_ceiling": share_of_ceiling,
         "target": TARGET,
-        "rounds": ROUNDS,
+        "rounds": len(step),
         "global_batch_size": GLOBAL_BATCH,
     }
     results.write("cores", plan, numbers, ratios)

@@ -18,6 +18,7 @@ from statistics import median
 import _mirrored
 import _workers
 import cores
+from _rounds import enough
 from _steps import Step
 from mgpu_helpers import devices, results, scaling
 
@@ -117,7 +118,13 @@ def clocked(function) -> tuple[float, float]:
 def in_turn(ways):
     """Call everything in turn, and give the clocks of each round by name."""
     taken = {name: [] for name in ways}
-    for run in range(ROUNDS + 2):
+
+    def ratios():
+        base = [wall for wall, _ in taken["towers, graph"]]
+        timed = (each for name, each in taken.items() if name not in ("towers, graph", "end"))
+        return [over([wall for wall, _ in each], base) for each in timed]
+
+    for run in enough(ROUNDS + 2, ratios, least=7):
         for name, way in ways.items():
             both = clocked(way)
             if run > 1:
@@ -181,7 +188,7 @@ def main() -> None:
     })  # fmt: skip
     _workers.stop(workers)
     base = wall["towers, graph"]
-    print(f"towers, graph: {median(base) / STEPS * 1e3:.1f} ms a step; {ROUNDS} rounds")
+    print(f"towers, graph: {median(base) / STEPS * 1e3:.1f} ms a step; {len(base)} rounds")
     best = min(loops, key=lambda name: median(wall[name]))
     named = {"mirrored, fit": wall["call"]} | {
         f"mirrored, {name}" if name in loops else name: seconds
@@ -201,7 +208,7 @@ def main() -> None:
     work = " and ".join(f"{1 - traced.idle(device):.0%}" for device in plan.devices)
     print(f"averaging takes {share:.1%} of a step, the update {update / traced.length:.1%}; "
           f"the devices work {work} of it")  # fmt: skip
-    card = {"best": best, "fit_ms": pieces, "averaging_share": round(share, 4), "rounds": ROUNDS}
+    card = {"best": best, "fit_ms": pieces, "averaging_share": round(share, 4), "rounds": len(base)}
     results.write("distribute", plan, card, ratios)
 
 

@@ -10,6 +10,7 @@ import time
 from statistics import median
 
 import _workers
+from _rounds import enough
 from mgpu_helpers import devices, ensemble, results
 from mgpu_helpers.lessons import digits, networks
 
@@ -85,7 +86,12 @@ def main() -> None:
     }
     taken: dict[str, list[float]] = {name: [] for name in (*works, "a process for each")}
     ceiling = []
-    for round_ in range(ROUNDS + 2):
+
+    def ratios() -> list[list[float]]:
+        first, *others = taken.values()
+        return [ceiling, *([a / b for a, b in zip(first, each, strict=True)] for each in others)]
+
+    for round_ in enough(ROUNDS + 2, ratios, least=7):
         times = {name: seconds(work) for name, work in works.items()}
         times["a process for each"] = _workers.together(workers)
         alone = sum(_workers.together([each]) for each in workers)
@@ -103,9 +109,9 @@ def main() -> None:
     threads = faster(taken["a thread for each"])
     of_most = [a / b for a, b in zip(threads, ceiling, strict=True)]
     share = results.Ratio.of("threads, share of processes", of_most, TARGET)
-    print(f"one after the other: {median(first) / STEPS * 1e3:.1f} ms a step; {ROUNDS} rounds")
+    print(f"one after the other: {median(first) / STEPS * 1e3:.1f} ms a step; {len(first)} rounds")
     print(*ways.values(), share, sep="\n")
-    numbers = {"target": TARGET, "rounds": ROUNDS, "ceiling": round(median(ceiling), 3)}
+    numbers = {"target": TARGET, "rounds": len(first), "ceiling": round(median(ceiling), 3)}
     numbers["one_after_the_other"] = 1.0
     numbers |= {name.replace(" ", "_"): ratio.value for name, ratio in ways.items()}
     numbers["share_of_ceiling"] = share.value

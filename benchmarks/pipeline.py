@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from statistics import median
 
+from _rounds import enough
 from mgpu_helpers import devices, memory, pipeline, results, trace
 from mgpu_helpers.lessons import digits, networks
 
@@ -87,21 +88,22 @@ def main() -> None:
         for name, order in orders.items()
     }
     taken: dict[str, list[float]] = {name: [] for name in steps}
-    for round_ in range(ROUNDS + 3):
+
+    def faster(name: str) -> list[float]:
+        return [a / b for a, b in zip(taken["in one piece"], taken[name], strict=True)]
+
+    for round_ in enough(ROUNDS + 3, lambda: [faster(name) for name in steps], least=8):
         for name, step in steps.items():
             seconds = step.seconds()
             if round_ >= 3:  # the first three warm up
                 taken[name].append(seconds)
+    rounds = len(taken["uncut"])
     traces = {name: [step.trace() for _ in range(TRACES)] for name, step in steps.items()}
     peaks = {
         name: median(each.peak(plan.devices[0]) for each in traces[name]) for name in traces
     }
     best = "one forward, one back"
     bound = median(taken["in one piece"]) / allowed(traces["in one piece"], orders[best])
-
-    def faster(name: str) -> list[float]:
-        return [a / b for a, b in zip(taken["in one piece"], taken[name], strict=True)]
-
     others = ("uncut", "one after the other", "all forward first")
     held_of_all = peaks[best] / peaks["all forward first"]
     ratios = [
@@ -112,10 +114,10 @@ def main() -> None:
         results.Ratio(f"{best}, held of all first", round(held_of_all, 4), 0.5, False),
     ]
     print(f"in one piece: {median(taken['in one piece']) * 1e3:.1f} ms a step of {LARGE}, "
-          f"{PIECES} pieces for the others; {ROUNDS} rounds")  # fmt: skip
+          f"{PIECES} pieces for the others; {rounds} rounds")  # fmt: skip
     print(*ratios, sep="\n")
     numbers = {
-        "rounds": ROUNDS,
+        "rounds": rounds,
         "pieces": PIECES,
         "global_batch_size": LARGE,
         "cut_before": list(cut.starts),

@@ -9,6 +9,7 @@ from statistics import median
 
 import numpy as np
 
+from _rounds import several
 from _steps import Step
 from mgpu_helpers import devices, results, scaling, timing
 from mgpu_helpers.lessons import networks, published
@@ -24,10 +25,6 @@ def notebook() -> dict[str, scaling.Measurement]:
     named = {"CPU only": apart["CPU only"], "split, colocated": published.TENSORLIGHT_SPLIT}
     named["split, not colocated"] = apart["not colocated"]
     return named | {repr(row.layout): row for row in published.TENSORLIGHT}
-
-
-def several(steps: dict) -> dict[str, timing.Timing]:
-    return timing.several(steps, warmup=2, repeats=ROUNDS)
 
 
 def eight_from_fewer(work: scaling.Workload, rows: tuple) -> list[scaling.Answer]:
@@ -61,7 +58,7 @@ def main() -> None:
         name: Step(plan, network, row.layout, name == "CPU only", "not" not in name)
         for name, row in table.items()
     }
-    times = several(steps)
+    times = several(steps, warmup=2, most=ROUNDS)
 
     def share(name: str, seconds: float) -> float:
         return seconds / table[name].layout.global_batch_size
@@ -91,7 +88,10 @@ def main() -> None:
     del steps
 
     small = networks.p40(width=WIDTH)
-    shared = several({n: Step(plan, small, scaling.Layout(n, SHARED // n)) for n in (1, 2, 4, 8)})
+    shared = several(
+        {n: Step(plan, small, scaling.Layout(n, SHARED // n)) for n in (1, 2, 4, 8)},
+        warmup=2, most=ROUNDS,
+    )  # fmt: skip
     for n, timed in shared.items():
         theirs = published.P40[0].seconds / published.P40[(1, 2, 4, 8).index(n)].seconds
         gain = [a / b for a, b in zip(shared[1].seconds, timed.seconds, strict=True)]
@@ -101,7 +101,9 @@ def main() -> None:
               f"there {theirs:.2f}")  # fmt: skip
 
     layouts = [scaling.Layout(n, b) for n in range(1, min(2, plan.cores) + 1) for b in OWN]
-    taken = several({layout: Step(plan, network, layout) for layout in layouts})
+    taken = several(
+        {layout: Step(plan, network, layout) for layout in layouts}, warmup=2, most=ROUNDS
+    )
     own = [scaling.Measurement(layout, timed.median) for layout, timed in taken.items()]
     terms = ("arithmetic", "fixed", "moving")[: layouts[-1].devices + 1]
     work = networks.workload(network)
@@ -113,7 +115,8 @@ def main() -> None:
     print(*ratios, sep="\n")
     numbers = {
         "width": WIDTH,
-        "rounds": ROUNDS,
+        "rounds": {str(kind): len(next(iter(each.values())).seconds)
+                   for kind, each in (("notebook", times), ("P40 note", shared), ("own", taken))},
         "tensorlight": rows,
         "distinguishable": distinguishable,
         "p40_ms": {str(n): round(1e3 * timed.median, 2) for n, timed in shared.items()},

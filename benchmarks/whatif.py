@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from _rounds import compare
 from _steps import Step
 from mgpu_helpers import devices, pipeline, results, scaling, timing, towers, trace, whatif
 from mgpu_helpers.lessons import digits, networks
@@ -144,7 +145,7 @@ def main() -> None:
         steps = [before.trace() for _ in range(TRACES)]
         again, change = whatif.replay(steps), ask(steps)
         replays[name] = median(again.errors)
-        real = timing.compare(before.run, after.run, warmup=WARMUP, repeats=PAIRS)
+        real = compare(before.run, after.run, warmup=WARMUP, most=PAIRS)
         error = change.ratio / real.ratio - 1
         rows.append((name, replays[name], change, real, error))
         print(f"{name}: {again}; {change}; measured {real.ratio:.2f}: {error:+.1%}", flush=True)
@@ -168,13 +169,13 @@ def main() -> None:
     print(*ratios, sep="\n")
     machine = whatif.measured()
     results.write("whatif", plan, {
-        "traces": TRACES, "pairs": PAIRS, "operations_explained": len(step.ops),
+        "traces": TRACES, "operations_explained": len(step.ops),
         "operation_us": round(machine.operation * 1e6, 2), "wake_us": round(machine.wake * 1e6, 1),
         "changes": [
             {"change": name, "traced_replay_error": round(off, 4),
              "predicted_ratio": round(change.ratio, 3), "measured_ratio": round(real.ratio, 3),
              "measured_low": round(real.low, 3), "measured_high": round(real.high, 3),
-             "error": round(error, 4)}
+             "error": round(error, 4), "pairs": len(real.ratios)}
             for name, off, change, real, error in rows
         ],
     }, ratios)  # fmt: skip
