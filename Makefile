@@ -9,10 +9,11 @@ gpu := $(filter 1,$(GPU))
 comma := ,
 extras := notebooks,tensorboard,test,dev,site$(if $(gpu),$(comma)gpu)
 
-# Another TensorFlow lives in its own environment, and its numbers may differ in the last digits.
-venv := .venv$(if $(TF),-tf$(TF))
+# Another TensorFlow or Keras has an environment of its own; its numbers may differ in the last
+# digits.
+venv := .venv$(if $(TF),-tf$(TF))$(if $(KERAS),-keras$(KERAS))
 python := $(venv)/bin/python
-nbval := $(if $(TF),--nbval-lax,--nbval)
+nbval := $(if $(TF)$(KERAS),--nbval-lax,--nbval)
 
 # Stored outputs are those of cores mode, so everything that compares them runs in it.
 plain := env -u MGPU_DEVICES -u MGPU_VERBOSE MGPU_MODE=cores
@@ -36,6 +37,7 @@ help:  ## list the targets
 	@echo "Options, with any of them:"
 	@echo "  PYTHON=python3.12  the interpreter for the environment (3.10 to 3.13)"
 	@echo "  TF=2.18            another TensorFlow (2.18 to 2.21, or latest), in its own environment"
+	@echo "  KERAS=3.12         another Keras (3.12 to 3.15, or latest), in its own environment"
 	@echo "  GPU=0, GPU=1       without or with TensorFlow's CUDA libraries"
 	@echo "  UV=                use pip even where uv is installed"
 	@echo "  ONLY='cores jobs'  the benchmarks that make bench runs, or the lessons of make gpu"
@@ -47,7 +49,7 @@ help:  ## list the targets
 	@echo "  LAB='--no-browser --port=9000'   more options for JupyterLab"
 
 $(ready): pyproject.toml constraints.txt $(again)
-	@PYTHON="$(PYTHON)" sh tools/setup_env.sh "$(venv)" "$(extras)" "$(TF)"
+	@PYTHON="$(PYTHON)" sh tools/setup_env.sh "$(venv)" "$(extras)" "$(TF)" "$(KERAS)"
 	@touch "$@"
 
 # A kernel called python3 on JUPYTER_PATH would be taken before the environment's own.
@@ -105,5 +107,5 @@ constraints:  ## compile constraints.txt again from pyproject.toml (needs uv)
 	    --output-file constraints.txt pyproject.toml
 
 clean:  ## remove the environments and everything that tools have left behind
-	rm -rf .venv .venv-tf* build dist .out .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-tf* .venv-keras* build dist .out .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -o -name .ipynb_checkpoints -o -name '*.egg-info' | xargs rm -rf

@@ -325,23 +325,20 @@ def test_a_time_limit_ends_workers_that_do_not_heed_sigterm():
 
 def test_who_waits_for_whom_in_the_constructor_is_said():
     """A module of TensorFlow's name; test_cluster_train.py has the real one."""
-    folder = Path("tensorflow/python/distribute")
-    folder.mkdir(parents=True)
-    for package in (folder, *folder.parents[:-1]):
-        (package / "__init__.py").touch()
-    (folder / "collective_all_reduce_strategy.py").write_text(
+    Path("tensorflow.py").write_text(
         "import time\n"
-        "class CollectiveAllReduceStrategy:\n"
-        "    def __init__(self, seconds):\n"
-        "        time.sleep(seconds)\n"
+        "class distribute:\n"
+        "    class MultiWorkerMirroredStrategy:\n"
+        "        def __init__(self, seconds):\n"
+        "            time.sleep(seconds)\n"
     )
     Path("waits.py").write_text(
         "import os, sys, time\n"
-        "from tensorflow.python.distribute import collective_all_reduce_strategy as module\n"
+        "import tensorflow as tf\n"
         "if os.environ['TF_CONFIG'].endswith('1}}'):\n"
         "    print('I read my data', flush=True)\n"
         "    time.sleep(float(sys.argv[2]))\n"
-        "module.CollectiveAllReduceStrategy(float(sys.argv[1]))\n"
+        "tf.distribute.MultiWorkerMirroredStrategy(float(sys.argv[1]))\n"
     )
     report = cluster.run("waits.py", ["60", "60"], startup=0.5, grace=0.2, progress=False)
     (attempt,) = report.attempts
@@ -420,7 +417,9 @@ def test_an_exception_carries_the_report(monkeypatch):
 # --- several machines ---
 
 
-@pytest.mark.parametrize("module", ["", "raise ImportError"])
+@pytest.mark.parametrize("module", [
+    "class distribute:\n    class MultiWorkerMirroredStrategy: ...", "raise ImportError",
+])  # fmt: skip
 def test_python_looks_for_no_garbage_in_what_tensorflow_makes(module):
     Path("tensorflow.py").write_text(f"import gc\nprint(gc.isenabled())\n{module}")
     Path("script.py").write_text(

@@ -168,6 +168,38 @@ def test_an_unknown_tensorflow_is_refused_before_anything_is_made(machine):
     assert not machine.calls()
 
 
+def test_another_keras_is_installed_last_in_an_environment_of_its_own(machine):
+    machine.python("python3", "3.11")
+    done = machine.make("-n", "test", "KERAS=3.12")
+    assert '".venv-keras3.12"' in done.stdout and "--nbval-lax" in done.stdout
+
+    def installed(*options):
+        machine.set_up(*options)
+        lines = machine.log.read_text().splitlines()
+        return [line for line in lines if line.startswith("pip")][-2:]
+
+    pinned, instead = installed("KERAS=3.12")
+    assert "-c constraints.txt" in pinned and instead.endswith("--upgrade keras~=3.12.0")
+    pinned, instead = installed("KERAS=latest", "TF=2.19")
+    assert "tensorflow~=2.19.0" in pinned and instead.endswith("--upgrade keras")
+    assert (machine.project / ".venv-tf2.19-keraslatest").exists()
+    machine.calls()
+    assert "KERAS=2.15 is not supported: use 3.12" in sentence(machine.set_up("KERAS=2.15"))
+    assert not machine.calls()
+
+
+def test_each_keras_that_may_be_installed_can_be_asked_for():
+    project, pins, script = (
+        (ROOT / name).read_text()
+        for name in ("pyproject.toml", "constraints.txt", "tools/setup_env.sh")
+    )
+    lowest, above = map(int, re.search(r'"keras>=3\.(\d+),<3\.(\d+)"', project).groups())
+    pinned = [int(minor) for minor in re.findall(r"^keras==3\.(\d+)", pins, re.MULTILINE)]
+    assert (min(pinned), max(pinned)) == (lowest, above - 1)  # both ends are what CI runs
+    offered = re.search(r"(3\.\d+[^)]*)\) instead=", script)[1].split(" | ")
+    assert offered == [f"3.{minor}" for minor in range(lowest, above)]
+
+
 # Which Python
 
 

@@ -60,8 +60,9 @@ def nets(tf):
     inner = keras.Sequential([keras.Input((4,)), *inner], name="inner")
     given = keras.Input((4,))
     x = keras.ops.relu(inner(dense(4, name="in")(given)) * 2.0)
-    made["nested"] = (keras.Model(given, [dense(3, name="out")(x), x]), X, (Y, X), mean,
-                      [["inner"], ["out"], ["inner", "multiply"]])  # fmt: skip
+    nested = keras.Model(given, [dense(3, name="out")(x), x])
+    (times,) = (each.name for each in nested.operations if each.name.startswith("multiply"))
+    made["nested"] = (nested, X, (Y, X), mean, [["inner"], ["out"], ["inner", times]])
     plain = [dense(5, kernel_regularizer="l2"), Added(name="added"),
              dense(4, activity_regularizer="l1", name="b"), layers.Dropout(0.3, name="drop"),
              dense(3, bias_regularizer="l2", name="c")]  # fmt: skip

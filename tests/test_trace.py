@@ -22,7 +22,7 @@ import sys, mgpu_helpers.trace
 print(sorted({name.split(".")[1] for name in sys.modules if name.startswith("mgpu_helpers.")}))
 print("tensorflow" in sys.modules)
 """
-    assert run_python(code).stdout == "['names', 'trace']\nFalse\n"
+    assert run_python(code).stdout == "['names', 'private', 'trace']\nFalse\n"
 
 
 def session_trace(plan, graph, fetches, feed=None, **config):

@@ -1,10 +1,10 @@
 #!/bin/sh
 # Make, mend or bring up to date the environment that the Makefile's targets run in.
-#   tools/setup_env.sh DIRECTORY EXTRAS [TENSORFLOW]
+#   tools/setup_env.sh DIRECTORY EXTRAS [TENSORFLOW [KERAS]]
 # with PYTHON (an interpreter) and UV (empty: use pip) from the environment.
 # In sh, because it must say its sentences where there is no Python, or one of any age.
 set -eu
-venv=$1 extras=$2 tensorflow=${3-}
+venv=$1 extras=$2 tensorflow=${3-} keras=${4-}
 PYTHON=${PYTHON-}
 uv=${UV-$(command -v uv || true)}
 
@@ -20,6 +20,12 @@ case $tensorflow in
     latest) wanted=tensorflow ;;
     "") wanted= ;;
     *) stop "TF=$tensorflow is not supported: use 2.18, 2.19, 2.20, 2.21 or latest." ;;
+esac
+case $keras in
+    3.12 | 3.13 | 3.14 | 3.15) instead="keras~=$keras.0" ;;
+    latest) instead=keras ;;
+    "") instead= ;;
+    *) stop "KERAS=$keras is not supported: use 3.12, 3.13, 3.14, 3.15 or latest." ;;
 esac
 who="this project needs"
 [ $newest = 13 ] || who="TensorFlow $tensorflow needs"
@@ -118,23 +124,26 @@ fi
 rm -f "$venv"/.ready-*
 echo $$ >"$venv/.unfinished"
 
-if [ -n "$uv" ]; then
-    with=uv
-    set -- "$uv" pip install --python "$venv/bin/python"
-else
-    with=pip
-    set -- "$venv/bin/python" -m pip install --disable-pip-version-check
-fi
-[ -t 1 ] || set -- "$@" --quiet
+install() {
+    [ -t 1 ] || set -- --quiet "$@"
+    if [ -n "$uv" ]; then
+        "$uv" pip install --python "$venv/bin/python" "$@"
+    else
+        "$venv/bin/python" -m pip install --disable-pip-version-check "$@"
+    fi || stop "The installation into $venv did not finish, for the reason above:" \
+        "mend that and call make again."
+}
+
+with=$([ -n "$uv" ] && echo uv || echo pip)
+echo "Installing into $venv with $with; the first time takes some minutes without a package cache."
 # The constraints pin one TensorFlow and what goes with it, so another one comes without them.
 if [ -n "$wanted" ]; then
-    set -- "$@" -e ".[$extras]" "$wanted"
+    install -e ".[$extras]" "$wanted"
 else
-    set -- "$@" -c constraints.txt -e ".[$extras]"
+    install -c constraints.txt -e ".[$extras]"
 fi
-echo "Installing into $venv with $with; the first time takes some minutes without a package cache."
-"$@" || stop "The installation into $venv did not finish, for the reason above:" \
-    "mend that and call make again."
+# In a call of its own, so that it may also be newer than pyproject.toml allows.
+[ -z "$instead" ] || install --upgrade "$instead"
 
 "$venv/bin/python" -m ipykernel install --sys-prefix --name mgpu --display-name mgpu >/dev/null
 # JupyterLab asks at its first start whether it may show news; that is no part of a lesson.

@@ -12,13 +12,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mgpu_helpers import quiet
+from mgpu_helpers import private, quiet
 from mgpu_helpers.names import order, short
 from mgpu_helpers.wording import table
 
 _LINE = re.compile(r"(?:^|\] )(\S+): \((\w+)\): (/job:\S+)$")
 _MAPPING = re.compile(r"Device mapping:|/job:\S+ -> ")  # the list of GPUs, printed before the log
-_INNER = {"_Arg", "_Retval", "_DeviceArg", "_DeviceRetval", "_EagerConst", "NoOp"}
+_INNER = {*private.BOUNDARY, "NoOp"}
 
 
 @dataclass(frozen=True)
@@ -76,16 +76,12 @@ def capture() -> Iterator[Placement]:
     `tf.debugging.set_log_device_placement(True)` was called before TensorFlow started.
     """
     import tensorflow as tf
-    from tensorflow.python.eager import context
 
     placement = Placement()
-    runtime = context.context()
-    runtime.ensure_initialized()
     # Graphs are handed over optimized: constants folded, operations fused. Show what was written.
     asked = {"disable_meta_optimizer": False} | tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    runtime.clear_kernel_cache()  # what ran before is placed anew, and so reported
-    runtime.enable_graph_collection()
+    private.collect_graphs()
     said = io.StringIO()  # in a notebook TensorFlow also prints through Python
     try:
         with quiet.redirected(1) as printed, contextlib.redirect_stdout(said):
@@ -95,19 +91,19 @@ def capture() -> Iterator[Placement]:
                 printed.seek(0)
                 text = said.getvalue() + printed.read().decode(errors="replace")
     finally:
-        metadata = runtime.export_run_metadata()
-        runtime.disable_graph_collection()
+        graphs = private.collected_graphs()
         tf.config.optimizer.set_experimental_options(asked)
         lines = [line for line in text.splitlines() if not _MAPPING.match(line)]
         placement.raw = tuple(line for line in lines if _LINE.search(line))
         if rest := [line for line in lines if not _LINE.search(line)]:
             print(*rest, sep="\n")  # what the block itself printed
     rows = {_row(line) for line in placement.raw}
-    for graph in metadata.function_graphs:
-        for node in graph.post_optimization_graph.node:
+    for graph in graphs:
+        for node in graph.node:
             if node.device:
                 rows.add(Placed(node.name, node.op, short(node.device)))
-    kept = [row for row in rows if row.type not in _INNER and not row.type.startswith("_Mkl")]
+    shown = {row for row in rows if not row.type.startswith(private.ONEDNN)}
+    kept = [row for row in shown if row.type not in _INNER]
     placement.rows = tuple(sorted(kept, key=lambda r: (order(r.device), r.name, r.type)))
 
 

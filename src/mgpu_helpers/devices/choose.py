@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from mgpu_helpers import nvml, quiet
+from mgpu_helpers import nvml, private, quiet
 from mgpu_helpers.devices import trial, visible
 from mgpu_helpers.devices.machine import describe
 from mgpu_helpers.devices.plan import MEBIBYTE, MODES, MOST, Plan, current, remember
@@ -52,9 +52,8 @@ def setup(n: int = 2) -> Plan:
         visible.check(nvml.query())
     quiet.start()
     import tensorflow as tf
-    from tensorflow.python.eager import context
 
-    if context.context()._initialized:
+    if private.started():
         raise RuntimeError(
             "TensorFlow has started before devices.setup was called, and its devices cannot change "
             "any more: take them as they are with devices.adopt(), or restart the kernel and call "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from mgpu_helpers import private
 from mgpu_helpers.wording import counted, whole_number
 
 MODES = ("gpus", "split-gpu", "cores")  # what `setup` makes; the plan of `adopt` says "adopted"
@@ -97,14 +98,13 @@ class Plan:
         for the life of the process: no Session can change it.
         """
         from tensorflow.compat.v1 import ConfigProto
-        from tensorflow.python.eager import context
 
         used = len(self) if devices is None else whole_number(
             "devices", devices, "a number of devices of this plan", 1, most=len(self),
             also="restart the kernel and call devices.setup with more",
         )  # fmt: skip
         config = ConfigProto()
-        config.CopyFrom(context.context().config)
+        config.CopyFrom(private.configured())
         config.log_device_placement = log_placement
         config.allow_soft_placement = soft_placement
         if self.mode == "cores":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from mgpu_helpers import private
 from mgpu_helpers.wording import whole_number
 
 
@@ -111,6 +113,11 @@ def is_model(what: Any) -> bool:
     return keras is not None and isinstance(what, keras.Model)
 
 
+def takes_training(layer: Any) -> bool:
+    """Say whether a layer, a model or another operation is called with training=True or False."""
+    return "training" in inspect.signature(layer.call).parameters
+
+
 def check_built(model: Any) -> None:
     """Raise unless it is a Keras model that has its weights."""
     if not is_model(model):
@@ -160,7 +167,8 @@ def inputs_of(model: Any, batch: int) -> Any:
     specs = [tf.TensorSpec((batch, *shape[1:]), dtype) for shape, dtype in given]
     if len(specs) == 1:
         return specs[0]
-    return keras.tree.pack_sequence_as(getattr(model, "_inputs_struct", specs), specs)
+    structure = model.input if isinstance(model, keras.Function) else specs
+    return keras.tree.pack_sequence_as(structure, specs)
 
 
 def _twin(model: Any, wanted: Any) -> Any:
@@ -188,14 +196,13 @@ def _twin(model: Any, wanted: Any) -> Any:
 def _without_memory(create: Callable[..., Any], **settings: Any) -> Any:
     """Make a variable that has a shape and nothing in it."""
     import tensorflow as tf
-    from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
 
     if not callable(initial := settings["initial_value"]):
         return create(**settings)  # one number: the steps so far, the learning rate
     with tf.Graph().as_default():
         value = tf.convert_to_tensor(initial(), settings.get("dtype"))
     kept = {name: settings.get(name) for name in ("trainable", "name")}
-    return UninitializedVariable(shape=value.shape, dtype=value.dtype, **kept)
+    return private.variable_without_value(shape=value.shape, dtype=value.dtype, **kept)
 
 
 def _loss_of(model: Any) -> Callable[[Any], Any]:

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from mgpu_helpers import private
+
 CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
 BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
 LOOPS = {"While", "StatelessWhile"}
@@ -39,7 +41,7 @@ def called(op: Any) -> list[Any]:
         names = [op.get_attr("then_branch"), op.get_attr("else_branch")]
     else:
         return []
-    return [op.graph._get_function(each.name).graph for each in names]
+    return [private.function_graph(op.graph, each.name) for each in names]
 
 
 def live(graph: Any, outputs: Iterable[int] | None = None) -> Live:

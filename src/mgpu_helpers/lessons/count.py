@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from mgpu_helpers import private
 from mgpu_helpers.lessons import networks
 from mgpu_helpers.memory.count import Held
 from mgpu_helpers.wording import size_text, whole_number
@@ -28,12 +29,10 @@ def predict(
     batch = whole_number("batch", batch, "a number of examples", 1)
     slots = whole_number("slots", slots, "a number", 0)
     if onednn is None:
-        from tensorflow.python.util import _pywrap_util_port
-
         from mgpu_helpers.devices import current
 
         plan = current()
-        onednn = _pywrap_util_port.IsMklEnabled() and (plan is None or not plan.on_gpus)
+        onednn = private.uses_onednn() and (plan is None or not plan.on_gpus)
     weights = 4 * networks.parameters(network)
     return Held(weights, slots * weights, weights, batch * _per_example(network, onednn))
 

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from mgpu_helpers import devices
+from mgpu_helpers import devices, private
 
 
 def _no_such_device() -> Any:
@@ -64,7 +64,7 @@ def _cycle() -> Any:
     def circle(x: Any) -> Any:
         a = tf.identity(x)
         b = tf.identity(a)
-        a.op._add_control_input(b.op)
+        private.wait_for(a.op, [b.op])
         return b
 
     return circle(tf.constant(1.0))

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mgpu_helpers import nvml
+from mgpu_helpers import nvml, private
 from mgpu_helpers.devices.plan import MEBIBYTE, MOST
 from mgpu_helpers.wording import whole_number
 
@@ -52,28 +52,18 @@ def pretend_gpus(n: int) -> Iterator[list[Any]]:
     ...     [gpu.name for gpu in tf.config.list_physical_devices("GPU")]
     ['/physical_device:GPU:0', '/physical_device:GPU:1']
     """
-    from tensorflow.python.eager import context
+    import tensorflow as tf
 
     n = whole_number("n", n, "a number of GPUs", 1)
     if n > MOST:
         raise ValueError(f"n={n} is more than any machine has: use 1 to {MOST}.")
-    before, inside = context.context(), context.Context()
-    gpus = [context.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in range(n)]
-    cpus = [d for d in inside.list_physical_devices() if d.device_type == "CPU"]
-    inside._physical_devices = [*cpus, *gpus]
-    inside._visible_device_list = [*cpus, *gpus]
-    inside._memory_growth_map = dict.fromkeys(gpus)
-    context._set_context(inside)
-    try:
+    gpus = [tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in range(n)]
+    with private.pretended(gpus):
         yield gpus
-    finally:
-        context._set_context(before)
 
 
 def _check_not_started(what: str) -> None:
-    from tensorflow.python.eager import context
-
-    if context.context()._initialized:
+    if private.started():
         raise RuntimeError(
             f"TensorFlow has started, and {what}: do it first in a new process, or restart the "
             "kernel."

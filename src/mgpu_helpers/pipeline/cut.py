@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 
+from mgpu_helpers import private
 from mgpu_helpers.trace.step import Trace, curve, traced
 from mgpu_helpers.wording import counted, size_text, whole_number
 
@@ -178,7 +179,7 @@ def _scopes(trace: Trace, layers: Collection[str]) -> dict[str, str]:
     may be called like one of its layers. Variables from outside have their own names.
     """
     paths = {
-        op.name: op.name.removeprefix("_cloop").split("/")[:-1]
+        op.name: op.name.removeprefix(private.LOOP).split("/")[:-1]
         for op in trace.ops
         if not op.name.startswith("outside")
     }

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mgpu_helpers import private
 from mgpu_helpers.pipeline.run import Made, Stage
 from mgpu_helpers.wording import counted
 
@@ -36,7 +37,7 @@ def stages(model: Any, cuts: Sequence[str], devices: Sequence[str]) -> list[Stag
 
     given, model = model, _functional(model)
     check_single(given)
-    nodes = _nodes(model)
+    nodes = private.calls_of(model)
     at = [0, *_starts(nodes, cuts, devices), len(nodes)]
     devices = checked(devices)
     borders = [model.inputs, *(_crossing(model, nodes)[i] for i in at[1:-1]), model.outputs]
@@ -71,7 +72,7 @@ def places(model: Any) -> dict[str, list[str]]:
     {'a': ['a'], 'b': ['b', 'c']}
     """
     model = _functional(model)
-    nodes = _nodes(model)
+    nodes = private.calls_of(model)
     crossing = _crossing(model, nodes)
     found: dict[str, list[str]] = {}
     for name, i in _first_calls(nodes).items():
@@ -103,13 +104,6 @@ def _functional(model: Any) -> Any:
     if isinstance(model, keras.Sequential):
         return keras.Model(*model.inputs, *model.outputs)
     return model
-
-
-def _nodes(model: Any) -> list[Any]:
-    """List the calls of layers in the order in which Keras runs them: each after what it needs."""
-    by_depth = model._nodes_by_depth
-    calls = [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
-    return [node for node in calls if not node.is_input]
 
 
 def _first_calls(nodes: Sequence[Any]) -> dict[str, int]:
@@ -173,7 +167,8 @@ def _function(
     """Make the function of a stage: run its calls as Keras would, with the weights it is given."""
     import keras
     import tensorflow as tf
-    from keras.src.models.functional import operation_fn
+
+    from mgpu_helpers.graph.step import takes_training
 
     entry = keras.Model(model.input, model.inputs)  # it takes what the model takes, as a flat list
     variables = {**weights, **state}
@@ -181,7 +176,7 @@ def _function(
     def enter(x: Any) -> dict[int, Any]:
         values, masks = (keras.tree.flatten(entry(x)), {}) if s == 0 else as_given(x)
         for i, mask in masks.items():
-            values[i]._keras_mask = mask  # a loss uses it, and a copy of a tensor does not have it
+            private.set_mask(values[i], mask)  # which a loss uses
         return {id(t): value for t, value in zip(borders[s], values, strict=True)}
 
     def as_given(x: Any) -> Any:
@@ -196,15 +191,17 @@ def _function(
         made = [values[id(t)] for t in borders[s + 1]]
         if s + 2 == len(borders):
             return keras.tree.pack_sequence_as(model.output, made) if len(made) > 1 else made[0]
-        masks = {i: getattr(value, "_keras_mask", None) for i, value in enumerate(made)}
+        masks = {i: private.mask_of(value) for i, value in enumerate(made)}
         return made, {i: mask for i, mask in masks.items() if mask is not None}
 
     def function(given: Mapping[str, Any], x: Any) -> Made:
         values, pairs = enter(x), [(v, given[path]) for path, v in variables.items()]
         with keras.StatelessScope(pairs, collect_losses=True) as scope:
             for node in nodes:
-                args, kwargs = node.arguments.fill_in(values)
-                made = operation_fn(node.operation, training=True)(*args, **kwargs)
+                args, named = private.run_call(node, values)
+                if takes_training(node.operation):
+                    named["training"] = True
+                made = node.operation(*args, **named)
                 values.update(zip(map(id, node.outputs), keras.tree.flatten(made), strict=True))
         now = {path: scope.get_current_value(v) for path, v in variables.items()}
         changed = {path: value for path, value in now.items() if value is not given[path]}

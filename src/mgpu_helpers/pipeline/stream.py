@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence, Set
 from typing import Any
 
+from mgpu_helpers import private
 from mgpu_helpers.pipeline.spans import FREE
 
 # What takes time, and what oneDNN never merges with a second operation of these.
@@ -28,16 +29,16 @@ def stream(tasks: Sequence[Sequence[Any]]) -> None:
 
     for task in tasks:
         for before, op in itertools.pairwise(op for op in task if _SLOW.search(op.type)):
-            op._add_control_input(before)
+            private.wait_for(op, [before])
     done: set[Any] = set()
     for task, following in itertools.pairwise(task for task in tasks if task):
         done.update(task)
         used = {t.op for op in task for t in op.inputs}
         with tf.device(task[0].device), tf.control_dependencies(None):
             over = tf.no_op()
-        over._add_control_inputs([op for op in task if op not in used])
+        private.wait_for(over, [op for op in task if op not in used])
         for op in _waiting(following, done):
-            op._add_control_input(over)
+            private.wait_for(op, [over])
 
 
 def _waiting(task: Sequence[Any], done: Set[Any]) -> list[Any]:

@@ -6,10 +6,11 @@ Keras can do so only within `tf.distribute`, for a model that was built in its s
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mgpu_helpers import private
 from mgpu_helpers.towers.split import HOST
 from mgpu_helpers.towers.tower import Tower
 
@@ -29,11 +30,8 @@ def in_step(
     Each layer runs in all towers before the next one does. A BatchNormalization normalizes by the
     moments of all of them, which count by the shares of the batch.
     """
-    model._get_call_context()  # as a call of the model: layers forget their losses at its start
-    try:
+    with private.call_of(model):
         return _run(model, towers, xs, shares)
-    finally:
-        model._maybe_reset_call_context()
 
 
 def met(model: Any) -> list[Any]:
@@ -46,7 +44,7 @@ def met(model: Any) -> list[Any]:
 
 def batch_norms(model: Any) -> list[Any]:
     """List the layers of a model, at any depth, that normalize by the statistics of a batch."""
-    return [layer for layer in model._flatten_layers() if _normalizes(layer)]
+    return [layer for layer in private.layers_of(model) if _normalizes(layer)]
 
 
 def _normalizes(layer: Any) -> bool:
@@ -57,21 +55,33 @@ def _normalizes(layer: Any) -> bool:
 
 def _graph(model: Any) -> Any:
     """Give the graph of layers that a call of the model runs through; None where it is code."""
-    graph = getattr(model, "_functional", model)
-    known = getattr(type(graph).call, "__qualname__", "") == "Functional.call"
-    return graph if known else None
+    import keras
+
+    known = isinstance(model, keras.Function | keras.Sequential)
+    if not known or not type(model).call.__module__.startswith("keras."):
+        return None
+    if isinstance(model, keras.Function):
+        return model
+    if not model.built or not (inputs := getattr(model, "inputs", None)):
+        return None  # of a Sequential that was given a structure of tensors
+    outputs = model.outputs if len(model.outputs) > 1 else model.outputs[0]
+    return keras.Model(inputs[0], outputs, name=model.name)
 
 
 def _run(
     model: Any, towers: Sequence[Tower], xs: Sequence[Any], shares: Sequence[Any]
 ) -> list[Any]:
+    import keras
     import tensorflow as tf
 
+    from mgpu_helpers.graph.step import takes_training
+
     graph = _graph(model)
+    entry = keras.Model(graph.input, graph.inputs, name=model.name)  # gives a flat list of these
 
     def on_each(operation: Any) -> Callable[..., Any]:
         def call(*args: Any, **named: Any) -> Any:
-            if getattr(operation, "_call_has_training_arg", False):
+            if takes_training(operation):
                 named["training"] = True  # as Keras gives it to every layer of a model
             given = [_picked((args, named), i) for i in range(len(towers))]
             if met(operation):
@@ -79,7 +89,8 @@ def _run(
             else:
                 moments = contextlib.nullcontext()
                 if _normalizes(operation):
-                    moments = _with_moments(operation, *_moments(operation, towers, given, shares))
+                    found = _moments(operation, towers, given, shares)
+                    moments = private.with_moments(operation, *found)
                 with moments:
                     results = []
                     for tower, (args, named) in zip(towers, given, strict=True):
@@ -92,8 +103,15 @@ def _run(
     inputs = []
     for tower, x in zip(towers, xs, strict=True):
         with tower.block():
-            inputs.append(graph._standardize_inputs(x))
-    outputs = graph._run_through_graph([_Each(each) for each in zip(*inputs)], on_each)  # noqa: B905
+            inputs.append(keras.tree.flatten(entry(x)))
+    each_input = map(_Each, zip(*inputs, strict=True))
+    values = dict(zip(map(id, graph.inputs), each_input, strict=True))
+    for node in private.calls_of(graph):
+        args, named = private.run_call(node, values)
+        made = on_each(node.operation)(*args, **named)
+        values |= zip(map(id, node.outputs), keras.tree.flatten(made), strict=True)
+    made = [values[id(t)] for t in graph.outputs]
+    outputs = keras.tree.pack_sequence_as(graph.output, made) if len(made) > 1 else made[0]
     return [_picked(outputs, i) for i in range(len(towers))]
 
 
@@ -115,9 +133,9 @@ def _moments(
     means, variances, counts = [], [], []
     for tower, ((x,), named), share in zip(towers, given, shares, strict=True):
         with tower.block(), tf.name_scope(layer.name):
-            mask = named.get("mask", getattr(x, "_keras_mask", None))
+            mask = named.get("mask", private.mask_of(x))
             x = tf.cast(x, keras.backend.result_type(x.dtype, "float32"))
-            mean, variance = layer._moments(x, mask)
+            mean, variance = private.moments(layer, x, mask)
             means.append(mean)
             variances.append(variance)
             count = share if mask is None else tf.math.count_nonzero(mask)
@@ -127,13 +145,3 @@ def _moments(
         mean = tf.add_n([w * m for w, m in zip(weights, means, strict=True)])
         apart = [v + tf.square(m - mean) for v, m in zip(variances, means, strict=True)]
         return mean, tf.add_n([w * a for w, a in zip(weights, apart, strict=True)])
-
-
-@contextlib.contextmanager
-def _with_moments(layer: Any, mean: Any, variance: Any) -> Iterator[None]:
-    """Let a layer take these moments for those of its inputs."""
-    layer.__dict__["_moments"] = lambda inputs, mask: (mean, variance)
-    try:
-        yield
-    finally:
-        del layer.__dict__["_moments"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mgpu_helpers import private
 from mgpu_helpers.towers.average import average
 from mgpu_helpers.towers.split import HOST, rows, shares, split
 from mgpu_helpers.towers.sync import batch_norms, in_step, met
@@ -48,12 +49,13 @@ def train_step(
     import tensorflow as tf
 
     from mgpu_helpers.devices.check import checked
+    from mgpu_helpers.graph.step import takes_training
 
     devices = checked(devices)
     _check_model(model, batch_norm)
     loss, optimizer = _loss(loss), _optimizer(optimizer, model)
     trained, kept = model.trainable_variables, model.non_trainable_variables
-    training = {"training": True} if model._call_has_training_arg else {}  # as Keras does
+    training = {"training": True} if takes_training(model) else {}  # as Keras does
     if not optimizer.built:
         optimizer.build(trained)
 
@@ -62,7 +64,7 @@ def train_step(
         with tower.block():
             mean = loss(shard[1], outputs, *shard[2:])
             added = [tf.cast(each, mean.dtype) for each in model.losses]
-            mask = getattr(outputs, "_keras_mask", None)  # which a loss skips
+            mask = private.mask_of(outputs)  # which a loss skips
             return tf.add_n([mean, *added]), None if mask is None else tf.math.count_nonzero(mask)
 
     def losses_of(towers: Sequence[Tower], shards: Sequence[Any], held: Sequence[Any]) -> list[Any]:
@@ -212,7 +214,7 @@ def _check_model(model: Any, batch_norm: str | None) -> None:
         remedy = "make some layers trainable" if model.built else "call it once with a batch"
         raise ValueError(f"the model {model.name} has {what}: {remedy} first.")
     check_single(model)
-    if keeps := [x.name for x in model._flatten_layers() if getattr(x, "stateful", False)]:
+    if keeps := [x.name for x in private.layers_of(model) if getattr(x, "stateful", False)]:
         raise ValueError(
             f"the layer {keeps[0]!r} of {model.name} keeps a state for each example from batch to "
             "batch (stateful=True), which a shard has not: make it without."

@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from mgpu_helpers import private
+
 
 def concrete_of(function: Callable[..., Any], args: Any, named: Any) -> tuple[Any, list[Any]]:
     """Give the function's graph for these arguments, traced if it was not, and its tensors."""
@@ -26,19 +28,17 @@ def concrete_of(function: Callable[..., Any], args: Any, named: Any) -> tuple[An
     try:
         with _made_whole():
             concrete = function.get_concrete_function(*args)
-        # attr[...] would add what it does not find, and then no function could call this one.
-        compiles = concrete.function_def.attr.get("_XlaMustCompile")
-        if compiles is not None and compiles.b:  # else its body would run without XLA
+        if _compiles(concrete.function_def):  # else its body would run without XLA
             compiled = function
             concrete = tf.function(lambda *args: compiled(*args)).get_concrete_function(*args)
     except Exception as error:
-        if type(error).__name__ == "OperatorNotAllowedInGraphError":
+        if isinstance(error, tf.errors.OperatorNotAllowedInGraphError):
             raise ValueError(
                 "the function decides in Python by the value of a tensor, which a graph does not "
                 "have, as model.fit and model.evaluate do: trace a step of fit with "
                 "trace.fit_step, and write a decision of your own with tf.cond."
             ) from error
-        if type(error).__name__ != "UnliftableError" and "singleton tf.Variable" not in str(error):
+        if not private.makes_variables(error):
             raise
         raise ValueError(
             "the function makes variables at each call, and its graph could hold none: make them "
@@ -100,10 +100,17 @@ def _check(arguments: list[Any]) -> None:
         )
 
 
+def _compiles(node: Any) -> bool:
+    """Say whether XLA compiles a function, or what a node calls, by its definition."""
+    # attr[...] would add what it does not find, and then no function could call this one.
+    compiles = node.attr.get(private.MUST_COMPILE)
+    return compiles is not None and compiles.b
+
+
 def _warn_of_xla(concrete: Any) -> None:
     graph = concrete.graph.as_graph_def()
     inside = [node for function in graph.library.function for node in function.node_def]
-    if any(node.attr["_XlaMustCompile"].b for node in [*graph.node, *inside]):
+    if any(_compiles(node) for node in [*graph.node, *inside]):
         warnings.warn(
             "XLA compiles what the function calls (jit_compile=True), each call to one operation: "
             "the trace shows nothing inside; trace it with jit_compile=False to see its parts.",

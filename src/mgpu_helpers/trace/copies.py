@@ -6,11 +6,10 @@ import re
 from collections import defaultdict
 from typing import Any
 
+from mgpu_helpers import private
 from mgpu_helpers.names import short
 from mgpu_helpers.trace.nodes import plain_name, size_of
 from mgpu_helpers.trace.step import Copy, Op
-
-_SEND, _RECV = {"_Send", "_HostSend"}, {"_Recv", "_HostRecv"}
 
 
 def copies_of(
@@ -50,14 +49,14 @@ def sends(nodes: dict[str, Any]) -> tuple[dict[bytes, str], dict[str, str]]:
     """
     sent, relays = {}, {}
     for node in nodes.values():
-        if node.op in _SEND:
+        if node.op in private.SENDS:
             tensor = node.input[0]
             if re.search(r"/ctrl/_\d+$", tensor):
                 relays[tensor] = tensor = nodes[tensor].input[0]
             sent[node.attr["tensor_name"].s] = tensor
     for node in nodes.values():
         source = nodes.get(node.input[0]) if node.op == "Identity" else None
-        if source is not None and source.op in _RECV:
+        if source is not None and source.op in private.RECEIVES:
             tensor = sent.get(source.attr["tensor_name"].s, "")
             if tensor.startswith("^"):
                 relays[node.name] = tensor
@@ -73,13 +72,13 @@ def edges_of(
     """
     received, fed, edges = [], set(), set()
     for node in nodes.values():
-        if node.op in _RECV:
+        if node.op in private.RECEIVES:
             received.append(node)
-        elif node.op not in _SEND and node.name not in relays:
+        elif node.op not in private.SENDS and node.name not in relays:
             for tensor in node.input:
                 control = tensor.startswith("^")
                 maker = tensor.lstrip("^").partition(":")[0]
-                if maker in nodes and nodes[maker].op in _RECV:
+                if maker in nodes and nodes[maker].op in private.RECEIVES:
                     maker = sent.get(nodes[maker].attr["tensor_name"].s, "")
                 maker = relays.get(maker, maker).lstrip("^").partition(":")[0]
                 if maker:

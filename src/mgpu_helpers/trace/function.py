@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 from typing import Any
 
+from mgpu_helpers import private
 from mgpu_helpers.trace.concrete import concrete_of
 from mgpu_helpers.trace.outside import copied, given
 from mgpu_helpers.trace.session import session_step
@@ -27,10 +28,9 @@ def function_step(
     (3.0, ['Sum'])
     """
     import tensorflow as tf
-    from tensorflow.python.eager import context
 
     concrete, arguments = concrete_of(function, args, named)
-    around = context.context().device_name or None
+    around = private.device_around()
     outside = given(concrete, arguments)
     fed = {each.name: each.value for each in outside if each.label is None}
     with tf.Graph().as_default() as graph:
@@ -58,7 +58,6 @@ def function_step(
 def _session(graph: Any) -> Any:
     """Open a Session whose graph so far is run as it is, and optimized when it has grown."""
     import tensorflow as tf
-    from tensorflow.python.eager import context
 
     from mgpu_helpers.devices.plan import current
 
@@ -66,7 +65,7 @@ def _session(graph: Any) -> Any:
         config = plan.session_config(soft_placement=True)
     else:
         config = tf.compat.v1.ConfigProto()
-        config.CopyFrom(context.context().config)
+        config.CopyFrom(private.configured())
     # TensorFlow leaves graphs below a size alone. What sets hundreds of variables once would take
     # as long to optimize as a small model.
     config.graph_options.rewrite_options.min_graph_nodes = max(4, len(graph.get_operations()) + 1)

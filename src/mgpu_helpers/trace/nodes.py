@@ -7,10 +7,14 @@ import math
 import re
 from typing import Any
 
+from mgpu_helpers import private
+
 
 def plain_name(name: str) -> str:
     """Give the name that an operation has for people: what is fed has that of its placeholder."""
-    return re.sub(r"^_arg_(.+)_\d+_\d+$", r"\1", name) if name.startswith("_arg_") else name
+    if not name.startswith(private.FED):
+        return name
+    return re.sub(rf"^{private.FED}(.+)_\d+_\d+$", r"\1", name)
 
 
 def size_of(node: Any, tensor: str) -> int | None:

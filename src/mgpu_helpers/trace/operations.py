@@ -7,11 +7,12 @@ import re
 from collections import Counter, defaultdict
 from typing import Any
 
+from mgpu_helpers import private
 from mgpu_helpers.trace.nodes import bytes_of, plain_name
 from mgpu_helpers.trace.step import Op
 
 # What the executor adds: the ends of the step, and the two ends of a copy.
-_PLUMBING = {"NoOp", "_SOURCE", "_SINK", "_Retval"}
+_PLUMBING = {"NoOp", private.RESULT}
 
 
 def operations(
@@ -56,7 +57,9 @@ def operations(
 @functools.cache
 def _type(op: str) -> str:
     """Name the operation that was asked for, where the executor put its own in its place."""
-    return "Placeholder" if op == "_Arg" else re.sub(r"^_Mkl(Native)?", "", op)
+    if op == private.ARGUMENT:
+        return "Placeholder"
+    return re.sub(f"^{private.ONEDNN}(Native)?", "", op)
 
 
 def _label(label: str) -> str:

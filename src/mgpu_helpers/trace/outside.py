@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from mgpu_helpers import private
+
 
 @dataclass(frozen=True)
 class Given:
@@ -27,7 +29,6 @@ def given(concrete: Any, arguments: list[Any]) -> list[Given]:
     one that only the library knows, is read as any other.
     """
     import tensorflow as tf
-    from tensorflow.python.ops.handle_data_util import get_resource_handle_data
 
     variables = [*concrete.variables, *(a for a in arguments if isinstance(a, tf.Variable))]
     names = {id(variable.handle): variable.name for variable in variables}
@@ -37,7 +38,7 @@ def given(concrete: Any, arguments: list[Any]) -> list[Given]:
     for i, (inner, outer) in enumerate(zip(concrete.inputs, outside, strict=True)):
         variable = None
         if outer.dtype in (tf.resource, tf.variant):
-            variable = get_resource_handle_data(inner)
+            variable = private.resource_data(inner)
             if not variable.is_set:
                 raise ValueError(
                     f"the function uses {_kind(outer)}, which is neither a tensor nor a variable "

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers import memory
+from mgpu_helpers import memory, private
 from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, listed, numbers
 
 _MIB = 2**20
@@ -42,13 +42,12 @@ def quarter_and_growth(answer: Any) -> str:
 def last_two_grow(function: Callable[[Sequence[Any]], Any]) -> str:
     """Check exercise 2 of lesson 02: the last two GPUs are visible and grow, the others hidden."""
     import tensorflow as tf
-    from tensorflow.python.eager import context
 
     for n in range(2, 9):
         with memory.pretend_gpus(n) as gpus:
             wanted = [gpu.name[-5:] for gpu in gpus[-2:]]
             call(function, list(gpus))
-            if context.context()._initialized:
+            if private.started():
                 raise NotYet("it started TensorFlow: make the settings and no tensor")
             if not tf.config.get_visible_devices("CPU"):
                 raise NotYet(

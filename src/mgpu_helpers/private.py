@@ -1,0 +1,231 @@
+"""Every name of TensorFlow and Keras that we use though it is not public, with the reason.
+
+Nothing else in this package may use one. Each has a canary in `tests/test_private.py`, which fails
+with its name where a new version has another, and nothing here fails silently.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+# TensorFlow's runtime writes these into graphs and traces. They are types of operations and parts
+# of names in what it hands out, and no public list says them.
+MUST_COMPILE = "_XlaMustCompile"  # the attribute of a function or call that XLA compiles
+ARGUMENT, RESULT = "_Arg", "_Retval"  # the ends of a graph that the executor was given
+BOUNDARY = {ARGUMENT, RESULT, "_DeviceArg", "_DeviceRetval", "_EagerConst"}
+SENDS, RECEIVES = {"_Send", "_HostSend"}, {"_Recv", "_HostRecv"}  # a copy between devices
+ONEDNN = "_Mkl"  # begins the type of an operation that oneDNN computes
+FED = "_arg_"  # begins the name of what a Session is fed
+LOOP = "_cloop"  # begins the name of what a loop on several devices adds
+
+
+def started() -> bool:
+    """Say whether TensorFlow has started, so that its devices cannot change any more.
+
+    Every public function that would know starts it.
+    """
+    from tensorflow.python.eager import context
+
+    return bool(context.context()._initialized)
+
+
+def configured() -> Any:
+    """Give the `ConfigProto` of what `tf.config` was told.
+
+    A Session takes a whole one, and `tf.config` gives single settings only.
+    """
+    from tensorflow.python.eager import context
+
+    return context.context().config
+
+
+def device_around() -> str | None:
+    """Name the device of the surrounding `tf.device`, None without one.
+
+    The device of a new tensor would not do: without `tf.device` it says where TensorFlow chose.
+    """
+    from tensorflow.python.eager import context
+
+    return context.context().device_name or None
+
+
+@contextlib.contextmanager
+def pretended(gpus: Sequence[Any]) -> Iterator[None]:
+    """Let TensorFlow be as if it had not started and these `PhysicalDevice` were its GPUs.
+
+    There is no public way to have devices that are not there, or to start again.
+    """
+    from tensorflow.python.eager import context
+
+    before, inside = context.context(), context.Context()
+    cpus = [d for d in inside.list_physical_devices() if d.device_type == "CPU"]
+    _replace(inside, "_physical_devices", [*cpus, *gpus])
+    _replace(inside, "_visible_device_list", [*cpus, *gpus])
+    _replace(inside, "_memory_growth_map", dict.fromkeys(gpus))
+    context._set_context(inside)
+    try:
+        yield
+    finally:
+        context._set_context(before)
+
+
+def _replace(of: Any, name: str, value: Any) -> None:
+    """Set an attribute that is there: one that has another name by now is missing."""
+    getattr(of, name)
+    setattr(of, name, value)
+
+
+def collect_graphs() -> None:
+    """Let TensorFlow keep each graph that it places, also of what ran before, until collected.
+
+    `tf.summary.trace_on` has no devices, and a profile none of the operations' names.
+    """
+    from tensorflow.python.eager import context
+
+    context.context().ensure_initialized()
+    context.context().clear_kernel_cache()  # what ran before is placed anew, and so reported
+    context.context().enable_graph_collection()
+
+
+def collected_graphs() -> list[Any]:
+    """Give the graphs since `collect_graphs`, as they were placed, and keep no more of them."""
+    from tensorflow.python.eager import context
+
+    metadata = context.context().export_run_metadata()
+    context.context().disable_graph_collection()
+    return [graph.post_optimization_graph for graph in metadata.function_graphs]
+
+
+def function_graph(graph: Any, name: str) -> Any:
+    """Give the graph of a function that an operation of this graph calls.
+
+    In public there is its GraphDef only, which has neither tensors nor shapes.
+    """
+    return graph._get_function(name).graph
+
+
+def wait_for(op: Any, earlier: Iterable[Any]) -> None:
+    """Let an operation of a graph wait for others.
+
+    `tf.control_dependencies` does so for operations that are still to be made.
+    """
+    op._add_control_inputs(list(earlier))
+
+
+def resource_data(tensor: Any) -> Any:
+    """Give type and shape of the variable behind a handle in a graph.
+
+    A public way needs the `tf.Variable`, and a replica's is not known by its handle.
+    """
+    from tensorflow.python.ops.handle_data_util import get_resource_handle_data
+
+    return get_resource_handle_data(tensor)
+
+
+def variable_without_value(**settings: Any) -> Any:
+    """Make a variable that has a shape, and no memory.
+
+    A `tf.Variable` takes its value with it.
+    """
+    from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
+
+    return UninitializedVariable(**settings)
+
+
+def makes_variables(error: Exception) -> bool:
+    """Say whether it is TensorFlow's error for a function that makes variables at each call.
+
+    `tf.errors` has it not.
+    """
+    from tensorflow.python.eager.lift_to_graph import UnliftableError
+
+    return isinstance(error, UnliftableError) or "singleton tf.Variable" in str(error)
+
+
+def uses_onednn() -> bool:
+    """Say whether TensorFlow computes with oneDNN.
+
+    `tf.sysconfig.get_build_info` does not say it, and TF_ENABLE_ONEDNN_OPTS is one reason of two.
+    """
+    from tensorflow.python.util import _pywrap_util_port
+
+    return bool(_pywrap_util_port.IsMklEnabled())
+
+
+def layers_of(model: Any) -> list[Any]:
+    """List a model's layers at any depth, those in layers of one's own too, and itself.
+
+    `model.layers` stops at the first floor, and a layer that is no model has no such list.
+    """
+    return list(model._flatten_layers())
+
+
+def calls_of(model: Any) -> list[Any]:
+    """List the calls of layers in the order in which Keras runs them: each after what it needs.
+
+    Each has operation, arguments, input_tensors and outputs. In public, `model.operations` has a
+    layer once that is called twice, and nothing says who is given what. (`keras.Model(crossing,
+    outputs)` would run a part of them, but it adds calls to the layers of the caller's model.)
+    """
+    by_depth = model._nodes_by_depth
+    calls = [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
+    return [node for node in calls if not node.is_input]
+
+
+def run_call(call: Any, values: Mapping[int, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Give the arguments of one of `calls_of`, with these values by the `id` of the tensor."""
+    return call.arguments.fill_in(values)
+
+
+@contextlib.contextmanager
+def call_of(model: Any) -> Iterator[None]:
+    """Let what layers add to the loss in the block be that of one call of the model.
+
+    Layers forget their losses at the start of a call. Outside of one each would do so for itself,
+    and a layer that is called twice would lose the first.
+    """
+    model._get_call_context()
+    try:
+        yield
+    finally:
+        model._maybe_reset_call_context()
+
+
+def mask_of(x: Any) -> Any:
+    """Give the mask that a layer has put on a tensor, which losses skip; None without one.
+
+    In public only a layer is told of it.
+    """
+    from keras.src.backend import get_keras_mask
+
+    return get_keras_mask(x)
+
+
+def set_mask(x: Any, mask: Any) -> None:
+    """Put a mask on a tensor, as a layer would: a copy of the tensor does not have it."""
+    from keras.src.backend import set_keras_mask
+
+    set_keras_mask(x, mask)
+
+
+def moments(layer: Any, x: Any, mask: Any) -> tuple[Any, Any]:
+    """Compute the mean and variance by which a BatchNormalization would normalize."""
+    mean, variance = layer._moments(x, mask)
+    return mean, variance
+
+
+@contextlib.contextmanager
+def with_moments(layer: Any, mean: Any, variance: Any) -> Iterator[None]:
+    """Let a BatchNormalization take these moments for those of its inputs.
+
+    In public it can only be `synchronized=True`, within `tf.distribute`.
+    """
+    if "_moments" in vars(layer) or not callable(layer._moments):
+        raise RuntimeError(f"{layer.name} has moments of its own already: leave the block first.")
+    vars(layer)["_moments"] = lambda inputs, mask: (mean, variance)
+    try:
+        yield
+    finally:
+        del vars(layer)["_moments"]

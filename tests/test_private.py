@@ -1,0 +1,294 @@
+"""Canaries: each name that is not public, tried alone, so that a new version fails here first."""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conftest import run_python
+from mgpu_helpers import private
+
+HOUSE = Path(private.__file__).parent
+FILES = sorted(HOUSE.rglob("*.py"))
+HIDDEN = re.compile(r"\^?_[a-zA-Z]\w*|keras\.src\b|tensorflow\.(python|core|compiler|_api)\b")
+OURS = {"_replace", "_images", "_labels", "_restart_", "_v2"}  # the first is a public method
+CANARIES: dict[str, Callable] = {}
+
+
+def private_names(code: str) -> set[str]:
+    """List what code names, or has as a string, that is private in Keras or TensorFlow."""
+    found = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Attribute):
+            own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            found |= set() if own else {node.attr}
+        elif isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            if not (node.module or "").startswith("mgpu_helpers"):
+                found |= {f"{node.module}.{each.name}" for each in node.names}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found |= {node.value}
+    return {name for name in found - OURS if HIDDEN.match(name)}
+
+
+@pytest.mark.parametrize("code", [
+    "model._nodes", 'getattr(model, "_nodes", None)', 'layer.__dict__["_moments"]',
+    "from keras.src import tree", "import tensorflow.python.eager", 're.sub("^_Mkl", "", op)',
+    'find("tensorflow.python.distribute")', 'f"^_Mkl{rest}"',
+])  # fmt: skip
+def test_a_private_name_is_found_however_it_is_written(code: str):
+    assert len(private_names(code)) == 1
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(HOUSE)))
+def test_private_names_stand_in_one_file(file: Path):
+    assert file == Path(private.__file__) or not private_names(file.read_text())
+
+
+def test_each_private_name_has_a_canary():
+    tried = set(re.findall(r"\w+", " ".join(CANARIES)))
+    used = {name.rpartition(".")[2] for name in private_names(Path(private.__file__).read_text())}
+    assert used and used <= tried
+
+
+def canary(names: str) -> Callable:
+    """Keep what tries these names; a test then calls it with TensorFlow and Keras."""
+
+    def keep(function: Callable) -> Callable:
+        CANARIES[names] = function
+        return function
+
+    return keep
+
+
+@canary("context._initialized, _pywrap_util_port.IsMklEnabled, _Mkl")
+def started_and_uses_onednn(tf, keras):
+    code = """
+        import numpy as np, tensorflow.compat.v1 as tf
+        from mgpu_helpers import private
+        before = private.started()
+        with tf.Graph().as_default(), tf.Session() as session:
+            x = tf.placeholder(tf.float32, [64, 64])
+            record = tf.RunMetadata()
+            options = tf.RunOptions(output_partition_graphs=True)
+            session.run(x @ x, {x: np.ones((64, 64))}, options, record)
+        kinds = [node.op for graph in record.partition_graphs for node in graph.node]
+        swapped = any(kind.startswith(private.ONEDNN) for kind in kinds)
+        tf.config.list_logical_devices()
+        print(before, private.started(), private.uses_onednn() == swapped, *kinds)
+    """
+    said = run_python(textwrap.dedent(code), TF_ENABLE_ONEDNN_OPTS="1").stdout
+    assert said.split()[:3] == ["False", "True", "True"]
+
+
+@canary("context.config")
+def configured(tf, keras):
+    assert isinstance(private.configured(), tf.compat.v1.ConfigProto)
+    assert private.configured().inter_op_parallelism_threads == 2  # the plan's
+
+
+@canary("context.device_name")
+def device_around(tf, keras):
+    assert private.device_around() is None
+    with tf.device("/CPU:1"):
+        assert private.device_around().endswith("/device:CPU:1")
+
+
+@canary("_set_context, _physical_devices, _visible_device_list, _memory_growth_map")
+def pretended(tf, keras):
+    before = tf.config.list_logical_devices()
+    gpus = [tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")]
+    with private.pretended(gpus):
+        assert tf.config.list_physical_devices("GPU") == gpus
+        assert tf.config.get_visible_devices("GPU") == gpus
+        tf.config.experimental.set_memory_growth(gpus[0], True)
+        assert tf.config.experimental.get_memory_growth(gpus[0]) and not private.started()
+    assert private.started() and tf.config.list_logical_devices() == before
+
+
+@canary("context: ensure_initialized, clear_kernel_cache, graph_collection, export_run_metadata")
+def collected_graphs(tf, keras):
+    private.collect_graphs()
+    with tf.device("/CPU:1"):
+        tf.add(1.0, 2.0)
+    graphs = private.collected_graphs()
+    placed = {node.op: node.device for graph in graphs for node in graph.node}
+    assert placed["AddV2"].endswith("/device:CPU:1")
+
+
+@canary("_get_function")
+def function_graph(tf, keras):
+    inner = tf.function(lambda x: x + 1)
+    outer = tf.function(lambda x: inner(x)).get_concrete_function(tf.TensorSpec([3])).graph
+    (call,) = (op for op in outer.get_operations() if "PartitionedCall" in op.type)
+    graph = private.function_graph(outer, call.get_attr("f").name)
+    assert "AddV2" in [op.type for op in graph.get_operations()]
+    assert graph.outputs[0].shape == (3,)
+
+
+@canary("_add_control_inputs")
+def wait_for(tf, keras):
+    with tf.Graph().as_default():
+        first, second = tf.no_op(), tf.no_op()
+        private.wait_for(first, [second])
+    assert first.control_inputs == [second]
+
+
+@canary("get_resource_handle_data")
+def resource_data(tf, keras):
+    variable = tf.Variable(tf.zeros([2, 3]))
+    concrete = tf.function(lambda: variable + 1).get_concrete_function()
+    data = private.resource_data(concrete.inputs[0])
+    about = data.shape_and_type[0]
+    assert data.is_set and (about.dtype, tf.TensorShape(about.shape)) == (tf.float32, (2, 3))
+
+
+@canary("UninitializedVariable")
+def variable_without_value(tf, keras):
+    made = private.variable_without_value(shape=[2], dtype=tf.float32, trainable=False, name="w")
+    assert (made.name, made.shape, made.trainable) == ("w:0", (2,), False)
+    assert not made.is_initialized()
+
+
+@canary("UnliftableError")
+def makes_variables(tf, keras):
+    def unliftable(x):
+        return tf.Variable(tf.random.stateless_uniform([2], [1, 2]) + x)
+
+    def again():
+        return tf.Variable(1.0)
+
+    for function, args in ((unliftable, [tf.zeros([2])]), (again, [])):
+        with pytest.raises(Exception) as caught:
+            tf.function(function).get_concrete_function(*args)
+        assert private.makes_variables(caught.value)
+    assert not private.makes_variables(ValueError("another"))
+
+
+@canary("_Arg, _Retval, _DeviceArg, _DeviceRetval, _EagerConst, _Send, _HostSend, _Recv, _HostRecv")
+def types_of_operations(tf, keras):
+    from tensorflow.python.framework import op_def_registry
+
+    kinds = private.BOUNDARY | private.SENDS | private.RECEIVES
+    assert not [kind for kind in kinds if op_def_registry.get(kind) is None]
+
+
+@canary("_XlaMustCompile")
+def must_compile(tf, keras):
+    concrete = tf.function(lambda x: x + 1, jit_compile=True).get_concrete_function(tf.zeros([2]))
+    assert concrete.function_def.attr[private.MUST_COMPILE].b
+
+
+@canary("_arg_, _cloop")
+def names_in_a_graph(tf, keras):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        given = tf.compat.v1.placeholder(tf.float32, [64, 64], name="given")
+        with tf.device("/CPU:1"):
+            product = tf.matmul(given, given)
+
+        def once(i, x):
+            with tf.device("/CPU:2"):
+                return i + 1, x * 2
+
+        looped = tf.compat.v1.while_loop(lambda i, x: i < 2, once, (0, product))[1]
+        record = tf.compat.v1.RunMetadata()
+        options = tf.compat.v1.RunOptions(output_partition_graphs=True)
+        session.run(looped, {given: np.ones((64, 64))}, options, record)
+    names = [node.name for graph in record.partition_graphs for node in graph.node]
+    for begins in (private.FED + "given_", private.LOOP):
+        assert any(name.startswith(begins) for name in names), begins
+
+
+def block_of(keras):
+    """Make a layer with one inside, which adds to the loss at each call."""
+
+    class Block(keras.layers.Layer):
+        def __init__(self):
+            super().__init__(name="block")
+            self.inner = keras.layers.Dense(2, activity_regularizer="l2", name="inner")
+
+        def call(self, x):
+            return self.inner(x)
+
+    return Block()
+
+
+@canary("_flatten_layers")
+def layers_of(tf, keras):
+    model = keras.Sequential([keras.Input((2,)), block_of(keras)], name="model")
+    assert {"model", "block", "inner"} <= {layer.name for layer in private.layers_of(model)}
+
+
+@canary("_nodes_by_depth")
+def calls_of(tf, keras):
+    given, block = keras.Input((2,)), block_of(keras)
+    middle = block(given)
+    model = keras.Model(given, keras.layers.Add(name="add")([block(middle), middle]))
+    calls = private.calls_of(model)
+    assert [call.operation.name for call in calls] == ["block", "block", "add"]
+    assert calls[0].input_tensors == [given] and calls[0].outputs == [middle]
+    args, named = private.run_call(calls[1], {id(middle): "its value"})
+    assert (args, named) == (("its value",), {})
+
+
+@canary("_get_call_context, _maybe_reset_call_context")
+def call_of(tf, keras):
+    block = block_of(keras)
+    model = keras.Sequential([keras.Input((2,)), block])
+    for calls in (2, 1):  # the losses of the second are its own
+        with private.call_of(model):
+            for _ in range(calls):
+                block(tf.ones([1, 2]))
+        assert len(model.losses) == calls
+    with pytest.raises(LookupError), private.call_of(model):
+        raise LookupError
+    model(tf.ones([1, 2]))
+    assert len(model.losses) == 1  # no call was left open
+
+
+@canary("get_keras_mask")
+def mask_of(tf, keras):
+    masked = keras.layers.Masking()(tf.constant([[[1.0], [0.0]]]))
+    assert private.mask_of(masked).numpy().tolist() == [[True, False]]
+    assert private.mask_of(tf.identity(masked)) is None
+
+
+@canary("set_keras_mask")
+def set_mask(tf, keras):
+    outputs = tf.constant([[[1.0], [5.0]]])
+    private.set_mask(outputs, tf.constant([[True, False]]))
+    loss = keras.losses.MeanSquaredError()(tf.zeros([1, 2, 1]), outputs)
+    assert float(loss) == pytest.approx(1.0)
+
+
+@canary("_moments, to compute them")
+def moments(tf, keras):
+    layer, x = keras.layers.BatchNormalization(), tf.constant([[1.0], [2.0], [6.0]])
+    layer.build(x.shape)
+    np.testing.assert_allclose(private.moments(layer, x, None), [[3.0], [14 / 3]], rtol=1e-6)
+    mean, _ = private.moments(layer, x, tf.constant([True, True, False]))
+    np.testing.assert_allclose(mean, [1.5], rtol=1e-6)
+
+
+@canary("_moments, to replace them")
+def with_moments(tf, keras):
+    layer, x = keras.layers.BatchNormalization(epsilon=0), tf.constant([[1.0], [5.0]])
+    own = layer(x, training=True).numpy().tolist()
+    with private.with_moments(layer, tf.constant([3.0]), tf.constant([1.0])):
+        assert layer(x, training=True).numpy().tolist() == [[-2.0], [2.0]]
+    assert layer(x, training=True).numpy().tolist() == own == [[-1.0], [1.0]]
+
+
+@pytest.mark.parametrize("names", CANARIES)
+def test_a_private_name_is_still_there_and_does_what_it_is_used_for(plan, names: str):
+    import keras
+    import tensorflow
+
+    CANARIES[names](tensorflow, keras)
