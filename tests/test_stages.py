@@ -26,7 +26,7 @@ def tf(plan):
 
 @pytest.fixture(scope="module")
 def nets(tf):
-    """Build small models, each with a batch, labels, a loss of (outputs, labels), and its cuts."""
+    """Build small models, each with a batch, labels, a loss of (labels, outputs), and its cuts."""
     import keras
     from keras import layers
 
@@ -35,9 +35,9 @@ def nets(tf):
             self.add_loss(tf.reduce_mean(tf.abs(x)))
             return x
 
-    def mean(outputs, labels):
-        pairs = zip(tf.nest.flatten(outputs), tf.nest.flatten(labels), strict=True)
-        return tf.add_n([tf.reduce_mean(tf.square(a - b)) for a, b in pairs])
+    def mean(labels, outputs):
+        pairs = zip(tf.nest.flatten(labels), tf.nest.flatten(outputs), strict=True)
+        return tf.add_n([tf.reduce_mean(tf.square(a - 2 * b)) for a, b in pairs])
 
     dense, made = layers.Dense, {}
     one, two = keras.Input((4,), name="one"), keras.Input((4,), name="another")
@@ -72,17 +72,13 @@ def nets(tf):
 
 def by_pieces(tf, model, loss, x, y, pieces):
     """Compute what the stages should, with Keras alone: piece by piece, from the state before."""
-    import keras
-
     total, losses, state = 0, [], {v.path: v.numpy() for v in model.non_trainable_variables}
     for part in range(pieces):
         size = 8 // pieces
         own, labels = tf.nest.map_structure(lambda a: a[part * size : (part + 1) * size], (x, y))  # noqa: B023
         with tf.GradientTape() as tape:
             outputs = model(own, training=True)
-            by_keras = isinstance(loss, keras.losses.Loss)
-            one = loss(labels, outputs) if by_keras else loss(outputs, labels)
-            one = tf.add_n([one, *model.losses])
+            one = tf.add_n([loss(labels, outputs), *model.losses])
         found = tape.gradient(one, model.trainable_variables, unconnected_gradients="zero")
         total += np.array([tf.convert_to_tensor(g).numpy() / pieces for g in found], object)
         losses.append(float(one))
@@ -292,7 +288,7 @@ def two(tf, plan):
     return pipeline.stages(models()["plain"], ["b"], plan.devices)
 
 
-def squared(outputs, labels):
+def squared(labels, outputs):
     return (outputs - labels) ** 2
 
 
@@ -302,8 +298,8 @@ def squared(outputs, labels):
     (dict(x=X[:, :3]), ValueError, r"stage 0 .* \(2, 3\)"),
     (dict(x=X[:, 0]), ValueError, r"stage 0 .* Expected shape \(None, 4\)"),
     (dict(loss=squared), ValueError, r"shape \(2, 3\)"),
-    (dict(loss=lambda outputs, labels: None), ValueError, r"outputs of shape \(2, 3\)"),
-    (dict(loss=lambda outputs, labels: outputs[0, 0] > 0), ValueError, "bool"),
+    (dict(loss=lambda labels, outputs: None), ValueError, r"outputs of shape \(2, 3\)"),
+    (dict(loss=lambda labels, outputs: outputs[0, 0] > 0), ValueError, "bool"),
     (dict(loss="mse"), TypeError, "'mse'"),
     (dict(reverse=True), ValueError, "stage 0 .* order of the stages"),
     (dict(first=lambda weights, x: None), ValueError, "stage 0 failed on the batch"),
@@ -313,7 +309,7 @@ def test_what_does_not_fit_is_said_in_a_sentence(tf, plan, two, given, error, sa
     made = two[::-1] if given.pop("reverse", False) else list(two)
     if first := given.pop("first", None):
         made[0] = pipeline.Stage(plan.devices[0], first, {})
-    given = {"x": X, "y": Y, "loss": lambda out, y: tf.reduce_mean(squared(out, y))} | given
+    given = {"x": X, "y": Y, "loss": lambda y, out: tf.reduce_mean(squared(y, out))} | given
     step = tf.function(
         lambda: pipeline.gradients(made, schedule=pipeline.one_by_one(2, 4), **given),
         autograph=False,
@@ -324,7 +320,7 @@ def test_what_does_not_fit_is_said_in_a_sentence(tf, plan, two, given, error, sa
 
 
 def test_what_a_loss_raises_is_said_where_autograph_converts_it(tf, plan, two):
-    def broken(outputs, labels):
+    def broken(labels, outputs):
         raise ValueError("mine")
 
     with pytest.raises(ValueError, match="loss failed on .*: ValueError: mine"):
@@ -353,10 +349,11 @@ def test_a_sum_for_a_loss_and_a_graph_for_keras_are_refused(tf, plan, two):
 
 
 @pytest.mark.parametrize("loss, wanted", [
-    (lambda y_true, y_pred: 0.0, "called y_true.*outputs, labels"),
-    (lambda labels, outputs: 0.0, "called labels.*outputs, labels"),
+    (lambda y_pred, y_true: 0.0, r"\(y_pred, y_true\).*\(labels, outputs\)"),
+    (lambda logits, y: 0.0, r"\(logits, y\)"),
+    (lambda x, targets: 0.0, r"\(x, targets\)"),
 ])  # fmt: skip
-def test_a_loss_in_the_order_of_keras_is_refused(tf, plan, two, loss, wanted):
+def test_a_loss_that_takes_the_outputs_first_is_refused(tf, plan, two, loss, wanted):
     with pytest.raises(TypeError, match=wanted):
         tf.function(lambda: pipeline.gradients(two, loss, X, Y))()
 

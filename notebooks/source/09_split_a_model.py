@@ -347,7 +347,7 @@ def build(network, start, colocate):
         with tf.device(first):
             middle = front.function(front.weights, x)
         with tf.device(second):
-            value = networks.loss(rear.function(rear.weights, middle), y)
+            value = networks.loss(y, rear.function(rear.weights, middle))
         weights = [*front.weights.values(), *rear.weights.values()]
         with tf.device(first):
             gradients = tf1.gradients(value, weights, colocate_gradients_with_ops=colocate)
