@@ -114,7 +114,7 @@ def test_stages_compute_what_the_model_does(tf, plan, nets, name, pieces):
 
 
 def test_training_in_stages_ends_with_the_weights_of_the_model(tf, plan, nets):
-    """The optimizer's own variables are the model's: nothing has to be written back."""
+    """What is updated are the model's own variables: nothing has to be written back."""
     import keras
 
     model, x, y, loss, cuts = nets["losses"]
@@ -122,19 +122,19 @@ def test_training_in_stages_ends_with_the_weights_of_the_model(tf, plan, nets):
     start, ended = model.get_weights(), []
     stages = pipeline.stages(model, cuts[0], plan.devices)
     for pieces in (0, 2):
-        optimizer = keras.optimizers.Adam(0.1)
         model.set_weights(start)
+        optimizer = keras.optimizers.Adam(0.1)
+        update = pieces and pipeline.updater(stages, optimizer)
         order = pieces and pipeline.all_forward(2, pieces)
 
-        def step(x, y, order=order, optimizer=optimizer):
+        def step(x, y, order=order, optimizer=optimizer, update=update):
             if order:
-                _, found = pipeline.gradients(stages, loss, x, y, order)
-                found = [found[v.path] for v in model.trainable_variables]
+                update(pipeline.gradients(stages, loss, x, y, order)[1])
             else:
                 with tf.GradientTape() as tape:
                     value = tf.add_n([loss(y, model(x, training=True)), *model.losses])
                 found = tape.gradient(value, model.trainable_variables)
-            optimizer.apply(found, model.trainable_variables)
+                optimizer.apply(found, model.trainable_variables)
 
         step = tf.function(step)
         for _ in range(4):
@@ -143,6 +143,89 @@ def test_training_in_stages_ends_with_the_weights_of_the_model(tf, plan, nets):
     for one, other, first in zip(*ended, start, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
         assert one.ndim == 0 or one.dtype != np.float32 or np.abs(one - first).max() > 0.01
+
+
+@pytest.mark.parametrize("settings", [
+    {"global_clipnorm": 0.3, "learning_rate": "schedule"}, {"weight_decay": 0.3, "use_ema": True},
+])  # fmt: skip
+def test_optimizers_of_stages_do_what_one_would(tf, plan, nets, settings):
+    """To rounding, also with a weight of two stages, and the norm over all of them."""
+    import keras
+
+    if "learning_rate" in settings:
+        settings = settings | {"learning_rate": keras.optimizers.schedules.CosineDecay(0.1, 5)}
+    model, _, _, _, cuts = nets["shared layer"]
+    stages, start = pipeline.stages(model, cuts[2], (plan.devices * 2)[:3]), model.get_weights()
+    one, like = (keras.optimizers.AdamW(**settings) for _ in range(2))
+    for optimizer in (one, like):
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+    update, ended = tf.function(pipeline.updater(stages, like)), []
+    steps = [[RANDOM.normal(size=v.shape) for v in model.trainable_variables] for _ in range(3)]
+    for own in (False, True):
+        model.set_weights(start)
+        for slopes in ([tf.constant(each, "float32") for each in step] for step in steps):
+            paths = [v.path for v in model.trainable_variables]
+            if own:
+                update(dict(zip(paths, slopes, strict=True)))
+            else:
+                one.apply(slopes, model.trainable_variables)
+        ended.append(model.get_weights())
+    for one, other, first in zip(*ended, start, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+        assert np.abs(one - first).max() > 1e-3
+
+
+def test_a_step_with_an_optimizer_for_each_stage_leaves_the_weights_where_they_are(tf, plan):
+    """Activations cross, and the batch; a single optimizer would fetch the weights and more."""
+    import keras
+
+    x = given = keras.Input((64,))
+    for device, name in zip(plan.devices, ("a", "b"), strict=True):
+        with tf.device(device):
+            x = keras.layers.Dense(64)(keras.layers.Dense(4000, name=name)(x))
+    model = keras.Model(given, x)
+    stages = pipeline.stages(model, ["b"], plan.devices)
+    order = pipeline.one_forward_one_backward(2, 2)
+    update, single = pipeline.updater(stages, "adam"), keras.optimizers.Adam()
+    single.build(model.trainable_variables)
+
+    def crossed(train):
+        def step(x, y):
+            mean, found = pipeline.gradients(
+                stages, keras.losses.MeanSquaredError(), x, y, order
+            )
+            train(found)
+            return mean
+
+        batch = np.ones((2, 32, 64), np.float32)
+        return sum(trace.function_step(step, *batch)[1].bytes_between().values())
+
+    size = sum(4 * np.prod(v.shape) for v in model.trainable_variables)
+    assert size > 4e6 and crossed(update) < 1e5
+    found = crossed(
+        lambda found: single.apply([found[v.path] for v in model.trainable_variables],
+                                   model.trainable_variables)
+    )  # fmt: skip
+    assert found > 5 * size  # which is why there is one for each
+
+
+@pytest.mark.parametrize("name, settings, said", [
+    ("adamm", None, "'adamm'"), ("LossScaleOptimizer", {"inner_optimizer": "sgd"}, "inner_opt"),
+    ("SGD", {"global_clipnorm": 0.5, "gradient_accumulation_steps": 3}, "0.5 .* 3 steps"),
+    ("SGD", {"trained": 1}, "trained 1 step"),
+])  # fmt: skip
+def test_an_optimizer_that_stages_cannot_have_is_refused(tf, plan, two, name, settings, said):
+    import keras
+
+    optimizer = name
+    if settings:
+        trained = settings.pop("trained", 0)
+        settings = {k: keras.optimizers.get(v) if v == "sgd" else v for k, v in settings.items()}
+        optimizer = getattr(keras.optimizers, name)(**settings)
+        for _ in range(trained):
+            optimizer.apply([tf.ones([])], [tf.Variable(1.0)])
+    with pytest.raises(ValueError, match=said):
+        pipeline.updater(two, optimizer)
 
 
 def test_weights_stay_where_they_lie_and_are_read_once(tf, plan):

@@ -568,7 +568,7 @@ print(warned[0].message)
 #
 # What to watch for:
 #
-# - Train with an optimizer for each stage, as in [[09]].
+# - Train with an optimizer for each stage, as in [[09]]: `pipeline.updater` makes them.
 # - The moving averages are updated with every piece, so four times as often in four pieces.
 # - If the same gradients matter, use a normalization that looks at one example at a time, such as
 #   `keras.layers.GroupNormalization` or `LayerNormalization`.
