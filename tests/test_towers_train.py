@@ -431,19 +431,24 @@ def test_a_model_of_halves_has_its_loss_scaled_as_in_fit(keras, plan):
     near([v.numpy() for v in model.trainable_variables], wanted, 1e-4)
 
 
-@pytest.mark.parametrize("shape, filters, size", [((16,), 0, 7), ((8, 8, 3), 8, 7)])
-def test_halves_skip_the_steps_that_fit_skips(keras, plan, shape, filters, size):
+@pytest.mark.parametrize("kind", ["dense", "convolution", "embedding"])
+def test_halves_skip_the_steps_that_fit_skips(keras, plan, kind):
     """A scale that is too large halves until the gradient of the whole batch is a number."""
+    layers, seen, random = keras.layers, [], np.random.default_rng(0)
+    x, y = 30 * random.normal(size=(7, 8, 8, 3)), random.integers(0, 3, 7)
     keras.config.set_dtype_policy("mixed_float16")
-    layers, seen = keras.layers, []
     try:
-        first = layers.Conv2D(filters, 3) if filters else layers.Dense(32, kernel_regularizer="l2")
+        if kind == "embedding":
+            x = random.integers(0, 9, (7, 5))
+            first = [layers.Embedding(9, 8, embeddings_initializer="normal"), layers.Dense(32)]
+        elif kind == "dense":
+            first = [layers.Flatten(), layers.Dense(32, kernel_regularizer="l2")]
+        else:
+            first = [layers.Conv2D(8, 3)]
         last = [layers.ReLU(), layers.Flatten(), layers.Dense(3, dtype="float32")]
-        model = keras.Sequential([keras.Input(shape), first, *last])
+        model = keras.Sequential([keras.Input(x.shape[1:]), *first, *last])
     finally:
         keras.config.set_dtype_policy("float32")
-    random = np.random.default_rng(0)
-    x, y = 30 * random.normal(size=(size, *shape)), random.integers(0, 3, size)
     start = values(model)
     for towers_of in ((), plan.devices):
         give(model, start)

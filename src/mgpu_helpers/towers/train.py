@@ -38,7 +38,8 @@ def train_step(
     compiled with. So loss is a name, an object, or loss(labels, outputs) that gives a value for
     each example, or their mean; or a list or a dict of these by output, None for one without. Masks
     and step(x, y, weights of the examples) count as in `fit`, and what layers add counts once. A
-    mixed_float16 model has its loss scaled, and skips the steps that one device would skip.
+    mixed_float16 model has its loss scaled, and skips the steps that one device would skip, but for
+    rare ones: where only a shard's gradient is too large for float16, or inside a loop.
 
     A batch need not divide by the number of devices. Each shape of a batch is traced once. What is
     trainable is looked up now: change it, and make a new step. `step.optimizer` is the optimizer,
@@ -58,7 +59,8 @@ def train_step(
     devices = checked(devices)
     _check_model(model, batch_norm)
     if loss is None:
-        loss, loss_weights = compiled(model)
+        loss, of_compile = compiled(model)
+        loss_weights = of_compile if loss_weights is None else loss_weights
     loss, optimizer = of_keras(loss), _optimizer(optimizer, model)
     trained, kept = model.trainable_variables, model.non_trainable_variables
     training = {"training": True} if model._call_has_training_arg else {}  # as Keras does
@@ -156,8 +158,7 @@ def _as_alone(total: Any, *gradients: Any) -> Any:
     """
     import tensorflow as tf
 
-    dense = [g for g in gradients if tf.is_tensor(g)]
-    if not any(_of_halves(g) for g in dense):
+    if not any(isinstance(g, tf.Tensor) and _of_halves(g) for g in gradients):  # or sparse, or None
         return total
     half = tf.cast(total, tf.float16)
     return tf.where(tf.math.is_finite(half), total, tf.cast(half, total.dtype))
