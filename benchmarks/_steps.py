@@ -37,7 +37,7 @@ class Step:
 
         def tower(x, y):
             read = towers.read(weights)
-            loss = networks.loss(networks.logits(network, read, x), y)
+            loss = networks.loss(y, networks.logits(network, read, x))
             return tf1.gradients(loss, list(read.values()), colocate_gradients_with_ops=True)
 
         shards = towers.split((x, y), len(where))
@@ -53,7 +53,7 @@ class Step:
             with tf1.device(stage.device):
                 x = stage.function(stage.weights, x)
         with tf1.device(where[1]):
-            loss = networks.loss(x, y)
+            loss = networks.loss(y, x)
         weights = [weight for stage in stages for weight in stage.weights.values()]
         with tf1.device(where[0]):
             gradients = tf1.gradients(loss, weights, colocate_gradients_with_ops=colocate)

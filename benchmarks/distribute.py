@@ -40,7 +40,7 @@ def today(plan, network, images, labels):
         read = towers.read(weights)
         with tf.GradientTape() as tape:
             tape.watch(read)
-            loss = networks.loss(networks.logits(network, read, x), y)
+            loss = networks.loss(y, networks.logits(network, read, x))
         return tape.gradient(loss, list(read.values()))
 
     @tf.function
@@ -79,7 +79,7 @@ def feeding(plan, network, images, labels):
 
             def tower(x, y):
                 read = towers.read(weights)
-                loss = networks.loss(networks.logits(network, read, x), y)
+                loss = networks.loss(y, networks.logits(network, read, x))
                 return tf.gradients(loss, list(read.values()), colocate_gradients_with_ops=True)
 
             n = len(plan)

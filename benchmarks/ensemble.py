@@ -28,7 +28,7 @@ def build(tf1, scopes: dict[str, int], places: tuple[str, ...]):
                 x = tf1.placeholder(tf.float32, [None, 28, 28, 1], name="input")
                 y = tf1.placeholder(tf.int64, [None], name="label")
                 scores = networks.logits(network, networks.classic(network, seed=hidden), x)
-                loss = tf.identity(networks.loss(scores, y), name="cross_entropy")
+                loss = tf.identity(networks.loss(y, scores), name="cross_entropy")
                 tf1.train.AdamOptimizer(1e-3).minimize(loss, name="train_step")
                 tf.nn.softmax(scores, name="probabilities")
         tf1.global_variables_initializer()

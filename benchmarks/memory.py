@@ -27,7 +27,7 @@ def build(plan: devices.Plan):
     with tf.Graph().as_default() as graph, tf.device(plan.devices[0]):
         x = tf1.placeholder(tf.float32, [None, 28, 28, 1])
         y = tf1.placeholder(tf.int64, [None])
-        loss = networks.loss(networks.logits(network, networks.classic(network), x), y)
+        loss = networks.loss(y, networks.logits(network, networks.classic(network), x))
         step = tf1.train.AdamOptimizer(1e-3).minimize(loss)
         start = tf1.global_variables_initializer()
     config = plan.session_config(devices=1, soft_placement=True)

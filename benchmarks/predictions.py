@@ -79,7 +79,7 @@ def flops() -> dict[str, float]:
 
         def train(x, y, network=network, weights=weights):
             with tf.GradientTape() as tape:
-                cost = networks.loss(networks.logits(network, weights, x), y)
+                cost = networks.loss(y, networks.logits(network, weights, x))
             return tape.gradient(cost, weights)
 
         got = graph.flops(train, tf.TensorSpec((1, *network.input)), tf.TensorSpec((1,), tf.int64))

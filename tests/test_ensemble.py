@@ -49,7 +49,7 @@ def build(tf, plan, place, *, network=NETWORK, final=True):
             labels = v1.placeholder(tf.int64, [None], name="label")
             scale = v1.placeholder_with_default(1.0, [], name="scale")
             scores = networks.logits(network, weights, images) * scale
-            loss = tf.identity(networks.loss(scores, labels), name="cross_entropy")
+            loss = tf.identity(networks.loss(labels, scores), name="cross_entropy")
             tf.nn.softmax(scores, name="probabilities")
             v1.train.AdamOptimizer(0.01).minimize(loss, name="train_step")
         session = v1.Session(config=plan.session_config(devices=1))

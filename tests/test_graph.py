@@ -68,7 +68,7 @@ def test_the_lessons_networks_as_their_layers_have_it(tf, make):
 
     def train(x, y):
         with tf.GradientTape() as tape:
-            cost = networks.loss(networks.logits(network, weights, x, keep=0.9, seed=(1, 2)), y)
+            cost = networks.loss(y, networks.logits(network, weights, x, keep=0.9, seed=(1, 2)))
         return tape.gradient(cost, weights)
 
     given = tf.TensorSpec((3, *network.input)), tf.TensorSpec((3,), tf.int64)

@@ -62,7 +62,7 @@ def train_step(plan, network, batch, *, keep=1.0, towers_=1, optimizer=None):
 
         def tower(images, labels):
             scores = networks.logits(network, weights, images, keep=keep, seed=(1, 2))
-            pairs = optimizer.compute_gradients(networks.loss(scores, labels), values)
+            pairs = optimizer.compute_gradients(networks.loss(labels, scores), values)
             return [gradient for gradient, _ in pairs]
 
         used = plan.devices[:towers_]
@@ -269,7 +269,7 @@ def test_gradients_are_found_in_todays_code(tf, plan, kind):
     def train(x, y):
         with tf.device(plan.devices[0]):
             with tf.GradientTape() as tape:
-                cost = networks.loss(networks.logits(network, weights, x), y)
+                cost = networks.loss(y, networks.logits(network, weights, x))
             optimizer.apply_gradients(zip(tape.gradient(cost, values), values, strict=True))
 
     images = np.zeros([16, 28, 28, 1], np.float32)

@@ -232,14 +232,14 @@ def test_logits_and_gradients_are_those_of_keras(tf, plan, name):
     their_gradients = tape.gradient(their_loss, keras.trainable_variables)
     with tf.GradientTape() as tape:
         ours = networks.logits(network, weights, images)
-        our_loss = networks.loss(ours, labels)
+        our_loss = networks.loss(labels, ours)
     our_gradients = tape.gradient(our_loss, list(weights.values()))
 
     with tf.Graph().as_default():
         classic = networks.classic(network)
         x = tf.compat.v1.placeholder(tf.float32, [None, 28, 28, 1])
         scores = networks.logits(network, classic, x)
-        cost = networks.loss(scores, labels)
+        cost = networks.loss(labels, scores)
         slopes = tf.gradients(cost, list(classic.values()))
         hits = networks.accuracy(scores, labels)
         with session(tf, plan) as opened:
@@ -284,7 +284,7 @@ def test_weights_on_the_host_cross_once_each_way(tf, plan):
         with tf.device(plan.devices[0]):
             weights = networks.classic(network, device=plan.host)
             read = towers.read(weights)
-            cost = networks.loss(networks.logits(network, read, images), labels)
+            cost = networks.loss(labels, networks.logits(network, read, images))
             slopes = tf.gradients(cost + networks.l2(read, 5e-4), list(weights.values()))
         with tf.device(plan.host):
             taken = [tf.negative(slope) for slope in slopes]
@@ -359,7 +359,7 @@ def test_the_networks_learn(tf):
         @tf.function
         def step(x, y, network=network, weights=weights, values=values, optimizer=optimizer):
             with tf.GradientTape() as tape:
-                cost = networks.loss(networks.logits(network, weights, x), y)
+                cost = networks.loss(y, networks.logits(network, weights, x))
             optimizer.apply_gradients(zip(tape.gradient(cost, values), values, strict=True))
 
         for epoch in range(4):

@@ -105,7 +105,7 @@ def test_in_pieces(plan, taught, order):
         (weight,) = weights.values()
         return tf.tanh(x @ weight)
 
-    def loss(outputs, labels):
+    def loss(labels, outputs):
         return tf.reduce_mean(tf.square(outputs - labels))
 
     with tf.Graph().as_default():

@@ -53,7 +53,7 @@ def unsplit(tf, network, x, y, seed=0):
     weights = {name: tf.constant(value) for name, value in networks.initial(network, seed).items()}
     with tf.GradientTape() as tape:
         tape.watch(weights)
-        loss = networks.loss(networks.logits(network, weights, x), y)
+        loss = networks.loss(y, networks.logits(network, weights, x))
     return float(loss), {name: g.numpy() for name, g in tape.gradient(loss, weights).items()}
 
 
@@ -315,7 +315,7 @@ def test_autograph_converts_what_is_given_and_nothing_of_the_package(tf, plan):
             x = 3 * x
         return weights["w"] * x
 
-    def loss(made, _):
+    def loss(_, made):
         value = tf.reduce_mean(made)
         if value > 0:
             value = 2 * value
@@ -368,7 +368,7 @@ def test_a_weight_that_two_stages_share_gets_both_gradients(tf, plan):
 
     weights = {name: tf.Variable(value, name=name) for name, value in values.items()}
     with tf.GradientTape() as tape:
-        loss = networks.loss(second(weights, first(weights, x)), y)
+        loss = networks.loss(y, second(weights, first(weights, x)))
     wanted = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
     assert not np.any(wanted["other"]) and isinstance(wanted["lookup"], tf.IndexedSlices)
     wanted = loss, {name: tf.convert_to_tensor(g) for name, g in wanted.items()}
@@ -402,7 +402,7 @@ WRONG = [
     (dict(schedule=[["F0", "B0"]]), "a schedule for 1 stage does not fit 2"),
     (dict(schedule=[["F0", "B0"], ["B0", "F0"]]), "stage 1 cannot do B0"),
     (dict(schedule=pipeline.one_by_one(2, 3)), "batch of 8 does not divide over 3 pieces"),
-    (dict(loss=lambda scores, y: scores[:, 0]), r"shape \(8,\)"),
+    (dict(loss=lambda y, scores: scores[:, 0]), r"shape \(8,\)"),
 ]
 
 
@@ -437,7 +437,7 @@ def test_a_short_training_ends_with_the_same_weights(tf, plan):
     weights = networks.variables(SMALL)
     for x, y in batches:
         with tf.GradientTape() as tape:
-            loss = networks.loss(networks.logits(SMALL, weights, x), y)
+            loss = networks.loss(y, networks.logits(SMALL, weights, x))
         for name, slope in tape.gradient(loss, weights).items():
             weights[name].assign_sub(0.5 * slope)
     wanted = {name: weight.numpy() for name, weight in weights.items()}
@@ -594,7 +594,7 @@ def uncut(tf, plan, world):
 
         def step(x, y):
             with tf.device(device), tf.GradientTape() as tape:
-                loss = networks.loss(networks.logits(network, weights, x), y)
+                loss = networks.loss(y, networks.logits(network, weights, x))
                 return loss, tape.gradient(loss, list(weights.values()))
 
         return trace.function_step(step, x, y)[1]
@@ -607,7 +607,7 @@ def uncut(tf, plan, world):
         else:
             with tf.device(device):
                 weights = networks.classic(network)
-                loss = networks.loss(networks.logits(network, weights, fed[0]), fed[1])
+                loss = networks.loss(fed[1], networks.logits(network, weights, fed[0]))
                 fetched = v1.train.AdamOptimizer().minimize(loss)
         with started(tf, plan, devices=1, soft_placement=True) as session:
             feed = dict(zip(fed, (x, y), strict=True))

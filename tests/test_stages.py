@@ -26,7 +26,7 @@ def tf(plan):
 
 @pytest.fixture(scope="module")
 def nets(tf):
-    """Build small models, each with a batch, labels, a loss of (outputs, labels), and its cuts."""
+    """Build small models, each with a batch, labels, a loss of (labels, outputs), and its cuts."""
     import keras
     from keras import layers
 
@@ -35,9 +35,9 @@ def nets(tf):
             self.add_loss(tf.reduce_mean(tf.abs(x)))
             return x
 
-    def mean(outputs, labels):
-        pairs = zip(tf.nest.flatten(outputs), tf.nest.flatten(labels), strict=True)
-        return tf.add_n([tf.reduce_mean(tf.square(a - b)) for a, b in pairs])
+    def mean(labels, outputs):
+        pairs = zip(tf.nest.flatten(labels), tf.nest.flatten(outputs), strict=True)
+        return tf.add_n([tf.reduce_mean(tf.square(a - 2 * b)) for a, b in pairs])
 
     dense, made = layers.Dense, {}
     one, two = keras.Input((4,), name="one"), keras.Input((4,), name="another")
@@ -73,17 +73,13 @@ def nets(tf):
 
 def by_pieces(tf, model, loss, x, y, pieces):
     """Compute what the stages should, with Keras alone: piece by piece, from the state before."""
-    import keras
-
     total, losses, state = 0, [], {v.path: v.numpy() for v in model.non_trainable_variables}
     for part in range(pieces):
         size = 8 // pieces
         own, labels = tf.nest.map_structure(lambda a: a[part * size : (part + 1) * size], (x, y))  # noqa: B023
         with tf.GradientTape() as tape:
             outputs = model(own, training=True)
-            by_keras = isinstance(loss, keras.losses.Loss)
-            one = loss(labels, outputs) if by_keras else loss(outputs, labels)
-            one = tf.add_n([one, *model.losses])
+            one = tf.add_n([loss(labels, outputs), *model.losses])
         found = tape.gradient(one, model.trainable_variables, unconnected_gradients="zero")
         total += np.array([tf.convert_to_tensor(g).numpy() / pieces for g in found], object)
         losses.append(float(one))
@@ -119,7 +115,7 @@ def test_stages_compute_what_the_model_does(tf, plan, nets, name, pieces):
 
 
 def test_training_in_stages_ends_with_the_weights_of_the_model(tf, plan, nets):
-    """The optimizer's own variables are the model's: nothing has to be written back."""
+    """What is updated are the model's own variables: nothing has to be written back."""
     import keras
 
     model, x, y, loss, cuts = nets["losses"]
@@ -127,19 +123,19 @@ def test_training_in_stages_ends_with_the_weights_of_the_model(tf, plan, nets):
     start, ended = model.get_weights(), []
     stages = pipeline.stages(model, cuts[0], plan.devices)
     for pieces in (0, 2):
-        optimizer = keras.optimizers.Adam(0.1)
         model.set_weights(start)
+        optimizer = keras.optimizers.Adam(0.1)
+        update = pieces and pipeline.updater(stages, optimizer)
         order = pieces and pipeline.all_forward(2, pieces)
 
-        def step(x, y, order=order, optimizer=optimizer):
+        def step(x, y, order=order, optimizer=optimizer, update=update):
             if order:
-                _, found = pipeline.gradients(stages, loss, x, y, order)
-                found = [found[v.path] for v in model.trainable_variables]
+                update(pipeline.gradients(stages, loss, x, y, order)[1])
             else:
                 with tf.GradientTape() as tape:
                     value = tf.add_n([loss(y, model(x, training=True)), *model.losses])
                 found = tape.gradient(value, model.trainable_variables)
-            optimizer.apply(found, model.trainable_variables)
+                optimizer.apply(found, model.trainable_variables)
 
         step = tf.function(step)
         for _ in range(4):
@@ -148,6 +144,91 @@ def test_training_in_stages_ends_with_the_weights_of_the_model(tf, plan, nets):
     for one, other, first in zip(*ended, start, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
         assert one.ndim == 0 or one.dtype != np.float32 or np.abs(one - first).max() > 0.01
+
+
+@pytest.mark.parametrize("settings", [
+    {"global_clipnorm": 0.3, "learning_rate": "schedule"},
+    {"weight_decay": 0.3, "use_ema": True, "learning_rate": 0.1},
+])  # fmt: skip
+def test_optimizers_of_stages_do_what_one_would(tf, plan, nets, settings):
+    """To rounding, also with a weight of two stages, and the norm over all of them."""
+    import keras
+
+    if settings["learning_rate"] == "schedule":
+        settings = settings | {"learning_rate": keras.optimizers.schedules.CosineDecay(0.1, 5)}
+    model, _, _, _, cuts = nets["shared layer"]
+    stages = pipeline.stages(model, cuts[2], (plan.devices * 2)[:3])
+    start = [value + 1 for value in model.get_weights()]  # biases begin with 0, which never decays
+    one, like = (keras.optimizers.AdamW(**settings) for _ in range(2))
+    for optimizer in (one, like):
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+    update, ended = tf.function(pipeline.updater(stages, like)), []
+    steps = [[RANDOM.normal(size=v.shape) for v in model.trainable_variables] for _ in range(3)]
+    for own in (False, True):
+        model.set_weights(start)
+        for slopes in ([tf.constant(each, "float32") for each in step] for step in steps):
+            paths = [v.path for v in model.trainable_variables]
+            if own:
+                update(dict(zip(paths, slopes, strict=True)))
+            else:
+                one.apply(slopes, model.trainable_variables)
+        ended.append(model.get_weights())
+    for one, other, first in zip(*ended, start, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+        assert np.abs(one - first).max() > 1e-3
+
+
+def test_a_step_with_an_optimizer_for_each_stage_leaves_the_weights_where_they_are(tf, plan):
+    """Activations cross, and the batch; a single optimizer would fetch the weights and more."""
+    import keras
+
+    x = given = keras.Input((64,))
+    for device, name in zip(plan.devices, ("a", "b"), strict=True):
+        with tf.device(device):
+            x = keras.layers.Dense(64)(keras.layers.Dense(4000, name=name)(x))
+    model = keras.Model(given, x)
+    stages = pipeline.stages(model, ["b"], plan.devices)
+    order = pipeline.one_forward_one_backward(2, 2)
+    update, single = pipeline.updater(stages, "adam"), keras.optimizers.Adam()
+    single.build(model.trainable_variables)
+
+    def crossed(train):
+        def step(x, y):
+            mean, found = pipeline.gradients(
+                stages, keras.losses.MeanSquaredError(), x, y, order
+            )
+            train(found)
+            return mean
+
+        batch = np.ones((2, 32, 64), np.float32)
+        return sum(trace.function_step(step, *batch)[1].bytes_between().values())
+
+    size = sum(4 * np.prod(v.shape) for v in model.trainable_variables)
+    assert size > 4e6 and crossed(update) < 1e5
+    found = crossed(
+        lambda found: single.apply([found[v.path] for v in model.trainable_variables],
+                                   model.trainable_variables)
+    )  # fmt: skip
+    assert found > 5 * size  # which is why there is one for each
+
+
+@pytest.mark.parametrize("name, settings, said", [
+    ("adamm", None, "'adamm'"), ("LossScaleOptimizer", {"inner_optimizer": "sgd"}, "inner_opt"),
+    ("SGD", {"global_clipnorm": 0.5, "gradient_accumulation_steps": 3}, "0.5 .* 3 steps"),
+    ("SGD", {"trained": 1}, "trained 1 step"),
+])  # fmt: skip
+def test_an_optimizer_that_stages_cannot_have_is_refused(tf, plan, two, name, settings, said):
+    import keras
+
+    optimizer = name
+    if settings:
+        trained = settings.pop("trained", 0)
+        settings = {k: keras.optimizers.get(v) if v == "sgd" else v for k, v in settings.items()}
+        optimizer = getattr(keras.optimizers, name)(**settings)
+        for _ in range(trained):
+            optimizer.apply([tf.ones([])], [tf.Variable(1.0)])
+    with pytest.raises(ValueError, match=said):
+        pipeline.updater(two, optimizer)
 
 
 def test_weights_stay_where_they_lie_and_are_read_once(tf, plan):
@@ -293,7 +374,7 @@ def two(tf, plan):
     return pipeline.stages(models()["plain"], ["b"], plan.devices)
 
 
-def squared(outputs, labels):
+def squared(labels, outputs):
     return (outputs - labels) ** 2
 
 
@@ -303,8 +384,8 @@ def squared(outputs, labels):
     (dict(x=X[:, :3]), ValueError, r"stage 0 .* \(2, 3\)"),
     (dict(x=X[:, 0]), ValueError, r"stage 0 .* Expected shape \(None, 4\)"),
     (dict(loss=squared), ValueError, r"shape \(2, 3\)"),
-    (dict(loss=lambda outputs, labels: None), ValueError, r"outputs of shape \(2, 3\)"),
-    (dict(loss=lambda outputs, labels: outputs[0, 0] > 0), ValueError, "bool"),
+    (dict(loss=lambda labels, outputs: None), ValueError, r"outputs of shape \(2, 3\)"),
+    (dict(loss=lambda labels, outputs: outputs[0, 0] > 0), ValueError, "bool"),
     (dict(loss="mse"), TypeError, "'mse'"),
     (dict(reverse=True), ValueError, "stage 0 .* order of the stages"),
     (dict(first=lambda weights, x: None), ValueError, "stage 0 failed on the batch"),
@@ -314,7 +395,7 @@ def test_what_does_not_fit_is_said_in_a_sentence(tf, plan, two, given, error, sa
     made = two[::-1] if given.pop("reverse", False) else list(two)
     if first := given.pop("first", None):
         made[0] = pipeline.Stage(plan.devices[0], first, {})
-    given = {"x": X, "y": Y, "loss": lambda out, y: tf.reduce_mean(squared(out, y))} | given
+    given = {"x": X, "y": Y, "loss": lambda y, out: tf.reduce_mean(squared(y, out))} | given
     step = tf.function(
         lambda: pipeline.gradients(made, schedule=pipeline.one_by_one(2, 4), **given),
         autograph=False,
@@ -325,7 +406,7 @@ def test_what_does_not_fit_is_said_in_a_sentence(tf, plan, two, given, error, sa
 
 
 def test_what_a_loss_raises_is_said_where_autograph_converts_it(tf, plan, two):
-    def broken(outputs, labels):
+    def broken(labels, outputs):
         raise ValueError("mine")
 
     with pytest.raises(ValueError, match="loss failed on .*: ValueError: mine"):
@@ -354,10 +435,11 @@ def test_a_sum_for_a_loss_and_a_graph_for_keras_are_refused(tf, plan, two):
 
 
 @pytest.mark.parametrize("loss, wanted", [
-    (lambda y_true, y_pred: 0.0, "called y_true.*outputs, labels"),
-    (lambda labels, outputs: 0.0, "called labels.*outputs, labels"),
+    (lambda y_pred, y_true: 0.0, r"\(y_pred, y_true\).*\(labels, outputs\)"),
+    (lambda logits, y: 0.0, r"\(logits, y\)"),
+    (lambda x, targets: 0.0, r"\(x, targets\)"),
 ])  # fmt: skip
-def test_a_loss_in_the_order_of_keras_is_refused(tf, plan, two, loss, wanted):
+def test_a_loss_that_takes_the_outputs_first_is_refused(tf, plan, two, loss, wanted):
     with pytest.raises(TypeError, match=wanted):
         tf.function(lambda: pipeline.gradients(two, loss, X, Y))()
 

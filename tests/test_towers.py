@@ -401,7 +401,7 @@ def test_one_step_is_that_of_keras_on_one_device(tf, plan, count, size):
 
     def tower(shard):
         with tf.GradientTape() as tape:
-            loss = networks.loss(networks.logits(network, weights, shard[0]), shard[1])
+            loss = networks.loss(shard[1], networks.logits(network, weights, shard[0]))
         return [loss, *tape.gradient(loss, values)]
 
     @tf.function
@@ -476,14 +476,14 @@ def near(got, wanted):
 # One device and the whole batch, today's code.
 weights = networks.variables(network)
 with tf.GradientTape() as tape:
-    loss = networks.loss(networks.logits(network, weights, x), y)
+    loss = networks.loss(y, networks.logits(network, weights, x))
 whole = [g.numpy() for g in tape.gradient(loss, list(weights.values()))]
 
 # A graph: the weights on the host, a tower per device.
 with tf.Graph().as_default():
     def tower(shard):
         own = networks.classic(network, device=plan.host)
-        loss = networks.loss(networks.logits(network, own, shard[0]), shard[1])
+        loss = networks.loss(shard[1], networks.logits(network, own, shard[0]))
         return tf.gradients(loss, list(own.values()))
 
     with tf.device(plan.host):
@@ -525,7 +525,7 @@ with tf.Graph().as_default():
 def step(x, y):
     def tower(shard):
         with tf.GradientTape() as tape:
-            loss = networks.loss(networks.logits(network, weights, shard[0]), shard[1])
+            loss = networks.loss(shard[1], networks.logits(network, weights, shard[0]))
         return tape.gradient(loss, list(weights.values()))
     each = towers.run(tower, plan.devices, towers.split((x, y), n))
     around = towers.ring(each, plan.devices)

@@ -77,6 +77,40 @@ def test_the_remedy_holds(found):
     assert said(16, 8, 4) == said(12, 8, 4) == said(5, 2, 1) == ""
 
 
+@pytest.fixture(scope="module")
+def numbers(plan):
+    """Make a Dataset of labelled examples."""
+    import tensorflow as tf
+
+    return lambda n: tf.data.Dataset.range(n).map(lambda i: (tf.fill([3], i), i))
+
+
+@pytest.mark.parametrize("make, message", [
+    (lambda data: data(16).batch(8), ""),
+    (lambda data: data(13).batch(8, drop_remainder=True), ""),
+    (lambda data: data(13).batch(8), "batch 2 .* 5 .* 2, 2, 1, 0: .*NaN.* 8 or more"),
+    (lambda data: data(13).batch(8).repeat(), "batch 2 .* 5 "),
+    (lambda data: data(13).repeat().batch(8), "10 batches .*drop_remainder"),
+    (lambda data: data(13).repeat().batch(8, drop_remainder=True), ""),
+    (lambda data: data(24).batch(6).filter(lambda x, y: y[0] > 5), "6 .* 2, 2, 2, 0: use 4 or 8"),
+    (lambda data: data(24).batch(8).concatenate(data(7).batch(7)), "batch 4 .* 7 .*count alike"),
+    (lambda data: data(24), r"\(3,\) and \(\), which are no batches"),
+])  # fmt: skip
+def test_the_batches_of_a_dataset_are_looked_at(numbers, monkeypatch, make, message):
+    monkeypatch.setattr(towers.check, "ENOUGH", 10)
+    data = make(numbers)
+    if message:
+        with pytest.raises(ValueError, match=message):
+            towers.check_batches(data, replicas=4)
+    else:
+        towers.check_batches(data, replicas=4)
+
+
+def test_a_dataset_needs_no_size_of_a_batch(numbers):
+    with pytest.raises(ValueError, match="batch=8"):
+        towers.check_batches(numbers(16).batch(8), 8, 2)
+
+
 @pytest.mark.parametrize("bad", [(0, 4, 2), (8, 0, 2), (8, 4, 0), (8.5, 4, 2), (8, None, 2)])
 def test_what_is_no_number_is_named(bad):
     with pytest.raises(ValueError, match="whole number"):

@@ -45,7 +45,7 @@ for device in plan.devices:
     weights = networks.variables(network, device=device)
     with tf.device(device):
         with tf.GradientTape() as tape:
-            loss = networks.loss(networks.logits(network, weights, images), labels)
+            loss = networks.loss(labels, networks.logits(network, weights, images))
         tape.gradient(loss, list(weights.values()))
         print(f"{device} warm, loss {loss:.2f}")
 """

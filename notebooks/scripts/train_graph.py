@@ -24,7 +24,7 @@ with tf1.Graph().as_default() as graph:
     x = tf1.placeholder(tf1.float32, [None, 28, 28, 1])
     y = tf1.placeholder(tf1.int64, [None])
     weights = networks.classic(network, seed=options.seed)
-    loss = networks.loss(networks.logits(network, weights, x), y)
+    loss = networks.loss(y, networks.logits(network, weights, x))
     train = tf1.train.AdamOptimizer(0.001).minimize(loss)
     start = tf1.global_variables_initializer()
 

@@ -136,7 +136,7 @@ images, labels = digits.load(1024)
 def train_today(x, y):
     with tf.device(device):
         with tf.GradientTape() as tape:
-            loss = networks.loss(networks.logits(network, variables, x), y)
+            loss = networks.loss(y, networks.logits(network, variables, x))
         gradients = tape.gradient(loss, list(variables.values()))
         for weight, gradient in zip(variables.values(), gradients):
             weight.assign_sub(0.01 * gradient)
@@ -206,7 +206,7 @@ count.predict(network, 512)
 with tf.Graph().as_default() as graph, tf.device(device):
     x = tf1.placeholder(tf.float32, [None, 28, 28, 1], name="x")
     y = tf1.placeholder(tf.int64, [None], name="y")
-    loss = networks.loss(networks.logits(network, networks.classic(network), x), y)
+    loss = networks.loss(y, networks.logits(network, networks.classic(network), x))
     tf1.train.AdamOptimizer(1e-3).minimize(loss, name="train")
     initialize = tf1.global_variables_initializer()
 
@@ -289,7 +289,7 @@ def shared(x, y):
         with tf.device(each):
             with tf.GradientTape() as tape:
                 scores = networks.logits(network, variables, images_here)
-                loss = networks.loss(scores, labels_here)
+                loss = networks.loss(labels_here, scores)
             gradients.append(tape.gradient(loss, list(variables.values())))
     return gradients
 
@@ -334,7 +334,7 @@ print("held at the end:", step.memory[device][-1][1], "and", tiny.memory[device]
 # %%
 def one_step():
     with tf.GradientTape(persistent=True) as tape:
-        loss = networks.loss(networks.logits(network, variables, images), labels)
+        loss = networks.loss(labels, networks.logits(network, variables, images))
     tape.gradient(loss, list(variables.values()))
     return loss, tape
 

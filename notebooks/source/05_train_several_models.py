@@ -327,7 +327,7 @@ def build_graph(scope, hidden, device):
         weights = networks.classic(network, seed=hidden)
         seed = tf.stack([tf.cast(step, tf.int32), hidden])
         scores = networks.logits(network, weights, x, keep=keep, seed=seed)
-        loss = tf.identity(networks.loss(scores, y), name="cross_entropy")
+        loss = tf.identity(networks.loss(y, scores), name="cross_entropy")
         tf1.train.AdamOptimizer(1e-3).minimize(loss, global_step=step, name="train_step")
         tf.nn.softmax(scores, name="probabilities")
         tf1.global_variables_initializer()  # an operation called init

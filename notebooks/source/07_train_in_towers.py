@@ -149,7 +149,7 @@ network
 # %%
 def tower_loss(weights, x, y, keep=1.0, seed=None):
     scores = networks.logits(network, weights, x, keep=keep, seed=seed)
-    return networks.loss(scores, y) + networks.l2(weights, 5e-4)
+    return networks.loss(y, scores) + networks.l2(weights, 5e-4)
 
 
 def tower(weights, x, y, keep=1.0, seed=None):
@@ -536,7 +536,7 @@ print("towers.average:", towers.average([[tf.constant(4.0)], [None]])[0].numpy()
 def careless(x, y):
     with tf.GradientTape() as tape:
         scores = networks.logits(network, weights, x)
-        loss = networks.loss(scores, y) / len(plan) + networks.l2(weights, 5e-4)
+        loss = networks.loss(y, scores) / len(plan) + networks.l2(weights, 5e-4)
     return tape.gradient(loss, weights["fc1/kernel"]).numpy()
 
 

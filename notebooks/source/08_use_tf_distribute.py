@@ -307,10 +307,11 @@ for count in (2 * size, 2 * size - 1, size + 1):
 #
 # **A batch smaller than the number of replicas.** `fit` refuses any first batch that does not
 # divide, but its error does not say what is wrong. `towers.check_batches` does, before anything is
-# trained. It takes the number of examples, the global batch and the number of replicas. In a
-# terminal it is `python -m mgpu_helpers batches 7 4 2`. Compare the first line, from `fit`, with
-# the others. A `fit` that failed leaves its iterators to Python's garbage collector, which is
-# called here for a reason that "Does it pay?" gives:
+# trained. It takes the number of examples, the global batch and the number of replicas. (Of a
+# Dataset it looks at the batches: `towers.check_batches(data, replicas=2)`.) In a terminal it is
+# `python -m mgpu_helpers batches 7 4 2`. Compare the first line, from `fit`, with the others. A
+# `fit` that failed leaves its iterators to Python's garbage collector, which is called here for a
+# reason that "Does it pay?" gives:
 
 # %%
 try:

@@ -347,7 +347,7 @@ def build(network, start, colocate):
         with tf.device(first):
             middle = front.function(front.weights, x)
         with tf.device(second):
-            value = networks.loss(rear.function(rear.weights, middle), y)
+            value = networks.loss(y, rear.function(rear.weights, middle))
         weights = [*front.weights.values(), *rear.weights.values()]
         with tf.device(first):
             gradients = tf1.gradients(value, weights, colocate_gradients_with_ops=colocate)
@@ -544,8 +544,8 @@ print(f"{apart(ours, by_tape(x, y)):.1g} apart; convolutions ran on",
 #
 # - A stage reads the model's own variables. Where they lie on another device, each step copies
 #   them. So build the layers of a stage in the block of its device, as above.
-# - Train with an optimizer for each stage, built on `stage.weights.values()` in the same block:
-#   `optimizer.apply([found[path] for path in stage.weights])`.
+# - Train with an optimizer for each stage, where its weights lie:
+#   `update = pipeline.updater(stages, "adam")` makes them, and `update(gradients)` trains.
 # - The moving averages of batch normalization, and the seeds of dropout, are updated by each step.
 # - `best_cut` needs a trace of the whole model. Where it does not fit, trace a small batch. The
 #   batch has to be large enough for the activations to count.

@@ -170,13 +170,13 @@ print(f"gradient of a: {a0} + {a1} = {a0 + a1}, of b: {b0} + {b1} = {b0 + b1}")
 # of the batch:
 
 # %%
-def mean(made, labels):
+def mean(labels, made):
     return tf.reduce_mean(made)
 
 
-def loss_gradient(stage, loss, made, y, pieces):
+def loss_gradient(stage, loss, y, made, pieces):
     with tf.device(stage.device):
-        return tf.gradients(loss(made, y) / pieces, made)[0]
+        return tf.gradients(loss(y, made) / pieces, made)[0]
 
 
 def add(stage, total, found):
@@ -198,7 +198,7 @@ def in_pieces(stages, loss, x, y, order):
             carried[k] = kept[s][k].made
         else:
             if stage is stages[-1]:
-                carried[k] = loss_gradient(stage, loss, carried[k], ys[k], pieces)
+                carried[k] = loss_gradient(stage, loss, ys[k], carried[k], pieces)
             found, carried[k] = back(stage, kept[s].pop(k), carried[k])
             add(stage, total, found)
     return total
@@ -393,7 +393,7 @@ weights = {**stages[0].weights, **stages[1].weights}
 def uncut(x, y):
     with tf.device(first):
         with tf.GradientTape() as tape:
-            value = networks.loss(networks.logits(network, weights, x), y)
+            value = networks.loss(y, networks.logits(network, weights, x))
         return tape.gradient(value, weights)
 
 
@@ -568,7 +568,7 @@ print(warned[0].message)
 #
 # What to watch for:
 #
-# - Train with an optimizer for each stage, as in [[09]].
+# - Train with an optimizer for each stage, as in [[09]]: `pipeline.updater` makes them.
 # - The moving averages are updated with every piece, so four times as often in four pieces.
 # - If the same gradients matter, use a normalization that looks at one example at a time, such as
 #   `keras.layers.GroupNormalization` or `LayerNormalization`.

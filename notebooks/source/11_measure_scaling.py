@@ -67,7 +67,7 @@ def gradients(weights, x, y, net=network):
     read = towers.read(weights)
     with tf.GradientTape() as tape:
         tape.watch(read)
-        loss = networks.loss(networks.logits(net, read, x), y)
+        loss = networks.loss(y, networks.logits(net, read, x))
     return tape.gradient(loss, list(read.values()))
 
 
@@ -374,7 +374,7 @@ def in_towers(where, home, x, y):
 
     def tower(x, y):
         read = towers.read(weights)
-        loss = networks.loss(networks.logits(network, read, x), y)
+        loss = networks.loss(y, networks.logits(network, read, x))
         return tf1.gradients(loss, list(read.values()), colocate_gradients_with_ops=True)
 
     each = towers.run(tower, where, *zip(*towers.split((x, y), len(where))))
@@ -387,7 +387,7 @@ def split(where, colocate, x, y):
         with tf.device(stage.device):
             x = stage.function(stage.weights, x)
     with tf.device(where[1]):
-        loss = networks.loss(x, y)
+        loss = networks.loss(y, x)
     weights = [weight for stage in stages for weight in stage.weights.values()]
     with tf.device(where[0]):
         return zip(tf1.gradients(loss, weights, colocate_gradients_with_ops=colocate), weights)

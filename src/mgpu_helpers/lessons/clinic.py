@@ -135,7 +135,7 @@ def cut(colocate: bool) -> tuple[Any, Any]:
         with tf1.device(first):
             middle = front.function(front.weights, x)
         with tf1.device(second):
-            value = networks.loss(rear.function(rear.weights, middle), y)
+            value = networks.loss(y, rear.function(rear.weights, middle))
         weights = [*front.weights.values(), *rear.weights.values()]
         with tf1.device(first):
             slopes = tf1.gradients(value, weights, colocate_gradients_with_ops=colocate)

@@ -268,7 +268,7 @@ def logits(
     return x
 
 
-def loss(logits: Any, labels: Any) -> Any:
+def loss(labels: Any, logits: Any) -> Any:
     """Average the cross entropy over the batch; labels are whole numbers, [n]."""
     import tensorflow as tf
 

@@ -18,6 +18,7 @@ from mgpu_helpers.pipeline.schedule import (
 from mgpu_helpers.pipeline.spans import Span, spans, task_of
 from mgpu_helpers.pipeline.stages import places, stages
 from mgpu_helpers.pipeline.stream import stream
+from mgpu_helpers.pipeline.update import updater
 
 __all__ = [
     "all_forward",
@@ -41,4 +42,5 @@ __all__ = [
     "stream",
     "table",
     "task_of",
+    "updater",
 ]

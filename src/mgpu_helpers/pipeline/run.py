@@ -67,7 +67,7 @@ def _in_pieces(
                 given = tf.nest.map_structure(tf.identity, carried[k])
                 made = stage.function(stage.weights, given)
                 if s == last:
-                    made = loss(made, ys[k])
+                    made = loss(ys[k], made)
                     made *= tf.cast(shares[k], made.dtype)
                     losses.append(made)
                 kept[s][k], carried[k] = (given, made), made
@@ -103,14 +103,14 @@ def gradients(
     """Compute the mean loss of a batch and its gradients by weight, in a graph or a `tf.function`.
 
     The batch goes through the stages in as many pieces as the schedule has (None: whole).
-    `loss(outputs, labels)`, or a loss of Keras, which gets the labels first, is the mean over a
-    piece; it counts by the size of the piece, so with uneven=True the last pieces may be smaller.
+    `loss(labels, outputs)`, in the order of Keras, is the mean over a piece. It counts by the size
+    of the piece, so with uneven=True the last pieces may be smaller.
     Where two stages share a weight, both gradients are added. State is renewed piece by piece, and
     assigned at the end of the step. With streams=False a device does what it can do first, in any
     order.
 
     >>> double = Stage("/CPU:0", lambda weights, x: weights["w"] * x, {"w": tf.Variable(2.0)})
-    >>> step = tf.function(lambda x: gradients([double], lambda out, _: tf.reduce_mean(out), x, x))
+    >>> step = tf.function(lambda x: gradients([double], lambda _, out: tf.reduce_mean(out), x, x))
     >>> float(step(tf.constant([1.0, 3.0]))[1]["w"])
     2.0
     """
@@ -143,16 +143,10 @@ def _gradients(
         )
     if not callable(loss) or getattr(loss, "reduction", "") == "sum":
         raise TypeError(
-            f"loss={loss!r} is not a function that gives a mean: use one of (outputs, labels), or "
+            f"loss={loss!r} is not a function that gives a mean: use one of (labels, outputs), or "
             "a Keras loss such as keras.losses.MeanSquaredError()."
         )
-    with contextlib.suppress(ValueError):  # some functions do not tell their arguments
-        first = next(iter(inspect.signature(loss).parameters), "")
-        if not _of_keras(loss) and first in ("y_true", "labels", "targets"):
-            raise TypeError(
-                f"the first argument of the loss is called {first}, and gradients gives it the "
-                "outputs: write it as loss(outputs, labels)."
-            )
+    _check_order(loss)
     schedule = one_by_one(len(stages), 1) if schedule is None else schedule
     pieces, where = check(schedule), [stage.device for stage in stages]
     _check_stages(stages, schedule)
@@ -227,18 +221,17 @@ def _work(s: int, stage: Stage, state: dict[str, Any], weights: Mapping[str, Any
     return outputs, losses and [tf.add_n([tf.cast(each, losses[0].dtype) for each in losses])]
 
 
-def _mean_loss(loss: Callable[[Any, Any], Any], made: Any, labels: Any) -> Any:
+def _mean_loss(loss: Callable[[Any, Any], Any], labels: Any, made: Any) -> Any:
     """Add what stages have to add to the loss of a piece, which has to be a single value."""
     import tensorflow as tf
 
     outputs, losses = made
-    by_keras = _of_keras(loss)  # it takes the labels first
     try:
-        part = tf.convert_to_tensor(loss(labels, outputs) if by_keras else loss(outputs, labels))
+        part = tf.convert_to_tensor(loss(labels, outputs))
     except _MISFITS as error:
         raise ValueError(
-            f"loss failed on outputs of shape {_shapes(outputs)} and labels of shape "
-            f"{_shapes(labels)}: {error_line(error)}"
+            f"loss failed on labels of shape {_shapes(labels)} and outputs of shape "
+            f"{_shapes(outputs)}: {error_line(error)}"
         ) from error
     if part.shape.rank or not part.dtype.is_floating:
         raise ValueError(
@@ -246,6 +239,22 @@ def _mean_loss(loss: Callable[[Any, Any], Any], made: Any, labels: Any) -> Any:
             "micro-batch: return its mean, a single number; of Keras take a loss object."
         )
     return tf.add_n([part, *(tf.cast(each, part.dtype) for each in losses)]) if losses else part
+
+
+# How people call what a model gives, and what it should have given.
+_OUTPUTS = ("y_pred", "y_hat", "outputs", "output", "out", "logits", "scores", "predictions")
+_LABELS = ("y_true", "labels", "label", "targets", "target", "truth")
+
+
+def _check_order(loss: Callable[[Any, Any], Any]) -> None:
+    """Refuse a loss whose names say (outputs, labels): most would give a number all the same."""
+    with contextlib.suppress(ValueError):  # some functions do not tell their arguments
+        first, second, *_ = [*inspect.signature(loss).parameters, "", ""]
+        if first in _OUTPUTS or second in _LABELS and first not in _LABELS:
+            raise TypeError(
+                f"the loss takes ({first}, {second}), and gradients gives it the labels first, as "
+                "Keras does: write it as loss(labels, outputs)."
+            )
 
 
 def _of_keras(loss: Any) -> bool:

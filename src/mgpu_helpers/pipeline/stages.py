@@ -20,11 +20,12 @@ def stages(model: Any, cuts: Sequence[str], devices: Sequence[str]) -> list[Stag
     both; a model inside the model is one layer.
 
     The weights stay the model's own variables, where they lie, and are known by their `path`. A
-    step reads each once, and copies those that lie elsewhere to the device of their stage. So train
-    with `optimizer.apply([found[v.path] for v in model.trainable_variables],
-    model.trainable_variables)`, or with the `inner_optimizer` of a `LossScaleOptimizer`, as no loss
-    is scaled. Layers run with training=True: moving averages and the seeds of dropout are renewed
-    piece by piece, and what layers add to the loss counts as the loss does.
+    step reads each once, and copies those that lie elsewhere to the device of their stage: build
+    the layers in the block of their device. Train with `updater(stages, "adam")`, an optimizer for
+    each stage. One for the whole model would fetch all weights and gradients to a single device.
+    Layers run with training=True: moving averages and the seeds of dropout are renewed piece by
+    piece, and what layers add to the loss counts as the loss does. No loss is scaled, so in
+    mixed_float16 small gradients are lost: prefer mixed_bfloat16.
 
     >>> import keras
     >>> layers = [keras.layers.Dense(4, name="a"), keras.layers.Dense(2, name="b")]

@@ -26,6 +26,18 @@ def _weighted_mean(column: Sequence[Any], shares: Sequence[Any]) -> Any:
         if gradient is not None:
             share = tf.cast(share, gradient.dtype) if tf.is_tensor(share) else float(share)
             each.append(tf.math.scalar_mul(share, gradient))
+    return _added(each)
+
+
+def total(tower_gradients: Sequence[Sequence[Any]]) -> list[Any]:
+    """Add up each variable's gradient over the towers; None and sparse ones are as in `average`."""
+    columns = by_variable(tower_gradients)
+    return [_added([g for g in column if g is not None]) for column in columns]
+
+
+def _added(each: Sequence[Any]) -> Any:
+    import tensorflow as tf
+
     if not each:
         return None
     if not all(isinstance(g, tf.IndexedSlices) for g in each):

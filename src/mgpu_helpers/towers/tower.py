@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,18 @@ class Tower:
         for each in (tf.device(self.device), tf.name_scope(self.name), self.scope):
             block.enter_context(each)
         return block
+
+
+def home_of(variables: Sequence[Any]) -> str:
+    """Give the device where variables lie, or most of their bytes."""
+    import tensorflow as tf
+
+    held: Counter[str] = Counter()
+    for variable in variables:
+        if not isinstance(variable, tf.Variable):
+            variable = variable.value  # a variable of Keras holds TensorFlow's
+        held[variable.device] += variable.dtype.size * variable.shape.num_elements()
+    return max(held, key=held.__getitem__)
 
 
 def begin(device: str, i: int, trained: Sequence[Any], kept: Sequence[Any]) -> Tower:

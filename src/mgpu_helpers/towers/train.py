@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mgpu_helpers import private
-from mgpu_helpers.towers.average import average
+from mgpu_helpers.towers.average import average, total
+from mgpu_helpers.towers.losses import compiled, of_keras, parts, shared
 from mgpu_helpers.towers.split import HOST, rows, shares, split
 from mgpu_helpers.towers.sync import batch_norms, in_step, met
-from mgpu_helpers.towers.tower import Tower, begin
+from mgpu_helpers.towers.tower import Tower, begin, home_of
 
 
 def train_step(
@@ -18,11 +19,12 @@ def train_step(
     loss: Any,
     devices: Sequence[str],
     batch_norm: str | None = None,
+    loss_weights: Any = None,
 ) -> Callable[..., Any]:
     """Make step(x, y), which trains a Keras model once on all devices and gives the loss.
 
-    Each device computes the gradients of its shard of the batch, the host averages them by the
-    sizes of the shards, and the optimizer updates the model's own variables once. So losses and
+    Each device computes the gradients of its shard of the batch by its part of the loss, the host
+    adds them up, and the optimizer updates the model's own variables once. So losses and
     weights are, to rounding, those of one device with the whole batch, but for two things. Dropout
     drops other units, as each tower draws a mask of its own. And batch_norm chooses by what a
     BatchNormalization normalizes:
@@ -33,11 +35,16 @@ def train_step(
       layer, and the model has to be functional or Sequential.
     - None: the model has no such layer.
 
-    optimizer and loss are what `model.compile` takes: a name, an object, or loss(labels, outputs)
-    that gives a value for each example, or their mean; of several outputs it adds up the losses. A
-    mixed_float16 model has its loss scaled, as there. What layers add to the loss counts once. A
-    batch need not divide by the number of devices; step(x, y, w) weights its examples. Each shape
-    of a batch is traced once. What is trainable is looked up now: change it, and make a new step.
+    optimizer, loss and loss_weights are what `model.compile` takes, and None is what the model was
+    compiled with. So loss is a name, an object, or loss(labels, outputs) that gives a value for
+    each example, or their mean; or a list or a dict of these by output, None for one without. Masks
+    and step(x, y, weights of the examples) count as in `fit`, and what layers add counts once. A
+    mixed_float16 model has its loss scaled, and skips the steps that one device would skip, but for
+    rare ones: where only a shard's gradient is too large for float16, or inside a loop.
+
+    A batch need not divide by the number of devices. Each shape of a batch is traced once. What is
+    trainable is looked up now: change it, and make a new step. `step.optimizer` is the optimizer,
+    which `tf.train.Checkpoint(model=model, optimizer=step.optimizer)` saves with the model.
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
@@ -53,39 +60,42 @@ def train_step(
 
     devices = checked(devices)
     _check_model(model, batch_norm)
-    loss, optimizer = _loss(loss), _optimizer(optimizer, model)
+    if loss is None:
+        loss, of_compile = compiled(model)
+        loss_weights = of_compile if loss_weights is None else loss_weights
+    loss, optimizer = of_keras(loss), _optimizer(optimizer, model)
     trained, kept = model.trainable_variables, model.non_trainable_variables
     training = {"training": True} if takes_training(model) else {}  # as Keras does
+    home = home_of(trained)
     if not optimizer.built:
         optimizer.build(trained)
 
-    def loss_of(tower: Tower, shard: Sequence[Any], outputs: Any) -> tuple[Any, Any]:
-        """Give a tower's loss, and the number of parts of its examples that a mask leaves."""
+    def found_of(tower: Tower, shard: Sequence[Any], outputs: Any) -> tuple[Any, Any]:
+        """Give a tower's parts of the loss, and what its layers add."""
         with tower.block():
-            mean = loss(shard[1], outputs, *shard[2:])
-            added = [tf.cast(each, mean.dtype) for each in model.losses]
-            mask = private.mask_of(outputs)  # which a loss skips
-            return tf.add_n([mean, *added]), None if mask is None else tf.math.count_nonzero(mask)
+            own = parts(model, loss, loss_weights, shard[1], outputs, *shard[2:])
+            return own, [tf.reduce_sum(tf.cast(each, own[0].mean.dtype)) for each in model.losses]
 
     def losses_of(towers: Sequence[Tower], shards: Sequence[Any], held: Sequence[Any]) -> list[Any]:
         """Give what each tower adds to the loss of the batch."""
         if batch_norm == "sync":
             outputs = in_step(model, towers, [x for x, *_ in shards], held)
-            found = [loss_of(*each) for each in zip(towers, shards, outputs, strict=True)]
+            found = [found_of(*each) for each in zip(towers, shards, outputs, strict=True)]
         else:
             found = []
             for tower, shard in zip(towers, shards, strict=True):
                 with tower.block():
                     outputs = model(shard[0], **training)
-                found.append(loss_of(tower, shard, outputs))
-        losses, counts = zip(*found, strict=True)
-        if counts[0] is not None:
-            held = [count / tf.add_n(counts) for count in counts]
-        parts = []
-        for tower, part, share in zip(towers, losses, held, strict=True):
+                found.append(found_of(tower, shard, outputs))
+        columns = zip(*(own for own, _ in found), strict=True)
+        counts = zip(*(shared(column, held) for column in columns), strict=True)
+        losses = []
+        for tower, (own, added), by, share in zip(towers, found, counts, held, strict=True):
             with tower.block():
-                parts.append(part * tf.cast(share, part.dtype))
-        return parts
+                means = [part.mean * part.factor for part in own]
+                each = zip([*means, *added], [*by, *[share] * len(added)], strict=True)
+                losses.append(tf.add_n([x * _like(much, x) for x, much in each]))
+        return losses
 
     @tf.function(autograph=False)
     def train(*batch: Any) -> Any:
@@ -96,30 +106,40 @@ def train_step(
             losses = losses_of(towers, shards, held)
             gradients = _gradients(optimizer, losses, towers, batch_norm == "sync")
             with tf.name_scope("average"):
-                means, mean = average(gradients), tf.add_n(losses)
-            optimizer.apply_gradients(zip(means, trained, strict=True))
+                slopes, value = total(gradients), tf.add_n(losses)
+                slopes = [_as_alone(*each) for each in zip(slopes, *gradients, strict=True)]
+            with tf.device(home):  # or the host would fetch the weights and slots, to update them
+                optimizer.apply(slopes, trained)
             with tf.name_scope("state"):
                 _keep(kept, towers, held)
-            return mean
+            return value
 
     def step(x: Any, y: Any, *weights: Any) -> Any:
         with tf.device(HOST):
             return train(*tf.nest.map_structure(tf.convert_to_tensor, (x, y, *weights)))
 
     step.get_concrete_function = train.get_concrete_function  # so a trace has the towers' names
+    step.optimizer = optimizer
     return step
+
+
+def _like(share: Any, x: Any) -> Any:
+    """Give a share x's type; tf.cast would round a number of Python to float32 first."""
+    import tensorflow as tf
+
+    return tf.cast(share, x.dtype) if tf.is_tensor(share) else share
 
 
 def _gradients(
     optimizer: Any, losses: Sequence[Any], towers: Sequence[Tower], together: bool
 ) -> list[list[Any]]:
-    """Compute gradients by tower, whose average is that of the sum of the losses."""
+    """Compute gradients by tower, whose sum is that of the sum of the losses."""
     import tensorflow as tf
 
     scaled = []
     for tower, loss in zip(towers, losses, strict=True):
         with tower.block():
-            scaled.append(optimizer.scale_loss(loss) * len(towers))
+            scaled.append(optimizer.scale_loss(loss))
     if together:  # the towers have met, so a loss goes back into all of them
         found = iter(tf.compat.v1.gradients(
             scaled, [w for tower in towers for w in tower.weights],
@@ -131,6 +151,29 @@ def _gradients(
         with tower.block():
             gradients.append(tf.gradients(loss, tower.weights))
     return gradients
+
+
+def _as_alone(total: Any, *gradients: Any) -> Any:
+    """Let a sum overflow where one device has it in float16, which the towers have in float32.
+
+    So a step is skipped, and the loss scaled less, when one device would do so.
+    """
+    import tensorflow as tf
+
+    if not any(isinstance(g, tf.Tensor) and _of_halves(g) for g in gradients):  # or sparse, or None
+        return total
+    half = tf.cast(total, tf.float16)
+    return tf.where(tf.math.is_finite(half), total, tf.cast(half, total.dtype))
+
+
+def _of_halves(gradient: Any) -> bool:
+    """Say whether a gradient was made in float16, or added up from some that were."""
+    import tensorflow as tf
+
+    op = gradient.op
+    if op.type == "Cast":
+        return op.inputs[0].dtype == tf.float16
+    return op.type == "AddN" and any(_of_halves(each) for each in op.inputs)
 
 
 def _keep(variables: Sequence[Any], towers: Sequence[Tower], held: Sequence[Any]) -> None:
@@ -149,56 +192,24 @@ def _keep(variables: Sequence[Any], towers: Sequence[Tower], held: Sequence[Any]
         variables[k].assign(value)
 
 
-def _loss(loss: Any) -> Any:
-    """Give the Keras loss that `model.compile` would use; it has to be a mean."""
-    import keras
-
-    if isinstance(loss, dict | list | tuple):
-        each = ", ".join(map(repr, loss)) if isinstance(loss, dict) else len(loss)
-        raise ValueError(
-            f"loss has a loss for each output ({each}): give a function of labels and outputs that "
-            "adds them up, each with its weight."
-        )
-    try:
-        found = keras.losses.get(loss)
-    except (TypeError, ValueError):
-        found = None
-    if found is None:
-        raise ValueError(
-            f"loss={loss!r} is not a loss of Keras: give a name such as 'mse', an object, or a "
-            "function of labels and outputs."
-        )
-    if isinstance(found, keras.losses.Loss):
-        if found.reduction not in ("sum_over_batch_size", "mean"):
-            raise ValueError(
-                f"the loss {found.name} has reduction={found.reduction!r}, and the average over "
-                "towers is that of the batch for means only: give it 'sum_over_batch_size'."
-            )
-        return found
-
-    class Mean(keras.losses.Loss):
-        def call(self, y_true: Any, y_pred: Any) -> Any:
-            return found(y_true, y_pred)
-
-    return Mean()
-
-
 def _optimizer(optimizer: Any, model: Any) -> Any:
     """Give the Keras optimizer that `model.compile` would use: it scales the loss of a half."""
     import keras
 
+    if optimizer is None and getattr(model, "optimizer", None) is not None:
+        return model.optimizer
     try:
         found = keras.optimizers.get(optimizer)
     except (TypeError, ValueError):
         found = None
     if found is None:
         raise ValueError(
-            f"optimizer={optimizer!r} is not an optimizer of Keras: give a name such as 'adam', or "
-            "an object of keras.optimizers."
+            f"optimizer={optimizer!r} is not an optimizer of Keras: give a name such as 'adam', an "
+            "object of keras.optimizers, or None for that of a compiled model."
         )
     scales = isinstance(found, keras.optimizers.LossScaleOptimizer)
     if model.dtype_policy.name == "mixed_float16" and not scales:
-        return keras.optimizers.LossScaleOptimizer(found)
+        return keras.optimizers.LossScaleOptimizer(found, name="loss_scale_optimizer")
     return found
 
 

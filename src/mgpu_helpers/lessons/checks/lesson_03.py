@@ -95,7 +95,7 @@ def _traced(network: networks.Network, batch: int) -> int:
     with tf.Graph().as_default() as graph, tf.device(plan.devices[0]):
         x = tf1.placeholder(tf.float32, [None, 28, 28, 1], name="x")
         y = tf1.placeholder(tf.int64, [None], name="y")
-        loss = networks.loss(networks.logits(network, networks.classic(network), x), y)
+        loss = networks.loss(y, networks.logits(network, networks.classic(network), x))
         tf1.train.MomentumOptimizer(1e-3, 0.9).minimize(loss, name="train")
         start = tf1.global_variables_initializer()
     config = plan.session_config(devices=1, soft_placement=True)
