@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mgpu_helpers import whatif
-from mgpu_helpers.trace import Collective, Copy, Op, Trace, function_step, session_step
+from mgpu_helpers.trace import Collective, Copy, Op, Trace, function_step, read, session_step
 from mgpu_helpers.trace.step import lanes
 from mgpu_helpers.whatif import blame, changes, machine
 from mgpu_helpers.whatif.machine import Machine
@@ -219,6 +219,46 @@ def test_nccl_kernels_without_an_operation_leave_the_wait_and_hide_the_work():
     assert whatif.link(step, 4000 / (6 * MS)).after == pytest.approx(28 * MS)
     with pytest.raises(ValueError, match="'Collective'"):
         whatif.faster(step, "Collective")
+
+
+def test_the_record_of_two_gpus_with_nccl_is_explained():
+    """As TensorFlow writes it: NCCL's kernels lie in the lane of a GPU and name no operation."""
+    from tensorflow import make_tensor_proto
+    from tensorflow.compat.v1 import RunMetadata
+
+    metadata = RunMetadata()
+    nodes, stats = metadata.partition_graphs.add().node, metadata.step_stats.dev_stats
+    for name in ("size", "key"):
+        number = make_tensor_proto(2 if name == "size" else 1)
+        nodes.add(name=name, op="Const").attr["value"].tensor.CopyFrom(number)
+    for gpu, end in ((0, 1100), (1, 4100)):  # us: a product, the all-reduce, an update
+        device = f"/job:localhost/replica:0/task:0/device:GPU:{gpu}"
+        host, lane = stats.add(device=device), stats.add(device=f"{device}/stream:all")
+        product, reduced, update = f"a{gpu}", "c" + f"_{gpu}" * gpu, f"u{gpu}"
+        for i, (name, kind, *inputs) in enumerate((
+            (product, "MatMul"), (reduced, "CollectiveReduceV2", product, "size", "key", "read"),
+            (update, "Mul", reduced),
+        )):  # fmt: skip
+            nodes.add(name=name, op=kind, input=inputs)
+            ran = host.node_stats.add(node_name=name, all_start_nanos=i * 9000,
+                                      all_end_rel_nanos=5000)  # fmt: skip
+            about = ran.output.add().tensor_description
+            about.dtype = 1
+            about.shape.dim.add(size=1000)
+        for name, start, until in ((f"{product}:MatMul", 100, end), ("ncclDevKernel", end, 4300),
+                                   (f"{update}:Mul", 4300, 4400)):  # fmt: skip
+            lane.node_stats.add(node_name=name, all_start_micros=start,
+                                all_end_rel_micros=until - start)  # fmt: skip
+    step = read(metadata)
+    assert [(c.op, c.length, c.group) for c in step.collectives] == [("c", 0, 0), ("c_1", 0, 0)]
+    said = whatif.explain(step)
+    assert waits_of(said) == {
+        "/GPU:0": {("a1", "/GPU:1"): 3, ("copies", ""): 0.2, ("overhead", ""): 0.1},
+        "/GPU:1": {("copies", ""): 0.2, ("overhead", ""): 0.1},
+    }
+    assert "NCCL" in said.notes[0]
+    assert step.busy("/GPU:0") == pytest.approx(4.3 * MS)  # a GPU that waits in NCCL looks busy
+    assert whatif.faster(step, "a1", 2).after == pytest.approx(2.4 * MS)
 
 
 def test_of_collectives_that_cannot_be_matched_the_rest_is_told():
