@@ -88,6 +88,14 @@ def test_waiting_without_a_free_core_is_told_from_overhead():
     assert waits["/CPU:1"] == {"overhead": 2}
 
 
+@pytest.mark.parametrize("pause, free", [(0.01, 0), (0.5, 0.5)])
+def test_a_thread_that_goes_on_at_once_was_not_free(pause, free):
+    step = made(("a", "/CPU:1", 0, 4), ("b", "/CPU:1", 4 + pause, 4 - pause),
+                ("c", "/CPU:2", 0, 8), ("d", "/CPU:3", 8, 1))  # fmt: skip
+    waits = {w.what: round(w.seconds / MS, 6) for w in whatif.explain(step).accounts[2].waits}
+    assert waits == {"a free core": 8 - free} | ({"overhead": free} if free else {})
+
+
 def test_a_tiny_operation_that_ran_late_does_not_hide_what_was_waited_for():
     step = made(("a", "/CPU:1", 0, 6), ("s", "/CPU:2", 4, 0.005), ("b", "/CPU:2", 6, 2),
                 edges="ab")  # fmt: skip
@@ -293,6 +301,17 @@ def test_towers_share_the_batch_and_update_once(monkeypatch):
     assert by.after == pytest.approx(24 * MS, abs=1e-5)
     monkeypatch.setattr(changes, "measured", lambda: Machine(0.0, 0.0, adding=8e9))
     assert whatif.towers(step, 2).after == pytest.approx(18 * MS, abs=1e-5)  # 4 times 4 MB
+
+
+def test_towers_are_of_the_device_that_worked_and_not_of_the_host():
+    step = made(("x", "/CPU:0", 0, 1), ("a", "/CPU:1", 1, 10), edges="xa")
+    assert whatif.towers(step, 2).after == pytest.approx(5.5 * MS, abs=1e-5)
+
+
+@pytest.mark.parametrize("length, told", [(1.9, False), (2, True)])
+def test_a_step_of_two_ms_is_told(length, told):
+    said = whatif.explain(made(("a", "/CPU:1", 0, length)))
+    assert (said.accounts[0].waits == ()) == told
 
 
 def test_towers_on_gpus_need_a_link_and_a_step_of_one_device():

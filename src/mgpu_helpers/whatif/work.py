@@ -84,7 +84,7 @@ def tasks_of(step: Trace) -> list[Task]:
         before[place[user]].add(place[maker])
     for maker, user in only:
         waits[place[user]].add(place[maker])
-    on_gpu, free = any(d.startswith("/GPU") for d in step.devices), defaultdict(float)
+    free: dict[str, float] = defaultdict(float)
     tasks: list[Task] = []
     for i, name in enumerate(found):
         needs, op = tuple(sorted(before[i])), ran.get(name)
@@ -97,7 +97,7 @@ def tasks_of(step: Trace) -> list[Task]:
                     op.start, together=len(groups.get(op.name, ())))  # fmt: skip
         ready = max(ready, free[op.device] if task.in_order else 0.0)
         task = replace(task, gap=max(0.0, op.start - ready))
-        if on_gpu and task.in_order:
+        if task.in_order:
             free[op.device] = max(free[op.device], task.end)
         tasks.append(task)
     return tasks
