@@ -140,15 +140,17 @@ def child_cores():
 
 def at_once(tf, plan, used):
     """Count how many operations a Session with this config runs at the same time."""
-    running, most, lock = 0, 0, threading.Lock()
+    running, most, changed = 0, 0, threading.Condition()
 
     def nap(x):
         nonlocal running, most
-        with lock:
+        with changed:
             running += 1
             most = max(most, running)
-        time.sleep(0.02)
-        with lock:
+            changed.notify_all()
+            changed.wait_for(lambda: most >= (used or len(plan.devices)), timeout=20)
+        time.sleep(0.02)  # for one too many to come
+        with changed:
             running -= 1
         return x
 

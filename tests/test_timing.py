@@ -131,9 +131,9 @@ def test_a_time_below_the_clocks_tick_still_compares(clock):
 
 def test_real_clock():
     timing = measure(lambda: time.sleep(0.002), warmup=1, repeats=5)
-    assert 0.002 <= timing.median < 0.2
+    assert min(timing.seconds) >= 0.002  # above that, other programs have a part in it
     found = compare(lambda: time.sleep(0.008), lambda: time.sleep(0.001), warmup=0, repeats=5)
-    assert found.ratio > 1 and len(found.ratios) == 5
+    assert min(found.a.seconds) >= 0.008 and len(found.ratios) == 5
 
 
 @pytest.mark.parametrize("on", [True, False])

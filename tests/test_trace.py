@@ -72,7 +72,7 @@ def test_operations_have_their_device_and_the_bytes_of_what_they_give(three_devi
     starts = [op.start for op in trace.ops]
     assert starts == sorted(starts) and min(starts) >= 0
     assert all(op.length > 0 for op in trace.ops)
-    assert trace.length == max(op.start + op.length for op in trace.ops) < 60
+    assert trace.length == max(op.end for op in trace.ops) < 60
     assert not trace.launches_only and trace.kernels == {} and "launches" not in repr(trace)
     made = {op.name: op.bytes for op in trace.ops if op.type != "Const"}
     assert made == {"x": BLOCK, "two": 2 * BLOCK, "three": 3 * BLOCK, "a": 4, "b": 4, "total": 4}
@@ -116,7 +116,8 @@ def test_live_bytes_are_counted_per_device_and_end_at_zero(plan, three_devices):
     assert curve[0] == (0.0, 0) and curve[-1][1] == 0
     assert [live for _, live in curve if live % BLOCK == 0][:3] == [0, 2 * BLOCK, 5 * BLOCK]
     assert all(earlier[0] <= later[0] for earlier, later in zip(curve, curve[1:], strict=False))
-    assert all(0 <= t <= trace.length + 1e-3 for t, _ in curve)
+    assert min(t for t, _ in curve) >= 0  # what is given back last may be after the step
+    assert all(a.start <= trace.length for a in trace.allocations)
     assert trace.memory["/CPU:1"][-1][1] == BLOCK  # x was fetched: the caller holds it
 
 
@@ -187,7 +188,7 @@ def test_an_operation_in_a_loop_appears_each_time(plan):
     _, trace = session_trace(plan, graph, last)
     roots = [op for op in trace.ops if op.type == "Sqrt"]
     assert len(roots) == 5 and len({op.name for op in roots}) == 1
-    assert all(a.start + a.length <= b.start for a, b in zip(roots, roots[1:], strict=False))
+    assert all(a.end <= b.start for a, b in zip(roots, roots[1:], strict=False))
 
 
 def test_a_tensor_of_strings_has_no_known_bytes(plan):
@@ -290,6 +291,73 @@ def test_devices_and_bytes_come_in_the_order_people_count():
     assert list(between.items()) == [(("/CPU:2", "/CPU:0"), 4), (("/CPU:10", "/CPU:0"), 10)]
 
 
+# ---- what devices do together
+
+
+def together(*members, size=2, op="CollectiveReduceV2", **given):
+    """Read a step of (name, device, start, end) in us; given says by name what its node has."""
+    from tensorflow import make_tensor_proto
+    from tensorflow.compat.v1 import RunMetadata
+
+    metadata = RunMetadata()
+    nodes = metadata.partition_graphs.add().node
+
+    def constant(name, value):
+        nodes.add(name=name, op="Const").attr["value"].tensor.CopyFrom(make_tensor_proto(value))
+        return name
+
+    for number, (name, device, start, end) in enumerate(members):
+        inputs = ["x", constant(f"size{number}", size), constant(f"key{number}", 1), "read"]
+        each = given.get(name, {})
+        if "instance" in each:
+            inputs[3] = constant(f"instance{number}", each["instance"])
+        node = nodes.add(name=name, op=op, input=[*inputs])
+        if "shared" in each:
+            node.attr["shared_name"].s = each["shared"]
+            node.attr["num_devices"].i = size
+        stats = metadata.step_stats.dev_stats.add(device=f"/job:localhost/device:CPU:{device}")
+        stats.node_stats.add(node_name=name, all_start_nanos=start * 1000,
+                             all_end_rel_nanos=(end - start) * 1000)  # fmt: skip
+    return {c.op: (c.group, None if c.waited is None else round(c.waited * 1e6, 6))
+            for c in read(metadata).collectives}  # fmt: skip
+
+
+def test_who_meets_is_told_by_the_order_of_the_names_and_not_of_the_starts():
+    # Both all-reduces are under way at once, and device 2 comes to the second one first.
+    got = together(("a/c", 1, 0, 100), ("a/c_2", 1, 10, 101), ("a/c_3", 2, 20, 100),
+                   ("a/replica_1/c_1", 2, 30, 100))  # fmt: skip
+    assert got == {"a/c": (0, 30), "a/replica_1/c_1": (0, 0), "a/c_2": (1, 10), "a/c_3": (1, 0)}
+    ten = [(f"c_{i}", 1 + i % 2, i, 100) for i in range(8, 12)]  # 9 comes before 10
+    assert together(*ten) == {"c_8": (0, 1), "c_9": (0, 0), "c_10": (1, 1), "c_11": (1, 0)}
+
+
+def test_a_number_in_the_graph_tells_who_meets():
+    members = [("p", 1, 0, 100), ("q", 1, 5, 100), ("r", 2, 10, 100), ("s", 2, 25, 100)]
+    wanted = {"p": (0, 25), "s": (0, 0), "q": (1, 5), "r": (1, 0)}
+    pairs = {"p": 7, "s": 7, "q": 8, "r": 8}
+    known = {name: {"instance": number} for name, number in pairs.items()}
+    assert together(*members, **known) == wanted
+    shared = {name: {"shared": b"%d" % number} for name, number in pairs.items()}
+    assert together(*members, op="NcclAllReduce", **shared) == wanted
+
+
+@pytest.mark.parametrize("members, more", [
+    ([("c", 1, 0, 50), ("c_1", 2, 30, 60)], {"size": 3}),  # a third device is not there
+    ([("c", 1, 0, 29), ("c_1", 2, 30, 60)], {}),  # one was over before the other came
+    ([("c", 1, 0, 60), ("c_1", 2, 30, 60), ("c_2", 2, 40, 70)], {}),  # whose is the third?
+    ([("c", 1, 0, 60), ("c", 1, 70, 90), ("c_1", 2, 30, 60), ("c_1", 2, 80, 90)], {}),  # a loop
+    ([("c", 1, 0, 60), ("d", 2, 30, 60)], {}),
+    ([("c", 1, 0, 60), ("c_1", 2, 30, 60)], {"op": "CollectiveBcastSendV2"}),  # it need not wait
+])  # fmt: skip
+def test_who_meets_is_not_guessed(members, more):
+    assert set(together(*members, **more).values()) == {(None, None)}
+
+
+def test_what_is_over_when_the_last_one_comes_has_met_it():
+    got = together(("c", 1, 0, 30), ("c_1", 2, 30, 60))
+    assert got == {"c": (0, 30), "c_1": (0, 0)}
+
+
 # ---- a step on a GPU, as TensorFlow writes it: see data/make_gpu_step.cc
 
 
@@ -362,7 +430,7 @@ def test_old_kernel_times_without_a_launch_still_lie_in_the_step():
             node.ClearField("scheduled_micros")
     ops = {op.name: op for op in read(metadata).ops}
     assert 50e-6 <= ops["layer/MatMul"].start <= 60e-6
-    assert ops["loss"].start + ops["loss"].length <= ops["twice"].start
+    assert ops["loss"].end <= ops["twice"].start
 
 
 def test_a_trace_without_kernel_records_says_so():

@@ -14,7 +14,8 @@ from conftest import run_python
 CODE = """
 import json, sys
 import numpy as np
-from mgpu_helpers import devices, trace
+from mgpu_helpers import devices, trace, whatif
+from mgpu_helpers.whatif.work import on_cpu_threads, threads_of
 plan = devices.setup(4)
 import keras
 import tensorflow as tf
@@ -47,16 +48,16 @@ def by_hand(kind):
             same.append(bool(np.allclose(ours, theirs, rtol=1e-5)))
     return same, traced
 
-def by_fit(kind):
-    strategy = mirrored(kind)
+def by_fit(strategy, synchronized=False):
     with strategy.scope():
         model = keras.Sequential([
-            keras.Input([6, 6, 2]), keras.layers.Conv2D(3, 3), keras.layers.BatchNormalization(),
+            keras.Input([28, 28, 2]), keras.layers.Conv2D(16, 3, name="conv"),
+            keras.layers.BatchNormalization(synchronized=synchronized),
             keras.layers.Flatten(), keras.layers.Dense(2)])
         model.compile("adam", "mse")
     before = [v.numpy() for v in model.weights]
-    x, y = np.ones([8, 6, 6, 2], "f"), np.ones([8, 2], "f")
-    traced = trace.fit_step(model, tf.data.Dataset.from_tensor_slices((x, y)).batch(8))
+    x, y = np.ones([240, 28, 28, 2], "f"), np.ones([240, 2], "f")
+    traced = trace.fit_step(model, tf.data.Dataset.from_tensor_slices((x, y)).batch(240))
     same = [bool((a == b.numpy()).all()) for a, b in zip(before, model.weights)]
     same.append(int(model.optimizer.iterations.numpy()) == 0)
     return same, traced, sum(v.numpy().nbytes for v in model.trainable_variables)
@@ -73,8 +74,24 @@ def about(traced):
         between=[list(pair) + [n] for pair, n in traced.bytes_between().items()],
     )
 
-def unequal():
-    with mirrored(None).scope():
+def asked(traced):
+    said, groups = whatif.explain(traced), {}
+    for each in traced.collectives:
+        groups.setdefault(each.group, []).append(each)
+    changes = [
+        whatif.faster(traced, "conv"), whatif.scaled(traced, 0.5), whatif.link(traced, 1e8)]
+    return dict(
+        meet=[sorted(each.device for each in members) for members in groups.values()],
+        waits=[[each.waited for each in members] for members in groups.values()],
+        lengths=[[each.length for each in members] for members in groups.values()],
+        notes=said.notes, length=traced.length, replayed=whatif.replay(traced).seconds,
+        accounts=[[a.device, a.worked, traced.busy(a.device), sum(w.seconds for w in a.waits)]
+                  for a in said.accounts],
+        after=[change.after for change in changes],
+        least=sum(op.length for op in on_cpu_threads(traced)) / threads_of(traced))
+
+def unequal(strategy):
+    with strategy.scope():
         model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     try:
@@ -86,9 +103,11 @@ found = {}
 for kind in (None, "ReductionToOneDevice", "HierarchicalCopyAllReduce"):
     same, traced = by_hand(kind)
     found[str(kind)] = about(traced) | dict(same=same)
-same, traced, weights = by_fit(None)
-found["fit"] = about(traced) | dict(same=same, weights=weights)
-found["refused"] = unequal()
+strategy = mirrored(None)
+same, traced, weights = by_fit(strategy)
+found["fit"] = about(traced) | dict(same=same, weights=weights, asked=asked(traced))
+found["synchronized"] = asked(by_fit(strategy, synchronized=True)[1])
+found["refused"] = unequal(strategy)
 print(json.dumps(found))
 """
 
@@ -127,6 +146,21 @@ def test_a_step_of_fit_gives_every_gradient_once(found):
     got = found["fit"]
     assert all(got["same"])
     assert got["given"] == {"/CPU:0": 0} | dict.fromkeys(DEVICES, got["weights"])
+
+
+@pytest.mark.parametrize("which", ["fit", "synchronized"])
+def test_what_replicas_waited_for_is_told_and_the_step_is_replayed(found, which):
+    got = found[which].get("asked", found[which])
+    # One gradient; and three sums (values, squares, how many) forward, two of them backward.
+    assert got["meet"] == [DEVICES] * (1 if which == "fit" else 1 + 3 + 2)
+    for waits, lengths in zip(got["waits"], got["lengths"], strict=True):
+        assert min(waits) == 0 and all(0 <= w < n for w, n in zip(waits, lengths, strict=True))
+    assert got["notes"] == []
+    assert [device for device, *_ in got["accounts"]] == DEVICES
+    for _, worked, busy, waited in got["accounts"]:
+        assert worked == pytest.approx(busy, rel=1e-3, abs=1e-5)
+        assert worked + waited == pytest.approx(got["length"])
+    assert got["least"] <= got["replayed"] and min(got["after"]) > 0
 
 
 def test_a_batch_that_fit_cannot_begin_with_is_refused(found):

@@ -132,6 +132,8 @@ replicas.print_crossing(trace.fit_step(added_on_one, data.batch(840)))
 # - Every device holds as many bytes as one device held alone.
 # - Each device gave one gradient for all weights to the all-reduce, as many bytes as they have.
 #   Lesson 07 kept one set of weights instead, and sent it to every device in every step.
+# - A device that comes early waits there for the last one. A timeline leaves this waiting blank,
+#   and `whatif.explain` names what that one did meanwhile ([[14]]).
 # - The host sent each device its shard of the batch. With `ReductionToOneDevice`, gradients and
 #   their sum are copied as well.
 #

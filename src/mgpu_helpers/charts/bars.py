@@ -28,12 +28,12 @@ class Bar(NamedTuple):
 
 def lay(trace: Trace, name: Callable[[Op], str] | None) -> Iterator[tuple[str, list[Bar]]]:
     """Give the bars of each lane of each device; None lets every operation be a bar."""
-    from mgpu_helpers.trace.step import lanes
+    from mgpu_helpers.trace.step import lanes, working
 
     gap = trace.length * 1e3 / 600 if name else -1.0  # about a pixel
     name = name or (lambda op: op.name)
     for row, device in enumerate(trace.devices):
-        beside = lanes(op for op in trace.ops if op.device == device)  # a CPU's may overlap
+        beside = lanes(op for op in working(trace) if op.device == device)  # a CPU's may overlap
         high = 0.76 / max(1, len(beside))
         for i, lane in enumerate(beside):
             bars: list[Bar] = []

@@ -6,10 +6,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from mgpu_helpers import devices, trace
 from mgpu_helpers.lessons import digits, networks
+from mgpu_helpers.names import short
 
 READ = 0.05  # seconds that a batch takes to be read, as if from a disk
 PASS = 4  # batches in a pass of the exercise
@@ -89,35 +91,73 @@ def timed(step: Callable[..., Any], *given: Any) -> Callable[[], None]:
     return run
 
 
-def read(x: Any, y: Any) -> tuple[Any, Any]:
+def read(x: Any, y: Any, done: Callable[[], None] = lambda: None) -> tuple[Any, Any]:
     """Read a batch slowly: what the function of a dataset's map gets and gives are tensors."""
     import numpy as np
     import tensorflow as tf
 
     def wait() -> Any:
         time.sleep(READ)
+        done()
         return np.int64(0)
 
     with tf.control_dependencies([tf.numpy_function(wait, [], tf.int64)]):
         return tf.identity(x), tf.identity(y)
 
 
+@dataclass
+class Seen:
+    """What was done to a patient: batches read, eager calls of its model, and where it was called.
+
+    In a graph it is called once, when the graph is made; "" is where nobody has said a device.
+    """
+
+    reads: int = 0
+    eager: int = 0
+    devices: set[str] = field(default_factory=set)
+
+    def has_read(self) -> None:
+        """Count a batch that was read."""
+        self.reads += 1
+
+    def called(self, result: Any) -> None:
+        """Note a call of the model by what its first layer gave."""
+        import tensorflow as tf
+
+        self.eager += tf.executing_eagerly()
+        self.devices.add(short(getattr(result, "device", None) or ""))
+
+
 def patient() -> tuple[Any, Any]:
     """Give a compiled Keras model and its data, whose training is slowed down by three causes."""
+    return watched()[:2]
+
+
+def watched() -> tuple[Any, Any, Seen]:
+    """Give the exercise's patient, and what will be seen of its treatment."""
     import keras
     import tensorflow as tf
 
-    dense = keras.layers.Dense
+    seen, dense = Seen(), keras.layers.Dense
+
+    class Dense(dense):  # type: ignore[misc, valid-type]  # its class, so that copies are seen too
+        def call(self, inputs: Any, training: Any = None) -> Any:
+            result = super().call(inputs)
+            seen.called(result)
+            return result
+
     keras.utils.set_random_seed(0)
     with tf.device(devices.current().devices[0]):
         made = keras.Sequential([
-            keras.Input([784]), dense(many() * 512, "relu"),
+            keras.Input([784]), Dense(many() * 512, "relu"),
             *(dense(32, "relu", kernel_initializer="he_normal") for _ in range(24)), dense(10),
         ])  # fmt: skip
         made.compile(keras.optimizers.SGD(1e-3), loss(), run_eagerly=True)
     x, y = batch()
     shades = tf.data.Dataset.from_tensor_slices(tf.linspace(1.0, 0.5, PASS))
-    return made, shades.map(lambda shade: read(shade * x, y))
+    data = shades.map(lambda shade: read(shade * x, y, seen.has_read))
+    seen.devices.clear()  # those of its building
+    return made, data, seen
 
 
 def cut(colocate: bool) -> tuple[Any, Any]:

@@ -36,7 +36,7 @@ def copies_of(
         maker = tensor.partition(":")[0]
         size = size_of(by_node[maker], tensor) if maker in by_node else None
         maker = plain_name(maker)
-        made = by_name[maker].start + by_name[maker].length if maker in by_name else 0.0
+        made = by_name[maker].end if maker in by_name else 0.0
         used = min(uses[node.name], default=made)
         copies.append(Copy(plain_name(tensor), source, target, size, made, max(0.0, used - made)))
     return sorted(copies, key=lambda copy: (copy.start, copy.tensor, copy.target))

@@ -62,11 +62,9 @@ def _events(step: Trace, layers: Collection[str] | None) -> Iterator[dict[str, A
         yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": device}}
         yield {"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": pid}}
         for tid, lane in enumerate(lanes(op for op in step.ops if op.device == device), 1):
-            for op, after in zip(lane, [*lane[1:], None], strict=True):
-                end = op.start + op.length
-                end = end if after is None else min(end, after.start)  # a nanosecond may be over
+            for op in lane:
                 bar = {"ph": "X", "pid": pid, "tid": tid, "name": op.name, "cat": op.type,
-                       "ts": _micros(op.start), "dur": _micros(end) - _micros(op.start),
+                       "ts": _micros(op.start), "dur": _micros(op.end) - _micros(op.start),
                        "args": {"type": op.type, "layer": layer(op.name, layers),
                                 "bytes": op.bytes}}  # fmt: skip
                 bars.setdefault((op.name, device), bar)

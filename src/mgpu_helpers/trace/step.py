@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from mgpu_helpers.names import order
@@ -33,6 +33,14 @@ class Op:
     length: float
     bytes: int = 0
 
+    @property
+    def end(self) -> float:
+        """Give the moment when it was over, to the nanosecond, as clocks count.
+
+        So of two that touch, one ends when the other starts: start + length may be later than that.
+        """
+        return round(self.start + self.length, 9)
+
 
 @dataclass(frozen=True)
 class Copy:
@@ -58,6 +66,10 @@ class Collective:
     went to which device is the library's choice (in a ring of n, a device sends 2 (n - 1) / n of it
     to the next one) and is not recorded. So it is no Copy. Seconds from the start of the step; the
     length holds the wait for the other devices.
+
+    Those of a group are one operation of several devices, and its work begins when the last of them
+    has come: waited is the part of the length before that. Both are None where the trace does not
+    tell.
     """
 
     op: str
@@ -65,6 +77,8 @@ class Collective:
     bytes: int | None
     start: float
     length: float
+    waited: float | None = None
+    group: int | None = None
 
 
 @dataclass(frozen=True)
@@ -127,16 +141,19 @@ class Trace:
     def length(self) -> float:
         """Give the seconds from the first operation's start to the last one's end."""
         ends = [end for spans in self.kernels.values() for _, end in spans]
-        return max((*ends, *(op.start + op.length for op in self.ops)), default=0.0)
+        return max((*ends, *(op.end for op in self.ops)), default=0.0)
 
     def busy(self, device: str) -> float:
-        """Add up the seconds in which the device ran an operation, or a GPU a kernel."""
-        total, reached = 0.0, 0.0
-        spans = [(op.start, op.start + op.length) for op in self.ops if op.device == device]
+        """Add up the seconds in which the device ran an operation, or a GPU a kernel.
+
+        A collective's wait for other devices does not count, but on a GPU, whose kernel waits.
+        """
+        total = reached = 0  # nanoseconds
+        spans = [(op.start, op.end) for op in working(self) if op.device == device]
         for start, end in sorted(self.kernels.get(device, spans)):
-            total += max(0.0, end - max(start, reached))
-            reached = max(reached, end)
-        return total
+            total += max(0, nanos(end) - max(nanos(start), reached))
+            reached = max(reached, nanos(end))
+        return total / 1e9
 
     def idle(self, device: str) -> float:
         """Give the share of the step, 0 to 1, in which the device ran nothing."""
@@ -161,8 +178,9 @@ class Trace:
     ) -> Top:
         """List the n that took the most time, None all, by "operation", "layer" or "type".
 
-        layers names those of a Keras model, as `[layer.name for layer in model.layers]` does;
-        without it the operations' names decide, as `trace.layer` says.
+        A collective counts without its wait for other devices. layers names those of a Keras model,
+        as `[layer.name for layer in model.layers]` does; without it the operations' names decide,
+        as `trace.layer` says.
 
         >>> op = Op("encoder/MatMul", "MatMul", "/CPU:1", start=0.0, length=0.002, bytes=40)
         >>> Trace((op,), (), {}, ()).top(by="layer")
@@ -219,6 +237,23 @@ def traced(step: Any) -> Trace:
     raise TypeError(f"a {what} is no traced step: give {remedy}.")
 
 
+def nanos(seconds: float) -> int:
+    """Give whole nanoseconds, in which clocks count: they add up and compare exactly."""
+    return round(seconds * 1e9)
+
+
+def working(step: Trace) -> list[Op]:
+    """List a step's operations by their start, each collective without its wait for others."""
+    waited = {each.op: each.waited for each in step.collectives if each.waited}
+    if not waited:
+        return list(step.ops)
+    ops = [
+        replace(op, start=op.start + waited[op.name], length=op.length - waited[op.name])
+        if op.name in waited else op for op in step.ops
+    ]  # fmt: skip
+    return sorted(ops, key=lambda op: op.start)
+
+
 def lanes(ops: Iterable[Op]) -> list[list[Op]]:
     """Lay operations that overlap beside each other, each into the first lane that is free.
 
@@ -227,7 +262,7 @@ def lanes(ops: Iterable[Op]) -> list[list[Op]]:
     """
     made: list[list[Op]] = []
     for op in ops:
-        free = (lane for lane in made if lane[-1].start + lane[-1].length <= op.start + 1e-9)
+        free = (lane for lane in made if nanos(lane[-1].end) <= nanos(op.start))
         lane = next(free, None)
         if lane is None:
             made.append(lane := [])

@@ -9,7 +9,7 @@ from typing import Any
 
 from mgpu_helpers.names import order
 from mgpu_helpers.trace.layers import layer
-from mgpu_helpers.trace.step import Op, Trace
+from mgpu_helpers.trace.step import Op, Trace, working
 
 _WIDE = 60  # letters of a name that a line of a notebook has room for, beside the numbers
 
@@ -76,10 +76,10 @@ def top(
     """List the n that took the most time, None all, by "operation", "layer" or "type"."""
     from mgpu_helpers.wording import whole_number
 
-    name, found = naming(by, layers), defaultdict(list)
-    for op in step.ops:
+    name, found, worked = naming(by, layers), defaultdict(list), working(step)
+    for op in worked:
         found[name(op)].append(op)
-    total = sum(op.length for op in step.ops)
+    total = sum(op.length for op in worked)
     rows = []
     for each, ops in found.items():
         seconds = sum(op.length for op in ops)

@@ -6,13 +6,14 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from mgpu_helpers.names import order
 from mgpu_helpers.trace.layers import layer
-from mgpu_helpers.trace.step import Op, Trace, lanes, traced
+from mgpu_helpers.trace.step import Op, Trace, lanes, nanos, traced
 from mgpu_helpers.whatif.account import COPY, CORE, OVERHEAD, Account, Explanation, Wait
 from mgpu_helpers.whatif.model import CHEAP
-from mgpu_helpers.whatif.work import Task, tasks_of, unknown
+from mgpu_helpers.whatif.work import Task, apart, met, on_cpu_threads, tasks_of, unknown
 
-_SOON = 20e-6  # seconds; a thread that goes on after less was not free for others
+_SOON = 20_000  # nanoseconds; a thread that goes on after less was not free for others
 _SMALL = 1e-3  # of a step; an operation that took less is not what a device waited to do
 _IDLE = 0.05  # a host that worked less only hands out, and its waiting is nobody's trouble
 
@@ -23,9 +24,11 @@ def explain(step: Trace, layers: Collection[str] | None = None) -> Explanation:
     From an operation that started late, go back to the input that came last, to what that one
     waited for (its input, or what its device did first), and so on. Each idle moment is then work
     elsewhere, a copy to or from a GPU, a free core, or overhead, which is what TensorFlow and the
-    machine do besides. What is named is the slow part, not the reason for it, and its share is not
-    what a faster one would gain: see `faster` for that. A host that worked less than 5 % is left
-    out. For layers see `Trace.top`. It says so where the trace does not tell.
+    machine do besides. A collective, such as an all-reduce, is work from the moment when the last
+    of its devices comes; the others wait for what that one did before. What is named is the slow
+    part, not the reason for it, and its share is not what a faster one would gain: see `faster` for
+    that. A host that worked less than 5 % is left out. For layers see `Trace.top`. It says so where
+    the trace does not tell.
 
     >>> from mgpu_helpers.trace import Op, Trace
     >>> two = Op("conv/Add", "Add", "/CPU:1", 0.0, 0.01), Op("b", "Add", "/CPU:2", 0.01, 0.01)
@@ -39,7 +42,8 @@ def explain(step: Trace, layers: Collection[str] | None = None) -> Explanation:
     if said := unknown(step):
         found = [Account(d, length, step.busy(d), None) for d in _asked(step)]
         return Explanation(tuple(found), (*notes, f"What they waited for is not known: {said}."))
-    tasks = tasks_of(step)
+    notes += tuple(_not_told(step))
+    tasks, whole = tasks_of(step), nanos(length)
     inputs, full = _inputs(tasks), _full(step)
     causes = _causes(tasks, inputs)
     ran = [i for i, task in enumerate(tasks) if task.type]
@@ -47,14 +51,14 @@ def explain(step: Trace, layers: Collection[str] | None = None) -> Explanation:
     accounts = []
     for device in _asked(step):
         mine = sorted((i for i in ran if tasks[i].device == device), key=lambda i: tasks[i].start)
-        work = _Spans([(tasks[i].start, tasks[i].end) for i in mine])
-        waited: dict[tuple[str, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
-        reached = 0.0
+        work = _Spans([(nanos(tasks[i].start), nanos(tasks[i].end)) for i in mine])
+        waited: dict[tuple[str, str], dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        reached = 0  # nanoseconds, of which nothing is left over
         # What takes next to nothing may run at any time: what the device waited for is the input
         # of the next operation that matters.
         large = [i for i in mine if tasks[i].seconds >= _SMALL * length]
         for i in [*large, None]:
-            end = length if i is None else tasks[i].start
+            end = whole if i is None else nanos(tasks[i].start)
             for start, until, cause in _back(
                 tasks, causes, i, last if i is None else inputs[i], reached, end
             ):
@@ -66,35 +70,37 @@ def explain(step: Trace, layers: Collection[str] | None = None) -> Explanation:
                     busy = min(idle, full.within(start, until))
                     waited[CORE, ""][""] += busy
                     waited[cause, ""][""] += idle - busy
-            reached = max(reached, end if i is None else tasks[i].end)
+            reached = max(reached, end if i is None else nanos(tasks[i].end))
         waits = [
-            Wait(what, where, sum(types.values()), max(types, key=types.__getitem__))
-            for (what, where), types in waited.items() if sum(types.values()) > 0
+            Wait(what, where, sum(types.values()) / 1e9, max(types, key=types.__getitem__))
+            for (what, where), types in waited.items() if any(types.values())
         ]  # fmt: skip
         waits.sort(key=lambda wait: (-wait.seconds, wait.what))
-        worked = length - sum(wait.seconds for wait in waits)
-        accounts.append(Account(device, length, worked, tuple(waits)))
+        worked = whole - sum(sum(types.values()) for types in waited.values())
+        accounts.append(Account(device, length, worked / 1e9, tuple(waits)))
     return Explanation(tuple(accounts), notes)
 
 
 def _back(
     tasks: Sequence[Task], causes: Sequence[int], i: int | None, cause: int,
-    start: float, end: float,
-) -> Iterator[tuple[float, float, int | str]]:  # fmt: skip
+    start: int, end: int,
+) -> Iterator[tuple[int, int, int | str]]:  # fmt: skip
     """Go back from a task's start, or from the end of a step, to where a wait began.
 
-    Give spans of time, and the operation that ran in each, or what passed between operations.
+    Give spans of time in ns, and the operation that ran in each, or what passed between operations.
     """
     at = end
     while at > start:
-        ready = start if cause < 0 else min(at, max(start, tasks[cause].end))
+        ready = start if cause < 0 else min(at, max(start, nanos(tasks[cause].end)))
         if at > ready:  # all was there
             ends = tasks[i].device + tasks[cause].device if i is not None and cause >= 0 else ""
-            crossed = "/GPU" in ends and tasks[i].device != tasks[cause].device
+            crossed = "/GPU" in ends and (
+                tasks[i].device != tasks[cause].device or tasks[cause].together
+            )  # fmt: skip
             yield ready, at, COPY if crossed else OVERHEAD
         if cause < 0:
             return
-        at = min(ready, max(start, tasks[cause].start))
+        at = min(ready, max(start, nanos(tasks[cause].start)))
         if ready > at:
             yield at, ready, cause
         i, cause = cause, causes[cause]
@@ -112,26 +118,28 @@ def _inputs(tasks: Sequence[Task]) -> list[int]:
 
 def _causes(tasks: Sequence[Task], inputs: Sequence[int]) -> list[int]:
     """Find for each task its last input, or what its device did meanwhile, if that ended later."""
-    done: dict[str, list[tuple[float, int]]] = defaultdict(list)
+    done: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for i, task in enumerate(tasks):
         if task.seconds >= CHEAP:
-            done[task.device].append((task.end, i))
+            done[task.device].append((nanos(task.end), i))
     for ends in done.values():
         ends.sort()
     causes = list(inputs)
     for i, task in enumerate(tasks):
         ends = done[task.device]
-        at = bisect_right(ends, (task.start, len(tasks))) - 1
-        if at >= 0 and ends[at][1] != i and (causes[i] < 0 or ends[at][0] > tasks[causes[i]].end):
+        at = bisect_right(ends, (nanos(task.start), len(tasks))) - 1
+        if at >= 0 and ends[at][1] != i and (
+            causes[i] < 0 or ends[at][0] > nanos(tasks[causes[i]].end)
+        ):  # fmt: skip
             causes[i] = ends[at][1]
     return causes
 
 
 class _Spans:
-    """How long at least so many of some spans of time overlap."""
+    """How long at least so many of some spans of time overlap, in whole nanoseconds."""
 
-    def __init__(self, spans: Iterable[tuple[float, float]], least: int = 1) -> None:
-        self.moments, self.totals, self.on, now = [0.0], [0.0], [least <= 0], 0
+    def __init__(self, spans: Iterable[tuple[int, int]], least: int = 1) -> None:
+        self.moments, self.totals, self.on, now = [0], [0], [False], 0
         changes = [change for a, b in spans for change in ((a, 1), (b, -1))]
         for moment, change in sorted(changes):
             self.totals.append(self._until(moment))
@@ -139,21 +147,21 @@ class _Spans:
             now += change
             self.on.append(now >= least)
 
-    def _until(self, moment: float) -> float:
+    def _until(self, moment: int) -> int:
         i = bisect_right(self.moments, moment) - 1
         return self.totals[i] + self.on[i] * (moment - self.moments[i])
 
-    def within(self, start: float, end: float) -> float:
-        return min(end - start, max(0.0, self._until(end) - self._until(start)))
+    def within(self, start: int, end: int) -> int:
+        return self._until(end) - self._until(start)
 
 
 def _full(step: Trace) -> _Spans:
     """Find when every thread that the trace knows of worked, or went on at once."""
-    threads, spans = lanes(op for op in step.ops if op.device.startswith("/CPU")), []
+    threads, spans = lanes(on_cpu_threads(step)), []
     for thread in threads:
         for op, after in zip(thread, [*thread[1:], None], strict=True):
-            end = op.start + op.length
-            spans.append((op.start, after.start if after and after.start - end < _SOON else end))
+            end, then = nanos(op.end), nanos(after.start) if after else 0
+            spans.append((nanos(op.start), then if after and then - end < _SOON else end))
     return _Spans(spans, max(1, len(threads)))
 
 
@@ -173,6 +181,24 @@ def _asked(step: Trace) -> list[str]:
         device for device in step.devices
         if device != "/CPU:0" or len(step.devices) == 1 or 1 - step.idle(device) >= _IDLE
     ]  # fmt: skip
+
+
+def _not_told(step: Trace) -> list[str]:
+    """Say of which collectives the waiting, or the work, is not known."""
+    said = []
+    if kinds := apart(step):
+        said.append(
+            f"How long devices waited for each other in collectives ({kinds}) is not known: the "
+            "trace does not tell which of them belong together, so all of it counts as work."
+        )
+    known = met(step)
+    if timeless := {c.device for c in step.collectives if c.op in known and not c.length}:
+        said.append(
+            f"How long collectives worked on {', '.join(sorted(timeless, key=order))} is not "
+            "known: NCCL's kernels do not say of which operation they are, so what passed between "
+            "the last device's coming and the next operation counts as copies."
+        )
+    return said
 
 
 def _nothing(step: Trace) -> list[str]:

@@ -15,7 +15,7 @@ from mgpu_helpers.whatif.edit import in_towers, over_link, scaled_by
 from mgpu_helpers.whatif.machine import Machine, measured
 from mgpu_helpers.whatif.model import seconds
 from mgpu_helpers.whatif.result import Change, Replay
-from mgpu_helpers.whatif.work import Task, home_of, tasks_of, threads_of
+from mgpu_helpers.whatif.work import Task, apart, home_of, tasks_of, threads_of
 from mgpu_helpers.wording import counted, whole_number
 
 Steps = Trace | Sequence[Trace]
@@ -26,8 +26,9 @@ def replay(step: Steps) -> Replay:
     On CPUs the operations are laid out on as many threads as worked at once, by TensorFlow's rule;
     see `measured` for what is added to each. A GPU does one after the other in the traced order,
     each as long after what it needs as in the trace: that the host launches early enough is taken
-    for granted. Raise ValueError where the trace does not tell: a step under 2 ms, with a loop,
-    with a collective, or without the kernels of its GPU.
+    for granted. The work of a collective, such as an all-reduce, begins when the last of its
+    devices comes. Raise ValueError where the trace does not tell: a step under 2 ms, with a loop,
+    with collectives that cannot be matched, or without the kernels of its GPU.
 
     >>> from mgpu_helpers.trace import Op, Trace
     >>> two = Op("a", "Add", "/CPU:1", 0.0, 0.01), Op("b", "Add", "/CPU:2", 0.01, 0.01)
@@ -35,7 +36,7 @@ def replay(step: Steps) -> Replay:
     replayed in 20... ms, traced in 20.0 ms (+0...%)
     """
     steps = _steps(step)
-    replayed = [seconds(tasks_of(each), threads_of(each), _machine(each)) for each in steps]
+    replayed = [seconds(_tasks(each), threads_of(each), _machine(each)) for each in steps]
     return Replay(Timing(tuple(each.length for each in steps)), Timing(tuple(replayed)))
 
 
@@ -60,6 +61,11 @@ def faster(step: Steps, pattern: str, by: float = 2.0) -> Change:
             raise ValueError(
                 f"pattern={pattern!r} is in no name or type of the step's {len(tasks)} operations: "
                 "step.top() lists some of them."
+            )
+        if all(t.untimed or t.together and not t.bytes for t in tasks if t.name in found):
+            raise ValueError(
+                f"pattern={pattern!r} finds only collectives, and the trace does not tell how long "
+                "they worked: ask whatif.link what another link would give."
             )
         hits = len(found)
         return [replace(t, seconds=t.seconds / by) if t.name in found else t for t in tasks]
@@ -88,7 +94,8 @@ def scaled(step: Steps, batch: float = 0.5) -> Change:
 def link(step: Steps, bytes_per_second: float) -> Change:
     """Say what the step would take if devices were joined by a link of so many bytes a second.
 
-    Each pair of devices has one link for each direction, which carries a tensor at a time. In
+    Each pair of devices has one link for each direction, which carries a tensor at a time. In a
+    collective they are a ring: each of n devices that add up P bytes sends 2 (n - 1) / n P. In
     cores mode copies take no time as they are; on GPUs the link is in place of the traced one.
 
     >>> from mgpu_helpers.trace import Copy, Op, Trace
@@ -157,10 +164,20 @@ def _changed(
 ) -> Change:
     before, after = [], []
     for each in _steps(step):
-        tasks, machine, most = tasks_of(each), _machine(each), threads_of(each)
+        tasks, machine, most = _tasks(each), _machine(each), threads_of(each)
         after.append(seconds(change(tasks, each), max(most, threads), machine))
         before.append(seconds(tasks, most, machine))
     return Change(Timing(tuple(before)), Timing(tuple(after)), ("the step", what))
+
+
+def _tasks(step: Trace) -> list[Task]:
+    tasks = tasks_of(step)
+    if kinds := apart(step):
+        raise ValueError(
+            f"this step cannot be replayed: the trace does not tell which of its collectives "
+            f"({kinds}) belong together, so how long devices waited in them is not known."
+        )
+    return tasks
 
 
 def _machine(step: Trace) -> Machine | None:

@@ -14,9 +14,12 @@ from mgpu_helpers.whatif.model import CHEAP
 from mgpu_helpers.whatif.work import Task
 
 # What is done once whatever the batch is, and what may be done to a gradient on its way there.
-_ONCE = re.compile(r"Apply[A-Z]|^Assign|^VarHandleOp|ReadVariableOp|^Variable")
+_ONCE = re.compile(
+    r"Apply[A-Z]|^Assign|^VarHandleOp|ReadVariableOp|^Variable|AllReduce|^CollectiveReduce"
+)
 _EACH = re.compile(
-    r"^(|Const|Identity|Cast|Reshape|Add|AddV2|AddN|Sub|Mul|Neg|RealDiv|Square|R?sqrt|L2Loss)$",
+    r"^(|Const|Identity|Cast|Reshape|ConcatV2|Add|AddV2|AddN|Sub|Mul|Neg|RealDiv|Square|R?sqrt"
+    r"|L2Loss)$",
     re.IGNORECASE,
 )
 
@@ -92,7 +95,10 @@ def in_towers(
 def over_link(
     tasks: list[Task], size_of: Callable[[Task, str], int], bytes_per_second: float
 ) -> list[Task]:
-    """Put a copy between what made a tensor and those that use it on another device."""
+    """Put a copy between what made a tensor and those that use it on another device.
+
+    And let what devices do together take as long as its bytes take in a ring.
+    """
     made: list[Task] = []
     place: list[int] = []
     copies: dict[tuple[int, str], int] = {}
@@ -111,9 +117,20 @@ def over_link(
                 ))  # fmt: skip
             before.append(copies[j, task.device] if size else place[j])
         crossed = any(made[j].type == "copy" for j in before)
+        crossed = crossed or any(tasks[j].untimed for j in task.before)
+        taken = task.seconds
+        if task.together:
+            taken = _ring(task) / bytes_per_second + ("/CPU" in task.device) * taken
         place.append(len(made))
         made.append(replace(
             task, before=tuple(before), waits=frozenset(place[j] for j in task.waits),
-            gap=0.0 if crossed else task.gap,
+            seconds=taken, gap=0.0 if crossed else task.gap,
         ))  # fmt: skip
     return made
+
+
+def _ring(task: Task) -> float:
+    """Give how many bytes a device sends to the next one; task.bytes is what it has at the end."""
+    n = task.together
+    parts = n if "Scatter" in task.type else 2 if "Reduce" in task.type else 1
+    return parts * (n - 1) / n * task.bytes

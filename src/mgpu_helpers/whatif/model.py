@@ -74,7 +74,9 @@ def on_threads(tasks: Sequence[Task], threads: int, machine: Machine) -> list[fl
             missing[j] -= 1
             if missing[j]:
                 continue
-            if tasks[j].type == "copy":
+            if tasks[j].together:  # it waits and works without a thread of TensorFlow's executor
+                heapq.heappush(events, (now + tasks[j].seconds, next(count), -1, j))
+            elif tasks[j].type == "copy":
                 link = tasks[j].device
                 free[link] = max(free[link], now) + tasks[j].seconds
                 heapq.heappush(events, (free[link], next(count), -1, j))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from mgpu_helpers.names import order
-from mgpu_helpers.trace.step import Trace
+from mgpu_helpers.trace.step import Collective, Op, Trace, nanos
 
 SHORTEST = 2e-3  # seconds; below, what TensorFlow does between operations is most of a step
 
@@ -19,6 +19,9 @@ class Task:
 
     before are the places, in the list of tasks, of what it needs; of these, waits give it nothing.
     gap is what passed from the moment when all was there, on a GPU also the GPU, to its start.
+
+    A collective is two tasks on each of its devices: one without length and bytes when the device
+    comes, and the work, which needs those of all devices. In both, together is how many they are.
     """
 
     name: str
@@ -30,32 +33,33 @@ class Task:
     bytes: int = 0
     start: float = 0.0  # as traced
     gap: float = 0.0
+    together: int = 0
 
     @property
     def end(self) -> float:
-        """Give the moment when it was over, as traced."""
-        return self.start + self.seconds
+        """Give the moment when it was over, as traced, to the nanosecond."""
+        return round(self.start + self.seconds, 9)
 
     @property
     def in_order(self) -> bool:
         """Say whether its device does one thing at a time, as a GPU and a link do."""
-        return self.type == "copy" or self.device.startswith("/GPU")
+        return self.type == "copy" or self.device.startswith("/GPU") and not self.together
+
+    @property
+    def untimed(self) -> bool:
+        """Say whether it is a collective's work that no trace tells, such as NCCL's kernels."""
+        return bool(self.together and self.bytes and not self.seconds)
 
 
 def unknown(step: Trace, names: Sequence[str] | None = None) -> str:
-    """Say why a trace does not tell what its step would do; "" where it does."""
-    names = _sorted(step) if names is None else names
+    """Say why a trace does not tell what its step did; "" where it does."""
+    names = _sorted(*_parts(step)[:2]) if names is None else names
     if not step.ops:
         return "no operation was recorded in it"
     if step.launches_only:
         return (
             "TensorFlow recorded no kernels of the GPU, so the trace does not know how long they "
             "ran: see that libcupti is found and that no other profiler runs"
-        )
-    if step.collectives:
-        return (
-            "devices did an operation together (a collective), and the trace does not tell its "
-            "work from its waiting"
         )
     if len({op.name for op in step.ops}) < len(step.ops) or not names:
         return "the step runs a loop, whose rounds the trace does not tell apart: unroll it"
@@ -69,17 +73,18 @@ def unknown(step: Trace, names: Sequence[str] | None = None) -> str:
 
 def tasks_of(step: Trace) -> list[Task]:
     """List what a step did, each after all that it needs; raise ValueError where none can know."""
-    found = _sorted(step)
+    ran, edges, only = _parts(step)
+    found = _sorted(ran, edges)
     if said := unknown(step, found):
         raise ValueError(f"this step cannot be replayed: {said}.")
-    ran = {op.name: op for op in step.ops}
+    groups = met(step)
     place = {name: i for i, name in enumerate(found)}
     before, waits = defaultdict(set), defaultdict(set)
-    for maker, user in step.edges:
+    for maker, user in edges:
         before[place[user]].add(place[maker])
-    for maker, user in step.waits:
+    for maker, user in only:
         waits[place[user]].add(place[maker])
-    on_gpu, free = any(d.startswith("/GPU") for d in step.devices), defaultdict(float)
+    free: dict[str, float] = defaultdict(float)
     tasks: list[Task] = []
     for i, name in enumerate(found):
         needs, op = tuple(sorted(before[i])), ran.get(name)
@@ -88,18 +93,41 @@ def tasks_of(step: Trace) -> list[Task]:
             device = tasks[needs[0]].device if needs else ""
             tasks.append(Task(name, "", device, 0.0, needs, frozenset(waits[i]), start=ready))
             continue
-        task = Task(name, op.type, op.device, op.length, needs, frozenset(waits[i]), op.bytes,
-                    op.start, max(0.0, op.start - max(ready, free[op.device])))  # fmt: skip
-        if on_gpu and task.in_order:
+        task = Task(op.name, op.type, op.device, op.length, needs, frozenset(waits[i]), op.bytes,
+                    op.start, together=len(groups.get(op.name, ())))  # fmt: skip
+        ready = max(ready, free[op.device] if task.in_order else 0.0)
+        task = replace(task, gap=max(0.0, op.start - ready))
+        if task.in_order:
             free[op.device] = max(free[op.device], task.end)
         tasks.append(task)
     return tasks
 
 
+def met(step: Trace) -> dict[str, list[Collective]]:
+    """Give the group of each collective that has one, by its name."""
+    groups: dict[int, list[Collective]] = defaultdict(list)
+    for each in step.collectives:
+        if each.group is not None:
+            groups[each.group].append(each)
+    return {each.op: members for members in groups.values() for each in members}
+
+
+def apart(step: Trace) -> str:
+    """Name the collectives of which the trace does not tell who belongs together; "" if it does."""
+    alone = {each.op for each in step.collectives if each.group is None}
+    return ", ".join(sorted({op.type for op in step.ops if op.name in alone}))
+
+
+def on_cpu_threads(step: Trace) -> list[Op]:
+    """List what the threads of CPUs ran; a collective keeps none, neither waiting nor working."""
+    own = {each.op for each in step.collectives}
+    return [op for op in step.ops if op.device.startswith("/CPU") and op.name not in own]
+
+
 def threads_of(step: Trace) -> int:
     """Count how many operations CPUs ran at once, at most: so many threads worked."""
-    changes = [(op.start, 1) for op in step.ops if op.device.startswith("/CPU")]
-    changes += [(op.start + op.length, -1) for op in step.ops if op.device.startswith("/CPU")]
+    ops = on_cpu_threads(step)
+    changes = [(nanos(op.start), 1) for op in ops] + [(nanos(op.end), -1) for op in ops]
     most = now = 0
     for _, change in sorted(changes):
         now += change
@@ -112,14 +140,35 @@ def home_of(step: Trace) -> str:
     return max(sorted(step.devices, key=order), key=step.busy)
 
 
-def _sorted(step: Trace) -> list[str]:
+def _parts(step: Trace) -> tuple[dict[str, Op], list[tuple[str, str]], list[tuple[str, str]]]:
+    """Give the operations by name, who needs whom, and who only waits.
+
+    Each collective that has a group is in two, as `Task` says.
+    """
+    ran, groups = {op.name: op for op in step.ops}, met(step)
+    comes = {name: f"{name} comes" for name in groups}
+
+    def to(edges: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        return [(maker, comes.get(user, user)) for maker, user in edges]
+
+    meetings = [
+        (comes[other.op], name) for name, members in groups.items() for other in members
+    ]  # fmt: skip
+    for name, members in groups.items():
+        op, last = ran[name], max(each.start for each in members)
+        ran[comes[name]] = replace(op, length=0.0, bytes=0)
+        ran[name] = replace(op, start=last, length=max(0.0, op.end - last))
+    return ran, to(step.edges) + meetings, to(step.waits) + meetings
+
+
+def _sorted(ran: Mapping[str, Op], edges: Iterable[tuple[str, str]]) -> list[str]:
     """List the names after all that they need, else by their start; [] if some are in a circle."""
     after, missing = defaultdict(list), defaultdict(int)
-    start = {op.name: op.start for op in step.ops}
-    for maker, user in step.edges:
+    start, names = {name: op.start for name, op in ran.items()}, set(ran)
+    for maker, user in edges:
         after[maker].append(user)
         missing[user] += 1
-    names = {*start, *(name for edge in step.edges for name in edge)}
+        names |= {maker, user}
     heap = [(start.get(name, 0.0), name) for name in names if not missing[name]]
     heapq.heapify(heap)
     found = []
