@@ -26,7 +26,7 @@ _MEMORY = re.compile(r"out.of.memory|\bOOM\b|ALLOC_FAILED|failed to allocate", r
 _GPU = re.compile(r"cuda|cudnn|cublas|\bGPU\b|\bstream\b|\bcu[A-Z]\w+", re.I)
 # XLA ends the process on a GPU that its compiler does not know, as TensorFlow 2.21's on Blackwell.
 WITHOUT_XLA = (
-    "take a newer TensorFlow or NVIDIA's container, and until then model.compile(jit_compile=False), "
+    "take a newer TensorFlow or NVIDIA's container; until then model.compile(jit_compile=False), "
     "because Keras compiles with XLA wherever there is a GPU"
 )
 Details = Mapping[str, Any]  # what tf.config.experimental.get_device_details says of a GPU
