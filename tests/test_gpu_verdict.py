@@ -38,6 +38,7 @@ def cell(source: str, said: str, *tags: str):
     ("a: True\nb: False", "a: False\nb: True", (), "a: False"),
     ("for 2 devices: True", "for 1: True\nfor 2: False", (), "for 2: False"),
     ("plain: False", "plain: False", (), ""),
+    ("True", "False", (), "False"),
     ("12 bytes", "24 bytes", (), "24 bytes"),
     ("0 of 10,000 entries differ", "9,999 of 10,000 entries differ", (), "9,999"),
     ("a\nb", "a", (), "nothing"),
@@ -69,6 +70,19 @@ def test_judge_knows_what_differs_lawfully_on_a_gpu(before, now, wrong):
     said = judge(cell("", before), cell("", now), "gpus")
     assert wrong in said and bool(said) == bool(wrong)
     assert not broken(cell("", before), cell("", now))  # what any number of devices allows
+
+
+@pytest.mark.parametrize("before, now, wrong", [
+    ("8 of 8: True", "6 of 6: True", ""),
+    ("8 of 8: True", "6 of 6: False", "6 of 6: False"),
+    ("batch [1, 0] empty True\nbatch [1, 1] empty False", "batch [1] empty False", ""),
+    ("on /CPU:1 right: True", "on /GPU:0 right: True\non /GPU:1 right: False", "GPU:1"),
+    ("plain: False\nkept: True", "plain: False\nplain: False\nkept: True", ""),
+    ("yes: 2 devices", "yes: 8 devices", ""),
+])  # fmt: skip
+def test_on_other_numbers_of_devices_what_was_true_may_not_be_false(before, now, wrong):
+    said = broken(cell("", before), cell("", now))
+    assert wrong in said and bool(said) == bool(wrong)
 
 
 def stored_cells():

@@ -42,6 +42,7 @@ from mgpu_helpers import devices, jobs, nvml, results
 from mgpu_helpers.devices import trial
 from mgpu_helpers.wording import counted
 
+MOST = 8  # devices, for which the lessons are made
 SLOW = 60  # seconds for a cell, when the kernels are compiled
 GIVE_UP = 900
 ON_GPUS = ("gpus", "split-gpu")
@@ -193,12 +194,21 @@ def broken(stored: NotebookNode, now: NotebookNode) -> str:
     if "exercise" in tags(stored) and not refused:
         return "takes an exercise that nobody has done"
 
-    was, now_ = (re.findall(r"\b(?:True|False)\b", "\n".join(x)) for x in (before, after))
-    turned = "True False" in map(" ".join, zip(was, now_, strict=False))
-    if turned or now_.count("False") > was.count("False"):
-        new = [line for line in after if "False" in line and line not in before]
-        return f"prints False: {'; '.join(new)}"
-    return ""
+    held: dict[tuple[str, int], set[str]] = {}
+    for line in before:
+        for key, value in claims(line):
+            held.setdefault(key, set()).add(value)
+    said = {value for values in held.values() for value in values}  # of what has no words before
+    new = [line for line in after if any(value == "False" and held.get(key, said) == {"True"}
+                                         for key, value in claims(line))]  # fmt: skip
+    return f"prints False: {'; '.join(new)}" if new else ""
+
+
+def claims(line: str) -> Iterator[tuple[tuple[str, int], str]]:
+    """Give each True and False of a line, after what it is about: its words, without numbers."""
+    words = re.sub(r"\[[^]]*\]|/[CG]PU:\d+|[\d.,]+|\b(?:True|False)\b| +", " ", line)
+    for place, value in enumerate(re.findall(r"\b(?:True|False)\b", line)):
+        yield (" ".join(words.split()), place), value
 
 
 def emptied(path: Path) -> tuple[NotebookNode, NotebookNode]:
@@ -333,7 +343,7 @@ def main() -> int:
             f"There is no GPU here ({driver.reason.rstrip('.')}): make test and make rehearse "
             "check the lessons without one."
         )
-    found = warm(len(jobs.allowed()[1]))
+    found = warm(min(len(jobs.allowed()[1]), MOST))
     for path in lessons:
         warm_lesson(path, verdict, found["devices"])
     pictures = {path.stem: try_lesson(path, verdict, found["mode"]) for path in lessons}
