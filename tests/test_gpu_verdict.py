@@ -225,15 +225,16 @@ def test_what_does_not_hold_is_named_by_lesson_and_cell(good: Path):
 
 
 def test_the_first_runs_are_on_all_devices_and_only_what_no_number_allows_counts(tmp_path: Path):
-    count = "import os; print(os.environ.get('MGPU_DEVICES'))"
+    count = "import os, sys, time; print('of', end=' ', flush=True); time.sleep(0.3)\n"
+    count += "print('compiles', file=sys.stderr); print(os.environ.get('MGPU_DEVICES'))"
     path = tmp_path / "00_some.ipynb"
-    lesson(tmp_path, path.stem, cell(count, "2"), cell("print(1 == 2)", "True"))
+    lesson(tmp_path, path.stem, cell(count, "of 2"), cell("print(1 == 2)", "True"))
     seen = gpu_verdict.Verdict()
     gpu_verdict.warm_lesson(path, seen, 5)
     (wrong,) = seen.found
     assert "cell 2, on 5 devices: prints False" in wrong and not seen.seconds
     gpu_verdict.try_lesson(path, seen, "cores")
-    assert "cell 1, says 'None'" in seen.found[1]
+    assert "cell 1, says 'of None', and stored is 'of 2'" in seen.found[1]
 
 
 def test_the_card_has_the_verdict_and_how_gradients_were_added(plan, tmp_path: Path):

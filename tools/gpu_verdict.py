@@ -33,7 +33,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
-from nbval.plugin import get_sanitize_patterns
+from nbval.plugin import coalesce_streams, get_sanitize_patterns
 
 from build_notebooks import SANITIZE
 from check_notebooks import text_of
@@ -121,9 +121,7 @@ class Verdict:
         return "\n".join([f"verdict: {len(self.found)} did not hold ({held})", *self.found])
 
 
-def run(
-    notebook: NotebookNode, folder: Path, **settings: str
-) -> Iterator[tuple[int, float, str]]:
+def run(notebook: NotebookNode, folder: Path, **settings: str) -> Iterator[tuple[int, float, str]]:
     """Run every code cell in place; give its number, its seconds and what went wrong, if anything.
 
     A cell that fails does not stop the others; a kernel that dies or hangs does.
@@ -147,6 +145,9 @@ def run(
                 except (CellTimeoutError, DeadKernelError) as error:
                     yield number, time.perf_counter() - began, f"ends the lesson: {error}"
                     return
+                # As they are stored: whole lines, and not what is said of the machine on stderr.
+                shown = [output for output in cell.outputs if output.get("name") != "stderr"]
+                cell.outputs = coalesce_streams(shown)
                 yield number, time.perf_counter() - began, wrong
 
 
