@@ -73,7 +73,7 @@ rehearse: $(ready)  ## every notebook as a GPU machine places it, against its st
 	$(plain) $(pytest) $(each) tests/test_variants.py -m rehearse
 
 gpu: $(ready)  ## every notebook and benchmark on this machine's GPUs: a verdict, and a card of it
-	env -u MGPU_DEVICES $(python) tools/gpu_verdict.py $(ONLY)
+	$(python) tools/gpu_verdict.py $(ONLY)
 
 browser: site  ## in a real Chromium: every notebook in a JupyterLab, on 3 devices; every page of the site
 	$(plain) $(pytest) $(each) tests/test_browser.py tests/test_site.py \

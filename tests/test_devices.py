@@ -362,6 +362,8 @@ def child_trials():
     return {
         "ptx": answer(errors.InternalError, "{{function_node __wrapped__MatMul}} 'cuLaunchKernel"
                       "(function)' failed with 'CUDA_ERROR_INVALID_PTX' [Op:MatMul]", (12, 0)),
+        "driver": answer(errors.InternalError, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION: the provided "
+                         "PTX was compiled with an unsupported toolchain.", (9, 0)),
         "old": answer(errors.InternalError, "no kernel image is available for execution on the "
                       "device", (5, 0)),
         "volta": answer(errors.InternalError, "CUDNN_STATUS_ARCH_MISMATCH\nin cuda_dnn.cc", (7, 0)),
@@ -535,6 +537,7 @@ def test_a_visible_device_that_is_not_there_is_said_before_tensorflow_starts(oth
 
 @pytest.mark.parametrize("which, names, remedy", [
     ("ptx", ("/GPU:1, Fake 1, compute capability 12.0 ('cuLaunch", "INVALID_PTX"), "newest Tensor"),
+    ("driver", ("driver", "capability 9.0", "UNSUPPORTED_PTX"), "CUDA 12.5 or newer, version 555"),
     ("old", ("compute capability 5.0", "no kernel image"), "an older TensorFlow"),
     ("volta", ("cuDNN", "7.0", "(CUDNN_STATUS_ARCH_MISMATCH)"), "'nvidia-cudnn-cu12<9.11'"),
     ("cudnn", ("cuDNN", "(No DNN in stream executor)"), "--upgrade nvidia-cudnn-cu12"),
@@ -846,6 +849,25 @@ def test_a_wheel_without_a_list_of_gpus_is_not_guessed_at(monkeypatch, capsys, t
     monkeypatch.setenv("CUDA_CACHE_PATH", str(tmp_path / "nowhere"))
     trial.announce([{"compute_capability": (12, 0)}, {}])
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("capability, ends, said", [
+    ((12, 0), True, True), ((12, 0), False, False), ((9, 0), True, False), (None, True, False),
+])  # fmt: skip
+def test_xla_is_tried_where_the_gpu_is_newer_than_the_wheel(
+    monkeypatch, capfd, tmp_path, capability, ends, said
+):
+    import tensorflow as tf
+
+    info = {"cuda_compute_capabilities": WHEEL}
+    monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: info)
+    ran = tmp_path / "ran"
+    write = f"import os; open({str(ran)!r}, 'w'); os.write(2, b'LLVM')"
+    monkeypatch.setattr(trial, "_XLA", f"{write}; {ends} and os.abort()")
+    trial.try_xla([{"device_name": "NVIDIA X", "compute_capability": capability}, {}])
+    seen = capfd.readouterr().err
+    assert ("NVIDIA X" in seen and "jit_compile=False" in seen) == said and bool(seen) == said
+    assert ran.exists() == (capability == (12, 0))
 
 
 # ---- a driver that says what a test wants

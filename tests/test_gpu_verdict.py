@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +14,17 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
+import fake_driver
+import gpu_verdict
 from conftest import ROOT
-from gpu_verdict import judge
+from gpu_verdict import broken, judge
+from lessons import NOTEBOOKS, tags
+
+# What a GPU machine may say otherwise: the plan, and what the tests of CPUs do not compare either.
+FREE = re.compile(
+    r"^(mode|host|devices|machine|timing) | one thread$|NVIDIA H200$|"
+    r" \([\d.,]+ to [\d.,]+, \d+ (pairs|runs)\)$|no error \(without a GPU"
+)
 
 
 def cell(source: str, said: str, *tags: str):
@@ -27,15 +38,98 @@ def cell(source: str, said: str, *tags: str):
     ("a: True\nb: False", "a: False\nb: True", (), "a: False"),
     ("for 2 devices: True", "for 1: True\nfor 2: False", (), "for 2: False"),
     ("plain: False", "plain: False", (), ""),
-    ("12 bytes", "24 bytes", (), ""),
-    ("yes: four", "yes: five", ("solution",), ""),
+    ("True", "False", (), "False"),
+    ("12 bytes", "24 bytes", (), "24 bytes"),
+    ("0 of 10,000 entries differ", "9,999 of 10,000 entries differ", (), "9,999"),
+    ("a\nb", "a", (), "nothing"),
+    ("a", "a\nb", (), "'b'"),
+    ("12 bytes", "24 bytes", ("nbval-ignore-output",), ""),
+    ("yes: four", "yes: four", ("solution",), ""),
+    ("yes: 4 bytes", "yes: 5 bytes", ("solution",), "5 bytes"),
     ("yes: four", "not yet: it is slow", ("solution",), "it is slow"),
     ("yes: four", "", ("solution",), "nothing"),
     ("not yet: a stub", "not yet: another", ("exercise",), ""),
+    ("not yet: a stub", "yes: four", ("exercise",), "nobody"),
 ])  # fmt: skip
 def test_judge_looks_at_proofs_and_solutions(before, now, tags, wrong):
     said = judge(cell("", before, *tags), cell("", now, *tags))
     assert wrong in said and bool(said) == bool(wrong)
+
+
+@pytest.mark.parametrize("before, now, wrong", [
+    ("worked: /CPU:0 and /CPU:1", "worked: /CPU:0 and /GPU:0", ""),
+    ("worked: /CPU:0 and /CPU:1", "worked: /GPU:0 and /GPU:0", "/CPU:1"),
+    ("worked: /CPU:1", "worked: /GPU:1", "/CPU:2"),
+    ("GPU:9 is not there", "GPU:9 is not there", ""),
+    ("mode     cores: each", "mode     gpus: each", ""),
+    ("mode     cores: each", "mode     cores: each", "cores"),
+    ("the gradients are 0 apart", "the gradients are 1e-07 apart", ""),
+    ("the gradients are 0 apart", "the gradients are 1e-05 apart", "1e-05"),
+])  # fmt: skip
+def test_judge_knows_what_differs_lawfully_on_a_gpu(before, now, wrong):
+    said = judge(cell("", before), cell("", now), "gpus")
+    assert wrong in said and bool(said) == bool(wrong)
+    assert not broken(cell("", before), cell("", now))  # what any number of devices allows
+
+
+@pytest.mark.parametrize("before, now, wrong", [
+    ("8 of 8: True", "6 of 6: True", ""),
+    ("8 of 8: True", "6 of 6: False", "6 of 6: False"),
+    ("batch [1, 0] empty True\nbatch [1, 1] empty False", "batch [1] empty False", ""),
+    ("on /CPU:1 right: True", "on /GPU:0 right: True\non /GPU:1 right: False", "GPU:1"),
+    ("plain: False\nkept: True", "plain: False\nplain: False\nkept: True", ""),
+    ("yes: 2 devices", "yes: 8 devices", ""),
+])  # fmt: skip
+def test_on_other_numbers_of_devices_what_was_true_may_not_be_false(before, now, wrong):
+    said = broken(cell("", before), cell("", now))
+    assert wrong in said and bool(said) == bool(wrong)
+
+
+def stored_cells():
+    for path in sorted(NOTEBOOKS.glob("*.ipynb")):
+        for number, each in enumerate(nbformat.read(path, as_version=4).cells, 1):
+            if each.cell_type == "code" and gpu_verdict.proofs(each):
+                yield f"{path.name[:2]}, cell {number}", each
+
+
+def on_gpus(text: str, unplaced: bool) -> str:
+    """Say what a machine with two H200 says instead of this."""
+    if unplaced:
+        text = text.replace("CPU:0", "CPU:1")
+    text = re.sub(r"(\w)PU:(\d+)", lambda found: on_gpu(*found.groups()), text)
+    text = re.sub(r"(?m)^mode     cores: .*", "mode     gpus: every device is a GPU", text)
+    return text.replace("  one thread", "  NVIDIA H200")
+
+
+def on_gpu(kind: str, index: str) -> str:
+    return f"GPU:{int(index) - 1}" if kind == "C" and index != "0" else f"{kind}PU:{index}"
+
+
+def changed(each, change):
+    """Give a copy of a cell whose texts are changed."""
+    other = copy.deepcopy(each)
+    for output in other.outputs:
+        for holder, kind in ((output, "text"), (output.get("data", {}), "text/plain")):
+            if kind in holder:
+                holder[kind] = change(holder[kind])
+    return other
+
+
+def test_each_stored_proof_is_refused_when_one_digit_of_it_is_another():
+    tried, missed = 0, []
+    for where, each in stored_cells():
+        now = changed(each, lambda text, each=each: on_gpus(text, "unplaced" in tags(each)))
+        assert judge(each, now, "gpus") == "", where
+        text = gpu_verdict.text_of(now)
+        for line in set(text.splitlines()):
+            free = FREE.search(line)
+            for at in [] if free else (found.start() for found in re.finditer(r"\d", line)):
+                wrong = line[:at] + str((int(line[at]) + 1) % 10) + line[at + 1 :]
+                said = judge(each, changed(now, lambda t, a=line, b=wrong: t.replace(a, b)), "gpus")
+                tried += 1
+                missed += [f"{where}: {wrong}"] * (said == "")
+    assert not missed, "\n".join(missed)
+    assert tried > 3000
 
 
 def verdict(folder: Path, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -45,36 +139,109 @@ def verdict(folder: Path, *options: str, **env: str) -> subprocess.CompletedProc
     return subprocess.run(command, env=clean | env, capture_output=True, text=True, timeout=300)
 
 
-def test_without_a_gpu_it_says_so_in_one_sentence(tmp_path: Path):
-    done = verdict(tmp_path)
-    (line,) = done.stdout.splitlines()
-    assert done.returncode == 1 and "no GPU" in line
-    assert not (tmp_path / "results").exists()
+def lesson(folder: Path, name: str, *cells) -> None:
+    nbformat.write(new_notebook(cells=list(cells)), folder / f"{name}.ipynb")
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    lesson(tmp_path, "00_good", cell("print('equal:', 1 + 1 == 2)", "equal: True"))
+    return tmp_path
+
+
+def assert_no_verdict(done: subprocess.CompletedProcess[str], folder: Path) -> str:
+    """See that a call ended in 1, without a card; give its last sentence."""
+    assert done.returncode == 1 and "verdict" not in done.stdout, done.stdout + done.stderr
+    assert not (folder / "results").exists()
+    return done.stderr.strip().splitlines()[-1]
+
+
+def test_without_a_gpu_it_says_so_in_one_sentence(good: Path):
+    done = verdict(good)
+    assert "no GPU" in assert_no_verdict(done, good) and not done.stdout
+
+
+def test_without_a_lesson_there_is_no_verdict(good: Path):
+    assert gpu_verdict.chosen(good, ["00"]) == [good / "00_good.ipynb"]
+    with pytest.raises(SystemExit, match="no lesson 07 .* has 00"):
+        gpu_verdict.chosen(good, ["00", "07"])
+    (good / "00_good.ipynb").unlink()
+    with pytest.raises(SystemExit, match="no lesson in .* has none"):
+        gpu_verdict.chosen(good, [])
+
+
+def test_a_gpu_that_tensorflow_does_not_use_is_no_verdict(good: Path, tmp_path_factory):
+    driver = fake_driver.build(tmp_path_factory.mktemp("driver"))
+    last = assert_no_verdict(verdict(good, LD_LIBRARY_PATH=driver), good)
+    assert "TensorFlow uses no GPU" in last and "libcudart" in last
+
+
+@pytest.mark.parametrize("program, words", [
+    ("import os; os.abort()", "the first steps ended with SIGABRT .no word.: MGPU_VERBOSE"),
+    ("import os; print('plan', flush=True); os.write(2, b'LLVM ERROR: PTX'); os.abort()",
+     r"XLA ended with SIGABRT .LLVM ERROR: PTX.: take .*jit_compile=False"),
+    ("raise ZeroDivisionError(3)", "exit status 1 .ZeroDivisionError: 3"),
+])  # fmt: skip
+def test_a_gpu_that_ends_the_process_is_named_with_what_it_said(monkeypatch, program, words):
+    monkeypatch.setattr(gpu_verdict, "WARM", program)
+    with pytest.raises(SystemExit, match=words):
+        gpu_verdict.warm(2)
+
+
+@pytest.mark.parametrize("said, hints, known", [
+    ("NCCL version 2.21.5+cuda12.5", ["auto"], "NCCL 2.21.5+cuda12.5"),
+    ("", ["ring"], "ring"),
+    ("", [], "none, on one device"),
+])  # fmt: skip
+def test_what_nccl_prints_says_that_it_ran(monkeypatch, said, hints, known):
+    facts = json.dumps({"devices": 2, "all_reduce": hints})
+    monkeypatch.setattr(gpu_verdict, "WARM", f"print({facts!r}); print({said!r})")
+    assert gpu_verdict.warm(2) == {"devices": 2, "all_reduce": known}
 
 
 @pytest.mark.thorough
-def test_what_does_not_hold_is_named_by_lesson_and_cell(tmp_path: Path):
-    pictured = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()"
-    good = [cell("print('equal:', 1 + 1 == 2)", "equal: True"), cell(pictured, "", "cover")]
-    bad = [
+def test_what_does_not_hold_is_named_by_lesson_and_cell(good: Path):
+    lesson(
+        good, "01_bad",
         cell("print('equal:', 1 + 1 == 3)", "equal: True"),
         cell("1 / 0", ""),
         cell("print('not yet: no')", "yes: fine", "solution"),
-        cell("print('still running')", ""),
-    ]
-    for name, cells in {"00_good": good, "01_bad": bad}.items():
-        nbformat.write(new_notebook(cells=cells), tmp_path / f"{name}.ipynb")
-    done = verdict(tmp_path, MGPU_MODE="cores")
+        cell("print('still running')", "still running"),
+        cell("print(10 // 3, 'of 4')", "4 of 4"),
+    )  # fmt: skip
+    done = verdict(good, MGPU_MODE="cores")
     found = [line for line in done.stdout.splitlines() if line.startswith("  01_bad")]
-    assert done.returncode == 1 and "verdict: 3 did not hold" in done.stdout, done.stdout
+    assert done.returncode == 1 and "verdict: 4 did not hold" in done.stdout, done.stdout
     for line, (number, word) in zip(
-        found, [(1, "False"), (2, "ZeroDivisionError"), (3, "not yet: no")], strict=True
+        found,
+        [(1, "False"), (2, "ZeroDivisionError"), (3, "not yet: no"), (5, "3 of 4")],
+        strict=True,
     ):
         assert f"cell {number}," in line and word in line
-    (card,) = (tmp_path / "results").glob("gpu-*.json")
-    numbers = json.loads(card.read_text())["numbers"]
-    assert (numbers["cells"], numbers["proofs"], numbers["held"]) == (6, 2, False)
-    assert (card.with_suffix("") / "00_good.png").read_bytes().startswith(b"\x89PNG")
+    assert not (good / "results").exists()  # a rehearsal is no card of a GPU
 
-    done = verdict(tmp_path, "00", MGPU_MODE="cores")
-    assert done.returncode == 0 and "all of it held (1 lessons" in done.stdout, done.stdout
+    done = verdict(good, "00", MGPU_MODE="cores")
+    assert done.returncode == 0 and "all of it held (1 lessons, 1 cells, 1 proofs" in done.stdout
+
+
+def test_the_first_runs_are_on_all_devices_and_only_what_no_number_allows_counts(tmp_path: Path):
+    count = "import os, sys, time; print('of', end=' ', flush=True); time.sleep(0.3)\n"
+    count += "print('compiles', file=sys.stderr); print(os.environ.get('MGPU_DEVICES'))"
+    path = tmp_path / "00_some.ipynb"
+    lesson(tmp_path, path.stem, cell(count, "of 2"), cell("print(1 == 2)", "True"))
+    seen = gpu_verdict.Verdict()
+    gpu_verdict.warm_lesson(path, seen, 5)
+    (wrong,) = seen.found
+    assert "cell 2, on 5 devices: prints False" in wrong and not seen.seconds
+    gpu_verdict.try_lesson(path, seen, "cores")
+    assert "cell 1, says 'of None', and stored is 'of 2'" in seen.found[1]
+
+
+def test_the_card_has_the_verdict_and_how_gradients_were_added(plan, tmp_path: Path):
+    seen = gpu_verdict.Verdict(cells=3, proofs=2, seconds={"00_good": 1.0}, found=["  one"])
+    facts = {"devices": len(plan), "mode": "gpus", "all_reduce": "NCCL 2.21.5"}
+    card = gpu_verdict.keep(facts, {"00_good": b"\x89PNG", "01_bad": None}, tmp_path, seen)
+    numbers = json.loads(card.read_text())["numbers"]
+    assert (numbers["cells"], numbers["held"], numbers["found"]) == (3, False, ["  one"])
+    assert numbers["all_reduce"] == "NCCL 2.21.5"
+    assert [path.name for path in card.with_suffix("").iterdir()] == ["00_good.png"]

@@ -518,3 +518,15 @@ def test_a_monitor_is_used_once():
     with pytest.raises(RuntimeError, match="'late' is not watched"), watched.phase("late"):
         pass
     assert len(watched.samples) == 2 and not watched.phases
+
+
+def test_the_lab_takes_one_gpu_on_which_nobody_else_computes(tmp_path):
+    code = """
+import os, runpy
+lab = runpy.run_path("notebooks/scripts/hold_memory.py")
+for os.environ["CUDA_VISIBLE_DEVICES"] in ("0,1,2", "1,2", "1", "MIG-0"):
+    number = lab["free_gpu"]()
+    print(number, lab["driver"](number) >> 30)
+"""
+    done = run_python(code, LD_LIBRARY_PATH=fake_driver.build(tmp_path))
+    assert done.stdout.splitlines() == ["0 1", "2 0", "None 0", "None 0"]

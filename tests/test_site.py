@@ -182,6 +182,12 @@ def search(browser, words: str) -> list[str]:  # noqa: F811
         ("INVALID_ARGUMENT: nodes in a cycle", "docs/errors.html"),
         ("MirroredStrategy nan", "docs/errors.html"),
         ("Skipping registering GPU devices", "docs/errors.html"),
+        ("NCCL hangs", "docs/errors.html"),
+        ("Docker shm-size", "docs/errors.html"),
+        ("Shape mismatch in the collective instance", "docs/errors.html"),
+        ("driver for Hopper", "docs/first_ten_minutes_on_a_gpu.html"),
+        ("bfloat16 loss scaling", "docs/first_ten_minutes_on_a_gpu.html"),
+        ("gpu_private NUMA", "docs/first_ten_minutes_on_a_gpu.html"),
         ("worker xyzzy hangs", "notebooks/13_grow_past_one_machine.html"),  # one word is nowhere
     ],
 )

@@ -1,7 +1,9 @@
 """Hold 600 MB of tensors under each memory option, and print what is taken. Lesson 02 runs it.
 
 TensorFlow reads these options once, when it starts, so each has a process of its own. All are
-forked from one that has imported TensorFlow and not started it, which saves its import.
+forked from one that has imported TensorFlow and not started it, which saves its import. They see
+one GPU, on which nobody else computes, and no other: "nothing set" takes nearly all of every GPU
+that it sees. Where there is no such GPU, nothing is measured.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import json
 import multiprocessing
 import os
 
-from mgpu_helpers import memory, nvml
+from mgpu_helpers import jobs, memory, nvml
 
 OPTIONS = (
     "nothing set",
@@ -61,45 +63,70 @@ def matrices() -> list:
     return [tf.fill([1000, 25_000], float(number)) for number in range(5)]
 
 
-def hold(option: str, pipe) -> None:
+def free_gpu() -> int | None:
+    """Choose the freest GPU that this process may use; None where others use them all."""
+    kind, numbers = jobs.allowed()
+    if kind != "GPU":
+        return None
+    try:
+        (number,) = jobs.freest(1, among=numbers)
+    except RuntimeError:  # MIG devices, of which the driver does not say who uses them
+        return None
+    (gpu,) = (gpu for gpu in nvml.query().gpus if gpu.index == number)
+    own = gpu.processes is not None and all(map(is_own, gpu.processes))
+    return number if own else None
+
+
+def is_own(process: nvml.Process) -> bool:
+    """Say whether a process is of this user; one that this user cannot see is not."""
+    try:
+        return os.stat(f"/proc/{process.pid}").st_uid == os.getuid()
+    except OSError:
+        return False
+
+
+def hold(option: str, number: int | None, pipe) -> None:
     """Make five matrices and their sum, 600 MB, let go, and send what was taken at each stage."""
     config = session_config(option)
     set_today(option)
     import tensorflow as tf
 
-    before = driver()
+    before = driver(number)
     stages = [(0, memory.process())]
     made = total = None
     if config:
         with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
             session.run(tf.add_n(matrices()).op)
-            stages.append((driver() - before, memory.process()))
+            stages.append((driver(number) - before, memory.process()))
     else:
         made = matrices()
         total = tf.add_n(made)[0, 0].numpy()
-        stages.append((driver() - before, memory.process()))
+        stages.append((driver(number) - before, memory.process()))
     del made, total
-    stages.append((driver() - before, memory.process()))
+    stages.append((driver(number) - before, memory.process()))
     record = {"option": option, "driver": None, "allocator": None, "before": before}
     taken, record["process"] = zip(*stages, strict=True)
-    if nvml.query().gpus:
+    if number is not None and tf.config.list_physical_devices("GPU"):
         record["driver"] = taken
         if tf.config.list_logical_devices("GPU"):
             record["allocator"] = tf.config.experimental.get_memory_info("GPU:0")["peak"]
     pipe.send(record)
 
 
-def driver() -> int:
-    """Return the bytes that all processes hold on all GPUs, as the driver says."""
-    return sum(gpu.memory_used or 0 for gpu in nvml.query().gpus)
+def driver(number: int | None) -> int:
+    """Return the bytes that all processes hold on a GPU, as the driver says."""
+    return sum(gpu.memory_used or 0 for gpu in nvml.query().gpus if gpu.index == number)
 
 
 if __name__ == "__main__":
+    number = free_gpu()
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # so that CUDA means nvidia-smi's number
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1" if number is None else str(number)
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["tensorflow"])
     for option in OPTIONS:
         here, there = processes.Pipe()
-        process = processes.Process(target=hold, args=(option, there))
+        process = processes.Process(target=hold, args=(option, number, there))
         process.start()
         there.close()
         try:
@@ -110,5 +137,5 @@ if __name__ == "__main__":
         before = record.pop("before")
         record["process"] += (0,)  # it has ended
         if record["driver"]:
-            record["driver"] += (driver() - before,)
+            record["driver"] += (driver(number) - before,)
         print(json.dumps(record), flush=True)

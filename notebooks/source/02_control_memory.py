@@ -72,8 +72,9 @@ plt.show()
 # The dark parts are CUDA contexts: each process needs a few hundred MB on every GPU that it uses.
 #
 # So "How much memory is used?" has three answers. The **driver** says what it gave away; this is
-# what `nvidia-smi` shows. The **allocator** says what tensors use. The **process** says what it has
-# on the host. Here are the answers of this machine:
+# what `nvidia-smi` shows. The **allocator** holds tensors and what it keeps for later. Asked, it
+# says what the tensors use. The **process** says what it has on the host. Here are the answers of
+# this machine:
 
 # %% tags=["nbval-ignore-output"]
 report = nvml.query()
@@ -215,7 +216,8 @@ print([region // MIB for region in growth], "MiB")
 # ## The memory lab
 #
 # `scripts/hold_memory.py` tries eight settings, each in a process of its own. Each makes these six
-# tensors, deletes them, and reports what was taken. These are the settings:
+# tensors, deletes them, and reports what was taken. The processes see one GPU, on which nobody else
+# computes: with nothing set they would take nearly all of the others too. These are the settings:
 
 # %%
 script = [sys.executable, "scripts/hold_memory.py"]
@@ -224,17 +226,17 @@ records = [json.loads(line) for line in done.stdout.splitlines()]
 print(*[record["option"] for record in records], sep="\n")
 
 # %% [markdown]
-# On a GPU the chart has what was measured. Without one, no setting changes anything, and eight
-# equal bars would say nothing. Then the chart is a calculation by the rules above, for a GPU of
-# compute capability 8 with 16 GiB. `cuda_malloc_async` hands every request on to the driver, so it
-# takes what the tensors need:
+# On a GPU the chart has what was measured. Without a free one, no setting changes anything, and
+# eight equal bars would say nothing. Then the chart is a calculation by the rules above, for a GPU
+# of compute capability 8 with 16 GiB. `cuda_malloc_async` hands every request on to the driver, so
+# it takes what the tensors need:
 
 # %% tags=["varies"]
 total = 16 * 1024 * MIB
 sizes = [total - 1536 * MIB, 0.4 * total, sum(growth), sum(growth), 1024 * MIB, sum(growth)]
 sizes += [6 * 100_000_000, 0]  # cuda_malloc_async, and every GPU hidden
 measured = [record for record in records if record["driver"]]
-calculated = [{"option": r["option"], "driver": size} for r, size in zip(records, sizes)]
+calculated = [{"option": r["option"], "calculated": size} for r, size in zip(records, sizes)]
 rules = "calculated from TensorFlow's source for a GPU of 16 GiB, without the CUDA context"
 drawings.lab(measured or calculated, source=None if measured else rules)
 plt.show()
@@ -327,7 +329,9 @@ with memory.pretend_gpus(1) as gpus:
 # ## With your own model
 #
 # `memory.Monitor` asks the process, the driver, and on a GPU also the allocator, ten times a
-# second, in the background. A phase marks what ran. Here it watches a Keras model:
+# second, in the background. A phase marks what ran. Here it watches a Keras model. (On a GPU Keras
+# would compile a step with XLA for each batch size, and the phases would show little else. So it is
+# told not to.)
 
 # %%
 def build():
@@ -339,7 +343,7 @@ def build():
         model.add(layers.ReLU())
     model.add(layers.GlobalAveragePooling2D())
     model.add(layers.Dense(10))
-    model.compile("adam", "mse")
+    model.compile("adam", "mse", jit_compile=False)
     return model
 
 

@@ -215,9 +215,9 @@ def learned(way):
 
 # %%
 def compare(one, other):
-    differ = sum(np.count_nonzero(a != b) for a, b in zip(one, other))
+    off = 0.01 if plan.on_gpus else 0
+    differ = sum(np.sum(~np.isclose(a, b, rtol=off, atol=off)) for a, b in zip(one, other))
     print(f"{differ} of {sum(a.size for a in one):,} numbers differ")
-    assert all(np.allclose(a, b, atol=1e-2) for a, b in zip(one, other))
 
 
 compare(learned(in_turn), learned(at_once))
@@ -225,7 +225,7 @@ compare(learned(in_turn), learned(at_once))
 # %% [markdown]
 # In `cores` mode they are equal to the last bit: each operation computes with one thread, so it
 # adds in one order. Some kernels of a GPU add in the order in which their threads come. There two
-# runs may differ by rounding, even in turn, and `compare` allows 0.01.
+# runs may differ by rounding, even in turn, and `compare` counts what is more than 0.01 off.
 #
 # ## Vote
 #

@@ -31,6 +31,7 @@ options = tf1.GPUOptions()
 options.allow_growth, options.per_process_gpu_memory_fraction = True, 0.25
 answer = tf1.ConfigProto(gpu_options=options, allow_soft_placement=True)
 """,
+        QUARTER.replace("tf1.ConfigProto()", "plan.session_config()"),
     ],
     2: [
         PREPARE,
@@ -89,6 +90,8 @@ WRONG = {
         (QUARTER + "answer.gpu_options.experimental.virtual_devices.add(memory_limit_mb=[1024])",
          "sets experimental"),
         (QUARTER + "answer.device_count['GPU'] = 0", "sets device_count"),
+        (QUARTER.replace("tf1.ConfigProto()", "plan.session_config()")
+         + "answer.device_count['CPU'] = 1", "sets device_count"),
     ],
     2: [
         ("def prepare(gpus):\n    tf.config.set_visible_devices(gpus[-2:], 'GPU')",

@@ -74,6 +74,7 @@ def setup(n: int = 2) -> Plan:
     with quiet.kept_back():
         _verify(tf, ["/CPU:0", *names])
         trial.run(names, about)
+    trial.try_xla(about.values())
     quiet.first_session()
     described = describe(mode, len(gpus))
     return remember(

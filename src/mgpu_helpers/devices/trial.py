@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,12 +19,21 @@ from mgpu_helpers import nvml
 TURING = (7, 5)  # the oldest GPUs that cuDNN 9.11 and later know
 # What CUDA, cuDNN and TensorFlow say, in TensorFlow 2.18 to 2.21 with CUDA 12.
 _KERNELS = re.compile(
-    r"no kernel image|INVALID_PTX|UNSUPPORTED_PTX|INVALID_IMAGE|NO_BINARY|INVALID_HANDLE|"
+    r"no kernel image|INVALID_PTX|INVALID_IMAGE|NO_BINARY|INVALID_HANDLE|"
     r"in-memory CUBIN|named symbol not found|invalid device function"
 )
+# The wheel has kernels to compile, and the driver is older than the CUDA that wrote them.
+_DRIVER = re.compile(r"UNSUPPORTED_PTX|unsupported toolchain")
+DRIVERS = {"12.5": "555", "12.8": "570"}  # the first version of the driver for a CUDA
 _CUDNN = re.compile(r"cudnn|\bDNN\b|no algorithm worked|convolution algorithm", re.I)
 _MEMORY = re.compile(r"out.of.memory|\bOOM\b|ALLOC_FAILED|failed to allocate", re.I)
 _GPU = re.compile(r"cuda|cudnn|cublas|\bGPU\b|\bstream\b|\bcu[A-Z]\w+", re.I)
+# XLA ends the process on a GPU that its compiler does not know, as TensorFlow 2.21's on Blackwell.
+WITHOUT_XLA = (
+    "take a newer TensorFlow or NVIDIA's container; until then model.compile(jit_compile=False), "
+    "because Keras compiles with XLA wherever there is a GPU"
+)
+_XLA = "import tensorflow as tf; tf.function(lambda x: x @ x, jit_compile=True)(tf.ones([8, 8]))"
 Details = Mapping[str, Any]  # what tf.config.experimental.get_device_details says of a GPU
 
 
@@ -82,6 +92,16 @@ def _explained(
             f"There is too little memory on {device} ({first}): stop what holds it, which "
             "nvidia-smi shows, or use smaller batches."
         )
+    if _DRIVER.search(said):
+        import tensorflow as tf
+
+        cuda = tf.sysconfig.get_build_info().get("cuda_version", "").rpartition(".")[0]
+        version = f", version {DRIVERS[cuda]} or later" if cuda in DRIVERS else ""
+        newer = f"one for CUDA {cuda} or newer{version}" if cuda else "a newer one"
+        return (
+            f"The driver is too old to compile TensorFlow's kernels for {which} ({first}): "
+            f"install {newer}."
+        )
     if _KERNELS.search(said):
         built = [have for _, have in _built()]
         remedy = "install the newest TensorFlow, or use NVIDIA's container"
@@ -118,6 +138,23 @@ def announce(details: Iterable[Details]) -> None:
             file=sys.stderr, flush=True,
         )  # fmt: skip
         return
+
+
+def try_xla(details: Iterable[Details]) -> None:
+    """Say where XLA ends the process on a GPU that is newer than all that the wheel was built for.
+
+    A process of its own tries it, as there is nothing to catch. No other GPU costs this time.
+    """
+    newest = max((have for _, have in _built()), default=(99, 0))
+    names = [each.get("device_name", "this GPU") for each in details
+             if (each.get("compute_capability") or newest) > newest]  # fmt: skip
+    env = os.environ | {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+    command = [sys.executable, "-c", _XLA]
+    if names and subprocess.run(command, env=env, capture_output=True).returncode:
+        print(
+            f"XLA ends a process that compiles for {names[0]}: {WITHOUT_XLA}.",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
 
 
 def _finished(capability: tuple[int, int] | None) -> bool:

@@ -35,7 +35,8 @@ def _gpus(facts: Facts) -> list[str]:
     elif driver.cuda and _major(driver.cuda) < _major(tf.cuda):
         causes.append(
             f"The driver {driver.driver} supports CUDA up to {driver.cuda} and TensorFlow was "
-            f"built with {tf.cuda}: install a newer driver, for CUDA 12 version 525 or later."
+            f"built with {tf.cuda}: install a newer driver, for CUDA 12 version 525 or later, "
+            "for Hopper and newer GPUs 555."
         )
     if facts.visible is not None and driver.gpus:
         left = facts.lesson_order

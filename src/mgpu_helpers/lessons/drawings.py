@@ -76,11 +76,13 @@ def lab(
     source stands in the corner where the numbers are not of this machine.
 
     A record has an option, and bytes, or those of several moments, for driver, allocator and
-    process: the most is drawn. What no record has is left out.
+    process, or what was calculated: the most is drawn. What no record has is left out.
     """
-    named = {"driver": "given by the driver", "allocator": "tensors at most", "process": "process"}
+    named = {"driver": "given by the driver", "allocator": "tensors at most", "process": "process",
+             "calculated": "calculated"}  # fmt: skip
     kinds = [kind for kind in named if any(record.get(kind) is not None for record in records)]
     shades = {"driver": "#333333", "allocator": "#b8860b", "process": HOST}
+    shades["calculated"] = "#8a8f98"
     ax = axes(ax, size=(8, 0.9 + (0.16 + 0.17 * len(kinds)) * len(records)), source=source)
     for i, kind in enumerate(kinds):
         rows = [row + (i - (len(kinds) - 1) / 2) * 0.26 for row in range(len(records))]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -77,6 +79,27 @@ def _not_a_number() -> Any:
     return tf.debugging.check_numerics(tf.reduce_mean(empty), "the mean of no examples")
 
 
+# After this error no collective of the process works: so it has a process of its own.
+_TWO = """
+from mgpu_helpers import devices
+plan = devices.setup(2)
+import keras, numpy as np, tensorflow as tf
+for units in (3, 5):
+    strategy = tf.distribute.MirroredStrategy(plan.devices)
+    with strategy.scope():
+        norm = keras.layers.BatchNormalization(synchronized=True)
+        model = keras.Sequential([keras.Input([4]), keras.layers.Dense(units), norm])
+        model.compile("sgd", "mse")
+    model.fit(np.ones([8, 4]), np.ones([8, units]), verbose=0)
+"""
+
+
+def _two_strategies() -> Any:
+    done = subprocess.run([sys.executable, "-c", _TWO], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+
+
 RAISED: dict[str, Callable[[], Any]] = {
     "Cannot assign a device for operation": _no_such_device,
     "cannot be modified after being initialized": _too_late,
@@ -87,7 +110,10 @@ RAISED: dict[str, Callable[[], Any]] = {
     "Tensor had NaN values": _not_a_number,
 }
 
-SLOW = {"OOM when allocating tensor": _too_large}  # TensorFlow waits 10 s for memory
+SLOW = {
+    "OOM when allocating tensor": _too_large,  # TensorFlow waits 10 s for memory
+    "Shape mismatch in the collective instance": _two_strategies,
+}
 
 
 def raised(words: str) -> Exception:

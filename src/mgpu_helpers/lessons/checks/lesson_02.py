@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers import memory, private
+from mgpu_helpers import devices, memory, private
 from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, listed, numbers
 
 _MIB = 2**20
@@ -30,10 +30,17 @@ def quarter_and_growth(answer: Any) -> str:
         raise NotYet(f"the share is {options.per_process_gpu_memory_fraction:g}, not a quarter")
     if not options.allow_growth:
         raise NotYet("the session takes its quarter at once: let it grow")
-    fields = {field.name for field, _ in options.ListFields()}
-    besides = fields - {"per_process_gpu_memory_fraction", "allow_growth"}
-    besides |= {"device_count"} if "GPU" in answer.device_count else set()
-    if besides:  # it may hide a GPU, or have a limit, for which the share is ignored
+    # What else it sets may hide a GPU, or be a limit, for which the share is ignored. What the plan
+    # of this notebook sets is no choice of the reader's.
+    plan = devices.current()
+    ours = plan.session_config() if plan else ConfigProto()
+    asked = {"per_process_gpu_memory_fraction", "allow_growth"}
+    fields = {field.name for field, _ in options.ListFields()} - asked
+    besides = {name for name in fields
+               if getattr(options, name) != getattr(ours.gpu_options, name)}  # fmt: skip
+    if "GPU" in answer.device_count and answer.device_count != ours.device_count:
+        besides.add("device_count")
+    if besides:
         raise NotYet(f"it also sets {' and '.join(sorted(besides))}: leave that out")
     return "it starts small and takes a quarter of each GPU at most"
 
