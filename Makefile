@@ -67,7 +67,7 @@ thorough: $(ready)  ## the long tests: larger Keras models, workers that train t
 counts: $(ready)  ## every notebook to its end on 1 and 8 devices; values may differ
 	$(plain) $(pytest) $(each) tests/test_variants.py -m counts
 
-rehearse: $(ready)  ## every notebook as a GPU machine places it, against its stored outputs
+rehearse: $(ready)  ## every notebook as a GPU machine places and compiles it, against its stored outputs
 	$(plain) $(pytest) $(each) tests/test_variants.py -m rehearse
 
 gpu: $(ready)  ## every notebook and benchmark on this machine's GPUs: a verdict, and a card of it
