@@ -15,8 +15,9 @@ venv := .venv$(if $(TF),-tf$(TF))$(if $(KERAS),-keras$(KERAS))
 python := $(venv)/bin/python
 nbval := $(if $(TF)$(KERAS),--nbval-lax,--nbval)
 
-# Stored outputs are those of cores mode, so everything that compares them runs in it.
-plain := env -u MGPU_DEVICES -u MGPU_VERBOSE MGPU_MODE=cores
+# Stored outputs are those of cores mode, so everything that compares them runs in it. Keras would
+# compile with XLA wherever TensorFlow lists a GPU.
+plain := env -u MGPU_DEVICES -u MGPU_VERBOSE MGPU_MODE=cores CUDA_VISIBLE_DEVICES=-1
 pytest := $(python) -m pytest
 # Three on two cores, because tests of runners and workers wait, and lessons that start them. Each
 # lesson goes to whoever is free next: the tests list the longest first.
@@ -69,7 +70,7 @@ thorough: $(ready)  ## the long tests: larger Keras models, workers that train t
 counts: $(ready)  ## every notebook to its end on 1 and 8 devices; values may differ
 	$(plain) $(pytest) $(each) tests/test_variants.py -m counts
 
-rehearse: $(ready)  ## every notebook as a GPU machine places it, against its stored outputs
+rehearse: $(ready)  ## every notebook as a GPU machine places and compiles it, against its stored outputs
 	$(plain) $(pytest) $(each) tests/test_variants.py -m rehearse
 
 gpu: $(ready)  ## every notebook and benchmark on this machine's GPUs: a verdict, and a card of it

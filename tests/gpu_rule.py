@@ -1,17 +1,20 @@
-"""TensorFlow's rule of a GPU machine in cores mode: what nobody placed goes to the first device.
+"""Two rules of a GPU machine in cores mode, by which `make rehearse` runs the lessons.
 
-Without a GPU it goes to the host, so a lesson or a helper that forgets to place something gives
-other places, bytes and outputs on a GPU machine. `make rehearse` runs the lessons by this rule.
+TensorFlow puts what nobody placed on the first device. Without a GPU that goes to the host, so a
+lesson or a helper that forgets to place something gives other places, bytes and outputs on a GPU
+machine. And Keras compiles a step with XLA wherever it finds a GPU, unless it is told not to. XLA
+wants all variables of a step on the device that it runs on.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
+import warnings
 
 
 def install() -> None:
-    """Let `devices.setup` switch the rule on as soon as it has made a plan."""
+    """Let `devices.setup` switch both rules on as soon as it has made a plan."""
     from mgpu_helpers import devices
 
     setup = devices.setup
@@ -21,6 +24,7 @@ def install() -> None:
         known, plan = devices.current(), setup(n)
         if plan is not known:
             _unplaced_goes_to(plan.devices[0])
+            _keras_compiles_with_xla()
         return plan
 
     devices.setup = rehearsed
@@ -45,3 +49,17 @@ def _unplaced_goes_to(first: str) -> None:
     ops.Graph.__init__ = graph_begins_on_first
     threading.Thread.run = thread_begins_on_first
     tf.device(first).__enter__()
+
+
+def _keras_compiles_with_xla() -> None:
+    from keras import Model
+    from keras.src.trainers.trainer import Trainer, model_supports_jit
+
+    assert Trainer._resolve_auto_jit_compile is Model._resolve_auto_jit_compile
+
+    def found_a_gpu(self: Model) -> bool:
+        return not self._distribute_strategy and model_supports_jit(self)
+
+    Trainer._resolve_auto_jit_compile = found_a_gpu
+    # `fit_step` says that it leaves XLA out, which is so on every GPU machine.
+    warnings.filterwarnings("ignore", "fit compiles the step with XLA")

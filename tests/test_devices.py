@@ -555,6 +555,8 @@ def test_cores_mode_hides_the_gpus_that_are_there(others):
     cores = others["gpus"]["cores"]
     assert cores["mode"] == "cores" and cores["calls"][0] == ["visible", [], "GPU"]
     assert cores["machine"].endswith("; 2 GPUs not used (MGPU_MODE=cores)")
+    late = [line for line in others["stderr"].splitlines() if "UserWarning" in line]
+    assert len(late) == 1 and "2 GPUs" in late[0] and "devices.setup(2)" in late[0]
 
 
 def test_a_tensorflow_that_makes_something_else_fails_loudly(others):

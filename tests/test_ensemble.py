@@ -579,20 +579,42 @@ def test_a_save_that_breaks_leaves_the_old_file_whole(monkeypatch, make, tmp_pat
 
 
 def test_a_model_that_no_member_can_be_is_refused(plan, tf):
-    import keras
-
     with pytest.raises(TypeError, match="not a Keras model"):
         ensemble.from_keras("a", lambda x: x)
     with tf.distribute.MirroredStrategy(plan.devices).scope():
         twice = dense_model(0)
     with pytest.raises(ValueError, match="2 copies"):
         ensemble.from_keras("a", twice)
-    with tf.device(plan.devices[0]):
-        there = dense_model(0)
-    there.compile(keras.optimizers.SGD(), "mse", jit_compile=True)
-    ensemble.from_keras("a", there, plan.devices[0])
-    with pytest.raises(ValueError, match="XLA .*/CPU:2, and .* is on /CPU:1"):
-        ensemble.from_keras("a", there, plan.devices[1])
+
+
+def test_xla_wants_all_variables_where_the_step_runs(plan, tf):
+    """As Keras compiles it by itself where there is a GPU; elsewhere each variable may be away."""
+    import keras
+
+    batch = np.ones([4, 3], "float32"), np.zeros([4, 2], "float32")
+    here, other = plan.devices[1], plan.devices[0]
+
+    def compiled(built_on, compiled_on, jit_compile=True):
+        with tf.device(built_on):
+            model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
+        with tf.device(compiled_on):
+            model.compile("adam", "mse", metrics=["mae"], jit_compile=jit_compile)
+        return model
+
+    assert np.isfinite(ensemble.from_keras("a", compiled(here, here)).step(*batch)).all()
+    late = compiled(here, other)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="located in device"):
+        with tf.device(here):
+            late.train_on_batch(*batch)
+    with pytest.raises(ValueError, match="XLA .*/CPU:2, and adam.* is on /CPU:1"):
+        ensemble.from_keras("a", late, here)
+    late.optimizer = compiled(here, here).optimizer  # the metrics are still away
+    with pytest.raises(ValueError, match="XLA .*/CPU:2, and loss/total is on /CPU:1"):
+        ensemble.from_keras("a", late, here)
+    with pytest.raises(ValueError, match="XLA .*/CPU:2, and .*kernel is on /CPU:1"):
+        ensemble.from_keras("a", compiled(other, here), here)
+    member = ensemble.from_keras("a", compiled(here, other, jit_compile=False), here)
+    assert np.isfinite(member.step(*batch)).all()
 
 
 def test_members_with_several_inputs_predict_and_several_outputs_are_refused():

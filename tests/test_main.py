@@ -92,6 +92,23 @@ def test_both_orders_and_what_is_hidden(complete):
     assert "2 GPUs not used (MGPU_MODE=cores)" in done.stdout
 
 
+def test_cores_mode_hides_the_gpus_from_keras_and_from_children_too(complete):
+    code = """
+import subprocess, sys
+from mgpu_helpers import devices
+note = devices.setup(2).note
+import keras, tensorflow as tf
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+model.compile("sgd", "mse")
+child = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
+told = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True).stdout
+print(note, tf.config.list_physical_devices("GPU"), model.jit_compile, told.strip(), sep="; ")
+"""
+    done = run_python(code, LD_LIBRARY_PATH=complete, MGPU_MODE="cores", CUDA_VISIBLE_DEVICES="2,0")
+    assert done.stdout == "2 GPUs not used (MGPU_MODE=cores); []; False; -1\n"
+    assert done.stderr == ""  # it was not too late
+
+
 def test_gpus_that_do_not_start(complete):
     done = command("--json", LD_LIBRARY_PATH=complete)
     assert (done.returncode, done.stderr) == (1, "")

@@ -3,7 +3,8 @@
 `-m isa`: settings of oneDNN stand in for other people's processors: sums are taken in another
 order, and a trained loss moves in its third or fourth digit. `-m counts`: other numbers of devices.
 Lesson 04 is in neither: it starts scripts on what the machine has, and compares them with
-themselves. `-m rehearse`: what nobody placed goes to the first device, as gpu_rule.py has it.
+themselves. `-m rehearse`: what nobody placed goes to the first device, and Keras compiles with XLA,
+as gpu_rule.py has it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from conftest import longest_first
+from conftest import longest_first, run_python
 from lessons import NOTEBOOKS as FOLDER
 from lessons import ROOT, environment, tags
 
@@ -96,3 +97,37 @@ def test_the_rehearsal_notices_what_is_not_placed(tmp_path: Path):
     run = rehearse(min(ALL), tmp_path, **nobody)
     assert run.returncode == 1
     assert "step.bytes_between()" in run.stdout  # the cell that fails counts bytes
+
+
+COMPILED = """
+import gpu_rule
+from mgpu_helpers import devices
+
+gpu_rule.install()
+plan = devices.setup(2)
+import keras, numpy as np, tensorflow as tf
+
+def step(compiled_on):
+    with tf.device(plan.devices[1]):
+        model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
+    with tf.device(compiled_on):
+        model.compile("sgd", "mse")
+    with tf.device(plan.devices[1]):
+        return model.train_on_batch(np.ones([4, 3]), np.ones([4, 2]))
+
+print(np.isfinite(step(plan.devices[1])))
+try:
+    step(None)
+except tf.errors.InvalidArgumentError as error:
+    print("located in device" in error.message)
+with tf.distribute.MirroredStrategy(plan.devices).scope():
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+print(model.jit_compile)
+"""
+
+
+@pytest.mark.rehearse
+def test_the_rehearsal_notices_a_model_that_is_compiled_elsewhere():
+    """As lesson 05 once did: the metrics were on the first device, and the weights on the last."""
+    assert run_python(COMPILED, MGPU_MODE="cores").stdout == "True\nTrue\nFalse\n"

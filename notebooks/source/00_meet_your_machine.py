@@ -377,7 +377,7 @@ print("convolutions ran on", *{op.device for op in step.ops if op.type.startswit
 #
 # On a GPU, `fit` compiles the step with XLA into one operation. `fit_step` leaves that out, so that
 # there are layers to see, and warns you. XLA raises an error if the weights are on another device,
-# so for `fit` build the model in the block too.
+# so for `fit` build the model in the block too, and compile it there.
 #
 # ## On your own
 #
@@ -439,10 +439,12 @@ checks.multiply_columns(multiply_columns)
 #
 # - What no block names goes to the host without a GPU, and to the first GPU with one. Code that
 #   shares out work should name a place for what it cuts, joins and returns.
-# - `devices.setup` lets TensorFlow take memory from a GPU as it needs it. Unasked, it takes nearly
-#   all of every GPU at the start. [[02]] is about that.
+# - On whole GPUs `devices.setup` lets TensorFlow take memory as it needs it. In `split-gpu` mode
+#   each device takes its share at the start. Unasked, TensorFlow takes nearly all of every GPU.
+#   [[02]] is about that.
 # - A trace runs the function's graph in a session ([[01]]), on copies of its
-#   variables, because only a session keeps such a trace.
+#   variables. TensorFlow's profiler watches a training itself, but tells neither the plan's devices
+#   in `cores` mode nor the bytes.
 # - `MGPU_DEVICES=4` and `MGPU_MODE=cores` in the environment, before the kernel starts, change
 #   what every lesson runs on. `MGPU_VERBOSE=1` brings TensorFlow's own messages back.
 #

@@ -263,8 +263,8 @@ for voter in voters:
 #   goes to the digit with the largest sum of probabilities.
 # - Or the probabilities are **averaged**. A member that is sure then counts for more.
 #
-# Look at the accuracies, and at the thin lines on the bars. They reach one *standard error* to each
-# side:
+# Look at the accuracies, and at the lines through the points. They reach one *standard error* to
+# each side. The axis does not begin at 0:
 
 # %% tags=["varies"]
 answers = {name: array.argmax(axis=1) for name, array in predicted.items()}
@@ -279,8 +279,8 @@ print("average better than the average member:", right["average"].mean() > avera
 # %% [markdown]
 # How sure is that? Another 360 digits would have given other accuracies. The standard error says
 # how far such a number usually is from the one on endlessly many digits. For a share p of n digits
-# it is the square root of p (1 - p) / n, here one or two percentage points. Bars that differ by so
-# little cannot be told apart.
+# it is the square root of p (1 - p) / n, here one or two percentage points. Accuracies that differ
+# by so little cannot be told apart.
 #
 # A comparison digit by digit is sharper. Only those digits count that one of the two got right and
 # the other did not. If the vote gains g digits and loses l, the standard error of g - l is about
@@ -304,7 +304,8 @@ drawings.digits(test_images[saved], [" ".join(map(str, said[:, i])) for i in sav
 plt.show()
 
 # %% [markdown]
-# Where one member errs and the other two are right, they outvote it. Where all three say the same
+# Where one member errs and the other two are right, they outvote it. Where all three say something
+# else, it is a tie, and the sum of the probabilities has decided. Where all three say the same
 # wrong digit, no vote helps. The members differ in their layers, their weights at the start and the
 # order of their batches. The more they differ, the less their errors overlap.
 #
@@ -539,7 +540,7 @@ def my_members(*seeds):
             model = keras.Sequential([keras.Input([28, 28, 1]), layers.Flatten()])
             model.add(layers.BatchNormalization())
             model.add(layers.Dense(10, activation="softmax"))
-        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+            model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
         members.append(ensemble.from_keras(f"model {len(members)}", model))
     return members
 
@@ -559,10 +560,13 @@ compare(values(first), values(resumed))
 #
 # What to watch for:
 #
-# - Build the model in a `tf.device` block. Its weights stay where they were built.
+# - Build the model in a `tf.device` block and compile it there. Its weights stay where they were
+#   built, and the optimizer and the metrics have variables too. Where there is a GPU, Keras
+#   compiles the step with XLA, which accepts no variable of another device.
 # - Set the seed before each model is built. Members with the same seed and the same batches are one
 #   model twice.
-# - A step here is `train_on_batch`. Callbacks belong to `fit` and are not called.
+# - A step here is `train_on_batch`, which calls no callbacks. `fit` does, and can run in a thread
+#   for each model as well: call it in place of `train_on_batch` in a function such as `train`.
 # - Give each member an iterator of its own over its `tf.data` pipeline.
 # - Only variables are saved. The place in the data is not among them: go on with the batches that
 #   the members have not seen.
@@ -665,7 +669,8 @@ checks.run_all(run_all)
 # - Is a thread for each model best, or one function or graph with all, or a process for each?
 #   `benchmarks/ensemble.py` measures it on your machine. It trains in sessions. On the two cores of
 #   its stored [card](../results/ensemble.json) one graph with both was 1.8 times as fast as in
-#   turn, and threads and processes were 1.7 times as fast.
+#   turn, and threads and processes were 1.7 times as fast. Keras models run more Python between
+#   two steps and gain less: for them the comparison above counts.
 # - Separate models are easier to change than one function that holds all of them.
 # - Threads share the GIL. Where much Python runs between two steps, for example to prepare the
 #   data, give each model a process of its own ([[04]]).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -23,7 +24,8 @@ def setup(n: int = 2) -> Plan:
     Call it before anything else touches TensorFlow. MGPU_DEVICES overrides n; MGPU_MODE (gpus,
     split-gpu or cores) overrides the mode, which otherwise follows from the GPUs that are there.
     Each device runs a small operation before the plan is returned, so that one which
-    does not work is named here. TF32 is switched off: `tf32` says what that is.
+    does not work is named here. TF32 is switched off: `tf32` says what that is. MGPU_MODE=cores
+    hides the GPUs from CUDA, for this process and those that it starts.
 
     >>> plan = setup(2)
     >>> plan.host, len(plan.devices)
@@ -48,8 +50,11 @@ def setup(n: int = 2) -> Plan:
         )
     # CUDA's own order is fastest first; nvidia-smi's is by bus. One order everywhere is worth more.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    if os.environ.get("MGPU_MODE") != "cores":
-        visible.check(nvml.query())
+    report, hidden = nvml.query(), 0
+    if os.environ.get("MGPU_MODE") == "cores":
+        hidden = visible.hide(report)
+    else:
+        visible.check(report)
     quiet.start()
     import tensorflow as tf
 
@@ -63,6 +68,8 @@ def setup(n: int = 2) -> Plan:
     mode = _mode(n, len(gpus))
     about: dict[str, trial.Details] = {}
     if mode == "cores":
+        if gpus:
+            _warn_of_listed(len(gpus), n)
         names, real = _use_cores(tf, n)
     else:
         use = _use_gpus if mode == "gpus" else _split_gpus
@@ -76,7 +83,7 @@ def setup(n: int = 2) -> Plan:
         trial.run(names, about)
     trial.try_xla(about.values())
     quiet.first_session()
-    described = describe(mode, len(gpus))
+    described = describe(mode, len(gpus) or hidden)
     return remember(
         Plan(mode, "/CPU:0", names, real, *described, float32=_float32(about.values()))
     )
@@ -122,6 +129,15 @@ def _mode(n: int, gpus: int) -> str:
             "`python -m mgpu_helpers` what is missing."
         )
     return mode
+
+
+def _warn_of_listed(gpus: int, n: int) -> None:
+    warnings.warn(
+        f"TensorFlow had listed {counted(gpus, 'GPU')} before they could be hidden from it, and "
+        "where Keras finds one in that list it compiles with XLA: restart the kernel and call "
+        f"devices.setup({n}) before anything else, or compile with jit_compile=False.",
+        stacklevel=3,
+    )
 
 
 def _use_cores(tf: Any, n: int) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -60,6 +60,23 @@ def check(report: nvml.DriverReport) -> None:
         named(text, {gpu.index: gpu.uuid for gpu in report.gpus})
 
 
+def hide(report: nvml.DriverReport) -> int:
+    """Hide all GPUs from CUDA, here and in processes started here; count those that it showed.
+
+    Keras looks at the list of GPUs that there are, not at what `set_visible_devices` left of them,
+    and compiles with XLA where it finds one. CUDA reads its environment once, when TensorFlow first
+    lists the GPUs. So it is too late after that.
+    """
+    text, showed = os.environ.get(NAME), len(report.gpus)
+    if text is not None:
+        try:
+            showed = len(named(text, {gpu.index: gpu.uuid for gpu in report.gpus}))
+        except RuntimeError:  # it names what is not there, which does not matter here
+            showed = 0
+    os.environ[NAME] = "-1"
+    return showed
+
+
 def mig() -> bool:
     """Say whether CUDA_VISIBLE_DEVICES names a part of a GPU, which the driver calls MIG device."""
     return any(entry.strip().startswith("MIG-") for entry in os.environ.get(NAME, "").split(","))

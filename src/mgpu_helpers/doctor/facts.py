@@ -106,6 +106,9 @@ def with_tensorflow(facts: Facts) -> Facts:
     except Exception:  # a driver that breaks in the middle; the plan has said so
         gpus = 0
     cuda = build.get("cuda_version") if tf.test.is_built_with_cuda() else None
+    if os.environ.get("CUDA_VISIBLE_DEVICES") != facts.visible:
+        # In cores mode `setup` has hidden the GPUs: what CUDA shows is what there would be to see.
+        gpus = len(facts.lesson_order or ()) if cuda and not missing_libraries() else 0
     facts = replace(facts, tensorflow=TensorFlow(cuda, build.get("cudnn_version"), gpus))
     if facts.seen < facts.there and facts.system == "linux" and (cuda or "").startswith("12."):
         installed = tuple(sorted({name for name in LIBRARIES.values() if _version(name)}))

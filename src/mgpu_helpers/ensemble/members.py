@@ -144,9 +144,10 @@ def from_functions(
 def from_keras(name: str, model: Any, device: str | None = None) -> Member:
     """Make a member from a compiled Keras model: `train_on_batch` on its device, in its thread.
 
-    The device is where the model's weights should be, too: build it in `tf.device(device)`. With
-    None it is where its first weight is. The variables are the model's and the optimizer's, so that
-    a resumed training goes on bit for bit.
+    The device is where the model's weights should be, too: build and compile it in
+    `tf.device(device)`, for the optimizer and the metrics have variables as well. With None it is
+    where its first weight is. The variables are the model's and the optimizer's, so that a resumed
+    training goes on bit for bit.
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, "softmax")])
@@ -166,14 +167,14 @@ def from_keras(name: str, model: Any, device: str | None = None) -> Member:
     if getattr(model, "optimizer", None) is None:
         raise ValueError(f"the model {model.name} has no optimizer: compile it first.")
     (device,) = there([device or model.variables[0].value.device])
-    homes = {short(v.value.device): v.path for v in model.trainable_variables}
-    homes.pop(short(device), None)
-    if model.jit_compile and homes:
-        where, away = homes.popitem()
+    every = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    away = [v for v in every if short(v.value.device) != device]
+    if model.jit_compile and away:
         raise ValueError(
             f"the model {model.name!r} is compiled with XLA (jit_compile=True), which wants its "
-            f"weights on the device that it runs on, {device}, and {away} is on {where}: build it "
-            f"in tf.device({device!r})."
+            f"weights and those of its optimizer and metrics on the device that it runs on, "
+            f"{device}, and {away[0].path} is on {short(away[0].value.device)}: build the model "
+            f"and compile it in tf.device({device!r})."
         )
     with tf.device(device):
         if not model.optimizer.built:

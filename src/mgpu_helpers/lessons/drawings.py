@@ -99,21 +99,23 @@ def lab(
 
 
 def accuracies(shares: Mapping[str, float], ax: Any = None, *, of: int | None = None) -> Any:
-    """Draw the share of right answers, 0 to 1, a bar for each name.
+    """Draw the share of right answers, 0 to 1, a point for each name.
 
     `of` says how many answers there were: then a line reaches one standard error to each side, and
     the label names it.
     """
     ax = axes(ax, size=(6, 0.9 + 0.34 * len(shares)))
-    ax.barh(list(shares), [100 * share for share in shares.values()], color=HOST, height=0.7)
-    for row, share in enumerate(shares.values()):
-        error = (share * (1 - share) / of) ** 0.5 if of else 0.0
-        ax.errorbar(100 * share, row, xerr=100 * error, color="#333333", capsize=3 if of else 0)
-        text = f"{100 * share:.1f} %" + (f" ± {100 * error:.1f}" if of else "")
-        ax.text(100 * (share + error) + 1.5, row, text, va="center", size=9)
-    ax.set_xlim(0, 125)
-    ax.set_xticks(range(0, 101, 20))
-    ax.invert_yaxis()
+    errors = [100 * (share * (1 - share) / of) ** 0.5 if of else 0.0 for share in shares.values()]
+    least = min(100 * share - error for share, error in zip(shares.values(), errors, strict=True))
+    wide = 102 - least  # as far as 100 %, and beside it a third as much for the numbers
+    for row, (share, error) in enumerate(zip(shares.values(), errors, strict=True)):
+        ax.errorbar(100 * share, row, xerr=error or None, fmt="o", color="#333333", capsize=3)
+        text = f"{100 * share:.1f} %" + (f" ± {error:.1f}" if of else "")
+        ax.text(100 + wide * 0.06, row, text, va="center", size=9)
+    ax.set_yticks(range(len(shares)), list(shares))
+    ax.set_xlim(least - 0.06 * wide, 100 + 0.4 * wide)
+    ax.set_xticks([tick for tick in ax.get_xticks() if least - 0.06 * wide <= tick <= 100])
+    ax.set_ylim(len(shares) - 0.5, -0.5)
     ax.set_xlabel("right answers, %")
     ax.set_title("Accuracy on unseen digits", loc="left")
     return ax

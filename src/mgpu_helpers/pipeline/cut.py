@@ -80,7 +80,7 @@ def cuts(
     place, back = _places(trace, groups, all_ran=not isinstance(given, Mapping))
     seconds = [0.0] * len(layers)
     last: dict[str, int] = {}  # an operation of the forward pass -> the last layer that uses it
-    for maker, user in set(trace.edges) - set(trace.waits):
+    for maker, user in _edges(trace):
         if user in place and user not in back:
             last[maker] = max(place[user], last.get(maker, 0))
     crossing = [0] * len(layers)  # over the border in front of each layer
@@ -147,7 +147,7 @@ def _places(
     makers: dict[str, list[str]] = {op.name: [] for op in trace.ops}
     loops = {op.name for op in trace.ops if op.type == "NextIteration"}
     constants = {op.name for op in trace.ops if op.type == "Const"}
-    for maker, user in set(trace.edges) - set(trace.waits):
+    for maker, user in _edges(trace):
         makers.setdefault(user, []).extend([] if maker in loops else [maker])
     numbers = {layer: i for i, group in enumerate(groups) for layer in group}
     own = _scopes(trace, numbers)
@@ -169,6 +169,25 @@ def _places(
             f"with a tf.name_scope for each of {', '.join(group[0] for group in groups)}."
         )
     return place, back
+
+
+def _edges(trace: Trace) -> set[tuple[str, str]]:
+    """List which operation feeds which, as if nothing changed a layout on the way.
+
+    On a GPU TensorFlow's layout optimizer puts transposes between. Those of one tensor are one,
+    called after any of the operations that use it: the first convolution may read what has the name
+    of its gradient. And each stage would make its own.
+    """
+    edges = set(trace.edges) - set(trace.waits)
+    read: dict[str, list[str]] = {}
+    for maker, user in edges:
+        if user.endswith("-LayoutOptimizer"):
+            read.setdefault(user, []).append(maker)
+    found: set[tuple[str, str]] = set()
+    while edges:
+        found |= {edge for edge in edges if edge[0] not in read}
+        edges = {(maker, user) for via, user in edges if via in read for maker in read[via]}
+    return found
 
 
 def _scopes(trace: Trace, layers: Collection[str]) -> dict[str, str]:

@@ -52,8 +52,13 @@ def spans(trace: Trace) -> list[Span]:
 def task_of(op: Op) -> tuple[int, str] | None:
     """Find the stage and the task of an operation of `gradients`; None for any other.
 
+    On a GPU TensorFlow's layout optimizer adds transposes. One that several tasks use is called
+    after any of them, so that its name tells nothing, and it counts with none.
+
     >>> task_of(Op("stage_1/F0/MatMul", "MatMul", "/CPU:2", 0.0, 0.1))
     (1, 'F0')
     """
     named = re.search(r"(?:^|/)stage_(\d+)/([FB]\d+)(?:_\d+)?/", op.name)
-    return (int(named[1]), named[2]) if named and op.type not in FREE else None
+    if not named or op.type in FREE or op.name.endswith("-LayoutOptimizer"):
+        return None
+    return int(named[1]), named[2]
