@@ -293,11 +293,10 @@ timing.compare(
 
 # %% [markdown]
 # In `cores` mode this compares one core with as many cores as there are devices. With that many
-# free cores the speed-up of the prediction comes near the number of devices. That of the step stays
-# further below it, because the devices cannot share the mean on the host and the update on the
-# first device. TensorFlow without `devices.setup` would have used all cores from the start, so on a
-# laptop nothing is gained. On a machine that is busy with something else, or where the plan's
-# `timing` line says so, the numbers mean nothing.
+# free cores the speed-up of the prediction comes near the number of devices, and that of the step
+# stays further below it. TensorFlow without `devices.setup` would have used all cores from the
+# start, so on a laptop nothing is gained. On a machine that is busy with something else, or where
+# the plan's `timing` line says so, the numbers mean nothing.
 #
 # On GPUs do not expect "all" to win with a model this small. A GPU computes it in about the time
 # that the images, the weights and the gradients need to cross. A large model does more with each
@@ -656,8 +655,8 @@ checks.mean_error(mean_error, squared_error)
 #   three products and a share of the batch, and the results agreed to 0.00001.
 # - With one tape around it all, the host computed the whole backward pass. Asked for the gradient
 #   of its own shard, every device computed its own five products.
-# - On two cores that were nearly free, all devices together predicted 1.8 times as fast as one,
-#   and took a training step 1.6 times as fast.
+# - On cores that were nearly free, all devices together were faster than one, and gained more in a
+#   prediction than in a training step.
 # - In a graph, `reuse` kept one set of weights, and `colocate_gradients_with_ops=True` put each
 #   shard's backward pass on its device. The graph learned the weights of one device, 5, 0 and 3.
 # - With a scope for each device there were as many models as devices, and no error said so.
