@@ -577,8 +577,9 @@ for make in (make_parallel, towers.make_parallel):
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
 # **1.** A function with two inputs: the distance of each row of `points` from the same row of
-# `others`. Both have the shape [n, 2]. Make `distances` run on all devices. The check calls
-# `distances(points, others)`, with any n that divides by the number of devices.
+# `others`. Both have the shape [n, 2]. Make `distances` run on all devices, each with its share of
+# the rows. The check calls `distances(points, others)`, with any n that divides by the number of
+# devices.
 
 # %% tags=["exercise"]
 def distance(points, others):
@@ -601,7 +602,9 @@ checks.distances(distances)
 # %% [markdown]
 # **2.** Write `make_parallel_uneven(function, devices)`. It is like `make_parallel`, for any number
 # of batches, and also takes batches that do not divide: 11 examples over 2 devices are 6 and 5. The
-# sizes of the shards may differ by one at most. `tf.split` accepts a list of sizes.
+# sizes of the shards may differ by one at most. `tf.split` accepts a list of sizes. Cut and join on
+# the host: the check puts what you leave unplaced on the first device, as TensorFlow does on a GPU
+# machine.
 
 # %% tags=["exercise"]
 def make_parallel_uneven(function, devices):
@@ -628,8 +631,7 @@ checks.uneven(make_parallel_uneven)
 # **3.** `mean_error` sends the squared error of every point to the host, 4 bytes each, and takes
 # the mean there. Write it so that each device sends a single number, and the result stays the same.
 # (`towers.make_parallel` wants a row for each example. The `make_parallel` of this lesson does
-# not.) The check reads the bytes from a trace. It puts what you leave unplaced on the first device,
-# as TensorFlow does on a GPU machine.
+# not.) The check reads the bytes from a trace, and places what you leave unplaced as before.
 
 # %% tags=["exercise"]
 def mean_error(x, y):
