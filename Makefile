@@ -67,7 +67,7 @@ isa: $(ready)  ## every notebook against its stored outputs, as other processors
 thorough: $(ready)  ## the long tests: larger Keras models, workers that train together
 	$(plain) $(pytest) -n 2 --dist worksteal -m thorough
 
-counts: $(ready)  ## every notebook to its end on 1 and 8 devices; values may differ
+counts: $(ready)  ## every notebook to its end on other numbers of devices, 1 to 8; values may differ
 	$(plain) $(pytest) $(each) tests/test_variants.py -m counts
 
 rehearse: $(ready)  ## every notebook as a GPU machine places and compiles it, against its stored outputs

@@ -14,8 +14,8 @@ import pytest
 from nbformat import NotebookNode
 from nbval.plugin import get_sanitize_patterns
 
-from build_notebooks import SANITIZE, main
-from check_notebooks import RULES, problems, strangers
+from build_notebooks import main
+from check_notebooks import RULES, SANITIZE, problems, strangers
 from lessons import ROOT, LessonError, draft, read
 from mgpu_helpers.timing import Comparison, Timing
 
@@ -67,6 +67,9 @@ plt.show()
 
 # %% [markdown]
 # ## What we saw
+#
+# - As in lesson 07, `float32` had heights of 1 and 4.
+#
 # ## In practice
 # Next: [[next]].
 """
@@ -280,6 +283,14 @@ def add(text: str) -> Callable[[NotebookNode], None]:
     return change
 
 
+def conclude(old: str, new: str) -> Callable[[NotebookNode], None]:
+    def change(notebook):
+        (cell,) = [cell for cell in notebook.cells if old in cell.source]
+        cell.source = cell.source.replace(old, new)
+
+    return change
+
+
 def more_cells(count: int) -> list[NotebookNode]:
     return [nbformat.v4.new_markdown_cell("more") for _ in range(count)]
 
@@ -304,6 +315,8 @@ SPOILT = {
     "no set-up": ("opening", lambda book: code(book, 0).update(source="import os")),
     "bullets": ("opening", add("- one\n" * 7)),
     "no section": ("sections", lambda book: book.cells.pop()),
+    "other digit": ("summary", conclude("1 and 4", "1 and 5")),
+    "unprinted number": ("summary", lambda book: code(book, 6).outputs.pop(0)),
     "dead link": ("links", add("[there](07_nowhere.ipynb)")),
     "dead anchor": ("links", add("[there](#Nowhere)")),
     "no alt text": ("links", add("![](../README.md)")),
@@ -325,6 +338,32 @@ def test_a_spoilt_notebook_breaks_its_rule(folder, rule, change):
     assert found(folder, rule) == []
     spoil(folder, change)
     assert found(folder, rule) != []
+
+
+@pytest.mark.parametrize(
+    "claim, printed, holds",
+    [
+        ("a loss of 0.19", "loss 0.1872", True),
+        ("a loss of 0.18", "loss 0.1872", False),
+        ("26.6 MB", "26,560,000 bytes, 26.56 MB", True),
+        ("26.6 MB", "26.56 ms", False),
+        ("2,640,960 bytes", "2640960", True),
+        ("8 pairs", "7.6 pairs", False),
+        ("below 1e-5", "below 1e-05: True", True),
+        ("ResNet-50", "nothing", True),
+        ("1.7 times as fast", "all: 1.71 times as fast as one (1.62 to 1.76, 10 pairs)", False),
+        ("3 of 14", "3 of 14", True),
+        ("heights in 20 runs", "in all 4", True),
+        ("4 heights in 20 runs", "in all 4", False),  # by two cells
+    ],
+)
+def test_a_summary_quotes_what_a_cell_prints_and_no_time(folder, claim, printed, holds):
+    def change(notebook):
+        conclude("had heights of 1 and 4", claim)(notebook)
+        replace_output(6, "heights [1, 4]", printed)(notebook)
+
+    spoil(folder, change)
+    assert (found(folder, "summary") == []) == holds
 
 
 def test_every_rule_is_seen_to_bite():

@@ -25,10 +25,8 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from nbformat import NotebookNode
 from nbval.plugin import coalesce_streams, get_sanitize_patterns
 
-from check_notebooks import RULES, problems, strangers
-from lessons import NOTEBOOKS, ROOT, Lesson, LessonError, cover, draft, environment, read, tags
-
-SANITIZE = ROOT / "tests" / "nbval_sanitize.cfg"
+from check_notebooks import RULES, SANITIZE, problems, strangers
+from lessons import NOTEBOOKS, Lesson, LessonError, cover, draft, environment, read, tags
 
 
 def execute(notebook: NotebookNode, name: str, folder: Path, timeout: int = 120) -> None:

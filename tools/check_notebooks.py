@@ -18,8 +18,9 @@ from urllib.parse import unquote
 
 import nbformat
 from nbformat import NotebookNode
+from nbval.plugin import get_sanitize_patterns
 
-from lessons import CLOSED, METADATA, Lesson, cover, disagreements, tags
+from lessons import CLOSED, METADATA, ROOT, Lesson, cover, disagreements, tags
 
 MOST_CELLS, MOST_LINES, MEDIAN_LINES, MOST_BYTES, MOST_BULLETS = 60, 20, 5, 1_000_000, 6
 SECTIONS = ["On your own", "What we saw", "In practice"]
@@ -28,6 +29,12 @@ NOISE = re.compile(
     r"cuInit|oneDNN|rebuild TensorFlow|cuda_executor|TF-TRT|absl::InitializeLog|[EWI]0000 00:00"
 )
 PLACES = re.compile(r"(?<![\w/])/(?:home|root|Users|tmp|var|usr|opt|mnt)/|[A-Z]:\\|site-packages")
+SANITIZE = ROOT / "tests" / "nbval_sanitize.cfg"
+# A number and its unit. What is glued to a word is a name (float16, ResNet-50).
+NUMBER = re.compile(
+    r"(?<![\w.])(?<!\w-)(\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?)\.?(?!\w)"
+    r"(?:[ ]?(%|[KMG]i?B|bytes|ms|[µμ]s|s|times)(?!\w))?"
+)
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)[^)]*\)")
 
 
@@ -182,6 +189,43 @@ def sections(built: Built) -> Iterator[str]:
         yield f"of the sections {SECTIONS} it has {ours}"
 
 
+def summary(built: Built) -> Iterator[str]:
+    """Find the digits of each sentence of "What we saw" together in one output above it.
+
+    An output that other machines do not repeat is nothing to quote: times move with every build.
+    Names are no claims: "lesson 07", a list of whole numbers in brackets, what is in backticks.
+    """
+    patterns = get_sanitize_patterns(SANITIZE.read_text(encoding="utf-8"))
+    printed: list[list[tuple[str, str]]] = []
+    for number, cell in enumerate(built.cells, 1):
+        if cell.cell_type == "code" and "nbval-ignore-output" not in tags(cell):
+            said = text_of(cell)
+            for regex, put in patterns:
+                said = re.sub(regex, put, said)
+            printed.append(NUMBER.findall(said))
+        elif cell.cell_type == "markdown" and re.search(r"^## What we saw$", cell.source, re.M):
+            text = dict(built.prose())[number].split("## What we saw\n")[1].split("\n## ")[0]
+            text = re.sub(r"\blessons? \d\d\b|\([\d, \n]+\)", "", LINK.sub(r"\2", text))
+            for sentence in re.split(r"\n- |(?<=[.!?])\s+(?=[A-Z])", text):
+                claims = NUMBER.findall(sentence)
+                if not any(all(_says(claim, said) for claim in claims) for said in [[], *printed]):
+                    wanted = ", ".join(" ".join(claim).strip() for claim in claims)
+                    yield f"cell {number} sums up {wanted}: no cell above prints this, or it moves"
+
+
+def _says(claim: tuple[str, str], printed: Iterable[tuple[str, str]]) -> bool:
+    """Say whether one of these numbers is the claimed one, but for digits that are left out."""
+    text, unit = claim[0].replace(",", ""), claim[1]
+    wanted, digits = float(text), len(text.partition(".")[2])
+    exact = wanted == 0 or "e" in text or not (unit or digits)  # 8 pairs are not 7.6
+    return any(
+        wanted == (value if exact else round(value, digits))
+        for number, its in printed
+        for value in [float(number.replace(",", ""))]
+        if its in (unit, "") or not unit  # in a table the unit stands above
+    )
+
+
 def links(built: Built) -> Iterator[str]:
     for number, cell in enumerate(built.lesson.cells, 1):
         if cell.cell_type == "markdown" and re.search(r"\]\([^)]*\.ipynb", cell.source):
@@ -252,7 +296,8 @@ RULES: dict[str, Rule] = {
     rule.__name__: rule
     for rule in (
         agrees, execution_counts, outputs_present, outputs_clean, outputs_portable, metadata,
-        no_empty_cell, sizes, title, opening, sections, links, pictures, exercises,
+        no_empty_cell, sizes, title, opening, sections, summary, links,
+        pictures, exercises,
     )
 }  # fmt: skip
 

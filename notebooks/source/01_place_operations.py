@@ -100,9 +100,9 @@ with tf.device(plan.devices[0]):
     print("full:  ", tf.ones([]).device)
 
 # %% [markdown]
-# The full name also says which *job*, *replica* and *task* the device belongs to. They are for
-# programs that run on several machines. On one machine they are always `localhost`, 0 and 0, and
-# may be left out.
+# The full name also says which *job*, *replica* and *task* the device belongs to. In a program of
+# one process they are `localhost`, 0 and 0, and may be left out. Where several processes train
+# together, a worker's devices begin with `/job:worker` ([[13]]).
 #
 # `tf.DeviceSpec` takes a name apart, and what the name does not say is `None`. A name may have
 # small letters, or `/device:` in front. `tf.DeviceSpec` also builds a name from its parts, and
@@ -450,8 +450,10 @@ show_places(step)
 
 # %% [markdown]
 # The weights are where they should be, and everything was computed in one place. The place of a
-# layer's weights is decided where the layer is *built*. The place of its operations is decided
-# where it is *called*, and Keras calls it in `train_on_batch`, outside the blocks.
+# layer's weights is decided where the layer is *built*: here where it is called on a
+# `keras.Input`, in its block. (A `Sequential` without an `Input` is built where it first gets data,
+# whatever block it was made in.) The place of its operations is decided where it is *called*, and
+# Keras calls it in `train_on_batch`, outside the blocks.
 #
 # So the blocks belong around the calls:
 

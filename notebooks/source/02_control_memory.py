@@ -438,7 +438,7 @@ checks.taken_by_growth(best_order)
 # - A `ResourceExhaustedError` named the tensor that did not fit. It did not say what fills the
 #   memory: for that there are the driver, the process and the allocator.
 # - Today's calls and the classic options ended in the same message.
-# - By TensorFlow's own rules, six tensors, 600 MB in all, took 1024 MiB with growth, and nearly all
+# - By TensorFlow's own rules, six tensors took nearly twice their size with growth, and nearly all
 #   of a GPU with nothing set.
 # - Settings that came too late or did not go together were refused in TensorFlow's own words. One
 #   pair was not: a limit silently took growth away, and `memory.logical` caught it.

@@ -388,7 +388,7 @@ with small.as_default():
 # %% [markdown]
 # ## With your own model
 #
-# `memory.predict` counts any Keras model that has been built, from the graph of its training step.
+# `memory.predict` counts a Keras model that has been built, from the graph of its training step.
 # Nothing runs. `memory.fits` gives the largest batch for a budget, here the 8 GB of a small GPU.
 # This is the residual network from the beginning:
 
@@ -507,14 +507,14 @@ checks.lets_go(train)
 # %% [markdown]
 # ## What we saw
 #
-# - A step of 64 examples held more than a thousand times the bytes of the weights.
+# - A step of a small network held more than a thousand times the bytes of its weights.
 # - The curve climbed in the forward pass and had its peak in the backward pass, where the
 #   largest outputs met their gradients.
 # - A step that was added up by hand held 400,000 bytes, as a function and as a graph.
-# - Counted from the layers' shapes, four batches were right within 10 %, and so was a line through
-#   two small ones. The largest batch for 25 MB fitted, and a tenth more did not.
-# - For a Keras model, `memory.predict` said what a batch of 256 would hold without a run, and
-#   `memory.measure` from batches of 16 and 64. A trace was in the range.
+# - Counted from the layers' shapes, four batches were right within a tenth, and so was a line
+#   through two small ones. The largest batch for 25 MB fitted, and a tenth more did not.
+# - For a Keras model, `memory.predict` said what a batch would hold without a run, and
+#   `memory.measure` from two small batches. A trace was in the range.
 # - A list of losses that kept tapes grew by the activations of every step.
 #
 # ## In practice

@@ -293,11 +293,10 @@ timing.compare(
 
 # %% [markdown]
 # In `cores` mode this compares one core with as many cores as there are devices. With that many
-# free cores the speed-up of the prediction comes near the number of devices. That of the step stays
-# further below it, because the devices cannot share the mean on the host and the update on the
-# first device. TensorFlow without `devices.setup` would have used all cores from the start, so on a
-# laptop nothing is gained. On a machine that is busy with something else, or where the plan's
-# `timing` line says so, the numbers mean nothing.
+# free cores the speed-up of the prediction comes near the number of devices, and that of the step
+# stays further below it. TensorFlow without `devices.setup` would have used all cores from the
+# start, so on a laptop nothing is gained. On a machine that is busy with something else, or where
+# the plan's `timing` line says so, the numbers mean nothing.
 #
 # On GPUs do not expect "all" to win with a model this small. A GPU computes it in about the time
 # that the images, the weights and the gradients need to cross. A large model does more with each
@@ -578,8 +577,9 @@ for make in (make_parallel, towers.make_parallel):
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
 # **1.** A function with two inputs: the distance of each row of `points` from the same row of
-# `others`. Both have the shape [n, 2]. Make `distances` run on all devices. The check calls
-# `distances(points, others)`, with any n that divides by the number of devices.
+# `others`. Both have the shape [n, 2]. Make `distances` run on all devices, each with its share of
+# the rows. The check calls `distances(points, others)`, with any n that divides by the number of
+# devices.
 
 # %% tags=["exercise"]
 def distance(points, others):
@@ -602,7 +602,9 @@ checks.distances(distances)
 # %% [markdown]
 # **2.** Write `make_parallel_uneven(function, devices)`. It is like `make_parallel`, for any number
 # of batches, and also takes batches that do not divide: 11 examples over 2 devices are 6 and 5. The
-# sizes of the shards may differ by one at most. `tf.split` accepts a list of sizes.
+# sizes of the shards may differ by one at most. `tf.split` accepts a list of sizes. Cut and join on
+# the host: the check puts what you leave unplaced on the first device, as TensorFlow does on a GPU
+# machine.
 
 # %% tags=["exercise"]
 def make_parallel_uneven(function, devices):
@@ -629,8 +631,7 @@ checks.uneven(make_parallel_uneven)
 # **3.** `mean_error` sends the squared error of every point to the host, 4 bytes each, and takes
 # the mean there. Write it so that each device sends a single number, and the result stays the same.
 # (`towers.make_parallel` wants a row for each example. The `make_parallel` of this lesson does
-# not.) The check reads the bytes from a trace. It puts what you leave unplaced on the first device,
-# as TensorFlow does on a GPU machine.
+# not.) The check reads the bytes from a trace, and places what you leave unplaced as before.
 
 # %% tags=["exercise"]
 def mean_error(x, y):
@@ -656,8 +657,8 @@ checks.mean_error(mean_error, squared_error)
 #   three products and a share of the batch, and the results agreed to 0.00001.
 # - With one tape around it all, the host computed the whole backward pass. Asked for the gradient
 #   of its own shard, every device computed its own five products.
-# - On two cores that were nearly free, all devices together predicted 1.8 times as fast as one,
-#   and took a training step 1.6 times as fast.
+# - On cores that were nearly free, all devices together were faster than one, and gained more in a
+#   prediction than in a training step.
 # - In a graph, `reuse` kept one set of weights, and `colocate_gradients_with_ops=True` put each
 #   shard's backward pass on its device. The graph learned the weights of one device, 5, 0 and 3.
 # - With a scope for each device there were as many models as devices, and no error said so.

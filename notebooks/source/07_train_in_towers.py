@@ -260,6 +260,8 @@ print("accuracy on new digits above 0.8:", right.numpy() > 0.8)
 # %% [markdown]
 # After two passes over the digits, one device and all devices have the same network. Rounding
 # differs in every step and is carried along, so the bounds are wider than that for one gradient.
+# (With Adam only the proof of the gradient finds a sum in place of the average: Adam divides by the
+# size of the gradients, so twice the gradients make the same step.)
 # Trained further with dropout, the network reads most of the new digits.
 #
 # ## Where the variables live
@@ -492,7 +494,8 @@ for step in steps:
 
 # %% [markdown]
 # With several devices, and as many free cores, the long bars are shorter and lie one above the
-# other. The average and the update are too short to see here.
+# other. The average and the update are too short to see here. (Where a device has two rows of bars,
+# two of its operations ran at once, on a core that another device left idle.)
 #
 # On GPUs, expect no gain from this network. A step is some hundred small kernels, and starting them
 # takes longer than computing them. Towers pay when each GPU has work for tens of milliseconds: at
@@ -677,8 +680,8 @@ checks.mask_seed(mask_seed)
 #   the average it fell to 0.1, as on one device.
 # - A network for digits had the same gradients on all devices, and the same losses and weights
 #   after two passes. A graph gave the same numbers.
-# - On two cores that were nearly free, two devices took a step on 840 images 1.9 times as fast as
-#   one. On 24 images one device was faster.
+# - On two cores that were nearly free, two devices were faster than one, and gained more on a large
+#   batch than on a small one.
 # - The place of the variables decided which connection carried the bytes. It hardly mattered to
 #   what a device held.
 # - In a ring, less than twice the gradients go into each device, however many devices there are.

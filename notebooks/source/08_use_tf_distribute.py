@@ -180,10 +180,11 @@ def make_step(model, size):
 # %% [markdown]
 # ## Proof: the same weights
 #
-# Four ways take ten steps in batches of 168, from the same weights: one device, the towers of
-# lesson 07, the loop, and `fit`. `towers.train_step` is lesson 07's step for a Keras model. The
-# first cell trains. It prints the loss of the tenth step, except for `fit`, which reports only the
-# mean of a pass.
+# Four ways take ten steps, from the same weights: one device, the towers of lesson 07, the loop,
+# and `fit`. A batch has 168 images, or a few less, so that it divides over the devices, and
+# `fifths` has five of them. `towers.train_step` is lesson 07's step for a Keras model. The first
+# cell trains. It prints the loss of the tenth step, except for `fit`, which reports only the mean
+# of a pass.
 #
 # The second cell compares the weights with those of one device. `replicas.difference` gives the
 # largest difference of any weight, as a share of the largest one of its variable. The last line
@@ -191,22 +192,24 @@ def make_step(model, size):
 
 # %%
 entropy = losses.SparseCategoricalCrossentropy(from_logits=True)
+share = 168 - 168 % len(plan)
+fifths = data.batch(share, drop_remainder=True)
 with tf.device(plan.host):
     one, tower = replicas.digits_model(), replicas.digits_model()
 start = one.get_weights()
 step_on_one = towers.train_step(one, one.optimizer, entropy, plan.devices[:1])
 step_in_towers = towers.train_step(tower, tower.optimizer, entropy, plan.devices)
-for x, y in data.batch(168).repeat(2):
+for x, y in fifths.repeat(2):
     loss, loss_in_towers = step_on_one(x, y), step_in_towers(x, y)
 print(f"one {loss:.4f}  towers {loss_in_towers:.4f}")
 
 with strategy.scope():
     looped = replicas.digits_model()
-loop_step = make_step(looped, size=168)
-for batch in strategy.experimental_distribute_dataset(data.batch(168).repeat(2)):
+loop_step = make_step(looped, size=share)
+for batch in strategy.experimental_distribute_dataset(fifths.repeat(2)):
     loss = loop_step(batch)
 print(f"own loop {loss:.4f}")
-history = mirrored.fit(data.batch(168).repeat(2), verbose=0)
+mirrored.fit(fifths.repeat(2), verbose=0)
 
 # %%
 after_ten = one.get_weights()
@@ -377,9 +380,9 @@ for last in range(1, 8):
 
 # %% [markdown]
 # With two devices, the second one had no example of the last batch. The loss is a number all the
-# same, but the weight `gamma` is not. `keras.callbacks.TerminateOnNaN` looks at the loss only. It
-# stops the next pass, when the weights are lost already. The check that catches this is
-# `check_batches`, before the training.
+# same, but the weight `gamma` is not, on both of them: the all-reduce adds their gradients.
+# `keras.callbacks.TerminateOnNaN` looks at the loss only. It stops the next pass, when the weights
+# are lost already. The check that catches this is `check_batches`, before the training.
 #
 # **A mean in place of the scaled loss.** A loop of your own that ends in `reduce_mean` takes the
 # mean of each shard, and the all-reduce adds these means. Here are as many ones, twos, threes and
@@ -440,9 +443,11 @@ assert len(places(strategy)) == strategy.num_replicas_in_sync
 #
 # **Made outside the scope.** What happens then depends on what it is:
 #
-# - A model is refused, with an error that has no words. The first cell shows it.
-# - An optimizer is not refused. Its variables are single, and every replica updates them, also the
-#   one in which Adam counts its steps. `ten_steps` gives the count and the weight after ten steps.
+# - A model is refused. `fit` speaks of the scope, and a loop of your own ends in an error that has
+#   no words: the first cell shows it.
+# - An optimizer is refused by `fit`, unless it has been built. One that has been built is refused
+#   nowhere. Its variables are single, and every replica updates them, also the one in which Adam
+#   counts its steps. `ten_steps` gives the count and the weight after ten steps.
 # - What is only read is fetched from its place in every step: right, but slow. `sent` adds up a
 #   table of 400,000 bytes on each replica, and gives what the first device sends to the last.
 #
@@ -572,7 +577,8 @@ for steps in (5, 20, 40)[: rounds[1]]:
 #
 # On cores a step is finished when it returns, so reading its loss costs little. On a GPU a step
 # returns at once, and Python prepares the next one meanwhile, unless `float` waits: [[14]] draws
-# both. Keep the losses as tensors, and read them now and then.
+# both. Keep the losses as tensors, and read them now and then. The check is the first cell's: time
+# a loop that reads every loss against one that reads the last.
 #
 # On GPUs the kernels of a network this small take less time than starting them, so more devices do
 # not pay. A step should keep each GPU busy for tens of milliseconds ([[07]], [[11]]). On one GPU
@@ -585,7 +591,7 @@ for steps in (5, 20, 40)[: rounds[1]]:
 # |---|---|---|
 # | `OneDeviceStrategy` | on the device | trying code for strategies on one device |
 # | `MirroredStrategy` | a copy on each device | the GPUs of one machine: this lesson |
-# | `CentralStorageStrategy` | on the host | one machine, and weights too large for a GPU |
+# | `CentralStorageStrategy` | on the host | one machine; a step copies all weights to each device |
 # | `MultiWorkerMirroredStrategy` | a copy on each device | several machines in step: [[13]] |
 # | `ParameterServerStrategy` | on servers | several machines, each at its own pace |
 # | `TPUStrategy` | a copy on each core | TPUs |
@@ -603,7 +609,7 @@ central = tf.distribute.experimental.CentralStorageStrategy(plan.devices, plan.h
 for other in (tf.distribute.OneDeviceStrategy(plan.devices[0]), central):
     with other.scope():
         model = replicas.digits_model()
-    model.fit(data.batch(168).repeat(2), verbose=0)
+    model.fit(fifths.repeat(2), verbose=0)
     agrees = replicas.difference(model.get_weights(), after_ten) < 1e-5
     print(sorted(places(other)), "agrees to 1e-5:", agrees)
 
@@ -625,8 +631,9 @@ with tf.Graph().as_default():
 mesh = dtensor.create_mesh([("model", len(plan))], devices=[each[1:] for each in plan.devices])
 by_columns = dtensor.Layout([dtensor.UNSHARDED, "model"], mesh)
 whole = dtensor.Layout.replicated(mesh, rank=2)
+width = 12 * len(plan)
 with tf.device(plan.host):
-    x, kernel = tf.random.stateless_normal([2, 24, 24], seed=[0, 0])
+    x, kernel = tf.random.stateless_normal([2, width, width], seed=[0, 0])
     cut = dtensor.relayout(dtensor.copy_to_mesh(kernel, whole), by_columns)
     product = tf.matmul(dtensor.copy_to_mesh(x, whole), cut)
 print([(devices.short(part.device), part.shape[1]) for part in dtensor.unpack(product)])
@@ -662,8 +669,8 @@ def residual():
     return keras.Model(given, layers.Dense(10)(layers.Flatten()(joined)))
 
 
-towers.check_batches(len(data), 168, len(plan))
-endless = data.batch(168).repeat()
+towers.check_batches(5 * share, share, len(plan))
+endless = fifths.repeat()
 with strategy.scope():
     model = residual()
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), entropy, metrics=["accuracy"])

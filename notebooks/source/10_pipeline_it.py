@@ -376,9 +376,11 @@ plt.show()
 assert peaks["one forward, one back"][8] < 0.5 * peaks["all forward first"][8]
 
 # %% [markdown]
-# All forward first keeps what every piece left behind, however small the pieces are. One forward,
-# one back keeps two pieces, and the pieces become smaller: with eight of them it holds less than
-# half as much. One after the other keeps one, and overlaps nothing.
+# All forward first keeps what every piece left behind, however small the pieces are. (GPipe, which
+# this order comes from, keeps only what crosses from stage to stage and computes the rest again, so
+# it holds much less than this.) One forward, one back keeps two pieces, and the pieces become
+# smaller: with eight of them it holds less than half as much. One after the other keeps one, and
+# overlaps nothing.
 #
 # ## Proof
 #
@@ -648,7 +650,10 @@ checks.accumulate(accumulate)
 # the batch went through in pieces. (That is 60 % faster than cut without pieces.)
 #
 # - All forward first is the order of [GPipe](https://arxiv.org/abs/1811.06965) (2018). One forward,
-#   one back is that of [PipeDream](https://arxiv.org/abs/1806.03377) (2018).
+#   one back comes from [PipeDream](https://arxiv.org/abs/1806.03377) (2018), which lets one batch
+#   follow the other without a wait, and so trains on older weights. With the update after the last
+#   piece, as here, it is that of [DAPPLE](https://arxiv.org/abs/2007.01045) (2020) and
+#   [PipeDream-Flush](https://arxiv.org/abs/2006.09503) (2020).
 # - If the model fits on one device, towers ([[07]]) have no bubble.
 # - Very large models combine towers, stages and cut layers. TensorFlow has no pipeline of its own.
 #   Ready-made schedules are in PyTorch (`torch.distributed.pipelining`), Megatron-LM and DeepSpeed.

@@ -712,7 +712,7 @@ checks.saves(saves)
 # - A worker whose partner was late waited without a word.
 # - The weights of two and three workers were within 1e-6 of those of one process, and all workers
 #   of a run had the same bits.
-# - 5 MB of gradients made 10 MB on the wire between two workers, and half of that in float16.
+# - Between two workers, gradients made twice their bytes on the wire, and half of that in float16.
 # - A worker with twice the work made the other wait for up to half of the time.
 # - A training that was killed, restarted, preempted and restarted ended with the same 14 variables,
 #   bit for bit.

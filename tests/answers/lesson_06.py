@@ -22,6 +22,16 @@ def distances(points, others):
         return tf.concat(found, axis=0)
 """
 
+COORDINATES = """
+def distances(points, others):
+    squares = []
+    for axis, device in enumerate([plan.devices[0], plan.devices[-1]]):
+        with tf.device(device):
+            squares.append(tf.square(points[:, axis] - others[:, axis]))
+    with tf.device(plan.devices[0]):
+        return tf.sqrt(squares[0] + squares[1])
+"""
+
 UNEVEN = """
 def make_parallel_uneven(function, devices):
     def parallel(*batches):
@@ -130,6 +140,7 @@ WRONG = {
          "/CPU:0 computed Sub"),
         (LOOP.replace("points[rows] - others[rows], axis=1)",
                       "points - others, axis=1)[rows]"), "more than its shard"),
+        (COORDINATES, "by their rows"),
         ("distances = make_parallel(lambda p, o: tf.reduce_sum(abs(p - o), axis=1), plan.devices)",
          "not the distances of each"),
     ],
@@ -152,6 +163,10 @@ WRONG = {
          "of 3 batches it got 2"),
         (UNEVEN.replace("SIZES", FIRST).replace("axis=0", "axis=-1"),
          "it raises InvalidArgumentError: Concat"),
+        (UNEVEN.replace("SIZES", FIRST).replace("tf.device(plan.host)", "tf.name_scope('a')"),
+         "/CPU:1 cut the batch"),
+        (UNEVEN.replace("SIZES", FIRST).replace("            return", "        return"),
+         "/CPU:1 joined the batch"),
         (UNEVEN.replace("SIZES", "[60, 50]"), "give tf.split sizes that add up to"),
         (UNEVEN.replace("SIZES", FIRST).replace("*batches", "batches").replace(
             "for batch in batches]", "for batch in [batches]]"), "raises TypeError"),

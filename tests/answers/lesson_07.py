@@ -140,5 +140,8 @@ WRONG = {
         ("import itertools\nnumbers = itertools.count()\n"
          "mask_seed = lambda step, tower: (next(numbers), 0)", "alone should make it"),
         ("mask_seed = lambda step, tower: step", "two whole numbers"),
+        ("import hashlib\n"
+         "mask_seed = lambda *two: (int(hashlib.md5(b'%d %d' % two).hexdigest()[:8], 16) // 2, 0)",
+         "has the seed of"),
     ],
 }  # fmt: skip

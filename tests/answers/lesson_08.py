@@ -141,6 +141,8 @@ WRONG = {
         ("replica_loss = lambda losses, n: tf.reduce_sum(tf.abs(losses)) / n", "add up to"),
         ("replica_loss = lambda losses, n: tf.reduce_mean(losses) * len(losses) / n",
          "should give 0"),
+        ("replica_loss = lambda losses, n: tf.distribute.get_replica_context().all_reduce("
+         "'SUM', tf.reduce_sum(losses)) / n", "leave the sum to the strategy"),
     ],
     2: [
         (EVALUATE.replace("np.sum(part)", "np.mean(part)"), "is not a number"),

@@ -13,6 +13,8 @@ def fewest(workload, cost, global_batch, seconds):
 
 RIGHT = {
     1: [
+        "from fractions import Fraction\n"
+        "share_of_peak = lambda *given: Fraction(np.prod([*given[:3], 1 / given[3]]) / given[4])",
         "share_of_peak = lambda f, examples, epochs, s, peak: f * examples * epochs / (s * peak)",
         """
 def share_of_peak(flops, examples, epochs, seconds, peak):

@@ -33,6 +33,10 @@ def step_seconds(size, workers, megabits, unlimited):
     pieces = 2 * (workers - 1)
     return np.float64(unlimited + pieces * (size / workers) / bytes_a_second)
 """,
+        RING.format(
+            "scaling.ring(scaling.Workload('x', size // 4), scaling.Cost(0.0, 0.0), workers, 1, "
+            "scaling.Link('y', *[megabits * 125e3] * 3, 0.0, 'z')).total / 0.956 + unlimited"
+        ),
         RING.format("tf.constant((1 - 1 / workers) * size / megabits / 59750 + unlimited)"),
     ],
     3: [

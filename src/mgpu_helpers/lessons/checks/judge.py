@@ -12,6 +12,8 @@ import functools
 import itertools
 import textwrap
 from collections.abc import Callable, Collection, Iterable
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -75,6 +77,8 @@ def idle(step: trace.Trace, kinds: Collection[str] = ()) -> str:
 def numbers(value: Any, shape: tuple[int, ...], way: str) -> np.ndarray:
     """Give what a function returned as numbers of this shape; NotYet with the way on if not."""
     _check_returned(value, way)
+    if isinstance(value, (Decimal, Fraction)):  # exact numbers, which NumPy takes for objects
+        value = float(value)
     try:
         array = np.asarray(value)
     except Exception:  # rows of different lengths, a symbolic tensor

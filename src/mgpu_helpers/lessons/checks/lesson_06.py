@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -56,6 +57,14 @@ def distances(function: Callable[..., Any]) -> str:
                              "of them")  # fmt: skip
             if op.device in plan.devices and op.bytes > 8 * each:  # two numbers for each point
                 raise NotYet(f"{op.device} computed more than its shard: cut before you compute")
+        counts = {device: Counter[str]() for device in plan.devices}
+        for op in worked:
+            if op.device in counts and op.type in ARITHMETIC and op.bytes >= 4 * each:
+                counts[op.device][op.type] += 1
+        first = counts[plan.devices[0]]
+        if other := next((device for device in counts if counts[device] != first), None):
+            raise NotYet(f"{other} computed something else than {plan.devices[0]}: cut the batches "
+                         "by their rows, and let every device run the whole function")  # fmt: skip
     return "the distances are right, and every device computed those of its shard"
 
 
@@ -77,11 +86,13 @@ def _try_uneven(make: Callable[..., Any], names: tuple[str, ...], size: int, bat
     import tensorflow as tf
 
     shards: list[tuple[int, str]] = []
+    cut_on: set[str] = set()
 
     def product(*parts: Any) -> Any:
         if len(parts) != len(batches):
             got = f"of {len(batches)} batches it got {len(parts)}"
             raise ValueError(f"{got}: give it a shard of each")
+        cut_on.update(map(_place, parts))
         parts = tuple(tf.identity(part) for part in parts)
         if len(lengths := {len(part) for part in parts}) > 1:
             said = " and ".join(map(str, sorted(lengths)))
@@ -106,6 +117,7 @@ def _try_uneven(make: Callable[..., Any], names: tuple[str, ...], size: int, bat
             kind = type(hint.__cause__).__name__
             way = f"give tf.split sizes that add up to {size}"
             raise NotYet(f"{size} examples raise {kind}: {way}") from None
+        joined_on = _place(value)
         value = numbers(value, (size, 2), f"{over}: {way}")
     if not np.allclose(value, np.prod(given, axis=0), rtol=1e-5):
         raise NotYet(f"{over}: the numbers are not those of the whole batch, in order")
@@ -116,6 +128,10 @@ def _try_uneven(make: Callable[..., Any], names: tuple[str, ...], size: int, bat
     if sorted(place for _, place in shards) != sorted(names):
         used = ", ".join(place for _, place in shards)
         raise NotYet(f"{over} ran on {used}, not on {', '.join(names)}: is tf.device in the loop?")
+    host = devices.current().host
+    if elsewhere := sorted({*cut_on, joined_on} - {host}):
+        what = "cut" if cut_on - {host} else "joined"
+        raise NotYet(f"on a GPU machine {elsewhere[0]} {what} the batch: name {host} for that")
     return f"{size} examples as {' + '.join(map(str, sizes))}"
 
 
@@ -149,6 +165,13 @@ def mean_error(function: Callable[[Any, Any], Any], error: Callable[[Any, Any], 
                     "the mean of a shard on its device, before it is sent"
                 )
     return "the same mean, and each device sent 4 bytes"
+
+
+def _place(value: Any) -> str:
+    """Say where a tensor is; what is no tensor is on the host."""
+    import tensorflow as tf
+
+    return devices.short(value.device) if tf.is_tensor(value) else devices.current().host
 
 
 def _by_place_or_name(function: Any, *names: str) -> Callable[..., Any]:

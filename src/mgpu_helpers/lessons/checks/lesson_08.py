@@ -30,6 +30,7 @@ def replica_loss(function: Callable[..., Any]) -> str:
         raise NotYet("no gradient goes through it: compute it with TensorFlow")
     if not np.allclose(gradient, 1 / 12):
         raise NotYet("the number is right and its gradient is not: every loss should count 1/12")
+    _check_replicas(function)
     return "2, 3 and 5 replicas add up to the mean of their batch, and so do empty ones"
 
 
@@ -57,6 +58,24 @@ def _check_losses(function: Callable[..., Any], sizes: list[int], rng: Any) -> N
     elif np.isnan(sum(got)):
         said = f"a replica without examples should give 0: {said}"
     raise NotYet(said)
+
+
+def _check_replicas(function: Callable[..., Any]) -> None:
+    """Call it as a step does: whoever adds up over the replicas there counts every loss n times."""
+    import tensorflow as tf
+
+    plan = devices.current()
+    strategy = tf.distribute.MirroredStrategy(plan.devices, tf.distribute.ReductionToOneDevice())
+    losses = np.arange(3.0 * len(plan), dtype="float32")
+    data = tf.data.Dataset.from_tensors(losses)
+    (shards,) = strategy.experimental_distribute_dataset(data)
+    parts = call(strategy.run, function, args=(shards, len(losses)))
+    got = float(strategy.reduce("SUM", parts, axis=None))
+    if not np.isclose(got, losses.mean(), rtol=1e-4):
+        raise NotYet(
+            f"run by {len(plan)} replicas of a strategy it adds up to {got:.4g}, not to "
+            f"{losses.mean():.4g}: return one replica's part, and leave the sum to the strategy"
+        )
 
 
 @exercise

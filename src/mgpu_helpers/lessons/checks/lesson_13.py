@@ -61,9 +61,10 @@ def _rows(function: Callable[[int, int, int], Any], *args: int) -> list[int]:
 def step_seconds(function: Callable[[float, int, float, float], Any]) -> str:
     """Check exercise 2 of lesson 13: the time of an all-reduce over a slow link."""
     draw = np.random.default_rng()
-    cases = [(5e6, 2, 200.0, 0.0), (5e6, 2, 50.0, 0.016), (5e6, 3, 200.0, 0.033)]
+    five = 5_000_000  # bytes are whole numbers
+    cases = [(five, 2, 200.0, 0.0), (five, 2, 50.0, 0.016), (five, 3, 200.0, 0.033)]
     size, megabits, unlimited = draw.uniform([1e6, 20, 0.1], [9e8, 900, 1]).tolist()
-    cases.append((size, int(draw.integers(4, 40)), megabits, unlimited))
+    cases.append((round(size), int(draw.integers(4, 40)), megabits, unlimited))
     for size, workers, megabits, unlimited in cases:
         bare = 2 * (workers - 1) / workers * size / (megabits * 1e6 / 8)
         right = bare / 0.956 + unlimited
