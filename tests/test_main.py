@@ -51,7 +51,10 @@ def command(*arguments: str, **env: str) -> subprocess.CompletedProcess:
 def facts(driver: str, **env: str) -> doctor.Facts:
     """Gather facts, without TensorFlow's, on a machine with the stand-in driver."""
     found, missing = json.loads(run_python(GATHER, LD_LIBRARY_PATH=driver, **env).stdout)
-    gpus = tuple(nvml.Gpu(**gpu) for gpu in found["driver"].pop("gpus"))
+    gpus = found["driver"].pop("gpus")
+    for gpu in gpus:
+        gpu["processes"] = tuple(nvml.Process(**each) for each in gpu["processes"] or ())
+    gpus = tuple(nvml.Gpu(**gpu) for gpu in gpus)
     found["driver"] = nvml.DriverReport(gpus, **found["driver"])
     found["missing"] = tuple(missing)
     for order in ("cuda_order", "lesson_order"):
@@ -595,6 +598,13 @@ def test_several_causes_and_none_known(complete):
     here = replace(facts(complete), tensorflow=replace(CUDA_12, gpus=2))
     (cause,) = doctor.diagnose(here)
     assert "2 of 3 GPUs" in cause and "MGPU_VERBOSE=1" in cause
+
+
+def test_gpus_in_use_are_said_by_the_rule_of_the_runner(driver, tmp_path):
+    (tmp_path / "use").write_text(f"0 300 0\n1 90000 {os.getpid()}\n2 0 {2**31 - 1}\n")
+    text = doctor.body(facts(driver, FAKE_USE=str(tmp_path / "use")))
+    said = "GPU 0 (0.3 of 4.0 GiB free), GPU 2 (processes whose user is hidden from here); mgpu run"
+    assert said in " ".join(text.split())
 
 
 def test_what_is_not_known_is_said(complete):
