@@ -1,14 +1,17 @@
-/* A stand-in for NVIDIA's driver: libnvidia-ml.so.1 and libcuda.so.1 of a machine with three
+/* A stand-in for NVIDIA's driver: libnvidia-ml.so.1 and libcuda.so.1 of a machine with up to four
  * unequal GPUs. Environment: FAKE_INIT is what nvmlInit answers (0), FAKE_GPUS how many GPUs there
  * are (3), FAKE_CUDA the newest CUDA it supports (12080), FAKE_CUINIT what cuInit answers (0), and
  * FAKE_OLD=1 takes the newer functions away; FAKE_LOST is the number of a GPU that is lost, and
  * FAKE_LOST_ERROR what the driver says then (15, that it is lost); FAKE_NAME=1 gives a process a name
- * that is not UTF-8.
+ * that is not UTF-8. FAKE_USE names a file, read at each question, with lines "GPU MiB PID": this GPU
+ * has so much free memory, and this process, unless it is 0, computes on it. FAKE_MIG=1 cuts GPU 3
+ * into two MIG devices, which are GPUs 10 and 11 in that file.
  *
  * In nvidia-smi's order, which is the order of the bus:
  *   0  small, slow, and without power readings
  *   1  big and fast, with two processes that compute, one of which also draws, and one that draws
  *   2  its memory cannot be asked for, and it sits in another PCI domain
+ *   3  idle
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,7 +29,9 @@ static const struct {
     {"NVIDIA T400 4GB", "GPU-00000000-aaaa", "00000000:01:00.0", 4ULL << 30, 1ULL << 30, 0, 7, 1},
     {"NVIDIA H200", "GPU-11111111-bbbb", "00000000:3B:00.0", 140ULL << 30, 9ULL << 30, 350, 88, 3},
     {"NVIDIA GH200 480GB", "GPU-22222222-cccc", "00010000:02:00.0", 0, 0, 500, 0, 2},
+    {"NVIDIA A100-SXM4-40GB", "GPU-33333333-dddd", "00010000:41:00.0", 40ULL << 30, 0, 400, 0, 2},
 };
+enum { ALL = 4, MIG = 10 }; /* the number of the first MIG device */
 
 static int number(const char *name, int otherwise) {
     const char *text = getenv(name);
@@ -54,45 +59,71 @@ int nvmlDeviceGetCount_v2(unsigned *n) { *n = count(); return OK; }
 
 /* A handle is the index plus one, as a pointer: never NULL. */
 #define I(handle) ((long)(handle) - 1)
+#define CARD(handle) gpus[I(handle) < MIG ? I(handle) : 3]
+
+/* What the file FAKE_USE says of a GPU; 0 where it says nothing. */
+static int use(void *h, unsigned long long *mib, unsigned *pid) {
+    FILE *file = getenv("FAKE_USE") ? fopen(getenv("FAKE_USE"), "r") : NULL;
+    long gpu = -1;
+    int found = 0;
+    while (file && !found && fscanf(file, "%ld %llu %u", &gpu, mib, pid) == 3) found = gpu == I(h);
+    if (file) fclose(file);
+    return found;
+}
 int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **handle) {
     *handle = (void *)(long)(i + 1);
     return (int)i == number("FAKE_LOST", -1) ? number("FAKE_LOST_ERROR", GPU_IS_LOST) : OK;
 }
 int nvmlDeviceGetName(void *h, char *text, unsigned n) {
-    snprintf(text, n, "%s", gpus[I(h)].name);
+    snprintf(text, n, "%s", CARD(h).name);
     return OK;
 }
 int nvmlDeviceGetUUID(void *h, char *text, unsigned n) {
-    snprintf(text, n, "%s", gpus[I(h)].uuid);
+    if (I(h) < MIG) snprintf(text, n, "%s", CARD(h).uuid);
+    else snprintf(text, n, "MIG-3333-%ld", I(h) - MIG);
     return OK;
+}
+int nvmlDeviceGetMigMode(void *h, unsigned *current, unsigned *pending) {
+    *current = *pending = I(h) == 3 && number("FAKE_MIG", 0);
+    return I(h) == 3 ? OK : NOT_SUPPORTED;
+}
+int nvmlDeviceGetMaxMigDeviceCount(void *h, unsigned *n) { (void)h; *n = 7; return OK; }
+int nvmlDeviceGetMigDeviceHandleByIndex(void *h, unsigned i, void **part) {
+    *part = (void *)(long)(MIG + i + 1);
+    return I(h) == 3 && i < 2 ? OK : NOT_FOUND;
 }
 struct pci { char legacy[16]; unsigned domain, bus, device, id, subsystem; char text[32]; };
 int nvmlDeviceGetPciInfo_v3(void *h, struct pci *pci) {
     memset(pci, 0, sizeof *pci);
-    snprintf(pci->text, sizeof pci->text, "%s", gpus[I(h)].bus);
+    snprintf(pci->text, sizeof pci->text, "%s", CARD(h).bus);
     return OK;
 }
 #define RESERVED (512ULL << 20) /* the driver's own: "used" in the first form, apart in the second */
+static unsigned long long used(void *h) {
+    unsigned long long mib;
+    unsigned pid;
+    return use(h, &mib, &pid) ? CARD(h).total - RESERVED - (mib << 20) : CARD(h).used;
+}
 struct memory { unsigned long long total, free, used; };
 int nvmlDeviceGetMemoryInfo(void *h, struct memory *m) {
-    if (!gpus[I(h)].total) return NOT_SUPPORTED;
-    m->total = gpus[I(h)].total;
-    m->used = gpus[I(h)].used + RESERVED;
+    if (!CARD(h).total) return NOT_SUPPORTED;
+    m->total = CARD(h).total;
+    m->used = used(h) + RESERVED;
     m->free = m->total - m->used;
     return OK;
 }
 struct memory_v2 { unsigned version; unsigned long long total, reserved, free, used; };
 int nvmlDeviceGetMemoryInfo_v2(void *h, struct memory_v2 *m) {
     if (old()) return NO_FUNCTION;
-    if (!gpus[I(h)].total) return NOT_SUPPORTED;
-    m->total = gpus[I(h)].total;
+    if (!CARD(h).total) return NOT_SUPPORTED;
+    m->total = CARD(h).total;
     m->reserved = RESERVED;
-    m->used = gpus[I(h)].used;
+    m->used = used(h);
     m->free = m->total - m->used - RESERVED;
     return OK;
 }
 int nvmlDeviceGetUtilizationRates(void *h, unsigned *rates) {
-    rates[0] = gpus[I(h)].busy;
+    rates[0] = CARD(h).busy;
     rates[1] = 1;
     return OK;
 }
@@ -102,12 +133,12 @@ int nvmlDeviceGetTemperature(void *h, int sensor, unsigned *celsius) {
     return OK;
 }
 int nvmlDeviceGetPowerUsage(void *h, unsigned *milliwatts) {
-    *milliwatts = gpus[I(h)].watts * 1000 / 2;
-    return gpus[I(h)].watts ? OK : NOT_SUPPORTED;
+    *milliwatts = CARD(h).watts * 1000 / 2;
+    return CARD(h).watts ? OK : NOT_SUPPORTED;
 }
 int nvmlDeviceGetEnforcedPowerLimit(void *h, unsigned *milliwatts) {
-    *milliwatts = gpus[I(h)].watts * 1000;
-    return gpus[I(h)].watts ? OK : NOT_SUPPORTED;
+    *milliwatts = CARD(h).watts * 1000;
+    return CARD(h).watts ? OK : NOT_SUPPORTED;
 }
 struct process { unsigned pid; unsigned long long memory; unsigned gpu_instance, compute_instance; };
 static int processes(unsigned *n, struct process *list, const struct process *all, unsigned have) {
@@ -119,6 +150,9 @@ static int processes(unsigned *n, struct process *list, const struct process *al
 }
 int nvmlDeviceGetComputeRunningProcesses_v2(void *h, unsigned *n, struct process *list) {
     static const struct process all[] = {{4242, 8ULL << 30, 0, 0}, {4343, ~0ULL, 0, 0}};
+    struct process one = {0, ~0ULL, 0, 0};
+    unsigned long long mib;
+    if (use(h, &mib, &one.pid)) return processes(n, list, &one, one.pid != 0);
     return processes(n, list, all, I(h) == 1 ? 2 : 0);
 }
 int nvmlDeviceGetComputeRunningProcesses_v3(void *h, unsigned *n, struct process *list) {
@@ -136,13 +170,13 @@ int nvmlSystemGetProcessName(unsigned pid, char *text, unsigned n) {
 }
 
 /* ---- libcuda ---- */
-static int seen = -1, order[3];
+static int seen = -1, order[ALL];
 
 /* Devices that CUDA shows: by speed or by bus, then what CUDA_VISIBLE_DEVICES leaves (numbers only,
  * up to the first that names no device, as CUDA does). */
 int cuInit(unsigned flags) {
     (void)flags;
-    int answer = number("FAKE_CUINIT", OK), all[3], n = count();
+    int answer = number("FAKE_CUINIT", OK), all[ALL], n = count();
     if (answer != OK) return answer;
     for (int i = 0; i < n; i++) all[i] = i;
     const char *by = getenv("CUDA_DEVICE_ORDER"), *visible = getenv("CUDA_VISIBLE_DEVICES");

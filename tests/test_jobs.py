@@ -609,7 +609,7 @@ def test_when_no_gpu_is_left_the_rest_is_not_started(vanishing, capfd):
 
 def loaded(index, free=40, busy=0, pids=()):
     """Make a GPU with free memory, load in percent and processes."""
-    processes = None if pids is None else tuple(nvml.Process(pid, None, None) for pid in pids)
+    processes = pids and tuple(nvml.Process(pid, None, None, nvml._uid(pid)) for pid in pids)
     return replace(gpu(index), memory_free=free, utilization=busy, processes=processes)
 
 

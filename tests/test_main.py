@@ -51,7 +51,10 @@ def command(*arguments: str, **env: str) -> subprocess.CompletedProcess:
 def facts(driver: str, **env: str) -> doctor.Facts:
     """Gather facts, without TensorFlow's, on a machine with the stand-in driver."""
     found, missing = json.loads(run_python(GATHER, LD_LIBRARY_PATH=driver, **env).stdout)
-    gpus = tuple(nvml.Gpu(**gpu) for gpu in found["driver"].pop("gpus"))
+    gpus = found["driver"].pop("gpus")
+    for gpu in gpus:
+        gpu["processes"] = tuple(nvml.Process(**each) for each in gpu["processes"] or ())
+    gpus = tuple(nvml.Gpu(**gpu) for gpu in gpus)
     found["driver"] = nvml.DriverReport(gpus, **found["driver"])
     found["missing"] = tuple(missing)
     for order in ("cuda_order", "lesson_order"):
@@ -183,7 +186,7 @@ SCRIPTS = {
     "echo.py": "import os, sys; print(os.environ['MGPU_JOB_DEVICE'], *sys.argv[1:])",
     "killed.py": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
     "fails.py": "import sys; sys.stdout.buffer.write(b'caf\\xc3\\xa9 ')\n"
-                "sys.exit('no data here' + 'x' * 5000)",
+    "sys.exit('no data here' + 'x' * 5000)",
     "sleeps.py": """
 import os, pathlib, time
 pathlib.Path("pid.new").write_text(str(os.getpid()))
@@ -347,15 +350,90 @@ def test_run_keeps_to_the_time_limit_and_to_the_jobs_per_device(run_scripts, cor
         (["echo.py", "--each", ""], "'' cannot be read"),
         (["echo.py", "--devices-each", "99999"], "--devices-each 99999"),
         (["echo.py", "nowhere.py"], "no file 'nowhere.py' here"),
+        (["echo.py", "--free", "99999"], "--free 99999, but"),
+        (["echo.py", "--free", "1", "--devices-each", "2"], "--devices-each 2 and --free 1"),
+        (["python3", "-m", "site"], "as in python -m mgpu_helpers run python3 -- -m site"),
+        (["echo.py", "--n", "3", "--logs", "n", "--", "x"], "run echo.py --logs n -- --n 3 x"),
+        (["a folder"], "'a folder' is a folder"),
+        (["text"], "'text' is no Python file"),
+        (["text+x"], "'text+x' is no Python file"),
+        (["binary"], "chmod +x binary"),
+        (["nowhere -m site"], "no file 'nowhere' here"),
+        (["echo 'x"], "No closing quotation"),
     ],
 )
 def test_run_refuses_what_it_cannot_do_with_a_sentence(run_scripts, tmp_path, arguments, says):
+    (tmp_path / "a folder").mkdir()
+    (tmp_path / "text").write_text("echo")
+    (tmp_path / "text+x").write_text("echo")
+    (tmp_path / "text+x").chmod(0o755)
+    (tmp_path / "binary").write_bytes(b"\x7fELF\0")
     code, out, error = ended(run_scripts(*arguments))
     assert (code, out) == (2, "")
     usage, sentence = error.strip().split("\n")
     assert usage.startswith("usage: python -m mgpu_helpers run SCRIPT")
     assert sentence.startswith("python -m mgpu_helpers run: error: ") and says in sentence
     assert not (tmp_path / "logs").exists() or not list((tmp_path / "logs").iterdir())
+
+
+@pytest.mark.parametrize(("name", "text", "mode", "asked", "called"), [
+    ("wrapper.sh", 'echo "[$0]" "$@"', 0o644, "wrapper.sh", "wrapper"),
+    ("wrapper.sh", '#!/bin/sh -u\necho "[$0]" "$@"', 0o644, "wrapper.sh", "wrapper"),
+    ("wrapper.sh", '#!/bin/sh\necho "[$0]" "$@"', 0o755, "./wrapper.sh", "wrapper"),
+    ("tool", '#!/usr/bin/env python3\nimport sys; print("[]", sys.argv)', 0o755, "tool", "tool"),
+    ("echo", '#!/bin/sh\necho "[mine]" "$@"', 0o755, "echo", "echo"),
+    ("train.py", 'import sys; print("[py]", *sys.argv[1:])', 0o755, "train.py", "train"),
+    ("module.py", 'import sys; print("[m]", *sys.argv[1:])', 0o644, "python3 -m module", "module"),
+    ("x", "", 0o644, "printf '[%s]'", "printf"),
+    ("y z.py", 'import sys; print("[space]", *sys.argv[1:])', 0o644, "y z.py", "y z"),
+])  # fmt: skip
+def test_run_takes_any_program(run_scripts, tmp_path, core, name, text, mode, asked, called):
+    """With the jobs' own arguments, whatever its mode, and a file before a program of PATH."""
+    (tmp_path / name).write_text(text)
+    (tmp_path / name).chmod(mode)
+    code, out, error = ended(run_scripts(asked, "--devices", core, "--", "a b"))
+    assert (code, error) == (0, "") and out.split("\n\n")[1].splitlines()[1].startswith(called)
+    (said,) = logged(tmp_path).values()
+    assert said.startswith("[") and "a b" in said
+
+
+def test_a_script_without_run_is_told_how(capsys, tmp_path, monkeypatch):
+    from mgpu_helpers.__main__ import main
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wrapper.sh").touch()
+    for arguments, call in [
+        (["train.py"], "run train.py gives"),
+        (["train.py", "--epochs", "3"], "run train.py -- --epochs 3 gives"),
+        (["wrapper.sh", "a b"], "run wrapper.sh -- 'a b' gives"),
+    ]:
+        with pytest.raises(SystemExit, match="2"):
+            main(arguments)
+        assert call in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run", "cluster"])
+@pytest.mark.parametrize(
+    ("mode", "says"), [("core", "MGPU_MODE='core'"), ("gpus", "MGPU_MODE=gpus")]
+)
+def test_a_mode_that_cannot_be_is_said(tmp_path, command, mode, says):
+    (tmp_path / "echo.py").write_text(SCRIPTS["echo.py"])
+    called = [sys.executable, "-m", "mgpu_helpers", command, "echo.py"]
+    env = os.environ | {"MGPU_MODE": mode, "TMPDIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": "-1"}
+    ran = subprocess.run(called, cwd=tmp_path, env=env, text=True, capture_output=True, timeout=60)
+    assert (ran.returncode, ran.stdout) == (2, "") and says in ran.stderr
+
+
+def test_the_last_table_has_the_results_of_the_jobs(run_scripts, tmp_path, core):
+    (tmp_path / "job.py").write_text(
+        "import sys, json; n = int(sys.argv[1][-1])\nif n == 2: sys.exit('no')\n"
+        "print(json.dumps({'loss': n / 3, 'note': 'ok', 'all': [1, 2]}))"
+    )
+    code, out, _ = ended(run_scripts("job.py", "--grid", "n=1,2", "--devices", core))
+    head, first, second, more = out.split("\n\n")[1].splitlines()
+    assert code == 1 and head.split() == ["name", "device", "status", "seconds", "loss", "note"]
+    assert first.split()[-2:] == ["0.333333", "ok"] and second.split()[-2:] == ["-", "-"]
+    assert "failed" in second and more.endswith(": all")
 
 
 @pytest.mark.parametrize("command", ["run", "cluster"])
@@ -537,6 +615,13 @@ def test_several_causes_and_none_known(complete):
     here = replace(facts(complete), tensorflow=replace(CUDA_12, gpus=2))
     (cause,) = doctor.diagnose(here)
     assert "2 of 3 GPUs" in cause and "MGPU_VERBOSE=1" in cause
+
+
+def test_gpus_in_use_are_said_by_the_rule_of_the_runner(driver, tmp_path):
+    (tmp_path / "use").write_text(f"0 300 0\n1 90000 {os.getpid()}\n2 0 {2**31 - 1}\n")
+    text = doctor.body(facts(driver, FAKE_USE=str(tmp_path / "use")))
+    said = "GPU 0 (0.3 of 4.0 GiB free), GPU 2 (processes whose user is hidden from here); mgpu run"
+    assert said in " ".join(text.split())
 
 
 def test_what_is_not_known_is_said(complete):

@@ -35,14 +35,16 @@ def test_three_unequal_gpus(driver):
         "pci_bus_id": "0000:01:00.0", "memory_total": 4 * GIB, "memory_used": GIB,
         "memory_free": 3 * GIB - 512 * 2**20, "utilization": 7, "temperature": 40,
         "power": None, "power_limit": None, "processes": [], "problem": None,
+        "parts": [],
     }  # fmt: skip
     assert big["pci_bus_id"] == "0000:3b:00.0"
     assert (big["power"], big["power_limit"], big["utilization"]) == (175.0, 350.0, 88)
     # One process that only draws, one that both lists name, and one without memory and name.
-    assert big["processes"] == [
-        {"pid": 777, "memory": 2**20, "name": None},
-        {"pid": 4242, "memory": 8 * GIB, "name": "/usr/bin/python3"},
-        {"pid": 4343, "memory": None, "name": None},
+    found = [[p[key] for key in ("pid", "memory", "name", "computes")] for p in big["processes"]]
+    assert found == [
+        [777, 2**20, None, False],
+        [4242, 8 * GIB, "/usr/bin/python3", True],
+        [4343, None, None, True],
     ]
     # The memory call fails, and costs nothing else.
     assert (odd["memory_total"], odd["memory_used"], odd["memory_free"]) == (None, None, None)

@@ -134,7 +134,8 @@ print("exit status:", shell.returncode)
 
 # %% [markdown]
 # The exit status is 0, the sign that all went well, although the command `false` always fails.
-# `wait` does not pass a failure on.
+# A bare `wait` does not pass a failure on. `wait PID` does, for the one process whose number you
+# give it, and the shell keeps that number in `$!` when it has started the process.
 #
 # ## Which number is which GPU
 #
@@ -357,11 +358,22 @@ print("takes device", device)
 print(two_at_once(lock))
 
 # %% [markdown]
-# Now each has a device of its own. `jobs.run` holds such a lock on every device that it uses, so
-# `jobs.run(commands, devices=jobs.freest(2))` looks and then takes. If another runner was faster,
-# it waits. The locks keep all runners of this machine apart, yours and other people's, as long as
-# they have the same temporary folder. A job inherits the lock: its device stays taken as long as
-# the job runs, even if the runner is killed. No lock stops a script that somebody starts by hand.
+# Now each has a device of its own. `jobs.run` holds such a lock on every device that it uses. The
+# locks keep all runners of this machine apart, yours and other people's, as long as they have the
+# same temporary folder. A job inherits the lock: its device stays taken as long as the job runs,
+# even if the runner is killed.
+#
+# No lock stops a script that somebody starts by hand. So, before each job, the runner also asks the
+# driver. It leaves alone a GPU on which other people's processes compute, or of which less than a
+# tenth of the memory is free. One line names it and says why, and it gets jobs when it is free
+# again. Three options change that, here as arguments and in a terminal with `--`:
+#
+# - `devices=[0, 1]` names the devices, and these are used whoever else is on them.
+# - `busy=True` uses all, in use or not.
+# - `free=2` uses two at a time, the freest first.
+#
+# In a container the driver often does not tell of other people's processes. Then only the memory
+# counts.
 #
 # ## One script, many arguments
 #
@@ -383,8 +395,11 @@ print(json.dumps({"pi": 4 * inside / options.points}))
 """)
 
 
+numbers = ",".join(map(str, allowed[:2]))
+
+
 def mgpu_run(*words):
-    command = [sys.executable, "-m", "mgpu_helpers", "run", *words]
+    command = [sys.executable, "-m", "mgpu_helpers", "run", *words, "--devices", numbers]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     print(done.stdout)
     assert done.returncode == 0, done.stderr
@@ -402,9 +417,9 @@ mgpu_run("darts.py", "--grid", "points=1000000,2000000", "seed=1,2", "--skip-don
 
 # %% [markdown]
 # Two of the four jobs were skipped. The runner knows them from `logs/jobs.jsonl`, to which it adds
-# a line of JSON for each job. What a job prints as a JSON object becomes columns there, with
-# `result_` in front. Here is the file as a table. With pandas it would be `pandas.read_json(path,
-# lines=True)`:
+# a line of JSON for each job. What a job prints as a JSON object is its result: a column of the
+# table above, and of that file, with `result_` in front. A job that failed has no result, so `get`
+# puts a dash. Where pandas is installed, `pandas.read_json(path, lines=True)` reads the file, too:
 
 # %%
 def read(path):
@@ -414,7 +429,7 @@ def read(path):
 def table(rows, *columns):
     print(*(f"{column:22}" for column in columns))
     for row in sorted(rows, key=lambda row: row["name"]):
-        print(*(f"{row[column]!s:22}" for column in columns))
+        print(*(f"{row.get(column, '-')!s:22}" for column in columns))
 
 
 table(read("logs/jobs.jsonl"), "name", "status", "result_pi")
@@ -506,8 +521,9 @@ table(read("own/jobs.jsonl"), "name", "status", "seconds", "result_accuracy")
 
 # %%
 rows = read("own/jobs.jsonl")
-best = max(rows, key=lambda row: row["result_accuracy"])
-print(f"{len(rows)} results, the best is {best['name']}")
+done = [row for row in rows if row["status"] == "done"]
+best = max(done, key=lambda row: row["result_accuracy"])
+print(f"{len(done)} results, {len(rows) - len(done)} failed, the best is {best['name']}")
 
 # %% [markdown]
 # The larger rate wins by far. What to watch for with a script of your own:
@@ -648,7 +664,9 @@ checks.wall(wall)
 # the shell; for a queue, a sweep or a shared machine use the runner.
 #
 # - Processes on different GPUs still share the disk, the memory and the cores of the host. When two
-#   side by side take longer than one alone, look at the input pipeline first.
+#   side by side take longer than one alone, look at the input pipeline first. A job on a core computes with
+#   one thread. A job on a GPU starts a pool with a thread for each core of the host, so four jobs on
+#   16 cores have 64. `TF_NUM_INTRAOP_THREADS=4` in front of the runner gives each job four of them.
 # - A process has one numbering of its GPUs. Two sessions of one process with different lists fail
 #   on today's TensorFlow: "TensorFlow device (GPU:0) is being mapped to multiple devices"
 #   ([issue 19083](https://github.com/tensorflow/tensorflow/issues/19083)). Give each script a

@@ -5,11 +5,14 @@ The only module that touches pynvml. Lesson 00 shows what it returns.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+LEAST_FREE = 0.1  # of a GPU's memory; with less it counts as used
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,8 @@ class Process:
     pid: int
     memory: int | None
     name: str | None
+    uid: int | None = None  #: its user; None where hidden, as in another container
+    computes: bool = True  #: False for one that only draws, as a desktop does
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,30 @@ class Gpu:
     power_limit: float | None
     processes: tuple[Process, ...] | None
     problem: str | None = None  #: a sentence, where the driver has lost the GPU
+    parts: tuple[Gpu, ...] = ()  #: its MIG devices
+
+    def others(self, mine: bool = False) -> str:
+        """Say who else computes on it, or that under a tenth of its memory is free; "" if neither.
+
+        What draws does not count, or no desktop would have a free GPU. In a container recent
+        drivers leave out the processes of others, and in WSL2 all of them: there memory alone
+        tells. A process whose user is hidden counts as somebody else's. With `mine`, for a GPU on
+        which the caller's own processes run, only what is certainly of another user counts.
+
+        >>> {gpu.index: gpu.others() for gpu in query().gpus}  # doctest: +SKIP
+        {0: 'processes of anna', 1: '', 2: '0.3 of 80.0 GiB free'}
+        """
+        computing = [process for process in self.processes or () if process.computes]
+        uids = {process.uid for process in computing} - {None}
+        said = ", ".join(sorted(_user(uid) for uid in uids if uid != os.getuid()))
+        why = [f"processes of {said}"] if said else []
+        if not mine:
+            if any(process.uid is None for process in computing):
+                why.append("processes whose user is hidden from here")
+            free, total = self.memory_free, self.memory_total
+            if free is not None and total and free < LEAST_FREE * total:
+                why.append(f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free")
+        return ", ".join(why)
 
 
 @dataclass(frozen=True)
@@ -87,6 +116,15 @@ def bus_id(text: str) -> str:
     return f"{int(domain, 16):04x}:{rest}".lower()
 
 
+def _user(uid: int) -> str:
+    import pwd  # Windows has none, and there no process has a uid
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:  # not of this container, or of no user here
+        return f"user {uid}"
+
+
 def _gpu(pynvml: Any, index: int) -> Gpu:
     handle, problem = None, None
     try:
@@ -94,7 +132,10 @@ def _gpu(pynvml: Any, index: int) -> Gpu:
     except pynvml.NVMLError as error:
         if error.value != pynvml.NVML_ERROR_NO_PERMISSION:  # that one is well, and somebody else's
             problem = _lost(pynvml, index, error)
+    return _record(pynvml, index, handle, problem)
 
+
+def _record(pynvml: Any, index: int, handle: Any, problem: str | None = None) -> Gpu:
     def ask(name: str, *args: Any) -> Any:
         call = getattr(pynvml, name, None)  # older pynvml lack some
         return None if handle is None or call is None else _ask(call, handle, *args)
@@ -106,6 +147,9 @@ def _gpu(pynvml: Any, index: int) -> Gpu:
     pci = ask("nvmlDeviceGetPciInfo")
     load = ask("nvmlDeviceGetUtilizationRates")
     power, limit = ask("nvmlDeviceGetPowerUsage"), ask("nvmlDeviceGetEnforcedPowerLimit")
+    mig = ask("nvmlDeviceGetMigMode")  # what it is now, and what it will be after a reset
+    most = ask("nvmlDeviceGetMaxMigDeviceCount") if mig and mig[0] else None
+    parts = [ask("nvmlDeviceGetMigDeviceHandleByIndex", i) for i in range(most or 0)]
     return Gpu(
         index=index,
         name=_text(ask("nvmlDeviceGetName")) or "a GPU that does not say its name",
@@ -120,11 +164,12 @@ def _gpu(pynvml: Any, index: int) -> Gpu:
         power_limit=None if limit is None else limit / 1000,
         processes=_processes(pynvml, ask),
         problem=problem,
+        parts=tuple(_record(pynvml, index, part) for part in parts if part is not None),
     )
 
 
 def _processes(pynvml: Any, ask: Callable[..., Any]) -> tuple[Process, ...] | None:
-    found: dict[int, int | None] = {}
+    found: dict[int, tuple[int | None, bool]] = {}
     answered = False
     for kind in ("Compute", "Graphics"):
         name = f"nvmlDeviceGet{kind}RunningProcesses"
@@ -133,13 +178,21 @@ def _processes(pynvml: Any, ask: Callable[..., Any]) -> tuple[Process, ...] | No
             listed = ask(f"{name}_v2")
         answered = answered or listed is not None
         for process in listed or ():
-            found[process.pid] = process.usedGpuMemory
+            computes = kind == "Compute" or found.get(process.pid, (None, False))[1]
+            found[process.pid] = process.usedGpuMemory, computes
     if not answered:
         return None
     return tuple(
-        Process(pid, memory, _text(_ask(pynvml.nvmlSystemGetProcessName, pid)))
-        for pid, memory in sorted(found.items())
+        Process(pid, memory, _text(_ask(pynvml.nvmlSystemGetProcessName, pid)), _uid(pid), computes)
+        for pid, (memory, computes) in sorted(found.items())
     )
+
+
+def _uid(pid: int) -> int | None:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:  # it runs outside of this container, or is hidden from this user
+        return None
 
 
 def _ask(call: Callable[..., Any], *args: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from mgpu_helpers import nvml, private, quiet
 from mgpu_helpers.devices import trial, visible
 from mgpu_helpers.devices.machine import describe
-from mgpu_helpers.devices.plan import MEBIBYTE, MODES, MOST, Plan, current, remember
+from mgpu_helpers.devices.plan import MEBIBYTE, MOST, Plan, asked_mode, current, remember
 from mgpu_helpers.names import short
 from mgpu_helpers.wording import counted, whole_number
 
@@ -119,9 +119,7 @@ def tf32() -> Iterator[None]:
 
 def _mode(n: int, gpus: int) -> str:
     fits = "cores" if gpus == 0 else "gpus" if gpus >= n else "split-gpu"
-    mode = os.environ.get("MGPU_MODE") or fits
-    if mode not in MODES:
-        raise ValueError(f"MGPU_MODE={mode!r} is not a mode: use {', '.join(MODES)}.")
+    mode = asked_mode() or fits
     if mode == "gpus" and gpus < n or mode == "split-gpu" and gpus == 0:
         raise RuntimeError(
             f"MGPU_MODE={mode} with {counted(n, 'device')}, but TensorFlow sees "

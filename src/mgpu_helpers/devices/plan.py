@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,14 @@ MODES = ("gpus", "split-gpu", "cores")  # what `setup` makes; the plan of `adopt
 MOST = 64  # more logical devices than any one machine has GPUs
 MEBIBYTE = 2**20
 _plan: Plan | None = None
+
+
+def asked_mode() -> str | None:
+    """Return the mode that MGPU_MODE asks for, None for any; a ValueError where it is none."""
+    mode = os.environ.get("MGPU_MODE") or None
+    if mode not in (None, *MODES):
+        raise ValueError(f"MGPU_MODE={mode!r} is not a mode: use {', '.join(MODES)}.")
+    return mode
 
 
 @dataclass(frozen=True, repr=False)

@@ -38,7 +38,7 @@ def head(facts: Facts) -> str:
 
 
 def body(facts: Facts) -> str:
-    """Write what TensorFlow was built with, the GPUs in every order, and what is wrong.
+    """Write what TensorFlow was built with, the GPUs in every order, who uses them, what is wrong.
 
     >>> from mgpu_helpers.doctor import gather, with_tensorflow
     >>> print(body(with_tensorflow(gather())))
@@ -51,6 +51,9 @@ def body(facts: Facts) -> str:
         built = f"with CUDA {cuda} and cuDNN {cudnn}" if cuda else "for the CPU only, without CUDA"
         lines.append(row("built", f"TensorFlow {built}"))
     lines += [f"{'' if i else 'GPUs':9}{line}" for i, line in enumerate(_gpu_table(facts))]
+    others = [f"GPU {gpu.index} ({why})" for gpu in facts.driver.gpus if (why := gpu.others())]
+    if others:
+        lines.append(row("in use", f"{', '.join(others)}; mgpu run leaves alone what is in use"))
     if facts.cluster is not None:
         lines.append(row("cluster", OPEN))
     lines += [row("problem", cause) for cause in diagnose(facts)]

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import argparse
-import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from mgpu_helpers.jobs import sweep
 from mgpu_helpers.jobs.process import as_ctrl_c
+from mgpu_helpers.jobs.programs import program
 from mgpu_helpers.jobs.progress import Progress
 from mgpu_helpers.jobs.run import run
 from mgpu_helpers.wording import with_options
 
 WIDTH = 1000  # characters of a line of a log that are shown
 DESCRIPTION = """\
-Run Python scripts, each on a GPU of its own, or on a core where there is no GPU; in order, the
-next as soon as a device is free. What follows -- is given to every job. The exit status is 0
-when all ended well, 1 when one did not, 2 when nothing could be started, 130 when stopped.
+Run scripts and other programs, each on a GPU of its own, or on a core where there is no GPU; in
+order, the next as soon as a device is free. What follows -- is given to every job. The exit status
+is 0 when all ended well, 1 when one did not, 2 when nothing could be started, 130 when stopped.
+
+GPUs on which other people's processes compute, or with less than a tenth of their memory free,
+are left alone: one line names them and says why. They get jobs once they are free; where all are in
+use, the jobs wait. --busy uses them all the same, and so does --devices with their numbers.
 """
 AFTER = """\
-A line of JSON about each job is added to DIR/jobs.jsonl, which pandas.read_json(..., lines=True)
-reads. The last line that a job prints and that is a JSON object is in it: {"loss": 0.25} becomes
-the column result_loss.
+A SCRIPT is a Python file, another script (wrapper.sh), a program (nvidia-smi), or one with its own
+arguments in quotes: "python -m train --epochs 3".
+
+A line of JSON about each job is added to DIR/jobs.jsonl. The last line that a job prints and that
+is a JSON object is its result. It is in the table at the end, and in that file, where
+{"loss": 0.25} becomes the column result_loss. With pandas, which the extra "tables" installs,
+pandas.read_json("DIR/jobs.jsonl", lines=True) reads it.
 
   %(prog)s train.py --grid width=32,64 seed=0,1,2 --skip-done -- --epochs 3
 
@@ -43,7 +51,7 @@ def main(arguments: Sequence[str], called: str) -> int:
         epilog=AFTER,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("scripts", nargs="+", metavar="SCRIPT", help="a Python file; before --grid")
+    parser.add_argument("scripts", nargs="+", metavar="SCRIPT", help="what to run; before --grid")
     own = parser.add_mutually_exclusive_group()
     own.add_argument("--grid", nargs="+", action="extend", metavar="NAME=A,B", help="a job for "
                      "every combination: --NAME=A, --NAME=B")  # fmt: skip
@@ -53,6 +61,8 @@ def main(arguments: Sequence[str], called: str) -> int:
     add("--skip-done", action="store_true", help="leave out the commands that DIR/jobs.jsonl says "
         "are done")  # fmt: skip
     add("--devices", type=_numbers, metavar="0,1", help="only these; default: all")
+    add("--free", type=int, metavar="N", help="use N devices at a time, the freest first")
+    add("--busy", action="store_true", help="use also GPUs that others use")
     add("--per-device", type=int, default=1, metavar="N", help="jobs that share a device; "
         "default: 1")  # fmt: skip
     add("--devices-each", type=int, default=1, metavar="N", help="devices for each job; default: 1")
@@ -62,8 +72,12 @@ def main(arguments: Sequence[str], called: str) -> int:
     end = arguments.index("--") if "--" in arguments else len(arguments)
     options, unknown = parser.parse_known_args(arguments[:end])
     if unknown:
-        behind = "; arguments for the scripts stand behind --"
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{behind}")
+        left, known = list(unknown), []
+        for word in arguments[:end]:
+            (left.pop(0) if left[:1] == [word] else known.append(word))
+        call = shlex.join([*known, "--", *unknown, *arguments[end + 1 :]])
+        behind = f"arguments for the scripts stand behind --, as in {called} {call}"
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}; {behind}")
     as_ctrl_c()
     sys.stdout.reconfigure(errors="replace")  # a log may hold what the terminal cannot show
     say = Progress(True).say  # which does not mind that nobody reads any more
@@ -71,8 +85,8 @@ def main(arguments: Sequence[str], called: str) -> int:
         commands, names = _commands(options, arguments[end + 1 :])
         report = run(
             commands, names=names, devices=options.devices, per_device=options.per_device,
-            devices_each=options.devices_each, time_limit=options.time_limit, logs=options.logs,
-            skip_done=options.skip_done,
+            devices_each=options.devices_each, free=options.free, busy=options.busy,
+            time_limit=options.time_limit, logs=options.logs, skip_done=options.skip_done,
         )  # fmt: skip
     except (ValueError, RuntimeError) as error:
         if any(job.start is not None for job in getattr(error, "report", ())):
@@ -100,21 +114,19 @@ def _numbers(text: str) -> list[int]:
         ) from None
 
 
-def _commands(options: argparse.Namespace, common: Sequence[str]) -> tuple[list[list[str]], Any]:
-    """Make the commands and their names; None for names that are the scripts'."""
-    for script in options.scripts:
-        if not os.path.exists(script):  # now, and not hours later, when its turn comes
-            raise ValueError(f"There is no file {script!r} here: name Python scripts.")
-    own = [[]]
+def _commands(
+    options: argparse.Namespace, common: Sequence[str]
+) -> tuple[list[list[str]], list[str]]:
+    """Make the commands and their names."""
+    programs = [program(script) for script in options.scripts]  # now, and not hours later
+    own: list[list[str]] = [[]]
     if options.each is not None:
         own = sweep.lines(options.each)
     elif options.grid:
         own = sweep.parsed_grid(options.grid)
-    jobs = [(script, each) for script in options.scripts for each in own]
     # A job's own arguments come last, as argparse takes the last value of an option.
-    commands = [[sys.executable, script, *common, *each] for script, each in jobs]
-    if own == [[]]:
-        return commands, None
-    several = len(options.scripts) > 1
-    names = [sweep.called([Path(script).stem] * several + each) for script, each in jobs]
+    commands = [[*command, *common, *each] for _, command in programs for each in own]
+    # One script in a sweep is known, and not named.
+    named = len(programs) > 1 or own == [[]]
+    names = [sweep.called([name] * named + each) for name, _ in programs for each in own]
     return commands, sweep.numbered(names)

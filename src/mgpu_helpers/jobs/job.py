@@ -15,6 +15,8 @@ from mgpu_helpers.wording import signal_name
 #: What a job runs: a program and its arguments.
 Command = Sequence[str | os.PathLike]
 
+COLUMNS, WIDEST = 6, 24  # results that a printed report shows, and their most characters
+
 
 @dataclass(frozen=True)
 class Job:
@@ -79,7 +81,11 @@ class Job:
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """What became of the jobs, in the order given; `report["name"]` is one of them."""
+    """What became of the jobs, in the order given; `report["name"]` is one of them.
+
+    Printed it is a table, with a column for each number or short text that the jobs printed as
+    their results.
+    """
 
     jobs: tuple[Job, ...]
     wall: float  #: the seconds that the run took
@@ -90,7 +96,10 @@ class Report:
         return all(job.ok for job in self.jobs)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the jobs to a file, a line of JSON each: `pandas.read_json(path, lines=True)`.
+        """Write the jobs to a file, a line of JSON each.
+
+        With pandas installed (`pip install "mgpu-helpers[tables]"`) `pandas.read_json(path,
+        lines=True)` reads it.
 
         The columns are the name, status, returncode, seconds, kind and devices of the job, its
         start in seconds since the run began and as a date (started_at, UTC), log, command and
@@ -128,13 +137,31 @@ class Report:
         raise KeyError(f"no job is called {which!r}: {', '.join(job.name for job in self.jobs)}")
 
     def __repr__(self) -> str:
-        rows = [("name", "device", "status", "seconds")]
+        found = list(dict.fromkeys(key for job in self.jobs for key in job.result))
+        long = [key for key in found if any(_is_long(job.result.get(key)) for job in self.jobs)]
+        short = [key for key in found if key not in long]
+        columns, more = short[:COLUMNS], long + short[COLUMNS:]
+        rows = [("name", "device", "status", "seconds", *columns)]
         for job in self.jobs:
             device = ", ".join(f"{job.kind} {number}" for number in job.devices) or "-"
             seconds = "-" if job.seconds is None else f"{job.seconds:.1f}"
-            rows.append((job.name, device, job.status, seconds))
+            results = (_text(job.result.get(key)) for key in columns)
+            rows.append((job.name, device, job.status, seconds, *results))
         wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join(
-            f"{name:{wide[0]}}  {device:{wide[1]}}  {status:{wide[2]}}  {seconds:>{wide[3]}}"
-            for name, device, status, seconds in rows
-        )
+        lines = [
+            "  ".join([*map(str.ljust, row[:3], wide), *map(str.rjust, row[3:], wide[3:])])
+            for row in rows
+        ]
+        if more:
+            lines.append(f"not shown, but in each job's result: {', '.join(more)}")
+        return "\n".join(lines)
+
+
+def _is_long(value: Any) -> bool:
+    return isinstance(value, (list, dict)) or len(str(value)) > WIDEST
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else " ".join(str(value).split())

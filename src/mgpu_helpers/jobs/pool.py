@@ -6,23 +6,24 @@ import itertools
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from mgpu_helpers import nvml
 from mgpu_helpers.devices import machine, visible
+from mgpu_helpers.devices.plan import asked_mode
 from mgpu_helpers.wording import counted, whole_number
 
 
 def freest(n: int = 1, *, busy_below: float = 10, among: Iterable[int] | None = None) -> list[int]:
     """Pick n GPUs, the freest first, as nvidia-smi numbers them; `among` these, or all when None.
 
-    First come those without a process of another user, then those that the driver reports less
+    First come those that `jobs.run` would not leave alone, then those that the driver reports less
     than `busy_below` percent busy, then those with the most free memory. What the driver does not
     report counts as taken.
 
     It only looks: between this call and the start of TensorFlow another script may pick the same
-    GPUs. `jobs.run` holds a lock on what it gives out. A RuntimeError says why there is no GPU to
-    choose. To use the numbers, set the environment before TensorFlow starts:
+    GPUs. `jobs.run(commands, free=n)` holds a lock on what it gives out. A RuntimeError says why
+    there is no GPU to choose. To use the numbers, set the environment before TensorFlow starts:
 
     >>> numbers = freest(2)  # doctest: +SKIP
     >>> os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # doctest: +SKIP
@@ -55,26 +56,16 @@ def freest(n: int = 1, *, busy_below: float = 10, among: Iterable[int] | None = 
             "to choose from: " + (f"ask for 1 to {len(named)}." if named else "name more in among.")
         )
 
-    def rank(index: int) -> tuple[float, ...]:
-        gpu = gpus[index]
-        load = 100 if gpu.utilization is None else gpu.utilization
-        return _others(gpu), load >= busy_below, -(gpu.memory_free or 0), load, index
-
-    return sorted(named, key=rank)[:n]
+    return sorted(named, key=lambda index: (*rank(gpus[index], busy_below), index))[:n]
 
 
-def _others(gpu: nvml.Gpu) -> int:
-    """Say whether another user's process is on a GPU: 0 no, 1 not known, 2 yes."""
-    if gpu.processes is None:
-        return 1
-    return 0 if all(_own(process.pid) for process in gpu.processes) else 2
-
-
-def _own(pid: int) -> bool:
-    try:
-        return os.stat(f"/proc/{pid}").st_uid == os.getuid()
-    except OSError:
-        return False  # it runs outside this container, or is hidden from this user
+def rank(gpu: nvml.Gpu | None, busy_below: float = 10) -> tuple[float, ...]:
+    """Say how free a GPU is; what sorts first is the freest. None is one that is not known."""
+    if gpu is None:
+        return (1, True, 0, 100)
+    load = 100 if gpu.utilization is None else gpu.utilization
+    others = 2 if gpu.others() else gpu.processes is None
+    return others, load >= busy_below, -(gpu.memory_free or 0), load
 
 
 def allowed() -> tuple[str, list[int]]:
@@ -95,7 +86,8 @@ def allowed() -> tuple[str, list[int]]:
 
 def _pool() -> tuple[str, dict[int, str | None], str]:
     """Return the kind, each device's number with its UUID, and what limited the choice."""
-    found = () if os.environ.get("MGPU_MODE") == "cores" else nvml.query().gpus
+    mode = asked_mode()
+    found = () if mode == "cores" else nvml.query().gpus
     gpus: dict[int, str | None] = {gpu.index: gpu.uuid for gpu in found}
     why = "what this machine has"
     if gpus:
@@ -106,6 +98,11 @@ def _pool() -> tuple[str, dict[int, str | None], str]:
             why += f"; {gpu.problem.rstrip('.')}"
     if gpus:
         return "GPU", gpus, why
+    if mode in ("gpus", "split-gpu"):
+        raise RuntimeError(
+            f"MGPU_MODE={mode}, but no GPU may be used here, after {why}: unset it to use the "
+            "CPU's cores, or ask `python -m mgpu_helpers` what is missing."
+        )
     if hasattr(os, "sched_getaffinity"):
         cores, why = sorted(os.sched_getaffinity(0)), "the cores that this process may use"
     else:
@@ -135,6 +132,16 @@ def _slurm(gpus: dict[int, str | None], name: str) -> tuple[dict[int, str | None
     if len(gpus) <= len(ids):  # Slurm hides the others, and the driver numbers the rest anew
         return gpus, why
     return {i: uuid for i, uuid in gpus.items() if i in ids}, why
+
+
+def look(pool: Mapping[int, str | None]) -> dict[int, nvml.Gpu]:
+    """Ask the driver for the GPUs of a pool, by their numbers there; lost ones are missing."""
+    there = [gpu for gpu in nvml.query().gpus if not gpu.problem]
+    by_uuid = {gpu.uuid: gpu for whole in there for gpu in (whole, *whole.parts)}
+    by_index = {gpu.index: gpu for gpu in there}
+    # By UUID where there is one: the driver may number the rest anew.
+    found = {n: by_uuid.get(uuid) if uuid else by_index.get(n) for n, uuid in pool.items()}
+    return {number: gpu for number, gpu in found.items() if gpu is not None}
 
 
 def chosen(asked: Sequence[int] | None) -> tuple[str, dict[int, str | None]]:

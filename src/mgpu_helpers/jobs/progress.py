@@ -31,6 +31,13 @@ class Progress:
         self.clear()
         self._print(line + "\n")
 
+    def must(self, line: str) -> None:
+        """Say what a person has to know, on stderr where no progress is wanted."""
+        if self.wanted:
+            self.say(line)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
     def clear(self) -> None:
         """Take away the line that says what is left."""
         if self.shown:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -12,13 +13,15 @@ from mgpu_helpers import nvml
 from mgpu_helpers.jobs import locks, records
 from mgpu_helpers.jobs.job import Job, Report
 from mgpu_helpers.jobs.locks import Place
-from mgpu_helpers.jobs.pool import environment
+from mgpu_helpers.jobs.pool import environment, look, rank
 from mgpu_helpers.jobs.process import Running, held_back
 from mgpu_helpers.jobs.progress import Progress
 from mgpu_helpers.wording import counted
 
 GLANCE = 0.02  # seconds between two looks at the running jobs
 RETRY = 0.2  # seconds between two tries for a device that somebody else holds
+AGAIN = 5.0  # seconds between two looks at GPUs that others use: to ask the driver takes a moment
+LINGERS = 5.0  # seconds for which the GPU of a job that has ended may still seem taken
 
 
 class Queue:
@@ -36,8 +39,17 @@ class Queue:
         progress: bool,
         record: Path,
         held: tuple[int, ...] = (),
+        most: int | None = None,
+        polite: bool = False,
     ) -> None:
         self.jobs, self.kind, self.pool, self.each = jobs, kind, pool, devices_each
+        self.most = most  # devices at a time, the freest first; None is all, in their order
+        self.polite = polite and kind == "GPU"  # leave alone the GPUs that others use
+        self.others: dict[int, str] = {}  # who uses those, by number
+        self.unsaid: set[int] = set()  # the numbers of which that has not been said yet
+        self.stalled = False  # it was said that all wait for them
+        self.look_again: dict[int, float] = {}  # when, on the clock of time.monotonic
+        self.ended: dict[int, float] = {}  # when the last job of this runner on a device ended
         self.time_limit, self.record = time_limit, record
         self.held = held  # open files that a job inherits: the folder of the logs
         self.progress = Progress(progress)
@@ -123,6 +135,7 @@ class Queue:
         """Note how a job ended, and free its places unless the device has gone."""
         for place in places:
             place.release()
+            self.ended[place.number] = time.monotonic()
         self.free += [place for place in places if place.number in self.pool]
         self.say(f"{job.status:10} {job.name:12} on {_named(places)}  {job.seconds:.1f} s")
         self.keep(i, job)
@@ -141,11 +154,19 @@ class Queue:
         No lock is waited for while another is held, and all runners lock in the same order; so
         two that want the same devices cannot keep each other from them.
         """
-        held = []
-        left = list(self.free)
+        held: list[str] = []
+        claimed, seen = None, None
+        left = [p for p in self.free if time.monotonic() >= self.look_again.get(p.number, 0.0)]
         if self.each > 1:  # neighbours, as long as it can be
             left.sort(key=self.places.index)
-        while len(left) >= self.each:
+        if self.most is not None:
+            used = self.used()
+            if len(used) + self.each > self.most:
+                left = [place for place in left if place.number in used]
+            if left and self.kind == "GPU":
+                seen = gpus = look(self.pool)
+                left.sort(key=lambda place: (place.slot, rank(gpus.get(place.number))))
+        while len(left) >= self.each and claimed is None:
             places = left[: self.each]
             for place in sorted(places, key=lambda place: place.path):
                 if not place.lock():
@@ -153,37 +174,78 @@ class Queue:
                     left.remove(place)
                     break
             else:
-                self.drop_gone()
-                left = [place for place in left if place in self.free]
+                avoid: set[int] = set()
+                if self.kind == "GPU":
+                    seen = look(self.pool) if seen is None else seen
+                    self.drop_gone(seen)
+                    avoid = self.in_use(places, seen) if self.polite else avoid
+                left = [p for p in left if p in self.free and p.number not in avoid]
                 if all(place in left for place in places):
-                    self.free = [place for place in self.free if place not in places]
-                    return places
+                    claimed = places
+                    continue
             for place in places:
                 place.release()
+        self.say_others(claimed)
         news = [name for name in dict.fromkeys(held) if name not in self.waited]
-        if news:
+        if news and claimed is None:
             self.waited.update(news)
             self.say(
                 f"{'waiting':10} for {', '.join(news)}, held by another runner or by a process "
                 "that one left running"
             )
-        return None
+        if claimed:
+            self.free = [place for place in self.free if place not in claimed]
+        return claimed
 
-    def drop_gone(self) -> None:
+    def used(self) -> set[int]:
+        """Give the numbers of the devices on which this runner's jobs are."""
+        return {place.number for job in self.running.values() for place in job.places}
+
+    def in_use(self, places: list[Place], seen: dict[int, nvml.Gpu]) -> set[int]:
+        """Give the numbers of those places that others use, and note when to look there again."""
+        now, used = time.monotonic(), self.used()
+        found = set()
+        for number in {place.number for place in places} & set(seen):
+            why = seen[number].others(mine=number in used)
+            if not why:
+                self.others.pop(number, None)
+                continue
+            found.add(number)
+            lingers = now < self.ended.get(number, -LINGERS) + LINGERS
+            lingers = lingers and not seen[number].others(mine=True)
+            self.look_again[number] = now + (RETRY if lingers else AGAIN)
+            if not lingers:
+                self.unsaid |= {number} - set(self.others)
+                self.others[number] = why
+        return found
+
+    def say_others(self, claimed: list[Place] | None) -> None:
+        """Say which GPUs others use: those found just now, or all if every job waits for them."""
+        left = [place for place in self.free if place.number not in self.others]
+        stalled = claimed is None and not self.running and len(left) < self.each
+        why = ": in use, and left alone until free; the options busy and devices overrule that"
+        if self.others and stalled and (self.unsaid or not self.stalled):
+            self.progress.must(f"{'waiting':10} for {self.named_others(self.others)}{why}")
+        elif self.unsaid:
+            self.say(f"{'skipped':10} {self.named_others(self.unsaid)}{why}")
+        self.stalled = stalled
+        self.unsaid = set()
+
+    def named_others(self, numbers: Iterable[int]) -> str:
+        return ", ".join(f"{self.kind} {n} ({self.others[n]})" for n in sorted(numbers))
+
+    def drop_gone(self, seen: dict[int, nvml.Gpu]) -> None:
         """Take the GPUs that the driver has lost, or no longer lists, out of the pool."""
-        if self.kind != "GPU":
-            return
-        gpus = nvml.query().gpus
-        there = {gpu.index: gpu.uuid for gpu in gpus if not gpu.problem}
-        problems = {gpu.index: gpu.problem for gpu in gpus}
         for number, uuid in list(self.pool.items()):
-            # By UUID where there is one: the driver may number the rest anew. It lists no MIG
-            # devices, so that nothing can be said of those.
-            if uuid.startswith("MIG-") or uuid in there.values() if uuid else number in there:
+            # Older drivers write MIG devices in another way, so that nothing can be said of those.
+            if number in seen or (uuid or "").startswith("MIG-"):
                 continue
             del self.pool[number]
+            self.others.pop(number, None)
+            self.unsaid.discard(number)
             self.free = [place for place in self.free if place.number != number]
-            why = problems.get(number) or f"GPU {number}: the driver does not list it any more"
+            lost = (gpu.problem for gpu in nvml.query().gpus if gpu.index == number)
+            why = next(lost, None) or f"GPU {number}: the driver does not list it any more"
             self.say(f"{'gone':10} {why}")
 
     def give_up(self) -> None:

@@ -25,6 +25,8 @@ def run(
     devices: Sequence[int] | None = None,
     per_device: int = 1,
     devices_each: int = 1,
+    free: int | None = None,
+    busy: bool = False,
     time_limit: float | None = None,
     logs: str | os.PathLike = "logs",
     names: Sequence[str] | None = None,
@@ -34,7 +36,11 @@ def run(
     """Give each command a device to itself, in order, as devices become free.
 
     `devices` are nvidia-smi's numbers of GPUs, or numbers of cores where there is no GPU; None
-    takes all that are `allowed`. per_device jobs share a device, or each job has devices_each of
+    takes all that are `allowed`, and of the GPUs leaves alone, with a sentence, those on which
+    other people's processes compute or less than a tenth of the memory is free: `Gpu.others` in
+    `nvml` says what that means. It looks before each job, comes back to a GPU that has become free,
+    and waits where all are in use; busy=True does not look. `free` devices at most are used at a
+    time, the freest first. per_device jobs share a device, or each job has devices_each of
     them. A job sees its GPUs only, or is pinned to its cores; MGPU_JOB_DEVICE tells it which. It is
     ended after time_limit seconds: SIGTERM to it and its children, SIGKILL 5 s later. What a job
     leaves running when it ends is ended in the same way, so that the device is free; a child that
@@ -79,7 +85,8 @@ def run(
     if time_limit is not None:
         seconds("time_limit", time_limit, also=", or leave it out for no limit")
     kind, pool = chosen(devices)
-    devices_each = _checked_each(devices_each, per_device, kind, pool)
+    free = _checked_free(free, kind, pool)
+    devices_each = _checked_each(devices_each, per_device, kind, pool, free)
     folder = log_folder(logs)
     record = folder / records.FILE
     rows = records.read(record)
@@ -88,7 +95,7 @@ def run(
         queue = Queue(
             _jobs(called, asked, kind, folder, done, alone), kind, pool, per_device=per_device,
             devices_each=devices_each, time_limit=time_limit, progress=progress, record=record,
-            held=(held,),
+            held=(held,), most=free, polite=devices is None and not busy,
         )  # fmt: skip
         if not alone:
             queue.say(f"{'logs':10} named *.{os.getpid()}.log: others write to {folder}")
@@ -117,8 +124,27 @@ def _jobs(
     return jobs
 
 
-def _checked_each(each: Any, per_device: int, kind: str, pool: dict[int, str | None]) -> int:
+def _checked_free(free: Any, kind: str, pool: dict[int, str | None]) -> int | None:
+    if free is None:
+        return None
+    free = whole_number("free", free, "a number of devices", 1)
+    if free > len(pool):
+        raise ValueError(
+            f"free={free}, but there {'is' if len(pool) == 1 else 'are'} "
+            f"{counted(len(pool), kind)} to choose from: ask for 1 to {len(pool)}."
+        )
+    return free
+
+
+def _checked_each(
+    each: Any, per_device: int, kind: str, pool: dict[int, str | None], free: int | None
+) -> int:
     each = whole_number("devices_each", each, "a number of devices", 1)
+    if free is not None and each > free:
+        raise ValueError(
+            f"devices_each={each} and free={free}: a job would never get its devices; ask for "
+            f"free={each} or more."
+        )
     if each > len(pool):
         raise ValueError(
             f"devices_each={each}, but there {'is' if len(pool) == 1 else 'are'} "

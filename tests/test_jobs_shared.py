@@ -1,0 +1,279 @@
+"""A shared server: real runners and the real pynvml, on GPUs that others use, before and midway."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fake_driver
+from conftest import ROOT, limited
+from mgpu_helpers import nvml
+
+TELL = "import json, os; print(json.dumps({'sees': os.environ['CUDA_VISIBLE_DEVICES']}))\n"
+UUIDS = ("GPU-00000000-aaaa", "GPU-11111111-bbbb", "GPU-22222222-cccc", "GPU-33333333-dddd")
+
+
+@pytest.fixture(autouse=True)
+def never_hangs():
+    with limited(60):
+        yield
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory) -> str:
+    return fake_driver.build(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture(scope="module")
+def stranger():
+    """Give the number of a process of another user: one that root starts, or root's first."""
+    if os.getuid():
+        yield 1
+        return
+    with subprocess.Popen(["sleep", "1000"], user=65534) as sleeps:
+        yield sleeps.pid
+        sleeps.kill()
+
+
+@pytest.fixture
+def user(stranger) -> str:
+    return pwd.getpwuid(os.stat(f"/proc/{stranger}").st_uid).pw_name
+
+
+@pytest.fixture
+def server(tmp_path, driver):
+    """Give a function that starts a runner on a machine whose GPUs are used as `use` says."""
+    started = []
+
+    def use(text: str = "") -> None:
+        (tmp_path / "use.new").write_text(text)
+        os.rename(tmp_path / "use.new", tmp_path / "use")
+
+    def start(text: str, code: str, **env: str) -> subprocess.Popen:
+        use(text)
+        (tmp_path / "tell.py").write_text(TELL)
+        hidden = ("MGPU_", "TF_", "CUDA_", "SLURM_")
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+        env = {
+            "PYTHONPATH": str(ROOT / "src"), "LD_LIBRARY_PATH": driver, "TMPDIR": str(tmp_path),
+            "FAKE_GPUS": "4", "FAKE_USE": str(tmp_path / "use"), **env,
+        }  # fmt: skip
+        imports = "import sys\nfrom mgpu_helpers import jobs\nfrom mgpu_helpers.jobs import queue\n"
+        started.append(subprocess.Popen(
+            [sys.executable, "-c", imports + code], cwd=tmp_path, env=clean | env, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        ))  # fmt: skip
+        return started[-1]
+
+    def mgpu_run(text: str, *arguments: str, **env: str) -> tuple[int, str, str]:
+        code = "from mgpu_helpers.__main__ import main\nsys.exit(main(['run', *sys.argv[1:]]))"
+        code = code.replace("sys.argv[1:]", repr(arguments))
+        ran = start(text, code, **env)
+        out, error = ran.communicate()
+        return ran.returncode, out, error
+
+    start.use, start.mgpu_run, start.folder = use, mgpu_run, tmp_path
+    yield start
+    for ran in started:
+        ran.kill()
+        ran.communicate()
+
+
+def where(folder: Path) -> list[str]:
+    """Give what each job saw, in the order of the commands."""
+    rows = [json.loads(line) for line in (folder / "logs/jobs.jsonl").read_text().splitlines()]
+    return [row["result_sees"] for row in sorted(rows, key=lambda row: row["log"])]
+
+
+def skipped(out: str) -> list[str]:
+    return [line for line in out.splitlines() if line.startswith(("skipped", "waiting"))]
+
+
+@pytest.mark.parametrize("option, sees", [
+    ((), UUIDS[3]), (("--busy",), UUIDS[0]), (("--devices", "1"), UUIDS[1]),
+])  # fmt: skip
+def test_gpus_that_others_use_are_left_alone_unless_asked_for(server, stranger, user, option, sees):
+    """Of four, two are full and one has a process of another user."""
+    three = f"0 100 0\n1 14000 {os.getpid()}\n2 0 {stranger}\n"
+    code, out, error = server.mgpu_run(three, "tell.py", *option)
+    assert (code, error, where(server.folder)) == (0, "", [sees])
+    said = skipped(out)
+    if option:
+        assert said == []
+    else:
+        (line,) = said
+        full = "GPU 0 (0.1 of 4.0 GiB free), GPU 1 (13.7 of 140.0 GiB free)"
+        assert f"{full}, GPU 2 (processes of {user})" in line and "GPU 3" not in line
+        assert "busy" in line and "devices" in line
+
+
+def test_the_freest_are_taken_and_no_more_at_a_time(server):
+    """GPU 1 has most memory but is busy, 0 is nearly full; the driver tells no memory of 2."""
+    four = ["tell.py"] * 4
+    code, out, _ = server.mgpu_run("0 1000 0\n3 30000 0\n1 90000 0\n", *four, "--free", "2")
+    assert code == 0 and where(server.folder)[:2] == [UUIDS[3], UUIDS[0]]
+    assert set(where(server.folder)) == {UUIDS[0], UUIDS[3]} and not skipped(out)
+
+
+# Looks at the driver are seen in what the runner prints.
+QUICK = """
+queue.AGAIN = queue.RETRY = 0.02
+look = queue.look
+queue.look = lambda pool: print("look", flush=True) or look(pool)
+"""
+HIDDEN = 2**31 - 1  # the number of no process here
+
+
+def runs(*jobs: str, more: str = "", before: str = QUICK) -> str:
+    commands = f"[[sys.executable, '-c', code] for code in {list(jobs)}]"
+    return f"{before}jobs.run({commands}, names={list('ab'[: len(jobs)])}{more})"
+
+
+def uses(text: str) -> str:
+    """Give the code of a job that changes who uses the GPUs."""
+    return f"import os; open('mine', 'w').write({text!r}); os.rename('mine', 'use')\n"
+
+
+def waits(file: str) -> str:
+    return f"import os, time\nwhile not os.path.exists({file!r}): time.sleep(0.01)\n"
+
+
+def events(ran: subprocess.Popen, count: int | None = None) -> list[str]:
+    """Read what the runner says, up to so many lines that are not looks, or to its end."""
+    found: list[str] = []
+    while len(found) != count and (line := ran.stdout.readline()):
+        found += [line] * (line != "look\n")
+    return [line.split("  (")[0].strip() for line in found]
+
+
+def words(lines: list[str]) -> list[str]:
+    return [" ".join(line.split()[:2]) for line in lines]
+
+
+def test_a_gpu_that_becomes_busy_midway_is_waited_for(server, stranger, user):
+    """The first job ends, and somebody else starts on that GPU, which is the only one."""
+    ran = server("", runs(uses(f"0 4000 {stranger}\n"), "pass"), FAKE_GPUS="1")
+    start, done, waiting = events(ran, 3)
+    assert words([start, done]) == ["start a", "done a"]
+    assert waiting.startswith(f"waiting    for GPU 0 (processes of {user}): in use")
+    for _ in range(3):  # it is not said again
+        assert ran.stdout.readline() == "look\n"
+    server.use()
+    assert words(events(ran)) == ["start b", "done b"] and ran.wait() == 0
+
+
+def test_the_others_go_on_meanwhile_and_a_gpu_that_is_free_again_is_used(server, stranger):
+    """The first job runs until a second has started, on the GPU that was in use."""
+    jobs = [uses("1 40000 0\n") + waits("b"), "open('b', 'w')"]
+    jobs[0] = waits("said") + jobs[0]
+    ran = server(f"1 40000 {stranger}\n", runs(*jobs), FAKE_GPUS="2")
+    assert words(events(ran, 2)) == ["start a", "skipped GPU"]
+    (server.folder / "said").touch()
+    start, *done = events(ran)
+    assert start.startswith("start      b") and start.endswith("on GPU 1")
+    assert sorted(words(done)) == ["done a", "done b"]
+
+
+@pytest.mark.parametrize("lingers", [True, False])
+def test_an_own_job_that_lingers_is_not_taken_for_another_s(server, lingers):
+    """Neither its memory nor a process that is no longer there; after some seconds both are."""
+    before = f"{QUICK}queue.LINGERS = {60 * lingers}\n"
+    code = runs(uses(f"0 0 {HIDDEN}\n"), "pass", before=before)
+    ran = server("", code, FAKE_GPUS="1")
+    assert words(events(ran, 2)) == ["start a", "done a"]
+    if lingers:
+        assert [ran.stdout.readline() for _ in range(3)] == ["look\n"] * 3
+    else:
+        (line,) = events(ran, 1)
+        assert "GPU 0 (processes whose user is hidden from here, 0.0 of 4.0 GiB free)" in line
+    server.use()
+    assert words(events(ran)) == ["start b", "done b"]
+
+
+# The second look waits until the first job has taken all memory.
+FULL = """
+import os, time
+look, looks = queue.look, []
+def queue_look(pool):
+    looks.append(pool)
+    while len(looks) == 2 and not os.path.exists("full"):
+        time.sleep(0.01)
+    return look(pool)
+queue.look = queue_look
+"""
+
+
+@pytest.mark.parametrize("whose", ["mine", "hidden", "another's"])
+def test_jobs_that_share_a_gpu_are_not_in_each_other_s_way(server, stranger, whose):
+    """Unless the second process there is certainly of another user."""
+    pid = {"mine": os.getpid(), "hidden": HIDDEN, "another's": stranger}[whose]
+    waits_for = "b" if whose != "another's" else "said"
+    first = uses(f"0 0 {pid}\n") + "open('full', 'w')\n" + waits(waits_for)
+    code = runs(first, "open('b', 'w')", more=", per_device=2", before=FULL)
+    ran = server("", code, FAKE_GPUS="1")
+    if waits_for == "b":
+        assert words(events(ran))[:2] == ["start a", "start b"]
+        return
+    assert words(events(ran, 2)) == ["start a", "skipped GPU"]
+    (server.folder / "said").touch()
+    assert words(events(ran, 1)) == ["done a"]
+
+
+def test_ctrl_c_ends_a_runner_that_waits(server):
+    code = f"{QUICK}from mgpu_helpers.__main__ import main\nsys.exit(main(['run', 'tell.py']))"
+    ran = server("0 0 0\n", code, FAKE_GPUS="1")
+    assert events(ran, 1)[0].startswith("waiting    for GPU 0 (0.0 of 4.0 GiB free)")
+    ran.send_signal(signal.SIGINT)
+    out, error = ran.communicate()
+    assert (ran.returncode, error) == (130, "") and "not started" in out
+
+
+def test_a_runner_without_progress_says_what_it_waits_for(server):
+    ran = server("0 0 0\n", runs("pass", more=", progress=False"), FAKE_GPUS="1")
+    assert ran.stderr.readline().startswith("waiting    for GPU 0 (0.0 of 4.0 GiB free)")
+    server.use()
+    assert ran.wait() == 0 and ran.stderr.read() == ""
+
+
+def test_a_mig_device_is_looked_at_by_itself(server, stranger, user):
+    env = {"FAKE_MIG": "1", "CUDA_VISIBLE_DEVICES": "MIG-3333-0,MIG-3333-1"}
+    code, out, _ = server.mgpu_run(f"10 30000 {stranger}\n3 0 0\n", "tell.py", **env)
+    assert code == 0 and where(server.folder) == ["MIG-3333-1"]
+    assert f"GPU 0 (processes of {user}): in use" in skipped(out)[0] and "GPU 1" not in out[:60]
+    code, out, _ = server.mgpu_run("10 1000 0\n", "tell.py", "--free", "1", **env)
+    assert where(server.folder)[-1] == "MIG-3333-1" and not skipped(out)
+
+
+def test_a_job_with_several_gpus_gets_none_that_others_use(server):
+    code, out, _ = server.mgpu_run("1 0 0\n", "tell.py", "--devices-each", "2")
+    assert code == 0 and where(server.folder) == [f"{UUIDS[0]},{UUIDS[2]}"]
+    assert len(skipped(out)) == 1
+
+
+MINE = os.getuid()
+
+
+@pytest.mark.parametrize("free, processes, mine, says", [
+    (10, [], False, False),  # exactly a tenth
+    (9, [], False, True),
+    (9, [], True, False),
+    (None, None, False, False),
+    (50, [(MINE, True)], False, False),
+    (50, [(MINE + 1, False)], False, False),  # a desktop of somebody else
+    (50, [(MINE + 1, True)], True, True),
+    (50, [(None, True)], False, True),
+    (50, [(None, True)], True, False),
+    (50, [(None, False)], False, False),
+])  # fmt: skip
+def test_who_counts_as_another(free, processes, mine, says):
+    if processes is not None:
+        processes = tuple(nvml.Process(1, None, None, *each) for each in processes)
+    gpu = nvml.Gpu(0, "x", None, None, 100, None, free, *[None] * 4, processes)
+    assert bool(gpu.others(mine)) == says
