@@ -46,7 +46,7 @@ help:  ## list the targets
 	@echo "  ISA='not SSE41'    fewer of the settings of make isa"
 	@echo "  MUTANTS='--count 10 trace'       how many, and of which rooms, make mutants tries"
 	@echo "  TAG=v0.1.0         the tag that make wheel compares with the version"
-	@echo "  MGPU_DEVICES=4, MGPU_MODE=cores  what the lessons of make lab run on"
+	@echo "  MGPU_DEVICES=4, MGPU_MODE=cores  what the lessons of make lab and make gpu run on"
 	@echo "  LAB='--no-browser --port=9000'   more options for JupyterLab"
 
 $(ready): pyproject.toml constraints.txt $(again)

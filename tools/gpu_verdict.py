@@ -171,6 +171,8 @@ def judge(stored: NotebookNode, now: NotebookNode, mode: str = "cores") -> str:
     """
     if wrong := broken(stored, now):
         return wrong
+    if "exercise" in tags(stored) and "not yet" not in text_of(now):
+        return "takes an exercise that nobody has done"
     before, after = proofs(stored), proofs(now)
     if mode in ON_GPUS:
         before = [re.sub(r"^mode +cores: .*$", "mode GPU", line) for line in before]
@@ -192,8 +194,6 @@ def broken(stored: NotebookNode, now: NotebookNode) -> str:
     refused = [line for line in after if line.startswith("not yet")]
     if "solution" in tags(stored) and (refused or not any(x.startswith("yes") for x in after)):
         return f"refuses its own solution: {' '.join(refused) or 'it says nothing'}"
-    if "exercise" in tags(stored) and not refused:
-        return "takes an exercise that nobody has done"
 
     held: dict[tuple[str, int], set[str]] = {}
     for line in before:
