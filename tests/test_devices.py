@@ -322,6 +322,7 @@ def gpu_plan(n, count, *, makes=None, free=(), capability=(7, 5), answers=None, 
     the CPU, as TensorFlow places softly what has no GPU.
     """
     with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # cores mode has set it
         for name, value in env.items():
             patch.setenv(name, value)
         cards = tuple(gpu(i, free=f and f * 2**20) for i, f in enumerate(free))

@@ -9,7 +9,18 @@ import numpy as np
 import pytest
 
 from conftest import run_python
-from mgpu_helpers.trace import Allocation, Copy, Op, Trace, curve, function_step, read, session_step
+from mgpu_helpers.trace import (
+    Allocation,
+    Copy,
+    Op,
+    Trace,
+    curve,
+    function_step,
+    layer,
+    read,
+    session_step,
+)
+from mgpu_helpers.trace.step import lanes
 
 DATA = Path(__file__).parent / "data"
 SIDE = 256
@@ -475,6 +486,104 @@ def test_on_a_gpu_tensors_count_as_asked_for_and_pinned_memory_on_the_host():
     }
     assert trace.peak("/GPU:0") == 2_000_004 and trace.peak("/CPU:0") == 20
     assert trace.memory["/GPU:0"][-1][1] == 1_000_008
+
+
+TASK = "/job:localhost/replica:0/task:0/device:"
+
+
+@pytest.fixture(scope="module")
+def two():
+    """Read a step of two towers on two cards, of which the second computes three times as long.
+
+    It is made by hand in the form that TensorFlow gave the records in data/: a card has a lane of
+    all its kernels, and those of NCCL carry no operation. The host launches everything in 100 us. A
+    collective ends on the host when its kernel has ended. The first kernel changes the layout of
+    the images for both passes, and has the name of the second.
+    """
+    from tensorflow.compat.v1 import RunMetadata
+
+    metadata, begin = RunMetadata(), 1_700_000_000_002_000  # us since 1970
+    parts = {name: metadata.partition_graphs.add() for name in ("CPU:0", "GPU:0", "GPU:1")}
+    lanes = {name: metadata.step_stats.dev_stats.add(device=TASK + name) for name in parts}
+
+    def node(device, name, op, inputs, start=None, end=0, size=0):
+        made = parts[device].node.add(name=name, op=op, device=TASK + device, input=inputs)
+        if start is not None:
+            ran = lanes[device].node_stats.add(
+                node_name=name, all_start_nanos=(begin + start) * 1000, op_start_rel_nanos=500,
+                op_end_rel_nanos=(end - start) * 1000 - 500,
+                all_end_rel_nanos=(end - start) * 1000,
+            )  # fmt: skip
+            about = ran.output.add().tensor_description
+            about.dtype = 1
+            about.shape.dim.add(size=size // 4)
+        return made
+
+    for i, work in enumerate((1000, 3000)):
+        gpu, tower = f"GPU:{i}", f"tower_{i}/"
+        back = f"{tower}gradient_tape/conv/Conv2DBackpropFilter"
+        layout = f"{back}-0-TransposeNHWCToNCHW-LayoutOptimizer"
+        node("CPU:0", f"_arg_x_{i}_0_0", "_Arg", [], i, i + 2, 4000)
+        for op, where, inputs in (("_Send", "CPU:0", [f"_arg_x_{i}_0_0"]), ("_Recv", gpu, [])):
+            end = node(where, f"x_{i}/{op}", op, inputs)
+            end.attr["tensor_name"].s = f"edge_x_{i}".encode()
+            end.attr["send_device"].s = f"{TASK}CPU:0".encode()
+            end.attr["recv_device"].s = (TASK + gpu).encode()
+        at = 10 + 50 * i
+        node(gpu, layout, "Transpose", [f"x_{i}/_Recv"], at, at + 5, 4000)
+        node(gpu, f"{tower}conv/Conv2D", "Conv2D", [layout], at + 5, at + 10, 8000)
+        fed = [layout, f"{tower}conv/Conv2D"]
+        node(gpu, back, "Conv2DBackpropFilter", fed, at + 10, at + 15, 2000)
+        node(gpu, f"{tower}NcclAllReduce", "NcclAllReduce", [back], at + 15, 7020 + i, 2000)
+        node(gpu, f"{tower}update", "Sub", [f"{tower}NcclAllReduce"], 7030 + i, 7035 + i)
+        card, came = metadata.step_stats.dev_stats.add, 300 + 2 * work
+        stream = card(device=f"/device:GPU:{i}/stream:all")
+        for name, start, us in (
+            (f"{layout}:Transpose", 200, 100), (f"{tower}conv/Conv2D:Conv2D", 300, work),
+            (f"{back}:Conv2DBackpropFilter", 300 + work, work),
+            ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", came, 7000 - came),
+            (f"{tower}update:Sub", 7040, 10),
+        ):  # fmt: skip
+            stream.node_stats.add(
+                node_name=name, all_start_micros=begin + start, scheduled_micros=at + 15,
+                op_end_rel_micros=us, all_end_rel_micros=us,
+            )  # fmt: skip
+    return read(metadata)
+
+
+def test_each_of_two_gpus_has_its_own_times_and_copies(two):
+    work = {"/GPU:0": 1000, "/GPU:1": 3000}
+    for i, (device, us) in enumerate(work.items()):
+        back = f"tower_{i}/gradient_tape/conv/Conv2DBackpropFilter"
+        ran = [(op.name, *in_us(op)[1:]) for op in two.ops if op.device == device]
+        assert ran == [
+            (f"{back}-0-TransposeNHWCToNCHW-LayoutOptimizer", 200, 100),
+            (f"tower_{i}/conv/Conv2D", 300, us),
+            (back, 300 + us, us),
+            (f"tower_{i}/NcclAllReduce", 300 + 2 * us, 7020 + i - (300 + 2 * us)),
+            (f"tower_{i}/update", 7040, 10),
+        ]
+        assert layer(ran[0][0]) == "conv"
+    assert [op.device for op in two.ops if op.type == "Placeholder"] == ["/CPU:0"] * 2
+    assert {(c.source, c.target, c.tensor, c.bytes) for c in two.copies} == {
+        ("/CPU:0", "/GPU:0", "x_0", 4000), ("/CPU:0", "/GPU:1", "x_1", 4000),
+    }  # fmt: skip
+
+
+def test_a_collective_lasts_until_the_host_heard_of_its_end(two):
+    """NCCL's kernels carry no operation: with a length of 0 nobody would seem to have waited."""
+    lasted = {c.device: (round(c.start * 1e6), round(c.length * 1e6)) for c in two.collectives}
+    assert lasted == {"/GPU:0": (2300, 4720), "/GPU:1": (6300, 721)}
+    # What of it was waiting, a card cannot tell: its kernel runs all the time.
+    assert two.busy("/GPU:0") == pytest.approx((7000 - 200 + 10) * 1e-6)
+
+
+def test_kernels_that_touch_lie_in_one_lane(two):
+    for device in ("/GPU:0", "/GPU:1"):
+        ops = [op for op in two.ops if op.device == device and "Nccl" not in op.type]
+        assert len(lanes(ops)) == 1
+        ends = [op.start + op.length for op in ops]
+        assert ends[:2] == pytest.approx([op.start for op in ops[1:3]], abs=1e-12)
 
 
 def test_an_unused_tensor_does_not_count_as_asked_for_in_place_of_one_that_is_used():

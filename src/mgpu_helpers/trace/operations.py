@@ -13,6 +13,8 @@ from mgpu_helpers.trace.step import Op
 
 # What the executor adds: the ends of the step, and the two ends of a copy.
 _PLUMBING = {"NoOp", private.RESULT}
+# NCCL's kernels carry no operation, but the host ends these when their kernels have ended.
+_TOGETHER = re.compile("_?(Nccl|Collective)[A-Z]")
 
 
 def operations(
@@ -44,7 +46,8 @@ def operations(
             if own := found[i * len(found) // n : (i + 1) * len(found) // n]:
                 start, end = min(own)[0], max(end for _, end in own)
             else:
-                start = end = max([start, *(done[m] for m in makers[fed] if m in done)])
+                start = max([start, *(done[m] for m in makers[fed] if m in done)])
+                end = max(start, end) if _TOGETHER.match(kind) else start
         done[fed] = end
         if kind not in _PLUMBING:
             swapped = name in nodes and nodes[name].op != kind  # by oneDNN: it adds a workspace

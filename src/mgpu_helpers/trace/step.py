@@ -23,7 +23,8 @@ class Op:
 
     On a GPU an operation lasts from its first kernel's start to its last one's end, and TensorFlow
     keeps both in whole microseconds. One that needs no kernel, such as a Reshape, has length 0 at
-    the moment when what it needs is ready.
+    the moment when what it needs is ready. NCCL's kernels carry no operation: a collective lasts
+    from that moment until the host heard that it was over.
     """
 
     name: str
