@@ -67,8 +67,9 @@ def _check_replicas(function: Callable[..., Any]) -> None:
     plan = devices.current()
     strategy = tf.distribute.MirroredStrategy(plan.devices, tf.distribute.ReductionToOneDevice())
     losses = np.arange(3.0 * len(plan), dtype="float32")
-    data = tf.data.Dataset.from_tensors(losses)
-    (shards,) = strategy.experimental_distribute_dataset(data)
+    shards = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant(losses[context.replica_id_in_sync_group :: len(plan)])
+    )
     parts = call(strategy.run, function, args=(shards, len(losses)))
     got = float(strategy.reduce("SUM", parts, axis=None))
     if not np.isclose(got, losses.mean(), rtol=1e-4):
