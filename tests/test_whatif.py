@@ -482,6 +482,13 @@ def test_long_lines_are_broken_and_no_number_loses_its_percent(length):
     assert " ".join(" ".join(lines).split()) == str(said.accounts[0])
 
 
+def test_three_waits_are_named_and_the_others_counted_by_device():
+    waits = [whatif.Wait(name, f"/CPU:{2 + (name == 'e')}", 0.01) for name in "abcde"]
+    said = str(whatif.Account("/CPU:1", 0.1, 0.05, tuple(waits)))
+    assert said.endswith("10 % for c on /CPU:2, 10 % for 1 other on /CPU:2, 10 % for 1 other on "
+                         "/CPU:3.")  # fmt: skip
+
+
 @settings(max_examples=40, deadline=None)
 @given(schedules(kinds=("/CPU:1", "/CPU:2", "/CPU:3")), st.integers(1, 4))
 def test_threads_do_no_more_than_there_is_and_no_less_than_one_at_a_time(step, threads):
