@@ -338,6 +338,11 @@ def test_who_meets_is_told_by_the_order_of_the_names_and_not_of_the_starts():
     got = together(("a/c", 1, 0, 100), ("a/c_2", 1, 10, 101), ("a/c_3", 2, 20, 100),
                    ("a/replica_1/c_1", 2, 30, 100))  # fmt: skip
     assert got == {"a/c": (0, 30), "a/replica_1/c_1": (0, 0), "a/c_2": (1, 10), "a/c_3": (1, 0)}
+    # The gradient of an embedding is gathered within a condition, of which each device has its own.
+    got = together(("cond/then/_0/c", 1, 0, 50), ("cond/then/_0/c_1", 1, 60, 90),
+                   ("cond_1/then/_18/c", 2, 10, 50),
+                   ("cond_1/then/_18/c_1", 2, 50, 90))  # fmt: skip
+    assert list(got.values()) == [(0, 10), (0, 0), (1, 10), (1, 0)]
     ten = [(f"c_{i}", 1 + i % 2, i, 100) for i in range(8, 12)]  # 9 comes before 10
     assert together(*ten) == {"c_8": (0, 1), "c_9": (0, 0), "c_10": (1, 1), "c_11": (1, 0)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from mgpu_helpers import whatif
 from mgpu_helpers.trace import Collective, Copy, Op, Trace, function_step, read, session_step
 from mgpu_helpers.trace.step import lanes
 from mgpu_helpers.whatif import blame, changes, machine
+from mgpu_helpers.whatif.edit import in_towers
 from mgpu_helpers.whatif.machine import Machine
 from mgpu_helpers.whatif.model import on_threads
 from mgpu_helpers.whatif.work import Task, tasks_of, threads_of
@@ -141,6 +143,19 @@ def test_a_link_carries_one_tensor_at_a_time():
     assert whatif.link(both, 1e15).after == pytest.approx(whatif.link(both, 1e15).before)
 
 
+def test_what_is_used_twice_crosses_once():
+    step = made(("a", "/CPU:1", 0, 4), ("c", "/CPU:2", 4, 1), ("d", "/CPU:2", 5, 1), edges="ac ad",
+                copies=(Copy("a", "/CPU:1", "/CPU:2", 2_000_000, 0.0, 0.0),))  # fmt: skip
+    assert whatif.link(step, 1e9).after == pytest.approx(8 * MS)  # 4 + 2 + 1 + 1
+
+
+def test_a_replay_that_is_shorter_and_a_change_for_the_worse_say_so():
+    step = made(("a", "/CPU:1", 0, 4), ("b", "/CPU:1", 6, 4), edges="ab")
+    again, change = whatif.replay(step), whatif.faster(step, "a", by=0.5)
+    assert again.errors == pytest.approx([-0.2]) and "(-20.0%)" in repr(again)
+    assert repr(change).endswith("8.0 ms would be 12.0 ms, 1.50 times as slow")
+
+
 def test_on_gpus_the_link_stands_in_place_of_the_traced_one():
     step = made(("a", "/GPU:0", 0, 4), ("b", "/GPU:1", 9, 1), edges="ab",
                 copies=(Copy("a", "/GPU:0", "/GPU:1", 1_000_000, 0.0, 0.0),))  # fmt: skip
@@ -207,6 +222,16 @@ def test_devices_meet_in_a_replay(kind):
     assert slow.after == pytest.approx((31 if kind == "CPU" else 28) * MS)
     with pytest.raises(ValueError, match=f"/{kind}:1, /{kind}:2, /{kind}:3"):
         whatif.towers(step, 2, bytes_per_second=1e9)
+
+
+@pytest.mark.parametrize("kind, crossed", [
+    ("NcclAllReduce", 4000), ("CollectiveGatherV2", 2000), ("CollectiveReduceScatterV2", 6000),
+])  # fmt: skip
+def test_a_ring_of_three_carries_what_its_kind_needs(kind, crossed):
+    step = averaged()
+    ops = [replace(op, type=kind) if op.name[0] == "c" else op for op in step.ops]
+    slow = whatif.link(replace(step, ops=tuple(ops)), 1e6)  # each has 3,000 bytes at the end
+    assert slow.after == pytest.approx((25 + crossed / 1000) * MS)
 
 
 def test_a_collective_takes_no_thread():
@@ -301,6 +326,14 @@ def test_towers_share_the_batch_and_update_once(monkeypatch):
     assert by.after == pytest.approx(24 * MS, abs=1e-5)
     monkeypatch.setattr(changes, "measured", lambda: Machine(0.0, 0.0, adding=8e9))
     assert whatif.towers(step, 2).after == pytest.approx(18 * MS, abs=1e-5)  # 4 times 4 MB
+
+
+def test_what_an_update_only_waits_for_is_not_averaged():
+    step = training()
+    edges = (*step.edges, ("f", "Adam/u"))
+    tasks = tasks_of(replace(step, edges=edges, waits=(("f", "Adam/u"),)))
+    made = in_towers(tasks, "/CPU:1", 2, 0.5, Machine(0.0, 0.0, adding=8e9))
+    assert [task.name for task in made if task.type == "average"] == ["average of g"]
 
 
 def test_towers_are_of_the_device_that_worked_and_not_of_the_host():
@@ -449,6 +482,13 @@ def test_long_lines_are_broken_and_no_number_loses_its_percent(length):
     assert " ".join(" ".join(lines).split()) == str(said.accounts[0])
 
 
+def test_three_waits_are_named_and_the_others_counted_by_device():
+    waits = [whatif.Wait(name, f"/CPU:{2 + (name == 'e')}", 0.01) for name in "abcde"]
+    said = str(whatif.Account("/CPU:1", 0.1, 0.05, tuple(waits)))
+    assert said.endswith("10 % for c on /CPU:2, 10 % for 1 other on /CPU:2, 10 % for 1 other on "
+                         "/CPU:3.")  # fmt: skip
+
+
 @settings(max_examples=40, deadline=None)
 @given(schedules(kinds=("/CPU:1", "/CPU:2", "/CPU:3")), st.integers(1, 4))
 def test_threads_do_no_more_than_there_is_and_no_less_than_one_at_a_time(step, threads):
@@ -456,6 +496,14 @@ def test_threads_do_no_more_than_there_is_and_no_less_than_one_at_a_time(step, t
     took = max(on_threads(tasks_of(step), threads, Machine(0.0, 0.0)))
     assert total / threads - 1e-9 <= took <= total + 1e-9
     assert max(on_threads(tasks_of(step), 1, Machine(0.0, 0.0))) == pytest.approx(total)
+
+
+def test_a_thread_takes_the_oldest_of_what_another_left():
+    tasks = [Task("a", "Add", "/CPU:1", 1 * MS)]
+    left = ("b", 4), ("c", 2), ("d", 3)
+    tasks += [Task(name, "Add", "/CPU:1", n * MS, (0,)) for name, n in left]
+    ends = on_threads(tasks, 2, Machine(0.0, 0.0))  # the first goes on with d, and then with c
+    assert ends == pytest.approx([1 * MS, 5 * MS, 6 * MS, 4 * MS])
 
 
 def test_threads_wake_up_and_operations_cost():
@@ -477,7 +525,21 @@ def test_threads_wake_up_and_operations_cost():
 def test_the_machine_is_measured_once(plan):
     first = machine.measured()
     assert first is machine.measured()
-    assert 0 < first.operation < 1e-3 and 0 < first.wake < 1 and 1e8 < first.adding < 1e13
+    assert min(first.operation, first.wake, first.adding) > 0
+
+
+def test_waking_up_is_counted_from_the_end_of_what_both_waited_for(monkeypatch):
+    ops = [Op("join0", "Add", "/CPU:0", 0.0, 4 * MS)]
+    for n in range(1, machine.PAIRS):
+        start = 10 * n * MS
+        ops += [Op(f"pair{n}_0", "MatMul", "/CPU:0", start, 2 * MS),
+                Op(f"pair{n}_1", "MatMul", "/CPU:0", start + n * MS, 2 * MS),
+                Op(f"join{n}", "Add", "/CPU:0", start + 6 * MS, 1 * MS)]  # fmt: skip
+    wakes = machine._wakes(Trace(tuple(ops), (), {}, ()))
+    assert wakes == pytest.approx([7 * MS] + [(3 + n) * MS for n in range(2, machine.PAIRS)])
+    clock = itertools.count(0.0, 0.5)
+    monkeypatch.setattr(machine.time, "perf_counter", lambda: next(clock))
+    assert machine._adding() == 3 * 4 * 2**20 / 0.5  # two are read, one is written
 
 
 def fits(step):

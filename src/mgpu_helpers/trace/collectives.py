@@ -87,7 +87,9 @@ def _constant(node: Any, nodes: dict[str, Any], i: int, name: str) -> int | None
     return int(value) if value.ndim == 0 else None
 
 
-def _split(name: str) -> tuple[str, int]:
-    """Part a name, without its replica's scope, from the number at its end."""
-    base, _, number = re.sub(r"(^|/)replica_\d+/", r"\1", name).rpartition("_")
-    return (base, int(number)) if base and number.isdecimal() else (name, 0)
+def _split(name: str) -> tuple[str, list[int]]:
+    """Part a name, without its replica's scope, from the numbers at the ends of its scopes."""
+    scopes = re.sub(r"(^|/)replica_\d+/", r"\1", name).split("/")
+    parts = [scope.rpartition("_") if re.search(r"_\d+$", scope) else (scope, "", "0")
+             for scope in scopes]  # fmt: skip
+    return "/".join(base for base, _, _ in parts), [int(number) for _, _, number in parts]
