@@ -148,16 +148,13 @@ def test_a_plan_that_cannot_be():
 
 
 def test_help_and_import_are_quick_and_leave_tensorflow_alone():
-    def quickest(*command: str) -> float:
-        times = []
-        for _ in range(3):  # another process may have the cores for a moment
-            start = time.perf_counter()
-            subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
-            times.append(time.perf_counter() - start)
-        return min(times)
-
-    assert quickest("-m", "mgpu_helpers", "--help") < 0.3
-    assert quickest("-c", "import mgpu_helpers") < 0.3
+    """What takes long is not imported: a time would depend on what else runs."""
+    slow = "{'tensorflow', 'keras', 'numpy', 'matplotlib', 'scipy', 'pynvml'} & set(sys.modules)"
+    show = f"print(sorted({slow}))"
+    assert run_python(f"import sys, mgpu_helpers; {show}").stdout == "[]\n"
+    helps = "import atexit, sys; from mgpu_helpers.__main__ import main; "
+    done = run_python(f"{helps}atexit.register(lambda: {show}); main(['--help'])")
+    assert done.stdout.splitlines()[-1] == "[]" and done.stdout.startswith("usage")
     gather = "import sys; from mgpu_helpers import doctor; doctor.gather(); "
     done = run_python(gather + "print({'tensorflow', 'pynvml'} & set(sys.modules))")
     assert done.stdout == "{'pynvml'}\n"
@@ -306,7 +303,7 @@ def test_run_gives_a_script_two_devices(run_scripts, tmp_path):
 def test_run_keeps_to_the_time_limit_and_to_the_jobs_per_device(run_scripts, core):
     code, out, error = ended(
         run_scripts("sleeps.py", "echo.py", "--devices", core, "--per-device", "2",
-                    "--time-limit", "1.5")
+                    "--time-limit", "4")
     )  # fmt: skip
     assert (code, error) == (1, "")
     order = [line.split()[:2] for line in out.splitlines()[:4]]
