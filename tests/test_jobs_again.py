@@ -393,3 +393,16 @@ def test_elsewhere_what_is_left_is_said_seldom(monkeypatch, capfd):
         for says in (loud, quiet):
             says.left([jobs.Job("x", ("x",), "core", Path("x"))], [now], 0)
         assert len(capfd.readouterr().out.splitlines()) == (now in (601, 1202))
+
+
+def test_below_a_line_that_stays_what_is_left_comes_back_at_once(monkeypatch, capfd):
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
+    now = 0.0
+    says = progress.Progress(True)
+    says.terminal, says.every, says.due = True, progress.TERMINAL, progress.TERMINAL
+    for now in (1.0, 1.1):  # the second time is too early
+        says.left([], [], 0)
+    assert capfd.readouterr().out == "\r0 of 0 done, 0 running"
+    says.say("start")
+    says.left([], [], 0)
+    assert capfd.readouterr().out.endswith("start\n\r0 of 0 done, 0 running")
