@@ -396,11 +396,11 @@ def test_elsewhere_what_is_left_is_said_seldom(monkeypatch, capfd):
 
 
 def test_below_a_line_that_stays_what_is_left_comes_back_at_once(monkeypatch, capfd):
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
-    now = 0.0
+    clock = SimpleNamespace(monotonic=lambda: 1.0)
+    monkeypatch.setattr(progress, "time", clock)
     says = progress.Progress(True)
-    says.terminal, says.every, says.due = True, progress.TERMINAL, progress.TERMINAL
-    for now in (1.0, 1.1):  # the second time is too early
+    says.terminal, says.every, says.due = True, progress.TERMINAL, 1.0
+    for _ in range(2):  # the second time is too early
         says.left([], [], 0)
     assert capfd.readouterr().out == "\r0 of 0 done, 0 running"
     says.say("start")
