@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,7 +18,7 @@ import test_jobs
 from conftest import ROOT
 from mgpu_helpers import jobs
 from mgpu_helpers.jobs import progress, records
-from test_jobs import runner, sh, wait_for
+from test_jobs import runner, sh, until, wait_for
 
 here, never_hangs, cores = test_jobs.here, test_jobs.never_hangs, test_jobs.cores
 RECORD = Path("logs/jobs.jsonl")
@@ -41,8 +42,9 @@ def quiet(commands, **options):
 
 def test_each_job_that_ends_leaves_a_row(here, cores):
     before = datetime.now(timezone.utc) - timedelta(milliseconds=1)
-    commands = [sh("sleep 0.2; echo '{\"loss\": 0.5}'"), sh("exit 3"), sh("sleep 60")]
-    report = quiet(commands, names=["good", "bad", "long"], devices=cores, time_limit=0.6)
+    good = f"until grep -q bad {RECORD}; do sleep 0.02; done; echo '{{\"loss\": 0.5}}'"
+    commands = [sh(good), sh("exit 3"), sh("sleep 60")]
+    report = quiet(commands, names=["good", "bad", "long"], devices=cores, time_limit=2)
     found = {row["name"]: row for row in rows()}
     assert list(found) == ["bad", "good", "long"]  # as they ended
     assert [found[job.name] for job in report] == [job.row() for job in report]
@@ -114,12 +116,13 @@ def test_two_runners_that_write_one_file_write_whole_rows(cores):
 @pytest.mark.parametrize("killed", [False, True])
 def test_two_runners_of_one_script_do_not_write_one_log(killed, cores, capfd):
     """Nor does a runner write over the log of a job that a killed one has left running."""
-    first = "touch begun; sleep 0.5; echo '{\"n\": 1}'; sleep 0.2"
+    first = f"touch begun; {until('ended')}; echo '{{\"n\": 1}}'"
     with runner(f"jobs.run([sh({first!r})], devices=[{cores[0]}], names=['train'])") as one:
         wait_for(Path("begun").exists)
         if killed:
             one.kill()
         report = jobs.run([sh("echo '{\"n\": 2}'")], devices=[cores[1]], names=["train"])
+        Path("ended").touch()
         one.communicate(timeout=20)
         wait_for(lambda: Path("logs/01_train.log").read_text())
     assert Path("logs/01_train.log").read_text() == '{"n": 1}\n'
@@ -147,11 +150,11 @@ def job(letter, more=""):
 
 def test_what_is_done_is_skipped_and_all_else_runs_again(cores, capfd):
     commands = [job("a", "; echo '{\"n\": 7}'"), job("b", "; test -e ok"), job("c", "; sleep 60")]
-    first = jobs.run(commands, time_limit=0.4)
+    first = jobs.run(commands, time_limit=2)
     assert ran() == "abc" and not first.ok
     Path("ok").touch()
     capfd.readouterr()
-    again = jobs.run([*commands[:2], job("c")], skip_done=True, time_limit=0.4)
+    again = jobs.run([*commands[:2], job("c")], skip_done=True)
     assert ran() == "bc"
     assert [job.status for job in again] == ["done before", "done", "done"] and again.ok
     lines = capfd.readouterr().out.splitlines()
@@ -209,13 +212,14 @@ def test_a_log_folder_may_move():
 
 
 def test_a_killed_runner_loses_no_row(cores):
-    commands = [job("a"), job("b"), job("c", "; sleep 0.8"), job("d")]
+    commands = [job("a"), job("b"), job("c", f"; {until('killed')}"), job("d")]
     with runner(f"jobs.run({commands}, devices={cores[:1]})") as killed:
         wait_for(lambda: Path("ran").exists() and "c" in Path("ran").read_text())
         killed.kill()
         killed.wait()
     assert [row["status"] for row in rows()] == ["done"] * 2
     assert ran() == "abc"
+    Path("killed").touch()
     report = quiet(commands, devices=cores[:1], skip_done=True)  # it waits for the orphan
     assert [job.status for job in report] == ["done before"] * 2 + ["done"] * 2 and ran() == "cd"
 
@@ -378,13 +382,27 @@ def test_on_a_terminal_what_is_left_is_rewritten_and_the_lines_stay(monkeypatch)
     assert b"\r0 of 3 done, 1 running" in said and b"\r1 of 3 done, 1 running, about 10 s" in said
 
 
-def test_elsewhere_what_is_left_is_said_seldom(monkeypatch, capfd, cores):
-    monkeypatch.setattr(progress, "TERMINAL", 0.01)
-    jobs.run([sh("sleep 0.2")])
+def test_elsewhere_what_is_left_is_said_seldom(monkeypatch, capfd):
+    jobs.run([sh("true")])
     assert [line.split()[0] for line in capfd.readouterr().out.splitlines()] == ["start", "done"]
-    monkeypatch.setattr(progress, "ELSEWHERE", 0.25)
-    jobs.run([sh("sleep 0.4")] * 2, devices=cores[:1])
-    words = [line.split()[0] for line in capfd.readouterr().out.splitlines()]
-    assert words[:3] == ["start", "0", "done"] and 2 <= words.count("0") + words.count("1") <= 4
-    jobs.run([sh("sleep 0.4")], progress=False)
-    assert capfd.readouterr().out == ""
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr(progress, "time", clock)
+    now = 0.0
+    loud, quiet = progress.Progress(True), progress.Progress(False)
+    for now in (1, 599, 601, 602, 1200, 1202):
+        for says in (loud, quiet):
+            says.left([jobs.Job("x", ("x",), "core", Path("x"))], [now], 0)
+        assert len(capfd.readouterr().out.splitlines()) == (now in (601, 1202))
+
+
+def test_below_a_line_that_stays_what_is_left_comes_back_at_once(monkeypatch, capfd):
+    clock = SimpleNamespace(monotonic=lambda: 1.0)
+    monkeypatch.setattr(progress, "time", clock)
+    says = progress.Progress(True)
+    says.terminal, says.every, says.due = True, progress.TERMINAL, 1.0
+    for _ in range(2):  # the second time is too early
+        says.left([], [], 0)
+    assert capfd.readouterr().out == "\r0 of 0 done, 0 running"
+    says.say("start")
+    says.left([], [], 0)
+    assert capfd.readouterr().out.endswith("start\n\r0 of 0 done, 0 running")

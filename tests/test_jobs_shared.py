@@ -159,7 +159,9 @@ def words(lines: list[str]) -> list[str]:
 
 def test_a_gpu_that_becomes_busy_midway_is_waited_for(server, stranger, user):
     """The first job ends, and somebody else starts on that GPU, which is the only one."""
-    ran = server("", runs(uses(f"0 4000 {stranger}\n"), "pass"), FAKE_GPUS="1")
+    jobs = [uses(f"0 4000 {stranger}\n"), "pass"]
+    before = f"{QUICK}queue.LINGERS = 60\n"  # which is for what may be the job's own
+    ran = server("", runs(*jobs, before=before), FAKE_GPUS="1")
     start, done, waiting = events(ran, 3)
     assert words([start, done]) == ["start a", "done a"]
     assert waiting.startswith(f"waiting    for GPU 0 (processes of {user}): in use")

@@ -21,7 +21,7 @@ import test_jobs
 from conftest import run_python
 from mgpu_helpers import charts, jobs
 from mgpu_helpers.jobs import sweep
-from test_jobs import STAMP, gpu, lists, python, runner, sh
+from test_jobs import STAMP, gpu, lists, python, runner, sh, until
 
 here, never_hangs, cores = test_jobs.here, test_jobs.never_hangs, test_jobs.cores
 vanishing = test_jobs.vanishing
@@ -227,13 +227,14 @@ def test_jobs_of_one_and_of_two_devices_never_share_one(cores):
 
 def test_all_or_none_are_locked(cores):
     """A runner that waits for a second device does not keep the first from others."""
-    with runner(f"jobs.run([sh('sleep 1')], devices={cores[1:]}, logs='a')") as one:
+    with runner(f"jobs.run([sh({until('go')!r})], devices={cores[1:]}, logs='a')") as one:
         assert one.stdout.readline().startswith("start")
         code = f"jobs.run([sh('true')], devices={cores}, devices_each=2, logs='b')"
         with runner(code) as both:
             assert both.stdout.readline().startswith(f"waiting    for core {cores[1]},")
             assert jobs.run([sh("true")], devices=cores[:1]).ok
             assert one.poll() is None and both.poll() is None
+            Path("go").touch()
             assert both.wait(timeout=20) == 0
 
 
@@ -273,7 +274,7 @@ SEEN = """
 import json
 from mgpu_helpers import jobs
 tell = ["sh", "-c", "echo $CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER $MGPU_JOB_DEVICE"]
-report = jobs.run([tell] * 3, devices_each=2, progress=False, logs=LOGS)
+report = jobs.run([tell] * 3, devices_each=2, busy=True, progress=False, logs=LOGS)
 print(json.dumps([[job.tail, job.kind, job.devices] for job in report]))
 """
 

@@ -664,9 +664,10 @@ checks.wall(wall)
 # the shell; for a queue, a sweep or a shared machine use the runner.
 #
 # - Processes on different GPUs still share the disk, the memory and the cores of the host. When two
-#   side by side take longer than one alone, look at the input pipeline first. A job on a core computes with
-#   one thread. A job on a GPU starts a pool with a thread for each core of the host, so four jobs on
-#   16 cores have 64. `TF_NUM_INTRAOP_THREADS=4` in front of the runner gives each job four of them.
+#   side by side take longer than one alone, look at the input pipeline first.
+# - A job on a core computes with one thread. A job on a GPU starts a pool with a thread for each
+#   core of the host, so four jobs on 16 cores have 64. `TF_NUM_INTRAOP_THREADS=4` in front of the
+#   runner gives each job four.
 # - A process has one numbering of its GPUs. Two sessions of one process with different lists fail
 #   on today's TensorFlow: "TensorFlow device (GPU:0) is being mapped to multiple devices"
 #   ([issue 19083](https://github.com/tensorflow/tensorflow/issues/19083)). Give each script a

@@ -1,7 +1,8 @@
 """Scripts shared out over devices: a queue, locks, logs, time limits, sweeps that resume.
 
-`run` gives each command a device of its own, and keeps a line of JSON for each; `grid` makes the
-arguments of a sweep. `allowed` says which devices may be used, and `freest` picks GPUs by hand.
+`run` gives each command a device of its own, leaves alone the GPUs that others use, and keeps a
+line of JSON for each job; `grid` makes the arguments of a sweep. `allowed` says which devices may
+be used, and `freest` picks GPUs by hand.
 """
 
 from mgpu_helpers.jobs.job import Command, Job, Report

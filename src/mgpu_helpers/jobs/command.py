@@ -27,7 +27,7 @@ use, the jobs wait. --busy uses them all the same, and so does --devices with th
 """
 AFTER = """\
 A SCRIPT is a Python file, another script (wrapper.sh), a program (nvidia-smi), or one with its own
-arguments in quotes: "python -m train --epochs 3".
+arguments in quotes: "python3 -m train --epochs 3".
 
 A line of JSON about each job is added to DIR/jobs.jsonl. The last line that a job prints and that
 is a JSON object is its result. It is in the table at the end, and in that file, where

@@ -36,13 +36,16 @@ def run(
     """Give each command a device to itself, in order, as devices become free.
 
     `devices` are nvidia-smi's numbers of GPUs, or numbers of cores where there is no GPU; None
-    takes all that are `allowed`, and of the GPUs leaves alone, with a sentence, those on which
-    other people's processes compute or less than a tenth of the memory is free: `Gpu.others` in
-    `nvml` says what that means. It looks before each job, comes back to a GPU that has become free,
-    and waits where all are in use; busy=True does not look. `free` devices at most are used at a
-    time, the freest first. per_device jobs share a device, or each job has devices_each of
-    them. A job sees its GPUs only, or is pinned to its cores; MGPU_JOB_DEVICE tells it which. It is
-    ended after time_limit seconds: SIGTERM to it and its children, SIGKILL 5 s later. What a job
+    takes all that are `allowed`. per_device jobs share a device, or each job has devices_each of
+    them. `free` is how many devices are used at a time, the freest first; None uses all.
+
+    GPUs on which other people's processes compute, or of which less than a tenth of the memory is
+    free, are left alone, and one line names them: `nvml.Gpu.others` says what counts. The runner
+    looks before each job, comes back to a GPU that is free again, and waits where all are in use.
+    With busy=True, or `devices` that are named, it does not look.
+
+    A job sees its GPUs only, or is pinned to its cores; MGPU_JOB_DEVICE tells it which. It is ended
+    after time_limit seconds: SIGTERM to it and its children, SIGKILL 5 s later. What a job
     leaves running when it ends is ended in the same way, so that the device is free; a child that
     starts a session of its own escapes. Output goes to one file a job in the folder `logs`, over
     the one of the last run. While another runner or its jobs write there, the names of the files

@@ -195,7 +195,7 @@ class Trace:
     def table(self, layers: Collection[str] | None = None) -> list[dict[str, Any]]:
         """Make a row of each operation, by its start: what an `Op` has, and its layer.
 
-        `pandas.DataFrame(step.table())` makes a table of them, and so do polars and csv.
+        With pandas installed `pandas.DataFrame(step.table())` makes a table of them.
 
         >>> Trace((Op("x", "Add", "/CPU:1", 0.0, 0.001),), (), {}, ()).table()[0]["type"]
         'Add'
