@@ -1,4 +1,8 @@
-"""Four Keras models that no helper was written for, small and without downloads, with a batch."""
+"""Keras models that no helper was written for, small and without downloads, with a batch.
+
+The four of `BUILT` are what every helper has to work with. Those of `COMPILED` differ in what
+`compile` is given, which decides what a step of `fit` holds.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,122 @@ def built(name: str, batch: int = 8, optimizer: str = "adam") -> tuple[Any, np.n
     else:
         x = random.normal(size=(batch, *shape)).astype(np.float32)
     return model, x, random.integers(0, model.output_shape[-1], batch)
+
+
+COMPILED = (
+    "segmentation", "words", "words-accuracy", "two", "one-hot", "mixed", "mixed-embedding",
+    "adamw", "lion", "accumulated", "accumulated-embedding",
+)  # fmt: skip
+
+
+def compiled(name: str, batch: int = 32, large: bool = False) -> tuple[Any, Any, Any]:
+    """Build and compile one of `COMPILED`; give it with a batch of inputs and labels."""
+    import keras
+
+    keras.utils.set_random_seed(0)
+    random, kind = np.random.default_rng(0), name.partition("-")[0]
+    sparse, accuracy = "sparse_categorical_crossentropy", ["accuracy"]
+    if kind in ("mixed", "accumulated"):
+        optimizer = keras.optimizers.Adam(
+            gradient_accumulation_steps=4 if kind == "accumulated" else None
+        )
+        if kind == "mixed":
+            keras.config.set_dtype_policy("mixed_float16")
+        try:
+            make = _sentences if name.endswith("embedding") else _dense
+            model = make(20_000 if large else 1000)
+            model.compile(optimizer, sparse, metrics=accuracy)
+        finally:
+            keras.config.set_dtype_policy("float32")
+    elif kind in ("adamw", "lion"):
+        model = _dense(1000 if large else 300)
+        model.compile(kind, sparse, metrics=accuracy)
+    elif kind == "one":
+        model = _dense(300)
+        metrics = [*accuracy, keras.metrics.AUC()]
+        model.compile("adam", "categorical_crossentropy", metrics=metrics)
+    elif kind == "segmentation":
+        model = _segmentation(64 if large else 32)
+        model.compile("adam", sparse, metrics=accuracy)
+    elif kind == "words":
+        model = _words(20_000 if large else 2000)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss, metrics=accuracy if name.endswith("accuracy") else None)
+    else:
+        model = _two()
+        model.compile(
+            "adam", {"kind": sparse, "box": "mse"}, loss_weights={"kind": 1.0, "box": 0.1},
+            metrics={"kind": accuracy, "box": ["mae"]}, weighted_metrics={"box": ["mse"]},
+        )  # fmt: skip
+
+    def numbers(given: Any) -> np.ndarray:
+        shape = (batch, *given.shape[1:])
+        if given.dtype == "int32":
+            return random.integers(0, 1000, shape)
+        return random.normal(size=shape).astype(np.float32)
+
+    x = numbers(model.inputs[0])
+    if kind == "two":
+        labels = {"kind": random.integers(0, 10, batch), "box": random.normal(size=(batch, 4))}
+        return model, {"image": x}, labels | {"box": labels["box"].astype(np.float32)}
+    *shape, classes = model.output_shape[1:]
+    y = random.integers(0, classes, (batch, *shape))
+    return model, x, np.eye(classes, dtype=np.float32)[y] if kind == "one" else y
+
+
+def _segmentation(size: int) -> Any:
+    import keras
+    from keras import layers
+
+    given = keras.Input((size, size, 3))
+    x = layers.Conv2D(16, 3, padding="same", activation="relu")(given)
+    y = layers.Conv2D(32, 3, padding="same", activation="relu")(layers.MaxPooling2D()(x))
+    x = layers.Concatenate()([x, layers.UpSampling2D()(y)])
+    x = layers.Conv2D(16, 3, padding="same", activation="relu")(x)
+    return keras.Model(given, layers.Conv2D(21, 1, activation="softmax")(x), name="segmentation")
+
+
+def _words(vocabulary: int) -> Any:
+    import keras
+    from keras import layers
+
+    given = keras.Input((32,), dtype="int32")
+    x = layers.GRU(64, return_sequences=True)(layers.Embedding(vocabulary, 64)(given))
+    return keras.Model(given, layers.Dense(vocabulary)(x), name="words")
+
+
+def _sentences(vocabulary: int) -> Any:
+    import keras
+    from keras import layers
+
+    given = keras.Input((100,), dtype="int32")
+    x = layers.GlobalAveragePooling1D()(layers.Embedding(vocabulary, 64)(given))
+    x = layers.Dense(128, activation="relu")(x)
+    x = layers.Dense(10, activation="softmax", dtype="float32")(x)
+    return keras.Model(given, x, name="sentences")
+
+
+def _dense(units: int) -> Any:
+    import keras
+    from keras import layers
+
+    units = min(units, 1000)
+    x = given = keras.Input((units,))
+    for _ in range(3):
+        x = layers.Dense(units, activation="gelu")(x)
+    x = layers.Dense(10, activation="softmax", dtype="float32")(x)
+    return keras.Model(given, x, name="dense")
+
+
+def _two() -> Any:
+    import keras
+    from keras import layers
+
+    given = keras.Input((32, 32, 3), name="image")
+    x = layers.BatchNormalization()(layers.Conv2D(32, 3, activation="relu")(given))
+    x = layers.Flatten()(layers.Conv2D(32, 3, strides=2, activation="relu")(x))
+    kind, box = layers.Dense(10, activation="softmax", name="kind")(x), layers.Dense(4, name="box")
+    return keras.Model({"image": given}, {"kind": kind, "box": box(x)}, name="two")
 
 
 def mobilenet() -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from keras_models import built
+from keras_models import COMPILED, built, compiled
 from mgpu_helpers import graph, memory
 from mgpu_helpers.lessons import count, networks
 from mgpu_helpers.memory.liveness import DEVICE, counted
@@ -153,12 +153,13 @@ def test_the_count_by_hand_and_a_trace_agree_with_it(tf, plan, network, batch):
     model = as_keras(network)
     assert model.count_params() == networks.parameters(network)
     by_hand = count.predict(network, batch)
-    held = memory.predict(model, batch, None)
+    held = memory.predict(model, batch)
     assert held.weights == by_hand.weights
-    assert held.total == pytest.approx(by_hand.total, rel=0.15)
     x = np.zeros((batch, *network.input), np.float32)
     real = traced(plan, model, x, np.zeros(batch, np.int64)) + held.weights + held.slots
-    assert held.low < real < held.high and held.total == pytest.approx(real, rel=0.15)
+    assert by_hand.total == pytest.approx(real, rel=0.15)
+    # A step of jang-200 holds 12.7 or 13.9 MB, as the second thread takes work or does not.
+    assert held.low < real < held.high and held.total == pytest.approx(real, rel=0.2)
 
 
 @pytest.mark.parametrize("name", ["transformer", "lstm"])
@@ -169,6 +170,58 @@ def test_a_keras_model_lies_in_the_range(plan, models, name):
     assert held.low < real < held.high
     if name != "lstm":  # whose steps differ by more among themselves
         assert held.total == pytest.approx(real, rel=0.2)
+
+
+# In each of these something else makes the peak: what metrics or a loss hold, a branch, slots.
+FEW = "segmentation", "words-accuracy", "two", "mixed-embedding", "lion", "accumulated"
+REST = [pytest.param(each, marks=pytest.mark.thorough) for each in COMPILED if each not in FEW]
+
+
+@pytest.mark.parametrize("name", [*FEW, *REST])
+def test_what_compile_was_given_is_counted(plan, name):
+    model, x, y = compiled(name)
+    held = memory.predict(model, 32)
+    assert not model.optimizer.built
+    real = traced(plan, model, x, y) + held.weights + held.slots
+    assert held.low < real < held.high
+    assert held.slots == sum(v.numpy().nbytes for v in model.optimizer.variables)
+    assert held.total == pytest.approx(real, rel=0.3)
+
+
+@pytest.mark.parametrize("name", [
+    "words-accuracy", *(pytest.param(each, marks=pytest.mark.thorough) for each in COMPILED[:7]),
+])  # fmt: skip
+def test_a_batch_that_fits_holds_no_more_than_the_budget(plan, name):
+    model = compiled(name)[0]
+    budget = memory.predict(model, 20).high + 1000
+    batch = memory.fits(model, budget)
+    assert batch >= 20
+    model, x, y = compiled(name, batch)
+    held = traced(plan, model, x, y)
+    fixed = sum(v.numpy().nbytes for v in model.weights + model.optimizer.variables)
+    assert 0.5 * budget < held + fixed <= budget
+
+
+def test_gradients_are_gradients(plan):
+    """Where the weights are nearly everything, the peak has a gradient of each of them at least."""
+    import keras
+
+    for name in ("mixed", "lion", "accumulated"):
+        model = compiled(name)[0]
+        held = memory.predict(model, 1)
+        half = 2 if name == "mixed" else 1
+        assert held.weights / half <= held.gradients <= 4 * held.weights, name
+        assert held.gradients > 10 * held.activations
+    norm = keras.Sequential([keras.Input((64, 64, 8)), keras.layers.BatchNormalization()])
+    assert memory.predict(norm, 16, "sgd").gradients < 1000  # its averages are no gradients
+
+
+def test_the_models_own_optimizer_is_counted_unless_another_is_named(models):
+    model = built("transformer", 4, "sgd")[0]
+    assert memory.predict(model, 4).slots == memory.predict(model, 4, "sgd").slots == 12
+    trained = graph.parameters(model, trainable=True)
+    assert memory.predict(model, 4, "adam").slots == 8 * trained + 12
+    assert memory.fits(model, MB) >= memory.fits(model, MB, "adam")
 
 
 @pytest.mark.parametrize("optimizer, each", [("sgd", 0), ("momentum", 1), ("adam", 2)])
@@ -185,7 +238,7 @@ def test_what_is_counted_says_so(models):
     held = memory.predict(models["transformer"][0], 8)
     lines = repr(held).splitlines()
     assert [row.split()[0] for row in lines[:5]] == [*held.uses, "total"]
-    assert "counted" in lines[5] and "not run" in lines[5] and "batch of 8" in lines[5]
+    assert "counted" in lines[5] and "not run" in lines[5] and "batch of 8 on a device" in lines[5]
     largest = memory.at_peak(held.trace, held.trace.devices[0])[0]
     assert held.activations > largest.bytes > 0
 
@@ -202,7 +255,7 @@ def test_fewer_slots_leave_more_to_the_batch(plan):
     import keras
 
     wide = keras.Sequential([keras.Input((1000,)), keras.layers.Dense(1000)])
-    assert memory.fits(wide, 30 * MB, "sgd") > 1.5 * memory.fits(wide, 30 * MB, "adam") > 0
+    assert memory.fits(wide, 24 * MB, "sgd") > 1.5 * memory.fits(wide, 24 * MB, "adam") > 0
 
 
 # Measured
@@ -321,6 +374,12 @@ def test_sentences(plan, tf, models):
         memory.predict(lambda x: x, 4)
     with pytest.raises(ValueError, match=r"1 kB do not hold lstm.*batch of 1.*45.2 kB of it"):
         memory.fits(model, 1000)
+    with pytest.raises(ValueError, match=r"30.1 kB, which optimizer='sgd'.*pipeline.stages"):
+        memory.fits(model, 1000)
+    with keras.RematScope("full"):
+        again = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    with pytest.raises(ValueError, match="RematScope"):
+        memory.predict(again, 4)
     for budget in (-1, 1.5, float("inf")):
         with pytest.raises(ValueError, match=f"budget={budget}"):
             memory.fits(model, budget)

@@ -388,14 +388,17 @@ with small.as_default():
 # %% [markdown]
 # ## With your own model
 #
-# `memory.predict` counts a Keras model that has been built, from the graph of its training step.
-# Nothing runs. `memory.fits` gives the largest batch for a budget, here the 8 GB of a small GPU.
+# `memory.predict` takes a Keras model that has been built, makes the graph of the step that `fit`
+# would run, with the loss, the metrics and the optimizer that `compile` was given, and counts it.
+# Nothing runs. It refuses a model whose inputs have no fixed size, or whose loops run as often as
+# the data say. `memory.fits` gives the largest batch of a device for a budget, here the 8 GB of a
+# small GPU.
 # This is the residual network from the beginning:
 
 # %% tags=["nbval-ignore-output"]
-predicted = memory.predict(model, 256, optimizer="adam")
+predicted = memory.predict(model, 256)
 print(predicted)
-print("largest batch in 8 GB:", memory.fits(model, 8e9, optimizer="adam"))
+print("largest batch in 8 GB:", memory.fits(model, 8e9))
 
 # %% [markdown]
 # The outputs of all blocks are equally large here, so the peak comes early in the backward pass,

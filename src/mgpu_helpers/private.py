@@ -229,3 +229,34 @@ def with_moments(layer: Any, mean: Any, variance: Any) -> Iterator[None]:
         yield
     finally:
         del vars(layer)["_moments"]
+
+
+def compiled_with(model: Any) -> dict[str, Any]:
+    """Give what `model.compile` was given, as it was given.
+
+    `get_compile_config` writes it down, which fails for a loss or a metric of one's own.
+    """
+    return dict(model._compile_config.config)
+
+
+def twin_of(model: Any) -> Any:
+    """Make a model of the same layers and weights that can be compiled without touching this one.
+
+    `keras.models.clone_model` makes new weights, and has no `train_step` of one's own.
+    """
+    twin = object.__new__(type(model))
+    vars(twin).update(vars(model))
+    _replace(twin, "_compile_loss", None)
+    _replace(twin, "_compile_metrics", None)
+    return twin
+
+
+def rate_and_settings(optimizer: Any) -> tuple[Any, dict[str, Any]]:
+    """Give an optimizer's rate as it was given, and its other settings.
+
+    `learning_rate` is the number that it is now, and `get_config` fails for a function.
+    """
+    bare = object.__new__(type(optimizer))
+    vars(bare).update(vars(optimizer))
+    _replace(bare, "_learning_rate", None)
+    return optimizer._learning_rate, bare.get_config()

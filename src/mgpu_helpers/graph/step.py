@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from mgpu_helpers import private
-from mgpu_helpers.wording import whole_number
+from mgpu_helpers.wording import error_line, whole_number
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class TrainingStep:
 
     concrete: Any
     weights: tuple[Any, ...]  #: all of the model's, those that are not trained too
-    slots: tuple[Any, ...]  #: the optimizer's: their shapes only, nothing is held for them
+    slots: tuple[Any, ...]  #: the optimizer's: of most their shapes only, nothing is held for them
+    states: tuple[Any, ...] = ()  #: those of the metrics, likewise
 
 
 def parameters(model: Any, *, trainable: bool = False) -> int:
@@ -68,19 +70,16 @@ def concrete_of(model_or_function: Any, *args: Any, batch: int, training: bool) 
     return function.get_concrete_function(*args)
 
 
-def training_step(
-    model: Any,
-    batch: int,
-    optimizer: Any = "adam",
-    loss: Callable[[Any], Any] | None = None,
-) -> TrainingStep:
-    """Make the graph of one training step: forward, loss, gradients, update. Nothing runs.
+def training_step(model: Any, batch: int, optimizer: Any = None) -> TrainingStep:
+    """Make the graph of what `fit` runs for a batch: the model's own `train_step`. Nothing runs.
 
-    optimizer is "adam", "sgd", "momentum" or another name that Keras knows, an optimizer, or None
-    for the model's own; it is made anew without memory for its slots, and neither it nor the model
-    is changed. loss takes the model's outputs and gives a number. Without one it is what the model
-    was compiled with, for labels like the outputs (whole numbers where the loss is a sparse one);
-    an output that was given no loss has none. For a model without any it is the outputs' mean.
+    The step is that of a twin, which shares the model's weights and is compiled as the model is:
+    its loss, metrics and optimizer. optimizer overrules the latter: "adam", "sgd", "momentum" or
+    another name that Keras knows, or an optimizer, whose settings are taken. Slots and metrics that
+    are not there yet are made without memory; model, optimizer and metrics stay as they were.
+
+    The labels are like the outputs, and whole numbers where the loss is a sparse one. A model that
+    is not compiled is trained with Adam, and one without a loss by the mean of its outputs.
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
@@ -92,19 +91,28 @@ def training_step(
 
     given = inputs_of(model, batch)
     check_single(model)
-    with tf.variable_creator_scope(_without_memory):
-        own = _twin(model, optimizer)
-        own.build(model.trainable_variables)
-    measured = loss or _loss_of(model)
-
-    def step(x: Any) -> Any:
-        with tf.GradientTape() as tape:
-            value = own.scale_loss(measured(model(x, training=True)))
-        own.apply(tape.gradient(value, model.trainable_variables), model.trainable_variables)
-        return value
-
-    concrete = tf.function(step).get_concrete_function(given)
-    return TrainingStep(concrete, tuple(model.weights), tuple(own.variables))
+    first: Exception | None = None
+    for labels in _labels(model, batch):
+        with tf.variable_creator_scope(_without_memory), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what Keras says of a step, it says in fit
+            twin = _twin(model, optimizer)
+            if model.trainable_variables and not twin.optimizer.built:
+                twin.optimizer.build(model.trainable_variables)
+            step = tf.autograph.experimental.do_not_convert(lambda x, y: twin.train_step((x, y)))  # noqa: B023
+            try:
+                concrete = tf.function(step).get_concrete_function(given, labels)
+            except Exception as error:  # whatever a loss of one's own says of such labels
+                first = first or error
+                continue
+        states = [v for metric in twin.metrics for v in metric.variables]
+        slots = tuple(twin.optimizer.variables)
+        return TrainingStep(concrete, tuple(model.weights), slots, tuple(states))
+    why = error_line(first)
+    if "custom_gradient" in why:  # what Keras's remat ends in
+        why += " A keras.RematScope does not work with TensorFlow: make the model without it."
+    raise ValueError(
+        f"a step of the model {model.name!r} cannot be made for labels like its outputs: {why}"
+    ) from first
 
 
 def is_model(what: Any) -> bool:
@@ -164,24 +172,50 @@ def inputs_of(model: Any, batch: int) -> Any:
                 f"the model {model.name!r} takes inputs of shape {shape}, which do not say what a "
                 f"batch of {batch} is: give keras.Input every size except the batch."
             )
-    specs = [tf.TensorSpec((batch, *shape[1:]), dtype) for shape, dtype in given]
-    if len(specs) == 1:
-        return specs[0]
-    structure = model.input if isinstance(model, keras.Function) else specs
-    return keras.tree.pack_sequence_as(structure, specs)
+    return _packed(model, [tf.TensorSpec((batch, *shape[1:]), dtype) for shape, dtype in given])
+
+
+def _packed(model: Any, inputs: list[Any]) -> Any:
+    """Give a model's inputs as it takes them: one, a list, a dict."""
+    import keras
+
+    if isinstance(model, keras.Function):
+        return keras.tree.pack_sequence_as(model.input, inputs)
+    return inputs[0] if len(inputs) == 1 else inputs
 
 
 def _twin(model: Any, wanted: Any) -> Any:
-    """Make the optimizer that is wanted anew, of the same settings."""
+    """Make a model of the same weights, compiled anew as the model is; the model is not touched."""
     import keras
 
-    if wanted is None and (wanted := getattr(model, "optimizer", None)) is None:
-        raise ValueError(
-            f"the model {model.name!r} was not compiled and has no optimizer: name one, such as "
-            "optimizer='adam'."
-        )
+    settings = private.compiled_with(model) if model.compiled else {}
+    own = model.optimizer if model.compiled and wanted is None else None
+    if own is not None:
+        made = own if own.built else _anew(own)
+    else:
+        made = _named(wanted or "adam")
+    for kind in ("metrics", "weighted_metrics"):
+        settings[kind] = keras.tree.map_structure(_metric_anew, settings.get(kind))
+    if settings.get("loss") is None:
+        settings["loss"] = _mean
+    settings |= {"optimizer": made, "auto_scale_loss": own is None, "jit_compile": False}
+    twin = private.twin_of(model)
+    keras.Model.compile(twin, **settings)
+    return twin
+
+
+def _mean(labels: Any, outputs: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.reduce_mean(outputs)
+
+
+def _named(wanted: Any) -> Any:
+    """Make the optimizer that is wanted."""
+    import keras
+
     if isinstance(wanted, keras.optimizers.Optimizer):
-        return type(wanted).from_config(wanted.get_config())
+        return _anew(wanted)
     if wanted == "momentum":
         return keras.optimizers.SGD(momentum=0.9)
     try:
@@ -191,6 +225,70 @@ def _twin(model: Any, wanted: Any) -> Any:
             f"optimizer={wanted!r} is not known to Keras: use 'adam', 'sgd', 'momentum' or a "
             "keras.optimizers.Optimizer."
         ) from None
+
+
+def _anew(optimizer: Any) -> Any:
+    """Make an optimizer of the same settings; its rate may be one that Keras cannot make anew."""
+    try:
+        return type(optimizer).from_config(optimizer.get_config())
+    except Exception:
+        if inner := getattr(optimizer, "inner_optimizer", None):
+            return type(optimizer)(_anew(inner))
+        rate, settings = private.rate_and_settings(optimizer)
+        made = type(optimizer).from_config(settings)
+        made.learning_rate = rate
+        return made
+
+
+def _metric_anew(metric: Any) -> Any:
+    """Make a metric anew: one may make its variables in its first step."""
+    import keras
+
+    if not isinstance(metric, keras.metrics.Metric):
+        return metric
+    try:
+        return type(metric).from_config(metric.get_config())
+    except Exception:  # a class of one's own that takes other arguments
+        return metric
+
+
+def _labels(model: Any, batch: int) -> list[Any]:
+    """Describe the labels of a batch: as the losses say, then whole numbers for all outputs."""
+    import keras
+    import tensorflow as tf
+
+    given = [keras.KerasTensor(i.shape, i.dtype) for i in getattr(model, "inputs", None) or ()]
+    if given:  # a functional model knows its outputs for these
+        given = _packed(model, given)
+    else:
+        given = keras.tree.map_structure(
+            lambda x: keras.KerasTensor(x.shape, x.dtype.name), inputs_of(model, batch)
+        )
+    outputs = model.compute_output_spec(given)
+
+    def label(output: Any, loss: Any) -> Any:
+        shape, dtype = (batch, *output.shape[1:]), keras.config.floatx()
+        if _sparse(loss):
+            shape, dtype = shape[:-1], "int32"
+        return tf.TensorSpec(shape, dtype)
+
+    flat, losses = keras.tree.flatten(outputs), getattr(model, "loss", None)
+    if isinstance(losses, dict):
+        keys = sorted(outputs) if isinstance(outputs, dict) else []
+        names = keys if {*keys} & {*losses} else model.output_names
+        losses = [losses.get(name) for name in names]
+    elif not isinstance(losses, (list, tuple)):
+        losses = [losses] * len(flat)
+    each = [losses, ["sparse"] * len(flat)]
+    return [
+        keras.tree.pack_sequence_as(outputs, [label(*pair) for pair in zip(flat, some)])  # noqa: B905
+        for some in each
+    ]
+
+
+def _sparse(loss: Any) -> bool:
+    names = [getattr(loss, "__name__", loss), *(each.__name__ for each in type(loss).__mro__)]
+    return any("sparse" in str(name).lower() for name in names)
 
 
 def _without_memory(create: Callable[..., Any], **settings: Any) -> Any:
@@ -203,30 +301,3 @@ def _without_memory(create: Callable[..., Any], **settings: Any) -> Any:
         value = tf.convert_to_tensor(initial(), settings.get("dtype"))
     kept = {name: settings.get(name) for name in ("trainable", "name")}
     return private.variable_without_value(shape=value.shape, dtype=value.dtype, **kept)
-
-
-def _loss_of(model: Any) -> Callable[[Any], Any]:
-    """Give the loss of a compiled model as a function of its outputs; else their mean."""
-    import keras
-    import tensorflow as tf
-
-    def each(loss: Any, output: Any) -> Any:
-        loss = keras.losses.get(loss)
-        name = getattr(loss, "__name__", type(loss).__name__)
-        shape, dtype = output.shape, output.dtype
-        if "sparse" in name.lower():
-            shape, dtype = shape[:-1], tf.int32
-        return tf.reduce_mean(loss(tf.compat.v1.placeholder(dtype, shape), output))
-
-    def measured(outputs: Any) -> Any:
-        flat, losses = tf.nest.flatten(outputs), getattr(model, "loss", None)
-        if isinstance(losses, dict):
-            keys = sorted(outputs) if isinstance(outputs, dict) else []
-            names = keys if {*keys} & {*losses} else model.output_names
-            losses = [losses.get(name) for name in names]
-        elif not isinstance(losses, (list, tuple)):
-            losses = [losses] * len(flat)
-        found = [each(*pair) for pair in zip(losses, flat, strict=True) if pair[0] is not None]
-        return tf.add_n([*(found or map(tf.reduce_mean, flat)), *model.losses])
-
-    return measured

@@ -14,8 +14,8 @@ from mgpu_helpers.wording import counted, size_text
 # What changes a gradient number by number, or only its shape, on its way to the optimizer.
 _PASSING = {
     "Identity", "IdentityN", "Reshape", "Cast", "CheckNumerics", "AddN", "Add", "AddV2", "Sub",
-    "Mul", "RealDiv", "Square", "Sqrt", "Rsqrt", "Neg", "Maximum", "Minimum", "ConcatV2", "Split",
-    "SplitV",
+    "Mul", "RealDiv", "Square", "Sqrt", "Rsqrt", "Neg", "Sign", "Maximum", "Minimum", "ConcatV2",
+    "Split", "SplitV",
 }  # fmt: skip
 _UPDATES = ("ResourceApply", "ResourceSparseApply", "Apply", "SparseApply", "AssignSub",
             "AssignAdd")  # fmt: skip
@@ -26,7 +26,9 @@ class Held:
     """The bytes that a training step holds at its peak, by what they are for."""
 
     weights: int
-    slots: int  #: what the optimizer keeps for each weight: Adam two numbers, momentum one
+    #: what the optimizer keeps for each weight: Adam two numbers, momentum one, one more where it
+    #: accumulates gradients
+    slots: int
     gradients: int  #: those of weights, and what the optimizer makes of them
     activations: int  #: what the backward pass needs, and the gradients on their way through
     scratch: int = 0  #: what a library borrows while an operation runs
@@ -112,16 +114,29 @@ def by_use(
 
 
 def _into_optimizer(trace: Trace) -> set[str]:
-    """Name the optimizer's operations, and those whose results flow there number by number."""
+    """Name the optimizer's operations, and those whose results flow there number by number.
+
+    A plain assignment is the optimizer's where a gradient flows into it: in Lion and where
+    gradients are accumulated, but not in the averages of a BatchNormalization.
+    """
     kinds = {op.name: op.type for op in trace.ops}
     makers = defaultdict(list)
     for maker, user in set(trace.edges) - set(trace.waits):
         makers[user].append(maker)
-    ahead = [name for name, kind in kinds.items() if kind.startswith(_UPDATES)]
-    found = set(ahead)
-    while ahead:
-        for maker in makers[ahead.pop()]:
-            if maker not in found:
-                found.add(maker)
-                ahead += [maker] if kinds.get(maker) in _PASSING else []
+
+    def feeding(name: str) -> set[str]:
+        found, ahead = {name}, [name]
+        while ahead:
+            for maker in makers[ahead.pop()]:
+                if maker not in found:
+                    found.add(maker)
+                    ahead += [maker] if kinds.get(maker) in _PASSING else []
+        return found
+
+    found: set[str] = set()
+    for name, kind in kinds.items():
+        if kind.startswith(("AssignVariableOp", *_UPDATES)):
+            fed = feeding(name)
+            if kind != "AssignVariableOp" or any("gradient" in each for each in fed):
+                found |= fed
     return found

@@ -1,14 +1,16 @@
 """What a step would hold over time, from its graph: each operation in turn, nothing runs.
 
-An operation takes a buffer for each result, unless it hands on one that it was given, or writes
-over one that nobody else needs. A buffer is given back after the last operation that needs it.
-A round of a loop begins before the last one has ended; how many overlap, nobody knows before.
+Operations run in the order in which TensorFlow starts them. One takes a buffer for each result,
+unless it hands on one that it was given, or writes over one that nobody else needs. A buffer is
+given back after the last operation that needs it. A round of a loop begins before the last one has
+ended; how many overlap, nobody knows before, nor which of two branches is taken.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Any
 
 from mgpu_helpers.graph import walk
@@ -24,7 +26,7 @@ _FREE = {
 }  # fmt: skip
 # What gives its input, seen in another way.
 _SAME = {
-    "CheckNumerics", "ExpandDims", "Identity", "IdentityN", "PreventGradient", "Reshape",
+    "Bitcast", "CheckNumerics", "ExpandDims", "Identity", "IdentityN", "PreventGradient", "Reshape",
     "Snapshot", "Squeeze", "StopGradient", "TensorListPushBack", "TensorListResize",
     "TensorListSetItem",
 }  # fmt: skip
@@ -37,7 +39,28 @@ _OVER = {
     "SelectV2", "Selu", "SeluGrad", "Sigmoid", "SigmoidGrad", "Sign", "Softmax", "Softplus",
     "SoftplusGrad", "Sqrt", "SqrtGrad", "Square", "SquaredDifference", "Sub", "Tanh", "TanhGrad",
 }  # fmt: skip
+_OVER_ON_CPU = {"MaxPoolGrad"}  # and not on a GPU
+# What writes its second result, the gradient, over its first input.
+_OVER_SECOND = {"SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"}
+# What has no more numbers than the largest of its inputs.
+_NO_MORE = _OVER | _SAME | {"Cast", "IsFinite", "UnsortedSegmentSum"}
 _PUSHES = {"TensorListPushBack", "TensorListSetItem"}
+
+
+@dataclass(eq=False)
+class _Node:
+    """An operation as it runs: functions and branches are entered, a loop is one operation."""
+
+    name: str
+    op: Any
+    inputs: list[Tensor | None]  # None: a loop's state
+    after: list[_Node]  # what it waits for
+    numbers: list[int]  # of each output
+    bytes: list[int] = field(default_factory=list)  # likewise; a loop's lists with what they hold
+    inside: int = 0  # bytes that it takes only while it runs
+
+
+Tensor = tuple[_Node, int]  # what makes it, and which of its outputs it is
 
 
 @dataclass(eq=False)
@@ -49,60 +72,142 @@ class _Buffer:
     end: float | None = None
 
 
-def counted(graph: Any, overlap: float = 0.75) -> Trace:
+def counted(graph: Any, overlap: float = 0.75, broad: bool = False) -> Trace:
     """Give a function's graph as the trace of a step: one tick an operation, all on one device.
 
     overlap is the share, 0 to 1, of the rounds that may run at once in a loop and do. In an LSTM's
-    way back it was two thirds to all of them, less at a batch of 8 or fewer.
+    way back it was two thirds to all of them, less at a batch of 8 or fewer. At 0 the smaller of
+    two branches is taken too, else the larger. broad is the order in which TensorFlow starts
+    operations on a GPU, instead of that on a CPU.
     """
-    ops = walk.live(graph).ops
-    names = {op.name for op in ops}
-    edges = [(t.op.name, op.name) for op in ops for t in op.inputs if t.op.name in names]
-    waits = [(b.name, op.name) for op in ops for b in op.control_inputs if b.name in names]
+    nodes, outputs = _entered(graph, None, Values(graph), overlap)
+    nodes = _in_order(nodes, broad)
+    edges = {(given[0].name, n.name) for n in nodes for given in n.inputs if given}
+    waits = {(before.name, n.name) for n in nodes for before in n.after} - edges
     found = [
         Allocation(b.maker, DEVICE, b.bytes, b.start, b.end)
-        for b in _buffers(graph, None, Values(graph), overlap)[0]
+        for b in _buffers(nodes, outputs, _OVER if broad else _OVER | _OVER_ON_CPU)[0]
         if b.bytes
     ]
     return Trace(
-        tuple(Op(op.name, op.type, DEVICE, i, 1.0) for i, op in enumerate(ops)), (),
-        {DEVICE: curve(found)}, tuple(edges + waits), tuple(found), tuple(waits),
+        tuple(Op(n.name, n.op.type, DEVICE, i, 1.0) for i, n in enumerate(nodes)), (),
+        {DEVICE: curve(found)}, tuple(edges | waits), tuple(found), tuple(waits),
     )  # fmt: skip
 
 
+def _entered(
+    graph: Any, outputs: set[int] | None, values: Values, overlap: float,
+    given: Sequence[Tensor | None] = (), before: Sequence[_Node] = (), within: str = "",
+) -> tuple[list[_Node], list[Tensor | None]]:  # fmt: skip
+    """List what runs in a graph, functions and one branch entered, and what it gives."""
+    nodes: list[_Node] = []
+    alive = walk.live(graph, outputs)
+    of = {t.name: each for t, each in zip(graph.inputs, given)}  # noqa: B905  a loop has none
+    ends: dict[str, Sequence[_Node]] = {}
+    for op in alive.ops:
+        if op.outputs and op.outputs[0].name in of:  # what the function was given
+            continue
+        inputs = [of.get(tensor.name) for tensor in op.inputs]
+        after = [*before, *(n for b in op.control_inputs for n in ends.get(b.name, ()))]
+        used = alive.outputs.get(op.name, set())
+        if op.type in CALLS | BRANCHES:
+            chosen = int(op.type in BRANCHES)  # by the first input, and nothing begins before it
+            after += [tensor[0] for tensor in inputs[:chosen] if tensor]
+            ways = [
+                _entered(inner, used, values.inside(inner, op.inputs[chosen:]), overlap,
+                         inputs[chosen:], after, f"{within}{op.name}/{i}/")
+                for i, inner in enumerate(called(op))
+            ]  # fmt: skip
+            chosen_by = max if overlap else min
+            found, made = chosen_by(ways, key=lambda way: sum(sum(n.bytes) for n in way[0]))
+            nodes += found
+            waited = {each for n in found for each in n.after}
+            ends[op.name] = [n for n in found if n not in waited] or after
+            of.update(zip((t.name for t in op.outputs), made, strict=True))
+            continue
+        after += [tensor[0] for tensor in inputs if tensor]
+        node = _Node(within + op.name, op, inputs, after, [_numbers(t, inputs) for t in op.outputs])
+        node.bytes = [n * t.dtype.size for n, t in zip(node.numbers, op.outputs, strict=True)]
+        if op.type in LOOPS:
+            node.inside, grown = _loop(op, used, values, overlap)
+            node.bytes = [size + grown.get(i, 0) for i, size in enumerate(node.bytes)]
+        elif op.type == "TensorListFromTensor":  # its elements are copies
+            node.bytes = [_numbers(op.inputs[0], ()) * op.inputs[0].dtype.size]
+        nodes.append(node)
+        ends[op.name] = [node]
+        of.update({tensor.name: (node, i) for i, tensor in enumerate(op.outputs)})
+    return nodes, [of.get(tensor.name) for tensor in graph.outputs]
+
+
+def _in_order(nodes: list[_Node], broad: bool) -> list[_Node]:
+    """List operations as TensorFlow's executor starts them.
+
+    What costs nothing runs at once, and what waits for nothing first. Then a thread goes on with
+    the first operation that became ready by the last one, and leaves the others for later: above
+    all the gradients of weights. To the executor a GPU's operations cost nothing: each waits its
+    turn.
+    """
+    waits = {n: len({*n.after}) for n in nodes}
+    then = defaultdict(list)
+    for n in nodes:
+        for before in {*n.after}:
+            then[before].append(n)
+    order: list[_Node] = []
+
+    def run(several: Iterable[_Node]) -> list[_Node]:
+        """Run these, and after each what costs nothing; give what becomes ready."""
+        ahead, ready = deque(several), []
+        while ahead:
+            order.append(node := ahead.popleft())
+            for n in then[node]:
+                waits[n] -= 1
+                if not waits[n]:
+                    (ahead if n.op.type in _FREE | _SAME else ready).append(n)
+        return ready
+
+    first = [n for n in nodes if not n.after]
+    free = [n for n in first if n.op.type in _FREE]
+    ready = run(free) + [n for n in first if n.op.type not in _FREE]
+    later = deque(run(ready))
+    while later:
+        new = run([later.popleft()])
+        later.extend(new) if broad else later.extendleft(reversed(new))
+    return order
+
+
 def _buffers(
-    graph: Any, outputs: set[int] | None, values: Values, overlap: float
-) -> tuple[list[_Buffer], dict[str, Any]]:
+    nodes: list[_Node], outputs: Iterable[Tensor | None], over: Set[str] = _OVER
+) -> tuple[list[_Buffer], dict[Tensor, Any]]:
     """List the buffers in the order in which they are taken; and the one of each tensor."""
-    alive, made, of = walk.live(graph, outputs), [], {}
-    users = Counter(tensor.name for op in alive.ops for tensor in op.inputs)
-    users.update(t.name for i, t in enumerate(graph.outputs) if outputs is None or i in outputs)
-    for now, op in enumerate(alive.ops):
-        given = [of.get(tensor.name) for tensor in op.inputs]
-        inside, grown = _inside(op, alive.outputs.get(op.name, set()), values, overlap)
-        made.append(_Buffer(f"{op.name}/inside", inside, now, end=now))
-        for i, tensor in enumerate(op.outputs):
-            new = _Buffer(op.name, _bytes(tensor) + grown.get(i, 0), now)
-            if op.type == "TensorListFromTensor":  # its elements are copies
-                new.bytes = _bytes(op.inputs[0])
-            kept = _handed_on(op, i, new, given)
+    made: list[_Buffer] = []
+    of: dict[Tensor | None, _Buffer | None] = {None: None}
+    users = Counter(tensor for node in nodes for tensor in node.inputs)
+    users.update(outputs)
+    for now, node in enumerate(nodes):
+        given = [of.get(tensor) for tensor in node.inputs]
+        made.append(_Buffer(f"{node.name}/inside", node.inside, now, end=now))
+        for i, size in enumerate(node.bytes):
+            new = _Buffer(node.name, size, now)
+            kept = _handed_on(node.op, i, new, given, over)
             if kept is new:
                 made.append(new)
             if kept:
-                kept.users += users[tensor.name]
-            of[tensor.name] = kept
-        if op.type in _PUSHES:  # the list has it now
+                kept.users += users[node, i]
+            of[node, i] = kept
+        if node.op.type in _PUSHES:  # the list has it now
             given.pop()
         for buffer in given:
             if buffer:
                 buffer.users -= 1
-        for buffer in {*given, *(of[tensor.name] for tensor in op.outputs)} - {None}:
+        for buffer in {*given, *(of[node, i] for i in range(len(node.bytes)))} - {None}:
             if not buffer.users:
                 buffer.end = now + 0.5
     return made, of
 
 
-def _handed_on(op: Any, i: int, new: _Buffer, given: list[_Buffer | None]) -> _Buffer | None:
+def _handed_on(
+    op: Any, i: int, new: _Buffer, given: list[_Buffer | None], over: Set[str]
+) -> _Buffer | None:
     """Give the buffer of an output: one that it was given, the new one, or None of its own."""
     if op.type in _FREE:
         return None
@@ -110,27 +215,22 @@ def _handed_on(op: Any, i: int, new: _Buffer, given: list[_Buffer | None]) -> _B
         return given[i if op.type == "IdentityN" else 0]
     if op.type in LOOPS and op.inputs[i].dtype.name == "variant" and not new.bytes:
         return given[i]  # a list that goes round as it is
-    if op.type in _OVER:
+    if op.type in over or op.type in _OVER_SECOND and i == 1:
         for buffer in given:
             if buffer and buffer.users == 1 and buffer.bytes == new.bytes:
                 return buffer
     return new
 
 
-def _inside(
+def _loop(
     op: Any, outputs: set[int], values: Values, overlap: float
 ) -> tuple[int, dict[int, int]]:
-    """Count what an operation takes only while it runs a function; and what its lists grow by."""
-    if op.type in CALLS | BRANCHES:
-        given = op.inputs[1:] if op.type in BRANCHES else op.inputs
-        inner = [(graph, values.inside(graph, given)) for graph in called(op)]
-        most = max(_most(_buffers(g, outputs, known, overlap)[0]) for g, known in inner)
-        return max(0, most - sum(map(_bytes, op.outputs))), {}
-    if op.type not in LOOPS:
-        return 0, {}
+    """Count what a loop takes only while it runs; and what its lists grow by."""
     body, around = called(op)[1], walk.carried(op, outputs)
-    made, of = _buffers(body, around, values.round(op), overlap)
-    grown = {i: sum(b.bytes for b in each) for i, each in _pushed(body, around, of).items()}
+    nodes, gives = _entered(body, around, values.round(op), overlap)
+    made, of = _buffers(nodes, [gives[i] for i in around])
+    by_name = {t.name: of[n, i] for n in nodes for i, t in enumerate(n.op.outputs)}
+    grown = {i: sum(b.bytes for b in each) for i, each in _pushed(body, around, by_name).items()}
     rounds, _ = values.loop(op)
     if rounds is None:
         raise Unknown(f"the loop {op.name} runs as often as its data say.")
@@ -164,12 +264,15 @@ def _most(buffers: list[_Buffer]) -> int:
     return max(live for _, live in curve(spans))
 
 
-def _bytes(tensor: Any) -> int:
+def _numbers(tensor: Any, inputs: Sequence[Tensor | None]) -> int:
+    """Count the numbers in a tensor; where data decide, as in a sparse gradient, at most."""
     if tensor.dtype.name in ("resource", "variant", "string"):
         return 0
     size = tensor.shape.num_elements()
+    if size is None and tensor.shape.rank == 1:  # a shape, or a list of axes
+        return 0
+    if size is None and tensor.op.type in _NO_MORE:
+        size = max((node.numbers[i] for node, i in filter(None, inputs)), default=None)
     if size is None:
-        if tensor.shape.rank == 1:  # a shape, or a list of axes
-            return 0
         raise Unknown(f"{tensor.op.name} gives a tensor of shape {tensor.shape}.")
-    return size * tensor.dtype.size
+    return size

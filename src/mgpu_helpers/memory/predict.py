@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,8 +16,8 @@ from mgpu_helpers.memory.liveness import DEVICE, counted
 from mgpu_helpers.trace.step import Trace
 from mgpu_helpers.wording import size_text, whole_number
 
-# The order in which a step runs is not that of its graph: traced steps of MobileNetV2, a residual
-# network and a Transformer held up to 14 % more than was counted (benchmarks/predictions.py).
+# Threads may take operations in a slightly different order: traced steps of twenty models held 17 %
+# less to 9 % more than was counted (tests/keras_models.py).
 MARGIN = 0.2
 _PROBES = 13, 29  # no size of a layer, which might be taken for that of a batch
 
@@ -35,25 +36,32 @@ class Predicted(Held):
 
     def __repr__(self) -> str:
         return (
-            f"{super().__repr__()}\ncounted for a batch of {self.batch}, not run: about "
-            f"{size_text(self.total)}, in a range of {size_text(self.low)} to "
+            f"{super().__repr__()}\ncounted for a batch of {self.batch} on a device, not run: "
+            f"about {size_text(self.total)}, in a range of {size_text(self.low)} to "
             f"{size_text(self.high)}"
         )
 
 
-def predict(model: Any, batch: int, optimizer: Any = "adam") -> Predicted:
-    """Count the bytes that a training step on one device would hold at its peak; nothing runs.
+def predict(model: Any, batch: int, optimizer: Any = None) -> Predicted:
+    """Count the bytes that a step of `fit` on one device would hold at its peak; nothing runs.
 
-    optimizer is "adam", "sgd", "momentum", another that Keras knows, or None for the model's own.
-    Weights and slots are exact. The rest is what the step's graph holds when its operations run
-    one after another, in the order in which they were made. A real step runs them in another
-    order, so this is about what it holds. The range is the weights' bytes (a gradient may be used
-    up early, or have to wait) and a fifth of the rest to both sides, and what the rounds of a loop
-    hold when none or all of them overlap.
+    batch is what one device gets: where several train together, its share of the whole batch. The
+    step is what the model was compiled for, with its loss, metrics, precision and own optimizer;
+    Adam where it was not compiled. optimizer overrules it: "adam", "sgd", "momentum", another name
+    that Keras knows, or a keras.optimizers.Optimizer.
 
-    Not in it: the batch that is fed, what a library borrows while an operation runs (im2col
-    without oneDNN, cuDNN's workspace), and what a `train_step` of your own does besides. Where a
-    step can be run, `measure` is nearer.
+    Weights and slots are exact; what `gradient_accumulation_steps` adds up counts with the slots,
+    which are held all the time. The rest is what the step's graph holds when its operations run in
+    the order in which TensorFlow starts them on a CPU. The range begins a fifth below what they
+    hold in that order or in the one on a GPU, whichever is less, with the smaller branch where a
+    step has two (one that only accumulates, or is skipped for its loss scale), and no overlap
+    of a loop's rounds. It ends a fifth above whichever is more, with the larger branch and all
+    rounds at once.
+
+    Not in it: the batch that is fed, sample weights, what a library borrows while an operation runs
+    (im2col without oneDNN, cuDNN's workspace), and what XLA saves. A model made in a
+    `keras.RematScope` is refused, as `fit` refuses it: Keras's recomputation does not work in a
+    TensorFlow graph. Where a step can be run, `measure` is nearer.
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input((30,)), keras.layers.Dense(20)])
@@ -61,22 +69,23 @@ def predict(model: Any, batch: int, optimizer: Any = "adam") -> Predicted:
     weights      2.48 kB
     slots        2.49 kB
     gradients    ...
-    counted for a batch of 64, not run: about ...
+    counted for a batch of 64 on a device, not run: about ...
     """
-    traces, own = _steps(model, batch, optimizer)
-    held, fixed = by_use(traces[1], DEVICE, **own), sum(own.values())
-    low, high = _range([trace.peak(DEVICE) for trace in traces], held.weights)
+    traces, own, states = _steps(model, batch, optimizer)
+    held, fixed = by_use(traces[0], DEVICE, **own), sum(own.values()) + states
+    low, high = _range([trace.peak(DEVICE) for trace in traces])
+    uses = held.uses | {"activations": held.activations + states}
     return Predicted(
-        **held.uses, batch=batch, low=fixed + max(0, round(low)), high=fixed + round(high),
-        trace=traces[1],
-    )  # fmt: skip
+        **uses, batch=batch, low=fixed + round(low), high=fixed + round(high), trace=traces[0]
+    )
 
 
-def fits(model: Any, budget: float, optimizer: Any = "adam") -> int:
-    """Give the largest batch whose training step fits into a budget of bytes, by `predict`.
+def fits(model: Any, budget: float, optimizer: Any = None) -> int:
+    """Give the largest batch on a device whose step of `fit` fits into a budget of bytes.
 
-    What counts is the upper end of the range that `predict` gives. At each moment a step holds a
-    number of bytes, and so many more for each example; two batches tell both numbers.
+    It is what one device may get; n devices that train together take n times as many. What counts
+    is the upper end of the range that `predict` gives. At each moment a step holds a number of
+    bytes, and so many more for each example; two batches tell both numbers.
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input((30,)), keras.layers.Dense(20)])
@@ -88,19 +97,22 @@ def fits(model: Any, budget: float, optimizer: Any = "adam") -> int:
         budget = int(budget)
     budget = whole_number("budget", budget, "a number of bytes", 0)
     probes = [_steps(model, batch, optimizer) for batch in _PROBES]
-    own = probes[0][1]
-    fixed = own["weights"] + own["slots"]
-    moments = [[_moments(trace) for trace in traces] for traces, _ in probes]
+    _, own, states = probes[0]
+    fixed = sum(own.values()) + states
+    moments = [[_moments(trace) for trace in traces] for traces, *_ in probes]
 
     def high(batch: int) -> int:
         peaks = [_at(batch, a, b) for a, b in zip(*moments, strict=True)]
-        return fixed + round(_range(peaks, own["weights"])[1])
+        return fixed + round(_range(peaks)[1])
 
-    if high(1) > budget:
+    if (least := high(1)) > budget:
         raise ValueError(
             f"{size_text(budget)} do not hold {model.name}: a batch of 1 may take "
-            f"{size_text(high(1))}, weights and slots {size_text(fixed)} of it: use a smaller "
-            "model, or an optimizer with fewer slots."
+            f"{size_text(least)}, weights and slots {size_text(fixed)} of it. Slots take "
+            f"{size_text(own['slots'])}, which optimizer='sgd' does without; "
+            "keras.config.set_dtype_policy('mixed_bfloat16') halves most of the other "
+            f"{size_text(least - fixed)}; pipeline.stages splits the layers, here over "
+            f"{math.ceil(least / max(1, budget)):,} such devices or more."
         )
     batch = 1
     while high(2 * batch) <= budget:
@@ -111,29 +123,31 @@ def fits(model: Any, budget: float, optimizer: Any = "adam") -> int:
     return batch
 
 
-def _steps(model: Any, batch: int, optimizer: Any) -> tuple[list[Trace], dict[str, int]]:
-    """Count a step whose loops overlap not at all, mostly and wholly; and what stays between."""
+def _steps(model: Any, batch: int, optimizer: Any) -> tuple[list[Trace], dict[str, int], int]:
+    """Count a step as it is likely to run, and with the least and most at once; and what stays."""
     import tensorflow as tf
 
     step = training_step(model, batch, optimizer)
+    graph = step.concrete.graph
+    varies = {op.type for op in graph.get_operations()} & (LOOPS | CALLS | BRANCHES)
     try:
-        traces = [counted(step.concrete.graph)] * 3
-        if {op.type for op in traces[0].ops} & (LOOPS | CALLS | BRANCHES):
-            traces = [counted(step.concrete.graph, overlap) for overlap in (0, 0.75, 1)]
+        traces = [counted(graph), counted(graph, broad=True)]
+        if varies:
+            traces[1:] = [counted(graph, share, order) for share in (0, 1) for order in (0, 1)]
     except Unknown as reason:
         raise ValueError(
             f"what {model.name} holds cannot be counted: {reason} Trace steps of it, with "
             "memory.measure."
         ) from None
-    weights, slots = (
+    weights, slots, states = (
         sum(v.shape.num_elements() * tf.as_dtype(v.dtype).size for v in each)
-        for each in (step.weights, step.slots)
+        for each in (step.weights, step.slots, step.states)
     )
-    return traces, {"weights": weights, "slots": slots}
+    return traces, {"weights": weights, "slots": slots}, states
 
 
-def _range(peaks: Sequence[float], weights: int) -> tuple[float, float]:
-    return (1 - MARGIN) * peaks[0] - weights, (1 + MARGIN) * peaks[-1] + weights
+def _range(peaks: Sequence[float]) -> tuple[float, float]:
+    return (1 - MARGIN) * min(peaks), (1 + MARGIN) * max(peaks)
 
 
 def _moments(trace: Trace) -> np.ndarray:
