@@ -110,7 +110,7 @@ def _gpu(pynvml: Any, index: int) -> Gpu:
         index=index,
         name=_text(ask("nvmlDeviceGetName")) or "a GPU that does not say its name",
         uuid=_text(ask("nvmlDeviceGetUUID")),
-        pci_bus_id=None if pci is None else bus_id(_text(pci.busId)),
+        pci_bus_id=None if pci is None else bus_id(_text(pci.busId) or ""),
         memory_total=None if memory is None else memory.total,
         memory_used=None if memory is None else memory.used,
         memory_free=None if memory is None else memory.free,

@@ -13,7 +13,7 @@ from mgpu_helpers.files import replacing
 from mgpu_helpers.wording import signal_name
 
 #: What a job runs: a program and its arguments.
-Command = Sequence[str | os.PathLike]
+Command = Sequence[str | os.PathLike[str]]
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Report:
         """Say whether every job is done, in this run or before it."""
         return all(job.ok for job in self.jobs)
 
-    def save(self, path: str | os.PathLike) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write the jobs to a file, a line of JSON each: `pandas.read_json(path, lines=True)`.
 
         The columns are the name, status, returncode, seconds, kind and devices of the job, its

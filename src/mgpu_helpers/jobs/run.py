@@ -26,7 +26,7 @@ def run(
     per_device: int = 1,
     devices_each: int = 1,
     time_limit: float | None = None,
-    logs: str | os.PathLike = "logs",
+    logs: str | os.PathLike[str] = "logs",
     names: Sequence[str] | None = None,
     skip_done: bool = False,
     progress: bool = True,

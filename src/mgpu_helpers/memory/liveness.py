@@ -74,7 +74,8 @@ def _buffers(
     graph: Any, outputs: set[int] | None, values: Values, overlap: float
 ) -> tuple[list[_Buffer], dict[str, Any]]:
     """List the buffers in the order in which they are taken; and the one of each tensor."""
-    alive, made, of = walk.live(graph, outputs), [], {}
+    alive, made = walk.live(graph, outputs), list[_Buffer]()
+    of: dict[str, _Buffer | None] = {}
     users = Counter(tensor.name for op in alive.ops for tensor in op.inputs)
     users.update(t.name for i, t in enumerate(graph.outputs) if outputs is None or i in outputs)
     for now, op in enumerate(alive.ops):
@@ -96,8 +97,8 @@ def _buffers(
         for buffer in given:
             if buffer:
                 buffer.users -= 1
-        for buffer in {*given, *(of[tensor.name] for tensor in op.outputs)} - {None}:
-            if not buffer.users:
+        for buffer in {*given, *(of[tensor.name] for tensor in op.outputs)}:
+            if buffer and not buffer.users:
                 buffer.end = now + 0.5
     return made, of
 

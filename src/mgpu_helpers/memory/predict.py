@@ -64,7 +64,8 @@ def predict(model: Any, batch: int, optimizer: Any = "adam") -> Predicted:
     counted for a batch of 64, not run: about ...
     """
     traces, own = _steps(model, batch, optimizer)
-    held, fixed = by_use(traces[1], DEVICE, **own), sum(own.values())
+    held = by_use(traces[1], DEVICE, **own)
+    fixed = sum(own.values())
     low, high = _range([trace.peak(DEVICE) for trace in traces], held.weights)
     return Predicted(
         **held.uses, batch=batch, low=fixed + max(0, round(low)), high=fixed + round(high),
@@ -111,7 +112,7 @@ def fits(model: Any, budget: float, optimizer: Any = "adam") -> int:
     return batch
 
 
-def _steps(model: Any, batch: int, optimizer: Any) -> tuple[list[Trace], dict[str, int]]:
+def _steps(model: Any, batch: int, optimizer: Any) -> tuple[list[Trace], dict[str, Any]]:
     """Count a step whose loops overlap not at all, mostly and wholly; and what stays between."""
     import tensorflow as tf
 

@@ -106,7 +106,8 @@ def train_step(
         with tf.device(HOST):
             return train(*tf.nest.map_structure(tf.convert_to_tensor, (x, y, *weights)))
 
-    step.get_concrete_function = train.get_concrete_function  # so a trace has the towers' names
+    # So that a trace has the names of the towers.
+    vars(step)["get_concrete_function"] = train.get_concrete_function
     return step
 
 

@@ -89,8 +89,10 @@ def _back(
     while at > start:
         ready = start if cause < 0 else min(at, max(start, tasks[cause].end))
         if at > ready:  # all was there
-            ends = tasks[i].device + tasks[cause].device if i is not None and cause >= 0 else ""
-            crossed = "/GPU" in ends and tasks[i].device != tasks[cause].device
+            crossed = False
+            if i is not None and cause >= 0:
+                ends = tasks[i].device, tasks[cause].device
+                crossed = "/GPU" in "".join(ends) and ends[0] != ends[1]
             yield ready, at, COPY if crossed else OVERHEAD
         if cause < 0:
             return

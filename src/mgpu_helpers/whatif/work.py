@@ -79,7 +79,8 @@ def tasks_of(step: Trace) -> list[Task]:
         before[place[user]].add(place[maker])
     for maker, user in step.waits:
         waits[place[user]].add(place[maker])
-    on_gpu, free = any(d.startswith("/GPU") for d in step.devices), defaultdict(float)
+    on_gpu = any(d.startswith("/GPU") for d in step.devices)
+    free: dict[str, float] = defaultdict(float)
     tasks: list[Task] = []
     for i, name in enumerate(found):
         needs, op = tuple(sorted(before[i])), ran.get(name)
@@ -114,7 +115,8 @@ def home_of(step: Trace) -> str:
 
 def _sorted(step: Trace) -> list[str]:
     """List the names after all that they need, else by their start; [] if some are in a circle."""
-    after, missing = defaultdict(list), defaultdict(int)
+    after: dict[str, list[str]] = defaultdict(list)
+    missing: dict[str, int] = defaultdict(int)
     start = {op.name: op.start for op in step.ops}
     for maker, user in step.edges:
         after[maker].append(user)

@@ -34,7 +34,9 @@ def replay_over_link(function: Callable[[Ops, float], Any]) -> str:
             "d": ("second", 1, "ab")}  # fmt: skip
     late = {"a": ("first", 2, ""), "b": ("second", 3, ""), "c": ("second", 1, "ab")}
     apart = {"a": ("first", 9, ""), "b": ("second", 2, "")}
-    cases = [(five, 0.0), (five, 1.0), (five, 5.0), (busy, 2.0), (late, 2.0), (apart, 2.0)]
+    cases: list[tuple[Ops, float]] = [
+        (five, 0.0), (five, 1.0), (five, 5.0), (busy, 2.0), (late, 2.0), (apart, 2.0),
+    ]  # fmt: skip
     draw = np.random.default_rng()
     for devices in 5 * (1, 3, 5, 2):
         link = float(draw.uniform(0.5, 4))
