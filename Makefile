@@ -99,6 +99,7 @@ env: $(ready)  ## make the environment in .venv and nothing else
 
 lint: $(ready)  ## look for mistakes in the code without running it
 	$(python) -m ruff check .
+	$(python) -m mypy
 	sh -n tools/setup_env.sh
 	bash -n .ci/run
 
@@ -108,5 +109,5 @@ constraints:  ## compile constraints.txt again from pyproject.toml (needs uv)
 	    --output-file constraints.txt pyproject.toml
 
 clean:  ## remove the environments and everything that tools have left behind
-	rm -rf .venv .venv-tf* .venv-keras* build dist .out .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-tf* .venv-keras* build dist .out .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -o -name .ipynb_checkpoints -o -name '*.egg-info' | xargs rm -rf

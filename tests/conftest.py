@@ -12,6 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("untimed", deadline=None)  # a machine may have other work
+settings.load_profile("untimed")
 
 # In the background of a script a shell ignores Ctrl-C, and under nohup a lost terminal; what is
 # ignored stays so in every child. The tests are about what these signals do.

@@ -286,6 +286,48 @@ def with_moments(tf, keras):
     assert layer(x, training=True).numpy().tolist() == own == [[-1.0], [1.0]]
 
 
+@canary("_compile_config, _compile_loss, _compile_metrics")
+def twins(tf, keras):
+    """A twin is compiled anew and trains the same weights; the model keeps what it was given."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="only")])
+
+    def loss(labels, outputs):
+        return tf.reduce_mean(tf.abs(labels - outputs))
+
+    model.compile("sgd", loss, metrics=["mae"])
+    given = private.compiled_with(model)
+    assert given["loss"] is loss and given["metrics"] == ["mae"]
+    twin, optimizer = private.twin_of(model), model.optimizer
+    keras.Model.compile(twin, "adam", "mse", metrics=[])
+    x, y = np.ones([4, 2], "f"), np.zeros([4, 1], "f")
+    before = model.get_weights()
+    twin.train_on_batch(x, y)
+    assert not np.array_equal(model.get_weights()[0], before[0])
+    assert model.loss is loss and model.optimizer is optimizer
+    model.train_on_batch(x, y)
+    assert [metric.name for metric in model.metrics] == ["loss", "compile_metrics"]
+
+
+@canary("_learning_rate")
+def rate_and_settings(tf, keras):
+    optimizer = keras.optimizers.SGD(lambda: 0.5, momentum=0.25)
+    rate, settings = private.rate_and_settings(optimizer)
+    assert rate() == 0.5 and settings["momentum"] == 0.25
+    assert float(optimizer.learning_rate) == 0.5
+
+
+@canary("_exclude_from_weight_decay, _exclude_from_weight_decay_pattern")
+def exclude_as(tf, keras):
+    given, made = (keras.optimizers.AdamW(0.1, weight_decay=0.5) for _ in "ab")
+    given.exclude_from_weight_decay(var_names=["bias"])
+    private.exclude_as(given, made)
+    weights = [keras.Variable(np.ones(2, "f"), name=name) for name in ("kernel", "bias")]
+    made.build(weights)
+    made.apply([np.zeros(2, "f")] * 2)
+    kernel, bias = (weight.numpy()[0] for weight in weights)
+    assert kernel < 1 == bias
+
+
 @pytest.mark.parametrize("names", CANARIES)
 def test_a_private_name_is_still_there_and_does_what_it_is_used_for(plan, names: str):
     import keras

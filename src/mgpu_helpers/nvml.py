@@ -57,7 +57,7 @@ class Gpu:
         {0: 'processes of anna', 1: '', 2: '0.3 of 80.0 GiB free'}
         """
         computing = [process for process in self.processes or () if process.computes]
-        uids = {process.uid for process in computing} - {None}
+        uids = {process.uid for process in computing if process.uid is not None}
         said = ", ".join(sorted(_user(uid) for uid in uids if uid != os.getuid()))
         why = [f"processes of {said}"] if said else []
         if not mine:
@@ -154,7 +154,7 @@ def _record(pynvml: Any, index: int, handle: Any, problem: str | None = None) ->
         index=index,
         name=_text(ask("nvmlDeviceGetName")) or "a GPU that does not say its name",
         uuid=_text(ask("nvmlDeviceGetUUID")),
-        pci_bus_id=None if pci is None else bus_id(_text(pci.busId)),
+        pci_bus_id=None if pci is None else bus_id(_text(pci.busId) or ""),
         memory_total=None if memory is None else memory.total,
         memory_used=None if memory is None else memory.used,
         memory_free=None if memory is None else memory.free,

@@ -108,5 +108,7 @@ def capture() -> Iterator[Placement]:
 
 
 def _row(line: str) -> Placed:
-    name, kind, device = _LINE.search(line).groups()
+    found = _LINE.search(line)
+    assert found  # the line was chosen by it
+    name, kind, device = found.groups()
     return Placed(name, kind, short(device))

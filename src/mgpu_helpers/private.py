@@ -260,3 +260,13 @@ def rate_and_settings(optimizer: Any) -> tuple[Any, dict[str, Any]]:
     vars(bare).update(vars(optimizer))
     _replace(bare, "_learning_rate", None)
     return optimizer._learning_rate, bare.get_config()
+
+
+def exclude_as(given: Any, made: Any) -> None:
+    """Let an optimizer leave out of weight decay what another one does.
+
+    `exclude_from_weight_decay` sets it, and neither a public name nor `get_config` tells it.
+    """
+    if hasattr(given, "_exclude_from_weight_decay"):  # it was told to
+        made._exclude_from_weight_decay = given._exclude_from_weight_decay
+        made._exclude_from_weight_decay_pattern = given._exclude_from_weight_decay_pattern

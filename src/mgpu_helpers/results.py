@@ -80,7 +80,9 @@ class Ratio:
 
     def cells(self) -> tuple[str, str, str, str, str]:
         """Write name, value, middle half, target, and met or not; empty where there is none."""
-        spread = "" if self.low is None else f"{_digits(self.low)} to {_digits(self.high)}"
+        spread = ""
+        if self.low is not None and self.high is not None:
+            spread = f"{_digits(self.low)} to {_digits(self.high)}"
         side = "least" if self.at_least else "most"
         asked = "" if self.target is None else f"at {side} {self.target:g}"
         verdict = {None: "", True: "met", False: "NOT MET"}[self.met]
@@ -176,7 +178,7 @@ def read(path: str | os.PathLike[str]) -> Card:
         data = {} | json.loads(path.read_text(encoding="utf-8"))
         if data.get("format", FORMAT) == FORMAT:
             card = Card(**data)
-            return replace(card, ratios=tuple(Ratio(**each) for each in card.ratios))
+            return replace(card, ratios=tuple(Ratio(**each) for each in data["ratios"]))
     except (OSError, TypeError, ValueError, RecursionError) as error:
         why = (getattr(error, "strerror", None) or str(error)).rstrip(".")
         raise ValueError(
@@ -225,8 +227,8 @@ def table(cards: Iterable[Card]) -> str:
     for card in cards:
         rows = [(card.name, *ratio.cells()) for ratio in card.ratios]
         machines.setdefault(card.where, []).extend(rows)
-    head = ("benchmark", "what", "ratio", "middle half", "target", "")
-    head, *rest = wording.table([head, *(row for rows in machines.values() for row in rows)])
+    titles = ("benchmark", "what", "ratio", "middle half", "target", "")
+    head, *rest = wording.table([titles, *(row for rows in machines.values() for row in rows)])
     each = iter(rest)
     parts = ([machine, head, *(next(each) for _ in rows)] for machine, rows in machines.items())
     return "\n\n".join("\n".join(part) for part in parts)

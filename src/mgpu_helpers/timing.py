@@ -8,11 +8,13 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from mgpu_helpers.wording import counted, whole_number
+
+Name = TypeVar("Name")
 
 RUNS = "a number of runs"
 FEWEST = 5  # pairs; fewer often lie on one side by chance
@@ -132,12 +134,13 @@ def compare(
     >>> compare(short, long, names=("a short sum", "a long one"))
     a short sum: ... times as fast as a long one (... to ..., 20 pairs)
     """
-    return Comparison(*map(Timing, _in_turn((a, b), warmup, repeats)), names=names)
+    first, second = map(Timing, _in_turn((a, b), warmup, repeats))
+    return Comparison(first, second, names)
 
 
 def several(
-    ways: Mapping[str, Callable[[], Any]], *, warmup: int = 3, repeats: int = 20
-) -> dict[str, Timing]:
+    ways: Mapping[Name, Callable[[], Any]], *, warmup: int = 3, repeats: int = 20
+) -> dict[Name, Timing]:
     """Time several ways in turn, A B C A B C, as `compare` does two; give a Timing for each name.
 
     Two of them make a `Comparison(a, b)`, because their runs are pairs.

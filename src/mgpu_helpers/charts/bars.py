@@ -17,7 +17,7 @@ class Bar(NamedTuple):
     low: float
     high: float
     name: str
-    count: int = 1
+    count: int = 1  # type: ignore[assignment]  # it hides the method of a tuple, unused here
 
     @property
     def title(self) -> str:

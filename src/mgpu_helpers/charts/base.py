@@ -62,7 +62,8 @@ def axes(
     with plt.style.context(style()):
         figure, ax = plt.subplots(figsize=size)
         low = min(0.06, 0.3 / figure.get_figheight())  # of its height, for the corner
-        figure.get_layout_engine().set(rect=(0, low, 1, 1 - low))
+        layout: Any = figure.get_layout_engine()
+        layout.set(rect=(0, low, 1, 1 - low))
         corner(figure, source)
     return ax
 
@@ -76,5 +77,6 @@ def corner(figure: Any, source: str | None = None) -> None:
     """
     from mgpu_helpers.devices.plan import current
 
-    if text := source or (current().corner if current() else ""):
+    plan = current()
+    if text := source or (plan.corner if plan else ""):
         figure.text(0.995, 0.01, text, ha="right", va="bottom", size=7.5, color="#666")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mgpu_helpers.charts.boxes import HIGH, WIDE, Box, Boxes
@@ -25,11 +25,16 @@ def boxes_of(step: Trace | Placement, most: int) -> tuple[Boxes, list[tuple[str,
     """
     from mgpu_helpers.trace.step import traced
 
-    placed = hasattr(step, "rows")  # TensorFlow's placement log
-    rows = [r for r in (step.rows if placed else traced(step).ops) if r.type != "Const"]
+    edges: Sequence[tuple[str, str]] = ()
+    found: Sequence[Any]
+    if hasattr(step, "rows"):  # TensorFlow's placement log
+        found = step.rows
+    else:
+        found, edges = traced(step).ops, step.edges
+    rows = [r for r in found if r.type != "Const"]
     ops = list(dict.fromkeys((r.name, r.device) for r in rows))
     names = dict(ops)
-    edges = [] if placed else [(a, b) for a, b in step.edges if a in names and b in names]
+    edges = [(a, b) for a, b in edges if a in names and b in names]
     depth = _depths(list(names), edges)
     for group in _by_scope(list(names)) if len(ops) <= _MANY * most else ():
         first: dict[Box, int] = {}
@@ -91,7 +96,8 @@ def _weighed(
     device = {row.name: row.device for row in rows}
     crossing = [ends for ends in edges if device[ends[0]] != device[ends[1]]]
     time, size = (sum(getattr(r, what, 1) for r in rows) or 1 for what in ("length", "bytes"))
-    weight, sends = Counter[Box](), Counter[Box]()
+    weight: Any = Counter()  # of parts; the type of a Counter knows whole numbers only
+    sends: Any = Counter()
     for row in rows:
         weight[row.device, group[row.name]] += getattr(row, "length", 1) / time
         weight[row.device, group[row.name]] += getattr(row, "bytes", 1) / size
@@ -146,7 +152,9 @@ def _entries(
     depth: dict[str, int],
 ) -> dict[Box, int]:  # fmt: skip
     """Give how far from the start each box is first fed by another, or first works if by none."""
-    first, fed, device_of = {}, {}, dict(ops)
+    first: dict[Box, int] = {}
+    fed: dict[Box, int] = {}
+    device_of = dict(ops)
     for name, device in ops:
         key = device, group[name]
         first[key] = min(first.get(key, depth[name]), depth[name])

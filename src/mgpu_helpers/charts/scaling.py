@@ -129,9 +129,9 @@ def efficiency(
         ax.axvspan(low, max(high, low * 1.06), color="#dfe3e8", linewidth=0,
                    label=f"measured: {low} to {counted(high, 'device')}")  # fmt: skip
     for i, (name, curve) in enumerate(curves.items()):
-        low, middle, high = (100 * np.array(y) for y in (curve.low, curve.middle, curve.high))
+        lowest, middle, highest = (100 * np.array(y) for y in (curve.low, curve.middle, curve.high))
         shade = WAYS[i % len(WAYS)]
-        ax.fill_between(curve.counts, low, high, color=shade, alpha=0.18, linewidth=0)
+        ax.fill_between(curve.counts, lowest, highest, color=shade, alpha=0.18, linewidth=0)
         ax.plot(curve.counts, middle, color=shade, label=name)
     counts = sorted({n for curve in curves.values() for n in curve.counts}) or [1024]
     ticks = [2**i for i in range(max(1, math.ceil(math.log2(counts[-1]))) + 1)]

@@ -87,7 +87,7 @@ def pipeline(trace: Trace, ax: Any = None) -> Any:
     for row, device in enumerate(devices):
         ops = [op for op in trace.ops if op.device == device and task_of(op)]
         for op in ops:
-            _, task = task_of(op)
+            _, task = task_of(op) or (None, "")
             shade = {"facecolor": colour(device), "alpha": 1.0 if task[0] == "F" else 0.45}
             ax.broken_barh([(op.start * 1e3, op.length * 1e3)], (row - 0.36, 0.72), linewidth=0,
                            **shade)  # fmt: skip
@@ -152,7 +152,7 @@ def jobs(report: Report, ax: Any = None) -> Any:
     for job, number in bars:
         row, good = devices.index((job.kind, number)), job.status == "done"
         shade, low = colour(f"/CPU:{row + 1}"), tops[row] + job.slot
-        worked = (length if job.end is None else job.end) - job.start
+        worked = (length if job.end is None else job.end) - (job.start or 0.0)
         ax.broken_barh(
             [(job.start, worked)], (low + 0.3, 0.66), facecolor=shade if good else "white",
             edgecolor="white" if good else shade, linewidth=0.6, hatch="" if good else "////",

@@ -73,7 +73,7 @@ class Crew:
                 for index, running in list(self.running.items()):
                     running.kill()
                     self.finish(index)
-                error.attempt = self.result("It was stopped.")
+                vars(error)["attempt"] = self.result("It was stopped.")
             raise
         finally:
             self.guard.kill()
@@ -105,6 +105,7 @@ class Crew:
             raise RuntimeError(f"{job.name} cannot be started ({error.strerror}).") from None
 
     def tell_guard(self, number: int) -> None:
+        assert self.guard.stdin  # a pipe
         self.guard.stdin.write(f"{number}\n".encode())
         self.guard.stdin.flush()
 
@@ -124,13 +125,13 @@ class Crew:
                 elif event == "goes":
                     self.waits.pop(int(index), None)
                     self.through[int(index)] = float(at)
-        for index, running in list(self.running.items()):
+        for i, running in list(self.running.items()):
             over = running.over()
-            if running.process.returncode is not None and index not in self.left:
-                self.note(index, running)
+            if running.process.returncode is not None and i not in self.left:
+                self.note(i, running)
             if over:
                 with held_back():  # so that a worker ends once
-                    self.finish(index)
+                    self.finish(i)
 
     def note(self, index: int, running: Running) -> None:
         """Note that a worker's process has ended, and whether it failed by itself.

@@ -35,7 +35,8 @@ def without_noise(lines: Sequence[str]) -> list[str]:
     >>> without_noise(["I0000 00:00:17.5 9 port.cc:153] oneDNN is on", "step 1", "loss 0.5"])
     ['step 1', 'loss 0.5']
     """
-    kept, inside = [], None  # the indent of a frame of TensorFlow's, while in it
+    kept: list[str] = []
+    inside = None  # the indent of a frame of TensorFlow's, while in it
     for line in lines:
         indent = len(line) - len(line.lstrip())
         if inside is not None and indent > inside:

@@ -26,8 +26,9 @@ def check(*tf_configs: Config) -> list[str]:
     >>> check({"cluster": {"worker": ["127.0.0.1:20000"]}, "task": {"type": "worker", "index": 1}})
     ['The task is worker 1, but there is 1 worker: give an index of 0.']
     """
-    given = [read(each) for each in tf_configs or (None,)]
-    said = [sentence for one in given for sentence in (one if isinstance(one, list) else form(one))]
+    read_in = [read(each) for each in tf_configs or (None,)]
+    given = [each for each in read_in if not isinstance(each, list)]
+    said = [line for one in read_in for line in (one if isinstance(one, list) else form(one))]
     if said:
         return list(dict.fromkeys(said))
     if len(given) > 1:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
+from typing import cast
 
 from mgpu_helpers.cluster.run import run
 from mgpu_helpers.cluster.slurm import from_slurm
@@ -52,7 +54,8 @@ def main(arguments: Sequence[str], called: str) -> int:
         behind = "; arguments for the script stand behind --"
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{behind}")
     as_ctrl_c()
-    sys.stdout.reconfigure(errors="replace")  # a log may hold what the terminal cannot show
+    # A log may hold what the terminal cannot show.
+    cast(TextIOWrapper, sys.stdout).reconfigure(errors="replace")
     say = Progress(True).say  # which does not mind that nobody reads any more
     try:
         hosts, index = options.hosts, options.index

@@ -10,7 +10,7 @@ if __name__ == "__main__":
     import signal
     import sys
 
-    groups = set()
+    groups: set[int] = set()
     for number in map(int, sys.stdin):
         groups ^= {abs(number)}
     for group in groups:

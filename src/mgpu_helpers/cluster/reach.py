@@ -47,7 +47,7 @@ def reach(addresses: Sequence[str], seconds: float = 1.0) -> list[Found]:
 def _ask(host: str, port: int, found: Found, seconds: float) -> None:
     with contextlib.suppress(OSError, UnicodeError):  # it stays as it is: not known
         places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        found.numbers = tuple(dict.fromkeys(place[4][0] for place in places))
+        found.numbers = tuple(dict.fromkeys(str(place[4][0]) for place in places))
         found.state = SILENT
         for number in found.numbers:
             try:

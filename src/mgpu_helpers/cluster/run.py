@@ -24,12 +24,12 @@ NEW_PORTS = 3  # times that a port may turn out to be taken
 
 
 def run(
-    script: str | os.PathLike,
-    args: Sequence[str | os.PathLike] = (),
+    script: str | os.PathLike[str],
+    args: Sequence[str | os.PathLike[str]] = (),
     *,
     workers: int | None = None,
     restarts: int = 0,
-    logs: str | os.PathLike = "logs",
+    logs: str | os.PathLike[str] = "logs",
     time_limit: float | None = None,
     grace: float = 5.0,
     startup: float = 60.0,
@@ -80,7 +80,7 @@ def run(
     setup = Setup(words, shares, kind, pool, log_folder(logs), grace, startup, began, end,
                   Progress(progress))  # fmt: skip
     with alone(setup):
-        if hosts is not None:
+        if hosts is not None and index is not None:
             _wait_for(hosts, index, setup)
         return _attempts(setup, hosts, restarts)
 
@@ -104,7 +104,7 @@ def _attempts(setup: Setup, hosts: Sequence[str] | None, restarts: int) -> Repor
             setup.progress.say(f"{'restart':10} {number} of {restarts}: {last.why}")
     except BaseException as error:
         done += [error.attempt] if hasattr(error, "attempt") else []
-        error.report = Report(tuple(done), time.monotonic() - setup.began)
+        vars(error)["report"] = Report(tuple(done), time.monotonic() - setup.began)
         raise
 
 

@@ -41,12 +41,13 @@ def verdict(crew: Crew) -> tuple[int, str]:
         stopped = crew.states.get(index) in ("T", "t")
         does = "was stopped, as by SIGSTOP," if stopped else "ran"
         return index, f"{name} {does} and did not answer the others any more."
-    if job.returncode < 0 and index in crew.raised:  # by this launcher, after the time for it
+    status_of = job.returncode or 0
+    if status_of < 0 and index in crew.raised:  # by this launcher, after the time for it
         status = crew.status[index]
         did = f"ended with exit status {status}" if status else "raised an error"
         return index, f"{name} failed first, {after}: its script {did}."
-    if job.returncode < 0:
-        return index, f"{name} failed first, {after}: {signal_name(-job.returncode)} ended it."
+    if status_of < 0:
+        return index, f"{name} failed first, {after}: {signal_name(-status_of)} ended it."
     return index, f"{name} failed first, {after}, with exit status {job.returncode}."
 
 

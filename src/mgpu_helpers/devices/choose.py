@@ -32,9 +32,10 @@ def setup(n: int = 2) -> Plan:
     ('/CPU:0', 2)
     """
     wanted, what = os.environ.get("MGPU_DEVICES"), "n"
+    asked: Any = n
     if wanted:
-        n, what = int(wanted) if wanted.strip().isdecimal() else wanted, "MGPU_DEVICES"
-    n = whole_number(what, n, "a number of devices", 1, most=MOST)
+        asked, what = int(wanted) if wanted.strip().isdecimal() else wanted, "MGPU_DEVICES"
+    n = whole_number(what, asked, "a number of devices", 1, most=MOST)
     if plan := current():
         if plan.mode == "adopted":
             raise RuntimeError(
@@ -167,7 +168,8 @@ def _split_gpus(tf: Any, gpus: list[Any], details: list[trial.Details], n: int) 
     shares = [n // len(gpus) + (i < n % len(gpus)) for i in range(len(gpus))]
     tf.config.set_visible_devices(gpus, "GPU")
     limit = _share(shares, len(tf.config.list_physical_devices("GPU")))
-    dealt = []  # a share each: its place on its GPU, the GPU, its name, what it is
+    # A share each: its place on its GPU, the GPU, its name, what it is.
+    dealt: list[tuple[int, int, str, str]] = []
     for i, (gpu, count) in enumerate(zip(gpus, shares, strict=True)):
         part = tf.config.LogicalDeviceConfiguration(memory_limit=limit)
         tf.config.set_logical_device_configuration(gpu, [part] * count)
@@ -194,12 +196,12 @@ def _share(shares: list[int], seen: int) -> int:
     cards = visible.shown(report)
     if cards is None or len(cards) != seen:
         known = [] if visible.mig() else [gpu for gpu in report.gpus if gpu.memory_free is not None]
-        cards = sorted(known, key=lambda gpu: gpu.memory_free)[:1] * len(shares)
+        cards = sorted(known, key=lambda gpu: gpu.memory_free or 0)[:1] * len(shares)
     limit = 4096 if cards else 1024
     for card, count in zip(cards, shares, strict=False):
         free = card.memory_free
         limit = min(limit, 1024 if free is None else int(0.8 * free / MEBIBYTE / count))
-        if limit < 256:
+        if free is not None and limit < 256:
             raise RuntimeError(
                 f"{free // MEBIBYTE} MiB are free on GPU {card.index}, too little for "
                 f"{counted(count, 'device')} of 256 MiB: stop what holds the memory, or set "

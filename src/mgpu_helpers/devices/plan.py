@@ -133,6 +133,13 @@ def current() -> Plan | None:
     return _plan
 
 
+def planned() -> Plan:
+    """Return the plan of this process, which there has to be."""
+    if _plan is None:
+        raise RuntimeError("there is no plan yet: call devices.setup() first.")
+    return _plan
+
+
 def remember(plan: Plan) -> Plan:
     """Keep the plan of this process, which `current` gives from now on."""
     global _plan

@@ -90,4 +90,5 @@ def shown(report: nvml.DriverReport) -> list[nvml.Gpu] | None:
     if text is None:
         return list(report.gpus)
     gpus = {gpu.index: gpu for gpu in report.gpus}
-    return [gpus[i] for i in named(text, {i: gpu.uuid for i, gpu in gpus.items()})]
+    found = named(text, {i: gpu.uuid for i, gpu in gpus.items()})
+    return [gpus[i] for i in found if isinstance(i, int)]

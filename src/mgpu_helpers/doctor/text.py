@@ -82,8 +82,8 @@ def _gpu_table(facts: Facts) -> list[str]:
         bus = gpu.pci_bus_id
         rows.append((
             str(gpu.index),
-            alone.get(bus, "?" if facts.cuda_order is None or bus is None else "-"),
-            lessons.get(bus, "-" if bus and (known or (tf and not tf.gpus)) else "?"),
+            alone.get(bus or "", "?" if facts.cuda_order is None or bus is None else "-"),
+            lessons.get(bus or "", "-" if bus and (known or (tf and not tf.gpus)) else "?"),
             gpu.name,
             _memory(gpu),
             bus or "?",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from threading import Event
@@ -127,7 +127,7 @@ def _one(predicted: Any) -> np.ndarray:
 def run_all(
     members: list[Member],
     call: Callable[[Member, Any], Any],
-    work: list[Iterable[Any]],
+    work: Sequence[Iterable[Any]],
     noun: str,
     at_once: bool,
 ) -> Run:
@@ -168,10 +168,10 @@ def run_all(
         raise interrupted
     run = Run(run.losses, run.spans, time.perf_counter() - began)
     if failed:
-        name, step, error = failed[0]
+        name, step, first = failed[0]
         others = "; the others ended the step they were in" if len(members) > 1 else ""
-        said = f"{name} failed in {noun} {step} ({error_line(error)}){others}."
+        said = f"{name} failed in {noun} {step} ({error_line(first)}){others}."
         for also, at, other in failed[1:]:
             said += f" {also} failed too, in {noun} {at} ({error_line(other)})."
-        raise MemberError(said, name, step, run) from error
+        raise MemberError(said, name, step, run) from first
     return run

@@ -78,7 +78,8 @@ def _walk(graph: Any, outputs: set[int] | None, values: Values) -> Counter[str]:
             found += _walk(inner, used, values.inside(inner, op.inputs))
         elif op.type in BRANCHES:
             each = [_walk(g, used, values.inside(g, op.inputs[1:])) for g in called(op)]
-            found += max(each, key=Counter.total)
+            largest = max(each, key=Counter.total)
+            found += largest
         elif op.type in LOOPS:
             found += _loop(op, used, values)
         elif op.type in _COSTS:
@@ -134,7 +135,9 @@ def _einsum(op: Any) -> int:
     return 2 * math.prod(sizes.values())
 
 
-def _convolution(result: Callable[[Any], Any], kernel: Callable[[Any], Any], dims: int):
+def _convolution(
+    result: Callable[[Any], Any], kernel: Callable[[Any], Any], dims: int
+) -> Callable[[Any], int]:
     """Count a convolution: each number of its result sums over `dims` dimensions of the kernel."""
     return lambda op: 2 * _size(op, result(op)) * _size(op, kernel(op), slice(dims))
 

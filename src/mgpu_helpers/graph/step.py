@@ -107,7 +107,7 @@ def training_step(model: Any, batch: int, optimizer: Any = None) -> TrainingStep
         states = [v for metric in twin.metrics for v in metric.variables]
         slots = tuple(twin.optimizer.variables)
         return TrainingStep(concrete, tuple(model.weights), slots, tuple(states))
-    why = error_line(first)
+    why = error_line(first or ValueError("there are no labels"))
     if "custom_gradient" in why:  # what Keras's remat ends in
         why += " A keras.RematScope does not work with TensorFlow: make the model without it."
     raise ValueError(

@@ -6,7 +6,9 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from pathlib import Path
+from typing import cast
 
 from mgpu_helpers.jobs import sweep
 from mgpu_helpers.jobs.process import as_ctrl_c
@@ -79,7 +81,8 @@ def main(arguments: Sequence[str], called: str) -> int:
         behind = f"arguments for the scripts stand behind --, as in {called} {call}"
         parser.error(f"unrecognized arguments: {' '.join(unknown)}; {behind}")
     as_ctrl_c()
-    sys.stdout.reconfigure(errors="replace")  # a log may hold what the terminal cannot show
+    # A log may hold what the terminal cannot show.
+    cast(TextIOWrapper, sys.stdout).reconfigure(errors="replace")
     say = Progress(True).say  # which does not mind that nobody reads any more
     try:
         commands, names = _commands(options, arguments[end + 1 :])
@@ -89,19 +92,20 @@ def main(arguments: Sequence[str], called: str) -> int:
             time_limit=options.time_limit, logs=options.logs, skip_done=options.skip_done,
         )  # fmt: skip
     except (ValueError, RuntimeError) as error:
-        if any(job.start is not None for job in getattr(error, "report", ())):
-            say(f"\n{error.report}\n\n{error}")
+        failed = getattr(error, "report", ())
+        if any(job.start is not None for job in failed):
+            say(f"\n{failed}\n\n{error}")
             return 1
         parser.error(with_options(str(error), vars(options)))
     except KeyboardInterrupt as stopped:
-        report = getattr(stopped, "report", None)  # None before the first script starts
-        say(f"\n{report or 'stopped before a script was started'}")
+        begun = getattr(stopped, "report", None)  # None before the first script starts
+        say(f"\n{begun or 'stopped before a script was started'}")
         return 130
     say(f"\n{report}\n\nwhat they printed is in {Path(options.logs)}")
     for job in report.jobs:
         if not job.ok:
-            end = "\n".join(line[:WIDTH] for line in job.tail.splitlines()) or "(nothing)"
-            say(f"\n{job.name}, {job.how}; the end of {job.log}:\n{end}")
+            last = "\n".join(line[:WIDTH] for line in job.tail.splitlines()) or "(nothing)"
+            say(f"\n{job.name}, {job.how}; the end of {job.log}:\n{last}")
     return 0 if report.ok else 1
 
 

@@ -13,7 +13,7 @@ from mgpu_helpers.files import replacing
 from mgpu_helpers.wording import signal_name
 
 #: What a job runs: a program and its arguments.
-Command = Sequence[str | os.PathLike]
+Command = Sequence[str | os.PathLike[str]]
 
 COLUMNS, WIDEST = 6, 24  # results that a printed report shows, and their most characters
 
@@ -95,7 +95,7 @@ class Report:
         """Say whether every job is done, in this run or before it."""
         return all(job.ok for job in self.jobs)
 
-    def save(self, path: str | os.PathLike) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write the jobs to a file, a line of JSON each.
 
         With pandas installed (`pip install "mgpu-helpers[tables]"`) `pandas.read_json(path,

@@ -109,7 +109,7 @@ def lock_folder() -> Path:
         right = stat.S_ISDIR(os.lstat(folder).st_mode) and os.access(folder, os.W_OK | os.X_OK)
         said = "it is not a folder that all may write to"
     except OSError as error:
-        right, said = False, error.strerror
+        right, said = False, str(error.strerror)
     if not right:
         raise RuntimeError(
             f"{folder} cannot hold the devices' locks ({said}): remove it, or set TMPDIR."

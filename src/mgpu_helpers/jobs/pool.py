@@ -40,8 +40,8 @@ def freest(n: int = 1, *, busy_below: float = 10, among: Iterable[int] | None = 
     if not gpus:
         reason = next((gpu.problem for gpu in report.gpus), report.reason)
         raise RuntimeError(
-            f"There is no GPU to choose: {reason.rstrip('.')}. Call devices.setup({n}), which then "
-            "uses the CPU's cores; those are all alike."
+            f"There is no GPU to choose: {str(reason).rstrip('.')}. Call devices.setup({n}), which "
+            "then uses the CPU's cores; those are all alike."
         )
     named = list(gpus) if among is None else sorted(set(among))
     unknown = [index for index in named if index not in gpus]

@@ -73,7 +73,8 @@ class Running:
         """Give the job as it ended."""
         lines = end_of(self.job.log)
         return replace(
-            self.job, end=now, seconds=now - self.job.start, status=self.status or "stopped",
+            self.job, end=now, seconds=now - (self.job.start or 0.0),
+            status=self.status or "stopped",
             returncode=self.process.returncode, tail="\n".join(lines[-10:]),
             result=_reported(end_of(self.job.log, RESULT)),
         )  # fmt: skip
@@ -91,10 +92,10 @@ def held_back() -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for number in came:
-            signal.raise_signal(number)
+        for blocked, handler in before.items():
+            signal.signal(blocked, handler)
+        for late in came:
+            signal.raise_signal(late)
 
 
 @contextlib.contextmanager

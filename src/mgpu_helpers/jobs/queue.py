@@ -78,7 +78,7 @@ class Queue:
                     next_try = time.monotonic() + RETRY
             if self.waiting and len(self.free) < self.each and not self.running:
                 self.give_up()
-            ran = [self.now() - running.job.start for running in self.running.values()]
+            ran = [self.now() - (running.job.start or 0.0) for running in self.running.values()]
             self.progress.left(self.jobs, ran, len(self.waiting))
             time.sleep(GLANCE)
 
@@ -99,7 +99,7 @@ class Queue:
                     self.keep(i, running.ended(self.now()))
                 for place in self.places:
                     place.release()
-                error.report = self.report()
+                vars(error)["report"] = self.report()
             raise
         finally:
             self.progress.clear()
@@ -122,7 +122,8 @@ class Queue:
         """Take the jobs that are over off their places; say whether there were any."""
         before = len(self.running)
         for i, running in list(self.running.items()):
-            late = self.time_limit is not None and self.now() - running.job.start > self.time_limit
+            ran = self.now() - (running.job.start or 0.0)
+            late = self.time_limit is not None and ran > self.time_limit
             if late and running.process.poll() is None:
                 running.end("timed out")
             if running.over():
@@ -273,7 +274,9 @@ class Queue:
             with contextlib.suppress(OSError, ValueError):
                 job.log.write_text(f"{error}\n")
             now = self.now()
-            ended = replace(job, end=now, seconds=now - job.start, status="failed", tail=str(error))
+            ended = replace(
+                job, end=now, seconds=now - (job.start or now), status="failed", tail=str(error)
+            )
             self.finish(i, ended, places)
 
     def environment(self, places: list[Place]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from mgpu_helpers.jobs.process import end_of
 Done = dict[tuple[tuple[str, ...], str], list[dict[str, Any]]]  # by command and folder
 
 FILE = "jobs.jsonl"
-KEYS = {  # what a later run reads
+KEYS: dict[str, type | tuple[type, ...]] = {  # what a later run reads
     "name": str, "status": str, "command": list, "folder": str, "log": str, "kind": str,
     "devices": list, "started_at": str, "seconds": (int, float),
 }  # fmt: skip

@@ -28,7 +28,7 @@ def run(
     free: int | None = None,
     busy: bool = False,
     time_limit: float | None = None,
-    logs: str | os.PathLike = "logs",
+    logs: str | os.PathLike[str] = "logs",
     names: Sequence[str] | None = None,
     skip_done: bool = False,
     progress: bool = True,

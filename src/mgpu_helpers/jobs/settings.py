@@ -19,7 +19,7 @@ def seconds(what: str, value: Any, also: str = "") -> float:
     return value
 
 
-def log_folder(logs: str | os.PathLike) -> Path:
+def log_folder(logs: str | os.PathLike[str]) -> Path:
     """Make the folder of the logs, and return it; a RuntimeError where nothing can be written."""
     try:
         folder = Path.cwd() / logs

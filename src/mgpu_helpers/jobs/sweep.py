@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 import re
 import shlex
@@ -91,10 +92,11 @@ def lines(path: str) -> list[list[str]]:
 
 def _split(line: str) -> list[str]:
     """Split a line as a shell does; shlex alone would end the word a#b before the #."""
-    lexer = shlex.shlex(line, posix=True)
+    text = io.StringIO(line)
+    lexer = shlex.shlex(text, posix=True)
     lexer.whitespace_split, lexer.commenters = True, ""
     words: list[str] = []
-    while not line[lexer.instream.tell() :].lstrip().startswith("#"):
+    while not line[text.tell() :].lstrip().startswith("#"):
         word = lexer.get_token()
         if word is None:
             break

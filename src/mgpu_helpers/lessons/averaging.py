@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers import devices, towers, trace
+from mgpu_helpers import towers, trace
+from mgpu_helpers.devices.plan import planned
 
 SAMPLE = 1000  # one entry in so many is looked at in the end
 
@@ -22,7 +23,7 @@ def traffic(
     """
     import tensorflow as tf
 
-    plan = devices.current()
+    plan = planned()
 
     def drawn(seed: Any) -> list[Any]:
         def vector(i: int) -> Any:
@@ -36,10 +37,10 @@ def traffic(
     samples, traced = trace.function_step(step, tf.constant(1))
     wanted = np.mean([vector.numpy()[::SAMPLE] for vector in drawn(1)], axis=0)
     error = max(float(np.abs(sample - wanted).max()) for sample in samples)
-    copies = [copy for copy in traced.copies if copy.bytes > 4 * length // SAMPLE + 4]
+    copies = [copy for copy in traced.copies if (copy.bytes or 0) > 4 * length // SAMPLE + 4]
     counted = {}
     for place in (plan.host, *plan.devices):
-        into = sum(copy.bytes for copy in copies if copy.target == place)
-        out = sum(copy.bytes for copy in copies if copy.source == place)
+        into = sum(copy.bytes or 0 for copy in copies if copy.target == place)
+        out = sum(copy.bytes or 0 for copy in copies if copy.source == place)
         counted[place] = into / (4 * length), out / (4 * length)
     return counted, error

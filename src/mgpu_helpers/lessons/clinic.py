@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from mgpu_helpers import devices, trace
+from mgpu_helpers import trace
+from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.lessons import digits, networks
 from mgpu_helpers.names import short
 
@@ -20,7 +21,7 @@ CAUSES = frozenset({1, 2, 6})  # the exercise's, by the numbers of the patients
 
 def many() -> int:
     """Say how many times as much work a GPU gets, so that a step takes it over 2 ms as well."""
-    plan = devices.current()
+    plan = planned()
     return 8 if plan and plan.on_gpus else 1
 
 
@@ -48,7 +49,7 @@ def batch(size: int | None = None) -> tuple[Any, Any]:
     import tensorflow as tf
 
     images, labels = digits.load(size or 840 * many())
-    with tf.device(devices.current().host):
+    with tf.device(planned().host):
         return tf.constant(images.reshape(len(images), -1)), tf.constant(labels)
 
 
@@ -56,7 +57,7 @@ def stamped(step: Callable[..., Any]) -> Callable[..., Any]:
     """Give a step that also returns when it began and when it had its loss, in seconds."""
     import tensorflow as tf
 
-    host = devices.current().host
+    host = planned().host
 
     @tf.function
     def run(*given: Any) -> tuple[Any, Any, Any]:
@@ -147,7 +148,7 @@ def watched() -> tuple[Any, Any, Seen]:
             return result
 
     keras.utils.set_random_seed(0)
-    with tf.device(devices.current().devices[0]):
+    with tf.device(planned().devices[0]):
         made = keras.Sequential([
             keras.Input([784]), Dense(many() * 512, "relu"),
             *(dense(32, "relu", kernel_initializer="he_normal") for _ in range(24)), dense(10),
@@ -164,7 +165,7 @@ def cut(colocate: bool) -> tuple[Any, Any]:
     """Give a step of lesson 09, on two devices, and its traces; gradients are colocated or not."""
     import tensorflow.compat.v1 as tf1
 
-    plan = devices.current()
+    plan = planned()
     first, second = plan.devices[0], plan.devices[-1]
     images, labels = digits.load(256 * many())
     with tf1.Graph().as_default() as graph:
@@ -194,7 +195,7 @@ def fit(model: Any, data: Any) -> None:
     """Train a model with one pass over the data, on the first device, as the patient does."""
     import tensorflow as tf
 
-    with tf.device(devices.current().devices[0]):
+    with tf.device(planned().devices[0]):
         model.fit(data, shuffle=False, verbose=0)
 
 

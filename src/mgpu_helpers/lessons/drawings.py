@@ -54,7 +54,8 @@ def against_pieces(
             ax.errorbar(sorted(costs), middle, np.stack([middle - low, high - middle]), capsize=3,
                         label=name, **style)  # fmt: skip
         else:
-            ax.plot(sorted(costs), [costs[m] * factor for m in sorted(costs)], label=name, **style)
+            sizes = {m: cost for m, cost in sorted(costs.items()) if not isinstance(cost, Timing)}
+            ax.plot([*sizes], [size * factor for size in sizes.values()], label=name, **style)
     if predicted:
         ax.plot(sorted(predicted), [predicted[m] * factor for m in sorted(predicted)], **IDEAL,
                 label="predicted")  # fmt: skip
@@ -146,8 +147,8 @@ def cards(cards: Iterable[Card], ax: Any = None, *, relative: bool = False) -> A
     for name, where, ratio in shown:
         i, row = machines.index(where), place[name, ratio.name]
         y = row + (i - (len(machines) - 1) / 2) * min(0.22, 0.7 / len(machines))
-        shade, unit = marks[where]["color"], ratio.target if relative else 1
-        if ratio.low is not None:
+        shade, unit = marks[where]["color"], (ratio.target if relative else None) or 1
+        if ratio.low is not None and ratio.high is not None:
             ax.plot([ratio.low / unit, ratio.high / unit], [y, y], color=shade, alpha=0.5)
         ax.plot(ratio.value / unit, y, **marks[where], zorder=3)
         if ratio.met is False:
@@ -180,7 +181,8 @@ def digits(images: Any, titles: Sequence[str]) -> Any:
     with plt.style.context(style()):
         wide = max(1, len(images))
         figure, row = plt.subplots(1, wide, figsize=(1.25 * wide, 1.75), squeeze=False)
-    figure.get_layout_engine().set(rect=(0, 0.12, 1, 0.88))
+    layout: Any = figure.get_layout_engine()
+    layout.set(rect=(0, 0.12, 1, 0.88))
     corner(figure)
     for ax in row[0]:
         ax.axis("off")

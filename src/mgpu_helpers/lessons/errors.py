@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from mgpu_helpers import devices, private
+from mgpu_helpers import private
+from mgpu_helpers.devices.plan import planned
 
 
 def _no_such_device() -> Any:
@@ -29,7 +30,7 @@ def _too_late() -> Any:
 def _too_large() -> Any:
     import tensorflow as tf
 
-    with tf.device(devices.current().host):
+    with tf.device(planned().host):
         return tf.zeros([2**25, 2**20])  # 141 TB
 
 
@@ -52,7 +53,7 @@ def _shapes_differ() -> Any:
 def _per_replica() -> Any:
     import tensorflow as tf
 
-    plan = devices.current()
+    plan = planned()
     two = [plan.host, plan.devices[-1]]
     to_one = tf.distribute.ReductionToOneDevice()
     strategy = tf.distribute.MirroredStrategy(two, to_one)

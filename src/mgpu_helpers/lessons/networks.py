@@ -114,7 +114,7 @@ def p40(width: float = 1.0) -> Network:
     >>> parameters(p40())
     619146
     """
-    layers = []
+    layers: list[Conv | Pool | Dropout | Dense] = []
     for i, filters in enumerate((64, 128, 128), 1):
         conv = Conv(f"conv{i}", _scaled(filters, width), 3, padding="VALID")
         layers += [conv, Pool("VALID"), Dropout(f"drop{i}", 0.3)]
@@ -138,7 +138,7 @@ def jang(hidden: int = 2400, width: float = 1.0) -> Network:
     >>> parameters(jang(hidden=2400))
     5050368
     """
-    layers = []
+    layers: list[Conv | Pool | Dropout | Dense] = []
     for i, filters in enumerate((64, 64, 128), 1):
         conv = Conv(f"conv{i}", _scaled(filters, width), 3, activation="relu", bias=False)
         layers += [conv, Pool(), Dropout(f"drop{i}", 0.8)]
@@ -321,7 +321,7 @@ def walk(network: Network) -> Iterator[tuple[Any, Shape, Shape]]:
 
 def _weights(layer: Any, before: Shape) -> dict[str, Shape]:
     if isinstance(layer, Conv):
-        kernel = (layer.size, layer.size, before[-1], layer.filters)
+        kernel: Shape = (layer.size, layer.size, before[-1], layer.filters)
     elif isinstance(layer, Dense):
         kernel = (math.prod(before), layer.units)
     else:

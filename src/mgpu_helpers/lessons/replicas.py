@@ -10,7 +10,7 @@ from unittest import mock
 
 import numpy as np
 
-from mgpu_helpers import devices
+from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.lessons import digits
 from mgpu_helpers.trace import Trace
 
@@ -106,7 +106,7 @@ def shards(strategy: Any, size: int) -> list[int]:
 
 def convolutions(step: Trace) -> dict[str, int]:
     """Count the convolutions that each device of the plan computed in a step."""
-    plan = devices.current()
+    plan = planned()
     found = Counter(op.device for op in step.ops if "Conv2D" in op.type)
     return {device: found[device] for device in (plan.host, *plan.devices)}
 

@@ -156,7 +156,7 @@ def _in_order(nodes: list[_Node], broad: bool) -> list[_Node]:
 
     def run(several: Iterable[_Node]) -> list[_Node]:
         """Run these, and after each what costs nothing; give what becomes ready."""
-        ahead, ready = deque(several), []
+        ahead, ready = deque(several), list[_Node]()
         while ahead:
             order.append(node := ahead.popleft())
             for n in then[node]:
@@ -177,7 +177,7 @@ def _in_order(nodes: list[_Node], broad: bool) -> list[_Node]:
 
 def _buffers(
     nodes: list[_Node], outputs: Iterable[Tensor | None], over: Set[str] = _OVER
-) -> tuple[list[_Buffer], dict[Tensor, Any]]:
+) -> tuple[list[_Buffer], dict[Tensor | None, Any]]:
     """List the buffers in the order in which they are taken; and the one of each tensor."""
     made: list[_Buffer] = []
     of: dict[Tensor | None, _Buffer | None] = {None: None}
@@ -199,8 +199,8 @@ def _buffers(
         for buffer in given:
             if buffer:
                 buffer.users -= 1
-        for buffer in {*given, *(of[node, i] for i in range(len(node.bytes)))} - {None}:
-            if not buffer.users:
+        for buffer in {*given, *(of[node, i] for i in range(len(node.bytes)))}:
+            if buffer and not buffer.users:
                 buffer.end = now + 0.5
     return made, of
 

@@ -72,7 +72,9 @@ def predict(model: Any, batch: int, optimizer: Any = None) -> Predicted:
     counted for a batch of 64 on a device, not run: about ...
     """
     traces, own, states = _steps(model, batch, optimizer)
-    held, fixed = by_use(traces[0], DEVICE, **own), sum(own.values()) + states
+    weights, slots = own["weights"], own["slots"]
+    held = by_use(traces[0], DEVICE, weights=weights, slots=slots)
+    fixed = weights + slots + states
     low, high = _range([trace.peak(DEVICE) for trace in traces])
     uses = held.uses | {"activations": held.activations + states}
     return Predicted(
@@ -133,7 +135,8 @@ def _steps(model: Any, batch: int, optimizer: Any) -> tuple[list[Trace], dict[st
     try:
         traces = [counted(graph), counted(graph, broad=True)]
         if varies:
-            traces[1:] = [counted(graph, share, order) for share in (0, 1) for order in (0, 1)]
+            ways = [(share, order) for share in (0, 1) for order in (False, True)]
+            traces[1:] = [counted(graph, *way) for way in ways]
     except Unknown as reason:
         raise ValueError(
             f"what {model.name} holds cannot be counted: {reason} Trace steps of it, with "

@@ -97,7 +97,8 @@ class Monitor:
     def __init__(self, every: float = 0.1) -> None:
         if not (isinstance(every, int | float) and 0 < every < math.inf):
             raise ValueError(f"every={every!r} is no pause: use seconds above 0, such as 0.1.")
-        self.every, self.reason = every, None
+        self.every = every
+        self.reason: str | None = None
         self._samples: list[Sample] = []
         self._phases: list[Phase] = []
         self._gpus: tuple[int, ...] = ()
@@ -143,7 +144,8 @@ class Monitor:
 
     def __exit__(self, *error: Any) -> None:
         self._stop.set()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         self._take()
 
     def _watch(self) -> None:

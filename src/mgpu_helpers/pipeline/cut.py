@@ -152,7 +152,7 @@ def _places(
     numbers = {layer: i for i, group in enumerate(groups) for layer in group}
     own = _scopes(trace, numbers)
     place: dict[str, int] = {}
-    back = set()
+    back: set[str] = set()
     for name in TopologicalSorter(makers).static_order():
         used = set(makers.get(name, ())) - constants
         if re.search(r"(^|/)gradient(s|_tape)(_\d+)?/", name) or not back.isdisjoint(used):

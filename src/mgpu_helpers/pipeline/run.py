@@ -59,7 +59,8 @@ def _in_pieces(
 
     last, losses = len(stages) - 1, []
     carried = list(xs)  # what each piece takes to its next task
-    kept, total = [{} for _ in stages], {}
+    kept: list[dict[int, Any]] = [{} for _ in stages]
+    total: dict[Any, Any] = {}
     for s, task in order:
         stage, k = stages[s], int(task[1:])
         with work_on(stage.device, f"stage_{s}/{task}"):
@@ -195,8 +196,8 @@ def _gradients(
     result: dict[str, Any] = {}
     for name, s in sorted(total, key=lambda key: key[1]):
         with work_on(where[s], f"stage_{s}/shared"):
-            first = result.get(name)
-            result[name] = total[name, s] if first is None else first + total[name, s]
+            sofar = result.get(name)
+            result[name] = total[name, s] if sofar is None else sofar + total[name, s]
     for tasks in queues.values() if streams else ():
         stream(tasks)
     return mean, result

@@ -96,14 +96,15 @@ def run_times(
     cost = {"F": unit if forward is None else forward, "B": unit if backward is None else backward}
     where = range(p) if devices is None else devices
     free: dict[Any, float] = defaultdict(float)
-    at, spans = [0] * p, {}
+    at = [0] * p
+    spans: dict[tuple[int, str], tuple[float, float]] = {}
     while len(spans) < 2 * p * pieces:
         ready = []
         for s, tasks in enumerate(schedule):
             if at[s] < len(tasks):
-                needed = [spans.get(n) for n in _needs(s, tasks[at[s]], p)]
-                if None not in needed:
-                    start = max([free[where[s]], *(end for _, end in needed)])
+                needed = _needs(s, tasks[at[s]], p)
+                if all(n in spans for n in needed):
+                    start = max([free[where[s]], *(spans[n][1] for n in needed)])
                     # Of two that could start on a device, what goes back first sets memory free.
                     ready.append((start, tasks[at[s]][0], s))
         start, _, s = min(ready)
@@ -131,8 +132,8 @@ def check(schedule: Sequence[Sequence[str]]) -> int:
     if not schedule or not all(schedule):
         empty = next((s for s, tasks in enumerate(schedule) if not tasks), 0)
         raise ValueError(f"stage {empty} has no tasks: give each stage its F and B of every piece.")
-    tasks = itertools.chain(*schedule)
-    if wrong := [task for task in tasks if not re.fullmatch(r"[FB](0|[1-9]\d*)", str(task))]:
+    each = itertools.chain(*schedule)
+    if wrong := [task for task in each if not re.fullmatch(r"[FB](0|[1-9]\d*)", str(task))]:
         raise ValueError(f"{wrong[0]!r} is not a task: write F0 for piece 0 forward, B0 for back.")
     pieces = 1 + max(int(task[1:]) for tasks in schedule for task in tasks)
     for s, tasks in enumerate(schedule):
@@ -142,7 +143,8 @@ def check(schedule: Sequence[Sequence[str]]) -> int:
                     f"stage {s} has {task} {counted(tasks.count(task), 'time')}: "
                     "every stage does F and B of every piece once."
                 )
-    at, done = [0] * len(schedule), set()
+    at = [0] * len(schedule)
+    done: set[tuple[int, str]] = set()
     moved = True
     while moved:
         moved = False

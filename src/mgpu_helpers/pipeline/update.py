@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mgpu_helpers import private
 from mgpu_helpers.pipeline.run import Stage
 from mgpu_helpers.towers.split import HOST
 from mgpu_helpers.towers.tower import home_of
@@ -40,9 +41,7 @@ def updater(stages: Sequence[Stage], optimizer: Any) -> Callable[[Mapping[str, A
             place = home_of(list(weights.values()))
             with tf.device(place):
                 made = type(given).from_config({**given.get_config(), "global_clipnorm": None})
-                for each in ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"):
-                    if hasattr(given, each):  # these its config leaves out
-                        setattr(made, each, getattr(given, each))
+                private.exclude_as(given, made)
                 made.build(list(weights.values()))
             own.append((made, place, weights))
 
@@ -55,7 +54,7 @@ def updater(stages: Sequence[Stage], optimizer: Any) -> Callable[[Mapping[str, A
                     slopes = [slope * tf.cast(scale, slope.dtype) for slope in slopes]
                 made.apply(slopes, list(weights.values()))
 
-    update.optimizers = [made for made, *_ in own]
+    vars(update)["optimizers"] = [made for made, *_ in own]
     return update
 
 

@@ -86,8 +86,8 @@ class Fit:
 
         None if it costs nothing, or if the workload has no FLOP.
         """
-        known = self.workload.flops and self.cost.arithmetic
-        return self.workload.flops / self.cost.arithmetic if known else None
+        flops, seconds = self.workload.flops, self.cost.arithmetic
+        return flops / seconds if flops and seconds else None
 
     @property
     def bandwidth(self) -> float | None:

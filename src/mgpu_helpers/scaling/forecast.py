@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mgpu_helpers.scaling.model import Cost, Link, Workload, central, ring
+from mgpu_helpers.scaling.links import Link
+from mgpu_helpers.scaling.model import Cost, Workload, central, ring
 from mgpu_helpers.scaling.speedup import Way, band, fixed_batch, speedup
 
 

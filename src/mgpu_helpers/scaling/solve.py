@@ -11,6 +11,8 @@ import numpy as np
 
 from mgpu_helpers.scaling.model import TERMS, Layout, Measurement, Workload, used_by
 
+ALWAYS = tuple(term for term in TERMS if term != "input")  # what is not asked for by name
+
 NOISE = 1e-9  # relative errors below this are rounding
 
 
@@ -30,7 +32,7 @@ def matrix(
 def terms_for(
     workload: Workload,
     measurements: Sequence[Measurement],
-    terms: Sequence[str] = tuple(term for term in TERMS if term != "input"),
+    terms: Sequence[str] = ALWAYS,
 ) -> tuple[str, ...]:
     """List the terms that rows can tell apart, for `fit`: none of them is made of those before it.
 

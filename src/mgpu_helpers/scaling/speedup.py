@@ -10,7 +10,8 @@ import numpy as np
 
 from mgpu_helpers.scaling.estimate import Estimate, doubts, no_spread, reach
 from mgpu_helpers.scaling.fit import Fit
-from mgpu_helpers.scaling.model import BATCH, DEVICES, Breakdown, Cost, Link, Workload, positive
+from mgpu_helpers.scaling.links import Link
+from mgpu_helpers.scaling.model import BATCH, DEVICES, Breakdown, Cost, Workload, positive
 from mgpu_helpers.wording import counted, whole_number
 
 Way = Callable[..., Breakdown]
@@ -94,6 +95,6 @@ def fixed_batch(per_device_batch: float | None, global_batch: float | None) -> f
             f"per_device_batch={per_device_batch} and global_batch={global_batch}: give one of "
             "them, the one that stays the same on any number of devices."
         )
-    batch = per_device_batch if global_batch is None else global_batch
+    batch = per_device_batch or 0 if global_batch is None else global_batch
     positive("batch", batch, BATCH)
     return batch

@@ -42,21 +42,19 @@ def check_batches(examples: Any, batch: int | None = None, replicas: int | None 
         ...
     ValueError: the last batch has 5 of 1,005 examples, of which 4 replicas get 2, 2, 1, 0: ...
     """
-    data = examples if _is_dataset(examples) else None
-    if data is None:
+    replicas = whole_number("replicas", replicas, "a number of replicas", 1)
+    if not _is_dataset(examples):
         examples = whole_number("examples", examples, "a number of examples", 1)
-        batch = whole_number("batch", batch, "the size of a global batch", 1)
-    elif batch is not None:
+        size = whole_number("batch", batch, "the size of a global batch", 1)
+        _check_first(size, replicas)
+        last = examples % size
+        _check_later(last, f"the last batch has {last} of {examples:,} examples", replicas)
+        return
+    if batch is not None:
         raise ValueError(
             f"batch={batch}, and the Dataset has its batches: give it and replicas= alone."
         )
-    replicas = whole_number("replicas", replicas, "a number of replicas", 1)
-    if data is None:
-        _check_first(batch, replicas)
-        last = examples % batch
-        _check_later(last, f"the last batch has {last} of {examples:,} examples", replicas)
-        return
-    for i, size in enumerate(_sizes(data)):
+    for i, size in enumerate(_sizes(examples)):
         if i == 0:
             _check_first(size, replicas)
         _check_later(size, f"batch {i + 1} of the Dataset has {size} examples", replicas)
@@ -95,7 +93,7 @@ def _sizes(data: Any) -> Iterator[int]:
     import tensorflow as tf
 
     shapes = [tf.TensorShape(each.shape) for each in tf.nest.flatten(data.element_spec)]
-    known = {None if s.rank is None else [*s, 0][0] for s in shapes}
+    known: set[Any] = {None if s.rank is None else [*s, 0][0] for s in shapes}
     if any(shape.rank == 0 for shape in shapes) or len(known - {None}) > 1:
         raise ValueError(
             f"the Dataset gives elements of shapes {' and '.join(map(str, shapes))}, which are no "

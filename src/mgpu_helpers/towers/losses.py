@@ -38,10 +38,12 @@ def of_keras(losses: Any) -> Any:
 
     def each(loss: Any) -> Any:
         try:
-            found = None if loss is None else keras.losses.get(loss)
+            found = keras.losses.get(loss)
         except (TypeError, ValueError):
             found = None
-        if loss is not None and found is None:
+        if loss is None:
+            return None
+        if found is None:
             raise ValueError(
                 f"loss={loss!r} is not a loss of Keras: give a name such as 'mse', an object, or a "
                 "function of labels and outputs."

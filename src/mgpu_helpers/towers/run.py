@@ -97,7 +97,7 @@ def _check_rows(given: Any, results: list[Any]) -> None:
     for value in results:
         got = -1 if value is None else rows(tf.convert_to_tensor(value))
         if got == -1 or None not in (wanted, got) and wanted != got:
-            what = "a single value" if got == -1 else counted(got, "row")
+            what = "a single value" if got in (-1, None) else counted(got, "row")
             what = "None" if value is None else what
             raise ValueError(
                 f"the function returned {what} for a shard of {wanted or 'some'} examples: return "

@@ -87,7 +87,7 @@ def _run(
             if met(operation):
                 results = _run(operation, towers, [args[0] for args, _ in given], shares)
             else:
-                moments = contextlib.nullcontext()
+                moments: Any = contextlib.nullcontext()
                 if _normalizes(operation):
                     found = _moments(operation, towers, given, shares)
                     moments = private.with_moments(operation, *found)

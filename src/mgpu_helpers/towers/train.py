@@ -118,8 +118,8 @@ def train_step(
         with tf.device(HOST):
             return train(*tf.nest.map_structure(tf.convert_to_tensor, (x, y, *weights)))
 
-    step.get_concrete_function = train.get_concrete_function  # so a trace has the towers' names
-    step.optimizer = optimizer
+    # So that a trace has the names of the towers, and the optimizer can be saved.
+    vars(step).update(get_concrete_function=train.get_concrete_function, optimizer=optimizer)
     return step
 
 

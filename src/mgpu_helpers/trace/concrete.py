@@ -23,13 +23,14 @@ def concrete_of(function: Callable[..., Any], args: Any, named: Any) -> tuple[An
     called = function
     if named:  # as arguments of their own: a tensor that is captured may become a constant
         function, args = lambda args, named: called(*args, **named), (args, named)
-    if not hasattr(function, "get_concrete_function"):
-        function = tf.function(function)
+    graphed: Any = function
+    if not hasattr(graphed, "get_concrete_function"):
+        graphed = tf.function(graphed)
     try:
         with _made_whole():
-            concrete = function.get_concrete_function(*args)
+            concrete = graphed.get_concrete_function(*args)
         if _compiles(concrete.function_def):  # else its body would run without XLA
-            compiled = function
+            compiled = graphed
             concrete = tf.function(lambda *args: compiled(*args)).get_concrete_function(*args)
     except Exception as error:
         if isinstance(error, tf.errors.OperatorNotAllowedInGraphError):

@@ -36,7 +36,8 @@ def load(path: str | os.PathLike[str]) -> Trace:
     try:
         data = {} | json.loads(Path(path).read_text(encoding="utf-8"))
         if data["format"] == FORMAT:
-            made = {n: tuple(kind(*each) for each in data[n]) for n, kind in _LISTS.items()}
+            made: dict[str, Any] = {}
+            made |= {n: tuple(kind(*each) for each in data[n]) for n, kind in _LISTS.items()}
             made |= {name: _tuples(data[name]) for name in _PLAIN}
             return Trace(**made)
         found = f"its format is {data['format']}, and this is for format {FORMAT}"

@@ -34,7 +34,8 @@ def operations(
     makers: dict[str, list[str]] = defaultdict(list)
     for maker, user in edges:
         makers[user].append(maker)
-    ops, done = [], {}
+    ops: list[Op] = []
+    done: dict[str, int] = {}
     for device, node in stats:
         name, fed = node.node_name, plain_name(node.node_name)
         kind = _type(nodes[name].op) if name in nodes else _label(node.timeline_label)

@@ -93,10 +93,10 @@ def _back(
     while at > start:
         ready = start if cause < 0 else min(at, max(start, nanos(tasks[cause].end)))
         if at > ready:  # all was there
-            ends = tasks[i].device + tasks[cause].device if i is not None and cause >= 0 else ""
-            crossed = "/GPU" in ends and (
-                tasks[i].device != tasks[cause].device or tasks[cause].together
-            )  # fmt: skip
+            crossed = False
+            if i is not None and cause >= 0:
+                here, there = tasks[i].device, tasks[cause].device
+                crossed = "/GPU" in here + there and (here != there or bool(tasks[cause].together))
             yield ready, at, COPY if crossed else OVERHEAD
         if cause < 0:
             return

@@ -53,7 +53,8 @@ def on_threads(tasks: Sequence[Task], threads: int, machine: Machine) -> list[fl
     sent = [
         len({tasks[j].device for j in users[i]} - {task.device}) for i, task in enumerate(tasks)
     ]
-    ends, free = [0.0] * len(tasks), defaultdict(float)
+    ends = [0.0] * len(tasks)
+    free: dict[str, float] = defaultdict(float)
     queues = [deque[int]() for _ in range(threads)]
     inline = [deque[int]() for _ in range(threads)]
     asleep: list[int] = []

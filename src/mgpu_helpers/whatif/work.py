@@ -163,7 +163,8 @@ def _parts(step: Trace) -> tuple[dict[str, Op], list[tuple[str, str]], list[tupl
 
 def _sorted(ran: Mapping[str, Op], edges: Iterable[tuple[str, str]]) -> list[str]:
     """List the names after all that they need, else by their start; [] if some are in a circle."""
-    after, missing = defaultdict(list), defaultdict(int)
+    after: dict[str, list[str]] = defaultdict(list)
+    missing: dict[str, int] = defaultdict(int)
     start, names = {name: op.start for name, op in ran.items()}, set(ran)
     for maker, user in edges:
         after[maker].append(user)

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers import devices, trace
+from mgpu_helpers import trace
+from mgpu_helpers.devices.plan import planned
 
 
 class NotYet(Exception):
@@ -61,7 +62,7 @@ def traced(function: Callable[..., Any], *args: Any) -> tuple[Any, trace.Trace]:
     import tensorflow as tf
 
     _check_callable(function)
-    with tf.device(devices.current().devices[0]):
+    with tf.device(planned().devices[0]):
         return call(trace.function_step, function, *args)
 
 
@@ -71,7 +72,7 @@ PRODUCTS = ("MatMul", "BatchMatMulV2", "Einsum")  # what a matrix product can be
 def idle(step: trace.Trace, kinds: Collection[str] = ()) -> str:
     """Name the plan's devices that did nothing of these kinds (none: any); "" if all worked."""
     busy = {op.device for op in step.ops if not kinds or op.type in kinds}
-    return ", ".join(device for device in devices.current().devices if device not in busy)
+    return ", ".join(device for device in planned().devices if device not in busy)
 
 
 def numbers(value: Any, shape: tuple[int, ...], way: str) -> np.ndarray:

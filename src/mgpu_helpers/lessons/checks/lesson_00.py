@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers import devices
+from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.lessons.checks.judge import PRODUCTS, NotYet, exercise, idle, numbers, traced
 
 
@@ -31,7 +32,7 @@ def default_device(answer: Any) -> str:
 @exercise
 def multiply_columns(function: Callable[[Any, Any], Any]) -> str:
     """Check exercise 2 of lesson 00: value, places and bytes of a product shared by columns."""
-    plan = devices.current()
+    plan = planned()
     rng = np.random.default_rng(seed=1)
     left = rng.integers(-3, 4, [60, 40]).astype("float32")
     right = rng.integers(-3, 4, [40, 840]).astype("float32")
@@ -50,7 +51,7 @@ def multiply_columns(function: Callable[[Any, Any], Any]) -> str:
                 f"{copy.source} sends to {copy.target}: cut and join in a block of {plan.host}"
             )
     for device in plan.devices:
-        got = sum(c.bytes for c in step.copies if c.target == device)
+        got = sum(c.bytes or 0 for c in step.copies if c.target == device)
         if got > wanted:
             way = "cut right on the host, outside the device's block"
             if got < right.nbytes:

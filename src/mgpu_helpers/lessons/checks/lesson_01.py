@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers import devices, placement
+from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.lessons.checks.judge import (
     PRODUCTS,
     NotYet,
@@ -29,7 +30,7 @@ def full_name(function: Callable[[str], str]) -> str:
         form.format(kind, i) for form in ("/{}:{}", "/device:{}:{}") for kind in ("GPU", "cpu")
         for i in numbered
     ]  # fmt: skip
-    for name in [*devices.current().devices, *ways]:
+    for name in [*planned().devices, *ways]:
         device = tf.DeviceSpec.from_string(name).to_string()
         right = f"/job:localhost/replica:0/task:0{device}"
         answer = call(function, name)
@@ -57,7 +58,7 @@ def variables_on_host(choose: Callable[[Any], str]) -> str:
     """Check exercise 2 of lesson 01: a device function that keeps variables on the host."""
     import tensorflow as tf
 
-    plan, tf1 = devices.current(), tf.compat.v1
+    plan, tf1 = planned(), tf.compat.v1
     graph, unnamed = tf.Graph(), {}
 
     def place(op: Any) -> str:
@@ -99,7 +100,7 @@ def variables_on_host(choose: Callable[[Any], str]) -> str:
 @exercise
 def add_entries(function: Callable[[Any], Any]) -> str:
     """Check exercise 3 of lesson 01: one number from each device instead of a matrix."""
-    plan, rng = devices.current(), np.random.default_rng(seed=2)
+    plan, rng = planned(), np.random.default_rng(seed=2)
     size = int(rng.integers(50, 80))
     x = rng.integers(-3, 4, [size, size]).astype("float32")
     value, step = traced(function, x)
@@ -132,7 +133,8 @@ def _shares(function: Callable[[Any], Any], x: np.ndarray) -> dict[str, float]:
     import tensorflow as tf
 
     def parts(x: Any) -> dict[str, Any]:
-        value, found = function(x), {}
+        value = function(x)
+        found: dict[str, Any] = {}
         ops = tf.compat.v1.get_default_graph().get_operations()
         products = [op.outputs[0] for op in ops if op.type in PRODUCTS]
         products = [product for product in products if product.dtype.is_floating]
@@ -145,7 +147,7 @@ def _shares(function: Callable[[Any], Any], x: np.ndarray) -> dict[str, float]:
 
     tf.config.run_functions_eagerly(True)  # the function's own parts then stand in this graph, too
     try:
-        with tf.device(devices.current().devices[0]):
+        with tf.device(planned().devices[0]):
             added = tf.function(parts).get_concrete_function(tf.constant(x))
     except Exception:  # a loop over a tensor; what is wrong without this, the trace has met before
         return {}

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers import devices, trace
+from mgpu_helpers import trace
+from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.lessons import count, networks
 from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, listed, numbers
 from mgpu_helpers.wording import counted, size_text
@@ -91,7 +92,7 @@ def _traced(network: networks.Network, batch: int) -> int:
     """Trace a step of a training with momentum; give what it holds, with weights and slots."""
     import tensorflow as tf
 
-    tf1, plan = tf.compat.v1, devices.current()
+    tf1, plan = tf.compat.v1, planned()
     with tf.Graph().as_default() as graph, tf.device(plan.devices[0]):
         x = tf1.placeholder(tf.float32, [None, 28, 28, 1], name="x")
         y = tf1.placeholder(tf.int64, [None], name="y")

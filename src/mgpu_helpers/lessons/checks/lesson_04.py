@@ -91,7 +91,7 @@ def _check_child(number: int, given: Mapping[str, str], before: Mapping[str, str
 def wall(function: Callable[[list[float], int], Any]) -> str:
     """Check exercise 3 of lesson 04: how long a queue takes that keeps its order."""
     draw = np.random.default_rng()
-    queues = [
+    queues: list[tuple[list[float], int]] = [
         ([2, 2, 3], 2), ([3], 2), ([5, 1, 1, 1], 2), ([1, 2, 3, 4], 1), ([4, 3, 3, 2, 2], 3),
         ([2.5, 2, 0.75, 1.5], 2),
     ]  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers import devices
+from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, listed, numbers
 from mgpu_helpers.wording import counted
 
@@ -41,7 +41,7 @@ def trains(function: Callable[[Any, Any, Any], Any]) -> str:
         train = moves.assign_add(change).op
         count = counter.assign_add(1).op
         start = tf1.global_variables_initializer()
-    config = devices.current().session_config(soft_placement=True)
+    config = planned().session_config(soft_placement=True)
     with contextlib.closing(tf1.Session(graph=graph, config=config)) as session:
         for fetches, value, right, what in (
             (loss, 1.0, False, "fetching the loss alone moves no trainable variable"),
@@ -106,7 +106,8 @@ def run_all(function: Callable[[list[Callable[[], Any]]], Any]) -> str:
     """Check exercise 3 of lesson 05: functions at once, results in order."""
     caller = threading.current_thread()
     for places in ([0, 1, 2, 3, 4], [1, 0], np.random.default_rng().permutation(40).tolist()):
-        n, ended = len(places), []
+        n = len(places)
+        ended: list[int] = []
         meet = threading.Barrier(n)
 
         def work(i: int, n: int, meet: threading.Barrier, ended: list[int]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers import devices
+from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.lessons.checks.judge import (
     PRODUCTS,
     NotYet,
@@ -37,7 +38,7 @@ ARITHMETIC = {
 @exercise
 def distances(function: Callable[..., Any]) -> str:
     """Check exercise 1 of lesson 06: a function of two batches on every device."""
-    plan = devices.current()
+    plan = planned()
     rng = np.random.default_rng()
     for each in (12, int(rng.integers(13, 40))):  # rows for each device
         points, others = rng.integers(-9, 10, [2, each * len(plan), 2]).astype("float32")
@@ -71,7 +72,7 @@ def distances(function: Callable[..., Any]) -> str:
 @exercise
 def uneven(make: Callable[..., Any]) -> str:
     """Check exercise 2 of lesson 06: shards that differ by one example at most."""
-    plan = devices.current()
+    plan = planned()
     rng = np.random.default_rng()
     names = (*plan.devices, plan.host)
     said = _try_uneven(make, plan.devices, 5 * len(plan) + 1, "ab")
@@ -128,7 +129,7 @@ def _try_uneven(make: Callable[..., Any], names: tuple[str, ...], size: int, bat
     if sorted(place for _, place in shards) != sorted(names):
         used = ", ".join(place for _, place in shards)
         raise NotYet(f"{over} ran on {used}, not on {', '.join(names)}: is tf.device in the loop?")
-    host = devices.current().host
+    host = planned().host
     if elsewhere := sorted({*cut_on, joined_on} - {host}):
         what = "cut" if cut_on - {host} else "joined"
         raise NotYet(f"on a GPU machine {elsewhere[0]} {what} the batch: name {host} for that")
@@ -138,7 +139,7 @@ def _try_uneven(make: Callable[..., Any], names: tuple[str, ...], size: int, bat
 @exercise
 def mean_error(function: Callable[[Any, Any], Any], error: Callable[[Any, Any], Any]) -> str:
     """Check exercise 3 of lesson 06: one number from each device instead of one an example."""
-    plan = devices.current()
+    plan = planned()
     rng = np.random.default_rng()
     for each in (24, int(rng.integers(25, 60))):  # points for each device
         x, y = rng.integers(-5, 6, [2, each * len(plan)]).astype("float32")
@@ -159,7 +160,8 @@ def mean_error(function: Callable[[Any, Any], Any], error: Callable[[Any, Any], 
                 raise NotYet(f"{op.device} computed more than its shard: cut before you compute")
         # What reads the weights has to send them.
         for copy in sorted(step.copies, key=lambda copy: devices.order(copy.source)):
-            if copy.source in plan.devices and copy.bytes > 4 and "ReadVariable" not in copy.tensor:
+            sent = copy.bytes or 0
+            if copy.source in plan.devices and sent > 4 and "ReadVariable" not in copy.tensor:
                 raise NotYet(
                     f"{copy.source} sent more than one number: cut the batch on the host, and take "
                     "the mean of a shard on its device, before it is sent"
@@ -171,7 +173,7 @@ def _place(value: Any) -> str:
     """Say where a tensor is; what is no tensor is on the host."""
     import tensorflow as tf
 
-    return devices.short(value.device) if tf.is_tensor(value) else devices.current().host
+    return devices.short(value.device) if tf.is_tensor(value) else planned().host
 
 
 def _by_place_or_name(function: Any, *names: str) -> Callable[..., Any]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers import devices, towers
+from mgpu_helpers import towers
+from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, numbers
 
 
@@ -39,7 +40,7 @@ def _check_losses(function: Callable[..., Any], sizes: list[int], rng: Any) -> N
 
     total = sum(sizes)
     losses = rng.integers(-20, 40, total).astype("float32")
-    with tf.device(devices.current().host):
+    with tf.device(planned().host):
         shares = [tf.constant(share) for share in np.split(losses, np.cumsum(sizes)[:-1])]
         found = [call(function, share, total) for share in shares]
     got = [float(numbers(each, (), "return one number")) for each in found]
@@ -64,7 +65,7 @@ def _check_replicas(function: Callable[..., Any]) -> None:
     """Call it as a step does: whoever adds up over the replicas there counts every loss n times."""
     import tensorflow as tf
 
-    plan = devices.current()
+    plan = planned()
     strategy = tf.distribute.MirroredStrategy(plan.devices, tf.distribute.ReductionToOneDevice())
     losses = np.arange(3.0 * len(plan), dtype="float32")
     shards = strategy.experimental_distribute_values_from_function(
@@ -84,7 +85,7 @@ def evaluate(function: Callable[..., Any]) -> str:
     """Check exercise 2 of lesson 08: the mean loss of any number of examples."""
     import tensorflow as tf
 
-    plan, rng = devices.current(), np.random.default_rng(8)
+    plan, rng = planned(), np.random.default_rng(8)
     strategy = tf.distribute.MirroredStrategy(plan.devices, tf.distribute.ReductionToOneDevice())
     n, center = len(plan), 2.0
     for examples, batch in ((4 * n + 1, 2 * n), (3 * n - 1, 2 * n), (1, 2 * n), (5 * n, 5 * n)):

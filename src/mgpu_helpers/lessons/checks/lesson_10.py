@@ -63,7 +63,7 @@ def _check_accumulated(
         nonlocal most, largest, calls
         if not tf.executing_eagerly():
             raise NotYet("inside a tf.function the check cannot count: leave it out")
-        held = sum(_gradients_in(each, length) for each in gc.get_objects())
+        held: float = sum(_gradients_in(each, length) for each in gc.get_objects())
         held += tracemalloc.get_traced_memory()[0] / (4 * length)  # in arrays of NumPy, in lists
         most, largest, calls = max(most, 1 + held), max(largest, len(x)), calls + 1
         return tf.fill([length], tf.reduce_mean(tf.convert_to_tensor(x) * y))

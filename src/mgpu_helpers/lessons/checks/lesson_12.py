@@ -64,6 +64,6 @@ def _check_drawn(function: Callable[..., Any]) -> None:
 
 
 def _same_count(got: Any, right: int | None, what: str) -> None:
-    if not np.array_equal(got, right):
+    if not np.array_equal(got, np.asarray(right)):
         took = "no number of devices" if right is None else counted(right, "device")
         raise NotYet(f"{what} it is {took}, not {got!r}")

@@ -50,8 +50,8 @@ def rows_of(function: Callable[[int, int, int], Any]) -> str:
 def _rows(function: Callable[[int, int, int], Any], *args: int) -> list[int]:
     got = listed(call(function, *args), "return the numbers of the rows")
     if got:
-        got = numbers(got, (len(got),), "return a flat list of the rows' numbers")
-        strange = [row for row in got if not float(row).is_integer()]
+        flat = numbers(got, (len(got),), "return a flat list of the rows' numbers")
+        strange = [row for row in flat if not float(row).is_integer()]
         if strange:
             raise NotYet(f"the numbers of rows are whole, not {strange[0]}")
     return [int(row) for row in got]
@@ -127,7 +127,8 @@ def saves(function: Callable[[Any], Any]) -> str:
 
 
 def _judge_saves(
-    function: Callable[[Any], Any], given: str | None, right: bool, who: str, cluster: dict
+    function: Callable[[Any], Any], given: str | None, right: bool, who: str,
+    cluster: dict[str, Any],
 ) -> None:
     got = call(function, given)
     if not isinstance(got, (bool, np.bool_)):

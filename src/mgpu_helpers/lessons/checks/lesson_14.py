@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers import devices as plans
+from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.lessons import clinic
 from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, numbers
 from mgpu_helpers.timing import Timing
@@ -36,7 +36,9 @@ def replay_over_link(function: Callable[[Ops, float], Any]) -> str:
             "d": ("second", 1, "ab")}  # fmt: skip
     late = {"a": ("first", 2, ""), "b": ("second", 3, ""), "c": ("second", 1, "ab")}
     apart = {"a": ("first", 9, ""), "b": ("second", 2, "")}
-    cases = [(five, 0.0), (five, 1.0), (five, 5.0), (busy, 2.0), (late, 2.0), (apart, 2.0)]
+    cases: list[tuple[Ops, float]] = [
+        (five, 0.0), (five, 1.0), (five, 5.0), (busy, 2.0), (late, 2.0), (apart, 2.0),
+    ]  # fmt: skip
     draw = np.random.default_rng()
     for devices in 5 * (1, 3, 5, 2):
         link = float(draw.uniform(0.5, 4))
@@ -142,7 +144,7 @@ def _seconds(one_pass: Callable[[], Any], start: list[Any], model: Any) -> float
 
 def _check_cured(before: clinic.Seen, after: clinic.Seen) -> None:
     """Judge what was done in a pass, and not how long it took."""
-    first, *_ = devices = plans.current().devices
+    first, *_ = devices = planned().devices
     used = {device or first for device in after.devices}  # as a GPU machine places it
     if idle := [device for device in devices if device not in used]:
         raise NotYet(f"cause 1 is left: the model is never called on {', '.join(idle)}")

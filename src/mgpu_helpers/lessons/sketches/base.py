@@ -13,7 +13,8 @@ def canvas(width: float, height: float) -> Any:
 
     with plt.style.context(style()):
         figure, ax = plt.subplots(figsize=(width, height))
-    figure.get_layout_engine().set(w_pad=0, h_pad=0)
+    layout: Any = figure.get_layout_engine()
+    layout.set(w_pad=0, h_pad=0)
     ax.set(xlim=(0, width), ylim=(height, 0))
     ax.axis("off")
     return ax

@@ -23,9 +23,9 @@ def five_operations(first: str, second: str) -> Any:
         at = (LEFT + SCALE * start, rows[device])
         box(ax, at, (SCALE * length, 0.5), f"{name}: {length} s", shades[device])
     down, up = rows[first] + 0.52, rows[second] - 0.02
-    for second_of, start, end in ((4, down, up), (10, up, down), (13, down, up)):
+    for second_of, below, above in ((4, down, up), (10, up, down), (13, down, up)):
         x = LEFT + SCALE * second_of
-        arrow(ax, (x - 0.12, start), (x + 0.12, end))
+        arrow(ax, (x - 0.12, below), (x + 0.12, above))
     for moment in (0, 4, 10, 13, 15):
         x = LEFT + SCALE * moment
         ax.plot([x, x], [1.85, 1.93], color="#777777", linewidth=0.8)
