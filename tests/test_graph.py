@@ -292,7 +292,7 @@ def test_a_step_with_what_cannot_be_made_twice_leaves_it_whole(tf):
             warnings.simplefilter("error")
             step = graph.training_step(model, 6)
         assert not model.optimizer.built
-        assert np.isfinite([*model.train_on_batch(x, y, return_dict=True).values()]).all()
+        assert np.isfinite(model.train_on_batch(x, y, return_dict=True)["loss"])
         assert [v.shape for v in step.slots] == [v.shape for v in model.optimizer.variables]
         assert graph.training_step(model, 6).slots[0] is model.optimizer.variables[0]
     assert len(step.states) == 2  # the mean of the loss
