@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mgpu_helpers import whatif
 from mgpu_helpers.trace import Collective, Copy, Op, Trace, function_step, read, session_step
-from mgpu_helpers.trace.step import lanes
+from mgpu_helpers.trace.step import lanes, working
 from mgpu_helpers.whatif import blame, changes, machine
 from mgpu_helpers.whatif.edit import in_towers
 from mgpu_helpers.whatif.machine import Machine
@@ -205,6 +205,12 @@ def test_who_comes_early_to_an_all_reduce_waits_for_what_the_last_one_did(kind):
     rows = {row.name: row for row in step.top(by="type")}
     assert rows["CollectiveReduceV2"].seconds == pytest.approx(9 * MS)
     assert rows["CollectiveReduceV2"].share == pytest.approx(9 / 55)
+
+
+def test_what_waits_is_listed_when_its_work_begins():
+    ops = (Op("c", "CollectiveReduceV2", "/CPU:1", 0.0, 3.0), Op("x", "Add", "/CPU:1", 1.0, 1.0))
+    step = Trace(ops, (), {}, (), collectives=(Collective("c", "/CPU:1", 4, 0.0, 3.0, 2.0, 0),))
+    assert working(step) == [ops[1], replace(ops[0], start=2.0, length=1.0)]
 
 
 @pytest.mark.parametrize("kind", ["CPU", "GPU"])
