@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -165,6 +166,8 @@ def _in_turn(
             )
     warmup = whole_number("warmup", warmup, RUNS, 0)
     repeats = whole_number("repeats", repeats, RUNS, 1)
+    if most := os.environ.get("MGPU_REPEATS"):
+        repeats = min(repeats, whole_number("MGPU_REPEATS", int(most), RUNS, 1))
     for _ in range(warmup):
         for fn in fns:
             fn()
