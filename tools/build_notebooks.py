@@ -42,6 +42,7 @@ def execute(notebook: NotebookNode, name: str, folder: Path, timeout: int = 120)
     with tempfile.TemporaryDirectory() as ipython:
         # ipykernel captures what C code writes, unless it sees the variable that pytest sets.
         env = environment() | {"PYTEST_CURRENT_TEST": "store", "IPYTHONDIR": ipython}
+        env |= {"TF_ENABLE_ONEDNN_OPTS": "1"}  # which some processors do without, others not
         with client.setup_kernel(env=env, stderr=subprocess.DEVNULL):
             for index, cell in enumerate(notebook.cells):
                 if cell.cell_type != "code":
