@@ -30,10 +30,11 @@ def each_of(notebooks: list[Path]) -> pytest.MarkDecorator:
 
 
 def run_notebook(notebook: Path, how: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    env = environment() | {"MGPU_REPEATS": "2"} | settings
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-c", "pyproject.toml", how, "-q",
          "-p", "no:cacheprovider", notebook],
-        cwd=ROOT, env=environment() | {"MGPU_REPEATS": "2"} | settings, capture_output=True, text=True,
+        cwd=ROOT, env=env, capture_output=True, text=True,
     )  # fmt: skip
 
 
