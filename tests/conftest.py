@@ -80,6 +80,12 @@ def wait_for(true: Callable[[], object], seconds: float = 20.0) -> None:
         time.sleep(0.01)
 
 
+@pytest.fixture(autouse=True)
+def timed_as_asked(monkeypatch):
+    """Let tests time as often as they ask: MGPU_REPEATS is for the notebooks of `make test`."""
+    monkeypatch.delenv("MGPU_REPEATS", raising=False)
+
+
 @pytest.fixture(scope="session")
 def plan():
     """Give the plan of this pytest process: two devices, in cores mode."""

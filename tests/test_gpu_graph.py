@@ -95,7 +95,7 @@ def test_a_shared_transpose_does_not_begin_a_task_of_a_pipeline(model, data, pla
     stages = pipeline.stages(model, ["second"], plan.devices)
     graph = gpu_graph.optimized(
         lambda x, y: pipeline.gradients(
-            stages, lambda out, y: entropy(y, out), x, y, pipeline.all_forward(2, 2), uneven=True
+            stages, entropy, x, y, pipeline.all_forward(2, 2), uneven=True
         ), *data,
     )  # fmt: skip
     step = trace.read(gpu_graph.record(graph))

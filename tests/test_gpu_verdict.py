@@ -23,7 +23,7 @@ from lessons import NOTEBOOKS, tags
 # What a GPU machine may say otherwise: the plan, and what the tests of CPUs do not compare either.
 FREE = re.compile(
     r"^(mode|host|devices|machine|timing) | one thread$|NVIDIA H200$|"
-    r" \([\d.,]+ to [\d.,]+, \d+ (pairs|runs)\)$|no error \(without a GPU"
+    r" \([\d.,]+ to [\d.,]+, \d+ (pairs|runs)\)|no error \(without a GPU"
 )
 
 

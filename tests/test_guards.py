@@ -242,9 +242,9 @@ def test_the_sanitize_file_covers_what_timings_print(seconds):
             text = re.sub(regex, put, text)
         return text
 
-    assert clean(once) == clean(twice) == "TIME (20 runs)\nand so on"
+    assert clean(once) == clean(twice) == "TIME\nand so on"
     for pair in (once, twice), (twice, once), (once, once):
-        assert clean(Comparison(*pair, names=("one", "all"))) == "COMPARISON (20 pairs)\nand so on"
+        assert clean(Comparison(*pair, names=("one", "all"))) == "COMPARISON\nand so on"
 
 
 # the rules

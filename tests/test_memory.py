@@ -96,7 +96,7 @@ def two_towers(plan):
 
 
 def test_a_network_counted_by_hand():
-    got = count.predict(SMALL, 7, slots=1)
+    got = count.predict(SMALL, 7, slots=1, onednn=True)
     assert got == Held(PARAMETERS, PARAMETERS, PARAMETERS, 7 * PER_EXAMPLE)
     assert got.total == 3 * 608 + 7 * 1312
     assert count.predict(SMALL, 1, slots=0).slots == 0 and count.predict(SMALL, 1).slots == 1216
@@ -104,10 +104,10 @@ def test_a_network_counted_by_hand():
     assert count.predict(SMALL, 1, onednn=False).activations == 1280
     bare = replace(SMALL, layers=(Conv("conv", 2, 3), *SMALL.layers[1:]))
     # Nobody needs the convolution's output: the pool's gradient is written over it.
-    assert count.predict(bare, 1).activations == 1312
+    assert count.predict(bare, 1, onednn=True).activations == 1312
     assert count.predict(bare, 1, onednn=False).activations == 512 + 128 + 16 + 128
     leaky = replace(SMALL, layers=(Conv("conv", 2, 3, activation="leaky_relu"), *SMALL.layers[1:]))
-    assert count.predict(leaky, 1).activations == 1312 + 512
+    assert count.predict(leaky, 1, onednn=True).activations == 1312 + 512
 
 
 def test_the_network_counted_by_hand_holds_that_much(plan):
@@ -118,7 +118,7 @@ def test_the_network_counted_by_hand_holds_that_much(plan):
 
 def test_the_peak_of_tensorlight_is_where_its_second_pool_goes_back():
     floats = 6272 + 1568 + 392 + 3136 + 3136 + 784 + 196 + 784 + 3136
-    held = count.predict(networks.tensorlight(0.125), 512)
+    held = count.predict(networks.tensorlight(0.125), 512, onednn=True)
     assert held.activations == 512 * 4 * floats
     assert held.weights == held.gradients == 4 * 105_194 and held.slots == 8 * 105_194
 
@@ -201,8 +201,9 @@ def test_at_peak_lists_what_the_peak_adds_up(step, two_towers):
         live = memory.at_peak(trace, device)
         assert sum(a.bytes for a in live) == trace.peak(device)
         assert [a.bytes for a in live] == sorted((a.bytes for a in live), reverse=True)
-        assert live[0].op.endswith("conv1/Relu") and {a.device for a in live} == {device}
-    assert live[0].bytes == 4 * 32 * 28 * 28 * 8  # half the batch
+        largest = next(a for a in live if not a.scratch)  # a convolution may borrow more than it
+        assert largest.op.endswith("conv1/Relu") and {a.device for a in live} == {device}
+    assert largest.bytes == 4 * 32 * 28 * 28 * 8  # half the batch
 
 
 sizes = st.integers(1, 9)
@@ -478,7 +479,7 @@ def test_the_real_tensorflow_is_back_after_an_error_in_the_block(plan):
     (lambda: count.predict(SMALL, 1, slots=-1), "slots=-1 is not a number.* 0 or more"),
     (lambda: count.predict(SMALL, 1, slots=True), "slots=True is not a number"),
     (lambda: count.predict(replace(SMALL, layers=(Pool(),)), 1), "small has no weights to train"),
-    (lambda: count.fits(SMALL, 3743), "3.74 kB do not hold small: one example takes 1.31 kB, and "
+    (lambda: count.fits(SMALL, 3743, onednn=True), "3.74 kB do not hold small: one example takes 1.31 kB, and "
      "weights, slots and gradients 2.43 kB"),
     (lambda: count.fits(SMALL, -5), "0 B do not hold small"),
     (lambda: memory.line([8, 8], [1, 2]), r"2 peaks at batches \[8, 8\] give no line"),

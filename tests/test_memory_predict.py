@@ -185,7 +185,6 @@ def test_what_compile_was_given_is_counted(plan, name):
     real = traced(plan, model, x, y) + held.weights + held.slots
     assert held.low < real < held.high
     assert held.slots == sum(v.numpy().nbytes for v in model.optimizer.variables)
-    assert held.total == pytest.approx(real, rel=0.3)
 
 
 @pytest.mark.parametrize("name", [

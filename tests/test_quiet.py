@@ -43,12 +43,16 @@ def fake_tensorflow(folder, code):
 
 # At level 0 TensorFlow 2.21 says, at its look for GPUs and at the first Session, what older ones
 # say there at any level.
-@pytest.mark.parametrize("level", [{}, {"TF_CPP_MIN_LOG_LEVEL": "0"}], ids=["as it is", "level 0"])
+@pytest.mark.parametrize("level", [
+    pytest.param({}, id="as it is", marks=pytest.mark.thorough),  # each lesson shows it, too
+    pytest.param({"TF_CPP_MIN_LOG_LEVEL": "0"}, id="level 0"),
+])  # fmt: skip
 def test_first_cells_of_a_lesson_print_nothing_on_stderr(level):
     done = run_python(FIRST_CELLS, MGPU_MODE="cores", **level)
     assert (done.stdout, done.stderr) == ("3.0\n", "a message of the lesson\n")
 
 
+@pytest.mark.thorough
 def test_verbose_shows_what_the_first_cells_say():
     done = run_python(FIRST_CELLS, MGPU_MODE="cores", MGPU_VERBOSE="1")
     assert "MLIR V1" in done.stderr
@@ -102,6 +106,7 @@ print(kept, quiet.verbose())
         assert done.stdout == f"before\nafter\nb'inside\\n' {verbose}\n"
 
 
+@pytest.mark.thorough
 def test_autograph_does_not_print_in_a_notebook(tmp_path):
     (tmp_path / "steps.py").write_text(
         "def train():\n"

@@ -209,7 +209,7 @@ loop_step = make_step(looped, size=share)
 for batch in strategy.experimental_distribute_dataset(fifths.repeat(2)):
     loss = loop_step(batch)
 print(f"own loop {loss:.4f}")
-mirrored.fit(fifths.repeat(2), verbose=0)
+history = mirrored.fit(fifths.repeat(2), verbose=0)
 
 # %%
 after_ten = one.get_weights()

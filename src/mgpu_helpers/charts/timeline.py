@@ -72,7 +72,7 @@ def pipeline(trace: Trace, ax: Any = None) -> Any:
     >>> from mgpu_helpers.pipeline import Stage, gradients
     >>> from mgpu_helpers.trace import function_step
     >>> double = Stage("/CPU:1", lambda weights, x: weights["w"] * x, {"w": tf.Variable(2.0)})
-    >>> mean = lambda out, y: tf.reduce_mean(out - y)
+    >>> mean = lambda y, out: tf.reduce_mean(out - y)
     >>> result, step = function_step(lambda x: gradients([double], mean, x, x), tf.ones([4]))
     >>> ax = pipeline(step)
     """
