@@ -130,6 +130,20 @@ def shared(column: Sequence[Part], held: Sequence[Any]) -> list[Any]:
         return [tf.math.divide_no_nan(count, total) for count in counts]
 
 
+def counts_of_added(model: Any) -> list[int | None]:
+    """Say of `model.losses`, inside a tower, what each is a mean of, as `Part` does.
+
+    A regularizer of activities gives a sum over the examples before Keras 3.14, and then a mean.
+    """
+    import keras
+
+    sums: set[int] = set()
+    if tuple(map(int, keras.__version__.split(".")[:2])) < (3, 14):
+        layers = [each for each in model._flatten_layers() if each.activity_regularizer is not None]
+        sums.update(id(loss) for layer in layers for loss in layer._get_own_losses())
+    return [1 if id(loss) in sums else None for loss in model.losses]
+
+
 def _part(loss: Any, labels: Any, outputs: Any, weights: Any, factor: float) -> Part:
     """Call a loss of Keras, or a function, as `fit` does, and count what its mean is of."""
     import keras

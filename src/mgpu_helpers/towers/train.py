@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mgpu_helpers.towers.average import average, total
-from mgpu_helpers.towers.losses import compiled, of_keras, parts, shared
+from mgpu_helpers.towers.losses import compiled, counts_of_added, of_keras, parts, shared
 from mgpu_helpers.towers.split import HOST, rows, shares, split
 from mgpu_helpers.towers.sync import batch_norms, in_step, met
 from mgpu_helpers.towers.tower import Tower, begin, home_of
@@ -72,7 +72,8 @@ def train_step(
         """Give a tower's parts of the loss, and what its layers add."""
         with tower.block():
             own = parts(model, loss, loss_weights, shard[1], outputs, *shard[2:])
-            return own, [tf.reduce_sum(tf.cast(each, own[0].mean.dtype)) for each in model.losses]
+            added = [tf.reduce_sum(tf.cast(each, own[0].mean.dtype)) for each in model.losses]
+            return own, list(zip(added, counts_of_added(model), strict=True))
 
     def losses_of(towers: Sequence[Tower], shards: Sequence[Any], held: Sequence[Any]) -> list[Any]:
         """Give what each tower adds to the loss of the batch."""
@@ -91,7 +92,8 @@ def train_step(
         for tower, (own, added), by, share in zip(towers, found, counts, held, strict=True):
             with tower.block():
                 means = [part.mean * part.factor for part in own]
-                each = zip([*means, *added], [*by, *[share] * len(added)], strict=True)
+                more = [(x, share if count is None else count) for x, count in added]
+                each = [*zip(means, by, strict=True), *more]
                 losses.append(tf.add_n([x * _like(much, x) for x, much in each]))
         return losses
 
