@@ -35,6 +35,12 @@ def nets(tf):
             self.add_loss(tf.reduce_mean(tf.abs(x)))
             return x
 
+    def l1(outputs):
+        """Regularize as Keras does from 3.14, by the mean of the examples: before, by their sum."""
+        total = 0.01 * tf.reduce_sum(tf.abs(outputs))
+        old = tuple(map(int, keras.__version__.split(".")[:2])) < (3, 14)
+        return total / tf.cast(tf.shape(outputs)[0], "float32") if old else total
+
     def mean(labels, outputs):
         pairs = zip(tf.nest.flatten(labels), tf.nest.flatten(outputs), strict=True)
         return tf.add_n([tf.reduce_mean(tf.square(a - 2 * b)) for a, b in pairs])
@@ -63,7 +69,7 @@ def nets(tf):
     made["nested"] = (keras.Model(given, [dense(3, name="out")(x), x]), X, (Y, X), mean,
                       [["inner"], ["out"], ["inner", "multiply"]])  # fmt: skip
     plain = [dense(5, kernel_regularizer="l2"), Added(name="added"),
-             dense(4, activity_regularizer="l1", name="b"), layers.Dropout(0.3, name="drop"),
+             dense(4, activity_regularizer=l1, name="b"), layers.Dropout(0.3, name="drop"),
              dense(3, bias_regularizer="l2", name="c")]  # fmt: skip
     plain = keras.Sequential([keras.Input((4,)), *plain])
     made["losses"] = (plain, X, Y, keras.losses.MeanSquaredError(), [["added"], ["b", "c"]])

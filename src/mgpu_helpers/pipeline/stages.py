@@ -23,8 +23,9 @@ def stages(model: Any, cuts: Sequence[str], devices: Sequence[str]) -> list[Stag
     the layers in the block of their device. Train with `updater(stages, "adam")`, an optimizer for
     each stage. One for the whole model would fetch all weights and gradients to a single device.
     Layers run with training=True: moving averages and the seeds of dropout are renewed piece by
-    piece, and what layers add to the loss counts as the loss does. No loss is scaled, so in
-    mixed_float16 small gradients are lost: prefer mixed_bfloat16.
+    piece, and what layers add to the loss counts as the loss does: as a mean, and a regularizer of
+    activities gives one from Keras 3.14 on. No loss is scaled, so in mixed_float16 small gradients
+    are lost: prefer mixed_bfloat16.
 
     >>> import keras
     >>> layers = [keras.layers.Dense(4, name="a"), keras.layers.Dense(2, name="b")]
