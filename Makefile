@@ -36,9 +36,9 @@ help:  ## list the targets
 	@echo "Targets:"
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/\1|\2/p' Makefile | awk -F'|' '{printf "  make %-12s%s\n", $$1, $$2}'
 	@echo "Options, with any of them:"
-	@echo "  PYTHON=python3.12  the interpreter for the environment (3.10 to 3.13)"
+	@echo "  PYTHON=python3.12  the interpreter for the environment (3.11 to 3.13)"
 	@echo "  TF=2.18            another TensorFlow (2.18 to 2.21, or latest), in its own environment"
-	@echo "  KERAS=3.12         another Keras (3.12 to 3.15, or latest), in its own environment"
+	@echo "  KERAS=3.14         another Keras (3.14, 3.15 or latest), in its own environment"
 	@echo "  GPU=0, GPU=1       without or with TensorFlow's CUDA libraries"
 	@echo "  UV=                use pip even where uv is installed"
 	@echo "  ONLY='cores jobs'  the benchmarks that make bench runs, or the lessons of make gpu"
@@ -104,7 +104,7 @@ lint: $(ready)  ## look for mistakes in the code without running it
 	bash -n .ci/run
 
 constraints:  ## compile constraints.txt again from pyproject.toml (needs uv)
-	uv pip compile --quiet --universal --python-version 3.10 --all-extras --upgrade \
+	uv pip compile --quiet --universal --python-version 3.11 --all-extras --upgrade \
 	    --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
 	    --output-file constraints.txt pyproject.toml
 

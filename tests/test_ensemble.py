@@ -426,8 +426,10 @@ def some_batches(count):
 
 def test_keras_members_train_on_their_devices_as_alone(tf, plan):
     batches = some_batches(3)
-    alone = dense_model(1)
-    losses = [float(alone.train_on_batch(*batch)[0]) for batch in batches]
+    alone, losses = dense_model(1), []
+    for batch in batches:
+        alone.reset_metrics()  # before Keras 3.15, the mean since the last reset comes
+        losses.append(float(alone.train_on_batch(*batch)[0]))
     members = []
     for place in (0, 1):
         with tf.device(plan.devices[place]):
@@ -467,7 +469,8 @@ def test_a_model_that_is_built_again_goes_on_bit_for_bit(plan, tmp_path):
     ensemble.train([first], batches[:2])
     ensemble.save([first], tmp_path)
     again = ensemble.from_keras("m", dense_model(4))
-    assert not set(again.variables) & set(first.variables)
+    mine = [{path for path in m.variables if "adam" not in path} for m in (again, first)]
+    assert mine[0] and not mine[0] & mine[1]  # optimizers are numbered since Keras 3.15
     ensemble.resume([again], tmp_path)
     assert ensemble.train([again], batches[2:]).losses["m"] == losses[2:]
     for a, b in zip(again.variables.values(), whole.variables.values(), strict=True):

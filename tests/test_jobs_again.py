@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -41,7 +41,7 @@ def quiet(commands, **options):
 
 
 def test_each_job_that_ends_leaves_a_row(here, cores):
-    before = datetime.now(timezone.utc) - timedelta(milliseconds=1)
+    before = datetime.now(UTC) - timedelta(milliseconds=1)
     good = f"until grep -q bad {RECORD}; do sleep 0.02; done; echo '{{\"loss\": 0.5}}'"
     commands = [sh(good), sh("exit 3"), sh("sleep 60")]
     report = quiet(commands, names=["good", "bad", "long"], devices=cores, time_limit=2)
@@ -57,7 +57,7 @@ def test_each_job_that_ends_leaves_a_row(here, cores):
     assert good["result_loss"] == report["good"].result["loss"] == 0.5
     for job in report:
         began = datetime.fromisoformat(job.started_at)
-        assert before <= began <= datetime.now(timezone.utc)
+        assert before <= began <= datetime.now(UTC)
         assert job.seconds == job.end - job.start
         assert found[job.name]["seconds"] == pytest.approx(job.seconds, abs=1e-3)
 

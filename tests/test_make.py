@@ -170,32 +170,32 @@ def test_an_unknown_tensorflow_is_refused_before_anything_is_made(machine):
 
 def test_another_keras_is_installed_last_in_an_environment_of_its_own(machine):
     machine.python("python3", "3.11")
-    done = machine.make("-n", "test", "KERAS=3.12")
-    assert '".venv-keras3.12"' in done.stdout and "--nbval-lax" in done.stdout
+    done = machine.make("-n", "test", "KERAS=3.14")
+    assert '".venv-keras3.14"' in done.stdout and "--nbval-lax" in done.stdout
 
     def installed(*options):
         machine.set_up(*options)
         lines = machine.log.read_text().splitlines()
         return [line for line in lines if line.startswith("pip")][-2:]
 
-    pinned, instead = installed("KERAS=3.12")
-    assert "-c constraints.txt" in pinned and instead.endswith("--upgrade keras~=3.12.0")
+    pinned, instead = installed("KERAS=3.14")
+    assert "-c constraints.txt" in pinned and instead.endswith("--upgrade keras~=3.14.0")
     pinned, instead = installed("KERAS=latest", "TF=2.19")
     assert "tensorflow~=2.19.0" in pinned and instead.endswith("--upgrade keras")
     assert (machine.project / ".venv-tf2.19-keraslatest").exists()
     machine.calls()
-    assert "KERAS=2.15 is not supported: use 3.12" in sentence(machine.set_up("KERAS=2.15"))
+    assert "KERAS=2.15 is not supported: use 3.14" in sentence(machine.set_up("KERAS=2.15"))
     assert not machine.calls()
 
 
 def test_each_keras_that_may_be_installed_can_be_asked_for():
-    project, pins, script = (
-        (ROOT / name).read_text()
-        for name in ("pyproject.toml", "constraints.txt", "tools/setup_env.sh")
-    )
+    project, pins, script, jobs = (
+        (ROOT / name).read_text() for name in
+        ("pyproject.toml", "constraints.txt", "tools/setup_env.sh", ".github/workflows/ci.yml")
+    )  # fmt: skip
     lowest, above = map(int, re.search(r'"keras>=3\.(\d+),<3\.(\d+)"', project).groups())
     pinned = [int(minor) for minor in re.findall(r"^keras==3\.(\d+)", pins, re.MULTILINE)]
-    assert (min(pinned), max(pinned)) == (lowest, above - 1)  # both ends are what CI runs
+    assert pinned == [above - 1] and f"KERAS=3.{lowest}\n" in jobs  # both ends are what CI runs
     offered = re.search(r"(3\.\d+[^)]*)\) instead=", script)[1].split(" | ")
     assert offered == [f"3.{minor}" for minor in range(lowest, above)]
 
@@ -215,21 +215,21 @@ def test_the_first_python_that_runs_and_fits_is_taken(machine):
 def test_an_older_tensorflow_takes_an_older_python(machine):
     machine.python("python3", "3.13")
     said = sentence(machine.set_up("TF=2.19"))
-    assert "3.13" in said and "2.19" in said and "3.10 to 3.12" in said
+    assert "3.13" in said and "2.19" in said and "3.11 to 3.12" in said
     machine.python("python3.12", "3.12")
     assert "with python3.12, Python 3.12" in machine.set_up("TF=2.19").stdout
 
 
-@pytest.mark.parametrize("version", ["3.9", "3.14", "4.0"])
+@pytest.mark.parametrize("version", ["3.9", "3.10", "3.14", "4.0"])
 def test_a_python_too_old_or_too_new_gets_a_sentence(machine, version):
     machine.python("python3", version)
     said = sentence(machine.set_up())
-    assert version in said and "3.10 to 3.13" in said and "PYTHON=" in said
+    assert version in said and "3.11 to 3.13" in said and "PYTHON=" in said
     assert not machine.calls()
 
 
 def test_no_python_at_all_gets_a_sentence(machine):
-    assert "3.10 to 3.13" in sentence(machine.set_up())
+    assert "3.11 to 3.13" in sentence(machine.set_up())
     assert "python9" in sentence(machine.set_up("PYTHON=python9"))
 
 

@@ -479,7 +479,8 @@ def test_the_real_tensorflow_is_back_after_an_error_in_the_block(plan):
     (lambda: count.predict(SMALL, 1, slots=-1), "slots=-1 is not a number.* 0 or more"),
     (lambda: count.predict(SMALL, 1, slots=True), "slots=True is not a number"),
     (lambda: count.predict(replace(SMALL, layers=(Pool(),)), 1), "small has no weights to train"),
-    (lambda: count.fits(SMALL, 3743, onednn=True), "3.74 kB do not hold small: one example takes 1.31 kB, and "
+    (lambda: count.fits(SMALL, 3743, onednn=True),
+     "3.74 kB do not hold small: one example takes 1.31 kB, and "
      "weights, slots and gradients 2.43 kB"),
     (lambda: count.fits(SMALL, -5), "0 B do not hold small"),
     (lambda: memory.line([8, 8], [1, 2]), r"2 peaks at batches \[8, 8\] give no line"),

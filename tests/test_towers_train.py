@@ -37,11 +37,17 @@ def give(model, given):
         variable.assign(value)
 
 
+def on_batch(model, *batch):
+    """Train alone, and give this loss: before Keras 3.15, the mean since the last reset comes."""
+    model.reset_metrics()
+    return float(np.ravel(model.train_on_batch(*batch))[0])
+
+
 def both(model, optimizer, loss, batches, devices, **kwargs):
     """Train a model by Keras on whole batches, and again in towers: losses and variables."""
     start = values(model)
     model.compile(optimizer(), loss, run_eagerly=True)  # no graph, no compiler
-    alone = [float(model.train_on_batch(*batch)) for batch in batches], values(model)
+    alone = [on_batch(model, *batch) for batch in batches], values(model)
     give(model, start)
     step = towers.train_step(model, optimizer(), loss, devices, **kwargs)
     return alone, ([float(step(*batch)) for batch in batches], values(model)), step
@@ -249,7 +255,7 @@ def test_losses_of_several_outputs_are_those_of_compile(
     model.compile(keras.optimizers.Adam(0.1), loss, loss_weights=factors, run_eagerly=True)
     step = towers.train_step(model, keras.optimizers.Adam(0.1), None, devices)
     for _ in range(2):
-        alone.append(np.ravel(model.train_on_batch(x, labels, *weights))[0])
+        alone.append(on_batch(model, x, labels, *weights))
     wanted = values(model)
     give(model, start)
     near([float(step(x, labels, *weights)) for _ in alone], alone, 1e-14)

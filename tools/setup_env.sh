@@ -22,10 +22,10 @@ case $tensorflow in
     *) stop "TF=$tensorflow is not supported: use 2.18, 2.19, 2.20, 2.21 or latest." ;;
 esac
 case $keras in
-    3.12 | 3.13 | 3.14 | 3.15) instead="keras~=$keras.0" ;;
+    3.14 | 3.15) instead="keras~=$keras.0" ;;
     latest) instead=keras ;;
     "") instead= ;;
-    *) stop "KERAS=$keras is not supported: use 3.12, 3.13, 3.14, 3.15 or latest." ;;
+    *) stop "KERAS=$keras is not supported: use 3.14, 3.15 or latest." ;;
 esac
 who="this project needs"
 [ $newest = 13 ] || who="TensorFlow $tensorflow needs"
@@ -36,7 +36,7 @@ version() { # prints 3.11, or nothing where the command does not run (a pyenv sh
 
 fits() {
     case $1 in
-        3.1[0-9]) [ "${1#3.}" -le $newest ] ;;
+        3.1[1-9]) [ "${1#3.}" -le $newest ] ;;
         *) false ;;
     esac
 }
@@ -49,7 +49,7 @@ choose_python() { # sets python: the first that runs, fits and can make environm
     if [ -n "$PYTHON" ]; then
         set -- "$PYTHON"
     else
-        set -- python3 python3.13 python3.12 python3.11 python3.10 python
+        set -- python3 python3.13 python3.12 python3.11 python
     fi
     unfit= bare=
     for python; do
@@ -69,12 +69,12 @@ choose_python() { # sets python: the first that runs, fits and can make environm
         stop "$bare (Python $has) cannot make environments, its venv or ensurepip is missing:" \
             "install it (Debian and Ubuntu: apt install python$has-venv), or install uv."
     elif [ -n "$unfit" ]; then
-        stop "$unfit, and $who Python 3.10 to 3.$newest:" \
+        stop "$unfit, and $who Python 3.11 to 3.$newest:" \
             "install one and, if make does not find it, name it: make test PYTHON=python3.12"
     elif [ -n "$PYTHON" ]; then
-        stop "PYTHON=$PYTHON does not run: name a Python 3.10 to 3.$newest."
+        stop "PYTHON=$PYTHON does not run: name a Python 3.11 to 3.$newest."
     fi
-    stop "No Python was found, and $who Python 3.10 to 3.$newest:" \
+    stop "No Python was found, and $who Python 3.11 to 3.$newest:" \
         "install one and, if make does not find it, name it: make test PYTHON=/path/to/python3"
 }
 

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from mgpu_helpers.cluster import addresses as where
@@ -89,7 +89,7 @@ class Crew:
         job = Job(
             f"worker {index}", command + setup.script, setup.kind, setup.log(index, self.number),
             tuple(place.number for place in places), start=now, folder=os.getcwd(),
-            started_at=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+            started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )  # fmt: skip
         given = environment(setup.kind, setup.pool, job.devices)
         given |= where.environment(self.addresses, index) | {"MGPU_ATTEMPT": str(self.number)}

@@ -182,6 +182,7 @@ def from_keras(name: str, model: Any, device: str | None = None) -> Member:
 
     def step(*batch: Any) -> Any:
         with tf.device(device):
+            model.reset_metrics()  # as Keras does from 3.15: before, it gives a running mean
             return model.train_on_batch(*batch)
 
     def predict(images: Any) -> Any:

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from mgpu_helpers import nvml
@@ -262,7 +262,7 @@ class Queue:
         self.waiting.clear()
 
     def start(self, i: int, places: list[Place]) -> None:
-        date = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        date = datetime.now(UTC).isoformat(timespec="milliseconds")
         numbers = tuple(place.number for place in places)
         job = replace(self.jobs[i], devices=numbers, slot=places[0].slot, start=self.now(),
                       started_at=date)  # fmt: skip

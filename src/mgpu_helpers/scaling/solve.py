@@ -59,7 +59,7 @@ def norms(matrix: np.ndarray) -> np.ndarray:
 
 def solve(matrix: np.ndarray) -> tuple[np.ndarray, float]:
     """Give the x of 0 or more with the least |matrix x - 1|, and the sum of its squares."""
-    # Not nnls: SciPy 1.15's, the last for Python 3.10, can miss the minimum of a square system.
+    # Not nnls: SciPy 1.15's can miss the minimum of a square system.
     from scipy.optimize import lsq_linear
 
     ones, scale = np.ones(len(matrix)), norms(matrix)
