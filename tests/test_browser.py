@@ -67,6 +67,7 @@ def lab(tmp_path_factory) -> Iterator[Lab]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(values))
     env = environment() | {
+        "MGPU_REPEATS": "2",
         "MGPU_DEVICES": "3",  # the others are tested in test_variants.py, and 2 is what is stored
         "IPYTHONDIR": str(folder / "ipython"),
         "JUPYTER_CONFIG_DIR": str(folder / "config"),
