@@ -108,7 +108,7 @@ def test_every_copy_has_its_bytes_and_a_tensor_used_twice_is_one_copy(three_devi
 def test_a_copy_lasts_from_the_making_to_the_first_use(three_devices):
     _, trace = three_devices
     start = {op.name: op.start for op in trace.ops}
-    end = {op.name: op.start + op.length for op in trace.ops}
+    end = {op.name: op.end for op in trace.ops}
     copies = {(copy.tensor, copy.target): copy for copy in trace.copies}
     for maker, target, user in (
         ("x", "/CPU:2", "two"), ("two", "/CPU:0", "a"), ("three", "/CPU:0", "b"),
