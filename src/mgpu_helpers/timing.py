@@ -15,7 +15,7 @@ import numpy as np
 
 from mgpu_helpers.wording import counted, whole_number
 
-Name = TypeVar("Name")
+_Name = TypeVar("_Name")
 
 RUNS = "a number of runs"
 FEWEST = 5  # pairs; fewer often lie on one side by chance
@@ -140,8 +140,8 @@ def compare(
 
 
 def several(
-    ways: Mapping[Name, Callable[[], Any]], *, warmup: int = 3, repeats: int = 20
-) -> dict[Name, Timing]:
+    ways: Mapping[_Name, Callable[[], Any]], *, warmup: int = 3, repeats: int = 20
+) -> dict[_Name, Timing]:
     """Time several ways in turn, A B C A B C, as `compare` does two; give a Timing for each name.
 
     Two of them make a `Comparison(a, b)`, because their runs are pairs.
