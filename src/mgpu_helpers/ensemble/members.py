@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from mgpu_helpers._models import ready
 from mgpu_helpers.names import short
 from mgpu_helpers.wording import counted
 
@@ -158,14 +159,8 @@ def from_keras(name: str, model: Any, device: str | None = None) -> Member:
     import tensorflow as tf
 
     from mgpu_helpers.devices.check import checked as there
-    from mgpu_helpers.graph.step import check_built, check_single
 
-    check_built(model)
-    check_single(model)
-    if not model.variables:
-        raise ValueError(f"the model {model.name!r} has no weights: there is nothing to train.")
-    if getattr(model, "optimizer", None) is None:
-        raise ValueError(f"the model {model.name} has no optimizer: compile it first.")
+    ready(model, compiled=True, trained=True)
     (device,) = there([device or model.variables[0].value.device])
     every = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
     away = [v for v in every if short(v.value.device) != device]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from mgpu_helpers import private
+from mgpu_helpers._models import is_model, ready
 from mgpu_helpers.wording import error_line, whole_number
 
 
@@ -30,7 +29,7 @@ def parameters(model: Any, *, trainable: bool = False) -> int:
     >>> parameters(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]))
     8
     """
-    check_built(model)
+    ready(model, single=False)
     found = model.trainable_weights if trainable else model.weights
     return sum(weight.shape.num_elements() for weight in found)
 
@@ -41,7 +40,7 @@ def concrete_of(model_or_function: Any, *args: Any, batch: int, training: bool) 
     import tensorflow as tf
 
     if is_model(model_or_function):
-        check_built(model_or_function)
+        ready(model_or_function, single=False)
         if args:
             raise ValueError(
                 "a model is counted for a batch, not for arguments: leave them out, or give the "
@@ -89,8 +88,8 @@ def training_step(model: Any, batch: int, optimizer: Any = None) -> TrainingStep
     """
     import tensorflow as tf
 
+    ready(model)
     given = inputs_of(model, batch)
-    check_single(model)
     first: Exception | None = None
     for labels in _labels(model, batch):
         with tf.variable_creator_scope(_without_memory), warnings.catch_warnings():
@@ -115,43 +114,12 @@ def training_step(model: Any, batch: int, optimizer: Any = None) -> TrainingStep
     ) from first
 
 
-def is_model(what: Any) -> bool:
-    """Say whether it is a Keras model."""
-    keras = sys.modules.get("keras")
-    return keras is not None and isinstance(what, keras.Model)
-
-
-def takes_training(layer: Any) -> bool:
-    """Say whether a layer, a model or another operation is called with training=True or False."""
-    return "training" in inspect.signature(layer.call).parameters
-
-
-def check_built(model: Any) -> None:
-    """Raise unless it is a Keras model that has its weights."""
-    if not is_model(model):
-        raise TypeError(f"{model!r} is not a Keras model: give a keras.Model.")
-    if not model.built:
-        raise ValueError(
-            f"the model {model.name!r} was not built and has no weights yet: call it once on a "
-            "batch, or model.build(shape of a batch)."
-        )
-
-
-def check_single(model: Any) -> None:
-    """Raise if a model has a copy of its weights for each replica of a strategy."""
-    if (n := getattr(model.distribute_strategy, "num_replicas_in_sync", 1)) > 1:
-        raise ValueError(
-            f"the model {model.name!r} was built under a strategy and has {n} copies of its "
-            "weights: build it once outside of strategy.scope(), and give that."
-        )
-
-
 def inputs_of(model: Any, batch: int) -> Any:
     """Describe a batch of the model's inputs, as `tf.TensorSpec`."""
     import keras
     import tensorflow as tf
 
-    check_built(model)
+    ready(model, single=False)
     batch = whole_number("batch", batch, "a number of examples", 1)
     given = [(tuple(each.shape), each.dtype) for each in getattr(model, "inputs", None) or ()]
     if not given:  # a subclassed model knows the shape that it was built for, but no type

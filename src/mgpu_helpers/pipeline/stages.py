@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mgpu_helpers import private
+from mgpu_helpers._models import ready, takes_training
 from mgpu_helpers.pipeline.run import Made, Stage
 from mgpu_helpers.wording import counted
 
@@ -34,10 +35,9 @@ def stages(model: Any, cuts: Sequence[str], devices: Sequence[str]) -> list[Stag
     [['net/a/kernel', 'net/a/bias'], ['net/b/kernel', 'net/b/bias']]
     """
     from mgpu_helpers.devices.check import checked
-    from mgpu_helpers.graph.step import check_single
 
-    given, model = model, _functional(model)
-    check_single(given)
+    ready(model, functional=True)
+    model = _functional(model)
     nodes = private.calls_of(model)
     at = [0, *_starts(nodes, cuts, devices), len(nodes)]
     devices = checked(devices)
@@ -72,6 +72,7 @@ def places(model: Any) -> dict[str, list[str]]:
     >>> places(keras.Model(x, keras.layers.Add(name="c")([a, b])))
     {'a': ['a'], 'b': ['b', 'c']}
     """
+    ready(model, functional=True, single=False)
     model = _functional(model)
     nodes = private.calls_of(model)
     crossing = _crossing(model, nodes)
@@ -84,24 +85,9 @@ def places(model: Any) -> dict[str, list[str]]:
 
 
 def _functional(model: Any) -> Any:
-    """Check that a model can be cut, and make a Sequential one functional, of the same layers."""
+    """Make a Sequential model functional, of the same layers."""
     import keras
 
-    if not isinstance(model, keras.Function | keras.Sequential):
-        raise TypeError(
-            f"{type(model).__name__} has no list of layers that could be cut: give a functional or "
-            "a Sequential Keras model, or write each `Stage` by hand."
-        )
-    if not (model.built and model.inputs):
-        raise ValueError(
-            f"{model.name} is not built, so its shapes are not known: begin it with keras.Input or "
-            "call it once on a batch."
-        )
-    if not type(model).call.__module__.startswith("keras."):
-        raise TypeError(
-            f"{type(model).__name__} has a `call` of its own, which stages would not run: cut the "
-            "model inside it, or write each `Stage` by hand."
-        )
     if isinstance(model, keras.Sequential):
         return keras.Model(*model.inputs, *model.outputs)
     return model
@@ -168,8 +154,6 @@ def _function(
     """Make the function of a stage: run its calls as Keras would, with the weights it is given."""
     import keras
     import tensorflow as tf
-
-    from mgpu_helpers.graph.step import takes_training
 
     entry = keras.Model(model.input, model.inputs)  # it takes what the model takes, as a flat list
     variables = {**weights, **state}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mgpu_helpers import private
+from mgpu_helpers._models import takes_training
 from mgpu_helpers.towers.split import HOST
 from mgpu_helpers.towers.tower import Tower
 
@@ -74,7 +75,6 @@ def _run(
     import keras
     import tensorflow as tf
 
-    from mgpu_helpers.graph.step import takes_training
 
     graph = _graph(model)
     entry = keras.Model(graph.input, graph.inputs, name=model.name)  # gives a flat list of these

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mgpu_helpers import private
+from mgpu_helpers._models import ready, takes_training
 from mgpu_helpers.towers.average import average, total
 from mgpu_helpers.towers.losses import compiled, of_keras, parts, shared
 from mgpu_helpers.towers.split import HOST, rows, shares, split
@@ -56,7 +57,6 @@ def train_step(
     import tensorflow as tf
 
     from mgpu_helpers.devices.check import checked
-    from mgpu_helpers.graph.step import takes_training
 
     devices = checked(devices)
     _check_model(model, batch_norm)
@@ -214,17 +214,8 @@ def _optimizer(optimizer: Any, model: Any) -> Any:
 
 
 def _check_model(model: Any, batch_norm: str | None) -> None:
-    import keras
 
-    from mgpu_helpers.graph.step import check_single
-
-    if not isinstance(model, keras.Model):
-        raise TypeError(f"{model!r} is not a keras.Model: give one.")
-    if not model.built or not model.trainable_variables:
-        what = "nothing to train" if model.built else "no weights yet"
-        remedy = "make some layers trainable" if model.built else "call it once with a batch"
-        raise ValueError(f"the model {model.name} has {what}: {remedy} first.")
-    check_single(model)
+    ready(model, trained=True)
     if keeps := [x.name for x in private.layers_of(model) if getattr(x, "stateful", False)]:
         raise ValueError(
             f"the layer {keeps[0]!r} of {model.name} keeps a state for each example from batch to "

@@ -6,6 +6,7 @@ import contextlib
 import warnings
 from typing import Any
 
+from mgpu_helpers._models import ready
 from mgpu_helpers.trace.function import function_step
 from mgpu_helpers.trace.step import Trace
 
@@ -32,13 +33,7 @@ def fit_step(model: Any, data: Any, *, keep_metadata: bool = False) -> Trace:
 
     from mgpu_helpers.wording import error_line
 
-    if not hasattr(model, "train_step"):
-        raise TypeError(f"model is {type(model).__name__}: pass a keras.Model, which has fit.")
-    if not model.compiled:
-        raise ValueError(
-            f"the model {model.name!r} is not compiled, so fit has no loss and no optimizer: call "
-            "model.compile(optimizer, loss) first."
-        )
+    ready(model, built=False, compiled=True, single=False)
     batch, strategy = _first(data), model.distribute_strategy
     shapes = _check(model, batch)
     if (n := strategy.num_replicas_in_sync) > 1:  # each replica gets its share, as from fit

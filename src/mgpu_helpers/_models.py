@@ -1,0 +1,73 @@
+"""What a Keras model has to be, before somebody computes with it: one gate for all rooms."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Any
+
+
+def is_model(what: Any) -> bool:
+    """Say whether it is a Keras model."""
+    keras = sys.modules.get("keras")
+    return keras is not None and isinstance(what, keras.Model)
+
+
+def ready(
+    model: Any,
+    *,
+    built: bool = True,
+    compiled: bool = False,
+    single: bool = True,
+    trained: bool = False,
+    functional: bool = False,
+) -> None:
+    """Raise, with the remedy, unless it is a Keras model that is what its user needs.
+
+    built: it has its weights. compiled: it has an optimizer and a loss. single: it was not built
+    under a strategy of several replicas. trained: it has weights to train. functional: its layers
+    and what goes from one to the next are known, as in a functional or Sequential model.
+    """
+    if not is_model(model):
+        raise TypeError(f"{model!r:.60} is not a Keras model: give a keras.Model.")
+    name = f"the model {model.name!r}"
+    if functional:
+        _check_functional(model)
+    if built and not (model.built and (model.inputs or not functional)):
+        raise ValueError(
+            f"{name} was not built and has no weights yet: begin it with keras.Input, or call it "
+            "once on a batch."
+        )
+    if compiled and not model.compiled:
+        raise ValueError(
+            f"{name} is not compiled, so fit has no loss and no optimizer: call "
+            "model.compile(optimizer, loss) first."
+        )
+    if trained and not model.trainable_variables:
+        raise ValueError(f"{name} has nothing to train: make some layers trainable.")
+    if single and (n := getattr(model.distribute_strategy, "num_replicas_in_sync", 1)) > 1:
+        raise ValueError(
+            f"{name} was built under a strategy and has {n} copies of its weights: build it once "
+            "outside of strategy.scope(), and give that."
+        )
+
+
+def _check_functional(model: Any) -> None:
+    import keras
+
+    kind = type(model).__name__
+    if not isinstance(model, keras.Function | keras.Sequential):
+        raise TypeError(
+            f"{kind} has no list of layers to take apart: give a functional or a Sequential Keras "
+            "model."
+        )
+    if not type(model).call.__module__.startswith("keras."):
+        raise TypeError(
+            f"{kind} has a `call` of its own, which its layers alone do not do: give the "
+            "functional model inside it."
+        )
+
+
+def takes_training(layer: Any) -> bool:
+    """Say whether a layer, a model or another operation is called with training=True or False."""
+    return "training" in inspect.signature(layer.call).parameters
