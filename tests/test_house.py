@@ -61,15 +61,15 @@ def test_help_names_every_room_and_calls_what_there_is():
 
 @pytest.mark.parametrize("room, loaded", [
     ("names", {"names"}),
-    ("trace", {"trace", "names", "private"}),
+    ("trace", {"_models", "trace", "names", "private"}),
     ("timing", {"timing", "wording"}),
     ("nvml", {"nvml"}),
     ("charts", {"charts", "names", "wording"}),
     ("scaling", {"scaling", "wording"}),
-    ("towers", {"towers", "names", "private", "wording"}),
+    ("towers", {"_models", "towers", "names", "private", "wording"}),
     ("cluster",
      {"cluster", "devices", "files", "jobs", "names", "nvml", "private", "quiet", "wording"}),
-    ("whatif", {"whatif", "names", "private", "scaling", "timing", "trace", "wording"}),
+    ("whatif", {"_models", "whatif", "names", "private", "scaling", "timing", "trace", "wording"}),
     ("placement", {"placement", "names", "private", "quiet", "wording"}),
 ])  # fmt: skip
 def test_a_room_loads_what_it_needs_and_no_more(room: str, loaded: set[str]):

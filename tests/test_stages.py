@@ -357,7 +357,7 @@ def models():
 
 @pytest.mark.parametrize("name, cuts, error, said", [
     ("own", ["b"], TypeError, "Own"), ("doubled", ["b"], TypeError, "Model has a `call`"),
-    ("no model", ["b"], TypeError, "int"), ("unbuilt", ["b"], ValueError, "not built"),
+    ("no model", ["b"], TypeError, "3"), ("unbuilt", ["b"], ValueError, "not built"),
     ("twice", ["c"], ValueError, "'d/kernel'"), ("single", ["b"], ValueError, "'b'"),
     ("plain", ["bb"], ValueError, "'bb' .* b"), ("plain", ["a"], ValueError, "'a'"),
     ("plain", ["b", "b"], ValueError, "'b'"), ("plain", ["b", "a"], ValueError, "'a'"),
