@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from conftest import run_python
-from mgpu_helpers import placement
-from mgpu_helpers.placement import Placed, Placement
+from mgpu_helpers import trace
+from mgpu_helpers.trace.log import Placed, Placement
 
 ROWS = [
     ("host/total", "AddV2", "/CPU:0"),
@@ -54,9 +54,9 @@ def test_classic_and_modern_agree(plan):
     before = modern()  # what ran before the block is reported too
     tables = []
     for _ in range(2):
-        with placement.capture() as one:
+        with trace.placement() as one:
             value = classic(plan)
-        with placement.capture() as other:
+        with trace.placement() as other:
             again = modern()
         assert (value == before.numpy()).all() and (again == before).numpy().all()
         tables.append((one, other))
@@ -67,7 +67,7 @@ def test_classic_and_modern_agree(plan):
 
 
 def test_raw_keeps_the_lines_as_tensorflow_wrote_them(plan):
-    with placement.capture() as found:
+    with trace.placement() as found:
         classic(plan)
     assert sorted(found.raw) == [
         "a: (Const): /job:localhost/replica:0/task:0/device:CPU:1",
@@ -78,7 +78,7 @@ def test_raw_keeps_the_lines_as_tensorflow_wrote_them(plan):
 
 
 def test_a_session_without_the_log_reports_nothing(plan):
-    with placement.capture() as found:
+    with trace.placement() as found:
         classic(plan, log=False)
     assert (found.rows, found.raw) == ((), ()) and repr(found) == "no operation was placed"
 
@@ -86,10 +86,10 @@ def test_a_session_without_the_log_reports_nothing(plan):
 def test_eager_operations_are_reported_by_their_type(plan):
     import tensorflow as tf
 
-    with placement.capture():
+    with trace.placement():
         tf.sqrt(2.0)
     tf.exp(2.0)
-    with placement.capture() as found:
+    with trace.placement() as found:
         program(plan)
     assert as_tuples(found) == [  # and nothing of what ran outside the block
         ("AddV2", "AddV2", "/CPU:0"), ("MatMul", "MatMul", "/CPU:1"), ("AddV2", "AddV2", "/CPU:2"),
@@ -106,7 +106,7 @@ def test_soft_placement_shows_where_an_operation_really_went(plan):
         with tf.device("/GPU:7"):
             return tf.add(1.0, 2.0, name="sum")
 
-    with placement.capture() as found:
+    with trace.placement() as found:
         elsewhere()
     assert found.device_of("sum") == "/CPU:0"
 
@@ -122,7 +122,7 @@ def test_onednn_does_not_rename_or_hide_operations(plan):
         hidden = tf.nn.relu(tf.nn.bias_add(hidden, [1.0, 2.0]))
         return tf.matmul(hidden[0, 0], tf.ones([2, 2]), name="m")
 
-    with placement.capture() as found:
+    with trace.placement() as found:
         both(image)
         tf.nn.conv2d(image, kernel, 1, "SAME")
     types = {row.name: row.type for row in found.rows}
@@ -138,7 +138,7 @@ def test_the_optimizer_works_again_after_the_block(plan):
     try:
         for asked in (False, True):
             tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": asked})
-            with placement.capture():
+            with trace.placement():
                 pass
             options = tf.config.optimizer.get_experimental_options()
             assert options["disable_meta_optimizer"] is asked
@@ -148,7 +148,7 @@ def test_the_optimizer_works_again_after_the_block(plan):
 
 
 def test_what_the_block_prints_is_not_lost(plan, capfd):
-    with placement.capture() as found:
+    with trace.placement() as found:
         print("from Python")
         os.write(1, b"from C\nand more\n")
         classic(plan)
@@ -161,7 +161,7 @@ def test_what_the_block_prints_is_not_lost(plan, capfd):
 
 def test_lines_that_come_through_python_count_too(plan, capfd):
     line = "x: (MatMul): /job:localhost/replica:0/task:0/device:CPU:1"
-    with placement.capture() as found:
+    with trace.placement() as found:
         print(line)  # as TensorFlow does it in a notebook
     assert found.raw == (line,) and as_tuples(found) == [("x", "MatMul", "/CPU:1")]
     assert capfd.readouterr().out == ""
@@ -171,7 +171,7 @@ def test_an_exception_passes_through(plan, capfd):
     import tensorflow as tf
 
     before, stdout = os.fstat(1), sys.stdout
-    with pytest.raises(ZeroDivisionError), placement.capture() as found:
+    with pytest.raises(ZeroDivisionError), trace.placement() as found:
         print("so far")
         os.write(1, b"so good\n")
         classic(plan)
@@ -183,7 +183,7 @@ def test_an_exception_passes_through(plan, capfd):
     assert not options["disable_meta_optimizer"]
     os.write(1, b"open\n")
     assert capfd.readouterr().out == "open\n"
-    with placement.capture() as after:
+    with trace.placement() as after:
         classic(plan)
     assert as_tuples(after) == ROWS
 
@@ -195,7 +195,7 @@ def child(where):
     plan = devices.setup(2)
 
     def show():
-        with placement.capture() as found:
+        with trace.placement() as found:
             print("printed inside")
             classic(plan)
         print(found, found.raw, sep="\n")
@@ -252,7 +252,7 @@ def test_by_device_counts_as_people_do(table):
 def test_logging_asked_for_after_the_start_switches_soft_placement_instead():
     """Lesson 01 says so of TensorFlow 2.18 to 2.21; when it is mended, the lesson can say less."""
     done = run_python(
-        "from mgpu_helpers import placement\n"
+        "from mgpu_helpers import trace\n"
         "import tensorflow as tf\n"
         "tf.ones([])\n"
         "tf.debugging.set_log_device_placement(False)\n"
@@ -260,7 +260,7 @@ def test_logging_asked_for_after_the_start_switches_soft_placement_instead():
         "    with tf.device('/GPU:63'): tf.zeros([])\n"
         "except tf.errors.InvalidArgumentError: print('soft placement is off')\n"
         "tf.debugging.set_log_device_placement(True)\n"
-        "with placement.capture() as log, tf.device('/GPU:63'): tf.zeros([2]) + 1\n"
+        "with trace.placement() as log, tf.device('/GPU:63'): tf.zeros([2]) + 1\n"
         "print(len(log.raw), 'lines')\n"
     )
     assert done.stdout.splitlines() == ["soft placement is off", "0 lines"]

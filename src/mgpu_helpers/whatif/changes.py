@@ -5,20 +5,69 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from statistics import median
 
 from mgpu_helpers.names import order
 from mgpu_helpers.scaling.model import positive
-from mgpu_helpers.timing import Timing
+from mgpu_helpers.timing import Comparison, Timing
 from mgpu_helpers.trace.step import Trace
 from mgpu_helpers.whatif.edit import in_towers, over_link, scaled_by
 from mgpu_helpers.whatif.machine import Machine, measured
 from mgpu_helpers.whatif.model import seconds
-from mgpu_helpers.whatif.result import Change, Replay
 from mgpu_helpers.whatif.work import Task, apart, home_of, tasks_of, threads_of
 from mgpu_helpers.wording import counted, whole_number
 
 Steps = Trace | Sequence[Trace]
+
+
+@dataclass(frozen=True, repr=False)
+class Replay:
+    """The seconds of traced steps, and those of their replays, in the order of the traces."""
+
+    traced: Timing
+    replayed: Timing
+
+    @property
+    def seconds(self) -> float:
+        """Give the median of the replays, in seconds."""
+        return self.replayed.median
+
+    @property
+    def errors(self) -> tuple[float, ...]:
+        """Give by which share of its trace each replay is longer."""
+        return tuple(
+            b / a - 1 for a, b in zip(self.traced.seconds, self.replayed.seconds, strict=True)
+        )
+
+    def __repr__(self) -> str:
+        where = " in the median" if len(self.errors) > 1 else ""
+        off = f"{median(self.errors):+.1%}{where}{_many(self.errors)}"
+        return f"replayed in {_ms(self.replayed)}, traced in {_ms(self.traced)} ({off})"
+
+
+class Change(Comparison):
+    """Replays of traced steps as they are (`a`, before) and with a change (`b`, after)."""
+
+    @property
+    def before(self) -> float:
+        """Give the median of the replays as the steps are, in seconds."""
+        return self.a.median
+
+    @property
+    def after(self) -> float:
+        """Give the median of the replays with the change, in seconds."""
+        return self.b.median
+
+    def __repr__(self) -> str:
+        slower = self.ratio < 1
+        middle, *ends = (1 / x if slower else x for x in (self.ratio, self.low, self.high))
+        spread = f" ({min(ends):.2f} to {max(ends):.2f}" if len(self.ratios) > 1 else ""
+        spread += _many(self.ratios) + ")" if spread else ""
+        way = "as slow" if slower else "as fast"
+        said = "no faster" if f"{middle:.2f}" == "1.00" else f"{middle:.2f} times {way}"
+        return f"{self.names[1]}: {_ms(self.a)} would be {_ms(self.b)}, {said}{spread}"
+
 
 def replay(step: Steps) -> Replay:
     """Replay a step from its trace, or several traces each: seconds, beside what was traced.
@@ -98,7 +147,8 @@ def link(step: Steps, bytes_per_second: float) -> Change:
     collective they are a ring: each of n devices that add up P bytes sends 2 (n - 1) / n P. In
     cores mode copies take no time as they are; on GPUs the link is in place of the traced one.
 
-    >>> from mgpu_helpers.trace import Copy, Op, Trace
+    >>> from mgpu_helpers.trace import Op, Trace
+    >>> from mgpu_helpers.trace.records import Copy
     >>> two = Op("a", "Add", "/CPU:1", 0.0, 0.01), Op("b", "Add", "/CPU:2", 0.01, 0.01)
     >>> copy = Copy("a", "/CPU:1", "/CPU:2", 10_000_000, start=0.01, length=0.0)
     >>> link(Trace(two, (copy,), {}, (("a", "b"),)), 1e9)
@@ -196,3 +246,11 @@ def _steps(step: Steps) -> list[Trace]:
 
 def _speed(bytes_per_second: float) -> str:
     return f"{bytes_per_second / 1e9:.3g} GB/s"
+
+
+def _ms(timing: Timing) -> str:
+    return f"{timing.median * 1e3:.1f} ms"
+
+
+def _many(values: Sequence[float]) -> str:
+    return f", {len(values)} traces" if len(values) > 1 else ""
