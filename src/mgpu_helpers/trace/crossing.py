@@ -22,11 +22,7 @@ _MEETS = re.compile("NcclAllReduce|Collective(Reduce|Gather|AllToAll)")
 
 
 def copies_of(
-    received: list[Any],
-    sent: dict[bytes, str],
-    stats: list[tuple[str, Any]],
-    nodes: dict[str, Any],
-    ops: list[Op],
+    nodes: dict[str, Any], sent: dict[bytes, str], stats: list[tuple[str, Any]], ops: list[Op]
 ) -> list[Copy]:
     """List the tensors that crossed between devices, by their start."""
     by_node = {node.node_name: node for _, node in stats}
@@ -36,7 +32,9 @@ def copies_of(
         for tensor in node.input if node.name in by_name else ():
             uses[tensor.partition(":")[0]].append(by_name[node.name].start)
     copies = []
-    for node in received:
+    for node in nodes.values():
+        if node.op not in private.RECEIVES:
+            continue
         tensor = sent.get(node.attr["tensor_name"].s)
         source = short(node.attr["send_device"].s.decode())
         target = short(node.attr["recv_device"].s.decode())
@@ -74,26 +72,22 @@ def sends(nodes: dict[str, Any]) -> tuple[dict[bytes, str], dict[str, str]]:
 
 def edges_of(
     nodes: dict[str, Any], sent: dict[bytes, str], relays: dict[str, str]
-) -> tuple[list[tuple[str, str]], list[tuple[str, str]], list[Any]]:
-    """List who feeds whom, through copies as if they were not there, and who only waits for whom.
-
-    And the receiving ends of the copies.
-    """
-    received, fed, edges = [], set(), set()
+) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """List who needs whom, through copies as if there were none; and who only waits for whom."""
+    fed, edges = set(), set()
     for node in nodes.values():
-        if node.op in private.RECEIVES:
-            received.append(node)
-        elif node.op not in private.SENDS and node.name not in relays:
-            for tensor in node.input:
-                maker = _maker(tensor)
-                if maker in nodes and nodes[maker].op in private.RECEIVES:
-                    maker = sent.get(nodes[maker].attr["tensor_name"].s, "")
-                if maker := _maker(relays.get(maker, maker)):
-                    edge = plain_name(maker), plain_name(node.name)
-                    edges.add(edge)
-                    if not tensor.startswith("^"):
-                        fed.add(edge)
-    return sorted(edges), sorted(edges - fed), received
+        if node.op in private.SENDS | private.RECEIVES or node.name in relays:
+            continue
+        for tensor in node.input:
+            maker = _maker(tensor)
+            if maker in nodes and nodes[maker].op in private.RECEIVES:
+                maker = sent.get(nodes[maker].attr["tensor_name"].s, "")
+            if maker := _maker(relays.get(maker, maker)):
+                edge = plain_name(maker), plain_name(node.name)
+                edges.add(edge)
+                if not tensor.startswith("^"):
+                    fed.add(edge)
+    return sorted(edges), sorted(edges - fed)
 
 
 def _maker(tensor: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -48,13 +47,6 @@ class Placement:
             ran = f"ran on several devices: {', '.join(where)}" if where else f"is not in: {names}"
             raise KeyError(f"the operation {name} {ran}.")
         return where[0]
-
-    def by_device(self) -> dict[str, tuple[str, ...]]:
-        """Return the names of the operations of each device, by the device's name."""
-        groups = defaultdict(list)
-        for row in self.rows:
-            groups[row.device].append(row.name)
-        return {device: tuple(groups[device]) for device in sorted(groups, key=order)}
 
 
 @contextlib.contextmanager

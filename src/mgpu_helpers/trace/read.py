@@ -52,7 +52,7 @@ def read(metadata: Any) -> Trace:
     stats.sort(key=lambda each: each[1].all_start_nanos)
     begin = stats[0][1].all_start_nanos if stats else 0
     sent, relays = sends(nodes)
-    edges, waits, received = edges_of(nodes, sent, relays)
+    edges, waits = edges_of(nodes, sent, relays)
     kernels = kernels_of(metadata.step_stats, stats)
     ops = [op for op in operations(stats, nodes, edges, kernels, begin) if op.name not in relays]
     allocations = _allocations(stats, begin)
@@ -65,7 +65,7 @@ def read(metadata: Any) -> Trace:
         for device, spans in (kernels or {}).items()
     }
     return Trace(
-        tuple(ops), tuple(copies_of(received, sent, stats, nodes, ops)), memory, tuple(edges),
+        tuple(ops), tuple(copies_of(nodes, sent, stats, ops)), memory, tuple(edges),
         tuple(allocations), tuple(waits), ran,
         launches_only=kernels is None and any(device.startswith("/GPU") for device, _ in stats),
         collectives=tuple(collectives_of(ops, stats, nodes)),

@@ -11,7 +11,7 @@ from statistics import median
 from mgpu_helpers.names import order
 from mgpu_helpers.scaling.model import positive
 from mgpu_helpers.timing import Comparison, Timing
-from mgpu_helpers.trace.step import Trace
+from mgpu_helpers.trace.step import Trace, traced
 from mgpu_helpers.whatif.edit import in_towers, over_link, scaled_by
 from mgpu_helpers.whatif.machine import Machine, measured
 from mgpu_helpers.whatif.model import seconds
@@ -105,7 +105,7 @@ def faster(step: Steps, pattern: str, by: float = 2.0) -> Change:
 
     def change(tasks: list[Task], _: Trace) -> list[Task]:
         nonlocal hits
-        found = {t.name for t in tasks if t.type and any(map(_found, (t.name, t.type)))}
+        found = {t.name for t in tasks if t.type and (search(t.name) or search(t.type))}
         if not found:
             raise ValueError(
                 f"pattern={pattern!r} is in no name or type of the step's {len(tasks)} operations: "
@@ -119,10 +119,10 @@ def faster(step: Steps, pattern: str, by: float = 2.0) -> Change:
         hits = len(found)
         return [replace(t, seconds=t.seconds / by) if t.name in found else t for t in tasks]
 
-    _found = re.compile(pattern).search
+    search = re.compile(pattern).search
     result = _changed(step, "", change)
     what = f"{pattern!r} ({counted(hits, 'operation')}) {by:g} times as fast"
-    return Change(result.a, result.b, ("the step", what))
+    return replace(result, names=("the step", what))
 
 
 def scaled(step: Steps, batch: float = 0.5) -> Change:
@@ -154,8 +154,6 @@ def link(step: Steps, bytes_per_second: float) -> Change:
     >>> link(Trace(two, (copy,), {}, (("a", "b"),)), 1e9)
     a link of 1 GB/s: 20.0 ms would be 30... ms, 1.5... times as slow
     """
-    positive("bytes_per_second", bytes_per_second, "a speed")
-
     def change(tasks: list[Task], step: Trace) -> list[Task]:
         sizes: dict[tuple[str, str], int] = defaultdict(int)
         for copy in step.copies:
@@ -182,8 +180,6 @@ def towers(
     n = whole_number("n", n, "a number of towers", 1)
     share = 1 / n if batch is None else batch
     positive("batch", share, "a share of the batch")
-    if bytes_per_second is not None:
-        positive("bytes_per_second", bytes_per_second, "a speed")
 
     def change(tasks: list[Task], step: Trace) -> list[Task]:
         home = home_of(step)
@@ -199,10 +195,10 @@ def towers(
                 "a trace of one GPU does not say what a copy to another takes: give "
                 "bytes_per_second, such as 8e9 for PCIe 3.0."
             )
-        made = in_towers(tasks, home, n, share, machine)
+        spread = in_towers(tasks, home, n, share, machine)
         if bytes_per_second is None:
-            return made
-        return over_link(made, lambda task, _: task.bytes, bytes_per_second)
+            return spread
+        return over_link(spread, lambda task, _: task.bytes, bytes_per_second)
 
     by = "" if bytes_per_second is None else f" by a link of {_speed(bytes_per_second)}"
     each = "" if batch is None else f" with {batch:.3g} times the batch each"
@@ -236,15 +232,11 @@ def _machine(step: Trace) -> Machine | None:
 
 
 def _steps(step: Steps) -> list[Trace]:
-    steps = list(step) if isinstance(step, Sequence) else [step]
-    if not steps or not all(isinstance(each, Trace) for each in steps):
-        raise TypeError(
-            f"{step!r:.60} is no traced step: give what trace.fit_step returns, or several of them."
-        )
-    return steps
+    return [traced(each) for each in (step if isinstance(step, Sequence) and step else [step])]
 
 
 def _speed(bytes_per_second: float) -> str:
+    positive("bytes_per_second", bytes_per_second, "a speed")
     return f"{bytes_per_second / 1e9:.3g} GB/s"
 
 
