@@ -400,94 +400,46 @@ def test_on_a_gpu_tensors_count_as_asked_for_and_pinned_memory_on_the_host():
     assert trace.memory["/GPU:0"][-1][1] == 1_000_008
 
 
-TASK = "/job:localhost/replica:0/task:0/device:"
+def test_on_a_gpu_a_collective_lasts_until_the_host_heard_of_its_end():
+    """NCCL's kernels carry no operation: with a length of 0 nobody would seem to have waited.
 
-
-@pytest.fixture(scope="module")
-def two():
-    """Read a step of two towers on two cards, of which the second computes three times as long.
-
-    It is made by hand in the form that TensorFlow gave the records in data/: a card has a lane of
-    all its kernels, and those of NCCL carry no operation. The host launches everything in 100 us. A
-    collective ends on the host when its kernel has ended. The first kernel changes the layout of
-    the images for both passes, and has the name of the second.
+    Made by hand in the form that TensorFlow gave the records in data/: a card has a lane of all its
+    kernels, the host launches everything in 100 us, and ends a collective when its kernel has
+    ended. The second card computes three times as long. The first kernel changes the layout.
     """
     from tensorflow.compat.v1 import RunMetadata
 
     metadata, begin = RunMetadata(), 1_700_000_000_002_000  # us since 1970
-    parts = {name: metadata.partition_graphs.add() for name in ("CPU:0", "GPU:0", "GPU:1")}
-    lanes = {name: metadata.step_stats.dev_stats.add(device=TASK + name) for name in parts}
-
-    def node(device, name, op, inputs, start=None, end=0, size=0):
-        made = parts[device].node.add(name=name, op=op, device=TASK + device, input=inputs)
-        if start is not None:
-            ran = lanes[device].node_stats.add(
-                node_name=name, all_start_nanos=(begin + start) * 1000, op_start_rel_nanos=500,
-                op_end_rel_nanos=(end - start) * 1000 - 500,
-                all_end_rel_nanos=(end - start) * 1000,
-            )  # fmt: skip
-            about = ran.output.add().tensor_description
-            about.dtype = 1
-            about.shape.dim.add(size=size // 4)
-        return made
-
+    nodes, stats = metadata.partition_graphs.add().node, metadata.step_stats.dev_stats
     for i, work in enumerate((1000, 3000)):
-        gpu, tower = f"GPU:{i}", f"tower_{i}/"
-        back = f"{tower}gradient_tape/conv/Conv2DBackpropFilter"
-        layout = f"{back}-0-TransposeNHWCToNCHW-LayoutOptimizer"
-        node("CPU:0", f"_arg_x_{i}_0_0", "_Arg", [], i, i + 2, 4000)
-        for op, where, inputs in (("_Send", "CPU:0", [f"_arg_x_{i}_0_0"]), ("_Recv", gpu, [])):
-            end = node(where, f"x_{i}/{op}", op, inputs)
-            end.attr["tensor_name"].s = f"edge_x_{i}".encode()
-            end.attr["send_device"].s = f"{TASK}CPU:0".encode()
-            end.attr["recv_device"].s = (TASK + gpu).encode()
-        at = 10 + 50 * i
-        node(gpu, layout, "Transpose", [f"x_{i}/_Recv"], at, at + 5, 4000)
-        node(gpu, f"{tower}conv/Conv2D", "Conv2D", [layout], at + 5, at + 10, 8000)
-        fed = [layout, f"{tower}conv/Conv2D"]
-        node(gpu, back, "Conv2DBackpropFilter", fed, at + 10, at + 15, 2000)
-        node(gpu, f"{tower}NcclAllReduce", "NcclAllReduce", [back], at + 15, 7020 + i, 2000)
-        node(gpu, f"{tower}update", "Sub", [f"{tower}NcclAllReduce"], 7030 + i, 7035 + i)
-        card, came = metadata.step_stats.dev_stats.add, 300 + 2 * work
-        stream = card(device=f"/device:GPU:{i}/stream:all")
-        for name, start, us in (
-            (f"{layout}:Transpose", 200, 100), (f"{tower}conv/Conv2D:Conv2D", 300, work),
-            (f"{back}:Conv2DBackpropFilter", 300 + work, work),
-            ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", came, 7000 - came),
-            (f"{tower}update:Sub", 7040, 10),
-        ):  # fmt: skip
-            stream.node_stats.add(
-                node_name=name, all_start_micros=begin + start, scheduled_micros=at + 15,
-                op_end_rel_micros=us, all_end_rel_micros=us,
-            )  # fmt: skip
-    return read(metadata)
-
-
-def test_each_of_two_gpus_has_its_own_times_and_copies(two):
-    work = {"/GPU:0": 1000, "/GPU:1": 3000}
-    for i, (device, us) in enumerate(work.items()):
         back = f"tower_{i}/gradient_tape/conv/Conv2DBackpropFilter"
-        ran = [(op.name, *in_us(op)[1:]) for op in two.ops if op.device == device]
-        assert ran == [
-            (f"{back}-0-TransposeNHWCToNCHW-LayoutOptimizer", 200, 100),
-            (f"tower_{i}/conv/Conv2D", 300, us),
-            (back, 300 + us, us),
-            (f"tower_{i}/NcclAllReduce", 300 + 2 * us, 7020 + i - (300 + 2 * us)),
-            (f"tower_{i}/update", 7040, 10),
-        ]
-        assert layer(ran[0][0]) == "conv"
-    assert [op.device for op in two.ops if op.type == "Placeholder"] == ["/CPU:0"] * 2
-    assert {(c.source, c.target, c.tensor, c.bytes) for c in two.copies} == {
-        ("/CPU:0", "/GPU:0", "x_0", 4000), ("/CPU:0", "/GPU:1", "x_1", 4000),
-    }  # fmt: skip
-
-
-def test_a_collective_lasts_until_the_host_heard_of_its_end(two):
-    """NCCL's kernels carry no operation: with a length of 0 nobody would seem to have waited."""
-    lasted = {c.device: (round(c.start * 1e6), round(c.length * 1e6)) for c in two.collectives}
-    assert lasted == {"/GPU:0": (2300, 4720), "/GPU:1": (6300, 721)}
-    # What of it was waiting, a card cannot tell: its kernel runs all the time.
-    assert two.busy("/GPU:0") == pytest.approx((7000 - 200 + 10) * 1e-6)
+        layout = f"{back}-0-TransposeNHWCToNCHW-LayoutOptimizer"
+        together, update, at = f"tower_{i}/NcclAllReduce", f"tower_{i}/update", 50 * i
+        host = stats.add(device=f"/job:localhost/replica:0/task:0/device:GPU:{i}")
+        for name, op, inputs, start, end in (
+            (layout, "Transpose", [], 0, 5), (back, "Conv2DBackpropFilter", [layout], 5, 10),
+            (together, "NcclAllReduce", [back], 10, 7020), (update, "Sub", [together], 7030, 7035),
+        ):  # fmt: skip
+            nodes.add(name=name, op=op, input=inputs)
+            host.node_stats.add(node_name=name, all_start_nanos=(begin + at + start) * 1000,
+                                all_end_rel_nanos=(end - start) * 1000)  # fmt: skip
+        lane = stats.add(device=f"/device:GPU:{i}/stream:all")
+        for name, start, us in (
+            (f"{layout}:Transpose", 200, 100), (f"{back}:Conv2DBackpropFilter", 300, work),
+            ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 300 + work, 6700 - work),
+            (f"{update}:Sub", 7100, 10),
+        ):  # fmt: skip
+            start += begin
+            lane.node_stats.add(node_name=name, all_start_micros=start, all_end_rel_micros=us)
+    trace = read(metadata)
+    for i, (device, work) in enumerate((("/GPU:0", 1000), ("/GPU:1", 3000))):
+        ran = [in_us(op)[1:] for op in trace.ops if op.device == device]
+        came = 300 + work
+        assert ran == [(200, 100), (300, work), (came, 7020 + 50 * i - came), (7100, 10)]
+        # What of it was waiting, a card cannot tell: its kernel runs all the time.
+        assert trace.busy(device) == pytest.approx((7000 - 200 + 10) * 1e-6)
+    assert [round(c.waited * 1e6) for c in trace.collectives] == [2000, 0]
+    assert {layer(op.name) for op in trace.ops if "Transpose" in op.name} == {"conv"}
 
 
 # ---- today's code
@@ -524,20 +476,6 @@ def test_function_step_equals_calling_the_function(plan):
     assert where["hidden"] == "/CPU:1" and where["product"] == "/CPU:2"  # not folded away
     assert where["MatMul/ReadVariableOp"] == "/CPU:2"
     assert trace.bytes_between()["/CPU:1", "/CPU:2"] == 40000
-
-
-def test_function_step_takes_keyword_arguments(plan):
-    import tensorflow as tf
-
-    def scaled(x, by, *, training=False):
-        return x * by if training else x
-
-    x, by = np.float32([1, 2]), np.float32([3, 4])
-    for function in (scaled, tf.function(scaled)):
-        got, step = function_step(function, x, by=by, training=True)
-        np.testing.assert_array_equal(got, [3, 8])
-        assert "Mul" in {op.type for op in step.ops}
-        np.testing.assert_array_equal(function_step(function, x, by=by)[0], x)
 
 
 def test_a_traced_step_assigns_in_place(plan):

@@ -91,22 +91,6 @@ def test_it_takes_what_fit_takes(plan):
     weighted = fit_step(model, (x, y, weights))
     assert sum(op.type == "Placeholder" for op in weighted.ops) == 3
 
-    class Alone(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(1)
-
-        def call(self, x):
-            out = self.dense(x)
-            self.add_loss(keras.ops.mean(out))
-            return out
-
-    alone = Alone()  # not built, and without labels
-    alone.compile("sgd")
-    only = fit_step(alone, tf.data.Dataset.from_tensor_slices(x).batch(4))
-    assert [op.bytes for op in only.ops if op.type == "Placeholder"] == [x.nbytes]
-    assert alone.built and matmuls(only) == 2
-
 
 def test_what_fit_does_besides_is_warned_of(plan):
     import keras
