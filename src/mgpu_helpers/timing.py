@@ -14,7 +14,7 @@ import numpy as np
 
 from mgpu_helpers.wording import counted, whole_number
 
-_Name = TypeVar("_Name")
+Name = TypeVar("Name")
 
 __all__ = ["compare", "measure", "several"]
 
@@ -139,8 +139,8 @@ def compare(
 
 
 def several(
-    ways: Mapping[_Name, Callable[[], Any]], *, warmup: int = 3, repeats: int = 20
-) -> dict[_Name, Timing]:
+    ways: Mapping[Name, Callable[[], Any]], *, warmup: int = 3, repeats: int = 20
+) -> dict[Name, Timing]:
     """Time several ways in turn, A B C A B C, as `compare` does two; give a Timing for each name.
 
     Two of them make a `Comparison(a, b)`, because their runs are pairs.
