@@ -407,16 +407,6 @@ def test_every_moment_of_a_device_is_accounted_for(step):
         assert sum(shares) == 100
 
 
-@pytest.mark.parametrize("length", range(1, 60))
-def test_long_lines_are_broken_and_no_number_loses_its_percent(length):
-    waits = blame.Wait("x" * length, "/CPU:2", 0.003), blame.Wait("y", "/CPU:2", 0.002)
-    said = blame.Explanation((blame.Account("/CPU:1", 0.01, 0.005, waits),))
-    lines = repr(said).splitlines()
-    assert max(map(len, lines)) <= 100  # a notebook breaks longer ones in the middle of a word
-    assert not any(line.strip().startswith("%") for line in lines)
-    assert " ".join(" ".join(lines).split()) == str(said.accounts[0])
-
-
 def test_three_waits_are_named_and_the_others_counted_by_device():
     waits = [blame.Wait(name, f"/CPU:{2 + (name == 'e')}", 0.01) for name in "abcde"]
     said = str(blame.Account("/CPU:1", 0.1, 0.05, tuple(waits)))
