@@ -20,11 +20,7 @@ plan = devices.setup(4)
 import keras
 import tensorflow as tf
 
-def mirrored(kind):
-    return tf.distribute.MirroredStrategy(plan.devices, kind and getattr(tf.distribute, kind)())
-
-def by_hand(kind):
-    strategy = mirrored(kind)
+def by_hand(strategy):
     with strategy.scope():
         weight = tf.Variable(tf.ones([5, 4]), name="weight")
 
@@ -90,11 +86,9 @@ def asked(traced):
         after=[change.after for change in changes],
         least=sum(op.length for op in on_cpu_threads(traced)) / threads_of(traced))
 
-found = {}
-for kind in (None, "ReductionToOneDevice"):
-    same, traced = by_hand(kind)
-    found[str(kind)] = about(traced) | dict(same=same)
-strategy = mirrored(None)
+found, strategy = {}, tf.distribute.MirroredStrategy(plan.devices)
+same, traced = by_hand(strategy)
+found["by hand"] = about(traced) | dict(same=same)
 same, traced, weights = by_fit(strategy)
 found["fit"] = about(traced) | dict(same=same, weights=weights, asked=asked(traced))
 found["synchronized"] = asked(by_fit(strategy, synchronized=True)[1])
@@ -112,24 +106,14 @@ GRADIENT = 5 * 4 * 4  # bytes
 DEVICES = ["/CPU:1", "/CPU:2", "/CPU:3", "/CPU:4"]
 
 
-@pytest.mark.parametrize("kind", ["None", "ReductionToOneDevice"])
-def test_replicas_are_traced_as_they_run(found, kind):
-    got = found[kind]
+def test_replicas_are_traced_as_they_run_and_what_they_give_is_no_copy(found):
+    got = found["by hand"]
     assert all(got["same"]) and len(got["same"]) == 4 + 2 * 4
     assert got["products"] == {"/CPU:0": 0} | dict.fromkeys(DEVICES, 2)
-
-
-def test_what_is_given_to_a_collective_is_counted_and_is_no_copy(found):
-    got = found["None"]
     assert got["kinds"] == [["CollectiveReduceV2", "ring"]] and got["timed"]
     assert got["given"] == {"/CPU:0": 0} | dict.fromkeys(DEVICES, GRADIENT)
     for a, b, n in got["between"]:
         assert n < GRADIENT or "/CPU:0" in (a, b)  # the batch, the results
-    one = found["ReductionToOneDevice"]
-    assert set(one["given"].values()) == {0}
-    between = {(a, b): n for a, b, n in one["between"]}
-    for other in DEVICES[1:]:  # there are copies there, to the first device and back
-        assert between[other, "/CPU:1"] == between["/CPU:1", other] == GRADIENT
 
 
 def test_a_step_of_fit_gives_every_gradient_once(found):
