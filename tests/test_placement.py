@@ -105,6 +105,7 @@ def test_onednn_does_not_rename_or_hide_operations(plan):
     both = tf.function(lambda x: tf.nn.bias_add(tf.nn.conv2d(x, kernel, 1, "SAME"), [1.0, 2.0]))
     with trace.placement() as found:
         both(image)
+        tf.nn.conv2d(image, kernel, 1, "SAME")
     assert {"Conv2D", "BiasAdd"} <= {row.type for row in found.rows}
     assert not any("Mkl" in row.name + row.type for row in found.rows)
 

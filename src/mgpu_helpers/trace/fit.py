@@ -35,7 +35,13 @@ def fit_step(model: Any, data: Any) -> Trace:
     ready(model, built=False, compiled=True, single=False)
     batch, strategy = _first(data), model.distribute_strategy
     shapes = [str(tuple(each.shape)) for each in tf.nest.flatten(batch) if hasattr(each, "shape")]
-    if strategy.num_replicas_in_sync > 1:  # each replica gets its share, as from fit
+    if (n := strategy.num_replicas_in_sync) > 1:  # each replica gets its share, as from fit
+        size = len(tf.nest.flatten(batch)[0])
+        if size % n:  # Keras adds up the first shares of all to find their shape
+            raise ValueError(
+                f"the first batch has {size} examples, of which {n} replicas cannot get the same "
+                f"number, and fit cannot begin so: give it a multiple of {n}."
+            )
         whole = tf.data.Dataset.from_tensors(batch)
         shared = strategy.experimental_distribute_dataset(whole)
         if getattr(model, "history", None) is None:  # never fitted: a replica makes no variables
