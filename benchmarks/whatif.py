@@ -19,6 +19,8 @@ from _rounds import compare
 from _steps import Step
 from mgpu_helpers import devices, pipeline, results, scaling, timing, towers, trace, whatif
 from mgpu_helpers.lessons import digits, networks
+from mgpu_helpers.whatif.changes import Change
+from mgpu_helpers.whatif.machine import measured
 from mgpu_helpers.wording import table
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
@@ -42,7 +44,7 @@ class Case(NamedTuple):
     name: str
     before: Way
     after: Way
-    ask: Callable[[list[trace.Trace]], whatif.Change]
+    ask: Callable[[list[trace.Trace]], Change]
 
 
 def lesson(plan: devices.Plan, network: Any, layout: scaling.Layout) -> Way:
@@ -137,7 +139,7 @@ def cases(plan: devices.Plan) -> list[Case]:
 
 def main() -> None:
     plan = devices.setup(2)
-    print(plan, whatif.measured(), sep="\n", flush=True)
+    print(plan, measured(), sep="\n", flush=True)
     replays, rows = {}, []
     for name, before, after, ask in cases(plan):
         for _ in range(WARMUP):
@@ -167,7 +169,7 @@ def main() -> None:
                          at_least=False),
     ]  # fmt: skip
     print(*ratios, sep="\n")
-    machine = whatif.measured()
+    machine = measured()
     results.write("whatif", plan, {
         "traces": TRACES, "operations_explained": len(step.ops),
         "operation_us": round(machine.operation * 1e6, 2), "wake_us": round(machine.wake * 1e6, 1),

@@ -19,11 +19,12 @@ from mgpu_helpers import charts, devices, memory, pipeline, scaling, whatif
 from mgpu_helpers.charts.scaling import COSTS
 from mgpu_helpers.lessons import drawings, networks, published
 from mgpu_helpers.memory import Held, Monitor, Phase, Sample
-from mgpu_helpers.placement import Placed, Placement
 from mgpu_helpers.results import Card, Ratio
 from mgpu_helpers.scaling import Breakdown, Layout, Measurement
 from mgpu_helpers.timing import Timing
-from mgpu_helpers.trace import Copy, Op, Trace
+from mgpu_helpers.trace import Op, Trace
+from mgpu_helpers.trace.log import Placed, Placement
+from mgpu_helpers.trace.records import Copy
 
 matplotlib.use("Agg")
 KINDS = ("placement_map", "timeline", "live_bytes")

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import run_python
-from mgpu_helpers import devices, nvml, placement, towers
+from mgpu_helpers import devices, nvml, towers, trace
 from mgpu_helpers.devices import trial, visible
 
 COUNTS = (1, 2, 4, 8)
@@ -109,7 +109,7 @@ def child_cores():
                 with tf.device(device):
                     tf.random.uniform([2], name=f"on_{i + 1}")
 
-        with placement.capture() as placed_function:
+        with trace.placement() as placed_function:
             spread()
         report[n] = {
             "host": plan.host,
@@ -174,7 +174,7 @@ def mirrored(tf, plan):
     def step():
         return strategy.run(lambda: weight * 3.0)
 
-    with placement.capture() as placed:
+    with trace.placement() as placed:
         parts = strategy.experimental_local_results(step())
     where = [row.device for row in placed.rows if row.type == "Mul"]
     return [[float(part[0]) for part in parts], where]

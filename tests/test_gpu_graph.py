@@ -7,6 +7,7 @@ import pytest
 
 import gpu_graph
 from mgpu_helpers import memory, pipeline, trace
+from mgpu_helpers.trace.layers import layer
 
 KINDS = {"Conv2D", "_FusedConv2D"}
 
@@ -70,8 +71,8 @@ def test_what_the_optimizer_added_belongs_to_a_layer_and_is_no_gradient(step, mo
     assert added
     for op in added:
         after = op.name.partition("-")[0]  # the operation that it was made for
-        assert trace.layer(op.name) == trace.layer(op.name, known) == trace.layer(after), op.name
-    assert {trace.layer(op.name) for op in added} & set(known)
+        assert layer(op.name) == layer(op.name, known) == layer(after), op.name
+    assert {layer(op.name) for op in added} & set(known)
     weights = 4 * model.count_params()
     held = memory.by_use(step, "/GPU:0", weights=weights)
     assert held.total == weights + step.peak("/GPU:0")
@@ -82,8 +83,8 @@ def test_what_the_optimizer_added_belongs_to_a_layer_and_is_no_gradient(step, mo
 def test_a_fused_operation_keeps_its_layer(model, data):
     graph = gpu_graph.optimized(lambda x: model(x, training=False), data[0])
     ops = trace.read(gpu_graph.record(graph)).ops
-    fused = [trace.layer(op.name) for op in ops if op.type.startswith("_Fused")]
-    assert fused and {trace.layer(op.name) for op in ops if op.type in KINDS} == {
+    fused = [layer(op.name) for op in ops if op.type.startswith("_Fused")]
+    assert fused and {layer(op.name) for op in ops if op.type in KINDS} == {
         "first", "inner", "second",
     }, fused  # fmt: skip
 

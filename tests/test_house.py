@@ -61,7 +61,7 @@ def test_help_names_every_room_and_calls_what_there_is():
 
 @pytest.mark.parametrize("room, loaded", [
     ("names", {"names"}),
-    ("trace", {"_models", "trace", "names", "private"}),
+    ("trace", {"trace", "_models", "files", "names", "private", "quiet", "wording"}),
     ("timing", {"timing", "wording"}),
     ("nvml", {"nvml"}),
     ("charts", {"charts", "names", "wording"}),
@@ -69,8 +69,9 @@ def test_help_names_every_room_and_calls_what_there_is():
     ("towers", {"_models", "towers", "names", "private", "wording"}),
     ("cluster",
      {"cluster", "devices", "files", "jobs", "names", "nvml", "private", "quiet", "wording"}),
-    ("whatif", {"_models", "whatif", "names", "private", "scaling", "timing", "trace", "wording"}),
-    ("placement", {"placement", "names", "private", "quiet", "wording"}),
+    ("whatif",
+     {"whatif", "_models", "files", "names", "private", "quiet", "scaling", "timing", "trace",
+      "wording"}),
 ])  # fmt: skip
 def test_a_room_loads_what_it_needs_and_no_more(room: str, loaded: set[str]):
     code = (

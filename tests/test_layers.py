@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mgpu_helpers import towers, trace
-from mgpu_helpers.trace import layer
+from mgpu_helpers.trace.layers import layer
 
 OURS = {"loss", "optimizer", "other", "variables"}
 

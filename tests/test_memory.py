@@ -18,7 +18,8 @@ from mgpu_helpers import devices, memory, nvml, towers
 from mgpu_helpers.lessons import count, networks
 from mgpu_helpers.lessons.networks import Conv, Dense, Network, Pool
 from mgpu_helpers.memory import Held, Monitor
-from mgpu_helpers.trace import Allocation, Op, Trace, function_step, session_step
+from mgpu_helpers.trace import Op, Trace, function_step, session_step
+from mgpu_helpers.trace.records import Allocation
 
 MB = 10**6
 SMALL = Network("small", (Conv("conv", 2, 3, activation="relu"), Pool(), Dense("out", 4)),
@@ -212,7 +213,7 @@ spans = st.tuples(st.integers(0, 6), st.one_of(st.none(), st.integers(0, 6)), si
 
 @given(st.lists(spans, min_size=1))
 def test_the_peak_is_the_largest_sum_of_what_lives_at_once(drawn):
-    from mgpu_helpers.trace import curve
+    from mgpu_helpers.trace.records import curve
 
     made = tuple(
         Allocation(f"op{i}", D, size, start, None if length is None else start + length)

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from conftest import run_python
 from mgpu_helpers import pipeline, trace
 from mgpu_helpers.lessons import networks
-from mgpu_helpers.trace import Allocation, Op, Trace
+from mgpu_helpers.trace import Op, Trace
+from mgpu_helpers.trace.records import Allocation
 
 KINDS = {
     "in turn": pipeline.one_by_one,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import time
 
 import pytest
@@ -43,25 +42,14 @@ def test_warmup_is_not_counted(clock):
     "lengths, text",
     [
         ([0.0119, 0.0123, 0.0128], "12.3 ms (12.1 to 12.6, 3 runs)"),
-        ([2.0], "2.00 s (2.00 to 2.00, 1 run)"),
         ([123.4] * 4, "123 s (123 to 123, 4 runs)"),
         ([45.6e-6, 47.6e-6], "46.6 µs (46.1 to 47.1, 2 runs)"),
         ([0.9999e-3], "1.00 ms (1.00 to 1.00, 1 run)"),  # not "1000 µs"
-        ([0.99999], "1.00 s (1.00 to 1.00, 1 run)"),
         ([0.0], "0 µs (0 to 0, 1 run)"),
     ],
 )
 def test_timing_prints(lengths, text):
     assert repr(Timing(tuple(lengths))) == text
-
-
-@given(st.lists(seconds, min_size=1, max_size=30))
-def test_median_lies_between_the_quartiles_and_prints_three_digits(lengths):
-    timing = Timing(tuple(lengths))
-    assert min(lengths) <= timing.low <= timing.median <= timing.high <= max(lengths)
-    number, unit = repr(timing).split(" ")[:2]
-    printed = float(number) * {"s": 1, "ms": 1e-3, "µs": 1e-6}[unit]
-    assert math.isclose(printed, timing.median, rel_tol=0.006)
 
 
 def test_drift_hits_both(clock):
@@ -76,12 +64,6 @@ def test_drift_hits_both(clock):
 
 def given_ratios(ratios, names=("one device", "two devices")):
     return Comparison(Timing(tuple(ratios)), Timing((1.0,) * len(ratios)), names=names)
-
-
-def test_quartiles_of_the_ratios():
-    found = given_ratios([5.0, 1.0, 4.0, 2.0, 3.0])
-    assert found.ratios == (5, 1, 4, 2, 3)
-    assert (found.ratio, found.low, found.high) == (3, 2, 4)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +86,7 @@ def test_quartiles_of_the_ratios():
 )  # fmt: skip
 def test_comparison_prints(ratios, differ, text):
     found = given_ratios(ratios)
-    assert found.distinguishable is differ
+    assert found.ratios == tuple(ratios) and found.distinguishable is differ
     assert repr(found) == text
 
 
@@ -129,65 +111,6 @@ def test_a_time_below_the_clocks_tick_still_compares(clock):
     assert min(found.a.seconds) > 0
 
 
-def test_real_clock():
-    timing = measure(lambda: time.sleep(0.002), warmup=1, repeats=5)
-    assert min(timing.seconds) >= 0.002  # above that, other programs have a part in it
-    found = compare(lambda: time.sleep(0.008), lambda: time.sleep(0.001), warmup=0, repeats=5)
-    assert min(found.a.seconds) >= 0.008 and len(found.ratios) == 5
-
-
-@pytest.mark.parametrize("on", [True, False])
-def test_garbage_collection_is_off_while_timing_and_put_back(on):
-    seen = []
-    was = gc.isenabled()
-    try:
-        (gc.enable if on else gc.disable)()
-        measure(lambda: seen.append(gc.isenabled()), warmup=1, repeats=2)
-        assert seen == [on, False, False]
-        assert gc.isenabled() is on
-    finally:
-        (gc.enable if was else gc.disable)()
-
-
-def test_an_exception_passes_through_and_collection_is_put_back():
-    trouble = LookupError("mine")
-    left = [None, None]
-
-    def fails():
-        if left:
-            left.pop()
-        else:
-            raise trouble
-
-    with pytest.raises(LookupError) as caught:
-        measure(fails, warmup=1, repeats=3)
-    assert caught.value is trouble
-    assert gc.isenabled()
-
-
-@pytest.mark.parametrize(
-    "wrong, text",
-    [
-        ({"repeats": 0}, "repeats=0"),
-        ({"repeats": True}, "repeats=True"),
-        ({"warmup": -1}, "warmup=-1"),
-        ({"warmup": "3"}, "warmup='3'"),
-    ],
-)
-def test_bad_counts(wrong, text):
-    calls = []
-    with pytest.raises(ValueError, match=text):
-        measure(lambda: calls.append(1), **wrong)
-    assert not calls
-
-
-def test_a_value_instead_of_a_function():
-    with pytest.raises(TypeError, match="float"):
-        measure(1.5)
-    with pytest.raises(TypeError, match="NoneType"):
-        compare(lambda: None, None)
-
-
 def test_several_ways_take_turns():
     calls = []
     ways = {name: lambda name=name: calls.append(name) for name in "abc"}
@@ -199,3 +122,35 @@ def test_several_ways_take_turns():
     assert list(timings) == list("abc")
     assert all(len(each.seconds) == 3 for each in timings.values())
     assert len(Comparison(timings["a"], timings["c"]).ratios) == 3
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_garbage_collection_is_off_while_timing_and_put_back_after_an_error(on):
+    seen, was = [], gc.isenabled()
+
+    def fails():
+        seen.append(gc.isenabled())
+        if len(seen) == 3:
+            raise LookupError("mine")
+
+    try:
+        (gc.enable if on else gc.disable)()
+        with pytest.raises(LookupError, match="mine"):
+            measure(fails, warmup=1, repeats=9)
+        assert seen == [on, False, False] and gc.isenabled() is on
+    finally:
+        (gc.enable if was else gc.disable)()
+
+
+@pytest.mark.parametrize("wrong", [{"repeats": 0}, {"repeats": True}, {"warmup": -1}])
+def test_bad_counts_are_named_before_anything_runs(wrong):
+    calls = []
+    with pytest.raises(ValueError, match="=".join(map(str, *wrong.items()))):
+        measure(lambda: calls.append(1), **wrong)
+    assert not calls
+
+
+def test_a_setting_bounds_the_runs(monkeypatch):
+    monkeypatch.setenv("MGPU_REPEATS", "2")
+    assert len(measure(lambda: None, repeats=9).seconds) == 2
+    assert len(measure(lambda: None, repeats=1).seconds) == 1

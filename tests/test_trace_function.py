@@ -7,28 +7,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from conftest import run_python
 from keras_models import built
-from mgpu_helpers import placement
+from mgpu_helpers import trace
 from mgpu_helpers.trace import function_step
 
-MODELS = ("convolution", "transformer", "lstm")
-
-
-def convolution():
-    """Make a small network with BatchNormalization, whose dense layer has most of the weights."""
-    import keras
-    from keras import layers
-
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential([
-        keras.Input([8, 8, 3]), layers.Conv2D(4, 3), layers.BatchNormalization(), layers.ReLU(),
-        layers.Flatten(), layers.Dense(400), layers.Dense(2),
-    ])  # fmt: skip
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    random = np.random.default_rng(0)
-    x = random.normal(size=[4, 8, 8, 3]).astype(np.float32)
-    return model, x, random.integers(0, 2, 4)
+MODELS = ("residual", "transformer")
 
 
 @pytest.fixture(scope="module")
@@ -36,32 +19,21 @@ def models(plan):
     """Build the models on the first device and train each for a step."""
     import tensorflow as tf
 
-    made = {}
     with tf.device(plan.devices[0]):
-        for name in MODELS:
-            made[name] = convolution() if name == "convolution" else built(name)
-            made[name][0].train_on_batch(*made[name][1:])
-    return made
-
-
-@pytest.fixture(scope="module")
-def steps(plan, models):
-    """Trace a training step of each; give what it returned, the trace and the weights before."""
-    import tensorflow as tf
-
-    found = {}
-    for name, (model, x, y) in models.items():
-        before = [v.numpy() for v in model.variables]
-        with tf.device(plan.devices[0]):
-            found[name] = *function_step(model.train_on_batch, x, y=y), before
-    return found
+        models = {name: built(name) for name in MODELS}
+        for model, x, y in models.values():
+            model.train_on_batch(x, y)
+    return models
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_traced_training_step_is_the_step_and_leaves_the_model(plan, models, steps, name):
+def test_a_traced_training_step_is_the_step_and_leaves_the_model(plan, models, name):
     import tensorflow as tf
 
-    (model, x, y), (got, step, before) = models[name], steps[name]
+    model, x, y = models[name]
+    before = [v.numpy() for v in model.variables]
+    with tf.device(plan.devices[0]):
+        got, step = function_step(model.train_on_batch, x, y=y)
     for kept, variable in zip(before, model.variables, strict=True):
         np.testing.assert_array_equal(kept, variable.numpy())
     with tf.device(plan.devices[0]):
@@ -69,16 +41,7 @@ def test_a_traced_training_step_is_the_step_and_leaves_the_model(plan, models, s
     assert got == pytest.approx(wanted, rel=1e-6)
     weights = sum(v.numpy().nbytes for v in model.trainable_variables)
     assert weights < step.peak(plan.devices[0]) < 100 * weights + 2e7
-    assert step.peak(plan.host) < 1e6 and step.metadata is None and step.collectives == ()
-
-
-def test_what_an_optimizer_adds_to_is_added_to_in_place(models, steps):
-    """A weight may still be read while it is assigned, and is then copied; the moments are not."""
-    _, step, _ = steps["convolution"]
-    added = {op.name for op in step.ops if op.type == "AssignAddVariableOp"}
-    taken = [a.bytes for a in step.allocations if a.op in added]
-    assert len(added) >= 2 * len(models["convolution"][0].trainable_variables)
-    assert max(taken, default=0) < 100
+    assert step.peak(plan.host) < 1e6 and step.collectives == ()
 
 
 def test_operations_run_where_a_call_places_them(plan, models):
@@ -95,7 +58,7 @@ def test_operations_run_where_a_call_places_them(plan, models):
     x = tf.constant(x)
     with tf.device(plan.devices[1]):
         got, step = function_step(forward, x, training=False)
-        with placement.capture() as log:
+        with trace.placement() as log:
             wanted = tf.function(forward)(x, training=False)
     np.testing.assert_allclose(got, wanted, rtol=1e-5)
     rows = {row.name: row.device for row in log.rows if row.type != "Const"}
@@ -108,48 +71,12 @@ def test_operations_run_where_a_call_places_them(plan, models):
     )
 
 
-def test_arguments_are_fed_by_name_too(plan):
-    import tensorflow as tf
-
-    def both(a, *, z, b):
-        return {"z": z["b"] * 10 + z["a"], "sum": a + b}
-
-    z = {"b": tf.constant(1.0), "a": tf.constant(2.0)}
-    got, step = function_step(both, tf.constant(5.0), z=z, b=np.float32(7))
-    assert (float(got["z"]), float(got["sum"])) == (12, 12)
-    assert sum(op.type == "Placeholder" for op in step.ops) == 4  # none of them is a constant
-
-
 def test_the_graph_is_optimized_as_in_a_call(plan):
     import tensorflow as tf
 
     held = [tf.Variable(float(i)) for i in range(9)]
     got, step = function_step(lambda x: tf.add_n(held) + x * x, tf.constant([2.0, 3.0]))
     assert got.tolist() == [40, 45] and "Square" in {op.type for op in step.ops}  # for x * x
-
-
-def test_a_graph_that_was_built_is_used_again(plan):
-    import tensorflow as tf
-
-    traced = []
-
-    @tf.function
-    def twice(x, n):
-        traced.append(n)
-        return x * n
-
-    twice(np.ones(3, "f"), 2)
-    got, _ = function_step(twice, np.ones(3, "f"), 2)
-    assert got.tolist() == [2, 2, 2] and traced == [2]
-
-
-def test_a_traced_function_can_be_called_by_another(plan):
-    import tensorflow as tf
-
-    doubled = tf.function(lambda x: 2 * x)
-    function_step(doubled, tf.ones([3]))
-    outer = tf.function(lambda x: doubled(x) + 1)
-    assert outer(tf.ones([3])).numpy().tolist() == [3, 3, 3]
 
 
 def test_variables_of_any_kind_are_copied(plan):
@@ -173,16 +100,6 @@ def test_variables_of_any_kind_are_copied(plan):
     assert [int(g) for g in got[:4]] == [4, 3, 0, 3] and got[4].tolist() == [6, 8]
     assert open_shape.numpy().tolist() == [1.0] and flag.numpy()
     np.testing.assert_array_equal(got[5], random.normal([2]))
-
-
-def test_the_record_is_kept_where_it_is_asked_for(plan):
-    import tensorflow as tf
-
-    from mgpu_helpers.trace import read
-
-    _, step = function_step(tf.reduce_sum, tf.ones([7]), keep_metadata=True)
-    assert len(step.metadata.partition_graphs) >= 1
-    assert read(step.metadata) == step  # the record is not compared
 
 
 def test_what_makes_variables_may_do_so_once(plan):
@@ -209,55 +126,25 @@ def test_what_makes_variables_may_do_so_once(plan):
             function_step(function, tf.ones([]))
 
 
-def test_iterators_and_empty_batches_are_refused(plan):
+def test_an_empty_batch_is_refused(plan):
     import tensorflow as tf
 
-    numbers = tf.data.Dataset.range(3)
-    for given, kind in (
-        ((n for n in range(3)), "generator"), (iter(numbers), "Iterator"), (numbers, "Dataset"),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match=kind):
-            function_step(lambda it: tf.constant(0), given)
-        with pytest.raises(ValueError, match=kind):
-            function_step(lambda a, it: a, 1.0, it={"deep": given})
     for arguments in ([np.ones([0, 3], "f")], [np.ones([0, 3], "f"), np.ones([0])]):
         with pytest.raises(ValueError, match="0 examples"):
             function_step(lambda *a: a, *arguments)
     got, _ = function_step(lambda a, b: tf.concat([a, b], 0), np.ones([0]), np.ones([2]))
     assert got.tolist() == [1, 1]  # only one of them is empty
-    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1], [2]), 0)
-    with pytest.raises(ValueError, match="Lookup"):
-        function_step(table.lookup, tf.constant([1]))
 
 
-def test_what_the_function_raises_comes_through(plan):
-    import tensorflow as tf
-
-    def at_once(x):
-        raise KeyError("mine")
-
-    def when_it_runs(x):
-        with tf.control_dependencies([tf.debugging.assert_greater(x, 5.0)]):
-            return tf.identity(x)
-
-    with pytest.raises(KeyError, match="mine"):
-        function_step(at_once, tf.ones([2]))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="assertion failed"):
-        function_step(when_it_runs, tf.ones([2]))
-
-
-def test_loops_of_keras_and_decisions_of_python_are_refused(plan):
+def test_loops_of_keras_are_refused_and_the_remedy_named(plan):
     import keras
 
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     x, y = np.ones([4, 3], "f"), np.ones([4, 1], "f")
     for loop, given in ((model.fit, (x, y)), (model.predict, (x,)), (model.evaluate, (x, y))):
-        with pytest.raises(ValueError, match=f"model.{loop.__name__} is a loop.*fit_step"):
+        with pytest.raises(ValueError, match="fit_step"):
             function_step(loop, *given)
-    assert getattr(model, "history", None) is None  # nothing began
-    with pytest.raises(ValueError, match="decides in Python.*fit_step"):
-        function_step(lambda: model.fit(x, y, verbose=0))
     loss, _ = function_step(model.train_on_batch, x, y)
     assert float(loss) == pytest.approx(float(model.test_on_batch(x, y)))
 
@@ -273,20 +160,3 @@ def test_what_xla_compiles_is_one_operation_and_said(plan):
         assert float(got) == 15 + added
         types = [op.type for op in step.ops]
         assert types.count("PartitionedCall") == 1 and not {"Sqrt", "Sum"} & set(types)
-
-
-def test_without_onednn_a_step_is_still_the_step():
-    code = """
-from mgpu_helpers import devices, trace
-plan = devices.setup(1)
-import tensorflow as tf
-from test_trace_function import convolution
-model, x, y = convolution()
-with tf.device(plan.devices[0]):
-    model.train_on_batch(x, y)
-    got, step = trace.function_step(model.train_on_batch, x, y, keep_metadata=True)
-    print(abs(got - model.train_on_batch(x, y)) < 1e-6, step.devices[-1])
-print(any("Mkl" in node.op for part in step.metadata.partition_graphs for node in part.node))
-"""
-    off = run_python(code, TF_ENABLE_ONEDNN_OPTS="0", MGPU_MODE="cores").stdout.split()
-    assert off == ["True", "/CPU:1", "False"]

@@ -12,8 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mgpu_helpers import whatif
-from mgpu_helpers.trace import Collective, Copy, Op, Trace, function_step, read, session_step
-from mgpu_helpers.trace.step import lanes, working
+from mgpu_helpers.trace import Op, Trace, function_step
+from mgpu_helpers.trace.records import Collective, Copy, lanes
 from mgpu_helpers.whatif import blame, changes, machine
 from mgpu_helpers.whatif.edit import in_towers
 from mgpu_helpers.whatif.machine import Machine
@@ -57,7 +57,11 @@ def test_five_operations_on_two_devices_are_replayed_as_by_hand(kind):
         change = whatif.faster(step, "^b$", by=by)
         assert (change.before, change.after) == pytest.approx((15 * MS, wanted * MS))
         assert change.ratio == pytest.approx(15 / wanted)
+    assert repr(whatif.faster(step, "^b$", by=0.5)).endswith("would be 21.0 ms, 1.40 times as slow")
     assert whatif.scaled(step, 2).after == pytest.approx(30 * MS, abs=1e-4)
+    late = replace(step, ops=(*step.ops[:-1], replace(step.ops[-1], start=16 * MS)))
+    off = -3 / 18 if kind == "CPU" else 0  # a GPU's launch takes as long again
+    assert whatif.replay(late).errors == pytest.approx([off])
 
 
 @pytest.mark.parametrize("kind", ["CPU", "GPU"])
@@ -128,39 +132,24 @@ def test_layers_and_tasks_of_a_pipeline_are_named():
     assert "conv2 (ReluGrad) on /CPU:2" in map(str, named.waits)
 
 
-def test_a_link_carries_one_tensor_at_a_time():
-    copies = tuple(Copy(name, "/CPU:1", "/CPU:2", 2_000_000, 0.0, 0.0) for name in "ab")
-    step = made(("a", "/CPU:1", 0, 4), ("b", "/CPU:3", 0, 4), ("c", "/CPU:2", 4, 1),
-                ("d", "/CPU:2", 5, 1), edges="ac bd", copies=copies)  # fmt: skip
-    copies = (copies[0], Copy("b", "/CPU:3", "/CPU:2", 2_000_000, 0.0, 0.0))
-    apart = Trace(step.ops, copies, {}, step.edges)
-    assert whatif.link(apart, 1e9).after == pytest.approx(7 * MS)  # both roads at once
-    both = made(("a", "/CPU:1", 0, 4), ("b", "/CPU:1", 0, 4), ("c", "/CPU:2", 4, 1),
-                ("d", "/CPU:2", 4, 1), edges="ac bd", copies=(
-                    Copy("a", "/CPU:1", "/CPU:2", 2_000_000, 0.0, 0.0),
-                    Copy("b:0", "/CPU:1", "/CPU:2", 3_000_000, 0.0, 0.0)))  # fmt: skip
-    assert whatif.link(both, 1e9).after == pytest.approx(10 * MS)  # 4 + 2 + 3 + 1
-    assert whatif.link(both, 1e15).after == pytest.approx(whatif.link(both, 1e15).before)
+def crossing(kind, *sizes, edges="ac bd"):
+    """Make a step of two tensors, of so many bytes, that two operations of the next device take."""
+    copies = tuple(Copy(name, f"/{kind}:{source}", f"/{kind}:2", size, 0.0, 0.0)
+                   for name, source, size in sizes)  # fmt: skip
+    spans = [(name, f"/{kind}:{source}", 0, 4) for name, source, _ in sizes]
+    return made(*spans, ("c", f"/{kind}:2", 9, 1), ("d", f"/{kind}:2", 10, 1),
+                edges=edges, copies=copies)  # fmt: skip
 
 
-def test_what_is_used_twice_crosses_once():
-    step = made(("a", "/CPU:1", 0, 4), ("c", "/CPU:2", 4, 1), ("d", "/CPU:2", 5, 1), edges="ac ad",
-                copies=(Copy("a", "/CPU:1", "/CPU:2", 2_000_000, 0.0, 0.0),))  # fmt: skip
-    assert whatif.link(step, 1e9).after == pytest.approx(8 * MS)  # 4 + 2 + 1 + 1
-
-
-def test_a_replay_that_is_shorter_and_a_change_for_the_worse_say_so():
-    step = made(("a", "/CPU:1", 0, 4), ("b", "/CPU:1", 6, 4), edges="ab")
-    again, change = whatif.replay(step), whatif.faster(step, "a", by=0.5)
-    assert again.errors == pytest.approx([-0.2]) and "(-20.0%)" in repr(again)
-    assert repr(change).endswith("8.0 ms would be 12.0 ms, 1.50 times as slow")
-
-
-def test_on_gpus_the_link_stands_in_place_of_the_traced_one():
-    step = made(("a", "/GPU:0", 0, 4), ("b", "/GPU:1", 9, 1), edges="ab",
-                copies=(Copy("a", "/GPU:0", "/GPU:1", 1_000_000, 0.0, 0.0),))  # fmt: skip
-    change = whatif.link(step, 1e9)
-    assert (change.before, change.after) == pytest.approx((10 * MS, 6 * MS))
+@pytest.mark.parametrize("step, wanted", [
+    (crossing("CPU", ("a", 1, 2_000_000), ("b", 3, 2_000_000)), 4 + 2 + 1),  # both roads at once
+    (crossing("CPU", ("a", 1, 2_000_000), ("b", 1, 3_000_000)), 4 + 2 + 3 + 1),  # one for both
+    (crossing("CPU", ("a", 1, 2_000_000), edges="ac ad"), 4 + 2 + 1 + 1),  # crosses once
+    (crossing("GPU", ("a", 1, 1_000_000), edges="ac"), 4 + 1 + 1 + 1),  # not the traced 5 ms
+])  # fmt: skip
+def test_a_link_carries_one_tensor_at_a_time_and_each_once(step, wanted):
+    assert whatif.link(step, 1e9).after == pytest.approx(wanted * MS)
+    assert whatif.link(step, 1e15).after <= whatif.link(step, 1e15).before + 1e-7
 
 
 # ---- what devices do together
@@ -205,12 +194,6 @@ def test_who_comes_early_to_an_all_reduce_waits_for_what_the_last_one_did(kind):
     rows = {row.name: row for row in step.top(by="type")}
     assert rows["CollectiveReduceV2"].seconds == pytest.approx(9 * MS)
     assert rows["CollectiveReduceV2"].share == pytest.approx(9 / 55)
-
-
-def test_what_waits_is_listed_when_its_work_begins():
-    ops = (Op("c", "CollectiveReduceV2", "/CPU:1", 0.0, 3.0), Op("x", "Add", "/CPU:1", 1.0, 1.0))
-    step = Trace(ops, (), {}, (), collectives=(Collective("c", "/CPU:1", 4, 0.0, 3.0, 2.0, 0),))
-    assert working(step) == [ops[1], replace(ops[0], start=2.0, length=1.0)]
 
 
 @pytest.mark.parametrize("kind", ["CPU", "GPU"])
@@ -260,46 +243,6 @@ def test_nccl_kernels_without_an_operation_leave_the_wait_and_hide_the_work():
         whatif.faster(step, "Collective")
 
 
-def test_the_record_of_two_gpus_with_nccl_is_explained():
-    """As TensorFlow writes it: NCCL's kernels lie in the lane of a GPU and name no operation."""
-    from tensorflow import make_tensor_proto
-    from tensorflow.compat.v1 import RunMetadata
-
-    metadata = RunMetadata()
-    nodes, stats = metadata.partition_graphs.add().node, metadata.step_stats.dev_stats
-    for name in ("size", "key"):
-        number = make_tensor_proto(2 if name == "size" else 1)
-        nodes.add(name=name, op="Const").attr["value"].tensor.CopyFrom(number)
-    for gpu, end in ((0, 1100), (1, 4100)):  # us: a product, the all-reduce, an update
-        device = f"/job:localhost/replica:0/task:0/device:GPU:{gpu}"
-        host, lane = stats.add(device=device), stats.add(device=f"{device}/stream:all")
-        product, reduced, update = f"a{gpu}", "c" + f"_{gpu}" * gpu, f"u{gpu}"
-        for i, (name, kind, *inputs) in enumerate((
-            (product, "MatMul"), (reduced, "CollectiveReduceV2", product, "size", "key", "read"),
-            (update, "Mul", reduced),
-        )):  # fmt: skip
-            nodes.add(name=name, op=kind, input=inputs)
-            ran = host.node_stats.add(node_name=name, all_start_nanos=i * 9000,
-                                      all_end_rel_nanos=5000)  # fmt: skip
-            about = ran.output.add().tensor_description
-            about.dtype = 1
-            about.shape.dim.add(size=1000)
-        for name, start, until in ((f"{product}:MatMul", 100, end), ("ncclDevKernel", end, 4300),
-                                   (f"{update}:Mul", 4300, 4400)):  # fmt: skip
-            lane.node_stats.add(node_name=name, all_start_micros=start,
-                                all_end_rel_micros=until - start)  # fmt: skip
-    step = read(metadata)
-    assert [(c.op, c.length, c.group) for c in step.collectives] == [("c", 0, 0), ("c_1", 0, 0)]
-    said = whatif.explain(step)
-    assert waits_of(said) == {
-        "/GPU:0": {("a1", "/GPU:1"): 3, ("copies", ""): 0.2, ("overhead", ""): 0.1},
-        "/GPU:1": {("copies", ""): 0.2, ("overhead", ""): 0.1},
-    }
-    assert "NCCL" in said.notes[0]
-    assert step.busy("/GPU:0") == pytest.approx(4.3 * MS)  # a GPU that waits in NCCL looks busy
-    assert whatif.faster(step, "a1", 2).after == pytest.approx(2.4 * MS)
-
-
 def test_of_collectives_that_cannot_be_matched_the_rest_is_told():
     step = averaged(group=None)
     said = whatif.explain(step)
@@ -330,6 +273,8 @@ def test_towers_share_the_batch_and_update_once(monkeypatch):
     # Weights of 4 MB go to the second device, and a gradient as large comes back.
     by = whatif.towers(step, 2, bytes_per_second=1e9)
     assert by.after == pytest.approx(24 * MS, abs=1e-5)
+    fed = made(("x", "/CPU:0", 0, 1), ("a", "/CPU:1", 1, 10), edges="xa")
+    assert whatif.towers(fed, 2).after == pytest.approx(5.5 * MS, abs=1e-5)  # not of the host
     monkeypatch.setattr(changes, "measured", lambda: Machine(0.0, 0.0, adding=8e9))
     assert whatif.towers(step, 2).after == pytest.approx(18 * MS, abs=1e-5)  # 4 times 4 MB
 
@@ -340,17 +285,6 @@ def test_what_an_update_only_waits_for_is_not_averaged():
     tasks = tasks_of(replace(step, edges=edges, waits=(("f", "Adam/u"),)))
     made = in_towers(tasks, "/CPU:1", 2, 0.5, Machine(0.0, 0.0, adding=8e9))
     assert [task.name for task in made if task.type == "average"] == ["average of g"]
-
-
-def test_towers_are_of_the_device_that_worked_and_not_of_the_host():
-    step = made(("x", "/CPU:0", 0, 1), ("a", "/CPU:1", 1, 10), edges="xa")
-    assert whatif.towers(step, 2).after == pytest.approx(5.5 * MS, abs=1e-5)
-
-
-@pytest.mark.parametrize("length, told", [(1.9, False), (2, True)])
-def test_a_step_of_two_ms_is_told(length, told):
-    said = whatif.explain(made(("a", "/CPU:1", 0, length)))
-    assert (said.accounts[0].waits == ()) == told
 
 
 def test_towers_on_gpus_need_a_link_and_a_step_of_one_device():
@@ -390,10 +324,11 @@ def unknowable():
     a, b = Op("a", "Add", "/CPU:1", 0.0, 5 * MS), Op("b", "Add", "/CPU:1", 5 * MS, 5 * MS)
     gpu = Op("a", "Add", "/GPU:0", 0.0, 5 * MS)
     return {
-        "0.5 ms": made(("a", "/CPU:1", 0, 0.5)),
         "loop": Trace((a, b), (), {}, (("a", "b"), ("b", "a"))),
         "a loop": Trace((a, Op("a", "Add", "/CPU:1", 5 * MS, 5 * MS)), (), {}, ()),
         "no kernels": Trace((gpu,), (), {}, (), launches_only=True),
+        "no operation": Trace((), (), {}, ()),
+        "1.9 ms": made(("a", "/CPU:1", 0, 1.9)),  # from 2 ms on it is told
     }
 
 
@@ -404,13 +339,7 @@ def test_what_the_trace_does_not_tell_is_said_and_not_guessed(why):
         whatif.replay(step)
     said = whatif.explain(step)
     assert why in repr(said) and all(account.waits is None for account in said.accounts)
-    assert len(said.accounts) == (0 if step.launches_only else 1)
-
-
-def test_of_an_empty_trace_it_says_so():
-    assert "no operation" in repr(whatif.explain(Trace((), (), {}, ())))
-    with pytest.raises(ValueError, match="no operation"):
-        whatif.replay(Trace((), (), {}, ()))
+    assert len(said.accounts) == (0 if step.launches_only or not step.ops else 1)
 
 
 def test_a_device_of_the_plan_that_ran_nothing_is_named(plan):
@@ -478,19 +407,9 @@ def test_every_moment_of_a_device_is_accounted_for(step):
         assert sum(shares) == 100
 
 
-@pytest.mark.parametrize("length", range(1, 60))
-def test_long_lines_are_broken_and_no_number_loses_its_percent(length):
-    waits = whatif.Wait("x" * length, "/CPU:2", 0.003), whatif.Wait("y", "/CPU:2", 0.002)
-    said = whatif.Explanation((whatif.Account("/CPU:1", 0.01, 0.005, waits),))
-    lines = repr(said).splitlines()
-    assert max(map(len, lines)) <= 100  # a notebook breaks longer ones in the middle of a word
-    assert not any(line.strip().startswith("%") for line in lines)
-    assert " ".join(" ".join(lines).split()) == str(said.accounts[0])
-
-
 def test_three_waits_are_named_and_the_others_counted_by_device():
-    waits = [whatif.Wait(name, f"/CPU:{2 + (name == 'e')}", 0.01) for name in "abcde"]
-    said = str(whatif.Account("/CPU:1", 0.1, 0.05, tuple(waits)))
+    waits = [blame.Wait(name, f"/CPU:{2 + (name == 'e')}", 0.01) for name in "abcde"]
+    said = str(blame.Account("/CPU:1", 0.1, 0.05, tuple(waits)))
     assert said.endswith("10 % for c on /CPU:2, 10 % for 1 other on /CPU:2, 10 % for 1 other on "
                          "/CPU:3.")  # fmt: skip
 
@@ -528,12 +447,6 @@ def test_threads_wake_up_and_operations_cost():
 # ---- real steps
 
 
-def test_the_machine_is_measured_once(plan):
-    first = machine.measured()
-    assert first is machine.measured()
-    assert min(first.operation, first.wake, first.adding) > 0
-
-
 def test_waking_up_is_counted_from_the_end_of_what_both_waited_for(monkeypatch):
     ops = [Op("join0", "Add", "/CPU:0", 0.0, 4 * MS)]
     for n in range(1, machine.PAIRS):
@@ -543,76 +456,30 @@ def test_waking_up_is_counted_from_the_end_of_what_both_waited_for(monkeypatch):
                 Op(f"join{n}", "Add", "/CPU:0", start + 6 * MS, 1 * MS)]  # fmt: skip
     wakes = machine._wakes(Trace(tuple(ops), (), {}, ()))
     assert wakes == pytest.approx([7 * MS] + [(3 + n) * MS for n in range(2, machine.PAIRS)])
-    clock = itertools.count(0.0, 0.5)
-    monkeypatch.setattr(machine.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(machine.timeit, "repeat", lambda *args, **settings: [0.5, 0.7])
     assert machine._adding() == 3 * 4 * 2**20 / 0.5  # two are read, one is written
 
 
-def fits(step):
-    """Say whether a real step is replayed about as it was, and all its time is accounted for."""
-    for account in whatif.explain(step).accounts:
-        assert account.worked == pytest.approx(step.busy(account.device), rel=1e-3, abs=1e-5)
-        assert account.worked + sum(w.seconds for w in account.waits) == pytest.approx(step.length)
-    least = sum(op.length for op in step.ops) / threads_of(step)
-    assert least <= whatif.replay(step).seconds < 2 * step.length
-
-
-def test_a_step_in_towers_is_replayed(plan):
+def test_a_real_step_is_replayed_and_all_its_time_accounted_for(plan):
     import tensorflow as tf
 
-    from mgpu_helpers import towers
+    x = tf.random.uniform([1000, 1000])
 
-    with tf.device(plan.host):
-        weight = tf.Variable(tf.random.uniform([400, 400]))
+    def step():
+        with tf.device(plan.devices[0]):
+            first = tf.linalg.matmul(x, x)
+        with tf.device(plan.devices[1]):
+            return tf.reduce_sum(tf.linalg.matmul(tf.linalg.matmul(x, x), first))
 
-    def tower(x):
-        return tf.reduce_sum(tf.linalg.matmul(tf.linalg.matmul(x, weight), weight))
-
-    def step(x):
-        return tf.add_n(towers.run(tower, plan.devices, towers.split(x, 2)))
-
-    _, found = function_step(step, tf.ones([2000, 400]))
-    fits(found)
-    assert whatif.faster(found, "MatMul", 4).ratio > 1
-
-
-def test_a_step_of_a_pipeline_is_replayed_and_explained_by_its_tasks(plan):
-    import tensorflow.compat.v1 as tf
-
-    from mgpu_helpers import pipeline
-    from mgpu_helpers.lessons import networks
-
-    network = networks.jang(hidden=600, width=0.25)
-    with tf.Graph().as_default() as graph:
-        stages = networks.stages(network, ["conv3"], plan.devices)
-        loss, slopes = pipeline.gradients(
-            stages, networks.loss, tf.ones([256, 28, 28, 1]), tf.zeros([256], tf.int64),
-            pipeline.one_forward_one_backward(2, 2),
-        )  # fmt: skip
-        start = tf.global_variables_initializer()
-    config = plan.session_config(soft_placement=True)
-    with tf.Session(graph=graph, config=config) as session:
-        session.run(start)
-        session.run([loss, slopes])
-        found = session_step(session, [loss, slopes])[1]
-    fits(found)
-    second = next(a for a in whatif.explain(found).accounts if a.device == plan.devices[1])
-    waits = {wait.what for wait in second.waits}
-    assert any(what.startswith("stage_0/") for what in waits) or "a free core" in waits  # if busy
-
-
-@pytest.mark.thorough
-def test_a_step_of_mobilenet_is_replayed_and_explained_by_its_layers(plan):
-    import tensorflow as tf
-
-    from keras_models import built
-
-    model, x, y = built("mobilenet")
-    with tf.device(plan.devices[0]):
-        _, found = function_step(lambda x, y: model.train_step((x, y)), x, y)
-    fits(found)
-    assert whatif.towers(found, 2).after < whatif.replay(found).seconds
-    assert whatif.scaled(found, 0.5).ratio > 1
+    _, found = function_step(step)
+    said = whatif.explain(found).accounts
+    assert {account.device for account in said} >= set(plan.devices)
+    for account in said:
+        assert account.worked == pytest.approx(found.busy(account.device), rel=1e-3, abs=1e-5)
+        waited = sum(wait.seconds for wait in account.waits)
+        assert account.worked + waited == pytest.approx(found.length)
+    least = sum(op.length for op in found.ops) / threads_of(found)
+    assert least <= whatif.replay(found).seconds
 
 
 # ---- the chart
@@ -626,21 +493,8 @@ def test_the_chart_has_a_bar_for_each_device_as_long_as_the_step():
     ax = charts.blame(five("CPU"))
     bars = [(round(b.get_y() + 0.33), round(b.get_width(), 6)) for b in ax.patches]
     assert bars == [(0, 9), (0, 4), (0, 2), (1, 8), (1, 4), (1, 3)]
-    assert [t.get_text() for t in ax.get_yticklabels()] == ["/CPU:1\n60% at work",
-                                                            "/CPU:2\n53% at work"]  # fmt: skip
     assert {t.get_text() for t in ax.texts} >= {"works", "a", "b", "d", "e"}
+    assert "others (2)" in {t.get_text() for t in charts.blame(five("CPU"), shown=0).texts}
     assert charts.blame(unknowable()["loop"]).get_title("right") == "waits not known"
     charts.blame(unknowable()["no kernels"])
-    plt.close("all")
-
-
-def test_the_chart_gathers_what_is_left_as_others():
-    import matplotlib.pyplot as plt
-
-    from mgpu_helpers import charts
-
-    spans = [(name, "/CPU:2", i, 1) for i, name in enumerate("abcdef")]
-    step = made(*spans, ("z", "/CPU:1", 6, 1), edges="ab bc cd de ef fz")
-    ax = charts.blame(step, shown=2)
-    assert "others (4)" in {t.get_text() for t in ax.texts}
     plt.close("all")

@@ -26,8 +26,8 @@ from mgpu_helpers.wording import counted
 
 SOURCE = ROOT / "build" / "site-source"
 ROOMS = (  # in the order of docs/package.md
-    "devices", "trace", "placement", "timing", "graph", "memory", "towers", "pipeline", "ensemble",
-    "jobs", "cluster", "scaling", "whatif", "charts", "doctor", "results", "nvml", "quiet",
+    "devices", "trace", "timing", "graph", "memory", "towers", "pipeline", "ensemble", "jobs",
+    "cluster", "scaling", "whatif", "charts", "doctor", "results", "nvml", "quiet",
 )  # fmt: skip
 TITLES = {"function": "Functions", "class": "Classes", "data": "Values"}
 API = """# Reference

@@ -95,7 +95,7 @@ if len(plan) > 1:
     with tf.distribute.MirroredStrategy(plan.devices).scope():
         model = replicas.digits_model()
     data = tf.data.Dataset.from_tensor_slices(digits.load(16 * len(plan))).batch(16 * len(plan))
-    kinds = replicas.kinds(trace.fit_step(model, data, keep_metadata=True))
+    kinds = replicas.kinds(trace.fit_step(model, data))
 print("all-reduce over", len(plan), "devices:", kinds or "none", flush=True)
 print(json.dumps({"mode": plan.mode, "devices": len(plan), "all_reduce": kinds}))
 """

@@ -38,7 +38,7 @@ TESTS = {
     "memory": "memory memory_predict",
     "scaling": "scaling scaling_estimates scaling_measure",
     "towers": "towers towers_check towers_train",
-    "trace": "trace trace_fit trace_function trace_replicas export layers",
+    "trace": "trace trace_fit trace_function trace_replicas export layers placement",
     "whatif": "whatif",
 }
 LIMIT = 120.0  # seconds that the tests of one mutant may take

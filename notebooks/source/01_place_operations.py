@@ -34,7 +34,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from mgpu_helpers import charts, placement, trace
+from mgpu_helpers import charts, trace
 from mgpu_helpers.lessons.checks import lesson_01 as checks
 from mgpu_helpers.lessons.sketches import lesson_01 as sketches
 
@@ -123,7 +123,7 @@ print(here.make_merged_spec(spec).to_string())
 # the inner one wins. `tf.device(None)` takes the name away again.
 #
 # `tf.function` makes a **graph** of the function, a list of operations that is run as a whole. Each
-# operation keeps in `op.device` what was asked for. `placement.capture` collects what TensorFlow
+# operation keeps in `op.device` what was asked for. `trace.placement` collects what TensorFlow
 # planned in the block beneath it. Look for `nobody`:
 
 # %%
@@ -138,7 +138,7 @@ def negatives(x):
     return outer, inner, nobody
 
 
-with placement.capture() as log:
+with trace.placement() as log:
     negatives(numbers)
 
 # %% tags=["unplaced"]
@@ -238,14 +238,14 @@ print(session.run(total, {x: numbers}))
 # ### The placement log
 #
 # With `log_device_placement` in its configuration, a session prints the device that it planned for
-# each operation. `placement.capture` collects what it prints. Look at the end of each line:
+# each operation. `trace.placement` collects what it prints. Look at the end of each line:
 
 # %%
 def run_logged(graph, fetches, feed=None, soft=False):
     config = plan.session_config()
     config.log_device_placement = True
     config.allow_soft_placement = soft
-    with placement.capture() as log, tf1.Session(graph=graph, config=config) as session:
+    with trace.placement() as log, tf1.Session(graph=graph, config=config) as session:
         session.run(fetches, feed)
     return log
 
@@ -255,7 +255,7 @@ print(*log.raw, "", log, sep="\n")
 
 # %% [markdown]
 # This is TensorFlow's **placement log**: name, type, full device name. Beneath it is the table that
-# `placement.capture` makes of it.
+# `trace.placement` makes of it.
 #
 # Today's code prints such a log only if it is asked *before* TensorFlow starts, which takes a
 # process of its own. If it is asked now, it prints nothing:
@@ -272,7 +272,7 @@ done = subprocess.run([sys.executable, "-c", program], capture_output=True, text
 print("asked before:", [line for line in done.stdout.splitlines() if line.startswith("MatMul")])
 
 tf.debugging.set_log_device_placement(True)
-with placement.capture() as log:
+with trace.placement() as log:
     tf.matmul([[1.0, 2.0]], [[3.0], [4.0]])
 print("asked now:   ", list(log.raw))
 

@@ -72,7 +72,7 @@ strategy = tf.distribute.MirroredStrategy(plan.devices)
 with strategy.scope():
     mirrored = replicas.digits_model()
 
-step = trace.fit_step(mirrored, data.batch(840), keep_metadata=True)
+step = trace.fit_step(mirrored, data.batch(840))
 print(replicas.convolutions(step))
 
 # %% tags=["varies", "cover"]
@@ -103,10 +103,10 @@ plt.show()
 # replica has of a value.
 #
 # The second cell shows the exchange. What a device gives to the all-reduce is no copy from one
-# device to another, so it is listed by itself, in `step.collectives`. `keep_metadata` has kept the
-# graph of the step, and `replicas.kinds` reads there which all-reduce TensorFlow chose. Then come
-# the copies between devices. The third cell has those of `ReductionToOneDevice`, which adds up on
-# the first device and sends the sum back:
+# device to another, so it is listed by itself, in `step.collectives`, and `replicas.kinds`
+# reads there which all-reduce TensorFlow chose. Then come the copies between devices. The third
+# cell has those of `ReductionToOneDevice`, which adds up on the first device and sends the sum
+# back:
 
 # %%
 for model in (alone, mirrored):

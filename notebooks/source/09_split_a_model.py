@@ -31,7 +31,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from mgpu_helpers import charts, memory, pipeline, placement, timing, trace
+from mgpu_helpers import charts, memory, pipeline, timing, trace
 from mgpu_helpers.lessons import digits, networks
 from mgpu_helpers.lessons.checks import lesson_09 as checks
 from mgpu_helpers.lessons.sketches import lesson_09 as sketches
@@ -381,7 +381,7 @@ back = "gradients/conv2/Conv2D_grad/Conv2DBackpropFilter"
 for colocate in [True, False]:
     session, _ = build(networks.tensorlight(width=0.25), "conv2", colocate)
     config = plan.session_config(log_placement=True)
-    with placement.capture() as log:
+    with trace.placement() as log:
         tf1.Session(graph=session.graph, config=config).run("init")
     runs.append(partial(session.run, "train", feed))
     runs[-1]()

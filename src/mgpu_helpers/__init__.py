@@ -23,7 +23,7 @@ What to call, and `help(room)` says more:
     to see what a step does
         trace.fit_step(model, data)         operations, copies and bytes of a step of model.fit
         trace.function_step(f, *arguments)  the same of any function, beside its result
-        placement.capture()                 TensorFlow's log of placement, as a table
+        trace.placement()                   TensorFlow's log of placement, as a table
         charts.timeline(step), charts.placement_map(step), charts.live_bytes(step)
     to know what it costs
         timing.measure(f), timing.compare(f, g)   seconds, with their spread; two ways in turn

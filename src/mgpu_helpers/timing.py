@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,11 +14,10 @@ import numpy as np
 
 from mgpu_helpers.wording import counted, whole_number
 
-__all__ = ["Comparison", "Timing", "compare", "measure", "several"]
-
 Name = TypeVar("Name")
 
-RUNS = "a number of runs"
+__all__ = ["compare", "measure", "several"]
+
 FEWEST = 5  # pairs; fewer often lie on one side by chance
 
 
@@ -67,17 +65,17 @@ class Comparison:
     @property
     def ratio(self) -> float:
         """Return the median of the ratios: how many times as fast b is as a."""
-        return float(np.median(self.ratios))
+        return Timing(self.ratios).median
 
     @property
     def low(self) -> float:
         """Return the lower quartile of the ratios."""
-        return float(np.quantile(self.ratios, 0.25))
+        return Timing(self.ratios).low
 
     @property
     def high(self) -> float:
         """Return the upper quartile of the ratios."""
-        return float(np.quantile(self.ratios, 0.75))
+        return Timing(self.ratios).high
 
     @property
     def distinguishable(self) -> bool:
@@ -90,19 +88,18 @@ class Comparison:
         return len(self.ratios) >= FEWEST and round(max(self.low, 1 / self.high), 2) > 1
 
     def __repr__(self) -> str:
-        first, second = self.names
+        slow, fast = self.names
+        ratio, low, high = self.ratio, self.low, self.high
         pairs = counted(len(self.ratios), "pair")
         if not self.distinguishable:
-            middle, spread = _digits(self.ratio, self.low, self.high)
+            middle, spread = _digits(ratio, low, high)
             few = "" if len(self.ratios) >= FEWEST else f" by fewer than {FEWEST} pairs"
-            said = f"{first} and {second} cannot be told apart{few}"
-            return f"{said}: times in ratio {middle} ({spread}, {pairs})"
-        if self.ratio > 1:
-            slow, fast = first, second
-            middle, spread = _digits(self.ratio, self.low, self.high)
-        else:
-            slow, fast = second, first
-            middle, spread = _digits(1 / self.ratio, 1 / self.high, 1 / self.low)
+            apart = f"{slow} and {fast} cannot be told apart{few}"
+            return f"{apart}: times in ratio {middle} ({spread}, {pairs})"
+        if ratio <= 1:
+            slow, fast = fast, slow
+            ratio, low, high = 1 / ratio, 1 / high, 1 / low
+        middle, spread = _digits(ratio, low, high)
         return f"{fast}: {middle} times as fast as {slow} ({spread}, {pairs})"
 
 
@@ -161,38 +158,26 @@ def _in_turn(
     fns: tuple[Callable[[], Any], ...], warmup: int, repeats: int
 ) -> list[tuple[float, ...]]:
     """Return the seconds of each function's runs."""
-    for fn in fns:
-        if not callable(fn):
-            raise TypeError(
-                f"a {type(fn).__name__} cannot be timed: give a function, such as lambda: step()."
-            )
-    warmup = whole_number("warmup", warmup, RUNS, 0)
-    repeats = whole_number("repeats", repeats, RUNS, 1)
-    if most := os.environ.get("MGPU_REPEATS"):
-        repeats = min(repeats, whole_number("MGPU_REPEATS", int(most), RUNS, 1))
+    warmup = whole_number("warmup", warmup, "a number of runs", 0)
+    repeats = whole_number("repeats", repeats, "a number of runs", 1)
+    repeats = min(repeats, int(os.environ.get("MGPU_REPEATS") or repeats))
     for _ in range(warmup):
         for fn in fns:
             fn()
     tick = time.get_clock_info("perf_counter").resolution  # nothing takes no time at all
     seconds: list[list[float]] = [[] for _ in fns]
-    with _no_collection():
+    collects = gc.isenabled()
+    gc.disable()
+    try:
         for _ in range(repeats):
             for fn, taken in zip(fns, seconds, strict=True):
                 start = time.perf_counter()
                 fn()
                 taken.append(max(time.perf_counter() - start, tick))
-    return [tuple(taken) for taken in seconds]
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
     finally:
-        if was_on:
+        if collects:
             gc.enable()
+    return [tuple(taken) for taken in seconds]
 
 
 def _digits(middle: float, low: float, high: float) -> tuple[str, str]:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from mgpu_helpers.trace.step import Op, Trace
+    from mgpu_helpers.trace.records import Op
+    from mgpu_helpers.trace.step import Trace
 
 
 class Bar(NamedTuple):
@@ -28,7 +29,8 @@ class Bar(NamedTuple):
 
 def lay(trace: Trace, name: Callable[[Op], str] | None) -> Iterator[tuple[str, list[Bar]]]:
     """Give the bars of each lane of each device; None lets every operation be a bar."""
-    from mgpu_helpers.trace.step import lanes, working
+    from mgpu_helpers.trace.records import lanes
+    from mgpu_helpers.trace.step import working
 
     gap = trace.length * 1e3 / 600 if name else -1.0  # about a pixel
     name = name or (lambda op: op.name)

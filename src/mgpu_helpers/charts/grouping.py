@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mgpu_helpers.charts.boxes import HIGH, WIDE, Box, Boxes
 
 if TYPE_CHECKING:
-    from mgpu_helpers.placement import Placement
+    from mgpu_helpers.trace.log import Placement
     from mgpu_helpers.trace.step import Trace
 
 _SHARE = re.compile(r"(?:^|/)((?:tower|replica|stage)_\d+)/")

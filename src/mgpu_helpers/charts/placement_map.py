@@ -13,7 +13,7 @@ from mgpu_helpers.charts.pointer import name_boxes
 from mgpu_helpers.wording import size_text, whole_number
 
 if TYPE_CHECKING:
-    from mgpu_helpers.placement import Placement
+    from mgpu_helpers.trace.log import Placement
     from mgpu_helpers.trace.step import Trace
 
 

@@ -32,8 +32,8 @@ def timeline(
     >>> result, step = trace.function_step(lambda x: x @ x, tf.ones([200, 200]))
     >>> ax = timeline(step, by="layer")
     """
+    from mgpu_helpers.trace.layers import naming
     from mgpu_helpers.trace.step import traced
-    from mgpu_helpers.trace.summary import naming
 
     lanes = list(lay(traced(trace), naming(by, layers) if by else None))
     rows = len(trace.devices)

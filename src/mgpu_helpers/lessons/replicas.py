@@ -119,10 +119,8 @@ def print_crossing(step: Trace) -> None:
 
 
 def kinds(step: Trace) -> list[str]:
-    """List the kinds of all-reduce in a step that was traced with keep_metadata=True."""
-    nodes = [node for graph in step.metadata.partition_graphs for node in graph.node]
-    hints = {node.attr["communication_hint"].s.decode() for node in nodes}
-    return sorted(hints - {""})
+    """List the kinds of all-reduce that a step's graph asks for."""
+    return sorted({each.by for each in step.collectives} - {""})
 
 
 def difference(weights: list[np.ndarray], others: list[np.ndarray]) -> float:

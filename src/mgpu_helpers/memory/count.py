@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from mgpu_helpers.trace.step import Allocation, Trace, curve, traced
+from mgpu_helpers.trace.records import Allocation, curve
+from mgpu_helpers.trace.step import Trace, traced
 from mgpu_helpers.wording import counted, size_text
 
 # What changes a gradient number by number, or only its shape, on its way to the optimizer.

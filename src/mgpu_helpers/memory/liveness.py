@@ -16,7 +16,8 @@ from typing import Any
 from mgpu_helpers.graph import walk
 from mgpu_helpers.graph.values import Values
 from mgpu_helpers.graph.walk import BRANCHES, CALLS, LOOPS, Unknown, called
-from mgpu_helpers.trace.step import Allocation, Op, Trace, curve
+from mgpu_helpers.trace.records import Allocation, Op, curve
+from mgpu_helpers.trace.step import Trace
 
 DEVICE = "/ONE:0"  # a device for all, which nobody chose yet
 # What gives something that is there anyway: a weight, an input, an element of a list, a shape.

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from graphlib import TopologicalSorter
 
 from mgpu_helpers import private
-from mgpu_helpers.trace.step import Trace, curve, traced
+from mgpu_helpers.trace.records import curve
+from mgpu_helpers.trace.step import Trace, traced
 from mgpu_helpers.wording import counted, size_text, whole_number
 
 

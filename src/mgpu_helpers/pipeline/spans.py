@@ -8,7 +8,8 @@ from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass
 
-from mgpu_helpers.trace.step import Op, Trace, traced
+from mgpu_helpers.trace.records import Op
+from mgpu_helpers.trace.step import Trace, traced
 
 # They take no time, start when a step does, and so belong to no task.
 FREE = {"Const", "NoOp", "Placeholder"}

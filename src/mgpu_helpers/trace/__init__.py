@@ -1,30 +1,15 @@
 """One traced step: what ran where and when, what crossed, and how many bytes each device held.
 
-Lesson 00 shows the first one.
+Lesson 00 shows the first one, lesson 01 TensorFlow's placement log.
 """
 
-from mgpu_helpers.trace.export import load
 from mgpu_helpers.trace.fit import fit_step
 from mgpu_helpers.trace.function import function_step
-from mgpu_helpers.trace.layers import layer
-from mgpu_helpers.trace.read import read
-from mgpu_helpers.trace.session import session_step
-from mgpu_helpers.trace.step import Allocation, Collective, Copy, Op, Trace, curve
-from mgpu_helpers.trace.summary import Row, Top
+from mgpu_helpers.trace.log import placement
+from mgpu_helpers.trace.read import read, session_step
+from mgpu_helpers.trace.records import Op
+from mgpu_helpers.trace.step import Trace, load
 
 __all__ = [
-    "Allocation",
-    "Collective",
-    "Copy",
-    "curve",
-    "fit_step",
-    "function_step",
-    "layer",
-    "load",
-    "Op",
-    "read",
-    "Row",
-    "session_step",
-    "Top",
-    "Trace",
-]
+    "fit_step", "function_step", "load", "Op", "placement", "read", "session_step", "Trace",
+]  # fmt: skip

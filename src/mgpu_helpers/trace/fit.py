@@ -9,9 +9,10 @@ from typing import Any
 from mgpu_helpers._models import ready
 from mgpu_helpers.trace.function import function_step
 from mgpu_helpers.trace.step import Trace
+from mgpu_helpers.wording import error_line
 
 
-def fit_step(model: Any, data: Any, *, keep_metadata: bool = False) -> Trace:
+def fit_step(model: Any, data: Any) -> Trace:
     """Trace one step of `model.fit(data)`, on the first batch; the model stays as it was.
 
     data is what fit takes: a tf.data.Dataset, a keras.utils.PyDataset, an iterable of batches; or a
@@ -31,11 +32,9 @@ def fit_step(model: Any, data: Any, *, keep_metadata: bool = False) -> Trace:
     """
     import tensorflow as tf
 
-    from mgpu_helpers.wording import error_line
-
     ready(model, built=False, compiled=True, single=False)
     batch, strategy = _first(data), model.distribute_strategy
-    shapes = _check(model, batch)
+    shapes = [str(tuple(each.shape)) for each in tf.nest.flatten(batch) if hasattr(each, "shape")]
     if (n := strategy.num_replicas_in_sync) > 1:  # each replica gets its share, as from fit
         size = len(tf.nest.flatten(batch)[0])
         if size % n:  # Keras adds up the first shares of all to find their shape
@@ -59,61 +58,29 @@ def fit_step(model: Any, data: Any, *, keep_metadata: bool = False) -> Trace:
             return strategy.run(model.train_step, args=(batch,))
         except (ValueError, TypeError, AttributeError, LookupError) as error:
             raise ValueError(
-                f"a step of the model {model.name!r} fails on a batch of {shapes}: "
-                f"{error_line(error)}"
+                f"a step of the model {model.name!r} fails on the first batch, of "
+                f"{' and '.join(shapes) or 'no arrays'}: {error_line(error)}"
             ) from error
 
-    return function_step(step, batch, keep_metadata=keep_metadata)[1]
+    return function_step(step, batch)[1]
 
 
 def _first(data: Any) -> Any:
     import keras
 
     if isinstance(data, tuple):
-        return keras.utils.pack_x_y_sample_weight(*data) if 1 <= len(data) <= 3 else data
-    if hasattr(data, "shape") or (
-        isinstance(data, list) and data and all(hasattr(each, "shape") for each in data)
-    ):
+        return keras.utils.pack_x_y_sample_weight(*data)
+    of_arrays = isinstance(data, list) and data and all(hasattr(each, "shape") for each in data)
+    if of_arrays or hasattr(data, "shape"):
         raise TypeError(
-            f"data is {'an array' if hasattr(data, 'shape') else 'a list of arrays'}, each part of "
-            "which would be a batch: give one batch as a tuple, (x, y) or (x,), or a "
-            "tf.data.Dataset of batches."
+            "data is an array or a list of arrays, each part of which would be a batch: give one "
+            "batch as a tuple, (x, y) or (x,), or a tf.data.Dataset of batches."
         )
-    if not hasattr(data, "__iter__") and not isinstance(data, keras.utils.PyDataset):
-        raise TypeError(
-            f"data is of type {type(data).__name__}: give one batch as a tuple, (x, y) or (x,), "
-            "or a tf.data.Dataset of batches."
-        )
-    if isinstance(data, keras.utils.PyDataset):
-        batches = (data[i] for i in range(len(data) or 0))
-    else:
-        batches = iter(data)
-    for batch in batches:
+    for batch in data:
         return batch
     raise ValueError(
         f"the {type(data).__name__} has 0 batches, so there is no step to trace: pass at least 1."
     )
-
-
-def _check(model: Any, batch: Any) -> str:
-    """Raise unless a batch is of arrays that can be one; give their shapes."""
-    import tensorflow as tf
-
-    leaves = [each for each in tf.nest.flatten(batch) if each is not None]
-    for each in leaves:
-        if not (tf.is_tensor(each) or hasattr(each, "shape") and hasattr(each, "dtype")):
-            raise TypeError(
-                f"the batch holds a {type(each).__name__} where an array is wanted: make one of "
-                "each part, numpy.array(x)."
-            )
-    wanted = [tuple(each.shape) for each in getattr(model, "inputs", None) or ()]
-    given = [tuple(each.shape) for each in leaves[: len(wanted)]]
-    if any(shape == one[1:] and shape[-1:] != (1,) for shape, one in zip(given, wanted)):  # noqa: B905
-        raise ValueError(
-            f"the first batch is one example of shape {given[0]}, and the model {model.name!r} "
-            f"takes {wanted[0]}: give batches, such as data.batch(32)."
-        )
-    return " and ".join(str(tuple(each.shape)) for each in leaves) or "nothing"
 
 
 def _build(model: Any, batch: Any) -> None:
@@ -134,13 +101,11 @@ def _build(model: Any, batch: Any) -> None:
 
 
 def _warn_of_more(model: Any) -> None:
-    more = []
-    if model.jit_compile:
-        more.append("compiles the step with XLA into one operation (jit_compile=True)")
-    if model.run_eagerly:
-        more.append("runs it eagerly (run_eagerly=True)")
-    if model.steps_per_execution > 1:
-        more.append(f"runs {model.steps_per_execution} steps in one call (steps_per_execution)")
+    more = [said for said, does in (
+        ("compiles the step with XLA into one operation (jit_compile=True)", model.jit_compile),
+        ("runs it eagerly (run_eagerly=True)", model.run_eagerly),
+        ("runs several steps in one call (steps_per_execution)", model.steps_per_execution > 1),
+    ) if does]  # fmt: skip
     if more:
         warnings.warn(
             f"fit {' and '.join(more)}; the trace is of one step, as a graph without XLA.",

@@ -1,9 +1,11 @@
-"""Which layer of a model an operation belongs to, by its name."""
+"""Which layer of a model an operation belongs to, by its name; and other ways to group them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+
+from mgpu_helpers.trace.records import Op
 
 # Scopes around a layer's: of functions and loops, of gradients, towers, replicas and stages.
 _AROUND = re.compile(
@@ -57,3 +59,19 @@ def layer(name: str, layers: Collection[str] | None = None) -> str:
     if plain[0] == "compile_loss":
         return "loss"
     return plain[1] if in_model else scopes[0]
+
+
+def naming(by: str, layers: Collection[str] | None = None) -> Callable[[Op], str]:
+    """Return what names an operation by "operation", "layer" or "type"; see `layer` for layers.
+
+    >>> naming("layer")(Op("encoder/MatMul", "MatMul", "/CPU:1", 0.0, 0.1))
+    'encoder'
+    """
+    ways: dict[str, Callable[[Op], str]] = {
+        "operation": lambda op: op.name,
+        "layer": lambda op: layer(op.name, layers),
+        "type": lambda op: op.type,
+    }
+    if by not in ways:
+        raise ValueError(f'by={by!r} names nothing: use "operation", "layer" or "type".')
+    return ways[by]

@@ -1,20 +1,47 @@
-"""What ran and when, from RunMetadata: operations, and the kernels of GPUs."""
+"""What ran and when, from RunMetadata: operations, their names and bytes, and a GPU's kernels."""
 
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections import Counter, defaultdict
 from typing import Any
 
 from mgpu_helpers import private
-from mgpu_helpers.trace.nodes import bytes_of, plain_name
-from mgpu_helpers.trace.step import Op
+from mgpu_helpers.trace.records import Op
 
 # What the executor adds: the ends of the step, and the two ends of a copy.
 _PLUMBING = {"NoOp", private.RESULT}
+_ONEDNN = re.compile(f"^{private.ONEDNN}(Native)?")
 # NCCL's kernels carry no operation, but the host ends these when their kernels have ended.
 _TOGETHER = re.compile("_?(Nccl|Collective)[A-Z]")
+
+
+def plain_name(name: str) -> str:
+    """Give the name that an operation has for people: what is fed has that of its placeholder."""
+    return re.sub(rf"^{private.FED}(.+)_\d+_\d+$", r"\1", name)
+
+
+def bytes_of(output: Any) -> int | None:
+    """Count the bytes of one output from its shape; None without a fixed size (a string)."""
+    about = output.tensor_description
+    each = _item_size(about.dtype)
+    return each and each * math.prod([dim.size for dim in about.shape.dim])
+
+
+@functools.cache
+def _item_size(dtype: int) -> int | None:
+    import tensorflow as tf
+
+    kind = tf.dtypes.as_dtype(dtype)
+    return None if kind in (tf.string, tf.resource, tf.variant) else kind.size
+
+
+def size_of(node: Any, tensor: str) -> int | None:
+    """Count the bytes of a tensor that an operation made."""
+    slot = int(tensor.partition(":")[2] or 0)
+    return next((bytes_of(output) for output in node.output if output.slot == slot), None)
 
 
 def operations(
@@ -58,12 +85,9 @@ def operations(
     return sorted(ops, key=lambda op: (op.start, op.name))
 
 
-@functools.cache
 def _type(op: str) -> str:
     """Name the operation that was asked for, where the executor put its own in its place."""
-    if op == private.ARGUMENT:
-        return "Placeholder"
-    return re.sub(f"^{private.ONEDNN}(Native)?", "", op)
+    return "Placeholder" if op == private.ARGUMENT else re.sub(_ONEDNN, "", op)
 
 
 def _label(label: str) -> str:
@@ -99,8 +123,7 @@ def kernels_of(
         start = kernel.all_start_micros * 1000 + late
         owners = {place[name]} if name in place else shares[gpu]
         if len(owners) == 1:
-            span = name, start, start + kernel.all_end_rel_micros * 1000
-            found[min(owners)].append(span)
+            found[min(owners)].append((name, start, start + kernel.all_end_rel_micros * 1000))
     return {device: sorted(each, key=lambda k: k[1:]) for device, each in found.items()}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,9 +40,9 @@ def given(concrete: Any, arguments: list[Any]) -> list[Given]:
             variable = private.resource_data(inner)
             if not variable.is_set:
                 raise ValueError(
-                    f"the function uses {_kind(outer)}, which is neither a tensor nor a variable "
-                    "and cannot be copied for the trace: use it before, and pass what it gives as "
-                    "an argument (of an iterator: next(iterator))."
+                    f"the function uses {inner.name}, a dataset, an iterator, a table or the like, "
+                    "which cannot be copied for the trace: use it before, and pass what it gives "
+                    "as an argument (of an iterator: next(iterator))."
                 )
             about = variable.shape_and_type[0]
             value = tf.raw_ops.ReadVariableOp(resource=outer, dtype=about.dtype)
@@ -57,12 +56,6 @@ def given(concrete: Any, arguments: list[Any]) -> list[Given]:
             None if i < len(arguments) and not variable else label, bool(variable),
         ))  # fmt: skip
     return found
-
-
-def _kind(outer: Any) -> str:
-    """Name what stands behind a tensor; only a resource says it, and a variant is a dataset."""
-    found = re.search(r'type="(?:\w+::)*(\w+)"', str(outer))
-    return f"a resource of type {found[1]}" if found else "a dataset"
 
 
 def copied(given: list[Given]) -> tuple[dict[str, Any], list[Any], dict[Any, Any]]:

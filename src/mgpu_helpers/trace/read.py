@@ -1,15 +1,35 @@
-"""Turn TensorFlow's RunMetadata of one step into a Trace."""
+"""A step of a Session, traced; and TensorFlow's RunMetadata of one turned into a Trace."""
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 from mgpu_helpers.names import order, short
-from mgpu_helpers.trace.allocations import allocations_of
-from mgpu_helpers.trace.collectives import collectives_of
-from mgpu_helpers.trace.copies import copies_of, edges_of, sends
-from mgpu_helpers.trace.operations import kernels_of, operations
-from mgpu_helpers.trace.step import Trace, curve
+from mgpu_helpers.trace.crossing import collectives_of, copies_of, edges_of, sends
+from mgpu_helpers.trace.operations import kernels_of, operations, plain_name
+from mgpu_helpers.trace.records import Allocation, curve
+from mgpu_helpers.trace.step import Trace
+
+
+def session_step(session: Any, fetches: Any, feed_dict: Any = None) -> tuple[Any, Trace]:
+    """Run one step of a classic Session with tracing on; return its values and the trace.
+
+    The first step of a Session prepares the graph: run it once before you trace it.
+
+    >>> with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+    ...     value, step = session_step(session, tf.reduce_sum(tf.random.uniform([9])))
+    >>> [op.type for op in step.ops if op.type != "Const"]
+    ['RandomUniform', 'Sum']
+    """
+    from tensorflow.compat.v1 import RunMetadata, RunOptions
+
+    options = RunOptions(trace_level=RunOptions.FULL_TRACE, output_partition_graphs=True)
+    metadata = RunMetadata()
+    values = session.run(fetches, feed_dict, options=options, run_metadata=metadata)
+    return values, read(metadata)
 
 
 def read(metadata: Any) -> Trace:
@@ -32,11 +52,10 @@ def read(metadata: Any) -> Trace:
     stats.sort(key=lambda each: each[1].all_start_nanos)
     begin = stats[0][1].all_start_nanos if stats else 0
     sent, relays = sends(nodes)
-    edges, waits, received = edges_of(nodes, sent, relays)
+    edges, waits = edges_of(nodes, sent, relays)
     kernels = kernels_of(metadata.step_stats, stats)
     ops = [op for op in operations(stats, nodes, edges, kernels, begin) if op.name not in relays]
-    copies = copies_of(received, sent, stats, nodes, ops)
-    allocations = allocations_of(stats, begin)
+    allocations = _allocations(stats, begin)
     memory = {
         device: curve(a for a in allocations if a.device == device)
         for device in sorted({a.device for a in allocations}, key=order)
@@ -46,7 +65,44 @@ def read(metadata: Any) -> Trace:
         for device, spans in (kernels or {}).items()
     }
     return Trace(
-        tuple(ops), tuple(copies), memory, tuple(edges), tuple(allocations), tuple(waits), ran,
+        tuple(ops), tuple(copies_of(nodes, sent, stats, ops)), memory, tuple(edges),
+        tuple(allocations), tuple(waits), ran,
         launches_only=kernels is None and any(device.startswith("/GPU") for device, _ in stats),
         collectives=tuple(collectives_of(ops, stats, nodes)),
     )  # fmt: skip
+
+
+def _allocations(stats: Iterable[tuple[str, Any]], begin: int) -> list[Allocation]:
+    """Pair what each operation took with when it was given back, by the start.
+
+    The records of a GPU have what its allocator set aside: rounded up to 256 bytes, or a block that
+    it did not split. What was asked for stands with the tensor that lies there.
+    """
+    found = []
+    for device, node in stats:
+        returned = (node.all_start_nanos + node.op_end_rel_nanos - begin) / 1e9
+        wanted: dict[tuple[str, int], list[int]] = defaultdict(list)
+        for output in node.output:
+            about = output.tensor_description.allocation_description
+            wanted[about.allocator_name, about.allocated_bytes].append(about.requested_bytes)
+        for used in node.memory:
+            # A GPU's operation may also take memory of the host, to copy from or for a shape.
+            on_host = re.search("host|cpu", used.allocator_name, re.IGNORECASE)
+            where = "/CPU:0" if on_host and device.startswith("/GPU") else device
+            taken: list[list[Any]] = []  # size, start, end; two of a size: first come, first freed
+            for record in used.allocation_records:
+                moment = max(0.0, (record.alloc_micros * 1000 - begin) / 1e9)
+                if record.alloc_bytes > 0:
+                    taken.append([record.alloc_bytes, moment, None])
+                    continue
+                same = (each for each in taken if each[0] == -record.alloc_bytes)
+                if first := next((each for each in same if each[2] is None), None):
+                    first[2] = moment
+            # What others use is freed after them, and they start after its operation ended.
+            spans = [(end is not None and end <= returned, *one, end) for *one, end in taken]
+            for scratch, size, start, end in sorted(spans, key=lambda each: each[0]):
+                asked = wanted[used.allocator_name, size]
+                size = asked.pop(0) if asked else size
+                name = plain_name(node.node_name)
+                found.append(Allocation(name, where, size, start, end, scratch))
+    return sorted(found, key=lambda a: (a.start, a.op))

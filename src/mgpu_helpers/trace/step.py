@@ -1,105 +1,63 @@
-"""What one step was: its operations, its copies, its allocations, and when each device worked."""
+"""A step that was traced: when each device worked, what crossed, what was held, what took long."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator
+from dataclasses import astuple, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
 
+from mgpu_helpers import files
 from mgpu_helpers.names import order
+from mgpu_helpers.trace.layers import naming
+from mgpu_helpers.trace.perfetto import events
+from mgpu_helpers.trace.records import Allocation, Collective, Copy, Op, curve, nanos
+from mgpu_helpers.wording import counted, size_text, table, whole_number
 
-if TYPE_CHECKING:
-    from mgpu_helpers.trace.summary import Top
+FORMAT = 1  # of a file
+_RECORDS = {"ops": Op, "copies": Copy, "allocations": Allocation, "collectives": Collective}
+_WIDE = 60  # letters of a name that a line of a notebook has room for, beside the numbers
 
 
 @dataclass(frozen=True)
-class Op:
-    """An operation that ran; times in seconds from the start of the step.
+class Row:
+    """What an operation, a layer or a type took: seconds, and their share, 0 to 1, of all.
 
-    bytes is what it gave to others, 0 for nothing and for what has no fixed size; what oneDNN's
-    operations keep for their own gradients is not counted.
-
-    On a GPU an operation lasts from its first kernel's start to its last one's end, and TensorFlow
-    keeps both in whole microseconds. One that needs no kernel, such as a Reshape, has length 0 at
-    the moment when what it needs is ready. NCCL's kernels carry no operation: a collective lasts
-    from that moment until the host heard that it was over.
+    bytes is what it gave to others, count how many operations ran.
     """
 
     name: str
-    type: str
-    device: str
-    start: float
-    length: float
-    bytes: int = 0
-
-    @property
-    def end(self) -> float:
-        """Give the moment when it was over, to the nanosecond, as clocks count.
-
-        So of two that touch, one ends when the other starts: start + length may be later than that.
-        """
-        return round(self.start + self.length, 9)
-
-
-@dataclass(frozen=True)
-class Copy:
-    """A tensor that one device made and another used; bytes is None where nothing reports it.
-
-    It starts when the source has made it and ends when the target first uses it, so its length
-    holds the transfer and the wait.
-    """
-
-    tensor: str
-    source: str
-    target: str
-    bytes: int | None
-    start: float
-    length: float
-
-
-@dataclass(frozen=True)
-class Collective:
-    """What a device gave to an operation that several devices do together, such as an all-reduce.
-
-    bytes is the size of the tensor that it gave, None where nothing reports it. Which part of it
-    went to which device is the library's choice (in a ring of n, a device sends 2 (n - 1) / n of it
-    to the next one) and is not recorded. So it is no Copy. Seconds from the start of the step; the
-    length holds the wait for the other devices.
-
-    Those of a group are one operation of several devices, and its work begins when the last of them
-    has come: waited is the part of the length before that. Both are None where the trace does not
-    tell.
-    """
-
-    op: str
-    device: str
-    bytes: int | None
-    start: float
-    length: float
-    waited: float | None = None
-    group: int | None = None
-
-
-@dataclass(frozen=True)
-class Allocation:
-    """Bytes that an operation took on its device; seconds from the start of the step.
-
-    end is None for what is still held when the step is over. scratch is True for what the
-    operation gave back before it ended, a library's workspace; what it makes for others is not.
-
-    On a GPU these are the moments at which the host, which runs ahead, took and gave back. A tensor
-    counts as many bytes as were asked for; a workspace as many as the allocator set aside, which
-    may be more.
-    """
-
-    op: str
-    device: str
+    devices: tuple[str, ...]
+    seconds: float
+    share: float
     bytes: int
-    start: float
-    end: float | None
-    scratch: bool = False
+    count: int
+
+
+@dataclass(frozen=True, repr=False)
+class Top:
+    """The rows that took the most time, the first the most; others counts those left out."""
+
+    by: str
+    rows: tuple[Row, ...]
+    others: int
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __repr__(self) -> str:
+        lines = [(self.by, "device", "time", "share", "bytes", "count")]
+        for row in self.rows:
+            name = row.name if len(row.name) <= _WIDE else "…" + row.name[1 - _WIDE :]
+            where = row.devices if len(row.devices) < 3 else [f"{len(row.devices)} devices"]
+            lines.append((name, ", ".join(where), f"{1e3 * row.seconds:.3f} ms",
+                          f"{row.share:.1%}", size_text(row.bytes), str(row.count)))  # fmt: skip
+        left = 1 - sum(row.share for row in self.rows)
+        rest = [f"and {counted(self.others, 'other')}, {left:.1%}"] * bool(self.others)
+        return "\n".join([*table(lines), *rest])
 
 
 @dataclass(frozen=True)
@@ -112,19 +70,22 @@ class Trace:
     operations, which say nothing about how long they ran.
     """
 
+    #: operations by their start, each with name, type, device, start, length and bytes
     ops: tuple[Op, ...]
+    #: tensors that crossed, each with tensor, source, target, bytes, start and length
     copies: tuple[Copy, ...]
     #: by device: moments, in seconds, and the bytes that it held from then on
     memory: dict[str, tuple[tuple[float, int], ...]] = field(repr=False)
     #: which operation feeds which
     edges: tuple[tuple[str, str], ...] = field(repr=False)
+    #: what was taken and given back, each with op, device, bytes, start, end and scratch
     allocations: tuple[Allocation, ...] = field(default=(), repr=False)
     waits: tuple[tuple[str, str], ...] = field(default=(), repr=False)  #: edges that carry nothing
     #: by GPU, when its kernels ran: start and end in seconds
     kernels: dict[str, tuple[tuple[float, float], ...]] = field(default_factory=dict, repr=False)
     launches_only: bool = False
+    #: what devices gave to an all-reduce and the like, with op, device, bytes, length and waited
     collectives: tuple[Collective, ...] = ()
-    metadata: Any = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
         return (
@@ -165,7 +126,7 @@ class Trace:
         live = self.memory.get(device, ())
         if not scratch:
             live = curve(a for a in self.allocations if a.device == device and not a.scratch)
-        return max((live for _, live in live), default=0)
+        return max((held for _, held in live), default=0)
 
     def bytes_between(self) -> dict[tuple[str, str], int]:
         """Add up the bytes that crossed, by (source, target)."""
@@ -180,38 +141,35 @@ class Trace:
         """List the n that took the most time, None all, by "operation", "layer" or "type".
 
         A collective counts without its wait for other devices. layers names those of a Keras model,
-        as `[layer.name for layer in model.layers]` does; without it the operations' names decide,
-        as `trace.layer` says.
+        as `[layer.name for layer in model.layers]` does. Without it the operations' names decide:
+        Keras runs a layer in a scope called after it, and besides layers there are "optimizer",
+        "loss", "variables", and "other" for what stands in no scope.
 
         >>> op = Op("encoder/MatMul", "MatMul", "/CPU:1", start=0.0, length=0.002, bytes=40)
         >>> Trace((op,), (), {}, ()).top(by="layer")
         layer    device  time      share   bytes  count
         encoder  /CPU:1  2.000 ms  100.0%  40 B   1
         """
-        from mgpu_helpers.trace.summary import top
-
-        return top(self, n, by, layers)
-
-    def table(self, layers: Collection[str] | None = None) -> list[dict[str, Any]]:
-        """Make a row of each operation, by its start: what an `Op` has, and its layer.
-
-        With pandas installed `pandas.DataFrame(step.table())` makes a table of them.
-
-        >>> Trace((Op("x", "Add", "/CPU:1", 0.0, 0.001),), (), {}, ()).table()[0]["type"]
-        'Add'
-        """
-        from mgpu_helpers.trace.summary import rows
-
-        return rows(self, layers)
+        name, groups, worked = naming(by, layers), defaultdict(list), working(self)
+        for op in worked:
+            groups[name(op)].append(op)
+        total = sum(op.length for op in worked)
+        rows = []
+        for each, ops in groups.items():
+            seconds, size = sum(op.length for op in ops), sum(op.bytes for op in ops)
+            where = tuple(sorted({op.device for op in ops}, key=order))
+            rows.append(Row(each, where, seconds, total and seconds / total, size, len(ops)))
+        rows.sort(key=lambda row: (-row.seconds, row.name))
+        kept = rows if n is None else rows[: whole_number("n", n, "a number of rows", 1, "None")]
+        return Top(by, tuple(kept), len(rows) - len(kept))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace into a file of JSON, whole or not at all, for `trace.load`.
 
         >>> Trace((Op("x", "Add", "/CPU:1", 0.0, 0.001),), (), {}, ()).save("step.json")
         """
-        from mgpu_helpers.trace.export import save
-
-        save(self, path)
+        values = zip((each.name for each in fields(self)), astuple(self), strict=True)
+        _write(path, {"format": FORMAT, **dict(values)})
 
     def chrome(self, path: str | os.PathLike[str], layers: Collection[str] | None = None) -> None:
         """Write the trace for Perfetto (https://ui.perfetto.dev) and for chrome://tracing.
@@ -221,26 +179,51 @@ class Trace:
 
         >>> Trace((Op("x", "Add", "/CPU:1", 0.0, 0.001),), (), {}, ()).chrome("step.trace.json")
         """
-        from mgpu_helpers.trace.export import chrome
+        drawn = events(self.ops, self.copies, self.edges, self.memory, layers)
+        _write(path, {"traceEvents": list(drawn), "displayTimeUnit": "ms"})
 
-        chrome(self, path, layers)
+
+def load(path: str | os.PathLike[str]) -> Trace:
+    """Read a trace that `step.save` has written; raise ValueError if the file is another one.
+
+    >>> Trace((Op("x", "Add", "/CPU:1", 0.0, 0.001),), (), {}, ()).save("step.json")
+    >>> load("step.json")
+    1 operations on /CPU:1; 0 copies between them
+    """
+    text = Path(path).read_text(encoding="utf-8")
+    try:
+        data = _tuples(json.loads(text))
+        if (number := data.pop("format")) != FORMAT:
+            raise ValueError(f"its format is {number}, and this is for format {FORMAT}")
+        records = {n: tuple(kind(*each) for each in data[n]) for n, kind in _RECORDS.items()}
+        return Trace(**data | records)
+    except (AttributeError, TypeError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"{path} cannot be read as a trace ({error!r}): give a file that the save method of a "
+            "trace has written, or trace the step again."
+        ) from error
+
+
+def _tuples(value: Any) -> Any:
+    """Turn the lists of JSON into tuples again."""
+    if isinstance(value, dict):
+        return {key: _tuples(each) for key, each in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _write(path: str | os.PathLike[str], data: dict[str, Any]) -> None:
+    with files.replacing(path) as file:
+        file.write(json.dumps(data, allow_nan=False, separators=(",", ":")).encode())
 
 
 def traced(step: Any) -> Trace:
     """Give the step; raise TypeError if it is none, but a model or what a helper gave with it."""
     if isinstance(step, Trace):
         return step
-    what, remedy = type(step).__name__, "what trace.fit_step returns"
-    if isinstance(step, tuple) and any(isinstance(each, Trace) for each in step):
-        remedy = "its second part, as in `value, step = trace.function_step(…)`"
-    elif isinstance(getattr(step, "trace", None), Trace):
-        remedy = "its .trace"
-    raise TypeError(f"a {what} is no traced step: give {remedy}.")
-
-
-def nanos(seconds: float) -> int:
-    """Give whole nanoseconds, in which clocks count: they add up and compare exactly."""
-    return round(seconds * 1e9)
+    raise TypeError(
+        f"a {type(step).__name__} is no traced step: give what trace.fit_step returns, or the "
+        "second part of what trace.function_step does, as in `value, step = …`."
+    )
 
 
 def working(step: Trace) -> list[Op]:
@@ -253,42 +236,3 @@ def working(step: Trace) -> list[Op]:
         if op.name in waited else op for op in step.ops
     ]  # fmt: skip
     return sorted(ops, key=lambda op: op.start)
-
-
-def lanes(ops: Iterable[Op]) -> list[list[Op]]:
-    """Lay operations that overlap beside each other, each into the first lane that is free.
-
-    >>> lanes([Op(name, "Add", "/CPU:1", start, 2.0) for name, start in (("a", 0), ("b", 1))])
-    [[Op(name='a', ...)], [Op(name='b', ...)]]
-    """
-    made: list[list[Op]] = []
-    for op in ops:
-        free = (lane for lane in made if nanos(lane[-1].end) <= nanos(op.start))
-        lane = next(free, None)
-        if lane is None:
-            made.append(lane := [])
-        lane.append(op)
-    return made
-
-
-def curve(allocations: Iterable[Allocation]) -> tuple[tuple[float, int], ...]:
-    """Add up the bytes held over time, from allocations of one device.
-
-    Give pairs of (seconds, bytes held from then on), the first of them (0.0, 0).
-
-    Their clock ticks in microseconds. Of what falls on one tick, what was held before is freed
-    first: an operation starts after the one before it has freed its inputs.
-
-    >>> curve([Allocation("a", "/CPU:1", 400, start=0.5, end=2.0)])
-    ((0.0, 0), (0.5, 400), (2.0, 0))
-    """
-    changes = []
-    for each in allocations:
-        changes.append((each.start, 1, each.bytes))
-        if each.end is not None:
-            changes.append((each.end, 2 if each.end == each.start else 0, -each.bytes))
-    live, curve = 0, [(0.0, 0)]
-    for moment, _, change in sorted(changes):
-        live += change
-        curve.append((moment, live))
-    return tuple(curve)

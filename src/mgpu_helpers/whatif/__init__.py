@@ -8,24 +8,7 @@ what happens outside of its step, such as the input or a fetched value that Pyth
 Lesson 14 builds it for five operations on two devices.
 """
 
-from mgpu_helpers.whatif.account import Account, Explanation, Wait
 from mgpu_helpers.whatif.blame import explain
 from mgpu_helpers.whatif.changes import faster, link, replay, scaled, towers
-from mgpu_helpers.whatif.machine import Machine, measured
-from mgpu_helpers.whatif.result import Change, Replay
 
-__all__ = [
-    "Account",
-    "Change",
-    "explain",
-    "Explanation",
-    "faster",
-    "link",
-    "Machine",
-    "measured",
-    "replay",
-    "Replay",
-    "scaled",
-    "towers",
-    "Wait",
-]
+__all__ = ["explain", "faster", "link", "replay", "scaled", "towers"]

@@ -2,20 +2,83 @@
 
 from __future__ import annotations
 
+import textwrap
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from mgpu_helpers.names import order
 from mgpu_helpers.trace.layers import layer
-from mgpu_helpers.trace.step import Op, Trace, lanes, nanos, traced
-from mgpu_helpers.whatif.account import COPY, CORE, OVERHEAD, Account, Explanation, Wait
+from mgpu_helpers.trace.records import Op, lanes, nanos
+from mgpu_helpers.trace.step import Trace, traced
 from mgpu_helpers.whatif.model import CHEAP
 from mgpu_helpers.whatif.work import Task, apart, met, on_cpu_threads, tasks_of, unknown
+from mgpu_helpers.wording import counted
 
+COPY, CORE, OVERHEAD = "copies", "a free core", "overhead"
+_SHOWN = 3  # what a device waited for, by name
+_WIDTH = 100  # letters; notebooks break what is longer in the middle of a word
 _SOON = 20_000  # nanoseconds; a thread that goes on after less was not free for others
 _SMALL = 1e-3  # of a step; an operation that took less is not what a device waited to do
 _IDLE = 0.05  # a host that worked less only hands out, and its waiting is nobody's trouble
+
+
+@dataclass(frozen=True)
+class Wait:
+    """What a device waited for, and how long in seconds.
+
+    what is a layer or a task of a pipeline, and type the operation in it that took most of this;
+    or what is `COPY`, `CORE` or `OVERHEAD`, and device is "".
+    """
+
+    what: str
+    device: str
+    seconds: float
+    type: str = ""
+
+    def __str__(self) -> str:
+        most = f" ({self.type})" if self.type not in ("", self.what) else ""
+        return self.what + most + (f" on {self.device}" if self.device else "")
+
+
+@dataclass(frozen=True)
+class Account:
+    """Where the seconds of a step went on one device; waits is None where no trace can say."""
+
+    device: str
+    length: float
+    worked: float
+    waits: tuple[Wait, ...] | None = ()
+
+    def __str__(self) -> str:
+        whole = f"{self.device} worked {{}} of {self.length * 1e3:.1f} ms"
+        if self.waits is None:
+            return whole.format(f"{100 * self.worked / self.length:.0f} %") + "."
+        named = [wait for wait in self.waits if wait.device]
+        shown, rest = named[:_SHOWN], named[_SHOWN:]
+        more = []
+        for device in dict.fromkeys(wait.device for wait in rest):
+            there = [wait.seconds for wait in rest if wait.device == device]
+            more.append(Wait(counted(len(there), "other"), device, sum(there)))
+        parts = [*shown, *more, *(wait for wait in self.waits if not wait.device)]
+        worked, *shares = _percent([self.worked, *(wait.seconds for wait in parts)])
+        waited = [f"{n} % for {wait}" for n, wait in zip(shares, parts, strict=True) if n]
+        tail = f"; it waited {', '.join(waited)}" if waited else ""
+        return whole.format(f"{worked} %") + tail + "."
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation:
+    """An account of each device, and sentences on what nothing ran on or cannot be known."""
+
+    accounts: tuple[Account, ...]
+    notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        said = "\n".join([*map(str, self.accounts), *self.notes]).replace(" %", "\xa0%")
+        wrap = textwrap.TextWrapper(_WIDTH, subsequent_indent="    ", break_on_hyphens=False)
+        return "\n".join(map(wrap.fill, said.splitlines())).replace("\xa0", " ")
 
 
 def explain(step: Trace, layers: Collection[str] | None = None) -> Explanation:
@@ -119,11 +182,9 @@ def _inputs(tasks: Sequence[Task]) -> list[int]:
 def _causes(tasks: Sequence[Task], inputs: Sequence[int]) -> list[int]:
     """Find for each task its last input, or what its device did meanwhile, if that ended later."""
     done: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for i, task in enumerate(tasks):
-        if task.seconds >= CHEAP:
-            done[task.device].append((nanos(task.end), i))
-    for ends in done.values():
-        ends.sort()
+    for end, i in sorted((nanos(task.end), i) for i, task in enumerate(tasks)):
+        if tasks[i].seconds >= CHEAP:
+            done[tasks[i].device].append((end, i))
     causes = list(inputs)
     for i, task in enumerate(tasks):
         ends = done[task.device]
@@ -205,8 +266,16 @@ def _nothing(step: Trace) -> list[str]:
     """Say which devices of the plan ran nothing, where the step ran on some of its devices."""
     from mgpu_helpers.devices.plan import current
 
-    plan = current()
-    if plan is None or not set(step.devices) <= {plan.host, *plan.devices}:
-        return []
-    idle = [device for device in plan.devices if device not in step.devices]
-    return [f"{device} ran nothing: no operation was placed there." for device in idle]
+    plan, ran = current(), set(step.devices)
+    idle = plan.devices if plan and ran <= {plan.host, *plan.devices} else ()
+    return [f"{d} ran nothing: no operation was placed there." for d in idle if d not in ran]
+
+
+def _percent(parts: Sequence[float]) -> list[int]:
+    """Round shares to whole percent that add up to 100."""
+    whole = sum(parts) or 1.0
+    exact = [100 * part / whole for part in parts]
+    found = [int(share) for share in exact]
+    for i in sorted(range(len(exact)), key=lambda i: found[i] - exact[i])[: 100 - sum(found)]:
+        found[i] += 1
+    return found

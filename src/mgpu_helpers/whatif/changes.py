@@ -5,20 +5,69 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from statistics import median
 
 from mgpu_helpers.names import order
 from mgpu_helpers.scaling.model import positive
-from mgpu_helpers.timing import Timing
-from mgpu_helpers.trace.step import Trace
+from mgpu_helpers.timing import Comparison, Timing
+from mgpu_helpers.trace.step import Trace, traced
 from mgpu_helpers.whatif.edit import in_towers, over_link, scaled_by
 from mgpu_helpers.whatif.machine import Machine, measured
 from mgpu_helpers.whatif.model import seconds
-from mgpu_helpers.whatif.result import Change, Replay
 from mgpu_helpers.whatif.work import Task, apart, home_of, tasks_of, threads_of
 from mgpu_helpers.wording import counted, whole_number
 
 Steps = Trace | Sequence[Trace]
+
+
+@dataclass(frozen=True, repr=False)
+class Replay:
+    """The seconds of traced steps, and those of their replays, in the order of the traces."""
+
+    traced: Timing
+    replayed: Timing
+
+    @property
+    def seconds(self) -> float:
+        """Give the median of the replays, in seconds."""
+        return self.replayed.median
+
+    @property
+    def errors(self) -> tuple[float, ...]:
+        """Give by which share of its trace each replay is longer."""
+        return tuple(
+            b / a - 1 for a, b in zip(self.traced.seconds, self.replayed.seconds, strict=True)
+        )
+
+    def __repr__(self) -> str:
+        where = " in the median" if len(self.errors) > 1 else ""
+        off = f"{median(self.errors):+.1%}{where}{_many(self.errors)}"
+        return f"replayed in {_ms(self.replayed)}, traced in {_ms(self.traced)} ({off})"
+
+
+class Change(Comparison):
+    """Replays of traced steps as they are (`a`, before) and with a change (`b`, after)."""
+
+    @property
+    def before(self) -> float:
+        """Give the median of the replays as the steps are, in seconds."""
+        return self.a.median
+
+    @property
+    def after(self) -> float:
+        """Give the median of the replays with the change, in seconds."""
+        return self.b.median
+
+    def __repr__(self) -> str:
+        slower = self.ratio < 1
+        middle, *ends = (1 / x if slower else x for x in (self.ratio, self.low, self.high))
+        spread = f" ({min(ends):.2f} to {max(ends):.2f}" if len(self.ratios) > 1 else ""
+        spread += _many(self.ratios) + ")" if spread else ""
+        way = "as slow" if slower else "as fast"
+        said = "no faster" if f"{middle:.2f}" == "1.00" else f"{middle:.2f} times {way}"
+        return f"{self.names[1]}: {_ms(self.a)} would be {_ms(self.b)}, {said}{spread}"
+
 
 def replay(step: Steps) -> Replay:
     """Replay a step from its trace, or several traces each: seconds, beside what was traced.
@@ -56,7 +105,7 @@ def faster(step: Steps, pattern: str, by: float = 2.0) -> Change:
 
     def change(tasks: list[Task], _: Trace) -> list[Task]:
         nonlocal hits
-        found = {t.name for t in tasks if t.type and any(map(_found, (t.name, t.type)))}
+        found = {t.name for t in tasks if t.type and (search(t.name) or search(t.type))}
         if not found:
             raise ValueError(
                 f"pattern={pattern!r} is in no name or type of the step's {len(tasks)} operations: "
@@ -70,10 +119,10 @@ def faster(step: Steps, pattern: str, by: float = 2.0) -> Change:
         hits = len(found)
         return [replace(t, seconds=t.seconds / by) if t.name in found else t for t in tasks]
 
-    _found = re.compile(pattern).search
+    search = re.compile(pattern).search
     result = _changed(step, "", change)
     what = f"{pattern!r} ({counted(hits, 'operation')}) {by:g} times as fast"
-    return Change(result.a, result.b, ("the step", what))
+    return replace(result, names=("the step", what))
 
 
 def scaled(step: Steps, batch: float = 0.5) -> Change:
@@ -98,14 +147,13 @@ def link(step: Steps, bytes_per_second: float) -> Change:
     collective they are a ring: each of n devices that add up P bytes sends 2 (n - 1) / n P. In
     cores mode copies take no time as they are; on GPUs the link is in place of the traced one.
 
-    >>> from mgpu_helpers.trace import Copy, Op, Trace
+    >>> from mgpu_helpers.trace import Op, Trace
+    >>> from mgpu_helpers.trace.records import Copy
     >>> two = Op("a", "Add", "/CPU:1", 0.0, 0.01), Op("b", "Add", "/CPU:2", 0.01, 0.01)
     >>> copy = Copy("a", "/CPU:1", "/CPU:2", 10_000_000, start=0.01, length=0.0)
     >>> link(Trace(two, (copy,), {}, (("a", "b"),)), 1e9)
     a link of 1 GB/s: 20.0 ms would be 30... ms, 1.5... times as slow
     """
-    positive("bytes_per_second", bytes_per_second, "a speed")
-
     def change(tasks: list[Task], step: Trace) -> list[Task]:
         sizes: dict[tuple[str, str], int] = defaultdict(int)
         for copy in step.copies:
@@ -132,8 +180,6 @@ def towers(
     n = whole_number("n", n, "a number of towers", 1)
     share = 1 / n if batch is None else batch
     positive("batch", share, "a share of the batch")
-    if bytes_per_second is not None:
-        positive("bytes_per_second", bytes_per_second, "a speed")
 
     def change(tasks: list[Task], step: Trace) -> list[Task]:
         home = home_of(step)
@@ -149,10 +195,10 @@ def towers(
                 "a trace of one GPU does not say what a copy to another takes: give "
                 "bytes_per_second, such as 8e9 for PCIe 3.0."
             )
-        made = in_towers(tasks, home, n, share, machine)
+        spread = in_towers(tasks, home, n, share, machine)
         if bytes_per_second is None:
-            return made
-        return over_link(made, lambda task, _: task.bytes, bytes_per_second)
+            return spread
+        return over_link(spread, lambda task, _: task.bytes, bytes_per_second)
 
     by = "" if bytes_per_second is None else f" by a link of {_speed(bytes_per_second)}"
     each = "" if batch is None else f" with {batch:.3g} times the batch each"
@@ -186,13 +232,17 @@ def _machine(step: Trace) -> Machine | None:
 
 
 def _steps(step: Steps) -> list[Trace]:
-    steps = list(step) if isinstance(step, Sequence) else [step]
-    if not steps or not all(isinstance(each, Trace) for each in steps):
-        raise TypeError(
-            f"{step!r:.60} is no traced step: give what trace.fit_step returns, or several of them."
-        )
-    return steps
+    return [traced(each) for each in (step if isinstance(step, Sequence) and step else [step])]
 
 
 def _speed(bytes_per_second: float) -> str:
+    positive("bytes_per_second", bytes_per_second, "a speed")
     return f"{bytes_per_second / 1e9:.3g} GB/s"
+
+
+def _ms(timing: Timing) -> str:
+    return f"{timing.median * 1e3:.1f} ms"
+
+
+def _many(values: Sequence[float]) -> str:
+    return f", {len(values)} traces" if len(values) > 1 else ""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import itertools
-import time
+import timeit
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from mgpu_helpers.trace.step import Trace, lanes
+from mgpu_helpers.trace.records import lanes
+from mgpu_helpers.trace.step import Trace
 
 ROUNDS, PAIRS, LAYERS = 5, 10, 20
 STALL = 10e-6  # seconds; after more, the thread had nothing to do, or another process its core
@@ -52,7 +53,7 @@ def _traced(build: Callable[[Any], Any]) -> list[Trace]:
     """Trace a graph some times on two threads."""
     import tensorflow.compat.v1 as tf
 
-    from mgpu_helpers.trace.session import session_step
+    from mgpu_helpers.trace.read import session_step
 
     config = tf.ConfigProto(intra_op_parallelism_threads=1, device_count={"GPU": 0})
     config.session_inter_op_thread_pool.add(num_threads=2)
@@ -94,9 +95,4 @@ def _layers(tf: Any) -> Any:
 
 def _adding() -> float:
     a, b = np.ones(2**20, np.float32), np.ones(2**20, np.float32)
-    taken = []
-    for _ in range(ROUNDS):
-        began = time.perf_counter()
-        np.add(a, b, out=a)
-        taken.append(time.perf_counter() - began)
-    return 3 * a.nbytes / min(taken)
+    return 3 * a.nbytes / min(timeit.repeat(lambda: np.add(a, b, out=a), number=1, repeat=ROUNDS))

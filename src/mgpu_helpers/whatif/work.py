@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from graphlib import CycleError, TopologicalSorter
 
 from mgpu_helpers.names import order
-from mgpu_helpers.trace.step import Collective, Op, Trace, nanos
+from mgpu_helpers.trace.records import Collective, Op, nanos
+from mgpu_helpers.trace.step import Trace
 
 SHORTEST = 2e-3  # seconds; below, what TensorFlow does between operations is most of a step
 
@@ -128,11 +131,7 @@ def threads_of(step: Trace) -> int:
     """Count how many operations CPUs ran at once, at most: so many threads worked."""
     ops = on_cpu_threads(step)
     changes = [(nanos(op.start), 1) for op in ops] + [(nanos(op.end), -1) for op in ops]
-    most = now = 0
-    for _, change in sorted(changes):
-        now += change
-        most = max(most, now)
-    return max(most, 1)
+    return max([1, *itertools.accumulate(change for _, change in sorted(changes))])
 
 
 def home_of(step: Trace) -> str:
@@ -163,21 +162,19 @@ def _parts(step: Trace) -> tuple[dict[str, Op], list[tuple[str, str]], list[tupl
 
 def _sorted(ran: Mapping[str, Op], edges: Iterable[tuple[str, str]]) -> list[str]:
     """List the names after all that they need, else by their start; [] if some are in a circle."""
-    after: dict[str, list[str]] = defaultdict(list)
-    missing: dict[str, int] = defaultdict(int)
-    start, names = {name: op.start for name, op in ran.items()}, set(ran)
+    order_of: TopologicalSorter[str] = TopologicalSorter({name: () for name in ran})
     for maker, user in edges:
-        after[maker].append(user)
-        missing[user] += 1
-        names |= {maker, user}
-    heap = [(start.get(name, 0.0), name) for name in names if not missing[name]]
-    heapq.heapify(heap)
-    found = []
-    while heap:
+        order_of.add(user, maker)
+    try:
+        order_of.prepare()
+    except CycleError:
+        return []
+    heap: list[tuple[float, str]] = []
+    names, moment = [], 0.0
+    while order_of.is_active():
+        for name in order_of.get_ready():  # a node that only joins others starts with the last
+            heapq.heappush(heap, (ran[name].start if name in ran else moment, name))
         moment, name = heapq.heappop(heap)
-        found.append(name)
-        for user in after[name]:
-            missing[user] -= 1
-            if not missing[user]:
-                heapq.heappush(heap, (start.get(user, moment), user))
-    return found if len(found) == len(names) else []
+        order_of.done(name)
+        names.append(name)
+    return names

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers import devices, placement
+from mgpu_helpers import devices, trace
 from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.lessons.checks.judge import (
     PRODUCTS,
@@ -80,7 +80,7 @@ def variables_on_host(choose: Callable[[Any], str]) -> str:
         product = tf.identity(product, name="VarHandle")
     config = plan.session_config(log_placement=True)
     try:
-        with placement.capture() as log, tf1.Session(graph=graph, config=config) as session:
+        with trace.placement() as log, tf1.Session(graph=graph, config=config) as session:
             session.run([variable.initializer for variable in stored])
             session.run(product, {"weights_of_the_batch:0": np.ones([1, 3])})
     except tf.errors.InvalidArgumentError:

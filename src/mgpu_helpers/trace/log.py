@@ -1,14 +1,10 @@
-"""The placement log of a block, captured: which operation was given to which device.
-
-Lesson 01 reads the raw log first, then this table.
-"""
+"""TensorFlow's placement log of a block: which operation was given to which device."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import re
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -45,27 +41,19 @@ class Placement:
 
     def device_of(self, name: str) -> str:
         """Return the device of the operation with this name; raise KeyError if there is not one."""
-        found = {row.device for row in self.rows if row.name == name}
-        if len(found) == 1:
-            return found.pop()
-        if found:
-            raise KeyError(f"{name} ran on several devices: {', '.join(sorted(found))}.")
-        names = ", ".join(sorted({row.name for row in self.rows})) or "none"
-        raise KeyError(f"no operation is called {name}; there are: {names}.")
-
-    def by_device(self) -> dict[str, tuple[str, ...]]:
-        """Return the names of the operations of each device, by the device's name."""
-        groups = defaultdict(list)
-        for row in self.rows:
-            groups[row.device].append(row.name)
-        return {device: tuple(groups[device]) for device in sorted(groups, key=order)}
+        where = sorted({row.device for row in self.rows if row.name == name}, key=order)
+        if len(where) != 1:
+            names = ", ".join(sorted({row.name for row in self.rows})) or "none"
+            ran = f"ran on several devices: {', '.join(where)}" if where else f"is not in: {names}"
+            raise KeyError(f"the operation {name} {ran}.")
+        return where[0]
 
 
 @contextlib.contextmanager
-def capture() -> Iterator[Placement]:
-    """Capture what TensorFlow places inside the block.
+def placement() -> Iterator[Placement]:
+    """Capture what TensorFlow places inside the block: a table, with the raw log as `raw`.
 
-    >>> with capture() as log:
+    >>> with placement() as log:
     ...     three = tf.add(1.0, 2.0)
     >>> [row.type for row in log.rows]
     ['AddV2']
@@ -77,38 +65,29 @@ def capture() -> Iterator[Placement]:
     """
     import tensorflow as tf
 
-    placement = Placement()
+    log = Placement()
     # Graphs are handed over optimized: constants folded, operations fused. Show what was written.
-    asked = {"disable_meta_optimizer": False} | tf.config.optimizer.get_experimental_options()
+    options = {"disable_meta_optimizer": False} | tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     private.collect_graphs()
-    said = io.StringIO()  # in a notebook TensorFlow also prints through Python
+    through_python = io.StringIO()  # in a notebook TensorFlow also prints through Python
     try:
-        with quiet.redirected(1) as printed, contextlib.redirect_stdout(said):
+        with quiet.redirected(1) as printed, contextlib.redirect_stdout(through_python):
             try:
-                yield placement
+                yield log
             finally:
                 printed.seek(0)
-                text = said.getvalue() + printed.read().decode(errors="replace")
+                text = through_python.getvalue() + printed.read().decode(errors="replace")
     finally:
         graphs = private.collected_graphs()
-        tf.config.optimizer.set_experimental_options(asked)
+        tf.config.optimizer.set_experimental_options(options)
         lines = [line for line in text.splitlines() if not _MAPPING.match(line)]
-        placement.raw = tuple(line for line in lines if _LINE.search(line))
+        log.raw = tuple(line for line in lines if _LINE.search(line))
         if rest := [line for line in lines if not _LINE.search(line)]:
             print(*rest, sep="\n")  # what the block itself printed
-    rows = {_row(line) for line in placement.raw}
-    for graph in graphs:
-        for node in graph.node:
-            if node.device:
-                rows.add(Placed(node.name, node.op, short(node.device)))
-    shown = {row for row in rows if not row.type.startswith(private.ONEDNN)}
-    kept = [row for row in shown if row.type not in _INNER]
-    placement.rows = tuple(sorted(kept, key=lambda r: (order(r.device), r.name, r.type)))
-
-
-def _row(line: str) -> Placed:
-    found = _LINE.search(line)
-    assert found  # the line was chosen by it
-    name, kind, device = found.groups()
-    return Placed(name, kind, short(device))
+    said = [_LINE.findall(line)[0] for line in log.raw]
+    rows = {Placed(name, kind, short(device)) for name, kind, device in said}
+    nodes = (node for graph in graphs for node in graph.node)
+    rows |= {Placed(node.name, node.op, short(node.device)) for node in nodes if node.device}
+    shown = [r for r in rows if r.type not in _INNER and not r.type.startswith(private.ONEDNN)]
+    log.rows = tuple(sorted(shown, key=lambda r: (order(r.device), r.name, r.type)))
