@@ -9,7 +9,6 @@ import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -65,10 +64,8 @@ def test_each_job_that_ends_leaves_a_row(here, cores):
     "printed, result",
     [
         (['{"a": 1}', '{"a": 2, "b": [1]}'], {"a": 2, "b": [1]}),
-        (['{"a": 1}', "a library says goodbye"], {"a": 1}),
         (['{"a": 1}', "{'a': 2}", "[3]", "{"], {"a": 1}),
         (['{"a": NaN, "b": {"c": -Infinity}}'], {"a": None, "b": {"c": None}}),
-        (['{"status": "failed", "name": "é"}'], {"status": "failed", "name": "é"}),
         (['{"a": 1}', '{"a":' * 10_000], {"a": 1}),
         (['{"a": [' + "1," * 100_000 + "1]}"], {"a": [1] * 100_001}),
         (["nothing"], {}),
@@ -83,13 +80,6 @@ def test_the_last_json_object_that_a_job_prints_is_its_result(printed, result):
     assert {key: value for key, value in row.items() if key.startswith("result_")} == {
         f"result_{key}": value for key, value in result.items()
     }
-
-
-def test_a_row_that_cannot_be_written_is_said_and_ends_nothing(cores, capfd):
-    report = jobs.run([sh(f"mkdir {RECORD}"), sh("true")], devices=cores[:1])
-    assert report.ok
-    kept = [line for line in capfd.readouterr().out.splitlines() if line.startswith("not kept")]
-    assert len(kept) == 2 and "Is a directory" in kept[0]
 
 
 def test_two_runners_that_write_one_file_write_whole_rows(cores):
@@ -271,21 +261,6 @@ def test_on_a_terminal_what_is_left_is_rewritten_and_the_lines_stay(monkeypatch)
         screen.append(shown.rstrip())
     assert [line.split()[0] for line in screen if line] == ["start", "done"] * 3
     assert b"\r0 of 3 done, 1 running" in said and b"\r1 of 3 done, 1 running, about 10 s" in said
-
-
-def test_elsewhere_what_is_left_is_said_seldom(monkeypatch, capfd):
-    jobs.run([sh("true")])
-    assert [line.split()[0] for line in capfd.readouterr().out.splitlines()] == ["start", "done"]
-    clock = SimpleNamespace(monotonic=lambda: now)
-    monkeypatch.setattr(terminal, "time", clock)
-    now = 0.0
-    loud, quiet = terminal.Progress(True), terminal.Progress(False)
-    for now in (1, 599, 601, 602, 1200, 1202):
-        for says in (loud, quiet):
-            says.left([jobs.Job("x", ("x",), "core", Path("x"))], [now], 0)
-        assert len(capfd.readouterr().out.splitlines()) == (now in (601, 1202))
-
-
 
 
 def test_half_a_row_and_what_others_wrote_are_passed_over_and_stay():

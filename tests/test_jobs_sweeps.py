@@ -9,13 +9,12 @@ import shlex
 import subprocess
 from pathlib import Path
 
-import matplotlib
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import test_jobs
-from mgpu_helpers import charts, jobs
+from mgpu_helpers import jobs
 from mgpu_helpers.jobs import sweep
 from test_jobs import STAMP, python, runner, sh, until
 
@@ -114,21 +113,6 @@ def test_a_job_with_two_devices_is_pinned_to_both_and_told_of_them(cores):
     assert f"core {asked[0]}, core {asked[1]}  done" in repr(report)
 
 
-def test_a_chart_has_a_bar_on_each_device_of_a_job(cores):
-    again = [sh("sleep 0.05"), sh("true")]
-    jobs.run(again[:1], names=["a"], progress=False)
-    report = jobs.run(again, devices=cores, devices_each=2, skip_done=True, names=["a", "b"])
-    ax = charts.jobs(report)
-    assert [label.get_text() for label in ax.get_yticklabels()] == [f"core {n}" for n in cores]
-    assert len(ax.collections) == 2  # b's alone: a was done before
-    assert ax.get_title(loc="left") == "Which job ran where; 1 job done before"
-    boxes = [bar.get_paths()[0].get_extents() for bar in ax.collections]
-    for box, tick in zip(boxes, ax.get_yticks(), strict=True):
-        assert (box.x0, box.x1) == pytest.approx((report[1].start, report[1].end))
-        assert box.y0 < tick < box.y1
-    matplotlib.pyplot.close(ax.figure)
-
-
 def test_jobs_of_one_and_of_two_devices_never_share_one(cores):
     """Three runners name the devices in different orders; all end, and none is in another's way."""
     stamp = python(STAMP.replace("[5:]", ".replace(' ', '')"))
@@ -168,8 +152,6 @@ def test_when_too_few_gpus_are_left_the_rest_is_not_started(vanishing, capfd):
     assert [job.status for job in report] == ["done"] * 3 + ["not started"]
     assert "Too few GPUs" in report[3].tail
     assert "Too few GPUs are left: 1 job not started" in capfd.readouterr().out
-
-
 
 
 @pytest.mark.parametrize("texts", [

@@ -148,17 +148,11 @@ def _compared(configs: list[Mapping[str, Any]]) -> list[str]:
         if count > 1:
             problems.append(f"{counted(count, 'TF_CONFIG')} say that they are {task}.")
     for task, one in zip(tasks, lists, strict=True):
-        if len(one) != len(first):
+        if one != first:
+            wrong = next(name for name in first | one if one.get(name) != first.get(name))
             problems.append(
-                f"{tasks[0].capitalize()} lists {counted(len(first), 'address')[:-1]}es, "
-                f"{task} lists {len(one)}: give all the same list."
-            )
-        elif one != first:
-            wrong = next(name for name in one if one[name] != first.get(name))
-            has = f"{wrong} at {first[wrong]}" if wrong in first else f"no {wrong}"
-            problems.append(
-                f"{tasks[0].capitalize()} has {has}, {task} has it at {one[wrong]}: give all the "
-                "same list in the same order."
+                f"{tasks[0].capitalize()} has {wrong} at {first.get(wrong)}, {task} has it at "
+                f"{one.get(wrong)}: give all the same list in the same order."
             )
     missing = [name for name in first if name not in tasks]
     if missing and not problems:
