@@ -11,7 +11,7 @@ from mgpu_helpers import nvml
 from mgpu_helpers._processes.locks import Place
 from mgpu_helpers.devices import machine, visible
 from mgpu_helpers.devices.plan import asked_mode
-from mgpu_helpers.wording import counted, whole_number
+from mgpu_helpers.wording import whole_number
 
 
 def freest(n: int = 1, *, busy_below: float = 10, among: Iterable[int] | None = None) -> list[int]:
@@ -45,7 +45,7 @@ def freest(n: int = 1, *, busy_below: float = 10, among: Iterable[int] | None = 
         )
     named = [number for number in gpus if among is None or number in set(among)]
     if n > len(named):
-        raise ValueError(f"n={n}, but there {_are(len(named), 'GPU')} to choose from: {named}.")
+        raise ValueError(f"n={n}, but these are the GPUs to choose from: {named}.")
     return sorted(named, key=lambda index: (*rank(gpus[index], busy_below), index))[:n]
 
 
@@ -155,7 +155,3 @@ def environment(places: Sequence[Place]) -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": ",".join(gpus) if places[0].kind == "GPU" else "-1",
         "PYTHONUNBUFFERED": "1",
     }
-
-
-def _are(n: int, noun: str) -> str:
-    return f"{'is' if n == 1 else 'are'} {counted(n, noun)}"

@@ -90,18 +90,8 @@ class Workers(Crew):
         while select.select([self.pipe], [], [], 0)[0]:
             for line in os.read(self.pipe, 65536).decode().splitlines():
                 index, event, at = line.split()
-                self.heard(self.workers[int(index)], event, float(at))
+                self.workers[int(index)].says(event, float(at))
         super().collect()
-
-    def heard(self, one: Worker, event: str, at: float) -> None:
-        event, _, status = event.partition("=")
-        if event == "raised":
-            one.raised, one.status = at, status
-            one.fails(at)
-        elif event == "waits":
-            one.waits, one.came = at, True
-        elif event == "goes":
-            one.waits, one.through = None, at
 
     def left(self, number: int, running: Running) -> None:
         """Note that a worker's process has ended, and whether it failed by itself.

@@ -102,9 +102,8 @@ def _shared_out(n: int) -> list[list[Place]]:
     places = locks.places(kind, pool)
     if n > len(places) and kind == "GPU":
         raise ValueError(
-            f"workers={n}, but there {'is' if len(places) == 1 else 'are'} "
-            f"{counted(len(places), 'GPU')}, and two workers cannot share one: ask for fewer, or "
-            "set MGPU_MODE=cores."
+            f"workers={n} for {counted(len(places), 'GPU')}, and two workers cannot share one: ask "
+            "for fewer, or set MGPU_MODE=cores."
         )
     each = len(places) // n
     return [places[i * each : (i + 1) * each] or places for i in range(n)]

@@ -98,6 +98,17 @@ class Worker:
     through: float | None = None  # when it came out of it
     state: str = ""  # what its process did when the first one failed, as Linux has it
 
+    def says(self, event: str, at: float) -> None:
+        """Note what it says of itself, by cluster/worker.py."""
+        event, _, status = event.partition("=")
+        if event == "raised":
+            self.raised, self.status = at, status
+            self.fails(at)
+        elif event == "waits":
+            self.waits, self.came = at, True
+        elif event == "goes":
+            self.waits, self.through = None, at
+
     def fails(self, at: float) -> None:
         """Note that it failed; what was known first counts."""
         self.failed = at if self.failed is None else self.failed
