@@ -114,9 +114,11 @@ class Workers(Crew):
         if not self.workers:
             self.begin()
         for index, running in self.running.items():
-            raised = self.workers[index].raised  # it may hang in what it does at its end
-            if raised is not None and now > raised + self.asked.grace:
+            one = self.workers[index]  # it may hang in what it does at its end
+            if one.raised is not None and now > one.raised + self.asked.grace:
                 running.end("failed")
+            elif one.done is not None and self.ending and now > one.done + self.asked.grace:
+                running.end("stopped")
         if self.ending:
             return bool(self.running)
         late = [index for index, one in self.workers.items()
@@ -138,7 +140,7 @@ class Workers(Crew):
     def end_all(self, status: str) -> None:
         self.ending = True
         for index, running in self.running.items():
-            if self.workers[index].raised is None:
+            if self.workers[index].raised is None and self.workers[index].done is None:
                 running.end(status)
 
     def finish(self, number: int, job: Job, places: Sequence[Place]) -> None:

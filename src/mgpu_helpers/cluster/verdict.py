@@ -92,6 +92,7 @@ class Worker:
     left: float | None = None  # when its process was seen to have ended
     raised: float | None = None  # when its script raised, which is before that
     status: str = ""  # with which exit status, where it was sys.exit
+    done: float | None = None  # when its script came to its end
     failed: float | None = None  # when it failed, if nobody ended it
     waits: float | None = None  # since when it waits in the strategy's constructor
     came: bool = False  # it has been in that constructor
@@ -104,6 +105,8 @@ class Worker:
         if event == "raised":
             self.raised, self.status = at, status
             self.fails(at)
+        elif event == "done":
+            self.done = at
         elif event == "waits":
             self.waits, self.came = at, True
         elif event == "goes":
