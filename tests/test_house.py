@@ -68,7 +68,7 @@ def test_help_names_every_room_and_calls_what_there_is():
     ("scaling", {"scaling", "wording"}),
     ("towers", {"_models", "towers", "names", "private", "wording"}),
     ("cluster",
-     {"cluster", "devices", "files", "jobs", "names", "nvml", "private", "quiet", "wording"}),
+     {"_processes", "cluster", "devices", "names", "nvml", "private", "quiet", "wording"}),
     ("whatif",
      {"whatif", "_models", "files", "names", "private", "quiet", "scaling", "timing", "trace",
       "wording"}),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import doctest
 import os
 import signal
 import stat
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 
 from conftest import ROOT, limited, lives, wait_for
 from mgpu_helpers import jobs, nvml
-from mgpu_helpers.jobs import process
+from mgpu_helpers._processes import process
 
 AFFINITY = getattr(os, "sched_getaffinity", lambda pid: set(range(os.cpu_count() or 1)))
 
@@ -68,7 +67,7 @@ def python(code, *args):
 IMPORTS = """
 import sys
 from mgpu_helpers import jobs
-from mgpu_helpers.jobs import process
+from mgpu_helpers._processes import process
 sh = lambda line: ["sh", "-c", line]
 """
 
@@ -100,10 +99,6 @@ def test_jobs_end_as_they_end():
     assert not report.ok and jobs.run([sh("true")]).ok
 
 
-def test_the_example_runs():
-    assert doctest.testmod(sys.modules["mgpu_helpers.jobs.run"]) == (0, 6)
-
-
 @pytest.mark.parametrize(
     "command, said", [(["no-such-program"], "'no-such-program'"), (["sh", "a\0b"], "null byte")]
 )
@@ -125,15 +120,6 @@ def test_a_job_is_pinned_to_its_core_and_told_of_it(cores):
     for job, core in zip(report, cores[::-1], strict=True):
         assert (job.kind, job.device) == ("core", core)
         assert job.tail == f"{core} -1 core {core} 1 ''"
-
-
-def test_output_goes_to_the_log_and_its_end_to_the_report():
-    report = jobs.run([sh("head -c 100000000 /dev/zero | tr '\\0' x; seq 1 30")])
-    assert report[0].log.stat().st_size > 100_000_000
-    assert report[0].tail.split() == [str(i) for i in range(21, 31)]
-    report = jobs.run([sh("head -c 100000 /dev/zero | tr '\\0' x"), sh("printf 'a\\377b\\n'")])
-    assert len(report[0].tail) == process.TAIL
-    assert report[1].log.read_bytes() == b"a\xffb\n" and report[1].tail == "a\ufffdb"
 
 
 def test_logs_are_named_in_order_and_hold_both_streams(here):
@@ -263,14 +249,6 @@ def test_ctrl_c_while_a_job_starts_does_not_lose_the_job(monkeypatch):
 # --- logs that cannot be written ---
 
 
-@pytest.mark.parametrize("logs", ["a file", "/proc/logs"])
-def test_a_log_folder_that_cannot_be_written_is_said_before_anything_starts(logs):
-    Path("a file").touch()
-    with pytest.raises(RuntimeError, match=f"to '{logs}'"):
-        jobs.run([sh("touch started")], logs=logs)
-    assert not Path("started").exists()
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_a_full_disk_fails_the_job_that_writes_and_not_the_runner(monkeypatch):
     Path("logs").mkdir()
@@ -285,13 +263,6 @@ def test_a_full_disk_fails_the_job_that_writes_and_not_the_runner(monkeypatch):
 
 
 # --- order ---
-
-
-def test_jobs_start_in_order_as_devices_become_free(cores):
-    lengths = [0.9, 0.05, 0.05, 0.6, 0.05]
-    report = jobs.run([sh(f"sleep {length}") for length in lengths], devices=cores)
-    assert [cores.index(job.device) for job in report] == [0, 1, 1, 1, 1]
-    assert report[3].end < report[0].end
 
 
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
@@ -366,24 +337,6 @@ def test_a_fork_of_the_runner_does_not_keep_its_locks():
     assert float(out.split()[-1]) < 40, err
 
 
-def test_a_job_does_not_read_what_is_typed_for_the_runner():
-    with runner("print(jobs.run([sh('cat; echo end')], time_limit=5)[0].status)") as ran:
-        wait_for(lambda: ran.poll() is not None)
-        assert ran.stdout.read().endswith("\ndone\n")
-
-
-def test_a_runner_says_once_which_devices_it_waits_for(cores):
-    holds = f"touch go.$$; {until('said')}"
-    with runner(f"jobs.run([sh({holds!r})] * 2, devices={cores}, logs='x')"):
-        wait_for(lambda: len(list(Path().glob("go.*"))) == 2)
-        with runner(f"jobs.run([sh('true')], devices={cores})") as waits:
-            line = waits.stdout.readline()
-            assert line.startswith(f"waiting    for core {cores[0]}, core {cores[1]}, held by")
-            Path("said").touch()
-            out, _ = waits.communicate(timeout=40)
-    assert [line.split()[0] for line in out.splitlines()] == ["start", "done"]
-
-
 @pytest.mark.parametrize("first, second, waits", [(1, 1, 1), (1, 2, 1), (2, 1, 1), (2, 2, 0)])
 def test_the_job_of_a_killed_runner_keeps_its_device(first, second, waits, cores):
     """Only who shares goes on beside a job that shares; the kernel frees the lock at its end."""
@@ -450,40 +403,25 @@ def test_locks_are_for_all_users_whatever_the_umask(cores):
     assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o666] * 3
 
 
-@pytest.mark.parametrize("what", ["link", "pipe", "folder"])
+@pytest.mark.parametrize("what", ["link", "pipe"])
 def test_a_lock_file_that_is_something_else_is_refused_before_anything_starts(what, cores):
     jobs.run([sh("true")], devices=cores[:1])
     path = Path(f"mgpu-jobs/core-{cores[1]}")
     if what == "link":
         Path("precious").write_text("precious")
         path.symlink_to(Path("precious").absolute())
-    elif what == "pipe":
-        os.mkfifo(path)
     else:
-        path.mkdir()
+        os.mkfifo(path)
     with pytest.raises(RuntimeError, match=f"core-{cores[1]} cannot be locked"):
         jobs.run([sh("touch started")], devices=cores)
     assert not Path("started").exists()
 
 
-@pytest.mark.parametrize("what", ["link", "file"])
-def test_a_lock_folder_that_is_something_else_is_refused(what):
-    if what == "link":
-        Path("elsewhere").mkdir()
-        Path("mgpu-jobs").symlink_to("elsewhere")
-    else:
-        Path("mgpu-jobs").touch()
+def test_a_lock_folder_that_is_a_link_is_refused():
+    Path("elsewhere").mkdir()
+    Path("mgpu-jobs").symlink_to("elsewhere")
     with pytest.raises(RuntimeError, match="mgpu-jobs cannot hold"):
         jobs.run([sh("true")])
-
-
-def test_a_job_that_runs_jobs_is_told_that_it_would_wait_for_itself():
-    nested = python("from mgpu_helpers import jobs; jobs.run([['true']])")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT / "src"))
-        report = jobs.run([nested])
-    assert report[0].status == "failed"
-    assert f"inside a job, on core {report[0].device}" in report[0].tail
 
 
 # --- GPUs, as the driver would list them ---
@@ -533,13 +471,6 @@ def test_what_is_allowed_follows_the_environment(env, want, monkeypatch):
         assert (kind, found) == ("GPU", want)
 
 
-def test_a_visible_device_that_is_not_there_is_said(monkeypatch):
-    lists(monkeypatch, gpu(0), gpu(1))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    with pytest.raises(RuntimeError, match="'7'"):
-        jobs.allowed()
-
-
 def test_mig_devices_are_shared_out_as_they_are_named(monkeypatch):
     lists(monkeypatch, gpu(0))
     ids = "MIG-7e,MIG-GPU-00aa/1/0"
@@ -548,41 +479,6 @@ def test_mig_devices_are_shared_out_as_they_are_named(monkeypatch):
     assert [job.tail for job in report[:2]] == ids.split(",")
     assert [(job.kind, job.device) for job in report[:2]] == [("GPU", 0), ("GPU", 1)]
     assert report.ok
-
-
-def test_a_lost_gpu_gets_no_jobs(monkeypatch):
-    lost = replace(gpu(1, None), problem="GPU 1 has fallen off the bus: reboot.")
-    lists(monkeypatch, gpu(0), lost)
-    assert jobs.allowed() == ("GPU", [0])
-    with pytest.raises(ValueError, match="GPU 1 is not .* off the bus"):
-        jobs.run([sh("true")], devices=[1])
-
-
-def test_a_gpu_that_is_lost_midway_gets_no_more_jobs(monkeypatch, capfd):
-    lists(monkeypatch, gpu(0, None), gpu(1))
-    there = nvml.query()
-
-    def query():
-        lost = replace(there.gpus[0], problem="GPU 0 has fallen off the bus: reboot.")
-        return replace(there, gpus=(lost, there.gpus[1])) if Path("gone").exists() else there
-
-    monkeypatch.setattr(nvml, "query", query)
-    report = jobs.run([sh("touch gone; sleep 0.3"), sh("sleep 0.3"), sh("true"), sh("true")])
-    assert [job.device for job in report] == [0, 1, 1, 1] and report.ok
-    assert "gone       GPU 0 has fallen" in capfd.readouterr().out
-
-
-def test_without_a_driver_the_variable_does_not_matter(monkeypatch):
-    lists(monkeypatch)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert jobs.allowed()[0] == "core"
-
-
-def test_a_gpu_that_is_not_allowed_is_refused_with_the_reason(monkeypatch):
-    lists(monkeypatch, gpu(0), gpu(1), gpu(2))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2")
-    with pytest.raises(ValueError, match="GPU 1 is not .* 0, 2,.*'0,2'"):
-        jobs.run([sh("true")], devices=[1])
 
 
 @pytest.fixture
@@ -606,15 +502,6 @@ def test_a_gpu_that_disappears_gets_no_more_jobs(vanishing, capfd):
     assert {job.device for job in report.jobs[3:]} <= {0, 2}
     assert report.ok
     assert "gone       GPU 1" in capfd.readouterr().out
-
-
-def test_when_no_gpu_is_left_the_rest_is_not_started(vanishing, capfd):
-    report = jobs.run([sh("echo 0 1 2 > gone; sleep 0.2"), sh("touch started")], devices=[2])
-    assert [job.status for job in report] == ["done", "not started"]
-    assert (report[1].device, report[1].start, report[1].pid) == (None, None, None)
-    assert "No GPU" in report[1].tail and not report.ok
-    assert "1 job not started" in capfd.readouterr().out
-    assert not Path("started").exists()
 
 
 # --- the freest GPUs ---
@@ -655,111 +542,57 @@ def test_the_freest_gpu_has_nobody_else_on_it_then_is_idle_then_has_memory(monke
     assert jobs.freest(3) == [2, 0, 1]
 
 
-def test_a_process_of_another_user_is_seen(monkeypatch):
-    lists(monkeypatch, loaded(0, pids=[os.getpid()]), loaded(1, free=1))
-    assert jobs.freest() == [0]
-    monkeypatch.setattr(os, "getuid", lambda: os.stat(f"/proc/{os.getpid()}").st_uid + 1)
-    assert jobs.freest() == [1]
+# --- what is said ---
 
 
-def test_a_lost_gpu_is_never_the_freest(monkeypatch):
-    lost = replace(loaded(0), problem="GPU 0 has fallen off the bus: reboot.")
-    lists(monkeypatch, lost, loaded(1, free=1))
-    assert jobs.freest() == [1]
-    with pytest.raises(ValueError, match="n=2.* 1 GPU"):
-        jobs.freest(2)
-    lists(monkeypatch, lost)
-    with pytest.raises(RuntimeError, match="GPU 0 has fallen"):
-        jobs.freest()
+WORKS = [["true"]]
 
 
 @pytest.mark.parametrize(
-    "wrong, said",
+    "commands, wrong, error, names",
     [
-        ({"n": 3}, "n=3.* 2 GPUs"),
-        ({"n": 2, "among": [1, 1]}, "n=2.* 1 GPU "),
-        ({"among": []}, "n=1.* 0 GPUs"),
-        ({"among": [1, 2]}, "GPU 2,.* 0, 1"),
-        ({"n": 0}, "n=0"),
-        ({"n": 1.5}, "n=1.5"),
+        (WORKS, {"logs": "a file"}, RuntimeError, "'a file'"),
+        ([], {}, ValueError, "commands"),
+        (["python a.py"], {}, TypeError, "'python a.py'"),
+        ([*WORKS, []], {}, ValueError, "empty"),
+        (WORKS, {"time_limit": float("nan")}, ValueError, "time_limit=nan"),
+        (WORKS, {"devices": []}, ValueError, "devices"),
+        (WORKS, {"devices": [99]}, ValueError, "GPU 99 .* 0, 1"),
+        (WORKS, {"devices": [1, 1]}, ValueError, "twice"),
+        (WORKS * 3, {"names": ["a", "b", "a"]}, ValueError, "2 different names for 3"),
+        (WORKS, {"free": 3}, ValueError, "free=3"),
+        (WORKS, {"devices_each": 3}, ValueError, "devices_each=3"),
+        (WORKS, {"devices_each": 2, "devices": [1]}, ValueError, "devices_each=2"),
+        (WORKS, {"devices_each": 2, "free": 1}, ValueError, "devices_each=2"),
+        (WORKS, {"devices_each": 2, "per_device": 2}, ValueError, "per_device=2"),
     ],
 )
-def test_a_choice_that_cannot_be_made_is_refused(wrong, said, monkeypatch):
-    lists(monkeypatch, loaded(0), loaded(1))
-    with pytest.raises(ValueError, match=said):
-        jobs.freest(**wrong)
+def test_what_would_be_silent_or_lose_work_is_refused_at_once(
+    commands, wrong, error, names, monkeypatch
+):
+    lists(monkeypatch, gpu(0), gpu(1))
+    Path("a file").touch()
+    with pytest.raises(error, match=names):
+        jobs.run(commands, **wrong)
+    assert not Path("logs").exists() and not Path("mgpu-jobs").exists()
 
 
-def test_there_is_no_choice_without_a_driver_or_among_mig_devices(monkeypatch):
+def test_what_cannot_be_chosen_or_shared_is_refused(monkeypatch):
+    lost = replace(loaded(0), problem="GPU 0 has fallen off the bus: reboot.")
+    lists(monkeypatch, lost, loaded(1, free=1))
+    assert jobs.allowed() == ("GPU", [1]) and jobs.freest() == [1]
+    for among in (None, [0]):
+        with pytest.raises(ValueError, match="n=2"):
+            jobs.freest(2, among=among)
+    lists(monkeypatch, lost)
+    with pytest.raises(RuntimeError, match="GPU 0 has fallen"):
+        jobs.freest()
     lists(monkeypatch, loaded(0))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1,MIG-2")
     with pytest.raises(RuntimeError, match="MIG"):
         jobs.freest()
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    none = nvml.DriverReport((), "No driver is installed.", None, None)
-    monkeypatch.setattr(nvml, "query", lambda: none)
-    with pytest.raises(RuntimeError, match="No driver is installed"):
-        jobs.freest()
-
-
-# --- what is said ---
-
-
-def test_progress_is_a_line_when_a_job_starts_and_one_when_it_ends(cores, capfd):
-    jobs.run([sh("true"), sh("exit 1")], names=["a", "a-long-name-here"], devices=cores[:1])
-    lines = [line.split() for line in capfd.readouterr().out.splitlines()]
-    words = [("start", "a"), ("done", "a"), ("start", "a-long-name-here")]
-    words.append(("failed", "a-long-name-here"))
-    assert [line[:5] for line in lines] == [[*two, "on", "core", str(cores[0])] for two in words]
-    assert [len(line) for line in lines] == [5, 7, 5, 7] and lines[1][6] == "s"
-    jobs.run([sh("true")], progress=False)
-    assert capfd.readouterr().out == ""
-
-
-def test_a_report_prints_as_a_table_and_finds_jobs_by_name(tmp_path):
-    job = jobs.Job("another", ("x",), "core", tmp_path)
-    ended = replace(job, name="one", devices=(10, 2), seconds=12.34, status="done")
-    report = jobs.Report((ended, job), 13.0)
-    assert repr(report).splitlines() == [
-        "name     device           status       seconds",
-        "one      core 10, core 2  done            12.3",
-        "another  -                not started        -",
-    ]
-    assert report["another"] is report[1] and report[:1] == (ended,)
-    assert len(report) == 2 and list(report) == [ended, job] and not report.ok
-    with pytest.raises(KeyError, match="'two': one, another"):
-        report["two"]
-
-
-OK = [["true"]]
-
-
-@pytest.mark.parametrize(
-    "commands, wrong, error, said",
-    [
-        ([], {}, ValueError, "no commands"),
-        ("a.py b.py", {}, TypeError, "'a.py b.py'"),
-        (3, {}, TypeError, "commands is 3"),
-        (["python a.py"], {}, TypeError, "command 1 is 'python a.py'"),
-        ([*OK, []], {}, ValueError, "command 2"),
-        ([["python", 3]], {}, TypeError, "command 1 has 3"),
-        (OK, {"per_device": 0}, ValueError, "per_device=0"),
-        (OK, {"time_limit": 0}, ValueError, "time_limit=0"),
-        (OK, {"time_limit": float("nan")}, ValueError, "time_limit=nan"),
-        (OK, {"time_limit": "9"}, ValueError, "time_limit='9'"),
-        (OK, {"devices": []}, ValueError, "devices is empty"),
-        (OK, {"devices": 0}, TypeError, "devices=0"),
-        (OK, {"devices": "0,1"}, TypeError, "devices='0,1'"),
-        (OK, {"devices": [0.5]}, ValueError, "a device=0.5"),
-        (OK, {"devices": [99999]}, ValueError, "core 99999 is not allowed"),
-        (OK, {"devices": [min(AFFINITY(0))] * 2}, ValueError, "twice"),
-        (OK, {"names": []}, ValueError, "0 names"),
-        (OK * 3, {"names": ["a", "b", "a"]}, ValueError, "'a' is given twice"),
-        (OK, {"devices_each": 0}, ValueError, "devices_each=0"),
-        (OK, {"devices_each": 99999}, ValueError, "devices_each=99999"),
-    ],
-)
-def test_mistakes_are_refused_before_anything_is_made(commands, wrong, error, said):
-    with pytest.raises(error, match=said):
-        jobs.run(commands, **wrong)
-    assert not Path("logs").exists() and not Path("mgpu-jobs").exists()
+    with pytest.raises(ValueError, match="devices_each=2.* MIG"):
+        jobs.run(WORKS, devices_each=2)
+    monkeypatch.setenv("MGPU_JOB_DEVICE", "GPU 0")
+    with pytest.raises(RuntimeError, match="inside a job, on GPU 0"):
+        jobs.run(WORKS)

@@ -6,18 +6,16 @@ import json
 import os
 import signal
 import sys
-import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import test_jobs
 from conftest import ROOT
 from mgpu_helpers import jobs
-from mgpu_helpers.jobs import progress, records
+from mgpu_helpers._processes import terminal
 from test_jobs import runner, sh, until, wait_for
 
 here, never_hangs, cores = test_jobs.here, test_jobs.never_hangs, test_jobs.cores
@@ -62,26 +60,12 @@ def test_each_job_that_ends_leaves_a_row(here, cores):
         assert found[job.name]["seconds"] == pytest.approx(job.seconds, abs=1e-3)
 
 
-def test_a_report_is_saved_in_its_order_with_what_never_started(tmp_path):
-    done = jobs.Job("b", ("x",), "GPU", tmp_path, (1,), status="done", result={"loss": None})
-    jobs.Report((done, replace(done, name="a", status="not started", devices=())), 1.0).save("s.j")
-    found = rows(Path("s.j"))
-    assert [(row["name"], row["status"], row["devices"]) for row in found] == [
-        ("b", "done", [1]), ("a", "not started", []),
-    ]  # fmt: skip
-    assert found[0]["result_loss"] is None
-    with pytest.raises(RuntimeError, match="'nowhere/s.j'"):
-        jobs.Report((done,), 1.0).save("nowhere/s.j")
-
-
 @pytest.mark.parametrize(
     "printed, result",
     [
         (['{"a": 1}', '{"a": 2, "b": [1]}'], {"a": 2, "b": [1]}),
-        (['{"a": 1}', "a library says goodbye"], {"a": 1}),
         (['{"a": 1}', "{'a': 2}", "[3]", "{"], {"a": 1}),
         (['{"a": NaN, "b": {"c": -Infinity}}'], {"a": None, "b": {"c": None}}),
-        (['{"status": "failed", "name": "é"}'], {"status": "failed", "name": "é"}),
         (['{"a": 1}', '{"a":' * 10_000], {"a": 1}),
         (['{"a": [' + "1," * 100_000 + "1]}"], {"a": [1] * 100_001}),
         (["nothing"], {}),
@@ -96,13 +80,6 @@ def test_the_last_json_object_that_a_job_prints_is_its_result(printed, result):
     assert {key: value for key, value in row.items() if key.startswith("result_")} == {
         f"result_{key}": value for key, value in result.items()
     }
-
-
-def test_a_row_that_cannot_be_written_is_said_and_ends_nothing(cores, capfd):
-    report = jobs.run([sh(f"mkdir {RECORD}"), sh("true")], devices=cores[:1])
-    assert report.ok
-    kept = [line for line in capfd.readouterr().out.splitlines() if line.startswith("not kept")]
-    assert len(kept) == 2 and "Is a directory" in kept[0]
 
 
 def test_two_runners_that_write_one_file_write_whole_rows(cores):
@@ -204,13 +181,6 @@ def test_a_success_counts_for_one_job_and_a_later_failure_undoes_it():
     assert statuses.count("done before") == len(statuses) - len(ran()) == 1
 
 
-def test_a_log_folder_may_move():
-    quiet([job("a")])
-    Path("logs").rename("moved")
-    report = quiet([job("a")], logs="moved", skip_done=True)
-    assert report[0].log == Path("moved/01_sh.log").absolute() and report[0].tail == "out a"
-
-
 def test_a_killed_runner_loses_no_row(cores):
     commands = [job("a"), job("b"), job("c", f"; {until('killed')}"), job("d")]
     with runner(f"jobs.run({commands}, devices={cores[:1]})") as killed:
@@ -224,84 +194,16 @@ def test_a_killed_runner_loses_no_row(cores):
     assert [job.status for job in report] == ["done before"] * 2 + ["done"] * 2 and ran() == "cd"
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_what_was_stopped_leaves_a_row_and_runs_again(times, cores):
+def test_what_was_stopped_leaves_a_row_and_runs_again(cores):
     commands = [job("a"), job("b", "; trap '' TERM; sleep $(cat nap)"), job("c")]
     Path("nap").write_text("60")
-    grace = 0.2 if times == 1 else 60
-    with runner(f"process.GRACE = {grace}\njobs.run({commands}, devices={cores[:1]})") as ctrl_c:
+    with runner(f"process.GRACE = 0.2\njobs.run({commands}, devices={cores[:1]})") as ctrl_c:
         wait_for(lambda: Path("ran").exists() and "b" in Path("ran").read_text())
-        for i in range(times):
-            time.sleep(0.2 * i)
-            ctrl_c.send_signal(signal.SIGINT)
+        ctrl_c.send_signal(signal.SIGINT)
         ctrl_c.wait(timeout=20)
     assert [row["status"] for row in rows()] == ["done", "stopped"] and ran() == "ab"
     Path("nap").write_text("0")
     assert quiet(commands, skip_done=True).ok and ran() == "bc"
-
-
-def test_half_a_row_is_forgotten_and_a_whole_one_without_its_end_is_not():
-    quiet([job("a"), job("b")])
-    whole = RECORD.read_bytes()
-    first, second = whole.splitlines(keepends=True)
-    for cut in (1, 12, len(second) // 2, len(second) - 2):
-        RECORD.write_bytes(first + second[:cut])
-        ran()
-        assert quiet([job("a"), job("b")], skip_done=True).ok and ran() == "b"
-        assert len(rows()) == 2
-    RECORD.write_bytes(whole.rstrip())  # an editor may drop the last end of line
-    assert quiet([job("a"), job("b"), job("c")], skip_done=True).ok and ran() == "c"
-    assert len(rows()) == 3
-
-
-@pytest.mark.parametrize("skip", [True, False])
-@pytest.mark.parametrize(
-    "text, line",
-    [
-        ("mine", 1),
-        ("[1, 2]\n", 1),
-        ('{"name": "x"}\n', 1),
-        ('{\n "name": 3\n}\n', 1),
-        ("WHOLEtext\n", 2),
-        ("WHOLE\nWHOLEtext", 4),
-        ("HALF\nWHOLE", 1),
-        (b"\xff\xfe\n", 1),
-    ],
-)
-def test_a_file_of_somebody_else_is_refused_and_stays(text, line, skip):
-    quiet([job("a")])
-    whole = RECORD.read_text()
-    if isinstance(text, str):
-        text = text.replace("WHOLE", whole).replace("HALF", whole[:50]).encode()
-    RECORD.write_bytes(text)
-    ran()
-    with pytest.raises(RuntimeError, match=f"jobs.jsonl is not .* line {line}:"):
-        quiet([job("b")], skip_done=skip)
-    assert ran() == "" and RECORD.read_bytes() == text
-
-
-@pytest.mark.parametrize("what", ["folder", "pipe", "link to nothing"])
-def test_a_record_that_is_no_file_is_refused(what):
-    Path("logs").mkdir()
-    if what == "folder":
-        RECORD.mkdir()
-    elif what == "pipe":
-        os.mkfifo(RECORD)
-    else:
-        RECORD.symlink_to("nowhere")
-    with pytest.raises(RuntimeError, match="jobs.jsonl is not a file"):
-        quiet([job("a")], skip_done=True)
-    assert ran() == ""
-
-
-def test_rows_of_earlier_columns_do_not_matter(tmp_path):
-    """A reader may add columns of their own."""
-    quiet([job("a")])
-    row = rows()[0] | {"note": "the best one"}
-    RECORD.write_text(json.dumps(row) + "\n\n")
-    assert records.read(RECORD) == [row]
-    ran()
-    assert quiet([job("a")], skip_done=True).ok and ran() == ""
 
 
 # --- what is left ---
@@ -326,34 +228,13 @@ def simulated(length, running, waiting):
     [(10, [], 3), (10, [4], 0), (10, [4, 1], 1), (10, [4, 1, 12], 7), (3, [0, 0], 5), (8, [9], 0)],
 )
 def test_the_time_that_is_left_is_that_of_a_queue(length, running, waiting):
-    assert progress.seconds_left(length, running, waiting) == simulated(length, running, waiting)
-
-
-def ended(seconds, status="done"):
-    return jobs.Job("x", ("x",), "core", Path("x"), (0,), status=status, seconds=seconds)
-
-
-def test_what_is_left_is_said_in_a_sentence():
-    waits = jobs.Job("x", ("x",), "core", Path("x"))
-    first = [waits] * 12
-    assert progress.sentence(first, [3, 3], 10) == "0 of 12 done, 2 running"
-    some = [ended(100), ended(140, "done before"), ended(1, "failed")] + [waits] * 9
-    before = datetime.now()
-    text = progress.sentence(some, [60, 0], 7)  # 60 s, 120 s, then 7 more of 120 s
-    until = [now + timedelta(seconds=540) for now in (before, datetime.now())]
-    assert text.startswith("2 of 12 done, 1 failed, 2 running, about 9 min left (until ")
-    assert text[-6:-1] in [f"{end:%H:%M}" for end in until]
-    for seconds, said in ((1, "10 s"), (41, "50 s"), (400, "7 min"), (8640, "2.4 h")):
-        text = progress.sentence([ended(seconds), waits], [0], 0)
-        assert f"about {said} left" in text
-    tomorrow = progress.sentence([ended(90_000), waits], [0], 0)
-    assert tomorrow.endswith(f"(until {datetime.now() + timedelta(seconds=90_000):%a %H:%M})")
+    assert terminal.seconds_left(length, running, waiting) == simulated(length, running, waiting)
 
 
 PROGRAM = """
 from mgpu_helpers import jobs
-from mgpu_helpers.jobs import progress
-progress.TERMINAL = 0.05
+from mgpu_helpers._processes import terminal
+terminal.TERMINAL = 0.05
 jobs.run([["sleep", "0.3"]] * 3, devices=jobs.allowed()[1][:1])
 """
 
@@ -382,27 +263,34 @@ def test_on_a_terminal_what_is_left_is_rewritten_and_the_lines_stay(monkeypatch)
     assert b"\r0 of 3 done, 1 running" in said and b"\r1 of 3 done, 1 running, about 10 s" in said
 
 
-def test_elsewhere_what_is_left_is_said_seldom(monkeypatch, capfd):
-    jobs.run([sh("true")])
-    assert [line.split()[0] for line in capfd.readouterr().out.splitlines()] == ["start", "done"]
-    clock = SimpleNamespace(monotonic=lambda: now)
-    monkeypatch.setattr(progress, "time", clock)
-    now = 0.0
-    loud, quiet = progress.Progress(True), progress.Progress(False)
-    for now in (1, 599, 601, 602, 1200, 1202):
-        for says in (loud, quiet):
-            says.left([jobs.Job("x", ("x",), "core", Path("x"))], [now], 0)
-        assert len(capfd.readouterr().out.splitlines()) == (now in (601, 1202))
+def test_half_a_row_and_what_others_wrote_are_passed_over_and_stay():
+    quiet([job("a"), job("b")])
+    first, second = RECORD.read_bytes().splitlines(keepends=True)
+    for cut in (1, len(second) // 2, len(second) - 2):
+        RECORD.write_bytes(b'mine\n[1]\n{"name": 3}\n\xff\n' + first + second[:cut])
+        ran()
+        assert quiet([job("a"), job("b")], skip_done=True).ok and ran() == "b"
+        assert quiet([job("a"), job("b")], skip_done=True).ok and ran() == ""
+        assert RECORD.read_bytes().startswith(b"mine\n")
+    RECORD.unlink()
+    os.mkfifo(RECORD)  # which is not waited for
+    assert quiet([job("a")], skip_done=True).ok
 
 
-def test_below_a_line_that_stays_what_is_left_comes_back_at_once(monkeypatch, capfd):
-    clock = SimpleNamespace(monotonic=lambda: 1.0)
-    monkeypatch.setattr(progress, "time", clock)
-    says = progress.Progress(True)
-    says.terminal, says.every, says.due = True, progress.TERMINAL, 1.0
-    for _ in range(2):  # the second time is too early
-        says.left([], [], 0)
-    assert capfd.readouterr().out == "\r0 of 0 done, 0 running"
-    says.say("start")
-    says.left([], [], 0)
-    assert capfd.readouterr().out.endswith("start\n\r0 of 0 done, 0 running")
+def test_a_report_is_saved_in_its_order_with_what_never_started(tmp_path):
+    done = jobs.Job("b", ("x",), "GPU", tmp_path, (1,), status="done", result={"loss": None})
+    jobs.Report((done, replace(done, name="a", status="not started", devices=())), 1.0).save("s.j")
+    assert [(row["name"], row["status"], row["devices"]) for row in rows(Path("s.j"))] == [
+        ("b", "done", [1]), ("a", "not started", []),
+    ]  # fmt: skip
+
+
+def test_what_is_left_is_said_in_a_sentence():
+    waits = jobs.Job("x", ("x",), "core", Path("x"))
+    done, failed = replace(waits, status="done"), replace(waits, status="failed", seconds=1)
+    assert terminal.sentence([waits] * 12, [3, 3], 10) == "0 of 12 done, 2 running"
+    some = [replace(done, seconds=100), replace(done, seconds=140), failed] + [waits] * 9
+    text = terminal.sentence(some, [60, 0], 7)  # 60 s, 120 s, then 7 more of 120 s
+    assert text.startswith("2 of 12 done, 1 failed, 2 running, about 9 min left (until ")
+    for seconds, said in ((1, "10 s"), (41, "50 s"), (400, "7 min"), (8640, "2.4 h")):
+        assert f"{said} left" in terminal.sentence([replace(done, seconds=seconds), waits], [0], 0)

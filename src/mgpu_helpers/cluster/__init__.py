@@ -5,9 +5,9 @@ the first, and starts them again. `check` says what is wrong with a TF_CONFIG be
 waits for an hour. `from_slurm` reads the machines and this one's number from Slurm.
 """
 
-from mgpu_helpers.cluster.check import check
+from mgpu_helpers.cluster.addresses import from_slurm
+from mgpu_helpers.cluster.launch import run
 from mgpu_helpers.cluster.report import Attempt, Report
-from mgpu_helpers.cluster.run import run
-from mgpu_helpers.cluster.slurm import from_slurm
+from mgpu_helpers.cluster.tf_config import check
 
 __all__ = ["Attempt", "check", "from_slurm", "Report", "run"]

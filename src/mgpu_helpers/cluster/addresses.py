@@ -8,10 +8,14 @@ import os
 import random
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from mgpu_helpers.wording import counted
+
 SPAN = 12_000  # ports below the ephemeral range to choose from
+SLURM_FIRST, SLURM_SPAN = 20_000, 10_000  # ports of Slurm's jobs, below that range as well
+NAME = r"(?:[\w.-]|\[\d{1,6}(?:-\d{1,6})?(?:,\d{1,6}(?:-\d{1,6})?)*\])+"
 
 
 def free_ports(n: int) -> list[int]:
@@ -24,16 +28,13 @@ def free_ports(n: int) -> list[int]:
         low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError):
         low = 32768
-    low = max(low, 2048)
-    found: list[int] = []
+    ports: list[int] = []
     for port in random.sample(range(max(1024, low - SPAN), low), min(SPAN, low - 1024)):
-        if len(found) == n:
-            break
-        if not taken(port):
-            found.append(port)
-    if len(found) < n:
-        raise RuntimeError(f"Only {len(found)} ports below {low} are free, of {n} for the workers.")
-    return found
+        if len(ports) < n and not taken(port):
+            ports.append(port)
+    if len(ports) < n:
+        raise RuntimeError(f"Only {len(ports)} ports below {low} are free, of {n} for the workers.")
+    return ports
 
 
 def taken(port: int) -> bool:
@@ -49,14 +50,12 @@ def taken(port: int) -> bool:
 
 def parsed(address: object) -> tuple[str, int]:
     """Split "host:port", also "[::1]:port"; raise a ValueError with a sentence if it is no such."""
-    host, colon, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
-    host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
-    good = colon and re.fullmatch(r"[^\s/,;]+", host) and re.fullmatch("[0-9]{1,5}", port)
-    if not (good and 0 < int(port) < 65536):
+    whole = re.fullmatch(r"(?:\[([^\s/,;]+)\]|([^\s/,;]+)):([0-9]{1,5})", str(address))
+    if not whole or not 0 < int(whole[3]) < 65536:
         raise ValueError(
             f"{address!r} is no address: write it as host:port, with a port from 1 to 65535."
         )
-    return host, int(port)
+    return whole[1] or whole[2], int(whole[3])
 
 
 def environment(addresses: Sequence[str], index: int) -> dict[str, str]:
@@ -69,3 +68,50 @@ def environment(addresses: Sequence[str], index: int) -> dict[str, str]:
         "TF_CONFIG": json.dumps({"cluster": {"worker": list(addresses)}, "task": task}),
         **{name: ",".join(dict.fromkeys(filter(None, before[name] + hosts))) for name in names},
     }
+
+
+def from_slurm(environment: Mapping[str, str] | None = None) -> tuple[list[str], int]:
+    """Return the addresses of all workers and this one's index; None means os.environ.
+
+    There is one worker a machine, so that `srun` has to start one task on each. The port is made of
+    the job's number: all machines find the same, and two jobs on one machine seldom do.
+
+    >>> from_slurm({"SLURM_STEP_NODELIST": "gpu[09-10],b", "SLURM_STEP_NUM_TASKS": "3",
+    ...             "SLURM_NODEID": "1", "SLURM_JOB_ID": "7"})
+    (['gpu09:20007', 'gpu10:20007', 'b:20007'], 1)
+    """
+    given = os.environ if environment is None else environment
+    needed = ("SLURM_STEP_NUM_TASKS", "SLURM_NODEID", "SLURM_JOB_ID", "SLURM_STEP_NODELIST")
+    for name in needed:
+        pattern = "[0-9]{1,9}" if name != needed[-1] else f"{NAME}(?:,{NAME})*"
+        if not re.fullmatch(pattern, given.get(name, "")):
+            raise ValueError(
+                f"{name} is {given.get(name)!r}: start the command with srun in a Slurm job."
+            )
+    tasks, node, job = (int(given[name]) for name in needed[:3])
+    nodes = expanded(given["SLURM_STEP_NODELIST"])
+    if tasks != len(nodes):
+        raise ValueError(
+            f"srun has started {counted(tasks, 'task')} on {counted(len(nodes), 'machine')}, and "
+            "one worker drives all GPUs of its machine: use --ntasks-per-node=1."
+        )
+    return [f"{host}:{SLURM_FIRST + job % SLURM_SPAN}" for host in nodes], node
+
+
+def expanded(nodes: str) -> list[str]:
+    """Write out Slurm's list of machines.
+
+    >>> expanded("a[1-2,05]b,c")
+    ['a1b', 'a2b', 'a05b', 'c']
+    """
+    names = []
+    for name in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodes):
+        before, *inside = re.split(r"[\[\]]", name, maxsplit=2)
+        if not inside:
+            names.append(name)
+            continue
+        for part in inside[0].split(","):
+            low, _, high = part.partition("-")
+            for number in range(int(low), int(high or low) + 1):
+                names += expanded(f"{before}{number:0{len(low)}d}{inside[1]}")
+    return names

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mgpu_helpers.jobs.job import Job
+from mgpu_helpers._processes.job import Job
 from mgpu_helpers.wording import counted, table
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Attempt:
     """One start of all workers, and what became of those on this machine."""
 
@@ -42,14 +42,12 @@ class Attempt:
     @property
     def consequences(self) -> tuple[str, ...]:
         """Name the workers that failed because the first one did, and said something."""
-        if self.first is None:
-            return ()
         failed = [job.name for job in self.workers if job.status == "failed" and job.tail]
-        return tuple(name for name in failed if name not in (f"worker {self.first}", *self.alike))
+        own = (f"worker {self.first}", *self.alike)
+        return tuple(name for name in failed if self.first is not None and name not in own)
 
-    def text(self) -> str:
-        """Say why it failed, what follows from that, and the end of the first one's log."""
-        lines = [f"Attempt {self.number}: {self.why}"]
+    def __repr__(self) -> str:
+        lines = [f"Attempt {self.number}: {self.why or 'all is well.'}"]
         if self.alike:
             lines.append(f"The last line of {' and '.join(self.alike)} is the same.")
         if self.consequences:
@@ -74,6 +72,11 @@ class Report:
         """Say whether the last attempt ended well."""
         return bool(self.attempts) and self.attempts[-1].ok
 
+    @property
+    def begun(self) -> bool:
+        """Say whether a worker was started."""
+        return any(attempt.workers for attempt in self.attempts)
+
     def __iter__(self) -> Iterator[Job]:
         return iter(self.attempts[-1].workers if self.attempts else ())
 
@@ -87,12 +90,9 @@ class Report:
         raise IndexError(f"worker {index} did not run here: {', '.join(job.name for job in self)}")
 
     def __repr__(self) -> str:
-        rows = [("attempt", "worker", "device", "status", "seconds")]
+        rows: list[tuple[str, ...]] = [("attempt", "worker", "device", "status", "seconds")]
         for attempt in self.attempts:
-            for job in attempt.workers:
-                devices = ", ".join(f"{job.kind} {number}" for number in job.devices) or "-"
-                seconds = "-" if job.seconds is None else f"{job.seconds:.1f}"
-                rows.append((str(attempt.number), job.name, devices, job.status, seconds))
-        failed = [attempt for attempt in self.attempts if not attempt.ok]
+            rows += [(str(attempt.number), *job.cells()) for job in attempt.workers]
+        failed = [repr(attempt) for attempt in self.attempts if not attempt.ok]
         end = f"{counted(len(self.attempts), 'attempt')}, {self.seconds:.1f} s"
-        return "\n\n".join(["\n".join(table(rows)), *(each.text() for each in failed), end])
+        return "\n\n".join(["\n".join(table(rows)), *failed, end])

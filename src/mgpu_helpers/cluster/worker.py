@@ -34,10 +34,10 @@ def main() -> None:
     sys.meta_path.insert(0, Finder("tensorflow", partial(watched, say)))
     try:
         runpy.run_path(script, run_name="__main__")
+        say("done")  # before its lines to the others break
     except SystemExit as end:
         status = (end.code or 0) & 255 if isinstance(end.code, int | None) else 1
-        if status:
-            say(f"raised={status}")
+        say(f"raised={status}" if status else "done")
         raise
     except BaseException as error:
         say("raised")  # before the others notice: what they say is a consequence

@@ -1,33 +1,13 @@
-"""`mgpu run`: the runner for a terminal."""
+"""Run scripts and other programs, each on a GPU of its own, or on a core where there is no GPU.
 
-from __future__ import annotations
-
-import argparse
-import shlex
-import sys
-from collections.abc import Sequence
-from io import TextIOWrapper
-from pathlib import Path
-from typing import cast
-
-from mgpu_helpers.jobs import sweep
-from mgpu_helpers.jobs.process import as_ctrl_c
-from mgpu_helpers.jobs.programs import program
-from mgpu_helpers.jobs.progress import Progress
-from mgpu_helpers.jobs.run import run
-from mgpu_helpers.wording import with_options
-
-WIDTH = 1000  # characters of a line of a log that are shown
-DESCRIPTION = """\
-Run scripts and other programs, each on a GPU of its own, or on a core where there is no GPU; in
-order, the next as soon as a device is free. What follows -- is given to every job. The exit status
-is 0 when all ended well, 1 when one did not, 2 when nothing could be started, 130 when stopped.
+They start in order, the next as soon as a device is free. What follows -- is given to every job.
+The exit status is 0 when all ended well, 1 when one did not, 2 when nothing could be started, 130
+when stopped.
 
 GPUs on which other people's processes compute, or with less than a tenth of their memory free,
 are left alone: one line names them and says why. They get jobs once they are free; where all are in
 use, the jobs wait. --busy uses them all the same, and so does --devices with their numbers.
-"""
-AFTER = """\
+
 A SCRIPT is a Python file, another script (wrapper.sh), a program (nvidia-smi), or one with its own
 arguments in quotes: "python3 -m train --epochs 3".
 
@@ -43,85 +23,55 @@ is six jobs: train.py --epochs 3 --width=32 --seed=0, and so on. Quote commas in
 lines and # comments do not count.
 """
 
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mgpu_helpers._processes import terminal
+from mgpu_helpers.jobs import queue, sweep
+from mgpu_helpers.jobs.records import Report
+from mgpu_helpers.wording import signal_name
+
+WIDTH = 1000  # characters of a line of a log that are shown
+
 
 def main(arguments: Sequence[str], called: str) -> int:
     """Run the scripts as the arguments say, print what happened, and return the exit status."""
     parser = argparse.ArgumentParser(
         called,
         usage="%(prog)s SCRIPT [SCRIPT ...] [options] [-- arguments for every job]",
-        description=DESCRIPTION,
-        epilog=AFTER,
+        description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("scripts", nargs="+", metavar="SCRIPT", help="what to run; before --grid")
     own = parser.add_mutually_exclusive_group()
-    own.add_argument("--grid", nargs="+", action="extend", metavar="NAME=A,B", help="a job for "
-                     "every combination: --NAME=A, --NAME=B")  # fmt: skip
-    own.add_argument("--each", metavar="FILE", help="a job for every line of arguments; - is "
-                     "standard input")  # fmt: skip
+    own.add_argument("--grid", nargs="+", action="extend", metavar="NAME=A,B",
+                     help="a job for every combination: --NAME=A, --NAME=B")  # fmt: skip
+    own.add_argument("--each", metavar="FILE",
+                     help="a job for every line of arguments; - is standard input")  # fmt: skip
     add = parser.add_argument
-    add("--skip-done", action="store_true", help="leave out the commands that DIR/jobs.jsonl says "
-        "are done")  # fmt: skip
-    add("--devices", type=_numbers, metavar="0,1", help="only these; default: all")
+    add("--skip-done", action="store_true", help="leave out what DIR/jobs.jsonl says is done")
+    add("--devices", type=numbers, metavar="0,1", help="only these; default: all")
     add("--free", type=int, metavar="N", help="use N devices at a time, the freest first")
     add("--busy", action="store_true", help="use also GPUs that others use")
-    add("--per-device", type=int, default=1, metavar="N", help="jobs that share a device; "
-        "default: 1")  # fmt: skip
+    add("--per-device", type=int, default=1, metavar="N", help="jobs that share one; default: 1")
     add("--devices-each", type=int, default=1, metavar="N", help="devices for each job; default: 1")
     add("--time-limit", type=float, metavar="S", help="seconds for each job")
-    add("--logs", default="logs", metavar="DIR", help="what the jobs print goes here; "
-        "default: logs")  # fmt: skip
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    options, unknown = parser.parse_known_args(arguments[:end])
-    if unknown:
-        left, known = list(unknown), []
-        for word in arguments[:end]:
-            (left.pop(0) if left[:1] == [word] else known.append(word))
-        call = shlex.join([*known, "--", *unknown, *arguments[end + 1 :]])
-        behind = f"arguments for the scripts stand behind --, as in {called} {call}"
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}; {behind}")
-    as_ctrl_c()
-    # A log may hold what the terminal cannot show.
-    cast(TextIOWrapper, sys.stdout).reconfigure(errors="replace")
-    say = Progress(True).say  # which does not mind that nobody reads any more
-    try:
-        commands, names = _commands(options, arguments[end + 1 :])
-        report = run(
-            commands, names=names, devices=options.devices, per_device=options.per_device,
-            devices_each=options.devices_each, free=options.free, busy=options.busy,
-            time_limit=options.time_limit, logs=options.logs, skip_done=options.skip_done,
-        )  # fmt: skip
-    except (ValueError, RuntimeError) as error:
-        failed = getattr(error, "report", ())
-        if any(job.start is not None for job in failed):
-            say(f"\n{failed}\n\n{error}")
-            return 1
-        parser.error(with_options(str(error), vars(options)))
-    except KeyboardInterrupt as stopped:
-        begun = getattr(stopped, "report", None)  # None before the first script starts
-        say(f"\n{begun or 'stopped before a script was started'}")
-        return 130
-    say(f"\n{report}\n\nwhat they printed is in {Path(options.logs)}")
-    for job in report.jobs:
-        if not job.ok:
-            last = "\n".join(line[:WIDTH] for line in job.tail.splitlines()) or "(nothing)"
-            say(f"\n{job.name}, {job.how}; the end of {job.log}:\n{last}")
-    return 0 if report.ok else 1
+    add("--logs", default="logs", metavar="DIR", help="what they print goes here; default: logs")
+    return terminal.command(parser, arguments, _run, _failed)
 
 
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(number) for number in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} names no devices: write their numbers with commas between, as 0,1"
-        ) from None
+def numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
 
 
-def _commands(
-    options: argparse.Namespace, common: Sequence[str]
-) -> tuple[list[list[str]], list[str]]:
-    """Make the commands and their names."""
+def _run(options: argparse.Namespace, common: list[str]) -> Report:
     programs = [program(script) for script in options.scripts]  # now, and not hours later
     own: list[list[str]] = [[]]
     if options.each is not None:
@@ -133,4 +83,65 @@ def _commands(
     # One script in a sweep is known, and not named.
     named = len(programs) > 1 or own == [[]]
     names = [sweep.called([name] * named + each) for name, _ in programs for each in own]
-    return commands, sweep.numbered(names)
+    same = {name: value for name, value in vars(options).items()
+            if name not in ("scripts", "grid", "each")}  # fmt: skip
+    return queue.run(commands, names=sweep.numbered(names), **same)
+
+
+def _failed(options: argparse.Namespace, report: Report) -> str:
+    """Show the ends of the logs of what failed."""
+    texts = [f"\n\nwhat they printed is in {Path(options.logs)}"]
+    for job in report:
+        if not job.ok:
+            how, code = job.status, job.returncode or 0
+            if how == "failed" and code:
+                with_status = f" with exit status {code}"
+                how += with_status if code > 0 else f", {signal_name(-code)} ended it"
+            tail = "\n".join(line[:WIDTH] for line in job.tail.splitlines()) or "(nothing)"
+            texts.append(f"\n\n{job.name}, {how}; the end of {job.log}:\n{tail}")
+    return "".join(texts)
+
+
+def program(word: str) -> tuple[str, list[str]]:
+    """Give the name and the command of a script, of a program, or of both with its arguments.
+
+    A Python file runs in this Python, executable or not, and another script by the program of its
+    first line. A ValueError says what the word is instead.
+
+    >>> program("python -m train --epochs 3")
+    ('train', ['python', '-m', 'train', '--epochs', '3'])
+    """
+    if os.path.isfile(word):
+        return Path(word).stem, _of_file(word)
+    if shutil.which(word):
+        return Path(word).name, [word]
+    first, *rest = shlex.split(word) or [word]
+    if rest:
+        name, command = program(first)
+        module = len(rest) > 1 and rest[0] == "-m"
+        return rest[1] if module else name, [*command, *rest]
+    raise ValueError(
+        f"There is no file {word!r} here, and no program of that name: name a script, a program, "
+        "or one with its arguments in quotes, as in 'python -m train'."
+    )
+
+
+def _of_file(word: str) -> list[str]:
+    if word.endswith(".py"):
+        return [sys.executable, word]
+    runs = os.access(word, os.X_OK)
+    start = b"\0"  # a program that may be run and not read
+    if os.access(word, os.R_OK) or not runs:
+        with open(word, "rb") as file:
+            start = file.read(256)
+    first = os.fsdecode(start.partition(b"\n")[0][2:]).split(maxsplit=1)
+    if runs and (start.startswith(b"#!") or b"\0" in start):
+        return [word if os.sep in word else f".{os.sep}{word}"]  # or PATH would be searched
+    if start.startswith(b"#!") and first:
+        return [*first, word]
+    if word.endswith(".sh"):
+        return ["sh", word]
+    raise ValueError(
+        f"{word!r} is no program and no Python file, and its first line names none: begin it with "
+        f"a line as #!/bin/sh, chmod +x it, or name the program too, as in 'bash {word}'."
+    )

@@ -1,48 +1,182 @@
-"""The queue: each job gets the first place that is free, in the order given."""
+"""`run`, and its queue: each job gets the first place that is free, in the order given."""
 
 from __future__ import annotations
 
-import contextlib
+import itertools
+import os
+import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from mgpu_helpers import nvml
-from mgpu_helpers.jobs import locks, records
-from mgpu_helpers.jobs.job import Job, Report
-from mgpu_helpers.jobs.locks import Place
-from mgpu_helpers.jobs.pool import environment, look, rank
-from mgpu_helpers.jobs.process import Running, held_back
-from mgpu_helpers.jobs.progress import Progress
-from mgpu_helpers.wording import counted
+from mgpu_helpers._processes import locks
+from mgpu_helpers._processes.crew import Crew, named
+from mgpu_helpers._processes.job import Command, Job, log_folder
+from mgpu_helpers._processes.locks import Place
+from mgpu_helpers._processes.pool import chosen, environment, look, rank
+from mgpu_helpers._processes.process import seconds
+from mgpu_helpers._processes.terminal import Progress
+from mgpu_helpers.jobs import records
+from mgpu_helpers.jobs.records import Report
+from mgpu_helpers.jobs.sweep import numbered
+from mgpu_helpers.wording import counted, whole_number
 
-GLANCE = 0.02  # seconds between two looks at the running jobs
 RETRY = 0.2  # seconds between two tries for a device that somebody else holds
 AGAIN = 5.0  # seconds between two looks at GPUs that others use: to ask the driver takes a moment
 LINGERS = 5.0  # seconds for which the GPU of a job that has ended may still seem taken
 
 
-class Queue:
+def run(
+    commands: Sequence[Command],
+    *,
+    devices: Sequence[int] | None = None,
+    per_device: int = 1,
+    devices_each: int = 1,
+    free: int | None = None,
+    busy: bool = False,
+    time_limit: float | None = None,
+    logs: str | os.PathLike[str] = "logs",
+    names: Sequence[str] | None = None,
+    skip_done: bool = False,
+    progress: bool = True,
+) -> Report:
+    """Give each command a device to itself, in order, as devices become free.
+
+    `devices` are nvidia-smi's numbers of GPUs, or numbers of cores where there is no GPU; None
+    takes all that are `allowed`. per_device jobs share a device, or each job has devices_each of
+    them. `free` is how many devices are used at a time, the freest first; None uses all.
+
+    GPUs on which other people's processes compute, or of which less than a tenth of the memory is
+    free, are left alone, and one line names them: `nvml.Gpu.others` says what counts. The runner
+    looks before each job, comes back to a GPU that is free again, and waits where all are in use.
+    With busy=True, or `devices` that are named, it does not look.
+
+    A job sees its GPUs only, or is pinned to its cores; MGPU_JOB_DEVICE tells it which. It is ended
+    after time_limit seconds: SIGTERM to it and its children, SIGKILL 5 s later. What a job
+    leaves running when it ends is ended in the same way, so that the device is free; a child that
+    starts a session of its own escapes. Output goes to one file a job in the folder `logs`, over
+    the one of the last run. While another runner or its jobs write there, the names of the files
+    have a number, as in `01_train.4711.log`.
+
+    A failure does not stop the others. Ctrl-C or an exception here ends all jobs; the exception
+    that is raised carries the report as `.report`. On a terminal the last line says what is left.
+
+    As each job ends, a line of JSON about it is added to `jobs.jsonl` in the folder of the logs;
+    `Report.save` names the columns. A job adds its own by printing a JSON object on a line of its
+    output, `print(json.dumps({"loss": loss}))`; the last such line counts, in the last 4 MB. With
+    skip_done a command that is done by that file, in the same working directory, is not run again,
+    whatever its name and place; each success is for one job. Edited scripts or a new environment
+    are not noticed.
+
+    Devices are locked against other runners, of other users too, that use the same temporary
+    folder: a job with a device to itself against all of them, one that shares against those that
+    do not, and per_device at a time. A job inherits the lock. If the runner is killed, its jobs go
+    on, and their devices stay locked until they have ended. So does the device of a job that
+    started a daemon: the lock is free when the daemon ends, or closes the files it inherited.
+    `lsof /tmp/mgpu-jobs/*` lists the processes that hold a lock.
+
+    >>> import sys
+    >>> programs = ["print(1)", "print(2)", "print(3)"]
+    >>> report = run([[sys.executable, "-c", p] for p in programs], progress=False)
+    >>> report.ok, [job.tail for job in report]
+    (True, ['1', '2', '3'])
+    >>> again = run([[sys.executable, "-c", p] for p in programs], skip_done=True, progress=False)
+    >>> again.ok, again[0].status
+    (True, 'done before')
+    """
+    if "MGPU_JOB_DEVICE" in os.environ:
+        raise RuntimeError(
+            f"jobs.run was called inside a job, on {os.environ['MGPU_JOB_DEVICE']}, and would wait "
+            "for ever for that device: start the commands with subprocess.run."
+        )
+    words = _words(commands)
+    titles = numbered(list(map(_title, words))) if names is None else list(map(str, names))
+    if len(set(titles)) != len(words) or len(titles) != len(words):
+        raise ValueError(
+            f"names has {counted(len(set(titles)), 'different name')} for "
+            f"{counted(len(words), 'command')}: give each a name of its own, or leave names out."
+        )
+    per_device = whole_number("per_device", per_device, "a number of jobs", 1)
+    kind, pool = chosen(devices)
+    what = "a number of devices"
+    most = None if free is None else whole_number("free", free, what, 1, most=len(pool))
+    each = whole_number("devices_each", devices_each, what, 1, most=most or len(pool))
+    if each > 1 and (per_device > 1 or any(str(uuid).startswith("MIG-") for uuid in pool.values())):
+        raise ValueError(
+            f"devices_each={each}, but a job with several devices shares none of them, with "
+            f"per_device={per_device}, and of MIG devices CUDA gives a process one: leave it at 1."
+        )
+    seconds("time_limit", time_limit)
+    folder = log_folder(logs)
+    done = records.done(folder / records.FILE) if skip_done else {}
+    held = os.open(folder, os.O_RDONLY)  # a job inherits it, and with it the lock
+    try:
+        try:
+            alone = locks.lock(held)
+        except OSError:  # this disk has no locks
+            alone = True
+        queue = Queue(
+            _jobs(titles, words, kind, folder, done, alone), kind, pool, per_device, each,
+            most, devices is None and not busy, time_limit, folder, held, progress,
+        )  # fmt: skip
+        if not alone:
+            queue.say(f"{'logs':10} named *.{os.getpid()}.log: others write to {folder}")
+        return queue.run()
+    finally:
+        os.close(held)
+
+
+def _words(commands: Sequence[Command]) -> list[tuple[str, ...]]:
+    if any(isinstance(command, (str, bytes)) for command in commands):
+        raise TypeError(
+            f"commands={commands!r} is not a list of commands, which are lists themselves: use "
+            '[[sys.executable, "a.py"], [sys.executable, "b.py"]].'
+        )
+    words = [tuple(os.fsdecode(word) for word in command) for command in commands]
+    if not words or not all(words):
+        raise ValueError(f"commands={commands!r}: there is none, or one of them is empty.")
+    return words
+
+
+def _title(command: tuple[str, ...]) -> str:
+    """Name a job after its script, or else its program."""
+    scripts = (Path(word).stem for word in command if word.endswith((".py", ".sh")))
+    return next(scripts, Path(command[0]).name)
+
+
+def _jobs(
+    names: list[str], commands: list[tuple[str, ...]], kind: str, folder: Path,
+    done: records.Done, alone: bool,
+) -> list[Job]:  # fmt: skip
+    """Make the jobs, those as they were that are done; these keep their logs."""
+    kept = {Path(row["log"]).name for rows in done.values() for row in rows}
+    here = os.getcwd()
+    jobs = []
+    for i, (name, command) in enumerate(zip(names, commands, strict=True), 1):
+        if done.get((command, here)):
+            jobs.append(records.earlier(name, command, folder, done[command, here].pop()))
+            continue
+        stem = f"{i:02d}_" + re.sub(r"[^\w.,=-]+", "_", name)[:100]
+        # Where another runner writes to the folder, this one's number is in the names of its logs.
+        numbers = (f".{n}" for n in itertools.count(2 if alone else os.getpid()))
+        files = (f"{stem}{number}.log" for number in itertools.chain([""] * alone, numbers))
+        log = next(folder / file for file in files if file not in kept)
+        jobs.append(Job(name, command, kind, log, folder=here))
+    return jobs
+
+
+class Queue(Crew):
     """Jobs that wait, jobs that run, and the places for them."""
 
     def __init__(
-        self,
-        jobs: list[Job],
-        kind: str,
-        pool: dict[int, str | None],
-        *,
-        per_device: int,
-        devices_each: int,
-        time_limit: float | None,
+        self, jobs: list[Job], kind: str, pool: dict[int, str | None], per_device: int, each: int,
+        most: int | None, polite: bool, time_limit: float | None, folder: Path, held: int,
         progress: bool,
-        record: Path,
-        held: tuple[int, ...] = (),
-        most: int | None = None,
-        polite: bool = False,
-    ) -> None:
-        self.jobs, self.kind, self.pool, self.each = jobs, kind, pool, devices_each
+    ) -> None:  # fmt: skip
+        super().__init__(Progress(progress), time.monotonic())
+        self.jobs, self.kind, self.pool, self.each = jobs, kind, pool, each
         self.most = most  # devices at a time, the freest first; None is all, in their order
         self.polite = polite and kind == "GPU"  # leave alone the GPUs that others use
         self.others: dict[int, str] = {}  # who uses those, by number
@@ -50,100 +184,55 @@ class Queue:
         self.stalled = False  # it was said that all wait for them
         self.look_again: dict[int, float] = {}  # when, on the clock of time.monotonic
         self.ended: dict[int, float] = {}  # when the last job of this runner on a device ended
-        self.time_limit, self.record = time_limit, record
-        self.held = held  # open files that a job inherits: the folder of the logs
-        self.progress = Progress(progress)
-        self.say = self.progress.say
+        self.time_limit, self.record, self.held = time_limit, folder / records.FILE, held
         self.places = locks.places(kind, pool, per_device)
         for place in self.places:
             place.check()
         self.free = list(self.places)
-        # Numbers in the order given.
         self.waiting = [i for i, job in enumerate(jobs) if not job.ok]
-        self.running: dict[int, Running] = {}  # by the same numbers
-        self.waited: set[str] = set()
-        self.began = time.monotonic()
+        self.waited: set[str] = set()  # the held devices that have been named
+        self.next_try = 0.0
+        if len(self.waiting) < len(jobs):
+            before = len(jobs) - len(self.waiting)
+            self.say(f"{'skipped':10} {before} of {counted(len(jobs), 'job')}, done before")
 
-    def share_out(self) -> None:
-        """Start what waits as places become free, until everything has ended."""
-        next_try = 0.0
-        while self.waiting or self.running:
-            if self.collect():
-                next_try = 0.0
-            while self.waiting and time.monotonic() >= next_try:
-                places = self.claim()
-                if places:
-                    self.start(self.waiting.pop(0), places)
-                else:
-                    next_try = time.monotonic() + RETRY
-            if self.waiting and len(self.free) < self.each and not self.running:
-                self.give_up()
-            ran = [self.now() - (running.job.start or 0.0) for running in self.running.values()]
-            self.progress.left(self.jobs, ran, len(self.waiting))
-            time.sleep(GLANCE)
-
-    def run(self) -> Report:
-        """Share out the jobs; whatever is raised meanwhile ends them all."""
-        before = len(self.jobs) - len(self.waiting)
-        if before:
-            self.say(f"{'skipped':10} {before} of {counted(len(self.jobs), 'job')}, done before")
-        try:
-            self.share_out()
-        except BaseException as error:
-            try:
-                with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C: end them at once
-                    self.end_all()
-            finally:
-                for i, running in self.running.items():
-                    running.kill()
-                    self.keep(i, running.ended(self.now()))
-                for place in self.places:
-                    place.release()
-                vars(error)["report"] = self.report()
-            raise
-        finally:
-            self.progress.clear()
-        return self.report()
-
-    def end_all(self) -> None:
+    def step(self) -> bool:
+        """Start what waits as places become free, and end what takes too long."""
         for running in self.running.values():
-            running.end("stopped")
-        while self.running:
-            self.collect()
-            time.sleep(GLANCE)
-
-    def report(self) -> Report:
-        return Report(tuple(self.jobs), self.now())
-
-    def now(self) -> float:
-        return time.monotonic() - self.began
-
-    def collect(self) -> bool:
-        """Take the jobs that are over off their places; say whether there were any."""
-        before = len(self.running)
-        for i, running in list(self.running.items()):
-            ran = self.now() - (running.job.start or 0.0)
-            late = self.time_limit is not None and ran > self.time_limit
+            late = self.time_limit and self.now() - (running.job.start or 0.0) > self.time_limit
             if late and running.process.poll() is None:
                 running.end("timed out")
-            if running.over():
-                with held_back():  # so that a job ends once
-                    self.finish(i, running.ended(self.now()), running.places)
-                    del self.running[i]
-        return len(self.running) < before
+        while self.waiting and time.monotonic() >= self.next_try:
+            places = self.claim()
+            if places:
+                i = self.waiting.pop(0)
+                given = environment(places) | {"MGPU_JOB_DEVICE": named(places)}
+                self.start(i, self.jobs[i], places, given, [self.held])
+            else:
+                self.next_try = time.monotonic() + RETRY
+        if self.waiting and len(self.free) < self.each and not self.running:
+            self.give_up()
+        ran = [self.now() - (running.job.start or 0.0) for running in self.running.values()]
+        self.progress.left(self.jobs, ran, len(self.waiting))
+        return bool(self.waiting or self.running)
 
-    def finish(self, i: int, job: Job, places: list[Place]) -> None:
-        """Note how a job ended, and free its places unless the device has gone."""
+    def result(self) -> Report:
+        return Report(tuple(self.jobs), self.now())
+
+    def close(self) -> None:
+        for place in self.places:
+            place.release()
+        self.progress.clear()
+
+    def finish(self, number: int, job: Job, places: Sequence[Place]) -> None:
+        """Free a job's places, unless the device has gone, and keep what became of it."""
         for place in places:
             place.release()
             self.ended[place.number] = time.monotonic()
         self.free += [place for place in places if place.number in self.pool]
-        self.say(f"{job.status:10} {job.name:12} on {_named(places)}  {job.seconds:.1f} s")
-        self.keep(i, job)
-
-    def keep(self, i: int, job: Job) -> None:
-        """Note how a job ended, here and in the file for the runs to come."""
-        self.jobs[i] = job
+        self.next_try = 0.0
+        self.jobs[number] = job
+        self.say(f"{job.status:10} {job.name:12} on {named(places)}  {job.seconds:.1f} s")
         try:
             records.append(self.record, job)
         except OSError as error:
@@ -155,9 +244,8 @@ class Queue:
         No lock is waited for while another is held, and all runners lock in the same order; so
         two that want the same devices cannot keep each other from them.
         """
-        held: list[str] = []
-        claimed, seen = None, None
-        left = [p for p in self.free if time.monotonic() >= self.look_again.get(p.number, 0.0)]
+        now, held, claimed, seen = time.monotonic(), [], None, None
+        left = [place for place in self.free if now >= self.look_again.get(place.number, 0.0)]
         if self.each > 1:  # neighbours, as long as it can be
             left.sort(key=self.places.index)
         if self.most is not None:
@@ -180,7 +268,7 @@ class Queue:
                     seen = look(self.pool) if seen is None else seen
                     self.drop_gone(seen)
                     avoid = self.in_use(places, seen) if self.polite else avoid
-                left = [p for p in left if p in self.free and p.number not in avoid]
+                left = [place for place in left if place in self.free and place.number not in avoid]
                 if all(place in left for place in places):
                     claimed = places
                     continue
@@ -188,14 +276,13 @@ class Queue:
                 place.release()
         self.say_others(claimed)
         news = [name for name in dict.fromkeys(held) if name not in self.waited]
-        if news and claimed is None:
+        if news and not claimed:
             self.waited.update(news)
             self.say(
                 f"{'waiting':10} for {', '.join(news)}, held by another runner or by a process "
                 "that one left running"
             )
-        if claimed:
-            self.free = [place for place in self.free if place not in claimed]
+        self.free = [place for place in self.free if place not in (claimed or ())]
         return claimed
 
     def used(self) -> set[int]:
@@ -204,21 +291,20 @@ class Queue:
 
     def in_use(self, places: list[Place], seen: dict[int, nvml.Gpu]) -> set[int]:
         """Give the numbers of those places that others use, and note when to look there again."""
-        now, used = time.monotonic(), self.used()
-        found = set()
+        now, used, taken = time.monotonic(), self.used(), set()
         for number in {place.number for place in places} & set(seen):
             why = seen[number].others(mine=number in used)
             if not why:
                 self.others.pop(number, None)
                 continue
-            found.add(number)
+            taken.add(number)
             lingers = now < self.ended.get(number, -LINGERS) + LINGERS
             lingers = lingers and not seen[number].others(mine=True)
             self.look_again[number] = now + (RETRY if lingers else AGAIN)
             if not lingers:
                 self.unsaid |= {number} - set(self.others)
                 self.others[number] = why
-        return found
+        return taken
 
     def say_others(self, claimed: list[Place] | None) -> None:
         """Say which GPUs others use: those found just now, or all if every job waits for them."""
@@ -229,8 +315,7 @@ class Queue:
             self.progress.must(f"{'waiting':10} for {self.named_others(self.others)}{why}")
         elif self.unsaid:
             self.say(f"{'skipped':10} {self.named_others(self.unsaid)}{why}")
-        self.stalled = stalled
-        self.unsaid = set()
+        self.stalled, self.unsaid = stalled, set()
 
     def named_others(self, numbers: Iterable[int]) -> str:
         return ", ".join(f"{self.kind} {n} ({self.others[n]})" for n in sorted(numbers))
@@ -251,38 +336,8 @@ class Queue:
 
     def give_up(self) -> None:
         """Leave what waits: the devices have gone."""
-        none = f"no {self.kind} is left"
-        if self.each > 1:
-            none = f"fewer than {counted(self.each, self.kind)} are left"
+        why = f"Too few {self.kind}s are left"
         for i in self.waiting:
-            reason = f"{none[0].upper()}{none[1:]}, so that it was not started."
-            self.jobs[i] = replace(self.jobs[i], tail=reason)
-        count = counted(len(self.waiting), "job")
-        self.say(f"{none}: {count} not started")
+            self.jobs[i] = replace(self.jobs[i], tail=f"{why}, so that it was not started.")
+        self.say(f"{why}: {counted(len(self.waiting), 'job')} not started")
         self.waiting.clear()
-
-    def start(self, i: int, places: list[Place]) -> None:
-        date = datetime.now(UTC).isoformat(timespec="milliseconds")
-        numbers = tuple(place.number for place in places)
-        job = replace(self.jobs[i], devices=numbers, slot=places[0].slot, start=self.now(),
-                      started_at=date)  # fmt: skip
-        self.say(f"{'start':10} {job.name:12} on {_named(places)}")
-        try:
-            with held_back():
-                self.running[i] = Running(job, places, self.environment(places), None, self.held)
-        except (OSError, ValueError) as error:
-            with contextlib.suppress(OSError, ValueError):
-                job.log.write_text(f"{error}\n")
-            now = self.now()
-            ended = replace(
-                job, end=now, seconds=now - (job.start or now), status="failed", tail=str(error)
-            )
-            self.finish(i, ended, places)
-
-    def environment(self, places: list[Place]) -> dict[str, str]:
-        device = {"MGPU_JOB_DEVICE": _named(places)}
-        return environment(self.kind, self.pool, [place.number for place in places]) | device
-
-
-def _named(places: list[Place]) -> str:
-    return ", ".join(map(str, places))

@@ -1,7 +1,7 @@
-"""What became of earlier jobs: `jobs.jsonl` in the folder of the logs, a line for each that ended.
+"""What became of the jobs: a report of this run, and a file of JSON lines for the runs to come.
 
-A line is written whole, as its job ends. Only a crash of the machine or a full disk leaves half a
-line, at the end; it is not read, and the next line takes its place.
+A line of `jobs.jsonl`, in the folder of the logs, is written whole as its job ends. Only a crash of
+the machine or a full disk leaves half a line; it is not read, and the next begins below it.
 """
 
 from __future__ import annotations
@@ -11,87 +11,128 @@ import fcntl
 import json
 import os
 from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mgpu_helpers.jobs.job import Job
-from mgpu_helpers.jobs.process import end_of
+from mgpu_helpers._processes.job import COLUMNS, Job, end_of
+from mgpu_helpers.files import replacing
 
 Done = dict[tuple[tuple[str, ...], str], list[dict[str, Any]]]  # by command and folder
 
 FILE = "jobs.jsonl"
-KEYS: dict[str, type | tuple[type, ...]] = {  # what a later run reads
-    "name": str, "status": str, "command": list, "folder": str, "log": str, "kind": str,
-    "devices": list, "started_at": str, "seconds": (int, float),
-}  # fmt: skip
-START = b'{"name": '  # of each line
+SHOWN, WIDEST = 6, 24  # results that a printed report shows, and their most characters
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a file; none where it is not there, a RuntimeError if it is no such."""
-    elsewhere = "move it away, or choose another folder with logs=..."
-    if not os.path.lexists(path):
-        return []
-    try:
-        if not path.is_file():  # a pipe or a device would not end
-            raise RuntimeError(f"{path} is not a file: {elsewhere}")
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise RuntimeError(f"{path} cannot be read ({error.strerror}): {elsewhere}") from None
-    rows = []
-    for i, line in enumerate(lines, 1):
-        row = _row(line)
-        if row:
-            rows.append(row)
-        elif line and not (i == len(lines) and START.startswith(line[: len(START)])):
-            raise RuntimeError(f"{path} is not what a runner wrote, in line {i}: {elsewhere}")
-    return rows
+@dataclass(frozen=True, repr=False)
+class Report:
+    """What became of the jobs, in the order given; `report["name"]` is one of them.
+
+    Printed it is a table, with a column for each number or short text that the jobs printed as
+    their results.
+    """
+
+    jobs: tuple[Job, ...]
+    wall: float  #: the seconds that the run took
+
+    @property
+    def ok(self) -> bool:
+        """Say whether every job is done, in this run or before it."""
+        return all(job.ok for job in self.jobs)
+
+    @property
+    def begun(self) -> bool:
+        """Say whether a job was started in this run."""
+        return any(job.start is not None for job in self.jobs)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the jobs to a file, a line of JSON each.
+
+        With pandas installed (`pip install "mgpu-helpers[tables]"`) `pandas.read_json(path,
+        lines=True)` reads it.
+
+        The columns are the name, status, returncode, seconds, kind and devices of the job, its
+        start in seconds since the run began and as a date (started_at, UTC), log, command and
+        working directory (folder), and result_loss for a "loss" in the JSON that it printed.
+
+        >>> import json, sys
+        >>> program = "import json; print(json.dumps({'loss': 0.25}))"
+        >>> report = run([[sys.executable, "-c", program]], progress=False)
+        >>> report.save("sweep.json")
+        >>> row = json.loads(open("sweep.json").readline())
+        >>> row["status"], row["result_loss"]
+        ('done', 0.25)
+        """
+        with replacing(path) as file:
+            file.writelines(json.dumps(job.row()).encode() + b"\n" for job in self.jobs)
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self.jobs)
+
+    def __getitem__(self, which: int | slice | str) -> Any:
+        if isinstance(which, str):
+            return {job.name: job for job in self}[which]
+        return self.jobs[which]
+
+    def __repr__(self) -> str:
+        keys = list(dict.fromkeys(key for job in self for key in job.result))
+        long = [key for key in keys if any(_is_long(job.result.get(key)) for job in self)]
+        columns = [key for key in keys if key not in long][:SHOWN]
+        rows = [("name", "device", "status", "seconds", *columns)]
+        rows += [(*job.cells(), *(_text(job.result.get(key)) for key in columns)) for job in self]
+        wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join([*map(str.ljust, row[:3], wide), *map(str.rjust, row[3:], wide[3:])])
+            for row in rows
+        ]
+        if more := [key for key in keys if key not in columns]:
+            lines.append(f"not shown, but in each job's result: {', '.join(more)}")
+        return "\n".join(lines)
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
-    """Return what a line says; None if it is half a line or none of a runner's."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    whole = isinstance(row, dict) and all(isinstance(row.get(key), KEYS[key]) for key in KEYS)
-    return row if whole else None
+def _is_long(value: Any) -> bool:
+    return isinstance(value, (list, dict)) or len(str(value)) > WIDEST
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else " ".join(str(value).split())
 
 
 def append(path: Path, job: Job) -> None:
     """Add a line for a job that ended; an OSError where it cannot be written."""
-    line = json.dumps(job.row()).encode() + b"\n"
     with open(path, "a+b", buffering=0) as file:
         with contextlib.suppress(OSError):  # this disk has no locks
             fcntl.flock(file, fcntl.LOCK_EX)
-        size = os.fstat(file.fileno()).st_size
-        file.seek(max(0, size - 1))
-        if file.read() not in (b"", b"\n"):
-            file.seek(0)
-            half = file.read().rpartition(b"\n")[2]
-            if _row(half):
-                line = b"\n" + line
-            else:
-                file.truncate(size - len(half))
-        file.write(line)
+        file.seek(max(0, os.fstat(file.fileno()).st_size - 1))
+        below_half_a_line = file.read() not in (b"", b"\n")
+        file.write(b"\n" * below_half_a_line + json.dumps(job.row()).encode() + b"\n")
         os.fsync(file.fileno())
 
 
-def done(rows: list[dict[str, Any]]) -> Done:
+def done(path: Path) -> Done:
     """Sort the rows of jobs that are done by command and working directory, the newest last.
 
-    When the same command wrote the same log again, its newest row is the one that counts.
+    When the same command wrote the same log again, its newest row is the one that counts. Lines
+    that are no runner's are passed over.
     """
     newest: dict[Any, dict[str, Any]] = {}
-    for row in rows:
-        key = tuple(row["command"]), row["folder"]
-        newest.pop((key, row["log"]), None)
-        newest[key, row["log"]] = row
-    found = defaultdict(list)
+    for line in path.read_bytes().split(b"\n") if path.is_file() else ():  # a pipe would not end
+        with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
+            row = {name: json.loads(line)[name] for name in COLUMNS} | json.loads(line)
+            key = tuple(row["command"]), row["folder"]
+            newest.pop((key, row["log"]), None)
+            newest[key, row["log"]] = row
+    kept = defaultdict(list)
     for (key, _), row in newest.items():
         if row["status"] == "done":
-            found[key].append(row)
-    return found
+            kept[key].append(row)
+    return kept
 
 
 def earlier(name: str, command: tuple[str, ...], folder: Path, row: dict[str, Any]) -> Job:

@@ -30,18 +30,10 @@ def grid(**axes: Iterable[Any]) -> dict[str, list[str]]:
     """
     words = []
     for axis, values in axes.items():
-        if not re.fullmatch(r"\w[\w.-]*", axis):
-            raise ValueError(f"{axis!r} is no name of an axis: write it as in width=32,64.")
-        if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
-            raise TypeError(f"{axis}={values!r} is not a list of values: use {axis}=[{values!r}].")
-        texts = [str(value) for value in values]
-        twice = [text for text, count in Counter(texts).items() if count > 1]
-        if not texts or "" in texts or twice:
-            said = f"{twice[0]!r} twice" if twice else "an empty value" if texts else "no values"
-            raise ValueError(f"The axis {axis} has {said}: give it each value once.")
+        texts = [values] if isinstance(values, str) else list(map(str, values))
+        if not texts or "" in texts or len(set(texts)) < len(texts):
+            raise ValueError(f"The axis {axis} has {texts}: give it values, and each of them once.")
         words.append([f"--{axis}={text}" for text in texts])
-    if not words:
-        raise ValueError("A grid without an axis has no jobs: write it as in width=32,64.")
     return {called(each): list(each) for each in itertools.product(*words)}
 
 
@@ -50,10 +42,10 @@ def parsed_grid(texts: Sequence[str]) -> list[list[str]]:
     axes: dict[str, list[str]] = {}
     for text in texts:
         axis, equals, values = text.partition("=")
-        if not equals:
-            raise ValueError(f"{text!r} is no axis of a grid: write it as in width=32,64.")
-        if axis in axes:
-            raise ValueError(f"The axis {axis} is given twice: write all its values after one =.")
+        if not equals or not re.fullmatch(r"\w[\w.-]*", axis) or axis in axes:
+            raise ValueError(
+                f"{text!r} is no axis of a grid, or one of two: write it once, as in width=32,64."
+            )
         try:
             axes[axis] = next(csv.reader([values], strict=True), [])
         except csv.Error as error:
@@ -66,27 +58,16 @@ def parsed_grid(texts: Sequence[str]) -> list[list[str]]:
 
 def lines(path: str) -> list[list[str]]:
     """Read a file with the arguments of a job on each line; "-" is standard input."""
-    where = "Standard input" if path == "-" else repr(path)
-    try:
-        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-        text = data.decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
-        raise ValueError(
-            f"{where} cannot be read ({reason}): name a file with a line of arguments for each job."
-        ) from None
+    text = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     jobs = []
-    for i, line in enumerate(text.splitlines(), 1):
+    for i, line in enumerate(text.decode("utf-8-sig").splitlines(), 1):
         try:
             jobs.append(_split(line))
         except ValueError as error:
-            raise ValueError(
-                f"{where}, line {i}, cannot be split into arguments ({error}): close the quote, or "
-                "put a backslash before it."
-            ) from None
+            raise ValueError(f"{path!r}, line {i}, is no list of arguments ({error}).") from None
     jobs = [words for words in jobs if words]
     if not jobs:
-        raise ValueError(f"{where} has no jobs: write a line of arguments for each.")
+        raise ValueError(f"{path!r} has no jobs: write a line of arguments for each.")
     return jobs
 
 
@@ -111,16 +92,14 @@ def called(arguments: Sequence[str]) -> str:
     'width=32,seed=0,fast,v'
     """
     parts: list[str] = []
-    takes = False  # the last part may be an option whose value is the next word
+    takes_a_value = False  # the last part is an option whose value may be the next word
     for word in arguments:
-        if re.match("--?[A-Za-z]", word):
-            parts.append(word.lstrip("-"))
-            takes = "=" not in word
-        elif takes:
+        option = re.match("--?[A-Za-z]", word)
+        if takes_a_value and not option:
             parts[-1] += f"={word}"
-            takes = False
         else:
-            parts.append(word)
+            parts.append(word.lstrip("-") if option else word)
+        takes_a_value = bool(option) and "=" not in word
     return ",".join(parts)
 
 

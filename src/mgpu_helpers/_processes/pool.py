@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from mgpu_helpers import nvml
+from mgpu_helpers._processes.locks import Place
 from mgpu_helpers.devices import machine, visible
 from mgpu_helpers.devices.plan import asked_mode
-from mgpu_helpers.wording import counted, whole_number
+from mgpu_helpers.wording import whole_number
 
 
 def freest(n: int = 1, *, busy_below: float = 10, among: Iterable[int] | None = None) -> list[int]:
@@ -43,19 +43,9 @@ def freest(n: int = 1, *, busy_below: float = 10, among: Iterable[int] | None = 
             f"There is no GPU to choose: {str(reason).rstrip('.')}. Call devices.setup({n}), which "
             "then uses the CPU's cores; those are all alike."
         )
-    named = list(gpus) if among is None else sorted(set(among))
-    unknown = [index for index in named if index not in gpus]
-    if unknown:
-        raise ValueError(
-            f"among names GPU {unknown[0]}, but nvidia-smi's numbers here are "
-            f"{', '.join(map(str, gpus))}: use these."
-        )
+    named = [number for number in gpus if among is None or number in set(among)]
     if n > len(named):
-        raise ValueError(
-            f"n={n}, but there {'is' if len(named) == 1 else 'are'} {counted(len(named), 'GPU')} "
-            "to choose from: " + (f"ask for 1 to {len(named)}." if named else "name more in among.")
-        )
-
+        raise ValueError(f"n={n}, but these are the GPUs to choose from: {named}.")
     return sorted(named, key=lambda index: (*rank(gpus[index], busy_below), index))[:n]
 
 
@@ -84,15 +74,33 @@ def allowed() -> tuple[str, list[int]]:
     return kind, list(pool)
 
 
+def chosen(devices: Sequence[int] | None) -> tuple[str, dict[int, str | None]]:
+    """Give the kind of the devices that were asked for, and of each its number and its UUID."""
+    kind, pool, why = _pool()
+    numbers = list(pool) if devices is None else list(devices)
+    for number in numbers:
+        if number not in pool:
+            raise ValueError(
+                f"{kind} {number} is not allowed: choose from {', '.join(map(str, pool))}, "
+                f"after {why}."
+            )
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise ValueError(
+            f"devices={devices!r} has none, or one of them twice: name each once (per_device=2 "
+            "lets two jobs share one), or leave it out to use all."
+        )
+    return kind, {number: pool[number] for number in numbers}
+
+
 def _pool() -> tuple[str, dict[int, str | None], str]:
     """Return the kind, each device's number with its UUID, and what limited the choice."""
     mode = asked_mode()
-    found = () if mode == "cores" else nvml.query().gpus
-    gpus: dict[int, str | None] = {gpu.index: gpu.uuid for gpu in found}
+    listed = () if mode == "cores" else nvml.query().gpus
+    gpus: dict[int, str | None] = {gpu.index: gpu.uuid for gpu in listed}
     why = "what this machine has"
     if gpus:
         gpus, why = _visible(gpus)
-    for gpu in found:
+    for gpu in listed:
         if gpu.problem and gpus.get(gpu.index, "") == gpu.uuid:
             del gpus[gpu.index]
             why += f"; {gpu.problem.rstrip('.')}"
@@ -103,35 +111,29 @@ def _pool() -> tuple[str, dict[int, str | None], str]:
             f"MGPU_MODE={mode}, but no GPU may be used here, after {why}: unset it to use the "
             "CPU's cores, or ask `python -m mgpu_helpers` what is missing."
         )
+    cores: Iterable[int] = range(os.cpu_count() or 1)
     if hasattr(os, "sched_getaffinity"):
         cores, why = sorted(os.sched_getaffinity(0)), "the cores that this process may use"
-    else:
-        cores = list(range(os.cpu_count() or 1))
-    return "core", dict.fromkeys(cores[: machine.cores()]), why
+    return "core", dict.fromkeys(list(cores)[: machine.cores()]), why
 
 
 def _visible(gpus: dict[int, str | None]) -> tuple[dict[int, str | None], str]:
     """Keep the GPUs that CUDA_VISIBLE_DEVICES or Slurm leaves, and say which of them it was."""
     text = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if text is None:
-        for name in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
-            if os.environ.get(name):
-                return _slurm(gpus, name)
-        return gpus, "what this machine has"
-    names = visible.named(text, gpus)
-    spare = (i for i in itertools.count() if i not in names)  # for MIG devices, which have none
-    kept = dict((i, gpus[i]) if isinstance(i, int) else (next(spare), i) for i in names)
-    return kept, f"CUDA_VISIBLE_DEVICES={text!r}"
-
-
-def _slurm(gpus: dict[int, str | None], name: str) -> tuple[dict[int, str | None], str]:
-    why = f"{name}={os.environ[name]!r}"
-    ids: set[int] = set()
-    for low, high in re.findall(r"(\d+)(?:-(\d+))?", os.environ[name]):
-        ids.update(range(int(low), int(high or low) + 1))
-    if len(gpus) <= len(ids):  # Slurm hides the others, and the driver numbers the rest anew
-        return gpus, why
-    return {i: uuid for i, uuid in gpus.items() if i in ids}, why
+    if text is not None:
+        names = visible.named(text, gpus)
+        spare = (i for i in itertools.count() if i not in names)  # for MIG devices, without one
+        kept = dict((i, gpus[i]) if isinstance(i, int) else (next(spare), i) for i in names)
+        return kept, f"CUDA_VISIBLE_DEVICES={text!r}"
+    for name in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
+        ids: set[int] = set()
+        for low, high in re.findall(r"(\d+)(?:-(\d+))?", os.environ.get(name, "")):
+            ids.update(range(int(low), int(high or low) + 1))
+        if ids:
+            # Where Slurm hides the others, the driver numbers the rest anew.
+            kept = gpus if len(gpus) <= len(ids) else {i: gpus[i] for i in gpus if i in ids}
+            return kept, f"{name}={os.environ[name]!r}"
+    return gpus, "what this machine has"
 
 
 def look(pool: Mapping[int, str | None]) -> dict[int, nvml.Gpu]:
@@ -144,35 +146,12 @@ def look(pool: Mapping[int, str | None]) -> dict[int, nvml.Gpu]:
     return {number: gpu for number, gpu in found.items() if gpu is not None}
 
 
-def chosen(asked: Sequence[int] | None) -> tuple[str, dict[int, str | None]]:
-    kind, pool, why = _pool()
-    if asked is None:
-        return kind, pool
-    if isinstance(asked, (str, bytes)) or not hasattr(asked, "__iter__"):
-        raise TypeError(f"devices={asked!r} is not a list of devices: use [{next(iter(pool))}].")
-    numbers = [whole_number("a device", number, "a device's number", 0) for number in asked]
-    if not numbers:
-        raise ValueError("devices is empty: name at least one, or leave it out to use all.")
-    twice = [number for number, count in Counter(numbers).items() if count > 1]
-    if twice:
-        raise ValueError(
-            f"devices has {kind} {twice[0]} twice: use per_device=2 to let two jobs share a device."
-        )
-    for number in numbers:
-        if number not in pool:
-            raise ValueError(
-                f"{kind} {number} is not allowed: choose from {', '.join(map(str, pool))}, "
-                f"after {why}."
-            )
-    return kind, {number: pool[number] for number in numbers}
-
-
-def environment(kind: str, pool: dict[int, str | None], numbers: Iterable[int]) -> dict[str, str]:
-    """Give the environment of a job that is to see these devices of the pool only."""
-    gpus = [pool[number] or str(number) for number in numbers]
+def environment(places: Sequence[Place]) -> dict[str, str]:
+    """Give the environment of a job that is to see the devices of these places only."""
+    gpus = [place.uuid or str(place.number) for place in places]
     rest = {name: value for name, value in os.environ.items() if name != "MGPU_DEVICES"}
     return rest | {  # the number of devices is the runner's own
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": ",".join(gpus) if kind == "GPU" else "-1",
+        "CUDA_VISIBLE_DEVICES": ",".join(gpus) if places[0].kind == "GPU" else "-1",
         "PYTHONUNBUFFERED": "1",
     }

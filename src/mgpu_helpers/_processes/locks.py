@@ -24,6 +24,7 @@ class Place:
 
     kind: str
     number: int
+    uuid: str | None
     slot: int
     shared: bool
     path: Path  # the device's lock file
@@ -49,16 +50,9 @@ class Place:
         _locked.add(self)
         for path, mode in self.files():
             self.held += (_open(path),)
-            try:
-                fcntl.flock(self.held[-1], mode | fcntl.LOCK_NB)
-            except OSError as error:
+            if not lock(self.held[-1], mode):
                 self.release()
-                if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                    return False
-                raise RuntimeError(
-                    f"{path} cannot be locked ({error.strerror}): set TMPDIR to a folder "
-                    "on a local disk."
-                ) from None
+                return False
         return True
 
     def release(self) -> None:
@@ -67,18 +61,6 @@ class Place:
             os.close(fd)  # LOCK_UN would unlock the file for those who inherited it, too
         self.held = ()
         _locked.discard(self)
-
-
-def places(kind: str, pool: Mapping[int, str | None], per_device: int = 1) -> list[Place]:
-    """List the places on the devices of a pool, which has each device's number and its UUID."""
-    folder = lock_folder()
-    # Slot by slot, so that jobs fill the devices before they share one.
-    return [
-        Place(kind, number, slot, per_device > 1,
-              folder / f"{kind.lower()}-{uuid or number}".replace("/", "_"))
-        for slot in range(per_device)
-        for number, uuid in pool.items()
-    ]  # fmt: skip
 
 
 _locked: set[Place] = set()
@@ -93,6 +75,29 @@ def _release_in_fork() -> None:
 os.register_at_fork(after_in_child=_release_in_fork)
 
 
+def places(kind: str, pool: Mapping[int, str | None], per_device: int = 1) -> list[Place]:
+    """List the places on the devices of a pool, which has each device's number and its UUID."""
+    folder = lock_folder()
+    # Slot by slot, so that jobs fill the devices before they share one.
+    return [
+        Place(kind, number, uuid, slot, per_device > 1,
+              folder / f"{kind.lower()}-{uuid or number}".replace("/", "_"))
+        for slot in range(per_device)
+        for number, uuid in pool.items()
+    ]  # fmt: skip
+
+
+def lock(fd: int, mode: int = fcntl.LOCK_EX) -> bool:
+    """Lock an open file; say whether nobody else holds it. A disk without locks raises OSError."""
+    try:
+        fcntl.flock(fd, mode | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            raise
+        return False
+    return True
+
+
 def lock_folder() -> Path:
     """Return the folder of the locks, which everybody may write to; make it where it is not."""
     # Not tempfile.gettempdir: that goes elsewhere, and apart from the others, when a disk is full.
@@ -100,19 +105,19 @@ def lock_folder() -> Path:
     try:
         if not os.path.lexists(folder):
             # It must never be seen with narrower rights, so it is made aside.
-            made = tempfile.mkdtemp(prefix="mgpu-jobs-", dir=folder.parent)
-            os.chmod(made, 0o1777)
+            aside = tempfile.mkdtemp(prefix="mgpu-jobs-", dir=folder.parent)
+            os.chmod(aside, 0o1777)
             try:
-                os.rename(made, folder)
+                os.rename(aside, folder)
             except OSError:  # another runner was faster
-                os.rmdir(made)
-        right = stat.S_ISDIR(os.lstat(folder).st_mode) and os.access(folder, os.W_OK | os.X_OK)
-        said = "it is not a folder that all may write to"
+                os.rmdir(aside)
+        usable = stat.S_ISDIR(os.lstat(folder).st_mode) and os.access(folder, os.W_OK | os.X_OK)
+        reason = "it is not a folder that all may write to"
     except OSError as error:
-        right, said = False, str(error.strerror)
-    if not right:
+        usable, reason = False, str(error.strerror)
+    if not usable:
         raise RuntimeError(
-            f"{folder} cannot hold the devices' locks ({said}): remove it, or set TMPDIR."
+            f"{folder} cannot hold the devices' locks ({reason}): remove it, or set TMPDIR."
         )
     return folder
 

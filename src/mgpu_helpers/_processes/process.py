@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mgpu_helpers.jobs.job import Job
-from mgpu_helpers.jobs.locks import Place
+from mgpu_helpers._processes.job import Job, end_of, reported
+from mgpu_helpers._processes.locks import Place
 
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL
-TAIL = 64 * 1024  # bytes of a log that are read for its last lines
-RESULT = 64 * TAIL  # and for its result, which may be long: every loss of a training
 
 
 class Running:
     """A job that runs, and how far its end is."""
 
     def __init__(
-        self,
-        job: Job,
-        places: list[Place],
-        environment: dict[str, str],
-        grace: float | None = None,
-        pipes: tuple[int, ...] = (),
-    ) -> None:
-        """Start the job, which inherits the pipes; an OSError or ValueError where it cannot be."""
-        held = [*pipes, *(fd for place in places for fd in place.held)]
+        self, job: Job, places: Sequence[Place], environment: dict[str, str],
+        inherited: Sequence[int] = (), grace: float | None = None,
+    ) -> None:  # fmt: skip
+        """Start the job, which inherits open files; an OSError or ValueError where it cannot be."""
+        held = [*inherited, *(fd for place in places for fd in place.held)]
         with open(job.log, "wb") as log, _pinned(places):
             self.process = subprocess.Popen(
                 job.command, env=environment, stdin=subprocess.DEVNULL, stdout=log,
@@ -71,35 +64,33 @@ class Running:
 
     def ended(self, now: float) -> Job:
         """Give the job as it ended."""
-        lines = end_of(self.job.log)
         return replace(
             self.job, end=now, seconds=now - (self.job.start or 0.0),
-            status=self.status or "stopped",
-            returncode=self.process.returncode, tail="\n".join(lines[-10:]),
-            result=_reported(end_of(self.job.log, RESULT)),
+            status=self.status or "stopped", returncode=self.process.returncode,
+            tail="\n".join(end_of(self.job.log)[-10:]), result=reported(self.job.log),
         )  # fmt: skip
 
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
     """Hold back the signals that end a runner while a job starts, so that no job is lost."""
-    came: list[int] = []
+    late: list[int] = []
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) not in (None, signal.SIG_IGN):
-                before[number] = signal.signal(number, lambda number, _: came.append(number))
+                before[number] = signal.signal(number, lambda number, _: late.append(number))
     try:
         yield
     finally:
         for blocked, handler in before.items():
             signal.signal(blocked, handler)
-        for late in came:
-            signal.raise_signal(late)
+        for again in late:
+            signal.raise_signal(again)
 
 
 @contextlib.contextmanager
-def _pinned(places: list[Place]) -> Iterator[None]:
+def _pinned(places: Sequence[Place]) -> Iterator[None]:
     """Pin this thread to the cores meanwhile: what it starts inherits that."""
     if places[0].kind != "core" or not hasattr(os, "sched_setaffinity"):
         yield
@@ -119,34 +110,9 @@ def as_ctrl_c() -> None:
     def stop(number: int, frame: Any) -> NoReturn:
         raise KeyboardInterrupt
 
-    for name in ("SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)
-        if number and signal.getsignal(number) is not signal.SIG_IGN:  # nohup wants it ignored
-            signal.signal(number, stop)
-
-
-def end_of(log: Path, size: int = TAIL) -> list[str]:
-    """Return the lines at the end of a log; none where it cannot be read."""
-    try:
-        if not log.is_file():  # a pipe or a device would not end
-            return []
-        with open(log, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - size))
-            return file.read(size).decode(errors="replace").splitlines()
-    except OSError:
-        return []
-
-
-def _reported(lines: list[str]) -> dict[str, Any]:
-    """Return the last line that is a JSON object; {} where there is none.
-
-    Not only the very last line: libraries say things at exit. NaN becomes None, as JSON has none.
-    """
-    for line in reversed(lines):
-        if line.startswith("{"):
-            with contextlib.suppress(ValueError, RecursionError):
-                return json.loads(line, parse_constant=lambda name: None)
-    return {}
+    for ends in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(ends) is not signal.SIG_IGN:  # nohup wants it ignored
+            signal.signal(ends, stop)
 
 
 def _signal_group(group: int, number: int) -> bool:
@@ -164,10 +130,24 @@ def _group_lives(group: int) -> bool:
         return False
     if not Path("/proc/self/stat").exists():
         return True
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):  # it has ended since
-            text = Path(f"/proc/{entry}/stat").read_text(errors="replace")
-            state, _, its_group = text.rpartition(")")[2].split()[:3]
-            if its_group == str(group) and state not in "ZX":
-                return True
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        state, _, its_group = stat(pid)
+        if its_group == str(group) and state not in "ZX":
+            return True
     return False
+
+
+def stat(pid: int | str) -> list[str]:
+    """Return Linux's letter for what a process does, its parent and group; "?" if not known."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        return text.rpartition(")")[2].split()[:3]
+    except OSError:  # it has ended since
+        return ["?"] * 3
+
+
+def seconds(what: str, value: float | None) -> float | None:
+    """Return a time, or None for none; raise ValueError if it is neither that nor above 0."""
+    if value is not None and not value > 0:  # also NaN, which no time is ever over
+        raise ValueError(f"{what}={value!r} is no time: give seconds above 0.")
+    return value

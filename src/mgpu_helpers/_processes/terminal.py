@@ -1,17 +1,23 @@
-"""What a runner says: a line for each event, and how much is left and until when."""
+"""What a runner says to a terminal, and the shape that its commands have."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import heapq
 import math
+import shlex
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from io import TextIOWrapper
+from typing import Any, cast
 
-from mgpu_helpers.jobs.job import Job
+from mgpu_helpers._processes.job import Job
+from mgpu_helpers._processes.process import as_ctrl_c
+from mgpu_helpers.wording import with_options
 
 TERMINAL, ELSEWHERE = 1.0, 600.0  # seconds between two lines of what is left
 
@@ -33,17 +39,15 @@ class Progress:
 
     def must(self, line: str) -> None:
         """Say what a person has to know, on stderr where no progress is wanted."""
-        if self.wanted:
-            self.say(line)
-        else:
+        self.say(line)
+        if not self.wanted:
             print(line, file=sys.stderr, flush=True)
 
     def clear(self) -> None:
         """Take away the line that says what is left."""
         if self.shown:
             self._print("\r" + " " * self.shown + "\r")
-            self.shown = 0
-            self.due = 0.0
+            self.shown, self.due = 0, 0.0
 
     def left(self, jobs: Sequence[Job], running: Sequence[float], waiting: int) -> None:
         """Say what is left, from time to time; `running` is how long the running jobs run, s."""
@@ -76,7 +80,10 @@ def sentence(jobs: Sequence[Job], running: Sequence[float], waiting: int) -> str
     now = datetime.now()
     until = now + timedelta(seconds=seconds)
     clock = f"{until:%H:%M}" if until.date() == now.date() else f"{until:%a %H:%M}"
-    return f"{text}, about {_about(seconds)} left (until {clock})"
+    about = f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{round(seconds / 60)} min"
+    if seconds < 95:
+        about = f"{max(1, math.ceil(seconds / 10)) * 10} s"
+    return f"{text}, about {about} left (until {clock})"
 
 
 def seconds_left(length: float, running: Sequence[float], waiting: int) -> float:
@@ -92,8 +99,38 @@ def seconds_left(length: float, running: Sequence[float], waiting: int) -> float
     return max(ends)
 
 
-def _about(seconds: float) -> str:
-    if seconds < 95:
-        return f"{max(1, math.ceil(seconds / 10)) * 10} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+def command(
+    parser: argparse.ArgumentParser, arguments: Sequence[str],
+    start: Callable[[argparse.Namespace, list[str]], Any],
+    more: Callable[..., str],
+) -> int:  # fmt: skip
+    """Run jobs as a terminal asks, print their report and `more`; return the exit status.
+
+    What follows -- is for the scripts, and `start` gets it beside the options.
+    """
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    options, unknown = parser.parse_known_args(arguments[:end])
+    if unknown:
+        known = [word for word in arguments[:end] if word not in unknown]
+        call = shlex.join([*known, "--", *unknown, *arguments[end + 1 :]])
+        parser.error(
+            f"unrecognized arguments: {' '.join(unknown)}; arguments for the scripts stand behind "
+            f"--, as in {parser.prog} {call}"
+        )
+    as_ctrl_c()
+    # A log may hold what the terminal cannot show.
+    cast(TextIOWrapper, sys.stdout).reconfigure(errors="replace")
+    say = Progress(True).say  # which does not mind that nobody reads any more
+    try:
+        report = start(options, list(arguments[end + 1 :]))
+    except (ValueError, RuntimeError, OSError) as error:
+        report = getattr(error, "report", None)
+        if report is None or not report.begun:
+            parser.error(with_options(str(error), vars(options)))
+        say(f"\n{report}\n\n{error}")
+        return 1
+    except KeyboardInterrupt as stopped:
+        say(f"\n{getattr(stopped, 'report', None) or 'stopped before anything was started'}")
+        return 130
+    say(f"\n{report}{more(options, report)}")
+    return 0 if report.ok else 1

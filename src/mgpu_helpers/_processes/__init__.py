@@ -1,0 +1,1 @@
+"""What `jobs` and `cluster` share: processes on devices of their own, locks, logs, one run loop."""

@@ -1,0 +1,177 @@
+"""`run`: start a script as all workers of a cluster, and all again when one has failed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from mgpu_helpers._processes import locks
+from mgpu_helpers._processes.job import end_of, log_folder
+from mgpu_helpers._processes.locks import Place
+from mgpu_helpers._processes.pool import chosen
+from mgpu_helpers._processes.process import seconds
+from mgpu_helpers._processes.terminal import Progress
+from mgpu_helpers.cluster import addresses
+from mgpu_helpers.cluster.attempt import Run, Workers
+from mgpu_helpers.cluster.probe import network
+from mgpu_helpers.cluster.report import Report
+from mgpu_helpers.cluster.tf_config import text_problems
+from mgpu_helpers.wording import counted, whole_number
+
+PORT_TAKEN = "Could not start gRPC server"
+NEW_PORTS = 3  # times that a port may turn out to be taken
+
+
+def run(
+    script: str | os.PathLike[str],
+    args: Sequence[str | os.PathLike[str]] = (),
+    *,
+    workers: int | None = None,
+    restarts: int = 0,
+    logs: str | os.PathLike[str] = "logs",
+    time_limit: float | None = None,
+    grace: float = 5.0,
+    startup: float = 60.0,
+    hosts: Sequence[str] | None = None,
+    index: int | None = None,
+    progress: bool = True,
+) -> Report:
+    """Run a Python script as all workers of a MultiWorkerMirroredStrategy, and say what happened.
+
+    On one machine `workers` processes, 2 when None, stand for machines: each gets TF_CONFIG with
+    ports that are free, an equal share of the GPUs, or of the cores where there are none, and a log
+    `worker_0.log` in the folder `logs`. Over several machines make the same call on each, with the
+    `hosts` of all ("host:port") and this one's `index`; then one worker drives all GPUs here.
+
+    When one worker fails all are ended: SIGTERM, and SIGKILL `grace` seconds later. The report
+    names the first that failed, and shows the end of its log. All are then started again, up to
+    `restarts` times; MGPU_ATTEMPT counts that, and it is for the script to read its checkpoint. A
+    worker that waits in the strategy's constructor for longer than `startup` seconds ends them,
+    too, and the report says whom it waited for. `time_limit` is in seconds, for all attempts
+    together; None sets no limit.
+
+    Ctrl-C or an exception here ends all workers; what is raised carries the report as `.report`. If
+    this process is killed, its workers are, too, with what they started; a child that starts a
+    session of its own escapes. TensorFlow listens on all interfaces of a machine, whatever the
+    addresses say.
+
+    >>> _ = open("hello.py", "w").write("import os; print('attempt', os.environ['MGPU_ATTEMPT'])")
+    >>> report = run("hello.py", workers=2, progress=False)
+    >>> report.ok, [worker.tail for worker in report]
+    (True, ['attempt 0', 'attempt 0'])
+    """
+    command = tuple(os.fspath(word) for word in (script, *args))
+    if isinstance(args, str) or not Path(script).is_file() or "\0" in "".join(command):
+        raise ValueError(
+            f"script={script!r} and args={args!r}: name a Python file that is here, and give its "
+            'arguments as a list without null bytes, as ["--epochs", "3"].'
+        )
+    restarts = whole_number("restarts", restarts, "a number of restarts", 0)
+    for name, value in {"time_limit": time_limit, "grace": grace, "startup": startup}.items():
+        seconds(name, value)
+    if hosts is None and index is None:
+        own = list(range(whole_number("workers", 2 if workers is None else workers, "a number", 1)))
+    elif hosts is None or index is None or workers is not None:
+        raise ValueError(
+            f"workers={workers}, hosts={hosts}, index={index}: give workers alone, which are "
+            "processes of this machine, or hosts, the addresses of all machines, with the index "
+            "of this one."
+        )
+    else:
+        hosts = list(hosts)
+        config = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}}
+        for problem in text_problems(config):
+            raise ValueError(problem)
+        own = [int(index)]
+    began = time.monotonic()
+    end = began + (float("inf") if time_limit is None else time_limit)
+    shares = dict(zip(own, _shared_out(len(own)), strict=True))
+    run = Run(command, shares, log_folder(logs), grace, startup, began, end, Progress(progress))
+    with _alone(run):
+        if hosts:
+            _wait_for(hosts, own[0], run)
+        return _attempts(run, hosts, restarts)
+
+
+def _shared_out(n: int) -> list[list[Place]]:
+    """Share the devices out in equal parts; more workers than cores have all cores in common."""
+    kind, pool = chosen(None)
+    places = locks.places(kind, pool)
+    if n > len(places) and kind == "GPU":
+        raise ValueError(
+            f"workers={n} for {counted(len(places), 'GPU')}, and two workers cannot share one: ask "
+            "for fewer, or set MGPU_MODE=cores."
+        )
+    each = len(places) // n
+    return [places[i * each : (i + 1) * each] or places for i in range(n)]
+
+
+@contextlib.contextmanager
+def _alone(run: Run) -> Iterator[None]:
+    """Hold the GPUs against other runners, and the logs against other clusters, for the block."""
+    with contextlib.ExitStack() as held:
+        for index, places in run.shares.items():
+            file = held.enter_context(open(run.log(index, 0), "ab"))
+            with contextlib.suppress(OSError):  # this disk has no locks
+                if not locks.lock(file.fileno()):
+                    raise RuntimeError(
+                        f"Another cluster writes to {file.name}: choose another folder with "
+                        "logs=..."
+                    )
+            # Cores are not locked: the kernel shares them out. In a job the runner has the locks.
+            in_a_job = "MGPU_JOB_DEVICE" in os.environ
+            for place in places:
+                if place.kind == "core" or in_a_job:
+                    continue
+                if not place.lock():
+                    raise RuntimeError(
+                        f"{place} is held by another runner: wait until that has ended, or "
+                        f"name other GPUs in CUDA_VISIBLE_DEVICES. lsof {place.path} shows it."
+                    )
+                held.callback(place.release)
+        yield
+
+
+def _attempts(run: Run, hosts: Sequence[str] | None, restarts: int) -> Report:
+    done = []
+    number = moved = 0
+    try:
+        while True:
+            where = hosts or [f"127.0.0.1:{p}" for p in addresses.free_ports(len(run.shares))]
+            last = Workers(run, number, where).run()
+            ends = (line for job in last.workers for line in end_of(job.log))
+            if not (last.ok or hosts) and moved < NEW_PORTS and any(PORT_TAKEN in x for x in ends):
+                moved += 1
+                run.progress.say(f"{'again':10} with other ports: one was taken meanwhile")
+                continue
+            done.append(last)
+            if last.ok or time.monotonic() > run.end or number == restarts:
+                return Report(tuple(done), time.monotonic() - run.began)
+            number += 1
+            run.progress.say(f"{'restart':10} {number} of {restarts}: {last.why}")
+    except BaseException as error:
+        done += [vars(error)["report"]] if hasattr(error, "report") else []
+        vars(error)["report"] = Report(tuple(done), time.monotonic() - run.began)
+        raise
+
+
+def _wait_for(hosts: Sequence[str], index: int, run: Run) -> None:
+    """Wait until the other machines have names and answer; raise what is wrong after that time."""
+    end = min(run.end, time.monotonic() + run.startup)
+    said: set[str] = set()
+    while True:
+        workers = {f"worker {i}": address for i, address in enumerate(hosts)}
+        mine, others = network(workers, f"worker {index}")
+        if mine:
+            raise ValueError(mine[0])
+        if not others:
+            return
+        if time.monotonic() > end:
+            raise RuntimeError(others[0])
+        for sentence in set(others) - said:
+            run.progress.say(f"{'waiting':10} {sentence}")
+        said.update(others)
+        time.sleep(min(1.0, max(0.0, end - time.monotonic())))
