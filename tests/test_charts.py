@@ -144,7 +144,7 @@ HELD = {
     "batch 128, measured": MemoryUse(2 * MB, 4 * MB, 1 * MB, 31 * MB, 50 * MB),
     "batch 1": MemoryUse(2 * MB, 4 * MB, 2 * MB, 0),
 }
-PHASES = [("import TensorFlow", 0.0, 0.3), ("build the graph", 1.0, 1.2), ("train", 1.2, 3.9),
+PHASES = [("import TensorFlow", 0.0, 0.3), ("build the graph", 0.7, 0.9), ("train", 1.2, 3.9),
           ("free everything", 3.9, 4.0)]  # fmt: skip
 QUEUE = ran([
     ("train", "core", 4, 0, 0.1, 3.2, "done"),
@@ -490,6 +490,16 @@ def test_an_arrow_ends_at_the_box_that_uses_the_copy_and_feeds_the_others():
     ends = {(a.get_text(), b.get_text().removesuffix("/loss")) for a, b, _ in ways_of(ax)}
     assert {("y", "tower"), ("y", "alone")} <= ends and ("y", "gradients (2)") not in ends
     assert sorted(text for text in labels_of(ax) if text.endswith(" B")) == ["16 B", "32 B"]
+
+
+def test_arrows_there_and_back_are_not_on_the_same_line():
+    ops = (Op("x/a", "Add", "/CPU:1", 0, 1), Op("y/b", "Add", "/CPU:2", 1, 1),
+           Op("x/c", "Add", "/CPU:1", 2, 1))  # fmt: skip
+    copies = Copy("x/a:0", "/CPU:1", "/CPU:2", 4, 1, 0), Copy("y/b:0", "/CPU:2", "/CPU:1", 4, 2, 0)
+    ax = charts.placement_map(Trace(ops, copies, {}, (("x/a", "y/b"), ("y/b", "x/c"))), most=2)
+    arrows = [text for text in ax.texts if getattr(text, "arrow_patch", None)]
+    there, back = (each.arrowprops["connectionstyle"] for each in arrows)
+    assert there == "arc3,rad=0" != back
 
 
 # Jobs, memory, costs
