@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from keras_models import COMPILED, built, compiled
-from mgpu_helpers import graph, memory
+from mgpu_helpers import devices, graph, memory
+from mgpu_helpers.graph.step import training_step
 from mgpu_helpers.lessons import count, networks
 from mgpu_helpers.memory.liveness import DEVICE, counted
 from mgpu_helpers.memory.measure import Measured
@@ -128,17 +131,29 @@ def test_a_loop_holds_what_it_puts_into_its_lists(tf, plan):
 @pytest.mark.parametrize("network, batch", [
     (networks.tensorlight(0.25), 64), (networks.p40(0.1), 32), (networks.jang(300, 0.125), 200),
 ], ids=lambda value: getattr(value, "name", str(value)))  # fmt: skip
-def test_the_count_by_hand_and_a_trace_agree_with_it(tf, plan, network, batch):
+def test_the_count_by_hand_and_a_trace_agree_with_it(plan, monkeypatch, network, batch):
+    """In one thread a step holds about what was counted, for one order of its operations.
+
+    Of operations that are ready at once TensorFlow leaves all but one for later, unless by its
+    clock they cost next to nothing. In jang some gradients of weights are on that border: 15.2 MB
+    are counted where all wait, 12.7 where none does, and a step holds 12.7 or 13.9, as the clock
+    says. A second thread takes some of them, too.
+    """
     model = as_keras(network)
     assert model.count_params() == networks.parameters(network)
     by_hand = count.predict(network, batch)
     held = memory.predict(model, batch)
     assert held.weights == by_hand.weights
-    x = np.zeros((batch, *network.input), np.float32)
-    real = traced(plan, model, x, np.zeros(batch, np.int64)) + held.weights + held.slots
-    assert by_hand.total == pytest.approx(real, rel=0.15)
-    # A step of jang-200 holds 12.7 or 13.9 MB, as the second thread takes work or does not.
-    assert held.low < real < held.high and held.total == pytest.approx(real, rel=0.2)
+    x, fixed = np.zeros((batch, *network.input), np.float32), held.weights + held.slots
+    real = traced(plan, model, x, np.zeros(batch, np.int64)) + fixed
+    assert held.low < real < held.high and by_hand.total == pytest.approx(real, rel=0.15)
+    monkeypatch.setattr(devices.plan, "_plan", replace(plan, devices=plan.devices[:1]))
+    real = traced(plan, model, x, np.zeros(batch, np.int64)) + fixed
+    orders = [counted(training_step(model, batch).concrete.graph, broad=broad).peak(DEVICE) + fixed
+              for broad in (False, True)]  # fmt: skip
+    assert 0.85 * min(orders) <= real <= 1.15 * max(orders)
+    if network.name != "jang":
+        assert held.total == pytest.approx(real, rel=0.15)
 
 
 @pytest.mark.parametrize("name", ["transformer", "lstm"])
