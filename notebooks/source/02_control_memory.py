@@ -82,10 +82,8 @@ plt.show()
 report = nvml.query()
 print("driver:", [size_text(gpu.memory_used or 0) for gpu in report.gpus] or report.reason)
 print("process:", size_text(memory.process()))
-try:
-    print("allocator:", tf.config.experimental.get_memory_info(plan.devices[0][1:]))
-except ValueError as error:
-    print("allocator:", error)
+info = tf.config.experimental.get_memory_info  # of a CPU it says 0, whatever it holds
+print("allocator:", info(plan.devices[0][1:]) if plan.on_gpus else "has numbers for GPUs alone")
 
 # %% [markdown]
 # Without a GPU only the process has an answer. The settings below are about GPUs, but their rules
