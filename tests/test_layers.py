@@ -140,26 +140,6 @@ def test_a_model_within_the_model_is_one_layer_or_in_parts(model, steps):
     assert {"inner", "c1"} <= {layer(op.name) for op in steps["by_hand"].ops}
 
 
-def test_a_function_without_keras_has_its_scopes(plan):
-    import tensorflow as tf
-
-    def function(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            with tf.name_scope("block_1"):
-                h = tf.nn.relu(tf.matmul(x, x))
-            with tf.name_scope("decoder"), tf.name_scope("inner"):
-                h = tf.matmul(h, x)
-        return tape.gradient(h, x)
-
-    _, step = trace.function_step(function, tf.random.uniform([4, 4]))
-    found = defaultdict(set)
-    for op in step.ops:
-        found[layer(op.name)].add(op.type)
-    assert {"block_1", "decoder"} <= found.keys()
-    assert "ReluGrad" in found["block_1"] and "MatMul" in found["decoder"]
-
-
 @pytest.mark.parametrize("name, wanted", [
     ("gradients/tower_1/conv1/Conv2D_grad/Conv2DBackpropFilter", "conv1"),
     ("stage_0/F0/conv1/Conv2D", "conv1"),

@@ -39,7 +39,9 @@ from tensorflow.python.eager import context
 from mgpu_helpers import charts, memory, nvml
 from mgpu_helpers.lessons import drawings
 from mgpu_helpers.lessons.checks import lesson_02 as checks
+from mgpu_helpers.lessons.pretend import pretend_gpus
 from mgpu_helpers.lessons.sketches import lesson_02 as sketches
+from mgpu_helpers.wording import size_text
 
 # %% [markdown]
 # ## The trouble
@@ -78,12 +80,10 @@ plt.show()
 
 # %% tags=["nbval-ignore-output"]
 report = nvml.query()
-print("driver:", [charts.size_text(gpu.memory_used or 0) for gpu in report.gpus] or report.reason)
-print("process:", charts.size_text(memory.process()))
-try:
-    print("allocator:", memory.allocator(plan.devices[0]))
-except RuntimeError as error:
-    print("allocator:", error)
+print("driver:", [size_text(gpu.memory_used or 0) for gpu in report.gpus] or report.reason)
+print("process:", size_text(memory.process()))
+info = tf.config.experimental.get_memory_info  # of a CPU it says 0, whatever it holds
+print("allocator:", info(plan.devices[0][1:]) if plan.on_gpus else "has numbers for GPUs alone")
 
 # %% [markdown]
 # Without a GPU only the process has an answer. The settings below are about GPUs, but their rules
@@ -100,13 +100,13 @@ except RuntimeError as error:
 # | leave a GPU alone | `set_visible_devices` | `visible_device_list` | `CUDA_VISIBLE_DEVICES` |
 #
 # Today's settings have to be made before TensorFlow starts, which it does with its first operation.
-# In this notebook it has started, and there may be no GPU. In the block of `memory.pretend_gpus`,
+# In this notebook it has started, and there may be no GPU. In the block of `pretend_gpus`,
 # TensorFlow has not started, and its list has GPUs that do not exist. Nothing can run on them, but
 # all rules about settings apply. `gpu_options` is the configuration with which TensorFlow would
 # start, as a protobuf message:
 
 # %%
-with memory.pretend_gpus(2) as gpus:
+with pretend_gpus(2) as gpus:
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)
     tf.config.set_visible_devices(gpus[1], "GPU")
@@ -119,7 +119,7 @@ grows
 # sets them:
 
 # %%
-with memory.pretend_gpus(1) as gpus:
+with pretend_gpus(1) as gpus:
     memory.logical(gpus[0], [1024, 2048])
     limited = context.context().config.gpu_options
 limited
@@ -300,7 +300,7 @@ def refused(call, *args):
 
 
 limit = tf.config.LogicalDeviceConfiguration(memory_limit=1024)
-with memory.pretend_gpus(2) as gpus:
+with pretend_gpus(2) as gpus:
     tf.config.experimental.set_memory_growth(gpus[0], True)
     refused(tf.ones, [])
     tf.config.set_logical_device_configuration(gpus[1], [limit])
@@ -311,7 +311,7 @@ with memory.pretend_gpus(2) as gpus:
 # It does not refuse a limit on a GPU that grows. Look at `allow_growth` before and after:
 
 # %%
-with memory.pretend_gpus(1) as gpus:
+with pretend_gpus(1) as gpus:
     tf.config.experimental.set_memory_growth(gpus[0], True)
     print("growth:", context.context().config.gpu_options.allow_growth)
     tf.config.set_logical_device_configuration(gpus[0], [limit, limit])
@@ -321,7 +321,7 @@ with memory.pretend_gpus(1) as gpus:
 # The limit silently took the growth away. `memory.logical` is the check that catches it:
 
 # %%
-with memory.pretend_gpus(1) as gpus:
+with pretend_gpus(1) as gpus:
     tf.config.experimental.set_memory_growth(gpus[0], True)
     refused(memory.logical, gpus[0], [1024, 1024])
 
@@ -364,7 +364,7 @@ plt.show()
 # process held:
 
 # %% tags=["nbval-ignore-output"]
-print([phase.name for phase in monitor.phases], charts.size_text(monitor.peak))
+print([phase.name for phase in monitor.phases], size_text(monitor.peak))
 assert len(monitor.phases) == 4
 
 # %% [markdown]

@@ -38,8 +38,9 @@ import matplotlib.pyplot as plt
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from mgpu_helpers import charts, jobs, memory
+from mgpu_helpers import charts, jobs
 from mgpu_helpers.lessons.checks import lesson_04 as checks
+from mgpu_helpers.lessons.pretend import pretend_gpus
 from mgpu_helpers.lessons.sketches import lesson_04 as sketches
 
 # %% [markdown]
@@ -159,7 +160,7 @@ plt.show()
 # starts. Look at the order that TensorFlow keeps. The four GPUs are pretended, as in [[02]]:
 
 # %%
-with memory.pretend_gpus(4) as gpus:
+with pretend_gpus(4) as gpus:
     tf.config.set_visible_devices([gpus[2], gpus[0]], "GPU")
     print("asked for 2,0:", context.context().config.gpu_options.visible_device_list)
 

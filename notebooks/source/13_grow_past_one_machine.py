@@ -41,7 +41,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
 
-from mgpu_helpers import charts, cluster, results, scaling
+from mgpu_helpers import cluster, results, scaling
+from mgpu_helpers.charts.base import HOST, axes, colour
 from mgpu_helpers.cluster.addresses import free_ports
 from mgpu_helpers.lessons.checks import lesson_13 as checks
 from mgpu_helpers.lessons.sketches import lesson_13 as sketches
@@ -386,12 +387,11 @@ marks = [step() for _ in range(7)][1:]
 # %% tags=["varies", "cover", "nbval-ignore-output"]
 marks = np.array([json.loads(answer) for answer in ask("print(json.dumps(marks))")])
 marks -= marks.min()
-ax = charts.axes(size=(8, 1.9))
+ax = axes(size=(8, 1.9))
 for index, steps in enumerate(marks):
-    lane = (index - 0.35, 0.7)
-    colour = charts.colour(f"/CPU:{index + 1}")
-    ax.broken_barh([(a, b - a) for a, b, _ in steps], lane, color=colour)
-    ax.broken_barh([(b, c - b) for _, b, c in steps], lane, color=charts.HOST, alpha=0.45)
+    lane, own = (index - 0.35, 0.7), colour(f"/CPU:{index + 1}")
+    ax.broken_barh([(a, b - a) for a, b, _ in steps], lane, color=own)
+    ax.broken_barh([(b, c - b) for _, b, c in steps], lane, color=HOST, alpha=0.45)
 ax.set_yticks([0, 1], ["worker 0", "worker 1"])
 ax.invert_yaxis()
 ax.set_xlabel("time, s")

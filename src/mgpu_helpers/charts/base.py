@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
+import numpy as np
+
 from mgpu_helpers.names import order
 
-#: The colour of the host.
 HOST = "#8a8a8a"
-#: The colours of the devices, in their order; the ninth device has the first again.
-PALETTE = (
+PALETTE = (  # of the devices, in their order; the ninth device has the first again
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e6a100", "#56b4e9", "#7a4fbf", "#8c5a3c",
 )  # fmt: skip
 IDEAL = {"color": "#444444", "linestyle": "--", "linewidth": 1.2}
+DARK = "#222222"  # of letters
 
 
 def colour(device: str) -> str:
@@ -35,12 +37,7 @@ def pale(colour: str) -> str:
 
 
 def style() -> str:
-    """Return the path of the style file, for `plt.style.use`.
-
-    >>> import matplotlib.pyplot as plt
-    >>> with plt.style.context(style()):
-    ...     figure, ax = plt.subplots()
-    """
+    """Return the path of the style file, for `plt.style.use`."""
     return str(resources.files("mgpu_helpers") / "mgpu.mplstyle")
 
 
@@ -50,10 +47,6 @@ def axes(
     """Return ax, or new axes in the style of the series, with mode and machine in the corner.
 
     Where the numbers are not of this machine, `source` says in the corner where they are from.
-
-    >>> ax = axes(size=(6, 2), source="measured by hand")
-    >>> ax.figure.get_size_inches().tolist()
-    [6.0, 2.0]
     """
     if ax is not None:
         return ax
@@ -69,14 +62,70 @@ def axes(
 
 
 def corner(figure: Any, source: str | None = None) -> None:
-    """Write into the corner of a figure: the source, or the plan's mode and machine.
-
-    >>> import matplotlib.pyplot as plt
-    >>> figure, ax = plt.subplots()
-    >>> corner(figure, "measured by hand")
-    """
+    """Write into the corner of a figure: the source, or the plan's mode and machine."""
     from mgpu_helpers.devices.plan import current
 
     plan = current()
     if text := source or (plan.corner if plan else ""):
         figure.text(0.995, 0.01, text, ha="right", va="bottom", size=7.5, color="#666")
+
+
+def label(
+    ax: Any, title: str, across: str, up: str = "", *, right: str = "", legend: bool = False
+) -> Any:
+    """Write a chart's title, the units of its axes, a remark and a legend; return the axes."""
+    ax.set(xlabel=across, ylabel=up)
+    ax.set_title(title, loc="left")
+    ax.set_title(right, loc="right", size=7.5, color="#666")
+    if legend:
+        ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    return ax
+
+
+def rows(ax: Any, names: Sequence[str]) -> None:
+    """Name the rows of a chart, the first at the top."""
+    ax.set_yticks(range(len(names)), names)
+    ax.set_ylim(max(1, len(names)) - 0.5, -0.5)
+
+
+def sizes(ax: Any, texts: Iterable[str], size: float) -> dict[str, tuple[float, float]]:
+    """Measure texts in the units of the axes: how wide, with a little room, and how high."""
+    ax.figure.canvas.figure.draw_without_rendering()  # it gives the axes their final size
+    page, ruler = ax.get_window_extent(), ax.text(0, 0, "", size=size)
+    wide, high = (
+        abs(high - low) / pixels
+        for (low, high), pixels in ((ax.get_xlim(), page.width), (ax.get_ylim(), page.height))
+    )
+    found = {}
+    for text in set(texts):
+        ruler.set_text(text)
+        box = ruler.get_window_extent()
+        found[text] = (box.width + 0.6 * size) * wide, box.height * high
+    ruler.remove()
+    return found
+
+
+def write(
+    ax: Any, boxes: Iterable[tuple[float, float, float, float, str, str]], size: float = 7
+) -> None:
+    """Write into boxes, each (left, low, width, height, text, colour), what has room there."""
+    boxes = list(boxes)
+    room = sizes(ax, (box[4] for box in boxes), size)
+    for left, low, wide, high, text, shade in boxes:
+        if room[text][0] < wide and room[text][1] < high:
+            ax.text(left + wide / 2, low + high / 2, text, size=size, color=shade, ha="center",
+                    va="center", clip_on=True)  # fmt: skip
+
+
+def stack(
+    ax: Any, bars: Mapping[str, Any], shades: Mapping[str, str], unit: float, **drawn: Any
+) -> np.ndarray:
+    """Draw a bar for each name, of the parts that have a shade; return how far each reaches."""
+    reached = np.zeros(len(bars))
+    for part, shade in shades.items():
+        lengths = np.array([getattr(each, part) / unit for each in bars.values()])
+        if lengths.any():
+            ax.barh(range(len(bars)), lengths, 0.68, reached, color=shade, label=part, **drawn)
+            reached += lengths
+    rows(ax, list(bars))
+    return reached

@@ -1,50 +1,142 @@
-"""Which boxes stand for the operations of a step, so that a map of it fits a page."""
+"""Which boxes stand for the operations of a step, and in which column, so that they fit a page."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from mgpu_helpers.charts.boxes import HIGH, WIDE, Box, Boxes
+from mgpu_helpers.names import order
 
 if TYPE_CHECKING:
     from mgpu_helpers.trace.log import Placement
     from mgpu_helpers.trace.step import Trace
 
+_WIDE, _HIGH = 12.0, 10.0  # inches of a page
 _SHARE = re.compile(r"(?:^|/)((?:tower|replica|stage)_\d+)/")
 _MANY = 20  # operations a box; of more, the widest scopes say too little
 _SMALL = 0.01  # of a step's time and bytes: too little for a box of what stands in no scope
+Box = tuple[str, str]  # device and name
+Edges = list[tuple[str, str]]
 
 
-def boxes_of(step: Trace | Placement, most: int) -> tuple[Boxes, list[tuple[str, str]]]:
+@dataclass(frozen=True)
+class Boxes:
+    """The boxes of a map. folded is True where "others" stand for what is small."""
+
+    ops: list[tuple[str, str]]  # name and device
+    edges: Edges
+    group: dict[str, str]  # an operation's name -> that of its box
+    before: dict[str, int]  # an operation's name -> how many have to run before it, one by one
+    folded: bool = False
+
+    @cached_property
+    def of(self) -> dict[str, Box]:
+        """Give the box of each operation."""
+        return {name: (device, self.group[name]) for name, device in self.ops}
+
+    @cached_property
+    def members(self) -> Counter[Box]:
+        """Count the operations of each box."""
+        return Counter((device, self.group[name]) for name, device in self.ops)
+
+    @cached_property
+    def lanes(self) -> list[str]:
+        """Name the devices, in order."""
+        return sorted({device for device, _ in self.members}, key=order)
+
+    @cached_property
+    def depth(self) -> dict[Box, int]:
+        """Give how far from the start each box is first fed by another, or works if by none."""
+        first: dict[Box, int] = {}
+        fed: dict[Box, int] = {}
+        for name, box in self.of.items():
+            first[box] = min(first.get(box, self.before[name]), self.before[name])
+        for maker, user in self.edges:
+            source, box = self.of[maker], self.of[user]
+            if source != box and source[1] != "variables":
+                fed[box] = min(fed.get(box, self.before[user]), self.before[user])
+        start = dict.fromkeys(self.members, 0)
+        return start | {b: d for b, d in (first | fed).items()
+                        if b[1] not in ("variables", "others")}  # fmt: skip
+
+    @cached_property
+    def columns(self) -> list[list[Box]]:
+        """Put boxes of the same depth into a column; a folded map has as many as a page is wide."""
+        columns = [
+            sorted((box for box in self.members if self.depth[box] == depth), key=lambda b: b[1])
+            for depth in sorted({*self.depth.values()})
+        ]
+        while self.folded and len(columns) > 1 and sum(map(self.room, columns)) > _WIDE - 0.9:
+            pairs = [a + b for a, b in zip(columns, columns[1:], strict=False)]
+            tall = [max(Counter(device for device, _ in pair).values()) for pair in pairs]
+            at = tall.index(min(tall))
+            columns[at : at + 2] = [pairs[at]]
+        return columns
+
+    def label(self, box: Box) -> str:
+        """Write what stands in a box: its name, or the end of it, and how many operations it is."""
+        text, count = box[1], self.members[box]
+        most = 22 if self.folded else 20
+        text = text if len(text) <= most else "…" + text[1 - most :]
+        return f"{text} ({count})" if count > 1 else text
+
+    def room(self, column: list[Box]) -> float:
+        """Give the inches of a column: the room of its widest box."""
+        return 0.085 * max(len(self.label(box)) for box in column) + 0.55
+
+    @cached_property
+    def tall(self) -> dict[str, int]:
+        """Count the rows of each device: its boxes in the fullest column."""
+        counts = [Counter(device for device, _ in column) for column in self.columns]
+        return {device: max(count[device] for count in counts) for device in self.lanes}
+
+    @cached_property
+    def size(self) -> tuple[float, float]:
+        """Give the inches of the figure."""
+        high = 0.9 + sum(0.4 * tall + 0.3 for tall in self.tall.values())
+        return max(8, 0.9 + sum(map(self.room, self.columns))), high
+
+
+def boxes_of(step: Trace | Placement, most: int) -> Boxes:
     """Choose the boxes: single operations, wider and wider scopes, or the largest and "others".
 
-    Give them, and who feeds whom. No constants, as they only name numbers.
+    No constants, as they only name numbers.
     """
     from mgpu_helpers.trace.step import traced
 
-    edges: Sequence[tuple[str, str]] = ()
-    found: Sequence[Any]
-    if hasattr(step, "rows"):  # TensorFlow's placement log
-        found = step.rows
-    else:
-        found, edges = traced(step).ops, step.edges
-    rows = [r for r in found if r.type != "Const"]
-    ops = list(dict.fromkeys((r.name, r.device) for r in rows))
+    found: Sequence[Any] = getattr(step, "rows", ())  # TensorFlow's placement log has no edges
+    if not hasattr(step, "rows"):
+        found = traced(step).ops
+    rows = [row for row in found if row.type != "Const"]
+    ops = list(dict.fromkeys((row.name, row.device) for row in rows))
     names = dict(ops)
-    edges = [(a, b) for a, b in edges if a in names and b in names]
-    depth = _depths(list(names), edges)
+    edges = [(a, b) for a, b in getattr(step, "edges", ()) if a in names and b in names]
+    before = _before(list(names), edges)
     for group in _by_scope(list(names)) if len(ops) <= _MANY * most else ():
-        first: dict[Box, int] = {}
-        for name, device in ops:
-            box = device, group[name]
-            first[box] = min(first.get(box, depth[name]), depth[name])
-        made = Boxes(ops, group, first)
-        if len(first) <= most and made.size[0] <= WIDE + 0.9 and made.size[1] <= HIGH:
-            return made, edges
-    return _folded(rows, ops, edges, depth, most), edges
+        made = Boxes(ops, edges, group, before)
+        if len(made.members) <= most and made.size[0] <= _WIDE + 0.9 and made.size[1] <= _HIGH:
+            return made
+    group, weight = _weighed(rows, edges, wide=False)
+    if len(weight) > most and any(_SHARE.search(row.name) for row in rows):
+        group, weight = _weighed(rows, edges, wide=True)
+    counts = Counter(lane for lane, _ in weight)
+    for quota in range(max(counts.values()), 0, -1):  # boxes that a device may have
+        if quota > 1 and sum(min(count, quota) for count in counts.values()) > most:
+            continue
+        kept: set[Box] = set()
+        for lane, count in counts.items():
+            own = [box for box in weight if box[0] == lane]
+            own.sort(key=lambda box: (quota < 3 or box[1] != "variables", -weight[box], box))
+            kept |= set(own if count <= quota else own[: quota - 1])
+        shown = {n: group[n] if (lane, group[n]) in kept else "others" for n, lane in ops}
+        made = Boxes(ops, edges, shown, before, folded=True)
+        if made.size[1] <= _HIGH:
+            break
+    return made
 
 
 def _by_scope(names: list[str]) -> Iterator[dict[str, str]]:
@@ -58,114 +150,44 @@ def _by_scope(names: list[str]) -> Iterator[dict[str, str]]:
         yield {name: "/".join(text.split("/")[:depth]) for name, text in short.items()}
 
 
-def _folded(
-    rows: list[Any], ops: list[tuple[str, str]], edges: list[tuple[str, str]],
-    depth: dict[str, int], most: int,
-) -> Boxes:  # fmt: skip
-    """Group by layer, or by tower and stage where these are too many, and fold what is small."""
-    group, weight = _weighed(rows, edges, wide=False)
-    if len(weight) > most and any(_SHARE.search(row.name) for row in rows):
-        group, weight = _weighed(rows, edges, wide=True)
-    entry = _entries(group, ops, edges, depth)
-    counts = Counter(lane for lane, _ in weight)
-    for quota in range(_quota(counts, most), 0, -1):
-        kept: set[Box] = set()
-        for lane, count in counts.items():
-            own = [box for box in weight if box[0] == lane]
-            own.sort(key=lambda box: (quota < 3 or box[1] != "variables", -weight[box], box))
-            kept |= set(own if count <= quota else own[: quota - 1])
-        shown, at = {}, {}
-        for name, device in ops:
-            box = device, group[name]
-            shown[name] = box[1] if box in kept else "others"
-            at[device, shown[name]] = 0 if shown[name] == "others" else entry[box]
-        made = Boxes(ops, shown, at, folded=True)
-        if made.size[1] <= HIGH:
-            break
-    return made
-
-
 def _weighed(
-    rows: list[Any], edges: list[tuple[str, str]], wide: bool
-) -> tuple[dict[str, str], Counter[Box]]:
-    """Name the box of each operation; give each box its share of time, of bytes, of what crosses.
+    rows: list[Any], edges: Edges, wide: bool
+) -> tuple[dict[str, str], dict[Box, float]]:
+    """Name the box of each operation: its layer, its tower or stage where wide, or its type.
 
-    What is in no scope has a box of its own name, if it is not too small for one.
+    Give each box its share of time, of bytes, and of what crosses.
     """
-    group, lone = _named(rows, edges, wide)
-    device = {row.name: row.device for row in rows}
-    crossing = [ends for ends in edges if device[ends[0]] != device[ends[1]]]
-    time, size = (sum(getattr(r, what, 1) for r in rows) or 1 for what in ("length", "bytes"))
-    weight: Any = Counter()  # of parts; the type of a Counter knows whole numbers only
-    sends: Any = Counter()
-    for row in rows:
-        weight[row.device, group[row.name]] += getattr(row, "length", 1) / time
-        weight[row.device, group[row.name]] += getattr(row, "bytes", 1) / size
-    for name in (name for ends in crossing for name in ends):
-        sends[device[name], group[name]] += 1 / len(crossing)
-    lanes = Counter(lane for lane, _ in weight)
-    small = {box for box in weight if weight[box] < _SMALL and lanes[box[0]] > 6}
-    small &= lone - sends.keys()
-    for box in small:
-        weight[box[0], "others"] += weight.pop(box)
-    group = {
-        name: "others" if (device[name], box) in small else box for name, box in group.items()
-    }
-    return group, weight + sends
-
-
-def _named(
-    rows: list[Any], edges: list[tuple[str, str]], wide: bool
-) -> tuple[dict[str, str], set[Box]]:
-    """Name the box of each operation, and tell the boxes of operations that are in no scope."""
     from mgpu_helpers.trace.layers import layer
 
-    types, group, lone = {row.type for row in rows}, {}, set()
+    types, device = {row.type for row in rows}, {row.name: row.device for row in rows}
+    group, lone = {}, set()
     for row in rows:
         share = _SHARE.search(row.name) if wide else None
         box = share[1] if share else layer(row.name)
         if row.type in {"VarHandleOp", "VariableV2", "ReadVariableOp"}:
             box = "variables"
         elif box == "other" or re.sub(r"_\d+$", "", box) in types:  # of an operation by itself
-            last = row.name.rpartition("/")[2] if box == "other" else box
-            box = re.sub(r"_\d*$", "", last) or "others"
+            box = row.type
             lone.add((row.device, box))
         group[row.name] = box
     for maker, user in edges:  # what a function is given belongs to what uses it
         if maker.startswith("Func/") and "/input/" in maker:
             group[maker] = group[user]
-    return group, lone
+    weight: dict[Box, float] = defaultdict(float)
+    for what in ("length", "bytes"):
+        total = sum(getattr(row, what, 1) for row in rows) or 1
+        for row in rows:
+            weight[row.device, group[row.name]] += getattr(row, what, 1) / total
+    crossing = [ends for ends in edges if device[ends[0]] != device[ends[1]]]
+    for name in (name for ends in crossing for name in ends):
+        weight[device[name], group[name]] += 1 / len(crossing)
+    small = {box for box in lone if weight[box] < _SMALL}
+    for box in small & weight.keys():
+        weight[box[0], "others"] += weight.pop(box)
+    return {n: "others" if (device[n], box) in small else box for n, box in group.items()}, weight
 
 
-def _quota(counts: Counter[str], most: int) -> int:
-    """Give how many boxes each device may have, at least one, for there to be `most` in all."""
-    quota = 1
-    while quota < max(counts.values()) and (
-        sum(min(count, quota + 1) for count in counts.values()) <= most
-    ):
-        quota += 1
-    return quota
-
-
-def _entries(
-    group: dict[str, str], ops: list[tuple[str, str]], edges: list[tuple[str, str]],
-    depth: dict[str, int],
-) -> dict[Box, int]:  # fmt: skip
-    """Give how far from the start each box is first fed by another, or first works if by none."""
-    first: dict[Box, int] = {}
-    fed: dict[Box, int] = {}
-    device_of = dict(ops)
-    for name, device in ops:
-        key = device, group[name]
-        first[key] = min(first.get(key, depth[name]), depth[name])
-    for maker, user in edges:
-        source, key = (device_of[maker], group[maker]), (device_of[user], group[user])
-        if source != key and source[1] != "variables":
-            fed[key] = min(fed.get(key, depth[user]), depth[user])
-    return {box: 0 if box[1] == "variables" else fed.get(box, first[box]) for box in first}
-
-
-def _depths(names: list[str], edges: list[tuple[str, str]]) -> dict[str, int]:
+def _before(names: list[str], edges: Edges) -> dict[str, int]:
     """Count for each operation how many others have to run before it, one after the other."""
     makers = defaultdict(list)
     for source, target in edges:

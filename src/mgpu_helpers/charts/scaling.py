@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mgpu_helpers.charts.base import IDEAL, axes
+from mgpu_helpers.charts.base import IDEAL, axes, label, rows, stack
 from mgpu_helpers.wording import counted
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ COSTS = {  # of a step, on any number of devices
     "input": "#75658c", "latency": "#e3d7cc",
 }  # fmt: skip
 WAYS = ("#1b4965", "#a8483a", "#6a8d3a", "#75658c", "#b08900", "#5fa8a0")  # none is a device
+_SHADE = "#dfe3e8"
 
 
 def step_times(measurements: Sequence[Measurement], fit: Fit | None = None, ax: Any = None) -> Any:
@@ -43,34 +44,26 @@ def step_times(measurements: Sequence[Measurement], fit: Fit | None = None, ax: 
     counts = sorted({devices for devices, _, _ in groups})
     shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.85, len(counts)))
     for devices, path, variables in sorted(groups):
-        rows = groups[devices, path, variables]
+        group = groups[devices, path, variables]
         shade, hollow = shades[counts.index(devices)], variables == "host"
-        label = "model split over 2 devices" if path == "split" else counted(devices, "device")
-        batches = [m.layout.per_device_batch for m in rows]
-        ax.plot(
-            batches, [m.seconds * 1e3 for m in rows], "^" if path == "split" else "o", color=shade,
-            markerfacecolor="white" if hollow else shade, zorder=3,
-            label=label + kept.get(variables, ""),
-        )  # fmt: skip
+        name = "model split over 2 devices" if path == "split" else counted(devices, "device")
+        batches = [m.layout.per_device_batch for m in group]
+        ax.plot(batches, [m.seconds * 1e3 for m in group], "^" if path == "split" else "o",
+                color=shade, markerfacecolor="white" if hollow else shade, zorder=3,
+                label=name + kept.get(variables, ""))  # fmt: skip
         if fit:
-            ends = [replace(rows[0].layout, per_device_batch=b) for b in (1, max(*batches, 2))]
-            ax.plot(
-                [layout.per_device_batch for layout in ends],
-                [fit.predict(layout).total * 1e3 for layout in ends],
-                color=shade, linewidth=1.2, linestyle=":" if hollow else "-",
-            )  # fmt: skip
+            ends = [1, max(*batches, 2)]
+            layouts = [replace(group[0].layout, per_device_batch=batch) for batch in ends]
+            ax.plot(ends, [fit.predict(layout).total * 1e3 for layout in layouts], color=shade,
+                    linewidth=1.2, linestyle=":" if hollow else "-")  # fmt: skip
     ax.set_xlim(left=0)
     ax.set_ylim(bottom=0)
-    ax.set_xlabel("per-device batch")
-    ax.set_ylabel("time of a step, ms")
-    ax.set_title("What a step takes" + (", measured and fitted" if fit else ""), loc="left")
-    if groups:
-        ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-    return ax
+    title = "What a step takes" + (", measured and fitted" if fit else "")
+    return label(ax, title, "per-device batch", "time of a step, ms", legend=bool(groups))
 
 
 def breakdown(
-    rows: Mapping[str, Breakdown],
+    parts: Mapping[str, Breakdown],
     measured: Mapping[str, float] | None = None,
     ax: Any = None,
     *,
@@ -81,30 +74,18 @@ def breakdown(
     >>> from mgpu_helpers.scaling import Breakdown
     >>> ax = breakdown({"1 device": Breakdown(arithmetic=0.02, fixed=0.004)}, {"1 device": 0.025})
     """
-    ax = axes(ax, size=(8, 1.3 + 0.36 * len(rows)), source=source)
-    measured = measured or {}
-    reached = np.zeros(len(rows))
-    for part, shade in COSTS.items():
-        lengths = np.array([getattr(each, part) * 1e3 for each in rows.values()])
-        if lengths.any():
-            ax.barh(range(len(rows)), lengths, left=reached, color=shade, label=part, height=0.66)
-            reached += lengths
-    ticks = [(measured[name] * 1e3, row) for row, name in enumerate(rows) if name in measured]
-    if ticks:
-        ax.plot(*zip(*ticks, strict=True), "|", color="black", markersize=17, markeredgewidth=2,
+    ax = axes(ax, size=(8, 1.3 + 0.36 * len(parts)), source=source)
+    reached = stack(ax, parts, COSTS, 1e-3)
+    ticks = [1e3 * (measured or {}).get(name, math.nan) for name in parts]
+    if measured:
+        ax.plot(ticks, range(len(parts)), "|", color="black", markersize=17, markeredgewidth=2,
                 label="measured")  # fmt: skip
-    for row, name in enumerate(rows):
-        end = max(reached[row], measured.get(name, 0) * 1e3)
+    ends = np.fmax(reached, ticks)
+    for row, end in enumerate(ends):
         ax.annotate(f"{reached[row]:.3g} ms", (end, row), (5, 0), va="center", size=9,
                     textcoords="offset points")  # fmt: skip
-    ax.set_yticks(range(len(rows)), list(rows))
-    ax.invert_yaxis()
-    ax.set_xlim(0, 1.18 * max([*reached, *(at for at, _ in ticks)], default=0) or 1)
-    ax.set_xlabel("time of a step, ms")
-    ax.set_title("What a step spends its time on", loc="left")
-    if rows:
-        ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-    return ax
+    ax.set_xlim(0, 1.18 * max(ends, default=0) or 1)
+    return label(ax, "What a step spends its time on", "time of a step, ms", legend=len(parts) > 0)
 
 
 def efficiency(
@@ -126,66 +107,40 @@ def efficiency(
     ax.axhline(100, **IDEAL, label="ideal")
     if measured:
         low, high = measured
-        ax.axvspan(low, max(high, low * 1.06), color="#dfe3e8", linewidth=0,
+        ax.axvspan(low, max(high, low * 1.06), color=_SHADE, linewidth=0,
                    label=f"measured: {low} to {counted(high, 'device')}")  # fmt: skip
     for i, (name, curve) in enumerate(curves.items()):
         lowest, middle, highest = (100 * np.array(y) for y in (curve.low, curve.middle, curve.high))
         shade = WAYS[i % len(WAYS)]
         ax.fill_between(curve.counts, lowest, highest, color=shade, alpha=0.18, linewidth=0)
         ax.plot(curve.counts, middle, color=shade, label=name)
-    counts = sorted({n for curve in curves.values() for n in curve.counts}) or [1024]
-    ticks = [2**i for i in range(max(1, math.ceil(math.log2(counts[-1]))) + 1)]
-    if 1 < len(counts) <= 4:
-        ticks = counts
+    ticks = sorted({n for curve in curves.values() for n in curve.counts}) or [1, 1024]
+    if len(ticks) > 4:
+        ticks = [2**i for i in range(math.ceil(math.log2(ticks[-1])) + 1)]
     ax.set_xscale("log", base=2)
-    ax.set_xticks(ticks, [str(n) for n in ticks])
-    ax.set_xlim(1, ticks[-1])
+    ax.set_xticks(ticks, ticks)
+    ax.set_xlim(1, max(2, ticks[-1]))
     ax.set_ylim(0, 105)
-    ax.set_xlabel("devices")
-    ax.set_ylabel("efficiency, %")
-    ax.set_title("Efficiency with more devices", loc="left")
-    ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-    return ax
+    return label(ax, "Efficiency with more devices", "devices", "efficiency, %", legend=True)
 
 
 def held_out(
     pairs: Sequence[tuple[Measurement, float]], ax: Any = None, *, source: str | None = None
 ) -> Any:
-    """Draw predicted against measured seconds; hollow where they differ by more than 10 %.
+    """Draw how far predicted seconds are from measured ones; hollow where it is over 10 %.
 
     >>> from mgpu_helpers.scaling import Layout, Measurement
     >>> ax = held_out([(Measurement(Layout(2, 128), 0.040), 0.042)])
     """
-    from matplotlib.ticker import LogLocator
-
-    names = sorted({(seconds, repr(m.layout)) for m, seconds in pairs}, reverse=True)
-    ax = axes(ax, size=(8, max(4.2, 1.2 + 0.24 * len(names))), source=source)
-    times = [1e3 * t for m, seconds in pairs for t in (m.seconds, seconds)] or [1.0, 10.0]
-    ends = np.array([min(times) / 1.3, max(times) * 1.3])
-    ax.plot(ends, ends, **IDEAL, label="predicted as measured")
-    ax.fill_between(ends, 0.9 * ends, 1.1 * ends, color="#dfe3e8", linewidth=0, label="within 10 %")
-    for m, seconds in pairs:
-        shade = "#1b4965" if abs(seconds / m.seconds - 1) <= 0.1 else "white"
-        ax.plot(1e3 * m.seconds, 1e3 * seconds, "o", color="#1b4965", markerfacecolor=shade)
-    for row, (seconds, name) in enumerate(names):
-        beside = 0.98 - 0.96 * (row + 0.5) / len(names)
-        ax.text(1.05, beside, name, transform=ax.transAxes, size=8.5, va="center")
-        for m in (m for m, s in pairs if (s, repr(m.layout)) == (seconds, name)):
-            ax.annotate("", (1e3 * m.seconds, 1e3 * seconds), (1.04, beside), zorder=1,
-                        textcoords="axes fraction", annotation_clip=False, arrowprops={
-                            "arrowstyle": "-", "color": "#b0b0b0", "linewidth": 0.7,
-                        })  # fmt: skip
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.set_xlim(*ends)
-    ax.set_ylim(*ends)
-    ax.set_aspect("equal")
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.set_major_formatter("{x:g}")
-        axis.set_minor_formatter("")
-    ax.set_xlabel("measured time of a step, ms")
-    ax.set_ylabel("predicted, ms")
-    ax.set_title("Asked about rows that were held out", loc="left")
-    ax.legend(loc="upper left", frameon=False)
-    return ax
+    names = list(dict.fromkeys(repr(measurement.layout) for measurement, _ in pairs))
+    ax = axes(ax, size=(8, 1.2 + 0.3 * len(names)), source=source)
+    ax.axvline(0, **IDEAL, label="predicted as measured")
+    ax.axvspan(-10, 10, color=_SHADE, linewidth=0, label="within 10 %")
+    for measurement, seconds in pairs:
+        error = 100 * (seconds / measurement.seconds - 1)
+        ax.plot(error, names.index(repr(measurement.layout)), "o", color="#1b4965",
+                markerfacecolor="#1b4965" if abs(error) <= 10 else "white")  # fmt: skip
+    rows(ax, names)
+    ax.margins(x=0.1)
+    return label(ax, "Asked about rows that were held out", "predicted, against measured, %",
+                 legend=True)  # fmt: skip

@@ -10,8 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mgpu_helpers.graph.step import concrete_of
-from mgpu_helpers.graph.values import Values
-from mgpu_helpers.graph.walk import BRANCHES, CALLS, LOOPS, Unknown, called, carried, live
+from mgpu_helpers.graph.walk import (
+    BRANCHES,
+    CALLS,
+    LOOPS,
+    Unknown,
+    Values,
+    called,
+    carried,
+    live,
+)  # fmt: skip
 
 # Operations that multiply as much as those below, and that nothing here knows how to count.
 _UNCOUNTED = re.compile("MatMul|Conv[23]D|^Conv$|RNN|Einsum|LSTM|GRU|XlaLaunch|XlaDot|XlaConv")

@@ -51,8 +51,6 @@ def concrete_of(model_or_function: Any, *args: Any, batch: int, training: bool) 
         given = inputs_of(model_or_function, batch)
         forward = tf.function(lambda x: model_or_function(x, training=False))
         return forward.get_concrete_function(given)
-    if not callable(model_or_function):
-        raise TypeError(f"{model_or_function!r:.60} is neither a Keras model nor a function.")
     if hasattr(model_or_function, "captured_inputs") and not args:
         return model_or_function
     if training or batch != 1:
@@ -125,21 +123,18 @@ def inputs_of(model: Any, batch: int) -> Any:
     if not given:  # a subclassed model knows the shape that it was built for, but no type
         shape = (model.get_build_config() or {}).get("input_shape")
         given = [((None, *shape[1:]), "float32")] if isinstance(shape, (tuple, list)) else []
-    if not given or any(isinstance(size, (tuple, list)) for shape, _ in given for size in shape):
-        raise ValueError(
-            f"the model {model.name!r} does not say what its inputs are: make it with keras.Input, "
-            "or count and trace a function that calls it on a batch."
-        )
     # A Sequential without Input has the size of the batch that it was first called on.
     any_size = isinstance(model, keras.Sequential) and not any(
         getattr(layer, "stateful", False) for layer in model.layers
     )
-    for shape, _ in given:
-        if None in shape[1:] or shape[0] not in (None, batch) and not any_size:
-            raise ValueError(
-                f"the model {model.name!r} takes inputs of shape {shape}, which do not say what a "
-                f"batch of {batch} is: give keras.Input every size except the batch."
-            )
+    sizes = [batch if any_size else shape[0] or batch for shape, _ in given]
+    inner = [size for shape, _ in given for size in shape[1:]]
+    if {*sizes} != {batch} or not all(isinstance(size, int) for size in inner):
+        raise ValueError(
+            f"the model {model.name!r} takes inputs of shape {', '.join(str(s) for s, _ in given)},"
+            f" which do not say what a batch of {batch} is: give keras.Input every size except the "
+            "batch, or count and trace a function that calls the model on a batch."
+        )
     return _packed(model, [tf.TensorSpec((batch, *shape[1:]), dtype) for shape, dtype in given])
 
 
@@ -186,13 +181,7 @@ def _named(wanted: Any) -> Any:
         return _anew(wanted)
     if wanted == "momentum":
         return keras.optimizers.SGD(momentum=0.9)
-    try:
-        return keras.optimizers.get(wanted)
-    except ValueError:
-        raise ValueError(
-            f"optimizer={wanted!r} is not known to Keras: use 'adam', 'sgd', 'momentum' or a "
-            "keras.optimizers.Optimizer."
-        ) from None
+    return keras.optimizers.get(wanted)
 
 
 def _anew(optimizer: Any) -> Any:

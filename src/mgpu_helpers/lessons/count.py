@@ -10,7 +10,7 @@ from typing import Any
 
 from mgpu_helpers import private
 from mgpu_helpers.lessons import networks
-from mgpu_helpers.memory.count import Held
+from mgpu_helpers.memory import MemoryUse
 from mgpu_helpers.wording import size_text, whole_number
 
 _TRAINED = (networks.Conv, networks.Dense)
@@ -18,7 +18,7 @@ _TRAINED = (networks.Conv, networks.Dense)
 
 def predict(
     network: networks.Network, batch: int, *, slots: int = 2, onednn: bool | None = None
-) -> Held:
+) -> MemoryUse:
     """Count the bytes that training on one device holds at its peak, from the layers' shapes.
 
     slots: numbers that the optimizer keeps for each weight: 2 for Adam, 1 for momentum, 0 for
@@ -34,7 +34,7 @@ def predict(
         plan = current()
         onednn = private.uses_onednn() and (plan is None or not plan.on_gpus)
     weights = 4 * networks.parameters(network)
-    return Held(weights, slots * weights, weights, batch * _per_example(network, onednn))
+    return MemoryUse(weights, slots * weights, weights, batch * _per_example(network, onednn))
 
 
 def fits(

@@ -3,29 +3,12 @@
 Lessons 02 and 03 build it in front of the reader.
 """
 
-from mgpu_helpers.memory.count import Held, at_peak, by_use, line
-from mgpu_helpers.memory.limits import logical, pretend_gpus
-from mgpu_helpers.memory.measure import Estimate, Measured, measure
-from mgpu_helpers.memory.predict import Predicted, fits, predict
-from mgpu_helpers.memory.watch import Allocator, Monitor, Phase, Sample, allocator, process
+from mgpu_helpers.memory.limits import logical
+from mgpu_helpers.memory.measure import measure
+from mgpu_helpers.memory.predict import fits, predict
+from mgpu_helpers.memory.use import MemoryUse, at_peak, by_use
+from mgpu_helpers.memory.watch import Monitor, process
 
 __all__ = [
-    "Allocator",
-    "allocator",
-    "at_peak",
-    "by_use",
-    "Estimate",
-    "fits",
-    "Held",
-    "line",
-    "logical",
-    "measure",
-    "Measured",
-    "Monitor",
-    "Phase",
-    "predict",
-    "Predicted",
-    "pretend_gpus",
-    "process",
-    "Sample",
-]
+    "at_peak", "by_use", "fits", "logical", "measure", "MemoryUse", "Monitor", "predict", "process",
+]  # fmt: skip

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mgpu_helpers.graph import walk
-from mgpu_helpers.graph.values import Values
-from mgpu_helpers.graph.walk import BRANCHES, CALLS, LOOPS, Unknown, called
+from mgpu_helpers.graph.walk import BRANCHES, CALLS, LOOPS, Unknown, Values, called
 from mgpu_helpers.trace.records import Allocation, Op, curve
 from mgpu_helpers.trace.step import Trace
 
@@ -236,7 +235,8 @@ def _loop(
     if rounds is None:
         raise Unknown(f"the loop {op.name} runs as often as its data say.")
     several = 1 + overlap * max(0, min(rounds, op.get_attr("parallel_iterations")) - 1)
-    once = _most(made) - sum(grown.values())
+    spans = [Allocation(b.maker, DEVICE, b.bytes, b.start, b.end) for b in made]
+    once = max(live for _, live in curve(spans)) - sum(grown.values())
     return int(several * once), {i: rounds * each for i, each in grown.items()}
 
 
@@ -258,11 +258,6 @@ def _pushed(body: Any, around: set[int], of: dict[str, Any]) -> dict[int, list[_
                     found.setdefault(i, []).append(buffer)
             tensor = tensor.op.inputs[0]
     return found
-
-
-def _most(buffers: list[_Buffer]) -> int:
-    spans = (Allocation(b.maker, DEVICE, b.bytes, b.start, b.end) for b in buffers)
-    return max(live for _, live in curve(spans))
 
 
 def _numbers(tensor: Any, inputs: Sequence[Tensor | None]) -> int:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from mgpu_helpers.memory.count import at_peak, line
+from mgpu_helpers.memory.use import at_peak
 from mgpu_helpers.names import short
 from mgpu_helpers.trace import Trace, function_step
-from mgpu_helpers.wording import counted, size_text, whole_number
+from mgpu_helpers.trace.concrete import concrete_of
+from mgpu_helpers.wording import size_text, whole_number
 
 FAR = 4  # so many times the largest traced batch is as far as a line is trusted
 _CERTAIN, _SAME, _LEAST = 0.95, 0.6, 0.05
@@ -78,10 +79,9 @@ class Measured:
         """
         from scipy import stats
 
-        batch = whole_number("batch", batch, "a number of examples", 1)
         points = [(b, peak) for b, peaks in self.peaks.items() for peak in peaks]
         batches, held = np.array(points, float).T
-        fixed, each = line(batches.tolist(), held.tolist())
+        each, fixed = np.polyfit(batches, held, 1).tolist()
         value, doubts = fixed + each * batch, self.doubts
         if len(points) == 2:
             error = value
@@ -104,20 +104,8 @@ class Measured:
         return Estimate(batch, round(value), math.ceil(error), own, doubts)
 
     def __repr__(self) -> str:
-        seen = ", ".join(
-            f"{size_text(min(p))} to {size_text(max(p))} at {b}"
-            if size_text(min(p)) != size_text(max(p)) else f"{size_text(p[0])} at {b}"
-            for b, p in self.peaks.items()
-        )  # fmt: skip
-        traced = counted(sum(map(len, self.peaks.values())), "traced step")
-        there = ", ".join(f"{size_text(size)} on {d}" for d, size in self.variables.items())
-        rows = [
-            f"measured on {self.device}, {traced} of batch "
-            f"{', '.join(map(str, self.peaks))}: {seen}",
-            f"variables, there before the step and not in it: {there or 'none'}",
-            repr(self.at(FAR * max(self.peaks))),
-        ]
-        return "\n".join(rows)
+        seen = ", ".join(f"{size_text(max(p))} at {b}" for b, p in self.peaks.items())
+        return f"measured on {self.device}: {seen}\n{self.at(FAR * max(self.peaks))!r}"
 
 
 def measure(
@@ -146,60 +134,35 @@ def measure(
     >>> abs(estimate.bytes - 2 * 800 * 50 * 4) <= 0.1 * estimate.bytes
     True
     """
-    batches = [whole_number("batch", batch, "a number of examples", 1) for batch in batches]
     repeats = whole_number("repeats", repeats, "a number of traces", 1)
-    if len(set(batches)) < max(2, len(batches)):
-        raise ValueError(
-            f"batches={batches} give no line: name two different batches or more, each once."
-        )
+    if len(set(batches)) < 2:
+        raise ValueError(f"batches={batches} give no line: name two different batches or more.")
     traces: dict[int, tuple[Trace, ...]] = {}
-    for batch in sorted(batches):
-        function, arguments = _call(step_of(batch))
+    for batch in sorted(set(batches)):
+        step = step_of(batch)
+        function, *arguments = step if isinstance(step, tuple) else (step,)
         traces[batch] = tuple(function_step(function, *arguments)[1] for _ in range(repeats))
-    variables = _variables(function, arguments)
     last = traces[max(batches)][0]
-    if device is None:
-        device = max(last.memory, key=lambda name: last.peak(name, scratch), default="")
-    if not last.memory:
-        raise ValueError(
-            "the trace shows no tensor that the step holds: it makes none, or XLA compiles it to "
-            "one operation; measure it with jit_compile=False."
-        )
+    device = device or max(last.memory, key=lambda name: last.peak(name, scratch), default="")
     for batch, each in traces.items():
         if any(device not in trace.memory for trace in each):
             raise ValueError(
-                f"a step of batch {batch} held nothing on {device}: use one of "
-                f"{', '.join(last.memory)}."
+                f"a step of batch {batch} held nothing on {device or 'any device'}: name one of "
+                f"{', '.join(last.memory) or 'none'}. What XLA compiles is one operation and shows "
+                "nothing: measure it with jit_compile=False."
             )
     peaks = {b: tuple(t.peak(device, scratch) for t in each) for b, each in traces.items()}
+    variables = _variables(function, arguments)
     return Measured(device, peaks, variables, _moved(traces, device, scratch), traces)
 
 
-def _call(step: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Take apart what `step_of` gave, as a `tf.function`, whose graph is made but once."""
-    import tensorflow as tf
-
-    function, *arguments = step if isinstance(step, tuple) else (step,)
-    if not callable(function):
-        raise TypeError(
-            f"step_of gave {type(function).__name__}: give a function, or a tuple of a function "
-            "and its arguments."
-        )
-    arguments = tf.nest.map_structure(
-        lambda a: tf.constant(a) if isinstance(a, (np.ndarray, np.generic)) else a, arguments
-    )
-    if not hasattr(function, "get_concrete_function"):
-        function = tf.function(function)
-    return function, tuple(arguments)
-
-
-def _variables(function: Any, arguments: tuple[Any, ...]) -> dict[str, int]:
+def _variables(function: Any, arguments: Sequence[Any]) -> dict[str, int]:
     """Add up the bytes of the variables that a function uses, by device."""
     import tensorflow as tf
 
-    found = {id(v): v for v in function.get_concrete_function(*arguments).variables}
+    found = {id(v): v for v in concrete_of(function, arguments, {})[0].variables}
     found |= {id(a): a for a in tf.nest.flatten(arguments) if isinstance(a, tf.Variable)}
-    sizes: dict[str, int] = defaultdict(int)
+    sizes: Counter[str] = Counter()
     for variable in found.values():
         sizes[short(variable.device)] += variable.shape.num_elements() * variable.dtype.size
     return dict(sizes)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +9,10 @@ import numpy as np
 
 from mgpu_helpers.graph.step import training_step
 from mgpu_helpers.graph.walk import BRANCHES, CALLS, LOOPS, Unknown
-from mgpu_helpers.memory.count import Held, by_use
 from mgpu_helpers.memory.liveness import DEVICE, counted
+from mgpu_helpers.memory.use import MemoryUse, by_use
 from mgpu_helpers.trace.step import Trace
-from mgpu_helpers.wording import size_text, whole_number
+from mgpu_helpers.wording import size_text
 
 # Threads may take operations in a slightly different order: traced steps of twenty models held 17 %
 # less to 9 % more than was counted (tests/keras_models.py). Where weights are most of what is held,
@@ -24,7 +22,7 @@ _PROBES = 13, 29  # no size of a layer, which might be taken for that of a batch
 
 
 @dataclass(frozen=True, repr=False)
-class Predicted(Held):
+class Predicted(MemoryUse):
     """What a step was counted to hold, and from how much to how much it may really be, in bytes.
 
     trace is the step as it was counted, one tick an operation, for `at_peak` and the charts.
@@ -72,16 +70,15 @@ def predict(model: Any, batch: int, optimizer: Any = None) -> Predicted:
     gradients    ...
     counted for a batch of 64 on a device, not run: about ...
     """
-    traces, own, states = _steps(model, batch, optimizer)
-    weights, slots = own["weights"], own["slots"]
+    traces, (weights, slots, states) = _steps(model, batch, optimizer)
     held = by_use(traces[0], DEVICE, weights=weights, slots=slots)
     fixed = weights + slots + states
-    low, high = _range([trace.peak(DEVICE) for trace in traces])
-    low = max(0.0, low - weights)  # by then some gradients may be used up already
-    uses = held.uses | {"activations": held.activations + states}
+    peaks = [trace.peak(DEVICE) for trace in traces]
+    low = max(0.0, (1 - MARGIN) * min(peaks) - weights)  # some gradients may be used up already
     return Predicted(
-        **uses, batch=batch, low=fixed + round(low), high=fixed + round(high), trace=traces[0]
-    )
+        weights, slots, held.gradients, held.activations + states, batch=batch,
+        low=fixed + round(low), high=fixed + round((1 + MARGIN) * max(peaks)), trace=traces[0],
+    )  # fmt: skip
 
 
 def fits(model: Any, budget: float, optimizer: Any = None) -> int:
@@ -97,26 +94,22 @@ def fits(model: Any, budget: float, optimizer: Any = None) -> int:
     >>> predict(model, batch).high <= 10**6 < predict(model, batch + 1).high
     True
     """
-    if isinstance(budget, float) and budget.is_integer():  # 16e9
-        budget = int(budget)
-    budget = whole_number("budget", budget, "a number of bytes", 0)
+    budget = int(budget)  # there is no largest batch for an infinite one
     probes = [_steps(model, batch, optimizer) for batch in _PROBES]
-    _, own, states = probes[0]
-    fixed = sum(own.values()) + states
-    moments = [[_moments(trace) for trace in traces] for traces, *_ in probes]
+    moments = [[_moments(trace) for trace in traces] for traces, _ in probes]
+    _, slots, _ = held = probes[0][1]
 
     def high(batch: int) -> int:
         peaks = [_at(batch, a, b) for a, b in zip(*moments, strict=True)]
-        return fixed + round(_range(peaks)[1])
+        return sum(held) + round((1 + MARGIN) * max(peaks))
 
     if (least := high(1)) > budget:
         raise ValueError(
             f"{size_text(budget)} do not hold {model.name}: a batch of 1 may take "
-            f"{size_text(least)}, weights and slots {size_text(fixed)} of it. Slots take "
-            f"{size_text(own['slots'])}, which optimizer='sgd' does without; "
-            "keras.config.set_dtype_policy('mixed_bfloat16') halves most of the other "
-            f"{size_text(least - fixed)}; pipeline.stages splits the layers, here over "
-            f"{math.ceil(least / max(1, budget)):,} such devices or more."
+            f"{size_text(least)}. Slots take {size_text(slots)}, which optimizer='sgd' does "
+            "without; keras.config.set_dtype_policy('mixed_bfloat16') halves most of the other "
+            f"{size_text(least - sum(held))}; pipeline.stages splits the layers over several "
+            "devices."
         )
     batch = 1
     while high(2 * batch) <= budget:
@@ -127,8 +120,11 @@ def fits(model: Any, budget: float, optimizer: Any = None) -> int:
     return batch
 
 
-def _steps(model: Any, batch: int, optimizer: Any) -> tuple[list[Trace], dict[str, int], int]:
-    """Count a step as it is likely to run, and with the least and most at once; and what stays."""
+def _steps(model: Any, batch: int, optimizer: Any) -> tuple[list[Trace], tuple[int, ...]]:
+    """Count a step as it is likely to run, and with the least and most at once; and what stays.
+
+    That is the bytes of the weights, of the slots, and of the metrics' states.
+    """
     import tensorflow as tf
 
     step = training_step(model, batch, optimizer)
@@ -144,15 +140,10 @@ def _steps(model: Any, batch: int, optimizer: Any) -> tuple[list[Trace], dict[st
             f"what {model.name} holds cannot be counted: {reason} Trace steps of it, with "
             "memory.measure."
         ) from None
-    weights, slots, states = (
+    return traces, tuple(
         sum(v.shape.num_elements() * tf.as_dtype(v.dtype).size for v in each)
         for each in (step.weights, step.slots, step.states)
     )
-    return traces, {"weights": weights, "slots": slots}, states
-
-
-def _range(peaks: Sequence[float]) -> tuple[float, float]:
-    return (1 - MARGIN) * min(peaks), (1 + MARGIN) * max(peaks)
 
 
 def _moments(trace: Trace) -> np.ndarray:

@@ -1,51 +1,16 @@
-"""What is held now: asked of TensorFlow, the process and the driver, and watched over time."""
+"""What is held now: asked of the process, TensorFlow and the driver, and watched over time."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mgpu_helpers import nvml
-from mgpu_helpers.names import short
-
-
-@dataclass(frozen=True)
-class Allocator:
-    """The bytes that TensorFlow has handed out on a device: now, and at most so far."""
-
-    now: int
-    peak: int
-
-
-def allocator(device: str) -> Allocator:
-    """Ask TensorFlow's allocator of a GPU what it has handed out, in bytes; starts TensorFlow.
-
-    >>> allocator("/GPU:0")  # doctest: +SKIP
-    Allocator(now=25690112, peak=67108864)
-    """
-    import tensorflow as tf
-
-    from mgpu_helpers.devices.plan import current
-
-    name = short(device)
-    if name.startswith("/CPU"):
-        raise RuntimeError(
-            f"{name} has no number of its own: the logical CPUs of a process share one allocator, "
-            "so each would show the same. Trace a step instead: trace.session_step, Trace.peak."
-        )
-    plan = current()
-    known = plan.devices if plan else [short(d.name) for d in tf.config.list_logical_devices("GPU")]
-    if name not in known:
-        raise ValueError(f"there is no {device!r} here: use {', '.join(known) or 'a GPU'}.")
-    info = tf.config.experimental.get_memory_info(name[1:])
-    return Allocator(info["current"], info["peak"])
 
 
 def process() -> int | None:
@@ -64,18 +29,16 @@ def process() -> int | None:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """What was held `at` seconds after the start, in bytes; None where nothing says it."""
 
     at: float
     process: int | None
     driver: dict[int, int | None]  #: by the driver's number of the GPU: all that is used there
-    allocator: dict[str, int]  #: by device; empty in cores mode
+    allocator: dict[str, int]  #: by device, what TensorFlow handed out; empty in cores mode
 
 
-@dataclass(frozen=True)
-class Phase:
+class Phase(NamedTuple):
     """A named part of what was watched, in seconds after the start."""
 
     name: str
@@ -95,7 +58,7 @@ class Monitor:
     """
 
     def __init__(self, every: float = 0.1) -> None:
-        if not (isinstance(every, int | float) and 0 < every < math.inf):
+        if not every > 0:  # the thread would keep a core busy
             raise ValueError(f"every={every!r} is no pause: use seconds above 0, such as 0.1.")
         self.every = every
         self.reason: str | None = None
@@ -177,4 +140,7 @@ class Monitor:
         plan = current()  # where there is one, TensorFlow has started
         if plan is None or not plan.on_gpus:
             return {}
-        return {device: allocator(device).now for device in plan.devices}
+        import tensorflow as tf
+
+        info = tf.config.experimental.get_memory_info
+        return {device: info(device.removeprefix("/"))["current"] for device in plan.devices}

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers import devices, memory, private
+from mgpu_helpers import devices, private
 from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, listed, numbers
+from mgpu_helpers.lessons.pretend import pretend_gpus
 
 _MIB = 2**20
 
@@ -51,7 +52,7 @@ def last_two_grow(function: Callable[[Sequence[Any]], Any]) -> str:
     import tensorflow as tf
 
     for n in range(2, 9):
-        with memory.pretend_gpus(n) as gpus:
+        with pretend_gpus(n) as gpus:
             wanted = [gpu.name[-5:] for gpu in gpus[-2:]]
             call(function, list(gpus))
             if private.started():

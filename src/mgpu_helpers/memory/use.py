@@ -1,16 +1,13 @@
-"""What a step held at its peak, by what it is for; and a line through measured peaks."""
+"""What a step held at its peak, by what it is for."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-
-import numpy as np
+from dataclasses import dataclass
 
 from mgpu_helpers.trace.records import Allocation, curve
 from mgpu_helpers.trace.step import Trace, traced
-from mgpu_helpers.wording import counted, size_text
+from mgpu_helpers.wording import size_text
 
 # What changes a gradient number by number, or only its shape, on its way to the optimizer.
 _PASSING = {
@@ -23,7 +20,7 @@ _UPDATES = ("ResourceApply", "ResourceSparseApply", "Apply", "SparseApply", "Ass
 
 
 @dataclass(frozen=True, repr=False)
-class Held:
+class MemoryUse:
     """The bytes that a training step holds at its peak, by what they are for."""
 
     weights: int
@@ -37,8 +34,8 @@ class Held:
     @property
     def uses(self) -> dict[str, int]:
         """Give the bytes by name; scratch only where there is some."""
-        sizes = {each.name: getattr(self, each.name) for each in fields(Held)}
-        return {name: size for name, size in sizes.items() if size or name != "scratch"}
+        names = ["weights", "slots", "gradients", "activations", *["scratch"] * bool(self.scratch)]
+        return {name: getattr(self, name) for name in names}
 
     @property
     def total(self) -> int:
@@ -50,20 +47,6 @@ class Held:
         return "\n".join(f"{name:11} {size_text(size):>8}" for name, size in rows)
 
 
-def line(batches: Sequence[int], peaks: Sequence[int]) -> tuple[float, float]:
-    """Fit bytes = fixed + per_example * batch to measured peaks; give (fixed, per_example).
-
-    >>> fixed, per_example = line([8, 16], [1_800, 2_600])  # 1000 and 100 bytes
-    """
-    if len(batches) != len(peaks) or len(set(batches)) < 2:
-        raise ValueError(
-            f"{counted(len(peaks), 'peak')} at batches {list(batches)} give no line: give a peak "
-            "for each batch, and two different batches or more."
-        )
-    per_example, fixed = np.polyfit(batches, peaks, 1).tolist()
-    return fixed, per_example
-
-
 def at_peak(trace: Trace, device: str, scratch: bool = True) -> tuple[Allocation, ...]:
     """List what the step held on the device when it held most, the largest first.
 
@@ -73,24 +56,19 @@ def at_peak(trace: Trace, device: str, scratch: bool = True) -> tuple[Allocation
     >>> [each.op for each in at_peak(Trace((), (), {}, (), held), "/CPU:1")]
     ['b', 'a']
     """
-    every = traced(trace).allocations
-    held = [a for a in every if a.device == device and (scratch or not a.scratch)]
+    held = [a for a in traced(trace).allocations
+            if a.device == device and (scratch or not a.scratch)]  # fmt: skip
     if not held:
-        raise ValueError(
-            f"the trace has no memory of {device}: use one of "
-            f"{', '.join(trace.memory) or 'the devices of a traced step'}."
-        )
+        raise ValueError(f"the trace has no memory of {device}: it has {', '.join(trace.memory)}.")
     moment = max(curve(held), key=lambda point: point[1])[0]
-    live = [
-        a for a in held
-        if a.start <= moment and (a.end is None or a.end > moment or a.start == moment)
-    ]  # fmt: skip
+    live = [a for a in held if a.start <= moment and (a.end is None or a.end > moment or
+                                                      a.start == moment)]  # fmt: skip
     return tuple(sorted(live, key=lambda a: -a.bytes))
 
 
 def by_use(
     trace: Trace, device: str, *, weights: int = 0, slots: int = 0, scratch: bool = True
-) -> Held:
+) -> MemoryUse:
     """Split what the step held on the device at its peak; the weights' and slots' bytes are given.
 
     They were there before the step, so its trace omits them. Gradients are what flows into an
@@ -111,7 +89,7 @@ def by_use(
     for each in at_peak(trace, device, scratch):
         kind = "gradients" if each.op in feeds else "activations"
         sizes["scratch" if each.scratch else kind] += each.bytes
-    return Held(weights, slots, sizes["gradients"], sizes["activations"], sizes["scratch"])
+    return MemoryUse(weights, slots, sizes["gradients"], sizes["activations"], sizes["scratch"])
 
 
 def _into_optimizer(trace: Trace) -> set[str]:
@@ -124,20 +102,15 @@ def _into_optimizer(trace: Trace) -> set[str]:
     makers = defaultdict(list)
     for maker, user in set(trace.edges) - set(trace.waits):
         makers[user].append(maker)
-
-    def feeding(name: str) -> set[str]:
-        found, ahead = {name}, [name]
-        while ahead:
-            for maker in makers[ahead.pop()]:
-                if maker not in found:
-                    found.add(maker)
-                    ahead += [maker] if kinds.get(maker) in _PASSING else []
-        return found
-
     found: set[str] = set()
     for name, kind in kinds.items():
-        if kind.startswith(("AssignVariableOp", *_UPDATES)):
-            fed = feeding(name)
-            if kind != "AssignVariableOp" or any("gradient" in each for each in fed):
-                found |= fed
+        if not kind.startswith(("AssignVariableOp", *_UPDATES)):
+            continue
+        fed, ahead = {name}, [name]
+        while ahead:
+            new = [maker for maker in makers[ahead.pop()] if maker not in fed]
+            fed |= {*new}
+            ahead += [maker for maker in new if kinds.get(maker) in _PASSING]
+        if kind != "AssignVariableOp" or any("gradient" in each for each in fed):
+            found |= fed
     return found

@@ -1,0 +1,169 @@
+"""What each device did in a step: every operation, who waited for whom, the tasks of a pipeline."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mgpu_helpers.charts.base import DARK, axes, colour, label, pale, rows, write
+from mgpu_helpers.names import order
+
+if TYPE_CHECKING:
+    from mgpu_helpers.trace.records import Op
+    from mgpu_helpers.trace.step import Trace
+
+_GREY = {"copies": "#c8c8c8", "a free core": "#dadada", "overhead": "#ececec"}
+
+
+class _Bar(NamedTuple):
+    start: float  # and length, in ms
+    length: float
+    low: float  # its place in the rows, and how high it is
+    high: float
+    name: str
+
+
+def timeline(
+    trace: Trace, ax: Any = None, by: str | None = None, layers: Collection[str] | None = None
+) -> Any:
+    """Draw when each device ran an operation; beside its name, the share of the step it worked.
+
+    by="layer", "type" or "operation" makes one bar of neighbours with the same name, in two shades
+    in turn, and writes it in where there is room; a wait in a bar is shorter than a pixel. For
+    layers see `Trace.top`.
+
+    >>> from mgpu_helpers import trace
+    >>> result, step = trace.function_step(lambda x: x @ x, tf.ones([200, 200]))
+    >>> ax = timeline(step, by="layer")
+    """
+    from mgpu_helpers.trace.layers import naming
+    from mgpu_helpers.trace.step import traced
+
+    lanes = list(_lanes(traced(trace), naming(by, layers) if by else None))
+    count = len(trace.devices)
+    ax = axes(ax, size=(11, 1.2 + 0.8 * count) if by else (8, 1.2 + 0.5 * count))
+    for device, bars in lanes:  # a call for each operation would take half a minute
+        dark: Any = colour(device)
+        style = {"facecolor": dark, "edgecolor": "white", "linewidth": 0.4}
+        if by:
+            style = {"facecolor": ([dark, pale(dark)] * len(bars))[: len(bars)], "linewidth": 0}
+        ax.broken_barh([bar[:2] for bar in bars], bars[0][2:4], **style)
+    rows(ax, [f"{each}\n{1 - trace.idle(each):.0%} busy" for each in trace.devices])
+    _finish(ax, trace, "When each device worked")
+    if by:
+        write(ax, ((b.start, b.low, b.length, b.high, b.name, "white")
+                   for _, bars in lanes for b in bars))  # fmt: skip
+    return ax
+
+
+def _lanes(trace: Trace, name: Callable[[Op], str] | None) -> Iterator[tuple[str, list[_Bar]]]:
+    """Give the bars of each lane of each device; None lets every operation be a bar."""
+    from mgpu_helpers.trace.records import lanes
+    from mgpu_helpers.trace.step import working
+
+    gap = trace.length * 1e3 / 600 if name else -1.0  # about a pixel
+    for row, device in enumerate(trace.devices):
+        beside = lanes(op for op in working(trace) if op.device == device)  # a CPU's may overlap
+        high = 0.76 / max(1, len(beside))
+        for i, lane in enumerate(beside):
+            bars: list[_Bar] = []
+            for op in lane:
+                start, end, called = op.start * 1e3, op.end * 1e3, name(op) if name else op.name
+                last = bars[-1] if bars else None
+                if last and last.name == called and start - last.start - last.length <= gap:
+                    bars[-1] = last._replace(length=end - last.start)
+                else:
+                    low = row - 0.38 + i * high
+                    bars.append(_Bar(start, end - start, low, high * 0.94, called))
+            yield device, bars
+
+
+def _finish(ax: Any, trace: Trace, title: str, right: str = "") -> Any:
+    if trace.launches_only:
+        right = "GPU: launches, not kernels"
+    ax.set_xlim(0, trace.length * 1e3 or 1)
+    return label(ax, title, "time in the step, ms", right=right)
+
+
+def blame(
+    step: Trace, ax: Any = None, layers: Collection[str] | None = None, shown: int = 4
+) -> Any:
+    """Draw a bar for each device: its work, then what it waited for, the longest first.
+
+    A wait has the pale colour of the device that was waited for; copies, a free core and overhead
+    are grey. Beside `shown` waits by name the rest are "others (n)". For layers see `Trace.top`. A
+    step that `whatif.explain` cannot explain is drawn as work alone, and the title says so.
+
+    >>> from mgpu_helpers.trace import Op, Trace
+    >>> two = Op("conv/Add", "Add", "/CPU:1", 0.0, 0.01), Op("b", "Add", "/CPU:2", 0.01, 0.01)
+    >>> ax = blame(Trace(two, (), {}, (("conv/Add", "b"),)))
+    """
+    from mgpu_helpers.whatif import explain
+
+    accounts = explain(step, layers).accounts
+    ax = axes(ax, size=(9, 1.2 + 0.55 * len(accounts)))
+    boxes = []
+    for row, account in enumerate(accounts):
+        waits = account.waits or ()
+        named, left = [wait for wait in waits if wait.device], 0.0
+        parts = [("works", account.worked, colour(account.device), "white")]
+        parts += [(w.what, w.seconds, pale(colour(w.device)), "white") for w in named[:shown]]
+        if rest := named[shown:]:
+            parts.append((f"others ({len(rest)})", sum(w.seconds for w in rest), "#b0b0b0", DARK))
+        parts += [(w.what, w.seconds, _GREY[w.what], DARK) for w in waits if not w.device]
+        for what, seconds, shade, letters in parts:
+            width = seconds * 1e3
+            ax.barh(row, width, 0.66, left, color=shade, edgecolor="white", linewidth=0.8)
+            boxes.append((left, row - 0.33, width, 0.66, what, letters))
+            left += width
+    rows(ax, [f"{a.device}\n{a.worked / a.length:.0%} at work" for a in accounts])
+    known = accounts and all(account.waits is not None for account in accounts)
+    _finish(ax, step, "What each device waited for", "" if known else "waits not known")
+    write(ax, boxes)
+    return ax
+
+
+def pipeline(trace: Trace, ax: Any = None) -> Any:
+    """Draw a step of `pipeline.gradients`: forward dark, backward pale, by the piece's number.
+
+    Beside each device is the share of the step in which it was idle.
+
+    >>> from mgpu_helpers.pipeline import Stage, gradients
+    >>> from mgpu_helpers.trace import function_step
+    >>> double = Stage("/CPU:1", lambda weights, x: weights["w"] * x, {"w": tf.Variable(2.0)})
+    >>> mean = lambda y, out: tf.reduce_mean(out - y)
+    >>> result, step = function_step(lambda x: gradients([double], mean, x, x), tf.ones([4]))
+    >>> ax = pipeline(step)
+    """
+    from mgpu_helpers.pipeline.spans import task_of
+    from mgpu_helpers.trace.step import traced
+
+    tasks: dict[tuple[str, int, str], list[Op]] = defaultdict(list)
+    for op in traced(trace).ops:
+        if at := task_of(op):
+            tasks[op.device, *at].append(op)
+    stages = defaultdict(set)
+    for device, stage, _ in tasks:
+        stages[device].add(stage)
+    devices, boxes = sorted(stages, key=order), []
+    ax = axes(ax, size=(8, 1.35 + 0.6 * len(devices)))
+    for (device, stage, task), ops in tasks.items():
+        row, forward = devices.index(device) - 0.36, task[0] == "F"
+        ax.broken_barh([(op.start * 1e3, op.length * 1e3) for op in ops], (row, 0.72), linewidth=0,
+                       facecolor=colour(device), alpha=1.0 if forward else 0.45)  # fmt: skip
+        longest = max(ops, key=lambda op: op.length)
+        # What looks at shapes alone may run long before the rest of its task.
+        start = min(op.start for op in ops if op.length > 0.01 * longest.length)
+        ax.vlines(start * 1e3, row, row + 0.72, color="white", linewidth=1)
+        text = f"{stage}:{task[1:]}" if len(stages[device]) > 1 else task[1:]
+        boxes.append((longest.start * 1e3, row, longest.length * 1e3, 0.72, text,
+                      "white" if forward else DARK))  # fmt: skip
+    rows(ax, [
+        f"{device}, stage{'s' if len(stages[device]) > 1 else ''} "
+        f"{', '.join(map(str, sorted(stages[device])))}\n{trace.idle(device):.0%} idle"
+        for device in devices
+    ])  # fmt: skip
+    _finish(ax, trace, "Micro-batches: forward dark, backward pale")
+    write(ax, boxes, size=8)
+    return ax
