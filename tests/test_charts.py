@@ -17,7 +17,7 @@ import pytest
 from conftest import run_python
 from mgpu_helpers import charts, devices, memory, pipeline, scaling, whatif
 from mgpu_helpers.charts.scaling import COSTS
-from mgpu_helpers.lessons import drawings, networks, published
+from mgpu_helpers.lessons import drawings, networks, published, schedules
 from mgpu_helpers.memory import Held, Monitor, Phase, Sample
 from mgpu_helpers.placement import Placed, Placement
 from mgpu_helpers.results import Card, Ratio
@@ -596,7 +596,7 @@ def test_jobs_are_bars_in_the_row_and_colour_of_their_device(with_plan):
 def in_pieces(stages, pieces, places):
     """Make the trace of a schedule whose tasks take a millisecond, with a constant at the start."""
     order = pipeline.one_forward_one_backward(stages, pieces)
-    times = pipeline.run_times(order, devices=places)
+    times = schedules.run_times(order, devices=places)
     ops = [
         Op(f"stage_{s}/{task}/work", "MatMul", places[s], start / 1e3, (end - start) / 1e3)
         for (s, task), (start, end) in times.items()

@@ -77,7 +77,7 @@ def pipeline(trace: Trace, ax: Any = None) -> Any:
     >>> ax = pipeline(step)
     """
     from mgpu_helpers.pipeline import spans as spans_of
-    from mgpu_helpers.pipeline import task_of
+    from mgpu_helpers.pipeline.tasks import task_of
 
     spans = spans_of(trace)
     devices = sorted({span.device for span in spans}, key=order)
