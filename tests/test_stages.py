@@ -269,7 +269,8 @@ def test_places_are_where_one_tensor_crosses(tf, plan):
         assert (sum(id(each.output) in used for each in before) == 1) == (name in found)
 
 
-@pytest.mark.parametrize("name", [pytest.param("residual", marks=pytest.mark.thorough), "lstm"])
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["residual", "lstm"])
 def test_the_best_cut_of_a_keras_model_is_one_that_stages_takes(tf, plan, name):
     """What crosses is what the layer behind the cut takes, by the shapes that Keras knows."""
     model, x, y = keras_models.built(name)
