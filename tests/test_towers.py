@@ -298,6 +298,7 @@ def test_four_devices():
 
 FOUR = """
 from mgpu_helpers import devices, towers, trace
+from mgpu_helpers.lessons import networks
 plan = devices.setup(4)
 import numpy as np
 import tensorflow as tf

@@ -33,7 +33,7 @@ def ready(
     name = f"the model {model.name!r}"
     if functional:
         _check_functional(model)
-    if built and not (model.built and (model.inputs or not functional)):
+    if built and not (model.built and (not functional or model.inputs)):
         raise ValueError(
             f"{name} was not built and has no weights yet: begin it with keras.Input, or call it "
             "once on a batch."
