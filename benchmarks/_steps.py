@@ -36,7 +36,7 @@ class Step:
         weights = networks.classic(network, device=home)
 
         def tower(x, y):
-            read = towers.read(weights)
+            read = networks.read(weights)
             loss = networks.loss(y, networks.logits(network, read, x))
             return tf1.gradients(loss, list(read.values()), colocate_gradients_with_ops=True)
 

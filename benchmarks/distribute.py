@@ -37,7 +37,7 @@ def today(plan, network, images, labels):
     optimizer.build(list(weights.values()))
 
     def tower(x, y):
-        read = towers.read(weights)
+        read = networks.read(weights)
         with tf.GradientTape() as tape:
             tape.watch(read)
             loss = networks.loss(y, networks.logits(network, read, x))
@@ -78,7 +78,7 @@ def feeding(plan, network, images, labels):
             weights = networks.classic(network, device=plan.host)
 
             def tower(x, y):
-                read = towers.read(weights)
+                read = networks.read(weights)
                 loss = networks.loss(y, networks.logits(network, read, x))
                 return tf.gradients(loss, list(read.values()), colocate_gradients_with_ops=True)
 

@@ -45,6 +45,17 @@ def start(plan: devices.Plan, scopes: dict[str, int], places: tuple[str, ...]):
     return session
 
 
+def member(plan: devices.Plan, scope: str, hidden: int, place: str) -> ensemble.Member:
+    """Make a member of a session of its own, whose graph has the network in this scope."""
+    session = start(plan, {scope: hidden}, (place,))
+    fetches = [f"{scope}/cross_entropy:0", f"{scope}/train_step"]
+
+    def step(x, y) -> float:
+        return session.run(fetches, {f"{scope}/input:0": x, f"{scope}/label:0": y})
+
+    return ensemble.Member(scope, step, None)
+
+
 def seconds(work) -> float:
     began = time.perf_counter()
     work()
@@ -54,12 +65,12 @@ def seconds(work) -> float:
 def worker(hidden: int) -> None:
     """Train one model each time a line comes in; answer with the seconds."""
     plan = devices.setup(1)
-    member = ensemble.from_session(start(plan, {"g": hidden}, plan.devices), "g")
+    own = member(plan, "g", hidden, plan.devices[0])
     batch = digits.load(BATCH)
 
     def work() -> None:
         for _ in range(STEPS):
-            member.step(*batch)
+            own.step(*batch)
 
     work()
     _workers.serve(lambda: seconds(work))
@@ -71,7 +82,7 @@ def main() -> None:
     workers = [_workers.start(__file__, hidden) for hidden in HIDDEN]
     scopes = {f"g{i}": hidden for i, hidden in enumerate(HIDDEN, 1)}
     members = [
-        ensemble.from_session(start(plan, {scope: hidden}, (place,)), scope)
+        member(plan, scope, hidden, place)
         for (scope, hidden), place in zip(scopes.items(), plan.devices, strict=True)
     ]
     both = start(plan, scopes, plan.devices)

@@ -10,7 +10,7 @@ from statistics import median
 
 from _rounds import enough
 from mgpu_helpers import devices, memory, pipeline, results, trace
-from mgpu_helpers.lessons import digits, networks
+from mgpu_helpers.lessons import digits, networks, schedules
 
 NETWORK = networks.jang(hidden=7200, width=0.25)
 ARTICLE, LAYERS = ["fc1"], ["conv1", "conv2", "conv3", "fc1", "output"]
@@ -60,13 +60,13 @@ def largest_part(plan: devices.Plan, starts: list[str]) -> int:
     return max(held)
 
 
-def allowed(traces: list[trace.Trace], order: pipeline.Schedule) -> float:
+def allowed(traces: list[trace.Trace], order: list[list[str]]) -> float:
     """Lay out the schedule with what each stage took for the whole batch, in even pieces."""
-    pieces, costs = pipeline.check(order), []
+    pieces, costs = schedules.check(order), []
     for task in ("F0", "B0"):
         took = [{s.stage: s.length for s in pipeline.spans(t) if s.task == task} for t in traces]
         costs.append([median(each[stage] for each in took) / pieces for stage in (0, 1)])
-    return max(end for _, end in pipeline.run_times(order, *costs).values())
+    return max(end for _, end in schedules.run_times(order, *costs).values())
 
 
 def main() -> None:
@@ -123,7 +123,7 @@ def main() -> None:
         "cut_before": list(cut.starts),
         "stage_ms": [round(part.seconds * 1e3, 2) for part in cut.parts],
         "formula_allows": round(bound, 3),
-        "bubble": round(pipeline.bubble(2, PIECES), 4),
+        "bubble": round(1 / (PIECES + 1), 4),  # (p - 1) / (m + p - 1), of two stages
         "step_ms": {name: round(median(seconds) * 1e3, 2) for name, seconds in taken.items()},
         "first_device_held_MB": {name: round(size / 1e6, 1) for name, size in peaks.items()},
         "largest_part_MB": {"whole": round(whole / 1e6, 1), "cut": round(half / 1e6, 1)},

@@ -15,7 +15,7 @@ from conftest import run_python
 from mgpu_helpers import charts, devices, memory, pipeline, scaling, whatif
 from mgpu_helpers.charts.base import HOST, PALETTE, colour
 from mgpu_helpers.charts.scaling import COSTS
-from mgpu_helpers.lessons import drawings, networks, published
+from mgpu_helpers.lessons import drawings, networks, published, schedules
 from mgpu_helpers.memory import MemoryUse, Monitor
 from mgpu_helpers.memory.predict import Predicted
 from mgpu_helpers.memory.watch import Phase, Sample
@@ -119,7 +119,7 @@ def ran(jobs, wall):
 def in_pieces(stages, pieces, places):
     """Make the trace of a schedule whose tasks take a millisecond, with a constant at the start."""
     order = pipeline.one_forward_one_backward(stages, pieces)
-    times = pipeline.run_times(order, devices=places)
+    times = schedules.run_times(order, devices=places)
     ops = [
         Op(f"stage_{s}/{task}/work", "MatMul", places[s], start / 1e3, (end - start) / 1e3)
         for (s, task), (start, end) in times.items()

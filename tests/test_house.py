@@ -66,7 +66,7 @@ def test_help_names_every_room_and_calls_what_there_is():
     ("nvml", {"nvml"}),
     ("charts", {"charts", "names", "wording"}),
     ("scaling", {"scaling", "wording"}),
-    ("towers", {"_models", "towers", "names", "private", "wording"}),
+    ("towers", {"towers", "_models", "_train", "names", "private", "wording"}),
     ("cluster",
      {"_processes", "cluster", "devices", "names", "nvml", "private", "quiet", "wording"}),
     ("whatif",

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mgpu_helpers import towers, trace
+from mgpu_helpers import trace
 from mgpu_helpers.lessons import digits, networks
 
 NETWORKS = {
@@ -283,7 +283,7 @@ def test_weights_on_the_host_cross_once_each_way(tf, plan):
     with tf.Graph().as_default():
         with tf.device(plan.devices[0]):
             weights = networks.classic(network, device=plan.host)
-            read = towers.read(weights)
+            read = networks.read(weights)
             cost = networks.loss(labels, networks.logits(network, read, images))
             slopes = tf.gradients(cost + networks.l2(read, 5e-4), list(weights.values()))
         with tf.device(plan.host):

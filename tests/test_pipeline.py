@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from conftest import run_python
 from mgpu_helpers import pipeline, trace
-from mgpu_helpers.lessons import networks
+from mgpu_helpers.lessons import networks, schedules
+from mgpu_helpers.pipeline.tasks import Span, task_of
 from mgpu_helpers.trace import Op, Trace
 from mgpu_helpers.trace.records import Allocation
 
@@ -72,12 +73,12 @@ def started(tf, plan, **config):
     return session
 
 
-def traced(tf, plan, network, starts, where, size, schedule, **config):
+def traced(tf, plan, network, starts, where, size, schedule):
     """Trace a pipelined step of a batch of so many examples."""
     with tf.Graph().as_default():
         made = networks.stages(network, starts, where)
         x, y = map(tf.constant, examples(network, size))
-        fetched = pipeline.gradients(made, networks.loss, x, y, schedule, **config)
+        fetched = pipeline.gradients(made, networks.loss, x, y, schedule)
         with started(tf, plan) as session:
             session.run(fetched)
             return trace.session_step(session, fetched)[1]
@@ -90,7 +91,7 @@ def traced(tf, plan, network, starts, where, size, schedule, **config):
 @given(**sizes)
 def test_a_schedule_has_every_task_once_and_holds_no_more_than_it_says(p, m, kind):
     schedule = KINDS[kind](p, m)
-    assert len(schedule) == p and pipeline.check(schedule) == m
+    assert len(schedule) == p and schedules.check(schedule) == m
     wanted = Counter(f"{kind}{k}" for kind in "FB" for k in range(m))
     assert all(Counter(steps) == wanted for steps in schedule)
     for s, steps in enumerate(schedule):
@@ -102,10 +103,8 @@ def test_a_schedule_has_every_task_once_and_holds_no_more_than_it_says(p, m, kin
 @few
 @given(**sizes)
 def test_tasks_of_one_length_take_what_the_formula_says(p, m, kind):
-    end = max(end for _, end in pipeline.run_times(KINDS[kind](p, m)).values())
+    end = max(end for _, end in schedules.run_times(KINDS[kind](p, m)).values())
     assert end == (2 * p * m if kind == "in turn" else 2 * (m + p - 1))
-    if kind != "in turn":
-        assert pipeline.bubble(p, m) == pytest.approx(1 - 2 * m / end)
 
 
 @few
@@ -115,7 +114,7 @@ def test_run_times_keep_to_the_rules(p, m, kind, data):
     forward, backward = data.draw(costs), data.draw(costs)
     where = data.draw(st.none() | st.lists(st.sampled_from("abc"), min_size=p, max_size=p))
     schedule = KINDS[kind](p, m)
-    times = pipeline.run_times(schedule, forward, backward, where)
+    times = schedules.run_times(schedule, forward, backward, where)
     assert len(times) == 2 * p * m
     starts = [start for start, _ in times.values()]
     assert starts == sorted(starts)
@@ -135,106 +134,40 @@ def test_run_times_keep_to_the_rules(p, m, kind, data):
         assert max(end for _, end in times.values()) >= work * (1 - 1e-9)
 
 
-TABLES = {
-    "in turn": """
-stage 0: F0 .  .  B0 F1 .  .  B1 F2 .  .  B2 F3 .  .  B3
-stage 1: .  F0 B0 .  .  F1 B1 .  .  F2 B2 .  .  F3 B3 .""",
-    "all forward": """
-stage 0: F0 F1 F2 F3 .  .  B0 B1 B2 B3
-stage 1: .  F0 F1 F2 F3 B0 B1 B2 B3 .""",
-    "one by one": """
-stage 0: F0 F1 .  B0 F2 B1 F3 B2 .  B3
-stage 1: .  F0 B0 F1 B1 F2 B2 F3 B3 .""",
-}
+def test_of_two_tasks_that_could_start_on_a_device_the_one_that_goes_back_does():
+    for kind, wanted in (("all forward", "F0 F1 F0 F1 B0 B0 B1 B1"),
+                         ("one by one", "F0 F1 F0 B0 B0 F1 B1 B1")):  # fmt: skip
+        found = schedules.run_times(KINDS[kind](2, 2), devices=["one", "one"])
+        assert " ".join(task for _, task in found) == wanted
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_schedule_prints_as_a_table(kind):
-    assert pipeline.table(KINDS[kind](2, 4)) == TABLES[kind].lstrip()
-
-
-def test_two_stages_on_a_device_take_turns_in_the_table():
-    """Of two tasks that could start, the one that goes back does."""
-    for kind, lines in (
-        ("all forward", ["F0 F1 .  .  .  B0 .  B1", ".  .  F0 F1 B0 .  B1 ."]),
-        ("one by one", ["F0 F1 .  .  B0 .  .  B1", ".  .  F0 B0 .  F1 B1 ."]),
-    ):
-        table = pipeline.table(KINDS[kind](2, 2), ["one", "one"])
-        assert table == f"stage 0: {lines[0]}\nstage 1: {lines[1]}"
-
-
-ORDERS = [
+@pytest.mark.parametrize("schedule, named", [
     ([["B0", "F0"]], "stage 0 cannot do B0 as its task 1: it needs F0 of stage 0"),
-    ([["F0", "B0"], ["B0", "F0"]], "stage 1 cannot do B0"),
     ([["F0", "B0", "F1", "B1"], ["F0", "F1", "B0", "B1"]], "task 2: it needs B0 of stage 1"),
-    ([["F0", "F1", "B0"]], "stage 0 has B1 0 times"),
-    ([["F0", "B0"], ["F0", "B0", "B0"]], "stage 1 has B0 2 times"),
-    ([["F0", "B0", "F00"]], "'F00' is not a task"),
-    ([["F0", 3]], "3 is not a task"),
-    ([["F0", "B0"], []], "stage 1 has no tasks"),
-    ([], "stage 0 has no tasks"),
-]
-
-
-@pytest.mark.parametrize("schedule, said", ORDERS)
-def test_an_order_that_cannot_run_is_refused_with_its_task(schedule, said):
-    with pytest.raises(ValueError, match=said):
-        pipeline.check(schedule)
-
-
-@pytest.mark.parametrize("call, said", [
-    (lambda: pipeline.one_by_one(0, 1), "stages=0"),
-    (lambda: pipeline.one_forward_one_backward(2, 1.5), "pieces=1.5"),
-    (lambda: pipeline.bubble(2, 0), "pieces=0"),
-    (lambda: pipeline.run_times([["F0", "B0"]] * 2, [1.0]), "forward has 1 value for 2 stages"),
-    (lambda: pipeline.table([["F0", "B0"]] * 2, ["/CPU:1"] * 3), "devices has 3 values"),
-    (lambda: pipeline.table([["B0", "F0"]]), "stage 0 cannot do B0"),
+    ([["F0", "F1", "B0"]], "stage 0 .* F0 F1 B0"), ([["F0", "B0"], ["F0", "B0", "B0"]], "stage 1"),
+    ([["F0", "B0"], []], "stage 1 does nothing"), ([["F0", "B0", "F00", "B00"]], "F00"),
 ])  # fmt: skip
-def test_wrong_numbers_are_refused(call, said):
-    with pytest.raises(ValueError, match=said):
-        call()
+def test_an_order_that_cannot_run_is_refused_with_its_task(schedule, named):
+    with pytest.raises(ValueError, match=named):
+        schedules.check(schedule)
 
 
-# Cutting
+# The stages of the lessons' networks
 
 
-@pytest.mark.parametrize("starts", [[], ["fc1"], ["conv2", "conv3"], LAYERS[1:], ["drop1", "fc1"]])
-def test_the_parts_of_a_network_are_the_network(starts):
-    parts = networks.cut(SMALL, starts)
-    assert [part.layers[0].name for part in parts] == ["conv1", *starts]
-    assert sum((part.layers for part in parts), ()) == SMALL.layers
-    shapes = {name: shape for part in parts for name, shape in networks.shapes(part).items()}
-    assert shapes == networks.shapes(SMALL)
-    walked = [step for part in parts for step in networks.walk(part)]
-    assert walked == list(networks.walk(SMALL))
-
-
-@pytest.mark.parametrize("starts, said", [
-    ([*"abcd"], "5 stages cannot be cut from 4 layers"), (["a"], "stage 0 would be empty"),
-    (["c", "c"], "stage 1 would be empty"), (["c", "b"], "stage 2 would begin before stage 1"),
-    (["c", "e"], "no layer 'e'"),
+@pytest.mark.parametrize("starts, named", [
+    ([*"abcd"], "5 stages"), (["a"], "stage 0"), (["c", "b"], "stage 2"), (["c", "e"], "'e'"),
 ])  # fmt: skip
-def test_a_cut_that_cannot_be_is_refused(starts, said):
-    with pytest.raises(ValueError, match=said):
+def test_a_cut_that_cannot_be_is_refused(starts, named):
+    with pytest.raises(ValueError, match=named):
         networks.cut(DENSE, starts)
 
 
-def test_what_has_no_name_begins_no_stage():
-    layers = networks.Pool(), networks.Conv("conv", 2, 3), networks.Pool()
-    pools = networks.Network("pools", layers)
-    assert [len(part.layers) for part in networks.cut(pools, ["conv"])] == [1, 2]
-    with pytest.raises(ValueError, match="use one of conv[.]"):
-        networks.cut(pools, [None])
-
-
-@pytest.mark.parametrize("order", [(0, 1), (0, 1, 0, 1)])
-def test_stages_begin_with_the_weights_of_the_whole(tf, plan, order):
-    starts = {2: ["c"], 4: ["b", "c", "d"]}[len(order)]
-    where, wanted = [plan.devices[i] for i in order], networks.initial(DENSE, 3)
-    x, _ = examples(DENSE, 5)
+def test_stages_begin_with_the_weights_of_the_whole_in_a_graph_and_today(tf, plan):
+    wanted, (x, _) = networks.initial(DENSE, 3), examples(DENSE, 5)
 
     def make():
-        made, out = networks.stages(DENSE, starts, where, seed=3), tf.constant(x)
+        made, out = networks.stages(DENSE, [*"bcd"], plan.devices * 2, seed=3), tf.constant(x)
         for stage in made:
             assert all(w.device.endswith(stage.device[1:]) for w in stage.weights.values())
             out = stage.function(stage.weights, out)
@@ -251,34 +184,17 @@ def test_stages_begin_with_the_weights_of_the_whole(tf, plan, order):
         np.testing.assert_allclose(result, networks.logits(DENSE, wanted, x), rtol=1e-6)
 
 
-@pytest.mark.parametrize("where, said", [
-    (["/CPU:1"], "2 stages and 1 device"), (["/CPU:1", "/CPU:9"], "no device '/CPU:9'"),
-])  # fmt: skip
-def test_stages_need_devices_that_are_there(tf, plan, where, said):
-    with tf.Graph().as_default() as graph:
-        with pytest.raises(ValueError, match=said):
-            networks.stages(DENSE, ["c"], where)
-        assert not graph.get_operations()
-
-
 # Gradients
 
-CUTS = {"2 on 2": (["c"], (0, 1)), "4 on 2": (["b", "c", "d"], (0, 1, 0, 1)),
-        "2 on 1": (["c"], (0, 0)), "4 back and forth": (["b", "c", "d"], (0, 1, 1, 0))}  # fmt: skip
+CUTS = {"4 on 2": (["b", "c", "d"], (0, 1, 0, 1)), "2 on 1": (["c"], (0, 0)),
+        "4 back and forth": (["b", "c", "d"], (0, 1, 1, 0))}  # fmt: skip
+WAYS = [("in turn", 1), ("in turn", 2), ("all forward", 4), ("one by one", 8)]
 
 
-def all_ways(made, x, y, ways):
-    """Give the loss and the gradients for each (kind, number of pieces, streams)."""
-    return {
-        (kind, m, streams): pipeline.gradients(
-            made, networks.loss, x, y, KINDS[kind](len(made), m), streams=streams
-        )
-        for kind, m, streams in ways
-    }
-
-
-WAYS = [("in turn", 1, True), ("in turn", 2, True), ("in turn", 8, False), ("all forward", 4, True),
-        ("all forward", 2, False), ("one by one", 8, True), ("one by one", 4, False)]  # fmt: skip
+def all_ways(made, x, y, ways=WAYS):
+    """Give the loss and the gradients for each kind of schedule and number of pieces."""
+    return [pipeline.gradients(made, networks.loss, x, y, KINDS[kind](len(made), m))
+            for kind, m in ways]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CUTS)
@@ -286,12 +202,11 @@ def test_gradients_are_those_of_the_network_unsplit(tf, plan, name):
     starts, order = CUTS[name]
     x, y = examples(DENSE, 16)
     wanted = unsplit(tf, DENSE, x, y)
-    where = [plan.devices[i] for i in order]
     with tf.Graph().as_default():
-        made = networks.stages(DENSE, starts, where)
-        ways = all_ways(made, tf.constant(x), tf.constant(y), WAYS)
+        made = networks.stages(DENSE, starts, [plan.devices[i] for i in order])
+        ways = all_ways(made, tf.constant(x), tf.constant(y))
         with started(tf, plan) as session:
-            for way, got in session.run(ways).items():
+            for way, got in zip(WAYS, session.run(ways), strict=True):
                 near(got, wanted, way)
 
 
@@ -301,7 +216,7 @@ def test_gradients_in_todays_code(tf, plan, monkeypatch):
     starts, order = CUTS["4 on 2"]
     x, y = examples(DENSE, 16)
     made = networks.stages(DENSE, starts, [plan.devices[i] for i in order])
-    step = tf.function(lambda x, y: list(all_ways(made, x, y, WAYS).values()))
+    step = tf.function(lambda x, y: all_ways(made, x, y, WAYS[2:]))
     for got in step(x, y):
         near(got, unsplit(tf, DENSE, x, y))
     assert not warned
@@ -380,8 +295,8 @@ def test_a_weight_that_two_stages_share_gets_both_gradients(tf, plan):
             pipeline.Stage(device, function, {name: own[name] for name in sorted(names)})
             for device, function, names in zip(plan.devices, (first, second), used, strict=True)
         ]
-        return [pipeline.gradients(made, networks.loss, x, y, kind(2, m))
-                for kind in KINDS.values() for m in (1, 4)]  # fmt: skip
+        orders = pipeline.all_forward(2, 1), pipeline.one_forward_one_backward(2, 4)
+        return [pipeline.gradients(made, networks.loss, x, y, order) for order in orders]
 
     got = tf.function(pipelined)(weights, tf.constant(x), tf.constant(y))
     with tf.Graph().as_default():
@@ -390,7 +305,7 @@ def test_a_weight_that_two_stages_share_gets_both_gradients(tf, plan):
         fetched = pipelined(own, tf.constant(x), tf.constant(y))
         with started(tf, plan) as session:
             got += session.run(fetched)
-    assert len(got) == 12
+    assert len(got) == 4
     for one in got:
         near(one, wanted)
 
@@ -399,26 +314,18 @@ def make(tf, plan, network=DENSE, starts=("c",)):
     return networks.stages(network, list(starts), plan.devices)
 
 
-WRONG = [
-    (dict(schedule=[["F0", "B0"]]), "a schedule for 1 stage does not fit 2"),
+@pytest.mark.parametrize("given, named", [
+    (dict(schedule=[["F0", "B0"]]), "a schedule for 1 does not fit 2"),
     (dict(schedule=[["F0", "B0"], ["B0", "F0"]]), "stage 1 cannot do B0"),
     (dict(schedule=pipeline.one_by_one(2, 3)), "batch of 8 does not divide over 3 pieces"),
-    (dict(loss=lambda y, scores: scores[:, 0]), r"shape \(8,\)"),
-]
-
-
-@pytest.mark.parametrize("given, said", WRONG)
-def test_what_does_not_fit_is_refused(tf, plan, given, said):
+    (dict(loss=lambda y, scores: scores[:, 0]), "loss failed .* return their mean"),
+])  # fmt: skip
+def test_what_does_not_fit_is_refused(tf, plan, given, named):
     x, y = examples(DENSE, 8)
     with tf.Graph().as_default():
         made = make(tf, plan)
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=named):
             pipeline.gradients(made, x=x, y=y, **{"loss": networks.loss} | given)
-
-
-def test_eager_code_is_refused(tf, plan):
-    with pytest.raises(RuntimeError, match="tf.function or a graph"):
-        pipeline.gradients(make(tf, plan), networks.loss, *examples(DENSE, 8))
 
 
 def test_stages_that_do_not_fit_each_other_are_refused(tf, plan):
@@ -426,40 +333,11 @@ def test_stages_that_do_not_fit_each_other_are_refused(tf, plan):
     away = pipeline.Stage("/CPU:9", made[1].function, made[1].weights)
     twice = pipeline.Stage(made[1].device, made[1].function, dict(made[0].weights))
     twice.weights["a/kernel"] = tf.Variable(twice.weights["a/kernel"])
-    for wrong, said in ((away, "/CPU:9"), (twice, "stages 0 and 1 .* 'a/kernel'")):
-        with tf.Graph().as_default(), pytest.raises(ValueError, match=said):
+    for wrong, named in ((away, "/CPU:9"), (twice, "stages 0 and 1 .* 'a/kernel'")):
+        with tf.Graph().as_default(), pytest.raises(ValueError, match=named):
             pipeline.gradients([made[0], wrong], networks.loss, *examples(DENSE, 8))
-
-
-def test_a_short_training_ends_with_the_same_weights(tf, plan):
-    """Five steps of the whole network, of its two stages, and of these in 4 pieces."""
-    batches = [examples(SMALL, 16, seed) for seed in range(5)]
-    wanted = networks.initial(SMALL)
-    weights = networks.variables(SMALL)
-    for x, y in batches:
-        with tf.GradientTape() as tape:
-            loss = networks.loss(y, networks.logits(SMALL, weights, x))
-        for name, slope in tape.gradient(loss, weights).items():
-            weights[name].assign_sub(0.5 * slope)
-    wanted = {name: weight.numpy() for name, weight in weights.items()}
-    moved = [np.abs(wanted[n] - value).max() for n, value in networks.initial(SMALL).items()]
-    assert min(moved) > 1e-3
-    v1 = tf.compat.v1
-    for m in (None, 4):
-        with tf.Graph().as_default():
-            x, y = v1.placeholder(tf.float32, [16, 28, 28, 1]), v1.placeholder(tf.int64, [16])
-            made = make(tf, plan, SMALL, ["conv3"])
-            schedule = m and pipeline.one_forward_one_backward(2, m)
-            _, slopes = pipeline.gradients(made, networks.loss, x, y, schedule)
-            own = {name: weight for stage in made for name, weight in stage.weights.items()}
-            train = v1.train.GradientDescentOptimizer(0.5).apply_gradients(
-                [(slopes[name], weight) for name, weight in own.items()]
-            )
-            with started(tf, plan) as session:
-                for batch in batches:
-                    session.run(train, dict(zip((x, y), batch, strict=True)))
-                for name, value in session.run(own).items():
-                    np.testing.assert_allclose(value, wanted[name], rtol=1e-4, atol=1e-6)
+    with pytest.raises(RuntimeError, match="tf.function"):
+        pipeline.gradients(made, networks.loss, *examples(DENSE, 8))
 
 
 # In a trace
@@ -467,15 +345,12 @@ def test_a_short_training_ends_with_the_same_weights(tf, plan):
 
 @pytest.fixture(scope="module")
 def steps(tf, plan):
-    """Trace a step of each kind on two devices, and of four stages that share two."""
-    found = {
-        kind: (KINDS[kind](2, 4), plan.devices,
-               traced(tf, plan, SMALL, ["conv3"], plan.devices, 16, KINDS[kind](2, 4)))
-        for kind in KINDS
-    }  # fmt: skip
-    four, where = pipeline.one_forward_one_backward(4, 4), plan.devices * 2
-    made = traced(tf, plan, SMALL, ["conv2", "conv3", "fc1"], where, 16, four)
-    return found | {"four stages": (four, where, made)}
+    """Trace a step of two stages on two devices, and of four stages that share two."""
+    one = pipeline.one_forward_one_backward
+    two, four, twice = one(2, 4), one(4, 4), plan.devices * 2
+    made = traced(tf, plan, SMALL, ["conv3"], plan.devices, 16, two)
+    shared = traced(tf, plan, SMALL, ["conv2", "conv3", "fc1"], twice, 16, four)
+    return {"two stages": (two, plan.devices, made), "four stages": (four, twice, shared)}
 
 
 OTHERS = ["tensorlight", "p40", "convolutions", "transformer", "lstm"]
@@ -483,7 +358,6 @@ OTHERS = ["tensorlight", "p40", "convolutions", "transformer", "lstm"]
 
 @pytest.mark.parametrize("names, onednn", [
     (["convolutions"], "1"),
-    pytest.param(OTHERS, "0", marks=pytest.mark.thorough),
     pytest.param([*OTHERS, "residual", "mobilenet"], "1", marks=pytest.mark.thorough),
 ])  # fmt: skip
 def test_streams_close_no_circle_in_models_of_other_kinds(names, onednn):
@@ -492,14 +366,14 @@ def test_streams_close_no_circle_in_models_of_other_kinds(names, onednn):
     assert done.stdout.split() == names
 
 
-TRACED = [*KINDS, "four stages"]
+TRACED = ["two stages", "four stages"]
 FREE_OPS = {"Const", "VarHandleOp"}  # they are there before the first stage begins
 
 
 @pytest.mark.parametrize("kind", TRACED)
 def test_forward_and_back_are_on_the_device_of_their_stage(steps, kind):
     schedule, where, step = steps[kind]
-    seen = {(at, op.device) for op in step.ops if (at := pipeline.task_of(op))}
+    seen = {(at, op.device) for op in step.ops if (at := task_of(op))}
     assert seen == {((s, name), where[s]) for s, names in enumerate(schedule) for name in names}
     for s, layer in enumerate(["conv1", "conv3"] if len(where) == 2 else ["conv1", "conv2"]):
         own = [op for op in step.ops if f"/{layer}/" in op.name and op.type.startswith("Conv2D")]
@@ -517,9 +391,9 @@ def test_a_stream_does_one_operation_after_the_other_in_order(steps, kind):
         slow = [op for op in ops if re.match("Conv2D|MatMul|MaxPool", op.type)]
         assert len(slow) > 20
         assert all(a.start + a.length <= b.start + 1e-9 for a, b in itertools.pairwise(slow))
-        times = pipeline.run_times(schedule, devices=where)
+        times = schedules.run_times(schedule, devices=where)
         wanted = [(s, name) for s, name in times if where[s] == device]
-        ran = [pipeline.task_of(op) for op in ops]
+        ran = [task_of(op) for op in ops]
         assert [at for at, _ in itertools.groupby(filter(None, ran))] == wanted
 
 
@@ -534,7 +408,7 @@ def test_spans_are_the_tasks(steps, kind):
     by_step = {(span.stage, span.task): span for span in found}
     assert len(by_step) == len(found)
     for at, span in by_step.items():
-        own = [op for op in step.ops if pipeline.task_of(op) == at]
+        own = [op for op in step.ops if task_of(op) == at]
         assert max(op.start + op.length for op in own) == pytest.approx(span.start + span.length)
         early = sum(op.length for op in own if op.start < span.start)
         assert early < 0.01 * sum(op.length for op in own)
@@ -549,13 +423,12 @@ def test_a_task_starts_with_its_work_and_not_with_a_look_at_shapes():
     ), (), {}, ())  # fmt: skip
     found = pipeline.spans(step)
     assert [(s.stage, s.task) for s in found] == [(0, "F0"), (1, "F0"), (0, "B0")]
-    assert found[-1] == pipeline.Span(0, "B0", "/CPU:1", 0.03, pytest.approx(0.01))
+    assert found[-1] == Span(0, "B0", "/CPU:1", 0.03, pytest.approx(0.01))
 
 
-def test_spans_of_a_function_and_of_a_graph_with_two_pipelines(tf, plan):
+def test_spans_of_a_function_with_two_pipelines(tf, plan):
     x, y = map(tf.constant, examples(DENSE, 8))
     made, schedule = make(tf, plan), pipeline.one_forward_one_backward(2, 4)
-    wanted = {(s, step) for s, names in enumerate(schedule) for step in names}
 
     @tf.function
     def twice(x, y):
@@ -565,88 +438,11 @@ def test_spans_of_a_function_and_of_a_graph_with_two_pipelines(tf, plan):
 
     got, step = trace.function_step(twice, x, y)
     near(got, unsplit(tf, DENSE, x.numpy(), y.numpy()))
-    assert {(span.stage, span.task) for span in pipeline.spans(step)} == wanted
-    with tf.Graph().as_default():
-        made, y = make(tf, plan), y.numpy()
-        both = [pipeline.gradients(made, networks.loss, x.numpy(), y, schedule) for _ in range(2)]
-        with started(tf, plan) as session:
-            for one in both:
-                _, step = trace.session_step(session, one)
-                assert {(span.stage, span.task) for span in pipeline.spans(step)} == wanted
-
-
-def test_one_forward_one_backward_holds_half_of_all_forward(tf, plan):
-    network, held = networks.jang(width=0.25), {}
-    for kind in ("all forward", "one by one"):
-        step = traced(tf, plan, network, ["conv3"], plan.devices, 256, KINDS[kind](2, 8))
-        held[kind] = step.peak(plan.devices[0], scratch=False)
-    assert held["one by one"] <= held["all forward"] / 2, held
+    found = {(span.stage, span.task) for span in pipeline.spans(step)}
+    assert found == {(s, task) for s, tasks in enumerate(schedule) for task in tasks}
 
 
 # Where to cut
-
-
-def uncut(tf, plan, world):
-    """Trace a step of the whole network on one device, at a batch of 64."""
-    network, device = networks.jang(width=0.25), plan.devices[0]
-    x, y = examples(network, 64)
-    if world == "function":
-        weights = networks.variables(network, device=device)
-
-        def step(x, y):
-            with tf.device(device), tf.GradientTape() as tape:
-                loss = networks.loss(y, networks.logits(network, weights, x))
-                return loss, tape.gradient(loss, list(weights.values()))
-
-        return trace.function_step(step, x, y)[1]
-    v1 = tf.compat.v1
-    with tf.Graph().as_default():
-        fed = [v1.placeholder(tf.float32, [None, 28, 28, 1]), v1.placeholder(tf.int64, [None])]
-        if world == "stages":
-            whole = networks.stages(network, [], [device])
-            fetched = pipeline.gradients(whole, networks.loss, *fed)
-        else:
-            with tf.device(device):
-                weights = networks.classic(network)
-                loss = networks.loss(fed[1], networks.logits(network, weights, fed[0]))
-                fetched = v1.train.AdamOptimizer().minimize(loss)
-        with started(tf, plan, devices=1, soft_placement=True) as session:
-            feed = dict(zip(fed, (x, y), strict=True))
-            session.run(fetched, feed)
-            return trace.session_step(session, fetched, feed)[1]
-
-
-OF = {"conv1": 0, "pool": 0, "conv2": 1, "pool_1": 1, "conv3": 2, "pool_2": 2, "fc1": 3,
-      "output": 4, "SparseSoftmaxCrossEntropyWithLogits": 4}  # fmt: skip
-HEAVY = re.compile("Conv2D|MatMul|Relu|MaxPool|Sparse")
-
-
-@pytest.mark.parametrize("world", ["stages", "adam", "function"])
-def test_the_costs_of_the_layers_are_those_of_their_operations(tf, plan, world):
-    step, device = uncut(tf, plan, world), plan.devices[0]
-    (each,) = pipeline.cuts(step, LAYERS, 5)
-    assert each.starts == tuple(LAYERS[1:])
-    assert [part.layers for part in each.parts] == [(layer,) for layer in LAYERS]
-    least = [0.0] * 5
-    for op in step.ops:
-        if HEAVY.match(op.type):
-            least[next(OF[name] for name in op.name.split("/") if name in OF)] += op.length
-    rest = sum(op.length for op in step.ops if op.device == device) - sum(least)
-    for part, seconds in zip(each.parts, least, strict=True):
-        assert seconds * (1 - 1e-6) <= part.seconds <= seconds + rest
-    network = networks.jang(width=0.25)
-    shapes = {getattr(layer, "name", ""): before for layer, before, _ in networks.walk(network)}
-    crossing = [2 * 4 * 64 * int(np.prod(shapes[layer])) for layer in LAYERS[1:]]
-    assert [part.crossing for part in each.parts] == [*crossing, 0]
-    (whole,) = pipeline.cuts(step, LAYERS, 1)
-    assert whole.parts[0].seconds == pytest.approx(sum(part.seconds for part in each.parts))
-    assert whole.parts[0].bytes == pytest.approx(step.peak(device, scratch=False), rel=0.02)
-    if world == "stages":
-        assert pipeline.best_cut(step, plan.devices, LAYERS, by="memory").starts == ("conv2",)
-        best = pipeline.best_cut(
-            step, plan.devices, LAYERS, by="memory", held={"conv1": 10**3, "fc1": 10**8}
-        )
-        assert best.starts == ("fc1",) and best.parts[1].bytes > 10**8
 
 
 def by_hand(ops, edges, allocations=(), waits=()):
@@ -676,7 +472,7 @@ def models_by_hand(draw):
     return costs, {(i, k) for i, k in skips if i < k}, held, lies
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(model=models_by_hand(), data=st.data())
 def test_the_best_cut_is_that_of_a_search_through_all(model, data):
     costs, skips, held, lies = model
@@ -768,10 +564,7 @@ def test_what_has_no_scope_belongs_where_it_comes_from():
         2 + 10 + 20 + 3 + 16000 + 32000 + 64000 + 128000, 40 + 80 + 4000 + 8000,
         1 + 160 + 320 + 1000 + 2000,
     ]  # fmt: skip
-    assert repr(found) == (
-        "cut before b, c: 240035000 and 12120000 and 3481000 ms, 0 and 0 and 0 MB, "
-        "74 B cross, 134 B cross"
-    )
+    assert repr(found).endswith("74 B cross, 134 B cross")
 
 
 def test_a_model_with_a_loop_can_be_cut(tf, plan):
@@ -790,12 +583,11 @@ def test_a_model_with_a_loop_can_be_cut(tf, plan):
     assert len(looped) == 5 and found.parts[0].seconds > sum(looped)
 
 
-@pytest.mark.parametrize("given, said", [
-    (dict(by="speed"), "by='speed'"), (dict(devices="abc"), "3 stages .* 2 layers"),
-    (dict(devices=""), "stages=0"), (dict(layers=["a", "z"]), "the scope 'z'"),
-    (dict(held={"b": 1, "b/kernel": 1}), "held has 'b/kernel'"),
+@pytest.mark.parametrize("given, named", [
+    (dict(by="speed"), "'speed'"), (dict(devices="abc"), "3 stages"),
+    (dict(layers=["a", "z"]), "'z'"), (dict(held={"b": 1, "b/kernel": 1}), "'b/kernel'"),
 ])  # fmt: skip
-def test_a_cut_that_cannot_be_found_is_refused(given, said):
+def test_a_cut_that_cannot_be_found_is_refused(given, named):
     step = by_hand([("a/Up", 1, 1), ("b/Up", 1, 1)], [("a/Up", "b/Up")])
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=named):
         pipeline.best_cut(step, **{"devices": "ab", "layers": ["a", "b"]} | given)

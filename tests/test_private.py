@@ -101,6 +101,12 @@ def device_around(tf, keras):
         assert private.device_around().endswith("/device:CPU:1")
 
 
+@canary("LossFunctionWrapper")
+def loss_of(tf, keras):
+    loss = private.loss_of(lambda labels, outputs: outputs - labels)
+    assert loss(tf.ones([2]), tf.constant([[1.0], [3.0]])).numpy() == 1  # and not of [2, 2]
+
+
 @canary("_set_context, _physical_devices, _visible_device_list, _memory_growth_map")
 def pretended(tf, keras):
     before = tf.config.list_logical_devices()

@@ -189,8 +189,7 @@ def padded(size):
 
 
 @pytest.mark.parametrize("make, given", [
-    (regularized, [batch(8), batch(7)]),
-    (regularized, [(*batch(7), np.arange(7.0, dtype="float32"))]),  # weights of the examples
+    (regularized, [batch(8), (*batch(7), np.arange(7.0, dtype="float32"))]),  # and weights
     (normalized_inside, [({"first": batch(7)[0], "second": batch(7, 1)[0] + 2}, batch(7)[1])] * 2),
     (masked, [padded(8), padded(5)]),
 ])  # fmt: skip
@@ -230,7 +229,7 @@ TOKENS, TAGS = padded(7)
     ("list", [None, "plain"], None, [NUMBERS[:, 0]], ()),  # numbers for a column of them
     ("dict", {"one": "weighted", "other": "mae"}, {"one": 2.0, "other": 0.5},
      {"one": CLASSES, "other": NUMBERS}, ({"one": HEAVY, "other": HEAVY[::-1].copy()},)),
-    ("dict", {"one": "sum"}, None, {"one": CLASSES}, ()),
+    ("dict", {"one": "sum"}, None, {"one": CLASSES}, ()),  # no labels for one without a loss
     ("masked", ["ignoring", "mse"], None, [TAGS, NUMBERS], ()),
     ("masked", ["weighted", "mse"], [1.0, 0.2], [TAGS, NUMBERS],
      ([np.outer(HEAVY, np.arange(7.0)), HEAVY],)),
@@ -267,24 +266,21 @@ def test_the_optimizer_is_within_reach_and_none_takes_that_of_compile(keras, pla
     step = towers.train_step(model, "adam", "mse", plan.devices)
     step(batch(4)[0], np.ones((4, 3)))
     assert step.optimizer.iterations.numpy() == 1 and type(step.optimizer).__name__ == "Adam"
-    with pytest.raises(ValueError, match="sequential.* not compiled"):
-        towers.train_step(model, "sgd", None, plan.devices)
     model.compile("sgd", "mse")
     assert towers.train_step(model, None, None, plan.devices).optimizer is model.optimizer
 
 
-@pytest.mark.parametrize("labels, loss, factors, said", [
+@pytest.mark.parametrize("labels, loss, factors, named", [
     (CLASSES, "mse", None, "1 for 2 outputs"),
-    ([CLASSES, NUMBERS], ["mse"], None, "loss has 1 for 2 outputs"),
-    ([CLASSES, NUMBERS], {"a": "mse"}, None, "loss has nothing for 'b'.*'a', 'b'"),
-    ([CLASSES, NUMBERS], "mse", {"a": 1.0, "c": 1.0}, "loss_weights has 'c'.*'a', 'b'"),
-    ({"a": CLASSES}, "mse", None, "labels has nothing for 'b'"),
+    ([CLASSES, NUMBERS], {"a": "mse"}, None, "loss has .*'a'.* 2 outputs .*'b'"),
+    ([CLASSES, NUMBERS], "mse", {"a": 1.0, "c": 1.0}, "loss_weights has .*'c'"),
+    ({"a": CLASSES}, "mse", None, "labels has .*'a'.*'b'"),
 ])  # fmt: skip
-def test_what_does_not_fit_the_outputs_gets_a_sentence(keras, plan, labels, loss, factors, said):
+def test_what_does_not_fit_the_outputs_is_named(keras, plan, labels, loss, factors, named):
     step = towers.train_step(
         outputs(keras, "list"), "sgd", loss, plan.devices, loss_weights=factors
     )
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=named):
         step(batch(7)[0], labels)
 
 
@@ -368,7 +364,7 @@ def code(keras):
 
 def test_a_model_that_is_code_trains_but_cannot_be_synchronized(keras, plan):
     model, loss = code(keras), cross_entropy(keras)
-    with pytest.raises(ValueError, match="'code'.*weights"):
+    with pytest.raises(ValueError, match="code.*weights"):
         towers.train_step(model, "sgd", loss, plan.devices, "average")
     x, y = batch(6)
     model(x)
@@ -379,34 +375,20 @@ def test_a_model_that_is_code_trains_but_cannot_be_synchronized(keras, plan):
 
 
 @pytest.mark.parametrize("change, error, named", [
-    ({"model": "resnet"}, TypeError, "'resnet'"),
-    ({"optimizer": "adamm"}, ValueError, "'adamm'"),
-    ({"loss": "cross"}, ValueError, "'cross'"),
-    ({"loss": None}, ValueError, "None"),
-    ({"loss": [None]}, ValueError, "no loss"),
-    ({"loss": {"a": "mse", "b": "maee"}}, ValueError, "'maee'"),
-    ({"optimizer": None}, ValueError, "None"),
+    ({"model": "resnet"}, TypeError, "'resnet'"), ({"optimizer": "adamm"}, ValueError, "adamm"),
+    ({"loss": [None]}, ValueError, "no loss"), ({"loss": None}, ValueError, "not compiled"),
+    ({"optimizer": None}, ValueError, "not compiled"),
     ({"loss": {"reduction": "none"}}, ValueError, "'none'"),
     ({"batch_norm": None}, ValueError, "(?s)None.*normal.*'average'.*'sync'"),
-    ({"batch_norm": "both"}, ValueError, "'both'"),
-    ({"devices": []}, ValueError, r"\[\]"),
-    ({"devices": ["/CPU:1", "/gpu:9"]}, ValueError, "'/gpu:9'.*/CPU:0, /CPU:1, /CPU:2"),
+    ({"batch_norm": "both"}, ValueError, "'both'"), ({"devices": ["/gpu:9"]}, ValueError, "gpu:9"),
 ])  # fmt: skip
-def test_a_wrong_argument_gets_a_sentence(keras, plan, change, error, named):
+def test_a_wrong_argument_is_named(keras, plan, change, error, named):
     if "reduction" in (change.get("loss") or ()):
         change = {"loss": cross_entropy(keras, **change["loss"])}
     model = sequential(keras, keras.layers.BatchNormalization(name="normal"))
     given = {"model": model, "optimizer": "sgd", "loss": "mse", "devices": plan.devices}
-    with pytest.raises(error, match=named) as caught:
+    with pytest.raises(error, match=named):
         towers.train_step(**(given | {"batch_norm": "sync"} | change))
-    assert "\n" not in str(caught.value)
-
-
-def test_a_model_of_a_strategy_is_refused(keras, tf, plan):
-    with tf.distribute.MirroredStrategy(plan.devices).scope():
-        twice = sequential(keras)
-    with pytest.raises(ValueError, match="2 copies"):
-        towers.train_step(twice, "sgd", "mse", plan.devices)
 
 
 def test_a_layer_that_keeps_a_state_for_each_example_is_refused(keras, plan):
@@ -437,7 +419,9 @@ def test_a_model_of_halves_has_its_loss_scaled_as_in_fit(keras, plan):
     near([v.numpy() for v in model.trainable_variables], wanted, 1e-4)
 
 
-@pytest.mark.parametrize("kind", ["dense", "convolution", "embedding"])
+@pytest.mark.parametrize("kind", [
+    "dense", *(pytest.param(k, marks=pytest.mark.thorough) for k in ("convolution", "embedding")),
+])  # fmt: skip
 def test_halves_skip_the_steps_that_fit_skips(keras, plan, kind):
     """A scale that is too large halves until the gradient of the whole batch is a number."""
     layers, seen, random = keras.layers, [], np.random.default_rng(0)
@@ -481,13 +465,3 @@ def test_what_lies_on_a_device_is_updated_there(keras, tf, plan):
     step = towers.train_step(model, optimizer, "mse", plan.devices)
     _, traced = trace.function_step(step, *(np.ones((4, n), "f") for n in (6, 3)))
     assert sum(traced.bytes_between().values()) < 4.2 * size
-
-
-def test_a_wrong_batch_gets_a_sentence_and_changes_nothing(keras, plan):
-    model = sequential(keras)
-    step, before = towers.train_step(model, "sgd", "mse", plan.devices), values(model)
-    for sizes, said in (((0, 0), "batch of 0"), ((1, 1), "batch of 1"), ((4, 5), "4 and 5")):
-        with pytest.raises(ValueError, match=said) as caught:
-            step(*(np.zeros((size, width)) for size, width in zip(sizes, (6, 3), strict=True)))
-        assert "\n" not in str(caught.value)
-    near(values(model), before, 0)

@@ -170,10 +170,9 @@ timing.compare(
 # ## The helper
 #
 # `ensemble.train` does the same, and keeps the losses and the times. It takes **members**. A member
-# has a name, a step, a prediction, and the variables to be saved. `ensemble.from_keras` makes one
-# from a compiled Keras model, and works on the device of the model's weights. Each member makes
-# twelve steps here, and each step is a bar in the charts. Look at the lower row, and at the width
-# of the bars:
+# has a name, a step, and a prediction. `ensemble.from_keras` makes one from a compiled Keras model,
+# and works on the device of the model's weights. Each member makes twelve steps here, and each step
+# is a bar in the charts. Look at the lower row, and at the width of the bars:
 
 # %%
 members = [ensemble.from_keras(name, models[name]) for name in models]
@@ -203,14 +202,16 @@ for name, run in runs.items():
 # weights, in Adam's slots and in the counters of steps:
 
 # %%
-def values(members):
-    return [np.asarray(value) for member in members for value in member.variables.values()]
+def values(models):
+    both = [[*model.variables, *model.optimizer.variables] for model in models]
+    return [np.asarray(value) for value in sum(both, [])]
 
 
 def learned(way):
-    pair = [ensemble.from_keras(name, build(units[name], homes[name])) for name in units]
-    ensemble.train(pair, batches * 2, at_once=(way is at_once))
-    return values(pair)
+    pair = {name: build(units[name], homes[name]) for name in units}
+    members = [ensemble.from_keras(name, model) for name, model in pair.items()]
+    ensemble.train(members, batches * 2, at_once=(way is at_once))
+    return values(pair.values())
 
 
 # %%
@@ -400,8 +401,8 @@ print("fetching both:    ", moved("g1", ["g1/cross_entropy:0", "g1/train_step"])
 
 # %% [markdown]
 # The article's loop moved nothing. A session runs what is fetched and what that needs, and the loss
-# does not need the training. So a loop has to fetch both, as `ensemble.from_session` does below.
-# Any training deserves this check: after the first step, some weights must have moved.
+# does not need the training. So a loop has to fetch both, as `in_session` does below. Any training
+# deserves this check: after the first step, some weights must have moved.
 #
 # ### Two sessions at once
 #
@@ -431,8 +432,8 @@ compare(*weights)
 # ### The same losses as Keras
 #
 # Are the graphs and the Keras models the same networks? From the same weights and without dropout,
-# their losses should agree. `ensemble.from_session` makes a member from a session and a scope. It
-# looks for the names that the graphs have here:
+# their losses should agree. `in_session` makes a member from a scope and a session of its own. A
+# step is all that this needs, and nothing is predicted:
 
 # %%
 def keras_models():
@@ -443,9 +444,19 @@ def keras_models():
     return made
 
 
+def in_session(scope):
+    session = start(scope)
+
+    def step(x, y):
+        feed = {f"{scope}/input:0": x, f"{scope}/label:0": y}
+        return session.run([f"{scope}/cross_entropy:0", f"{scope}/train_step"], feed)
+
+    return ensemble.Member(scope, step, predict=None)
+
+
 hiddens = {"g1": 2400, "g2": 4800}
 today = [ensemble.from_keras(*pair) for pair in zip(hiddens, keras_models())]
-classic = [ensemble.from_session(start(scope), scope) for scope in graphs]
+classic = [in_session(scope) for scope in graphs]
 losses = [list(ensemble.train(pair, batches).losses.values()) for pair in (today, classic)]
 apart = np.max(np.abs(np.divide(*losses) - 1))
 print(f"{np.size(losses[0])} losses, less than 0.1 % apart:", apart < 1e-3)
@@ -528,35 +539,42 @@ for member in [members[0], classic[0]]:
 # ## With your own model
 #
 # Here is a model with batch normalization, compiled with a metric. Two of them train at once and
-# are saved half-way. Two new ones, with other weights at the start, resume from the files. Then all
-# four go on. Do the new ones end where the first two end?
+# are saved half-way, with their optimizers, by TensorFlow's `tf.train.Checkpoint`. Two new ones,
+# with other weights at the start, resume from the file. Then all four go on. Do the new ones end
+# where the first two end?
 
 # %%
-def my_members(*seeds):
-    members = []
+def my_models(*seeds):
     for seed, device in zip(seeds, [plan.devices[0], plan.devices[-1]]):
         keras.utils.set_random_seed(seed)
+        inner = [layers.Flatten(), layers.BatchNormalization(), layers.Dense(10, "softmax")]
         with tf.device(device):
-            model = keras.Sequential([keras.Input([28, 28, 1]), layers.Flatten()])
-            model.add(layers.BatchNormalization())
-            model.add(layers.Dense(10, activation="softmax"))
+            model = keras.Sequential([keras.Input([28, 28, 1]), *inner])
             model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-        members.append(ensemble.from_keras(f"model {len(members)}", model))
-    return members
+            model.optimizer.build(model.trainable_variables)
+        yield model
 
 
-first, resumed = my_members(1, 2), my_members(3, 4)
-ensemble.train(first, batches[:2])
+def checkpoint(models):
+    return tf.train.Checkpoint(models=models, optimizers=[each.optimizer for each in models])
+
+
+def go_on(models, batches):
+    ensemble.train([ensemble.from_keras(each.name, each) for each in models], batches)
+
+
+first, resumed = list(my_models(1, 2)), list(my_models(3, 4))
+go_on(first, batches[:2])
 with tempfile.TemporaryDirectory() as folder:
-    ensemble.save(first, folder)
-    ensemble.resume(resumed, folder)
-for pair in first, resumed:
-    ensemble.train(pair, batches[2:])
+    file = checkpoint(first).write(f"{folder}/half-way")
+    checkpoint(resumed).read(file).assert_consumed()
+go_on(first + resumed, batches[2:])
 compare(values(first), values(resumed))
 
 # %% [markdown]
 # The moving averages of the batch normalization, Adam's slots and the counters are among these
-# numbers. `ensemble.from_keras` takes the variables of the model and of its optimizer.
+# numbers. `assert_consumed` raises an error if a number of the file found no place. An optimizer
+# that has not trained has no slots yet: without `optimizer.build` they would be filled later.
 #
 # What to watch for:
 #
@@ -658,8 +676,8 @@ checks.run_all(run_all)
 #   moved all 5.
 # - Two sessions at once gave the weights of two sessions in turn. Their losses were those of the
 #   Keras models to 0.1 %, and so were those of one function with all steps.
-# - Two members with batch normalization were saved half-way, and two new ones resumed from the
-#   files. They ended where the first two ended.
+# - Two models with batch normalization were saved half-way, and two new ones resumed from the
+#   file. They ended where the first two ended.
 #
 # ## In practice
 #

@@ -137,7 +137,7 @@ print("all devices:", descend(plan.devices, average))
 #
 # - `tower_loss` is the loss of a shard, plus a small penalty on large weights (L2). `keep` is the
 #   share of the units that dropout keeps, and `seed` decides which these are.
-# - `tower` gives the loss and its gradients. `towers.read` fetches each weight once. Without it,
+# - `tower` gives the loss and its gradients. `networks.read` fetches each weight once. Without it,
 #   the loss and the penalty would both fetch what lives on another device.
 
 # %%
@@ -153,7 +153,7 @@ def tower_loss(weights, x, y, keep=1.0, seed=None):
 
 
 def tower(weights, x, y, keep=1.0, seed=None):
-    read = towers.read(weights)
+    read = networks.read(weights)
     with tf.GradientTape() as tape:
         tape.watch(read)
         loss = tower_loss(read, x, y, keep, seed)
@@ -322,8 +322,7 @@ print(np.array(held))
 # %% [markdown]
 # This is the table after round 3. On devices, the sum is made where the piece arrives, and
 # `tf.identity` in the neighbour's block is the sending. Device `i` starts with a vector that is
-# `i + 1` everywhere. Each should end with the average. `towers.ring` does the same for lists of
-# gradients:
+# `i + 1` everywhere. Each should end with the average:
 
 # %%
 def ring(vectors):
@@ -342,7 +341,6 @@ def ring(vectors):
 
 small = towers.run(lambda i: tf.fill([8], i + 1.0), plan.devices, range(len(plan)))
 print([each.numpy().tolist() for each in ring(small)])
-print([each.numpy().tolist() for (each,) in towers.ring([[own] for own in small], plan.devices)])
 
 # %% [markdown]
 # In the other two ways one place is in the middle. `averaging.traffic` lets each device make a
@@ -396,7 +394,7 @@ def make_inputs():
 
 
 def classic_tower(weights, x, y, keep, seed):
-    read = towers.read(weights)
+    read = networks.read(weights)
     loss = tower_loss(read, x, y, keep, seed)
     return loss, tf1.gradients(loss, list(read.values()), colocate_gradients_with_ops=True)
 

@@ -40,6 +40,7 @@ from mgpu_helpers import charts, timing, towers, trace
 from mgpu_helpers.lessons import digits, replicas
 from mgpu_helpers.lessons.checks import lesson_08 as checks
 from mgpu_helpers.lessons.sketches import lesson_08 as sketches
+from mgpu_helpers.towers.batches import replica_sizes
 
 layers, losses = keras.layers, keras.losses
 warnings.simplefilter("ignore", UserWarning)  # Keras has one for every dataset in fit
@@ -361,7 +362,7 @@ for count in (2 * size - 1, size + 1):
 # The second cell predicts which last batches do this. Of a last batch, each of n replicas takes
 # ⌈last/n⌉ examples until none are left. So one stays empty when ⌈last/n⌉·(n − 1) ≥ last.
 # `replicas.shards` cuts a batch by the strategy and counts what each replica got.
-# `towers.replica_sizes` computes these numbers for any number of replicas. Compare the rule with
+# `replica_sizes` computes these numbers for any number of replicas. Compare the rule with
 # the shards here, and with those of four replicas:
 
 # %%
@@ -373,8 +374,8 @@ print("NaN:", [v.path.partition("/")[2] for v in model.variables if np.isnan(v).
 
 # %%
 for last in range(1, 8):
-    here, four = replicas.shards(strategy, last), towers.replica_sizes(last, 4)
-    assert here == towers.replica_sizes(last, len(plan))
+    here, four = replicas.shards(strategy, last), replica_sizes(last, 4)
+    assert here == replica_sizes(last, len(plan))
     rule = [-(-last // n) * (n - 1) >= last for n in (len(plan), 4)]
     print(f"last {last}  here {here} empty {rule[0]!s:5}  four {four} empty {rule[1]}")
 

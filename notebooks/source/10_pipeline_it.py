@@ -33,7 +33,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from mgpu_helpers import charts, pipeline, timing, trace
-from mgpu_helpers.lessons import digits, drawings, networks
+from mgpu_helpers.lessons import digits, drawings, networks, schedules
 from mgpu_helpers.lessons.checks import lesson_10 as checks
 from mgpu_helpers.lessons.sketches import lesson_10 as sketches
 
@@ -161,8 +161,8 @@ print(f"gradient of a: {a0} + {a1} = {a0 + a1}, of b: {b0} + {b1} = {b0 + b1}")
 # ## Any number of pieces
 #
 # In general an **order** says what each stage does, one task after the other. That of the eight
-# lines above is `F0 F1 B0 B1` for stage 0 and `F0 B0 F1 B1` for stage 1. `pipeline.run_times` lists
-# the tasks of all stages so that each comes after what it needs.
+# lines above is `F0 F1 B0 B1` for stage 0 and `F0 B0 F1 B1` for stage 1. `schedules.run_times`
+# lists the tasks of all stages so that each comes after what it needs.
 #
 # `in_pieces` follows that list. `carried[k]` is what piece k takes to its next task: at first its
 # examples, then the activations, and in the backward pass their gradient. `loss_gradient` gives the
@@ -191,7 +191,7 @@ def in_pieces(stages, loss, x, y, order):
     with tf.device(plan.host):
         carried, ys = tf.split(x, pieces), tf.split(y, pieces)
     kept, total = [{} for stage in stages], {}
-    for s, task in pipeline.run_times(order):
+    for s, task in schedules.run_times(order):
         stage, k = stages[s], int(task[1:])
         if task[0] == "F":
             kept[s][k] = forward(stage, carried[k])
@@ -221,16 +221,16 @@ print("gradient of a:", float(total["a"]), " of b:", float(total["b"]))
 #
 # One piece can go all the way before the next one starts. Or all pieces go forward, then all go
 # back. Or a stage goes back with one piece for each one that goes forward, as soon as there is one
-# to go back with. `pipeline.table` prints an order: a line is a stage, a column a unit of time, and
-# a point a unit in which the stage waits. Count the columns, and look for what stage 0 has sent and
-# not got back:
+# to go back with. `schedules.table` prints an order: a line is a stage, a column a unit of time,
+# and a point a unit in which the stage waits. Count the columns, and look for what stage 0 has sent
+# and not got back:
 
 # %%
 ways = {"one after the other": pipeline.one_by_one,
         "all forward first": pipeline.all_forward,
         "one forward, one back": pipeline.one_forward_one_backward}  # fmt: skip
 for name, way in ways.items():
-    print(name, pipeline.table(way(stages=2, pieces=4)), sep="\n", end="\n\n")
+    print(name, schedules.table(way(stages=2, pieces=4)), sep="\n", end="\n\n")
 
 # %% [markdown]
 # The first takes 16 columns, the other two take 10. But with all forward first, stage 0 holds what
@@ -243,11 +243,11 @@ for name, way in ways.items():
 #
 # Not every order can run. Here stage 0 waits for piece 0 to come back before it sends piece 1, and
 # stage 1 sends nothing back before it has both. Devices that kept to this order would wait for each
-# other for ever. `pipeline.check` says so beforehand:
+# other for ever. `schedules.check` says so beforehand:
 
 # %%
 try:
-    pipeline.check([["F0", "B0", "F1", "B1"], ["F0", "F1", "B0", "B1"]])
+    schedules.check([["F0", "B0", "F1", "B1"], ["F0", "F1", "B0", "B1"]])
 except ValueError as error:
     print(error)
 
@@ -340,7 +340,7 @@ back_took = [span.length for span in spans if span.task == "B0"]
 def predict(pieces):
     order = pipeline.one_forward_one_backward(2, pieces)
     costs = [[seconds / pieces for seconds in took] for took in (forward_took, back_took)]
-    found = pipeline.run_times(order, *costs, devices=[first, second])
+    found = schedules.run_times(order, *costs, devices=[first, second])
     return max(end for _, end in found.values())
 
 
@@ -441,7 +441,7 @@ print(f"end and beginning are {apart(in_four, begin):.1g} apart")
 
 # %% tags=["varies"]
 order, half = pipeline.all_forward(stages=4, pieces=4), [0.5, 0.5, 0.5, 0.5]
-columns = pipeline.run_times(order, half, half, devices=[0, 1, 0, 1])
+columns = schedules.run_times(order, half, half, devices=[0, 1, 0, 1])
 print(f"four stages: {max(end for _, end in columns.values()):g} columns")
 
 four = networks.stages(network, ["conv2", "conv3", "fc1"], (plan.devices * 4)[:4])

@@ -64,7 +64,7 @@ first = plan.devices[0]
 
 
 def gradients(weights, x, y, net=network):
-    read = towers.read(weights)
+    read = networks.read(weights)
     with tf.GradientTape() as tape:
         tape.watch(read)
         loss = networks.loss(y, networks.logits(net, read, x))
@@ -371,7 +371,7 @@ def in_towers(where, home, x, y):
     weights = networks.classic(network, device=home)
 
     def tower(x, y):
-        read = towers.read(weights)
+        read = networks.read(weights)
         loss = networks.loss(y, networks.logits(network, read, x))
         return tf1.gradients(loss, list(read.values()), colocate_gradients_with_ops=True)
 

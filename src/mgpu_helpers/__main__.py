@@ -27,7 +27,7 @@ would use. The exit status is 0 when the lessons can run, with or without a GPU.
 COMMANDS = {
     "run": ("mgpu_helpers.jobs.command", "run scripts, each on a device of its own"),
     "cluster": ("mgpu_helpers.cluster.command", "run a script as all workers of several machines"),
-    "batches": ("mgpu_helpers.towers.command", "say whether batches divide over replicas"),
+    "batches": ("mgpu_helpers.towers.batches", "say whether batches divide over replicas"),
     "lessons": ("mgpu_helpers.lessons.command", "copy the lessons of this version into a folder"),
 }
 

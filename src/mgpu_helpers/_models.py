@@ -71,3 +71,13 @@ def _check_functional(model: Any) -> None:
 def takes_training(layer: Any) -> bool:
     """Say whether a layer, a model or another operation is called with training=True or False."""
     return "training" in inspect.signature(layer.call).parameters
+
+
+def graph_of(model: Any) -> Any:
+    """Give a functional or Sequential model as a functional one of the same layers."""
+    import keras
+
+    if not isinstance(model, keras.Sequential):
+        return model
+    outputs = model.outputs if len(model.outputs) > 1 else model.outputs[0]
+    return keras.Model(model.inputs[0], outputs, name=model.name)

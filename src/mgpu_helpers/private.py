@@ -210,6 +210,16 @@ def set_mask(x: Any, mask: Any) -> None:
     set_keras_mask(x, mask)
 
 
+def loss_of(function: Any) -> Any:
+    """Make a loss of Keras of a function, as `compile` does: it gives labels and outputs one rank.
+
+    In public only the losses that Keras has are such.
+    """
+    from keras.src.losses.losses import LossFunctionWrapper
+
+    return LossFunctionWrapper(function)
+
+
 def moments(layer: Any, x: Any, mask: Any) -> tuple[Any, Any]:
     """Compute the mean and variance by which a BatchNormalization would normalize."""
     mean, variance = layer._moments(x, mask)

@@ -118,7 +118,7 @@ def leaves_empty(examples, batch, replicas):
         """
 def leaves_empty(examples, batch, replicas):
     sizes = [batch] * (examples // batch) + [examples % batch] * (examples % batch > 0)
-    return bool(any(0 in towers.replica_sizes(size, replicas) for size in sizes))
+    return bool(any(0 in replica_sizes(size, replicas) for size in sizes))
 """,
     ],
 }
@@ -182,7 +182,7 @@ WRONG = {
         (EMPTY.replace(">= size", "> size"), "should be True"),
         ("leaves_empty = lambda examples, batch, replicas: examples % replicas", "True or False"),
         (EMPTY.replace("min(batch, examples)", "batch"), "should be False"),
-        ("leaves_empty = lambda examples, batch, replicas: 0 in towers.replica_sizes("
+        ("leaves_empty = lambda examples, batch, replicas: 0 in replica_sizes("
          "examples % batch or batch, replicas)", "first"),
         ("leaves_empty = lambda examples, batch, replicas: "
          "min(batch, examples, examples % batch or batch) < replicas", "should be True"),

@@ -136,7 +136,7 @@ def pipeline(trace: Trace, ax: Any = None) -> Any:
     >>> result, step = function_step(lambda x: gradients([double], mean, x, x), tf.ones([4]))
     >>> ax = pipeline(step)
     """
-    from mgpu_helpers.pipeline.spans import task_of
+    from mgpu_helpers.pipeline.tasks import task_of
     from mgpu_helpers.trace.step import traced
 
     tasks: dict[tuple[str, int, str], list[Op]] = defaultdict(list)

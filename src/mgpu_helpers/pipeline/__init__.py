@@ -3,44 +3,22 @@
 Lessons 09 and 10 build it in front of the reader.
 """
 
-from mgpu_helpers.pipeline.cut import Cut, StageCost, best_cut, cuts
-from mgpu_helpers.pipeline.run import Made, Stage, gradients
-from mgpu_helpers.pipeline.schedule import (
-    Schedule,
-    all_forward,
-    bubble,
-    check,
-    one_by_one,
-    one_forward_one_backward,
-    run_times,
-    table,
-)
-from mgpu_helpers.pipeline.spans import Span, spans, task_of
-from mgpu_helpers.pipeline.stages import places, stages
-from mgpu_helpers.pipeline.stream import stream
-from mgpu_helpers.pipeline.update import updater
+from mgpu_helpers.pipeline.cutting import best_cut, cuts
+from mgpu_helpers.pipeline.models import places, stages
+from mgpu_helpers.pipeline.run import Stage, gradients, updater
+from mgpu_helpers.pipeline.schedule import all_forward, one_by_one, one_forward_one_backward
+from mgpu_helpers.pipeline.tasks import spans
 
 __all__ = [
     "all_forward",
     "best_cut",
-    "bubble",
-    "check",
-    "Cut",
     "cuts",
     "gradients",
-    "Made",
     "one_by_one",
     "one_forward_one_backward",
     "places",
-    "run_times",
-    "Schedule",
-    "Span",
     "spans",
     "Stage",
-    "StageCost",
     "stages",
-    "stream",
-    "table",
-    "task_of",
     "updater",
 ]

@@ -7,29 +7,13 @@ the means add up to that of the batch.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mgpu_helpers import private
-from mgpu_helpers.towers.split import HOST
+from mgpu_helpers._train import HOST
 from mgpu_helpers.wording import counted
-
-# Those of Keras that give one number.
-REDUCTIONS = ("sum_over_batch_size", "mean", "mean_with_sample_weight", "sum")
-
-
-def compiled(model: Any) -> tuple[Any, Any]:
-    """Give the loss and the loss weights that a model was compiled with."""
-    if getattr(model, "loss", None) is None:
-        raise ValueError(
-            f"loss is None, and {model.name} was not compiled with one: give a name such as 'mse', "
-            "an object, a function of labels and outputs, or one of these for each output."
-        )
-    with warnings.catch_warnings():  # Keras warns of a lambda, as if it were to be saved
-        warnings.simplefilter("ignore")
-        return model.loss, model.get_compile_config()["loss_weights"]
 
 
 def of_keras(losses: Any) -> Any:
@@ -37,24 +21,16 @@ def of_keras(losses: Any) -> Any:
     import keras
 
     def each(loss: Any) -> Any:
-        try:
-            found = keras.losses.get(loss)
-        except (TypeError, ValueError):
-            found = None
-        if loss is None:
-            return None
-        if found is None:
-            raise ValueError(
-                f"loss={loss!r} is not a loss of Keras: give a name such as 'mse', an object, or a "
-                "function of labels and outputs."
-            )
-        reduction = getattr(found, "reduction", "mean")
-        if reduction not in REDUCTIONS:
-            raise ValueError(
-                f"the loss {found.name} has reduction={reduction!r}, and a step needs one number: "
-                "give it 'sum_over_batch_size'."
-            )
-        return found
+        found = keras.losses.get(loss)
+        if found is None or isinstance(found, keras.losses.Loss):
+            # Without a reduction a gradient would be that of the sum, and nothing would say so.
+            if found is not None and found.reduction in (None, "none"):
+                raise ValueError(
+                    f"the loss {found.name} has reduction={found.reduction!r}, and a step needs "
+                    "one number: give it 'sum_over_batch_size'."
+                )
+            return found
+        return private.loss_of(found)
 
     found = keras.tree.map_structure(each, losses)
     if all(loss is None for loss in keras.tree.flatten(found)):
@@ -88,26 +64,24 @@ def parts(
     def listed(given: Any, what: str, wanted: Sequence[bool], one_for_all: bool) -> list[Any]:
         """List what is given for the outputs: by name, in their order, or one for all."""
         if isinstance(given, Mapping):
-            wrong = [name for name in given if name not in names]
-            missing = [n for n, want in zip(names, wanted, strict=True) if want and n not in given]
-            if wrong or missing:
-                raise ValueError(
-                    f"{what} has {'nothing for ' * (not wrong)}{[*wrong, *missing][0]!r}, and the "
-                    f"outputs of {model.name} are {', '.join(map(repr, names)) or 'a list'}."
-                )
-            return [given.get(name) for name in names]
-        if one_for_all and not isinstance(given, list | tuple):
+            each = [given.get(name) for name in names]
+            lost = [want and one is None for want, one in zip(wanted, each, strict=False)]
+            wrong = any(lost) or not given.keys() <= set(names)
+        elif one_for_all and not isinstance(given, list | tuple):
             return [given] * len(made)
-        found = tf.nest.flatten(given)
-        if len(found) == sum(wanted) < len(made):  # nothing for those that are not wanted
-            left = iter(found)
-            found = [next(left) if want else None for want in wanted]
-        if len(found) != len(made) or by_name and len(made) > 1:
+        else:
+            each = tf.nest.flatten(given)
+            if len(each) == sum(wanted) < len(made):  # nothing for those that are not wanted
+                left = iter(each)
+                each = [next(left) if want else None for want in wanted]
+            wrong = len(each) != len(made) or by_name and len(made) > 1
+        if wrong:
+            own = f"by the names {[*given]}" if isinstance(given, Mapping) else f"{len(each)}"
             raise ValueError(
-                f"{what} has {len(found)} for {counted(len(made), 'output')} of {model.name}: give "
-                f"one for each, in a {'dict by name' if by_name else 'list'}."
+                f"{what} has {own} for {counted(len(made), 'output')} of {model.name}, "
+                f"{names or 'a list'}: give one for each, in a {'dict' if by_name else 'list'}."
             )
-        return found
+        return each
 
     # A loss may be left out by name only where the outputs have their names from a dict, as in fit.
     each = listed(losses, "loss", [not by_name] * len(made), True)
@@ -134,18 +108,15 @@ def shared(column: Sequence[Part], held: Sequence[Any]) -> list[Any]:
 
 
 def _part(loss: Any, labels: Any, outputs: Any, weights: Any, factor: float) -> Part:
-    """Call a loss of Keras, or a function, as `fit` does, and count what its mean is of."""
+    """Call a loss of Keras as `fit` does, and count what its mean is of."""
     import keras
     import tensorflow as tf
 
-    own = isinstance(loss, keras.losses.Loss)
-    reduction = loss.reduction if own else "mean"
     masks = [private.mask_of(outputs)]
 
     class Noted(keras.losses.Loss):
         def call(self, y_true: Any, y_pred: Any) -> Any:
-            found = loss.call(y_true, y_pred) if own else loss(*_alike(y_true, y_pred))
-            found = tf.convert_to_tensor(found)
+            found = tf.convert_to_tensor(loss.call(y_true, y_pred))
             masks.append(private.mask_of(found))  # of ignore_class
             if not found.shape.rank:  # a mean already
                 masks.clear()
@@ -157,28 +128,13 @@ def _part(loss: Any, labels: Any, outputs: Any, weights: Any, factor: float) -> 
             private.set_mask(one, masks[-1])
             return one
 
-    named = {"name": getattr(loss, "name", None), "dtype": getattr(loss, "dtype", None)}
-    mean = Noted(reduction=reduction, **named)(labels, outputs, weights)
+    named = {"name": loss.name, "dtype": loss.dtype}
+    mean = Noted(reduction=loss.reduction, **named)(labels, outputs, weights)
     mean, count = tf.cast(mean, keras.backend.floatx()), None
-    if reduction == "sum":
+    if loss.reduction == "sum":
         count = 1
     elif masks:
-        weights = weights if reduction == "mean_with_sample_weight" else None
+        weights = weights if loss.reduction == "mean_with_sample_weight" else None
         if weights is not None or any(mask is not None for mask in masks):
             count = Counted(reduction="sum", **named)(labels, outputs, weights)
     return Part(mean, factor, count)
-
-
-def _alike(labels: Any, outputs: Any) -> tuple[Any, Any]:
-    """Give both as many axes, as `model.compile` does before it calls a function."""
-    import tensorflow as tf
-
-    if not (tf.is_tensor(labels) and tf.is_tensor(outputs)):
-        return labels, outputs
-    ranks = labels.shape.rank, outputs.shape.rank
-    longer = labels if ranks[0] > ranks[1] else outputs
-    if abs(ranks[0] - ranks[1]) != 1 or longer.shape[-1] != 1:
-        return labels, outputs
-    if min(ranks) == 1:
-        return tuple(x if x is longer else tf.expand_dims(x, -1) for x in (labels, outputs))
-    return tuple(tf.squeeze(x, -1) if x is longer else x for x in (labels, outputs))

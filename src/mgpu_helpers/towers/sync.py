@@ -1,4 +1,4 @@
-"""Run a Keras model on several devices layer by layer, so that they meet at a BatchNormalization.
+"""The towers of a Keras model, and how they run layer by layer, to meet at a BatchNormalization.
 
 Keras can do so only within `tf.distribute`, for a model that was built in its scope.
 """
@@ -11,9 +11,45 @@ from dataclasses import dataclass
 from typing import Any
 
 from mgpu_helpers import private
-from mgpu_helpers._models import takes_training
-from mgpu_helpers.towers.split import HOST
-from mgpu_helpers.towers.tower import Tower
+from mgpu_helpers._models import graph_of, ready, takes_training
+from mgpu_helpers._train import HOST, read
+
+APART = 10**9  # between the seeds of two towers; Keras draws none that is larger
+
+
+@dataclass(frozen=True, eq=False)
+class Tower:
+    """A device with what it has read of a model's variables, within one step."""
+
+    device: str
+    name: str  # a name scope, with a slash at its end: it can be opened again
+    weights: list[Any]  # the values of what is trained
+    state: list[Any]  # the values of what is not: moving averages, the seeds of dropout
+    scope: Any  # a keras.StatelessScope: layers read these values in it, and leave new ones there
+
+    def block(self) -> contextlib.ExitStack:
+        """Place, name and read within the block as this tower does."""
+        import tensorflow as tf
+
+        block = contextlib.ExitStack()
+        for each in (tf.device(self.device), tf.name_scope(self.name), self.scope):
+            block.enter_context(each)
+        return block
+
+
+def begin(device: str, i: int, trained: Sequence[Any], kept: Sequence[Any]) -> Tower:
+    """Read the variables of a model for tower i; each read is one copy to its device."""
+    import keras
+    import tensorflow as tf
+
+    every = [*trained, *kept]
+    with tf.device(device), tf.name_scope(f"tower_{i}") as name:
+        values = list(read(dict(enumerate(every))).values())
+        for k, variable in enumerate(every):
+            if variable.name == "seed_generator_state" and i:  # a seed and how often it was used
+                values[k] += tf.constant([i * APART, 0], values[k].dtype)
+    scope = keras.StatelessScope(zip(every, values, strict=True), collect_losses=True)
+    return Tower(device, name, values[: len(trained)], values[len(trained) :], scope)
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,36 +73,19 @@ def in_step(
 
 def met(model: Any) -> list[Any]:
     """List the BatchNormalization layers where `in_step` makes the towers meet."""
-    graph, found = _graph(model), []
-    for layer in getattr(graph, "layers", ()):
-        found += [layer] if _normalizes(layer) else met(layer)
-    return found
+    try:
+        ready(model, functional=True, single=False)
+    except (TypeError, ValueError):  # a layer, or code
+        return []
+    return [each for layer in model.layers
+            for each in ([layer] if normalizes(layer) else met(layer))]  # fmt: skip
 
 
-def batch_norms(model: Any) -> list[Any]:
-    """List the layers of a model, at any depth, that normalize by the statistics of a batch."""
-    return [layer for layer in private.layers_of(model) if _normalizes(layer)]
-
-
-def _normalizes(layer: Any) -> bool:
+def normalizes(layer: Any) -> bool:
+    """Say whether a layer normalizes by the statistics of a batch."""
     import keras
 
     return isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
-
-
-def _graph(model: Any) -> Any:
-    """Give the graph of layers that a call of the model runs through; None where it is code."""
-    import keras
-
-    known = isinstance(model, keras.Function | keras.Sequential)
-    if not known or not type(model).call.__module__.startswith("keras."):
-        return None
-    if isinstance(model, keras.Function):
-        return model
-    if not model.built or not (inputs := getattr(model, "inputs", None)):
-        return None  # of a Sequential that was given a structure of tensors
-    outputs = model.outputs if len(model.outputs) > 1 else model.outputs[0]
-    return keras.Model(inputs[0], outputs, name=model.name)
 
 
 def _run(
@@ -75,8 +94,7 @@ def _run(
     import keras
     import tensorflow as tf
 
-
-    graph = _graph(model)
+    graph = graph_of(model)
     entry = keras.Model(graph.input, graph.inputs, name=model.name)  # gives a flat list of these
 
     def on_each(operation: Any) -> Callable[..., Any]:
@@ -88,7 +106,7 @@ def _run(
                 results = _run(operation, towers, [args[0] for args, _ in given], shares)
             else:
                 moments: Any = contextlib.nullcontext()
-                if _normalizes(operation):
+                if normalizes(operation):
                     found = _moments(operation, towers, given, shares)
                     moments = private.with_moments(operation, *found)
                 with moments:

@@ -7,11 +7,11 @@ from typing import Any
 
 from mgpu_helpers import private
 from mgpu_helpers._models import ready, takes_training
-from mgpu_helpers.towers.average import average, total
-from mgpu_helpers.towers.losses import compiled, of_keras, parts, shared
-from mgpu_helpers.towers.split import HOST, rows, shares, split
-from mgpu_helpers.towers.sync import batch_norms, in_step, met
-from mgpu_helpers.towers.tower import Tower, begin, home_of
+from mgpu_helpers._train import HOST, home_of
+from mgpu_helpers.towers.averages import average, total
+from mgpu_helpers.towers.losses import of_keras, parts, shared
+from mgpu_helpers.towers.shards import rows, shares, split
+from mgpu_helpers.towers.sync import Tower, begin, in_step, met, normalizes
 
 
 def train_step(
@@ -59,10 +59,12 @@ def train_step(
     from mgpu_helpers.devices.check import checked
 
     devices = checked(devices)
-    _check_model(model, batch_norm)
+    ready(model, trained=True, compiled=loss is None or optimizer is None)
+    _check_layers(model, batch_norm)
     if loss is None:
-        loss, of_compile = compiled(model)
-        loss_weights = of_compile if loss_weights is None else loss_weights
+        given = private.compiled_with(model)
+        loss = given["loss"]
+        loss_weights = given["loss_weights"] if loss_weights is None else loss_weights
     loss, optimizer = of_keras(loss), _optimizer(optimizer, model)
     trained, kept = model.trainable_variables, model.non_trainable_variables
     training = {"training": True} if takes_training(model) else {}  # as Keras does
@@ -70,23 +72,17 @@ def train_step(
     if not optimizer.built:
         optimizer.build(trained)
 
-    def found_of(tower: Tower, shard: Sequence[Any], outputs: Any) -> tuple[Any, Any]:
-        """Give a tower's parts of the loss, and what its layers add."""
-        with tower.block():
-            own = parts(model, loss, loss_weights, shard[1], outputs, *shard[2:])
-            return own, [tf.reduce_sum(tf.cast(each, own[0].mean.dtype)) for each in model.losses]
-
     def losses_of(towers: Sequence[Tower], shards: Sequence[Any], held: Sequence[Any]) -> list[Any]:
         """Give what each tower adds to the loss of the batch."""
-        if batch_norm == "sync":
-            outputs = in_step(model, towers, [x for x, *_ in shards], held)
-            found = [found_of(*each) for each in zip(towers, shards, outputs, strict=True)]
-        else:
-            found = []
-            for tower, shard in zip(towers, shards, strict=True):
-                with tower.block():
-                    outputs = model(shard[0], **training)
-                found.append(found_of(tower, shard, outputs))
+        found: list[Any] = []
+        sync = batch_norm == "sync"
+        together = iter(in_step(model, towers, [x for x, *_ in shards], held) if sync else ())
+        for tower, (x, y, *weights) in zip(towers, shards, strict=True):
+            with tower.block():
+                outputs = next(together) if sync else model(x, **training)
+                own = parts(model, loss, loss_weights, y, outputs, *weights)
+                added = [tf.reduce_sum(tf.cast(x, own[0].mean.dtype)) for x in model.losses]
+            found.append((own, added))
         columns = zip(*(own for own, _ in found), strict=True)
         counts = zip(*(shared(column, held) for column in columns), strict=True)
         losses = []
@@ -101,7 +97,7 @@ def train_step(
     def train(*batch: Any) -> Any:
         with tf.device(HOST):
             shards, first = split(batch, len(devices), uneven=True), tf.nest.flatten(batch)[0]
-            held = shares(rows(first) or tf.shape(first)[0], len(devices))
+            held = shares(rows(first), len(devices))
             towers = [begin(device, i, trained, kept) for i, device in enumerate(devices)]
             losses = losses_of(towers, shards, held)
             gradients = _gradients(optimizer, losses, towers, batch_norm == "sync")
@@ -196,32 +192,20 @@ def _optimizer(optimizer: Any, model: Any) -> Any:
     """Give the Keras optimizer that `model.compile` would use: it scales the loss of a half."""
     import keras
 
-    if optimizer is None and getattr(model, "optimizer", None) is not None:
-        return model.optimizer
-    try:
-        found = keras.optimizers.get(optimizer)
-    except (TypeError, ValueError):
-        found = None
-    if found is None:
-        raise ValueError(
-            f"optimizer={optimizer!r} is not an optimizer of Keras: give a name such as 'adam', an "
-            "object of keras.optimizers, or None for that of a compiled model."
-        )
+    found = model.optimizer if optimizer is None else keras.optimizers.get(optimizer)
     scales = isinstance(found, keras.optimizers.LossScaleOptimizer)
     if model.dtype_policy.name == "mixed_float16" and not scales:
         return keras.optimizers.LossScaleOptimizer(found, name="loss_scale_optimizer")
     return found
 
 
-def _check_model(model: Any, batch_norm: str | None) -> None:
-
-    ready(model, trained=True)
+def _check_layers(model: Any, batch_norm: str | None) -> None:
     if keeps := [x.name for x in private.layers_of(model) if getattr(x, "stateful", False)]:
         raise ValueError(
             f"the layer {keeps[0]!r} of {model.name} keeps a state for each example from batch to "
             "batch (stateful=True), which a shard has not: make it without."
         )
-    layers = batch_norms(model)
+    layers = [layer for layer in private.layers_of(model) if normalizes(layer)]
     if batch_norm not in ("average", "sync", None) or layers and batch_norm is None:
         names = ", ".join(layer.name for layer in layers[:3])
         raise ValueError(

@@ -228,7 +228,7 @@ def _full(step: Trace) -> _Spans:
 
 def _label(task: Task, layers: Collection[str] | None) -> str:
     """Name a task of a pipeline, else the layer, else the operation itself."""
-    from mgpu_helpers.pipeline.spans import task_of
+    from mgpu_helpers.pipeline.tasks import task_of
 
     if at := task_of(Op(task.name, task.type, task.device, 0.0, 0.0)):
         return f"stage_{at[0]}/{at[1]}"

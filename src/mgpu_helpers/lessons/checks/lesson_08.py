@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers import towers
 from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, numbers
+from mgpu_helpers.towers.batches import replica_sizes
 
 
 @exercise
@@ -141,7 +141,7 @@ def leaves_empty(function: Callable[..., Any]) -> str:
         if not isinstance(got, (bool, np.bool_)):
             raise NotYet(f"return True or False, not a value of type {type(got).__name__}")
         sizes = [batch] * (examples // batch) + [examples % batch] * (examples % batch > 0)
-        shares = [towers.replica_sizes(each, replicas) for each in (sizes[0], sizes[-1])]
+        shares = [replica_sizes(each, replicas) for each in (sizes[0], sizes[-1])]
         wanted = any(0 in share for share in shares)
         if bool(got) != wanted:
             which = "last" if (0 in shares[-1]) == wanted and shares[-1] != shares[0] else "first"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers import pipeline
+from mgpu_helpers.lessons import schedules
 from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, listed, numbers
 from mgpu_helpers.wording import counted
 
@@ -23,7 +23,7 @@ def two_at_most(function: Callable[[int, int], Any]) -> str:
         way = f"{said}, give each stage a list of its tasks"
         schedule = [listed(steps, way) for steps in listed(call(function, stages, pieces), way)]
         try:
-            found = pipeline.check(schedule)
+            found = schedules.check(schedule)
         except ValueError as error:
             raise NotYet(f"{said}, {error}") from error
         if (len(schedule), found) != (stages, pieces):
@@ -33,7 +33,7 @@ def two_at_most(function: Callable[[int, int], Any]) -> str:
             held = np.cumsum([1 if step[0] == "F" else -1 for step in steps]).max()
             if held > 2:
                 raise NotYet(f"{said}, stage {stage} holds {held} pieces at once")
-        columns = max(end for _, end in pipeline.run_times(schedule).values())
+        columns = max(end for _, end in schedules.run_times(schedule).values())
         if pieces > 1 and columns >= 2 * stages * pieces:
             raise NotYet(f"{said} it takes as long as one piece after the other")
     return "never more than two pieces, and faster than one after the other"

@@ -6,6 +6,7 @@ from typing import Any
 
 from mgpu_helpers import pipeline
 from mgpu_helpers.charts.base import colour, pale
+from mgpu_helpers.lessons import schedules
 from mgpu_helpers.lessons.sketches.base import box, canvas, label
 
 
@@ -16,7 +17,7 @@ def bubble(first: str, second: str, pieces: int = 4) -> Any:
     for top, m, title in ((0.35, 1, "in one piece"), (1.85, pieces, f"in {pieces} pieces")):
         label(ax, (1.5, top - 0.18), title, ha="left", weight="bold")
         schedule = pipeline.one_forward_one_backward(2, m)
-        for (stage, task), (start, end) in pipeline.run_times(schedule).items():
+        for (stage, task), (start, end) in schedules.run_times(schedule).items():
             device = (first, second)[stage]
             unit = wide / length / m
             fill = colour(device) if task[0] == "F" else pale(colour(device))

@@ -12,7 +12,7 @@ from graphlib import TopologicalSorter
 from mgpu_helpers import private
 from mgpu_helpers.trace.records import curve
 from mgpu_helpers.trace.step import Trace, traced
-from mgpu_helpers.wording import counted, size_text, whole_number
+from mgpu_helpers.wording import size_text
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,10 @@ def cuts(
     [cut before dense: 20 and 10 ms, 0 and 0 MB, 8 kB cross]
     """
     traced(trace)
-    stages = whole_number("stages", stages, "a number of stages", 1)
     groups = list(layers.values()) if isinstance(layers, Mapping) else [[each] for each in layers]
     given, layers, names = layers, list(layers), list(itertools.chain(*groups))
-    if stages > len(layers):
-        raise ValueError(
-            f"{counted(stages, 'stage')} cannot be cut from {counted(len(layers), 'layer')}: ask "
-            f"for {len(layers)} or fewer."
-        )
+    if not 1 <= stages <= len(layers):
+        raise ValueError(f"{stages} stages cannot be cut from {len(layers)} layers: ask for fewer.")
     held = dict(held or {})
     if lost := [name for name in held if name not in names]:
         raise ValueError(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mgpu_helpers import private
-from mgpu_helpers._models import ready, takes_training
+from mgpu_helpers._models import graph_of, ready, takes_training
 from mgpu_helpers.pipeline.run import Made, Stage
 from mgpu_helpers.wording import counted
 
@@ -37,7 +36,7 @@ def stages(model: Any, cuts: Sequence[str], devices: Sequence[str]) -> list[Stag
     from mgpu_helpers.devices.check import checked
 
     ready(model, functional=True)
-    model = _functional(model)
+    model = graph_of(model)
     nodes = private.calls_of(model)
     at = [0, *_starts(nodes, cuts, devices), len(nodes)]
     devices = checked(devices)
@@ -73,7 +72,7 @@ def places(model: Any) -> dict[str, list[str]]:
     {'a': ['a'], 'b': ['b', 'c']}
     """
     ready(model, functional=True, single=False)
-    model = _functional(model)
+    model = graph_of(model)
     nodes = private.calls_of(model)
     crossing = _crossing(model, nodes)
     found: dict[str, list[str]] = {}
@@ -82,15 +81,6 @@ def places(model: Any) -> dict[str, list[str]]:
             found[name] = start = []
         start.append(name)
     return found
-
-
-def _functional(model: Any) -> Any:
-    """Make a Sequential model functional, of the same layers."""
-    import keras
-
-    if isinstance(model, keras.Sequential):
-        return keras.Model(*model.inputs, *model.outputs)
-    return model
 
 
 def _first_calls(nodes: Sequence[Any]) -> dict[str, int]:
@@ -113,33 +103,16 @@ def _crossing(model: Any, nodes: Sequence[Any]) -> list[list[Any]]:
 
 
 def _starts(nodes: Sequence[Any], cuts: Sequence[str], devices: Sequence[str]) -> list[int]:
-    """Find where each stage but the first begins; ValueError says what is wrong with a cut."""
-    cuts = [cuts] if isinstance(cuts, str) else list(cuts)
-    if len(devices) != len(cuts) + 1:
-        raise ValueError(
-            f"{counted(len(cuts), 'cut')} make {counted(len(cuts) + 1, 'stage')}, and there are "
-            f"{counted(len(devices), 'device')}: give one for each stage."
-        )
+    """Find where each stage but the first begins."""
     first = _first_calls(nodes)
-    for before, cut in itertools.pairwise([None, *cuts]):
-        if cut not in first:
-            later = list(first)[1:]
-            near = difflib.get_close_matches(str(cut), later, n=3) or later[:3]
-            raise ValueError(
-                f"no layer {cut!r} can begin a stage: "
-                + (f"try {' or '.join(near)}." if near else "the model is a single layer.")
-            )
-        if first[cut] == 0:
-            raise ValueError(
-                f"{cut!r} is the first layer, so the first stage would be empty: cut in front of a "
-                "later one."
-            )
-        if before is not None and first[cut] <= first[before]:
-            raise ValueError(
-                f"{cut!r} does not come after {before!r} in the order in which Keras runs the "
-                "layers: sort the cuts by it, and name each once."
-            )
-    return [first[cut] for cut in cuts]
+    starts = [first.get(cut, 0) for cut in cuts]
+    if 0 in starts or starts != sorted(set(starts)) or len(devices) != len(cuts) + 1:
+        raise ValueError(
+            f"cuts={list(cuts)} make no stages for {counted(len(devices), 'device')}: name one "
+            "layer less than devices, in the order in which Keras runs them, which is "
+            f"{', '.join(list(first)[1:])}."
+        )
+    return starts
 
 
 def _function(
@@ -159,18 +132,10 @@ def _function(
     variables = {**weights, **state}
 
     def enter(x: Any) -> dict[int, Any]:
-        values, masks = (keras.tree.flatten(entry(x)), {}) if s == 0 else as_given(x)
+        values, masks = (keras.tree.flatten(entry(x)), {}) if s == 0 else x
         for i, mask in masks.items():
             private.set_mask(values[i], mask)  # which a loss uses
         return {id(t): value for t, value in zip(borders[s], values, strict=True)}
-
-    def as_given(x: Any) -> Any:
-        if not (isinstance(x, tuple) and [type(part) for part in x] == [list, dict]):
-            raise ValueError(
-                f"it takes {counted(len(borders[s]), 'tensor')} from stage {s - 1} of the model: "
-                "keep the order of the stages."
-            )
-        return x
 
     def leave(values: Mapping[int, Any]) -> Any:
         made = [values[id(t)] for t in borders[s + 1]]

@@ -1,0 +1,278 @@
+"""Several models trained at once, one per device, each in a thread; their predictions and votes.
+
+Lesson 05 builds it in front of the reader.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from threading import Event
+from typing import Any
+
+import numpy as np
+
+from mgpu_helpers._models import ready
+from mgpu_helpers.names import short
+from mgpu_helpers.wording import counted, error_line, whole_number
+
+__all__ = ["from_keras", "mean", "Member", "MemberError", "predictions", "train", "vote"]
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """One model of an ensemble: a name, a step that trains it, and a prediction.
+
+    step(*batch) trains once and gives the loss, or what Keras's `train_on_batch` gives: in a list
+    the loss comes first, in a dict as "loss". predict(images) gives probabilities [n, classes].
+    Both are called in a thread, where a `tf.device` block of the caller does not hold: open it
+    inside them.
+
+    >>> w = tf.Variable(1.0)
+    >>> member = Member("small", lambda x: w.assign_sub(0.5 * x), lambda x: w * x)
+    >>> float(member.step(1.0))
+    0.5
+    """
+
+    name: str
+    step: Callable[..., Any]
+    predict: Callable[[Any], Any]
+
+
+def from_keras(name: str, model: Any, device: str | None = None) -> Member:
+    """Make a member from a compiled Keras model: `train_on_batch` on its device, in its thread.
+
+    The device is where the model's weights should be, too: build and compile it in
+    `tf.device(device)`, for the optimizer and the metrics have variables as well. With None it is
+    where its first weight is. `tf.train.Checkpoint(model=model, optimizer=model.optimizer)` saves
+    all that a training needs to go on bit for bit.
+
+    >>> import keras
+    >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, "softmax")])
+    >>> model.compile("sgd", "sparse_categorical_crossentropy")
+    >>> from_keras("small", model).predict(np.ones((4, 3))).shape
+    (4, 2)
+    """
+    import tensorflow as tf
+
+    from mgpu_helpers.devices.check import checked
+
+    ready(model, compiled=True, trained=True)
+    (device,) = checked([device or model.variables[0].value.device])
+    every = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    away = [v for v in every if short(v.value.device) != device]
+    if model.jit_compile and away:
+        raise ValueError(
+            f"the model {model.name!r} is compiled with XLA (jit_compile=True), which wants its "
+            f"weights and those of its optimizer and metrics on the device that it runs on, "
+            f"{device}, and {away[0].path} is on {short(away[0].value.device)}: build the model "
+            f"and compile it in tf.device({device!r})."
+        )
+    with tf.device(device):
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+
+    def step(*batch: Any) -> Any:
+        with tf.device(device):
+            model.reset_metrics()  # as Keras does from 3.15: before, it gives a running mean
+            return model.train_on_batch(*batch)
+
+    def predict(images: Any) -> Any:
+        with tf.device(device):
+            return model.predict_on_batch(images)
+
+    return Member(name, step, predict)
+
+
+@dataclass(frozen=True, repr=False)
+class Run:
+    """What a training gave by member: the losses in order, and each step's start and end.
+
+    Times are in seconds since the run began.
+    """
+
+    losses: dict[str, list[Any]]
+    spans: dict[str, list[tuple[float, float]]]
+    wall: float
+
+    def __repr__(self) -> str:
+        lines = [f"{counted(len(self.losses), 'member')} in {self.wall:.2f} s"]
+        for name, losses in self.losses.items():
+            change = f"  loss {losses[0]:.3f} to {losses[-1]:.3f}" if losses else ""
+            lines.append(f"{name:8}{counted(len(losses), 'step')}{change}")
+        return "\n".join(lines)
+
+
+class MemberError(RuntimeError):
+    """A member failed: its `name`, the `step` (the first is 1), and the `run` as far as it went."""
+
+    def __init__(self, text: str, name: str, step: int, run: Run) -> None:
+        super().__init__(text)
+        self.name, self.step, self.run = name, step, run
+
+
+def train(members: Iterable[Member], batches: Any, *, at_once: bool = True) -> Run:
+    """Train each member on its batches, each in a thread, or one after another if not at_once.
+
+    `batches` is what every member gets whole (all but a list is made one first, so that all see the
+    same), or a function of the member's place, 0 and up, that gives it batches of its own. A batch
+    is a tuple of what a step takes. When a member fails, the others end the step they are in, and
+    MemberError is raised. On KeyboardInterrupt all members end their step before it goes on to the
+    caller. No thread stays behind.
+
+    >>> falling = Member("falling", lambda x: 1 / x, None)
+    >>> train([falling], [(1.0,), (2.0,)]).losses
+    {'falling': [1.0, 0.5]}
+    """
+    members = list(members)
+    if callable(batches):
+        given = [batches(place) for place in range(len(members))]
+    else:
+        given = [batches if isinstance(batches, list) else list(batches)] * len(members)
+    streams = [iter(own) for own in given]
+    if len(set(map(id, streams))) < len(streams):
+        raise ValueError(
+            "the members got one iterator, and each would see a part of it: make a list of it, or "
+            "an iterator for each member."
+        )
+    firsts = [next(stream, None) for stream in streams]
+    for member, first in zip(members, firsts, strict=True):
+        if not isinstance(first, tuple | list):  # an array would be taken apart into its rows
+            kind = "no batches" if first is None else f"a batch that is one {type(first).__name__}"
+            raise ValueError(
+                f"{member.name} got {kind}: give every member one batch or more, each a tuple of "
+                "what a step takes, such as (images, labels)."
+            )
+    streams = [itertools.chain([first], rest) for first, rest in zip(firsts, streams, strict=True)]
+    return _run(members, lambda m, batch: _loss(m.step(*batch)), streams, "step", at_once)
+
+
+def _loss(given: Any) -> float:
+    """Take the loss from what a step gives; Keras's `train_on_batch` gives its metrics as well."""
+    if isinstance(given, Mapping):
+        given = given["loss"]
+    return float(given[0] if isinstance(given, list | tuple) else given)
+
+
+def predictions(
+    members: Iterable[Member], images: Any, *, batch: int = 256
+) -> dict[str, np.ndarray]:
+    """Predict with all members at once, `batch` images a time; probabilities [n, classes] by name.
+
+    images is an array, or a dict of them for models with several inputs, which have one output.
+    When a member fails, the others stop too, and MemberError is raised.
+
+    >>> sure = Member("sure", None, lambda images: np.eye(2)[images])
+    >>> predictions([sure], np.array([1]))
+    {'sure': array([[0., 1.]])}
+    """
+    members = list(members)
+    batch = whole_number("batch", batch, "a number of images at a time", 1)
+    parts = images if isinstance(images, Mapping) else {"": images}
+    starts = range(0, min(map(len, parts.values())), batch)
+    pieces = [{name: part[at : at + batch] for name, part in parts.items()} for at in starts]
+    work = [pieces if isinstance(images, Mapping) else [piece[""] for piece in pieces]]
+    run = _run(members, lambda m, piece: _rows(m.predict(piece)), work * len(members), "piece")
+    return {name: np.concatenate(found) for name, found in run.losses.items()}
+
+
+def _rows(predicted: Any) -> np.ndarray:
+    if isinstance(predicted, Mapping):
+        raise TypeError(f"it predicts {', '.join(predicted)}: give members that have one output")
+    return np.asarray(predicted)
+
+
+def _run(
+    members: Sequence[Member],
+    call: Callable[[Member, Any], Any],
+    work: Sequence[Iterable[Any]],
+    noun: str,
+    at_once: bool = True,
+) -> Run:
+    """Call with every member and each piece of its work; keep what the calls give as losses."""
+    names = [member.name for member in members]
+    if len(set(names)) < max(1, len(names)):
+        raise ValueError(f"members by the names {names}: give one or more, each another name.")
+    run = Run({name: [] for name in names}, {name: [] for name in names}, 0.0)
+    stop, began = Event(), time.perf_counter()
+    failed: list[tuple[str, int, BaseException]] = []
+
+    def go(member: Member, items: Iterable[Any]) -> None:
+        losses, spans = run.losses[member.name], run.spans[member.name]
+        try:
+            for item in items:
+                if stop.is_set():
+                    return
+                start = time.perf_counter() - began
+                losses.append(call(member, item))
+                spans.append((start, time.perf_counter() - began))
+        except BaseException as error:
+            failed.append((member.name, len(losses) + 1, error))
+            stop.set()
+
+    threads: list[Future[None]] = []
+    ahead, interrupted = zip(members, work, strict=True), None
+    with ThreadPoolExecutor(len(members) if at_once else 1) as pool:
+        # A KeyboardInterrupt reaches this thread only, and may come again before the steps end. It
+        # waits in short turns: not every interrupt wakes a thread that waits for good. And it waits
+        # here: interrupted while it joins a thread, Python 3.11 takes the running thread for ended.
+        while True:
+            try:
+                threads.extend(pool.submit(go, *each) for each in ahead)
+                while wait(threads, timeout=0.1).not_done:
+                    pass
+                break
+            except BaseException as error:
+                stop.set()
+                interrupted = interrupted or error
+    if interrupted:
+        raise interrupted
+    run = Run(run.losses, run.spans, time.perf_counter() - began)
+    if failed:
+        name, step, first = failed[0]
+        others = "; the others ended the step they were in" if len(members) > 1 else ""
+        text = f"{name} failed in {noun} {step} ({error_line(first)}){others}."
+        for also, at, other in failed[1:]:
+            text += f" {also} failed too, in {noun} {at} ({error_line(other)})."
+        raise MemberError(text, name, step, run) from first
+    return run
+
+
+def vote(predictions: Any) -> np.ndarray:
+    """Give the labels [n] that most members vote for, each with its highest probability.
+
+    A tie goes to the label with the largest sum of probabilities, then to the smallest label.
+    `predictions` is what `predictions` gives, or a sequence of arrays [n, classes].
+
+    >>> vote([[[0.9, 0.1]], [[0.4, 0.6]], [[0.4, 0.6]]])
+    array([1])
+    """
+    given = _stacked(predictions)
+    votes = (given.argmax(2)[..., None] == np.arange(given.shape[2])).sum(0)
+    leads = votes == votes.max(1, keepdims=True)
+    return np.where(leads, given.sum(0), -np.inf).argmax(1)
+
+
+def mean(predictions: Any) -> np.ndarray:
+    """Give the labels [n] whose average probability is highest; takes what `vote` takes.
+
+    >>> mean([[[0.9, 0.1]], [[0.4, 0.6]], [[0.4, 0.6]]])
+    array([0])
+    """
+    return _stacked(predictions).mean(0).argmax(1)
+
+
+def _stacked(predictions: Any) -> np.ndarray:
+    """Give predictions as one array [members, n, classes]."""
+    if isinstance(predictions, Mapping):
+        predictions = predictions.values()
+    given = np.stack([np.asarray(rows, np.float64) for rows in predictions])
+    if given.ndim != 3 or not np.isfinite(given).all():  # a NaN would win every vote
+        raise ValueError(
+            f"predictions of shape {given.shape}, all finite: {np.isfinite(given).all()}; give "
+            "finite probabilities, [n, classes] of each member."
+        )
+    return given

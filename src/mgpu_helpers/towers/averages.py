@@ -1,0 +1,71 @@
+"""Average the gradients of towers in one place: the average of lesson 07."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mgpu_helpers._train import HOST
+
+
+def average(
+    tower_gradients: Sequence[Sequence[Any]],
+    *,
+    weights: Sequence[Any] | None = None,
+    device: str | None = HOST,
+) -> list[Any]:
+    """Average each variable's gradient over the towers, on `device`: the host, unless you say so.
+
+    None leaves the place to the surrounding `tf.device`.
+
+    Weights, one a tower, are those of `numpy.average`, such as the sizes of the shards. A
+    gradient that is None counts as zero; it stays None where every tower has none. Sparse ones
+    (`tf.IndexedSlices`) stay sparse unless a tower has a dense one.
+
+    >>> average([[np.array([1.0, 2.0])], [np.array([3.0, 6.0])]])[0].numpy().tolist()
+    [2.0, 4.0]
+    """
+    from mgpu_helpers.devices.check import placed
+
+    columns = list(zip(*tower_gradients, strict=True))
+    if any(isinstance(g, tuple) and len(g) == 2 for column in columns for g in column):
+        raise ValueError(
+            "the towers hold pairs of gradient and variable: give the gradients only, "
+            "[gradient for gradient, variable in pairs]."
+        )
+    with placed(device):
+        if weights is None:
+            return [_times(1 / len(tower_gradients), _added(column)) for column in columns]
+        whole = sum(weights)
+        shares = [weight / whole for weight in weights]
+        scaled = ([_times(*each) for each in zip(shares, c, strict=True)] for c in columns)
+        return [_added(column) for column in scaled]
+
+
+def total(tower_gradients: Sequence[Sequence[Any]]) -> list[Any]:
+    """Add up each variable's gradient over the towers; None and sparse ones are as in `average`."""
+    return [_added(column) for column in zip(*tower_gradients, strict=True)]
+
+
+def _added(column: Sequence[Any]) -> Any:
+    import tensorflow as tf
+
+    each = [gradient for gradient in column if gradient is not None]
+    if not each:
+        return None
+    if not all(isinstance(g, tf.IndexedSlices) for g in each):
+        return tf.add_n([tf.convert_to_tensor(g) for g in each])
+    values, indices = [g.values for g in each], [g.indices for g in each]
+    # What stands there twice for a row adds up when it is used.
+    return tf.IndexedSlices(tf.concat(values, 0), tf.concat(indices, 0), each[0].dense_shape)
+
+
+def _times(share: Any, gradient: Any) -> Any:
+    import tensorflow as tf
+
+    if gradient is None:
+        return None
+    if not isinstance(gradient, tf.IndexedSlices):
+        gradient = tf.convert_to_tensor(gradient)
+    share = tf.cast(share, gradient.dtype) if tf.is_tensor(share) else float(share)
+    return tf.math.scalar_mul(share, gradient)
