@@ -246,13 +246,10 @@ def test_stages_begin_with_the_weights_of_the_whole(tf, plan, order):
         np.testing.assert_allclose(result, networks.logits(DENSE, wanted, x), rtol=1e-6)
 
 
-@pytest.mark.parametrize("where, said", [
-    (["/CPU:1"], "2 stages and 1 device"), (["/CPU:1", "/CPU:9"], "no device '/CPU:9'"),
-])  # fmt: skip
-def test_stages_need_devices_that_are_there(tf, plan, where, said):
+def test_stages_need_devices_that_are_there(tf, plan):
     with tf.Graph().as_default() as graph:
-        with pytest.raises(ValueError, match=said):
-            networks.stages(DENSE, ["c"], where)
+        with pytest.raises(ValueError, match="no device '/CPU:9'"):
+            networks.stages(DENSE, ["c"], ["/CPU:1", "/CPU:9"])
         assert not graph.get_operations()
 
 
