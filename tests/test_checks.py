@@ -212,8 +212,9 @@ def judge(number: str, nth: int, answer: str | tuple[str, ...], folder: Path) ->
     runpy.run_path(str(file))
 
 
-# Each answer trains for some passes: `make test` has the first ones, `make thorough` all.
-LONG = {("14", 2): 3}
+# Each answer trains for some passes: `make test` has the first wrong ones, and the solution in its
+# lesson; `make thorough` has all.
+LONG = {("14", 2): 2}
 
 
 def marks(number: str, nth: int, place: int) -> list[pytest.MarkDecorator]:
