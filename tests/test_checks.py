@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import runpy
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,17 @@ import pytest
 
 from check_notebooks import last_statement
 from lessons import read, tags
-from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, listed, numbers, traced
+from mgpu_helpers.lessons.checks import lesson_05
+from mgpu_helpers.lessons.checks.judge import (
+    NotYet,
+    call,
+    exercise,
+    expect,
+    listed,
+    numbers,
+    same_as,
+    traced,
+)
 
 LESSONS = {lesson.number: lesson for lesson in read()}
 CHECKS = {
@@ -27,20 +38,16 @@ ANSWERS = {number: importlib.import_module(f"answers.lesson_{number}") for numbe
 OF_A_VALUE = {
     "00.default_device", "01.full_name", "02.quarter_and_growth",
     "09.within_budget",
-}  # fmt: skip
+}
 # What the check takes beside the answer.
 MORE = {"06.mean_error": [lambda x, y: (x - y) ** 2], "14.treated": [{1, 2, 6}]}
-BAD = {
-    "None": None, "[]": [], "list": [1, 2], "''": "", "text": "text", "matrix": np.ones([2, 3]),
-    "object": object(),
-}  # fmt: skip
+BAD = {"None": None, "list": [1, 2], "text": "text", "matrix": np.ones([2, 3]), "object": object()}
 
 
 @exercise
 def four(function: Callable[[], Any]) -> str:
     """Check an exercise whose right answer is a function that returns 4."""
-    if call(function) != 4:
-        raise NotYet("add\n  them")
+    expect(call(function) == 4, "add\n  them")
     return "four"
 
 
@@ -60,12 +67,9 @@ def says_not_yet(capsys: pytest.CaptureFixture[str]) -> str:
 def test_an_exercise_prints_what_its_check_says(capsys):
     four(lambda: 4)
     four(lambda: 5)
-    assert capsys.readouterr().out == "yes: four\nnot yet: add them\n"
-
-
-def test_what_the_answer_raises_is_a_hint(capsys):
     four(raises)
-    assert "it raises ValueError: what is wrong\n" in says_not_yet(capsys)
+    hints = "not yet: add them\nnot yet: it raises ValueError: what is wrong\n"
+    assert capsys.readouterr().out == f"yes: four\n{hints}"
 
 
 def test_a_wrong_number_of_arguments_is_named(plan):
@@ -73,15 +77,12 @@ def test_a_wrong_number_of_arguments_is_named(plan):
         traced(lambda: 4, np.ones([90, 90], "float32"))
 
 
-def test_an_interrupt_passes_through():
+def test_an_interrupt_and_a_bug_in_a_check_stay_errors():
     def interrupted():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         four(interrupted)
-
-
-def test_a_bug_in_a_check_stays_an_error():
     with pytest.raises(ZeroDivisionError):
         exercise(lambda answer: 1 / 0)(4)
 
@@ -102,6 +103,31 @@ def test_other_shapes_and_kinds_are_not_numbers(bad):
         numbers(bad, (2,), "two")
 
 
+def test_same_as_names_the_mistake_of_the_first_case_that_differs(capsys):
+    check = same_as(
+        lambda some: sum(some), lambda: [([2, 2],), ([1, 3, 4],)], way="a number", yes="all",
+        told=lambda right, got, some: f"{some} give {right}, not {got}", unknown="add them",
+        wrong={"that is their product": math.prod, "only two": lambda some: sum(some[:2])},
+        changed="it takes them away",
+    )
+
+    def emptied(some):
+        total = sum(some)
+        some.clear()
+        return total
+
+    for answer in (sum, math.prod, lambda some: some[0] + some[1], max, str, emptied,
+                   lambda some: np.nan, lambda some: str(sum(some))):
+        check(answer)
+    assert capsys.readouterr().out.splitlines() == [
+        "yes: all", "not yet: [1, 3, 4] give 8, not 12: that is their product",
+        "not yet: [1, 3, 4] give 8, not 4: only two", "not yet: [2, 2] give 4, not 2: add them",
+        "not yet: it returns a value of type str: a number", "not yet: it takes them away",
+        "not yet: [2, 2] give 4, not nan: add them",
+        "not yet: '4' is right, but text: make it a number",
+    ]
+
+
 # the checks
 
 
@@ -110,30 +136,31 @@ def test_every_exercise_has_its_check():
     assert used == set(CHECKS) and used > OF_A_VALUE
 
 
-def bad_answers(name: str) -> Iterator[tuple[str, Any]]:
+def bad_answers(name: str) -> Iterator[Any]:
     if name in OF_A_VALUE:
-        yield from BAD.items()
+        yield from BAD.values()
         return
-    functions = {kind: lambda *args, value=value, **named: value for kind, value in BAD.items()}
-    functions["raises"] = raises
-    yield from {"no function": BAD["matrix"], **functions}.items()
+    functions = [lambda *args, value=value, **named: value for value in BAD.values()]
+    yield from [BAD["matrix"], *functions, raises]
     if name == "06.uneven":  # makes functions
-        for kind, function in functions.items():
-            yield f"makes {kind}", lambda *args, function=function: function
+        yield from [lambda *args, function=function: function for function in functions]
 
 
-@pytest.mark.parametrize(
-    "name, answer",
-    [
-        pytest.param(name, answer, id=f"{name}-{kind}")
-        for name in CHECKS
-        for kind, answer in bad_answers(name)
-    ],
-)
-def test_a_bad_answer_gets_a_hint(plan, capsys, name, answer):
-    CHECKS[name](answer, *MORE.get(name, []))
-    said = says_not_yet(capsys)
-    assert answer is not raises or "it raises ValueError: what is wrong" in said
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_bad_answer_gets_a_hint(plan, capsys, name):
+    for answer in bad_answers(name):
+        CHECKS[name](answer, *MORE.get(name, []))
+        said = says_not_yet(capsys)
+        assert answer is not raises or "it raises ValueError: what is wrong" in said
+
+
+MISTAKES = [(name, hint) for name, check in CHECKS.items() for hint in vars(check).get("wrong", {})]
+
+
+@pytest.mark.parametrize("name, hint", MISTAKES)
+def test_a_mistake_that_a_check_knows_gets_its_hint(plan, capsys, name, hint):
+    CHECKS[name](vars(CHECKS[name])["wrong"][hint])
+    assert f": {hint}\n" in says_not_yet(capsys)
 
 
 # right answers and wrong ones
@@ -165,16 +192,29 @@ def prepared(number: str) -> str:
     return "\n\n".join(["plan = devices.current()", cells[1], *needed])
 
 
-def judge(number: str, nth: int, answer: str, folder: Path) -> None:
-    """Run an answer and its check, after what the lesson has made by then."""
+def solution(number: str, nth: int) -> str:
+    return tagged(number, "solution")[nth - 1].rpartition("checks.")[0]
+
+
+def judge(number: str, nth: int, answer: str | tuple[str, ...], folder: Path) -> None:
+    """Run an answer and its check, after what the lesson has made by then.
+
+    An answer is its text, or what to put in place of what in the lesson's solution.
+    """
+    if not isinstance(answer, str):
+        pairs, answer = zip(answer[::2], answer[1::2], strict=True), solution(number, nth)
+        for old, new in pairs:
+            assert old in answer, old
+            answer = answer.replace(old, new)
     file = folder / "answer.py"  # a file, because AutoGraph reads the source of what it traces
     imports = "from mgpu_helpers import devices"
     file.write_text("\n\n".join([imports, prepared(number), answer, judging(number, nth)]))
     runpy.run_path(str(file))
 
 
-# Each answer trains for some passes: `make test` has the first ones, `make thorough` all.
-LONG = {("14", 2): 3}
+# Each answer trains for some passes: `make test` has the first wrong ones, and the solution in its
+# lesson; `make thorough` has all.
+LONG = {("14", 2): 2}
 
 
 def marks(number: str, nth: int, place: int) -> list[pytest.MarkDecorator]:
@@ -183,17 +223,16 @@ def marks(number: str, nth: int, place: int) -> list[pytest.MarkDecorator]:
 
 def right() -> Iterator[Any]:
     for number, nth in exercises():
-        solution = tagged(number, "solution")[nth - 1].rpartition("checks.")[0]
-        answers = {"solution": solution, **dict(enumerate(ANSWERS[number].RIGHT.get(nth, []), 1))}
-        for place, (name, answer) in enumerate(answers.items()):
+        for place, answer in enumerate([solution(number, nth), *ANSWERS[number].RIGHT[nth]]):
             long = marks(number, nth, place + 2)  # the solution is in the lesson, too
-            yield pytest.param(number, nth, answer, id=f"{number}-{nth}-{name}", marks=long)
+            yield pytest.param(number, nth, answer, id=f"{number}-{nth}-{place}", marks=long)
 
 
 @pytest.mark.parametrize("number, nth", list(exercises()))
 def test_an_exercise_has_three_right_answers_and_five_wrong_ones(number: str, nth: int):
     assert len(ANSWERS[number].RIGHT[nth]) >= 2  # beside the solution
-    assert len({answer for answer, _ in ANSWERS[number].WRONG[nth]}) >= 5
+    known = [hint for name, hint in MISTAKES if name == f"{number}.{check_of(number, nth)}"]
+    assert len(ANSWERS[number].WRONG.get(nth, [])) + len(known) >= 5
 
 
 @pytest.mark.parametrize("number, nth, answer", list(right()))
@@ -209,9 +248,13 @@ def test_a_right_answer_is_accepted(plan, capsys, tmp_path, number, nth, answer)
                      marks=marks(number, nth, place))
         for number in LESSONS
         for nth, answers in ANSWERS[number].WRONG.items()
-        for place, (answer, hint) in enumerate(answers)
+        for place, (*parts, hint) in enumerate(answers)
+        for answer in [parts[0] if len(parts) == 1 else tuple(parts)]
     ],
 )
-def test_a_wrong_answer_gets_its_hint(plan, capsys, tmp_path, number, nth, answer, hint):
+def test_a_wrong_answer_gets_its_hint(
+    plan, capsys, tmp_path, monkeypatch, number, nth, answer, hint
+):
+    monkeypatch.setattr(lesson_05, "LIMIT", 2.0)
     judge(number, nth, answer, tmp_path)
     assert hint in says_not_yet(capsys)

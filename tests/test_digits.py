@@ -58,16 +58,6 @@ def test_the_same_bits_everywhere(arguments, expected):
     assert digest(*load(**arguments)) == expected
 
 
-@pytest.mark.parametrize("test, count", [(False, 1437), (True, 360)])
-def test_none_gives_every_original_once(test, count):
-    images, labels = load(test=test)
-    assert images.shape == (count, 28, 28, 1) and images.dtype == np.float32
-    assert labels.shape == (count,) and labels.dtype == np.int64
-    assert len(np.unique(images, axis=0)) == count
-    _, classes = shipped("test" if test else "train")
-    assert sorted(labels) == sorted(classes)
-
-
 @few
 @given(n=st.integers(1, 4000), size=sizes, seed=seeds, test=st.booleans())
 def test_any_n_size_and_seed(n, size, seed, test):
@@ -133,12 +123,3 @@ def test_scaling_is_bilinear(size, which):
             a, b = old[top + 1][left + 1 : left + 3], old[top + 2][left + 1 : left + 3]
             exact = (a[0] * (1 - h) + a[1] * h) * (1 - v) + (b[0] * (1 - h) + b[1] * h) * v
             assert new[y, x] == np.float32(exact.numerator) / np.float32(16 * exact.denominator)
-
-
-def test_looks_like_mnist():
-    """A digit stands in the middle 20 pixels of 28, and about a seventh of the picture is ink."""
-    images, _ = load()
-    ink = images[..., 0].mean(0)
-    assert ink[:4].max() == ink[-4:].max() == ink[:, :4].max() == ink[:, -4:].max() == 0
-    assert ink[4].max() > 0 and ink[-5].max() > 0
-    assert 0.1 < images.mean() < 0.2

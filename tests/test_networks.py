@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mgpu_helpers import trace
-from mgpu_helpers.lessons import digits, networks
+from mgpu_helpers.lessons import networks
 
 NETWORKS = {
     "tensorlight": networks.tensorlight(0.1),
@@ -39,32 +37,19 @@ def keras_model(name, width=1.0, hidden=2400):
     k = keras.layers
     if name == "tensorlight":
         layers = [
-            k.Conv2D(n(64), 5, padding="same", activation="relu"),
-            k.MaxPool2D(),
-            k.Conv2D(n(128), 5, padding="same"),
-            k.LeakyReLU(negative_slope=0.2),
-            k.MaxPool2D(),
-            k.Flatten(),
-            k.Dense(n(1024), activation="relu"),
-            k.Dense(10),
+            k.Conv2D(n(64), 5, padding="same", activation="relu"), k.MaxPool2D(),
+            k.Conv2D(n(128), 5, padding="same"), k.LeakyReLU(negative_slope=0.2), k.MaxPool2D(),
+            k.Flatten(), k.Dense(n(1024), activation="relu"), k.Dense(10),
         ]
     elif name == "p40":
-        layers = [
-            layer
-            for filters in (64, 128, 128)
-            for layer in (k.Conv2D(n(filters), 3), k.MaxPool2D())
-        ]
+        layers = [each for filters in (64, 128, 128)
+                  for each in (k.Conv2D(n(filters), 3), k.MaxPool2D())]
         layers += [k.Flatten(), k.Dense(n(1024), activation="relu")]
         layers += [k.Dense(n(256), activation="relu"), k.Dense(10)]
     else:
         plain = {"use_bias": False, "activation": "relu"}
-        layers = [
-            layer
-            for filters in (64, 64, 128)
-            for layer in (
-                k.Conv2D(n(filters), 3, padding="same", **plain), k.MaxPool2D(padding="same")
-            )
-        ]
+        layers = [each for filters in (64, 64, 128) for each in (
+            k.Conv2D(n(filters), 3, padding="same", **plain), k.MaxPool2D(padding="same"))]
         layers += [k.Flatten(), k.Dense(n(hidden), **plain), k.Dense(10, use_bias=False)]
     return keras.Sequential([k.Input((28, 28, 1)), *layers])
 
@@ -99,32 +84,6 @@ def test_counts(network, parameters, mflop):
     assert f"{parameters:,} parameters" in shown and f"{mflop} MFLOP" in shown
     own = [row.split()[-1] for row in shown.splitlines()[2:]]
     assert sum(int(count.replace(",", "")) for count in own if count != "-") == parameters
-
-
-def test_where_the_parameters_and_the_work_of_tensorlight_are():
-    shapes = networks.shapes(networks.tensorlight())
-    assert shapes["fc1/kernel"] == (7 * 7 * 128, 1024) and shapes["conv2/bias"] == (128,)
-    assert round(100 * math.prod(shapes["fc1/kernel"]) / 6_640_394) == 97
-    assert round(100 * 6 * math.prod(shapes["conv2/kernel"]) * 14 * 14 / 284.5e6) in (84, 85)
-
-
-@pytest.mark.parametrize("name, hidden", [("tensorlight", 0), ("p40", 0), ("jang", 2400),
-                                          ("jang", 4800)])
-def test_keras_counts_the_same(tf, name, hidden):
-    network = getattr(networks, name)(*([hidden] if hidden else []))
-    assert networks.parameters(network) == keras_model(name, hidden=hidden).count_params()
-
-
-@settings(max_examples=25, deadline=None)
-@given(width=st.floats(0.001, 2), which=st.sampled_from([networks.tensorlight, networks.p40]))
-def test_width_scales_all_but_the_outputs(width, which):
-    whole, scaled = networks.shapes(which()), networks.shapes(which(width))
-    assert list(whole) == list(scaled)
-    for name, shape in whole.items():
-        wanted = 10 if name.startswith("output") else max(1, round(shape[-1] * width))
-        assert scaled[name][-1] == wanted
-        if name.startswith("conv"):
-            assert scaled[name][:-2] == shape[:-2]
 
 
 # The weights
@@ -180,36 +139,18 @@ def test_classic_and_todays_weights_are_equal_bit_for_bit(tf, plan, name):
 
 def test_classic_weights_are_shared_by_reuse(tf, plan, monkeypatch):
     network, v1 = NETWORKS["tensorlight"], tf.compat.v1
-    count = len(networks.shapes(network))
-    with tf.Graph().as_default() as graph:
+    with tf.Graph().as_default():
         with v1.variable_scope("net"), tf.device(plan.devices[0]):
             first = networks.classic(network)
-        size = len(graph.as_graph_def().SerializeToString())
         with v1.variable_scope("net", reuse=True), tf.device(plan.devices[1]):
             with monkeypatch.context() as patch:
                 patch.delattr(networks, "initial")  # nothing is drawn again
                 second = networks.classic(network)
-        with v1.variable_scope("net", reuse=v1.AUTO_REUSE):
-            third = networks.classic(network)
-        assert all(first[n] is second[n] is third[n] for n in first)
-        assert len(v1.trainable_variables()) == count
+        assert all(first[n] is second[n] for n in networks.shapes(network))
         assert first["fc1/bias"].name == "net/fc1/bias:0"
         assert all(v.device.endswith(plan.devices[0][1:]) for v in first.values())
-        assert len(graph.as_graph_def().SerializeToString()) == size
         with v1.variable_scope("net"), pytest.raises(ValueError, match="already exists"):
             networks.classic(network)
-        with v1.variable_scope("other", reuse=True), pytest.raises(ValueError, match="not exist"):
-            networks.classic(network)
-        with v1.variable_scope("other"):
-            networks.classic(network)
-        assert len(v1.trainable_variables()) == 2 * count
-
-
-def test_classic_weights_need_a_graph(tf):
-    with pytest.raises(RuntimeError):
-        networks.classic(NETWORKS["tensorlight"])
-    with pytest.raises(RuntimeError, match="tf.Graph"):
-        tf.function(lambda: networks.classic(NETWORKS["tensorlight"])["fc1/bias"])()
 
 
 # The forward function
@@ -265,36 +206,6 @@ def test_l2_takes_the_kernels_only(tf):
     assert networks.l2(weights, 5e-4).numpy() == pytest.approx(wanted, rel=1e-5)
 
 
-def test_a_part_of_the_layers_is_a_network(tf):
-    network, (images, _) = NETWORKS["tensorlight"], examples(3)
-    weights = networks.variables(network)
-    front = replace(network, layers=network.layers[:3])
-    back = replace(network, layers=network.layers[3:], input=(14, 14, 13))
-    between = networks.logits(front, weights, images)
-    whole = networks.logits(network, weights, images, keep=None, seed=(1, 2))
-    parts = networks.logits(back, weights, between, keep=None, seed=(1, 2))
-    np.testing.assert_allclose(parts, whole, rtol=1e-6)
-    assert networks.shapes(front) | networks.shapes(back) == networks.shapes(network)
-
-
-def test_weights_on_the_host_cross_once_each_way(tf, plan):
-    """Two uses of the weights, one copy; and no soft placement is needed."""
-    network, (images, labels) = NETWORKS["tensorlight"], examples(4)
-    with tf.Graph().as_default():
-        with tf.device(plan.devices[0]):
-            weights = networks.classic(network, device=plan.host)
-            read = networks.read(weights)
-            cost = networks.loss(labels, networks.logits(network, read, images))
-            slopes = tf.gradients(cost + networks.l2(read, 5e-4), list(weights.values()))
-        with tf.device(plan.host):
-            taken = [tf.negative(slope) for slope in slopes]
-        with session(tf, plan) as opened:
-            _, step = trace.session_step(opened, taken)
-    size = 4 * networks.parameters(network)
-    away = {(plan.host, plan.devices[0]): size, (plan.devices[0], plan.host): size}
-    assert step.bytes_between() == away
-
-
 # Dropout
 
 
@@ -308,21 +219,12 @@ def test_dropout_follows_the_seed_and_nothing_else(tf, plan):
     assert np.array_equal(scores((3, 1)), scores((3, 1)))
     assert np.array_equal(scores((3, 1)), scores(tf.constant([3, 1])))
     assert np.array_equal(scores((3, 1), 1.0), networks.logits(network, weights, images))
-    np.testing.assert_allclose(scores((3, 1), tf.constant(1.0)), scores(None, 1.0), rtol=1e-6)
     different = [scores(seed) for seed in ((3, 1), (3, 2), (4, 1), (1, 3))]
     different += [scores((3, 1), 0.6), scores((3, 1), 1.0)]
     assert len({value.tobytes() for value in different}) == 6
-    with tf.Graph().as_default():
-        classic = networks.classic(network)
-        seed = tf.compat.v1.placeholder(tf.int32, [2])
-        keep = tf.compat.v1.placeholder(tf.float32, [])
-        with tf.device(plan.devices[1]):
-            value = networks.logits(network, classic, images, keep=keep, seed=seed)
-        with session(tf, plan) as opened:
-            got, step = trace.session_step(opened, value, {seed: [3, 1], keep: 0.6})
-    np.testing.assert_allclose(got, different[4], rtol=1e-4, atol=1e-5)
-    random = {op.device for op in step.ops if "Random" in op.type}
-    assert random == {plan.devices[1]}
+    np.testing.assert_allclose(scores((3, 1), tf.constant(0.6)), different[4], rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="0.3 needs a seed"):
+        networks.logits(network, weights, images, keep=None)
 
 
 @settings(max_examples=10, deadline=None)
@@ -345,52 +247,6 @@ def test_dropout_keeps_the_share_and_the_mean(tf, keep, seed):
     assert (own > 0).mean() == pytest.approx(0.3, abs=0.03)
 
 
-# Training
-
-
-def test_the_networks_learn(tf):
-    images, labels = digits.load(500)
-    for network in (networks.tensorlight(0.1), networks.p40(0.2)):
-        weights = networks.variables(network)
-        values = list(weights.values())
-        optimizer = tf.keras.optimizers.Adam(0.003)
-        optimizer.build(values)
-
-        @tf.function
-        def step(x, y, network=network, weights=weights, values=values, optimizer=optimizer):
-            with tf.GradientTape() as tape:
-                cost = networks.loss(y, networks.logits(network, weights, x))
-            optimizer.apply_gradients(zip(tape.gradient(cost, values), values, strict=True))
-
-        for epoch in range(4):
-            for x, y in digits.batches(images, labels, 50, seed=epoch):
-                step(x, y)
-        test, classes = digits.load(test=True)
-        hits = networks.accuracy(networks.logits(network, weights, test), classes)
-        assert hits > 0.8, network
-
-
-# Bad input
-
-
-@pytest.mark.parametrize(
-    "wrong, said",
-    [
-        (lambda: networks.tensorlight(0), "width=0"),
-        (lambda: networks.shapes(replace(networks.p40(), input=(12, 12, 1))), r"\(12, 12, 1\)"),
-        (lambda: networks.initial(networks.tensorlight(0.1), seed=-1), "seed=-1"),
-        (lambda: networks.logits(networks.tensorlight(), {}, np.zeros([5, 784], np.float32)),
-         r"\(5, 784\) .* tensorlight"),
-    ],
-)  # fmt: skip
-def test_sentences(tf, wrong, said):
-    with pytest.raises(ValueError, match=said):
-        wrong()
-
-
-@pytest.mark.parametrize("keep, said", [(None, "0.5 needs a seed"), (0, "keep=0"),
-                                        (1.5, "keep=1.5")])
-def test_dropout_sentences(tf, keep, said):
-    network = NETWORKS["tensorlight"]
-    with pytest.raises(ValueError, match=said):
-        networks.logits(network, networks.initial(network), examples(2)[0], keep=keep)
+def test_images_of_another_shape_are_refused():
+    with pytest.raises(ValueError, match="5, 784"):  # a Dense would reshape them
+        networks.logits(networks.tensorlight(), {}, np.zeros([5, 784], np.float32))

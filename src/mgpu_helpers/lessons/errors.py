@@ -12,31 +12,23 @@ from mgpu_helpers import private
 from mgpu_helpers.devices.plan import planned
 
 
-def _no_such_device() -> Any:
-    import tensorflow.compat.v1 as tf1
-
-    with tf1.Graph().as_default(), tf1.device("/GPU:9"):
-        return tf1.Session().run(tf1.constant(1.0) + 1.0)
+def _no_such_device(tf: Any) -> Any:
+    with tf.Graph().as_default(), tf.device("/GPU:9"):
+        return tf.compat.v1.Session().run(tf.constant(1.0) + 1.0)
 
 
-def _too_late() -> Any:
-    import tensorflow as tf
-
+def _too_late(tf: Any) -> Any:
     cpu = tf.config.list_physical_devices("CPU")[0]
     one = [tf.config.LogicalDeviceConfiguration()]
     return tf.config.set_logical_device_configuration(cpu, one * 99)
 
 
-def _too_large() -> Any:
-    import tensorflow as tf
-
+def _too_large(tf: Any) -> Any:
     with tf.device(planned().host):
         return tf.zeros([2**25, 2**20])  # 141 TB
 
 
-def _port_taken() -> Any:
-    import tensorflow as tf
-
+def _port_taken(tf: Any) -> Any:
     with socket.socket() as taken:
         taken.bind(("localhost", 0))
         taken.listen()
@@ -44,25 +36,17 @@ def _port_taken() -> Any:
         return tf.distribute.Server({"worker": [address]}, "worker", 0)
 
 
-def _shapes_differ() -> Any:
-    import tensorflow as tf
-
+def _shapes_differ(tf: Any) -> Any:
     return tf.raw_ops.AddN(inputs=[tf.ones([2]), tf.ones([3])])
 
 
-def _per_replica() -> Any:
-    import tensorflow as tf
-
-    plan = planned()
-    two = [plan.host, plan.devices[-1]]
-    to_one = tf.distribute.ReductionToOneDevice()
-    strategy = tf.distribute.MirroredStrategy(two, to_one)
+def _per_replica(tf: Any) -> Any:
+    two = [planned().host, planned().devices[-1]]
+    strategy = tf.distribute.MirroredStrategy(two, tf.distribute.ReductionToOneDevice())
     return tf.constant(strategy.run(lambda: tf.constant(1.0)))
 
 
-def _cycle() -> Any:
-    import tensorflow as tf
-
+def _cycle(tf: Any) -> Any:
     @tf.function
     def circle(x: Any) -> Any:
         a = tf.identity(x)
@@ -73,9 +57,7 @@ def _cycle() -> Any:
     return circle(tf.constant(1.0))
 
 
-def _not_a_number() -> Any:
-    import tensorflow as tf
-
+def _not_a_number(tf: Any) -> Any:
     empty = tf.zeros([0, 3])  # what a replica gets of a last batch that is too small
     return tf.debugging.check_numerics(tf.reduce_mean(empty), "the mean of no examples")
 
@@ -95,13 +77,13 @@ for units in (3, 5):
 """
 
 
-def _two_strategies() -> Any:
+def _two_strategies(tf: Any) -> Any:
     done = subprocess.run([sys.executable, "-c", _TWO], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(done.stderr)
 
 
-RAISED: dict[str, Callable[[], Any]] = {
+RAISED: dict[str, Callable[[Any], Any]] = {
     "Cannot assign a device for operation": _no_such_device,
     "cannot be modified after being initialized": _too_late,
     "Could not start gRPC server": _port_taken,
@@ -119,8 +101,10 @@ SLOW = {
 
 def raised(words: str) -> Exception:
     """Raise the error of a message, and give it."""
+    import tensorflow as tf
+
     try:
-        (RAISED | SLOW)[words]()
+        (RAISED | SLOW)[words](tf)
     except Exception as error:
         return error
     raise AssertionError(f"nothing was raised for {words!r}")

@@ -22,7 +22,6 @@ from mgpu_helpers.devices import checked, placed
 from mgpu_helpers.lessons import digits
 from mgpu_helpers.pipeline.run import Stage
 from mgpu_helpers.scaling.model import Workload
-from mgpu_helpers.wording import counted
 
 Shape = tuple[int, ...]
 
@@ -208,11 +207,6 @@ def classic(network: Network, *, device: str | None = None, seed: int = 0) -> di
     """
     import tensorflow as tf
 
-    if tf.compat.v1.executing_eagerly_outside_functions():
-        raise RuntimeError(
-            "classic weights need a graph: call it inside `with tf.Graph().as_default():`, or use "
-            "variables() for today's code."
-        )
     make = tf.compat.v1.get_variable
     with placed(device):
         if tf.compat.v1.get_variable_scope().reuse is True:
@@ -241,11 +235,7 @@ def logits(
     import tensorflow as tf
 
     x = tf.convert_to_tensor(images)
-    if not x.shape.is_compatible_with((None, *network.input)):
-        raise ValueError(
-            f"images of shape {x.shape} do not go into {network.name}, which takes "
-            f"[n, {', '.join(map(str, network.input))}]: reshape them."
-        )
+    x.shape.assert_is_compatible_with((None, *network.input))  # a Dense reshapes whatever it gets
     weights = read(weights)
     activations = {"relu": tf.nn.relu, "leaky_relu": lambda x: tf.nn.leaky_relu(x, 0.2)}
     for layer, before, _ in walk(network):
@@ -272,8 +262,7 @@ def loss(labels: Any, logits: Any) -> Any:
     """Average the cross entropy over the batch; labels are whole numbers, [n]."""
     import tensorflow as tf
 
-    each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
-    return tf.reduce_mean(each)
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
 
 
 def l2(weights: Mapping[str, Any], scale: float) -> Any:
@@ -293,8 +282,6 @@ def accuracy(logits: Any, labels: Any) -> Any:
 
 
 def _scaled(count: int, width: float) -> int:
-    if not width > 0:
-        raise ValueError(f"width={width!r} scales nothing: use a number above 0, such as 0.25.")
     return max(1, round(count * width))
 
 
@@ -311,11 +298,6 @@ def walk(network: Network) -> Iterator[tuple[Any, Shape, Shape]]:
         elif isinstance(layer, Pool):
             more = 1 if layer.padding == "SAME" else 0
             after = ((before[0] + more) // 2, (before[1] + more) // 2, before[2])
-        if min(after) < 1:
-            raise ValueError(
-                f"nothing is left of {network.input} after {layer}: use larger images, "
-                "or padding='SAME'."
-            )
         yield layer, before, after
 
 
@@ -334,16 +316,10 @@ def _drop(x: Any, layer: Dropout, keep: Any, seed: Any) -> Any:
     import tensorflow as tf
 
     keep = layer.keep if keep is None else keep
-    if not tf.is_tensor(keep):
-        if not 0 < keep <= 1:
-            raise ValueError(f"keep={keep} is not a share: use a number above 0 and at most 1.")
-        if keep == 1:
-            return x
+    if not tf.is_tensor(keep) and keep == 1:
+        return x
     if seed is None:
-        raise ValueError(
-            f"dropout that keeps {keep} needs a seed: pass seed=(step, tower), so that each step "
-            "and each tower drops others."
-        )
+        raise ValueError(f"dropout that keeps {keep} needs a seed: pass seed=(step, tower).")
     # Each layer its own. A sum stays in the host's memory on a GPU, where tf.random.fold_in waits.
     seed = tf.add(seed, [zlib.crc32(layer.name.encode()) >> 1, 0])
     return tf.nn.experimental.stateless_dropout(x, 1 - keep, seed)
@@ -352,25 +328,12 @@ def _drop(x: Any, layer: Dropout, keep: Any, seed: Any) -> Any:
 def cut(network: Network, starts: Sequence[str]) -> list[Network]:
     """Cut a network into parts: a new one begins with each layer that `starts` names."""
     names = [getattr(layer, "name", None) for layer in network.layers]
-    starts, known = list(starts), ", ".join(filter(None, names[1:]))
-    if len(starts) >= len(names):
+    at = [0, *(names.index(name) if name else -1 for name in starts), len(names)]
+    if any(a >= b for a, b in itertools.pairwise(at)):
         raise ValueError(
-            f"{counted(len(starts) + 1, 'stage')} cannot be cut from "
-            f"{counted(len(names), 'layer')}: name {counted(len(names) - 1, 'start')} or fewer."
+            f"starts={list(starts)} would leave a stage empty: name layers in their order, of "
+            f"{', '.join(filter(None, names[1:]))}."
         )
-    for name in starts:
-        if name is None or name not in names:
-            raise ValueError(
-                f"{network.name} has no layer {name!r} to begin a stage with: use one of {known}."
-            )
-    at = [0, *(names.index(name) for name in starts), len(names)]
-    for i, (a, b) in enumerate(itertools.pairwise(at)):
-        if a >= b:
-            said = "be empty" if a == b else f"begin before stage {i}"
-            raise ValueError(
-                f"stage {i if a == b else i + 1} would {said} with starts={starts}: name layers "
-                f"in the order of the network, {known}."
-            )
     shapes = [before for _, before, _ in walk(network)]
     return [
         replace(network, layers=network.layers[a:b], input=shapes[a])
@@ -388,23 +351,16 @@ def stages(
     """
     import tensorflow as tf
 
-    parts = cut(network, starts)
-    if len(parts) != len(devices):
-        raise ValueError(
-            f"{counted(len(parts), 'stage')} and {counted(len(devices), 'device')}: give one "
-            "device for each stage."
-        )
     checked(devices)
-    classic = not tf.compat.v1.executing_eagerly_outside_functions()
-    values, made = initial(network, seed), []
-    for part, device in zip(parts, devices, strict=True):
+    v1, values, made = tf.compat.v1, initial(network, seed), []
+    for part, device in zip(cut(network, starts), devices, strict=True):
         weights = {}
         for name in shapes(part):
             with tf.device(device):
                 weights[name] = (
-                    tf.compat.v1.get_variable(name, initializer=values[name])
-                    if classic
-                    else tf.Variable(values[name], name=name)
+                    tf.Variable(values[name], name=name)
+                    if v1.executing_eagerly_outside_functions()
+                    else v1.get_variable(name, initializer=values[name])
                 )
         made.append(Stage(device, functools.partial(logits, part), weights))
     return made
@@ -412,14 +368,6 @@ def stages(
 
 def workload(network: Network, cut: str | None = None) -> Workload:
     """Count what a network asks for; cut names the first layer on the second device."""
-    enters = {  # bytes an example; not the first layer, before which there is nothing
-        layer.name: 4 * math.prod(before)
-        for layer, before, _ in list(walk(network))[1:]
-        if hasattr(layer, "name")
-    }
-    if cut is not None and cut not in enters:
-        raise ValueError(
-            f"{network.name} cannot be cut before {cut!r}: use one of {', '.join(enters)}."
-        )
-    crossing = None if cut is None else 2 * enters[cut]
+    enters = {getattr(layer, "name", ""): before for layer, before, _ in walk(network)}
+    crossing = None if cut is None else 2 * 4 * math.prod(enters[cut])  # bytes an example
     return Workload(network.name, parameters(network), flops(network), crossing)

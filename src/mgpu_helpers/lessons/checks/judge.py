@@ -1,17 +1,21 @@
 """How an exercise is judged: it prints "yes: …", or "not yet: …" with the way on.
 
 A check returns what it says to a right answer and raises `NotYet` with the hint to a wrong one.
-What the reader wrote runs in `call` or `traced`, and what it returned goes through `numbers` or
-`listed`: they make a hint of whatever goes wrong there. Any other error is a bug in the check, and
-stays one.
+What the reader wrote runs in `call` or `traced`, and what it returned goes through `numbers`,
+`listed` or `truth`: they make a hint of whatever goes wrong there. Any other error is a bug in the
+check, and stays one.
+
+Most checks compare the reader's function with ours on some cases: `same_as` makes those, from the
+right function, the cases, and functions with the usual mistakes. The tests answer with these, too.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import textwrap
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -38,6 +42,66 @@ def exercise(check: Callable[..., str]) -> Callable[..., None]:
         print(textwrap.shorten(said, width=500, placeholder=" …"))
 
     return judged
+
+
+def expect(right: Any, hint: str) -> None:
+    """Raise NotYet with the hint unless this is so."""
+    if not right:
+        raise NotYet(hint)
+
+
+def same_as(
+    reference: Callable[..., Any],
+    cases: Callable[[], Iterable[tuple[Any, ...]]],
+    *,
+    told: Callable[..., str],
+    way: str | Callable[..., str] = "",
+    yes: str,
+    wrong: Mapping[str, Callable[..., Any]] | None = None,
+    unknown: str = "",
+    changed: str = "",
+) -> Callable[[Any], None]:
+    """Make a check: the reader's function has to give what the reference gives, in every case.
+
+    told(right, got, *case) says both results; the first mistake of `wrong` that gives what the
+    reader's function gave adds its hint, and `unknown` is the hint where none does. `way` says what
+    is to be returned, or way(right, *case); without it any object may be, such as None. `changed`
+    is the hint for a function that changes what it is given; without it, it may.
+    """
+    mistakes = wrong or {}
+
+    @exercise
+    def check(function: Any) -> str:
+        for case in cases():
+            given = [copy.deepcopy(one) if isinstance(one, list | dict) else one for one in case]
+            right, got = reference(*case), call(function, *given)
+            if isinstance(right, bool):
+                got = truth(got)
+            elif way:
+                text = isinstance(got, str) and got.strip() == str(right)
+                expect(not text, f"{got!r} is right, but text: make it a number")
+                what = way if isinstance(way, str) else way(right, *case)
+                got = numbers(got, np.shape(right), what)
+            if changed:
+                try:
+                    np.testing.assert_equal(given, list(case))
+                except AssertionError:
+                    raise NotYet(changed) from None
+            if not _same(got, right):
+                said = told(right, got, *case)
+                hints = (hint for hint, other in mistakes.items() if _same(got, other(*case)))
+                hint = next(hints, unknown)
+                raise NotYet(f"{said}: {hint}" if hint else said)
+        return yes
+
+    vars(check)["wrong"] = mistakes
+    return check
+
+
+def _same(got: Any, right: Any) -> bool:
+    if isinstance(got, np.ndarray) and got.dtype != object and got.shape == np.shape(right):
+        return bool(np.allclose(got, right, atol=1e-12))
+    return np.array_equal(got, np.asarray(right))
 
 
 def call(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
@@ -75,6 +139,19 @@ def idle(step: trace.Trace, kinds: Collection[str] = ()) -> str:
     return ", ".join(device for device in planned().devices if device not in busy)
 
 
+def products_on_all(step: trace.Trace, hint: str) -> None:
+    """Expect matrix products on each of the plan's devices, and none on the host."""
+    host, rest = planned().host, idle(step, PRODUCTS)
+    expect(not rest, hint.format(rest))
+    strays = [op for op in step.ops if op.type in PRODUCTS and op.device == host]
+    expect(not strays, f"{host} multiplies: leave the products to the devices")
+
+
+def sent(step: trace.Trace, device: str) -> int:
+    """Count the bytes that left a device in a step."""
+    return sum(copy.bytes or 0 for copy in step.copies if copy.source == device)
+
+
 def numbers(value: Any, shape: tuple[int, ...], way: str) -> np.ndarray:
     """Give what a function returned as numbers of this shape; NotYet with the way on if not."""
     _check_returned(value, way)
@@ -86,8 +163,7 @@ def numbers(value: Any, shape: tuple[int, ...], way: str) -> np.ndarray:
         array = np.array("")
     if array.dtype.kind in "bcOSU":  # bfloat16 is of kind "V"
         raise NotYet(f"it returns a value of type {type(value).__name__}: {way}")
-    if array.shape != shape:
-        raise NotYet(f"the result has shape {array.shape}, not {shape}: {way}")
+    expect(array.shape == shape, f"the result has shape {array.shape}, not {shape}: {way}")
     return array
 
 
@@ -99,11 +175,15 @@ def listed(value: Any, way: str) -> list[Any]:
     return call(list, itertools.islice(value, 1_000_000))  # it may have no end
 
 
+def truth(value: Any) -> bool:
+    """Give what a function returned as True or False; NotYet if it is neither."""
+    expect(isinstance(value, bool | np.bool_), f"return True or False, not {value!r}")
+    return bool(value)
+
+
 def _check_callable(answer: Any) -> None:
-    if not callable(answer):
-        raise NotYet(f"a function is wanted, its name without brackets, not {answer!r}")
+    expect(callable(answer), f"a function is wanted, its name without brackets, not {answer!r}")
 
 
 def _check_returned(value: Any, way: str) -> None:
-    if value is None:
-        raise NotYet(f"the function returns nothing: {way}")
+    expect(value is not None, f"the function returns nothing: {way}")

@@ -5,24 +5,24 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from mgpu_helpers.devices.plan import planned
-from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, listed, numbers
+from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, expect, listed, same_as, truth
 from mgpu_helpers.wording import counted
+
+LIMIT = 10.0  # seconds that functions wait for each other: those that run at once need none
 
 
 @exercise
-def trains(function: Callable[[Any, Any, Any], Any]) -> str:
+def trains(function: Any) -> str:
     """Check exercise 1 of lesson 05: does a run move any trainable variable?"""
     import tensorflow as tf
 
-    tf1 = tf.compat.v1
-    rng = np.random.default_rng()
+    tf1, rng = tf.compat.v1, np.random.default_rng()
     size, others = int(rng.integers(2, 6)), int(rng.integers(1, 5))
     with tf.Graph().as_default() as graph:
         x = tf1.placeholder(tf.float32, [])
@@ -35,14 +35,21 @@ def trains(function: Callable[[Any, Any, Any], Any]) -> str:
         runs = tf1.get_variable("runs", initializer=0, trainable=False)
         with tf.control_dependencies([runs.assign_add(1)]):  # how often the loss was run
             loss = tf.reduce_sum(x * tf.ones([]))
-        signs = tf.numpy_function(_late, [np.tile([[1.0, -1.0]], [size, 1])], tf.float64)
         # A step of 1 makes [2, 1] of [1, 2], and every sum and norm stays.
-        change = x * tf.cast(tf.ensure_shape(signs, [size, 2]), tf.float32)
-        train = moves.assign_add(change).op
+        train = moves.assign_add(x * tf.constant([[1.0, -1.0]] * size)).op
         count = counter.assign_add(1).op
         start = tf1.global_variables_initializer()
     config = planned().session_config(soft_placement=True)
     with contextlib.closing(tf1.Session(graph=graph, config=config)) as session:
+        run, together = session.run, False
+
+        def watched(fetches: Any, *args: Any, **named: Any) -> Any:
+            nonlocal together
+            asked = {getattr(each, "name", each) for each in tf.nest.flatten(fetches)}
+            others = asked - {loss.name, train.name, count.name}
+            together = together or bool(train.name in asked and others)
+            return run(fetches, *args, **named)
+
         for fetches, value, right, what in (
             (loss, 1.0, False, "fetching the loss alone moves no trainable variable"),
             ([loss, train], 1.0, True, "fetching the training too moves a weight"),
@@ -51,26 +58,21 @@ def trains(function: Callable[[Any, Any, Any], Any]) -> str:
             ([loss, train], 1e-6, True, "a step of a millionth is a move"),
             ([loss, train], 0.0, False, "a step of zero moves nothing"),
         ):
-            session.run(start)
+            run(start)
+            session.run = watched
             got = call(function, session, fetches, {x: value})
-            times = int(session.run(runs))
-            if times != 1:
-                raise NotYet(f"the fetches were run {counted(times, 'time')}")
-            if not isinstance(got, bool | np.bool_):
-                raise NotYet(f"return True or False, not {got!r}")
-            if got != right:
-                raise NotYet(f"{what}, and it says {got}")
+            session.run = run
+            times = int(run(runs))
+            expect(times == 1, f"the fetches were run {counted(times, 'time')}")
+            got = truth(got)
+            # Whether they are read before the step or after it is a matter of luck.
+            expect(not together, f"{what}, and it says False if the weights, fetched in the same "
+                   "run, are read before that: fetch them in a run of their own")
+            expect(got == right, f"{what}, and it says {got}")
     return "six runs told apart"
 
 
-def _late(array: np.ndarray) -> np.ndarray:
-    time.sleep(0.03)  # weights that are fetched beside the step are read before it
-    return array
-
-
-@exercise
-def agreed(function: Callable[[Any], Any]) -> str:
-    """Check exercise 2 of lesson 05: the label that all members say, or -1."""
+def _predictions() -> Iterator[tuple[dict[str, np.ndarray]]]:
     rng = np.random.default_rng(seed=5)
     for members, n in ((4, 9), (2, 30), (5, 17), (1, 3)):
         names = [f"model {name}" for name in rng.choice(90, members, replace=False)]
@@ -82,59 +84,78 @@ def agreed(function: Callable[[Any], Any]) -> str:
             said[:3, 0] = [4, 3, 5]  # their mean is the first's
             said[3:, 0] = 4
         sure = rng.uniform(0.1, 0.95, [members, n, 1])  # how far the choice is above the rest
-        rows = (1 - sure) / 10 + sure * np.eye(10)[said]
-        right = np.where((said == said[0]).all(axis=0), said[0], -1)
-        given = dict(zip(names, rows.copy(), strict=True))
-        got = call(function, given)
-        way = f"{counted(n, 'digit')} need as many labels"
-        got = numbers(got, (n,), way)
-        if list(given) != names or not np.array_equal(list(given.values()), rows):
-            raise NotYet("it changed the predictions that it was given: leave them as they are")
-        if members > 1 and -1 not in got:
-            raise NotYet("members that disagree give no -1")
-        for column, label, wanted in zip(said.T, got.tolist(), right.tolist(), strict=True):
-            if label != wanted:
-                all_say = f"members that say {column.tolist()} agree on {wanted}"
-                if wanted == -1:
-                    all_say = f"members that say {column.tolist()} do not agree, which is -1"
-                raise NotYet(f"{all_say}, and it gives {label}")
-    return "a label where all agree, -1 where they do not, for 1, 2, 4 and 5 members"
+        yield (dict(zip(names, (1 - sure) / 10 + sure * np.eye(10)[said], strict=True)),)
+
+
+def _said(predicted: dict[str, np.ndarray]) -> np.ndarray:
+    return np.stack([rows.argmax(axis=1) for rows in predicted.values()])
+
+
+def _agreed(predicted: dict[str, np.ndarray]) -> np.ndarray:
+    said = _said(predicted)
+    return np.where((said == said[0]).all(axis=0), said[0], -1)
+
+
+def _disagreed(right: Any, got: Any, predicted: dict[str, np.ndarray]) -> str:
+    if len(predicted) > 1 and -1 not in got:
+        return "members that disagree give no -1"
+    at = np.flatnonzero(got != right)[0]
+    labels = _said(predicted)[:, at].tolist()
+    do = f"agree on {right[at]}" if right[at] >= 0 else "do not agree, which is -1"
+    return f"members that say {labels} {do}, and it gives {got[at]}"
+
+
+#: Check exercise 2 of lesson 05: the label that all members say, or -1.
+agreed = same_as(
+    _agreed,
+    _predictions,
+    told=_disagreed,
+    way=lambda right, predicted: f"{counted(len(right), 'digit')} need as many labels",
+    changed="it changed the predictions that it was given: leave them as they are",
+    yes="a label where all agree, -1 where they do not, for 1, 2, 4 and 5 members",
+)
 
 
 @exercise
-def run_all(function: Callable[[list[Callable[[], Any]]], Any]) -> str:
+def run_all(function: Any) -> str:
     """Check exercise 3 of lesson 05: functions at once, results in order."""
-    caller = threading.current_thread()
     for places in ([0, 1, 2, 3, 4], [1, 0], np.random.default_rng().permutation(40).tolist()):
-        n = len(places)
-        ended: list[int] = []
-        meet = threading.Barrier(n)
-
-        def work(i: int, n: int, meet: threading.Barrier, ended: list[int]) -> str:
-            if threading.current_thread() is caller:
-                meet.abort()
-            with contextlib.suppress(threading.BrokenBarrierError):
-                meet.wait(timeout=3)  # passes when all are here
-                time.sleep(0.15 / n * ((n - i) ^ 1))  # of five, 4 ends first, then 2, 3, 0 and 1
-            ended.append(i)
-            return f"result {i}"
-
-        given = [functools.partial(work, i, n, meet, ended) for i in places]
-        asked = list(given)
-        got = listed(call(function, asked), f"return a list of the {n} results")
-        if meet.broken:
-            raise NotYet("the functions did not run at the same time, each in a thread of its own: "
-                         "start all, then join all")  # fmt: skip
-        if asked != given:
-            raise NotYet("it changed the list of functions that it was given: leave it as it is")
-        if len(ended) < n:
-            raise NotYet("it returned before all functions had ended: start a thread for each, "
-                         "and join them")  # fmt: skip
-        if len(ended) > n:
-            raise NotYet(f"{n} functions were called {len(ended)} times")
-        if len(got) != n:
-            raise NotYet(f"{n} functions have {n} results, not {len(got)}")
-        wanted = [f"result {i}" for i in places]
-        if not all(isinstance(result, str) for result in got) or got != wanted:
-            raise NotYet(f"the results should be in the order of the functions, not {got!r}")
+        _judge_run(function, places)
     return "five at once and two at once, their results in order"
+
+
+def _judge_run(function: Any, places: list[int]) -> None:
+    n, caller, meet = len(places), threading.current_thread(), threading.Barrier(len(places))
+    order = sorted(places, key=lambda i: (n - i) ^ 1)  # of five, 4 ends first, then 2, 3, 0 and 1
+    ends, returned = [threading.Event() for _ in places], threading.Event()
+    ended: list[int] = []
+
+    def work(i: int) -> str:
+        if threading.current_thread() is caller:
+            meet.abort()
+        with contextlib.suppress(threading.BrokenBarrierError):
+            meet.wait(LIMIT)  # passes when all are here
+            if before := order[: order.index(i)]:
+                ends[before[-1]].wait(LIMIT)
+            if i == order[-1]:  # whoever joins it returns later
+                returned.wait(0.2)
+        ended.append(i)
+        ends[i].set()
+        return f"result {i}"
+
+    given = [functools.partial(work, i) for i in places]
+    asked = list(given)
+    got = listed(call(function, asked), f"return a list of the {n} results")
+    early = len(ended) < n
+    returned.set()
+    if meet.broken:
+        raise NotYet("the functions did not run at the same time, each in a thread of its own: "
+                     "start all, then join all")
+    expect(asked == given,
+           "it changed the list of functions that it was given: leave it as it is")
+    expect(not early, "it returned before all functions had ended: start a thread for each, and "
+           "join them")
+    expect(len(ended) == n, f"{n} functions were called {len(ended)} times")
+    expect(len(got) == n, f"{n} functions have {n} results, not {len(got)}")
+    in_order = all(isinstance(each, str) for each in got) and got == [f"result {i}" for i in places]
+    expect(in_order, f"the results should be in the order of the functions, not {got!r}")

@@ -5,72 +5,64 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from mgpu_helpers import devices
 from mgpu_helpers.devices.plan import planned
-from mgpu_helpers.lessons.checks.judge import (
-    PRODUCTS,
-    NotYet,
-    call,
-    exercise,
-    idle,
-    numbers,
-    traced,
-)
+from mgpu_helpers.lessons.checks import judge
+from mgpu_helpers.lessons.checks.judge import PRODUCTS, NotYet, call, exercise, expect, numbers
 
 # What moves numbers and computes none.
 MOVES = {
     "Concat", "ConcatV2", "Const", "DeepCopy", "ExpandDims", "Identity", "IdentityN", "NoOp",
     "Pack", "Placeholder", "ReadVariableOp", "Reshape", "Slice", "Split", "SplitV", "Squeeze",
     "StridedSlice", "Unpack", "VarHandleOp",
-}  # fmt: skip
+}
 
 ARITHMETIC = {
     "Abs", "AddV2", "BiasAdd", "EuclideanNorm", "Mul", "Pow", "Sqrt", "Square", "SquaredDifference",
     "Sub", "Sum",
-}  # fmt: skip
+}
 
 
 @exercise
-def distances(function: Callable[..., Any]) -> str:
+def distances(function: Any) -> str:
     """Check exercise 1 of lesson 06: a function of two batches on every device."""
-    plan = planned()
-    rng = np.random.default_rng()
+    plan, rng = planned(), np.random.default_rng()
     for each in (12, int(rng.integers(13, 40))):  # rows for each device
         points, others = rng.integers(-9, 10, [2, each * len(plan), 2]).astype("float32")
-        value, step = traced(_by_place_or_name(function, "points", "others"), points, others)
+        by_place = _by_place_or_name(function, "points", "others")
+        value, step = judge.traced(by_place, points, others)
         value = numbers(value, points.shape[:1], "one distance for each point is wanted")
         wanted = np.linalg.norm(points - others, axis=1)
         if not np.allclose(value, wanted, rtol=1e-3, atol=1e-3):
-            if np.allclose(np.sort(value), np.sort(wanted), rtol=1e-3, atol=1e-3):
-                raise NotYet("these are the distances, but not in the order of the points")
+            moved = np.allclose(np.sort(value), np.sort(wanted), rtol=1e-3, atol=1e-3)
+            expect(not moved, "these are the distances, but not in the order of the points")
             raise NotYet("these are not the distances of each point from the same row of others")
         worked = [op for op in step.ops if op.type not in MOVES]
-        if rest := ", ".join(d for d in plan.devices if d not in {op.device for op in worked}):
-            raise NotYet(f"{rest} computed nothing: wrap it with make_parallel")
-        for op in worked:
-            if op.device == plan.host and op.type in ARITHMETIC and op.bytes >= 4 * each:
-                raise NotYet(f"{plan.host} computed {op.type}: cut the two batches, not what comes "
-                             "of them")  # fmt: skip
-            if op.device in plan.devices and op.bytes > 8 * each:  # two numbers for each point
-                raise NotYet(f"{op.device} computed more than its shard: cut before you compute")
+        rest = ", ".join(d for d in plan.devices if d not in {op.device for op in worked})
+        expect(not rest, f"{rest} computed nothing that the result needs: wrap it "
+               "with make_parallel")
         counts = {device: Counter[str]() for device in plan.devices}
         for op in worked:
-            if op.device in counts and op.type in ARITHMETIC and op.bytes >= 4 * each:
+            large = op.type in ARITHMETIC and op.bytes >= 4 * each
+            expect(op.device != plan.host or not large,
+                   f"{plan.host} computed {op.type}: cut the two batches, not what comes of them")
+            expect(op.device == plan.host or op.bytes <= 8 * each,  # two numbers for each point
+                   f"{op.device} computed more than its shard: cut before you compute")
+            if large:
                 counts[op.device][op.type] += 1
         first = counts[plan.devices[0]]
-        if other := next((device for device in counts if counts[device] != first), None):
-            raise NotYet(f"{other} computed something else than {plan.devices[0]}: cut the batches "
-                         "by their rows, and let every device run the whole function")  # fmt: skip
+        other = next((device for device in counts if counts[device] != first), "")
+        expect(not other, f"{other} computed something else than {plan.devices[0]}: cut the "
+               "batches by their rows, and let every device run the whole function")
     return "the distances are right, and every device computed those of its shard"
 
 
 @exercise
-def uneven(make: Callable[..., Any]) -> str:
+def uneven(make: Any) -> str:
     """Check exercise 2 of lesson 06: shards that differ by one example at most."""
     plan = planned()
     rng = np.random.default_rng()
@@ -82,7 +74,7 @@ def uneven(make: Callable[..., Any]) -> str:
     return f"{said}, and as even on 3 devices and on 5"
 
 
-def _try_uneven(make: Callable[..., Any], names: tuple[str, ...], size: int, batches: str) -> str:
+def _try_uneven(make: Any, names: tuple[str, ...], size: int, batches: str) -> str:
     """Let the answer share `size` rows of these batches out over these devices."""
     import tensorflow as tf
 
@@ -120,52 +112,50 @@ def _try_uneven(make: Callable[..., Any], names: tuple[str, ...], size: int, bat
             raise NotYet(f"{size} examples raise {kind}: {way}") from None
         joined_on = _place(value)
         value = numbers(value, (size, 2), f"{over}: {way}")
-    if not np.allclose(value, np.prod(given, axis=0), rtol=1e-5):
-        raise NotYet(f"{over}: the numbers are not those of the whole batch, in order")
+    in_order = np.allclose(value, np.prod(given, axis=0), rtol=1e-5)
+    expect(in_order, f"{over}: the numbers are not those of the whole batch, in order")
     sizes = [length for length, _ in shards]
     even = sorted(map(len, np.array_split(np.arange(size), len(names))))
-    if sorted(sizes) != even:
-        raise NotYet(f"{over}: the shards hold {sizes} examples; they may differ by one at most")
-    if sorted(place for _, place in shards) != sorted(names):
-        used = ", ".join(place for _, place in shards)
-        raise NotYet(f"{over} ran on {used}, not on {', '.join(names)}: is tf.device in the loop?")
+    expect(sorted(sizes) == even,
+           f"{over}: the shards hold {sizes} examples; they may differ by one at most")
+    used = [place for _, place in shards]
+    expect(sorted(used) == sorted(names), f"{over} ran on {', '.join(used)}, not on "
+           f"{', '.join(names)}: is tf.device in the loop?")
     host = planned().host
-    if elsewhere := sorted({*cut_on, joined_on} - {host}):
-        what = "cut" if cut_on - {host} else "joined"
-        raise NotYet(f"on a GPU machine {elsewhere[0]} {what} the batch: name {host} for that")
+    what = "cut" if cut_on - {host} else "joined"
+    for elsewhere in sorted({*cut_on, joined_on} - {host}):
+        raise NotYet(f"on a GPU machine {elsewhere} {what} the batch: name {host} for that")
     return f"{size} examples as {' + '.join(map(str, sizes))}"
 
 
 @exercise
-def mean_error(function: Callable[[Any, Any], Any], error: Callable[[Any, Any], Any]) -> str:
+def mean_error(function: Any, error: Any) -> str:
     """Check exercise 3 of lesson 06: one number from each device instead of one an example."""
     plan = planned()
     rng = np.random.default_rng()
     for each in (24, int(rng.integers(25, 60))):  # points for each device
         x, y = rng.integers(-5, 6, [2, each * len(plan)]).astype("float32")
         try:
-            value, step = traced(function, x, y)
+            value, step = judge.traced(function, x, y)
         except NotYet as hint:
             if "scalars" not in str(hint.__cause__):
                 raise
             way = "keepdims=True keeps one"
             raise NotYet(f"a shard's mean has no row left to join: {way}") from None
         value, right = numbers(value, (), "one number is wanted"), np.mean(call(error, x, y))
-        if not np.isclose(value, right, rtol=1e-4):
-            raise NotYet("this is not the mean of the squared errors of all points")
-        if rest := idle(step, PRODUCTS):
-            raise NotYet(f"{rest} did nothing: let every device take its shard")
+        close = np.isclose(value, right, rtol=1e-4)
+        expect(close, "this is not the mean of the squared errors of all points")
+        rest = judge.idle(step, PRODUCTS)
+        expect(not rest, f"{rest} did nothing: let every device take its shard")
         for op in step.ops:
-            if op.type in PRODUCTS and op.device in plan.devices and op.bytes > 4 * each:
-                raise NotYet(f"{op.device} computed more than its shard: cut before you compute")
+            large = op.type in PRODUCTS and op.device in plan.devices and op.bytes > 4 * each
+            expect(not large, f"{op.device} computed more than its shard: cut before you compute")
         # What reads the weights has to send them.
         for copy in sorted(step.copies, key=lambda copy: devices.order(copy.source)):
-            sent = copy.bytes or 0
-            if copy.source in plan.devices and sent > 4 and "ReadVariable" not in copy.tensor:
-                raise NotYet(
-                    f"{copy.source} sent more than one number: cut the batch on the host, and take "
-                    "the mean of a shard on its device, before it is sent"
-                )
+            large = copy.source in plan.devices and (copy.bytes or 0) > 4
+            expect(not large or "ReadVariable" in copy.tensor,
+                   f"{copy.source} sent more than one number: cut the batch on the host, and take "
+                   "the mean of a shard on its device, before it is sent")
     return "the same mean, and each device sent 4 bytes"
 
 
@@ -176,23 +166,15 @@ def _place(value: Any) -> str:
     return devices.short(value.device) if tf.is_tensor(value) else planned().host
 
 
-def _by_place_or_name(function: Any, *names: str) -> Callable[..., Any]:
+def _by_place_or_name(function: Any, *names: str) -> Any:
     """Let a function that takes its batches only by name be called by place."""
+    kinds = set()
+    with contextlib.suppress(TypeError, ValueError):  # some do not tell
+        kinds = {each.kind for each in inspect.signature(function).parameters.values()}
 
     def called(*batches: Any) -> Any:
-        named = dict(zip(names, batches, strict=True))
-        by_name = _takes(function, **named) and not _takes(function, *batches)
-        return function(**named) if by_name else function(*batches)
+        if kinds and kinds <= {inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD}:
+            return function(**dict(zip(names, batches, strict=True)))
+        return function(*batches)
 
     return called if callable(function) else function
-
-
-def _takes(function: Callable[..., Any], *args: Any, **named: Any) -> bool:
-    """Say whether a function can be called so; True where it does not tell."""
-    try:
-        inspect.signature(function).bind(*args, **named)
-    except TypeError:
-        return False
-    except ValueError:
-        return True
-    return True

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from mgpu_helpers.devices.plan import planned
-from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, listed, numbers, traced
+from mgpu_helpers.lessons.checks import judge
+from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, expect, listed, numbers
 
 STEPS, TOWERS = 1_000_000, 8
 
 
 @exercise
-def weighted_average(function: Callable[..., Any]) -> str:
+def weighted_average(function: Any) -> str:
     """Check exercise 1 of lesson 07: gradients weighted by the sizes of their shards."""
     rng = np.random.default_rng(7)
     for n in (2, 3, 5):
@@ -26,9 +28,7 @@ def weighted_average(function: Callable[..., Any]) -> str:
     return "2, 3 and 5 shards of unequal size count by their sizes"
 
 
-def _check_average(
-    function: Callable[..., Any], sizes: list[int], variables: list[np.ndarray]
-) -> None:
+def _check_average(function: Any, sizes: list[int], variables: list[np.ndarray]) -> None:
     import tensorflow as tf
 
     n, way = len(sizes), "return one gradient for each variable, of the variable's shape"
@@ -36,33 +36,32 @@ def _check_average(
         towers = [[tf.constant(v[i], tf.float32) for v in variables] for i in range(n)]
         given, shares = [list(tower) for tower in towers], list(sizes)
         got = listed(call(function, given, shares), way)
-    if len(got) != len(variables):
-        raise NotYet(f"it returns {len(got)} gradients for {len(variables)} variables: {way}")
-    arrays = [numbers(g, v.shape[1:], way) for g, v in zip(got, variables, strict=True)]
+    count = len(variables)
+    expect(len(got) == count, f"it returns {len(got)} gradients for {count} variables: {way}")
+    arrays = [numbers(g, v.shape[1:], way).ravel() for g, v in zip(got, variables, strict=True)]
     for array, v in zip(arrays[::-1], variables[::-1], strict=True):
+        near = functools.partial(np.allclose, array, rtol=1e-4, atol=1e-4)
         column = v.reshape(n, -1)
-        wanted = np.average(column, axis=0, weights=sizes)
-        if np.allclose(array.ravel(), wanted, rtol=1e-4, atol=1e-4):
-            continue
-        first = np.argmax(np.abs(array.ravel() - wanted))
+        total = np.asarray(sizes) @ column
+        wanted = total / sum(sizes)
+        first = np.argmax(np.abs(array - wanted))
         said = (
             f"{', '.join(f'{number:g}' for number in column[:, first])} from shards of "
             f"{', '.join(map(str, sizes))} examples should become {wanted[first]:.4g}, not "
-            f"{array.ravel()[first]:.4g}"
+            f"{array[first]:.4g}"
         )
-        total = np.asarray(sizes) @ column
-        if np.allclose(array.ravel(), column.mean(0), rtol=1e-4, atol=1e-4):
+        if near(column.mean(0)):
             said = f"all shards count the same: {said}"
-        elif any(np.allclose(array.ravel(), total / k, rtol=1e-4, atol=1e-4) for k in (1, n)):
+        elif any(near(total / k) for k in (1, n)):
             said = f"divide the sizes by their sum: {said}"
-        raise NotYet(said)
+        expect(near(wanted), said)
     leaves = [list(map(id, tf.nest.flatten(each))) for each in (given, towers)]
-    if shares != sizes or leaves[0] != leaves[1]:
-        raise NotYet("it changes the lists that it was given: make new ones")
+    kept = shares == sizes and leaves[0] == leaves[1]
+    expect(kept, "it changes the lists that it was given: make new ones")
 
 
 @exercise
-def half_the_bytes(function: Callable[..., Any]) -> str:
+def half_the_bytes(function: Any) -> str:
     """Check exercise 2 of lesson 07: an average whose parts cross in half the bytes."""
     import tensorflow as tf
 
@@ -77,26 +76,22 @@ def half_the_bytes(function: Callable[..., Any]) -> str:
 
     # Nested in another, a tf.function gives its result to where it is called, and not its place.
     own = getattr(function, "python_function", function)
-    if not callable(own):
-        raise NotYet(f"a function is wanted, its name without brackets, not {own!r}")
-    got, step = traced(lambda seed: own(vectors(seed)), tf.constant(3))
+    expect(callable(own), f"a function is wanted, its name without brackets, not {own!r}")
+    got, step = judge.traced(lambda seed: own(vectors(seed)), tf.constant(3))
     got = numbers(got, (length,), f"return one vector of {length} numbers")
-    if got.dtype != np.float32:
-        raise NotYet(f"the average should be float32, not {got.dtype}")
+    expect(got.dtype == np.float32, f"the average should be float32, not {got.dtype}")
     for copy in step.copies:
-        if copy.target in plan.devices and (copy.bytes or 0) > 100:
-            raise NotYet(
-                f"{copy.source} sends {copy.bytes:,} bytes to {copy.target}: let every device send "
-                f"its own vector straight to {plan.host}, and add and divide there"
-            )
+        size = copy.bytes or 0
+        expect(copy.target == plan.host or size <= 100,
+               f"{copy.source} sends {size:,} bytes to {copy.target}: let every device send its "
+               f"own vector straight to {plan.host}, and add and divide there")
     _check_precision(got, np.stack([each.numpy() for each in vectors(tf.constant(3))]))
+    enough = 2 * length
     for device in plan.devices:
-        sent = sum(c.bytes or 0 for c in step.copies if c.source == device)
-        if sent > 2 * length:
-            raise NotYet(
-                f"{device} sent {sent:,} bytes; {2 * length:,} are enough: cast in its block"
-            )
-    return f"as right as float16 is, and {2 * length:,} bytes from each device, not {4 * length:,}"
+        sent = judge.sent(step, device)
+        way = f"{enough:,} are enough: cast in its block"
+        expect(sent <= enough, f"{device} sent {sent:,} bytes; {way}")
+    return f"as right as float16 is, and {enough:,} bytes from each device, not {2 * enough:,}"
 
 
 def _check_precision(got: np.ndarray, parts: np.ndarray) -> None:
@@ -113,20 +108,19 @@ def _check_precision(got: np.ndarray, parts: np.ndarray) -> None:
 
     n, brain = len(parts), tf.bfloat16.as_numpy_dtype
     half = max(error(cast(parts, np.float16).mean(0)), error(cast(parts / n, np.float16).sum(0)))
-    if not error(got) > 1.1 * half:  # not a number compares as False
-        if np.isfinite(got).all():
-            return
-        raise NotYet("there are infinite numbers in the average, or some that are none")
-    coarse = error(cast(parts, brain).mean(0))
-    if error(got) > 1.5 * coarse:
-        raise NotYet(f"the average is off by {error(got):.2g}; in float16 it is off by {half:.1g}")
-    if error(got) > 0.6 * coarse:
-        raise NotYet("that is as coarse as bfloat16, which has 8 bits: float16 has 11")
-    raise NotYet("it is rounded more than once: cast to float32 on the host first, then add")
+    finite, off = np.isfinite(got).all(), error(got)
+    expect(finite, "there are infinite numbers in the average, or some that are none")
+    if off > 1.1 * half:
+        coarse = error(cast(parts, brain).mean(0))
+        expect(off <= 1.5 * coarse,
+               f"the average is off by {off:.2g}; in float16 it is off by {half:.1g}")
+        expect(off <= 0.6 * coarse,
+               "that is as coarse as bfloat16, which has 8 bits: float16 has 11")
+        raise NotYet("it is rounded more than once: cast to float32 on the host first, then add")
 
 
 @exercise
-def mask_seed(function: Callable[[int, int], Any]) -> str:
+def mask_seed(function: Any) -> str:
     """Check exercise 3 of lesson 07: a dropout seed for each step and tower."""
     import tensorflow as tf
 
@@ -135,38 +129,31 @@ def mask_seed(function: Callable[[int, int], Any]) -> str:
     def seed_of(step: int, tower: int) -> tuple[int, ...]:
         way = "a seed has two whole numbers"
         seed = numbers(call(function, step, tower), (2,), way)
-        if seed.dtype.kind not in "iu":
-            raise NotYet(f"{way}, not {seed}")
+        expect(seed.dtype.kind in "iu", f"{way}, not {seed}")
         return tuple(seed.tolist())
+
+    def first_seen(seed: tuple[int, ...], one: tuple[int, int]) -> None:
+        if (other := seen.setdefault(seed, one)) != one:
+            said = "step {} of tower {} has the seed of step {} of tower {}: {}"
+            raise NotYet(said.format(*one, *other, seed))
 
     base = seed_of(0, 0)
     for step in _steps(seed_of):
         for tower in range(TOWERS):
             seed = seed_of(step, tower)
-            if (step, tower) == (0, 0) and seed != base:
-                raise NotYet(
-                    f"step 0 of tower 0 has the seed {base}, and later {seed}: the step and the "
-                    "tower alone should make it"
-                )
-            other = seen.setdefault(seed, (step, tower))
-            if other != (step, tower):
-                raise NotYet(_repeated(seed, (step, tower), other))
+            expect(step + tower or seed == base, f"step 0 of tower 0 has the seed {base}, and "
+                   f"later {seed}: the step and the tower alone should make it")
+            first_seen(seed, (step, tower))
     # Numbers drawn from 31 bits repeat, and so rarely that only very many of them show it.
     many = np.random.default_rng(7).choice(STEPS, size=25_000, replace=False).tolist()
     for step in () if tf.is_tensor(call(function, 0, 0)) else many:
         for tower in range(TOWERS):
-            seed = call(tuple, call(function, step, tower))
-            if (other := seen.setdefault(seed, (step, tower))) != (step, tower):
-                raise NotYet(_repeated(seed, (step, tower), other))
+            first_seen(call(tuple, call(function, step, tower)), (step, tower))
     steps = round(len(seen) // TOWERS, -3)
     return f"no seed came twice in about {steps:,} steps of {TOWERS} towers"
 
 
-def _repeated(seed: tuple[int, ...], one: tuple[int, int], other: tuple[int, int]) -> str:
-    return "step {} of tower {} has the seed of step {} of tower {}: {}".format(*one, *other, seed)
-
-
-def _steps(seed_of: Callable[[int, int], tuple[int, ...]]) -> Iterator[int]:
+def _steps(seed_of: Any) -> Iterator[int]:
     """Give the first steps, some of all others, and those that are as far apart as two towers."""
     some = set(range(300)) | {STEPS - 1, STEPS // 2}
     some |= {2**i for i in range(20)} | {10**i for i in range(6)}  # where a remainder starts anew

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from mgpu_helpers.lessons import schedules
-from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, listed, numbers
+from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, expect, listed, numbers
 from mgpu_helpers.wording import counted
 
 
 @exercise
-def two_at_most(function: Callable[[int, int], Any]) -> str:
+def two_at_most(function: Any) -> str:
     """Check exercise 1 of lesson 10: an order in which no stage holds more than two pieces."""
     drawn = (int(n) for n in np.random.default_rng().integers(2, 8, 2))
     for stages, pieces in ((2, 3), (3, 4), (4, 6), (3, 1), tuple(drawn)):
@@ -26,21 +25,20 @@ def two_at_most(function: Callable[[int, int], Any]) -> str:
             found = schedules.check(schedule)
         except ValueError as error:
             raise NotYet(f"{said}, {error}") from error
-        if (len(schedule), found) != (stages, pieces):
-            own = f"{counted(len(schedule), 'stage')} and {counted(found, 'piece')}"
-            raise NotYet(f"{said}, this is an order for {own}")
+        own = f"{counted(len(schedule), 'stage')} and {counted(found, 'piece')}"
+        fits = (len(schedule), found) == (stages, pieces)
+        expect(fits, f"{said}, this is an order for {own}")
         for stage, steps in enumerate(schedule):
             held = np.cumsum([1 if step[0] == "F" else -1 for step in steps]).max()
-            if held > 2:
-                raise NotYet(f"{said}, stage {stage} holds {held} pieces at once")
+            expect(held <= 2, f"{said}, stage {stage} holds {held} pieces at once")
         columns = max(end for _, end in schedules.run_times(schedule).values())
-        if pieces > 1 and columns >= 2 * stages * pieces:
-            raise NotYet(f"{said} it takes as long as one piece after the other")
+        faster = pieces == 1 or columns < 2 * stages * pieces
+        expect(faster, f"{said} it takes as long as one piece after the other")
     return "never more than two pieces, and faster than one after the other"
 
 
 @exercise
-def accumulate(function: Callable[[Callable[[Any, Any], Any], Any], Any]) -> str:
+def accumulate(function: Any) -> str:
     """Check exercise 2 of lesson 10: gradients of pieces added up, weighted, few at a time."""
     sizes, draw = np.array([4, 3, 1, 2, 4, 2, 1, 3, 2, 4]), np.random.default_rng()
     more = np.append(sizes, draw.integers(1, 5, 3))  # another number of examples, too
@@ -50,9 +48,7 @@ def accumulate(function: Callable[[Callable[[Any, Any], Any], Any], Any]) -> str
     return "right for pieces of 4, 3, 2 and 1, and never all gradients at once"
 
 
-def _check_accumulated(
-    function: Callable[..., Any], sizes: np.ndarray, rng: np.random.Generator
-) -> None:
+def _check_accumulated(function: Any, sizes: np.ndarray, rng: np.random.Generator) -> None:
     import tensorflow as tf
 
     count, most, largest, calls = int(sizes.sum()), 0.0, 0, 0
@@ -61,8 +57,8 @@ def _check_accumulated(
 
     def gradient_of(x: Any, y: Any) -> Any:
         nonlocal most, largest, calls
-        if not tf.executing_eagerly():
-            raise NotYet("inside a tf.function the check cannot count: leave it out")
+        eager = tf.executing_eagerly()
+        expect(eager, "inside a tf.function the check cannot count: leave it out")
         held: float = sum(_gradients_in(each, length) for each in gc.get_objects())
         held += tracemalloc.get_traced_memory()[0] / (4 * length)  # in arrays of NumPy, in lists
         most, largest, calls = max(most, 1 + held), max(largest, len(x)), calls + 1
@@ -79,30 +75,23 @@ def _check_accumulated(
         tracemalloc.stop()
         gc.unfreeze()
     got = numbers(made, (length,), way)
-    if np.ptp(got):
-        raise NotYet(way)
-    means, value = [2 * part.mean() for part in np.split(x, cuts)], float(got[0])
-    wrong = {
-        float(np.mean(means)): "pieces of 4 and of 1 count the same: weigh each by its size",
-        float(np.sum(means)): "the gradients are added, and not divided",
-        float(means[-1]): "only the last piece is left: add",
-    }
-    if not np.isclose(value, 2 * x.mean(), rtol=1e-4, atol=1e-5):
-        said = [why for other, why in wrong.items() if np.isclose(value, other, 1e-4, 1e-5)]
-        raise NotYet(
-            said[0] if said else
-            f"pieces of {', '.join(map(str, sizes))} should give {2 * x.mean():.4f}, not "
-            f"{value:.4f}"
-        )  # fmt: skip
-    if largest > max(sizes):
-        raise NotYet(f"right, but one call had {largest} examples: a piece has 4 at most")
-    if calls > len(sizes):
-        raise NotYet(f"right, but with {calls} calls for {len(sizes)} pieces: one is enough")
-    if most > 6:
-        raise NotYet(
-            f"right, but {min(most, len(sizes)):.0f} of {len(sizes)} gradients were held at once: "
-            "add each as it comes"
-        )
+    expect(not np.ptp(got), way)
+    means, value, right = [2 * part.mean() for part in np.split(x, cuts)], got[0], 2 * x.mean()
+    close = np.isclose(value, right, 1e-4, 1e-5)
+    for wrong, hint in (
+        (np.mean(means), "pieces of 4 and of 1 count the same: weigh each by its size"),
+        (np.sum(means), "the gradients are added, and not divided"),
+        (means[-1], "only the last piece is left: add"),
+    ):
+        expect(close or not np.isclose(value, wrong, 1e-4, 1e-5), hint)
+    told = ", ".join(map(str, sizes))
+    expect(close, f"pieces of {told} should give {right:.4f}, not {value:.4f}")
+    expect(largest <= max(sizes),
+           f"right, but one call had {largest} examples: a piece has 4 at most")
+    pieces_at_once, n = min(most, len(sizes)), len(sizes)
+    expect(calls <= n, f"right, but with {calls} calls for {n} pieces: one is enough")
+    expect(most <= 6, f"right, but {pieces_at_once:.0f} of {n} gradients were held at once: add "
+           "each as it comes")
 
 
 def _gradients_in(each: Any, length: int) -> int:
