@@ -158,7 +158,7 @@ def from_keras(name: str, model: Any, device: str | None = None) -> Member:
     """
     import tensorflow as tf
 
-    from mgpu_helpers.devices.check import checked as there
+    from mgpu_helpers.devices.plan import checked as there
 
     ready(model, compiled=True, trained=True)
     (device,) = there([device or model.variables[0].value.device])

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers.devices import checked, placed
+from mgpu_helpers.devices.plan import checked, placed
 from mgpu_helpers.lessons import digits
 from mgpu_helpers.pipeline.run import Stage
 from mgpu_helpers.scaling.model import Workload

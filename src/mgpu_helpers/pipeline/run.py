@@ -293,7 +293,7 @@ def _shapes(values: Any) -> str:
 
 
 def _check_stages(stages: Sequence[Stage], schedule: Sequence[Sequence[str]]) -> None:
-    from mgpu_helpers.devices.check import checked
+    from mgpu_helpers.devices.plan import checked
 
     p = len(stages)
     if len(schedule) != p:

@@ -66,7 +66,7 @@ def average(
     """
     import tensorflow as tf
 
-    from mgpu_helpers.devices.check import placed
+    from mgpu_helpers.devices.plan import placed
 
     columns, n = by_variable(tower_gradients), len(tower_gradients)
     known = [w for w in (() if weights is None else weights) if not tf.is_tensor(w)]

@@ -40,7 +40,7 @@ def ring(tower_gradients: Sequence[Sequence[Any]], devices: Sequence[str]) -> li
     """
     import tensorflow as tf
 
-    from mgpu_helpers.devices.check import checked
+    from mgpu_helpers.devices.plan import checked
 
     columns = by_variable(tower_gradients)
     if len(devices) != len(tower_gradients):

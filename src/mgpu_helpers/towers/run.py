@@ -64,7 +64,7 @@ def run(function: Callable[..., Any], devices: Sequence[str], *shards: Sequence[
     >>> run(lambda x: 2 * x, ["/CPU:0", "/CPU:0"], [1, 2])
     [2, 4]
     """
-    from mgpu_helpers.devices.check import checked
+    from mgpu_helpers.devices.plan import checked
 
     if not devices or any(len(each) != len(devices) for each in shards):
         given = ", ".join(str(len(each)) for each in shards) or "no"

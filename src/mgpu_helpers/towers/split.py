@@ -33,7 +33,7 @@ def split(
     """
     import tensorflow as tf
 
-    from mgpu_helpers.devices.check import placed
+    from mgpu_helpers.devices.plan import placed
 
     leaves = tf.nest.flatten(batch)
     with placed(device):

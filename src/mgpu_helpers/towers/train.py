@@ -56,7 +56,7 @@ def train_step(
     """
     import tensorflow as tf
 
-    from mgpu_helpers.devices.check import checked
+    from mgpu_helpers.devices.plan import checked
 
     devices = checked(devices)
     _check_model(model, batch_norm)

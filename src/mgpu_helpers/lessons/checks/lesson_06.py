@@ -21,6 +21,7 @@ from mgpu_helpers.lessons.checks.judge import (
     numbers,
     traced,
 )
+from mgpu_helpers.names import order
 
 # What moves numbers and computes none.
 MOVES = {
@@ -159,7 +160,7 @@ def mean_error(function: Callable[[Any, Any], Any], error: Callable[[Any, Any], 
             if op.type in PRODUCTS and op.device in plan.devices and op.bytes > 4 * each:
                 raise NotYet(f"{op.device} computed more than its shard: cut before you compute")
         # What reads the weights has to send them.
-        for copy in sorted(step.copies, key=lambda copy: devices.order(copy.source)):
+        for copy in sorted(step.copies, key=lambda copy: order(copy.source)):
             sent = copy.bytes or 0
             if copy.source in plan.devices and sent > 4 and "ReadVariable" not in copy.tensor:
                 raise NotYet(
