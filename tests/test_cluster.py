@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, limited, lives, wait_for
+from conftest import ROOT, limited, lives, run_python, wait_for
 from mgpu_helpers import cluster, jobs, nvml
 from mgpu_helpers._processes import locks
 from mgpu_helpers.cluster import addresses, verdict
@@ -578,6 +578,15 @@ def test_srun_knows_how_many_there_are(monkeypatch):
     assert "on loopback" in cluster.check(config(GOOD))[0]
     monkeypatch.setenv("SLURM_STEP_NUM_NODES", "many")
     assert cluster.check(config(GOOD)) == []
+
+
+def test_doctor_says_it_and_that_workers_listen_everywhere():
+    code = "from mgpu_helpers.doctor import facts, report; "
+    code += "print(report.body(facts.without_tensorflow()))"
+    said = run_python(code, TF_CONFIG=json.dumps(config(GOOD, 2))).stdout
+    assert "on all interfaces" in said and "problem  The task is worker 2" in said
+    said = run_python(code, TF_CONFIG="").stdout
+    assert "interfaces" not in said and "TF_CONFIG" not in said
 
 
 # --- what is asked for ---

@@ -1,7 +1,7 @@
 """The device plan: real logical CPUs in a fresh Python, GPUs through a fake `tf.config`.
 
-TensorFlow is configured once per process. So functions called `child_...` run in a Python of their
-own and print JSON, which the tests below them read; a context that is reset stands for a restart.
+TensorFlow is configured once per process. So `child` runs in a Python of its own, where a context
+that is reset stands for a restart, and prints JSON, which the tests read.
 """
 
 from __future__ import annotations
@@ -9,27 +9,34 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import sys
 import threading
 import time
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import run_python
-from mgpu_helpers import devices, nvml, towers, trace
-from mgpu_helpers.devices import trial, visible
+from mgpu_helpers import devices, nvml, towers
+from mgpu_helpers.devices import machine, messages, trial
+from mgpu_helpers.devices.plan import checked, placed
+from mgpu_helpers.names import order
 
-COUNTS = (1, 2, 4, 8)
+COUNTS = (1, 2, 4)
 
 
-def in_child(function, **env):
-    code = f"import test_devices, json; print(json.dumps(test_devices.{function.__name__}()))"
-    done = run_python(code, **env)
+@pytest.fixture(scope="module")
+def seen():
+    done = run_python("import test_devices, json; print(json.dumps(test_devices.child()))")
     return json.loads(done.stdout) | {"stderr": done.stderr}
+
+
+def child():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MGPU_MODE", "cores")
+        report = {"cores": cores(), "adopted": adoptions()}
+    return report | {"asked": asked(), "gpus": gpus(), "trials": trials()}
 
 
 def restart():
@@ -58,27 +65,11 @@ def said(call, *args, **kwargs):
 # ---- cores mode, the real thing
 
 
-def tf32_in_turn():
-    """Say whether TF32 is on before and in blocks of `devices.tf32`, and after one that raises."""
-    from tensorflow.config.experimental import tensor_float_32_execution_enabled as enabled
-
-    seen = [enabled()]
-    with devices.tf32():
-        seen.append(enabled())
-        with devices.tf32():
-            pass
-        seen.append(enabled())
-    try:
-        with devices.tf32():
-            raise LookupError
-    except LookupError:
-        return [*seen, enabled()]
-
-
-def child_cores():
+def cores():
     import tensorflow as tf
 
-    report = {"tf32": {"import": tf.config.experimental.tensor_float_32_execution_enabled()}}
+    enabled = tf.config.experimental.tensor_float_32_execution_enabled
+    report = {"tf32": [enabled()]}
     for n in COUNTS:
         restart()
         plan = devices.setup(n)
@@ -92,49 +83,32 @@ def child_cores():
         with tf.compat.v1.Session(graph=graph, config=plan.session_config()) as session:
             session.run(where, options=options, run_metadata=metadata)
             cpus = len(session.list_devices())
-        placed = {
-            node.name.partition("/")[0]: devices.short(node.device)
-            for part in metadata.partition_graphs
-            for node in part.node
-            if node.op == "RandomUniform"
-        }
-        eager = []
-        for device in plan.devices:
-            with tf.device(device):
-                eager.append(devices.short((tf.ones([2]) + 1).device))
-
-        @tf.function
-        def spread(names=plan.devices):
-            for i, device in enumerate(names):
-                with tf.device(device):
-                    tf.random.uniform([2], name=f"on_{i + 1}")
-
-        with trace.placement() as placed_function:
-            spread()
         report[n] = {
-            "host": plan.host,
-            "devices": plan.devices,
+            "host": plan.host, "devices": plan.devices, "session cpus": cpus,
             "made": [devices.short(d.name) for d in tf.config.list_logical_devices()],
             "intra": tf.config.threading.get_intra_op_parallelism_threads(),
             "inter": tf.config.threading.get_inter_op_parallelism_threads(),
-            "session cpus": cpus,
-            "placed": placed,
-            "eager": eager,
-            "function": {
-                row.name.partition("/")[0]: row.device
-                for row in placed_function.rows
-                if row.type == "RandomUniform"
+            "placed": {
+                node.name.partition("/")[0]: devices.short(node.device)
+                for part in metadata.partition_graphs
+                for node in part.node
+                if node.op == "RandomUniform"
             },
             "again": devices.setup(n) is plan and devices.current() is plan,
             "other": said(devices.setup, n + 1),
             "at once": {k: at_once(tf, plan, k) for k in {None, 1, n}},
-        }
-        if n == 2:
-            report["mirrored"] = mirrored(tf, plan)
-            report["options"] = options_of(plan)
-            report["plan"] = {"text": repr(plan), "len": len(plan), "corner": plan.corner}
-            report["processor"] = plan.machine
-            report["tf32"]["plan"] = tf32_in_turn()
+            "text": repr(plan),
+        }  # fmt: skip
+    for k in (0, 5, "x"):
+        assert names(said(plan.session_config, devices=k), "ValueError", f"={k!r} ", "1 to 4")
+    report["tf32"].append(enabled())
+    with devices.tf32(), devices.tf32():
+        report["tf32"].append(enabled())
+    try:
+        with devices.tf32():
+            raise LookupError
+    except LookupError:
+        report["tf32"].append(enabled())
     return report
 
 
@@ -165,111 +139,34 @@ def at_once(tf, plan, used):
     return most
 
 
-def mirrored(tf, plan):
-    strategy = tf.distribute.MirroredStrategy(plan.devices)
-    with strategy.scope():
-        weight = tf.Variable([2.0])
-
-    @tf.function
-    def step():
-        return strategy.run(lambda: weight * 3.0)
-
-    with trace.placement() as placed:
-        parts = strategy.experimental_local_results(step())
-    where = [row.device for row in placed.rows if row.type == "Mul"]
-    return [[float(part[0]) for part in parts], where]
-
-
-def options_of(plan):
-    plain = plan.session_config()
-    config = plan.session_config(log_placement=True, soft_placement=True)
-    return {
-        "plain": [plain.log_device_placement, plain.allow_soft_placement],
-        "asked": [config.log_device_placement, config.allow_soft_placement],
-        "devices": {repr(k): said(plan.session_config, devices=k) for k in (0, 3, "x", True)},
-    }
-
-
-@pytest.fixture(scope="module")
-def cores():
-    return in_child(child_cores, MGPU_MODE="cores")
-
-
 @pytest.mark.parametrize("n", COUNTS)
-def test_cores_mode_gives_a_host_and_n_cpus(cores, n):
-    seen = cores[str(n)]
-    names = [f"/CPU:{i}" for i in range(1, n + 1)]
-    assert seen["host"] == "/CPU:0" and seen["devices"] == names
-    assert seen["made"] == ["/CPU:0", *names] and seen["session cpus"] == n + 1
-    assert seen["intra"] == 1 and seen["inter"] == n
-    assert seen["placed"] == {f"on_{i}": f"/CPU:{i}" for i in range(n + 1)}
-    assert seen["eager"] == names
-    assert seen["function"] == {f"on_{i}": f"/CPU:{i}" for i in range(1, n + 1)}
+def test_cores_mode_gives_a_host_and_n_cpus(seen, n):
+    plan = seen["cores"][str(n)]
+    cpus = [f"/CPU:{i}" for i in range(1, n + 1)]
+    assert plan["host"] == "/CPU:0" and plan["devices"] == cpus
+    assert plan["made"] == ["/CPU:0", *cpus] and plan["session cpus"] == n + 1
+    assert plan["intra"] == 1 and plan["inter"] == n
+    assert plan["placed"] == {f"on_{i}": f"/CPU:{i}" for i in range(n + 1)}
+    assert plan["at once"] == {"null": n, "1": 1, str(n): n}
+    assert plan["again"] and names(plan["other"], "RuntimeError", f"setup({n + 1})")
+    lines = plan["text"].splitlines()
+    assert lines[0].startswith("mode     cores: ") and lines[2] == "devices  /CPU:1  one thread"
+    assert [line[:9] for line in lines[-2:]] == ["machine  ", "timing   "]
 
 
-@pytest.mark.parametrize("n", COUNTS)
-def test_a_session_runs_as_many_operations_at_once_as_devices_work(cores, n):
-    assert cores[str(n)]["at once"] == {"null": n, "1": 1, str(n): n}
+def test_setup_switches_tf32_off_and_a_block_on_and_back(seen):
+    assert seen["cores"]["tf32"] == [True, False, True, False]
 
 
-@pytest.mark.parametrize("n", COUNTS)
-def test_setup_again(cores, n):
-    assert cores[str(n)]["again"] is True
-    assert names(cores[str(n)]["other"], "RuntimeError", f"with {n} dev", f"setup({n + 1})")
-
-
-def test_mirrored_strategy_runs_on_the_plan(cores):
-    assert cores["mirrored"] == [[6.0, 6.0], ["/CPU:1", "/CPU:2"]]
-
-
-def test_session_options(cores):
-    options = cores["options"]
-    assert options["plain"] == [False, False]
-    assert options["asked"] == [True, True]
-    for value in ("0", "3", "'x'", "True"):
-        error = options["devices"][value]
-        assert names(error, "ValueError", f"devices={value} ", "1 to 2", "devices.setup")
-
-
-def test_the_plan_prints_itself(cores):
-    lines = cores["plan"]["text"].splitlines()
-    machine, timing = lines.pop(4), lines.pop(4)
-    assert lines == [
-        "mode     cores: every device stands for one core of the CPU",
-        "host     /CPU:0  the CPU",
-        "devices  /CPU:1  one thread",
-        "         /CPU:2  one thread",
-    ]
-    assert machine.startswith(f"machine  {cores['processor']}; ")
-    assert timing.startswith("timing   2 devices on ")
-    assert cores["plan"]["len"] == 2
-    assert cores["plan"]["corner"] == f"cores mode · 2 devices · {cores['processor']}"
-
-
-def test_setup_switches_tf32_off_and_a_block_on_and_back(cores):
-    assert cores["tf32"] == {"import": True, "plan": [False, True, True, False]}
-
-
-def test_timing_says_what_a_speedup_means():
-    def timing(n, cores, mode="cores"):
-        names = tuple(f"/CPU:{i + 1}" for i in range(n))
-        return devices.Plan(mode, "/CPU:0", names, ("",) * n, cores, "m", "n").timing
-
-    assert timing(1, 2) == (
-        "one device on one core: there is nothing to speed up, add a device to compare"
-    )
-    for n, cores in ((2, 2), (2, 16)):
-        assert timing(n, cores) == (
-            f"{n} devices on {cores} cores: a speed-up measured here is real parallel work, "
-            f"at most {n} times"
-        )
-    assert timing(4, 2) == (
-        "4 devices on 2 cores: results are real, a timing beyond 2 devices shows nothing"
-    )
-    assert timing(2, 1).endswith("on 1 core: results are real, a timing beyond 1 device shows "
-                                 "nothing")  # fmt: skip
-    assert timing(2, 9, "gpus") == "2 devices, each a GPU: a speed-up measured here is real"
-    assert timing(2, 9, "split-gpu").endswith("a speed-up is not")
+@pytest.mark.parametrize("mode, n, cores, means", [
+    ("cores", 1, 2, "nothing to speed up"), ("cores", 2, 2, "at most 2 times"),
+    ("cores", 4, 2, "beyond 2 devices shows nothing"), ("gpus", 2, 9, "each a GPU"),
+    ("split-gpu", 2, 9, "a speed-up is not"), ("adopted", 2, 9, "not against one core"),
+])  # fmt: skip
+def test_timing_says_what_a_speedup_means(mode, n, cores, means):
+    kind = "CPU" if mode in ("cores", "adopted") else "GPU"
+    made = tuple(f"/{kind}:{i + 1}" for i in range(n))
+    assert means in devices.Plan(mode, "/CPU:0", made, ("",) * n, cores, "m", "n").timing
 
 
 # ---- what is refused, what the environment overrides, and GPUs
@@ -342,51 +239,15 @@ def gpu_plan(n, count, *, makes=None, free=(), capability=(7, 5), answers=None, 
         plan = devices.current()
         result = {"error": error, "calls": fake.calls, "tried": tried}
         if plan:
-            lines = repr(plan).splitlines()
-            result |= {"mode": plan.mode, "devices": plan.devices, "real": plan.real}
-            result |= {"machine": lines[-2 - bool(plan.float32)], "last": lines[-1]}
+            result |= dataclasses.asdict(plan)
     return result
 
 
-def child_trials():
-    """Set up GPUs that answer their first operation as CUDA, cuDNN and TensorFlow do."""
-    from tensorflow import errors
-
-    from mgpu_helpers import quiet
-
-    def answer(kind, message, capability):
-        return gpu_plan(
-            2, 2, capability=capability, answers={"/GPU:1": kind(None, None, message)}
-        )["error"]  # fmt: skip
-
-    quiet.start()
-    return {
-        "ptx": answer(errors.InternalError, "{{function_node __wrapped__MatMul}} 'cuLaunchKernel"
-                      "(function)' failed with 'CUDA_ERROR_INVALID_PTX' [Op:MatMul]", (12, 0)),
-        "driver": answer(errors.InternalError, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION: the provided "
-                         "PTX was compiled with an unsupported toolchain.", (9, 0)),
-        "old": answer(errors.InternalError, "no kernel image is available for execution on the "
-                      "device", (5, 0)),
-        "volta": answer(errors.InternalError, "CUDNN_STATUS_ARCH_MISMATCH\nin cuda_dnn.cc", (7, 0)),
-        "cudnn": answer(errors.InvalidArgumentError, "No DNN in stream executor. [Op:Conv2D]",
-                        (8, 0)),
-        "algorithm": answer(errors.NotFoundError, "No algorithm worked!", (8, 0)),
-        "full": answer(errors.ResourceExhaustedError, "OOM when allocating tensor", (8, 0)),
-        "other": answer(errors.UnknownError, "Something new.\nat line 3", (8, 0)),
-    }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def trials():
-    return in_child(child_trials)
-
-
-def child_others():
+def asked():
+    """Say what `setup` makes of numbers and of the environment, without a GPU."""
     import tensorflow as tf
 
-    from mgpu_helpers import quiet
-
-    def asked(n, **env):
+    def outcome(n, **env):
         with pytest.MonkeyPatch.context() as patch:
             for name, value in env.items():
                 patch.setenv(name, value)
@@ -395,26 +256,25 @@ def child_others():
             plan = devices.current()
             return [plan.mode, len(plan)] if plan else error
 
-    quiet.start()
     report = {
-        "bad": {repr(n): asked(n) for n in (0, -1, "two", 2.5, True, None, 1000)},
-        "environment": [
-            asked(2, MGPU_DEVICES="3", MGPU_MODE="cores"),
-            asked(2, MGPU_DEVICES="", MGPU_MODE=""),
-            asked(2, MGPU_DEVICES="many"),
-            asked(2, MGPU_DEVICES="0"),
-            asked(2, MGPU_MODE="gpu"),
-            asked(2, MGPU_MODE="gpus"),
-            asked(2, MGPU_MODE="split-gpu"),
-        ],
+        "numbers": {repr(n): outcome(n) for n in (0, "two", 2.5, True, 1000)},
+        "three": outcome(2, MGPU_DEVICES="3", MGPU_MODE="cores"),
+        "empty": outcome(2, MGPU_DEVICES="", MGPU_MODE=""),
+        "many": outcome(2, MGPU_DEVICES="many"),
+        "gpu": outcome(2, MGPU_MODE="gpu"),
+        "gpus": outcome(2, MGPU_MODE="gpus"),
+        "split-gpu": outcome(2, MGPU_MODE="split-gpu"),
         "order": os.environ["CUDA_DEVICE_ORDER"],
     }
     restart()
     tf.ones([2])
-    report["late"] = said(devices.setup, 2)
-    report["gpus"] = {
+    return report | {"late": said(devices.setup, 2)}
+
+
+def gpus():
+    two = ["/device:CPU:1", "/device:CPU:2"]
+    return {
         "own": gpu_plan(2, 4),
-        "one": gpu_plan(1, 1),
         "uneven": gpu_plan(3, 2, free=(6000, 9000)),
         "eight": gpu_plan(8, 4, free=(100000,) * 4),
         "ampere": gpu_plan(1, 1, capability=(8, 0)),
@@ -426,59 +286,42 @@ def child_others():
         "mig": gpu_plan(2, 1, free=(80000,), CUDA_VISIBLE_DEVICES="MIG-1"),
         "not there": gpu_plan(1, 1, free=(9000, 9000), CUDA_VISIBLE_DEVICES="1,2"),
         "not there, cores": gpu_plan(
-            1, 0, makes=["/device:CPU:1"], free=(9000,), CUDA_VISIBLE_DEVICES="7", MGPU_MODE="cores"
+            1, 0, makes=two[:1], free=(9000,), CUDA_VISIBLE_DEVICES="7", MGPU_MODE="cores"
         ),
         "silent driver": gpu_plan(2, 1, free=(None,)),
         "full": gpu_plan(4, 1, free=(1000,)),
-        "cores": gpu_plan(2, 2, makes=["/device:CPU:1", "/device:CPU:2"], MGPU_MODE="cores"),
+        "cores": gpu_plan(2, 2, makes=two, MGPU_MODE="cores"),
         "split": gpu_plan(2, 2, free=(4000, 4000), MGPU_MODE="split-gpu"),
         "too few": gpu_plan(4, 2, MGPU_MODE="gpus"),
         "made less": gpu_plan(2, 2, makes=["/device:GPU:0"]),
-        "made other": gpu_plan(2, 0, makes=["/device:CPU:1"]),
-        "made more": gpu_plan(1, 1, makes=["/device:GPU:0", "/device:GPU:1"]),
+        "made other": gpu_plan(2, 0, makes=two[:1]),
     }
-    return report
 
 
-@pytest.fixture(scope="module")
-def others():
-    return in_child(child_others, MGPU_VERBOSE="1")
+def test_what_is_asked_for_is_a_number_and_a_mode_that_can_be(seen):
+    asked = seen["asked"]
+    for n, error in asked["numbers"].items():
+        assert names(error, "ValueError", f"n={n} ", "1 to 64")
+    assert (asked["three"], asked["empty"]) == (["cores", 3], ["cores", 2])
+    assert names(asked["many"], "ValueError", "MGPU_DEVICES='many' ")
+    assert names(asked["gpu"], "ValueError", "MGPU_MODE='gpu' ", "gpus, split-gpu, cores")
+    for mode in ("gpus", "split-gpu"):
+        assert names(asked[mode], "RuntimeError", f"MGPU_MODE={mode} with 2 devices", "0 GPUs")
+    assert asked["order"] == "PCI_BUS_ID"
+    assert names(asked["late"], "RuntimeError", "devices.adopt()", "devices.setup(2)")
 
 
-def test_a_number_that_cannot_be_planned_gets_a_sentence(others):
-    bad = others["bad"]
-    for n in ("0", "-1", "1000", "'two'", "2.5", "True", "None"):
-        assert names(bad[n], "ValueError", f"n={n} ", "1 to 64")
-
-
-def test_environment_overrides_the_plan(others):
-    three, two, many, none, unknown, gpus, split = others["environment"]
-    assert (three, two) == (["cores", 3], ["cores", 2])
-    assert names(many, "ValueError", "MGPU_DEVICES='many' ", "1 to 64")
-    assert names(none, "ValueError", "MGPU_DEVICES=0 ", "1 to 64")
-    assert names(unknown, "ValueError", "MGPU_MODE='gpu' ", "gpus, split-gpu, cores")
-    assert names(gpus, "RuntimeError", "MGPU_MODE=gpus with 2 devices", "0 GPUs", "unset")
-    assert names(split, "RuntimeError", "MGPU_MODE=split-gpu with 2 devices", "0 GPUs", "unset")
-    assert others["order"] == "PCI_BUS_ID"
-
-
-def test_setup_after_tensorflow_has_started_gets_a_sentence(others):
-    assert names(others["late"], "RuntimeError", "restart the kernel", "devices.setup(2)")
-
-
-def test_gpus_mode_takes_whole_gpus_that_grow(others):
-    own = others["gpus"]["own"]
+def test_gpus_mode_takes_whole_gpus_that_grow(seen):
+    own = seen["gpus"]["own"]
     assert own["mode"] == "gpus" and own["devices"] == ["/GPU:0", "/GPU:1"]
-    assert own["real"] == ["Fake 0", "Fake 1"]
+    assert own["real"] == ["Fake 0", "Fake 1"] and own["machine"].startswith("4 GPUs, ")
     assert own["calls"] == [
         ["visible", ["0", "1"], "GPU"], ["growth", "0", True], ["growth", "1", True],
     ]  # fmt: skip
-    assert own["machine"].startswith("machine  4 GPUs, ")
-    assert others["gpus"]["one"]["mode"] == "gpus"
 
 
-def test_split_gpu_shares_gpus_and_its_first_devices_are_on_different_ones(others):
-    uneven = others["gpus"]["uneven"]
+def test_split_gpu_shares_gpus_and_its_first_devices_are_on_different_ones(seen):
+    uneven = seen["gpus"]["uneven"]
     limit = int(0.8 * 6000 / 2)
     assert uneven["mode"] == "split-gpu"
     assert uneven["devices"] == ["/GPU:0", "/GPU:2", "/GPU:1"]
@@ -492,12 +335,12 @@ def test_split_gpu_shares_gpus_and_its_first_devices_are_on_different_ones(other
         f"{limit} MiB of Fake 1 no. 2",
         f"{limit} MiB of Fake 0 no. 1, shared by 2 devices",
     ]
-    eight = others["gpus"]["eight"]
+    eight = seen["gpus"]["eight"]
     assert [call[2] for call in eight["calls"][1:]] == [[4096, 4096]] * 4
     assert eight["devices"] == [f"/GPU:{i}" for i in (0, 2, 4, 6, 1, 3, 5, 7)]
     of = [real.removeprefix("4096 MiB of Fake ")[0] for real in eight["real"]]
     assert of == ["0", "1", "2", "3"] * 2
-    assert others["gpus"]["split"]["mode"] == "split-gpu"
+    assert seen["gpus"]["split"]["mode"] == "split-gpu"
 
 
 @pytest.mark.parametrize("which, limit", [
@@ -507,89 +350,42 @@ def test_split_gpu_shares_gpus_and_its_first_devices_are_on_different_ones(other
     ("silent driver", 1024),
     ("mig", 1024),  # the driver says what the whole GPU has
 ])  # fmt: skip
-def test_the_limit_is_a_share_of_the_memory_that_the_plan_can_use(others, which, limit):
-    assert others["gpus"][which]["calls"][1] == ["parts", "GPU:0", [limit, limit]]
+def test_the_limit_is_a_share_of_the_memory_that_the_plan_can_use(seen, which, limit):
+    assert seen["gpus"][which]["calls"][1] == ["parts", "GPU:0", [limit, limit]]
 
 
-def test_too_little_memory_gets_a_sentence(others):
-    error = others["gpus"]["full"]["error"]
-    assert error.startswith("RuntimeError: 1000 MiB are free on GPU 0, too little for 4 devices of")
-    assert "MGPU_MODE=cores" in error
-
-
-def test_every_device_runs_something_before_there_is_a_plan(others):
+def test_every_device_runs_something_before_there_is_a_plan(seen):
     for which in ("own", "uneven", "cores"):
-        plan = others["gpus"][which]
-        assert plan["tried"] == plan["devices"]
+        plan = seen["gpus"][which]
+        assert plan["tried"] == plan["devices"] and plan["float32"] == ""
+    assert "TF32 is off" in seen["gpus"]["ampere"]["float32"]
 
 
-def test_a_plan_says_tf32_is_off_where_the_gpus_have_it(others):
-    assert others["gpus"]["ampere"]["last"].startswith("float32  TF32 is off")
-    for which in ("own", "cores"):
-        assert others["gpus"][which]["last"].startswith("timing")
-
-
-def test_a_visible_device_that_is_not_there_is_said_before_tensorflow_starts(others):
-    missing = others["gpus"]["not there"]
-    assert missing["error"].startswith("RuntimeError: CUDA_VISIBLE_DEVICES='1,2' has '2'")
-    assert "0, 1" in missing["error"] and missing["calls"] == []
-    assert others["gpus"]["not there, cores"]["error"] == "fine"
-
-
-@pytest.mark.parametrize("which, names, remedy", [
-    ("ptx", ("/GPU:1, Fake 1, compute capability 12.0 ('cuLaunch", "INVALID_PTX"), "newest Tensor"),
-    ("driver", ("driver", "capability 9.0", "UNSUPPORTED_PTX"), "CUDA 12.5 or newer, version 555"),
-    ("old", ("compute capability 5.0", "no kernel image"), "an older TensorFlow"),
-    ("volta", ("cuDNN", "7.0", "(CUDNN_STATUS_ARCH_MISMATCH)"), "'nvidia-cudnn-cu12<9.11'"),
-    ("cudnn", ("cuDNN", "(No DNN in stream executor)"), "--upgrade nvidia-cudnn-cu12"),
-    ("algorithm", ("cuDNN", "No algorithm worked"), "--upgrade nvidia-cudnn-cu12"),
-    ("full", ("memory", "/GPU:1"), "nvidia-smi"),
-    ("other", ("/GPU:1", "(Something new)"), "MGPU_MODE=cores"),
+@pytest.mark.parametrize("which, values", [
+    ("full", ("1000 MiB are free on GPU 0", "4 devices")),
+    ("not there", ("CUDA_VISIBLE_DEVICES='1,2'", "'2'", "0, 1")),
+    ("too few", ("MGPU_MODE=gpus with 4 devices",)),
+    ("made less", ("/CPU:0, /GPU:0, /GPU:1 and", "made /CPU:0, /GPU:0:")),
+    ("made other", ("made /CPU:0, /CPU:1:",)),
 ])  # fmt: skip
-def test_a_gpu_that_cannot_run_gets_a_sentence(trials, which, names, remedy):
-    error = trials[which]
-    assert error.startswith("RuntimeError: ") and "\n" not in error and error.endswith(".")
-    assert all(name in error for name in names) and remedy in error
+def test_a_plan_that_cannot_be_is_no_plan(seen, which, values):
+    assert names(seen["gpus"][which]["error"], "RuntimeError", *values)
+    assert "mode" not in seen["gpus"][which] and not seen["gpus"][which]["tried"]
 
 
-def test_cores_mode_hides_the_gpus_that_are_there(others):
-    cores = others["gpus"]["cores"]
+def test_cores_mode_hides_the_gpus_that_are_there(seen):
+    cores = seen["gpus"]["cores"]
     assert cores["mode"] == "cores" and cores["calls"][0] == ["visible", [], "GPU"]
-    assert cores["machine"].endswith("; 2 GPUs not used (MGPU_MODE=cores)")
-    late = [line for line in others["stderr"].splitlines() if "UserWarning" in line]
+    assert cores["note"] == "2 GPUs not used (MGPU_MODE=cores)"
+    late = [line for line in seen["stderr"].splitlines() if "UserWarning" in line]
     assert len(late) == 1 and "2 GPUs" in late[0] and "devices.setup(2)" in late[0]
-
-
-def test_a_tensorflow_that_makes_something_else_fails_loudly(others):
-    gpus = others["gpus"]
-    for which, asked, made in (
-        ("made less", "/CPU:0, /GPU:0, /GPU:1 and", "made /CPU:0, /GPU:0:"),
-        ("made other", "for /CPU:0", "made /CPU:0, /CPU:1"),
-        ("made more", "/CPU:0, /GPU:0 and", "made /CPU:0, /GPU:0, /GPU:1:"),
-    ):
-        assert names(gpus[which]["error"], "RuntimeError", asked, made, "restart")
-    assert names(gpus["too few"]["error"], "RuntimeError", "MGPU_MODE=gpus with 4 devices")
-    assert "mode" not in gpus["made less"]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="TensorFlow starts in silence elsewhere")
-def test_verbose_brings_tensorflows_own_messages_back(others):
-    assert "oneDNN" in others["stderr"] or "CPU" in others["stderr"]
+    assert seen["gpus"]["not there, cores"]["error"] == "fine"
 
 
 # ---- a TensorFlow that has started
 
 
-def adopted(plan):
-    return {
-        "mode": plan.mode, "host": plan.host, "devices": plan.devices, "real": plan.real,
-        "timing": plan.timing, "text": repr(plan), "corner": plan.corner,
-        "again": devices.adopt() is plan and devices.current() is plan,
-        "setup": said(devices.setup, 2),
-    }  # fmt: skip
-
-
-def child_adopted():
+def adoptions():
     import tensorflow as tf
 
     def cpus(count):
@@ -597,6 +393,12 @@ def child_adopted():
         parts = [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, parts)
+
+    def adopted():
+        plan = devices.adopt()
+        again = devices.adopt() is plan and devices.current() is plan
+        more = {"timing": plan.timing, "again": again, "setup": said(devices.setup, 2)}
+        return dataclasses.asdict(plan) | more
 
     def gpus(limits):
         """Adopt a TensorFlow with a GPU for each list of limits, divided so; None: it is whole."""
@@ -612,61 +414,38 @@ def child_adopted():
             patch.setattr(
                 tf.config, "get_logical_device_configuration", lambda gpu: parts[gpu.name]
             )
-            return adopted(devices.adopt()) | {"calls": fake.calls}
+            return adopted() | {"calls": fake.calls}
 
-    report = {}
     cpus(3)
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.ones([2])
-    report["cpus"] = adopted(devices.adopt())
-    plan = devices.current()
-    with tf.Graph().as_default(), tf.device("/CPU:2"):
-        where = tf.random.uniform([2])
-        with tf.compat.v1.Session(config=plan.session_config()) as session:
-            session.run(where)
-            listed = [devices.short(d.name) for d in session.list_devices()]
-    config = plan.session_config()
+    report = {"cpus": adopted()}
+    config = devices.current().session_config()
+    with tf.Graph().as_default(), tf.compat.v1.Session(config=config) as session:
+        listed = [devices.short(d.name) for d in session.list_devices()]
     report["session"] = [listed, len(config.session_inter_op_thread_pool)]
-    report["names"] = {
-        name: said(devices.checked, [name])
-        for name in ("/cpu:2", "CPU:0", "/CPU:3", "/gpu:0", "GPU:9", "/device:GPU:0", "CPU", "")
-    }
     cpus(1)
-    report["one"] = adopted(devices.adopt())  # which starts TensorFlow
+    report["one"] = adopted()  # which starts TensorFlow
     cpus(3)
     devices.setup(2)
     report["after setup"] = devices.adopt().mode
-    report["names of setup"] = {
-        name: said(devices.checked, [name])
-        for name in ("/cpu:2", "CPU:0", "/CPU:3", "/gpu:0", "GPU:9", "/device:GPU:0", "CPU", "")
-    }
-    report["whole"] = gpus([None, None])
-    report["parts"] = gpus([[512, 512], [1024]])
-    return report
+    return report | {"whole": gpus([None, None]), "parts": gpus([[512, 512], [1024]])}
 
 
-@pytest.fixture(scope="module")
-def taken():
-    return in_child(child_adopted, MGPU_MODE="cores")
-
-
-def test_logical_cpus_are_adopted_with_the_threads_that_they_have(taken):
-    cpus, one = taken["cpus"], taken["one"]
+def test_logical_cpus_are_adopted_with_the_threads_that_they_have(seen):
+    cpus, one = seen["adopted"]["cpus"], seen["adopted"]["one"]
     assert (cpus["mode"], cpus["host"]) == ("adopted", "/CPU:0")
     assert cpus["devices"] == ["/CPU:1", "/CPU:2"]
     assert cpus["real"] == ["1 thread for an operation"] * 2
-    assert "not against one core" in cpus["timing"]
-    assert cpus["corner"].startswith("adopted mode · 2 devices · ")
-    assert cpus["text"].startswith("mode     adopted: ") and cpus["timing"] in cpus["text"]
     assert (one["mode"], one["devices"]) == ("adopted", ["/CPU:0"])
-    assert "nothing to speed up" in one["timing"]
-    assert taken["session"] == [["/CPU:0", "/CPU:1", "/CPU:2"], 0]  # no threads of its own
+    # No threads of its own.
+    assert seen["adopted"]["session"] == [["/CPU:0", "/CPU:1", "/CPU:2"], 0]
 
 
-def test_logical_gpus_are_adopted_and_nothing_is_configured(taken):
-    whole, parts = taken["whole"], taken["parts"]
+def test_logical_gpus_are_adopted_and_nothing_is_configured(seen):
+    whole, parts = seen["adopted"]["whole"], seen["adopted"]["parts"]
     assert whole["devices"] == ["/GPU:0", "/GPU:1"] and whole["real"] == ["Fake 0", "Fake 1"]
-    assert "each a GPU" in whole["timing"] and "2 GPUs, " in whole["corner"]
+    assert "each a GPU" in whole["timing"] and whole["machine"].startswith("2 GPUs, ")
     assert parts["devices"] == ["/GPU:0", "/GPU:1", "/GPU:2"]
     share = "512 MiB of Fake 0, shared by 2 devices"
     assert parts["real"] == [share, share, "1024 MiB of Fake 1"]
@@ -674,50 +453,33 @@ def test_logical_gpus_are_adopted_and_nothing_is_configured(taken):
     assert whole["calls"] == parts["calls"] == []
 
 
-def test_adopt_and_setup_do_not_replace_each_other(taken):
+def test_adopt_and_setup_do_not_replace_each_other(seen):
     for which in ("cpus", "one", "whole"):
-        assert taken[which]["again"] is True
-        assert names(taken[which]["setup"], "RuntimeError", "devices.adopt", "devices.setup(2)")
-    assert taken["after setup"] == "cores"
+        plan = seen["adopted"][which]
+        assert plan["again"] and names(plan["setup"], "RuntimeError", "devices.setup(2)")
+    assert seen["adopted"]["after setup"] == "cores"
 
 
-@pytest.mark.parametrize("which", ["names", "names of setup"])
-def test_a_device_that_is_not_there_is_named_in_either_case(taken, which):
-    found = taken[which]
-    assert found.pop("/cpu:2") == found.pop("CPU:0") == "fine"
-    for name, error in found.items():
-        assert names(error, "ValueError", repr(name), "use /CPU:0, /CPU:1, /CPU:2.")
+# ---- which devices are there, and their names
 
 
-def test_devices_come_back_as_the_plan_writes_them(plan):
+def test_devices_come_back_as_the_plan_writes_them_and_others_are_named(plan):
     import tensorflow as tf
 
     there = tf.config.list_logical_devices()
     full = "/job:localhost/replica:0/task:0/device:CPU:1"
-    assert devices.checked([*there, full]) == ("/CPU:0", *plan.devices, "/CPU:1")
+    written = ("/CPU:0", *plan.devices, "/CPU:1", "/CPU:2", "/CPU:0")
+    assert checked([*there, full, "/cpu:2", "CPU:0"]) == written
     for wrong in ("/CPU:1", [], [None], [7]):
         with pytest.raises(ValueError, match="no list of devices"):
-            devices.checked(wrong)
-    with pytest.raises(ValueError, match="job:worker"):
-        devices.checked(["/job:worker/replica:0/task:0/device:CPU:1"])
-    for place in (lambda: devices.placed("GPU:0"), lambda: towers.run(int, ["/gpu:0"]),
-                  lambda: towers.average([[np.ones(2)]] * 2, device="/CPU:7")):  # fmt: skip
-        with pytest.raises(ValueError, match="no device '(GPU:0|/gpu:0|/GPU:0|/CPU:7)'"):
+            checked(wrong)
+    for name in ("/CPU:3", "/gpu:0", "CPU", "", "/job:worker/replica:0/task:0/device:CPU:1"):
+        with pytest.raises(ValueError, match=f"'{name}'.* use /CPU:0, /CPU:1, /CPU:2"):
+            checked([name])
+    for place in (lambda: placed("GPU:0"), lambda: towers.run(int, ["/gpu:0"]),
+                  lambda: towers.average([[1.0], [2.0]], device="/GPU:0")):  # fmt: skip
+        with pytest.raises(ValueError, match="no device '(GPU:0|/gpu:0|/GPU:0)'"):
             place()
-
-
-def test_a_graph_of_a_session_with_devices_of_its_own_is_not_judged():
-    code = (
-        "import tensorflow as tf\nfrom mgpu_helpers import towers\n"
-        "with tf.Graph().as_default():\n"
-        "    out = towers.run(lambda x: tf.square(x), ['/CPU:1', '/CPU:2'], [1.0, 2.0])\n"
-        "    config = tf.compat.v1.ConfigProto(device_count={'CPU': 3})\n"
-        "    print(*tf.compat.v1.Session(config=config).run(out))\n"
-    )
-    assert run_python(code).stdout.split() == ["1.0", "4.0"]
-
-
-# ---- names, and counting cores
 
 
 @given(st.sampled_from(["CPU", "GPU", "TPU", "XLA_CPU"]), st.integers(0, 10**4), st.booleans())
@@ -726,13 +488,6 @@ def test_short_knows_every_way_to_write_a_device(kind, index, lower):
     for before in ("", "/", "/device:", "/job:localhost/replica:0/task:0/device:",
                    "/job:worker/replica:0/task:3/"):  # fmt: skip
         assert devices.short(before + written) == f"/{kind}:{index}"
-
-
-@given(st.text(max_size=30) | st.from_regex(r"[/a-zA-Z]+:[0-9a-z*]+(/[a-z:0-9]+)?"))
-def test_short_gives_a_short_name_or_nothing(name):
-    found = devices.short(name)
-    assert found == "" or devices.short(found) == found
-    assert isinstance(devices.order(found), tuple)
 
 
 @pytest.mark.parametrize("name", [
@@ -745,12 +500,11 @@ def test_short_names_no_device_where_there_is_none(name):
 
 def test_order_counts_as_people_do():
     names = ["/GPU:0", "/CPU:10", "", "/CPU:2", "/CPU:0"]
-    assert sorted(names, key=devices.order) == ["", "/CPU:0", "/CPU:2", "/CPU:10", "/GPU:0"]
+    assert sorted(names, key=order) == ["", "/CPU:0", "/CPU:2", "/CPU:10", "/GPU:0"]
 
 
 @pytest.mark.parametrize("quota, cores", [
-    ("max 100000", 8), ("200000 100000", 2), ("150000 100000", 2), ("50000 100000", 1),
-    ("9900000 100000", 8), ("nonsense", 8), (None, 8),
+    ("max 100000", 8), ("150000 100000", 2), ("50000 100000", 1), ("9900000 100000", 8), (None, 8),
 ])  # fmt: skip
 def test_cores_are_what_a_container_may_use(monkeypatch, quota, cores):
     def read_text(self):
@@ -758,16 +512,10 @@ def test_cores_are_what_a_container_may_use(monkeypatch, quota, cores):
             raise FileNotFoundError
         return quota + "\n"
 
-    monkeypatch.setattr(devices.machine.Path, "read_text", read_text)
+    monkeypatch.setattr(machine.Path, "read_text", read_text)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    assert devices.machine.cores.__wrapped__() == cores
-
-
-def test_a_plan_cannot_be_changed():
-    plan = devices.Plan("cores", "/CPU:0", ("/CPU:1",), ("one core",), 2, "m", "n")
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        plan.mode = "gpus"
+    assert machine.cores.__wrapped__() == cores
 
 
 # ---- CUDA_VISIBLE_DEVICES
@@ -781,33 +529,73 @@ UUIDS = {0: "GPU-aa00", 1: "GPU-aa11", 2: None}
     "MIG-GPU-aa00/1/0"]), ("01", [1]),
 ])  # fmt: skip
 def test_what_is_named_is_read_as_cuda_reads_it(text, named):
-    assert visible.named(text, UUIDS) == named
+    assert machine.named(text, UUIDS) == named
 
 
 @pytest.mark.parametrize("text, entry", [
     ("0,3", "'3'"), ("GPU-bb", "'GPU-bb'"), ("GPU-aa", "'GPU-aa'"), ("0,,1", "''"),
     ("0;1", "'0;1'"), ("1,0,1", "'1' a second time"), ("0,GPU-aa00", "'GPU-aa00' a second time"),
-    ("MIG-7,MIG-7", "'MIG-7' a second time"), ("none", "'none'"),
+    ("MIG-7,MIG-7", "'MIG-7' a second time"),
 ])  # fmt: skip
 def test_an_entry_that_cuda_would_drop_is_named(text, entry):
     with pytest.raises(RuntimeError, match="CUDA_VISIBLE_DEVICES=") as caught:
-        visible.named(text, UUIDS)
+        machine.named(text, UUIDS)
     assert entry in str(caught.value)
-    assert "a second time" in entry or "0, 1, 2" in str(caught.value)
 
 
 def test_without_a_driver_nothing_is_said_of_what_is_named(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,0,7")
-    visible.check(nvml.DriverReport((), "No driver.", None, None))
+    assert machine.check(nvml.DriverReport((), "No driver.", None, None)) == []
     with pytest.raises(RuntimeError):
-        visible.check(nvml.DriverReport((gpu(0),), None, None, None))
+        machine.check(nvml.DriverReport((gpu(0),), None, None, None))
 
 
 # ---- what a GPU's errors mean, and the first compilation
 
 
-def test_an_error_of_a_step_on_a_lost_gpu_says_so(driver):
+def trials():
+    """Set up GPUs that answer their first operation as CUDA, cuDNN and TensorFlow do."""
     from tensorflow import errors
+
+    def answer(kind, message, capability):
+        return gpu_plan(
+            2, 2, capability=capability, answers={"/GPU:1": kind(None, None, message)}
+        )["error"]  # fmt: skip
+
+    return {
+        "ptx": answer(errors.InternalError, "{{function_node __wrapped__MatMul}} 'cuLaunchKernel"
+                      "(function)' failed with 'CUDA_ERROR_INVALID_PTX' [Op:MatMul]", (12, 0)),
+        "driver": answer(errors.InternalError, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION: the provided "
+                         "PTX was compiled with an unsupported toolchain.", (9, 0)),
+        "old": answer(errors.InternalError, "no kernel image is available for execution on the "
+                      "device", (5, 0)),
+        "volta": answer(errors.InternalError, "CUDNN_STATUS_ARCH_MISMATCH\nin cuda_dnn.cc", (7, 0)),
+        "cudnn": answer(errors.InvalidArgumentError, "No DNN in stream executor. [Op:Conv2D]",
+                        (7, 5)),
+        "full": answer(errors.ResourceExhaustedError, "OOM when allocating tensor", (8, 0)),
+        "other": answer(errors.UnknownError, "Something new.\nat line 3", (8, 0)),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("which, named, remedy", [
+    ("ptx", ("/GPU:1, Fake 1, compute capability 12.0 ('cuLaunch", "INVALID_PTX"), "newest Tensor"),
+    ("driver", ("driver", "capability 9.0", "UNSUPPORTED_PTX"), "CUDA 12.5 or newer, version 555"),
+    ("old", ("compute capability 5.0", "no kernel image"), "an older TensorFlow"),
+    ("volta", ("cuDNN", "7.0", "(CUDNN_STATUS_ARCH_MISMATCH)"), "'nvidia-cudnn-cu12<9.11'"),
+    ("cudnn", ("cuDNN", "(No DNN in stream executor)"), "--upgrade nvidia-cudnn-cu12"),
+    ("full", ("memory", "/GPU:1"), "nvidia-smi"),
+    ("other", ("/GPU:1", "(Something new)"), "MGPU_MODE=cores"),
+])  # fmt: skip
+def test_a_gpu_that_cannot_run_gets_a_sentence(seen, which, named, remedy):
+    error = seen["trials"][which]
+    assert names(error, "RuntimeError", *named, remedy) and "\n" not in error
+
+
+def test_an_error_of_a_step_on_a_lost_gpu_says_so(monkeypatch):
+    from tensorflow import errors
+
+    def driver(*gpus):
+        monkeypatch.setattr(nvml, "query", lambda: nvml.DriverReport(gpus, None, "570.1", "12.8"))
 
     died = errors.InternalError(None, None, "Failed to enqueue async memcpy: CUDA_ERROR_UNKNOWN")
     driver(gpu(0))
@@ -819,87 +607,62 @@ def test_an_error_of_a_step_on_a_lost_gpu_says_so(driver):
     assert devices.explain(KeyError()) == "KeyError."
 
 
-WHEEL = ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"]  # TensorFlow 2.21's
-
-
-@pytest.mark.parametrize("capability, compiled", [
-    ((6, 1), False), ((7, 5), False), ((8, 6), False), ((8, 9), False), ((9, 0), True),
-    ((12, 0), True), (None, False),
-])  # fmt: skip
-@pytest.mark.parametrize("kept", [0, 2**21])
-def test_the_first_compilation_is_said_once_and_before(
-    monkeypatch, capsys, tmp_path, capability, compiled, kept
-):
+@pytest.fixture
+def wheel(monkeypatch):
+    """Let TensorFlow say what the wheel of 2.21 says of itself."""
     import tensorflow as tf
 
-    info = {"cuda_compute_capabilities": WHEEL}
+    info = {"cuda_compute_capabilities": ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"]}
     monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: info)
+    return info
+
+
+@pytest.mark.parametrize("capability, kept, compiled", [
+    ((7, 0), 0, False), ((8, 6), 0, False), ((9, 0), 0, True), ((12, 0), 0, True),
+    ((9, 0), 2**21, False), (None, 0, False),
+])  # fmt: skip
+def test_the_first_compilation_is_said_once_and_before(
+    wheel, monkeypatch, capsys, tmp_path, capability, kept, compiled
+):
     monkeypatch.setenv("CUDA_CACHE_PATH", str(tmp_path / "cache"))
     (tmp_path / "cache" / "0").mkdir(parents=True)
     (tmp_path / "cache" / "0" / "kernel").write_bytes(bytes(kept))
     trial.announce([{"device_name": "NVIDIA X", "compute_capability": capability}] * 2)
-    seen = capsys.readouterr()
-    assert seen.out == ""
-    assert seen.err.count("NVIDIA X is newer") == (compiled and not kept)
-    assert str(tmp_path) in seen.err or not seen.err
-
-
-def test_a_wheel_without_a_list_of_gpus_is_not_guessed_at(monkeypatch, capsys, tmp_path):
-    import tensorflow as tf
-
-    monkeypatch.setattr(tf.sysconfig, "get_build_info", dict)
-    monkeypatch.setenv("CUDA_CACHE_PATH", str(tmp_path / "nowhere"))
+    error = capsys.readouterr().err
+    assert error.count("NVIDIA X is newer") == compiled
+    assert str(tmp_path) in error or not error
+    wheel.clear()  # a wheel without a list of GPUs is not guessed at
     trial.announce([{"compute_capability": (12, 0)}, {}])
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "" and messages.built_for() == []
 
 
-@pytest.mark.parametrize("capability, ends, said", [
+@pytest.mark.parametrize("capability, ends, warned", [
     ((12, 0), True, True), ((12, 0), False, False), ((9, 0), True, False), (None, True, False),
 ])  # fmt: skip
 def test_xla_is_tried_where_the_gpu_is_newer_than_the_wheel(
-    monkeypatch, capfd, tmp_path, capability, ends, said
+    wheel, monkeypatch, capfd, tmp_path, capability, ends, warned
 ):
-    import tensorflow as tf
-
-    info = {"cuda_compute_capabilities": WHEEL}
-    monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: info)
     ran = tmp_path / "ran"
     write = f"import os; open({str(ran)!r}, 'w'); os.write(2, b'LLVM')"
     monkeypatch.setattr(trial, "_XLA", f"{write}; {ends} and os.abort()")
     trial.try_xla([{"device_name": "NVIDIA X", "compute_capability": capability}, {}])
-    seen = capfd.readouterr().err
-    assert ("NVIDIA X" in seen and "jit_compile=False" in seen) == said and bool(seen) == said
+    error = capfd.readouterr().err
+    assert ("NVIDIA X" in error and "jit_compile=False" in error) == warned == bool(error)
     assert ran.exists() == (capability == (12, 0))
-
-
-# ---- a driver that says what a test wants
 
 
 def gpu(index, free=40):
     return nvml.Gpu(index, "GPU", f"GPU-{index}", None, 80, None, free, 0, None, None, None, ())
 
 
-@pytest.fixture
-def driver(monkeypatch):
-    def lists(*gpus):
-        monkeypatch.setattr(nvml, "query", lambda: nvml.DriverReport(gpus, None, "570.1", "12.8"))
-
-    return lists
-
-
 def test_two_sessions_work_at_the_same_time(plan):
     import tensorflow as tf
 
-    both = threading.Barrier(2)
+    both, met = threading.Barrier(2), []
 
     def wait():
-        try:
-            both.wait(timeout=5)
-        except threading.BrokenBarrierError:
-            return False
+        both.wait(timeout=20)
         return True
-
-    met = []
 
     def run():
         with tf.Graph().as_default() as graph:

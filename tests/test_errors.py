@@ -7,6 +7,8 @@ import re
 import pytest
 
 from lessons import ROOT
+from mgpu_helpers import devices
+from mgpu_helpers.devices.messages import MESSAGES
 from mgpu_helpers.lessons.errors import RAISED, SLOW, raised
 
 PAGE = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
@@ -14,17 +16,27 @@ HEADINGS = re.findall(r'^## "(.+)"$', PAGE, flags=re.MULTILINE)
 EACH = [*RAISED, *(pytest.param(words, marks=pytest.mark.thorough) for words in SLOW)]
 
 
+def meant(words: str) -> str:
+    """Give what the table of the package says that a message means."""
+    means = next(means for pattern, means, _ in MESSAGES if re.search(pattern, words, re.I))
+    return means.format(device="the GPU", which="the GPU")
+
+
 @pytest.mark.parametrize("words", EACH)
 def test_the_words_of_the_page_are_in_the_message(plan, words: str):
-    assert words in HEADINGS
-    assert words in str(raised(words))
+    error = raised(words)
+    assert words in HEADINGS and words in str(error)
+    assert devices.explain(error).startswith(meant(words))
 
 
-def test_the_page_lists_each_message_once_in_its_table_and_says_which_are_raised():
-    rows = re.findall(r"^\| \[(.+?)\]\(#(\w+)\) .*\| (✓?) ?\|$", PAGE, flags=re.MULTILINE)
-    assert [words for words, *_ in rows] == HEADINGS and len(HEADINGS) == 13
-    assert [words for words, _, tick in rows if tick] == [w for w in HEADINGS if w in RAISED | SLOW]
-    assert [anchor for _, anchor, _ in rows] == re.findall(r'<a id="(\w+)">', PAGE)
+def test_the_page_lists_the_table_of_the_package_and_says_which_are_raised():
+    rows = re.findall(r"^\| \[(.+?)\]\(#(\w+)\) \| (.+?) \|.*\| (✓?) ?\|$", PAGE, re.MULTILINE)
+    assert [words for words, *_ in rows] == HEADINGS and len(HEADINGS) == len(MESSAGES)
+    assert [means for *_, means, _ in rows] == [meant(words) for words in HEADINGS]
+    assert [words for words, *_, tick in rows if tick] == [
+        words for words in HEADINGS if words in RAISED | SLOW
+    ]
+    assert [anchor for _, anchor, *_ in rows] == re.findall(r'<a id="(\w+)">', PAGE)
 
 
 def test_the_lessons_that_the_page_names_are_there():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -54,26 +53,15 @@ class Machine:
 
     def python(self, name: str, version: str, *, ensurepip: bool = True, runs: bool = True) -> None:
         """Put a stand-in interpreter on PATH."""
-        self.command(
-            name,
-            STAND_IN.format(
-                version=version,
-                broken="" if runs else "yes",
-                no_ensurepip=0 if ensurepip else 1,
-                log=self.log,
-            ),
-        )
+        broken, lacks = "" if runs else "yes", int(not ensurepip)
+        text = STAND_IN.format(version=version, broken=broken, no_ensurepip=lacks, log=self.log)
+        self.command(name, text)
 
     def make(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Run make in the copy."""
-        return subprocess.run(
-            ["make", *arguments],
-            cwd=self.project,
-            env={"PATH": str(self.bin), "HOME": str(self.project), **env},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        env = {"PATH": str(self.bin), "HOME": str(self.project), **env}
+        return subprocess.run(["make", *arguments], cwd=self.project, env=env, text=True,
+                              capture_output=True, timeout=60)  # fmt: skip
 
     def set_up(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Make the environment by way of a target that is quick with a stand-in."""
@@ -118,29 +106,13 @@ def test_help_is_the_default_and_names_every_target(machine):
 
 def test_a_linux_machine_with_nvidia_smi_gets_the_cuda_libraries(machine):
     machine.command("uname", "#!/bin/sh\necho Linux x86_64\n")
-    assert extras(machine.make("-n", "test")) == "notebooks,tensorboard,test,dev,site"
+    plain = "notebooks,tensorboard,test,dev,site"
+    assert extras(machine.make("-n", "test")) == plain
     machine.command("nvidia-smi", "#!/bin/sh\n")
-    assert extras(machine.make("-n", "test")) == "notebooks,tensorboard,test,dev,site,gpu"
-    assert extras(machine.make("-n", "lab")) == "notebooks,tensorboard,test,dev,site,gpu"
-    assert extras(machine.make("-n", "test", "GPU=0")) == "notebooks,tensorboard,test,dev,site"
-
-
-def test_other_machines_do_not(machine):
+    assert extras(machine.make("-n", "test")) == extras(machine.make("-n", "lab")) == f"{plain},gpu"
+    assert extras(machine.make("-n", "test", "GPU=0")) == plain
     machine.command("uname", "#!/bin/sh\necho Linux aarch64\n")
-    machine.command("nvidia-smi", "#!/bin/sh\n")
-    assert extras(machine.make("-n", "test")) == "notebooks,tensorboard,test,dev,site"
-    assert extras(machine.make("-n", "test", "GPU=1")) == "notebooks,tensorboard,test,dev,site,gpu"
-
-
-def test_a_gpu_that_comes_later_is_noticed(machine):
-    machine.command("uname", "#!/bin/sh\necho Linux x86_64\n")
-    machine.python("python3", "3.11")
-    machine.set_up()
-    machine.command("nvidia-smi", "#!/bin/sh\n")
-    machine.calls()
-    machine.set_up()
-    assert ".[notebooks,tensorboard,test,dev,site,gpu]" in machine.log.read_text()
-    assert machine.calls() == ["pip"]
+    assert extras(machine.make("-n", "test")) == plain
 
 
 def test_lab_stays_on_this_machine_and_keeps_its_token(machine):
@@ -160,12 +132,6 @@ def test_another_tensorflow_has_its_own_environment_and_is_lax(machine):
     assert not (machine.project / ".venv").exists()
     machine.set_up()
     assert "-c constraints.txt -e .[notebooks,tensorboard,test,dev,site]" in machine.log.read_text()
-
-
-def test_an_unknown_tensorflow_is_refused_before_anything_is_made(machine):
-    machine.python("python3", "3.11")
-    assert "TF=2.17 is not supported: use 2.18" in sentence(machine.set_up("TF=2.17"))
-    assert not machine.calls()
 
 
 def test_another_keras_is_installed_last_in_an_environment_of_its_own(machine):
@@ -188,18 +154,6 @@ def test_another_keras_is_installed_last_in_an_environment_of_its_own(machine):
     assert not machine.calls()
 
 
-def test_each_keras_that_may_be_installed_can_be_asked_for():
-    project, pins, script, jobs = (
-        (ROOT / name).read_text() for name in
-        ("pyproject.toml", "constraints.txt", "tools/setup_env.sh", ".github/workflows/ci.yml")
-    )  # fmt: skip
-    lowest, above = map(int, re.search(r'"keras>=3\.(\d+),<3\.(\d+)"', project).groups())
-    pinned = [int(minor) for minor in re.findall(r"^keras==3\.(\d+)", pins, re.MULTILINE)]
-    assert pinned == [above - 1] and f"KERAS=3.{lowest}\n" in jobs  # both ends are what CI runs
-    offered = re.search(r"(3\.\d+[^)]*)\) instead=", script)[1].split(" | ")
-    assert offered == [f"3.{minor}" for minor in range(lowest, above)]
-
-
 # Which Python
 
 
@@ -212,25 +166,12 @@ def test_the_first_python_that_runs_and_fits_is_taken(machine):
     assert "with python3.11, Python 3.11" in machine.set_up("PYTHON=python3.11").stdout
 
 
-def test_an_older_tensorflow_takes_an_older_python(machine):
-    machine.python("python3", "3.13")
-    said = sentence(machine.set_up("TF=2.19"))
-    assert "3.13" in said and "2.19" in said and "3.11 to 3.12" in said
-    machine.python("python3.12", "3.12")
-    assert "with python3.12, Python 3.12" in machine.set_up("TF=2.19").stdout
-
-
-@pytest.mark.parametrize("version", ["3.9", "3.10", "3.14", "4.0"])
+@pytest.mark.parametrize("version", ["3.10", "3.14"])
 def test_a_python_too_old_or_too_new_gets_a_sentence(machine, version):
     machine.python("python3", version)
     said = sentence(machine.set_up())
     assert version in said and "3.11 to 3.13" in said and "PYTHON=" in said
     assert not machine.calls()
-
-
-def test_no_python_at_all_gets_a_sentence(machine):
-    assert "3.11 to 3.13" in sentence(machine.set_up())
-    assert "python9" in sentence(machine.set_up("PYTHON=python9"))
 
 
 def test_a_python_that_cannot_make_environments_gets_a_sentence(machine):
@@ -305,24 +246,6 @@ def test_an_environment_that_is_being_made_is_left_alone(machine):
     assert (machine.project / ".venv").exists() and not machine.calls()
 
 
-def test_a_directory_without_a_python_in_it_is_made_again(machine):
-    machine.python("python3", "3.11")
-    (machine.project / ".venv/bin").mkdir(parents=True)
-    assert "setup_env" in machine.make("-n", "test").stdout
-    assert "again (its Python does not run)" in machine.set_up().stdout
-
-
-def test_an_environment_whose_python_is_gone_is_made_again(machine):
-    machine.python("python3", "3.11")
-    machine.set_up()
-    machine.calls()
-    inside = machine.project / ".venv/bin/python"
-    inside.unlink()
-    inside.symlink_to("/nowhere/python3.11")
-    machine.set_up()
-    assert machine.calls() == ["venv", "pip"]
-
-
 def test_an_environment_made_by_hand_is_kept(machine):
     machine.python("python3", "3.11")
     (machine.project / ".venv/bin").mkdir(parents=True)
@@ -338,39 +261,3 @@ def test_a_copied_project_does_not_run_the_code_of_the_first(machine):
     machine.project = shutil.copytree(machine.project, machine.project.with_name("a copy"))
     assert "again (it belongs to " in machine.set_up().stdout
     assert machine.calls() == ["venv", "pip"]
-
-
-def test_a_failed_installation_says_so(machine):
-    machine.python("python3", "3.11")
-    text = (machine.bin / "python3").read_text()
-    machine.command("python3", text.replace("kill -9 $PPID", "exit 1"))
-    Path(f"{machine.log}.cut-pip").touch()
-    done = machine.set_up()
-    assert done.returncode != 0 and "installation into .venv did not finish" in done.stderr
-
-
-# The files beside it
-
-
-def test_requirements_and_environment_refer_to_the_one_list():
-    assert (ROOT / "requirements.txt").read_text().split("\n") == [
-        "-c constraints.txt",
-        "-e .[notebooks,tensorboard,test,dev]",
-        "",
-    ]
-    assert "-r requirements.txt" in (ROOT / "environment.yml").read_text()
-
-
-def test_binder_takes_the_tested_versions_and_the_container_makes_environment():
-    # A folder of its own, or Binder would take environment.yml and what only tests need.
-    asked = (ROOT / ".binder" / "requirements.txt").read_text().split("\n")
-    assert asked[:2] == ["-c ../constraints.txt", "-e ."] and "ipywidgets" in asked
-    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
-    assert container["postCreateCommand"] == "make env"
-
-
-def test_constraints_pin_versions_and_name_no_host():
-    text = (ROOT / "constraints.txt").read_text()
-    for line in text.splitlines():
-        assert re.match(r"[a-z0-9-]+==[0-9a-z.]+( ; .+)?$", line), line
-    assert re.search(r"^tensorflow==2\.21\.", text, re.MULTILINE)

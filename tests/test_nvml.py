@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -58,14 +56,6 @@ def test_an_old_driver_has_only_the_older_calls(driver):
     assert [process["pid"] for process in big["processes"]] == [777, 4242, 4343]
 
 
-def test_an_old_pynvml_lacks_some_calls(driver):
-    forget = (
-        "import pynvml; del pynvml.nvmlDeviceGetGraphicsRunningProcesses_v2, pynvml.nvmlMemory_v2; "
-    )
-    got = json.loads(run_python(forget + ASK + PRINT, LD_LIBRARY_PATH=driver).stdout)
-    assert len(got["gpus"]) == 3 and len(got["gpus"][1]["processes"]) == 3
-
-
 def test_a_lost_gpu_keeps_its_number(driver):
     gpus = report(driver, FAKE_LOST="0")["gpus"]
     assert [gpu["index"] for gpu in gpus] == [0, 1, 2]
@@ -89,34 +79,17 @@ def test_a_mistake_of_our_own_is_not_taken_for_a_silent_driver(driver):
     assert done.returncode == 1 and "TypeError" in done.stderr
 
 
-def test_a_name_that_is_not_utf_8_costs_only_itself(driver):
-    big = report(driver, FAKE_NAME="1")["gpus"][1]
-    assert [process["name"] for process in big["processes"]] == [None, None, None]
-    assert big["processes"][1]["memory"] == 8 * GIB
-
-
 def test_the_driver_is_let_go(driver):
     code = ASK + "nvml.query(); import ctypes; print(ctypes.CDLL('libnvidia-ml.so.1').fake_open())"
     assert run_python(code, LD_LIBRARY_PATH=driver).stdout == "0\n"
 
 
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (4, "refuses this user"),
-        (8, "power cables"),
-        (9, "sudo modprobe nvidia"),
-        (13, "too old"),
-        (15, "fallen off the bus"),
-        (18, "reboot"),
-        (999, '("Unknown Error")'),
-        (12345, '("a new kind of error")'),
-    ],
-)
+@pytest.mark.parametrize("error, reason", [
+    (9, "sudo modprobe nvidia"), (18, "reboot"), (12345, '("a new kind of error")'),
+])  # fmt: skip
 def test_a_driver_that_does_not_start(driver, error, reason):
     got = report(driver, FAKE_INIT=str(error))
-    assert (got["gpus"], got["driver"]) == ([], None)
-    assert reason in got["reason"] and got["reason"].endswith(".")
+    assert (got["gpus"], got["driver"]) == ([], None) and reason in got["reason"]
 
 
 def test_a_driver_without_gpus(driver):
@@ -125,20 +98,10 @@ def test_a_driver_without_gpus(driver):
     assert got["reason"] == "NVIDIA's driver 570.12.3 is loaded, but it finds no GPU."
 
 
-def test_no_driver():
-    if sys.platform == "linux" and Path("/proc/driver/nvidia").exists():
-        pytest.skip("this machine has NVIDIA's driver")
-    got = nvml.query()
-    if got.gpus:
-        pytest.skip("this machine has NVIDIA's driver")
-    assert (got.gpus, got.driver, got.cuda) == ((), None, None)
-    assert got.reason.startswith(("No NVIDIA driver is installed", "There is no NVIDIA driver"))
-
-
 def test_no_pynvml():
     hide = "import sys; sys.modules['pynvml'] = None; "
     done = run_python(hide + ASK + "print(r.gpus, r.reason)")
-    assert done.stdout.startswith("() The package nvidia-ml-py is not installed: pip install")
+    assert done.stdout.startswith("() ") and "pip install nvidia-ml-py" in done.stdout
 
 
 def test_bus_ids_of_nvml_cuda_and_linux_agree():

@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 
 SCRIPT = """
-from mgpu_helpers import charts, devices, jobs, memory, scaling, timing, trace
+from mgpu_helpers import charts, devices, jobs, memory, timing, trace
 
 plan: devices.Plan = devices.setup(2)
 device: str = plan.devices[0]
@@ -19,9 +19,6 @@ timed: timing.Timing = timing.measure(lambda: sum(range(10)))
 step: trace.Trace = trace.fit_step(object(), (1, 2))
 charts.timeline(step)
 batch: int = memory.fits(object(), 1e9)
-report: jobs.Report = jobs.run([["python", "train.py"]], devices=[0])
-statuses: list[str] = [job.status for job in report.jobs]
-cost: float = scaling.Cost(arithmetic=1e-9, fixed=1e-3).fixed
 """
 
 

@@ -95,11 +95,6 @@ def test_the_sdist_has_what_git_has_and_nothing_else(files):
     assert left_out <= {".binder", ".ci", ".devcontainer", ".github"}
 
 
-def test_two_builds_give_the_same_files(files, tmp_path):
-    for one, other in zip(files, built(tmp_path), strict=True):
-        assert one.read_bytes() == other.read_bytes(), one.name
-
-
 def test_links_of_the_readme_become_absolute(tmp_path):
     hook = SimpleNamespace(**runpy.run_path(str(ROOT / "hatch_build.py")))
     text = "[a](docs/a.md#b) ![p](p.png) [c](https://c) [[d](e.md)](#f)"
@@ -121,15 +116,11 @@ def release(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
 
 
-def test_a_tag_that_is_not_the_version_is_refused(tmp_path):
-    done = release("--tag", "v9.9", "--out", str(tmp_path / "dist"))
-    assert (done.returncode, done.stdout) == (1, "") and not (tmp_path / "dist").exists()
-    assert f"v9.9 is not v{mgpu_helpers.__version__}" in done.stderr
-
-
 @pytest.mark.thorough
 def test_the_wheel_works_in_an_environment_of_its_own(tmp_path):
     tag = f"v{mgpu_helpers.__version__}"
+    wrong = release("--tag", "v9.9", "--out", str(tmp_path / "dist"))
+    assert wrong.returncode == 1 and not (tmp_path / "dist").exists()
     done = release("--borrow", "--tag", tag, "--out", str(tmp_path / "dist"))
     assert done.returncode == 0, done.stderr
     assert "lessons of mgpu" in done.stdout and len(list((tmp_path / "dist").iterdir())) == 2

@@ -74,7 +74,7 @@ from mgpu_helpers.lessons import digits, networks, replicas
 plan = devices.setup(int(sys.argv[1]))
 print(plan, flush=True)
 if not plan.on_gpus:
-    causes = doctor.diagnose(doctor.with_tensorflow(doctor.gather()))
+    causes = doctor.diagnose(doctor.gather())
     sys.exit("TensorFlow uses no GPU here. " + " ".join(causes))
 import tensorflow as tf
 for device in plan.devices:

@@ -18,7 +18,8 @@ What to call, and `help(room)` says more:
     to see what is there
         devices.setup(n), devices.adopt()   a host and n devices on 0, 1 or N GPUs; adopt takes
                                             those of a TensorFlow that has started
-        doctor.gather(), doctor.diagnose(facts)   this machine, and why a GPU is not used
+        devices.explain(error)              what an error of several devices means
+        doctor.diagnose(doctor.gather())    why a GPU of this machine is not used
         nvml.query()                        the GPUs as NVIDIA's driver reports them
     to see what a step does
         trace.fit_step(model, data)         operations, copies and bytes of a step of model.fit

@@ -16,7 +16,7 @@ import shlex
 import sys
 from pathlib import Path
 
-import mgpu_helpers
+from mgpu_helpers import __version__
 
 DESCRIPTION = """\
 Print what this machine is: versions, driver, GPUs as nvidia-smi, CUDA and the lessons number
@@ -58,11 +58,11 @@ def _called(arguments: list[str]) -> int:
         called, description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print the facts for a bug report")
-    version = f"mgpu {mgpu_helpers.__version__}"
-    parser.add_argument("--version", action="version", version=version)
-    more = f"{called} COMMAND --help says more of each"
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command",
-                                     description=more)  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"mgpu {__version__}")
+    commands = parser.add_subparsers(
+        title="commands", metavar="COMMAND", dest="command",
+        description=f"{called} COMMAND --help says more of each",
+    )  # fmt: skip
     for name, (_, does) in COMMANDS.items():
         commands.add_parser(name, help=does)
     script, rest = (arguments or [""])[0], arguments[1:]
@@ -76,28 +76,25 @@ def _called(arguments: list[str]) -> int:
 
 
 def _machine(as_json: bool) -> int:
-    from mgpu_helpers import doctor
+    from mgpu_helpers import devices
+    from mgpu_helpers.doctor import facts, report
 
-    facts = doctor.gather()
+    known, plan, error = facts.without_tensorflow(), None, ""
     if not as_json:
         # Before TensorFlow is imported, which takes seconds and can end the process.
-        print(doctor.head(facts), flush=True)
-    plan = None
-    error = ""
+        print(report.head(known), flush=True)
     try:
-        from mgpu_helpers import devices
-
         plan = devices.setup(2)
     except Exception as problem:
-        error = doctor.explain(problem)
+        error = report.no_plan(problem)
     if "tensorflow" in sys.modules:
-        facts = doctor.with_tensorflow(facts)
+        known = facts.with_tensorflow(known)
     if as_json:
-        shown = {"plan": plan and dataclasses.asdict(plan), "problems": doctor.diagnose(facts)}
-        print(json.dumps({**shown, "error": error, "facts": dataclasses.asdict(facts)}, indent=1))
+        shown = {"plan": plan and dataclasses.asdict(plan), "problems": report.diagnose(known)}
+        print(json.dumps({**shown, "error": error, "facts": dataclasses.asdict(known)}, indent=1))
     else:
-        print(doctor.body(facts), end="\n\n")
-        print(plan if plan else doctor.row("error", error))
+        print(report.body(known), end="\n\n")
+        print(plan if plan else report.row("error", error))
     return 0 if plan else 1
 
 

@@ -58,7 +58,7 @@ def from_keras(name: str, model: Any, device: str | None = None) -> Member:
     """
     import tensorflow as tf
 
-    from mgpu_helpers.devices.check import checked
+    from mgpu_helpers.devices.plan import checked
 
     ready(model, compiled=True, trained=True)
     (device,) = checked([device or model.variables[0].value.device])

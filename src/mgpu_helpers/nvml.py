@@ -89,21 +89,21 @@ def query() -> DriverReport:
     try:
         import pynvml
     except ImportError:
-        return _none("The package nvidia-ml-py is not installed: pip install nvidia-ml-py.")
+        missing = "The package nvidia-ml-py is not installed: pip install nvidia-ml-py."
+        return DriverReport((), missing, None, None)
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return _none(_reason(pynvml, error))
+        return DriverReport((), _reason(pynvml, error), None, None)
     try:
         driver = _text(_ask(pynvml.nvmlSystemGetDriverVersion))
         cuda = _ask(pynvml.nvmlSystemGetCudaDriverVersion)
-        cuda = cuda and f"{cuda // 1000}.{cuda % 1000 // 10}"
         count = _ask(pynvml.nvmlDeviceGetCount) or 0
         gpus = tuple(_gpu(pynvml, i) for i in range(count))
     finally:
         _ask(pynvml.nvmlShutdown)
     reason = None if gpus else f"NVIDIA's driver {driver or ''} is loaded, but it finds no GPU."
-    return DriverReport(gpus, reason, driver, cuda)
+    return DriverReport(gpus, reason, driver, cuda and f"{cuda // 1000}.{cuda % 1000 // 10}")
 
 
 def bus_id(text: str) -> str:
@@ -126,13 +126,19 @@ def _user(uid: int) -> str:
 
 
 def _gpu(pynvml: Any, index: int) -> Gpu:
-    handle, problem = None, None
     try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        return _record(pynvml, index, pynvml.nvmlDeviceGetHandleByIndex(index))
     except pynvml.NVMLError as error:
-        if error.value != pynvml.NVML_ERROR_NO_PERMISSION:  # that one is well, and somebody else's
-            problem = _lost(pynvml, index, error)
-    return _record(pynvml, index, handle, problem)
+        said, problem = str(error).rstrip("."), None
+        if error.value == pynvml.NVML_ERROR_GPU_IS_LOST:
+            problem = (
+                f"GPU {index} has fallen off the bus: reboot, and when it happens again check its "
+                "power, its cooling and its seat."
+            )
+        elif error.value != pynvml.NVML_ERROR_NO_PERMISSION:  # it is well, and somebody else's
+            problem = f'The driver does not answer for GPU {index} ("{said}"): '
+            problem += "look at nvidia-smi, or reboot."
+        return _record(pynvml, index, None, problem)
 
 
 def _record(pynvml: Any, index: int, handle: Any, problem: str | None = None) -> Gpu:
@@ -155,9 +161,7 @@ def _record(pynvml: Any, index: int, handle: Any, problem: str | None = None) ->
         name=_text(ask("nvmlDeviceGetName")) or "a GPU that does not say its name",
         uuid=_text(ask("nvmlDeviceGetUUID")),
         pci_bus_id=None if pci is None else bus_id(_text(pci.busId) or ""),
-        memory_total=None if memory is None else memory.total,
-        memory_used=None if memory is None else memory.used,
-        memory_free=None if memory is None else memory.free,
+        **{f"memory_{name}": getattr(memory, name, None) for name in ("total", "used", "free")},
         utilization=None if load is None else load.gpu,
         temperature=ask("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU),
         power=None if power is None else power / 1000,
@@ -211,52 +215,27 @@ def _text(value: bytes | str | None) -> str | None:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-def _none(reason: str) -> DriverReport:
-    return DriverReport((), reason, None, None)
-
-
-def _lost(pynvml: Any, index: int, error: Any) -> str:
-    """Turn what the driver said instead of giving a GPU into a sentence with the remedy."""
-    if error.value == pynvml.NVML_ERROR_GPU_IS_LOST:
-        return (
-            f"GPU {index} has fallen off the bus: reboot, and when it happens again check its "
-            "power, its cooling and its seat."
-        )
-    said = str(error).rstrip(".")
-    return f'The driver does not answer for GPU {index} ("{said}"): look at nvidia-smi, or reboot.'
-
-
 def _reason(pynvml: Any, error: Any) -> str:
     """Turn what nvmlInit said into a sentence with the remedy."""
-    if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
-        if sys.platform == "darwin":
-            return "There is no NVIDIA driver for macOS: the lessons run on the CPU's cores."
-        if Path("/proc/driver/nvidia").exists():
-            return (
-                "NVIDIA's driver is loaded, but its library libnvidia-ml.so.1 is not here: start "
-                "the container with --gpus all, or install the driver's libraries."
-            )
-        return "No NVIDIA driver is installed: if this machine has an NVIDIA GPU, install it."
-    remedies = {
-        pynvml.NVML_ERROR_DRIVER_NOT_LOADED: (
-            "NVIDIA's driver is installed but not loaded: sudo modprobe nvidia, or reboot."
-        ),
-        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
-            "NVIDIA's driver was updated while the old one is still loaded: reboot."
-        ),
-        pynvml.NVML_ERROR_NO_PERMISSION: (
+    code = error.value
+    if code == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND and sys.platform == "darwin":
+        return "There is no NVIDIA driver for macOS: the lessons run on the CPU's cores."
+    if code == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND and Path("/proc/driver/nvidia").exists():
+        return (
+            "NVIDIA's driver is loaded, but its library libnvidia-ml.so.1 is not here: start the "
+            "container with --gpus all, or install the driver's libraries."
+        )
+    other = f'NVIDIA\'s driver does not start ("{error}"): run nvidia-smi to see more.'
+    return {
+        pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+            "No NVIDIA driver is installed: if this machine has an NVIDIA GPU, install it.",
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED:
+            "NVIDIA's driver is installed but not loaded: sudo modprobe nvidia, or reboot.",
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
+            "NVIDIA's driver was updated while the old one is still loaded: reboot.",
+        pynvml.NVML_ERROR_NO_PERMISSION:
             "NVIDIA's driver refuses this user: allow reading and writing /dev/nvidia*, often by "
-            "adding the user to the group video."
-        ),
-        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: (
-            "NVIDIA's driver is too old to be asked: install version 525 or newer."
-        ),
-        pynvml.NVML_ERROR_INSUFFICIENT_POWER: (
-            "A GPU gets too little power: check its power cables."
-        ),
-        pynvml.NVML_ERROR_GPU_IS_LOST: "A GPU has fallen off the bus: reboot.",
-    }
-    said = str(error).rstrip(".")
-    return remedies.get(
-        error.value, f'NVIDIA\'s driver does not start ("{said}"): run nvidia-smi to see more.'
-    )
+            "adding the user to the group video.",
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+            "NVIDIA's driver is too old to be asked: install version 525 or newer.",
+    }.get(code, other)  # fmt: skip

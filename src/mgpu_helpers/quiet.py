@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import Iterator
 from typing import IO
 
+__all__ = ["start"]
+
 
 @contextlib.contextmanager
 def redirected(descriptor: int) -> Iterator[IO[bytes]]:
@@ -57,7 +59,6 @@ def kept_back() -> Iterator[None]:
     if verbose():
         yield
         return
-    said = b""
     try:
         with redirected(2) as noise:
             try:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mgpu_helpers import nvml
 from mgpu_helpers._processes.locks import Place
-from mgpu_helpers.devices import machine, visible
+from mgpu_helpers.devices import machine
 from mgpu_helpers.devices.plan import asked_mode
 from mgpu_helpers.wording import whole_number
 
@@ -30,7 +30,7 @@ def freest(n: int = 1, *, busy_below: float = 10, among: Iterable[int] | None = 
     >>> os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, numbers))  # doctest: +SKIP
     """
     n = whole_number("n", n, "a number of GPUs", 1)
-    if visible.mig():
+    if machine.mig():
         raise RuntimeError(
             "CUDA_VISIBLE_DEVICES names MIG devices, of which the driver tells neither load nor "
             "processes: leave one of them in it, or let jobs.run share them out."
@@ -121,7 +121,7 @@ def _visible(gpus: dict[int, str | None]) -> tuple[dict[int, str | None], str]:
     """Keep the GPUs that CUDA_VISIBLE_DEVICES or Slurm leaves, and say which of them it was."""
     text = os.environ.get("CUDA_VISIBLE_DEVICES")
     if text is not None:
-        names = visible.named(text, gpus)
+        names = machine.named(text, gpus)
         spare = (i for i in itertools.count() if i not in names)  # for MIG devices, without one
         kept = dict((i, gpus[i]) if isinstance(i, int) else (next(spare), i) for i in names)
         return kept, f"CUDA_VISIBLE_DEVICES={text!r}"

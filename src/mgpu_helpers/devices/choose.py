@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from mgpu_helpers import nvml, private, quiet
-from mgpu_helpers.devices import trial, visible
-from mgpu_helpers.devices.machine import describe
+from mgpu_helpers.devices import machine, trial
+from mgpu_helpers.devices.messages import Details, explained
 from mgpu_helpers.devices.plan import MEBIBYTE, MOST, Plan, asked_mode, current, remember
-from mgpu_helpers.names import short
+from mgpu_helpers.names import order, short
 from mgpu_helpers.wording import counted, whole_number
 
+TF32_OFF = "TF32 is off: products are exact to rounding; with devices.tf32() faster, and 1e-3 off"
 AMPERE = (8, 0)  # the compute capability from which on GPUs have TF32
+_Device = tuple[str, str, Details]  # its name, what stands behind it, the details of its GPU
 
 
 def setup(n: int = 2) -> Plan:
@@ -31,63 +33,88 @@ def setup(n: int = 2) -> Plan:
     >>> plan.host, len(plan.devices)
     ('/CPU:0', 2)
     """
-    wanted, what = os.environ.get("MGPU_DEVICES"), "n"
-    asked: Any = n
-    if wanted:
-        asked, what = int(wanted) if wanted.strip().isdecimal() else wanted, "MGPU_DEVICES"
+    wanted = os.environ.get("MGPU_DEVICES")
+    asked = int(wanted) if wanted and wanted.strip().isdecimal() else wanted or n
+    what = "MGPU_DEVICES" if wanted else "n"
     n = whole_number(what, asked, "a number of devices", 1, most=MOST)
-    if plan := current():
-        if plan.mode == "adopted":
-            raise RuntimeError(
-                f"devices.adopt has taken {counted(len(plan), 'device')} as TensorFlow had them, "
-                "and they cannot change any more: go on with devices.current(), or restart the "
-                f"kernel and call devices.setup({n}) first."
-            )
-        if len(plan) == n:
-            return plan
-        raise RuntimeError(
-            f"TensorFlow has started with {counted(len(plan), 'device')} and cannot change "
-            f"to {n}: restart the kernel and call devices.setup({n}) first."
-        )
+    plan = current()
+    if plan and len(plan) == n and plan.mode != "adopted":
+        return plan
     # CUDA's own order is fastest first; nvidia-smi's is by bus. One order everywhere is worth more.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     report, hidden = nvml.query(), 0
     if os.environ.get("MGPU_MODE") == "cores":
-        hidden = visible.hide(report)
+        hidden = machine.hide(report)
     else:
-        visible.check(report)
+        machine.check(report)
     quiet.start()
     import tensorflow as tf
 
-    if private.started():
+    if plan or private.started():
         raise RuntimeError(
-            "TensorFlow has started before devices.setup was called, and its devices cannot change "
-            "any more: take them as they are with devices.adopt(), or restart the kernel and call "
-            f"devices.setup({n}) in the first cell."
+            "TensorFlow has started, and its devices cannot change any more: take them as they are "
+            f"with devices.adopt(), or restart the kernel and call devices.setup({n}) first."
         )
     gpus = tf.config.list_physical_devices("GPU")
     mode = _mode(n, len(gpus))
-    about: dict[str, trial.Details] = {}
     if mode == "cores":
+        chosen = _use_cores(tf, n)
         if gpus:
-            _warn_of_listed(len(gpus), n)
-        names, real = _use_cores(tf, n)
+            warnings.warn(
+                f"TensorFlow had listed {counted(len(gpus), 'GPU')} before they could be hidden "
+                "from it, and where Keras finds one in that list it compiles with XLA: restart the "
+                f"kernel and call devices.setup({n}) before anything else, or compile with "
+                "jit_compile=False.",
+                stacklevel=2,
+            )
     else:
-        use = _use_gpus if mode == "gpus" else _split_gpus
-        with quiet.kept_back():
-            details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus[:n]]
-        names, real, about = use(tf, gpus[:n], details, n)
-        trial.announce(details)
+        chosen = _use_gpus(tf, gpus, n, report, whole=mode == "gpus")
+    names, real, details = (tuple(column) for column in zip(*chosen, strict=True))
+    trial.announce(details)
     tf.config.experimental.enable_tensor_float_32_execution(False)
     with quiet.kept_back():
         _verify(tf, ["/CPU:0", *names])
-        trial.run(names, about)
-    trial.try_xla(about.values())
+        for name, _, each in chosen:
+            trial.run(name, each)
+    trial.try_xla(details)
     quiet.first_session()
-    described = describe(mode, len(gpus) or hidden)
-    return remember(
-        Plan(mode, "/CPU:0", names, real, *described, float32=_float32(about.values()))
-    )
+    has_tf32 = any(each.get("compute_capability", (0, 0)) >= AMPERE for each in details)
+    described = *_described(mode, len(gpus) or hidden), TF32_OFF if has_tf32 else ""
+    return remember(Plan(mode, "/CPU:0", names, real, *described))
+
+
+def adopt() -> Plan:
+    """Return a plan of the devices that TensorFlow has, and change nothing about them.
+
+    It is for a notebook that has set TensorFlow up by itself; `setup` is for all others. The
+    devices are TensorFlow's logical GPUs; without any, its logical CPUs from the second on; with a
+    single CPU, that one. Threads, memory growth and limits, and TF32 stay as the notebook set them.
+    Where TensorFlow has not started, it starts now, with what it takes by itself. After `setup` or
+    an earlier `adopt` it returns the plan that was made then.
+
+    >>> adopt() is plan
+    True
+    """
+    if plan := current():
+        return plan
+    import tensorflow as tf
+
+    names = sorted((short(each.name) for each in tf.config.list_logical_devices()), key=order)
+    gpus = tuple(name for name in names if name.startswith("/GPU"))
+    cpus = tuple(name for name in names if name.startswith("/CPU"))
+    seen = len(tf.config.list_physical_devices("GPU"))
+    visible = tf.config.get_visible_devices("GPU")
+    cores, words, _ = _described("adopted" if gpus else "cores", len(visible))
+    devices = gpus or cpus[1:] or cpus
+    if gpus:
+        real = [what for gpu in visible for what in _parts(tf, gpu)]
+        if len(real) != len(gpus):  # made by what tf.config does not tell of
+            real = ["GPU"] * len(gpus)
+    else:
+        threads = tf.config.threading.get_intra_op_parallelism_threads() or cores
+        real = [f"{counted(threads, 'thread')} for an operation"] * len(devices)
+    note = f"{counted(seen, 'GPU')} seen" if seen else "no GPU"
+    return remember(Plan("adopted", "/CPU:0", devices, tuple(real), cores, words, note))
 
 
 @contextlib.contextmanager
@@ -130,16 +157,7 @@ def _mode(n: int, gpus: int) -> str:
     return mode
 
 
-def _warn_of_listed(gpus: int, n: int) -> None:
-    warnings.warn(
-        f"TensorFlow had listed {counted(gpus, 'GPU')} before they could be hidden from it, and "
-        "where Keras finds one in that list it compiles with XLA: restart the kernel and call "
-        f"devices.setup({n}) before anything else, or compile with jit_compile=False.",
-        stacklevel=3,
-    )
-
-
-def _use_cores(tf: Any, n: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _use_cores(tf: Any, n: int) -> list[_Device]:
     tf.config.set_visible_devices([], "GPU")
     cpu = tf.config.list_physical_devices("CPU")[0]
     parts = [tf.config.LogicalDeviceConfiguration() for _ in range(n + 1)]
@@ -148,57 +166,47 @@ def _use_cores(tf: Any, n: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     # once than there are devices.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(n)
-    return tuple(f"/CPU:{i + 1}" for i in range(n)), ("one thread",) * n
+    return [(f"/CPU:{i + 1}", "one thread", {}) for i in range(n)]
 
 
-# What a plan needs to know of its devices: their names, what stands behind each, and the details
-# of each one's GPU.
-_Devices = tuple[tuple[str, ...], tuple[str, ...], dict[str, trial.Details]]
-
-
-def _use_gpus(tf: Any, gpus: list[Any], details: list[trial.Details], n: int) -> _Devices:
+def _use_gpus(
+    tf: Any, seen: list[Any], n: int, report: nvml.DriverReport, whole: bool
+) -> list[_Device]:
+    """Share n devices out over the GPUs: each is a whole one, or has a limit of memory."""
+    gpus = seen[:n]
+    counts = [n // len(gpus) + (i < n % len(gpus)) for i in range(len(gpus))]
+    limit = None if whole else _limit(counts, len(seen), report)
+    with quiet.kept_back():
+        details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
     tf.config.set_visible_devices(gpus, "GPU")
-    for gpu in gpus:
-        tf.config.experimental.set_memory_growth(gpu, True)
-    names = tuple(f"/GPU:{i}" for i in range(n))
-    return names, tuple(map(_gpu_name, details)), dict(zip(names, details, strict=True))
+    dealt: list[tuple[int, int, _Device]] = []  # the place of each on its GPU, and the GPU's
+    for i, (gpu, count) in enumerate(zip(gpus, counts, strict=True)):
+        what = details[i].get("device_name", "GPU")
+        if limit is None:
+            tf.config.experimental.set_memory_growth(gpu, True)
+        else:
+            part = tf.config.LogicalDeviceConfiguration(memory_limit=limit)
+            tf.config.set_logical_device_configuration(gpu, [part] * count)
+            what = f"{limit} MiB of {what}" + (f" no. {i + 1}" if len(gpus) > 1 else "")
+            what += f", shared by {count} devices" if count > 1 else ""
+        first = len(dealt)  # TensorFlow numbers the shares GPU by GPU
+        dealt += [(j, i, (f"/GPU:{first + j}", what, details[i])) for j in range(count)]
+    # Here the first devices are on different GPUs: one and two devices are one and two GPUs.
+    return [device for *_, device in sorted(dealt, key=lambda each: each[:2])]
 
 
-def _split_gpus(tf: Any, gpus: list[Any], details: list[trial.Details], n: int) -> _Devices:
-    shares = [n // len(gpus) + (i < n % len(gpus)) for i in range(len(gpus))]
-    tf.config.set_visible_devices(gpus, "GPU")
-    limit = _share(shares, len(tf.config.list_physical_devices("GPU")))
-    # A share each: its place on its GPU, the GPU, its name, what it is.
-    dealt: list[tuple[int, int, str, str]] = []
-    for i, (gpu, count) in enumerate(zip(gpus, shares, strict=True)):
-        part = tf.config.LogicalDeviceConfiguration(memory_limit=limit)
-        tf.config.set_logical_device_configuration(gpu, [part] * count)
-        what = f"{limit} MiB of {_gpu_name(details[i])}"
-        if len(gpus) > 1:
-            what += f" no. {i + 1}"
-        if count > 1:
-            what += f", shared by {count} devices"
-        dealt += [(place, i, f"/GPU:{len(dealt) + place}", what) for place in range(count)]
-    # TensorFlow numbers the shares GPU by GPU. Here the first devices are on different GPUs, so
-    # that one and two devices are one and two GPUs.
-    dealt.sort()
-    names = tuple(name for _, _, name, _ in dealt)
-    return names, tuple(what for *_, what in dealt), {name: details[i] for _, i, name, _ in dealt}
-
-
-def _share(shares: list[int], seen: int) -> int:
+def _limit(counts: list[int], seen: int, report: nvml.DriverReport) -> int:
     """Choose the memory limit of a device in MiB, for so many on each of the GPUs in use.
 
     `seen` is how many GPUs TensorFlow sees: when CUDA shows as many, in an order that is known,
     each GPU's own memory counts. Else each may be the fullest one of the machine.
     """
-    report = nvml.query()
-    cards = visible.shown(report)
+    cards = machine.shown(report)
     if cards is None or len(cards) != seen:
-        known = [] if visible.mig() else [gpu for gpu in report.gpus if gpu.memory_free is not None]
-        cards = sorted(known, key=lambda gpu: gpu.memory_free or 0)[:1] * len(shares)
+        known = [] if machine.mig() else [gpu for gpu in report.gpus if gpu.memory_free is not None]
+        cards = sorted(known, key=lambda gpu: gpu.memory_free or 0)[:1] * len(counts)
     limit = 4096 if cards else 1024
-    for card, count in zip(cards, shares, strict=False):
+    for card, count in zip(cards, counts, strict=False):
         free = card.memory_free
         limit = min(limit, 1024 if free is None else int(0.8 * free / MEBIBYTE / count))
         if free is not None and limit < 256:
@@ -210,28 +218,35 @@ def _share(shares: list[int], seen: int) -> int:
     return limit
 
 
-def _gpu_name(details: trial.Details) -> str:
-    return details.get("device_name", "GPU")
+def _parts(tf: Any, gpu: Any) -> list[str]:
+    """Say what each logical GPU of a GPU is, in the order of their names."""
+    name = tf.config.experimental.get_device_details(gpu).get("device_name", "GPU")
+    parts = tf.config.get_logical_device_configuration(gpu) or [None]
+    limits = [getattr(part, "memory_limit", None) for part in parts]
+    shared = f", shared by {counted(len(parts), 'device')}" if len(parts) > 1 else ""
+    return [f"{int(limit)} MiB of {name}{shared}" if limit else name + shared for limit in limits]
 
 
-def _float32(details: Iterable[trial.Details]) -> str:
-    if not any(each.get("compute_capability", (0, 0)) >= AMPERE for each in details):
-        return ""
-    return "TF32 is off: products are exact to rounding; with devices.tf32() faster, and 1e-3 off"
+def _described(mode: str, gpus: int) -> tuple[int, str, str]:
+    """Give the number of cores, the machine in words, and what the plan leaves unused."""
+    cores = machine.cores()
+    words = f"{machine.processor()}, {counted(cores, 'core')}"
+    if mode != "cores":
+        return cores, f"{counted(gpus, 'GPU')}, {words}", f"{counted(gpus, 'GPU')} seen"
+    return cores, words, f"{counted(gpus, 'GPU')} not used (MGPU_MODE=cores)" if gpus else "no GPU"
 
 
 def _verify(tf: Any, wanted: list[str]) -> None:
     try:
-        got = [short(device.name) for device in tf.config.list_logical_devices()]
+        made = [short(device.name) for device in tf.config.list_logical_devices()]
     except (RuntimeError, tf.errors.OpError) as error:
-        lost = (gpu.problem.rstrip(".") for gpu in nvml.query().gpus if gpu.problem)
-        why = next(lost, str(error).splitlines()[0])
+        why = explained(error, "the GPU", {}, "{first}").rstrip(".")
         raise RuntimeError(
             f"TensorFlow does not start ({why}): restart the kernel with "
             "MGPU_MODE=cores to go on without a GPU; `python -m mgpu_helpers` says more."
         ) from None
-    if sorted(got) != sorted(wanted):
+    if sorted(made) != sorted(wanted):
         raise RuntimeError(
-            f"TensorFlow was asked for {', '.join(wanted)} and made {', '.join(got)}: "
+            f"TensorFlow was asked for {', '.join(wanted)} and made {', '.join(made)}: "
             "restart the kernel; if it stays so, `python -m mgpu_helpers` says more."
         )

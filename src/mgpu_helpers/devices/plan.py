@@ -1,15 +1,24 @@
-"""A plan: a host and n devices, as names for `tf.device`, and what stands behind them."""
+"""A plan: a host and n devices, as names for `tf.device`; and which devices are there."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from mgpu_helpers import private
+from mgpu_helpers.names import short
 from mgpu_helpers.wording import counted, whole_number
 
 MODES = ("gpus", "split-gpu", "cores")  # what `setup` makes; the plan of `adopt` says "adopted"
+MEANS = {
+    "gpus": "every device is a GPU of its own",
+    "split-gpu": "every device is a share of a GPU",
+    "cores": "every device stands for one core of the CPU",
+    "adopted": "what TensorFlow had, with the threads, memory and TF32 that it had",
+}
 MOST = 64  # more logical devices than any one machine has GPUs
 MEBIBYTE = 2**20
 _plan: Plan | None = None
@@ -50,24 +59,24 @@ class Plan:
         n = len(self)
         if self.mode == "split-gpu" or any("shared by" in real for real in self.real):
             return "the devices share a GPU: placement and results are real, a speed-up is not"
-        if self.mode == "gpus" or self.on_gpus:
+        if self.on_gpus:
             return f"{counted(n, 'device')}, each a GPU: a speed-up measured here is real"
-        if self.mode == "adopted" and n == 1:
-            return "one device: there is nothing to speed up, add a device to compare"
+        if n == 1:
+            on = "" if self.mode == "adopted" else " on one core"
+            return f"one device{on}: there is nothing to speed up, add a device to compare"
+        on = counted(self.cores, "core")
         if self.mode == "adopted":
             return (
-                f"{n} devices share {counted(self.cores, 'core')}, and one alone may use them all: "
+                f"{n} devices share {on}, and one alone may use them all: "
                 "a speed-up measured here is not against one core"
             )
-        if n == 1:
-            return "one device on one core: there is nothing to speed up, add a device to compare"
         if n <= self.cores:
             return (
-                f"{n} devices on {self.cores} cores: a speed-up measured here is real parallel "
-                f"work, at most {n} times"
+                f"{n} devices on {on}: a speed-up measured here is real parallel work, at most "
+                f"{n} times"
             )
         return (
-            f"{n} devices on {counted(self.cores, 'core')}: results are real, a timing beyond "
+            f"{n} devices on {on}: results are real, a timing beyond "
             f"{counted(self.cores, 'device')} shows nothing"
         )
 
@@ -77,28 +86,16 @@ class Plan:
         return f"{self.mode} mode · {counted(len(self), 'device')} · {self.machine}"
 
     def __repr__(self) -> str:
-        means = {
-            "gpus": "every device is a GPU of its own",
-            "split-gpu": "every device is a share of a GPU",
-            "cores": "every device stands for one core of the CPU",
-            "adopted": "what TensorFlow had, with the threads, memory and TF32 that it had",
-        }[self.mode]
-        lines = [f"mode     {self.mode}: {means}", f"host     {self.host}  the CPU"]
+        lines = [f"mode     {self.mode}: {MEANS[self.mode]}", f"host     {self.host}  the CPU"]
         for i, (name, real) in enumerate(zip(self.devices, self.real, strict=True)):
             lines.append(f"{'' if i else 'devices':9}{name}  {real}")
-        lines.append(f"machine  {self.machine}; {self.note}")
-        lines.append(f"timing   {self.timing}")
-        if self.float32:
-            lines.append(f"float32  {self.float32}")
-        return "\n".join(lines)
+        lines += [f"machine  {self.machine}; {self.note}", f"timing   {self.timing}"]
+        return "\n".join(lines + [f"float32  {self.float32}"] * bool(self.float32))
 
     def session_config(
-        self,
-        *,
-        devices: int | None = None,
-        log_placement: bool = False,
+        self, *, devices: int | None = None, log_placement: bool = False,
         soft_placement: bool = False,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Build the `ConfigProto` that gives a classic Session the same devices as this plan.
 
         A Session that is given a config of its own forgets what `tf.config` was told; so this one
@@ -145,3 +142,50 @@ def remember(plan: Plan) -> Plan:
     global _plan
     _plan = plan
     return plan
+
+
+def checked(devices: Iterable[Any]) -> tuple[str, ...]:
+    """Return the names of devices as a plan writes them; raise ValueError if one is not there.
+
+    Told to place something on a device that is not there, TensorFlow places it elsewhere, without
+    a word. A device may be written in any of TensorFlow's ways, or be a `tf.config.LogicalDevice`.
+    TensorFlow is started where it has not been. Without a plan the devices of a classic graph are
+    not looked up: its Session may have others.
+
+    >>> checked(["cpu:0", "/device:CPU:1"])
+    ('/CPU:0', '/CPU:1')
+    """
+    import tensorflow as tf
+
+    given = [] if isinstance(devices, str) else [getattr(d, "name", d) for d in devices]
+    if not given or not all(isinstance(name, str) for name in given):
+        raise ValueError(f"devices={devices!r} is no list of devices: give one, as plan.devices.")
+    if current() is None and not tf.compat.v1.executing_eagerly_outside_functions():
+        return tuple(given)
+    there = {_written(d.name): short(d.name) for d in tf.config.list_logical_devices()}
+    for name in given:
+        if _written(name) not in there:
+            raise ValueError(
+                f"there is no device {name!r}, and TensorFlow would use another one without a "
+                f"word: use {', '.join(dict.fromkeys(there.values()))}."
+            )
+    return tuple(there[_written(name)] for name in given)
+
+
+def placed(device: Any) -> contextlib.AbstractContextManager[Any]:
+    """Place on a device; None leaves it to the surrounding one, which `tf.device(None)` does not.
+
+    A device that is not there raises ValueError.
+
+    >>> with placed("/CPU:0"):
+    ...     x = tf.ones([2])
+    """
+    import tensorflow as tf
+
+    return contextlib.nullcontext() if device is None else tf.device(*checked([device]))
+
+
+def _written(name: str) -> str:
+    """Write a name as it is looked up: in full where it names a job of a cluster."""
+    name = name.removeprefix("/job:localhost/replica:0/task:0")
+    return name if "/job:" in name else short(name)

@@ -1,23 +1,12 @@
 """What this machine is, and why TensorFlow leaves a GPU unused: `python -m mgpu_helpers`.
 
-    facts = with_tensorflow(gather())
-    print(head(facts), body(facts), sep="\\n")
+    for cause in diagnose(gather()):
+        print(cause)
 
-The command prints this and the plan. Only `with_tensorflow` imports TensorFlow.
+The command prints this, and more, and the plan.
 """
 
-from mgpu_helpers.doctor.diagnosis import diagnose, explain
-from mgpu_helpers.doctor.facts import Facts, TensorFlow, gather, with_tensorflow
-from mgpu_helpers.doctor.text import body, head, row
+from mgpu_helpers.doctor.facts import gather
+from mgpu_helpers.doctor.report import diagnose
 
-__all__ = [
-    "body",
-    "diagnose",
-    "explain",
-    "Facts",
-    "gather",
-    "head",
-    "row",
-    "TensorFlow",
-    "with_tensorflow",
-]
+__all__ = ["diagnose", "gather"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib.util
 import json
@@ -12,10 +13,10 @@ import sys
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from mgpu_helpers import __version__, cluster, nvml
 
+PACKAGES = ("tensorflow", "tensorflow-cpu", "tf-nightly", "keras", "numpy")
 # What TensorFlow loads before it counts a GPU, and the package that brings it. The names hold for
 # TensorFlow built with CUDA 12 and cuDNN 9, which 2.18 to 2.21 are.
 LIBRARIES = {
@@ -29,16 +30,7 @@ LIBRARIES = {
 }
 
 
-@dataclass(frozen=True)
-class TensorFlow:
-    """What TensorFlow says of itself; cuda and cudnn are None in a build for the CPU only."""
-
-    cuda: str | None
-    cudnn: str | None
-    gpus: int  #: how many it sees
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Facts:
     """Everything that the diagnosis looks at."""
 
@@ -51,36 +43,39 @@ class Facts:
     cuda_order: tuple[str, ...] | None  #: bus ids as CUDA numbers them by itself; None: not known
     lesson_order: tuple[str, ...] | None  #: the same as the lessons have it; None: not known
     cuda_error: int | str | None  #: CUDA's answer when it does not start, "library" or "silent"
-    tensorflow: TensorFlow | None = None
+    cluster: tuple[str, ...] | None  #: what is wrong with TF_CONFIG; None where it is unset
+    seen: int | None = None  #: the GPUs that TensorFlow sees; None before it was asked
+    cuda: str | None = None  #: what TensorFlow was built with; None in a build for the CPU only
+    cudnn: str | None = None
     missing: tuple[str, ...] = ()  #: CUDA libraries that cannot be loaded
     packages: tuple[str, ...] = ()  #: those packages of LIBRARIES that are installed
-    cluster: tuple[str, ...] | None = None  #: what is wrong with TF_CONFIG; None where it is unset
 
     @property
     def there(self) -> int:
         """Count the GPUs of the machine, whoever can use them."""
         return len(self.driver.gpus) or self.on_bus
 
-    @property
-    def seen(self) -> int:
-        """Count the GPUs that TensorFlow sees."""
-        return self.tensorflow.gpus if self.tensorflow else 0
-
 
 def gather() -> Facts:
-    """Find out everything that takes no TensorFlow; the fields that need it keep their defaults.
+    """Find out all about the GPUs of this machine, and what TensorFlow says of them.
 
     >>> facts = gather()
-    >>> "tensorflow" in facts.versions
+    >>> facts.seen == len(tf.config.list_physical_devices("GPU"))
     True
     """
+    return with_tensorflow(without_tensorflow())
+
+
+def without_tensorflow() -> Facts:
+    """Find out everything that takes no TensorFlow; the fields that need it keep their defaults."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # as devices.setup does
     alone, _ = _cuda(CUDA_DEVICE_ORDER="FASTEST_FIRST", CUDA_VISIBLE_DEVICES=None)
     order, error = _cuda()
+    versions = {name: _version(name) for name in PACKAGES}
     return Facts(
         system=sys.platform,
         machine=platform.machine(),
-        versions=_versions(),
+        versions={"mgpu_helpers": __version__} | {name: v for name, v in versions.items() if v},
         driver=nvml.query(),
         on_bus=gpus_on_bus(),
         visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
@@ -92,25 +87,21 @@ def gather() -> Facts:
 
 
 def with_tensorflow(facts: Facts) -> Facts:
-    """Add what TensorFlow says to what `gather` found; this imports TensorFlow.
-
-    >>> with_tensorflow(gather()).tensorflow.gpus == len(tf.config.list_physical_devices("GPU"))
-    True
-    """
+    """Add what TensorFlow says, which this imports."""
     import tensorflow as tf
 
     build = tf.sysconfig.get_build_info()
     try:
         # Not get_device_details: after a GPU that did not start, TensorFlow never answers that.
-        gpus = len(tf.config.list_physical_devices("GPU"))
+        seen = len(tf.config.list_physical_devices("GPU"))
     except Exception:  # a driver that breaks in the middle; the plan has said so
-        gpus = 0
+        seen = 0
     cuda = build.get("cuda_version") if tf.test.is_built_with_cuda() else None
     if os.environ.get("CUDA_VISIBLE_DEVICES") != facts.visible:
         # In cores mode `setup` has hidden the GPUs: what CUDA shows is what there would be to see.
-        gpus = len(facts.lesson_order or ()) if cuda and not missing_libraries() else 0
-    facts = replace(facts, tensorflow=TensorFlow(cuda, build.get("cudnn_version"), gpus))
-    if facts.seen < facts.there and facts.system == "linux" and (cuda or "").startswith("12."):
+        seen = len(facts.lesson_order or ()) if cuda and not missing_libraries() else 0
+    facts = replace(facts, cuda=cuda, cudnn=build.get("cudnn_version"), seen=seen)
+    if seen < facts.there and facts.system == "linux" and (cuda or "").startswith("12."):
         installed = tuple(sorted({name for name in LIBRARIES.values() if _version(name)}))
         facts = replace(facts, missing=missing_libraries(), packages=installed)
     return facts
@@ -149,27 +140,17 @@ for i in range(count.value):
     found.append(text.value.decode())
 print(json.dumps([found, None]))
 """
-_LOAD = """
-import ctypes, json, sys
-missing = []
-for name, *places in json.loads(sys.argv[1]):
-    for place in (*places, name):
-        try:
-            ctypes.CDLL(place); break
-        except OSError:
-            pass
-    else:
-        missing.append(name)
-print(json.dumps(missing))
-"""
 
 
 def _cuda(**env: str | None) -> tuple[tuple[str, ...] | None, int | str | None]:
     """Ask CUDA for its GPUs' bus ids in its order; None and the error where it does not start."""
-    answer = _child(_ASK_CUDA, **env)
-    if answer is None:
+    merged = {name: text for name, text in {**os.environ, **env}.items() if text is not None}
+    command = [sys.executable, "-I", "-S", "-c", _ASK_CUDA]
+    try:
+        done = subprocess.run(command, env=merged, capture_output=True, timeout=60)
+        found, error = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError):
         return None, "silent"
-    found, error = answer
     return None if found is None else tuple(map(nvml.bus_id, found)), error
 
 
@@ -177,31 +158,15 @@ def missing_libraries() -> tuple[str, ...]:
     """List the CUDA libraries that neither pip's packages nor the system bring."""
     spec = importlib.util.find_spec("tensorflow")
     site = Path(spec.origin).parent.parent if spec and spec.origin else Path()
-    places = [[name, *map(str, site.glob(f"nvidia/*/lib/{name}"))] for name in LIBRARIES]
-    return tuple(_child(_LOAD, json.dumps(places)) or ())
+    places = {name: [*map(str, site.glob(f"nvidia/*/lib/{name}")), name] for name in LIBRARIES}
+    return tuple(name for name, paths in places.items() if not any(map(_loads, paths)))
 
 
-def _child(code: str, *args: str, **env: str | None) -> Any:
-    """Run code in a Python of its own and read its JSON; None when it fails or takes a minute."""
-    merged: dict[str, str | None] = {**os.environ, **env}
+def _loads(library: str) -> bool:
     try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", code, *args],
-            env={name: value for name, value in merged.items() if value is not None},
-            capture_output=True,
-            timeout=60,
-        )
-        return json.loads(done.stdout)
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return None
-
-
-def _versions() -> dict[str, str]:
-    found = {"mgpu_helpers": __version__}
-    for name in ("tensorflow", "tensorflow-cpu", "tf-nightly", "keras", "numpy"):
-        if version := _version(name):
-            found[name] = version
-    return found
+        return bool(ctypes.CDLL(library))
+    except OSError:
+        return False
 
 
 @functools.cache

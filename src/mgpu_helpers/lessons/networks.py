@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers._train import read
-from mgpu_helpers.devices import checked, placed
+from mgpu_helpers.devices.plan import checked, placed
 from mgpu_helpers.lessons import digits
 from mgpu_helpers.pipeline.run import Stage
 from mgpu_helpers.scaling.model import Workload

@@ -33,7 +33,7 @@ def stages(model: Any, cuts: Sequence[str], devices: Sequence[str]) -> list[Stag
     >>> [list(stage.weights) for stage in stages(model, ["b"], plan.devices)]
     [['net/a/kernel', 'net/a/bias'], ['net/b/kernel', 'net/b/bias']]
     """
-    from mgpu_helpers.devices.check import checked
+    from mgpu_helpers.devices.plan import checked
 
     ready(model, functional=True)
     model = graph_of(model)

@@ -79,7 +79,7 @@ def _gradients(
 ) -> tuple[Any, dict[str, Any]]:
     import tensorflow as tf
 
-    from mgpu_helpers.devices.check import checked
+    from mgpu_helpers.devices.plan import checked
 
     graph, last = tf.compat.v1.get_default_graph(), len(stages) - 1
     where = checked([stage.device for stage in stages])

@@ -25,7 +25,7 @@ def average(
     >>> average([[np.array([1.0, 2.0])], [np.array([3.0, 6.0])]])[0].numpy().tolist()
     [2.0, 4.0]
     """
-    from mgpu_helpers.devices.check import placed
+    from mgpu_helpers.devices.plan import placed
 
     columns = list(zip(*tower_gradients, strict=True))
     if any(isinstance(g, tuple) and len(g) == 2 for column in columns for g in column):

@@ -98,7 +98,7 @@ def run(function: Callable[..., Any], devices: Sequence[str], *shards: Sequence[
     """
     import tensorflow as tf
 
-    from mgpu_helpers.devices.check import checked
+    from mgpu_helpers.devices.plan import checked
 
     outputs = []
     for i, (device, *pieces) in enumerate(zip(checked(devices), *shards, strict=True)):

@@ -56,7 +56,7 @@ def train_step(
     """
     import tensorflow as tf
 
-    from mgpu_helpers.devices.check import checked
+    from mgpu_helpers.devices.plan import checked
 
     devices = checked(devices)
     ready(model, trained=True, compiled=loss is None or optimizer is None)

@@ -13,6 +13,7 @@ from mgpu_helpers import devices
 from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.lessons.checks import judge
 from mgpu_helpers.lessons.checks.judge import PRODUCTS, NotYet, call, exercise, expect, numbers
+from mgpu_helpers.names import order
 
 # What moves numbers and computes none.
 MOVES = {
@@ -151,7 +152,7 @@ def mean_error(function: Any, error: Any) -> str:
             large = op.type in PRODUCTS and op.device in plan.devices and op.bytes > 4 * each
             expect(not large, f"{op.device} computed more than its shard: cut before you compute")
         # What reads the weights has to send them.
-        for copy in sorted(step.copies, key=lambda copy: devices.order(copy.source)):
+        for copy in sorted(step.copies, key=lambda copy: order(copy.source)):
             large = copy.source in plan.devices and (copy.bytes or 0) > 4
             expect(not large or "ReadVariable" in copy.tensor,
                    f"{copy.source} sent more than one number: cut the batch on the host, and take "
