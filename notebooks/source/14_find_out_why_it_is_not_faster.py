@@ -34,18 +34,16 @@ from mgpu_helpers import charts, timing, towers, trace, whatif
 from mgpu_helpers.lessons import clinic, errors
 from mgpu_helpers.lessons.checks import lesson_14 as checks
 from mgpu_helpers.lessons.clinic import timed
-from mgpu_helpers.lessons.sketches import lesson_14 as sketches
 
 # %% [markdown]
 # ## A replay by hand
 #
 # Here are five operations on two devices. An arrow is a result that the other device needs:
-
-# %% tags=["schematic"]
-sketches.five_operations("first", "second")
-plt.show()
-
-# %% [markdown]
+#
+# ![Five operations on two devices over 15 seconds. First: a from 0 to 4, c from 4 to 6, d from 10
+# to 13. Second: b from 4 to 10, e from 13 to 15. Arrows: b needs a, d needs b, e needs
+# d.](pictures/14_five_operations.svg)
+#
 # An operation starts when its device is free and all that it needs is there. That rule is enough to
 # lay the step out again. Each operation below has its device, its seconds, and the letters of those
 # that it needs. They stand in the order in which they start. `replay` returns the time when all of

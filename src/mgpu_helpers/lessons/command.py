@@ -17,6 +17,7 @@ from mgpu_helpers.wording import counted
 # repository, so that no link changes. pyproject.toml puts the same into the wheel.
 WANTED = (
     "notebooks/*.ipynb",
+    "notebooks/pictures/*.svg",
     "notebooks/scripts/*.*",
     "results/*.json",
     "docs/sources.md",
