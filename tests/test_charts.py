@@ -6,6 +6,7 @@ import base64
 import html
 import io
 import re
+import runpy
 import warnings
 from collections import Counter
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import matplotlib
 import numpy as np
 import pytest
 
-from conftest import run_python
+from conftest import ROOT, run_python
 from mgpu_helpers import charts, devices, memory, pipeline, scaling, whatif
 from mgpu_helpers.charts.scaling import COSTS
 from mgpu_helpers.lessons import drawings, networks, published
@@ -502,6 +503,7 @@ def measured(machines, names=("cores", "memory")):
     ]  # fmt: skip
 
 
+cards = runpy.run_path(str(ROOT / "benchmarks" / "_chart.py"))["cards"]
 NET = networks.workload(networks.tensorlight(), cut="conv2")
 FIT = scaling.fit(NET, published.TENSORLIGHT)
 STEPS = (*published.TENSORLIGHT, published.TENSORLIGHT_SPLIT)
@@ -519,11 +521,11 @@ MANY = [  # two rows on the same spot, and many names
     (Measurement(Layout(n, b), 1e-3 * n * b), 1e-3 * n * b) for n in range(1, 6) for b in (1, 2, 4)
 ]  # fmt: skip
 OTHERS = {
-    "cards": lambda ax=None: drawings.cards(measured(MACHINES_), ax),
-    "cards and targets": lambda ax=None: drawings.cards(measured(MACHINES_), ax, relative=True),
-    "one card": lambda ax=None: drawings.cards(measured(MACHINES_[:1], ["cores"]), ax),
-    "one ratio": lambda ax=None: drawings.cards([card("cores", [Ratio("it", 2.0, 1.0)])], ax),
-    "no cards": lambda ax=None: drawings.cards([], ax),
+    "cards": lambda ax=None: cards(measured(MACHINES_), ax),
+    "cards and targets": lambda ax=None: cards(measured(MACHINES_), ax, relative=True),
+    "one card": lambda ax=None: cards(measured(MACHINES_[:1], ["cores"]), ax),
+    "one ratio": lambda ax=None: cards([card("cores", [Ratio("it", 2.0, 1.0)])], ax),
+    "no cards": lambda ax=None: cards([], ax),
     "steps": lambda ax=None: charts.step_times(STEPS, FIT, ax),
     "measured steps": lambda ax=None: charts.step_times(STEPS[:1], ax=ax),
     "no steps": lambda ax=None: charts.step_times([], FIT, ax),
@@ -677,13 +679,13 @@ def test_lines_and_dots_are_where_the_numbers_are(with_plan):
 
 
 def test_cards_lie_beside_each_other_and_what_misses_its_target_is_crossed_out(with_plan):
-    ax = drawings.cards(measured(MACHINES_, ["cores"]))
+    ax = cards(measured(MACHINES_, ["cores"]))
     single = [line for line in ax.lines if len(line.get_xdata()) == 1]
     third = [line.get_xdata()[0] for line in single if line.get_marker() == "^"]
     assert third == pytest.approx([1.88, 0.84, 0.04])
     crossed = [line.get_xdata()[0] for line in single if line.get_marker() == "x"]
     assert crossed == pytest.approx([0.84, 0.04])
-    ax = drawings.cards(measured([(f"machine {i}", "cores") for i in range(35)], ["cores"]))
+    ax = cards(measured([(f"machine {i}", "cores") for i in range(35)], ["cores"]))
     marks = {(key.get_marker(), key.get_color()) for key in ax.get_legend().legend_handles[:35]}
     assert len(marks) == 35 and not {c for _, c in marks} & {*charts.PALETTE, charts.HOST}
 

@@ -471,12 +471,8 @@ print(f"{len(nodes)} of {len(session.graph.get_operations())} operations are in 
 # !tensorboard --logdir {folder}
 # ```
 #
-# It serves a page at `http://localhost:6006`. There, *Graphs* with *Color by: Device* gives this
-# picture of the parabola on two devices. In its legend 0 is the host:
-#
-# ![TensorBoard's Graphs page with the graph of the parabola. The boxes tower_0 and w have the
-# colour of the first device, tower_1 has that of the second, and x, y, split, concat and loss have
-# that of the host. The box of the gradients has all three.](../docs/06_tensorboard.png)
+# It serves a page at `http://localhost:6006`. There, *Graphs* with *Color by: Device* gives each
+# device a colour. In the legend 0 is the host. The box of the gradients has the colours of all.
 #
 # ## With your own model
 #

@@ -71,7 +71,7 @@ causes = {{1, 2, 6}}
 def treat(model, data):
     {compiled}
     ready = {ready}
-    return lambda: clinic.fit(model, ready)
+    return lambda: lesson_14.fit(model, ready)
 """
 COMPILED = "model.compile(model.optimizer, model.loss)"
 
@@ -144,7 +144,7 @@ causes = {1, 2, 6}
 
 def treat(model, data):
     start = model.get_weights()
-    clinic.fit(model, data)
+    lesson_14.fit(model, data)
     end = model.get_weights()
     model.set_weights(start)
     return lambda: model.set_weights(end)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers.devices.plan import planned
-from mgpu_helpers.lessons import clinic
+from mgpu_helpers.lessons import lesson_14
 from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, numbers
 from mgpu_helpers.timing import Timing
 from mgpu_helpers.wording import counted
@@ -108,20 +108,20 @@ def _in_order(ops: Ops, link: float) -> Ops:
 def treated(function: Callable[[Any, Any], Any], causes: Iterable[int]) -> str:
     """Check exercise 2 of lesson 14: three causes named, and a pass without any of them."""
     named = _named(causes)
-    model, data, seen = clinic.watched()
+    model, data, seen = lesson_14.watched()
     one_pass = call(function, model, data)
     if not callable(one_pass):
         raise NotYet(
             f"return a function that makes one pass over the data, not {type(one_pass).__name__}"
         )
     _check_causes(named)
-    sick, its_data = clinic.patient()
+    sick, its_data = lesson_14.patient()
     draw, fresh = np.random.default_rng(), sick.get_weights()
     slow: list[float] = []
     fast: list[float] = []
     for warm in (False, True, True, True):  # the first pass may read and make its graph
         start = [draw.permutation(weight.ravel()).reshape(weight.shape) for weight in fresh]
-        slow.append(_seconds(lambda: clinic.fit(sick, its_data), start, sick))
+        slow.append(_seconds(lambda: lesson_14.fit(sick, its_data), start, sick))
         before = replace(seen)
         fast.append(_seconds(lambda: call(one_pass), start, model))
         _check_same(start, sick, model)
@@ -142,7 +142,7 @@ def _seconds(one_pass: Callable[[], Any], start: list[Any], model: Any) -> float
     return time.perf_counter() - began
 
 
-def _check_cured(before: clinic.Seen, after: clinic.Seen) -> None:
+def _check_cured(before: lesson_14.Seen, after: lesson_14.Seen) -> None:
     """Judge what was done in a pass, and not how long it took."""
     first, *_ = devices = planned().devices
     used = {device or first for device in after.devices}  # as a GPU machine places it
@@ -150,7 +150,7 @@ def _check_cured(before: clinic.Seen, after: clinic.Seen) -> None:
         raise NotYet(f"cause 1 is left: the model is never called on {', '.join(idle)}")
     if reads := after.reads - before.reads:
         raise NotYet(
-            f"cause 2 is left: a later pass reads {reads} of its {clinic.PASS} batches again"
+            f"cause 2 is left: a later pass reads {reads} of its {lesson_14.PASS} batches again"
         )
     if calls := after.eager - before.eager:
         raise NotYet(
@@ -170,12 +170,12 @@ def _check_causes(named: set[int]) -> None:
     strange = sorted(cause for cause in named if not 1 <= cause <= 12)
     if strange:
         raise NotYet(f"the patients have the numbers 1 to 12, and {strange[0]} is none of them")
-    missing = sorted(clinic.CAUSES - named)
+    missing = sorted(lesson_14.CAUSES - named)
     if missing:
-        known = len(clinic.CAUSES & named)
+        known = len(lesson_14.CAUSES & named)
         are = "is" if known == 1 else "are"
         raise NotYet(f"{known} of the three causes {are} named: {LOOK[missing[0]]}")
-    if extra := sorted(named - clinic.CAUSES):
+    if extra := sorted(named - lesson_14.CAUSES):
         raise NotYet(f"three causes are wanted, and patient {extra[0]} has another")
 
 
