@@ -6,13 +6,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from mgpu_helpers.charts.base import IDEAL, axes
-from mgpu_helpers.results import Card
 
 MACHINES = ("#222222", "#b8860b", "#717780", "#6b4423", "#5b7a3d")  # none is a device's colour
 MARKERS = "os^Dv<>"  # their number and that of the colours share no divisor: 35 pairs
 
 
-def cards(cards: Iterable[Card], ax: Any = None, *, relative: bool = False) -> Any:
+def cards(cards: Iterable[Any], ax: Any = None, *, relative: bool = False) -> Any:
     """Draw the ratios of result cards: a row each, a marker for each machine, targets dashed.
 
     A bar is the middle half of the rounds; a marker is crossed out where the target is not met.
