@@ -114,7 +114,7 @@ def watched() -> tuple[Any, Any, Seen]:
     """Give the exercise's patient, and what will be seen of its treatment."""
     seen = Seen()
 
-    class Dense(layers.Dense):  # its class, so that copies are seen too
+    class Dense(keras.layers.Dense):  # its class, so that copies are seen too
         def call(self, inputs: Any, training: Any = None) -> Any:
             result = super().call(inputs)
             seen.eager += tf.executing_eagerly()
