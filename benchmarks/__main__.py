@@ -18,8 +18,8 @@ from pathlib import Path
 
 import matplotlib
 
+import _chart
 from mgpu_helpers import results
-from mgpu_helpers.lessons import drawings
 from mgpu_helpers.wording import counted
 
 HERE = Path(__file__).resolve().parent
@@ -100,7 +100,7 @@ def main() -> int:
             print("".join(f"      {line}\n" for line in said.splitlines()), end="")
     print("", results.table(cards), "", sep="\n")
     try:
-        drawn = drawings.cards(results.read_all(folder), relative=True)
+        drawn = _chart.cards(results.read_all(folder), relative=True)
     except ValueError as error:
         failed.append(f"the chart ({error})")
     else:

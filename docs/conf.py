@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import json
 import re
@@ -80,18 +79,16 @@ def buttons(name: str) -> str:
     )
 
 
-def drawn(code: str, number: str) -> str:
-    """Say what a cell draws: what its chart or sketch says of itself, or the picture's title."""
-    sketches = importlib.import_module(f"mgpu_helpers.lessons.sketches.lesson_{number}")
-    rooms = {"charts": charts, "drawings": drawings, "sketches": sketches}
+def drawn(code: str) -> str:
+    """Say what a cell draws: what its chart says of itself, or the picture's title."""
+    rooms = {"charts": charts, "drawings": drawings}
     for call in ast.walk(ast.parse(code)):
         if isinstance(call, ast.Call):
             room, _, name = ast.unparse(call.func).rpartition(".")
             about = inspect.getdoc(getattr(rooms.get(room), name, None)) or ""
             verb, _, what = about.split("\n")[0].partition(" ")
-            if verb in ("Draw", "Sketch") and name != "panel":
-                kind = "Chart" if verb == "Draw" else "Drawing"
-                return f"{kind}: {what}".replace("`", "")
+            if verb == "Draw" and name != "panel":
+                return f"Chart: {what}".replace("`", "")
     title = re.search(r'set_title\("([^"]+)"', code)
     return f"Chart: {title[1]}." if title else ""
 
@@ -132,7 +129,7 @@ def prepare(app, docname: str, source: list[str]) -> None:
         if cell["cell_type"] == "markdown":
             cell["source"] = in_words(text)
         elif any("image/png" in output.get("data", {}) for output in cell["outputs"]):
-            cell["metadata"]["mystnb"] = {"image": {"alt": drawn(text, name[:2])}}
+            cell["metadata"]["mystnb"] = {"image": {"alt": drawn(text)}}
     # JupyterLab's words for what is closed, in this page's
     notebook["cells"] = cells
     source[0] = json.dumps(notebook).replace("*1 cell hidden*", f"*{nb_code_prompt_show}*")

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import nbformat
 import pytest
@@ -30,15 +29,10 @@ SCREENSHOTS = ROOT / "build" / "browser"
 START_TIMEOUT, RUN_TIMEOUT = 90, 600  # seconds
 POLL = 250  # milliseconds: asking at every frame would take a core from the notebook
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+FLAGS = (
+    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+).split()
 # Cells out of sight are drawn too, and nothing is asked of the reader or of the network.
 SETTINGS = {
     "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
@@ -46,8 +40,7 @@ SETTINGS = {
 }
 
 
-@dataclass(frozen=True)
-class Lab:
+class Lab(NamedTuple):
     """A running JupyterLab and the folder that it serves; ``url`` ends with a slash."""
 
     url: str
@@ -60,31 +53,23 @@ def lab(tmp_path_factory) -> Iterator[Lab]:
     """Serve a copy of the notebooks, with settings and kernels of its own, on the loopback."""
     folder = tmp_path_factory.mktemp("lab")
     shutil.copytree(NOTEBOOKS, folder / "notebooks", ignore=shutil.ignore_patterns("source"))
-    for name in ("results", "docs"):  # a lesson shows a picture of docs/
-        shutil.copytree(ROOT / name, folder / name)
+    shutil.copytree(ROOT / "results", folder / "results")
     for name, values in SETTINGS.items():
         path = folder / "settings" / f"{name}.jupyterlab-settings"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(values))
-    env = environment() | {
-        "MGPU_REPEATS": "2",
-        "MGPU_DEVICES": "3",  # the others are tested in test_variants.py, and 2 is what is stored
-        "IPYTHONDIR": str(folder / "ipython"),
-        "JUPYTER_CONFIG_DIR": str(folder / "config"),
-        "JUPYTER_DATA_DIR": str(folder / "data"),
-        "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
-        "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
-        "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
-    }
+    # The other numbers of devices are tested in test_variants.py, and 2 is what is stored.
+    env = environment() | {"MGPU_REPEATS": "2", "MGPU_DEVICES": "3"}
+    env |= {"IPYTHONDIR": str(folder / "ipython")}
+    for name in ("_CONFIG", "_DATA", "_RUNTIME", "LAB_SETTINGS", "LAB_WORKSPACES"):
+        env[f"JUPYTER{name}_DIR"] = str(folder / name.partition("_")[2].lower())
     log = folder / "log.txt"
     command = [
         *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"),
         *("--ServerApp.ip=127.0.0.1", "--ServerApp.port=0", "--LabApp.expose_app_in_browser=True"),
     ]
     with log.open("w") as out:
-        server = subprocess.Popen(
-            command, cwd=folder, env=env, stdout=out, stderr=subprocess.STDOUT
-        )
+        server = subprocess.Popen(command, cwd=folder, env=env, stdout=out, stderr=out)
     try:
         end = time.monotonic() + START_TIMEOUT
         while not (found := list((folder / "runtime").glob("jpserver-*.json"))):
@@ -156,12 +141,10 @@ def complaints(cells: list) -> Iterator[str]:
 
 
 def count_pictures(cells: list) -> int:
-    """Count the PNGs in the outputs of cells."""
-    return sum(
-        "image/png" in output.get("data", {})
-        for cell in cells
-        for output in cell.get("outputs", [])
-    )
+    """Count the PNGs in the outputs of cells, and the drawings between them."""
+    drawings = sum("](pictures/" in cell["source"] for cell in cells)
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    return drawings + sum("image/png" in output.get("data", {}) for output in outputs)
 
 
 def check(browser, lab: Lab, name: str, stored: list, screenshots: Path) -> None:
@@ -172,8 +155,7 @@ def check(browser, lab: Lab, name: str, stored: list, screenshots: Path) -> None
         assert list(complaints(cells)) == []
         assert count_pictures(cells) == count_pictures(stored)
         page.wait_for_function(DRAWN, arg=count_pictures(cells), timeout=10_000, polling=POLL)
-        panels = sum("drawings.panel(" in cell.source for cell in stored)
-        if panels:
+        if panels := sum("drawings.panel(" in cell.source for cell in stored):
             page.wait_for_selector(".widget-slider", state="attached", timeout=10_000)
             assert page.locator(".jupyter-widgets.widget-interact").count() == panels
         closed = [cell for cell in stored if cell.metadata == CLOSED]  # solutions
@@ -209,56 +191,3 @@ def test_what_must_not_pass_is_seen(browser, lab: Lab, tmp_path, source: str, sa
     with pytest.raises(Exception, match=said):
         check(browser, lab, "bad", cells, tmp_path)
     assert (tmp_path / "bad.png").stat().st_size > 10_000
-
-
-FILLED = """boxes => {  // an input of another box has a small one of the same name
-    const size = box => box.getBoundingClientRect().width;
-    const box = boxes.sort((a, b) => size(b) - size(a))[0];
-    const fill = getComputedStyle(box).fill, gradient = fill.match(/#([^"]+)/);
-    if (!gradient) return [fill];
-    const stops = box.getRootNode().getElementById(gradient[1]).querySelectorAll('stop');
-    return [...stops].map(stop => getComputedStyle(stop).stopColor);
-}"""
-
-
-@pytest.fixture
-def tensorboard(tmp_path: Path) -> Iterator[str]:
-    """Serve the graph that lesson 06 writes, on the loopback; give the address."""
-    pytest.importorskip("tensorboard")
-    cells = nbformat.read(next(NOTEBOOKS.glob("06_*.ipynb")), as_version=4).cells
-    code = "\n\n".join(cell.source for cell in cells if cell.cell_type == "code")
-    code, written, _ = code.partition('FileWriter(str(folder), graph=session.graph).close()')
-    lesson = tmp_path / "lesson.py"
-    lesson.write_text(code + written)
-    env = environment() | {"MPLBACKEND": "Agg", "TMPDIR": str(tmp_path)}
-    subprocess.run([sys.executable, lesson], env=env, check=True, timeout=RUN_TIMEOUT)
-
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(tmp_path)]
-    command += ["--host", "127.0.0.1", "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) as server:
-        try:
-            said = (re.search(r"TensorBoard .* at (http://127\S+)", x) for x in server.stderr)
-            yield next(filter(None, said))[1]
-        finally:
-            server.terminate()
-
-
-def test_tensorboard_colours_the_graph_of_lesson_06_by_device(browser, tensorboard: str):
-    page = browser.new_page(viewport={"width": 1400, "height": 1100})
-    asked = []
-    page.on("request", lambda request: asked.append(request.url))
-    page.goto(f"{tensorboard}#graphs")
-    page.get_by_role("radio", name="Device", exact=True).click(timeout=START_TIMEOUT * 1000)
-    page.get_by_text("unknown device").wait_for()  # the legend of the colours
-
-    def colours(name: str) -> set[str]:
-        boxes = page.locator(f'g.node[data-name="{name}"] .nodecolortarget')
-        boxes.first.wait_for(state="attached")
-        return set(boxes.evaluate_all(FILLED))
-
-    host, first, second = map(colours, ("x", "tower_0", "tower_1"))
-    assert [len(one) for one in (host, first, second, host | first | second)] == [1, 1, 1, 3]
-    assert (colours("concat"), colours("w")) == (host, first)
-    assert colours("gradients") == host | first | second
-    assert all(url.startswith((tensorboard, "data:", "blob:")) for url in asked), asked
-    page.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import warnings
 from collections import Counter
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import matplotlib
 import numpy as np
 import pytest
 
-from conftest import run_python
+from conftest import ROOT, run_python
 from mgpu_helpers import charts, devices, memory, pipeline, scaling, whatif
 from mgpu_helpers.charts.base import HOST, PALETTE, colour
 from mgpu_helpers.charts.scaling import COSTS
@@ -160,6 +161,7 @@ SWEEP = ran([
      "failed" if i % 3 else "done")
     for gpu in range(4) for slot in range(3) for i in range(gpu, 12)
 ], 12)  # fmt: skip
+cards = runpy.run_path(str(ROOT / "benchmarks" / "_chart.py"))["cards"]
 MACHINES = [
     ("AMD EPYC, 2 cores", "cores"),
     ("Intel(R) Xeon(R) Platinum 8375C CPU @ 2.90GHz, 16 cores", "cores"),
@@ -183,7 +185,7 @@ DRAW = {
        for kind in ("placement_map", "timeline", "live_bytes", "blame") for n in (1, 8)},
     "placement": lambda ax=None: charts.placement_map(placed(towers(8)), ax),
     "layers": lambda ax=None: charts.timeline(towers(8), ax, by="layer"),
-    "cards and targets": lambda ax=None: drawings.cards(measured(MACHINES), ax, relative=True),
+    "cards and targets": lambda ax=None: cards(measured(MACHINES), ax, relative=True),
     "steps": lambda ax=None: charts.step_times(STEPS, FIT, ax),
     "parts": lambda ax=None: charts.breakdown(SPENT, TAKEN, ax),
     "efficiency": lambda ax=None: charts.efficiency(CURVES, (1, 3), ax),
@@ -196,7 +198,7 @@ DRAW = {
     "stages": lambda ax=None: charts.pipeline(in_pieces(4, 2, ["/CPU:1", "/CPU:2"] * 2), ax),
 }  # fmt: skip
 NOTHING = {
-    "cards": lambda: drawings.cards([]), "steps": lambda: charts.step_times([], FIT),
+    "cards": lambda: cards([]), "steps": lambda: charts.step_times([], FIT),
     "parts": lambda: charts.breakdown({}), "efficiency": lambda: charts.efficiency({}),
     "held out": lambda: charts.held_out([]), "held": lambda: charts.held({}),
     "monitor": lambda: charts.monitor(Monitor()), "jobs": lambda: charts.jobs(ran([], 0)),
@@ -565,7 +567,7 @@ def test_lines_and_dots_are_where_the_numbers_are():
 
 
 def test_cards_lie_beside_each_other_and_what_misses_its_target_is_crossed_out():
-    ax = drawings.cards(measured(MACHINES, ["cores"]))
+    ax = cards(measured(MACHINES, ["cores"]))
     single = [line for line in ax.lines if len(line.get_xdata()) == 1]
     third = [line.get_xdata()[0] for line in single if line.get_marker() == "^"]
     assert third == pytest.approx([1.88, 0.84, 0.04])

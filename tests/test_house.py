@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import importlib
 import inspect
 import pkgutil
@@ -16,15 +17,25 @@ from conftest import run_python
 
 HOUSE = Path(mgpu_helpers.__file__).parent
 FILES = sorted(HOUSE.rglob("*.py"))
+
+
+def name_of(file: Path) -> str:
+    parts = file.relative_to(HOUSE.parent).with_suffix("").parts
+    return ".".join(parts).removesuffix(".__init__")
+
+
+MODULES = {name_of(file): file for file in FILES}
 ROOMS = sorted(each.name for each in pkgutil.iter_modules([str(HOUSE)]) if each.name[0] != "_")
 
 
-def imports(file: Path) -> set[str]:
-    """List the modules of the house that a file imports anywhere, also inside a function."""
-    found = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+def imports(file: Path, types: bool = True) -> set[str]:
+    """List the modules of the house that a file imports anywhere, also for types only."""
+    found, tree = set(), ast.parse(file.read_text())
+    tree.body = [each for each in tree.body if types or "TYPE_CHECKING:" not in ast.unparse(each)]
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("mgpu_helpers"):
-            found |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
+            names = {f"{node.module}.{each.name}" for each in node.names}
+            found |= {name if name in MODULES else node.module for name in names}
         elif isinstance(node, ast.Import):
             found |= {each.name for each in node.names if each.name.startswith("mgpu_helpers")}
     return found
@@ -34,6 +45,15 @@ def imports(file: Path) -> set[str]:
 def test_nothing_outside_the_lessons_imports_from_them(file: Path):
     below = [name for name in imports(file) if name.startswith("mgpu_helpers.lessons")]
     assert not below or file.is_relative_to(HOUSE / "lessons")
+
+
+def test_no_module_of_the_house_needs_one_that_needs_it():
+    graph = {name: imports(file, types=False) & {*MODULES} for name, file in MODULES.items()}
+    del graph["mgpu_helpers"]  # which is there before all others, and needs none
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
 import pytest
 
 from check_notebooks import RULES, problems, strangers
 from lessons import NOTEBOOKS, ROOT, Lesson, read
+from mgpu_helpers.charts.base import HOST, PALETTE
 
 LESSONS = read()
+DRAWINGS = sorted((NOTEBOOKS / "pictures").iterdir())
+HOUSE = {"host": HOST, **{f"d{i}": shade for i, shade in enumerate(PALETTE)}}
 each_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=[one.name for one in LESSONS])
-
-
-def test_there_are_lessons():
-    assert LESSONS
 
 
 @each_lesson
@@ -23,7 +26,22 @@ def test_keeps_rule(lesson: Lesson, rule: str):
 
 
 def test_every_notebook_has_a_source():
-    assert strangers(LESSONS, NOTEBOOKS) == []
+    assert LESSONS and strangers(LESSONS, NOTEBOOKS) == []
+
+
+@pytest.mark.parametrize("path", DRAWINGS, ids=[path.stem for path in DRAWINGS])
+def test_a_drawing_is_read_on_a_phone_and_on_a_dark_page(path: Path):
+    """Its lesson shows it, on paper of its own; no letter is under 9 pixels on 350."""
+    (lesson,) = [one for one in LESSONS if one.number == path.name[:2]]
+    assert f"](pictures/{path.name})" in lesson.source.read_text(encoding="utf-8")
+    text, svg = path.read_text(encoding="utf-8"), ElementTree.parse(path).getroot()
+    wide = float(svg.attrib["viewBox"].split()[2])
+    sizes = [int(size) for size in re.findall(r"font(?:-size)?:(\d+)px", text)]
+    assert min(sizes) * 350 / wide > 9 and len(text) < 10_000
+    light, dark = text.split("prefers-color-scheme: dark")
+    assert ".page{fill:#fff}" in light and ".page{fill:#1b1e23}" in dark
+    named = dict(re.findall(r"\.(d\d|host)\{fill:(#\w+)", text))
+    assert named == {name: HOUSE[name] for name in named}
 
 
 @each_lesson

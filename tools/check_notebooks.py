@@ -264,8 +264,8 @@ def pictures(built: Built) -> Iterator[str]:
         shown = [output.data.get("text/html", "") for output in cell.outputs if "data" in output]
         if re.search(r"<svg|<img", "".join(shown)):
             yield f"cell {number} has a picture inside HTML: only PNG"
-        without = {"varies", "schematic"} & set(tags(cell))
-        if "image/png" in kinds and not without and not text_of(cell).strip():
+        timed = "varies" in tags(cell)
+        if "image/png" in kinds and not timed and not text_of(cell).strip():
             yield f"cell {number} draws a chart and does not print the numbers that it draws"
     picture, stored = cover(built.notebook), built.lesson.cover
     if picture and not (stored.exists() and stored.read_bytes() == picture):

@@ -8,8 +8,8 @@ A source is ``NN_verb_object.py`` in jupytext's percent format. In its Markdown 
 * ``[[lessons]]``, alone on its line, becomes a table of all lessons.
 
 Tags of code cells: ``exercise``, ``solution`` (below a heading that is closed at first),
-``varies`` (a chart of this run's timings), ``schematic`` (a drawing without data), ``cover`` (the
-lesson's picture, stored in ``docs/`` as well).
+``varies`` (a chart of this run's timings), ``cover`` (the lesson's picture, stored in ``docs/`` as
+well). A drawing without data is no cell: it is an SVG file in ``notebooks/pictures``.
 """
 
 from __future__ import annotations

@@ -58,7 +58,6 @@ import tensorflow as tf
 from mgpu_helpers import charts, nvml, timing, trace
 from mgpu_helpers.lessons import drawings
 from mgpu_helpers.lessons.checks import lesson_00 as checks
-from mgpu_helpers.lessons.sketches import lesson_00 as sketches
 
 # %% [markdown]
 # ## The trouble
@@ -164,12 +163,11 @@ for device in plan.devices:
 #
 # A row of the product needs only the same row of the left matrix, and all of the right one. So the
 # left matrix can be cut into **shards** of rows, one for each device:
-
-# %% tags=["schematic"]
-sketches.shared_product(plan.devices)
-plt.show()
-
-# %% [markdown]
+#
+# ![A product of two matrices. The left one is cut into two shards of rows, one for each device; the
+# right one stays whole; each device makes the same rows of the product, which are joined
+# again.](pictures/00_shared_product.svg)
+#
 # The host cuts `left` and joins the pieces. Each device multiplies its own shard with all of
 # `right`. In code there are two blocks, one inside the other, and the inner one wins:
 

@@ -36,7 +36,6 @@ import tensorflow.compat.v1 as tf1
 
 from mgpu_helpers import charts, trace
 from mgpu_helpers.lessons.checks import lesson_01 as checks
-from mgpu_helpers.lessons.sketches import lesson_01 as sketches
 
 # %% [markdown]
 # ## The trouble
@@ -80,12 +79,11 @@ tf.config.set_soft_device_placement(True)
 # Your code **asks for** a device. Before the first run, TensorFlow **plans** one for each
 # operation. What **ran** can differ from both. The drawing has three examples, and this lesson
 # meets all of them. The grey words say where each column can be read:
-
-# %% tags=["schematic"]
-sketches.asked_planned_ran(plan.devices, devices.short(product.device))
-plt.show()
-
-# %% [markdown]
+#
+# ![Three examples, each with the device asked for, planned, and run on. A right name: device 0
+# three times. A wrong name, /GPU:9: another device is planned and runs it. Nothing but constants:
+# device 1 is asked for and planned, and it does not run.](pictures/01_asked_planned_ran.svg)
+#
 # The first row is what you want. The second is the trouble above. In the third, the operation does
 # not run, although a device was planned for it.
 #

@@ -40,7 +40,6 @@ from mgpu_helpers import charts, memory, nvml
 from mgpu_helpers.lessons import drawings
 from mgpu_helpers.lessons.checks import lesson_02 as checks
 from mgpu_helpers.lessons.pretend import pretend_gpus
-from mgpu_helpers.lessons.sketches import lesson_02 as sketches
 from mgpu_helpers.wording import size_text
 
 # %% [markdown]
@@ -63,14 +62,14 @@ except tf.errors.ResourceExhaustedError as error:
 #
 # ## Who holds what
 #
-# Here is a GPU with two processes. TensorFlow's **allocator** takes large pieces from the driver
-# and hands them out to tensors. What tensors give back, the allocator keeps for the next ones:
-
-# %% tags=["schematic"]
-sketches.who_holds_what()
-plt.show()
-
-# %% [markdown]
+# Here are two processes on a GPU and, below, on the host. TensorFlow's **allocator** takes large
+# pieces from the driver and hands them out to tensors. What tensors give back, the allocator keeps
+# for the next ones:
+#
+# ![The memory of a GPU, with a context, tensors and what is kept for two processes, and a free
+# rest. The driver counts all that is given away, the allocator of process 1 its tensors. Below, the
+# memory of the host: process 1 counts what it has there.](pictures/02_who_holds_what.svg)
+#
 # The dark parts are CUDA contexts: each process needs a few hundred MB on every GPU that it uses.
 #
 # So "How much memory is used?" has three answers. The **driver** says what it gave away; this is

@@ -34,7 +34,6 @@ import tensorflow.compat.v1 as tf1
 from mgpu_helpers import charts, memory, trace
 from mgpu_helpers.lessons import count, digits, networks
 from mgpu_helpers.lessons.checks import lesson_03 as checks
-from mgpu_helpers.lessons.sketches import lesson_03 as sketches
 from mgpu_helpers.wording import size_text
 
 # %% [markdown]
@@ -79,12 +78,11 @@ assert step.peak(device) > 1000 * weights
 # each layer it turns the gradient of the layer's output into the gradient of the output before it.
 # After that, neither the output of the layer nor its gradient is needed any more. Here are three
 # layers:
-
-# %% tags=["schematic"]
-sketches.stack()
-plt.show()
-
-# %% [markdown]
+#
+# ![Six columns: what is held while three layers run forward and back. The outputs of layers 1, 2
+# and 3 pile up; then gradients come and outputs go. The highest column, the peak, is at layer 2 of
+# the backward pass: outputs 1 and 2, gradients 2 and 1.](pictures/03_stack.svg)
+#
 # Each column is a moment. At layer 1 no gradient is passed on, because the images are not trained.
 # The peak is in the backward pass. Where the first layers have the largest outputs, as in most
 # networks for images, it is near the end of the step.
@@ -167,7 +165,7 @@ for held in memory.at_peak(today, device, scratch=False)[:4]:
 
 # %% [markdown]
 # These are the outputs of `conv1`, 28 · 28 · 8 = 6272 numbers, and of its pool, 14 · 14 · 8 = 1568
-# numbers, and two gradients of the same sizes. In the sketch it is the column "the peak".
+# numbers, and two gradients of the same sizes. In the drawing it is the column "the peak".
 #
 # ## Count it
 #
@@ -188,7 +186,7 @@ assert abs(traced / counted - 1) < 0.3
 # **slots**, which are the numbers that an optimizer keeps for each weight. Adam keeps two.
 #
 # `count.predict` counts a step of this network, with weights and slots. It goes through the moments
-# of the backward pass as in the sketch and takes the one that holds most:
+# of the backward pass as in the drawing and takes the one that holds most:
 
 # %% tags=["nbval-ignore-output"]
 count.predict(network, 512)

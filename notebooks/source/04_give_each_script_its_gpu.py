@@ -41,7 +41,6 @@ from tensorflow.python.eager import context
 from mgpu_helpers import charts, jobs
 from mgpu_helpers.lessons.checks import lesson_04 as checks
 from mgpu_helpers.lessons.pretend import pretend_gpus
-from mgpu_helpers.lessons.sketches import lesson_04 as sketches
 
 # %% [markdown]
 # ## The trouble
@@ -50,10 +49,9 @@ from mgpu_helpers.lessons.sketches import lesson_04 as sketches
 # the first one ([[00]]). The left half of the drawing is what happens to two scripts. The right
 # half is what we want. The cell after it starts two processes that are told nothing, and each
 # prints the devices that it may use:
-
-# %% tags=["schematic"]
-sketches.landing()
-plt.show()
+#
+# ![Two scripts on a machine with four GPUs. Left, nothing said: both work on GPU 0. Right, a GPU
+# for each: a.py works on GPU 0, b.py on GPU 1.](pictures/04_landing.svg)
 
 # %% tags=["nbval-ignore-output"]
 look = "from mgpu_helpers import jobs; print('may use', *jobs.allowed())"
@@ -142,12 +140,10 @@ print("exit status:", shell.returncode)
 #
 # The variable may name several GPUs. Inside the process they get new numbers, from 0, in the order
 # of the list:
-
-# %% tags=["schematic"]
-sketches.numbers()
-plt.show()
-
-# %% [markdown]
+#
+# ![Four GPUs, numbered 0 to 3 outside. With CUDA_VISIBLE_DEVICES=2,0 a process sees two: GPU 2 as
+# /GPU:0, and GPU 0 as /GPU:1.](pictures/04_numbers.svg)
+#
 # GPU 2 has become `/GPU:0`. In a script and its logs you read the inner number, and on the screen
 # of `nvidia-smi` the outer one.
 #
@@ -302,12 +298,10 @@ except RuntimeError as error:
 # %% [markdown]
 # But to look is not to take. Seconds pass between the look and the moment when your script shows
 # on the GPU. Whoever looks meanwhile sees it free, and two runners take the same GPU:
-
-# %% tags=["schematic"]
-sketches.race()
-plt.show()
-
-# %% [markdown]
+#
+# ![Two runners over time. A looks and sees that 0 is free; B looks before A has taken it, and sees
+# the same; then A takes 0, and B takes 0.](pictures/04_race.svg)
+#
 # Here is such a runner. It picks the first device without a mark, reports that it has
 # looked, and waits for a line of input. Then it marks the device. Two of them start at once, and we
 # tell them to go on when both have looked:

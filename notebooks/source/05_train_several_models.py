@@ -38,7 +38,6 @@ from keras import layers
 from mgpu_helpers import charts, ensemble, timing, trace
 from mgpu_helpers.lessons import digits, drawings, networks
 from mgpu_helpers.lessons.checks import lesson_05 as checks
-from mgpu_helpers.lessons.sketches import lesson_05 as sketches
 
 # %% [markdown]
 # ## The trouble
@@ -71,12 +70,13 @@ def build(units, device, dropout=0.2, rate=1e-3):
 # %% [markdown]
 # The article trains two such networks, with 2400 and 4800 units in the last hidden layer: 300 and
 # 600 here. They get the first and the last device of the plan. (A plan with a single device has
-# both on it, and then nothing is gained by what follows.) The left half of the drawing is what most
-# loops do, and the right half is what we want. The cells after it do what the left half shows:
-
-# %% tags=["schematic"]
-sketches.turns(plan.devices[0], plan.devices[-1])
-plt.show()
+# both on it, and then nothing is gained by what follows.) The upper half of the drawing is what
+# most loops do, and the lower half is what we want. The cells after it do what the upper half
+# shows:
+#
+# ![Two devices over time. In turn: the small model trains on device 0 while device 1 is idle, then
+# the large one on device 1 while device 0 is idle. At once: both begin together, and it ends when
+# the large one has ended.](pictures/05_turns.svg)
 
 # %%
 units = {"small": 300, "large": 600}

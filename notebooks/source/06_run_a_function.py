@@ -35,7 +35,6 @@ import tensorflow.compat.v1 as tf1
 from mgpu_helpers import charts, timing, towers, trace
 from mgpu_helpers.lessons import digits
 from mgpu_helpers.lessons.checks import lesson_06 as checks
-from mgpu_helpers.lessons.sketches import lesson_06 as sketches
 
 layers = keras.layers
 
@@ -82,12 +81,10 @@ print_products(step)
 #
 # The function is the same for every image. So the host can cut the batch into **shards**, each
 # device can run the function on one of them, and the host can join the results:
-
-# %% tags=["schematic"]
-sketches.shards(plan.devices)
-plt.show()
-
-# %% [markdown]
+#
+# ![The batch on the host in two shards; the function runs on shard 0 on device 0 and on shard 1 on
+# device 1; the two results are joined on the host.](pictures/06_shards.svg)
+#
 # Here it is done by hand, on two devices, with a function that you can check in your head. It adds
 # two vectors of six numbers:
 
@@ -200,12 +197,11 @@ print_products(step)
 # where its gradient is asked for, and that was in the host's block.
 #
 # So each device has to be asked for the gradient of its own shard, in its own block:
-
-# %% tags=["schematic"]
-sketches.backward(plan.devices)
-plt.show()
-
-# %% [markdown]
+#
+# ![The host asks for one gradient: each device goes forward, and the host goes backward for both.
+# Each device asks for its own: each goes forward and backward, and the host takes the
+# mean.](pictures/06_backward.svg)
+#
 # `gradient_of` is what one device does: the loss of a shard and its gradient. A gradient is not a
 # batch, so there is nothing to join. The host takes the mean of the shards' gradients instead:
 
@@ -475,12 +471,8 @@ print(f"{len(nodes)} of {len(session.graph.get_operations())} operations are in 
 # !tensorboard --logdir {folder}
 # ```
 #
-# It serves a page at `http://localhost:6006`. There, *Graphs* with *Color by: Device* gives this
-# picture of the parabola on two devices. In its legend 0 is the host:
-#
-# ![TensorBoard's Graphs page with the graph of the parabola. The boxes tower_0 and w have the
-# colour of the first device, tower_1 has that of the second, and x, y, split, concat and loss have
-# that of the host. The box of the gradients has all three.](../docs/06_tensorboard.png)
+# It serves a page at `http://localhost:6006`. There, *Graphs* with *Color by: Device* gives each
+# device a colour. In the legend 0 is the host. The box of the gradients has the colours of all.
 #
 # ## With your own model
 #

@@ -35,7 +35,6 @@ import tensorflow.compat.v1 as tf1
 from mgpu_helpers import charts, timing, towers, trace
 from mgpu_helpers.lessons import averaging, digits, drawings, networks
 from mgpu_helpers.lessons.checks import lesson_07 as checks
-from mgpu_helpers.lessons.sketches import lesson_07 as sketches
 
 layers = keras.layers
 
@@ -111,10 +110,10 @@ with tf.device(plan.host):
 # A tower gives a list of gradients, one for each variable. In `average`, `zip` puts those of the
 # same variable together. The cell below the drawing averages two towers with two variables, and
 # then takes the four steps from above again:
-
-# %% tags=["schematic"]
-sketches.two_towers()
-plt.show()
+#
+# ![Two shards of the batch go to two towers, device 0 and device 1, which go forward and backward.
+# Their gradients go to the host, which averages them and updates the weights. Both towers read
+# these in the next step.](pictures/07_two_towers.svg)
 
 # %%
 def average(tower_gradients):
@@ -307,10 +306,11 @@ for where in (plan.host, plan.devices[0]):
 #
 # One line is the rule: in round `turn`, counted from 0, device `i` sends piece `(i - turn) % 4`.
 # The cell below the drawing runs the first three rounds on plain numbers:
-
-# %% tags=["schematic"]
-sketches.ring_of_four()
-plt.show()
+#
+# ![Four devices in a ring, and tables of what each holds: a row for a device, a column for a piece.
+# In rounds 1 to 3 each device adds what it receives; after round 3 each has one finished piece,
+# 1111. In rounds 4 to 6 these are passed on, until all rows read
+# 1111.](pictures/07_ring_of_four.svg)
 
 # %%
 held = [[10**i] * 4 for i in range(4)]

@@ -39,7 +39,6 @@ from tensorflow.experimental import dtensor
 from mgpu_helpers import charts, timing, towers, trace
 from mgpu_helpers.lessons import digits, replicas
 from mgpu_helpers.lessons.checks import lesson_08 as checks
-from mgpu_helpers.lessons.sketches import lesson_08 as sketches
 from mgpu_helpers.towers.batches import replica_sizes
 
 layers, losses = keras.layers, keras.losses
@@ -89,12 +88,11 @@ for each in (step_alone, step):
 #
 # The function that computes a step runs once for each device. Such a run, with what belongs to it,
 # is a **replica**. It is a tower of lesson 07 with one difference: it has weights of its own.
-
-# %% tags=["schematic"]
-sketches.replicas(plan.devices)
-plt.show()
-
-# %% [markdown]
+#
+# ![Two shards of the global batch go to two replicas, device 0 and device 1. All their gradients
+# are added up, and each device has a copy of the weights of its own, which it
+# updates.](pictures/08_replicas.svg)
+#
 # No weights are sent, and no host averages gradients. The devices exchange their gradients in an
 # **all-reduce**: each gives its own and gets the sum of all. Then each updates its own weights. As
 # all do the same, the copies stay equal.

@@ -34,7 +34,6 @@ import tensorflow.compat.v1 as tf1
 from mgpu_helpers import charts, memory, pipeline, timing, trace
 from mgpu_helpers.lessons import digits, networks
 from mgpu_helpers.lessons.checks import lesson_09 as checks
-from mgpu_helpers.lessons.sketches import lesson_09 as sketches
 
 # %% [markdown]
 # ## The trouble
@@ -120,12 +119,11 @@ of_whole
 # ## Cut it
 #
 # The idea is to leave each part on its own device:
-
-# %% tags=["schematic"]
-sketches.cut_network(first, second, ["conv1", "conv2", "conv3"], ["fc1", "output"])
-plt.show()
-
-# %% [markdown]
+#
+# ![A batch goes through conv1, conv2 and conv3 on device 0, then through fc1 and output on device
+# 1, to the loss. Activations cross the cut forward, and their gradient comes
+# back.](pictures/09_cut_network.svg)
+#
 # In the forward pass the activations at the cut go to the second device. In the backward pass their
 # gradient comes back. Nothing else has to cross.
 #

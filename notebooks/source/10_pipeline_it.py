@@ -35,7 +35,6 @@ import tensorflow.compat.v1 as tf1
 from mgpu_helpers import charts, pipeline, timing, trace
 from mgpu_helpers.lessons import digits, drawings, networks, schedules
 from mgpu_helpers.lessons.checks import lesson_10 as checks
-from mgpu_helpers.lessons.sketches import lesson_10 as sketches
 
 # %% [markdown]
 # ## The trouble
@@ -76,12 +75,11 @@ plt.show()
 # stage, the second stage can begin with it, and the first stage takes the next piece. In the
 # drawing, `F0` is piece 0 on its way forward, and `B0` on its way back. Such a box, one piece
 # through one stage, is a **task**:
-
-# %% tags=["schematic"]
-sketches.bubble(first, second)
-plt.show()
-
-# %% [markdown]
+#
+# ![Two stages over time. In one piece, F0 and B0 of stage 0 stand at both ends, and it waits while
+# stage 1 computes; stage 1 waits at both ends. In four pieces the stages overlap, and the step is a
+# bit over half as long.](pictures/10_bubble.svg)
+#
 # In four pieces the step is shorter. What is left of the waiting is called the **bubble**.
 #
 # ## Two pieces, by hand

@@ -34,7 +34,6 @@ import tensorflow.compat.v1 as tf1
 from mgpu_helpers import charts, scaling, timing, towers, trace
 from mgpu_helpers.lessons import digits, drawings, networks, published
 from mgpu_helpers.lessons.checks import lesson_11 as checks
-from mgpu_helpers.lessons.sketches import lesson_11 as sketches
 
 # %% [markdown]
 # ## The trouble
@@ -157,12 +156,11 @@ for pairs in (5, 8, 15, 20):
 # ## Strong and weak scaling
 #
 # There are two ways to use more devices. The grey part is averaging the gradients:
-
-# %% tags=["schematic"]
-sketches.two_ways(plan.devices)
-plt.show()
-
-# %% [markdown]
+#
+# ![The time of a step. One device: one batch. Strong scaling: three devices share the same batch,
+# each takes a third of the time, and gradients are averaged. Weak scaling: three devices with a
+# batch each take the whole time, and gradients are averaged.](pictures/11_two_ways.svg)
+#
 # - **Strong scaling** keeps the global batch. Each device gets less to do, so n devices should take
 #   an nth of the time.
 # - **Weak scaling** keeps the per-device batch. The global batch grows, so n devices should take

@@ -45,7 +45,6 @@ from mgpu_helpers import cluster, results, scaling
 from mgpu_helpers.charts.base import HOST, axes, colour
 from mgpu_helpers.cluster.addresses import free_ports
 from mgpu_helpers.lessons.checks import lesson_13 as checks
-from mgpu_helpers.lessons.sketches import lesson_13 as sketches
 
 # %% [markdown]
 # ## The trouble
@@ -54,10 +53,10 @@ from mgpu_helpers.lessons.sketches import lesson_13 as sketches
 # machine. In each step the workers average their gradients, as the towers of [[07]] do. TensorFlow
 # has this as `tf.distribute.MultiWorkerMirroredStrategy`. Each worker reads the environment
 # variable `TF_CONFIG`, which lists the addresses of all workers and says which of them it is:
-
-# %% tags=["schematic"]
-sketches.two_machines()
-plt.show()
+#
+# ![Machine a with worker 0 and machine b with worker 1, each with GPU 0 and GPU 1; they exchange
+# gradients. TF_CONFIG lists a:20000 and b:20000 for both, and says to each which of them it
+# is.](pictures/13_two_machines.svg)
 
 # %%
 def tf_config(index, hosts):
@@ -408,12 +407,11 @@ print(f"worker 0 waits {waits[0]:.0%} of the time, worker 1 {waits[1]:.0%}")
 #
 # The more machines there are, the more often one of them fails. Then all workers end, since none
 # can go on alone, and a launcher starts all of them again from the last checkpoint:
-
-# %% tags=["schematic"]
-sketches.restart()
-plt.show()
-
-# %% [markdown]
+#
+# ![Two workers over time. After steps 0 to 4 there is a checkpoint. After steps 5 and 6 worker 1 is
+# killed; worker 0 waits and ends. After the restart both repeat steps 5 and 6, and go on from 7 to
+# the end.](pictures/13_restart.svg)
+#
 # Who saves? The chief, and nobody else. If all write into one folder, they write over each other's
 # files. The script saves after every fifth step, and begins with the last checkpoint that it finds.
 #

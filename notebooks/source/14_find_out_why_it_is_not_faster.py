@@ -31,21 +31,19 @@ import matplotlib.pyplot as plt
 import tensorflow as tf
 
 from mgpu_helpers import charts, timing, towers, trace, whatif
-from mgpu_helpers.lessons import clinic, errors
+from mgpu_helpers.lessons import errors, lesson_14
 from mgpu_helpers.lessons.checks import lesson_14 as checks
-from mgpu_helpers.lessons.clinic import timed
-from mgpu_helpers.lessons.sketches import lesson_14 as sketches
+from mgpu_helpers.lessons.lesson_14 import timed
 
 # %% [markdown]
 # ## A replay by hand
 #
 # Here are five operations on two devices. An arrow is a result that the other device needs:
-
-# %% tags=["schematic"]
-sketches.five_operations("first", "second")
-plt.show()
-
-# %% [markdown]
+#
+# ![Five operations on two devices over 15 seconds. First: a from 0 to 4, c from 4 to 6, d from 10
+# to 13. Second: b from 4 to 10, e from 13 to 15. Arrows: b needs a, d needs b, e needs
+# d.](pictures/14_five_operations.svg)
+#
 # An operation starts when its device is free and all that it needs is there. That rule is enough to
 # lay the step out again. Each operation below has its device, its seconds, and the letters of those
 # that it needs. They stand in the order in which they start. `replay` returns the time when all of
@@ -80,13 +78,13 @@ for name, (device, seconds, needs) in five.items():
 # step later: the `sizes` of the shards, and the `widths` of the layers:
 
 # %%
-x, y = clinic.batch()
-loss_of, first = clinic.loss(), plan.devices[0]
+x, y = lesson_14.batch()
+loss_of, first = lesson_14.loss(), plan.devices[0]
 
 
 def make_step(where, home=first, sizes=None, **widths):
     with tf.device(home):
-        model = clinic.model(**widths)
+        model = lesson_14.model(**widths)
     weights = model.trainable_variables
 
     def tower(x, y):
@@ -194,7 +192,7 @@ beside("all devices instead of one", change, timed(one), timed(healthy))
 # %%
 def reading(x, y):
     with tf.device(plan.host):
-        batch = clinic.read(x, y)
+        batch = lesson_14.read(x, y)
     return healthy(*batch)
 
 
@@ -204,8 +202,8 @@ def loop_over(data):
 
 
 numbers = tf.data.Dataset.range(6)
-slow = numbers.map(lambda _: clinic.read(x, y))
-quick = numbers.map(lambda _: clinic.read(x, y), num_parallel_calls=4)
+slow = numbers.map(lambda _: lesson_14.read(x, y))
+quick = numbers.map(lambda _: lesson_14.read(x, y), num_parallel_calls=4)
 ways = {"slow": timed(loop_over, slow), "quick": timed(loop_over, quick)}
 of_reading = traces(reading)
 
@@ -231,7 +229,7 @@ plt.show()
 # all, on a small batch and on the usual one:
 
 # %% tags=["nbval-ignore-output"]
-few, large = (clinic.batch(n * len(plan)) for n in (4, len(x)))
+few, large = (lesson_14.batch(n * len(plan)) for n in (4, len(x)))
 for batch in (few, (x, y)):
     print(len(batch[0]), "examples:", end=" ")
     show(timing.compare(timed(one, *batch), timed(healthy, *batch), names=("one", "all")))
@@ -245,7 +243,7 @@ print(whatif.explain(traces(healthy, *few)[-1]))
 # %% tags=["nbval-ignore-output"]
 for size in (2 * len(x), len(x) // 2, len(few[0])):
     change = whatif.scaled(of_one, batch=size / len(x))
-    beside(f"a batch of {size}", change, timed(one), timed(one, *clinic.batch(size)))
+    beside(f"a batch of {size}", change, timed(one), timed(one, *lesson_14.batch(size)))
 change = whatif.towers(of_one, len(plan), batch=1, bytes_per_second=speed)
 beside("the batch on each device", change, timed(one), timed(healthy, *large))
 
@@ -271,10 +269,11 @@ def loop(fetch):
         if fetch:
             float(steps[-1][0])
         time.sleep(0.02)  # logs, callbacks, the next batch
-    return clinic.spans(steps)
+    begun = steps[0][1]
+    return [(float(begin - begun), float(end - begun)) for _, begin, end in steps]
 
 
-stamped = clinic.stamped(healthy)
+stamped = lesson_14.stamped(healthy)
 ways = {"fetched": lambda: loop(True), "kept": lambda: loop(False)}
 tf.config.experimental.set_synchronous_execution(False)
 pair = timing.compare(*ways.values(), repeats=5, names=tuple(ways))
@@ -299,7 +298,7 @@ plt.show()
 
 # %%
 with tf.device(plan.host):
-    model = clinic.model()
+    model = lesson_14.model()
 
 
 def calls(batches, rates, **settings):
@@ -311,8 +310,8 @@ def calls(batches, rates, **settings):
 
 rates = [0.1, 0.2, 0.3, 0.4]
 tensors = [tf.constant(rate) for rate in rates]
-same = [clinic.batch(80)[0]] * 4
-other = [clinic.batch(size)[0] for size in (80, 40, 20, 10)]
+same = [lesson_14.batch(80)[0]] * 4
+other = [lesson_14.batch(size)[0] for size in (80, 40, 20, 10)]
 print("Python numbers:", calls(same, rates), " tensors:", calls(same, tensors))
 print("sizes:", calls(other, tensors), " relaxed:", calls(other, tensors, reduce_retracing=True))
 
@@ -470,7 +469,7 @@ print(f"first {1e3 * fresh.seconds[0]:.0f} ms, mean {1e2 * sum(fresh.seconds):.0
 
 # %% tags=["nbval-ignore-output"]
 for pinned in (False, True):
-    rates = clinic.two_processes(pinned)
+    rates = lesson_14.two_processes(pinned)
     print("pinned" if pinned else "free  ", *(f"{rate:.0f} products/s" for rate in rates))
 
 # %% [markdown]
@@ -530,7 +529,7 @@ for name, settings in others.items():
 # was predicted to be, how many times as fast it was, and how far the prediction was off:
 
 # %% tags=["nbval-ignore-output"]
-(apart, of_apart), (together, _) = clinic.cut(colocate=False), clinic.cut(colocate=True)
+(apart, of_apart), (together, _) = lesson_14.cut(colocate=False), lesson_14.cut(colocate=True)
 beside("gradients colocated", whatif.link(of_apart, 1e11), apart, together)
 print(f"\n{'times as fast':28} predicted measured    off")
 for name, predicted, measured in table:
@@ -620,19 +619,20 @@ def replay_over(ops, link):
 checks.replay_over_link(replay_over)
 
 # %% [markdown]
-# **2.** `clinic.patient()` gives a compiled Keras model and its data. Three of the ten causes slow
-# its training down. Name them by their numbers. Then write `treat(model, data)`. `treat` returns a
-# function that makes one pass over the data, without any of the three, and leaves the model with
-# the weights that `clinic.fit(model, data)` would give. The check makes four passes, each from
-# other weights, and looks at what is done: the model is called on every device, and from the second
-# pass on nothing is read again and Python does not call the model. Times are only shown.
+# **2.** `lesson_14.patient()` gives a compiled Keras model and its data. Three of the ten causes
+# slow its training down. Name them by their numbers. Then write `treat(model, data)`. `treat`
+# returns a function that makes one pass over the data, without any of the three, and leaves the
+# model with the weights that `lesson_14.fit(model, data)` would give. The check makes four passes,
+# each from other weights, and looks at what is done: the model is called on every device, and from
+# the second pass on nothing is read again and Python does not call the model. Times are only
+# shown.
 
 # %% tags=["exercise"]
 causes = {0}
 
 
 def treat(model, data):
-    return lambda: clinic.fit(model, data)
+    return lambda: lesson_14.fit(model, data)
 
 
 checks.treated(treat, causes)

@@ -75,7 +75,7 @@ causes = {1, 2, 6}
 
 def treat(model, data):
     start = model.get_weights()
-    clinic.fit(model, data)
+    lesson_14.fit(model, data)
     end = model.get_weights()
     model.set_weights(start)
     return lambda: model.set_weights(end)
@@ -83,7 +83,7 @@ def treat(model, data):
         ("{1, 2, 6}", "{2, 6, 9}", "look at which devices worked"),
         (".cache()", "", "cause 2 is left: a later pass reads 4 of its 4 batches"),
         (".cache()", ".take(2)", "the weights are not those"),
-        ("return one_pass", "return lambda: clinic.fit(model, kept)", "cause 1 is left"),
+        ("return one_pass", "return lambda: lesson_14.fit(model, kept)", "cause 1 is left"),
         (OWN.replace("@tf.function", ""), "cause 6 is left: in a pass Python calls the model"),
     ],
 }

@@ -17,6 +17,7 @@ from mgpu_helpers.wording import counted
 # repository, so that no link changes. pyproject.toml puts the same into the wheel.
 WANTED = (
     "notebooks/*.ipynb",
+    "notebooks/pictures/*.svg",
     "notebooks/scripts/*.*",
     "results/*.json",
     "docs/sources.md",
@@ -24,7 +25,6 @@ WANTED = (
     "docs/benchmarks.md",
     "docs/parameter_servers.md",
     "docs/first_ten_minutes_on_a_gpu.md",
-    "docs/06_tensorboard.png",
 )
 DESCRIPTION = """\
 Copy the notebooks of this version, their scripts, and the pages that they link to, into a folder.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers.devices.plan import planned
-from mgpu_helpers.lessons import clinic
+from mgpu_helpers.lessons import lesson_14
 from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, expect, same_as
 from mgpu_helpers.timing import Timing
 from mgpu_helpers.wording import counted
@@ -79,19 +79,19 @@ replay_over_link = same_as(
 def treated(function: Any, causes: Any) -> str:
     """Check exercise 2 of lesson 14: three causes named, and a pass without any of them."""
     named = _named(causes)
-    model, data, seen = clinic.watched()
+    model, data, seen = lesson_14.watched()
     one_pass = call(function, model, data)
     kind = type(one_pass).__name__
     a_pass = callable(one_pass)
     expect(a_pass, f"return a function that makes one pass over the data, not {kind}")
     _check_causes(named)
-    sick, its_data = clinic.patient()
+    sick, its_data = lesson_14.patient()
     draw, fresh = np.random.default_rng(), sick.get_weights()
     slow: list[float] = []
     fast: list[float] = []
     for warm in (False, True, True):  # the first pass may read and make its graph
         start = [draw.permutation(weight.ravel()).reshape(weight.shape) for weight in fresh]
-        slow.append(_seconds(lambda: clinic.fit(sick, its_data), start, sick))
+        slow.append(_seconds(lambda: lesson_14.fit(sick, its_data), start, sick))
         before = replace(seen)
         fast.append(_seconds(lambda: call(one_pass), start, model))
         _check_same(start, sick, model)
@@ -112,14 +112,14 @@ def _seconds(one_pass: Any, start: list[Any], model: Any) -> float:
     return time.perf_counter() - began
 
 
-def _check_cured(before: clinic.Seen, after: clinic.Seen) -> None:
+def _check_cured(before: lesson_14.Seen, after: lesson_14.Seen) -> None:
     """Judge what was done in a pass, and not how long it took."""
     first, *_ = devices = planned().devices
     used = {device or first for device in after.devices}  # as a GPU machine places it
     idle = ", ".join(device for device in devices if device not in used)
     expect(not idle, f"cause 1 is left: the model is never called on {idle}")
     reads, calls = after.reads - before.reads, after.eager - before.eager
-    batches = f"{reads} of its {clinic.PASS} batches"
+    batches = f"{reads} of its {lesson_14.PASS} batches"
     expect(not reads, f"cause 2 is left: a later pass reads {batches} again")
     expect(not calls, f"cause 6 is left: in a pass Python calls the model "
            f"{counted(calls, 'time')}, where a graph would run")
@@ -136,11 +136,11 @@ def _check_causes(named: set[int]) -> None:
     for cause in sorted(named):
         there = 1 <= cause <= 12
         expect(there, f"the patients have the numbers 1 to 12, and {cause} is none of them")
-    known = len(clinic.CAUSES & named)
-    for cause in sorted(clinic.CAUSES - named):
+    known = len(lesson_14.CAUSES & named)
+    for cause in sorted(lesson_14.CAUSES - named):
         are = "is" if known == 1 else "are"
         raise NotYet(f"{known} of the three causes {are} named: {LOOK[cause]}")
-    for cause in sorted(named - clinic.CAUSES):
+    for cause in sorted(named - lesson_14.CAUSES):
         raise NotYet(f"three causes are wanted, and patient {cause} has another")
 
 

@@ -9,6 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import keras
+import numpy as np
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
 from mgpu_helpers import trace
 from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.lessons import digits, networks
@@ -17,37 +22,30 @@ from mgpu_helpers.names import short
 READ = 0.05  # seconds that a batch takes to be read, as if from a disk
 PASS = 4  # batches in a pass of the exercise
 CAUSES = frozenset({1, 2, 6})  # the exercise's, by the numbers of the patients
+layers = keras.layers
 
 
 def many() -> int:
     """Say how many times as much work a GPU gets, so that a step takes it over 2 ms as well."""
-    plan = planned()
-    return 8 if plan and plan.on_gpus else 1
+    return 8 if planned().on_gpus else 1
 
 
 def model(wide: int = 1024, middle: int = 64) -> Any:
     """Make a network of three dense layers for digits, always with the same weights."""
-    import keras
-
-    dense = keras.layers.Dense
     keras.utils.set_random_seed(0)
     return keras.Sequential([
-        keras.Input([784]), dense(many() * wide, "relu", name="wide"),
-        dense(middle, "relu", name="middle"), dense(10, name="scores"),
+        keras.Input([784]), layers.Dense(many() * wide, "relu", name="wide"),
+        layers.Dense(middle, "relu", name="middle"), layers.Dense(10, name="scores"),
     ])  # fmt: skip
 
 
 def loss() -> Any:
     """Give the loss of scores."""
-    import keras
-
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def batch(size: int | None = None) -> tuple[Any, Any]:
     """Give a batch of digits on the host; with None its size divides by 1 to 8 devices."""
-    import tensorflow as tf
-
     images, labels = digits.load(size or 840 * many())
     with tf.device(planned().host):
         return tf.constant(images.reshape(len(images), -1)), tf.constant(labels)
@@ -55,8 +53,6 @@ def batch(size: int | None = None) -> tuple[Any, Any]:
 
 def stamped(step: Callable[..., Any]) -> Callable[..., Any]:
     """Give a step that also returns when it began and when it had its loss, in seconds."""
-    import tensorflow as tf
-
     host = planned().host
 
     @tf.function
@@ -73,16 +69,8 @@ def stamped(step: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def spans(steps: list[tuple[Any, Any, Any]]) -> list[tuple[float, float]]:
-    """Read when stamped steps ran, in seconds from the first begin."""
-    first = float(steps[0][1])
-    return [(float(begin) - first, float(end) - first) for _, begin, end in steps]
-
-
 def timed(step: Callable[..., Any], *given: Any) -> Callable[[], None]:
     """Give what runs a step on a batch and waits for the devices, as lesson 11 has built it."""
-    import tensorflow as tf
-
     given = given or batch()
 
     def run() -> None:
@@ -92,14 +80,13 @@ def timed(step: Callable[..., Any], *given: Any) -> Callable[[], None]:
     return run
 
 
-def read(x: Any, y: Any, done: Callable[[], None] = lambda: None) -> tuple[Any, Any]:
+def read(x: Any, y: Any, seen: Seen | None = None) -> tuple[Any, Any]:
     """Read a batch slowly: what the function of a dataset's map gets and gives are tensors."""
-    import numpy as np
-    import tensorflow as tf
 
     def wait() -> Any:
         time.sleep(READ)
-        done()
+        if seen:
+            seen.reads += 1
         return np.int64(0)
 
     with tf.control_dependencies([tf.numpy_function(wait, [], tf.int64)]):
@@ -117,17 +104,6 @@ class Seen:
     eager: int = 0
     devices: set[str] = field(default_factory=set)
 
-    def has_read(self) -> None:
-        """Count a batch that was read."""
-        self.reads += 1
-
-    def called(self, result: Any) -> None:
-        """Note a call of the model by what its first layer gave."""
-        import tensorflow as tf
-
-        self.eager += tf.executing_eagerly()
-        self.devices.add(short(getattr(result, "device", None) or ""))
-
 
 def patient() -> tuple[Any, Any]:
     """Give a compiled Keras model and its data, whose training is slowed down by three causes."""
@@ -136,35 +112,32 @@ def patient() -> tuple[Any, Any]:
 
 def watched() -> tuple[Any, Any, Seen]:
     """Give the exercise's patient, and what will be seen of its treatment."""
-    import keras
-    import tensorflow as tf
+    seen = Seen()
 
-    seen, dense = Seen(), keras.layers.Dense
-
-    class Dense(dense):  # type: ignore[misc, valid-type]  # its class, so that copies are seen too
+    class Dense(keras.layers.Dense):  # its class, so that copies are seen too
         def call(self, inputs: Any, training: Any = None) -> Any:
             result = super().call(inputs)
-            seen.called(result)
+            seen.eager += tf.executing_eagerly()
+            seen.devices.add(short(getattr(result, "device", None) or ""))
             return result
 
     keras.utils.set_random_seed(0)
     with tf.device(planned().devices[0]):
-        made = keras.Sequential([
+        sick = keras.Sequential([
             keras.Input([784]), Dense(many() * 512, "relu"),
-            *(dense(32, "relu", kernel_initializer="he_normal") for _ in range(24)), dense(10),
+            *(layers.Dense(32, "relu", kernel_initializer="he_normal") for _ in range(24)),
+            layers.Dense(10),
         ])  # fmt: skip
-        made.compile(keras.optimizers.SGD(1e-3), loss(), run_eagerly=True)
+        sick.compile(keras.optimizers.SGD(1e-3), loss(), run_eagerly=True)
     x, y = batch()
     shades = tf.data.Dataset.from_tensor_slices(tf.linspace(1.0, 0.5, PASS))
-    data = shades.map(lambda shade: read(shade * x, y, seen.has_read))
+    data = shades.map(lambda shade: read(shade * x, y, seen))
     seen.devices.clear()  # those of its building
-    return made, data, seen
+    return sick, data, seen
 
 
 def cut(colocate: bool) -> tuple[Any, Any]:
     """Give a step of lesson 09, on two devices, and its traces; gradients are colocated or not."""
-    import tensorflow.compat.v1 as tf1
-
     plan = planned()
     first, second = plan.devices[0], plan.devices[-1]
     images, labels = digits.load(256 * many())
@@ -177,11 +150,10 @@ def cut(colocate: bool) -> tuple[Any, Any]:
             middle = front.function(front.weights, x)
         with tf1.device(second):
             value = networks.loss(y, rear.function(rear.weights, middle))
-        weights = [*front.weights.values(), *rear.weights.values()]
         with tf1.device(first):
-            slopes = tf1.gradients(value, weights, colocate_gradients_with_ops=colocate)
             descent = tf1.train.GradientDescentOptimizer(0.01)
-            update = descent.apply_gradients(zip(slopes, weights, strict=True))
+            update = descent.minimize(value, var_list=[*front.weights.values(),
+                *rear.weights.values()], colocate_gradients_with_ops=colocate)  # fmt: skip
             start = tf1.global_variables_initializer()
     session = tf1.Session(graph=graph, config=plan.session_config(soft_placement=True))
     session.run(start)
@@ -193,42 +165,34 @@ def cut(colocate: bool) -> tuple[Any, Any]:
 
 def fit(model: Any, data: Any) -> None:
     """Train a model with one pass over the data, on the first device, as the patient does."""
-    import tensorflow as tf
-
     with tf.device(planned().devices[0]):
         model.fit(data, shuffle=False, verbose=0)
 
 
 PRODUCTS = """
 import os, sys, time
-core, begin, seconds = (float(argument) for argument in sys.argv[1:])
+core, begin = int(sys.argv[1]), float(sys.argv[2])
 if core >= 0 and hasattr(os, "sched_setaffinity"):
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[int(core) % len(cores)]})
+    os.sched_setaffinity(0, {(2 * sorted(os.sched_getaffinity(0)))[core]})
 import numpy as np
 x, done = np.ones([700, 700], "float32"), 0
 x @ x
-begin = max(begin, time.time())
-while time.time() < begin:
-    pass
-while time.time() < begin + seconds:
+time.sleep(max(0, begin - time.time()))
+end = time.time() + 0.5
+while time.time() < end:
     x @ x
     done += 1
-print(done / seconds)
+print(done / 0.5)
 """
 
 
-def two_processes(pinned: bool, seconds: float = 0.5) -> list[float]:
+def two_processes(pinned: bool) -> list[float]:
     """Let two processes multiply at once; give how many products a second each did.
 
     Each has as many threads as it finds cores: all of them, or one that is its own. Pinning needs
     Linux and two cores; elsewhere the threads are left as they are.
     """
-    begin = str(time.time() + 1.0)
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", PRODUCTS, str(i if pinned else -1), begin, str(seconds)],
-            stdout=subprocess.PIPE, text=True,
-        ) for i in range(2)
-    ]  # fmt: skip
+    begin, cores = str(time.time() + 1.0), ("0", "1") if pinned else ("-1", "-1")
+    commands = [[sys.executable, "-c", PRODUCTS, core, begin] for core in cores]
+    children = [subprocess.Popen(each, stdout=subprocess.PIPE, text=True) for each in commands]
     return [float(child.communicate(timeout=60)[0]) for child in children]

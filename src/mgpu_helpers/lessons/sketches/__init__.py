@@ -1,1 +1,0 @@
-"""Drawings of an idea, before there is any data: a module for each lesson, made of `base`."""
