@@ -18,7 +18,7 @@ from pathlib import Path
 
 import matplotlib
 
-from mgpu_helpers import results
+import _cards as results
 from mgpu_helpers.lessons import drawings
 from mgpu_helpers.wording import counted
 

@@ -37,10 +37,13 @@ from nbval.plugin import coalesce_streams, get_sanitize_patterns
 
 from build_notebooks import SANITIZE
 from check_notebooks import text_of
-from lessons import ROOT, cover, tags
-from mgpu_helpers import devices, jobs, nvml, results
+from lessons import BENCHMARKS, ROOT, cover, tags
+from mgpu_helpers import devices, jobs, nvml
 from mgpu_helpers.devices import trial
 from mgpu_helpers.wording import counted
+
+sys.path.append(str(BENCHMARKS))
+import _cards  # noqa: E402
 
 MOST = 8  # devices, for which the lessons are made
 SLOW = 60  # seconds for a cell, when the kernels are compiled
@@ -258,7 +261,7 @@ def benchmarks(folder: Path, verdict: Verdict) -> dict[str, dict[str, float]]:
         verdict.found.append("  a benchmark failed: make bench shows what it says")
     new = [path for path in folder.glob("*.json") if path.stat().st_mtime >= began]
     return {card.name: {ratio.name: ratio.value for ratio in card.ratios}
-            for card in map(results.read, sorted(new))}  # fmt: skip
+            for card in map(_cards.read, sorted(new))}  # fmt: skip
 
 
 def warm(count: int) -> dict[str, Any]:
@@ -319,7 +322,7 @@ def keep(
         if picture:
             (folder / name).mkdir(parents=True, exist_ok=True)
             (folder / name / f"{lesson}.png").write_bytes(picture)
-    return results.write(name, plan, numbers, folder=folder)
+    return _cards.write(name, plan, numbers, folder=folder)
 
 
 def main() -> int:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mgpu_helpers.charts.base import HOST, IDEAL, axes, corner, style
 from mgpu_helpers.timing import Timing
 from mgpu_helpers.wording import size_text
-
-if TYPE_CHECKING:
-    from mgpu_helpers.results import Card
 
 MACHINES = ("#222222", "#b8860b", "#717780", "#6b4423", "#5b7a3d")  # none is a device's colour
 MARKERS = "os^Dv<>"  # their number and that of the colours share no divisor: 35 pairs
@@ -122,7 +119,7 @@ def accuracies(shares: Mapping[str, float], ax: Any = None, *, of: int | None = 
     return ax
 
 
-def cards(cards: Iterable[Card], ax: Any = None, *, relative: bool = False) -> Any:
+def cards(cards: Iterable[Any], ax: Any = None, *, relative: bool = False) -> Any:
     """Draw the ratios of result cards: a row each, a marker for each machine, targets dashed.
 
     A bar is the middle half of the rounds; a marker is crossed out where the target is not met.
