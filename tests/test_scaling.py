@@ -305,6 +305,19 @@ def test_the_band_of_a_link_is_in_the_interval_of_a_speed_up():
     alone, eight = (ring(NOTEBOOK, FIT.cost, n, 128, sure).total for n in (1, 8))
     assert got == pytest.approx(8 * alone / eight)
 
+    def logarithm(term, step):  # of the speed-up, if a cost were a little larger
+        cost = replace(FIT.cost, **{term: getattr(FIT.cost, term) + step})
+        alone, eight = (ring(NOTEBOOK, cost, n, 128, sure).total for n in (1, 8))
+        return math.log(alone / eight)
+
+    table, scale = matrix(NOTEBOOK, TENSORLIGHT, TERMS[:4])
+    told = [1e9 * (logarithm(t, 1e-9) - logarithm(t, 0)) for t in ("arithmetic", "fixed")]
+    spread = np.array([*told, 0, 0]) / scale
+    leverage = spread @ np.linalg.inv(table.T @ table) @ spread
+    scatter = np.linalg.norm(FIT.errors) / math.sqrt(5)  # nine rows, four costs
+    wanted = math.exp(scipy.stats.t.ppf(0.975, 5) * scatter * math.sqrt(2 + leverage))
+    assert narrow.high / narrow == pytest.approx(wanted, rel=1e-4)
+
 
 def test_without_spare_rows_there_is_no_interval_and_a_doubt_says_so():
     found = fit(SMALL, rows(SMALL, [Layout(1, 32), Layout(1, 64), Layout(2, 64)], COST))

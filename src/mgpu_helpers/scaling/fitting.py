@@ -169,7 +169,7 @@ def fit(
     cost = Cost(**dict(zip(fitted, (solve(table)[0] / scale).tolist(), strict=True)))
     beside = fitted if terms is None else asked
     reasons = ((term, _why_not(workload, rows, beside, term)) for term in TERMS)
-    if terms is None and "latency" not in fitted:  # it then counts as nothing, unlike the others
+    if terms is None:  # a latency that is not told counts as nothing, unlike the others
         asked = TERMS[:4]
     return Fit(workload, rows, asked, fitted, cost, {term: why for term, why in reasons if why})
 
@@ -272,4 +272,5 @@ def _why_not(workload: Workload, rows: Rows, terms: Sequence[str], term: str) ->
     if without - with_it > student(spare) ** 2 * with_it / spare + count * NOISE**2:
         return None
     errors = "{:.1%} without it and {:.1%}".format(*np.sqrt([without / count, with_it / count]))
-    return f"root-mean-square error {errors} with it: in {counted(count, 'row')} may be chance"
+    told = f"root-mean-square error {errors} with it"
+    return f"{told}: in {counted(count, 'row')} that may be chance"
