@@ -108,12 +108,6 @@ def test_ctrl_c_ends_the_benchmark_and_still_prints_the_table(bench, tmp_path):
     assert ROW in said
 
 
-def test_a_name_that_is_no_benchmark_gets_the_names_that_are(bench):
-    child = bench("goood", good=GOOD, other="")
-    assert "'goood': choose from good, other" in lines(child)[-1]
-    assert child.returncode == 2
-
-
 def test_make_bench_runs_what_only_names():
     for only, words in ((), "benchmarks"), (("ONLY=cores jobs",), "benchmarks cores jobs"):
         done = subprocess.run(  # make test calls this, and a make in a make says where it is

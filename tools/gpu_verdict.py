@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -181,14 +182,9 @@ def judge(stored: NotebookNode, now: NotebookNode, mode: str = "cores") -> str:
         before = [re.sub(r"^mode +cores: .*$", "mode GPU", line) for line in before]
         if "unplaced" in tags(stored):
             before = [line.replace("CPU:0", "CPU:1") for line in before]
-    if before == after:
-        return ""
-    pairs = zip(before, after, strict=False)
-    was, says = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
-    if not was:  # one is the beginning of the other
-        rest, says = max(before, after, key=len)[min(len(before), len(after))], "nothing"
-        was, says = (rest, says) if len(before) > len(after) else (says, rest)
-    return f"says {says!r}, and stored is {was!r}"
+    pairs = zip_longest(before, after, fillvalue="nothing")
+    wrong = (f"says {says!r}, and stored is {was!r}" for was, says in pairs if says != was)
+    return next(wrong, "")
 
 
 def broken(stored: NotebookNode, now: NotebookNode) -> str:

@@ -138,8 +138,8 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Terms:
-    """A number for each term of a step."""
+class Cost:
+    """What each term of a step costs; zero leaves a term out."""
 
     arithmetic: float = 0.0  #: seconds an example
     fixed: float = 0.0  #: seconds a step
@@ -148,17 +148,12 @@ class Terms:
     input: float = 0.0  #: seconds an example of the global batch, fed by one host
     latency: float = 0.0  #: seconds a message
 
-
-TERMS = tuple(each.name for each in fields(Terms))
-
-
-@dataclass(frozen=True)
-class Cost(Terms):
-    """What each term of a step costs; zero leaves a term out."""
-
     def over(self, link: Link | None) -> Cost:
         """Give the same cost with another link between the devices; None leaves it as it is."""
         return replace(self, moving=1 / link.bandwidth, latency=link.latency) if link else self
+
+
+TERMS = tuple(each.name for each in fields(Cost))
 
 
 class Estimate(float):
@@ -191,10 +186,10 @@ class Estimate(float):
 
 
 @dataclass(frozen=True, repr=False)
-class Breakdown(Terms):
-    """The seconds of each part of a step; about 95 % of such steps take from low to high seconds.
+class Breakdown(Cost):
+    """The cost of one step: the seconds of each part.
 
-    low and high are None where nothing tells the spread.
+    About 95 % of such steps take from low to high seconds; None where nothing tells the spread.
     """
 
     low: End = None
