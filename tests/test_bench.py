@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from _rounds import enough
 from conftest import ROOT
 
 CARD = {
@@ -118,11 +119,8 @@ def test_make_bench_runs_what_only_names():
 
 
 @pytest.mark.parametrize("spread, rounds", [(0.0, 5), (0.02, 5), (0.04, 10), (0.5, 30)])
-def test_rounds_end_when_the_median_is_known(monkeypatch, spread, rounds):
+def test_rounds_end_when_the_median_is_known(spread, rounds):
     """Ratios of 1 and 1 + spread in turn: 1.57 * spread / sqrt(n) is below 2 % from n on."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    from _rounds import enough
-
     found: list[float] = []
     for done in enough(30, lambda: [found, [1.0] * len(found)]):
         found.append(1 + spread * (done % 2))

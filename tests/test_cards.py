@@ -7,7 +7,6 @@ import json
 import platform
 import re
 import statistics
-import sys
 import threading
 
 import numpy as np
@@ -15,13 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import _cards
+from _cards import Ratio
 from conftest import ROOT, run_python
 from mgpu_helpers.devices import Plan
 
 BENCHMARKS, RESULTS = ROOT / "benchmarks", ROOT / "results"
-sys.path.append(str(BENCHMARKS))
-import _cards  # noqa: E402
-from _cards import Ratio  # noqa: E402
 
 
 def machine(name="AMD EPYC, 2 cores", mode="cores", real=("one thread",) * 2):

@@ -6,7 +6,6 @@ import base64
 import html
 import io
 import re
-import sys
 import warnings
 from collections import Counter
 from types import SimpleNamespace
@@ -15,7 +14,8 @@ import matplotlib
 import numpy as np
 import pytest
 
-from conftest import ROOT, run_python
+from _cards import Card, Ratio
+from conftest import run_python
 from mgpu_helpers import charts, devices, memory, pipeline, scaling, whatif
 from mgpu_helpers.charts.scaling import COSTS
 from mgpu_helpers.lessons import drawings, networks, published
@@ -29,9 +29,6 @@ from mgpu_helpers.trace import Copy, Op, Trace
 matplotlib.use("Agg")
 KINDS = ("placement_map", "timeline", "live_bytes")
 PLAN = devices.Plan("cores", "/CPU:0", ("/CPU:1",), ("one core",), 2, "AMD EPYC, 2 cores", "")
-
-sys.path.append(str(ROOT / "benchmarks"))
-from _cards import Card, Ratio  # noqa: E402
 
 
 def towers(n):

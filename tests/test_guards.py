@@ -12,6 +12,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbformat import NotebookNode
+from nbformat.v4 import new_markdown_cell
 from nbval.plugin import get_sanitize_patterns
 
 from build_notebooks import main
@@ -256,7 +257,7 @@ SPOILT = {
     "empty": ("no_empty_cell", lambda book: book.cells[0].update(source=" \n")),
     "long cell": ("sizes", lambda book: code(book, 1).update(source="1\n" * 26)),
     "long cells": ("sizes", lambda book: [c.update(source="1\n" * 6) for c in book.cells]),
-    "many cells": ("sizes", lambda book: book.cells.extend(book.cells[:1] * 60)),
+    "many cells": ("sizes", lambda book: book.cells.extend(map(new_markdown_cell, 60 * "m"))),
     "large file": ("sizes", append(1, text="x" * 1_000_000)),
     "no set-up": ("opening", lambda book: code(book, 0).update(source="import os")),
     "bullets": ("opening", add("- one\n" * 7)),
