@@ -18,8 +18,8 @@ from pathlib import Path
 
 import matplotlib
 
+import _cards as results
 import _chart
-from mgpu_helpers import results
 from mgpu_helpers.wording import counted
 
 HERE = Path(__file__).resolve().parent

@@ -12,10 +12,11 @@ import sys
 import time
 from statistics import median
 
+import _cards as results
 import _workers
 from _rounds import enough
 from _steps import Step
-from mgpu_helpers import devices, results, scaling
+from mgpu_helpers import devices, scaling
 from mgpu_helpers.lessons import networks
 
 GLOBAL_BATCH, STEPS, ROUNDS, TARGET = 512, 5, 12, 0.9

@@ -15,12 +15,13 @@ import sys
 import time
 from statistics import median
 
+import _cards as results
 import _mirrored
 import _workers
 import cores
 from _rounds import enough
 from _steps import Step
-from mgpu_helpers import devices, results, scaling
+from mgpu_helpers import devices, scaling
 
 GLOBAL_BATCH, STEPS, ROUNDS = cores.GLOBAL_BATCH, 4, 10
 

@@ -9,9 +9,10 @@ import sys
 import time
 from statistics import median
 
+import _cards as results
 import _workers
 from _rounds import enough
-from mgpu_helpers import devices, ensemble, results
+from mgpu_helpers import devices, ensemble
 from mgpu_helpers.lessons import digits, networks
 
 HIDDEN, WIDTH, BATCH, STEPS, ROUNDS, TARGET = (2400, 4800), 0.25, 128, 6, 12, 0.9

@@ -11,7 +11,8 @@ import tempfile
 import time
 from statistics import median
 
-from mgpu_helpers import devices, jobs, results
+import _cards as results
+from mgpu_helpers import devices, jobs
 
 LENGTHS = (1.2, 0.4, 0.9, 1.6, 0.3, 0.7, 1.1, 0.5)  # seconds
 ROUNDS, SCHEDULES, COUNT = 5, 3, 12_000_000

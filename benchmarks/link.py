@@ -18,7 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from mgpu_helpers import cluster, devices, results, scaling
+import _cards as results
+from mgpu_helpers import cluster, devices, scaling
 
 HERE = Path(__file__).resolve().parent
 WORKER = HERE / "_link_worker.py"

@@ -10,7 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mgpu_helpers import devices, memory, results, timing
+import _cards as results
+from mgpu_helpers import devices, memory, timing
 from mgpu_helpers.lessons import digits, networks
 from mgpu_helpers.wording import size_text
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import time
 from statistics import median
 
+import _cards as results
 from _rounds import enough
-from mgpu_helpers import devices, memory, pipeline, results, trace
+from mgpu_helpers import devices, memory, pipeline, trace
 from mgpu_helpers.lessons import digits, networks, schedules
 
 NETWORK = networks.jang(hidden=7200, width=0.25)

@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 from statistics import median
 
-from mgpu_helpers import devices, graph, memory, results, trace
+import _cards as results
+from mgpu_helpers import devices, graph, memory, trace
 from mgpu_helpers.lessons import networks
 from mgpu_helpers.wording import size_text, table
 

@@ -9,10 +9,12 @@ from statistics import median
 
 import numpy as np
 
+import _cards as results
 from _rounds import several
 from _steps import Step
-from mgpu_helpers import devices, results, scaling, timing
+from mgpu_helpers import devices, scaling, timing
 from mgpu_helpers.lessons import networks, published
+from mgpu_helpers.scaling.fitting import Fit
 
 WIDTH, ROUNDS = 0.25, 9
 OWN = (64, 128, 256, 512)  # per-device batches that the model is fitted to
@@ -27,26 +29,24 @@ def notebook() -> dict[str, scaling.Measurement]:
     return named | {repr(row.layout): row for row in published.TENSORLIGHT}
 
 
-def eight_from_fewer(work: scaling.Workload, rows: tuple) -> list[scaling.Answer]:
-    """Fit 1, 2 and 4 GPUs with the terms that such rows can tell, and ask for the rows of 8."""
-    fewer = [row for row in rows if row.layout.devices < 8]
-    fitted = scaling.fit(work, fewer, scaling.terms_for(work, fewer))
-    return scaling.asked(fitted, [row for row in rows if row.layout.devices == 8])
+def off(fitted: Fit, row: scaling.Measurement) -> float:
+    """Give the error of what is predicted for a row."""
+    return fitted.predict(row.layout).total / row.seconds - 1
 
 
 def forecasts(ratios: list[results.Ratio]) -> dict[str, dict[str, float]]:
     """Predict 8 GPUs of TensorFlow's own benchmarks, print each, and add the errors' ratios."""
     numbers = {}
     for machine, table in (("P100", published.DGX_1), ("K80", published.K80)):
-        asked = [(work.name, a) for work, rows in table for a in eight_from_fewer(work, rows)]
-        numbers[machine] = {f"{name}, {a.measurement.layout}": round(a.error, 4)
-                            for name, a in asked}  # fmt: skip
-        for name, (row, seconds) in asked:
-            print(f"{machine:5}{name:12} {row.layout!r:38} {row.seconds:.3g} s, from 1, 2 and 4 "
-                  f"GPUs: {seconds}")  # fmt: skip
-        off = [abs(a.error) for _, a in asked]
+        errors = numbers[machine] = {}
+        for work, rows in table:
+            fitted = scaling.fit(work, [row for row in rows if row.layout.devices < 8])
+            for row in (row for row in rows if row.layout.devices == 8):
+                errors[f"{work.name}, {row.layout}"] = round(off(fitted, row), 4)
+                print(f"{machine:5}{work.name:12} {row.layout!r:38} {row.seconds:.3g} s, from 1, 2 "
+                      f"and 4 GPUs: {fitted.predict(row.layout).total}")  # fmt: skip
         name = f"8 {machine} from 1, 2 and 4, error"
-        ratios.append(results.Ratio.of(name, off, 0.10, at_least=False))
+        ratios.append(results.Ratio.of(name, np.abs([*errors.values()]), 0.10, at_least=False))
     return numbers
 
 
@@ -108,8 +108,12 @@ def main() -> None:
     terms = ("arithmetic", "fixed", "moving")[: layouts[-1].devices + 1]
     work = networks.workload(network)
     print(scaling.fit(work, own, terms))
-    off = np.abs(scaling.errors(scaling.holdout(work, own, terms=terms)))
-    low, middle, high = (round(float(q), 4) for q in np.quantile(off, [0.25, 0.5, 0.75]))
+    left_out = {
+        row: abs(off(scaling.fit(work, [other for other in own if other != row], terms), row))
+        for row in own
+    }
+    spread = np.quantile([*left_out.values()], [0.25, 0.5, 0.75])
+    low, middle, high = (round(float(q), 4) for q in spread)
     ratios.append(results.Ratio("rows left out, error", middle, 0.15, False, low, high))
     forecast = forecasts(ratios)
     print(*ratios, sep="\n")
@@ -120,8 +124,8 @@ def main() -> None:
         "tensorlight": rows,
         "distinguishable": distinguishable,
         "p40_ms": {str(n): round(1e3 * timed.median, 2) for n, timed in shared.items()},
-        "left_out_error": {repr(m.layout): round(float(e), 4)
-                           for m, e in zip(own, off, strict=True)},
+        "left_out_error": {repr(row.layout): round(float(error), 4)
+                           for row, error in left_out.items()},
         "eight_gpus_error": forecast,
     }  # fmt: skip
     results.write("scaling", plan, numbers, ratios)

@@ -16,7 +16,8 @@ from typing import Any
 
 import matplotlib
 
-from mgpu_helpers import charts, devices, results, timing, trace
+import _cards as results
+from mgpu_helpers import charts, devices, timing, trace
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 from keras_models import BUILT, built  # noqa: E402

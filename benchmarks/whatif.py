@@ -15,9 +15,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import _cards as results
 from _rounds import compare
 from _steps import Step
-from mgpu_helpers import devices, pipeline, results, scaling, timing, towers, trace, whatif
+from mgpu_helpers import devices, pipeline, scaling, timing, towers, trace, whatif
 from mgpu_helpers.lessons import digits, networks
 from mgpu_helpers.whatif.changes import Change
 from mgpu_helpers.whatif.machine import measured

@@ -25,6 +25,7 @@ for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, handler)
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "benchmarks"))  # last: it has names of the standard library, too
 
 
 LONGEST = ("13", "08", "04", "14")

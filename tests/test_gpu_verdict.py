@@ -37,14 +37,11 @@ def cell(source: str, said: str, *tags: str):
     ("equal: True", "equal: False", (), "equal: False"),
     ("a: True\nb: False", "a: False\nb: True", (), "a: False"),
     ("for 2 devices: True", "for 1: True\nfor 2: False", (), "for 2: False"),
-    ("plain: False", "plain: False", (), ""),
     ("True", "False", (), "False"),
-    ("12 bytes", "24 bytes", (), "24 bytes"),
     ("0 of 10,000 entries differ", "9,999 of 10,000 entries differ", (), "9,999"),
     ("a\nb", "a", (), "nothing"),
     ("a", "a\nb", (), "'b'"),
     ("12 bytes", "24 bytes", ("nbval-ignore-output",), ""),
-    ("yes: four", "yes: four", ("solution",), ""),
     ("yes: 4 bytes", "yes: 5 bytes", ("solution",), "5 bytes"),
     ("yes: four", "not yet: it is slow", ("solution",), "it is slow"),
     ("yes: four", "", ("solution",), "nothing"),
@@ -60,7 +57,6 @@ def test_judge_looks_at_proofs_and_solutions(before, now, tags, wrong):
     ("worked: /CPU:0 and /CPU:1", "worked: /CPU:0 and /GPU:0", ""),
     ("worked: /CPU:0 and /CPU:1", "worked: /GPU:0 and /GPU:0", "/CPU:1"),
     ("worked: /CPU:1", "worked: /GPU:1", "/CPU:2"),
-    ("GPU:9 is not there", "GPU:9 is not there", ""),
     ("mode     cores: each", "mode     gpus: each", ""),
     ("mode     cores: each", "mode     cores: each", "cores"),
     ("the gradients are 0 apart", "the gradients are 1e-07 apart", ""),
@@ -73,12 +69,10 @@ def test_judge_knows_what_differs_lawfully_on_a_gpu(before, now, wrong):
 
 
 @pytest.mark.parametrize("before, now, wrong", [
-    ("8 of 8: True", "6 of 6: True", ""),
     ("8 of 8: True", "6 of 6: False", "6 of 6: False"),
     ("batch [1, 0] empty True\nbatch [1, 1] empty False", "batch [1] empty False", ""),
     ("on /CPU:1 right: True", "on /GPU:0 right: True\non /GPU:1 right: False", "GPU:1"),
     ("plain: False\nkept: True", "plain: False\nplain: False\nkept: True", ""),
-    ("yes: 2 devices", "yes: 8 devices", ""),
 ])  # fmt: skip
 def test_on_other_numbers_of_devices_what_was_true_may_not_be_false(before, now, wrong):
     said = broken(cell("", before), cell("", now))
@@ -132,9 +126,9 @@ def test_each_stored_proof_is_refused_when_one_digit_of_it_is_another():
     assert tried > 3000
 
 
-def verdict(folder: Path, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
+def verdict(folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "tools" / "gpu_verdict.py"), "--no-bench"]
-    command += ["--folder", str(folder), "--results", str(folder / "results"), *options]
+    command += ["--folder", str(folder), "--results", str(folder / "results")]
     clean = {k: v for k, v in os.environ.items() if not k.startswith("MGPU_")}
     return subprocess.run(command, env=clean | env, capture_output=True, text=True, timeout=300)
 
@@ -149,16 +143,14 @@ def good(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def assert_no_verdict(done: subprocess.CompletedProcess[str], folder: Path) -> str:
-    """See that a call ended in 1, without a card; give its last sentence."""
-    assert done.returncode == 1 and "verdict" not in done.stdout, done.stdout + done.stderr
-    assert not (folder / "results").exists()
-    return done.stderr.strip().splitlines()[-1]
-
-
-def test_without_a_gpu_it_says_so_in_one_sentence(good: Path):
-    done = verdict(good)
-    assert "no GPU" in assert_no_verdict(done, good) and not done.stdout
+def test_without_a_gpu_that_tensorflow_uses_there_is_no_verdict(good: Path, tmp_path_factory):
+    driver = fake_driver.build(tmp_path_factory.mktemp("driver"))
+    for env, words in (({}, "There is no GPU"),
+                       ({"LD_LIBRARY_PATH": driver}, "TensorFlow uses no GPU.*libcudart")):
+        done = verdict(good, **env)
+        assert done.returncode == 1 and "verdict" not in done.stdout, done.stdout + done.stderr
+        assert re.search(words, done.stderr.strip().splitlines()[-1])
+    assert not (good / "results").exists()
 
 
 def test_without_a_lesson_there_is_no_verdict(good: Path):
@@ -168,12 +160,6 @@ def test_without_a_lesson_there_is_no_verdict(good: Path):
     (good / "00_good.ipynb").unlink()
     with pytest.raises(SystemExit, match="no lesson in .* has none"):
         gpu_verdict.chosen(good, [])
-
-
-def test_a_gpu_that_tensorflow_does_not_use_is_no_verdict(good: Path, tmp_path_factory):
-    driver = fake_driver.build(tmp_path_factory.mktemp("driver"))
-    last = assert_no_verdict(verdict(good, LD_LIBRARY_PATH=driver), good)
-    assert "TensorFlow uses no GPU" in last and "libcudart" in last
 
 
 @pytest.mark.parametrize("program, words", [
@@ -210,18 +196,10 @@ def test_what_does_not_hold_is_named_by_lesson_and_cell(good: Path):
         cell("print(10 // 3, 'of 4')", "4 of 4"),
     )  # fmt: skip
     done = verdict(good, MGPU_MODE="cores")
-    found = [line for line in done.stdout.splitlines() if line.startswith("  01_bad")]
-    assert done.returncode == 1 and "verdict: 4 did not hold" in done.stdout, done.stdout
-    for line, (number, word) in zip(
-        found,
-        [(1, "False"), (2, "ZeroDivisionError"), (3, "not yet: no"), (5, "3 of 4")],
-        strict=True,
-    ):
-        assert f"cell {number}," in line and word in line
+    found = re.findall(r"^  01_bad, cell (\d), .*(False|ZeroDiv|not yet|3 of 4)", done.stdout, re.M)
+    assert found == [("1", "False"), ("2", "ZeroDiv"), ("3", "not yet"), ("5", "3 of 4")]
+    assert done.returncode == 1 and "verdict: 4 did not hold (2 lessons" in done.stdout
     assert not (good / "results").exists()  # a rehearsal is no card of a GPU
-
-    done = verdict(good, "00", MGPU_MODE="cores")
-    assert done.returncode == 0 and "all of it held (1 lessons, 1 cells, 1 proofs" in done.stdout
 
 
 def test_the_first_runs_are_on_all_devices_and_only_what_no_number_allows_counts(tmp_path: Path):

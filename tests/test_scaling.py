@@ -1,4 +1,4 @@
-"""The cost model against hand counts and the published rows that it must describe."""
+"""The cost model against hand counts, published rows and chance."""
 
 from __future__ import annotations
 
@@ -12,46 +12,27 @@ import scipy.stats
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from conftest import ROOT, run_python
-from mgpu_helpers.lessons import networks
-from mgpu_helpers.lessons.published import (
-    P40,
-    P40_FLOPS,
-    TENSORLIGHT,
-    TENSORLIGHT_APART,
-    TENSORLIGHT_SPLIT,
-)
+from mgpu_helpers.lessons import networks, published
+from mgpu_helpers.lessons.published import DGX_1, K80, P40, TENSORLIGHT, TENSORLIGHT_APART
 from mgpu_helpers.scaling import (
-    ETHERNET_100G,
-    NVLINK_3,
-    PCIE_3,
-    TERMS,
-    Breakdown,
     Cost,
-    Fit,
     Layout,
     Link,
     Measurement,
     Workload,
-    asked,
     central,
-    efficiency,
-    errors,
-    feasible,
     fit,
-    holdout,
-    interval,
-    knee,
+    links,
     ring,
     speedup,
-    step_time,
 )
-from mgpu_helpers.scaling.solve import leanest, matrix, solve
+from mgpu_helpers.scaling.fitting import matrix, solve
+from mgpu_helpers.scaling.model import TERMS, Breakdown, Estimate, step_time
 
 NOTEBOOK = networks.workload(networks.tensorlight(), cut="conv2")
 NOTE = networks.workload(networks.p40())
 FIT = fit(NOTEBOOK, TENSORLIGHT)
-THREE_TERMS = ("arithmetic", "fixed", "moving")
+THREE = ("arithmetic", "fixed", "moving")
 SMALL = Workload("small", 1000, 5e6, 300)  # 4000 bytes of parameters
 COST = Cost(2e-3, 5e-3, 7e-3, 1e-6)
 VARIED = [  # enough to tell four terms, and the serial input too
@@ -63,17 +44,26 @@ VARIED = [  # enough to tell four terms, and the serial input too
 ]  # fmt: skip
 
 
-def sizes(answers):
-    return np.abs(errors(answers))
-
-
-def rows(workload, layouts, cost, noise=None):
-    """Make measurements that a cost explains, with relative noise or exactly."""
-    noise = np.zeros(len(layouts)) if noise is None else noise
+def rows(workload, layouts, cost, scatter=0.0, seed=0):
+    """Make measurements of a cost whose logarithms scatter so much."""
+    draw = np.random.default_rng(seed)
     return [
-        Measurement(layout, float(step_time(workload, layout, cost).total * np.exp(e)))
-        for layout, e in zip(layouts, noise, strict=True)
+        Measurement(each, step_time(workload, each, cost).total * math.exp(draw.normal(0, scatter)))
+        for each in layouts
     ]
+
+
+def error(found, row):
+    return found.predict(row.layout).total / row.seconds - 1
+
+
+def left_out(workload, table):
+    """Give the error of each row in a fit to the rows of other layouts."""
+    return [error(fit(workload, [r for r in table if r.layout != row.layout]), row)
+            for row in table]  # fmt: skip
+
+
+# Published rows
 
 
 def test_the_networks_are_counted_from_their_layers():
@@ -82,93 +72,71 @@ def test_the_networks_are_counted_from_their_layers():
     assert NOTEBOOK.split_bytes == 2 * 14 * 14 * 64 * 4 and NOTE.split_bytes is None
 
 
-# Seconds a batch and an example as printed in the notebook, which also prints the totals.
-PRINTED = [
-    (0.0185320489407, 0.000144781632349), (0.0325367029905, 0.000254192992114),
-    (0.0434600304365, 0.000169765743893), (0.0377908810377, 0.000147620629054),
-    (0.0548495675325, 0.000107128061587), (0.0840681020021, 0.0000820977558615),
-    (0.0589099514484, 0.0000767056659485), (0.04551167202, 0.0000592599896093),
-    (0.115077085972, 0.0000499466518975), (0.020181712985, 0.000157669632696),
-    (0.356037734985, 0.00278154480457), (0.0233284285069, 0.00018225334771),
-]  # fmt: skip
+def test_vgg16_is_counted_by_its_layers_and_ran_above_the_peak():
+    """6 FLOP for each multiply-add: 13 convolutions of 3x3 and three dense layers."""
+    size, channels, work = 224, 3, 0
+    for block in ((64, 64), (128, 128), (256,) * 3, (512,) * 3, (512,) * 3):
+        for filters in block:
+            work += size**2 * 9 * channels * filters
+            channels = filters
+        size //= 2
+    vgg16, table = DGX_1[-1]
+    assert vgg16.flops == 6 * (work + size**2 * channels * 4096 + 4096 * 4096 + 4096 * 1000)
+    assert 1.3 < vgg16.flops * 64 / table[0].seconds / published.P100_FLOPS < 1.4
+    assert P40[0].total * published.P40_FLOPS * 10 == pytest.approx(NOTE.flops * 4e7, rel=0.01)
 
 
-def test_the_published_rows_agree_with_their_printed_seconds():
-    apart = [row for row in TENSORLIGHT_APART.values() if row.steps]
-    published = [*TENSORLIGHT, TENSORLIGHT_SPLIT, *apart]
-    for row, (batch, single) in zip(published, PRINTED, strict=True):
-        assert row.seconds == pytest.approx(batch, rel=1e-9)
-        assert row.seconds / row.layout.global_batch_size == pytest.approx(single, rel=1e-9)
-        assert row.total == pytest.approx(2000 * batch, rel=1e-9)
-        assert len(row.memory) == max(2, row.layout.devices)
-    assert [row.total for row in P40] == [22.252533, 12.632623, 11.083071, 11.990167]
-    assert {row.layout.global_batch_size for row in P40} == {10_000}
-
-
-# Regression guards: what these rows gave when the model was chosen, with a little room.
-
-
-def test_the_notebook_is_described():
-    assert FIT.median <= 0.03 and FIT.worst <= 0.10
-    assert all(value > 0 for value in astuple(FIT.cost)[:4])
-    assert 2.2e12 <= FIT.flops <= 3.0e12 and 6e9 <= FIT.bandwidth <= 13e9
-
-
-def test_the_notebook_predicts_a_layout_that_was_left_out():
-    answers = holdout(NOTEBOOK, TENSORLIGHT)
-    assert [m for m, _ in answers] == list(TENSORLIGHT)
-    assert np.median(sizes(answers)) <= 0.05 and sizes(answers).max() <= 0.12
-
-
-def test_one_and_two_gpus_predict_three():
-    few, three = ([m for m in TENSORLIGHT if (m.layout.devices == 3) is w] for w in (False, True))
-    answers = asked(fit(NOTEBOOK, few), three)
-    assert np.median(sizes(answers)) <= 0.08 and sizes(answers).max() <= 0.10
-    by_devices = [a for a in holdout(NOTEBOOK, TENSORLIGHT, "devices") if a.measurement in three]
-    assert by_devices == answers
-
-
-def test_the_split_row_needs_no_parameter_of_its_own():
-    assert abs(asked(FIT, [TENSORLIGHT_SPLIT])[0].error) <= 0.05
-
-
-def test_the_third_run_is_missed_and_lies_outside_the_interval_that_holds_the_others():
-    (answer,) = asked(FIT, [TENSORLIGHT_APART["third run"]])
-    assert 0.35 <= answer.error <= 0.45
-    for row in (*TENSORLIGHT, answer.measurement):
-        low, high = interval(FIT, row.layout)
-        assert (low < row.seconds < high) == (row in TENSORLIGHT)
-
-
-def test_the_rows_of_the_notebook_tell_four_terms_and_not_input_or_latency():
+def test_the_notebook_is_described_and_predicts_what_was_left_out():
+    """Regression guards: what these rows gave when the model was chosen, with a little room."""
+    off = np.abs(FIT.errors)
+    assert np.median(off) <= 0.03 and off.max() <= 0.10 and FIT.terms == TERMS[:4]
+    assert 2.2e12 <= NOTEBOOK.flops / FIT.cost.arithmetic <= 3e12
+    assert 6e9 <= 1 / FIT.cost.moving <= 13e9 and min(astuple(FIT.cost)[:4]) > 0
     assert set(FIT.unidentified) == {"input", "latency"}
-    assert "moving" in FIT.unidentified["latency"]
-    assert FIT.unidentified["input"] == "root-mean-square error 3.7% with it and without it"
-    with_input = fit(NOTEBOOK, TENSORLIGHT, TERMS[:5])
-    assert "input" in with_input.unidentified
-    assert not {"arithmetic", "fixed", "moving"} & set(with_input.unidentified)
+    off = np.abs(left_out(NOTEBOOK, TENSORLIGHT))
+    assert np.median(off) <= 0.05 and off.max() <= 0.12
+    few, three = ([m for m in TENSORLIGHT if (m.layout.devices == 3) is w] for w in (False, True))
+    assert max(abs(error(fit(NOTEBOOK, few), row)) for row in three) <= 0.10
+    assert abs(error(FIT, published.TENSORLIGHT_SPLIT)) <= 0.05  # needs no cost of its own
+    third = TENSORLIGHT_APART["third run"]
+    assert 0.35 <= error(FIT, third) <= 0.45
+    for row in (*TENSORLIGHT, third):
+        got = FIT.predict(row.layout)
+        assert (got.low < row.seconds < got.high) == (row in TENSORLIGHT)
 
 
 def test_the_p40_note_is_described_but_not_tested():
-    found = fit(NOTE, P40, THREE_TERMS)
-    assert found.worst <= 0.06
-    assert "a description, not a test" in repr(found)
-    assert found.bandwidth < PCIE_3.low / 10  # a link thirty times too slow: it stands for others
-    assert sizes(holdout(NOTE, P40, terms=THREE_TERMS)).max() > 0.25
-    assert {"arithmetic", "fixed", "moving"} < set(found.unidentified)
-    assert found.unidentified["moving"].endswith("in 4 rows that may be chance")
-    with pytest.raises(ValueError, match="4 rows and 4 coefficients"):
-        interval(fit(NOTE, P40), Layout(4, 2500))
+    found = fit(NOTE, P40)
+    assert found.terms == THREE and max(map(abs, found.errors)) <= 0.06
+    assert max(map(abs, left_out(NOTE, P40))) > 0.25
+    assert set(THREE) < set(found.unidentified)
+    assert "do not determine arithmetic, fixed" in found.predict(P40[0].layout).doubts[0]
+    assert "moving" not in found.predict(P40[0].layout).doubts[0]
 
 
-def test_the_listing_of_the_p40_note_is_impossible_and_that_of_the_program_is_not():
-    seconds = P40[0].total
-    listing = feasible(NOTE, 1000 * (55_000 // 20_000) * 20_000, seconds, P40_FLOPS)
-    assert not listing.ok and listing.share == pytest.approx(10, rel=0.01)
-    assert "118 TFLOP/s" in str(listing) and "impossible" in str(listing)
-    program = feasible(NOTE, 10 * (55_000 // 10_000) * 10_000, seconds, P40_FLOPS)
-    assert program.ok and program.share == pytest.approx(1.47e12 / 11.76e12, rel=0.01)
-    assert "13%" in str(program)
+def eight_from_fewer(table):
+    """Fit the rows of 1, 2 and 4 GPUs, and ask for those of 8."""
+    for work, listed in table:
+        found = fit(work, [row for row in listed if row.layout.devices < 8])
+        for row in listed:
+            if row.layout.devices == 8:
+                yield work.name, row, found.predict(row.layout)
+
+
+def test_the_interval_holds_what_eight_gpus_took():
+    missed = []
+    for name, row, got in (*eight_from_fewer(DGX_1), *eight_from_fewer(K80)):
+        assert "8 devices, where the rows have 4 at most" in got.doubts
+        if got.low is None:  # AlexNet has three rows, and three coefficients
+            assert any("3 rows and 3 coefficients" in doubt for doubt in got.doubts)
+        else:
+            assert got.low < row.seconds < got.high
+        off = got.total / row.seconds - 1
+        if row.source.endswith("K80"):  # a second GPU of a card slows both: taken for traffic
+            assert 0 < off < 0.20
+        elif abs(off) > 0.10:
+            missed.append((name, row.layout.per_device_batch))
+    assert missed == [("VGG16", 32)]
 
 
 # The arithmetic
@@ -189,49 +157,36 @@ def test_the_parts_of_a_step_by_hand(layout, parts):
     cost = replace(COST, latency=0.1, input=0.5)
     parts = replace(parts, input=0.5 * 10 * (layout.devices if layout.path == "data" else 1))
     found = step_time(SMALL, layout, cost)
-    assert astuple(found) == pytest.approx(astuple(parts))
-    assert found.total == pytest.approx(sum(astuple(parts)))
+    assert astuple(found)[:6] == pytest.approx(astuple(parts)[:6])
+    assert found.total == pytest.approx(sum(astuple(parts)[:6]))
 
 
-def test_layouts_know_their_global_batch_and_print_themselves():
-    assert Layout(3, 256).global_batch_size == 768
-    assert repr(Layout(1, 256, "host")) == "1 device x 256, variables on the host"
-    assert repr(Layout(8, 64, "ring")) == "8 devices x 64, averaged in a ring"
-    split = Layout(2, 128, path="split")
-    assert split.global_batch_size == 128 and "split over 2 devices, batch 128" in repr(split)
+def test_central_and_ring_over_a_link_by_hand():
+    cost, link = replace(COST, input=1e-4), Link("slow", 1e5, 1e4, 1e6, 0.25, "made up")
+    for way, passes in ((central, 6), (ring, 6 / 4)):
+        assert astuple(way(SMALL, cost, 4, 2.5, link))[:6] == pytest.approx(
+            (0.005, 0.005, 0, passes * 4000 / 1e5, 1e-4 * 10, 6 * 0.25)
+        )
+    for link in (links.PCIE_3, links.NVLINK_3, links.ETHERNET_100G):
+        assert link.low < link.bandwidth < link.high and "NVIDIA/nccl" in link.source
 
 
-def test_a_fit_prints_what_it_found():
-    text = repr(FIT)
-    for part in ("tensorlight: 9 rows, 4 coefficients", "2.2% in the median, 8.6% at most",
-                 "0.11 ms an example (2.58 TFLOP/s)", "4.38 ms", "8.24 ms with", "8.18 GB/s",
-                 FIT.unidentified["latency"]):  # fmt: skip
-        assert part in text
-    assert "description" not in text
-
+# Fits
 
 ten = st.floats(0.1, 10)
 
 
-@given(ten, ten, ten, ten, ten)
-def test_rows_of_a_ring_tell_bytes_from_messages(c, f, m, i, lat):
-    true = Cost(1e-4 * c, 5e-3 * f, 0, 1e-10 * m, 2e-5 * i, 1e-3 * lat)
-    layouts = [Layout(n, b, "ring") for n in (1, 2, 3, 4, 8) for b in (32, 64)]
-    terms = [term for term in TERMS if term != "update"]
-    found = fit(NOTEBOOK, rows(NOTEBOOK, layouts, true), terms)
-    assert astuple(found.cost) == pytest.approx(astuple(true), rel=1e-6, abs=1e-30)
-
-
-@given(ten, ten, ten, ten, ten)
-def test_rows_without_noise_give_the_cost_back(c, f, u, m, i):
+@given(ten, ten, ten, ten, ten, st.booleans())
+def test_rows_without_noise_give_the_cost_back(c, f, u, m, i, in_a_ring):
+    layouts, terms = VARIED, TERMS[:5]
     cost = Cost(1e-4 * c, 5e-3 * f, 5e-3 * u, 1e-10 * m, 2e-5 * i)
-    for terms in (TERMS[:4], TERMS[:5]):
-        true = replace(cost, **{term: 0.0 for term in TERMS if term not in terms})
-        found = fit(NOTEBOOK, rows(NOTEBOOK, VARIED, true), terms)
-        assert astuple(found.cost) == pytest.approx(astuple(true), rel=1e-6, abs=1e-30)
-        assert not set(found.unidentified) & set(terms) and found.worst < 1e-9
-        assert found.flops == pytest.approx(NOTEBOOK.flops / true.arithmetic)
-        assert found.bandwidth == pytest.approx(1 / true.moving)
+    if in_a_ring:  # which tells bytes from messages
+        cost = replace(cost, update=0.0, latency=1e-3 * u)
+        layouts = [Layout(n, b, "ring") for n in (1, 2, 3, 4, 8) for b in (32, 64)]
+        terms = [term for term in TERMS if term != "update"]
+    found = fit(NOTEBOOK, rows(NOTEBOOK, layouts, cost), terms)
+    assert astuple(found.cost) == pytest.approx(astuple(cost), rel=1e-6, abs=1e-30)
+    assert not set(found.unidentified) & set(terms) and max(map(abs, found.errors)) < 1e-9
 
 
 @given(st.integers(1, 6), st.integers(-3, 8), st.integers(0, 2**32 - 1), st.booleans())
@@ -241,250 +196,148 @@ def test_a_solution_cannot_be_improved(columns, more, seed, repeated):
     draw = np.random.default_rng(seed)
     table = draw.normal(size=(max(1, columns + more), columns))
     if repeated:
-        table[:, -1] = 2 * table[:, 0]
-    table *= 10.0 ** draw.integers(-9, 9, columns)
+        table[:, -1] = table[:, 0]
+    table /= np.linalg.norm(table, axis=0)
     found, squares = solve(table)
     left = 1 - table @ found
-    slope = left @ table / np.linalg.norm(table, axis=0)
+    slope = left @ table
     assert found.min() >= 0 and squares == pytest.approx(left @ left)
     assert slope.max() < 1e-9 and slope[found > 0] == pytest.approx(0, abs=1e-9)
-    lean = leanest(table)
-    assert np.sum((1 - table @ lean) ** 2) == pytest.approx(squares, rel=1e-6, abs=1e-12)
-    assert not (repeated and columns > 1 and lean[-1])
 
 
 @given(st.integers(0, 2**32 - 1))
 def test_a_term_is_told_when_an_f_test_says_so(seed):
-    noise = np.random.default_rng(seed).normal(0, 0.06, len(VARIED))
-    cost = Cost(1e-4, 2e-3, 2e-3, 2e-11)
-    found = fit(NOTEBOOK, rows(NOTEBOOK, VARIED, cost, noise))
+    found = fit(NOTEBOOK, rows(NOTEBOOK, VARIED, Cost(1e-4, 2e-3, 2e-3, 2e-11), 0.06, seed))
     assume(min(astuple(found.cost)[:4]) > 0)
-    table = matrix(NOTEBOOK, found.measurements, TERMS[:4])
+    table, _ = matrix(NOTEBOOK, found.measurements, TERMS[:4])
     ones, spare = np.ones(len(table)), len(table) - 4
     (full,) = np.linalg.lstsq(table, ones, rcond=None)[1]
     for i, term in enumerate(TERMS[:4]):
-        less = scipy.optimize.nnls(np.delete(table / table.max(0), i, 1), ones)[1] ** 2
+        less = scipy.optimize.nnls(np.delete(table, i, 1), ones)[1] ** 2
         chance = scipy.stats.f.sf((less - full) / (full / spare), 1, spare)
         assume(abs(chance - 0.05) > 1e-3)
         assert (term not in found.unidentified) == (chance < 0.05)
 
 
-def test_a_column_that_repeats_another_stays_at_zero():
-    found = fit(NOTEBOOK, TENSORLIGHT, TERMS)
-    assert found.cost.latency == 0 and "latency" in found.unidentified
-    assert astuple(found.cost) == pytest.approx(astuple(FIT.cost))
-
-
-@given(ten, ten, ten)
-def test_a_term_that_costs_nothing_is_not_told_by_rows_without_noise(c, f, m):
-    cost = Cost(1e-4 * c, 5e-3 * f, 0, 1e-10 * m)
-    assert "update" in fit(NOTEBOOK, rows(NOTEBOOK, VARIED, cost)).unidentified
-
-
-@pytest.mark.parametrize("layouts, term, why", [
-    ([Layout(n, b) for n in (1, 2) for b in (10, 20, 30)], "update", "variables on the host"),
-    ([Layout(1, b) for b in range(1, 7)], "moving", "on 2 devices"),
-    ([Layout(2, b, "host") for b in range(1, 7)], "update", "as fixed and moving do"),
-    ([Layout(n, 10) for n in (1, 2, 3, 4, 5)], "arithmetic", "as fixed does"),
-    ([Layout(n, 48 // n) for n in (1, 2, 3, 4, 6)], "input", "as fixed does"),
+@pytest.mark.parametrize("layouts, fitted, term, why", [
+    ([Layout(n, b) for n in (1, 2) for b in (10, 20, 30)], THREE, "update", "on the host"),
+    ([Layout(1, b) for b in range(1, 7)], THREE[:2], "moving", "on 2 devices"),
+    ([Layout(2, b, "host") for b in range(1, 7)], THREE[:2], "update", "as fixed does"),
+    ([Layout(n, 10) for n in (1, 2, 3, 4, 5)], ("arithmetic", "moving"), "fixed",
+     "as arithmetic does"),
+    ([Layout(n, 10, "ring") for n in (1, 2, 4)], ("arithmetic", "moving", "latency"), "fixed",
+     "as arithmetic does"),
+    ([Layout(n, 48 // n) for n in (1, 2, 3, 4, 6)], THREE, "input", "as fixed does"),
 ])  # fmt: skip
-def test_what_the_rows_cannot_tell_is_said(layouts, term, why):
+def test_what_the_rows_cannot_tell_is_not_fitted_and_said(layouts, fitted, term, why):
     found = fit(SMALL, rows(SMALL, layouts, COST))
-    assert why in found.unidentified[term]
-    assert found.worst < 1e-9  # the rows themselves are fitted all the same
+    assert found.terms == fitted and why in found.unidentified[term]
+    assert max(map(abs, found.errors)) < 1e-9  # the rows themselves are fitted all the same
 
 
 def test_a_layout_of_which_the_rows_say_nothing_is_not_predicted():
     found = fit(SMALL, rows(SMALL, [Layout(n, b) for n in (1, 2) for b in (10, 20)], COST))
     assert found.predict(Layout(3, 40)).total == pytest.approx(0.08 + 0.005 + 0.016)
-    with pytest.raises(ValueError, match="2 devices x 10, variables on the host.*update"):
-        found.predict(Layout(2, 10, "host"))
     # Update and moving go together here, and still the sum of both is known at the same count.
     host = fit(SMALL, rows(SMALL, [Layout(2, b, "host") for b in (1, 2, 3, 5)], COST))
     assert host.predict(Layout(2, 9, "host")).total == pytest.approx(0.018 + 0.012 + 0.016)
-    with pytest.raises(ValueError, match="3 devices x 9"):
-        host.predict(Layout(3, 9, "host"))
+    one = fit(SMALL, rows(SMALL, [Layout(1, b) for b in (32, 64, 128, 256)], COST, 0.01))
+    assert speedup(one, Layout(8, 4, "ring"), link=links.PCIE_3).low > 1  # not theirs to tell
+    for ask, named in ((lambda: found.predict(Layout(2, 10, "host")), "on the host.*update"),
+                       (lambda: host.predict(Layout(3, 9, "host")), "3 devices x 9"),
+                       (lambda: speedup(one, Layout(8, 4)), "8 devices x 4 .*moving"),
+                       (lambda: fit(NOTE, []), "p40"),
+                       (lambda: fit(NOTEBOOK, [*TENSORLIGHT, Measurement(Layout(1, 128), 0.1)]),
+                        "1 device x 128 took 0.0185 s .*0.1 s")):  # fmt: skip
+        with pytest.raises(ValueError, match=named):
+            ask()
 
 
-def test_repeats_do_not_help_each_other():
-    answers = holdout(NOTEBOOK, TENSORLIGHT)
-    alone = fit(NOTEBOOK, [m for m in TENSORLIGHT if m.layout != TENSORLIGHT[2].layout])
-    wanted = alone.predict(TENSORLIGHT[2].layout).total
-    assert answers[2].seconds == answers[3].seconds == wanted
-    assert answers[2].error == wanted / TENSORLIGHT[2].seconds - 1
-
-
-def test_nineteen_of_twenty_new_steps_lie_in_the_interval():
-    draw = np.random.default_rng(5)
-    cost, inside, tried = Cost(1e-4, 5e-3, 5e-3, 1e-10), 0, 150
-    new = Layout(16, 128)
-    true = step_time(NOTEBOOK, new, cost).total
-    for _ in range(tried):
-        found = fit(NOTEBOOK, rows(NOTEBOOK, VARIED, cost, draw.normal(0, 0.05, len(VARIED))))
-        low, high = interval(found, new)
-        inside += low < true * math.exp(draw.normal(0, 0.05)) < high
-    assert 0.90 <= inside / tried <= 0.99
+# How far a prediction may be off
 
 
 def test_the_interval_is_wider_further_from_the_rows_and_closes_without_scatter():
-    def width(found, layout):
-        low, high = interval(found, layout)
-        return high / low
+    def width(found, n):
+        got = found.predict(Layout(n, 256, "host"))
+        return got.high / got.low
 
-    assert 1.2 < width(FIT, Layout(2, 256, "host")) < width(FIT, Layout(8, 256, "host"))
-    assert width(FIT, Layout(8, 256, "host")) < width(FIT, Layout(64, 256, "host"))
+    assert 1.2 < width(FIT, 2) < width(FIT, 8) < width(FIT, 64)
     exact = fit(NOTEBOOK, rows(NOTEBOOK, VARIED, Cost(1e-4, 5e-3, 5e-3, 1e-10)))
-    assert width(exact, Layout(64, 256)) == pytest.approx(1)
+    assert width(exact, 64) == pytest.approx(1)
+    assert "8 devices, where the rows have 3 at most" in repr(FIT.predict(Layout(8, 256)))
+    assert "a per-device batch of 16, where the rows have 128 to 768" in FIT.predict(
+        Layout(2, 16)).doubts  # fmt: skip
+    assert not FIT.predict(Layout(2, 200)).doubts
+    got = FIT.predict(Layout(8, 256))
+    assert (got.total.low, got.total.high) == (got.low, got.high)
 
 
-# More devices
+def test_nineteen_of_twenty_new_steps_and_speed_ups_lie_between_low_and_high():
+    cost, new, one = Cost(1e-4, 5e-3, 5e-3, 1e-10), Layout(16, 128), Layout(1, 128)
+    taken, alone = (step_time(NOTEBOOK, each, cost).total for each in (new, one))
+    draw, steps, gains, tried = np.random.default_rng(5), 0, 0, 150
+    for seed in range(tried):
+        found = fit(NOTEBOOK, rows(NOTEBOOK, VARIED, cost, 0.05, seed))
+        got, gain = found.predict(new), speedup(found, new)
+        here, there = np.exp(draw.normal(0, 0.05, 2))
+        steps += got.low < taken * here < got.high
+        gains += gain.low < 16 * alone * there / (taken * here) < gain.high
+    assert 0.90 <= steps / tried <= 0.99 and 0.90 <= gains / tried <= 0.99
 
 
-def test_central_and_ring_by_hand():
-    cost, link = replace(COST, input=1e-4), Link("slow", 1e5, 1e4, 1e6, 0.25, "made up")
-    assert central(SMALL, cost, 4, 10) == step_time(SMALL, Layout(4, 10), cost)
-    assert ring(SMALL, cost, 4, 10) == step_time(SMALL, Layout(4, 10, "ring"), cost)
-    assert astuple(central(SMALL, cost, 4, 2.5, link)) == pytest.approx(
-        (0.005, 0.005, 0, 6 * 4000 / 1e5, 1e-4 * 10, 6 * 0.25)
-    )
-    assert astuple(ring(SMALL, cost, 4, 2.5, link)) == pytest.approx(
-        (0.005, 0.005, 0, 6 / 4 * 4000 / 1e5, 1e-4 * 10, 6 * 0.25)
-    )
-    assert ring(SMALL, cost, 1, 10, link) == central(SMALL, cost, 1, 10) == Breakdown(
-        0.02, 0.005, input=1e-3
-    )  # fmt: skip
-
-
-def test_speed_up_counts_examples():
+def test_a_speed_up_counts_examples():
     cost = Cost(1e-3, 0.01, 0, 1e-6)  # 4 ms to move the parameters once
-    weak = speedup(central, SMALL, cost, 3, per_device_batch=30)
-    assert weak == pytest.approx(3 * 40 / (40 + 16))
-    strong = speedup(central, SMALL, cost, 3, global_batch=30)
-    assert strong == pytest.approx(40 / (10 + 10 + 16))
-    assert speedup(ring, SMALL, cost, 1, global_batch=30) == 1
+    exact = fit(SMALL, rows(SMALL, [Layout(n, b) for n in (1, 2, 4) for b in (8, 32)], cost))
+    assert speedup(exact, Layout(3, 30)) == pytest.approx(3 * 40 / (40 + 16))
+    assert speedup(exact, Layout(3, 10), strong=True) == pytest.approx(40 / (10 + 10 + 16))
+    halves = speedup(FIT, published.TENSORLIGHT_SPLIT.layout)
+    one = FIT.predict(Layout(1, 128)).total
+    assert halves == pytest.approx(one / FIT.predict(published.TENSORLIGHT_SPLIT.layout).total)
+    alone = speedup(FIT, Layout(1, 128), strong=True)
+    assert (alone, alone.low, alone.high) == (1, 1, 1)
 
 
-def test_efficiency_has_the_band_of_its_link():
-    counts, batch = (1, 2, 8, 1024), {"per_device_batch": 128}
-    curve = efficiency(ring, NOTEBOOK, FIT.cost, counts, link=PCIE_3, **batch)
-    for found, bandwidth in ((curve.low, 5e9), (curve.middle, 8e9), (curve.high, 12e9)):
-        link = replace(PCIE_3, bandwidth=bandwidth)
-        gains = [speedup(ring, NOTEBOOK, FIT.cost, n, link=link, **batch) for n in counts]
-        assert np.multiply(found, counts) == pytest.approx(gains)
-    assert curve.low[1:] < curve.middle[1:] < curve.high[1:] and curve.middle[0] == 1
-    plain = efficiency(central, NOTEBOOK, FIT.cost, counts, global_batch=1024)
-    assert plain.low == plain.middle == plain.high and plain.counts == counts
+def test_the_band_of_a_link_is_in_the_interval_of_a_speed_up():
+    got = speedup(FIT, Layout(8, 128, "ring"), link=links.PCIE_3)
+    sure = replace(links.PCIE_3, low=links.PCIE_3.bandwidth, high=links.PCIE_3.bandwidth)
+    narrow = speedup(FIT, Layout(8, 128, "ring"), link=sure)
+    assert got == narrow and got.low < narrow.low < got < narrow.high < got.high
+    alone, eight = (ring(NOTEBOOK, FIT.cost, n, 128, sure).total for n in (1, 8))
+    assert got == pytest.approx(8 * alone / eight)
+
+    def logarithm(term, step):  # of the speed-up, if a cost were a little larger
+        cost = replace(FIT.cost, **{term: getattr(FIT.cost, term) + step})
+        alone, eight = (ring(NOTEBOOK, cost, n, 128, sure).total for n in (1, 8))
+        return math.log(alone / eight)
+
+    table, scale = matrix(NOTEBOOK, TENSORLIGHT, TERMS[:4])
+    told = [1e9 * (logarithm(t, 1e-9) - logarithm(t, 0)) for t in ("arithmetic", "fixed")]
+    spread = np.array([*told, 0, 0]) / scale
+    leverage = spread @ np.linalg.inv(table.T @ table) @ spread
+    scatter = np.linalg.norm(FIT.errors) / math.sqrt(5)  # nine rows, four costs
+    wanted = math.exp(scipy.stats.t.ppf(0.975, 5) * scatter * math.sqrt(2 + leverage))
+    assert narrow.high / narrow == pytest.approx(wanted, rel=1e-4)
 
 
-costs = st.builds(
-    Cost,
-    arithmetic=st.floats(1e-6, 1e-2), fixed=st.floats(0, 1e-1),
-    moving=st.floats(1e-12, 1e-7), latency=st.floats(1e-6, 1e-3),
-    input=st.sampled_from([0.0, 1e-6, 1e-4]),
-)  # fmt: skip
-way = pytest.mark.parametrize("way", [central, ring])
-
-
-@way
-@given(cost=costs, batch=st.integers(1, 5000))
-def test_the_fastest_count_is_that_of_a_search(way, cost, batch):
-    found = knee(way, NOTE, cost, global_batch=batch)
-    gains = [speedup(way, NOTE, cost, n, global_batch=batch) for n in range(1, 1025)]
-    if found.devices <= 1024:
-        assert max(gains) == pytest.approx(found.most, rel=1e-9)
-        assert gains[found.devices - 1] == pytest.approx(found.speedup, rel=1e-9)
-    else:
-        assert gains == sorted(gains) and found.most > gains[-1]
-
-
-@way
-@given(cost=costs, batch=st.integers(1, 5000))
-def test_half_of_the_ceiling_is_reached_where_a_search_finds_it(way, cost, batch):
-    found = knee(way, NOTE, cost, per_device_batch=batch)
-    gains = [speedup(way, NOTE, cost, n, per_device_batch=batch) for n in range(1, 1025)]
-    assert max(gains) <= found.most * (1 + 1e-9)
-    ceiling = speedup(way, NOTE, cost, 10**13, per_device_batch=batch)
-    assert found.most == pytest.approx(max(1, ceiling), rel=1e-5)
-    below = max((n for n, gain in enumerate(gains, 1) if gain < ceiling / 2), default=0)
-    assume(abs(found.devices - round(found.devices)) > 1e-6 or found.devices == 1)
-    assert below <= found.devices and (below in (0, 1024) or found.devices < below + 1)
-    if found.devices > 1:
-        assert found.speedup == pytest.approx(ceiling / 2, rel=1e-5)
-
-
-def test_where_nothing_has_to_cross_more_devices_always_pay():
-    free = Cost(1e-3, 1e-2)
-    assert astuple(knee(ring, SMALL, free, per_device_batch=10)) == (math.inf,) * 3
-    ends = knee(central, SMALL, free, global_batch=90)
-    assert ends.devices == math.inf and ends.most == pytest.approx(0.1 / 0.01)
-    assert knee(ring, SMALL, Cost(1e-9, 0, 0, 1), global_batch=10).devices == 1
-
-
-@pytest.mark.parametrize("link", [PCIE_3, NVLINK_3, ETHERNET_100G])
-def test_every_link_says_where_its_numbers_come_from(link):
-    assert link.low < link.bandwidth < link.high and link.source.count("NVIDIA/nccl") >= 2
-    assert COST.over(link).moving * link.bandwidth == pytest.approx(1)
-
-
-# Mistakes
+def test_without_spare_rows_there_is_no_interval_and_a_doubt_says_so():
+    found = fit(SMALL, rows(SMALL, [Layout(1, 32), Layout(1, 64), Layout(2, 64)], COST))
+    for got in (found.predict(Layout(2, 32)).total, speedup(found, Layout(2, 64))):
+        assert got.low is None and got.high is None
+        assert got.doubts == ("3 rows and 3 coefficients leave nothing to tell the spread by",)
+    assert repr(Estimate(3.8, 3.0, 4.9)) == f"{Estimate(3.8, 3.0, 4.9)}" == "3.8 (3 to 4.9)"
+    assert 2 * Estimate(3.8) == 7.6
 
 
 @pytest.mark.parametrize("mistake, named", [
-    (lambda: Measurement(Layout(1, 8), 0.0), "1 device x 8: seconds=0.0"),
-    (lambda: Measurement(Layout(1, 8), math.nan), "seconds=nan"),
-    (lambda: Measurement(Layout(1, 8), math.inf), "seconds=inf"),
-    (lambda: Measurement(Layout(1, 8), "1 s"), "seconds='1 s'"),
+    (lambda: Measurement(Layout(1, 8), math.nan), "1 device x 8: seconds=nan"),
     (lambda: Layout(0, 8), "devices=0"),
-    (lambda: Layout(2, 2.5), "per_device_batch=2.5"),
     (lambda: Layout(2, 8, "cpu"), "variables='cpu'"),
-    (lambda: Layout(2, 8, path="pipe"), "path='pipe'"),
-    (lambda: Layout(2, 8, "ring", "split"), "split over 2 devices .*variables='device'"),
-    (lambda: Measurement.of_rate(Layout(1, 8), 0), "1 device x 8: examples_per_second=0"),
-    (lambda: Layout(1, 8, path="split"), "1 device .*devices=2"),
-    (lambda: Workload("x", 0, 1), "parameters=0"),
-    (lambda: Workload("x", 1, 0), "flops=0"),
-    (lambda: Workload("x", 1, 1, 0), "split_bytes=0"),
+    (lambda: Layout(3, 8, path="split"), "path='split' on 3"),
+    (lambda: Layout(2, 8, "ring", "split"), "variables='ring'"),
+    (lambda: Workload("x", 0, 1), "x: parameters=0"),
     (lambda: step_time(NOTE, Layout(2, 8, path="split"), COST), "p40 .*split_bytes"),
-    (lambda: Cost(-1e-3, 0), "arithmetic=-0.001"),
-    (lambda: Cost(1, math.nan), "fixed=nan"),
-    (lambda: Link("wire", 2.0, 2.5, 3.0, 0.0, ""), "wire: .*low=2.5"),
-    (lambda: Link("wire", 2.0, 1.0, 3.0, -1, ""), "wire: .*latency=-1"),
-    (lambda: fit(NOTEBOOK, []), "measure 4 more"),
-    (lambda: fit(NOTEBOOK, TENSORLIGHT[:3]), "3 rows .*4 coefficients: measure 1 more"),
-    (lambda: fit(SMALL, rows(SMALL, [Layout(n, 8, "host") for n in (1, 2, 4)], COST)),
-     r"terms=\('arithmetic', 'moving'\)"),
-    (lambda: fit(NOTEBOOK, [*TENSORLIGHT, Measurement(Layout(1, 128), 0.1)]),
-     "1 device x 128 took 0.0185 s .*0.1 s"),
-    (lambda: feasible(Workload("bare", 1), 1, 1, 1), "bare has flops=None"),
-    (lambda: fit(NOTEBOOK, TENSORLIGHT, ["magic"]), "'magic'"),
-    (lambda: fit(NOTEBOOK, TENSORLIGHT, ["fixed", "fixed"]), "'fixed', 'fixed'"),
-    (lambda: fit(NOTEBOOK, TENSORLIGHT, []), r"terms=\(\)"),
-    (lambda: holdout(NOTEBOOK, TENSORLIGHT, "gpu"), "by='gpu'"),
-    (lambda: central(NOTEBOOK, COST, 0, 8), "n=0"),
-    (lambda: ring(NOTEBOOK, COST, 2, 0), "batch=0"),
-    (lambda: speedup(ring, NOTEBOOK, COST, 2), "global_batch=None"),
-    (lambda: speedup(ring, NOTEBOOK, COST, 0, global_batch=8), "n=0"),
-    (lambda: knee(ring, NOTEBOOK, COST, global_batch=1, per_device_batch=1), "per_device_batch=1"),
-    (lambda: knee(step_time, NOTEBOOK, COST, global_batch=1), "central or ring"),
-    (lambda: feasible(NOTEBOOK, 0, 1, 1), "examples=0"),
-    (lambda: feasible(NOTEBOOK, 1, 0, 1), "seconds=0"),
-    (lambda: feasible(NOTEBOOK, 1, 1, -1), "peak_flops=-1"),
+    (lambda: Link("wire", 2.0, 2.5, 3.0, 0.0), "wire.*low=2.5"),
 ])  # fmt: skip
-def test_a_mistake_is_a_value_error_that_names_it(mistake, named):
+def test_what_would_be_silent_is_a_value_error_that_names_it(mistake, named):
     with pytest.raises(ValueError, match=named):
         mistake()
-
-
-def test_a_row_that_is_no_measurement_is_a_type_error():
-    with pytest.raises(TypeError, match="tuple"):
-        fit(SMALL, [(Layout(1, 8), 0.1)], ["arithmetic"])
-
-
-def test_a_fit_without_arithmetic_or_moving_has_no_speed_to_imply():
-    empty = Fit(SMALL, tuple(rows(SMALL, VARIED, COST)), ("fixed",), Cost(0, 1), {})
-    assert empty.flops is None and empty.bandwidth is None
-
-
-def test_importing_scaling_does_not_import_tensorflow_or_scipy():
-    code = "import sys, mgpu_helpers.scaling; print({'tensorflow', 'scipy'} & set(sys.modules))"
-    assert run_python(code, PYTHONPATH=str(ROOT / "src")).stdout == "set()\n"

@@ -20,14 +20,16 @@ from typing import Any
 
 import nbformat
 
-from lessons import NOTEBOOKS, ROOT
-from mgpu_helpers import results
+from lessons import BENCHMARKS, NOTEBOOKS, ROOT
 from mgpu_helpers.wording import counted
+
+sys.path.append(str(BENCHMARKS))
+import _cards  # noqa: E402
 
 SOURCE = ROOT / "build" / "site-source"
 ROOMS = (  # in the order of docs/package.md
     "devices", "trace", "timing", "graph", "memory", "towers", "pipeline", "ensemble", "jobs",
-    "cluster", "scaling", "whatif", "charts", "doctor", "results", "nvml", "quiet",
+    "cluster", "scaling", "whatif", "charts", "doctor", "nvml", "quiet",
 )  # fmt: skip
 TITLES = {"function": "Functions", "class": "Classes", "data": "Values"}
 API = """# Reference
@@ -163,7 +165,7 @@ def write_results(path: Path) -> None:
     """Write the result cards as tables, a part for each benchmark."""
     text = RESULTS
     for file in sorted((ROOT / "results").glob("*.json")):
-        card = results.read(file)
+        card = _cards.read(file)
         about = [card.where, counted(card.devices, "device"), card.date]
         about += [f"{name} {version}" for name, version in card.versions.items()]
         text += f"\n## {card.name}\n\n{', '.join(about)}. "

@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,13 @@ from nbval.plugin import coalesce_streams, get_sanitize_patterns
 
 from build_notebooks import SANITIZE
 from check_notebooks import text_of
-from lessons import ROOT, cover, tags
-from mgpu_helpers import devices, jobs, nvml, results
+from lessons import BENCHMARKS, ROOT, cover, tags
+from mgpu_helpers import devices, jobs, nvml
 from mgpu_helpers.devices import trial
 from mgpu_helpers.wording import counted
+
+sys.path.append(str(BENCHMARKS))
+import _cards  # noqa: E402
 
 MOST = 8  # devices, for which the lessons are made
 SLOW = 60  # seconds for a cell, when the kernels are compiled
@@ -178,14 +182,9 @@ def judge(stored: NotebookNode, now: NotebookNode, mode: str = "cores") -> str:
         before = [re.sub(r"^mode +cores: .*$", "mode GPU", line) for line in before]
         if "unplaced" in tags(stored):
             before = [line.replace("CPU:0", "CPU:1") for line in before]
-    if before == after:
-        return ""
-    pairs = zip(before, after, strict=False)
-    was, says = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
-    if not was:  # one is the beginning of the other
-        rest, says = max(before, after, key=len)[min(len(before), len(after))], "nothing"
-        was, says = (rest, says) if len(before) > len(after) else (says, rest)
-    return f"says {says!r}, and stored is {was!r}"
+    pairs = zip_longest(before, after, fillvalue="nothing")
+    wrong = (f"says {says!r}, and stored is {was!r}" for was, says in pairs if says != was)
+    return next(wrong, "")
 
 
 def broken(stored: NotebookNode, now: NotebookNode) -> str:
@@ -258,7 +257,7 @@ def benchmarks(folder: Path, verdict: Verdict) -> dict[str, dict[str, float]]:
         verdict.found.append("  a benchmark failed: make bench shows what it says")
     new = [path for path in folder.glob("*.json") if path.stat().st_mtime >= began]
     return {card.name: {ratio.name: ratio.value for ratio in card.ratios}
-            for card in map(results.read, sorted(new))}  # fmt: skip
+            for card in map(_cards.read, sorted(new))}  # fmt: skip
 
 
 def warm(count: int) -> dict[str, Any]:
@@ -319,7 +318,7 @@ def keep(
         if picture:
             (folder / name).mkdir(parents=True, exist_ok=True)
             (folder / name / f"{lesson}.png").write_bytes(picture)
-    return results.write(name, plan, numbers, folder=folder)
+    return _cards.write(name, plan, numbers, folder=folder)
 
 
 def main() -> int:

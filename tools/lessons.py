@@ -27,7 +27,7 @@ import nbformat
 from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parent.parent
-NOTEBOOKS = ROOT / "notebooks"
+NOTEBOOKS, BENCHMARKS = ROOT / "notebooks", ROOT / "benchmarks"
 TOKEN = re.compile(r"\[\[(\d\d|previous|next|lessons)\]\]")
 # What a person may have set for their own work and what would then show in an output.
 PRIVATE = re.compile(r"MGPU_|TF_|ONEDNN_|DNNL_|XLA_|CUDA_|OMP_|MPLBACKEND|IPYTHONDIR|PYTEST_")

@@ -36,7 +36,7 @@ PACKAGE = Path("src/mgpu_helpers")
 TESTS = {
     "jobs": "jobs jobs_again jobs_sweeps",
     "memory": "memory memory_predict",
-    "scaling": "scaling scaling_estimates scaling_measure",
+    "scaling": "scaling scaling_measure",
     "towers": "towers towers_check towers_train",
     "trace": "trace trace_fit trace_function trace_replicas export layers placement",
     "whatif": "whatif",

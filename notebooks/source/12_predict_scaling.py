@@ -23,6 +23,8 @@ plan = devices.setup(2)
 plan
 
 # %%
+from dataclasses import replace
+
 import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
@@ -30,6 +32,7 @@ import tensorflow as tf
 from mgpu_helpers import charts, scaling, towers
 from mgpu_helpers.lessons import digits, drawings, networks, published
 from mgpu_helpers.lessons.checks import lesson_12 as checks
+from mgpu_helpers.scaling import links
 
 # %% [markdown]
 # ## The trouble
@@ -86,7 +89,7 @@ rows = [
     scaling.Measurement(scaling.Layout(devices=1, per_device_batch=64), seconds=0.011),
     scaling.Measurement(scaling.Layout(devices=1, per_device_batch=128), seconds=0.019),
 ]
-scaling.fit(toy, rows, terms=("arithmetic", "fixed")).predict(scaling.Layout(1, 256))
+scaling.fit(toy, rows).predict(scaling.Layout(1, 256))
 
 # %% [markdown]
 # It predicts the same 35 ms, and says why to doubt them: 256 lies outside the table, and two
@@ -186,12 +189,18 @@ plt.show()
 # have: a fit to the rows of one and two GPUs is asked about three.
 
 # %%
-answers = scaling.holdout(workload, rows)
-off = np.abs(scaling.errors(answers))
+def left_out(workload, rows, row):
+    others = [other for other in rows if other.layout != row.layout]
+    return scaling.fit(workload, others).predict(row.layout).total
+
+
+answers = [(row, left_out(workload, rows, row)) for row in rows]
+off = np.abs([seconds / row.seconds - 1 for row, seconds in answers])
 print(f"left out: {np.median(off):.1%} off in the median, {off.max():.1%} at most")
 from_two = scaling.fit(workload, [row for row in rows if row.layout.devices < 3])
-for answer in scaling.asked(from_two, [row for row in rows if row.layout.devices == 3]):
-    print(f"from 1 and 2 GPUs, {answer.measurement.layout!r:38} {answer.error:+.1%}")
+for row in (row for row in rows if row.layout.devices == 3):
+    error = from_two.predict(row.layout).total / row.seconds - 1
+    print(f"from 1 and 2 GPUs, {row.layout!r:38} {error:+.1%}")
 charts.held_out(answers, source="tensorlight: TitanX, 2016")
 plt.show()
 
@@ -204,7 +213,7 @@ third = published.TENSORLIGHT_APART["third run"]
 runs = [row.seconds for row in (*rows, third) if row.layout == third.layout]
 print("the three runs:", ", ".join(f"{1e3 * each:.1f} ms" for each in runs))
 print(f"predicted: {fitted.predict(third.layout)}")
-print(f"the third run is missed by {scaling.asked(fitted, [third])[0].error:.0%}")
+print(f"the third run is missed by {fitted.predict(third.layout).total / third.seconds - 1:.0%}")
 
 # %% [markdown]
 # In brackets is the **interval** in which about 95 % of such steps should lie. It is made of the
@@ -219,10 +228,10 @@ print(f"the third run is missed by {scaling.asked(fitted, [third])[0].error:.0%}
 
 # %%
 small = networks.workload(networks.p40())
-few = scaling.fit(small, published.P40, terms=("arithmetic", "fixed", "moving"))
+few = scaling.fit(small, published.P40)
 print("fitted:  ", *(f"{error:+.0%}" for error in few.errors))
-left_out = scaling.holdout(small, published.P40, terms=few.terms)
-print("left out:", *(f"{answer.error:+.0%}" for answer in left_out))
+asked = [left_out(small, published.P40, row) / row.seconds - 1 for row in published.P40]
+print("left out:", *(f"{error:+.0%}" for error in asked))
 print("16 GPUs: ", few.predict(scaling.Layout(16, 625)))
 
 # %% [markdown]
@@ -241,7 +250,9 @@ print("16 GPUs: ", few.predict(scaling.Layout(16, 625)))
 print(f"{small.flops / 1e6:.1f} million FLOP to train on one example")
 for epochs, batch in ((1000, 20_000), (10, 10_000)):
     examples = epochs * (55_000 // batch) * batch
-    print(scaling.feasible(small, examples, published.P40[0].total, published.P40_FLOPS))
+    speed = small.flops * examples / published.P40[0].total
+    print(f"{examples:,} examples in 22.25 s are {speed / 1e12:.3g} TFLOP/s, "
+          f"{speed / published.P40_FLOPS:.1f} times the peak")
 
 # %% [markdown]
 # A **FLOP** is one addition or multiplication. The count includes the backward pass, which computes
@@ -253,7 +264,8 @@ for epochs, batch in ((1000, 20_000), (10, 10_000)):
 
 # %%
 (work,) = [work for work, _ in published.DGX_1 if work.name == "VGG16"]
-print(scaling.feasible(work, images(rows_of["VGG16"])[0], 1, published.P100_FLOPS))
+speed = work.flops * images(rows_of["VGG16"])[0]
+print(f"{speed / 1e12:.3g} TFLOP/s, {speed / published.P100_FLOPS:.1f} times the peak")
 
 # %% [markdown]
 # This was measured. Nearly all of VGG16 is convolutions of 3x3. Winograd's algorithm needs up to 4
@@ -265,15 +277,14 @@ print(scaling.feasible(work, images(rows_of["VGG16"])[0], 1, published.P100_FLOP
 # ## What would eight GPUs give?
 #
 # Back to the trouble. For each network, the rows of 1, 2 and 4 GPUs are fitted, and the row of 8 is
-# predicted. `terms_for` lists the parts that do not grow alike in such rows, so that a fit can tell
-# them apart. Beside the fit stands the guess of the beginning, twice the rate of four. In brackets
-# is the interval of the fit. (AlexNet has none: its three rows leave nothing over for it.)
+# predicted. A part that grows from row to row as others do cannot be told from them, so a fit
+# leaves it out. Beside the fit stands the guess of the beginning, twice the rate of four. In
+# brackets is the interval of the fit. (AlexNet has none: its three rows leave nothing over for it.)
 
 # %%
 def eight_from_fewer(work, rows):
-    fewer = [row for row in rows if row.layout.devices < 8]
-    fitted = scaling.fit(work, fewer, scaling.terms_for(work, fewer))
-    return scaling.asked(fitted, [row for row in rows if row.layout.devices == 8])
+    fitted = scaling.fit(work, [row for row in rows if row.layout.devices < 8])
+    return [(row, fitted.predict(row.layout).total) for row in rows if row.layout.devices == 8]
 
 
 off = []
@@ -307,41 +318,46 @@ print("doubts about the last:", "; ".join(seconds.doubts))
 # ## Another link between the devices
 #
 # The fitted costs also answer what another link would give: keep the arithmetic and the fixed part,
-# and change what moving costs. `scaling.PCIE_3` is a `Link` of 5 to 12 GB/s; its `source` says who
-# measured that. `speedup` says how many times as fast eight devices would be as one, here for the
-# tensorlight network with 128 examples on each. `central` averages on the first device, `ring` in a
-# ring:
+# and change what moving costs. `links.PCIE_3` is a `Link` of 5 to 12 GB/s; its `source` says who
+# measured that. `speedup` says how many times as fast a layout would be as one device, here for the
+# tensorlight network on eight devices with 128 examples on each:
 
 # %%
-eight = {"n": 8, "per_device_batch": 128, "link": scaling.PCIE_3}
-print("first device:", scaling.speedup(scaling.central, workload, fitted, **eight))
-print("ring:        ", scaling.speedup(scaling.ring, workload, fitted, **eight))
+first, in_a_ring = scaling.Layout(8, 128), scaling.Layout(8, 128, variables="ring")
+print("first device:", scaling.speedup(fitted, first, link=links.PCIE_3))
+print("ring:        ", scaling.speedup(fitted, in_a_ring, link=links.PCIE_3))
 
 # %% [markdown]
 # The first device is a bottleneck: eight GPUs do little more than the work of two. The ring over
 # the same link gives six. Here are other links:
 
 # %%
-for link in (scaling.PCIE_3, scaling.ETHERNET_100G, scaling.NVLINK_3):
-    for way in (scaling.central, scaling.ring):
-        gain = scaling.speedup(way, workload, fitted, 8, per_device_batch=128, link=link)
+for link in (links.PCIE_3, links.ETHERNET_100G, links.NVLINK_3):
+    for name, layout in (("central", first), ("ring", in_a_ring)):
+        gain = scaling.speedup(fitted, layout, link=link)
         ends = f"({gain.low:.1f} to {gain.high:.1f})"
-        print(f"{link.name:18} {way.__name__:8} {gain:.1f} times {ends}")
+        print(f"{link.name:18} {name:8} {gain:.1f} times {ends}")
 
 # %% [markdown]
 # An interval that ends above 8 does not promise more than 8: it says how little is known. On a slow
 # link the ring changes most. On a fast one there is little left to change.
 #
-# With the variables on the first device the speed-up has a ceiling. `knee` says how many devices
-# reach half of it. With a fixed global batch, here 1024, there is a fastest number of devices, and
-# beyond it each step takes longer:
+# With the variables on the first device, every further device adds the same time to a step. So the
+# speed-up has a ceiling, a step on one device divided by that time, and one device less than the
+# ceiling reaches half of it. With a fixed global batch, here 1024, there is a fastest number of
+# devices, and beyond it each step takes longer. `central` gives a step from costs that are known:
 
 # %%
-for link in (scaling.PCIE_3, scaling.NVLINK_3):
-    found = scaling.knee(scaling.central, workload, fitted.cost, per_device_batch=128, link=link)
-    best = scaling.knee(scaling.central, workload, fitted.cost, global_batch=1024, link=link)
-    print(f"{link.name:16} ceiling {found.most:5.1f} times, half of it with {found.devices:.0f}; "
-          f"a batch of 1024 is fastest on {best.devices:.0f}")
+def step(n, batch, link):
+    return scaling.central(workload, fitted.cost, n, batch, link).total
+
+
+for link in (links.PCIE_3, links.NVLINK_3):
+    one, two = step(1, 128, link), step(2, 128, link)
+    ceiling = one / (two - one)
+    best = min(range(1, 65), key=lambda n: step(n, 1024 / n, link))
+    print(f"{link.name:16} ceiling {ceiling:5.1f} times, half of it with {ceiling - 1:.0f}; "
+          f"a batch of 1024 is fastest on {best}")
 
 # %% [markdown]
 # The picture has all of them, up to 1024 devices. In JupyterLab a panel below it changes the
@@ -350,12 +366,15 @@ for link in (scaling.PCIE_3, scaling.NVLINK_3):
 # %% tags=["varies", "cover"]
 def draw(batch, width):
     other = networks.workload(networks.tensorlight(width=width))
-    cost = scaling.Cost(other.flops / fitted.flops, fitted.cost.fixed)
-    curves = {}
-    for link in (scaling.PCIE_3, scaling.ETHERNET_100G, scaling.NVLINK_3):
+    per_example = fitted.cost.arithmetic * other.flops / workload.flops
+    cost = scaling.Cost(per_example, fitted.cost.fixed)
+    counts, curves = [2**i for i in range(11)], {}
+    for link in (links.PCIE_3, links.ETHERNET_100G, links.NVLINK_3):
+        band = [link, *(replace(link, bandwidth=end) for end in (link.low, link.high))]
         for way in (scaling.central, scaling.ring):
-            curves[f"{way.__name__}, {link.name}"] = scaling.efficiency(
-                way, other, cost, [2**i for i in range(11)], per_device_batch=batch, link=link)
+            one = way(other, cost, 1, batch).total
+            curves[f"{way.__name__}, {link.name}"] = counts, *(
+                [one / way(other, cost, n, batch, each).total for n in counts] for each in band)
     charts.efficiency(curves, measured=(1, 3), source="predicted from tensorlight: TitanX, 2016")
 
 
@@ -386,7 +405,7 @@ my_rows = [
 # %%
 wanted = scaling.Layout(8, 64, "host")
 for rows in (my_rows[:4], my_rows):
-    step = scaling.fit(mine, rows, scaling.terms_for(mine, rows)).predict(wanted).total
+    step = scaling.fit(mine, rows).predict(wanted).total
     rates = (wanted.global_batch_size / each for each in (step, step.high, step.low))
     print(f"{len(rows)} rows:", "{:.0f} images a second ({:.0f} to {:.0f})".format(*rates))
 print("in doubt:", "; ".join(step.doubts))
@@ -452,10 +471,9 @@ print(f"{work.parameters:,} parameters, {work.flops / 1e6:.2f} MFLOP an example"
 # %% tags=["nbval-ignore-output"]
 able = [n for n in (1, 2) if n <= len(plan)]
 measured = scaling.measure(my_step, devices=able, batches=(32, 128, 512), repeats=10)
-terms = scaling.terms_for(work, measured)
-off = np.abs(scaling.errors(scaling.holdout(work, measured, terms=terms)))
+off = np.abs([left_out(work, measured, row) / row.seconds - 1 for row in measured])
 print(f"rows left out: {np.median(off):.0%} off in the median, {off.max():.0%} at most")
-my_fit = scaling.fit(work, measured, terms)
+my_fit = scaling.fit(work, measured)
 answer = my_fit.predict(scaling.Layout(4 if len(able) > 1 else 1, 128))
 print(answer)
 assert answer.low <= answer.total <= answer.high

@@ -41,7 +41,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
 
-from mgpu_helpers import cluster, results, scaling
+from mgpu_helpers import cluster, scaling
 from mgpu_helpers.charts.base import HOST, axes, colour
 from mgpu_helpers.cluster.addresses import free_ports
 from mgpu_helpers.lessons.checks import lesson_13 as checks
@@ -510,16 +510,16 @@ check("no TF_CONFIG", None)
 # 95.6 % of a link's rate, and the time of an all-reduce over an unlimited link is added:
 
 # %% tags=["nbval-ignore-output"]
-card = results.read("../results/link.json")
+card = json.loads(Path("../results/link.json").read_text())["numbers"]
 gradients, free = scaling.Workload("5 MB", 1_250_000), scaling.Cost(0.0, 0.0)
 print("workers  Mbit/s  measured    ring  ring/0.956 + unlimited")
-for row in card.numbers.get("links", []):
+for row in card.get("links", []):
     n, rate, unlimited = row["workers"], row["megabits"], row["unlimited"]
     link = scaling.Link("slow", rate * 125e3, rate * 125e3, rate * 125e3, 0.0, "tbf")
     ring = scaling.ring(gradients, free, n, 1, link).total
     predicted = ring / 0.956 + unlimited
     print(f"{n:7}{rate:8}{row['seconds']:8.3f} s{ring:6.3f} s{predicted:8.3f} s")
-print("made with:", card.numbers["made"])
+print("made with:", card["made"])
 
 # %% [markdown]
 # The last column is within a tenth of what was measured. No step can take less time than its

@@ -44,7 +44,6 @@ What to call, and `help(room)` says more:
         jobs.run(commands), jobs.grid(width=[32, 64])   scripts, each on a device of its own
         cluster.run(script), cluster.check()   one training on several machines
     besides
-        results.write(name, plan, numbers), results.read(path)   result cards of benchmarks
         quiet.start()                       TensorFlow's messages at its start, off
         lessons                             what only the lessons need
 

@@ -14,8 +14,7 @@ from mgpu_helpers.charts.base import IDEAL, axes, label, rows, stack
 from mgpu_helpers.wording import counted
 
 if TYPE_CHECKING:
-    from mgpu_helpers.scaling.fit import Fit
-    from mgpu_helpers.scaling.forecast import Curve
+    from mgpu_helpers.scaling.fitting import Fit
     from mgpu_helpers.scaling.model import Breakdown, Measurement
 
 COSTS = {  # of a step, on any number of devices
@@ -71,7 +70,7 @@ def breakdown(
 ) -> Any:
     """Draw the parts of a step, a bar for each name; a tick where its measured seconds are.
 
-    >>> from mgpu_helpers.scaling import Breakdown
+    >>> from mgpu_helpers.scaling.model import Breakdown
     >>> ax = breakdown({"1 device": Breakdown(arithmetic=0.02, fixed=0.004)}, {"1 device": 0.025})
     """
     ax = axes(ax, size=(8, 1.3 + 0.36 * len(parts)), source=source)
@@ -89,7 +88,7 @@ def breakdown(
 
 
 def efficiency(
-    curves: Mapping[str, Curve],
+    curves: Mapping[str, Sequence[Sequence[float]]],
     measured: tuple[int, int] | None = None,
     ax: Any = None,
     *,
@@ -97,10 +96,11 @@ def efficiency(
 ) -> Any:
     """Draw the efficiency against the number of devices: a curve and its band for each name.
 
-    `measured` is the range of devices that somebody measured: what is outside is extrapolation.
+    A curve is four lists: numbers of devices, efficiencies of 0 to 1, and the lower and the upper
+    end of the band. `measured` is the range of devices that somebody measured: what is outside is
+    extrapolation.
 
-    >>> from mgpu_helpers.scaling import Curve
-    >>> curve = Curve((1, 2, 4), middle=(1, 0.9, 0.7), low=(1, 0.8, 0.6), high=(1, 0.95, 0.8))
+    >>> curve = (1, 2, 4), (1, 0.9, 0.7), (1, 0.8, 0.6), (1, 0.95, 0.8)
     >>> ax = efficiency({"ring": curve}, measured=(1, 2))
     """
     ax = axes(ax, size=(8, 3.6), source=source)
@@ -109,14 +109,15 @@ def efficiency(
         low, high = measured
         ax.axvspan(low, max(high, low * 1.06), color=_SHADE, linewidth=0,
                    label=f"measured: {low} to {counted(high, 'device')}")  # fmt: skip
-    for i, (name, curve) in enumerate(curves.items()):
-        lowest, middle, highest = (100 * np.array(y) for y in (curve.low, curve.middle, curve.high))
+    for i, (name, (at, *band)) in enumerate(curves.items()):
+        middle, lowest, highest = (100 * np.array(each) for each in band)
         shade = WAYS[i % len(WAYS)]
-        ax.fill_between(curve.counts, lowest, highest, color=shade, alpha=0.18, linewidth=0)
-        ax.plot(curve.counts, middle, color=shade, label=name)
-    ticks = sorted({n for curve in curves.values() for n in curve.counts}) or [1, 1024]
-    if len(ticks) > 4:
-        ticks = [2**i for i in range(math.ceil(math.log2(ticks[-1])) + 1)]
+        ax.fill_between(at, lowest, highest, color=shade, alpha=0.18, linewidth=0)
+        ax.plot(at, middle, color=shade, label=name)
+    counts = sorted({int(n) for at, *_ in curves.values() for n in at}) or [1024]
+    ticks = [2**i for i in range(max(1, math.ceil(math.log2(counts[-1]))) + 1)]
+    if 1 < len(counts) <= 4:
+        ticks = counts
     ax.set_xscale("log", base=2)
     ax.set_xticks(ticks, ticks)
     ax.set_xlim(1, max(2, ticks[-1]))

@@ -11,7 +11,7 @@ from mgpu_helpers.scaling.model import Layout, Measurement, Workload
 def _published(
     total: float, memory: tuple[int, ...], layout: Layout, note: str = ""
 ) -> Measurement:
-    return Measurement(layout, total / 2000, f"the tensorlight notebook, 2016{note}", memory, 2000)
+    return Measurement(layout, total / 2000, f"the tensorlight notebook, 2016{note}", memory, total)
 
 
 TENSORLIGHT = (  # data parallel, TitanX, 2000 steps each
@@ -38,7 +38,7 @@ TENSORLIGHT_APART = {
 # The program that the note copies has the same times beside 10 epochs of 55,000 // 10,000 steps:
 # 50 steps.
 P40 = tuple(
-    Measurement(Layout(n, 10_000 // n), total / 50, "the P40 note, 2017", steps=50)
+    Measurement(Layout(n, 10_000 // n), total / 50, "the P40 note, 2017", total=total)
     for n, total in ((1, 22.252533), (2, 12.632623), (4, 11.083071), (8, 11.990167))
 )
 # 3840 cores x 2 FLOP x 1.531 GHz, its highest clock; NVIDIA's data sheet rounds it to 12 TFLOP/s.

@@ -1,4 +1,8 @@
-"""What lies between two devices: bandwidths with their sources, and what a message costs."""
+"""What lies between two devices: bandwidths with their sources, and what a message costs.
+
+Latencies are what one step of a ring takes by the model with which NCCL chooses its algorithm:
+ring, simple protocol, in NVIDIA/nccl src/graph/tuning.cc (b647562).
+"""
 
 from __future__ import annotations
 
@@ -18,35 +22,23 @@ class Link:
     low: float
     high: float
     latency: float
-    source: str
+    source: str = ""
 
     def __post_init__(self) -> None:
         if not (0 < self.low <= self.bandwidth <= self.high < math.inf and self.latency >= 0):
-            raise ValueError(
-                f"{self.name}: bandwidth={self.bandwidth}, low={self.low}, high={self.high}, "
-                f"latency={self.latency} do not fit: use 0 < low <= bandwidth <= high and a "
-                "latency of 0 or more, in bytes a second and seconds."
-            )
+            raise ValueError(f"{self}: use 0 < low <= bandwidth <= high, latency >= 0.")
 
 
-# Latencies: what one step of a ring takes by the model with which NCCL chooses its algorithm.
-_NCCL = "latency: ring, simple protocol, in NVIDIA/nccl src/graph/tuning.cc (b647562)"
-#: PCI Express 3.0 with 16 lanes, by way of the host.
-PCIE_3 = Link(
-    "PCIe 3.0 x16", 8e9, 5e9, 12e9, 5.7e-6,
-    "high: PCI_BW in NVIDIA/nccl src/graph/topo.h; low: through shared memory between two sockets, "
-    "developer.nvidia.com/blog/scaling-deep-learning-training-nccl; between them a guess, near the "
-    f"8.2 GB/s that the rows of the tensorlight notebook, 2016, fit; {_NCCL}",
-)  # fmt: skip
-#: NVLink 3, as between the GPUs of a machine with 8 A100.
-NVLINK_3 = Link(
-    "NVLink 3 (A100)", 230e9, 200e9, 240e9, 3.4e-6,
-    "12 links of 20 GB/s (SM80_NVLINK_BW) in NVIDIA/nccl src/graph/topo.h; all-reduce on 8 A100: "
-    f"232.5 GB/s in NVIDIA/nccl-tests issue 175, about 200 in issue 149; {_NCCL}",
-)  # fmt: skip
-#: Ethernet of 100 Gbit a second, between machines.
-ETHERNET_100G = Link(
-    "100 Gbit Ethernet", 7.5e9, 4e9, 12e9, 14e-6,
-    "high: NET_BW in NVIDIA/nccl src/graph/topo.h; 60 Gbit/s in a ring on AWS: NVIDIA/nccl-tests "
-    f"issue 22; low: 4 to 6 GB/s over TCP, NVIDIA/nccl issue 450; {_NCCL}",
-)  # fmt: skip
+_SOURCE = "NVIDIA/nccl src/graph/topo.h and tuning.cc (b647562), and "
+#: PCI Express 3.0 with 16 lanes, by way of the host. The lowest is through shared memory between
+#: two sockets. Between the ends a guess, near the 8.2 GB/s that the tensorlight rows fit.
+PCIE_3 = Link("PCIe 3.0 x16", 8e9, 5e9, 12e9, 5.7e-6, _SOURCE +
+              "developer.nvidia.com/blog/scaling-deep-learning-training-nccl")  # fmt: skip
+#: NVLink 3, as between the GPUs of a machine with 8 A100: 12 links of 20 GB/s. All-reduces on 8
+#: A100 gave 232.5 GB/s (issue 175) and about 200 (issue 149).
+NVLINK_3 = Link("NVLink 3 (A100)", 230e9, 200e9, 240e9, 3.4e-6,
+                _SOURCE + "NVIDIA/nccl-tests issues 149 and 175")  # fmt: skip
+#: Ethernet of 100 Gbit a second, between machines: 60 Gbit/s in a ring on AWS (issue 22), 4 to 6
+#: GB/s over TCP (issue 450).
+ETHERNET_100G = Link("100 Gbit Ethernet", 7.5e9, 4e9, 12e9, 14e-6,
+                     _SOURCE + "NVIDIA/nccl-tests issue 22, NVIDIA/nccl issue 450")  # fmt: skip

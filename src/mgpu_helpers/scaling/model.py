@@ -6,24 +6,23 @@ A step takes
     + moving x bytes that cross + input x global batch + latency x messages
 
 The parameters cross 2(n - 1) times on n devices when the first one holds the variables and
-averages, 2n times when the host does, and 2(n - 1)/n times over each road of a ring, as NCCL's. The
-last two terms are zero unless asked for.
+averages, 2n times when the host does, and 2(n - 1)/n times over each road of a ring, as NCCL's.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from numbers import Real
-from typing import Any
+from typing import Any, Self
 
 from mgpu_helpers.scaling.links import Link
 from mgpu_helpers.wording import counted, whole_number
 
-#: The terms of a step's cost, by the names that `fit` and `holdout` take.
-TERMS = ("arithmetic", "fixed", "update", "moving", "input", "latency")
-DEVICES, BATCH = "a number of devices", "a batch size"
 KEPT = {"device": "", "host": ", variables on the host", "ring": ", averaged in a ring"}
+
+End = float | None
+Doubts = tuple[str, ...]
 
 
 def positive(what: str, value: float, kind: str) -> None:
@@ -36,9 +35,8 @@ def positive(what: str, value: float, kind: str) -> None:
 class Workload:
     """What one network asks for: parameters of 4 bytes, and FLOP an example to train.
 
-    flops is None where nobody counted them: no more than `feasible` and `Fit.flops` need them.
-    split_bytes is what crosses between two devices for each example of a step, both ways together,
-    when each holds a part of the network; None where no cut is known.
+    flops is None where nobody counted them. split_bytes is what crosses between two devices for
+    each example of a step, both ways together, when each holds a part of the network.
 
     >>> Workload("mine", parameters=6_640_394, flops=284e6).bytes
     26561576
@@ -50,11 +48,7 @@ class Workload:
     split_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        whole_number("parameters", self.parameters, "a number of parameters", 1)
-        if self.flops is not None:
-            positive("flops", self.flops, "a number of FLOP")
-        if self.split_bytes is not None:
-            whole_number("split_bytes", self.split_bytes, "a number of bytes", 1, "None")
+        whole_number(f"{self.name}: parameters", self.parameters, "a number of parameters", 1)
 
     @classmethod
     def of(cls, model: Any, name: str | None = None) -> Workload:
@@ -70,13 +64,7 @@ class Workload:
         from mgpu_helpers.graph import flops, parameters
 
         count = parameters(model, trainable=True)
-        name = name or model.name
-        if not count:
-            raise ValueError(
-                f"the model {name!r} trains none of its {parameters(model):,} parameters, so that "
-                "nothing would cross: make some layers trainable first."
-            )
-        return cls(name, count, flops(model, training=True) or None)
+        return cls(name or model.name, count, count and flops(model, training=True) or None)
 
     @property
     def bytes(self) -> int:
@@ -97,43 +85,35 @@ class Layout:
     """
 
     devices: int
-    per_device_batch: int
+    per_device_batch: float
     variables: str = "device"  #: or "host" or "ring"
     path: str = "data"  #: or "split"
 
     def __post_init__(self) -> None:
-        whole_number("devices", self.devices, DEVICES, 1)
-        whole_number("per_device_batch", self.per_device_batch, BATCH, 1)
-        for name, known in (("variables", tuple(KEPT)), ("path", ("data", "split"))):
-            if (value := getattr(self, name)) not in known:
-                raise ValueError(f"{name}={value!r} is not known: use {' or '.join(known)}.")
-        if self.path == "split" and self.variables == "ring":
+        whole_number("devices", self.devices, "a number of devices", 1)
+        positive("per_device_batch", self.per_device_batch, "a batch size")
+        known = {"data": tuple(KEPT), "split": ("device", "host")}.get(self.path, ())
+        if self.variables not in known or (self.path == "split" and self.devices != 2):
             raise ValueError(
-                "a model split over 2 devices has nothing to average in a ring: use "
-                "variables='device' or 'host'."
-            )
-        if self.path == "split" and self.devices != 2:
-            raise ValueError(
-                f"a model split over {counted(self.devices, 'device')} is not in the cost model: "
-                "use devices=2."
+                f"variables={self.variables!r}, path={self.path!r} on {self.devices}: use one "
+                f"of {', '.join(KEPT)}; path='split' is over 2 devices and without a ring."
             )
 
     def __repr__(self) -> str:
+        text = f"{counted(self.devices, 'device')} x {self.per_device_batch}"
         if self.path == "split":
             text = f"model split over 2 devices, batch {self.per_device_batch}"
-        else:
-            text = f"{counted(self.devices, 'device')} x {self.per_device_batch}"
         return text + KEPT[self.variables]
 
     @property
-    def global_batch_size(self) -> int:
+    def global_batch_size(self) -> float:
         """Return the examples of a step on all devices together."""
         return self.per_device_batch * (1 if self.path == "split" else self.devices)
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A measured step in seconds; memory is MiB for each GPU and steps how many were timed.
+    """A measured step in seconds; total is that of all timed steps, and memory MiB for each GPU.
 
     Both are None where nobody wrote them down.
     """
@@ -142,7 +122,7 @@ class Measurement:
     seconds: float
     source: str = ""
     memory: tuple[int, ...] | None = None
-    steps: int | None = None
+    total: float | None = None
 
     def __post_init__(self) -> None:
         positive(f"{self.layout}: seconds", self.seconds, "the time of a step")
@@ -154,63 +134,78 @@ class Measurement:
         >>> Measurement.of_rate(Layout(8, 64), 1024).seconds
         0.5
         """
-        what = f"{layout}: examples_per_second"
-        positive(what, examples_per_second, "the examples of a second")
         return cls(layout, layout.global_batch_size / examples_per_second, source)
-
-    @property
-    def total(self) -> float | None:
-        """Return the seconds of all timed steps together; None where their number is not known."""
-        return None if self.steps is None else self.seconds * self.steps
 
 
 @dataclass(frozen=True)
 class Cost:
     """What each term of a step costs; zero leaves a term out."""
 
-    arithmetic: float  #: seconds an example
-    fixed: float  #: seconds a step
+    arithmetic: float = 0.0  #: seconds an example
+    fixed: float = 0.0  #: seconds a step
     update: float = 0.0  #: seconds a step, with the variables on the host
     moving: float = 0.0  #: seconds a byte
     input: float = 0.0  #: seconds an example of the global batch, fed by one host
     latency: float = 0.0  #: seconds a message
 
-    def __post_init__(self) -> None:
-        for term in TERMS:
-            value = getattr(self, term)
-            if not 0 <= value < math.inf:
-                raise ValueError(f"{term}={value!r} is not a cost: use a finite number, 0 or more.")
-
-    def over(self, link: Link) -> Cost:
-        """Give the same cost with another link between the devices."""
-        return replace(self, moving=1 / link.bandwidth, latency=link.latency)
+    def over(self, link: Link | None) -> Cost:
+        """Give the same cost with another link between the devices; None leaves it as it is."""
+        return replace(self, moving=1 / link.bandwidth, latency=link.latency) if link else self
 
 
-@dataclass(frozen=True)
-class Breakdown:
-    """The seconds that each part takes of a step."""
+TERMS = tuple(each.name for each in fields(Cost))
 
-    arithmetic: float = 0.0
-    fixed: float = 0.0
-    update: float = 0.0
-    moving: float = 0.0
-    input: float = 0.0
-    latency: float = 0.0
+
+class Estimate(float):
+    """A predicted number, between low and high in about 95 % of cases, and the doubts about it.
+
+    low and high are None where the rows leave nothing to tell the spread by; a doubt says so.
+
+    >>> Estimate(3.8, 3.0, 4.9, ("8 devices, where the rows have 3 at most",))
+    3.8 (3 to 4.9); in doubt: 8 devices, where the rows have 3 at most
+    """
+
+    low: End
+    high: End
+    doubts: Doubts
+
+    def __new__(cls, value: float, low: End = None, high: End = None, doubts: Doubts = ()) -> Self:
+        self = super().__new__(cls, value)
+        self.low, self.high, self.doubts = low, high, doubts
+        return self
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def text(self, factor: float = 1, parts: str = "") -> str:
+        """Write the number times a factor, with its ends, some text and its doubts."""
+        text = f"{self * factor:.3g}"
+        if self.low is not None and self.high is not None:
+            text += f" ({self.low * factor:.3g} to {self.high * factor:.3g})"
+        return text + parts + ("; in doubt: " + "; ".join(self.doubts) if self.doubts else "")
+
+
+@dataclass(frozen=True, repr=False)
+class Breakdown(Cost):
+    """The cost of one step: the seconds of each part.
+
+    About 95 % of such steps take from low to high seconds; None where nothing tells the spread.
+    """
+
+    low: End = None
+    high: End = None
+    doubts: Doubts = ()
 
     @property
-    def total(self) -> float:
-        """Return the seconds of the whole step."""
-        return sum(getattr(self, term) for term in TERMS)
+    def total(self) -> Estimate:
+        """Return the seconds of the whole step, with their interval and doubts."""
+        seconds = sum(getattr(self, term) for term in TERMS)
+        return Estimate(seconds, self.low, self.high, self.doubts)
 
-
-def step_time(workload: Workload, layout: Layout, cost: Cost) -> Breakdown:
-    """Predict the parts of a step, in seconds.
-
-    >>> step_time(Workload("mine", 1000, 5e6), Layout(1, 10), Cost(2e-3, 5e-3)).total
-    0.025
-    """
-    uses = used_by(workload, layout)
-    return Breakdown(**{term: uses[term] * getattr(cost, term) for term in TERMS})
+    def __repr__(self) -> str:
+        parts = ((term, getattr(self, term)) for term in TERMS)
+        named = ", ".join(f"{term} {1e3 * part:.3g}" for term, part in parts if part)
+        return self.total.text(1e3, f" ms: {named}")
 
 
 def used_by(workload: Workload, layout: Layout) -> dict[str, float]:
@@ -220,15 +215,18 @@ def used_by(workload: Workload, layout: Layout) -> dict[str, float]:
         messages = 2 * n if host else 2 * (n - 1)
         moved = messages * workload.bytes / (n if layout.variables == "ring" else 1)
     elif workload.split_bytes is None:
-        raise ValueError(
-            f"{workload.name} has split_bytes=None, so a split model's traffic is not known: give "
-            "Workload the bytes that cross the cut for an example, both ways together."
-        )
+        raise ValueError(f"{workload.name} has split_bytes=None: give what crosses the cut.")
     else:  # each parameter to the host and back once, each example over the cut and back
         messages = 2 + 2 * host
         moved = 2 * host * workload.bytes + workload.split_bytes * batch
     counts = (batch, 1, float(host), moved, layout.global_batch_size, messages)
     return dict(zip(TERMS, counts, strict=True))
+
+
+def step_time(workload: Workload, layout: Layout, cost: Cost) -> Breakdown:
+    """Predict the parts of a step, in seconds, from a cost that is known."""
+    uses = used_by(workload, layout)
+    return Breakdown(**{term: uses[term] * getattr(cost, term) for term in TERMS})
 
 
 def central(
@@ -242,7 +240,7 @@ def central(
     >>> round(central(work, cost, 4, 32).total, 4)
     0.0106
     """
-    return _data_parallel(workload, cost, n, batch, link, 2 * (n - 1))
+    return step_time(workload, Layout(n, batch), cost.over(link))
 
 
 def ring(
@@ -257,19 +255,4 @@ def ring(
     >>> round(ring(work, cost, 4, 32).total, 4)
     0.0088
     """
-    return _data_parallel(workload, cost, n, batch, link, 2 * (n - 1) / n)
-
-
-def _data_parallel(
-    workload: Workload, cost: Cost, n: int, batch: float, link: Link | None, passes: float
-) -> Breakdown:
-    whole_number("n", n, DEVICES, 1)
-    positive("batch", batch, BATCH)
-    cost = cost.over(link) if link else cost
-    return Breakdown(
-        arithmetic=cost.arithmetic * batch,
-        fixed=cost.fixed,
-        moving=cost.moving * passes * workload.bytes,
-        input=cost.input * n * batch,
-        latency=cost.latency * 2 * (n - 1),
-    )
+    return step_time(workload, Layout(n, batch, "ring"), cost.over(link))

@@ -39,32 +39,22 @@ def measure(
     from mgpu_helpers import timing
     from mgpu_helpers.devices import current
 
-    for name, given in (("devices", devices), ("batches", batches)):
-        if isinstance(given, int):
-            raise TypeError(f"{name}={given} is one number: give a list, {name}=[{given}].")
     plan = current()
     if plan and (most := max(devices, default=0)) > len(plan):
         raise ValueError(
-            f"devices={list(devices)} asks for {most} devices and the plan has {len(plan)}: "
-            f"leave out what is above {len(plan)}, or restart with devices.setup({most})."
+            f"devices={list(devices)}, and the plan has {len(plan)}: leave out what is above, or "
+            f"restart with devices.setup({most})."
         )
-    layouts = [Layout(n, batch, variables) for n in devices for batch in batches]
-    runs = {each: _run(step_of(each.devices, each.per_device_batch), each) for each in layouts}
+    runs = {Layout(n, b, variables): _run(step_of(n, b)) for n in devices for b in batches}
     taken = timing.several(runs, warmup=warmup, repeats=repeats)
     return [Measurement(each, timed.median, "measured here") for each, timed in taken.items()]
 
 
-def _run(step: Any, layout: Layout) -> Callable[[], None]:
+def _run(step: Any) -> Callable[[], None]:
     """Make a function that runs a step to its end; on a GPU a call returns before that."""
     import tensorflow as tf
 
     function, *arguments = step if isinstance(step, tuple) else (step,)
-    if not callable(function):
-        raise TypeError(
-            f"step_of({layout.devices}, {layout.per_device_batch}) gave a "
-            f"{type(function).__name__}: give a function, or a tuple of a function and its "
-            "arguments."
-        )
 
     def run() -> None:
         function(*arguments)

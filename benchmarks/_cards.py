@@ -14,14 +14,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from mgpu_helpers import __version__, files, wording
-
-if TYPE_CHECKING:
-    from mgpu_helpers.devices import Plan
+from mgpu_helpers import __version__, devices, files, wording
 
 FORMAT = 1
 
@@ -43,31 +40,16 @@ class Ratio:
 
     def __post_init__(self) -> None:
         # A NaN would meet no target and miss none, and JSON does not have it.
-        spread = [x for x in (self.low, self.value, self.high) if x is not None]
-        finite = all(map(math.isfinite, [*spread, self.target or 0]))
-        if self.value is None or len(spread) == 2 or not finite or spread != sorted(spread):
-            raise ValueError(
-                f"the ratio {self.name!r} has value={self.value}, target={self.target}, "
-                f"low={self.low}, high={self.high}: use finite numbers, with low and high on both "
-                "sides of the value or both None."
-            )
+        numbers = self.value, self.target, self.low, self.high
+        if not all(math.isfinite(x) for x in numbers if x is not None):
+            raise ValueError(f"{asdict(self)} is no ratio: use finite numbers.")
 
     @classmethod
     def of(
-        cls,
-        name: str,
-        rounds: Sequence[float],
-        target: float | None = None,
-        *,
+        cls, name: str, rounds: Sequence[float], target: float | None = None, *,
         at_least: bool = True,
-    ) -> Ratio:
-        """Take the median and the middle half of some rounds, to four digits.
-
-        >>> Ratio.of("speed-up", [1.7, 1.8, 1.9], target=1.5)
-        speed-up: 1.80 (1.75 to 1.85); target at least 1.5: met
-        """
-        if not len(rounds):
-            raise ValueError(f"the ratio {name!r} has no rounds: give one number or more.")
+    ) -> Ratio:  # fmt: skip
+        """Take the median and the middle half of some rounds, to four digits."""
         low, middle, high = (float(f"{x:.4g}") for x in np.quantile(rounds, [0.25, 0.5, 0.75]))
         return cls(name, middle, target, at_least, low, high)
 
@@ -100,7 +82,7 @@ class Card:
 
     format: int = FORMAT
     name: str
-    date: str  #: as in 2026-11-21
+    date: str  # as in 2026-11-21
     machine: str
     mode: str
     devices: int
@@ -116,7 +98,7 @@ class Card:
 
 def write(
     name: str,
-    plan: Plan,
+    plan: devices.Plan,
     numbers: dict[str, Any],
     ratios: Iterable[Ratio] = (),
     folder: str | os.PathLike[str] | None = None,
@@ -126,10 +108,6 @@ def write(
     folder None is MGPU_RESULTS from the environment, or else results/ in the current folder. A
     card is called name.json. Where another machine's has that name already, or one that cannot be
     read, it stays, and this one is called name@machine.json.
-
-    >>> write("towers", plan, {"rounds": 12}, [Ratio.of("speed-up", [1.7, 1.8])], "results").name
-    written: results/towers.json
-    'towers.json'
     """
     import tensorflow as tf
 
@@ -147,13 +125,7 @@ def write(
         ratios=tuple(ratios),
         numbers=numbers,
     )
-    try:
-        text = json.dumps(asdict(card), indent=2, allow_nan=False) + "\n"
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"the card {name!r} has what JSON does not hold ({error}): use finite numbers made by "
-            "float() or int(), text, lists and dicts."
-        ) from None
+    text = json.dumps(asdict(card), indent=2, allow_nan=False) + "\n"
     folder = Path(folder or os.environ.get("MGPU_RESULTS") or "results")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
@@ -166,63 +138,28 @@ def write(
 
 
 def read(path: str | os.PathLike[str]) -> Card:
-    """Read a card; raise ValueError if the file is broken, or from a newer mgpu_helpers.
-
-    >>> path = write("mine", plan, {}, [Ratio.of("speed-up", [1.7, 1.8, 1.9])], "cards")
-    written: cards/mine.json
-    >>> read(path).ratios
-    (speed-up: 1.80 (1.75 to 1.85),)
-    """
+    """Read a card; raise ValueError if the file is broken, or of another format."""
     path = Path(path)
     try:
-        data = {} | json.loads(path.read_text(encoding="utf-8"))
-        if data.get("format", FORMAT) == FORMAT:
-            card = Card(**data)
-            return replace(card, ratios=tuple(Ratio(**each) for each in data["ratios"]))
-    except (OSError, TypeError, ValueError, RecursionError) as error:
-        why = (getattr(error, "strerror", None) or str(error)).rstrip(".")
-        raise ValueError(
-            f"{path} cannot be read as a result card ({why}): delete it, and take it from git or "
-            f"make it again with make bench ONLY={path.stem.partition('@')[0]}."
-        ) from None
+        card = Card(**json.loads(path.read_text(encoding="utf-8")))
+        if card.format == FORMAT:
+            return replace(card, ratios=tuple(Ratio(**each) for each in card.ratios))
+        why = f"format {card.format}, not {FORMAT}"
+    except (OSError, TypeError, ValueError) as error:
+        why = str(error)
     raise ValueError(
-        f"{path} is a result card of format {data['format']}, and mgpu_helpers {__version__} reads "
-        f"format {FORMAT}: update mgpu_helpers."
+        f"{path} cannot be read as a result card ({why}): delete it, and take it from git or make "
+        f"it again with make bench ONLY={path.stem.partition('@')[0]}."
     )
 
 
 def read_all(folder: str | os.PathLike[str]) -> list[Card]:
-    """Read every card in a folder, in the order of their files' names; [] where there is none.
-
-    A card that cannot be read is not left out: the error has a sentence for each of them, so that
-    all can be mended at once.
-
-    >>> path = write("mine", plan, {}, [], "all")
-    written: all/mine.json
-    >>> [card.name for card in read_all("all")]
-    ['mine']
-    """
-    if not Path(folder).is_dir():
-        raise ValueError(f"there is no folder {folder}: make bench writes its cards to results/.")
-    cards, sentences = [], []
-    for path in sorted(Path(folder).glob("*.json")):
-        try:
-            cards.append(read(path))
-        except ValueError as error:
-            sentences.append(str(error))
-    if sentences:
-        raise ValueError("\n".join(sentences))
-    return cards
+    """Read every card in a folder, in the order of their files' names."""
+    return [read(path) for path in sorted(Path(folder).glob("*.json"))]
 
 
 def table(cards: Iterable[Card]) -> str:
-    """Write the ratios of some cards with their targets, under the name of each machine.
-
-    >>> path = write("mine", plan, {}, [Ratio.of("speed-up", [1.7, 1.8, 1.9])], "cards")
-    written: cards/mine.json
-    >>> table([read(path)]).splitlines()[-1].split()
-    ['mine', 'speed-up', '1.80', '1.75', 'to', '1.85']
-    """
+    """Write the ratios of some cards with their targets, under the name of each machine."""
     machines: dict[str, list[tuple[str, ...]]] = {}
     for card in cards:
         rows = [(card.name, *ratio.cells()) for ratio in card.ratios]
@@ -234,7 +171,7 @@ def table(cards: Iterable[Card]) -> str:
     return "\n\n".join("\n".join(part) for part in parts)
 
 
-def _machine(plan: Plan) -> str:
+def _machine(plan: devices.Plan) -> str:
     """Name the machine without its name in a network: its GPUs, cores and processor."""
     if not plan.on_gpus:
         return plan.machine
