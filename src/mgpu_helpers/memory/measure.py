@@ -13,7 +13,7 @@ import numpy as np
 from mgpu_helpers.memory.use import at_peak
 from mgpu_helpers.names import short
 from mgpu_helpers.trace import Trace, function_step
-from mgpu_helpers.trace.concrete import concrete_of
+from mgpu_helpers.trace.function import concrete_of
 from mgpu_helpers.wording import size_text, whole_number
 
 FAR = 4  # so many times the largest traced batch is as far as a line is trusted

@@ -27,7 +27,7 @@ def function_step(function: Callable[..., Any], *args: Any, **named: Any) -> tup
     """
     import tensorflow as tf
 
-    concrete, arguments = _concrete(function, args, named)
+    concrete, arguments = concrete_of(function, args, named)
     around = private.device_around()
     outside = given(concrete, arguments)
     fed = {each.name: each.value for each in outside if each.label is None}
@@ -79,7 +79,7 @@ def _handed_out(output: Any, given: Set[str]) -> Any:
     return output if made.name in given else made
 
 
-def _concrete(function: Callable[..., Any], args: Any, named: Any) -> tuple[Any, list[Any]]:
+def concrete_of(function: Callable[..., Any], args: Any, named: Any) -> tuple[Any, list[Any]]:
     """Give the function's graph for these arguments, traced if it was not, and its tensors."""
     import numpy as np
     import tensorflow as tf
