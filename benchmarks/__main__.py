@@ -20,7 +20,7 @@ import matplotlib
 
 import _cards as results
 import _chart
-from mgpu_helpers.wording import counted
+from mgpu_helpers._formatting import counted
 
 HERE = Path(__file__).resolve().parent
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers import __version__, devices, files, wording
+from mgpu_helpers import __version__, _files, _formatting, devices
 
 FORMAT = 1
 
@@ -131,7 +131,7 @@ def write(
     path = folder / f"{name}.json"
     if path.exists() and not _same_machine(path, card):
         path = folder / f"{name}@{re.sub('[^a-z0-9]+', '-', card.where.lower()).strip('-')}.json"
-    with files.replacing(path) as file:
+    with _files.replacing(path) as file:
         file.write(text.encode())
     print(f"written: {path}")
     return path
@@ -165,7 +165,7 @@ def table(cards: Iterable[Card]) -> str:
         rows = [(card.name, *ratio.cells()) for ratio in card.ratios]
         machines.setdefault(card.where, []).extend(rows)
     titles = ("benchmark", "what", "ratio", "middle half", "target", "")
-    head, *rest = wording.table([titles, *(row for rows in machines.values() for row in rows)])
+    head, *rest = _formatting.table([titles, *(row for rows in machines.values() for row in rows)])
     each = iter(rest)
     parts = ([machine, head, *(next(each) for _ in rows)] for machine, rows in machines.items())
     return "\n\n".join("\n".join(part) for part in parts)

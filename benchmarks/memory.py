@@ -12,8 +12,8 @@ from pathlib import Path
 
 import _cards as results
 from mgpu_helpers import devices, memory, timing
+from mgpu_helpers._formatting import size_text
 from mgpu_helpers.lessons import digits, networks
-from mgpu_helpers.wording import size_text
 
 EVERY, STEPS, PAIRS, TARGET = 0.1, 25, 20, 0.02
 SCRIPT = Path(__file__).resolve().parent.parent / "notebooks" / "scripts" / "hold_memory.py"

@@ -15,8 +15,8 @@ from statistics import median
 
 import _cards as results
 from mgpu_helpers import devices, graph, memory, trace
+from mgpu_helpers._formatting import size_text, table
 from mgpu_helpers.lessons import networks
-from mgpu_helpers.wording import size_text, table
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 from keras_models import COMPILED, built, compiled  # noqa: E402

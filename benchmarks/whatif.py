@@ -19,10 +19,10 @@ import _cards as results
 from _rounds import compare
 from _steps import Step
 from mgpu_helpers import devices, pipeline, scaling, timing, towers, trace, whatif
+from mgpu_helpers._formatting import table
 from mgpu_helpers.lessons import digits, networks
 from mgpu_helpers.whatif.changes import Change
 from mgpu_helpers.whatif.machine import measured
-from mgpu_helpers.wording import table
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 from keras_models import built  # noqa: E402

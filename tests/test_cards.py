@@ -122,9 +122,9 @@ def test_cards_of_other_machines_lie_beside_and_stay(tmp_path, monkeypatch, caps
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
     (tmp_path / "cores.json").write_text("old")
     code = (
-        "import resource; from mgpu_helpers import files\n"
+        "import resource; from mgpu_helpers import _files\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n"
-        f"with files.replacing({str(tmp_path / 'cores.json')!r}) as file: file.write(bytes(9000))"
+        f"with _files.replacing({str(tmp_path / 'cores.json')!r}) as file: file.write(bytes(9000))"
     )
     done = run_python(code, check=False)
     assert done.returncode == 1 and "File too large" in done.stderr

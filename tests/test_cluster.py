@@ -581,7 +581,7 @@ def test_srun_knows_how_many_there_are(monkeypatch):
 
 
 def test_doctor_says_it_and_that_workers_listen_everywhere():
-    code = "from mgpu_helpers.doctor import facts, report; "
+    code = "from mgpu_helpers._doctor import facts, report; "
     code += "print(report.body(facts.without_tensorflow()))"
     said = run_python(code, TF_CONFIG=json.dumps(config(GOOD, 2))).stdout
     assert "on all interfaces" in said and "problem  The task is worker 2" in said

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from conftest import run_python
 from mgpu_helpers import devices, nvml, towers
+from mgpu_helpers._names import order
 from mgpu_helpers.devices import machine, messages, trial
 from mgpu_helpers.devices.plan import checked, placed
-from mgpu_helpers.names import order
 
 COUNTS = (1, 2, 4)
 

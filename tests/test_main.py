@@ -18,12 +18,12 @@ import fake_driver
 from conftest import run_python
 from mgpu_helpers import nvml
 from mgpu_helpers.__main__ import main
-from mgpu_helpers.doctor.facts import Facts, gpus_on_bus
-from mgpu_helpers.doctor.report import body, diagnose
+from mgpu_helpers._doctor.facts import Facts, gpus_on_bus
+from mgpu_helpers._doctor.report import body, diagnose
 
 GATHER = """
 import dataclasses, json
-from mgpu_helpers.doctor import facts
+from mgpu_helpers._doctor import facts
 print(json.dumps([dataclasses.asdict(facts.without_tensorflow()), facts.missing_libraries()]))
 """
 CUDA_12 = {"cuda": "12.5.1", "cudnn": "9", "seen": 0}
@@ -154,7 +154,7 @@ def test_help_and_import_are_quick_and_leave_tensorflow_alone():
     helps = "import atexit, sys; from mgpu_helpers.__main__ import main; "
     done = run_python(f"{helps}atexit.register(lambda: {show}); main(['--help'])")
     assert done.stdout.splitlines()[-1] == "[]" and done.stdout.startswith("usage")
-    gather = "import sys; from mgpu_helpers.doctor import facts; facts.without_tensorflow(); "
+    gather = "import sys; from mgpu_helpers._doctor import facts; facts.without_tensorflow(); "
     done = run_python(gather + "print({'tensorflow', 'pynvml'} & set(sys.modules))")
     assert done.stdout == "{'pynvml'}\n"
 

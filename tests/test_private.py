@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from conftest import run_python
-from mgpu_helpers import private
+from mgpu_helpers import _private
 
-HOUSE = Path(private.__file__).parent
+HOUSE = Path(_private.__file__).parent
 FILES = sorted(HOUSE.rglob("*.py"))
 HIDDEN = re.compile(r"\^?_[a-zA-Z]\w*|keras\.src\b|tensorflow\.(python|core|compiler|_api)\b")
 OURS = {"_replace", "_images", "_labels", "_restart_", "_v2", "_Name"}  # "_replace" is public
@@ -49,12 +49,12 @@ def test_a_private_name_is_found_however_it_is_written(code: str):
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(HOUSE)))
 def test_private_names_stand_in_one_file(file: Path):
-    assert file == Path(private.__file__) or not private_names(file.read_text())
+    assert file == Path(_private.__file__) or not private_names(file.read_text())
 
 
 def test_each_private_name_has_a_canary():
     tried = set(re.findall(r"\w+", " ".join(CANARIES)))
-    used = {name.rpartition(".")[2] for name in private_names(Path(private.__file__).read_text())}
+    used = {name.rpartition(".")[2] for name in private_names(Path(_private.__file__).read_text())}
     assert used and used <= tried
 
 
@@ -72,17 +72,17 @@ def canary(names: str) -> Callable:
 def started_and_uses_onednn(tf, keras):
     code = """
         import numpy as np, tensorflow.compat.v1 as tf
-        from mgpu_helpers import private
-        before = private.started()
+        from mgpu_helpers import _private
+        before = _private.started()
         with tf.Graph().as_default(), tf.Session() as session:
             x = tf.placeholder(tf.float32, [64, 64])
             record = tf.RunMetadata()
             options = tf.RunOptions(output_partition_graphs=True)
             session.run(x @ x, {x: np.ones((64, 64))}, options, record)
         kinds = [node.op for graph in record.partition_graphs for node in graph.node]
-        swapped = any(kind.startswith(private.ONEDNN) for kind in kinds)
+        swapped = any(kind.startswith(_private.ONEDNN) for kind in kinds)
         tf.config.list_logical_devices()
-        print(before, private.started(), private.uses_onednn() == swapped, *kinds)
+        print(before, _private.started(), _private.uses_onednn() == swapped, *kinds)
     """
     said = run_python(textwrap.dedent(code), TF_ENABLE_ONEDNN_OPTS="1").stdout
     assert said.split()[:3] == ["False", "True", "True"]
@@ -90,20 +90,20 @@ def started_and_uses_onednn(tf, keras):
 
 @canary("context.config")
 def configured(tf, keras):
-    assert isinstance(private.configured(), tf.compat.v1.ConfigProto)
-    assert private.configured().inter_op_parallelism_threads == 2  # the plan's
+    assert isinstance(_private.configured(), tf.compat.v1.ConfigProto)
+    assert _private.configured().inter_op_parallelism_threads == 2  # the plan's
 
 
 @canary("context.device_name")
 def device_around(tf, keras):
-    assert private.device_around() is None
+    assert _private.device_around() is None
     with tf.device("/CPU:1"):
-        assert private.device_around().endswith("/device:CPU:1")
+        assert _private.device_around().endswith("/device:CPU:1")
 
 
 @canary("LossFunctionWrapper")
 def loss_of(tf, keras):
-    loss = private.loss_of(lambda labels, outputs: outputs - labels)
+    loss = _private.loss_of(lambda labels, outputs: outputs - labels)
     assert loss(tf.ones([2]), tf.constant([[1.0], [3.0]])).numpy() == 1  # and not of [2, 2]
 
 
@@ -111,20 +111,20 @@ def loss_of(tf, keras):
 def pretended(tf, keras):
     before = tf.config.list_logical_devices()
     gpus = [tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")]
-    with private.pretended(gpus):
+    with _private.pretended(gpus):
         assert tf.config.list_physical_devices("GPU") == gpus
         assert tf.config.get_visible_devices("GPU") == gpus
         tf.config.experimental.set_memory_growth(gpus[0], True)
-        assert tf.config.experimental.get_memory_growth(gpus[0]) and not private.started()
-    assert private.started() and tf.config.list_logical_devices() == before
+        assert tf.config.experimental.get_memory_growth(gpus[0]) and not _private.started()
+    assert _private.started() and tf.config.list_logical_devices() == before
 
 
 @canary("context: ensure_initialized, clear_kernel_cache, graph_collection, export_run_metadata")
 def collected_graphs(tf, keras):
-    private.collect_graphs()
+    _private.collect_graphs()
     with tf.device("/CPU:1"):
         tf.add(1.0, 2.0)
-    graphs = private.collected_graphs()
+    graphs = _private.collected_graphs()
     placed = {node.op: node.device for graph in graphs for node in graph.node}
     assert placed["AddV2"].endswith("/device:CPU:1")
 
@@ -134,7 +134,7 @@ def function_graph(tf, keras):
     inner = tf.function(lambda x: x + 1)
     outer = tf.function(lambda x: inner(x)).get_concrete_function(tf.TensorSpec([3])).graph
     (call,) = (op for op in outer.get_operations() if "PartitionedCall" in op.type)
-    graph = private.function_graph(outer, call.get_attr("f").name)
+    graph = _private.function_graph(outer, call.get_attr("f").name)
     assert "AddV2" in [op.type for op in graph.get_operations()]
     assert graph.outputs[0].shape == (3,)
 
@@ -143,7 +143,7 @@ def function_graph(tf, keras):
 def wait_for(tf, keras):
     with tf.Graph().as_default():
         first, second = tf.no_op(), tf.no_op()
-        private.wait_for(first, [second])
+        _private.wait_for(first, [second])
     assert first.control_inputs == [second]
 
 
@@ -151,14 +151,14 @@ def wait_for(tf, keras):
 def resource_data(tf, keras):
     variable = tf.Variable(tf.zeros([2, 3]))
     concrete = tf.function(lambda: variable + 1).get_concrete_function()
-    data = private.resource_data(concrete.inputs[0])
+    data = _private.resource_data(concrete.inputs[0])
     about = data.shape_and_type[0]
     assert data.is_set and (about.dtype, tf.TensorShape(about.shape)) == (tf.float32, (2, 3))
 
 
 @canary("UninitializedVariable")
 def variable_without_value(tf, keras):
-    made = private.variable_without_value(shape=[2], dtype=tf.float32, trainable=False, name="w")
+    made = _private.variable_without_value(shape=[2], dtype=tf.float32, trainable=False, name="w")
     assert (made.name, made.shape, made.trainable) == ("w:0", (2,), False)
     assert not made.is_initialized()
 
@@ -174,22 +174,22 @@ def makes_variables(tf, keras):
     for function, args in ((unliftable, [tf.zeros([2])]), (again, [])):
         with pytest.raises(Exception) as caught:
             tf.function(function).get_concrete_function(*args)
-        assert private.makes_variables(caught.value)
-    assert not private.makes_variables(ValueError("another"))
+        assert _private.makes_variables(caught.value)
+    assert not _private.makes_variables(ValueError("another"))
 
 
 @canary("_Arg, _Retval, _DeviceArg, _DeviceRetval, _EagerConst, _Send, _HostSend, _Recv, _HostRecv")
 def types_of_operations(tf, keras):
     from tensorflow.python.framework import op_def_registry
 
-    kinds = private.BOUNDARY | private.SENDS | private.RECEIVES
+    kinds = _private.BOUNDARY | _private.SENDS | _private.RECEIVES
     assert not [kind for kind in kinds if op_def_registry.get(kind) is None]
 
 
 @canary("_XlaMustCompile")
 def must_compile(tf, keras):
     concrete = tf.function(lambda x: x + 1, jit_compile=True).get_concrete_function(tf.zeros([2]))
-    assert concrete.function_def.attr[private.MUST_COMPILE].b
+    assert concrete.function_def.attr[_private.MUST_COMPILE].b
 
 
 @canary("_arg_, _cloop")
@@ -208,7 +208,7 @@ def names_in_a_graph(tf, keras):
         options = tf.compat.v1.RunOptions(output_partition_graphs=True)
         session.run(looped, {given: np.ones((64, 64))}, options, record)
     names = [node.name for graph in record.partition_graphs for node in graph.node]
-    for begins in (private.FED + "given_", private.LOOP):
+    for begins in (_private.FED + "given_", _private.LOOP):
         assert any(name.startswith(begins) for name in names), begins
 
 
@@ -229,7 +229,7 @@ def block_of(keras):
 @canary("_flatten_layers")
 def layers_of(tf, keras):
     model = keras.Sequential([keras.Input((2,)), block_of(keras)], name="model")
-    assert {"model", "block", "inner"} <= {layer.name for layer in private.layers_of(model)}
+    assert {"model", "block", "inner"} <= {layer.name for layer in _private.layers_of(model)}
 
 
 @canary("_nodes_by_depth")
@@ -237,10 +237,10 @@ def calls_of(tf, keras):
     given, block = keras.Input((2,)), block_of(keras)
     middle = block(given)
     model = keras.Model(given, keras.layers.Add(name="add")([block(middle), middle]))
-    calls = private.calls_of(model)
+    calls = _private.calls_of(model)
     assert [call.operation.name for call in calls] == ["block", "block", "add"]
     assert calls[0].input_tensors == [given] and calls[0].outputs == [middle]
-    args, named = private.run_call(calls[1], {id(middle): "its value"})
+    args, named = _private.run_call(calls[1], {id(middle): "its value"})
     assert (args, named) == (("its value",), {})
 
 
@@ -249,11 +249,11 @@ def call_of(tf, keras):
     block = block_of(keras)
     model = keras.Sequential([keras.Input((2,)), block])
     for calls in (2, 1):  # the losses of the second are its own
-        with private.call_of(model):
+        with _private.call_of(model):
             for _ in range(calls):
                 block(tf.ones([1, 2]))
         assert len(model.losses) == calls
-    with pytest.raises(LookupError), private.call_of(model):
+    with pytest.raises(LookupError), _private.call_of(model):
         raise LookupError
     model(tf.ones([1, 2]))
     assert len(model.losses) == 1  # no call was left open
@@ -262,14 +262,14 @@ def call_of(tf, keras):
 @canary("get_keras_mask")
 def mask_of(tf, keras):
     masked = keras.layers.Masking()(tf.constant([[[1.0], [0.0]]]))
-    assert private.mask_of(masked).numpy().tolist() == [[True, False]]
-    assert private.mask_of(tf.identity(masked)) is None
+    assert _private.mask_of(masked).numpy().tolist() == [[True, False]]
+    assert _private.mask_of(tf.identity(masked)) is None
 
 
 @canary("set_keras_mask")
 def set_mask(tf, keras):
     outputs = tf.constant([[[1.0], [5.0]]])
-    private.set_mask(outputs, tf.constant([[True, False]]))
+    _private.set_mask(outputs, tf.constant([[True, False]]))
     loss = keras.losses.MeanSquaredError()(tf.zeros([1, 2, 1]), outputs)
     assert float(loss) == pytest.approx(1.0)
 
@@ -278,8 +278,8 @@ def set_mask(tf, keras):
 def moments(tf, keras):
     layer, x = keras.layers.BatchNormalization(), tf.constant([[1.0], [2.0], [6.0]])
     layer.build(x.shape)
-    np.testing.assert_allclose(private.moments(layer, x, None), [[3.0], [14 / 3]], rtol=1e-6)
-    mean, _ = private.moments(layer, x, tf.constant([True, True, False]))
+    np.testing.assert_allclose(_private.moments(layer, x, None), [[3.0], [14 / 3]], rtol=1e-6)
+    mean, _ = _private.moments(layer, x, tf.constant([True, True, False]))
     np.testing.assert_allclose(mean, [1.5], rtol=1e-6)
 
 
@@ -287,7 +287,7 @@ def moments(tf, keras):
 def with_moments(tf, keras):
     layer, x = keras.layers.BatchNormalization(epsilon=0), tf.constant([[1.0], [5.0]])
     own = layer(x, training=True).numpy().tolist()
-    with private.with_moments(layer, tf.constant([3.0]), tf.constant([1.0])):
+    with _private.with_moments(layer, tf.constant([3.0]), tf.constant([1.0])):
         assert layer(x, training=True).numpy().tolist() == [[-2.0], [2.0]]
     assert layer(x, training=True).numpy().tolist() == own == [[-1.0], [1.0]]
 
@@ -301,9 +301,9 @@ def twins(tf, keras):
         return tf.reduce_mean(tf.abs(labels - outputs))
 
     model.compile("sgd", loss, metrics=["mae"])
-    given = private.compiled_with(model)
+    given = _private.compiled_with(model)
     assert given["loss"] is loss and given["metrics"] == ["mae"]
-    twin, optimizer = private.twin_of(model), model.optimizer
+    twin, optimizer = _private.twin_of(model), model.optimizer
     keras.Model.compile(twin, "adam", "mse", metrics=[])
     x, y = np.ones([4, 2], "f"), np.zeros([4, 1], "f")
     before = model.get_weights()
@@ -317,7 +317,7 @@ def twins(tf, keras):
 @canary("_learning_rate")
 def rate_and_settings(tf, keras):
     optimizer = keras.optimizers.SGD(lambda: 0.5, momentum=0.25)
-    rate, settings = private.rate_and_settings(optimizer)
+    rate, settings = _private.rate_and_settings(optimizer)
     assert rate() == 0.5 and settings["momentum"] == 0.25
     assert float(optimizer.learning_rate) == 0.5
 
@@ -326,7 +326,7 @@ def rate_and_settings(tf, keras):
 def exclude_as(tf, keras):
     given, made = (keras.optimizers.AdamW(0.1, weight_decay=0.5) for _ in "ab")
     given.exclude_from_weight_decay(var_names=["bias"])
-    private.exclude_as(given, made)
+    _private.exclude_as(given, made)
     weights = [keras.Variable(np.ones(2, "f"), name=name) for name in ("kernel", "bias")]
     made.build(weights)
     made.apply([np.zeros(2, "f")] * 2)

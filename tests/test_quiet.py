@@ -37,8 +37,8 @@ class autograph:
 def fake_tensorflow(folder, code):
     (folder / "tensorflow").mkdir(parents=True)
     (folder / "tensorflow" / "__init__.py").write_text(code)
-    start = f"import sys; sys.path.insert(0, {str(folder)!r}); from mgpu_helpers import quiet"
-    return f"{start}; quiet.start(); print('went on')"
+    start = f"import sys; sys.path.insert(0, {str(folder)!r}); from mgpu_helpers import _quiet"
+    return f"{start}; _quiet.start(); print('went on')"
 
 
 def test_first_cells_of_a_lesson_print_nothing_on_stderr():

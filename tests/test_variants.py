@@ -41,7 +41,7 @@ def run_notebook(notebook: Path, how: str, **settings: str) -> str:
 @pytest.fixture(scope="module")
 def onednn() -> bool:
     """Say whether TensorFlow computes with oneDNN here: only some processors do unasked."""
-    code = "from mgpu_helpers import private; print(private.uses_onednn())"
+    code = "from mgpu_helpers import _private; print(_private.uses_onednn())"
     return run_python(code).stdout == "True\n"
 
 

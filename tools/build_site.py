@@ -21,7 +21,7 @@ from typing import Any
 import nbformat
 
 from lessons import BENCHMARKS, NOTEBOOKS, ROOT
-from mgpu_helpers.wording import counted
+from mgpu_helpers._formatting import counted
 
 sys.path.append(str(BENCHMARKS))
 import _cards  # noqa: E402
@@ -29,7 +29,7 @@ import _cards  # noqa: E402
 SOURCE = ROOT / "build" / "site-source"
 ROOMS = (  # in the order of docs/package.md
     "devices", "trace", "timing", "graph", "memory", "towers", "pipeline", "ensemble", "jobs",
-    "cluster", "scaling", "whatif", "charts", "doctor", "nvml", "quiet",
+    "cluster", "scaling", "whatif", "charts", "nvml",
 )  # fmt: skip
 TITLES = {"function": "Functions", "class": "Classes", "data": "Values"}
 API = """# Reference

@@ -40,8 +40,8 @@ from build_notebooks import SANITIZE
 from check_notebooks import text_of
 from lessons import BENCHMARKS, ROOT, cover, tags
 from mgpu_helpers import devices, jobs, nvml
+from mgpu_helpers._formatting import counted
 from mgpu_helpers.devices import trial
-from mgpu_helpers.wording import counted
 
 sys.path.append(str(BENCHMARKS))
 import _cards  # noqa: E402
@@ -73,12 +73,12 @@ LAWFUL = [
 # this program. XLA comes first because it ends the process on GPUs that it does not know.
 WARM = """
 import json, sys
-from mgpu_helpers import devices, doctor, trace
+from mgpu_helpers import _doctor, devices, trace
 from mgpu_helpers.lessons import digits, networks, replicas
 plan = devices.setup(int(sys.argv[1]))
 print(plan, flush=True)
 if not plan.on_gpus:
-    causes = doctor.diagnose(doctor.gather())
+    causes = _doctor.diagnose(_doctor.gather())
     sys.exit("TensorFlow uses no GPU here. " + " ".join(causes))
 import tensorflow as tf
 for device in plan.devices:

@@ -20,11 +20,8 @@ signal.alarm(300)  # seconds; the others end when this process does
 
 # On the cores, and without a proxy between the processes. A call to a task that has died raises.
 os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "no_proxy": "127.0.0.1"}
-os.environ["GRPC_FAIL_FAST"] = "use_caller"
+os.environ |= {"GRPC_FAIL_FAST": "use_caller", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
-from mgpu_helpers import quiet  # noqa: E402  TensorFlow reads the environment
-
-quiet.start()
 import tensorflow as tf  # noqa: E402
 
 from mgpu_helpers.cluster.addresses import free_ports  # noqa: E402

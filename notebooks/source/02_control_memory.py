@@ -40,7 +40,6 @@ from mgpu_helpers import charts, memory, nvml
 from mgpu_helpers.lessons import drawings
 from mgpu_helpers.lessons.checks import lesson_02 as checks
 from mgpu_helpers.lessons.pretend import pretend_gpus
-from mgpu_helpers.wording import size_text
 
 # %% [markdown]
 # ## The trouble
@@ -79,8 +78,8 @@ except tf.errors.ResourceExhaustedError as error:
 
 # %% tags=["nbval-ignore-output"]
 report = nvml.query()
-print("driver:", [size_text(gpu.memory_used or 0) for gpu in report.gpus] or report.reason)
-print("process:", size_text(memory.process()))
+print("driver:", [memory.size_text(gpu.memory_used or 0) for gpu in report.gpus] or report.reason)
+print("process:", memory.size_text(memory.process()))
 info = tf.config.experimental.get_memory_info  # of a CPU it says 0, whatever it holds
 print("allocator:", info(plan.devices[0][1:]) if plan.on_gpus else "has numbers for GPUs alone")
 
@@ -363,7 +362,7 @@ plt.show()
 # process held:
 
 # %% tags=["nbval-ignore-output"]
-print([phase.name for phase in monitor.phases], size_text(monitor.peak))
+print([phase.name for phase in monitor.phases], memory.size_text(monitor.peak))
 assert len(monitor.phases) == 4
 
 # %% [markdown]

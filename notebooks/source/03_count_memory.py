@@ -34,7 +34,6 @@ import tensorflow.compat.v1 as tf1
 from mgpu_helpers import charts, memory, trace
 from mgpu_helpers.lessons import count, digits, networks
 from mgpu_helpers.lessons.checks import lesson_03 as checks
-from mgpu_helpers.wording import size_text
 
 # %% [markdown]
 # ## The trouble
@@ -174,7 +173,7 @@ for held in memory.at_peak(today, device, scratch=False)[:4]:
 # %% tags=["nbval-ignore-output"]
 outputs = 28 * 28 * 8 + 14 * 14 * 8
 counted, traced = 4 * 512 * 2 * outputs, today.peak(device, scratch=False)
-print(f"counted {size_text(counted)}, traced {size_text(traced)}")
+print(f"counted {memory.size_text(counted)}, traced {memory.size_text(traced)}")
 assert abs(traced / counted - 1) < 0.3
 
 # %% [markdown]
@@ -223,7 +222,7 @@ def step_of(batch):
 
 # %% tags=["nbval-ignore-output"]
 classic = step_of(512).peak(device, scratch=False)
-print(f"graph {size_text(classic)}, today {size_text(traced)}")
+print(f"graph {memory.size_text(classic)}, today {memory.size_text(traced)}")
 assert abs(traced / classic - 1) < 0.3
 
 # %% [markdown]
@@ -296,7 +295,7 @@ def shared(x, y):
 size = 512 - 512 % len(plan)
 _, on_all = trace.function_step(shared, images[:size], labels[:size])
 for each in plan.devices:
-    print(each, size_text(on_all.peak(each, scratch=False)))
+    print(each, memory.size_text(on_all.peak(each, scratch=False)))
 
 # %% [markdown]
 # Each device holds about its share of that peak.

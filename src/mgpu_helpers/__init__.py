@@ -19,7 +19,6 @@ What to call, and `help(room)` says more:
         devices.setup(n), devices.adopt()   a host and n devices on 0, 1 or N GPUs; adopt takes
                                             those of a TensorFlow that has started
         devices.explain(error)              what an error of several devices means
-        doctor.diagnose(doctor.gather())    why a GPU of this machine is not used
         nvml.query()                        the GPUs as NVIDIA's driver reports them
     to see what a step does
         trace.fit_step(model, data)         operations, copies and bytes of a step of model.fit
@@ -44,7 +43,6 @@ What to call, and `help(room)` says more:
         jobs.run(commands), jobs.grid(width=[32, 64])   scripts, each on a device of its own
         cluster.run(script), cluster.check()   one training on several machines
     besides
-        quiet.start()                       TensorFlow's messages at its start, off
         lessons                             what only the lessons need
 
 In a terminal `mgpu` says what this machine is, `mgpu lessons DIR` copies the lessons of this

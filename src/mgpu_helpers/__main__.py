@@ -77,7 +77,7 @@ def _called(arguments: list[str]) -> int:
 
 def _machine(as_json: bool) -> int:
     from mgpu_helpers import devices
-    from mgpu_helpers.doctor import facts, report
+    from mgpu_helpers._doctor import facts, report
 
     known, plan, error = facts.without_tensorflow(), None, ""
     if not as_json:

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from mgpu_helpers._formatting import counted, error_line, whole_number
 from mgpu_helpers._models import ready
-from mgpu_helpers.names import short
-from mgpu_helpers.wording import counted, error_line, whole_number
+from mgpu_helpers._names import short
 
 __all__ = ["from_keras", "mean", "Member", "MemberError", "predictions", "train", "vote"]
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mgpu_helpers.wording import counted, whole_number
+from mgpu_helpers._formatting import counted, whole_number
 
 Name = TypeVar("Name")
 

@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from mgpu_helpers import nvml
+from mgpu_helpers._formatting import whole_number
 from mgpu_helpers._processes.locks import Place
 from mgpu_helpers.devices import machine
 from mgpu_helpers.devices.plan import asked_mode
-from mgpu_helpers.wording import whole_number
 
 
 def freest(n: int = 1, *, busy_below: float = 10, among: Iterable[int] | None = None) -> list[int]:

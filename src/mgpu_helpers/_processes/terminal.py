@@ -15,9 +15,9 @@ from datetime import datetime, timedelta
 from io import TextIOWrapper
 from typing import Any, cast
 
+from mgpu_helpers._formatting import with_options
 from mgpu_helpers._processes.job import Job
 from mgpu_helpers._processes.process import as_ctrl_c
-from mgpu_helpers.wording import with_options
 
 TERMINAL, ELSEWHERE = 1.0, 600.0  # seconds between two lines of what is left
 

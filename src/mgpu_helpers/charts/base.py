@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers.names import order
+from mgpu_helpers._names import order
 
 HOST = "#8a8a8a"
 PALETTE = (  # of the devices, in their order; the ninth device has the first again

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from mgpu_helpers.names import order
+from mgpu_helpers._names import order
 
 if TYPE_CHECKING:
     from mgpu_helpers.trace.log import Placement

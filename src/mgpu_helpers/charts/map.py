@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
+from mgpu_helpers._formatting import size_text, whole_number
 from mgpu_helpers.charts.arrows import Arrows
 from mgpu_helpers.charts.base import axes, colour
 from mgpu_helpers.charts.grouping import Box, Boxes, boxes_of
-from mgpu_helpers.wording import size_text, whole_number
 
 if TYPE_CHECKING:
     from mgpu_helpers.trace.log import Placement

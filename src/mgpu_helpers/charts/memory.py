@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from mgpu_helpers._formatting import size_text
 from mgpu_helpers.charts.base import IDEAL, axes, colour, label, sizes, stack
-from mgpu_helpers.wording import size_text
 
 if TYPE_CHECKING:
     from mgpu_helpers.memory import MemoryUse, Monitor

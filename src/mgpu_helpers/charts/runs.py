@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mgpu_helpers._formatting import counted
 from mgpu_helpers.charts.base import DARK, axes, colour, label, rows, sizes
-from mgpu_helpers.wording import counted
 
 if TYPE_CHECKING:
     from mgpu_helpers.jobs import Report

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mgpu_helpers._formatting import counted
 from mgpu_helpers.charts.base import IDEAL, axes, label, rows, stack
-from mgpu_helpers.wording import counted
 
 if TYPE_CHECKING:
     from mgpu_helpers.scaling.fitting import Fit

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mgpu_helpers._names import order
 from mgpu_helpers.charts.base import DARK, axes, colour, label, pale, rows, write
-from mgpu_helpers.names import order
 
 if TYPE_CHECKING:
     from mgpu_helpers.trace.records import Op

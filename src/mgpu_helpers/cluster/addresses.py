@@ -11,7 +11,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mgpu_helpers.wording import counted
+from mgpu_helpers._formatting import counted
 
 SPAN = 12_000  # ports below the ephemeral range to choose from
 SLURM_FIRST, SLURM_SPAN = 20_000, 10_000  # ports of Slurm's jobs, below that range as well

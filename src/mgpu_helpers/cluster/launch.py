@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from mgpu_helpers._formatting import counted, whole_number
 from mgpu_helpers._processes import locks
 from mgpu_helpers._processes.job import end_of, log_folder
 from mgpu_helpers._processes.locks import Place
@@ -19,7 +20,6 @@ from mgpu_helpers.cluster.attempt import Run, Workers
 from mgpu_helpers.cluster.probe import network
 from mgpu_helpers.cluster.report import Report
 from mgpu_helpers.cluster.tf_config import text_problems
-from mgpu_helpers.wording import counted, whole_number
 
 PORT_TAKEN = "Could not start gRPC server"
 NEW_PORTS = 3  # times that a port may turn out to be taken

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from mgpu_helpers._formatting import counted, table
 from mgpu_helpers._processes.job import Job
-from mgpu_helpers.wording import counted, table
 
 
 @dataclass(frozen=True, repr=False)

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from mgpu_helpers._formatting import counted
 from mgpu_helpers.cluster.addresses import parsed
 from mgpu_helpers.cluster.probe import network
-from mgpu_helpers.wording import counted
 
 TYPES = ("chief", "worker", "ps", "evaluator")
 Config = Mapping[str, Any] | str | None

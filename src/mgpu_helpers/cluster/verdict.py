@@ -7,9 +7,9 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mgpu_helpers._formatting import signal_name
 from mgpu_helpers._processes.job import Job, end_of
 from mgpu_helpers.cluster.probe import LISTENS, probe
-from mgpu_helpers.wording import signal_name
 
 # Two forms of TensorFlow's own lines, of 2.21 and before. Errors are kept but for the first look
 # for GPUs, which says one on every machine that has none.

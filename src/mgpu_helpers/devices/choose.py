@@ -8,12 +8,12 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from mgpu_helpers import nvml, private, quiet
+from mgpu_helpers import _private, _quiet, nvml
+from mgpu_helpers._formatting import counted, whole_number
+from mgpu_helpers._names import order, short
 from mgpu_helpers.devices import machine, trial
 from mgpu_helpers.devices.messages import Details, explained
 from mgpu_helpers.devices.plan import MEBIBYTE, MOST, Plan, asked_mode, current, remember
-from mgpu_helpers.names import order, short
-from mgpu_helpers.wording import counted, whole_number
 
 TF32_OFF = "TF32 is off: products are exact to rounding; with devices.tf32() faster, and 1e-3 off"
 AMPERE = (8, 0)  # the compute capability from which on GPUs have TF32
@@ -47,10 +47,10 @@ def setup(n: int = 2) -> Plan:
         hidden = machine.hide(report)
     else:
         machine.check(report)
-    quiet.start()
+    _quiet.start()
     import tensorflow as tf
 
-    if plan or private.started():
+    if plan or _private.started():
         raise RuntimeError(
             "TensorFlow has started, and its devices cannot change any more: take them as they are "
             f"with devices.adopt(), or restart the kernel and call devices.setup({n}) first."
@@ -72,12 +72,12 @@ def setup(n: int = 2) -> Plan:
     names, real, details = (tuple(column) for column in zip(*chosen, strict=True))
     trial.announce(details)
     tf.config.experimental.enable_tensor_float_32_execution(False)
-    with quiet.kept_back():
+    with _quiet.kept_back():
         _verify(tf, ["/CPU:0", *names])
         for name, _, each in chosen:
             trial.run(name, each)
     trial.try_xla(details)
-    quiet.first_session()
+    _quiet.first_session()
     has_tf32 = any(each.get("compute_capability", (0, 0)) >= AMPERE for each in details)
     described = *_described(mode, len(gpus) or hidden), TF32_OFF if has_tf32 else ""
     return remember(Plan(mode, "/CPU:0", names, real, *described))
@@ -176,7 +176,7 @@ def _use_gpus(
     gpus = seen[:n]
     counts = [n // len(gpus) + (i < n % len(gpus)) for i in range(len(gpus))]
     limit = None if whole else _limit(counts, len(seen), report)
-    with quiet.kept_back():
+    with _quiet.kept_back():
         details = [tf.config.experimental.get_device_details(gpu) for gpu in gpus]
     tf.config.set_visible_devices(gpus, "GPU")
     dealt: list[tuple[int, int, _Device]] = []  # the place of each on its GPU, and the GPU's

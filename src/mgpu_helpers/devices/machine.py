@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mgpu_helpers import nvml
-from mgpu_helpers.wording import counted
+from mgpu_helpers._formatting import counted
 
 NAME = "CUDA_VISIBLE_DEVICES"
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mgpu_helpers import nvml
-from mgpu_helpers.wording import error_line
+from mgpu_helpers._formatting import error_line
 
 Details = Mapping[str, Any]  # what tf.config.experimental.get_device_details says of a GPU
 TURING = (7, 5)  # the oldest GPUs that cuDNN 9.11 and later know

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from mgpu_helpers import private
-from mgpu_helpers.names import short
-from mgpu_helpers.wording import counted, whole_number
+from mgpu_helpers import _private
+from mgpu_helpers._formatting import counted, whole_number
+from mgpu_helpers._names import short
 
 MODES = ("gpus", "split-gpu", "cores")  # what `setup` makes; the plan of `adopt` says "adopted"
 MEANS = {
@@ -110,7 +110,7 @@ class Plan:
             also="restart the kernel and call devices.setup with more",
         )  # fmt: skip
         config = ConfigProto()
-        config.CopyFrom(private.configured())
+        config.CopyFrom(_private.configured())
         config.log_device_placement = log_placement
         config.allow_soft_placement = soft_placement
         if self.mode == "cores":

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mgpu_helpers import private
+from mgpu_helpers import _private
+from mgpu_helpers._formatting import error_line, whole_number
 from mgpu_helpers._models import is_model, ready
-from mgpu_helpers.wording import error_line, whole_number
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def _twin(model: Any, wanted: Any) -> Any:
     """Make a model of the same weights, compiled anew as the model is; the model is not touched."""
     import keras
 
-    settings = private.compiled_with(model) if model.compiled else {}
+    settings = _private.compiled_with(model) if model.compiled else {}
     own = model.optimizer if model.compiled and wanted is None else None
     if own is not None:
         made = own if own.built else _anew(own)
@@ -162,7 +162,7 @@ def _twin(model: Any, wanted: Any) -> Any:
     if settings.get("loss") is None:
         settings["loss"] = _mean
     settings |= {"optimizer": made, "auto_scale_loss": own is None, "jit_compile": False}
-    twin = private.twin_of(model)
+    twin = _private.twin_of(model)
     keras.Model.compile(twin, **settings)
     return twin
 
@@ -191,7 +191,7 @@ def _anew(optimizer: Any) -> Any:
     except Exception:
         if inner := getattr(optimizer, "inner_optimizer", None):
             return type(optimizer)(_anew(inner))
-        rate, settings = private.rate_and_settings(optimizer)
+        rate, settings = _private.rate_and_settings(optimizer)
         made = type(optimizer).from_config(settings)
         made.learning_rate = rate
         return made
@@ -257,4 +257,4 @@ def _without_memory(create: Callable[..., Any], **settings: Any) -> Any:
     with tf.Graph().as_default():
         value = tf.convert_to_tensor(initial(), settings.get("dtype"))
     kept = {name: settings.get(name) for name in ("trainable", "name")}
-    return private.variable_without_value(shape=value.shape, dtype=value.dtype, **kept)
+    return _private.variable_without_value(shape=value.shape, dtype=value.dtype, **kept)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers import private
+from mgpu_helpers import _private
 
 CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
 BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
@@ -54,7 +54,7 @@ def called(op: Any) -> list[Any]:
         names = op.get_attr("branches")
     else:
         names = [op.get_attr(name) for name in _CALLED.get(op.type, ())]
-    return [private.function_graph(op.graph, each.name) for each in names]
+    return [_private.function_graph(op.graph, each.name) for each in names]
 
 
 def live(graph: Any, outputs: Iterable[int] | None = None) -> Live:

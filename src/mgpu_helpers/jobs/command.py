@@ -33,10 +33,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mgpu_helpers._formatting import signal_name
 from mgpu_helpers._processes import terminal
 from mgpu_helpers.jobs import queue, sweep
 from mgpu_helpers.jobs.records import Report
-from mgpu_helpers.wording import signal_name
 
 WIDTH = 1000  # characters of a line of a log that are shown
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mgpu_helpers import nvml
+from mgpu_helpers._formatting import counted, whole_number
 from mgpu_helpers._processes import locks
 from mgpu_helpers._processes.crew import Crew, named
 from mgpu_helpers._processes.job import Command, Job, log_folder
@@ -21,7 +22,6 @@ from mgpu_helpers._processes.terminal import Progress
 from mgpu_helpers.jobs import records
 from mgpu_helpers.jobs.records import Report
 from mgpu_helpers.jobs.sweep import numbered
-from mgpu_helpers.wording import counted, whole_number
 
 RETRY = 0.2  # seconds between two tries for a device that somebody else holds
 AGAIN = 5.0  # seconds between two looks at GPUs that others use: to ask the driver takes a moment

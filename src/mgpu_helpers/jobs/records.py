@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mgpu_helpers._files import replacing
 from mgpu_helpers._processes.job import COLUMNS, Job, end_of
-from mgpu_helpers.files import replacing
 
 Done = dict[tuple[tuple[str, ...], str], list[dict[str, Any]]]  # by command and folder
 

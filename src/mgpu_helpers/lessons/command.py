@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import mgpu_helpers
-from mgpu_helpers.files import replacing
-from mgpu_helpers.wording import counted
+from mgpu_helpers._files import replacing
+from mgpu_helpers._formatting import counted
 
 # The notebooks, and what they start, read or link to, in folders beside each other as in the
 # repository, so that no link changes. pyproject.toml puts the same into the wheel.

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mgpu_helpers import private
+from mgpu_helpers import _private
+from mgpu_helpers._formatting import size_text, whole_number
 from mgpu_helpers.lessons import networks
 from mgpu_helpers.memory import MemoryUse
-from mgpu_helpers.wording import size_text, whole_number
 
 _TRAINED = (networks.Conv, networks.Dense)
 
@@ -32,7 +32,7 @@ def predict(
         from mgpu_helpers.devices import current
 
         plan = current()
-        onednn = private.uses_onednn() and (plan is None or not plan.on_gpus)
+        onednn = _private.uses_onednn() and (plan is None or not plan.on_gpus)
     weights = 4 * networks.parameters(network)
     return MemoryUse(weights, slots * weights, weights, batch * _per_example(network, onednn))
 

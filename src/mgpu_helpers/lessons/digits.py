@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mgpu_helpers.wording import whole_number
+from mgpu_helpers._formatting import whole_number
 
 _SHIFT = 2  # pixels
 _SHIFTS = [

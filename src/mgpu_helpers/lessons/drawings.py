@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from mgpu_helpers._formatting import size_text
 from mgpu_helpers.charts.base import HOST, IDEAL, axes, corner, style
 from mgpu_helpers.timing import Timing
-from mgpu_helpers.wording import size_text
 
 
 def from_gpus(lesson: str, folder: str | os.PathLike[str] = "../results") -> None:

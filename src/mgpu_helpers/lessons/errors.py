@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from mgpu_helpers import private
+from mgpu_helpers import _private
 from mgpu_helpers.devices.plan import planned
 
 
@@ -51,7 +51,7 @@ def _cycle(tf: Any) -> Any:
     def circle(x: Any) -> Any:
         a = tf.identity(x)
         b = tf.identity(a)
-        private.wait_for(a.op, [b.op])
+        _private.wait_for(a.op, [b.op])
         return b
 
     return circle(tf.constant(1.0))

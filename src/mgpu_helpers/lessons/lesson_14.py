@@ -15,9 +15,9 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from mgpu_helpers import trace
+from mgpu_helpers._names import short
 from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.lessons import digits, networks
-from mgpu_helpers.names import short
 
 READ = 0.05  # seconds that a batch takes to be read, as if from a disk
 PASS = 4  # batches in a pass of the exercise

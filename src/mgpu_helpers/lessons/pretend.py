@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from mgpu_helpers import private
+from mgpu_helpers import _private
 
 
 @contextlib.contextmanager
@@ -22,5 +22,5 @@ def pretend_gpus(n: int) -> Iterator[list[Any]]:
     import tensorflow as tf
 
     gpus = [tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in range(n)]
-    with private.pretended(gpus):
+    with _private.pretended(gpus):
         yield gpus

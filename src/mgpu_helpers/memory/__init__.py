@@ -3,6 +3,7 @@
 Lessons 02 and 03 build it in front of the reader.
 """
 
+from mgpu_helpers._formatting import size_text  # noqa: F401  lessons print bytes with it
 from mgpu_helpers.memory.limits import logical
 from mgpu_helpers.memory.measure import measure
 from mgpu_helpers.memory.predict import fits, predict

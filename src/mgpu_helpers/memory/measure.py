@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from mgpu_helpers._formatting import size_text, whole_number
+from mgpu_helpers._names import short
 from mgpu_helpers.memory.use import at_peak
-from mgpu_helpers.names import short
 from mgpu_helpers.trace import Trace, function_step
 from mgpu_helpers.trace.function import concrete_of
-from mgpu_helpers.wording import size_text, whole_number
 
 FAR = 4  # so many times the largest traced batch is as far as a line is trusted
 _CERTAIN, _SAME, _LEAST = 0.95, 0.6, 0.05

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from mgpu_helpers._formatting import size_text
 from mgpu_helpers.graph.step import training_step
 from mgpu_helpers.graph.walk import BRANCHES, CALLS, LOOPS, Unknown
 from mgpu_helpers.memory.liveness import DEVICE, counted
 from mgpu_helpers.memory.use import MemoryUse, by_use
 from mgpu_helpers.trace.step import Trace
-from mgpu_helpers.wording import size_text
 
 # Threads may take operations in a slightly different order: traced steps of twenty models held 17 %
 # less to 9 % more than was counted (tests/keras_models.py). Where weights are most of what is held,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
+from mgpu_helpers._formatting import size_text
 from mgpu_helpers.trace.records import Allocation, curve
 from mgpu_helpers.trace.step import Trace, traced
-from mgpu_helpers.wording import size_text
 
 # What changes a gradient number by number, or only its shape, on its way to the optimizer.
 _PASSING = {

@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 
-from mgpu_helpers import private
+from mgpu_helpers import _private
+from mgpu_helpers._formatting import size_text
 from mgpu_helpers.trace.records import curve
 from mgpu_helpers.trace.step import Trace, traced
-from mgpu_helpers.wording import size_text
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def _scopes(trace: Trace, layers: Collection[str]) -> dict[str, str]:
     may be called like one of its layers. Variables from outside have their own names.
     """
     paths = {
-        op.name: op.name.removeprefix(private.LOOP).split("/")[:-1]
+        op.name: op.name.removeprefix(_private.LOOP).split("/")[:-1]
         for op in trace.ops
         if not op.name.startswith("outside")
     }

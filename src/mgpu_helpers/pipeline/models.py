@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mgpu_helpers import private
+from mgpu_helpers import _private
+from mgpu_helpers._formatting import counted
 from mgpu_helpers._models import graph_of, ready, takes_training
 from mgpu_helpers.pipeline.run import Made, Stage
-from mgpu_helpers.wording import counted
 
 
 def stages(model: Any, cuts: Sequence[str], devices: Sequence[str]) -> list[Stage]:
@@ -37,7 +37,7 @@ def stages(model: Any, cuts: Sequence[str], devices: Sequence[str]) -> list[Stag
 
     ready(model, functional=True)
     model = graph_of(model)
-    nodes = private.calls_of(model)
+    nodes = _private.calls_of(model)
     at = [0, *_starts(nodes, cuts, devices), len(nodes)]
     devices = checked(devices)
     borders = [model.inputs, *(_crossing(model, nodes)[i] for i in at[1:-1]), model.outputs]
@@ -73,7 +73,7 @@ def places(model: Any) -> dict[str, list[str]]:
     """
     ready(model, functional=True, single=False)
     model = graph_of(model)
-    nodes = private.calls_of(model)
+    nodes = _private.calls_of(model)
     crossing = _crossing(model, nodes)
     found: dict[str, list[str]] = {}
     for name, i in _first_calls(nodes).items():
@@ -134,21 +134,21 @@ def _function(
     def enter(x: Any) -> dict[int, Any]:
         values, masks = (keras.tree.flatten(entry(x)), {}) if s == 0 else x
         for i, mask in masks.items():
-            private.set_mask(values[i], mask)  # which a loss uses
+            _private.set_mask(values[i], mask)  # which a loss uses
         return {id(t): value for t, value in zip(borders[s], values, strict=True)}
 
     def leave(values: Mapping[int, Any]) -> Any:
         made = [values[id(t)] for t in borders[s + 1]]
         if s + 2 == len(borders):
             return keras.tree.pack_sequence_as(model.output, made) if len(made) > 1 else made[0]
-        masks = {i: private.mask_of(value) for i, value in enumerate(made)}
+        masks = {i: _private.mask_of(value) for i, value in enumerate(made)}
         return made, {i: mask for i, mask in masks.items() if mask is not None}
 
     def function(given: Mapping[str, Any], x: Any) -> Made:
         values, pairs = enter(x), [(v, given[path]) for path, v in variables.items()]
         with keras.StatelessScope(pairs, collect_losses=True) as scope:
             for node in nodes:
-                args, named = private.run_call(node, values)
+                args, named = _private.run_call(node, values)
                 if takes_training(node.operation):
                     named["training"] = True
                 made = node.operation(*args, **named)

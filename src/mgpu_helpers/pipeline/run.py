@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mgpu_helpers import private, towers
+from mgpu_helpers import _private, towers
+from mgpu_helpers._formatting import error_line
 from mgpu_helpers._train import HOST, home_of, read
 from mgpu_helpers.pipeline.schedule import one_by_one, run_times
 from mgpu_helpers.pipeline.tasks import stream
 from mgpu_helpers.towers.shards import rows, shares
-from mgpu_helpers.wording import error_line
 
 
 @dataclass(frozen=True)
@@ -294,7 +294,7 @@ def updater(stages: Sequence[Stage], optimizer: Any) -> Callable[[Mapping[str, A
             place = home_of(list(weights.values()))
             with tf.device(place):
                 made = type(given).from_config({**given.get_config(), "global_clipnorm": None})
-                private.exclude_as(given, made)
+                _private.exclude_as(given, made)
                 made.build(list(weights.values()))
             own.append((made, place, weights))
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from mgpu_helpers import private
+from mgpu_helpers import _private
 from mgpu_helpers.trace.records import Op
 from mgpu_helpers.trace.step import Trace, traced
 
@@ -85,16 +85,16 @@ def stream(tasks: Sequence[Sequence[Any]]) -> None:
 
     for task in tasks:
         for before, op in itertools.pairwise(op for op in task if SLOW.search(op.type)):
-            private.wait_for(op, [before])
+            _private.wait_for(op, [before])
     done: set[Any] = set()
     for task, following in itertools.pairwise(task for task in tasks if task):
         done.update(task)
         used = {t.op for op in task for t in op.inputs}
         with tf.device(task[0].device), tf.control_dependencies(None):
             over = tf.no_op()
-        private.wait_for(over, [op for op in task if op not in used])
+        _private.wait_for(over, [op for op in task if op not in used])
         for op in _begins(following, done):
-            private.wait_for(op, [over])
+            _private.wait_for(op, [over])
 
 
 def _begins(task: Sequence[Any], done: Set[Any]) -> list[Any]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from mgpu_helpers._formatting import counted, size_text
 from mgpu_helpers.scaling.links import Link
 from mgpu_helpers.scaling.model import (
     TERMS,
@@ -23,7 +24,6 @@ from mgpu_helpers.scaling.model import (
     step_time,
     used_by,
 )
-from mgpu_helpers.wording import counted, size_text
 
 ALWAYS = tuple(term for term in TERMS if term != "input")  # what is not asked for by name
 NOISE = 1e-9  # relative errors below this are rounding

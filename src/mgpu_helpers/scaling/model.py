@@ -16,8 +16,8 @@ from dataclasses import dataclass, fields, replace
 from numbers import Real
 from typing import Any, Self
 
+from mgpu_helpers._formatting import counted, whole_number
 from mgpu_helpers.scaling.links import Link
-from mgpu_helpers.wording import counted, whole_number
 
 KEPT = {"device": "", "host": ", variables on the host", "ring": ", averaged in a ring"}
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mgpu_helpers.wording import counted, whole_number
+from mgpu_helpers._formatting import counted, whole_number
 
 
 def replica_sizes(batch: int, replicas: int) -> list[int]:

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mgpu_helpers import private
+from mgpu_helpers import _private
+from mgpu_helpers._formatting import counted
 from mgpu_helpers._train import HOST
-from mgpu_helpers.wording import counted
 
 
 def of_keras(losses: Any) -> Any:
@@ -30,7 +30,7 @@ def of_keras(losses: Any) -> Any:
                     "one number: give it 'sum_over_batch_size'."
                 )
             return found
-        return private.loss_of(found)
+        return _private.loss_of(found)
 
     found = keras.tree.map_structure(each, losses)
     if all(loss is None for loss in keras.tree.flatten(found)):
@@ -112,12 +112,12 @@ def _part(loss: Any, labels: Any, outputs: Any, weights: Any, factor: float) -> 
     import keras
     import tensorflow as tf
 
-    masks = [private.mask_of(outputs)]
+    masks = [_private.mask_of(outputs)]
 
     class Noted(keras.losses.Loss):
         def call(self, y_true: Any, y_pred: Any) -> Any:
             found = tf.convert_to_tensor(loss.call(y_true, y_pred))
-            masks.append(private.mask_of(found))  # of ignore_class
+            masks.append(_private.mask_of(found))  # of ignore_class
             if not found.shape.rank:  # a mean already
                 masks.clear()
             return found
@@ -125,7 +125,7 @@ def _part(loss: Any, labels: Any, outputs: Any, weights: Any, factor: float) -> 
     class Counted(keras.losses.Loss):
         def call(self, y_true: Any, y_pred: Any) -> Any:
             one = tf.ones([], self.dtype)
-            private.set_mask(one, masks[-1])
+            _private.set_mask(one, masks[-1])
             return one
 
     named = {"name": loss.name, "dtype": loss.dtype}

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from mgpu_helpers._formatting import counted
 from mgpu_helpers._train import HOST
-from mgpu_helpers.wording import counted
 
 
 def split(batch: Any, n: int, *, uneven: bool = False, into: str = "device") -> list[Any]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mgpu_helpers import private
+from mgpu_helpers import _private
 from mgpu_helpers._models import graph_of, ready, takes_training
 from mgpu_helpers._train import HOST, read
 
@@ -67,7 +67,7 @@ def in_step(
     Each layer runs in all towers before the next one does. A BatchNormalization normalizes by the
     moments of all of them, which count by the shares of the batch.
     """
-    with private.call_of(model):
+    with _private.call_of(model):
         return _run(model, towers, xs, shares)
 
 
@@ -108,7 +108,7 @@ def _run(
                 moments: Any = contextlib.nullcontext()
                 if normalizes(operation):
                     found = _moments(operation, towers, given, shares)
-                    moments = private.with_moments(operation, *found)
+                    moments = _private.with_moments(operation, *found)
                 with moments:
                     results = []
                     for tower, (args, named) in zip(towers, given, strict=True):
@@ -124,8 +124,8 @@ def _run(
             inputs.append(keras.tree.flatten(entry(x)))
     each_input = map(_Each, zip(*inputs, strict=True))
     values = dict(zip(map(id, graph.inputs), each_input, strict=True))
-    for node in private.calls_of(graph):
-        args, named = private.run_call(node, values)
+    for node in _private.calls_of(graph):
+        args, named = _private.run_call(node, values)
         made = on_each(node.operation)(*args, **named)
         values |= zip(map(id, node.outputs), keras.tree.flatten(made), strict=True)
     made = [values[id(t)] for t in graph.outputs]
@@ -151,9 +151,9 @@ def _moments(
     means, variances, counts = [], [], []
     for tower, ((x,), named), share in zip(towers, given, shares, strict=True):
         with tower.block(), tf.name_scope(layer.name):
-            mask = named.get("mask", private.mask_of(x))
+            mask = named.get("mask", _private.mask_of(x))
             x = tf.cast(x, keras.backend.result_type(x.dtype, "float32"))
-            mean, variance = private.moments(layer, x, mask)
+            mean, variance = _private.moments(layer, x, mask)
             means.append(mean)
             variances.append(variance)
             count = share if mask is None else tf.math.count_nonzero(mask)

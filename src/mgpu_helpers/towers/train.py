@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mgpu_helpers import private
+from mgpu_helpers import _private
 from mgpu_helpers._models import ready, takes_training
 from mgpu_helpers._train import HOST, home_of
 from mgpu_helpers.towers.averages import average, total
@@ -62,7 +62,7 @@ def train_step(
     ready(model, trained=True, compiled=loss is None or optimizer is None)
     _check_layers(model, batch_norm)
     if loss is None:
-        given = private.compiled_with(model)
+        given = _private.compiled_with(model)
         loss = given["loss"]
         loss_weights = given["loss_weights"] if loss_weights is None else loss_weights
     loss, optimizer = of_keras(loss), _optimizer(optimizer, model)
@@ -200,12 +200,12 @@ def _optimizer(optimizer: Any, model: Any) -> Any:
 
 
 def _check_layers(model: Any, batch_norm: str | None) -> None:
-    if keeps := [x.name for x in private.layers_of(model) if getattr(x, "stateful", False)]:
+    if keeps := [x.name for x in _private.layers_of(model) if getattr(x, "stateful", False)]:
         raise ValueError(
             f"the layer {keeps[0]!r} of {model.name} keeps a state for each example from batch to "
             "batch (stateful=True), which a shard has not: make it without."
         )
-    layers = [layer for layer in private.layers_of(model) if normalizes(layer)]
+    layers = [layer for layer in _private.layers_of(model) if normalizes(layer)]
     if batch_norm not in ("average", "sync", None) or layers and batch_norm is None:
         names = ", ".join(layer.name for layer in layers[:3])
         raise ValueError(

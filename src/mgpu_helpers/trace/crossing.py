@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import Any
 
-from mgpu_helpers import private
-from mgpu_helpers.names import short
+from mgpu_helpers import _private
+from mgpu_helpers._names import short
 from mgpu_helpers.trace.operations import plain_name, size_of
 from mgpu_helpers.trace.records import Collective, Copy, Op, nanos
 
@@ -33,7 +33,7 @@ def copies_of(
             uses[tensor.partition(":")[0]].append(by_name[node.name].start)
     copies = []
     for node in nodes.values():
-        if node.op not in private.RECEIVES:
+        if node.op not in _private.RECEIVES:
             continue
         tensor = sent.get(node.attr["tensor_name"].s)
         source = short(node.attr["send_device"].s.decode())
@@ -56,14 +56,14 @@ def sends(nodes: dict[str, Any]) -> tuple[dict[bytes, str], dict[str, str]]:
     """
     sent, relays = {}, {}
     for node in nodes.values():
-        if node.op in private.SENDS:
+        if node.op in _private.SENDS:
             tensor = node.input[0]
             if re.search(r"/ctrl/_\d+$", tensor):
                 relays[tensor] = tensor = nodes[tensor].input[0]
             sent[node.attr["tensor_name"].s] = tensor
     for node in nodes.values():
         source = nodes.get(node.input[0]) if node.op == "Identity" else None
-        if source is not None and source.op in private.RECEIVES:
+        if source is not None and source.op in _private.RECEIVES:
             tensor = sent.get(source.attr["tensor_name"].s, "")
             if tensor.startswith("^"):
                 relays[node.name] = tensor
@@ -76,11 +76,11 @@ def edges_of(
     """List who needs whom, through copies as if there were none; and who only waits for whom."""
     fed, edges = set(), set()
     for node in nodes.values():
-        if node.op in private.SENDS | private.RECEIVES or node.name in relays:
+        if node.op in _private.SENDS | _private.RECEIVES or node.name in relays:
             continue
         for tensor in node.input:
             maker = _maker(tensor)
-            if maker in nodes and nodes[maker].op in private.RECEIVES:
+            if maker in nodes and nodes[maker].op in _private.RECEIVES:
                 maker = sent.get(nodes[maker].attr["tensor_name"].s, "")
             if maker := _maker(relays.get(maker, maker)):
                 edge = plain_name(maker), plain_name(node.name)

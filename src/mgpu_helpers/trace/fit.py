@@ -6,10 +6,10 @@ import contextlib
 import warnings
 from typing import Any
 
+from mgpu_helpers._formatting import error_line
 from mgpu_helpers._models import ready
 from mgpu_helpers.trace.function import function_step
 from mgpu_helpers.trace.step import Trace
-from mgpu_helpers.wording import error_line
 
 
 def fit_step(model: Any, data: Any) -> Trace:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Set
 from typing import Any
 
-from mgpu_helpers import private
+from mgpu_helpers import _private
 from mgpu_helpers.trace.outside import copied, given
 from mgpu_helpers.trace.read import session_step
 from mgpu_helpers.trace.step import Trace
@@ -28,7 +28,7 @@ def function_step(function: Callable[..., Any], *args: Any, **named: Any) -> tup
     import tensorflow as tf
 
     concrete, arguments = concrete_of(function, args, named)
-    around = private.device_around()
+    around = _private.device_around()
     outside = given(concrete, arguments)
     fed = {each.name: each.value for each in outside if each.label is None}
     with tf.Graph().as_default() as graph:
@@ -63,7 +63,7 @@ def _session(graph: Any) -> Any:
         config = plan.session_config(soft_placement=True)
     else:
         config = tf.compat.v1.ConfigProto()
-        config.CopyFrom(private.configured())
+        config.CopyFrom(_private.configured())
     # TensorFlow leaves graphs below a size alone. What sets hundreds of variables once would take
     # as long to optimize as a small model.
     config.graph_options.rewrite_options.min_graph_nodes = max(4, len(graph.get_operations()) + 1)
@@ -113,7 +113,7 @@ def concrete_of(function: Callable[..., Any], args: Any, named: Any) -> tuple[An
                 "as model.fit, evaluate and predict do: trace a step of fit with trace.fit_step, "
                 "and write a decision of your own with tf.cond."
             ) from error
-        if not private.makes_variables(error):
+        if not _private.makes_variables(error):
             raise
         raise ValueError(
             "the function makes variables at each call, and its graph could hold none: make them "
@@ -133,7 +133,7 @@ def concrete_of(function: Callable[..., Any], args: Any, named: Any) -> tuple[An
 def _compiles(node: Any) -> bool:
     """Say whether XLA compiles a function, or what a node calls, by its definition."""
     # attr[...] would add what it does not find, and then no function could call this one.
-    compiles = node.attr.get(private.MUST_COMPILE)
+    compiles = node.attr.get(_private.MUST_COMPILE)
     return compiles is not None and compiles.b
 
 

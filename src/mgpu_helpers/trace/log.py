@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mgpu_helpers import private, quiet
-from mgpu_helpers.names import order, short
-from mgpu_helpers.wording import table
+from mgpu_helpers import _private, _quiet
+from mgpu_helpers._formatting import table
+from mgpu_helpers._names import order, short
 
 _LINE = re.compile(r"(?:^|\] )(\S+): \((\w+)\): (/job:\S+)$")
 _MAPPING = re.compile(r"Device mapping:|/job:\S+ -> ")  # the list of GPUs, printed before the log
-_INNER = {*private.BOUNDARY, "NoOp"}
+_INNER = {*_private.BOUNDARY, "NoOp"}
 
 
 @dataclass(frozen=True)
@@ -69,17 +69,17 @@ def placement() -> Iterator[Placement]:
     # Graphs are handed over optimized: constants folded, operations fused. Show what was written.
     options = {"disable_meta_optimizer": False} | tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    private.collect_graphs()
+    _private.collect_graphs()
     through_python = io.StringIO()  # in a notebook TensorFlow also prints through Python
     try:
-        with quiet.redirected(1) as printed, contextlib.redirect_stdout(through_python):
+        with _quiet.redirected(1) as printed, contextlib.redirect_stdout(through_python):
             try:
                 yield log
             finally:
                 printed.seek(0)
                 text = through_python.getvalue() + printed.read().decode(errors="replace")
     finally:
-        graphs = private.collected_graphs()
+        graphs = _private.collected_graphs()
         tf.config.optimizer.set_experimental_options(options)
         lines = [line for line in text.splitlines() if not _MAPPING.match(line)]
         log.raw = tuple(line for line in lines if _LINE.search(line))
@@ -89,5 +89,5 @@ def placement() -> Iterator[Placement]:
     rows = {Placed(name, kind, short(device)) for name, kind, device in said}
     nodes = (node for graph in graphs for node in graph.node)
     rows |= {Placed(node.name, node.op, short(node.device)) for node in nodes if node.device}
-    shown = [r for r in rows if r.type not in _INNER and not r.type.startswith(private.ONEDNN)]
+    shown = [r for r in rows if r.type not in _INNER and not r.type.startswith(_private.ONEDNN)]
     log.rows = tuple(sorted(shown, key=lambda r: (order(r.device), r.name, r.type)))

@@ -8,19 +8,19 @@ import re
 from collections import Counter, defaultdict
 from typing import Any
 
-from mgpu_helpers import private
+from mgpu_helpers import _private
 from mgpu_helpers.trace.records import Op
 
 # What the executor adds: the ends of the step, and the two ends of a copy.
-_PLUMBING = {"NoOp", private.RESULT}
-_ONEDNN = re.compile(f"^{private.ONEDNN}(Native)?")
+_PLUMBING = {"NoOp", _private.RESULT}
+_ONEDNN = re.compile(f"^{_private.ONEDNN}(Native)?")
 # NCCL's kernels carry no operation, but the host ends these when their kernels have ended.
 _TOGETHER = re.compile("_?(Nccl|Collective)[A-Z]")
 
 
 def plain_name(name: str) -> str:
     """Give the name that an operation has for people: what is fed has that of its placeholder."""
-    return re.sub(rf"^{private.FED}(.+)_\d+_\d+$", r"\1", name)
+    return re.sub(rf"^{_private.FED}(.+)_\d+_\d+$", r"\1", name)
 
 
 def bytes_of(output: Any) -> int | None:
@@ -87,7 +87,7 @@ def operations(
 
 def _type(op: str) -> str:
     """Name the operation that was asked for, where the executor put its own in its place."""
-    return "Placeholder" if op == private.ARGUMENT else re.sub(_ONEDNN, "", op)
+    return "Placeholder" if op == _private.ARGUMENT else re.sub(_ONEDNN, "", op)
 
 
 def _label(label: str) -> str:

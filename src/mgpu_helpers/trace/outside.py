@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mgpu_helpers import private
+from mgpu_helpers import _private
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def given(concrete: Any, arguments: list[Any]) -> list[Given]:
     for i, (inner, outer) in enumerate(zip(concrete.inputs, outside, strict=True)):
         variable = None
         if outer.dtype in (tf.resource, tf.variant):
-            variable = private.resource_data(inner)
+            variable = _private.resource_data(inner)
             if not variable.is_set:
                 raise ValueError(
                     f"the function uses {inner.name}, a dataset, an iterator, a table or the like, "

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from mgpu_helpers.names import order
+from mgpu_helpers._names import order
 from mgpu_helpers.trace.layers import layer
 from mgpu_helpers.trace.records import Copy, Op, lanes
 

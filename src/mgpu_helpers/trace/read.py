@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from mgpu_helpers.names import order, short
+from mgpu_helpers._names import order, short
 from mgpu_helpers.trace.crossing import collectives_of, copies_of, edges_of, sends
 from mgpu_helpers.trace.operations import kernels_of, operations, plain_name
 from mgpu_helpers.trace.records import Allocation, curve

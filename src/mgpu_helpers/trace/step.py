@@ -10,12 +10,12 @@ from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from mgpu_helpers import files
-from mgpu_helpers.names import order
+from mgpu_helpers import _files
+from mgpu_helpers._formatting import counted, size_text, table, whole_number
+from mgpu_helpers._names import order
 from mgpu_helpers.trace.layers import naming
 from mgpu_helpers.trace.perfetto import events
 from mgpu_helpers.trace.records import Allocation, Collective, Copy, Op, curve, nanos
-from mgpu_helpers.wording import counted, size_text, table, whole_number
 
 FORMAT = 1  # of a file
 _RECORDS = {"ops": Op, "copies": Copy, "allocations": Allocation, "collectives": Collective}
@@ -212,7 +212,7 @@ def _tuples(value: Any) -> Any:
 
 
 def _write(path: str | os.PathLike[str], data: dict[str, Any]) -> None:
-    with files.replacing(path) as file:
+    with _files.replacing(path) as file:
         file.write(json.dumps(data, allow_nan=False, separators=(",", ":")).encode())
 
 

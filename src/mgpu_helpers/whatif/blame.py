@@ -8,13 +8,13 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from mgpu_helpers.names import order
+from mgpu_helpers._formatting import counted
+from mgpu_helpers._names import order
 from mgpu_helpers.trace.layers import layer
 from mgpu_helpers.trace.records import Op, lanes, nanos
 from mgpu_helpers.trace.step import Trace, traced
 from mgpu_helpers.whatif.model import CHEAP
 from mgpu_helpers.whatif.work import Task, apart, met, on_cpu_threads, tasks_of, unknown
-from mgpu_helpers.wording import counted
 
 COPY, CORE, OVERHEAD = "copies", "a free core", "overhead"
 _SHOWN = 3  # what a device waited for, by name

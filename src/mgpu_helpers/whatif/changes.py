@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from mgpu_helpers.names import order
+from mgpu_helpers._formatting import counted, whole_number
+from mgpu_helpers._names import order
 from mgpu_helpers.scaling.model import positive
 from mgpu_helpers.timing import Comparison, Timing
 from mgpu_helpers.trace.step import Trace, traced
@@ -16,7 +17,6 @@ from mgpu_helpers.whatif.edit import in_towers, over_link, scaled_by
 from mgpu_helpers.whatif.machine import Machine, measured
 from mgpu_helpers.whatif.model import seconds
 from mgpu_helpers.whatif.work import Task, apart, home_of, tasks_of, threads_of
-from mgpu_helpers.wording import counted, whole_number
 
 Steps = Trace | Sequence[Trace]
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 
-from mgpu_helpers.names import order
+from mgpu_helpers._names import order
 from mgpu_helpers.trace.layers import layer
 from mgpu_helpers.whatif.machine import Machine
 from mgpu_helpers.whatif.model import CHEAP

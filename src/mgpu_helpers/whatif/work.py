@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 
-from mgpu_helpers.names import order
+from mgpu_helpers._names import order
 from mgpu_helpers.trace.records import Collective, Op, nanos
 from mgpu_helpers.trace.step import Trace
 

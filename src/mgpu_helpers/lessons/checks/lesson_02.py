@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers import devices, private
+from mgpu_helpers import _private, devices
 from mgpu_helpers.lessons.checks.judge import call, exercise, expect, listed, numbers
 from mgpu_helpers.lessons.pretend import pretend_gpus
 
@@ -51,7 +51,7 @@ def last_two_grow(function: Any) -> str:
         with pretend_gpus(n) as gpus:
             wanted = [gpu.name[-5:] for gpu in gpus[-2:]]
             call(function, list(gpus))
-            expect(not private.started(), "it started TensorFlow: make the settings and no tensor")
+            expect(not _private.started(), "it started TensorFlow: make the settings and no tensor")
             expect(tf.config.get_visible_devices("CPU"), "it hides the CPU, and TensorFlow does "
                    'not start without one: set_visible_devices(…, "GPU") leaves it visible')
             seen = sorted(gpu.name[-5:] for gpu in tf.config.get_visible_devices("GPU"))

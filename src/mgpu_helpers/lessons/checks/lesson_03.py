@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers import trace
+from mgpu_helpers._formatting import counted, size_text
 from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.lessons import count, networks
 from mgpu_helpers.lessons.checks.judge import call, exercise, expect, listed, numbers, same_as
-from mgpu_helpers.wording import counted, size_text
 
 CLOSE = 0.1  # what a traced step and a count may differ by
 

@@ -13,8 +13,8 @@ from unittest import mock
 
 import numpy as np
 
+from mgpu_helpers._formatting import counted
 from mgpu_helpers.lessons.checks.judge import call, exercise, expect, same_as
-from mgpu_helpers.wording import counted
 
 
 def _visible() -> Iterator[tuple[str, str]]:

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from mgpu_helpers._formatting import counted
 from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, expect, listed, same_as, truth
-from mgpu_helpers.wording import counted
 
 LIMIT = 10.0  # seconds that functions wait for each other: those that run at once need none
 

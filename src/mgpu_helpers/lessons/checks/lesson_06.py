@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers import devices
+from mgpu_helpers._names import order
 from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.lessons.checks import judge
 from mgpu_helpers.lessons.checks.judge import PRODUCTS, NotYet, call, exercise, expect, numbers
-from mgpu_helpers.names import order
 
 # What moves numbers and computes none.
 MOVES = {

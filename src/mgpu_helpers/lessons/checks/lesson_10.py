@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from mgpu_helpers._formatting import counted
 from mgpu_helpers.lessons import schedules
 from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, expect, listed, numbers
-from mgpu_helpers.wording import counted
 
 
 @exercise

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers import scaling
+from mgpu_helpers._formatting import counted
 from mgpu_helpers.lessons.checks.judge import same_as
-from mgpu_helpers.wording import counted
 
 
 def _claims() -> list[tuple[float, ...]]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from mgpu_helpers._formatting import counted
 from mgpu_helpers.lessons.checks.judge import call, exercise, expect, listed, numbers, same_as
-from mgpu_helpers.wording import counted
 
 
 @exercise

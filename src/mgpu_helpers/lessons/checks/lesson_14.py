@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from mgpu_helpers._formatting import counted
 from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.lessons import lesson_14
 from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, expect, same_as
 from mgpu_helpers.timing import Timing
-from mgpu_helpers.wording import counted
 
 Ops = Mapping[str, tuple[str, float, str]]
 LOOK = {  # how each of the three shows

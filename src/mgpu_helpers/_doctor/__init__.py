@@ -6,7 +6,7 @@
 The command prints this, and more, and the plan.
 """
 
-from mgpu_helpers.doctor.facts import gather
-from mgpu_helpers.doctor.report import diagnose
+from mgpu_helpers._doctor.facts import gather
+from mgpu_helpers._doctor.report import diagnose
 
 __all__ = ["diagnose", "gather"]

@@ -8,8 +8,8 @@ import sys
 import textwrap
 import traceback
 
-from mgpu_helpers.doctor.facts import LIBRARIES, Facts
-from mgpu_helpers.wording import counted, error_line, table
+from mgpu_helpers._doctor.facts import LIBRARIES, Facts
+from mgpu_helpers._formatting import counted, error_line, table
 
 INSTALL = 'pip install "mgpu-helpers[gpu]" (in the project: make lab GPU=1)'
 CUDA_ERRORS: dict[int | str, str] = {
@@ -32,7 +32,7 @@ def diagnose(facts: Facts) -> list[str]:
     Gives a sentence for each cause, and for what is wrong with TF_CONFIG; [] where every GPU that
     works is used.
 
-    >>> from mgpu_helpers.doctor import gather
+    >>> from mgpu_helpers._doctor import gather
     >>> causes = diagnose(gather())
     """
     return _gpus(facts) + list(facts.cluster or ())
