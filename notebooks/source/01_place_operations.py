@@ -310,6 +310,7 @@ for chooser in [leave, by_type]:
 with tf.Graph().as_default() as wrong, tf.device("/GPU:9"):
     zero = tf.zeros([], name="lost")
 
+# %%
 try:
     run_logged(wrong, zero)
 except tf.errors.InvalidArgumentError as error:

@@ -421,6 +421,7 @@ def read(path):
     return [json.loads(line) for line in (folder / path).read_text().splitlines()]
 
 
+# %%
 def table(rows, *columns):
     print(*(f"{column:22}" for column in columns))
     for row in sorted(rows, key=lambda row: row["name"]):

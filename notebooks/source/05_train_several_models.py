@@ -207,6 +207,7 @@ def values(models):
     return [np.asarray(value) for value in sum(both, [])]
 
 
+# %%
 def learned(way):
     pair = {name: build(units[name], homes[name]) for name in units}
     members = [ensemble.from_keras(name, model) for name, model in pair.items()]

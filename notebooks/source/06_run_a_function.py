@@ -181,6 +181,7 @@ def losses(x, y):
     return keras.losses.sparse_categorical_crossentropy(y, model(x), from_logits=True)
 
 
+# %%
 def gradient_on_host(x, y):
     with tf.device(plan.host):
         with tf.GradientTape() as tape:
@@ -188,6 +189,7 @@ def gradient_on_host(x, y):
         return tape.gradient(loss, weights)
 
 
+# %%
 _, step = trace.function_step(gradient_on_host, images, labels)
 print_products(step)
 

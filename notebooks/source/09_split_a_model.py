@@ -466,6 +466,7 @@ with tf.device(first):
 with tf.device(second):
     copy = tf.Variable(2.0)
 
+# %%
 for name, other in [("a copy", copy), ("one variable", w)]:
     with tf.GradientTape() as tape:
         value = tf.reduce_mean(other * (w * some))

@@ -123,6 +123,7 @@ def forward(stage, x):
         return Kept(x, stage.function(stage.weights, x))
 
 
+# %%
 def back(stage, kept, gradient):
     wanted = [*stage.weights.values(), kept.x]
     with tf.device(stage.device):

@@ -485,10 +485,13 @@ def check(name, *configs, no_proxy="127.0.0.1,invalid", **environment):
     print(f"{name}: {re.sub('[0-9]{4,5}', 'PORT', sentences[0])}")
 
 
+# %%
 check("not started ", tf_config(0, [a, b]))
 check("no such host", tf_config(0, ["nowhere.invalid:20000", "lost.invalid:20000"]))
 check("wrong chief ", tf_config(0, [a, b]), tf_config(1, [c, b]))
 check("proxy       ", tf_config(0, [a, b]), http_proxy="http://proxy:3128", no_proxy="")
+
+# %%
 check("same index  ", tf_config(1, [a, b]), tf_config(1, [a, b]))
 check("port taken  ", tf_config(0, hosts))
 check("index       ", tf_config(2, [a, b]))
