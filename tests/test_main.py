@@ -272,8 +272,8 @@ def test_run_goes_on_after_a_crash(run_scripts, tmp_path, core):
     (["echo.py", "--grid", "width"], "'width' is no axis"),
     (["echo.py", "--each", "/dev/null"], "'/dev/null' has no jobs"),
     (["echo.py", "nowhere.py"], "no file 'nowhere.py' here"),
-    (["echo.py", "--free", "99999"], "--free 99999, but"),
-    (["text"], "'text' is no Python file"),
+    (["echo.py", "--free", "99999"], "--free 99999 is"),
+    (["text"], "'text' is no program"),
 ])  # fmt: skip
 def test_run_refuses_what_it_cannot_do_with_a_sentence(run_scripts, tmp_path, arguments, says):
     (tmp_path / "text").write_text("echo")

@@ -117,7 +117,8 @@ def test_in_pieces(plan, taught, order):
             for device, name, shape in shapes
         ]
         schedule = order(2, 4)
-        built = taught("in_pieces", "forward", "add")(stages, loss, x, y, schedule)
+        in_pieces = taught("in_pieces", "forward", "back", "loss_gradient", "add")
+        built = in_pieces(stages, loss, x, y, schedule)
         _, held = pipeline.gradients(stages, loss, x, y, schedule)
         with tf.compat.v1.Session(config=plan.session_config(soft_placement=True)) as session:
             ours, theirs = session.run([built, held])

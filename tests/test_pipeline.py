@@ -155,11 +155,9 @@ def test_an_order_that_cannot_run_is_refused_with_its_task(schedule, named):
 # The stages of the lessons' networks
 
 
-@pytest.mark.parametrize("starts, named", [
-    ([*"abcd"], "5 stages"), (["a"], "stage 0"), (["c", "b"], "stage 2"), (["c", "e"], "'e'"),
-])  # fmt: skip
-def test_a_cut_that_cannot_be_is_refused(starts, named):
-    with pytest.raises(ValueError, match=named):
+@pytest.mark.parametrize("starts", [[*"abcd"], ["a"], ["c", "b"], ["c", "e"]])
+def test_a_cut_that_cannot_be_is_refused(starts):
+    with pytest.raises(ValueError, match=starts[-1]):
         networks.cut(DENSE, starts)
 
 

@@ -80,59 +80,63 @@ class Fit:
         takes.
         """
         parts = step_time(self.workload, layout, self.cost)
-        self._check(layout)
+        _check(self, layout)
         low = high = None
-        if self._spare > 0:
-            factor = self._factor(asks(self.workload, layout, self.terms) / parts.total, 1)
+        if _spare(self) > 0:
+            factor = _factor(self, asks(self.workload, layout, self.terms) / parts.total, 1)
             low, high = parts.total / factor, parts.total * factor
-        return replace(parts, low=low, high=high, doubts=self._doubts(layout))
+        return replace(parts, low=low, high=high, doubts=_doubts(self, layout))
 
-    @property
-    def _spare(self) -> int:
-        return len(self.measurements) - len(self.terms)
 
-    def _factor(self, slope: np.ndarray, fresh: int) -> float:
-        """Give the factor by which a prediction may be off, either way.
+def _spare(fit: Fit) -> int:
+    """Count the rows beyond those that the terms need."""
+    return len(fit.measurements) - len(fit.terms)
 
-        slope is the derivative of its logarithm by each fitted cost. fresh is how many new steps
-        it is compared with, each with the scatter of a row: 1 for a time, 2 for a ratio of times.
-        """
-        measured, scale = matrix(self.workload, self.measurements, self.terms)
-        leverage = np.linalg.norm(slope / scale @ np.linalg.pinv(measured, rcond=NOISE))
-        scatter = math.sqrt(sum(e**2 for e in self.errors) / self._spare)
-        return math.exp(student(self._spare) * scatter * math.sqrt(fresh + leverage**2))
 
-    def _check(self, layout: Layout, given: Sequence[str] = ()) -> None:
-        """Raise ValueError if the rows say nothing of what a layout asks, but for given terms."""
-        terms = [term for term in self.asked if term not in given]
-        measured, scale = matrix(self.workload, self.measurements, terms)
-        wanted = asks(self.workload, layout, terms) / scale
-        known = wanted @ np.linalg.pinv(measured, rcond=NOISE) @ measured
-        off = np.abs(wanted - known) > 1e-6 * np.linalg.norm(wanted)
-        missing = [term for term, far in zip(terms, off, strict=True) if far]
-        if missing:
-            why = "; ".join(f"{t} ({self.unidentified.get(t, 'not determined')})" for t in missing)
-            told = f"the rows cannot say what {layout} takes: they do not determine"
-            raise ValueError(f"{told} {why}.")
+def _factor(fit: Fit, slope: np.ndarray, fresh: int) -> float:
+    """Give the factor by which a prediction may be off, either way.
 
-    def _doubts(self, layout: Layout, given: Sequence[str] = ()) -> tuple[str, ...]:
-        """List what speaks against a prediction; the given terms are not the rows' to tell."""
-        most = max(m.layout.devices for m in self.measurements)
-        batches = sorted({m.layout.per_device_batch for m in self.measurements})
-        devices, batch, doubts = layout.devices, layout.per_device_batch, []
-        if devices > most:
-            doubts.append(f"{counted(devices, 'device')}, where the rows have {most} at most")
-        if not batches[0] <= batch <= batches[-1]:
-            span = f"{batches[0]} to {batches[-1]}"
-            doubts.append(f"a per-device batch of {batch:g}, where the rows have {span}")
-        uses = used_by(self.workload, layout)
-        vague = [t for t in self.terms if t in self.unidentified and uses[t] and t not in given]
-        if self._spare <= 0:
-            size = _size(len(self.measurements), len(self.terms))
-            doubts.append(f"{size} leave nothing to tell the spread by")
-        elif vague:
-            doubts.append(f"the rows do not determine {', '.join(vague)}")
-        return tuple(doubts)
+    slope is the derivative of its logarithm by each fitted cost. fresh is how many new steps
+    it is compared with, each with the scatter of a row: 1 for a time, 2 for a ratio of times.
+    """
+    measured, scale = matrix(fit.workload, fit.measurements, fit.terms)
+    leverage = np.linalg.norm(slope / scale @ np.linalg.pinv(measured, rcond=NOISE))
+    scatter = math.sqrt(sum(e**2 for e in fit.errors) / _spare(fit))
+    return math.exp(student(_spare(fit)) * scatter * math.sqrt(fresh + leverage**2))
+
+
+def _check(fit: Fit, layout: Layout, given: Sequence[str] = ()) -> None:
+    """Raise ValueError if the rows say nothing of what a layout asks, but for given terms."""
+    terms = [term for term in fit.asked if term not in given]
+    measured, scale = matrix(fit.workload, fit.measurements, terms)
+    wanted = asks(fit.workload, layout, terms) / scale
+    known = wanted @ np.linalg.pinv(measured, rcond=NOISE) @ measured
+    off = np.abs(wanted - known) > 1e-6 * np.linalg.norm(wanted)
+    missing = [term for term, far in zip(terms, off, strict=True) if far]
+    if missing:
+        why = "; ".join(f"{t} ({fit.unidentified.get(t, 'not determined')})" for t in missing)
+        told = f"the rows cannot say what {layout} takes: they do not determine"
+        raise ValueError(f"{told} {why}.")
+
+
+def _doubts(fit: Fit, layout: Layout, given: Sequence[str] = ()) -> tuple[str, ...]:
+    """List what speaks against a prediction; the given terms are not the rows' to tell."""
+    most = max(m.layout.devices for m in fit.measurements)
+    batches = sorted({m.layout.per_device_batch for m in fit.measurements})
+    devices, batch, doubts = layout.devices, layout.per_device_batch, []
+    if devices > most:
+        doubts.append(f"{counted(devices, 'device')}, where the rows have {most} at most")
+    if not batches[0] <= batch <= batches[-1]:
+        span = f"{batches[0]} to {batches[-1]}"
+        doubts.append(f"a per-device batch of {batch:g}, where the rows have {span}")
+    uses = used_by(fit.workload, layout)
+    vague = [t for t in fit.terms if t in fit.unidentified and uses[t] and t not in given]
+    if _spare(fit) <= 0:
+        size = _size(len(fit.measurements), len(fit.terms))
+        doubts.append(f"{size} leave nothing to tell the spread by")
+    elif vague:
+        doubts.append(f"the rows do not determine {', '.join(vague)}")
+    return tuple(doubts)
 
 
 def fit(
@@ -194,7 +198,7 @@ def speedup(
     given = ("moving", "latency") if link else ()
     told = np.array([term not in given for term in fit.terms])
     for each in (one, layout):
-        fit._check(each, given)
+        _check(fit, each, given)
 
     def seconds(each: Layout, road: Link | None) -> float:
         return step_time(fit.workload, each, fit.cost.over(road)).total
@@ -203,11 +207,11 @@ def speedup(
         examples = layout.global_batch_size / one.global_batch_size
         return examples * seconds(one, road) / seconds(layout, road)
 
-    doubts = fit._doubts(layout, given)
-    if fit._spare <= 0:
+    doubts = _doubts(fit, layout, given)
+    if _spare(fit) <= 0:
         return Estimate(gain(link), doubts=doubts)
     slopes = [told * asks(fit.workload, e, fit.terms) / seconds(e, link) for e in (one, layout)]
-    factor = 1.0 if one == layout else fit._factor(slopes[0] - slopes[1], 2)
+    factor = 1.0 if one == layout else _factor(fit, slopes[0] - slopes[1], 2)
     slow = fast = link
     if link:
         slow, fast = (replace(link, bandwidth=end) for end in (link.low, link.high))

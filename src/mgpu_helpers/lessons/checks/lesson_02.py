@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers import _private, devices
+from mgpu_helpers.lessons import pretend
 from mgpu_helpers.lessons.checks.judge import call, exercise, expect, listed, numbers
-from mgpu_helpers.lessons.pretend import pretend_gpus
 
 _MIB = 2**20
 
@@ -48,7 +48,7 @@ def last_two_grow(function: Any) -> str:
 
     grows = tf.config.experimental.get_memory_growth
     for n in range(2, 9):
-        with pretend_gpus(n) as gpus:
+        with pretend.pretend_gpus(n) as gpus:
             wanted = [gpu.name[-5:] for gpu in gpus[-2:]]
             call(function, list(gpus))
             expect(not _private.started(), "it started TensorFlow: make the settings and no tensor")
