@@ -341,3 +341,9 @@ def test_without_spare_rows_there_is_no_interval_and_a_doubt_says_so():
 def test_what_would_be_silent_is_a_value_error_that_names_it(mistake, named):
     with pytest.raises(ValueError, match=named):
         mistake()
+
+
+@pytest.mark.parametrize("value", [-1e-9, math.inf, math.nan])
+def test_a_cost_that_is_none_is_refused(value):
+    with pytest.raises(ValueError, match=f"moving={value!r}"):
+        Cost(arithmetic=1e-3, moving=value)

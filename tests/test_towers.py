@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -337,3 +339,9 @@ for device in plan.devices:
     assert moved[device, plan.host] == 4 * count
 print("all is well")
 """
+
+
+@pytest.mark.parametrize("weights", [[3, -1], [0, 0]])
+def test_weights_that_would_spoil_an_average_in_silence_are_refused(plan, weights):
+    with pytest.raises(ValueError, match=re.escape(f"weights={weights}")):
+        towers.average([[np.ones(2)], [np.zeros(2)]], weights=weights)

@@ -148,6 +148,11 @@ class Cost:
     input: float = 0.0  #: seconds an example of the global batch, fed by one host
     latency: float = 0.0  #: seconds a message
 
+    def __post_init__(self) -> None:
+        for term in TERMS:
+            if not 0 <= (value := getattr(self, term)) < math.inf:
+                raise ValueError(f"{term}={value!r} is not a cost: use a finite number, 0 or more.")
+
     def over(self, link: Link | None) -> Cost:
         """Give the same cost with another link between the devices; None leaves it as it is."""
         return replace(self, moving=1 / link.bandwidth, latency=link.latency) if link else self

@@ -25,6 +25,8 @@ def average(
     >>> average([[np.array([1.0, 2.0])], [np.array([3.0, 6.0])]])[0].numpy().tolist()
     [2.0, 4.0]
     """
+    import tensorflow as tf
+
     from mgpu_helpers.devices.plan import placed
 
     columns = list(zip(*tower_gradients, strict=True))
@@ -36,6 +38,9 @@ def average(
     with placed(device):
         if weights is None:
             return [_times(1 / len(tower_gradients), _added(column)) for column in columns]
+        known = [weight for weight in weights if not tf.is_tensor(weight)]
+        if min(known, default=0) < 0 or known and len(known) == len(weights) and not sum(known):
+            raise ValueError(f"weights={list(weights)}: none may be below 0, and not all 0.")
         whole = sum(weights)
         shares = [weight / whole for weight in weights]
         scaled = ([_times(*each) for each in zip(shares, c, strict=True)] for c in columns)
