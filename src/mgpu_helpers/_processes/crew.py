@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import time
 from collections.abc import Sequence
@@ -17,33 +18,33 @@ from mgpu_helpers._processes.terminal import Progress
 GLANCE = 0.02  # seconds between two looks at the running jobs
 
 
-class Crew:
+class Crew(abc.ABC):
     """Jobs that run, by number; who inherits from it says what to start, and when to end whom."""
 
     def __init__(self, progress: Progress, began: float) -> None:
         self.running: dict[int, Running] = {}
         self.progress, self.say, self.began = progress, progress.say, began
 
+    @abc.abstractmethod
     def step(self) -> bool:
         """Start and end what is due; False when all is over."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def finish(self, number: int, job: Job, places: Sequence[Place]) -> None:
         """Note how a job ended."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def result(self) -> Any:
         """Give what became of all."""
-        raise NotImplementedError
 
-    def started(self, running: Running) -> None:
+    def started(self, running: Running) -> None:  # noqa: B027  who needs no word of it leaves it
         """Note that a process has started; no signal comes between."""
 
-    def left(self, number: int, running: Running) -> None:
+    def left(self, number: int, running: Running) -> None:  # noqa: B027  likewise
         """Note that a job's process has ended; its children may run yet."""
 
-    def close(self) -> None:
-        """Let go of what is held, however the run ended."""
+    def close(self) -> None:  # noqa: B027  likewise
+        """Free what the run holds, however it ended."""
 
     def now(self) -> float:
         return time.monotonic() - self.began
