@@ -72,9 +72,9 @@ except tf.errors.ResourceExhaustedError as error:
 # The dark parts are CUDA contexts: each process needs a few hundred MB on every GPU that it uses.
 #
 # So "How much memory is used?" has three answers. The **driver** says what it gave away; this is
-# what `nvidia-smi` shows. The **allocator** holds tensors and what it keeps for later. Asked, it
-# says what the tensors use. The **process** says what it has on the host. Here are the answers of
-# this machine:
+# what `nvidia-smi` shows. The **allocator** holds tensors and what it keeps for later;
+# when you ask it, it says what the tensors use. The **process** says what it has on the host. Here
+# are the answers of this machine:
 
 # %% tags=["nbval-ignore-output"]
 report = nvml.query()
