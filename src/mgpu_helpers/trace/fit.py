@@ -33,7 +33,7 @@ def fit_step(model: Any, data: Any) -> Trace:
     import tensorflow as tf
 
     ready(model, built=False, compiled=True, single=False)
-    batch, strategy = _first(data), model.distribute_strategy
+    batch, strategy = first_batch(data), model.distribute_strategy
     shapes = [str(tuple(each.shape)) for each in tf.nest.flatten(batch) if hasattr(each, "shape")]
     if (n := strategy.num_replicas_in_sync) > 1:  # each replica gets its share, as from fit
         size = len(tf.nest.flatten(batch)[0])
@@ -49,7 +49,7 @@ def fit_step(model: Any, data: Any) -> Trace:
         batch = next(iter(shared))
     else:
         with strategy.scope():
-            _build(model, batch)
+            build(model, batch)
     _warn_of_more(model)
 
     @tf.autograph.experimental.do_not_convert
@@ -65,7 +65,8 @@ def fit_step(model: Any, data: Any) -> Trace:
     return function_step(step, batch)[1]
 
 
-def _first(data: Any) -> Any:
+def first_batch(data: Any) -> Any:
+    """Give the first batch of what fit takes; a tuple is one batch itself."""
     import keras
 
     if isinstance(data, tuple):
@@ -83,7 +84,7 @@ def _first(data: Any) -> Any:
     )
 
 
-def _build(model: Any, batch: Any) -> None:
+def build(model: Any, batch: Any) -> None:
     """Build what has no weights yet for a batch of any size, as fit does.
 
     Built while a step is traced, a Sequential would take the size of that batch for its own.

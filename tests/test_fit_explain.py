@@ -1,0 +1,125 @@
+"""What a step of `fit` spends its time on, found by leaving each thing out."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from mgpu_helpers import fit
+
+LONG = 0.1  # seconds, where a step takes a few thousandths
+
+
+@pytest.fixture(scope="module")
+def tf(plan):
+    import tensorflow
+
+    return tensorflow
+
+
+@pytest.fixture(scope="module")
+def keras(tf):
+    import keras
+
+    return keras
+
+
+def model_of(keras, **settings):
+    model = keras.Sequential([keras.Input([8]), keras.layers.Dense(4)])
+    model.compile("adam", "mse", metrics=["mae"], **settings)
+    return model
+
+
+@pytest.fixture
+def data(tf):
+    x = np.random.default_rng(0).normal(size=[64, 8]).astype("f")
+    return tf.data.Dataset.from_tensor_slices((x, x[:, :4])).batch(8)
+
+
+def waits(tf):
+    """Make a function for `Dataset.map` that waits."""
+
+    def wait(x):
+        time.sleep(LONG)
+        return x
+
+    def slow(x, y):
+        return tf.ensure_shape(tf.numpy_function(wait, [x], tf.float32), x.shape), y
+
+    return slow
+
+
+def test_a_slow_input_and_a_slow_callback_are_each_named_with_what_they_cost(tf, keras, data):
+    class Slow(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            time.sleep(LONG)
+
+    class Quick(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            pass
+
+    model = model_of(keras)
+    slow = fit.explain(model, data.map(waits(tf)), steps=4)
+    assert slow.costs[0].name == "input"
+    slow = fit.explain(model, data, callbacks=[Quick(), Slow()], steps=4)
+    assert slow.costs[0].name == "callback Slow"
+    assert slow.step > LONG and str(slow).count("\n") >= 2
+
+
+def test_what_stands_at_the_end_of_a_pass_is_a_sentence(keras, data):
+    class Saves(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            time.sleep(LONG)
+
+    found = fit.explain(model_of(keras), data, callbacks=[Saves()], steps=4)
+    assert any("Saves" in note for note in found.notes)
+    assert found.between > LONG
+
+
+def test_a_step_without_a_graph_is_named_or_told_why_it_needs_none(keras, data):
+    found = fit.explain(model_of(keras, run_eagerly=True), data, steps=4)
+    assert "run_eagerly" in {cost.name for cost in found.costs}
+
+    class Floats(keras.Sequential):
+        def train_step(self, batch):
+            logs = super().train_step(batch)
+            float(logs["loss"])
+            return logs
+
+    model = Floats([keras.layers.Dense(4)])  # with weights from its first step on
+    model.compile("sgd", "mse", run_eagerly=True)
+    found = fit.explain(model, data, steps=4)
+    assert model.run_eagerly and any("float" in note for note in found.notes)
+
+
+def test_the_model_and_its_callbacks_are_as_they_were(keras, data):
+    keras.utils.set_random_seed(1)
+    model, logger = model_of(keras), keras.callbacks.LambdaCallback()
+    model.fit(data, epochs=1, verbose=0, shuffle=False)
+    history, attributes = model.history, set(vars(model))
+    before = [v.numpy() for v in [*model.variables, *model.optimizer.variables]]
+    fit.explain(model, data, callbacks=[logger], steps=4)
+    after = [v.numpy() for v in [*model.variables, *model.optimizer.variables]]
+    assert all(map(np.array_equal, before, after))
+    assert model.history is history and set(vars(model)) == attributes
+
+
+def test_replicas_are_explained_as_one_device_is(tf, plan, keras, data):
+    strategy = tf.distribute.MirroredStrategy(
+        plan.devices[:2], cross_device_ops=tf.distribute.ReductionToOneDevice()
+    )
+    with strategy.scope():
+        model = model_of(keras)
+    found = fit.explain(model, data.map(waits(tf)), steps=4)
+    assert found.costs[0].name == "input"
+
+
+def test_a_training_that_stops_is_too_short_to_time(keras, data):
+    class Stops(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = True
+
+    with pytest.raises(ValueError, match="12"):
+        fit.explain(model_of(keras), data, callbacks=[Stops()], steps=4)
