@@ -322,8 +322,12 @@ def test_two_runners_keep_to_the_jobs_per_device_together(per_device, cores):
 
 def test_a_fork_of_the_runner_does_not_keep_its_locks():
     code = (
-        "import os, signal, threading, time\n"
-        f"first = threading.Thread(target=jobs.run, args=([sh('touch go; {until('forked')}')],))\n"
+        "import os, signal, subprocess, threading, time\n"
+        "class Started(subprocess.Popen):\n"  # a fork within it would hold its pipe, for 50 s
+        "    def __init__(self, *arguments, **named):\n"
+        "        super().__init__(*arguments, **named); open('go', 'w')\n"
+        "subprocess.Popen = Started\n"
+        f"first = threading.Thread(target=jobs.run, args=([sh({until('forked')!r})],))\n"
         "first.start()\n"
         "while not os.path.exists('go'): time.sleep(0.01)\n"
         "fork = os.fork()\n"
