@@ -152,5 +152,8 @@ def test_bad_counts_are_named_before_anything_runs(wrong):
 
 def test_a_setting_bounds_the_runs(monkeypatch):
     monkeypatch.setenv("MGPU_REPEATS", "2")
-    assert len(measure(lambda: None, repeats=9).seconds) == 2
-    assert len(measure(lambda: None, repeats=1).seconds) == 1
+    calls = []
+    assert len(measure(lambda: calls.append(1), warmup=5, repeats=9).seconds) == 2
+    assert len(calls) == 4
+    assert len(measure(lambda: calls.append(1), warmup=0, repeats=1).seconds) == 1
+    assert len(calls) == 5

@@ -160,7 +160,8 @@ def _in_turn(
     """Return the seconds of each function's runs."""
     warmup = whole_number("warmup", warmup, "a number of runs", 0)
     repeats = whole_number("repeats", repeats, "a number of runs", 1)
-    repeats = min(repeats, int(os.environ.get("MGPU_REPEATS") or repeats))
+    bound = int(os.environ.get("MGPU_REPEATS") or max(warmup, repeats))
+    warmup, repeats = min(warmup, bound), min(repeats, bound)
     for _ in range(warmup):
         for fn in fns:
             fn()
