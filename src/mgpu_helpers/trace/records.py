@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -128,13 +129,11 @@ def curve(allocations: Iterable[Allocation]) -> tuple[tuple[float, int], ...]:
     >>> curve([Allocation("a", "/CPU:1", 400, start=0.5, end=2.0)])
     ((0.0, 0), (0.5, 400), (2.0, 0))
     """
-    changes = []
+    changes = [(0.0, 0, 0)]
     for each in allocations:
         changes.append((each.start, 1, each.bytes))
         if each.end is not None:
             changes.append((each.end, 2 if each.end == each.start else 0, -each.bytes))
-    live, moments = 0, [(0.0, 0)]
-    for moment, _, change in sorted(changes):
-        live += change
-        moments.append((moment, live))
-    return tuple(moments)
+    changes.sort()
+    held = itertools.accumulate(change for *_, change in changes)
+    return tuple((moment, live) for (moment, *_), live in zip(changes, held, strict=True))

@@ -179,8 +179,7 @@ class Trace:
 
         >>> Trace((Op("x", "Add", "/CPU:1", 0.0, 0.001),), (), {}, ()).chrome("step.trace.json")
         """
-        drawn = events(self.ops, self.copies, self.edges, self.memory, layers)
-        _write(path, {"traceEvents": list(drawn), "displayTimeUnit": "ms"})
+        _write(path, {"traceEvents": list(events(self, layers)), "displayTimeUnit": "ms"})
 
 
 def load(path: str | os.PathLike[str]) -> Trace:
@@ -229,8 +228,6 @@ def traced(step: Any) -> Trace:
 def working(step: Trace) -> list[Op]:
     """List a step's operations by their start, each collective without its wait for others."""
     waited = {each.op: each.waited for each in step.collectives if each.waited}
-    if not waited:
-        return list(step.ops)
     ops = [
         replace(op, start=op.start + waited[op.name], length=op.length - waited[op.name])
         if op.name in waited else op for op in step.ops
