@@ -52,7 +52,7 @@ def test_five_operations_on_two_devices_are_replayed_as_by_hand(kind):
     step = five(kind)
     again = whatif.replay(step)
     assert again.seconds == pytest.approx(15 * MS) and again.errors == pytest.approx([0])
-    assert again.traced.median == step.length
+    assert again.b.median == step.length
     for by, wanted in ((3, 11), (6, 11), (0.5, 21)):  # from 3 on, c is what d waits for
         change = whatif.faster(step, "^b$", by=by)
         assert (change.before, change.after) == pytest.approx((15 * MS, wanted * MS))
@@ -283,7 +283,7 @@ def test_what_an_update_only_waits_for_is_not_averaged():
     step = training()
     edges = (*step.edges, ("f", "Adam/u"))
     tasks = tasks_of(replace(step, edges=edges, waits=(("f", "Adam/u"),)))
-    made = in_towers(tasks, "/CPU:1", 2, 0.5, Machine(0.0, 0.0, adding=8e9))
+    made = in_towers(tasks, "/CPU:1", 2, 0.5, 8e9)
     assert [task.name for task in made if task.type == "average"] == ["average of g"]
 
 
@@ -424,17 +424,18 @@ def test_threads_do_no_more_than_there_is_and_no_less_than_one_at_a_time(step, t
 
 
 def test_a_thread_takes_the_oldest_of_what_another_left():
-    tasks = [Task("a", "Add", "/CPU:1", 1 * MS)]
+    tasks = [Task("a", "Add", "/CPU:1", 0.0, 1 * MS)]
     left = ("b", 4), ("c", 2), ("d", 3)
-    tasks += [Task(name, "Add", "/CPU:1", n * MS, (0,)) for name, n in left]
+    tasks += [Task(name, "Add", "/CPU:1", 0.0, n * MS, before=(0,)) for name, n in left]
     ends = on_threads(tasks, 2, Machine(0.0, 0.0))  # the first goes on with d, and then with c
     assert ends == pytest.approx([1 * MS, 5 * MS, 6 * MS, 4 * MS])
 
 
 def test_threads_wake_up_and_operations_cost():
     def tasks(device):
-        return [Task("a", "Add", "/CPU:1", 4 * MS), Task("b", "Add", "/CPU:1", 5 * MS, (0,)),
-                Task("c", "Add", device, 5 * MS, (0,))]  # fmt: skip
+        both = ("b", "/CPU:1"), ("c", device)
+        return [Task("a", "Add", "/CPU:1", 0.0, 4 * MS),
+                *(Task(name, "Add", at, 0.0, 5 * MS, before=(0,)) for name, at in both)]  # fmt: skip
 
     here, wake = tasks("/CPU:1"), Machine(0.0, 2 * MS)
     assert max(on_threads(here, 2, wake)) == pytest.approx(11 * MS)  # 4, 2 to wake up, 5
