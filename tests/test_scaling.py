@@ -289,11 +289,10 @@ def test_a_speed_up_counts_examples():
     cost = Cost(1e-3, 0.01, 0, 1e-6)  # 4 ms to move the parameters once
     exact = fit(SMALL, rows(SMALL, [Layout(n, b) for n in (1, 2, 4) for b in (8, 32)], cost))
     assert speedup(exact, Layout(3, 30)) == pytest.approx(3 * 40 / (40 + 16))
-    assert speedup(exact, Layout(3, 10), strong=True) == pytest.approx(40 / (10 + 10 + 16))
     halves = speedup(FIT, published.TENSORLIGHT_SPLIT.layout)
     one = FIT.predict(Layout(1, 128)).total
     assert halves == pytest.approx(one / FIT.predict(published.TENSORLIGHT_SPLIT.layout).total)
-    alone = speedup(FIT, Layout(1, 128), strong=True)
+    alone = speedup(FIT, Layout(1, 128))
     assert (alone, alone.low, alone.high) == (1, 1, 1)
 
 

@@ -434,8 +434,8 @@ def test_a_thread_takes_the_oldest_of_what_another_left():
 def test_threads_wake_up_and_operations_cost():
     def tasks(device):
         both = ("b", "/CPU:1"), ("c", device)
-        return [Task("a", "Add", "/CPU:1", 0.0, 4 * MS),
-                *(Task(name, "Add", at, 0.0, 5 * MS, before=(0,)) for name, at in both)]  # fmt: skip
+        after = (Task(name, "Add", at, 0.0, 5 * MS, before=(0,)) for name, at in both)
+        return [Task("a", "Add", "/CPU:1", 0.0, 4 * MS), *after]
 
     here, wake = tasks("/CPU:1"), Machine(0.0, 2 * MS)
     assert max(on_threads(here, 2, wake)) == pytest.approx(11 * MS)  # 4, 2 to wake up, 5
