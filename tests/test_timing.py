@@ -57,13 +57,7 @@ def test_drift_hits_both(clock):
     drift = [1 + i for i in range(10)]
     a = taking(clock, [1.5 * d for d in drift])
     found = compare(a, taking(clock, drift), warmup=0, repeats=10)
-    assert found.ratio == pytest.approx(1.5)
-    assert found.low == pytest.approx(found.high)
-    assert found.a.median / found.b.low > 2  # what comparing numbers from two times would give
-
-
-def given_ratios(ratios, names=("one device", "two devices")):
-    return Comparison(Timing(tuple(ratios)), Timing((1.0,) * len(ratios)), names=names)
+    assert (found.low, found.ratio, found.high) == pytest.approx((1.5, 1.5, 1.5))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +79,8 @@ def given_ratios(ratios, names=("one device", "two devices")):
     ],
 )  # fmt: skip
 def test_comparison_prints(ratios, differ, text):
-    found = given_ratios(ratios)
+    names = "one device", "two devices"
+    found = Comparison(Timing(tuple(ratios)), Timing((1.0,) * len(ratios)), names)
     assert found.ratios == tuple(ratios) and found.distinguishable is differ
     assert repr(found) == text
 
@@ -106,22 +101,15 @@ def test_exchanging_the_two_says_the_same(pairs):
 
 
 def test_a_time_below_the_clocks_tick_still_compares(clock):
-    found = compare(lambda: None, lambda: None, warmup=0, repeats=5)
-    assert found.ratio == 1
-    assert min(found.a.seconds) > 0
+    assert compare(lambda: None, lambda: None, warmup=0, repeats=5).ratio == 1
 
 
 def test_several_ways_take_turns():
     calls = []
     ways = {name: lambda name=name: calls.append(name) for name in "abc"}
-    compare(ways["a"], ways["b"], warmup=1, repeats=3)
-    assert "".join(calls) == "ab" * 4
-    calls.clear()
     timings = several(ways, warmup=2, repeats=3)
     assert "".join(calls) == "abc" * 5
-    assert list(timings) == list("abc")
-    assert all(len(each.seconds) == 3 for each in timings.values())
-    assert len(Comparison(timings["a"], timings["c"]).ratios) == 3
+    assert {name: len(each.seconds) for name, each in timings.items()} == dict.fromkeys("abc", 3)
 
 
 @pytest.mark.parametrize("on", [True, False])

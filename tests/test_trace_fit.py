@@ -7,18 +7,20 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from keras_models import built
 from mgpu_helpers.trace import fit_step, function_step
 
 
 @pytest.fixture(scope="module")
 def lstm(plan):
+    import keras
     import tensorflow as tf
 
     with tf.device(plan.devices[0]):
-        model, x, y = built("lstm")
-        model.compile(model.optimizer, model.loss, metrics=["accuracy"])
-        return model, x, y
+        layers = [keras.Input([5, 3]), keras.layers.LSTM(4), keras.layers.Dense(3)]
+        model = keras.Sequential(layers)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss, metrics=["accuracy"])
+        return model, np.ones([8, 5, 3], "f"), np.arange(8) % 3
 
 
 def kinds(step):
@@ -45,7 +47,7 @@ def test_a_step_of_fit_is_a_step_of_fit_and_leaves_the_model(plan, lstm):
         _, plain = function_step(
             lambda x, y: model.train_step((x, y)), tf.constant(x), tf.constant(y)
         )
-    assert matmuls(step) == matmuls(plain) > 100  # 2 layers of 24 time steps
+    assert matmuls(step) == matmuls(plain) >= 5 * 2 * 2  # two products a time step, both passes
     assert len([c for c in step.copies if c.bytes == x.nbytes]) == 1  # the batch
     for kept, variable in zip(before, model.trainable_variables, strict=True):
         np.testing.assert_array_equal(kept, variable.numpy())

@@ -33,7 +33,8 @@ def function_step(function: Callable[..., Any], *args: Any, **named: Any) -> tup
     with tf.Graph().as_default() as graph:
         twins, start, begin = copied(outside)
         with _session(graph) as session:
-            session.run(start, begin)
+            if start:  # an empty graph cannot be run
+                session.run(start, begin)
             wanted = [_handed_out(t, twins.keys() | fed.keys()).name for t in concrete.outputs]
             wanted += [op.name for op in concrete.graph.control_outputs]
             with tf.device(around):
