@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -137,3 +140,26 @@ def curve(allocations: Iterable[Allocation]) -> tuple[tuple[float, int], ...]:
     changes.sort()
     held = itertools.accumulate(change for *_, change in changes)
     return tuple((moment, live) for (moment, *_), live in zip(changes, held, strict=True))
+
+
+def overlap(spans: Iterable[tuple[float, float]], least: int = 1) -> Callable[[int, int], int]:
+    """Return what counts the ns, from one moment to another, in which so many spans overlap.
+
+    Spans are in seconds, moments in ns.
+
+    >>> overlap([(0.0, 2e-9), (1e-9, 5e-9)], least=2)(0, 9)
+    1
+    """
+    changes = Counter({0: 0})
+    for start, end in spans:
+        changes[nanos(start)] += 1
+        changes[nanos(end)] -= 1
+    moments = np.array(sorted(changes), float)
+    at_once = np.cumsum([changes[moment] for moment in sorted(changes)])[:-1]
+    totals = np.append(0.0, np.cumsum(np.diff(moments) * (at_once >= least)))
+
+    def within(start: int, end: int) -> int:
+        before, after = np.interp([start, end], moments, totals)
+        return round(after - before)
+
+    return within

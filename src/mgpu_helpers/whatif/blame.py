@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from mgpu_helpers._formatting import counted
 from mgpu_helpers._names import order
 from mgpu_helpers.trace.layers import layer
-from mgpu_helpers.trace.records import lanes, nanos
+from mgpu_helpers.trace.records import lanes, nanos, overlap
 from mgpu_helpers.trace.step import Trace, traced
 from mgpu_helpers.whatif.model import CHEAP
 from mgpu_helpers.whatif.work import Task, apart, met, on_cpu_threads, tasks_of, unknown
@@ -114,7 +113,7 @@ def explain(step: Trace, layers: Collection[str] | None = None) -> Explanation:
     accounts = []
     for device in _asked(step):
         mine = sorted((i for i in ran if tasks[i].device == device), key=lambda i: tasks[i].start)
-        working = _overlap((nanos(tasks[i].start), nanos(tasks[i].end)) for i in mine)
+        working = overlap((tasks[i].start, tasks[i].end) for i in mine)
         waited: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
         reached = 0  # nanoseconds, of which nothing is left over
         # What takes next to nothing may run at any time: what the device waited for is the input
@@ -192,31 +191,14 @@ def _causes(tasks: Sequence[Task], inputs: Sequence[int]) -> list[int]:
     return causes
 
 
-def _overlap(spans: Iterable[tuple[int, int]], least: int = 1) -> Callable[[int, int], int]:
-    """Return what counts the ns, from one moment to another, in which so many spans overlap."""
-    changes = Counter({0: 0})
-    for start, end in spans:
-        changes[start] += 1
-        changes[end] -= 1
-    moments = np.array(sorted(changes), float)
-    overlap = np.cumsum([changes[moment] for moment in sorted(changes)])[:-1]
-    totals = np.append(0.0, np.cumsum(np.diff(moments) * (overlap >= least)))
-
-    def within(start: int, end: int) -> int:
-        before, after = np.interp([start, end], moments, totals)
-        return round(after - before)
-
-    return within
-
-
 def _full(step: Trace) -> Callable[[int, int], int]:
     """Find when every thread that the trace knows of worked, or went on at once."""
     threads, spans = lanes(on_cpu_threads(step)), []
     for thread in threads:
-        for op, after in zip(thread, [*thread[1:], None], strict=True):
-            end, then = nanos(op.end), nanos(after.start) if after else 0
-            spans.append((nanos(op.start), then if after and then - end < _SOON else end))
-    return _overlap(spans, max(1, len(threads)))
+        for op, after in itertools.zip_longest(thread, thread[1:]):
+            at_once = after and nanos(after.start) - nanos(op.end) < _SOON
+            spans.append((op.start, after.start if at_once else op.end))
+    return overlap(spans, max(1, len(threads)))
 
 
 def _label(task: Task, layers: Collection[str] | None) -> str:
