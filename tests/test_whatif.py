@@ -70,6 +70,13 @@ def test_five_operations_on_two_devices_are_replayed_as_by_hand(kind):
     assert whatif.replay(late).errors == pytest.approx([off])
 
 
+def test_what_only_joins_others_takes_no_gpu():
+    step = made(("a", "/GPU:0", 0, 4), ("x", "/GPU:1", 0, 9), ("b", "/GPU:0", 5, 2),
+                ("c", "/GPU:0", 9, 3), edges="aj xj jc")  # fmt: skip
+    assert whatif.replay(step).seconds == pytest.approx(12 * MS)
+    assert whatif.faster(step, "x", 1.5).after == pytest.approx(10 * MS)  # b lasts until 7 as ever
+
+
 @pytest.mark.parametrize("kind", ["CPU", "GPU"])
 def test_every_device_is_told_what_it_waited_for(kind):
     said = whatif.explain(five(kind))

@@ -33,7 +33,8 @@ class Task(Op):
     @property
     def in_order(self) -> bool:
         """Say whether its device does one thing at a time, as a GPU and a link do."""
-        return self.type == "copy" or self.device.startswith("/GPU") and not self.together
+        works = self.type and not self.together  # what only joins others takes no GPU
+        return self.type == "copy" or bool(works) and self.device.startswith("/GPU")
 
     @property
     def untimed(self) -> bool:
@@ -80,7 +81,7 @@ def tasks_of(step: Trace) -> list[Task]:
         op = ran.get(name) or Op(name, "", tasks[needs[0]].device if needs else "", ready, 0.0)
         task = Task(**vars(op), before=needs, waits=frozenset(waits[name]),
                     together=len(groups.get(op.name, ())))  # fmt: skip
-        if task.in_order and task.type:
+        if task.in_order:
             ready = max(ready, free[op.device])
             free[op.device] = max(free[op.device], task.end)
         tasks.append(replace(task, gap=max(0.0, op.start - ready)))
