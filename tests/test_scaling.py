@@ -66,9 +66,7 @@ def left_out(workload, table):
 # Published rows
 
 
-def test_the_networks_are_counted_from_their_layers():
-    assert (NOTEBOOK.parameters, NOTEBOOK.flops) == (6_640_394, 284_459_008)
-    assert (NOTE.parameters, NOTE.flops) == (619_146, 65_421_312)
+def test_what_crosses_a_cut_is_the_images_there_and_their_gradient():
     assert NOTEBOOK.split_bytes == 2 * 14 * 14 * 64 * 4 and NOTE.split_bytes is None
 
 

@@ -10,19 +10,6 @@ import pytest
 from mgpu_helpers.trace import fit_step, function_step
 
 
-@pytest.fixture(scope="module")
-def lstm(plan):
-    import keras
-    import tensorflow as tf
-
-    with tf.device(plan.devices[0]):
-        layers = [keras.Input([5, 3]), keras.layers.LSTM(4), keras.layers.Dense(3)]
-        model = keras.Sequential(layers)
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile("adam", loss, metrics=["accuracy"])
-        return model, np.ones([8, 5, 3], "f"), np.arange(8) % 3
-
-
 def kinds(step):
     return Counter((op.type, op.device) for op in step.ops)
 
@@ -35,10 +22,14 @@ def matmuls(step):
     return sum("MatMul" in op.type for op in step.ops)
 
 
-def test_a_step_of_fit_is_a_step_of_fit_and_leaves_the_model(plan, lstm):
+def test_a_step_of_fit_is_a_step_of_fit_and_leaves_the_model(plan):
+    import keras
     import tensorflow as tf
 
-    model, x, y = lstm
+    x, y = np.ones([8, 5, 3], "f"), np.ones([8, 4], "f")
+    with tf.device(plan.devices[0]):
+        model = keras.Sequential([keras.Input([5, 3]), keras.layers.LSTM(4)])
+        model.compile("adam", "mse", metrics=["mae"])
     before = [v.numpy() for v in model.trainable_variables]
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8).repeat()
     with tf.device(plan.devices[0]):

@@ -71,6 +71,18 @@ def test_operations_run_where_a_call_places_them(plan, trained):
     assert step.bytes_between()[plan.devices[0], plan.devices[1]] == weights
 
 
+def test_results_are_taken_where_they_were_made(plan):
+    import tensorflow as tf
+
+    def squared(x):
+        with tf.device(plan.devices[1]):
+            return tf.matmul(x, x)
+
+    with tf.device(plan.devices[0]):
+        _, step = function_step(squared, tf.ones([9, 9]))
+    assert (plan.devices[1], plan.devices[0]) not in step.bytes_between()
+
+
 def test_the_graph_is_optimized_as_in_a_call(plan):
     import tensorflow as tf
 
@@ -85,21 +97,22 @@ def test_variables_of_any_kind_are_copied(plan):
 
     text, open_shape = tf.Variable("text"), tf.Variable([1.0], shape=[None])
     flag, half = tf.Variable(True), tf.Variable([1.0, 2.0], dtype=tf.bfloat16)
-    weight = keras.Variable([3.0, 4.0])
+    weight, passed = keras.Variable([3.0, 4.0]), tf.Variable(5.0)
     random = tf.random.Generator.from_seed(1)
 
-    def step(taken):
+    def step(taken, passed):
         open_shape.assign([1.0, 2.0, 3.0])
         with tf.control_dependencies([flag.assign(tf.logical_not(flag))]):
             return (
                 tf.strings.length(text), tf.size(open_shape.read_value()), flag.read_value(),
-                tf.reduce_sum(half), taken * 2, random.normal([2]),
+                tf.reduce_sum(half), passed.assign_add(1.0), taken * 2, random.normal([2]),
             )  # fmt: skip
 
-    got, _ = function_step(step, weight)
-    assert [int(g) for g in got[:4]] == [4, 3, 0, 3] and got[4].tolist() == [6, 8]
+    got, _ = function_step(step, weight, passed)
+    assert [int(g) for g in got[:5]] == [4, 3, 0, 3, 6] and got[5].tolist() == [6, 8]
+    assert passed.numpy() == 5
     assert open_shape.numpy().tolist() == [1.0] and flag.numpy()
-    np.testing.assert_array_equal(got[5], random.normal([2]))
+    np.testing.assert_array_equal(got[6], random.normal([2]))
 
 
 def test_what_makes_variables_may_do_so_once(plan):
