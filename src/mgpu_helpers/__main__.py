@@ -12,6 +12,7 @@ import dataclasses
 import importlib
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -64,6 +65,10 @@ def _called(arguments: list[str]) -> int:
     )  # fmt: skip
     for name, (_, does) in COMMANDS.items():
         commands.add_parser(name, help=does)
+    script, rest = (arguments or [""])[0], arguments[1:]
+    if script.endswith(".py") or os.path.isfile(script):
+        call = shlex.join([script, *(["--", *rest] if rest else [])])
+        parser.error(f"{script!r} is no command: {called} run {call} gives it a device of its own")
     options = parser.parse_args(arguments)
     if options.command:
         parser.error(f"{options.command} takes no --json: call {called} {options.command} --help")

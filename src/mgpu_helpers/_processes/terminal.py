@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+import shlex
 import shutil
 import sys
 import time
@@ -93,7 +94,14 @@ def command(
     What follows -- is for the scripts, and `start` gets it beside the options.
     """
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    options = parser.parse_args(arguments[:end])
+    options, unknown = parser.parse_known_args(arguments[:end])
+    if unknown:
+        known = [word for word in arguments[:end] if word not in unknown]
+        call = shlex.join([*known, "--", *unknown, *arguments[end + 1 :]])
+        parser.error(
+            f"unrecognized arguments: {' '.join(unknown)}; arguments for the scripts stand behind "
+            f"--, as in {parser.prog} {call}"
+        )
     as_ctrl_c()
     # A log may hold what the terminal cannot show.
     cast(TextIOWrapper, sys.stdout).reconfigure(errors="replace")
