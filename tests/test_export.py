@@ -44,7 +44,7 @@ def test_a_trace_survives_its_file(each, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["step.json"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"format": 2}', '{"format": 1, "ops": [[1]]}'])
+@pytest.mark.parametrize("text", ["", '{"format": 2}', '{"format": 1, "ops": [[1]]}'])
 def test_another_file_is_named(text, tmp_path):
     path = tmp_path / "other.json"
     path.write_text(text)
@@ -81,13 +81,6 @@ def test_chrome_gets_bars_in_lanes_arrows_and_counters(tmp_path):
     assert arrows == [("s", "e", 1, 1, 1, 0, 8), ("f", "e", 1, 2, 2, 5000, 8)]  # to the first use
     counters = [(e["pid"], e["ts"], e["args"]["bytes"]) for e in found if e["ph"] == "C"]
     assert counters == [(1, 0, 0), (1, 1000, 8), (3, 0, 4)]
-
-
-def test_chrome_gets_every_operation_of_a_record(each, tmp_path):
-    found = [e for e in events(each, tmp_path / "step.trace.json") if e["ph"] == "X"]
-    drawn = sorted((e["name"], e["ts"], e["args"]["bytes"]) for e in found)
-    assert drawn == sorted((op.name, round(op.start * 1e6, 3), op.bytes) for op in each.ops)
-    assert min(e["dur"] for e in found) >= 0
 
 
 BY_HAND = Trace((
