@@ -104,7 +104,7 @@ def watched(gpus, phases):
                {f"/GPU:{g}": 100 * t * MB for g in gpus})
         for t in range(5)
     ]  # fmt: skip
-    made._phases = [Phase(*phase) for phase in phases]
+    made.phases = [Phase(*phase) for phase in phases]
     return made
 
 

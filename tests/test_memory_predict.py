@@ -241,7 +241,7 @@ def test_a_line_through_traces_of_a_step_that_holds_so_much_for_each_example(tf,
         return step, np.ones((batch, 50), np.float32)
 
     found = memory.measure(of, (100, 200, 300))
-    assert found.device == D and found.variables == {D: 200_000}
+    assert found.device == D and found.variables == 200_000
     assert set(found.peaks) == {100, 200, 300} and all(len(p) == 2 for p in found.peaks.values())
     expected = function_step(*of(1000))[1].peak(D)
     said = found.at(1000)
@@ -277,14 +277,14 @@ def test_the_error_holds_for_95_of_100_steps():
 
     for _ in range(400):
         peaks = {batch: (peak(batch),) for batch in (100, 150, 200, 250, 300)}
-        said = Measured(D, peaks, {}).at(600)
+        said = Measured(D, peaks, 0).at(600)
         inside += said.low <= peak(600) <= said.high
     assert inside >= 0.93 * 400
-    exact = Measured(D, {b: (peak(b, 0),) for b in (100, 200, 300)}, {}).at(600)
+    exact = Measured(D, {b: (peak(b, 0),) for b in (100, 200, 300)}, 0).at(600)
     assert exact.bytes == 65 * MB and exact.error == pytest.approx(0.05 * 65 * MB, rel=0.01)
-    apart = Measured(D, {100: (10 * MB, 15 * MB), 200: (25 * MB, 25 * MB)}, {}).at(400)
+    apart = Measured(D, {100: (10 * MB, 15 * MB), 200: (25 * MB, 25 * MB)}, 0).at(400)
     assert apart.error >= 0.5 * apart.bytes
-    two = Measured(D, {100: (10 * MB,), 200: (25 * MB,)}, {}).at(400)
+    two = Measured(D, {100: (10 * MB,), 200: (25 * MB,)}, 0).at(400)
     assert two.low == 0 and "third" in two.doubts[0]
 
 

@@ -51,12 +51,8 @@ def _backward(trace: Trace) -> float | None:
 
     Constants and shapes of the backward pass may be made earlier, so they do not count.
     """
-    starts = (
-        op.start
-        for op in trace.ops
-        if re.search(r"(^|/)gradient(_tape|s(_\d+)?)/", op.name)
-        and re.search(r"MatMul|Backprop|Grad(?!ientArgs)", op.type)
-    )
+    back, product = r"(^|/)gradient(_tape|s(_\d+)?)/", r"MatMul|Backprop|Grad(?!ientArgs)"
+    starts = (o.start for o in trace.ops if re.search(back, o.name) and re.search(product, o.type))
     return min(starts, default=None)
 
 

@@ -115,9 +115,8 @@ def efficiency(
         ax.fill_between(at, lowest, highest, color=shade, alpha=0.18, linewidth=0)
         ax.plot(at, middle, color=shade, label=name)
     counts = sorted({int(n) for at, *_ in curves.values() for n in at}) or [1024]
-    ticks = [2**i for i in range(max(1, math.ceil(math.log2(counts[-1]))) + 1)]
-    if 1 < len(counts) <= 4:
-        ticks = counts
+    powers = [2**i for i in range(max(1, math.ceil(math.log2(counts[-1]))) + 1)]
+    ticks = counts if 1 < len(counts) <= 4 else powers
     ax.set_xscale("log", base=2)
     ax.set_xticks(ticks, ticks)
     ax.set_xlim(1, max(2, ticks[-1]))
