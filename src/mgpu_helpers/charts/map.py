@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
-from mgpu_helpers._formatting import size_text, whole_number
+from mgpu_helpers._formatting import size_text
 from mgpu_helpers.charts.arrows import Arrows
 from mgpu_helpers.charts.base import axes, colour
 from mgpu_helpers.charts.grouping import Box, Boxes, boxes_of
@@ -27,7 +27,7 @@ def placement_map(step: Trace | Placement, ax: Any = None, most: int = 24) -> An
     >>> result, step = trace.function_step(lambda x: x @ x, tf.ones([200, 200]))
     >>> ax = placement_map(step)
     """
-    boxes = boxes_of(step, whole_number("most", most, "a number of boxes", 1))
+    boxes = boxes_of(step, most)
     ax = axes(ax, size=boxes.size)
     texts, copies = _draw_boxes(boxes, ax), getattr(step, "copies", ())
     crossed = " and what crosses between devices" if copies else ""
