@@ -236,6 +236,19 @@ def test_a_step_with_what_cannot_be_made_twice_leaves_it_whole(tf):
     assert len(step.states) == 2  # the mean of the loss
 
 
+def test_a_loss_that_compile_was_told_not_to_scale_is_not_scaled(tf):
+    import keras
+
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    finally:
+        keras.config.set_dtype_policy("float32")
+    model.compile("sgd", "mse", auto_scale_loss=False)
+    slots = graph.training_step(model, 4).slots
+    assert [slot.name for slot in slots] == ["iteration", "learning_rate"]  # and no scale
+
+
 def test_models_of_several_inputs_and_outputs_and_subclassed_ones(tf):
     import keras
     from keras import layers

@@ -156,6 +156,8 @@ def test_weights_and_slots_are_exact(plan):
         assert held.weights == 4 * model.count_params() > 4 * trained
         # For each weight that is trained; the number of steps takes 8 bytes, the learning rate 4.
         assert held.slots == 4 * each * trained + 12
+        mean_loss = 8  # the state of the metric that every step has
+        assert held.total == held.weights + held.slots + held.trace.peak(DEVICE) + mean_loss
 
 
 # In each of these something else makes the peak: what metrics or a loss hold, a branch, slots.
