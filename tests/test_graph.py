@@ -97,8 +97,13 @@ def test_what_nobody_uses_is_not_counted(tf):
     def two(x):
         return x @ x, (x @ x) @ x
 
+    def waits(x):
+        with tf.control_dependencies([x @ x]):
+            return tf.identity(x)
+
     inner = tf.function(two)
     assert graph.flops(lambda x: (x @ x, x)[1], square) == 0
+    assert graph.flops(waits, square) == 2000  # it runs, though nobody uses what it gives
     assert graph.flops(two, square) == 6000
     assert graph.flops(lambda x: inner(x)[0], square) == 2000
     assert graph.flops(inner.get_concrete_function(square)) == 6000
