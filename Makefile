@@ -59,7 +59,7 @@ lab: $(ready)  ## open the lessons in JupyterLab, on this machine only
 	    $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB) notebooks/00_meet_your_machine.ipynb
 
 test: $(ready)  ## unit tests, notebook hygiene, and every notebook against its stored outputs
-	$(plain) MGPU_REPEATS=2 $(pytest) $(files) $(nbval) $(or $(TESTS),tests notebooks)
+	$(plain) MGPU_REPEATS=1 $(pytest) $(files) $(nbval) $(or $(TESTS),tests notebooks)
 
 isa: $(ready)  ## every notebook against its stored outputs, as other processors would compute them
 	$(plain) $(pytest) $(each) tests/test_variants.py -m isa $(if $(ISA),-k "$(ISA)")

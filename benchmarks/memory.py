@@ -50,8 +50,8 @@ def main() -> None:
         sys.exit(said.stderr)
     lab = [json.loads(line) for line in said.stdout.splitlines()]
     for record in lab:
-        most = max(record["driver"] or record["process"])
-        print(f"{record['option']}: at most {size_text(most)}")
+        if held := record["driver"] or record["process"]:
+            print(f"{record['option']}: at most {size_text(max(held))}")
     plan = devices.setup(1)
     train = build(plan)
 

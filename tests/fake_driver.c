@@ -1,7 +1,7 @@
 /* A stand-in for NVIDIA's driver: libnvidia-ml.so.1 and libcuda.so.1 of a machine with up to four
  * unequal GPUs. Environment: FAKE_INIT is what nvmlInit answers (0), FAKE_GPUS how many GPUs there
  * are (3), FAKE_CUDA the newest CUDA it supports (12080), FAKE_CUINIT what cuInit answers (0), and
- * FAKE_OLD=1 takes the newer functions away; FAKE_LOST is the number of a GPU that is lost, and
+ * FAKE_LOST is the number of a GPU that is lost, and
  * FAKE_LOST_ERROR what the driver says then (15, that it is lost); FAKE_NAME=1 gives a process a name
  * that is not UTF-8. FAKE_USE names a file, read at each question, with lines "GPU MiB PID": this GPU
  * has so much free memory, and this process, unless it is 0, computes on it. FAKE_MIG=1 cuts GPU 3
@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OK = 0, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7, NO_FUNCTION = 13, GPU_IS_LOST = 15 };
+enum { OK = 0, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7, GPU_IS_LOST = 15 };
 enum { CUDA_INVALID = 1, CUDA_NOT_INITIALIZED = 3, CUDA_NO_DEVICE = 100 };
 
 static const struct {
@@ -38,7 +38,6 @@ static int number(const char *name, int otherwise) {
     return text && *text ? atoi(text) : otherwise;
 }
 static int count(void) { return number("FAKE_GPUS", 3); }
-static int old(void) { return number("FAKE_OLD", 0); }
 
 /* ---- libnvidia-ml ---- */
 static int open_ = 0;
@@ -114,7 +113,6 @@ int nvmlDeviceGetMemoryInfo(void *h, struct memory *m) {
 }
 struct memory_v2 { unsigned version; unsigned long long total, reserved, free, used; };
 int nvmlDeviceGetMemoryInfo_v2(void *h, struct memory_v2 *m) {
-    if (old()) return NO_FUNCTION;
     if (!CARD(h).total) return NOT_SUPPORTED;
     m->total = CARD(h).total;
     m->reserved = RESERVED;
@@ -156,7 +154,7 @@ int nvmlDeviceGetComputeRunningProcesses_v2(void *h, unsigned *n, struct process
     return processes(n, list, all, I(h) == 1 ? 2 : 0);
 }
 int nvmlDeviceGetComputeRunningProcesses_v3(void *h, unsigned *n, struct process *list) {
-    return old() ? NO_FUNCTION : nvmlDeviceGetComputeRunningProcesses_v2(h, n, list);
+    return nvmlDeviceGetComputeRunningProcesses_v2(h, n, list);
 }
 int nvmlDeviceGetGraphicsRunningProcesses_v3(void *h, unsigned *n, struct process *list) {
     static const struct process all[] = {{4242, 8ULL << 30, 0, 0}, {777, 1ULL << 20, 0, 0}};

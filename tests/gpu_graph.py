@@ -20,8 +20,8 @@ NO_KERNEL = {
 }  # fmt: skip
 
 
-def optimized(function: Callable[..., Any], *args: Any, architecture: str = "9.0") -> Any:
-    """Give the GraphDef of one call, as Grappler leaves it for a GPU of this architecture."""
+def optimized(function: Callable[..., Any], *args: Any) -> Any:
+    """Give the GraphDef of one call, as Grappler leaves it for a GPU: from 7.5 to 9.0 it is one."""
     import tensorflow as tf
     from tensorflow.core.protobuf import device_properties_pb2 as properties
     from tensorflow.python.grappler import cluster, tf_optimizer
@@ -47,7 +47,7 @@ def optimized(function: Callable[..., Any], *args: Any, architecture: str = "9.0
     kept.extend(output.name for output in concrete.outputs)
     kept.extend(op.name for op in concrete.graph.control_outputs)
     gpu = properties.DeviceProperties(
-        type="GPU", vendor="NVIDIA", environment={"architecture": architecture, "cudnn": "90300"},
+        type="GPU", vendor="NVIDIA", environment={"architecture": "9.0", "cudnn": "90300"},
         num_cores=100, frequency=1500, bandwidth=10**9, memory_size=2**34,
     )  # fmt: skip
     cpu = properties.DeviceProperties(type="CPU", num_cores=4, frequency=2000, memory_size=2**34)

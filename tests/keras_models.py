@@ -196,3 +196,31 @@ def lstm() -> Any:
     given = keras.Input((24, 8))
     x = layers.LSTM(16, return_sequences=True)(given)
     return keras.Model(given, layers.Dense(3)(layers.LSTM(16)(x)), name="lstm")
+
+
+def lesson(name: str, width: float = 1.0, hidden: int = 2400) -> Any:
+    """Write a network of the lessons down once more, in Keras and without what it drops."""
+    import keras
+    from keras import layers as k
+
+    def n(count: int) -> int:
+        return max(1, round(count * width))
+
+    if name == "tensorlight":
+        layers = [
+            k.Conv2D(n(64), 5, padding="same", activation="relu"), k.MaxPool2D(),
+            k.Conv2D(n(128), 5, padding="same"), k.LeakyReLU(negative_slope=0.2), k.MaxPool2D(),
+            k.Flatten(), k.Dense(n(1024), activation="relu"), k.Dense(10),
+        ]  # fmt: skip
+    elif name == "p40":
+        layers = [each for filters in (64, 128, 128)
+                  for each in (k.Conv2D(n(filters), 3), k.MaxPool2D())]  # fmt: skip
+        layers += [k.Flatten(), k.Dense(n(1024), activation="relu")]
+        layers += [k.Dense(n(256), activation="relu"), k.Dense(10)]
+    else:
+        plain = {"use_bias": False, "activation": "relu"}
+        layers = [each for filters in (64, 64, 128) for each in (
+            k.Conv2D(n(filters), 3, padding="same", **plain), k.MaxPool2D(padding="same"))
+        ]  # fmt: skip
+        layers += [k.Flatten(), k.Dense(n(hidden), **plain), k.Dense(10, use_bias=False)]
+    return keras.Sequential([k.Input((28, 28, 1)), *layers])

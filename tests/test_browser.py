@@ -59,7 +59,7 @@ def lab(tmp_path_factory) -> Iterator[Lab]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(values))
     # The other numbers of devices are tested in test_variants.py, and 2 is what is stored.
-    env = environment() | {"MGPU_REPEATS": "2", "MGPU_DEVICES": "3"}
+    env = environment() | {"MGPU_REPEATS": "1", "MGPU_DEVICES": "3"}
     env |= {"IPYTHONDIR": str(folder / "ipython")}
     for name in ("_CONFIG", "_DATA", "_RUNTIME", "LAB_SETTINGS", "LAB_WORKSPACES"):
         env[f"JUPYTER{name}_DIR"] = str(folder / name.partition("_")[2].lower())

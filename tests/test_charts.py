@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from _cards import Card, Ratio
-from conftest import ROOT, run_python
+from conftest import ROOT
 from mgpu_helpers import charts, devices, memory, pipeline, scaling, whatif
 from mgpu_helpers.charts.base import HOST, PALETTE, colour
 from mgpu_helpers.charts.scaling import COSTS
@@ -104,7 +104,7 @@ def watched(gpus, phases):
                {f"/GPU:{g}": 100 * t * MB for g in gpus})
         for t in range(5)
     ]  # fmt: skip
-    made._phases = [Phase(*phase) for phase in phases]
+    made.phases = [Phase(*phase) for phase in phases]
     return made
 
 
@@ -130,14 +130,14 @@ def in_pieces(stages, pieces, places):
     return Trace(tuple(ops), (), {}, ())
 
 
-def measured(machines, names=("cores", "memory")):
-    """Make the cards of some machines, each a little slower than the one before."""
+def measured(names):
+    """Make the cards of three machines, each a little slower than the one before."""
     return [
         Card(name=name, date="2026-11-21", machine=machine, mode=mode, devices=2, versions={},
              ratios=(Ratio("two towers, speed-up", 1.9 - 0.01 * i, None, True, 1.4, 2.1),
                      Ratio("share of processes", 1.0 - 0.08 * i, 0.9),
                      Ratio("cost of a Monitor", -0.01 + 0.025 * i, 0.02, False)))
-        for i, (machine, mode) in enumerate(machines) for name in names
+        for i, (machine, mode) in enumerate(MACHINES) for name in names
     ]  # fmt: skip
 
 
@@ -157,8 +157,7 @@ QUEUE = ran([
     ("never", None, None, None, None, None, "not started"),
 ], 3.5)  # fmt: skip
 SWEEP = ran([
-    (f"sweep_{i}", "GPU", gpu, slot, 0.9 * i, 0.9 * i + (0.1 if i % 4 else 0.85),
-     "failed" if i % 3 else "done")
+    (f"sweep_{i}", "GPU", gpu, slot, 0.9 * i, 0.9 * i + 0.1, "failed" if i % 3 else "done")
     for gpu in range(4) for slot in range(3) for i in range(gpu, 12)
 ], 12)  # fmt: skip
 cards = runpy.run_path(str(ROOT / "benchmarks" / "_chart.py"))["cards"]
@@ -183,7 +182,7 @@ DRAW = {
        for kind in ("placement_map", "timeline", "live_bytes", "blame") for n in (1, 8)},
     "placement": lambda ax=None: charts.placement_map(placed(towers(8)), ax),
     "layers": lambda ax=None: charts.timeline(towers(8), ax, by="layer"),
-    "cards and targets": lambda ax=None: cards(measured(MACHINES), ax, relative=True),
+    "cards and targets": lambda ax=None: cards(measured(["cores", "memory"]), ax, relative=True),
     "steps": lambda ax=None: charts.step_times(STEPS, FIT, ax),
     "parts": lambda ax=None: charts.breakdown(SPENT, TAKEN, ax),
     "efficiency": lambda ax=None: charts.efficiency(CURVES, (1, 3), ax),
@@ -248,11 +247,6 @@ def test_nothing_draws_empty_axes(monkeypatch, name):
     inside_and_apart(ax)
 
 
-def test_importing_charts_imports_neither_matplotlib_nor_tensorflow():
-    code = "import sys, mgpu_helpers.charts; print({'matplotlib', 'tensorflow'} & set(sys.modules))"
-    assert run_python(code).stdout == "set()\n"
-
-
 # Colours
 
 
@@ -265,18 +259,6 @@ def test_one_colour_per_device_and_grey_for_the_host():
     red, green, blue = matplotlib.colors.to_rgb(HOST)
     assert red == green == blue
     assert not set(COSTS.values()) & {*PALETTE, HOST} and list(COSTS) == list(TERMS)
-
-
-def test_charts_use_the_colours():
-    hexed, trace = matplotlib.colors.to_hex, towers(2)
-    wanted = {device: colour(device) for device in trace.devices}
-    ax = charts.timeline(trace)
-    assert {hexed(c.get_facecolor()[0]) for c in ax.collections} == {*wanted.values()}
-    ax = charts.live_bytes(trace)
-    assert [line.get_color() for line in ax.lines] == [wanted[d] for d in trace.memory]
-    ax = charts.placement_map(trace)
-    lanes = {text.get_text(): text.get_color() for text in ax.texts if text.get_text()[:1] == "/"}
-    assert lanes == wanted
 
 
 # Steps
@@ -306,8 +288,8 @@ def test_timeline_shows_the_share_and_keeps_overlaps_apart():
     ax = charts.timeline(towers(1))
     assert rows_of(ax) == ["/CPU:0\n14% busy", "/CPU:1\n71% busy"] and ax.yaxis_inverted()
     assert ax.get_xlim() == (0, pytest.approx(7.0))
-    boxes = bars_of(ax)[1]
-    assert len(boxes) == 5
+    bars, boxes = bars_of(ax)
+    assert len(boxes) == 5 and {bar[0] for bar in bars} == {colour("/CPU:0"), colour("/CPU:1")}
     for i, one in enumerate(boxes):
         for other in boxes[:i]:
             apart = one.x1 <= other.x0 + 1e-9 or other.x1 <= one.x0 + 1e-9
@@ -347,6 +329,7 @@ def test_live_bytes_draws_megabytes_and_marks_where_the_backward_pass_begins():
     ax = charts.live_bytes(towers(2))
     assert [max(line.get_ydata()) for line in ax.lines] == [2.4, 4.8]
     assert [line.get_xdata()[-1] for line in ax.lines] == [pytest.approx(7.0)] * 2
+    assert [line.get_color() for line in ax.lines] == [colour("/CPU:1"), colour("/CPU:2")]
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
     assert labels == ["/CPU:1, peak 2.4 MB", "/CPU:2, peak 4.8 MB"]
     named = [("gradients/Shape", "Shape"), ("logits/MatMul", "MatMul"),
@@ -388,21 +371,25 @@ def test_what_is_no_step_is_said_where_a_step_is_wanted(use):
 # Maps
 
 
+def boxed(ax):
+    """List the texts of a map that stand in boxes."""
+    return [text for text in ax.texts if text.get_bbox_patch() and text.get_color() == "white"]
+
+
 def boxes_on(ax):
     """Give the boxes of a map: colour, name, and how many operations."""
     found = []
-    for text in ax.texts:
-        if text.get_bbox_patch() and text.get_color() == "white":
-            name, count = re.fullmatch(r"(.+?)(?: \((\d+)\))?", text.get_text()).groups()
-            shade = matplotlib.colors.to_hex(text.get_bbox_patch().get_facecolor())
-            found.append((shade, name, int(count or 1)))
+    for text in boxed(ax):
+        name, count = re.fullmatch(r"(.+?)(?: \((\d+)\))?", text.get_text()).groups()
+        shade = matplotlib.colors.to_hex(text.get_bbox_patch().get_facecolor())
+        found.append((shade, name, int(count or 1)))
     return found
 
 
 def ways_of(ax):
     """List the arrows of a map: the texts of the boxes at both ends, and points in pixels."""
     ax.figure.canvas.draw()
-    at = {t.get_position(): t for t in ax.texts if t.get_bbox_patch() and t.get_color() == "white"}
+    at = {text.get_position(): text for text in boxed(ax)}
     for note in (t for t in ax.texts if getattr(t, "arrow_patch", None)):
         arrow = note.arrow_patch
         path = arrow.get_transform().transform_path(arrow.get_path())
@@ -416,8 +403,10 @@ def test_a_small_map_shows_operations_and_bytes_but_no_constants():
     assert not any("kB" in label for label in labels_of(charts.placement_map(placed(towers(2)))))
     trace = towers(8)
     twice = Trace(trace.ops, trace.copies * 2, trace.memory, trace.edges)
-    labels = labels_of(charts.placement_map(twice))  # by scope, and bytes added up
-    assert "tower_8 (3)" in labels and labels.count("720 kB") == 8
+    ax = charts.placement_map(twice)  # by scope, and bytes added up
+    labels = {text.get_text(): text.get_color() for text in ax.texts}
+    assert "tower_8 (3)" in labels and labels_of(ax).count("720 kB") == 8
+    assert all(labels[device] == colour(device) for device in trace.devices)
 
 
 def test_a_long_chain_and_a_loop_can_be_drawn():
@@ -428,8 +417,7 @@ def test_a_long_chain_and_a_loop_can_be_drawn():
 
 
 @pytest.mark.parametrize("layers, devices_, in_towers, most", [
-    (150, 1, False, 24), (150, 4, False, 24), (40, 8, True, 24), (3, 8, True, 12),
-    (150, 8, False, 1), (150, 8, False, 90),
+    (150, 4, False, 24), (40, 8, True, 24), (150, 8, False, 1), (150, 8, False, 90),
 ])  # fmt: skip
 def test_a_map_of_many_layers_fits_a_page_and_counts_every_operation(
     layers, devices_, in_towers, most
@@ -466,15 +454,13 @@ def test_a_large_map_keeps_the_largest_and_folds_variables_and_the_rest():
     assert drawn == [(colour("/CPU:1"), "MatMul", 300), (colour("/CPU:1"), "Mul", 300)]
 
 
-@pytest.mark.parametrize("trace", [towers(8), layered(150), layered(150, 4)],
-                         ids=["towers", "layers", "cuts"])  # fmt: skip
+@pytest.mark.parametrize("trace", [towers(8), layered(150, 4)], ids=["towers", "layers"])
 def test_no_arrow_runs_through_a_box_between_its_ends(trace):
     ax = charts.placement_map(trace)
-    boxes = [t for t in ax.texts if t.get_bbox_patch() and t.get_color() == "white"]
     ways = list(ways_of(ax))
     assert ways
     for start, end, points in ways:
-        for box in boxes:
+        for box in boxed(ax):
             if box not in (start, end):
                 extent = box.get_window_extent()
                 assert not any(extent.contains(x, y) for x, y in points), box.get_text()
@@ -498,9 +484,8 @@ def test_arrows_there_and_back_are_not_on_the_same_line():
            Op("x/c", "Add", "/CPU:1", 2, 1))  # fmt: skip
     copies = Copy("x/a:0", "/CPU:1", "/CPU:2", 4, 1, 0), Copy("y/b:0", "/CPU:2", "/CPU:1", 4, 2, 0)
     ax = charts.placement_map(Trace(ops, copies, {}, (("x/a", "y/b"), ("y/b", "x/c"))), most=2)
-    arrows = [text for text in ax.texts if getattr(text, "arrow_patch", None)]
-    there, back = (each.arrowprops["connectionstyle"] for each in arrows)
-    assert there == "arc3,rad=0" != back
+    (_, _, there), (_, _, back) = ways_of(ax)
+    assert not np.allclose(there[len(there) // 2], back[len(back) // 2], atol=3)
 
 
 # Jobs, memory, costs
@@ -565,7 +550,7 @@ def test_lines_and_dots_are_where_the_numbers_are():
 
 
 def test_cards_lie_beside_each_other_and_what_misses_its_target_is_crossed_out():
-    ax = cards(measured(MACHINES, ["cores"]))
+    ax = cards(measured(["cores"]))
     single = [line for line in ax.lines if len(line.get_xdata()) == 1]
     third = [line.get_xdata()[0] for line in single if line.get_marker() == "^"]
     assert third == pytest.approx([1.88, 0.84, 0.04])
@@ -573,35 +558,28 @@ def test_cards_lie_beside_each_other_and_what_misses_its_target_is_crossed_out()
     assert crossed == pytest.approx([0.84, 0.04])
 
 
-@pytest.mark.parametrize("draw", [
-    lambda **more: charts.breakdown(SPENT, TAKEN, **more),
-    lambda **more: charts.held_out(PAIRS, **more),
-    lambda **more: charts.efficiency(CURVES, (1, 3), **more),
-], ids=["parts", "held out", "efficiency"])  # fmt: skip
-def test_a_chart_of_others_numbers_names_them_and_not_this_machine(draw):
-    ax = draw(source="somebody: TitanX")
-    assert [t.get_text() for t in ax.figure.texts] == ["somebody: TitanX"]
+def test_a_chart_of_others_numbers_names_them_and_not_this_machine():
+    for ax in (charts.breakdown(SPENT, source="TitanX"), charts.held_out(PAIRS, source="TitanX"),
+               charts.efficiency(CURVES, source="TitanX")):  # fmt: skip
+        assert [text.get_text() for text in ax.figure.texts] == ["TitanX"]
 
 
 # Of lessons
 
 
-@pytest.mark.parametrize("live, kernel", [(True, True), (True, False), (False, True)])
-def test_a_panel_draws_once_and_offers_choices_only_where_a_kernel_runs(
-    monkeypatch, live, kernel
-):
+@pytest.mark.parametrize("kernel", [True, False])
+def test_a_panel_draws_once_and_offers_choices_only_where_a_kernel_runs(monkeypatch, kernel):
     import ipywidgets
 
     drawn, offered = [], {}
     monkeypatch.setattr(drawings, "_has_kernel", lambda: kernel)
     monkeypatch.setattr(ipywidgets, "interact", lambda draw, **choices: offered.update(choices))
-    if live:
-        monkeypatch.delenv("PYTEST_CURRENT_TEST")
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
     drawings.panel(lambda **chosen: drawn.append(chosen), batch=[128, 32], width=[1])
     assert drawn == [{"batch": 128, "width": 1}]
     found = {name: (each.options, each.value) for name, each in offered.items()}
     wanted = {"batch": ((32, 128), 128), "width": ((1,), 1)}
-    assert found == (wanted if live and kernel else {})
+    assert found == (wanted if kernel else {})
 
 
 def test_from_gpus_shows_what_make_gpu_kept_or_says_that_nothing_is_there(tmp_path, capsys):

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,8 +33,6 @@ attempt = os.environ["MGPU_ATTEMPT"]
 fault, steps = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 10
 if index != 1 or attempt != "0":
     fault = "none"
-if fault == "import":
-    import no_such_module
 server = socket.create_server(("", int(workers[index].split(":")[1])))
 lines = {}
 if index == 0:
@@ -49,8 +46,8 @@ else:
         except ConnectionRefusedError:
             time.sleep(0.02)
     lines[0].sendall(bytes([index]))
-for line in lines.values():
-    line.settimeout(1.0)
+for line in lines.values():  # so that the chief is the first to miss one that has stopped
+    line.settimeout(2.0 if index == 0 else 20.0)
 print(f"I0000 00:00:1795329567.626250   25676 port.cc:153] TensorFlow says {os.getpid()}")
 open(f"{index}-{attempt}.pid", "w").write(str(os.getpid()))
 done = int(open(f"{index}.step").read()) if os.path.exists(f"{index}.step") else 0
@@ -76,10 +73,6 @@ for step in range(done, steps):
     if step == 5 and fault == "slow raise":
         threading.Thread(target=time.sleep, args=(20,)).start()
         raise ValueError("wrong")
-    if step == 5 and fault == "print":
-        for _ in range(100):
-            print("x" * 1_000_000)
-        sys.exit(3)
     time.sleep(0.02)
     try:
         for i, line in lines.items():
@@ -150,7 +143,7 @@ def test_each_worker_is_told_who_and_where_it_is(here):
     each = len(cores) // 2
     hosts = list(report.attempts[0].addresses)
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    assert len(set(hosts)) == 2
+    assert len(set(hosts)) == 2 and addresses.free_ports(2) != addresses.free_ports(2)
     for index, job in enumerate(report):
         assert job.log == here / "out" / f"worker_{index}.log"
         name, file, argv, affinity, said = json.loads(job.tail)
@@ -188,18 +181,32 @@ def test_gpus_are_shared_out_and_locked(monkeypatch):
     holder.release()
 
 
-def test_two_clusters_at_once_do_not_meet():
-    launch = [sys.executable, "-m", "mgpu_helpers", "cluster", "worker.py"]
-    folders = [Path("a"), Path("b")]
-    for folder in folders:
-        folder.mkdir()
-        (folder / "worker.py").write_text(WORKER)
-    both = [
-        subprocess.Popen([*launch, "--", "none", "40"], cwd=folder, stdout=subprocess.PIPE)
-        for folder in folders
-    ]
-    assert [each.wait(60) for each in both] == [0, 0]
-    assert [Path(f"{f}/{i}.step").read_text() for f in "ab" for i in (0, 1)] == ["40"] * 4
+def test_gpus_that_others_use_are_left_alone_unless_asked_for(driver, tmp_path, monkeypatch):
+    """By the stand-in driver and the real pynvml: of four GPUs the first two are full."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", driver)
+    for name, value in {"FAKE_GPUS": "4", "FAKE_USE": f"{tmp_path}/use", "MGPU_MODE": ""}.items():
+        monkeypatch.setenv(name, value)
+    Path("use").write_text("0 0 0\n1 1000 0\n")
+    Path("tell.py").write_text("import os; print(os.environ['CUDA_VISIBLE_DEVICES'][:6])")
+
+    def run(*arguments):
+        with launcher("tell.py", *arguments) as ran:
+            out, err = ran.communicate(timeout=20)
+        tells = [Path(f"logs/worker_{i}.log").read_text().strip() for i in (0, 1)]
+        return ran.returncode, tells, out + err
+
+    code, tells, said = run()
+    assert (code, tells) == (0, ["GPU-22", "GPU-33"])
+    named = "GPU 0 (0.0 of 4.0 GiB free), GPU 1 (1.0 of 140.0 GiB free): in use, and left alone"
+    assert said.startswith(f"skipped    {named}; the option busy")
+    code, tells, said = run("--busy")
+    assert (code, tells) == (0, ["GPU-00", "GPU-22"]) and "in use" not in said
+    code, _, said = run("--workers", "3")
+    assert code == 2 and "--workers 3 for 2 GPUs" in said
+    code, _, said = run("--hosts", "127.0.0.1:21345", "--index", "0")
+    assert code == 2 and named in said
+    monkeypatch.setenv("MGPU_JOB_DEVICE", "GPU 0, GPU 1, GPU 2, GPU 3")  # its runner has looked
+    assert run()[:2] == (0, ["GPU-00", "GPU-22"])
 
 
 def test_a_port_that_is_taken_meanwhile_is_replaced(monkeypatch):
@@ -226,7 +233,6 @@ def test_a_port_that_is_taken_meanwhile_is_replaced(monkeypatch):
         ("raise", 1, "exit status 1", "ValueError: no such digit"),
         ("slow exit", -15, "its script ended with exit status 42", "wrong"),
         ("slow raise", -15, "its script raised an error", "ValueError: wrong"),
-        ("import", 1, "exit status 1", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("early", 0, "exit status 0, while", ""),
         ("stop", -9, "SIGSTOP", ""),
     ],
@@ -243,8 +249,7 @@ def test_the_first_that_failed_is_named_and_all_end(fault, code, says, tail, cap
     assert not any(lives(job.pid) for job in report)
     assert all(job.status in ("failed", "stopped") for job in (report[0], report[2]))
     if fault == "stop":  # both others had noticed it, or one had
-        assert set(attempt.consequences) and set(attempt.consequences) <= {"worker 0", "worker 2"}
-        assert "is a consequence" in repr(report)
+        assert re.search(r"What worker [02]( and worker 2)? said .* is a consequence", repr(report))
     assert attempt.why in repr(report)
 
 
@@ -254,17 +259,18 @@ def test_an_error_of_the_script_itself_is_no_consequence():
         jobs.Job(f"worker {i}", (), "core", Path("log"), status="failed", tail=tail)
         for i, tail in enumerate(tails)
     )
-    attempt = cluster.Attempt(0, ("a:1",) * 4, workers, 1, "Worker 1 failed first.")
-    assert (attempt.alike, attempt.consequences) == (("worker 0",), ("worker 2",))
-    assert "The last line of worker 0 is the same." in repr(attempt)
-    assert replace(attempt, first=3).alike == ()
+    said = repr(cluster.Attempt(0, ("a:1",) * 4, workers, 1, "Worker 1 failed first."))
+    assert "The last line of worker 0 is the same." in said
+    assert "What worker 2 said after that is a consequence." in said
+    silent = repr(cluster.Attempt(0, ("a:1",) * 4, workers[2:], 3, "Worker 3 failed first."))
+    assert "is the same" not in silent and "What worker 2 said" in silent
 
 
 def test_logs_on_a_full_disk_are_said():
     """On a disk of 64 kB of its own, which is mounted for this one process."""
     Path("print.py").write_text("print('x' * 200_000, flush=True)")
     Path("full").mkdir()
-    mount = "mount -t tmpfs -o size=64k tmpfs full && exec \"$@\""
+    mount = 'mount -t tmpfs -o size=64k tmpfs full && exec "$@"'
     command = [sys.executable, "-m", "mgpu_helpers", "cluster", "--logs", "full", "print.py"]
     ran = subprocess.run(["unshare", "-Urm", "sh", "-c", mount, "sh", *command], text=True,
                          capture_output=True, timeout=60)  # fmt: skip
@@ -289,8 +295,6 @@ def test_a_restart_goes_on_and_ends_with_the_same():
     assert report[1].result["began"] == 5 and {job.result["steps"] for job in report} == {10}
     logs = ["worker_0.log", "worker_0_restart_1.log", "worker_1.log", "worker_1_restart_1.log"]
     assert sorted(os.listdir("logs")) == logs
-    again = cluster.run("worker.py", ["import"], restarts=1, grace=0.3, progress=False)
-    assert [attempt.number for attempt in again.attempts] == [0, 1] and again.ok
 
 
 def test_a_time_limit_ends_workers_that_do_not_heed_sigterm():
@@ -324,11 +328,9 @@ def test_who_waits_for_whom_in_the_constructor_is_said():
         "Worker 0 waited 0.5 s in the constructor of MultiWorkerMirroredStrategy. There: worker 0. "
         "Missing: worker 1 has not come to it."
     )
-    assert attempt.ready is None and "I read my data" in repr(report)
+    assert "I read my data" in repr(report)
     report = cluster.run("waits.py", ["60", "0"], startup=0.5, grace=0.2, progress=False)
     assert report.attempts[0].first is None and "All listen" in report.attempts[0].why
-    report = cluster.run("waits.py", ["0.3", "0.3"], startup=0.5, progress=False)
-    assert report.ok and 0.3 < report.attempts[0].ready < report.seconds
 
 
 # --- the launcher ends ---
@@ -373,11 +375,8 @@ def test_a_launcher_that_is_ended_leaves_no_process(name):
 # --- several machines ---
 
 
-@pytest.mark.parametrize("module", [
-    "class distribute:\n    class MultiWorkerMirroredStrategy: ...", "raise ImportError",
-])  # fmt: skip
-def test_python_looks_for_no_garbage_in_what_tensorflow_makes(module):
-    Path("tensorflow.py").write_text(f"import gc\nprint(gc.isenabled())\n{module}")
+def test_python_looks_for_no_garbage_in_what_tensorflow_makes():
+    Path("tensorflow.py").write_text("import gc\nprint(gc.isenabled())\nraise ImportError")
     Path("script.py").write_text(
         "import contextlib, gc\nwith contextlib.suppress(ImportError):\n    import tensorflow\n"
         "print(gc.isenabled(), gc.get_freeze_count() > 1000)"
@@ -431,9 +430,7 @@ SLURM = {
 @pytest.mark.parametrize(
     "nodes, want",
     [
-        ("a[1-2],b", ["a1", "a2", "b"]),
         ("r[1-2]n[08-10]", [f"r{r}n{n}" for r in (1, 2) for n in ("08", "09", "10")]),
-        ("c-x", ["c-x"]),
         ("g[003,7-8]-ib", ["g003-ib", "g7-ib", "g8-ib"]),
     ],
 )
@@ -487,7 +484,6 @@ GOOD = ["127.0.0.1:21001", "127.0.0.1:21002"]
         ({"cluster": {"worker": GOOD}}, "no task"),
         (config(GOOD, 2), "worker 2.* 2 workers"),
         (config(GOOD, 0, "chief"), "'chief'"),
-        (config(["127.0.0.1", "b:1"]), "'127.0.0.1' is no address"),
         (config([GOOD[0]] * 2), "Worker 0 and worker 1 have the same address"),
         (config([GOOD[0], "10.0.0.1:21002"]), "Worker 0 is at 127.0.0.1:21001"),
         (config([GOOD[0], f" {GOOD[1]}"]), f"' {GOOD[1]}' is no address"),
@@ -585,11 +581,6 @@ def test_doctor_says_it_and_that_workers_listen_everywhere():
     code += "print(report.body(facts.without_tensorflow()))"
     said = run_python(code, TF_CONFIG=json.dumps(config(GOOD, 2))).stdout
     assert "on all interfaces" in said and "problem  The task is worker 2" in said
-    said = run_python(code, TF_CONFIG="").stdout
-    assert "interfaces" not in said and "TF_CONFIG" not in said
-
-
-# --- what is asked for ---
 
 
 # --- the end of a log ---

@@ -16,7 +16,7 @@ OVERLAP = Trace(
      Op("m/c_1/c", "Mul", "/CPU:1", 2e-3 - 1e-9, 3e-3), Op("late", "Neg", "/CPU:2", 6e-3, 1e-3),
      Op("early", "Abs", "/CPU:2", 5e-3, 4e-3)),
     (Copy("a:0", "/CPU:1", "/CPU:2", 8, 4e-3, 1e-3), Copy("b", "/CPU:1", "/CPU:0", 4, 2e-3, 0.0)),
-    {"/CPU:1": ((0.0, 0), (1e-3, 8))},
+    {"/CPU:1": ((0.0, 0), (1e-3, 8)), "/CPU:3": ((0.0, 4),)},
     (("a", "late"), ("a", "early")),
     collectives=(Collective("b", "/CPU:1", 8, 1e-3, 1e-3),),
 )  # fmt: skip
@@ -44,7 +44,7 @@ def test_a_trace_survives_its_file(each, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["step.json"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"format": 2}', '{"format": 1, "ops": [[1]]}'])
+@pytest.mark.parametrize("text", ["", '{"format": 2}', '{"format": 1, "ops": [[1]]}'])
 def test_another_file_is_named(text, tmp_path):
     path = tmp_path / "other.json"
     path.write_text(text)
@@ -69,7 +69,7 @@ def test_chrome_gets_bars_in_lanes_arrows_and_counters(tmp_path):
     """As counted by hand, in microseconds; c starts a nanosecond before b ends."""
     found = events(OVERLAP, tmp_path / "step.trace.json")
     names = {e["pid"]: e["args"]["name"] for e in found if e["name"] == "process_name"}
-    assert names == {1: "/CPU:1", 2: "/CPU:2"}
+    assert names == {1: "/CPU:1", 2: "/CPU:2", 3: "/CPU:3"}
     bars = [(e["pid"], e["tid"], e["name"], e["ts"], e["dur"]) for e in found if e["ph"] == "X"]
     assert bars == [(1, 1, "a", 0, 4000), (1, 2, "b", 1000, 1000),
                     (1, 3, "m/c_1/c", 1999.999, 3000), (2, 1, "late", 6000, 1000),
@@ -80,14 +80,7 @@ def test_chrome_gets_bars_in_lanes_arrows_and_counters(tmp_path):
               for e in found if e["ph"] in "sf"]  # fmt: skip
     assert arrows == [("s", "e", 1, 1, 1, 0, 8), ("f", "e", 1, 2, 2, 5000, 8)]  # to the first use
     counters = [(e["pid"], e["ts"], e["args"]["bytes"]) for e in found if e["ph"] == "C"]
-    assert counters == [(1, 0, 0), (1, 1000, 8)]
-
-
-def test_chrome_gets_every_operation_of_a_record(each, tmp_path):
-    found = [e for e in events(each, tmp_path / "step.trace.json") if e["ph"] == "X"]
-    drawn = sorted((e["name"], e["ts"], e["args"]["bytes"]) for e in found)
-    assert drawn == sorted((op.name, round(op.start * 1e6, 3), op.bytes) for op in each.ops)
-    assert min(e["dur"] for e in found) >= 0
+    assert counters == [(1, 0, 0), (1, 1000, 8), (3, 0, 4)]
 
 
 BY_HAND = Trace((

@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import pytest
 
-from keras_models import BUILT, built
+from keras_models import built
 from mgpu_helpers import graph
 from mgpu_helpers.trace import function_step
 
@@ -21,7 +21,7 @@ def tf(plan):
 
 @pytest.fixture(scope="module")
 def models(plan):
-    return {name: built(name)[0] for name in BUILT if name != "mobilenet"}
+    return {name: built(name)[0] for name in ("lstm", "transformer")}
 
 
 # FLOP
@@ -43,48 +43,40 @@ def test_an_lstm_and_a_transformer_by_hand(models, training):
     assert graph.flops(models["transformer"], training=training) == wanted
 
 
-def test_published_counts_of_multiply_adds(tf):
-    """MobileNetV2: 300 M (Sandler et al., 2018, table 4); ResNet-50: 3.86 G as Keras has it."""
-    nets = tf.keras.applications
-    mobilenet = graph.flops(nets.MobileNetV2((224, 224, 3), weights=None))
-    assert mobilenet / 2 == pytest.approx(300e6, rel=0.02)
-    resnet = graph.flops(nets.ResNet50(weights=None, input_shape=(224, 224, 3)))
-    assert resnet / 2 == pytest.approx(3.86e9, rel=0.02)
+def test_a_published_count_of_multiply_adds(tf):
+    """MobileNetV2: 300 M (Sandler et al., 2018, table 4)."""
+    mobilenet = tf.keras.applications.MobileNetV2((224, 224, 3), weights=None)
+    assert graph.flops(mobilenet) / 2 == pytest.approx(300e6, rel=0.02)
 
 
-def test_what_is_counted_of_each_operation(tf):
-    x, kernel = tf.zeros([2, 8, 8, 3]), tf.zeros([5, 3, 3, 4])
-    conv = 2 * (2 * 4 * 4 * 4) * (5 * 3 * 3)  # numbers of the result times those summed for each
-    assert graph.flops(lambda x: tf.nn.conv2d(x, kernel, 2, "SAME"), x) == conv
-    deep = tf.zeros([3, 3, 3, 2])
-    assert graph.flops(lambda x: tf.nn.depthwise_conv2d(x, deep, [1] * 4, "SAME"), x) == (
-        2 * (2 * 8 * 8 * 6) * 9
-    )
-    groups = tf.zeros([3, 3, 1, 6])
-    assert graph.flops(lambda x: tf.nn.conv2d(x, groups, 1, "VALID"), x) == 2 * (2 * 36 * 6) * 9
-    volume = tf.zeros([1, 4, 4, 4, 2])
-    assert graph.flops(
-        lambda x: tf.nn.conv3d(x, tf.zeros([2, 2, 2, 2, 7]), [1] * 5, "VALID"), volume
-    ) == 2 * (27 * 7) * (8 * 2)
+def back(tf, x, w):
+    with tf.GradientTape() as tape:
+        tape.watch([x, w])
+        y = tf.nn.conv3d(x, w, [1, 2, 2, 2, 1], "SAME")
+    return tape.gradient(y, [x, w])
 
-    def back(x, w):
-        with tf.GradientTape() as tape:
-            tape.watch([x, w])
-            y = tf.nn.conv3d(x, w, [1, 2, 2, 2, 1], "SAME")
-        return tape.gradient(y, [x, w])
 
-    assert graph.flops(back, volume, tf.zeros([2, 2, 2, 2, 7])) == 2 * 2 * (8 * 7) * 16
-    up = tf.zeros([3, 3, 5, 3])
-    assert graph.flops(
-        lambda x: tf.nn.conv2d_transpose(x, up, [2, 16, 16, 5], 2), x
-    ) == 2 * (2 * 8 * 8 * 3) * (9 * 5)
-    a, b = tf.zeros([6, 2, 3]), tf.zeros([6, 5, 3])
-    assert graph.flops(lambda a, b: tf.matmul(a, b, transpose_b=True), a, b) == 2 * 6 * 10 * 3
-    assert graph.flops(lambda a, b: tf.matmul(a, b, transpose_a=True),
-                       tf.zeros([3, 2]), tf.zeros([3, 5])) == 60  # fmt: skip
-    assert graph.flops(lambda a, b: tf.einsum("...ij,...kj->...ik", a, b), a, b) == 360
-    assert graph.flops(lambda a: tf.einsum("bij->bi", a), a) == 0
-    assert graph.flops(lambda a: tf.nn.relu(a) + tf.reduce_sum(a), a) == 0
+@pytest.mark.parametrize("function, shapes, wanted", [
+    # Of convolutions: the numbers of the result, times those that are summed for each.
+    (lambda tf, x, w: tf.nn.conv2d(x, w, 2, "SAME"), ([2, 8, 8, 3], [5, 3, 3, 4]),
+     2 * (2 * 4 * 4 * 4) * (5 * 3 * 3)),
+    (lambda tf, x, w: tf.nn.conv2d(x, w, 1, "VALID"), ([2, 8, 8, 3], [3, 3, 1, 6]),
+     2 * (2 * 36 * 6) * 9),
+    (lambda tf, x, w: tf.nn.depthwise_conv2d(x, w, [1] * 4, "SAME"), ([2, 8, 8, 3], [3, 3, 3, 2]),
+     2 * (2 * 8 * 8 * 6) * 9),
+    (lambda tf, x, w: tf.nn.conv3d(x, w, [1] * 5, "VALID"), ([1, 4, 4, 4, 2], [2, 2, 2, 2, 7]),
+     2 * (27 * 7) * (8 * 2)),
+    (back, ([1, 4, 4, 4, 2], [2, 2, 2, 2, 7]), 2 * 2 * (8 * 7) * 16),
+    (lambda tf, x, w: tf.nn.conv2d_transpose(x, w, [2, 16, 16, 5], 2), ([2, 8, 8, 3], [3, 3, 5, 3]),
+     2 * (2 * 8 * 8 * 3) * (9 * 5)),
+    (lambda tf, x, w: tf.matmul(x, w, transpose_b=True), ([6, 2, 3], [6, 5, 3]), 2 * 6 * 10 * 3),
+    (lambda tf, x, w: tf.matmul(x, w, transpose_a=True), ([3, 2], [3, 5]), 60),
+    (lambda tf, x, w: tf.einsum("...ij,...kj->...ik", x, w), ([6, 2, 3], [6, 5, 3]), 360),
+    (lambda tf, x, w: tf.einsum("bij->bi", x), ([6, 2, 3], [1]), 0),
+    (lambda tf, x, w: tf.nn.relu(x) + tf.reduce_sum(x), ([6, 2, 3], [1]), 0),
+])  # fmt: skip
+def test_what_is_counted_of_each_operation(tf, function, shapes, wanted):
+    assert graph.flops(lambda x, w: function(tf, x, w), *map(tf.zeros, shapes)) == wanted
 
 
 def test_recurrent_layers_of_cudnn(tf):
@@ -105,8 +97,13 @@ def test_what_nobody_uses_is_not_counted(tf):
     def two(x):
         return x @ x, (x @ x) @ x
 
+    def waits(x):
+        with tf.control_dependencies([x @ x]):
+            return tf.identity(x)
+
     inner = tf.function(two)
     assert graph.flops(lambda x: (x @ x, x)[1], square) == 0
+    assert graph.flops(waits, square) == 2000  # it runs, though nobody uses what it gives
     assert graph.flops(two, square) == 6000
     assert graph.flops(lambda x: inner(x)[0], square) == 2000
     assert graph.flops(inner.get_concrete_function(square)) == 6000
@@ -132,8 +129,9 @@ def test_a_loop_counts_as_often_as_it_runs(tf, rounds):
         return x
 
     def twice(x):
+        inner = tf.size(x[0, :3])  # goes round as it is
         for _ in tf.range(rounds):
-            for _ in tf.range(3):
+            for _ in tf.range(inner):
                 x = x @ x
         return x
 
@@ -179,17 +177,15 @@ def test_what_data_decide_is_not_known_and_says_why(tf):
     assert said.flops is None and "SparseTensorDenseMatMul" in said.reason
 
 
-def test_a_loop_runs_the_products_that_were_counted(plan, models):
+def test_a_loop_runs_the_products_that_were_counted(plan):
     """Keras's LSTM takes its gradients in a loop, with one product that nobody uses."""
     model, x, y = built("lstm", 4)
 
     def step(x, y):
         return model.train_step((x, y))
 
-    _, trace = function_step(step, x, y)
-    ran = sum(op.type == "MatMul" for op in trace.ops)
+    ran = sum(op.type == "MatMul" for op in function_step(step, x, y)[1].ops)
     assert ran == 2 + 24 * (2 + 2 + 4 + 3)  # the scores' product and bias run as one operation
-    assert graph.flops(step, x, y) == graph.flops(model, batch=4, training=True)
 
 
 # The training step as a graph
@@ -244,6 +240,19 @@ def test_a_step_with_what_cannot_be_made_twice_leaves_it_whole(tf):
         assert [v.shape for v in step.slots] == [v.shape for v in model.optimizer.variables]
         assert graph.training_step(model, 6).slots[0] is model.optimizer.variables[0]
     assert len(step.states) == 2  # the mean of the loss
+
+
+def test_a_loss_that_compile_was_told_not_to_scale_is_not_scaled(tf):
+    import keras
+
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    finally:
+        keras.config.set_dtype_policy("float32")
+    model.compile("sgd", "mse", auto_scale_loss=False)
+    slots = graph.training_step(model, 4).slots
+    assert [slot.name for slot in slots] == ["iteration", "learning_rate"]  # and no scale
 
 
 def test_models_of_several_inputs_and_outputs_and_subclassed_ones(tf):

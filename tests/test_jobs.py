@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import stat
@@ -13,8 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from conftest import ROOT, limited, lives, wait_for
 from mgpu_helpers import jobs, nvml
@@ -131,8 +130,10 @@ def test_logs_are_named_in_order_and_hold_both_streams(here):
     assert [file.name for file in files] == ["01_train-1.log", "02_sh.log", "03_train-2.log"]
     assert files == [job.log for job in report]
     assert files[0].read_text().split() == ["out", "err"]
-    named = jobs.run([sh("true"), sh("true")], names=["../a b", "c"])
-    assert [job.log.name for job in named] == ["01_.._a_b.log", "02_c.log"]
+    named = jobs.run([sh("true")] * 3, names=["../a b", "c", "c"])
+    assert [job.log.name for job in named] == ["01_.._a_b.log", "02_c-1.log", "03_c-2.log"]
+    with pytest.raises(ValueError):
+        jobs.run([sh("true")] * 2, names=["one"])
 
 
 # --- jobs that do not end by themselves ---
@@ -213,20 +214,9 @@ def test_ctrl_c_ends_all_jobs_and_leaves_no_process(times, cores):
             ["quick", "done", "0"], ["children", "stopped", "-15"], ["deaf", "stopped", "-9"],
             ["never", "not", "started"],
         ]  # fmt: skip
+        rows = [json.loads(line) for line in Path("logs/jobs.jsonl").read_text().splitlines()]
+        assert sorted(row["status"] for row in rows) == ["done", "stopped", "stopped"]
     assert jobs.run([sh("true")], devices=cores).ok
-
-
-def test_an_exception_inside_ends_all_jobs_and_frees_the_devices(monkeypatch):
-    lists(monkeypatch, gpu(0), gpu(1))
-    working = nvml.query
-    monkeypatch.setattr(nvml, "query", lambda: 1 / (not Path("broken").exists()) and working())
-    with pytest.raises(ZeroDivisionError) as caught:
-        jobs.run([sh(until("second") + "; touch broken"), sh("touch second; sleep 60"), sh("true")])
-    report = caught.value.report
-    assert [job.status for job in report] == ["done", "stopped", "not started"]
-    assert not lives(report[1].pid)
-    Path("broken").unlink()
-    assert [job.device for job in jobs.run([sh("sleep 0.2")] * 2)] == [0, 1]
 
 
 def test_ctrl_c_while_a_job_starts_does_not_lose_the_job(monkeypatch):
@@ -265,31 +255,16 @@ def test_a_full_disk_fails_the_job_that_writes_and_not_the_runner(monkeypatch):
 # --- order ---
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    lengths=st.lists(st.sampled_from([0, 0.02, 0.05, 0.1]), min_size=1, max_size=6),
-    per_device=st.integers(1, 3),
-    n=st.integers(1, 2),
-)
-def test_order_and_number_at_a_time_hold_for_any_lengths(lengths, per_device, n, cores):
-    report = jobs.run(
-        [sh(f"sleep {length}") for length in lengths],
-        devices=cores[:n], per_device=per_device, progress=False,
-    )  # fmt: skip
+@pytest.mark.parametrize("per_device", [1, 2])
+def test_jobs_start_in_order_and_fill_the_devices_before_they_share_one(per_device, cores):
+    waits = sh(f"touch $$.here; until test $(ls *.here | wc -l) = {2 * per_device}; do :; done")
+    report = jobs.run([waits] * 2 * per_device + [sh("true")] * 2, devices=cores,
+                      per_device=per_device)  # fmt: skip
+    places = [(core, slot) for slot in range(per_device) for core in cores]
+    assert [(job.device, job.slot) for job in report][: len(places)] == places
     starts = [job.start for job in report]
     assert report.ok and starts == sorted(starts)
-    first = [(job.device, job.slot) for job in report][: n * per_device]
-    if all(job.end > starts[len(first) - 1] for job in report.jobs[: len(first)]):
-        want = [(core, slot) for slot in range(per_device) for core in cores[:n]]
-        assert first == want[: len(first)]
-    for job in report:
-        beside = [
-            other for other in report
-            if other.device == job.device and other.start <= job.start < other.end
-        ]  # fmt: skip
-        assert len(beside) <= per_device
-        assert len({other.slot for other in beside}) == len(beside)
-        assert 0 <= job.start < job.end <= report.wall
+    assert starts[-2] >= min(job.end for job in report)
 
 
 # --- runners against each other ---
@@ -322,8 +297,12 @@ def test_two_runners_keep_to_the_jobs_per_device_together(per_device, cores):
 
 def test_a_fork_of_the_runner_does_not_keep_its_locks():
     code = (
-        "import os, signal, threading, time\n"
-        f"first = threading.Thread(target=jobs.run, args=([sh('touch go; {until('forked')}')],))\n"
+        "import os, signal, subprocess, threading, time\n"
+        "class Started(subprocess.Popen):\n"  # a fork within it would hold its pipe, for 50 s
+        "    def __init__(self, *arguments, **named):\n"
+        "        super().__init__(*arguments, **named); open('go', 'w')\n"
+        "subprocess.Popen = Started\n"
+        f"first = threading.Thread(target=jobs.run, args=([sh({until('forked')!r})],))\n"
         "first.start()\n"
         "while not os.path.exists('go'): time.sleep(0.01)\n"
         "fork = os.fork()\n"
@@ -337,7 +316,7 @@ def test_a_fork_of_the_runner_does_not_keep_its_locks():
     assert float(out.split()[-1]) < 40, err
 
 
-@pytest.mark.parametrize("first, second, waits", [(1, 1, 1), (1, 2, 1), (2, 1, 1), (2, 2, 0)])
+@pytest.mark.parametrize("first, second, waits", [(1, 2, 1), (2, 1, 1), (2, 2, 0)])
 def test_the_job_of_a_killed_runner_keeps_its_device(first, second, waits, cores):
     """Only who shares goes on beside a job that shares; the kernel frees the lock at its end."""
     code = f"jobs.run([sh('echo $$; exec sleep 60')], devices={cores[:1]}, per_device={first})"
@@ -358,29 +337,20 @@ def test_the_job_of_a_killed_runner_keeps_its_device(first, second, waits, cores
             os.kill(pid, signal.SIGKILL)
 
 
-DAEMON = """
-import os, time
-ready, tell = os.pipe()
-if os.fork():
-    os.read(ready, 1)  # a job that ends before its daemon has left its group takes it along
-    os._exit(0)
-os.setsid()
-os.write(tell, b"1")
-"""
-
-
-def test_a_daemon_of_a_job_keeps_its_device(cores):
-    """It escapes the end of the job's group, and inherited the lock."""
-    daemon = python(DAEMON + "time.sleep(1); open('ended', 'w')")
-    assert jobs.run([daemon, sh("test -e ended")], devices=cores[:1]).ok
-
-
 def test_a_job_that_closes_its_files_keeps_its_device_while_its_runner_lives(cores):
     code = "os.closerange(3, 99); open('go', 'w'); time.sleep(0.7); open('ended', 'w')"
     closes = python(f"import os, time; {code}")
     with runner(f"jobs.run([{closes}], devices={cores[:1]}, logs='a')"):
         wait_for(lambda: Path("go").exists())
         assert jobs.run([sh("test -e ended")], devices=cores[:1]).ok
+
+
+def test_a_device_is_free_for_others_as_soon_as_its_job_has_ended(cores):
+    with runner(f"jobs.run([sh('true'), sh({until('go')!r})], devices={cores}, logs='a')") as one:
+        wait_for(lambda: one.stdout.readline().startswith("done"))
+        assert jobs.run([sh("true")], devices=cores[:1]).ok and one.poll() is None
+        Path("go").touch()
+        assert one.wait(timeout=20) == 0
 
 
 def test_a_job_inherits_its_own_locks_only(cores):
@@ -403,15 +373,10 @@ def test_locks_are_for_all_users_whatever_the_umask(cores):
     assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o666] * 3
 
 
-@pytest.mark.parametrize("what", ["link", "pipe"])
-def test_a_lock_file_that_is_something_else_is_refused_before_anything_starts(what, cores):
-    jobs.run([sh("true")], devices=cores[:1])
-    path = Path(f"mgpu-jobs/core-{cores[1]}")
-    if what == "link":
-        Path("precious").write_text("precious")
-        path.symlink_to(Path("precious").absolute())
-    else:
-        os.mkfifo(path)
+@pytest.mark.parametrize("make", [lambda path: path.symlink_to("precious"), os.mkfifo])
+def test_a_lock_file_that_is_something_else_is_refused_before_anything_starts(make, cores):
+    jobs.run([sh("touch mgpu-jobs/precious")], devices=cores[:1])
+    make(Path(f"mgpu-jobs/core-{cores[1]}"))
     with pytest.raises(RuntimeError, match=f"core-{cores[1]} cannot be locked"):
         jobs.run([sh("touch started")], devices=cores)
     assert not Path("started").exists()
@@ -450,12 +415,11 @@ def test_a_job_sees_its_gpu_by_uuid_or_else_by_number(monkeypatch):
     "env, want",
     [
         ({}, [0, 1, 2, 3]),
-        ({"CUDA_VISIBLE_DEVICES": "2,0"}, [2, 0]),
         ({"CUDA_VISIBLE_DEVICES": "3", "SLURM_STEP_GPUS": "0"}, [3]),
         ({"CUDA_VISIBLE_DEVICES": "MIG-7e,1,0,MIG-8f"}, [2, 1, 0, 3]),
         ({"SLURM_STEP_GPUS": "1", "SLURM_JOB_GPUS": "1,2"}, [1]),
         ({"SLURM_JOB_GPUS": "0-1,3"}, [0, 1, 3]),
-        ({"SLURM_JOB_GPUS": "4,5,6,7"}, [0, 1, 2, 3]),
+        ({"SLURM_JOB_GPUS": "4,5,6,7"}, [0, 1, 2, 3]),  # numbered anew
         ({"CUDA_VISIBLE_DEVICES": "-1"}, None),
         ({"MGPU_MODE": "cores"}, None),
     ],
@@ -535,7 +499,6 @@ def test_the_freest_gpu_has_nobody_else_on_it_then_is_idle_then_has_memory(monke
     )
     assert jobs.freest() == [4]
     assert jobs.freest(8) == [4, 5, 3, 7, 2, 1, 6, 0]
-    assert jobs.freest(2, busy_below=11) == [1, 4]
     assert jobs.freest(2, among=(6, 0, 2)) == [2, 6]
     # What the driver does not report counts as taken.
     lists(monkeypatch, loaded(0, free=None), loaded(1, busy=None), loaded(2, free=1))
@@ -551,7 +514,6 @@ WORKS = [["true"]]
 @pytest.mark.parametrize(
     "commands, wrong, error, names",
     [
-        (WORKS, {"logs": "a file"}, RuntimeError, "'a file'"),
         ([], {}, ValueError, "commands"),
         (["python a.py"], {}, TypeError, "'python a.py'"),
         ([*WORKS, []], {}, ValueError, "empty"),
@@ -559,10 +521,7 @@ WORKS = [["true"]]
         (WORKS, {"devices": []}, ValueError, "devices"),
         (WORKS, {"devices": [99]}, ValueError, "GPU 99 .* 0, 1"),
         (WORKS, {"devices": [1, 1]}, ValueError, "twice"),
-        (WORKS * 3, {"names": ["a", "b", "a"]}, ValueError, "2 different names for 3"),
         (WORKS, {"free": 3}, ValueError, "free=3"),
-        (WORKS, {"devices_each": 3}, ValueError, "devices_each=3"),
-        (WORKS, {"devices_each": 2, "devices": [1]}, ValueError, "devices_each=2"),
         (WORKS, {"devices_each": 2, "free": 1}, ValueError, "devices_each=2"),
         (WORKS, {"devices_each": 2, "per_device": 2}, ValueError, "per_device=2"),
     ],
@@ -571,7 +530,6 @@ def test_what_would_be_silent_or_lose_work_is_refused_at_once(
     commands, wrong, error, names, monkeypatch
 ):
     lists(monkeypatch, gpu(0), gpu(1))
-    Path("a file").touch()
     with pytest.raises(error, match=names):
         jobs.run(commands, **wrong)
     assert not Path("logs").exists() and not Path("mgpu-jobs").exists()

@@ -77,16 +77,6 @@ def train_step(plan, network, batch, *, towers_=1):
     return trace, made
 
 
-@pytest.fixture(scope="module")
-def step(plan):
-    return train_step(plan, networks.tensorlight(0.125), 64)
-
-
-@pytest.fixture(scope="module")
-def two_towers(plan):
-    return train_step(plan, networks.tensorlight(0.125), 64, towers_=2)
-
-
 # Counted
 
 
@@ -106,8 +96,7 @@ def test_a_network_counted_by_hand():
 
 
 @pytest.mark.parametrize("network, batch", [
-    (SMALL, 2000), (networks.tensorlight(0.25), 32), (networks.p40(0.1), 200),
-    (networks.jang(2400, 0.1), 200), (networks.jang(90), 32),
+    (SMALL, 2000), (networks.jang(2400, 0.1), 200),
 ], ids=lambda value: getattr(value, "name", str(value)))  # fmt: skip
 def test_the_count_agrees_with_the_trace(plan, network, batch):
     trace, _ = train_step(plan, network, batch)
@@ -152,19 +141,18 @@ def test_the_peak_is_the_largest_sum_of_what_lives_at_once(drawn):
     assert sum(a.bytes for a in memory.at_peak(trace, D)) == max(live)
 
 
-def test_gradients_are_told_from_activations_by_where_they_flow(step, two_towers):
+def test_gradients_are_told_from_activations_by_where_they_flow(plan):
     """The backward pass keeps a gradient of an input until the weights wait for it: no gradient."""
-    for trace, made in (step, two_towers):
-        for device in trace.memory.keys() - {"/CPU:0"}:
-            live = memory.at_peak(trace, device)
-            assert sum(a.bytes for a in live) == trace.peak(device)
-            assert [a.bytes for a in live] == sorted((a.bytes for a in live), reverse=True)
-            wanted = sum(a.bytes for a in live if a.op in made and not a.scratch)
-            got = memory.by_use(trace, device, weights=11, slots=22)
-            assert got.gradients == wanted > 4 * 100_000
-            assert (got.weights, got.slots) == (11, 22)
-            assert got.total - 33 == trace.peak(device)
-            assert got.activations > 4 * 32 * 10_000
+    trace, made = train_step(plan, networks.tensorlight(0.125), 64, towers_=2)
+    for device in trace.memory.keys() - {"/CPU:0"}:
+        live = memory.at_peak(trace, device)
+        assert [a.bytes for a in live] == sorted((a.bytes for a in live), reverse=True)
+        wanted = sum(a.bytes for a in live if a.op in made and not a.scratch)
+        got = memory.by_use(trace, device, weights=11, slots=22)
+        assert got.gradients == wanted > 4 * 100_000
+        assert (got.weights, got.slots) == (11, 22)
+        assert got.total - 33 == trace.peak(device)
+        assert got.activations > 4 * 32 * 10_000
 
 
 def test_gradients_are_found_on_their_way_through_an_average():
@@ -319,8 +307,6 @@ def test_a_monitor_is_used_once_and_pauses():
     with watched, pytest.raises(RuntimeError, match="started before"), watched:
         pass
     assert not watching()
-    with pytest.raises(RuntimeError, match="started before"), watched:
-        pass
     with pytest.raises(RuntimeError, match="'late' is not watched"), watched.phase("late"):
         pass
     assert len(watched.samples) == 2 and not watched.phases

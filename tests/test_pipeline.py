@@ -184,40 +184,22 @@ def test_stages_begin_with_the_weights_of_the_whole_in_a_graph_and_today(tf, pla
 
 # Gradients
 
-CUTS = {"4 on 2": (["b", "c", "d"], (0, 1, 0, 1)), "2 on 1": (["c"], (0, 0)),
-        "4 back and forth": (["b", "c", "d"], (0, 1, 1, 0))}  # fmt: skip
+ORDERS = [(0, 1, 0, 1), (0, 1, 1, 0)]  # of the devices of four stages
 WAYS = [("in turn", 1), ("in turn", 2), ("all forward", 4), ("one by one", 8)]
 
 
-def all_ways(made, x, y, ways=WAYS):
-    """Give the loss and the gradients for each kind of schedule and number of pieces."""
-    return [pipeline.gradients(made, networks.loss, x, y, KINDS[kind](len(made), m))
-            for kind, m in ways]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", CUTS)
-def test_gradients_are_those_of_the_network_unsplit(tf, plan, name):
-    starts, order = CUTS[name]
+@pytest.mark.parametrize("order", ORDERS)
+def test_gradients_are_those_of_the_network_unsplit(tf, plan, order):
     x, y = examples(DENSE, 16)
     wanted = unsplit(tf, DENSE, x, y)
     with tf.Graph().as_default():
-        made = networks.stages(DENSE, starts, [plan.devices[i] for i in order])
-        ways = all_ways(made, tf.constant(x), tf.constant(y))
+        made = networks.stages(DENSE, [*"bcd"], [plan.devices[i] for i in order])
+        x, y = tf.constant(x), tf.constant(y)
+        ways = [pipeline.gradients(made, networks.loss, x, y, KINDS[kind](4, m))
+                for kind, m in WAYS]  # fmt: skip
         with started(tf, plan) as session:
             for way, got in zip(WAYS, session.run(ways), strict=True):
                 near(got, wanted, way)
-
-
-def test_gradients_in_todays_code(tf, plan, monkeypatch):
-    warned = []  # AutoGraph warns of code that it cannot convert
-    monkeypatch.setattr(tf.get_logger(), "warning", lambda *words: warned.append(words))
-    starts, order = CUTS["4 on 2"]
-    x, y = examples(DENSE, 16)
-    made = networks.stages(DENSE, starts, [plan.devices[i] for i in order])
-    step = tf.function(lambda x, y: all_ways(made, x, y, WAYS[2:]))
-    for got in step(x, y):
-        near(got, unsplit(tf, DENSE, x, y))
-    assert not warned
 
 
 def test_autograph_converts_what_is_given_and_nothing_of_the_package(tf, plan):
@@ -424,7 +406,9 @@ def test_a_task_starts_with_its_work_and_not_with_a_look_at_shapes():
     assert found[-1] == Span(0, "B0", "/CPU:1", 0.03, pytest.approx(0.01))
 
 
-def test_spans_of_a_function_with_two_pipelines(tf, plan):
+def test_spans_of_a_function_with_two_pipelines(tf, plan, monkeypatch):
+    warned = []  # AutoGraph warns of code that it cannot convert
+    monkeypatch.setattr(tf.get_logger(), "warning", lambda *words: warned.append(words))
     x, y = map(tf.constant, examples(DENSE, 8))
     made, schedule = make(tf, plan), pipeline.one_forward_one_backward(2, 4)
 
@@ -438,6 +422,7 @@ def test_spans_of_a_function_with_two_pipelines(tf, plan):
     near(got, unsplit(tf, DENSE, x.numpy(), y.numpy()))
     found = {(span.stage, span.task) for span in pipeline.spans(step)}
     assert found == {(s, task) for s, tasks in enumerate(schedule) for task in tasks}
+    assert not warned
 
 
 # Where to cut

@@ -141,8 +141,7 @@ def test_what_a_block_prints_and_raises_comes_through_and_all_is_put_back(plan, 
 
 
 def test_a_table_answers_by_operation():
-    table = Placement()
-    table.rows = tuple(Placed(*row) for row in [*ROWS, ("far", "Add", "/CPU:10")])
+    table = Placement(tuple(Placed(*row) for row in [*ROWS, ("far", "Add", "/CPU:10")]))
     assert table.device_of("twice") == "/CPU:2"
     with pytest.raises(KeyError, match="tw .* a, far, host/total"):
         table.device_of("tw")

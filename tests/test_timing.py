@@ -6,12 +6,8 @@ import gc
 import time
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mgpu_helpers.timing import Comparison, Timing, compare, measure, several
-
-seconds = st.floats(1e-6, 1e3)
 
 
 @pytest.fixture
@@ -57,13 +53,7 @@ def test_drift_hits_both(clock):
     drift = [1 + i for i in range(10)]
     a = taking(clock, [1.5 * d for d in drift])
     found = compare(a, taking(clock, drift), warmup=0, repeats=10)
-    assert found.ratio == pytest.approx(1.5)
-    assert found.low == pytest.approx(found.high)
-    assert found.a.median / found.b.low > 2  # what comparing numbers from two times would give
-
-
-def given_ratios(ratios, names=("one device", "two devices")):
-    return Comparison(Timing(tuple(ratios)), Timing((1.0,) * len(ratios)), names=names)
+    assert (found.low, found.ratio, found.high) == pytest.approx((1.5, 1.5, 1.5))
 
 
 @pytest.mark.parametrize(
@@ -73,9 +63,9 @@ def given_ratios(ratios, names=("one device", "two devices")):
          "two devices: 1.83 times as fast as one device (1.79 to 1.88, 5 pairs)"),
         ([0.5, 0.5, 0.5, 0.8, 0.8], True,
          "one device: 2.00 times as fast as two devices (1.25 to 2.00, 5 pairs)"),
-        ([0.97, 0.97, 1.02, 1.06, 1.06], False,
+        ([0.94, 0.94, 0.98, 1.03, 1.03], False,
          "one device and two devices cannot be told apart: "
-         "times in ratio 1.02 (0.97 to 1.06, 5 pairs)"),
+         "times in ratio 0.980 (0.940 to 1.030, 5 pairs)"),
         ([1.001] * 5, False,
          "one device and two devices cannot be told apart: "
          "times in ratio 1.00 (1.00 to 1.00, 5 pairs)"),
@@ -85,43 +75,22 @@ def given_ratios(ratios, names=("one device", "two devices")):
     ],
 )  # fmt: skip
 def test_comparison_prints(ratios, differ, text):
-    found = given_ratios(ratios)
+    names = "one device", "two devices"
+    found = Comparison(Timing(tuple(ratios)), Timing((1.0,) * len(ratios)), names)
     assert found.ratios == tuple(ratios) and found.distinguishable is differ
     assert repr(found) == text
 
 
-@given(st.lists(st.tuples(seconds, seconds), min_size=1, max_size=30))
-def test_exchanging_the_two_says_the_same(pairs):
-    """The faster one is named whichever comes first, and a difference is seen either way."""
-    a, b = (Timing(tuple(side)) for side in zip(*pairs, strict=True))
-    one, other = Comparison(a, b, ("A", "B")), Comparison(b, a, ("B", "A"))
-    assert one.low <= one.ratio <= one.high
-    # Quartiles between two runs are not exactly each other's inverse; the order of magnitude is.
-    if one.distinguishable and other.distinguishable:
-        assert repr(one)[0] == repr(other)[0] == ("B" if one.ratio > 1 else "A")
-    if (len(pairs) - 1) % 4 == 0:
-        assert one.distinguishable == other.distinguishable
-        assert one.ratio == pytest.approx(1 / other.ratio)
-        assert one.low == pytest.approx(1 / other.high)
-
-
 def test_a_time_below_the_clocks_tick_still_compares(clock):
-    found = compare(lambda: None, lambda: None, warmup=0, repeats=5)
-    assert found.ratio == 1
-    assert min(found.a.seconds) > 0
+    assert compare(lambda: None, lambda: None, warmup=0, repeats=5).ratio == 1
 
 
 def test_several_ways_take_turns():
     calls = []
     ways = {name: lambda name=name: calls.append(name) for name in "abc"}
-    compare(ways["a"], ways["b"], warmup=1, repeats=3)
-    assert "".join(calls) == "ab" * 4
-    calls.clear()
     timings = several(ways, warmup=2, repeats=3)
     assert "".join(calls) == "abc" * 5
-    assert list(timings) == list("abc")
-    assert all(len(each.seconds) == 3 for each in timings.values())
-    assert len(Comparison(timings["a"], timings["c"]).ratios) == 3
+    assert {name: len(each.seconds) for name, each in timings.items()} == dict.fromkeys("abc", 3)
 
 
 @pytest.mark.parametrize("on", [True, False])
@@ -152,5 +121,8 @@ def test_bad_counts_are_named_before_anything_runs(wrong):
 
 def test_a_setting_bounds_the_runs(monkeypatch):
     monkeypatch.setenv("MGPU_REPEATS", "2")
-    assert len(measure(lambda: None, repeats=9).seconds) == 2
-    assert len(measure(lambda: None, repeats=1).seconds) == 1
+    calls = []
+    assert len(measure(lambda: calls.append(1), warmup=5, repeats=9).seconds) == 2
+    assert len(calls) == 4
+    assert len(measure(lambda: calls.append(1), warmup=0, repeats=1).seconds) == 1
+    assert len(calls) == 5

@@ -76,7 +76,9 @@ def cross_entropy(keras, **kwargs):
 # Equal to one device
 
 
-@pytest.mark.parametrize("name", ["transformer", "lstm"])
+@pytest.mark.parametrize("name", [
+    "lstm", pytest.param("transformer", marks=pytest.mark.thorough),
+])  # fmt: skip
 def test_losses_and_weights_are_those_of_one_device(keras, plan, name):
     """With a last batch that does not divide."""
     _, x, y = keras_models.built(name, 8)
@@ -177,7 +179,7 @@ def masked(keras):
     layers = keras.layers
     return keras.Sequential([
         keras.Input((7,), dtype="int32"), layers.Embedding(9, 4, mask_zero=True),
-        layers.BatchNormalization(), layers.LSTM(4, return_sequences=True), layers.Dense(3),
+        layers.BatchNormalization(), layers.Dense(3),
     ])  # fmt: skip
 
 
@@ -277,11 +279,26 @@ def test_the_optimizer_is_within_reach_and_none_takes_that_of_compile(keras, pla
     ({"a": CLASSES}, "mse", None, "labels has .*'a'.*'b'"),
 ])  # fmt: skip
 def test_what_does_not_fit_the_outputs_is_named(keras, plan, labels, loss, factors, named):
-    step = towers.train_step(
-        outputs(keras, "list"), "sgd", loss, plan.devices, loss_weights=factors
-    )
+    model = outputs(keras, "list")
+    step = towers.train_step(model, "sgd", loss, plan.devices, loss_weights=factors)
     with pytest.raises(ValueError, match=named):
         step(batch(7)[0], labels)
+
+
+def test_a_name_for_outputs_that_have_none_is_named(keras, plan):
+    class Nameless(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(3)
+
+        def call(self, x):
+            return self.dense(x)
+
+    model = Nameless()
+    model(batch(4)[0])
+    step = towers.train_step(model, "sgd", {"mine": cross_entropy(keras)}, plan.devices)
+    with pytest.raises(ValueError, match="'mine'"):
+        step(*batch(4))
 
 
 def test_averaged_normalization_is_that_of_each_shard(keras, tf, plan):

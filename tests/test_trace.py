@@ -65,7 +65,7 @@ def test_operations_have_their_device_and_the_bytes_of_what_they_give(three_devi
     assert starts == sorted(starts) and min(starts) >= 0
     assert all(op.length > 0 for op in trace.ops)
     assert trace.length == max(op.end for op in trace.ops) < 60
-    assert not trace.launches_only and trace.kernels == {} and "launches" not in repr(trace)
+    assert not trace.launches_only and "launches" not in repr(trace)
     made = {op.name: op.bytes for op in trace.ops if op.type != "Const"}
     assert made == {"x": BLOCK, "two": 2 * BLOCK, "three": 3 * BLOCK, "a": 4, "b": 4, "total": 4}
 
@@ -323,7 +323,11 @@ def in_us(op):
 
 @pytest.mark.parametrize("version", ["2.18", "2.21"])
 def test_on_a_gpu_kernels_count_not_launches_nor_copies(version):
-    trace = read(gpu_step(version))  # the step begins 2,000 us after the profiler
+    metadata = gpu_step(version)
+    latest = max(k.all_start_micros for d in metadata.step_stats.dev_stats
+                 if d.device.endswith("/stream:all") for k in d.node_stats)  # fmt: skip
+    assert (latest < 10_000) == (version == "2.18")  # from the profiler's start, not since 1970
+    trace = read(metadata)  # the step begins 2,000 us after the profiler
     ops = {op.name: in_us(op) for op in trace.ops if op.type != "Sqrt"}
     assert ops == {
         "x": ("/CPU:0", 0, 2),
@@ -340,21 +344,7 @@ def test_on_a_gpu_kernels_count_not_launches_nor_copies(version):
     assert trace.busy("/GPU:0") == pytest.approx(4100e-6)  # 3000 + 500 + 100 + 500 of two streams
     assert trace.busy("/GPU:1") == pytest.approx(30e-6)
     copies = {c.tensor: (c.source, c.target, c.bytes, round(c.start * 1e6)) for c in trace.copies}
-    assert copies["loss"] == ("/GPU:0", "/CPU:0", 4, 4180)
-    assert not trace.launches_only and "launches" not in repr(trace)
-
-
-def test_kernel_times_before_tensorflow_2_19_are_brought_into_the_step():
-    old, new = gpu_step("2.18"), gpu_step("2.21")
-    latest = max(k.all_start_micros for d in old.step_stats.dev_stats
-                 if d.device.endswith("/stream:all") for k in d.node_stats)  # fmt: skip
-    assert latest < 10_000  # not since 1970; else nothing is shown here
-    one, other = read(old), read(new)
-    for a, b in zip((*one.ops, *one.copies), (*other.ops, *other.copies), strict=True):
-        assert (a.start, a.length) == pytest.approx((b.start, b.length), abs=1e-6)
-    for device in one.devices:
-        assert one.busy(device) == pytest.approx(other.busy(device), abs=1e-6)
-    assert one.allocations == other.allocations and one.edges == other.edges
+    assert copies["loss"] == ("/GPU:0", "/CPU:0", 4, 4180) and not trace.launches_only
 
 
 def test_a_trace_without_kernel_records_says_so():
@@ -494,13 +484,10 @@ def test_a_traced_step_assigns_in_place(plan):
 def test_function_step_refuses_what_it_cannot_copy(plan):
     import tensorflow as tf
 
-    numbers = tf.data.Dataset.range(3)
+    iterator = iter(tf.data.Dataset.range(3))
     table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1], [2]), 0)
-    iterator = iter(numbers)
     for function, args in (
-        (lambda: next(iterator), ()), (lambda: table.lookup(tf.constant([1])), ()),
-        (lambda: numbers.reduce(np.int64(0), lambda a, b: a + b), ()),
-        (lambda it: next(it), (iterator,)),
+        (lambda: table.lookup(tf.constant([1])), ()), (lambda it: next(it), (iterator,)),
     ):  # fmt: skip
         with pytest.raises(ValueError, match="cannot be copied"):
             function_step(function, *args)

@@ -7,18 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from keras_models import built
 from mgpu_helpers.trace import fit_step, function_step
-
-
-@pytest.fixture(scope="module")
-def lstm(plan):
-    import tensorflow as tf
-
-    with tf.device(plan.devices[0]):
-        model, x, y = built("lstm")
-        model.compile(model.optimizer, model.loss, metrics=["accuracy"])
-        return model, x, y
 
 
 def kinds(step):
@@ -33,10 +22,14 @@ def matmuls(step):
     return sum("MatMul" in op.type for op in step.ops)
 
 
-def test_a_step_of_fit_is_a_step_of_fit_and_leaves_the_model(plan, lstm):
+def test_a_step_of_fit_is_a_step_of_fit_and_leaves_the_model(plan):
+    import keras
     import tensorflow as tf
 
-    model, x, y = lstm
+    x, y = np.ones([8, 5, 3], "f"), np.ones([8, 4], "f")
+    with tf.device(plan.devices[0]):
+        model = keras.Sequential([keras.Input([5, 3]), keras.layers.LSTM(4)])
+        model.compile("adam", "mse", metrics=["mae"])
     before = [v.numpy() for v in model.trainable_variables]
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(8).repeat()
     with tf.device(plan.devices[0]):
@@ -45,7 +38,7 @@ def test_a_step_of_fit_is_a_step_of_fit_and_leaves_the_model(plan, lstm):
         _, plain = function_step(
             lambda x, y: model.train_step((x, y)), tf.constant(x), tf.constant(y)
         )
-    assert matmuls(step) == matmuls(plain) > 100  # 2 layers of 24 time steps
+    assert matmuls(step) == matmuls(plain) >= 5 * 2 * 2  # two products a time step, both passes
     assert len([c for c in step.copies if c.bytes == x.nbytes]) == 1  # the batch
     for kept, variable in zip(before, model.trainable_variables, strict=True):
         np.testing.assert_array_equal(kept, variable.numpy())

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import pytest
 
-from keras_models import built
 from mgpu_helpers import trace
 from mgpu_helpers.trace import function_step
 
-MODELS = ("residual", "transformer")
-
 
 @pytest.fixture(scope="module")
-def models(plan):
-    """Build the models on the first device and train each for a step."""
+def trained(plan):
+    """Train for a step a model with an embedding, moving averages and a dropout's state."""
+    import keras
     import tensorflow as tf
+    from keras import layers
 
     with tf.device(plan.devices[0]):
-        models = {name: built(name) for name in MODELS}
-        for model, x, y in models.values():
-            model.train_on_batch(x, y)
-    return models
+        model = keras.Sequential([
+            keras.Input([6], dtype="int32"), layers.Embedding(50, 8), layers.Dense(8, "relu"),
+            layers.BatchNormalization(), layers.Dropout(0.1), layers.Flatten(), layers.Dense(3),
+        ])  # fmt: skip
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        random = np.random.default_rng(0)
+        x, y = random.integers(0, 50, (4, 6)), random.integers(0, 3, 4)
+        model.train_on_batch(x, y)
+    return model, x, y
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_a_traced_training_step_is_the_step_and_leaves_the_model(plan, models, name):
+def test_a_traced_training_step_is_the_step_and_leaves_the_model(plan, trained):
     import tensorflow as tf
 
-    model, x, y = models[name]
+    model, x, y = trained
     before = [v.numpy() for v in model.variables]
     with tf.device(plan.devices[0]):
         got, step = function_step(model.train_on_batch, x, y=y)
@@ -40,15 +41,15 @@ def test_a_traced_training_step_is_the_step_and_leaves_the_model(plan, models, n
         wanted = model.train_on_batch(x, y)
     assert got == pytest.approx(wanted, rel=1e-6)
     weights = sum(v.numpy().nbytes for v in model.trainable_variables)
-    assert weights < step.peak(plan.devices[0]) < 100 * weights + 2e7
-    assert step.peak(plan.host) < 1e6 and step.collectives == ()
+    assert weights < step.peak(plan.devices[0]) < 100 * weights
+    assert step.peak(plan.host) < 1e4 and step.collectives == ()
 
 
-def test_operations_run_where_a_call_places_them(plan, models):
+def test_operations_run_where_a_call_places_them(plan, trained):
     """The weights lie on the first device; the block around the call names the second."""
     import tensorflow as tf
 
-    model, x, _ = models["transformer"]
+    model, x, _ = trained
 
     def forward(x, *, training):
         with tf.device(plan.host):
@@ -63,12 +64,23 @@ def test_operations_run_where_a_call_places_them(plan, models):
     np.testing.assert_allclose(got, wanted, rtol=1e-5)
     rows = {row.name: row.device for row in log.rows if row.type != "Const"}
     both = {op.name: op.device for op in step.ops if op.name in rows}
-    assert len(both) > 0.7 * len(rows) and both == {name: rows[name] for name in both}
-    products = Counter(op.device for op in step.ops if "MatMul" in op.type)
-    assert set(products) == {plan.devices[1]} and sum(products.values()) >= 4
-    assert step.bytes_between()[plan.devices[0], plan.devices[1]] == sum(
-        v.numpy().nbytes for v in model.trainable_variables
-    )
+    assert len(both) > 0.6 * len(rows) and both == {name: rows[name] for name in both}
+    products = [op.device for op in step.ops if "MatMul" in op.type]
+    assert products == [plan.devices[1]] * 2
+    weights = sum(v.numpy().nbytes for v in model.weights)  # without the dropout's state
+    assert step.bytes_between()[plan.devices[0], plan.devices[1]] == weights
+
+
+def test_results_are_taken_where_they_were_made(plan):
+    import tensorflow as tf
+
+    def squared(x):
+        with tf.device(plan.devices[1]):
+            return tf.matmul(x, x)
+
+    with tf.device(plan.devices[0]):
+        _, step = function_step(squared, tf.ones([9, 9]))
+    assert (plan.devices[1], plan.devices[0]) not in step.bytes_between()
 
 
 def test_the_graph_is_optimized_as_in_a_call(plan):
@@ -85,21 +97,22 @@ def test_variables_of_any_kind_are_copied(plan):
 
     text, open_shape = tf.Variable("text"), tf.Variable([1.0], shape=[None])
     flag, half = tf.Variable(True), tf.Variable([1.0, 2.0], dtype=tf.bfloat16)
-    weight = keras.Variable([3.0, 4.0])
+    weight, passed = keras.Variable([3.0, 4.0]), tf.Variable(5.0)
     random = tf.random.Generator.from_seed(1)
 
-    def step(taken):
+    def step(taken, passed):
         open_shape.assign([1.0, 2.0, 3.0])
         with tf.control_dependencies([flag.assign(tf.logical_not(flag))]):
             return (
                 tf.strings.length(text), tf.size(open_shape.read_value()), flag.read_value(),
-                tf.reduce_sum(half), taken * 2, random.normal([2]),
+                tf.reduce_sum(half), passed.assign_add(1.0), taken * 2, random.normal([2]),
             )  # fmt: skip
 
-    got, _ = function_step(step, weight)
-    assert [int(g) for g in got[:4]] == [4, 3, 0, 3] and got[4].tolist() == [6, 8]
+    got, _ = function_step(step, weight, passed)
+    assert [int(g) for g in got[:5]] == [4, 3, 0, 3, 6] and got[5].tolist() == [6, 8]
+    assert passed.numpy() == 5
     assert open_shape.numpy().tolist() == [1.0] and flag.numpy()
-    np.testing.assert_array_equal(got[5], random.normal([2]))
+    np.testing.assert_array_equal(got[6], random.normal([2]))
 
 
 def test_what_makes_variables_may_do_so_once(plan):
@@ -129,9 +142,8 @@ def test_what_makes_variables_may_do_so_once(plan):
 def test_an_empty_batch_is_refused(plan):
     import tensorflow as tf
 
-    for arguments in ([np.ones([0, 3], "f")], [np.ones([0, 3], "f"), np.ones([0])]):
-        with pytest.raises(ValueError, match="0 examples"):
-            function_step(lambda *a: a, *arguments)
+    with pytest.raises(ValueError, match="0 examples"):
+        function_step(lambda *a: a, np.ones([0, 3], "f"), np.ones([0]))
     got, _ = function_step(lambda a, b: tf.concat([a, b], 0), np.ones([0]), np.ones([2]))
     assert got.tolist() == [1, 1]  # only one of them is empty
 
@@ -142,11 +154,9 @@ def test_loops_of_keras_are_refused_and_the_remedy_named(plan):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     x, y = np.ones([4, 3], "f"), np.ones([4, 1], "f")
-    for loop, given in ((model.fit, (x, y)), (model.predict, (x,)), (model.evaluate, (x, y))):
+    for loop, given in ((model.fit, (x, y)), (model.predict, (x,))):
         with pytest.raises(ValueError, match="fit_step"):
             function_step(loop, *given)
-    loss, _ = function_step(model.train_on_batch, x, y)
-    assert float(loss) == pytest.approx(float(model.test_on_batch(x, y)))
 
 
 def test_what_xla_compiles_is_one_operation_and_said(plan):

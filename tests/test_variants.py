@@ -31,7 +31,7 @@ def each_of(notebooks: list[Path]) -> pytest.MarkDecorator:
 
 def run_notebook(notebook: Path, how: str, **settings: str) -> str:
     """Run a notebook under nbval; return what it says of cells that fail, "" where none does."""
-    env = environment() | {"MGPU_REPEATS": "2"} | settings
+    env = environment() | {"MGPU_REPEATS": "1"} | settings
     command = [sys.executable, "-m", "pytest", "-c", "pyproject.toml", how, "-q"]
     command += ["-p", "no:cacheprovider", str(notebook)]
     run = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)

@@ -36,6 +36,7 @@ PACKAGE = Path("src/mgpu_helpers")
 TESTS = {
     "jobs": "jobs jobs_again jobs_sweeps",
     "memory": "memory memory_predict",
+    "pipeline": "pipeline stages",
     "scaling": "scaling scaling_measure",
     "towers": "towers towers_check towers_train",
     "trace": "trace trace_fit trace_function trace_replicas export layers placement",

@@ -3,7 +3,7 @@
 TensorFlow reads these options once, when it starts, so each has a process of its own. All are
 forked from one that has imported TensorFlow and not started it, which saves its import. They see
 one GPU, on which nobody else computes, and no other: "nothing set" takes nearly all of every GPU
-that it sees. Where there is no such GPU, nothing is measured.
+that it sees. Where there is no such GPU, only WITHOUT_GPU is tried, for its memory on the host.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ OPTIONS = (
     "TF_GPU_ALLOCATOR=cuda_malloc_async",
     "every GPU hidden",
 )
+WITHOUT_GPU = "set_memory_growth"
 
 
 def session_config(option: str):
@@ -125,6 +126,9 @@ if __name__ == "__main__":
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["tensorflow"])
     for option in OPTIONS:
+        if number is None and option != WITHOUT_GPU:
+            print(json.dumps({"option": option, "driver": None, "process": None}), flush=True)
+            continue
         here, there = processes.Pipe()
         process = processes.Process(target=hold, args=(option, number, there))
         process.start()

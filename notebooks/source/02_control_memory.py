@@ -215,7 +215,8 @@ print([region // MIB for region in growth], "MiB")
 #
 # `scripts/hold_memory.py` tries eight settings, each in a process of its own. Each makes these six
 # tensors, deletes them, and reports what was taken. The processes see one GPU, on which nobody else
-# computes: with nothing set they would take nearly all of the others too. These are the settings:
+# computes: with nothing set they would take nearly all of the others too. Without such a GPU only
+# `set_memory_growth` is tried. These are the settings:
 
 # %%
 script = [sys.executable, "scripts/hold_memory.py"]

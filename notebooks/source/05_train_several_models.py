@@ -686,10 +686,10 @@ checks.run_all(run_all)
 # costs a few lines and a thread for each model, and one process holds all of them in memory.
 #
 # - Is a thread for each model best, or one function or graph with all, or a process for each?
-#   `benchmarks/ensemble.py` measures it on your machine. It trains in sessions. On the two cores of
-#   its stored [card](../results/ensemble.json) one graph with both was 1.8 times as fast as in
-#   turn, and threads and processes were 1.7 times as fast. Keras models run more Python between
-#   two steps and gain less: for them the comparison above counts.
+#   `benchmarks/ensemble.py` measures it on your machine. It trains in sessions. By its stored
+#   [card](../results/ensemble.json) all three take little more than half of the time in turn on two
+#   cores. Keras models run more Python between two steps and gain less: for them the comparison
+#   above counts.
 # - Separate models are easier to change than one function that holds all of them.
 # - Threads share the GIL. Where much Python runs between two steps, for example to prepare the
 #   data, give each model a process of its own ([[04]]).

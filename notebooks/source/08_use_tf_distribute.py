@@ -492,14 +492,14 @@ print(f"inside:  {ten_steps(adam)}, {sent(table):,} bytes")
 #
 # ## Does it pay?
 #
-# The first cell times eight ways in turn. All but the last take ten steps, each with all 840
-# images. For `fit` these are two passes of five steps:
+# The first cell times eight ways in turn. All but the last take six steps, each with all 840
+# images. For `fit` these are two passes of three steps:
 #
 # - One device, the towers, the loop, and `fit`. The batches of the loop are on the devices already.
 # - A loop that reads its last loss only. The first three read a loss in every step, which is the
 #   seventh mistake: **`float(loss)` in every step**.
 # - `fit` with an endless dataset. `steps_per_epoch` tells it where a pass ends.
-# - The same, with `steps_per_execution=5` in `compile`: five steps in one call.
+# - The same, with `steps_per_execution=3` in `compile`: three steps in one call.
 #
 # With more devices than cores the times say nothing, so each way then runs once.
 #
@@ -509,11 +509,11 @@ print(f"inside:  {ten_steps(adam)}, {sent(table):,} bytes")
 # it, and says when:
 
 # %% tags=["nbval-ignore-output"]
-ten, endless = data.batch(840).repeat(10), data.batch(840).repeat()
-batches, ready = list(ten), list(strategy.experimental_distribute_dataset(ten))
+six, endless = data.batch(840).repeat(6), data.batch(840).repeat()
+batches, ready = list(six), list(strategy.experimental_distribute_dataset(six))
 loop_step = make_step(looped, size=840)
 with to_one.scope():
-    added_on_one.compile("sgd", entropy, steps_per_execution=5)
+    added_on_one.compile("sgd", entropy, steps_per_execution=3)
 
 
 def fit(model, batches, steps=None):
@@ -525,10 +525,10 @@ ways = {
     "towers": lambda: [step_in_towers(x, y).numpy() for x, y in batches],
     "own loop": lambda: [loop_step(batch).numpy() for batch in ready],
     "own loop, last loss": lambda: [loop_step(batch) for batch in ready][-1].numpy(),
-    "fit": fit(mirrored, endless.take(5)),
-    "fit, steps_per_epoch": fit(mirrored, endless, steps=5),
-    "fit, five in a call": fit(added_on_one, endless, steps=5),
-    "begin": lambda: iter(strategy.experimental_distribute_dataset(ten)),
+    "fit": fit(mirrored, endless.take(3)),
+    "fit, steps_per_epoch": fit(mirrored, endless, steps=3),
+    "fit, three in a call": fit(added_on_one, endless, steps=3),
+    "begin": lambda: iter(strategy.experimental_distribute_dataset(six)),
 }
 rounds = (1, 3) if len(plan) <= plan.cores else (0, 1)
 took = timing.several(ways, warmup=rounds[0], repeats=rounds[1])
@@ -540,7 +540,7 @@ often, few = (replicas.iterators(strategy, ways[name]) for name in ("fit", "fit,
 print(f"fit began {often} times, and {few} times with steps_per_epoch")
 difference = (slow - fast) / (often - few)
 print(f"a beginning: {difference:.0f} ms by the difference, {begin:.0f} ms by itself")
-for steps in (5, 20, 40)[: rounds[1]]:
+for steps in (2, 5, 20)[: rounds[1]]:
     stepped, ended = replicas.life(strategy, mirrored, endless, steps)
     print(f"begin and {steps} steps: {1e3 * stepped:.0f} ms, ended after {1e3 * ended:.0f} ms")
 

@@ -24,12 +24,9 @@ plan
 
 # %%
 import collections
-import contextlib
-import io
 import json
 import os
 import re
-import runpy
 import subprocess
 import sys
 import tempfile
@@ -242,24 +239,27 @@ model.fit(tf.zeros([8, 4]), tf.zeros([8, 1]), verbose=0)""")
 #
 # ## Proof: two and three workers train what one trains
 #
-# The script trains for 20 steps, three times. First it runs in this notebook, as one process that
-# knows nothing of others. Then it runs on our two workers, which have a strategy already: there
-# `train` gives it that one. At its end each worker prints a digest of its weights and of Adam's
-# slots. Worker 0, the **chief**, saves them:
+# The script trains for 20 steps, three times. First it runs on worker 0 without TF_CONFIG, as one
+# process that knows nothing of others. Then it runs on our two workers, which have a strategy
+# already: `train` gives it that one. At its end each worker prints a digest of its weights and of
+# Adam's slots. Worker 0, the **chief**, saves them:
 
 # %%
-with mock.patch("sys.argv", ["train_workers.py", "--checkpoints", f"{folder}/one"]):
-    with tf.device(plan.host), contextlib.redirect_stdout(io.StringIO()):
-        runpy.run_path("scripts/train_workers.py")
-
 both(f"""
-import runpy
+import os, runpy
 from unittest import mock
 def train(name):
     sys.argv = ["train_workers.py", "--checkpoints", f"{folder}/{{name}}"]
     with mock.patch.object(tf.distribute, "MultiWorkerMirroredStrategy", lambda: strategy):
         runpy.run_path("scripts/train_workers.py")
 """)
+
+tell(0, """
+with mock.patch.dict(os.environ):
+    del os.environ["TF_CONFIG"]
+    train("one")
+""")
+said(0)
 two = ask("train('two')")
 
 # %% [markdown]

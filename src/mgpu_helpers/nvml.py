@@ -6,7 +6,6 @@ The only module that touches pynvml. Lesson 00 shows what it returns.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,13 +142,10 @@ def _gpu(pynvml: Any, index: int) -> Gpu:
 
 def _record(pynvml: Any, index: int, handle: Any, problem: str | None = None) -> Gpu:
     def ask(name: str, *args: Any) -> Any:
-        call = getattr(pynvml, name, None)  # older pynvml lack some
-        return None if handle is None or call is None else _ask(call, handle, *args)
+        return None if handle is None else _ask(getattr(pynvml, name), handle, *args)
 
-    # The second form of the memory call leaves out what the driver keeps for itself, as nvidia-smi
-    # does; drivers before 510 have only the first.
-    version = getattr(pynvml, "nvmlMemory_v2", None)
-    memory = (version and ask("nvmlDeviceGetMemoryInfo", version)) or ask("nvmlDeviceGetMemoryInfo")
+    # The second form of the call leaves out what the driver keeps for itself, as nvidia-smi does.
+    memory = ask("nvmlDeviceGetMemoryInfo", pynvml.nvmlMemory_v2)
     pci = ask("nvmlDeviceGetPciInfo")
     load = ask("nvmlDeviceGetUtilizationRates")
     power, limit = ask("nvmlDeviceGetPowerUsage"), ask("nvmlDeviceGetEnforcedPowerLimit")
@@ -173,23 +169,17 @@ def _record(pynvml: Any, index: int, handle: Any, problem: str | None = None) ->
 
 
 def _processes(pynvml: Any, ask: Callable[..., Any]) -> tuple[Process, ...] | None:
-    found: dict[int, tuple[int | None, bool]] = {}
-    answered = False
-    for kind in ("Compute", "Graphics"):
-        name = f"nvmlDeviceGet{kind}RunningProcesses"
-        listed = ask(name)
-        if listed is None:  # drivers before 510 have only the second form of the call
-            listed = ask(f"{name}_v2")
-        answered = answered or listed is not None
-        for process in listed or ():
-            computes = kind == "Compute" or found.get(process.pid, (None, False))[1]
-            found[process.pid] = process.usedGpuMemory, computes
-    if not answered:
+    computing = ask("nvmlDeviceGetComputeRunningProcesses")
+    drawing = ask("nvmlDeviceGetGraphicsRunningProcesses")
+    if computing is None and drawing is None:
         return None
+    computes = {process.pid for process in computing or ()}
+    listed = {process.pid: process for process in [*(computing or ()), *(drawing or ())]}
     return tuple(
-        Process(pid, memory, _text(_ask(pynvml.nvmlSystemGetProcessName, pid)), _uid(pid), computes)
-        for pid, (memory, computes) in sorted(found.items())
-    )
+        Process(pid, listed[pid].usedGpuMemory, _text(_ask(pynvml.nvmlSystemGetProcessName, pid)),
+                _uid(pid), pid in computes)
+        for pid in sorted(listed)
+    )  # fmt: skip
 
 
 def _uid(pid: int) -> int | None:
@@ -218,8 +208,6 @@ def _text(value: bytes | str | None) -> str | None:
 def _reason(pynvml: Any, error: Any) -> str:
     """Turn what nvmlInit said into a sentence with the remedy."""
     code = error.value
-    if code == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND and sys.platform == "darwin":
-        return "There is no NVIDIA driver for macOS: the lessons run on the CPU's cores."
     if code == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND and Path("/proc/driver/nvidia").exists():
         return (
             "NVIDIA's driver is loaded, but its library libnvidia-ml.so.1 is not here: start the "

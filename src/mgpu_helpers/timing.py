@@ -88,19 +88,15 @@ class Comparison:
         return len(self.ratios) >= FEWEST and round(max(self.low, 1 / self.high), 2) > 1
 
     def __repr__(self) -> str:
-        slow, fast = self.names
-        ratio, low, high = self.ratio, self.low, self.high
-        pairs = counted(len(self.ratios), "pair")
-        if not self.distinguishable:
-            middle, spread = _digits(ratio, low, high)
-            few = "" if len(self.ratios) >= FEWEST else f" by fewer than {FEWEST} pairs"
-            apart = f"{slow} and {fast} cannot be told apart{few}"
-            return f"{apart}: times in ratio {middle} ({spread}, {pairs})"
-        if ratio <= 1:
-            slow, fast = fast, slow
-            ratio, low, high = 1 / ratio, 1 / high, 1 / low
+        (slow, fast), ratio, low, high = self.names, self.ratio, self.low, self.high
+        if self.distinguishable and ratio <= 1:
+            slow, fast, ratio, low, high = fast, slow, 1 / ratio, 1 / high, 1 / low
         middle, spread = _digits(ratio, low, high)
-        return f"{fast}: {middle} times as fast as {slow} ({spread}, {pairs})"
+        spread = f"({spread}, {counted(len(self.ratios), 'pair')})"
+        if self.distinguishable:
+            return f"{fast}: {middle} times as fast as {slow} {spread}"
+        few = "" if len(self.ratios) >= FEWEST else f" by fewer than {FEWEST} pairs"
+        return f"{slow} and {fast} cannot be told apart{few}: times in ratio {middle} {spread}"
 
 
 def measure(fn: Callable[[], Any], *, warmup: int = 3, repeats: int = 20) -> Timing:
@@ -114,7 +110,7 @@ def measure(fn: Callable[[], Any], *, warmup: int = 3, repeats: int = 20) -> Tim
     >>> timing.low <= timing.median <= timing.high
     True
     """
-    return Timing(*_in_turn((fn,), warmup, repeats))
+    return several({"fn": fn}, warmup=warmup, repeats=repeats)["fn"]
 
 
 def compare(
@@ -134,7 +130,7 @@ def compare(
     >>> compare(short, long, names=("a short sum", "a long one"))
     a short sum: ... times as fast as a long one (... to ..., 20 pairs)
     """
-    first, second = map(Timing, _in_turn((a, b), warmup, repeats))
+    first, second = several({0: a, 1: b}, warmup=warmup, repeats=repeats).values()
     return Comparison(first, second, names)
 
 
@@ -150,34 +146,27 @@ def several(
     >>> found["short"].median < found["long"].median
     True
     """
-    seconds = _in_turn(tuple(ways.values()), warmup, repeats)
-    return dict(zip(ways, map(Timing, seconds), strict=True))
-
-
-def _in_turn(
-    fns: tuple[Callable[[], Any], ...], warmup: int, repeats: int
-) -> list[tuple[float, ...]]:
-    """Return the seconds of each function's runs."""
     warmup = whole_number("warmup", warmup, "a number of runs", 0)
     repeats = whole_number("repeats", repeats, "a number of runs", 1)
-    repeats = min(repeats, int(os.environ.get("MGPU_REPEATS") or repeats))
+    bound = int(os.environ.get("MGPU_REPEATS") or max(warmup, repeats))
+    warmup, repeats = min(warmup, bound), min(repeats, bound)
     for _ in range(warmup):
-        for fn in fns:
+        for fn in ways.values():
             fn()
     tick = time.get_clock_info("perf_counter").resolution  # nothing takes no time at all
-    seconds: list[list[float]] = [[] for _ in fns]
+    seconds: dict[Name, list[float]] = {name: [] for name in ways}
     collects = gc.isenabled()
     gc.disable()
     try:
         for _ in range(repeats):
-            for fn, taken in zip(fns, seconds, strict=True):
+            for name, fn in ways.items():
                 start = time.perf_counter()
                 fn()
-                taken.append(max(time.perf_counter() - start, tick))
+                seconds[name].append(max(time.perf_counter() - start, tick))
     finally:
         if collects:
             gc.enable()
-    return [tuple(taken) for taken in seconds]
+    return {name: Timing(tuple(taken)) for name, taken in seconds.items()}
 
 
 def _digits(middle: float, low: float, high: float) -> tuple[str, str]:

@@ -122,9 +122,9 @@ def gpus_on_bus(bus: Path = Path("/sys/bus/pci/devices")) -> int:
 # Asked in a process of its own: CUDA reads its environment once, and TensorFlow is to be the first
 # to start it in this one.
 _ASK_CUDA = """
-import ctypes, json, os, sys
+import ctypes, json, os
 try:
-    cuda = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    cuda = ctypes.CDLL("libcuda.so.1")
 except OSError:
     print(json.dumps([None, "library"])); raise SystemExit
 error = cuda.cuInit(0)

@@ -20,6 +20,10 @@ CUDA_ERRORS: dict[int | str, str] = {
     803: "reboot, as the driver was updated while the old one is still loaded",
     999: "sudo modprobe nvidia_uvm, or reboot",
 }
+TAKEN = (
+    "mgpu run and mgpu cluster leave these alone. devices.setup takes them: name others in "
+    "CUDA_VISIBLE_DEVICES."
+)
 OPEN = (
     "TF_CONFIG is set. TensorFlow listens on all interfaces of this machine, whatever address it "
     "names, and asks nobody for a password: let only the other workers reach that port."
@@ -80,8 +84,6 @@ def _gpus(facts: Facts) -> list[str]:
 
 
 def _wrong_wheel(facts: Facts) -> str:
-    if facts.system == "win32":
-        return "TensorFlow for Windows is built for the CPU only: use WSL2, and make lab in it."
     if facts.system == "linux" and facts.machine not in ("x86_64", "AMD64"):
         return (
             f"TensorFlow for Linux on {facts.machine} is built for the CPU only: use a build with "
@@ -136,7 +138,7 @@ def body(facts: Facts) -> str:
     lines += [f"{'' if i else 'GPUs':9}{line}" for i, line in enumerate(_gpu_table(facts))]
     others = [f"GPU {gpu.index} ({why})" for gpu in facts.driver.gpus if (why := gpu.others())]
     if others:
-        lines.append(row("in use", f"{', '.join(others)}; mgpu run leaves alone what is in use"))
+        lines.append(row("in use", f"{', '.join(others)}; {TAKEN}"))
     if facts.cluster is not None:
         lines.append(row("cluster", OPEN))
     lines += [row("problem", cause) for cause in diagnose(facts)]

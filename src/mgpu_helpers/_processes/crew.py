@@ -21,6 +21,9 @@ GLANCE = 0.02  # seconds between two looks at the running jobs
 class Crew(abc.ABC):
     """Jobs that run, by number; who inherits from it says what to start, and when to end whom."""
 
+    inherited: tuple[int, ...] = ()  # open files that each job inherits
+    grace: float | None = None  # seconds from SIGTERM to SIGKILL; None: as ever
+
     def __init__(self, progress: Progress, began: float) -> None:
         self.running: dict[int, Running] = {}
         self.progress, self.say, self.began = progress, progress.say, began
@@ -75,9 +78,8 @@ class Crew(abc.ABC):
             self.close()
 
     def start(
-        self, number: int, job: Job, places: Sequence[Place], environment: dict[str, str],
-        inherited: Sequence[int] = (), grace: float | None = None,
-    ) -> Job:  # fmt: skip
+        self, number: int, job: Job, places: Sequence[Place], environment: dict[str, str]
+    ) -> None:
         """Start a job; what cannot be started is failed, and its tail says why."""
         job = replace(
             job, devices=tuple(place.number for place in places), slot=places[0].slot,
@@ -86,10 +88,9 @@ class Crew(abc.ABC):
         self.say(f"{'start':10} {job.name:12} on {named(places)}")
         try:
             with held_back():
-                running = Running(job, places, environment, inherited, grace)
+                running = Running(job, places, environment, self.inherited, self.grace)
                 self.running[number] = running
                 self.started(running)
-                return running.job
         except (OSError, ValueError) as error:
             with contextlib.suppress(OSError, ValueError):
                 job.log.write_text(f"{error}\n")
@@ -97,7 +98,6 @@ class Crew(abc.ABC):
             job = replace(job, end=now, seconds=now - (job.start or now), status="failed",
                           tail=str(error))  # fmt: skip
             self.finish(number, job, places)
-            return job
 
     def collect(self) -> None:
         """Take off the jobs of which nothing runs any more."""

@@ -98,6 +98,14 @@ def lock(fd: int, mode: int = fcntl.LOCK_EX) -> bool:
     return True
 
 
+def lock_logs(fd: int) -> bool:
+    """Lock an open log or folder of logs; a disk without locks counts as locked."""
+    try:
+        return lock(fd)
+    except OSError:
+        return True
+
+
 def lock_folder() -> Path:
     """Return the folder of the locks, which everybody may write to; make it where it is not."""
     # Not tempfile.gettempdir: that goes elsewhere, and apart from the others, when a disk is full.

@@ -13,13 +13,15 @@ from mgpu_helpers._processes.locks import Place
 from mgpu_helpers.devices import machine
 from mgpu_helpers.devices.plan import asked_mode
 
+BUSY = 10  # percent; from there on a GPU counts as busy
 
-def freest(n: int = 1, *, busy_below: float = 10, among: Iterable[int] | None = None) -> list[int]:
+
+def freest(n: int = 1, *, among: Iterable[int] | None = None) -> list[int]:
     """Pick n GPUs, the freest first, as nvidia-smi numbers them; `among` these, or all when None.
 
     First come those that `jobs.run` would not leave alone, then those that the driver reports less
-    than `busy_below` percent busy, then those with the most free memory. What the driver does not
-    report counts as taken.
+    than 10 percent busy, then those with the most free memory. What the driver does not report
+    counts as taken.
 
     It only looks: between this call and the start of TensorFlow another script may pick the same
     GPUs. `jobs.run(commands, free=n)` holds a lock on what it gives out. A RuntimeError says why
@@ -46,16 +48,16 @@ def freest(n: int = 1, *, busy_below: float = 10, among: Iterable[int] | None = 
     named = [number for number in gpus if among is None or number in set(among)]
     if n > len(named):
         raise ValueError(f"n={n}, but these are the GPUs to choose from: {named}.")
-    return sorted(named, key=lambda index: (*rank(gpus[index], busy_below), index))[:n]
+    return sorted(named, key=lambda index: (*rank(gpus[index]), index))[:n]
 
 
-def rank(gpu: nvml.Gpu | None, busy_below: float = 10) -> tuple[float, ...]:
+def rank(gpu: nvml.Gpu | None) -> tuple[float, ...]:
     """Say how free a GPU is; what sorts first is the freest. None is one that is not known."""
     if gpu is None:
         return (1, True, 0, 100)
     load = 100 if gpu.utilization is None else gpu.utilization
     others = 2 if gpu.others() else gpu.processes is None
-    return others, load >= busy_below, -(gpu.memory_free or 0), load
+    return others, load >= BUSY, -(gpu.memory_free or 0), load
 
 
 def allowed() -> tuple[str, list[int]]:
@@ -111,10 +113,8 @@ def _pool() -> tuple[str, dict[int, str | None], str]:
             f"MGPU_MODE={mode}, but no GPU may be used here, after {why}: unset it to use the "
             "CPU's cores, or ask `python -m mgpu_helpers` what is missing."
         )
-    cores: Iterable[int] = range(os.cpu_count() or 1)
-    if hasattr(os, "sched_getaffinity"):
-        cores, why = sorted(os.sched_getaffinity(0)), "the cores that this process may use"
-    return "core", dict.fromkeys(list(cores)[: machine.cores()]), why
+    cores = machine.affinity()[: machine.cores()]
+    return "core", dict.fromkeys(cores), "the cores that this process may use"
 
 
 def _visible(gpus: dict[int, str | None]) -> tuple[dict[int, str | None], str]:
@@ -144,6 +144,17 @@ def look(pool: Mapping[int, str | None]) -> dict[int, nvml.Gpu]:
     # By UUID where there is one: the driver may number the rest anew.
     found = {n: by_uuid.get(uuid) if uuid else by_index.get(n) for n, uuid in pool.items()}
     return {number: gpu for number, gpu in found.items() if gpu is not None}
+
+
+def others_use(pool: Mapping[int, str | None]) -> dict[int, str]:
+    """Say of each GPU of a pool that others use who does, by the rule of `nvml.Gpu.others`."""
+    return {number: why for number, gpu in look(pool).items() if (why := gpu.others())}
+
+
+def left_alone(others: Mapping[int, str]) -> str:
+    """Name the GPUs that others use, and say that they are left alone."""
+    named = ", ".join(f"GPU {number} ({others[number]})" for number in sorted(others))
+    return f"{named}: in use, and left alone"
 
 
 def environment(places: Sequence[Place]) -> dict[str, str]:

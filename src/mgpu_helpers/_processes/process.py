@@ -24,7 +24,7 @@ class Running:
 
     def __init__(
         self, job: Job, places: Sequence[Place], environment: dict[str, str],
-        inherited: Sequence[int] = (), grace: float | None = None,
+        inherited: Sequence[int], grace: float | None,
     ) -> None:  # fmt: skip
         """Start the job, which inherits open files; an OSError or ValueError where it cannot be."""
         held = [*inherited, *(fd for place in places for fd in place.held)]

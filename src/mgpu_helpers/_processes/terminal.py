@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import heapq
 import math
 import shlex
 import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
 from io import TextIOWrapper
 from typing import Any, cast
 
@@ -69,34 +67,21 @@ class Progress:
 
 
 def sentence(jobs: Sequence[Job], running: Sequence[float], waiting: int) -> str:
-    """Say what is done, what runs, and until when, by the mean length of the jobs that are done."""
+    """Say what is done, what runs, and for how long, by the mean length of the jobs done."""
     good = sum(job.ok for job in jobs)
     bad = len(jobs) - good - len(running) - waiting
     text = f"{good} of {len(jobs)} done, {f'{bad} failed, ' if bad else ''}{len(running)} running"
     lengths = [job.seconds for job in jobs if job.ok and job.seconds is not None]
     if not lengths:
         return text
-    seconds = seconds_left(sum(lengths) / len(lengths), running, waiting)
-    now = datetime.now()
-    until = now + timedelta(seconds=seconds)
-    clock = f"{until:%H:%M}" if until.date() == now.date() else f"{until:%a %H:%M}"
+    mean = sum(lengths) / len(lengths)
+    left = [max(0.0, mean - ran) for ran in running] or [0.0]
+    # Not before the last of those that run, nor before all is done that the places can share.
+    seconds = max(*left, (sum(left) + waiting * mean) / len(left))
     about = f"{seconds / 3600:.1f} h" if seconds >= 5400 else f"{round(seconds / 60)} min"
     if seconds < 95:
         about = f"{max(1, math.ceil(seconds / 10)) * 10} s"
-    return f"{text}, about {about} left (until {clock})"
-
-
-def seconds_left(length: float, running: Sequence[float], waiting: int) -> float:
-    """Estimate when all has ended if each job takes this long; `running` run so long already.
-
-    >>> seconds_left(60, [50, 20], 3)  # they end after 10 and 40 s, and 70, 100 and 130 s
-    130
-    """
-    ends = [max(0, length - ran) for ran in running] or [0]
-    heapq.heapify(ends)
-    for _ in range(waiting):
-        heapq.heapreplace(ends, ends[0] + length)
-    return max(ends)
+    return f"{text}, about {about} left"
 
 
 def command(

@@ -91,16 +91,12 @@ def rows(ax: Any, names: Sequence[str]) -> None:
 def sizes(ax: Any, texts: Iterable[str], size: float) -> dict[str, tuple[float, float]]:
     """Measure texts in the units of the axes: how wide, with a little room, and how high."""
     ax.figure.canvas.figure.draw_without_rendering()  # it gives the axes their final size
-    page, ruler = ax.get_window_extent(), ax.text(0, 0, "", size=size)
-    wide, high = (
-        abs(high - low) / pixels
-        for (low, high), pixels in ((ax.get_xlim(), page.width), (ax.get_ylim(), page.height))
-    )
-    found = {}
+    ruler, found = ax.text(0, 0, "", size=size), {}
     for text in set(texts):
         ruler.set_text(text)
-        box = ruler.get_window_extent()
-        found[text] = (box.width + 0.6 * size) * wide, box.height * high
+        box = ruler.get_window_extent().padded(0.3 * size, 0)
+        left, low, right, high = ax.transData.inverted().transform_bbox(box).extents
+        found[text] = abs(right - left), abs(high - low)
     ruler.remove()
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -39,6 +40,11 @@ class Boxes:
         return {name: (device, self.group[name]) for name, device in self.ops}
 
     @cached_property
+    def feeds(self) -> dict[tuple[Box, Box], None]:
+        """Name which boxes feed which, once each, in the order of the edges."""
+        return dict.fromkeys((self.of[maker], self.of[user]) for maker, user in self.edges)
+
+    @cached_property
     def members(self) -> Counter[Box]:
         """Count the operations of each box."""
         return Counter((device, self.group[name]) for name, device in self.ops)
@@ -59,9 +65,8 @@ class Boxes:
             source, box = self.of[maker], self.of[user]
             if source != box and source[1] != "variables":
                 fed[box] = min(fed.get(box, self.before[user]), self.before[user])
-        start = dict.fromkeys(self.members, 0)
-        return start | {b: d for b, d in (first | fed).items()
-                        if b[1] not in ("variables", "others")}  # fmt: skip
+        return {box: 0 if box[1] in ("variables", "others") else depth
+                for box, depth in (first | fed).items()}  # fmt: skip
 
     @cached_property
     def columns(self) -> list[list[Box]]:
@@ -108,9 +113,8 @@ def boxes_of(step: Trace | Placement, most: int) -> Boxes:
     """
     from mgpu_helpers.trace.step import traced
 
-    found: Sequence[Any] = getattr(step, "rows", ())  # TensorFlow's placement log has no edges
-    if not hasattr(step, "rows"):
-        found = traced(step).ops
+    # TensorFlow's placement log has rows, and no edges.
+    found: Sequence[Any] = step.rows if hasattr(step, "rows") else traced(step).ops
     rows = [row for row in found if row.type != "Const"]
     ops = list(dict.fromkeys((row.name, row.device) for row in rows))
     names = dict(ops)
@@ -179,10 +183,10 @@ def _weighed(
         for row in rows:
             weight[row.device, group[row.name]] += getattr(row, what, 1) / total
     crossing = [ends for ends in edges if device[ends[0]] != device[ends[1]]]
-    for name in (name for ends in crossing for name in ends):
+    for name in itertools.chain(*crossing):
         weight[device[name], group[name]] += 1 / len(crossing)
     small = {box for box in lone if weight[box] < _SMALL}
-    for box in small & weight.keys():
+    for box in small:
         weight[box[0], "others"] += weight.pop(box)
     return {n: "others" if (device[n], box) in small else box for n, box in group.items()}, weight
 
@@ -194,12 +198,10 @@ def _before(names: list[str], edges: Edges) -> dict[str, int]:
         makers[target].append(source)
     depth: dict[str, int] = {}
 
-    def walk(name: str, path: frozenset[str]) -> int:
+    def walk(name: str) -> int:
         if name not in depth:
-            before = [walk(m, path | {name}) for m in makers[name] if m not in path]
-            depth[name] = 1 + max(before, default=-1)
+            depth[name] = -1  # to what comes round a loop: this is where it began
+            depth[name] = 1 + max(map(walk, makers[name]), default=-1)
         return depth[name]
 
-    for name in names:
-        walk(name, frozenset({name}))
-    return depth
+    return {name: walk(name) for name in names}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
-from mgpu_helpers._formatting import size_text, whole_number
+from mgpu_helpers._formatting import size_text
 from mgpu_helpers.charts.arrows import Arrows
 from mgpu_helpers.charts.base import axes, colour
 from mgpu_helpers.charts.grouping import Box, Boxes, boxes_of
@@ -27,7 +27,7 @@ def placement_map(step: Trace | Placement, ax: Any = None, most: int = 24) -> An
     >>> result, step = trace.function_step(lambda x: x @ x, tf.ones([200, 200]))
     >>> ax = placement_map(step)
     """
-    boxes = boxes_of(step, whole_number("most", most, "a number of boxes", 1))
+    boxes = boxes_of(step, most)
     ax = axes(ax, size=boxes.size)
     texts, copies = _draw_boxes(boxes, ax), getattr(step, "copies", ())
     crossed = " and what crosses between devices" if copies else ""
@@ -70,8 +70,7 @@ def _draw_boxes(boxes: Boxes, ax: Any) -> dict[Box, Any]:
 def _inner(boxes: Boxes) -> list[tuple[Box, Box]]:
     """List which boxes feed which on the same device; on a folded map only which the next one."""
     place = {box: i for i, column in enumerate(boxes.columns) for box in column}
-    ends = dict.fromkeys((boxes.of[source], boxes.of[target]) for source, target in boxes.edges)
-    inner = [(a, b) for a, b in ends if a != b and a[0] == b[0]]
+    inner = [(a, b) for a, b in boxes.feeds if a != b and a[0] == b[0]]
     if boxes.folded:
         many = {"variables", "others", "optimizer"}
         inner = [(a, b) for a, b in inner if place[b] - place[a] == 1 and not {a[1], b[1]} & many]
@@ -86,14 +85,13 @@ def _crossing(boxes: Boxes, copies: Any) -> Counter[tuple[Box, Box]]:
     users = defaultdict(set)
     for maker, user in boxes.edges:
         users[maker].add(boxes.of[user])
-    feeds = {(boxes.of[maker], boxes.of[user]) for maker, user in boxes.edges}
     crossing: Counter[tuple[Box, Box]] = Counter()
     for copy in copies:
         maker = copy.tensor.partition(":")[0]
         used = {box for box in users[maker] if box[0] == copy.target}
         if used:
             first = min(used, key=lambda box: (
-                sum((other, box) in feeds for other in used - {box}), boxes.depth[box], box
+                sum((other, box) in boxes.feeds for other in used - {box}), boxes.depth[box], box
             ))  # fmt: skip
             crossing[(copy.source, boxes.group[maker]), first] += copy.bytes or 0
     return crossing

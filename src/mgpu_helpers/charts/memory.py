@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mgpu_helpers._formatting import size_text
-from mgpu_helpers.charts.base import IDEAL, axes, colour, label, sizes, stack
+from mgpu_helpers.charts.base import DARK, IDEAL, axes, colour, label, sizes, stack
 
 if TYPE_CHECKING:
     from mgpu_helpers.memory import MemoryUse, Monitor
@@ -51,12 +52,8 @@ def _backward(trace: Trace) -> float | None:
 
     Constants and shapes of the backward pass may be made earlier, so they do not count.
     """
-    starts = (
-        op.start
-        for op in trace.ops
-        if re.search(r"(^|/)gradient(_tape|s(_\d+)?)/", op.name)
-        and re.search(r"MatMul|Backprop|Grad(?!ientArgs)", op.type)
-    )
+    back, product = r"(^|/)gradient(_tape|s(_\d+)?)/", r"MatMul|Backprop|Grad(?!ientArgs)"
+    starts = (o.start for o in trace.ops if re.search(back, o.name) and re.search(product, o.type))
     return min(starts, default=None)
 
 
@@ -84,20 +81,20 @@ def monitor(monitor: Monitor, ax: Any = None) -> Any:
     >>> ax = monitor(seen)
     """
     ax, samples = axes(ax, size=(8, 3.6)), monitor.samples
-    first, end = (samples[0], samples[-1].at) if samples else (None, 0)
-    curves: dict[str, tuple[list[Any], str, str]] = {
-        "this process": ([s.process for s in samples], "#222222", "-")
-    }
-    for index in first.driver if first else ():
-        seen = [s.driver.get(index) for s in samples]
-        curves[f"GPU {index}, all processes"] = seen, colour(f"/GPU:{index}"), ":"
-    for device in first.allocator if first else ():
-        seen = [s.allocator.get(device) for s in samples]
-        curves[f"{device}, handed out"] = seen, colour(device), "-"
-    for name, (seen, shade, line) in curves.items():
-        ax.plot([s.at for s in samples], [math.nan if x is None else x / 1e6 for x in seen],
-                color=shade, linestyle=line, label=name)  # fmt: skip
-    ax.set_xlim(0, end or 1)
+    end = samples[-1].at if samples else 1
+
+    def draw(seen: list[int | None], shade: str, name: str, line: str = "-") -> None:
+        megabytes = np.array(seen, float) / 1e6  # a None leaves a gap
+        ax.plot([sample.at for sample in samples], megabytes, line, color=shade, label=name)
+
+    draw([sample.process for sample in samples], DARK, "this process")
+    for gpu in samples[0].driver if samples else ():
+        seen = [sample.driver.get(gpu) for sample in samples]
+        draw(seen, colour(f"/GPU:{gpu}"), f"GPU {gpu}, all processes", ":")
+    for device in samples[0].allocator if samples else ():
+        seen = [sample.allocator.get(device) for sample in samples]
+        draw(seen, colour(device), f"{device}, handed out")
+    ax.set_xlim(0, end)
     ax.margins(y=0.1)
     ax.set_ylim(bottom=0)
     label(ax, "What is held over time", "time, s", "memory, MB", legend=True)

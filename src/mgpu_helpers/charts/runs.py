@@ -6,11 +6,13 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mgpu_helpers._formatting import counted
 from mgpu_helpers.charts.base import DARK, axes, colour, label, rows, sizes
 
 if TYPE_CHECKING:
-    from mgpu_helpers.jobs import Report
+    from mgpu_helpers.jobs import Job, Report
 
 
 def jobs(report: Report, ax: Any = None) -> Any:
@@ -32,21 +34,17 @@ def jobs(report: Report, ax: Any = None) -> Any:
     places = {lane: i + 0.25 * devices.index(lane[:2]) for i, lane in enumerate(lanes)}
     length = max(report.wall, *(job.end or 0 for job in drawn), 0) or 1
     ax = axes(ax, size=(8, 1.2 + 0.5 * len(lanes) + 0.12 * len(devices)))
-    each = {d: [place for lane, place in places.items() if lane[:2] == d] for d in devices}
-    ax.set_yticks([sum(tops) / len(tops) + 0.65 for tops in each.values()],
-                  [f"{kind} {number}" for kind, number in devices])  # fmt: skip
+    middles = [np.mean([y for lane, y in places.items() if lane[:2] == d]) for d in devices]
+    ax.set_yticks(np.add(middles, 0.65), [f"{kind} {number}" for kind, number in devices])
     ax.set_xlim(0, length)
     ax.set_ylim(max(places.values(), default=0) + 1.1, 0)
     others = Counter(job.status for job in report.jobs if job.start is None)
     left_out = "".join(f"; {counted(n, 'job')} {status}" for status, n in others.items())
     label(ax, f"Which job ran where{left_out}", "time, s")
-    names = [job.name if len(job.name) <= 30 else job.name[:29] + "…" for job in drawn]
-    names = [name + f": {job.status}" * (job.status != "done")
-             for name, job in zip(names, drawn, strict=True)]  # fmt: skip
-    wide = sizes(ax, names, 8)
+    wide = sizes(ax, map(_name, drawn), 8)
     taken: dict[float, list[tuple[float, float]]] = defaultdict(list)
-    for name, job in zip(names, drawn, strict=True):
-        good, start = job.status == "done", job.start or 0.0
+    for job in drawn:
+        name, good, start = _name(job), job.status == "done", job.start or 0.0
         ran = (length if job.end is None else job.end) - start
         left = max(0.0, min(start, length - wide[name][0]))
         right = left + wide[name][0]
@@ -60,6 +58,12 @@ def jobs(report: Report, ax: Any = None) -> Any:
                 ax.text(left, top + 0.2, name, size=8, va="center", color=DARK)
                 taken[top].append((left, right))
     return ax
+
+
+def _name(job: Job) -> str:
+    """Write a job's name, not too long, and how it ended if not well."""
+    name = job.name if len(job.name) <= 30 else job.name[:29] + "…"
+    return name if job.status == "done" else f"{name}: {job.status}"
 
 
 def spans(

@@ -55,8 +55,7 @@ def step_times(measurements: Sequence[Measurement], fit: Fit | None = None, ax: 
             layouts = [replace(group[0].layout, per_device_batch=batch) for batch in ends]
             ax.plot(ends, [fit.predict(layout).total * 1e3 for layout in layouts], color=shade,
                     linewidth=1.2, linestyle=":" if hollow else "-")  # fmt: skip
-    ax.set_xlim(left=0)
-    ax.set_ylim(bottom=0)
+    ax.set(xlim=(0, None), ylim=(0, None))
     title = "What a step takes" + (", measured and fitted" if fit else "")
     return label(ax, title, "per-device batch", "time of a step, ms", legend=bool(groups))
 
@@ -115,13 +114,11 @@ def efficiency(
         ax.fill_between(at, lowest, highest, color=shade, alpha=0.18, linewidth=0)
         ax.plot(at, middle, color=shade, label=name)
     counts = sorted({int(n) for at, *_ in curves.values() for n in at}) or [1024]
-    ticks = [2**i for i in range(max(1, math.ceil(math.log2(counts[-1]))) + 1)]
-    if 1 < len(counts) <= 4:
-        ticks = counts
+    powers = [2**i for i in range(max(1, math.ceil(math.log2(counts[-1]))) + 1)]
+    ticks = counts if 1 < len(counts) <= 4 else powers
     ax.set_xscale("log", base=2)
     ax.set_xticks(ticks, ticks)
-    ax.set_xlim(1, max(2, ticks[-1]))
-    ax.set_ylim(0, 105)
+    ax.set(xlim=(1, max(2, ticks[-1])), ylim=(0, 105))
     return label(ax, "Efficiency with more devices", "devices", "efficiency, %", legend=True)
 
 

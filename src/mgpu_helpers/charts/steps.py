@@ -17,10 +17,8 @@ _GREY = {"copies": "#c8c8c8", "a free core": "#dadada", "overhead": "#ececec"}
 
 
 class _Bar(NamedTuple):
-    start: float  # and length, in ms
-    length: float
-    low: float  # its place in the rows, and how high it is
-    high: float
+    start: float  # and end, in ms
+    end: float
     name: str
 
 
@@ -43,22 +41,27 @@ def timeline(
     lanes = list(_lanes(traced(trace), naming(by, layers) if by else None))
     count = len(trace.devices)
     ax = axes(ax, size=(11, 1.2 + 0.8 * count) if by else (8, 1.2 + 0.5 * count))
-    for device, bars in lanes:  # a call for each operation would take half a minute
+    for device, place, bars in lanes:  # a call for each operation would take half a minute
         dark: Any = colour(device)
         style = {"facecolor": dark, "edgecolor": "white", "linewidth": 0.4}
         if by:
             style = {"facecolor": ([dark, pale(dark)] * len(bars))[: len(bars)], "linewidth": 0}
-        ax.broken_barh([bar[:2] for bar in bars], bars[0][2:4], **style)
+        ax.broken_barh([(bar.start, bar.end - bar.start) for bar in bars], place, **style)
     rows(ax, [f"{each}\n{1 - trace.idle(each):.0%} busy" for each in trace.devices])
     _finish(ax, trace, "When each device worked")
     if by:
-        write(ax, ((b.start, b.low, b.length, b.high, b.name, "white")
-                   for _, bars in lanes for b in bars))  # fmt: skip
+        write(ax, ((bar.start, low, bar.end - bar.start, high, bar.name, "white")
+                   for _, (low, high), bars in lanes for bar in bars))  # fmt: skip
     return ax
 
 
-def _lanes(trace: Trace, name: Callable[[Op], str] | None) -> Iterator[tuple[str, list[_Bar]]]:
-    """Give the bars of each lane of each device; None lets every operation be a bar."""
+def _lanes(
+    trace: Trace, name: Callable[[Op], str] | None
+) -> Iterator[tuple[str, tuple[float, float], list[_Bar]]]:
+    """Give each lane: its device, its place and height in the rows, its bars.
+
+    With name None every operation is a bar.
+    """
     from mgpu_helpers.trace.records import lanes
     from mgpu_helpers.trace.step import working
 
@@ -70,13 +73,11 @@ def _lanes(trace: Trace, name: Callable[[Op], str] | None) -> Iterator[tuple[str
             bars: list[_Bar] = []
             for op in lane:
                 start, end, called = op.start * 1e3, op.end * 1e3, name(op) if name else op.name
-                last = bars[-1] if bars else None
-                if last and last.name == called and start - last.start - last.length <= gap:
-                    bars[-1] = last._replace(length=end - last.start)
+                if bars and bars[-1].name == called and start - bars[-1].end <= gap:
+                    bars[-1] = bars[-1]._replace(end=end)
                 else:
-                    low = row - 0.38 + i * high
-                    bars.append(_Bar(start, end - start, low, high * 0.94, called))
-            yield device, bars
+                    bars.append(_Bar(start, end, called))
+            yield device, (row - 0.38 + i * high, high * 0.94), bars
 
 
 def _finish(ax: Any, trace: Trace, title: str, right: str = "") -> Any:

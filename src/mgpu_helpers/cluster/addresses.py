@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import random
@@ -28,10 +29,8 @@ def free_ports(n: int) -> list[int]:
         low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError):
         low = 32768
-    ports: list[int] = []
-    for port in random.sample(range(max(1024, low - SPAN), low), min(SPAN, low - 1024)):
-        if len(ports) < n and not taken(port):
-            ports.append(port)
+    drawn = random.sample(range(max(1024, low - SPAN), low), min(SPAN, low - 1024))
+    ports = list(itertools.islice((port for port in drawn if not taken(port)), n))
     if len(ports) < n:
         raise RuntimeError(f"Only {len(ports)} ports below {low} are free, of {n} for the workers.")
     return ports

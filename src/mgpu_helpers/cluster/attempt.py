@@ -57,6 +57,7 @@ class Workers(Crew):
         self.why = ""
         self.ending = False
         self.pipe, self.end_of_pipe = os.pipe()
+        self.inherited, self.grace = (self.end_of_pipe,), run.grace
         self.guard = subprocess.Popen(
             [sys.executable, "-I", "-S", guard.__file__], stdin=subprocess.PIPE,
             start_new_session=True,
@@ -74,7 +75,7 @@ class Workers(Crew):
             if job.kind == "GPU":  # it holds the locks: jobs.run in it would wait for itself
                 given["MGPU_JOB_DEVICE"] = named(places)
             self.workers[index] = Worker(job)
-            self.start(index, job, places, given, [self.end_of_pipe], self.asked.grace)
+            self.start(index, job, places, given)
 
     def started(self, running: Running) -> None:
         self.tell_guard(running.process.pid)
@@ -163,14 +164,8 @@ class Workers(Crew):
                 jobs[first] = replace(jobs[first], status="failed")
         elif not why and not all(job.ok for job in jobs.values()):
             why = "It was stopped."
-        through = [one.through for one in self.workers.values()]
-        ready = None
-        if through and None not in through:
-            ready = max(filter(None, through)) - self.first_start
-        return Attempt(
-            self.number, self.addresses, tuple(jobs.values()), first, why,
-            time.monotonic() - self.first_start, ready,
-        )  # fmt: skip
+        seconds = time.monotonic() - self.first_start
+        return Attempt(self.number, self.addresses, tuple(jobs.values()), first, why, seconds)
 
     def close(self) -> None:
         self.guard.kill()

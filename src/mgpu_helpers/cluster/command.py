@@ -1,9 +1,9 @@
 """Run a Python script as all workers of a MultiWorkerMirroredStrategy.
 
-On one machine each worker gets a share of the GPUs, or of the cores. Over several machines call it
-on each, with --hosts and --index, or in Slurm with --from slurm; then one worker drives all GPUs of
-its machine. The script needs a training loop of its own: the fit of Keras 3 fails under this
-strategy.
+On one machine each worker gets a share of the GPUs that nobody else uses, or of the cores. Over
+several machines call it on each, with --hosts and --index, or in Slurm with --from slurm; then one
+worker drives all GPUs of its machine. The script needs a training loop of its own: the fit of Keras
+3 fails under this strategy.
 
 When one worker fails all are ended, the first that failed is named, and all are started again, up
 to R times. TensorFlow listens on all interfaces of a machine: close its ports to strangers. The
@@ -37,6 +37,7 @@ def main(arguments: Sequence[str], called: str) -> int:
     where.add_argument("--from", dest="source", choices=["slurm"], help="ask Slurm for them")
     add("--index", type=int, metavar="I", help="which of the hosts this machine is, from 0")
     add("--restarts", type=int, default=0, metavar="R", help="times to start again; default: 0")
+    add("--busy", action="store_true", help="use also GPUs that others use")
     add("--logs", default="logs", metavar="DIR", help="what the workers print; default: logs")
     add("--time-limit", type=float, metavar="S", help="seconds for all attempts together")
     add("--grace", type=float, default=5.0, metavar="S", help="seconds from SIGTERM to SIGKILL; "

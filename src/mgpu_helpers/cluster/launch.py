@@ -12,7 +12,7 @@ from mgpu_helpers._formatting import counted, whole_number
 from mgpu_helpers._processes import locks
 from mgpu_helpers._processes.job import end_of, log_folder
 from mgpu_helpers._processes.locks import Place
-from mgpu_helpers._processes.pool import chosen
+from mgpu_helpers._processes.pool import chosen, left_alone, others_use
 from mgpu_helpers._processes.process import seconds
 from mgpu_helpers._processes.terminal import Progress
 from mgpu_helpers.cluster import addresses
@@ -37,6 +37,7 @@ def run(
     startup: float = 60.0,
     hosts: Sequence[str] | None = None,
     index: int | None = None,
+    busy: bool = False,
     progress: bool = True,
 ) -> Report:
     """Run a Python script as all workers of a MultiWorkerMirroredStrategy, and say what happened.
@@ -45,6 +46,10 @@ def run(
     ports that are free, an equal share of the GPUs, or of the cores where there are none, and a log
     `worker_0.log` in the folder `logs`. Over several machines make the same call on each, with the
     `hosts` of all ("host:port") and this one's `index`; then one worker drives all GPUs here.
+
+    GPUs that others use are left alone, by the rule of `jobs.run`: one line names them, and the
+    workers share the rest. With hosts that is refused, because every worker of the strategy has to
+    have as many GPUs. With busy=True nobody looks.
 
     When one worker fails all are ended: SIGTERM, and SIGKILL `grace` seconds later. The report
     names the first that failed, and shows the end of its log. All are then started again, up to
@@ -88,19 +93,38 @@ def run(
         own = [int(index)]
     began = time.monotonic()
     end = began + (float("inf") if time_limit is None else time_limit)
-    shares = dict(zip(own, _shared_out(len(own)), strict=True))
-    run = Run(command, shares, log_folder(logs), grace, startup, began, end, Progress(progress))
+    said = Progress(progress)
+    shares = dict(zip(own, _shared_out(len(own), _free(hosts, busy, said)), strict=True))
+    run = Run(command, shares, log_folder(logs), grace, startup, began, end, said)
     with _alone(run):
         if hosts:
             _wait_for(hosts, own[0], run)
         return _attempts(run, hosts, restarts)
 
 
-def _shared_out(n: int) -> list[list[Place]]:
-    """Share the devices out in equal parts; more workers than cores have all cores in common."""
+def _free(hosts: Sequence[str] | None, busy: bool, progress: Progress) -> list[Place]:
+    """List the places that may be used, without the GPUs that others use."""
     kind, pool = chosen(None)
-    places = locks.places(kind, pool)
-    if n > len(places) and kind == "GPU":
+    if kind == "GPU" and not busy and not _in_a_job():  # whose runner has looked
+        others = others_use(pool)
+        if others and hosts:
+            raise RuntimeError(
+                f"{left_alone(others)}, and every machine has to use as many GPUs: name as many on "
+                "each in CUDA_VISIBLE_DEVICES, or give the option busy."
+            )
+        if others:
+            progress.must(f"{'skipped':10} {left_alone(others)}; the option busy overrules that")
+        pool = {number: uuid for number, uuid in pool.items() if number not in others}
+    return locks.places(kind, pool)
+
+
+def _in_a_job() -> bool:
+    return "MGPU_JOB_DEVICE" in os.environ
+
+
+def _shared_out(n: int, places: list[Place]) -> list[list[Place]]:
+    """Share the devices out in equal parts; more workers than cores have all cores in common."""
+    if n > len(places) and (not places or places[0].kind == "GPU"):
         raise ValueError(
             f"workers={n} for {counted(len(places), 'GPU')}, and two workers cannot share one: ask "
             "for fewer, or set MGPU_MODE=cores."
@@ -115,17 +139,12 @@ def _alone(run: Run) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         for index, places in run.shares.items():
             file = held.enter_context(open(run.log(index, 0), "ab"))
-            with contextlib.suppress(OSError):  # this disk has no locks
-                if not locks.lock(file.fileno()):
-                    raise RuntimeError(
-                        f"Another cluster writes to {file.name}: choose another folder with "
-                        "logs=..."
-                    )
+            if not locks.lock_logs(file.fileno()):
+                raise RuntimeError(
+                    f"Another cluster writes to {file.name}: choose another folder with logs=..."
+                )
             # Cores are not locked: the kernel shares them out. In a job the runner has the locks.
-            in_a_job = "MGPU_JOB_DEVICE" in os.environ
-            for place in places:
-                if place.kind == "core" or in_a_job:
-                    continue
+            for place in () if places[0].kind == "core" or _in_a_job() else places:
                 if not place.lock():
                     raise RuntimeError(
                         f"{place} is held by another runner: wait until that has ended, or "

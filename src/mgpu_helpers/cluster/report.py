@@ -20,7 +20,6 @@ class Attempt:
     first: int | None = None  #: the index of the first worker that failed; None where none did
     why: str = ""  #: a sentence about that; "" if all is well
     seconds: float = 0.0
-    ready: float | None = None  #: seconds until all had their strategy; None where one had none
 
     @property
     def ok(self) -> bool:
@@ -32,27 +31,16 @@ class Attempt:
         """Give the first worker that failed; None where none did, or not on this machine."""
         return next((job for job in self.workers if job.name == f"worker {self.first}"), None)
 
-    @property
-    def alike(self) -> tuple[str, ...]:
-        """Name the workers that failed by themselves: their last line is the first one's."""
-        line = self.failed.tail.splitlines()[-1:] if self.failed else []
-        others = [job for job in self.workers if job.status == "failed" and job != self.failed]
-        return tuple(job.name for job in others if line and job.tail.splitlines()[-1:] == line)
-
-    @property
-    def consequences(self) -> tuple[str, ...]:
-        """Name the workers that failed because the first one did, and said something."""
-        failed = [job.name for job in self.workers if job.status == "failed" and job.tail]
-        own = (f"worker {self.first}", *self.alike)
-        return tuple(name for name in failed if self.first is not None and name not in own)
-
     def __repr__(self) -> str:
         lines = [f"Attempt {self.number}: {self.why or 'all is well.'}"]
-        if self.alike:
-            lines.append(f"The last line of {' and '.join(self.alike)} is the same.")
-        if self.consequences:
-            names = " and ".join(self.consequences)
-            lines.append(f"What {names} said after that is a consequence.")
+        last = self.failed.tail.splitlines()[-1:] if self.failed else None
+        others = [job for job in self.workers if job.status == "failed" and job != self.failed]
+        alike = [job.name for job in others if job.tail.splitlines()[-1:] == last != []]
+        after = [job.name for job in others if job.tail and job.name not in alike]
+        if alike:
+            lines.append(f"The last line of {' and '.join(alike)} is the same.")
+        if after and self.first is not None:
+            lines.append(f"What {' and '.join(after)} said after that is a consequence.")
         if self.failed:
             log, here = self.failed.log, Path.cwd()
             log = log.relative_to(here) if log.is_relative_to(here) else log
@@ -84,10 +72,7 @@ class Report:
         return len(list(iter(self)))
 
     def __getitem__(self, index: int) -> Job:
-        for job in self:
-            if job.name == f"worker {index}":
-                return job
-        raise IndexError(f"worker {index} did not run here: {', '.join(job.name for job in self)}")
+        return {job.name: job for job in self}[f"worker {index}"]
 
     def __repr__(self) -> str:
         rows: list[tuple[str, ...]] = [("attempt", "worker", "device", "status", "seconds")]

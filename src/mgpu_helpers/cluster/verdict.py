@@ -96,7 +96,6 @@ class Worker:
     failed: float | None = None  # when it failed, if nobody ended it
     waits: float | None = None  # since when it waits in the strategy's constructor
     came: bool = False  # it has been in that constructor
-    through: float | None = None  # when it came out of it
     state: str = ""  # what its process did when the first one failed, as Linux has it
 
     def says(self, event: str, at: float) -> None:
@@ -110,7 +109,7 @@ class Worker:
         elif event == "waits":
             self.waits, self.came = at, True
         elif event == "goes":
-            self.waits, self.through = None, at
+            self.waits = None
 
     def fails(self, at: float) -> None:
         """Note that it failed; what was known first counts."""

@@ -31,7 +31,7 @@ def main() -> None:
         os.write(pipe, f"{index} {event} {time.monotonic()}\n".encode())
 
     say("started")  # an OSError where the launcher has gone already
-    sys.meta_path.insert(0, Finder("tensorflow", partial(watched, say)))
+    sys.meta_path.insert(0, Finder(say))
     try:
         runpy.run_path(script, run_name="__main__")
         say("done")  # before its lines to the others break
@@ -39,31 +39,28 @@ def main() -> None:
         status = (end.code or 0) & 255 if isinstance(end.code, int | None) else 1
         say(f"raised={status}" if status else "done")
         raise
-    except BaseException as error:
+    except BaseException:
         say("raised")  # before the others notice: what they say is a consequence
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename != script:
-            trace = trace.tb_next
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
-        raise SystemExit(1) from None
+        raise
 
 
 class Finder:
-    """Changes how one module is imported: `how` gets the module, and what Python would do to it."""
+    """Finds TensorFlow as Python would, and lets its strategy say when it begins and ends."""
 
-    def __init__(self, name: str, how: Callable[..., None]) -> None:
-        self.name, self.how = name, how
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Find the module as Python would, and change what its loader does."""
-        if name != self.name:
+        """Find TensorFlow, and change what its loader does."""
+        if name != "tensorflow":
             return None
         import importlib.util
 
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         if spec and spec.loader:
-            vars(spec.loader)["exec_module"] = partial(self.how, spec.loader.exec_module)
+            loads = partial(watched, self.say, spec.loader.exec_module)
+            vars(spec.loader)["exec_module"] = loads
         return spec
 
 

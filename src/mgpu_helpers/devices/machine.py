@@ -19,12 +19,17 @@ from mgpu_helpers._formatting import counted
 NAME = "CUDA_VISIBLE_DEVICES"
 
 
+def affinity() -> list[int]:
+    """List the numbers of the cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
 @functools.cache
 def cores() -> int:
     """Count the cores that this process may use: its affinity, and a container's share."""
-    cores = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
+    cores = len(affinity())
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         cores = min(cores, max(1, round(int(quota) / int(period))))

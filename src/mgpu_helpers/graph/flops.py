@@ -10,16 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mgpu_helpers.graph.step import concrete_of
-from mgpu_helpers.graph.walk import (
-    BRANCHES,
-    CALLS,
-    LOOPS,
-    Unknown,
-    Values,
-    called,
-    carried,
-    live,
-)  # fmt: skip
+from mgpu_helpers.graph.walk import BRANCHES, CALLS, LOOPS, Unknown, Values, called, carried, live
 
 # Operations that multiply as much as those below, and that nothing here knows how to count.
 _UNCOUNTED = re.compile("MatMul|Conv[23]D|^Conv$|RNN|Einsum|LSTM|GRU|XlaLaunch|XlaDot|XlaConv")
@@ -41,9 +32,7 @@ class Count:
         return f"{self.flops:,} FLOP" + (f": {', '.join(rows)}" if rows else "")
 
 
-def flops(
-    model_or_function: Any, *args: Any, batch: int = 1, training: bool = False
-) -> int | None:
+def flops(model_or_function: Any, *args: Any, batch: int = 1, training: bool = False) -> int | None:
     """Count the FLOP of one call, 2 for each multiply-add; None where they depend on data.
 
     A built Keras model is counted for a batch of so many examples: its way forward, or with
@@ -81,17 +70,14 @@ def _walk(graph: Any, outputs: set[int] | None, values: Values) -> Counter[str]:
     alive = live(graph, outputs)
     for op in alive.ops:
         used = alive.outputs.get(op.name, set())
-        if op.type in CALLS:
-            (inner,) = called(op)
-            found += _walk(inner, used, values.inside(inner, op.inputs))
-        elif op.type in BRANCHES:
-            each = [_walk(g, used, values.inside(g, op.inputs[1:])) for g in called(op)]
-            largest = max(each, key=Counter.total)
+        if op.type in CALLS | BRANCHES:
+            ways = [_walk(inner, used, known) for inner, known in values.inside(op)]
+            largest = max(ways, key=Counter.total)
             found += largest
         elif op.type in LOOPS:
             found += _loop(op, used, values)
-        elif op.type in _COSTS:
-            found[op.type] += _COSTS[op.type](op)
+        elif costs := [cost for kind, cost in _COSTS.items() if kind.fullmatch(op.type)]:
+            found[op.type] += costs[0](op)
         elif _UNCOUNTED.search(op.type):
             raise Unknown(f"{op.name} is a {op.type}, which is not among what is counted.")
     return found
@@ -143,11 +129,18 @@ def _einsum(op: Any) -> int:
     return 2 * math.prod(sizes.values())
 
 
-def _convolution(
-    result: Callable[[Any], Any], kernel: Callable[[Any], Any], dims: int
-) -> Callable[[Any], int]:
-    """Count a convolution: each number of its result sums over `dims` dimensions of the kernel."""
-    return lambda op: 2 * _size(op, result(op)) * _size(op, kernel(op), slice(dims))
+def _convolution(op: Any) -> int:
+    """Count a convolution: each number of its result sums over the kernel but its last dimension.
+
+    Its gradients multiply as much. A depthwise kernel is summed over its width and height alone.
+    """
+    result, kernel = op.outputs[0], op.inputs[1]
+    if "Backprop" in op.type:
+        result = op.inputs[2]
+    if "BackpropFilter" in op.type:
+        kernel = op.outputs[0]
+    summed = slice(-2 if op.type.startswith("Depthwise") else -1)
+    return 2 * _size(op, result) * _size(op, kernel, summed)
 
 
 def _recurrent(op: Any) -> int:
@@ -162,29 +155,9 @@ def _recurrent(op: Any) -> int:
     return work * wide * (2 if "Backprop" in op.type else 1)
 
 
-def _costs() -> dict[str, Callable[[Any], int]]:
-    found: dict[str, Callable[[Any], int]] = {
-        "MatMul": _product, "SparseMatMul": _product, "BatchMatMul": _product,
-        "BatchMatMulV2": _product, "BatchMatMulV3": _product, "Einsum": _einsum,
-    }  # fmt: skip
-
-    def out(op: Any) -> Any:
-        return op.outputs[0]
-
-    def at(i: int) -> Callable[[Any], Any]:
-        return lambda op: op.inputs[i]
-
-    kinds = [("Conv2D", "", 2), ("Conv3D", "V2", 3), ("Conv3D", "", 3)]
-    for name, version, dims in [*kinds, ("DepthwiseConv2dNative", "", 2)]:
-        # A depthwise kernel has no dimension that is summed over but its width and height.
-        summed = dims + (name[0] == "C")
-        found[name] = _convolution(out, at(1), summed)
-        found[f"{name}BackpropInput{version}"] = _convolution(at(2), at(1), summed)
-        found[f"{name}BackpropFilter{version}"] = _convolution(at(2), out, summed)
-    found["Conv"] = _convolution(out, at(1), -1)
-    for version in ("", "V2", "V3"):
-        found[f"CudnnRNN{version}"] = found[f"CudnnRNNBackprop{version}"] = _recurrent
-    return found
-
-
-_COSTS = _costs()
+_COSTS: dict[re.Pattern[str], Callable[[Any], int]] = {
+    re.compile(r"(Sparse|Batch)?MatMul(V\d)?"): _product,
+    re.compile("Einsum"): _einsum,
+    re.compile(r"(Conv([23]D)?|DepthwiseConv2dNative)(Backprop\w+)?"): _convolution,
+    re.compile(r"CudnnRNN(Backprop)?(V\d)?"): _recurrent,
+}

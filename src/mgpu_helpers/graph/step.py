@@ -36,7 +36,6 @@ def parameters(model: Any, *, trainable: bool = False) -> int:
 
 def concrete_of(model_or_function: Any, *args: Any, batch: int, training: bool) -> Any:
     """Make the graph of one call: of a model for a batch, or of a function for its arguments."""
-    import numpy as np
     import tensorflow as tf
 
     if is_model(model_or_function):
@@ -58,13 +57,7 @@ def concrete_of(model_or_function: Any, *args: Any, batch: int, training: bool) 
             "batch= and training= are for Keras models: give a function its own arguments, and "
             "have it compute its gradients."
         )
-    args = tf.nest.map_structure(
-        lambda a: tf.constant(a) if isinstance(a, (np.ndarray, np.generic)) else a, args
-    )
-    function = model_or_function
-    if not hasattr(function, "get_concrete_function"):
-        function = tf.function(function)
-    return function.get_concrete_function(*args)
+    return tf.function(model_or_function).get_concrete_function(*args)
 
 
 def training_step(model: Any, batch: int, optimizer: Any = None) -> TrainingStep:
@@ -88,8 +81,8 @@ def training_step(model: Any, batch: int, optimizer: Any = None) -> TrainingStep
 
     ready(model)
     given = inputs_of(model, batch)
-    first: Exception | None = None
-    for labels in _labels(model, batch):
+    refused: list[Exception] = []
+    for labels in _labels(model, given, batch):
         with tf.variable_creator_scope(_without_memory), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what Keras says of a step, it says in fit
             twin = _twin(model, optimizer)
@@ -99,17 +92,17 @@ def training_step(model: Any, batch: int, optimizer: Any = None) -> TrainingStep
             try:
                 concrete = tf.function(step).get_concrete_function(given, labels)
             except Exception as error:  # whatever a loss of one's own says of such labels
-                first = first or error
+                refused.append(error)
                 continue
         states = [v for metric in twin.metrics for v in metric.variables]
         slots = tuple(twin.optimizer.variables)
         return TrainingStep(concrete, tuple(model.weights), slots, tuple(states))
-    why = error_line(first or ValueError("there are no labels"))
+    why = error_line(refused[0])
     if "custom_gradient" in why:  # what Keras's remat ends in
         why += " A keras.RematScope does not work with TensorFlow: make the model without it."
     raise ValueError(
         f"a step of the model {model.name!r} cannot be made for labels like its outputs: {why}"
-    ) from first
+    ) from refused[0]
 
 
 def inputs_of(model: Any, batch: int) -> Any:
@@ -117,7 +110,6 @@ def inputs_of(model: Any, batch: int) -> Any:
     import keras
     import tensorflow as tf
 
-    ready(model, single=False)
     batch = whole_number("batch", batch, "a number of examples", 1)
     given = [(tuple(each.shape), each.dtype) for each in getattr(model, "inputs", None) or ()]
     if not given:  # a subclassed model knows the shape that it was built for, but no type
@@ -135,13 +127,7 @@ def inputs_of(model: Any, batch: int) -> Any:
             f" which do not say what a batch of {batch} is: give keras.Input every size except the "
             "batch, or count and trace a function that calls the model on a batch."
         )
-    return _packed(model, [tf.TensorSpec((batch, *shape[1:]), dtype) for shape, dtype in given])
-
-
-def _packed(model: Any, inputs: list[Any]) -> Any:
-    """Give a model's inputs as it takes them: one, a list, a dict."""
-    import keras
-
+    inputs = [tf.TensorSpec((batch, *shape[1:]), dtype) for shape, dtype in given]
     if isinstance(model, keras.Function):
         return keras.tree.pack_sequence_as(model.input, inputs)
     return inputs[0] if len(inputs) == 1 else inputs
@@ -153,15 +139,17 @@ def _twin(model: Any, wanted: Any) -> Any:
 
     settings = _private.compiled_with(model) if model.compiled else {}
     own = model.optimizer if model.compiled and wanted is None else None
-    if own is not None:
-        made = own if own.built else _anew(own)
-    else:
-        made = _named(wanted or "adam")
+    if own is not None and own.built:
+        optimizer = own
+    elif wanted == "momentum":
+        optimizer = keras.optimizers.SGD(momentum=0.9)
+    else:  # what Keras makes of an optimizer is that one
+        optimizer = _anew(own or keras.optimizers.get(wanted or "adam"))
     for kind in ("metrics", "weighted_metrics"):
         settings[kind] = keras.tree.map_structure(_metric_anew, settings.get(kind))
     if settings.get("loss") is None:
         settings["loss"] = _mean
-    settings |= {"optimizer": made, "auto_scale_loss": own is None, "jit_compile": False}
+    settings |= {"optimizer": optimizer, "auto_scale_loss": own is None, "jit_compile": False}
     twin = _private.twin_of(model)
     keras.Model.compile(twin, **settings)
     return twin
@@ -171,17 +159,6 @@ def _mean(labels: Any, outputs: Any) -> Any:
     import tensorflow as tf
 
     return tf.reduce_mean(outputs)
-
-
-def _named(wanted: Any) -> Any:
-    """Make the optimizer that is wanted."""
-    import keras
-
-    if isinstance(wanted, keras.optimizers.Optimizer):
-        return _anew(wanted)
-    if wanted == "momentum":
-        return keras.optimizers.SGD(momentum=0.9)
-    return keras.optimizers.get(wanted)
 
 
 def _anew(optimizer: Any) -> Any:
@@ -209,19 +186,14 @@ def _metric_anew(metric: Any) -> Any:
         return metric
 
 
-def _labels(model: Any, batch: int) -> list[Any]:
+def _labels(model: Any, inputs: Any, batch: int) -> list[Any]:
     """Describe the labels of a batch: as the losses say, then whole numbers for all outputs."""
     import keras
     import tensorflow as tf
 
-    given = [keras.KerasTensor(i.shape, i.dtype) for i in getattr(model, "inputs", None) or ()]
-    if given:  # a functional model knows its outputs for these
-        given = _packed(model, given)
-    else:
-        given = keras.tree.map_structure(
-            lambda x: keras.KerasTensor(x.shape, x.dtype.name), inputs_of(model, batch)
-        )
-    outputs = model.compute_output_spec(given)
+    outputs = model.compute_output_spec(keras.tree.map_structure(
+        lambda x: keras.KerasTensor((None, *x.shape[1:]), x.dtype.name), inputs
+    ))  # fmt: skip
 
     def label(output: Any, loss: Any) -> Any:
         shape, dtype = (batch, *output.shape[1:]), keras.config.floatx()
@@ -236,10 +208,9 @@ def _labels(model: Any, batch: int) -> list[Any]:
         losses = [losses.get(name) for name in names]
     elif not isinstance(losses, (list, tuple)):
         losses = [losses] * len(flat)
-    each = [losses, ["sparse"] * len(flat)]
     return [
-        keras.tree.pack_sequence_as(outputs, [label(*pair) for pair in zip(flat, some)])  # noqa: B905
-        for some in each
+        keras.tree.pack_sequence_as(outputs, list(map(label, flat, each)))
+        for each in (losses, ["sparse"] * len(flat))
     ]
 
 

@@ -8,7 +8,8 @@ A graph here is a FuncGraph: that of a concrete function, of a branch, or of a l
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,10 +20,6 @@ from mgpu_helpers import _private
 CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
 BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
 LOOPS = {"While", "StatelessWhile"}
-_CALLED = {  # the attributes that name the functions
-    **dict.fromkeys(CALLS, ["f"]), **dict.fromkeys(LOOPS, ["cond", "body"]),
-    **dict.fromkeys(["If", "StatelessIf"], ["then_branch", "else_branch"]),
-}  # fmt: skip
 MOST_ROUNDS = 100_000  # a loop that counts further is not followed to its end
 _BY_VALUE: dict[str, Callable[..., Any]] = {
     "Add": operator.add, "AddV2": operator.add, "Sub": operator.sub, "Mul": operator.mul,
@@ -50,11 +47,10 @@ class Live:
 
 def called(op: Any) -> list[Any]:
     """Give the graphs that an operation calls: of a function, of branches, or (cond, body)."""
-    if op.type in ("Case", "StatelessCase"):
-        names = op.get_attr("branches")
-    else:
-        names = [op.get_attr(name) for name in _CALLED.get(op.type, ())]
-    return [_private.function_graph(op.graph, each.name) for each in names]
+    functions = [op.get_attr(each.name) for each in op.op_def.attr if "func" in each.type]
+    if op.type in ("Case", "StatelessCase"):  # which have a list of them
+        (functions,) = functions
+    return [_private.function_graph(op.graph, each.name) for each in functions]
 
 
 def live(graph: Any, outputs: Iterable[int] | None = None) -> Live:
@@ -62,22 +58,18 @@ def live(graph: Any, outputs: Iterable[int] | None = None) -> Live:
 
     The operations come in the order of creation, each after those that it waits for.
     """
-    wanted = graph.outputs if outputs is None else [graph.outputs[i] for i in outputs]
-    used: dict[str, set[int]] = {}
-    ran = {op.name for op in getattr(graph, "control_outputs", ())}
-    for tensor in wanted:
-        used.setdefault(tensor.op.name, set()).add(tensor.value_index)
+    used: dict[str, set[int]] = defaultdict(set)
+    for i in range(len(graph.outputs)) if outputs is None else outputs:
+        used[graph.outputs[i].op.name].add(graph.outputs[i].value_index)
+    ran = {op.name for op in graph.control_outputs}
     kept = []
     for op in reversed(ordered(graph)):
         if op.name not in used and op.name not in ran:
             continue
         kept.append(op)
         ran |= {before.name for before in op.control_inputs}
-        tensors = op.inputs
-        if (needed := _needed(op, used.get(op.name, set()))) is not None:
-            tensors = [tensors[i] for i in sorted(needed)]
-        for tensor in tensors:
-            used.setdefault(tensor.op.name, set()).add(tensor.value_index)
+        for i in _needed(op, used.get(op.name, set())):
+            used[op.inputs[i].op.name].add(op.inputs[i].value_index)
     inputs = {i for i, tensor in enumerate(graph.inputs) if tensor.op.name in used}
     return Live(kept[::-1], inputs, used)
 
@@ -87,33 +79,27 @@ def ordered(graph: Any) -> list[Any]:
 
     A loop that is differentiated is made anew, after what uses it.
     """
-    done, order = set(), []
-    for first in graph.get_operations():
-        ahead = [first]
-        while ahead:
-            op = ahead[-1]
-            missing = []
-            if op.name not in done:
-                before = [*(tensor.op for tensor in op.inputs), *op.control_inputs]
-                missing = [each for each in before if each.name not in done]
-            if missing:
-                ahead += missing
-                continue
-            ahead.pop()
-            if op.name not in done:
-                done.add(op.name)
-                order.append(op)
-    return order
+    order: dict[str, Any] = {}
+
+    def visit(op: Any) -> None:
+        if op.name not in order:
+            for before in (*(tensor.op for tensor in op.inputs), *op.control_inputs):
+                visit(before)
+            order[op.name] = op
+
+    for op in graph.get_operations():
+        visit(op)
+    return list(order.values())
 
 
-def _needed(op: Any, outputs: set[int]) -> set[int] | None:
-    """Number the inputs that an operation needs for these outputs; None is all."""
+def _needed(op: Any, outputs: set[int]) -> Iterable[int]:
+    """Number the inputs that an operation needs for these outputs."""
     if op.type in CALLS:
         return live(called(op)[0], outputs).inputs
     if op.type in BRANCHES:
         each = [live(graph, outputs).inputs for graph in called(op)]
         return {0} | {i + 1 for i in set().union(*each)}
-    return carried(op, outputs) if op.type in LOOPS else None
+    return carried(op, outputs) if op.type in LOOPS else range(len(op.inputs))
 
 
 def carried(op: Any, outputs: Iterable[int] = ()) -> set[int]:
@@ -128,8 +114,10 @@ def carried(op: Any, outputs: Iterable[int] = ()) -> set[int]:
 class Values:
     """Small numbers that are known before a function runs, above all those that count loops."""
 
-    def __init__(self, graph: Any, inputs: dict[int, Any] | None = None) -> None:
-        self.known = {graph.inputs[i].name: value for i, value in (inputs or {}).items()}
+    def __init__(
+        self, graph: Any, inputs: Mapping[int, Any] = {}, constants: Mapping[str, Any] = {}
+    ) -> None:
+        self.known = {**constants, **{graph.inputs[i].name: x for i, x in inputs.items()}}
 
     def of(self, tensor: Any) -> Any:
         """Give a tensor's value; None where it depends on data."""
@@ -144,8 +132,8 @@ class Values:
         if op.type in LOOPS:
             return self.loop(op, {tensor.value_index})[1].get(tensor.value_index)
         if op.type in CALLS:
-            graph = called(op)[0]
-            return self.inside(graph, op.inputs).of(graph.outputs[tensor.value_index])
+            ((graph, values),) = self.inside(op)
+            return values.of(graph.outputs[tensor.value_index])
         if op.type in ("Placeholder", "VarHandleOp") or (tensor.shape.num_elements() or 0) > 1000:
             return None
         if op.type not in _BY_VALUE and op.type not in ("Cast", "StridedSlice"):
@@ -160,9 +148,11 @@ class Values:
         taken = np.ndim(given[0]) == 1 and op.get_attr("shrink_axis_mask")
         return given[0][given[1][0]] if taken else None
 
-    def inside(self, graph: Any, tensors: Iterable[Any]) -> Values:
-        """Take along what is known of these tensors into a function that gets them."""
-        return Values(graph, {i: self.of(each) for i, each in enumerate(tensors)})
+    def inside(self, op: Any) -> list[tuple[Any, Values]]:
+        """Give the function or branches that an operation enters, and what is known in each."""
+        handed = op.inputs[op.type in BRANCHES :]  # the first input of branches chooses
+        known = dict(enumerate(map(self.of, handed)))
+        return [(graph, Values(graph, known)) for graph in called(op)]
 
     def loop(self, op: Any, outputs: Iterable[int] = ()) -> tuple[int | None, dict[int, Any]]:
         """Count a loop's rounds and give what it ends with, by output; None where data decide."""
@@ -170,12 +160,12 @@ class Values:
         state = {i: self.of(op.inputs[i]) for i in carried(op, outputs)}
         fixed = _constants(condition), _constants(body)
         for rounds in range(MOST_ROUNDS + 1):
-            go = _again(condition, state, fixed[0]).of(condition.outputs[0])
+            go = Values(condition, state, fixed[0]).of(condition.outputs[0])
             if go is None:
                 return None, {}
             if not go:
                 return rounds, state
-            values = _again(body, state, fixed[1])
+            values = Values(body, state, fixed[1])
             state = {i: values.of(body.outputs[i]) for i in state}
         return None, {}
 
@@ -202,9 +192,3 @@ def _constants(graph: Any) -> dict[str, Any]:
         for op in graph.get_operations()
         if op.type == "Const"
     }
-
-
-def _again(graph: Any, state: dict[int, Any], constants: dict[str, Any]) -> Values:
-    values = Values(graph, state)
-    values.known |= constants
-    return values

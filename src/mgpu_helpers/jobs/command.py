@@ -20,7 +20,7 @@ pandas.read_json("DIR/jobs.jsonl", lines=True) reads it.
 
 is six jobs: train.py --epochs 3 --width=32 --seed=0, and so on. Quote commas in values:
 'shape="2,3","4,5"'. In a FILE each line has a job's arguments, as a shell splits them; empty
-lines and # comments do not count.
+lines and those that begin with # do not count.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _run(options: argparse.Namespace, common: list[str]) -> Report:
     names = [sweep.called([name] * named + each) for name, _ in programs for each in own]
     same = {name: value for name, value in vars(options).items()
             if name not in ("scripts", "grid", "each")}  # fmt: skip
-    return queue.run(commands, names=sweep.numbered(names), **same)
+    return queue.run(commands, names=names, **same)
 
 
 def _failed(options: argparse.Namespace, report: Report) -> str:
@@ -129,18 +129,14 @@ def program(word: str) -> tuple[str, list[str]]:
 def _of_file(word: str) -> list[str]:
     if word.endswith(".py"):
         return [sys.executable, word]
-    runs = os.access(word, os.X_OK)
-    start = b"\0"  # a program that may be run and not read
-    if os.access(word, os.R_OK) or not runs:
-        with open(word, "rb") as file:
-            start = file.read(256)
-    first = os.fsdecode(start.partition(b"\n")[0][2:]).split(maxsplit=1)
-    if runs and (start.startswith(b"#!") or b"\0" in start):
-        return [word if os.sep in word else f".{os.sep}{word}"]  # or PATH would be searched
-    if start.startswith(b"#!") and first:
-        return [*first, word]
+    with open(word, "rb") as file:
+        first = os.fsdecode(file.readline(256)).strip()
+    if first.startswith("#!") and len(first) > 2:  # as the system reads it
+        return [*first[2:].split(maxsplit=1), word]
     if word.endswith(".sh"):
         return ["sh", word]
+    if os.access(word, os.X_OK):
+        return [word if os.sep in word else f".{os.sep}{word}"]  # or PATH would be searched
     raise ValueError(
         f"{word!r} is no program and no Python file, and its first line names none: begin it with "
         f"a line as #!/bin/sh, chmod +x it, or name the program too, as in 'bash {word}'."

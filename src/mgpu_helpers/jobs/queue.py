@@ -6,7 +6,7 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from mgpu_helpers._processes import locks
 from mgpu_helpers._processes.crew import Crew, named
 from mgpu_helpers._processes.job import Command, Job, log_folder
 from mgpu_helpers._processes.locks import Place
-from mgpu_helpers._processes.pool import chosen, environment, look, rank
+from mgpu_helpers._processes.pool import chosen, environment, left_alone, look, rank
 from mgpu_helpers._processes.process import seconds
 from mgpu_helpers._processes.terminal import Progress
 from mgpu_helpers.jobs import records
@@ -46,7 +46,8 @@ def run(
 
     `devices` are nvidia-smi's numbers of GPUs, or numbers of cores where there is no GPU; None
     takes all that are `allowed`. per_device jobs share a device, or each job has devices_each of
-    them. `free` is how many devices are used at a time, the freest first; None uses all.
+    them. `free` is how many devices are used at a time, the freest first; None uses all. `names`
+    that come twice are numbered.
 
     GPUs on which other people's processes compute, or of which less than a tenth of the memory is
     free, are left alone, and one line names them: `nvml.Gpu.others` says what counts. The runner
@@ -92,12 +93,7 @@ def run(
             "for ever for that device: start the commands with subprocess.run."
         )
     words = _words(commands)
-    titles = numbered(list(map(_title, words))) if names is None else list(map(str, names))
-    if len(set(titles)) != len(words) or len(titles) != len(words):
-        raise ValueError(
-            f"names has {counted(len(set(titles)), 'different name')} for "
-            f"{counted(len(words), 'command')}: give each a name of its own, or leave names out."
-        )
+    titles = numbered([_title(each) for each in words] if names is None else list(map(str, names)))
     per_device = whole_number("per_device", per_device, "a number of jobs", 1)
     kind, pool = chosen(devices)
     what = "a number of devices"
@@ -113,10 +109,7 @@ def run(
     done = records.done(folder / records.FILE) if skip_done else {}
     held = os.open(folder, os.O_RDONLY)  # a job inherits it, and with it the lock
     try:
-        try:
-            alone = locks.lock(held)
-        except OSError:  # this disk has no locks
-            alone = True
+        alone = locks.lock_logs(held)
         queue = Queue(
             _jobs(titles, words, kind, folder, done, alone), kind, pool, per_device, each,
             most, devices is None and not busy, time_limit, folder, held, progress,
@@ -184,7 +177,7 @@ class Queue(Crew):
         self.stalled = False  # it was said that all wait for them
         self.look_again: dict[int, float] = {}  # when, on the clock of time.monotonic
         self.ended: dict[int, float] = {}  # when the last job of this runner on a device ended
-        self.time_limit, self.record, self.held = time_limit, folder / records.FILE, held
+        self.time_limit, self.record, self.inherited = time_limit, folder / records.FILE, (held,)
         self.places = locks.places(kind, pool, per_device)
         for place in self.places:
             place.check()
@@ -207,7 +200,7 @@ class Queue(Crew):
             if places:
                 i = self.waiting.pop(0)
                 given = environment(places) | {"MGPU_JOB_DEVICE": named(places)}
-                self.start(i, self.jobs[i], places, given, [self.held])
+                self.start(i, self.jobs[i], places, given)
             else:
                 self.next_try = time.monotonic() + RETRY
         if self.waiting and len(self.free) < self.each and not self.running:
@@ -310,15 +303,13 @@ class Queue(Crew):
         """Say which GPUs others use: those found just now, or all if every job waits for them."""
         left = [place for place in self.free if place.number not in self.others]
         stalled = claimed is None and not self.running and len(left) < self.each
-        why = ": in use, and left alone until free; the options busy and devices overrule that"
+        until = " until free; the options busy and devices overrule that"
         if self.others and stalled and (self.unsaid or not self.stalled):
-            self.progress.must(f"{'waiting':10} for {self.named_others(self.others)}{why}")
+            self.progress.must(f"{'waiting':10} for {left_alone(self.others)}{until}")
         elif self.unsaid:
-            self.say(f"{'skipped':10} {self.named_others(self.unsaid)}{why}")
+            news = {number: self.others[number] for number in self.unsaid}
+            self.say(f"{'skipped':10} {left_alone(news)}{until}")
         self.stalled, self.unsaid = stalled, set()
-
-    def named_others(self, numbers: Iterable[int]) -> str:
-        return ", ".join(f"{self.kind} {n} ({self.others[n]})" for n in sorted(numbers))
 
     def drop_gone(self, seen: dict[int, nvml.Gpu]) -> None:
         """Take the GPUs that the driver has lost, or no longer lists, out of the pool."""

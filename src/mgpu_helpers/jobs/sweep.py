@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import itertools
 import re
 import shlex
@@ -61,28 +60,16 @@ def lines(path: str) -> list[list[str]]:
     text = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     jobs = []
     for i, line in enumerate(text.decode("utf-8-sig").splitlines(), 1):
+        if line.lstrip().startswith("#"):
+            continue
         try:
-            jobs.append(_split(line))
+            jobs.append(shlex.split(line))
         except ValueError as error:
             raise ValueError(f"{path!r}, line {i}, is no list of arguments ({error}).") from None
     jobs = [words for words in jobs if words]
     if not jobs:
         raise ValueError(f"{path!r} has no jobs: write a line of arguments for each.")
     return jobs
-
-
-def _split(line: str) -> list[str]:
-    """Split a line as a shell does; shlex alone would end the word a#b before the #."""
-    text = io.StringIO(line)
-    lexer = shlex.shlex(text, posix=True)
-    lexer.whitespace_split, lexer.commenters = True, ""
-    words: list[str] = []
-    while not line[text.tell() :].lstrip().startswith("#"):
-        word = lexer.get_token()
-        if word is None:
-            break
-        words.append(word)
-    return words
 
 
 def called(arguments: Sequence[str]) -> str:

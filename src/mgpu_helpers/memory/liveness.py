@@ -8,9 +8,10 @@ ended; how many overlap, nobody knows before, nor which of two branches is taken
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
 from typing import Any
 
 from mgpu_helpers.graph import walk
@@ -111,15 +112,15 @@ def _entered(
         after = [*before, *(n for b in op.control_inputs for n in ends.get(b.name, ()))]
         used = alive.outputs.get(op.name, set())
         if op.type in CALLS | BRANCHES:
-            chosen = int(op.type in BRANCHES)  # by the first input, and nothing begins before it
-            after += [tensor[0] for tensor in inputs[:chosen] if tensor]
+            first = int(op.type in BRANCHES)  # which is chosen before anything in them begins
+            after += [tensor[0] for tensor in inputs[:first] if tensor]
             ways = [
-                _entered(inner, used, values.inside(inner, op.inputs[chosen:]), overlap,
-                         inputs[chosen:], after, f"{within}{op.name}/{i}/")
-                for i, inner in enumerate(called(op))
+                _entered(inner, used, known, overlap, inputs[first:], after,
+                         f"{within}{op.name}/{i}/")
+                for i, (inner, known) in enumerate(values.inside(op))
             ]  # fmt: skip
-            chosen_by = max if overlap else min
-            found, made = chosen_by(ways, key=lambda way: sum(sum(n.bytes) for n in way[0]))
+            chosen = max if overlap else min
+            found, made = chosen(ways, key=lambda way: sum(sum(n.bytes) for n in way[0]))
             nodes += found
             waited = {each for n in found for each in n.after}
             ends[op.name] = [n for n in found if n not in waited] or after
@@ -147,11 +148,8 @@ def _in_order(nodes: list[_Node], broad: bool) -> list[_Node]:
     all the gradients of weights. To the executor a GPU's operations cost nothing: each waits its
     turn.
     """
-    waits = {n: len({*n.after}) for n in nodes}
-    then = defaultdict(list)
-    for n in nodes:
-        for before in {*n.after}:
-            then[before].append(n)
+    waiting = TopologicalSorter({n: n.after for n in nodes})
+    waiting.prepare()
     order: list[_Node] = []
 
     def run(several: Iterable[_Node]) -> list[_Node]:
@@ -159,13 +157,12 @@ def _in_order(nodes: list[_Node], broad: bool) -> list[_Node]:
         ahead, ready = deque(several), list[_Node]()
         while ahead:
             order.append(node := ahead.popleft())
-            for n in then[node]:
-                waits[n] -= 1
-                if not waits[n]:
-                    (ahead if n.op.type in _FREE | _SAME else ready).append(n)
+            waiting.done(node)
+            for n in waiting.get_ready():
+                (ahead if n.op.type in _FREE | _SAME else ready).append(n)
         return ready
 
-    first = [n for n in nodes if not n.after]
+    first = waiting.get_ready()
     free = [n for n in first if n.op.type in _FREE]
     ready = run(free) + [n for n in first if n.op.type not in _FREE]
     later = deque(run(ready))
@@ -222,9 +219,7 @@ def _handed_on(
     return new
 
 
-def _loop(
-    op: Any, outputs: set[int], values: Values, overlap: float
-) -> tuple[int, dict[int, int]]:
+def _loop(op: Any, outputs: set[int], values: Values, overlap: float) -> tuple[int, dict[int, int]]:
     """Count what a loop takes only while it runs; and what its lists grow by."""
     body, around = called(op)[1], walk.carried(op, outputs)
     nodes, gives = _entered(body, around, values.round(op), overlap)

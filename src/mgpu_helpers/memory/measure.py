@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from mgpu_helpers._formatting import size_text, whole_number
+from mgpu_helpers._formatting import size_text
 from mgpu_helpers._names import short
 from mgpu_helpers.memory.use import at_peak
 from mgpu_helpers.trace import Trace, function_step
@@ -61,13 +61,13 @@ class Estimate:
 class Measured:
     """The peaks of traced steps on a device, in bytes by batch, and a line through them.
 
-    variables are the bytes of the variables that the step uses, by the device that they lie on;
-    traces are the traced steps by batch.
+    variables are the bytes of the variables that the step uses there; traces are the traced steps
+    by batch.
     """
 
     device: str
     peaks: dict[int, tuple[int, ...]]
-    variables: dict[str, int]
+    variables: int
     doubts: tuple[str, ...] = ()
     traces: dict[int, tuple[Trace, ...]] = field(default_factory=dict, compare=False)
 
@@ -81,18 +81,16 @@ class Measured:
 
         points = [(b, peak) for b, peaks in self.peaks.items() for peak in peaks]
         batches, held = np.array(points, float).T
-        each, fixed = np.polyfit(batches, held, 1).tolist()
-        value, doubts = fixed + each * batch, self.doubts
+        line, spread = np.polyfit(batches, held, 1, cov="unscaled")
+        value, doubts = float(np.polyval(line, batch)), self.doubts
         if len(points) == 2:
             error = value
             doubts += ("two traces do not say how far they scatter: trace a third batch.",)
         else:
-            left = held - fixed - each * batches
-            scatter = math.sqrt(left @ left / (len(points) - 2))
-            away = batches - batches.mean()
-            far = (batch - batches.mean()) ** 2 / (away @ away)
-            error = scatter * math.sqrt(1 + 1 / len(points) + far)
-            error *= stats.t.ppf((1 + _CERTAIN) / 2, len(points) - 2)
+            left = held - np.polyval(line, batches)
+            scatter = left @ left / (len(points) - 2)
+            far = 1 + [batch, 1] @ spread @ [batch, 1]
+            error = math.sqrt(scatter * far) * stats.t.ppf((1 + _CERTAIN) / 2, len(points) - 2)
         differ = max(max(p) / max(1, min(p)) - 1 for p in self.peaks.values())
         error, most = max(error, max(differ, _LEAST) * value), max(self.peaks)
         if batch > FAR * most:
@@ -100,8 +98,7 @@ class Measured:
                 f"batch {batch} is {batch / most:.3g} times the largest that was traced: trace "
                 f"batch {math.ceil(batch / FAR)} or more.",
             )
-        own = self.variables.get(self.device, 0)
-        return Estimate(batch, round(value), math.ceil(error), own, doubts)
+        return Estimate(batch, round(value), math.ceil(error), self.variables, doubts)
 
     def __repr__(self) -> str:
         seen = ", ".join(f"{size_text(max(p))} at {b}" for b, p in self.peaks.items())
@@ -134,7 +131,6 @@ def measure(
     >>> abs(estimate.bytes - 2 * 800 * 50 * 4) <= 0.1 * estimate.bytes
     True
     """
-    repeats = whole_number("repeats", repeats, "a number of traces", 1)
     if len(set(batches)) < 2:
         raise ValueError(f"batches={batches} give no line: name two different batches or more.")
     traces: dict[int, tuple[Trace, ...]] = {}
@@ -152,39 +148,36 @@ def measure(
                 "nothing: measure it with jit_compile=False."
             )
     peaks = {b: tuple(t.peak(device, scratch) for t in each) for b, each in traces.items()}
-    variables = _variables(function, arguments)
+    variables = _variables(function, arguments, device)
     return Measured(device, peaks, variables, _moved(traces, device, scratch), traces)
 
 
-def _variables(function: Any, arguments: Sequence[Any]) -> dict[str, int]:
-    """Add up the bytes of the variables that a function uses, by device."""
+def _variables(function: Any, arguments: Sequence[Any], device: str) -> int:
+    """Add up the bytes of the variables on the device that a function uses."""
     import tensorflow as tf
 
     found = {id(v): v for v in concrete_of(function, arguments, {})[0].variables}
     found |= {id(a): a for a in tf.nest.flatten(arguments) if isinstance(a, tf.Variable)}
-    sizes: Counter[str] = Counter()
-    for variable in found.values():
-        sizes[short(variable.device)] += variable.shape.num_elements() * variable.dtype.size
-    return dict(sizes)
+    there = [variable for variable in found.values() if short(variable.device) == device]
+    return sum(variable.shape.num_elements() * variable.dtype.size for variable in there)
 
 
 def _moved(traces: dict[int, tuple[Trace, ...]], device: str, scratch: bool) -> tuple[str, ...]:
     """Say between which batches the peak came at another moment, with other tensors held."""
-    shares = {}
-    for batch, each in traces.items():
-        held: Counter[str] = Counter()
-        for allocation in at_peak(each[0], device, scratch):
-            held[allocation.op] += allocation.bytes
-        shares[batch] = {op: size / held.total() for op, size in held.items()}
-    most = max(shares)
+    shares: dict[int, dict[str, float]] = {}  # of the peak, by operation
+    for batch, (trace, *_) in traces.items():
+        shares[batch] = defaultdict(float)
+        for each in at_peak(trace, device, scratch):
+            shares[batch][each.op] += each.bytes / trace.peak(device, scratch)
+    largest = shares[max(shares)]
     moved = [
         str(batch)
         for batch, share in shares.items()
-        if sum(min(size, shares[most].get(op, 0)) for op, size in share.items()) < _SAME
+        if sum(min(part, largest.get(op, 0)) for op, part in share.items()) < _SAME
     ]
     if not moved:
         return ()
     return (
-        f"at batch {', '.join(moved)} the peak was at another moment than at {most}, with other "
-        "tensors held: do not trust the line; trace larger batches.",
+        f"at batch {', '.join(moved)} the peak was at another moment than at {max(shares)}, with "
+        "other tensors held: do not trust the line; trace larger batches.",
     )

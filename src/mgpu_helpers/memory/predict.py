@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,29 +97,22 @@ def fits(model: Any, budget: float, optimizer: Any = None) -> int:
     True
     """
     budget = int(budget)  # there is no largest batch for an infinite one
-    probes = [_steps(model, batch, optimizer) for batch in _PROBES]
-    moments = [[_moments(trace) for trace in traces] for traces, _ in probes]
-    _, slots, _ = held = probes[0][1]
+    (small, held), (large, _) = [_steps(model, batch, optimizer) for batch in _PROBES]
+    moments = [(_moments(a), _moments(b)) for a, b in zip(small, large, strict=True)]
 
     def high(batch: int) -> int:
-        peaks = [_at(batch, a, b) for a, b in zip(*moments, strict=True)]
+        peaks = [_at(batch, *pair) for pair in moments]
         return sum(held) + round((1 + MARGIN) * max(peaks))
 
     if (least := high(1)) > budget:
         raise ValueError(
             f"{size_text(budget)} do not hold {model.name}: a batch of 1 may take "
-            f"{size_text(least)}. Slots take {size_text(slots)}, which optimizer='sgd' does "
+            f"{size_text(least)}. Slots take {size_text(held[1])}, which optimizer='sgd' does "
             "without; keras.config.set_dtype_policy('mixed_bfloat16') halves most of the other "
             f"{size_text(least - sum(held))}; pipeline.stages splits the layers over several "
             "devices."
         )
-    batch = 1
-    while high(2 * batch) <= budget:
-        batch *= 2
-    step = batch
-    while step := step // 2:
-        batch += step if high(batch + step) <= budget else 0
-    return batch
+    return bisect_right(range(1, sys.maxsize), budget, key=high)
 
 
 def _steps(model: Any, batch: int, optimizer: Any) -> tuple[list[Trace], tuple[int, ...]]:

@@ -63,20 +63,15 @@ class Monitor:
         self.every = every
         self.reason: str | None = None
         self._samples: list[Sample] = []
-        self._phases: list[Phase] = []
+        self.phases: list[Phase] = []  #: those that are over
         self._gpus: tuple[int, ...] = ()
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._watch, name="mgpu-monitor", daemon=True)
 
     @property
     def samples(self) -> tuple[Sample, ...]:
         """Give the samples so far: one at each end of the block and of a phase, and the rest."""
         return tuple(sorted(self._samples, key=lambda sample: sample.at))
-
-    @property
-    def phases(self) -> tuple[Phase, ...]:
-        """Give the phases that are over."""
-        return tuple(self._phases)
 
     @property
     def peak(self) -> int:
@@ -86,20 +81,19 @@ class Monitor:
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Mark what runs in the block as a phase."""
-        if self._thread is None or self._stop.is_set():
+        if not self._thread.is_alive():
             raise RuntimeError(f"phase {name!r} is not watched: open it inside `with monitor:`.")
         self._take()
         start = self._now()
         try:
             yield
         finally:
-            self._phases.append(Phase(name, start, self._now()))
+            self.phases.append(Phase(name, start, self._now()))
             self._take()
 
     def __enter__(self) -> Monitor:
-        if self._thread is not None:
+        if self._thread.ident is not None:  # its samples would begin anew
             raise RuntimeError("this monitor has been started before: make another, Monitor().")
-        self._thread = threading.Thread(target=self._watch, name="mgpu-monitor", daemon=True)
         self._begin = time.perf_counter()
         self._take()
         self._thread.start()
@@ -107,8 +101,7 @@ class Monitor:
 
     def __exit__(self, *error: Any) -> None:
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
+        self._thread.join()
         self._take()
 
     def _watch(self) -> None:

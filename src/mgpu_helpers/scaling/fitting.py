@@ -178,14 +178,12 @@ def fit(
     return Fit(workload, rows, asked, fitted, cost, {term: why for term, why in reasons if why})
 
 
-def speedup(
-    fit: Fit, layout: Layout, *, strong: bool = False, link: Link | None = None
-) -> Estimate:
+def speedup(fit: Fit, layout: Layout, *, link: Link | None = None) -> Estimate:
     """Give how many times as many examples a second a layout trains as one device.
 
-    The one device has the batch of each device of the layout (weak scaling), or with strong=True
-    all of the global batch. About 95 % of the speed-ups that are measured lie from low to high.
-    link is another link between the devices than that of the rows; its band is in low and high.
+    The one device has the batch of each device of the layout (weak scaling). About 95 % of the
+    speed-ups that are measured lie from low to high. link is another link between the devices than
+    that of the rows; its band is in low and high.
 
     >>> seconds = {1: 0.30, 2: 0.32, 4: 0.325}
     >>> rows = [Measurement(Layout(n, 64, "ring"), s) for n, s in seconds.items()]
@@ -193,10 +191,8 @@ def speedup(
     >>> speedup(fitted, Layout(8, 64, "ring"))
     7.27 (5.8 to 9.11); in doubt: 8 devices, where the rows have 4 at most; ...
     """
-    batch = layout.global_batch_size if strong else layout.per_device_batch
-    one = replace(layout, devices=1, per_device_batch=batch, path="data")
+    one = replace(layout, devices=1, path="data")
     given = ("moving", "latency") if link else ()
-    told = np.array([term not in given for term in fit.terms])
     for each in (one, layout):
         _check(fit, each, given)
 
@@ -210,12 +206,12 @@ def speedup(
     doubts = _doubts(fit, layout, given)
     if _spare(fit) <= 0:
         return Estimate(gain(link), doubts=doubts)
+    told = np.array([term not in given for term in fit.terms])
     slopes = [told * asks(fit.workload, e, fit.terms) / seconds(e, link) for e in (one, layout)]
     factor = 1.0 if one == layout else _factor(fit, slopes[0] - slopes[1], 2)
-    slow = fast = link
-    if link:
-        slow, fast = (replace(link, bandwidth=end) for end in (link.low, link.high))
-    return Estimate(gain(link), gain(slow) / factor, gain(fast) * factor, doubts)
+    ends = [replace(link, bandwidth=end) for end in (link.low, link.high)] if link else [None] * 2
+    low, high = map(gain, ends)
+    return Estimate(gain(link), low / factor, high * factor, doubts)
 
 
 def asks(workload: Workload, layout: Layout, terms: Sequence[str]) -> np.ndarray:

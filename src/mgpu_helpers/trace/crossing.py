@@ -14,8 +14,7 @@ from mgpu_helpers.trace.records import Collective, Copy, Op, nanos
 
 # Those that give a tensor, which is their first input.
 _GIVES = re.compile(
-    "_?(Nccl(AllReduce|Reduce|BroadcastSend)|"
-    "Collective(Reduce|Gather|AllToAll|BcastSend|Permute))"
+    "_?(Nccl(AllReduce|Reduce|BroadcastSend)|Collective(Reduce|Gather|AllToAll|BcastSend|Permute))"
 )
 # Those whose work begins when the last device has come.
 _MEETS = re.compile("NcclAllReduce|Collective(Reduce|Gather|AllToAll)")
@@ -144,18 +143,13 @@ def _shared(node: Any, nodes: dict[str, Any]) -> tuple[Any, ...]:
     """
     if "shared_name" in node.attr:
         return node.op, node.attr["shared_name"].s, node.attr["num_devices"].i
-    size, group, instance = (
-        _constant(node, nodes, i, name)
-        for i, name in enumerate(("group_size", "group_key", "instance_key"), 1)
-    )
+    size, group, instance = (_constant(node, nodes, i) for i in (1, 2, 3))
     scopes = _split(node.name)[0] if instance is None else ""
     return node.op, group, instance, scopes, size
 
 
-def _constant(node: Any, nodes: dict[str, Any], i: int, name: str) -> int | None:
-    """Read a number that a node has as an attribute, or as an input that is a constant."""
-    if name in node.attr:
-        return node.attr[name].i
+def _constant(node: Any, nodes: dict[str, Any], i: int) -> int | None:
+    """Read a number that a node has as an input that is a constant."""
     given = nodes.get(_maker(node.input[i])) if i < len(node.input) else None
     if given is None or given.op != "Const":
         return None

@@ -29,12 +29,11 @@ def function_step(function: Callable[..., Any], *args: Any, **named: Any) -> tup
 
     concrete, arguments = concrete_of(function, args, named)
     around = _private.device_around()
-    outside = given(concrete, arguments)
-    fed = {each.name: each.value for each in outside if each.label is None}
+    fed, outside = given(concrete, arguments)
     with tf.Graph().as_default() as graph:
-        twins, start, begin = copied([each for each in outside if each.label is not None])
+        twins, start, begin = copied(outside)
         with _session(graph) as session:
-            if start:
+            if start:  # an empty graph cannot be run
                 session.run(start, begin)
             wanted = [_handed_out(t, twins.keys() | fed.keys()).name for t in concrete.outputs]
             wanted += [op.name for op in concrete.graph.control_outputs]
@@ -44,8 +43,7 @@ def function_step(function: Callable[..., Any], *args: Any, **named: Any) -> tup
                 )
             feed, fetches = dict(zip(found, fed.values())), found[len(fed) :]  # noqa: B905
             session.run(fetches, feed)
-            if start:
-                session.run(start, begin)  # undo what the first run assigned
+            session.run(start, begin)  # undo what the first run assigned
             got, trace = session_step(session, fetches, feed)
     flat = iter(got)
     flattened = tf.nest.flatten(concrete.structured_outputs, expand_composites=True)
@@ -59,11 +57,8 @@ def _session(graph: Any) -> Any:
 
     from mgpu_helpers.devices.plan import current
 
-    if plan := current():
-        config = plan.session_config(soft_placement=True)
-    else:
-        config = tf.compat.v1.ConfigProto()
-        config.CopyFrom(_private.configured())
+    plan = current()
+    config = plan.session_config(soft_placement=True) if plan else _private.configured()
     # TensorFlow leaves graphs below a size alone. What sets hundreds of variables once would take
     # as long to optimize as a small model.
     config.graph_options.rewrite_options.min_graph_nodes = max(4, len(graph.get_operations()) + 1)

@@ -26,12 +26,12 @@ class Placed:
     device: str
 
 
+@dataclass(repr=False)
 class Placement:
     """What a captured block placed; empty until the block ends."""
 
-    def __init__(self) -> None:
-        self.rows: tuple[Placed, ...] = ()
-        self.raw: tuple[str, ...] = ()
+    rows: tuple[Placed, ...] = ()
+    raw: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         if not self.rows:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections import Counter, defaultdict
@@ -25,17 +24,13 @@ def plain_name(name: str) -> str:
 
 def bytes_of(output: Any) -> int | None:
     """Count the bytes of one output from its shape; None without a fixed size (a string)."""
-    about = output.tensor_description
-    each = _item_size(about.dtype)
-    return each and each * math.prod([dim.size for dim in about.shape.dim])
-
-
-@functools.cache
-def _item_size(dtype: int) -> int | None:
     import tensorflow as tf
 
-    kind = tf.dtypes.as_dtype(dtype)
-    return None if kind in (tf.string, tf.resource, tf.variant) else kind.size
+    about = output.tensor_description
+    kind = tf.dtypes.as_dtype(about.dtype)
+    if kind in (tf.string, tf.resource, tf.variant):
+        return None
+    return kind.size * math.prod(dim.size for dim in about.shape.dim)
 
 
 def size_of(node: Any, tensor: str) -> int | None:
@@ -65,7 +60,10 @@ def operations(
     done: dict[str, int] = {}
     for device, node in stats:
         name, fed = node.node_name, plain_name(node.node_name)
-        kind = _type(nodes[name].op) if name in nodes else _label(node.timeline_label)
+        # What runs in a function is not in the graph; its label names it, as in "a = Sqrt(x)".
+        label = re.search(r" = (\w+)\(", node.timeline_label)
+        kind = nodes[name].op if name in nodes else label[1] if label else "unknown"
+        kind = "Placeholder" if kind == _private.ARGUMENT else re.sub(_ONEDNN, "", kind)
         start, end = node.all_start_nanos, node.all_start_nanos + node.all_end_rel_nanos
         if kernels is not None and device in kernels:
             # Each run in a loop launches as many kernels; on a stream they run in that order.
@@ -83,16 +81,6 @@ def operations(
             size = sum([bytes_of(output) or 0 for output in made])
             ops.append(Op(fed, kind, device, (start - begin) / 1e9, (end - start) / 1e9, size))
     return sorted(ops, key=lambda op: (op.start, op.name))
-
-
-def _type(op: str) -> str:
-    """Name the operation that was asked for, where the executor put its own in its place."""
-    return "Placeholder" if op == _private.ARGUMENT else re.sub(_ONEDNN, "", op)
-
-
-def _label(label: str) -> str:
-    found = re.match(r"(?:\[.*\] )?.* = (\w+)\(", label)
-    return _type(found[1]) if found else "unknown"
 
 
 def kernels_of(

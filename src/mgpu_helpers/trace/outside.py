@@ -9,20 +9,20 @@ from mgpu_helpers import _private
 
 
 @dataclass(frozen=True)
-class Given:
-    """What one input of a function's graph is given."""
+class Outside:
+    """A variable, or a tensor that a function captured: what one input of its graph is given."""
 
     name: str  # of the input
     value: Any  # as NumPy has it
     dtype: Any
     shape: Any  # a variable's may leave open what its value says
     device: str
-    label: str | None  # what to call a copy of it; None for an argument that is fed
+    label: str  # what to call a copy of it
     variable: bool  # the graph takes its handle
 
 
-def given(concrete: Any, arguments: list[Any]) -> list[Given]:
-    """List what the inputs of a concrete function are given: arguments, then what it captured.
+def given(concrete: Any, arguments: list[Any]) -> tuple[dict[str, Any], list[Outside]]:
+    """Give what to feed a concrete function, by its inputs' names; and what else it is given.
 
     A variable comes as its handle. It is read through that, so that a replica's own variable, or
     one that only the library knows, is read as any other.
@@ -31,34 +31,36 @@ def given(concrete: Any, arguments: list[Any]) -> list[Given]:
 
     variables = [*concrete.variables, *(a for a in arguments if isinstance(a, tf.Variable))]
     names = {id(variable.handle): variable.name for variable in variables}
-    outside = [a.handle if isinstance(a, tf.Variable) else a for a in arguments]
-    outside += concrete.captured_inputs
-    found = []
-    for i, (inner, outer) in enumerate(zip(concrete.inputs, outside, strict=True)):
-        variable = None
-        if outer.dtype in (tf.resource, tf.variant):
-            variable = _private.resource_data(inner)
-            if not variable.is_set:
+    inputs = [a.handle if isinstance(a, tf.Variable) else a for a in arguments]
+    inputs += concrete.captured_inputs
+    fed, outside = {}, []
+    for i, (inner, outer) in enumerate(zip(concrete.inputs, inputs, strict=True)):
+        variable = outer.dtype in (tf.resource, tf.variant)
+        if variable:
+            about = _private.resource_data(inner)
+            if not about.is_set:
                 raise ValueError(
                     f"the function uses {inner.name}, a dataset, an iterator, a table or the like, "
                     "which cannot be copied for the trace: use it before, and pass what it gives "
                     "as an argument (of an iterator: next(iterator))."
                 )
-            about = variable.shape_and_type[0]
+            about = about.shape_and_type[0]
             value = tf.raw_ops.ReadVariableOp(resource=outer, dtype=about.dtype)
             shape, device = tf.TensorShape(about.shape), outer.device
         else:
             value = tf.convert_to_tensor(outer)  # Keras takes its variables for tensors
             shape, device = value.shape, value.device
-        label = names.get(id(outer), inner.name).partition(":")[0]
-        found.append(Given(
-            inner.name, value.numpy(), value.dtype, shape, device,
-            None if i < len(arguments) and not variable else label, bool(variable),
-        ))  # fmt: skip
-    return found
+        if variable or i >= len(arguments):
+            label = names.get(id(outer), inner.name).partition(":")[0]
+            outside.append(
+                Outside(inner.name, value.numpy(), value.dtype, shape, device, label, variable)
+            )
+        else:
+            fed[inner.name] = value.numpy()
+    return fed, outside
 
 
-def copied(given: list[Given]) -> tuple[dict[str, Any], list[Any], dict[Any, Any]]:
+def copied(outside: list[Outside]) -> tuple[dict[str, Any], list[Any], dict[Any, Any]]:
     """Add variables with these values to the current graph.
 
     Give what stands for each input, by its name; what sets the variables; and what to feed for it.
@@ -67,7 +69,7 @@ def copied(given: list[Given]) -> tuple[dict[str, Any], list[Any], dict[Any, Any
     import tensorflow as tf
 
     twins, start, begin = {}, [], {}
-    for i, each in enumerate(given):
+    for i, each in enumerate(outside):
         # Raw operations: a tf.Variable would add three more, and a large model has hundreds.
         with tf.device(each.device), tf.name_scope("outside/"):
             handle = tf.raw_ops.VarHandleOp(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -128,13 +132,34 @@ def curve(allocations: Iterable[Allocation]) -> tuple[tuple[float, int], ...]:
     >>> curve([Allocation("a", "/CPU:1", 400, start=0.5, end=2.0)])
     ((0.0, 0), (0.5, 400), (2.0, 0))
     """
-    changes = []
+    changes = [(0.0, 0, 0)]
     for each in allocations:
         changes.append((each.start, 1, each.bytes))
         if each.end is not None:
             changes.append((each.end, 2 if each.end == each.start else 0, -each.bytes))
-    live, moments = 0, [(0.0, 0)]
-    for moment, _, change in sorted(changes):
-        live += change
-        moments.append((moment, live))
-    return tuple(moments)
+    changes.sort()
+    held = itertools.accumulate(change for *_, change in changes)
+    return tuple((moment, live) for (moment, *_), live in zip(changes, held, strict=True))
+
+
+def overlap(spans: Iterable[tuple[float, float]], least: int = 1) -> Callable[[int, int], int]:
+    """Return what counts the ns, from one moment to another, in which so many spans overlap.
+
+    Spans are in seconds, moments in ns.
+
+    >>> overlap([(0.0, 2e-9), (1e-9, 5e-9)], least=2)(0, 9)
+    1
+    """
+    changes = Counter({0: 0})
+    for start, end in spans:
+        changes[nanos(start)] += 1
+        changes[nanos(end)] -= 1
+    moments = np.array(sorted(changes), float)
+    at_once = np.cumsum([changes[moment] for moment in sorted(changes)])[:-1]
+    totals = np.append(0.0, np.cumsum(np.diff(moments) * (at_once >= least)))
+
+    def within(start: int, end: int) -> int:
+        before, after = np.interp([start, end], moments, totals)
+        return round(after - before)
+
+    return within

@@ -15,7 +15,7 @@ from mgpu_helpers._formatting import counted, size_text, table, whole_number
 from mgpu_helpers._names import order
 from mgpu_helpers.trace.layers import naming
 from mgpu_helpers.trace.perfetto import events
-from mgpu_helpers.trace.records import Allocation, Collective, Copy, Op, curve, nanos
+from mgpu_helpers.trace.records import Allocation, Collective, Copy, Op, curve, nanos, overlap
 
 FORMAT = 1  # of a file
 _RECORDS = {"ops": Op, "copies": Copy, "allocations": Allocation, "collectives": Collective}
@@ -110,12 +110,8 @@ class Trace:
 
         A collective's wait for other devices does not count, but on a GPU, whose kernel waits.
         """
-        total = reached = 0  # nanoseconds
         spans = [(op.start, op.end) for op in working(self) if op.device == device]
-        for start, end in sorted(self.kernels.get(device, spans)):
-            total += max(0, nanos(end) - max(nanos(start), reached))
-            reached = max(reached, nanos(end))
-        return total / 1e9
+        return overlap(self.kernels.get(device, spans))(0, nanos(self.length)) / 1e9
 
     def idle(self, device: str) -> float:
         """Give the share of the step, 0 to 1, in which the device ran nothing."""
@@ -179,8 +175,7 @@ class Trace:
 
         >>> Trace((Op("x", "Add", "/CPU:1", 0.0, 0.001),), (), {}, ()).chrome("step.trace.json")
         """
-        drawn = events(self.ops, self.copies, self.edges, self.memory, layers)
-        _write(path, {"traceEvents": list(drawn), "displayTimeUnit": "ms"})
+        _write(path, {"traceEvents": list(events(self, layers)), "displayTimeUnit": "ms"})
 
 
 def load(path: str | os.PathLike[str]) -> Trace:
@@ -229,8 +224,6 @@ def traced(step: Any) -> Trace:
 def working(step: Trace) -> list[Op]:
     """List a step's operations by their start, each collective without its wait for others."""
     waited = {each.op: each.waited for each in step.collectives if each.waited}
-    if not waited:
-        return list(step.ops)
     ops = [
         replace(op, start=op.start + waited[op.name], length=op.length - waited[op.name])
         if op.name in waited else op for op in step.ops

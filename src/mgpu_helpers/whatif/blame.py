@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from mgpu_helpers._formatting import counted
 from mgpu_helpers._names import order
 from mgpu_helpers.trace.layers import layer
-from mgpu_helpers.trace.records import Op, lanes, nanos
+from mgpu_helpers.trace.records import lanes, nanos, overlap
 from mgpu_helpers.trace.step import Trace, traced
 from mgpu_helpers.whatif.model import CHEAP
 from mgpu_helpers.whatif.work import Task, apart, met, on_cpu_threads, tasks_of, unknown
@@ -100,12 +101,10 @@ def explain(step: Trace, layers: Collection[str] | None = None) -> Explanation:
     /CPU:2 worked 50 % of 20.0 ms; it waited 50 % for conv (Add) on /CPU:1.
     """
     notes, length = tuple(_nothing(traced(step))), step.length
-    if step.launches_only or not length:
-        return Explanation((), (*notes, f"No more can be said: {unknown(step)}."))
-    if said := unknown(step):
-        found = [Account(d, length, step.busy(d), None) for d in _asked(step)]
-        return Explanation(tuple(found), (*notes, f"What they waited for is not known: {said}."))
-    notes += tuple(_not_told(step))
+    if why := unknown(step):
+        timeless = step.launches_only or not length
+        known = () if timeless else (Account(d, length, step.busy(d), None) for d in _asked(step))
+        return Explanation(tuple(known), (*notes, f"What devices waited for is not known: {why}."))
     tasks, whole = tasks_of(step), nanos(length)
     inputs, full = _inputs(tasks), _full(step)
     causes = _causes(tasks, inputs)
@@ -114,59 +113,55 @@ def explain(step: Trace, layers: Collection[str] | None = None) -> Explanation:
     accounts = []
     for device in _asked(step):
         mine = sorted((i for i in ran if tasks[i].device == device), key=lambda i: tasks[i].start)
-        work = _Spans([(nanos(tasks[i].start), nanos(tasks[i].end)) for i in mine])
-        waited: dict[tuple[str, str], dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        working = overlap((tasks[i].start, tasks[i].end) for i in mine)
+        waited: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
         reached = 0  # nanoseconds, of which nothing is left over
         # What takes next to nothing may run at any time: what the device waited for is the input
         # of the next operation that matters.
-        large = [i for i in mine if tasks[i].seconds >= _SMALL * length]
+        large = [i for i in mine if tasks[i].length >= _SMALL * length]
         for i in [*large, None]:
-            end = whole if i is None else nanos(tasks[i].start)
-            for start, until, cause in _back(
-                tasks, causes, i, last if i is None else inputs[i], reached, end
-            ):
-                idle = until - start - work.within(start, until)
-                if isinstance(cause, int):
-                    task = tasks[cause]
-                    waited[_label(task, layers), task.device][task.type] += idle
+            end, cause = (whole, last) if i is None else (nanos(tasks[i].start), inputs[i])
+            for start, until, what in _back(tasks, causes, i, cause, reached, end):
+                idle = until - start - working(start, until)
+                if isinstance(what, Task):
+                    waited[_label(what, layers), what.device][what.type] += idle
                 else:
-                    busy = min(idle, full.within(start, until))
+                    busy = min(idle, full(start, until))
                     waited[CORE, ""][""] += busy
-                    waited[cause, ""][""] += idle - busy
+                    waited[what, ""][""] += idle - busy
             reached = max(reached, end if i is None else nanos(tasks[i].end))
         waits = [
-            Wait(what, where, sum(types.values()) / 1e9, max(types, key=types.__getitem__))
-            for (what, where), types in waited.items() if any(types.values())
+            Wait(what, where, types.total() / 1e9, types.most_common(1)[0][0])
+            for (what, where), types in waited.items() if types.total()
         ]  # fmt: skip
         waits.sort(key=lambda wait: (-wait.seconds, wait.what))
-        worked = whole - sum(sum(types.values()) for types in waited.values())
+        worked = whole - sum(types.total() for types in waited.values())
         accounts.append(Account(device, length, worked / 1e9, tuple(waits)))
-    return Explanation(tuple(accounts), notes)
+    return Explanation(tuple(accounts), (*notes, *_not_told(step)))
 
 
 def _back(
-    tasks: Sequence[Task], causes: Sequence[int], i: int | None, cause: int,
-    start: int, end: int,
-) -> Iterator[tuple[int, int, int | str]]:  # fmt: skip
+    tasks: Sequence[Task], causes: Sequence[int], i: int | None, cause: int, start: int, end: int
+) -> Iterator[tuple[int, int, Task | str]]:
     """Go back from a task's start, or from the end of a step, to where a wait began.
 
-    Give spans of time in ns, and the operation that ran in each, or what passed between operations.
+    Give spans of time in ns, and the task that ran in each, or what passed between tasks.
     """
-    at = end
-    while at > start:
-        ready = start if cause < 0 else min(at, max(start, nanos(tasks[cause].end)))
-        if at > ready:  # all was there
-            crossed = False
-            if i is not None and cause >= 0:
-                here, there = tasks[i].device, tasks[cause].device
-                crossed = "/GPU" in here + there and (here != there or bool(tasks[cause].together))
-            yield ready, at, COPY if crossed else OVERHEAD
-        if cause < 0:
-            return
-        at = min(ready, max(start, nanos(tasks[cause].start)))
-        if ready > at:
-            yield at, ready, cause
+    while end > start and cause >= 0:
+        maker, user = tasks[cause], None if i is None else tasks[i]
+        ready = min(end, max(start, nanos(maker.end)))
+        yield ready, end, _passed(maker, user)
+        end = min(ready, max(start, nanos(maker.start)))
+        yield end, ready, maker
         i, cause = cause, causes[cause]
+    yield start, max(start, end), OVERHEAD
+
+
+def _passed(maker: Task, user: Task | None) -> str:
+    """Name what passes between a task and the one that it made ready; None is the step's end."""
+    if user is None or "/GPU" not in maker.device + user.device:
+        return OVERHEAD
+    return COPY if maker.device != user.device or maker.together else OVERHEAD
 
 
 def _inputs(tasks: Sequence[Task]) -> list[int]:
@@ -183,7 +178,7 @@ def _causes(tasks: Sequence[Task], inputs: Sequence[int]) -> list[int]:
     """Find for each task its last input, or what its device did meanwhile, if that ended later."""
     done: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for end, i in sorted((nanos(task.end), i) for i, task in enumerate(tasks)):
-        if tasks[i].seconds >= CHEAP:
+        if tasks[i].length >= CHEAP:
             done[tasks[i].device].append((end, i))
     causes = list(inputs)
     for i, task in enumerate(tasks):
@@ -196,41 +191,21 @@ def _causes(tasks: Sequence[Task], inputs: Sequence[int]) -> list[int]:
     return causes
 
 
-class _Spans:
-    """How long at least so many of some spans of time overlap, in whole nanoseconds."""
-
-    def __init__(self, spans: Iterable[tuple[int, int]], least: int = 1) -> None:
-        self.moments, self.totals, self.on, now = [0], [0], [False], 0
-        changes = [change for a, b in spans for change in ((a, 1), (b, -1))]
-        for moment, change in sorted(changes):
-            self.totals.append(self._until(moment))
-            self.moments.append(moment)
-            now += change
-            self.on.append(now >= least)
-
-    def _until(self, moment: int) -> int:
-        i = bisect_right(self.moments, moment) - 1
-        return self.totals[i] + self.on[i] * (moment - self.moments[i])
-
-    def within(self, start: int, end: int) -> int:
-        return self._until(end) - self._until(start)
-
-
-def _full(step: Trace) -> _Spans:
+def _full(step: Trace) -> Callable[[int, int], int]:
     """Find when every thread that the trace knows of worked, or went on at once."""
     threads, spans = lanes(on_cpu_threads(step)), []
     for thread in threads:
-        for op, after in zip(thread, [*thread[1:], None], strict=True):
-            end, then = nanos(op.end), nanos(after.start) if after else 0
-            spans.append((nanos(op.start), then if after and then - end < _SOON else end))
-    return _Spans(spans, max(1, len(threads)))
+        for op, after in itertools.zip_longest(thread, thread[1:]):
+            at_once = after and nanos(after.start) - nanos(op.end) < _SOON
+            spans.append((op.start, after.start if at_once else op.end))
+    return overlap(spans, max(1, len(threads)))
 
 
 def _label(task: Task, layers: Collection[str] | None) -> str:
     """Name a task of a pipeline, else the layer, else the operation itself."""
     from mgpu_helpers.pipeline.tasks import task_of
 
-    if at := task_of(Op(task.name, task.type, task.device, 0.0, 0.0)):
+    if at := task_of(task):
         return f"stage_{at[0]}/{at[1]}"
     found = layer(task.name, layers)
     return task.name if found == "other" else found

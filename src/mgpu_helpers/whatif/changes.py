@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from statistics import median
+from dataclasses import replace
 
 from mgpu_helpers._formatting import counted, whole_number
 from mgpu_helpers._names import order
@@ -14,36 +14,30 @@ from mgpu_helpers.scaling.model import positive
 from mgpu_helpers.timing import Comparison, Timing
 from mgpu_helpers.trace.step import Trace, traced
 from mgpu_helpers.whatif.edit import in_towers, over_link, scaled_by
-from mgpu_helpers.whatif.machine import Machine, measured
-from mgpu_helpers.whatif.model import seconds
-from mgpu_helpers.whatif.work import Task, apart, home_of, tasks_of, threads_of
+from mgpu_helpers.whatif.machine import measured
+from mgpu_helpers.whatif.model import in_order, on_threads
+from mgpu_helpers.whatif.work import Task, apart, tasks_of, threads_of
 
 Steps = Trace | Sequence[Trace]
 
 
-@dataclass(frozen=True, repr=False)
-class Replay:
-    """The seconds of traced steps, and those of their replays, in the order of the traces."""
-
-    traced: Timing
-    replayed: Timing
+class Replay(Comparison):
+    """Replays of traced steps (`a`, replayed) and the steps themselves (`b`, traced)."""
 
     @property
     def seconds(self) -> float:
         """Give the median of the replays, in seconds."""
-        return self.replayed.median
+        return self.a.median
 
     @property
     def errors(self) -> tuple[float, ...]:
         """Give by which share of its trace each replay is longer."""
-        return tuple(
-            b / a - 1 for a, b in zip(self.traced.seconds, self.replayed.seconds, strict=True)
-        )
+        return tuple(ratio - 1 for ratio in self.ratios)
 
     def __repr__(self) -> str:
         where = " in the median" if len(self.errors) > 1 else ""
-        off = f"{median(self.errors):+.1%}{where}{_many(self.errors)}"
-        return f"replayed in {_ms(self.replayed)}, traced in {_ms(self.traced)} ({off})"
+        off = f"{self.ratio - 1:+.1%}{where}{_many(self.errors)}"
+        return f"replayed in {_ms(self.a)}, traced in {_ms(self.b)} ({off})"
 
 
 class Change(Comparison):
@@ -85,8 +79,8 @@ def replay(step: Steps) -> Replay:
     replayed in 20... ms, traced in 20.0 ms (+0...%)
     """
     steps = _steps(step)
-    replayed = [seconds(_tasks(each), threads_of(each), _machine(each)) for each in steps]
-    return Replay(Timing(tuple(each.length for each in steps)), Timing(tuple(replayed)))
+    replayed = tuple(_seconds(_tasks(each), threads_of(each)) for each in steps)
+    return Replay(Timing(replayed), Timing(tuple(each.length for each in steps)))
 
 
 def faster(step: Steps, pattern: str, by: float = 2.0) -> Change:
@@ -101,27 +95,25 @@ def faster(step: Steps, pattern: str, by: float = 2.0) -> Change:
     'Conv2D' (1 operation) 4 times as fast: 20.0 ms would be 5.0 ms, 4.00 times as fast
     """
     positive("by", by, "how many times as fast")
-    hits = 0
+    search, hits = re.compile(pattern).search, set[str]()
 
     def change(tasks: list[Task], _: Trace) -> list[Task]:
-        nonlocal hits
-        found = {t.name for t in tasks if t.type and (search(t.name) or search(t.type))}
+        found = [t for t in tasks if t.type and (search(t.name) or search(t.type))]
         if not found:
             raise ValueError(
                 f"pattern={pattern!r} is in no name or type of the step's {len(tasks)} operations: "
                 "step.top() lists some of them."
             )
-        if all(t.untimed or t.together and not t.bytes for t in tasks if t.name in found):
+        if all(t.untimed or t.together and not t.bytes for t in found):
             raise ValueError(
                 f"pattern={pattern!r} finds only collectives, and the trace does not tell how long "
                 "they worked: ask whatif.link what another link would give."
             )
-        hits = len(found)
-        return [replace(t, seconds=t.seconds / by) if t.name in found else t for t in tasks]
+        hits.update(t.name for t in found)
+        return [replace(t, length=t.length / by) if t.name in hits else t for t in tasks]
 
-    search = re.compile(pattern).search
     result = _changed(step, "", change)
-    what = f"{pattern!r} ({counted(hits, 'operation')}) {by:g} times as fast"
+    what = f"{pattern!r} ({counted(len(hits), 'operation')}) {by:g} times as fast"
     return replace(result, names=("the step", what))
 
 
@@ -154,6 +146,7 @@ def link(step: Steps, bytes_per_second: float) -> Change:
     >>> link(Trace(two, (copy,), {}, (("a", "b"),)), 1e9)
     a link of 1 GB/s: 20.0 ms would be 30... ms, 1.5... times as slow
     """
+
     def change(tasks: list[Task], step: Trace) -> list[Task]:
         sizes: dict[tuple[str, str], int] = defaultdict(int)
         for copy in step.copies:
@@ -182,20 +175,19 @@ def towers(
     positive("batch", share, "a share of the batch")
 
     def change(tasks: list[Task], step: Trace) -> list[Task]:
-        home = home_of(step)
-        more = [d for d in step.devices if d not in (home, "/CPU:0")]
-        if more:
-            ran = ", ".join(sorted([home, *more], key=order))
+        home = max(step.devices, key=step.busy)
+        if more := {*step.devices} - {home, "/CPU:0"}:
+            ran = ", ".join(sorted({home, *more}, key=order))
             raise ValueError(
                 f"the step ran on {ran}: towers are made of a step that was traced on one device."
             )
-        machine = _machine(step)
-        if machine is None and bytes_per_second is None:
+        on_gpu = home.startswith("/GPU")
+        if on_gpu and bytes_per_second is None:
             raise ValueError(
                 "a trace of one GPU does not say what a copy to another takes: give "
                 "bytes_per_second, such as 8e9 for PCIe 3.0."
             )
-        spread = in_towers(tasks, home, n, share, machine)
+        spread = in_towers(tasks, home, n, share, math.inf if on_gpu else measured().adding)
         if bytes_per_second is None:
             return spread
         return over_link(spread, lambda task, _: task.bytes, bytes_per_second)
@@ -210,10 +202,17 @@ def _changed(
 ) -> Change:
     before, after = [], []
     for each in _steps(step):
-        tasks, machine, most = _tasks(each), _machine(each), threads_of(each)
-        after.append(seconds(change(tasks, each), max(most, threads), machine))
-        before.append(seconds(tasks, most, machine))
+        tasks, most = _tasks(each), threads_of(each)
+        after.append(_seconds(change(tasks, each), max(most, threads)))
+        before.append(_seconds(tasks, most))
     return Change(Timing(tuple(before)), Timing(tuple(after)), ("the step", what))
+
+
+def _seconds(tasks: list[Task], threads: int) -> float:
+    """Give the seconds of a step by the model that fits its devices."""
+    if any(task.device.startswith("/GPU") for task in tasks):
+        return max(in_order(tasks))
+    return max(on_threads(tasks, threads, measured()))
 
 
 def _tasks(step: Trace) -> list[Task]:
@@ -224,11 +223,6 @@ def _tasks(step: Trace) -> list[Task]:
             f"({kinds}) belong together, so how long devices waited in them is not known."
         )
     return tasks
-
-
-def _machine(step: Trace) -> Machine | None:
-    """Give what this machine adds to the operations of CPUs; None for a step on GPUs."""
-    return None if any(device.startswith("/GPU") for device in step.devices) else measured()
 
 
 def _steps(step: Steps) -> list[Trace]:

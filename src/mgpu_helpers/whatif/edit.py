@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 
 from mgpu_helpers._names import order
 from mgpu_helpers.trace.layers import layer
-from mgpu_helpers.whatif.machine import Machine
 from mgpu_helpers.whatif.model import CHEAP
-from mgpu_helpers.whatif.work import Task
+from mgpu_helpers.whatif.work import Task, users_of
 
 # What is done once whatever the batch is, and what may be done to a gradient on its way there.
 _ONCE = re.compile(
@@ -30,7 +28,7 @@ def scaled_by(tasks: list[Task], batch: float) -> list[Task]:
     fixed = once | {j for i in once for j in tasks[i].before}  # a gradient is as large as ever
     return [
         task if i in once else replace(
-            task, seconds=min(task.seconds, CHEAP) + batch * max(0.0, task.seconds - CHEAP),
+            task, length=min(task.length, CHEAP) + batch * max(0.0, task.length - CHEAP),
             bytes=task.bytes if i in fixed else round(batch * task.bytes),
         ) for i, task in enumerate(tasks)
     ]  # fmt: skip
@@ -38,11 +36,7 @@ def scaled_by(tasks: list[Task], batch: float) -> list[Task]:
 
 def _once(tasks: list[Task]) -> set[int]:
     """Find what is done once, whatever the batch: variables, updates, and what only leads there."""
-    users: dict[int, list[int]] = defaultdict(list)
-    for i, task in enumerate(tasks):
-        for j in task.before:
-            users[j].append(i)
-    found: set[int] = set()
+    users, found = users_of(tasks), set[int]()
     for i in reversed(range(len(tasks))):
         task = tasks[i]
         if _ONCE.search(task.type) or layer(task.name) == "optimizer" or (
@@ -52,10 +46,11 @@ def _once(tasks: list[Task]) -> set[int]:
     return found
 
 
-def in_towers(
-    tasks: list[Task], home: str, n: int, share: float, machine: Machine | None
-) -> list[Task]:
-    """Give the tasks of n towers, an average of what each gives to what is done once, and that."""
+def in_towers(tasks: list[Task], home: str, n: int, share: float, adding: float) -> list[Task]:
+    """Give the tasks of n towers, an average of what each gives to what is done once, and that.
+
+    adding is how many bytes a second an average reads and writes.
+    """
     kind, first = order(home)
     once, tasks = _once(tasks), scaled_by(tasks, share)
     made: list[Task] = []
@@ -77,9 +72,8 @@ def in_towers(
                     before.update(places[j])
                     continue
                 if j not in means:
-                    size = tasks[j].bytes
-                    taken = (n + 2) * size / machine.adding if machine else 0.0
-                    mean = Task(f"average of {tasks[j].name}", "average", home, taken, bytes=size)
+                    size, name = tasks[j].bytes, f"average of {tasks[j].name}"
+                    mean = Task(name, "average", home, 0.0, (n + 2) * size / adding, size)
                     means[j] = add(mean, home, places[j])
                 before.add(means[j])
             places.append([add(task, task.device, sorted(before))] * n)
@@ -113,18 +107,18 @@ def over_link(
                 copies[j, task.device] = len(made)
                 made.append(Task(
                     f"{maker.name} to {task.device}", "copy", f"{maker.device} to {task.device}",
-                    size / bytes_per_second, (place[j],),
+                    0.0, size / bytes_per_second, before=(place[j],),
                 ))  # fmt: skip
             before.append(copies[j, task.device] if size else place[j])
         crossed = any(made[j].type == "copy" for j in before)
         crossed = crossed or any(tasks[j].untimed for j in task.before)
-        taken = task.seconds
+        taken = task.length
         if task.together:
             taken = _ring(task) / bytes_per_second + ("/CPU" in task.device) * taken
         place.append(len(made))
         made.append(replace(
             task, before=tuple(before), waits=frozenset(place[j] for j in task.waits),
-            seconds=taken, gap=0.0 if crossed else task.gap,
+            length=taken, gap=0.0 if crossed else task.gap,
         ))  # fmt: skip
     return made
 

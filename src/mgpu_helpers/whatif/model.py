@@ -8,16 +8,9 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 
 from mgpu_helpers.whatif.machine import Machine
-from mgpu_helpers.whatif.work import Task
+from mgpu_helpers.whatif.work import Task, users_of
 
 CHEAP = 3e-6  # seconds; TensorFlow's executor runs what takes less itself, at 8,000 cycles
-
-
-def seconds(tasks: Sequence[Task], threads: int, machine: Machine | None) -> float:
-    """Give the seconds of a step by the model that fits its devices; None is a GPU's."""
-    if not tasks:
-        return 0.0
-    return max(in_order(tasks) if machine is None else on_threads(tasks, threads, machine))
 
 
 def in_order(tasks: Sequence[Task]) -> list[float]:
@@ -31,7 +24,7 @@ def in_order(tasks: Sequence[Task]) -> list[float]:
         ready = max((ends[j] for j in task.before), default=0.0)
         if task.in_order:
             ready = max(ready, free[task.device])
-        ends.append(ready + task.gap + task.seconds)
+        ends.append(ready + task.gap + task.length)
         if task.in_order:
             free[task.device] = ends[-1]
     return ends
@@ -46,10 +39,7 @@ def on_threads(tasks: Sequence[Task], threads: int, machine: Machine) -> list[fl
     else the oldest of another's. A tensor for another device costs two operations more, which the
     trace does not show: one sends it, one receives it.
     """
-    missing, users = [len(task.before) for task in tasks], defaultdict(list)
-    for i, task in enumerate(tasks):
-        for j in task.before:
-            users[j].append(i)
+    missing, users = [len(task.before) for task in tasks], users_of(tasks)
     sent = [
         len({tasks[j].device for j in users[i]} - {task.device}) for i, task in enumerate(tasks)
     ]
@@ -76,14 +66,14 @@ def on_threads(tasks: Sequence[Task], threads: int, machine: Machine) -> list[fl
             if missing[j]:
                 continue
             if tasks[j].together:  # it waits and works without a thread of TensorFlow's executor
-                heapq.heappush(events, (now + tasks[j].seconds, next(count), -1, j))
+                heapq.heappush(events, (now + tasks[j].length, next(count), -1, j))
             elif tasks[j].type == "copy":
                 link = tasks[j].device
-                free[link] = max(free[link], now) + tasks[j].seconds
+                free[link] = max(free[link], now) + tasks[j].length
                 heapq.heappush(events, (free[link], next(count), -1, j))
             elif k < 0 or tasks[j].device != tasks[i].device:
                 hand_over(j, max(k, 0), now)
-            elif tasks[j].seconds < CHEAP:
+            elif tasks[j].length < CHEAP:
                 inline[k].append(j)
             else:
                 dear.append(j)
@@ -109,6 +99,6 @@ def on_threads(tasks: Sequence[Task], threads: int, machine: Machine) -> list[fl
         else:
             asleep.append(k)
             continue
-        now += machine.operation * (1 + 2 * sent[i]) + tasks[i].seconds
+        now += machine.operation * (1 + 2 * sent[i]) + tasks[i].length
         heapq.heappush(events, (now, next(count), k, i))
     return ends

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 
-from mgpu_helpers._names import order
-from mgpu_helpers.trace.records import Collective, Op, nanos
+from mgpu_helpers.trace.records import Collective, Op, lanes
 from mgpu_helpers.trace.step import Trace
 
 SHORTEST = 2e-3  # seconds; below, what TensorFlow does between operations is most of a step
 
 
 @dataclass(frozen=True)
-class Task:
-    """An operation to run, a node that only joins others (no type), or a copy over a link.
+class Task(Op):
+    """An operation with what it needs; a node that only joins others (no type); a copy over a link.
 
     before are the places, in the list of tasks, of what it needs; of these, waits give it nothing.
     gap is what passed from the moment when all was there, on a GPU also the GPU, to its start.
@@ -27,36 +25,25 @@ class Task:
     comes, and the work, which needs those of all devices. In both, together is how many they are.
     """
 
-    name: str
-    type: str
-    device: str
-    seconds: float
     before: tuple[int, ...] = ()
     waits: frozenset[int] = frozenset()
-    bytes: int = 0
-    start: float = 0.0  # as traced
     gap: float = 0.0
     together: int = 0
 
     @property
-    def end(self) -> float:
-        """Give the moment when it was over, as traced, to the nanosecond."""
-        return round(self.start + self.seconds, 9)
-
-    @property
     def in_order(self) -> bool:
         """Say whether its device does one thing at a time, as a GPU and a link do."""
-        return self.type == "copy" or self.device.startswith("/GPU") and not self.together
+        works = self.type and not self.together  # what only joins others takes no GPU
+        return self.type == "copy" or bool(works) and self.device.startswith("/GPU")
 
     @property
     def untimed(self) -> bool:
         """Say whether it is a collective's work that no trace tells, such as NCCL's kernels."""
-        return bool(self.together and self.bytes and not self.seconds)
+        return bool(self.together and self.bytes and not self.length)
 
 
-def unknown(step: Trace, names: Sequence[str] | None = None) -> str:
+def unknown(step: Trace) -> str:
     """Say why a trace does not tell what its step did; "" where it does."""
-    names = _sorted(*_parts(step)[:2]) if names is None else names
     if not step.ops:
         return "no operation was recorded in it"
     if step.launches_only:
@@ -64,7 +51,7 @@ def unknown(step: Trace, names: Sequence[str] | None = None) -> str:
             "TensorFlow recorded no kernels of the GPU, so the trace does not know how long they "
             "ran: see that libcupti is found and that no other profiler runs"
         )
-    if len({op.name for op in step.ops}) < len(step.ops) or not names:
+    if len({op.name for op in step.ops}) < len(step.ops) or not _sorted(*_parts(step)[:2]):
         return "the step runs a loop, whose rounds the trace does not tell apart: unroll it"
     if step.length < SHORTEST:
         return (
@@ -76,34 +63,38 @@ def unknown(step: Trace, names: Sequence[str] | None = None) -> str:
 
 def tasks_of(step: Trace) -> list[Task]:
     """List what a step did, each after all that it needs; raise ValueError where none can know."""
+    if why := unknown(step):
+        raise ValueError(f"this step cannot be replayed: {why}.")
     ran, edges, only = _parts(step)
-    found = _sorted(ran, edges)
-    if said := unknown(step, found):
-        raise ValueError(f"this step cannot be replayed: {said}.")
-    groups = met(step)
-    place = {name: i for i, name in enumerate(found)}
+    names, groups = _sorted(ran, edges), met(step)
+    place = {name: i for i, name in enumerate(names)}
     before, waits = defaultdict(set), defaultdict(set)
     for maker, user in edges:
-        before[place[user]].add(place[maker])
+        before[user].add(place[maker])
     for maker, user in only:
-        waits[place[user]].add(place[maker])
+        waits[user].add(place[maker])
     free: dict[str, float] = defaultdict(float)
     tasks: list[Task] = []
-    for i, name in enumerate(found):
-        needs, op = tuple(sorted(before[i])), ran.get(name)
+    for name in names:
+        needs = tuple(sorted(before[name]))
         ready = max((tasks[j].end for j in needs), default=0.0)
-        if op is None:
-            device = tasks[needs[0]].device if needs else ""
-            tasks.append(Task(name, "", device, 0.0, needs, frozenset(waits[i]), start=ready))
-            continue
-        task = Task(op.name, op.type, op.device, op.length, needs, frozenset(waits[i]), op.bytes,
-                    op.start, together=len(groups.get(op.name, ())))  # fmt: skip
-        ready = max(ready, free[op.device] if task.in_order else 0.0)
-        task = replace(task, gap=max(0.0, op.start - ready))
+        op = ran.get(name) or Op(name, "", tasks[needs[0]].device if needs else "", ready, 0.0)
+        task = Task(**vars(op), before=needs, waits=frozenset(waits[name]),
+                    together=len(groups.get(op.name, ())))  # fmt: skip
         if task.in_order:
+            ready = max(ready, free[op.device])
             free[op.device] = max(free[op.device], task.end)
-        tasks.append(task)
+        tasks.append(replace(task, gap=max(0.0, op.start - ready)))
     return tasks
+
+
+def users_of(tasks: Sequence[Task]) -> dict[int, list[int]]:
+    """List by a task's place the places of those that need it."""
+    users: dict[int, list[int]] = defaultdict(list)
+    for i, task in enumerate(tasks):
+        for j in task.before:
+            users[j].append(i)
+    return users
 
 
 def met(step: Trace) -> dict[str, list[Collective]]:
@@ -129,14 +120,7 @@ def on_cpu_threads(step: Trace) -> list[Op]:
 
 def threads_of(step: Trace) -> int:
     """Count how many operations CPUs ran at once, at most: so many threads worked."""
-    ops = on_cpu_threads(step)
-    changes = [(nanos(op.start), 1) for op in ops] + [(nanos(op.end), -1) for op in ops]
-    return max([1, *itertools.accumulate(change for _, change in sorted(changes))])
-
-
-def home_of(step: Trace) -> str:
-    """Name the device that worked longest."""
-    return max(sorted(step.devices, key=order), key=step.busy)
+    return max(1, len(lanes(on_cpu_threads(step))))
 
 
 def _parts(step: Trace) -> tuple[dict[str, Op], list[tuple[str, str]], list[tuple[str, str]]]:
