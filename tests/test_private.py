@@ -107,6 +107,47 @@ def loss_of(tf, keras):
     assert loss(tf.ones([2]), tf.constant([[1.0], [3.0]])).numpy() == 1  # and not of [2, 2]
 
 
+@canary(
+    "scale_loss_for_distribution, unscale_loss_for_distribution, reduce_weighted_values, call, "
+    "_all_reduce_sum_gradients, _maybe_symbolic_build"
+)
+def mend(tf, keras):
+    import inspect
+    import pkgutil
+
+    arguments = {
+        "scale": "value", "unscale": "value", "moments": "self inputs mask",
+        "seeds": "self ordered", "reduce": "values sample_weight mask reduction dtype",
+        "sum": "self grads_and_vars", "losses": "self y_true y_pred sample_weight",
+        "apply": "self grads trainable_variables", "apply_scaled": "self grads trainable_variables",
+        "build": "self iterator data_batch",
+    }  # fmt: skip
+    for which, names in arguments.items():
+        has = inspect.unwrap(pkgutil.resolve_name(_private.KERAS[which]))
+        assert list(inspect.signature(has).parameters) == names.split(), which
+
+
+@canary("apply_mask")
+def weights_of_loss(tf, keras):
+    mask, weight = tf.constant([True, False]), tf.constant([3.0, 5.0])
+    merged = _private.weights_of_loss(weight, mask, "float32", "mean_with_sample_weight")
+    assert merged.numpy().tolist() == [3, 0]
+
+
+@canary("_symbolic_build, _distributed_dataset, _initial_epoch")
+def what_fit_keeps(tf, keras):
+    from keras.src.backend.tensorflow.trainer import TFEpochIterator
+
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    assert _private.first_pass(model) == 0
+    _private.build_as(model, (tf.TensorSpec([None, 2]), tf.TensorSpec([None, 1])))
+    assert model.built and model.optimizer.built
+    strategy = tf.distribute.get_strategy()
+    data = tf.data.Dataset.range(2).batch(2)
+    assert next(iter(_private.dataset_of(TFEpochIterator(strategy, data)))).shape == 2
+
+
 @canary("_set_context, _physical_devices, _visible_device_list, _memory_growth_map")
 def pretended(tf, keras):
     before = tf.config.list_logical_devices()

@@ -35,6 +35,8 @@ What to call, and `help(room)` says more:
         scaling.measure(step_of), scaling.fit(workload, measurements)
                                             what more devices would give, and how sure that is
     to use several devices
+        fit.strategy(plan)                  model.fit on all of them, and on several machines
+        fit.batches(x)                      its data, in one order on every worker
         towers.train_step(model, optimizer, loss, plan.devices)   one model on all of them
         towers.make_parallel(function, plan.devices)   a function on all of them
         towers.check_batches(examples, batch, replicas)   before a MirroredStrategy

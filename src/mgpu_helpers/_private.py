@@ -7,7 +7,9 @@ with its name where a new version has another, and nothing here fails silently.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import functools
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 # TensorFlow's runtime writes these into graphs and traces. They are types of operations and parts
@@ -280,3 +282,56 @@ def exclude_as(given: Any, made: Any) -> None:
     if hasattr(given, "_exclude_from_weight_decay"):  # it was told to
         made._exclude_from_weight_decay = given._exclude_from_weight_decay
         made._exclude_from_weight_decay_pattern = given._exclude_from_weight_decay_pattern
+
+
+# What `fit` mends in Keras, by a word for it. What has a public name is mended by that.
+KERAS = {
+    "scale": "keras.src.losses.loss.scale_loss_for_distribution",
+    "unscale": "keras.src.losses.loss.unscale_loss_for_distribution",
+    "reduce": "keras.src.losses.loss.reduce_weighted_values",
+    "losses": "keras.src.trainers.compile_utils.CompileLoss.call",
+    "moments": "keras.layers.BatchNormalization._moments",
+    "seeds": "keras.random.SeedGenerator.next",
+    "sum": "keras.src.backend.tensorflow.optimizer.TFOptimizer._all_reduce_sum_gradients",
+    "apply": "keras.optimizers.Optimizer.apply",
+    "apply_scaled": "keras.optimizers.LossScaleOptimizer.apply",
+    "build": "keras.src.backend.tensorflow.trainer.TensorFlowTrainer._maybe_symbolic_build",
+    "fit": "keras.Model.fit",
+}
+
+
+def mend(which: str, made_of: Callable[[Any], Callable[..., Any]]) -> None:
+    """Put in place of one of `KERAS` what is made of it, once in a process.
+
+    Keras's losses, trainer and optimizers call these by their names, and have no public place to
+    say what a replica's share of a batch is.
+    """
+    path, _, name = KERAS[which].rpartition(".")
+    owner = pkgutil.resolve_name(path)
+    keras_has = getattr(owner, name)
+    if not hasattr(keras_has, "mended"):
+        made = functools.wraps(keras_has)(made_of(keras_has))
+        vars(made)["mended"] = True
+        setattr(owner, name, made)
+
+
+def weights_of_loss(sample_weight: Any, mask: Any, dtype: Any, reduction: str) -> Any:
+    """Merge a mask and weights of examples, as the losses of Keras do."""
+    from keras.src.losses.loss import apply_mask
+
+    return apply_mask(sample_weight, mask, dtype, reduction)
+
+
+def dataset_of(epoch_iterator: Any) -> Any:
+    """Give what `fit` iterates in each pass: `fit` keeps it to itself."""
+    return epoch_iterator._distributed_dataset
+
+
+def build_as(model: Any, batch: Any) -> None:
+    """Build what a model still lacks from the shapes of a batch: `fit` does so with a batch."""
+    model._symbolic_build(data_batch=batch)
+
+
+def first_pass(model: Any) -> int:
+    """Give the number of the pass at which `BackupAndRestore` lets `fit` go on; 0 without it."""
+    return int(model._initial_epoch or 0)

@@ -26,7 +26,8 @@ def setup(n: int = 2) -> Plan:
     Call it before anything else touches TensorFlow. MGPU_DEVICES overrides n; MGPU_MODE (gpus,
     split-gpu or cores) overrides the mode, which otherwise follows from the GPUs that are there.
     Each device runs a small operation before the plan is returned, so that one which
-    does not work is named here. TF32 is switched off: `tf32` says what that is. MGPU_MODE=cores
+    does not work is named here; not where TF_CONFIG names several workers, for there TensorFlow has
+    to start with their strategy. TF32 is switched off: `tf32` says what that is. MGPU_MODE=cores
     hides the GPUs from CUDA, for this process and those that it starts.
 
     >>> plan = setup(2)
@@ -72,12 +73,13 @@ def setup(n: int = 2) -> Plan:
     names, real, details = (tuple(column) for column in zip(*chosen, strict=True))
     trial.announce(details)
     tf.config.experimental.enable_tensor_float_32_execution(False)
-    with _quiet.kept_back():
-        _verify(tf, ["/CPU:0", *names])
-        for name, _, each in chosen:
-            trial.run(name, each)
-    trial.try_xla(details)
-    _quiet.first_session()
+    if not machine.one_of_several_workers():
+        with _quiet.kept_back():
+            _verify(tf, ["/CPU:0", *names])
+            for name, _, each in chosen:
+                trial.run(name, each)
+        trial.try_xla(details)
+        _quiet.first_session()
     has_tf32 = any(each.get("compute_capability", (0, 0)) >= AMPERE for each in details)
     described = *_described(mode, len(gpus) or hidden), TF32_OFF if has_tf32 else ""
     return remember(Plan(mode, "/CPU:0", names, real, *described))

@@ -7,6 +7,7 @@ there, and shows no GPU at all when one is named twice.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import platform
 import re
@@ -118,3 +119,12 @@ def shown(report: nvml.DriverReport) -> list[nvml.Gpu] | None:
         return None
     gpus = {gpu.index: gpu for gpu in report.gpus}
     return [gpus[i] for i in check(report) if isinstance(i, int)]
+
+
+def one_of_several_workers() -> bool:
+    """Say whether TF_CONFIG makes this process one of several that train together."""
+    try:
+        cluster = json.loads(os.environ.get("TF_CONFIG") or "{}").get("cluster", {})
+        return sum(len(cluster.get(kind, ())) for kind in ("chief", "worker")) > 1
+    except (ValueError, AttributeError, TypeError):  # TensorFlow says what is wrong with it
+        return False

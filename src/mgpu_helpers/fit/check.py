@@ -27,8 +27,11 @@ def check(model: Any, data: Any, *, rate_for: int | None = None) -> list[str]:
     strategy = model.distribute_strategy
     sentences = list(_of_rate(model, data, rate_for))
     if strategy.num_replicas_in_sync > 1:
-        sentences += [*_of_devices(strategy), *_of_data(data, strategy), *_of_layers(model)]
-        sentences += [*_of_optimizer(model), *_of_losses(model, strategy)]
+        sentences += [*_of_devices(strategy), *_of_optimizer(model)]
+        if not getattr(strategy, "of_fit", False):  # which cuts, normalizes and adds up rightly
+            sentences += [*_of_data(data, strategy), *_of_layers(model)]
+            sentences += _of_losses(model, strategy)
+        sentences += _of_order(data, strategy)
     return sentences
 
 
@@ -63,14 +66,24 @@ def _of_data(data: Any, strategy: Any) -> Iterator[str]:
         check_batches(data, replicas=strategy.num_replicas_in_sync)
     except ValueError as error:
         yield str(error)
-    if strategy.cluster_resolver is None or not strategy.cluster_resolver.cluster_spec():
-        return  # one machine
     policies = tf.data.experimental.AutoShardPolicy
-    if data.options().experimental_distribute.auto_shard_policy == policies.OFF:
+    policy = data.options().experimental_distribute.auto_shard_policy
+    if _several_workers(strategy) and policy == policies.OFF:
         yield (
             "the auto_shard_policy of the Dataset is OFF, so each worker reads all examples unless "
             "its script takes data.shard(workers, index): set AutoShardPolicy.DATA."
         )
+
+
+def _several_workers(strategy: Any) -> bool:
+    return bool(strategy.cluster_resolver and strategy.cluster_resolver.cluster_spec())
+
+
+def _of_order(data: Any, strategy: Any) -> Iterator[str]:
+    import tensorflow as tf
+
+    if not isinstance(data, tf.data.Dataset) or not _several_workers(strategy):
+        return
     if _shuffles_without_seed(data):
         yield (
             "the Dataset shuffles without a seed, so each worker has an order of its own, and some "

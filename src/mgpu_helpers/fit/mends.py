@@ -1,0 +1,163 @@
+"""Keras on replicas, mended: its losses, statistics, gradients and seeds count examples.
+
+Each mend does something only in a replica of a strategy of `fit`. What Keras does without it:
+
+- It divides each replica's loss by the number of replicas, and a mask's by the replica's own count,
+  so an example of a smaller part counts more.
+- It clips a replica's gradients before it adds them up, and not their sum.
+- A BatchNormalization takes its own replica's statistics, and with a mask even if synchronized.
+- Every replica drops out the same places of its part.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable
+from typing import Any
+
+from mgpu_helpers import _private
+from mgpu_helpers.fit.shares import scaled, sized, strategy_here, unscaled
+
+APART = 10**9  # between the seeds of two replicas; Keras draws none that is larger
+MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
+_of_outputs = contextvars.ContextVar("of_outputs", default=False)
+
+
+def scale(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a loss count by the replica's share of the examples."""
+    return lambda value: scaled(value) if strategy_here() else keras_has(value)
+
+
+def unscale(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+    """Give the metric of a loss what it shows of all replicas.
+
+    The metric of an output counts a batch by its examples only where its shape says how many.
+    """
+
+    def unscale(value: Any) -> Any:
+        if not strategy_here():
+            return keras_has(value)
+        return unscaled(value, by_share=sized() or not _of_outputs.get())
+
+    return unscale
+
+
+def losses(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+    """Know when the metric of an output's loss is updated."""
+
+    def call(self: Any, *args: Any, **named: Any) -> Any:
+        token = _of_outputs.set(True)
+        try:
+            return keras_has(self, *args, **named)
+        finally:
+            _of_outputs.reset(token)
+
+    return call
+
+
+def reduce(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a masked loss be divided by what the masks of all replicas leave."""
+    import tensorflow as tf
+
+    def reduce(
+        values: Any, sample_weight: Any = None, mask: Any = None,
+        reduction: str | None = "sum_over_batch_size", dtype: Any = None,
+    ) -> Any:  # fmt: skip
+        value = keras_has(values, sample_weight, mask, reduction, dtype)
+        if reduction not in MEANS or not strategy_here():
+            return value
+        if values.shape.rank == 0:  # a function of one's own has taken the mean already
+            return scaled(value)
+        if reduction == "mean_with_sample_weight":
+            counted = _private.weights_of_loss(sample_weight, mask, value.dtype, reduction)
+        else:
+            counted = mask
+        if counted is None:
+            return value
+        ours = tf.reduce_sum(tf.cast(counted, value.dtype))
+        of_all = tf.distribute.get_replica_context().all_reduce("SUM", ours)
+        return unscaled(value) * tf.math.divide_no_nan(ours, of_all)
+
+    return reduce
+
+
+def moments(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a BatchNormalization normalize by the statistics of all replicas, masked or not.
+
+    The sums are of the distances from the moving mean: squares of large numbers would cancel.
+    """
+    import tensorflow as tf
+
+    def moments(self: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
+        strategy = strategy_here()
+        if strategy is None or not strategy.synchronized:
+            return keras_has(self, inputs, mask)
+        axis = self.axis % len(inputs.shape)
+        others = [a for a in range(len(inputs.shape)) if a != axis]
+        shape = [1 if a in others else -1 for a in range(len(inputs.shape))]
+        center = tf.stop_gradient(tf.cast(tf.convert_to_tensor(self.moving_mean), inputs.dtype))
+        off = inputs - tf.reshape(center, shape)
+        there = tf.ones_like(off)
+        if mask is not None:
+            there = tf.cast(tf.broadcast_to(mask[..., None], tf.shape(off)), off.dtype)
+            off = tf.where(there > 0, off, 0)
+        sums = tf.stack([tf.reduce_sum(each, others) for each in (off, off**2, there)])
+        first, second, count = tf.unstack(
+            tf.distribute.get_replica_context().all_reduce("SUM", sums)
+        )
+        divisor = count + (0.0 if mask is None else 1e-7)  # as Keras has it with a mask
+        mean = (first + center * count) / divisor
+        apart = mean - center
+        return mean, (second - 2 * apart * first + count * apart**2) / divisor
+
+    return moments
+
+
+def seeds(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+    """Give each replica seeds of its own, the same ones in every run."""
+    import tensorflow as tf
+
+    def draw(self: Any, *args: Any, **named: Any) -> Any:
+        seed = keras_has(self, *args, **named)
+        if not strategy_here():
+            return seed
+        number = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return seed + tf.cast(tf.stack([number * APART, 0]), seed.dtype)
+
+    return draw
+
+
+def apply(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the replicas' gradients up before an optimizer looks at them.
+
+    One that scales the loss hands on to another what it has added up.
+    """
+    import tensorflow as tf
+
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        grads, context = list(grads), tf.distribute.get_replica_context()
+        if strategy_here() and not getattr(self, "given_sums", False):
+            there = [each for each in grads if each is not None]
+            if there:
+                summed = iter(context.all_reduce("SUM", there))
+                grads = [None if each is None else next(summed) for each in grads]
+        if (inner := getattr(self, "inner_optimizer", None)) is not None:
+            inner.given_sums = strategy_here() is not None
+        return keras_has(self, grads, trainable_variables)
+
+    return apply
+
+
+def sum_gradients(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+    """Leave alone what is a sum already."""
+    return lambda self, pairs: list(pairs) if strategy_here() else keras_has(self, pairs)
+
+
+def mend_replicas() -> None:
+    """Mend Keras for replicas of `fit`, once in a process."""
+    for which, how in {
+        "scale": scale, "unscale": unscale, "losses": losses, "reduce": reduce,
+        "moments": moments, "seeds": seeds, "apply": apply, "apply_scaled": apply,
+        "sum": sum_gradients,
+    }.items():  # fmt: skip
+        _private.mend(which, how)

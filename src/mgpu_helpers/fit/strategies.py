@@ -1,0 +1,98 @@
+"""The strategy of TensorFlow for the devices that there are, on one machine and on several."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from mgpu_helpers.devices.machine import one_of_several_workers
+from mgpu_helpers.devices.plan import Plan, planned
+from mgpu_helpers.fit.mends import mend_replicas
+from mgpu_helpers.fit.shares import Parts, Shared, cutter, taking
+from mgpu_helpers.fit.trainer import mend_trainer
+
+# A second strategy of the same devices would number its collectives as the first one does.
+_made: dict[tuple[str, ...], Any] = {}
+
+
+def strategy(plan: Plan | None = None, *, synchronized: bool = True) -> Any:
+    """Give the strategy for a plan's devices, in whose scope a model is to be made and compiled.
+
+    It is a `tf.distribute.MirroredStrategy`, for one device a `OneDeviceStrategy`, and where
+    TF_CONFIG names several workers, as under `mgpu cluster`, a `MultiWorkerMirroredStrategy` on
+    what this worker has. The same devices get the same one again.
+
+    synchronized: each BatchNormalization of a model that is made in its scope normalizes by the
+    statistics of the global batch, as on one device. With False each replica takes its own, which
+    saves two exchanges for each such layer in a step, and trains something else.
+
+    >>> import keras
+    >>> with strategy(plan).scope():
+    ...     model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
+    ...     model.compile("sgd", "mse")
+    >>> model.distribute_strategy.num_replicas_in_sync == len(plan)
+    True
+    """
+    import tensorflow as tf
+
+    mend_replicas()
+    mend_trainer()
+    workers = one_of_several_workers()
+    plan = None if workers else plan or planned()
+    devices = () if plan is None else plan.devices
+    if devices not in _made:
+        if plan is None:
+            made = _of(tf.distribute.MultiWorkerMirroredStrategy)()
+        elif len(devices) == 1:
+            made = _of(tf.distribute.OneDeviceStrategy)(devices[0])
+        else:  # NCCL wants a GPU for each device, and a ring of cores cannot run in a loop
+            to_one = None if plan.mode == "gpus" else tf.distribute.ReductionToOneDevice()
+            made = _of(tf.distribute.MirroredStrategy)(list(devices), to_one)
+        _made[devices] = made
+    _made[devices].synchronized = synchronized
+    return _made[devices]
+
+
+@functools.cache
+def _of(kind: Any) -> Any:
+    """Make a kind of strategy cut each batch by `cutter`, and run a step on its parts."""
+
+    class Strategy(kind):
+        """TensorFlow's strategy, which gives each replica its share of every batch."""
+
+        of_fit, synchronized = True, True
+
+        @property
+        def worker(self) -> int:
+            """Number this worker; 0 is the chief."""
+            resolver = self.cluster_resolver
+            if resolver is None or not resolver.task_type:
+                return 0
+            first = 1 if "chief" in resolver.cluster_spec().jobs else 0
+            return 0 if resolver.task_type == "chief" else int(resolver.task_id) + first
+
+        @property
+        def local(self) -> int:
+            """Count the replicas of this worker."""
+            return len(self.extended.worker_devices)
+
+        def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+            among = self.num_replicas_in_sync
+            # `predict` puts them in order again, as TensorFlow's own way has them
+            places = [i * (among // self.local) + self.worker for i in range(self.local)]
+            return Shared(dataset, cutter(places, among))
+
+        def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
+            if args and isinstance(args[0], Parts):
+                fn = taking(fn, self.local)
+            return super().run(fn, args, kwargs, options)
+
+        def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
+            if axis == 0 and all(
+                each.shape.rank == 0 for each in self.experimental_local_results(value)
+            ):  # Keras asks so for a metric of several workers, which TensorFlow refuses
+                axis = None
+            return super().reduce(reduce_op, value, axis)
+
+    Strategy.__name__ = kind.__name__
+    return Strategy
