@@ -217,7 +217,9 @@ class _Run:
             yield
 
 
-def _clocked(method: Callable[..., None], seconds: dict[str, float], name: str) -> Callable[..., None]:
+def _clocked(
+    method: Callable[..., None], seconds: dict[str, float], name: str
+) -> Callable[..., None]:
     def timed(*arguments: Any, **named: Any) -> None:
         start = time.perf_counter()
         method(*arguments, **named)
