@@ -43,6 +43,8 @@ def strategy(plan: Plan | None = None, *, synchronized: bool = True) -> Any:
     if devices not in _made:
         if plan is None:
             made = _of(tf.distribute.MultiWorkerMirroredStrategy)()
+            with tf.device("/CPU:0"):
+                made.seen = tf.Variable(tf.zeros([2], tf.float64))
         elif len(devices) == 1:
             made = _of(tf.distribute.OneDeviceStrategy)(devices[0])
         else:  # NCCL wants a GPU for each device, and a ring of cores cannot run in a loop
@@ -57,10 +59,14 @@ def strategy(plan: Plan | None = None, *, synchronized: bool = True) -> Any:
 def _of(kind: Any) -> Any:
     """Make a kind of strategy cut each batch by `cutter`, and run a step on its parts."""
 
+    import tensorflow as tf
+
     class Strategy(kind):
         """TensorFlow's strategy, which gives each replica its share of every batch."""
 
         of_fit, synchronized = True, True
+        begins: Any = None  # what the next `fit` has taken of its data in a run before
+        seen: Any = None  # of the last batch that several workers have read: its size and mark
 
         @property
         def worker(self) -> int:
@@ -72,6 +78,11 @@ def _of(kind: Any) -> Any:
             return 0 if resolver.task_type == "chief" else int(resolver.task_id) + first
 
         @property
+        def workers(self) -> int:
+            """Count the workers, of which this one is one."""
+            return self.num_replicas_in_sync // self.local
+
+        @property
         def local(self) -> int:
             """Count the replicas of this worker."""
             return len(self.extended.worker_devices)
@@ -79,11 +90,14 @@ def _of(kind: Any) -> Any:
         def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
             among = self.num_replicas_in_sync
             # `predict` puts them in order again, as TensorFlow's own way has them
-            places = [i * (among // self.local) + self.worker for i in range(self.local)]
+            places = [i * self.workers + self.worker for i in range(self.local)]
             return Shared(dataset, cutter(places, among))
 
         def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
             if args and isinstance(args[0], Parts):
+                if self.seen is not None:
+                    given = args[0].examples, args[0].mark
+                    self.seen.assign([tf.cast(each, tf.float64) for each in given])
                 fn = taking(fn, self.local)
             return super().run(fn, args, kwargs, options)
 
