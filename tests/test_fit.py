@@ -36,7 +36,7 @@ def largest_difference(found: Any, one: Any, case: str, n: int) -> float:
         if case == "mixed" and " loss" not in name:  # an example may be judged another way
             continue
         differences.append(np.abs(ours - theirs).max() / max(np.abs(theirs).max(), 1e-3))
-    assert len(differences) > 3
+    assert len(differences) > 1
     return max(differences)
 
 
@@ -216,6 +216,21 @@ def test_what_was_interrupted_goes_on_as_if_it_had_not_been(keras, plan, tmp_pat
     for one, other in zip(train(keras.callbacks.BackupAndRestore(tmp_path)), through, strict=True):
         np.testing.assert_array_equal(one, other)
     assert passes == [[0, 1, 2, 3], [2, 3]]
+
+
+@pytest.mark.parametrize("outside", ["model", "optimizer"])
+def test_what_was_made_outside_of_the_scope_is_named(keras, plan, outside):
+    def parts():
+        return line(keras), keras.optimizers.SGD(0.01)
+
+    model, optimizer = parts()
+    with fit.strategy(plan).scope():
+        inside = parts()
+        model, optimizer = (model, inside[1]) if outside == "model" else (inside[0], optimizer)
+        model.compile(optimizer, "mse")
+    with pytest.raises(ValueError, match=f"its {outside} was not"):
+        fitted(model)
+    np.testing.assert_array_equal(model.get_weights()[0], [[1.0]])
 
 
 @pytest.mark.parametrize("endless", ["x", "validation_data"])

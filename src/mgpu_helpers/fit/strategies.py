@@ -8,7 +8,7 @@ from typing import Any
 from mgpu_helpers.devices.machine import one_of_several_workers
 from mgpu_helpers.devices.plan import Plan, planned
 from mgpu_helpers.fit.mends import mend_replicas
-from mgpu_helpers.fit.shares import Parts, Shared, cutter, taking
+from mgpu_helpers.fit.shares import Shared, Whole, mark_of, taking
 from mgpu_helpers.fit.trainer import mend_trainer
 
 # A second strategy of the same devices would number its collectives as the first one does.
@@ -57,7 +57,7 @@ def strategy(plan: Plan | None = None, *, synchronized: bool = True) -> Any:
 
 @functools.cache
 def _of(kind: Any) -> Any:
-    """Make a kind of strategy cut each batch by `cutter`, and run a step on its parts."""
+    """Make a kind of strategy hand out whole batches, and let each replica take its part."""
 
     import tensorflow as tf
 
@@ -88,17 +88,19 @@ def _of(kind: Any) -> Any:
             return len(self.extended.worker_devices)
 
         def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
-            among = self.num_replicas_in_sync
-            # `predict` puts them in order again, as TensorFlow's own way has them
-            places = [i * self.workers + self.worker for i in range(self.local)]
-            return Shared(dataset, cutter(places, among))
+            return Shared(dataset)
+
+        def place(self) -> int:
+            """Number the part of a replica, as `predict` puts what they give in order again."""
+            number = tf.distribute.get_replica_context().replica_id_in_sync_group
+            worker, local = divmod(int(tf.get_static_value(number)), self.local)
+            return local * self.workers + worker
 
         def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
-            if args and isinstance(args[0], Parts):
+            if args and isinstance(args[0], Whole):
                 if self.seen is not None:
-                    given = args[0].examples, args[0].mark
-                    self.seen.assign([tf.cast(each, tf.float64) for each in given])
-                fn = taking(fn, self.local)
+                    self.seen.assign(mark_of(args[0].batch))
+                fn = taking(fn, self.place, self.num_replicas_in_sync)
             return super().run(fn, args, kwargs, options)
 
         def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:

@@ -28,7 +28,7 @@ def build(keras_has: Callable[..., Any]) -> Callable[..., Any]:
                 shared.goes_on, strategy.begins = strategy.begins(iterator), None
             data_batch = tf.nest.map_structure(
                 lambda spec: spec if hasattr(spec, "shape") else None,
-                shared.parts.element_spec.parts[0],
+                shared.whole.element_spec.batch,
             )
         with strategy.scope():
             _private.build_as(self, data_batch)
@@ -45,6 +45,7 @@ def fit(keras_has: Callable[..., Any]) -> Callable[..., Any]:
     def fit(self: Any, *args: Any, **named: Any) -> Any:
         strategy = self.distribute_strategy
         given = signature.bind(self, *args, **named).arguments
+        _check_scope(self, strategy)
         if not getattr(strategy, "of_fit", False):
             return keras_has(**given)
         for name, steps in (("x", "steps_per_epoch"), ("validation_data", "validation_steps")):
@@ -75,6 +76,21 @@ def fit(keras_has: Callable[..., Any]) -> Callable[..., Any]:
             strategy.begins = None
 
     return fit
+
+
+def _check_scope(model: Any, strategy: Any) -> None:
+    import tensorflow as tf
+
+    if strategy.num_replicas_in_sync > 1 and not getattr(strategy, "of_fit", False):
+        return
+    iterations = getattr(model.optimizer, "iterations", None)
+    copied = isinstance(getattr(iterations, "value", None), tf.distribute.DistributedValues)
+    if iterations is not None and copied != (strategy.num_replicas_in_sync > 1):
+        which, other = ("optimizer", "model") if copied else ("model", "optimizer")
+        raise ValueError(
+            f"the {which} of {model.name!r} was made in the scope of a strategy and its {other} "
+            "was not: build and compile the model in one `with fit.strategy(plan).scope()`."
+        )
 
 
 def _check_end(data: Any, name: str, argument: str, steps: int | None) -> None:
