@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import runpy
+import sys
 
+import numpy as np
 import pytest
 
 from conftest import ROOT, limited
@@ -38,10 +42,55 @@ def run(script, folder, *args, **options):
 def test_every_case_on_two_workers_is_that_of_one_device(tmp_path):
     names = ",".join(EXACT)
     one = run_cases(tmp_path / "one.npz", names, "1")
-    import numpy as np
-
     report = run(CASES, tmp_path, tmp_path / "two.npz", names, "0", workers=2)
     assert report.ok, report
     two = np.load(tmp_path / "two.npz")
     for case, bound in EXACT.items():
         assert largest_difference(two, one, case, 0) < bound, case
+
+
+TRAIN = ROOT / "tests" / "fit_train.py"
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plain")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MGPU_MODE", "cores")
+        patch.setenv("PYTHONPATH", str(ROOT / "src"))
+        report = run(TRAIN, folder, folder, "plain", workers=2)
+    assert report.ok, report
+    return folder, report
+
+
+def test_only_the_chief_writes(uninterrupted):
+    folder, report = uninterrupted
+    assert report[0].result == report[1].result  # the digest of every bit, and the history
+    assert (folder / "log.csv").read_text().count("\n") == 6  # a title, and five passes once each
+    assert (folder / "best.keras").exists() and not (folder / "backup").exists()
+    assert len([*(folder / "board" / "train").iterdir()]) == 1
+
+
+def test_a_killed_worker_changes_no_bit(tmp_path, uninterrupted):
+    report = run(TRAIN, tmp_path, tmp_path, "kill", workers=2, restarts=1)
+    assert report.ok and report.attempts[0].first == 1 and "SIGKILL" in report.attempts[0].why
+    states = {job.result["state"] for job in report}
+    assert states == {uninterrupted[1][0].result["state"]}
+    assert len(report[0].result["history"]["loss"]) == 3  # two passes were done before
+
+
+def test_rates_follow_what_all_workers_measure(tmp_path, monkeypatch, capsys, plan):
+    report = run(TRAIN, tmp_path, tmp_path, "rates", workers=2)
+    assert report.ok, report
+    (tmp_path / "alone").mkdir()
+    monkeypatch.setattr(sys, "argv", [str(TRAIN), str(tmp_path / "alone"), "rates"])
+    runpy.run_path(str(TRAIN))
+    alone = json.loads(capsys.readouterr().out.splitlines()[-1])["history"]
+    for name, values in alone.items():
+        np.testing.assert_allclose(report[0].result["history"][name], values, 1e-5, err_msg=name)
+    assert len(set(alone["learning_rate"])) == 5
+
+
+def test_workers_with_another_order_are_told_at_the_first_step(tmp_path):
+    report = run(TRAIN, tmp_path, tmp_path, "seeds", workers=2)
+    assert not report.ok and "ValueError" in report[0].tail and not (tmp_path / "backup").exists()

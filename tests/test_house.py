@@ -87,7 +87,7 @@ def test_help_names_every_room_and_calls_what_there_is():
     ("charts", {"charts", "_names", "_formatting"}),
     ("scaling", {"scaling", "_formatting"}),
     ("towers", {"towers", "_models", "_train", "_names", "_private", "_formatting"}),
-    ("fit", {"fit", "devices", "nvml", "_names", "_private", "_quiet", "_formatting"}),
+    ("fit", {"fit", "devices", "nvml", "_names", "_train", "_private", "_quiet", "_formatting"}),
     ("cluster",
      {"_processes", "cluster", "devices", "_names", "nvml", "_private", "_quiet", "_formatting"}),
     ("whatif",

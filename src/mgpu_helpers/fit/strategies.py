@@ -8,7 +8,7 @@ from typing import Any
 from mgpu_helpers.devices.machine import one_of_several_workers
 from mgpu_helpers.devices.plan import Plan, planned
 from mgpu_helpers.fit.mends import mend_replicas
-from mgpu_helpers.fit.shares import Parts, Shared, cutter, taking
+from mgpu_helpers.fit.shares import Shared, Whole, mark_of, taking
 from mgpu_helpers.fit.trainer import mend_trainer
 
 # A second strategy of the same devices would number its collectives as the first one does.
@@ -43,6 +43,8 @@ def strategy(plan: Plan | None = None, *, synchronized: bool = True) -> Any:
     if devices not in _made:
         if plan is None:
             made = _of(tf.distribute.MultiWorkerMirroredStrategy)()
+            with tf.device("/CPU:0"):
+                made.seen = tf.Variable(tf.zeros([2], tf.float64))
         elif len(devices) == 1:
             made = _of(tf.distribute.OneDeviceStrategy)(devices[0])
         else:  # NCCL wants a GPU for each device, and a ring of cores cannot run in a loop
@@ -55,12 +57,16 @@ def strategy(plan: Plan | None = None, *, synchronized: bool = True) -> Any:
 
 @functools.cache
 def _of(kind: Any) -> Any:
-    """Make a kind of strategy cut each batch by `cutter`, and run a step on its parts."""
+    """Make a kind of strategy hand out whole batches, and let each replica take its part."""
+
+    import tensorflow as tf
 
     class Strategy(kind):
         """TensorFlow's strategy, which gives each replica its share of every batch."""
 
         of_fit, synchronized = True, True
+        begins: Any = None  # what the next `fit` has taken of its data in a run before
+        seen: Any = None  # of the last batch that several workers have read: its size and mark
 
         @property
         def worker(self) -> int:
@@ -72,19 +78,29 @@ def _of(kind: Any) -> Any:
             return 0 if resolver.task_type == "chief" else int(resolver.task_id) + first
 
         @property
+        def workers(self) -> int:
+            """Count the workers, of which this one is one."""
+            return self.num_replicas_in_sync // self.local
+
+        @property
         def local(self) -> int:
             """Count the replicas of this worker."""
             return len(self.extended.worker_devices)
 
         def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
-            among = self.num_replicas_in_sync
-            # `predict` puts them in order again, as TensorFlow's own way has them
-            places = [i * (among // self.local) + self.worker for i in range(self.local)]
-            return Shared(dataset, cutter(places, among))
+            return Shared(dataset)
+
+        def place(self) -> int:
+            """Number the part of a replica, as `predict` puts what they give in order again."""
+            number = tf.distribute.get_replica_context().replica_id_in_sync_group
+            worker, local = divmod(int(tf.get_static_value(number)), self.local)
+            return local * self.workers + worker
 
         def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
-            if args and isinstance(args[0], Parts):
-                fn = taking(fn, self.local)
+            if args and isinstance(args[0], Whole):
+                if self.seen is not None:
+                    self.seen.assign(mark_of(args[0].batch))
+                fn = taking(fn, self.place, self.num_replicas_in_sync)
             return super().run(fn, args, kwargs, options)
 
         def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:

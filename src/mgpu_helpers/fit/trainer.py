@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 from mgpu_helpers import _private
+from mgpu_helpers.fit.callbacks import of_worker
 
 
 def build(keras_has: Callable[..., Any]) -> Callable[..., Any]:
@@ -17,19 +19,92 @@ def build(keras_has: Callable[..., Any]) -> Callable[..., Any]:
     import tensorflow as tf
 
     def build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
-        if not getattr(self.distribute_strategy, "of_fit", False):
+        strategy = self.distribute_strategy
+        if not getattr(strategy, "of_fit", False):
             return keras_has(self, iterator, data_batch)
         if iterator is not None:
+            shared = _private.dataset_of(iterator)
+            if strategy.begins is not None:
+                shared.goes_on, strategy.begins = strategy.begins(iterator), None
             data_batch = tf.nest.map_structure(
                 lambda spec: spec if hasattr(spec, "shape") else None,
-                _private.dataset_of(iterator).parts.element_spec.parts[0],
+                shared.whole.element_spec.batch,
             )
-        with self.distribute_strategy.scope():
+        with strategy.scope():
             _private.build_as(self, data_batch)
 
     return build
 
 
+def fit(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a fit go on with the data where it was, and only the chief of several workers write."""
+    import tensorflow as tf
+
+    signature = inspect.signature(keras_has)
+
+    def fit(self: Any, *args: Any, **named: Any) -> Any:
+        strategy = self.distribute_strategy
+        given = signature.bind(self, *args, **named).arguments
+        _check_scope(self, strategy)
+        if not getattr(strategy, "of_fit", False):
+            return keras_has(**given)
+        for name, steps in (("x", "steps_per_epoch"), ("validation_data", "validation_steps")):
+            _check_end(given.get(name), name, steps, given.get(steps))
+        if isinstance(given.get("x"), tf.data.Dataset):
+            given.setdefault("shuffle", False)  # which is what it is, and Keras warns of
+        given["callbacks"] = of_worker(given.get("callbacks"), strategy)
+
+        def begins(iterator: Any) -> Callable[[], tuple[int, int]]:
+            """Say how often Keras would have begun with the data before, and taken a batch of it.
+
+            It begins once before each pass, and once after it where the number of steps is known.
+            """
+            known = iterator.data_adapter.num_batches is not None
+
+            def goes_on() -> tuple[int, int]:
+                passes = _private.first_pass(self)
+                if steps := given.get("steps_per_epoch"):
+                    return 0, passes * steps
+                return (2 * passes if known else max(0, 2 * passes - 1)), 0
+
+            return goes_on
+
+        strategy.begins = begins
+        try:
+            return keras_has(**given)
+        finally:
+            strategy.begins = None
+
+    return fit
+
+
+def _check_scope(model: Any, strategy: Any) -> None:
+    import tensorflow as tf
+
+    if strategy.num_replicas_in_sync > 1 and not getattr(strategy, "of_fit", False):
+        return
+    iterations = getattr(model.optimizer, "iterations", None)
+    copied = isinstance(getattr(iterations, "value", None), tf.distribute.DistributedValues)
+    if iterations is not None and copied != (strategy.num_replicas_in_sync > 1):
+        which, other = ("optimizer", "model") if copied else ("model", "optimizer")
+        raise ValueError(
+            f"the {which} of {model.name!r} was made in the scope of a strategy and its {other} "
+            "was not: build and compile the model in one `with fit.strategy(plan).scope()`."
+        )
+
+
+def _check_end(data: Any, name: str, argument: str, steps: int | None) -> None:
+    import tensorflow as tf
+
+    if isinstance(data, tf.data.Dataset) and steps is None:
+        if data.cardinality().numpy() == tf.data.INFINITE_CARDINALITY:
+            raise ValueError(
+                f"the Dataset of {name} has no end, and neither would its first pass: give "
+                f"{argument}=…, or leave out .repeat()."
+            )
+
+
 def mend_trainer() -> None:
     """Mend Keras's trainer for strategies of `fit`, once in a process."""
     _private.mend("build", build)
+    _private.mend("fit", fit)

@@ -37,7 +37,8 @@ def fit_step(model: Any, data: Any) -> Trace:
     shapes = [str(tuple(each.shape)) for each in tf.nest.flatten(batch) if hasattr(each, "shape")]
     if (n := strategy.num_replicas_in_sync) > 1:  # each replica gets its share, as from fit
         size = len(tf.nest.flatten(batch)[0])
-        if size % n:  # Keras adds up the first shares of all to find their shape
+        cut_evenly = not hasattr(strategy, "of_fit")  # as that of mgpu_helpers.fit need not be
+        if size % n and cut_evenly:  # Keras adds up the first shares of all to find their shape
             raise ValueError(
                 f"the first batch has {size} examples, of which {n} replicas cannot get the same "
                 f"number, and fit cannot begin so: give it a multiple of {n}."
@@ -45,7 +46,7 @@ def fit_step(model: Any, data: Any) -> Trace:
         whole = tf.data.Dataset.from_tensors(batch)
         shared = strategy.experimental_distribute_dataset(whole)
         if getattr(model, "history", None) is None:  # never fitted: a replica makes no variables
-            model.fit(shared, epochs=0, verbose=0, shuffle=False)
+            model.fit(whole, epochs=0, verbose=0, shuffle=False)
         batch = next(iter(shared))
     else:
         with strategy.scope():

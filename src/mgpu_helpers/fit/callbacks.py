@@ -1,0 +1,93 @@
+"""The callbacks of a `fit`, on each of several workers; and what a backup of Keras leaves out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mgpu_helpers import _private
+
+
+def of_worker(callbacks: Any, strategy: Any) -> Any:
+    """Give the callbacks of a worker: what writes files does so on the chief only.
+
+    A backup is read by all of them, and keeps the seeds of the layers too.
+    """
+    import keras
+
+    each = keras.callbacks
+    if isinstance(callbacks, each.CallbackList):
+        return callbacks
+    given = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+    listed: list[Any] = []
+    for callback in given:
+        writes = each.ModelCheckpoint | each.CSVLogger | each.TensorBoard
+        if callback is None or (strategy.worker and isinstance(callback, writes)):
+            continue
+        listed.append(callback)
+        if isinstance(callback, each.BackupAndRestore):
+            if strategy.worker:
+                for does in ("on_epoch_end", "on_train_batch_end", "on_train_end"):
+                    setattr(callback, does, lambda *args, **named: None)
+            by_pass = callback.save_freq == "epoch" and not strategy.worker
+            listed.append(_seeds(Path(callback.backup_dir) / "seeds.npz", by_pass))
+    return [*listed, _same_data(strategy)] if strategy.workers > 1 else listed
+
+
+def _seeds(file: Path, writes: bool) -> Any:
+    """Make a callback that keeps how often each layer has drawn: weights in a file are without."""
+    import keras
+
+    class Seeds(keras.callbacks.Callback):
+        def states(self) -> list[Any]:
+            every = self.model.variables
+            return [each for each in every if each.name == "seed_generator_state"]
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            if file.exists():
+                with np.load(file) as kept:
+                    if kept["passes"] == _private.first_pass(self.model):
+                        for i, state in enumerate(self.states()):
+                            state.assign(kept[f"state_{i}"])
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if writes:
+                states = {f"state_{i}": state.numpy() for i, state in enumerate(self.states())}
+                np.savez(file, passes=epoch + 1, **states)
+
+    return Seeds()
+
+
+def _same_data(strategy: Any) -> Any:
+    """Make a callback that compares what the workers have read of the first batch."""
+    import keras
+
+    class SameData(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.compared = False
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if not self.compared:
+                self.compared = True
+                _compare(strategy, _private.first_pass(self.model))
+
+    return SameData()
+
+
+def _compare(strategy: Any, first_pass: int) -> None:
+    """Raise on every worker where one has read another batch, or goes on at another pass."""
+    import tensorflow as tf
+
+    ours = tf.concat([strategy.seen, [first_pass]], 0)[None]
+    of_all = strategy.gather(strategy.run(lambda: tf.identity(ours)), 0).numpy()
+    for i, what in enumerate(("numbers of examples in", "sums of", "passes to begin at, before")):
+        values = of_all[:: strategy.local, i].tolist()
+        if len(set(values)) > 1:
+            raise ValueError(
+                f"the workers have other {what} the first batch: "
+                f"{', '.join(f'{value:g}' for value in values)}. Give each of them the same data "
+                "in the same order, as fit.batches(x, y, shuffle=True) does, and folders that all "
+                "of them see."
+            )

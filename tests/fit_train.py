@@ -1,0 +1,61 @@
+"""Fit a small network, alone or as one worker of several, with every common callback.
+
+"plain" drops out; "kill" does too, and worker 1 is killed once; "seeds" gives each worker an order
+of its own; "rates" drops nothing out, so that it is the same one on any number of workers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from mgpu_helpers import devices, fit
+
+folder, how = Path(sys.argv[1]), sys.argv[2]
+index = json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"]
+plan = devices.current() or devices.setup(2)
+
+import keras  # noqa: E402
+from keras import layers  # noqa: E402
+
+keras.utils.set_random_seed(0)
+random = np.random.default_rng(0)
+x, y = random.normal(size=(45, 8)).astype("float32"), random.integers(0, 3, 45)
+with fit.strategy(plan).scope():
+    model = keras.Sequential([keras.Input([8]), layers.Dense(16, "relu"),
+                              layers.Dropout(0.0 if how == "rates" else 0.3),
+                              layers.BatchNormalization(), layers.Dense(3, "softmax")])  # fmt: skip
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+
+
+class Kill(keras.callbacks.Callback):
+    """Kill worker 1 in the third pass of the first attempt."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if how == "kill" and index == 1 and os.environ["MGPU_ATTEMPT"] == "0":
+            if self.model.optimizer.iterations.numpy() == 8:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+each = keras.callbacks
+callbacks = [
+    each.BackupAndRestore(folder / "backup"), Kill(),
+    each.ModelCheckpoint(folder / "best.keras", monitor="val_loss", save_best_only=True),
+    each.CSVLogger(folder / "log.csv", append=True), each.TensorBoard(folder / "board"),
+    each.EarlyStopping(patience=50),
+    each.ReduceLROnPlateau(patience=1 if how == "rates" else 50, min_delta=10.0),
+    each.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
+]  # fmt: skip
+seed = index if how == "seeds" else 0
+data = fit.batches(x, y, batch_size=16, shuffle=True, seed=seed)
+history = model.fit(data, validation_data=fit.batches(x[:7], y[:7]), epochs=5, verbose=0,
+                    callbacks=callbacks).history  # fmt: skip
+values = [each.numpy() for each in (*model.variables, *model.optimizer.variables)]
+digest = hashlib.sha256(b"".join(value.tobytes() for value in values)).hexdigest()
+print(json.dumps({"state": digest, "history": history}))
