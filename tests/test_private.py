@@ -259,6 +259,21 @@ def call_of(tf, keras):
     assert len(model.losses) == 1  # no call was left open
 
 
+@canary("keras.src.backend.AutocastScope")
+def without_autocast(tf, keras):
+    class Reads(keras.layers.Layer):
+        def build(self, shape):
+            self.weight = self.add_weight(shape=(1,))
+
+        def call(self, x):
+            with _private.without_autocast():
+                own = tf.convert_to_tensor(self.weight).dtype
+            return x, own, tf.convert_to_tensor(self.weight).dtype
+
+    _, *read = Reads(dtype="mixed_float16")(tf.ones([1, 1]))
+    assert read == [tf.float32, tf.float16]
+
+
 @canary("get_keras_mask")
 def mask_of(tf, keras):
     masked = keras.layers.Masking()(tf.constant([[[1.0], [0.0]]]))

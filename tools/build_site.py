@@ -28,8 +28,8 @@ import _cards  # noqa: E402
 
 SOURCE = ROOT / "build" / "site-source"
 ROOMS = (  # in the order of docs/package.md
-    "devices", "trace", "timing", "graph", "memory", "towers", "pipeline", "ensemble", "jobs",
-    "cluster", "scaling", "whatif", "charts", "nvml",
+    "devices", "trace", "timing", "graph", "memory", "fit", "towers", "pipeline", "ensemble",
+    "jobs", "cluster", "scaling", "whatif", "charts", "nvml",
 )  # fmt: skip
 TITLES = {"function": "Functions", "class": "Classes", "data": "Values"}
 API = """# Reference

@@ -193,6 +193,17 @@ def call_of(model: Any) -> Iterator[None]:
         model._maybe_reset_call_context()
 
 
+def without_autocast() -> Any:
+    """Let variables be read in their own type in the block.
+
+    Within a layer of half precision each would be cast to it, those of layers inside that are not
+    of half precision, too.
+    """
+    from keras.src.backend import AutocastScope
+
+    return AutocastScope(None)
+
+
 def mask_of(x: Any) -> Any:
     """Give the mask that a layer has put on a tensor, which losses skip; None without one.
 

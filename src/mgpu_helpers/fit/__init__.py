@@ -1,0 +1,5 @@
+"""Train with Keras's own `model.fit`, on several devices and in less memory."""
+
+from mgpu_helpers.fit.parallel import alone, parallel
+
+__all__ = ["alone", "parallel"]
