@@ -259,6 +259,25 @@ def call_of(tf, keras):
     assert len(model.losses) == 1  # no call was left open
 
 
+@canary("model._symbolic_build, _compile_loss, _flat_losses")
+def losses_as(tf, keras):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("adam", "mse", metrics=["mae"])
+    batch = tf.ones([4, 2]), tf.ones([4, 1])
+    _private.build(model, batch)
+    assert model.optimizer.built and model.metrics_variables
+    with _private.losses_as(model, lambda which, loss: lambda *_: tf.constant(7.0 + which)):
+        assert model.compute_loss(*batch, model(batch[0])) == 7.0
+    assert model.compute_loss(*batch, batch[1]) == 0.0
+    two = keras.Model(model.inputs, [model.outputs[0], model.outputs[0]])
+    two.compile("adam", ["mse", "mae"])
+    _private.build(two, (batch[0], (batch[1], batch[1])))
+    with _private.losses_as(two, lambda which, loss: loss, 0.25):
+        _private.compiled_losses(two, [batch[1]] * 2, [batch[1]] * 2, None)
+    kept = [float(v.numpy()) for v in two.metrics_variables]
+    assert 0.25 in kept
+
+
 @canary("keras.src.backend.AutocastScope")
 def without_autocast(tf, keras):
     class Reads(keras.layers.Layer):

@@ -36,6 +36,7 @@ What to call, and `help(room)` says more:
                                             what more devices would give, and how sure that is
     to use several devices
         fit.parallel(model, plan.devices)   a built model's model.fit on all of them
+        fit.accumulate(model, pieces)       a batch of model.fit in pieces: the memory of one
         towers.train_step(model, optimizer, loss, plan.devices)   one model on all of them
         towers.make_parallel(function, plan.devices)   a function on all of them
         towers.check_batches(examples, batch, replicas)   before a MirroredStrategy

@@ -7,7 +7,7 @@ with its name where a new version has another, and nothing here fails silently.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 # TensorFlow's runtime writes these into graphs and traces. They are types of operations and parts
@@ -291,3 +291,46 @@ def exclude_as(given: Any, made: Any) -> None:
     if hasattr(given, "_exclude_from_weight_decay"):  # it was told to
         made._exclude_from_weight_decay = given._exclude_from_weight_decay
         made._exclude_from_weight_decay_pattern = given._exclude_from_weight_decay_pattern
+
+
+def build(model: Any, batch: Any) -> None:
+    """Make what a model's step makes at its first call: metrics, and an optimizer's variables.
+
+    Without a strategy Keras does so within the step, where a loop could not.
+    """
+    model._symbolic_build(data_batch=batch)
+
+
+@contextlib.contextmanager
+def losses_as(model: Any, change: Callable[[int, Any], Any], weight: Any = None) -> Iterator[None]:
+    """Let the losses that `compile` was given be others in the block: change(which, loss).
+
+    weight is how much a batch counts in the mean that Keras keeps of each: it takes the size where
+    the graph knows it. In public, `compute_loss` gives their sum, and a train_step may not call it.
+    """
+    compiled = model._compile_loss
+    before = compiled and compiled._flat_losses or []
+    means = compiled.metrics if before and weight is not None else []
+
+    def counting(mean: Any) -> Any:
+        update = type(mean).update_state
+        return lambda value, sample_weight=None: update(mean, value, weight)
+
+    for mean in means:
+        vars(mean)["update_state"] = counting(mean)
+    changed = [each._replace(loss=change(k, each.loss)) for k, each in enumerate(before)]
+    if before:
+        compiled._flat_losses = changed
+    try:
+        yield
+    finally:
+        if before:
+            compiled._flat_losses = before
+        for mean in means:
+            del vars(mean)["update_state"]
+
+
+def compiled_losses(model: Any, labels: Any, outputs: Any, weights: Any) -> None:
+    """Call the losses that `compile` was given, where there are some."""
+    if model._compile_loss is not None:
+        model._compile_loss(labels, outputs, weights)

@@ -11,9 +11,11 @@ from mgpu_helpers import _private
 from mgpu_helpers._models import ready
 from mgpu_helpers._train import HOST, home_of
 from mgpu_helpers.towers.gradients import keep, summed
-from mgpu_helpers.towers.shards import check_rows, rows, shard_sizes
+from mgpu_helpers.towers.shards import check_rows, like, rows, shard_sizes
 from mgpu_helpers.towers.sync import Tower, begin, in_step, met
 from mgpu_helpers.towers.train import check_layers
+
+OURS = {"call", "train_step"}  # what a model has as a method of its own
 
 
 def parallel(model: Any, devices: Iterable[Any], batch_norm: str = "sync") -> Any:
@@ -57,16 +59,15 @@ def parallel(model: Any, devices: Iterable[Any], batch_norm: str = "sync") -> An
 
 
 def alone(model: Any) -> Any:
-    """Undo `fit.parallel`; give the model.
+    """Undo `fit.parallel` and `fit.accumulate`; give the model.
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     >>> alone(parallel(model, plan.devices)) is model
     True
     """
-    if "call" not in vars(model):
-        raise ValueError(f"the model {model.name!r} is on one device: it needs no fit.alone.")
-    replace(model, "call", None)
+    for name in OURS & vars(model).keys():
+        replace(model, name, None)
     return model
 
 
@@ -75,7 +76,9 @@ def replace(model: Any, name: str, method: Any) -> None:
     if method is None:
         model.supports_jit, jit = vars(model).pop(name).before
     else:
-        method.before, jit = (model.supports_jit, model.jit_compile), False
+        here = [vars(model)[each] for each in OURS if each in vars(model)]
+        before = (model.supports_jit, model.jit_compile)
+        method.before, jit = here[0].before if here else before, False
         vars(model)[name], model.supports_jit = method, False
     model.jit_compile = jit
     # Keras makes them again: the old ones have the old method in their graphs.
@@ -116,7 +119,7 @@ def _call(
             check_rows(shard[0], made)
         joined = [_joined(column, sizes) for column in columns]
         added = [
-            tf.cast(share, x.dtype) * x
+            like(share, x) * x
             for tower, share in zip(towers, held, strict=True)
             for x in tower.scope.losses
         ]

@@ -52,6 +52,13 @@ def shard_sizes(size: Any, n: int) -> list[Any]:
     return [(size + n - 1 - i) // n for i in range(n)]
 
 
+def like(share: Any, x: Any) -> Any:
+    """Give a share x's type; tf.cast would round a number of Python to float32 first."""
+    import tensorflow as tf
+
+    return tf.cast(share, x.dtype) if tf.is_tensor(share) else share
+
+
 def rows(x: Any) -> Any:
     """Give the length of the first axis: a tensor where a graph does not know it yet."""
     import tensorflow as tf

@@ -10,7 +10,7 @@ from mgpu_helpers._models import ready, takes_training
 from mgpu_helpers._train import HOST, home_of
 from mgpu_helpers.towers.gradients import keep, summed
 from mgpu_helpers.towers.losses import of_keras, parts, shared
-from mgpu_helpers.towers.shards import rows, shares, split
+from mgpu_helpers.towers.shards import like, rows, shares, split
 from mgpu_helpers.towers.sync import Tower, begin, in_step, met, normalizes
 
 
@@ -92,7 +92,7 @@ def train_step(
             with tower.block():
                 means = [part.mean * part.factor for part in own]
                 each = zip([*means, *added], [*by, *[share] * len(added)], strict=True)
-                losses.append(tf.add_n([x * _like(much, x) for x, much in each]))
+                losses.append(tf.add_n([x * like(much, x) for x, much in each]))
         return losses
 
     @tf.function(autograph=False)
@@ -120,13 +120,6 @@ def train_step(
     # So that a trace has the names of the towers, and the optimizer can be saved.
     vars(step).update(get_concrete_function=train.get_concrete_function, optimizer=optimizer)
     return step
-
-
-def _like(share: Any, x: Any) -> Any:
-    """Give a share x's type; tf.cast would round a number of Python to float32 first."""
-    import tensorflow as tf
-
-    return tf.cast(share, x.dtype) if tf.is_tensor(share) else share
 
 
 def _optimizer(optimizer: Any, model: Any) -> Any:
