@@ -134,14 +134,14 @@ def weights_of_loss(tf, keras):
     assert merged.numpy().tolist() == [3, 0]
 
 
-@canary("_symbolic_build, _distributed_dataset, _initial_epoch")
+@canary("_distributed_dataset, _initial_epoch")
 def what_fit_keeps(tf, keras):
     from keras.src.backend.tensorflow.trainer import TFEpochIterator
 
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     assert _private.first_pass(model) == 0
-    _private.build_as(model, (tf.TensorSpec([None, 2]), tf.TensorSpec([None, 1])))
+    _private.build(model, (tf.TensorSpec([None, 2]), tf.TensorSpec([None, 1])))
     assert model.built and model.optimizer.built
     strategy = tf.distribute.get_strategy()
     data = tf.data.Dataset.range(2).batch(2)
@@ -298,6 +298,40 @@ def call_of(tf, keras):
         raise LookupError
     model(tf.ones([1, 2]))
     assert len(model.losses) == 1  # no call was left open
+
+
+@canary("_symbolic_build, _compile_loss, _flat_losses")
+def losses_as(tf, keras):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("adam", "mse", metrics=["mae"])
+    batch = tf.ones([4, 2]), tf.ones([4, 1])
+    _private.build(model, batch)
+    assert model.optimizer.built and model.metrics_variables
+    with _private.losses_as(model, lambda which, loss: lambda *_: tf.constant(7.0 + which)):
+        assert model.compute_loss(*batch, model(batch[0])) == 7.0
+    assert model.compute_loss(*batch, batch[1]) == 0.0
+    two = keras.Model(model.inputs, [model.outputs[0], model.outputs[0]])
+    two.compile("adam", ["mse", "mae"])
+    _private.build(two, (batch[0], (batch[1], batch[1])))
+    with _private.losses_as(two, lambda which, loss: loss, 0.25):
+        _private.compiled_losses(two, [batch[1]] * 2, [batch[1]] * 2, None)
+    kept = [float(v.numpy()) for v in two.metrics_variables]
+    assert 0.25 in kept
+
+
+@canary("keras.src.backend.AutocastScope")
+def without_autocast(tf, keras):
+    class Reads(keras.layers.Layer):
+        def build(self, shape):
+            self.weight = self.add_weight(shape=(1,))
+
+        def call(self, x):
+            with _private.without_autocast():
+                own = tf.convert_to_tensor(self.weight).dtype
+            return x, own, tf.convert_to_tensor(self.weight).dtype
+
+    _, *read = Reads(dtype="mixed_float16")(tf.ones([1, 1]))
+    assert read == [tf.float32, tf.float16]
 
 
 @canary("get_keras_mask")

@@ -37,6 +37,10 @@ What to call, and `help(room)` says more:
     to use several devices
         fit.strategy(plan)                  model.fit on all of them, and on several machines
         fit.batches(x)                      its data, in one order on every worker
+        fit.check(model, data)              what it would do wrong, before it does
+        fit.explain(model, data)            where the time of its steps goes
+        fit.parallel(model, plan.devices)   a built model's model.fit on all of them
+        fit.accumulate(model, pieces)       a batch of model.fit in pieces: the memory of one
         towers.train_step(model, optimizer, loss, plan.devices)   one model on all of them
         towers.make_parallel(function, plan.devices)   a function on all of them
         towers.check_batches(examples, batch, replicas)   before a MirroredStrategy

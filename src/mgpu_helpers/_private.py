@@ -195,6 +195,17 @@ def call_of(model: Any) -> Iterator[None]:
         model._maybe_reset_call_context()
 
 
+def without_autocast() -> Any:
+    """Let variables be read in their own type in the block.
+
+    Within a layer of half precision each would be cast to it, those of layers inside that are not
+    of half precision, too.
+    """
+    from keras.src.backend import AutocastScope
+
+    return AutocastScope(None)
+
+
 def mask_of(x: Any) -> Any:
     """Give the mask that a layer has put on a tensor, which losses skip; None without one.
 
@@ -327,11 +338,49 @@ def dataset_of(epoch_iterator: Any) -> Any:
     return epoch_iterator._distributed_dataset
 
 
-def build_as(model: Any, batch: Any) -> None:
-    """Build what a model still lacks from the shapes of a batch: `fit` does so with a batch."""
-    model._symbolic_build(data_batch=batch)
-
-
 def first_pass(model: Any) -> int:
     """Give the number of the pass at which `BackupAndRestore` lets `fit` go on; 0 without it."""
     return int(model._initial_epoch or 0)
+
+
+def build(model: Any, batch: Any) -> None:
+    """Make what a model's step makes at its first call: metrics, and an optimizer's variables.
+
+    Without a strategy Keras does so within the step, where a loop could not.
+    """
+    model._symbolic_build(data_batch=batch)
+
+
+@contextlib.contextmanager
+def losses_as(model: Any, change: Callable[[int, Any], Any], weight: Any = None) -> Iterator[None]:
+    """Let the losses that `compile` was given be others in the block: change(which, loss).
+
+    weight is how much a batch counts in the mean that Keras keeps of each: it takes the size where
+    the graph knows it. In public, `compute_loss` gives their sum, and a train_step may not call it.
+    """
+    compiled = model._compile_loss
+    before = compiled and compiled._flat_losses or []
+    means = compiled.metrics if before and weight is not None else []
+
+    def counting(mean: Any) -> Any:
+        update = type(mean).update_state
+        return lambda value, sample_weight=None: update(mean, value, weight)
+
+    for mean in means:
+        vars(mean)["update_state"] = counting(mean)
+    changed = [each._replace(loss=change(k, each.loss)) for k, each in enumerate(before)]
+    if before:
+        compiled._flat_losses = changed
+    try:
+        yield
+    finally:
+        if before:
+            compiled._flat_losses = before
+        for mean in means:
+            del vars(mean)["update_state"]
+
+
+def compiled_losses(model: Any, labels: Any, outputs: Any, weights: Any) -> None:
+    """Call the losses that `compile` was given, where there are some."""
+    if model._compile_loss is not None:
+        model._compile_loss(labels, outputs, weights)

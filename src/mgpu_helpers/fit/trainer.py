@@ -31,7 +31,7 @@ def build(keras_has: Callable[..., Any]) -> Callable[..., Any]:
                 shared.whole.element_spec.batch,
             )
         with strategy.scope():
-            _private.build_as(self, data_batch)
+            _private.build(self, data_batch)
 
     return build
 

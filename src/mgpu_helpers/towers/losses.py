@@ -90,7 +90,7 @@ def parts(
     weights = listed(weights, "the batch's weights", [False] * len(made), True)
     factors = listed(1.0 if factors is None else factors, "loss_weights", wanted, factors is None)
     every = zip(each, labels, made, weights, factors, strict=True)
-    return [_part(*one) for one in every if one[0] is not None]
+    return [part(*one) for one in every if one[0] is not None]
 
 
 def shared(column: Sequence[Part], held: Sequence[Any]) -> list[Any]:
@@ -107,7 +107,7 @@ def shared(column: Sequence[Part], held: Sequence[Any]) -> list[Any]:
         return [tf.math.divide_no_nan(count, total) for count in counts]
 
 
-def _part(loss: Any, labels: Any, outputs: Any, weights: Any, factor: float) -> Part:
+def part(loss: Any, labels: Any, outputs: Any, weights: Any, factor: float = 1.0) -> Part:
     """Call a loss of Keras as `fit` does, and count what its mean is of."""
     import keras
     import tensorflow as tf

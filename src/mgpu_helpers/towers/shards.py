@@ -52,6 +52,13 @@ def shard_sizes(size: Any, n: int) -> list[Any]:
     return [(size + n - 1 - i) // n for i in range(n)]
 
 
+def like(share: Any, x: Any) -> Any:
+    """Give a share x's type; tf.cast would round a number of Python to float32 first."""
+    import tensorflow as tf
+
+    return tf.cast(share, x.dtype) if tf.is_tensor(share) else share
+
+
 def rows(x: Any) -> Any:
     """Give the length of the first axis: a tensor where a graph does not know it yet."""
     import tensorflow as tf
@@ -135,14 +142,14 @@ def make_parallel(
         shards = split((args, batches), len(devices), uneven=uneven)
         outputs = run(lambda shard: function(*shard[0], **shard[1]), devices, shards)
         for shard, output in zip(shards, outputs, strict=True):
-            _check_rows(tf.nest.flatten(shard)[0], tf.nest.flatten(output))
+            check_rows(tf.nest.flatten(shard)[0], tf.nest.flatten(output))
         with tf.device(HOST):
             return tf.nest.map_structure(lambda *each: tf.concat(each, axis=0), *outputs)
 
     return parallel
 
 
-def _check_rows(given: Any, results: list[Any]) -> None:
+def check_rows(given: Any, results: Sequence[Any]) -> None:
     """Check that what a function returned has a row for each example that it was given."""
     import tensorflow as tf
 
@@ -153,5 +160,5 @@ def _check_rows(given: Any, results: list[Any]) -> None:
             what = counted(shape[0], "row") if shape.rank else "a single value"
             raise ValueError(
                 f"the function returned {what} for a shard of {wanted or 'some'} examples: return "
-                "one row for each example, and take sums and means of what make_parallel returns."
+                "one row for each example, and take sums and means of what is joined."
             )

@@ -67,30 +67,6 @@ def in_step(
     Each layer runs in all towers before the next one does. A BatchNormalization normalizes by the
     moments of all of them, which count by the shares of the batch.
     """
-    with _private.call_of(model):
-        return _run(model, towers, xs, shares)
-
-
-def met(model: Any) -> list[Any]:
-    """List the BatchNormalization layers where `in_step` makes the towers meet."""
-    try:
-        ready(model, functional=True, single=False)
-    except (TypeError, ValueError):  # a layer, or code
-        return []
-    return [each for layer in model.layers
-            for each in ([layer] if normalizes(layer) else met(layer))]  # fmt: skip
-
-
-def normalizes(layer: Any) -> bool:
-    """Say whether a layer normalizes by the statistics of a batch."""
-    import keras
-
-    return isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
-
-
-def _run(
-    model: Any, towers: Sequence[Tower], xs: Sequence[Any], shares: Sequence[Any]
-) -> list[Any]:
     import keras
     import tensorflow as tf
 
@@ -103,7 +79,7 @@ def _run(
                 named["training"] = True  # as Keras gives it to every layer of a model
             given = [_picked((args, named), i) for i in range(len(towers))]
             if met(operation):
-                results = _run(operation, towers, [args[0] for args, _ in given], shares)
+                results = in_step(operation, towers, [args[0] for args, _ in given], shares)
             else:
                 moments: Any = contextlib.nullcontext()
                 if normalizes(operation):
@@ -131,6 +107,23 @@ def _run(
     made = [values[id(t)] for t in graph.outputs]
     outputs = keras.tree.pack_sequence_as(graph.output, made) if len(made) > 1 else made[0]
     return [_picked(outputs, i) for i in range(len(towers))]
+
+
+def met(model: Any) -> list[Any]:
+    """List the BatchNormalization layers where `in_step` makes the towers meet."""
+    try:
+        ready(model, functional=True, single=False)
+    except (TypeError, ValueError):  # a layer, or code
+        return []
+    return [each for layer in model.layers
+            for each in ([layer] if normalizes(layer) else met(layer))]  # fmt: skip
+
+
+def normalizes(layer: Any) -> bool:
+    """Say whether a layer normalizes by the statistics of a batch."""
+    import keras
+
+    return isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
 
 
 def _picked(structure: Any, tower: int) -> Any:

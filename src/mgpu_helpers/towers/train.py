@@ -8,9 +8,9 @@ from typing import Any
 from mgpu_helpers import _private
 from mgpu_helpers._models import ready, takes_training
 from mgpu_helpers._train import HOST, home_of
-from mgpu_helpers.towers.averages import average, total
+from mgpu_helpers.towers.gradients import keep, summed
 from mgpu_helpers.towers.losses import of_keras, parts, shared
-from mgpu_helpers.towers.shards import rows, shares, split
+from mgpu_helpers.towers.shards import like, rows, shares, split
 from mgpu_helpers.towers.sync import Tower, begin, in_step, met, normalizes
 
 
@@ -60,7 +60,7 @@ def train_step(
 
     devices = checked(devices)
     ready(model, trained=True, compiled=loss is None or optimizer is None)
-    _check_layers(model, batch_norm)
+    check_layers(model, batch_norm)
     if loss is None:
         given = _private.compiled_with(model)
         loss = given["loss"]
@@ -76,7 +76,9 @@ def train_step(
         """Give what each tower adds to the loss of the batch."""
         found: list[Any] = []
         sync = batch_norm == "sync"
-        together = iter(in_step(model, towers, [x for x, *_ in shards], held) if sync else ())
+        with _private.call_of(model):
+            xs = [x for x, *_ in shards]
+            together = iter(in_step(model, towers, xs, held) if sync else ())
         for tower, (x, y, *weights) in zip(towers, shards, strict=True):
             with tower.block():
                 outputs = next(together) if sync else model(x, **training)
@@ -90,7 +92,7 @@ def train_step(
             with tower.block():
                 means = [part.mean * part.factor for part in own]
                 each = zip([*means, *added], [*by, *[share] * len(added)], strict=True)
-                losses.append(tf.add_n([x * _like(much, x) for x, much in each]))
+                losses.append(tf.add_n([x * like(much, x) for x, much in each]))
         return losses
 
     @tf.function(autograph=False)
@@ -100,14 +102,15 @@ def train_step(
             held = shares(rows(first), len(devices))
             towers = [begin(device, i, trained, kept) for i, device in enumerate(devices)]
             losses = losses_of(towers, shards, held)
-            gradients = _gradients(optimizer, losses, towers, batch_norm == "sync")
-            with tf.name_scope("average"):
-                slopes, value = total(gradients), tf.add_n(losses)
-                slopes = [_as_alone(*each) for each in zip(slopes, *gradients, strict=True)]
+            scaled = []
+            for tower, loss in zip(towers, losses, strict=True):
+                with tower.block():
+                    scaled.append(optimizer.scale_loss(loss))
+            slopes, value = summed(scaled, towers)[0], tf.add_n(losses)
             with tf.device(home):  # or the host would fetch the weights and slots, to update them
                 optimizer.apply(slopes, trained)
             with tf.name_scope("state"):
-                _keep(kept, towers, held)
+                keep(kept, towers, held)
             return value
 
     def step(x: Any, y: Any, *weights: Any) -> Any:
@@ -117,75 +120,6 @@ def train_step(
     # So that a trace has the names of the towers, and the optimizer can be saved.
     vars(step).update(get_concrete_function=train.get_concrete_function, optimizer=optimizer)
     return step
-
-
-def _like(share: Any, x: Any) -> Any:
-    """Give a share x's type; tf.cast would round a number of Python to float32 first."""
-    import tensorflow as tf
-
-    return tf.cast(share, x.dtype) if tf.is_tensor(share) else share
-
-
-def _gradients(
-    optimizer: Any, losses: Sequence[Any], towers: Sequence[Tower], together: bool
-) -> list[list[Any]]:
-    """Compute gradients by tower, whose sum is that of the sum of the losses."""
-    import tensorflow as tf
-
-    scaled = []
-    for tower, loss in zip(towers, losses, strict=True):
-        with tower.block():
-            scaled.append(optimizer.scale_loss(loss))
-    if together:  # the towers have met, so a loss goes back into all of them
-        found = iter(tf.compat.v1.gradients(
-            scaled, [w for tower in towers for w in tower.weights],
-            colocate_gradients_with_ops=True,
-        ))  # fmt: skip
-        return [[next(found) for _ in tower.weights] for tower in towers]
-    gradients = []
-    for tower, loss in zip(towers, scaled, strict=True):
-        with tower.block():
-            gradients.append(tf.gradients(loss, tower.weights))
-    return gradients
-
-
-def _as_alone(total: Any, *gradients: Any) -> Any:
-    """Let a sum overflow where one device has it in float16, which the towers have in float32.
-
-    So a step is skipped, and the loss scaled less, when one device would do so.
-    """
-    import tensorflow as tf
-
-    if not any(isinstance(g, tf.Tensor) and _of_halves(g) for g in gradients):  # or sparse, or None
-        return total
-    half = tf.cast(total, tf.float16)
-    return tf.where(tf.math.is_finite(half), total, tf.cast(half, total.dtype))
-
-
-def _of_halves(gradient: Any) -> bool:
-    """Say whether a gradient was made in float16, or added up from some that were."""
-    import tensorflow as tf
-
-    op = gradient.op
-    if op.type == "Cast":
-        return op.inputs[0].dtype == tf.float16
-    return op.type == "AddN" and any(_of_halves(each) for each in op.inputs)
-
-
-def _keep(variables: Sequence[Any], towers: Sequence[Tower], held: Sequence[Any]) -> None:
-    """Write what the layers have changed beside the weights, once: the average over the towers.
-
-    What cannot be averaged, such as how often a seed was used, is the first tower's.
-    """
-    new = [[tower.scope.get_current_value(v) for v in variables] for tower in towers]
-    changed = [k for k, value in enumerate(new[0]) if value is not towers[0].state[k]]
-    averaged = [k for k in changed if variables[k].dtype.startswith(("float", "bfloat"))]
-    values = dict(zip(changed, (new[0][k] for k in changed), strict=True))
-    if averaged:
-        means = average([[tower[k] for k in averaged] for tower in new], weights=held)
-        values |= zip(averaged, means, strict=True)
-    for k, value in values.items():
-        variables[k].assign(value)
 
 
 def _optimizer(optimizer: Any, model: Any) -> Any:
@@ -199,7 +133,8 @@ def _optimizer(optimizer: Any, model: Any) -> Any:
     return found
 
 
-def _check_layers(model: Any, batch_norm: str | None) -> None:
+def check_layers(model: Any, batch_norm: str | None) -> None:
+    """Refuse a model whose layers a shard of the batch cannot train, or not in this way."""
     if keeps := [x.name for x in _private.layers_of(model) if getattr(x, "stateful", False)]:
         raise ValueError(
             f"the layer {keeps[0]!r} of {model.name} keeps a state for each example from batch to "

@@ -1,0 +1,222 @@
+"""Train on a large batch in pieces, within Keras's `fit`: the memory of one, the step of all."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from mgpu_helpers import _private
+from mgpu_helpers._formatting import whole_number
+from mgpu_helpers._models import ready, takes_training
+from mgpu_helpers.fit.parallel import replace
+from mgpu_helpers.towers.averages import total
+from mgpu_helpers.towers.losses import part
+from mgpu_helpers.towers.shards import like, rows
+from mgpu_helpers.towers.sync import normalizes
+from mgpu_helpers.towers.train import check_layers
+
+
+def accumulate(model: Any, pieces: int) -> Any:
+    """Let each step of a compiled model's `fit` take its batch in so many pieces; give the model.
+
+    The model's own train_step runs on one piece after the other, so a step holds the activations of
+    one. Their gradients are added up where they are made, and the optimizer updates the weights
+    once, so that weights and history are, to rounding, those of the whole batch; also where masks
+    or weights leave more of it in one piece than in another, in a last batch that is smaller, under
+    a MirroredStrategy (there the pieces are of each replica's share, and there is one all-reduce),
+    and after `fit.parallel`. What a train_step of one's own gives beside metrics is that of the
+    last piece. A BatchNormalization sees a piece at a time, which is warned of. XLA is not used.
+    `fit.alone` undoes it.
+
+    >>> import keras
+    >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse")
+    >>> history = accumulate(model, 4).fit(np.ones((9, 3)), np.ones((9, 1)), verbose=0)
+    >>> int(model.optimizer.iterations)
+    1
+    """
+    import keras
+
+    pieces = whole_number("pieces", pieces, "a number of pieces", 1)
+    ready(model, compiled=True, single=False, trained=True)
+    check_layers(model, "average")
+    several = {id(x) for x in vars(model).values() if isinstance(x, keras.optimizers.Optimizer)}
+    if len(several) > 1:
+        raise ValueError(
+            f"the model {model.name!r} has {len(several)} optimizers, and one may need what the "
+            "other has done: accumulation takes a model with one."
+        )
+    if "train_step" in vars(model):
+        raise ValueError(f"the steps of {model.name!r} are in pieces already: use fit.alone first.")
+    if names := [layer.name for layer in _private.layers_of(model) if normalizes(layer)]:
+        warnings.warn(
+            f"{names[0]} in {model.name} normalizes by the statistics of a piece, not of the "
+            "batch, so that the weights are not those of the whole batch.",
+            stacklevel=2,
+        )
+    original = model.train_step
+
+    @functools.wraps(original)
+    def train_step(data: Any) -> Any:
+        return _step(model, original, pieces, data)
+
+    replace(model, "train_step", train_step)
+    return model
+
+
+def _step(model: Any, original: Any, pieces: int, data: Any) -> Any:
+    import keras
+    import tensorflow as tf
+
+    if model.distribute_strategy.num_replicas_in_sync == 1:  # fit has built the replicas'
+        _private.build(model, data)
+    leaves = keras.tree.flatten(data)
+    batches = {k for k, x in enumerate(leaves) if tf.is_tensor(x) and x.shape.rank != 0}
+    size = rows(leaves[min(batches)])
+    fixed = not tf.is_tensor(size)
+    last = min(pieces, size) if fixed else tf.minimum(pieces, size)
+    totals, every = _totals(model, data), model.trainable_variables
+
+    def piece(i: Any, state: Any) -> tuple[Any, list[tuple[Any, Any]], Any]:
+        """Give what the train_step gives for a piece, its gradients, and the scope it ran in."""
+        least, more = size // last, size % last  # the first pieces have one more
+        start = i * least + tf.minimum(i, more)
+        length = least if fixed and not more else least + tf.cast(i < more, start.dtype)
+        own = [*leaves]
+        for k in batches:
+            own[k] = leaves[k][start : start + length]
+            own[k].set_shape([length if fixed and not more else None, *leaves[k].shape[1:]])
+        share = length / size
+        counts = share * size if fixed else share
+        scope = keras.StatelessScope(state, collect_losses=True)
+        for weight in every:  # where regularizers look for it; a tape knows it as a variable only
+            scope.add_update((weight, weight.value))
+        with (
+            scope,
+            _recorded(model) as slopes,
+            _private.losses_as(model, lambda k, loss: _shared(loss, totals.get(k), share), counts),
+        ):
+            given = original(keras.tree.pack_sequence_as(data, own))
+        scaled = [(_times(share, g), weight) for g, weight in slopes if g is not None]
+        return keras.tree.map_structure(tf.convert_to_tensor, given), scaled, scope
+
+    given, slopes, scope = piece(tf.constant(0), ())
+    weights = [weight for _, weight in slopes]
+    may_change = [*model.non_trainable_variables, *model.metrics_variables]
+    changed = [v for v in may_change if scope.get_current_value(v) is not None]
+    if len(scope.state_mapping) > len(every) + len(changed):
+        raise ValueError(
+            f"the train_step of {model.name!r} changes variables that are neither its weights nor "
+            "those of its layers and metrics: its batch cannot be taken in pieces."
+        )
+
+    def body(i: Any, state: Any, added: Any, _: Any) -> Any:
+        given, slopes, scope = piece(i, zip(changed, state, strict=True))
+        added = total([added, [slope for slope, _ in slopes]])
+        return i + 1, [scope.get_current_value(v) for v in changed], added, given
+
+    state, added = [scope.get_current_value(v) for v in changed], [slope for slope, _ in slopes]
+    with tf.control_dependencies(
+        tf.nest.flatten(added, expand_composites=True)
+    ):  # or the second piece would begin beside the first
+        second = tf.constant(1) + 0
+    carried = (second, state, added, given)
+    _, state, added, given = tf.while_loop(
+        lambda i, *_: i < last, body, carried, tf.nest.map_structure(_any_rows, carried),
+        parallel_iterations=1,
+    )  # fmt: skip
+    for variable, value in zip(changed, state, strict=True):
+        variable.assign(value)
+    found = dict(zip(map(id, weights), added, strict=True))
+    model.optimizer.apply([found.get(id(weight)) for weight in every], every)
+    return given
+
+
+@contextlib.contextmanager
+def _recorded(model: Any) -> Iterator[list[tuple[Any, Any]]]:
+    """Let the optimizer keep the gradients that it is given in the block, and change nothing."""
+    kept: list[tuple[Any, Any]] = []
+
+    def apply(grads: Any, trainable_variables: Any = None) -> None:
+        if kept:
+            raise ValueError(
+                f"the train_step of {model.name!r} updates its weights more than once, and a batch "
+                "in pieces has one update: let it apply all gradients together."
+            )
+        kept.extend(zip(grads, trainable_variables or model.trainable_variables, strict=True))
+
+    vars(model.optimizer)["apply"] = apply
+    try:
+        yield kept
+    finally:
+        del vars(model.optimizer)["apply"]
+
+
+def _times(share: Any, slope: Any) -> Any:
+    import tensorflow as tf
+
+    if not isinstance(slope, tf.IndexedSlices):
+        return slope * like(share, slope)
+    return tf.IndexedSlices(slope.values * like(share, slope), slope.indices, slope.dense_shape)
+
+
+def _any_rows(x: Any) -> Any:
+    """Give the shape of what a loop carries: sparse gradients become longer in it."""
+    import tensorflow as tf
+
+    return tf.TensorShape([None, *x.values.shape[1:]] if hasattr(x, "values") else x.shape)
+
+
+def _totals(model: Any, data: Any) -> dict[int, Any]:
+    """Give, by loss, what masks or weights leave of the batch to take a mean of.
+
+    The graph has the model's whole call for it, and TensorFlow runs of that what the counts need:
+    masks. Weights are given as tensors, for a loop that reads a variable would be run.
+    """
+    import keras
+    import tensorflow as tf
+
+    totals: dict[int, Any] = {}
+
+    def counted(which: int, loss: Any) -> Any:
+        def call(labels: Any, outputs: Any, weights: Any = None) -> Any:
+            found = part(loss, labels, outputs, weights)
+            totals[which] = found.count
+            return found.mean
+
+        return call
+
+    x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+    training = {"training": True} if takes_training(model) else {}
+    values = [(v, tf.convert_to_tensor(v.value)) for v in model.trainable_variables]
+    with (
+        contextlib.suppress(Exception),  # of data for a train_step of one's own, with its own loss
+        keras.StatelessScope(values),
+        _private.losses_as(model, counted),
+    ):
+        _private.compiled_losses(model, y, model(x, **training), weights)
+    return totals
+
+
+def _shared(loss: Any, total: Any, share: Any) -> Any:
+    """Make a loss count in a mean over the pieces, by their sizes, as it does in the batch's."""
+    import tensorflow as tf
+
+    def call(labels: Any, outputs: Any, weights: Any = None) -> Any:
+        found = part(loss, labels, outputs, weights)
+        if found.count is None:
+            return found.mean
+        count = tf.convert_to_tensor(found.count, found.mean.dtype)
+        if tf.is_tensor(found.count):
+            if total is None:
+                raise ValueError(
+                    f"the loss {loss.name} is a mean of what masks or weights leave, and the model "
+                    "cannot be called with a batch's inputs to count it: use another reduction."
+                )
+            count = tf.math.divide_no_nan(count, tf.cast(total, count.dtype))
+        return found.mean * count / like(share, count)
+
+    return call

@@ -1,0 +1,263 @@
+"""Models with all that `fit` knows of, in float64, each with a batch: what every way must keep.
+
+A case is a function of no arguments that gives a compiled model and what its `fit` is given. So
+that a difference is none of rounding, the models compute in float64.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+SIZE = 27  # of the data: with batches of 10 a last one of 7
+RANDOM = np.random.default_rng(0)
+X, Z = RANDOM.normal(size=(2, SIZE, 6))
+Y, NUMBERS = RANDOM.integers(0, 3, SIZE), RANDOM.normal(size=(SIZE, 1))
+HEAVY = np.linspace(0.1, 4.0, SIZE)
+TOKENS = RANDOM.integers(1, 9, (SIZE, 5))
+TOKENS[np.arange(5) >= RANDOM.integers(1, 6, SIZE)[:, None]] = 0
+TAGS = RANDOM.integers(0, 3, (SIZE, 5))
+IMAGES = RANDOM.normal(size=(SIZE, 6, 6, 2))
+
+
+@contextlib.contextmanager
+def double() -> Iterator[None]:
+    import keras
+
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    yield
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+
+
+def trained(case: str, change: Any = None) -> tuple[Any, dict[str, Any], list[Any], Any]:
+    """Fit a case, after a change of its model: model, history, weights and predictions."""
+    import keras
+
+    keras.utils.set_random_seed(0)
+    model, given = CASES[case]()
+    if change is not None:
+        change(model)
+    given = {"x": X, "y": Y, "batch_size": 10, "epochs": 2, "verbose": 0} | given
+    seen = model.fit(**given).history
+    tried = model.evaluate(given["x"], given["y"], batch_size=10, verbose=0, return_dict=True)
+    predicted = keras.tree.flatten(model.predict(given["x"], batch_size=10, verbose=0))
+    return model, seen | {f"tried {k}": [v] for k, v in tried.items()}, (
+        [v.numpy() for v in (*model.variables, *model.optimizer.variables)]
+    ), predicted  # fmt: skip
+
+
+def near(got: Any, wanted: Any, much: float = 1e-11) -> None:
+    """Compare two of `trained`: histories, all variables, and predictions."""
+    assert got[1].keys() == wanted[1].keys()
+    for name, values in wanted[1].items():
+        np.testing.assert_allclose(got[1][name], values, rtol=much, atol=much, err_msg=name)
+    for a, b in zip([*got[2], *got[3]], [*wanted[2], *wanted[3]], strict=True):
+        np.testing.assert_allclose(a, b, rtol=much, atol=much)
+
+
+def cross(**kwargs: Any) -> Any:
+    import keras
+
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **kwargs)
+
+
+def dense(*layers: Any, loss: Any = None, optimizer: Any = None, **compiled: Any) -> Any:
+    import keras
+
+    first = layers or (keras.layers.Dense(5, "tanh"),)
+    model = keras.Sequential([keras.Input((6,)), *first, keras.layers.Dense(3)])
+    optimizer = optimizer or keras.optimizers.Adam(0.05)
+    model.compile(optimizer, loss or cross(), **({"metrics": ["accuracy"]} | compiled))
+    return model
+
+
+def sequential() -> Any:
+    return dense(), {"validation_data": (X[:9], Y[:9])}
+
+
+def normalized() -> Any:
+    """Conv, pooling and BatchNormalization, also in a model within the model, with momentum."""
+    import keras
+    from keras import layers
+
+    inner = keras.Sequential([keras.Input((6, 6, 4)), layers.BatchNormalization(), layers.ReLU()])
+    given = keras.Input((6, 6, 2))
+    x = layers.BatchNormalization()(layers.Conv2D(4, 3, padding="same")(given))
+    x = layers.Add()([x, inner(x)])
+    model = keras.Model(given, layers.Dense(3)(layers.GlobalAveragePooling2D()(x)))
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), cross(), metrics=["accuracy"])
+    return model, {"x": IMAGES, "validation_split": 0.2}
+
+
+def subclass() -> Any:
+    import keras
+
+    class Code(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = keras.layers.Dense(5, "gelu"), keras.layers.Dense(3)
+
+        def call(self, x: Any, training: Any = None) -> Any:
+            inner = self.first(x)
+            self.add_loss(0.1 * keras.ops.mean(inner**2))
+            return self.last(inner)
+
+    model = Code()
+    model(X[:2])
+    model.compile("rmsprop", cross(), metrics=["accuracy"], weighted_metrics=["accuracy"])
+    return model, {"sample_weight": HEAVY}
+
+
+def own_step() -> Any:
+    """Have a train_step of its own, with a loss and a metric that `compile` does not know."""
+    import keras
+    import tensorflow as tf
+
+    class Own(keras.Model):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.seen = keras.metrics.Mean(name="seen")
+
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape() as tape:
+                outputs = self(x, training=True)
+                loss = keras.ops.mean(
+                    keras.losses.mean_squared_error(keras.ops.one_hot(y, 3), outputs)
+                )
+                loss = keras.ops.cast(loss, "float64")
+            slopes = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(slopes, self.trainable_variables, strict=True))
+            self.seen.update_state(loss, sample_weight=keras.ops.shape(x)[0])
+            return {"seen": self.seen.result()}
+
+    given = keras.Input((6,))
+    model = Own(given, keras.layers.Dense(3)(keras.layers.Dense(5, "tanh")(given)))
+    model.compile(keras.optimizers.AdamW(0.05, clipnorm=0.1), cross())
+    return model, {}
+
+
+def class_weights() -> Any:
+    return dense(), {"class_weight": {0: 0.2, 1: 1.0, 2: 5.0}}
+
+
+def mean_of_weights() -> Any:
+    loss = cross(reduction="mean_with_sample_weight")
+    return dense(loss=loss, weighted_metrics=["accuracy"]), {"sample_weight": HEAVY}
+
+
+def masks() -> Any:
+    """Have a mask on the output, and one from the labels, in a loss of a mean."""
+    import keras
+    from keras import layers
+
+    model = keras.Sequential([
+        keras.Input((5,), dtype="int32"), layers.Embedding(9, 4, mask_zero=True),
+        layers.LSTM(4, return_sequences=True), layers.Dense(3),
+    ])  # fmt: skip
+    adam = keras.optimizers.Adam(0.05, global_clipnorm=0.5)
+    model.compile(adam, cross(ignore_class=1), metrics=["accuracy"])
+    return model, {"x": TOKENS, "y": TAGS}
+
+
+def attention() -> Any:
+    """Give one tensor twice to a layer, whose masks come with it."""
+    import keras
+    from keras import layers
+
+    given = keras.Input((5,), dtype="int32")
+    x = layers.Embedding(9, 4, mask_zero=True)(given)
+    x = layers.LayerNormalization()(layers.Add()([x, layers.MultiHeadAttention(2, 4)(x, x)]))
+    model = keras.Model(given, layers.Dense(3)(layers.GlobalAveragePooling1D()(x)))
+    model.compile("adam", cross(), metrics=["accuracy"])
+    return model, {"x": TOKENS}
+
+
+def two_of_each() -> Any:
+    """Have two inputs and two outputs, in dicts, with losses, weights and metrics for each."""
+    import keras
+    from keras import layers
+
+    a, b = keras.Input((6,), name="a"), keras.Input((6,), name="b")
+    x = layers.Concatenate()([layers.Dense(4, "tanh")(a), layers.Dense(4)(b)])
+    made = {"kind": layers.Dense(3, name="kind")(x), "box": layers.Dense(1, name="box")(x)}
+    model = keras.Model({"a": a, "b": b}, made)
+    model.compile("adam", {"kind": cross(), "box": "mse"}, {"kind": 1.0, "box": 0.3},
+                  metrics={"kind": "accuracy", "box": ["mae"]})  # fmt: skip
+    data = {"x": {"a": X, "b": Z}, "y": {"kind": Y, "box": NUMBERS}}
+    return model, data | {"sample_weight": {"kind": HEAVY, "box": HEAVY[::-1].copy()}}
+
+
+def list_of_outputs() -> Any:
+    """Have a head without a loss, and a sum for the loss of another."""
+    import keras
+    from keras import layers
+
+    given = keras.Input((6,))
+    x = layers.Dense(5, "tanh")(given)
+    heads = [layers.Dense(n, name=f"head_{n}")(x) for n in (3, 1, 2)]
+    model = keras.Model(given, heads)
+    model.compile("adamw", [cross(), keras.losses.MeanSquaredError(reduction="sum"), None])
+    return model, {"y": [Y, NUMBERS, NUMBERS]}
+
+
+def regularized() -> Any:
+    from keras import layers
+
+    first = layers.Dense(5, kernel_regularizer="l2", activity_regularizer="l2")
+    return dense(first, layers.Dense(5, kernel_constraint="max_norm")), {}
+
+
+def areas() -> Any:
+    import keras
+
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, "sigmoid")])
+    model.compile("adam", "binary_crossentropy", metrics=[keras.metrics.AUC(name="auc"), "mae"])
+    return model, {"y": (Y > 0).astype("float64")[:, None]}
+
+
+def last_of_one() -> Any:
+    return dense(), {"x": X[:21], "y": Y[:21]}
+
+
+def several_steps() -> Any:
+    return dense(steps_per_execution=2), {}
+
+
+def keras_accumulates() -> Any:
+    import keras
+
+    adam = keras.optimizers.Adam(0.05, gradient_accumulation_steps=2)
+    return dense(optimizer=adam), {}
+
+
+def averaged() -> Any:
+    """Have decay, clipping, a schedule and a moving average of the weights."""
+    import keras
+
+    rate = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+    adam = keras.optimizers.AdamW(rate, clipvalue=0.1, use_ema=True, ema_overwrite_frequency=3)
+    return dense(optimizer=adam), {}
+
+
+def watched() -> Any:
+    """Stop early, and lower the rate before."""
+    import keras
+
+    calls = [
+        keras.callbacks.EarlyStopping("loss", min_delta=10.0, patience=2),
+        keras.callbacks.ReduceLROnPlateau("loss", min_delta=10.0, patience=0),
+    ]
+    return dense(), {"callbacks": calls, "epochs": 9}
+
+
+CASES = {each.__name__: each for each in (
+    sequential, normalized, subclass, own_step, class_weights, mean_of_weights, masks, attention,
+    two_of_each, list_of_outputs, regularized, areas, last_of_one, several_steps,
+    keras_accumulates, averaged, watched,
+)}  # fmt: skip
