@@ -42,7 +42,8 @@ def alone(case):
 def test_fit_is_that_of_one_device(keras, plan, double, case, n):
     devices = [*plan.devices, plan.host][:n]
     got = fit_cases.trained(case, lambda model: fit.parallel(model, devices))
-    fit_cases.near(got, alone(case))
+    # Keras adds 1e-7 to the number of what a mask leaves, before it takes a mean.
+    fit_cases.near(got, alone(case), 1e-6 if case == "masked_normal" else 1e-11)
     assert np.ptp(got[1].get("loss") or got[1]["seen"]) > 0  # it has learned something
 
 
