@@ -37,12 +37,18 @@ def alone(case):
     return fit_models.trained(case)
 
 
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("case", fit_models.CASES)
 def test_fit_is_that_of_one_device(keras, plan, double, case, n):
     devices = [*plan.devices, plan.host][:n]
+<<<<<<< HEAD
     got = fit_models.trained(case, lambda model: fit.parallel(model, devices))
     fit_models.near(got, alone(case))
+=======
+    got = fit_cases.trained(case, lambda model: fit.parallel(model, devices))
+    # Keras adds 1e-7 to the number of what a mask leaves, before it takes a mean.
+    fit_cases.near(got, alone(case), 1e-6 if case == "masked_normal" else 1e-11)
+>>>>>>> w-f2
     assert np.ptp(got[1].get("loss") or got[1]["seen"]) > 0  # it has learned something
 
 
@@ -82,6 +88,7 @@ def test_what_cannot_be_shared_out_is_named(keras, tf, plan, change, error, name
         fit.parallel(**({"model": model, "devices": plan.devices} | change))
 
 
+@pytest.mark.thorough
 def test_four_devices_take_batches_of_ten_and_of_one():
     """Some get no example of a last batch."""
     done = run_python("""

@@ -12,7 +12,7 @@ from mgpu_helpers import _private
 from mgpu_helpers._formatting import whole_number
 from mgpu_helpers._models import ready, takes_training
 from mgpu_helpers.fit.parallel import replace
-from mgpu_helpers.towers.averages import total
+from mgpu_helpers.towers.averages import times, total
 from mgpu_helpers.towers.losses import part
 from mgpu_helpers.towers.shards import like, rows
 from mgpu_helpers.towers.sync import normalizes
@@ -100,7 +100,7 @@ def _step(model: Any, original: Any, pieces: int, data: Any) -> Any:
             _private.losses_as(model, lambda k, loss: _shared(loss, totals.get(k), share), counts),
         ):
             given = original(keras.tree.pack_sequence_as(data, own))
-        scaled = [(_times(share, g), weight) for g, weight in slopes if g is not None]
+        scaled = [(times(share, g), weight) for g, weight in slopes if g is not None]
         return keras.tree.map_structure(tf.convert_to_tensor, given), scaled, scope
 
     given, slopes, scope = piece(tf.constant(0), ())
@@ -153,14 +153,6 @@ def _recorded(model: Any) -> Iterator[list[tuple[Any, Any]]]:
         yield kept
     finally:
         del vars(model.optimizer)["apply"]
-
-
-def _times(share: Any, slope: Any) -> Any:
-    import tensorflow as tf
-
-    if not isinstance(slope, tf.IndexedSlices):
-        return slope * like(share, slope)
-    return tf.IndexedSlices(slope.values * like(share, slope), slope.indices, slope.dense_shape)
 
 
 def _any_rows(x: Any) -> Any:

@@ -37,13 +37,13 @@ def average(
         )
     with placed(device):
         if weights is None:
-            return [_times(1 / len(tower_gradients), _added(column)) for column in columns]
+            return [times(1 / len(tower_gradients), _added(column)) for column in columns]
         known = [weight for weight in weights if not tf.is_tensor(weight)]
         if min(known, default=0) < 0 or known and len(known) == len(weights) and not sum(known):
             raise ValueError(f"weights={list(weights)}: none may be below 0, and not all 0.")
         whole = sum(weights)
         shares = [weight / whole for weight in weights]
-        scaled = ([_times(*each) for each in zip(shares, c, strict=True)] for c in columns)
+        scaled = ([times(*each) for each in zip(shares, c, strict=True)] for c in columns)
         return [_added(column) for column in scaled]
 
 
@@ -65,7 +65,8 @@ def _added(column: Sequence[Any]) -> Any:
     return tf.IndexedSlices(tf.concat(values, 0), tf.concat(indices, 0), each[0].dense_shape)
 
 
-def _times(share: Any, gradient: Any) -> Any:
+def times(share: Any, gradient: Any) -> Any:
+    """Multiply a gradient, which may be None or sparse, by a number or a tensor."""
     import tensorflow as tf
 
     if gradient is None:

@@ -149,7 +149,9 @@ def _moments(
             mean, variance = _private.moments(layer, x, mask)
             means.append(mean)
             variances.append(variance)
-            count = share if mask is None else tf.math.count_nonzero(mask)
+            count = share
+            if mask is not None:  # of a share of 0, what stands in its place does not count
+                count = tf.math.count_nonzero(mask) * tf.cast(share > 0, tf.int64)
             counts.append(tf.cast(count, x.dtype))
     with tf.device(HOST), tf.name_scope(layer.name):
         weights = [count / tf.add_n(counts) for count in counts]
