@@ -97,94 +97,8 @@ def own() -> Any:
     return model
 
 
-<<<<<<< HEAD
 def mixed(policy: str = "mixed_float16") -> Any:
     """Make the network of `cnn` in mixed precision."""
-=======
-def class_weights() -> Any:
-    return dense(), {"class_weight": {0: 0.2, 1: 1.0, 2: 5.0}}
-
-
-def mean_of_weights() -> Any:
-    loss = cross(reduction="mean_with_sample_weight")
-    return dense(loss=loss, weighted_metrics=["accuracy"]), {"sample_weight": HEAVY}
-
-
-def masks() -> Any:
-    """Have a mask on the output, and one from the labels, in a loss of a mean."""
-    import keras
-    from keras import layers
-
-    model = keras.Sequential([
-        keras.Input((5,), dtype="int32"), layers.Embedding(9, 4, mask_zero=True),
-        layers.LSTM(4, return_sequences=True), layers.Dense(3),
-    ])  # fmt: skip
-    adam = keras.optimizers.Adam(0.05, global_clipnorm=0.5)
-    model.compile(adam, cross(ignore_class=1), metrics=["accuracy"])
-    return model, {"x": TOKENS, "y": TAGS}
-
-
-def masked_normal() -> Any:
-    """Normalize what masks leave, in a last batch of two examples."""
-    import keras
-    from keras import layers
-
-    words = [layers.Embedding(9, 4, mask_zero=True), layers.BatchNormalization()]
-    model = keras.Sequential([keras.Input((5,), dtype="int32"), *words, layers.Dense(3)])
-    model.compile(keras.optimizers.SGD(0.1), cross(), metrics=["accuracy"])
-    return model, {"x": TOKENS[:22], "y": TAGS[:22]}
-
-
-def attention() -> Any:
-    """Give one tensor twice to a layer, whose masks come with it."""
-    import keras
-    from keras import layers
-
-    given = keras.Input((5,), dtype="int32")
-    x = layers.Embedding(9, 4, mask_zero=True)(given)
-    x = layers.LayerNormalization()(layers.Add()([x, layers.MultiHeadAttention(2, 4)(x, x)]))
-    model = keras.Model(given, layers.Dense(3)(layers.GlobalAveragePooling1D()(x)))
-    model.compile("adam", cross(), metrics=["accuracy"])
-    return model, {"x": TOKENS}
-
-
-def two_of_each() -> Any:
-    """Have two inputs and two outputs, in dicts, with losses, weights and metrics for each."""
-    import keras
-    from keras import layers
-
-    a, b = keras.Input((6,), name="a"), keras.Input((6,), name="b")
-    x = layers.Concatenate()([layers.Dense(4, "tanh")(a), layers.Dense(4)(b)])
-    made = {"kind": layers.Dense(3, name="kind")(x), "box": layers.Dense(1, name="box")(x)}
-    model = keras.Model({"a": a, "b": b}, made)
-    model.compile("adam", {"kind": cross(), "box": "mse"}, {"kind": 1.0, "box": 0.3},
-                  metrics={"kind": "accuracy", "box": ["mae"]})  # fmt: skip
-    data = {"x": {"a": X, "b": Z}, "y": {"kind": Y, "box": NUMBERS}}
-    return model, data | {"sample_weight": {"kind": HEAVY, "box": HEAVY[::-1].copy()}}
-
-
-def list_of_outputs() -> Any:
-    """Have a head without a loss, and a sum for the loss of another."""
-    import keras
-    from keras import layers
-
-    given = keras.Input((6,))
-    x = layers.Dense(5, "tanh")(given)
-    heads = [layers.Dense(n, name=f"head_{n}")(x) for n in (3, 1, 2)]
-    model = keras.Model(given, heads)
-    model.compile("adamw", [cross(), keras.losses.MeanSquaredError(reduction="sum"), None])
-    return model, {"y": [Y, NUMBERS, NUMBERS]}
-
-
-def regularized() -> Any:
-    from keras import layers
-
-    first = layers.Dense(5, kernel_regularizer="l2", activity_regularizer="l2")
-    return dense(first, layers.Dense(5, kernel_constraint="max_norm")), {}
-
-
-def areas() -> Any:
->>>>>>> w-f2
     import keras
 
     before = keras.config.dtype_policy()
@@ -268,25 +182,5 @@ def main(file: str, names: list[str], replicas: list[int]) -> None:
         np.savez(to, **found)
 
 
-<<<<<<< HEAD
 if __name__ == "__main__":
     main(sys.argv[1], sys.argv[2].split(","), [int(n) for n in sys.argv[3].split(",")])
-=======
-def watched() -> Any:
-    """Stop early, and lower the rate before."""
-    import keras
-
-    calls = [
-        keras.callbacks.EarlyStopping("loss", min_delta=10.0, patience=2),
-        keras.callbacks.ReduceLROnPlateau("loss", min_delta=10.0, patience=0),
-    ]
-    return dense(), {"callbacks": calls, "epochs": 9}
-
-
-CASES = {each.__name__: each for each in (
-    sequential, normalized, subclass, own_step, class_weights, mean_of_weights, masks,
-    masked_normal, attention,
-    two_of_each, list_of_outputs, regularized, areas, last_of_one, several_steps,
-    keras_accumulates, averaged, watched,
-)}  # fmt: skip
->>>>>>> w-f2

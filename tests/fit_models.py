@@ -165,6 +165,17 @@ def masks() -> Any:
     return model, {"x": TOKENS, "y": TAGS}
 
 
+def masked_normal() -> Any:
+    """Normalize what masks leave, in a last batch of two examples."""
+    import keras
+    from keras import layers
+
+    words = [layers.Embedding(9, 4, mask_zero=True), layers.BatchNormalization()]
+    model = keras.Sequential([keras.Input((5,), dtype="int32"), *words, layers.Dense(3)])
+    model.compile(keras.optimizers.SGD(0.1), cross(), metrics=["accuracy"])
+    return model, {"x": TOKENS[:22], "y": TAGS[:22]}
+
+
 def attention() -> Any:
     """Give one tensor twice to a layer, whose masks come with it."""
     import keras
@@ -257,7 +268,8 @@ def watched() -> Any:
 
 
 CASES = {each.__name__: each for each in (
-    sequential, normalized, subclass, own_step, class_weights, mean_of_weights, masks, attention,
+    sequential, normalized, subclass, own_step, class_weights, mean_of_weights, masks,
+    masked_normal, attention,
     two_of_each, list_of_outputs, regularized, areas, last_of_one, several_steps,
     keras_accumulates, averaged, watched,
 )}  # fmt: skip

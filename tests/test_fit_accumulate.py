@@ -37,12 +37,8 @@ def whole(case):
 
 
 # BatchNormalization sees pieces, and so is not among them.
-<<<<<<< HEAD
-CASES = sorted(fit_models.CASES.keys() - {"normalized"})
+CASES = sorted(fit_models.CASES.keys() - {"normalized", "masked_normal"})
 QUICK = {"masks", "two_of_each", "own_step", "weighted"}  # the others are in `make thorough`
-=======
-CASES = sorted(fit_cases.CASES.keys() - {"normalized", "masked_normal"})
->>>>>>> w-f2
 
 
 @pytest.mark.parametrize("case", [

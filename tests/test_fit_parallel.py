@@ -41,14 +41,9 @@ def alone(case):
 @pytest.mark.parametrize("case", fit_models.CASES)
 def test_fit_is_that_of_one_device(keras, plan, double, case, n):
     devices = [*plan.devices, plan.host][:n]
-<<<<<<< HEAD
     got = fit_models.trained(case, lambda model: fit.parallel(model, devices))
-    fit_models.near(got, alone(case))
-=======
-    got = fit_cases.trained(case, lambda model: fit.parallel(model, devices))
     # Keras adds 1e-7 to the number of what a mask leaves, before it takes a mean.
-    fit_cases.near(got, alone(case), 1e-6 if case == "masked_normal" else 1e-11)
->>>>>>> w-f2
+    fit_models.near(got, alone(case), 1e-6 if case == "masked_normal" else 1e-11)
     assert np.ptp(got[1].get("loss") or got[1]["seen"]) > 0  # it has learned something
 
 
