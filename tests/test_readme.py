@@ -21,6 +21,13 @@ def test_links_lead_to_what_is_there():
     assert links and not [where for where in links if not (ROOT / where).exists()]
 
 
+def test_two_lines_put_fit_on_two_devices(plan, monkeypatch):
+    monkeypatch.setenv("MGPU_DEVICES", "2")
+    model = draw_readme.run(ROOT / "README.md", "fit.strategy")["model"]
+    assert model.distribute_strategy.num_replicas_in_sync == 2
+    assert len(model.history.history["val_accuracy"]) == 3
+
+
 def test_the_ten_lines_run_on_two_devices(plan):
     names = draw_readme.run(ROOT / "README.md")
     layers = {row.name for row in names["step"].top(10, by="layer").rows}

@@ -18,9 +18,10 @@ ROOT = Path(__file__).resolve().parent.parent
 TURNS = 20  # steps, of which the shortest is drawn
 
 
-def ten_lines(page: Path) -> str:
-    """Return the first Python code of a Markdown page."""
-    return re.search(r"```python\n(.+?)```", page.read_text(encoding="utf-8"), re.DOTALL)[1]
+def code_with(page: Path, call: str) -> str:
+    """Return the first Python code of a Markdown page that has this call."""
+    codes = re.findall(r"```python\n(.+?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    return next(code for code in codes if call in code)
 
 
 def build_model() -> Any:
@@ -43,12 +44,13 @@ def build_model() -> Any:
     return model
 
 
-def run(page: Path) -> dict[str, Any]:
+def run(page: Path, call: str = "trace.fit_step") -> dict[str, Any]:
     """Run the page's lines as a reader does who has a model and data; return their names."""
-    given = {"build_model": build_model, "data": digits.load(256)}
+    x, y = data = digits.load(256)
+    given = {"build_model": build_model, "data": data, "x": x, "y": y}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "ten_lines.py"
-        file.write_text(ten_lines(page), encoding="utf-8")
+        file.write_text(code_with(page, call), encoding="utf-8")
         return runpy.run_path(str(file), given)
 
 

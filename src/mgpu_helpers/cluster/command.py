@@ -2,8 +2,8 @@
 
 On one machine each worker gets a share of the GPUs that nobody else uses, or of the cores. Over
 several machines call it on each, with --hosts and --index, or in Slurm with --from slurm; then one
-worker drives all GPUs of its machine. The script needs a training loop of its own: the fit of Keras
-3 fails under this strategy.
+worker drives all GPUs of its machine. The script makes its model in the scope of fit.strategy() of
+mgpu_helpers, and calls model.fit; under the strategy alone Keras 3's fit fails.
 
 When one worker fails all are ended, the first that failed is named, and all are started again, up
 to R times. TensorFlow listens on all interfaces of a machine: close its ports to strangers. The
