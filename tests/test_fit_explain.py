@@ -76,9 +76,12 @@ def test_a_slow_input_and_a_slow_callback_are_each_named_with_what_they_cost(tf,
     assert str(found).count("\n") >= 3
 
 
-def test_a_step_without_a_graph_is_named_or_told_why_it_needs_none(keras, data):
-    found = fit.explain(model_of(keras, run_eagerly=True), data, steps=4)
-    assert "run_eagerly" in {cost.name for cost in found.costs}
+def test_a_step_without_a_graph_is_named_or_told_why_it_needs_none(tf, keras, data):
+    class Waits(keras.Sequential):
+        def train_step(self, batch):
+            if tf.executing_eagerly():
+                time.sleep(LONG)
+            return super().train_step(batch)
 
     class Floats(keras.Sequential):
         def train_step(self, batch):
@@ -86,6 +89,9 @@ def test_a_step_without_a_graph_is_named_or_told_why_it_needs_none(keras, data):
             float(logs["loss"])
             return logs
 
+    model = Waits([keras.Input([8]), keras.layers.Dense(4)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    assert "run_eagerly" in {cost.name for cost in fit.explain(model, data, steps=4).costs}
     model = Floats([keras.layers.Dense(4)])  # with weights from its first step on
     model.compile("sgd", "mse", run_eagerly=True)
     found = fit.explain(model, data, steps=4)
@@ -94,7 +100,7 @@ def test_a_step_without_a_graph_is_named_or_told_why_it_needs_none(keras, data):
 
 def test_the_model_and_its_callbacks_are_as_they_were(keras, data):
     keras.utils.set_random_seed(1)
-    model, logger = model_of(keras), keras.callbacks.LambdaCallback()
+    model, logger = fit.accumulate(model_of(keras), 2), keras.callbacks.LambdaCallback()
     model.fit(data, epochs=1, verbose=0, shuffle=False)
     history, attributes = model.history, set(vars(model))
     before = [v.numpy() for v in [*model.variables, *model.optimizer.variables]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,7 +18,7 @@ BARE = "the step itself"
 REMEDIES = {
     "input": "end it with prefetch(tf.data.AUTOTUNE), give map num_parallel_calls, cache()",
     "new shapes": "give all batches one shape: drop_remainder=True, pad to few lengths",
-    "callback": "do less in on_train_batch_begin and _end, or act at every hundredth",
+    "callbacks": "do less in on_train_batch_begin and _end, or act at every hundredth",
     "metrics": "compute the dear ones in validation only",
     "run_eagerly": "compile without it, once the step is debugged",
     BARE: "whatif.explain(trace.fit_step(model, data))",
@@ -78,8 +79,8 @@ def explain(
 
     ready(model, built=False, compiled=True, single=False)
     steps = whole_number("steps", steps, "a number of steps", 4)
-    batch = first_batch(data)
-    notes = []
+    batch, notes = first_batch(data), []
+    without: dict[str, float] = {}  # seconds of a step without each
     with model.distribute_strategy.scope():
         build(model, batch)
         if not model.built:  # as its first step would, with a train_step of its own
@@ -87,49 +88,51 @@ def explain(
         model.optimizer.build(model.trainable_variables)
     with _as_it_was(model):
         now = _Run(model, data, callbacks, steps)
-        known = _Run(model, batch, callbacks, steps)
         shapes = now.traces > 3 or (model.jit_compile is True and _shapes_differ(data))
-        what = "new shapes" if shapes else "input"
-        costs = [Cost(what, now.step - known.step, REMEDIES[what])]
-        if now.traces > 3:
-            notes.append(f"The step was traced {now.traces} times in {PASSES * steps} steps.")
+        known = _Run(model, batch, callbacks, steps)
+        without["new shapes" if shapes else "input"] = known.step
         if callbacks:
-            costs += _of_callbacks(now, now.step - _Run(model, data, (), steps).step)
-        notes += [
-            f"{name} takes {1e3 * seconds / PASSES:.0f} ms at the end of each pass."
-            for name, seconds in now.at_ends.items() if seconds / PASSES > now.step
-        ]  # fmt: skip
-        with _instead(model, compute_metrics=lambda *_, **__: {"loss": 0.0}):
-            without = _Run(model, data, callbacks, steps)
-            costs.append(Cost("metrics", now.step - without.step, REMEDIES["metrics"]))
+            without["callbacks"] = _Run(model, data, (), steps).step
         if model.run_eagerly:
             model.run_eagerly = False
             try:
-                graph = _Run(model, data, callbacks, steps).step
-                costs.append(Cost("run_eagerly", now.step - graph, REMEDIES["run_eagerly"]))
+                without["run_eagerly"] = _Run(model, data, callbacks, steps).step
             except Exception as error:
                 notes.append(f"Without run_eagerly the step fails: {error_line(error)}")
             finally:
                 model.run_eagerly = True
         with _instead(model, compute_metrics=lambda *_, **__: {"loss": 0.0}):
+            without["metrics"] = _Run(model, data, callbacks, steps).step
             bare = _Run(model, batch, (), steps).step
-        noise = abs(now.step - _Run(model, data, callbacks, steps).step)
-    costs = [cost for cost in costs if cost.seconds > max(0.05 * now.step, 2 * noise)]
+        again = _Run(model, data, callbacks, steps).step
+    step, noise = min(now.step, again), abs(now.step - again)
+    costs = [
+        cost for name, seconds in without.items() if step - seconds > max(0.05 * step, noise)
+        for cost in _costs(name, step - seconds, now.in_steps)
+    ]  # fmt: skip
     costs.append(Cost(BARE, bare, REMEDIES[BARE]))
     costs.sort(key=lambda cost: -cost.seconds)
-    if noise > 0.05 * now.step:
+    if now.traces > 3:
+        notes.append(f"The step was traced {now.traces} times in {PASSES * steps} steps.")
+    notes += [
+        f"{name} takes {1e3 * seconds / PASSES:.0f} ms at the end of each pass."
+        for name, seconds in now.at_ends.items() if seconds / PASSES > step
+    ]  # fmt: skip
+    if noise > 0.05 * step:
         notes.append(
-            f"The same again took {1e3 * noise:.1f} ms more or less, so what costs less than twice "
-            "that is not listed."
+            f"The same again took {1e3 * noise:.1f} ms more or less: what costs less is not listed."
         )
-    return Explanation(now.step, costs, now.first, now.between, notes)
+    return Explanation(step, costs, now.first, now.between, notes)
 
 
-def _of_callbacks(run: _Run, total: float) -> Iterator[Cost]:
+def _costs(name: str, seconds: float, of_callbacks: dict[str, float]) -> Iterator[Cost]:
     """Share out what callbacks cost together by the time that each took itself."""
-    spent = sum(run.in_steps.values())
-    for name, seconds in run.in_steps.items():
-        yield Cost(f"callback {name}", total * seconds / spent, REMEDIES["callback"])
+    if name != "callbacks":
+        yield Cost(name, seconds, REMEDIES[name])
+        return
+    whole = sum(of_callbacks.values())
+    for callback, own in of_callbacks.items():
+        yield Cost(f"callback {callback}", seconds * own / whole, REMEDIES[name])
 
 
 def _shapes_differ(data: Any) -> bool:
@@ -181,7 +184,8 @@ class _Run:
         limit: dict[str, Any] = {"shuffle": False} if plain else {"steps_per_epoch": steps}
         model.train_function = None
         start = time.perf_counter()
-        with _instead(model, train_step=counted), self._timed(callbacks):
+        with (_instead(model, train_step=counted), self._timed(callbacks),
+              warnings.catch_warnings(action="ignore", category=UserWarning)):  # of our few steps
             model.fit(data, epochs=PASSES, callbacks=[Clock(), *callbacks], verbose=0, **limit)
         if len(self.begun) < PASSES or min(map(len, self.begun)) < 3:
             raise ValueError(
@@ -231,13 +235,17 @@ def _clocked(
 @contextmanager
 def _instead(of: Any, **methods: Any) -> Iterator[None]:
     """Give one object other methods for a while."""
+    before = {name: vars(of)[name] for name in methods if name in vars(of)}
     for name, method in methods.items():
         setattr(of, name, method)
     try:
         yield
     finally:
         for name in methods:
-            delattr(of, name)
+            if name in before:  # as `accumulate` has given it a train_step
+                setattr(of, name, before[name])
+            else:
+                delattr(of, name)
 
 
 @contextmanager
