@@ -88,8 +88,6 @@ def test_two_workers_give_what_one_gives(alone, two):
     assert report[0].result == report[1].result  # the digest of every bit of both workers
     assert largest(state(alone), state(folder)) < 1e-6
     assert largest(state(alone), state(folder, 5)) > 1e-4  # it has moved
-    # The launcher was told when TensorFlow's own constructor was done, which is not at the start.
-    assert 1 < report.attempts[0].ready < report.seconds
 
 
 def test_a_killed_worker_changes_no_bit(tmp_path, two):

@@ -13,6 +13,7 @@ from mgpu_helpers.graph.step import training_step
 from mgpu_helpers.lessons import count, networks
 from mgpu_helpers.memory.liveness import DEVICE, counted
 from mgpu_helpers.memory.measure import Measured
+from mgpu_helpers.memory.predict import _boundary
 from mgpu_helpers.trace import function_step
 
 D, MB = "/CPU:1", 10**6
@@ -221,7 +222,9 @@ def test_gradients_are_gradients(plan):
     assert memory.predict(norm, 16, "sgd").gradients < 1000  # its averages are no gradients
 
 
-@pytest.mark.parametrize("name", ["lion", pytest.param("words", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("name", [
+    "lion", pytest.param("words", marks=pytest.mark.thorough),  # which holds most elsewhere at 500
+])  # fmt: skip
 def test_fits_is_the_boundary_of_predict(plan, name):
     model = compiled(name)[0]
     budget = memory.predict(model, 500).high
@@ -229,6 +232,20 @@ def test_fits_is_the_boundary_of_predict(plan, name):
     assert memory.fits(model, budget - 1) == 499
     with pytest.raises(OverflowError):
         memory.fits(model, float("inf"))
+
+
+@pytest.mark.parametrize("guess", [1, 40, 99, 100, 101, 5000])
+def test_the_boundary_is_found_from_any_guess(guess):
+    """Of a step that holds most at another moment from a batch of 60 on."""
+    asked = []
+
+    def high(batch):
+        asked.append(batch)
+        return max(1000 + batch, 40 + 17 * batch)
+
+    assert _boundary(high, high(100), guess) == 100
+    assert _boundary(high, high(101) - 1, guess) == 100
+    assert len(asked) < 45
 
 
 # Measured

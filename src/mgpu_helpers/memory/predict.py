@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,7 +114,29 @@ def fits(model: Any, budget: float, optimizer: Any = None) -> int:
             f"{size_text(least - sum(held))}; pipeline.stages splits the layers over several "
             "devices."
         )
-    return bisect_right(range(1, sys.maxsize), budget, key=high)
+    guess = bisect_right(range(1, sys.maxsize), budget, key=high)
+    return _boundary(lambda batch: predict(model, batch, optimizer).high, budget, guess)
+
+
+def _boundary(high: Callable[[int], int], budget: int, guess: int) -> int:
+    """Give the largest batch with high(batch) <= budget; as a rule that is the guess.
+
+    At other sizes a step may hold most at a moment that neither of two small batches shows.
+    """
+    low, beyond = 1, guess + 1
+    while (most := high(beyond)) <= budget:
+        low, beyond = beyond, 2 * beyond
+    least = high(low)
+    turns = itertools.cycle((False, False, True))
+    while beyond - low > 1:
+        batch = min(max(guess, low + 1), beyond - 1)
+        if (held := high(batch)) <= budget:
+            low, least = batch, held
+        else:
+            beyond, most = batch, held
+        share = 0.5 if next(turns) else (budget - least) / (most - least)
+        guess = low + int(share * (beyond - low))
+    return low
 
 
 def _steps(model: Any, batch: int, optimizer: Any) -> tuple[list[Trace], tuple[int, ...]]:
