@@ -160,5 +160,5 @@ def check_rows(given: Any, results: Sequence[Any]) -> None:
             what = counted(shape[0], "row") if shape.rank else "a single value"
             raise ValueError(
                 f"the function returned {what} for a shard of {wanted or 'some'} examples: return "
-                "one row for each example, and take sums and means of what is joined."
+                "one row for each example, and take sums and means afterwards."
             )
