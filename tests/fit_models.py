@@ -192,15 +192,16 @@ def attention() -> Any:
 def places() -> Any:
     """Embed places, which are the same rows for every batch, and clip what they have together."""
     import keras
+    import tensorflow as tf
     from keras import layers
 
     class Places(layers.Layer):
         def __init__(self) -> None:
             super().__init__()
-            self.table = layers.Embedding(5, 4)
+            self.table, self.other = layers.Embedding(5, 4), layers.Embedding(5, 4)
 
         def call(self, x: Any) -> Any:
-            return x + self.table(keras.ops.arange(5))
+            return x + self.table(keras.ops.arange(5)) * self.other(tf.range(tf.shape(x)[1]))
 
     given = keras.Input((5,), dtype="int32")
     x = layers.Embedding(9, 4)(given)

@@ -84,6 +84,12 @@ def same_rows(gradient: Any) -> bool:
         each = looked_up.pop()
         if not tf.is_symbolic_tensor(each) or each.op.type not in OF_NO_EXAMPLE:
             return False
+        if each.op.type == "StridedSlice" and each.op.inputs[0].op.type == "Shape":
+            rank = each.op.inputs[0].op.inputs[0].shape.rank
+            begin = tf.get_static_value(each.op.inputs[1])
+            if not rank or begin is None or begin[0] % rank == 0:  # a number of examples
+                return False
+            continue
         looked_up += each.op.inputs[: OF_NO_EXAMPLE[each.op.type]]
     return True
 
