@@ -35,19 +35,19 @@ def sentences(count, seed):
 
 @keras.saving.register_keras_serializable()
 class Embedded(layers.Layer):
-    """Embed letters and their places; 0 is masked."""
+    """Embed letters and their positions; 0 is masked."""
 
     def __init__(self, **options):
         super().__init__(**options)
         self.letter = layers.Embedding(len(LETTERS) + 1, WIDTH, mask_zero=True)
-        self.place = layers.Embedding(LENGTH, WIDTH)
+        self.position = layers.Embedding(LENGTH, WIDTH)
 
     def build(self, shape):
         self.letter.build(shape)
-        self.place.build(shape)
+        self.position.build(shape)
 
     def call(self, letters):
-        return self.letter(letters) + self.place(keras.ops.arange(LENGTH))
+        return self.letter(letters) + self.position(keras.ops.arange(LENGTH))
 
     def compute_mask(self, letters, mask=None):
         return self.letter.compute_mask(letters)

@@ -43,7 +43,7 @@ def transformer() -> Any:
     from keras import layers
 
     class Places(layers.Layer):
-        """Embed places, which are the same rows for every batch."""
+        """Embed positions, which are the same rows for every batch."""
 
         def __init__(self) -> None:
             super().__init__()

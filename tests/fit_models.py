@@ -190,7 +190,7 @@ def attention() -> Any:
 
 
 def places() -> Any:
-    """Embed places, which are the same rows for every batch, and clip what they have together."""
+    """Embed positions, which are the same rows for every batch, and clip by the global norm."""
     import keras
     import tensorflow as tf
     from keras import layers

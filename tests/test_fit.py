@@ -139,7 +139,7 @@ def first(keras, scope):
         return False
 
 
-@fault("the rows of an embedding of places are there once for each replica, and Adam squares them")
+@fault("a position embedding's rows are there once for each replica, and Adam squares them")
 def rows(keras, scope):
     class Places(keras.layers.Layer):
         def __init__(self):

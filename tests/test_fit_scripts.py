@@ -77,11 +77,11 @@ def alone(tmp_path_factory):
     """Give what a script prints as it was: Keras's `fit` on one device, without a line of ours."""
 
     @functools.cache
-    def printed_alone(name: str) -> dict[str, Any]:
+    def printed_alone(name: str, *arguments: str) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp(name)
         text, _ = original(EXAMPLES / f"{name}.py")
         (folder / "original.py").write_text(text)
-        return run(folder / "original.py", SAME[name][0], folder / "alone")
+        return run(folder / "original.py", [*(arguments or SAME[name][0])], folder / "alone")
 
     return printed_alone
 
@@ -119,6 +119,17 @@ def test_two_workers_print_the_history_of_one_device(name, alone, tmp_path):
     wanted = alone(name)
     for found in run_workers(EXAMPLES / f"{name}.py", arguments, tmp_path / "two"):
         compare(found, wanted, bound)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("policy, bound", [("mixed_float16", 1e-3), ("mixed_bfloat16", 1e-2)])
+def test_mixed_precision_rounds_nearly_as_on_one_device(policy, bound, alone, tmp_path):
+    """Shares of a batch add up in another order, in numbers of 11 or 8 bits: losses only."""
+    arguments = ["--policy", policy, "--dropout", "0"]
+    wanted = alone("language_model", *arguments)
+    found = run(EXAMPLES / "language_model.py", arguments, tmp_path)
+    for name in ("loss", "val_loss"):
+        np.testing.assert_allclose(found[name], wanted[name], rtol=bound, err_msg=name)
 
 
 @pytest.mark.thorough

@@ -7,7 +7,7 @@ Each mend does something only in a replica of a strategy of `fit`. What Keras do
 - It clips a replica's gradients before it adds them up, and not their sum.
 - A BatchNormalization takes its own replica's statistics, and with a mask even if synchronized.
 - Every replica drops out the same places of its part.
-- A gradient of an embedding of places has each row once for each replica, and AdamW squares them.
+- A position embedding's gradient has each row once for each replica, and AdamW squares them.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def _added(column: Sequence[Any]) -> Any:
 def same_rows(gradient: Any) -> bool:
     """Say whether a gradient in a graph is sparse with the same rows for every batch.
 
-    So it is for an embedding of places. Its rows have to be added up, as one device has each of
+    So it is for a position embedding. Its rows have to be added up, as one device has each of
     them once: Keras's optimizers square and clip what stands there twice before they add it up.
     """
     import tensorflow as tf
