@@ -189,6 +189,28 @@ def attention() -> Any:
     return model, {"x": TOKENS}
 
 
+def places() -> Any:
+    """Embed positions, which are the same rows for every batch, and clip by the global norm."""
+    import keras
+    import tensorflow as tf
+    from keras import layers
+
+    class Places(layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.other = layers.Embedding(5, 4), layers.Embedding(5, 4)
+
+        def call(self, x: Any) -> Any:
+            return x + self.table(keras.ops.arange(5)) * self.other(tf.range(tf.shape(x)[1]))
+
+    given = keras.Input((5,), dtype="int32")
+    x = layers.Embedding(9, 4)(given)
+    model = keras.Model(given, layers.Dense(3)(Places()(x)))
+    adamw = keras.optimizers.AdamW(0.05, global_clipnorm=0.05)
+    model.compile(adamw, cross(), metrics=["accuracy"])
+    return model, {"x": TOKENS, "y": TAGS}
+
+
 def two_of_each() -> Any:
     """Have two inputs and two outputs, in dicts, with losses, weights and metrics for each."""
     import keras
@@ -269,7 +291,7 @@ def watched() -> Any:
 
 CASES = {each.__name__: each for each in (
     sequential, normalized, subclass, own_step, class_weights, mean_of_weights, masks,
-    masked_normal, attention,
+    masked_normal, attention, places,
     two_of_each, list_of_outputs, regularized, areas, last_of_one, several_steps,
     keras_accumulates, averaged, watched,
 )}  # fmt: skip

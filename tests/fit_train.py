@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -43,10 +44,20 @@ class Kill(keras.callbacks.Callback):
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Late(keras.callbacks.ModelCheckpoint):
+    """Save after the last pass only, when the other worker could have gone on long ago."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 4:
+            time.sleep(3)
+            super().on_epoch_end(epoch, logs)
+
+
 each = keras.callbacks
 callbacks = [
     each.BackupAndRestore(folder / "backup"), Kill(),
     each.ModelCheckpoint(folder / "best.keras", monitor="val_loss", save_best_only=True),
+    Late(folder / "last.keras"),
     each.CSVLogger(folder / "log.csv", append=True), each.TensorBoard(folder / "board"),
     each.EarlyStopping(patience=50),
     each.ReduceLROnPlateau(patience=1 if how == "rates" else 50, min_delta=10.0),
@@ -56,6 +67,7 @@ seed = index if how == "seeds" else 0
 data = fit.batches(x, y, batch_size=16, shuffle=True, seed=seed)
 history = model.fit(data, validation_data=fit.batches(x[:7], y[:7]), epochs=5, verbose=0,
                     callbacks=callbacks).history  # fmt: skip
+saved = (folder / "last.keras").exists()
 values = [each.numpy() for each in (*model.variables, *model.optimizer.variables)]
 digest = hashlib.sha256(b"".join(value.tobytes() for value in values)).hexdigest()
-print(json.dumps({"state": digest, "history": history}))
+print(json.dumps({"state": digest, "history": history, "saved": saved}))

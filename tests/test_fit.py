@@ -139,6 +139,27 @@ def first(keras, scope):
         return False
 
 
+@fault("a position embedding's rows are there once for each replica, and Adam squares them")
+def rows(keras, scope):
+    class Places(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.table = keras.layers.Embedding(1, 1)
+
+        def call(self, x):
+            return x + self.table(keras.ops.arange(1))
+
+    def made():
+        model = line(keras, Places())
+        model.compile("adam", "mse")
+        return model
+
+    alone = fitted(made())
+    with scope():
+        model = made()
+    return all(np.allclose(a, b, atol=1e-6) for a, b in zip(fitted(model), alone, strict=True))
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_of_keras_is_mended_and_is_still_there_without_us(keras, plan, name):
     """Where this fails on the second line, Keras is mended, and our mend can go."""

@@ -38,7 +38,8 @@ def whole(case):
 
 # BatchNormalization sees pieces, and so is not among them.
 CASES = sorted(fit_models.CASES.keys() - {"normalized", "masked_normal"})
-QUICK = {"masks", "two_of_each", "own_step", "weighted"}  # the others are in `make thorough`
+# The others are in `make thorough`.
+QUICK = {"masks", "places", "two_of_each", "own_step", "weighted"}
 
 
 @pytest.mark.parametrize("case", [

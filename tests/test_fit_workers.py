@@ -71,6 +71,10 @@ def test_only_the_chief_writes(uninterrupted):
     assert len([*(folder / "board" / "train").iterdir()]) == 1
 
 
+def test_each_worker_finds_what_the_chief_has_saved_last(uninterrupted):
+    assert [worker.result["saved"] for worker in uninterrupted[1]] == [True, True]
+
+
 def test_a_killed_worker_changes_no_bit(tmp_path, uninterrupted):
     report = run(TRAIN, tmp_path, tmp_path, "kill", workers=2, restarts=1)
     assert report.ok and report.attempts[0].first == 1 and "SIGKILL" in report.attempts[0].why

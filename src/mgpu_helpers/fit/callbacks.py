@@ -33,7 +33,7 @@ def of_worker(callbacks: Any, strategy: Any) -> Any:
                     setattr(callback, does, lambda *args, **named: None)
             by_pass = callback.save_freq == "epoch" and not strategy.worker
             listed.append(_seeds(Path(callback.backup_dir) / "seeds.npz", by_pass))
-    return [*listed, _same_data(strategy)] if strategy.workers > 1 else listed
+    return [*listed, _together(strategy)] if strategy.workers > 1 else listed
 
 
 def _seeds(file: Path, writes: bool) -> Any:
@@ -60,11 +60,15 @@ def _seeds(file: Path, writes: bool) -> Any:
     return Seeds()
 
 
-def _same_data(strategy: Any) -> Any:
-    """Make a callback that compares what the workers have read of the first batch."""
-    import keras
+def _together(strategy: Any) -> Any:
+    """Make a callback that compares what the workers have read of the first batch.
 
-    class SameData(keras.callbacks.Callback):
+    At the end each of them waits until the chief has written everything.
+    """
+    import keras
+    import tensorflow as tf
+
+    class Together(keras.callbacks.Callback):
         def on_train_begin(self, logs: Any = None) -> None:
             self.compared = False
 
@@ -73,7 +77,10 @@ def _same_data(strategy: Any) -> Any:
                 self.compared = True
                 _compare(strategy, _private.first_pass(self.model))
 
-    return SameData()
+        def on_train_end(self, logs: Any = None) -> None:
+            strategy.gather(strategy.run(lambda: tf.zeros([1])), 0)
+
+    return Together()
 
 
 def _compare(strategy: Any, first_pass: int) -> None:

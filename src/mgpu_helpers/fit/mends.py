@@ -7,6 +7,7 @@ Each mend does something only in a replica of a strategy of `fit`. What Keras do
 - It clips a replica's gradients before it adds them up, and not their sum.
 - A BatchNormalization takes its own replica's statistics, and with a mask even if synchronized.
 - Every replica drops out the same places of its part.
+- A position embedding's gradient has each row once for each replica, and AdamW squares them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 from mgpu_helpers import _private
 from mgpu_helpers.fit.shares import scaled, sized, strategy_here, unscaled
+from mgpu_helpers.towers.averages import same_rows
 
 APART = 10**9  # between the seeds of two replicas; Keras draws none that is larger
 MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
@@ -139,13 +141,26 @@ def apply(keras_has: Callable[..., Any]) -> Callable[..., Any]:
         if strategy_here() and not getattr(self, "given_sums", False):
             there = [each for each in grads if each is not None]
             if there:
-                summed = iter(context.all_reduce("SUM", there))
-                grads = [None if each is None else next(summed) for each in grads]
+                of_all = iter(context.all_reduce("SUM", [_rows(each) for each in there]))
+                grads = [None if each is None else _as(each, next(of_all)) for each in grads]
         if (inner := getattr(self, "inner_optimizer", None)) is not None:
             inner.given_sums = strategy_here() is not None
         return keras_has(self, grads, trainable_variables)
 
     return apply
+
+
+def _rows(gradient: Any) -> Any:
+    return gradient.values if same_rows(gradient) else gradient
+
+
+def _as(gradient: Any, of_all: Any) -> Any:
+    """Make a gradient for the same rows of what `_rows` of all replicas add up to."""
+    import tensorflow as tf
+
+    if not same_rows(gradient):
+        return of_all
+    return tf.IndexedSlices(of_all, gradient.indices, gradient.dense_shape)
 
 
 def sum_gradients(keras_has: Callable[..., Any]) -> Callable[..., Any]:

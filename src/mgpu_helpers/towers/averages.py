@@ -7,6 +7,10 @@ from typing import Any
 
 from mgpu_helpers._train import HOST
 
+# Operations that make the same of every batch, by how many of their inputs count for that.
+OF_NO_EXAMPLE = {"Const": 0, "Range": 3, "AddV2": 2, "Cast": 1, "ExpandDims": 1, "Identity": 1,
+                 "Less": 2, "Reshape": 1, "SelectV2": 3, "StridedSlice": 4}  # fmt: skip
+
 
 def average(
     tower_gradients: Sequence[Sequence[Any]],
@@ -61,8 +65,33 @@ def _added(column: Sequence[Any]) -> Any:
     if not all(isinstance(g, tf.IndexedSlices) for g in each):
         return tf.add_n([tf.convert_to_tensor(g) for g in each])
     values, indices = [g.values for g in each], [g.indices for g in each]
+    if alike := [g for g in each if same_rows(g)]:
+        return tf.IndexedSlices(tf.add_n(values), alike[0].indices, each[0].dense_shape)
     # What stands there twice for a row adds up when it is used.
     return tf.IndexedSlices(tf.concat(values, 0), tf.concat(indices, 0), each[0].dense_shape)
+
+
+def same_rows(gradient: Any) -> bool:
+    """Say whether a gradient in a graph is sparse with the same rows for every batch.
+
+    So it is for a position embedding. Its rows have to be added up, as one device has each of
+    them once: Keras's optimizers square and clip what stands there twice before they add it up.
+    """
+    import tensorflow as tf
+
+    looked_up: list[Any] = [getattr(gradient, "indices", None)]
+    while looked_up:
+        each = looked_up.pop()
+        if not tf.is_symbolic_tensor(each) or each.op.type not in OF_NO_EXAMPLE:
+            return False
+        if each.op.type == "StridedSlice" and each.op.inputs[0].op.type == "Shape":
+            rank = each.op.inputs[0].op.inputs[0].shape.rank
+            begin = tf.get_static_value(each.op.inputs[1])
+            if not rank or begin is None or begin[0] % rank == 0:  # a number of examples
+                return False
+            continue
+        looked_up += each.op.inputs[: OF_NO_EXAMPLE[each.op.type]]
+    return True
 
 
 def times(share: Any, gradient: Any) -> Any:

@@ -1,0 +1,147 @@
+"""Whole scripts as users have them: alone, and with their marked lines on devices and workers."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import ROOT, clean, limited
+
+EXAMPLES = ROOT / "examples"
+LIMIT = 300  # seconds: a script takes about ten on a core that nobody else uses
+
+# What switches off all that draws: another number of replicas has other draws. The bound is a share
+# of the value, and of 1 for what is near 0.
+SAME: dict[str, tuple[list[str], float]] = {
+    "resnet": (["{folder}", "--no-augmentation"], 1e-5),
+    "language_model": (["--policy", "float32", "--dropout", "0"], 1e-5),
+    "two_outputs": ([], 1e-5),
+}
+# With all that a user has; the policy of the language model is its own, mixed_bfloat16.
+RANDOM: dict[str, list[str]] = {"resnet": ["{folder}"], "language_model": []}
+
+
+def original(script: Path) -> tuple[str, int]:
+    """Give a script without what `fit` needs, and how many lines of it that changes."""
+    kept, changed = [], 0
+    for line in script.read_text().splitlines():
+        text, _, mark = line.rpartition("  # ")
+        changed += mark in ("added", "indented")
+        if mark == "indented":
+            line = text.removeprefix("    ")
+        if mark != "added":
+            kept.append(line)
+    return "\n".join(kept) + "\n", changed
+
+
+def environment() -> dict[str, str]:
+    path = str(ROOT / "src")
+    return clean(PYTHONPATH=path, MGPU_MODE="cores", MGPU_DEVICES="2", CUDA_VISIBLE_DEVICES="-1")
+
+
+def printed(text: str) -> dict[str, Any]:
+    """Read the history that a script prints as its last line."""
+    return json.loads(text.splitlines()[-1])
+
+
+def run(script: Path, arguments: list[str], folder: Path) -> dict[str, Any]:
+    words = [word.format(folder=folder) for word in arguments]
+    done = subprocess.run([sys.executable, script, *words], env=environment(), capture_output=True,
+                          text=True, timeout=LIMIT)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    return printed(done.stdout)
+
+
+def run_workers(script: Path, arguments: list[str], folder: Path) -> list[dict[str, Any]]:
+    """Run a script by `mgpu cluster`, as it says, and give what each worker has printed."""
+    words = [word.format(folder=folder) for word in arguments]
+    logs = folder.with_name(folder.name + "_logs")
+    options = ["--workers", "2", "--logs", logs, "--startup", "200", "--time-limit", str(LIMIT)]
+    command = [sys.executable, "-m", "mgpu_helpers", "cluster", *options, script, "--", *words]
+    env = {k: v for k, v in environment().items() if k not in ("CUDA_VISIBLE_DEVICES")}
+    with limited(2 * LIMIT):
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    return [printed((logs / f"worker_{i}.log").read_text()) for i in range(2)]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Give what a script prints as it was: Keras's `fit` on one device, without a line of ours."""
+
+    @functools.cache
+    def printed_alone(name: str, *arguments: str) -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp(name)
+        text, _ = original(EXAMPLES / f"{name}.py")
+        (folder / "original.py").write_text(text)
+        return run(folder / "original.py", [*(arguments or SAME[name][0])], folder / "alone")
+
+    return printed_alone
+
+
+def compare(found: dict[str, Any], wanted: dict[str, Any], bound: float) -> None:
+    assert found.keys() == wanted.keys()
+    for name, values in wanted.items():
+        np.testing.assert_allclose(found[name], values, rtol=bound, atol=bound, err_msg=name)
+    assert wanted["loss"][-1] < 0.8 * wanted["loss"][0]  # it has learned something
+    if "learning_rate" in wanted:  # and was stopped early, at a rate that a plateau has lowered
+        assert len(wanted["loss"]) < 5 and wanted["learning_rate"][-1] < 0.05 * 0.9**4
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_three_lines_of_a_script_are_ours(name):
+    text, changed = original(EXAMPLES / f"{name}.py")
+    compile(text, name, "exec")
+    assert 0 < changed <= 3 and "mgpu" not in text
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param("resnet", marks=pytest.mark.thorough),
+    pytest.param("language_model", marks=pytest.mark.thorough), "two_outputs",
+])  # fmt: skip
+def test_two_devices_print_the_history_of_one(name, alone, tmp_path):
+    arguments, bound = SAME[name]
+    found = run(EXAMPLES / f"{name}.py", arguments, tmp_path / "two")
+    compare(found, alone(name), bound)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", SAME)
+def test_two_workers_print_the_history_of_one_device(name, alone, tmp_path):
+    arguments, bound = SAME[name]
+    wanted = alone(name)
+    for found in run_workers(EXAMPLES / f"{name}.py", arguments, tmp_path / "two"):
+        compare(found, wanted, bound)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("policy, bound", [("mixed_float16", 1e-3), ("mixed_bfloat16", 1e-2)])
+def test_mixed_precision_rounds_nearly_as_on_one_device(policy, bound, alone, tmp_path):
+    """Shares of a batch add up in another order, in numbers of 11 or 8 bits: losses only."""
+    arguments = ["--policy", policy, "--dropout", "0"]
+    wanted = alone("language_model", *arguments)
+    found = run(EXAMPLES / "language_model.py", arguments, tmp_path)
+    for name in ("loss", "val_loss"):
+        np.testing.assert_allclose(found[name], wanted[name], rtol=bound, err_msg=name)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("where", ["devices", "workers"])
+@pytest.mark.parametrize("name", RANDOM)
+def test_what_draws_learns_too(name, where, tmp_path):
+    """With augmentation, dropout and mixed precision the numbers are others, alike on workers."""
+    script, folder = EXAMPLES / f"{name}.py", tmp_path / "two"
+    if where == "devices":
+        found = [run(script, RANDOM[name], folder)]
+    else:
+        found = run_workers(script, RANDOM[name], folder)
+    assert all(each == found[0] for each in found)
+    assert np.isfinite(found[0]["loss"]).all()
+    assert found[0]["loss"][-1] < 0.8 * found[0]["loss"][0]
