@@ -798,7 +798,11 @@ checks.leaves_empty(leaves_empty)
 # costs a copy of the weights and the optimizer's state on each device, an all-reduce in every step,
 # and care with the last batch.
 #
-# - Call `towers.check_batches` before the training, and look where the copies are.
+# - `with fit.strategy(plan).scope():` of this package, in place of the strategy's own scope, mends
+#   what this lesson broke: the last batch, the statistics, the beginnings. [What it keeps of
+#   `fit`](../docs/fit.md) is a table, each line of which is tested.
+# - With the plain strategy, call `towers.check_batches` before the training, or `fit.check(model,
+#   data)`, which knows the other traps too.
 # - Make each BatchNormalization with `synchronized=True`. Otherwise what you save has the first
 #   replica's moving statistics.
 # - With short passes, give `fit` an endless dataset and `steps_per_epoch`.
@@ -806,7 +810,7 @@ checks.leaves_empty(leaves_empty)
 #   larger, and you may have to choose the learning rate anew.
 # - Take towers ([[07]]) for a step that you want to see or to change, and for batches that do not
 #   divide: `towers.train_step` weights the shards by their sizes.
-# - Several machines need another strategy and a loop of your own: [[13]]. A model that does not fit
-#   on one GPU needs [[09]].
+# - Several machines need another strategy: [[13]]. A model that does not fit on one GPU needs
+#   [[09]].
 #
 # Next: [[next]].

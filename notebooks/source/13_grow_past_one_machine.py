@@ -235,7 +235,8 @@ model.fit(tf.zeros([8, 4]), tf.zeros([8, 1]), verbose=0)""")
 # %% [markdown]
 # That is [issue 20585](https://github.com/keras-team/keras/issues/20585) of Keras. The `fit` of
 # Keras 2, which is the package `tf-keras`, works. The models and optimizers of Keras 3 work too, as
-# long as the loop is your own.
+# long as the loop is your own. Or make the model in the scope of `fit.strategy()` of this package,
+# which [mends `fit`](../docs/fit.md) where Keras 3 fails.
 #
 # ## Proof: two and three workers train what one trains
 #
