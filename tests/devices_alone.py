@@ -237,6 +237,18 @@ def test_gpus_mode_takes_whole_gpus_that_grow(machine):
     assert fake.tried == ["/GPU:0", "/GPU:1"] and plan.float32 == ""
 
 
+@pytest.mark.parametrize("gpus, env, n", [(3, {}, 3), (1, {}, 1), (3, {"MGPU_DEVICES": "2"}, 2)])
+def test_who_says_no_number_gets_all_gpus(machine, gpus, env, n):
+    machine(gpus, **env)
+    plan = devices.setup()
+    assert (plan.mode, len(plan)) == ("gpus", n) and devices.setup() is plan
+
+
+def test_who_says_no_number_gets_two_cores_without_a_gpu():
+    plan = devices.setup()
+    assert (plan.mode, len(plan)) == ("cores", 2) and devices.setup() is plan
+
+
 def test_split_gpu_shares_gpus_and_its_first_devices_are_on_different_ones(machine):
     fake = machine(2, free=(6000, 9000))
     plan, limit = devices.setup(3), int(0.8 * 6000 / 2)

@@ -20,9 +20,10 @@ AMPERE = (8, 0)  # the compute capability from which on GPUs have TF32
 _Device = tuple[str, str, Details]  # its name, what stands behind it, the details of its GPU
 
 
-def setup(n: int = 2) -> Plan:
+def setup(n: int | None = None) -> Plan:
     """Configure TensorFlow for a host and n devices, and return the plan.
 
+    None takes all GPUs, or two cores where there is no GPU, as for a first try without one.
     Call it before anything else touches TensorFlow. MGPU_DEVICES overrides n; MGPU_MODE (gpus,
     split-gpu or cores) overrides the mode, which otherwise follows from the GPUs that are there.
     Each device runs a small operation before the plan is returned, so that one which
@@ -37,9 +38,10 @@ def setup(n: int = 2) -> Plan:
     wanted = os.environ.get("MGPU_DEVICES")
     asked = int(wanted) if wanted and wanted.strip().isdecimal() else wanted or n
     what = "MGPU_DEVICES" if wanted else "n"
-    n = whole_number(what, asked, "a number of devices", 1, most=MOST)
+    if asked is not None:
+        n = whole_number(what, asked, "a number of devices", 1, most=MOST)
     plan = current()
-    if plan and len(plan) == n and plan.mode != "adopted":
+    if plan and (asked is None or len(plan) == n) and plan.mode != "adopted":
         return plan
     # CUDA's own order is fastest first; nvidia-smi's is by bus. One order everywhere is worth more.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
@@ -54,9 +56,12 @@ def setup(n: int = 2) -> Plan:
     if plan or _private.started():
         raise RuntimeError(
             "TensorFlow has started, and its devices cannot change any more: take them as they are "
-            f"with devices.adopt(), or restart the kernel and call devices.setup({n}) first."
+            f"with devices.adopt(), or restart the kernel and call devices.setup({n or ''}) first."
         )
     gpus = tf.config.list_physical_devices("GPU")
+    if n is None:
+        few = os.environ.get("MGPU_MODE") in ("cores", "split-gpu")
+        n = 2 if few else min(len(gpus), MOST) or 2
     mode = _mode(n, len(gpus))
     if mode == "cores":
         chosen = _use_cores(tf, n)
