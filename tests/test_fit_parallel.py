@@ -37,8 +37,14 @@ def alone(case):
     return fit_models.trained(case)
 
 
-@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("case", fit_models.CASES)
+# The others, and three devices, are in `make thorough`.
+QUICK = {"normalized", "own_step", "masks", "two_of_each", "regularized", "last_of_one"}
+
+
+@pytest.mark.parametrize("case, n", [
+    pytest.param(case, n, marks=[] if n == 2 and case in QUICK else pytest.mark.thorough)
+    for case in fit_models.CASES for n in (2, 3)
+])  # fmt: skip
 def test_fit_is_that_of_one_device(keras, plan, double, case, n):
     devices = [*plan.devices, plan.host][:n]
     got = fit_models.trained(case, lambda model: fit.parallel(model, devices))

@@ -22,6 +22,7 @@ WANTED = (
     "results/*.json",
     "docs/sources.md",
     "docs/errors.md",
+    "docs/fit.md",
     "docs/benchmarks.md",
     "docs/parameter_servers.md",
     "docs/first_ten_minutes_on_a_gpu.md",
