@@ -17,7 +17,7 @@ import _mirrored
 import _rounds
 from mgpu_helpers import devices, fit
 
-PASSES, STEPS, MOST = 3, 10, 12  # passes, steps of a pass, rounds
+PASSES, STEPS, MOST = 3, 10, 7  # passes, steps of a pass, rounds
 
 
 def ways(plan, size):
