@@ -120,7 +120,7 @@ def mend(tf, keras):
         "seeds": "self ordered", "reduce": "values sample_weight mask reduction dtype",
         "sum": "self grads_and_vars", "losses": "self y_true y_pred sample_weight",
         "apply": "self grads trainable_variables", "apply_scaled": "self grads trainable_variables",
-        "build": "self iterator data_batch",
+        "build": "self iterator data_batch", "built": "self input_shape",
     }  # fmt: skip
     for which, names in arguments.items():
         has = inspect.unwrap(pkgutil.resolve_name(_private.KERAS[which]))

@@ -302,6 +302,7 @@ KERAS = {
     "reduce": "keras.src.losses.loss.reduce_weighted_values",
     "losses": "keras.src.trainers.compile_utils.CompileLoss.call",
     "moments": "keras.layers.BatchNormalization._moments",
+    "built": "keras.layers.BatchNormalization.build",
     "seeds": "keras.random.SeedGenerator.next",
     "sum": "keras.src.backend.tensorflow.optimizer.TFOptimizer._all_reduce_sum_gradients",
     "apply": "keras.optimizers.Optimizer.apply",

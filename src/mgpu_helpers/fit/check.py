@@ -8,6 +8,7 @@ from typing import Any
 
 from mgpu_helpers._models import ready
 from mgpu_helpers._private import layers_of
+from mgpu_helpers.devices.machine import one_of_several_workers
 from mgpu_helpers.towers.batches import check_batches
 
 
@@ -31,7 +32,7 @@ def check(model: Any, data: Any, *, rate_for: int | None = None) -> list[str]:
         if not getattr(strategy, "of_fit", False):  # which cuts, normalizes and adds up rightly
             sentences += [*_of_data(data, strategy), *_of_layers(model)]
             sentences += _of_losses(model, strategy)
-        sentences += _of_order(data, strategy)
+        sentences += _of_order(data)
     return sentences
 
 
@@ -68,21 +69,17 @@ def _of_data(data: Any, strategy: Any) -> Iterator[str]:
         yield str(error)
     policies = tf.data.experimental.AutoShardPolicy
     policy = data.options().experimental_distribute.auto_shard_policy
-    if _several_workers(strategy) and policy == policies.OFF:
+    if one_of_several_workers() and policy == policies.OFF:
         yield (
             "the auto_shard_policy of the Dataset is OFF, so each worker reads all examples unless "
             "its script takes data.shard(workers, index): set AutoShardPolicy.DATA."
         )
 
 
-def _several_workers(strategy: Any) -> bool:
-    return bool(strategy.cluster_resolver and strategy.cluster_resolver.cluster_spec())
-
-
-def _of_order(data: Any, strategy: Any) -> Iterator[str]:
+def _of_order(data: Any) -> Iterator[str]:
     import tensorflow as tf
 
-    if not isinstance(data, tf.data.Dataset) or not _several_workers(strategy):
+    if not isinstance(data, tf.data.Dataset) or not one_of_several_workers():
         return
     if _shuffles_without_seed(data):
         yield (

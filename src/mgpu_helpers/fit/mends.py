@@ -83,6 +83,17 @@ def reduce(keras_has: Callable[..., Any]) -> Callable[..., Any]:
     return reduce
 
 
+def built(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a BatchNormalization remember what the strategy in whose scope it is built was asked."""
+    import tensorflow as tf
+
+    def build(self: Any, input_shape: Any) -> None:
+        keras_has(self, input_shape)
+        self.of_all_replicas = getattr(tf.distribute.get_strategy(), "synchronized", None)
+
+    return build
+
+
 def moments(keras_has: Callable[..., Any]) -> Callable[..., Any]:
     """Let a BatchNormalization normalize by the statistics of all replicas, masked or not.
 
@@ -92,7 +103,8 @@ def moments(keras_has: Callable[..., Any]) -> Callable[..., Any]:
 
     def moments(self: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
         strategy = strategy_here()
-        if strategy is None or not strategy.synchronized:
+        asked = getattr(self, "of_all_replicas", None)
+        if strategy is None or not (strategy.synchronized if asked is None else asked):
             return keras_has(self, inputs, mask)
         axis = self.axis % len(inputs.shape)
         others = [a for a in range(len(inputs.shape)) if a != axis]
@@ -172,7 +184,7 @@ def mend_replicas() -> None:
     """Mend Keras for replicas of `fit`, once in a process."""
     for which, how in {
         "scale": scale, "unscale": unscale, "losses": losses, "reduce": reduce,
-        "moments": moments, "seeds": seeds, "apply": apply, "apply_scaled": apply,
+        "moments": moments, "built": built, "seeds": seeds, "apply": apply, "apply_scaled": apply,
         "sum": sum_gradients,
     }.items():  # fmt: skip
         _private.mend(which, how)
