@@ -65,7 +65,7 @@ isa: $(ready)  ## every notebook against its stored outputs, as other processors
 	$(plain) $(pytest) $(each) tests/test_variants.py -m isa $(if $(ISA),-k "$(ISA)")
 
 thorough: $(ready)  ## the long tests: larger Keras models, workers that train together
-	$(plain) $(pytest) -n 2 --dist worksteal -m thorough
+	$(plain) $(pytest) -n 2 --dist worksteal --durations=15 -m thorough
 
 counts: $(ready)  ## every notebook to its end on other numbers of devices, 1 to 8; values may differ
 	$(plain) $(pytest) $(each) tests/test_variants.py -m counts

@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from _loopback import crossed
 
-PARAMETERS, ROWS, REPEATS = (1250, 1000), 64, 5
+PARAMETERS, ROWS = (1250, 1000), 64
+REPEATS, SLOW = 5, 3  # over a slow link all times are alike, and long
 P = 4 * PARAMETERS[0] * PARAMETERS[1]  # bytes of gradients
 
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -48,17 +49,17 @@ def step() -> None:
     strategy.run(on_replica)
 
 
-def together(work, *args) -> float:
+def together(work, *args, repeats: int, warmup: int = 1) -> float:
     """Time some work that all workers begin at once; the median, in seconds."""
     taken = []
-    for _ in range(REPEATS + 1):
+    for _ in range(warmup + repeats):
         average(one)[0].numpy()
         began = time.perf_counter()
         result = work(*args)
         if result is not None:
             tf.reshape(result, [-1])[0].numpy()
         taken.append(time.perf_counter() - began)
-    return statistics.median(taken[1:])
+    return statistics.median(taken[warmup:])
 
 
 def reduced(value: tf.Tensor) -> None:
@@ -75,9 +76,10 @@ for rate in map(int, sys.argv[1:]):
     if rate:
         bucket = ["rate", f"{rate}mbit", "burst", "64kb", "latency", "200ms"]
         subprocess.run(["tc", "qdisc", "replace", "dev", "e0", "root", "tbf", *bucket], check=True)
+    repeats = SLOW if rate else REPEATS
     found[str(rate)] = {
-        "compute": together(compute),
-        "average": together(average, gradients),
-        "step": together(step),
+        "compute": together(compute, repeats=repeats),
+        "average": together(average, gradients, repeats=repeats),
+        "step": together(step, repeats=repeats, warmup=0 if rate else 1),
     }
 print(json.dumps(found), flush=True)

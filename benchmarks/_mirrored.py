@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 Way = Callable[[], Any]
 
@@ -33,52 +34,64 @@ def keras_model() -> Any:
     return model
 
 
+def loop(
+    strategy: Any, data: Any, size: int, steps: int, one_call: bool = False, xla: bool = False
+) -> Way:
+    """Give a loop of our own of so many steps with the global batches of `data`.
+
+    data is a dataset of whole batches, or a function that gives each worker a dataset of its part.
+    """
+    import tensorflow as tf
+
+    with strategy.scope():
+        model = keras_model()
+
+    @tf.function(jit_compile=xla)
+    def loss_and_gradients(x, y):
+        with tf.GradientTape() as tape:
+            each = tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x, training=True))
+            loss = tf.nn.compute_average_loss(each, global_batch_size=size)
+        return loss, tape.gradient(loss, model.trainable_variables)
+
+    def replica(x, y):
+        loss, gradients = loss_and_gradients(x, y)
+        model.optimizer.apply(gradients, model.trainable_variables)
+        return loss
+
+    @tf.function
+    def step(batch):
+        return strategy.reduce("SUM", strategy.run(replica, args=batch), axis=None)
+
+    @tf.function
+    def several(batches):
+        loss = tf.constant(0.0)
+        for _ in tf.range(steps):
+            loss = step(next(batches))
+        return loss
+
+    batches = iter(
+        strategy.distribute_datasets_from_function(data)
+        if callable(data)
+        else strategy.experimental_distribute_dataset(data)
+    )
+    if one_call:
+        return lambda: several(batches).numpy()
+    return lambda: [step(next(batches)).numpy() for _ in range(steps)]
+
+
 def loops(strategy: Any, to_one: Any, data: Any, size: int, steps: int) -> dict[str, Way]:
     """Give loops of our own, each of so many steps, with the settings that may be faster.
 
     `strategy` has the usual all-reduce, and to_one is on the same devices, with
     ReductionToOneDevice.
     """
-    import tensorflow as tf
-
-    def loop(strategy, one_call=False, xla=False):
-        with strategy.scope():
-            model = keras_model()
-
-        @tf.function(jit_compile=xla)
-        def loss_and_gradients(x, y):
-            with tf.GradientTape() as tape:
-                each = tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x, training=True))
-                loss = tf.nn.compute_average_loss(each, global_batch_size=size)
-            return loss, tape.gradient(loss, model.trainable_variables)
-
-        def replica(x, y):
-            loss, gradients = loss_and_gradients(x, y)
-            model.optimizer.apply(gradients, model.trainable_variables)
-            return loss
-
-        @tf.function
-        def step(batch):
-            return strategy.reduce("SUM", strategy.run(replica, args=batch), axis=None)
-
-        @tf.function
-        def several(batches):
-            loss = tf.constant(0.0)
-            for _ in tf.range(steps):
-                loss = step(next(batches))
-            return loss
-
-        batches = iter(strategy.experimental_distribute_dataset(data))
-        if one_call:
-            return lambda: several(batches).numpy()
-        return lambda: [step(next(batches)).numpy() for _ in range(steps)]
-
+    given = data, size, steps
     return {
-        "own loop": loop(strategy),
-        "own loop, to one device": loop(to_one),
-        "own loop, one call": loop(strategy, one_call=True),
-        "own loop, to one device, one call": loop(to_one, one_call=True),
-        "own loop, XLA": loop(strategy, xla=True),
+        "own loop": loop(strategy, *given),
+        "own loop, to one device": loop(to_one, *given),
+        "own loop, one call": loop(strategy, *given, one_call=True),
+        "own loop, to one device, one call": loop(to_one, *given, one_call=True),
+        "own loop, XLA": loop(strategy, *given, xla=True),
     }
 
 
@@ -89,15 +102,13 @@ def fit(strategy: Any, data: Any, steps: int) -> dict[str, Way]:
     calls the function that `fit` calls in each step, on an iterator that stays. "end" gives the
     seconds that it takes to end an iterator after these steps.
     """
-    from mgpu_helpers.lessons import replicas
-
     with strategy.scope():
         model = keras_model()
 
     def call():
         model.fit(data, steps_per_epoch=steps, verbose=0, shuffle=False)
 
-    times = replicas.iterators(strategy, call)
+    times = iterators(strategy, call)
     kept = iter(strategy.experimental_distribute_dataset(data))
 
     def begins():
@@ -118,3 +129,13 @@ def fit(strategy: Any, data: Any, steps: int) -> dict[str, Way]:
         return time.perf_counter() - began
 
     return {"call": call, "begins": begins, "steps": some_steps, "end": end}
+
+
+def iterators(strategy: Any, function: Callable[[], Any]) -> int:
+    """Count the iterators of distributed datasets that a call of the function makes."""
+    import tensorflow as tf
+
+    kind = type(strategy.experimental_distribute_dataset(tf.data.Dataset.range(8).batch(8)))
+    with mock.patch.object(kind, "__iter__", autospec=True, side_effect=kind.__iter__) as made:
+        function()
+    return made.call_count

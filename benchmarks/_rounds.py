@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -11,12 +11,13 @@ from mgpu_helpers import timing
 
 LEAST, CLOSE = 5, 0.02
 Way = Callable[[], Any]
+Taken = TypeVar("Taken")
 
 
 def enough(
     most: int, ratios: Callable[[], Iterable[Sequence[float]]], least: int = LEAST
 ) -> Iterator[int]:
-    """Count rounds, up to `most`, until all the ratios' medians are known to 2 %.
+    """Count rounds, up to `most`, until all the ratios' medians are known closely.
 
     ratios() gives what the rounds so far have found. A median is known to about 1.57 times the
     middle half over the root of the rounds (the notch of McGill, Tukey and Larsen, 1978).
@@ -28,9 +29,36 @@ def enough(
 
 
 def known(rounds: Sequence[float]) -> bool:
-    """Say whether the median of some rounds is known to 2 %."""
+    """Say whether a ratio's median is known to 2 %, or to a twentieth of how far it is from 1."""
     low, middle, high = np.quantile(rounds, [0.25, 0.5, 0.75])
-    return bool(1.57 * (high - low) / np.sqrt(len(rounds)) <= CLOSE * middle)
+    off = 1.57 * (high - low) / np.sqrt(len(rounds))
+    return bool(off <= max(CLOSE * middle, abs(middle - 1) / 20))
+
+
+def in_turn(
+    ways: Mapping[str, Callable[[], Taken]], *, most: int, least: int = LEAST,
+    seconds: Callable[[Taken], float], always: Collection[str] = (),
+) -> dict[str, list[Taken]]:  # fmt: skip
+    """Take all ways in turn, the first one in each round, and the others while it pays.
+
+    A way ends once its ratio to the first one is known; those of `always` never do. A way gives
+    what it took, and `seconds` makes a number of that.
+    """
+    taken: dict[str, list[Taken]] = {name: [] for name in ways}
+    first, *others = ways
+
+    def open_(name: str) -> bool:
+        both = zip(taken[name], taken[first], strict=False)
+        return not known([seconds(ours) / seconds(theirs) for ours, theirs in both])
+
+    for done in range(most):
+        if done >= least:
+            if not any(map(open_, others)):
+                break
+            others = [name for name in others if name in always or open_(name)]
+        for name in (first, *others):
+            taken[name].append(ways[name]())
+    return taken
 
 
 def compare(a: Way, b: Way, *, warmup: int, most: int) -> timing.Comparison:

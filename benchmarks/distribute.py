@@ -17,13 +17,13 @@ from statistics import median
 
 import _cards as results
 import _mirrored
+import _rounds
 import _workers
 import cores
-from _rounds import enough
 from _steps import Step
 from mgpu_helpers import devices, scaling
 
-GLOBAL_BATCH, STEPS, ROUNDS = cores.GLOBAL_BATCH, 4, 10
+GLOBAL_BATCH, STEPS, ROUNDS = cores.GLOBAL_BATCH, 4, 8
 
 
 def today(plan, network, images, labels):
@@ -118,26 +118,21 @@ def clocked(function) -> tuple[float, float]:
 
 def in_turn(ways):
     """Call everything in turn, and give the clocks of each round by name."""
-    taken = {name: [] for name in ways}
-
-    def ratios():
-        base = [wall for wall, _ in taken["towers, graph"]]
-        timed = (each for name, each in taken.items() if name not in ("towers, graph", "end"))
-        return [over([wall for wall, _ in each], base) for each in timed]
-
-    for run in enough(ROUNDS + 2, ratios, least=7):
-        for name, way in ways.items():
-            both = clocked(way)
-            if run > 1:
-                taken[name].append(both)
+    for way in ways.values():
+        way()
+    clocks = {name: lambda way=way: clocked(way) for name, way in ways.items()}
+    taken = _rounds.in_turn(
+        clocks, most=ROUNDS, seconds=lambda clocks: clocks[0],
+        always=("call", "begins", "steps", "own loop"),
+    )  # fmt: skip
     wall, processors = ({name: [each[clock] for each in rounds] for name, rounds in taken.items()}
                         for clock in (0, 1))  # fmt: skip
     return wall, processors
 
 
 def over(seconds, base):
-    """Return one way's time over another's, round by round."""
-    return [ours / theirs for ours, theirs in zip(seconds, base, strict=True)]
+    """Return one way's time over another's, for each round of both."""
+    return [ours / theirs for ours, theirs in zip(seconds, base, strict=False)]
 
 
 def taken_apart(wall, processors, loop, ends):
@@ -199,7 +194,7 @@ def main() -> None:
     ratios = [results.Ratio.of("mirrored at its best: time over towers", over(wall[best], base), 1)]
     ratios += [results.Ratio.of(f"{name}: time over towers", over(seconds, base))
                for name, seconds in named.items()]  # fmt: skip
-    pieces, more = taken_apart(wall, processors, "own loop", ends[2:])
+    pieces, more = taken_apart(wall, processors, "own loop", ends[1:])
     print(*(ratios := [*ratios, *more]), f"best: {best}", pieces, sep="\n")
     _, traced = trace.session_step(session, step, feed)
     on_host = [op for op in traced.ops if op.device == plan.host]

@@ -17,12 +17,15 @@ from typing import Any
 import matplotlib
 
 import _cards as results
+from _rounds import enough
 from mgpu_helpers import charts, devices, timing, trace
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
-from keras_models import BUILT, built  # noqa: E402
+from keras_models import built  # noqa: E402
 
-ROUNDS, STEPS, PICTURE = 5, 5, 10_000  # STEPS: how many plain steps a trace may cost besides
+MODELS = "residual", "transformer", "lstm"  # mobilenet takes longest, and is as residual is
+LEAST, ROUNDS = 3, 5
+STEPS, PICTURE = 5, 10_000  # STEPS: how many plain steps a trace may cost besides
 
 
 def seconds(call: Callable[..., Any], *args: Any) -> float:
@@ -42,33 +45,36 @@ def main() -> None:
     matplotlib.use("Agg")
     plan = devices.setup(1)
     numbers, ratios = {}, []
-    for name in BUILT:
+    for name in MODELS:
         first, traced, plain = [], [], []
-        for _ in range(ROUNDS):  # a new model each time, whose graph nobody has built yet
-            model, x, y = built(name)
+
+        def share(first=first, traced=traced, plain=plain):
+            each = zip(traced, first, plain, strict=True)
+            return [trace / (graph + STEPS * step) for trace, graph, step in each]
+
+        for _ in enough(ROUNDS, lambda: [share()], LEAST):
+            model, x, y = built(name)  # a new one each time, whose graph nobody has built yet
             first.append(seconds(model.train_on_batch, x, y))
             plain.append(timing.measure(lambda: model.train_on_batch(x, y), repeats=9).median)  # noqa: B023
-            traced.append(seconds(trace.function_step, model.train_on_batch, x, y))
-        _, step = trace.function_step(model.train_on_batch, x, y)
+            began = time.perf_counter()
+            _, step = trace.function_step(model.train_on_batch, x, y)
+            traced.append(time.perf_counter() - began)
         drawn = {by: [seconds(draw, step, by) for _ in range(3)] for by in (None, "layer")}
         mapped = [seconds(lambda: charts.placement_map(step).figure.canvas.draw())]  # noqa: B023
-        share = [
-            t / (f + STEPS * p) for t, f, p in zip(traced, first, plain, strict=True)
-        ]
-        ratio = results.Ratio.of(f"{name}: trace, of graph and {STEPS} steps", share, 1.0,
+        ratio = results.Ratio.of(f"{name}: trace, of graph and {STEPS} steps", share(), 1.0,
                                  at_least=False)  # fmt: skip
         ratios.append(ratio)
         numbers[name] = {
-            "operations": len(step.ops), "first_s": min(first), "plain_ms": 1e3 * min(plain),
-            "traced_s": min(traced), "timeline_s": min(drawn[None]),
-            "by_layer_s": min(drawn["layer"]), "map_s": min(mapped),
+            "rounds": len(first), "operations": len(step.ops), "first_s": min(first),
+            "plain_ms": 1e3 * min(plain), "traced_s": min(traced),
+            "timeline_s": min(drawn[None]), "by_layer_s": min(drawn["layer"]), "map_s": min(mapped),
         }  # fmt: skip
         print(ratio, {k: round(v, 3) for k, v in numbers[name].items()})
         if len(step.ops) >= PICTURE:
             ratios.append(results.Ratio.of(f"{name}: timeline of {len(step.ops):,} operations, s",
                                            drawn[None], 1.0, at_least=False))  # fmt: skip
     print(*ratios, sep="\n")
-    results.write("trace", plan, {"rounds": ROUNDS, "models": numbers}, ratios)
+    results.write("trace", plan, {"models": numbers}, ratios)
 
 
 if __name__ == "__main__":

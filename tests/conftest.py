@@ -15,6 +15,7 @@ import pytest
 from hypothesis import settings
 
 import fake_driver
+import fit_models
 
 settings.register_profile("untimed", deadline=None)  # a machine may have other work
 settings.load_profile("untimed")
@@ -109,3 +110,33 @@ def plan():
 
     os.environ["MGPU_MODE"] = "cores"
     return devices.setup(2)
+
+
+@pytest.fixture(scope="session")
+def tf(plan):
+    """Give TensorFlow, which has started with the plan."""
+    import tensorflow
+
+    return tensorflow
+
+
+@pytest.fixture(scope="session")
+def keras(tf):
+    """Give Keras, on the TensorFlow that has started with the plan."""
+    import keras
+
+    return keras
+
+
+@pytest.fixture
+def double(keras):
+    """Compute in float64, where rounding would hide a mistake, or be made much of."""
+    with fit_models.double():
+        yield
+
+
+@pytest.fixture(scope="session")
+def plain(tf, plan):
+    """Give TensorFlow's own strategy of two replicas, beside which others may be made."""
+    to_one = tf.distribute.ReductionToOneDevice()
+    return tf.distribute.MirroredStrategy(plan.devices, to_one)

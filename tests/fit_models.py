@@ -198,10 +198,13 @@ def places() -> Any:
     class Places(layers.Layer):
         def __init__(self) -> None:
             super().__init__()
-            self.table, self.other = layers.Embedding(5, 4), layers.Embedding(5, 4)
+            self.table, self.other, self.third = (layers.Embedding(5, 4) for _ in range(3))
+            self.kept = self.add_weight((5,), dtype="int32", trainable=False)
+            self.kept.assign(range(5))
 
         def call(self, x: Any) -> Any:
-            return x + self.table(keras.ops.arange(5)) * self.other(tf.range(tf.shape(x)[1]))
+            x += self.table(keras.ops.arange(5)) * self.other(tf.range(tf.shape(x)[1]))
+            return x + self.third(self.kept)
 
     given = keras.Input((5,), dtype="int32")
     x = layers.Embedding(9, 4)(given)
@@ -232,7 +235,7 @@ def list_of_outputs() -> Any:
     from keras import layers
 
     given = keras.Input((6,))
-    x = layers.Dense(5, "tanh")(given)
+    x = layers.Dense(5, "tanh", activity_regularizer="l2")(given)
     heads = [layers.Dense(n, name=f"head_{n}")(x) for n in (3, 1, 2)]
     model = keras.Model(given, heads)
     model.compile("adamw", [cross(), keras.losses.MeanSquaredError(reduction="sum"), None])
@@ -289,9 +292,24 @@ def watched() -> Any:
     return dense(), {"callbacks": calls, "epochs": 9}
 
 
+def sure() -> Any:
+    """A softmax and a sigmoid of large numbers: of probabilities below 1e-7 a loss would be cut."""
+    import keras
+
+    given = keras.Input((6,))
+    x = keras.layers.Dense(5)(keras.layers.Dense(5)(given))
+    kind = keras.layers.Dense(3, "softmax", name="kind")(x)
+    model = keras.Model(given, {"kind": kind, "is": keras.layers.Dense(1, "sigmoid", name="is")(x)})
+    for layer in model.layers[-2:]:
+        layer.kernel.assign(40 * layer.kernel)
+    losses = {"kind": "sparse_categorical_crossentropy", "is": "binary_crossentropy"}
+    model.compile("adam", losses)
+    return model, {"y": {"kind": Y, "is": (Y[:, None] > 0).astype("d")}}
+
+
 CASES = {each.__name__: each for each in (
     sequential, normalized, subclass, own_step, class_weights, mean_of_weights, masks,
     masked_normal, attention, places,
     two_of_each, list_of_outputs, regularized, areas, last_of_one, several_steps,
-    keras_accumulates, averaged, watched,
+    keras_accumulates, averaged, watched, sure,
 )}  # fmt: skip

@@ -11,26 +11,6 @@ import fit_models
 from mgpu_helpers import fit, trace
 
 
-@pytest.fixture(scope="module")
-def keras(plan):
-    import keras
-
-    return keras
-
-
-@pytest.fixture(scope="module")
-def tf(plan):
-    import tensorflow
-
-    return tensorflow
-
-
-@pytest.fixture
-def double(keras):
-    with fit_models.double():
-        yield
-
-
 @functools.cache
 def whole(case):
     return fit_models.trained(case)
@@ -68,15 +48,14 @@ def test_pieces_are_shared_out_over_devices(keras, plan, double, case):
 
 @pytest.mark.parametrize("layer", ["Dropout", "BatchNormalization"])
 @pytest.mark.filterwarnings("ignore:.*normalizes")
-def test_replicas_take_their_shares_in_pieces(keras, tf, plan, double, layer):
+def test_replicas_take_their_shares_in_pieces(keras, plain, double, layer):
     """Under MirroredStrategy, with state that replicas share: rates of 0 and averages of pieces."""
     seen, x = [], np.concatenate([fit_models.X[:8]] * 3)
     if layer == "BatchNormalization":  # all pieces have the same statistics
         x = np.tile([fit_models.X[0], -fit_models.X[0]], (12, 1))
     for pieces in (None, 2):
         keras.utils.set_random_seed(0)
-        one = tf.distribute.ReductionToOneDevice()  # a second strategy has no other collectives
-        with tf.distribute.MirroredStrategy(["/cpu:1", "/cpu:2"], one).scope():
+        with plain.scope():
             made = [getattr(keras.layers, layer)(**({"rate": 0.0} if layer == "Dropout" else {}))]
             model = fit_models.dense(keras.layers.Dense(5, "tanh"), *made)
         if pieces:

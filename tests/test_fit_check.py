@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from mgpu_helpers import fit
-
-
-@pytest.fixture(scope="module")
-def tf(plan):
-    import tensorflow
-
-    return tensorflow
-
-
-@pytest.fixture
-def strategy(tf, plan):
-    """Two replicas that train, on logical CPUs."""
-    return tf.distribute.MirroredStrategy(
-        plan.devices[:2], cross_device_ops=tf.distribute.ReductionToOneDevice()
-    )
+from mgpu_helpers.fit.check import _of_devices, _shuffles_without_seed, replica_sizes
 
 
 def model_of(keras, *, synchronized=True, optimizer="sgd", loss="mse"):
@@ -32,55 +20,74 @@ def model_of(keras, *, synchronized=True, optimizer="sgd", loss="mse"):
     return model
 
 
-def dataset(tf, examples, batch=8):
-    return tf.data.Dataset.from_tensor_slices(
-        (tf.ones([examples, 3]), tf.ones([examples, 2]))
-    ).batch(batch)
+@pytest.fixture
+def examples(tf):
+    """Make a Dataset of so many examples."""
+    return lambda n: tf.data.Dataset.from_tensor_slices((tf.ones([n, 3]), tf.ones([n, 2])))
 
 
-def test_what_is_right_is_told_nothing(tf, plan, strategy):
-    import keras
-
-    assert fit.check(model_of(keras, synchronized=False), dataset(tf, 21)) == []  # one device
-    with strategy.scope():
+def test_what_is_right_is_told_nothing(keras, plain, examples):
+    assert fit.check(model_of(keras, synchronized=False), examples(21).batch(8)) == []  # one device
+    with plain.scope():
         model = model_of(keras)
-    assert fit.check(model, dataset(tf, 24)) == []
+    assert fit.check(model, examples(24).batch(8)) == []
 
 
-@pytest.mark.parametrize("settings, examples, named", [
-    ({}, 21, "5"),  # 3 and 2
-    ({"synchronized": False}, 24, "'norm'"),
-    ({"loss": "sum"}, 24, "1/2"),
-], ids=["short", "norm", "sum"])  # fmt: skip
-def test_each_trap_has_its_sentence(tf, strategy, settings, examples, named):
-    import keras
+@pytest.mark.parametrize("make, named", [
+    (lambda data: data(21).batch(8), ["batch 3 .* 5 .* 3, 2: .*count alike.* 6 or more"]),
+    (lambda data: data(17).batch(8), ["batch 3 .* 1 .* 1, 0: .*NaN.* 2 or more"]),
+    (lambda data: data(9).batch(5), ["batch 1 .* 5 .* 3, 2, .*use 4 or 6"]),
+    (lambda data: data(24).batch(8).concatenate(data(7).batch(7)), ["batch 4 .* 7 "]),
+    (lambda data: data(13).repeat().batch(8, drop_remainder=True), []),
+    (lambda data: data(17).batch(8).repeat(), ["batch 3 "]),
+    (lambda data: data(24).map(lambda x, y: (x, y[0])), ["are examples and no batches"]),
+    (lambda data: tuple(next(iter(data(9).batch(9)))), ["batch 1 .* use 8 or 10"]),
+])  # fmt: skip
+def test_a_batch_that_leaves_a_replica_short_has_its_sentence(keras, plain, examples, make, named):
+    with plain.scope():
+        model = model_of(keras)
+    sentences = fit.check(model, make(examples))
+    assert len(sentences) == len(named)
+    for sentence, pattern in zip(sentences, named, strict=True):
+        assert re.search(pattern, sentence)
 
-    if "loss" in settings:
-        settings = {"loss": keras.losses.MeanSquaredError(reduction="sum")}
-    with strategy.scope():
-        model = model_of(keras, **settings)
-    (sentence,) = fit.check(model, dataset(tf, examples))
+
+def test_the_sizes_are_those_that_the_replicas_get(tf, plain):
+    for size in range(1, 8):
+        data = tf.data.Dataset.range(size).batch(size)
+        (parts,) = plain.experimental_distribute_dataset(data)
+        got = [len(part) for part in plain.experimental_local_results(parts)]
+        assert got == replica_sizes(size, 2)
+    assert [replica_sizes(size, 4) for size in (5, 8)] == [[2, 2, 1, 0], [2, 2, 2, 2]]
+
+
+@pytest.mark.parametrize("trap, named", [("norm", "'norm'"), ("sum", "1/2")])
+def test_a_layer_and_a_loss_that_see_one_replica_have_a_sentence(
+    keras, plain, examples, trap, named
+):
+    with plain.scope():
+        if trap == "norm":
+            model = model_of(keras, synchronized=False)
+        else:
+            model = model_of(keras, loss=keras.losses.MeanSquaredError(reduction="sum"))
+    (sentence,) = fit.check(model, examples(24).batch(8))
     assert named in sentence
 
 
-def test_an_optimizer_from_outside_and_a_rate_of_another_batch(tf, strategy):
-    import keras
-
-    optimizer = keras.optimizers.SGD(0.01)
-    with strategy.scope():
+def test_an_optimizer_from_outside_and_a_rate_of_another_batch(keras, plain, examples):
+    optimizer, data = keras.optimizers.SGD(0.01), examples(24).batch(8)
+    with plain.scope():
         model = model_of(keras, optimizer=optimizer)
-    (sentence,) = fit.check(model, dataset(tf, 24))
+    (sentence,) = fit.check(model, data)
     assert optimizer.name in sentence
-    with strategy.scope():
+    with plain.scope():
         model.compile(keras.optimizers.SGD(0.01), "mse")
-    (sentence,) = fit.check(model, dataset(tf, 24), rate_for=4)
+    (sentence,) = fit.check(model, data, rate_for=4)
     assert "0.02" in sentence and "0.0141" in sentence
-    assert fit.check(model, dataset(tf, 24), rate_for=8) == []
+    assert fit.check(model, data, rate_for=8) == []
 
 
-def test_devices_that_come_twice_or_are_not_there(tf, plan):
-    from mgpu_helpers.fit.check import _of_devices
-
+def test_devices_that_come_twice_or_are_not_there(tf):
     class Extended:
         worker_devices = ("/device:CPU:1", "/device:CPU:1", "/device:GPU:7")
 
@@ -91,11 +98,7 @@ def test_devices_that_come_twice_or_are_not_there(tf, plan):
     assert "/CPU:1 2 times" in twice and "/GPU:7" in missing
 
 
-def test_a_shuffle_without_a_seed_is_found_in_the_graph_of_a_dataset(tf):
-    import keras
-
-    from mgpu_helpers.fit.check import _shuffles_without_seed
-
+def test_a_shuffle_without_a_seed_is_found_in_the_graph_of_a_dataset(tf, keras):
     data = tf.data.Dataset.range(8)
     tf.random.set_seed(None)
     assert _shuffles_without_seed(data.shuffle(8).map(lambda i: i + 1).batch(2))

@@ -12,20 +12,6 @@ from mgpu_helpers import fit
 LONG = 0.05  # seconds, where a step takes a few thousandths
 
 
-@pytest.fixture(scope="module")
-def tf(plan):
-    import tensorflow
-
-    return tensorflow
-
-
-@pytest.fixture(scope="module")
-def keras(tf):
-    import keras
-
-    return keras
-
-
 def model_of(keras, **settings):
     model = keras.Sequential([keras.Input([8]), keras.layers.Dense(4)])
     model.compile("adam", "mse", metrics=["mae"], **settings)
@@ -51,7 +37,7 @@ def waits(tf):
     return slow
 
 
-def test_a_slow_input_and_a_slow_callback_are_each_named_with_what_they_cost(tf, plan, keras, data):
+def test_a_slow_input_and_a_slow_callback_are_named_with_what_they_cost(tf, plain, keras, data):
     class Slow(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             time.sleep(LONG)
@@ -64,10 +50,7 @@ def test_a_slow_input_and_a_slow_callback_are_each_named_with_what_they_cost(tf,
         def on_epoch_end(self, epoch, logs=None):
             time.sleep(2 * LONG)
 
-    strategy = tf.distribute.MirroredStrategy(
-        plan.devices[:2], cross_device_ops=tf.distribute.ReductionToOneDevice()
-    )
-    with strategy.scope():
+    with plain.scope():
         model = model_of(keras)
     assert fit.explain(model, data.map(waits(tf)), steps=4).costs[0].name == "input"
     found = fit.explain(model_of(keras), data, callbacks=[Quick(), Slow(), Saves()], steps=4)

@@ -8,15 +8,10 @@ import numpy as np
 import pytest
 
 from keras_models import built
-from mgpu_helpers import graph
+from mgpu_helpers import _private, graph
+from mgpu_helpers._models import graph_of
+from mgpu_helpers.graph import cuts
 from mgpu_helpers.trace import function_step
-
-
-@pytest.fixture(scope="module")
-def tf(plan):
-    import tensorflow
-
-    return tensorflow
 
 
 @pytest.fixture(scope="module")
@@ -309,3 +304,24 @@ def models_of_a_batch(batch):
 def test_what_would_be_counted_wrong_is_refused(tf, models, wrong, said):
     with pytest.raises(ValueError, match=said):
         wrong(models["lstm"], tf.zeros([4, 3]))
+
+
+# where a model can be cut
+
+
+def test_among_equal_parts_the_cuts_cost_least():
+    assert cuts.balanced([1, 1, 1, 1, 1], [0, 0, 9, 1, 0], 2) == [3]
+    assert cuts.balanced([1, 1, 1, 1, 1], [0, 0, 1, 9, 0], 2) == [2]
+
+
+def test_what_a_model_gives_anyway_does_not_cross(plan):
+    """Of two outputs the first is made early: behind it the second's way is the only one."""
+    import keras
+
+    given = keras.Input((4,))
+    early = keras.layers.Dense(5, name="early")(given)
+    x = keras.layers.Dense(6, name="next")(early)
+    model = keras.Model(given, [early, keras.layers.Dense(7, name="last")(x)])
+    calls = _private.calls_of(graph_of(model))
+    at = cuts.narrow(graph_of(model), calls)
+    assert [(calls[i].operation.name, size) for i, size in at.items() if i] == [("last", 6 * 4)]

@@ -89,7 +89,7 @@ def test_help_names_every_room_and_calls_what_there_is():
     ("towers", {"towers", "_models", "_train", "_names", "_private", "_formatting"}),
     ("fit",
      {"fit", "devices", "nvml", "_files", "_models", "_names", "_train", "_private", "_quiet",
-      "towers", "trace", "_formatting"}),
+      "graph", "pipeline", "towers", "trace", "_formatting"}),
     ("cluster",
      {"_processes", "cluster", "devices", "_names", "nvml", "_private", "_quiet", "_formatting"}),
     ("whatif",

@@ -54,9 +54,12 @@ def sh(line):
     return ["sh", "-c", line]
 
 
-def until(file):
-    """Give a line of shell that waits for a file: under load nothing else ends in time."""
-    return f"until test -e {file}; do sleep 0.02; done"
+def until(true):
+    """Give a line of shell that waits until a `test` is true: under load nothing else ends in time.
+
+    But for no more than a minute or two: where a runner is killed, nobody ends its jobs.
+    """
+    return f"n=0; until test {true} || test $((n += 1)) -gt 3000; do sleep 0.02; done"
 
 
 def python(code, *args):
@@ -257,7 +260,7 @@ def test_a_full_disk_fails_the_job_that_writes_and_not_the_runner(monkeypatch):
 
 @pytest.mark.parametrize("per_device", [1, 2])
 def test_jobs_start_in_order_and_fill_the_devices_before_they_share_one(per_device, cores):
-    waits = sh(f"touch $$.here; until test $(ls *.here | wc -l) = {2 * per_device}; do :; done")
+    waits = sh(f"touch $$.here; {until(f'$(ls *.here | wc -l) = {2 * per_device}')}")
     report = jobs.run([waits] * 2 * per_device + [sh("true")] * 2, devices=cores,
                       per_device=per_device)  # fmt: skip
     places = [(core, slot) for slot in range(per_device) for core in cores]
@@ -302,7 +305,7 @@ def test_a_fork_of_the_runner_does_not_keep_its_locks():
         "    def __init__(self, *arguments, **named):\n"
         "        super().__init__(*arguments, **named); open('go', 'w')\n"
         "subprocess.Popen = Started\n"
-        f"first = threading.Thread(target=jobs.run, args=([sh({until('forked')!r})],))\n"
+        f"first = threading.Thread(target=jobs.run, args=([sh({until('-e forked')!r})],))\n"
         "first.start()\n"
         "while not os.path.exists('go'): time.sleep(0.01)\n"
         "fork = os.fork()\n"
@@ -346,7 +349,8 @@ def test_a_job_that_closes_its_files_keeps_its_device_while_its_runner_lives(cor
 
 
 def test_a_device_is_free_for_others_as_soon_as_its_job_has_ended(cores):
-    with runner(f"jobs.run([sh('true'), sh({until('go')!r})], devices={cores}, logs='a')") as one:
+    waits = sh(until("-e go"))
+    with runner(f"jobs.run([sh('true'), {waits}], devices={cores}, logs='a')") as one:
         wait_for(lambda: one.stdout.readline().startswith("done"))
         assert jobs.run([sh("true")], devices=cores[:1]).ok and one.poll() is None
         Path("go").touch()

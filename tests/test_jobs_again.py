@@ -92,7 +92,7 @@ def test_two_runners_that_write_one_file_write_whole_rows(cores):
 @pytest.mark.parametrize("killed", [False, True])
 def test_two_runners_of_one_script_do_not_write_one_log(killed, cores, capfd):
     """Nor does a runner write over the log of a job that a killed one has left running."""
-    first = f"touch begun; {until('ended')}; echo '{{\"n\": 1}}'"
+    first = f"touch begun; {until('-e ended')}; echo '{{\"n\": 1}}'"
     with runner(f"jobs.run([sh({first!r})], devices=[{cores[0]}], names=['train'])") as one:
         wait_for(Path("begun").exists)
         if killed:
@@ -180,7 +180,7 @@ def test_a_success_counts_for_one_job_and_a_later_failure_undoes_it():
 
 
 def test_a_killed_runner_loses_no_row(cores):
-    commands = [job("a"), job("b"), job("c", f"; {until('killed')}"), job("d")]
+    commands = [job("a"), job("b"), job("c", f"; {until('-e killed')}"), job("d")]
     with runner(f"jobs.run({commands}, devices={cores[:1]})") as killed:
         wait_for(lambda: Path("ran").exists() and "c" in Path("ran").read_text())
         killed.kill()

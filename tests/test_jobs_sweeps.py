@@ -125,7 +125,7 @@ def test_jobs_of_one_and_of_two_devices_never_share_one(cores):
 
 def test_all_or_none_are_locked(cores):
     """A runner that waits for a second device does not keep the first from others."""
-    with runner(f"jobs.run([sh({until('go')!r})], devices={cores[1:]}, logs='a')") as one:
+    with runner(f"jobs.run([sh({until('-e go')!r})], devices={cores[1:]}, logs='a')") as one:
         assert one.stdout.readline().startswith("start")
         code = f"jobs.run([sh('true')], devices={cores}, devices_each=2, logs='b')"
         with runner(code) as both:

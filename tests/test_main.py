@@ -270,11 +270,6 @@ def test_a_mode_that_cannot_be_is_said(tmp_path, called, mode):
     assert (ran.returncode, ran.stdout) == (2, "") and "MGPU_MODE=" in ran.stderr
 
 
-def test_batches_says_whether_they_divide(capsys):
-    assert main(["batches", "1000", "8", "4"]) == 0 and main(["batches", "1005", "8", "4"]) == 1
-    assert "2, 2, 1, 0" in capsys.readouterr().out
-
-
 def test_the_last_table_has_the_results_of_the_jobs(run_scripts, tmp_path, core):
     (tmp_path / "job.py").write_text(
         "import sys, json; n = int(sys.argv[1][-1])\nif n == 2: sys.exit('no')\n"

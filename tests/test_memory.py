@@ -104,20 +104,6 @@ def test_the_count_agrees_with_the_trace(plan, network, batch):
     assert held.gradients + held.activations == pytest.approx(trace.peak(D, False), rel=0.1)
 
 
-@given(any_network, st.integers(0, 3), st.booleans(), st.data())
-def test_fits_is_the_boundary_of_predict(network, slots, onednn, data):
-    def total(batch):
-        return count.predict(network, batch, slots=slots, onednn=onednn).total
-
-    batch = data.draw(st.integers(1, 5000))
-    budget = data.draw(st.integers(total(batch), total(batch + 1) - 1))
-    assert count.fits(network, budget, slots=slots, onednn=onednn) == batch
-    assert isinstance(count.fits(network, 1e12), int)
-    with pytest.raises(ValueError, match="do not hold"):
-        count.fits(network, total(1) - 1, slots=slots, onednn=onednn)
-    assert count.fits(network, total(1), slots=slots, onednn=onednn) == 1
-
-
 # Measured
 
 
@@ -176,7 +162,6 @@ def test_gradients_are_found_on_their_way_through_an_average():
     lambda: memory.by_use(Trace((), (), {D: ((0.0, 0),)}, ()), "/CPU:9"),
     lambda: count.predict(SMALL, 2.5),
     lambda: count.predict(replace(SMALL, layers=(Pool(),)), 1),
-    lambda: count.fits(SMALL, 3743, onednn=True),  # 1312 an example, and 2432
 ])  # fmt: skip
 def test_what_cannot_be_counted_is_refused(wrong):
     with pytest.raises(ValueError):

@@ -19,13 +19,6 @@ from mgpu_helpers.trace import function_step
 D, MB = "/CPU:1", 10**6
 
 
-@pytest.fixture(scope="module")
-def tf(plan):
-    import tensorflow
-
-    return tensorflow
-
-
 def traced(plan, model, x, y):
     """Trace what fit runs; give the peak without what libraries borrow."""
     import tensorflow as tf

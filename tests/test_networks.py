@@ -19,13 +19,6 @@ NETWORKS = {
 every = pytest.mark.parametrize("name", NETWORKS)
 
 
-@pytest.fixture(scope="session")
-def tf(plan):
-    import tensorflow
-
-    return tensorflow
-
-
 def examples(n, seed=0):
     rng = np.random.default_rng(seed)
     return rng.random((n, 28, 28, 1), np.float32), rng.integers(0, 10, n)

@@ -37,13 +37,6 @@ few = settings(max_examples=40, deadline=None)
 sizes = {"p": st.integers(1, 6), "m": st.integers(1, 12), "kind": st.sampled_from([*KINDS])}
 
 
-@pytest.fixture(scope="module")
-def tf(plan):
-    import tensorflow
-
-    return tensorflow
-
-
 def examples(network, size, seed=0):
     rng = np.random.default_rng(seed)
     x = rng.random((size, *network.input), np.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 import textwrap
 from collections.abc import Callable
@@ -101,6 +102,51 @@ def device_around(tf, keras):
         assert _private.device_around().endswith("/device:CPU:1")
 
 
+@canary("captures")
+def captured(tf, keras):
+    outside, seen = tf.constant(1.0), []
+
+    @tf.function
+    def function(x):
+        y = x + outside
+        seen.extend(_private.captured(each) is outside for each in y.op.inputs)
+        return y
+
+    function(tf.ones([]))
+    assert seen == [False, True]
+
+
+@canary("_unique_id, _value")
+def move(tf, keras):
+    layer = keras.layers.Dense(2)
+    layer.build((None, 3))
+    adam, kernel, before = keras.optimizers.Adam(), layer.kernel, layer.kernel.value
+    adam.build([kernel])
+    wanted = kernel.numpy()
+    _private.move(kernel, "/CPU:1")
+    assert layer.kernel is kernel and kernel.value.device.endswith("CPU:1")
+    np.testing.assert_array_equal(kernel.numpy(), wanted)
+    adam.apply([tf.ones([3, 2])], [kernel])  # which raises an error for a variable not known
+    assert (kernel.numpy() < wanted).all()
+    assert before.numpy().size == 0
+
+
+@canary("_keras_logits")
+def logits_of(tf, keras):
+    x = tf.constant([[1.0, 2.0]])
+    for name in ("softmax", "sigmoid"):
+        made = keras.activations.get(name)(x)
+        assert _private.logits_of(made) is x and _private.logits_of(tf.identity(made)) is None
+
+
+@canary("_keras_logits, of losses")
+def set_logits(tf, keras):
+    """With logits of 1000 a loss of the probabilities alone would be that of what is clipped."""
+    made, logits = tf.constant([[1.0, 0.0]]), tf.constant([[1000.0, 0.0]])
+    _private.set_logits(made, logits)
+    assert keras.losses.sparse_categorical_crossentropy(tf.constant([1]), made).numpy() == 1000
+
+
 @canary("LossFunctionWrapper")
 def loss_of(tf, keras):
     loss = _private.loss_of(lambda labels, outputs: outputs - labels)
@@ -146,6 +192,14 @@ def what_fit_keeps(tf, keras):
     strategy = tf.distribute.get_strategy()
     data = tf.data.Dataset.range(2).batch(2)
     assert next(iter(_private.dataset_of(TFEpochIterator(strategy, data)))).shape == 2
+
+
+@canary("_collective_key_base")
+def numbered(tf, keras):
+    number = tf.distribute.MirroredStrategy._collective_key_base
+    kind = _private.numbered(type("Kind", (tf.distribute.MirroredStrategy,), {}), 7)
+    made = kind(["/cpu:1", "/cpu:2"]).extended
+    assert made._collective_keys.get_group_key(["/cpu:1"]) > 700_000 > number
 
 
 @canary("_set_context, _physical_devices, _visible_device_list, _memory_growth_map")
@@ -298,6 +352,9 @@ def call_of(tf, keras):
         raise LookupError
     model(tf.ones([1, 2]))
     assert len(model.losses) == 1  # no call was left open
+    drops = keras.layers.Dropout(0.5)
+    with _private.call_of(keras.layers.Layer(), training=True):
+        assert 0 in drops(tf.ones([100])).numpy()
 
 
 @canary("_symbolic_build, _compile_loss, _flat_losses")
@@ -332,6 +389,34 @@ def without_autocast(tf, keras):
 
     _, *read = Reads(dtype="mixed_float16")(tf.ones([1, 1]))
     assert read == [tf.float32, tf.float16]
+
+
+@canary("get_autocast_scope")
+def autocast_here(tf, keras):
+    class Reads(keras.layers.Layer):
+        def build(self, shape):
+            self.weight = self.add_weight(shape=(1,))
+
+        def call(self, x):
+            return x, _private.autocast_here()
+
+    reads = Reads(dtype="mixed_float16")
+    _, block = reads(tf.ones([1, 1]))
+    with block:
+        assert tf.convert_to_tensor(reads.weight).dtype == tf.float16
+    with _private.autocast_here():
+        assert tf.convert_to_tensor(reads.weight).dtype == tf.float32
+
+
+@canary("record.stop_recording")
+def unrecorded(tf, keras):
+    x = tf.constant(3.0)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        with _private.unrecorded():
+            y = x * x
+        z = 2 * x
+    assert tape.gradient([y, z], x).numpy() == 2.0
 
 
 @canary("get_keras_mask")
@@ -407,6 +492,38 @@ def exclude_as(tf, keras):
     made.apply([np.zeros(2, "f")] * 2)
     kernel, bias = (weight.numpy()[0] for weight in weights)
     assert kernel < 1 == bias
+
+
+@canary("_all_reduce_sum_gradients")
+def without_all_reduce(tf, keras):
+    """Without it no operation takes all gradients."""
+    weights, found = [keras.Variable(np.ones(2, "f")) for _ in "ab"], []
+    sgd = keras.optimizers.SGD()
+    sgd.build(weights)
+    for block in (contextlib.nullcontext(), _private.without_all_reduce(sgd)):
+        step = tf.function(lambda: sgd.apply([tf.ones(2)] * 2))
+        with block:
+            ops = step.get_concrete_function().graph.get_operations()
+        found.append(sum(op.type == "IdentityN" for op in ops))
+    assert found == [1, 0]
+
+
+@canary("_set_device")
+def place(tf, keras):
+    with tf.Graph().as_default():
+        x = tf.zeros([2])
+        _private.place(x.op, "/device:CPU:1")
+    assert x.device == "/device:CPU:1"
+
+
+@canary("_trainable_variables")
+def slots_of(tf, keras):
+    weights = [keras.Variable(np.ones(2, "f")), keras.Variable(1.0)]
+    sgd = keras.optimizers.SGD(0.5, momentum=0.5)
+    sgd.build(weights)
+    kept = _private.slots_of(sgd)
+    assert [len(kept[id(weight)]) for weight in weights] == [1, 0]
+    assert [slot.shape for slot in kept[id(weights[0])]] == [(2,)]
 
 
 @pytest.mark.parametrize("names", CANARIES)

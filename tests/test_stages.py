@@ -19,13 +19,6 @@ TOKENS = RANDOM.integers(0, 4, (8, 6))
 
 
 @pytest.fixture(scope="module")
-def tf(plan):
-    import tensorflow
-
-    return tensorflow
-
-
-@pytest.fixture(scope="module")
 def nets(tf):
     """Build small models, each with a batch, labels, a loss of (labels, outputs), and its cuts."""
     import keras

@@ -20,13 +20,6 @@ shapes = st.lists(st.lists(st.integers(0, 5), max_size=3).map(tuple), min_size=1
 NEAR = {"float32": {"rtol": 1e-5, "atol": 1e-5}, "float64": {"rtol": 1e-12, "atol": 1e-12}}
 
 
-@pytest.fixture(scope="session")
-def tf(plan):
-    import tensorflow
-
-    return tensorflow
-
-
 def gradients(seed, count, shaped, kind):
     """Draw a gradient of each shape for each of count towers."""
     rng = np.random.default_rng(seed)

@@ -51,6 +51,8 @@ def onednn() -> bool:
 def test_stored_outputs_hold_on_another_processor(onednn: bool, setting: str, notebook: Path):
     settings = {"TF_ENABLE_ONEDNN_OPTS": str(int(not onednn))}
     if setting == "SSE41":
+        if notebook.name[:2] == "15":
+            pytest.skip("TensorFlow asks the processor whether oneDNN has bfloat16, not oneDNN")
         settings = {"TF_ENABLE_ONEDNN_OPTS": "1", "ONEDNN_MAX_CPU_ISA": "SSE41"}
     assert not run_notebook(notebook, "--nbval", **settings)
 
@@ -60,6 +62,7 @@ def test_stored_outputs_hold_on_another_processor(onednn: bool, setting: str, no
 COUNTS = {
     "00": (7,), "01": (1,), "02": (4,), "03": (1,), "05": (8,), "06": (5, 7), "07": (1, 6),
     "08": (8, 5, 1), "09": (6,), "10": (5,), "11": (8, 1), "12": (1,), "13": (6,), "14": (1,),
+    "15": (4,), "16": (1, 8), "17": (1, 4),
 }  # fmt: skip
 
 

@@ -9,10 +9,9 @@
 # that it did.
 #
 # **You will learn** to
+# - place the halves of a Keras model, and see where they ran,
 # - notice an operation that did not run where you wanted it,
-# - build, read and merge the names of devices,
-# - place the operations of a function, of a graph and of a Keras model,
-# - read graph-and-session code and TensorFlow's placement log,
+# - read the names of devices, and place the operations of a function,
 # - count the bytes that a placement sends from device to device.
 #
 # **You need** [[00]].
@@ -24,21 +23,130 @@ plan = devices.setup(2)
 plan
 
 # %%
-import os
-import subprocess
-import sys
-
 import keras
 import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from mgpu_helpers import charts, trace
+from mgpu_helpers import charts, fit, trace
 from mgpu_helpers.lessons.checks import lesson_01 as checks
 
 # %% [markdown]
-# ## The trouble
+# ## The lines to paste
+#
+# Here is a small residual network with batch normalization, in two halves. Each half is built in a
+# `tf.device` block, as most people would begin:
+
+# %%
+layers = keras.layers
+ends = [plan.devices[0], plan.devices[-1]]
+
+
+def residual(x):
+    y = layers.Conv2D(8, 3, padding="same", use_bias=False)(x)
+    return layers.ReLU()(layers.Add()([x, layers.BatchNormalization()(y)]))
+
+
+image, middle = keras.Input([16, 16, 3]), keras.Input([16, 16, 8])
+keras.utils.set_random_seed(0)
+with tf.device(ends[0]):
+    stem = layers.Conv2D(8, 3, padding="same")(image)
+    first = keras.Model(image, residual(stem), name="first")
+with tf.device(ends[1]):
+    scores = layers.Dense(10)(layers.GlobalAveragePooling2D()(residual(middle)))
+    second = keras.Model(middle, scores, name="second")
+
+# %% [markdown]
+# `train_once` takes a model through one training step, always from the same weights. It gives the
+# loss, the new weights, and where the weights of each half are and its convolutions and matrix
+# products ran. Keras names an operation after the layer that made it, and the names of the backward
+# pass have "gradient" in them:
+
+# %%
+images = np.random.default_rng(seed=0).normal(size=[8, 16, 16, 3]).astype("float32")
+labels = np.arange(8)
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+whole = keras.Sequential([first, second])
+start = whole.get_weights()
+
+# %%
+def train_once(model):
+    model.set_weights(start)
+    model.compile(keras.optimizers.SGD(0.01), loss, jit_compile=False)
+    value = model.train_on_batch(images, labels)
+    weights = model.get_weights()
+    heavy = [op for op in trace.fit_step(model, (images, labels)).ops
+             if "Conv" in op.type or "MatMul" in op.type]
+    print("half     weights  forward  backward")
+    for half in [first, second]:
+        places = [{devices.short(weight.value.device) for weight in half.weights}]
+        ops = [op for op in heavy if half.name in op.name]
+        places.append({op.device for op in ops if "gradient" not in op.name})
+        places.append({op.device for op in ops if "gradient" in op.name})
+        print(f"{half.name:9}" + "   ".join(" ".join(sorted(place)) for place in places))
+    return value, weights
+
+
+# %% tags=["unplaced"]
+whole_loss, whole_weights = train_once(whole)
+
+# %% [markdown]
+# The weights are where they should be, and everything was computed in one place. The place of a
+# layer's weights is decided where the layer is *built*: here where it is called on a `keras.Input`,
+# in its block. The place of its operations is decided where it is *called*, and Keras calls it in
+# `fit`, outside the blocks.
+#
+# `fit.split` calls each half on its device, forward and backward, and moves weights and slots
+# there. `at` names the layer, or the model within the model, with which the second device begins:
+
+# %%
+if len(plan) > 1:
+    fit.split(whole, ends, at=["second"])
+value, weights = train_once(whole)
+
+# %%
+apart = max(np.abs(a - b).max() for a, b in zip(weights, whole_weights))
+print(f"loss {value:.3f} and {whole_loss:.3f}, weights equal to 1e-5:", apart < 1e-5)
+
+# %% [markdown]
+# Each half is on its device, in both passes, and the loss and the weights are those of the model
+# that was computed in one place.
+#
+# | placing by hand | |
+# |---|---|
+# | Use it when | you write a step of your own, or want to know which GPU does what |
+# | It costs | a line of code for each place, and two extra runs of the step to check it |
+# | Instead | [[08]] trains on all devices; [[15]] and `fit.split` are for what does not fit |
+#
+# The rest of this lesson places operations by hand. The halves take turns, by the way, and one
+# device waits while the other works: [[09]] is about that.
+#
+# ## By hand: blocks around the calls
+#
+# What `fit.split` does begins with blocks around the calls:
+
+# %% tags=["unplaced"]
+class Called(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.halves = [first, second]
+
+    def call(self, x):
+        for half, device in zip(self.halves, ends):
+            with tf.device(device):
+                x = half(x)
+        return x
+
+
+fit.alone(whole)
+_ = train_once(Called())
+
+# %% [markdown]
+# The forward pass is right. The backward pass was left to TensorFlow, because the gradient tape
+# makes its operations after `call` has ended. On GPUs, the first GPU would do all of it.
+#
+# ## A name that is not there
 #
 # This notebook has no `/GPU:9`. Here it is asked to multiply a small matrix by itself. Look at the
 # product, and at the device that made it:
@@ -84,71 +192,27 @@ tf.config.set_soft_device_placement(True)
 # three times. A wrong name, /GPU:9: another device is planned and runs it. Nothing but constants:
 # device 1 is asked for and planned, and it does not run.](pictures/01_asked_planned_ran.svg)
 #
-# The first row is what you want. The second is the trouble above. In the third, the operation does
-# not run, although a device was planned for it.
-#
-# ## The name of a device
-#
-# Asking begins with a name. A device has a short one, a longer one and a full one:
+# Asking begins with a name. A device has a short one and a full one, and `tf.DeviceSpec` takes each
+# of them apart:
 
 # %%
-print("short: ", plan.devices[0])
-print("longer:", tf.config.list_logical_devices()[1].name)
 with tf.device(plan.devices[0]):
-    print("full:  ", tf.ones([]).device)
+    full = tf.ones([]).device
+print("short:", plan.devices[0], " full:", full)
+spec = tf.DeviceSpec.from_string("/cpu:1")
+print("parts:", spec.device_type, spec.device_index, spec.job, spec.task)
 
 # %% [markdown]
 # The full name also says which *job*, *replica* and *task* the device belongs to. In a program of
 # one process they are `localhost`, 0 and 0, and may be left out. Where several processes train
-# together, a worker's devices begin with `/job:worker` ([[13]]).
-#
-# `tf.DeviceSpec` takes a name apart, and what the name does not say is `None`. A name may have
-# small letters, or `/device:` in front. `tf.DeviceSpec` also builds a name from its parts, and
-# merges two names: the second one wins, and the first fills the gaps. Look at the last line:
-
-# %%
-for name in ["/CPU:1", "/cpu:1", "/device:CPU:1"]:
-    spec = tf.DeviceSpec.from_string(name)
-    print(f"{name:14}", spec.device_type, spec.device_index, spec.job, spec.task)
-
-here = tf.DeviceSpec(job="localhost", replica=0, task=0, device_type="CPU", device_index=0)
-print(here.make_merged_spec(spec).to_string())
-
-# %% [markdown]
-# ## Ask for a device
+# together, a worker's devices begin with `/job:worker` ([[13]]). `make_merged_spec` merges two
+# specs: the second one wins, and the first fills the gaps.
 #
 # `tf.device` names the device of every operation created in its block. Blocks can be nested, and
 # the inner one wins. `tf.device(None)` takes the name away again.
 #
-# `tf.function` makes a **graph** of the function, a list of operations that is run as a whole. Each
-# operation keeps in `op.device` what was asked for. `trace.placement` collects what TensorFlow
-# planned in the block beneath it. Look for `nobody`:
-
-# %%
-@tf.function
-def negatives(x):
-    with tf.device(plan.devices[0]):
-        outer = tf.negative(x, name="outer")
-        with tf.device(plan.devices[-1]):
-            inner = tf.negative(x, name="inner")
-        with tf.device(None):
-            nobody = tf.negative(x, name="nobody")
-    return outer, inner, nobody
-
-
-with trace.placement() as log:
-    negatives(numbers)
-
-# %% tags=["unplaced"]
-graph = negatives.get_concrete_function(numbers).graph
-print("name    asked for  planned")
-for name in ["outer", "inner", "nobody"]:
-    asked = devices.short(graph.get_operation_by_name(name).device) or "nothing"
-    print(f"{name:8}{asked:11}{log.device_of(name)}")
-
-# %% [markdown]
-# `nobody` was left to TensorFlow. It plans `/GPU:0` if there is one and the operation can run
-# there, and `/CPU:0` otherwise.
+# What nobody names is left to TensorFlow. It plans `/GPU:0` if there is one and the operation can
+# run there, and `/CPU:0` otherwise.
 #
 # ## A product on each device
 #
@@ -185,17 +249,72 @@ plt.show()
 # `x` has 1000 · 1000 numbers of 4 bytes. It crosses once to each device, although `matmul` takes
 # it twice, and each product crosses back.
 #
-# ## The same in a graph
+# Is the product right? The entries are whole numbers and so are their sums, which float32 holds
+# exactly. So the sum has to be equal to NumPy's without any tolerance:
+
+# %%
+by_numpy = len(plan) * (big @ big)
+print(np.count_nonzero(modern != by_numpy), "entries differ from those of NumPy")
+print(f"{sum(step.bytes_between().values()):,} bytes crossed")
+
+# %% [markdown]
+# ## Break it
 #
-# The classic way builds the graph by hand and runs it in a **session**. TensorFlow 2 replaced it in
-# 2019. Why read it today?
+# A right value does not show where it was computed. So this check compares places: those of the
+# trace with those that you want. First it gets the step above, then a function that asks for
+# `/GPU:9` again, and last a function that multiplies nothing but constants:
+
+# %%
+def assert_placed(step, kind, wanted):
+    ran = {op.device for op in step.ops if op.type == kind}
+    assert ran == {*wanted}, f"{kind} should run on {[*wanted]} and ran on {sorted(ran)}"
+
+
+assert_placed(step, "MatMul", plan.devices)
+
+
+def lost(x):
+    with tf.device("/GPU:9"):
+        return tf.matmul(x, x)
+
+
+def constant(x):
+    with tf.device(plan.devices[-1]):
+        return tf.matmul(numbers, numbers)
+
+
+for function in [lost, constant]:
+    try:
+        assert_placed(trace.function_step(function, numbers)[1], "MatMul", plan.devices[-1:])
+    except AssertionError as error:
+        print(f"{function.__name__}: {error}")
+
+# %% [markdown]
+# The wrong name is caught. (With a single device that is a GPU, soft placement takes the right one
+# by chance.) The product of constants ran nowhere: TensorFlow saw that its inputs never change,
+# computed the product once, before the first step, and kept the result. What is *planned* for it
+# can be read in a log:
+
+# %%
+with trace.placement() as log:
+    tf.function(constant)(numbers)
+print("planned:", log.device_of("MatMul"))
+
+# %% [markdown]
+# ## On GPUs
 #
-# - Much code for several GPUs is older than that, and so are the [sources of this
-#   series](../docs/sources.md).
-# - A `tf.function` is a graph too: names, places and plans work in the same way.
-# - A session keeps a record of each operation that ran. `trace.function_step` uses one for that.
+# TensorFlow numbers the GPUs that it may see, so `CUDA_VISIBLE_DEVICES=2,3` makes them `/GPU:0` and
+# `/GPU:1` ([[04]]). Keras compiles a training step with XLA where it finds a GPU, and XLA accepts
+# no variable that is on another device; `jit_compile=False` in `compile` leaves it out, as here,
+# and `fit.split` does so by itself. What nobody placed is on the first GPU. While you develop,
+# switch soft placement off. In code that should run on any machine leave it on, and check the
+# places of the operations that matter.
 #
-# You do not have to write such code. Come back to this table when a later lesson shows some:
+# ## The same in a graph: if you inherit such code
+#
+# The classic way builds a graph by hand and runs it in a **session**. TensorFlow 2 replaced it in
+# 2019. Much code for several GPUs is older than that, and so are the [sources of this
+# series](../docs/sources.md). Come back to this table when a later lesson shows some:
 #
 # | classic code | today's code |
 # |---|---|
@@ -233,8 +352,6 @@ session = tf1.Session(graph=graph, config=plan.session_config())
 print(session.run(total, {x: numbers}))
 
 # %% [markdown]
-# ### The placement log
-#
 # With `log_device_placement` in its configuration, a session prints the device that it planned for
 # each operation. `trace.placement` collects what it prints. Look at the end of each line:
 
@@ -255,283 +372,24 @@ print(*log.raw, "", log, sep="\n")
 # This is TensorFlow's **placement log**: name, type, full device name. Beneath it is the table that
 # `trace.placement` makes of it.
 #
-# Today's code prints such a log only if it is asked *before* TensorFlow starts, which takes a
-# process of its own. If it is asked now, it prints nothing:
-
-# %%
-program = """
-import tensorflow as tf
-tf.debugging.set_log_device_placement(True)
-tf.matmul([[1.0, 2.0]], [[3.0], [4.0]])
-"""
-quiet = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}  # no start-up messages
-quiet |= {"CUDA_VISIBLE_DEVICES": "-1"}  # a GPU in use by this notebook stays out of it
-done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=quiet)
-print("asked before:", [line for line in done.stdout.splitlines() if line.startswith("MatMul")])
-
-tf.debugging.set_log_device_placement(True)
-with trace.placement() as log:
-    tf.matmul([[1.0, 2.0]], [[3.0], [4.0]])
-print("asked now:   ", list(log.raw))
-
-# %% [markdown]
-# ### A function that chooses
-#
-# `tf1.device` takes a function as well. It is called with each new operation and returns the name
-# of a device. `by_type` sends what multiplies to the last device and the rest to the first. Compare
-# it with `leave`, which leaves the device as it was, unnamed:
-
-# %% tags=["unplaced"]
-def by_type(op):
-    return plan.devices[-1] if op.type == "MatMul" else plan.devices[0]
-
-
-def leave(op):
-    return op.device
-
-
-for chooser in [leave, by_type]:
-    with tf.Graph().as_default() as small, tf1.device(chooser):
-        a = tf1.placeholder(tf.float32, [2, 2], name="a")
-        added = tf.add(tf.matmul(a, a, name="square"), a, name="sum")
-    print(run_logged(small, added, {a: numbers}), end="\n\n")
-
-# %% [markdown]
-# Unasked, a session puts everything in one place, as `tf.function` does. `by_type` sent the product
-# to the last device. Such a function works inside a `tf.function` too, and "With your own model"
-# below uses one there.
-#
-# ### A device that is not there
+# Today's code prints such a log only if `tf.debugging.set_log_device_placement` is called before
+# TensorFlow starts. In TensorFlow 2.18 to 2.21 a later call logs nothing, and switches soft
+# placement.
 #
 # In the configuration of a session, soft placement is off unless `allow_soft_placement` switches it
-# on. Look for the error of the first run, and for the device of the second:
+# on, as much old code does. So here a wrong name is an error. Session and function send the same
+# bytes, and give the same sum:
 
 # %%
 with tf.Graph().as_default() as wrong, tf.device("/GPU:9"):
     zero = tf.zeros([], name="lost")
-
-# %%
 try:
     run_logged(wrong, zero)
 except tf.errors.InvalidArgumentError as error:
     print(next(line for line in error.message.splitlines() if "Cannot assign" in line))
-print(run_logged(wrong, zero, soft=True))
-
-# %% [markdown]
-# Much old code sets `allow_soft_placement=True`, so that it runs on any machine. It is then as
-# silent as today's.
-#
-# ## Proof: the same sum and the same bytes
-#
-# The entries are whole numbers and so are their sums, which float32 holds exactly. So the sum of
-# the function, that of the session and that of NumPy have to be equal without any tolerance.
-# `trace.session_step` runs one step of a session and keeps its record. Look for 0 entries that
-# differ, and for the same bytes:
-
-# %%
 classic, graph_step = trace.session_step(session, total, {x: big})
-for name, value in [("function", modern), ("session", classic)]:
-    print(name, "and NumPy:", np.count_nonzero(value != len(plan) * (big @ big)), "entries differ")
-print(f"each of them sends {sum(step.bytes_between().values()):,} bytes")
+print(np.count_nonzero(classic != by_numpy), "entries differ from those of NumPy")
 assert step.bytes_between() == graph_step.bytes_between()
-
-# %% [markdown]
-# ## Break it
-#
-# A right value does not show where it was computed. So this check compares places: those of the
-# trace with those that you want. First it gets the step of the proof, then a function that
-# asks for `/GPU:9` again:
-
-# %%
-def assert_placed(step, wanted):
-    ran = {op.name: op.device for op in step.ops}
-    for name, device in wanted.items():
-        place = ran.get(name, "no device")
-        assert place == device, f"{name} should run on {device} and ran on {place}"
-
-
-def lost(x):
-    with tf.device("/GPU:9"):
-        return tf.matmul(x, x, name="product")
-
-
-assert_placed(graph_step, {"product_0": plan.devices[0], "total": plan.host})
-try:
-    assert_placed(trace.function_step(lost, numbers)[1], {"product": plan.devices[-1]})
-except AssertionError as error:
-    print(error)
-
-# %% [markdown]
-# The step of the proof passes, and the wrong name is caught. With a single device that is a GPU,
-# soft placement takes the right one by chance, and the check has nothing to report.
-#
-# The second mistake is easily made in a small example: it multiplies constants instead of a
-# placeholder. Compare what the log says with what the check says:
-
-# %%
-with tf.Graph().as_default() as graph, tf.device(plan.devices[-1]):
-    total = tf.matmul(numbers, numbers, name="product")
-print("planned:", run_logged(graph, total).device_of("product"))
-
-session = tf1.Session(graph=graph, config=plan.session_config())
-print(session.run(total))
-try:
-    assert_placed(trace.session_step(session, total)[1], {"product": plan.devices[-1]})
-except AssertionError as error:
-    print(error)
-
-# %% [markdown]
-# The product is right, and in this step nothing was multiplied. TensorFlow saw that the inputs
-# never change, computed the product once, before the first step, and kept the result. The log says
-# what was *planned*, the trace what *ran*. To measure speed or memory, look at the trace.
-#
-# ## With your own model
-#
-# Here is a small residual network with batch normalization, in two halves. Each half is built in a
-# `tf.device` block, as most people would begin:
-
-# %%
-layers = keras.layers
-keras.utils.set_random_seed(0)
-
-
-def residual(x):
-    y = layers.Conv2D(8, 3, padding="same", use_bias=False)(x)
-    return layers.ReLU()(layers.Add()([x, layers.BatchNormalization()(y)]))
-
-
-image, middle = keras.Input([16, 16, 3]), keras.Input([16, 16, 8])
-with tf.device(plan.devices[0]):
-    stem = layers.Conv2D(8, 3, padding="same")(image)
-    first = keras.Model(image, residual(stem), name="first")
-with tf.device(plan.devices[-1]):
-    scores = layers.Dense(10)(layers.GlobalAveragePooling2D()(residual(middle)))
-    second = keras.Model(middle, scores, name="second")
-
-# %% [markdown]
-# `train_once` takes a model through one training step, always from the same weights. It gives the
-# loss, the new weights and a trace of the next step. `jit_compile=False` is explained below.
-#
-# `show_places` prints where the weights of each half are, and where its convolutions and matrix
-# products ran, in the forward and in the backward pass. Keras names an operation after the layer
-# that made it, and TensorFlow puts `gradient_tape` before the names of the backward pass:
-
-# %%
-images = np.random.default_rng(seed=0).normal(size=[8, 16, 16, 3]).astype("float32")
-labels = np.arange(8)
-loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-whole = keras.Sequential([first, second])
-start = whole.get_weights()
-
-# %%
-def train_once(model):
-    model.set_weights(start)
-    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss, jit_compile=False)
-    value = model.train_on_batch(images, labels)
-    _, step = trace.function_step(model.train_on_batch, images, labels)
-    return value, model.get_weights(), step
-
-
-def show_places(step):
-    print("half     weights  forward  backward")
-    heavy = [op for op in step.ops if "Conv" in op.type or "MatMul" in op.type]
-    for half in [first, second]:
-        weights = {devices.short(weight.value.device) for weight in half.weights}
-        ops = [op for op in heavy if half.name in op.name]
-        forward = {op.device for op in ops if "gradient_tape" not in op.name}
-        backward = {op.device for op in ops if "gradient_tape" in op.name}
-        print(f"{half.name:9}" + "   ".join([*weights, *forward, *backward]))
-
-
-# %% tags=["unplaced"]
-whole_loss, whole_weights, step = train_once(whole)
-show_places(step)
-
-# %% [markdown]
-# The weights are where they should be, and everything was computed in one place. The place of a
-# layer's weights is decided where the layer is *built*: here where it is called on a
-# `keras.Input`, in its block. (A `Sequential` without an `Input` is built where it first gets data,
-# whatever block it was made in.) The place of its operations is decided where it is *called*, and
-# Keras calls it in `train_on_batch`, outside the blocks.
-#
-# So the blocks belong around the calls:
-
-# %% tags=["unplaced"]
-class Called(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.halves = [first, second]
-
-    def call(self, x):
-        for half, device in zip(self.halves, [plan.devices[0], plan.devices[-1]]):
-            with tf.device(device):
-                x = half(x)
-        return x
-
-
-show_places(train_once(Called())[2])
-
-# %% [markdown]
-# The forward pass is right. The backward pass was left to TensorFlow: the gradient tape makes its
-# operations after `call` has ended. On GPUs, the first GPU would do all of it.
-#
-# A function that chooses sees every operation of the step, also those of the backward pass. This
-# one goes by the name of the half. What has neither name goes where its first input is:
-
-# %%
-def by_layer(op):
-    if "first" in op.name:
-        return plan.devices[0]
-    if "second" in op.name:
-        return plan.devices[-1]
-    return op.inputs[0].device if op.inputs else plan.devices[0]
-
-
-class Placed(keras.Sequential):
-    def train_step(self, data):
-        with tf1.device(by_layer):
-            return super().train_step(data)
-
-
-placed = Placed([first, second])
-value, weights, step = train_once(placed)
-show_places(step)
-
-# %% [markdown]
-# Each half is now on its device, in both passes. Is it the same training step? Where is the
-# momentum, which the optimizer keeps for each weight? And what are the two largest tensors that
-# cross? At the cut there are 8 images of 16 · 16 · 8 numbers of 4 bytes, which is 65,536 bytes:
-
-# %% tags=["unplaced"]
-apart = max(np.abs(a - b).max() for a, b in zip(weights, whole_weights))
-print(f"loss {value:.3f} and {whole_loss:.3f}, weights equal to 1e-5:", apart < 1e-5)
-print("momentum on", {devices.short(each.value.device) for each in placed.optimizer.momentums})
-for copy in sorted(step.copies, key=lambda copy: copy.bytes or 0)[-2:]:
-    print(f"{copy.source} -> {copy.target}  {copy.bytes:,} bytes")
-
-# %% [markdown]
-# The loss and the weights are those of the model that was computed in one place. The activations
-# cross forward, and their gradient, of the same size, crosses back.
-#
-# What to watch for:
-#
-# - `evaluate` and `predict` have steps of their own. Put the same block into `test_step` and
-#   `predict_step`.
-# - Nobody placed the momentum: the optimizer creates it outside the block, for both halves in one
-#   place. On GPUs that place is the first GPU. The momentum of weights elsewhere crosses in every
-#   step, and where weights are large this is more than the activations. Adam keeps two numbers for
-#   each weight in the same way.
-# - The halves take turns: one device waits while the other works. [[09]] is about that.
-# - On a machine with GPUs, Keras compiles a training step with XLA unless you pass
-#   `jit_compile=False`. XLA compiles a step for one device, and does not accept a variable that is
-#   on another. Look for its error:
-
-# %%
-placed.compile("sgd", loss, jit_compile=True)
-try:
-    placed.train_on_batch(images, labels)
-except tf.errors.InvalidArgumentError as error:
-    print("a variable is located in another device:", "located in device" in error.message)
 
 # %% [markdown]
 # ## On your own
@@ -557,26 +415,7 @@ def full_name(name):
 checks.full_name(full_name)
 
 # %% [markdown]
-# **2.** Write a function for `tf1.device` that puts variables on the host, and everything else on
-# the plan's first device. In a graph, the variable that `tf1.get_variable` makes is an operation of
-# the type `VarHandleOp`. What reads or assigns it goes where the variable is, without being told.
-
-# %% tags=["exercise"]
-def choose(op):
-    return plan.devices[0]
-
-
-checks.variables_on_host(choose)
-
-# %% tags=["solution"]
-def choose(op):
-    return plan.host if op.type == "VarHandleOp" else plan.devices[0]
-
-
-checks.variables_on_host(choose)
-
-# %% [markdown]
-# **3.** `add_products` sends each whole product to the host. Suppose that only the sum of all its
+# **2.** `add_products` sends each whole product to the host. Suppose that only the sum of all its
 # entries is wanted, one number. Write `add_entries` so that each device still multiplies, and
 # sends no more than 4 bytes. The check reads the bytes from a trace.
 
@@ -602,28 +441,17 @@ checks.add_entries(add_entries)
 # %% [markdown]
 # ## What we saw
 #
-# - A wrong name was silent in today's code and raised an error in a session. In each of them one
-#   setting reverses this.
-# - What nobody placed went to one place, in a function and in a graph.
-# - A product on each device and their sum sent exactly the bytes of their shapes. Function, session
-#   and NumPy gave the same million numbers.
-# - The log named a device for a product of constants. The trace showed that it did not run there.
-# - A block around Keras layers placed their weights, a block in `call` placed the forward pass, and
-#   a function around `train_step` placed both passes. The loss and the new weights stayed the same.
+# - Blocks around Keras layers placed their weights, and blocks in `call` the forward pass.
+#   `fit.split` placed both passes, and the loss and the new weights stayed the same.
+# - A wrong name was silent. One setting makes it an error.
+# - A product on each device and their sum sent exactly the bytes of their shapes, and 0 entries
+#   differed from NumPy's.
+# - A device was planned for a product of constants. The trace showed that it did not run there.
+# - In a session a wrong name was an error, and the sum and the bytes were the same.
 #
 # ## In practice
 #
-# Use this when you want to know which GPU does what: name a device for what matters, then check it
-# with a trace of one step. It costs two extra runs of that step, and a line of code for each place.
-#
-# - While you develop, call `tf.config.set_soft_device_placement(False)`. Leave soft placement on in
-#   code that should run on any machine, and check the places of the few operations that matter.
-# - TensorFlow numbers the GPUs that it may see. `CUDA_VISIBLE_DEVICES=2,3` makes them `/GPU:0` and
-#   `/GPU:1`; [[04]] is about that.
-# - Call `tf.debugging.set_log_device_placement` before TensorFlow starts, or not at all. In
-#   TensorFlow 2.18 to 2.21 a later call logs nothing. It switches soft placement instead: `True`
-#   switches it on and `False` off.
-# - A session that is given a configuration forgets what `tf.config` was told.
-#   `plan.session_config` builds one that has the same devices.
+# Name a device for what matters, and check it with a trace of one step. Leave the rest to
+# TensorFlow, or to a helper that places whole models.
 #
 # Next: [[next]].

@@ -10,10 +10,9 @@
 # does.
 #
 # **You will learn** to
+# - choose a setting and write it in plain TensorFlow,
 # - tell apart what the driver, a process and TensorFlow's allocator hold,
-# - make the settings, in today's code and in classic code,
 # - recognise settings that come too late or do not go together,
-# - work out what each setting takes,
 # - watch memory while a model trains.
 #
 # **You need** [[00]] and [[01]].
@@ -28,7 +27,6 @@ plan
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -42,10 +40,47 @@ from mgpu_helpers.lessons.checks import lesson_02 as checks
 from mgpu_helpers.lessons.pretend import pretend_gpus
 
 # %% [markdown]
-# ## The trouble
+# ## The lines to paste
 #
-# This is how it looks when memory runs out. To see it on any machine, we ask the host for a tensor
-# of 20 exabytes:
+# Two settings are enough for most. This one lets TensorFlow **grow**: it begins with little on each
+# GPU, and takes more when a tensor finds no room. It stands first in a script, before the first
+# tensor, and is plain TensorFlow. Without a GPU its loop does nothing:
+
+# %%
+grow = """
+import tensorflow as tf
+for gpu in tf.config.list_physical_devices("GPU"):
+    tf.config.experimental.set_memory_growth(gpu, True)
+print("a tensor of", tf.ones([1000, 1000]).shape)
+"""
+done = subprocess.run([sys.executable, "-c", grow], capture_output=True, text=True)
+print(done.stdout or done.stderr, end="")
+
+# %% [markdown]
+# The other one is a **limit** in MiB, for the GPU that a script shares with others:
+#
+# ```python
+# import tensorflow as tf
+#
+# gpu = tf.config.list_physical_devices("GPU")[0]
+# limit = tf.config.LogicalDeviceConfiguration(memory_limit=4096)
+# tf.config.set_logical_device_configuration(gpu, [limit])
+# ```
+#
+# Which of them to take:
+#
+# | use it when you | setting | it costs |
+# |---|---|---|
+# | work on a GPU beside others | growth | some memory, as regions are rounded up |
+# | share a GPU between two long runs | a limit for each | the room that one run leaves unused |
+# | have the GPU to yourself | none | nothing |
+#
+# A setting does not make a model smaller. When one alone does not fit on the GPU, go on with
+# [[15]].
+#
+# ## When memory runs out
+#
+# To see it on any machine, we ask the host for a tensor of 20 exabytes:
 
 # %%
 try:
@@ -84,10 +119,9 @@ info = tf.config.experimental.get_memory_info  # of a CPU it says 0, whatever it
 print("allocator:", info(plan.devices[0][1:]) if plan.on_gpus else "has numbers for GPUs alone")
 
 # %% [markdown]
-# Without a GPU only the process has an answer. The settings below are about GPUs, but their rules
-# can be tried on any machine.
+# Without a GPU only the process has an answer.
 #
-# ## The settings
+# ## All settings
 #
 # | what you want | today, in `tf.config` | classic, in the `ConfigProto` | in the environment |
 # |---|---|---|---|
@@ -126,37 +160,6 @@ limited
 # `devices.setup` chooses for you: growth where each device is a GPU, and limits where several
 # devices share one.
 #
-# ## The same in a graph
-#
-# Classic code puts the settings into the configuration of a session:
-
-# %%
-config = tf1.ConfigProto()
-config.gpu_options.allow_growth = True
-config.gpu_options.visible_device_list = "1"
-config.gpu_options.per_process_gpu_memory_fraction = 0.4
-config
-
-# %% [markdown]
-# The fraction 0.4 is 40 % of each GPU.
-#
-# These settings act only in the first session of a process. TensorFlow makes one allocator for each
-# GPU when it starts, and keeps it until the process ends. What a later session says about memory
-# changes nothing, so `plan.session_config` says nothing about it.
-#
-# ## Proof: one configuration
-#
-# Today's calls and the classic options end in the same message. Compare growth and the visible GPU,
-# and then the limits, which classic code adds to the field `experimental`:
-
-# %%
-for name in ("allow_growth", "visible_device_list"):
-    print(name, "- today:", getattr(grows, name), "- classic:", getattr(config.gpu_options, name))
-classic = tf1.GPUOptions(visible_device_list="0")
-classic.experimental.virtual_devices.add(memory_limit_mb=[1024, 2048])
-print("limits: the messages are equal:", classic == limited)
-
-# %% [markdown]
 # ## What a setting takes
 #
 # The rules stand in [TensorFlow's source](../docs/sources.md#allocator), in `gpu_device.cc` and
@@ -170,46 +173,8 @@ print("limits: the messages are equal:", classic == limited)
 #   when a tensor finds no room. If the tensor is larger than the next region, the size is doubled
 #   until it fits, and the next region has the same size.
 #
-# Here is the last rule as code. `rooms` are the free parts of the regions. A tensor goes into the
-# smallest room in which it fits. What is left of that room is a new room, unless it is both smaller
-# than the tensor and smaller than 128 MiB:
-
-# %%
-MIB = 2**20
-
-
-def regions(tensors):
-    taken, rooms, size = [], [], 2 * MIB
-    for tensor in tensors:
-        fitting = [room for room in rooms if room >= tensor]
-        if fitting:
-            room = min(fitting)
-            rooms.remove(room)
-        else:
-            enough = size >= tensor
-            while size < tensor:
-                size *= 2
-            room = size
-            taken.append(room)
-            size *= 2 if enough else 1
-        if room >= 2 * tensor or room - tensor >= 128 * MIB:
-            rooms.append(room - tensor)
-    return taken
-
-
-# %% [markdown]
-# First five tensors of 1 MiB, which you can do in your head: two go into the region of 2 MiB, and
-# the other three into the next one, of 4 MiB. Then six tensors of 100 MB:
-
-# %%
-print([region // MIB for region in regions([MIB] * 5)], "MiB")
-growth = regions([100_000_000] * 6)
-print([region // MIB for region in growth], "MiB")
-
-# %% [markdown]
-# The six tensors need 600 MB, and growth takes 1024 MiB. A quarter of each of the first three
-# regions is lost, and most of the last one is still empty. So growth takes what you need, rounded
-# up generously.
+# So growth takes what you need, rounded up generously. Six tensors of 100 MB go into regions of
+# 128, 128, 256 and 512 MiB, which makes 1024 MiB for 600 MB.
 #
 # ## The memory lab
 #
@@ -231,8 +196,9 @@ print(*[record["option"] for record in records], sep="\n")
 # it takes what the tensors need:
 
 # %% tags=["varies"]
-total = 16 * 1024 * MIB
-sizes = [total - 1536 * MIB, 0.4 * total, sum(growth), sum(growth), 1024 * MIB, sum(growth)]
+MIB = 2**20
+total, GROWTH = 16 * 1024 * MIB, 1024 * MIB
+sizes = [total - 1536 * MIB, 0.4 * total, GROWTH, GROWTH, 1024 * MIB, GROWTH]
 sizes += [6 * 100_000_000, 0]  # cuda_malloc_async, and every GPU hidden
 measured = [record for record in records if record["driver"]]
 calculated = [{"option": r["option"], "calculated": size} for r, size in zip(records, sizes)]
@@ -242,18 +208,8 @@ plt.show()
 
 # %% [markdown]
 # The first bar is the trouble of the beginning. In the calculation 15.6 GB are taken for 600 MB of
-# tensors. On a GPU, `benchmarks/memory.py` keeps the measured chart in a **result card**. Where
-# there are cards from GPUs, here they are:
-
-# %% tags=["varies", "nbval-ignore-output"]
-cards = sorted(Path("../results").glob("memory-gpus*.json"))
-for card in map(json.loads, map(Path.read_text, cards)):
-    where = f"{card['machine']}, {card['date']}"
-    drawings.lab(card["numbers"]["lab"], source=where).set_title(where, loc="left")
-    plt.show()
-print("cards from a GPU:", len(cards) or "none yet; python benchmarks/memory.py makes one")
-
-# %% [markdown]
+# tensors. On a GPU, `benchmarks/memory.py` keeps the measured chart.
+#
 # ## A notebook that keeps a GPU
 #
 # What happens when the tensors are deleted? Here is the process with `set_memory_growth` at four
@@ -360,37 +316,48 @@ plt.show()
 # %% [markdown]
 # Each larger batch lifts the curve. On a GPU look at the curve of the allocator. Where TensorFlow
 # keeps what it took, the curve does not come down again. `monitor.peak` is the most that the
-# process held:
-
-# %% tags=["nbval-ignore-output"]
-print([phase.name for phase in monitor.phases], memory.size_text(monitor.peak))
-assert len(monitor.phases) == 4
-
-# %% [markdown]
+# process held.
+#
 # Watch for two things. Ten samples a second miss a peak that lasts a millisecond. And the driver's
 # curve shows what the allocator took, not what your model needs. [[03]] says what a step needs.
+
+# %% [markdown]
+# ## The same in a graph: if you inherit such code
 #
+# Classic code puts the settings into the configuration of a session:
+
+# %%
+config = tf1.ConfigProto()
+config.gpu_options.allow_growth = True
+config.gpu_options.visible_device_list = "1"
+config.gpu_options.per_process_gpu_memory_fraction = 0.4
+config
+
+# %% [markdown]
+# The fraction 0.4 is 40 % of each GPU.
+#
+# These settings act only in the first session of a process. TensorFlow makes one allocator for each
+# GPU when it starts, and keeps it until the process ends. What a later session says about memory
+# changes nothing, so `plan.session_config` says nothing about it.
+#
+# ## Proof: one configuration
+#
+# Today's calls and the classic options end in the same message. Compare growth and the visible GPU,
+# and then the limits, which classic code adds to the field `experimental`:
+
+# %%
+for name in ("allow_growth", "visible_device_list"):
+    print(name, "- today:", getattr(grows, name), "- classic:", getattr(config.gpu_options, name))
+classic = tf1.GPUOptions(visible_device_list="0")
+classic.experimental.virtual_devices.add(memory_limit_mb=[1024, 2048])
+print("limits: the messages are equal:", classic == limited)
+
+# %% [markdown]
 # ## On your own
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
-# **1.** Build a classic configuration with which a session starts small, grows, and takes a quarter
-# of each GPU at most.
-
-# %% tags=["exercise"]
-answer = tf1.ConfigProto()
-
-checks.quarter_and_growth(answer)
-
-# %% tags=["solution"]
-answer = tf1.ConfigProto()
-answer.gpu_options.per_process_gpu_memory_fraction = 0.25
-answer.gpu_options.allow_growth = True
-
-checks.quarter_and_growth(answer)
-
-# %% [markdown]
-# **2.** A machine is shared. `prepare` gets its list of GPUs before TensorFlow has started. Write
+# **1.** A machine is shared. `prepare` gets its list of GPUs before TensorFlow has started. Write
 # it with `tf.config`, so that TensorFlow sees only the last two of them, and both start small and
 # grow. The check calls it with 2 to 8 GPUs.
 
@@ -411,34 +378,32 @@ def prepare(gpus):
 checks.last_two_grow(prepare)
 
 # %% [markdown]
-# **3.** With growth, the order of the tensors matters. Write `best_order`: it gets the sizes of up
-# to five tensors in bytes, and returns them in an order for which `regions` takes the least memory.
+# **2.** `n` scripts share a GPU of `total` MiB, and each has a CUDA context of `context` MiB beside
+# what its limit allows. Write `limit_for(total, context, n)`. It returns the largest limit in whole
+# MiB that can be set in all of the scripts.
 
 # %% tags=["exercise"]
-def best_order(tensors):
-    return tensors
+def limit_for(total, context, n):
+    return total // n
 
 
-checks.taken_by_growth(best_order)
+checks.limit_for(limit_for)
 
 # %% tags=["solution"]
-from itertools import permutations
+def limit_for(total, context, n):
+    return total // n - context
 
 
-def best_order(tensors):
-    return min(permutations(tensors), key=lambda order: sum(regions(order)))
-
-
-checks.taken_by_growth(best_order)
+checks.limit_for(limit_for)
 
 # %% [markdown]
 # ## What we saw
 #
 # - A `ResourceExhaustedError` named the tensor that did not fit. It did not say what fills the
 #   memory: for that there are the driver, the process and the allocator.
-# - Today's calls and the classic options ended in the same message.
 # - By TensorFlow's own rules, six tensors took nearly twice their size with growth, and nearly all
 #   of a GPU with nothing set.
+# - Today's calls and the classic options ended in the same message.
 # - Settings that came too late or did not go together were refused in TensorFlow's own words. One
 #   pair was not: a limit silently took growth away, and `memory.logical` caught it.
 # - A monitor showed what a Keras model took, phase by phase.

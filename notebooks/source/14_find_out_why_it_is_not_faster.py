@@ -558,7 +558,7 @@ for name, predicted, measured in table:
 # | must have the same size and shape | gradients in different orders | the same order | [[07]] |
 # | Attempt to convert a value (PerReplica | a value of each replica | `strategy.reduce` | [[08]] |
 # | nodes in a cycle | an operation waits for itself | order tasks, not operations | [[10]] |
-# | Tensor had NaN values | a replica without examples | `towers.check_batches` | [[08]] |
+# | Tensor had NaN values | a replica without examples | `fit.check` | [[08]] |
 #
 # [Errors, by their message](../docs/errors.md) says more of each. Seven of them are raised here. An
 # eighth needs no GPU either, but takes ten seconds: TensorFlow waits for memory before it says OOM.

@@ -40,10 +40,12 @@ What to call, and `help(room)` says more:
         fit.check(model, data)              what it would do wrong, before it does
         fit.explain(model, data)            where the time of its steps goes
         fit.parallel(model, plan.devices)   a built model's model.fit on all of them
+        fit.split(model, plan.devices)      its layers in stages, each on its device
+        fit.shard(model, devices)           its weights, with the optimizer's, shared out by bytes
         fit.accumulate(model, pieces)       a batch of model.fit in pieces: the memory of one
+        fit.recompute(model)                activations computed twice, not kept
         towers.train_step(model, optimizer, loss, plan.devices)   one model on all of them
         towers.make_parallel(function, plan.devices)   a function on all of them
-        towers.check_batches(examples, batch, replicas)   before a MirroredStrategy
         pipeline.stages(model, cuts, plan.devices)   a model that does not fit on one
         ensemble.from_keras(name, model, device), ensemble.train(members, data)   several models
         jobs.run(commands), jobs.grid(width=[32, 64])   scripts, each on a device of its own

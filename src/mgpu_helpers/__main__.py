@@ -1,8 +1,8 @@
 """The command `mgpu`, which is also `python -m mgpu_helpers`: say what this machine is.
 
 `mgpu run a.py b.py` gives each script a device of its own, as lesson 04 does; `mgpu cluster
-train.py` runs one script as all workers of a cluster, as lesson 13; `mgpu batches 1005 8 4` says
-whether batches divide over replicas, as lesson 08; `mgpu lessons DIR` copies the lessons.
+train.py` runs one script as all workers of a cluster, as lesson 13; `mgpu plan train.py:build
+--batch 256` says what to try when a step does not fit; `mgpu lessons DIR` copies the lessons.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ would use. The exit status is 0 when the lessons can run, with or without a GPU.
 COMMANDS = {
     "run": ("mgpu_helpers.jobs.command", "run scripts, each on a device of its own"),
     "cluster": ("mgpu_helpers.cluster.command", "run a script as all workers of several machines"),
-    "batches": ("mgpu_helpers.towers.batches", "say whether batches divide over replicas"),
+    "plan": ("mgpu_helpers.memory.command", "say what to try when a step does not fit"),
     "lessons": ("mgpu_helpers.lessons.command", "copy the lessons of this version into a folder"),
 }
 

@@ -19,17 +19,17 @@ def counted(n: int, noun: str) -> str:
 
 
 def size_text(size: int) -> str:
-    """Write a number of bytes for people: 16 B, 2.4 kB, 1.2 MB, 3.1 GB.
+    """Write a number of bytes for people: 16 B, 2.4 kB, 1.2 MB, 3.1 GB, 16 TB.
 
-    >>> size_text(2_400_000)
-    '2.4 MB'
+    >>> size_text(2_400_000), size_text(16_000_000_000_000)
+    ('2.4 MB', '16 TB')
     """
     value = float(size)
-    for unit in ("B", "kB", "MB"):
+    for unit in ("B", "kB", "MB", "GB"):
         if value < 999.5:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
         value /= 1000
-    return f"{value:.3g} GB"
+    return f"{value:.3g} TB"
 
 
 def table(rows: Iterable[Sequence[str]]) -> list[str]:

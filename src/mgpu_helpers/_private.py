@@ -116,6 +116,43 @@ def wait_for(op: Any, earlier: Iterable[Any]) -> None:
     op._add_control_inputs(list(earlier))
 
 
+def place(op: Any, device: str) -> None:
+    """Place an operation of a graph that is made already.
+
+    `tf.device` places those that are still to be made.
+    """
+    op._set_device(device)
+
+
+def captured(placeholder: Any) -> Any:
+    """Give what a function's graph has a placeholder for: a tensor outside of it; None for others.
+
+    In public the lists of both are known when the graph is finished.
+    """
+    captures = getattr(placeholder.graph, "captures", ())
+    return next((outer for outer, inner in captures if inner is placeholder), None)
+
+
+def move(variable: Any, device: str) -> None:
+    """Let a variable of Keras have its value on another device.
+
+    In public that takes another variable, which layers and optimizers do not know. An optimizer
+    knows TensorFlow's variable by a name, which the new one has, too. The old one is left empty, so
+    that what was traced with it raises an error, instead of training what nobody reads.
+    """
+    import tensorflow as tf
+
+    held = variable.value
+    with tf.init_scope(), tf.device(device):
+        moved = tf.Variable(
+            tf.identity(held), trainable=held.trainable, name=variable.name, dtype=held.dtype,
+            aggregation=held.aggregation, synchronization=held.synchronization,
+        )  # fmt: skip
+        _replace(moved, "_unique_id", held._unique_id)
+        _replace(variable, "_value", moved)
+        tf.raw_ops.AssignVariableOp(resource=held.handle, value=tf.zeros([0], held.dtype))
+
+
 def resource_data(tensor: Any) -> Any:
     """Give type and shape of the variable behind a handle in a graph.
 
@@ -182,13 +219,16 @@ def run_call(call: Any, values: Mapping[int, Any]) -> tuple[tuple[Any, ...], dic
 
 
 @contextlib.contextmanager
-def call_of(model: Any) -> Iterator[None]:
+def call_of(model: Any, training: bool | None = None) -> Iterator[None]:
     """Let what layers add to the loss in the block be that of one call of the model.
 
     Layers forget their losses at the start of a call. Outside of one each would do so for itself,
-    and a layer that is called twice would lose the first.
+    and a layer that is called twice would lose the first. training is what layers in a layer that
+    is not told of it are told.
     """
-    model._get_call_context()
+    context = model._get_call_context()
+    if training is not None:
+        context.set_value("training", training)
     try:
         yield
     finally:
@@ -206,6 +246,24 @@ def without_autocast() -> Any:
     return AutocastScope(None)
 
 
+def autocast_here() -> Any:
+    """Give a block in which variables are read as here: in a call of half precision, in halves."""
+    from keras.src.backend import AutocastScope, get_autocast_scope
+
+    scope = get_autocast_scope()
+    return contextlib.nullcontext() if scope is None else AutocastScope(scope.dtype)
+
+
+def unrecorded() -> Any:
+    """Let no GradientTape record what runs in the block.
+
+    In public only the tape itself stops, and that of `fit` nobody is given.
+    """
+    from tensorflow.python.eager import record
+
+    return record.stop_recording()
+
+
 def mask_of(x: Any) -> Any:
     """Give the mask that a layer has put on a tensor, which losses skip; None without one.
 
@@ -221,6 +279,19 @@ def set_mask(x: Any, mask: Any) -> None:
     from keras.src.backend import set_keras_mask
 
     set_keras_mask(x, mask)
+
+
+def logits_of(x: Any) -> Any:
+    """Give what a softmax or sigmoid made a tensor of, which cross-entropies take; None for others.
+
+    In public the activation is told by nobody. From probabilities Keras clips those below 1e-7.
+    """
+    return getattr(x, "_keras_logits", None)
+
+
+def set_logits(x: Any, logits: Any) -> None:
+    """Put on a tensor what it was made of, as an activation would: a copy does not have it."""
+    x._keras_logits = logits
 
 
 def loss_of(function: Any) -> Any:
@@ -295,6 +366,41 @@ def exclude_as(given: Any, made: Any) -> None:
         made._exclude_from_weight_decay_pattern = given._exclude_from_weight_decay_pattern
 
 
+def slots_of(optimizer: Any) -> dict[int, list[Any]]:
+    """Give the variables that an optimizer keeps for each one that it trains, by its `id`.
+
+    `optimizer.variables` has them in one list, and their names tell two weights of one path apart
+    no more. Numbers, such as the step, belong to none.
+    """
+    import keras
+
+    trained = optimizer._trainable_variables
+    lists = [
+        each
+        for name, each in vars(optimizer).items()
+        if isinstance(each, list) and len(each) == len(trained) and name != "_trainable_variables"
+    ]
+    return {
+        id(variable): [x for x in kept if isinstance(x, keras.Variable) and len(x.shape)]
+        for variable, *kept in zip(trained, *lists, strict=True)
+    }
+
+
+@contextlib.contextmanager
+def without_all_reduce(optimizer: Any) -> Iterator[None]:
+    """Let an optimizer take gradients in the block as they are, where there is one replica.
+
+    Its sum over replicas sends all of them through one operation, which lies on one device.
+    """
+    if not callable(optimizer._all_reduce_sum_gradients):
+        raise RuntimeError(f"{optimizer.name} does not add up gradients: leave the block out.")
+    vars(optimizer)["_all_reduce_sum_gradients"] = list
+    try:
+        yield
+    finally:
+        del vars(optimizer)["_all_reduce_sum_gradients"]
+
+
 # What `fit` mends in Keras, by a word for it. What has a public name is mended by that.
 KERAS = {
     "scale": "keras.src.losses.loss.scale_loss_for_distribution",
@@ -313,7 +419,7 @@ KERAS = {
 
 
 def mend(which: str, made_of: Callable[[Any], Callable[..., Any]]) -> None:
-    """Put in place of one of `KERAS` what is made of it, once in a process.
+    """Put in place of one of `KERAS` what is made of it, by each maker once in a process.
 
     Keras's losses, trainer and optimizers call these by their names, and have no public place to
     say what a replica's share of a batch is.
@@ -321,9 +427,10 @@ def mend(which: str, made_of: Callable[[Any], Callable[..., Any]]) -> None:
     path, _, name = KERAS[which].rpartition(".")
     owner = pkgutil.resolve_name(path)
     keras_has = getattr(owner, name)
-    if not hasattr(keras_has, "mended"):
+    done = getattr(keras_has, "mended", ())
+    if made_of not in done:
         made = functools.wraps(keras_has)(made_of(keras_has))
-        vars(made)["mended"] = True
+        vars(made)["mended"] = (*done, made_of)
         setattr(owner, name, made)
 
 
@@ -332,6 +439,16 @@ def weights_of_loss(sample_weight: Any, mask: Any, dtype: Any, reduction: str) -
     from keras.src.losses.loss import apply_mask
 
     return apply_mask(sample_weight, mask, dtype, reduction)
+
+
+def numbered(kind: Any, number: int) -> Any:
+    """Let the next strategy of a kind number its all-reduces as no other one of the process does.
+
+    TensorFlow numbers those of each strategy from 1, and stops where one number comes with two
+    shapes or groups of devices; its own tests leave room between strategies in this way.
+    """
+    _replace(kind, "_collective_key_base", 100_000 * number)
+    return kind
 
 
 def dataset_of(epoch_iterator: Any) -> Any:

@@ -1,9 +1,18 @@
 """Answers to the exercises of lesson 00: right ones, and wrong ones with their hints."""
 
+CELLS = ["def build():"]
+
 RIGHT = {
     1: [
-        "answer = tf.ones([2, 2]).device",
-        "answer = 'cpu:0'",
+        """
+def build_on_all():
+    return fit.parallel(build(), plan.devices)
+""",
+        """
+def build_on_all():
+    with tf.distribute.MirroredStrategy(plan.devices).scope():
+        return build()
+""",
     ],
     2: [
         """
@@ -35,11 +44,11 @@ def multiply_columns(left, right):
 
 WRONG = {
     1: [
-        ("answer = plan.devices[0]", "it is not on /CPU:1"),
-        ("answer = 'CPU'", "it is not on CPU"),
-        ("answer = tf.ones([2, 2])", "write its .device"),
-        ("answer = 0", "a device name is a string"),
-        ("answer = tf.DeviceSpec.from_string('/CPU:0')", "a device name is a string"),
+        ("fit.strategy(plan).scope()", "tf.device(plan.devices[-1])", "not every device"),
+        ("fit.strategy(plan).scope()", "tf.device(plan.host)", "not every device"),
+        ("return build()", "build()", "return the model"),
+        ("return build()", "return keras.Sequential([keras.Input([28, 28, 1])])", "it raises"),
+        ("fit.strategy(plan)", "tf.distribute.OneDeviceStrategy(plan.host)", "not every device"),
     ],
     2: [
         ("concat(pieces", "concat(pieces[::-1]", "are the pieces in order?"),

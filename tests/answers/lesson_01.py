@@ -17,17 +17,6 @@ def full_name(name):
     ],
     2: [
         """
-def choose(op):
-    return tf.DeviceSpec.from_string(plan.host if op.type.startswith("Var") else plan.devices[0])
-""",
-        """
-def choose(op):
-    stored = op.outputs and op.outputs[0].dtype == tf.resource
-    return plan.host if stored else plan.devices[0]
-""",
-    ],
-    3: [
-        """
 @tf.function
 def add_entries(x):
     total = 0
@@ -63,13 +52,6 @@ WRONG = {
          "the device is not /CPU:2"),
     ],
     2: [
-        ("choose = lambda op: plan.host", "not on /CPU:1"),
-        ("plan.devices[0]", "None", "no device"),
-        ("VarHandleOp", "VariableV2", "(VarHandleOp) is on /CPU:1"),
-        ('op.type == "VarHandleOp"', "'ar' in op.name", "not on /CPU:0"),
-        ("plan.devices[0]", "'/GPU:9'", "has to be there"),
-    ],
-    3: [
         ("add_entries = lambda x: tf.reduce_sum(tf.matmul(x, x))", "the sum is"),
         ("add_entries = lambda x: len(plan) * tf.reduce_sum(tf.matmul(x, x))",
          "no matrix product ran on /CPU:2"),

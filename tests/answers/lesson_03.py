@@ -17,15 +17,6 @@ def peak(kept, batch):
 """,
     ],
     2: [
-        """
-def largest_batch(network, budget):
-    totals = [count.predict(network, batch, slots=1).total for batch in (10, 20)]
-    each, fixed = np.polyfit([10, 20], totals, 1)
-    return int((budget - fixed) / each)
-""",
-        ("return ", "return tf.constant(round(1.04 * ", "slots=1)", "slots=1)))"),
-    ],
-    3: [
         "train = lambda step, steps: [float(step()[0]) for _ in range(steps)]",
         """
 def train(step, steps):
@@ -38,13 +29,6 @@ def train(step, steps):
 WRONG = {
     1: [("before[i]", "sum(kept[i + 1 : i + 2])", "add the outputs")],
     2: [
-        (", slots=1", "", "Adam's two slots"),
-        ("largest_batch = lambda network, budget: 1", "use a larger one"),
-        ("largest_batch = lambda network, budget: budget", "is not run"),
-        ("return ", "return 2 * ", "too much for a budget"),
-        ("return ", "return 1.0 * ", "a whole number of examples"),
-    ],
-    3: [
         ("losses.append(float(loss))", "losses.append((loss, tape))", "outlived the training"),
         ("        del tape", "", "1 earlier tape"),
         ("range(steps)", "range(5)", "step was called 5 times"),

@@ -56,6 +56,12 @@ def run_all(functions):
     [thread.join() for thread in threads]
     return map(results.get, functions)
 """,
+        """
+from concurrent.futures import ThreadPoolExecutor
+def run_all(functions):
+    pool = ThreadPoolExecutor(len(functions))
+    return [future.result() for future in [pool.submit(function) for function in functions]]
+""",
     ],
 }
 
@@ -86,6 +92,7 @@ WRONG = {
          "results[i] = functions[i]()", "results.append(functions[i]())",
          "in the order of the functions, not ['result "),
         ("        thread.join()", "        pass", "and join them"),
+        ("        thread.join()", "        __import__('time').sleep(0.1)", "and join them"),
         (POOL.replace("len(functions)", "5"), "start all, then join all"),
         ("return results", "functions[:] = results\n    return results",
          "it changed the list of functions"),

@@ -52,7 +52,7 @@ MESSAGES = (
     ("nodes in a cycle|contains a cycle with", "An operation waits for itself",
      "let whole tasks wait for each other, not the operations in them"),
     ("Tensor had NaN values", "The loss or the weights are not a number",
-     "look with towers.check_batches for a replica without examples"),
+     "look with fit.check for a replica without examples"),
 )  # fmt: skip
 _GPU = re.compile(r"cuda|cudnn|cublas|\bGPU\b|\bstream\b|\bcu[A-Z]\w+", re.I)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from mgpu_helpers import _private
 from mgpu_helpers._formatting import whole_number
-from mgpu_helpers._models import ready, takes_training
+from mgpu_helpers._models import instead, ready, takes_training
 from mgpu_helpers.fit.parallel import replace
 from mgpu_helpers.towers.averages import times, total
 from mgpu_helpers.towers.losses import part
@@ -50,13 +50,11 @@ def accumulate(model: Any, pieces: int) -> Any:
             "other has done: accumulation takes a model with one."
         )
     if "train_step" in vars(model):
-        raise ValueError(f"the steps of {model.name!r} are in pieces already: use fit.alone first.")
-    if names := [layer.name for layer in _private.layers_of(model) if normalizes(layer)]:
-        warnings.warn(
-            f"{names[0]} in {model.name} normalizes by the statistics of a piece, not of the "
-            "batch, so that the weights are not those of the whole batch.",
-            stacklevel=2,
+        raise ValueError(
+            f"the steps of {model.name!r} are in pieces already, or in stages: use fit.alone "
+            "first, or fit.split with `pieces`."
         )
+    warn_of_normalizing(model)
     original = model.train_step
 
     @functools.wraps(original)
@@ -65,6 +63,16 @@ def accumulate(model: Any, pieces: int) -> Any:
 
     replace(model, "train_step", train_step)
     return model
+
+
+def warn_of_normalizing(model: Any) -> None:
+    """Warn the caller's caller of layers that see a piece, where on one device they see a batch."""
+    if names := [layer.name for layer in _private.layers_of(model) if normalizes(layer)]:
+        warnings.warn(
+            f"{names[0]} in {model.name} normalizes by the statistics of a piece, not of the "
+            "batch, so that the weights are not those of the whole batch.",
+            stacklevel=3,
+        )
 
 
 def _step(model: Any, original: Any, pieces: int, data: Any) -> Any:
@@ -148,11 +156,8 @@ def _recorded(model: Any) -> Iterator[list[tuple[Any, Any]]]:
             )
         kept.extend(zip(grads, trainable_variables or model.trainable_variables, strict=True))
 
-    vars(model.optimizer)["apply"] = apply
-    try:
+    with instead(model.optimizer, apply=apply):
         yield kept
-    finally:
-        del vars(model.optimizer)["apply"]
 
 
 def _any_rows(x: Any) -> Any:

@@ -27,7 +27,7 @@ def batches(
     import tensorflow as tf
 
     given = isinstance(x, tf.data.Dataset)
-    if not given and not _of_arrays(x):
+    if not given and not all(hasattr(each, "__array__") for each in tf.nest.flatten(x)):
         return x
     if given:
         if y is not None or sample_weight is not None:
@@ -56,12 +56,3 @@ def batches(
         return tf.nest.map_structure(lambda array: tf.gather(array, rows), arrays)
 
     return numbers.batch(32 if batch_size is None else batch_size).map(gathered).prefetch(2)
-
-
-def _of_arrays(x: Any) -> bool:
-    """Say whether it is an array, or arrays in tuples, lists and dicts."""
-    if isinstance(x, dict):
-        return all(map(_of_arrays, x.values()))
-    if isinstance(x, tuple | list):
-        return all(map(_of_arrays, x))
-    return hasattr(x, "shape") and hasattr(x, "__len__")

@@ -6,17 +6,24 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from mgpu_helpers._formatting import counted
 from mgpu_helpers._models import ready
+from mgpu_helpers._names import short
 from mgpu_helpers._private import layers_of
 from mgpu_helpers.devices.machine import one_of_several_workers
-from mgpu_helpers.towers.batches import check_batches
+from mgpu_helpers.fit.batches import batches
+from mgpu_helpers.fit.shares import size_of
+
+ENOUGH = 10_000  # batches of a Dataset that are read, which may have no end
 
 
 def check(model: Any, data: Any, *, rate_for: int | None = None) -> list[str]:
     """Give a sentence for each trap that `model.fit(data)` would run into; none is an empty list.
 
-    It looks at the model, its strategy and the Dataset, and trains nothing. rate_for is the global
-    batch that the learning rate was found with; without it nothing is said of the rate.
+    data is a `tf.data.Dataset`, or one batch (x, y) as a tuple. It looks at the model, its strategy
+    and the data, and trains nothing; a Dataset is read once, unless drop_remainder=True gives all
+    batches one size. rate_for is the global batch that the learning rate was found with; without it
+    nothing is said of the rate.
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
@@ -39,13 +46,8 @@ def check(model: Any, data: Any, *, rate_for: int | None = None) -> list[str]:
 def _of_devices(strategy: Any) -> Iterator[str]:
     import tensorflow as tf
 
-    names = [tf.DeviceSpec.from_string(name) for name in strategy.extended.worker_devices]
-    used = [f"/{spec.device_type}:{spec.device_index}" for spec in names]
-    there = {
-        f"/{device.device_type}:{device.name.rpartition(':')[2]}"
-        for device in tf.config.list_logical_devices()
-    }
-    for name, times in Counter(used).items():
+    there = {short(device.name) for device in tf.config.list_logical_devices()}
+    for name, times in Counter(map(short, strategy.extended.worker_devices)).items():
         if name not in there:
             yield (
                 f"the strategy uses {name}, which is not there: TensorFlow trains on another "
@@ -61,12 +63,16 @@ def _of_devices(strategy: Any) -> Iterator[str]:
 def _of_data(data: Any, strategy: Any) -> Iterator[str]:
     import tensorflow as tf
 
+    n = strategy.num_replicas_in_sync
+    try:
+        for i, size in enumerate(_sizes(data)):
+            if size % n:
+                yield _uneven(i, size, n)
+                break
+    except ValueError as error:  # its elements are no batches
+        yield str(error)
     if not isinstance(data, tf.data.Dataset):
         return
-    try:
-        check_batches(data, replicas=strategy.num_replicas_in_sync)
-    except ValueError as error:
-        yield str(error)
     policies = tf.data.experimental.AutoShardPolicy
     policy = data.options().experimental_distribute.auto_shard_policy
     if one_of_several_workers() and policy == policies.OFF:
@@ -74,6 +80,52 @@ def _of_data(data: Any, strategy: Any) -> Iterator[str]:
             "the auto_shard_policy of the Dataset is OFF, so each worker reads all examples unless "
             "its script takes data.shard(workers, index): set AutoShardPolicy.DATA."
         )
+
+
+def replica_sizes(batch: int, replicas: int) -> list[int]:
+    """Give the number of examples of a global batch that MirroredStrategy hands to each replica.
+
+    Each takes the share that would be even, rounded up, until nothing is left.
+
+    >>> replica_sizes(5, 4)
+    [2, 2, 1, 0]
+    """
+    share = -(-batch // replicas)
+    return [max(0, min(share, batch - share * i)) for i in range(replicas)]
+
+
+def _uneven(i: int, size: int, replicas: int) -> str:
+    """Say what a batch that does not divide does: `fit` refuses it only if it is the first."""
+    parts, low = replica_sizes(size, replicas), size - size % replicas
+    said = (
+        f"batch {i + 1} has {counted(size, 'example')}, of which {replicas} replicas get "
+        f"{', '.join(map(str, parts))}"
+    )
+    if i == 0:
+        use = f"{low} or {low + replicas}" if low else f"{replicas}"
+        return f"{said}, and fit refuses a first batch that does not divide: use {use}."
+    harm = "their means count alike, so an example of a smaller share counts more"
+    if 0 in parts:
+        harm = "one without examples counts as 0, and turns a BatchNormalization into NaN"
+    return (
+        f"{said}: {harm}; leave it out with drop_remainder=True, or pad it to {low + replicas} or "
+        "more with examples of weight 0."
+    )
+
+
+def _sizes(data: Any) -> Iterator[int]:
+    """Give the sizes of the batches: one for all where it is known."""
+    import tensorflow as tf
+
+    if isinstance(data, tf.data.Dataset):
+        data = batches(data)
+        shape = tf.nest.flatten(data.element_spec)[0].shape
+        if shape.rank and shape[0] is not None:
+            yield shape[0]
+        else:
+            yield from (int(size_of(batch)) for batch in data.take(ENOUGH))
+    elif isinstance(data, tuple):
+        yield int(size_of(data))
 
 
 def _of_order(data: Any) -> Iterator[str]:
@@ -109,7 +161,7 @@ def _shuffles_without_seed(data: Any) -> bool:
 def _of_rate(model: Any, data: Any, rate_for: int | None) -> Iterator[str]:
     import tensorflow as tf
 
-    if rate_for is None or not (batch := _batch(data)) or batch == rate_for:
+    if rate_for is None or not (batch := next(_sizes(data), rate_for)) or batch == rate_for:
         return
     rate = float(tf.convert_to_tensor(model.optimizer.learning_rate))
     times = batch / rate_for
@@ -118,15 +170,6 @@ def _of_rate(model: Any, data: Any, rate_for: int | None) -> Iterator[str]:
         f"a batch now: try {rate * times:.3g} for SGD, {rate * times**0.5:.3g} for Adam, with a "
         "warm-up over the first passes."
     )
-
-
-def _batch(data: Any) -> int | None:
-    """Give the number of examples in the first batch, None if nothing says so."""
-    import tensorflow as tf
-
-    first = data if isinstance(data, tuple) else next(iter(data), ())
-    sizes = [len(each) for each in tf.nest.flatten(first) if getattr(each, "shape", None)]
-    return sizes[0] if sizes else None
 
 
 def _of_layers(model: Any) -> Iterator[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mgpu_helpers._formatting import error_line, table, whole_number
-from mgpu_helpers._models import ready
+from mgpu_helpers._models import instead, ready
 from mgpu_helpers.trace.fit import build, first_batch
 
 BARE = "the step itself"
@@ -101,7 +101,7 @@ def explain(
                 notes.append(f"Without run_eagerly the step fails: {error_line(error)}")
             finally:
                 model.run_eagerly = True
-        with _instead(model, compute_metrics=lambda *_, **__: {"loss": 0.0}):
+        with instead(model, compute_metrics=lambda *_, **__: {"loss": 0.0}):
             without["metrics"] = _Run(model, data, callbacks, steps).step
             bare = _Run(model, batch, (), steps).step
         again = _Run(model, data, callbacks, steps).step
@@ -184,7 +184,7 @@ class _Run:
         limit: dict[str, Any] = {"shuffle": False} if plain else {"steps_per_epoch": steps}
         model.train_function = None
         start = time.perf_counter()
-        with (_instead(model, train_step=counted), self._timed(callbacks),
+        with (instead(model, train_step=counted), self._timed(callbacks),
               warnings.catch_warnings(action="ignore", category=UserWarning)):  # of our few steps
             model.fit(data, epochs=PASSES, callbacks=[Clock(), *callbacks], verbose=0, **limit)
         if len(self.begun) < PASSES or min(map(len, self.begun)) < 3:
@@ -217,7 +217,7 @@ class _Run:
                         if getattr(type(callback), name)
                         is not getattr(keras.callbacks.Callback, name)
                     }
-                    stack.enter_context(_instead(callback, **own))
+                    stack.enter_context(instead(callback, **own))
             yield
 
 
@@ -230,22 +230,6 @@ def _clocked(
         seconds[name] += time.perf_counter() - start
 
     return timed
-
-
-@contextmanager
-def _instead(of: Any, **methods: Any) -> Iterator[None]:
-    """Give one object other methods for a while."""
-    before = {name: vars(of)[name] for name in methods if name in vars(of)}
-    for name, method in methods.items():
-        setattr(of, name, method)
-    try:
-        yield
-    finally:
-        for name in methods:
-            if name in before:  # as `accumulate` has given it a train_step
-                setattr(of, name, before[name])
-            else:
-                delattr(of, name)
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from typing import Any
 from mgpu_helpers import _private
 from mgpu_helpers.fit.shares import scaled, sized, strategy_here, unscaled
 from mgpu_helpers.towers.averages import same_rows
+from mgpu_helpers.towers.sync import APART
 
-APART = 10**9  # between the seeds of two replicas; Keras draws none that is larger
 MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 _of_outputs = contextvars.ContextVar("of_outputs", default=False)
 
@@ -150,13 +150,15 @@ def apply(keras_has: Callable[..., Any]) -> Callable[..., Any]:
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         grads, context = list(grads), tf.distribute.get_replica_context()
-        if strategy_here() and not getattr(self, "given_sums", False):
+        strategy = strategy_here()
+        if strategy and not getattr(self, "given_sums", False):
             there = [each for each in grads if each is not None]
             if there:
-                of_all = iter(context.all_reduce("SUM", [_rows(each) for each in there]))
+                own = [_rows(each) for each in there]
+                of_all = iter(context.all_reduce("SUM", own, strategy.packs))
                 grads = [None if each is None else _as(each, next(of_all)) for each in grads]
         if (inner := getattr(self, "inner_optimizer", None)) is not None:
-            inner.given_sums = strategy_here() is not None
+            inner.given_sums = strategy is not None
         return keras_has(self, grads, trainable_variables)
 
     return apply

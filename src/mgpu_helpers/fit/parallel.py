@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mgpu_helpers import _private
 from mgpu_helpers._models import ready
-from mgpu_helpers._train import HOST, home_of
+from mgpu_helpers._train import HOST, home_of, update_at_owners
+from mgpu_helpers.fit._moving import moved
 from mgpu_helpers.towers.gradients import keep, summed
 from mgpu_helpers.towers.shards import check_rows, like, rows, shard_sizes
-from mgpu_helpers.towers.sync import Tower, begin, in_step, met
+from mgpu_helpers.towers.sync import begin, in_step, met
 from mgpu_helpers.towers.train import check_layers
 
-OURS = {"call", "train_step"}  # what a model has as a method of its own
+# What a model has as a method of its own; the last one is there to be undone.
+OURS = {"call", "train_step", "sharded"}
 
 
 def parallel(model: Any, devices: Iterable[Any], batch_norm: str = "sync") -> Any:
@@ -39,16 +41,19 @@ def parallel(model: Any, devices: Iterable[Any], batch_norm: str = "sync") -> An
     >>> len(history.history["loss"])
     1
     """
-    from mgpu_helpers.devices.plan import checked
-
-    devices = checked(devices)
-    if twice := [name for name in devices if devices.count(name) > 1]:
-        raise ValueError(f"devices={[*devices]} has {twice[0]} twice: give each device once.")
+    devices = each_once(devices)
     ready(model)
     check_layers(model, batch_norm)
-    if "call" in vars(model):
-        raise ValueError(f"the calls of {model.name} are shared out already: use fit.alone first.")
     original = model.call
+    if "call" in vars(model) and not hasattr(original, "recomputes"):
+        raise ValueError(f"the calls of {model.name} are shared out already: use fit.alone first.")
+    if hasattr(original, "recomputes") and batch_norm == "sync" and (normal := met(model)):
+        raise ValueError(
+            f"{normal[0].name} needs all devices layer by layer, and fit.recompute has given "
+            f"{model.name} parts that run alone: use batch_norm='average', or build the model in "
+            "the scope of fit.strategy, which does both."
+        )
+    update_at_owners(model.weights)
 
     @functools.wraps(original)
     def call(*args: Any, **named: Any) -> Any:
@@ -58,17 +63,32 @@ def parallel(model: Any, devices: Iterable[Any], batch_norm: str = "sync") -> An
     return model
 
 
+def each_once(devices: Iterable[Any]) -> tuple[str, ...]:
+    """Give the names of devices, of which none may come twice."""
+    from mgpu_helpers.devices.plan import checked
+
+    names = checked(devices)
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"devices={[*names]} has {twice[0]} twice: give each device once.")
+    return names
+
+
 def alone(model: Any) -> Any:
-    """Undo `fit.parallel` and `fit.accumulate`; give the model.
+    """Undo `parallel`, `split`, `shard`, `accumulate` and `recompute`; give the model.
+
+    What was moved goes back to where it was.
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     >>> alone(parallel(model, plan.devices)) is model
     True
     """
+    homes = [home for name in OURS & vars(model).keys()
+             for home in getattr(vars(model)[name], "homes", ())]  # fmt: skip
     for name in OURS & vars(model).keys():
         replace(model, name, None)
-    return model
+    update_at_owners(model.weights, False)
+    return moved(model, homes)
 
 
 def replace(model: Any, name: str, method: Any) -> None:
@@ -91,49 +111,100 @@ def _call(
     import keras
     import tensorflow as tf
 
-    leaves = keras.tree.flatten((args, named))
-    batches = [k for k, x in enumerate(leaves) if tf.is_tensor(x) and x.shape.rank != 0]
-    xs = [tf.identity(leaves[k]) for k in batches]  # one of them twice would count its slope twice
+    xs, sizes, given = shared_out(model, args, named, len(devices))
     with tf.device(HOST), _private.without_autocast():
-        sizes = shard_sizes(_size(model, xs), len(devices))
-        shards = list(zip(*(_cut(x, sizes) for x in xs), strict=True))
         held = [size / sum(sizes) for size in sizes]
         trained, kept = model.trainable_variables, model.non_trainable_variables
         towers = [begin(device, i, trained, kept) for i, device in enumerate(devices)]
+    if sync and named.get("training") and met(model):
+        outputs = in_step(model, towers, [masked(*each) for each in given], held)
+    else:
+        outputs = []
+        for tower, (own_args, own_named) in zip(towers, given, strict=True):
+            with tower.block():
+                outputs.append(original(*own_args, **own_named))
+    with tf.device(HOST), _private.without_autocast():
+        for part, made in zip(given, outputs, strict=True):
+            batch = [x for x in keras.tree.flatten(part) if tf.is_tensor(x) and x.shape.rank != 0]
+            check_rows(batch[0], keras.tree.flatten(made))
+        keep(kept, towers, held)
+
+    def back(ends: Sequence[Any], by: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        return summed(ends, towers, trained, xs, by)
+
+    losses = [tower.scope.losses for tower in towers]
+    return together(model, outputs, losses, sizes, lambda ends: tied(ends, xs, trained, back))
+
+
+def shared_out(
+    model: Any, args: Any, named: Any, n: int
+) -> tuple[list[Any], list[Any], list[tuple[Any, Any]]]:
+    """Cut what a model is called with into n parts: the batches, sizes of parts, their arguments.
+
+    One of the batches twice would count its slope twice: each is a tensor of its own.
+    """
+    import keras
+    import tensorflow as tf
+
+    leaves = keras.tree.flatten((args, named))
+    batches = [k for k, x in enumerate(leaves) if tf.is_tensor(x) and x.shape.rank != 0]
+    with tf.device(HOST), _private.without_autocast():
+        xs = [tf.identity(leaves[k]) for k in batches]
+        sizes = shard_sizes(_size(model, xs), n)
+        shards = list(zip(*(_cut(x, sizes) for x in xs), strict=True))
     given = []
     for shard in shards:
         own = [*leaves]
         for k, x in zip(batches, shard, strict=True):
             own[k] = x
         given.append(keras.tree.pack_sequence_as((args, named), own))
-    if sync and named.get("training") and met(model):
-        outputs = in_step(model, towers, [_masked(*each) for each in given], held)
-    else:
-        outputs = []
-        for tower, (own_args, own_named) in zip(towers, given, strict=True):
-            with tower.block():
-                outputs.append(original(*own_args, **own_named))
+    return xs, sizes, given
+
+
+def together(
+    model: Any,
+    outputs: Sequence[Any],
+    losses: Sequence[Sequence[Any]],
+    sizes: Sequence[Any],
+    tie: Callable[[list[Any]], list[Any]],
+    places: Sequence[str] | None = None,
+) -> Any:
+    """Join what a model made of the parts of a batch, where `places` say, or on the host.
+
+    What layers add to the loss counts by the sizes of the parts.
+    """
+    import keras
+    import tensorflow as tf
+
     columns = list(zip(*map(keras.tree.flatten, outputs), strict=True))
-    with tf.device(HOST), _private.without_autocast():
-        for shard, made in zip(shards, zip(*columns, strict=True), strict=True):
-            check_rows(shard[0], made)
-        joined = [_joined(column, sizes) for column in columns]
+    places = [HOST] * len(columns) if places is None else places
+    joined = []
+    for column, place in zip(columns, places, strict=True):
+        with tf.device(place), _private.without_autocast():
+            joined.append(_joined(column, sizes))
+    every = {k: [_private.logits_of(x) for x in column] for k, column in enumerate(columns)}
+    logits = {k: column for k, column in every.items() if all(x is not None for x in column)}
+    for k, made_of in logits.items():
+        with tf.device(places[k]), _private.without_autocast():
+            joined.append(_joined(made_of, sizes))
+    with tf.device(places[-1]), _private.without_autocast():
         added = [
-            like(share, x) * x
-            for tower, share in zip(towers, held, strict=True)
-            for x in tower.scope.losses
+            like(size / sum(sizes), x) * x
+            for size, part in zip(sizes, losses, strict=True)
+            for x in part
         ]
-        keep(kept, towers, held)
         ends = [*joined, *([tf.add_n(added)] if added else [])]
         if not tf.executing_eagerly():
-            ends = _tied(ends, xs, towers, trained)
-    for end, column in zip(ends, columns, strict=False):
+            ends = tie(ends)
+    for end, column, place in zip(ends, columns, places, strict=False):
         if (masks := [_private.mask_of(x) for x in column])[0] is not None:
-            with tf.device(HOST):
+            with tf.device(place):
                 _private.set_mask(end, _joined(masks, sizes))
+    for k, x in zip(logits, ends[len(columns) :], strict=False):
+        _private.set_logits(ends[k], x)
     for loss in ends[len(joined) :]:
-        model.add_loss(loss)
-    return keras.tree.pack_sequence_as(outputs[0], ends[: len(joined)])
+        keras.Layer.add_loss(model, loss)  # that of a functional model is not written yet
+    return keras.tree.pack_sequence_as(outputs[0], ends[: len(columns)])
 
 
 def _size(model: Any, xs: Sequence[Any]) -> Any:
@@ -167,7 +238,7 @@ def _joined(column: Sequence[Any], sizes: Sequence[Any]) -> Any:
     return tf.concat([x[: rows(x) * some(n, 1)] for x, n in zip(column, sizes, strict=True)], 0)
 
 
-def _masked(args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+def masked(args: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """Give the inputs of a call, and put on them the masks that Keras gives beside them."""
     import keras
 
@@ -179,15 +250,19 @@ def _masked(args: tuple[Any, ...], named: dict[str, Any]) -> Any:
     return inputs
 
 
-def _tied(
-    values: Sequence[Any], xs: Sequence[Any], towers: Sequence[Tower], trained: Sequence[Any]
+def tied(
+    values: Sequence[Any],
+    xs: Sequence[Any],
+    trained: Sequence[Any],
+    back: Callable[[Sequence[Any], Sequence[Any]], tuple[list[Any], list[Any]]],
 ) -> list[Any]:
-    """Let gradients go back where the towers ran, and meet on the host: a tape does not place them.
+    """Let gradients go back where the forward pass ran, and meet on the host: a tape places none.
 
     TensorFlow sends all arguments of a function with a gradient of its own through one operation.
     So there is one for each value, one in the middle, and one for each device that owns variables,
     tied by tokens. Going back, the values come first and leave their gradients for the middle,
-    which knows then what a loss used, and leaves those of the weights for the last.
+    which knows then what a loss used, and leaves those of the weights for the last. They are what
+    back(values, gradients of these) gives: gradients of `trained`, and of xs.
     """
     import tensorflow as tf
 
@@ -207,30 +282,32 @@ def _tied(
 
     @tf.custom_gradient
     def middle(*given: Any) -> Any:
-        def back(_: Any) -> Any:
+        def meet(_: Any) -> Any:
             if tf.compat.v1.get_default_graph() is not graph:
                 raise RuntimeError(
                     "the gradient of a parallel model is taken outside of the tf.function that "
                     "called it: put the GradientTape into the function."
                 )
             with tf.device(HOST):
-                found, own = summed([values[k] for k in by], towers, xs, [*by.values()])
+                found, own = back([values[k] for k in by], [*by.values()])
                 by.clear()
                 slopes.update(enumerate(found))
                 return [*own, *[tf.zeros([])] * len(owned)]
 
-        return tf.zeros([]), back
+        return tf.zeros([]), meet
 
-    def tied(k: int, value: Any) -> Any:
-        def back(slope: Any) -> Any:
+    def end(k: int, value: Any) -> Any:
+        def leave(slope: Any) -> Any:
             by[k] = slope
             return tf.zeros([])
 
-        return tf.custom_gradient(lambda _: (value, back))(token)
+        with tf.device(value.device):
+            return tf.custom_gradient(lambda _: (value, leave))(token)
 
     tokens = []
     for device, owns in owned.items():
         with tf.device(device):
             tokens.append(owner(owns))
-    token = middle(*xs, *tokens)
-    return [tied(k, x) if x.dtype.is_floating else x for k, x in enumerate(values)]
+    with tf.device(HOST):
+        token = middle(*xs, *tokens)
+    return [end(k, x) if x.dtype.is_floating else x for k, x in enumerate(values)]

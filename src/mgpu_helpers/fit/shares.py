@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from mgpu_helpers._train import HOST
+from mgpu_helpers.towers.shards import like, rows
 
 # The examples of the replica that is traced at the moment, and those of all; None for what `fit`
 # did not hand out.
@@ -59,12 +60,7 @@ def size_of(batch: Any) -> Any:
     import tensorflow as tf
 
     flat = tf.nest.flatten(batch)
-    first = next(each for each in flat if getattr(each, "shape", None) is not None)
-    if first.shape.rank is not None and first.shape[0] is not None:
-        return int(first.shape[0])
-    if isinstance(first, tf.RaggedTensor):
-        return tf.cast(first.nrows(), tf.int64)
-    return tf.shape(first, tf.int64)[0]
+    return rows(next(each for each in flat if getattr(each, "shape", None) is not None))
 
 
 def taking(function: Callable[..., Any], place: Callable[[], int], among: int) -> Any:
@@ -112,9 +108,7 @@ def scaled(value: Any, by_share: bool = True) -> Any:
     if not by_share or (known := _share.get()) is None:
         return value / tf.cast(strategy_here().num_replicas_in_sync, value.dtype)
     ours, all_of_them = known
-    if isinstance(ours, int) and isinstance(all_of_them, int):
-        return value * tf.cast(ours / all_of_them, value.dtype)
-    return value * tf.cast(ours / all_of_them, value.dtype)
+    return value * like(ours / all_of_them, value)
 
 
 def unscaled(value: Any, by_share: bool = True) -> Any:

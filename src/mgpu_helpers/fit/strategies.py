@@ -5,14 +5,17 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from mgpu_helpers import _private
 from mgpu_helpers.devices.machine import one_of_several_workers
 from mgpu_helpers.devices.plan import Plan, planned
 from mgpu_helpers.fit.mends import mend_replicas
 from mgpu_helpers.fit.shares import Shared, Whole, mark_of, taking
 from mgpu_helpers.fit.trainer import mend_trainer
 
-# A second strategy of the same devices would number its collectives as the first one does.
 _made: dict[tuple[str, ...], Any] = {}
+# Gradients are exchanged in packs of at least so many bytes, those of the last layers first, while
+# the backward pass goes on. PyTorch's DistributedDataParallel takes as much.
+PACK = 25 * 2**20
 
 
 def strategy(plan: Plan | None = None, *, synchronized: bool = True) -> Any:
@@ -49,7 +52,8 @@ def strategy(plan: Plan | None = None, *, synchronized: bool = True) -> Any:
             made = _of(tf.distribute.OneDeviceStrategy)(devices[0])
         else:  # NCCL wants a GPU for each device, and a ring of cores cannot run in a loop
             to_one = None if plan.mode == "gpus" else tf.distribute.ReductionToOneDevice()
-            made = _of(tf.distribute.MirroredStrategy)(list(devices), to_one)
+            kind = _private.numbered(_of(tf.distribute.MirroredStrategy), 1 + len(_made))
+            made = kind(list(devices), to_one)
         _made[devices] = made
     _made[devices].synchronized = synchronized
     return _made[devices]
@@ -65,6 +69,7 @@ def _of(kind: Any) -> Any:
         """TensorFlow's strategy, which gives each replica its share of every batch."""
 
         of_fit, synchronized = True, True
+        packs = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=PACK)
         begins: Any = None  # what the next `fit` has taken of its data in a run before
         seen: Any = None  # of the last batch that several workers have read: its size and mark
 

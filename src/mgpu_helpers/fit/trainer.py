@@ -45,9 +45,11 @@ def fit(keras_has: Callable[..., Any]) -> Callable[..., Any]:
     def fit(self: Any, *args: Any, **named: Any) -> Any:
         strategy = self.distribute_strategy
         given = signature.bind(self, *args, **named).arguments
+        _check_choices(self, strategy)
         _check_scope(self, strategy)
         if not getattr(strategy, "of_fit", False):
             return keras_has(**given)
+        _check_loop(self, strategy)
         for name, steps in (("x", "steps_per_epoch"), ("validation_data", "validation_steps")):
             _check_end(given.get(name), name, steps, given.get(steps))
         if isinstance(given.get("x"), tf.data.Dataset):
@@ -81,16 +83,44 @@ def fit(keras_has: Callable[..., Any]) -> Callable[..., Any]:
 def _check_scope(model: Any, strategy: Any) -> None:
     import tensorflow as tf
 
-    if strategy.num_replicas_in_sync > 1 and not getattr(strategy, "of_fit", False):
-        return
+    several, copies = strategy.num_replicas_in_sync > 1, tf.distribute.DistributedValues
+    in_one = several or not model.weights or isinstance(model.weights[0].value, copies)
+    if in_one and not getattr(strategy, "of_fit", False):
+        return  # TensorFlow's own, which keeps copies also for one replica
     iterations = getattr(model.optimizer, "iterations", None)
-    copied = isinstance(getattr(iterations, "value", None), tf.distribute.DistributedValues)
-    if iterations is not None and copied != (strategy.num_replicas_in_sync > 1):
+    copied = isinstance(getattr(iterations, "value", None), copies)
+    if iterations is not None and copied != several:
         which, other = ("optimizer", "model") if copied else ("model", "optimizer")
         raise ValueError(
             f"the {which} of {model.name!r} was made in the scope of a strategy and its {other} "
             "was not: build and compile the model in one `with fit.strategy(plan).scope()`."
         )
+
+
+def _check_loop(model: Any, strategy: Any) -> None:
+    on_cores = "CPU" in strategy.extended.worker_devices[0]
+    if strategy.workers > 1 and on_cores and model.steps_per_execution > 1:
+        raise ValueError(
+            f"{model.name!r} takes steps_per_execution={model.steps_per_execution} in a loop, in "
+            "which TensorFlow cannot add up what workers without a GPU exchange: compile with 1."
+        )
+
+
+def _check_choices(model: Any, strategy: Any) -> None:
+    """Explain what TensorFlow says of a merge_call: a step that only sometimes updates (#20582)."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    for name, instead in (
+        ("gradient_accumulation_steps", "take fit.accumulate(model, {})"),
+        ("ema_overwrite_frequency", "take keras.callbacks.SwapEMAWeights"),
+    ):
+        value = getattr(optimizer, name, None)
+        if value and strategy.num_replicas_in_sync > 1:
+            raise ValueError(
+                f"the optimizer of {model.name!r} has {name}={value}, so some steps do what others "
+                "do not, and there TensorFlow cannot add up what "
+                f"{strategy.num_replicas_in_sync} replicas have: leave it out and "
+                f"{instead.format(value)}."
+            )
 
 
 def _check_end(data: Any, name: str, argument: str, steps: int | None) -> None:

@@ -69,18 +69,22 @@ def _walk(graph: Any, outputs: set[int] | None, values: Values) -> Counter[str]:
     found: Counter[str] = Counter()
     alive = live(graph, outputs)
     for op in alive.ops:
-        used = alive.outputs.get(op.name, set())
-        if op.type in CALLS | BRANCHES:
-            ways = [_walk(inner, used, known) for inner, known in values.inside(op)]
-            largest = max(ways, key=Counter.total)
-            found += largest
-        elif op.type in LOOPS:
-            found += _loop(op, used, values)
-        elif costs := [cost for kind, cost in _COSTS.items() if kind.fullmatch(op.type)]:
-            found[op.type] += costs[0](op)
-        elif _UNCOUNTED.search(op.type):
-            raise Unknown(f"{op.name} is a {op.type}, which is not among what is counted.")
+        found += of_one(op, alive.outputs.get(op.name, set()), values)
     return found
+
+
+def of_one(op: Any, outputs: set[int], values: Values) -> Counter[str]:
+    """Count the FLOP of one operation for these of its outputs, by the type of what multiplies."""
+    if op.type in CALLS | BRANCHES:
+        ways = [_walk(inner, outputs, known) for inner, known in values.inside(op)]
+        return max(ways, key=Counter.total)
+    if op.type in LOOPS:
+        return _loop(op, outputs, values)
+    if costs := [cost for kind, cost in _COSTS.items() if kind.fullmatch(op.type)]:
+        return Counter({op.type: costs[0](op)})
+    if _UNCOUNTED.search(op.type):
+        raise Unknown(f"{op.name} is a {op.type}, which is not among what is counted.")
+    return Counter()
 
 
 def _loop(op: Any, outputs: set[int], values: Values) -> Counter[str]:

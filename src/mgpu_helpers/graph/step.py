@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -86,8 +87,6 @@ def training_step(model: Any, batch: int, optimizer: Any = None) -> TrainingStep
         with tf.variable_creator_scope(_without_memory), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what Keras says of a step, it says in fit
             twin = _twin(model, optimizer)
-            if model.trainable_variables and not twin.optimizer.built:
-                twin.optimizer.build(model.trainable_variables)
             step = tf.autograph.experimental.do_not_convert(lambda x, y: twin.train_step((x, y)))  # noqa: B023
             try:
                 concrete = tf.function(step).get_concrete_function(given, labels)
@@ -103,6 +102,24 @@ def training_step(model: Any, batch: int, optimizer: Any = None) -> TrainingStep
     raise ValueError(
         f"a step of the model {model.name!r} cannot be made for labels like its outputs: {why}"
     ) from refused[0]
+
+
+def slot_bytes(model: Any, optimizer: Any = None) -> int:
+    """Count the bytes that the optimizer of `training_step` keeps, by one weight of each shape."""
+    import tensorflow as tf
+
+    with tf.variable_creator_scope(_without_memory):
+        made = _twin(model, optimizer, build=False).optimizer
+        if made.built:
+            return sum(v.shape.num_elements() * v.value.dtype.size for v in made.variables)
+        found = 0
+        kinds = Counter((v.shape, v.dtype) for v in model.trainable_variables)
+        one = {(v.shape, v.dtype): v for v in model.trainable_variables}
+        for kind, several in kinds.items():
+            (own := _anew(made)).build([one[kind]])
+            sizes = [v.shape.num_elements() * v.value.dtype.size for v in own.variables]
+            found += several * sum(sizes[2:])  # after the steps and the rate
+    return found
 
 
 def inputs_of(model: Any, batch: int) -> Any:
@@ -133,8 +150,11 @@ def inputs_of(model: Any, batch: int) -> Any:
     return inputs[0] if len(inputs) == 1 else inputs
 
 
-def _twin(model: Any, wanted: Any) -> Any:
-    """Make a model of the same weights, compiled anew as the model is; the model is not touched."""
+def _twin(model: Any, wanted: Any, build: bool = True) -> Any:
+    """Make a model of the same weights, compiled anew as the model is; the model is not touched.
+
+    Its optimizer has its slots; with build=False only where the model's own has.
+    """
     import keras
 
     settings = _private.compiled_with(model) if model.compiled else {}
@@ -152,6 +172,8 @@ def _twin(model: Any, wanted: Any) -> Any:
     settings |= {"optimizer": optimizer, "auto_scale_loss": own is None, "jit_compile": False}
     twin = _private.twin_of(model)
     keras.Model.compile(twin, **settings)
+    if build and model.trainable_variables and not twin.optimizer.built:
+        twin.optimizer.build(model.trainable_variables)
     return twin
 
 

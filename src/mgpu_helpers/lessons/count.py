@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from mgpu_helpers import _private
-from mgpu_helpers._formatting import size_text, whole_number
+from mgpu_helpers._formatting import whole_number
 from mgpu_helpers.lessons import networks
 from mgpu_helpers.memory import MemoryUse
 
@@ -35,22 +35,6 @@ def predict(
         onednn = _private.uses_onednn() and (plan is None or not plan.on_gpus)
     weights = 4 * networks.parameters(network)
     return MemoryUse(weights, slots * weights, weights, batch * _per_example(network, onednn))
-
-
-def fits(
-    network: networks.Network, budget: int, *, slots: int = 2, onednn: bool | None = None
-) -> int:
-    """Give the largest batch that `predict` fits into a budget of bytes."""
-    each = predict(network, 1, slots=slots, onednn=onednn)
-    fixed = each.total - each.activations
-    batch = int((budget - fixed) // each.activations)
-    if batch < 1:
-        raise ValueError(
-            f"{size_text(max(0, budget))} do not hold {network.name}: one example takes "
-            f"{size_text(each.activations)}, and weights, slots and gradients {size_text(fixed)}: "
-            "use a smaller network, or fewer slots."
-        )
-    return batch
 
 
 def _per_example(network: networks.Network, onednn: bool) -> int:

@@ -6,10 +6,13 @@ Lessons 02 and 03 build it in front of the reader.
 from mgpu_helpers._formatting import size_text  # noqa: F401  lessons print bytes with it
 from mgpu_helpers.memory.limits import logical
 from mgpu_helpers.memory.measure import measure
+from mgpu_helpers.memory.paper import on_paper
+from mgpu_helpers.memory.plan import Plan, Way, plan
 from mgpu_helpers.memory.predict import fits, predict
 from mgpu_helpers.memory.use import MemoryUse, at_peak, by_use
 from mgpu_helpers.memory.watch import Monitor, process
 
 __all__ = [
-    "at_peak", "by_use", "fits", "logical", "measure", "MemoryUse", "Monitor", "predict", "process",
+    "at_peak", "by_use", "fits", "logical", "measure", "MemoryUse", "Monitor", "on_paper",
+    "plan", "Plan", "predict", "process", "Way",
 ]  # fmt: skip

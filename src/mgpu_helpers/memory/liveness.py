@@ -48,29 +48,34 @@ _NO_MORE = _OVER | _SAME | {"Cast", "IsFinite", "UnsortedSegmentSum"}
 _PUSHES = {"TensorListPushBack", "TensorListSetItem"}
 
 
-@dataclass(eq=False)
-class _Node:
+@dataclass(eq=False, repr=False)  # or an error would write all that it was made from
+class Node:
     """An operation as it runs: functions and branches are entered, a loop is one operation."""
 
     name: str
     op: Any
     inputs: list[Tensor | None]  # None: a loop's state
-    after: list[_Node]  # what it waits for
+    after: list[Node]  # what it waits for
     numbers: list[int]  # of each output
     bytes: list[int] = field(default_factory=list)  # likewise; a loop's lists with what they hold
     inside: int = 0  # bytes that it takes only while it runs
+    inside_of: Sequence[int] = ()  # what it takes most of in one round of a loop
+    around: tuple[set[int], Values] | None = None  # of a loop: what is used of it, and is known
 
 
-Tensor = tuple[_Node, int]  # what makes it, and which of its outputs it is
+Tensor = tuple[Node, int]  # what makes it, and which of its outputs it is
 
 
-@dataclass(eq=False)
-class _Buffer:
-    maker: str
+@dataclass(eq=False, repr=False)
+class Buffer:
+    """What a tensor lies in, or several one after the other."""
+
+    node: Node  # what took it
     bytes: int
     start: float
     users: int = 0  # operations that still need it
     end: float | None = None
+    of: Sequence[int] = ()  # the sizes that it is made of, where there are several
 
 
 def counted(graph: Any, overlap: float = 0.75, broad: bool = False) -> Trace:
@@ -81,13 +86,13 @@ def counted(graph: Any, overlap: float = 0.75, broad: bool = False) -> Trace:
     two branches is taken too, else the larger. broad is the order in which TensorFlow starts
     operations on a GPU, instead of that on a CPU.
     """
-    nodes, outputs = _entered(graph, None, Values(graph), overlap)
-    nodes = _in_order(nodes, broad)
+    nodes, outputs = entered(graph, None, Values(graph), overlap)
+    nodes = in_order(nodes, broad)
     edges = {(given[0].name, n.name) for n in nodes for given in n.inputs if given}
     waits = {(before.name, n.name) for n in nodes for before in n.after} - edges
     found = [
-        Allocation(b.maker, DEVICE, b.bytes, b.start, b.end)
-        for b in _buffers(nodes, outputs, _OVER if broad else _OVER | _OVER_ON_CPU)[0]
+        Allocation(b.node.name, DEVICE, b.bytes, b.start, b.end)
+        for b in buffers(nodes, outputs, _OVER if broad else _OVER | _OVER_ON_CPU)[0]
         if b.bytes
     ]
     return Trace(
@@ -96,15 +101,15 @@ def counted(graph: Any, overlap: float = 0.75, broad: bool = False) -> Trace:
     )  # fmt: skip
 
 
-def _entered(
+def entered(
     graph: Any, outputs: set[int] | None, values: Values, overlap: float,
-    given: Sequence[Tensor | None] = (), before: Sequence[_Node] = (), within: str = "",
-) -> tuple[list[_Node], list[Tensor | None]]:  # fmt: skip
+    given: Sequence[Tensor | None] = (), before: Sequence[Node] = (), within: str = "",
+) -> tuple[list[Node], list[Tensor | None]]:  # fmt: skip
     """List what runs in a graph, functions and one branch entered, and what it gives."""
-    nodes: list[_Node] = []
+    nodes: list[Node] = []
     alive = walk.live(graph, outputs)
     of = {t.name: each for t, each in zip(graph.inputs, given)}  # noqa: B905  a loop has none
-    ends: dict[str, Sequence[_Node]] = {}
+    ends: dict[str, Sequence[Node]] = {}
     for op in alive.ops:
         if op.outputs and op.outputs[0].name in of:  # what the function was given
             continue
@@ -115,7 +120,7 @@ def _entered(
             first = int(op.type in BRANCHES)  # which is chosen before anything in them begins
             after += [tensor[0] for tensor in inputs[:first] if tensor]
             ways = [
-                _entered(inner, used, known, overlap, inputs[first:], after,
+                entered(inner, used, known, overlap, inputs[first:], after,
                          f"{within}{op.name}/{i}/")
                 for i, (inner, known) in enumerate(values.inside(op))
             ]  # fmt: skip
@@ -127,10 +132,11 @@ def _entered(
             of.update(zip((t.name for t in op.outputs), made, strict=True))
             continue
         after += [tensor[0] for tensor in inputs if tensor]
-        node = _Node(within + op.name, op, inputs, after, [_numbers(t, inputs) for t in op.outputs])
+        node = Node(within + op.name, op, inputs, after, [_numbers(t, inputs) for t in op.outputs])
         node.bytes = [n * t.dtype.size for n, t in zip(node.numbers, op.outputs, strict=True)]
         if op.type in LOOPS:
-            node.inside, grown = _loop(op, used, values, overlap)
+            node.around = used, values
+            node.inside, node.inside_of, grown = _loop(op, used, values, overlap)
             node.bytes = [size + grown.get(i, 0) for i, size in enumerate(node.bytes)]
         elif op.type == "TensorListFromTensor":  # its elements are copies
             node.bytes = [_numbers(op.inputs[0], ()) * op.inputs[0].dtype.size]
@@ -140,7 +146,7 @@ def _entered(
     return nodes, [of.get(tensor.name) for tensor in graph.outputs]
 
 
-def _in_order(nodes: list[_Node], broad: bool) -> list[_Node]:
+def in_order(nodes: list[Node], broad: bool) -> list[Node]:
     """List operations as TensorFlow's executor starts them.
 
     What costs nothing runs at once, and what waits for nothing first. Then a thread goes on with
@@ -150,11 +156,11 @@ def _in_order(nodes: list[_Node], broad: bool) -> list[_Node]:
     """
     waiting = TopologicalSorter({n: n.after for n in nodes})
     waiting.prepare()
-    order: list[_Node] = []
+    order: list[Node] = []
 
-    def run(several: Iterable[_Node]) -> list[_Node]:
+    def run(several: Iterable[Node]) -> list[Node]:
         """Run these, and after each what costs nothing; give what becomes ready."""
-        ahead, ready = deque(several), list[_Node]()
+        ahead, ready = deque(several), list[Node]()
         while ahead:
             order.append(node := ahead.popleft())
             waiting.done(node)
@@ -172,19 +178,19 @@ def _in_order(nodes: list[_Node], broad: bool) -> list[_Node]:
     return order
 
 
-def _buffers(
-    nodes: list[_Node], outputs: Iterable[Tensor | None], over: Set[str] = _OVER
-) -> tuple[list[_Buffer], dict[Tensor | None, Any]]:
+def buffers(
+    nodes: Sequence[Node], outputs: Iterable[Tensor | None], over: Set[str] = _OVER | _OVER_ON_CPU
+) -> tuple[list[Buffer], dict[Tensor | None, Any]]:
     """List the buffers in the order in which they are taken; and the one of each tensor."""
-    made: list[_Buffer] = []
-    of: dict[Tensor | None, _Buffer | None] = {None: None}
+    made: list[Buffer] = []
+    of: dict[Tensor | None, Buffer | None] = {None: None}
     users = Counter(tensor for node in nodes for tensor in node.inputs)
     users.update(outputs)
     for now, node in enumerate(nodes):
         given = [of.get(tensor) for tensor in node.inputs]
-        made.append(_Buffer(f"{node.name}/inside", node.inside, now, end=now))
+        made.append(Buffer(node, node.inside, now, end=now, of=node.inside_of))
         for i, size in enumerate(node.bytes):
-            new = _Buffer(node.name, size, now)
+            new = Buffer(node, size, now)
             kept = _handed_on(node.op, i, new, given, over)
             if kept is new:
                 made.append(new)
@@ -203,8 +209,8 @@ def _buffers(
 
 
 def _handed_on(
-    op: Any, i: int, new: _Buffer, given: list[_Buffer | None], over: Set[str]
-) -> _Buffer | None:
+    op: Any, i: int, new: Buffer, given: list[Buffer | None], over: Set[str]
+) -> Buffer | None:
     """Give the buffer of an output: one that it was given, the new one, or None of its own."""
     if op.type in _FREE:
         return None
@@ -219,26 +225,33 @@ def _handed_on(
     return new
 
 
-def _loop(op: Any, outputs: set[int], values: Values, overlap: float) -> tuple[int, dict[int, int]]:
-    """Count what a loop takes only while it runs; and what its lists grow by."""
+def _loop(
+    op: Any, outputs: set[int], values: Values, overlap: float
+) -> tuple[int, list[int], dict[int, int]]:
+    """Count what a loop takes only while it runs, which sizes are in it, and its lists' growth."""
     body, around = called(op)[1], walk.carried(op, outputs)
-    nodes, gives = _entered(body, around, values.round(op), overlap)
-    made, of = _buffers(nodes, [gives[i] for i in around])
+    nodes, gives = entered(body, around, values.round(op), overlap)
+    made, of = buffers(nodes, [gives[i] for i in around])
     by_name = {t.name: of[n, i] for n in nodes for i, t in enumerate(n.op.outputs)}
-    grown = {i: sum(b.bytes for b in each) for i, each in _pushed(body, around, by_name).items()}
+    pushed = _pushed(body, around, by_name)
+    grown = {i: sum(b.bytes for b in each) for i, each in pushed.items()}
     rounds, _ = values.loop(op)
     if rounds is None:
         raise Unknown(f"the loop {op.name} runs as often as its data say.")
     several = 1 + overlap * max(0, min(rounds, op.get_attr("parallel_iterations")) - 1)
-    spans = [Allocation(b.maker, DEVICE, b.bytes, b.start, b.end) for b in made]
-    once = max(live for _, live in curve(spans)) - sum(grown.values())
-    return int(several * once), {i: rounds * each for i, each in grown.items()}
+    spans = [Allocation(b.node.name, DEVICE, b.bytes, b.start, b.end) for b in made]
+    moment, most = max(curve(spans), key=lambda point: point[1])
+    kept = {id(b) for each in pushed.values() for b in each}
+    sizes = [b.bytes for b in made
+             if b.start <= moment and (b.end is None or b.end >= moment) and id(b) not in kept]
+    once = most - sum(grown.values())
+    return int(several * once), sizes, {i: rounds * each for i, each in grown.items()}
 
 
-def _pushed(body: Any, around: set[int], of: dict[str, Any]) -> dict[int, list[_Buffer]]:
+def _pushed(body: Any, around: set[int], of: dict[str, Any]) -> dict[int, list[Buffer]]:
     """Find what a round of a loop adds to its lists; what several of them get is one buffer."""
-    found: dict[int, list[_Buffer]] = {}
-    seen: set[_Buffer] = set()
+    found: dict[int, list[Buffer]] = {}
+    seen: set[Buffer] = set()
     state = {tensor.name: i for i, tensor in enumerate(body.inputs)}
     for i in sorted(around):
         tensor = body.outputs[i]

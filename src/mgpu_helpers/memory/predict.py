@@ -19,8 +19,9 @@ from mgpu_helpers.memory.use import MemoryUse, by_use
 from mgpu_helpers.trace.step import Trace
 
 # Threads may take operations in a slightly different order: traced steps of twenty models held 17 %
-# less to 9 % more than was counted (tests/keras_models.py). Where weights are most of what is held,
-# optimizers that use gradients up as they come made it a third less.
+# less to 12 % more than was counted (tests/keras_models.py), the most without oneDNN. The card of
+# benchmarks/predictions.py has the least and the most of its own models. Where weights are most of
+# what is held, optimizers that use gradients up as they come made it a third less.
 MARGIN = 0.2
 _PROBES = 13, 29  # no size of a layer, which might be taken for that of a batch
 
@@ -64,7 +65,8 @@ def predict(model: Any, batch: int, optimizer: Any = None) -> Predicted:
     Not in it: the batch that is fed, sample weights, what a library borrows while an operation runs
     (im2col without oneDNN, cuDNN's workspace), and what XLA saves. A model made in a
     `keras.RematScope` is refused, as `fit` refuses it: Keras's recomputation does not work in a
-    TensorFlow graph. Where a step can be run, `measure` is nearer.
+    TensorFlow graph. `fit.recompute` does, and is counted. Where a step can be run, `measure` is
+    nearer.
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input((30,)), keras.layers.Dense(20)])

@@ -8,7 +8,7 @@ from typing import Any
 
 from mgpu_helpers import _private
 from mgpu_helpers._formatting import counted
-from mgpu_helpers._models import graph_of, ready, takes_training
+from mgpu_helpers._models import crossing, first_calls, graph_of, ready, run_calls
 from mgpu_helpers.pipeline.run import Made, Stage
 
 
@@ -38,9 +38,9 @@ def stages(model: Any, cuts: Sequence[str], devices: Sequence[str]) -> list[Stag
     ready(model, functional=True)
     model = graph_of(model)
     nodes = _private.calls_of(model)
-    at = [0, *_starts(nodes, cuts, devices), len(nodes)]
+    at = [0, *starts(nodes, cuts, devices), len(nodes)]
     devices = checked(devices)
-    borders = [model.inputs, *(_crossing(model, nodes)[i] for i in at[1:-1]), model.outputs]
+    borders = [model.inputs, *(crossing(model, nodes)[i] for i in at[1:-1]), model.outputs]
     made: list[Stage] = []
     known: dict[str, Any] = {}
     for s, (a, b) in enumerate(itertools.pairwise(at)):
@@ -74,45 +74,26 @@ def places(model: Any) -> dict[str, list[str]]:
     ready(model, functional=True, single=False)
     model = graph_of(model)
     nodes = _private.calls_of(model)
-    crossing = _crossing(model, nodes)
+    crosses = crossing(model, nodes)
     found: dict[str, list[str]] = {}
-    for name, i in _first_calls(nodes).items():
-        if i == 0 or len(crossing[i]) == 1:
+    for name, i in first_calls(nodes).items():
+        if i == 0 or len(crosses[i]) == 1:
             found[name] = start = []
         start.append(name)
     return found
 
 
-def _first_calls(nodes: Sequence[Any]) -> dict[str, int]:
-    first: dict[str, int] = {}
-    for i, node in enumerate(nodes):
-        first.setdefault(node.operation.name, i)
-    return first
-
-
-def _crossing(model: Any, nodes: Sequence[Any]) -> list[list[Any]]:
-    """List for each call what was made before it and is used by it or later."""
-    last = {id(t): i for i, node in enumerate(nodes) for t in node.input_tensors}
-    last |= {id(t): len(nodes) for t in model.outputs}
-    crossing, made = [], list(model.inputs)
-    for i, node in enumerate(nodes):
-        made = [t for t in made if last.get(id(t), -1) >= i]
-        crossing.append(made)
-        made = [*made, *node.outputs]
-    return crossing
-
-
-def _starts(nodes: Sequence[Any], cuts: Sequence[str], devices: Sequence[str]) -> list[int]:
+def starts(nodes: Sequence[Any], cuts: Sequence[str], devices: Sequence[str]) -> list[int]:
     """Find where each stage but the first begins."""
-    first = _first_calls(nodes)
-    starts = [first.get(cut, 0) for cut in cuts]
-    if 0 in starts or starts != sorted(set(starts)) or len(devices) != len(cuts) + 1:
+    first = first_calls(nodes)
+    found = [first.get(cut, 0) for cut in cuts]
+    if 0 in found or found != sorted(set(found)) or len(devices) != len(cuts) + 1:
         raise ValueError(
-            f"cuts={list(cuts)} make no stages for {counted(len(devices), 'device')}: name one "
+            f"{list(cuts)} begin no stages for {counted(len(devices), 'device')}: name one "
             "layer less than devices, in the order in which Keras runs them, which is "
             f"{', '.join(list(first)[1:])}."
         )
-    return starts
+    return found
 
 
 def _function(
@@ -147,12 +128,7 @@ def _function(
     def function(given: Mapping[str, Any], x: Any) -> Made:
         values, pairs = enter(x), [(v, given[path]) for path, v in variables.items()]
         with keras.StatelessScope(pairs, collect_losses=True) as scope:
-            for node in nodes:
-                args, named = _private.run_call(node, values)
-                if takes_training(node.operation):
-                    named["training"] = True
-                made = node.operation(*args, **named)
-                values.update(zip(map(id, node.outputs), keras.tree.flatten(made), strict=True))
+            run_calls(nodes, values, True)
         now = {path: scope.get_current_value(v) for path, v in variables.items()}
         changed = {path: value for path, value in now.items() if value is not given[path]}
         if moved := [path for path in changed if path in weights]:

@@ -34,6 +34,9 @@ _SOURCE = "NVIDIA/nccl src/graph/topo.h and tuning.cc (b647562), and "
 #: two sockets. Between the ends a guess, near the 8.2 GB/s that the tensorlight rows fit.
 PCIE_3 = Link("PCIe 3.0 x16", 8e9, 5e9, 12e9, 5.7e-6, _SOURCE +
               "developer.nvidia.com/blog/scaling-deep-learning-training-nccl")  # fmt: skip
+#: NVLink 2, as between V100: 6 links of 20 GB/s, 25 by the data sheet. The lowest is a guess.
+NVLINK_2 = Link("NVLink 2 (V100)", 120e9, 100e9, 150e9, 3.4e-6,
+                _SOURCE + "NVIDIA's data sheet of V100")  # fmt: skip
 #: NVLink 3, as between the GPUs of a machine with 8 A100: 12 links of 20 GB/s. All-reduces on 8
 #: A100 gave 232.5 GB/s (issue 175) and about 200 (issue 149).
 NVLINK_3 = Link("NVLink 3 (A100)", 230e9, 200e9, 240e9, 3.4e-6,

@@ -9,7 +9,8 @@ from mgpu_helpers._train import HOST
 
 # Operations that make the same of every batch, by how many of their inputs count for that.
 OF_NO_EXAMPLE = {"Const": 0, "Range": 3, "AddV2": 2, "Cast": 1, "ExpandDims": 1, "Identity": 1,
-                 "Less": 2, "Reshape": 1, "SelectV2": 3, "StridedSlice": 4}  # fmt: skip
+                 "Less": 2, "ReadVariableOp": 0, "Reshape": 1, "SelectV2": 3,
+                 "StridedSlice": 4}  # fmt: skip
 
 
 def average(

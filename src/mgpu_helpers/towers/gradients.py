@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mgpu_helpers._train import home_of
 from mgpu_helpers.towers.averages import average, total
 from mgpu_helpers.towers.sync import Tower
 
 
 def summed(
-    ys: Sequence[Any], towers: Sequence[Tower], xs: Sequence[Any] = (), by: Any = None
+    ys: Sequence[Any],
+    towers: Sequence[Tower],
+    trained: Sequence[Any],
+    xs: Sequence[Any] = (),
+    by: Any = None,
 ) -> tuple[list[Any], list[Any]]:
     """Add up, over the towers, the gradients of all ys for each weight; give those for xs too.
 
-    A tower's gradients are computed where its forward pass was, and added up where it is called.
+    A tower's gradients are computed where its forward pass was, and added up where the weight lies.
     `by` is the gradient for each of ys, 1 when None.
     """
     import tensorflow as tf
@@ -26,11 +31,17 @@ def summed(
     ))  # fmt: skip
     own = [next(found) for _ in xs]
     each = [[next(found) for _ in tower.weights] for tower in towers]
+    sums = []
     with tf.name_scope("average"):
-        return [_as_alone(*column) for column in zip(total(each), *each, strict=True)], own
+        for weight, *column in zip(trained, *each, strict=True):
+            with tf.device(home_of([weight])):
+                slope = as_alone(*total([[each] for each in column]), *column)
+                # A sum of one is no operation, and so would not say that it is here.
+                sums.append(slope if slope is None else tf.identity(slope))
+    return sums, own
 
 
-def _as_alone(total: Any, *gradients: Any) -> Any:
+def as_alone(total: Any, *gradients: Any) -> Any:
     """Let a sum overflow where one device has it in float16, which the towers have in float32.
 
     So a step is skipped, and the loss scaled less, when one device would do so.

@@ -7,7 +7,7 @@ from typing import Any
 
 from mgpu_helpers import _private
 from mgpu_helpers._models import ready, takes_training
-from mgpu_helpers._train import HOST, home_of
+from mgpu_helpers._train import HOST, home_of, update_at_owners
 from mgpu_helpers.towers.gradients import keep, summed
 from mgpu_helpers.towers.losses import of_keras, parts, shared
 from mgpu_helpers.towers.shards import like, rows, shares, split
@@ -24,9 +24,9 @@ def train_step(
 ) -> Callable[..., Any]:
     """Make step(x, y), which trains a Keras model once on all devices and gives the loss.
 
-    Each device computes the gradients of its shard of the batch by its part of the loss, the host
-    adds them up, and the optimizer updates the model's own variables once. So losses and
-    weights are, to rounding, those of one device with the whole batch, but for two things. Dropout
+    Each device computes the gradients of its shard of the batch by its part of the loss, which are
+    added up where their weight lies, and the optimizer updates it there once. So losses and weights
+    are, to rounding, those of one device with the whole batch, but for two things. Dropout
     drops other units, as each tower draws a mask of its own. And batch_norm chooses by what a
     BatchNormalization normalizes:
 
@@ -69,6 +69,7 @@ def train_step(
     trained, kept = model.trainable_variables, model.non_trainable_variables
     training = {"training": True} if takes_training(model) else {}  # as Keras does
     home = home_of(trained)
+    update_at_owners(trained)
     if not optimizer.built:
         optimizer.build(trained)
 
@@ -106,7 +107,7 @@ def train_step(
             for tower, loss in zip(towers, losses, strict=True):
                 with tower.block():
                     scaled.append(optimizer.scale_loss(loss))
-            slopes, value = summed(scaled, towers)[0], tf.add_n(losses)
+            slopes, value = summed(scaled, towers, trained)[0], tf.add_n(losses)
             with tf.device(home):  # or the host would fetch the weights and slots, to update them
                 optimizer.apply(slopes, trained)
             with tf.name_scope("state"):

@@ -118,7 +118,8 @@ def call(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
         last = lines[-1].removeprefix(f"{kind}: ") if lines else ""  # AutoGraph repeats the kind
         if last.startswith("{{function_node"):  # of which TensorFlow says where it ran
             last = last.partition("}} ")[2]
-        raise NotYet(f"it raises {kind}: {last}") from error
+        inner = isinstance(error, NotYet)  # of a call within this one
+        raise NotYet(last if inner else f"it raises {kind}: {last}") from error
 
 
 def traced(function: Callable[..., Any], *args: Any) -> tuple[Any, trace.Trace]:

@@ -6,23 +6,31 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers import devices
+from mgpu_helpers import trace
+from mgpu_helpers._models import is_model
 from mgpu_helpers.devices.plan import planned
-from mgpu_helpers.lessons.checks.judge import exercise, expect, numbers, products_on_all, traced
+from mgpu_helpers.lessons import digits
+from mgpu_helpers.lessons.checks.judge import (
+    call,
+    exercise,
+    expect,
+    numbers,
+    products_on_all,
+    traced,
+)  # fmt: skip
 
 
 @exercise
-def default_device(answer: Any) -> str:
-    """Check exercise 1 of lesson 00: the device that TensorFlow chooses unasked."""
-    import tensorflow as tf
-
-    expect(answer is not None, "put a device name into answer; a tensor has one in .device")
-    expect(not tf.is_tensor(answer), "that is the tensor: write its .device")
-    a_name = isinstance(answer, str)
-    expect(a_name, f"a device name is a string such as '/CPU:0', not {answer!r}")
-    expect(devices.short(answer).upper() == devices.short(tf.ones([2, 2]).device),
-           f"it is not on {answer or 'nothing'}; make it and look at its .device")
-    return "that is where TensorFlow puts what nobody places"
+def on_all(build: Any) -> str:
+    """Check exercise 1 of lesson 00: a step of `fit` that works on every device."""
+    plan, model = planned(), call(build)
+    expect(is_model(model), f"build_on_all gave {model!r}: return the model")
+    step = call(lambda: trace.fit_step(model, digits.load(64)))
+    worked = {op.device for op in step.ops if "Conv2D" in op.type}
+    expect(worked >= {*plan.devices}, "not every device of the plan computed a convolution: a "
+           "block of tf.device says where weights are made, and the scope of a strategy shares out "
+           "the steps")
+    return f"a step computed its convolutions on {', '.join(sorted(worked))}"
 
 
 @exercise

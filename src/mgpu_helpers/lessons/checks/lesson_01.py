@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers import devices, trace
+from mgpu_helpers import devices
 from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.lessons.checks import judge
-from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, expect
+from mgpu_helpers.lessons.checks.judge import call, exercise, expect
 
 
 @exercise
@@ -39,51 +39,8 @@ def full_name(function: Any) -> str:
 
 
 @exercise
-def variables_on_host(choose: Any) -> str:
-    """Check exercise 2 of lesson 01: a device function that keeps variables on the host."""
-    import tensorflow as tf
-
-    plan, tf1, graph = planned(), tf.compat.v1, tf.Graph()
-    unnamed: dict[str, Any] = {}
-
-    def place(op: Any) -> str:
-        device = call(choose, op)
-        if isinstance(device, tf.DeviceSpec):
-            device = device.to_string()
-        if not isinstance(device, str) or not device:
-            unnamed[op.name], device = device, ""
-        return call(tf.DeviceSpec.from_string, device).to_string()
-
-    # Names that say nothing about what an operation is, or the opposite of it.
-    with graph.as_default(), tf1.device(place):
-        product = tf1.placeholder(tf.float32, [None, 3], name="weights_of_the_batch")
-        for i, name in enumerate(("product", "layer/kernel", "b"), 1):
-            stored = tf1.get_variable(name, initializer=tf.ones([3, 3]))
-            product = tf.matmul(product, stored, name=f"variable_{i}")
-        product = tf.identity(product, name="VarHandle")
-        start = tf1.global_variables_initializer()
-    config = plan.session_config(log_placement=True)
-    try:
-        with trace.placement() as log, tf1.Session(graph=graph, config=config) as session:
-            session.run(start)
-            session.run(product, {"weights_of_the_batch:0": np.ones([1, 3])})
-    except tf.errors.InvalidArgumentError:
-        raise NotYet(
-            "TensorFlow cannot place what it asks for: a variable, what reads it and what assigns "
-            "it belong on one device, and the device has to be there"
-        ) from None
-    for row in sorted(log.rows, key=lambda row: row.type != "VarHandleOp"):  # others follow it
-        variable, what = "Var" in row.type, f"{row.name} ({row.type})"
-        wanted = plan.host if variable else plan.devices[0]
-        named = variable or row.name not in unnamed
-        expect(named, f"for {what} it gives {unnamed.get(row.name)!r}, no device")
-        expect(row.device == wanted, f"{what} is on {row.device}, not on {wanted}")
-    return f"3 variables on {plan.host}, the rest on {plan.devices[0]}"
-
-
-@exercise
 def add_entries(function: Any) -> str:
-    """Check exercise 3 of lesson 01: one number from each device instead of a matrix."""
+    """Check exercise 2 of lesson 01: one number from each device instead of a matrix."""
     plan, rng = planned(), np.random.default_rng(seed=2)
     size = int(rng.integers(50, 80))
     x = rng.integers(-3, 4, [size, size]).astype("float32")

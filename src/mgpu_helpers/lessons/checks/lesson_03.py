@@ -10,13 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers import trace
-from mgpu_helpers._formatting import counted, size_text
-from mgpu_helpers.devices.plan import planned
-from mgpu_helpers.lessons import count, networks
+from mgpu_helpers._formatting import counted
 from mgpu_helpers.lessons.checks.judge import call, exercise, expect, listed, numbers, same_as
-
-CLOSE = 0.1  # what a traced step and a count may differ by
 
 
 def _stacks() -> Iterator[tuple[list[int], int]]:
@@ -62,53 +57,8 @@ peak_of_a_stack = same_as(
 
 
 @exercise
-def batch_that_fits(function: Any) -> str:
-    """Check exercise 2 of lesson 03: the largest batch of a network within a budget, measured."""
-    rng = np.random.default_rng(seed=3)
-    for _ in range(2):
-        network = networks.jang(hidden=int(rng.integers(32, 41)) * 400, width=0.25)
-        fixed = 3 * 4 * networks.parameters(network)  # weights, slots and gradients
-        budget = round(fixed / 1e6 + int(rng.integers(12, 20))) * 1_000_000
-        batch = call(function, network, budget)
-        batch = batch.numpy() if hasattr(batch, "numpy") else batch
-        whole = isinstance(batch, int | np.integer) and not isinstance(batch, bool)
-        expect(whole and batch > 0, f"a batch is a whole number of examples, not {batch!r}")
-        expect(batch <= 10 * count.fits(network, budget, slots=1),
-               f"a batch of {batch:,} is not run: {size_text(budget)} hold far less")
-        expect(batch != count.fits(network, budget, slots=2),
-               "that is the answer for Adam's two slots; momentum has one")
-        total, of = _traced(network, int(batch)), f"a budget of {size_text(budget)}"
-        expect(total <= (1 + CLOSE) * budget,
-               f"a batch of {batch} holds {size_text(total)}, too much for {of}")
-        expect(total >= (1 - CLOSE) * budget,
-               f"a batch of {batch} leaves over a tenth of {of} free: use a larger one")
-    return "of two networks, traced, with weights and slots: within 10 % of the budgets"
-
-
-def _traced(network: networks.Network, batch: int) -> int:
-    """Trace a step of a training with momentum; give what it holds, with weights and slots."""
-    import tensorflow as tf
-
-    tf1, plan = tf.compat.v1, planned()
-    with tf.Graph().as_default() as graph, tf.device(plan.devices[0]):
-        x = tf1.placeholder(tf.float32, [None, 28, 28, 1], name="x")
-        y = tf1.placeholder(tf.int64, [None], name="y")
-        loss = networks.loss(y, networks.logits(network, networks.classic(network), x))
-        tf1.train.MomentumOptimizer(1e-3, 0.9).minimize(loss, name="train")
-        start = tf1.global_variables_initializer()
-    config = plan.session_config(devices=1, soft_placement=True)
-    with tf1.Session(graph=graph, config=config) as session:
-        session.run(start)
-        feed = {"x:0": np.zeros([batch, 28, 28, 1]), "y:0": np.zeros([batch])}
-        train = graph.get_operation_by_name("train")
-        session.run(train, feed)
-        _, step = trace.session_step(session, train, feed)
-    return 2 * 4 * networks.parameters(network) + step.peak(plan.devices[0], scratch=False)
-
-
-@exercise
 def lets_go(train: Any) -> str:
-    """Check exercise 3 of lesson 03: a list of losses that keeps no tape alive."""
+    """Check exercise 2 of lesson 03: a list of losses that keeps no tape alive."""
     rng = np.random.default_rng(seed=3)
     for steps in rng.choice(np.arange(3, 9), 2, replace=False).tolist():
         _judge_losses(train, rng.integers(1, 1000, steps).astype(float).tolist())

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
+import queue
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from concurrent import futures
+from multiprocessing.pool import MapResult
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -15,6 +21,9 @@ from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, expect, listed, same_as, truth
 
 LIMIT = 10.0  # seconds that functions wait for each other: those that run at once need none
+# What waits for a thread, for one future, for all calls of a pool, or for several futures.
+WAITS = [each.__code__ for each in (threading.Thread.join, futures.Future.result, MapResult.wait,
+                                    futures.wait, futures.as_completed)]  # fmt: skip
 
 
 @exercise
@@ -127,8 +136,16 @@ def run_all(function: Any) -> str:
 def _judge_run(function: Any, places: list[int]) -> None:
     n, caller, meet = len(places), threading.current_thread(), threading.Barrier(len(places))
     order = sorted(places, key=lambda i: (n - i) ^ 1)  # of five, 4 ends first, then 2, 3, 0 and 1
-    ends, returned = [threading.Event() for _ in places], threading.Event()
+    ends = [threading.Event() for _ in places]
     ended: list[int] = []
+    awaited: queue.SimpleQueue[Any] = queue.SimpleQueue()  # by the caller, and None at its return
+    before = sys.getprofile()
+
+    def watched(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code in WAITS:
+            several, one = (frame.f_locals.get(name) for name in ("fs", "self"))
+            for each in several if isinstance(several, Collection) else [one]:
+                awaited.put(each)
 
     def work(i: int) -> str:
         if threading.current_thread() is caller:
@@ -137,17 +154,25 @@ def _judge_run(function: Any, places: list[int]) -> None:
             meet.wait(LIMIT)  # passes when all are here
             if before := order[: order.index(i)]:
                 ends[before[-1]].wait(LIMIT)
-            if i == order[-1]:  # whoever joins it returns later
-                returned.wait(0.2)
+            if i == order[-1]:  # it ends when the caller waits for it, or does not any more
+                own = [None, threading.current_thread(), *_futures()]
+                with contextlib.suppress(queue.Empty):
+                    while not isinstance(each := awaited.get(timeout=LIMIT), MapResult):
+                        if each in own:
+                            break
         ended.append(i)
         ends[i].set()
         return f"result {i}"
 
     given = [functools.partial(work, i) for i in places]
     asked = list(given)
-    got = listed(call(function, asked), f"return a list of the {n} results")
-    early = len(ended) < n
-    returned.set()
+    sys.setprofile(watched)
+    try:
+        got = listed(call(function, asked), f"return a list of the {n} results")
+    finally:
+        sys.setprofile(before)
+        early = len(ended) < n
+        awaited.put(None)
     if meet.broken:
         raise NotYet("the functions did not run at the same time, each in a thread of its own: "
                      "start all, then join all")
@@ -159,3 +184,11 @@ def _judge_run(function: Any, places: list[int]) -> None:
     expect(len(got) == n, f"{n} functions have {n} results, not {len(got)}")
     in_order = all(isinstance(each, str) for each in got) and got == [f"result {i}" for i in places]
     expect(in_order, f"the results should be in the order of the functions, not {got!r}")
+
+
+def _futures() -> Iterator[Any]:
+    """Give the future that this thread of a pool calls a function for."""
+    frame = inspect.currentframe()
+    while frame := frame and frame.f_back:
+        if future := getattr(frame.f_locals.get("self"), "future", None):
+            yield future

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers.devices.plan import planned
-from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, expect, numbers, same_as
-from mgpu_helpers.towers.batches import replica_sizes
+from mgpu_helpers.fit.check import replica_sizes
+from mgpu_helpers.lessons.checks.judge import call, exercise, expect, numbers, same_as
 
 
 def _strategy() -> Any:
@@ -20,71 +20,8 @@ def _strategy() -> Any:
 
 
 @exercise
-def replica_loss(function: Any) -> str:
-    """Check exercise 1 of lesson 08: losses whose sum over the replicas is the batch's mean."""
-    import tensorflow as tf
-
-    rng = np.random.default_rng(8)
-    for n in (2, 3, 5):
-        sizes = [int(size) for size in rng.permutation(np.arange(1, 12))[:n]]
-        _check_losses(function, sizes, rng)
-    _check_losses(function, [int(rng.integers(2, 9)), 1, 0], rng)
-    with tf.GradientTape() as tape:
-        losses = tf.constant([1.0, 2.0, 6.0])
-        tape.watch(losses)
-        found = call(function, losses, 12)
-    gradient = tape.gradient(found, losses) if tf.is_tensor(found) else None
-    expect(gradient is not None, "no gradient goes through it: compute it with TensorFlow")
-    right = np.allclose(gradient, 1 / 12)  # type: ignore[arg-type]  # which is not None here
-    expect(right, "the number is right and its gradient is not: every loss should count 1/12")
-    _check_replicas(function)
-    return "2, 3 and 5 replicas add up to the mean of their batch, and so do empty ones"
-
-
-def _check_losses(function: Any, sizes: list[int], rng: Any) -> None:
-    import tensorflow as tf
-
-    total, n = sum(sizes), len(sizes)
-    losses = rng.integers(-20, 40, total).astype("float32")
-    shares = np.split(losses, np.cumsum(sizes)[:-1])
-    with tf.device(planned().host):
-        found = [call(function, tf.constant(share), total) for share in shares]
-    got = [float(numbers(each, (), "return one number")) for each in found]
-    wanted, told = float(losses.mean()), ", ".join(map(str, sizes))
-    if np.isclose(sum(got), wanted, rtol=1e-4):
-        return
-    means = np.array([share.mean() if len(share) else np.nan for share in shares])
-    said = f"replicas with {told} examples add up to {sum(got):.4g}, not to {wanted:.4g}"
-    for wrong, hint in (
-        (means, "these are the means of the shards"),
-        (means / n, "all replicas count alike, whatever they hold"),
-        ([share.sum() for share in shares], "nothing is divided"),
-    ):
-        mistaken = np.allclose(got, wrong, rtol=1e-4, equal_nan=True)
-        expect(not mistaken, f"{hint}: {said}")
-    expect(not np.isnan(sum(got)), f"a replica without examples should give 0: {said}")
-    raise NotYet(said)
-
-
-def _check_replicas(function: Any) -> None:
-    """Call it as a step does: whoever adds up over the replicas there counts every loss n times."""
-    import tensorflow as tf
-
-    n, strategy = len(planned()), _strategy()
-    losses = np.arange(3.0 * n, dtype="float32")
-    shards = strategy.experimental_distribute_values_from_function(
-        lambda context: tf.constant(losses[context.replica_id_in_sync_group :: n])
-    )
-    parts = call(strategy.run, function, args=(shards, len(losses)))
-    got, right = float(strategy.reduce("SUM", parts, axis=None)), losses.mean()
-    expect(np.isclose(got, right, rtol=1e-4),
-           f"run by {n} replicas of a strategy it adds up to {got:.4g}, not to {right:.4g}: return "
-           "one replica's part, and leave the sum to the strategy")
-
-
-@exercise
 def evaluate(function: Any) -> str:
-    """Check exercise 2 of lesson 08: the mean loss of any number of examples."""
+    """Check exercise 1 of lesson 08: the mean loss of any number of examples."""
     import tensorflow as tf
 
     rng, strategy, n, center = np.random.default_rng(8), _strategy(), len(planned()), 2.0
@@ -159,7 +96,7 @@ def _left(right: bool, got: bool, examples: int, batch: int, replicas: int) -> s
     )
 
 
-#: Check exercise 3 of lesson 08: whether a dataset leaves a replica without examples.
+#: Check exercise 2 of lesson 08: whether a dataset leaves a replica without examples.
 leaves_empty = same_as(
     _leaves, _datasets, told=_left, yes="right for 400 datasets, with 1 to 8 replicas"
 )

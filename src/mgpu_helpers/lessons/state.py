@@ -1,0 +1,44 @@
+"""What lesson 16 counts: the weights and slots on each device, and what a step adds to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mgpu_helpers import memory, trace
+from mgpu_helpers.devices import short
+from mgpu_helpers.devices.plan import planned
+
+
+def at_rest(variables: Iterable[Any]) -> dict[str, int]:
+    """Count the bytes of variables on the host and on each device of the plan.
+
+    >>> import keras
+    >>> with tf.device(plan.devices[1]):
+    ...     at_rest([keras.Variable([1.0, 2.0])])
+    {'/CPU:0': 0, '/CPU:1': 0, '/CPU:2': 8}
+    """
+    held = dict.fromkeys([planned().host, *planned().devices], 0)
+    for each in variables:
+        held[short(each.value.device)] += each.value.dtype.size * each.value.shape.num_elements()
+    return held
+
+
+def show(model: Any, history: Any) -> None:
+    """Print the losses of a training, and the bytes of weights and slots on each device."""
+    print("losses", *(f"{loss:.1f}" for loss in history.history["loss"]))
+    for device, size in at_rest([*model.weights, *model.optimizer.variables]).items():
+        print(f"{device}  {size / 1e6:4.1f} MB of weights and slots")
+
+
+def held(state: Sequence[tuple[Any, Any, str]], step: trace.Trace, device: str) -> memory.MemoryUse:
+    """Split what a device holds at the peak of a step of lesson 16 by use.
+
+    state lists each weight with its optimizer and its owner. A fetched copy counts as a weight.
+    """
+    weights = at_rest(weight for weight, *_ in state)[device]
+    slots = at_rest(slot for _, adam, _ in state for slot in adam.variables)[device]
+    copies = sum(each.bytes for each in memory.at_peak(step, device) if "DeepCopy" in each.op)
+    use = memory.by_use(step, device, weights=weights + copies, slots=slots)
+    return replace(use, activations=use.activations - copies)

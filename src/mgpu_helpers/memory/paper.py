@@ -1,0 +1,130 @@
+"""What a device holds and sends in a training step, from a number of parameters: no model needed.
+
+In bytes a parameter, weights, gradients and slots are 2 + 2 + 12 in mixed precision, where the
+optimizer has the weights in float32 too, and 4 + 4 + 8 in float32, with Adam. What is shared out
+lies on one of n devices. A sum over all of them goes round a ring, so each device sends 2 (n - 1)/n
+times its bytes; half of that gives each device its part of the sum, or all devices all parts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mgpu_helpers._formatting import counted, size_text, table, whole_number
+from mgpu_helpers.scaling.links import Link
+from mgpu_helpers.scaling.model import positive
+
+# Times what a Transformer layer gives to the next: what it keeps that is not split with it. These
+# are the inputs of two norms and of two pairs of products, and masks of a byte (docs/sources.md).
+KEPT_WHOLE = 5
+
+
+@dataclass(frozen=True)
+class Share:
+    """What the fullest device holds, and the busiest sends, in bytes; and the seconds of sending.
+
+    seconds is None where nobody said what it is sent over.
+    """
+
+    name: str
+    weights: float
+    gradients: float
+    slots: float
+    activations: float
+    sends: float
+    seconds: float | None = None
+
+    @property
+    def held(self) -> float:
+        """Return all that the device holds."""
+        return self.weights + self.gradients + self.slots + self.activations
+
+
+@dataclass(frozen=True, repr=False)
+class Paper:
+    """The ways to lay out a training, those that send least first, and which of them fit."""
+
+    parameters: float
+    devices: int
+    budget: float  #: bytes a device may hold
+    ways: tuple[Share, ...]
+
+    @property
+    def fitting(self) -> tuple[Share, ...]:
+        """List the ways that fit into the budget."""
+        return tuple(way for way in self.ways if way.held <= self.budget)
+
+    def __repr__(self) -> str:
+        limited, timed = self.budget < math.inf, any(way.seconds for way in self.ways)
+        of = f" of {size_text(int(self.budget))}" if limited else ""
+        head = ("", "held", *["fits"] * limited, "weights", "gradients", "slots", "activations",
+                "sends", *["takes"] * timed)  # fmt: skip
+        rows = [[
+            way.name, size_text(round(way.held)),
+            *["yes" if way.held <= self.budget else "no"] * limited,
+            *(size_text(round(each)) if each else "-" for each in
+              (way.weights, way.gradients, way.slots, way.activations, way.sends)),
+            *[f"{way.seconds:.3g} s" if way.seconds else "-"] * timed,
+        ] for way in self.ways]  # fmt: skip
+        text = f"{self.parameters:,.0f} parameters on {counted(self.devices, 'device')}{of}:"
+        return "\n".join([text, *table([head, *rows])])
+
+
+def on_paper(
+    parameters: float, devices: int, budget: float = math.inf, *, precision: str = "mixed",
+    slots: int = 2, activations: float = 0, layers: int = 0, between: float = 0,
+    recomputed: bool = False, link: Link | None = None, to_host: Link | None = None,
+) -> Paper:  # fmt: skip
+    """Count what each device would hold and send in a training step, for GPUs that are not here.
+
+    precision is "mixed" or "float32", and slots how many numbers the optimizer keeps for each
+    parameter: 2 for Adam, 1 for momentum, 0 for SGD. activations are the bytes that one device
+    would keep of the whole batch, and between those that a layer gives to the next one. layers are
+    Transformer layers: where they are split, each has two sums over all devices in the forward pass
+    and two in the backward pass. recomputed says that the forward pass runs twice. Without layers
+    and between, tensor parallel and pipeline are left out. link lies between the devices, such as
+    `scaling.links.NVLINK_3`, and to_host between each device and the memory of the host.
+
+    Not counted are outputs, buffers, and memory in pieces that nothing fits into.
+
+    >>> from mgpu_helpers.scaling import links
+    >>> found = on_paper(7e9, 8, budget=80e9, link=links.NVLINK_3)
+    >>> [way.name for way in found.fitting]
+    ['ZeRO 1', 'ZeRO 2', 'ZeRO 3', 'state on the host']
+    >>> found.ways[3].held, round(found.ways[3].seconds, 2)
+    (26250000000.0, 0.11)
+    """
+    positive("parameters", parameters, "a number of parameters")
+    n = whole_number("devices", devices, "a number of devices", 1)
+    known = {"mixed": (2, 2, 4 + 4 * slots), "float32": (4, 4, 4 * slots)}
+    if precision not in known:
+        raise ValueError(f"precision={precision!r} is not known: use one of {', '.join(known)}.")
+    if not budget > 0:
+        raise ValueError(f"budget={budget!r} is no number of bytes: use one above 0.")
+    if bool(layers) != bool(between):
+        raise ValueError(f"layers={layers!r} and between={between!r}: give both, or none.")
+    w, g, s = (parameters * each for each in known[precision])
+    ring, mine = (n - 1) / n, activations / n
+    ways = [Share("as it is", w, g, s, activations, 0)]
+
+    def add(
+        name: str, weights: float, gradients: float, slots: float, kept: float, sends: float,
+        messages: int, over: Link | None = link,
+    ) -> None:  # fmt: skip
+        seconds = sends / over.bandwidth + messages * over.latency if over else None
+        ways.append(Share(name, weights, gradients, slots, kept, sends, seconds))
+
+    if n > 1:
+        add(f"batch over {n} devices", w, g, s, mine, ring * 2 * g, 2 * (n - 1))
+        add("ZeRO 1", w, g, s / n, mine, ring * (g + w), 2 * (n - 1))
+        add("ZeRO 2", w, g / n, s / n, mine, ring * (g + w), 2 * (n - 1))
+        add("ZeRO 3", w / n, g / n, s / n, mine, ring * (g + 2 * w), 3 * max(1, layers) * (n - 1))
+    if n > 1 and layers:
+        sums, whole = (6 if recomputed else 4) * layers, KEPT_WHOLE * layers * between
+        kept = mine + ring * min(activations, whole)
+        add("tensor parallel", w / n, g / n, s / n, kept, sums * ring * 2 * between,
+            sums * 2 * (n - 1))  # fmt: skip
+        add("pipeline", w / n, g / n, s / n, mine, min(2, n - 1) * between, min(2, n - 1))
+    add("state on the host", w, 0, 0, mine, w + g, 2, to_host)
+    return Paper(parameters, n, budget, tuple(ways))

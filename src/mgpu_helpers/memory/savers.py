@@ -1,0 +1,356 @@
+"""What a step would hold on each device if it were taken another way: in parts, again, apart.
+
+A step's graph is made once, for a batch that no size of a layer is a multiple of. So what a buffer
+takes for each example is known, and all the rest is counted: its operations are put into another
+order, run again, in half precision, or on other devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from mgpu_helpers import _private
+from mgpu_helpers.graph.flops import of_one
+from mgpu_helpers.graph.walk import Values
+from mgpu_helpers.memory.liveness import DEVICE, Node, Tensor, buffers, entered, in_order
+from mgpu_helpers.trace.layers import layer
+from mgpu_helpers.trace.passes import passes
+from mgpu_helpers.trace.records import Op
+from mgpu_helpers.trace.step import Trace
+
+PROBE = 1009
+# What these compute of half precision, they compute in float32 inside.
+_FULL = {"BatchNormalization", "GroupNormalization", "LayerNormalization", "RMSNormalization"}
+_BESIDE = {"loss", "optimizer", "other", "variables"}  # and so does what is no layer
+_SOFTMAX = {"LogSoftmax", "Softmax"}  # Keras's layer and its attention take it in float32
+_WHOLE = {*_SOFTMAX, "Placeholder", "ReadVariableOp", "VarHandleOp"}
+# A weight is where it is used, a constant everywhere, and the batch is fed to whoever wants it.
+_THERE = {"Const", "Placeholder", "ReadVariableOp", "VarHandleOp"}
+_ASKS_SHAPE = {"Rank", "Shape", "ShapeN", "Size"}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Bytes held at each moment of a step: those of any batch, and more for each example."""
+
+    fixed: np.ndarray
+    each: np.ndarray
+
+    def peak(self, batch: int) -> float:
+        """Give the most bytes that are held at once."""
+        return float(np.max(self.fixed + batch * self.each, initial=0.0))
+
+
+@dataclass(frozen=True)
+class Order:
+    """The operations of a step in the order in which they run.
+
+    place is the part of the model that each belongs to, by its number; back is what runs in the
+    backward pass, and updates what the optimizer does.
+    """
+
+    nodes: Sequence[Node]
+    outputs: Sequence[Tensor | None]
+    place: Mapping[Node, int]
+    back: frozenset[Node]
+    updates: frozenset[Node]
+
+    def curve(self) -> Curve:
+        """Count what is held over time."""
+        return self.curves(dict.fromkeys(self.nodes, 0), 1)[0]
+
+    def curves(self, device: Mapping[Node, int], n: int) -> list[Curve]:
+        """Count what is held over time on each of n devices."""
+        held = np.zeros((n, 2, len(self.nodes) + 1))
+        for buffer in buffers(self.nodes, self.outputs)[0]:
+            if buffer.bytes:
+                each = _share(buffer.of or [buffer.bytes]) * buffer.bytes
+                sizes, here = np.array([buffer.bytes - each, each]), held[device[buffer.node]]
+                here[:, int(buffer.start)] += sizes
+                here[:, len(self.nodes) if buffer.end is None else int(buffer.end) + 1] -= sizes
+        return [Curve(fixed, each / PROBE) for fixed, each in np.cumsum(held, axis=2)]
+
+
+def ordered(graph: Any, groups: Sequence[Sequence[str]], overlap: float = 0.75) -> Order:
+    """Put the operations of a step's graph in order, and find the group of layers of each."""
+    nodes, outputs = entered(graph, None, Values(graph), overlap)
+    nodes = in_order(nodes, False)
+    edges = {(given[0].name, n.name) for n in nodes for given in n.inputs if given}
+    waits = {(before.name, n.name) for n in nodes for before in n.after} - edges
+    ops = tuple(Op(n.name, n.op.type, DEVICE, i, 1.0) for i, n in enumerate(nodes))
+    place, back = passes(
+        Trace(ops, (), {}, tuple(edges | waits), (), tuple(waits)), groups, all_ran=False
+    )
+    updates = frozenset(n for n in nodes if layer(n.name) == "optimizer")
+    for node in reversed(nodes):  # what nobody knows of is where it is used first: a slot
+        for given in node.inputs:
+            if given and node.name in place:
+                place.setdefault(given[0].name, place[node.name])
+    return Order(
+        nodes, outputs, {n: place.get(n.name, 0) for n in nodes},
+        frozenset(n for n in nodes if n.name in back) - updates, updates,
+    )  # fmt: skip
+
+
+def on_gpu(order: Order) -> Order:
+    """Take a graph's operations in the order in which TensorFlow starts them on a GPU."""
+    return replace(order, nodes=in_order([*order.nodes], True))
+
+
+def work(node: Node) -> int:
+    """Count the FLOP of an operation at a batch of PROBE."""
+    used, values = node.around or (set(), Values(None))
+    return 0 if isinstance(node.op, _Made) else of_one(node.op, used, values).total()
+
+
+def again(order: Order, parts: Sequence[int]) -> Order:
+    """Run the forward pass of each part but the last again, right before its backward pass.
+
+    parts has the number of the part for each group of layers.
+    """
+    late = order.back | order.updates
+    first = [n for n in order.nodes if n not in late]
+    nodes, now, place = [*first], dict[Node, Node](), dict(order.place)
+    for part in reversed(range(-1, parts[-1] + 1)):  # and the updates of all behind the first
+        own = [n for n in order.nodes if n in order.back and parts[order.place[n]] == part]
+        if part < 0:
+            own = [n for n in order.nodes if n in order.updates]
+        known = now  # what stands for an operation: another one in this part only
+        if 0 <= part < parts[-1]:
+            needed = _needed(own, {n for n in first if parts[order.place[n]] == part})
+            known = dict(now)
+            for node in filter(needed.__contains__, first):
+                known[node] = _with(node, known)
+                place[known[node]] = order.place[node]
+                nodes.append(known[node])
+        for node in own:
+            now[node] = known[node] = _with(node, known)
+            place[now[node]] = order.place[node]
+            nodes.append(now[node])
+    return replace(
+        order, nodes=nodes, place=place, outputs=_with_inputs(order.outputs, now),
+        back=frozenset(map(now.__getitem__, order.back)),
+        updates=frozenset(map(now.__getitem__, order.updates)),
+    )  # fmt: skip
+
+
+def averaged(order: Order, come: float = 0.0, owners: int = 1) -> Order:
+    """Update weights when all gradients are there, and so many times their bytes came to them.
+
+    Of several owners, among whom the weights are shared out, this is what the first does: it sends
+    the gradients of the others' weights to them. Where it owns none it sends them all.
+    """
+    order = _each_update_alone(order)
+    mine = gradients(order, owners)
+    own = {n for n in order.updates if any(given in mine for given in n.inputs)}
+    late = [n for n in order.nodes if n in order.updates]
+    for node in late:
+        if any(given and given[0] in own for given in node.inputs):
+            own.add(node)
+    own |= _needed(own, order.updates)  # of slots alone
+    came = []
+    for node, i in mine:
+        size = node.bytes[i]
+        several = int(come * size / PROBE) * PROBE if size % PROBE == 0 else int(come * size)
+        came.append(Node("average", _Made("Average"), [(node, i)], [], [], [several]))
+    # And nothing of it goes before all of it has come.
+    done = Node("averaged", _Made("Average"), [*((n, 0) for n in came), *mine], [], [], [])
+    place = {**order.place, **dict.fromkeys([*came, done], 0)}
+    first = [n for n in order.nodes if n not in order.updates]
+    return replace(order, nodes=[*first, *came, done, *filter(own.__contains__, late)], place=place)
+
+
+def joined(order: Order, model: Any, n: int) -> Order:
+    """Take losses and metrics of n times the examples, of outputs that come from elsewhere."""
+    names = {each.name for each in _private.layers_of(model)}
+    kinds = {node: layer(node.name, names) for node in order.nodes}
+    whole = {
+        node: kind == "loss" or not (kind in names or kind in ("optimizer", "variables"))
+        and node not in order.back and node not in order.updates
+        for node, kind in kinds.items()
+    }  # fmt: skip
+
+    def larger(size: int) -> int:
+        return n * size if size % PROBE == 0 else size
+
+    def copied(node: Node, i: int, there: int) -> int | None:
+        size = node.bytes[i]
+        return None if node.op.type in _THERE or size % PROBE else larger(size) if there else size
+
+    def of_all(node: Node) -> Node:
+        if not whole[node]:
+            return node
+        return replace(node, bytes=[*map(larger, node.bytes)], inside=larger(node.inside))
+
+    return _crossed(order, whole, "Copy", copied, lambda node, _: order.place[node], of_all)
+
+
+def _each_update_alone(order: Order) -> Order:
+    """Take away what all gradients go through on their way to the optimizer of one device."""
+    now, nodes, known = dict[Node, Node](), list[Node](), dict[Node, int]()
+    through: dict[Node, list[Tensor | None]] = {}
+    for node in order.nodes:
+        given = _with_inputs(
+            [t and (through[t[0]][t[1]] if t[0] in through else t) for t in node.inputs], now
+        )
+        if node in order.updates and node.op.type == "IdentityN":
+            through[node] = given
+            continue
+        if node in order.updates or given != node.inputs:
+            now[node] = replace(node, inputs=given)
+        nodes.append(now.get(node, node))
+        for maker, _ in filter(None, given if node in order.updates else ()):
+            if maker in order.back or maker in known:
+                known[nodes[-1]] = known[maker] if maker in known else order.place[maker]
+    place = dict(order.place) | {new: order.place[node] for node, new in now.items()} | known
+    for node in reversed(nodes):  # a slot is where it is used with a gradient
+        for t in node.inputs if node in known else ():
+            if t and t[0] not in known and t[0] not in order.back:
+                place[t[0]] = known[t[0]] = known[node]
+    return replace(
+        order, nodes=nodes, place=place, outputs=_with_inputs(order.outputs, now),
+        back=frozenset(now.get(n, n) for n in order.back),
+        updates=frozenset(now[n] for n in order.updates - through.keys()),
+    )  # fmt: skip
+
+
+def gradients(order: Order, owners: int = 1) -> list[Tensor]:
+    """List what the optimizer is given; of several owners what the first gets, and none for 0.
+
+    Shared out as `fit.shard` does the weights: the next largest to who has least.
+    """
+    found = {t for n in order.updates for t in n.inputs if t and t[0] in order.back}
+    held, mine = [0] * owners, []
+    for node, i in sorted(found, key=lambda t: (-t[0].bytes[t[1]], t[0].name)):
+        owner = min(range(owners), key=held.__getitem__, default=-1)
+        if owner == 0:
+            mine.append((node, i))
+        if owner >= 0:
+            held[owner] += node.bytes[i]
+    return mine
+
+
+def apart(order: Order, device: Sequence[int]) -> Order:
+    """Put each group of layers on its device; what another device needs is copied there.
+
+    The place of an operation is then the number of its device.
+    """
+    order = _each_update_alone(order)
+    where = {node: device[place] for node, place in order.place.items()}
+
+    def copied(node: Node, i: int, there: int) -> int | None:
+        return None if node.op.type in _THERE else node.bytes[i]
+
+    return _crossed(order, where, "Copy", copied, lambda node, there: there)
+
+
+def halved(order: Order, model: Any) -> Order:
+    """Compute in half precision what the layers of the model would, and cast between the two."""
+    full = {each.name for each in _private.layers_of(model) if type(each).__name__ in _FULL}
+    half: dict[Node, bool] = {}
+    for node in order.nodes:
+        if node.op.type == "AddN":  # of gradients, in no scope
+            half[node] = all(half[given[0]] for given in node.inputs if given)
+        elif any(g and g[0].op.type in _SOFTMAX for g in node.inputs) and node in order.back:
+            half[node] = False
+        else:
+            half[node] = node.op.type not in _WHOLE and layer(node.name, full) not in full | _BESIDE
+
+    def cast(node: Node, i: int, there: int) -> int | None:
+        if node.op.outputs[i].dtype.name != "float32":
+            return None
+        return _half(node.bytes[i]) if there else node.bytes[i]
+
+    def smaller(node: Node) -> Node:
+        if not half[node]:
+            return node
+        kinds = [output.dtype.name in ("float32", "variant") for output in node.op.outputs]
+        sizes = [_half(n) if is_float else n for n, is_float in zip(node.bytes, kinds, strict=True)]
+        return replace(node, bytes=sizes, inside=_half(node.inside))
+
+    return _crossed(order, half, "Cast", cast, lambda node, there: order.place[node], smaller)
+
+
+def _crossed(
+    order: Order, where: Mapping[Node, int], kind: str,
+    size: Callable[[Node, int, int], int | None], place: Callable[[Node, int], int],
+    made: Callable[[Node], Node] = lambda node: node,
+) -> Order:  # fmt: skip
+    """Let what is made in one place and used in another become a tensor of its own there."""
+    users: dict[Tensor, set[int]] = {}
+    for node in order.nodes:
+        for given in node.inputs if node.op.type not in _ASKS_SHAPE else ():
+            if given:
+                users.setdefault(given, set()).add(where[node])
+    nodes, places, now = list[Node](), dict[Node, int](), dict[Node, Node]()
+    copies: dict[tuple[Tensor, int], Node] = {}
+    late: dict[Node, list[Node]] = {}
+    for node in order.nodes:
+        here = where[node]
+        inputs = [
+            given and ((copies[given, here], 0) if (given, here) in copies
+                       else (now[given[0]], given[1]))
+            for given in node.inputs
+        ]  # fmt: skip
+        now[node] = replace(made(node), inputs=inputs)
+        late[node] = [now[node]]
+        for i in range(len(node.bytes)):
+            for there in sorted(users.get((node, i), set()) - {here}):
+                if (bytes_there := size(node, i, there)) is not None:
+                    given = (now[node], i)
+                    if kind == "Copy":  # when it comes, what was sent need not be there any more
+                        sent = Node(f"{node.name}/Send", _Made("Send"), [given], [], [], [0])
+                        places[sent], given = place(node, here), (sent, 0)
+                        late[node].append(sent)
+                    copy = Node(f"{node.name}/{kind}", _Made(kind), [given], [], [], [bytes_there])
+                    copies[(node, i), there] = copy
+                    places[copy] = place(node, there)
+                    late[node].append(copy)
+        places[now[node]] = place(node, here)
+        nodes += late[node]
+    return replace(
+        order, nodes=nodes, place=places, outputs=_with_inputs(order.outputs, now),
+        back=frozenset(each for node in order.back for each in late[node]),
+        updates=frozenset(each for node in order.updates for each in late[node]),
+    )  # fmt: skip
+
+
+class _Made:
+    """What stands for an operation that the graph does not have."""
+
+    def __init__(self, kind: str) -> None:
+        self.type = kind
+
+
+def _half(size: int) -> int:
+    """Halve bytes, so that what is proportional to the batch stays so."""
+    return size // PROBE // 2 * PROBE if size % PROBE == 0 else size // 2
+
+
+def _share(sizes: Sequence[int]) -> float:
+    """Give the share of bytes that is proportional to the batch."""
+    return sum(n for n in sizes if n % PROBE == 0) / max(1, sum(sizes))
+
+
+def _needed(by: Iterable[Node], among: Collection[Node]) -> set[Node]:
+    """Find what these operations need of some others, and what those need of each other."""
+    found, ahead = set[Node](), [*by]
+    while ahead:
+        new = {g[0] for g in ahead.pop().inputs if g and g[0] in among} - found
+        found |= new
+        ahead += new
+    return found
+
+
+def _with(node: Node, now: Mapping[Node, Node]) -> Node:
+    return replace(node, inputs=_with_inputs(node.inputs, now))
+
+
+def _with_inputs(
+    inputs: Iterable[Tensor | None], now: Mapping[Node, Node]
+) -> list[Tensor | None]:
+    return [given and (now.get(given[0], given[0]), given[1]) for given in inputs]

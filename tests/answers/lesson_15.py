@@ -1,0 +1,66 @@
+"""Answers to the exercises of lesson 15: right ones, and wrong ones with their hints."""
+
+RIGHT = {
+    1: [
+        """
+import math
+def best(blocks, inside, crossing):
+    totals = [p * crossing + math.ceil(blocks / p) * inside for p in range(1, blocks + 1)]
+    return 1 + totals.index(min(totals))
+""",
+        """
+def best(blocks, inside, crossing):
+    parts = np.arange(1, blocks + 1)
+    largest = np.array([len(np.array_split(range(blocks), p)[0]) for p in parts])
+    return parts[np.argmin(parts * crossing + largest * inside)]
+""",
+    ],
+    2: [
+        "drop = lambda x, seed: tf.nn.experimental.stateless_dropout(x, 0.5, seed)",
+        """
+def drop(x, seed):
+    mask = tf.random.stateless_binomial(tf.shape(x), seed, 1.0, 0.5, output_dtype=x.dtype)
+    return 2 * mask * x
+""",
+    ],
+}
+
+NEAR = """
+import math
+def best(blocks, inside, crossing):
+    near = min(blocks, max(1, math.isqrt(blocks * inside // crossing)))
+    parts = [near, min(near + 1, blocks)]
+    return min(parts, key=lambda p: p * crossing + -(-blocks // p) * inside)
+"""
+
+AGAIN = """
+def drop(x, seed):
+    tf.random.set_seed(seed[0])
+    return tf.nn.dropout(x, 0.5)
+"""
+
+WRONG = {
+    1: [
+        ("range(1, blocks + 1)", "range(2, blocks + 1)", "parts hold"),
+        ("return min(", "return 1 + min(", "count what each number of parts holds"),
+        ("range(1, blocks + 1)", "[p for p in range(1, blocks + 1) if blocks % p == 0]", "of 11 "),
+        (NEAR, "count what each number of parts holds"),
+    ],
+    2: [
+        ("kept, 2 * x", "kept, x", "has to be doubled"),
+        ("seed) < 0.5", "seed) < 0.2", "not about half"),
+        ("seed) < 0.5", "[1, 2]) < 0.5", "two seeds gave the same mask"),
+        ("seed) < 0.5", "[tf.reduce_sum(seed), 0]) < 0.5", "swapped, gave the same mask"),
+        ("seed) < 0.5", "[seed[0], 0]) < 0.5", "use both numbers"),
+        ("seed) < 0.5", "[0, seed[1]]) < 0.5", "use both numbers"),
+        ("drop = lambda x, seed: 2 * x", "drop some, and not all"),
+        ("drop = lambda x, seed: tf.nn.dropout(x, 0.5)", "it gave two masks"),
+        (AGAIN, "in a graph"),
+        ("tf.shape(x), seed", "tf.shape(x)[:1] // tf.shape(x)[0] * tf.shape(x)[1], seed", "rows"),
+        (
+            "tf.where(kept, 2 * x, tf.zeros_like(x))",
+            "2 * x.numpy() * kept.numpy()",
+            "it raises AttributeError",
+        ),
+    ],
+}

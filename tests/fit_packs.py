@@ -1,0 +1,73 @@
+"""Say what each all-reduce of a step waits for, and train with gradients in packs and in one.
+
+As a script it does so as one worker of several, on whatever devices there are.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+LAYERS, UNITS = 6, 32  # a gradient of a layer has 4 KiB and a bias
+
+
+def made(strategy: Any, size: int) -> Any:
+    """Make a model whose gradients are exchanged in packs of so many bytes, 0 for one pack."""
+    import keras
+    import tensorflow as tf
+
+    strategy.packs = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=size)
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        layers = [keras.layers.Dense(UNITS, "tanh") for _ in range(LAYERS)]
+        model = keras.Sequential([keras.Input([UNITS]), *layers])
+        model.compile("adam", "mse")
+        model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def waits(strategy: Any, size: int) -> list[int]:
+    """Give how many products of the backward pass each all-reduce of gradients waits for."""
+    import tensorflow as tf
+
+    model, x = made(strategy, size), tf.ones([4, UNITS])
+    step = tf.function(lambda: strategy.run(model.train_step, [(x, x)]))
+    graph, found = step.get_concrete_function().graph, []
+    for op in graph.get_operations():
+        if op.type == "CollectiveReduceV2" and op.inputs[0].shape.num_elements() != 1:
+            seen: set[str] = set()
+            left = [op]
+            while left:
+                each = left.pop()
+                if each.name not in seen:
+                    seen.add(each.name)
+                    left += [*each.control_inputs, *(t.op for t in each.inputs)]
+            names = [name.rpartition("/")[2] for name in seen if "gradient_tape" in name]
+            found.append(sum(name.startswith("MatMul") for name in names))
+    return found
+
+
+def main() -> None:
+    from mgpu_helpers import fit
+
+    strategy = fit.strategy()
+    x = np.random.default_rng(0).normal(size=[24, UNITS]).astype("float32")
+    weights = []
+    for size in (0, 8000):
+        model = made(strategy, size)
+        model.fit(x, x, batch_size=8, epochs=2, verbose=0)
+        weights.append(model.get_weights())
+    same = all(map(np.allclose, *weights))
+    model.steps_per_execution = 2
+    try:
+        said = bool(model.fit(x, x, verbose=0)) and "nothing"
+    except ValueError as error:
+        said = str(error)
+    found = {"one": waits(strategy, 0), "packs": waits(strategy, 8000), "same": same}
+    print(json.dumps(found | {"in a loop": "steps_per_execution=2" in said}))
+
+
+if __name__ == "__main__":
+    main()

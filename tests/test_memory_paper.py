@@ -1,0 +1,182 @@
+"""What devices would hold and send, on paper: published numbers, and what is counted of models."""
+
+from __future__ import annotations
+
+import doctest
+import math
+import re
+import sys
+from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
+from pathlib import Path
+
+import pytest
+
+from mgpu_helpers import memory
+from mgpu_helpers.scaling import Link, links
+
+PAGE = (Path(__file__).parent.parent / "docs" / "fit.md").read_text(encoding="utf-8")
+SECTION = PAGE.partition("\n## On paper: GPUs that are not here\n")[2].partition("\n## ")[0]
+# Table 1 of the ZeRO paper (docs/sources.md): GB for each device, of stages 1, 2 and 3.
+ZERO = {
+    7.5e9: {
+        1: "120 120 120", 4: "52.5 41.3 30", 16: "35.6 21.6 7.5", 64: "31.4 16.6 1.88",
+        256: "30.4 15.4 0.47", 1024: "30.1 15.1 0.12",
+    },
+    128e9: {
+        1: "2048 2048 2048", 4: "896 704 512", 16: "608 368 128", 64: "536 284 32",
+        256: "518 263 8", 1024: "513 257 2",
+    },
+    1e12: {
+        1: "16000 16000 16000", 4: "7000 5500 4000", 16: "4750 2875 1000", 64: "4187 2218 250",
+        256: "4046 2054 62.5", 1024: "4011 2013 15.6",
+    },
+}  # fmt: skip
+# Tables 1 and 8 and figure 5 of Megatron-LM: GPUs, parameters, hidden size, layers, and what
+# came of it; a batch of 8 sequences of 1024, on V100 with NVLink, 39 TFLOP/s on one.
+WEAK = [(2, 2.5e9, 1920, 54, 0.95), (4, 4.2e9, 2304, 64, 0.82), (8, 8.3e9, 3072, 72, 0.77)]
+STRONG = [(2, 1.64), (4, 2.34), (8, 2.98)]
+TOKENS, SUSTAINED = 8 * 1024, 39e12
+
+
+def by_name(*args, **options):
+    """Give the ways of a paper by the first two words of their names."""
+    ways = memory.on_paper(*args, **options).ways
+    return {" ".join(way.name.split()[:2]): way for way in ways}
+
+
+@pytest.mark.parametrize("parameters", ZERO)
+def test_all_numbers_of_zero_are_met(parameters):
+    for devices, line in ZERO[parameters].items():
+        ways = by_name(parameters, devices)
+        for stage, printed in enumerate(map(Decimal, line.split()), 1):
+            way = ways[f"ZeRO {stage}"] if devices > 1 else ways["as it"]
+            cut = printed == printed.to_integral_value()  # the paper cuts whole numbers off
+            got = Decimal(way.held / 1e9).quantize(printed, ROUND_DOWN if cut else ROUND_HALF_UP)
+            assert got == printed, (parameters, devices, stage)
+            assert way.held == way.weights + way.gradients + way.slots
+
+
+def test_stage_3_sends_half_as_much_again():
+    ways = by_name(1e9, 4)
+    assert ways["batch over"].sends == 2 * 3 / 4 * 2e9
+    sent = [ways[f"ZeRO {stage}"].sends / ways["batch over"].sends for stage in (1, 2, 3)]
+    assert sent == [1, 1, 1.5]
+
+
+def test_activations_of_split_layers_are_those_of_the_formula():
+    """s b h (10 + 24/t + 5 a s/(h t)) bytes, docs/sources.md."""
+    s, b, h, a, layers = 2048, 3, 4096, 32, 5
+    whole = layers * s * b * h * (34 + 5 * a * s / h)
+    for t in (2, 8):
+        found = by_name(7e9, t, activations=whole, layers=layers, between=2 * s * b * h)
+        kept = layers * s * b * h * (10 + 24 / t + 5 * a * s / (h * t))
+        assert found["tensor parallel"].activations == pytest.approx(kept, rel=1e-12)
+        assert found["pipeline"].activations == found["ZeRO 3"].activations == whole / t
+    kept = layers * 2 * s * b * h  # where each layer keeps its input only, nothing is shared out
+    found = by_name(7e9, 8, activations=kept, layers=layers, between=2 * s * b * h)
+    assert found["tensor parallel"].activations == kept
+
+
+def test_paper_and_plan_agree(plan):
+    """Weights, slots and what crosses, of four equal layers of which each device owns half."""
+    import keras
+
+    width, batch, n = 64, 32, 2
+    layers = [keras.layers.Dense(width, use_bias=False) for _ in range(4)]
+    model = keras.Sequential([keras.Input((width,)), *layers], name="equal")
+    model.compile("adam", "mse")
+    model.optimizer.build(model.trainable_variables)
+    slots = sum(4 * math.prod(v.shape) for v in model.optimizer.variables if len(v.shape))
+    parameters, handed = 4 * width**2, 4 * batch * width
+    options = {"precision": "float32", "layers": 4, "between": handed}
+    ways = by_name(parameters, n, **options)
+    assert ways["as it"].weights == memory.plan(model, batch).weights
+    assert ways["as it"].slots == slots
+
+    counted = sys.modules["mgpu_helpers.memory.plan"]._Step(model, batch, n, None)
+    assert 0 < counted.slots - ways["batch over"].slots < 20  # the number of steps and the rate
+    assert ways["ZeRO 2"].slots == counted.shard * slots / counted.trained
+    assert ways["ZeRO 2"].weights == counted.weights
+
+    outputs = 4 * batch * width * 4  # go to the host for the loss, and back
+    crossing = {way.name: way.crossing for way in memory.plan(model, batch, n).ways}
+    assert n * ways["batch over"].sends == crossing["batch over 2 devices"] - outputs
+    assert n * ways["ZeRO 2"].sends == crossing["batch and state over 2 devices"] - outputs
+    host = by_name(parameters, 1, precision="float32")["state on"]
+    assert host.sends == crossing["state on the host"] - outputs
+    assert (host.weights, host.slots) == (ways["as it"].weights, 0)
+    cut = next(size for name, size in crossing.items() if name.startswith("split"))
+    assert n * ways["pipeline"].sends + 4 == cut  # and the loss of all, a number
+
+
+def megatron(devices, parameters, hidden, layers, link=links.NVLINK_2):
+    """Give the seconds that a GPU computes, and sends, in a step whose forward pass runs twice."""
+    computes = 8 * parameters * TOKENS / devices / SUSTAINED
+    if devices == 1:
+        return computes, 0.0
+    ways = by_name(parameters, devices, layers=layers, between=2 * TOKENS * hidden,
+                   recomputed=True, link=link)  # fmt: skip
+    return computes, ways["tensor parallel"].seconds
+
+
+def rows():
+    """Write the rows of the table of docs/fit.md."""
+    for devices, parameters, hidden, layers, published in WEAK:
+        got = []
+        for end in ("low", "bandwidth", "high"):
+            width = getattr(links.NVLINK_2, end)
+            link = Link("NVLink", width, width, width, links.NVLINK_2.latency)
+            computes, sends = megatron(devices, parameters, hidden, layers, link)
+            got.append(100 * computes / (computes + sends))
+        computes, sends = megatron(devices, parameters, hidden, layers)
+        low, likely, high = got
+        off = likely / (100 * published)
+        yield (
+            f"| {parameters / 1e9:.1f} billion on {devices} | {computes:.2f} s | {sends:.2f} s | "
+            f"{likely:.0f} % ({low:.0f} % to {high:.0f} %) | {100 * published:.0f} % | {off:.2f} |"
+        )
+    alone, _ = megatron(1, 1.2e9, 1536, 40)
+    for devices, published in STRONG:
+        computes, sends = megatron(devices, 1.2e9, 1536, 40)
+        faster = alone / (computes + sends)
+        yield (
+            f"| 1.2 billion on {devices} | {computes:.2f} s | {sends:.2f} s | {faster:.2f} times | "
+            f"{published:.2f} times | {faster / published:.2f} |"
+        )
+
+
+def test_the_page_says_how_far_megatron_is_off():
+    missing = [row for row in rows() if row not in SECTION]
+    assert not missing, "\n".join(missing)
+
+
+def test_the_page_has_numbers_of_zero():
+    found = re.findall(r"^\| (\d+) \| 120 \| (\S+) \| (\S+) \| (\S+) \|$", SECTION, re.M)
+    assert len(found) == 3
+    assert all(ZERO[7.5e9][int(n)].split() == numbers for n, *numbers in found)
+
+
+def test_the_example_of_the_page_runs():
+    ran = doctest.DocTestParser().get_doctest(SECTION.replace("```", ""), {}, "fit.md", None, 0)
+    said = []
+    assert ran.examples
+    assert not doctest.DocTestRunner().run(ran, out=said.append).failed, "".join(said)
+
+
+def test_what_fits_is_said():
+    found = memory.on_paper(7e9, 8, budget=20e9)
+    assert [way.name for way in found.fitting] == ["ZeRO 3", "state on the host"]
+    head, *lines = repr(found).splitlines()[1:]
+    assert head.split()[:2] == ["held", "fits"] and "takes" not in head
+    assert [("yes" in line.split()) for line in lines] == [w in found.fitting for w in found.ways]
+    assert "fits" not in repr(memory.on_paper(7e9, 8))
+
+
+@pytest.mark.parametrize("given, value", [
+    ({"parameters": 0}, "parameters=0"), ({"devices": 1.5}, "devices=1.5"),
+    ({"precision": "half"}, "precision='half'"), ({"budget": math.nan}, "budget=nan"),
+    ({"layers": 4}, "between=0"), ({"between": 4}, "layers=0"),
+])  # fmt: skip
+def test_bad_arguments(given, value):
+    with pytest.raises(ValueError, match=value):
+        memory.on_paper(**{"parameters": 1e9, "devices": 2} | given)
