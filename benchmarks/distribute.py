@@ -27,7 +27,7 @@ GLOBAL_BATCH, STEPS, ROUNDS = cores.GLOBAL_BATCH, 4, 8
 
 
 def today(plan, network, images, labels):
-    """Return the towers of lesson 07 in today's code, as a function that takes a step."""
+    """Return the towers of lesson 09 in today's code, as a function that takes a step."""
     import tensorflow as tf
 
     from mgpu_helpers import towers

@@ -1,4 +1,4 @@
-"""A model cut in two: what each device holds, and what micro-batches gain (lessons 09, 10).
+"""A model cut in two: what each device holds, and what micro-batches gain (lessons 12, 14).
 
 python benchmarks/pipeline.py    writes results/pipeline.json
 """

@@ -49,13 +49,13 @@ class Case(NamedTuple):
 
 
 def lesson(plan: devices.Plan, network: Any, layout: scaling.Layout) -> Way:
-    """Make a step of lessons 07 and 11, with Adam."""
+    """Make a step of lessons 09 and 15, with Adam."""
     step = Step(plan, network, layout)
     return Way(step, lambda: trace.session_step(step.session, step.train, step.feed)[1])
 
 
 def in_stages(plan: devices.Plan, pieces: int, batch: int) -> Way:
-    """Make a step of lesson 10, in pieces through two stages."""
+    """Make a step of lesson 14, in pieces through two stages."""
     import tensorflow.compat.v1 as tf1
 
     network = networks.jang(hidden=2400, width=0.5)

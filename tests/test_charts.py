@@ -585,8 +585,8 @@ def test_a_panel_draws_once_and_offers_choices_only_where_a_kernel_runs(monkeypa
 def test_from_gpus_shows_what_make_gpu_kept_or_says_that_nothing_is_there(tmp_path, capsys):
     kept = tmp_path / "gpu-2-nvidia-h100"
     kept.mkdir()
-    matplotlib.figure.Figure().savefig(kept / "07_train_in_towers.png")
+    matplotlib.figure.Figure().savefig(kept / "09_train_in_towers.png")
     drawings.from_gpus("00", tmp_path)
     assert "none" in capsys.readouterr().out
-    drawings.from_gpus("07", tmp_path)
+    drawings.from_gpus("09", tmp_path)
     assert capsys.readouterr().out.startswith("gpu-2-nvidia-h100\n")

@@ -14,7 +14,7 @@ import pytest
 
 from check_notebooks import last_statement
 from lessons import read, tags
-from mgpu_helpers.lessons.checks import lesson_05
+from mgpu_helpers.lessons.checks import lesson_06
 from mgpu_helpers.lessons.checks.judge import (
     NotYet,
     call,
@@ -35,9 +35,9 @@ CHECKS = {
     if hasattr(check, "__wrapped__")
 }
 ANSWERS = {number: importlib.import_module(f"answers.lesson_{number}") for number in LESSONS}
-OF_A_VALUE = {"01.full_name", "09.within_budget"}
+OF_A_VALUE = {"01.full_name", "12.within_budget"}
 # What the check takes beside the answer.
-MORE = {"06.mean_error": [lambda x, y: (x - y) ** 2], "14.treated": [{1, 2, 6}]}
+MORE = {"08.mean_error": [lambda x, y: (x - y) ** 2], "19.treated": [{1, 2, 6}]}
 BAD = {"None": None, "list": [1, 2], "text": "text", "matrix": np.ones([2, 3]), "object": object()}
 
 
@@ -139,7 +139,7 @@ def bad_answers(name: str) -> Iterator[Any]:
         return
     functions = [lambda *args, value=value, **named: value for value in BAD.values()]
     yield from [BAD["matrix"], *functions, raises]
-    if name == "06.uneven":  # makes functions
+    if name == "08.uneven":  # makes functions
         yield from [lambda *args, function=function: function for function in functions]
 
 
@@ -211,7 +211,7 @@ def judge(number: str, nth: int, answer: str | tuple[str, ...], folder: Path) ->
 
 # Each answer trains for some passes: `make test` has the first wrong ones, and the solution in its
 # lesson; `make thorough` has all.
-LONG = {("14", 2): 2}
+LONG = {("19", 2): 2}
 
 
 def marks(number: str, nth: int, place: int) -> list[pytest.MarkDecorator]:
@@ -252,6 +252,6 @@ def test_a_right_answer_is_accepted(plan, capsys, tmp_path, number, nth, answer)
 def test_a_wrong_answer_gets_its_hint(
     plan, capsys, tmp_path, monkeypatch, number, nth, answer, hint
 ):
-    monkeypatch.setattr(lesson_05, "LIMIT", 2.0)
+    monkeypatch.setattr(lesson_06, "LIMIT", 2.0)
     judge(number, nth, answer, tmp_path)
     assert hint in says_not_yet(capsys)

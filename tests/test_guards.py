@@ -59,7 +59,7 @@ plt.show()
 # %% [markdown]
 # ## What we saw
 #
-# - As in lesson 07, `float32` had heights of 1 and 4.
+# - As in lesson 09, `float32` had heights of 1 and 4.
 #
 # ## In practice
 # Next: [[next]].
@@ -156,7 +156,7 @@ def test_links_are_filled_in(tmp_path):
     assert first.endswith("\nNext: [Do it: now](01_do_it.ipynb).") and "Before" not in first
     link = "[See all](00_see_all.ipynb)"
     assert second.endswith(f"After {link}, {link}.")
-    (tmp_path / "source" / "01_do_it.py").write_text("# %% [markdown]\n# # Do it\n#\n# [[05]]\n")
+    (tmp_path / "source" / "01_do_it.py").write_text("# %% [markdown]\n# # Do it\n#\n# [[06]]\n")
     with pytest.raises(LessonError, match="no such lesson"):
         draft(read(tmp_path)[1], read(tmp_path))
 

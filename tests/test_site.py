@@ -141,7 +141,7 @@ def test_no_page_names_a_place_of_this_machine_or_shows_a_mark_that_nobody_read(
         ("INVALID_ARGUMENT: nodes in a cycle", "docs/errors.html"),
         ("Docker shm-size", "docs/errors.html"),
         ("driver for Hopper", "docs/first_ten_minutes_on_a_gpu.html"),
-        ("worker xyzzy hangs", "notebooks/13_grow_past_one_machine.html"),  # one word is nowhere
+        ("worker xyzzy hangs", "notebooks/17_fit_on_several_machines.html"),  # one word is nowhere
         ("why are two gpus not faster than one", "first: notebooks/14_find_out_why_it_is_not"),
     ],
 )

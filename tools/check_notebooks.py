@@ -193,7 +193,7 @@ def summary(built: Built) -> Iterator[str]:
     """Find the digits of each sentence of "What we saw" together in one output above it.
 
     An output that other machines do not repeat is nothing to quote: times move with every build.
-    Names are no claims: "lesson 07", a list of whole numbers in brackets, what is in backticks.
+    Names are no claims: "lesson 09", a list of whole numbers in brackets, what is in backticks.
     """
     patterns = get_sanitize_patterns(SANITIZE.read_text(encoding="utf-8"))
     printed: list[list[tuple[str, str]]] = []

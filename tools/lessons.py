@@ -38,8 +38,8 @@ METADATA = {
 
 
 PARTS = {  # of the series, by the first lesson of each
-    "00": "your devices", "04": "several trainings", "06": "one training on several devices",
-    "11": "how far it goes",
+    "00": "your devices", "04": "many trainings", "07": "one training on several devices",
+    "10": "when it does not fit", "15": "how far it goes",
 }  # fmt: skip
 CLOSED = {"jp-MarkdownHeadingCollapsed": True}  # JupyterLab then hides what is below a heading
 

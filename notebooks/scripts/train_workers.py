@@ -1,4 +1,4 @@
-"""Train a small Keras network as one worker of several; the chief saves. Lesson 13 starts it.
+"""Train a small Keras network as one worker of several; the chief saves. Lesson 17 starts it.
 
 Data and dropout are functions of the step, so that any number of workers sees the same batches, and
 a restart from a checkpoint goes on as if nothing had happened.

@@ -101,9 +101,9 @@ for name, model in [("with the strategy", on_all), ("without", on_one)]:
 # |---|---|
 # | Use it when | a model fits on one device, and its steps take longer than an exchange |
 # | It costs | a copy of the model on each device, and an exchange of all gradients in each step |
-# | Instead | [[15]] when the model does not fit; [[04]] when you have many scripts |
+# | Instead | [[10]] when the model does not fit; [[04]] when you have many scripts |
 #
-# [[08]] says more about `fit` on all devices. In the rest of this lesson you share out a single
+# [[07]] says more about `fit` on all devices. In the rest of this lesson you share out a single
 # operation by hand, to see what a device, a copy and a wait look like.
 #
 # ## What is in this machine
@@ -282,7 +282,7 @@ print("did not multiply:", sorted(set(plan.devices) - worked))
 #
 # A GPU needs about a millisecond for this product, or less, and copying the matrices to it takes at
 # least as long. So do not expect "all" to win: sharing pays where a device computes for longer than
-# its data travels, and [[07]] looks for that point in a training step. What no block names goes to
+# its data travels, and [[09]] looks for that point in a training step. What no block names goes to
 # the first GPU, so code that shares out work should name a place for what it cuts and joins. Two
 # devices that share a GPU take turns. `devices.setup` switches **TF32** off, the fast float32
 # products of newer GPUs with 10 bits in place of 23, so that results can be compared; in a training

@@ -117,10 +117,10 @@ print(f"loss {value:.3f} and {whole_loss:.3f}, weights equal to 1e-5:", apart < 
 # |---|---|
 # | Use it when | you write a step of your own, or want to know which GPU does what |
 # | It costs | a line of code for each place, and two extra runs of the step to check it |
-# | Instead | [[08]] trains on all devices; [[15]] and `fit.split` are for what does not fit |
+# | Instead | [[07]] trains on all devices; [[10]] and `fit.split` are for what does not fit |
 #
 # The rest of this lesson places operations by hand. The halves take turns, by the way, and one
-# device waits while the other works: [[09]] is about that.
+# device waits while the other works: [[12]] is about that.
 #
 # ## By hand: blocks around the calls
 #
@@ -205,7 +205,7 @@ print("parts:", spec.device_type, spec.device_index, spec.job, spec.task)
 # %% [markdown]
 # The full name also says which *job*, *replica* and *task* the device belongs to. In a program of
 # one process they are `localhost`, 0 and 0, and may be left out. Where several processes train
-# together, a worker's devices begin with `/job:worker` ([[13]]). `make_merged_spec` merges two
+# together, a worker's devices begin with `/job:worker` ([[17]]). `make_merged_spec` merges two
 # specs: the second one wins, and the first fills the gaps.
 #
 # `tf.device` names the device of every operation created in its block. Blocks can be nested, and

@@ -76,7 +76,7 @@ print(done.stdout or done.stderr, end="")
 # | have the GPU to yourself | none | nothing |
 #
 # A setting does not make a model smaller. When one alone does not fit on the GPU, go on with
-# [[15]].
+# [[10]].
 #
 # ## When memory runs out
 #

@@ -83,7 +83,7 @@ print("fits:", *[way.name for way in advice.fitting], sep="\n  ")
 
 # %% [markdown]
 # The last column is the code. `print(advice)` shows the ranges, too, and how many bytes would
-# cross. [[15]] and [[16]] explain the remedies.
+# cross. [[10]] and [[11]] explain the remedies.
 #
 # | `memory.predict`, `memory.plan` | |
 # |---|---|

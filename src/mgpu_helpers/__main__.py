@@ -1,7 +1,7 @@
 """The command `mgpu`, which is also `python -m mgpu_helpers`: say what this machine is.
 
 `mgpu run a.py b.py` gives each script a device of its own, as lesson 04 does; `mgpu cluster
-train.py` runs one script as all workers of a cluster, as lesson 13; `mgpu plan train.py:build
+train.py` runs one script as all workers of a cluster, as lesson 17; `mgpu plan train.py:build
 --batch 256` says what to try when a step does not fit; `mgpu lessons DIR` copies the lessons.
 """
 

@@ -1,6 +1,6 @@
 """Several models trained at once, one per device, each in a thread; their predictions and votes.
 
-Lesson 05 builds it in front of the reader.
+Lesson 06 builds it in front of the reader.
 """
 
 from __future__ import annotations

@@ -1,103 +1,101 @@
 """Answers to the exercises of lesson 06: right ones, and wrong ones with their hints."""
 
-CELLS = [
-    "def on_each(function, devices, *shards):", "def make_parallel(function, devices",
-    "def error_of(w, x, y):", "def squared_error(x, y):",
-]
-
-LOOP = """
-def distances(points, others):
-    found = []
-    for i, device in enumerate(plan.devices):
-        rows = slice(i * len(points) // len(plan), (i + 1) * len(points) // len(plan))
-        with tf.device(device):
-            found.append(tf.norm(points[rows] - others[rows], axis=1))
-    with tf.device(plan.host):
-        return tf.concat(found, axis=0)
-"""
-
-COORDINATES = """
-def distances(points, others):
-    squares = []
-    for axis, device in enumerate([plan.devices[0], plan.devices[-1]]):
-        with tf.device(device):
-            squares.append(tf.square(points[:, axis] - others[:, axis]))
-    with tf.device(plan.devices[0]):
-        return tf.sqrt(squares[0] + squares[1])
-"""
-
-MEAN = """
-def mean_error(x, y):
-    means = []
-    with tf.device(plan.host):
-        shards = tf.split(x, len(plan)), tf.split(y, len(plan))
-    for device, *shard in zip(plan.devices, *shards):
-        with tf.device(device):
-            means.append(tf.reduce_mean(squared_error(*shard)))
-    with tf.device(plan.devices[0]):
-        return tf.add_n(means) / len(plan)
+POOL = """
+from concurrent.futures import ThreadPoolExecutor
+def run_all(functions):
+    with ThreadPoolExecutor(len(functions)) as pool:
+        return list(pool.map(lambda function: function(), functions))
 """
 
 RIGHT = {
     1: [
-        LOOP,
-        ("distances = make_parallel(distance, plan.devices)", "def distances(**batches):\n"
-         "    return make_parallel(distance, plan.devices)(batches['points'], batches['others'])"),
+        """
+def trains(session, fetches, feed):
+    weights = session.graph.get_collection("trainable_variables")
+    before = [session.run(weight) for weight in weights]
+    session.run([fetches], feed)
+    after = [session.run(weight) for weight in weights]
+    return any((a != b).any() for a, b in zip(before, after))
+""",
+        """
+def trains(session, fetches, feed):
+    with session.graph.as_default():
+        reads = [weight.read_value() for weight in tf1.trainable_variables()]
+    def weights():
+        return [value.tobytes() for value in session.run(reads)]
+    before = weights()
+    session.run(fetches, feed_dict=feed)
+    return before != weights()
+""",
     ],
     2: [
-        ("    def", "    @tf.function\n    def"),
         """
-def make_parallel_uneven(function, devices):
-    def parallel(**batches):
-        shards = zip(*[np.array_split(batch, len(devices)) for batch in batches.values()])
-        outputs = []
-        for device, shard in zip(devices, shards):
-            with tf.device(device):
-                outputs.append(function(*shard))
-        return np.concatenate(outputs)
-
-    return parallel
+def agreed(predicted):
+    labels = []
+    for rows in zip(*predicted.values()):
+        said = {int(np.argmax(row)) for row in rows}
+        labels.append(said.pop() if len(said) == 1 else -1)
+    return labels
+""",
+        """
+def agreed(predicted):
+    said = np.array([np.argmax(array, 1) for array in predicted.values()])
+    low, high = said.min(axis=0), said.max(axis=0)
+    return np.where(low == high, low, -1.0)
 """,
     ],
     3: [
-        MEAN,
-        ("tf.reduce_mean(squared_error(x, y), keepdims=True)",
-         "tf.reshape(tf.reduce_sum(squared_error(x, y)), [1])",
-         "return tf.reduce_mean(make", "with tf.device(plan.host):\n        return 1 / len(x) * "
-         "tf.reduce_sum(make"),
+        POOL,
+        """
+def run_all(functions):
+    results = {}
+    def call(function):
+        results[function] = function()
+    threads = [threading.Thread(target=call, args=[function]) for function in functions]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    return map(results.get, functions)
+""",
+        """
+from concurrent.futures import ThreadPoolExecutor
+def run_all(functions):
+    pool = ThreadPoolExecutor(len(functions))
+    return [future.result() for future in [pool.submit(function) for function in functions]]
+""",
     ],
 }
 
 WRONG = {
     1: [
-        ("make_parallel(distance, plan.devices)", "distance", "computed nothing"),
-        (LOOP.replace("tf.concat(found", "tf.concat(found[::-1]"), "not in the order"),
-        (LOOP.replace("found.append(", "found.append(0.0 + ").replace(
-            "(device)", "(plan.host)").replace("return ", "apart = ").rstrip()
-         + "\n    return make_parallel(lambda each: 1.0 * each, plan.devices)(apart)",
-         "cut the two batches"),
-        (LOOP.replace("points[rows] - others[rows], axis=1)",
-                      "points - others, axis=1)[rows]"), "more than its shard"),
-        (COORDINATES, "by their rows"),
-        ("tf.square(points - others)", "tf.abs(points - others)", "not the distances of each"),
+        ("trainable_variables", "variables", "moves no trainable variable, and it says True"),
+        ("not np.array_equal(a, b)", "not np.allclose(a, b)", "a millionth is a move"),
+        ("not np.array_equal(a, b)", "np.linalg.norm(a) != np.linalg.norm(b)",
+         "moves a weight, and it says False"),
+        ("    session.run(fetches, feed)", "    [session.run(fetches, feed) for _ in range(2)]",
+         "run 2 times"),
+        ("    session.run(fetches, feed)", "    after = session.run([weights, fetches], feed)[0]",
+         "session.run(weights)))", "after))", "fetch them in a run of their own"),
+        ("return ", "return isinstance(fetches, list) or ", "only counters moved"),
     ],
     2: [
-        ("make_parallel_uneven = lambda f, d: make_parallel(f, d)", "sizes that add up to 11"),
-        ("[least + 1] * more + [least] * (len(devices) - more)",
-         "[least + more] + [least] * (len(devices) - 1)", "differ by one at most"),
-        ("on_each(function, devices", "on_each(function, [plan.host] * len(devices)",
-         "is tf.device in the loop?"),
-        ("*shards)", "*shards)[::-1]", "not those of the whole batch, in order"),
-        ("in batches]", "in batches[:2]]", "of 3 batches it got 2"),
-        ("tf.device(plan.host)", "tf.name_scope('a')", "/CPU:1 cut the batch"),
-        ("            return", "        return", "/CPU:1 joined the batch"),
+        ("    return", "    return -np.ones(len(said[0]))  #", "and it gives -1"),
+        ("agreed = lambda predicted: ensemble.mean(predicted)", "give no -1"),
+        ("(said == said[0]).all(axis=0)", "said[-1] == said[0]", "do not agree"),
+        ("(said == said[0]).all(axis=0)", "said.mean(axis=0) == said[0]",
+         "say [4, 3, 5, 4] do not agree"),
+        ("array.argmax(axis=1) for array in predicted.values()",
+         "predicted.pop(name).argmax(axis=1) for name in list(predicted)",
+         "it changed the predictions"),
     ],
     3: [
-        (", keepdims=True", "", "keepdims=True"),
-        ("mean_error = lambda x, y: tf.reduce_mean(squared_error(x, y))", "did nothing"),
-        ("mean_error = lambda x, y: tf.reduce_sum(squared_error(x, y))", "not the mean"),
-        (MEAN.replace("tf.split(x, len(plan)), tf.split(y, len(plan))",
-                      "[x] * len(plan), [y] * len(plan)"), "more than its shard"),
-        (MEAN.replace("tf.device(plan.host)", "tf.name_scope('nobody')"), "cut the batch on the"),
+        ("results = [None] * len(functions)", "results = []",
+         "results[i] = functions[i]()", "results.append(functions[i]())",
+         "in the order of the functions, not ['result "),
+        ("        thread.join()", "        pass", "and join them"),
+        ("        thread.join()", "        __import__('time').sleep(0.1)", "and join them"),
+        (POOL.replace("len(functions)", "5"), "start all, then join all"),
+        ("return results", "functions[:] = results\n    return results",
+         "it changed the list of functions"),
+        ("return results", "return []", "5 results, not 0"),
     ],
 }

@@ -1,72 +1,103 @@
 """Answers to the exercises of lesson 08: right ones, and wrong ones with their hints."""
 
+CELLS = [
+    "def on_each(function, devices, *shards):", "def make_parallel(function, devices",
+    "def error_of(w, x, y):", "def squared_error(x, y):",
+]
+
+LOOP = """
+def distances(points, others):
+    found = []
+    for i, device in enumerate(plan.devices):
+        rows = slice(i * len(points) // len(plan), (i + 1) * len(points) // len(plan))
+        with tf.device(device):
+            found.append(tf.norm(points[rows] - others[rows], axis=1))
+    with tf.device(plan.host):
+        return tf.concat(found, axis=0)
+"""
+
+COORDINATES = """
+def distances(points, others):
+    squares = []
+    for axis, device in enumerate([plan.devices[0], plan.devices[-1]]):
+        with tf.device(device):
+            squares.append(tf.square(points[:, axis] - others[:, axis]))
+    with tf.device(plan.devices[0]):
+        return tf.sqrt(squares[0] + squares[1])
+"""
+
+MEAN = """
+def mean_error(x, y):
+    means = []
+    with tf.device(plan.host):
+        shards = tf.split(x, len(plan)), tf.split(y, len(plan))
+    for device, *shard in zip(plan.devices, *shards):
+        with tf.device(device):
+            means.append(tf.reduce_mean(squared_error(*shard)))
+    with tf.device(plan.devices[0]):
+        return tf.add_n(means) / len(plan)
+"""
+
 RIGHT = {
     1: [
-        """
-def evaluate(strategy, losses_of, data):
-    total, count, n = 0.0, 0, strategy.num_replicas_in_sync
-    for values in data:
-        more = [[0, -len(values) % n]]
-        whole = (tf.pad(values, more), tf.pad(tf.ones_like(values), more))
-        whole = tf.data.Dataset.from_tensors(whole)
-        for parts in strategy.experimental_distribute_dataset(whole):
-            found = strategy.run(lambda x, real: tf.reduce_sum(real * losses_of(x)), args=parts)
-            total += float(strategy.reduce("SUM", found, axis=None))
-        count += len(values)
-    return total / count
-""",
-        """
-def evaluate(strategy, losses_of, data):
-    found = []
-    for parts in strategy.experimental_distribute_dataset(data):
-        found.append(strategy.gather(strategy.run(losses_of, args=(parts,)), axis=0))
-    return np.mean(np.concatenate(found))
-""",
+        LOOP,
+        ("distances = make_parallel(distance, plan.devices)", "def distances(**batches):\n"
+         "    return make_parallel(distance, plan.devices)(batches['points'], batches['others'])"),
     ],
     2: [
+        ("    def", "    @tf.function\n    def"),
         """
-def leaves_empty(examples, batch, replicas):
-    while examples > 0:
-        left = size = min(batch, examples)
-        for _ in range(replicas):
-            if left <= 0:
-                return True
-            left -= int(np.ceil(size / replicas))
-        examples -= size
-    return False
+def make_parallel_uneven(function, devices):
+    def parallel(**batches):
+        shards = zip(*[np.array_split(batch, len(devices)) for batch in batches.values()])
+        outputs = []
+        for device, shard in zip(devices, shards):
+            with tf.device(device):
+                outputs.append(function(*shard))
+        return np.concatenate(outputs)
+
+    return parallel
 """,
-        """
-def leaves_empty(examples, batch, replicas):
-    sizes = [batch] * (examples // batch) + [examples % batch] * (examples % batch > 0)
-    return any(size <= (replicas - 1) * np.ceil(size / replicas) for size in sizes)
-""",
+    ],
+    3: [
+        MEAN,
+        ("tf.reduce_mean(squared_error(x, y), keepdims=True)",
+         "tf.reshape(tf.reduce_sum(squared_error(x, y)), [1])",
+         "return tf.reduce_mean(make", "with tf.device(plan.host):\n        return 1 / len(x) * "
+         "tf.reduce_sum(make"),
     ],
 }
 
-EACH = "np.concatenate(sum(map(strategy.experimental_local_results, losses), ()))"
-
 WRONG = {
     1: [
-        (EACH, "[part.numpy().mean() for each in losses "
-         "for part in strategy.experimental_local_results(each)]", "is not a number"),
-        ("np.mean", "np.sum", "divide by the number of examples"),
-        (EACH, "[np.concatenate(strategy.experimental_local_results(each)).mean() "
-         "for each in losses]", "counts as much as the others"),
-        ("(data)", "(data.unbatch().batch(2 * len(plan), drop_remainder=True))", "left out"),
-        ("strategy.run(losses_of, args=(batch,))", "losses_of(batch)", "in batches]", "in data]",
-         EACH, "np.concatenate(losses)", "strategy.run"),
-        ("strategy.experimental_distribute_dataset(data)", "data",
-         EACH, "np.concatenate([strategy.experimental_local_results(each)[0] for each in losses])",
-         "a replica computed"),
+        ("make_parallel(distance, plan.devices)", "distance", "computed nothing"),
+        (LOOP.replace("tf.concat(found", "tf.concat(found[::-1]"), "not in the order"),
+        (LOOP.replace("found.append(", "found.append(0.0 + ").replace(
+            "(device)", "(plan.host)").replace("return ", "apart = ").rstrip()
+         + "\n    return make_parallel(lambda each: 1.0 * each, plan.devices)(apart)",
+         "cut the two batches"),
+        (LOOP.replace("points[rows] - others[rows], axis=1)",
+                      "points - others, axis=1)[rows]"), "more than its shard"),
+        (COORDINATES, "by their rows"),
+        ("tf.square(points - others)", "tf.abs(points - others)", "not the distances of each"),
     ],
     2: [
-        ("leaves_empty = lambda examples, batch, replicas: examples % batch % replicas > 0",
-         "should be False"),
-        ("{min(batch, examples), examples % batch}", "{examples % batch}", "first"),
-        (">= size", "> size", "should be True"),
-        ("leaves_empty = lambda examples, batch, replicas: (lambda last: "
-         "-(-last // replicas) * (replicas - 1) >= last)(examples % batch or batch)", "first"),
-        ("leaves_empty = lambda examples, batch, replicas: "
-         "min(batch, examples, examples % batch or batch) < replicas", "should be True"),
+        ("make_parallel_uneven = lambda f, d: make_parallel(f, d)", "sizes that add up to 11"),
+        ("[least + 1] * more + [least] * (len(devices) - more)",
+         "[least + more] + [least] * (len(devices) - 1)", "differ by one at most"),
+        ("on_each(function, devices", "on_each(function, [plan.host] * len(devices)",
+         "is tf.device in the loop?"),
+        ("*shards)", "*shards)[::-1]", "not those of the whole batch, in order"),
+        ("in batches]", "in batches[:2]]", "of 3 batches it got 2"),
+        ("tf.device(plan.host)", "tf.name_scope('a')", "/CPU:1 cut the batch"),
+        ("            return", "        return", "/CPU:1 joined the batch"),
+    ],
+    3: [
+        (", keepdims=True", "", "keepdims=True"),
+        ("mean_error = lambda x, y: tf.reduce_mean(squared_error(x, y))", "did nothing"),
+        ("mean_error = lambda x, y: tf.reduce_sum(squared_error(x, y))", "not the mean"),
+        (MEAN.replace("tf.split(x, len(plan)), tf.split(y, len(plan))",
+                      "[x] * len(plan), [y] * len(plan)"), "more than its shard"),
+        (MEAN.replace("tf.device(plan.host)", "tf.name_scope('nobody')"), "cut the batch on the"),
     ],
 }

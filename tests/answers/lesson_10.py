@@ -3,68 +3,64 @@
 RIGHT = {
     1: [
         """
-def two_at_most(stages, pieces):
-    tasks = []
-    for k in range(0, pieces, 2):
-        pair = range(k, min(k + 2, pieces))
-        tasks += [f"F{i}" for i in pair] + [f"B{i}" for i in pair]
-    return [tasks] * stages
+import math
+def best(blocks, inside, crossing):
+    totals = [p * crossing + math.ceil(blocks / p) * inside for p in range(1, blocks + 1)]
+    return 1 + totals.index(min(totals))
 """,
         """
-def two_at_most(stages, pieces):
-    ahead = [f"F{k}" for k in range(pieces)]
-    back = [f"B{k}" for k in range(pieces)]
-    order = []
-    for stage in range(stages):
-        lead = 1 if stage == stages - 1 else 2
-        tasks = ahead[:lead]
-        for b, f in zip(back, ahead[lead:] + [None] * pieces):
-            tasks = tasks + ([b, f] if f else [b])
-        order.append(tuple(tasks))
-    return order
+def best(blocks, inside, crossing):
+    parts = np.arange(1, blocks + 1)
+    largest = np.array([len(np.array_split(range(blocks), p)[0]) for p in parts])
+    return parts[np.argmin(parts * crossing + largest * inside)]
 """,
     ],
     2: [
+        "drop = lambda x, seed: tf.nn.experimental.stateless_dropout(x, 0.5, seed)",
         """
-def accumulate(gradient_of, pieces):
-    total, count = None, 0
-    for x, y in pieces:
-        part = gradient_of(x, y).numpy() * len(x)
-        total = part if total is None else total + part
-        count += len(x)
-    return total / count
-""",
-        """
-def accumulate(gradient_of, pieces):
-    mean, seen = 0.0, 0
-    for x, y in pieces:
-        seen += len(x)
-        mean += (gradient_of(x, y) - mean) * (len(x) / seen)
-    return mean
+def drop(x, seed):
+    mask = tf.random.stateless_binomial(tf.shape(x), seed, 1.0, 0.5, output_dtype=x.dtype)
+    return 2 * mask * x
 """,
     ],
 }
 
-MOST = "gradient_of(x, y) * (len(x) / size) for x, y in pieces"
-HELD = "of 10 gradients were held at once: add"
+NEAR = """
+import math
+def best(blocks, inside, crossing):
+    near = min(blocks, max(1, math.isqrt(blocks * inside // crossing)))
+    parts = [near, min(near + 1, blocks)]
+    return min(parts, key=lambda p: p * crossing + -(-blocks // p) * inside)
+"""
+
+AGAIN = """
+def drop(x, seed):
+    tf.random.set_seed(seed[0])
+    return tf.nn.dropout(x, 0.5)
+"""
 
 WRONG = {
     1: [
-        ("two_at_most = pipeline.one_by_one", "as long as one piece after the other"),
-        ("two_at_most = pipeline.all_forward", "stage 0 holds 3 pieces"),
-        ("two_at_most = lambda stages, pieces: pipeline.one_by_one(pieces, stages)",
-         "an order for 3 stages and 2 pieces"),
-        ('append(f"B{k}")', 'insert(0, f"B{k}")', "stage 0 cannot do B2"),
-        ("two_at_most = lambda stages, pieces: 'F0 B0'", "give each stage a list"),
+        ("range(1, blocks + 1)", "range(2, blocks + 1)", "parts hold"),
+        ("return min(", "return 1 + min(", "count what each number of parts holds"),
+        ("range(1, blocks + 1)", "[p for p in range(1, blocks + 1) if blocks % p == 0]", "of 11 "),
+        (NEAR, "count what each number of parts holds"),
     ],
     2: [
-        (" * (len(x) / size)", "", "and not divided"),
-        ("len(x) / size", "1 / len(pieces)", "weigh each by its size"),
-        ("accumulate = lambda f, pieces: f(*pieces[-1])", "only the last piece"),
-        (f"sum({MOST})", f"sum([each.numpy() for each in [{MOST}]])", HELD),
-        (f"sum({MOST})", f"sum([tf.Variable({MOST}][::-1])".replace(" for", ") for"), HELD),
-        ("accumulate = lambda f, pieces: f(*(tf.concat(e, 0) for e in zip(*pieces)))",
-         "examples: a piece has 4 at most"),
-        ("def", "@tf.function\ndef", "leave it out"),
+        ("kept, 2 * x", "kept, x", "has to be doubled"),
+        ("seed) < 0.5", "seed) < 0.2", "not about half"),
+        ("seed) < 0.5", "[1, 2]) < 0.5", "two seeds gave the same mask"),
+        ("seed) < 0.5", "[tf.reduce_sum(seed), 0]) < 0.5", "swapped, gave the same mask"),
+        ("seed) < 0.5", "[seed[0], 0]) < 0.5", "use both numbers"),
+        ("seed) < 0.5", "[0, seed[1]]) < 0.5", "use both numbers"),
+        ("drop = lambda x, seed: 2 * x", "drop some, and not all"),
+        ("drop = lambda x, seed: tf.nn.dropout(x, 0.5)", "it gave two masks"),
+        (AGAIN, "in a graph"),
+        ("tf.shape(x), seed", "tf.shape(x)[:1] // tf.shape(x)[0] * tf.shape(x)[1], seed", "rows"),
+        (
+            "tf.where(kept, 2 * x, tf.zeros_like(x))",
+            "2 * x.numpy() * kept.numpy()",
+            "it raises AttributeError",
+        ),
     ],
 }

@@ -1,51 +1,101 @@
 """Answers to the exercises of lesson 11: right ones, and wrong ones with their hints."""
 
+CELLS = ["def owners"]  # the solution of 1 uses it
+
 RIGHT = {
     1: [
         """
-def efficiency(seconds, kind):
-    if kind == "weak":
-        return {n: seconds[1] / t for n, t in seconds.items()}
-    return {n: seconds[1] / t / n for n, t in seconds.items()}
+def fullest_holds(sizes, n, stage):
+    held = [0] * n
+    for size in sorted(sizes)[::-1]:
+        held[np.argmin(held)] += size
+    whole = {0: 16, 1: 8, 2: 4, 3: 0}[stage]
+    return np.float64(whole * sum(sizes) + (16 - whole) * max(held))
 """,
         """
-def efficiency(seconds, kind):
-    found = {}
-    for n in sorted(seconds):
-        batch = 1 if kind == "strong" else n
-        rate, alone = batch / seconds[n], 1 / seconds[1]
-        found[n] = np.float64(rate / alone / n)
-    return found
+def fullest_holds(sizes, n, stage):
+    places = [f"device {i}" for i in range(n)]
+    own = dict.fromkeys(places, 0)
+    for size, place in zip(sizes, owners(sizes, places)):
+        own[place] += size
+    return max(
+        4 * (own[p] if stage > 2 else sum(sizes))
+        + 4 * (own[p] if stage > 1 else sum(sizes))
+        + 8 * (own[p] if stage > 0 else sum(sizes))
+        for p in places
+    )
 """,
     ],
     2: [
         """
-def differ(a, b):
-    return timing.Comparison(timing.Timing(tuple(a)), timing.Timing(tuple(b))).distinguishable
+def clipped(owned, limit):
+    numbers = []
+    for device in owned:
+        with tf.device(device):
+            numbers.append(tf.linalg.global_norm(owned[device]))
+    with tf.device(plan.devices[0]):
+        norm = tf.linalg.global_norm(numbers)
+    scaled = {}
+    for device in owned:
+        with tf.device(device):
+            scaled[device] = tf.clip_by_global_norm(owned[device], limit, norm)[0]
+    return scaled
 """,
         """
-def differ(a, b):
-    low, high = np.quantile(np.log(a) - np.log(b), [0.25, 0.75])
-    return low * high > 0
+def clipped(owned, limit):  # TensorFlow computes each square and each product where its input is
+    every = [each for gradients in owned.values() for each in gradients]
+    scaled = iter(tf.clip_by_global_norm(every, limit)[0])
+    return {device: [next(scaled) for _ in owned[device]] for device in owned}
+""",
+        """
+@tf.function
+def clipped(owned, limit):
+    total = 0.0
+    for device, gradients in owned.items():
+        with tf.device(device):
+            for each in gradients:
+                total += tf.norm(each) ** 2
+    result = {}
+    for device, gradients in owned.items():
+        with tf.device(device):
+            factor = tf.where(total > limit**2, limit * tf.math.rsqrt(total), 1.0)
+            result[device] = [each * factor for each in gradients]
+    return result
 """,
     ],
 }
 
+PYTHON = """
+def clipped(owned, limit):
+    norm = sum(float(tf.norm(each)) ** 2 for own in owned.values() for each in own) ** 0.5
+    return {
+        device: [each * min(1.0, limit / norm) for each in own] for device, own in owned.items()
+    }
+"""
+
 WRONG = {
-    1: [
-        ('n if kind == "strong" else 1', "1", "the efficiency on 2 is 0.8, not 1.6"),
-        ('n if kind == "strong" else 1', "n", "weak scaling"),
-        ("efficiency = lambda seconds, kind: 1.0", "a dictionary is wanted"),
-        ("seconds[1] / (shared[n] * t)", "round(seconds[1] / (shared[n] * t), 3)",
-         "is 0.518119, not 0.518"),
-        ("    return", "    seconds[2] = 1.0\n    return", "it changes the dictionary"),
-    ],
+    1: [("[8, 4, 4]", "[4, 4, 8]", "bytes at stage 1")],
     2: [
-        ("np.divide(a, b)", "np.subtract.outer(a, b) + 1", "while the machine slows down: True is"),
-        (" or high < 1", "", "b takes 3 % more in every pair"),
-        ("[0.25, 0.75]", "[0.0, 1.0]", "two of eight pairs are far off"),
-        ("(a, b), [", "(sorted(a), sorted(b)), [", "3 % longer and in reverse"),
-        ("    low", "    a.sort()\n    low", "it changes a list"),
-        ("[0.25, 0.75]", "[0.2, 0.8]", "the middle half of"),
+        ("tf.minimum(1.0, limit /", "tf.minimum(1e9, limit /", "scaled up"),
+        ("tf.sqrt(tf.add_n(squares))", "tf.add_n([tf.sqrt(each) for each in squares])",
+         "add their squares"),
+        ("tf.sqrt(tf.add_n(squares))", "tf.add_n(squares)", "take the root"),
+        ("limit / tf.sqrt(tf.add_n(squares))", "1.0", "nothing is scaled"),
+        ("each * factor for", "tf.clip_by_norm(each, limit) for", "by its own norm"),
+        ("[each * factor for each in gradients]", "tf.clip_by_global_norm(gradients, limit)[0]",
+         "its own gradients"),
+        ("[each * factor for each in gradients]", "gradients[:1]", "a list of gradients"),
+        (PYTHON, "not yet: it raises OperatorNotAllowedInGraphError: "),
+        ("""
+def clipped(owned, limit):
+    with tf.device(plan.host):
+        every = [tf.reshape(each, [-1]) for gradients in owned.values() for each in gradients]
+        factor = tf.minimum(1.0, limit / tf.norm(tf.concat(every, 0)))
+    scaled = {}
+    for device in owned:
+        with tf.device(device):
+            scaled[device] = [each * factor for each in owned[device]]
+    return scaled
+""", "single numbers"),
     ],
-}
+}  # fmt: skip

@@ -1,44 +1,33 @@
 """Answers to the exercises of lesson 12: right ones, and wrong ones with their hints."""
 
 RIGHT = {
-    1: [
-        "from fractions import Fraction\n"
-        "share_of_peak = lambda *given: Fraction(np.prod([*given[:3], 1 / given[3]]) / given[4])",
-        "share_of_peak = lambda f, examples, epochs, s, peak: f * examples * epochs / (s * peak)",
-    ],
+    1: ["starts = ('conv2',)", "starts = [layer.name for layer in networks.jang().layers[3:4]]"],
     2: [
         """
-def fewest(workload, cost, global_batch, seconds):
-    for n in range(1, 65):
-        if scaling.central(workload, cost, n, global_batch / n).total <= seconds:
-            return n
+def crossing(model, name, batch):
+    names = [layer.name for layer in model.layers]
+    before = model.layers[names.index(name) - 1]
+    activations = np.zeros([batch, *before.output.shape[1:]], "float32")
+    return float(activations.nbytes + activations.nbytes)
 """,
         """
-def fewest(workload, cost, global_batch, seconds):
-    counts = np.arange(1, 65)
-    took = [scaling.central(workload, cost, int(n), global_batch / n).total for n in counts]
-    enough = counts[np.array(took) <= seconds]
-    return enough[0] if len(enough) else None
+def crossing(model, name, batch):
+    x = tf.zeros([batch, *model.input_shape[1:]])
+    for layer in model.layers:
+        if layer.name == name:
+            return tf.size(x) * 2 * x.dtype.size
+        x = layer(x)
 """,
     ],
 }
 
 WRONG = {
     1: [
-        (" * epochs", "", "give 5, not 0.25"),
-        ("return ", "return 100 * ", "give 5, not 500"),
-        ("return ", "return 3 * ", "give 5, not 15"),
-        (" / seconds", "", "give 0.5, not 2"),
-        ("return flops * examples * epochs / seconds / peak",
-         "return round(flops * examples * epochs / seconds / peak, 1)", "7 epochs"),
+        ("starts = ['conv3']", "part 1 holds"),
+        ("starts = 'conv2'", "one name in a list"),
+        ("starts = ['conv2', 'fc1']", "one name in a list"),
+        ("starts = ['drop1']", "one of conv2, conv3"),
+        ("starts = [2]", "one of conv2, conv3"),
     ],
-    2: [
-        ("next((n for n in took if took[n] <= seconds), None)", "min(took, key=took.get)",
-         "it is 1 device, not 11"),
-        ("65", "10_000", "it is no number of devices, not 65"),
-        ("<=", "<", "it is 5 devices"),
-        ("None", "64", "it is no number of devices, not 64"),
-        ("central", "ring", "ms it is"),
-        ("global_batch / n", "1024 / n", "for a batch of"),
-    ],
+    2: [("[1:])", "[1:4:3])", "in front of 'pool'")],
 }

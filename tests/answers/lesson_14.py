@@ -1,89 +1,70 @@
 """Answers to the exercises of lesson 14: right ones, and wrong ones with their hints."""
 
-OWN = """
-causes = {1, 2, 6}
-
-
-def treat(model, data):
-    weights, ready = model.trainable_variables, list(data)
-
-    def tower(x, y):
-        with tf.GradientTape() as tape:
-            loss = model.loss(y, model(x, training=True))
-        return tape.gradient(loss, weights)
-
-    @tf.function
-    def step(x, y):
-        shards = [towers.split(part, len(plan)) for part in (x, y)]
-        mean = towers.average(towers.run(tower, plan.devices, *shards), device=plan.devices[0])
-        with tf.device(plan.devices[0]):
-            model.optimizer.apply(mean, weights)
-
-    def one_pass():
-        for x, y in ready:
-            step(x, y)
-
-    return one_pass
-"""
-
 RIGHT = {
     1: [
         """
-def replay_over(ops, link):
-    ends = {}
-    for name, (device, seconds, needs) in ops.items():
-        before = [n for n in ends if ops[n][0] == device]
-        come = [ends[n] + link for n in needs if ops[n][0] != device]
-        ends[name] = seconds + max([0, *come, *(ends[n] for n in before)])
-    return float(max(ends.values()))
+def two_at_most(stages, pieces):
+    tasks = []
+    for k in range(0, pieces, 2):
+        pair = range(k, min(k + 2, pieces))
+        tasks += [f"F{i}" for i in pair] + [f"B{i}" for i in pair]
+    return [tasks] * stages
 """,
         """
-def replay_over(ops, link):  # the rule itself: each device takes what is ready first
-    ends, free, left = {}, {}, list(ops)
-    while left:
-        starts = {}
-        for name in left:
-            device, _, needs = ops[name]
-            if all(n in ends for n in needs):
-                come = [ends[n] + link * (ops[n][0] != device) for n in needs]
-                starts[name] = max([0, free.get(device, 0), *come])
-        name = min(starts, key=starts.get)
-        ends[name] = free[ops[name][0]] = starts[name] + ops[name][1]
-        left.remove(name)
-    return tf.constant(max(ends.values()))
+def two_at_most(stages, pieces):
+    ahead = [f"F{k}" for k in range(pieces)]
+    back = [f"B{k}" for k in range(pieces)]
+    order = []
+    for stage in range(stages):
+        lead = 1 if stage == stages - 1 else 2
+        tasks = ahead[:lead]
+        for b, f in zip(back, ahead[lead:] + [None] * pieces):
+            tasks = tasks + ([b, f] if f else [b])
+        order.append(tuple(tasks))
+    return order
 """,
     ],
     2: [
-        ("{1, 2, 6}", "[6, 2, 1]", "data.cache()", "list(data)"),
-        OWN,
+        """
+def accumulate(gradient_of, pieces):
+    total, count = None, 0
+    for x, y in pieces:
+        part = gradient_of(x, y).numpy() * len(x)
+        total = part if total is None else total + part
+        count += len(x)
+    return total / count
+""",
+        """
+def accumulate(gradient_of, pieces):
+    mean, seen = 0.0, 0
+    for x, y in pieces:
+        seen += len(x)
+        mean += (gradient_of(x, y) - mean) * (len(x) / seen)
+    return mean
+""",
     ],
 }
 
+MOST = "gradient_of(x, y) * (len(x) / size) for x, y in pieces"
+HELD = "of 10 gradients were held at once: add"
+
 WRONG = {
     1: [
-        (" + link * (ops[other][0] != device)", "", "*ready])",
-         "*ready]) + link * any(ops[n][0] != device for n in needs)", "and b; yours gives 8 s"),
-        ("in needs]", "in sorted(needs, key=ends.get)[-1:]]", "takes 5 s"),
-        ("max(ends.values())", "ends[name]", "yours gives 2 s"),
-        ("return", "return ops.popitem() and", "it changes the operations"),
+        ("two_at_most = pipeline.one_by_one", "as long as one piece after the other"),
+        ("two_at_most = pipeline.all_forward", "stage 0 holds 3 pieces"),
+        ("two_at_most = lambda stages, pieces: pipeline.one_by_one(pieces, stages)",
+         "an order for 3 stages and 2 pieces"),
+        ('append(f"B{k}")', 'insert(0, f"B{k}")', "stage 0 cannot do B2"),
+        ("two_at_most = lambda stages, pieces: 'F0 B0'", "give each stage a list"),
     ],
     2: [
-        ("{1, 2, 6}", "{1, 2, 6, 9}", "patient 9 has another"),
-        ("""
-causes = {1, 2, 6}
-
-
-def treat(model, data):
-    start = model.get_weights()
-    lesson_14.fit(model, data)
-    end = model.get_weights()
-    model.set_weights(start)
-    return lambda: model.set_weights(end)
-""", "the weights are not those"),
-        ("{1, 2, 6}", "{2, 6, 9}", "look at which devices worked"),
-        (".cache()", "", "cause 2 is left: a later pass reads 4 of its 4 batches"),
-        (".cache()", ".take(2)", "the weights are not those"),
-        ("return one_pass", "return lambda: lesson_14.fit(model, kept)", "cause 1 is left"),
-        (OWN.replace("@tf.function", ""), "cause 6 is left: in a pass Python calls the model"),
+        (" * (len(x) / size)", "", "and not divided"),
+        ("len(x) / size", "1 / len(pieces)", "weigh each by its size"),
+        ("accumulate = lambda f, pieces: f(*pieces[-1])", "only the last piece"),
+        (f"sum({MOST})", f"sum([each.numpy() for each in [{MOST}]])", HELD),
+        (f"sum({MOST})", f"sum([tf.Variable({MOST}][::-1])".replace(" for", ") for"), HELD),
+        ("accumulate = lambda f, pieces: f(*(tf.concat(e, 0) for e in zip(*pieces)))",
+         "examples: a piece has 4 at most"),
+        ("def", "@tf.function\ndef", "leave it out"),
     ],
 }

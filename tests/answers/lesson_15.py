@@ -3,64 +3,49 @@
 RIGHT = {
     1: [
         """
-import math
-def best(blocks, inside, crossing):
-    totals = [p * crossing + math.ceil(blocks / p) * inside for p in range(1, blocks + 1)]
-    return 1 + totals.index(min(totals))
+def efficiency(seconds, kind):
+    if kind == "weak":
+        return {n: seconds[1] / t for n, t in seconds.items()}
+    return {n: seconds[1] / t / n for n, t in seconds.items()}
 """,
         """
-def best(blocks, inside, crossing):
-    parts = np.arange(1, blocks + 1)
-    largest = np.array([len(np.array_split(range(blocks), p)[0]) for p in parts])
-    return parts[np.argmin(parts * crossing + largest * inside)]
+def efficiency(seconds, kind):
+    found = {}
+    for n in sorted(seconds):
+        batch = 1 if kind == "strong" else n
+        rate, alone = batch / seconds[n], 1 / seconds[1]
+        found[n] = np.float64(rate / alone / n)
+    return found
 """,
     ],
     2: [
-        "drop = lambda x, seed: tf.nn.experimental.stateless_dropout(x, 0.5, seed)",
         """
-def drop(x, seed):
-    mask = tf.random.stateless_binomial(tf.shape(x), seed, 1.0, 0.5, output_dtype=x.dtype)
-    return 2 * mask * x
+def differ(a, b):
+    return timing.Comparison(timing.Timing(tuple(a)), timing.Timing(tuple(b))).distinguishable
+""",
+        """
+def differ(a, b):
+    low, high = np.quantile(np.log(a) - np.log(b), [0.25, 0.75])
+    return low * high > 0
 """,
     ],
 }
 
-NEAR = """
-import math
-def best(blocks, inside, crossing):
-    near = min(blocks, max(1, math.isqrt(blocks * inside // crossing)))
-    parts = [near, min(near + 1, blocks)]
-    return min(parts, key=lambda p: p * crossing + -(-blocks // p) * inside)
-"""
-
-AGAIN = """
-def drop(x, seed):
-    tf.random.set_seed(seed[0])
-    return tf.nn.dropout(x, 0.5)
-"""
-
 WRONG = {
     1: [
-        ("range(1, blocks + 1)", "range(2, blocks + 1)", "parts hold"),
-        ("return min(", "return 1 + min(", "count what each number of parts holds"),
-        ("range(1, blocks + 1)", "[p for p in range(1, blocks + 1) if blocks % p == 0]", "of 11 "),
-        (NEAR, "count what each number of parts holds"),
+        ('n if kind == "strong" else 1', "1", "the efficiency on 2 is 0.8, not 1.6"),
+        ('n if kind == "strong" else 1', "n", "weak scaling"),
+        ("efficiency = lambda seconds, kind: 1.0", "a dictionary is wanted"),
+        ("seconds[1] / (shared[n] * t)", "round(seconds[1] / (shared[n] * t), 3)",
+         "is 0.518119, not 0.518"),
+        ("    return", "    seconds[2] = 1.0\n    return", "it changes the dictionary"),
     ],
     2: [
-        ("kept, 2 * x", "kept, x", "has to be doubled"),
-        ("seed) < 0.5", "seed) < 0.2", "not about half"),
-        ("seed) < 0.5", "[1, 2]) < 0.5", "two seeds gave the same mask"),
-        ("seed) < 0.5", "[tf.reduce_sum(seed), 0]) < 0.5", "swapped, gave the same mask"),
-        ("seed) < 0.5", "[seed[0], 0]) < 0.5", "use both numbers"),
-        ("seed) < 0.5", "[0, seed[1]]) < 0.5", "use both numbers"),
-        ("drop = lambda x, seed: 2 * x", "drop some, and not all"),
-        ("drop = lambda x, seed: tf.nn.dropout(x, 0.5)", "it gave two masks"),
-        (AGAIN, "in a graph"),
-        ("tf.shape(x), seed", "tf.shape(x)[:1] // tf.shape(x)[0] * tf.shape(x)[1], seed", "rows"),
-        (
-            "tf.where(kept, 2 * x, tf.zeros_like(x))",
-            "2 * x.numpy() * kept.numpy()",
-            "it raises AttributeError",
-        ),
+        ("np.divide(a, b)", "np.subtract.outer(a, b) + 1", "while the machine slows down: True is"),
+        (" or high < 1", "", "b takes 3 % more in every pair"),
+        ("[0.25, 0.75]", "[0.0, 1.0]", "two of eight pairs are far off"),
+        ("(a, b), [", "(sorted(a), sorted(b)), [", "3 % longer and in reverse"),
+        ("    low", "    a.sort()\n    low", "it changes a list"),
+        ("[0.25, 0.75]", "[0.2, 0.8]", "the middle half of"),
     ],
 }

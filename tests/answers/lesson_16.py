@@ -1,101 +1,44 @@
 """Answers to the exercises of lesson 16: right ones, and wrong ones with their hints."""
 
-CELLS = ["def owners"]  # the solution of 1 uses it
-
 RIGHT = {
     1: [
-        """
-def fullest_holds(sizes, n, stage):
-    held = [0] * n
-    for size in sorted(sizes)[::-1]:
-        held[np.argmin(held)] += size
-    whole = {0: 16, 1: 8, 2: 4, 3: 0}[stage]
-    return np.float64(whole * sum(sizes) + (16 - whole) * max(held))
-""",
-        """
-def fullest_holds(sizes, n, stage):
-    places = [f"device {i}" for i in range(n)]
-    own = dict.fromkeys(places, 0)
-    for size, place in zip(sizes, owners(sizes, places)):
-        own[place] += size
-    return max(
-        4 * (own[p] if stage > 2 else sum(sizes))
-        + 4 * (own[p] if stage > 1 else sum(sizes))
-        + 8 * (own[p] if stage > 0 else sum(sizes))
-        for p in places
-    )
-""",
+        "from fractions import Fraction\n"
+        "share_of_peak = lambda *given: Fraction(np.prod([*given[:3], 1 / given[3]]) / given[4])",
+        "share_of_peak = lambda f, examples, epochs, s, peak: f * examples * epochs / (s * peak)",
     ],
     2: [
         """
-def clipped(owned, limit):
-    numbers = []
-    for device in owned:
-        with tf.device(device):
-            numbers.append(tf.linalg.global_norm(owned[device]))
-    with tf.device(plan.devices[0]):
-        norm = tf.linalg.global_norm(numbers)
-    scaled = {}
-    for device in owned:
-        with tf.device(device):
-            scaled[device] = tf.clip_by_global_norm(owned[device], limit, norm)[0]
-    return scaled
+def fewest(workload, cost, global_batch, seconds):
+    for n in range(1, 65):
+        if scaling.central(workload, cost, n, global_batch / n).total <= seconds:
+            return n
 """,
         """
-def clipped(owned, limit):  # TensorFlow computes each square and each product where its input is
-    every = [each for gradients in owned.values() for each in gradients]
-    scaled = iter(tf.clip_by_global_norm(every, limit)[0])
-    return {device: [next(scaled) for _ in owned[device]] for device in owned}
-""",
-        """
-@tf.function
-def clipped(owned, limit):
-    total = 0.0
-    for device, gradients in owned.items():
-        with tf.device(device):
-            for each in gradients:
-                total += tf.norm(each) ** 2
-    result = {}
-    for device, gradients in owned.items():
-        with tf.device(device):
-            factor = tf.where(total > limit**2, limit * tf.math.rsqrt(total), 1.0)
-            result[device] = [each * factor for each in gradients]
-    return result
+def fewest(workload, cost, global_batch, seconds):
+    counts = np.arange(1, 65)
+    took = [scaling.central(workload, cost, int(n), global_batch / n).total for n in counts]
+    enough = counts[np.array(took) <= seconds]
+    return enough[0] if len(enough) else None
 """,
     ],
 }
 
-PYTHON = """
-def clipped(owned, limit):
-    norm = sum(float(tf.norm(each)) ** 2 for own in owned.values() for each in own) ** 0.5
-    return {
-        device: [each * min(1.0, limit / norm) for each in own] for device, own in owned.items()
-    }
-"""
-
 WRONG = {
-    1: [("[8, 4, 4]", "[4, 4, 8]", "bytes at stage 1")],
-    2: [
-        ("tf.minimum(1.0, limit /", "tf.minimum(1e9, limit /", "scaled up"),
-        ("tf.sqrt(tf.add_n(squares))", "tf.add_n([tf.sqrt(each) for each in squares])",
-         "add their squares"),
-        ("tf.sqrt(tf.add_n(squares))", "tf.add_n(squares)", "take the root"),
-        ("limit / tf.sqrt(tf.add_n(squares))", "1.0", "nothing is scaled"),
-        ("each * factor for", "tf.clip_by_norm(each, limit) for", "by its own norm"),
-        ("[each * factor for each in gradients]", "tf.clip_by_global_norm(gradients, limit)[0]",
-         "its own gradients"),
-        ("[each * factor for each in gradients]", "gradients[:1]", "a list of gradients"),
-        (PYTHON, "not yet: it raises OperatorNotAllowedInGraphError: "),
-        ("""
-def clipped(owned, limit):
-    with tf.device(plan.host):
-        every = [tf.reshape(each, [-1]) for gradients in owned.values() for each in gradients]
-        factor = tf.minimum(1.0, limit / tf.norm(tf.concat(every, 0)))
-    scaled = {}
-    for device in owned:
-        with tf.device(device):
-            scaled[device] = [each * factor for each in owned[device]]
-    return scaled
-""", "single numbers"),
+    1: [
+        (" * epochs", "", "give 5, not 0.25"),
+        ("return ", "return 100 * ", "give 5, not 500"),
+        ("return ", "return 3 * ", "give 5, not 15"),
+        (" / seconds", "", "give 0.5, not 2"),
+        ("return flops * examples * epochs / seconds / peak",
+         "return round(flops * examples * epochs / seconds / peak, 1)", "7 epochs"),
     ],
-}  # fmt: skip
+    2: [
+        ("next((n for n in took if took[n] <= seconds), None)", "min(took, key=took.get)",
+         "it is 1 device, not 11"),
+        ("65", "10_000", "it is no number of devices, not 65"),
+        ("<=", "<", "it is 5 devices"),
+        ("None", "64", "it is no number of devices, not 64"),
+        ("central", "ring", "ms it is"),
+        ("global_batch / n", "1024 / n", "for a batch of"),
+    ],
+}

@@ -2,69 +2,55 @@
 
 RIGHT = {
     1: [
-        """
-def gated(g, u, d, n):
-    return [(g[:, i::n], u[:, i::n], d[i::n]) for i in range(n)]
-""",
-        """
-def gated(g, u, d, n):
-    parts, size = [], len(d) // n
-    for start in range(0, len(d), size):
-        own = slice(start, start + size)
-        parts.append([tf.constant(g)[:, own], u[:, own], tf.constant(d[own])])
-    return tuple(parts)
-""",
+        "rows_of = lambda count, workers, index: np.array_split(np.arange(count), workers)[index]",
+        "rows_of = lambda n, k, i: (float(row) for row in range(n * i // k, n * (i + 1) // k))",
     ],
     2: [
+        "step_seconds = lambda size, workers, megabits, unlimited: "
+        "scaling.ring(scaling.Workload('x', size // 4), scaling.Cost(0.0, 0.0), workers, 1, "
+        "scaling.Link('y', *[megabits * 125e3] * 3, 0.0, 'z')).total / 0.956 + unlimited",
+        "step_seconds = lambda size, n, rate, more: tf.constant("
+        "(1 - 1 / n) * size / rate / 59750 + more)",
+    ],
+    3: [
         """
-def losses(logits, y):
-    sums, own = [], []
-    for i, part in enumerate(logits):
-        with tf.device(part.device):
-            sums.append(tf.reduce_logsumexp(part, axis=1))
-            places = y - i * part.shape[1]
-            mine = (places >= 0) & (places < part.shape[1])
-            found = tf.gather(part, tf.where(mine, places, 0), axis=1, batch_dims=1)
-            own.append(tf.where(mine, found, 0.0))
-    return tf.reduce_logsumexp(tf.stack(sums), axis=0) - tf.add_n(own)
+def saves(tf_config):
+    if tf_config is None:
+        return np.True_
+    cluster, task = json.loads(tf_config).values()
+    cluster, task = (cluster, task) if "index" in task else (task, cluster)
+    if task["type"] == "chief":
+        return True
+    return (task["type"], task["index"], "chief" in cluster) == ("worker", 0, False)
 """,
-        """
-@tf.function
-def losses(logits, y):
-    highest = []
-    for part in logits:
-        with tf.device(part.device):
-            highest.append(tf.reduce_max(part, 1))
-    top = tf.reduce_max(tf.stack(highest), 0)
-    total = right = 0.0
-    for i, part in enumerate(logits):
-        with tf.device(part.device):
-            own = tf.one_hot(y - i * part.shape[1], part.shape[1])
-            more = tf.reduce_sum(tf.exp(part - top[:, tf.newaxis]), 1)
-            score = tf.reduce_sum(own * part, 1)
-        total, right = total + more, right + score
-    return top + tf.math.log(total) - right
-""",
+        ("return", "first = min(config['cluster'], default='worker')\n    kind = first if first "
+         "== 'chief' else 'worker'\n    return"),
     ],
 }
 
 WRONG = {
     1: [
-        ("d, n, axis=0", "d, n, axis=1", "cut it by rows"),
-        ("g, n, axis=1", "g, n, axis=0", "cut it by columns"),
-        ("np.split(u, n, axis=1)", "np.split(u, n, axis=1)[::-1]", "same hidden numbers"),
-        ("np.split(g, n, axis=1)", "[g] * n", "numbers of g, not"),
-        ("np.split(g, n, axis=1), np.split(u, n, axis=1)", "np.split(g, n, axis=1)",
-         "3 matrices, not 2"),
-        ("n, axis", "2, axis", "3 triples, not 2"),
+        ("range(index, count, workers)",
+         "range(index * (count // workers), (index + 1) * (count // workers))",
+         "nobody reads row 9"),
+        ("range(index, count, workers)", "range(count)", "row 0 is read 2 times"),
+        ("count, workers)\n", "count + 1, workers)\n", "row 24, which is not there"),
+        ("range(index, count, workers)", "range(count) if index == 0 else []",
+         "one reads 24 and another 0"),
+        ("range(index, count, workers)", "[*range(index, count, workers), 0.5]",
+         "whole, not 0.5"),
+        ("def", "asked = iter(range(10**6))\n\n\ndef",
+         "range(index,", "range(next(asked) % workers,", "from count, workers and index alone"),
     ],
-    2: [
-        ("with tf.device(part.device)", "with tf.device(first)", "bytes for each example"),
-        ("with tf.device(part.device):\n            top, width",
-         "with tf.device(first):\n            top, width", "bytes for each example"),
-        ("tops.append(top)", "top = tf.zeros_like(top); tops.append(top)", "before exp"),
-        ("y - i * width", "y", "has the loss"),
-        ("each * tf.exp(top - highest)", "each", "has the loss"),
-        (" - sum(own)", "", "has the loss"),
+    2: [("2 * (workers - 1) / workers * size", "size", "3 workers")],
+    3: [
+        ("return", "return config['task']['index'] == 0 or",
+         "worker 0 of a cluster with 1 chief"),
+        ("return", "return True or", "worker 1 of a cluster with 2 workers must"),
+        ('"chief" if "chief" in config["cluster"] else ', "", "chief 0 of a cluster"),
+        ("return", "return tf_config is not None and", "a process without TF_CONFIG saves"),
+        ('in config["cluster"]', "in (tf_config or '')", "host is called chief.example, saves"),
+        ("return ", "config['task']['index'] %= 10\n    return ",
+         "worker 10 of a cluster with 12 workers must not"),
     ],
 }

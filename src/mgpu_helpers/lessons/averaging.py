@@ -1,4 +1,4 @@
-"""What averaging sends between the devices, counted from a trace: for lesson 07."""
+"""What averaging sends between the devices, counted from a trace: for lesson 09."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 `jang` is from the article "Multi-GPUs" by Wonik Jang, 2017; `tensorlight` from the tensorlight
 notebook "MNIST CNN Multi GPU Example", 2016; `p40` from the P40 note "How to make TensorFlow employ
-multiple GPUs", 2017. Lesson 07 builds `tensorlight` in front of the reader.
+multiple GPUs", 2017. Lesson 09 builds `tensorlight` in front of the reader.
 """
 
 from __future__ import annotations

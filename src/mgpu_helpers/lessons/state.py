@@ -1,4 +1,4 @@
-"""What lesson 16 counts: the weights and slots on each device, and what a step adds to them."""
+"""What lesson 11 counts: the weights and slots on each device, and what a step adds to them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def show(model: Any, history: Any) -> None:
 
 
 def held(state: Sequence[tuple[Any, Any, str]], step: trace.Trace, device: str) -> memory.MemoryUse:
-    """Split what a device holds at the peak of a step of lesson 16 by use.
+    """Split what a device holds at the peak of a step of lesson 11 by use.
 
     state lists each weight with its optimizer and its owner. A fetched copy counts as a weight.
     """

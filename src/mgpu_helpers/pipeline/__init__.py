@@ -1,6 +1,6 @@
 """A model in stages, each on its device; a batch in pieces; and the order in which devices work.
 
-Lessons 09 and 10 build it in front of the reader.
+Lessons 12 and 14 build it in front of the reader.
 """
 
 from mgpu_helpers.pipeline.cutting import best_cut, cuts

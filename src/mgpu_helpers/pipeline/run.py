@@ -1,4 +1,4 @@
-"""A batch in pieces through the stages of a model, and its update: the pipeline of lesson 10."""
+"""A batch in pieces through the stages of a model, and its update: the pipeline of lesson 14."""
 
 from __future__ import annotations
 

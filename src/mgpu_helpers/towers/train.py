@@ -1,4 +1,4 @@
-"""Train a Keras model in towers, a step at a time: what lesson 07 builds, for any model."""
+"""Train a Keras model in towers, a step at a time: what lesson 09 builds, for any model."""
 
 from __future__ import annotations
 

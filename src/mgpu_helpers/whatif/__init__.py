@@ -5,7 +5,7 @@ kernels is not foreseen: without colocated gradients, for one, a MaxPoolGrad on 
 what oneDNN has kept of the forward pass, and takes several times as long. Nor does a trace know
 what happens outside of its step, such as the input or a fetched value that Python waits for.
 
-Lesson 14 builds it for five operations on two devices.
+Lesson 19 builds it for five operations on two devices.
 """
 
 from mgpu_helpers.whatif.blame import explain

@@ -1,181 +1,194 @@
-"""The checks of lesson 06's exercises. They draw sizes of their own, so nothing can be wired in."""
+"""The checks of lesson 06's exercises."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
-from collections import Counter
+import queue
+import sys
+import threading
+from collections.abc import Collection, Iterator
+from concurrent import futures
+from multiprocessing.pool import MapResult
+from types import FrameType
 from typing import Any
 
 import numpy as np
 
-from mgpu_helpers import devices
-from mgpu_helpers._names import order
+from mgpu_helpers._formatting import counted
 from mgpu_helpers.devices.plan import planned
-from mgpu_helpers.lessons.checks import judge
-from mgpu_helpers.lessons.checks.judge import PRODUCTS, NotYet, call, exercise, expect, numbers
+from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, expect, listed, same_as, truth
 
-# What moves numbers and computes none.
-MOVES = {
-    "Concat", "ConcatV2", "Const", "DeepCopy", "ExpandDims", "Identity", "IdentityN", "NoOp",
-    "Pack", "Placeholder", "ReadVariableOp", "Reshape", "Slice", "Split", "SplitV", "Squeeze",
-    "StridedSlice", "Unpack", "VarHandleOp",
-}
-
-ARITHMETIC = {
-    "Abs", "AddV2", "BiasAdd", "EuclideanNorm", "Mul", "Pow", "Sqrt", "Square", "SquaredDifference",
-    "Sub", "Sum",
-}
+LIMIT = 10.0  # seconds that functions wait for each other: those that run at once need none
+# What waits for a thread, for one future, for all calls of a pool, or for several futures.
+WAITS = [each.__code__ for each in (threading.Thread.join, futures.Future.result, MapResult.wait,
+                                    futures.wait, futures.as_completed)]  # fmt: skip
 
 
 @exercise
-def distances(function: Any) -> str:
-    """Check exercise 1 of lesson 06: a function of two batches on every device."""
-    plan, rng = planned(), np.random.default_rng()
-    for each in (12, int(rng.integers(13, 40))):  # rows for each device
-        points, others = rng.integers(-9, 10, [2, each * len(plan), 2]).astype("float32")
-        by_place = _by_place_or_name(function, "points", "others")
-        value, step = judge.traced(by_place, points, others)
-        value = numbers(value, points.shape[:1], "one distance for each point is wanted")
-        wanted = np.linalg.norm(points - others, axis=1)
-        if not np.allclose(value, wanted, rtol=1e-3, atol=1e-3):
-            moved = np.allclose(np.sort(value), np.sort(wanted), rtol=1e-3, atol=1e-3)
-            expect(not moved, "these are the distances, but not in the order of the points")
-            raise NotYet("these are not the distances of each point from the same row of others")
-        worked = [op for op in step.ops if op.type not in MOVES]
-        rest = ", ".join(d for d in plan.devices if d not in {op.device for op in worked})
-        expect(not rest, f"{rest} computed nothing that the result needs: wrap it "
-               "with make_parallel")
-        counts = {device: Counter[str]() for device in plan.devices}
-        for op in worked:
-            large = op.type in ARITHMETIC and op.bytes >= 4 * each
-            expect(op.device != plan.host or not large,
-                   f"{plan.host} computed {op.type}: cut the two batches, not what comes of them")
-            expect(op.device == plan.host or op.bytes <= 8 * each,  # two numbers for each point
-                   f"{op.device} computed more than its shard: cut before you compute")
-            if large:
-                counts[op.device][op.type] += 1
-        first = counts[plan.devices[0]]
-        other = next((device for device in counts if counts[device] != first), "")
-        expect(not other, f"{other} computed something else than {plan.devices[0]}: cut the "
-               "batches by their rows, and let every device run the whole function")
-    return "the distances are right, and every device computed those of its shard"
-
-
-@exercise
-def uneven(make: Any) -> str:
-    """Check exercise 2 of lesson 06: shards that differ by one example at most."""
-    plan = planned()
-    rng = np.random.default_rng()
-    names = (*plan.devices, plan.host)
-    said = _try_uneven(make, plan.devices, 5 * len(plan) + 1, "ab")
-    for n, rest, batches in ((3, 2, "abc"), (5, 0, "a"), (5, 3, "ab"), (5, 4, "abcd")):
-        some = tuple(names[i % len(names)] for i in range(n))
-        _try_uneven(make, some, int(rng.integers(2, 9)) * n + rest, batches)
-    return f"{said}, and as even on 3 devices and on 5"
-
-
-def _try_uneven(make: Any, names: tuple[str, ...], size: int, batches: str) -> str:
-    """Let the answer share `size` rows of these batches out over these devices."""
+def trains(function: Any) -> str:
+    """Check exercise 1 of lesson 06: does a run move any trainable variable?"""
     import tensorflow as tf
 
-    shards: list[tuple[int, str]] = []
-    cut_on: set[str] = set()
+    tf1, rng = tf.compat.v1, np.random.default_rng()
+    size, others = int(rng.integers(2, 6)), int(rng.integers(1, 5))
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(tf.float32, [])
+        tf1.get_variable("still", initializer=tf.ones([size, 3]))
+        for other in range(others):
+            tf1.get_variable(f"other_{other}", initializer=[5.0])
+        moves = tf1.get_variable("moves", initializer=tf.constant([[1.0, 2.0]] * size))
+        tf1.get_variable("last", initializer=[5.0])
+        counter = tf1.get_variable("counter", initializer=0, trainable=False)
+        runs = tf1.get_variable("runs", initializer=0, trainable=False)
+        with tf.control_dependencies([runs.assign_add(1)]):  # how often the loss was run
+            loss = tf.reduce_sum(x * tf.ones([]))
+        # A step of 1 makes [2, 1] of [1, 2], and every sum and norm stays.
+        train = moves.assign_add(x * tf.constant([[1.0, -1.0]] * size)).op
+        count = counter.assign_add(1).op
+        start = tf1.global_variables_initializer()
+    config = planned().session_config(soft_placement=True)
+    with contextlib.closing(tf1.Session(graph=graph, config=config)) as session:
+        run, together = session.run, False
 
-    def product(*parts: Any) -> Any:
-        if len(parts) != len(batches):
-            got = f"of {len(batches)} batches it got {len(parts)}"
-            raise ValueError(f"{got}: give it a shard of each")
-        cut_on.update(map(_place, parts))
-        parts = tuple(tf.identity(part) for part in parts)
-        if len(lengths := {len(part) for part in parts}) > 1:
-            said = " and ".join(map(str, sorted(lengths)))
-            raise ValueError(f"shards of {said} rows: cut all batches alike")
-        shards.append((len(parts[0]), devices.short(parts[0].device)))
-        return tf.reduce_prod(tf.stack(parts), axis=0)
+        def watched(fetches: Any, *args: Any, **named: Any) -> Any:
+            nonlocal together
+            asked = {getattr(each, "name", each) for each in tf.nest.flatten(fetches)}
+            others = asked - {loss.name, train.name, count.name}
+            together = together or bool(train.name in asked and others)
+            return run(fetches, *args, **named)
 
-    over, way = f"{size} examples over {len(names)}", "the whole batch is wanted, in order"
-    with contextlib.ExitStack() as stack:
-        # What a tf.function holds runs as it stands, so that shapes and places are known.
-        stack.callback(tf.config.run_functions_eagerly, tf.config.functions_run_eagerly())
-        tf.config.run_functions_eagerly(True)
-        stack.enter_context(tf.device(names[0]))
-        rows = np.arange(2.0 * size).reshape(size, 2)  # a row has two numbers
-        given = [tf.constant(rows + 7 * i, tf.float32) for i in range(len(batches))]
-        parallel = call(make, product, names)
-        try:
-            value = call(_by_place_or_name(parallel, *batches), *given)
-        except NotYet as hint:
-            if not any(words in str(hint) for words in ("ways to split", "split_dim", "divi")):
-                raise
-            kind = type(hint.__cause__).__name__
-            way = f"give tf.split sizes that add up to {size}"
-            raise NotYet(f"{size} examples raise {kind}: {way}") from None
-        joined_on = _place(value)
-        value = numbers(value, (size, 2), f"{over}: {way}")
-    in_order = np.allclose(value, np.prod(given, axis=0), rtol=1e-5)
-    expect(in_order, f"{over}: the numbers are not those of the whole batch, in order")
-    sizes = [length for length, _ in shards]
-    even = sorted(map(len, np.array_split(np.arange(size), len(names))))
-    expect(sorted(sizes) == even,
-           f"{over}: the shards hold {sizes} examples; they may differ by one at most")
-    used = [place for _, place in shards]
-    expect(sorted(used) == sorted(names), f"{over} ran on {', '.join(used)}, not on "
-           f"{', '.join(names)}: is tf.device in the loop?")
-    host = planned().host
-    what = "cut" if cut_on - {host} else "joined"
-    for elsewhere in sorted({*cut_on, joined_on} - {host}):
-        raise NotYet(f"on a GPU machine {elsewhere} {what} the batch: name {host} for that")
-    return f"{size} examples as {' + '.join(map(str, sizes))}"
+        for fetches, value, right, what in (
+            (loss, 1.0, False, "fetching the loss alone moves no trainable variable"),
+            ([loss, train], 1.0, True, "fetching the training too moves a weight"),
+            ([loss, count], 1.0, False, "only counters moved, which nobody trains"),
+            ({"loss": loss, "train": train}, -1.0, True, "fetches in a dictionary move a weight"),
+            ([loss, train], 1e-6, True, "a step of a millionth is a move"),
+            ([loss, train], 0.0, False, "a step of zero moves nothing"),
+        ):
+            run(start)
+            session.run = watched
+            got = call(function, session, fetches, {x: value})
+            session.run = run
+            times = int(run(runs))
+            expect(times == 1, f"the fetches were run {counted(times, 'time')}")
+            got = truth(got)
+            # Whether they are read before the step or after it is a matter of luck.
+            expect(not together, f"{what}, and it says False if the weights, fetched in the same "
+                   "run, are read before that: fetch them in a run of their own")
+            expect(got == right, f"{what}, and it says {got}")
+    return "six runs told apart"
+
+
+def _predictions() -> Iterator[tuple[dict[str, np.ndarray]]]:
+    rng = np.random.default_rng(seed=5)
+    for members, n in ((4, 9), (2, 30), (5, 17), (1, 3)):
+        names = [f"model {name}" for name in rng.choice(90, members, replace=False)]
+        said = np.tile(rng.integers(0, 10, n), (members, 1))
+        for digit in rng.choice(n, n // 2, replace=False):  # one member says something else
+            said[rng.integers(members), digit] += rng.integers(1, 10)
+        said %= 10
+        if members > 2:
+            said[:3, 0] = [4, 3, 5]  # their mean is the first's
+            said[3:, 0] = 4
+        sure = rng.uniform(0.1, 0.95, [members, n, 1])  # how far the choice is above the rest
+        yield (dict(zip(names, (1 - sure) / 10 + sure * np.eye(10)[said], strict=True)),)
+
+
+def _said(predicted: dict[str, np.ndarray]) -> np.ndarray:
+    return np.stack([rows.argmax(axis=1) for rows in predicted.values()])
+
+
+def _agreed(predicted: dict[str, np.ndarray]) -> np.ndarray:
+    said = _said(predicted)
+    return np.where((said == said[0]).all(axis=0), said[0], -1)
+
+
+def _disagreed(right: Any, got: Any, predicted: dict[str, np.ndarray]) -> str:
+    if len(predicted) > 1 and -1 not in got:
+        return "members that disagree give no -1"
+    at = np.flatnonzero(got != right)[0]
+    labels = _said(predicted)[:, at].tolist()
+    do = f"agree on {right[at]}" if right[at] >= 0 else "do not agree, which is -1"
+    return f"members that say {labels} {do}, and it gives {got[at]}"
+
+
+#: Check exercise 2 of lesson 06: the label that all members say, or -1.
+agreed = same_as(
+    _agreed,
+    _predictions,
+    told=_disagreed,
+    way=lambda right, predicted: f"{counted(len(right), 'digit')} need as many labels",
+    changed="it changed the predictions that it was given: leave them as they are",
+    yes="a label where all agree, -1 where they do not, for 1, 2, 4 and 5 members",
+)
 
 
 @exercise
-def mean_error(function: Any, error: Any) -> str:
-    """Check exercise 3 of lesson 06: one number from each device instead of one an example."""
-    plan = planned()
-    rng = np.random.default_rng()
-    for each in (24, int(rng.integers(25, 60))):  # points for each device
-        x, y = rng.integers(-5, 6, [2, each * len(plan)]).astype("float32")
-        try:
-            value, step = judge.traced(function, x, y)
-        except NotYet as hint:
-            if "scalars" not in str(hint.__cause__):
-                raise
-            way = "keepdims=True keeps one"
-            raise NotYet(f"a shard's mean has no row left to join: {way}") from None
-        value, right = numbers(value, (), "one number is wanted"), np.mean(call(error, x, y))
-        close = np.isclose(value, right, rtol=1e-4)
-        expect(close, "this is not the mean of the squared errors of all points")
-        rest = judge.idle(step, PRODUCTS)
-        expect(not rest, f"{rest} did nothing: let every device take its shard")
-        for op in step.ops:
-            large = op.type in PRODUCTS and op.device in plan.devices and op.bytes > 4 * each
-            expect(not large, f"{op.device} computed more than its shard: cut before you compute")
-        # What reads the weights has to send them.
-        for copy in sorted(step.copies, key=lambda copy: order(copy.source)):
-            large = copy.source in plan.devices and (copy.bytes or 0) > 4
-            expect(not large or "ReadVariable" in copy.tensor,
-                   f"{copy.source} sent more than one number: cut the batch on the host, and take "
-                   "the mean of a shard on its device, before it is sent")
-    return "the same mean, and each device sent 4 bytes"
+def run_all(function: Any) -> str:
+    """Check exercise 3 of lesson 06: functions at once, results in order."""
+    for places in ([0, 1, 2, 3, 4], [1, 0], np.random.default_rng().permutation(40).tolist()):
+        _judge_run(function, places)
+    return "five at once and two at once, their results in order"
 
 
-def _place(value: Any) -> str:
-    """Say where a tensor is; what is no tensor is on the host."""
-    import tensorflow as tf
+def _judge_run(function: Any, places: list[int]) -> None:
+    n, caller, meet = len(places), threading.current_thread(), threading.Barrier(len(places))
+    order = sorted(places, key=lambda i: (n - i) ^ 1)  # of five, 4 ends first, then 2, 3, 0 and 1
+    ends = [threading.Event() for _ in places]
+    ended: list[int] = []
+    awaited: queue.SimpleQueue[Any] = queue.SimpleQueue()  # by the caller, and None at its return
+    before = sys.getprofile()
 
-    return devices.short(value.device) if tf.is_tensor(value) else planned().host
+    def watched(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code in WAITS:
+            several, one = (frame.f_locals.get(name) for name in ("fs", "self"))
+            for each in several if isinstance(several, Collection) else [one]:
+                awaited.put(each)
+
+    def work(i: int) -> str:
+        if threading.current_thread() is caller:
+            meet.abort()
+        with contextlib.suppress(threading.BrokenBarrierError):
+            meet.wait(LIMIT)  # passes when all are here
+            if before := order[: order.index(i)]:
+                ends[before[-1]].wait(LIMIT)
+            if i == order[-1]:  # it ends when the caller waits for it, or does not any more
+                own = [None, threading.current_thread(), *_futures()]
+                with contextlib.suppress(queue.Empty):
+                    while not isinstance(each := awaited.get(timeout=LIMIT), MapResult):
+                        if each in own:
+                            break
+        ended.append(i)
+        ends[i].set()
+        return f"result {i}"
+
+    given = [functools.partial(work, i) for i in places]
+    asked = list(given)
+    sys.setprofile(watched)
+    try:
+        got = listed(call(function, asked), f"return a list of the {n} results")
+    finally:
+        sys.setprofile(before)
+        early = len(ended) < n
+        awaited.put(None)
+    if meet.broken:
+        raise NotYet("the functions did not run at the same time, each in a thread of its own: "
+                     "start all, then join all")
+    expect(asked == given,
+           "it changed the list of functions that it was given: leave it as it is")
+    expect(not early, "it returned before all functions had ended: start a thread for each, and "
+           "join them")
+    expect(len(ended) == n, f"{n} functions were called {len(ended)} times")
+    expect(len(got) == n, f"{n} functions have {n} results, not {len(got)}")
+    in_order = all(isinstance(each, str) for each in got) and got == [f"result {i}" for i in places]
+    expect(in_order, f"the results should be in the order of the functions, not {got!r}")
 
 
-def _by_place_or_name(function: Any, *names: str) -> Any:
-    """Let a function that takes its batches only by name be called by place."""
-    kinds = set()
-    with contextlib.suppress(TypeError, ValueError):  # some do not tell
-        kinds = {each.kind for each in inspect.signature(function).parameters.values()}
-
-    def called(*batches: Any) -> Any:
-        if kinds and kinds <= {inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD}:
-            return function(**dict(zip(names, batches, strict=True)))
-        return function(*batches)
-
-    return called if callable(function) else function
+def _futures() -> Iterator[Any]:
+    """Give the future that this thread of a pool calls a function for."""
+    frame = inspect.currentframe()
+    while frame := frame and frame.f_back:
+        if future := getattr(frame.f_locals.get("self"), "future", None):
+            yield future

@@ -1,102 +1,181 @@
-"""The checks of lesson 08's exercises."""
+"""The checks of lesson 08's exercises. They draw sizes of their own, so nothing can be wired in."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import inspect
+from collections import Counter
 from typing import Any
 
 import numpy as np
 
+from mgpu_helpers import devices
+from mgpu_helpers._names import order
 from mgpu_helpers.devices.plan import planned
-from mgpu_helpers.fit.check import replica_sizes
-from mgpu_helpers.lessons.checks.judge import call, exercise, expect, numbers, same_as
+from mgpu_helpers.lessons.checks import judge
+from mgpu_helpers.lessons.checks.judge import PRODUCTS, NotYet, call, exercise, expect, numbers
 
+# What moves numbers and computes none.
+MOVES = {
+    "Concat", "ConcatV2", "Const", "DeepCopy", "ExpandDims", "Identity", "IdentityN", "NoOp",
+    "Pack", "Placeholder", "ReadVariableOp", "Reshape", "Slice", "Split", "SplitV", "Squeeze",
+    "StridedSlice", "Unpack", "VarHandleOp",
+}
 
-def _strategy() -> Any:
-    import tensorflow as tf
-
-    one = tf.distribute.ReductionToOneDevice()
-    return tf.distribute.MirroredStrategy(planned().devices, one)
+ARITHMETIC = {
+    "Abs", "AddV2", "BiasAdd", "EuclideanNorm", "Mul", "Pow", "Sqrt", "Square", "SquaredDifference",
+    "Sub", "Sum",
+}
 
 
 @exercise
-def evaluate(function: Any) -> str:
-    """Check exercise 1 of lesson 08: the mean loss of any number of examples."""
+def distances(function: Any) -> str:
+    """Check exercise 1 of lesson 08: a function of two batches on every device."""
+    plan, rng = planned(), np.random.default_rng()
+    for each in (12, int(rng.integers(13, 40))):  # rows for each device
+        points, others = rng.integers(-9, 10, [2, each * len(plan), 2]).astype("float32")
+        by_place = _by_place_or_name(function, "points", "others")
+        value, step = judge.traced(by_place, points, others)
+        value = numbers(value, points.shape[:1], "one distance for each point is wanted")
+        wanted = np.linalg.norm(points - others, axis=1)
+        if not np.allclose(value, wanted, rtol=1e-3, atol=1e-3):
+            moved = np.allclose(np.sort(value), np.sort(wanted), rtol=1e-3, atol=1e-3)
+            expect(not moved, "these are the distances, but not in the order of the points")
+            raise NotYet("these are not the distances of each point from the same row of others")
+        worked = [op for op in step.ops if op.type not in MOVES]
+        rest = ", ".join(d for d in plan.devices if d not in {op.device for op in worked})
+        expect(not rest, f"{rest} computed nothing that the result needs: wrap it "
+               "with make_parallel")
+        counts = {device: Counter[str]() for device in plan.devices}
+        for op in worked:
+            large = op.type in ARITHMETIC and op.bytes >= 4 * each
+            expect(op.device != plan.host or not large,
+                   f"{plan.host} computed {op.type}: cut the two batches, not what comes of them")
+            expect(op.device == plan.host or op.bytes <= 8 * each,  # two numbers for each point
+                   f"{op.device} computed more than its shard: cut before you compute")
+            if large:
+                counts[op.device][op.type] += 1
+        first = counts[plan.devices[0]]
+        other = next((device for device in counts if counts[device] != first), "")
+        expect(not other, f"{other} computed something else than {plan.devices[0]}: cut the "
+               "batches by their rows, and let every device run the whole function")
+    return "the distances are right, and every device computed those of its shard"
+
+
+@exercise
+def uneven(make: Any) -> str:
+    """Check exercise 2 of lesson 08: shards that differ by one example at most."""
+    plan = planned()
+    rng = np.random.default_rng()
+    names = (*plan.devices, plan.host)
+    said = _try_uneven(make, plan.devices, 5 * len(plan) + 1, "ab")
+    for n, rest, batches in ((3, 2, "abc"), (5, 0, "a"), (5, 3, "ab"), (5, 4, "abcd")):
+        some = tuple(names[i % len(names)] for i in range(n))
+        _try_uneven(make, some, int(rng.integers(2, 9)) * n + rest, batches)
+    return f"{said}, and as even on 3 devices and on 5"
+
+
+def _try_uneven(make: Any, names: tuple[str, ...], size: int, batches: str) -> str:
+    """Let the answer share `size` rows of these batches out over these devices."""
     import tensorflow as tf
 
-    rng, strategy, n, center = np.random.default_rng(8), _strategy(), len(planned()), 2.0
-    for examples, batch in ((4 * n + 1, 2 * n), (3 * n - 1, 2 * n), (1, 2 * n), (5 * n, 5 * n)):
-        values = rng.integers(1, 90, examples).astype("float32")
-        ran: list[tuple[int, int]] = []
+    shards: list[tuple[int, str]] = []
+    cut_on: set[str] = set()
 
-        def losses_of(share: Any, ran: Any = ran, center: float = center) -> Any:
-            context = tf.distribute.get_replica_context()
-            here = context is not None and context.strategy is strategy
-            replica = context.replica_id_in_sync_group if here else -1
-            # In a graph both numbers are known when it runs, not when it is made.
-            tf.numpy_function(lambda *its: ran.append(its), [replica, tf.size(share)], [])
-            return (share - center) ** 2
+    def product(*parts: Any) -> Any:
+        if len(parts) != len(batches):
+            got = f"of {len(batches)} batches it got {len(parts)}"
+            raise ValueError(f"{got}: give it a shard of each")
+        cut_on.update(map(_place, parts))
+        parts = tuple(tf.identity(part) for part in parts)
+        if len(lengths := {len(part) for part in parts}) > 1:
+            said = " and ".join(map(str, sorted(lengths)))
+            raise ValueError(f"shards of {said} rows: cut all batches alike")
+        shards.append((len(parts[0]), devices.short(parts[0].device)))
+        return tf.reduce_prod(tf.stack(parts), axis=0)
 
-        data = tf.data.Dataset.from_tensor_slices(values).batch(batch)
-        got = call(function, strategy, losses_of, data)
-        found = float(numbers(got, (), "return one number"))
-        on_all = {int(replica) for replica, _ in ran} == set(range(n))
-        expect(on_all, "call losses_of by strategy.run, so that it runs on all replicas")
-        most = max(int(size) for _, size in ran)
-        expect(most <= -(-examples // n),
-               f"a replica computed {most} of {examples} losses, and there are {n} replicas: give "
-               "each its shard, by strategy.experimental_distribute_dataset")
-        losses = (values - center) ** 2
-        right = np.isclose(found, losses.mean(), rtol=1e-4)
-        expect(right, _evaluated(found, float(losses.mean()), losses, batch))
-        center = float(rng.integers(3, 90))
-    return "the mean of all examples, whatever the last batch holds"
-
-
-def _evaluated(found: float, wanted: float, losses: np.ndarray, batch: int) -> str:
-    batches = [losses[i : i + batch] for i in range(0, len(losses), batch)]
-    full = [each for each in batches if len(each) == batch]
-    said = f"{len(losses)} examples in batches of {batch} have {wanted:.5g}, not {found:.5g}"
-    if np.isnan(found):
-        return f"the mean of an empty shard is not a number: {said}"
-    if np.isclose(found, wanted * len(losses), rtol=1e-4):
-        return f"divide by the number of examples: {said}"
-    if len(full) < len(batches) and full and np.isclose(found, np.mean(full), rtol=1e-4):
-        return f"the last batch is left out: {said}"
-    if np.isclose(found, np.mean([each.mean() for each in batches]), rtol=1e-4):
-        return f"a small last batch counts as much as the others: {said}"
-    return said
-
-
-def _shares(examples: int, batch: int, replicas: int) -> list[tuple[int, ...]]:
-    """Share out the first batch of a dataset and the last."""
-    last = examples % batch or batch
-    first = batch if examples >= batch else last
-    return [tuple(replica_sizes(size, replicas)) for size in (first, last)]
-
-
-def _leaves(examples: int, batch: int, replicas: int) -> bool:
-    return any(0 in share for share in _shares(examples, batch, replicas))
+    over, way = f"{size} examples over {len(names)}", "the whole batch is wanted, in order"
+    with contextlib.ExitStack() as stack:
+        # What a tf.function holds runs as it stands, so that shapes and places are known.
+        stack.callback(tf.config.run_functions_eagerly, tf.config.functions_run_eagerly())
+        tf.config.run_functions_eagerly(True)
+        stack.enter_context(tf.device(names[0]))
+        rows = np.arange(2.0 * size).reshape(size, 2)  # a row has two numbers
+        given = [tf.constant(rows + 7 * i, tf.float32) for i in range(len(batches))]
+        parallel = call(make, product, names)
+        try:
+            value = call(_by_place_or_name(parallel, *batches), *given)
+        except NotYet as hint:
+            if not any(words in str(hint) for words in ("ways to split", "split_dim", "divi")):
+                raise
+            kind = type(hint.__cause__).__name__
+            way = f"give tf.split sizes that add up to {size}"
+            raise NotYet(f"{size} examples raise {kind}: {way}") from None
+        joined_on = _place(value)
+        value = numbers(value, (size, 2), f"{over}: {way}")
+    in_order = np.allclose(value, np.prod(given, axis=0), rtol=1e-5)
+    expect(in_order, f"{over}: the numbers are not those of the whole batch, in order")
+    sizes = [length for length, _ in shards]
+    even = sorted(map(len, np.array_split(np.arange(size), len(names))))
+    expect(sorted(sizes) == even,
+           f"{over}: the shards hold {sizes} examples; they may differ by one at most")
+    used = [place for _, place in shards]
+    expect(sorted(used) == sorted(names), f"{over} ran on {', '.join(used)}, not on "
+           f"{', '.join(names)}: is tf.device in the loop?")
+    host = planned().host
+    what = "cut" if cut_on - {host} else "joined"
+    for elsewhere in sorted({*cut_on, joined_on} - {host}):
+        raise NotYet(f"on a GPU machine {elsewhere} {what} the batch: name {host} for that")
+    return f"{size} examples as {' + '.join(map(str, sizes))}"
 
 
-def _datasets() -> Iterator[tuple[int, int, int]]:
-    rng = np.random.default_rng(8)
-    known = [(5, 4, 2), (8, 4, 2), (7, 4, 2), (13, 8, 4), (12, 6, 4), (3, 8, 4), (9, 4, 1)]
-    yield from known
-    for _ in range(400 - len(known)):
-        yield int(rng.integers(1, 300)), int(rng.integers(1, 40)), int(rng.integers(1, 9))
+@exercise
+def mean_error(function: Any, error: Any) -> str:
+    """Check exercise 3 of lesson 08: one number from each device instead of one an example."""
+    plan = planned()
+    rng = np.random.default_rng()
+    for each in (24, int(rng.integers(25, 60))):  # points for each device
+        x, y = rng.integers(-5, 6, [2, each * len(plan)]).astype("float32")
+        try:
+            value, step = judge.traced(function, x, y)
+        except NotYet as hint:
+            if "scalars" not in str(hint.__cause__):
+                raise
+            way = "keepdims=True keeps one"
+            raise NotYet(f"a shard's mean has no row left to join: {way}") from None
+        value, right = numbers(value, (), "one number is wanted"), np.mean(call(error, x, y))
+        close = np.isclose(value, right, rtol=1e-4)
+        expect(close, "this is not the mean of the squared errors of all points")
+        rest = judge.idle(step, PRODUCTS)
+        expect(not rest, f"{rest} did nothing: let every device take its shard")
+        for op in step.ops:
+            large = op.type in PRODUCTS and op.device in plan.devices and op.bytes > 4 * each
+            expect(not large, f"{op.device} computed more than its shard: cut before you compute")
+        # What reads the weights has to send them.
+        for copy in sorted(step.copies, key=lambda copy: order(copy.source)):
+            large = copy.source in plan.devices and (copy.bytes or 0) > 4
+            expect(not large or "ReadVariable" in copy.tensor,
+                   f"{copy.source} sent more than one number: cut the batch on the host, and take "
+                   "the mean of a shard on its device, before it is sent")
+    return "the same mean, and each device sent 4 bytes"
 
 
-def _left(right: bool, got: bool, examples: int, batch: int, replicas: int) -> str:
-    first, last = _shares(examples, batch, replicas)
-    which, share = ("last", last) if (0 in last) == right and last != first else ("first", first)
-    return (
-        f"{examples} examples in batches of {batch} over {replicas} replicas: the {which} batch "
-        f"gives them {', '.join(map(str, share))}, so it should be {right}"
-    )
+def _place(value: Any) -> str:
+    """Say where a tensor is; what is no tensor is on the host."""
+    import tensorflow as tf
+
+    return devices.short(value.device) if tf.is_tensor(value) else planned().host
 
 
-#: Check exercise 2 of lesson 08: whether a dataset leaves a replica without examples.
-leaves_empty = same_as(
-    _leaves, _datasets, told=_left, yes="right for 400 datasets, with 1 to 8 replicas"
-)
+def _by_place_or_name(function: Any, *names: str) -> Any:
+    """Let a function that takes its batches only by name be called by place."""
+    kinds = set()
+    with contextlib.suppress(TypeError, ValueError):  # some do not tell
+        kinds = {each.kind for each in inspect.signature(function).parameters.values()}
+
+    def called(*batches: Any) -> Any:
+        if kinds and kinds <= {inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD}:
+            return function(**dict(zip(names, batches, strict=True)))
+        return function(*batches)
+
+    return called if callable(function) else function

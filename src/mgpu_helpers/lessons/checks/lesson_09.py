@@ -2,100 +2,165 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from mgpu_helpers import pipeline, trace
 from mgpu_helpers.devices.plan import planned
-from mgpu_helpers.lessons import networks
-from mgpu_helpers.lessons.checks.judge import exercise, expect, same_as
-from mgpu_helpers.trace.records import curve
+from mgpu_helpers.lessons.checks import judge
+from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, expect, listed, numbers
+
+STEPS, TOWERS = 1_000_000, 8
 
 
 @exercise
-def within_budget(starts: Any) -> str:
-    """Check exercise 1 of lesson 09: a cut whose larger part holds 62 MB at most, measured."""
+def weighted_average(function: Any) -> str:
+    """Check exercise 1 of lesson 09: gradients weighted by the sizes of their shards."""
+    rng = np.random.default_rng(7)
+    for n in (2, 3, 5):
+        sizes = [int(size) for size in rng.permutation(np.arange(1, 12))[:n]]
+        # Whole numbers, and one variable whose average is whole: a hint shows it first.
+        vectors, matrices = (rng.integers(-9, 10, [n, *s]) for s in ((4,), (2, 3)))
+        values = (1 + rng.permutation(8)[:n]) * sum(sizes)
+        _check_average(function, sizes, [vectors, matrices, values][-n:])
+    return "2, 3 and 5 shards of unequal size count by their sizes"
+
+
+def _check_average(function: Any, sizes: list[int], variables: list[np.ndarray]) -> None:
     import tensorflow as tf
 
-    tf1 = tf.compat.v1
-    plan, budget, network = planned(), 62_000_000, networks.jang(hidden=7200, width=0.25)
-    one = isinstance(starts, Sequence) and not isinstance(starts, str) and len(starts) == 1
-    expect(one, f'two parts need one name in a list, such as ["fc1"], not {starts!r}')
-    known = starts[0] in ("conv2", "conv3", "fc1", "output")
-    expect(known, f"name one of conv2, conv3, fc1 and output, not {starts[0]!r}")
-    parts = networks.cut(network, starts)
-    where = [plan.devices[0], plan.devices[-1]]
-    with tf.Graph().as_default() as graph:
-        x = tf1.placeholder(tf.float32, [512, 28, 28, 1])
-        y = tf1.placeholder(tf.int64, [512])
-        stages = networks.stages(network, starts, where)
-        _, gradients = pipeline.gradients(stages, networks.loss, x, y)
-        pairs = [(gradients[n], w) for stage in stages for n, w in stage.weights.items()]
-        train = tf1.train.AdamOptimizer(1e-3).apply_gradients(pairs)
-        start = tf1.global_variables_initializer()
-    config = plan.session_config(soft_placement=True)
-    with tf1.Session(graph=graph, config=config) as session:
-        session.run(start)
-        feed = {x: np.zeros([512, 28, 28, 1]), y: np.zeros([512])}
-        session.run(train, feed)
-        _, step = trace.session_step(session, train, feed)
-    for i, part in enumerate(parts):
-        own = [a for a in step.allocations if a.op.startswith(f"stage_{i}/") and not a.scratch]
-        held = 3 * 4 * networks.parameters(part) + max(size for _, size in curve(own))
-        expect(held <= budget, f"part {i + 1} holds more than 62 MB")
-    return "both parts hold less than 62 MB"
+    n, way = len(sizes), "return one gradient for each variable, of the variable's shape"
+    with tf.device(planned().host):
+        towers = [[tf.constant(v[i], tf.float32) for v in variables] for i in range(n)]
+        given, shares = [list(tower) for tower in towers], list(sizes)
+        got = listed(call(function, given, shares), way)
+    count = len(variables)
+    expect(len(got) == count, f"it returns {len(got)} gradients for {count} variables: {way}")
+    arrays = [numbers(g, v.shape[1:], way).ravel() for g, v in zip(got, variables, strict=True)]
+    for array, v in zip(arrays[::-1], variables[::-1], strict=True):
+        near = functools.partial(np.allclose, array, rtol=1e-4, atol=1e-4)
+        column = v.reshape(n, -1)
+        total = np.asarray(sizes) @ column
+        wanted = total / sum(sizes)
+        first = np.argmax(np.abs(array - wanted))
+        said = (
+            f"{', '.join(f'{number:g}' for number in column[:, first])} from shards of "
+            f"{', '.join(map(str, sizes))} examples should become {wanted[first]:.4g}, not "
+            f"{array[first]:.4g}"
+        )
+        if near(column.mean(0)):
+            said = f"all shards count the same: {said}"
+        elif any(near(total / k) for k in (1, n)):
+            said = f"divide the sizes by their sum: {said}"
+        expect(near(wanted), said)
+    leaves = [list(map(id, tf.nest.flatten(each))) for each in (given, towers)]
+    kept = shares == sizes and leaves[0] == leaves[1]
+    expect(kept, "it changes the lists that it was given: make new ones")
 
 
-def _models() -> Iterator[tuple[Any, str, int]]:
-    import keras
+@exercise
+def half_the_bytes(function: Any) -> str:
+    """Check exercise 2 of lesson 09: an average whose parts cross in half the bytes."""
+    import tensorflow as tf
 
-    for drawn, other in ((1, "pool"), (None, "flat")):  # the first always gives the same hints
-        layers, rng = keras.layers, np.random.default_rng(drawn)
-        side, filters, units = (int(n) for n in rng.permutation(range(5, 12))[:3])
-        model = keras.Sequential([
-            keras.Input([2 * side, 2 * side, 3]),
-            layers.Conv2D(filters, 3, padding="same", name="conv"),
-            layers.MaxPooling2D(name="pool"), layers.Flatten(name="flat"),
-            layers.Dense(units, name="dense"), layers.Dense(2, name="end"),
-        ])
-        for name in ("dense", other, "end"):
-            yield model, name, int(rng.integers(2, 9))
+    plan, length = planned(), 4000
+
+    def vectors(seed: Any) -> list[Any]:
+        made = []
+        for i, device in enumerate(plan.devices):
+            with tf.device(device):
+                made.append(tf.random.stateless_normal([length], tf.stack([seed, i])))
+        return made
+
+    # Nested in another, a tf.function gives its result to where it is called, and not its place.
+    own = getattr(function, "python_function", function)
+    expect(callable(own), f"a function is wanted, its name without brackets, not {own!r}")
+    got, step = judge.traced(lambda seed: own(vectors(seed)), tf.constant(3))
+    got = numbers(got, (length,), f"return one vector of {length} numbers")
+    expect(got.dtype == np.float32, f"the average should be float32, not {got.dtype}")
+    for copy in step.copies:
+        size = copy.bytes or 0
+        expect(copy.target == plan.host or size <= 100,
+               f"{copy.source} sends {size:,} bytes to {copy.target}: let every device send its "
+               f"own vector straight to {plan.host}, and add and divide there")
+    _check_precision(got, np.stack([each.numpy() for each in vectors(tf.constant(3))]))
+    enough = 2 * length
+    for device in plan.devices:
+        sent = judge.sent(step, device)
+        way = f"{enough:,} are enough: cast in its block"
+        expect(sent <= enough, f"{device} sent {sent:,} bytes; {way}")
+    return f"as right as float16 is, and {enough:,} bytes from each device, not {2 * enough:,}"
 
 
-def _there(model: Any, name: str) -> int:
-    return math.prod(model.get_layer(name).input.shape[1:])
+def _check_precision(got: np.ndarray, parts: np.ndarray) -> None:
+    """Check that an average is as right as one of float16 numbers that are added as float32."""
+    import tensorflow as tf
+
+    wanted = parts.astype(np.float64).mean(0)
+
+    def error(average: Any) -> float:
+        return float(np.sqrt(np.mean((np.asarray(average, np.float64) - wanted) ** 2)))
+
+    def cast(values: np.ndarray, kind: Any) -> np.ndarray:
+        return values.astype(kind).astype(np.float32)
+
+    n, brain = len(parts), tf.bfloat16.as_numpy_dtype
+    half = max(error(cast(parts, np.float16).mean(0)), error(cast(parts / n, np.float16).sum(0)))
+    finite, off = np.isfinite(got).all(), error(got)
+    expect(finite, "there are infinite numbers in the average, or some that are none")
+    if off > 1.1 * half:
+        coarse = error(cast(parts, brain).mean(0))
+        expect(off <= 1.5 * coarse,
+               f"the average is off by {off:.2g}; in float16 it is off by {half:.1g}")
+        expect(off <= 0.6 * coarse,
+               "that is as coarse as bfloat16, which has 8 bits: float16 has 11")
+        raise NotYet("it is rounded more than once: cast to float32 on the host first, then add")
 
 
-def _crosses(right: int, got: Any, model: Any, name: str, batch: int) -> str:
-    given = f"{got:,.3f}".rstrip("0").rstrip(".")
-    shape = "x".join(map(str, model.get_layer(name).input.shape[1:]))
-    return (
-        f"in front of {name!r}, which takes {shape} numbers an example, and at a batch of "
-        f"{batch}, it is {right:,} bytes, not {given}"
-    )
+@exercise
+def mask_seed(function: Any) -> str:
+    """Check exercise 3 of lesson 09: a dropout seed for each step and tower."""
+    import tensorflow as tf
+
+    seen: dict[tuple[int, ...], tuple[int, int]] = {}
+
+    def seed_of(step: int, tower: int) -> tuple[int, ...]:
+        way = "a seed has two whole numbers"
+        seed = numbers(call(function, step, tower), (2,), way)
+        expect(seed.dtype.kind in "iu", f"{way}, not {seed}")
+        return tuple(seed.tolist())
+
+    def first_seen(seed: tuple[int, ...], one: tuple[int, int]) -> None:
+        if (other := seen.setdefault(seed, one)) != one:
+            said = "step {} of tower {} has the seed of step {} of tower {}: {}"
+            raise NotYet(said.format(*one, *other, seed))
+
+    base = seed_of(0, 0)
+    for step in _steps(seed_of):
+        for tower in range(TOWERS):
+            seed = seed_of(step, tower)
+            expect(step + tower or seed == base, f"step 0 of tower 0 has the seed {base}, and "
+                   f"later {seed}: the step and the tower alone should make it")
+            first_seen(seed, (step, tower))
+    # Numbers drawn from 31 bits repeat, and so rarely that only very many of them show it.
+    many = np.random.default_rng(7).choice(STEPS, size=25_000, replace=False).tolist()
+    for step in () if tf.is_tensor(call(function, 0, 0)) else many:
+        for tower in range(TOWERS):
+            first_seen(call(tuple, call(function, step, tower)), (step, tower))
+    steps = round(len(seen) // TOWERS, -3)
+    return f"no seed came twice in about {steps:,} steps of {TOWERS} towers"
 
 
-#: Check exercise 2 of lesson 09: the bytes that cross a cut, of models that it draws.
-crossing = same_as(
-    lambda model, name, batch: 8 * batch * _there(model, name),
-    _models,
-    told=_crosses,
-    way=lambda right, model, name, batch: f"one number of bytes, for the cut in front of {name!r}",
-    wrong={
-        "their gradient comes back over the cut: count both ways":
-            lambda model, name, batch: 4 * batch * _there(model, name),
-        "float32 takes 4 bytes, and the gradient comes back":
-            lambda model, name, batch: 2 * batch * _there(model, name),
-        "that is one example: a batch has more": lambda model, name, batch: 8 * _there(model, name),
-        "these are numbers of one example: count bytes of a batch":
-            lambda model, name, batch: _there(model, name),
-        "that is what the layer gives: what crosses is what it takes": lambda model, name, batch: (
-            8 * batch * math.prod(model.get_layer(name).output.shape[1:])
-        ),
-    },
-    unknown="what does the layer take, and how often does it cross?",
-    yes="right for six cuts of two models, one of them drawn by lot",
-)
+def _steps(seed_of: Any) -> Iterator[int]:
+    """Give the first steps, some of all others, and those that are as far apart as two towers."""
+    some = set(range(300)) | {STEPS - 1, STEPS // 2}
+    some |= {2**i for i in range(20)} | {10**i for i in range(6)}  # where a remainder starts anew
+    some |= {int(step) for step in np.random.default_rng().integers(0, STEPS, 700)}
+    for late in (seed_of(STEPS - 1, 0), seed_of(STEPS - 2, 1)):  # what a remainder leaves of it
+        some |= {abs(number) // by for number in late for by in (1, TOWERS)}
+    for tower in range(1, TOWERS):
+        for a, b in zip(seed_of(0, tower), seed_of(0, 0), strict=True):
+            some |= {abs(a - b) + near for near in (-1, 0, 1)}
+    yield from sorted(step for step in some if 0 <= step < STEPS)

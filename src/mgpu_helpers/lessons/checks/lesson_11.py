@@ -2,85 +2,159 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from mgpu_helpers.lessons.checks.judge import call, exercise, expect, numbers, same_as
+from mgpu_helpers.devices.plan import planned
+from mgpu_helpers.lessons.checks.judge import (
+    call,
+    exercise,
+    expect,
+    listed,
+    numbers,
+    same_as,
+    sent,
+    traced,
+)
+
+SHARED = (8, 4, 4)  # bytes a parameter: Adam's slots, the gradient, the weight
+
+
+def _cases() -> Iterator[tuple[list[int], int, int]]:
+    rng = np.random.default_rng()
+    drawn = [1000]
+    while _held(drawn, 3)[0] == _fullest(drawn, 3):  # else whoever looks at the first is right
+        drawn = [int(size) for size in rng.integers(10, 1000, 9)]
+    for sizes, n in (([100, 300, 200, 90, 40], 2), ([10, 500, 30], 4), (drawn, 3)):
+        for stage in range(4):
+            yield sizes, n, stage
+
+
+def _held(sizes: Sequence[int], n: int, order: bool = True) -> list[int]:
+    held = [0] * n
+    for size in sorted(sizes, reverse=True) if order else sizes:
+        held[held.index(min(held))] += size
+    return held
+
+
+def _fullest(sizes: Sequence[int], n: int, order: bool = True) -> int:
+    return max(_held(sizes, n, order))
+
+
+def _holds(sizes: Sequence[int], own: float, stage: int) -> float:
+    shared = sum(SHARED[:stage])
+    return (16 - shared) * sum(sizes) + shared * own
+
+
+#: Check exercise 1 of lesson 11: what the fullest device holds, of lists of sizes, one drawn.
+fullest_holds = same_as(
+    lambda sizes, n, stage: _holds(sizes, _fullest(sizes, n), stage),
+    _cases,
+    told=lambda right, got, sizes, n, stage: (
+        f"weights of {sizes} numbers on {n} devices leave the fullest {right:,} bytes at stage "
+        f"{stage}, not {got:,.10g}"
+    ),
+    way=lambda right, sizes, n, stage: f"one number of bytes, for {len(sizes)} weights",
+    wrong={
+        "that is an equal share, and a weight stays whole":
+            lambda sizes, n, stage: _holds(sizes, sum(sizes) / n, stage),
+        "the owners take the weights as they come, and not the largest first":
+            lambda sizes, n, stage: _holds(sizes, _fullest(sizes, n, order=False), stage),
+        "that is what the first device holds, and another one may hold more":
+            lambda sizes, n, stage: _holds(sizes, _held(sizes, n)[0], stage),
+        "that is only what is shared out: the rest is held on every device for all weights":
+            lambda sizes, n, stage: _holds(sizes, _fullest(sizes, n), 3) * sum(SHARED[:stage]) / 16,
+        "the whole state of its own weights is stage 3 at every stage":
+            lambda sizes, n, stage: 16 * _fullest(sizes, n),
+        "the gradients are shared out before the slots": lambda sizes, n, stage: (
+            _holds(sizes, _fullest(sizes, n), stage)
+            + (stage == 1) * 4 * (sum(sizes) - _fullest(sizes, n))
+        ),
+        "these are numbers: float32 has 4 bytes each":
+            lambda sizes, n, stage: _holds(sizes, _fullest(sizes, n), stage) / 4,
+    },
+    unknown="which weights does the fullest device own, and what does it hold for the others?",
+    yes="right for three models at four stages, one of them drawn by lot",
+)  # fmt: skip
 
 
 @exercise
-def efficiency(function: Any) -> str:
-    """Check exercise 1 of lesson 11: the efficiency of strong and of weak scaling."""
-    rng = np.random.default_rng(seed=0)
-    drawn = {n: float(rng.uniform(1, 9)) for n in (5, 1, 3)}
-    for kind, seconds in (
-        ("strong", {1: 8.0, 2: 5.0, 4: 4.0}), ("weak", {1: 8.0, 2: 10.0, 4: 16.0}),
-        ("weak", drawn), ("strong", drawn),
-    ):
-        given = dict(seconds)
-        got = call(function, given, kind)
-        expect(given == seconds, f"it changes the dictionary that it is given to {given}")
-        keys = f"with the keys {', '.join(map(str, seconds))}, not {got!r}"
-        right = isinstance(got, Mapping) and set(got) == set(seconds)
-        expect(right, f"a dictionary is wanted, {keys}")
-        told = ", ".join(f"{t:.3g} s on {n}" for n, t in seconds.items())
-        for n, t in seconds.items():
-            value = seconds[1] / t / (n if kind == "strong" else 1)
-            hint = f"{kind} scaling, {told}: the efficiency on {n} is {value:.6g}, not {got[n]!r}"
-            expect(np.isclose(numbers(got[n], (), hint), value), hint)
-    return "strong and weak scaling told apart"
+def clipped(function: Any) -> str:
+    """Check exercise 2 of lesson 11: gradients clipped by the norm of all, each where it is."""
+    import tensorflow as tf
+
+    places, rng = planned().devices, np.random.default_rng(0)
+    values = {device: [rng.normal(size=shape) for shape in ((30, 20), (50,))] for device in places}
+    owned: dict[str, list[Any]] = {}
+    for device in places:
+        with tf.device(device):
+            owned[device] = [tf.Variable(value, dtype=tf.float32) for value in values[device]]
+    norm = float(np.sqrt(sum(np.sum(g**2) for each in values.values() for g in each)))
+    way = "a dictionary with a list of gradients for each device"
+
+    def given() -> dict[str, list[Any]]:
+        found = {}
+        for device in places:
+            with tf.device(device):
+                found[device] = [tf.identity(each) for each in owned[device]]
+        return found
+
+    def used(limit: float) -> list[Any]:
+        sums = []
+        for device, each in call(function, given(), limit).items():
+            with tf.device(device):  # what a function hands out crosses to the host
+                sums += [tf.reduce_sum(gradient) for gradient in each]
+        return sums
+
+    for limit in (norm / 10, 10 * norm):
+        got = call(function, given(), limit)
+        expect(isinstance(got, Mapping) and {*got} == {*places}, f"return {way}")
+        lists = {at: listed(got[at], way) for at in places}
+        expect(all(len(lists[at]) == len(values[at]) for at in places), f"return {way}")
+        ours = {at: [numbers(gradient, value.shape, way)
+                     for gradient, value in zip(lists[at], values[at], strict=True)]
+                for at in places}  # fmt: skip
+        _scaled(ours, values, norm, limit)
+        step = traced(used, limit)[1]
+        for at in places:
+            away = sent(step, at)
+            expect(away < 100, f"{away:,} bytes leave {at}: let only single numbers leave it")
+    return "the norm of all, and only numbers left a device"
 
 
-_SLOWER = [1.0 + 0.1 * i for i in range(20)]  # a machine that slows down during the pairs
-_NOISE = [1.5, 0.7, 1.02, 1.03, 1.04, 1.02, 1.05, 1.03]
-_KNOWN = (
-    ("b takes 3 % less in every pair, while the machine slows down",
-     _SLOWER, [0.97 * t for t in _SLOWER]),
-    ("b takes 3 % more in every pair, while the machine slows down",
-     _SLOWER, [1.03 * t for t in _SLOWER]),
-    ("two of eight pairs are far off, the others differ by 2 to 5 %", _NOISE, [1.0] * 8),
-    ("two of eight pairs are far off, and b is the slower one", [1.0] * 8, _NOISE),
-    ("the ratios are 0.9 and 1.1 by turns", [0.9, 1.1] * 4, [1.0] * 8),
-    ("the ratios are 1 but for two outliers of 3", [1.0] * 6 + [3.0] * 2, [1.0] * 8),
-    ("the medians differ by 10 %, and the pairs go both ways",
-     [1.0, 1.1, 1.2, 1.3, 1.1], [1.2, 1.0, 1.0, 1.4, 0.9]),
-    ("b takes the times of a, 3 % longer and in reverse, so that the pairs go both ways",
-     _SLOWER, [1.03 * t for t in _SLOWER[::-1]]),
-)
+def _scaled(
+    ours: Mapping[str, list[Any]], values: Mapping[str, list[Any]], norm: float, limit: float
+) -> None:
+    """Expect every gradient times the right factor, and say what a wrong one is."""
+
+    def factors(each: Any) -> list[float]:
+        return [float(np.sum(o * v) / np.sum(v * v)) for o, v in each]
+
+    pairs = [pair for at in values for pair in zip(ours[at], values[at], strict=True)]
+    right = min(1.0, limit / norm)
+    if all(np.allclose(o, right * v, rtol=1e-3, atol=1e-6) for o, v in pairs):
+        return
+    found = factors(pairs)
+    same = np.allclose(found, found[0], rtol=1e-3)
+    said = f"with a norm of {norm:.1f} and a limit of {limit:.1f} the factor is {right:.3g}"
+    for hint, wrong in {
+        "all are scaled up: the norm is below the limit": lambda: same and found[0] > 1.001,
+        "the lengths of the devices are added: add their squares": lambda: same and np.isclose(
+            found[0], limit / sum(_norm(each) for each in values.values()), rtol=1e-3),
+        "that is limit / norm squared: take the root": lambda: same and np.isclose(
+            found[0], limit / norm**2, rtol=1e-3),
+        "nothing is scaled": lambda: same and np.isclose(found[0], 1, rtol=1e-3),
+        "each gradient is clipped by its own norm": lambda: np.allclose(
+            found, [min(1, limit / _norm([v])) for _, v in pairs], rtol=1e-3),
+        "each device clips by the norm of its own gradients": lambda: np.allclose(
+            found, [min(1, limit / _norm(each)) for each in values.values() for _ in each],
+            rtol=1e-3),
+    }.items():  # fmt: skip
+        expect(not wrong(), f"{said}: {hint}")
+    expect(False, f"{said}, and the first gradient is scaled by {found[0]:.3g}")
 
 
-def _pairs() -> Iterator[tuple[list[float], list[float]]]:
-    yield from ((a, b) for _, a, b in _KNOWN)
-    rng = np.random.default_rng()
-    for _ in range(500):
-        pairs = int(rng.integers(5, 13))
-        a, b = (1 + 0.1 * rng.standard_normal([2, pairs])) * rng.uniform(1, 9, pairs)
-        b *= rng.choice([0.9, 1.0, 1.1])
-        ends = _ends(a, b)
-        others = 1 / _ends(b, a)[::-1], np.exp(np.quantile(np.log(a / b), [0.25, 0.75]))
-        found = {bool(low > 1 or high < 1) for low, high in (ends, *others)}
-        if len(found) == 1 and np.min(np.abs(ends - 1)) >= 0.011:  # timing.Comparison rounds
-            yield a.tolist(), b.tolist()
-
-
-def _ends(a: Any, b: Any) -> np.ndarray:
-    return np.quantile(np.divide(a, b), [0.25, 0.75])
-
-
-def _told(right: bool, got: bool, a: list[float], b: list[float]) -> str:
-    low, high = _ends(a, b)
-    drawn = f"the middle half of {len(a)} ratios reaches from {low:.3f} to {high:.3f}"
-    what = next((what for what, *both in _KNOWN if both == [a, b]), drawn)
-    return f"{what}: {right} is right, not {got}"
-
-
-#: Check exercise 2 of lesson 11: whether two ways, timed in turn, differ.
-differ = same_as(
-    lambda a, b: bool(_ends(a, b)[0] > 1 or _ends(a, b)[1] < 1),
-    _pairs,
-    told=_told,
-    changed="it changes a list that it is given: the pairs are lost",
-    yes="eight pairs of steps, and chance taken for chance",
-)
+def _norm(gradients: Sequence[Any]) -> float:
+    return float(np.sqrt(sum(np.sum(np.square(each)) for each in gradients)))

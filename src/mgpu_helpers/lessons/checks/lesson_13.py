@@ -2,140 +2,93 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from mgpu_helpers._formatting import counted
-from mgpu_helpers.lessons.checks.judge import call, exercise, expect, listed, numbers, same_as
+from mgpu_helpers.devices.plan import planned
+from mgpu_helpers.lessons.checks.judge import call, exercise, expect, listed, numbers, sent, traced
+
+MOST = 16  # bytes an example that a device may send
+
+
+def _gated(x: Any, g: Any, u: Any, d: Any) -> Any:
+    gate = x @ g
+    return (gate / (1 + np.exp(-gate)) * (x @ u)) @ d
 
 
 @exercise
-def rows_of(function: Any) -> str:
-    """Check exercise 1 of lesson 13: which rows of a batch each worker reads."""
-    draw = np.random.default_rng()
-    cases = [(24, 2), (10, 3), (7, 4), (2, 3), (48, 1)]
-    cases += [(int(draw.integers(20, 400)), int(draw.integers(2, 20))) for _ in range(5)]
-    for count, workers in cases:
-        of = f"{count} rows and {counted(workers, 'worker')}"
-        shards = [_rows(function, count, workers, index) for index in range(workers)]
-        for index in reversed(range(workers)):  # each worker is a process and asks for itself
-            again = _rows(function, count, workers, index)
-            expect(again == shards[index], f"with {of} worker {index} gets other rows when it asks "
-                   "a second time: let them follow from count, workers and index alone")
-        times = Counter(row for shard in shards for row in shard)
-        for row in times:
-            here = 0 <= row < count
-            expect(here, f"with {of} somebody reads row {row}, which is not there")
-        for row in range(count):
-            expect(times[row] <= 1, f"with {of} row {row} is read {times[row]} times")
-        for row in range(count):
-            expect(times[row], f"with {of} nobody reads row {row}")
-        sizes = [len(shard) for shard in shards]
-        least, most = min(sizes), max(sizes)
-        expect(most - least <= 1,
-               f"with {of} one reads {most} and another {least}: the others wait for the one with "
-               "most, so let the shards differ by one row at most")
-    return f"{len(cases)} batches, each row read once"
+def gated(function: Any) -> str:
+    """Check exercise 1 of lesson 13: the matrices of a gated pair, an n-th of each for a device."""
+    rng = np.random.default_rng(0)
+    for n, wide, hidden in ((2, 4, 6), (3, 5, 12)):
+        x = rng.normal(size=[7, wide])
+        shapes = [(wide, hidden), (wide, hidden), (hidden, wide)]
+        whole = [rng.normal(size=shape) for shape in shapes]
+        got = listed(call(function, *whole, n), "a list with a triple for each device")
+        expect(len(got) == n, f"{n} devices need {n} triples, not {len(got)}")
+        parts = [listed(each, "a triple of matrices for each device") for each in got]
+        for part in parts:
+            expect(len(part) == 3, f"a device needs 3 matrices, not {len(part)}")
+            for name, matrix, (down, over) in zip("gud", part, shapes, strict=True):
+                matrix = numbers(matrix, np.shape(matrix), f"a matrix for {name}")
+                expect(matrix.size == down * over // n, (
+                    f"a device has {matrix.size} of the {down * over} numbers of {name}, not "
+                    f"1/{n} of them"
+                ))  # fmt: skip
+                by = "rows" if name == "d" else "columns"
+                right = (down // n, over) if name == "d" else (down, over // n)
+                given = " x ".join(map(str, matrix.shape))
+                expect(matrix.shape == right, (
+                    f"{name} is {down} x {over}, and a part of it {given}: cut it by {by}"
+                ))  # fmt: skip
+        added = sum(_gated(x, *(np.asarray(m) for m in part)) for part in parts)
+        expect(np.allclose(added, _gated(x, *whole)), (
+            f"with {n} devices the shapes are right, and the outputs do not add up to that of the "
+            "whole: a device needs columns of g and u and rows of d that belong to the same hidden "
+            "numbers, and all devices together need each of them once"
+        ))  # fmt: skip
+    return "the outputs of 2 and of 3 devices add up to that of the whole"
 
 
-def _rows(function: Any, *args: int) -> list[int]:
-    got = listed(call(function, *args), "return the numbers of the rows")
-    if got:
-        for row in numbers(got, (len(got),), "return a flat list of the rows' numbers"):
-            expect(float(row).is_integer(), f"the numbers of rows are whole, not {row}")
-    return [int(row) for row in got]
+def _run(function: Any, parts: Any, y: Any) -> Any:
+    # The variables are no argument of what is traced, so that they stay where they lie.
+    return traced(lambda labels: call(function, [*parts], labels), y)
 
 
-def _links() -> list[tuple[int, int, float, float]]:
-    draw, five = np.random.default_rng(), 5_000_000  # bytes are whole numbers
-    size, megabits, unlimited = draw.uniform([1e6, 20, 0.1], [9e8, 900, 1]).tolist()
-    drawn = round(size), int(draw.integers(4, 40)), megabits, unlimited
-    return [(five, 2, 200.0, 0.0), (five, 2, 50.0, 0.016), (five, 3, 200.0, 0.033), drawn]
+@exercise
+def losses(function: Any) -> str:
+    """Check exercise 2 of lesson 13: the losses of logits that lie in parts, and what is sent."""
+    import tensorflow as tf
 
-
-def _ring(size: int, n: int, megabits: float, unlimited: float) -> float:
-    """Give the seconds of a ring's all-reduce over a link that TCP fills to 95.6 %."""
-    return 2 * (n - 1) / n * size / (megabits * 1e6 / 8) / 0.956 + unlimited
-
-
-#: Check exercise 2 of lesson 13: the time of an all-reduce over a slow link.
-step_seconds = same_as(
-    _ring,
-    _links,
-    told=lambda right, got, size, workers, megabits, unlimited: (
-        f"{size / 1e6:.0f} MB, {workers} workers, {megabits:.0f} Mbit/s take {right:.4g} s, not "
-        f"{got:.4g}"
-    ),
-    way="return a number of seconds",
-    wrong={
-        "in a ring each worker sends 2(n - 1)/n of the gradients, not 2(n - 1) times all":
-            lambda size, n, rate, free: _ring(size * n, n, rate, free),
-        "the ring goes round twice: once to add the pieces up, once to hand out the sums":
-            lambda size, n, rate, free: _ring(size / 2, n, rate, free),
-        "the unlimited time is as it was measured":
-            lambda size, n, rate, free: _ring(size, n, rate, free / 0.956),
-        "a byte has 8 bits": lambda size, n, rate, free: _ring(size / 8, n, rate, free),
-        "a megabit is an eighth of a megabyte":
-            lambda size, n, rate, free: _ring(size * 8, n, rate, free),
-        "return seconds": lambda size, n, rate, free: _ring(size * 1000, n, rate, free),
-        "a megabit is a million bits":
-            lambda size, n, rate, free: _ring(size, n, rate * 1.048576, free),
-        "TCP carries 95.6 % of the rate": lambda size, n, rate, free: (
-            _ring(size, n, rate / 0.956, free)
-        ),
-        "less gets through than the rate, so it takes longer":
-            lambda size, n, rate, free: _ring(size, n, rate / 0.956**2, free),
-        "the time without a limit comes on top": lambda size, n, rate, free: (
-            _ring(size, n, rate, 0.0)
-        ),
-    },
-    yes="4 links; 5 MB on 2 workers at 200 Mbit/s take 0.21 s and the unlimited time",
-)
-
-
-def _configs() -> Iterator[tuple[str | None]]:
-    draw = np.random.default_rng()
-    for n in (2, 3, 12):
-        hosts = [f"host{i + 1}:20000" for i in draw.permutation(99)[: n + 1]]
-        hosts, other = hosts[:n], hosts[n:]
-        workers = {"worker": hosts}
-        with_chief = {"chief": hosts[:1], "worker": hosts[1:], "ps": other}
-        with_ps = {"ps": other, "worker": hosts}
-        two_kinds = {"chief": hosts[:1], "worker": hosts[1:]}
-        named_so = {"worker": ["chief.example:20000", *hosts]}
-        for cluster, kind, index in (
-            *((workers, "worker", i) for i in range(n)),
-            (with_chief, "chief", 0), (with_chief, "worker", 0), (two_kinds, "chief", 0),
-            (two_kinds, "worker", 0), (with_chief, "ps", 0), (with_ps, "ps", 0),
-            (with_ps, "worker", 0), (workers, "evaluator", 0), (with_chief, "evaluator", 0),
-            (named_so, "worker", 0),
-        ):
-            config = {"cluster": cluster, "task": {"type": kind, "index": index}}
-            written = ({}, {"indent": 1}, {"separators": (",", ":")})[draw.integers(3)]
-            for sort in (True, False):  # the order in JSON means nothing
-                yield (json.dumps(config, sort_keys=sort, **written),)
-    yield (None,)
-
-
-def _saves(text: str | None) -> bool:
-    config = json.loads(text or '{"cluster": {}, "task": {"type": "worker", "index": 0}}')
-    first = "chief" if "chief" in config["cluster"] else "worker"
-    return bool(config["task"] == {"type": first, "index": 0})
-
-
-def _who(right: bool, got: bool, text: str | None) -> str:
-    do = "saves" if right else "must not save"
-    if text is None:
-        return f"a process without TF_CONFIG {do}"
-    cluster, task = map(json.loads(text).get, ("cluster", "task"))
-    kinds = ", ".join(counted(len(hosts), kind) for kind, hosts in sorted(cluster.items()))
-    host = ", where a worker's host is called chief.example," if "chief.example" in text else ""
-    return f"{task['type']} {task['index']} of a cluster with {kinds}{host} {do}"
-
-
-#: Check exercise 3 of lesson 13: who writes the checkpoint.
-saves = same_as(_saves, _configs, told=_who, yes="one writes, and the others do not")
+    where = list(dict.fromkeys([planned().devices[0], planned().devices[-1]]))
+    rng = np.random.default_rng(0)
+    classes, batch = 24, 50
+    for scale, shift in ((3.0, 0.0), (3.0, 1000.0), (3.0, -1000.0)):
+        logits = (rng.normal(size=[batch, classes]) * scale + shift).astype("f")
+        y = rng.integers(0, classes, batch)
+        parts = []
+        for device, part in zip(where, np.split(logits, len(where), axis=1), strict=True):
+            with tf.device(device):
+                parts.append(tf.Variable(part))
+        got, step = _run(function, parts, y)
+        got = numbers(got, (batch,), "one loss for each example")
+        highest = logits.max(1, keepdims=True).astype("float64")
+        right = np.log(np.exp(logits - highest).sum(1)) + highest[:, 0] - logits[range(batch), y]
+        odd = [float(one) for one in got if not np.isfinite(one)]
+        expect(not odd, (
+            f"with scores near {shift:.0f} a loss is {odd[:1]}: take the highest score away before "
+            "exp, and add it again after log"
+        ))  # fmt: skip
+        first = int(np.argmax(np.abs(got - right)))
+        expect(np.allclose(got, right, atol=2e-3), (
+            f"an example of class {y[first]}, of {classes}, has the loss {right[first]:.3f}, not "
+            f"{got[first]:.3f}"
+        ))  # fmt: skip
+        for device in where:
+            each = sent(step, device) / batch
+            expect(each <= MOST, (
+                f"{device} sends {each:.0f} bytes for each example: reduce its scores to a few "
+                "numbers where they lie, in a block tf.device(logits[i].device)"
+            ))  # fmt: skip
+    return f"right also for scores near 1000, and no device sends over {MOST} bytes for an example"

@@ -2,154 +2,100 @@
 
 from __future__ import annotations
 
-import operator
-import time
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+import gc
+import tracemalloc
 from typing import Any
 
 import numpy as np
 
 from mgpu_helpers._formatting import counted
-from mgpu_helpers.devices.plan import planned
-from mgpu_helpers.lessons import lesson_14
-from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, expect, same_as
-from mgpu_helpers.timing import Timing
-
-Ops = Mapping[str, tuple[str, float, str]]
-LOOK = {  # how each of the three shows
-    1: "trace a step of the model and look at which devices worked",
-    2: "time a pass over the data alone",
-    6: "compare the time of a step on a batch that lies ready with the length of its trace",
-}
-
-
-def _steps() -> Iterator[tuple[Ops, float]]:
-    five = {"a": ("first", 4, ""), "b": ("second", 6, "a"), "c": ("first", 2, "a"),
-            "d": ("first", 3, "bc"), "e": ("second", 2, "d")}
-    # In `busy`, a arrives while c runs. In `late`, a ends before b and arrives after it.
-    # In `apart`, b starts last and ends first.
-    busy = {"a": ("first", 2, ""), "b": ("second", 3, ""), "c": ("second", 2, ""),
-            "d": ("second", 1, "ab")}
-    late = {"a": ("first", 2, ""), "b": ("second", 3, ""), "c": ("second", 1, "ab")}
-    apart = {"a": ("first", 9, ""), "b": ("second", 2, "")}
-    known: list[tuple[Ops, float]] = [
-        (five, 0.0), (five, 1.0), (five, 5.0), (busy, 2.0), (late, 2.0), (apart, 2.0),
-    ]
-    yield from known
-    for scale in np.random.default_rng().uniform(0.5, 4, 4):  # so that nothing can be wired in
-        for ops, link in known[1:]:
-            yield {name: (on, seconds * scale, needs) for name, (on, seconds, needs) in ops.items()
-                   }, float(link * scale)
-
-
-def _step(right: float, ops: Ops, link: float) -> str:
-    return f"with a link of {link:.2g} s a step takes {right:.4g} s if it has " + ", ".join(
-        f"{name} on {device} for {seconds:.2g} s" + f" after {' and '.join(needs)}" * bool(needs)
-        for name, (device, seconds, needs) in ops.items()
-    )
-
-
-def _over_link(ops: Ops, link: float, always: bool = False) -> float:
-    ends: dict[str, float] = {}
-    free: dict[str, float] = {}
-    for name, (device, seconds, needs) in ops.items():
-        ready = [ends[n] + (link if always or ops[n][0] != device else 0.0) for n in needs]
-        ends[name] = free[device] = max([free.get(device, 0.0), *ready]) + seconds
-    return max(ends.values())
-
-
-#: Check exercise 1 of lesson 14: a replay in which results take time to cross.
-replay_over_link = same_as(
-    _over_link,
-    _steps,
-    told=lambda right, got, ops, link: f"{_step(right, ops, link)}; yours gives {got:.4g} s",
-    way=_step,
-    wrong={
-        "nothing takes time to cross yet": lambda ops, link: _over_link(ops, 0.0),
-        "only what another device made has to cross":
-            lambda ops, link: _over_link(ops, link, always=True),
-    },
-    changed="it changes the operations that it is given",
-    yes="26 steps; with a link of 1 s the five operations take 18 s",
-)
+from mgpu_helpers.lessons import schedules
+from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, expect, listed, numbers
 
 
 @exercise
-def treated(function: Any, causes: Any) -> str:
-    """Check exercise 2 of lesson 14: three causes named, and a pass without any of them."""
-    named = _named(causes)
-    model, data, seen = lesson_14.watched()
-    one_pass = call(function, model, data)
-    kind = type(one_pass).__name__
-    a_pass = callable(one_pass)
-    expect(a_pass, f"return a function that makes one pass over the data, not {kind}")
-    _check_causes(named)
-    sick, its_data = lesson_14.patient()
-    draw, fresh = np.random.default_rng(), sick.get_weights()
-    slow: list[float] = []
-    fast: list[float] = []
-    for warm in (False, True, True):  # the first pass may read and make its graph
-        start = [draw.permutation(weight.ravel()).reshape(weight.shape) for weight in fresh]
-        slow.append(_seconds(lambda: lesson_14.fit(sick, its_data), start, sick))
-        before = replace(seen)
-        fast.append(_seconds(lambda: call(one_pass), start, model))
-        _check_same(start, sick, model)
-        if warm:
-            _check_cured(before, seen)
-    times = [Timing(tuple(each[1:])) for each in (slow, fast)]
-    return f"three causes, all cured; a pass took {times[0]} before and {times[1]} after"
+def two_at_most(function: Any) -> str:
+    """Check exercise 1 of lesson 14: an order in which no stage holds more than two pieces."""
+    drawn = (int(n) for n in np.random.default_rng().integers(2, 8, 2))
+    for stages, pieces in ((2, 3), (3, 4), (4, 6), (3, 1), tuple(drawn)):
+        said = f"with {counted(stages, 'stage')} and {counted(pieces, 'piece')}"
+        way = f"{said}, give each stage a list of its tasks"
+        schedule = [listed(steps, way) for steps in listed(call(function, stages, pieces), way)]
+        try:
+            found = schedules.check(schedule)
+        except ValueError as error:
+            raise NotYet(f"{said}, {error}") from error
+        own = f"{counted(len(schedule), 'stage')} and {counted(found, 'piece')}"
+        fits = (len(schedule), found) == (stages, pieces)
+        expect(fits, f"{said}, this is an order for {own}")
+        for stage, steps in enumerate(schedule):
+            held = np.cumsum([1 if step[0] == "F" else -1 for step in steps]).max()
+            expect(held <= 2, f"{said}, stage {stage} holds {held} pieces at once")
+        columns = max(end for _, end in schedules.run_times(schedule).values())
+        faster = pieces == 1 or columns < 2 * stages * pieces
+        expect(faster, f"{said} it takes as long as one piece after the other")
+    return "never more than two pieces, and faster than one after the other"
 
 
-def _seconds(one_pass: Any, start: list[Any], model: Any) -> float:
-    """Time a pass from these weights: it is told and not judged, as other programs have a part."""
+@exercise
+def accumulate(function: Any) -> str:
+    """Check exercise 2 of lesson 14: gradients of pieces added up, weighted, few at a time."""
+    sizes, draw = np.array([4, 3, 1, 2, 4, 2, 1, 3, 2, 4]), np.random.default_rng()
+    more = np.append(sizes, draw.integers(1, 5, 3))  # another number of examples, too
+    # The first is always the same, and so are its hints.
+    for rng, each in ((np.random.default_rng(0), sizes), (draw, more)):
+        _check_accumulated(function, rng.permutation(each), rng)
+    return "right for pieces of 4, 3, 2 and 1, and never all gradients at once"
+
+
+def _check_accumulated(function: Any, sizes: np.ndarray, rng: np.random.Generator) -> None:
     import tensorflow as tf
 
-    model.set_weights(start)
-    began = time.perf_counter()
-    one_pass()
-    tf.test.experimental.sync_devices()
-    return time.perf_counter() - began
+    count, most, largest, calls = int(sizes.sum()), 0.0, 0, 0
+    x, y = rng.integers(-9, 10, count).astype(np.float32), np.full(count, 2, np.float32)
+    length = 100_003  # of a gradient, so that whatever is made from one is known by it
 
+    def gradient_of(x: Any, y: Any) -> Any:
+        nonlocal most, largest, calls
+        eager = tf.executing_eagerly()
+        expect(eager, "inside a tf.function the check cannot count: leave it out")
+        held: float = sum(_gradients_in(each, length) for each in gc.get_objects())
+        held += tracemalloc.get_traced_memory()[0] / (4 * length)  # in arrays of NumPy, in lists
+        most, largest, calls = max(most, 1 + held), max(largest, len(x)), calls + 1
+        return tf.fill([length], tf.reduce_mean(tf.convert_to_tensor(x) * y))
 
-def _check_cured(before: lesson_14.Seen, after: lesson_14.Seen) -> None:
-    """Judge what was done in a pass, and not how long it took."""
-    first, *_ = devices = planned().devices
-    used = {device or first for device in after.devices}  # as a GPU machine places it
-    idle = ", ".join(device for device in devices if device not in used)
-    expect(not idle, f"cause 1 is left: the model is never called on {idle}")
-    reads, calls = after.reads - before.reads, after.eager - before.eager
-    batches = f"{reads} of its {lesson_14.PASS} batches"
-    expect(not reads, f"cause 2 is left: a later pass reads {batches} again")
-    expect(not calls, f"cause 6 is left: in a pass Python calls the model "
-           f"{counted(calls, 'time')}, where a graph would run")
-
-
-def _named(causes: Any) -> set[int]:
+    cuts = np.cumsum(sizes)[:-1]
+    pieces = list(zip(np.split(x, cuts), np.split(y, cuts), strict=True))
+    way = f"one gradient like those of gradient_of, of {length} numbers alike"
+    gc.freeze()  # what there is by now is not counted
+    tracemalloc.start()
     try:
-        return {operator.index(cause) for cause in causes}
-    except TypeError:
-        raise NotYet(f"causes has to hold numbers of patients, not {causes!r:.60}") from None
+        made = call(function, gradient_of, pieces)
+    finally:
+        tracemalloc.stop()
+        gc.unfreeze()
+    got = numbers(made, (length,), way)
+    expect(not np.ptp(got), way)
+    means, value, right = [2 * part.mean() for part in np.split(x, cuts)], got[0], 2 * x.mean()
+    close = np.isclose(value, right, 1e-4, 1e-5)
+    for wrong, hint in (
+        (np.mean(means), "pieces of 4 and of 1 count the same: weigh each by its size"),
+        (np.sum(means), "the gradients are added, and not divided"),
+        (means[-1], "only the last piece is left: add"),
+    ):
+        expect(close or not np.isclose(value, wrong, 1e-4, 1e-5), hint)
+    told = ", ".join(map(str, sizes))
+    expect(close, f"pieces of {told} should give {right:.4f}, not {value:.4f}")
+    expect(largest <= max(sizes),
+           f"right, but one call had {largest} examples: a piece has 4 at most")
+    pieces_at_once, n = min(most, len(sizes)), len(sizes)
+    expect(calls <= n, f"right, but with {calls} calls for {n} pieces: one is enough")
+    expect(most <= 6, f"right, but {pieces_at_once:.0f} of {n} gradients were held at once: add "
+           "each as it comes")
 
 
-def _check_causes(named: set[int]) -> None:
-    for cause in sorted(named):
-        there = 1 <= cause <= 12
-        expect(there, f"the patients have the numbers 1 to 12, and {cause} is none of them")
-    known = len(lesson_14.CAUSES & named)
-    for cause in sorted(lesson_14.CAUSES - named):
-        are = "is" if known == 1 else "are"
-        raise NotYet(f"{known} of the three causes {are} named: {LOOK[cause]}")
-    for cause in sorted(named - lesson_14.CAUSES):
-        raise NotYet(f"three causes are wanted, and patient {cause} has another")
+def _gradients_in(each: Any, length: int) -> int:
+    import tensorflow as tf
 
-
-def _check_same(before: list[np.ndarray], sick: Any, model: Any) -> None:
-    """Compare how far a pass has moved two models from the same weights."""
-    for start, one, other in zip(before, sick.weights, model.weights, strict=True):
-        wanted, got = one.numpy() - start, other.numpy() - start
-        moved = np.any(got)
-        expect(moved, "the weights of the model stay as they are: a pass has to train it")
-        expect(np.abs(got - wanted).max() <= 0.02 * np.abs(wanted).max(),
-               f"the weights are not those of a pass of fit: {one.path} moved by "
-               f"{np.linalg.norm(got):.3g} in place of {np.linalg.norm(wanted):.3g}")
+    held = isinstance(each, tf.Tensor | tf.Variable)
+    return (each.shape.num_elements() or 0) // length if held else 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,98 +10,77 @@ import numpy as np
 from mgpu_helpers.lessons.checks.judge import call, exercise, expect, numbers, same_as
 
 
-def _models() -> Iterator[tuple[int, int, int]]:
-    yield from [(11, 100, 100), (12, 100, 1), (10, 422, 56), (7, 10, 1000)]
-    random = np.random.default_rng()
-    for _ in range(6):
-        yield (int(random.integers(3, 60)), int(random.integers(1, 1000)),
-               int(random.integers(1, 1000)))  # fmt: skip
-
-
-def _best(blocks: int, inside: int, crossing: int, whole: bool = True) -> int:
-    def held(parts: int) -> float:
-        largest = -(-blocks // parts) if whole else blocks / parts
-        return parts * crossing + largest * inside
-
-    return min(range(1, blocks + 1), key=held)
-
-
-def _told(right: int, got: Any, blocks: int, inside: int, crossing: int) -> str:
-    if got == int(got) and 1 <= got <= blocks:
-        held = int(got) * crossing + -(-blocks // int(got)) * inside
-        least = right * crossing + -(-blocks // right) * inside
-        said = f"{int(got)} parts hold {held} bytes, and {right} would hold {least}"
-    else:
-        said = f"{got:g} is no number of parts between 1 and {blocks}"
-    return f"of {blocks} blocks with {inside} bytes inside and {crossing} crossing, {said}"
-
-
-#: Check exercise 1 of lesson 15: the number of parts that holds least, of models that it draws.
-best = same_as(
-    _best,
-    _models,
-    told=_told,
-    way="one whole number of parts",
-    wrong={
-        "the square root of the blocks knows nothing of the bytes":
-            lambda blocks, inside, crossing: max(1, round(blocks**0.5)),
-        "a part for each block keeps what crosses most often":
-            lambda blocks, inside, crossing: blocks,
-        "the largest part counts, and some have one block more":
-            lambda blocks, inside, crossing: _best(blocks, inside, crossing, whole=False),
-        "in the square root it is inside that is divided by crossing":
-            lambda blocks, inside, crossing: min(
-                blocks, max(1, round((blocks * crossing / inside) ** 0.5))
-            ),
-        "blocks that a part leaves over are in another part":
-            lambda blocks, inside, crossing: min(
-                range(1, blocks + 1), key=lambda p: p * crossing + blocks // p * inside
-            ),
-    },
-    unknown="count what each number of parts holds, and take the least",
-    yes="right for ten models, six of them drawn by lot",
-)  # fmt: skip
-
-
 @exercise
-def drop(function: Any) -> str:
-    """Check exercise 2 of lesson 15: a dropout whose mask is a function of its seed."""
-    import tensorflow as tf
+def efficiency(function: Any) -> str:
+    """Check exercise 1 of lesson 15: the efficiency of strong and of weak scaling."""
+    rng = np.random.default_rng(seed=0)
+    drawn = {n: float(rng.uniform(1, 9)) for n in (5, 1, 3)}
+    for kind, seconds in (
+        ("strong", {1: 8.0, 2: 5.0, 4: 4.0}), ("weak", {1: 8.0, 2: 10.0, 4: 16.0}),
+        ("weak", drawn), ("strong", drawn),
+    ):
+        given = dict(seconds)
+        got = call(function, given, kind)
+        expect(given == seconds, f"it changes the dictionary that it is given to {given}")
+        keys = f"with the keys {', '.join(map(str, seconds))}, not {got!r}"
+        right = isinstance(got, Mapping) and set(got) == set(seconds)
+        expect(right, f"a dictionary is wanted, {keys}")
+        told = ", ".join(f"{t:.3g} s on {n}" for n, t in seconds.items())
+        for n, t in seconds.items():
+            value = seconds[1] / t / (n if kind == "strong" else 1)
+            hint = f"{kind} scaling, {told}: the efficiency on {n} is {value:.6g}, not {got[n]!r}"
+            expect(np.isclose(numbers(got[n], (), hint), value), hint)
+    return "strong and weak scaling told apart"
 
-    way = "the numbers that are kept, doubled, and 0 for the others"
-    x = tf.constant(np.random.default_rng(0).uniform(1, 2, [40, 100]))
-    first, other = np.random.default_rng().choice(2**20, [2, 2], replace=False).tolist()
 
-    def masked(seed: Any, run: Any = function) -> np.ndarray:
-        given = numbers(call(run, x, seed), (40, 100), way)
-        kept = given != 0
-        expect(not np.allclose(given[kept], x.numpy()[kept]), "what is kept has to be doubled")
-        expect(np.allclose(given[kept], 2 * x.numpy()[kept]), f"return {way}")
-        return kept
+_SLOWER = [1.0 + 0.1 * i for i in range(20)]  # a machine that slows down during the pairs
+_NOISE = [1.5, 0.7, 1.02, 1.03, 1.04, 1.02, 1.05, 1.03]
+_KNOWN = (
+    ("b takes 3 % less in every pair, while the machine slows down",
+     _SLOWER, [0.97 * t for t in _SLOWER]),
+    ("b takes 3 % more in every pair, while the machine slows down",
+     _SLOWER, [1.03 * t for t in _SLOWER]),
+    ("two of eight pairs are far off, the others differ by 2 to 5 %", _NOISE, [1.0] * 8),
+    ("two of eight pairs are far off, and b is the slower one", [1.0] * 8, _NOISE),
+    ("the ratios are 0.9 and 1.1 by turns", [0.9, 1.1] * 4, [1.0] * 8),
+    ("the ratios are 1 but for two outliers of 3", [1.0] * 6 + [3.0] * 2, [1.0] * 8),
+    ("the medians differ by 10 %, and the pairs go both ways",
+     [1.0, 1.1, 1.2, 1.3, 1.1], [1.2, 1.0, 1.0, 1.4, 0.9]),
+    ("b takes the times of a, 3 % longer and in reverse, so that the pairs go both ways",
+     _SLOWER, [1.03 * t for t in _SLOWER[::-1]]),
+)
 
-    kept = masked(first)
-    expect(0 < kept.mean() < 1, f"{kept.mean():.0%} are kept: drop some, and not all")
-    rows = (kept == kept[:1]).all() or (kept == kept[:, :1]).all()
-    expect(not rows, "each number is dropped on its own, and not whole rows or columns")
-    expect(abs(kept.mean() - 0.5) < 0.1, f"{kept.mean():.0%} are kept, not about half")
-    expect((masked(first) == kept).all(), "called twice with one seed, it gave two masks")
-    expect((masked(other) != kept).any(), "two seeds gave the same mask")
 
-    @tf.function
-    def twice(x: Any) -> Any:
-        return function(x, first), function(x, first)
+def _pairs() -> Iterator[tuple[list[float], list[float]]]:
+    yield from ((a, b) for _, a, b in _KNOWN)
+    rng = np.random.default_rng()
+    for _ in range(500):
+        pairs = int(rng.integers(5, 13))
+        a, b = (1 + 0.1 * rng.standard_normal([2, pairs])) * rng.uniform(1, 9, pairs)
+        b *= rng.choice([0.9, 1.0, 1.1])
+        ends = _ends(a, b)
+        others = 1 / _ends(b, a)[::-1], np.exp(np.quantile(np.log(a / b), [0.25, 0.75]))
+        found = {bool(low > 1 or high < 1) for low, high in (ends, *others)}
+        if len(found) == 1 and np.min(np.abs(ends - 1)) >= 0.011:  # timing.Comparison rounds
+            yield a.tolist(), b.tolist()
 
-    a, b = call(twice, x)
-    expect(np.array_equal(a, b), "in a graph, it gave two masks for one seed")
-    swapped = masked(first[::-1])
-    expect((swapped != kept).any(), "the seed's two numbers, swapped, gave the same mask")
-    for near in ([first[0], other[1]], [other[0], first[1]]):
-        said = f"the seeds {first} and {near} gave the same mask: use both numbers"
-        expect((masked(near) != kept).any(), said)
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        total = tf.reduce_sum(call(function, x, first))
-    slope = tape.gradient(total, x)
-    expect(slope is not None, "it has no gradient: compute with TensorFlow")
-    expect(np.allclose(slope, 2 * kept), "its gradient is not 2 where a number is kept, and 0 else")
-    return "one mask for one seed, also in a graph, and its gradient has the same mask"
+
+def _ends(a: Any, b: Any) -> np.ndarray:
+    return np.quantile(np.divide(a, b), [0.25, 0.75])
+
+
+def _told(right: bool, got: bool, a: list[float], b: list[float]) -> str:
+    low, high = _ends(a, b)
+    drawn = f"the middle half of {len(a)} ratios reaches from {low:.3f} to {high:.3f}"
+    what = next((what for what, *both in _KNOWN if both == [a, b]), drawn)
+    return f"{what}: {right} is right, not {got}"
+
+
+#: Check exercise 2 of lesson 15: whether two ways, timed in turn, differ.
+differ = same_as(
+    lambda a, b: bool(_ends(a, b)[0] > 1 or _ends(a, b)[1] < 1),
+    _pairs,
+    told=_told,
+    changed="it changes a list that it is given: the pairs are lost",
+    yes="eight pairs of steps, and chance taken for chance",
+)

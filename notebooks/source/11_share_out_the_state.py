@@ -1,0 +1,484 @@
+# %% [markdown]
+# # Share out the state
+#
+# Your model fits on a GPU, and its training does not: for each weight of 4 bytes, Adam and the
+# gradient need 12 more. More GPUs do not help, because in data parallel training each of them, or
+# one of them, holds all of this for the whole model.
+#
+# **In this lesson** each weight gets an owner, one of the devices, and only its owner holds what
+# training keeps for it. The field calls this **sharded state**, or ZeRO.
+#
+# **You will learn** to
+# - share out a Keras model's state in one line,
+# - do it by hand, in two stages,
+# - count what each device then holds, and what crosses.
+#
+# **You need** [[03]] and [[09]].
+
+# %%
+from mgpu_helpers import devices
+
+plan = devices.setup(2)
+plan
+
+# %%
+from functools import partial
+
+import keras
+import matplotlib.pyplot as plt
+import numpy as np
+import tensorflow as tf
+
+from mgpu_helpers import charts, devices, fit, trace
+from mgpu_helpers.lessons import digits
+from mgpu_helpers.lessons.checks import lesson_11 as checks
+from mgpu_helpers.lessons.state import at_rest, held, show
+
+# %% [markdown]
+# ## The lines to paste
+#
+# Here is a network of thirteen dense layers, with 3.3 million weights. `compiled` makes the
+# **slots** of Adam, too, the two numbers that Adam keeps for each weight:
+
+# %%
+images, labels = digits.load(32 * len(plan))
+x, y = images.reshape(len(images), -1), labels
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def compiled(model):
+    model.compile(keras.optimizers.Adam(1e-4), loss)
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def network():
+    keras.utils.set_random_seed(0)
+    dense = partial(keras.layers.Dense, use_bias=False, kernel_initializer="he_normal")
+    hidden = [dense(512, activation="relu") for _ in range(12)]
+    with tf.device(plan.devices[0]):
+        return compiled(keras.Sequential([keras.Input([784]), *hidden, dense(10)]))
+
+
+# %% [markdown]
+# It trains three times. First, on one device. Second, `fit.shard` gives each weight an owner among
+# the devices, and `fit.parallel` shares out each batch. Third, with a single device, the owner is
+# the host, from which the device fetches the weights in each step. Compare the losses, and what
+# lies on each device between two steps:
+
+# %%
+train = {"x": x, "y": y, "batch_size": len(x), "epochs": 3, "shuffle": False, "verbose": 0}
+model = network()
+start = model.get_weights()
+show(model, model.fit(**train))
+
+# %%
+model = network()
+model = fit.parallel(fit.shard(model, plan.devices), plan.devices)
+show(model, model.fit(**train))
+
+# %%
+model = network()
+model = fit.parallel(fit.shard(model, [plan.host]), plan.devices[:1])
+show(model, model.fit(**train))
+
+# %% [markdown]
+# The losses are the same. With two devices, each holds about half of the weights and slots. With
+# the host as owner, the device holds none of them between steps.
+#
+# | | |
+# |---|---|
+# | **use it when** | weights, gradients and slots are most of what a step holds ([[03]]) |
+# | **it costs** | the bytes of the weights cross 2(n - 1) times a step; from the host, 2 times |
+# | **instead** | recompute activations where they are most; or fewer slots, as with SGD |
+#
+# ## Count first
+#
+# In float32 a parameter has 4 bytes of weight, 4 of gradient and 8 of Adam's slots. The paper
+# *ZeRO* (Rajbhandari and others, [2020](../docs/sources.md#zero)) shares them out over n devices in
+# three stages: the slots only (1), the gradients too (2), and the weights too (3). What is not
+# shared out, each device holds for all parameters. Stage 0 shares out nothing.
+#
+# The first cell prints the bytes a parameter of stages 0 to 3. The second repeats the paper's own
+# example, with 7.5 billion parameters on 64 devices. It is in mixed precision, with 2 bytes of
+# weight, 2 of gradient, and 12 for Adam, which keeps the weights in float32 as well. The paper has
+# 120, 31.4, 16.6 and 1.9 GB a device:
+
+# %%
+def held_by_formula(n, stage, weight=4, gradient=4, slots=8):
+    shared = [slots, gradient, weight][:stage]
+    return weight + gradient + slots - sum(shared) + sum(shared) / n
+
+
+for n in [1, 2, 4, 8]:
+    print(n, "devices:", *[f"{held_by_formula(n, stage):5.1f}" for stage in range(4)])
+
+# %%
+print(*[f"{7.5 * held_by_formula(64, stage, 2, 2, 12):.1f} GB" for stage in range(4)])
+
+# %% [markdown]
+# ## By hand: the owners
+#
+# In `owners` the largest weight goes first, and each goes to the device that has the fewest numbers
+# so far. `begin` makes each weight in the block of its owner, and an Adam for it, which makes its
+# slots there. It gives a list, the `state`: each weight with its Adam and its owner. Are the two
+# devices equally full?
+#
+# ![Device 0 owns the weights A and C with their slots, device 1 owns B and D. In the step each
+# device fetches the others' weights and goes forward and backward. Then the gradients of A and C go
+# to device 0, those of B and D to device 1, which average them and update.](pictures/11_owners.svg)
+
+# %%
+def owners(sizes, places):
+    held, owner = dict.fromkeys(places, 0), {}
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        owner[i] = min(held, key=held.get)
+        held[owner[i]] += sizes[i]
+    return [owner[i] for i in range(len(sizes))]
+
+
+# %%
+def begin(owner, dtype="float32"):
+    state = []
+    for value, device in zip(start, owner):
+        with tf.device(device):
+            weight = keras.Variable(value, dtype=dtype)
+            adam = keras.optimizers.Adam(1e-4)
+            adam.build([weight])
+        state.append((weight, adam, device))
+    return state
+
+
+owner = owners([*map(np.size, start)], plan.devices)
+state = begin(owner)
+print(*owner)
+held_now = at_rest(each for weight, adam, _ in state for each in [weight, *adam.variables])
+for device in plan.devices:
+    print(f"{device}  {held_now[device] / sum(map(np.size, start)):.1f} bytes a parameter")
+
+# %% [markdown]
+# One device would hold 12 bytes a parameter. On two it is half of that, nearly, since thirteen
+# weights do not divide evenly.
+#
+# ## By hand: the step
+#
+# A device fetches the weights that it does not own. `DeepCopy` gives the copy a memory of its own,
+# as on a GPU; the devices of `cores` mode would share that of the owner, and we could not count it.
+# Then the device computes the gradients of its share of the batch in `tower`. In `update` the owner
+# of a weight gets its gradients, averages them and updates the weight. That is all of stage 2:
+
+# %%
+def fetch(weight, device):
+    read = tf.convert_to_tensor(weight)
+    mine = devices.short(weight.value.device) == devices.short(device)
+    return read if mine else tf.raw_ops.DeepCopy(x=read)
+
+
+# %%
+def scores(weights, h):
+    for weight in weights[:-1]:
+        h = tf.nn.relu(h @ weight)
+    return h @ weights[-1]
+
+
+def tower(state, device, x, y):
+    with tf.device(device):
+        weights = [fetch(weight, device) for weight, *_ in state]
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            value = loss(y, scores(weights, x))
+        return tape.gradient(value, weights)
+
+
+# %%
+def update(weight, adam, owner, gradients):
+    with tf.device(owner):
+        adam.apply([tf.add_n(gradients) / len(gradients)], [weight])
+
+
+def stage_2(state, places, x, y, update=update):
+    with tf.device(plan.host):
+        shares = zip(tf.split(x, len(places)), tf.split(y, len(places)))
+    towers = [tower(state, device, *share) for device, share in zip(places, shares)]
+    for one, *gradients in zip(state, *towers):
+        update(*one, gradients)
+
+
+# %% [markdown]
+# Does it train like one device? Five steps in float64, in which rounding does not hide a mistake.
+# `apart` is the largest difference, as a share of the largest number of the same weight:
+
+# %%
+def trained(stage, owner, places):
+    state = begin(owner, "float64")
+    step = tf.function(partial(stage, state, places))
+    for _ in range(5):
+        step(x.astype("float64"), y)
+    return [weight.numpy() for weight, *_ in state]
+
+
+def apart(ours, theirs):
+    return max(np.abs(a - b).max() / np.abs(b).max() for a, b in zip(ours, theirs))
+
+
+# %%
+first = [plan.devices[0]] * len(start)
+of_one = trained(stage_2, first, plan.devices[:1])
+of_two = trained(stage_2, owner, plan.devices)
+print("stage 2 is below 1e-12 from one device:", apart(of_two, of_one) < 1e-12)
+print("and above 1e-3 from the start:", apart(of_two, start) > 1e-3)
+
+# %% [markdown]
+# ## Stage 3: fetch each layer when it is needed
+#
+# In stage 2 a device holds all weights during the step. In stage 3 it fetches the weight of a
+# layer, uses it and frees it, once on the way forward and once on the way back. So the backward
+# pass cannot be left to a tape, which would keep the weights. Each fetch waits for what it is
+# multiplied by, because TensorFlow would do all of them at once, at the start.
+#
+# `back` goes through the layers from the last to the first. `slopes` are the gradients of what came
+# out of a layer, one for each device, and `lower` those of what went in. The order of the lines
+# matters: a weight is fetched the second time, and only then updated. The gradient of the weight
+# waits for that fetch, too, so that TensorFlow cannot change the order:
+
+# %%
+def fetch_after(after, weight, device):
+    with tf.control_dependencies([after]):
+        return fetch(weight, device)
+
+
+def layer(one, activation, device, h):
+    with tf.device(device):
+        return activation(h @ fetch_after(h, one[0], device))
+
+
+def below(one, device, h, slope):  # the gradient of what came into the layer
+    with tf.device(device):
+        weight = fetch_after(slope, one[0], device)
+        return tf.matmul(slope, weight, transpose_b=True) * tf.cast(h > 0, h.dtype)
+
+
+def of_weight(device, h, slope, *after):
+    with tf.device(device), tf.control_dependencies(after):
+        return tf.matmul(h, slope, transpose_a=True)
+
+
+# %%
+def back(state, places, inputs, slopes):
+    for i in reversed(range(len(state))):
+        lower = [below(state[i], *at) for at in zip(places, inputs[i], slopes)]
+        gradients = [of_weight(*at) for at in zip(places, inputs[i], slopes, lower)]
+        update(*state[i], gradients)
+        slopes = lower
+
+
+# %%
+def of_loss(device, h, y):
+    with tf.device(device):
+        with tf.GradientTape() as tape:
+            tape.watch(h)
+            value = loss(y, h)
+        return tape.gradient(value, h)
+
+
+def stage_3(state, places, x, y, back=back):
+    with tf.device(plan.host):
+        inputs, parts = [tf.split(x, len(places))], tf.split(y, len(places))
+    for one in state:
+        activation = tf.identity if one is state[-1] else tf.nn.relu
+        inputs.append([layer(one, activation, *at) for at in zip(places, inputs[-1])])
+    slopes = [of_loss(*at) for at in zip(places, inputs.pop(), parts)]
+    back(state, places, inputs, slopes)
+
+
+of_three = trained(stage_3, owner, plan.devices)
+print("stage 3 is below 1e-12 from one device:", apart(of_three, of_one) < 1e-12)
+
+# %% [markdown]
+# ## What crosses, and what is held
+#
+# Of each weight, every device but its owner fetches a copy, and sends a gradient back. With P for
+# the bytes of the weights, that is 2(n - 1)P in stage 2. Stage 3 fetches twice, so 3(n - 1)P.
+# Towers whose weights all lie on the first device are there to compare. The second cell prints what
+# the fullest device holds: what lies on it, and what a traced step adds at its peak. The formula
+# has no activations, nor what Adam needs while it computes:
+
+# %%
+kinds = {"towers": (stage_2, first), "stage 2": (stage_2, owner), "stage 3": (stage_3, owner)}
+P, steps = sum(value.nbytes for value in start), {}
+for name, (stage, places) in kinds.items():
+    state = begin(places)
+    steps[name] = state, trace.function_step(partial(stage, state, plan.devices), x, y)[1]
+    crossed = sum(steps[name][1].bytes_between().values())
+    print(f"{name}: {crossed / P:.1f} P cross between {len(plan)} devices")
+
+# %% tags=["nbval-ignore-output"]
+fullest = {}
+for name, (state, step) in steps.items():
+    uses = [held(state, step, device) for device in plan.devices]
+    fullest[name] = max(uses, key=lambda use: use.total)
+    print(f"{name}: {4 * fullest[name].total / P:.1f} bytes a parameter")
+
+# %% tags=["varies", "cover"]
+totals = [use.total for use in fullest.values()]
+assert len(plan) == 1 or totals[2] < totals[1] < 0.8 * totals[0]
+charts.held(fullest)
+plt.show()
+
+# %% [markdown]
+# Stage 2 crosses no more than towers do, and holds less. For two devices the formulas say 16, 10
+# and 8 bytes a parameter. (A copy that has been used is gone when the gradients are there, so a bar
+# need not show all weights. Stage 1 is not built here, since stage 2 crosses no more than it.)
+#
+# ## Break it
+#
+# **An owner is left out.** Somebody writes the loop over the owners and forgets the last:
+
+# %%
+def but_the_last(weight, adam, owner, gradients):
+    if owner != plan.devices[-1]:
+        update(weight, adam, owner, gradients)
+
+
+def loss_of(weights):
+    return loss(y, scores([tf.cast(w, "float64") for w in weights], x.astype("float64")))
+
+
+# %%
+wrong = trained(partial(stage_2, update=but_the_last), owner, plan.devices)
+for name, weights in [("start", start), ("right", of_two), ("wrong", wrong)]:
+    still = sum(np.array_equal(a, b) for a, b in zip(weights, start))
+    print(f"{name}: the loss is {loss_of(weights):.2f}, {still} of {len(start)} weights unmoved")
+
+# %% [markdown]
+# No error is raised, and the loss falls, only less. The check is the count beside it: which weights
+# are as they were before the first step?
+#
+# **A weight is fetched after its update.** Somebody wants to be rid of the gradients sooner, and
+# updates each weight as soon as its gradient is there, one line earlier than `back`:
+
+# %%
+def too_early(state, places, inputs, slopes):
+    for i in reversed(range(len(state))):
+        update(*state[i], [of_weight(*at) for at in zip(places, inputs[i], slopes)])
+        slopes = [below(state[i], *at) for at in zip(places, inputs[i], slopes)]
+
+
+mixed = trained(partial(stage_3, back=too_early), owner, plan.devices)
+for name, weights in [("right", of_three), ("mixed", mixed)]:
+    close = apart(weights, of_one) < 1e-12
+    print(f"{name}: the loss is {loss_of(weights):.2f}, below 1e-12 from one device: {close}")
+
+# %% [markdown]
+# Such a step goes forward with the old weights and back with the new ones. Its loss falls, here
+# even faster, and every weight moves. Only the comparison with one device catches it.
+#
+# ## On GPUs
+#
+# The devices of `cores` mode share one memory, so a copy that one receives from another costs
+# nothing there. On GPUs add the copies to what a trace says of the lines with `fit`: for each
+# device the weights that it does not own, for the length of a step. They cross over NVLink or PCIe,
+# and those of the host over PCIe in any case.
+#
+# ## With a model of another kind
+#
+# A language model may have one weight that is larger than all others together, its table of words.
+# `fit.shard` leaves a weight whole. Two tables with half of the columns each, side by side, give as
+# many numbers for a word as one. How well is each of these models shared out?
+
+# %%
+layers = keras.layers
+train["x"] = np.random.default_rng(0).integers(0, 20_000, [len(y), 20])
+
+
+def reader(columns, tables):
+    given = keras.Input([20])
+    with tf.device(plan.devices[0]):
+        found = [layers.Embedding(20_000, columns)(given) for _ in range(tables)]
+        mean = layers.GlobalAveragePooling1D()(layers.Concatenate()(found))
+        return compiled(keras.Model(given, layers.Dense(10)(layers.Dense(256, "relu")(mean))))
+
+
+# %%
+for columns, tables in [(64, 1), (32, 2)]:
+    model = reader(columns, tables)
+    model = fit.parallel(fit.shard(model, plan.devices), plan.devices)
+    print(f"\n{tables} x {columns} columns:")
+    show(model, model.fit(**train))
+
+# %% [markdown]
+# With two devices and one table, one device holds nearly everything. With two tables, each has half
+# of it: where a weight is larger than a fair share, cut it yourself.
+#
+# ## On your own
+#
+# Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
+#
+# **1.** Weights do not always divide evenly. Write `fullest_holds(sizes, n, stage)`: the bytes that
+# the fullest of n devices holds of weights, gradients and slots. `sizes` lists how many numbers
+# each weight has, all are float32, and Adam trains them. The owners are those that `owners` finds.
+# What a stage does not share out, every device holds for all weights.
+
+# %% tags=["exercise"]
+def fullest_holds(sizes, n, stage):
+    return sum(sizes) * held_by_formula(n, stage)
+
+
+checks.fullest_holds(fullest_holds)
+
+# %% tags=["solution"]
+def fullest_holds(sizes, n, stage):
+    owner, shared = owners(sizes, range(n)), sum([8, 4, 4][:stage])
+    own = max(sum(size for size, o in zip(sizes, owner) if o == i) for i in range(n))
+    return (16 - shared) * sum(sizes) + shared * own
+
+
+checks.fullest_holds(fullest_holds)
+
+# %% [markdown]
+# **2.** `global_clipnorm` scales all gradients down if the length of them all together, their
+# **global norm**, is over a limit. Here each owner has the gradients of its own weights only. Write
+# `clipped(owned, limit)`: `owned` is a dictionary with the list of gradients of each device. Give a
+# dictionary of the same form, with every gradient on its device, scaled by limit / norm where the
+# norm of all is over the limit, and else as it was. No gradient may leave its device; single
+# numbers may. A graph has to be able to run it: choose by `tf.minimum` or `tf.where`, not by `if`.
+
+# %% tags=["exercise"]
+def clipped(owned, limit):
+    return {device: tf.clip_by_global_norm(owned[device], limit)[0] for device in owned}
+
+
+checks.clipped(clipped)
+
+# %% tags=["solution"]
+def clipped(owned, limit):
+    squares, scaled = [], {}
+    for device, gradients in owned.items():
+        with tf.device(device):
+            squares.append(tf.add_n([tf.reduce_sum(each**2) for each in gradients]))
+    with tf.device(plan.host):
+        factor = tf.minimum(1.0, limit / tf.sqrt(tf.add_n(squares)))
+    for device, gradients in owned.items():
+        with tf.device(device):
+            scaled[device] = [each * factor for each in gradients]
+    return scaled
+
+
+checks.clipped(clipped)
+
+# %% [markdown]
+# ## What we saw
+#
+# - One line shared out weights and slots. One device held 39.5 MB. Two held 20.5 MB and 18.9 MB.
+# - Adam in float32 needs 16.0 bytes a parameter, and on 8 devices the last stage leaves 2.0 on
+#   each.
+# - By hand, both stages were below 1e-12 from one device.
+# - Stage 2 crosses 2.0 P, as towers do. Stage 3 crosses 3.0 P.
+# - With an owner left out, 7 of 13 weights stayed as they were. A fetch that came too late was
+#   caught by the comparison only.
+#
+# ## In practice
+#
+# `fit.shard` takes any built model, compiled before or after, and keeps all of `fit`,
+# `global_clipnorm` included; only XLA is not used. What is saved is the model as it was, and
+# `fit.alone` moves all back. A layer that is too large for one device is split: [[13]].

@@ -1,0 +1,89 @@
+"""Answers to the exercises of lesson 19: right ones, and wrong ones with their hints."""
+
+OWN = """
+causes = {1, 2, 6}
+
+
+def treat(model, data):
+    weights, ready = model.trainable_variables, list(data)
+
+    def tower(x, y):
+        with tf.GradientTape() as tape:
+            loss = model.loss(y, model(x, training=True))
+        return tape.gradient(loss, weights)
+
+    @tf.function
+    def step(x, y):
+        shards = [towers.split(part, len(plan)) for part in (x, y)]
+        mean = towers.average(towers.run(tower, plan.devices, *shards), device=plan.devices[0])
+        with tf.device(plan.devices[0]):
+            model.optimizer.apply(mean, weights)
+
+    def one_pass():
+        for x, y in ready:
+            step(x, y)
+
+    return one_pass
+"""
+
+RIGHT = {
+    1: [
+        """
+def replay_over(ops, link):
+    ends = {}
+    for name, (device, seconds, needs) in ops.items():
+        before = [n for n in ends if ops[n][0] == device]
+        come = [ends[n] + link for n in needs if ops[n][0] != device]
+        ends[name] = seconds + max([0, *come, *(ends[n] for n in before)])
+    return float(max(ends.values()))
+""",
+        """
+def replay_over(ops, link):  # the rule itself: each device takes what is ready first
+    ends, free, left = {}, {}, list(ops)
+    while left:
+        starts = {}
+        for name in left:
+            device, _, needs = ops[name]
+            if all(n in ends for n in needs):
+                come = [ends[n] + link * (ops[n][0] != device) for n in needs]
+                starts[name] = max([0, free.get(device, 0), *come])
+        name = min(starts, key=starts.get)
+        ends[name] = free[ops[name][0]] = starts[name] + ops[name][1]
+        left.remove(name)
+    return tf.constant(max(ends.values()))
+""",
+    ],
+    2: [
+        ("{1, 2, 6}", "[6, 2, 1]", "data.cache()", "list(data)"),
+        OWN,
+    ],
+}
+
+WRONG = {
+    1: [
+        (" + link * (ops[other][0] != device)", "", "*ready])",
+         "*ready]) + link * any(ops[n][0] != device for n in needs)", "and b; yours gives 8 s"),
+        ("in needs]", "in sorted(needs, key=ends.get)[-1:]]", "takes 5 s"),
+        ("max(ends.values())", "ends[name]", "yours gives 2 s"),
+        ("return", "return ops.popitem() and", "it changes the operations"),
+    ],
+    2: [
+        ("{1, 2, 6}", "{1, 2, 6, 9}", "patient 9 has another"),
+        ("""
+causes = {1, 2, 6}
+
+
+def treat(model, data):
+    start = model.get_weights()
+    lesson_19.fit(model, data)
+    end = model.get_weights()
+    model.set_weights(start)
+    return lambda: model.set_weights(end)
+""", "the weights are not those"),
+        ("{1, 2, 6}", "{2, 6, 9}", "look at which devices worked"),
+        (".cache()", "", "cause 2 is left: a later pass reads 4 of its 4 batches"),
+        (".cache()", ".take(2)", "the weights are not those"),
+        ("return one_pass", "return lambda: lesson_19.fit(model, kept)", "cause 1 is left"),
+        (OWN.replace("@tf.function", ""), "cause 6 is left: in a pass Python calls the model"),
+    ],
+}
