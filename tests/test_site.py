@@ -142,7 +142,7 @@ def test_no_page_names_a_place_of_this_machine_or_shows_a_mark_that_nobody_read(
         ("Docker shm-size", "docs/errors.html"),
         ("driver for Hopper", "docs/first_ten_minutes_on_a_gpu.html"),
         ("worker xyzzy hangs", "notebooks/17_fit_on_several_machines.html"),  # one word is nowhere
-        ("why are two gpus not faster than one", "first: notebooks/14_find_out_why_it_is_not"),
+        ("why are two gpus not faster than one", "first: notebooks/19_find_out_why_it_is_not"),
     ],
 )
 def test_search_finds(browser, words: str, page: str):  # noqa: F811
