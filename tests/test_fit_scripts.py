@@ -112,6 +112,23 @@ def test_two_devices_print_the_history_of_one(name, alone, tmp_path):
     compare(found, alone(name), bound)
 
 
+@pytest.mark.parametrize("name", [
+    pytest.param("resnet", marks=pytest.mark.thorough),
+    pytest.param("language_model", marks=pytest.mark.thorough), "two_outputs",
+])  # fmt: skip
+def test_mgpu_trains_a_script_on_two_devices_as_it_is(name, alone, tmp_path):
+    """Not a line of it is changed; it says which devices those are, and prints what it printed."""
+    arguments, bound = SAME[name]
+    script = tmp_path / f"{name}.py"
+    script.write_text(original(EXAMPLES / script.name)[0])
+    words = [word.format(folder=tmp_path / "two") for word in arguments]
+    command = [sys.executable, "-m", "mgpu_helpers", script, *words]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert f"{script} trains on /CPU:1, /CPU:2" in done.stderr
+    compare(printed(done.stdout), alone(name), bound)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", SAME)
 def test_two_workers_print_the_history_of_one_device(name, alone, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from mgpu_helpers import nvml
 from mgpu_helpers.__main__ import main
 from mgpu_helpers._doctor.facts import Facts, gpus_on_bus
 from mgpu_helpers._doctor.report import body, diagnose
+from mgpu_helpers.fit.command import left_alone
 
 GATHER = """
 import dataclasses, json
@@ -261,6 +263,57 @@ def test_run_takes_any_program(run_scripts, tmp_path, core, name, text, mode, as
     assert (code, error) == (0, "") and out.split("\n\n")[1].splitlines()[1].startswith(called)
     (said,) = logged(tmp_path).values()
     assert said.startswith("[") and "a b" in said
+
+
+@pytest.mark.parametrize("code, why", [
+    ("keras.distribution.set_distribution(d)", "set_distribution"),
+    ("from tensorflow import distribute\nfoo(distribute.OneDeviceStrategy('/GPU:0'))", "line 2"),
+    ("with MirroredStrategy().scope():\n    model.fit(x)", "MirroredStrategy()"),
+    ("plan = devices.setup(2)\nmodel.fit(x)", "devices.setup(2)"),
+    ("step(x)", "no fit"),
+    ("model.fit(x", "cannot read"),
+    ("torch.device('cpu'); logger.setup(); best_fit.split(); model.fit(x)", ""),
+])  # fmt: skip
+def test_a_script_that_says_where_it_trains_is_left_alone(code, why):
+    said = left_alone(code)
+    assert why in said and bool(why) == bool(said)
+
+
+def test_a_script_is_run_as_python_does(tmp_path):
+    """With its arguments, the folder it is in, its own exit status and its own name."""
+    (tmp_path / "beside.py").write_text("STATUS = 3")
+    (tmp_path / "job.py").write_text(
+        "import sys; from beside import STATUS; print(__name__, *sys.argv[1:]); sys.exit(STATUS)"
+    )
+    ran = command(str(tmp_path / "job.py"), "--n", "1", MGPU_MODE="cores")
+    assert (ran.returncode, ran.stdout) == (3, "__main__ --n 1\n") and "no fit" in ran.stderr
+    (tmp_path / "job.sh").write_text("exit 3")
+    for name in ("lost.py", "job.sh"):
+        ran = command(str(tmp_path / name))
+        assert (ran.returncode, ran.stdout) == (2, "") and name in ran.stderr
+
+
+@pytest.mark.parametrize("typed, offered", [
+    ("mgpu pl", ["plan"]), ("mgpu tr", ["train.py"]), ("mgpu run --gri", ["--grid"]),
+    ("mgpu train.py --x", []),
+])  # fmt: skip
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_shells_complete_commands_options_and_scripts(tmp_path, shell, typed, offered):
+    """By the function that the shell calls, with the words that have been typed."""
+    if not shutil.which(shell):
+        pytest.skip(f"there is no {shell} here")
+    (tmp_path / "train.py").touch()
+    words = typed.split()
+    call = "emulate sh -c _mgpu" if shell == "zsh" else "_mgpu"  # as zsh's bashcompinit does
+    code = f"""
+mgpu() {{ "{sys.executable}" -m mgpu_helpers "$@"; }}
+eval "$(mgpu completion)"
+COMP_WORDS=({typed}) COMP_CWORD={len(words) - 1}; {call}; echo "${{COMPREPLY[@]}}"
+"""
+    ran = subprocess.run([shell, "-c", code], cwd=tmp_path, env=clean(), capture_output=True,
+                         text=True, timeout=60)  # fmt: skip
+    found = [each for each in ran.stdout.split() if each.startswith(words[-1])]  # zsh does that
+    assert (found, ran.stderr) == (offered, "")
 
 
 @pytest.mark.parametrize("called, mode", [("run", "core"), ("cluster", "gpus")])

@@ -6,6 +6,8 @@ import doctest
 import importlib
 import re
 
+import pytest
+
 import draw_readme
 import mgpu_helpers
 from conftest import ROOT
@@ -28,6 +30,24 @@ def test_two_lines_put_fit_on_two_devices(plan, monkeypatch):
     assert len(model.history.history["val_accuracy"]) == 3
 
 
+@pytest.mark.thorough
+def test_the_table_of_what_to_try_is_what_plan_says_of_resnet50():
+    import keras
+
+    from mgpu_helpers import memory
+
+    model = keras.applications.ResNet50(weights=None)
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    (call,) = re.findall(r"`memory\.plan\(model, (.+?)\)`", page)
+    printed = repr(memory.plan(model, **eval(f"dict({call})")))
+    rows = re.findall(r"^\| (.+) \| (.+ \(.+\)) \| (\w+) \| `?(.*?)`? ?\|$", page, re.MULTILINE)
+    assert len(rows) == 5
+    for way, held, fits, code in rows:
+        (line,) = [each for each in printed.splitlines() if each.startswith(f"{way}  ")]
+        assert f"  {held}  " in line and f" {fits}  " in line and line.rstrip().endswith(code)
+
+
 def test_the_ten_lines_run_on_two_devices(plan):
     names = draw_readme.run(ROOT / "README.md")
     layers = {row.name for row in names["step"].top(10, by="layer").rows}
@@ -44,6 +64,6 @@ def test_every_room_and_command_has_its_row_and_what_is_called_is_there():
     rooms = re.search(r"\| room \|.+?\n\n", PACKAGE, re.DOTALL)[0]
     listed = {name for row in rooms.splitlines() for name in re.findall(r"`(\w+)`", row[:22])}
     assert listed == set(ROOMS)
-    assert set(re.findall(r"^\| `mgpu (\w+)", PACKAGE, re.MULTILINE)) == set(COMMANDS)
+    assert set(re.findall(r"^\| `mgpu (\w+)\b(?!\.)", PACKAGE, re.MULTILINE)) == set(COMMANDS)
     for room, name in re.findall(rf"\b({'|'.join(ROOMS)})\.([a-z]\w*)\(", PACKAGE):
         assert callable(getattr(importlib.import_module(f"mgpu_helpers.{room}"), name))

@@ -1,5 +1,6 @@
 """The command `mgpu`, which is also `python -m mgpu_helpers`: say what this machine is.
 
+`mgpu train.py` runs a script as it is, with what its `fit` trains on all devices.
 `mgpu run a.py b.py` gives each script a device of its own, as lesson 04 does; `mgpu cluster
 train.py` runs one script as all workers of a cluster, as lesson 17; `mgpu plan train.py:build
 --batch 256` says what to try when a step does not fit; `mgpu lessons DIR` copies the lessons.
@@ -22,12 +23,23 @@ DESCRIPTION = """\
 Print what this machine is: versions, driver, GPUs as nvidia-smi, CUDA and the lessons number
 them, why TensorFlow leaves a GPU unused and what to do about it, and the plan that the lessons
 would use. The exit status is 0 when the lessons can run, with or without a GPU.
+
+With the name of a Python script, run that, with what its fit trains on all devices: no line of it
+has to change.
+
+  mgpu train.py --epochs 3
 """
+NEXT = """
+next  {0} train.py               trains with all of these devices; the script stays as it is
+      {0} run a.py b.py          gives each script a device of its own
+      {0} plan train.py:build --batch 256    says what to try when a step does not fit
+      {0} lessons DIR            copies the lessons, for jupyter lab"""
 # The module of each command has a `main`, which takes its arguments and what it was called.
 COMMANDS = {
     "run": ("mgpu_helpers.jobs.command", "run scripts, each on a device of its own"),
     "cluster": ("mgpu_helpers.cluster.command", "run a script as all workers of several machines"),
     "plan": ("mgpu_helpers.memory.command", "say what to try when a step does not fit"),
+    "completion": ("mgpu_helpers._completion", "print what lets bash and zsh complete commands"),
     "lessons": ("mgpu_helpers.lessons.command", "copy the lessons of this version into a folder"),
 }
 
@@ -65,17 +77,21 @@ def _called(arguments: list[str]) -> int:
     )  # fmt: skip
     for name, (_, does) in COMMANDS.items():
         commands.add_parser(name, help=does)
-    script, rest = (arguments or [""])[0], arguments[1:]
-    if script.endswith(".py") or os.path.isfile(script):
-        call = shlex.join([script, *(["--", *rest] if rest else [])])
+    script = (arguments or [""])[0]
+    if script.endswith(".py") and os.path.isfile(script):
+        return importlib.import_module("mgpu_helpers.fit.command").main(arguments, called)
+    if os.path.isfile(script):
+        call = shlex.join([script, *(["--", *arguments[1:]] if arguments[1:] else [])])
         parser.error(f"{script!r} is no command: {called} run {call} gives it a device of its own")
+    if script.endswith(".py"):
+        parser.error(f"there is no file {script} here")
     options = parser.parse_args(arguments)
     if options.command:
         parser.error(f"{options.command} takes no --json: call {called} {options.command} --help")
-    return _machine(options.json)
+    return _machine(options.json, called)
 
 
-def _machine(as_json: bool) -> int:
+def _machine(as_json: bool, called: str) -> int:
     from mgpu_helpers import devices
     from mgpu_helpers._doctor import facts, report
 
@@ -95,6 +111,8 @@ def _machine(as_json: bool) -> int:
     else:
         print(report.body(known), end="\n\n")
         print(plan if plan else report.row("error", error))
+        if plan:
+            print(NEXT.format(called))
     return 0 if plan else 1
 
 

@@ -1,0 +1,60 @@
+"""Run a script as Python does, with what its `fit` trains on all devices: `mgpu train.py`."""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+# What a script calls that says itself where it trains, as it is written.
+_OWN = re.compile(
+    r"(\w+\.)*distribut(e|ion)(\.\w+)+|(\w+\.)?\w+Strategy|(tf|tensorflow|keras)\.device"
+    r"|devices\.setup|fit\.(strategy|parallel|shard|split)"
+)
+
+
+def main(arguments: Sequence[str], called: str) -> int:
+    """Run a script with its arguments; errors and exit statuses are the script's own."""
+    script = arguments[0]
+    path = Path(script)
+    why = left_alone(path.read_text(encoding="utf-8"))
+    sys.argv = [*arguments]
+    sys.path.insert(0, str(path.resolve().parent))
+    if why:
+        print(f"{called}: {script} runs as it is: {why}", file=sys.stderr, flush=True)
+        runpy.run_path(script, run_name="__main__")
+        return 0
+    from mgpu_helpers import devices, fit
+
+    plan = devices.setup()
+    print(
+        f"{called}: {script} trains on {', '.join(plan.devices)}; in the script itself that is "
+        "`with fit.strategy(devices.setup()).scope():` around the lines that make and compile "
+        f"the model. {called} run {script} gives it one device.",
+        file=sys.stderr, flush=True,
+    )  # fmt: skip
+    with fit.strategy(plan).scope():
+        runpy.run_path(script, run_name="__main__")
+    return 0
+
+
+def left_alone(code: str) -> str:
+    """Say why a script is not to be put on all devices; "" where it is.
+
+    >>> left_alone("with tf.device('/GPU:1'): model.fit(x)")
+    "line 1 has tf.device('/GPU:1'), so it says itself where it trains"
+    """
+    try:
+        calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
+    except SyntaxError:
+        return "Python cannot read it"
+    for call in calls:
+        if _OWN.fullmatch(ast.unparse(call.func)):
+            said = ast.unparse(call)
+            return f"line {call.lineno} has {said}, so it says itself where it trains"
+    if not any(isinstance(call.func, ast.Attribute) and call.func.attr == "fit" for call in calls):
+        return "it calls no fit, which is what shares a batch"
+    return ""
