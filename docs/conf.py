@@ -23,7 +23,9 @@ BRANCH = "main"
 project = html_title = "mgpu"
 author = copyright = "the authors of mgpu"
 release = version = mgpu_helpers.__version__
-extensions = ["myst_nb", "sphinx.ext.autodoc"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton"]
+copybutton_prompt_text, copybutton_prompt_is_regexp = r">>> |\.\.\. ", True
+copybutton_selector = "div.highlight:not(.cell_output div) pre"
 here = Path(__file__).parent
 # `jobs.run` or `report = jobs.run(commands)` in a text, a row of the table of rooms, and the link
 # into the reference that each becomes where it names something
@@ -49,8 +51,36 @@ toc_object_entries_show_parents = "hide"
 
 exclude_patterns = ["README.md"]
 
+# What people type who do not know our words for it, by the page that answers it.
+ASKED = {
+    "docs/errors": "out of memory, oom, resourceexhausted, gpu is not used, gpu not used, no gpu, "
+    "gpu not found, nccl, error",
+    "docs/first_ten_minutes_on_a_gpu": "gpu is not used, gpu not used, cudnn, new gpu",
+    "docs/fit": "multi_gpu_model, multi gpu model, gradient accumulation",
+    "notebooks/01_place_operations": "tf.device, which device, pin to gpu",
+    "notebooks/02_control_memory": "memory growth, takes all memory, memory limit",
+    "notebooks/03_count_memory": "out of memory, oom, how much memory, batch too large",
+    "notebooks/04_give_each_script_its_gpu": "cuda_visible_devices, many scripts, queue",
+    "notebooks/05_sweep": "hyperparameter, grid search, tuning, slurm, kubernetes",
+    "notebooks/07_fit_on_all_devices": "multi_gpu_model, multi gpu model, data parallel, ddp, "
+    "mirroredstrategy, distributed training, multiple gpus, model.fit",
+    "notebooks/10_fit_more_into_a_device": "gradient checkpointing, activation checkpointing, "
+    "remat, mixed precision, bfloat16, gradient accumulation, batch too large",
+    "notebooks/11_share_out_the_state": "fsdp, zero, deepspeed, sharded, offload",
+    "notebooks/12_split_a_model": "model parallel, model too large, does not fit on one gpu",
+    "notebooks/13_split_a_layer": "tensor parallel, model parallel, megatron",
+    "notebooks/14_pipeline_it": "pipeline parallel, gpipe, 1f1b, micro-batch",
+    "notebooks/16_predict_scaling": "buy, second server, worth it",
+    "notebooks/17_fit_on_several_machines": "multi worker, multi-worker, several machines, nccl, "
+    "multiworkermirroredstrategy, tf_config, horovod, nodes",
+    "notebooks/18_survive_on_several_machines": "worker killed, fault, preemption, restart",
+    "notebooks/19_find_out_why_it_is_not_faster": "slow, not faster, profile, bottleneck, "
+    "gpu utilization, idle",
+}
+
 html_theme = "furo"
-html_static_path, html_css_files, html_js_files = [str(here / "site")], ["site.css"], ["site.js"]
+html_static_path, html_css_files, html_js_files = [str(here / "site")], ["site.css"], []
+html_js_files += [(None, {"body": f"const ASKED = {json.dumps(ASKED)}"}), "site.js"]
 html_theme_options = {
     f"{mode}_css_variables": {"code-font-size": "76%"} for mode in ("light", "dark")
 }

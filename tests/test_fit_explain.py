@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
-import time
+import sys
 
 import numpy as np
 import pytest
 
 from mgpu_helpers import fit
 
-LONG = 0.05  # seconds, where a step takes a few thousandths
+LONG = 0.05  # seconds
+
+
+class Clock:
+    """Stands in for `time`: what waits lets its seconds pass, and all else nearly none."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        self.now += 1e-6
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch) -> Clock:
+    """Let `explain` read a clock that a busy machine does not change."""
+    made = Clock()
+    monkeypatch.setattr(sys.modules["mgpu_helpers.fit.explain"], "time", made)
+    return made
 
 
 def model_of(keras, **settings):
@@ -24,11 +45,11 @@ def data(tf):
     return tf.data.Dataset.from_tensor_slices((x, x[:, :4])).batch(8)
 
 
-def waits(tf):
+def waits(tf, clock):
     """Make a function for `Dataset.map` that waits."""
 
     def wait(x):
-        time.sleep(LONG)
+        clock.sleep(LONG)
         return x
 
     def slow(x, y):
@@ -37,10 +58,12 @@ def waits(tf):
     return slow
 
 
-def test_a_slow_input_and_a_slow_callback_are_named_with_what_they_cost(tf, plain, keras, data):
+def test_a_slow_input_and_a_slow_callback_are_named_with_what_they_cost(
+    tf, plain, keras, data, clock
+):
     class Slow(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            time.sleep(LONG)
+            clock.sleep(LONG)
 
     class Quick(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -48,22 +71,25 @@ def test_a_slow_input_and_a_slow_callback_are_named_with_what_they_cost(tf, plai
 
     class Saves(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            time.sleep(2 * LONG)
+            clock.sleep(2 * LONG)
 
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False  # nothing is fetched ahead
+    slow = data.map(waits(tf, clock)).with_options(options)
+    assert fit.explain(model_of(keras), slow, steps=4).costs[0].name == "input"
     with plain.scope():
         model = model_of(keras)
-    assert fit.explain(model, data.map(waits(tf)), steps=4).costs[0].name == "input"
-    found = fit.explain(model_of(keras), data, callbacks=[Quick(), Slow(), Saves()], steps=4)
+    found = fit.explain(model, data, callbacks=[Quick(), Slow(), Saves()], steps=4)
     assert found.costs[0].name == "callback Slow" and found.step > LONG
     assert any("Saves" in note for note in found.notes) and found.between > 2 * LONG
     assert str(found).count("\n") >= 3
 
 
-def test_a_step_without_a_graph_is_named_or_told_why_it_needs_none(tf, keras, data):
+def test_a_step_without_a_graph_is_named_or_told_why_it_needs_none(tf, keras, data, clock):
     class Waits(keras.Sequential):
         def train_step(self, batch):
             if tf.executing_eagerly():
-                time.sleep(LONG)
+                clock.sleep(LONG)
             return super().train_step(batch)
 
     class Floats(keras.Sequential):

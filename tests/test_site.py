@@ -161,6 +161,34 @@ def test_search_finds(browser, words: str, page: str):  # noqa: F811
         assert any(page in link for link in (first, *others))
 
 
+# What people type, and the pages that answer it: one of them is to be among the first two.
+QUESTIONS = {
+    "out of memory": "errors 03 10", "OOM": "errors 03 10", "slow": "19", "multi worker": "17",
+    "NCCL": "errors 17", "my GPU is not used": "errors ten", "multi_gpu_model": "07 fit",
+    "gradient checkpointing": "10", "FSDP": "11", "tensor parallel": "13",
+    "pipeline parallel": "14", "ZeRO": "11", "data parallel": "07", "mixed precision": "10",
+    "gradient accumulation": "10", "DeepSpeed": "11 compare", "Horovod": "17 compare",
+    "hyperparameter search": "05", "TF_CONFIG": "17", "MirroredStrategy": "07",
+    "buy more GPUs": "16 calculator", "memory growth": "02", "CUDA_VISIBLE_DEVICES": "04",
+    "batch too large for GPU": "03 10", "worker killed": "18",
+}  # fmt: skip
+
+
+def test_the_first_two_pages_answer_what_people_type(browser):  # noqa: F811
+    tab, missed = browser.new_page(viewport=DESK), {}
+    for words, wanted in QUESTIONS.items():
+        tab.goto((SITE / "search.html").as_uri() + f"?q={words.replace(' ', '+')}")
+        tab.wait_for_selector("#search-results .search li a", timeout=10_000)
+        tab.wait_for_function("() => /found|finished/i.test(document.body.innerText)")
+        hits = tab.locator("#search-results .search li > a")
+        first = [Path(urlsplit(link).path).stem for link in
+                 hits.evaluate_all("all => all.map(one => one.href)")][:2]  # fmt: skip
+        if not any(part in page.split("_") for part in wanted.split() for page in first):
+            missed[words] = first
+    tab.close()
+    assert not missed
+
+
 def test_a_solution_is_closed_and_opens(browser):  # noqa: F811
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         page = browser.new_page(viewport=DESK)

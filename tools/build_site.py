@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import ast
 import base64
+import functools
 import importlib
 import inspect
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -77,11 +79,23 @@ def charts_drawn() -> Iterator[tuple[str, str, str, bytes]]:
 
 
 def public(room: str) -> dict[str, Any]:
-    """Give what a room offers: what its ``__all__`` names, or what it defines without a _."""
+    """Give what a room offers: what its ``__all__`` names, or what it defines without a _.
+
+    What the lessons and the pages of docs/ call most stands first.
+    """
     module = importlib.import_module(f"mgpu_helpers.{room}")
     own = [name for name, value in vars(module).items() if _home(value) == module.__name__]
     names = getattr(module, "__all__", [name for name in own if not name.startswith("_")])
-    return {name: getattr(module, name) for name in sorted(names, key=str.lower)}
+    said = re.findall(rf"\b{room}\.(\w+)", _texts())
+    by_use = sorted(names, key=lambda name: (-said.count(name), name.lower()))
+    return {name: getattr(module, name) for name in by_use}
+
+
+@functools.cache
+def _texts() -> str:
+    lessons = (NOTEBOOKS / "source").glob("*.py")
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *lessons]
+    return "\n".join(page.read_text(encoding="utf-8") for page in sorted(pages))
 
 
 def _home(value: Any) -> str | None:

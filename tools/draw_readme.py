@@ -59,7 +59,11 @@ def main() -> int:
     names = run(ROOT / "README.md")
     steps = [names["trace"].fit_step(names["model"], names["data"]) for _ in range(TURNS)]
     shortest = min(steps, key=lambda step: step.length)
-    figure = names["charts"].timeline(shortest, by="layer").figure
+    axes = names["charts"].timeline(shortest, by="layer")
+    lanes = [label.get_text().partition("\n")[2] for label in axes.get_yticklabels()]
+    called = ["host", *(f"device {i}" for i in range(len(lanes) - 1))]
+    axes.set_yticklabels([f"{name}\n{busy}" for name, busy in zip(called, lanes, strict=True)])
+    figure = axes.figure
     figure.savefig(ROOT / "docs" / "ten_lines.png", metadata={"Software": None})
     print(f"the step took {shortest.length * 1e3:.1f} ms")
     return 0

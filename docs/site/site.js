@@ -17,4 +17,18 @@ window.addEventListener("DOMContentLoaded", () => {
     const pages = [...found.values()], most = Math.max(...pages.map(([count]) => count));
     return pages.filter(([count]) => count === most).map(([, result]) => result);
   };
+  // A page that answers what is asked comes first, whatever words it has for it. Sphinx shows the
+  // last result first.
+  const searched = Search._performSearch;
+  Search._performSearch = (query, ...rest) => {
+    const results = searched(query, ...rest), { docnames, titles, filenames } = Search._index;
+    const length = (page) => Math.max(0, ...(ASKED[page] ?? "").split(", ")
+      .filter((phrase) => ` ${query.toLowerCase()} `.includes(phrase)).map(({ length }) => length));
+    const first = docnames.filter(length).sort((a, b) => length(a) - length(b) || (a < b ? 1 : -1));
+    const others = results.filter(([page]) => !first.includes(page));
+    return [...others, ...first.map((page) => {
+      const i = docnames.indexOf(page);
+      return [page, titles[i], "", null, 100, filenames[i], "title"];
+    })];
+  };
 }, true); // before Sphinx's own, which searches at once
