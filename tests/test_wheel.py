@@ -93,7 +93,21 @@ def test_the_sdist_has_what_git_has_and_nothing_else(files):
         names = {name.partition("/")[2] for name in packed.getnames()} - {"PKG-INFO"}
     assert names <= known
     left_out = {name.partition("/")[0] for name in known - names}
-    assert left_out <= {".binder", ".ci", ".devcontainer", ".github"}
+    ways_to_get_it = {".binder", ".devcontainer", ".dockerignore", "Containerfile", "recipe"}
+    assert left_out <= {*ways_to_get_it, ".ci", ".github"}
+
+
+def test_the_recipe_of_conda_asks_for_what_the_wheel_asks_for(wheel):
+    (about,) = [name for name in wheel.namelist() if name.endswith("dist-info/METADATA")]
+    said = email.message_from_bytes(wheel.read(about))
+    needs = [each for each in map(Requirement, said.get_all("Requires-Dist")) if not each.marker]
+    wanted = {each.name: str(each.specifier) for each in needs}
+    wanted["python"] = said["Requires-Python"]
+    recipe = (ROOT / "recipe" / "meta.yaml").read_text()
+    run = recipe.partition("  run:\n")[2].partition("\ntest")[0]
+    found = dict(line.strip("- ").split(maxsplit=1) for line in run.splitlines())
+    order = {name: {*ranges.split(",")} for name, ranges in found.items()}
+    assert order == {name: {*ranges.split(",")} for name, ranges in wanted.items()}
 
 
 def test_links_of_the_readme_become_absolute(tmp_path):
