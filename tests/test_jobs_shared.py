@@ -13,6 +13,8 @@ import pytest
 
 from conftest import ROOT, clean, limited
 from mgpu_helpers import nvml
+from mgpu_helpers.jobs import allowed, run
+from mgpu_helpers.lessons.pretend import pretend_server
 
 TELL = "import json, os; print(json.dumps({'sees': os.environ['CUDA_VISIBLE_DEVICES']}))\n"
 UUIDS = ("GPU-00000000-aaaa", "GPU-11111111-bbbb", "GPU-22222222-cccc", "GPU-33333333-dddd")
@@ -239,6 +241,20 @@ def test_a_job_with_several_gpus_gets_none_that_others_use(server):
     code, out, _ = server.mgpu_run("1 0 0\n", "tell.py", "--devices-each", "2")
     assert code == 0 and where(server.folder) == [f"{UUIDS[0]},{UUIDS[2]}"]
     assert len(skipped(out)) == 1
+
+
+def test_a_server_can_be_pretended_with_locks_of_its_own(tmp_path, monkeypatch, capsys):
+    """As lesson 04 does; the settings that would hide it come back."""
+    monkeypatch.setenv("MGPU_MODE", "cores")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    tell = [sys.executable, "-c", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"]
+    with pretend_server({0: 73, 1: 4}, n=3):
+        assert [job.tail for job in run([tell, tell])] == ["2", "2"]
+    (line,) = skipped(capsys.readouterr().out)
+    assert "GPU 0 (processes of user 4242, 7.0 of 80.0 GiB free), GPU 1 (processes of" in line
+    assert os.environ["MGPU_MODE"] == "cores" and os.environ["TMPDIR"] == str(tmp_path)
+    assert allowed()[0] == "core" and not (tmp_path / "mgpu-jobs").exists()
 
 
 MINE = os.getuid()

@@ -2,9 +2,9 @@
 
 `-m isa`: settings of oneDNN stand in for other people's processors: sums are taken in another
 order, and a trained loss moves in its third or fourth digit. `-m counts`: other numbers of devices.
-Lesson 04 is in neither: it starts scripts on what the machine has, and compares them with
-themselves. `-m rehearse`: what nobody placed goes to the first device, and Keras compiles with XLA,
-as gpu_rule.py has it.
+Lessons 04 and 05 are in neither: they start scripts on what the machine has, whatever MGPU_DEVICES
+says, and the rehearsal has their trainings compute with the other oneDNN. `-m rehearse`: what
+nobody placed goes to the first device, and Keras compiles with XLA, as gpu_rule.py has it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lessons import NOTEBOOKS as FOLDER
 from lessons import ROOT, environment, tags
 
 ALL = longest_first(FOLDER)
-NOTEBOOKS = [notebook for notebook in ALL if notebook.name[:2] != "04"]
+NOTEBOOKS = [notebook for notebook in ALL if notebook.name[:2] not in ("04", "05")]
 
 
 def each_of(notebooks: list[Path]) -> pytest.MarkDecorator:

@@ -25,20 +25,6 @@ def environment(device):
         return os.environ.copy()
 """,
     ],
-    3: [
-        """
-def wall(seconds, n):
-    waiting, running, now = list(seconds), [], 0
-    while waiting or running:
-        while waiting and len(running) < n:
-            running.append(now + waiting.pop(0))
-        now = min(running)
-        running.remove(now)
-    return now
-""",
-        ("def", "import numpy as np\n\n\ndef", "[0] * n", "np.zeros(n)",
-         "free_at.index(min(free_at))", "free_at.argmin()"),
-    ],
 }
 
 WRONG = {
@@ -60,11 +46,5 @@ WRONG = {
          "the child sees CUDA_VISIBLE_DEVICES='0,1,2"),
         ("return os.environ | {", "os.environ.update({", "    }", "    })\n    return os.environ",
          "it changed this notebook's environment"),
-    ],
-    3: [
-        ("in seconds", "in sorted(seconds, reverse=True)", "take 5"),
-        ("free_at.index(min(free_at))", "0", "take 5"),
-        ("+= length", "+= int(length)", "take 4, not 3"),
-        ("return", "seconds.sort()\n    return", "it changed the list of seconds"),
     ],
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import json
 import os
 import subprocess
@@ -13,7 +12,6 @@ from unittest import mock
 
 import numpy as np
 
-from mgpu_helpers._formatting import counted
 from mgpu_helpers.lessons.checks.judge import call, exercise, expect, same_as
 
 
@@ -81,39 +79,3 @@ def _check_child(number: int, given: Mapping[str, str], before: Mapping[str, str
            "CUDA may count in another order than nvidia-smi: set CUDA_DEVICE_ORDER")
     expect(all(given.get(name) == text for name, text in before.items() if name not in names),
            "the rest of the environment is lost: start from a copy of os.environ")
-
-
-def _queues() -> Iterator[tuple[list[float], int]]:
-    draw = np.random.default_rng()
-    known: list[tuple[list[float], int]] = [
-        ([2, 2, 3], 2), ([3], 2), ([5, 1, 1, 1], 2), ([1, 2, 3, 4], 1), ([4, 3, 3, 2, 2], 3),
-        ([2.5, 2, 0.75, 1.5], 2),
-    ]
-    yield from known
-    for n in (1, 2, 3, 4, 5, 7, 1, 2, 3, 4, 5, 7):
-        yield draw.integers(1, 20, draw.integers(n, 4 * n + 3)).tolist(), n
-
-
-def _wall(seconds: list[float], n: int) -> float:
-    ends = [0.0] * n
-    for length in seconds:
-        heapq.heapreplace(ends, ends[0] + length)
-    return max(ends)
-
-
-#: Check exercise 3 of lesson 04: how long a queue takes that keeps its order.
-wall = same_as(
-    _wall,
-    _queues,
-    told=lambda right, got, seconds, n: (
-        f"{seconds} on {counted(n, 'device')} take {right:g}, not {got:g}"
-    ),
-    way="return a number of seconds",
-    wrong={
-        "that is shared out evenly: a job cannot be cut in two":
-            lambda seconds, n: sum(seconds) / n,
-    },
-    unknown="in their order, each takes the first device that is free",
-    changed="it changed the list of seconds that it was given: work on a copy",
-    yes="18 queues",
-)

@@ -1,0 +1,374 @@
+# %% [markdown]
+# # Sweep
+#
+# You look for the learning rate and the width with which your script trains best. A loop in the
+# shell tries one setting after the other on one GPU, and three GPUs stay idle. In the morning the
+# seventh setting has failed, and the loop begins again with the first.
+#
+# **In this lesson** one line tries a grid of settings on all devices, goes on where it was stopped,
+# and gives a table in which you find the best.
+#
+# **You will learn** to
+# - make a job of every combination of some values,
+# - make a sweep larger, and go on after a failure, without doing anything twice,
+# - read the results as a table, and notice what does not belong there,
+# - do the same on a cluster.
+#
+# **You need** [[04]].
+
+# %%
+from mgpu_helpers import devices
+
+plan = devices.setup(2)
+plan
+
+# %%
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from datetime import datetime
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+
+from mgpu_helpers import jobs
+from mgpu_helpers.lessons import drawings
+from mgpu_helpers.lessons.checks import lesson_05 as checks
+
+# %% [markdown]
+# ## The lines to paste
+#
+# [train.py](scripts/train.py) is the Keras script of [[04]]. A script can be swept when it takes
+# its settings as arguments, `--lr=0.1 --width=16`, and prints its result as JSON at the end:
+#
+# ```python
+# print(json.dumps({"loss": loss, "accuracy": accuracy}))
+# ```
+#
+# Then this line, in a terminal, tries two learning rates with two widths each. What follows `--` is
+# given to every job:
+#
+# ```shell
+# mgpu run train.py --grid lr=0.01,0.1 width=2,16 --skip-done -- --epochs 1
+# ```
+#
+# The function `mgpu` runs such a line in a folder of its own, and prints what a terminal would
+# show, without the path of that folder:
+
+# %%
+folder = Path(tempfile.mkdtemp())
+shutil.copy("scripts/train.py", folder)
+
+
+def mgpu(line):
+    command = [sys.executable, "-m", "mgpu_helpers", *line.split()]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    print((done.stdout + done.stderr).replace(f"{folder}{os.sep}", ""))
+    print("exit status:", done.returncode)
+
+
+# %% tags=["nbval-ignore-output"]
+mgpu("run train.py --grid lr=0.01,0.1 width=2,16 --skip-done -- --epochs 1")
+
+# %% [markdown]
+# Each job is named after its arguments, runs on the next device that is free, and its result stands
+# in the table.
+#
+# | | |
+# |---|---|
+# | **Use it when** | you compare settings, and each training fits on one GPU |
+# | **It costs** | a process with TensorFlow for each setting, and a script that takes arguments |
+# | **Instead** | KerasTuner or Optuna, when each choice depends on the results before |
+#
+# The largest rate has won, so a still larger one may be better. The same line with one more rate
+# has six jobs. `--skip-done` leaves out the four that are done:
+
+# %% tags=["nbval-ignore-output"]
+mgpu("run train.py --grid lr=0.01,0.1,1 width=2,16 --skip-done -- --epochs 1")
+
+# %% [markdown]
+# The runner keeps a line of JSON for each job in `logs/jobs.jsonl`. There a result has `result_` in
+# front of its name. `read` gives the lines as dictionaries. Here are the accuracies, the best one
+# first, each with its standard error for 360 digits:
+
+# %%
+def read(logs):
+    lines = (folder / logs / "jobs.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+# %% tags=["cover"]
+rows = sorted(read("logs"), key=lambda row: (-round(row["result_accuracy"], 1), row["name"]))
+reached = {row["name"]: row["result_accuracy"] for row in rows}
+for name, accuracy in reached.items():
+    print(f"{name:16} {accuracy:.1f}")
+drawings.accuracies(reached, of=360)
+plt.show()
+
+# %% [markdown]
+# With a rate of 1 nothing is learnt any more: one digit of ten is right, as by chance. The best
+# rate now lies between two that are worse.
+#
+# ## How it works
+#
+# A grid is every combination of its values. In Python `jobs.grid` makes it. Compare it with two
+# loops:
+
+# %%
+by_hand = [[f"--lr={lr}", f"--start={start}"] for lr in (0.1, 0.4) for start in ("near", "far")]
+sweep = jobs.grid(lr=[0.1, 0.4], start=["near", "far"])
+print(*sweep.items(), sep="\n")
+print("the same:", list(sweep.values()) == by_hand)
+
+# %% [markdown]
+# A job is a command with such arguments: `[sys.executable, "train.py", *arguments]`. A list of
+# these is what `jobs.run(commands, names=sweep, skip_done=True)` takes, and the queue of [[04]]
+# does the rest.
+#
+# For these arguments there is a script that is small enough for the head. It looks for the lowest
+# point of x² by gradient descent. The gradient is 2x, so a step with the rate 0.1 multiplies x by
+# 0.8. Where it begins stands in a file. Here it runs alone, with five steps:
+
+# %%
+parabola = folder / "parabola.py"
+parabola.write_text("""
+import argparse, json
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+parser.add_argument("--start", default="near")
+parser.add_argument("--steps", type=int, default=5)
+options = parser.parse_args()
+x = float(open(options.start + ".txt").read())
+for _ in range(options.steps):
+    x -= options.lr * 2 * x
+print(json.dumps({"loss": x * x}))
+""")
+(folder / "near.txt").write_text("1")
+alone = [sys.executable, "parabola.py", "--lr=0.1"]
+print(subprocess.run(alone, cwd=folder, capture_output=True, text=True).stdout)
+
+# %% [markdown]
+# After five steps x is 0.8 to the power of 5, and the loss is the square of it.
+#
+# ## Go on after a failure
+#
+# One of the two files is there. The other one is missing, as when a disk is away:
+
+# %% tags=["nbval-ignore-output"]
+mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs again")
+
+# %% [markdown]
+# Two jobs are done and two have failed. Below the table stands how each log ends, and there is the
+# cause. The exit status is 1, so a script that waits for the sweep learns of it. Now the file comes
+# back, and the same line runs again:
+
+# %% tags=["nbval-ignore-output"]
+(folder / "far.txt").write_text("10")
+mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs again")
+
+# %% [markdown]
+# The two that were done are skipped, and the two that had failed ran. The same holds when the
+# machine goes down in the middle, because each line is written as its job ends.
+#
+# ## Proof
+#
+# A sweep in two halves has to give what a sweep in one go gives, and must run nothing twice that
+# was done. Here is the same grid in another folder, without an interruption:
+
+# %% tags=["nbval-ignore-output"]
+mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --logs once")
+
+# %%
+def results(logs):
+    return {row["name"]: row["result_loss"] for row in read(logs) if row["status"] == "done"}
+
+
+print("equal results:", results("again") == results("once"), len(results("once")))
+print(Counter(row["status"] for row in read("again")))
+
+# %% [markdown]
+# The four results are equal. The file of the first sweep has four lines for jobs that were done,
+# one for each, and two for the failures before.
+#
+# ## The table
+#
+# The file has a line for each run of a job, so a job that failed and was run again has two. A job
+# that failed has no result, and `get` puts a dash. Here is the table without a library:
+
+# %%
+for row in sorted(read("again"), key=lambda row: (row["name"], row["status"])):
+    loss = row.get("result_loss", "-")
+    print(f"{row['name']:20} {row['status']:8} {loss if loss == '-' else f'{loss:.2g}'}")
+
+# %% [markdown]
+# If you have pandas, `pandas.read_json("logs/jobs.jsonl", lines=True)` makes a table of the file.
+# In Python, `report.save(path)` writes such a file for the jobs of one `jobs.run`.
+#
+# ## Break it
+#
+# **A training that is done and has no result.** The rate 2 multiplies x by -3 in each step, and
+# after a thousand steps x is not a number any more. Which row is the best?
+
+# %% tags=["nbval-ignore-output"]
+mgpu("run parabola.py --grid lr=2,0.1,0.4 --logs diverged -- --steps 1000")
+
+# %%
+done = sorted(read("diverged"), key=lambda row: row["name"])
+try:
+    min(done, key=lambda row: row["result_loss"])
+except TypeError as error:
+    print(Counter(row["status"] for row in done), error)
+
+# %%
+finite = [row for row in done if row["result_loss"] is not None]
+print("the best is", min(finite, key=lambda row: row["result_loss"])["name"])
+
+# %% [markdown]
+# JSON has no NaN, so the file has `null` there, which Python reads as `None`. "Done" says that the
+# script ended well, and nothing of what it has learnt. Look at what is missing before you choose.
+#
+# **A script that was edited.** The runner compares commands and folders. It does not look into the
+# script. Here parabola.py is changed, and the sweep from above is started again:
+
+# %% tags=["nbval-ignore-output"]
+parabola.write_text(parabola.read_text().replace('"loss": x * x', '"loss": abs(x)'))
+mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs once")
+
+# %% [markdown]
+# All four jobs are skipped, and the table has results of the old script. No error says so. The
+# check compares two times, when a job was started and when the script was changed:
+
+# %%
+changed = parabola.stat().st_mtime
+starts = [datetime.fromisoformat(row["started_at"]).timestamp() for row in read("once")]
+print(sum(start < changed for start in starts), "of", len(starts), "are older than the script")
+
+# %% [markdown]
+# After a change begin a new folder, with `--logs v2`.
+#
+# ## When not to
+#
+# A grid grows as a product: four settings with five values each are 625 jobs. Random settings find
+# one as good with far fewer, because mostly only a few of the settings matter (Bergstra and Bengio,
+# "Random Search for Hyper-Parameter Optimization", 2012, [sources](../docs/sources.md#random)). And
+# the best of many is partly luck. Where the lines of two settings overlap in the chart above, more
+# digits or more seeds have to decide: put `seed=0,1,2` into the grid, if your script takes a seed.
+#
+# Settings that are no grid come from a file, which has the arguments of a job on each line:
+
+# %% tags=["nbval-ignore-output"]
+draw = random.Random(5)
+lines = [f"--lr={10 ** draw.uniform(-3, 0):.4f} --steps={draw.randint(2, 9)}" for _ in range(6)]
+(folder / "settings.txt").write_text("\n".join(lines))
+mgpu("run parabola.py --each settings.txt --logs drawn")
+
+# %% [markdown]
+# ## On a cluster
+#
+# Slurm gives a job its GPUs, and names them in `CUDA_VISIBLE_DEVICES`. The file
+# [sweep.slurm](scripts/sweep.slurm) asks for four, and starts the runner, which shares out these
+# and no others. Slurm ends a job when its time is over. Then you submit the same line again, and it
+# goes on. The file is a shell script, so its last line can be tried here:
+
+# %% tags=["nbval-ignore-output"]
+line = "parabola.py --grid lr=0.1,0.4 start=near,far --logs slurm"
+path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+for _ in range(2):
+    command = ["bash", Path("scripts/sweep.slurm").resolve(), *line.split()]
+    done = subprocess.run(command, cwd=folder, env=os.environ | {"PATH": path},
+                          capture_output=True, text=True)  # fmt: skip
+    print(done.stdout.splitlines()[0])
+
+# %% [markdown]
+# The second call found all four jobs done. In Kubernetes each pod has GPUs of its own, so no runner
+# is needed: [sweep.yaml](scripts/sweep.yaml) has four pods, and each takes its arguments by its
+# number. No cluster has run either file yet: take them as a beginning.
+#
+# ## On GPUs
+#
+# What [[04]] says of GPUs holds here: those that others use are left alone, and with `--free 2` the
+# sweep takes two at a time. A small training keeps a fraction of a GPU busy. Then `--per-device 2`
+# is worth a try, with a limit on the memory of each ([[02]]). Give each job a seed and
+# `tf.config.experimental.enable_op_determinism()`, or two runs of one setting may differ.
+#
+# ## With a program of another kind
+#
+# The runner knows nothing of Python. A program needs arguments and a line of JSON among what it
+# prints. Here is a shell script that counts the letters of a word:
+
+# %% tags=["nbval-ignore-output"]
+(folder / "count.sh").write_text("""
+word=${1#--word=}
+echo "{\\"letters\\": ${#word}}"
+""")
+mgpu("run count.sh --grid word=grid,sweep --logs words")
+
+# %% [markdown]
+# If your program writes a file, put the arguments into the file's name. Jobs that run at the same
+# time must not write to the same place.
+#
+# ## On your own
+#
+# Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
+#
+# **1.** How long will a sweep take? Write `wall(seconds, n)`, where `seconds` is the list of how
+# long each job takes. The jobs start in their order on n devices, each as soon as a device is free.
+# `wall([2, 2, 3], 2)` is 5.
+
+# %% tags=["exercise"]
+def wall(seconds, n):
+    return sum(seconds) / n
+
+
+checks.wall(wall)
+
+# %% tags=["solution"]
+def wall(seconds, n):
+    free_at = [0] * n
+    for length in seconds:
+        first = free_at.index(min(free_at))
+        free_at[first] += length
+    return max(free_at)
+
+
+checks.wall(wall)
+
+# %% [markdown]
+# **2.** Which jobs has a sweep still to run? Write `again(names, rows)`. `names` are all jobs of
+# the sweep. `rows` are the lines of its file, the oldest first, as dictionaries with a name and a
+# status. A job may have several rows, or none. Return the names of the jobs that are left, in the
+# order of `names`.
+
+# %% tags=["exercise"]
+def again(names, rows):
+    return [row["name"] for row in rows if row["status"] != "done"]
+
+
+checks.again(again)
+
+# %% tags=["solution"]
+def again(names, rows):
+    newest = {row["name"]: row["status"] for row in rows}
+    return [name for name in names if newest.get(name) != "done"]
+
+
+checks.again(again)
+
+# %% [markdown]
+# ## What we saw
+#
+# - A grid of four trainings ran on all devices, and a larger one ran only what was new.
+# - With a rate of 1, 0.1 of the new digits were right.
+# - A sweep that had failed in part went on, and its 4 results were those of one without a failure.
+# - Of 3 jobs that were done, one had no result.
+# - After the script was edited, 4 of 4 results were older than the script, and no error said so.
+#
+# ## In practice
+#
+# Paste the line with your script in it, and keep `--skip-done`. Begin with few values far apart,
+# and make the grid larger where the best one lies at its edge. Next: [[next]].

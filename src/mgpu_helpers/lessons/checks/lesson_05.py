@@ -1,0 +1,113 @@
+"""The checks of lesson 05's exercises."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from mgpu_helpers._formatting import counted
+from mgpu_helpers.lessons.checks.judge import same_as
+
+
+def _queues() -> Iterator[tuple[list[float], int]]:
+    draw = np.random.default_rng()
+    known: list[tuple[list[float], int]] = [
+        ([2, 2, 3], 2), ([3], 2), ([5, 1, 1, 1], 2), ([1, 2, 3, 4], 1), ([4, 3, 3, 2, 2], 3),
+        ([2.5, 2, 0.75, 1.5], 2),
+    ]
+    yield from known
+    for n in (1, 2, 3, 4, 5, 7, 1, 2, 3, 4, 5, 7):
+        yield draw.integers(1, 20, draw.integers(n, 4 * n + 3)).tolist(), n
+
+
+def _wall(seconds: list[float], n: int) -> float:
+    ends = [0.0] * n
+    for length in seconds:
+        heapq.heapreplace(ends, ends[0] + length)
+    return max(ends)
+
+
+#: Check exercise 1 of lesson 05: how long a sweep takes that keeps its order.
+wall = same_as(
+    _wall,
+    _queues,
+    told=lambda right, got, seconds, n: (
+        f"{seconds} on {counted(n, 'device')} take {right:g}, not {got:g}"
+    ),
+    way="return a number of seconds",
+    wrong={
+        "that is shared out evenly: a job cannot be cut in two":
+            lambda seconds, n: sum(seconds) / n,
+    },
+    unknown="in their order, each takes the first device that is free",
+    changed="it changed the list of seconds that it was given: work on a copy",
+    yes="18 queues",
+)
+
+Rows = list[dict[str, Any]]
+
+
+def _sweeps() -> Iterator[tuple[list[str], Rows]]:
+    def rows(*ends: str) -> Rows:
+        return [dict(zip(("name", "status"), end.split(":"), strict=True)) for end in ends]
+
+    yield ["a", "b", "c"], rows("b:done", "a:failed", "a:done")
+    yield ["a", "b"], []
+    yield ["b", "a"], rows("a:timed out", "x:done")
+    yield ["a"], rows("a:done", "a:failed")
+    draw = np.random.default_rng()
+    for _ in range(12):
+        ends = ["done", "failed", "timed out", "stopped"]
+        names = [f"lr={lr}" for lr in draw.permutation(12)[: draw.integers(3, 12)]]
+        pairs = zip(draw.choice(names, 14), draw.choice(ends, 14), strict=True)
+        yield names, rows(*(f"{name}:{end}" for name, end in pairs))
+
+
+def _again(names: list[str], rows: Rows) -> list[str]:
+    newest = {row["name"]: row["status"] for row in rows}
+    return [name for name in names if newest.get(name) != "done"]
+
+
+def _failed_only(names: list[str], rows: Rows) -> list[str]:
+    newest = {row["name"]: row["status"] for row in rows}
+    return [name for name in names if newest.get(name, "done") != "done"]
+
+
+def _ever_done(names: list[str], rows: Rows) -> list[str]:
+    done = {row["name"] for row in rows if row["status"] == "done"}
+    return [name for name in names if name not in done]
+
+
+def _ever_failed(names: list[str], rows: Rows) -> list[str]:
+    failed = {row["name"] for row in rows if row["status"] != "done"}
+    there = {row["name"] for row in rows}
+    return [name for name in names if name in failed or name not in there]
+
+
+def _shown(rows: Rows) -> str:
+    return ", ".join(f"{row['name']} {row['status']}" for row in rows) or "no rows"
+
+
+#: Check exercise 2 of lesson 05: which jobs a sweep has to run again.
+again = same_as(
+    _again,
+    _sweeps,
+    told=lambda right, got, names, rows: (
+        f"of {names} after {_shown(rows)} these are left: {right}, not {got}"
+    ),
+    wrong={
+        "go through the names, of which some have several rows and some have none":
+            lambda names, rows: [row["name"] for row in rows if row["status"] != "done"],
+        "a job without a row has never ended, and has to run, too": _failed_only,
+        "the newest row of a job counts, and here that one is not done": _ever_done,
+        "the newest row of a job counts, and here that one is done": _ever_failed,
+        "keep the order in which the jobs were named":
+            lambda names, rows: sorted(_again(names, rows)),
+    },
+    unknown="return a list of names, each once, in their order",
+    changed="it changed what it was given: work on a copy",
+    yes="16 sweeps",
+)
