@@ -363,11 +363,12 @@ checks.multiply_columns(multiply_columns)
 #
 # [[lessons]]
 #
-# Three ways through them:
+# Four ways through them:
 #
-# - "I have one model and several GPUs": 00, 08, and 06 and 07 for what happens inside.
-# - "I have many scripts": 00, 02, 04, 05.
-# - "My model does not fit": 00, 03, 15, 16, 09, 10.
+# - "I have one model and several GPUs": 07, and 08 and 09 for what happens inside.
+# - "I have many scripts": 04, 05, 06.
+# - "My model does not fit": 03, 10 to 14.
+# - "Is a second server worth it?": 15 to 18.
 #
 # | word | what it means in all of them |
 # |---|---|

@@ -30,10 +30,11 @@ def main(arguments: Sequence[str], called: str) -> int:
     from mgpu_helpers import devices, fit
 
     plan = devices.setup()
+    stand_in = " (cores stand in for GPUs: slower than TensorFlow alone)" * (plan.mode == "cores")
     print(
-        f"{called}: {script} trains on {', '.join(plan.devices)}; in the script itself that is "
-        "`with fit.strategy(devices.setup()).scope():` around the lines that make and compile "
-        f"the model. {called} run {script} gives it one device.",
+        f"{called}: {script} trains on {', '.join(plan.devices)}{stand_in}. In the script that is "
+        "`with fit.strategy(devices.setup()).scope():` around what makes and compiles the model. "
+        f"{called} run {script} gives it one device.",
         file=sys.stderr, flush=True,
     )  # fmt: skip
     with fit.strategy(plan).scope():
