@@ -479,8 +479,8 @@ checks.differ(differ)
 # %% [markdown]
 # ## What we saw
 #
-# - A grid of `fit` on one device and on all gave strong and weak scaling. More devices did nothing
-#   for the fixed part of a step.
+# - A grid of `fit` on one device and on all gave strong and weak scaling, and two of its rows gave
+#   the fixed part of a step.
 # - Chance alone told twins apart in 11 % of the comparisons of 8 pairs, and in 1 % of those of 20.
 # - 5,040 images changed the weights alike on one device and on all. A pass cut short had 2,520.
 # - An input that read one by one set the pace, whatever the number of devices.
