@@ -171,11 +171,6 @@ FIT = scaling.fit(NET, published.TENSORLIGHT)
 STEPS = (*published.TENSORLIGHT, published.TENSORLIGHT_SPLIT)
 SPENT = {repr(m.layout): FIT.predict(m.layout) for m in STEPS}
 TAKEN = {repr(m.layout): m.seconds for m in STEPS}
-CURVES = {
-    f"{way}, {link}": ((1, 32, 1024), (1, 0.8, at / 8), (1, 0.7, at / 9), (1, 0.9, at / 7))
-    for at, way in enumerate(("central", "ring"), 2)
-    for link in ("PCIe 3.0 x16", "NVLink 3 (A100)", "100 Gbit Ethernet")
-}
 PAIRS = [(row, row.seconds * (0.87 + 0.03 * i)) for i, row in enumerate(published.TENSORLIGHT)]
 DRAW = {
     **{f"{kind}, {n}": lambda ax=None, kind=kind, n=n: getattr(charts, kind)(towers(n), ax)
@@ -185,7 +180,7 @@ DRAW = {
     "cards and targets": lambda ax=None: cards(measured(["cores", "memory"]), ax, relative=True),
     "steps": lambda ax=None: charts.step_times(STEPS, FIT, ax),
     "parts": lambda ax=None: charts.breakdown(SPENT, TAKEN, ax),
-    "efficiency": lambda ax=None: charts.efficiency(CURVES, (1, 3), ax),
+    "rates": lambda ax=None: charts.rates(STEPS, ax),
     "held out": lambda ax=None: charts.held_out(PAIRS, ax),
     "held": lambda ax=None: charts.held(HELD, ax),
     "monitor": lambda ax=None: charts.monitor(watched((), PHASES), ax),
@@ -196,7 +191,7 @@ DRAW = {
 }  # fmt: skip
 NOTHING = {
     "cards": lambda: cards([]), "steps": lambda: charts.step_times([], FIT),
-    "parts": lambda: charts.breakdown({}), "efficiency": lambda: charts.efficiency({}),
+    "parts": lambda: charts.breakdown({}), "rates": lambda: charts.rates([]),
     "held out": lambda: charts.held_out([]), "held": lambda: charts.held({}),
     "monitor": lambda: charts.monitor(Monitor()), "jobs": lambda: charts.jobs(ran([], 0)),
     "placement": lambda: charts.placement_map(Placement()),
@@ -534,15 +529,18 @@ def test_lines_and_dots_are_where_the_numbers_are():
     assert list(curves["/GPU:1, handed out"]) == [0, 100, 200, 300, 400]
     dots = {line.get_label(): line for line in charts.step_times(STEPS, FIT).lines}
     assert sorted(dots["3 devices"].get_ydata()) == pytest.approx([45.51], abs=0.01)
-    drawn = {line.get_label(): line for line in charts.efficiency(CURVES, (1, 3)).lines}
-    for name, (_, middle, *_) in CURVES.items():
-        np.testing.assert_allclose(drawn[name].get_ydata(), 100 * np.array(middle))
+    drawn = {line.get_label(): line for line in charts.rates(published.TENSORLIGHT).lines}
+    assert list(drawn["3 devices"].get_xdata()) == [768, 768, 2304]
+    assert drawn["3 devices"].get_ydata()[2] == pytest.approx(2000 * 2304 / 230.154171944)
     dots = [line for line in charts.held_out(PAIRS).lines if line.get_marker() == "o"]
     wanted = [100 * (seconds / row.seconds - 1) for row, seconds in PAIRS]
     assert [dot.get_xdata()[0] for dot in dots] == pytest.approx(wanted)
     missed = [dot.get_markerfacecolor() == "white" for dot in dots]
     assert missed == [abs(error) > 10 for error in wanted] and any(missed)
     times = {"slow": {1: Timing((0.03,) * 3), 2: Timing((0.02, 0.02, 0.05))}}
+    ax = drawings.ranges({"a": (1, 2), "b": (1.5, 2)}, {"b": 1.75}, title="", across="")
+    assert [(bar.get_x(), bar.get_width()) for bar in ax.patches] == [(1, 1), (1.5, 0.5)]
+    assert [(*line.get_xdata(), *line.get_ydata()) for line in ax.lines] == [(1.75, 1)]
     ax = drawings.against_pieces(times, {1: 0.03, 2: 0.0225})
     assert list(ax.containers[0].lines[0].get_ydata()) == [30, 20]
     ax = drawings.against_pieces({"one": {1: 8 * MB, 4: 2 * MB}})
@@ -559,8 +557,7 @@ def test_cards_lie_beside_each_other_and_what_misses_its_target_is_crossed_out()
 
 
 def test_a_chart_of_others_numbers_names_them_and_not_this_machine():
-    for ax in (charts.breakdown(SPENT, source="TitanX"), charts.held_out(PAIRS, source="TitanX"),
-               charts.efficiency(CURVES, source="TitanX")):  # fmt: skip
+    for ax in (charts.breakdown(SPENT, source="TitanX"), charts.held_out(PAIRS, source="TitanX")):
         assert [text.get_text() for text in ax.figure.texts] == ["TitanX"]
 
 

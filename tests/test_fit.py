@@ -183,6 +183,10 @@ def test_synchronized_false_leaves_each_replica_its_statistics(keras, plan):
 def test_the_same_devices_have_one_strategy(plan):
     assert fit.strategy(plan) is fit.strategy(plan)
     assert fit.strategy(plan).num_replicas_in_sync == len(plan)
+    assert fit.strategy(plan.devices) is fit.strategy(plan)
+    assert fit.strategy(plan.devices[:1]).num_replicas_in_sync == 1
+    with pytest.raises(ValueError, match="there is no device '/CPU:9'"):
+        fit.strategy(["/CPU:9"])
     assert json.loads(json.dumps([*fit.strategy(plan).extended.worker_devices]))
 
 

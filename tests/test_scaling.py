@@ -13,7 +13,14 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from mgpu_helpers.lessons import networks, published
-from mgpu_helpers.lessons.published import DGX_1, K80, P40, TENSORLIGHT, TENSORLIGHT_APART
+from mgpu_helpers.lessons.published import (
+    DGX_1,
+    K80,
+    P40,
+    SERVERS,
+    TENSORLIGHT,
+    TENSORLIGHT_APART,
+)
 from mgpu_helpers.scaling import (
     Cost,
     Layout,
@@ -101,6 +108,14 @@ def test_the_notebook_is_described_and_predicts_what_was_left_out():
     for row in (*TENSORLIGHT, third):
         got = FIT.predict(row.layout)
         assert (got.low < row.seconds < got.high) == (row in TENSORLIGHT)
+
+
+def test_no_second_server_gave_less_than_a_step_and_then_its_gradients():
+    """Of servers of eight GPUs over 10 Gbit, from the step of one of them alone."""
+    for work, (one, *more) in SERVERS:
+        for row in more:
+            crossing = ring(work, Cost(), row.layout.devices // 8, 1, links.ETHERNET_10G).total
+            assert 0.995 * one.seconds < row.seconds < one.seconds + crossing < 1.14 * row.seconds
 
 
 def test_the_p40_note_is_described_but_not_tested():

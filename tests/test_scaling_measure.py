@@ -32,6 +32,8 @@ def test_each_layout_has_the_median_of_its_timed_runs(monkeypatch):
     assert ran == ["1x10", "1x20", "2x10", "2x20"] * 5  # all made before the first run, in turn
     assert [row.layout for row in rows] == [Layout(n, b, "ring") for n, b in made]
     assert [row.seconds for row in rows] == pytest.approx([0.265, 0.275, 0.27, 0.28])
+    (of_ten,) = measure(step_of, [1], [10], steps=10, warmup=2, repeats=3)
+    assert of_ten.seconds == pytest.approx(0.0265)
     found = fit(Workload("made up", 250), rows, ["arithmetic", "fixed", "moving"])
     assert found.predict(Layout(4, 40, "ring")).total == pytest.approx(0.3025)
 

@@ -86,40 +86,29 @@ def breakdown(
     return label(ax, "What a step spends its time on", "time of a step, ms", legend=len(parts) > 0)
 
 
-def efficiency(
-    curves: Mapping[str, Sequence[Sequence[float]]],
-    measured: tuple[int, int] | None = None,
-    ax: Any = None,
-    *,
-    source: str | None = None,
-) -> Any:
-    """Draw the efficiency against the number of devices: a curve and its band for each name.
+def rates(measurements: Sequence[Measurement], ax: Any = None) -> Any:
+    """Draw the examples a second against the global batch, a line for each number of devices.
 
-    A curve is four lists: numbers of devices, efficiencies of 0 to 1, and the lower and the upper
-    end of the band. `measured` is the range of devices that somebody measured: what is outside is
-    extrapolation.
+    Straight up is strong scaling; the dots of one place in their lines are weak scaling.
 
-    >>> curve = (1, 2, 4), (1, 0.9, 0.7), (1, 0.8, 0.6), (1, 0.95, 0.8)
-    >>> ax = efficiency({"ring": curve}, measured=(1, 2))
+    >>> from mgpu_helpers.scaling import Layout, Measurement
+    >>> ax = rates([Measurement(Layout(1, 64), 0.011), Measurement(Layout(2, 32), 0.008)])
     """
-    ax = axes(ax, size=(8, 3.6), source=source)
-    ax.axhline(100, **IDEAL, label="ideal")
-    if measured:
-        low, high = measured
-        ax.axvspan(low, max(high, low * 1.06), color=_SHADE, linewidth=0,
-                   label=f"measured: {low} to {counted(high, 'device')}")  # fmt: skip
-    for i, (name, (at, *band)) in enumerate(curves.items()):
-        middle, lowest, highest = (100 * np.array(each) for each in band)
-        shade = WAYS[i % len(WAYS)]
-        ax.fill_between(at, lowest, highest, color=shade, alpha=0.18, linewidth=0)
-        ax.plot(at, middle, color=shade, label=name)
-    counts = sorted({int(n) for at, *_ in curves.values() for n in at}) or [1024]
-    powers = [2**i for i in range(max(1, math.ceil(math.log2(counts[-1]))) + 1)]
-    ticks = counts if 1 < len(counts) <= 4 else powers
+    ax = axes(ax)
+    found: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for row in measurements:
+        size = row.layout.global_batch_size
+        found[row.layout.devices].append((size, size / row.seconds))
+    for i, (n, points) in enumerate(sorted(found.items())):
+        across, up = zip(*sorted(points), strict=True)
+        ax.plot(across, up, marker="os^"[i % 3], color=WAYS[i % len(WAYS)],
+                label=counted(n, "device"))  # fmt: skip
+    sizes = sorted({int(size) for points in found.values() for size, _ in points})
     ax.set_xscale("log", base=2)
-    ax.set_xticks(ticks, ticks)
-    ax.set(xlim=(1, max(2, ticks[-1])), ylim=(0, 105))
-    return label(ax, "Efficiency with more devices", "devices", "efficiency, %", legend=True)
+    ax.set_xticks(sizes, sizes)
+    ax.set_ylim(bottom=0)
+    return label(ax, "What more devices give", "global batch", "examples a second",
+                 legend=bool(found))  # fmt: skip
 
 
 def held_out(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 from mgpu_helpers import _private
 from mgpu_helpers.devices.machine import one_of_several_workers
-from mgpu_helpers.devices.plan import Plan, planned
+from mgpu_helpers.devices.plan import Plan, checked, planned
 from mgpu_helpers.fit.mends import mend_replicas
 from mgpu_helpers.fit.shares import Shared, Whole, mark_of, taking
 from mgpu_helpers.fit.trainer import mend_trainer
@@ -18,8 +19,10 @@ _made: dict[tuple[str, ...], Any] = {}
 PACK = 25 * 2**20
 
 
-def strategy(plan: Plan | None = None, *, synchronized: bool = True) -> Any:
+def strategy(plan: Plan | Iterable[Any] | None = None, *, synchronized: bool = True) -> Any:
     """Give the strategy for a plan's devices, in whose scope a model is to be made and compiled.
+
+    Some of the devices are given by name: `strategy(plan.devices[:2])`.
 
     It is a `tf.distribute.MirroredStrategy`, for one device a `OneDeviceStrategy`, and where
     TF_CONFIG names several workers, as under `mgpu cluster`, a `MultiWorkerMirroredStrategy` on
@@ -40,18 +43,20 @@ def strategy(plan: Plan | None = None, *, synchronized: bool = True) -> Any:
 
     mend_replicas()
     mend_trainer()
-    workers = one_of_several_workers()
-    plan = None if workers else plan or planned()
-    devices = () if plan is None else plan.devices
+    devices: tuple[str, ...] = ()
+    if not one_of_several_workers():
+        whole = plan if isinstance(plan, Plan) else planned()
+        given = whole if plan is None else plan
+        devices = given.devices if isinstance(given, Plan) else checked(given)
     if devices not in _made:
-        if plan is None:
+        if not devices:
             made = _of(tf.distribute.MultiWorkerMirroredStrategy)()
             with tf.device("/CPU:0"):
                 made.seen = tf.Variable(tf.zeros([2], tf.float64))
         elif len(devices) == 1:
             made = _of(tf.distribute.OneDeviceStrategy)(devices[0])
         else:  # NCCL wants a GPU for each device, and a ring of cores cannot run in a loop
-            to_one = None if plan.mode == "gpus" else tf.distribute.ReductionToOneDevice()
+            to_one = None if whole.mode == "gpus" else tf.distribute.ReductionToOneDevice()
             kind = _private.numbered(_of(tf.distribute.MirroredStrategy), 1 + len(_made))
             made = kind(list(devices), to_one)
         _made[devices] = made

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers._formatting import size_text
-from mgpu_helpers.charts.base import HOST, IDEAL, axes, corner, style
+from mgpu_helpers.charts.base import HOST, IDEAL, axes, corner, label, rows, style
 from mgpu_helpers.timing import Timing
 
 
@@ -114,6 +114,32 @@ def accuracies(shares: Mapping[str, float], ax: Any = None, *, of: int | None = 
     ax.set_xlabel("right answers, %")
     ax.set_title("Accuracy on unseen digits", loc="left")
     return ax
+
+
+def ranges(
+    found: Mapping[str, tuple[float, float]],
+    measured: Mapping[str, float] | None = None,
+    ax: Any = None,
+    *,
+    title: str,
+    across: str,
+    source: str | None = None,
+) -> Any:
+    """Draw a bar from the least to the most for each name, and a dot where one was measured."""
+    ax = axes(ax, size=(6.4, 1.1 + 0.26 * len(found)), source=source)
+    lows, highs = zip(*found.values(), strict=True)
+    widths = [high - low for low, high in found.values()]
+    ax.barh(range(len(found)), widths, 0.5, left=lows, color="#5f87a3", label="predicted")
+    for row, (low, high) in enumerate(found.values()):
+        ax.annotate(f"{low:.2f} to {high:.2f}", (max(highs), row), (8, 0), va="center", size=8.5,
+                    textcoords="offset points", annotation_clip=False)  # fmt: skip
+    if measured:
+        at = [row for row, name in enumerate(found) if name in measured]
+        ax.plot([measured[name] for name in found if name in measured], at, "o", color="#a8483a",
+                label="measured")  # fmt: skip
+    rows(ax, list(found))
+    ax.set_xlim(min(lows) - 0.05, max(highs) + 0.02)
+    return label(ax, title, across)
 
 
 def digits(images: Any, titles: Sequence[str]) -> Any:

@@ -83,5 +83,19 @@ K80 = (  # two GPUs to a card, on Google Compute Engine
     (_ALEXNET, _benchmarks("K80", 512, "host", 656, 1209, 2328, 4640)),
     (_VGG16, _benchmarks("K80", 32, "host", 35.4, 64.8, 120, 234)),
 )  # fmt: skip
+# The same page: servers of eight K80 (Amazon EC2, p2.8xlarge), 1, 2, 4 and 8 of them. Each server
+# holds a share of the variables for all: as many bytes leave it and come as in a ring of servers.
+# Of 8 servers fewer hold variables in three of these rows, so more crosses there.
+SERVERS = tuple(
+    (work, tuple(
+        Measurement.of_rate(Layout(n, batch), rate, "TensorFlow's benchmarks, 2017, EC2")
+        for n, rate in zip((8, 16, 32, 64), rates, strict=True)
+    ))
+    for work, batch, rates in (
+        (_INCEPTION, 64, (229, 459, 902, 1783)), (_INCEPTION, 32, (219, 427, 820, 1608)),
+        (_RESNET_50, 64, (378, 751, 1388, 2744)), (_RESNET_50, 32, (333, 667, 1180, 2315)),
+        (_RESNET_152, 32, (146, 291, 565, 981)),
+    )
+)  # fmt: skip
 # 3584 cores x 2 FLOP x 1.48 GHz, its boost clock in a DGX-1.
 P100_FLOPS = 3584 * 2 * 1.48e9

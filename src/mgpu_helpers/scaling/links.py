@@ -41,6 +41,11 @@ NVLINK_2 = Link("NVLink 2 (V100)", 120e9, 100e9, 150e9, 3.4e-6,
 #: A100 gave 232.5 GB/s (issue 175) and about 200 (issue 149).
 NVLINK_3 = Link("NVLink 3 (A100)", 230e9, 200e9, 240e9, 3.4e-6,
                 _SOURCE + "NVIDIA/nccl-tests issues 149 and 175")  # fmt: skip
+#: Ethernet of 10 and of 25 Gbit a second, between machines. TCP carries 95.6 % of it in this
+#: project's benchmark of links (docs/benchmarks.md). The lowest are guesses.
+_TCP = _SOURCE + "results/link.json"
+ETHERNET_10G = Link("10 Gbit Ethernet", 1.19e9, 0.9e9, 1.25e9, 14e-6, _TCP)
+ETHERNET_25G = Link("25 Gbit Ethernet", 2.98e9, 2e9, 3.125e9, 14e-6, _TCP)
 #: Ethernet of 100 Gbit a second, between machines: 60 Gbit/s in a ring on AWS (issue 22), 4 to 6
 #: GB/s over TCP (issue 450).
 ETHERNET_100G = Link("100 Gbit Ethernet", 7.5e9, 4e9, 12e9, 14e-6,

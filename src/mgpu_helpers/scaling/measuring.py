@@ -13,6 +13,7 @@ def measure(
     devices: Sequence[int] = (1, 2),
     batches: Sequence[int] = (8, 32),
     *,
+    steps: int = 1,
     variables: str = "device",
     warmup: int = 3,
     repeats: int = 20,
@@ -21,7 +22,8 @@ def measure(
 
     step_of(n, batch) makes the step: a function without arguments, or a tuple of a function and its
     arguments. All are made first and then timed in turn, so that a machine that drifts slows all
-    alike; each is waited for. `variables` is that of `Layout`.
+    alike; each is waited for. Where a call takes several steps, as `fit` does, `steps` says how
+    many. `variables` is that of `Layout`.
 
     In cores mode eager code and `tf.function` share one pool of threads for all devices, so a
     single device may work on several cores at once: then more devices gain less than they do where
@@ -47,7 +49,7 @@ def measure(
         )
     runs = {Layout(n, b, variables): _run(step_of(n, b)) for n in devices for b in batches}
     taken = timing.several(runs, warmup=warmup, repeats=repeats)
-    return [Measurement(each, timed.median, "measured here") for each, timed in taken.items()]
+    return [Measurement(each, taken[each].median / steps, "measured here") for each in runs]
 
 
 def _run(step: Any) -> Callable[[], None]:
