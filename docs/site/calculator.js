@@ -76,7 +76,7 @@ const FIELDS = {
   budget: ["Memory of a device, GB", "16", { above: 0 }],
   link: ["Link between devices", "PCIE_3",
     Object.fromEntries(Object.entries(LINKS).map(([key, [name]]) => [key, name]))],
-  time: ["One device computes an example in, ms", "40", { above: 0 }],
+  time: ["Milliseconds that a device needs for an example", "40", { above: 0 }],
 };
 
 class Wrong extends Error {
