@@ -141,6 +141,12 @@ def test_a_hundred_cases_have_the_numbers_of_python(page, first: int):
             assert said in shown["efficiency"]
 
 
+@pytest.mark.parametrize("parameters", [249_874_999, 249_875_001, 250, 249])
+def test_sizes_change_their_unit_where_those_of_python_do(page, parameters: int):
+    ways, _ = page.evaluate(SHOWN, f"#parameters={parameters}")["tables"]
+    assert ways[0][2][0] == size_text(4 * parameters)
+
+
 def test_the_address_holds_what_was_entered(browser, page):  # noqa: F811
     case = drawn(7)
     for name, value in case.items():
