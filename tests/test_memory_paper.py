@@ -109,6 +109,30 @@ def test_paper_and_plan_agree(plan):
     assert n * ways["pipeline"].sends + 4 == cut  # and the loss of all, a number
 
 
+def test_remedies_on_one_device_are_those_of_the_plan(plan):
+    import keras
+
+    width, batch, depth, pieces = 256, 8, 9, 2
+    layers = [keras.layers.Dense(width, use_bias=False) for _ in range(depth)]
+    model = keras.Sequential([keras.Input((width,)), *layers], name="heavy")
+    model.compile("adam", "mse")
+    held = {way.name: way.held for way in memory.plan(model, batch).ways}
+    kept, handed = 4 * batch * width * depth, 4 * batch * width
+    options = {"activations": kept, "layers": depth, "between": handed, "pieces": pieces}
+    found = memory.on_paper(depth * width**2, 1, precision="float32", **options)
+    ways = {way.name: way for way in found.ways}
+    assert list(ways) == [name for name in held if not name.startswith("split")]
+    # Where the weights are most of it, pieces cost the sum of their gradients.
+    more = ways["accumulate 2"].gradients - ways["as it is"].gradients
+    assert more == pytest.approx(held["accumulate 2"] - held["as it is"], rel=1e-3)
+    assert ways["accumulate 2"].activations == kept / pieces
+    assert ways["mixed_bfloat16"].held == ways["as it is"].held - kept / 2
+    assert ways["recompute in 3 parts"].activations == 3 * handed + kept / 3
+    assert all(ways[name].sends == 0 for name in held if name != "state on the host")
+    mixed = memory.on_paper(1e9, 2, activations=kept)
+    assert {way.name.split()[0] for way in mixed.ways} == {"as", "batch", "ZeRO", "state"}
+
+
 def megatron(devices, parameters, hidden, layers, link=links.NVLINK_2):
     """Give the seconds that a GPU computes, and sends, in a step whose forward pass runs twice."""
     computes = 8 * parameters * TOKENS / devices / SUSTAINED
@@ -175,6 +199,7 @@ def test_what_fits_is_said():
 @pytest.mark.parametrize("given, value", [
     ({"parameters": 0}, "parameters=0"), ({"devices": 1.5}, "devices=1.5"),
     ({"precision": "half"}, "precision='half'"), ({"budget": math.nan}, "budget=nan"),
+    ({"pieces": 0}, "pieces=0"),
     ({"layers": 4}, "between=0"), ({"between": 4}, "layers=0"),
 ])  # fmt: skip
 def test_bad_arguments(given, value):

@@ -205,7 +205,8 @@ def test_a_solution_is_closed_and_opens(browser):  # noqa: F811
 
 
 # What a reader can act on, each with a number; and what has the focus, and whether that is seen.
-WANTED = """() => [...document.querySelectorAll('a[href], summary, input, button')]
+WANTED = """() => [...document.querySelectorAll(
+    'a[href], summary, input, select, textarea, button')]
     .filter(one => one.checkVisibility({visibilityProperty: true}))
     .map((one, i) => one.dataset.place = `${i} ${one.outerHTML.slice(0, 200)}`)"""
 FOCUSED = """() => {
@@ -215,7 +216,10 @@ FOCUSED = """() => {
 }"""
 
 
-@pytest.mark.parametrize("name", ["index", "notebooks/00_meet_your_machine", "api/jobs", "search"])
+@pytest.mark.parametrize(
+    "name",
+    ["index", "notebooks/00_meet_your_machine", "api/jobs", "search", "docs/calculator"],
+)
 def test_the_keyboard_reaches_everything(browser, name: str):  # noqa: F811
     page = browser.new_page(viewport=DESK)
     page.goto((SITE / f"{name}.html").as_uri())

@@ -74,7 +74,8 @@ class Paper:
 def on_paper(
     parameters: float, devices: int, budget: float = math.inf, *, precision: str = "mixed",
     slots: int = 2, activations: float = 0, layers: int = 0, between: float = 0,
-    recomputed: bool = False, link: Link | None = None, to_host: Link | None = None,
+    pieces: int = 1, recomputed: bool = False, link: Link | None = None,
+    to_host: Link | None = None,
 ) -> Paper:  # fmt: skip
     """Count what each device would hold and send in a training step, for GPUs that are not here.
 
@@ -83,10 +84,13 @@ def on_paper(
     would keep of the whole batch, and between those that a layer gives to the next one. layers are
     Transformer layers: where they are split, each has two sums over all devices in the forward pass
     and two in the backward pass. recomputed says that the forward pass runs twice. Without layers
-    and between, tensor parallel and pipeline are left out. link lies between the devices, such as
-    `scaling.links.NVLINK_3`, and to_host between each device and the memory of the host.
+    and between, recompute, tensor parallel and pipeline are left out. pieces are those of
+    `fit.accumulate`, which keeps the sum of their gradients beside those of one piece. link lies
+    between the devices, such as `scaling.links.NVLINK_3`, and to_host between each device and the
+    memory of the host.
 
-    Not counted are outputs, buffers, and memory in pieces that nothing fits into.
+    Not counted are outputs, buffers, weights in a second precision, and memory in pieces that
+    nothing fits into.
 
     >>> from mgpu_helpers.scaling import links
     >>> found = on_paper(7e9, 8, budget=80e9, link=links.NVLINK_3)
@@ -97,6 +101,7 @@ def on_paper(
     """
     positive("parameters", parameters, "a number of parameters")
     n = whole_number("devices", devices, "a number of devices", 1)
+    pieces = whole_number("pieces", pieces, "a number of pieces", 1)
     known = {"mixed": (2, 2, 4 + 4 * slots), "float32": (4, 4, 4 * slots)}
     if precision not in known:
         raise ValueError(f"precision={precision!r} is not known: use one of {', '.join(known)}.")
@@ -115,6 +120,14 @@ def on_paper(
         seconds = sends / over.bandwidth + messages * over.latency if over else None
         ways.append(Share(name, weights, gradients, slots, kept, sends, seconds))
 
+    if precision == "float32":  # Keras's weights, gradients and slots stay as they are
+        add("mixed_bfloat16", w, g, s, activations / 2, 0, 0, None)
+    if pieces > 1:
+        add(f"accumulate {pieces}", w, 2 * g, s, activations / pieces, 0, 0, None)
+    if layers > 1:  # the input of each part, and what one of them keeps
+        parts = max(2, round(layers**0.5))
+        kept = parts * between + activations / parts
+        add(f"recompute in {parts} parts", w, g, s, kept, 0, 0, None)
     if n > 1:
         add(f"batch over {n} devices", w, g, s, mine, ring * 2 * g, 2 * (n - 1))
         add("ZeRO 1", w, g, s / n, mine, ring * (g + w), 2 * (n - 1))

@@ -1,0 +1,261 @@
+"""The calculator of the site against Python, in a real Chromium: ``-m site``."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from urllib.parse import urlencode, urlsplit
+
+import pytest
+
+from lessons import ROOT
+from mgpu_helpers import memory, scaling
+from mgpu_helpers._formatting import size_text
+from mgpu_helpers.scaling import links
+from test_browser import browser  # noqa: F401, a fixture
+
+pytestmark = pytest.mark.site
+
+PAGE = ROOT / "build" / "site" / "docs" / "calculator.html"
+SCRIPT = ROOT / "build" / "site" / "_static" / "calculator.js"
+LINKS = ("PCIE_3", "NVLINK_2", "NVLINK_3", "ETHERNET_100G")
+FIELDS = ("parameters", "slots", "precision", "batch", "activations", "layers", "between", "pieces",
+          "devices", "budget", "link", "time")  # fmt: skip
+PARTS = ("weights", "gradients", "slots", "activations")
+FORM = "() => Object.fromEntries(new FormData(document.querySelector('#calculator-form form')))"
+SHOWN = """address => {
+    if (address) location.hash = address;
+    dispatchEvent(new Event('hashchange'));  // the real one comes later
+    const box = document.getElementById('calculator-form');
+    const texts = (all) => [...all].map(one => one.innerText.trim());
+    return {
+        said: document.getElementById('calculator-said').textContent,
+        tables: [...box.querySelectorAll('table')].map(table => [...table.tBodies[0].rows].map(
+            row => [...row.cells].map(cell =>
+                [cell.textContent, Number(cell.querySelector('data')?.value ?? 0)]))),
+        bars: [...box.querySelectorAll('li')].map(one => {
+            const bar = one.querySelector('.bar'), wide = bar.getBoundingClientRect().width;
+            return [one.innerText.trim(),
+                [...bar.querySelectorAll('i')].map(i => i.getBoundingClientRect().width / wide),
+                parseFloat(bar.querySelector('b')?.style.left ?? 'NaN') / 100];
+        }),
+        efficiency: box.querySelectorAll('.paper p')[1]?.innerText,
+    };
+}"""
+
+
+@pytest.fixture(scope="module")
+def opened(browser):  # noqa: F811
+    page, said = browser.new_page(), []
+    page.on("pageerror", lambda error: said.append(f"{error}"))
+    page.goto(PAGE.as_uri())
+    yield page, said
+    page.close()
+
+
+@pytest.fixture
+def page(opened) -> Iterator:
+    """Give the page as it is at first, and see that it has no error."""
+    page, said = opened
+    said.clear()
+    page.goto("about:blank")
+    page.goto(PAGE.as_uri())
+    yield page
+    assert said == []
+
+
+def drawn(seed: int) -> dict[str, str]:
+    """Draw what somebody may enter."""
+    chance = random.Random(seed)
+    parameters = round(10 ** chance.uniform(3, 12))
+    batch, layers = chance.randint(1, 512), chance.choice([0, chance.randint(1, 96)])
+    between = chance.uniform(0.01, 50) if layers else 0
+    values = [
+        chance.choice([f"{parameters}", f"{parameters:,}", f"{parameters / 1e3:.0f}e3"]),
+        chance.choice("012"), chance.choice(["float32", "mixed"]), batch,
+        chance.choice([0, chance.uniform(0, 2000)]), layers, between, chance.randint(1, batch),
+        chance.choice([1, 2, 3, 8, 64, 1000]), chance.uniform(1, 200), chance.choice(LINKS),
+        f"{10 ** chance.uniform(-2, 4):.6g}",
+    ]  # fmt: skip
+    return dict(zip(FIELDS, map(str, values), strict=True))
+
+
+def on_paper(case: dict[str, str], **others) -> memory.Paper:
+    batch = int(case["batch"])
+    return memory.on_paper(
+        float(case["parameters"].replace(",", "")), int(case["devices"]),
+        float(case["budget"]) * 1e9, precision=case["precision"], slots=int(case["slots"]),
+        activations=float(case["activations"]) * 1e6 * batch, layers=int(case["layers"]),
+        between=float(case["between"]) * 1e6 * batch, pieces=int(case["pieces"]),
+        **{"link": getattr(links, case["link"]), "to_host": links.PCIE_3} | others,
+    )  # fmt: skip
+
+
+def shares(case: dict[str, str], n: int) -> list[float]:
+    """Give the share of computing in a step on n devices, likely and with the link's two ends."""
+    likely, computes = getattr(links, case["link"]), float(case["time"]) / 1e3
+    each, found = int(case["batch"]) / n, []
+    for bandwidth in (likely.bandwidth, likely.low, likely.high):
+        link = replace(likely, low=bandwidth, bandwidth=bandwidth, high=bandwidth)
+        ways = on_paper(case | {"devices": str(n)}, link=link).ways
+        sends = next((way.seconds for way in ways if way.name.startswith("batch")), 0.0)
+        found.append(each * computes / (each * computes + sends))
+        if case["precision"] == "float32":
+            work = scaling.Workload("a", round(float(case["parameters"].replace(",", ""))))
+            step = scaling.ring(work, scaling.Cost(computes), n, each, link)
+            assert found[-1] == pytest.approx(step.arithmetic / step.total, rel=1e-12)
+    return found
+
+
+@pytest.mark.parametrize("first", range(0, 100, 10))
+def test_a_hundred_cases_have_the_numbers_of_python(page, first: int):
+    for seed in range(first, first + 10):
+        case = drawn(seed)
+        paper, shown = on_paper(case), page.evaluate(SHOWN, f"#{urlencode(case)}")
+        assert shown["said"] == ""
+        ways, points = shown["tables"]
+        budget, most = paper.budget, max(way.held for way in paper.ways)
+        end = max(most, min(budget, 1.25 * most))
+        for way, row, bar in zip(paper.ways, ways, shown["bars"], strict=True):
+            parts = [getattr(way, part) for part in PARTS]
+            wanted = [way.held, *parts, way.sends, way.seconds or 0]
+            assert [value for _, value in row[1:]] == pytest.approx(wanted, rel=1e-12), (case, way)
+            texts = [size_text(round(each)) if each else "-" for each in wanted[:-1]]
+            takes = f"{float(f'{way.seconds:.3g}'):g} s" if way.seconds else "-"
+            assert [row[0][0], *(text for text, _ in row[1:-1])] == [way.name, *texts]
+            assert float(row[-1][0].rstrip(" s-") or 0) == float(takes.rstrip(" s-") or 0)
+            fits = "fits" if way in paper.fitting else "does not fit"
+            assert bar[0] == f"{way.name}: {texts[0]}, {fits}"
+            assert bar[1] == pytest.approx([each / end for each in parts], abs=2e-3)
+            assert bar[2] == pytest.approx(budget / end if budget <= end else float("nan"),
+                                           rel=1e-4, nan_ok=True)  # fmt: skip
+        batch, devices = int(case["batch"]), int(case["devices"])
+        powers = {2**i for i in range(13) if 2**i <= max(8, 4 * devices)}
+        assert [row[0][1] for row in points] == sorted(n for n in powers | {devices} if n <= batch)
+        for (_, n), *got in points:
+            assert [value for _, value in got] == pytest.approx(shares(case, int(n)), rel=1e-9)
+        if 1 < devices <= batch:
+            texts = (f"{float(f'{100 * each:.3g}'):g}\xa0%" for each in shares(case, devices))
+            said = "efficiency is {}, or from {} to {} with".format(*texts)
+            assert said in shown["efficiency"]
+
+
+@pytest.mark.parametrize("parameters", [249_874_999, 249_875_001, 250, 249])
+def test_sizes_change_their_unit_where_those_of_python_do(page, parameters: int):
+    ways, _ = page.evaluate(SHOWN, f"#parameters={parameters}")["tables"]
+    assert ways[0][2][0] == size_text(4 * parameters)
+
+
+def test_the_address_holds_what_was_entered(browser, page):  # noqa: F811
+    case = drawn(7)
+    for name, value in case.items():
+        field = page.locator(f"[name={name}]")
+        field.select_option(value) if name in ("slots", "precision", "link") else field.fill(value)
+    assert page.evaluate(FORM) == case
+    other = browser.new_page()
+    other.goto(page.url)
+    assert other.evaluate(FORM) == case
+    assert other.evaluate(SHOWN, "") == page.evaluate(SHOWN, "")
+    shown = other.evaluate(SHOWN, "#what-is-counted")  # a place on the page
+    assert other.evaluate(FORM) == case and shown["bars"]
+    other.close()
+
+
+@pytest.mark.parametrize("entered, said", [
+    ({"devices": "1.5"}, 'Devices: "1.5" is not a whole number from 1 to 1000000, such as 2.'),
+    ({"parameters": "many"}, 'Trainable parameters: "many" is not a whole number from 1 on, such as'
+                             " 110,000,000."),
+    ({"parameters": "7,5e9"}, '"7,5e9" is not a whole number'),
+    ({"budget": "0"}, 'Memory of a device, GB: "0" is not a number above 0, such as 16.'),
+    ({"activations": "-1"}, '"-1" is not a number from 0 on'),
+    ({"activations": ""}, '"" is not a number from 0 on'),
+    ({"time": "1e999"}, '"1e999" is not a number above 0'),
+    ({"layers": "0"}, '"1.6" is not possible with 0 layers: give both, or 0 for both.'),
+    ({"pieces": "64"}, '"64" is more than the 32 examples of a batch.'),
+    ({"link": "string"}, 'Link between devices: "" is none of the choices.'),
+])  # fmt: skip
+def test_wrong_input_is_said_in_one_sentence(page, entered, said):
+    shown = page.evaluate(SHOWN, f"#{urlencode(entered)}")
+    assert said in shown["said"] and shown["said"].count(". ") == 0
+    assert shown["bars"] == shown["tables"] == []
+    (wrong,) = page.locator("[aria-invalid]").all()
+    assert wrong.get_attribute("name") in {*entered, "between"}
+    shown = page.evaluate(SHOWN, "#devices=4")
+    assert shown["said"] == "" and shown["bars"]
+
+
+def test_more_devices_than_examples_are_said(page):
+    shown = page.evaluate(SHOWN, "#devices=64")
+    assert shown["efficiency"] == "64 devices cannot share a batch of 32: each needs an example."
+    assert page.evaluate(SHOWN, "#devices=1")["efficiency"] == "One device sends nothing."
+
+
+def test_a_summary_of_keras_is_read(page):
+    import keras
+
+    layers = [keras.layers.Dense(1200), keras.layers.BatchNormalization(), keras.layers.Dense(3)]
+    model = keras.Sequential([keras.Input((8,)), *layers])
+    model.compile("adam", "mse")
+    model.optimizer.build(model.trainable_variables)  # whose numbers are in "Total params"
+    lines: list[str] = []
+    model.summary(print_fn=lines.append)
+    box, parameters = page.get_by_label("model.summary()"), page.locator("[name=parameters]")
+    box.fill("\n".join(lines))
+    assert "Optimizer params" in lines[-1]
+    assert parameters.input_value() == "16,803" and "parameters=16%2C803" in page.url
+    said = "16,803 trainable parameters are taken. The 2,400 others have no gradients; each device "
+    assert page.get_by_text(said + "holds 9.6 kB more for them, in float32.").is_visible()
+    lines.clear()
+    keras.Sequential([keras.layers.Dense(3)]).summary(print_fn=lines.append)
+    for text, said in {"\n".join(lines): "build the model", "nothing": "no line with"}.items():
+        box.fill(text)
+        assert page.get_by_text(said).is_visible() and parameters.input_value() == "16,803"
+    box.fill("Total params: 1,234 (4.82 KB)\n")
+    assert parameters.input_value() == "1,234"
+
+
+def test_an_optimizer_keeps_what_the_form_says(page):
+    import keras
+
+    kinds = {"Adam": {}, "AdamW": {}, "Lion": {}, "RMSprop": {}, "SGD": {}}
+    told: dict[str, str] = {}
+    for option in page.locator("[name=slots] option").all():
+        names = option.inner_text().replace("SGD with momentum", "momentum").split(", ")
+        told |= dict.fromkeys(names, option.get_attribute("value"))
+    assert {*told} == {*kinds, "momentum"}
+    for name, slots in told.items():
+        momentum = {"momentum": 0.9} if name == "momentum" else {}
+        optimizer = getattr(keras.optimizers, "SGD" if momentum else name)(**momentum)
+        optimizer.build([keras.Variable([[0.0] * 3])])
+        assert sum(v.shape == (1, 3) for v in optimizer.variables) == int(slots), name
+
+
+def test_each_bar_leads_to_a_lesson(page):
+    page.evaluate(SHOWN, "#devices=4")
+    found = {}
+    for link in page.locator("#calculator-form li a").all():
+        target = (PAGE.parent / link.get_attribute("href")).resolve()
+        assert target.exists()
+        found[link.inner_text()] = target.stem[:2]
+    assert found == {
+        "as it is": "03", "mixed_bfloat16": "10", "accumulate 4": "10",
+        "recompute in 3 parts": "10", "batch over 4 devices": "07", "ZeRO 1": "11", "ZeRO 2": "11",
+        "ZeRO 3": "11", "tensor parallel": "13", "pipeline": "14", "state on the host": "11",
+    }  # fmt: skip
+
+
+def test_without_scripts_the_page_says_so(browser):  # noqa: F811
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(PAGE.as_uri())
+    assert page.get_by_text("The form needs JavaScript").is_visible()
+    assert page.get_by_role("cell", name="an nth of the gradients as well").is_visible()
+    context.close()
+
+
+def test_the_page_is_small_and_asks_for_nothing_elsewhere():
+    assert PAGE.stat().st_size + SCRIPT.stat().st_size < 200_000
+    text = SCRIPT.read_text(encoding="utf-8")
+    assert {urlsplit(word).netloc for word in text.split('"') if "://" in word} == {"www.w3.org"}
+    assert not any(word in text for word in ("fetch(", "XMLHttp", "localStorage", "cookie"))
