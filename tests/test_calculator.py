@@ -19,7 +19,7 @@ pytestmark = pytest.mark.site
 
 PAGE = ROOT / "build" / "site" / "docs" / "calculator.html"
 SCRIPT = ROOT / "build" / "site" / "_static" / "calculator.js"
-LINKS = ("PCIE_3", "NVLINK_2", "NVLINK_3", "ETHERNET_100G")
+LINKS = [name for name, value in vars(links).items() if isinstance(value, links.Link)]
 FIELDS = ("parameters", "slots", "precision", "batch", "activations", "layers", "between", "pieces",
           "devices", "budget", "link", "time")  # fmt: skip
 PARTS = ("weights", "gradients", "slots", "activations")

@@ -7,6 +7,8 @@ const LINKS = { // as in scaling/links.py: bytes a second, likely, low and high;
   PCIE_3: ["PCIe 3.0 x16", 8e9, 5e9, 12e9, 5.7e-6],
   NVLINK_2: ["NVLink 2 (V100)", 120e9, 100e9, 150e9, 3.4e-6],
   NVLINK_3: ["NVLink 3 (A100)", 230e9, 200e9, 240e9, 3.4e-6],
+  ETHERNET_10G: ["10 Gbit Ethernet", 1.19e9, 0.9e9, 1.25e9, 14e-6],
+  ETHERNET_25G: ["25 Gbit Ethernet", 2.98e9, 2e9, 3.125e9, 14e-6],
   ETHERNET_100G: ["100 Gbit Ethernet", 7.5e9, 4e9, 12e9, 14e-6],
 };
 const BYTES = { // of a parameter: weights, gradients, and what the optimizer keeps
