@@ -16,12 +16,11 @@ from _cards import Card, Ratio
 from conftest import ROOT
 from mgpu_helpers import charts, devices, memory, pipeline, scaling, whatif
 from mgpu_helpers.charts.base import HOST, PALETTE, colour
-from mgpu_helpers.charts.scaling import COSTS
+from mgpu_helpers.charts.scaling import WAYS
 from mgpu_helpers.lessons import drawings, networks, published, schedules
 from mgpu_helpers.memory import MemoryUse, Monitor
 from mgpu_helpers.memory.predict import Predicted
 from mgpu_helpers.memory.watch import Phase, Sample
-from mgpu_helpers.scaling.model import TERMS, Breakdown
 from mgpu_helpers.timing import Timing
 from mgpu_helpers.trace import Op, Trace
 from mgpu_helpers.trace.log import Placed, Placement
@@ -169,19 +168,13 @@ MACHINES = [
 NET = networks.workload(networks.tensorlight(), cut="conv2")
 FIT = scaling.fit(NET, published.TENSORLIGHT)
 STEPS = (*published.TENSORLIGHT, published.TENSORLIGHT_SPLIT)
-SPENT = {repr(m.layout): FIT.predict(m.layout) for m in STEPS}
-TAKEN = {repr(m.layout): m.seconds for m in STEPS}
-PAIRS = [(row, row.seconds * (0.87 + 0.03 * i)) for i, row in enumerate(published.TENSORLIGHT)]
 DRAW = {
     **{f"{kind}, {n}": lambda ax=None, kind=kind, n=n: getattr(charts, kind)(towers(n), ax)
        for kind in ("placement_map", "timeline", "live_bytes", "blame") for n in (1, 8)},
     "placement": lambda ax=None: charts.placement_map(placed(towers(8)), ax),
     "layers": lambda ax=None: charts.timeline(towers(8), ax, by="layer"),
     "cards and targets": lambda ax=None: cards(measured(["cores", "memory"]), ax, relative=True),
-    "steps": lambda ax=None: charts.step_times(STEPS, FIT, ax),
-    "parts": lambda ax=None: charts.breakdown(SPENT, TAKEN, ax),
     "rates": lambda ax=None: charts.rates(STEPS, ax),
-    "held out": lambda ax=None: charts.held_out(PAIRS, ax),
     "held": lambda ax=None: charts.held(HELD, ax),
     "monitor": lambda ax=None: charts.monitor(watched((), PHASES), ax),
     "GPUs": lambda ax=None: charts.monitor(watched((0, 1), PHASES[2:3]), ax),
@@ -190,9 +183,7 @@ DRAW = {
     "stages": lambda ax=None: charts.pipeline(in_pieces(4, 2, ["/CPU:1", "/CPU:2"] * 2), ax),
 }  # fmt: skip
 NOTHING = {
-    "cards": lambda: cards([]), "steps": lambda: charts.step_times([], FIT),
-    "parts": lambda: charts.breakdown({}), "rates": lambda: charts.rates([]),
-    "held out": lambda: charts.held_out([]), "held": lambda: charts.held({}),
+    "cards": lambda: cards([]), "rates": lambda: charts.rates([]), "held": lambda: charts.held({}),
     "monitor": lambda: charts.monitor(Monitor()), "jobs": lambda: charts.jobs(ran([], 0)),
     "placement": lambda: charts.placement_map(Placement()),
     **{kind: lambda kind=kind: getattr(charts, kind)(EMPTY)
@@ -253,7 +244,7 @@ def test_one_colour_per_device_and_grey_for_the_host():
     assert colour("/GPU:8") == gpus[0] and colour("/CPU:9") == cpus[1]
     red, green, blue = matplotlib.colors.to_rgb(HOST)
     assert red == green == blue
-    assert not set(COSTS.values()) & {*PALETTE, HOST} and list(COSTS) == list(TERMS)
+    assert not {*WAYS} & {*PALETTE, HOST}
 
 
 # Steps
@@ -515,10 +506,6 @@ def test_bars_are_as_long_as_what_they_stand_for():
     ax = charts.held(HELD)
     assert ends(ax) == [[2, 2, 2], [6, 6, 6], [8, 7, 8], [38, 38, 8], [38, 88, 8]]
     assert labels_of(ax) == ["38 MB", "88 MB", "8 MB"] and ax.yaxis_inverted()
-    rows = {"one": Breakdown(0.02, 0.005, moving=0.001), "two": Breakdown(0.01, latency=0.004)}
-    ax = charts.breakdown(rows, {"two": 0.018})
-    assert [max(part) for part in zip(*ends(ax), strict=True)] == pytest.approx([26, 14])
-    assert ax.lines[0].get_xdata()[1] == 18 and labels_of(ax) == ["26 ms", "14 ms"]
 
 
 def test_lines_and_dots_are_where_the_numbers_are():
@@ -527,16 +514,9 @@ def test_lines_and_dots_are_where_the_numbers_are():
     assert list(curves["this process"]) == [300, 350, 400, 450, 500]
     np.testing.assert_array_equal(curves["GPU 1, all processes"], [901] * 3 + [np.nan] * 2)
     assert list(curves["/GPU:1, handed out"]) == [0, 100, 200, 300, 400]
-    dots = {line.get_label(): line for line in charts.step_times(STEPS, FIT).lines}
-    assert sorted(dots["3 devices"].get_ydata()) == pytest.approx([45.51], abs=0.01)
     drawn = {line.get_label(): line for line in charts.rates(published.TENSORLIGHT).lines}
     assert list(drawn["3 devices"].get_xdata()) == [768, 768, 2304]
     assert drawn["3 devices"].get_ydata()[2] == pytest.approx(2000 * 2304 / 230.154171944)
-    dots = [line for line in charts.held_out(PAIRS).lines if line.get_marker() == "o"]
-    wanted = [100 * (seconds / row.seconds - 1) for row, seconds in PAIRS]
-    assert [dot.get_xdata()[0] for dot in dots] == pytest.approx(wanted)
-    missed = [dot.get_markerfacecolor() == "white" for dot in dots]
-    assert missed == [abs(error) > 10 for error in wanted] and any(missed)
     times = {"slow": {1: Timing((0.03,) * 3), 2: Timing((0.02, 0.02, 0.05))}}
     ax = drawings.ranges({"a": (1, 2), "b": (1.5, 2)}, {"b": 1.75}, title="", across="")
     assert [(bar.get_x(), bar.get_width()) for bar in ax.patches] == [(1, 1), (1.5, 0.5)]
@@ -554,11 +534,6 @@ def test_cards_lie_beside_each_other_and_what_misses_its_target_is_crossed_out()
     assert third == pytest.approx([1.88, 0.84, 0.04])
     crossed = [line.get_xdata()[0] for line in single if line.get_marker() == "x"]
     assert crossed == pytest.approx([0.84, 0.04])
-
-
-def test_a_chart_of_others_numbers_names_them_and_not_this_machine():
-    for ax in (charts.breakdown(SPENT, source="TitanX"), charts.held_out(PAIRS, source="TitanX")):
-        assert [text.get_text() for text in ax.figure.texts] == ["TitanX"]
 
 
 # Of lessons

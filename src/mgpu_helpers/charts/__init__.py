@@ -6,10 +6,10 @@ Lesson 00 draws the first timeline, lesson 01 the first placement map.
 from mgpu_helpers.charts.map import placement_map
 from mgpu_helpers.charts.memory import held, live_bytes, monitor
 from mgpu_helpers.charts.runs import jobs, spans
-from mgpu_helpers.charts.scaling import breakdown, held_out, rates, step_times
+from mgpu_helpers.charts.scaling import rates
 from mgpu_helpers.charts.steps import blame, pipeline, timeline
 
 __all__ = [
-    "blame", "breakdown", "held", "held_out", "jobs", "live_bytes", "monitor",
-    "pipeline", "placement_map", "rates", "spans", "step_times", "timeline",
+    "blame", "held", "jobs", "live_bytes", "monitor", "pipeline", "placement_map", "rates", "spans",
+    "timeline",
 ]  # fmt: skip

@@ -234,27 +234,13 @@ def step_time(workload: Workload, layout: Layout, cost: Cost) -> Breakdown:
     return Breakdown(**{term: uses[term] * getattr(cost, term) for term in TERMS})
 
 
-def central(
-    workload: Workload, cost: Cost, n: int, batch: float, link: Link | None = None
-) -> Breakdown:
-    """Predict a step in which the first device averages and holds the variables, in seconds.
-
-    batch is that of each device. The cost of moving is that of `link`; None: the cost's own.
-
-    >>> work, cost = Workload("mine", 1_000_000), Cost(1e-4, 5e-3, moving=1e-10)
-    >>> round(central(work, cost, 4, 32).total, 4)
-    0.0106
-    """
-    return step_time(workload, Layout(n, batch), cost.over(link))
-
-
 def ring(
     workload: Workload, cost: Cost, n: int, batch: float, link: Link | None = None
 ) -> Breakdown:
     """Predict a step in which the gradients go round in a ring, in seconds.
 
-    Each device sends its neighbour 2(n - 1) messages of an nth of the parameters; the rest is as
-    in `central`.
+    Each device sends its neighbour 2(n - 1) messages of an nth of the parameters.
+    batch is that of each device. The cost of moving is that of `link`; None: the cost's own.
 
     >>> work, cost = Workload("mine", 1_000_000), Cost(1e-4, 5e-3, moving=1e-10)
     >>> round(ring(work, cost, 4, 32).total, 4)
