@@ -9,7 +9,7 @@
 # the launcher makes TF_CONFIG. TensorFlow's own SlurmClusterResolver asks nvidia-smi first, and
 # fails where there is none.
 #
-#     sbatch slurm.sh train_workers.py --steps 1000
+#     sbatch slurm.sh train_workers.py --epochs 100
 #
 # The folder has to be one that all machines see: the chief saves there, and all restore from there.
 script=${1:?"say which script: sbatch slurm.sh train_workers.py"}

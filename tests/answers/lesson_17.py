@@ -12,20 +12,6 @@ RIGHT = {
         "step_seconds = lambda size, n, rate, more: tf.constant("
         "(1 - 1 / n) * size / rate / 59750 + more)",
     ],
-    3: [
-        """
-def saves(tf_config):
-    if tf_config is None:
-        return np.True_
-    cluster, task = json.loads(tf_config).values()
-    cluster, task = (cluster, task) if "index" in task else (task, cluster)
-    if task["type"] == "chief":
-        return True
-    return (task["type"], task["index"], "chief" in cluster) == ("worker", 0, False)
-""",
-        ("return", "first = min(config['cluster'], default='worker')\n    kind = first if first "
-         "== 'chief' else 'worker'\n    return"),
-    ],
 }
 
 WRONG = {
@@ -43,14 +29,4 @@ WRONG = {
          "range(index,", "range(next(asked) % workers,", "from count, workers and index alone"),
     ],
     2: [("2 * (workers - 1) / workers * size", "size", "3 workers")],
-    3: [
-        ("return", "return config['task']['index'] == 0 or",
-         "worker 0 of a cluster with 1 chief"),
-        ("return", "return True or", "worker 1 of a cluster with 2 workers must"),
-        ('"chief" if "chief" in config["cluster"] else ', "", "chief 0 of a cluster"),
-        ("return", "return tf_config is not None and", "a process without TF_CONFIG saves"),
-        ('in config["cluster"]', "in (tf_config or '')", "host is called chief.example, saves"),
-        ("return ", "config['task']['index'] %= 10\n    return ",
-         "worker 10 of a cluster with 12 workers must not"),
-    ],
 }

@@ -31,6 +31,8 @@ def of_worker(callbacks: Any, strategy: Any) -> Any:
             if strategy.worker:
                 for does in ("on_epoch_end", "on_train_batch_end", "on_train_end"):
                     setattr(callback, does, lambda *args, **named: None)
+            if strategy.workers > 1:
+                _chief_first(callback, strategy)
             by_pass = callback.save_freq == "epoch" and not strategy.worker
             listed.append(_seeds(Path(callback.backup_dir) / "seeds.npz", by_pass))
     return [*listed, _together(strategy)] if strategy.workers > 1 else listed
@@ -60,13 +62,33 @@ def _seeds(file: Path, writes: bool) -> Any:
     return Seeds()
 
 
+def _chief_first(callback: Any, strategy: Any) -> None:
+    """Let the others read a backup after the chief, which may have to put the one before back."""
+    read = callback.on_train_begin
+
+    def on_train_begin(logs: Any = None) -> None:
+        if strategy.worker:
+            _meet(strategy)
+        read(logs)
+        if not strategy.worker:
+            _meet(strategy)
+
+    callback.on_train_begin = on_train_begin
+
+
+def _meet(strategy: Any) -> None:
+    """Wait until all workers are here."""
+    import tensorflow as tf
+
+    strategy.gather(strategy.run(lambda: tf.zeros([1])), 0)
+
+
 def _together(strategy: Any) -> Any:
     """Make a callback that compares what the workers have read of the first batch.
 
     At the end each of them waits until the chief has written everything.
     """
     import keras
-    import tensorflow as tf
 
     class Together(keras.callbacks.Callback):
         def on_train_begin(self, logs: Any = None) -> None:
@@ -78,7 +100,7 @@ def _together(strategy: Any) -> Any:
                 _compare(strategy, _private.first_pass(self.model))
 
         def on_train_end(self, logs: Any = None) -> None:
-            strategy.gather(strategy.run(lambda: tf.zeros([1])), 0)
+            _meet(strategy)
 
     return Together()
 

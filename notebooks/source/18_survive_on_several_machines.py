@@ -1,0 +1,427 @@
+# %% [markdown]
+# # Survive on several machines
+#
+# Your training has run on two machines for nine hours when a process on one of them is killed. The
+# other machine stops as well, with an error about its network, and the nine hours are lost.
+#
+# **In this lesson** a training that is killed, and then hangs, goes on by itself and ends with the
+# same bits as if nothing had happened, and you read which worker failed first.
+#
+# **You will learn** to
+# - have a training on several workers go on after a failure,
+# - find out which worker failed first, and where one hangs,
+# - say what a backup has to hold, and find what is missing in one,
+# - count what a failure costs.
+#
+# **You need** [[17]].
+
+# %%
+from mgpu_helpers import devices
+
+plan = devices.setup(2)
+plan
+
+# %%
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import keras
+import matplotlib.pyplot as plt
+import numpy as np
+import tensorflow as tf
+
+from mgpu_helpers import cluster, fit
+from mgpu_helpers.charts.base import HOST, axes, colour
+from mgpu_helpers.lessons.checks import lesson_18 as checks
+
+folder = Path(tempfile.mkdtemp())
+
+# %% [markdown]
+# ## The lines to paste
+#
+# One callback of Keras saves the training after each pass, and lets the next `fit` go on from
+# there. The folder has to be one that all machines see, and `double_checkpoint` keeps the backup
+# before, too, as a machine may die while it writes. A second callback ends a process in which a
+# step takes too long, which is longer than your longest pause between two steps:
+#
+# ```python
+# class Limit(keras.callbacks.Callback):
+#     def on_train_batch_end(self, batch, logs=None):
+#         faulthandler.dump_traceback_later(600, exit=True)  # seconds to the end of the next step
+#
+#     def on_train_end(self, logs=None):
+#         faulthandler.cancel_dump_traceback_later()
+#
+# save = keras.callbacks.BackupAndRestore(folder / "backup", double_checkpoint=True)
+# model.fit(x, y, callbacks=[save, Limit()])
+# ```
+#
+# The launcher starts all workers again where one has failed, at most twice with `--restarts 2`:
+#
+# ```shell
+# mgpu cluster --hosts a:20000,b:20000 --index 0 --restarts 2 train.py   # 1 on machine b
+# ```
+#
+# The script of [[17]] has both callbacks, and options that break it. Two workers train it for three
+# passes of eight steps, with dropout. One training is left alone. In the other, worker 1 is killed
+# at step 10, and after the restart it sleeps at step 18, as if it waited for a disk that is gone.
+# The two trainings run at the same time:
+
+# %%
+os.environ |= {"MGPU_MODE": "cores", "TF_NUM_INTRAOP_THREADS": "1"}  # a core for each worker
+script, common = "scripts/train_workers.py", ["--dropout", "0.3"]
+started = subprocess.Popen(
+    [sys.executable, "-m", "mgpu_helpers", "cluster", "--workers", "2", "--startup", "300",
+     "--logs", folder / "calm_logs", script, "--", *common, "--folder", folder / "calm"],
+    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+faults = ["--kill-at", "10", "--sleep-at", "18", "--limit", "6", "--folder", folder / "faults"]
+report = cluster.run(script, [*common, *faults], workers=2, restarts=2, startup=300,
+                     logs=folder / "faults_logs", progress=False)  # fmt: skip
+print("attempts:", len(report.attempts), "- at the end:", *[worker.status for worker in report])
+print("left alone:", "done" if started.wait() == 0 else "failed")
+
+# %% [markdown]
+# Did they end with the same model? At its end each worker prints a digest of every bit of the
+# weights and of what the optimizer keeps:
+
+# %%
+def last_line(log):
+    return json.loads(log.read_text().splitlines()[-1])
+
+
+calm = [last_line(folder / "calm_logs" / f"worker_{index}.log")["state"] for index in (0, 1)]
+hurt = [worker.result["state"] for worker in report]
+print("all four workers have the same bits:", len({*calm, *hurt}) == 1)
+
+# %% [markdown]
+# They did, as if nothing had happened. The script prints the number of each step that it begins.
+# From the logs of worker 1, here is what each attempt did:
+
+# %% tags=["cover"]
+logs = [attempt.workers[1].log.read_text() for attempt in report.attempts]
+steps = [[int(step) for step in re.findall(r"step (\d+)", log)] for log in logs]
+ax = axes(size=(8, 2.1))
+for number, did in enumerate(steps):
+    after = steps[number + 1][0] if number + 1 < len(steps) else did[-1] + 1
+    parts = {colour("/CPU:1"): (did[0], after), HOST: (after, did[-1])}
+    for own, (begin, end) in parts.items():
+        if end > begin:
+            ax.broken_barh([(begin, end - begin)], (number - 0.35, 0.7), color=own)
+    print(f"attempt {number} began at step {did[0]} and reached step {did[-1]}")
+ax.set_yticks(range(len(steps)), [f"attempt {number}" for number in range(len(steps))])
+ax.invert_yaxis()
+ax.set_xlabel("step")
+ax.set_xticks(range(0, 25, 8))
+ax.set_title("In colour: kept. Grey: done again after the restart", loc="left")
+plt.show()
+
+# %% [markdown]
+# Attempt 1 began at step 8, where the last pass had ended, and attempt 2 at step 16. Each time two
+# steps were computed again.
+#
+# | | |
+# |---|---|
+# | **Use it when** | a training runs for longer than you watch it, on one machine or on several |
+# | **It costs** | a file of weights and slots after each pass, and the steps since the last one |
+# | **Instead** | shorter passes by `steps_per_epoch`, where a pass takes hours |
+#
+# ## Who says so
+#
+# When one worker dies, no other can go on alone. So the launcher ends all, and starts all again
+# from the backup. Here is the first failure:
+#
+# ![Two workers over time. After steps 0 to 7 there is a backup. After steps 8 and 9 worker 1 is
+# killed; worker 0 waits and ends. After the restart both repeat steps 8 and 9, and go on from 10 to
+# the end.](pictures/18_restart.svg)
+#
+# The launcher names the worker that failed first:
+
+# %% tags=["nbval-ignore-output"]
+print(report.attempts[0].why)
+
+# %%
+print("named:", report.attempts[0].first, "- killed:", "SIGKILL" in report.attempts[0].why)
+
+# %% [markdown]
+# And what does worker 0 say, with which nothing was wrong?
+
+# %% tags=["nbval-ignore-output"]
+said = report.attempts[0].workers[0].log.read_text().splitlines()
+errors = [line for line in said if "Error" in line and not line.startswith(("E0", "W0", "I0"))]
+print(*[line.strip()[:95] for line in errors[:3]], sep="\n")
+
+# %% [markdown]
+# If it came to say anything before it was ended, it is an error about its network. Whoever reads
+# that log alone looks for the fault in the wrong machine. So begin with the worker that the
+# launcher names.
+#
+# In attempt 1 nobody had died. Worker 1 slept, and worker 0 waited for it in the all-reduce, as it
+# would for ever: a process that sleeps still answers the others. `faulthandler`, which is a part of
+# Python, ended both after six seconds, and wrote into each log where the process was. Here is the
+# line of the script that each was in:
+
+# %% tags=["nbval-ignore-output"]
+source = Path(script).read_text().splitlines()
+for index, worker in enumerate(report.attempts[1].workers):
+    places = re.findall(rf'"{script}", line (\d+)', worker.log.read_text())
+    print(f"worker {index}:", *[source[int(number) - 1].strip() for number in places[:1]])
+
+# %% [markdown]
+# Worker 0 is in `fit`, where it waits. Worker 1 is in the line that sleeps. In your training this
+# would be the line that reads a file, or a lock. So after a hang compare the logs: the worker that
+# is anywhere but in `fit` is the one.
+#
+# | what fails | who says so | where you read it |
+# |---|---|---|
+# | a worker is killed | the launcher names it and the signal | its report |
+# | the script raises an error | the launcher names the first | the end of that log |
+# | a machine is lost | the launchers of the others name its worker, some seconds later | there |
+# | a worker never comes | the launcher, after `--startup` seconds, names it | its report |
+# | a step hangs | nobody; `Limit` ends it | the lines under "Timeout" in all logs |
+#
+# Slurm, Kubernetes and clouds send SIGTERM before they take a machine away, and SIGKILL some
+# seconds later. What is lost is again what came after the last backup.
+#
+# ## By hand
+#
+# First the launcher. It starts all, waits until one has failed, ends the others, and begins again.
+# Of the two programs here, the second fails in the first attempt, and the first would sleep for a
+# minute:
+
+# %%
+def launch(program, workers, restarts):
+    for attempt in range(restarts + 1):
+        started = [subprocess.Popen([sys.executable, "-c", program, str(index), str(attempt)])
+                   for index in range(workers)]  # fmt: skip
+        codes = [None]
+        while None in codes and not any(codes):
+            time.sleep(0.05)
+            codes = [each.poll() for each in started]
+        for each in started:
+            each.kill()  # nothing happens to one that has ended
+        print("attempt", attempt, "ended with", [each.wait() for each in started])
+        if not any(codes):
+            return
+
+
+# %%
+fails = """
+import sys, time
+index, attempt = map(int, sys.argv[1:])
+if attempt == 0:
+    time.sleep(60 if index == 0 else 0.3)
+    raise SystemExit(3)
+"""
+launch(fails, workers=2, restarts=1)
+
+# %% [markdown]
+# The second ended with status 3, so the first was killed: -9 is SIGKILL. Both did well in attempt
+# 1.
+#
+# Then the backup. What has to be in it? Here is a training with one weight. Each step draws an
+# example x at random, and goes down the slope of (w - x)² with momentum v:
+
+# %%
+def start():
+    return {"step": 0, "w": 1.0, "v": 0.0, "random": np.random.PCG64(8).state}
+
+
+def train(state, until):
+    chance = np.random.PCG64()
+    chance.state = state["random"]
+    for _ in range(state["step"], until):
+        slope = 2 * (state["w"] - np.random.Generator(chance).normal())
+        state["v"] = 0.9 * state["v"] - 0.1 * slope
+        state["w"] += state["v"]
+    return state | {"step": until, "random": chance.state}
+
+
+# %%
+backup = json.dumps(train(start(), until=5))
+whole = train(start(), until=10)["w"]
+again = train(json.loads(backup), until=10)["w"]
+print(f"without a break {whole:.6f}, from the backup {again:.6f}, equal: {whole == again}")
+
+# %% [markdown]
+# ## Break it
+#
+# **A backup that lacks something.** Each of the four entries is put back to its beginning in turn:
+
+# %%
+for name in start():
+    lacking = json.loads(backup) | {name: start()[name]}
+    print(f"without {name:6} {train(lacking, until=10)['w']:.6f}")
+
+# %% [markdown]
+# Each time the training ends elsewhere, and no error says so. In `fit` the four are: the pass, the
+# weights, the optimizer's slots and step count, and the order of the data with the seeds of
+# dropout.
+#
+# **Keras alone.** The callback of Keras does not keep the order of the data. The next cell trains
+# for four passes, and again with an error after the second, followed by another `fit`. How far
+# apart do the weights end, under `fit.strategy` on all devices and without a strategy? The
+# optimizer is Adam, and the model embeds words, so it is also a model of another kind:
+
+# %%
+def build(scope):
+    keras.utils.set_random_seed(8)
+    with scope:
+        words = [keras.Input([6]), keras.layers.Embedding(20, 8), keras.layers.Flatten()]
+        model = keras.Sequential([*words, keras.layers.Dropout(0.2), keras.layers.Dense(1)])
+        model.compile("adam", "mse", jit_compile=False)
+    return model
+
+
+class Fails(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 2:
+            raise RuntimeError("the machine is gone")
+
+
+# %%
+x = np.random.default_rng(8).integers(0, 20, [96, 6])
+y = x.mean(axis=1, keepdims=True) / 10
+
+
+def weights_after(scope, file, *failing):
+    for callbacks in (*failing, []):
+        model = build(scope())
+        save = keras.callbacks.BackupAndRestore(folder / file)
+        try:
+            model.fit(x, y, 16, epochs=4, verbose=0, callbacks=[save, *callbacks])
+        except RuntimeError:
+            pass  # and a new process would begin again
+    return np.concatenate([each.ravel() for each in model.get_weights()])
+
+
+# %%
+def on_one():
+    return tf.device(plan.devices[0])
+
+
+for name, scope in (("fit.strategy", fit.strategy(plan).scope), ("Keras alone", on_one)):
+    ends = [weights_after(scope, f"{name} {n}", *[[Fails()]] * n) for n in (0, 1)]
+    far = np.abs(ends[0] - ends[1]).max()
+    print(f"{name:12} largest difference below 1e-6: {far < 1e-6}")
+
+# %% [markdown]
+# With `fit.strategy` the restarted training ends where the other one does. With Keras alone it goes
+# on with another order of the examples, and with the dropout of the first pass. Its result need not
+# be worse, but nobody can prove any more that the restart lost nothing.
+#
+# **A folder of its own for each machine.** Then worker 0 goes on at pass 2 and worker 1 begins at
+# 0. After the first step `fit` compares this, too, and raises a ValueError on both ([what else it
+# compares](../docs/fit.md#what-is-kept)).
+#
+# ## When not to
+#
+# A training of minutes is begun again as quickly as it is restored. For a longer one choose how
+# often you save: a failure costs half of that time in the mean, and the seconds of a start, and
+# each backup costs the time to write it.
+#
+# ## On GPUs
+#
+# The bits of two runs on GPUs are equal only after
+# `tf.config.experimental.enable_op_determinism()`, which costs time; without it a restart is right,
+# but not to the last bit. The all-reduce of GPUs is NCCL, and a GPU that waits in it looks 100 %
+# busy in `nvidia-smi`. If the very first step hangs, set `NCCL_DEBUG=INFO`, which prints the
+# network that NCCL takes, and name another one with `NCCL_SOCKET_IFNAME`. `NCCL_P2P_DISABLE=1` and
+# `NCCL_IB_DISABLE=1` each take one way between GPUs away, and if the training then runs, you know
+# which is broken. Docker needs `--ipc=host` ([more](../docs/errors.md#when-nccl-hangs)).
+#
+# ## On your own
+#
+# Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
+#
+# **1.** What a script writes after `fit`, each worker writes, all over the same file. Write
+# `saves(tf_config)`: `True` for the one process that may write, `False` for all others. `tf_config`
+# is the text of TF_CONFIG, or `None` for a process that trains alone. If the cluster has a `chief`,
+# that one saves; otherwise worker 0 does. Parameter servers (`ps`) and evaluators never save.
+
+# %% tags=["exercise"]
+def saves(tf_config):
+    return json.loads(tf_config)["task"]["index"] == 0
+
+
+checks.saves(saves)
+
+# %% tags=["solution"]
+def saves(tf_config):
+    config = json.loads(tf_config or '{"cluster": {}, "task": {"type": "worker", "index": 0}}')
+    kind = "chief" if "chief" in config["cluster"] else "worker"
+    return config["task"] == {"type": kind, "index": 0}
+
+
+checks.saves(saves)
+
+# %% [markdown]
+# **2.** Write `computed(total, every, failures)`: how many steps are computed in all attempts
+# together, until `total` steps are done. There is a backup after every `every` steps, counted from
+# the beginning of the training. `failures` lists, for each attempt that fails, the number of the
+# step at whose beginning it does; the attempt after the last of these reaches the end.
+
+# %% tags=["exercise"]
+def computed(total, every, failures):
+    return total + sum(failures)
+
+
+checks.computed(computed)
+
+# %% tags=["solution"]
+def computed(total, every, failures):
+    done = kept = 0
+    for step in failures:
+        done += step - kept
+        kept = step // every * every
+    return done + total - kept
+
+
+checks.computed(computed)
+
+# %% [markdown]
+# **3.** Write `first(ends)`: the number of the worker to look at. `ends` has for each worker, in
+# order, a tuple of three: the second at which it ended, its exit status, and the number of the
+# worker that its log says it lost, or `None`. Begin with the earliest that ended with a status
+# other than 0. If it lost another worker, that one failed before it, and so on. Nobody's log names
+# its own worker, and no two workers name each other.
+
+# %% tags=["exercise"]
+def first(ends):
+    return min(range(len(ends)), key=lambda index: ends[index][0])
+
+
+checks.first(first)
+
+# %% tags=["solution"]
+def first(ends):
+    failed = [index for index, (_, status, _) in enumerate(ends) if status != 0]
+    worker = min(failed, key=lambda index: ends[index][0])
+    while ends[worker][2] is not None:
+        worker = ends[worker][2]
+    return worker
+
+
+checks.first(first)
+
+# %% [markdown]
+# ## What we saw
+#
+# - A training that was killed at step 10 and slept at step 18 ended, in attempt 2, with the bits of
+#   one that was left alone.
+# - Each restart began where the last pass had ended, at steps 8 and 16.
+# - The launcher named the worker that was killed. The log of the other one led to the network.
+# - In a hang, the lines that each process was in told who waited and who slept.
+# - A backup without one of four entries ended with another weight, and said nothing.
+#
+# ## In practice
+#
+# Give `fit` the two callbacks and the launcher `--restarts`. Kill a worker yourself, once, on the
+# first day, and compare the digests, before a machine does it in the ninth hour.
+#
+# Next: [[next]].

@@ -1,0 +1,162 @@
+"""The checks of lesson 18's exercises."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import numpy as np
+
+from mgpu_helpers._formatting import counted
+from mgpu_helpers.lessons.checks.judge import same_as
+
+
+def _configs() -> Iterator[tuple[str | None]]:
+    draw = np.random.default_rng()
+    for n in (2, 3, 12):
+        hosts = [f"host{i + 1}:20000" for i in draw.permutation(99)[: n + 1]]
+        hosts, other = hosts[:n], hosts[n:]
+        workers = {"worker": hosts}
+        with_chief = {"chief": hosts[:1], "worker": hosts[1:], "ps": other}
+        with_ps = {"ps": other, "worker": hosts}
+        two_kinds = {"chief": hosts[:1], "worker": hosts[1:]}
+        named_so = {"worker": ["chief.example:20000", *hosts]}
+        for cluster, kind, index in (
+            *((workers, "worker", i) for i in range(n)),
+            (with_chief, "chief", 0), (with_chief, "worker", 0), (two_kinds, "chief", 0),
+            (two_kinds, "worker", 0), (with_chief, "ps", 0), (with_ps, "ps", 0),
+            (with_ps, "worker", 0), (workers, "evaluator", 0), (with_chief, "evaluator", 0),
+            (named_so, "worker", 0),
+        ):
+            config = {"cluster": cluster, "task": {"type": kind, "index": index}}
+            written = ({}, {"indent": 1}, {"separators": (",", ":")})[draw.integers(3)]
+            for sort in (True, False):  # the order in JSON means nothing
+                yield (json.dumps(config, sort_keys=sort, **written),)
+    yield (None,)
+
+
+def _saves(text: str | None) -> bool:
+    config = json.loads(text or '{"cluster": {}, "task": {"type": "worker", "index": 0}}')
+    first = "chief" if "chief" in config["cluster"] else "worker"
+    return bool(config["task"] == {"type": first, "index": 0})
+
+
+def _who(right: bool, got: bool, text: str | None) -> str:
+    do = "saves" if right else "must not save"
+    if text is None:
+        return f"a process without TF_CONFIG {do}"
+    cluster, task = map(json.loads(text).get, ("cluster", "task"))
+    kinds = ", ".join(counted(len(hosts), kind) for kind, hosts in sorted(cluster.items()))
+    host = ", where a worker's host is called chief.example," if "chief.example" in text else ""
+    return f"{task['type']} {task['index']} of a cluster with {kinds}{host} {do}"
+
+
+#: Check exercise 1 of lesson 18: who writes the checkpoint.
+saves = same_as(_saves, _configs, told=_who, yes="one writes, and the others do not")
+
+
+Failures = list[int]
+Ends = list[tuple[float, int, int | None]]
+
+
+def _trainings() -> Iterator[tuple[int, int, Failures]]:
+    draw = np.random.default_rng()
+    yield from [(20, 5, [7]), (20, 5, []), (24, 8, [10, 18]), (23, 5, [10, 22]), (30, 10, [3, 9])]
+    for _ in range(5):
+        every, failures, kept = int(draw.integers(2, 30)), [], 0
+        total = int(draw.integers(200, 400))
+        for _ in range(int(draw.integers(1, 5))):
+            failures.append(int(draw.integers(kept, total)))
+            kept = failures[-1] // every * every
+        yield total, every, failures
+
+
+def _computed(total: int, every: int, failures: Failures, backups: bool = True) -> int:
+    done = kept = 0
+    for step in failures:
+        done += step - kept
+        kept = step // every * every if backups else 0
+    return done + total - kept
+
+
+#: Check exercise 2 of lesson 18: how many steps all attempts compute together.
+computed = same_as(
+    _computed,
+    _trainings,
+    told=lambda right, got, total, every, failures: (
+        f"{total} steps, a backup after every {every}, failures at {failures}: {right} steps are "
+        f"computed, not {got:g}"
+    ),
+    way="return a number of steps",
+    wrong={
+        "an attempt begins at the last backup, not at the beginning":
+            lambda total, every, failures: _computed(total, every, failures, backups=False),
+        "what came after the last backup is computed again":
+            lambda total, every, failures: total,
+        "count what all attempts do, not only what they repeat":
+            lambda total, every, failures: _computed(total, every, failures) - total,
+        "each failure repeats the steps since the last backup, not all from one to the next":
+            lambda total, every, failures: total + every * len(failures),
+        "a failure at the beginning of a step comes after the step before":
+            lambda total, every, failures: _computed(total, every, failures) + len(failures),
+        "every failure counts, not only the last":
+            lambda total, every, failures: _computed(total, every, failures[-1:]),
+    },
+    changed="leave the list as it is",
+    yes="10 trainings, with and without failures",
+)
+
+
+def _clusters() -> Iterator[tuple[Ends]]:
+    yield ([(5.0, 1, None), (5.3, -9, None)],)  # by the launcher
+    yield ([(4.0, 0, None), (6.0, 3, None), (6.2, -9, None)],)  # one may end well before
+    yield ([(5.0, 1, 1), (5.2, -9, None)],)  # a large process takes a while to die
+    yield ([(9.0, 1, 1), (2.0, 0, None)],)  # or well, but too early for the others
+    yield ([(7.1, 1, 2), (7.3, -9, None), (7.2, 1, 1), (7.4, 1, 0)],)
+    yield ([(5.0, -9, None), (5.1, 1, None)],)  # by the kernel
+    yield ([(3.0, 1, None), (2.0, 1, 2), (2.5, -6, None), (1.0, 0, None)],)
+    draw = np.random.default_rng()
+    for n in (5, 8):
+        order = [int(each) for each in draw.permutation(n)]  # each lost the one before it
+        at = [round(float(each), 1) for each in draw.uniform(10, 99, n)]
+        ends: Ends = [(second, 1, None) for second in at]
+        for before, after in zip(order, order[1:], strict=False):
+            ends[after] = (at[after], 1, before)
+        yield (ends,)
+
+
+def _first(ends: Ends) -> int:
+    failed = [index for index, (_, status, _) in enumerate(ends) if status != 0]
+    worker = min(failed, key=lambda index: ends[index][0])
+    while (lost := ends[worker][2]) is not None:
+        worker = lost
+    return worker
+
+
+def _earliest(ends: Ends, failed: bool = False) -> int:
+    chosen = [i for i, (_, status, _) in enumerate(ends) if status or not failed]
+    return min(chosen, key=lambda index: ends[index][0])
+
+
+def _once(ends: Ends) -> int:
+    worker = _earliest(ends, failed=True)
+    lost = ends[worker][2]
+    return worker if lost is None else lost
+
+
+#: Check exercise 3 of lesson 18: which worker's log to read.
+first = same_as(
+    _first,
+    _clusters,
+    told=lambda right, got, ends: f"of {ends} it is worker {right}, not {got:g}",
+    way="return the number of a worker",
+    wrong={
+        "the launcher ends the others by a signal, too":
+            lambda ends: min(range(len(ends)), key=lambda index: ends[index][1]),
+        "the earliest to fail may have lost another": lambda ends: _earliest(ends, failed=True),
+        "who ended with status 0 first was done": lambda ends: _earliest(ends),
+        "the one that was lost may have lost another itself": _once,
+    },
+    changed="leave the list as it is",
+    yes="9 clusters",
+)
