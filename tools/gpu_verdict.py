@@ -60,8 +60,6 @@ LAWFUL = [
         (r"^(devices +| {9})(/[CG]PU:\d+)  .*$", r"\1\2"),  # the plan's: what a device really is
         (r"^float32  TF32 is off: .*\n?", ""),
         (r"GPU:(\d+)", lambda found: f"CPU:{int(found[1]) + 1}"),  # /GPU:0 stands for /CPU:1
-        # Lesson 06: two lists of GPUs in one process, which only a GPU minds.
-        (r"^no error \(without a GPU .*\)$|^.*is being mapped to multiple devices.*$", "TWO LISTS"),
         # Lesson 12: cuDNN may choose another kernel for a part than for the whole.
         (r"(?<!\S)(?:0|\de-0[6-9]) apart", "0 apart"),
     )

@@ -2,29 +2,8 @@
 
 CELLS = [
     "def on_each(function, devices, *shards):", "def make_parallel(function, devices",
-    "def error_of(w, x, y):", "def squared_error(x, y):",
+    "def error_of(w, x, y):",
 ]
-
-LOOP = """
-def distances(points, others):
-    found = []
-    for i, device in enumerate(plan.devices):
-        rows = slice(i * len(points) // len(plan), (i + 1) * len(points) // len(plan))
-        with tf.device(device):
-            found.append(tf.norm(points[rows] - others[rows], axis=1))
-    with tf.device(plan.host):
-        return tf.concat(found, axis=0)
-"""
-
-COORDINATES = """
-def distances(points, others):
-    squares = []
-    for axis, device in enumerate([plan.devices[0], plan.devices[-1]]):
-        with tf.device(device):
-            squares.append(tf.square(points[:, axis] - others[:, axis]))
-    with tf.device(plan.devices[0]):
-        return tf.sqrt(squares[0] + squares[1])
-"""
 
 MEAN = """
 def mean_error(x, y):
@@ -40,11 +19,6 @@ def mean_error(x, y):
 
 RIGHT = {
     1: [
-        LOOP,
-        ("distances = make_parallel(distance, plan.devices)", "def distances(**batches):\n"
-         "    return make_parallel(distance, plan.devices)(batches['points'], batches['others'])"),
-    ],
-    2: [
         ("    def", "    @tf.function\n    def"),
         """
 def make_parallel_uneven(function, devices):
@@ -59,7 +33,7 @@ def make_parallel_uneven(function, devices):
     return parallel
 """,
     ],
-    3: [
+    2: [
         MEAN,
         ("tf.reduce_mean(squared_error(x, y), keepdims=True)",
          "tf.reshape(tf.reduce_sum(squared_error(x, y)), [1])",
@@ -70,18 +44,6 @@ def make_parallel_uneven(function, devices):
 
 WRONG = {
     1: [
-        ("make_parallel(distance, plan.devices)", "distance", "computed nothing"),
-        (LOOP.replace("tf.concat(found", "tf.concat(found[::-1]"), "not in the order"),
-        (LOOP.replace("found.append(", "found.append(0.0 + ").replace(
-            "(device)", "(plan.host)").replace("return ", "apart = ").rstrip()
-         + "\n    return make_parallel(lambda each: 1.0 * each, plan.devices)(apart)",
-         "cut the two batches"),
-        (LOOP.replace("points[rows] - others[rows], axis=1)",
-                      "points - others, axis=1)[rows]"), "more than its shard"),
-        (COORDINATES, "by their rows"),
-        ("tf.square(points - others)", "tf.abs(points - others)", "not the distances of each"),
-    ],
-    2: [
         ("make_parallel_uneven = lambda f, d: make_parallel(f, d)", "sizes that add up to 11"),
         ("[least + 1] * more + [least] * (len(devices) - more)",
          "[least + more] + [least] * (len(devices) - 1)", "differ by one at most"),
@@ -92,7 +54,7 @@ WRONG = {
         ("tf.device(plan.host)", "tf.name_scope('a')", "/CPU:1 cut the batch"),
         ("            return", "        return", "/CPU:1 joined the batch"),
     ],
-    3: [
+    2: [
         (", keepdims=True", "", "keepdims=True"),
         ("mean_error = lambda x, y: tf.reduce_mean(squared_error(x, y))", "did nothing"),
         ("mean_error = lambda x, y: tf.reduce_sum(squared_error(x, y))", "not the mean"),

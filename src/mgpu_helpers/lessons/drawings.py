@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers._formatting import size_text
-from mgpu_helpers.charts.base import HOST, IDEAL, axes, corner, label, rows, style
+from mgpu_helpers.charts.base import HOST, IDEAL, axes, label, rows
 from mgpu_helpers.timing import Timing
 
 
@@ -140,27 +140,6 @@ def ranges(
     rows(ax, list(found))
     ax.set_xlim(min(lows) - 0.05, max(highs) + 0.02)
     return label(ax, title, across)
-
-
-def digits(images: Any, titles: Sequence[str]) -> Any:
-    """Draw images in a row, each under its title.
-
-    They are [n, size, size, 1]; the last axes come back.
-    """
-    import matplotlib.pyplot as plt
-
-    with plt.style.context(style()):
-        wide = max(1, len(images))
-        figure, row = plt.subplots(1, wide, figsize=(1.25 * wide, 1.75), squeeze=False)
-    layout: Any = figure.get_layout_engine()
-    layout.set(rect=(0, 0.12, 1, 0.88))
-    corner(figure)
-    for ax in row[0]:
-        ax.axis("off")
-    for ax, image, title in zip(row[0], images, titles, strict=False):
-        ax.imshow(np.squeeze(image), cmap="gray_r")
-        ax.set_title(title, size=9)
-    return row[0][-1]
 
 
 def panel(draw: Callable[..., Any], **choices: Sequence[Any]) -> None:

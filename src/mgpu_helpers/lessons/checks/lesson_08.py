@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -15,56 +14,10 @@ from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.lessons.checks import judge
 from mgpu_helpers.lessons.checks.judge import PRODUCTS, NotYet, call, exercise, expect, numbers
 
-# What moves numbers and computes none.
-MOVES = {
-    "Concat", "ConcatV2", "Const", "DeepCopy", "ExpandDims", "Identity", "IdentityN", "NoOp",
-    "Pack", "Placeholder", "ReadVariableOp", "Reshape", "Slice", "Split", "SplitV", "Squeeze",
-    "StridedSlice", "Unpack", "VarHandleOp",
-}
-
-ARITHMETIC = {
-    "Abs", "AddV2", "BiasAdd", "EuclideanNorm", "Mul", "Pow", "Sqrt", "Square", "SquaredDifference",
-    "Sub", "Sum",
-}
-
-
-@exercise
-def distances(function: Any) -> str:
-    """Check exercise 1 of lesson 08: a function of two batches on every device."""
-    plan, rng = planned(), np.random.default_rng()
-    for each in (12, int(rng.integers(13, 40))):  # rows for each device
-        points, others = rng.integers(-9, 10, [2, each * len(plan), 2]).astype("float32")
-        by_place = _by_place_or_name(function, "points", "others")
-        value, step = judge.traced(by_place, points, others)
-        value = numbers(value, points.shape[:1], "one distance for each point is wanted")
-        wanted = np.linalg.norm(points - others, axis=1)
-        if not np.allclose(value, wanted, rtol=1e-3, atol=1e-3):
-            moved = np.allclose(np.sort(value), np.sort(wanted), rtol=1e-3, atol=1e-3)
-            expect(not moved, "these are the distances, but not in the order of the points")
-            raise NotYet("these are not the distances of each point from the same row of others")
-        worked = [op for op in step.ops if op.type not in MOVES]
-        rest = ", ".join(d for d in plan.devices if d not in {op.device for op in worked})
-        expect(not rest, f"{rest} computed nothing that the result needs: wrap it "
-               "with make_parallel")
-        counts = {device: Counter[str]() for device in plan.devices}
-        for op in worked:
-            large = op.type in ARITHMETIC and op.bytes >= 4 * each
-            expect(op.device != plan.host or not large,
-                   f"{plan.host} computed {op.type}: cut the two batches, not what comes of them")
-            expect(op.device == plan.host or op.bytes <= 8 * each,  # two numbers for each point
-                   f"{op.device} computed more than its shard: cut before you compute")
-            if large:
-                counts[op.device][op.type] += 1
-        first = counts[plan.devices[0]]
-        other = next((device for device in counts if counts[device] != first), "")
-        expect(not other, f"{other} computed something else than {plan.devices[0]}: cut the "
-               "batches by their rows, and let every device run the whole function")
-    return "the distances are right, and every device computed those of its shard"
-
 
 @exercise
 def uneven(make: Any) -> str:
-    """Check exercise 2 of lesson 08: shards that differ by one example at most."""
+    """Check exercise 1 of lesson 08: shards that differ by one example at most."""
     plan = planned()
     rng = np.random.default_rng()
     names = (*plan.devices, plan.host)
@@ -131,7 +84,7 @@ def _try_uneven(make: Any, names: tuple[str, ...], size: int, batches: str) -> s
 
 @exercise
 def mean_error(function: Any, error: Any) -> str:
-    """Check exercise 3 of lesson 08: one number from each device instead of one an example."""
+    """Check exercise 2 of lesson 08: one number from each device instead of one an example."""
     plan = planned()
     rng = np.random.default_rng()
     for each in (24, int(rng.integers(25, 60))):  # points for each device
