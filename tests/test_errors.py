@@ -7,9 +7,9 @@ import re
 import pytest
 
 from lessons import ROOT
+from messages import RAISED, SLOW, raised
 from mgpu_helpers import devices
 from mgpu_helpers.devices.messages import MESSAGES
-from mgpu_helpers.lessons.errors import RAISED, SLOW, raised
 
 PAGE = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
 HEADINGS = re.findall(r'^## "(.+)"$', PAGE, flags=re.MULTILINE)

@@ -11,10 +11,6 @@ RIGHT = {
         ("tf.cast(vector, tf.float16)", "tf.bitcast(tf.cast(vector, tf.float16), tf.int16)",
          "(each,", "(tf.bitcast(each, tf.float16),"),
     ],
-    3: [
-        "mask_seed = lambda step, tower: tf.stack([step, tower + 100])",
-        "mask_seed = lambda step, tower: divmod(8 * step + tower, 1000)",
-    ],
 }
 
 WRONG = {
@@ -32,14 +28,5 @@ WRONG = {
         ("tf.add_n([tf.cast(each, tf.float32) for each in small])",
          "tf.cast(tf.add_n(small), tf.float32)", "rounded more than once"),
         ("(vector, tf", "(tf.clip_by_value(vector, -2, 2), tf", "off by 0.0"),
-    ],
-    3: [
-        ("mask_seed = lambda step, tower: (20 * tower + step, 0)", "has the seed of"),
-        ("mask_seed = lambda step, tower: (step % 777_777, tower)", "has the seed of"),
-        ("mask_seed = lambda step, tower: (step / 2, tower)", "two whole numbers"),
-        ("import itertools\nnumbers = itertools.count()\n"
-         "mask_seed = lambda step, tower: (next(numbers), 0)", "alone should make it"),
-        ("import hashlib\nmask_seed = lambda *two: "
-         "(int(hashlib.md5(b'%d %d' % two).hexdigest()[:8], 16) // 2, 0)", "has the seed of"),
     ],
 }

@@ -1,7 +1,7 @@
 """Answers to the exercises of lesson 19: right ones, and wrong ones with their hints."""
 
 OWN = """
-causes = {1, 2, 6}
+causes = {1, 4, 5}
 
 
 def treat(model, data):
@@ -21,6 +21,21 @@ def treat(model, data):
 
     def one_pass():
         for x, y in ready:
+            step(x, y)
+
+    return one_pass
+"""
+
+TOWERS = """
+causes = {1, 4, 5}
+
+
+def treat(model, data):
+    step = towers.train_step(model, None, None, plan.devices)
+    kept = list(data)
+
+    def one_pass():
+        for x, y in kept:
             step(x, y)
 
     return one_pass
@@ -54,7 +69,9 @@ def replay_over(ops, link):  # the rule itself: each device takes what is ready 
 """,
     ],
     2: [
-        ("{1, 2, 6}", "[6, 2, 1]", "data.cache()", "list(data)"),
+        ("{1, 4, 5}", "[5, 4, 1]",
+         "model.run_eagerly = False", "model.compile(model.optimizer, model.loss)"),
+        TOWERS,
         OWN,
     ],
 }
@@ -68,9 +85,10 @@ WRONG = {
         ("return", "return ops.popitem() and", "it changes the operations"),
     ],
     2: [
-        ("{1, 2, 6}", "{1, 2, 6, 9}", "patient 9 has another"),
+        ("{1, 4, 5}", "{1, 4, 5, 8}", "patient 8 has another"),
+        ("{1, 4, 5}", "{1, 4, 9}", "9 is none of them"),
         ("""
-causes = {1, 2, 6}
+causes = {1, 4, 5}
 
 
 def treat(model, data):
@@ -80,10 +98,11 @@ def treat(model, data):
     model.set_weights(start)
     return lambda: model.set_weights(end)
 """, "the weights are not those"),
-        ("{1, 2, 6}", "{2, 6, 9}", "look at which devices worked"),
-        (".cache()", "", "cause 2 is left: a later pass reads 4 of its 4 batches"),
+        ("{1, 4, 5}", "{1, 4, 8}", "look at which devices worked"),
+        ("data.cache()", "data", "cause 1 is left: a later pass reads 4 of its 4 batches"),
         (".cache()", ".take(2)", "the weights are not those"),
-        ("return one_pass", "return lambda: lesson_19.fit(model, kept)", "cause 1 is left"),
-        (OWN.replace("@tf.function", ""), "cause 6 is left: in a pass Python calls the model"),
+        ("    fit.parallel(model, plan.devices)\n", "", "cause 5 is left"),
+        ("    model.run_eagerly = False\n", "", "cause 4 is left: in a pass Python calls"),
+        (OWN.replace("@tf.function", ""), "cause 4 is left: in a pass Python calls"),
     ],
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,6 @@ import numpy as np
 from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.lessons.checks import judge
 from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, expect, listed, numbers
-
-STEPS, TOWERS = 1_000_000, 8
 
 
 @exercise
@@ -117,50 +114,3 @@ def _check_precision(got: np.ndarray, parts: np.ndarray) -> None:
         expect(off <= 0.6 * coarse,
                "that is as coarse as bfloat16, which has 8 bits: float16 has 11")
         raise NotYet("it is rounded more than once: cast to float32 on the host first, then add")
-
-
-@exercise
-def mask_seed(function: Any) -> str:
-    """Check exercise 3 of lesson 09: a dropout seed for each step and tower."""
-    import tensorflow as tf
-
-    seen: dict[tuple[int, ...], tuple[int, int]] = {}
-
-    def seed_of(step: int, tower: int) -> tuple[int, ...]:
-        way = "a seed has two whole numbers"
-        seed = numbers(call(function, step, tower), (2,), way)
-        expect(seed.dtype.kind in "iu", f"{way}, not {seed}")
-        return tuple(seed.tolist())
-
-    def first_seen(seed: tuple[int, ...], one: tuple[int, int]) -> None:
-        if (other := seen.setdefault(seed, one)) != one:
-            said = "step {} of tower {} has the seed of step {} of tower {}: {}"
-            raise NotYet(said.format(*one, *other, seed))
-
-    base = seed_of(0, 0)
-    for step in _steps(seed_of):
-        for tower in range(TOWERS):
-            seed = seed_of(step, tower)
-            expect(step + tower or seed == base, f"step 0 of tower 0 has the seed {base}, and "
-                   f"later {seed}: the step and the tower alone should make it")
-            first_seen(seed, (step, tower))
-    # Numbers drawn from 31 bits repeat, and so rarely that only very many of them show it.
-    many = np.random.default_rng(7).choice(STEPS, size=25_000, replace=False).tolist()
-    for step in () if tf.is_tensor(call(function, 0, 0)) else many:
-        for tower in range(TOWERS):
-            first_seen(call(tuple, call(function, step, tower)), (step, tower))
-    steps = round(len(seen) // TOWERS, -3)
-    return f"no seed came twice in about {steps:,} steps of {TOWERS} towers"
-
-
-def _steps(seed_of: Any) -> Iterator[int]:
-    """Give the first steps, some of all others, and those that are as far apart as two towers."""
-    some = set(range(300)) | {STEPS - 1, STEPS // 2}
-    some |= {2**i for i in range(20)} | {10**i for i in range(6)}  # where a remainder starts anew
-    some |= {int(step) for step in np.random.default_rng().integers(0, STEPS, 700)}
-    for late in (seed_of(STEPS - 1, 0), seed_of(STEPS - 2, 1)):  # what a remainder leaves of it
-        some |= {abs(number) // by for number in late for by in (1, TOWERS)}
-    for tower in range(1, TOWERS):
-        for a, b in zip(seed_of(0, tower), seed_of(0, 0), strict=True):
-            some |= {abs(a - b) + near for near in (-1, 0, 1)}
-    yield from sorted(step for step in some if 0 <= step < STEPS)

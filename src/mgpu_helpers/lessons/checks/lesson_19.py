@@ -18,9 +18,9 @@ from mgpu_helpers.timing import Timing
 
 Ops = Mapping[str, tuple[str, float, str]]
 LOOK = {  # how each of the three shows
-    1: "trace a step of the model and look at which devices worked",
-    2: "time a pass over the data alone",
-    6: "compare the time of a step on a batch that lies ready with the length of its trace",
+    1: "ask fit.explain(model, data), or time a pass over the data alone",
+    4: "ask fit.explain(model, data), or look at what the model was compiled with",
+    5: "trace a step of the model and look at which devices worked",
 }
 
 
@@ -117,11 +117,11 @@ def _check_cured(before: lesson_19.Seen, after: lesson_19.Seen) -> None:
     first, *_ = devices = planned().devices
     used = {device or first for device in after.devices}  # as a GPU machine places it
     idle = ", ".join(device for device in devices if device not in used)
-    expect(not idle, f"cause 1 is left: the model is never called on {idle}")
+    expect(not idle, f"cause 5 is left: the model is never called on {idle}")
     reads, calls = after.reads - before.reads, after.eager - before.eager
     batches = f"{reads} of its {lesson_19.PASS} batches"
-    expect(not reads, f"cause 2 is left: a later pass reads {batches} again")
-    expect(not calls, f"cause 6 is left: in a pass Python calls the model "
+    expect(not reads, f"cause 1 is left: a later pass reads {batches} again")
+    expect(not calls, f"cause 4 is left: in a pass Python calls the model "
            f"{counted(calls, 'time')}, where a graph would run")
 
 
@@ -134,8 +134,8 @@ def _named(causes: Any) -> set[int]:
 
 def _check_causes(named: set[int]) -> None:
     for cause in sorted(named):
-        there = 1 <= cause <= 12
-        expect(there, f"the patients have the numbers 1 to 12, and {cause} is none of them")
+        there = 1 <= cause <= 8
+        expect(there, f"the patients have the numbers 1 to 8, and {cause} is none of them")
     known = len(lesson_19.CAUSES & named)
     for cause in sorted(lesson_19.CAUSES - named):
         are = "is" if known == 1 else "are"
