@@ -343,9 +343,10 @@ check("no TF_CONFIG", None)
 #
 # Each worker drives all GPUs of its machine, and all machines need equally many. The all-reduce is
 # then that of NCCL, and begins while the backward pass still runs; [[18]] says what to do when it
-# hangs. [Slurm](scripts/slurm.sh) and [Kubernetes](scripts/kubernetes.yaml) start the same launcher
-# ([other ways](../docs/package.md#several-machines)). TensorFlow's workers listen on **all**
-# interfaces of a machine and ask for no password: close their ports to strangers.
+# hangs. [Slurm](scripts/slurm.sh) and [Kubernetes](scripts/kubernetes.yaml) start the same
+# launcher. For workers that come and go there are [parameter
+# servers](../docs/parameter_servers.md). TensorFlow's workers listen on **all** interfaces of a
+# machine and ask for no password: close their ports to strangers.
 #
 # ## With a model of another kind
 #
@@ -377,7 +378,8 @@ pair.both(reader + "\nprint(train(strategy.scope()))")
 
 # %%
 exec(reader, here := {})
-print("one process:", here["train"](tf.device(plan.host)))
+with tf.device(plan.host):
+    print("one process:", here["train"](contextlib.nullcontext()))
 pair.close()
 
 # %% [markdown]
