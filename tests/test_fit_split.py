@@ -292,3 +292,13 @@ def test_the_cut_shares_out_the_work_and_a_tape_sees_all(keras, plan):
     for a, b in zip(*slopes, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
     assert places(model.weights[::2]) == ["CPU:1", "CPU:2", "CPU:2"]
+
+
+def test_of_cuts_that_share_out_the_work_alike_the_one_where_least_crosses_is_taken(keras, plan):
+    layers = keras.layers
+    stack = [layers.Conv2D(4, 3), layers.MaxPooling2D(), layers.Flatten(), layers.Dense(40)]
+    model = fit.split(keras.Sequential([keras.Input((6, 6, 1)), *stack]), plan.devices)
+    model.compile("sgd", "mse")
+    step = trace.fit_step(model, (np.ones((5, 6, 6, 1)), np.ones((5, 40))))
+    first, second = plan.devices
+    assert step.bytes_between()[first, second] == 5 * (2 * 2 * 4) * 4  # and not the 4 x 4 x 4

@@ -1,7 +1,28 @@
 """Answers to the exercises of lesson 12: right ones, and wrong ones with their hints."""
 
 RIGHT = {
-    1: ["starts = ('conv2',)", "starts = [layer.name for layer in networks.jang().layers[3:4]]"],
+    1: [
+        """
+def choose(cuts, budget):
+    best, least = None, float("inf")
+    for cut in cuts:
+        if max(part.bytes for part in cut.parts) > budget:
+            continue
+        crossed = sum(part.crossing for part in cut.parts[:-1])
+        if crossed < least:
+            best, least = cut, crossed
+    return best
+""",
+        """
+def choose(cuts, budget):
+    def crossed(cut):
+        return np.sum([part.crossing for part in cut.parts])
+
+    for cut in sorted(cuts, key=crossed):
+        if not any(part.bytes > budget for part in cut.parts):
+            return cut
+""",
+    ],
     2: [
         """
 def crossing(model, name, batch):
@@ -23,11 +44,13 @@ def crossing(model, name, batch):
 
 WRONG = {
     1: [
-        ("starts = ['conv3']", "part 1 holds"),
-        ("starts = 'conv2'", "one name in a list"),
-        ("starts = ['conv2', 'fc1']", "one name in a list"),
-        ("starts = ['drop1']", "one of conv2, conv3"),
-        ("starts = [2]", "one of conv2, conv3"),
+        (", default=None", "", "it raises ValueError"),
+        ("all(part.bytes <= budget for part in cut.parts)", "cut.parts[0].bytes <= budget",
+         "not only the first"),
+        ("default=None)", "default=None).starts", "not ('layer"),
+        ("(fitting,", "(cuts,", "there a part holds more than the budget"),
+        ("<= budget", "< budget", "just the budget fits"),
+        ("choose = lambda cuts, budget: cuts.sort()", "it raises TypeError"),
     ],
     2: [("[1:])", "[1:4:3])", "in front of 'pool'")],
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 from mgpu_helpers import _private
 from mgpu_helpers._formatting import counted, whole_number
-from mgpu_helpers._models import graph_of, ready, run_calls
+from mgpu_helpers._models import crossing, graph_of, ready, run_calls
 from mgpu_helpers._train import HOST
 from mgpu_helpers.fit._moving import moved, optimizers_of
 from mgpu_helpers.fit._placing import beside_inputs
@@ -41,7 +41,7 @@ def split(
 
     `at` names the layers that begin a stage, but the first one's; a model inside the model is one
     layer. None cuts where one tensor crosses, so that the stage with the most FLOP has as few as
-    can be; see `graph.flops`.
+    can be, see `graph.flops`, and of such cuts where the least crosses.
 
     The model may be compiled before or after. What is saved is the model as it was, and what is
     loaded into it stays where its stage is. `fit.alone` undoes it. XLA is not used.
@@ -119,7 +119,7 @@ def _stages(graph: Any, devices: Sequence[str], at: Sequence[str]) -> list[Stage
 
 
 def _balanced(graph: Any, n: int) -> list[str]:
-    """Choose where n stages begin, so that the most FLOP in one are as few as can be."""
+    """Choose where n stages begin: the most FLOP in one are as few, then the least crosses."""
     found = list(places(graph))
     if len(found) < n:
         raise ValueError(
@@ -131,15 +131,22 @@ def _balanced(graph: Any, n: int) -> list[str]:
     names = [each.operation.name for each in calls]
     borders = [*map(names.index, found), len(calls)]
     costs = [_cost(calls[a:b]) for a, b in itertools.pairwise(borders)]
+    sizes = [sum(map(_numbers, each)) for each in crossing(graph, calls)]
 
     @functools.cache
-    def best(a: int, n: int) -> tuple[float, tuple[int, ...]]:
+    def best(a: int, n: int) -> tuple[float, int, tuple[int, ...]]:
         if n == 1:
-            return sum(costs[a:]), ()
+            return sum(costs[a:]), 0, ()
         rest = ((b, *best(b, n - 1)) for b in range(a + 1, len(costs) - n + 2))
-        return min((max(sum(costs[a:b]), most), (b, *later)) for b, most, later in rest)
+        return min((max(sum(costs[a:b]), most), sizes[borders[b]] + crosses, (b, *later))
+                   for b, most, crosses, later in rest)  # fmt: skip
 
-    return [found[i] for i in best(0, n)[1]]
+    return [found[i] for i in best(0, n)[2]]
+
+
+def _numbers(tensor: Any) -> int:
+    """Count the numbers of a tensor of the model for an example."""
+    return math.prod(n or LENGTH for n in tensor.shape[1:])
 
 
 def _cost(calls: Sequence[Any]) -> float:

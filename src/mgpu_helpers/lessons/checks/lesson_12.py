@@ -3,50 +3,86 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
-from mgpu_helpers import pipeline, trace
-from mgpu_helpers.devices.plan import planned
-from mgpu_helpers.lessons import networks
-from mgpu_helpers.lessons.checks.judge import exercise, expect, same_as
-from mgpu_helpers.trace.records import curve
+from mgpu_helpers.lessons.checks.judge import same_as
+from mgpu_helpers.pipeline.cutting import Cut, StageCost
 
 
-@exercise
-def within_budget(starts: Any) -> str:
-    """Check exercise 1 of lesson 12: a cut whose larger part holds 62 MB at most, measured."""
-    import tensorflow as tf
+def _crosses_least(cuts: Iterable[Cut], border: slice = slice(None)) -> Cut | None:
+    return min(cuts, key=lambda cut: sum(p.crossing for p in cut.parts[border]), default=None)
 
-    tf1 = tf.compat.v1
-    plan, budget, network = planned(), 62_000_000, networks.jang(hidden=7200, width=0.25)
-    one = isinstance(starts, Sequence) and not isinstance(starts, str) and len(starts) == 1
-    expect(one, f'two parts need one name in a list, such as ["fc1"], not {starts!r}')
-    known = starts[0] in ("conv2", "conv3", "fc1", "output")
-    expect(known, f"name one of conv2, conv3, fc1 and output, not {starts[0]!r}")
-    parts = networks.cut(network, starts)
-    where = [plan.devices[0], plan.devices[-1]]
-    with tf.Graph().as_default() as graph:
-        x = tf1.placeholder(tf.float32, [512, 28, 28, 1])
-        y = tf1.placeholder(tf.int64, [512])
-        stages = networks.stages(network, starts, where)
-        _, gradients = pipeline.gradients(stages, networks.loss, x, y)
-        pairs = [(gradients[n], w) for stage in stages for n, w in stage.weights.items()]
-        train = tf1.train.AdamOptimizer(1e-3).apply_gradients(pairs)
-        start = tf1.global_variables_initializer()
-    config = plan.session_config(soft_placement=True)
-    with tf1.Session(graph=graph, config=config) as session:
-        session.run(start)
-        feed = {x: np.zeros([512, 28, 28, 1]), y: np.zeros([512])}
-        session.run(train, feed)
-        _, step = trace.session_step(session, train, feed)
-    for i, part in enumerate(parts):
-        own = [a for a in step.allocations if a.op.startswith(f"stage_{i}/") and not a.scratch]
-        held = 3 * 4 * networks.parameters(part) + max(size for _, size in curve(own))
-        expect(held <= budget, f"part {i + 1} holds more than 62 MB")
-    return "both parts hold less than 62 MB"
+
+def _choose(cuts: list[Cut], budget: int) -> Cut | None:
+    return _crosses_least(cut for cut in cuts if max(p.bytes for p in cut.parts) <= budget)
+
+
+NOT_CHOSEN: dict[str, Callable[[list[Cut], int], Cut | None]] = {
+    "there a part holds more than the budget": lambda cuts, budget: _crosses_least(cuts),
+    "that leaves the fullest part least: of those that fit, the least has to cross":
+        lambda cuts, budget: min(cuts, key=lambda cut: max(p.bytes for p in cut.parts)),
+    "each device has the budget, so do not add the parts up":
+        lambda cuts, budget: _crosses_least(
+            cut for cut in cuts if sum(p.bytes for p in cut.parts) <= budget
+        ),
+    "every part has to fit, not only the first":
+        lambda cuts, budget: _crosses_least(cut for cut in cuts if cut.parts[0].bytes <= budget),
+    "with more than two parts, add up what crosses over each border":
+        lambda cuts, budget: _crosses_least(
+            (cut for cut in cuts if max(p.bytes for p in cut.parts) <= budget), slice(1)
+        ),
+    "that is the first that fits: of those that fit, the least has to cross":
+        lambda cuts, budget: next(
+            (cut for cut in cuts if max(p.bytes for p in cut.parts) <= budget), None
+        ),
+    "a part that holds just the budget fits":
+        lambda cuts, budget: _crosses_least(
+            cut for cut in cuts if max(p.bytes for p in cut.parts) < budget
+        ),
+}  # fmt: skip
+
+
+def _drawn(rng: np.random.Generator, stages: int) -> tuple[list[Cut], int]:
+    """Draw cuts and a budget by which each usual mistake chooses another cut."""
+    while True:
+        size, crossing = rng.integers(1, 60, [2, 12, stages]) * 1_000_000
+        crossing[:, -1] = 0
+        cuts = [
+            Cut(tuple(f"layer{n}" for n in range(i + 2, i + 1 + stages)),
+                tuple(StageCost((), 0.1, int(a), int(b)) for a, b in zip(*row, strict=True)))
+            for i, row in enumerate(zip(size, crossing, strict=True))
+        ]  # fmt: skip
+        budget = int(np.sort(size.max(1))[6])
+        chosen = [other(cuts, budget) for hint, other in NOT_CHOSEN.items()
+                  if stages > 2 or "two parts" not in hint]  # fmt: skip
+        if len({_choose(cuts, budget), *chosen}) > len(chosen):
+            return cuts, budget
+
+
+def _cuts() -> Iterator[tuple[list[Cut], int]]:
+    for drawn in (1, None):  # the first always gives the same hints
+        rng = np.random.default_rng(drawn)
+        for stages in (2, 3):
+            cuts, budget = _drawn(rng, stages)
+            yield cuts, budget
+            yield cuts, min(max(p.bytes for p in cut.parts) for cut in cuts) - 1
+
+
+def _said(right: Cut | None, got: Any, cuts: list[Cut], budget: int) -> str:
+    wanted = "none fits" if right is None else f"it is the one before {', '.join(right.starts)}"
+    given = f"the one before {', '.join(got.starts)}" if isinstance(got, Cut) else repr(got)
+    return f"of {len(cuts)} cuts, with {budget:,} bytes a device, {wanted}, not {given}"
+
+
+#: Check exercise 1 of lesson 12: the cut that fits and where the least crosses, of cuts it draws.
+choose = same_as(
+    _choose, _cuts, told=_said, wrong=NOT_CHOSEN,
+    changed="it changes the list that it is given: make a new one",
+    yes="right for eight lists of cuts, of two and of three parts, four of them drawn by lot",
+)  # fmt: skip
 
 
 def _models() -> Iterator[tuple[Any, str, int]]:
