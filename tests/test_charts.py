@@ -22,7 +22,6 @@ from mgpu_helpers.memory import MemoryUse, Monitor
 from mgpu_helpers.memory.predict import Predicted
 from mgpu_helpers.memory.watch import Phase, Sample
 from mgpu_helpers.scaling.model import TERMS, Breakdown
-from mgpu_helpers.timing import Timing
 from mgpu_helpers.trace import Op, Trace
 from mgpu_helpers.trace.log import Placed, Placement
 from mgpu_helpers.trace.records import Copy
@@ -542,9 +541,6 @@ def test_lines_and_dots_are_where_the_numbers_are():
     assert [dot.get_xdata()[0] for dot in dots] == pytest.approx(wanted)
     missed = [dot.get_markerfacecolor() == "white" for dot in dots]
     assert missed == [abs(error) > 10 for error in wanted] and any(missed)
-    times = {"slow": {1: Timing((0.03,) * 3), 2: Timing((0.02, 0.02, 0.05))}}
-    ax = drawings.against_pieces(times, {1: 0.03, 2: 0.0225})
-    assert list(ax.containers[0].lines[0].get_ydata()) == [30, 20]
     ax = drawings.against_pieces({"one": {1: 8 * MB, 4: 2 * MB}})
     assert list(ax.lines[0].get_ydata()) == [8, 2]
 
