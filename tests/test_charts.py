@@ -21,7 +21,6 @@ from mgpu_helpers.lessons import drawings, networks, published, schedules
 from mgpu_helpers.memory import MemoryUse, Monitor
 from mgpu_helpers.memory.predict import Predicted
 from mgpu_helpers.memory.watch import Phase, Sample
-from mgpu_helpers.timing import Timing
 from mgpu_helpers.trace import Op, Trace
 from mgpu_helpers.trace.log import Placed, Placement
 from mgpu_helpers.trace.records import Copy
@@ -517,12 +516,9 @@ def test_lines_and_dots_are_where_the_numbers_are():
     drawn = {line.get_label(): line for line in charts.rates(published.TENSORLIGHT).lines}
     assert list(drawn["3 devices"].get_xdata()) == [768, 768, 2304]
     assert drawn["3 devices"].get_ydata()[2] == pytest.approx(2000 * 2304 / 230.154171944)
-    times = {"slow": {1: Timing((0.03,) * 3), 2: Timing((0.02, 0.02, 0.05))}}
     ax = drawings.ranges({"a": (1, 2), "b": (1.5, 2)}, {"b": 1.75}, title="", across="")
     assert [(bar.get_x(), bar.get_width()) for bar in ax.patches] == [(1, 1), (1.5, 0.5)]
     assert [(*line.get_xdata(), *line.get_ydata()) for line in ax.lines] == [(1.75, 1)]
-    ax = drawings.against_pieces(times, {1: 0.03, 2: 0.0225})
-    assert list(ax.containers[0].lines[0].get_ydata()) == [30, 20]
     ax = drawings.against_pieces({"one": {1: 8 * MB, 4: 2 * MB}})
     assert list(ax.lines[0].get_ydata()) == [8, 2]
 

@@ -26,27 +26,20 @@ def two_at_most(stages, pieces):
     ],
     2: [
         """
-def accumulate(gradient_of, pieces):
-    total, count = None, 0
-    for x, y in pieces:
-        part = gradient_of(x, y).numpy() * len(x)
-        total = part if total is None else total + part
-        count += len(x)
-    return total / count
+def fewest(stages, batch, percent):
+    for pieces in [m for m in range(1, batch + 1) if batch % m == 0]:
+        columns = 2 * (pieces + stages - 1)
+        if 100 * (columns - 2 * pieces) / columns <= percent + 1e-9:
+            return pieces
+    return 0
 """,
         """
-def accumulate(gradient_of, pieces):
-    mean, seen = 0.0, 0
-    for x, y in pieces:
-        seen += len(x)
-        mean += (gradient_of(x, y) - mean) * (len(x) / seen)
-    return mean
+def fewest(stages, batch, percent):
+    least = -(-(stages - 1) * (100 - percent) // percent)
+    return next((m for m in range(max(1, least), batch + 1) if batch % m == 0), 0)
 """,
     ],
 }
-
-MOST = "gradient_of(x, y) * (len(x) / size) for x, y in pieces"
-HELD = "of 10 gradients were held at once: add"
 
 WRONG = {
     1: [
@@ -58,13 +51,8 @@ WRONG = {
         ("two_at_most = lambda stages, pieces: 'F0 B0'", "give each stage a list"),
     ],
     2: [
-        (" * (len(x) / size)", "", "and not divided"),
-        ("len(x) / size", "1 / len(pieces)", "weigh each by its size"),
-        ("accumulate = lambda f, pieces: f(*pieces[-1])", "only the last piece"),
-        (f"sum({MOST})", f"sum([each.numpy() for each in [{MOST}]])", HELD),
-        (f"sum({MOST})", f"sum([tf.Variable({MOST}][::-1])".replace(" for", ") for"), HELD),
-        ("accumulate = lambda f, pieces: f(*(tf.concat(e, 0) for e in zip(*pieces)))",
-         "examples: a piece has 4 at most"),
-        ("def", "@tf.function\ndef", "leave it out"),
+        (" and batch % pieces == 0", "", "divide the batch"),
+        ("return 0", "return None", "returns nothing"),
+        ("fewest = lambda stages, batch, percent: batch", "fewer may do"),
     ],
 }

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers._formatting import size_text
-from mgpu_helpers.charts.base import HOST, IDEAL, axes, label, rows
-from mgpu_helpers.timing import Timing
+from mgpu_helpers.charts.base import HOST, axes, label, rows
 
 
 def from_gpus(lesson: str, folder: str | os.PathLike[str] = "../results") -> None:
@@ -26,39 +25,19 @@ def from_gpus(lesson: str, folder: str | os.PathLike[str] = "../results") -> Non
         print("none yet: make gpu, on a machine with GPUs, keeps one")
 
 
-def against_pieces(
-    ways: Mapping[str, Mapping[int, Timing | int]],
-    predicted: Mapping[int, float] | None = None,
-    ax: Any = None,
-) -> Any:
-    """Draw what a step costs against the number of micro-batches, a line for each way.
-
-    The cost is a Timing, or bytes; what is predicted is seconds, or bytes, by number of pieces.
-    """
+def against_pieces(ways: Mapping[str, Mapping[int, int]], ax: Any = None) -> Any:
+    """Draw the bytes that a step holds against the number of micro-batches, a line for each way."""
     ax = axes(ax)
-    timed = any(isinstance(cost, Timing) for costs in ways.values() for cost in costs.values())
-    factor, counts = 1e3 if timed else 1e-6, sorted({m for costs in ways.values() for m in costs})
-    for i, (name, costs) in enumerate(ways.items()):
-        style = {"color": ("#333333", "#b8860b", "#4f8f4f")[i % 3], "marker": "os^"[i % 3]}
-        if timed:
-            low, middle, high = (
-                np.array([getattr(costs[m], which) for m in sorted(costs)]) * factor
-                for which in ("low", "median", "high")
-            )
-            ax.errorbar(sorted(costs), middle, np.stack([middle - low, high - middle]), capsize=3,
-                        label=name, **style)  # fmt: skip
-        else:
-            sizes = {m: cost for m, cost in sorted(costs.items()) if not isinstance(cost, Timing)}
-            ax.plot([*sizes], [size * factor for size in sizes.values()], label=name, **style)
-    if predicted:
-        ax.plot(sorted(predicted), [predicted[m] * factor for m in sorted(predicted)], **IDEAL,
-                label="predicted")  # fmt: skip
+    for i, (name, sizes) in enumerate(ways.items()):
+        ax.plot([*sizes], [size / 1e6 for size in sizes.values()], label=name,
+                color=("#333333", "#b8860b", "#4f8f4f")[i % 3], marker="os^"[i % 3])  # fmt: skip
+    counts = sorted({m for sizes in ways.values() for m in sizes})
     ax.set_xscale("log", base=2)
     ax.set_xticks(counts, counts)
     ax.set_ylim(bottom=0)
     ax.set_xlabel("micro-batches")
-    ax.set_ylabel("step, ms" if timed else "held at most, MB")
-    ax.set_title("What a step takes" if timed else "What the first device holds", loc="left")
+    ax.set_ylabel("held at most, MB")
+    ax.set_title("What the first device holds", loc="left")
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     return ax
 

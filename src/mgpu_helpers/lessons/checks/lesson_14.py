@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gc
-import tracemalloc
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from mgpu_helpers._formatting import counted
 from mgpu_helpers.lessons import schedules
-from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, expect, listed, numbers
+from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, expect, listed, same_as
 
 
 @exercise
@@ -37,65 +36,51 @@ def two_at_most(function: Any) -> str:
     return "never more than two pieces, and faster than one after the other"
 
 
-@exercise
-def accumulate(function: Any) -> str:
-    """Check exercise 2 of lesson 14: gradients of pieces added up, weighted, few at a time."""
-    sizes, draw = np.array([4, 3, 1, 2, 4, 2, 1, 3, 2, 4]), np.random.default_rng()
-    more = np.append(sizes, draw.integers(1, 5, 3))  # another number of examples, too
-    # The first is always the same, and so are its hints.
-    for rng, each in ((np.random.default_rng(0), sizes), (draw, more)):
-        _check_accumulated(function, rng.permutation(each), rng)
-    return "right for pieces of 4, 3, 2 and 1, and never all gradients at once"
+def _trainings() -> Iterator[tuple[int, int, int]]:
+    yield from [(3, 420, 35), (2, 96, 20), (4, 62, 30), (2, 5, 50), (8, 20, 10), (1, 7, 5)]
+    random = np.random.default_rng()
+    for _ in range(6):
+        stages, percent = random.integers(2, 9), random.choice([5, 10, 20, 25, 40, 50])
+        yield int(stages), int(random.integers(1, 200)), int(percent)
 
 
-def _check_accumulated(function: Any, sizes: np.ndarray, rng: np.random.Generator) -> None:
-    import tensorflow as tf
-
-    count, most, largest, calls = int(sizes.sum()), 0.0, 0, 0
-    x, y = rng.integers(-9, 10, count).astype(np.float32), np.full(count, 2, np.float32)
-    length = 100_003  # of a gradient, so that whatever is made from one is known by it
-
-    def gradient_of(x: Any, y: Any) -> Any:
-        nonlocal most, largest, calls
-        eager = tf.executing_eagerly()
-        expect(eager, "inside a tf.function the check cannot count: leave it out")
-        held: float = sum(_gradients_in(each, length) for each in gc.get_objects())
-        held += tracemalloc.get_traced_memory()[0] / (4 * length)  # in arrays of NumPy, in lists
-        most, largest, calls = max(most, 1 + held), max(largest, len(x)), calls + 1
-        return tf.fill([length], tf.reduce_mean(tf.convert_to_tensor(x) * y))
-
-    cuts = np.cumsum(sizes)[:-1]
-    pieces = list(zip(np.split(x, cuts), np.split(y, cuts), strict=True))
-    way = f"one gradient like those of gradient_of, of {length} numbers alike"
-    gc.freeze()  # what there is by now is not counted
-    tracemalloc.start()
-    try:
-        made = call(function, gradient_of, pieces)
-    finally:
-        tracemalloc.stop()
-        gc.unfreeze()
-    got = numbers(made, (length,), way)
-    expect(not np.ptp(got), way)
-    means, value, right = [2 * part.mean() for part in np.split(x, cuts)], got[0], 2 * x.mean()
-    close = np.isclose(value, right, 1e-4, 1e-5)
-    for wrong, hint in (
-        (np.mean(means), "pieces of 4 and of 1 count the same: weigh each by its size"),
-        (np.sum(means), "the gradients are added, and not divided"),
-        (means[-1], "only the last piece is left: add"),
-    ):
-        expect(close or not np.isclose(value, wrong, 1e-4, 1e-5), hint)
-    told = ", ".join(map(str, sizes))
-    expect(close, f"pieces of {told} should give {right:.4f}, not {value:.4f}")
-    expect(largest <= max(sizes),
-           f"right, but one call had {largest} examples: a piece has 4 at most")
-    pieces_at_once, n = min(most, len(sizes)), len(sizes)
-    expect(calls <= n, f"right, but with {calls} calls for {n} pieces: one is enough")
-    expect(most <= 6, f"right, but {pieces_at_once:.0f} of {n} gradients were held at once: add "
-           "each as it comes")
+def _fewest(
+    stages: int, batch: int, percent: int, wait: int = 1, even: bool = True, less: bool = False
+) -> int:
+    for pieces in range(1, batch + 1):
+        idle, all_of = 100 * (stages - wait), percent * (pieces + stages - 1)
+        if (idle < all_of if less else idle <= all_of) and not (even and batch % pieces):
+            return pieces
+    return 0
 
 
-def _gradients_in(each: Any, length: int) -> int:
-    import tensorflow as tf
+def _bubble(right: int, got: Any, stages: int, batch: int, percent: int) -> str:
+    given = f"with {counted(stages, 'stage')} and a batch of {batch}"
+    wanted = f"{right} is the fewest" if right else "there is no such number"
+    return f"{given}, for a bubble of {percent} % at most {wanted}, not {got:g}"
 
-    held = isinstance(each, tf.Tensor | tf.Variable)
-    return (each.shape.num_elements() or 0) // length if held else 0
+
+#: Check exercise 2 of lesson 14: the fewest even pieces for a bubble, of batches that it draws.
+fewest = same_as(
+    _fewest,
+    _trainings,
+    told=_bubble,
+    way="one whole number of pieces",
+    wrong={
+        "pieces of equal size divide the batch":
+            lambda stages, batch, percent: _fewest(stages, batch, percent, even=False),
+        "the bubble of p stages has p - 1 of its columns, not p":
+            lambda stages, batch, percent: _fewest(stages, batch, percent, wait=0),
+        "a bubble of just so many percent is small enough":
+            lambda stages, batch, percent: _fewest(stages, batch, percent, less=True),
+        "the share is of all columns, working and waiting":
+            lambda stages, batch, percent: next(
+                (m for m in range(1, batch + 1)
+                 if 100 * (stages - 1) <= percent * m and batch % m == 0), 0
+            ),
+        "each example alone has the smallest bubble: fewer may do":
+            lambda stages, batch, percent: batch,
+    },
+    unknown="the bubble is a share of (p - 1)/(m + p - 1)",
+    yes="right for twelve trainings, six of them drawn by lot",
+)  # fmt: skip
