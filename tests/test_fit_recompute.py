@@ -241,7 +241,7 @@ def test_a_step_holds_what_crosses_and_one_part(keras, plan):
     whole, _ = held_by(plan, 0, 3)
     parts, model = held_by(plan, None, 3)
     predicted = memory.predict(model, 16)
-    assert parts < 0.6 * whole and predicted.low < parts < predicted.high < whole
+    assert parts < 0.8 * whole and predicted.low < parts < predicted.high < whole
 
 
 @pytest.mark.thorough
