@@ -39,7 +39,7 @@ def trained(case: str, change: Any = None) -> tuple[Any, dict[str, Any], list[An
     import keras
 
     keras.utils.set_random_seed(0)
-    model, given = CASES[case]()
+    model, given = (CASES | WIDE)[case]()
     if change is not None:
         change(model)
     given = {"x": X, "y": Y, "batch_size": 10, "epochs": 2, "verbose": 0} | given
@@ -307,9 +307,49 @@ def sure() -> Any:
     return model, {"y": {"kind": Y, "is": (Y[:, None] > 0).astype("d")}}
 
 
+def gated() -> Any:
+    """Have two residual pairs, one gated, one in a model within the model, and odd units."""
+    import keras
+    from keras import layers
+
+    x = given = keras.Input((6,))
+    y = layers.BatchNormalization()(x)
+    y = layers.Dense(5, "silu", name="up_gate")(y) * layers.Dense(5, name="up_0")(y)
+    x = layers.Add()([x, layers.Dense(6, "tanh", name="down_0")(layers.Dropout(0.0)(y))])
+    up = layers.Dense(7, "gelu", name="up_1", kernel_regularizer="l2")
+    down = layers.Dense(6, name="down_1", use_bias=False)
+    x = layers.Add()([x, keras.Sequential([keras.Input((6,)), up, down])(x)])
+    model = keras.Model(given, layers.Dense(3)(x))
+    adamw = keras.optimizers.AdamW(0.05, global_clipnorm=0.1)
+    adamw.exclude_from_weight_decay([up.kernel])
+    model.compile(adamw, cross(), metrics=["accuracy"])
+    return model, {"validation_split": 0.2, "class_weight": {0: 0.2, 1: 1.0, 2: 5.0}}
+
+
+def causal() -> Any:
+    """Have a block of a Transformer that looks back only, past what a mask leaves out."""
+    import keras
+    from keras import layers
+
+    given = keras.Input((5,), dtype="int32")
+    x = layers.Embedding(9, 8, mask_zero=True)(given)
+    y = layers.LayerNormalization()(x)
+    y = layers.MultiHeadAttention(4, 3, name="heads_0")(y, y, use_causal_mask=True)
+    x = layers.Add()([x, y])
+    y = layers.Dense(12, "gelu", name="up_0")(layers.LayerNormalization()(x))
+    x = layers.Add()([x, layers.Dense(8, name="down_0")(y)])
+    model = keras.Model(given, layers.Dense(3)(x))
+    adamw = keras.optimizers.AdamW(0.05, global_clipnorm=0.1, use_ema=True)
+    model.compile(adamw, cross(), metrics=["accuracy"], weighted_metrics=["accuracy"])
+    weights = np.outer(HEAVY, range(1, 6))
+    return model, {"x": TOKENS, "y": TAGS, "sample_weight": weights}
+
+
 CASES = {each.__name__: each for each in (
     sequential, normalized, subclass, own_step, class_weights, mean_of_weights, masks,
     masked_normal, attention, places,
     two_of_each, list_of_outputs, regularized, areas, last_of_one, several_steps,
     keras_accumulates, averaged, watched, sure,
 )}  # fmt: skip
+# For what cuts layers of some names.
+WIDE = {each.__name__: each for each in (gated, causal)}

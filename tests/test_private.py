@@ -494,6 +494,31 @@ def exclude_as(tf, keras):
     assert kernel < 1 == bias
 
 
+@canary("_var_key")
+def exclude_too(tf, keras):
+    adamw = keras.optimizers.AdamW(0.1, weight_decay=0.5)
+    weights = [keras.Variable(np.ones(2, "f")) for _ in "abc"]
+    adamw.exclude_from_weight_decay(weights[:1])
+    _private.exclude_too(adamw, weights[0], weights[1:2])
+    _private.exclude_too(adamw, weights[2], weights[2:])
+    adamw.build(weights)
+    adamw.apply([np.zeros(2, "f")] * 3)
+    a, b, c = (weight.numpy()[0] for weight in weights)
+    assert a == b == 1 > c
+
+
+@canary("_trainable_variables, of a layer")
+def stand_in(tf, keras):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    (kernel, bias), others = model.weights, [keras.Variable(np.ones(2, "f")) for _ in "ab"]
+    _private.stand_in(model, [kernel], others)
+    assert [*map(id, model.trainable_weights)] == [*map(id, [*others, bias])]
+    _private.stand_in(model, others, [kernel])
+    assert [*map(id, model.trainable_weights)] == [*map(id, [kernel, bias])]
+    with pytest.raises(ValueError, match="no layer"):
+        _private.stand_in(model, others, [kernel])
+
+
 @canary("_all_reduce_sum_gradients")
 def without_all_reduce(tf, keras):
     """Without it no operation takes all gradients."""

@@ -41,6 +41,7 @@ What to call, and `help(room)` says more:
         fit.explain(model, data)            where the time of its steps goes
         fit.parallel(model, plan.devices)   a built model's model.fit on all of them
         fit.split(model, plan.devices)      its layers in stages, each on its device
+        fit.split_layers(model, plan.devices, where)   large layers, a part on each device
         fit.shard(model, devices)           its weights, with the optimizer's, shared out by bytes
         fit.accumulate(model, pieces)       a batch of model.fit in pieces: the memory of one
         fit.recompute(model)                activations computed twice, not kept

@@ -120,14 +120,20 @@ def crossing(model: Any, nodes: Sequence[Any]) -> list[list[Any]]:
     return crossing
 
 
-def run_calls(calls: Sequence[Any], values: dict[int, Any], training: Any) -> dict[int, Any]:
-    """Run calls of layers as Keras does, with the values that they take; give all values."""
+def run_calls(
+    calls: Sequence[Any], values: dict[int, Any], training: Any, parts: Any = None
+) -> dict[int, Any]:
+    """Run calls of layers as Keras does, with the values that they take; give all values.
+
+    parts, where given, has by the layer what runs in its place.
+    """
     import keras
 
     for each in calls:
         args, named = _private.run_call(each, values)
-        if training is not None and takes_training(each.operation):
+        operation = (parts or {}).get(each.operation, each.operation)
+        if training is not None and takes_training(operation):
             named["training"] = training
-        made = each.operation(*args, **named)
+        made = operation(*args, **named)
         values |= zip(map(id, each.outputs), keras.tree.flatten(made), strict=True)
     return values

@@ -386,6 +386,29 @@ def slots_of(optimizer: Any) -> dict[int, list[Any]]:
     }
 
 
+def stand_in(model: Any, variables: Sequence[Any], others: Sequence[Any]) -> None:
+    """Let others be what a layer of the model has to train, in the place of some in a row.
+
+    In public a layer has the variables that it has made.
+    """
+    for layer in layers_of(model):
+        own = layer._trainable_variables
+        if (k := next((k for k, v in enumerate(own) if v is variables[0]), None)) is not None:
+            own[k : k + len(variables)] = others
+            return
+    raise ValueError(f"no layer has {variables[0].path} to train.")
+
+
+def exclude_too(optimizer: Any, variable: Any, others: Iterable[Any]) -> None:
+    """Let an optimizer leave variables out of weight decay where it does so with this one.
+
+    `exclude_from_weight_decay` is for an optimizer that has no variables yet, and forgets others.
+    """
+    excluded: set[Any] = getattr(optimizer, "_exclude_from_weight_decay", set())
+    if optimizer._var_key(variable) in excluded:
+        excluded.update(map(optimizer._var_key, others))
+
+
 @contextlib.contextmanager
 def without_all_reduce(optimizer: Any) -> Iterator[None]:
     """Let an optimizer take gradients in the block as they are, where there is one replica.

@@ -34,14 +34,15 @@ def moved(model: Any, places: Iterable[tuple[Any, str]]) -> Any:
 
 def optimizers_of(model: Any) -> list[Any]:
     """List a model's optimizer, and those that it hands its work on to, as one that scales does."""
-    return list(_within(getattr(model, "optimizer", None)))
+    return list(within(getattr(model, "optimizer", None)))
 
 
-def _within(optimizer: Any) -> Iterator[Any]:
+def within(optimizer: Any) -> Iterator[Any]:
+    """List an optimizer and those that it hands its work on to."""
     import keras
 
     if isinstance(optimizer, keras.optimizers.Optimizer):
         yield optimizer
         for value in vars(optimizer).values():
             for each in value if isinstance(value, list | tuple) else [value]:
-                yield from _within(each)
+                yield from within(each)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mgpu_helpers import _private
+from mgpu_helpers.fit._moving import optimizers_of
 
 LENGTH = 1000  # of an axis that a graph does not know, such as a batch: longer than most others
 
@@ -44,6 +46,26 @@ def beside_inputs() -> Iterator[None]:
             users = {user.device for x in op.outputs for user in x.consumers()}
             if len(users) == 1 and "" not in users:
                 _private.place(op, *users)
+
+
+def placed_step(model: Any) -> Callable[[Any], Any]:
+    """Make of a model's train_step one that computes and updates where layers and weights are."""
+    import tensorflow as tf
+
+    train_step = model.train_step
+
+    @functools.wraps(train_step)
+    def step(data: Any) -> Any:
+        with contextlib.ExitStack() as block:
+            block.enter_context(beside_inputs())  # losses, and what is done to a gradient
+            for optimizer in optimizers_of(model):
+                if not optimizer.built:
+                    with tf.init_scope():  # in a graph, slots would not lie where weights do
+                        optimizer.build(model.trainable_variables)
+                block.enter_context(_private.without_all_reduce(optimizer))
+            return train_step(data)
+
+    return step
 
 
 def _place(op: Any, known: dict[int, tuple[Any, str]]) -> str:

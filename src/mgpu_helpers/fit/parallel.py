@@ -74,7 +74,7 @@ def each_once(devices: Iterable[Any]) -> tuple[str, ...]:
 
 
 def alone(model: Any) -> Any:
-    """Undo `parallel`, `split`, `shard`, `accumulate` and `recompute`; give the model.
+    """Undo `parallel`, `split`, `split_layers`, `shard`, `accumulate`, `recompute`; give the model.
 
     What was moved goes back to where it was.
 
@@ -83,9 +83,10 @@ def alone(model: Any) -> Any:
     >>> alone(parallel(model, plan.devices)) is model
     True
     """
-    homes = [home for name in OURS & vars(model).keys()
-             for home in getattr(vars(model)[name], "homes", ())]  # fmt: skip
+    homes: list[Any] = []
     for name in OURS & vars(model).keys():
+        homes += getattr(vars(model)[name], "homes", ())
+        getattr(vars(model)[name], "end", lambda: None)()
         replace(model, name, None)
     update_at_owners(model.weights, False)
     return moved(model, homes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import math
@@ -13,8 +12,8 @@ from mgpu_helpers import _private
 from mgpu_helpers._formatting import counted, whole_number
 from mgpu_helpers._models import crossing, graph_of, ready, run_calls
 from mgpu_helpers._train import HOST
-from mgpu_helpers.fit._moving import moved, optimizers_of
-from mgpu_helpers.fit._placing import beside_inputs
+from mgpu_helpers.fit._moving import moved
+from mgpu_helpers.fit._placing import placed_step
 from mgpu_helpers.fit._stages import Run, Stage
 from mgpu_helpers.fit.accumulate import warn_of_normalizing
 from mgpu_helpers.fit.parallel import each_once, masked, replace, shared_out, tied, together
@@ -53,8 +52,6 @@ def split(
     >>> [layer.kernel.value.device[-5:] for layer in model.layers]
     ['CPU:1', 'CPU:2']
     """
-    import tensorflow as tf
-
     devices = each_once(devices)
     pieces = whole_number("pieces", pieces, "a number of pieces", 1)
     ready(model, functional=True)
@@ -70,28 +67,17 @@ def split(
     if pieces > 1:
         warn_of_normalizing(model)
     entry = keras_entry(graph)
-    call, train_step = model.call, model.train_step
+    call, step = model.call, placed_step(model)
 
     @functools.wraps(call)
     def call_split(*args: Any, **named: Any) -> Any:
         return _call(model, entry, graph, stages, pieces, args, named)
 
-    @functools.wraps(train_step)
-    def step_split(data: Any) -> Any:
-        with contextlib.ExitStack() as block:
-            block.enter_context(beside_inputs())  # losses, and what is done to a gradient
-            for optimizer in optimizers_of(model):
-                if not optimizer.built:
-                    with tf.init_scope():  # in a graph, slots would not lie where weights do
-                        optimizer.build(model.trainable_variables)
-                block.enter_context(_private.without_all_reduce(optimizer))
-            return train_step(data)
-
     owned = {id(v): (v, stage.device) for stage in stages[::-1] for v in stage.variables}
     vars(call_split)["homes"] = [(v, v.value.device) for v, _ in owned.values()]
     moved(model, owned.values())
     replace(model, "call", call_split)
-    replace(model, "train_step", step_split)
+    replace(model, "train_step", step)
     return model
 
 

@@ -116,7 +116,7 @@ def slot_bytes(model: Any, optimizer: Any = None) -> int:
         kinds = Counter((v.shape, v.dtype) for v in model.trainable_variables)
         one = {(v.shape, v.dtype): v for v in model.trainable_variables}
         for kind, several in kinds.items():
-            (own := _anew(made)).build([one[kind]])
+            (own := anew(made)).build([one[kind]])
             sizes = [v.shape.num_elements() * v.value.dtype.size for v in own.variables]
             found += several * sum(sizes[2:])  # after the steps and the rate
     return found
@@ -164,7 +164,7 @@ def _twin(model: Any, wanted: Any, build: bool = True) -> Any:
     elif wanted == "momentum":
         optimizer = keras.optimizers.SGD(momentum=0.9)
     else:  # what Keras makes of an optimizer is that one
-        optimizer = _anew(own or keras.optimizers.get(wanted or "adam"))
+        optimizer = anew(own or keras.optimizers.get(wanted or "adam"))
     for kind in ("metrics", "weighted_metrics"):
         settings[kind] = keras.tree.map_structure(_metric_anew, settings.get(kind))
     if settings.get("loss") is None:
@@ -183,13 +183,13 @@ def _mean(labels: Any, outputs: Any) -> Any:
     return tf.reduce_mean(outputs)
 
 
-def _anew(optimizer: Any) -> Any:
+def anew(optimizer: Any) -> Any:
     """Make an optimizer of the same settings; its rate may be one that Keras cannot make anew."""
     try:
         return type(optimizer).from_config(optimizer.get_config())
     except Exception:
         if inner := getattr(optimizer, "inner_optimizer", None):
-            return type(optimizer)(_anew(inner))
+            return type(optimizer)(anew(inner))
         rate, settings = _private.rate_and_settings(optimizer)
         made = type(optimizer).from_config(settings)
         made.learning_rate = rate
