@@ -512,6 +512,7 @@ checks.losses(losses)
 # ## In practice
 #
 # Split layers within a machine, cut between layers across machines, and share the batch out over
-# what is left.
+# what is left. `fit.split_layers` does it for a model that is built already, with one line:
+# `fit.split_layers(model, plan.devices, {"up": "columns", "down": "rows"})`.
 #
 # Next: [[next]].
