@@ -227,9 +227,13 @@ def test_it_is_undone_and_a_saved_model_is_as_it_was(keras, plan, double, tmp_pa
     np.testing.assert_allclose(model.predict(x, verbose=0), wanted, atol=1e-12)
 
 
-def held_by(plan, parts, blocks, batch=16):
+def blocks(n):
+    return residual(n, width=16, size=32, dropout=0.1)
+
+
+def held_by(plan, parts, n, batch=16):
     """Trace what a step of residual blocks holds, as Grappler leaves its graph."""
-    random, model = np.random.default_rng(0), residual(blocks, width=16, size=32, dropout=0.1)
+    random, model = np.random.default_rng(0), blocks(n)
     if parts != 0:
         fit.recompute(model, parts)
     batch = random.normal(size=(batch, 32, 32, 3)).astype("f"), random.integers(0, 3, batch)
@@ -237,11 +241,15 @@ def held_by(plan, parts, blocks, batch=16):
 
 
 def test_a_step_holds_what_crosses_and_one_part(keras, plan):
-    """And what is predicted for it has that in its range."""
-    whole, _ = held_by(plan, 0, 3)
-    parts, model = held_by(plan, None, 3)
-    predicted = memory.predict(model, 16)
-    assert parts < 0.8 * whole and predicted.low < parts < predicted.high < whole
+    """And what is predicted for it has that in its range.
+
+    Six blocks, since TensorFlow takes what is ready in an order of its own: of three a step in
+    parts holds 0.49 or 0.62, of six 0.43 or 0.46, where 0.52 are counted.
+    """
+    whole = memory.predict(blocks(6), 16)
+    traced, model = held_by(plan, None, 6)
+    parts = memory.predict(model, 16)
+    assert parts.low < traced < parts.high < whole.low and parts.total < 0.6 * whole.total
 
 
 @pytest.mark.thorough
