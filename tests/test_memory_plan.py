@@ -17,6 +17,7 @@ from mgpu_helpers._names import short
 from mgpu_helpers.graph.step import training_step
 from mgpu_helpers.memory import savers
 from mgpu_helpers.memory.command import size
+from mgpu_helpers.scaling import links
 
 SAME = {"ExpandDims", "Identity", "IdentityN", "Reshape", "Squeeze"}  # what they are given
 IN_PLACE = {"AddV2", "Mul", "Neg", "Sub"}  # perhaps, of one of two
@@ -352,6 +353,25 @@ def test_a_script_says_which_function_builds_its_model(tmp_path, capsys):
         assert stopped.value.code == 2
         last = capsys.readouterr().err.splitlines()[-1]
         assert said in last
+
+
+def test_parameters_are_counted_without_a_script(tmp_path, capsys):
+    """As `memory.on_paper` counts them; a function, too, or neither, is an error."""
+    call = ["plan", "--parameters", "7B", "--devices", "8", "--budget"]
+    assert main([*call, "80GB", "--link", "NVLINK_3"]) == 0
+    expected = memory.on_paper(7e9, 8, 80e9, link=links.NVLINK_3)
+    assert capsys.readouterr().out == f"{expected}\n"
+    assert main([*call, "8GB", "--precision", "float32", "--activations", "1GB"]) == 1
+    expected = memory.on_paper(7e9, 8, 8e9, precision="float32", activations=1e9)
+    assert capsys.readouterr().out == f"{expected}\n"
+    for given, said in (
+        (["train.py:build", "--parameters", "7B"], "--parameters"), (["--batch", "8"], "--param"),
+        (["train.py:build"], "--batch"), (["--parameters", "7X"], "7X"),
+        (["--parameters", "0"], "'0'"), (["--parameters", "7B", "--link", "cable"], "cable"),
+    ):  # fmt: skip
+        with pytest.raises(SystemExit) as stopped:
+            main(["plan", *given])
+        assert stopped.value.code == 2 and said in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_sizes():

@@ -7,6 +7,10 @@ model, after `plan = devices.setup(N)`.
 
   %(prog)s train.py:build_model --batch 256 --devices 2 --budget 16GB
 
+A number of parameters, in place of a function, is counted for GPUs that need not be here:
+
+  %(prog)s --parameters 7B --devices 8 --budget 80GB --link NVLINK_3
+
 The exit status is 0 when something fits, 1 when nothing does for certain, 2 when nothing could be
 counted.
 """
@@ -21,11 +25,17 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mgpu_helpers import nvml
 from mgpu_helpers._formatting import error_line, with_options
+from mgpu_helpers.memory.paper import Paper, on_paper
+from mgpu_helpers.scaling import links
 
+if TYPE_CHECKING:
+    from mgpu_helpers.memory.plan import Plan
+
+LINKS = {name: link for name, link in vars(links).items() if isinstance(link, links.Link)}
 _UNITS = {"": 1, "B": 1, **{
     f"{letter}{more}": base ** (i + 1)
     for i, letter in enumerate("kMGT") for more, base in (("B", 1000), ("iB", 1024))
@@ -38,24 +48,40 @@ def main(arguments: Sequence[str], called: str) -> int:
         called, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("builds", metavar="SCRIPT:FUNCTION", help="the function that builds the model")
-    add("--batch", type=int, required=True, metavar="N", help="examples in a step, of all devices")
+    add("builds", nargs="?", metavar="SCRIPT:FUNCTION", help="the function that builds the model")
+    add("--batch", type=int, metavar="N", help="examples in a step of the model, of all devices")
     add("--devices", type=int, default=1, metavar="N", help="that may share a step; default: 1")
     add("--budget", type=size, metavar="SIZE",
         help="of a device, as 16GB or 40GiB; default: the memory of the smallest GPU here, "
         "if there is one")  # fmt: skip
     add("--optimizer", metavar="NAME", help="default: the model's own, or adam")
+    add("--parameters", type=count, metavar="N", help="as 7B or 125M, in place of a function")
+    add("--precision", choices=("mixed", "float32"), default="mixed", help="of the parameters")
+    add("--activations", type=size, default=0, metavar="SIZE",
+        help="that one device would keep of the whole batch; default: 0")  # fmt: skip
+    add("--link", choices=LINKS, metavar="NAME", help=f"between devices: {', '.join(LINKS)}")
     options = parser.parse_args(arguments)
+    if bool(options.builds) == bool(options.parameters):
+        parser.error("give SCRIPT:FUNCTION or --parameters.")
+    if options.builds and options.batch is None:
+        parser.error("give --batch: the examples in a step, of all devices together.")
     if "tensorflow" not in sys.modules:  # nothing is computed that would need a GPU
         os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     budget = options.budget
     if budget is None:
         budget = min((gpu.memory_total or math.inf for gpu in nvml.query().gpus), default=math.inf)
     try:
-        from mgpu_helpers.memory.plan import plan
+        found: Plan | Paper
+        if options.parameters:
+            found = on_paper(
+                options.parameters, options.devices, budget, precision=options.precision,
+                activations=options.activations, link=LINKS.get(options.link),
+            )  # fmt: skip
+        else:
+            from mgpu_helpers.memory.plan import plan
 
-        model = built(options.builds)
-        found = plan(model, options.batch, options.devices, budget, options.optimizer)
+            model = built(options.builds)
+            found = plan(model, options.batch, options.devices, budget, options.optimizer)
     except (TypeError, ValueError, OSError) as error:
         parser.error(with_options(error_line(error), vars(options)))
     print(found)
@@ -72,6 +98,18 @@ def size(text: str) -> int:
     if not found or found[2] not in _UNITS:
         raise argparse.ArgumentTypeError(f"{text!r} is no size: write it as 16GB, 40GiB or 300e6")
     return int(float(found[1]) * _UNITS[found[2]])
+
+
+def count(text: str) -> float:
+    """Read a number of parameters, as people write it.
+
+    >>> count("7B"), count("1.5M"), count("7e9")
+    (7000000000.0, 1500000.0, 7000000000.0)
+    """
+    found = re.fullmatch(r"([\d.]+(?:e\d+)?)\s*([kMBT]?)", text.strip())
+    if not found or not (number := float(found[1]) * 1000 ** " kMBT".index(found[2] or " ")):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of parameters: write 7B or 125M")
+    return number
 
 
 def built(text: str) -> Any:
