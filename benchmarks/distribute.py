@@ -210,3 +210,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     worker() if sys.argv[1:] == ["worker"] else main()
+    sys.stdout.flush()
+    os._exit(0)  # else the iterators of the strategies' loops end here, one after the other: 100 s

@@ -15,6 +15,7 @@ import pytest
 import fit_packs
 from conftest import ROOT, run_python
 from mgpu_helpers import fit
+from mgpu_helpers.fit import shares as parts
 from mgpu_helpers.fit.strategies import PACK, _of
 
 CASES = ROOT / "tests" / "fit_cases.py"
@@ -84,6 +85,21 @@ def seen_by(replicas: Any, keras: Any) -> list[np.ndarray]:
         drop.build((None, 64))
     step = tf.function(lambda: replicas.run(lambda: drop(tf.ones([1, 64]), training=True)))
     return [each.numpy() for each in replicas.experimental_local_results(step())]
+
+
+@pytest.mark.parametrize("cores, chosen, tunes", [
+    (1, None, False), (1, True, True), (2, None, None), (2, False, False),
+])  # fmt: skip
+def test_on_one_core_no_thread_tunes_unless_somebody_asks(plan, monkeypatch, cores, chosen, tunes):
+    import tensorflow as tf
+
+    monkeypatch.setattr(parts, "cores", lambda: cores)
+    options, data = tf.data.Options(), tf.data.Dataset.range(2).batch(2)
+    if chosen is not None:
+        options.autotune.enabled = chosen
+    shared = fit.strategy(plan).experimental_distribute_dataset(data.with_options(options))
+    assert shared.whole.options().autotune.enabled is tunes
+    assert [whole.batch.numpy().tolist() for whole in shared] == [[0, 1]]
 
 
 FAULTS: dict[str, Callable[[Any, Any], bool]] = {}

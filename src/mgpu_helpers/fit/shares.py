@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from mgpu_helpers._train import HOST
+from mgpu_helpers.devices.machine import cores
 from mgpu_helpers.towers.shards import like, rows
 
 # The examples of the replica that is traced at the moment, and those of all; None for what `fit`
@@ -34,6 +35,12 @@ class Shared:
 
         self.batches = batches
         self.whole = tf.data.Dataset.zip(Whole(batches))
+        if cores() == 1 and batches.options().autotune.enabled is None:
+            # There is nothing to tune, and the thread that tunes is told to end before it can see
+            # that it is to: on one core it sleeps on, and the next pass waits as long as one took.
+            options = tf.data.Options()
+            options.autotune.enabled = False
+            self.whole = self.whole.with_options(options)
         # How often it would have begun before this `fit`, and what that would have taken of it.
         self.goes_on: Callable[[], tuple[int, int]] | None = None
 
