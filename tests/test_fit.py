@@ -47,9 +47,8 @@ def run_cases(file: Any, cases: str, replicas: str) -> Any:
 
 def test_a_fit_on_three_replicas_is_that_of_one_device(tmp_path):
     """Batches of 16, 13, 7 and 3 examples: one does not divide, and one leaves parts of one."""
-    found = run_cases(tmp_path / "found.npz", "cnn,transformer", "1,3")
-    for case in ("cnn", "transformer"):
-        assert largest_difference(found, found, case, 3) < EXACT[case], case
+    found = run_cases(tmp_path / "found.npz", "cnn", "1,3")
+    assert largest_difference(found, found, "cnn", 3) < EXACT["cnn"]
 
 
 @pytest.mark.thorough

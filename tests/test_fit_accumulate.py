@@ -19,7 +19,7 @@ def whole(case):
 # BatchNormalization sees pieces, and so is not among them.
 CASES = sorted(fit_models.CASES.keys() - {"normalized", "masked_normal"})
 # The others are in `make thorough`.
-QUICK = {"masks", "places", "two_of_each", "own_step", "weighted"}
+QUICK = {"masks", "own_step", "weighted"}
 
 
 @pytest.mark.parametrize("case", [
@@ -31,7 +31,10 @@ def test_fit_in_pieces_is_that_of_the_whole_batch(keras, plan, double, case):
     fit_models.near(got, whole(case))
 
 
-@pytest.mark.parametrize("case", ["masks", "regularized", "two_of_each", "own_step"])
+@pytest.mark.parametrize("case", [
+    "regularized", *(pytest.param(case, marks=pytest.mark.thorough) for case in
+                     ("masks", "two_of_each", "own_step")),
+])  # fmt: skip
 def test_pieces_are_shared_out_over_devices(keras, plan, double, case):
     """With `fit.parallel` before or after, and taken away again."""
 

@@ -25,7 +25,7 @@ def plain(case):
 # Code of one's own and a single layer have no parts.
 CASES = sorted(fit_models.CASES.keys() - {"subclass", "areas"})
 # The others are in `make thorough`.
-QUICK = {"places", "two_of_each", "own_step", "sure"}
+QUICK = {"two_of_each", "own_step"}
 
 
 @pytest.mark.parametrize("case", [

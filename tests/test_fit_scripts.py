@@ -102,20 +102,18 @@ def test_three_lines_of_a_script_are_ours(name):
     assert 0 < changed <= 3 and "mgpu" not in text
 
 
-each_script = pytest.mark.parametrize("name", [
-    pytest.param("resnet", marks=pytest.mark.thorough),
-    pytest.param("language_model", marks=pytest.mark.thorough), "two_outputs",
-])  # fmt: skip
-
-
-@each_script
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", SAME)
 def test_two_devices_print_the_history_of_one(name, alone, tmp_path):
     arguments, bound = SAME[name]
     found = run(EXAMPLES / f"{name}.py", arguments, tmp_path / "two")
     compare(found, alone(name), bound)
 
 
-@each_script
+@pytest.mark.parametrize("name", [
+    pytest.param("resnet", marks=pytest.mark.thorough),
+    pytest.param("language_model", marks=pytest.mark.thorough), "two_outputs",
+])  # fmt: skip
 def test_mgpu_trains_a_script_on_two_devices_as_it_is(name, alone, tmp_path):
     """Not a line of it is changed; it says which devices those are, and prints what it printed."""
     arguments, bound = SAME[name]

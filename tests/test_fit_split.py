@@ -39,7 +39,7 @@ def deep(keras, layers=8, **compiled):
 CASES = sorted(fit_models.CASES.keys() - {"subclass", "areas"})
 NORMAL = {"normalized", "masked_normal"}
 # The others are in `make thorough`.
-QUICK = {("normalized", 1), ("two_of_each", 4), ("sure", 4)}
+QUICK = {("normalized", 1), ("two_of_each", 4)}
 
 
 @pytest.mark.parametrize("case, pieces", [

@@ -32,7 +32,7 @@ CASES = dict.fromkeys(DENSE, last_two) | {
     "sure": lambda model: {model.layers[-3].name: "columns", "kind|is": "rows"},
 }
 # The others are in `make thorough`.
-QUICK = {"gated", "causal"}
+QUICK = {"gated"}
 
 
 def is_that_of_one_device(case, devices):

@@ -138,6 +138,7 @@ def good(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.thorough
 def test_without_a_gpu_that_tensorflow_uses_there_is_no_verdict(good: Path, driver, monkeypatch):
     done = verdict(good, LD_LIBRARY_PATH=driver)
     assert done.returncode == 1 and "verdict" not in done.stdout, done.stdout + done.stderr

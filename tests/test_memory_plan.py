@@ -155,12 +155,8 @@ def ratios(plan, name, wanted):
     return found
 
 
-@pytest.mark.parametrize("name, wanted", [
-    ("transformer", "as it is|accumulate.*|batch over 2 devices"),
-    ("adamw", "mixed_bfloat16|recompute in . parts|state on the host"),
-])  # fmt: skip
-def test_a_traced_step_holds_what_the_plan_says(plan, name, wanted):
-    assert len(ratios(plan, name, wanted)) == 3
+def test_a_traced_step_holds_what_the_plan_says(plan):
+    assert len(ratios(plan, "adamw", "recompute in . parts|batch over 2 devices")) == 2
 
 
 @pytest.mark.thorough
