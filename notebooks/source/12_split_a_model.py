@@ -97,7 +97,7 @@ show(model, model.fit(**train))
 # %% tags=["varies", "cover"]
 def use_of(model, step, device):
     weights, slots = at_rest(model.weights), at_rest(model.optimizer.variables)
-    lies = {"weights": weights[device], "slots": slots[device]}  # before the step, too
+    lies = {"weights": weights[device], "slots": slots[device]}  # between two steps, too
     return memory.by_use(step, device, **lies, scratch=False)
 
 
@@ -133,16 +133,15 @@ show_crossing(step)
 # |---|---|
 # | **Use it when** | weights and slots, or one example, are too large for a device |
 # | **It costs** | time: the devices take turns, and activations cross |
-# | **Instead** | [[10]] or [[11]], if that suffices; [[07]], if the model fits; [[13]], if a single layer does not |
+# | **Instead** | [[10]] or [[11]]; [[07]], if the model fits; [[13]], if a single layer does not |
 #
 # ## How it works
 #
 # Cuts divide the layers into **stages**. The device of a stage holds its weights and slots, and
 # runs its forward pass, its backward pass and its update:
 #
-# ![A batch goes through conv1, conv2 and conv3 on device 0, then through fc1 and output on device
-# 1, to the loss. Activations cross the cut forward, and their gradient comes
-# back.](pictures/12_cut_network.svg)
+# ![Device 0 has conv1, conv2 and conv3, and device 1 has fc1, output and the loss. Activations
+# cross the cut, and their gradient comes back.](pictures/12_cut_network.svg)
 #
 # The activations at the cut cross in the forward pass, and their gradient crosses in the backward
 # pass. `fc1` takes 512 numbers of 4 bytes for each of the 128 examples. These are the 262,144 bytes
@@ -259,9 +258,9 @@ for places in [[(first, whole)], [(first, front), (second, rear)]]:
     show_crossing(trace.function_step(stepper(keras.optimizers.Adam, *places), *data)[1])
 
 # %% [markdown]
-# A single optimizer fetches the gradients and, twice, the slots of the rear to the first device, and
-# sends back how slots and weights change. With one for each part, only the activations and their
-# gradient cross.
+# A single optimizer fetches the gradients and, twice, the slots of the rear to the first device,
+# and sends back how slots and weights change. With one for each part, only the activations and
+# their gradient cross.
 #
 # ## A cut shares out memory, not time
 #
@@ -274,14 +273,15 @@ plt.show()
 # %% [markdown]
 # The first device waits while the second runs its forward and its backward pass, and the second
 # waits before and after. They overlap only where the second has sent its gradient back and still
-# computes the gradients of its own weights. [[14]] keeps both busy.
+# computes the gradients of its own weights. [[14]] keeps both busy. (Where a device has two rows of
+# bars, two of its operations ran at once.)
 #
 # ## Where to cut
 #
 # A trace of the whole network on one device tells how long each layer takes, what it holds, and how
 # many bytes it passes on. `pipeline.cuts` adds this up for both stages of every cut, together with
 # the weights and slots of `lies`. `best_cut` chooses the cut whose fullest stage holds least, or
-# the one where the least crosses, there and back:
+# the one where the least crosses:
 
 # %% tags=["nbval-ignore-output"]
 names = ["conv1", "conv2", "conv3", "fc1", "output"]
@@ -299,7 +299,7 @@ for by in ["memory", "bytes"]:
 # The two differ. The least crosses before `fc1`, where the article cuts. But this batch of 512 has
 # many activations, so the fullest stage holds least after a cut before `conv2`. `fit.split` evens
 # out the FLOP of the stages, unless `at=["conv2"]` tells it where to cut. `memory.plan` ([[03]])
-# prints the line with the best cut for memory.
+# prints a line with a cut chosen by memory.
 #
 # ## Proof
 #
@@ -337,10 +337,9 @@ print("by hand is below 1e-12 from one device:", apart(whole.get_weights(), of_o
 # **The cut is not on the tape.** Somebody sends the activations over the cut through NumPy, and no
 # error is raised. How many of the five weights get a gradient?
 #
-# **A weight that both parts use.** In many language models the first layer and the last share their
-# table of words. Here both parts multiply by `w`, which is 2, so the loss is the mean of w · w · x.
-# The mean of x is 2.5, so the gradient is 2 · w · 2.5 = 10. What becomes of it if the second device
-# gets a copy of `w`?
+# **A weight that both parts use.** Both multiply by `w`, which is 2, so the loss is the mean of w ·
+# w · x. The mean of x is 2.5, so the gradient is 2 · w · 2.5 = 10. What becomes of it if the second
+# device gets a copy of `w`?
 
 # %%
 with tf.GradientTape() as tape:
@@ -464,8 +463,7 @@ for colocate in [True, False]:
 
 # %% [markdown]
 # With the argument the gradient of `conv2` runs where `conv2` does, and less crosses. On two TitanX
-# GPUs the notebook's steps took 20.18 ms with the argument and 23.33 ms without. Such code has none
-# of the metrics, callbacks and checkpoints of `fit`.
+# GPUs the notebook's steps took 20.18 ms with the argument and 23.33 ms without.
 #
 # ## On your own
 #
@@ -519,7 +517,7 @@ checks.crossing(crossing)
 #   1e-12 from those of one device.
 # - In a step 262,144 bytes crossed each way: the activations at the cut, and their gradient.
 # - Under one tape the whole backward pass ran in one place. With a tape and an optimizer for each
-#   part, only the activations and their gradient crossed.
+#   part, nothing else crossed.
 # - Each device waited for the other.
 # - The best cut for memory was not the one where the least crosses.
 #

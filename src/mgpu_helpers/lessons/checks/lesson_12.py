@@ -22,7 +22,7 @@ def _choose(cuts: list[Cut], budget: int) -> Cut | None:
 
 NOT_CHOSEN: dict[str, Callable[[list[Cut], int], Cut | None]] = {
     "there a part holds more than the budget": lambda cuts, budget: _crosses_least(cuts),
-    "there the fullest part holds least; of the cuts that fit, take the one where the least crosses":
+    "there the fullest part holds least; of the cuts that fit, take the one with least to cross":
         lambda cuts, budget: min(cuts, key=lambda cut: max(p.bytes for p in cut.parts)),
     "each device has the budget, so do not add the parts up":
         lambda cuts, budget: _crosses_least(
@@ -34,7 +34,7 @@ NOT_CHOSEN: dict[str, Callable[[list[Cut], int], Cut | None]] = {
         lambda cuts, budget: _crosses_least(
             (cut for cut in cuts if max(p.bytes for p in cut.parts) <= budget), slice(1)
         ),
-    "that is the first that fits; of the cuts that fit, take the one where the least crosses":
+    "that is the first that fits; of the cuts that fit, take the one with least to cross":
         lambda cuts, budget: next(
             (cut for cut in cuts if max(p.bytes for p in cut.parts) <= budget), None
         ),
