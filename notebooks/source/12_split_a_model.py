@@ -1,16 +1,16 @@
 # %% [markdown]
 # # Split a model
 #
-# Your model does not fit on one GPU. A smaller batch does not help where the weights are too large,
-# and more replicas do not help either, because each of them holds the whole model.
+# Your model does not fit on one GPU, however small you make the batch. More replicas do not help
+# either, because each of them holds the whole model.
 #
 # **In this lesson** one line cuts a network between its layers, and `fit` trains it on two devices
 # of which neither could hold it.
 #
 # **You will learn** to
-# - cut a Keras model into a stage for each device, and train it with `fit`,
-# - count what each device holds, and what crosses,
-# - put weights, backward pass and update where they belong, by hand,
+# - cut a Keras model into stages, and train it with `fit`,
+# - see what each device holds, and what crosses,
+# - do it by hand: weights, backward pass and update,
 # - choose where to cut.
 #
 # **You need** [[01]] and [[03]].
@@ -43,10 +43,11 @@ entropy = partial(keras.losses.SparseCategoricalCrossentropy, from_logits=True)
 # ## The lines to paste
 #
 # The article *Multi-GPUs* by Wonik Jang ([2017](../docs/sources.md#jang)) ends with a network that
-# is too large for one GPU. Here it is in Keras, about a quarter as wide and without its dropout.
+# is too large for one GPU. Here it is about a quarter as wide, and without its dropout.
 #
-# First it trains on one device. `show` prints the losses, and what lies on each device between two
-# steps. (**Slots** are the two numbers that Adam keeps for each weight.)
+# First the network trains on one device. `show` prints the losses, and the weights and **slots**
+# that lie on each device between two steps. Slots are the two numbers that Adam keeps for each
+# weight.
 
 # %%
 def body():
@@ -79,8 +80,8 @@ with tf.device(first):
     show(alone, alone.fit(**train))
 
 # %% [markdown]
-# And now on all devices. The model is built on the host, so that no device has to hold all of it,
-# and the line with `fit.split` moves each layer to its device:
+# Now it trains on two devices. The model is built on the host, so that no device has to hold all of
+# it, and `fit.split` moves each layer to its device:
 
 # %%
 with tf.device(plan.host):
@@ -89,23 +90,23 @@ model = fit.split(model, plan.devices)
 show(model, model.fit(**train))
 
 # %% [markdown]
-# The losses are the same, and nearly all weights lie on the second device. Was that a good cut?
-# Say that a device can give a step 25 MB, the dashed line. A step of both models is traced, and
-# `memory.by_use` splits what a device holds at its peak ([[03]]). The last cell says what crossed:
+# The losses are the same, and nearly all weights lie on the second device. Suppose that a device
+# has 25 MB, the dashed line. Does a step fit? `memory.by_use` splits what each device holds at its
+# peak by use ([[03]]). The cells after the chart print what fits, and what crossed:
 
 # %% tags=["varies", "cover"]
-def held(model, step, device):
+def use_of(model, step, device):
     weights, slots = at_rest(model.weights), at_rest(model.optimizer.variables)
-    lies = {"weights": weights[device], "slots": slots[device]}  # before the step, too
+    lies = {"weights": weights[device], "slots": slots[device]}  # between two steps, too
     return memory.by_use(step, device, **lies, scratch=False)
 
 
 data = images[:128], labels[:128]
 with tf.device(first):
-    bars = {f"whole on {first}": held(alone, trace.fit_step(alone, data), first)}
-with tf.device(plan.host):  # for what nobody placed
+    bars = {f"whole on {first}": use_of(alone, trace.fit_step(alone, data), first)}
+with tf.device(plan.host):  # for operations without a device
     step = trace.fit_step(model, data)
-bars |= {f"stage on {d}": held(model, step, d) for d in plan.devices if d in step.memory}
+bars |= {f"stage on {d}": use_of(model, step, d) for d in plan.devices if d in step.memory}
 charts.held(bars).axvline(25, linestyle="--", color="#8a8f98")
 plt.show()
 
@@ -124,35 +125,34 @@ def show_crossing(step):
 show_crossing(step)
 
 # %% [markdown]
-# With two devices each stage fits, and the whole does not. The first holds mostly activations, the
-# second mostly weights and what belongs to them. (Each bar is the moment at which its device holds
-# most, so the two need not add up to the whole.)
+# Each stage fits, and the whole does not. The first device holds mostly activations. A smaller
+# batch would lower these, and in this small network that might have been enough. But it hardly
+# lowers what the second device holds, which is weights, slots and gradients.
 #
 # | | |
 # |---|---|
 # | **Use it when** | weights and slots, or one example, are too large for a device |
 # | **It costs** | time: the devices take turns, and activations cross |
-# | **Instead** | [[10]] or [[11]], if that suffices; [[07]], if the model fits |
+# | **Instead** | [[10]] or [[11]]; [[07]], if the model fits; [[13]], if a single layer does not |
 #
 # ## How it works
 #
-# The layers up to a cut, on their device, are a **stage**. Its weights and slots lie there, its
-# forward and its backward pass run there, and there its weights are updated:
+# Cuts divide the layers into **stages**. The device of a stage holds its weights and slots, and
+# runs its forward pass, its backward pass and its update:
 #
-# ![A batch goes through conv1, conv2 and conv3 on device 0, then through fc1 and output on device
-# 1, to the loss. Activations cross the cut forward, and their gradient comes
-# back.](pictures/12_cut_network.svg)
+# ![Device 0 has conv1, conv2 and conv3, and device 1 has fc1, output and the loss. Activations
+# cross the cut, and their gradient comes back.](pictures/12_cut_network.svg)
 #
-# In the forward pass the activations at the cut go to the second device, and in the backward pass
-# their gradient comes back. `fc1` takes 512 numbers of 4 bytes for each of the 128 examples, which
-# is 262,144 bytes. This is what crossed each way: no weight, and no gradient of one.
+# The activations at the cut cross in the forward pass, and their gradient crosses in the backward
+# pass. `fc1` takes 512 numbers of 4 bytes for each of the 128 examples. These are the 262,144 bytes
+# that crossed each way. No weight crossed.
 #
 # ## By hand: the backward pass
 #
 # Now without `fit.split`. Each part is built in the block of its device, which puts its weights
-# there. `whole` is the same layers in one model. The first attempt also calls each part in the
-# block of its device, under one gradient tape. Are these the gradients of the uncut network, and
-# where does the backward pass run? (TensorFlow puts `gradient_tape` before its operations' names.)
+# there. `whole` has the same layers in one model. In a first attempt the parts are also called in
+# these blocks, under one gradient tape. Does this give the gradients of the uncut network, and
+# where does the backward pass run? (Its operations have `gradient_tape` in their names.)
 
 # %%
 def parts():
@@ -164,7 +164,7 @@ def parts():
     return front, rear, keras.Sequential([keras.Input([28, 28, 1]), *front.layers, *rear.layers])
 
 
-def apart(ours, theirs):  # the largest difference, as a share of the largest entry
+def apart(ours, theirs):  # the largest difference, by the largest number of the same array
     pairs = [(np.array(a), np.array(b)) for a, b in zip(ours, theirs, strict=True)]
     return max(np.max(np.abs(a - b)) / np.max(np.abs(b)) for a, b in pairs)
 
@@ -184,16 +184,13 @@ def one_tape(x, y):
         return tape.gradient(value, whole.trainable_variables)
 
 
-@tf.function
-def uncut(x, y):
-    with tf.device(first), tf.GradientTape() as tape:
-        value = entropy()(y, whole(x))
-        return tape.gradient(value, whole.trainable_variables)
-
+with tf.device(first), tf.GradientTape() as tape:
+    value = entropy()(data[1], whole(data[0]))
+of_whole = tape.gradient(value, whole.trainable_variables)
 
 # %%
 def report(gradients, step):
-    print("less than 1e-5 from the uncut network:", apart(gradients, uncut(*data)) < 1e-5)
+    print("less than 1e-5 from the uncut network:", apart(gradients, of_whole) < 1e-5)
     products = [op for op in step.ops if "Conv2D" in op.type or "MatMul" in op.type]
     for layer in ["conv3", "fc1"]:
         own = [op for op in products if layer in op.name]
@@ -207,14 +204,12 @@ def report(gradients, step):
 report(*trace.function_step(one_tape, *data))
 
 # %% [markdown]
-# The gradients are right. But TensorFlow places the operations of the backward pass where
-# `tape.gradient` is called, so the first device does all of it. The weights of `fc1`, 3.7 MB, have
-# to cross, and the first device holds them again, with their gradient.
+# The gradients are right. But TensorFlow runs the backward pass where `tape.gradient` is called, so
+# the first device computes all of it, and the weights of `fc1`, 3.7 MB, have to cross.
 #
-# The remedy is to cut the tape as well. Each part gets a tape, and the call of `gradient` stands in
-# the block of its device. `rear_tape.watch(middle)` says that we want the gradient of the rear's
-# input, too. It goes back over the cut, and with it, as the third argument of `gradient`, the
-# backward pass of the front begins:
+# The remedy is a tape for each part, whose `gradient` is called in the block of the part's device.
+# `rear_tape.watch(middle)` asks for the gradient of the rear's input, too. This gradient crosses,
+# and the backward pass of the front begins with it, as the third argument of `front_tape.gradient`:
 
 # %%
 def cut(x, y):
@@ -233,13 +228,12 @@ def cut(x, y):
 report(*trace.function_step(cut, *data))
 
 # %% [markdown]
-# Each part goes back where it went forward, and between the devices there is only what crossed with
-# `fit.split`. (With a single device nothing crosses.)
+# Now each backward pass runs where its forward pass ran, and no more crosses than with `fit.split`.
 #
 # ## By hand: the update
 #
-# An optimizer that is built puts its slots beside the weights. But `apply` computes where it is
-# called. What crosses in a step with one optimizer for both parts, and with one for each?
+# The slots of an optimizer lie beside the weights, but `apply` computes where it is called. What
+# crosses in a step with one optimizer for both parts, and with one for each?
 
 # %%
 def stepper(make, *places):
@@ -264,29 +258,30 @@ for places in [[(first, whole)], [(first, front), (second, rear)]]:
     show_crossing(trace.function_step(stepper(keras.optimizers.Adam, *places), *data)[1])
 
 # %% [markdown]
-# One optimizer fetches weights, slots and gradients to the first device, and sends back what it
-# made of them. With one for each part nothing is added to what crossed before.
+# A single optimizer fetches the gradients and, twice, the slots of the rear to the first device,
+# and sends back how slots and weights change. With one for each part, only the activations and
+# their gradient cross.
 #
 # ## A cut shares out memory, not time
 #
-# Here is a step of `fit` in stages, with a larger batch. Look for what each device waits for:
+# Here is a step of `fit` in stages, with a larger batch. When does each device wait for the other?
 
 # %% tags=["varies"]
 charts.timeline(trace.fit_step(model, (images, labels)))
 plt.show()
 
 # %% [markdown]
-# The first device waits while the second goes forward and back, and the second waits at both ends.
-# They overlap only where the second has sent its gradient back and still works on its own weights.
-# [[14]] lets both work at once. (Where a device has two rows of bars, it ran two operations at
-# once, on the core that the other left idle.)
+# The first device waits while the second runs its forward and its backward pass, and the second
+# waits before and after. They overlap only where the second has sent its gradient back and still
+# computes the gradients of its own weights. [[14]] keeps both busy. (Where a device has two rows of
+# bars, two of its operations ran at once.)
 #
 # ## Where to cut
 #
-# A trace of the whole network on one device has the time of each layer, what it holds, and how many
-# bytes go to the next. `pipeline.cuts` adds them up for every cut, and `held` says what lies there
-# all the time. `best_cut` takes the cut with which the fullest stage holds least, or the one where
-# the least crosses, there and back:
+# A trace of the whole network on one device tells how long each layer takes, what it holds, and how
+# many bytes it passes on. `pipeline.cuts` adds this up for both stages of every cut, together with
+# the weights and slots of `lies`. `best_cut` chooses the cut whose fullest stage holds least, or
+# the one where the least crosses:
 
 # %% tags=["nbval-ignore-output"]
 names = ["conv1", "conv2", "conv3", "fc1", "output"]
@@ -301,16 +296,16 @@ for by in ["memory", "bytes"]:
     print(f"by {by}: cut before", *best.starts)
 
 # %% [markdown]
-# They do not agree. The least crosses before `fc1`, where the article cuts. But a batch of 512 has
-# many activations, and the fullest stage holds least after a cut before `conv2`. `fit.split` evens
-# out the computing. With `at=["conv2"]` it cuts where you say, and `memory.plan` ([[03]]) prints
-# the line with the cut that leaves the fullest stage least.
+# The two differ. The least crosses before `fc1`, where the article cuts. But this batch of 512 has
+# many activations, so the fullest stage holds least after a cut before `conv2`. `fit.split` evens
+# out the FLOP of the stages, unless `at=["conv2"]` tells it where to cut. `memory.plan` ([[03]])
+# prints a line with a cut chosen by memory.
 #
 # ## Proof
 #
 # In float64, where rounding cannot hide a mistake, the network trains for two passes with momentum:
 # on one device, with `fit.split`, and by hand. The last batch is shorter than the others. How far
-# apart are the weights in the end?
+# apart are the weights in the end? (Keras stays in float64 from here on.)
 
 # %%
 keras.config.set_floatx("float64")
@@ -327,7 +322,7 @@ with tf.device(plan.host):
 begin, of_one = model.get_weights(), alone.get_weights()
 fit.split(model, plan.devices).fit(x, y, **passes)
 print("fit.split is below 1e-12 from one device:", apart(model.get_weights(), of_one) < 1e-12)
-print("one device is above 0.01 from its beginning:", apart(of_one, begin) > 0.01)
+print("training moved the weights by more than 0.01:", apart(of_one, begin) > 0.01)
 
 # %%
 front, rear, whole = parts()  # begins with the same weights
@@ -339,13 +334,12 @@ print("by hand is below 1e-12 from one device:", apart(whole.get_weights(), of_o
 # %% [markdown]
 # ## Break it
 #
-# **The cut is not on the tape.** Somebody sends the activations over the cut through NumPy. The
-# loss is right, and no error is raised. How many of the five weights get a gradient?
+# **The cut is not on the tape.** Somebody sends the activations over the cut through NumPy, and no
+# error is raised. How many of the five weights get a gradient?
 #
-# **A weight that both parts use.** In many language models the first layer and the last share their
-# table of words. Here both parts multiply by `w`, which is 2. The loss is the mean of w · w · x,
-# and with a mean of x of 2.5 its gradient is 2 · w · 2.5 = 10. What becomes of it where the second
-# device gets a copy of the variable?
+# **A weight that both parts use.** Both multiply by `w`, which is 2, so the loss is the mean of w ·
+# w · x. The mean of x is 2.5, so the gradient is 2 · w · 2.5 = 10. What becomes of it if the second
+# device gets a copy of `w`?
 
 # %%
 with tf.GradientTape() as tape:
@@ -364,31 +358,25 @@ for name, other in [("a copy", copy), ("one variable", w)]:
     print(f"{name:12}  loss {value.numpy()}  gradient of w {tape.gradient(value, w).numpy()}")
 
 # %% [markdown]
-# A tape cannot see through NumPy, so the front would not learn. With a copy, `w` has half of its
-# gradient and the copy the other half, and in general the two drift apart. The cure is one variable
-# for both parts, which one of the devices reads over the cut. The check for both is to compare the
-# gradients with those of the whole network once.
-#
-# ## When not to
-#
-# If the model fits on one device, share out the batch ([[07]]): then all devices work at once. If
-# activations are what does not fit, one device may do ([[10]]). If a single layer is too large, no
-# cut between layers helps ([[13]]).
+# A tape cannot see through NumPy. The loss is right, but the front would never learn. With a copy,
+# `w` gets the gradient of the first part only, and in general the two variables drift apart. The
+# cure is one variable, which one of the devices reads over the cut. To find both mistakes, compare
+# the gradients once with those of the uncut network, on the host or with narrower layers.
 #
 # ## On GPUs
 #
-# What crosses goes from memory to memory there, over PCIe or NVLink, so a cut where little crosses
-# is worth more than here. The devices take turns, too: [PyTorch's tutorial on model
-# parallelism](https://pytorch.org/tutorials/intermediate/model_parallel_tutorial.html) measured
-# ResNet-50 cut over two GPUs, and a step took 7 % longer than on one. Keras compiles with XLA on
-# one GPU, and `fit.split` switches that off.
+# What crosses goes over PCIe or NVLink there, so a cut where little crosses is worth more than on
+# cores. GPUs take turns, too: in [PyTorch's tutorial on model
+# parallelism](https://pytorch.org/tutorials/intermediate/model_parallel_tutorial.html) a step of
+# ResNet-50 cut over two GPUs took 7 % longer than on one. Keras compiles with XLA on one GPU, and
+# `fit.split` switches that off.
 #
 # ## With a model of another kind
 #
-# Here is a small language model, whose table of words is used in the first layer and in the last.
-# `pipeline.places` lists the layers in front of which a single tensor crosses; within a residual
-# block it would be two. The model trains for two passes, and a callback saves it. Then one device
-# loads the file, and both train for another pass:
+# Here is a small language model, whose first and last layer share their table of words.
+# `pipeline.places` lists where a stage can begin because a single tensor crosses; within a residual
+# block two would. The model in stages trains for two passes, and a callback saves it. Then one
+# device loads the file, and both models train for another pass:
 
 # %%
 def reader():
@@ -418,20 +406,22 @@ with tempfile.TemporaryDirectory() as folder:
         loaded = keras.models.load_model(f"{folder}/reader.keras")
         loss = loaded.fit(**train).history["loss"][0]
 print(f"loss in stages {model.fit(**train).history['loss'][0]:.2f}, on one device {loss:.2f}")
+print("the table lies on", devices.short(model.get_layer("table").weights[0].value.device))
 print("weights below 1e-6 apart:", apart(model.get_weights(), loaded.get_weights()) < 1e-6)
 
 # %% [markdown]
-# The first stage owns the table, and the last one reads it. The file is that of a model on one
-# device. `fit.split` takes functional and Sequential models. One with a `call` of its own has no
-# list of layers to cut: write a tape for each part, as above.
+# The first stage owns the table, and the last one reads it. `fit.split` takes Sequential and
+# functional models. A model with a `call` of its own has no list of layers to cut: write a tape for
+# each part.
 #
 # ## The same in a graph: if you inherit such code
 #
-# In classic code one argument stands for the second tape. With `colocate_gradients_with_ops=True`,
-# `tf1.gradients` puts each operation beside the one whose gradient it computes, and else where it
-# is called. Here is the network of the [tensorlight notebook](../docs/sources.md#tensorlight) of
-# 2016, a quarter as wide, cut as there in front of `conv2`. Are its gradients those of a tape over
-# the uncut network, where does the one of `conv2` run, and what crosses?
+# Classic code has an argument in place of the second tape. With `colocate_gradients_with_ops=True`,
+# `tf1.gradients` puts each operation of the backward pass on the device of its forward operation,
+# and without it where `tf1.gradients` is called. Here is the network of the [tensorlight
+# notebook](../docs/sources.md#tensorlight) of 2016, a quarter as wide and cut in front of `conv2`,
+# as there. Are the gradients those of the uncut network, where does the gradient of `conv2` run,
+# and what crosses?
 
 # %%
 network = networks.tensorlight(width=0.25)
@@ -472,19 +462,17 @@ for colocate in [True, False]:
     print(f"colocate={colocate!s:5}  equal to 1e-5: {close}  on", *ran, f" {crossed:.0f} MB cross")
 
 # %% [markdown]
-# On two TitanX GPUs the notebook's steps took 20.18 ms with the argument and 23.33 ms without. On
-# cores, which share one memory, colocating gains as well ([[19]]), for another reason: oneDNN has a
-# fast kernel for the gradient of a pool, which runs only on the device of the pool. In such code
-# you go without what `fit` does: metrics, callbacks, checkpoints.
+# With the argument the gradient of `conv2` runs where `conv2` does, and less crosses. On two TitanX
+# GPUs the notebook's steps took 20.18 ms with the argument and 23.33 ms without.
 #
 # ## On your own
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
-# **1.** Write `choose(cuts, budget)`. `cuts` is what `pipeline.cuts` gives. Each of them has
-# `parts`, and each part has `bytes`, what its device holds, and `crossing`, the bytes to the next
-# part and back. Of the cuts with which no device holds more than `budget`, return the one where the
-# least crosses, and None if there is none. There may be more than two parts.
+# **1.** Write `choose(cuts, budget)`. `cuts` is the list that `pipeline.cuts` gives. Each cut has
+# two or more `parts`, and each part has `bytes`, what its device holds, and `crossing`, the bytes
+# to the next part and back. Of the cuts in which no part holds more than `budget`, return the one
+# where the least crosses in all, or None if there is no such cut.
 
 # %% tags=["exercise"]
 def choose(cuts, budget):
@@ -504,8 +492,8 @@ checks.choose(choose)
 # %% [markdown]
 # **2.** Write `crossing(model, name, batch)`: how many bytes cross in one training step, there and
 # back, if the Sequential model is cut in front of the layer of this name. All numbers are float32.
-# (A Keras layer has `layer.input.shape` and `layer.output.shape`, and their first entry stands for
-# the batch.)
+# A Keras layer has `layer.input.shape` and `layer.output.shape`, whose first entry stands for the
+# batch.
 
 # %% tags=["exercise"]
 def crossing(model, name, batch):
@@ -529,13 +517,13 @@ checks.crossing(crossing)
 #   1e-12 from those of one device.
 # - In a step 262,144 bytes crossed each way: the activations at the cut, and their gradient.
 # - Under one tape the whole backward pass ran in one place. With a tape and an optimizer for each
-#   part, everything ran where the weights lay.
+#   part, nothing else crossed.
 # - Each device waited for the other.
 # - The best cut for memory was not the one where the least crosses.
 #
 # ## In practice
 #
-# Ask `memory.plan` first, and take a split where its cheaper lines do not fit. Build the model on
-# the host, paste the line, and trace one step: look at what each device holds, and at what crosses.
+# Ask `memory.plan` first, and split the model if nothing cheaper fits. Build it on the host, paste
+# the line, and trace one step to see what each device holds and what crosses.
 #
 # Next: [[next]].

@@ -9,7 +9,7 @@ def choose(cuts, budget):
         if max(part.bytes for part in cut.parts) > budget:
             continue
         crossed = sum(part.crossing for part in cut.parts[:-1])
-        if crossed < least:
+        if crossed <= least:
             best, least = cut, crossed
     return best
 """,
@@ -52,5 +52,9 @@ WRONG = {
         ("<= budget", "< budget", "just the budget fits"),
         ("choose = lambda cuts, budget: cuts.sort()", "it raises TypeError"),
     ],
-    2: [("[1:])", "[1:4:3])", "in front of 'pool'")],
+    2: [
+        ("[1:])", "[1:4:3])", "in front of 'pool'"),
+        ("return", "s = model.get_layer(name).input.shape\n    "
+         "numbers = s[1] ** 2 * s[3] if len(s) == 4 else s[1]\n    return", "in front of 'pool'"),
+    ],
 }

@@ -22,7 +22,7 @@ def _choose(cuts: list[Cut], budget: int) -> Cut | None:
 
 NOT_CHOSEN: dict[str, Callable[[list[Cut], int], Cut | None]] = {
     "there a part holds more than the budget": lambda cuts, budget: _crosses_least(cuts),
-    "that leaves the fullest part least: of those that fit, the least has to cross":
+    "there the fullest part holds least; of the cuts that fit, take the one with least to cross":
         lambda cuts, budget: min(cuts, key=lambda cut: max(p.bytes for p in cut.parts)),
     "each device has the budget, so do not add the parts up":
         lambda cuts, budget: _crosses_least(
@@ -34,7 +34,7 @@ NOT_CHOSEN: dict[str, Callable[[list[Cut], int], Cut | None]] = {
         lambda cuts, budget: _crosses_least(
             (cut for cut in cuts if max(p.bytes for p in cut.parts) <= budget), slice(1)
         ),
-    "that is the first that fits: of those that fit, the least has to cross":
+    "that is the first that fits; of the cuts that fit, take the one with least to cross":
         lambda cuts, budget: next(
             (cut for cut in cuts if max(p.bytes for p in cut.parts) <= budget), None
         ),
@@ -58,7 +58,9 @@ def _drawn(rng: np.random.Generator, stages: int) -> tuple[list[Cut], int]:
         budget = int(np.sort(size.max(1))[6])
         chosen = [other(cuts, budget) for hint, other in NOT_CHOSEN.items()
                   if stages > 2 or "two parts" not in hint]  # fmt: skip
-        if len({_choose(cuts, budget), *chosen}) > len(chosen):
+        right = _choose(cuts, budget)
+        tied = right != _choose(cuts[::-1], budget)  # more than one is right
+        if not tied and len({right, *chosen}) > len(chosen):
             return cuts, budget
 
 
@@ -92,7 +94,7 @@ def _models() -> Iterator[tuple[Any, str, int]]:
         layers, rng = keras.layers, np.random.default_rng(drawn)
         side, filters, units = (int(n) for n in rng.permutation(range(5, 12))[:3])
         model = keras.Sequential([
-            keras.Input([2 * side, 2 * side, 3]),
+            keras.Input([2 * side, 2 * side + 2, 3]),
             layers.Conv2D(filters, 3, padding="same", name="conv"),
             layers.MaxPooling2D(name="pool"), layers.Flatten(name="flat"),
             layers.Dense(units, name="dense"), layers.Dense(2, name="end"),
