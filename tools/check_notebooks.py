@@ -22,7 +22,8 @@ from nbval.plugin import get_sanitize_patterns
 
 from lessons import CLOSED, METADATA, ROOT, Lesson, cover, disagreements, tags
 
-MOST_CELLS, MOST_LINES, MEDIAN_LINES, MOST_BYTES, MOST_BULLETS = 60, 20, 5, 1_000_000, 6
+MOST_CELLS, MOST_WORDS, MOST_LINES, MEDIAN_LINES = 45, 1750, 20, 5
+MOST_BYTES, MOST_BULLETS = 1_000_000, 6
 SECTIONS = ["On your own", "What we saw", "In practice"]
 # What TensorFlow's start-up writes, and paths that only one machine has.
 NOISE = re.compile(
@@ -161,6 +162,10 @@ def sizes(built: Built) -> Iterator[str]:
     cells = [cell for cell in built.cells if cell.metadata != CLOSED]
     if len(cells) > MOST_CELLS:
         yield f"there are {len(cells)} cells: at most {MOST_CELLS}"
+    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    words = len(re.sub(r"^\| \d\d \|.*", "", text, flags=re.MULTILINE).split())  # not the series
+    if words > MOST_WORDS:
+        yield f"there are {words} words of text: at most {MOST_WORDS}"
     size = built.lesson.notebook.stat().st_size
     if size >= MOST_BYTES:
         yield f"the file has {size} bytes: fewer than {MOST_BYTES}, so draw smaller pictures"

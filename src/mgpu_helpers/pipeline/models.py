@@ -22,7 +22,7 @@ def stages(model: Any, cuts: Sequence[str], devices: Sequence[str]) -> list[Stag
     The weights stay the model's own variables, where they lie, and are known by their `path`. A
     step reads each once, and copies those that lie elsewhere to the device of their stage: build
     the layers in the block of their device. Train with `updater(stages, "adam")`, an optimizer for
-    each stage. One for the whole model would fetch all weights and gradients to a single device.
+    each stage. One for the whole model would fetch gradients and slots to a single device.
     Layers run with training=True: moving averages and the seeds of dropout are renewed piece by
     piece, and what layers add to the loss counts as the loss does. No loss is scaled, so in
     mixed_float16 small gradients are lost: prefer mixed_bfloat16.
