@@ -247,8 +247,8 @@ timing.compare(
 )  # fmt: skip
 
 # %% [markdown]
-# The brackets hold the middle half of the ratios; where they include 1, nothing can be said. In
-# `cores` mode any other program on these cores hides the gain.
+# The brackets hold the middle half of the ratios. In `cores` mode a second core helps only while no
+# other program uses it.
 #
 # ## Break it
 #
