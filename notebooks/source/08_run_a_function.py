@@ -247,8 +247,8 @@ timing.compare(
 )  # fmt: skip
 
 # %% [markdown]
-# The brackets hold the middle half of the ratios. In `cores` mode a second core helps only while no
-# other program uses it.
+# The brackets hold the middle half of the ratios. In `cores` mode two devices can be nearly twice as
+# fast as one, but only while no other program uses their cores.
 #
 # ## Break it
 #
