@@ -40,8 +40,8 @@ layers = keras.layers
 # Here is a model of three layers that reads handwritten digits. It is built on the first device, so
 # its weights are there. The batch has 1024 images for each device and waits on the host.
 #
-# The line to paste is the first of the second cell. `on_all` is called as the model is, and has to
-# give the answers of one device:
+# The line to paste is the first one of the second cell below. `on_all` is called as the model is,
+# and has to give the answers of one device:
 
 # %%
 keras.utils.set_random_seed(0)
@@ -92,7 +92,7 @@ for function in (on_one, on_all):
 # | | |
 # |---|---|
 # | **Use it when** | a function handles each row by itself, and computes much with it |
-# | **It costs** | each call sends the weights to the other devices, rows out and results back |
+# | **It costs** | each call sends weights to the other devices, the rows out and the results back |
 # | **Instead** | `model.predict` of a model that was made under `fit.strategy` ([[07]]) |
 #
 # ## A batch in shards
@@ -189,7 +189,7 @@ print_products(step)
 # each device goes forward and backward, and the host takes the mean.](pictures/08_backward.svg)
 #
 # A gradient is not a batch, so there is nothing to join. The host takes the mean of the shards'
-# gradients instead:
+# gradients instead. The second cell below draws what crosses:
 
 # %%
 def gradient_of(x, y):
@@ -247,8 +247,8 @@ timing.compare(
 )  # fmt: skip
 
 # %% [markdown]
-# The brackets hold the middle half of the ratios. In `cores` mode two devices can be nearly twice as
-# fast as one, but only while no other program uses their cores.
+# The brackets hold the middle half of the ratios. In `cores` mode two devices can be nearly twice
+# as fast as one, but only while no other program uses their cores.
 #
 # ## Break it
 #
@@ -366,10 +366,10 @@ def reusing(x, y):
 
 
 everywhere = make_parallel(reusing, plan.devices)
+points = points_at(np.linspace(-1, 1, 48 * len(plan)))
 _, of_all = train(build(everywhere), steps=1500)
 print(np.round(np.ravel(of_all), 3) + 0)
 print("from one device below 0.00001:", np.abs(np.subtract(of_all, of_one)).max() < 1e-5)
-points = points_at(np.linspace(-1, 1, 48 * len(plan)))
 
 # %% [markdown]
 # Where is the backward pass? `compute_gradients` is called in the host's block, and
@@ -395,7 +395,7 @@ with tf.device(plan.devices[0]):
 # %%
 w.assign(start)
 with tf.GradientTape() as tape:
-    loss = tf.reduce_mean(squared_error(*points.values()))
+    loss = tf.reduce_mean(make_parallel(squared_error, plan.devices)(*points.values()))
 print("the gradient of today's code:", np.allclose(tape.gradient(loss, w), classic, rtol=1e-5))
 
 # %% [markdown]
@@ -424,8 +424,8 @@ for variable, value in zip(apart.get_collection("trainable_variables"), train(ap
 #
 # **1.** Write `make_parallel_uneven(function, devices)`. It is like `make_parallel`, for any number
 # of batches, and also takes batches that do not divide: 11 examples over 2 devices are 6 and 5. The
-# sizes of the shards may differ by one at most, and `tf.split` accepts a list of sizes. Cut and
-# join on the host by name: what is not placed goes to the first device in the check.
+# sizes of the shards may differ by one at most, and `tf.split` accepts a list of sizes. Name the
+# host for cutting and joining: the check puts what nobody has placed on the first device.
 
 # %% tags=["exercise"]
 def make_parallel_uneven(function, devices):
