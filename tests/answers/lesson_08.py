@@ -2,7 +2,7 @@
 
 CELLS = [
     "def on_each(function, devices, *shards):", "def make_parallel(function, devices",
-    "def error_of(w, x, y):",
+    "def error_of(w, x, y):", "def squared_error(x, y):",
 ]
 
 MEAN = """
@@ -61,5 +61,10 @@ WRONG = {
         (MEAN.replace("tf.split(x, len(plan)), tf.split(y, len(plan))",
                       "[x] * len(plan), [y] * len(plan)"), "more than its shard"),
         (MEAN.replace("tf.device(plan.host)", "tf.name_scope('nobody')"), "cut the batch on the"),
+        (MEAN.replace("tf.split(x, len(plan)),", "tf.split(x, len(plan))[::-1],"), "not the mean"),
+        (MEAN.replace("tf.split", "np.split"), "tf.split cuts a tensor"),
+        (MEAN.replace("devices[0]):\n        return tf.add_n(means) / len(plan)", "host):\n        "
+                      "return 0 * tf.add_n(means) + tf.reduce_mean(squared_error(x, y))"),
+         "more than its shard"),
     ],
 }

@@ -92,6 +92,9 @@ def mean_error(function: Any, error: Any) -> str:
         try:
             value, step = judge.traced(function, x, y)
         except NotYet as hint:
+            if "symbolic" in str(hint.__cause__):
+                way = "tf.split cuts a tensor, np.split only an array"
+                raise NotYet(f"the check gives tensors of a graph: {way}") from None
             if "scalars" not in str(hint.__cause__):
                 raise
             way = "keepdims=True keeps one"
@@ -102,7 +105,7 @@ def mean_error(function: Any, error: Any) -> str:
         rest = judge.idle(step, PRODUCTS)
         expect(not rest, f"{rest} did nothing: let every device take its shard")
         for op in step.ops:
-            large = op.type in PRODUCTS and op.device in plan.devices and op.bytes > 4 * each
+            large = op.type in PRODUCTS and op.bytes > 4 * each
             expect(not large, f"{op.device} computed more than its shard: cut before you compute")
         # What reads the weights has to send them.
         for copy in sorted(step.copies, key=lambda copy: order(copy.source)):
