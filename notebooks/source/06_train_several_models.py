@@ -43,7 +43,9 @@ from mgpu_helpers.lessons.checks import lesson_06 as checks
 #
 # `build` makes and compiles a Keras model that reads digits. Its network is that of the article
 # *Multi-GPUs* by Wonik Jang ([2017](../docs/sources.md#jang)), an eighth as wide. Put your own in
-# its place:
+# its place. The second cell makes two such models, for the first and the last device of the plan.
+# Each is built **and compiled** in the block of its device, because the optimizer and the metrics
+# have variables too:
 
 # %%
 def build(units, dropout=0.2, rate=5e-3):
@@ -64,11 +66,6 @@ def build(units, dropout=0.2, rate=5e-3):
 images, labels = digits.load(1024)
 options = {"batch_size": 128, "shuffle": False, "verbose": 0}
 
-# %% [markdown]
-# Two such models get the first and the last device of the plan. (A plan with a single device has
-# both on it, and then nothing is gained by what follows.) Each is built **and compiled** in the
-# block of its device, because the optimizer and the metrics have variables as well:
-
 # %%
 names, units, homes = ["small", "large"], [300, 600], [plan.devices[0], plan.devices[-1]]
 
@@ -85,9 +82,9 @@ def build_both():
 models = build_both()
 
 # %% [markdown]
-# Then each `fit` runs in a **thread**, a part of the program that runs beside the others. `map`
-# calls `train` for all models at the same time, and gives what it returns in their order. The
-# second cell says, from a trace of one step, which device computed:
+# Then each `fit` runs in a **thread**, a part of the program that runs beside the others.
+# `pool.map` calls `train` for all models at the same time and returns the histories in the order of
+# the models. The cell after it traces one step of each model and prints which device computed:
 
 # %%
 def train(model, device, epochs=2, *callbacks):
@@ -95,7 +92,7 @@ def train(model, device, epochs=2, *callbacks):
         return model.fit(images, labels, epochs=epochs, callbacks=[*callbacks], **options).history
 
 
-with ThreadPoolExecutor() as pool:
+with ThreadPoolExecutor(len(models)) as pool:
     histories = list(pool.map(train, models, homes))
 
 # %%
@@ -106,26 +103,24 @@ for name, model, device, history in zip(names, models, homes, histories):
     print(f"{name}: loss {history['loss'][-1]:.1f}, convolutions on", *computed)
 
 # %% [markdown]
-# Each model trained on its own device and has a history, as after any `fit`. There are two other
-# ways to train several models at once:
+# Each model trained on its own device and has a history, as usual. There are two other ways:
 #
 # | | use it when | it costs |
 # |---|---|---|
-# | **a thread for each** | each fits on one GPU, and `fit` should stay | Python code runs in turn |
-# | **one function** (below) | steps are short, on the same batches | `fit`; it waits for all |
-# | **a process for each** ([[04]]) | a crash may end only one | TensorFlow and the data in each |
+# | **a thread for each** | each fits on one GPU, and `fit` should stay | Python code takes turns |
+# | **one function** (below) | steps are short, on the same batches | you write what `fit` does |
+# | **a process for each** ([[04]]) | one crash must not end the rest | TensorFlow starts in each |
 #
 # ## How it works
 #
-# The upper half of the drawing is what most loops do, and the lower half is what the lines above
+# The upper half of the drawing shows what most loops do, and the lower half what the lines above
 # do:
 #
-# ![Two devices over time. In turn: the small model trains on device 0 while device 1 is idle, then
-# the large one on device 1 while device 0 is idle. At once: both begin together, and it ends when
-# the large one has ended.](pictures/06_turns.svg)
+# ![Two devices over time. In turn, each is idle while the other trains. At once, both begin
+# together.](pictures/06_turns.svg)
 #
-# Here are both ways as functions. A first piece of work makes a tensor. It is called in this thread
-# and in another one, and both calls stand in the same `tf.device` block. Where are the tensors?
+# Here are both ways as functions. In a `tf.device` block, `look` then makes a tensor in this thread
+# and another tensor in a new thread. On which devices are they?
 
 # %% tags=["unplaced"]
 def in_turn(work, *given):
@@ -133,7 +128,7 @@ def in_turn(work, *given):
 
 
 def at_once(work, *given):
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(len(given[0])) as pool:
         return list(pool.map(work, *given))
 
 
@@ -146,13 +141,12 @@ with tf.device(plan.devices[-1]):
 
 # %% [markdown]
 # The other thread put its tensor where TensorFlow puts what nobody placed: a thread does **not**
-# inherit the `tf.device` block around its start. That is why `train` opens the block again. (With a
-# single device that is a GPU, both tensors are there by chance.)
+# inherit the `tf.device` block around its start. That is why `train` opens the block again.
 #
 # ## Proof: the same weights
 #
-# Training at once must give what training in turn gives. Two new models, with the same weights at
-# the start and the same dropout, train in turn. `compare` counts the numbers that differ, in the
+# Training at once must give what training in turn gives. So two new models begin as the first two
+# did, with the same dropout, and train in turn. `compare` counts the numbers that differ, in the
 # weights, in what Adam keeps for each weight, and in the counters:
 
 # %%
@@ -174,26 +168,24 @@ in_turn(train, alone, homes)
 compare(values(models), values(alone))
 
 # %% [markdown]
-# In `cores` mode they are equal to the last bit: each operation computes with one thread of the
-# processor, so it adds in one order. Some kernels of a GPU add in the order in which their threads
-# come. There two runs may differ by rounding, even in turn, and `compare` counts what is more than
-# 0.01 off.
+# No number differs, because in `cores` mode each operation computes with one thread of the
+# processor and so adds in one order.
 #
 # ## Was it faster?
 #
 # Python has one lock for all threads, the **GIL** (global interpreter lock), and only the thread
-# that holds it runs Python code. TensorFlow gives it back while it computes a step, and meanwhile
-# another thread can start its own. But between two steps there is Python code, and for that the
-# models take turns.
+# that holds it runs Python code. TensorFlow releases the lock while it computes a step, and
+# meanwhile another thread can start a step of its own. Only the Python code between the steps takes
+# turns.
 #
-# `ensemble.train` is a helper that keeps the time of each step. It takes members, which
-# `ensemble.from_keras` makes, and trains them with `train_on_batch`. Where one of them fails, the
-# others end after the step that they are in. The two models go on in turn, and then at once. Each
-# bar is a step:
+# `ensemble.train` keeps the time of each step. It trains members, which `ensemble.from_keras` makes
+# of models. TensorFlow traces a graph in the first step of a member, so one batch goes ahead. Then
+# the models train in turn, and then at once. Each bar is a step:
 
 # %%
 batches = list(digits.batches(images, labels, 256))
 members = in_turn(ensemble.from_keras, names, models)
+ensemble.train(members, batches[:1])  # traces the graphs
 runs = [ensemble.train(members, batches * 3, at_once=each) for each in (False, True)]
 
 # %% tags=["varies", "cover"]
@@ -206,16 +198,15 @@ for name, run in zip(["in turn", "at once"], runs):
     plt.show()
 
 # %% [markdown]
-# In turn, one row is empty while the other has bars. At once, both rows have bars at the same time.
-# The bars are usually wider there, because the cores of one processor share its memory and its
-# caches, and because of the lock. So where cores are free the run gets shorter, but not by half.
+# In turn, one row is empty while the other has bars; at once, both have bars at the same time, and
+# the bars are usually wider, because the models share one processor and Python's lock. So where
+# cores are free the run gets shorter, but not by half.
 #
 # ## One function
 #
-# One `tf.function` can hold the steps of all models. They do not depend on each other, so
-# TensorFlow can run them at the same time, and between two steps there is next to no Python.
-# `train_step` is what `fit` runs in each step. After the 8 batches of a pass its losses should be
-# those of `fit`:
+# One `tf.function` can hold the steps of all models. The steps do not depend on each other, so
+# TensorFlow can run them at the same time after a single call from Python. `train_step` is what
+# `fit` runs for each batch. After the 8 batches of one pass, the losses should be those of `fit`:
 
 # %%
 pair = build_both()
@@ -237,28 +228,25 @@ of_fit = [history["loss"][0] for history in histories]
 print("less than 0.1 % from those of fit:", np.allclose(losses, of_fit, rtol=1e-3))
 
 # %% [markdown]
-# They are. In exchange you write epochs, validation and callbacks yourself.
+# They are, and no thread was needed.
 #
 # ## Vote
 #
-# The models of an **ensemble** answer together. In a **vote** each names its likeliest class, and
-# the class named most often wins; a tie goes to the class with the largest sum of probabilities. Or
-# the probabilities are **averaged**: a model that is sure then counts for more.
+# The models of an **ensemble** answer together. In a **vote** each model names its likeliest class,
+# and the class named most often wins. Where the probabilities are **averaged** instead, a model
+# that is sure counts for more.
 #
-# A third model, `tiny`, joins here and gets the third device. (Where there are fewer, it shares the
-# first.) All three train for six passes and predict 360 digits that none of them has seen. The line
-# through each point of the chart reaches one *standard error* to each side. It says how far the
-# share p of right answers to n digits usually is from the share on endlessly many: the square root
-# of p (1 - p) / n. The axis does not begin at 0:
+# A third model, `tiny`, joins on the third device, or on the first where there are only two. It
+# trains for six passes and the others for six more, and then all predict 360 digits that they have
+# not seen. In the chart, a line reaches one *standard error* to each side of its point: that is how
+# far a share of 360 digits usually is from the share of endlessly many.
 
 # %%
 names, homes = [*names, "tiny"], [*homes, plan.devices[2 % len(plan)]]
 keras.utils.set_random_seed(150)
 with tf.device(homes[2]):
     models.append(build(150, rate=1e-2))
-histories = at_once(train, models, homes, [6, 6, 6])
-
-# %%
+at_once(train, models, homes, [6, 6, 6])
 test_images, test_labels = digits.load(test=True)
 members = in_turn(ensemble.from_keras, names, models)
 predicted = ensemble.predictions(members, test_images)
@@ -274,14 +262,14 @@ for way in ("vote", "average"):
     print(way, "better than the average model:", right[way].mean() > usual)
 
 # %% [markdown]
-# Where two lines overlap, 360 digits do not say which of the two is better. A vote helps where
-# models err on different digits: the more they differ, in their layers, their first weights or
-# their data, the more it helps. It costs a prediction of every model.
+# The vote and the average are usually better than the average model, as here. Where the line of the
+# best model overlaps theirs, 360 digits do not say which is better. A vote helps where models err
+# on different digits, so let them differ in their layers, their first weights or their data.
 #
 # ## Break it
 #
-# **A function that is made in a loop.** To call `train` without arguments, somebody makes a
-# function for each model. Then the weights that moved are counted:
+# **A function that is made in a loop.** Somebody makes a function without arguments for each model,
+# and calls all three. Which models were trained?
 
 # %%
 calls = [lambda: train(model, device, 1) for model, device in zip(models, homes)]
@@ -295,13 +283,13 @@ for name, model, was in zip(names, models, before):
     print(f"{name:6}{moved} of {len(was)} weights moved")
 
 # %% [markdown]
-# The last model was trained three times, and the others were not. A lambda looks `model` up when it
-# is called, and then the loop has ended. No error says so, so count the weights that moved. (`map`
-# with arguments, as above, does not have this mistake.)
+# All three calls trained the last model, because a lambda looks `model` up when it is called, and
+# by then the loop has ended. No error says so: count the weights that moved. `map` with arguments,
+# as above, avoids this.
 #
-# **A seed in a thread.** Building in the threads looks natural, too. But the seed belongs to the
-# process. Here both threads set theirs, wait for each other, and build. Do the models begin as
-# those that were built alone?
+# **A seed in a thread.** Building in the threads looks natural too, but the seed belongs to the
+# whole process. Here both threads set a seed, wait for each other, and build. Do the models begin
+# as those that were built in turn?
 
 # %%
 meeting = threading.Barrier(2)
@@ -318,27 +306,29 @@ begun = at_once(first_weights, units, homes)
 print("as alone:", all(np.array_equal(a, b) for a, b in zip(sum(begun, []), sum(start, []))))
 
 # %% [markdown]
-# One of the seeds is lost, so build in turn, before the threads start.
+# They do not, because one thread's seed replaced the other's. So build in turn, before the threads
+# start.
 #
 # ## When not to
 #
-# Where a step is short, most of the time is Python's, and the threads wait for its lock. One
-# function, or a process for each model, is not held up by it. `benchmarks/ensemble.py` compares the
-# three on your machine. By its stored [card](../results/ensemble.json), of larger models in
-# sessions, all three are about equally fast.
+# Where a step is short, most of its time is Python's, and the threads wait for the lock. Then take
+# one function, or a process for each model. With longer steps all three ways are about equally
+# fast, as the [card](../results/ensemble.json) of `benchmarks/ensemble.py` says of larger models in
+# sessions.
 #
 # ## On GPUs
 #
-# Keras compiles with XLA there, which accepts no variable of another device: a model that is built
-# in the block and compiled outside of it ends in "Trying to access resource". `jit_compile=False`
-# in `build` only makes the step the same everywhere; leave it out. A label that is too large raises
-# no error on a GPU, and the loss becomes NaN: give `fit` a `keras.callbacks.TerminateOnNaN()`.
+# On a GPU, Keras compiles with XLA, which accepts no variable of another device: a model that is
+# built in the block and compiled outside of it ends in "Trying to access resource".
+# `jit_compile=False` in `build` keeps this lesson the same everywhere; leave it out of yours. Some
+# kernels add in the order in which their threads finish, so two runs may differ by rounding even in
+# turn, and `compare` counts what is more than 0.01 off.
 #
 # ## With a model of another kind
 #
 # Here are models with BatchNormalization and a metric. Two of them train for a pass at once, and a
 # callback saves each. Both files are loaded, each on its device, and all four models go on at once.
-# Do the loaded ones end where the first two end?
+# Do the loaded models end where the first two end?
 
 # %%
 def normed(seed, device):
@@ -366,14 +356,13 @@ at_once(train, first + loaded, ends * 2, [1] * 4)
 compare(values(first), values(loaded))
 
 # %% [markdown]
-# The moving averages and Adam's numbers are among these, and all are equal. If your data is a
-# Python generator, give each model one of its own: a shared one hands each batch to a single model.
+# They do, with all moving averages and Adam's numbers.
 #
 # ## The same in a graph: if you inherit such code
 #
 # The article builds a graph for each network and trains it in a session ([[01]] explains the
-# words). Here are its two graphs. Their parts have the same names, with a **scope** in front of
-# them, `g1` or `g2`. `networks.jang` takes the article's number of units and the width, an eighth:
+# words). The parts of its two graphs have the same names, with a **scope** in front of them, `g1`
+# or `g2`. `networks.jang` takes the article's number of units and the width, an eighth:
 
 # %%
 def build_graph(scope, hidden, device):
@@ -392,17 +381,13 @@ hiddens = {"g1": 2400, "g2": 4800}
 graphs = {scope: build_graph(scope, hiddens[scope], device) for scope, device in zip(hiddens, ends)}
 
 # %% [markdown]
-# The article gives each session a GPU by `visible_device_list`, in one process. With two GPUs that
-# ends in an error today: a process numbers its GPUs once, and the second list gives `/GPU:0`
-# another meaning ([the message](../docs/errors.md#mapped), [TensorFlow issue
-# 19083](https://github.com/tensorflow/tensorflow/issues/19083)). So the graphs here are placed with
-# `tf.device`, and every session sees all devices.
+# The article gives each session a GPU by `visible_device_list`. In one process that ends in [an
+# error](../docs/errors.md#mapped) today, so `tf.device` places the graphs here.
 #
-# The article's loop runs `cross_entropy` and never `train_step`. A part is found by its scope and
-# its name. `in_session` starts a session, runs the fetches with four batches, and returns what the
-# first of them gave, and all variables before and after. Do the weights move? The cells after it
-# train in turn and at once, and compare the first loss with that of a Keras model that has the same
-# weights and no dropout:
+# The article's loop fetches `cross_entropy` and never `train_step`. To try both, `in_session` runs
+# the fetches with each batch, and returns what the first fetch gave, and all variables before and
+# after. Do the weights move? The last two cells train the graphs in turn and at once, and compare
+# their first loss with that of a Keras model with the same weights and no dropout:
 
 # %%
 def in_session(scope, *fetches):
@@ -432,25 +417,23 @@ turns, together = in_turn(train_graph, graphs), at_once(train_graph, graphs)
 compare(*[sum([ended for _, _, ended in way], []) for way in (turns, together)])
 
 # %%
-for (scope, hidden), (losses, _, _) in zip(hiddens.items(), together):
+for (scope, hidden), (losses, begun, _) in zip(hiddens.items(), together):
     today = build(hidden // 8, dropout=0)
-    network = networks.jang(hidden=hidden, width=0.125)
-    today.set_weights(list(networks.initial(network, seed=hidden).values()))
+    today.set_weights(begun[:5])
     loss = today.evaluate(*batches[0], batch_size=256, verbose=0)
     print(scope, "has the loss of Keras to 0.01 %:", np.isclose(losses[0], loss, rtol=1e-4))
 
 # %% [markdown]
-# The article's loop moved nothing. A session runs what is fetched and what that needs, and the loss
-# does not need the training. Its sessions also run one after the other; in threads they gave the
-# same. And the graphs are the Keras models.
+# The article's loop moved nothing, because a session computes what is fetched and what that needs,
+# and the loss does not need the training. In turn and at once the graphs ended with the same
+# numbers, and their first loss is that of Keras.
 #
 # ## On your own
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
-# **1.** Write `trains(model, step)`. It calls `step()` once, which may be a call of `fit` or
-# anything else, and returns True if any trainable weight of the Keras model has another value than
-# before, and False if none has.
+# **1.** Write `trains(model, step)`. It calls the function `step` once and returns True if any
+# trainable weight of the Keras model has another value than before, and False if none has.
 
 # %% tags=["exercise"]
 def trains(model, step):
@@ -471,8 +454,8 @@ def trains(model, step):
 checks.trains(trains)
 
 # %% [markdown]
-# **2.** With `map` one error costs the results of all. Write `run_all(functions)`. It calls all
-# functions at once, each in a thread of its own, and returns a list in their order: what each
+# **2.** With `map` one error costs the results of all models. Write `run_all(functions)`. It calls
+# all functions at once, each in a thread of its own, and returns a list in their order: what each
 # returned, or the exception that it raised.
 
 # %% tags=["exercise"]
@@ -497,8 +480,8 @@ checks.run_all(run_all)
 #
 # - Two Keras models trained at once, with a thread and a device for each. In `cores` mode 0 of
 #   their 729,020 numbers differed from those of a training in turn.
-# - A thread did not inherit the `tf.device` block around its start, and a seed that was set in a
-#   thread was not its own.
+# - A thread did not inherit the `tf.device` block around its start, and of two seeds that were set
+#   in threads one replaced the other.
 # - The vote and the average of three models were better than the average model.
 # - Functions made in a loop trained the last model alone: of the others 0 of 5 weights moved.
 # - One function with all steps gave the losses of `fit` to 0.1 %.
@@ -506,5 +489,5 @@ checks.run_all(run_all)
 # ## In practice
 #
 # Build and compile each model under its device, one after another, and call `fit` in a thread for
-# each. Give the threads a process each ([[04]]) where the times of your steps do not overlap as
-# they do above. Next: [[next]].
+# each. Where your steps do not overlap as they do above, give each model a process ([[04]]). Next:
+# [[next]].

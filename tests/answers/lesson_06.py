@@ -35,7 +35,7 @@ def run_all(functions):
     def kept(function):
         try:
             return function()
-        except ValueError as error:
+        except Exception as error:
             return error
     with ThreadPoolExecutor(len(functions)) as pool:
         return list(pool.map(kept, functions))
@@ -58,6 +58,11 @@ WRONG = {
         ("np.any(a != b.numpy())", "not np.allclose(a, b.numpy())", "by a millionth"),
         ("np.any(a != b.numpy())", "np.sum(a) != np.sum(b.numpy())", "change places"),
         ("    step()", "    step(), step()", "called 2 times"),
+        ("model.trainable_variables", "model.trainable_variables[-2:]", "of the first layer"),
+        ("    return any(", "    pairs = list(zip(before, model.trainable_variables))\n"
+         "    moved = any(np.any(a != b.numpy()) for a, b in pairs)\n"
+         "    [b.assign(a) for a, b in pairs]\n    return moved or any(",
+         "leave what the step made"),
         ("    return any(", "    return model.optimizer.iterations > 0 or any(", "return True or"),
     ],
     2: [
@@ -68,6 +73,12 @@ WRONG = {
          "[pool.submit(function) for function in functions][::-1]",
          "in the order of the functions"),
         ("ThreadPoolExecutor(len(functions))", "ThreadPoolExecutor(1)", "start all, then join all"),
+        ("call.exception() or call.result()", "call.exception() or call.result() or 'nothing'",
+         "None is wanted, not 'nothing'"),
+        ("    return [call.exception() or call.result() for call in calls]",
+         "    results = []\n    for call in calls:\n        try:\n"
+         "            results.append(call.result())\n        except ValueError as error:\n"
+         "            results.append(error)\n    return results", "in its place of the list"),
         ("for call in calls]", "for call in calls if functions.clear() is None]",
          "it changed the list of functions"),
         ("    return [", "    return []  # [", "5 results, not 0"),

@@ -50,12 +50,20 @@ def trains(function: Any) -> str:
         def swap() -> None:  # every sum and norm stays
             kernel.assign(tf.reverse(kernel.value, [1]))
 
+        def turn() -> None:  # of the weights only the first one moves
+            norm.gamma.assign(-norm.gamma.value)
+
         def creep() -> None:
             model.layers[-1].bias.assign_add([0.0, 1e-6])
 
         def run_alone() -> Any:
             frozen.bias.assign_add(tf.ones([units]))
             return model(rows, training=True)
+
+        def run(step: Any, after: list[Any]) -> Any:
+            result = step()
+            after.extend(model.get_weights())
+            return result
 
         copied = "were the numbers copied before the step?"
         for step, rate, right, what in (
@@ -64,6 +72,7 @@ def trains(function: Any) -> str:
             (train, 0.1, True, f"a training step moves weights ({copied})"),
             (run_alone, 0.1, False,
              "only moving averages and a frozen bias moved, which nobody trains"),
+            (turn, 0.1, True, "a weight of the first layer that trains moved, and no other"),
             (swap, 0.1, True, f"two columns that change places have moved ({copied})"),
             (creep, 0.1, True, f"the last bias moved by a millionth ({copied})"),
             (train, 0.0, False, "a training step with a learning rate of 0 moves no weight"),
@@ -71,11 +80,14 @@ def trains(function: Any) -> str:
             model.optimizer.learning_rate.assign(rate)
             if step is swap:
                 kernel.assign(eighths)
-            counter = Mock(wraps=step)
+            after: list[Any] = []
+            counter = Mock(side_effect=functools.partial(run, step, after))
             got, times = truth(call(function, model, counter)), counter.call_count
             expect(times == 1, f"the step was called {counted(times, 'time')}")
             expect(got == right, f"{what}, and it says {got}")
-    return "six steps told apart"
+            kept = all(map(np.array_equal, after, model.get_weights()))
+            expect(kept, "it changed the model's weights after the step: leave what the step made")
+    return "seven steps told apart"
 
 
 @exercise
@@ -92,7 +104,7 @@ def _judge_run(function: Any, places: list[int]) -> None:
     ends = [threading.Event() for _ in places]
     ended: list[int] = []
     awaited: queue.SimpleQueue[Any] = queue.SimpleQueue()  # by the caller, and None at its return
-    wanted = [ValueError(f"error {i}") if i % 3 == 1 else f"result {i}" for i in places]
+    wanted = [_outcome(i) for i in places]
     before = sys.getprofile()
 
     def watched(frame: FrameType, event: str, _: Any) -> None:
@@ -117,7 +129,7 @@ def _judge_run(function: Any, places: list[int]) -> None:
         ended.append(i)
         ends[i].set()
         result = wanted[places.index(i)]
-        if isinstance(result, ValueError):
+        if isinstance(result, Exception):
             raise result
         return result
 
@@ -145,10 +157,20 @@ def _judge_run(function: Any, places: list[int]) -> None:
     expect(len(ended) == n, f"{n} functions were called {len(ended)} times")
     expect(len(got) == n, f"{n} functions have {n} results, not {len(got)}")
     for result, one in zip(wanted, got, strict=True):
-        if isinstance(result, ValueError) and one not in wanted:
+        lost = one not in wanted or one is None and got.count(None) > wanted.count(None)
+        if isinstance(result, Exception) and lost:
             raise NotYet(f"where a function raised an error, that exception is wanted, not {one!r}")
+        if result is None and one not in wanted:
+            raise NotYet(f"where a function returned None, None is wanted, not {one!r}")
     in_order = all(one is result or one == result for one, result in zip(got, wanted, strict=True))
     expect(in_order, f"the results should be in the order of the functions, not {got!r}")
+
+
+def _outcome(i: int) -> Any:
+    """Give what function i returns or raises: results, a None, and errors of two kinds."""
+    if i % 3 == 1:
+        return ValueError(f"error {i}") if i % 2 else OSError(f"error {i}")
+    return None if i == 2 else f"result {i}"
 
 
 def _futures() -> Iterator[Any]:
