@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Train in towers
 #
-# With [[07]] your `fit` trains on all devices, and its step stays out of sight. Then you need a
-# step that `fit` does not have. You give each device half of the batch and add up what they find,
-# the loss rises, and no error says why.
+# With [[07]] your `fit` trains on all devices, and you never see its step. Then you need a step
+# that `fit` does not have. You give each device half of the batch and add up their gradients, the
+# training changes, and no error says why.
 #
 # **In this lesson** you build by hand the step that `fit` takes on several devices, prove that it
 # is the step of one device, and count what it sends.
@@ -41,7 +41,7 @@ entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 # %% [markdown]
 # ## The lines to paste
 #
-# Here is a small network for handwritten digits. All 840 images are one batch, so an epoch is a
+# Here is a small network for handwritten digits. All 840 images are one batch, so an epoch is one
 # step. One device takes five steps:
 
 # %%
@@ -67,7 +67,7 @@ print(np.round(of_one, 2))
 
 # %% [markdown]
 # A **tower** is what one device computes in a step, from its shard of the batch to the gradients.
-# Two helpers train in towers. `fit.parallel` changes a model that is built already, and its `fit`
+# Two helpers train in towers. `fit.parallel` takes a model that is built already, and its `fit`
 # then uses all devices:
 
 # %%
@@ -76,8 +76,8 @@ of_fit = model.fit(x, y, **options).history["loss"]
 print(np.round(of_fit, 2), "as on one device:", np.allclose(of_fit, of_one, rtol=1e-4))
 
 # %% [markdown]
-# `towers.train_step` is for a loop of your own. `None` takes the optimizer and the loss that the
-# model was compiled with:
+# `towers.train_step` is for a loop of your own. `None` stands for the optimizer and the loss that
+# the model was compiled with:
 
 # %%
 model = build()
@@ -86,18 +86,18 @@ of_loop = [float(step(x, y)) for _ in range(5)]
 print(np.round(of_loop, 2), "as on one device:", np.allclose(of_loop, of_one, rtol=1e-4))
 
 # %% [markdown]
-# Neither asks for a batch that divides by the number of devices.
+# Both give the losses of one device. The batch need not divide by the number of devices.
 #
 # | `towers.train_step`, `fit.parallel` | |
 # |---|---|
 # | **Use them when** | the loop is your own, or the model is built already or shared out ([[11]]) |
-# | **They cost** | in each step all weights go to each device, and all gradients come back |
-# | **Instead** | `fit.strategy` ([[07]]), where each GPU has a copy of the weights |
+# | **They cost** | in each step every device reads all weights, and sends its gradients back |
+# | **Instead** | `fit.strategy` ([[07]]): each GPU updates a copy, only gradients cross |
 #
 # ## By hand
 #
 # The smallest model has one weight w. The batch has 210 ones, 210 twos, 210 threes and 210 fours,
-# and the loss is the mean of (w·x)². So the gradient is the mean of 2wx². It is 15 where w is 1.
+# and the loss is the mean of (w·x)². Its gradient is the mean of 2wx², which is 15 where w is 1.
 # What does each shard say?
 
 # %%
@@ -110,9 +110,9 @@ for part in (numbers, *tf.split(numbers, len(plan))):
     print(f"gradient of {len(part)} numbers: {slope(part):.1f}")
 
 # %% [markdown]
-# With two devices, one has the ones and twos, the other the threes and fours. Their gradients, 5
-# and 25, add up to 30. Their mean is 15. So the sum is as many times too large as there are
-# devices. Here are four steps with each, and with the whole batch:
+# With two devices, one has the ones and twos, the other the threes and fours. Their gradients are 5
+# and 25. The mean of these is the gradient of the batch, and their sum is twice as large. Here are
+# four steps with each:
 
 # %%
 def mean(column):
@@ -133,18 +133,18 @@ print("sum:       ", descend(shards, tf.add_n))
 print("mean:      ", descend(shards, mean))
 
 # %% [markdown]
-# With the mean, the loss falls as on one device. With the sum of two it rises. So this is a step:
+# With the mean, the loss falls as on one device. With the sum it rises. So this is a step:
 #
-# ![Two shards of the batch go to two towers, device 0 and device 1, which go forward and backward.
-# Their gradients go to the host, which averages them and updates the weights. Both towers read
-# these in the next step.](pictures/09_two_towers.svg)
+# ![Two shards go to two devices, forward and backward. The host averages their gradients, with
+# which device 0 updates the weights. Both devices read these in the next
+# step.](pictures/09_two_towers.svg)
 #
 # ## For any model
 #
-# `make_step` does this for a Keras model. `towers.split` and `towers.run` come from [[08]]. The
+# `make_step` does this for a Keras model. `towers.split` and `towers.run` come from [[08]]: the
 # first cuts a batch on the host, and the second calls `tower` on each place with its shard. Each
-# result is a list: a loss, then a gradient for each weight. `zip` turns these lists into columns,
-# so that all gradients of one weight stand together:
+# call gives a list, the loss and then a gradient for each weight. `zip` turns these lists into
+# columns, so that all gradients of one weight stand together:
 
 # %%
 def make_step(model, places, together=mean):
@@ -172,8 +172,8 @@ def make_step(model, places, together=mean):
 # ## Proof
 #
 # Plain SGD moves each weight by the gradient times the rate. So if a step of all devices moves
-# every weight as a step of one device does, their gradients are the same. `apart` is the largest
-# difference, as a share of the largest move of that weight:
+# every weight as a step of one device does, their gradients are the same. `apart` divides the
+# largest difference in a variable by the largest move in it, and gives the worst variable:
 
 # %%
 def apart(ours, theirs):
@@ -193,9 +193,9 @@ print("below 1e-4 apart:", apart(moves(plan.devices), one) < 1e-4)
 print(f"with the sum: {apart(moves(plan.devices, tf.add_n), one):.2f} apart")
 
 # %% [markdown]
-# All devices take the step of one, but for rounding. With the sum of two, each weight moves twice
-# as far. Would you have seen that in the losses? Here are five steps with SGD, and with the
-# optimizer Adam:
+# All devices take the step of one, but for rounding. With the sum, the difference is as large as
+# the move itself: each weight moves twice as far. Would you have seen that in the losses? Here are
+# five steps with SGD, and with the optimizer Adam:
 
 # %%
 def losses(places, together, optimizer):
@@ -210,16 +210,16 @@ for kind, rate in [(keras.optimizers.SGD, 0.3), (keras.optimizers.Adam, 0.003)]:
     print("  sum:       ", losses(plan.devices, tf.add_n, kind(rate)))
 
 # %% [markdown]
-# Under SGD the sum of two has other losses than one device. Here they even fall faster, as they
-# would with twice the rate, so only the comparison shows the mistake. Under Adam there is nothing
-# to see: Adam divides each gradient by its usual size, so one that is always twice as large makes
-# the same step. The mistake would show on the day you clip gradients or change the optimizer. So
-# prove a step of your own with SGD.
+# With SGD, one device and the mean have the losses of `fit` above. Those of the sum fall faster, as
+# they would with twice the rate, so only the comparison shows the mistake. With Adam there is
+# nothing to see: Adam divides each gradient by its usual size, so one that is always twice as large
+# makes the same step. The mistake would show on the day you clip gradients or change the optimizer.
+# So prove a step of your own with SGD.
 #
 # ## Does it pay?
 #
-# The same step is timed on one device and on all, with a small batch and a large one. (With more
-# devices than cores, or beside other work, such times say nothing.)
+# The same step is timed on one device and on all, with a small batch and a large one. Then two
+# charts show where the time of the large one goes, first on one device:
 
 # %% tags=["nbval-ignore-output"]
 steps = {"one": make_step(build(), [first]), "all": make_step(build(), plan.devices)}
@@ -236,31 +236,30 @@ for each in traces:
     plt.show()
 
 # %% [markdown]
-# In the second chart each device computes its share, and with a core for each they do so at the
-# same time. The mean and the update at the end are too short to see. They cost the same for a small
-# batch, which therefore gains less or nothing. (Where a device has two rows, two of its operations
-# ran at once.)
+# In the second chart the devices compute their shards at the same time. A device has a second row
+# where two of its operations ran at once, so one device alone can already keep a second core busy,
+# and all devices gain less than their number. A small batch gains least or loses: to split, to
+# start every operation on each device and to average costs about the same for few images as for
+# many.
 #
 # ## Who averages
 #
-# Here the host averages. The first device could do it. In a **ring** nobody collects: each device
+# Here the host averages. The first device could do it. In a **ring** no place collects: each device
 # cuts its gradients into as many pieces as there are devices, and sends one piece at a time to its
 # neighbour.
 #
-# In this ring of four, device 0 starts with ones, device 1 with tens, and so on, so a piece with
-# the numbers of all four reads 1111. In each of the first three rounds every device sends a piece
-# to its neighbour, which adds its own numbers. Then each device has one finished piece, and in
-# three more rounds these are passed on.
+# In the ring below, device 0 starts with ones, device 1 with tens, and so on, so a piece with the
+# numbers of all four reads 1111. For three rounds each device adds what it receives to its own
+# numbers. Then it has one finished piece, and in three more rounds these are passed on:
+#
+# ![Four devices in a ring, and a table of what they hold after each round: a row for a device, a
+# column for a piece. After round 3 each device has one piece 1111, after round 6 all
+# four.](pictures/09_ring_of_four.svg)
 #
 # One line is the rule: in round `turn`, counted from 0, device `i` sends piece `(i - turn) % 4`.
-# The first cell below the drawing runs three rounds. The second runs all of them on devices, where
-# `tf.identity` in the neighbour's block is the sending. There device `i` starts with a vector that
-# is `i + 1` everywhere:
-#
-# ![Four devices in a ring, and tables of what each holds: a row for a device, a column for a piece.
-# In rounds 1 to 3 each device adds what it receives; after round 3 each has one finished piece,
-# 1111. In rounds 4 to 6 these are passed on, until all rows read
-# 1111.](pictures/09_ring_of_four.svg)
+# The first cell runs three rounds. The second runs all rounds on your devices, where
+# `tf.identity` in the neighbour's block is the sending, and device `i` starts with a vector that is
+# `i + 1` everywhere:
 
 # %%
 held = [[10**i] * 4 for i in range(4)]
@@ -288,9 +287,9 @@ small = towers.run(lambda i: tf.fill([8], i + 1.0), plan.devices, range(len(plan
 print([each.numpy().tolist() for each in ring(small)])
 
 # %% [markdown]
-# The table is that after round 3, and every device ends with the mean. What does this save?
-# `averaging.traffic` counts, in a trace, what goes into each place and out of it, in multiples of
-# all gradients:
+# The first cell has the table after round 3. In the second every device ends with the mean. What
+# does a ring save? `averaging.traffic` reads from a trace what goes into each place and out of it,
+# in multiples of all gradients:
 
 # %%
 def central(vectors, middle):
@@ -310,10 +309,9 @@ for name, way in ways.items():
 
 # %% [markdown]
 # With n devices, n vectors go into the host, or n - 1 into the first device, and as many come out.
-# At each device of the ring it is 2(n - 1)/n, which stays below two however many there are. With
-# two devices the ring and the first device have the same bytes. But the first device sends nothing
-# before all gradients have come, while in the ring both send and receive at once, which takes half
-# the time.
+# In the ring of four each device sends a quarter in each of six rounds, so 1.5 vectors. In a larger
+# ring it stays below two. With two devices the ring and the first device have the same bytes, but
+# in the ring both send at once, while the first device sends only after it has received everything.
 #
 # ## Break it
 #
@@ -333,29 +331,22 @@ careless = [slope(shard) / len(plan) + 2 for shard in shards]
 print(f"with the penalty {tf.add_n(careless):.1f}, and not 17.0")
 
 # %% [markdown]
-# With two towers the penalty counted twice. Exercise 1 cures the unequal shards. A third case is
-# loud: where a tower does not use a weight, its gradient is `None`, and `tf.add_n` stops.
-# `towers.average` counts it as zero.
-#
-# ## When not to
-#
-# On whole GPUs `fit.strategy` is the first choice. Each device updates a copy of the weights, so
-# gradients cross and weights do not. Towers have one copy, which is what you want where memory is
-# short, or where your step does what `fit` cannot.
+# The penalty was counted by both towers. Exercise 1 cures the unequal shards.
 #
 # ## On GPUs
 #
 # Expect no gain from a network as small as this one: to start its kernels takes longer than to
-# compute them. Towers pay when each GPU has work for tens of milliseconds. Rings are what NCCL,
-# NVIDIA's library, makes of the all-reduce of [[07]]. float16 holds no number above 65504, so
-# whoever sends gradients in it has to scale them.
+# compute them. Towers pay when each GPU computes for much longer than its weights and gradients
+# travel. On whole GPUs `fit.strategy` is the first choice. It lets NVIDIA's library NCCL average,
+# in rings among other ways. Very small gradients become zero in float16, so scale those that you
+# send in it.
 #
 # ## With a model of another kind
 #
 # Which statistics does a BatchNormalization use? With `"sync"` the towers exchange theirs, and all
 # use those of the whole batch, as one device does. With `"average"` each tower uses those of its
-# own shard. Here is a small residual network. Its batch gets brighter from image to image, so that
-# the shards differ:
+# own shard. The batch of this small residual network gets brighter from image to image, so that the
+# shards differ:
 
 # %%
 def residual():
@@ -379,24 +370,24 @@ for places, how in [([first], "sync"), (plan.devices, "sync"), (plan.devices, "a
           f" variances {np.round(variance, 3)}")  # fmt: skip
 
 # %% [markdown]
-# Synchronized, the numbers are those of one device. With `"average"` on several devices the moving
+# With `"sync"` the numbers are those of one device. With `"average"` on several devices the moving
 # variances come out smaller, because what differs between the shards is left out, and new images
-# will be normalized by them. Where shards are large and alike, `"average"` is faster: with `"sync"`
-# all devices wait for each other at every BatchNormalization.
+# will be normalized by them. Where shards are large and alike this hardly matters, and `"average"`
+# saves that all devices wait for each other at every BatchNormalization.
 #
 # ## The same in a graph: if you inherit such code
 #
 # The [tensorlight notebook](../docs/sources.md#tensorlight) "MNIST CNN Multi GPU Example" of 2016
-# trains in towers in a graph, with all weights on the host. `tf1.gradients` takes the place of the
-# tape, and without `colocate_gradients_with_ops=True` the backward pass would not stay on the
-# tower's device. The loss has a penalty on large weights (L2). The seed of the dropout is the
-# number of the step and that of the tower, or all towers would drop the same units.
+# trains in towers in a graph, with all weights on the host. In a tower, `tf1.gradients` takes the
+# place of the tape. Without `colocate_gradients_with_ops=True` the backward pass would leave the
+# tower's device.
 #
-# A **moving average** follows each weight, and the network is evaluated with these averages. What
-# is made in a block of `tf.control_dependencies` runs only after what the block names. So the
-# averages follow the update, and `train`, which counts the steps, follows both. The network is an
-# eighth as wide here. Its gradients are compared with those of a tape on one device, and ten losses
-# with those of one tower. Then dropout is switched on:
+# In `update`, a **moving average** follows each weight, for the evaluation. What is made in a block
+# of `tf.control_dependencies` runs only after what the block names: the averages after Adam, and
+# the count of the steps after the averages.
+#
+# `start` builds the graph, an eighth as wide as in the source. The seed of the dropout has the
+# number of the tower, or all towers would drop the same units:
 
 # %%
 network = networks.tensorlight(width=0.125)
@@ -471,9 +462,9 @@ print("accuracy above 0.7:", every.run("accuracy:0", {"x:0": new, "y:0": answers
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
-# **1.** Write `weighted_average(tower_gradients, sizes)` for gradients that are plain tensors, so
-# that shards of unequal size count by their size. Each tower has a list of gradients. There may be
-# any number of towers.
+# **1.** Write `weighted_average(tower_gradients, sizes)`, in which shards of unequal size count by
+# their size. There may be any number of towers. Each has a list of gradients, which are plain
+# tensors.
 
 # %% tags=["exercise"]
 def weighted_average(tower_gradients, sizes):
@@ -494,8 +485,7 @@ checks.weighted_average(weighted_average)
 # **2.** Averaging on the host sends each gradient there as float32. Write
 # `half_the_bytes(vectors)`: each device sends its own vector to the host as float16, which is half
 # of the bytes, and the host adds them as float32 and gives the mean. The check reads the bytes
-# from a trace. It puts what you leave unplaced on the first device, as TensorFlow does on a GPU
-# machine.
+# from a trace. What you leave unplaced goes to the first device there, as on a GPU machine.
 
 # %% tags=["exercise"]
 def half_the_bytes(vectors):
@@ -525,13 +515,15 @@ checks.half_the_bytes(half_the_bytes)
 #   on one device.
 # - A step of all devices moved each weight as a step of one does, to 1e-4. SGD showed the sum in
 #   its losses, and Adam did not.
-# - In a ring of two, 1.00 times the gradients went into each device, and 2.00 times into the host
-#   where that averaged.
-# - The mean of unequal shards was 20.7, and a penalty in each tower made 19.0 of 17.0.
+# - In a ring of two, 1.00 times the gradients went into each device. A host that averaged received
+#   2.00 times.
+# - Unequal shards gave the mean 20.7, and not 15.0. A penalty in each tower gave 19.0, and not
+#   17.0.
 #
 # ## In practice
 #
 # Take `fit.parallel` where `fit` does what you need, `towers.train_step` where it does not, and
-# `make_step` where you change the step itself. Then prove it with SGD against one device, as above.
+# `make_step` where you change the step itself. Then prove it against one device, as above.
 #
 # Next: [[next]].
+
