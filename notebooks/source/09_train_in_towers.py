@@ -67,8 +67,7 @@ print(np.round(of_one, 2))
 
 # %% [markdown]
 # A **tower** is what one device computes in a step, from its shard of the batch to the gradients.
-# Two helpers train in towers. `fit.parallel` takes a model that is built already, and its `fit`
-# then uses all devices:
+# `fit.parallel` takes a model that is built already, and its `fit` then trains in towers:
 
 # %%
 model = fit.parallel(build(), plan.devices)
@@ -92,7 +91,7 @@ print(np.round(of_loop, 2), "as on one device:", np.allclose(of_loop, of_one, rt
 # |---|---|
 # | **Use them when** | the loop is your own, or the model is built already or shared out ([[11]]) |
 # | **They cost** | in each step every device reads all weights, and sends its gradients back |
-# | **Instead** | `fit.strategy` ([[07]]): each GPU updates a copy, only gradients cross |
+# | **Instead** | `fit.strategy` ([[07]]): each GPU updates a copy, and only gradients cross |
 #
 # ## By hand
 #
@@ -110,9 +109,9 @@ for part in (numbers, *tf.split(numbers, len(plan))):
     print(f"gradient of {len(part)} numbers: {slope(part):.1f}")
 
 # %% [markdown]
-# With two devices, one has the ones and twos, the other the threes and fours. Their gradients are 5
-# and 25. The mean of these is the gradient of the batch, and their sum is twice as large. Here are
-# four steps with each:
+# With two devices, one has the ones and twos, the other the threes and fours. The mean of their
+# gradients, 5 and 25, is that of the batch. Their sum is twice as large. Here are four steps with
+# each:
 
 # %%
 def mean(column):
@@ -135,16 +134,15 @@ print("mean:      ", descend(shards, mean))
 # %% [markdown]
 # With the mean, the loss falls as on one device. With the sum it rises. So this is a step:
 #
-# ![Two shards go to two devices, forward and backward. The host averages their gradients, with
-# which device 0 updates the weights. Both devices read these in the next
-# step.](pictures/09_two_towers.svg)
+# ![The host averages the gradients of two devices, device 0 updates the weights, and both read
+# them in the next step.](pictures/09_two_towers.svg)
 #
 # ## For any model
 #
-# `make_step` does this for a Keras model. `towers.split` and `towers.run` come from [[08]]: the
-# first cuts a batch on the host, and the second calls `tower` on each place with its shard. Each
-# call gives a list, the loss and then a gradient for each weight. `zip` turns these lists into
-# columns, so that all gradients of one weight stand together:
+# `make_step` does this for a Keras model. As in [[08]], `towers.split` cuts a batch on the host,
+# and `towers.run` calls `tower` on each place with its shard. Each call gives a list, the loss and
+# then a gradient for each weight. `zip` turns these lists into columns, so that all gradients of
+# one weight stand together:
 
 # %%
 def make_step(model, places, together=mean):
@@ -171,8 +169,8 @@ def make_step(model, places, together=mean):
 # %% [markdown]
 # ## Proof
 #
-# Plain SGD moves each weight by the gradient times the rate. So if a step of all devices moves
-# every weight as a step of one device does, their gradients are the same. `apart` divides the
+# Plain SGD moves each weight by the gradient times the rate. So where a step of all devices moves
+# every weight as a step of one device does, the gradients are the same. `apart` divides the
 # largest difference in a variable by the largest move in it, and gives the worst variable:
 
 # %%
@@ -195,7 +193,7 @@ print(f"with the sum: {apart(moves(plan.devices, tf.add_n), one):.2f} apart")
 # %% [markdown]
 # All devices take the step of one, but for rounding. With the sum, the difference is as large as
 # the move itself: each weight moves twice as far. Would you have seen that in the losses? Here are
-# five steps with SGD, and with the optimizer Adam:
+# five steps with SGD and with Adam:
 
 # %%
 def losses(places, together, optimizer):
@@ -213,13 +211,13 @@ for kind, rate in [(keras.optimizers.SGD, 0.3), (keras.optimizers.Adam, 0.003)]:
 # With SGD, one device and the mean have the losses of `fit` above. Those of the sum fall faster, as
 # they would with twice the rate, so only the comparison shows the mistake. With Adam there is
 # nothing to see: Adam divides each gradient by its usual size, so one that is always twice as large
-# makes the same step. The mistake would show on the day you clip gradients or change the optimizer.
-# So prove a step of your own with SGD.
+# makes the same step, until you clip gradients or change the optimizer. So prove your own steps
+# with SGD.
 #
 # ## Does it pay?
 #
 # The same step is timed on one device and on all, with a small batch and a large one. Then two
-# charts show where the time of the large one goes, first on one device:
+# charts show the step with the large batch, first on one device:
 
 # %% tags=["nbval-ignore-output"]
 steps = {"one": make_step(build(), [first]), "all": make_step(build(), plan.devices)}
@@ -236,30 +234,25 @@ for each in traces:
     plt.show()
 
 # %% [markdown]
-# In the second chart the devices compute their shards at the same time. A device has a second row
-# where two of its operations ran at once, so one device alone can already keep a second core busy,
-# and all devices gain less than their number. A small batch gains least or loses: to split, to
-# start every operation on each device and to average costs about the same for few images as for
-# many.
+# In the second chart the shards are computed at the same time. But one device alone already used
+# a second core for a part of the step: the two rows of the first chart are operations that ran at
+# once. So all devices gain less than their number. The small batch gains nothing, because to start
+# every operation on each device, and to average, costs as much as for a large batch.
 #
 # ## Who averages
 #
 # Here the host averages. The first device could do it. In a **ring** no place collects: each device
 # cuts its gradients into as many pieces as there are devices, and sends one piece at a time to its
-# neighbour.
+# neighbour. Below, device 0 starts with ones, device 1 with tens, and so on. For three rounds each
+# device adds what it receives. Then it has one finished piece, 1111, and in three more rounds these
+# are passed on:
 #
-# In the ring below, device 0 starts with ones, device 1 with tens, and so on, so a piece with the
-# numbers of all four reads 1111. For three rounds each device adds what it receives to its own
-# numbers. Then it has one finished piece, and in three more rounds these are passed on:
+# ![Four devices in a ring, and what each holds after each of six
+# rounds.](pictures/09_ring_of_four.svg)
 #
-# ![Four devices in a ring, and a table of what they hold after each round: a row for a device, a
-# column for a piece. After round 3 each device has one piece 1111, after round 6 all
-# four.](pictures/09_ring_of_four.svg)
-#
-# One line is the rule: in round `turn`, counted from 0, device `i` sends piece `(i - turn) % 4`.
-# The first cell runs three rounds. The second runs all rounds on your devices, where
-# `tf.identity` in the neighbour's block is the sending, and device `i` starts with a vector that is
-# `i + 1` everywhere:
+# In round `turn`, counted from 0, device `i` sends piece `(i - turn) % 4`. The first cell runs
+# three rounds. The second runs all of them on your devices: `tf.identity` in the neighbour's block
+# is the sending, and device `i` starts with a vector that is `i + 1` everywhere:
 
 # %%
 held = [[10**i] * 4 for i in range(4)]
@@ -288,8 +281,8 @@ print([each.numpy().tolist() for each in ring(small)])
 
 # %% [markdown]
 # The first cell has the table after round 3. In the second every device ends with the mean. What
-# does a ring save? `averaging.traffic` reads from a trace what goes into each place and out of it,
-# in multiples of all gradients:
+# does a ring save? `averaging.traffic` gives each device a vector as long as all gradients, and
+# reads from a trace how many vectors enter and leave each place:
 
 # %%
 def central(vectors, middle):
@@ -309,20 +302,20 @@ for name, way in ways.items():
 
 # %% [markdown]
 # With n devices, n vectors go into the host, or n - 1 into the first device, and as many come out.
-# In the ring of four each device sends a quarter in each of six rounds, so 1.5 vectors. In a larger
-# ring it stays below two. With two devices the ring and the first device have the same bytes, but
-# in the ring both send at once, while the first device sends only after it has received everything.
+# In the ring of four each device sends a quarter in each of six rounds, which makes 1.5 vectors,
+# and in a larger ring it stays below two. With two devices the ring and the first device have the
+# same bytes, but in the ring both devices send at once.
 #
 # ## Break it
 #
-# The sum was the first mistake. Here are two more, with the one weight from above.
+# The sum was the first mistake. Here are two more, with the one weight.
 #
 # **Shards of unequal size.** One shard has 630 numbers, the other the 210 fours. The mean of both
 # gradients counts a four three times as much as another number.
 #
 # **A penalty once per tower.** A penalty of w² has the gradient 2, so with it the gradient is 17.
-# These towers divide their loss by the number of towers, so that gradients can be added up. They
-# forget that the penalty is added up as well:
+# These towers divide their loss by the number of towers, so that gradients can be added up, and
+# forget to divide the penalty:
 
 # %%
 uneven = [slope(numbers[:630]), slope(numbers[630:])]
@@ -335,11 +328,10 @@ print(f"with the penalty {tf.add_n(careless):.1f}, and not 17.0")
 #
 # ## On GPUs
 #
-# Expect no gain from a network as small as this one: to start its kernels takes longer than to
-# compute them. Towers pay when each GPU computes for much longer than its weights and gradients
-# travel. On whole GPUs `fit.strategy` is the first choice. It lets NVIDIA's library NCCL average,
-# in rings among other ways. Very small gradients become zero in float16, so scale those that you
-# send in it.
+# Expect no gain from a network as small as this one: its kernels take longer to start than to run.
+# Towers pay when each GPU computes for much longer than its weights and gradients travel. On whole
+# GPUs `fit.strategy` is the first choice: NVIDIA's library NCCL averages, in rings among other
+# ways.
 #
 # ## With a model of another kind
 #
@@ -373,24 +365,20 @@ for places, how in [([first], "sync"), (plan.devices, "sync"), (plan.devices, "a
 # With `"sync"` the numbers are those of one device. With `"average"` on several devices the moving
 # variances come out smaller, because what differs between the shards is left out, and new images
 # will be normalized by them. Where shards are large and alike this hardly matters, and `"average"`
-# saves that all devices wait for each other at every BatchNormalization.
+# saves the wait for the other devices.
 #
 # ## The same in a graph: if you inherit such code
 #
 # The [tensorlight notebook](../docs/sources.md#tensorlight) "MNIST CNN Multi GPU Example" of 2016
-# trains in towers in a graph, with all weights on the host. In a tower, `tf1.gradients` takes the
-# place of the tape. Without `colocate_gradients_with_ops=True` the backward pass would leave the
-# tower's device.
-#
-# In `update`, a **moving average** follows each weight, for the evaluation. What is made in a block
-# of `tf.control_dependencies` runs only after what the block names: the averages after Adam, and
-# the count of the steps after the averages.
-#
-# `start` builds the graph, an eighth as wide as in the source. The seed of the dropout has the
-# number of the tower, or all towers would drop the same units:
+# trains in towers in a graph, with all weights on the host. `tf1.gradients` takes the place of the
+# tape, and without `colocate_gradients_with_ops=True` the backward pass would leave the tower's
+# device. In `update`, a **moving average** follows each weight, for the evaluation. What is made
+# in a block of `tf.control_dependencies` runs only after what the block names. In `start`, each
+# tower has a seed of its own, or all would drop the same units. Before dropout is switched on, the
+# gradients are compared with a tape's on one device, and ten losses with those of one tower:
 
 # %%
-network = networks.tensorlight(width=0.125)
+network = networks.tensorlight(width=0.125)  # an eighth as wide, to be quick
 
 
 def network_loss(weights, x, y, keep=1.0, seed=None):
@@ -460,11 +448,10 @@ print("accuracy above 0.7:", every.run("accuracy:0", {"x:0": new, "y:0": answers
 # %% [markdown]
 # ## On your own
 #
-# Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
+# Under each exercise is its solution, closed until you click *1 cell hidden*.
 #
 # **1.** Write `weighted_average(tower_gradients, sizes)`, in which shards of unequal size count by
-# their size. There may be any number of towers. Each has a list of gradients, which are plain
-# tensors.
+# their size. Each of any number of towers has a list of gradients, which are plain tensors.
 
 # %% tags=["exercise"]
 def weighted_average(tower_gradients, sizes):
@@ -484,8 +471,8 @@ checks.weighted_average(weighted_average)
 # %% [markdown]
 # **2.** Averaging on the host sends each gradient there as float32. Write
 # `half_the_bytes(vectors)`: each device sends its own vector to the host as float16, which is half
-# of the bytes, and the host adds them as float32 and gives the mean. The check reads the bytes
-# from a trace. What you leave unplaced goes to the first device there, as on a GPU machine.
+# of the bytes, and the host adds them as float32 and gives the mean. The check reads the bytes from
+# a trace, in which all that you leave unplaced is on the first device.
 
 # %% tags=["exercise"]
 def half_the_bytes(vectors):
@@ -511,19 +498,16 @@ checks.half_the_bytes(half_the_bytes)
 # ## What we saw
 #
 # - The gradients of two shards were 5.0 and 25.0, and that of the batch was their mean, 15.0.
-# - With the sum the loss rose from 7.5 to 480.0 in four steps, and with the mean it fell to 0.1, as
-#   on one device.
+# - With the sum the loss rose from 7.5 to 480.0 in four steps, and with the mean it fell to 0.1.
 # - A step of all devices moved each weight as a step of one does, to 1e-4. SGD showed the sum in
 #   its losses, and Adam did not.
-# - In a ring of two, 1.00 times the gradients went into each device. A host that averaged received
-#   2.00 times.
-# - Unequal shards gave the mean 20.7, and not 15.0. A penalty in each tower gave 19.0, and not
-#   17.0.
+# - In a ring of two, 1.00 vectors went into each device, and 2.00 into a host that averaged.
+# - Unequal shards gave 20.7, and not 15.0. A penalty in each tower gave 19.0, and not 17.0.
 #
 # ## In practice
 #
 # Take `fit.parallel` where `fit` does what you need, `towers.train_step` where it does not, and
-# `make_step` where you change the step itself. Then prove it against one device, as above.
+# `make_step` where you change the step itself.
 #
 # Next: [[next]].
 
