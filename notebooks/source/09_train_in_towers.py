@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Train in towers
 #
-# With [[07]] your `fit` trains on all devices, and its step stays out of sight. Then you need a
-# step that `fit` does not have. You give each device half of the batch and add up what they find,
-# the loss rises, and no error says why.
+# With [[07]] your `fit` trains on all devices, and you never see its step. Then you need a step
+# that `fit` does not have. You give each device half of the batch and add up their gradients, the
+# training changes, and no error says why.
 #
 # **In this lesson** you build by hand the step that `fit` takes on several devices, prove that it
 # is the step of one device, and count what it sends.
@@ -41,7 +41,7 @@ entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 # %% [markdown]
 # ## The lines to paste
 #
-# Here is a small network for handwritten digits. All 840 images are one batch, so an epoch is a
+# Here is a small network for handwritten digits. All 840 images are one batch, so an epoch is one
 # step. One device takes five steps:
 
 # %%
@@ -67,8 +67,7 @@ print(np.round(of_one, 2))
 
 # %% [markdown]
 # A **tower** is what one device computes in a step, from its shard of the batch to the gradients.
-# Two helpers train in towers. `fit.parallel` changes a model that is built already, and its `fit`
-# then uses all devices:
+# `fit.parallel` takes a model that is built already, and its `fit` then trains in towers:
 
 # %%
 model = fit.parallel(build(), plan.devices)
@@ -76,8 +75,8 @@ of_fit = model.fit(x, y, **options).history["loss"]
 print(np.round(of_fit, 2), "as on one device:", np.allclose(of_fit, of_one, rtol=1e-4))
 
 # %% [markdown]
-# `towers.train_step` is for a loop of your own. `None` takes the optimizer and the loss that the
-# model was compiled with:
+# `towers.train_step` is for a loop of your own. `None` stands for the optimizer and the loss that
+# the model was compiled with:
 
 # %%
 model = build()
@@ -86,18 +85,18 @@ of_loop = [float(step(x, y)) for _ in range(5)]
 print(np.round(of_loop, 2), "as on one device:", np.allclose(of_loop, of_one, rtol=1e-4))
 
 # %% [markdown]
-# Neither asks for a batch that divides by the number of devices.
+# Both give the losses of one device. The batch need not divide by the number of devices.
 #
 # | `towers.train_step`, `fit.parallel` | |
 # |---|---|
 # | **Use them when** | the loop is your own, or the model is built already or shared out ([[11]]) |
-# | **They cost** | in each step all weights go to each device, and all gradients come back |
-# | **Instead** | `fit.strategy` ([[07]]), where each GPU has a copy of the weights |
+# | **They cost** | in each step every device reads all weights, and sends its gradients back |
+# | **Instead** | `fit.strategy` ([[07]]): each GPU updates a copy, and only gradients cross |
 #
 # ## By hand
 #
 # The smallest model has one weight w. The batch has 210 ones, 210 twos, 210 threes and 210 fours,
-# and the loss is the mean of (w·x)². So the gradient is the mean of 2wx². It is 15 where w is 1.
+# and the loss is the mean of (w·x)². Its gradient is the mean of 2wx², which is 15 where w is 1.
 # What does each shard say?
 
 # %%
@@ -110,9 +109,9 @@ for part in (numbers, *tf.split(numbers, len(plan))):
     print(f"gradient of {len(part)} numbers: {slope(part):.1f}")
 
 # %% [markdown]
-# With two devices, one has the ones and twos, the other the threes and fours. Their gradients, 5
-# and 25, add up to 30. Their mean is 15. So the sum is as many times too large as there are
-# devices. Here are four steps with each, and with the whole batch:
+# With two devices, one has the ones and twos, the other the threes and fours. The mean of their
+# gradients, 5 and 25, is that of the batch. Their sum is twice as large. Here are four steps with
+# each:
 
 # %%
 def mean(column):
@@ -133,18 +132,17 @@ print("sum:       ", descend(shards, tf.add_n))
 print("mean:      ", descend(shards, mean))
 
 # %% [markdown]
-# With the mean, the loss falls as on one device. With the sum of two it rises. So this is a step:
+# With the mean, the loss falls as on one device. With the sum it rises. So this is a step:
 #
-# ![Two shards of the batch go to two towers, device 0 and device 1, which go forward and backward.
-# Their gradients go to the host, which averages them and updates the weights. Both towers read
-# these in the next step.](pictures/09_two_towers.svg)
+# ![The host averages the gradients of two devices, device 0 updates the weights, and both read
+# them in the next step.](pictures/09_two_towers.svg)
 #
 # ## For any model
 #
-# `make_step` does this for a Keras model. `towers.split` and `towers.run` come from [[08]]. The
-# first cuts a batch on the host, and the second calls `tower` on each place with its shard. Each
-# result is a list: a loss, then a gradient for each weight. `zip` turns these lists into columns,
-# so that all gradients of one weight stand together:
+# `make_step` does this for a Keras model. As in [[08]], `towers.split` cuts a batch on the host,
+# and `towers.run` calls `tower` on each place with its shard. Each call gives a list, the loss and
+# then a gradient for each weight. `zip` turns these lists into columns, so that all gradients of
+# one weight stand together:
 
 # %%
 def make_step(model, places, together=mean):
@@ -171,9 +169,9 @@ def make_step(model, places, together=mean):
 # %% [markdown]
 # ## Proof
 #
-# Plain SGD moves each weight by the gradient times the rate. So if a step of all devices moves
-# every weight as a step of one device does, their gradients are the same. `apart` is the largest
-# difference, as a share of the largest move of that weight:
+# Plain SGD moves each weight by the gradient times the rate. So where a step of all devices moves
+# every weight as a step of one device does, the gradients are the same. `apart` divides the
+# largest difference in a variable by the largest move in it, and gives the worst variable:
 
 # %%
 def apart(ours, theirs):
@@ -193,9 +191,9 @@ print("below 1e-4 apart:", apart(moves(plan.devices), one) < 1e-4)
 print(f"with the sum: {apart(moves(plan.devices, tf.add_n), one):.2f} apart")
 
 # %% [markdown]
-# All devices take the step of one, but for rounding. With the sum of two, each weight moves twice
-# as far. Would you have seen that in the losses? Here are five steps with SGD, and with the
-# optimizer Adam:
+# All devices take the step of one, but for rounding. With the sum, the difference is as large as
+# the move itself: each weight moves twice as far. Would you have seen that in the losses? Here are
+# five steps with SGD and with Adam:
 
 # %%
 def losses(places, together, optimizer):
@@ -210,16 +208,16 @@ for kind, rate in [(keras.optimizers.SGD, 0.3), (keras.optimizers.Adam, 0.003)]:
     print("  sum:       ", losses(plan.devices, tf.add_n, kind(rate)))
 
 # %% [markdown]
-# Under SGD the sum of two has other losses than one device. Here they even fall faster, as they
-# would with twice the rate, so only the comparison shows the mistake. Under Adam there is nothing
-# to see: Adam divides each gradient by its usual size, so one that is always twice as large makes
-# the same step. The mistake would show on the day you clip gradients or change the optimizer. So
-# prove a step of your own with SGD.
+# With SGD, one device and the mean have the losses of `fit` above. Those of the sum fall faster, as
+# they would with twice the rate, so only the comparison shows the mistake. With Adam there is
+# nothing to see: Adam divides each gradient by its usual size, so one that is always twice as large
+# makes the same step, until you clip gradients or change the optimizer. So prove your own steps
+# with SGD.
 #
 # ## Does it pay?
 #
-# The same step is timed on one device and on all, with a small batch and a large one. (With more
-# devices than cores, or beside other work, such times say nothing.)
+# The same step is timed on one device and on all, with a small batch and a large one. Then two
+# charts show the step with the large batch, first on one device:
 
 # %% tags=["nbval-ignore-output"]
 steps = {"one": make_step(build(), [first]), "all": make_step(build(), plan.devices)}
@@ -236,31 +234,25 @@ for each in traces:
     plt.show()
 
 # %% [markdown]
-# In the second chart each device computes its share, and with a core for each they do so at the
-# same time. The mean and the update at the end are too short to see. They cost the same for a small
-# batch, which therefore gains less or nothing. (Where a device has two rows, two of its operations
-# ran at once.)
+# In the second chart the shards are computed at the same time. But one device alone already used
+# a second core for a part of the step: the two rows of the first chart are operations that ran at
+# once. So all devices gain less than their number. The small batch gains nothing, because to start
+# every operation on each device, and to average, costs as much as for a large batch.
 #
 # ## Who averages
 #
-# Here the host averages. The first device could do it. In a **ring** nobody collects: each device
+# Here the host averages. The first device could do it. In a **ring** no place collects: each device
 # cuts its gradients into as many pieces as there are devices, and sends one piece at a time to its
-# neighbour.
+# neighbour. Below, device 0 starts with ones, device 1 with tens, and so on. For three rounds each
+# device adds what it receives. Then it has one finished piece, 1111, and in three more rounds these
+# are passed on:
 #
-# In this ring of four, device 0 starts with ones, device 1 with tens, and so on, so a piece with
-# the numbers of all four reads 1111. In each of the first three rounds every device sends a piece
-# to its neighbour, which adds its own numbers. Then each device has one finished piece, and in
-# three more rounds these are passed on.
+# ![Four devices in a ring, and what each holds after each of six
+# rounds.](pictures/09_ring_of_four.svg)
 #
-# One line is the rule: in round `turn`, counted from 0, device `i` sends piece `(i - turn) % 4`.
-# The first cell below the drawing runs three rounds. The second runs all of them on devices, where
-# `tf.identity` in the neighbour's block is the sending. There device `i` starts with a vector that
-# is `i + 1` everywhere:
-#
-# ![Four devices in a ring, and tables of what each holds: a row for a device, a column for a piece.
-# In rounds 1 to 3 each device adds what it receives; after round 3 each has one finished piece,
-# 1111. In rounds 4 to 6 these are passed on, until all rows read
-# 1111.](pictures/09_ring_of_four.svg)
+# In round `turn`, counted from 0, device `i` sends piece `(i - turn) % 4`. The first cell runs
+# three rounds. The second runs all of them on your devices: `tf.identity` in the neighbour's block
+# is the sending, and device `i` starts with a vector that is `i + 1` everywhere:
 
 # %%
 held = [[10**i] * 4 for i in range(4)]
@@ -288,9 +280,9 @@ small = towers.run(lambda i: tf.fill([8], i + 1.0), plan.devices, range(len(plan
 print([each.numpy().tolist() for each in ring(small)])
 
 # %% [markdown]
-# The table is that after round 3, and every device ends with the mean. What does this save?
-# `averaging.traffic` counts, in a trace, what goes into each place and out of it, in multiples of
-# all gradients:
+# The first cell has the table after round 3. In the second every device ends with the mean. What
+# does a ring save? `averaging.traffic` gives each device a vector as long as all gradients, and
+# reads from a trace how many vectors enter and leave each place:
 
 # %%
 def central(vectors, middle):
@@ -310,21 +302,20 @@ for name, way in ways.items():
 
 # %% [markdown]
 # With n devices, n vectors go into the host, or n - 1 into the first device, and as many come out.
-# At each device of the ring it is 2(n - 1)/n, which stays below two however many there are. With
-# two devices the ring and the first device have the same bytes. But the first device sends nothing
-# before all gradients have come, while in the ring both send and receive at once, which takes half
-# the time.
+# In the ring of four each device sends a quarter in each of six rounds, which makes 1.5 vectors,
+# and in a larger ring it stays below two. With two devices the ring and the first device have the
+# same bytes, but in the ring both devices send at once.
 #
 # ## Break it
 #
-# The sum was the first mistake. Here are two more, with the one weight from above.
+# The sum was the first mistake. Here are two more, with the one weight.
 #
 # **Shards of unequal size.** One shard has 630 numbers, the other the 210 fours. The mean of both
 # gradients counts a four three times as much as another number.
 #
 # **A penalty once per tower.** A penalty of w² has the gradient 2, so with it the gradient is 17.
-# These towers divide their loss by the number of towers, so that gradients can be added up. They
-# forget that the penalty is added up as well:
+# These towers divide their loss by the number of towers, so that gradients can be added up, and
+# forget to divide the penalty:
 
 # %%
 uneven = [slope(numbers[:630]), slope(numbers[630:])]
@@ -333,29 +324,21 @@ careless = [slope(shard) / len(plan) + 2 for shard in shards]
 print(f"with the penalty {tf.add_n(careless):.1f}, and not 17.0")
 
 # %% [markdown]
-# With two towers the penalty counted twice. Exercise 1 cures the unequal shards. A third case is
-# loud: where a tower does not use a weight, its gradient is `None`, and `tf.add_n` stops.
-# `towers.average` counts it as zero.
-#
-# ## When not to
-#
-# On whole GPUs `fit.strategy` is the first choice. Each device updates a copy of the weights, so
-# gradients cross and weights do not. Towers have one copy, which is what you want where memory is
-# short, or where your step does what `fit` cannot.
+# The penalty was counted by both towers. Exercise 1 cures the unequal shards.
 #
 # ## On GPUs
 #
-# Expect no gain from a network as small as this one: to start its kernels takes longer than to
-# compute them. Towers pay when each GPU has work for tens of milliseconds. Rings are what NCCL,
-# NVIDIA's library, makes of the all-reduce of [[07]]. float16 holds no number above 65504, so
-# whoever sends gradients in it has to scale them.
+# Expect no gain from a network as small as this one: its kernels take longer to start than to run.
+# Towers pay when each GPU computes for much longer than its weights and gradients travel. On whole
+# GPUs `fit.strategy` is the first choice: NVIDIA's library NCCL averages, in rings among other
+# ways.
 #
 # ## With a model of another kind
 #
 # Which statistics does a BatchNormalization use? With `"sync"` the towers exchange theirs, and all
 # use those of the whole batch, as one device does. With `"average"` each tower uses those of its
-# own shard. Here is a small residual network. Its batch gets brighter from image to image, so that
-# the shards differ:
+# own shard. The batch of this small residual network gets brighter from image to image, so that the
+# shards differ:
 
 # %%
 def residual():
@@ -379,27 +362,23 @@ for places, how in [([first], "sync"), (plan.devices, "sync"), (plan.devices, "a
           f" variances {np.round(variance, 3)}")  # fmt: skip
 
 # %% [markdown]
-# Synchronized, the numbers are those of one device. With `"average"` on several devices the moving
+# With `"sync"` the numbers are those of one device. With `"average"` on several devices the moving
 # variances come out smaller, because what differs between the shards is left out, and new images
-# will be normalized by them. Where shards are large and alike, `"average"` is faster: with `"sync"`
-# all devices wait for each other at every BatchNormalization.
+# will be normalized by them. Where shards are large and alike this hardly matters, and `"average"`
+# saves the wait for the other devices.
 #
 # ## The same in a graph: if you inherit such code
 #
 # The [tensorlight notebook](../docs/sources.md#tensorlight) "MNIST CNN Multi GPU Example" of 2016
 # trains in towers in a graph, with all weights on the host. `tf1.gradients` takes the place of the
-# tape, and without `colocate_gradients_with_ops=True` the backward pass would not stay on the
-# tower's device. The loss has a penalty on large weights (L2). The seed of the dropout is the
-# number of the step and that of the tower, or all towers would drop the same units.
-#
-# A **moving average** follows each weight, and the network is evaluated with these averages. What
-# is made in a block of `tf.control_dependencies` runs only after what the block names. So the
-# averages follow the update, and `train`, which counts the steps, follows both. The network is an
-# eighth as wide here. Its gradients are compared with those of a tape on one device, and ten losses
-# with those of one tower. Then dropout is switched on:
+# tape, and without `colocate_gradients_with_ops=True` the backward pass would leave the tower's
+# device. In `update`, a **moving average** follows each weight, for the evaluation. What is made
+# in a block of `tf.control_dependencies` runs only after what the block names. In `start`, each
+# tower has a seed of its own, or all would drop the same units. Before dropout is switched on, the
+# gradients are compared with a tape's on one device, and ten losses with those of one tower:
 
 # %%
-network = networks.tensorlight(width=0.125)
+network = networks.tensorlight(width=0.125)  # an eighth as wide, to be quick
 
 
 def network_loss(weights, x, y, keep=1.0, seed=None):
@@ -469,11 +448,10 @@ print("accuracy above 0.7:", every.run("accuracy:0", {"x:0": new, "y:0": answers
 # %% [markdown]
 # ## On your own
 #
-# Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
+# Under each exercise is its solution, closed until you click *1 cell hidden*.
 #
-# **1.** Write `weighted_average(tower_gradients, sizes)` for gradients that are plain tensors, so
-# that shards of unequal size count by their size. Each tower has a list of gradients. There may be
-# any number of towers.
+# **1.** Write `weighted_average(tower_gradients, sizes)`, in which shards of unequal size count by
+# their size. Each of any number of towers has a list of gradients, which are plain tensors.
 
 # %% tags=["exercise"]
 def weighted_average(tower_gradients, sizes):
@@ -493,9 +471,8 @@ checks.weighted_average(weighted_average)
 # %% [markdown]
 # **2.** Averaging on the host sends each gradient there as float32. Write
 # `half_the_bytes(vectors)`: each device sends its own vector to the host as float16, which is half
-# of the bytes, and the host adds them as float32 and gives the mean. The check reads the bytes
-# from a trace. It puts what you leave unplaced on the first device, as TensorFlow does on a GPU
-# machine.
+# of the bytes, and the host adds them as float32 and gives the mean. The check reads the bytes from
+# a trace, in which all that you leave unplaced is on the first device.
 
 # %% tags=["exercise"]
 def half_the_bytes(vectors):
@@ -521,17 +498,16 @@ checks.half_the_bytes(half_the_bytes)
 # ## What we saw
 #
 # - The gradients of two shards were 5.0 and 25.0, and that of the batch was their mean, 15.0.
-# - With the sum the loss rose from 7.5 to 480.0 in four steps, and with the mean it fell to 0.1, as
-#   on one device.
+# - With the sum the loss rose from 7.5 to 480.0 in four steps, and with the mean it fell to 0.1.
 # - A step of all devices moved each weight as a step of one does, to 1e-4. SGD showed the sum in
 #   its losses, and Adam did not.
-# - In a ring of two, 1.00 times the gradients went into each device, and 2.00 times into the host
-#   where that averaged.
-# - The mean of unequal shards was 20.7, and a penalty in each tower made 19.0 of 17.0.
+# - In a ring of two, 1.00 vectors went into each device, and 2.00 into a host that averaged.
+# - Unequal shards gave 20.7, and not 15.0. A penalty in each tower gave 19.0, and not 17.0.
 #
 # ## In practice
 #
 # Take `fit.parallel` where `fit` does what you need, `towers.train_step` where it does not, and
-# `make_step` where you change the step itself. Then prove it with SGD against one device, as above.
+# `make_step` where you change the step itself.
 #
 # Next: [[next]].
+

@@ -17,7 +17,7 @@ WRONG = {
     1: [
         (" / sum(sizes)", "", "divide the sizes by their sum"),
         ("size / sum(sizes)", "1 / len(sizes)", "all shards count the same"),
-        ("zip(shares, each)", "zip(shares[::-1], each)", "should become"),
+        ("zip(shares, each)", "zip(shares[::-1], each)", "should give"),
         ("zip(*tower_gradients)]", "zip(*tower_gradients)][:1]", "1 gradients for 2 variables"),
         ("shares = ", "shares = sizes[:] = ", "make new ones"),
     ],

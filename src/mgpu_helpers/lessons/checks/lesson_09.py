@@ -43,8 +43,8 @@ def _check_average(function: Any, sizes: list[int], variables: list[np.ndarray])
         wanted = total / sum(sizes)
         first = np.argmax(np.abs(array - wanted))
         said = (
-            f"{', '.join(f'{number:g}' for number in column[:, first])} from shards of "
-            f"{', '.join(map(str, sizes))} examples should become {wanted[first]:.4g}, not "
+            f"gradients {', '.join(f'{number:g}' for number in column[:, first])} of shards with "
+            f"{', '.join(map(str, sizes))} examples should give {wanted[first]:.4g}, not "
             f"{array[first]:.4g}"
         )
         if near(column.mean(0)):
