@@ -87,9 +87,9 @@ def test_an_interrupt_and_a_bug_in_a_check_stay_errors():
 @pytest.mark.parametrize(
     "convert", [lambda value: numbers(value, (2,), "two"), lambda value: listed(value, "two")]
 )
-def test_what_is_returned_is_converted_or_gets_a_hint(convert):
+def test_what_is_returned_is_converted_or_gets_a_hint(tf, convert):
     assert list(convert((1, 2))) == [1, 2]
-    for bad in (None, "text", object()):
+    for bad in (None, "text", object(), np.array(1.0), tf.constant(1.0)):
         with pytest.raises(NotYet, match="two"):
             convert(bad)
 

@@ -171,7 +171,8 @@ def numbers(value: Any, shape: tuple[int, ...], way: str) -> np.ndarray:
 def listed(value: Any, way: str) -> list[Any]:
     """Give what a function returned as a list; NotYet with the way on if it is none."""
     _check_returned(value, way)
-    if isinstance(value, str) or not isinstance(value, Iterable):
+    single = getattr(value, "shape", None) == ()  # a tensor, which says it can be gone through
+    if single or isinstance(value, str) or not isinstance(value, Iterable):
         raise NotYet(f"it returns a value of type {type(value).__name__}: {way}")
     return call(list, itertools.islice(value, 1_000_000))  # it may have no end
 
