@@ -8,9 +8,9 @@
 # one of them leaves the others alone.
 #
 # **You will learn** to
-# - start many scripts with one line, and see what became of each,
-# - do the same by hand, and tell which number stands for which GPU,
-# - stay out of other people's way on a shared server.
+# - start many scripts with one line, or by hand, and see what became of each,
+# - tell which number stands for which GPU,
+# - leave other people's GPUs alone on a shared server.
 #
 # **You need** [[00]].
 
@@ -47,9 +47,9 @@ from mgpu_helpers.lessons.pretend import pretend_gpus, pretend_server
 # mgpu run "train.py --width 16" "train.py --width 32"
 # ```
 #
-# If there are more scripts than GPUs, the rest wait in a queue. What a script prints goes to a log.
-# In Python the runner is called `jobs.run`, and `free` says how many devices it uses at a time.
-# Here a narrow network trains alone, and then a narrow and a wide one train side by side:
+# Scripts for which no GPU is free wait in a queue. What a script prints goes to a log. In Python
+# the runner is `jobs.run`, and `free` says how many devices it uses at a time. Here a narrow
+# network trains alone, and then a narrow and a wide one side by side:
 
 # %%
 folder = Path(tempfile.mkdtemp())
@@ -94,7 +94,7 @@ for title, report in {"One alone": alone, "Side by side": both}.items():
 # ![Two scripts on a machine with four GPUs. Left, nothing said: both work on GPU 0. Right, a GPU
 # for each: a.py works on GPU 0, b.py on GPU 1.](pictures/04_landing.svg)
 #
-# Here two processes start without any setting, and print the devices that they may use:
+# Two processes start without any setting, and print the devices that they may use:
 
 # %% tags=["nbval-ignore-output"]
 look = "from mgpu_helpers import jobs; print('may use', *jobs.allowed())"
@@ -103,9 +103,9 @@ for _ in range(2):
     print(seen, end="")
 
 # %% [markdown]
-# Both processes may use every device. CUDA, on which TensorFlow computes, shows a program only the
-# GPUs that the variable `CUDA_VISIBLE_DEVICES` names. Written in front of a command, a variable is
-# set for that command alone. So four lines in a terminal give two scripts a GPU each:
+# Both processes may use every device. CUDA, through which TensorFlow uses GPUs, shows a program
+# only those that the variable `CUDA_VISIBLE_DEVICES` names. Written in front of a command, a
+# variable is set for that command alone. So four lines in a terminal give two scripts a GPU each:
 #
 # ```shell
 # export CUDA_DEVICE_ORDER=PCI_BUS_ID
@@ -117,7 +117,7 @@ for _ in range(2):
 # The first line makes CUDA number the GPUs as `nvidia-smi` does; without it, the fastest GPU comes
 # first. `> a.log 2>&1` sends what a script prints to a file, `&` starts it in the background, and
 # `wait` waits for both. On cores, the command `taskset` takes the place of the variable. The
-# function `on` returns what to write in front of a command so that it uses one device only:
+# function `on` returns what stands in front of a command that is to use one device only:
 
 # %% tags=["nbval-ignore-output"]
 def on(device):
@@ -132,7 +132,7 @@ print(*on(allowed[0]))
 
 # %% [markdown]
 # `env` sets variables for the command behind it, and `-1` hides every GPU. Now the program `look`
-# runs twice, as in the four lines:
+# runs twice, each time on a device of its own:
 
 # %% tags=["nbval-ignore-output"]
 first, second = (shlex.join([*on(device), sys.executable, "-c", look])
@@ -168,9 +168,9 @@ with pretend_gpus(4) as gpus:
 #
 # ## A queue
 #
-# With three scripts and two GPUs, a runner has to start the third when a GPU is free again. A dozen
-# lines can do that. As long as a command waits and a device is free, they start the command on that
-# device, and when a command has ended, its device is free again:
+# With three scripts and two GPUs, the third has to start when a GPU is free again. While a command
+# waits and a device is free, this function starts the command on that device. When a command has
+# ended, its device is free again:
 
 # %%
 def run(commands, numbers):
@@ -194,14 +194,14 @@ for numbers in (allowed[:1], allowed[:2]):
     print(f"devices {numbers}: {time.perf_counter() - began:.1f} s")
 
 # %% [markdown]
-# On one device the two naps of half a second follow each other, and on two devices they overlap.
-# `jobs.run` is such a runner, with logs, exit statuses, time limits, and a lock on each device.
+# On one device the two naps follow each other, and on two devices they overlap. `jobs.run` is such
+# a runner, with logs, exit statuses, time limits, and a lock on each device.
 #
 # ## Proof
 #
 # Where a script runs, and beside what, must not change what it learns. The narrow network has
-# trained alone and beside the wide one. Each time its script wrote the losses and a hash of the
-# weights to a file:
+# trained twice, alone and beside the wide one. Each time the script wrote the losses and a hash of
+# the weights to a file:
 
 # %%
 files = [folder / way / "narrow" / "train.json" for way in ("alone", "both")]
@@ -209,8 +209,8 @@ contents = {file.read_bytes() for file in files}
 print("files:", len(files), "different contents:", len(contents))
 
 # %% [markdown]
-# Both files are equal, byte for byte. A script that is pinned to one core computes with one thread,
-# which always adds in the same order.
+# Both files are equal, byte for byte. On one core a script computes with one thread, which always
+# adds in the same order.
 #
 # ## Break it
 #
@@ -222,8 +222,8 @@ shell = subprocess.run("false & true & wait", shell=True)
 print("exit status:", shell.returncode)
 
 # %% [markdown]
-# The exit status is 0, as if all had gone well: a bare `wait` does not pass a failure on. The
-# runner does. Here it gets six jobs, of which one fails, one hangs, and one is interrupted:
+# The exit status is 0, as if all had gone well: a bare `wait` does not pass a failure on, but
+# `jobs.run` does. Of the next six jobs, one fails, one hangs, and one is interrupted:
 
 # %%
 programs = {
@@ -246,9 +246,9 @@ charts.jobs(queue).set_title("A queue of six", loc="left")
 plt.show()
 
 # %% [markdown]
-# The hatched jobs did not end well, and the others went on. The table ends with the last thing that
-# a job printed, which says why `fails` failed. A negative exit status is the signal that ended a
-# process: -15 is SIGTERM, which the runner sends when the time is up, and -2 is an interrupt.
+# The hatched jobs did not end well, and the others went on. The last column is what a job printed
+# last: it says why `fails` failed. A negative exit status is the signal that ended a process: -15
+# is SIGTERM, which the runner sends when the time is up, and -2 is an interrupt.
 # `mgpu run` itself ends with the exit status 1 if a job has failed.
 #
 # ## On a shared server
@@ -267,18 +267,17 @@ for job in shared:
     print(f"{job.name} was started with CUDA_VISIBLE_DEVICES={job.tail}")
 
 # %% [markdown]
-# The first line says which GPUs are left alone, and why. The jobs got the two others. If all were
-# in use, the jobs would wait. With `--devices 0,1` the runner uses these GPUs, whoever else is on
-# them, and with `--busy` it uses all.
+# The runner said which GPUs it leaves alone, and why. The jobs got the two others. If all were in
+# use, the jobs would wait, unless `--busy` or `--devices 0,1` overruled that.
 #
-# But seconds pass until a script shows on its GPU, and another runner that looks meanwhile takes
-# that GPU too:
+# But seconds pass until a script shows on its GPU, and a runner that looks meanwhile takes that GPU
+# too:
 #
 # ![Two runners over time. A looks and sees that 0 is free; B looks before A has taken it, and sees
 # the same; then A takes 0, and B takes 0.](pictures/04_race.svg)
 #
-# The next cell replays this drawing. A runner looks for the first device without a mark, and waits
-# for a line of input before it marks that device. The line is sent when both runners have looked:
+# The next cell replays this drawing. Each runner looks for the first device without a mark, and
+# marks it after a line of input. The line is sent when both have looked:
 
 # %%
 look_then_take = """
@@ -307,7 +306,8 @@ print(two_at_once(look_then_take))
 
 # %% [markdown]
 # Both took device 0. A **lock** makes looking and taking one act: the operating system gives the
-# lock of a file to one process at a time, and frees it when that process ends, however it ends.
+# lock of a file to one process at a time, and frees the lock when that process ends, however it
+# ends. These two runners lock a file for each device:
 
 # %%
 lock = """
@@ -332,16 +332,16 @@ print(two_at_once(lock))
 #
 # ## When not to
 #
-# Scripts on different GPUs still share the disk, the memory and the cores of the host. So a
-# training may take longer beside another than alone: compare the two bars of `narrow` above. Where
-# it takes much longer, look at the input pipeline first.
+# Scripts on different GPUs still share the disk, the memory and the cores of the host. Where a
+# training takes much longer beside another than alone (compare the two bars of `narrow` above),
+# look at the input pipeline first.
 #
 # ## On GPUs
 #
 # CUDA reads its variable when TensorFlow first asks for GPUs. Set later, the variable has no
-# effect, and no error says so. A job starts a thread for each core of the host, so four jobs on 16
-# cores have 64 threads; `TF_NUM_INTRAOP_THREADS=4` in front of `mgpu run` gives each job four.
-# Some operations on a GPU add in an order that changes. `train.py` forbids that with
+# effect, and no error says so. Four jobs on a host of 16 cores start 64 threads, because each job
+# starts one for every core; `TF_NUM_INTRAOP_THREADS=4` in front of `mgpu run` gives each job four.
+# Some operations add in an order that changes, which `train.py` forbids with
 # `tf.config.experimental.enable_op_determinism()`.
 #
 # ## With a script that uses several GPUs
@@ -364,7 +364,7 @@ assert job.tail == str(each) or sys.platform == "darwin"
 # In classic code the session's `ConfigProto` lists the GPUs that a process may use. In Wonik Jang's
 # article "Multi-GPUs" of 2017 ([sources](../docs/sources.md#jang)) one script has the list "0" and
 # the other the list "1". [train_graph.py](scripts/train_graph.py) trains that article's network.
-# The runner shows each script one GPU only, so here both keep the list "0":
+# Here it runs twice. On GPUs each run sees only one, so both keep the list "0":
 
 # %%
 commands = [[sys.executable, "scripts/train_graph.py", f"--output={folder / name}"]
@@ -441,10 +441,10 @@ checks.environment(environment)
 # - The shell's exit status was 0 although a command had failed. In a queue of six, the runner named
 #   the jobs that did not end well, and the others went on.
 # - On a pretended server, the runner used the GPUs that nobody else used.
-# - Two runners that looked before they took chose the same device. With a lock they did not.
+# - Two runners that looked before they took got the same device. With a lock they did not.
 #
 # ## In practice
 #
 # Write your scripts behind `mgpu run`. For two scripts on GPUs that nobody else uses, the four
-# lines of shell are enough. `mgpu` alone prints which number is which GPU, and which GPUs are in
-# use. Next: [[next]].
+# lines of shell are enough. `mgpu` alone prints which number is which GPU, and which are in use.
+# Next: [[next]].

@@ -24,9 +24,9 @@ def _visible() -> Iterator[tuple[str, str]]:
         yield ",".join(map(str, gpus)), f"/GPU:{draw.integers(len(gpus))}"
 
 
-def _inverse(visible: str, device: str) -> int | None:
+def _inverse(visible: str, device: str) -> int:
     listed = visible.split(",")
-    return listed.index(device[5:]) if device[5:] in listed else None
+    return listed.index(device[5:]) if device[5:] in listed else -1
 
 
 #: Check exercise 1 of lesson 04: from TensorFlow's number of a GPU to nvidia-smi's.
