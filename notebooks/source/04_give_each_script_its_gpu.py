@@ -222,8 +222,8 @@ shell = subprocess.run("false & true & wait", shell=True)
 print("exit status:", shell.returncode)
 
 # %% [markdown]
-# The exit status is 0, as if all had gone well: a bare `wait` does not pass a failure on, but
-# `jobs.run` does. Of the next six jobs, one fails, one hangs, and one is interrupted:
+# The exit status is 0, as if all had gone well: a bare `wait` does not pass a failure on.
+# `jobs.run` reports it. Of the next six jobs, one fails, one hangs, and one is interrupted:
 
 # %%
 programs = {
@@ -328,7 +328,7 @@ print(two_at_once(lock))
 
 # %% [markdown]
 # Now each runner has a device of its own. `jobs.run` holds such a lock on every device that it
-# uses. The locks lie in the temporary folder, where other people's runners see them too.
+# uses. The locks lie in the temporary folder, where other people's `mgpu run` sees them too.
 #
 # ## When not to
 #
