@@ -8,10 +8,9 @@
 # one of them leaves the others alone.
 #
 # **You will learn** to
-# - start many scripts with one line, each on a GPU of its own,
-# - do the same by hand, and tell which number stands for which GPU,
-# - see what became of each script,
-# - stay out of other people's way on a shared server.
+# - start many scripts with one line, or by hand, and see what became of each,
+# - tell which number stands for which GPU,
+# - leave other people's GPUs alone on a shared server.
 #
 # **You need** [[00]].
 
@@ -41,20 +40,20 @@ from mgpu_helpers.lessons.pretend import pretend_gpus, pretend_server
 # %% [markdown]
 # ## The lines to paste
 #
-# [train.py](scripts/train.py) is a plain Keras script, which names no device. In a terminal, one
-# line starts two trainings with it, each on a GPU of its own:
+# [train.py](scripts/train.py) is a plain Keras script, which names no device. In a terminal, this
+# line trains with it twice, each time on a GPU of its own:
 #
 # ```shell
 # mgpu run "train.py --width 16" "train.py --width 32"
 # ```
 #
-# `mgpu` comes with this project (or `python -m mgpu_helpers`). More scripts than GPUs wait in a
-# queue, and what each prints goes to a log. In Python this is `jobs.run`. Here one training runs
-# alone, and then both run side by side. `free` is how many devices are used at a time:
+# Scripts for which no GPU is free wait in a queue. What a script prints goes to a log. In Python
+# the runner is `jobs.run`, and `free` says how many devices it uses at a time. Here a narrow
+# network trains alone, and then a narrow and a wide one side by side:
 
 # %%
 folder = Path(tempfile.mkdtemp())
-kind, allowed = jobs.allowed()
+kind, allowed = jobs.allowed()  # "GPU" or "core", and the numbers that this process may use
 
 
 def train(way, free, **widths):
@@ -79,7 +78,7 @@ for title, report in {"One alone": alone, "Side by side": both}.items():
 
 # %% [markdown]
 # Each bar is a training on its device. Without a GPU, a core of the processor stands in for one. On
-# a machine with one device the two trainings follow each other.
+# a single device the two trainings follow each other.
 #
 # | | |
 # |---|---|
@@ -95,7 +94,7 @@ for title, report in {"One alone": alone, "Side by side": both}.items():
 # ![Two scripts on a machine with four GPUs. Left, nothing said: both work on GPU 0. Right, a GPU
 # for each: a.py works on GPU 0, b.py on GPU 1.](pictures/04_landing.svg)
 #
-# Two processes that are told nothing print the devices that they may use:
+# Two processes start without any setting, and print the devices that they may use:
 
 # %% tags=["nbval-ignore-output"]
 look = "from mgpu_helpers import jobs; print('may use', *jobs.allowed())"
@@ -104,26 +103,27 @@ for _ in range(2):
     print(seen, end="")
 
 # %% [markdown]
-# Both may use the same: every GPU, or every core where there is no GPU.
-#
-# CUDA reads the variable `CUDA_VISIBLE_DEVICES`, and shows a program only the GPUs that it names.
-# Written in front of a command, it is set for that command alone. So two scripts need no more than
-# this, in a terminal:
+# Both processes may use every device. CUDA, through which TensorFlow uses GPUs, shows a program
+# only those that the variable `CUDA_VISIBLE_DEVICES` names. Written in front of a command, a
+# variable is set for that command alone. So four lines in a terminal give two scripts a GPU each:
 #
 # ```shell
+# export CUDA_DEVICE_ORDER=PCI_BUS_ID
 # CUDA_VISIBLE_DEVICES=0 python a.py > a.log 2>&1 &
 # CUDA_VISIBLE_DEVICES=1 python b.py > b.log 2>&1 &
 # wait
 # ```
 #
-# `> a.log 2>&1` sends everything that a script prints to a file. `&` starts it in the background,
-# and `wait` waits for both. On cores `taskset` takes the place of the variable: it lets a command
-# use only the cores that you name. The function `on` gives the words for either kind of device:
+# The first line makes CUDA number the GPUs as `nvidia-smi` does; without it, the fastest GPU comes
+# first. `> a.log 2>&1` sends what a script prints to a file, `&` starts it in the background, and
+# `wait` waits for both. On cores, the command `taskset` takes the place of the variable. The
+# function `on` returns what stands in front of a command that is to use one device only:
 
 # %% tags=["nbval-ignore-output"]
 def on(device):
     if kind == "GPU":
         return ["env", "CUDA_DEVICE_ORDER=PCI_BUS_ID", f"CUDA_VISIBLE_DEVICES={device}"]
+    # macOS has no taskset: scripts share all cores there.
     pinned = ["taskset", "--cpu-list", str(device)] if sys.platform == "linux" else []
     return ["env", "CUDA_VISIBLE_DEVICES=-1", *pinned]
 
@@ -131,8 +131,8 @@ def on(device):
 print(*on(allowed[0]))
 
 # %% [markdown]
-# `env` sets variables for the command behind it, and `-1` hides every GPU. (macOS has no `taskset`:
-# there scripts share all cores.) Now the three lines run, with the program from above as script:
+# `env` sets variables for the command behind it, and `-1` hides every GPU. Now the program `look`
+# runs twice, each time on a device of its own:
 
 # %% tags=["nbval-ignore-output"]
 first, second = (shlex.join([*on(device), sys.executable, "-c", look])
@@ -145,7 +145,7 @@ for log, device in {"a.log": allowed[0], "b.log": allowed[-1]}.items():
     assert said.endswith(f" [{device}]") or sys.platform == "darwin"
 
 # %% [markdown]
-# Each may use one device.
+# Now each process may use one device only.
 #
 # ### Which number is which GPU
 #
@@ -155,12 +155,8 @@ for log, device in {"a.log": allowed[0], "b.log": allowed[-1]}.items():
 # ![Four GPUs, numbered 0 to 3 outside. With CUDA_VISIBLE_DEVICES=2,0 a process sees two: GPU 2 as
 # /GPU:0, and GPU 0 as /GPU:1.](pictures/04_numbers.svg)
 #
-# GPU 2 has become `/GPU:0`. In a script and its logs you read the inner number, and in `nvidia-smi`
-# the outer one. CUDA counts as `nvidia-smi` does only where `CUDA_DEVICE_ORDER=PCI_BUS_ID` is set,
-# as `on` and `mgpu run` do. Otherwise it begins with the fastest GPU.
-#
-# A script can also choose for itself, with `tf.config.set_visible_devices`, before TensorFlow
-# starts. The four GPUs of the next cell are pretended:
+# A script and its logs speak of the inner number, `nvidia-smi` of the outer one. A script can also
+# choose for itself, before TensorFlow starts. Here it chooses among four pretended GPUs:
 
 # %%
 with pretend_gpus(4) as gpus:
@@ -168,17 +164,17 @@ with pretend_gpus(4) as gpus:
     print("asked for 2,0:", context.context().config.gpu_options.visible_device_list)
 
 # %% [markdown]
-# `tf.config` has sorted the list: here `/GPU:0` is GPU 0, and with the variable it was GPU 2.
+# `tf.config` has sorted the list: here `/GPU:0` is GPU 0, whereas with the variable it was GPU 2.
 #
 # ## A queue
 #
-# What starts a third script when a GPU is free again? A runner does, in a dozen lines. As long as
-# something waits and a device is free, it starts the next command. When a command ends, its device
-# is free again:
+# With three scripts and two GPUs, the third has to start when a GPU is free again. While a command
+# waits and a device is free, this function starts the command on that device. When a command has
+# ended, its device is free again:
 
 # %%
-def run(commands, free):
-    free, waiting, running = list(free), list(commands), {}
+def run(commands, numbers):
+    free, waiting, running = list(numbers), list(commands), {}
     while waiting or running:
         while waiting and free:
             device = free.pop(0)
@@ -192,19 +188,20 @@ def run(commands, free):
 
 # %% tags=["nbval-ignore-output"]
 nap = [sys.executable, "-c", "import time; time.sleep(0.5)"]
-for free in (allowed[:1], allowed[:2]):
+for numbers in (allowed[:1], allowed[:2]):
     began = time.perf_counter()
-    run([nap, nap], free)
-    print(f"devices {free}: {time.perf_counter() - began:.1f} s")
+    run([nap, nap], numbers)
+    print(f"devices {numbers}: {time.perf_counter() - began:.1f} s")
 
 # %% [markdown]
-# On one device the naps follow each other and take more than a second. On two they overlap.
-# `jobs.run` is this runner, with logs, exit statuses, time limits, and a lock on each device.
+# On one device the two naps follow each other, and on two devices they overlap. `jobs.run` is such
+# a runner, with logs, exit statuses, time limits, and a lock on each device.
 #
 # ## Proof
 #
-# Where a script runs, and beside what, must not change what it learns. The narrow training has run
-# alone and beside another one. Each time it wrote its losses and a hash of its weights to a file:
+# Where a script runs, and beside what, must not change what it learns. The narrow network has
+# trained twice, alone and beside the wide one. Each time the script wrote the losses and a hash of
+# the weights to a file:
 
 # %%
 files = [folder / way / "narrow" / "train.json" for way in ("alone", "both")]
@@ -212,10 +209,8 @@ contents = {file.read_bytes() for file in files}
 print("files:", len(files), "different contents:", len(contents))
 
 # %% [markdown]
-# Both files are equal, byte for byte. A script that is pinned to one core computes with one thread,
-# which always adds in the same order. For GPUs the script calls
-# `tf.config.experimental.enable_op_determinism()`, because some operations there otherwise add in
-# an order that changes. GPUs of different kinds may still differ in the last digits.
+# Both files are equal, byte for byte. On one core a script computes with one thread, which always
+# adds in the same order.
 #
 # ## Break it
 #
@@ -227,12 +222,12 @@ shell = subprocess.run("false & true & wait", shell=True)
 print("exit status:", shell.returncode)
 
 # %% [markdown]
-# The exit status is 0, the sign that all went well. A bare `wait` does not pass a failure on. The
-# runner does. Here are six jobs for two devices. One fails, one hangs, and one is interrupted:
+# The exit status is 0, as if all had gone well: a bare `wait` does not pass a failure on.
+# `jobs.run` reports it. Of the next six jobs, one fails, one hangs, and one is interrupted:
 
 # %%
 programs = {
-    "short": "print('done')",
+    "short": "import time; time.sleep(0.3); print('done')",
     "fails": "import time; time.sleep(0.4); raise SystemExit('no such file: digits.npz')",
     "hangs": "import time; time.sleep(600)",
     "interrupted": """import os, signal, time; time.sleep(0.4)
@@ -251,17 +246,16 @@ charts.jobs(queue).set_title("A queue of six", loc="left")
 plt.show()
 
 # %% [markdown]
-# The other jobs went on; the hatched ones did not end well. The last column is what a job printed
-# last, so you see why `fails` failed. A negative exit status is the signal that ended the process:
-# -15 is SIGTERM, which the runner sends when the time is up, and -2 is an interrupt. `mgpu run`
-# itself ends with the exit status 1 when a job has failed, and Ctrl-C ends all jobs.
+# The hatched jobs did not end well, and the others went on. The last column is what a job printed
+# last: it says why `fails` failed. A negative exit status is the signal that ended a process: -15
+# is SIGTERM, which the runner sends when the time is up, and -2 is an interrupt.
+# `mgpu run` itself ends with the exit status 1 if a job has failed.
 #
 # ## On a shared server
 #
-# On a shared server, other people's scripts run on some of the GPUs. So before each job `jobs.run`
-# asks the driver. It leaves alone a GPU on which other people's processes compute, or of which less
-# than a tenth of the memory is free. The server of the next cell is pretended. It has four GPUs of
-# 80 GiB, and a process of another user holds 79 GiB of GPU 0, and 4 of GPU 1:
+# Before each job `jobs.run` asks the driver, and leaves alone each GPU on which other people's
+# processes compute, or of which less than a tenth of the memory is free. The next cell pretends a
+# server with four GPUs of 80 GiB. Another user's processes hold 79 GiB of GPU 0 and 4 GiB of GPU 1:
 
 # %% tags=["nbval-ignore-output"]
 tell = [sys.executable, "-c", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"]
@@ -273,20 +267,17 @@ for job in shared:
     print(f"{job.name} was started with CUDA_VISIBLE_DEVICES={job.tail}")
 
 # %% [markdown]
-# One line says which GPUs are left alone, and why. The jobs got the two others. Where all are in
-# use, jobs wait until one is free. Three options change that: `--devices 0,1` names the GPUs, which
-# are used whoever else is on them, `--busy` uses all, and `--free 2` uses two at a time, the freest
-# first.
+# The runner said which GPUs it leaves alone, and why. The jobs got the two others. If all were in
+# use, the jobs would wait, unless `--busy` or `--devices 0,1` overruled that.
 #
-# But to look is not to take. Seconds pass until your script shows on its GPU. Another runner that
-# looks meanwhile sees that GPU free, and takes it too:
+# But seconds pass until a script shows on its GPU, and a runner that looks meanwhile takes that GPU
+# too:
 #
 # ![Two runners over time. A looks and sees that 0 is free; B looks before A has taken it, and sees
 # the same; then A takes 0, and B takes 0.](pictures/04_race.svg)
 #
-# Here is such a runner. It picks the first device without a mark, reports that it has looked, and
-# waits for a line of input before it marks the device. Two of them start, and are told to go on
-# when both have looked:
+# The next cell replays this drawing. Each runner looks for the first device without a mark, and
+# marks it after a line of input. The line is sent when both have looked:
 
 # %%
 look_then_take = """
@@ -314,8 +305,9 @@ def two_at_once(program):
 print(two_at_once(look_then_take))
 
 # %% [markdown]
-# Both took device 0. A **lock** makes looking and taking one act. The operating system gives the
-# lock of a file to one process at a time, and frees it when that process ends, however it ends:
+# Both took device 0. A **lock** makes looking and taking one act: the operating system gives the
+# lock of a file to one process at a time, and frees the lock when that process ends, however it
+# ends. These two runners lock a file for each device:
 
 # %%
 lock = """
@@ -335,28 +327,27 @@ print("takes device", device)
 print(two_at_once(lock))
 
 # %% [markdown]
-# Now each has a device of its own. `jobs.run` holds such a lock on every device that it uses, which
-# keeps apart all runners of a machine that have the same temporary folder, other people's too.
+# Now each runner has a device of its own. `jobs.run` holds such a lock on every device that it
+# uses. The locks lie in the temporary folder, where other people's `mgpu run` sees them too.
 #
 # ## When not to
 #
-# Scripts on different GPUs still share the disk, the memory and the cores of the host. When two
-# take longer than one alone, look at the input pipeline first. Trainings of a few seconds are
-# shorter than the start of a process: train them in one ([[06]]).
+# Scripts on different GPUs still share the disk, the memory and the cores of the host. Where a
+# training takes much longer beside another than alone (compare the two bars of `narrow` above),
+# look at the input pipeline first.
 #
 # ## On GPUs
 #
-# CUDA reads its variable when TensorFlow first asks for GPUs. Set later, it has no effect, and no
-# error says so: let a script print `len(tf.config.list_logical_devices("GPU"))`. A job on a GPU
-# starts a thread for each core of the host, so four jobs on 16 cores have 64;
-# `TF_NUM_INTRAOP_THREADS=4` in front of `mgpu run` gives each job four. With `--per-device 2` two
-# small jobs share a GPU, and each has to limit its memory ([[02]]).
+# CUDA reads its variable when TensorFlow first asks for GPUs. Set later, the variable has no
+# effect, and no error says so. Four jobs on a host of 16 cores start 64 threads, because each job
+# starts one for every core; `TF_NUM_INTRAOP_THREADS=4` in front of `mgpu run` gives each job four.
+# Some operations add in an order that changes, which `train.py` forbids with
+# `tf.config.experimental.enable_op_determinism()`.
 #
 # ## With a script that uses several GPUs
 #
-# With `--devices-each 2` a job has two devices, for a script that uses them itself, as in [[07]].
-# And a runner that was itself started on one device has only that one to share out. Here a job with
-# two devices and a process with one count what they may use:
+# With `--devices-each 2` each job has two devices, for a script that uses both, as in [[07]]. Here
+# such a job counts the devices that it may use, and so does a process that was given one:
 
 # %% tags=["nbval-ignore-output"]
 count = [sys.executable, "-c", "from mgpu_helpers import jobs; print(len(jobs.allowed()[1]))"]
@@ -370,11 +361,10 @@ assert job.tail == str(each) or sys.platform == "darwin"
 # %% [markdown]
 # ## The same in a graph: if you inherit such code
 #
-# In classic code the session's `ConfigProto` says which GPUs a process sees. In Wonik Jang's
+# In classic code the session's `ConfigProto` lists the GPUs that a process may use. In Wonik Jang's
 # article "Multi-GPUs" of 2017 ([sources](../docs/sources.md#jang)) one script has the list "0" and
-# the other the list "1". [train_graph.py](scripts/train_graph.py) trains the network of that
-# article, and takes its list from `--gpu`. Two of them run side by side. Each sees one GPU, whose
-# number inside is 0, so both keep the list "0", which the script has unless told otherwise:
+# the other the list "1". [train_graph.py](scripts/train_graph.py) trains that article's network.
+# Here it runs twice. On GPUs each run sees only one, so both keep the list "0":
 
 # %%
 commands = [[sys.executable, "scripts/train_graph.py", f"--output={folder / name}"]
@@ -382,6 +372,9 @@ commands = [[sys.executable, "scripts/train_graph.py", f"--output={folder / name
 graphs = jobs.run(commands, free=min(2, len(allowed)), logs=folder / "graphs", progress=False)
 contents = {(folder / name / "train_graph.json").read_bytes() for name in ("c", "d")}
 print([job.status for job in graphs], "different contents:", len(contents))
+
+# %% [markdown]
+# Both trained the same. The script sets its list in these lines, and then comes a list of two:
 
 # %%
 script = Path("scripts/train_graph.py").read_text()
@@ -391,17 +384,9 @@ config.gpu_options.visible_device_list = "2,0"
 print(config.gpu_options)
 
 # %% [markdown]
-# Both trained the same, and a `ConfigProto` keeps the order of its list. Three ways to choose:
-#
-# | | set | order of the list |
-# |---|---|---|
-# | `CUDA_VISIBLE_DEVICES` | before the process starts | kept |
-# | `tf.config.set_visible_devices` | before TensorFlow starts | sorted |
-# | `visible_device_list` of a `ConfigProto` | with the first session of the process | kept |
-#
-# Two sessions of one process with different lists fail ([issue
-# 19083](https://github.com/tensorflow/tensorflow/issues/19083)): "TensorFlow device (GPU:0) is
-# being mapped to multiple devices". Give each script a process of its own.
+# Unlike `tf.config`, a `ConfigProto` keeps the order. In one process all sessions need the same
+# list: a second list fails with "TensorFlow device (GPU:0) is being mapped to multiple devices"
+# ([issue 19083](https://github.com/tensorflow/tensorflow/issues/19083)).
 #
 # ## On your own
 #
@@ -426,9 +411,8 @@ def outside(visible, device):
 checks.outside(outside)
 
 # %% [markdown]
-# **2.** Write `environment(device)`, the environment for a child that may see that GPU alone, in
-# nvidia-smi's numbering. The notebook's own environment must stay as it is. The check starts
-# children with it.
+# **2.** Write `environment(device)`, which returns the environment for a child that may see that
+# GPU alone, in nvidia-smi's numbering. The notebook's own environment must stay as it is.
 
 # %% tags=["exercise"]
 def environment(device):
@@ -451,16 +435,16 @@ checks.environment(environment)
 # %% [markdown]
 # ## What we saw
 #
-# - Two processes that were told nothing could use every device. With a few words in front, each of
-#   two commands could use one.
+# - Two processes without any setting could use every device. With a few words in front, each of two
+#   commands could use one.
 # - A training wrote the same bytes alone and beside another one.
-# - In a queue of six, jobs that failed, hung and were interrupted left the others alone. The
-#   shell's exit status was 0 although a command had failed.
+# - The shell's exit status was 0 although a command had failed. In a queue of six, the runner named
+#   the jobs that did not end well, and the others went on.
 # - On a pretended server, the runner used the GPUs that nobody else used.
-# - Two runners that looked before they took chose the same device. With a lock they did not.
+# - Two runners that looked before they took got the same device. With a lock they did not.
 #
 # ## In practice
 #
-# Paste the first line with your scripts in it. For two scripts on GPUs that nobody else uses, the
-# three lines of shell are enough. `mgpu` alone prints which number is which GPU, and which are in
-# use. Next: [[next]].
+# Write your scripts behind `mgpu run`. For two scripts on GPUs that nobody else uses, the four
+# lines of shell are enough. `mgpu` alone prints which number is which GPU, and which are in use.
+# Next: [[next]].

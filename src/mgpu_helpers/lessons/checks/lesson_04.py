@@ -17,11 +17,16 @@ from mgpu_helpers.lessons.checks.judge import call, exercise, expect, same_as
 
 def _visible() -> Iterator[tuple[str, str]]:
     draw = np.random.default_rng()
-    for inside in (0, 1, 2, 11):
-        yield "3,0,12,5,7,1,2,4,6,8,9,10", f"/GPU:{inside}"
+    for inside in (1, 0, 2, 11):  # with /GPU:1 each usual mistake gives another number
+        yield "3,4,12,5,7,1,2,6,8,9,13,10", f"/GPU:{inside}"
     for _ in range(6):
         gpus = draw.permutation(16)[: draw.integers(3, 15)]
         yield ",".join(map(str, gpus)), f"/GPU:{draw.integers(len(gpus))}"
+
+
+def _inverse(visible: str, device: str) -> int:
+    listed = visible.split(",")
+    return listed.index(device[5:]) if device[5:] in listed else -1
 
 
 #: Check exercise 1 of lesson 04: from TensorFlow's number of a GPU to nvidia-smi's.
@@ -31,8 +36,11 @@ outside = same_as(
     told=lambda right, got, visible, device: f"with {visible!r}, {device} is {right}, not {got}",
     way="return nvidia-smi's number of the GPU",
     wrong={
-        "that is the number inside; CUDA_VISIBLE_DEVICES says which GPU that is outside":
+        "you return the number inside; CUDA_VISIBLE_DEVICES says which GPU has it":
             lambda visible, device: int(device[5:]),
+        "the list keeps its order; only tf.config sorts it":
+            lambda visible, device: sorted(map(int, visible.split(",")))[int(device[5:])],
+        "you look for the number inside in the list; it is a place in that list": _inverse,
     },
     yes="10 GPUs found",
 )
