@@ -206,7 +206,7 @@ def make_step(where, home=first, sizes=None):
 
 
 # %% [markdown]
-# `traces` takes three traces and puts the fastest last, which other programs disturbed the least.
+# `traces` takes three traces and puts the fastest last, which was disturbed least.
 # `whatif.replay` does with each what `replay` did by hand. `whatif.explain` says what share of the
 # step each device worked, and what it waited for. In the chart, pale colours are waiting:
 
