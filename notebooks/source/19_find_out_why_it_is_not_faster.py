@@ -1,17 +1,16 @@
 # %% [markdown]
 # # Find out why it is not faster
 #
-# You added a GPU, and an epoch takes as long as before. There are eight usual reasons, and each has
-# a cure of its own. If you guess, you can spend a day on the wrong one.
+# You added a GPU, and an epoch takes as long as before. There are eight usual reasons, each with a
+# cure of its own. If you guess, you can spend a day on the wrong one.
 #
 # **In this lesson** two calls say where the time of your training goes. Eight patients with the
 # usual causes are examined and cured, and where a trace can tell, the gain is predicted first.
 #
 # **You will learn** to
 # - let `fit.explain` say what each step of `fit` waits for,
-# - read from a trace which device waited for whom,
-# - replay a step, and ask what a change would give,
-# - recognize eight causes, and cure each.
+# - read from a trace which device waited for whom, and
+# - replay a step, and ask what a change would give.
 #
 # **You need** [[07]] and [[09]].
 
@@ -62,8 +61,7 @@ small = lesson_19.batch(80)
 slow = tf.data.Dataset.range(4).map(lambda _: lesson_19.read(*small))
 
 # %% [markdown]
-# `fit.explain` runs a few steps of `fit` as they are, and again without each thing that costs time.
-# These are the lines to paste, with your model, data and callbacks:
+# `fit.explain` runs a few steps of `fit` as they are, and again without each thing that costs time:
 
 # %% tags=["nbval-ignore-output"]
 model = build()
@@ -95,7 +93,7 @@ with tf.device(first):
 # | **They cost** | some passes of a few steps; one traced step |
 # | **Instead** | a clock, where your loop is not `fit`: [[15]] |
 #
-# A few causes are rarer: [they are on a page](../docs/errors.md#when-more-devices-are-no-faster).
+# [Rarer causes](../docs/errors.md#when-more-devices-are-no-faster) have a page.
 #
 # ## Outside of the step
 #
@@ -110,8 +108,8 @@ with tf.device(first):
 
 # %% [markdown]
 # **2. Python works in every step.** A callback can act at every hundredth step. In a loop of your
-# own, `float(loss)` in each step is such a case: Python waits for the number, and the GPU then
-# waits for Python. Keep the losses as tensors, and read them at the end.
+# own, `float(loss)` in each step is such a case: Python waits for the number, and then the GPU
+# for Python. Keep the losses as tensors, and read them at the end.
 #
 # **3. A function is traced again and again.** `tf.function` makes a new graph for each new Python
 # number and for each new shape. `calls` gives four numbers, or four sizes of a batch, to a
@@ -155,9 +153,8 @@ with tf.device(first):
 #
 # An operation starts when its device is free and all that it needs is there. That rule is enough to
 # lay the step out again. Each operation below has its device, its seconds, and the letters of those
-# that it needs. They stand in the order in which they start. `replay` returns the time when all of
-# them have ended. The loop replays the step five times more, each time as if one operation took no
-# time:
+# that it needs, and they stand in the order in which they start. `replay` returns when the last has
+# ended. The loop asks for each operation what the step would take if that one took no time:
 
 # %%
 def replay(ops):
@@ -209,9 +206,9 @@ def make_step(where, home=first, sizes=None):
 
 
 # %% [markdown]
-# `traces` takes three traces and puts the fastest last, which other programs disturbed the least.
-# `whatif.replay` does with each what `replay` did by hand, and `whatif.explain` says for what share
-# of the step each device worked, and what it waited for. In the chart, pale colours are waiting:
+# `traces` takes three traces and puts the fastest last, which was disturbed least.
+# `whatif.replay` does with each what `replay` did by hand. `whatif.explain` says what share of the
+# step each device worked, and what it waited for. In the chart, pale colours are waiting:
 
 # %%
 def traces(step, *batch):
@@ -248,9 +245,8 @@ print("typo     ran on /GPU:91:", "/GPU:91" in of_typo.devices)
 # %% [markdown]
 # The cure is a strategy ([[07]]) or towers. What would it give? `whatif.towers` predicts it from
 # the traces of one device, and on GPUs it needs the speed of the link between them. `beside` prints
-# a prediction, and below it what both steps took, timed in turn. On a machine with nothing else to
-# do they are mostly within a tenth of each other. Where another program has a core, more devices
-# gain less than predicted:
+# a prediction, and below it what both steps took, timed in turn. Where another program has a core,
+# more devices gain less than predicted:
 
 # %%
 def beside(change, before, after):
@@ -264,10 +260,9 @@ change = whatif.towers(of_one, len(plan), bytes_per_second=speed)
 beside(change, timed(one), timed(healthy))
 
 # %% [markdown]
-# **6. The batch is too small for the split.** All devices work, and nothing is gained: to start the
-# operations and to update the weights takes as long for a small batch as for a large one. The cure
-# is a larger batch on each device. Here are four examples on each, and then the usual batch on
-# each:
+# **6. The batch is too small for the split.** All devices work, and nothing is gained: starting the
+# operations and updating the weights take as long for a small batch as for a large one. The cure is
+# a larger batch on each device. Here are four examples on each, and then the usual batch:
 
 # %% tags=["nbval-ignore-output"]
 few, large = (lesson_19.batch(n * len(plan)) for n in (4, len(x)))
@@ -277,10 +272,9 @@ change = whatif.towers(of_one, len(plan), batch=1, bytes_per_second=speed)
 beside(change, timed(one), timed(healthy, *large))
 
 # %% [markdown]
-# **7. One shard is larger, or one device is slower.** It works all the time, and the others wait
-# for it when the gradients are averaged. Here the first device has most of the batch. The
-# prediction makes the operations of its tower (`tower_0/` in their names) faster, by as much as its
-# shard is too large:
+# **7. One shard is larger, or one device is slower.** The others wait for it when the gradients are
+# averaged. Here the first device has most of the batch. The prediction makes the operations of its
+# tower (`tower_0/` in their names) faster, by as much as its shard is too large:
 
 # %% tags=["varies", "cover", "nbval-ignore-output"]
 share = len(x) // (len(plan) + 2)
@@ -294,8 +288,8 @@ charts.blame(of_uneven[-1])
 plt.show()
 
 # %% [markdown]
-# The cure is even shards, or shards in proportion to speed. `explain` names the slow device and not
-# the reason: a GPU that is hot, or shared with somebody, looks the same.
+# The cure is even shards, or shards in proportion to speed. `explain` names the slow device, but not
+# the reason, such as heat or another user.
 #
 # **8. The variables are on the wrong device.** A Keras model that is built outside of any
 # `tf.device` block has its weights on the first GPU, or on the host where there is none. Here one
@@ -310,8 +304,8 @@ for name, step in (("at home", of_one[-1]), ("on the host", of_hosted[-1])):
 
 # %% [markdown]
 # All weights go to the device, and all gradients come back. The cure is to build the model in the
-# block of its device. In `cores` mode all devices share one memory, so a clock shows next to
-# nothing. The replay says what the bytes would cost over a link of 1 GB/s:
+# block of its device. In `cores` mode all devices share one memory and a clock shows next to nothing,
+# so the replay says what the bytes would cost over a link of 1 GB/s:
 
 # %% tags=["nbval-ignore-output"]
 for name, steps in (("at home", of_one), ("on the host", of_hosted)):
@@ -340,23 +334,21 @@ for name, settings in others.items():
 # ## When not to
 #
 # A replay takes the operations as they were traced. It cannot foresee that TensorFlow chooses
-# another kernel ([[12]]), and it refuses a step under 2 ms, and one with a loop. All of
-# `fit.explain` are differences of times, so nothing else should run. For large trainings on GPUs,
-# *Daydream* ([2020](../docs/sources.md#daydream)) and *dPRO* ([2022](../docs/sources.md#dpro)) go
-# further.
+# another kernel, and it refuses a step under 2 ms, and one with a loop. `fit.explain` takes
+# differences of times, so nothing else should run meanwhile. For large trainings on GPUs, *Daydream*
+# ([2020](../docs/sources.md#daydream)) and *dPRO* ([2022](../docs/sources.md#dpro)) go further.
 #
 # ## On GPUs
 #
 # The call of a step returns at once there, and Python prepares the next one meanwhile, unless it
 # waits for a number (2). A new graph costs more: with XLA it is compiled, for seconds (3). Batches
 # that are large for a CPU are too small: a step of short kernels takes as long as the host needs to
-# start them (6). Bytes matter where sending takes long beside the step (8). `whatif` also names the
-# copies, and needs the GPU's kernel records.
+# start them (6). Bytes matter where sending takes long beside the step (8).
 #
 # ## With a model of another kind
 #
-# Here is a convolution with BatchNormalization. `faster` takes the name of a layer, so ask the same
-# of the slowest layers of your own model:
+# Here is a convolution with BatchNormalization. `faster` takes the name of a layer, so you can ask
+# it of your own model:
 
 # %% tags=["nbval-ignore-output"]
 with tf.device(first):
@@ -395,11 +387,11 @@ checks.replay_over_link(replay_over)
 
 # %% [markdown]
 # **2.** `lesson_19.patient()` gives a compiled Keras model and its data. Three of the eight causes
-# slow its training down. Name them by their numbers. Then write `treat(model, data)`. It returns a
-# function that makes one pass over the data, without any of the three, and leaves the model with
-# the weights that `lesson_19.fit(model, data)` would give. The check makes passes from other
-# weights, and looks at what is done: the model is called on every device, and from the second pass
-# on nothing is read again and Python does not call the model. Times are only shown.
+# slow its training down. Name them by their numbers. Then write `treat(model, data)`, which returns
+# a function that makes one pass over the data without any of the three, and leaves the model with
+# the weights that `lesson_19.fit(model, data)` would give. The check looks at what is done: the model
+# is called on every device, and from the second pass on nothing is read again and Python does not
+# call the model. Times are only shown.
 
 # %% tags=["exercise"]
 causes = {0}

@@ -48,7 +48,7 @@ def batch(size: int | None = None) -> tuple[Any, Any]:
 
 
 def timed(step: Callable[..., Any], *given: Any) -> Callable[[], None]:
-    """Give what runs a step on a batch and waits for the devices, as lesson 15 has built it."""
+    """Give what runs a step on a batch and waits for the devices."""
     given = given or batch()
 
     def run() -> None:
