@@ -89,7 +89,8 @@ def same_as(
                     raise NotYet(changed) from None
             if not _same(got, right):
                 said = told(right, got, *case)
-                hints = (hint for hint, other in mistakes.items() if _same(got, other(*case)))
+                others = ((hint, other(*case)) for hint, other in mistakes.items())
+                hints = (hint for hint, other in others if other is not None and _same(got, other))
                 hint = next(hints, unknown)
                 raise NotYet(f"{said}: {hint}" if hint else said)
         return yes
