@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Control memory
 #
-# You start a second script on a GPU, and it ends in a `ResourceExhaustedError`, although the first
-# one is small. Or `nvidia-smi` shows a GPU that is full, and nothing runs on it. Both have the same
-# cause: unless it is told otherwise, TensorFlow takes nearly all memory of every GPU that it sees,
-# and keeps it until the process ends.
+# You start a second script on a GPU, and it ends in a `ResourceExhaustedError`, although both
+# scripts are small. Or `nvidia-smi` shows a GPU that is full, and nothing runs on it. Both have the
+# same cause: unless it is told otherwise, TensorFlow takes nearly all memory of every GPU that it
+# sees, and keeps it until the process ends.
 #
 # **In this lesson** you limit what TensorFlow takes of a GPU, and you know what each setting really
 # does.
@@ -42,9 +42,9 @@ from mgpu_helpers.lessons.pretend import pretend_gpus
 # %% [markdown]
 # ## The lines to paste
 #
-# Two settings are enough for most. This one lets TensorFlow **grow**: it begins with little on each
-# GPU, and takes more when a tensor finds no room. It stands first in a script, before the first
-# tensor, and is plain TensorFlow. Without a GPU its loop does nothing:
+# Two settings are enough for most scripts. The first lets TensorFlow **grow**: it begins with
+# little memory on each GPU, and takes more when a tensor finds no room. Put the loop at the
+# beginning of a script, before the first tensor. Without a GPU the loop does nothing:
 
 # %%
 grow = """
@@ -57,7 +57,8 @@ done = subprocess.run([sys.executable, "-c", grow], capture_output=True, text=Tr
 print(done.stdout or done.stderr, end="")
 
 # %% [markdown]
-# The other one is a **limit** in MiB, for the GPU that a script shares with others:
+# The script ran. The second setting is a **limit** in MiB, for a GPU that a script shares with
+# others. These lines need a GPU:
 #
 # ```python
 # import tensorflow as tf
@@ -67,20 +68,18 @@ print(done.stdout or done.stderr, end="")
 # tf.config.set_logical_device_configuration(gpu, [limit])
 # ```
 #
-# Which of them to take:
-#
 # | use it when you | setting | it costs |
 # |---|---|---|
-# | work on a GPU beside others | growth | some memory, as regions are rounded up |
+# | work on a GPU beside others | growth | some memory, as TensorFlow takes it in large pieces |
 # | share a GPU between two long runs | a limit for each | the room that one run leaves unused |
 # | have the GPU to yourself | none | nothing |
 #
-# A setting does not make a model smaller. When one alone does not fit on the GPU, go on with
+# A setting does not make a model smaller. When one model alone does not fit on the GPU, go on with
 # [[10]].
 #
 # ## When memory runs out
 #
-# To see it on any machine, we ask the host for a tensor of 20 exabytes:
+# To see the error on any machine, we ask the host for a tensor of 20 exabytes:
 
 # %%
 try:
@@ -88,40 +87,37 @@ try:
         tf.ones([10**9, 5 * 10**9])
 except tf.errors.ResourceExhaustedError as error:
     text = str(error).partition("}} ")[2]  # after the name of the operation
-    print(text.partition(" on ")[0])
+    print(text.partition(" by ")[0])
 
 # %% [markdown]
-# The message names the tensor that did not fit, and not what fills the memory. For that you have to
-# know who holds what.
+# The message names the tensor that did not fit and its device. It does not say what fills the
+# memory there. For that you have to know who holds what.
 #
 # ## Who holds what
 #
-# Here are two processes on a GPU and, below, on the host. TensorFlow's **allocator** takes large
-# pieces from the driver and hands them out to tensors. What tensors give back, the allocator keeps
-# for the next ones:
+# The picture shows two processes on a GPU and, below it, on the host. TensorFlow's **allocator**
+# takes large pieces of memory from the driver and hands them out to tensors. When a tensor is
+# deleted, the allocator keeps its memory for the next one:
 #
-# ![The memory of a GPU, with a context, tensors and what is kept for two processes, and a free
-# rest. The driver counts all that is given away, the allocator of process 1 its tensors. Below, the
-# memory of the host: process 1 counts what it has there.](pictures/02_who_holds_what.svg)
+# ![On a GPU two processes each have a context, tensors and what is kept; the rest is free. The
+# driver counts all that is given away, the allocator its tensors. Below, each process has memory on
+# the host.](pictures/02_who_holds_what.svg)
 #
 # The dark parts are CUDA contexts: each process needs a few hundred MB on every GPU that it uses.
 #
-# So "How much memory is used?" has three answers. The **driver** says what it gave away; this is
-# what `nvidia-smi` shows. The **allocator** holds tensors and what it keeps for later;
-# when you ask it, it says what the tensors use. The **process** says what it has on the host. Here
-# are the answers of this machine:
+# So there are three answers to "How much memory is used?". The **driver** says what it gave to all
+# processes, and `nvidia-smi` shows this number. The **process** says what it has on the host. The
+# **allocator** says what its tensors use. Here are the answers of this machine:
 
 # %% tags=["nbval-ignore-output"]
 report = nvml.query()
 print("driver:", [memory.size_text(gpu.memory_used or 0) for gpu in report.gpus] or report.reason)
-print("process:", memory.size_text(memory.process()))
+print("process: about", memory.size_text(round(memory.process(), -8)))
 info = tf.config.experimental.get_memory_info  # of a CPU it says 0, whatever it holds
 print("allocator:", info(plan.devices[0][1:]) if plan.on_gpus else "has numbers for GPUs alone")
 
 # %% [markdown]
-# Without a GPU only the process has an answer.
-#
-# ## All settings
+# ## The settings
 #
 # | what you want | today, in `tf.config` | classic, in the `ConfigProto` | in the environment |
 # |---|---|---|---|
@@ -131,57 +127,23 @@ print("allocator:", info(plan.devices[0][1:]) if plan.on_gpus else "has numbers 
 # | another allocator | | `use_cuda_malloc_async` (experimental) | `TF_GPU_ALLOCATOR` |
 # | leave a GPU alone | `set_visible_devices` | `visible_device_list` | `CUDA_VISIBLE_DEVICES` |
 #
-# Today's settings have to be made before TensorFlow starts, which it does with its first operation.
-# In this notebook it has started, and there may be no GPU. In the block of `pretend_gpus`,
-# TensorFlow has not started, and its list has GPUs that do not exist. Nothing can run on them, but
-# all rules about settings apply. `gpu_options` is the configuration with which TensorFlow would
-# start, as a protobuf message:
-
-# %%
-with pretend_gpus(2) as gpus:
-    for gpu in gpus:
-        tf.config.experimental.set_memory_growth(gpu, True)
-    tf.config.set_visible_devices(gpus[1], "GPU")
-    grows = context.context().config.gpu_options
-grows
-
-# %% [markdown]
-# Growth is on, and only the GPU with number 1 is visible. Limits cut a GPU into logical devices,
-# one for each limit. `memory.logical` first checks that the limits, in MiB, fit the GPU, and then
-# sets them:
-
-# %%
-with pretend_gpus(1) as gpus:
-    memory.logical(gpus[0], [1024, 2048])
-    limited = context.context().config.gpu_options
-limited
-
-# %% [markdown]
-# `devices.setup` chooses for you: growth where each device is a GPU, and limits where several
-# devices share one.
-#
-# ## What a setting takes
-#
-# The rules stand in [TensorFlow's source](../docs/sources.md#allocator), in `gpu_device.cc` and
-# `bfc_allocator.cc`.
+# What they take of a GPU follows from [TensorFlow's source](../docs/sources.md#allocator):
 #
 # - **Nothing set**: with its first tensor TensorFlow takes what is free on the GPU, less a reserve
-#   for libraries. The reserve is 1050 MiB on GPUs of compute capability 7, 1536 MiB on those of 8,
-#   and 1800 MiB from 9 on.
-# - **A share or a limit**: it takes exactly that much, also with its first tensor.
-# - **Growth**: the first region has 2 MiB, the next one 4, then 8, and so on. A region is taken
-#   when a tensor finds no room. If the tensor is larger than the next region, the size is doubled
-#   until it fits, and the next region has the same size.
+#   for libraries. On GPUs of compute capability 8 the reserve is 1536 MiB.
+# - **A share or a limit**: TensorFlow takes exactly that much, also with its first tensor.
+# - **Growth**: TensorFlow takes a region when a tensor finds no room. Regions have 2 MiB, then 4,
+#   then 8, and so on. If a tensor needs more, the size is doubled until the tensor fits, and the
+#   region after that has the same size once more.
+# - **`cuda_malloc_async`**: the driver manages the memory, and gives about what the tensors need.
 #
-# So growth takes what you need, rounded up generously. Six tensors of 100 MB go into regions of
-# 128, 128, 256 and 512 MiB, which makes 1024 MiB for 600 MB.
+# So growth rounds up generously. Six tensors of 100 MB go into regions of 128, 128, 256 and 512
+# MiB, which is 1.07 GB for 600 MB.
 #
 # ## The memory lab
 #
-# `scripts/hold_memory.py` tries eight settings, each in a process of its own. Each makes these six
-# tensors, deletes them, and reports what was taken. The processes see one GPU, on which nobody else
-# computes: with nothing set they would take nearly all of the others too. Without such a GPU only
-# `set_memory_growth` is tried. These are the settings:
+# `scripts/hold_memory.py` makes such tensors with each of eight settings, in a process for each
+# setting. Without a free GPU it tries only `set_memory_growth`. These are the settings:
 
 # %%
 script = [sys.executable, "scripts/hold_memory.py"]
@@ -190,10 +152,8 @@ records = [json.loads(line) for line in done.stdout.splitlines()]
 print(*[record["option"] for record in records], sep="\n")
 
 # %% [markdown]
-# On a GPU the chart has what was measured. Without a free one, no setting changes anything, and
-# eight equal bars would say nothing. Then the chart is a calculation by the rules above, for a GPU
-# of compute capability 8 with 16 GiB. `cuda_malloc_async` hands every request on to the driver, so
-# it takes what the tensors need:
+# With a free GPU the chart shows what was measured, and otherwise what the rules above say of a GPU
+# of compute capability 8 with 16 GiB:
 
 # %% tags=["varies"]
 MIB = 2**20
@@ -207,14 +167,14 @@ drawings.lab(measured or calculated, source=None if measured else rules)
 plt.show()
 
 # %% [markdown]
-# The first bar is the trouble of the beginning. In the calculation 15.6 GB are taken for 600 MB of
-# tensors. On a GPU, `benchmarks/memory.py` keeps the measured chart.
+# The first bar is the trouble of the beginning: nearly the whole GPU for 600 MB of tensors. Growth
+# takes the same in all three places where it can be set. That the limit of 1024 MiB takes as much
+# is a coincidence.
 #
 # ## A notebook that keeps a GPU
 #
 # What happens when the tensors are deleted? Here is the process with `set_memory_growth` at four
-# moments. On a GPU the bars are what the driver gave it, elsewhere its memory on the host. Compare
-# the third bar with the second:
+# moments. Compare the third bar with the second:
 
 # %% tags=["varies"]
 growing = records[3]  # set_memory_growth
@@ -225,14 +185,42 @@ drawings.lab(rows).set_title("One process at four moments", loc="left")
 plt.show()
 
 # %% [markdown]
-# Where they are equally long, TensorFlow kept the memory for its next tensors. It does so on a GPU,
-# and on processors where it computes with the library oneDNN, as on most PCs. Only the end of the
-# process gives the memory back. So of two notebooks on one GPU, the first keeps what it once took,
-# even while it idles. Restart its kernel, or give each notebook a limit.
+# If the third bar is as long as the second, TensorFlow kept the memory for its next tensors. On a
+# GPU it always does, and only the end of the process gives the memory back. So of two notebooks on
+# one GPU, the first keeps what it once took, even while it idles. Restart its kernel, or give each
+# notebook a limit.
+#
+# ## TensorFlow's configuration
+#
+# A setting has to be made before TensorFlow starts, which it does with its first operation. In this
+# notebook it has started, and there may be no GPU. In a block of `pretend_gpus` TensorFlow has not
+# started, and has GPUs that do not exist. Nothing can run on them, but all rules for settings
+# apply. `gpu_options` is the message with which TensorFlow would start:
+
+# %%
+with pretend_gpus(2) as gpus:
+    for gpu in gpus:
+        tf.config.experimental.set_memory_growth(gpu, True)
+    tf.config.set_visible_devices(gpus[1], "GPU")
+    grows = context.context().config.gpu_options
+grows
+
+# %% [markdown]
+# Growth is on, and only the GPU with number 1 is visible. Several limits cut a GPU into as many
+# logical devices. `memory.logical` checks that the limits, in MiB, fit the GPU, and sets them:
+
+# %%
+with pretend_gpus(1) as gpus:
+    memory.logical(gpus[0], [1024, 2048])
+    limited = context.context().config.gpu_options
+limited
+
+# %% [markdown]
+# `devices.setup` sets growth where each device is a GPU, and limits where several share one.
 #
 # ## Break it
 #
-# **Too late.** In this notebook TensorFlow has started, and it takes no more settings:
+# **Too late.** TensorFlow has started in this notebook, so it refuses a setting:
 
 # %%
 cpu = tf.config.list_physical_devices("CPU")[0]
@@ -243,8 +231,8 @@ except RuntimeError as error:
 
 # %% [markdown]
 # **What does not go together.** TensorFlow refuses growth on only one of two GPUs, growth on a GPU
-# that has a limit, and a limit on a CPU. The first is an error only when TensorFlow starts, here
-# with `tf.ones`:
+# that has a limit, and a limit on a CPU. It refuses the first only when it starts, which `tf.ones`
+# makes it do here:
 
 # %%
 def refused(call, *args):
@@ -263,7 +251,7 @@ with pretend_gpus(2) as gpus:
     refused(tf.config.set_logical_device_configuration, cpu, [limit])
 
 # %% [markdown]
-# It does not refuse a limit on a GPU that grows. Look at `allow_growth` before and after:
+# TensorFlow does not refuse a limit on a GPU that grows. Look at `allow_growth` before and after:
 
 # %%
 with pretend_gpus(1) as gpus:
@@ -281,12 +269,18 @@ with pretend_gpus(1) as gpus:
     refused(memory.logical, gpus[0], [1024, 1024])
 
 # %% [markdown]
+# ## On GPUs
+#
+# The lab takes one GPU, on which nobody else computes, and hides the others from its processes. The
+# bars of both charts are then what the driver gave, with the CUDA context. A monitor's chart, as
+# below, gets more curves: the driver's shows what the allocator took, and the allocator's what the
+# tensors use. The model below has `jit_compile=False`, because on a GPU Keras would compile it with
+# XLA for each batch size, and the phases would show little else.
+#
 # ## With your own model
 #
-# `memory.Monitor` asks the process, the driver, and on a GPU also the allocator, ten times a
-# second, in the background. A phase marks what ran. Here it watches a Keras model. (On a GPU Keras
-# would compile a step with XLA for each batch size, and the phases would show little else. So it is
-# told not to.)
+# `memory.Monitor` asks the process, the driver and the allocator ten times a second, in the
+# background. A phase names what runs in its block. Here the monitor watches a Keras model:
 
 # %%
 def build():
@@ -310,21 +304,18 @@ with tf.device(plan.devices[0]), memory.Monitor() as monitor:
     for batch in (16, 64, 256):
         with monitor.phase(f"batch of {batch}"):
             model.fit(images, targets, batch, verbose=0)
-charts.monitor(monitor)
+peak = memory.size_text(monitor.peak)
+charts.monitor(monitor).set_title(f"This process held at most {peak}", loc="left", pad=20)
 plt.show()
 
 # %% [markdown]
-# Each larger batch lifts the curve. On a GPU look at the curve of the allocator. Where TensorFlow
-# keeps what it took, the curve does not come down again. `monitor.peak` is the most that the
-# process held.
+# Each larger batch lifts the curve. A peak that lasts a millisecond can fall between two samples.
+# [[03]] says what a step needs.
 #
-# Watch for two things. Ten samples a second miss a peak that lasts a millisecond. And the driver's
-# curve shows what the allocator took, not what your model needs. [[03]] says what a step needs.
-
-# %% [markdown]
 # ## The same in a graph: if you inherit such code
 #
-# Classic code puts the settings into the configuration of a session:
+# Classic code puts the settings into the configuration of a session. A fraction of 0.4 is 40 % of
+# each GPU:
 
 # %%
 config = tf1.ConfigProto()
@@ -334,11 +325,9 @@ config.gpu_options.per_process_gpu_memory_fraction = 0.4
 config
 
 # %% [markdown]
-# The fraction 0.4 is 40 % of each GPU.
-#
-# These settings act only in the first session of a process. TensorFlow makes one allocator for each
-# GPU when it starts, and keeps it until the process ends. What a later session says about memory
-# changes nothing, so `plan.session_config` says nothing about it.
+# These settings act only in the session with which TensorFlow starts. TensorFlow then makes one
+# allocator for each GPU and keeps it until the process ends, so what a later session says about
+# memory changes nothing.
 #
 # ## Proof: one configuration
 #
@@ -357,9 +346,9 @@ print("limits: the messages are equal:", classic == limited)
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
-# **1.** A machine is shared. `prepare` gets its list of GPUs before TensorFlow has started. Write
-# it with `tf.config`, so that TensorFlow sees only the last two of them, and both start small and
-# grow. The check calls it with 2 to 8 GPUs.
+# **1.** Write `prepare(gpus)` with `tf.config`. It gets the list of a shared machine's GPUs before
+# TensorFlow has started. Afterwards TensorFlow should see only the last two of these GPUs, and both
+# should grow. The check calls `prepare` with 2 to 8 GPUs.
 
 # %% tags=["exercise"]
 def prepare(gpus):
@@ -378,9 +367,9 @@ def prepare(gpus):
 checks.last_two_grow(prepare)
 
 # %% [markdown]
-# **2.** `n` scripts share a GPU of `total` MiB, and each has a CUDA context of `context` MiB beside
-# what its limit allows. Write `limit_for(total, context, n)`. It returns the largest limit in whole
-# MiB that can be set in all of the scripts.
+# **2.** `n` scripts share a GPU of `total` MiB. Each has a CUDA context of `context` MiB beside
+# what its limit allows. Write `limit_for(total, context, n)`, which returns the largest limit in
+# whole MiB that all of the scripts can have at once.
 
 # %% tags=["exercise"]
 def limit_for(total, context, n):
@@ -399,8 +388,7 @@ checks.limit_for(limit_for)
 # %% [markdown]
 # ## What we saw
 #
-# - A `ResourceExhaustedError` named the tensor that did not fit. It did not say what fills the
-#   memory: for that there are the driver, the process and the allocator.
+# - A `ResourceExhaustedError` named the tensor that did not fit, and not what fills the memory.
 # - By TensorFlow's own rules, six tensors took nearly twice their size with growth, and nearly all
 #   of a GPU with nothing set.
 # - Today's calls and the classic options ended in the same message.
@@ -410,14 +398,9 @@ checks.limit_for(limit_for)
 #
 # ## In practice
 #
-# Use growth when you work on a GPU that others use too. It costs some memory, because regions are
-# rounded up, and no region comes back before the process ends.
-#
-# - Set a limit where two processes share a GPU for long, so that neither can starve the other.
-# - Where regions are free but each is too small for the next tensor,
-#   `TF_GPU_ALLOCATOR=cuda_malloc_async` may help: the driver then manages the memory.
-# - Look for an idle notebook before you look for a leak. `nvidia-smi` names the processes.
-# - `TF_FORCE_GPU_ALLOW_GROWTH=true` in the environment sets growth in a program that you cannot
-#   edit.
+# Before you look for a leak, look for an idle notebook: `nvidia-smi` names the processes. In a
+# program that you cannot edit, `TF_FORCE_GPU_ALLOW_GROWTH=true` in the environment sets growth.
+# Where regions are free but each is too small for the next tensor,
+# `TF_GPU_ALLOCATOR=cuda_malloc_async` may help.
 #
 # Next: [[next]].

@@ -33,7 +33,9 @@ WRONG = {
          "it started TensorFlow"),
     ],
     2: [
-        ("- context", "- context - 1", "use what is there"),
+        ("- context", "- context - 1", "fill the GPU as far as"),
+        ("total // n", "total / n", "a whole number of MiB"),
+        ("total // n", "round(total / n)", "round down"),
         ("total // n - context", "str(total // n - context)", "but text: make it a number"),
     ],
 }

@@ -34,16 +34,20 @@ def last_two_grow(function: Any) -> str:
 
 limit_for = same_as(
     lambda total, context, n: total // n - context,
-    lambda: [(16384, 500, 2), (40960, 420, 7), (24576, 600, 1)],
+    lambda: [(16384, 500, 2), (40960, 420, 6), (24576, 600, 1)],
     way="a limit is a whole number of MiB",
     yes="with their contexts the scripts fill the GPU, and none of them is short",
     told=lambda right, got, total, context, n: (
         f"{n} scripts with {got:,} MiB each and contexts of {context} MiB take "
         f"{n * (got + context):,} of {total:,} MiB"
     ),
-    unknown="use what is there, to the last MiB that all can have",
+    unknown="together they should fill the GPU as far as whole MiB can, and take no more",
     wrong={
         "each script has a context, too": lambda total, context, n: total // n,
+        "a limit is a whole number of MiB": lambda total, context, n: total / n - context,
+        "rounded up, the limits do not fit: round down": (
+            lambda total, context, n: -(-total // n) - context
+        ),
         "each script has a context of its own": lambda total, context, n: (total - context) // n,
         "beside each limit there is one context": (
             lambda total, context, n: total // n - n * context
