@@ -119,8 +119,8 @@ print(f"loss {value:.3f} and {whole_loss:.3f}, weights equal to 1e-5:", apart < 
 # | It costs | a line of code for each place, and two extra runs of the step to check it |
 # | Instead | [[07]] trains on all devices; [[10]] and `fit.split` are for what does not fit |
 #
-# The rest of this lesson places operations by hand. The halves take turns, by the way, and one
-# device waits while the other works: [[12]] is about that.
+# The halves take turns, so one device waits while the other works; [[12]] is about that. The rest of
+# this lesson places operations by hand.
 #
 # ## By hand: blocks around the calls
 #
@@ -178,9 +178,8 @@ tf.config.set_soft_device_placement(True)
 
 # %% [markdown]
 # Without soft placement a wrong name raises an error. The price is that some operations, such as
-# those on strings, have no version for GPUs, and raise one too in a block that names a GPU.
-#
-# The last line switched soft placement on again, as it is in most code.
+# those on strings, have no version for GPUs, and raise one too in a block that names a GPU. So the
+# last line switches it on again.
 #
 # ## Asked for, planned, ran
 #
@@ -216,10 +215,10 @@ print("parts:", spec.device_type, spec.device_index, spec.job, spec.task)
 #
 # ## A product on each device
 #
-# Here is a small example with everything in it. Each device multiplies `x` by itself, and the host
-# adds the products. The example is that of the wiki page [Understanding Multi device training in
-# TensorFlow](../docs/sources.md#wiki) by kavyasrinet (2017), which uses two GPUs. `numbers` times
-# itself is 7, 10, 15 and 22. Look for twice that, or as many times as you have devices:
+# Each device multiplies `x` by itself, and the host adds the products, as on the wiki page
+# [Understanding Multi device training in TensorFlow](../docs/sources.md#wiki) by kavyasrinet (2017),
+# which uses two GPUs. `numbers` times itself is 7, 10, 15 and 22. Look for twice that, or as many
+# times as you have devices:
 
 # %%
 @tf.function
@@ -290,10 +289,9 @@ for function in [lost, constant]:
         print(f"{function.__name__}: {error}")
 
 # %% [markdown]
-# The wrong name is caught. (With a single device that is a GPU, soft placement takes the right one
-# by chance.) The product of constants ran nowhere: TensorFlow saw that its inputs never change,
-# computed the product once, before the first step, and kept the result. What is *planned* for it
-# can be read in a log:
+# The wrong name is caught. The product of constants ran nowhere: TensorFlow saw that its inputs never
+# change, computed the product once, before the first step, and kept the result. What is *planned*
+# for it can be read in a log:
 
 # %%
 with trace.placement() as log:
