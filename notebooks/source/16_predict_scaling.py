@@ -102,10 +102,9 @@ print(f"one after the other: {2 * step / (step + crossing):.2f} times as fast as
 
 # %% [markdown]
 # With m servers in a **ring** ([[09]]) each sends 2(m - 1)/m times all gradients: once for two
-# servers, and never twice. `scaling.ring` counts it, with the few microseconds of each message. (A
-# ring through all 16 GPUs, which does not add up inside first, would send 2 · 15/16 = 1.9 times the
-# gradients over the slow link.) In JupyterLab a panel below the chart changes the number of
-# servers, and after how many batches the gradients cross:
+# servers, and never twice. `scaling.ring` counts it, with the few microseconds of each message. In
+# JupyterLab a panel below the chart changes the number of servers, and after how many batches the
+# gradients cross:
 
 # %% tags=["varies", "cover"]
 def draw(servers, pieces):
@@ -287,7 +286,7 @@ for pieces in (1, 4):
 #
 # Now a table of your own times, of a `fit` with two dense layers, as in [[15]]. `Workload.of`
 # counts the parameters, and `scaling.fit` says what a step takes with a batch that nobody has
-# measured. (There is no section on graphs here: a time is a time, whoever built the step.)
+# measured:
 
 # %%
 def build_on(n):
