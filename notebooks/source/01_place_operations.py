@@ -248,8 +248,8 @@ plt.show()
 # `x` has 1000 · 1000 numbers of 4 bytes. It crosses once to each device, although `matmul` takes
 # it twice, and each product crosses back.
 #
-# Is the product right? The entries are whole numbers and so are their sums, which float32 holds
-# exactly. So the sum has to be equal to NumPy's without any tolerance:
+# Is the product right? All numbers are whole, which float32 holds exactly. So the sum has to be equal
+# to NumPy's without any tolerance:
 
 # %%
 by_numpy = len(plan) * (big @ big)
