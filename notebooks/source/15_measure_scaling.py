@@ -59,7 +59,10 @@ def build_on(n):
 
 # %% [markdown]
 # `fit_of(n, batch)` gives what is timed: a `fit` of six steps on n devices, with `batch` images for
-# each device. Two devices on one core would gain nothing, so there are no more devices than cores:
+# each device. Two devices on one core would gain nothing, so there are no more devices than cores.
+# `scaling.measure` runs every number of devices with every batch, once to warm up and then eight
+# times in turn, and gives the median time of a step. In the chart, compare the lines at one global
+# batch:
 
 # %%
 STEPS, most = 6, min(len(plan), plan.cores)
@@ -71,14 +74,9 @@ def fit_of(n, batch):
     return lambda: models[n].fit(data, verbose=0)
 
 
-# %% [markdown]
-# `scaling.measure` runs every number of devices with every batch, once to warm up and then four
-# times in turn, and gives the median time of a step. In the chart, compare the lines at one global
-# batch:
-
 # %% tags=["varies", "nbval-ignore-output", "cover"]
-sizes = sorted({16, 16 * most, 400, 400 * most})
-rows = scaling.measure(fit_of, [*models], sizes, steps=STEPS, warmup=1, repeats=4)
+sizes = sorted({16, 16 * most, 800, 800 * most})
+rows = scaling.measure(fit_of, [*models], sizes, steps=STEPS, warmup=1, repeats=8)
 for row in rows:
     rate = row.layout.global_batch_size / row.seconds
     print(f"{row.layout!r:16} {1e3 * row.seconds:6.1f} ms a step {rate:8,.0f} images/s")
@@ -114,7 +112,7 @@ plt.show()
 
 # %% tags=["nbval-ignore-output"]
 took = {row.layout: row.seconds for row in rows}
-for b in (16, 400):
+for b in (16, 800):
     together, batch, whole = took[Layout(most, b)], took[Layout(1, b)], took[Layout(1, most * b)]
     strong, weak = whole / together / most, batch / together
     print(f"{most} devices x {b:3}: strong {strong:4.0%}, weak {weak:4.0%}")
@@ -144,7 +142,7 @@ timing.compare(*twins, warmup=1, names=("the one", "the other"))
 #
 # The last line has the median of the ratios of the pairs, and in brackets their middle half. If
 # that half lies on one side of 1, the steps count as different. How often do twins count as
-# different by chance alone? The next cell draws a thousand comparisons of twins whose times scatter
+# different by chance alone? The next cells draw a thousand comparisons of twins whose times scatter
 # by 3 %:
 
 # %%
@@ -155,6 +153,7 @@ def told_apart(pairs, comparisons=1000):
     return np.mean([one.distinguishable for one in made])
 
 
+# %%
 for pairs in (5, 8, 15, 20):
     print(f"{pairs:2} pairs: {told_apart(pairs):.0%} of the comparisons found a difference")
 
@@ -193,11 +192,11 @@ print(f"all devices: {images:,} images, {same(shared, alone)} to one part in a t
 # rows of one device give an estimate of both:
 
 # %% tags=["nbval-ignore-output"]
-small, large = (took[Layout(1, size)] for size in (16, 400))
-an_image = (large - small) / (400 - 16)
+small, large = (took[Layout(1, size)] for size in (16, 800))
+an_image = (large - small) / (800 - 16)
 fixed = small - 16 * an_image
 print(f"{1e6 * an_image:.0f} µs an image, and {1e3 * fixed:.1f} ms fixed: {fixed / small:.0%} of "
-      f"a step with 16, {fixed / large:.0%} with 400")  # fmt: skip
+      f"a step with 16, {fixed / large:.0%} with 800")  # fmt: skip
 
 # %% [markdown]
 # The fixed part is spent on Python, on starting the operations, and on updating the weights. More
@@ -231,10 +230,10 @@ for n in (1, most):
 
 # %% [markdown]
 # One by one, the input gives 120 / 0.04 = 3,000 images a second, which no number of devices
-# exceeds, as the cell asserts. Four at a time are faster, though the wait for the first batch
-# counts in so short a pass. To recognize a slow input, **time `fit` on one batch that lies ready.**
-# If your training is much slower, read several batches at a time
-# (`num_parallel_calls=tf.data.AUTOTUNE`), or keep what was read (`cache`).
+# exceeds, as the cell asserts. Four at a time can give four times as many, in a longer pass than
+# this one. To recognize a slow input, **time `fit` on one batch that lies ready.** If your training
+# is much slower, read several batches at a time (`num_parallel_calls=tf.data.AUTOTUNE`), or keep
+# what was read (`cache`).
 #
 # ## What a growing batch does to the accuracy
 #
