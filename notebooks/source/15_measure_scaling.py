@@ -8,7 +8,7 @@
 # that the number can be believed, and find out what holds it back.
 #
 # **You will learn** to
-# - time your `fit` on each number of devices, and read strong and weak scaling from the times,
+# - read strong and weak scaling from the times of your `fit`,
 # - tell a difference from chance, and prove that the work stayed the same,
 # - recognize a step that is too small, and an input that is too slow,
 # - see what a growing batch does to the accuracy.
@@ -43,7 +43,7 @@ warnings.simplefilter("ignore", UserWarning)  # Keras has one for every Dataset 
 # ## The lines to paste
 #
 # `build_on(n)` makes a small network on n devices, as in [[07]]. Put your own model in its place,
-# and your own data in place of `digits.load`, which gives as many images as it is asked for:
+# and your own data in place of `digits.load(k)`, which gives k images with their labels:
 
 # %%
 def build_on(n):
@@ -59,9 +59,10 @@ def build_on(n):
 
 # %% [markdown]
 # `fit_of(n, batch)` gives what is timed: a `fit` of six steps on n devices, with `batch` images for
-# each. `scaling.measure` runs all of these once to warm up, then four times in turn, and gives the
-# median of a step. More devices than cores would share a core, so they are not timed. In the chart,
-# straight up from one line to the next, the global batch stays the same:
+# each device. Two devices on one core would gain nothing, so there are no more devices than cores.
+# `scaling.measure` runs every number of devices with every batch, once to warm up and then eight
+# times in turn, and gives the median time of a step. In the chart, compare the lines at one global
+# batch:
 
 # %%
 STEPS, most = 6, min(len(plan), plan.cores)
@@ -74,8 +75,8 @@ def fit_of(n, batch):
 
 
 # %% tags=["varies", "nbval-ignore-output", "cover"]
-sizes = sorted({16, 16 * most, 200, 200 * most})
-rows = scaling.measure(fit_of, [*models], sizes, steps=STEPS, warmup=1, repeats=4)
+sizes = sorted({16, 16 * most, 800, 800 * most})
+rows = scaling.measure(fit_of, [*models], sizes, steps=STEPS, warmup=1, repeats=8)
 for row in rows:
     rate = row.layout.global_batch_size / row.seconds
     print(f"{row.layout!r:16} {1e3 * row.seconds:6.1f} ms a step {rate:8,.0f} images/s")
@@ -83,8 +84,8 @@ charts.rates(rows)
 plt.show()
 
 # %% [markdown]
-# Where batches are small, on the left, more devices gain little or nothing. On the right they gain
-# more, if the machine has nothing else to do.
+# On the left, where batches are small, the second device gains little or nothing. On the right it
+# gains more, provided that nothing else keeps the cores busy.
 #
 # | | |
 # |---|---|
@@ -94,35 +95,33 @@ plt.show()
 #
 # ## Strong and weak scaling
 #
-# There are two ways to use more devices. The grey part is what the devices exchange:
+# There are two ways to use more devices. In the grey time they exchange gradients:
 #
-# ![The time of a step. One device: one batch. Strong scaling: three devices share the same batch,
-# each takes a third of the time, and gradients are averaged. Weak scaling: three devices with a
-# batch each take the whole time, and gradients are averaged.](pictures/15_two_ways.svg)
+# ![The time of a step. In strong scaling three devices share the batch and each takes a third of
+# the time. In weak scaling three devices with a batch each take the whole
+# time.](pictures/15_two_ways.svg)
 #
 # - **Strong scaling** keeps the global batch, so n devices should take an nth of the time.
 # - **Weak scaling** keeps the per-device batch, so n devices should take the same time, for n times
 #   the examples.
 #
-# The **speed-up** is how many times as many examples a second n devices train as one. Divided by n
-# it is the **efficiency**. Suppose one device takes 8 s. If two take 5 s for the same batch, the
+# The **speed-up** is the examples a second of n devices, divided by those of one. Divided by n it
+# is the **efficiency**. Suppose one device takes 8 s. If two take 5 s for the same batch, the
 # efficiency is (8 / 5) / 2 = 80 %. If they take 10 s for twice the batch, it is 8 / 10 = 80 % as
-# well. Here are the efficiencies in the rows:
+# well. Here are the efficiencies in the rows above:
 
 # %% tags=["nbval-ignore-output"]
 took = {row.layout: row.seconds for row in rows}
-for b in (16, 200):
-    one, whole, every = (took[Layout(*each)] for each in ((1, b), (1, most * b), (most, b)))
-    print(f"{most} x {b:3}: strong {whole / every / most:4.0%}, weak {one / every:4.0%}")
+for b in (16, 800):
+    together, batch, whole = took[Layout(most, b)], took[Layout(1, b)], took[Layout(1, most * b)]
+    strong, weak = whole / together / most, batch / together
+    print(f"{most} devices x {b:3}: strong {strong:4.0%}, weak {weak:4.0%}")
 
 # %% [markdown]
-# Strong scaling is the training of one device, only sooner. Weak scaling is another training,
-# because its batch is larger.
-#
 # ## A number that can be believed
 #
-# Two models that are made alike should take the same time. Here each takes a pass of `fit` fresh
-# from the start, then another one, and then both take twenty passes in turn:
+# Two models that are made alike, twins, should take the same time. The next cell times the first
+# pass of `fit` of each twin, a second pass, and then twenty passes in turn:
 
 # %% tags=["nbval-ignore-output"]
 def one_pass(model):
@@ -137,13 +136,14 @@ for name in ("first passes", "second passes"):
 timing.compare(*twins, warmup=1, names=("the one", "the other"))
 
 # %% [markdown]
-# A first pass takes many times as long as a later one, because Keras builds the graph of the step
-# then. So a comparison needs a **warm-up**. The second passes differ too, by chance, so it needs
-# **repeats**, and **in turn**, so that a machine that slows down slows both.
+# A first pass takes many times as long as a later one, because Keras then builds the graph of the
+# step. So a comparison needs a **warm-up**. As later passes differ by chance, it also needs
+# **repeats**, taken **in turn**, so that a machine that slows down slows both twins.
 #
-# The last line has the median of the ratios of the pairs, and in brackets their middle half. Two
-# ways count as different if the middle half lies on one side of 1. How often does chance tell twins
-# apart? The next cells make up a thousand comparisons of twins whose times scatter by 3 %:
+# The last line has the median of the ratios of the pairs, and in brackets their middle half. If
+# that half lies on one side of 1, the steps count as different. How often do twins count as
+# different by chance alone? The next cells draw a thousand comparisons of twins whose times scatter
+# by 3 %:
 
 # %%
 def told_apart(pairs, comparisons=1000):
@@ -158,13 +158,12 @@ for pairs in (5, 8, 15, 20):
     print(f"{pairs:2} pairs: {told_apart(pairs):.0%} of the comparisons found a difference")
 
 # %% [markdown]
-# With eight pairs every ninth comparison reports a difference that is not there. So a ratio such as
-# 1.04 from a few pairs is no finding yet.
+# With eight pairs every ninth comparison finds a difference that is not there.
 #
 # ## Proof: the same work
 #
-# A training that does less is faster, too. So a pass on all devices has to change the weights as
-# one on a single device does. The difference between the two changes is divided by the change:
+# A training that does less work is faster, too. So the next cells check that a pass on all devices
+# changes the weights as a pass on one device does, to a thousandth of the change:
 
 # %%
 def moved(n, steps=STEPS):
@@ -189,27 +188,24 @@ print(f"all devices: {images:,} images, {same(shared, alone)} to one part in a t
 # %% [markdown]
 # ## What holds it back: a step that is too small
 #
-# The rows of one device say what a step is made of: a time for each image, and a **fixed part** for
-# any batch. Two rows give both:
+# A step takes some time for each image, and a **fixed part** that does not depend on the batch. Two
+# rows of one device give an estimate of both:
 
 # %% tags=["nbval-ignore-output"]
-small, large = (took[Layout(1, size)] for size in (16, 200))
-an_image = (large - small) / (200 - 16)
+small, large = (took[Layout(1, size)] for size in (16, 800))
+an_image = (large - small) / (800 - 16)
 fixed = small - 16 * an_image
 print(f"{1e6 * an_image:.0f} µs an image, and {1e3 * fixed:.1f} ms fixed: {fixed / small:.0%} of "
-      f"a step with 16, {fixed / large:.0%} with 200")  # fmt: skip
+      f"a step with 16, {fixed / large:.0%} with 800")  # fmt: skip
 
 # %% [markdown]
-# The fixed part is Python, starting the operations, and updating the weights. More devices divide
-# the images only, and the exchange comes on top. **The remedy** is a larger per-device batch. (In
-# `cores` mode all devices share one pool of threads, so "one device" may use an idle core as well.
-# That makes the gain look smaller than it is.)
+# The fixed part is spent on Python, on starting the operations, and on updating the weights. More
+# devices share the images but not the fixed part. **The remedy** is a larger per-device batch.
 #
 # ## What holds it back: an input that is too slow
 #
-# A real training has to read its batches. Here it takes 40 ms to read a batch of 120, as if from a
-# disk. Three inputs are compared: a batch that lies ready, batches read one by one, and batches
-# read four at a time:
+# A real training has to read its batches. In the next cell a batch of 120 takes 40 ms to read.
+# Compare a batch that lies ready with batches read one by one, and four at a time:
 
 # %% tags=["nbval-ignore-output"]
 READ, SIZE = 0.04, 120
@@ -227,24 +223,25 @@ print("devices", *(f"{name:>15}" for name in inputs), " images/s")
 for n in (1, most):
     rates = {}
     for name, data in inputs.items():
-        run = timing.measure(lambda: models[n].fit(data, verbose=0), warmup=1, repeats=1)
+        run = timing.measure(lambda: models[n].fit(data, verbose=0), warmup=1, repeats=3)
         rates[name] = STEPS * SIZE / run.median
     print(f"{n:7}", *(f"{each:15,.0f}" for each in rates.values()))
     assert rates["one by one"] <= SIZE / READ
 
 # %% [markdown]
-# One by one, the input gives 120 / 0.04 = 3,000 images a second. No number of devices exceeds that,
-# as the cell asserts. This is how to recognize it: **time `fit` on one batch that lies ready.** If
-# the training with its input is much slower, read several at a time
-# (`num_parallel_calls=tf.data.AUTOTUNE`), or keep what was read (`cache`).
+# One by one, the input gives 120 / 0.04 = 3,000 images a second, which no number of devices
+# exceeds, as the cell asserts. Four at a time can give four times as many, in a longer pass than
+# this one. To recognize a slow input, **time `fit` on one batch that lies ready.** If your training
+# is much slower, read several batches at a time (`num_parallel_calls=tf.data.AUTOTUNE`), or keep
+# what was read (`cache`).
 #
 # ## What a growing batch does to the accuracy
 #
 # Weak scaling has a price that no clock shows: with a larger batch the same examples give fewer
-# updates. A small network trains four passes over the digits. `accuracy` is the share of unseen
-# digits that it then recognizes. As the first weights and the order of the images have a part in
-# that, each training is done with five seeds. The batch of 16 grows to 128, as with eight devices,
-# and a common rule lets the learning rate grow with it:
+# updates. `accuracy` trains a small network for four passes, and returns the share of unseen digits
+# that it then recognizes. Each training has five seeds, because chance has a part in it. The batch
+# of 16 grows to 128, as with eight devices. A common rule makes the learning rate eight times as
+# high as well:
 
 # %%
 images, labels = digits.load()
@@ -279,25 +276,26 @@ print("it makes up for the batch:                ", mean[128, 0.16] >= mean[16, 
 print("eight times the higher rate is a failure: ", mean[128, 0.8] < 0.3)
 
 # %% [markdown]
-# These are means of the five seeds, which are far apart: a single training proves little. At the
-# low rate the larger batch falls behind, and eight times the rate makes up for most of it. Eight
-# times the higher rate is too much. The rule has a limit, and only the accuracy shows where it is.
+# In the mean of the seeds, the rule makes up for most of what the larger batch loses at the low
+# rate. At the higher rate it fails.
 #
 # ## Break it
 #
-# **A pass that is cut short.** In Horovod the batch is that of each device, so the steps of a pass
-# are divided by the number of devices. In Keras it is that of all devices. Whoever divides all the
-# same seems to scale perfectly. The proof from above notices:
+# **A pass that is cut short.** In Horovod you give the per-device batch, and divide the steps of a
+# pass by the number of devices. In Keras you give the global batch. If you divide there as well,
+# `fit` seems to scale perfectly. The proof from above notices:
 
 # %%
 hurried, images = moved(len(plan), steps=max(1, STEPS // len(plan)))
 print(f"all devices, steps divided: {images:,} images, {same(hurried, alone)}")
 
 # %% [markdown]
-# **A batch that nobody split.** In a loop of your own, `strategy.run` gives each device what it is
-# given, here the whole batch. Each divides its loss by the number of devices, so the weights are
-# right. Only the time is not. Here is what crosses from the host to each device, in a step of `fit`
-# and in this one:
+# Half of the images are missing.
+#
+# **A batch that nobody split.** In a loop of your own, `strategy.run` hands its arguments to every
+# device, here the whole batch. Each device divides its loss by the number of devices, so the
+# gradients add up to the right ones, and only time is lost. The bytes from the host show this,
+# first in `fit`, then in this step:
 
 # %%
 strategy, careless = fit.strategy(plan), build_on(len(plan))
@@ -323,22 +321,22 @@ for each in traced:
     print({to: size for (where, to), size in each.bytes_between().items() if where == plan.host})
 
 # %% [markdown]
-# A batch is 840 · (784 · 4 + 8) = 2,640,960 bytes. `fit` gives each device its share, and the
-# second step gives all to each. (`experimental_distribute_dataset` would have split it.)
+# The whole batch has 2,640,960 bytes. `fit` gives each device its share, and this step gives each
+# device all of it. `experimental_distribute_dataset` would split it.
 #
 # ## On GPUs
 #
 # On one GPU Keras compiles with XLA by itself, and under a strategy it does not, so compare with
-# `compile(…, jit_compile=False)`. Take a batch that nearly fills its memory: the arithmetic is much
-# faster there, and the fixed part is not. A small network has little to share. MNIST took 286 s
-# with `MirroredStrategy` on two GTX 1080 Ti, and 197 s on one ([TensorFlow issue
+# `compile(…, jit_compile=False)`. A GPU speeds up the arithmetic, and hardly the fixed part, so
+# choose a batch that nearly fills its memory. A small network can lose by a second GPU: MNIST took
+# 286 s with `MirroredStrategy` on two GTX 1080 Ti, and 197 s on one ([TensorFlow issue
 # 35095](../docs/sources.md), olk, 2019). A loop of your own has to call
 # `tf.test.experimental.sync_devices` before the clock stops, as `scaling.measure` does.
 #
 # ## With a model of another kind
 #
-# `scaling.measure` takes any step: a function, or a function with its arguments. Here a network
-# reads sentences of 20 words, in the step of `towers.train_step` ([[09]]):
+# `scaling.measure` takes any step: a function, or a function with its arguments. Here it times
+# `towers.train_step` ([[09]]), for a network that reads sentences of 20 words:
 
 # %% tags=["nbval-ignore-output"]
 def my_step(n, batch):
@@ -360,8 +358,8 @@ for row in scaling.measure(my_step, devices=sorted({1, most}), batches=[128], re
 # ## The same in a graph: if you inherit such code
 #
 # In 2016 the author of the [tensorlight notebook](../docs/sources.md#tensorlight) trained a network
-# for digits on TitanX GPUs, in towers with graphs and sessions. Here is what 2000 steps of eleven
-# layouts took, and the memory of each GPU, as the driver showed it:
+# for digits on TitanX GPUs, in towers. Here are the times of 2000 steps in eleven layouts, and the
+# memory of each GPU:
 
 # %%
 theirs = {repr(row.layout): row for row in published.TENSORLIGHT}
@@ -375,14 +373,12 @@ for name, row in theirs.items():
 
 # %% [markdown]
 # The second GPU gained nothing: an example took 145 µs on one GPU, and 148 on two with 128 each.
-# Most of it was **the place of the variables**. With them on the host, a step on one GPU took 32.5
-# ms in place of 18.5: 26.6 MB of weights go to the GPU in every step, and as many bytes of
-# gradients come back. **A larger batch** spreads that over more examples: 82 µs with 512 to each.
+# The main reason was **the place of the variables**. With the variables on the host, a step on one
+# GPU took 32.5 ms in place of 18.5, because weights and gradients cross in every step. **A larger
+# batch** spreads this over more examples: 82 µs with 512 on each of two GPUs.
 #
-# Here are its towers, one on each device of `where`, with the variables and the average on `home`,
-# and Adam. (The model split is in [[12]], and `python benchmarks/scaling.py` times all layouts.) In
-# `cores` mode a session gets a thread for each tower, so one device is one core. From the same
-# weights and batch, three layouts compute the gradients of today's code on one device:
+# The next cells build such towers, one on each device of `where`, with the variables, the average
+# and Adam on `home`. In three layouts they compute the gradients of today's code on one device:
 
 # %%
 network, first = networks.tensorlight(width=1 / 16), plan.devices[0]
@@ -435,10 +431,9 @@ for name, layout in layouts.items():
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
-# **1.** Write `efficiency(seconds, kind)`. `seconds` is a dictionary with the time of a step by the
-# number of devices, 1 among them. `kind` is `"strong"` (the same global batch) or `"weak"` (the
-# same per-device batch). Return a dictionary with the efficiency for each of these numbers of
-# devices, not rounded.
+# **1.** Write `efficiency(seconds, kind)`. `seconds` is a dictionary with the time of a step for
+# some numbers of devices, 1 among them. `kind` is `"strong"` or `"weak"`. Return a dictionary with
+# the efficiency for each of these numbers, not rounded.
 
 # %% tags=["exercise"]
 def efficiency(seconds, kind):
@@ -457,9 +452,8 @@ checks.efficiency(efficiency)
 
 # %% [markdown]
 # **2.** Write `differ(a, b)`. `a` and `b` are lists of seconds of two steps that were timed in
-# turn, so `a[0]` and `b[0]` are a pair. Return True if the middle half of the ratios of the pairs
-# lies on one side of 1, and False if not. The middle half reaches from the quantile 0.25 to the
-# quantile 0.75 (`np.quantile`).
+# turn, so `a[0]` and `b[0]` are a pair. Return True if the middle half of the ratios, from the
+# quantile 0.25 to the quantile 0.75 (`np.quantile`), lies on one side of 1, and False if not.
 
 # %% tags=["exercise"]
 def differ(a, b):
@@ -479,18 +473,18 @@ checks.differ(differ)
 # %% [markdown]
 # ## What we saw
 #
-# - A grid of `fit` on one device and on all gave strong and weak scaling, and two of its rows gave
-#   the fixed part of a step.
-# - Chance alone told twins apart in 11 % of the comparisons of 8 pairs, and in 1 % of those of 20.
+# - Small batches gained little from more devices, which do not share the fixed part.
+# - By chance alone twins counted as different in 11 % of the comparisons of 8 pairs, and in 1 % of
+#   those of 20.
 # - 5,040 images changed the weights alike on one device and on all. A pass cut short had 2,520.
-# - An input that read one by one set the pace, whatever the number of devices.
-# - In the mean of five seeds a larger batch fell behind, eight times the rate made up for most of
-#   it, and eight times a higher rate was a failure.
+# - An input that read batches one by one set the pace, whatever the number of devices.
+# - A larger batch cost accuracy. Eight times the rate made up for most of that at a low rate, and
+#   failed at a higher one.
 #
 # ## In practice
 #
 # Time one batch that lies ready, on one device and on all. If all gain little, raise the per-device
-# batch, and watch the accuracy. If they gain and your training does not, it is the input. Write
-# down a time with its batch, its number of devices, and which kind of scaling it is.
+# batch, and watch the accuracy. If they gain much and your training does not, mend the input. With
+# a time, write down the batch, the devices, and the kind of scaling.
 #
 # Next: [[next]].
