@@ -84,8 +84,8 @@ def losses(function: Any) -> str:
         right = np.log(np.exp(logits - highest).sum(1)) + highest[:, 0] - logits[range(batch), y]
         odd = [float(one) for one in got if not np.isfinite(one)]
         expect(not odd, (
-            f"with scores near {shift:.0f} a loss is {odd[:1]}: take the highest score away before "
-            "exp, and add it again after log"
+            f"with scores near {shift:.0f} a loss is {odd[:1]}: take each example's own highest "
+            "score away before exp, and add it again after log"
         ))  # fmt: skip
         first = int(np.argmax(np.abs(got - right)))
         expect(np.allclose(got, right, atol=2e-3), (
