@@ -126,13 +126,14 @@ added = sum(block(batch, *half) for half in halves)
 print("equal to 1e-12:", np.allclose(added, block(batch, a, b), rtol=0, atol=1e-12))
 
 # %% [markdown]
-# The devices meet once, in the sum. The field calls a sum that all devices get an **all-reduce**.
-# If `up` were split without `down`, the hidden numbers themselves would have to cross, and in our
-# network they are eight times as many as what the pair gives.
+# The devices meet once, in the sum. `fit.split_layers` makes it on the first device, and each
+# device finds the gradients of its own parts and updates them, so no weight crosses. If `up` were
+# split without `down`, the hidden numbers would have to cross, and in our network they are eight
+# times as many as what the pair gives.
 #
 # **Attention** is split by its heads. A head has its own queries, keys and values, and does not
-# know the other heads until the output projection adds them up. So the heads stand where the hidden
-# numbers stood, and again there is one sum. Here four heads are shared out over two devices:
+# know the other heads until the output projection adds them up. So queries, keys and values are cut
+# by columns, and the output projection by rows. Here two devices share four heads:
 
 # %%
 def attention(x, q, k, v, out):
@@ -190,9 +191,9 @@ proof(network, where, x, y)
 #
 # ## What crosses, and what each device holds
 #
-# What goes into a pair are here 256 examples of 256 numbers of 4 bytes, and what comes out is as
-# large. Let X be these bytes. Forward, X goes to each further device, and X comes back. Backward,
-# the gradients do the same. So on n devices a pair sends 4 (n − 1) X in a step.
+# Into a pair go 256 examples of 256 numbers of 4 bytes, and what comes out is as large. Let X be
+# these bytes. Forward, X goes to each further device, and X comes back. Backward, the gradients do
+# the same. So on n devices a pair sends 4 (n − 1) X in a step.
 #
 # To compare, we cut the same network between its layers by `fit.split` ([[12]]), which cuts it
 # after the first residual block. `trace.fit_step` says what a step of `fit` sends:
@@ -224,7 +225,7 @@ for name, each in models.items():
 #
 # The next two cells show what each device holds at the peak of the step, and when it works:
 
-# %%
+# %% tags=["varies"]
 def bytes_on(device, variables):
     here = [v for v in variables if devices.short(v.value.device) == device]
     return sum(v.value.dtype.size * int(np.prod(v.shape)) for v in here)
@@ -249,13 +250,14 @@ plt.show()
 
 # %% [markdown]
 # Both ways share out what a device keeps, and what it holds at the peak. Between layers the devices
-# take turns. Inside layers both compute in each pair, forward and backward. The second device waits
-# where the first one works alone: at the stem, the sums and the loss.
+# take turns, but for the updates at the end. Inside layers both compute in each pair, forward and
+# backward. The second device waits where the first one works alone: at the stem, the sums and the
+# loss.
 #
 # ## Break it
 #
 # **Columns after columns.** Somebody cuts `down` by columns as well, and joins the results where
-# they should be added. The shape is right, so no error is raised. Look at how many weights are left:
+# they should be added. The shape is right, so no error is raised. Look at the number of weights:
 
 # %%
 parts = [*zip(np.split(a, 2, axis=1), [b[:5, :3], b[5:, 3:]])]
@@ -294,7 +296,7 @@ print("the outputs are equal:", np.allclose(once, twice))
 print(f"the sum of both biases moves {sum(both)[0] / right[0]:.1f} times as far")
 
 # %% [markdown]
-# Each part gets the whole gradient of the bias, so the sum of the biases learns twice as fast.
+# Each part gets the whole gradient of the bias, so the sum of n biases learns n times as fast.
 # Equal outputs prove nothing about the gradients: compare the weights after a step.
 #
 # **A setting that does nothing.** `keras.distribution` has `ModelParallel`, which splits layers on
@@ -322,11 +324,12 @@ keras.distribution.set_distribution(None)
 # ## On GPUs
 #
 # The sums stand in the middle of the step, and what follows has to wait for them. So split layers
-# belong on GPUs with a fast link, such as NVLink within one machine. On the 8 GPUs of a server
-# Megatron-LM reached [79.6 %](https://nv-adlr.github.io/MegatronLMV1) of eight times the speed of
-# one. It adds up in a ring ([[09]]), while `fit.split_layers` adds up on the first GPU, through
-# whose links everything goes, and it does without XLA. In `cores` mode the devices share a memory
-# and a received copy takes no room; on a GPU add the copies to what the trace says.
+# belong on GPUs with a fast link, such as NVLink within one machine. With the 8 GPUs of a server
+# Megatron-LM did [79.6 %](https://nv-adlr.github.io/MegatronLMV1) of eight times the work of one.
+# It adds up in a ring that gives every GPU the sum, an **all-reduce** ([[09]]). `fit.split_layers`
+# adds up on the first GPU, through whose links everything goes, and switches XLA off. In `cores`
+# mode the devices share a memory and a received copy takes no room. On a GPU add the copies to what
+# the trace says.
 #
 # ## With a model of another kind
 #
