@@ -11,7 +11,7 @@ def gated(g, u, d, n):
     parts, size = [], len(d) // n
     for start in range(0, len(d), size):
         own = slice(start, start + size)
-        parts.append([tf.constant(g)[:, own], u[:, own], tf.constant(d[own])])
+        parts.append([tf.constant(g, "float32")[:, own], u[:, own], tf.constant(d[own])])
     return tuple(parts)
 """,
     ],
@@ -63,7 +63,11 @@ WRONG = {
         ("with tf.device(part.device):\n            top, width",
          "with tf.device(first):\n            top, width", "bytes for each example"),
         ("tops.append(top)", "top = tf.zeros_like(top); tops.append(top)", "before exp"),
+        ("top, width = tf.reduce_max(part, axis=1)",
+         "top, width = tf.reduce_mean(part) + 0 * part[:, 0]", "own highest"),
+        ("tops.append(top)", "top = tops[0] if tops else top; tops.append(top)", "own highest"),
         ("y - i * width", "y", "has the loss"),
+        ("y - i * width", "y - i * 12", "has the loss"),
         ("each * tf.exp(top - highest)", "each", "has the loss"),
         (" - sum(own)", "", "has the loss"),
     ],
