@@ -183,7 +183,7 @@ def test_a_model_of_halves_has_its_loss_scaled(keras, plan, scale):
         np.testing.assert_allclose(a, b, atol=1e-3)
 
 
-def test_it_is_saved_loaded_and_undone(keras, plan, double, tmp_path):
+def test_it_is_saved_loaded_and_undone(keras, tf, plan, double, tmp_path):
     """A built optimizer goes on, with callbacks that save; files are those of one device."""
     seen = []
     for devices in (None, plan.devices):
@@ -203,6 +203,10 @@ def test_it_is_saved_loaded_and_undone(keras, plan, double, tmp_path):
         if devices:
             with pytest.raises(ValueError, match="model.save"):
                 keras.saving.save_model(model, tmp_path / "other.keras")
+            keras.config.set_floatx("float32")  # of which slots would be made, and do not fit
+            with pytest.raises(tf.errors.InvalidArgumentError):
+                model.get_weights()
+            keras.config.set_floatx("float64")
             model.load_weights(name)
             assert {*places(model.get_layer("down_0").weights)} == {"CPU:1", "CPU:2"}
             assert len(states[1]) > len(states[0])

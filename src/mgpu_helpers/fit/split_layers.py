@@ -301,26 +301,33 @@ class _Parted:
 
     def _change(self, state: Callable[..., None], made: Any = None) -> Any:
         """Change the model's weights; give an optimizer for them, if it has one that is built."""
-        self.state, given = state, getattr(self.model, "optimizer", None)
-        built = given is not None and given.built
-        made = made or built and anew(given)  # which may raise, while nothing is changed
+        given = getattr(self.model, "optimizer", None)
+        if given is None or not given.built:
+            return self._weights(state)
+        made = made or anew(given)
+        self._weights(state)
+        try:
+            if not made.built:
+                made.build(self.model.trainable_variables)
+            ours, theirs = map(_kept, (made, given) if state is _join else (given, made))
+            for key, slots in ours.items():
+                _, axis, parts = self.cuts.get(key, (None, 0, ()))
+                found = [theirs[id(part)] for part in parts] or [theirs[key]]
+                for slot, *own in zip(slots, *found, strict=True):
+                    state(slot, axis, own)
+        except BaseException:  # such as floatx, when it is another than before
+            self._weights(_share_out if state is _join else _join)
+            raise
+        return made
+
+    def _weights(self, state: Callable[..., None]) -> None:
+        self.state = state
         for whole, axis, parts in self.cuts.values():
             state(whole, axis, parts)
             if state is _share_out:
                 _join(whole, 0, ())  # its memory is for others
             before, after = (parts, [whole]) if state is _join else ([whole], parts)
             _private.stand_in(self.model, before, after)
-        if not built:
-            return None
-        if not made.built:
-            made.build(self.model.trainable_variables)
-        ours, theirs = map(_kept, (made, given) if state is _join else (given, made))
-        for key, slots in ours.items():
-            _, axis, parts = self.cuts.get(key, (None, 0, ()))
-            found = [theirs[id(part)] for part in parts] or [theirs[key]]
-            for slot, *own in zip(slots, *found, strict=True):
-                state(slot, axis, own)
-        return made
 
 
 def _kept(optimizer: Any) -> dict[int, list[Any]]:
