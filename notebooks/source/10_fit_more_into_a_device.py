@@ -36,8 +36,8 @@ device = plan.devices[0]
 # %% [markdown]
 # ## The lines to paste
 #
-# Here is a network of ten residual blocks. Each block makes 256 numbers from the 64 that it is given,
-# and 64 from these, as the dense half of a Transformer block does:
+# Here is a network of ten residual blocks. Each block makes 256 numbers from the 64 that it is
+# given, and 64 from these, as the dense half of a Transformer block does:
 
 # %%
 layers, entropy = keras.layers, keras.losses.SparseCategoricalCrossentropy
@@ -96,15 +96,16 @@ for name, most in [("accumulated", 40), ("recomputed", 40), ("in bfloat16", 70)]
 print("the weights below 10 %:", 4 * build().count_params() < 0.1 * whole)
 
 # %% [markdown]
-# The curves leave out the weights, which would add less than 10 %. They show mostly **activations**:
-# what the forward pass leaves behind for the backward pass. The step as it is climbs up to the dashed
-# line, and on behind it, because gradients of the activations come on top. In pieces it climbs four
-# low hills. Recomputed it has a low hill for each part. In bfloat16 it climbs about half as high.
+# The curves leave out the weights, which would add less than 10 %. They show mostly
+# **activations**: what the forward pass leaves behind for the backward pass. The step as it is
+# climbs up to the dashed line, and on behind it, because gradients of the activations come on top.
+# In pieces it climbs four low hills. Recomputed it has a low hill for each part. In bfloat16 it
+# climbs about half as high.
 #
 # | | accumulation | recomputation | precision |
 # |---|---|---|---|
 # | **use it when** | a smaller batch fits | even that is too large | fewer digits do no harm |
-# | **it costs** | time, as smaller products are less efficient | most of a second forward pass | all but two or three digits |
+# | **it costs** | smaller, slower products | most of a second forward pass | most of the digits |
 # | **instead** | the smaller batch | a smaller model | float32, and the other two |
 #
 # What do they cost in computing? `graph.flops` counts the multiplications and additions of all
@@ -153,9 +154,9 @@ for policy in ["float32", "mixed_bfloat16"]:
 #
 # The gradient of a mean over the batch is the mean of the gradients of its pieces, where each piece
 # counts by its share of the examples. So a step may take one piece after the other, add up the
-# gradients, and update the weights once. We compute in float64, where rounding cannot hide a mistake.
-# `apart` is the largest difference between two lists of arrays, as a share of an array's largest
-# entry:
+# gradients, and update the weights once. We compute in float64, where rounding cannot hide a
+# mistake. `apart` is the largest difference between two lists of arrays, as a share of an array's
+# largest entry:
 
 # %%
 def apart(ours, theirs):
@@ -195,9 +196,9 @@ print("gradients equal to 1e-12:", apart(ours, reference) < 1e-12)
 print("less than half is held:", four.peak(device) < 0.5 * one.peak(device))
 
 # %% [markdown]
-# The gradients are the same, and less is held. A step ends with `model.optimizer.apply(added)`, once
-# for all pieces. `fit.accumulate` does this within `fit`, also with masks and sample weights. It
-# warns of BatchNormalization, which sees only a piece and so gives other numbers.
+# The gradients are the same, and less is held. A step ends with `model.optimizer.apply(added)`,
+# once for all pieces. `fit.accumulate` does this within `fit`, also with masks and sample weights.
+# It warns of BatchNormalization, which sees only a piece and so gives other numbers.
 #
 # ## Recomputation by hand
 #
@@ -264,8 +265,8 @@ for name, wait in [("recomputed", True), ("without waiting", False)]:
 # %% [markdown]
 # Recomputed, ten products run twice: the first of each block. The gradients are the same, and less
 # is held. The last line shows why `again` waits for `dy`: without that, TensorFlow finds that both
-# runs of a block compute the same, and keeps the results of the first. Nothing fails, and nothing is
-# saved, so look at the peak of a trace, too.
+# runs of a block compute the same, and keeps the results of the first. Nothing fails, and nothing
+# is saved, so look at the peak of a trace, too.
 #
 # `fit.recompute` does this with the layers of a built model. It takes several blocks as one part,
 # because the input of each part is kept. About the square root of the number of blocks is a good
@@ -303,8 +304,8 @@ print("by shares, equal to 1e-12:", apart(accumulated(x, y, sizes), reference) <
 # Each of the 24 examples counted about twenty times as much as any other, and nothing failed. This
 # cell is the check: compare unequal pieces with the whole batch.
 #
-# **A mask that is drawn again.** Dropout sets half of the numbers to 0, and doubles the others. Here
-# it goes through `recomputed`:
+# **A mask that is drawn again.** Dropout sets half of the numbers to 0, and doubles the others.
+# Here it goes through `recomputed`:
 
 # %%
 tf.random.set_seed(1)
@@ -334,9 +335,9 @@ for name, scale, over in [("plain", 1, 1), ("scaled", 2**15, 2**15), ("forgotten
 #
 # ## When it does not help
 #
-# A part has to fit when it runs again, so where one large layer holds most, running it twice gains
-# nothing. And where the weights are large and the batch is small, a step holds mostly the gradient of
-# the weights. Try all three on both. True means that the peak fell below 80 %:
+# Where one large layer holds most, running it twice gains nothing. And where the weights are large
+# and the batch is small, a step holds mostly their gradient. Try all three on both. True means that
+# the peak fell below 80 %:
 
 # %%
 keras.config.set_floatx("float32")
@@ -367,21 +368,22 @@ compare("large weights", 16, lambda: compiled(layers.Flatten(), dense(2000)))
 
 # %% [markdown]
 # Pieces and bfloat16 help with a large layer. Nothing helps with large weights: pieces add a sum of
-# gradients to what is held, and bfloat16 a copy of the weights. Share out the state ([[11]]), or cut
-# the model ([[12]]).
+# gradients to what is held, and bfloat16 a copy of the weights. Go on with [[11]] or
+# [[12]].
 #
 # ## On GPUs
 #
-# All of this holds on a GPU. There `mixed_bfloat16` also makes large products faster, from Ampere on
-# (A100, RTX 30); older cards have `mixed_float16`. Keras compiles with XLA on a GPU, and `fit.accumulate`
-# and `fit.recompute` switch that off, because XLA would choose its own order. Pieces that are too
-# small leave a GPU idle, so take the fewest that fit.
+# All of this holds on a GPU. There `mixed_bfloat16` also makes large products faster, from Ampere
+# on (A100, RTX 30); older cards have `mixed_float16`. Keras compiles with XLA on a GPU, and
+# `fit.accumulate` and `fit.recompute` switch that off, because XLA would choose its own order.
+# Pieces that are too small leave a GPU idle, so take the fewest that fit.
 #
 # ## With a model of another kind
 #
 # Three Transformer blocks read a digit as 28 rows, with dropout. `memory.plan` counts what each
 # remedy would hold, without running a step, and whether that fits into 15 MB. *Work* is its
-# computing, as a multiple of the plain step's. (The model does without XLA, which draws other masks.)
+# computing, as a multiple of the plain step's. (The model does without XLA, which draws other
+# masks.)
 
 # %% tags=["nbval-ignore-output"]
 def transformer():
@@ -410,8 +412,8 @@ for model in [transformer(), fit.recompute(transformer())]:
 print("below 60 %:", held[1] < 0.6 * held[0], "the same loss:", np.allclose(*losses, rtol=1e-5))
 
 # %% [markdown]
-# Pieces fit, and recomputation does with more work. The second cell tried the plan's line for
-# recomputation: the peak fell, and the loss is the same, so dropout drew the same masks.
+# Pieces fit, and so does recomputation, with more work. Recomputed, the peak fell indeed, and the
+# loss is the same, so dropout drew the same masks.
 #
 # ## On your own
 #
@@ -475,7 +477,7 @@ checks.drop(drop)
 #
 # ## In practice
 #
-# Take bfloat16 first where the loss allows it, because it keeps the batch whole and computes nothing
-# twice. Then take pieces. Recompute where one piece is still too large. All three go together.
+# Take bfloat16 first where the loss allows it, because it keeps the batch whole and computes
+# nothing twice. Then take pieces. Recompute where one piece is still too large.
 #
 # Next: [[next]].

@@ -83,10 +83,10 @@ def drop(function: Any) -> str:
     expect(0 < kept.mean() < 1, f"{kept.mean():.0%} are kept: drop some, and not all")
     rows = (kept == kept[:1]).all() or (kept == kept[:, :1]).all()
     expect(not rows, "each number is dropped on its own, and not whole rows or columns")
+    expect(abs(kept.mean() - 0.5) < 0.1, f"{kept.mean():.0%} are kept, not about half")
     alike = [(kept[1:] == kept[:-1]).mean(), (kept[:, 1:] == kept[:, :-1]).mean()]
     expect(max(alike) < 0.65, "each number is dropped on its own: neighbours share a draw")
     expect(min(alike) > 0.35, "each number is dropped on its own: the mask has a pattern")
-    expect(abs(kept.mean() - 0.5) < 0.1, f"{kept.mean():.0%} are kept, not about half")
     expect((masked(first) == kept).all(), "called twice with one seed, it gave two masks")
     expect((masked(other) != kept).any(), "two seeds gave the same mask")
 
