@@ -39,6 +39,19 @@ def drop(x, seed):
     return tf.nn.dropout(x, 0.5)
 """
 
+FOURS = """
+def drop(x, seed):
+    drawn = tf.random.stateless_uniform([tf.size(x) // 4], seed)
+    kept = tf.reshape(tf.repeat(drawn, 4), tf.shape(x)) < 0.5
+    return tf.where(kept, 2 * x, tf.zeros_like(x))
+"""
+
+BOARD = """
+def drop(x, seed):
+    board = tf.range(tf.shape(x)[0])[:, None] + tf.range(tf.shape(x)[1]) + sum(seed)
+    return tf.where(board % 2 == 0, 2 * x, tf.zeros_like(x))
+"""
+
 WRONG = {
     1: [
         ("range(1, blocks + 1)", "range(2, blocks + 1)", "parts hold"),
@@ -56,6 +69,9 @@ WRONG = {
         ("drop = lambda x, seed: 2 * x", "drop some, and not all"),
         ("drop = lambda x, seed: tf.nn.dropout(x, 0.5)", "it gave two masks"),
         (AGAIN, "in a graph"),
+        (FOURS, "neighbours share a draw"),
+        (BOARD, "the mask has a pattern"),
+        ("seed) < 0.5", "[seed[0] + 7 * seed[1], 0]) < 0.5", "the seeds [0, 1] and [7, 0]"),
         ("tf.shape(x), seed", "tf.shape(x)[:1] // tf.shape(x)[0] * tf.shape(x)[1], seed", "rows"),
         (
             "tf.where(kept, 2 * x, tf.zeros_like(x))",

@@ -84,6 +84,9 @@ def drop(function: Any) -> str:
     rows = (kept == kept[:1]).all() or (kept == kept[:, :1]).all()
     expect(not rows, "each number is dropped on its own, and not whole rows or columns")
     expect(abs(kept.mean() - 0.5) < 0.1, f"{kept.mean():.0%} are kept, not about half")
+    alike = [(kept[1:] == kept[:-1]).mean(), (kept[:, 1:] == kept[:, :-1]).mean()]
+    expect(max(alike) < 0.65, "each number is dropped on its own: neighbours share a draw")
+    expect(min(alike) > 0.35, "each number is dropped on its own: the mask has a pattern")
     expect((masked(first) == kept).all(), "called twice with one seed, it gave two masks")
     expect((masked(other) != kept).any(), "two seeds gave the same mask")
 
@@ -98,6 +101,10 @@ def drop(function: Any) -> str:
     for near in ([first[0], other[1]], [other[0], first[1]]):
         said = f"the seeds {first} and {near} gave the same mask: use both numbers"
         expect((masked(near) != kept).any(), said)
+    seen: dict[bytes, list[int]] = {}
+    for small in ([a, b] for a in range(10) for b in range(10)):
+        twin = seen.setdefault(masked(small).tobytes(), small)
+        expect(twin == small, f"the seeds {twin} and {small} gave the same mask")
     with tf.GradientTape() as tape:
         tape.watch(x)
         total = tf.reduce_sum(call(function, x, first))
