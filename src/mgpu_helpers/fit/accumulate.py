@@ -28,8 +28,8 @@ def accumulate(model: Any, pieces: int) -> Any:
     or weights leave more of it in one piece than in another, in a last batch that is smaller, under
     a MirroredStrategy (there the pieces are of each replica's share, and there is one all-reduce),
     and after `fit.parallel`. What a train_step of one's own gives beside metrics is that of the
-    last piece. A BatchNormalization sees a piece at a time, which is warned of. XLA is not used.
-    `fit.alone` undoes it.
+    last piece. A BatchNormalization sees a piece at a time, which is warned of, and Dropout draws a
+    mask for each piece. XLA is not used. `fit.alone` undoes it.
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
