@@ -34,7 +34,7 @@ function draw(step, still) { // still: what the timeline takes the place of
     const ends = { x1: start, x2: start + takes, y1: source + 0.5 + down, y2: target + 0.5 - down };
     return { drawn: make("svg:line", ends), text };
   });
-  const known = new Map([...blocks, ...copies].map(each => [each.drawn, each]));
+  const known = new Map([...copies, ...blocks].map(each => [each.drawn, each]));
   const plot = make("svg:svg", { x: LEFT, height: high, preserveAspectRatio: "none" },
     ...known.keys());
   const axis = make("svg:g", { class: "axis" });
