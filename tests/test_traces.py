@@ -218,7 +218,9 @@ def test_the_keyboard_goes_from_block_to_block(page, name: str):
     page.keyboard.press("ArrowUp")
     seen = [b for b in step["blocks"] if b[4] < end and b[5] >= step["length"] / 800]
     assert same(status.inner_text(), sentence(step, seen[-1]))
-    for _ in range(30):  # it brings into sight what it names
+    for _ in range(3):
+        page.keyboard.press("+")
+    for _ in range(40):  # it brings into sight what it names
         page.keyboard.press("ArrowUp")
         start, end = shown(box)
         named = float(re.search(r"starts at ([\d.]+)", status.inner_text())[1])

@@ -56,7 +56,7 @@ def packed(step: Trace, corner: str) -> str:
         beside = lanes(op for op in working(step) if op.device == device)
         kind, index = order(device)
         colour = "host" if device == "/CPU:0" else f"d{(index - (kind == '/CPU')) % 8}"
-        busy = round(1 - step.idle(device), 3)
+        busy = round(1 - step.idle(device), 6)
         rows.append({"device": device, "colour": colour, "busy": busy, "lanes": len(beside)})
         for lane, ops in enumerate(beside):
             for op in ops:
