@@ -33,6 +33,7 @@ _ROOMS = "|".join(ROOMS)
 IN_A_ROOM = re.compile(rf"(?<!`)`((?:\w[\w, ]* = )?((?:{_ROOMS})(?:\.\w+)+)(?:\([^`<>\n]*)?)`")
 ROW_OF_A_ROOM = re.compile(rf"^\| `(({_ROOMS}))`(?= \|)", flags=re.MULTILINE)
 REFERENCE = r"{py:obj}`\1 <mgpu_helpers.\2>`"
+PICTURE_OF_A_STEP = re.compile(r"!\[[^]]*\]\(traces/(\w+)\.png\)")
 LESSON = re.compile(r"\b([Ll]esson) (\d\d)\b(?!\])")
 
 # Lessons are shown as they are stored. Whoever changes one builds it: CONTRIBUTING.md.
@@ -57,6 +58,7 @@ ASKED = {
     "gpu not found, nccl, error",
     "docs/first_ten_minutes_on_a_gpu": "gpu is not used, gpu not used, cudnn, new gpu",
     "docs/fit": "multi_gpu_model, multi gpu model, gradient accumulation",
+    "docs/traces": "timeline, trace, what did my gpu do, what does my gpu do, gantt",
     "notebooks/01_place_operations": "tf.device, which device, pin to gpu",
     "notebooks/02_control_memory": "memory growth, takes all memory, memory limit",
     "notebooks/03_count_memory": "out of memory, oom, how much memory, batch too large",
@@ -135,6 +137,12 @@ def in_words(text: str) -> str:
     return IN_A_ROOM.sub(REFERENCE, text)
 
 
+def with_numbers(found: re.Match) -> str:
+    """Put below the picture of a step what site/traces.js draws in its place."""
+    numbers = (here / "traces" / f"{found[1]}.json").read_text(encoding="utf-8")
+    return f'{found[0]}\n\n<script class="trace" type="application/json">{numbers}</script>'
+
+
 def prepare(app, docname: str, source: list[str]) -> None:
     """Close the solutions of a lesson, describe its pictures in words, and add its buttons."""
     if app.env.doc2path(docname).suffix == ".rst":  # what build_site writes needs nothing
@@ -143,6 +151,8 @@ def prepare(app, docname: str, source: list[str]) -> None:
         # GitHub's way to name a place, in MyST's
         source[0] = re.sub(r'^<a id="(\w+)"></a>$', r"(\1)=", source[0], flags=re.MULTILINE)
         source[0] = in_words(source[0])
+        if docname == "docs/traces":
+            source[0] = PICTURE_OF_A_STEP.sub(with_numbers, source[0])
         if docname == "docs/package":
             source[0] = ROW_OF_A_ROOM.sub(f"| {REFERENCE}", source[0])
         return

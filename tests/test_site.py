@@ -171,6 +171,7 @@ QUESTIONS = {
     "hyperparameter search": "05", "TF_CONFIG": "17", "MirroredStrategy": "07",
     "buy more GPUs": "16 calculator", "memory growth": "02", "CUDA_VISIBLE_DEVICES": "04",
     "batch too large for GPU": "03 10", "worker killed": "18",
+    "timeline": "traces", "trace": "traces", "what did my GPU do": "traces",
 }  # fmt: skip
 
 
@@ -218,7 +219,8 @@ FOCUSED = """() => {
 
 @pytest.mark.parametrize(
     "name",
-    ["index", "notebooks/00_meet_your_machine", "api/jobs", "search", "docs/calculator"],
+    ["index", "notebooks/00_meet_your_machine", "api/jobs", "search", "docs/calculator",
+     "docs/traces"],  # fmt: skip
 )
 def test_the_keyboard_reaches_everything(browser, name: str):  # noqa: F811
     page = browser.new_page(viewport=DESK)
