@@ -119,8 +119,8 @@ print(f"loss {value:.3f} and {whole_loss:.3f}, weights equal to 1e-5:", apart < 
 # | It costs | a line of code for each place, and two extra runs of the step to check it |
 # | Instead | [[07]] trains on all devices; [[10]] and `fit.split` are for what does not fit |
 #
-# The halves take turns, so one device waits while the other works; [[12]] is about that. The rest of
-# this lesson places operations by hand.
+# The halves take turns, so one device waits while the other works; [[12]] is about that. The rest
+# of this lesson places operations by hand.
 #
 # ## By hand: blocks around the calls
 #
@@ -216,9 +216,9 @@ print("parts:", spec.device_type, spec.device_index, spec.job, spec.task)
 # ## A product on each device
 #
 # Each device multiplies `x` by itself, and the host adds the products, as on the wiki page
-# [Understanding Multi device training in TensorFlow](../docs/sources.md#wiki) by kavyasrinet (2017),
-# which uses two GPUs. `numbers` times itself is 7, 10, 15 and 22. Look for twice that, or as many
-# times as you have devices:
+# [Understanding Multi device training in TensorFlow](../docs/sources.md#wiki) by kavyasrinet
+# (2017), which uses two GPUs. `numbers` times itself is 7, 10, 15 and 22. Look for twice that, or
+# as many times as you have devices:
 
 # %%
 @tf.function
@@ -248,8 +248,8 @@ plt.show()
 # `x` has 1000 · 1000 numbers of 4 bytes. It crosses once to each device, although `matmul` takes
 # it twice, and each product crosses back.
 #
-# Is the product right? All numbers are whole, which float32 holds exactly. So the sum has to be equal
-# to NumPy's without any tolerance:
+# Is the product right? All numbers are whole, which float32 holds exactly. So the sum has to be
+# equal to NumPy's without any tolerance:
 
 # %%
 by_numpy = len(plan) * (big @ big)
@@ -289,9 +289,9 @@ for function in [lost, constant]:
         print(f"{function.__name__}: {error}")
 
 # %% [markdown]
-# The wrong name is caught. The product of constants ran nowhere: TensorFlow saw that its inputs never
-# change, computed the product once, before the first step, and kept the result. What is *planned*
-# for it can be read in a log:
+# The wrong name is caught. The product of constants ran nowhere: TensorFlow saw that its inputs
+# never change, computed the product once, before the first step, and kept the result. What is
+# *planned* for it can be read in a log:
 
 # %%
 with trace.placement() as log:

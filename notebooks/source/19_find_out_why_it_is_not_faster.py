@@ -288,8 +288,8 @@ charts.blame(of_uneven[-1])
 plt.show()
 
 # %% [markdown]
-# The cure is even shards, or shards in proportion to speed. `explain` names the slow device, but not
-# the reason, such as heat or another user.
+# The cure is even shards, or shards in proportion to speed. `explain` names the slow device, but
+# not the reason, such as heat or another user.
 #
 # **8. The variables are on the wrong device.** A Keras model that is built outside of any
 # `tf.device` block has its weights on the first GPU, or on the host where there is none. Here one
@@ -304,8 +304,8 @@ for name, step in (("at home", of_one[-1]), ("on the host", of_hosted[-1])):
 
 # %% [markdown]
 # All weights go to the device, and all gradients come back. The cure is to build the model in the
-# block of its device. In `cores` mode all devices share one memory and a clock shows next to nothing,
-# so the replay says what the bytes would cost over a link of 1 GB/s:
+# block of its device. In `cores` mode all devices share one memory and a clock shows next to
+# nothing, so the replay says what the bytes would cost over a link of 1 GB/s:
 
 # %% tags=["nbval-ignore-output"]
 for name, steps in (("at home", of_one), ("on the host", of_hosted)):
@@ -335,8 +335,9 @@ for name, settings in others.items():
 #
 # A replay takes the operations as they were traced. It cannot foresee that TensorFlow chooses
 # another kernel, and it refuses a step under 2 ms, and one with a loop. `fit.explain` takes
-# differences of times, so nothing else should run meanwhile. For large trainings on GPUs, *Daydream*
-# ([2020](../docs/sources.md#daydream)) and *dPRO* ([2022](../docs/sources.md#dpro)) go further.
+# differences of times, so nothing else should run meanwhile. For large trainings on GPUs,
+# *Daydream* ([2020](../docs/sources.md#daydream)) and *dPRO* ([2022](../docs/sources.md#dpro)) go
+# further.
 #
 # ## On GPUs
 #
@@ -389,9 +390,9 @@ checks.replay_over_link(replay_over)
 # **2.** `lesson_19.patient()` gives a compiled Keras model and its data. Three of the eight causes
 # slow its training down. Name them by their numbers. Then write `treat(model, data)`, which returns
 # a function that makes one pass over the data without any of the three, and leaves the model with
-# the weights that `lesson_19.fit(model, data)` would give. The check looks at what is done: the model
-# is called on every device, and from the second pass on nothing is read again and Python does not
-# call the model. Times are only shown.
+# the weights that `lesson_19.fit(model, data)` would give. The check looks at what is done: the
+# model is called on every device, and from the second pass on nothing is read again and Python does
+# not call the model. Times are only shown.
 
 # %% tags=["exercise"]
 causes = {0}
