@@ -27,6 +27,7 @@ def on_all(build: Any) -> str:
     expect(is_model(model), f"build_on_all gave {model!r}: return the model")
     step = call(lambda: trace.fit_step(model, digits.load(64)))
     worked = {op.device for op in step.ops if "Conv2D" in op.type}
+    expect(worked, "the step computed no convolution: return the model of build()")
     expect(worked >= {*plan.devices}, "not every device of the plan computed a convolution: a "
            "block of tf.device says where weights are made, and the scope of a strategy shares out "
            "the steps")
@@ -57,4 +58,6 @@ def multiply_columns(function: Any) -> str:
             way = "send all of left, and cut right, not left"
         expect(got <= wanted, f"{device} got {got:,} bytes, where all of left and its columns of "
                f"right are {wanted:,}: {way}")
+        expect(got == wanted, f"{device} got {got:,} bytes, where all of left and its columns of "
+               f"right are {wanted:,}: cut only right, and along axis 1")
     return f"the same product, and each device got {wanted:,} bytes"
