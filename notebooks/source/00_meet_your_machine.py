@@ -65,8 +65,8 @@ def build():
 
 
 # %% [markdown]
-# `fit.strategy` is TensorFlow's `MirroredStrategy`, changed so that `BatchNormalization` works on the
-# whole batch. Build and compile the model in its scope. The call of `fit` stays as it was:
+# `fit.strategy` is TensorFlow's `MirroredStrategy`, changed so that `BatchNormalization` works on
+# the whole batch. Build and compile the model in its scope. The call of `fit` stays as it was:
 
 # %%
 x, y = digits.load(1024)
@@ -102,7 +102,7 @@ for name, model in [("with the strategy", on_all), ("without", on_one)]:
 #
 # | `fit.strategy` | |
 # |---|---|
-# | Use it when | a model fits on one device, and gradients take longer to compute than to exchange |
+# | Use it when | a model fits on a device, and gradients take longer to compute than to exchange |
 # | It costs | a copy of the model on each device, and an exchange of gradients in each step |
 # | Instead | [[10]] when the model does not fit; [[04]] when you have many scripts |
 #
@@ -160,8 +160,8 @@ for device in plan.devices:
 # right one stays whole; each device makes the same rows of the product, which are joined
 # again.](pictures/00_shared_product.svg)
 #
-# The host cuts `left` and joins the pieces. Each device multiplies its own shard with all of
-# `right`. Where one block of `tf.device` stands inside another, the inner one counts:
+# The host cuts `left` and joins the pieces. Where one block of `tf.device` stands inside another,
+# the inner one counts:
 
 # %%
 def multiply(left, right):
@@ -208,10 +208,10 @@ charts.timeline(step)
 plt.show()
 
 # %% [markdown]
-# Where bars stand one above the other, devices worked at the same time. Copies are
-# not drawn, so white space in a lane means that the device waited or received data. The percentage
-# is how much of the lane has bars. The host's bar is the last, because the host joins the finished pieces.
-# Whether a training also becomes faster is another question, and [[15]] measures it.
+# Where bars stand one above the other, devices worked at the same time. Copies are not drawn, so
+# white space in a lane means that the device waited or received data. The percentage is how much of
+# the lane has bars. The host's bar is the last, because the host joins the finished pieces. Whether
+# a training also becomes faster is another question, which [[15]] answers.
 #
 # ## Proof: the same product
 #
@@ -322,7 +322,7 @@ checks.multiply_columns(multiply_columns)
 # - Without the strategy one place computed all convolutions, and only the trace said so.
 # - All devices shared one multiplication, and 0 entries differed from NumPy's.
 # - Each of two devices got 16,934,400 bytes, and the timeline showed when each device worked.
-# - Without its inner block the product was still right, and the work was not shared.
+# - Without the inner block of `multiply` the product was still right, and nothing was shared.
 #
 # ## In practice
 #
