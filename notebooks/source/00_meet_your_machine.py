@@ -1,20 +1,20 @@
 # %% [markdown]
 # # Meet your machine
 #
-# TensorFlow does not spread work over several devices by itself. It puts a model on the first GPU,
-# and the other GPUs stay idle. Nothing warns you: the results are right, and a training on four
-# GPUs takes as long as on one.
+# TensorFlow does not spread work over several GPUs by itself. It puts a model on the first GPU, and
+# the others stay idle. Nothing warns you: the results are right, and a training on four GPUs takes
+# as long as on one.
 #
-# **In this lesson** a Keras model trains on every device of your machine, and you see when each of
-# them worked.
+# **In this lesson** a Keras model trains on several devices, even where there is no GPU, and you
+# see that each of them did its share.
 #
 # **You will learn** to
-# - get a host and some devices from one call, with or without a GPU,
+# - get a host and some devices from one call,
 # - train a Keras model on all of them, and check that all of them worked,
-# - share one multiplication out over them by hand, and prove that the result is the same,
-# - read a timeline and a placement map of your own run.
+# - share out one multiplication by hand, and prove that the result is the same,
+# - read a placement map and a timeline of your own run.
 #
-# **You need** some Python, NumPy and Keras. You do not need a GPU.
+# **You need** some Python, NumPy and Keras.
 
 # %%
 from mgpu_helpers import devices
@@ -23,9 +23,11 @@ plan = devices.setup(2)
 plan
 
 # %% [markdown]
-# Every lesson starts with this cell. It asks for two **devices**: two GPUs where there are two,
-# two shares of a GPU where there is one, and two cores of the processor where there is none.
-# `plan.host` is the name of the host, and `plan.devices` are those of the devices. The outputs
+# Every lesson starts with this cell. It asks for two **devices**, which do the heavy arithmetic:
+# two GPUs where there are two, two shares of a GPU where there is one, and two cores of the
+# processor where there is none. The **host** is the CPU, which feeds the devices and joins what
+# they make. `plan.host` and `plan.devices` hold the names. Without a number, `devices.setup()`
+# takes all GPUs. If one of yours is missing, the command `mgpu` in a terminal says why. The outputs
 # stored in this page come from a machine without a GPU.
 
 # %%
@@ -38,14 +40,15 @@ import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
 
-from mgpu_helpers import charts, fit, nvml, timing, trace
+from mgpu_helpers import charts, fit, trace
 from mgpu_helpers.lessons import digits, drawings
 from mgpu_helpers.lessons.checks import lesson_00 as checks
 
 # %% [markdown]
 # ## The lines to paste
 #
-# Here is a Keras model that reads handwritten digits. Build and compile your own in its place:
+# Here is a Keras model that reads handwritten digits. In your own script, your model stands in its
+# place:
 
 # %%
 def build():
@@ -62,8 +65,8 @@ def build():
 
 
 # %% [markdown]
-# Two lines put its training on all devices. The model has to be built and compiled inside the
-# block, and `fit` stays as it was:
+# `fit.strategy` is TensorFlow's `MirroredStrategy`, changed so that `BatchNormalization` works on
+# the whole batch. Build and compile the model in its scope. The call of `fit` stays as it was:
 
 # %%
 x, y = digits.load(1024)
@@ -74,8 +77,8 @@ history = on_all.fit(x, y, batch_size=64, epochs=3, verbose=0).history
 print("accuracy:", *[f"{share:.2f}" for share in history["accuracy"]])
 
 # %% [markdown]
-# Of each batch of 64 digits every device took its share, and the devices added up their gradients.
-# One device alone, with the same batches, learns the same:
+# The strategy gives each device a share of every batch of 64 digits, and adds up the gradients.
+# So the model should learn what it learns without a strategy:
 
 # %%
 on_one = build()
@@ -84,9 +87,9 @@ print("accuracy:", *[f"{share:.2f}" for share in alone["accuracy"]])
 print("losses agree:", np.allclose(history["loss"], alone["loss"], rtol=1e-3))
 
 # %% [markdown]
-# The numbers are the same either way, so they cannot tell you who did the work. A trace can.
+# The numbers are the same either way, so they cannot tell you which devices worked. A trace can:
 # `trace.fit_step` runs one **step** of `fit`, which is one update of the weights, and keeps what
-# TensorFlow recorded. Where were the convolutions computed?
+# TensorFlow recorded. Look for the places where the convolutions were computed:
 
 # %% tags=["unplaced"]
 for name, model in [("with the strategy", on_all), ("without", on_one)]:
@@ -94,31 +97,23 @@ for name, model in [("with the strategy", on_all), ("without", on_one)]:
     print(f"{name}:", sorted({op.device for op in step.ops if "Conv2D" in op.type}))
 
 # %% [markdown]
-# With the strategy all devices computed. Without it, everything ran in one place, which is the CPU
-# where there is no GPU, and the first GPU where there is one.
+# With the strategy every device computed convolutions. Without it, one place computed all of them:
+# the CPU where there is no GPU, and otherwise the first GPU.
 #
 # | `fit.strategy` | |
 # |---|---|
-# | Use it when | a model fits on one device, and its steps take longer than an exchange |
-# | It costs | a copy of the model on each device, and an exchange of all gradients in each step |
+# | Use it when | a model fits on a device, and gradients take longer to compute than to exchange |
+# | It costs | a copy of the model on each device, and an exchange of gradients in each step |
 # | Instead | [[10]] when the model does not fit; [[04]] when you have many scripts |
 #
-# [[07]] says more about `fit` on all devices. In the rest of this lesson you share out a single
-# operation by hand, to see what a device, a copy and a wait look like.
+# [[07]] says more about `fit` on all devices. From here on you share out a single operation by
+# hand, to see what a device, a copy and a wait look like.
 #
-# ## What is in this machine
+# ## Devices without a GPU
 #
-# NVIDIA's driver knows the GPUs. Where there is no driver, the list is empty and the report says
-# why. In a terminal, `mgpu` says more, for example why TensorFlow cannot use a GPU that is there.
-
-# %% tags=["nbval-ignore-output"]
-report = nvml.query()
-print("GPUs:", [gpu.name for gpu in report.gpus], report.reason or "")
-
-# %% [markdown]
-# Without a GPU, one processor stands behind the host and all devices. TensorFlow can divide it into
-# *logical* devices, if it is told before it starts. The next cell does by hand what `devices.setup`
-# does on such a machine, in a Python process of its own:
+# Without a GPU, one processor stands behind the host and all devices. TensorFlow divides it into
+# *logical* devices if you ask for them before TensorFlow starts. The next cell asks for three, the
+# host and two devices, in a Python process of its own:
 
 # %%
 by_hand = """
@@ -136,17 +131,18 @@ done = subprocess.run(
 print(done.stdout or done.stderr, end="")
 
 # %% [markdown]
-# One core is then worth one device. Where a lesson measures "1.7 times as fast", it compares with
-# one core. Plain TensorFlow would have used all cores from the start, so a training on a laptop
-# does not become faster. The parallel work is real, and it shows how a training on several GPUs
-# behaves. The bytes that the lessons count are those that would cross between GPUs.
+# Each of the two devices computes with one core, and a lesson that measures "1.7 times as fast"
+# compares with one core. Plain TensorFlow would use all cores from the start, so a training on a
+# laptop does not become faster in this way. But the work is parallel, as on several GPUs. These
+# devices share one memory and need no copies: the bytes that the lessons count are those that would
+# cross between GPUs.
 #
-# Once TensorFlow has started, it keeps its devices. For another number of them, restart the kernel.
+# TensorFlow keeps its devices once it has started. For another number of them, restart the kernel.
 #
 # ## One multiplication on all devices
 #
-# `tf.device` names the device for what is created inside its block. The result knows where it was
-# made:
+# What is computed in a block of `tf.device` is computed on the device that the block names. The
+# result knows where it was made:
 
 # %%
 small = tf.constant([[1.0, 2.0], [3.0, 4.0]])
@@ -156,15 +152,16 @@ for device in plan.devices:
     print("made on", devices.short(product.device))
 
 # %% [markdown]
-# Now all devices work on one product. A row of it needs only the same row of the left matrix, and
-# all of the right one. So the left matrix can be cut into **shards** of rows, one for each device:
+# Now all devices work on one product. A row of the product needs only the same row of the left
+# matrix, and all of the right one. So the left matrix can be cut into **shards** of rows, one for
+# each device:
 #
 # ![A product of two matrices. The left one is cut into two shards of rows, one for each device; the
 # right one stays whole; each device makes the same rows of the product, which are joined
 # again.](pictures/00_shared_product.svg)
 #
-# The host cuts `left` and joins the pieces. Each device multiplies its own shard with all of
-# `right`. In code there are two blocks, one inside the other, and the inner one wins:
+# The host cuts `left` and joins the pieces. Where one block of `tf.device` stands inside another,
+# the inner one counts:
 
 # %%
 def multiply(left, right):
@@ -189,9 +186,9 @@ result, step = trace.function_step(multiply, left, right)
 print("worked:", step.devices)
 
 # %% [markdown]
-# The **placement map** has a lane for each device. A thick arrow is what crosses from one to
-# another, with its bytes. A thin arrow is what stays on its device. Look for what the host has to
-# send:
+# The host and all devices worked. The **placement map** has a lane for each of them. A thick arrow
+# is data that crosses to another lane, with its bytes, and a thin arrow is data that stays. Look
+# for what the host has to send:
 
 # %%
 for (source, target), size in step.bytes_between().items():
@@ -200,9 +197,9 @@ charts.placement_map(step)
 plt.show()
 
 # %% [markdown]
-# With two devices, each gets a shard of 840 rows, which is 840 · 1680 · 4 = 5,644,800 bytes, and
-# all of `right`, 11,289,600 bytes. It sends back 840 rows of the product. All of `right` goes to
-# every device, however many there are.
+# Each of two devices gets a shard of 840 rows, which is 840 · 1680 · 4 = 5,644,800 bytes, and all
+# of `right`, which is twice as much. It sends back 840 rows of the product. With more devices the
+# shards become smaller, but all of `right` still goes to every device.
 #
 # The **timeline** shows when each device worked. Look for bars one above the other:
 
@@ -211,9 +208,10 @@ charts.timeline(step)
 plt.show()
 
 # %% [markdown]
-# Where bars stand one above the other, devices worked at the same time. White space in a lane is a
-# device that waited, or that received data: copies are not drawn. The percentage is how much of the
-# lane has bars. The host's bar is the last, because it joins the pieces when all of them have come.
+# Where bars stand one above the other, devices worked at the same time. Copies are not drawn, so
+# white space in a lane means that the device waited or received data. The percentage is how much of
+# the lane has bars. The host's bar is the last, because the host joins the finished pieces. Whether
+# a training also becomes faster is another question, which [[15]] answers.
 #
 # ## Proof: the same product
 #
@@ -226,30 +224,6 @@ wrong = np.count_nonzero(result != by_numpy)
 print(f"{wrong} of {result.size:,} entries differ from those of NumPy")
 
 # %% [markdown]
-# ## How long it takes
-#
-# One device against all of them, in turn, ten times each. `tf.function` turns both into graphs
-# first, so that TensorFlow knows the whole step before it starts. `.numpy()` waits for the result:
-
-# %%
-@tf.function
-def by_one(left, right):
-    with tf.device(plan.devices[0]):
-        return tf.matmul(left, right)
-
-
-by_all = tf.function(multiply)
-with tf.device(plan.host):
-    pair = tf.constant(left), tf.constant(right)
-run_one, run_all = lambda: by_one(*pair).numpy(), lambda: by_all(*pair).numpy()
-timing.compare(run_one, run_all, repeats=10, names=("one", "all"))
-
-# %% [markdown]
-# The two are timed in turn, and each pair of neighbouring runs gives one ratio. The number is the
-# median of the ten ratios, and in brackets stands the middle half of them. With as many free cores
-# as devices it comes near the number of devices, less what cutting and joining cost. On a machine
-# that is busy with something else the number means nothing.
-#
 # ## Break it
 #
 # Here is `multiply` again without one line, `with tf.device(device)`:
@@ -267,8 +241,8 @@ result, step = trace.function_step(multiply_somewhere, left, right)
 print("equal to NumPy's product:", np.array_equal(result, by_numpy))
 
 # %% [markdown]
-# The product is right and no error is raised. A test of the value cannot reveal that the work was
-# never shared. A test of the place can:
+# The product is right and no error is raised, so a test of the value cannot reveal that the work
+# was never shared. Look at the places instead:
 
 # %%
 worked = {op.device for op in step.ops if op.type == "MatMul"}
@@ -280,14 +254,14 @@ print("did not multiply:", sorted(set(plan.devices) - worked))
 #
 # ## On GPUs
 #
-# A GPU needs about a millisecond for this product, or less, and copying the matrices to it takes at
-# least as long. So do not expect "all" to win: sharing pays where a device computes for longer than
-# its data travels, and [[09]] looks for that point in a training step. What no block names goes to
-# the first GPU, so code that shares out work should name a place for what it cuts and joins. Two
-# devices that share a GPU take turns. `devices.setup` switches **TF32** off, the fast float32
-# products of newer GPUs with 10 bits in place of 23, so that results can be compared; in a training
-# of your own, `tf.config.experimental.enable_tensor_float_32_execution(True)` brings it back. The
-# next cell shows the timeline of a machine with GPUs, once `make gpu` has stored one:
+# Do not expect two GPUs to be faster at this product: copying the matrices to a GPU usually takes
+# longer than multiplying them there. Sharing pays where a device computes for longer than its data
+# travels, and [[09]] looks for that point in a training step. What no block names goes to the first
+# GPU, so name a place for cutting and joining, too. Two devices that share a GPU take turns.
+# `devices.setup` switches **TF32** off, the faster but less exact products of newer GPUs, so that
+# results can be compared. In your own training, switch it on again with
+# `tf.config.experimental.enable_tensor_float_32_execution(True)`. The next cell shows the timeline
+# of a machine with GPUs, once `make gpu` has stored one:
 
 # %% tags=["varies", "nbval-ignore-output"]
 drawings.from_gpus("00")
@@ -295,10 +269,10 @@ drawings.from_gpus("00")
 # %% [markdown]
 # ## On your own
 #
-# Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
+# The solution of each exercise stands under it, closed until you click *1 cell hidden*.
 #
-# **1.** Somebody has put this model on a device. Change `build_on_all` so that `fit` uses all
-# devices of the plan. The check traces a step of the model that it returns.
+# **1.** Here `build_on_all` puts the model on one device. Change it so that `fit` uses all devices
+# of the plan. The check traces a step of the model that `build_on_all` returns.
 
 # %% tags=["exercise"]
 def build_on_all():
@@ -319,8 +293,8 @@ checks.on_all(build_on_all)
 # %% [markdown]
 # **2.** Cut `right` instead of `left`: a column of the product needs only the same column of
 # `right`. Write `multiply_columns` so that each device gets all of `left` and only its columns of
-# `right`. The check looks at the value, at the places and at the bytes. It puts what you leave
-# unplaced on the first device, as TensorFlow does on a GPU machine.
+# `right`. The check takes small matrices and looks at the value, the places and the bytes. What you
+# leave unplaced goes to the first device, as TensorFlow does it on a GPU machine.
 
 # %% tags=["exercise"]
 def multiply_columns(left, right):
@@ -344,17 +318,17 @@ checks.multiply_columns(multiply_columns)
 # %% [markdown]
 # ## What we saw
 #
-# - Two more lines put `fit` on all devices, and it learned what one device learns.
-# - Without them one place did all the work, and only a trace said so.
+# - In the scope of a strategy `fit` trained on all devices, and learned what it learns without one.
+# - Without the strategy one place computed all convolutions, and only the trace said so.
 # - All devices shared one multiplication, and 0 entries differed from NumPy's.
-# - The map counted 16,934,400 bytes to each of two devices. The timeline showed who worked when.
-# - Without `tf.device` the product was still right, and the work was not shared.
+# - Each of two devices got 16,934,400 bytes, and the timeline showed when each device worked.
+# - Without the inner block of `multiply` the product was still right, and nothing was shared.
 #
 # ## In practice
 #
-# Use `fit.strategy` to train, a trace when you want to know who did the work, and `tf.device` only
-# for what nobody else places. Leave `devices.setup` out of a training that should be fast on a
-# processor: without a GPU it limits an operation to one core.
+# Use `fit.strategy` to train, a trace to see which devices worked, and `tf.device` for what nothing
+# else places. Leave `devices.setup` out of a training that should be fast on a processor: without a
+# GPU it limits an operation to one core.
 #
 # `MGPU_DEVICES=4` and `MGPU_MODE=cores` in the environment, before the kernel starts, change what
 # every lesson runs on. `MGPU_VERBOSE=1` brings TensorFlow's own messages back.
@@ -363,21 +337,21 @@ checks.multiply_columns(multiply_columns)
 #
 # [[lessons]]
 #
-# Four ways through them:
+# Four ways through the lessons:
 #
 # - "I have one model and several GPUs": 07, and 08 and 09 for what happens inside.
 # - "I have many scripts": 04, 05, 06.
 # - "My model does not fit": 03, 10 to 14.
 # - "Is a second server worth it?": 15 to 18.
 #
-# | word | what it means in all of them |
+# | word | what it means in all lessons |
 # |---|---|
 # | **host** | the CPU that feeds the devices and joins what they make |
 # | **device** | what does the heavy arithmetic: a GPU, a share of one, or a core |
 # | **step** | one run of the work that is repeated, such as one update of the weights |
 # | **shard** | the piece of a batch, or of any data, that one device gets |
-# | **replica** | a copy of the model, on one device; written out by hand it is a **tower** |
+# | **replica** | a copy of the model on one device; a replica written out by hand is a **tower** |
 # | **global batch** | the examples of one step, on all devices together |
-# | **per-device batch** | how many of them one device gets |
+# | **per-device batch** | how many examples of the global batch one device gets |
 #
 # Next: [[next]].

@@ -58,5 +58,15 @@ WRONG = {
         ("tf.split(right, len(plan), axis=1)", "range(len(plan))", "left, shard",
          "left, tf.split(right, len(plan), axis=1)[shard]", "outside the device's block"),
         ("len(plan)", "[300, 540]", "equal parts"),
+        ("""
+def multiply_columns(left, right):
+    pieces = []
+    with tf.device(plan.host):
+        rows, columns = tf.split(right, len(plan)), tf.split(left, len(plan), axis=1)
+        for device, wide, high in zip(plan.devices, columns, rows):
+            with tf.device(device):
+                pieces.append(wide @ high)
+        return tf.add_n(pieces)
+""", "along axis 1"),
     ],
 }

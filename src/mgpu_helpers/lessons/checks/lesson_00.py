@@ -27,6 +27,7 @@ def on_all(build: Any) -> str:
     expect(is_model(model), f"build_on_all gave {model!r}: return the model")
     step = call(lambda: trace.fit_step(model, digits.load(64)))
     worked = {op.device for op in step.ops if "Conv2D" in op.type}
+    expect(worked, "the step computed no convolution: return the model of build()")
     expect(worked >= {*plan.devices}, "not every device of the plan computed a convolution: a "
            "block of tf.device says where weights are made, and the scope of a strategy shares out "
            "the steps")
@@ -48,8 +49,9 @@ def multiply_columns(function: Any) -> str:
     for copy in step.copies:
         expect(not {copy.source, copy.target} <= {*plan.devices}, f"{copy.source} sends to "
                f"{copy.target}: cut and join in a block of {plan.host}")
-    for device in plan.devices:
-        got = sum(copy.bytes or 0 for copy in step.copies if copy.target == device)
+    sizes = {device: sum(copy.bytes or 0 for copy in step.copies if copy.target == device)
+             for device in plan.devices}
+    for device, got in sizes.items():
         way = "cut right on the host, outside the device's block"
         if got < right.nbytes:
             way = "cut right into equal parts"
@@ -57,4 +59,7 @@ def multiply_columns(function: Any) -> str:
             way = "send all of left, and cut right, not left"
         expect(got <= wanted, f"{device} got {got:,} bytes, where all of left and its columns of "
                f"right are {wanted:,}: {way}")
+    least = min(sizes.values())
+    expect(least == wanted, f"a device got {least:,} bytes, where all of left and its columns of "
+           f"right are {wanted:,}: cut only right, and along axis 1")
     return f"the same product, and each device got {wanted:,} bytes"
