@@ -52,11 +52,11 @@ warnings.simplefilter("ignore", UserWarning)  # Keras says that it shuffles no D
 #     model = build()  # builds the model and compiles it
 # ```
 #
-# Your data stay arrays or a `tf.data.Dataset`. A batch of them is now the **global batch**, which
-# the devices share.
+# Your data stay arrays or a `tf.data.Dataset`, and the devices share each batch, the **global
+# batch**.
 #
-# We try the lines with a small network for handwritten digits. `batches` gives batches of 120
-# images in the same order at each call. The last one has 61 images, which do not divide by two:
+# We try the lines with a small network for handwritten digits. The last of its batches has 61
+# images, which do not divide by two:
 
 # %%
 def build():
@@ -74,6 +74,7 @@ new = digits.load(test=True)
 
 
 def batches():
+    # Each call gives the same order.
     return fit.batches(images, labels, batch_size=120, shuffle=True)
 
 
@@ -87,7 +88,7 @@ with tf.device(plan.devices[0]):
     of_one = alone.fit(batches(), **options).history
 
 # %% [markdown]
-# Then it trains on all devices of the plan, by the lines from above:
+# Then it trains on all devices, with the lines from above:
 
 # %%
 with fit.strategy(plan).scope():
@@ -101,11 +102,10 @@ close = all(np.allclose(of_one[name], of_all[name], rtol=0, atol=0.005) for name
 print("less than 0.005 apart:", close)
 
 # %% [markdown]
-# Losses and accuracies, also those of the validation, are less than 0.005 apart. But did both
-# devices work? `trace.fit_step` takes one step of `fit` and records which device computed what, and
-# when. We give it a batch of 840 images, so that the step is long enough to be seen. The network
-# needs five convolutions for it, two forward and three backward. Look for the devices that computed
-# them, first in the counts, then in a timeline of each step:
+# Losses and accuracies are less than 0.005 apart. But did both devices work? `trace.fit_step` takes
+# a step of `fit` and records which device computed what, and when. With 840 images the step is long
+# enough to be seen. It needs five convolutions, two forward and three backward. Look for who
+# computed them, first in the counts, then in the timelines:
 
 # %%
 with tf.device(plan.devices[0]):
@@ -123,8 +123,8 @@ for title, each in (("One device", step_of_one), ("All devices", step_of_all)):
     plt.show()
 
 # %% [markdown]
-# On all devices, each computed five convolutions, for its share of the batch. The second timeline
-# shows that they did so at the same time, which makes the step shorter.
+# Each device computed five convolutions, for its share of the batch. The second timeline shows that
+# they did so at the same time, which makes the step shorter.
 #
 # | | |
 # |---|---|
@@ -136,17 +136,16 @@ for title, each in (("One device", step_of_one), ("All devices", step_of_all)):
 #
 # In every step, each device runs the same function. Such a run is called a **replica**:
 #
-# ![Two shards of the global batch go to two replicas, device 0 and device 1. All their gradients
-# are added up, and each device has a copy of the weights of its own, which it
-# updates.](pictures/07_replicas.svg)
+# ![Two devices compute gradients, each for its shard of the batch. These are added up, and each
+# device updates its own copy of the weights.](pictures/07_replicas.svg)
 #
 # Each replica takes its **shard** of the global batch and computes the gradients for it. An
 # **all-reduce** adds up the gradients of all replicas and gives every replica the sum. With the sum
 # each replica updates its own copy of the weights. As all replicas do the same, the copies stay
 # equal.
 #
-# So each device has to hold all weights and the whole state of the optimizer. The next cell counts
-# their bytes. `experimental_local_results` gives what each replica has of a value:
+# So each device holds all weights and the whole state of the optimizer. The next cell counts their
+# bytes. `experimental_local_results` gives what each replica has of a value:
 
 # %%
 strategy = fit.strategy(plan)  # gives the strategy that exists already
@@ -160,16 +159,15 @@ for name, each in (("one", alone), ("all", model)):
 # %% [markdown]
 # Each of the devices holds as many bytes as the one device did.
 #
-# Now we take a step by hand, with a single weight w and a batch of five numbers x. `fit.strategy`
-# gives a `MirroredStrategy` of TensorFlow and mends what Keras computes wrongly with it. Here we
-# need the plain one.
+# Now we take a step by hand, with one weight w and a batch of five numbers x. We take it with the
+# plain `MirroredStrategy` of TensorFlow, around which `fit.strategy` makes its mends.
 #
 # The loss is the mean of (w·x)². With w = 1 its gradient is the mean of 2x², which is 22. A replica
 # cannot take this mean, because it has only its shard. But it can divide the sum over its shard by
 # the size of the global batch. The results of all replicas then add up to the mean:
 
 # %%
-plain = tf.distribute.MirroredStrategy(plan.devices)
+plain = tf.distribute.MirroredStrategy(plan.devices)  # make no second one in a process
 with plain.scope():
     weight, optimizer = keras.Variable(1.0), keras.optimizers.SGD(0.01)
 numbers = tf.data.Dataset.from_tensors(tf.range(1.0, 6.0))
@@ -192,19 +190,18 @@ print(f"added up: {plain.reduce('SUM', gradients, axis=None):.2f}")
 
 # %% [markdown]
 # The shards have three numbers and two. Their gradients add up to 22, and both copies of the weight
-# took the same step of 0.01 · 22. (In a program of your own make only one plain strategy, because
-# [a second one disturbs it](../docs/errors.md#collective).)
+# took the same step of 0.01 · 22.
 #
 # Keras under a plain `MirroredStrategy` computes something else. There each replica takes the mean
-# of its own shard, and these means count equally, whatever the sizes of the shards. Here the means
-# are 28/3 and 82/2, and half of each makes 25.2 in place of 22. No error says so.
+# of its own shard, and these means count equally. Here the means are 28/3 and 82/2, and half of
+# each makes 25.2 in place of 22. No error says so.
 #
 # ## Proof
 #
-# The proof is in float64, where rounding cannot hide a mistake. A network with BatchNormalization
-# trains for two passes, once on one device and once on all. The last batch has a single image, so
-# one of two devices gets none. `apart` gives the largest difference of any weight, as a share of
-# the largest weight in its variable:
+# In float64, where rounding cannot hide a mistake, a network with BatchNormalization trains for two
+# passes, once on one device and once on all. The last batch has a single image, so one of two
+# devices gets none. `apart` gives the largest difference of any weight, as a share of the largest
+# weight in its variable:
 
 # %%
 keras.config.set_floatx("float64")
@@ -249,14 +246,14 @@ print("one device and all are less than 1e-12 apart:", apart(ours, one[short]) <
 print(f"before and after training: {apart(start[:1], one[short][:1]):.2f} apart")
 
 # %% [markdown]
-# The weights of all devices are less than 1e-12 from those of one device. The training itself moved
-# the first kernel much farther, as the second line shows.
+# The weights trained on all devices are less than 1e-12 from those of one device. The training had
+# moved the first kernel much farther.
 #
 # ## Break it
 #
 # **The same training with TensorFlow's own strategy.** `fit.check` takes a model and its data, and
-# gives a sentence for each trap that it sees. No step is taken for that. Read the sentences, and
-# then see what two passes of `fit` do all the same:
+# gives a sentence for each trap that it sees. Read the sentences, and then see what two passes of
+# `fit` do all the same:
 
 # %%
 def say(sentences):
@@ -279,8 +276,8 @@ print("losses", np.round(first + second, 2))
 # so nothing warns you, and the second pass is lost.
 #
 # Each sentence of `fit.check` names a cure. With `synchronized=True` the replicas exchange their
-# statistics, and without the last image every batch divides by the number of replicas. The next
-# cell takes each cure alone, and then both:
+# statistics, and without the last image every batch divides. The next cell takes each cure alone,
+# and then both:
 
 # %%
 for count, synchronized in [(short, True), (every, False), (every, True)]:
@@ -348,46 +345,39 @@ for batch, rate in [(size // 4, 0.05), (size, 0.05), (size, 0.2)]:
 #
 # ## When not to
 #
-# Python, the input and the exchange take time in every step, and more devices do not shorten it. So
-# they gain nothing where a step is short. The next cell times twelve steps of `fit`, with a small
-# batch and with a large one. (Such times say something only where each device has a core of its own
-# and no other program runs.)
+# Python, the input and the exchange take time in every step, and more devices do not shorten it.
+# The step of 840 images in the timelines was long enough to gain all the same. The next cell times
+# twelve short steps of `fit`, of 32 images each, on one device and on all:
 
 # %% tags=["nbval-ignore-output"]
 keras.config.set_floatx("float32")
 keras.config.set_dtype_policy("float32")
 with strategy.scope():
     model = build()
+data = fit.batches(images[:32], labels[:32], batch_size=32).repeat(12)
 
 
-def twelve_steps(model, size, device=None):
-    data = fit.batches(images[:size], labels[:size], batch_size=size).repeat(12)
-
-    def run():
-        with tf.device(device):
-            model.fit(data, verbose=0)
-
-    return run
+def twelve_steps(model, device=None):
+    with tf.device(device):
+        model.fit(data, verbose=0)
 
 
-for size in (32, 840):
-    ways = {"one": twelve_steps(alone, size, plan.devices[0]), "all": twelve_steps(model, size)}
-    took = timing.several(ways, warmup=1, repeats=3)
-    print(f"batch {size}", *(f"{name} {each}" for name, each in took.items()), sep="\n  ")
+ways = {"one": lambda: twelve_steps(alone, plan.devices[0]), "all": lambda: twelve_steps(model)}
+for name, took in timing.several(ways, warmup=1, repeats=5).items():
+    print(name, took)
 
 # %% [markdown]
-# The small batch gains nothing by more devices, and the large one does;
-# [docs/fit.md](../docs/fit.md#what-it-costs) has careful measurements of both. Where your steps are
-# short, enlarge the batch or stay on one device. `fit.explain(model, data)` says where the time of
-# a step goes.
+# The short steps gain nothing by more devices. Long ones gain where each device has a core of its
+# own and nothing else runs: [docs/fit.md](../docs/fit.md#what-it-costs) has measured both. So enlarge
+# the batch, or stay on one device. `fit.explain(model, data)` says where the time of a step goes.
 #
 # ## On GPUs
 #
 # On whole GPUs the all-reduce is that of NCCL, NVIDIA's library, and it begins while the backward
 # pass still runs. A step should keep each GPU busy for tens of milliseconds, because otherwise the
 # exchange is most of it. On one GPU Keras compiles with XLA by itself, and under a strategy it does
-# not, so compare the two with `compile(…, jit_compile=False)`. Mixed precision is one line, as on
-# one GPU ([[10]]). For several machines the three lines are the same ([[17]]).
+# not, so compare the two with `compile(…, jit_compile=False)`. For several machines the three lines
+# are the same ([[17]]).
 #
 # ## With a model of another kind
 #
@@ -461,9 +451,9 @@ checks.evaluate(evaluate)
 
 # %% [markdown]
 # **2.** A plain strategy divides the size of a batch by the number of replicas and rounds up. Each
-# replica in turn takes so many examples, until nothing is left. Write `leaves_empty(examples,
-# batch, replicas)`. It returns whether any batch of a dataset with so many examples, a full one or
-# the last, leaves a replica without an example.
+# replica in turn takes so many examples, until nothing is left. Write
+# `leaves_empty(examples, batch, replicas)`. It returns whether a dataset with so many examples has
+# a batch, a full one or the last, that leaves a replica without an example.
 
 # %% tags=["exercise"]
 def leaves_empty(examples, batch, replicas):
