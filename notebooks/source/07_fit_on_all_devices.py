@@ -124,7 +124,8 @@ for title, each in (("One device", step_of_one), ("All devices", step_of_all)):
 
 # %% [markdown]
 # Each device computed five convolutions, for its share of the batch. The second timeline shows that
-# they did so at the same time, which makes the step shorter.
+# both worked at the same time. Compare the lengths of the two steps only where each device has a
+# core of its own and nothing else runs.
 #
 # | | |
 # |---|---|
@@ -345,9 +346,9 @@ for batch, rate in [(size // 4, 0.05), (size, 0.05), (size, 0.2)]:
 #
 # ## When not to
 #
-# Python, the input and the exchange take time in every step, and more devices do not shorten it.
-# The step of 840 images in the timelines was long enough to gain all the same. The next cell times
-# twelve short steps of `fit`, of 32 images each, on one device and on all:
+# Python, the input and the exchange take time in every step, and more devices do not shorten it. So
+# they gain nothing where a step is short. The next cell times twelve steps of `fit`, of 32 images
+# each, on one device and on all:
 
 # %% tags=["nbval-ignore-output"]
 keras.config.set_floatx("float32")
@@ -367,9 +368,9 @@ for name, took in timing.several(ways, warmup=1, repeats=5).items():
     print(name, took)
 
 # %% [markdown]
-# The short steps gain nothing by more devices. Long ones gain where each device has a core of its
-# own and nothing else runs: [docs/fit.md](../docs/fit.md#what-it-costs) has measured both. So enlarge
-# the batch, or stay on one device. `fit.explain(model, data)` says where the time of a step goes.
+# The short steps gain nothing by more devices. Long ones do where each device has a core of its
+# own: [docs/fit.md](../docs/fit.md#what-it-costs) has measured both. So enlarge the batch, or stay
+# on one device. `fit.explain(model, data)` says where the time of a step goes.
 #
 # ## On GPUs
 #
@@ -451,9 +452,9 @@ checks.evaluate(evaluate)
 
 # %% [markdown]
 # **2.** A plain strategy divides the size of a batch by the number of replicas and rounds up. Each
-# replica in turn takes so many examples, until nothing is left. Write
-# `leaves_empty(examples, batch, replicas)`. It returns whether a dataset with so many examples has
-# a batch, a full one or the last, that leaves a replica without an example.
+# replica in turn takes so many examples, until nothing is left. Write `leaves_empty(examples,
+# batch, replicas)`. It returns whether a dataset with so many examples has a batch, a full one or
+# the last, that leaves a replica without an example.
 
 # %% tags=["exercise"]
 def leaves_empty(examples, batch, replicas):
