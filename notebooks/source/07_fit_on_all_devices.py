@@ -37,14 +37,26 @@ from mgpu_helpers.lessons.checks import lesson_07 as checks
 
 layers = keras.layers
 entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-warnings.simplefilter("ignore", UserWarning)  # Keras has one for every Dataset in fit
+warnings.simplefilter("ignore", UserWarning)  # Keras says that it shuffles no Dataset
 
 # %% [markdown]
 # ## The lines to paste
 #
-# Here is a small network for handwritten digits. `batches` makes its data: global batches of 120
-# images, in the same order whenever it is called. The last batch has 61 images, which do not divide
-# by two:
+# Three lines are new, and `fit` stays as it was:
+#
+# ```python
+# from mgpu_helpers import devices, fit
+#
+# plan = devices.setup()  # all GPUs; comes before the first tensor
+# with fit.strategy(plan).scope():
+#     model = build()  # builds the model and compiles it
+# ```
+#
+# Your data stay arrays or a `tf.data.Dataset`, and the devices share each batch, the **global
+# batch**.
+#
+# We try the lines with a small network for handwritten digits. The last of its batches has 61
+# images, which do not divide by two:
 
 # %%
 def build():
@@ -62,12 +74,12 @@ new = digits.load(test=True)
 
 
 def batches():
+    # Each call gives the same order.
     return fit.batches(images, labels, batch_size=120, shuffle=True)
 
 
 # %% [markdown]
-# First it trains on one device. (You would leave out the `tf.device` block: TensorFlow chooses the
-# first GPU by itself.)
+# First the network trains on one device:
 
 # %%
 options = {"validation_data": new, "validation_batch_size": 120, "epochs": 3, "verbose": 0}
@@ -76,9 +88,7 @@ with tf.device(plan.devices[0]):
     of_one = alone.fit(batches(), **options).history
 
 # %% [markdown]
-# And then on all of them. The lines to paste are `from mgpu_helpers import devices, fit`,
-# `plan = devices.setup()`, which takes all GPUs, and the `with` line. In its block the model is
-# built and compiled. `fit` stays as it was:
+# Then it trains on all devices, with the lines from above:
 
 # %%
 with fit.strategy(plan).scope():
@@ -92,9 +102,10 @@ close = all(np.allclose(of_one[name], of_all[name], rtol=0, atol=0.005) for name
 print("less than 0.005 apart:", close)
 
 # %% [markdown]
-# Losses, accuracy and validation are those of one device. Did both devices work? A step needs five
-# convolutions, two forward and three backward. `trace.fit_step` traces one step of what `fit` runs.
-# Look at who computed them, and compare the timelines of both steps:
+# Losses and accuracies are less than 0.005 apart. But did both devices work? `trace.fit_step` takes
+# a step of `fit` and records which device computed what, and when. With 840 images the step is long
+# enough to be seen. It needs five convolutions, two forward and three backward. Look for who
+# computed them, first in the counts, then in the timelines:
 
 # %%
 with tf.device(plan.devices[0]):
@@ -104,12 +115,17 @@ for each in (step_of_one, step_of_all):
     print(sorted(Counter(op.device for op in each.ops if "Conv2D" in op.type).items()))
 
 # %% tags=["varies", "cover"]
-for each in (step_of_one, step_of_all):
-    charts.timeline(each).set_xlim(0, 1e3 * max(step_of_one.length, step_of_all.length))
+longest = 1e3 * max(step_of_one.length, step_of_all.length)
+for title, each in (("One device", step_of_one), ("All devices", step_of_all)):
+    axes = charts.timeline(each)
+    axes.set_title(f"{title}: who worked in a step, and when", loc="left")
+    axes.set_xlim(0, longest)
     plt.show()
 
 # %% [markdown]
-# Every device computed five convolutions, each for its share of the batch.
+# Each device computed five convolutions, for its share of the batch. The second timeline shows that
+# both worked at the same time. Compare the lengths of the two steps only where each device has a
+# core of its own and nothing else runs.
 #
 # | | |
 # |---|---|
@@ -119,22 +135,21 @@ for each in (step_of_one, step_of_all):
 #
 # ## How it works
 #
-# The function that computes a step runs once for each device. Such a run, with what belongs to it,
-# is a **replica**:
+# In every step, each device runs the same function. Such a run is called a **replica**:
 #
-# ![Two shards of the global batch go to two replicas, device 0 and device 1. All their gradients
-# are added up, and each device has a copy of the weights of its own, which it
-# updates.](pictures/07_replicas.svg)
+# ![Two devices compute gradients, each for its shard of the batch. These are added up, and each
+# device updates its own copy of the weights.](pictures/07_replicas.svg)
 #
-# Each replica takes its **shard** of the batch, computes gradients, and gives them to an
-# **all-reduce**, which gives back the sum of all. Then it updates its own copy of the weights. As
-# all replicas do the same, the copies stay equal.
+# Each replica takes its **shard** of the global batch and computes the gradients for it. An
+# **all-reduce** adds up the gradients of all replicas and gives every replica the sum. With the sum
+# each replica updates its own copy of the weights. As all replicas do the same, the copies stay
+# equal.
 #
-# The next cell adds up the bytes of weights and optimizer state on each device.
-# `experimental_local_results` gives what each replica has of a value:
+# So each device holds all weights and the whole state of the optimizer. The next cell counts their
+# bytes. `experimental_local_results` gives what each replica has of a value:
 
 # %%
-strategy = fit.strategy(plan)  # the same one again
+strategy = fit.strategy(plan)  # gives the strategy that exists already
 for name, each in (("one", alone), ("all", model)):
     held = Counter()
     for variable in each.variables + each.optimizer.variables:
@@ -143,17 +158,17 @@ for name, each in (("one", alone), ("all", model)):
     print(name, dict(held))
 
 # %% [markdown]
-# Now by hand, with one weight w and five numbers. `fit.strategy` gives TensorFlow's own
-# `MirroredStrategy`, with mends around it. Here is a plain one. (Make one in a process: a second
-# one gives its all-reduces [the same numbers](../docs/errors.md#collective). `fit.strategy` gives
-# the same one again.)
+# Each of the devices holds as many bytes as the one device did.
+#
+# Now we take a step by hand, with one weight w and a batch of five numbers x. We take it with the
+# plain `MirroredStrategy` of TensorFlow, around which `fit.strategy` makes its mends.
 #
 # The loss is the mean of (w·x)². With w = 1 its gradient is the mean of 2x², which is 22. A replica
-# does not know the mean of the batch. It knows its shard and the size of the **global batch**, so
-# it divides by that, and the parts of all replicas add up to the mean:
+# cannot take this mean, because it has only its shard. But it can divide the sum over its shard by
+# the size of the global batch. The results of all replicas then add up to the mean:
 
 # %%
-plain = tf.distribute.MirroredStrategy(plan.devices)
+plain = tf.distribute.MirroredStrategy(plan.devices)  # make no second one in a process
 with plain.scope():
     weight, optimizer = keras.Variable(1.0), keras.optimizers.SGD(0.01)
 numbers = tf.data.Dataset.from_tensors(tf.range(1.0, 6.0))
@@ -163,7 +178,7 @@ def replica(x, size):
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum((weight * x) ** 2) / size
     gradient = tape.gradient(loss, weight.value)
-    optimizer.apply([gradient], [weight])  # adds up the gradients of all replicas before
+    optimizer.apply([gradient], [weight])  # all-reduces the gradients, then updates
     return gradient
 
 
@@ -175,20 +190,19 @@ for name, value in [("shards", shards), ("gradients", gradients), ("weights", we
 print(f"added up: {plain.reduce('SUM', gradients, axis=None):.2f}")
 
 # %% [markdown]
-# The shards have three numbers and two, the sum is 22, and both copies of the weight took the same
-# step of 0.01 · 22.
+# The shards have three numbers and two. Their gradients add up to 22, and both copies of the weight
+# took the same step of 0.01 · 22.
 #
-# Keras under a plain `MirroredStrategy` does something else. Each replica takes the mean of its own
-# shard, and these means count equally, whatever the sizes. Here the two means are 28/3 and 82/2,
-# and half of each makes 25.2 in place of 22. No error says so.
+# Keras under a plain `MirroredStrategy` computes something else. There each replica takes the mean
+# of its own shard, and these means count equally. Here the means are 28/3 and 82/2, and half of
+# each makes 25.2 in place of 22. No error says so.
 #
 # ## Proof
 #
 # In float64, where rounding cannot hide a mistake, a network with BatchNormalization trains for two
-# passes. (XLA, with which Keras compiles for one GPU, would compute in another order.) The last
-# batch has a single image, so one of two devices gets none. `apart` gives the largest difference of
-# any weight, as a share of the largest one of its variable. The last line says how far the training
-# went:
+# passes, once on one device and once on all. The last batch has a single image, so one of two
+# devices gets none. `apart` gives the largest difference of any weight, as a share of the largest
+# weight in its variable:
 
 # %%
 keras.config.set_floatx("float64")
@@ -201,7 +215,7 @@ def normed(synchronized=False, optimizer=None, rate=0.1):
     stack = [layers.Flatten(), layers.Dense(32, use_bias=False), norm, layers.ReLU()]
     model = keras.Sequential([keras.Input([28, 28, 1]), *stack, layers.Dense(10)], name="normed")
     model.compile(optimizer or keras.optimizers.SGD(rate), entropy, jit_compile=False)
-    return model
+    return model  # without XLA, which would compute in another order
 
 
 # %%
@@ -229,15 +243,18 @@ def apart(ours, theirs):
 one = {count: trained(tf.device(plan.devices[0]), count) for count in (every, short)}
 start = normed().get_weights()
 ours = trained(strategy.scope(), short)
-print("all devices are below 1e-12 from one:", apart(ours, one[short]) < 1e-12)
-print(f"the first kernel began {apart(start[:1], one[short][:1]):.2f} apart")
+print("one device and all are less than 1e-12 apart:", apart(ours, one[short]) < 1e-12)
+print(f"before and after training: {apart(start[:1], one[short][:1]):.2f} apart")
 
 # %% [markdown]
+# The weights trained on all devices are less than 1e-12 from those of one device. The training had
+# moved the first kernel much farther.
+#
 # ## Break it
 #
-# **The same with TensorFlow's own strategy.** `fit.check` takes a model and its data, and gives a
-# sentence for each trap that it sees. It trains nothing. What does it say of this training, and
-# what happens if it runs all the same?
+# **The same training with TensorFlow's own strategy.** `fit.check` takes a model and its data, and
+# gives a sentence for each trap that it sees. Read the sentences, and then see what two passes of
+# `fit` do all the same:
 
 # %%
 def say(sentences):
@@ -249,16 +266,19 @@ with plain.scope():
 say(fit.check(broken, rows(short)))
 
 # %%
-history = broken.fit(rows(short), verbose=0).history
-print("loss", np.round(history["loss"], 2))
+first = broken.fit(rows(short), verbose=0).history["loss"]
 print("NaN:", [each.path.partition("/")[2] for each in broken.variables if np.isnan(each).any()])
+second = broken.fit(rows(short), verbose=0).history["loss"]
+print("losses", np.round(first + second, 2))
 
 # %% [markdown]
-# The loss of the pass is a number, and the weight `gamma` is not one: the mean of no images is NaN,
-# and the all-reduce gives it to both replicas. The next pass is lost.
+# The mean of no images is NaN. So the replica without an image has NaN as the gradient of the
+# weight `gamma`, and the all-reduce carries it to both replicas. The first loss is still a number,
+# so nothing warns you, and the second pass is lost.
 #
-# Each sentence has its cure. `synchronized=True` lets the replicas exchange their statistics, and
-# without the last image every batch divides. Here are either cure alone and both together:
+# Each sentence of `fit.check` names a cure. With `synchronized=True` the replicas exchange their
+# statistics, and without the last image every batch divides. The next cell takes each cure alone,
+# and then both:
 
 # %%
 for count, synchronized in [(short, True), (every, False), (every, True)]:
@@ -268,13 +288,14 @@ for count, synchronized in [(short, True), (every, False), (every, True)]:
 
 # %% [markdown]
 # With both cures the plain strategy ends at the weights of one device, and with either alone it
-# does not. A model of `fit.strategy` needs neither. There each replica counts by its share of the
-# batch, and BatchNormalization takes the statistics of the global batch. It also mends what
-# `fit.check` does not look for: clipping by a norm, masks and dropout
-# ([the table](../docs/fit.md#what-is-mended)).
+# does not. With `fit.strategy` you need neither. It counts each replica by its share of the batch,
+# and gives BatchNormalization the statistics of the global batch. It also mends what `fit.check`
+# does not look for, such as clipping by a norm, masks and dropout ([the
+# table](../docs/fit.md#what-is-mended)).
 #
-# **An optimizer from outside of the scope.** It was built before, as somebody does who hands it on
-# from another model. Eight steps are taken. What has it counted?
+# **An optimizer from outside of the scope.** Here the optimizer is made and built on one device,
+# and the model gets it afterwards. Two passes of four batches are eight steps. See how many the
+# optimizer counts:
 
 # %%
 with plain.scope():
@@ -299,12 +320,12 @@ except ValueError as error:
 
 # %% [markdown]
 # The plain strategy counted each step once for each replica, so a schedule of the learning rate
-# would run twice as fast. `fit.strategy` refuses such an optimizer. `compile("sgd", …)` in the
-# scope makes a new one there.
+# would run twice as fast. `fit.strategy` refuses such an optimizer. The cure is to make it in the
+# scope, as `compile("sgd", …)` does there.
 #
-# **The learning rate of one device.** More devices invite you to a larger batch. Then a pass has
-# fewer steps, and each has to go farther. `rate_for` tells `fit.check` the batch that the rate was
-# found with:
+# **The learning rate of one device.** With more devices you may want a larger batch. A pass then
+# has fewer steps, so each step has to change the weights more. With `rate_for` you tell `fit.check`
+# for which batch the learning rate was found:
 
 # %%
 with strategy.scope():
@@ -319,55 +340,52 @@ for batch, rate in [(size // 4, 0.05), (size, 0.05), (size, 0.2)]:
     print(f"batch {batch}, rate {rate}: loss {loss:.2f}")
 
 # %% [markdown]
-# With four times the batch and the old rate, the loss is still far from where it was. With four
-# times the rate it is back there. The rule ends somewhere: try it with your model.
+# With four times the batch and the old rate, the loss after two passes is much higher. With four
+# times the rate as well, it is nearly the old one. Very large batches break the rule, so try it
+# with your model.
 #
 # ## When not to
 #
-# A step of a small batch takes a few milliseconds, and what surrounds it does not get less with
-# more devices: Python, the input, the exchange. The next cell times twelve steps of `fit`, on one
-# device and on all. (With more devices than cores, or beside other work, such times say nothing.)
+# Python, the input and the exchange take time in every step, and more devices do not shorten it. So
+# they gain nothing where a step is short. The next cell times twelve steps of `fit`, of 32 images
+# each, on one device and on all:
 
 # %% tags=["nbval-ignore-output"]
 keras.config.set_floatx("float32")
 keras.config.set_dtype_policy("float32")
 with strategy.scope():
     model = build()
+data = fit.batches(images[:32], labels[:32], batch_size=32).repeat(12)
 
 
-def twelve_steps(model, size):
-    def run():
-        with tf.device(None if model is not alone else plan.devices[0]):
-            model.fit(data, verbose=0)
-
-    data = fit.batches(images[:size], labels[:size], batch_size=size).repeat(12)
-    return run
+def twelve_steps(model, device=None):
+    with tf.device(device):
+        model.fit(data, verbose=0)
 
 
-for size in (32, 840):
-    ways = {"one": twelve_steps(alone, size), "all": twelve_steps(model, size)}
-    took = timing.several(ways, warmup=1, repeats=3)
-    print(f"batch {size}", *(f"{name} {each}" for name, each in took.items()), sep="\n  ")
+ways = {"one": lambda: twelve_steps(alone, plan.devices[0]), "all": lambda: twelve_steps(model)}
+for name, took in timing.several(ways, warmup=1, repeats=5).items():
+    print(name, took)
 
 # %% [markdown]
-# The small batch gains nothing by more devices. On a quiet machine with a core for each device, the
-# large one gains clearly: [docs/fit.md](../docs/fit.md#what-it-costs) has measured it. Where your
-# step is as short as the first, enlarge the batch or stay on one device. `fit.explain(model, data)`
-# says where its time goes.
+# The short steps gain nothing by more devices. Long ones do where each device has a core of its
+# own: [docs/fit.md](../docs/fit.md#what-it-costs) has measured both. So enlarge the batch, or stay
+# on one device. `fit.explain(model, data)` says where the time of a step goes.
 #
 # ## On GPUs
 #
 # On whole GPUs the all-reduce is that of NCCL, NVIDIA's library, and it begins while the backward
-# pass still runs. A step should keep each GPU busy for tens of milliseconds, or the exchange is
-# most of it. On one GPU Keras compiles with XLA by itself and under a strategy it does not, so
-# compare with `compile(…, jit_compile=False)`. Mixed precision is one line as ever ([[10]]). For
-# several machines the three lines are the same ([[17]]).
+# pass still runs. A step should keep each GPU busy for tens of milliseconds, because otherwise the
+# exchange is most of it. On one GPU Keras compiles with XLA by itself, and under a strategy it does
+# not, so compare the two with `compile(…, jit_compile=False)`. For several machines the three lines
+# are the same ([[17]]).
 #
 # ## With a model of another kind
 #
-# Here sentences of different lengths go through attention with a mask, and the model has two
-# outputs with a loss each. After every pass a callback saves it. Then one device loads the file,
-# and both train for another pass. The last batch is short again:
+# This model reads sentences of different lengths, so its attention has a mask, and its two outputs
+# have a loss each. A callback saves the model after every pass. After two passes on all devices,
+# one device loads the file, and the saved model and the loaded one train for a third pass. The last
+# batch is short again:
 
 # %%
 def reader():
@@ -402,16 +420,17 @@ close = np.isclose(model.fit(data, verbose=0).history["loss"][0], loss, rtol=0, 
 print("all devices have this loss to 1e-4:", close)
 
 # %% [markdown]
-# `fit.check` has nothing to say. The file holds one copy of everything, the optimizer's state too,
-# so it does not matter how many devices wrote it.
+# `fit.check` found no trap, and the third pass has the same loss on one device as on all. The file
+# holds a single copy of everything, also of the optimizer's state, so it does not matter how many
+# devices wrote it.
 #
 # ## On your own
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
-# **1.** Write `evaluate(strategy, losses_of, data)`. `data` is a dataset of global batches of any
-# size. `losses_of` gives a loss for each example of a shard, and has to run on the replicas. Return
-# the mean loss of all examples. The stub takes a mean of means.
+# **1.** Write `evaluate(strategy, losses_of, data)`, which returns the mean loss of all examples.
+# `data` is a dataset of global batches, which may differ in size. `losses_of` takes a shard, gives
+# a loss for each of its examples, and has to run on the replicas. The stub returns a mean of means.
 
 # %% tags=["exercise"]
 def evaluate(strategy, losses_of, data):
@@ -426,15 +445,16 @@ checks.evaluate(evaluate)
 def evaluate(strategy, losses_of, data):
     batches = strategy.experimental_distribute_dataset(data)
     losses = [strategy.run(losses_of, args=(batch,)) for batch in batches]
-    return np.mean(np.concatenate(sum(map(strategy.experimental_local_results, losses), ())))
+    return np.mean(np.concatenate([strategy.gather(each, axis=0) for each in losses]))
 
 
 checks.evaluate(evaluate)
 
 # %% [markdown]
-# **2.** A plain strategy cuts a batch like this: each replica takes the share that would be even,
-# rounded up, until nothing is left. Write `leaves_empty(examples, batch, replicas)`: whether any
-# batch of a dataset with so many examples leaves a replica without one. Full batches count, too.
+# **2.** A plain strategy divides the size of a batch by the number of replicas and rounds up. Each
+# replica in turn takes so many examples, until nothing is left. Write `leaves_empty(examples,
+# batch, replicas)`. It returns whether a dataset with so many examples has a batch, a full one or
+# the last, that leaves a replica without an example.
 
 # %% tags=["exercise"]
 def leaves_empty(examples, batch, replicas):
@@ -457,13 +477,13 @@ checks.leaves_empty(leaves_empty)
 # - Three lines put both devices to work: each computed 5 convolutions of a step, and the history of
 #   `fit` was that of one device.
 # - The gradients of two replicas added up to 22.00, that of the whole batch.
-# - With a last batch of one image, the weights were below 1e-12 from those of one device.
-# - TensorFlow's own strategy made `gamma` NaN there. Without that batch it ended 0.05 apart, until
+# - With a last batch of one image, the weights were less than 1e-12 from those of one device.
+# - TensorFlow's own strategy made `gamma` NaN there. Without that image it ended 0.05 apart, until
 #   BatchNormalization was synchronized, too. `fit.check` named both traps.
-# - An optimizer from outside counted 16 steps in place of eight.
+# - Under it an optimizer from outside of the scope counted 16 steps in place of eight.
 #
 # ## In practice
 #
-# Paste the three lines, call `fit.check(model, data)` once, and time `fit` against one device.
-# [What is kept of `fit`](../docs/fit.md) is a table, each line of which is tested. Take towers
-# ([[09]]) to see or change what happens inside of a step. Next: [[next]].
+# Paste the three lines, call `fit.check(model, data)` once, and time `fit` against one device. [A
+# table](../docs/fit.md) says what is kept of `fit`, and each of its lines is tested. To see or
+# change what happens inside of a step, train in towers ([[09]]). Next: [[next]].

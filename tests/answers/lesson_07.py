@@ -22,6 +22,20 @@ def evaluate(strategy, losses_of, data):
         found.append(strategy.gather(strategy.run(losses_of, args=(parts,)), axis=0))
     return np.mean(np.concatenate(found))
 """,
+        """
+def evaluate(strategy, losses_of, data):
+    batches = strategy.experimental_distribute_dataset(data)
+    losses = [strategy.run(losses_of, args=(batch,)) for batch in batches]
+    return np.mean(np.concatenate(sum(map(strategy.experimental_local_results, losses), ())))
+""",
+        """
+def evaluate(strategy, losses_of, data):
+    with strategy.scope():
+        mean = keras.metrics.Mean()
+    for batch in strategy.experimental_distribute_dataset(data):
+        strategy.run(lambda x: mean.update_state(losses_of(x)), args=(batch,))
+    return mean.result()
+""",
     ],
     2: [
         """
@@ -43,7 +57,7 @@ def leaves_empty(examples, batch, replicas):
     ],
 }
 
-EACH = "np.concatenate(sum(map(strategy.experimental_local_results, losses), ()))"
+EACH = "np.concatenate([strategy.gather(each, axis=0) for each in losses])"
 
 WRONG = {
     1: [
@@ -52,6 +66,9 @@ WRONG = {
         ("np.mean", "np.sum", "divide by the number of examples"),
         (EACH, "[np.concatenate(strategy.experimental_local_results(each)).mean() "
          "for each in losses]", "counts as much as the others"),
+        (f"np.mean({EACH})", "np.average([np.mean([part.numpy().mean() for part in "
+         "strategy.experimental_local_results(each) if len(part)]) for each in losses], "
+         "weights=[len(batch) for batch in data])", "a replica with fewer examples"),
         ("(data)", "(data.unbatch().batch(2 * len(plan), drop_remainder=True))", "left out"),
         ("strategy.run(losses_of, args=(batch,))", "losses_of(batch)", "in batches]", "in data]",
          EACH, "np.concatenate(losses)", "strategy.run"),

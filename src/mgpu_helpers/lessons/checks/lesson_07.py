@@ -25,7 +25,8 @@ def evaluate(function: Any) -> str:
     import tensorflow as tf
 
     rng, strategy, n, center = np.random.default_rng(8), _strategy(), len(planned()), 2.0
-    for examples, batch in ((4 * n + 1, 2 * n), (3 * n - 1, 2 * n), (1, 2 * n), (5 * n, 5 * n)):
+    sizes = (4 * n + 1, 2 * n), (3 * n - 1, 2 * n), (1, 2 * n), (5 * n, 5 * n), (4 * n - 1, 2 * n)
+    for examples, batch in sizes:
         values = rng.integers(1, 90, examples).astype("float32")
         ran: list[tuple[int, int]] = []
 
@@ -48,12 +49,12 @@ def evaluate(function: Any) -> str:
                "each its shard, by strategy.experimental_distribute_dataset")
         losses = (values - center) ** 2
         right = np.isclose(found, losses.mean(), rtol=1e-4)
-        expect(right, _evaluated(found, float(losses.mean()), losses, batch))
+        expect(right, _evaluated(found, float(losses.mean()), losses, batch, n))
         center = float(rng.integers(3, 90))
     return "the mean of all examples, whatever the last batch holds"
 
 
-def _evaluated(found: float, wanted: float, losses: np.ndarray, batch: int) -> str:
+def _evaluated(found: float, wanted: float, losses: np.ndarray, batch: int, n: int) -> str:
     batches = [losses[i : i + batch] for i in range(0, len(losses), batch)]
     full = [each for each in batches if len(each) == batch]
     said = f"{len(losses)} examples in batches of {batch} have {wanted:.5g}, not {found:.5g}"
@@ -65,7 +66,16 @@ def _evaluated(found: float, wanted: float, losses: np.ndarray, batch: int) -> s
         return f"the last batch is left out: {said}"
     if np.isclose(found, np.mean([each.mean() for each in batches]), rtol=1e-4):
         return f"a small last batch counts as much as the others: {said}"
+    means = [np.mean([shard.mean() for shard in _shards(each, n)]) for each in batches]
+    if np.isclose(found, np.average(means, weights=[len(each) for each in batches]), rtol=1e-4):
+        return f"a replica with fewer examples counts as much as the others: {said}"
     return said
+
+
+def _shards(batch: np.ndarray, replicas: int) -> list[np.ndarray]:
+    """Cut a batch as a plain strategy does, and leave out the empty shards."""
+    ends = np.cumsum(replica_sizes(len(batch), replicas))
+    return [shard for shard in np.split(batch, ends[:-1]) if len(shard)]
 
 
 def _shares(examples: int, batch: int, replicas: int) -> list[tuple[int, ...]]:
