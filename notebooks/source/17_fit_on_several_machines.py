@@ -1,15 +1,15 @@
 # %% [markdown]
 # # Fit on several machines
 #
-# Your training fills all GPUs of a machine, and there is a second machine. TensorFlow has a
-# strategy for both, but under it Keras 3's `fit` fails, and a mistake in the setup makes everybody
-# wait.
+# Your training fills all GPUs of one machine, and a second machine is free. TensorFlow has a
+# strategy for both together, but Keras 3's `fit` fails under it, and a mistake in the setup makes
+# everybody wait.
 #
-# **In this lesson** two more lines and a launcher let two workers train with `fit` what one process
-# trains, and you find out why workers wait and what crosses between them.
+# **In this lesson** you add two lines and a launcher, and `fit` trains on two workers the model
+# that one process trains.
 #
 # **You will learn** to
-# - start `fit` on several machines, and prove that it trains the same,
+# - start `fit` on several machines, and prove that the model is that of one process,
 # - write the configuration of a worker by hand, and have it checked before anybody waits,
 # - see that the workers share out every batch, and what happens if their data differ,
 # - count what crosses between machines, and predict a step over a slow link.
@@ -48,13 +48,14 @@ folder = Path(tempfile.mkdtemp())
 # %% [markdown]
 # ## The lines to paste
 #
-# The script [train_workers.py](scripts/train_workers.py) trains a small Keras model. Here is its
-# middle. The two lines to paste are the one with "added", and the import of `devices` and `fit`:
+# The script [train_workers.py](scripts/train_workers.py) trains a small Keras model. The two lines
+# to paste are the import and the line marked "added":
 
 # %%
 path = "scripts/train_workers.py"
 script = Path(path).read_text()
-print(script[script.index("keras.utils") : script.index("callbacks =")])
+print(re.search(r"from mgpu_helpers import [\w, ]+\w", script)[0], end="\n…\n")
+print(script[script.index("keras.utils") : script.index("callbacks =")].rstrip())
 
 # %% [markdown]
 # A **worker** is the process on one machine, and it drives all GPUs of its machine. You start the
@@ -65,10 +66,12 @@ print(script[script.index("keras.utils") : script.index("callbacks =")])
 # mgpu cluster --hosts a:20000,b:20000 --index 1 train_workers.py   # on machine b
 # ```
 #
-# To learn this, one machine is enough. `mgpu cluster --workers 2 train_workers.py` starts two
-# processes there, which speak to each other as two machines do. `cluster.run` is the same from
-# Python. Here each worker computes on one core, even where there are GPUs, because two workers
-# cannot share a GPU:
+# What a worker prints goes to a file in the folder `logs`.
+#
+# To try this, one machine is enough: `mgpu cluster --workers 2 train_workers.py` starts two
+# processes there, which speak to each other as two machines do. `cluster.run` does the same from
+# Python. Here each worker computes on one core, even on a machine with GPUs, because two workers
+# cannot share one:
 
 # %%
 one_core = {"MGPU_MODE": "cores", "TF_NUM_INTRAOP_THREADS": "1"}
@@ -79,10 +82,10 @@ for worker in report:
     print(worker.name, worker.status, np.round(worker.result["history"]["loss"], 2))
 
 # %% [markdown]
-# Both workers are done, and have the same losses. Now the script runs without the added line, here
-# in the notebook, as one process that knows nothing of others. How far are its losses and weights
-# from those of the two workers? Each worker also printed a digest of every bit of its weights and
-# of what its optimizer keeps:
+# Both workers have the same losses. Are these the losses of one process? To find out, the script
+# runs here without the added line. Then its weights are compared with the file that the workers
+# saved. Each worker also printed a digest of every bit of its weights and of its optimizer's
+# variables:
 
 # %%
 plain = script.replace("with fit.strategy(devices.setup()).scope():", "if True:")
@@ -99,22 +102,22 @@ print("weights less than 1e-5 apart:", far < 1e-5)
 print("same bits on both workers:", report[0].result["state"] == report[1].result["state"])
 
 # %% [markdown]
-# The workers trained what one process trains, but for the order in which numbers are added. The
-# file that we compared with is from the callback ModelCheckpoint. It writes on worker 0 alone,
-# which is called the **chief**.
+# The workers trained the model that one process trains. Only rounding differs, because they add
+# the numbers in another order. The file that the workers saved is from the callback
+# ModelCheckpoint, which writes only on worker 0, the **chief**.
 #
 # | | |
 # |---|---|
 # | **Use it when** | a full machine is too slow, and its steps take longer than an exchange |
-# | **It costs** | seconds for each start, an exchange in each step, the wait for the slowest |
-# | **Instead** | fill one machine first ([[07]]): between its GPUs gigabytes cross in a second |
+# | **It costs** | seconds for each start, an exchange in each step, waits for the slowest worker |
+# | **Instead** | fill one machine first ([[07]]): its GPUs exchange gigabytes in a second |
 #
 # ## How it works
 #
 # `fit.strategy` finds the environment variable `TF_CONFIG`, takes TensorFlow's
-# `MultiWorkerMirroredStrategy` and mends Keras 3's `fit`, which fails there without it ([the
+# `MultiWorkerMirroredStrategy` and mends Keras 3's `fit`, which fails under that strategy ([the
 # error](../docs/errors.md#perreplica)). `TF_CONFIG` lists the addresses of all workers and says
-# which of them this one is:
+# which of them this worker is:
 #
 # ![Machine a with worker 0 and machine b with worker 1, each with GPU 0 and GPU 1; they exchange
 # gradients. TF_CONFIG lists a:20000 and b:20000 for both, and says to each which of them it
@@ -125,9 +128,9 @@ print(*workers.tf_configs(["a:20000", "b:20000"]), sep="\n")
 
 # %% [markdown]
 # By hand you set this variable on each machine and start your script. Here are two processes that
-# have it, and run the pieces of code that we send them. `tell` sends a piece to one of them, `said`
-# gives what that one prints, or None if that is nothing for so many seconds, and `both` sends a
-# piece to both and prints their answers. Worker 0 makes the strategy. Worker 1 is late, like a
+# have it, and run any code that we send them. `tell` sends code to one worker, and `said` returns
+# what this worker prints, or None after so many seconds of silence. `both` sends code to both
+# workers and prints their answers. Worker 0 now makes the strategy, and worker 1 is late, like a
 # machine that is still starting:
 
 # %%
@@ -137,9 +140,9 @@ pair.tell(0, "strategy = fit.strategy()")
 print("worker 0, after one second:", pair.said(0, seconds=1))
 
 # %% [markdown]
-# It says nothing. It waits in the strategy's constructor, and would for an hour. As soon as worker
-# 1 comes, both go on. Then worker 0 gives a 1 and worker 1 a 2 to an **all-reduce**, and every
-# worker gets the sum:
+# Worker 0 says nothing: it waits in the strategy's constructor, for up to an hour. As soon as
+# worker 1 makes its strategy too, both go on. Then worker 0 gives a 1 and worker 1 a 2 to an
+# **all-reduce**, and each worker gets the sum:
 
 # %%
 pair.tell(1, "strategy = fit.strategy()")
@@ -149,11 +152,11 @@ total = strategy.reduce("sum", strategy.run(lambda: tf.constant(index + 1.0)), a
 print(f"one of {strategy.num_replicas_in_sync}; the sum is {total:.0f}")""")
 
 # %% [markdown]
-# In `fit` the numbers are gradients: each worker computes those of its share of the batch, and the
-# sum is that of the whole batch, as in [[07]].
+# In `fit` the numbers are gradients: each worker computes those of its share of the batch, and
+# their sum is the gradient of the whole batch, as in [[07]].
 #
-# Who gets which share? Every worker reads all the data, and takes its part of each batch. `rows`
-# collects what a worker takes of a dataset:
+# Which share is that? Every worker reads all the data, and takes its part of each batch. `rows`
+# collects what a worker takes from a dataset:
 
 # %%
 pair.both("""
@@ -165,16 +168,16 @@ numbers = tf.data.Dataset.range(20)
 print(rows(numbers.batch(5)))""")
 
 # %% [markdown]
-# Each of the twenty numbers went to one worker. Five do not divide by two: of each batch worker 0
-# takes two, and worker 1 takes three.
+# Each of the twenty numbers went to one worker. Of each batch of five, worker 0 takes two and
+# worker 1 takes three.
 #
 # ## What crosses
 #
-# The workers exchange gradients in a ring: each of n workers sends 2(n - 1) pieces, each an nth of
-# the gradients. So P bytes of gradients make 2(n - 1)P bytes on the wire, over all workers. The
-# operating system counts the bytes of the interface between our two. Each worker reads that counter
-# before and after an all-reduce of 5 MB, with a tiny one on either side so that nobody begins
-# before both have read it. Other programs may send meanwhile, so the least of six counts is taken:
+# The workers exchange gradients in a ring: the P bytes of the gradients are cut into n pieces,
+# and each of the n workers sends 2(n - 1) of them, together 2(n - 1)P bytes. To prove this, each
+# worker reads the operating system's counter of sent bytes before and after an all-reduce of
+# 5 MB. The tiny all-reduces around it make the workers wait until both have read the counter. Other
+# programs may send meanwhile, so the least of six counts is taken:
 
 # %%
 pair.both("""
@@ -198,34 +201,38 @@ print(f"float32: {least(tf.ones(1_250_000)):.2f} times 2(n - 1)P,"
       f" float16: {least(tf.ones(1_250_000, tf.float16)):.2f}")""")
 
 # %% [markdown]
-# Both counted the same interface. The bytes are those of the formula, and float16 halves them.
+# The bytes are those of the formula, and float16 halves them. Both workers print the same, because
+# on one machine they read the same counter.
 #
 # How long does that take between two machines? `benchmarks/link.py` gives each worker a network of
 # its own, with links of 200 or 50 Mbit/s. Its [card](../results/link.json) has the seconds of an
-# all-reduce of 5 MB. Beside them is what the ring of [[16]] predicts. The last column corrects that
-# twice: TCP carries 95.6 % of a link's rate, and the time over an unlimited link comes on top:
+# all-reduce of 5 MB over each link, and over a link without a limit. The column "ring" has what
+# [[16]] predicts. The last column corrects this twice: TCP carries 95.6 % of a link's rate, and the
+# time without a limit is added:
 
 # %% tags=["nbval-ignore-output"]
 card = json.loads(Path("../results/link.json").read_text())["numbers"]
 gradients, free = scaling.Workload("5 MB", 1_250_000), scaling.Cost(0.0, 0.0)
-print("workers  Mbit/s  measured    ring  ring/0.956 + unlimited")
+print("workers  Mbit/s  measured  unlimited    ring  ring/0.956 + unlimited")
 for row in card.get("links", []):
     n, rate, unlimited = row["workers"], row["megabits"], row["unlimited"]
     link = scaling.Link("slow", rate * 125e3, rate * 125e3, rate * 125e3, 0.0, "tbf")
     ring = scaling.ring(gradients, free, n, 1, link).total
     predicted = ring / 0.956 + unlimited
-    print(f"{n:7}{rate:8}{row['seconds']:8.3f} s{ring:6.3f} s{predicted:8.3f} s")
+    times = f"{row['seconds']:8.3f} s{unlimited:9.3f} s{ring:6.3f} s{predicted:8.3f} s"
+    print(f"{n:7}{rate:8}{times}")
 
 # %% [markdown]
-# The last column is within a tenth of what was measured. At 200 Mbit/s, 5 MB take more than a fifth
-# of a second, and the 102 MB of a network like ResNet-50 would take more than four seconds. Over
-# such a link a second machine pays only where a step computes for longer than that.
+# The last column is less than 15 % off what was measured, and the ring alone is further off. At
+# 200 Mbit/s, 5 MB take more than a fifth of a second, so the 102 MB of a network like ResNet-50
+# would take more than four seconds. Over such a link a second machine pays only where a step
+# computes for longer than this.
 #
 # ## When not to
 #
-# All workers leave an all-reduce together, so the fast wait for the slow. Here worker 1 has twice
-# the work of worker 0 in each step. Each notes when it computes and when it is in the all-reduce.
-# The processes of one machine have one clock, so both fit into one picture:
+# All workers leave an all-reduce together, so the fast ones wait for the slow ones. Here worker 1
+# has twice the work of worker 0 in each step. Both note when they compute and when they are in the
+# all-reduce:
 
 # %%
 pair.both("""
@@ -258,13 +265,14 @@ waits = (marks[:, :, 2] - marks[:, :, 1]).sum(axis=1) / (marks[:, -1, 2] - marks
 print(f"worker 0 waits {waits[0]:.0%} of the time, worker 1 {waits[1]:.0%}")
 
 # %% [markdown]
-# The pair is as fast as its slower worker, and worker 0 is grey for up to half of the time. So take
-# equal machines, and look at this picture before you blame the network.
+# The pair is as fast as its slower worker, and much of the lane of worker 0 is grey. So take equal
+# machines, and draw this picture before you blame the network.
 #
 # ## Break it
 #
-# **Another order on each worker.** Here is a shuffle without a seed. Worker 0 takes its part of the
-# batches in one order, and worker 1 in another:
+# **Another order on each worker.** Without a seed each worker shuffles the twenty numbers in an
+# order of its own. Each still takes its part of every batch, but the batches are no longer the
+# same:
 
 # %% tags=["nbval-ignore-output"]
 taken = map(json.loads, pair.ask("print(rows(numbers.shuffle(20).batch(10)))"))
@@ -273,7 +281,7 @@ twice, never = (sum(times[row] == n for row in range(20)) for n in (2, 0))
 print(f"of 20 examples {twice} were read twice and {never} never")
 
 # %% [markdown]
-# Some examples are read twice, and as many never. What do `fit.check` and `fit` say?
+# Some examples are read twice, and as many are never read. What do `fit.check` and `fit` say?
 
 # %%
 pair.both("""
@@ -290,26 +298,23 @@ except ValueError as error:
     print("fit:", re.sub(r" [\\d.]+, [\\d.]+\\.", " …", str(error)).partition(", as")[0])""")
 
 # %% [markdown]
-# After its first step `fit` compares what the workers have read, and stops each of them. The cure
-# is a seed: `keras.utils.set_random_seed` before the data are made, as in the script, or
+# After its first step `fit` compares what the workers have read, and stops every worker. The cure
+# is a seed: `keras.utils.set_random_seed` before the data are made, or
 # `fit.batches(x, y, shuffle=True)`.
 #
-# **A mistake in TF_CONFIG.** Most of these make somebody wait for an hour. We tried eight, each on
-# one worker. Every time the others waited. What did the worker itself do?
+# **A mistake in the setup.** We made each of these eight mistakes on one worker. Every time the
+# others waited. What did the worker itself do?
 #
 # | mistake | the worker itself |
 # |---|---|
-# | it was not started | |
-# | a host that does not resolve | waits |
-# | the wrong address for the chief | waits |
-# | `http_proxy` is set, and `no_proxy` is not | waits |
-# | the same index as another worker | "Could not start gRPC server" |
-# | its port is taken | "Could not start gRPC server" |
-# | an index that is not in the list | ValueError |
+# | not started | is not there |
+# | no such host, wrong address of the chief, `http_proxy` without `no_proxy` | waits |
+# | same index as another worker, port taken by another program | "Could not start gRPC server" |
+# | no such index in the list | ValueError |
 # | no TF_CONFIG | trains alone, silently |
 #
-# `cluster.check` takes one TF_CONFIG, or those of all workers, and examines them before TensorFlow
-# starts. What does it say to each mistake? Every port is printed as PORT:
+# `cluster.check` examines one TF_CONFIG, or those of all workers, before TensorFlow starts. What
+# does it say to each mistake? Every port is printed as PORT:
 
 # %%
 a, b, c = (f"127.0.0.1:{port}" for port in free_ports(3))
@@ -323,35 +328,34 @@ def check(name, *configs, no_proxy="127.0.0.1,invalid", **environment):
 
 
 # %%
-check("not started ", right[0])
+check("not started", right[0])
 check("no such host", workers.tf_configs(["nowhere.invalid:20000", "lost.invalid:20000"])[0])
-check("wrong chief ", right[0], wrong[1])
-check("proxy       ", right[0], http_proxy="http://proxy:3128", no_proxy="")
+check("wrong chief", right[0], wrong[1])
+check("proxy", right[0], http_proxy="http://proxy:3128", no_proxy="")
 
 # %%
-check("same index  ", right[1], right[1])
-check("port taken  ", workers.tf_configs(pair.hosts)[0])
-check("index       ", right[1].replace('"index": 1', '"index": 2'))
+check("same index", right[1], right[1])
+check("port taken", workers.tf_configs(pair.hosts)[0])
+check("no such index", right[1].replace('"index": 1', '"index": 2'))
 check("no TF_CONFIG", None)
 
 # %% [markdown]
-# Only the first gets no sentence, because a worker that has not started looks like one that will.
-# There `mgpu cluster` helps: it ends the wait after a minute and says who is missing. It also
-# writes TF_CONFIG.
+# Seven mistakes get a sentence. A worker that was not started gets none, because it may still
+# start. There `mgpu cluster` helps: it ends the wait after a minute and says who is missing. It
+# also writes TF_CONFIG for you.
 #
 # ## On GPUs
 #
-# Each worker drives all GPUs of its machine, and all machines need equally many. The all-reduce is
-# then that of NCCL, and begins while the backward pass still runs; [[18]] says what to do when it
-# hangs. [Slurm](scripts/slurm.sh) and [Kubernetes](scripts/kubernetes.yaml) start the same
-# launcher. For workers that come and go there are [parameter
-# servers](../docs/parameter_servers.md). TensorFlow's workers listen on **all** interfaces of a
-# machine and ask for no password: close their ports to strangers.
+# All machines need equally many GPUs. There NCCL does the all-reduce, which begins while the
+# backward pass still runs; [[18]] says what to do when it hangs. [Slurm](scripts/slurm.sh) and
+# [Kubernetes](scripts/kubernetes.yaml) start the same launcher. For workers that come and go there
+# are [parameter servers](../docs/parameter_servers.md). TensorFlow's workers listen on **all**
+# interfaces of a machine and ask for no password: close their ports to strangers.
 #
 # ## With a model of another kind
 #
 # Here sentences of different lengths go through an embedding with a mask and BatchNormalization to
-# two outputs, and the last batch is short. The same piece of code runs on both workers and here,
+# two outputs, and the last batch is short. The same code runs on both workers, and then here
 # without a strategy:
 
 # %%
@@ -383,16 +387,17 @@ with tf.device(plan.host):
 pair.close()
 
 # %% [markdown]
-# Masks, the statistics of BatchNormalization and the short batch count as on one device.
+# The losses are equal: masks, the statistics of BatchNormalization and the short batch count as on
+# one device.
 #
 # ## On your own
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
-# **1.** Somebody shares a batch out like this: with 10 rows and 3 workers, nobody reads the last
-# row. Mend `rows_of(count, workers, index)`, which gives the numbers of the rows that a worker
-# reads. Each row has to be read once, for any count and any number of workers, and no worker may
-# have two rows more than another.
+# **1.** With the function below nobody reads the last of 10 rows on 3 workers. Mend
+# `rows_of(count, workers, index)`, which gives the numbers of the rows that a worker reads. For
+# any count and any number of workers, each row has to be read once, and no worker may have two
+# rows more than another.
 
 # %% tags=["exercise"]
 def rows_of(count, workers, index):
@@ -412,8 +417,7 @@ checks.rows_of(rows_of)
 # %% [markdown]
 # **2.** Write `step_seconds(size, workers, megabits, unlimited)`: the seconds of an all-reduce of
 # `size` bytes over links of `megabits` Mbit/s, as in the last column of the table of links.
-# `unlimited` is its time without a limit, in seconds. Predict 5 MB on two workers at 200 Mbit/s,
-# and compare with the table.
+# `unlimited` is the time without a limit, in seconds. Then predict the first row of the table.
 
 # %% tags=["exercise"]
 def step_seconds(size, workers, megabits, unlimited):
@@ -433,18 +437,18 @@ checks.step_seconds(step_seconds)
 # %% [markdown]
 # ## What we saw
 #
-# - With two more lines, `fit` on two workers had the losses of one process, and weights less than
-#   1e-5 apart. Both workers held the same bits.
-# - A worker whose partner was late waited without a word.
-# - Gradients made 1.00 times 2(n - 1)P bytes on the wire, and half of that in float16.
+# - With two lines added, `fit` on two workers had the losses of one process, and weights less than
+#   1e-5 from its weights. Both workers held the same bits.
+# - A worker waited without a word for another that was late.
+# - An all-reduce sent 1.00 times 2(n - 1)P bytes, and half of that in float16.
 # - A worker with twice the work made the other wait.
-# - Without a seed the workers read other examples, and `fit` said so. Of eight mistakes in the
-#   setup of a cluster, `cluster.check` named seven.
+# - Without a seed some examples were read twice and some never, and `fit` stopped. Of eight
+#   mistakes in the setup, `cluster.check` named seven.
 #
 # ## In practice
 #
 # Paste the two lines and run the script with `mgpu cluster --workers 2` on one machine first.
-# Compare the time of your gradients on the link with that of a step before you buy the second
-# machine.
+# Before you buy the second machine, compare the seconds that your gradients take over its link with
+# the seconds of a step.
 #
 # Next: [[next]].
