@@ -10,7 +10,7 @@
 # **You will learn** to
 # - have a training on several workers go on after a failure,
 # - find out which worker failed first, and where one hangs,
-# - say what a backup has to hold, and find what is missing in one,
+# - say what a backup has to hold,
 # - count what a failure costs.
 #
 # **You need** [[17]].
@@ -46,11 +46,14 @@ folder = Path(tempfile.mkdtemp())
 # ## The lines to paste
 #
 # One callback of Keras saves the training after each pass, and lets the next `fit` go on from
-# there. The folder has to be one that all machines see, and `double_checkpoint` keeps the backup
-# before, too, as a machine may die while it writes. A second callback ends a process in which a
-# step takes too long, which is longer than your longest pause between two steps:
+# there. The folder has to be one that all machines see. A machine may die while it writes, so
+# `double_checkpoint` keeps the previous backup, too. A second callback ends the process when too
+# many seconds pass from the end of one step to the end of the next. Allow enough for what comes
+# between two steps, such as validation. It is for scripts: in a notebook it would end the kernel.
 #
 # ```python
+# import faulthandler
+#
 # class Limit(keras.callbacks.Callback):
 #     def on_train_batch_end(self, batch, logs=None):
 #         faulthandler.dump_traceback_later(600, exit=True)  # seconds to the end of the next step
@@ -58,20 +61,20 @@ folder = Path(tempfile.mkdtemp())
 #     def on_train_end(self, logs=None):
 #         faulthandler.cancel_dump_traceback_later()
 #
-# save = keras.callbacks.BackupAndRestore(folder / "backup", double_checkpoint=True)
-# model.fit(x, y, callbacks=[save, Limit()])
+# save = keras.callbacks.BackupAndRestore("/shared/backup", double_checkpoint=True)
+# model.fit(x, y, callbacks=[save, Limit()])  # a model built under fit.strategy
 # ```
 #
-# The launcher starts all workers again where one has failed, at most twice with `--restarts 2`:
+# When a worker fails, the launcher starts all of them again, at most twice with `--restarts 2`:
 #
 # ```shell
 # mgpu cluster --hosts a:20000,b:20000 --index 0 --restarts 2 train.py   # 1 on machine b
 # ```
 #
-# The script of [[17]] has both callbacks, and options that break it. Two workers train it for three
-# passes of eight steps, with dropout. One training is left alone. In the other, worker 1 is killed
-# at step 10, and after the restart it sleeps at step 18, as if it waited for a disk that is gone.
-# The two trainings run at the same time:
+# The script of [[17]] has both callbacks, and options that make it fail. Two workers run it for
+# three passes of eight steps, with dropout. One training is left alone. In the other, worker 1 is
+# killed at step 10, and after the restart it sleeps at step 18. The two trainings run at the same
+# time:
 
 # %%
 os.environ |= {"MGPU_MODE": "cores", "TF_NUM_INTRAOP_THREADS": "1"}  # a core for each worker
@@ -87,8 +90,8 @@ print("attempts:", len(report.attempts), "- at the end:", *[worker.status for wo
 print("left alone:", "done" if started.wait() == 0 else "failed")
 
 # %% [markdown]
-# Did they end with the same model? At its end each worker prints a digest of every bit of the
-# weights and of what the optimizer keeps:
+# Did both trainings end with the same model? At its end each worker prints a digest: the SHA-256 of
+# every bit of `model.variables` and `model.optimizer.variables`.
 
 # %%
 def last_line(log):
@@ -100,8 +103,7 @@ hurt = [worker.result["state"] for worker in report]
 print("all four workers have the same bits:", len({*calm, *hurt}) == 1)
 
 # %% [markdown]
-# They did, as if nothing had happened. The script prints the number of each step that it begins.
-# From the logs of worker 1, here is what each attempt did:
+# They did. Here is what each attempt did, by the steps in the logs of worker 1:
 
 # %% tags=["cover"]
 logs = [attempt.workers[1].log.read_text() for attempt in report.attempts]
@@ -129,16 +131,16 @@ plt.show()
 # |---|---|
 # | **Use it when** | a training runs for longer than you watch it, on one machine or on several |
 # | **It costs** | a file of weights and slots after each pass, and the steps since the last one |
-# | **Instead** | shorter passes by `steps_per_epoch`, where a pass takes hours |
+# | **Instead** | begin again, where a training takes minutes |
 #
 # ## Who says so
 #
-# When one worker dies, no other can go on alone. So the launcher ends all, and starts all again
-# from the backup. Here is the first failure:
+# When one worker dies, the others cannot go on alone. So the launcher ends them, and starts all
+# workers again from the backup. Here is the first failure:
 #
 # ![Two workers over time. After steps 0 to 7 there is a backup. After steps 8 and 9 worker 1 is
-# killed; worker 0 waits and ends. After the restart both repeat steps 8 and 9, and go on from 10 to
-# the end.](pictures/18_restart.svg)
+# killed; worker 0 waits and ends. After the restart both repeat steps 8 and 9, and go on with
+# step 10.](pictures/18_restart.svg)
 #
 # The launcher names the worker that failed first:
 
@@ -149,7 +151,7 @@ print(report.attempts[0].why)
 print("named:", report.attempts[0].first, "- killed:", "SIGKILL" in report.attempts[0].why)
 
 # %% [markdown]
-# And what does worker 0 say, with which nothing was wrong?
+# Nothing was wrong with worker 0. What does its log say?
 
 # %% tags=["nbval-ignore-output"]
 said = report.attempts[0].workers[0].log.read_text().splitlines()
@@ -157,14 +159,14 @@ errors = [line for line in said if "Error" in line and not line.startswith(("E0"
 print(*[line.strip()[:95] for line in errors[:3]], sep="\n")
 
 # %% [markdown]
-# If it came to say anything before it was ended, it is an error about its network. Whoever reads
-# that log alone looks for the fault in the wrong machine. So begin with the worker that the
-# launcher names.
+# The log reports an error about the network, or nothing if the launcher ended worker 0 too early.
+# Whoever reads that log alone looks for the fault in the wrong machine. So begin with the worker
+# that the launcher names.
 #
-# In attempt 1 nobody had died. Worker 1 slept, and worker 0 waited for it in the all-reduce, as it
-# would for ever: a process that sleeps still answers the others. `faulthandler`, which is a part of
-# Python, ended both after six seconds, and wrote into each log where the process was. Here is the
-# line of the script that each was in:
+# In attempt 1 worker 1 slept, and worker 0 would have waited in the all-reduce for ever, because a
+# process that sleeps still answers the others. So the `Limit` of each worker struck after six
+# seconds: it wrote into the log where the process was, and ended it. This is the innermost line of
+# the script in each log:
 
 # %% tags=["nbval-ignore-output"]
 source = Path(script).read_text().splitlines()
@@ -173,26 +175,23 @@ for index, worker in enumerate(report.attempts[1].workers):
     print(f"worker {index}:", *[source[int(number) - 1].strip() for number in places[:1]])
 
 # %% [markdown]
-# Worker 0 is in `fit`, where it waits. Worker 1 is in the line that sleeps. In your training this
-# would be the line that reads a file, or a lock. So after a hang compare the logs: the worker that
-# is anywhere but in `fit` is the one.
+# Worker 0 is in the call of `fit`, where it waits. Worker 1 is in the line that sleeps; in your
+# training this would be a line that reads a file, or waits for a lock. So compare the logs after a
+# hang: look at the worker whose innermost line is another one than the rest's. If all show `fit`,
+# one may hang inside TensorFlow, such as in `tf.data`, and this does not tell which.
 #
 # | what fails | who says so | where you read it |
 # |---|---|---|
 # | a worker is killed | the launcher names it and the signal | its report |
-# | the script raises an error | the launcher names the first | the end of that log |
-# | a machine is lost | the launchers of the others name its worker, some seconds later | there |
+# | the script raises an error | the launcher names the first worker that did | the end of its log |
+# | a machine is lost | the other launchers name its worker, some seconds later | their reports |
 # | a worker never comes | the launcher, after `--startup` seconds, names it | its report |
-# | a step hangs | nobody; `Limit` ends it | the lines under "Timeout" in all logs |
-#
-# Slurm, Kubernetes and clouds send SIGTERM before they take a machine away, and SIGKILL some
-# seconds later. What is lost is again what came after the last backup.
+# | a step hangs | nobody, until `Limit` ends the process | the lines under "Timeout" in all logs |
 #
 # ## By hand
 #
-# First the launcher. It starts all, waits until one has failed, ends the others, and begins again.
-# Of the two programs here, the second fails in the first attempt, and the first would sleep for a
-# minute:
+# First the launcher. It starts all workers, waits until one has failed, ends the others, and begins
+# again. In attempt 0, worker 1 fails, while worker 0 would sleep for a minute:
 
 # %%
 def launch(program, workers, restarts):
@@ -221,11 +220,11 @@ if attempt == 0:
 launch(fails, workers=2, restarts=1)
 
 # %% [markdown]
-# The second ended with status 3, so the first was killed: -9 is SIGKILL. Both did well in attempt
-# 1.
+# Worker 1 ended with status 3, so the launcher killed worker 0: -9 is SIGKILL. In attempt 1 both
+# ended with status 0.
 #
-# Then the backup. What has to be in it? Here is a training with one weight. Each step draws an
-# example x at random, and goes down the slope of (w - x)² with momentum v:
+# Then the backup. What does it have to hold? Here is a training with one weight. Each step draws an
+# example x at random, and moves w down the slope of (w - x)² with momentum v:
 
 # %%
 def start():
@@ -259,14 +258,14 @@ for name in start():
     print(f"without {name:6} {train(lacking, until=10)['w']:.6f}")
 
 # %% [markdown]
-# Each time the training ends elsewhere, and no error says so. In `fit` the four are: the pass, the
-# weights, the optimizer's slots and step count, and the order of the data with the seeds of
-# dropout.
+# Each time the training ends with another weight than 1.304073, and no error says so. In `fit` the
+# four are the number of passes done, the weights, the optimizer's slots and step count, and the
+# order of the data with the seeds of dropout.
 #
-# **Keras alone.** The callback of Keras does not keep the order of the data. The next cell trains
-# for four passes, and again with an error after the second, followed by another `fit`. How far
-# apart do the weights end, under `fit.strategy` on all devices and without a strategy? The
-# optimizer is Adam, and the model embeds words, so it is also a model of another kind:
+# **Keras alone.** The callback of Keras keeps neither the order of the data nor the seeds. Here a
+# model that embeds words trains for four passes. It trains again with an error after the second
+# pass, followed by another `fit`. Do both end with the same weights, under `fit.strategy` on all
+# devices, and without a strategy?
 
 # %%
 def build(scope):
@@ -313,33 +312,33 @@ for name, scope in (("fit.strategy", fit.strategy(plan).scope), ("Keras alone", 
 # %% [markdown]
 # With `fit.strategy` the restarted training ends where the other one does. With Keras alone it goes
 # on with another order of the examples, and with the dropout of the first pass. Its result need not
-# be worse, but nobody can prove any more that the restart lost nothing.
+# be worse, but comparing digests can no longer prove that the restart lost nothing.
 #
-# **A folder of its own for each machine.** Then worker 0 goes on at pass 2 and worker 1 begins at
-# 0. After the first step `fit` compares this, too, and raises a ValueError on both ([what else it
-# compares](../docs/fit.md#what-is-kept)).
+# **A folder of its own for each machine.** After a restart, worker 0 would go on from its backup,
+# and worker 1 would find none and begin at 0. `fit` compares this after the first step, and raises
+# a ValueError on both ([what else it compares](../docs/fit.md#what-is-kept)).
 #
 # ## When not to
 #
 # A training of minutes is begun again as quickly as it is restored. For a longer one choose how
-# often you save: a failure costs half of that time in the mean, and the seconds of a start, and
-# each backup costs the time to write it.
+# often you save, with `steps_per_epoch`. Each backup costs the time to write it, and each failure
+# costs the start, and on average half of the time between two backups.
 #
 # ## On GPUs
 #
 # The bits of two runs on GPUs are equal only after
-# `tf.config.experimental.enable_op_determinism()`, which costs time; without it a restart is right,
-# but not to the last bit. The all-reduce of GPUs is NCCL, and a GPU that waits in it looks 100 %
-# busy in `nvidia-smi`. If the very first step hangs, set `NCCL_DEBUG=INFO`, which prints the
-# network that NCCL takes, and name another one with `NCCL_SOCKET_IFNAME`. `NCCL_P2P_DISABLE=1` and
-# `NCCL_IB_DISABLE=1` each take one way between GPUs away, and if the training then runs, you know
-# which is broken. Docker needs `--ipc=host` ([more](../docs/errors.md#when-nccl-hangs)).
+# `tf.config.experimental.enable_op_determinism()`, which costs time. NCCL does the all-reduce of
+# GPUs, and a GPU that waits in it looks 100 % busy in `nvidia-smi`. `Limit` does not watch the
+# first step. If that hangs, set `NCCL_DEBUG=INFO`, which prints the network that NCCL takes, and
+# name another one with `NCCL_SOCKET_IFNAME`. `NCCL_P2P_DISABLE=1` and `NCCL_IB_DISABLE=1` each take
+# one way between GPUs away: if the training then runs, that way is broken. Docker needs
+# `--ipc=host` ([more](../docs/errors.md#when-nccl-hangs)).
 #
 # ## On your own
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
-# **1.** What a script writes after `fit`, each worker writes, all over the same file. Write
+# **1.** Each worker runs what stands after `fit`, so all would write over the same file. Write
 # `saves(tf_config)`: `True` for the one process that may write, `False` for all others. `tf_config`
 # is the text of TF_CONFIG, or `None` for a process that trains alone. If the cluster has a `chief`,
 # that one saves; otherwise worker 0 does. Parameter servers (`ps`) and evaluators never save.
@@ -364,7 +363,8 @@ checks.saves(saves)
 # **2.** Write `computed(total, every, failures)`: how many steps are computed in all attempts
 # together, until `total` steps are done. There is a backup after every `every` steps, counted from
 # the beginning of the training. `failures` lists, for each attempt that fails, the number of the
-# step at whose beginning it does; the attempt after the last of these reaches the end.
+# step at whose beginning it fails, and two may fail at the same step. The attempt after these
+# reaches the end.
 
 # %% tags=["exercise"]
 def computed(total, every, failures):
@@ -388,8 +388,8 @@ checks.computed(computed)
 # **3.** Write `first(ends)`: the number of the worker to look at. `ends` has for each worker, in
 # order, a tuple of three: the second at which it ended, its exit status, and the number of the
 # worker that its log says it lost, or `None`. Begin with the earliest that ended with a status
-# other than 0. If it lost another worker, that one failed before it, and so on. Nobody's log names
-# its own worker, and no two workers name each other.
+# other than 0. If its log names another worker, that one failed before it, though its process may
+# have ended later; look at its log in the same way. No chain of names comes back to a worker.
 
 # %% tags=["exercise"]
 def first(ends):
@@ -415,9 +415,9 @@ checks.first(first)
 # - A training that was killed at step 10 and slept at step 18 ended, in attempt 2, with the bits of
 #   one that was left alone.
 # - Each restart began where the last pass had ended, at steps 8 and 16.
-# - The launcher named the worker that was killed. The log of the other one led to the network.
-# - In a hang, the lines that each process was in told who waited and who slept.
-# - A backup without one of four entries ended with another weight, and said nothing.
+# - The launcher named the worker that was killed. The log of the other one did not.
+# - In a hang, the line that each process was in told which worker waited and which one slept.
+# - A training whose backup lacked one of four entries ended with another weight, without an error.
 #
 # ## In practice
 #

@@ -54,6 +54,7 @@ WRONG = {
          "since the last backup, not all"),
         ("step - kept", "step + 1 - kept", "comes after the step before"),
         ("in failures", "in failures[-1:]", "not only the last"),
+        ("in failures", "in sorted(set(failures))", "at the same step as the one before"),
         ("for step in failures:", "while failures:\n        step = failures.pop(0)",
          "leave the list as it is"),
     ],
@@ -61,6 +62,9 @@ WRONG = {
         ("if status != 0]", "]", "while", "while False and", "was done"),
         ("while", "while False and", "the earliest to fail may have lost another"),
         ("while", "if", "may have lost another itself"),
+        ("[2] is not None", "[2]", "the earliest to fail may have lost another"),
+        ("return worker", "return min(((end[0], i) for i, end in enumerate(ends) if end[1] and "
+         "end[2] is None), default=(0, worker))[1]", "names no other may have been ended"),
         ("return worker", "return min(range(len(ends)), key=lambda i: ends[i][1])",
          "by a signal, too"),
         ("return worker", "return ends[worker]", "the number of a worker"),

@@ -61,7 +61,8 @@ Ends = list[tuple[float, int, int | None]]
 
 def _trainings() -> Iterator[tuple[int, int, Failures]]:
     draw = np.random.default_rng()
-    yield from [(20, 5, [7]), (20, 5, []), (24, 8, [10, 18]), (23, 5, [10, 22]), (30, 10, [3, 9])]
+    yield from [(20, 5, [7]), (20, 5, []), (24, 8, [10, 18]), (23, 5, [10, 22])]
+    yield 30, 10, [3, 9, 9]
     for _ in range(5):
         every, failures, kept = int(draw.integers(2, 30)), [], 0
         total = int(draw.integers(200, 400))
@@ -101,6 +102,8 @@ computed = same_as(
             lambda total, every, failures: _computed(total, every, failures) + len(failures),
         "every failure counts, not only the last":
             lambda total, every, failures: _computed(total, every, failures[-1:]),
+        "an attempt may fail at the same step as the one before it":
+            lambda total, every, failures: _computed(total, every, sorted(set(failures))),
     },
     changed="leave the list as it is",
     yes="10 trainings, with and without failures",
@@ -110,11 +113,11 @@ computed = same_as(
 def _clusters() -> Iterator[tuple[Ends]]:
     yield ([(5.0, 1, None), (5.3, -9, None)],)  # by the launcher
     yield ([(4.0, 0, None), (6.0, 3, None), (6.2, -9, None)],)  # one may end well before
-    yield ([(5.0, 1, 1), (5.2, -9, None)],)  # a large process takes a while to die
+    yield ([(5.2, -9, None), (5.0, 1, 0)],)  # a large process takes a while to die
     yield ([(9.0, 1, 1), (2.0, 0, None)],)  # or well, but too early for the others
     yield ([(7.1, 1, 2), (7.3, -9, None), (7.2, 1, 1), (7.4, 1, 0)],)
     yield ([(5.0, -9, None), (5.1, 1, None)],)  # by the kernel
-    yield ([(3.0, 1, None), (2.0, 1, 2), (2.5, -6, None), (1.0, 0, None)],)
+    yield ([(3.0, 1, None), (2.0, 1, 2), (3.5, -6, None), (1.0, 0, None)],)
     draw = np.random.default_rng()
     for n in (5, 8):
         order = [int(each) for each in draw.permutation(n)]  # each lost the one before it
@@ -138,6 +141,11 @@ def _earliest(ends: Ends, failed: bool = False) -> int:
     return min(chosen, key=lambda index: ends[index][0])
 
 
+def _silent(ends: Ends) -> int:
+    silent = [i for i, (_, status, lost) in enumerate(ends) if status and lost is None]
+    return min(silent, key=lambda index: ends[index][0], default=-1)
+
+
 def _once(ends: Ends) -> int:
     worker = _earliest(ends, failed=True)
     lost = ends[worker][2]
@@ -156,6 +164,7 @@ first = same_as(
         "the earliest to fail may have lost another": lambda ends: _earliest(ends, failed=True),
         "who ended with status 0 first was done": lambda ends: _earliest(ends),
         "the one that was lost may have lost another itself": _once,
+        "a worker whose log names no other may have been ended by the launcher": _silent,
     },
     changed="leave the list as it is",
     yes="9 clusters",
