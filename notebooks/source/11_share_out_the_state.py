@@ -97,12 +97,11 @@ show(model, model.fit(**train))
 # In float32 a parameter has 4 bytes of weight, 4 of gradient and 8 of Adam's slots. The paper
 # *ZeRO* (Rajbhandari and others, [2020](../docs/sources.md#zero)) shares them out over n devices
 # in three stages: the slots only (1), the gradients too (2), and the weights too (3). What is not
-# shared out, each device holds for all parameters. Stage 0 shares out nothing.
+# shared out, each device holds for all parameters, and stage 0 shares out nothing.
 #
-# The first cell prints the bytes a parameter on each device at the stages 0 to 3. The second
-# repeats the paper's example, 7.5 billion parameters on 64 devices in mixed precision: 2 bytes of
-# weight, 2 of gradient, and 12 for Adam, which keeps the weights in float32 as well. The paper
-# has 120, 31.4, 16.6 and 1.9 GB a device:
+# The first cell prints the bytes a parameter on each device, by stage. The second repeats the
+# paper's example of 7.5 billion parameters on 64 devices, in mixed precision with 2 bytes of
+# weight, 2 of gradient and 12 for Adam. The paper has 120, 31.4, 16.6 and 1.9 GB a device:
 
 
 # %%
@@ -125,10 +124,9 @@ print(*[f"{7.5 * held_by_formula(64, stage, 2, 2, 12):.1f} GB" for stage in rang
 # alone, on the owner. It returns the `state`: a list of each weight with its Adam and its owner.
 # How many bytes lie on each device?
 #
-# ![Device 0 owns the weights A and C with their slots, device 1 owns B and D. In the step each
-# device fetches the others' weights and goes forward and backward. Then the gradients of A and C go
-# to device 0, those of B and D to device 1, which average them and update.](pictures/11_owners.svg)
-
+# ![Each device owns some of the weights, with their slots. It fetches the others and goes forward
+# and backward. The gradients of a weight go to its owner, which averages them and
+# updates.](pictures/11_owners.svg)
 
 # %%
 def owners(sizes, places):
@@ -159,8 +157,8 @@ for device in plan.devices:
     print(f"{device}  {held_now[device] / sum(map(np.size, start)):.1f} bytes a parameter")
 
 # %% [markdown]
-# One device would hold 12 bytes a parameter. Each of the two holds nearly half of that, since
-# thirteen weights do not divide evenly.
+# One device would hold 12 bytes a parameter. Each of the two holds about half, as thirteen
+# weights do not divide evenly.
 #
 # ## By hand: the step
 #
@@ -168,7 +166,7 @@ for device in plan.devices:
 # `cores` mode share one memory, so `DeepCopy` makes a real copy, which we can count, as a GPU
 # would. Then, in `tower`, the device computes the gradients of its share of the batch. In
 # `update` the owner of a weight receives the gradients of this weight from all devices, averages
-# them, and updates the weight. Together they are stage 2:
+# them, and updates the weight. These three actions are stage 2:
 
 
 # %%
@@ -237,15 +235,15 @@ print("and above 1e-3 from the start:", apart(of_two, start) > 1e-3)
 # %% [markdown]
 # ## Stage 3: fetch each layer when it is needed
 #
-# In stage 2 a device holds a copy of all weights at once. In stage 3 it copies one layer's weight
-# at a time: once when it computes this layer forward, and again when it computes the layer
-# backward. TensorFlow frees a copy after its last use. A `GradientTape` would keep the first copy
-# for the backward pass, so here we write the backward pass ourselves.
+# In stage 2 a device fetches all weights at the start of a step. In stage 3 it fetches the weight
+# of a layer when it computes this layer forward, and again when it computes the layer backward.
+# TensorFlow frees a copy after its last use. A `GradientTape` would keep the first copy for the
+# backward pass, so here we write the backward pass ourselves.
 #
 # TensorFlow runs an operation as soon as its inputs are there, so it could copy all the weights
-# at the start. In `fetch_after` the copy therefore waits for a tensor `after`. On the way forward
-# that is `h`, the input of the layer. On the way back it is `slope`, the gradient of the loss
-# with respect to the layer's output:
+# at the start. In `fetch_after` the copy therefore waits for a tensor `after`. In the forward
+# pass this is `h`, the input of the layer. In the backward pass it is `slope`, the gradient of
+# the loss with respect to the layer's output:
 
 
 # %%
@@ -313,8 +311,8 @@ print("stage 3 is below 1e-12 from one device:", apart(of_three, of_one) < 1e-12
 # ## What crosses, and what is held
 #
 # In stage 2 every device but the owner fetches a copy of a weight and sends a gradient back. With
-# P for the bytes of all weights, that is 2(n - 1)P a step. In stage 3 it fetches two copies, so
-# 3(n - 1)P cross. For comparison there are also towers, whose weights all lie on the first
+# P for the bytes of all weights, that is 2(n - 1)P a step. In stage 3 such a device fetches two
+# copies, so 3(n - 1)P cross. For comparison there are towers, whose weights all lie on the first
 # device.
 #
 # The second cell prints what the fullest device holds: the weights and slots that lie there, and
@@ -344,10 +342,9 @@ charts.held(fullest)
 plt.show()
 
 # %% [markdown]
-# Stage 2 sends no more bytes than towers, and its fullest device holds less. In stage 3 that
-# device holds the least. The formulas give 16, 10 and 8 bytes a parameter for two devices. The
-# measured numbers are near these. They change a little from run to run, as the order of
-# operations decides which copies are already freed at the peak.
+# Stage 2 sends no more bytes than towers, and holds less. Stage 3 holds the least. For two
+# devices the formulas give 16, 10 and 8 bytes a parameter. The measured numbers are near these.
+# They change a little from run to run, with the order of the operations.
 #
 # ## Break it
 #
@@ -372,7 +369,7 @@ for name, weights in [("start", start), ("right", of_two), ("wrong", wrong)]:
 
 # %% [markdown]
 # No error is raised, and the loss falls, though less than it should. The count shows the mistake:
-# seven weights are exactly as they were at the start.
+# some weights are exactly as they were at the start.
 #
 # **A weight is fetched after its update.** Somebody wants to free the gradients sooner, and
 # updates each weight before `below` has fetched it for the second time:
@@ -460,11 +457,12 @@ checks.fullest_holds(fullest_holds)
 
 # %% [markdown]
 # **2.** `global_clipnorm` scales all gradients down if the length of them all together, their
-# **global norm**, is over a limit. Here each owner has the gradients of its own weights only. Write
-# `clipped(owned, limit)`: `owned` is a dictionary with the list of gradients of each device. Give a
-# dictionary of the same form, with every gradient on its device, scaled by limit / norm where the
-# norm of all is over the limit, and else as it was. No gradient may leave its device; single
-# numbers may. A graph has to be able to run it: use `tf.minimum` or `tf.where` instead of `if`.
+# **global norm**, is over a limit. Here each owner has the gradients of its own weights only.
+# Write `clipped(owned, limit)`: `owned` is a dictionary with the list of gradients of each
+# device. Give a dictionary of the same form, with every gradient on its device, scaled by limit /
+# norm where the norm of all is over the limit, and else as it was. No gradient may leave its
+# device, but single numbers may. The function must run in a graph: use `tf.minimum` or `tf.where`
+# instead of `if`.
 
 
 # %% tags=["exercise"]
@@ -506,6 +504,5 @@ checks.clipped(clipped)
 #
 # `fit.shard` takes any built model. If weights and slots together do not fit on one device, call
 # it first and `compile` afterwards: then each slot is made with its owner. All of `fit` works as
-# before, `global_clipnorm` included, but without XLA. A saved model is the same as without
-# `fit.shard`, and `fit.alone` moves the weights back. A layer that is too large for one device
-# has to be split: [[13]].
+# before, but without XLA. What is saved is the same as without `fit.shard`, and `fit.alone` moves
+# the weights back. A layer that is too large for one device has to be split: [[13]].
