@@ -9,7 +9,7 @@
 #
 # **You will learn** to
 # - let `fit` take a batch through the stages in pieces,
-# - write down and check the order in which each device works, and run it by hand,
+# - write down, check and run the order in which each device works,
 # - say how long the devices wait, and how much they hold,
 # - notice a model for which pieces change the training.
 #
@@ -84,8 +84,8 @@ print("less than 1e-3 apart:", np.allclose(of_one, of_eight, rtol=0, atol=1e-3))
 
 # %% [markdown]
 # The losses are those of one device. The next cell traces a step of `fit` with 2048 images, in one
-# piece and in eight. Dark bars are forward, pale ones back. A bar with room for it has the number
-# of its piece. Look for moments in which both devices work:
+# piece and in eight. Dark bars are forward, pale ones back, and the numbers are those of the
+# pieces. Look for moments in which both devices work:
 
 # %% tags=["varies", "cover"]
 for model in models.values():
@@ -98,35 +98,34 @@ runs = [partial(model.train_on_batch, images, labels) for model in models.values
 timing.compare(*runs[::-1], repeats=6, names=("eight pieces", "one piece"))
 
 # %% [markdown]
-# In one piece a device waits while the other one works. In eight pieces they overlap, where there
-# is a free core for each device. What is left of the waiting lies at both ends, and where one stage
-# is slower than the other.
+# In one piece, each device waits while the other one works. In eight pieces, both work at the same
+# time. The step need not become shorter by that, because eight small pieces take longer to compute
+# than one large piece, and cores share one memory. The last line says whether one of the two was
+# faster here.
 #
 # | | |
 # |---|---|
 # | **Use it when** | a model has to be cut, and its devices wait for each other |
-# | **It costs** | some waiting, many small tasks; BatchNormalization sees pieces |
-# | **Instead** | if it fits on one device, share out the batch ([[07]]), without such waits |
+# | **It costs** | some waiting, and many small tasks; BatchNormalization sees pieces |
+# | **Instead** | if it fits on one device, share out the batch ([[07]]) |
 #
 # ## How it works
 #
 # A piece of the batch is a **micro-batch**. When the first piece has passed the first stage, the
 # second stage can begin with it, and the first stage takes the next piece. In the drawing, `F0` is
-# piece 0 on its way forward, and `B0` on its way back. Such a box, one piece in one stage, is a
-# **task**:
+# piece 0 on its way forward, and `B0` is piece 0 on its way back. Each box is a **task**, the work
+# of one stage on one piece:
 #
-# ![Two stages over time. In one piece, F0 and B0 of stage 0 stand at both ends, and it waits while
-# stage 1 computes; stage 1 waits at both ends. In four pieces the stages overlap, and the step is a
-# bit over half as long.](pictures/14_bubble.svg)
+# ![Two stages over time. In one piece, each waits while the other computes. In four pieces, they
+# overlap, and the step is a bit over half as long.](pictures/14_bubble.svg)
 #
-# What is left of the waiting is called the **bubble**. The gradients of all pieces are added up,
-# and the weights are updated once, as in accumulation ([[10]]), where one device takes the pieces
-# one after the other.
+# The waiting at both ends is called the **bubble**. The gradients of all pieces are added up, and
+# the weights are updated once, as in accumulation ([[10]]).
 #
 # ## Two pieces, by hand
 #
-# Begin with two stages that only multiply: `a` by 2 and `b` by 3. The loss is the mean of what
-# comes out. The batch is 1, 2, 3 and 4, with a mean of 2.5. So the gradient of the weight of `a`
+# Begin with two stages that only multiply: `a` by 2 and `b` by 3. The loss is the mean of the
+# outputs. The batch is 1, 2, 3 and 4, with a mean of 2.5. So the gradient of the weight of `a`
 # should be 3 · 2.5 = 7.5, and that of `b` 2 · 2.5 = 5.
 
 # %%
@@ -142,11 +141,10 @@ def times(number, device):
 a, b = times(2.0, first), times(3.0, second)
 
 # %% [markdown]
-# A task is a call of one of two functions. `forward` runs a stage on what comes from the stage
-# before, and keeps that with what the stage made of it. `back` gets the gradient of what the stage
-# made. It gives the gradients of the weights, and that of what came in, which goes to the stage
-# before. (`tf.gradients` does what a tape does, inside a `tf.function`, and there is no tape to
-# keep.)
+# A task is a call of one of two functions. `forward` runs a stage and keeps both its input and its
+# output. `back` gets the gradient of the output. It returns the gradients of the weights, and the
+# gradient of the input, which goes to the stage before. `tf.gradients` does what a tape does,
+# inside a `tf.function`.
 #
 # `two_pieces` calls them for two pieces, in an order in which both devices have something to do.
 # The loss is the mean of four outputs, so its gradient is a quarter for each of them:
@@ -193,14 +191,16 @@ print(f"gradient of a: {a0} + {a1} = {a0 + a1}, of b: {b0} + {b1} = {b0 + b1}")
 #
 # ## Three orders
 #
-# An **order** says what each stage does, one task after the other. In the eight lines above it is
-# `F0 F1 B0 B1` for stage 0 and `F0 B0 F1 B1` for stage 1. Three orders have names: one piece goes
-# all the way before the next one starts; or all pieces go forward, then all go back; or a stage
-# goes back with one piece for each one that goes forward. In the tables a line is a stage, a column
-# a unit of time, and a point a unit in which the stage waits.
+# An **order** lists the tasks of each stage, one after the other. In the eight lines above it is
+# `F0 F1 B0 B1` for stage 0 and `F0 B0 F1 B1` for stage 1. Three orders have names. In the first,
+# one piece goes all the way before the next one starts. In the second, all pieces go forward, and
+# then all go back. In the third, a stage goes back with one piece for each piece that goes forward.
+# The tables below have a line for each stage and a column for each unit of time. A point is
+# a wait.
 #
-# Not every order can run. In the second cell stage 0 waits for piece 0 to come back before it sends
-# piece 1, and stage 1 sends nothing back before it has both:
+# Not every order can run. The second cell below checks one in which both stages would wait for
+# ever: stage 0 for the return of piece 0 before it sends piece 1, and stage 1 for both pieces
+# before it sends anything back:
 
 # %%
 ways = {"one after the other": pipeline.one_by_one,
@@ -218,18 +218,18 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# The last two are equally fast. With p stages and m pieces, each takes 2 (m + p - 1) columns, and a
-# stage waits in 2 (p - 1) of them. So the bubble is a share of (p - 1)/(m + p - 1), if all tasks
-# take equally long. But look at what stage 0 has sent and not got back: up to four pieces with all
-# forward first, and never more than two in the last order. Devices that kept to the order of the
-# second cell would wait for each other for ever.
+# The last two orders are equally fast. With p stages and m pieces, each takes 2 (m + p - 1)
+# columns, and a stage waits in 2 (p - 1) of them. So the bubble is a share of (p - 1)/(m + p - 1),
+# if all tasks take equally long. But stage 0 has up to four pieces on their way in all forward
+# first, and never more than two in one forward, one back.
 #
 # ## Any order, by hand
 #
 # `schedules.run_times` lists the tasks of all stages so that each comes after what it needs, and
 # `in_pieces` follows that list. `carried[k]` is what piece k takes to its next task: at first its
-# examples, then activations, and on the way back their gradient. The loss of a piece counts by its
-# share of the batch. The two multiplications should give 7.5 and 5 again:
+# examples, then activations, and on the way back their gradient. All pieces have the same size, so
+# the loss of the batch is the mean of the losses of its pieces. That is why each loss is divided by
+# the number of pieces. The two multiplications should give 7.5 and 5 again:
 
 # %%
 def in_pieces(stages, loss, x, y, order):
@@ -260,10 +260,10 @@ print(*(each.numpy().item() for each in by_hand(x, x, order=order)))
 # ## What does it hold?
 #
 # A GPU does its tasks in the order in which it gets them. A CPU starts whatever is ready, so
-# `in_pieces` would not keep to an order. `pipeline.gradients` is `in_pieces` in which each task of
-# a device waits for the one before. `pipeline.stages` cuts a model for it, here in two parts that
-# lie on their devices. The cell prints what a step holds on the first device at most, in 1, 2, 4
-# and 8 pieces:
+# `in_pieces` would not keep to an order. `pipeline.gradients` does the same as `in_pieces`, but
+# each task of a device waits for the one before. `pipeline.stages` cuts a model for it, here in two
+# parts that lie on their devices. The cell prints the most that the first device holds in a step of
+# 1, 2, 4 and 8 pieces:
 
 # %%
 with tf.device(first):
@@ -292,17 +292,19 @@ drawings.against_pieces(peaks)
 plt.show()
 
 # %% [markdown]
-# All forward first keeps what every piece left behind, however small the pieces are. One forward,
-# one back keeps two pieces, and the pieces become smaller. `fit.split` takes all forward first,
-# because Keras computes the loss of the whole batch at once.
+# All forward first keeps what every piece left behind. One forward, one back keeps two pieces at
+# most, and these become smaller. `fit.split` takes all forward first, because Keras computes the
+# loss of the whole batch at once.
 #
 # ## Proof
 #
-# Do all orders, and the lines by hand, give the gradients of the uncut network? `apart` is the
-# largest difference, as a share of the largest entry of the same gradient.
+# The next cell compares the gradients of all orders, and of the lines by hand, with those of the
+# uncut network. `apart` is the largest difference, as a share of the largest entry of the same
+# gradient.
 #
-# And does `fit`? In float64, where rounding cannot hide a mistake, the network trains for two
-# passes. The last batch has 100 images, which do not divide by eight:
+# The two cells after it compare the weights after two epochs of `fit`. They compute in float64,
+# where rounding cannot hide a mistake, and with batches of 300 and 100 images, which do not divide
+# by eight:
 
 # %%
 @tf.function
@@ -353,9 +355,10 @@ print("the beginning is above 0.01 from it:", apart(build().get_weights(), of_on
 # so. Compare it with the whole batch, and with an average in which a piece counts by its size.
 #
 # **A layer that looks at the whole batch.** BatchNormalization subtracts the mean of the batch and
-# divides by its deviation. In pieces, these are the mean and the deviation of a piece. Here is a
-# network of another kind, with convolutions, once with this layer and once with one that looks at
-# an example at a time. What does `fit` make of it in four pieces, and what does `fit.split` say?
+# divides by its deviation. In pieces, these are the mean and the deviation of a piece. The last two
+# cells build a network of convolutions, once with this layer and once with GroupNormalization,
+# which looks at one example at a time. They compare `fit` in four pieces with one device, and print
+# what `fit.split` says:
 
 # %%
 several = [uncut(x[a:b], y[a:b]) for a, b in [(0, 32), (32, 64), (64, 90)]]
@@ -386,31 +389,28 @@ for norm in [layers.BatchNormalization, partial(layers.GroupNormalization, 4)]:
     print(*(each.message for each in said))
 
 # %% [markdown]
-# With BatchNormalization it is another training. That need not harm it: the layer sees smaller
-# batches, as it does in towers ([[09]]). If the same numbers matter, take GroupNormalization or
-# LayerNormalization.
+# The plain average is wrong, and the one by size is right. With BatchNormalization, the weights in
+# pieces are not those of one device, because the layer sees smaller batches, as in towers ([[09]]).
+# If you need the same weights, take GroupNormalization or LayerNormalization.
 #
 # ## On GPUs
 #
 # A task is dozens of short kernels, and starting them takes longer than computing them where the
-# pieces are small. So take the fewest pieces that leave a small bubble, keep each large enough to
-# fill a GPU, and time a step before you settle on a number. [PyTorch's tutorial on model
+# pieces are small. So take the fewest pieces that leave a small bubble, and keep each large enough
+# to fill a GPU. [PyTorch's tutorial on model
 # parallelism](https://pytorch.org/tutorials/intermediate/model_parallel_tutorial.html) measured
-# ResNet-50 on two GPUs: cut it was 7 % slower than on one, and in pieces 49 % faster than on one.
+# ResNet-50 on two GPUs: cut, it was 7 % slower than on one, and in pieces 49 % faster than on one.
 #
-# All forward first is the order of [GPipe](https://arxiv.org/abs/1811.06965) (2018), which also
-# recomputes what is within a stage and so holds much less than here. One forward, one back with an
-# update after the last piece is that of [DAPPLE](https://arxiv.org/abs/2007.01045) (2020) and
-# [PipeDream-Flush](https://arxiv.org/abs/2006.09503) (2020).
-# [PipeDream](https://arxiv.org/abs/1806.03377) (2018), where it comes from, lets the next batch
-# follow without a wait, and so trains on older weights. Ready-made schedules for very large models
-# are in PyTorch (`torch.distributed.pipelining`), Megatron-LM and DeepSpeed.
+# All forward first is the order of [GPipe](https://arxiv.org/abs/1811.06965) (2018). One forward,
+# one back comes from [PipeDream](https://arxiv.org/abs/1806.03377) (2018), and with one update
+# after the last piece from [DAPPLE](https://arxiv.org/abs/2007.01045) (2020). Ready-made schedules
+# for very large models are in PyTorch (`torch.distributed.pipelining`), Megatron-LM and DeepSpeed.
 #
 # ## The same in a graph: if you inherit such code
 #
-# `pipeline.gradients` needs a graph, and a `tf.function` is one. In classic code it stands in the
-# graph itself, and the session runs it. Here is the network that Wonik Jang's article cuts
-# ([2017](../docs/sources.md#jang)), in four pieces. You would go without what `fit` does:
+# In classic code, `pipeline.gradients` adds its tasks to the graph, and a session runs them. Here
+# it takes the network that Wonik Jang's article cuts ([2017](../docs/sources.md#jang)), in four
+# pieces:
 
 # %%
 network = networks.jang(width=0.25)
@@ -440,8 +440,8 @@ print("session: less than 1e-5 apart:", apart([found[n] for n in variables], ref
 #
 # **1.** With three stages, one forward, one back lets the first stage hold three pieces. Write
 # `two_at_most(stages, pieces)`: an order in which no stage ever holds more than two, and which
-# still takes less time than one piece after the other. Return a list for each stage, with tasks
-# like `"F0"`.
+# takes less time than one piece after the other if there are two pieces or more. Return a list for
+# each stage, with tasks like `"F0"`.
 
 # %% tags=["exercise"]
 def two_at_most(stages, pieces):
@@ -492,11 +492,11 @@ checks.fewest(fewest)
 # %% [markdown]
 # ## What we saw
 #
-# - In one piece each device waited for the other. In eight they worked at the same time, and the
+# - In one piece, each device waited for the other. In eight, they worked at the same time, and the
 #   weights after `fit` were below 1e-12 from those of one device.
 # - Gradients of two pieces added up to 7.5 and 5.0, those of the whole batch.
 # - All forward first, and one forward, one back had the same bubble, and the second held less.
-# - With BatchNormalization, pieces were another training, and `fit.split` said so.
+# - With BatchNormalization, pieces gave other weights, and `fit.split` warned of it.
 #
 # ## In practice
 #

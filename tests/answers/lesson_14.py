@@ -53,6 +53,8 @@ WRONG = {
     2: [
         (" and batch % pieces == 0", "", "divide the batch"),
         ("return 0", "return None", "returns nothing"),
+        ("return pieces", "return batch // pieces", "not of the examples in one"),
+        ("percent * (pieces + stages - 1)", "percent * pieces", "working and waiting"),
         ("fewest = lambda stages, batch, percent: batch", "fewer may do"),
     ],
 }

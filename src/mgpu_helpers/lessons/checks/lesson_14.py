@@ -80,6 +80,10 @@ fewest = same_as(
             ),
         "each example alone has the smallest bubble: fewer may do":
             lambda stages, batch, percent: batch,
+        "return the number of pieces, not of the examples in one":
+            lambda stages, batch, percent: (
+                batch // pieces if (pieces := _fewest(stages, batch, percent)) else 0
+            ),
     },
     unknown="the bubble is a share of (p - 1)/(m + p - 1)",
     yes="right for twelve trainings, six of them drawn by lot",
