@@ -2,11 +2,12 @@
 # # Share out the state
 #
 # Your model fits on a GPU, and its training does not: for each weight of 4 bytes, Adam and the
-# gradient need 12 more. More GPUs do not help, because in data parallel training each of them, or
-# one of them, holds all of this for the whole model.
+# gradient need 12 more. More GPUs alone do not help. In data parallel training at least one of
+# them still holds all of this for the whole model.
 #
-# **In this lesson** each weight gets an owner, one of the devices, and only its owner holds what
-# training keeps for it. The field calls this **sharded state**, or ZeRO.
+# **In this lesson** each weight gets an owner, one of the devices. Only the owner keeps the
+# weight, and what Adam stores for it, from one step to the next. The field calls this **sharded
+# state**, or ZeRO.
 #
 # **You will learn** to
 # - share out a Keras model's state in one line,
@@ -37,8 +38,13 @@ from mgpu_helpers.lessons.state import at_rest, held, show
 # %% [markdown]
 # ## The lines to paste
 #
-# Here is a network of thirteen dense layers, with 3.3 million weights. `compiled` makes the
-# **slots** of Adam, too, the two numbers that Adam keeps for each weight:
+# Here is a network of thirteen dense layers, with 3.3 million weights. Adam keeps two numbers for
+# each weight, its **slots**. `compiled` makes them where the weights lie.
+#
+# The network trains three times: first, on one device. Second, `fit.shard` gives each weight an
+# owner among the devices, and `fit.parallel` shares out each batch. Third, a single device
+# trains, the host owns all weights, and the device fetches them in each step. Compare the losses,
+# and what lies on each device between two steps:
 
 # %%
 images, labels = digits.load(32 * len(plan))
@@ -60,12 +66,6 @@ def network():
         return compiled(keras.Sequential([keras.Input([784]), *hidden, dense(10)]))
 
 
-# %% [markdown]
-# It trains three times. First, on one device. Second, `fit.shard` gives each weight an owner among
-# the devices, and `fit.parallel` shares out each batch. Third, with a single device, the owner is
-# the host, from which the device fetches the weights in each step. Compare the losses, and what
-# lies on each device between two steps:
-
 # %%
 train = {"x": x, "y": y, "batch_size": len(x), "epochs": 3, "shuffle": False, "verbose": 0}
 model = network()
@@ -83,26 +83,25 @@ model = fit.parallel(fit.shard(model, [plan.host]), plan.devices[:1])
 show(model, model.fit(**train))
 
 # %% [markdown]
-# The losses are the same. With two devices, each holds about half of the weights and slots. With
-# the host as owner, the device holds none of them between steps.
+# The printed losses are the same. With two devices, each holds about half of the weights and
+# slots. With the host as owner, the device holds none between steps.
 #
 # | | |
 # |---|---|
 # | **use it when** | weights, gradients and slots are most of what a step holds ([[03]]) |
-# | **it costs** | the bytes of the weights cross 2(n - 1) times a step; from the host, 2 times |
+# | **it costs** | in a step 2(n - 1) times the bytes of the weights cross; with the host, 2 times |
 # | **instead** | recompute activations where they are most; or fewer slots, as with SGD |
 #
 # ## Count first
 #
 # In float32 a parameter has 4 bytes of weight, 4 of gradient and 8 of Adam's slots. The paper
-# *ZeRO* (Rajbhandari and others, [2020](../docs/sources.md#zero)) shares them out over n devices in
-# three stages: the slots only (1), the gradients too (2), and the weights too (3). What is not
-# shared out, each device holds for all parameters. Stage 0 shares out nothing.
+# *ZeRO* (Rajbhandari and others, [2020](../docs/sources.md#zero)) shares them out over n devices
+# in three stages: the slots only (1), the gradients too (2), and the weights too (3). What is not
+# shared out, each device holds for all parameters, and stage 0 shares out nothing.
 #
-# The first cell prints the bytes a parameter of stages 0 to 3. The second repeats the paper's own
-# example, with 7.5 billion parameters on 64 devices. It is in mixed precision, with 2 bytes of
-# weight, 2 of gradient, and 12 for Adam, which keeps the weights in float32 as well. The paper has
-# 120, 31.4, 16.6 and 1.9 GB a device:
+# The first cell prints the bytes a parameter on each device, by stage. The second repeats the
+# paper's example of 7.5 billion parameters on 64 devices, in mixed precision with 2 bytes of
+# weight, 2 of gradient and 12 for Adam. The paper has 120, 31.4, 16.6 and 1.9 GB a device:
 
 # %%
 def held_by_formula(n, stage, weight=4, gradient=4, slots=8):
@@ -111,7 +110,7 @@ def held_by_formula(n, stage, weight=4, gradient=4, slots=8):
 
 
 for n in [1, 2, 4, 8]:
-    print(n, "devices:", *[f"{held_by_formula(n, stage):5.1f}" for stage in range(4)])
+    print(n, "devices:", *[f"({stage}) {held_by_formula(n, stage):4.1f} " for stage in range(4)])
 
 # %%
 print(*[f"{7.5 * held_by_formula(64, stage, 2, 2, 12):.1f} GB" for stage in range(4)])
@@ -119,14 +118,14 @@ print(*[f"{7.5 * held_by_formula(64, stage, 2, 2, 12):.1f} GB" for stage in rang
 # %% [markdown]
 # ## By hand: the owners
 #
-# In `owners` the largest weight goes first, and each goes to the device that has the fewest numbers
-# so far. `begin` makes each weight in the block of its owner, and an Adam for it, which makes its
-# slots there. It gives a list, the `state`: each weight with its Adam and its owner. Are the two
-# devices equally full?
+# `owners` goes through the weights from the largest to the smallest and gives each to the device
+# that has the fewest numbers so far. `begin` then makes each weight, and an Adam for this weight
+# alone, on the owner. It returns the `state`: a list of each weight with its Adam and its owner.
+# How many bytes lie on each device?
 #
-# ![Device 0 owns the weights A and C with their slots, device 1 owns B and D. In the step each
-# device fetches the others' weights and goes forward and backward. Then the gradients of A and C go
-# to device 0, those of B and D to device 1, which average them and update.](pictures/11_owners.svg)
+# ![Each device owns some of the weights, with their slots. It fetches the others and goes forward
+# and backward. The gradients of a weight go to its owner, which averages them and
+# updates.](pictures/11_owners.svg)
 
 # %%
 def owners(sizes, places):
@@ -157,15 +156,16 @@ for device in plan.devices:
     print(f"{device}  {held_now[device] / sum(map(np.size, start)):.1f} bytes a parameter")
 
 # %% [markdown]
-# One device would hold 12 bytes a parameter. On two it is half of that, nearly, since thirteen
+# One device would hold 12 bytes a parameter. Each of the two holds about half, as thirteen
 # weights do not divide evenly.
 #
 # ## By hand: the step
 #
-# A device fetches the weights that it does not own. `DeepCopy` gives the copy a memory of its own,
-# as on a GPU; the devices of `cores` mode would share that of the owner, and we could not count it.
-# Then the device computes the gradients of its share of the batch in `tower`. In `update` the owner
-# of a weight gets its gradients, averages them and updates the weight. That is all of stage 2:
+# At the start of a step, a device fetches the weights that it does not own. The devices of
+# `cores` mode share one memory, so `DeepCopy` makes a real copy, which we can count, as a GPU
+# would. Then, in `tower`, the device computes the gradients of its share of the batch. In
+# `update` the owner of a weight receives the gradients of this weight from all devices, averages
+# them, and updates the weight. These three actions are stage 2:
 
 # %%
 def fetch(weight, device):
@@ -205,8 +205,9 @@ def stage_2(state, places, x, y, update=update):
 
 
 # %% [markdown]
-# Does it train like one device? Five steps in float64, in which rounding does not hide a mistake.
-# `apart` is the largest difference, as a share of the largest number of the same weight:
+# Does stage 2 train like one device? We compare five steps in float64, in which rounding does not
+# hide a mistake. `apart` gives the largest difference, relative to the largest number of the same
+# weight:
 
 # %%
 def trained(stage, owner, places):
@@ -231,15 +232,15 @@ print("and above 1e-3 from the start:", apart(of_two, start) > 1e-3)
 # %% [markdown]
 # ## Stage 3: fetch each layer when it is needed
 #
-# In stage 2 a device holds all weights during the step. In stage 3 it fetches the weight of a
-# layer, uses it and frees it, once on the way forward and once on the way back. So the backward
-# pass cannot be left to a tape, which would keep the weights. Each fetch waits for what it is
-# multiplied by, because TensorFlow would do all of them at once, at the start.
+# In stage 2 a device fetches all weights at the start of a step. In stage 3 it fetches the weight
+# of a layer when it computes this layer forward, and again when it computes the layer backward.
+# TensorFlow frees a copy after its last use. A `GradientTape` would keep the first copy for the
+# backward pass, so here we write the backward pass ourselves.
 #
-# `back` goes through the layers from the last to the first. `slopes` are the gradients of what came
-# out of a layer, one for each device, and `lower` those of what went in. The order of the lines
-# matters: a weight is fetched the second time, and only then updated. The gradient of the weight
-# waits for that fetch, too, so that TensorFlow cannot change the order:
+# TensorFlow runs an operation as soon as its inputs are there, so it could copy all the weights
+# at the start. In `fetch_after` the copy therefore waits for a tensor `after`. In the forward
+# pass this is `h`, the input of the layer. In the backward pass it is `slope`, the gradient of
+# the loss with respect to the layer's output:
 
 # %%
 def fetch_after(after, weight, device):
@@ -252,7 +253,7 @@ def layer(one, activation, device, h):
         return activation(h @ fetch_after(h, one[0], device))
 
 
-def below(one, device, h, slope):  # the gradient of what came into the layer
+def below(one, device, h, slope):  # the gradient of the input of the layer
     with tf.device(device):
         weight = fetch_after(slope, one[0], device)
         return tf.matmul(slope, weight, transpose_b=True) * tf.cast(h > 0, h.dtype)
@@ -262,6 +263,13 @@ def of_weight(device, h, slope, *after):
     with tf.device(device), tf.control_dependencies(after):
         return tf.matmul(h, slope, transpose_a=True)
 
+
+# %% [markdown]
+# `back` goes through the layers from the last to the first. For each device, `slopes` has the
+# gradient of a layer's output, and `lower` that of its input. Computing `lower` needs the weight
+# as it was in the forward pass, so `update` comes after it. The gradient of the weight waits for
+# `lower` as well: by then the copy of the weight has been used and can be freed. Does the whole
+# step, `stage_3`, train like one device?
 
 # %%
 def back(state, places, inputs, slopes):
@@ -297,11 +305,14 @@ print("stage 3 is below 1e-12 from one device:", apart(of_three, of_one) < 1e-12
 # %% [markdown]
 # ## What crosses, and what is held
 #
-# Of each weight, every device but its owner fetches a copy, and sends a gradient back. With P for
-# the bytes of the weights, that is 2(n - 1)P in stage 2. Stage 3 fetches twice, so 3(n - 1)P.
-# Towers whose weights all lie on the first device are there to compare. The second cell prints what
-# the fullest device holds: what lies on it, and what a traced step adds at its peak. The formula
-# has no activations, nor what Adam needs while it computes:
+# In stage 2 every device but the owner fetches a copy of a weight and sends a gradient back. With
+# P for the bytes of all weights, that is 2(n - 1)P a step. In stage 3 such a device fetches two
+# copies, so 3(n - 1)P cross. For comparison there are towers, whose weights all lie on the first
+# device.
+#
+# The second cell prints what the fullest device holds: the weights and slots that lie there, and
+# what a traced step adds at its peak. Unlike the formulas, this includes activations and what
+# Adam needs while it computes:
 
 # %%
 kinds = {"towers": (stage_2, first), "stage 2": (stage_2, owner), "stage 3": (stage_3, owner)}
@@ -326,9 +337,9 @@ charts.held(fullest)
 plt.show()
 
 # %% [markdown]
-# Stage 2 crosses no more than towers do, and holds less. For two devices the formulas say 16, 10
-# and 8 bytes a parameter. (A copy that has been used is gone when the gradients are there, so a bar
-# need not show all weights. Stage 1 is not built here, since stage 2 crosses no more than it.)
+# Stage 2 sends no more bytes than towers, and holds less. Stage 3 holds the least. For two
+# devices the formulas give 16, 10 and 8 bytes a parameter. The measured numbers are near these.
+# They change a little from run to run, with the order of the operations.
 #
 # ## Break it
 #
@@ -351,11 +362,11 @@ for name, weights in [("start", start), ("right", of_two), ("wrong", wrong)]:
     print(f"{name}: the loss is {loss_of(weights):.2f}, {still} of {len(start)} weights unmoved")
 
 # %% [markdown]
-# No error is raised, and the loss falls, only less. The check is the count beside it: which weights
-# are as they were before the first step?
+# No error is raised, and the loss falls, though less than it should. The count shows the mistake:
+# some weights are exactly as they were at the start.
 #
-# **A weight is fetched after its update.** Somebody wants to be rid of the gradients sooner, and
-# updates each weight as soon as its gradient is there, one line earlier than `back`:
+# **A weight is fetched after its update.** Somebody wants to free the gradients sooner, and
+# updates each weight before `below` has fetched it for the second time:
 
 # %%
 def too_early(state, places, inputs, slopes):
@@ -370,21 +381,21 @@ for name, weights in [("right", of_three), ("mixed", mixed)]:
     print(f"{name}: the loss is {loss_of(weights):.2f}, below 1e-12 from one device: {close}")
 
 # %% [markdown]
-# Such a step goes forward with the old weights and back with the new ones. Its loss falls, here
-# even faster, and every weight moves. Only the comparison with one device catches it.
+# Such a step goes forward with the old weights and back with the new ones. The loss falls, here
+# even faster. Only the comparison with one device catches this mistake.
 #
 # ## On GPUs
 #
-# The devices of `cores` mode share one memory, so a copy that one receives from another costs
-# nothing there. On GPUs add the copies to what a trace says of the lines with `fit`: for each
-# device the weights that it does not own, for the length of a step. They cross over NVLink or PCIe,
-# and those of the host over PCIe in any case.
+# The devices of `cores` mode share one memory, so with `fit.shard` they read each other's weights
+# without a copy. During a step, each GPU also holds copies of the weights that it does not own:
+# add their bytes to those of a trace in `cores` mode. The copies cross over NVLink or PCIe, and
+# those from the host always over PCIe.
 #
 # ## With a model of another kind
 #
-# A language model may have one weight that is larger than all others together, its table of words.
-# `fit.shard` leaves a weight whole. Two tables with half of the columns each, side by side, give as
-# many numbers for a word as one. How well is each of these models shared out?
+# In a language model, one weight may be larger than all others together: its table of words.
+# `fit.shard` does not cut a weight. But two tables with half of the columns each, side by side,
+# can replace it. How evenly is each of these two models shared out?
 
 # %%
 layers = keras.layers
@@ -407,8 +418,8 @@ for columns, tables in [(64, 1), (32, 2)]:
     show(model, model.fit(**train))
 
 # %% [markdown]
-# With two devices and one table, one device holds nearly everything. With two tables, each has half
-# of it: where a weight is larger than a fair share, cut it yourself.
+# With one table, one device holds nearly everything. With two tables, each device holds about
+# half. So if one weight is larger than a fair share, cut it yourself.
 #
 # ## On your own
 #
@@ -426,6 +437,7 @@ def fullest_holds(sizes, n, stage):
 
 checks.fullest_holds(fullest_holds)
 
+
 # %% tags=["solution"]
 def fullest_holds(sizes, n, stage):
     owner, shared = owners(sizes, range(n)), sum([8, 4, 4][:stage])
@@ -437,11 +449,12 @@ checks.fullest_holds(fullest_holds)
 
 # %% [markdown]
 # **2.** `global_clipnorm` scales all gradients down if the length of them all together, their
-# **global norm**, is over a limit. Here each owner has the gradients of its own weights only. Write
-# `clipped(owned, limit)`: `owned` is a dictionary with the list of gradients of each device. Give a
-# dictionary of the same form, with every gradient on its device, scaled by limit / norm where the
-# norm of all is over the limit, and else as it was. No gradient may leave its device; single
-# numbers may. A graph has to be able to run it: choose by `tf.minimum` or `tf.where`, not by `if`.
+# **global norm**, is over a limit. Here each owner has the gradients of its own weights only.
+# Write `clipped(owned, limit)`: `owned` is a dictionary with the list of gradients of each
+# device. Give a dictionary of the same form, with every gradient on its device, scaled by limit /
+# norm where the norm of all is over the limit, and else as it was. No gradient may leave its
+# device, but single numbers may. The function must run in a graph: use `tf.minimum` or `tf.where`
+# instead of `if`.
 
 # %% tags=["exercise"]
 def clipped(owned, limit):
@@ -449,6 +462,7 @@ def clipped(owned, limit):
 
 
 checks.clipped(clipped)
+
 
 # %% tags=["solution"]
 def clipped(owned, limit):
@@ -473,12 +487,13 @@ checks.clipped(clipped)
 # - Adam in float32 needs 16.0 bytes a parameter, and on 8 devices the last stage leaves 2.0 on
 #   each.
 # - By hand, both stages were below 1e-12 from one device.
-# - Stage 2 crosses 2.0 P, as towers do. Stage 3 crosses 3.0 P.
+# - In a step of stage 2, 2.0 P crossed, as with towers. In one of stage 3, it was 3.0 P.
 # - With an owner left out, 7 of 13 weights stayed as they were. A fetch that came too late was
-#   caught by the comparison only.
+#   caught by the comparison with one device only.
 #
 # ## In practice
 #
-# `fit.shard` takes any built model, compiled before or after, and keeps all of `fit`,
-# `global_clipnorm` included; only XLA is not used. What is saved is the model as it was, and
-# `fit.alone` moves all back. A layer that is too large for one device is split: [[13]].
+# `fit.shard` takes any built model. If weights and slots together do not fit on one device, call
+# it first and `compile` afterwards: then each slot is made with its owner. All of `fit` works as
+# before, but without XLA. What is saved is the same as without `fit.shard`, and `fit.alone` moves
+# the weights back. A layer that is too large for one device has to be split: [[13]].

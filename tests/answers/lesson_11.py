@@ -79,6 +79,7 @@ WRONG = {
         ("tf.minimum(1.0, limit /", "tf.minimum(1e9, limit /", "scaled up"),
         ("tf.sqrt(tf.add_n(squares))", "tf.add_n([tf.sqrt(each) for each in squares])",
          "add their squares"),
+        ("tf.sqrt(tf.add_n(squares))", "tf.sqrt(squares[0])", "norm of one device's"),
         ("tf.sqrt(tf.add_n(squares))", "tf.add_n(squares)", "take the root"),
         ("limit / tf.sqrt(tf.add_n(squares))", "1.0", "nothing is scaled"),
         ("each * factor for", "tf.clip_by_norm(each, limit) for", "by its own norm"),

@@ -146,6 +146,8 @@ def _scaled(
         "that is limit / norm squared: take the root": lambda: same and np.isclose(
             found[0], limit / norm**2, rtol=1e-3),
         "nothing is scaled": lambda: same and np.isclose(found[0], 1, rtol=1e-3),
+        "that is the norm of one device's gradients, and not of all": lambda: same and any(
+            np.isclose(found[0], limit / _norm(each), rtol=1e-3) for each in values.values()),
         "each gradient is clipped by its own norm": lambda: np.allclose(
             found, [min(1, limit / _norm([v])) for _, v in pairs], rtol=1e-3),
         "each device clips by the norm of its own gradients": lambda: np.allclose(
