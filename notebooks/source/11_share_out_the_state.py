@@ -89,7 +89,7 @@ show(model, model.fit(**train))
 # | | |
 # |---|---|
 # | **use it when** | weights, gradients and slots are most of what a step holds ([[03]]) |
-# | **it costs** | the bytes of the weights cross 2(n - 1) times a step between n devices, or 2 times between host and device |
+# | **it costs** | in a step 2(n - 1) times the bytes of the weights cross; with the host, 2 times |
 # | **instead** | recompute activations where they are most; or fewer slots, as with SGD |
 #
 # ## Count first
@@ -102,7 +102,6 @@ show(model, model.fit(**train))
 # The first cell prints the bytes a parameter on each device, by stage. The second repeats the
 # paper's example of 7.5 billion parameters on 64 devices, in mixed precision with 2 bytes of
 # weight, 2 of gradient and 12 for Adam. The paper has 120, 31.4, 16.6 and 1.9 GB a device:
-
 
 # %%
 def held_by_formula(n, stage, weight=4, gradient=4, slots=8):
@@ -168,7 +167,6 @@ for device in plan.devices:
 # `update` the owner of a weight receives the gradients of this weight from all devices, averages
 # them, and updates the weight. These three actions are stage 2:
 
-
 # %%
 def fetch(weight, device):
     read = tf.convert_to_tensor(weight)
@@ -211,7 +209,6 @@ def stage_2(state, places, x, y, update=update):
 # hide a mistake. `apart` gives the largest difference, relative to the largest number of the same
 # weight:
 
-
 # %%
 def trained(stage, owner, places):
     state = begin(owner, "float64")
@@ -245,7 +242,6 @@ print("and above 1e-3 from the start:", apart(of_two, start) > 1e-3)
 # pass this is `h`, the input of the layer. In the backward pass it is `slope`, the gradient of
 # the loss with respect to the layer's output:
 
-
 # %%
 def fetch_after(after, weight, device):
     with tf.control_dependencies([after]):
@@ -274,7 +270,6 @@ def of_weight(device, h, slope, *after):
 # as it was in the forward pass, so `update` comes after it. The gradient of the weight waits for
 # `lower` as well: by then the copy of the weight has been used and can be freed. Does the whole
 # step, `stage_3`, train like one device?
-
 
 # %%
 def back(state, places, inputs, slopes):
@@ -350,7 +345,6 @@ plt.show()
 #
 # **An owner is left out.** Somebody writes the loop over the owners and forgets the last:
 
-
 # %%
 def but_the_last(weight, adam, owner, gradients):
     if owner != plan.devices[-1]:
@@ -373,7 +367,6 @@ for name, weights in [("start", start), ("right", of_two), ("wrong", wrong)]:
 #
 # **A weight is fetched after its update.** Somebody wants to free the gradients sooner, and
 # updates each weight before `below` has fetched it for the second time:
-
 
 # %%
 def too_early(state, places, inputs, slopes):
@@ -437,7 +430,6 @@ for columns, tables in [(64, 1), (32, 2)]:
 # each weight has, all are float32, and Adam trains them. The owners are those that `owners` finds.
 # What a stage does not share out, every device holds for all weights.
 
-
 # %% tags=["exercise"]
 def fullest_holds(sizes, n, stage):
     return sum(sizes) * held_by_formula(n, stage)
@@ -463,7 +455,6 @@ checks.fullest_holds(fullest_holds)
 # norm where the norm of all is over the limit, and else as it was. No gradient may leave its
 # device, but single numbers may. The function must run in a graph: use `tf.minimum` or `tf.where`
 # instead of `if`.
-
 
 # %% tags=["exercise"]
 def clipped(owned, limit):
