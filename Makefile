@@ -78,7 +78,7 @@ gpu: $(ready)  ## every notebook and benchmark on this machine's GPUs: a verdict
 
 browser: site  ## in a real Chromium: every notebook in a JupyterLab, on 3 devices; every page of the site
 	$(plain) $(pytest) $(each) tests/test_browser.py tests/test_site.py tests/test_calculator.py \
-	    -m "browser or site"
+	    tests/test_traces.py -m "browser or site"
 
 notebooks: $(ready)  ## build notebooks/*.ipynb from notebooks/source/*.py, outputs included
 	$(python) tools/build_notebooks.py
