@@ -28,6 +28,7 @@ for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, handler)
 
 ROOT = Path(__file__).resolve().parent.parent
+STARTUP = 200.0  # seconds for workers: other tests may have the cores
 sys.path.append(str(ROOT / "benchmarks"))  # last: it has names of the standard library, too
 
 
@@ -45,6 +46,15 @@ def clean(**env: str) -> dict[str, str]:
     """Give the environment without what changes plans and runners, and with what is given."""
     changes = ("MGPU_", "TF_", "CUDA_", "SLURM_")
     return {k: v for k, v in os.environ.items() if not k.startswith(changes)} | env
+
+
+@pytest.fixture
+def workers(monkeypatch) -> None:
+    """Let workers begin on cores, without what changes plans and runners."""
+    for name in os.environ.keys() - clean().keys():
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("MGPU_MODE", "cores")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
 
 
 @pytest.fixture(scope="session")

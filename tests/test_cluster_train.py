@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import resource
 import runpy
 import sys
@@ -11,22 +10,12 @@ import sys
 import numpy as np
 import pytest
 
-from conftest import ROOT, limited
+from conftest import ROOT, STARTUP, limited
 from mgpu_helpers import cluster
 
-pytestmark = pytest.mark.thorough
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("workers")]
 
 TRAIN = ROOT / "notebooks" / "scripts" / "train_workers.py"
-STARTUP = 200.0  # seconds: other tests may have the cores
-
-
-@pytest.fixture(autouse=True)
-def clean(monkeypatch):
-    for name in list(os.environ):
-        if name.startswith(("CUDA_", "SLURM_", "MGPU_", "TF_")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("MGPU_MODE", "cores")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
 
 
 @pytest.fixture(autouse=True)

@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import runpy
 import sys
 
 import numpy as np
 import pytest
 
-from conftest import ROOT, limited
+from conftest import ROOT, STARTUP, limited
 from mgpu_helpers import cluster
 from test_fit import CASES, EXACT, largest_difference, run_cases
 
-pytestmark = pytest.mark.thorough
-
-STARTUP = 200.0  # seconds: other tests may have the cores
-
-
-@pytest.fixture(autouse=True)
-def clean(monkeypatch):
-    for name in list(os.environ):
-        if name.startswith(("CUDA_", "SLURM_", "MGPU_", "TF_")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("MGPU_MODE", "cores")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("workers")]
 
 
 @pytest.fixture(autouse=True)
