@@ -145,7 +145,8 @@ def test_a_transformer_with_masks_is_the_same(keras, plan, double, policy):
     x, y = fit_models.TOKENS, fit_models.TAGS
     wanted = fitted(sentences(), x, y)
     got = fitted(fit.recompute(sentences(), ["block_0", "block_1", "last"]), x, y)
-    same(got, wanted, 1e-12 if policy == "float64" else 1e-4)
+    # Halves have 11 bits, 5e-4; a processor with AVX-512 is off by 1.6e-4.
+    same(got, wanted, 1e-12 if policy == "float64" else 5e-4)
 
 
 def test_it_is_the_same_where_operations_run_at_once(keras, plan, double):
