@@ -104,7 +104,8 @@ def test_same_as_names_the_mistake_of_the_first_case_that_differs(capsys):
     check = same_as(
         lambda some: sum(some), lambda: [([2, 2],), ([1, 3, 4],)], way="a number", yes="all",
         told=lambda right, got, some: f"{some} give {right}, not {got}", unknown="add them",
-        wrong={"that is their product": math.prod, "only two": lambda some: sum(some[:2])},
+        wrong={"it gives nothing": lambda some: None, "that is their product": math.prod,
+               "only two": lambda some: sum(some[:2])},
         changed="it takes them away",
     )
 
