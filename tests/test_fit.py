@@ -87,9 +87,9 @@ def seen_by(replicas: Any, keras: Any) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("cores, chosen, tunes", [
-    (1, None, False), (1, True, True), (2, None, None), (2, False, False),
+    (1, None, False), (16, None, False), (16, True, True), (17, None, None), (17, False, False),
 ])  # fmt: skip
-def test_on_one_core_no_thread_tunes_unless_somebody_asks(plan, monkeypatch, cores, chosen, tunes):
+def test_on_few_cores_no_thread_tunes_unless_somebody_asks(plan, monkeypatch, cores, chosen, tunes):
     import tensorflow as tf
 
     monkeypatch.setattr(parts, "cores", lambda: cores)

@@ -16,6 +16,8 @@ from mgpu_helpers._train import HOST
 from mgpu_helpers.devices.machine import cores
 from mgpu_helpers.towers.shards import like, rows
 
+# tf.data begins with a thread for each core, at most so many; tuning can only take some away.
+UNTUNED = 16
 # The examples of the replica that is traced at the moment, and those of all; None for what `fit`
 # did not hand out.
 _share: contextvars.ContextVar[Any] = contextvars.ContextVar("share", default=None)
@@ -35,9 +37,9 @@ class Shared:
 
         self.batches = batches
         self.whole = tf.data.Dataset.zip(Whole(batches))
-        if cores() == 1 and batches.options().autotune.enabled is None:
-            # There is nothing to tune, and the thread that tunes is told to end before it can see
-            # that it is to: on one core it sleeps on, and the next pass waits as long as one took.
+        if cores() <= UNTUNED and batches.options().autotune.enabled is None:
+            # The thread that tunes may be told to end before it can see that it is to. Then it
+            # sleeps on, and the next pass waits for it, at most as long as one took.
             options = tf.data.Options()
             options.autotune.enabled = False
             self.whole = self.whole.with_options(options)
