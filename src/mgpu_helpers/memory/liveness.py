@@ -8,14 +8,18 @@ ended; how many overlap, nobody knows before, nor which of two branches is taken
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from typing import Any
 
+import numpy as np
+
 from mgpu_helpers.graph import walk
 from mgpu_helpers.graph.walk import BRANCHES, CALLS, LOOPS, Unknown, Values, called
+from mgpu_helpers.trace.layers import layer
 from mgpu_helpers.trace.records import Allocation, Op, curve
 from mgpu_helpers.trace.step import Trace
 
@@ -27,7 +31,7 @@ _FREE = {
 }  # fmt: skip
 # What gives its input, seen in another way.
 _SAME = {
-    "Bitcast", "CheckNumerics", "ExpandDims", "Identity", "IdentityN", "PreventGradient", "Reshape",
+    "Bitcast", "CheckNumerics", "ExpandDims", "Identity", "PreventGradient", "Reshape",
     "Snapshot", "Squeeze", "StopGradient", "TensorListPushBack", "TensorListResize",
     "TensorListSetItem",
 }  # fmt: skip
@@ -78,13 +82,16 @@ class Buffer:
     of: Sequence[int] = ()  # the sizes that it is made of, where there are several
 
 
-def counted(graph: Any, overlap: float = 0.75, broad: bool = False) -> Trace:
+def counted(
+    graph: Any, overlap: float = 0.75, broad: bool = False, threads: bool = False
+) -> Trace:
     """Give a function's graph as the trace of a step: one tick an operation, all on one device.
 
     overlap is the share, 0 to 1, of the rounds that may run at once in a loop and do. In an LSTM's
     way back it was two thirds to all of them, less at a batch of 8 or fewer. At 0 the smaller of
     two branches is taken too, else the larger. broad is the order in which TensorFlow starts
-    operations on a GPU, instead of that on a CPU.
+    operations on a GPU, instead of that on a CPU. threads adds what others may hold beside the
+    one that takes operations in this order.
     """
     nodes, outputs = entered(graph, None, Values(graph), overlap)
     nodes = in_order(nodes, broad)
@@ -95,6 +102,13 @@ def counted(graph: Any, overlap: float = 0.75, broad: bool = False) -> Trace:
         for b in buffers(nodes, outputs, _OVER if broad else _OVER | _OVER_ON_CPU)[0]
         if b.bytes
     ]
+    if threads:
+        others = beside(nodes)
+        ends = [0, *(1 + np.flatnonzero(np.diff(others))).tolist(), len(nodes)]
+        found += [
+            Allocation("others", DEVICE, int(others[a]), a, b - 0.5)
+            for a, b in itertools.pairwise(ends) if others[a]
+        ]  # fmt: skip
     return Trace(
         tuple(Op(n.name, n.op.type, DEVICE, i, 1.0) for i, n in enumerate(nodes)), (),
         {DEVICE: curve(found)}, tuple(edges | waits), tuple(found), tuple(waits),
@@ -132,6 +146,10 @@ def entered(
             of.update(zip((t.name for t in op.outputs), made, strict=True))
             continue
         after += [tensor[0] for tensor in inputs if tensor]
+        if op.type == "IdentityN":  # TensorFlow takes it out, and what it joins goes on alone
+            of.update(zip((t.name for t in op.outputs), inputs, strict=True))
+            ends[op.name] = after
+            continue
         node = Node(within + op.name, op, inputs, after, [_numbers(t, inputs) for t in op.outputs])
         node.bytes = [n * t.dtype.size for n, t in zip(node.numbers, op.outputs, strict=True)]
         if op.type in LOOPS:
@@ -178,6 +196,41 @@ def in_order(nodes: list[Node], broad: bool) -> list[Node]:
     return order
 
 
+def beside(nodes: Sequence[Node]) -> np.ndarray:
+    """Count the bytes that other threads may hold while one takes operations in this order.
+
+    They begin a gradient that the one leaves for later, and update its weight, at any moment until
+    the one would have come to it. Threads leave one update for another, so that two are counted:
+    of those that may have begun, the two that hold most.
+    """
+    at = {n: i for i, n in enumerate(nodes)}
+    users: dict[Node, list[Node]] = {}
+    for n in nodes:
+        if layer(n.name) == "optimizer":
+            for before in n.after:
+                users.setdefault(before, []).append(n)
+    most = np.zeros((2, len(nodes)), np.int64)
+    for n in users.keys() - {n for each in users.values() for n in each}:
+        ready = 1 + max((at[before] for before in n.after), default=-1)
+        if at[n] == ready or n.op.type in _FREE | _SAME:
+            continue
+        update, ahead = {n}, [n]
+        while ahead:
+            new = [
+                user for user in users.get(ahead.pop(), ()) if user not in update
+                and all(before in update or at[before] < ready for before in user.after)
+            ]  # fmt: skip
+            update.update(new)
+            ahead += new
+        made, _ = buffers(sorted(update, key=at.__getitem__), ())
+        spans = [Allocation(b.node.name, DEVICE, b.bytes, b.start, b.end) for b in made]
+        held = max((size for _, size in curve(spans)), default=0)
+        first, next_ = most[:, ready : at[n]]
+        np.maximum(next_, np.minimum(first, held), out=next_)
+        np.maximum(first, held, out=first)
+    return most.sum(axis=0)
+
+
 def buffers(
     nodes: Sequence[Node], outputs: Iterable[Tensor | None], over: Set[str] = _OVER | _OVER_ON_CPU
 ) -> tuple[list[Buffer], dict[Tensor | None, Any]]:
@@ -215,7 +268,7 @@ def _handed_on(
     if op.type in _FREE:
         return None
     if op.type in _SAME:
-        return given[i if op.type == "IdentityN" else 0]
+        return given[0]
     if op.type in LOOPS and op.inputs[i].dtype.name == "variant" and not new.bytes:
         return given[i]  # a list that goes round as it is
     if op.type in over or op.type in _OVER_SECOND and i == 1:

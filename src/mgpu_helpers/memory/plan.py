@@ -17,7 +17,7 @@ from mgpu_helpers.graph import cuts
 from mgpu_helpers.graph.step import slot_bytes, training_step
 from mgpu_helpers.graph.walk import LOOPS, Unknown
 from mgpu_helpers.memory import savers
-from mgpu_helpers.memory.predict import MARGIN
+from mgpu_helpers.memory.predict import MARGIN, highest
 
 FEW = 64  # weights; of more, most of the time would go into the graph of the optimizer
 
@@ -168,14 +168,10 @@ class _Step:
         self.groups = self._groups()
         graph = made.concrete.graph
         self.order = savers.ordered(graph, self.groups)
-        likely = self.order.curve().peak(batch)
-        others = [self.order]
+        orders = [self.order]
         if any(node.op.type in LOOPS for node in self.order.nodes):
-            others = [savers.ordered(graph, (), overlap) for overlap in (0, 1)]
-        others += [savers.on_gpu(order) for order in others]
-        peaks = [likely, *(order.curve().peak(batch) for order in others)]
-        # How much less and more it may be where operations start in another order.
-        self.less, self.more = min(peaks) / likely, max(peaks) / likely
+            orders += [savers.ordered(graph, self.groups, overlap) for overlap in (0, 1)]
+        self.orders = [*orders, *map(savers.on_gpu, orders[-2:])]
         outputs = getattr(model, "outputs", None) or []
         self.outputs = cuts.bytes_of(outputs)
         layers = {layer.name: layer for layer in _private.layers_of(model)}
@@ -335,8 +331,9 @@ class _Step:
         return self._made(
             self._name(how), fixed, peak, crossing,
             (1 + repeated) * math.ceil(self.batch / n) / self.batch, self._write(how),
+            self._range(peak, share, bool(barrier or how.parts)),
             beside=(1 + twice) * whole + twice * 2 * self.batch * sparse + 2 * softmax
-            if barrier else 2 * softmax * (how.half or how.parts),
+            if barrier else 2 * softmax * (how.half or how.parts) + self.threads,
         )  # fmt: skip
 
     @functools.cache  # noqa: B019  a step lives as long as its plan is made
@@ -353,6 +350,28 @@ class _Step:
     ) -> savers.Curve:
         order = self._order(half, parts, joined)
         return (order if owners is None else savers.averaged(order, others, owners)).curve()
+
+    @functools.cache  # noqa: B019
+    def _curves(self, barrier: bool) -> list[savers.Curve]:
+        """Count the step as it is in several orders, also where updates wait for all gradients."""
+        orders = map(savers.averaged, self.orders) if barrier else self.orders
+        return [order.curve() for order in orders]
+
+    def _range(self, peak: float, share: int, barrier: bool = False) -> tuple[float, float]:
+        """Give the least and the most that a peak may be where operations start in another order.
+
+        That is as many times less or more as the step as it is, and no more bytes beyond.
+        """
+        peaks = [curve.peak(share) for curve in self._curves(barrier)]
+        likely, least, most = peaks[0], min(peaks), max(peaks)
+        return peak * least / likely, min(peak * most / likely, peak + most - likely)
+
+    @cached_property
+    def threads(self) -> float:
+        """Give what other threads may hold beyond the margin of the step as it is."""
+        peaks = [curve.peak(self.batch) for curve in self._curves(False)]
+        with_them = self.order.curve(threads=True).peak(self.batch)
+        return highest([*peaks, with_them]) - (1 + MARGIN) * max(peaks)
 
     @functools.cache  # noqa: B019
     def _gradients(self, owners: int) -> tuple[float, float]:
@@ -377,11 +396,11 @@ class _Step:
 
     def _made(
         self, name: str, fixed: float, peak: float, crossing: float, work: float, write: str,
-        beside: float = 0.0,
+        ends: tuple[float, float], beside: float = 0.0,
     ) -> Way:  # fmt: skip
         """Make a line; beside is what may be held twice, sums of gradients and what they are of."""
-        low = fixed + max(0.0, (1 - MARGIN) * self.less * peak - self.trained)
-        high = fixed + (1 + MARGIN) * self.more * peak + beside
+        low = fixed + max(0.0, (1 - MARGIN) * ends[0] - self.trained)
+        high = fixed + (1 + MARGIN) * ends[1] + beside
         return Way(
             name, round(fixed + peak), round(low), round(high), round(crossing), work, write
         )
@@ -457,6 +476,7 @@ class _Step:
         return self._made(
             f"split over {n} devices at {', '.join(map(repr, at))}", fixed, peak, crossing,
             max(by) / max(1, sum(by)), f"fit.split(model, plan.devices, at={at})",
+            self._range(peak, self.batch),
             # A loss that is elsewhere; and a device may begin an update before one has ended, and
             # goes forward or back when another one is ready, which no order on one device tells.
             beside=self.batch * self.outputs + self.largest + 0.1 * peak,

@@ -16,7 +16,7 @@ import numpy as np
 from mgpu_helpers import _private
 from mgpu_helpers.graph.flops import of_one
 from mgpu_helpers.graph.walk import Values
-from mgpu_helpers.memory.liveness import DEVICE, Node, Tensor, buffers, entered, in_order
+from mgpu_helpers.memory.liveness import DEVICE, Node, Tensor, beside, buffers, entered, in_order
 from mgpu_helpers.trace.layers import layer
 from mgpu_helpers.trace.passes import passes
 from mgpu_helpers.trace.records import Op
@@ -59,9 +59,12 @@ class Order:
     back: frozenset[Node]
     updates: frozenset[Node]
 
-    def curve(self) -> Curve:
-        """Count what is held over time."""
-        return self.curves(dict.fromkeys(self.nodes, 0), 1)[0]
+    def curve(self, threads: bool = False) -> Curve:
+        """Count what is held over time; also by other threads, if asked."""
+        (held,) = self.curves(dict.fromkeys(self.nodes, 0), 1)
+        if threads:
+            held.fixed[: len(self.nodes)] += beside(self.nodes)
+        return held
 
     def curves(self, device: Mapping[Node, int], n: int) -> list[Curve]:
         """Count what is held over time on each of n devices."""
@@ -144,7 +147,6 @@ def averaged(order: Order, come: float = 0.0, owners: int = 1) -> Order:
     Of several owners, among whom the weights are shared out, this is what the first does: it sends
     the gradients of the others' weights to them. Where it owns none it sends them all.
     """
-    order = _each_update_alone(order)
     mine = gradients(order, owners)
     own = {n for n in order.updates if any(given in mine for given in n.inputs)}
     late = [n for n in order.nodes if n in order.updates]
@@ -189,33 +191,18 @@ def joined(order: Order, model: Any, n: int) -> Order:
     return _crossed(order, whole, "Copy", copied, lambda node, _: order.place[node], of_all)
 
 
-def _each_update_alone(order: Order) -> Order:
-    """Take away what all gradients go through on their way to the optimizer of one device."""
-    now, nodes, known = dict[Node, Node](), list[Node](), dict[Node, int]()
-    through: dict[Node, list[Tensor | None]] = {}
+def _each_update_at_its_gradient(order: Order) -> Order:
+    """Let each update be in the part of the model in which its weight's gradient is made."""
+    known = dict[Node, int]()
     for node in order.nodes:
-        given = _with_inputs(
-            [t and (through[t[0]][t[1]] if t[0] in through else t) for t in node.inputs], now
-        )
-        if node in order.updates and node.op.type == "IdentityN":
-            through[node] = given
-            continue
-        if node in order.updates or given != node.inputs:
-            now[node] = replace(node, inputs=given)
-        nodes.append(now.get(node, node))
-        for maker, _ in filter(None, given if node in order.updates else ()):
+        for maker, _ in filter(None, node.inputs if node in order.updates else ()):
             if maker in order.back or maker in known:
-                known[nodes[-1]] = known[maker] if maker in known else order.place[maker]
-    place = dict(order.place) | {new: order.place[node] for node, new in now.items()} | known
-    for node in reversed(nodes):  # a slot is where it is used with a gradient
+                known[node] = known[maker] if maker in known else order.place[maker]
+    for node in reversed(order.nodes):  # a slot is where it is used with a gradient
         for t in node.inputs if node in known else ():
             if t and t[0] not in known and t[0] not in order.back:
-                place[t[0]] = known[t[0]] = known[node]
-    return replace(
-        order, nodes=nodes, place=place, outputs=_with_inputs(order.outputs, now),
-        back=frozenset(now.get(n, n) for n in order.back),
-        updates=frozenset(now[n] for n in order.updates - through.keys()),
-    )  # fmt: skip
+                known[t[0]] = known[node]
+    return replace(order, place={**order.place, **known})
 
 
 def gradients(order: Order, owners: int = 1) -> list[Tensor]:
@@ -239,7 +226,7 @@ def apart(order: Order, device: Sequence[int]) -> Order:
 
     The place of an operation is then the number of its device.
     """
-    order = _each_update_alone(order)
+    order = _each_update_at_its_gradient(order)
     where = {node: device[place] for node, place in order.place.items()}
 
     def copied(node: Node, i: int, there: int) -> int | None:
