@@ -10,8 +10,9 @@ import pytest
 from keras_models import COMPILED, built, compiled, lesson
 from mgpu_helpers import devices, graph, memory
 from mgpu_helpers.graph.step import training_step
+from mgpu_helpers.graph.walk import Values
 from mgpu_helpers.lessons import count, networks
-from mgpu_helpers.memory.liveness import DEVICE, counted
+from mgpu_helpers.memory.liveness import DEVICE, beside, counted, entered, in_order
 from mgpu_helpers.memory.measure import Measured
 from mgpu_helpers.memory.predict import _boundary
 from mgpu_helpers.trace import function_step
@@ -153,6 +154,22 @@ def test_in_one_thread_a_step_holds_about_what_was_counted(plan, monkeypatch):
     real = traced(plan, model, x, y) + held.weights + held.slots
     low, high = orders(model, 32, held)
     assert 0.85 * low <= real <= 1.15 * high
+
+
+@pytest.mark.parametrize("clip, times", [(None, 2), (1.0, 1)])
+def test_other_threads_update_two_weights_unless_all_wait_for_the_norm(plan, clip, times):
+    """A gradient, and the square of it; or only gradients. Those of two, and the largest two."""
+    import keras
+
+    layers = [keras.layers.Dense(n, use_bias=False) for n in (100, 200, 300, 10)]
+    model = keras.Sequential([keras.Input((50,)), *layers])
+    model.compile(keras.optimizers.Adam(global_clipnorm=clip), "mse")
+    graph = training_step(model, 1).concrete.graph
+    nodes, _ = entered(graph, None, Values(graph), 0)
+    most = beside(in_order(nodes, False)).max()
+    assert most == pytest.approx(times * 4 * (200 * 300 + 100 * 200), rel=0.01)
+    held = memory.predict(model, 1)
+    assert held.high >= held.weights + held.slots + 1.1 * most
 
 
 def test_weights_and_slots_are_exact(plan):
