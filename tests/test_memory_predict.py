@@ -129,6 +129,8 @@ def test_the_count_by_hand_and_a_trace_agree_with_it(plan, network, batch, setti
     assert held.low < traced(plan, model, x, y) + held.weights + held.slots < held.high
     low, high = orders(model, batch, held)
     assert 0.85 * low <= by_hand.total <= 1.15 * high
+    others = counted(training_step(model, batch).concrete.graph, threads=True).peak(DEVICE)
+    assert held.high >= held.weights + held.slots + 1.1 * others  # most of tensorlight's
 
 
 def orders(model, batch, held):
@@ -158,18 +160,16 @@ def test_in_one_thread_a_step_holds_about_what_was_counted(plan, monkeypatch):
 
 @pytest.mark.parametrize("clip, times", [(None, 2), (1.0, 1)])
 def test_other_threads_update_two_weights_unless_all_wait_for_the_norm(plan, clip, times):
-    """A gradient, and the square of it; or only gradients. Those of two, and the largest two."""
+    """Each holds a gradient and the square of it, or only a gradient."""
     import keras
 
-    layers = [keras.layers.Dense(n, use_bias=False) for n in (100, 200, 300, 10)]
-    model = keras.Sequential([keras.Input((50,)), *layers])
+    layers = [keras.layers.Dense(n, use_bias=False) for n in (300, 300, 300, 10)]
+    model = keras.Sequential([keras.Input((300,)), *layers])
     model.compile(keras.optimizers.Adam(global_clipnorm=clip), "mse")
     graph = training_step(model, 1).concrete.graph
     nodes, _ = entered(graph, None, Values(graph), 0)
     most = beside(in_order(nodes, False)).max()
-    assert most == pytest.approx(times * 4 * (200 * 300 + 100 * 200), rel=0.01)
-    held = memory.predict(model, 1)
-    assert held.high >= held.weights + held.slots + 1.1 * most
+    assert most == pytest.approx(times * 2 * 4 * 300**2, rel=0.01)
 
 
 def test_weights_and_slots_are_exact(plan):
