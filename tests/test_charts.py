@@ -521,6 +521,11 @@ def test_lines_and_dots_are_where_the_numbers_are():
     assert [(*line.get_xdata(), *line.get_ydata()) for line in ax.lines] == [(1.75, 1)]
     ax = drawings.against_pieces({"one": {1: 8 * MB, 4: 2 * MB}})
     assert list(ax.lines[0].get_ydata()) == [8, 2]
+    ax = drawings.against_rate({"narrow": {0.1: 0.5, 1: 0.1}, "wide": {0.1: 0.8}}, of=100)
+    line, _, (bars,) = ax.containers[0]
+    assert list(line.get_xdata()) == [0.1, 1] and list(line.get_ydata()) == [50, 10]
+    assert bars.get_segments()[0][:, 1] == pytest.approx([45, 55])
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["0.1", "1"]
 
 
 def test_cards_lie_beside_each_other_and_what_misses_its_target_is_crossed_out():

@@ -43,11 +43,21 @@ from mgpu_helpers.lessons.checks import lesson_05 as checks
 # %% [markdown]
 # ## The lines to paste
 #
-# [train.py](scripts/train.py) is the Keras script of [[04]]. A script can be swept when it takes
-# its settings as arguments, `--lr=0.1 --width=16`, and prints its result as JSON at the end:
+# A script can be swept when it takes its settings as arguments, and prints its result as a line of
+# JSON. [train.py](scripts/train.py), the Keras script of [[04]], does both. In a script of your own
+# these lines do:
 #
 # ```python
-# print(json.dumps({"loss": loss, "accuracy": accuracy}))
+# import argparse
+# import json
+#
+# parser = argparse.ArgumentParser()
+# parser.add_argument("--lr", type=float, default=0.1)
+# parser.add_argument("--width", type=int, default=16)
+# parser.add_argument("--epochs", type=int, default=3)
+# options = parser.parse_args()
+# ...  # build and train with options.lr, options.width and options.epochs
+# print(json.dumps({"loss": float(loss), "accuracy": float(accuracy)}))
 # ```
 #
 # Then this line, in a terminal, tries two learning rates with two widths each. What follows `--` is
@@ -76,8 +86,8 @@ def mgpu(line):
 mgpu("run train.py --grid lr=0.01,0.1 width=2,16 --skip-done -- --epochs 1")
 
 # %% [markdown]
-# Each job is named after its arguments, runs on the next device that is free, and its result stands
-# in the table.
+# Each job is named after its arguments and runs on the next device that is free. The table has its
+# result.
 #
 # | | |
 # |---|---|
@@ -85,16 +95,16 @@ mgpu("run train.py --grid lr=0.01,0.1 width=2,16 --skip-done -- --epochs 1")
 # | **It costs** | a process with TensorFlow for each setting, and a script that takes arguments |
 # | **Instead** | KerasTuner or Optuna, when each choice depends on the results before |
 #
-# The largest rate has won, so a still larger one may be better. The same line with one more rate
-# has six jobs. `--skip-done` leaves out the four that are done:
+# The larger rate has won, so a still larger one may be better. The same line with one more rate has
+# six jobs. `--skip-done` leaves out the four that are done:
 
 # %% tags=["nbval-ignore-output"]
 mgpu("run train.py --grid lr=0.01,0.1,1 width=2,16 --skip-done -- --epochs 1")
 
 # %% [markdown]
-# The runner keeps a line of JSON for each job in `logs/jobs.jsonl`. There a result has `result_` in
-# front of its name. `read` gives the lines as dictionaries. Here are the accuracies, the best one
-# first, each with its standard error for 360 digits:
+# The runner keeps a line of JSON for each job in `logs/jobs.jsonl`. In it the settings are in the
+# name of the job, and a result has `result_` in front of its name. `read` gives the lines as
+# dictionaries. From these comes the accuracy against the rate, a line for each width:
 
 # %%
 def read(logs):
@@ -103,21 +113,23 @@ def read(logs):
 
 
 # %% tags=["cover"]
-rows = sorted(read("logs"), key=lambda row: (-round(row["result_accuracy"], 1), row["name"]))
-reached = {row["name"]: row["result_accuracy"] for row in rows}
-for name, accuracy in reached.items():
-    print(f"{name:16} {accuracy:.1f}")
-drawings.accuracies(reached, of=360)
+curves = {}
+for row in sorted(read("logs"), key=lambda row: row["name"]):
+    setting = dict(pair.split("=") for pair in row["name"].split(","))
+    curve = curves.setdefault(f"width {setting['width']}", {})
+    curve[float(setting["lr"])] = row["result_accuracy"]
+    print(f"{row['name']:16} {row['result_accuracy']:.1f}")
+drawings.against_rate(curves, of=360)
 plt.show()
 
 # %% [markdown]
-# With a rate of 1 nothing is learnt any more: one digit of ten is right, as by chance. The best
-# rate now lies between two that are worse.
+# The error bars are standard errors, for 360 digits. With a rate of 1 nothing is learnt any more:
+# one digit of ten is right, as by chance. So the best of these rates lies between two that are
+# worse. The best width is the largest of those tried, so a wider one is the next to try.
 #
 # ## How it works
 #
-# A grid is every combination of its values. In Python `jobs.grid` makes it. Compare it with two
-# loops:
+# A grid is every combination of its values. `jobs.grid` makes it, as two loops do:
 
 # %%
 by_hand = [[f"--lr={lr}", f"--start={start}"] for lr in (0.1, 0.4) for start in ("near", "far")]
@@ -130,9 +142,10 @@ print("the same:", list(sweep.values()) == by_hand)
 # these is what `jobs.run(commands, names=sweep, skip_done=True)` takes, and the queue of [[04]]
 # does the rest.
 #
-# For these arguments there is a script that is small enough for the head. It looks for the lowest
-# point of x² by gradient descent. The gradient is 2x, so a step with the rate 0.1 multiplies x by
-# 0.8. Where it begins stands in a file. Here it runs alone, with five steps:
+# These arguments are for a script that is small enough for the head. It looks for the lowest point
+# of x² by gradient descent. The gradient is 2x, so a step with the rate 0.1 multiplies x by 0.8.
+# A file, `near.txt` or `far.txt`, holds the x at which it starts. Here the script runs alone, from
+# x = 1:
 
 # %%
 parabola = folder / "parabola.py"
@@ -150,30 +163,32 @@ print(json.dumps({"loss": x * x}))
 """)
 (folder / "near.txt").write_text("1")
 alone = [sys.executable, "parabola.py", "--lr=0.1"]
-print(subprocess.run(alone, cwd=folder, capture_output=True, text=True).stdout)
+print(subprocess.run(alone, cwd=folder, capture_output=True, text=True).stdout, end="")
+print(f"by hand {(0.8**5) ** 2:.6f}")
 
 # %% [markdown]
-# After five steps x is 0.8 to the power of 5, and the loss is the square of it.
+# After five steps x is 0.8 to the power of 5, and the loss is its square.
 #
 # ## Go on after a failure
 #
-# One of the two files is there. The other one is missing, as when a disk is away:
+# So far `near.txt` is there, and `far.txt` is missing, as when a disk is away:
 
 # %% tags=["nbval-ignore-output"]
 mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs again")
 
 # %% [markdown]
-# Two jobs are done and two have failed. Below the table stands how each log ends, and there is the
-# cause. The exit status is 1, so a script that waits for the sweep learns of it. Now the file comes
-# back, and the same line runs again:
+# Two jobs are done and two have failed. Below the table stands how their logs end, and there is the
+# cause. The exit status is 1, so a shell script can notice it. Now the file comes back, and the
+# same line runs again:
 
 # %% tags=["nbval-ignore-output"]
 (folder / "far.txt").write_text("10")
 mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs again")
 
 # %% [markdown]
-# The two that were done are skipped, and the two that had failed ran. The same holds when the
-# machine goes down in the middle, because each line is written as its job ends.
+# The two that were done are skipped, and the two that had failed ran. The same holds after Ctrl-C,
+# or when the machine goes down, because each line is written as its job ends. A job that was
+# halfway begins again.
 #
 # ## Proof
 #
@@ -189,30 +204,20 @@ def results(logs):
 
 
 print("equal results:", results("again") == results("once"), len(results("once")))
-print(Counter(row["status"] for row in read("again")))
-
-# %% [markdown]
-# The four results are equal. The file of the first sweep has four lines for jobs that were done,
-# one for each, and two for the failures before.
-#
-# ## The table
-#
-# The file has a line for each run of a job, so a job that failed and was run again has two. A job
-# that failed has no result, and `get` puts a dash. Here is the table without a library:
-
-# %%
 for row in sorted(read("again"), key=lambda row: (row["name"], row["status"])):
     loss = row.get("result_loss", "-")
     print(f"{row['name']:20} {row['status']:8} {loss if loss == '-' else f'{loss:.2g}'}")
 
 # %% [markdown]
-# If you have pandas, `pandas.read_json("logs/jobs.jsonl", lines=True)` makes a table of the file.
-# In Python, `report.save(path)` writes such a file for the jobs of one `jobs.run`.
+# The four results are equal. The file of the sweep in two halves has a line for each run of a job:
+# each job was done once, and the two failures before have no result, for which `get` puts a dash.
+#
+# If you have pandas, `pandas.read_json("logs/jobs.jsonl", lines=True)` makes a table of it.
 #
 # ## Break it
 #
 # **A training that is done and has no result.** The rate 2 multiplies x by -3 in each step, and
-# after a thousand steps x is not a number any more. Which row is the best?
+# after a thousand steps x is not a number (NaN). Which row is the best?
 
 # %% tags=["nbval-ignore-output"]
 mgpu("run parabola.py --grid lr=2,0.1,0.4 --logs diverged -- --steps 1000")
@@ -230,10 +235,12 @@ print("the best is", min(finite, key=lambda row: row["result_loss"])["name"])
 
 # %% [markdown]
 # JSON has no NaN, so the file has `null` there, which Python reads as `None`. "Done" says that the
-# script ended well, and nothing of what it has learnt. Look at what is missing before you choose.
+# script ended well, and nothing of what it has learnt. Look for what is missing before you choose.
 #
-# **A script that was edited.** The runner compares commands and folders. It does not look into the
-# script. Here parabola.py is changed, and the sweep from above is started again:
+# **A script that was edited.** The runner compares the words of a command, and the folder in which
+# it runs. So `lr=0.10` is another job than `lr=0.1`, and so is the same setting with its arguments
+# in another order. The runner does not look into the script. Here parabola.py is changed, and the
+# sweep from above starts again:
 
 # %% tags=["nbval-ignore-output"]
 parabola.write_text(parabola.read_text().replace('"loss": x * x', '"loss": abs(x)'))
@@ -253,13 +260,15 @@ print(sum(start < changed for start in starts), "of", len(starts), "are older th
 #
 # ## When not to
 #
-# A grid grows as a product: four settings with five values each are 625 jobs. Random settings find
-# one as good with far fewer, because mostly only a few of the settings matter (Bergstra and Bengio,
-# "Random Search for Hyper-Parameter Optimization", 2012, [sources](../docs/sources.md#random)). And
-# the best of many is partly luck. Where the lines of two settings overlap in the chart above, more
-# digits or more seeds have to decide: put `seed=0,1,2` into the grid, if your script takes a seed.
+# A grid grows as a product: four settings with five values each are 625 jobs. But mostly only a few
+# of the settings matter, and then random settings find one as good with far fewer jobs (Bergstra
+# and Bengio, "Random Search for Hyper-Parameter Optimization", 2012,
+# [sources](../docs/sources.md#random)). In this drawing only the rate matters:
 #
-# Settings that are no grid come from a file, which has the arguments of a job on each line:
+# ![A grid of nine jobs tries three learning rates, and all miss the one with the highest accuracy.
+# Nine jobs at random try nine rates, one of them close to it.](pictures/05_grid_or_random.svg)
+#
+# Random settings come from a file, which has the arguments of a job on each line:
 
 # %% tags=["nbval-ignore-output"]
 draw = random.Random(5)
@@ -268,6 +277,10 @@ lines = [f"--lr={10 ** draw.uniform(-3, 0):.4f} --steps={draw.randint(2, 9)}" fo
 mgpu("run parabola.py --each settings.txt --logs drawn")
 
 # %% [markdown]
+# Each job has tried another rate. But the best of many is partly luck. Where the error bars of two
+# settings overlap in the chart above, more digits or more seeds have to decide: put `seed=0,1,2`
+# into the grid, if your script takes a seed.
+#
 # ## On a cluster
 #
 # Slurm gives a job its GPUs, and names them in `CUDA_VISIBLE_DEVICES`. The file
@@ -318,7 +331,7 @@ mgpu("run count.sh --grid word=grid,sweep --logs words")
 #
 # **1.** How long will a sweep take? Write `wall(seconds, n)`, where `seconds` is the list of how
 # long each job takes. The jobs start in their order on n devices, each as soon as a device is free.
-# `wall([2, 2, 3], 2)` is 5.
+# `wall([6, 1, 1, 4, 9], 2)` is 15, because the longest job comes last.
 
 # %% tags=["exercise"]
 def wall(seconds, n):
@@ -363,7 +376,7 @@ checks.again(again)
 # ## What we saw
 #
 # - A grid of four trainings ran on all devices, and a larger one ran only what was new.
-# - With a rate of 1, 0.1 of the new digits were right.
+# - With a rate of 1 the accuracy was 0.1.
 # - A sweep that had failed in part went on, and its 4 results were those of one without a failure.
 # - Of 3 jobs that were done, one had no result.
 # - After the script was edited, 4 of 4 results were older than the script, and no error said so.

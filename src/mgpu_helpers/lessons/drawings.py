@@ -95,6 +95,26 @@ def accuracies(shares: Mapping[str, float], ax: Any = None, *, of: int | None = 
     return ax
 
 
+def against_rate(curves: Mapping[str, Mapping[float, float]], ax: Any = None, *, of: int) -> Any:
+    """Draw the share of right answers, 0 to 1, against the learning rate, a line for each name.
+
+    Of `of` answers: a bar reaches one standard error to each side.
+    """
+    ax = axes(ax, size=(5.2, 3.2))
+    for i, (name, shares) in enumerate(curves.items()):
+        errors = [100 * (share * (1 - share) / of) ** 0.5 for share in shares.values()]
+        ax.errorbar([*shares], [100 * share for share in shares.values()], errors, label=name,
+                    color=("#333333", "#b8860b", "#4f8f4f")[i % 3], fmt="os^"[i % 3] + "-",
+                    ms=5 + 3 * i, mfc="none" if i else None, capsize=7)  # fmt: skip
+    rates = sorted({rate for shares in curves.values() for rate in shares})
+    ax.set_xscale("log")
+    ax.set_xticks(rates, [f"{rate:g}" for rate in rates])
+    ax.minorticks_off()
+    ax.set_ylim(0, 100)
+    ax.legend(loc="upper right", frameon=False)
+    return label(ax, "Accuracy on unseen digits", "learning rate", "right answers, %")
+
+
 def ranges(
     found: Mapping[str, tuple[float, float]],
     measured: Mapping[str, float] | None = None,

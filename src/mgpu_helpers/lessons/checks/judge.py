@@ -100,7 +100,7 @@ def same_as(
 
 
 def _same(got: Any, right: Any) -> bool:
-    if isinstance(got, np.ndarray) and got.dtype != object and got.shape == np.shape(right):
+    if isinstance(got, np.ndarray) and got.dtype.kind not in "OSU" and got.shape == np.shape(right):
         return bool(np.allclose(got, right, atol=1e-12))
     return np.array_equal(got, np.asarray(right))
 

@@ -15,7 +15,8 @@ from mgpu_helpers.lessons.checks.judge import same_as
 def _queues() -> Iterator[tuple[list[float], int]]:
     draw = np.random.default_rng()
     known: list[tuple[list[float], int]] = [
-        ([2, 2, 3], 2), ([3], 2), ([5, 1, 1, 1], 2), ([1, 2, 3, 4], 1), ([4, 3, 3, 2, 2], 3),
+        ([6, 1, 1, 4, 9], 2),  # of which each mistake below makes another number
+        ([3], 2), ([5, 1, 1, 1], 2), ([1, 2, 3, 4], 1), ([4, 3, 3, 2, 2], 3),
         ([2.5, 2, 0.75, 1.5], 2),
     ]
     yield from known
@@ -23,11 +24,24 @@ def _queues() -> Iterator[tuple[list[float], int]]:
         yield draw.integers(1, 20, draw.integers(n, 4 * n + 3)).tolist(), n
 
 
-def _wall(seconds: list[float], n: int) -> float:
+def _ends(seconds: list[float], n: int) -> list[float]:
     ends = [0.0] * n
     for length in seconds:
         heapq.heapreplace(ends, ends[0] + length)
-    return max(ends)
+    return ends
+
+
+def _wall(seconds: list[float], n: int) -> float:
+    return max(_ends(seconds, n))
+
+
+def _in_groups(seconds: list[float], n: int) -> float:
+    return sum(max(seconds[at : at + n]) for at in range(0, len(seconds), n))
+
+
+def _in_pieces(seconds: list[float], n: int) -> float:
+    size = -(-len(seconds) // n)
+    return max(sum(seconds[at : at + size]) for at in range(0, len(seconds), size))
 
 
 #: Check exercise 1 of lesson 05: how long a sweep takes that keeps its order.
@@ -41,6 +55,21 @@ wall = same_as(
     wrong={
         "that is shared out evenly: a job cannot be cut in two":
             lambda seconds, n: sum(seconds) / n,
+        "that deals the jobs out in turn, also to a device that is still busy":
+            lambda seconds, n: max(sum(seconds[i::n]) for i in range(n)),
+        "that waits for all devices before it starts the next jobs": _in_groups,
+        "that cuts the list into as many pieces as there are devices": _in_pieces,
+        "that starts the longest first: keep the order of the list":
+            lambda seconds, n: _wall(sorted(seconds, reverse=True), n),
+        "that starts the shortest first: keep the order of the list":
+            lambda seconds, n: _wall(sorted(seconds), n),
+        "that starts the last first: keep the order of the list":
+            lambda seconds, n: _wall(seconds[::-1], n),
+        "that uses one device": lambda seconds, n: sum(seconds),
+        "that is the longest job alone, and a device may have several":
+            lambda seconds, n: max(seconds),
+        "that is when the first device has nothing left, and the sweep ends with the last":
+            lambda seconds, n: min(_ends(seconds, n)),
     },
     unknown="in their order, each takes the first device that is free",
     changed="it changed the list of seconds that it was given: work on a copy",
@@ -87,6 +116,11 @@ def _ever_failed(names: list[str], rows: Rows) -> list[str]:
     return [name for name in names if name in failed or name not in there]
 
 
+def _failed_or_new(names: list[str], rows: Rows) -> list[str]:
+    newest = {row["name"]: row["status"] for row in rows}
+    return [name for name in names if newest.get(name, "failed") == "failed"]
+
+
 def _shown(rows: Rows) -> str:
     return ", ".join(f"{row['name']} {row['status']}" for row in rows) or "no rows"
 
@@ -104,6 +138,11 @@ again = same_as(
         "a job without a row has never ended, and has to run, too": _failed_only,
         "the newest row of a job counts, and here that one is not done": _ever_done,
         "the newest row of a job counts, and here that one is done": _ever_failed,
+        "only a job that is done is left out, and one may also have timed out or been stopped":
+            _failed_or_new,
+        "these have a row that says done": lambda names, rows: [
+            name for name in names if {"name": name, "status": "done"} in rows],
+        "these are all jobs: leave out what is done": lambda names, rows: names,
         "keep the order in which the jobs were named":
             lambda names, rows: sorted(_again(names, rows)),
     },
