@@ -72,11 +72,13 @@ def lab(tmp_path_factory) -> Iterator[Lab]:
         server = subprocess.Popen(command, cwd=folder, env=env, stdout=out, stderr=out)
     try:
         end = time.monotonic() + START_TIMEOUT
-        while not (found := list((folder / "runtime").glob("jpserver-*.json"))):
+        # A file may be there before what it says is.
+        runtime = folder / "runtime"
+        while not any(said := [path.read_text() for path in runtime.glob("jpserver-*.json")]):
             if server.poll() is not None or time.monotonic() > end:
                 pytest.fail(f"JupyterLab does not start:\n{log.read_text()[-3000:]}")
             time.sleep(0.2)
-        facts = json.loads(found[0].read_text())
+        facts = json.loads(said[0])
         yield Lab(f"http://127.0.0.1:{facts['port']}/", facts["token"], folder / "notebooks")
     finally:
         server.terminate()  # and it ends its kernels
