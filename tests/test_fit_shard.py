@@ -135,6 +135,16 @@ def test_the_fullest_device_holds_less(keras, tf, plan):
     assert held["offloaded"] < size < held["two"] < 3 * size < held["one"]
 
 
+@pytest.mark.parametrize("owners", ["host", "devices"])
+def test_a_step_in_pieces_makes_slots_where_the_weights_are(keras, tf, plan, owners):
+    """Not where the step is made, nor where nobody placed: on the first GPU, on a GPU machine."""
+    owners = {"host": [plan.host], "devices": plan.devices}[owners]
+    model = network(keras, keras.optimizers.Adam(), plan.devices, owners)
+    with tf.device(plan.devices[1]):
+        fit.accumulate(model, 2).fit(*BATCH, epochs=1, verbose=0)
+    assert slots(model) == [place for place in places(model.trainable_variables) for _ in "mv"]
+
+
 @pytest.mark.thorough
 def test_three_and_four_devices_own_parts():
     """Of which some get no example of a last batch, and some own a bias alone."""

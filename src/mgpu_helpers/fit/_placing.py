@@ -50,22 +50,28 @@ def beside_inputs() -> Iterator[None]:
 
 def placed_step(model: Any) -> Callable[[Any], Any]:
     """Make of a model's train_step one that computes and updates where layers and weights are."""
-    import tensorflow as tf
-
     train_step = model.train_step
 
     @functools.wraps(train_step)
     def step(data: Any) -> Any:
         with contextlib.ExitStack() as block:
             block.enter_context(beside_inputs())  # losses, and what is done to a gradient
+            build_optimizers(model)
             for optimizer in optimizers_of(model):
-                if not optimizer.built:
-                    with tf.init_scope():  # in a graph, slots would not lie where weights do
-                        optimizer.build(model.trainable_variables)
                 block.enter_context(_private.without_all_reduce(optimizer))
             return train_step(data)
 
     return step
+
+
+def build_optimizers(model: Any) -> None:
+    """Let what optimizers keep lie where the weights do: built in a graph, it would not."""
+    import tensorflow as tf
+
+    for optimizer in optimizers_of(model):
+        if not optimizer.built:
+            with tf.init_scope():
+                optimizer.build(model.trainable_variables)
 
 
 def _place(op: Any, known: dict[int, tuple[Any, str]]) -> str:

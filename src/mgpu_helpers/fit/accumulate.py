@@ -11,6 +11,7 @@ from typing import Any
 from mgpu_helpers import _private
 from mgpu_helpers._formatting import whole_number
 from mgpu_helpers._models import instead, ready, takes_training
+from mgpu_helpers.fit._placing import build_optimizers
 from mgpu_helpers.fit.parallel import replace
 from mgpu_helpers.towers.averages import times, total
 from mgpu_helpers.towers.losses import part
@@ -80,6 +81,7 @@ def _step(model: Any, original: Any, pieces: int, data: Any) -> Any:
     import tensorflow as tf
 
     if model.distribute_strategy.num_replicas_in_sync == 1:  # fit has built the replicas'
+        build_optimizers(model)
         _private.build(model, data)
     leaves = keras.tree.flatten(data)
     batches = {k for k, x in enumerate(leaves) if tf.is_tensor(x) and x.shape.rank != 0}

@@ -328,10 +328,13 @@ class _Step:
         if how.where:  # outputs are joined on the host, for a loss on the first device; and back
             crossing = how.pieces * crossing + 4 * self.batch * self.outputs
         repeated = self.repeated if how.parts else 0
+        least, most = self._range(peak, share, bool(barrier or how.parts))
+        if n > 1:  # devices that share few cores go one after the other, and free more meanwhile
+            least *= 1 - MARGIN
         return self._made(
             self._name(how), fixed, peak, crossing,
             (1 + repeated) * math.ceil(self.batch / n) / self.batch, self._write(how),
-            self._range(peak, share, bool(barrier or how.parts)),
+            (least, most),
             beside=(1 + twice) * whole + twice * 2 * self.batch * sparse + 2 * softmax
             if barrier else 2 * softmax * (how.half or how.parts) + self.threads,
         )  # fmt: skip
