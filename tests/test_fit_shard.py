@@ -135,13 +135,15 @@ def test_the_fullest_device_holds_less(keras, tf, plan):
     assert held["offloaded"] < size < held["two"] < 3 * size < held["one"]
 
 
-@pytest.mark.parametrize("owners", ["host", "devices"])
-def test_a_step_in_pieces_makes_slots_where_the_weights_are(keras, tf, plan, owners):
-    """Not where the step is made, nor where nobody placed: on the first GPU, on a GPU machine."""
+@pytest.mark.parametrize("owners, crossing", [("host", 4), ("devices", 2)])
+def test_pieces_are_added_up_where_the_weights_are(keras, tf, plan, owners, crossing):
+    """Nothing goes where the step was made; and what the optimizer keeps is made at the owners."""
     owners = {"host": [plan.host], "devices": plan.devices}[owners]
     model = network(keras, keras.optimizers.Adam(), plan.devices, owners)
     with tf.device(plan.devices[1]):
-        fit.accumulate(model, 2).fit(*BATCH, epochs=1, verbose=0)
+        step = trace.fit_step(fit.accumulate(model, 2), BATCH)
+    size = sum(4 * np.prod(v.shape) for v in model.weights)
+    assert 2 * crossing * size < sum(step.bytes_between().values()) < 2.1 * crossing * size
     assert slots(model) == [place for place in places(model.trainable_variables) for _ in "mv"]
 
 

@@ -48,12 +48,16 @@ def update_at_owners(weights: Iterable[Any], there: bool = True) -> None:
         weight.updated_where_it_lies = there
 
 
+def updated_at_owners(weights: Iterable[Any]) -> bool:
+    """Say whether any of these weights is updated where it lies."""
+    return any(getattr(weight, "updated_where_it_lies", False) for weight in weights)
+
+
 def _at_owners(keras_has: Callable[..., Any]) -> Callable[..., Any]:
     import tensorflow as tf
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        weights = trainable_variables or ()
-        marked = any(getattr(v, "updated_where_it_lies", False) for v in weights)
+        marked = updated_at_owners(trainable_variables or ())
         if not marked or tf.executing_eagerly() or tf.distribute.has_strategy():
             return keras_has(self, grads, trainable_variables)
         if not self.built:  # within a graph it would not be made where the weights lie

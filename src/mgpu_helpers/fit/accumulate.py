@@ -11,9 +11,10 @@ from typing import Any
 from mgpu_helpers import _private
 from mgpu_helpers._formatting import whole_number
 from mgpu_helpers._models import instead, ready, takes_training
+from mgpu_helpers._train import updated_at_owners
 from mgpu_helpers.fit._placing import build_optimizers
 from mgpu_helpers.fit.parallel import replace
-from mgpu_helpers.towers.averages import times, total
+from mgpu_helpers.towers.averages import same_rows, times, total
 from mgpu_helpers.towers.losses import part
 from mgpu_helpers.towers.shards import like, rows
 from mgpu_helpers.towers.sync import normalizes
@@ -56,11 +57,11 @@ def accumulate(model: Any, pieces: int) -> Any:
             "first, or fit.split with `pieces`."
         )
     warn_of_normalizing(model)
-    original = model.train_step
+    original, sums = model.train_step, _Sums()
 
     @functools.wraps(original)
     def train_step(data: Any) -> Any:
-        return _step(model, original, pieces, data)
+        return _step(model, original, pieces, sums, data)
 
     replace(model, "train_step", train_step)
     return model
@@ -76,7 +77,7 @@ def warn_of_normalizing(model: Any) -> None:
         )
 
 
-def _step(model: Any, original: Any, pieces: int, data: Any) -> Any:
+def _step(model: Any, original: Any, pieces: int, sums: _Sums, data: Any) -> Any:
     import keras
     import tensorflow as tf
 
@@ -89,6 +90,7 @@ def _step(model: Any, original: Any, pieces: int, data: Any) -> Any:
     fixed = not tf.is_tensor(size)
     last = min(pieces, size) if fixed else tf.minimum(pieces, size)
     totals, every = _totals(model, data), model.trainable_variables
+    apart = updated_at_owners(every)
 
     def piece(i: Any, state: Any) -> tuple[Any, list[tuple[Any, Any]], Any]:
         """Give what the train_step gives for a piece, its gradients, and the scope it ran in."""
@@ -110,7 +112,11 @@ def _step(model: Any, original: Any, pieces: int, data: Any) -> Any:
             _private.losses_as(model, lambda k, loss: _shared(loss, totals.get(k), share), counts),
         ):
             given = original(keras.tree.pack_sequence_as(data, own))
-        scaled = [(times(share, g), weight) for g, weight in slopes if g is not None]
+        scaled = []
+        for g, weight in slopes:
+            if g is not None:
+                with tf.device(weight.value.device if apart else None):
+                    scaled.append((times(share, g), weight))
         return keras.tree.map_structure(tf.convert_to_tensor, given), scaled, scope
 
     given, slopes, scope = piece(tf.constant(0), ())
@@ -125,22 +131,26 @@ def _step(model: Any, original: Any, pieces: int, data: Any) -> Any:
 
     def body(i: Any, state: Any, added: Any, _: Any) -> Any:
         given, slopes, scope = piece(i, zip(changed, state, strict=True))
-        added = total([added, [slope for slope, _ in slopes]])
+        if apart:
+            sums.add(slopes)
+        else:
+            added = total([added, [slope for slope, _ in slopes]])
         return i + 1, [scope.get_current_value(v) for v in changed], added, given
 
-    state, added = [scope.get_current_value(v) for v in changed], [slope for slope, _ in slopes]
+    state = [scope.get_current_value(v) for v in changed]
+    added = sums.begin(slopes) if apart else [slope for slope, _ in slopes]
     with tf.control_dependencies(
         tf.nest.flatten(added, expand_composites=True)
     ):  # or the second piece would begin beside the first
         second = tf.constant(1) + 0
-    carried = (second, state, added, given)
+    carried = (second, state, [] if apart else added, given)
     _, state, added, given = tf.while_loop(
         lambda i, *_: i < last, body, carried, tf.nest.map_structure(_any_rows, carried),
         parallel_iterations=1,
     )  # fmt: skip
     for variable, value in zip(changed, state, strict=True):
         variable.assign(value)
-    found = dict(zip(map(id, weights), added, strict=True))
+    found = dict(zip(map(id, weights), sums.end(slopes) if apart else added, strict=True))
     model.optimizer.apply([found.get(id(weight)) for weight in every], every)
     return given
 
@@ -219,3 +229,63 @@ def _shared(loss: Any, total: Any, share: Any) -> Any:
         return found.mean * count / like(share, count)
 
     return call
+
+
+class _Sums:
+    """The sums of gradients, each where its weight lies; what a loop carries lies on one device.
+
+    They are variables of any shape, and empty between steps.
+    """
+
+    def __init__(self) -> None:
+        self.of: dict[int, list[Any]] = {}  # by a weight's id; two are of sparse gradients
+
+    def begin(self, slopes: list[tuple[Any, Any]]) -> list[Any]:
+        """Let them be the gradients of a first piece; give what a second one has to wait for."""
+        import tensorflow as tf
+
+        begun = []
+        for slope, weight in slopes:
+            tensors = _tensors(slope)
+            if id(weight) not in self.of:
+                with tf.init_scope(), tf.device(weight.value.device):
+                    self.of[id(weight)] = [
+                        tf.Variable(tf.zeros(0, x.dtype), False, shape=tf.TensorShape(None))
+                        for x in tensors
+                    ]
+            for v, x in zip(self.of[id(weight)], tensors, strict=True):
+                begun.append(v.assign(x, read_value=False))
+        return begun
+
+    def add(self, slopes: list[tuple[Any, Any]]) -> None:
+        """Add the gradients of a further piece; append those of rows, unless they are the same."""
+        import tensorflow as tf
+
+        for slope, weight in slopes:
+            own, new = self.of[id(weight)], _tensors(slope)
+            if len(new) == 1 or same_rows(slope):
+                own[0].assign_add(new[0])
+            else:
+                with tf.device(weight.value.device):
+                    for v, x in zip(own, new, strict=True):
+                        v.assign(tf.concat([v, x], 0))
+
+    def end(self, slopes: list[tuple[Any, Any]]) -> list[Any]:
+        """Give the sums, and be empty."""
+        import tensorflow as tf
+
+        found = []
+        for slope, weight in slopes:
+            with tf.device(weight.value.device):
+                values = []
+                tensors = _tensors(slope)
+                dense = len(tensors) == 1
+                for v, x in zip(self.of[id(weight)], tensors, strict=True):
+                    values.append(tf.ensure_shape(v, x.shape if dense else [None, *x.shape[1:]]))
+                    v.assign(tf.zeros(0, v.dtype))
+            found.append(values[0] if dense else tf.IndexedSlices(*values, slope.dense_shape))
+        return found
+
+
+def _tensors(slope: Any) -> list[Any]:
+    return [slope.values, slope.indices] if hasattr(slope, "values") else [slope]
