@@ -25,13 +25,13 @@ def accumulate(model: Any, pieces: int) -> Any:
     """Let each step of a compiled model's `fit` take its batch in so many pieces; give the model.
 
     The model's own train_step runs on one piece after the other, so a step holds the activations of
-    one. Their gradients are added up where they are made, and the optimizer updates the weights
-    once, so that weights and history are, to rounding, those of the whole batch; also where masks
-    or weights leave more of it in one piece than in another, in a last batch that is smaller, under
-    a MirroredStrategy (there the pieces are of each replica's share, and there is one all-reduce),
-    and after `fit.parallel`. What a train_step of one's own gives beside metrics is that of the
-    last piece. A BatchNormalization sees a piece at a time, which is warned of, and Dropout draws a
-    mask for each piece. XLA is not used. `fit.alone` undoes it.
+    one. Their gradients are added up, after `fit.shard` each where its weight is, and the optimizer
+    updates the weights once, so that weights and history are, to rounding, those of the whole
+    batch; also where masks or weights leave more of it in one piece than in another, in a last
+    batch that is smaller, under a MirroredStrategy (there the pieces are of each replica's share,
+    and there is one all-reduce), and after `fit.parallel`. What a train_step of one's own gives
+    beside metrics is that of the last piece. A BatchNormalization sees a piece at a time, which is
+    warned of, and Dropout draws a mask for each piece. XLA is not used. `fit.alone` undoes it.
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])

@@ -329,13 +329,17 @@ class _Step:
             crossing = how.pieces * crossing + 4 * self.batch * self.outputs
         repeated = self.repeated if how.parts else 0
         least, most = self._range(peak, share, bool(barrier or how.parts))
-        if n > 1:  # devices that share few cores go one after the other, and free more meanwhile
+        # Devices that share few cores go one after the other, and free more meanwhile; as a piece
+        # does that waits for another one.
+        if n > 1 or how.parts and twice:
             least *= 1 - MARGIN
         return self._made(
             self._name(how), fixed, peak, crossing,
             (1 + repeated) * math.ceil(self.batch / n) / self.batch, self._write(how),
             (least, most),
             beside=(1 + twice) * whole + twice * 2 * self.batch * sparse + 2 * softmax
+            # A metric may look at joined outputs late.
+            + bool(how.where) * math.ceil(self.batch / how.pieces) * self.outputs
             if barrier else 2 * softmax * (how.half or how.parts) + self.threads,
         )  # fmt: skip
 
