@@ -99,10 +99,13 @@ def test_stages_compute_what_the_model_does(tf, plan, nets, name, pieces):
             warnings.simplefilter("always")
             got, slopes = step(x, y)
         assert float(got) == pytest.approx(wanted_loss, rel=1e-5)
+        # That of a bias before a BatchNormalization is 0: what is left where large numbers cancel.
+        largest = max(1, *(np.abs(slope).max() for slope in wanted))
         for v, slope in zip(model.trainable_variables, wanted, strict=True):
             np.testing.assert_allclose(
-                tf.convert_to_tensor(slopes[v.path]), slope, rtol=1e-4, atol=1e-5, err_msg=v.path
-            )
+                tf.convert_to_tensor(slopes[v.path]), slope, rtol=1e-4, atol=1e-5 * largest,
+                err_msg=v.path,
+            )  # fmt: skip
         for v, value in zip(model.non_trainable_variables, before, strict=True):
             np.testing.assert_allclose(v.numpy(), after[v.path], rtol=1e-5, err_msg=v.path)
             v.assign(value)

@@ -236,8 +236,10 @@ def test_rows_colours_copies_mode_and_machine_are_those_of_the_file(page, name: 
     assert box.locator(".axis text").last.text_content() == "time in the step, ms"
     texts = box.locator("svg > text:not(.busy)").all_text_contents()
     assert texts == [row["device"] for row in step["rows"]]
-    for row in step["rows"]:
-        if drawn := box.locator(f"rect.{row['colour']}").all()[:1]:
+    for i, row in enumerate(step["rows"]):
+        drawn = box.locator(f"rect.{row['colour']}").all()
+        assert len(drawn) == sum(block[0] == i for block in step["blocks"])
+        if drawn:
             colour = drawn[0].evaluate("one => getComputedStyle(one).getPropertyValue('--device')")
             assert colour.strip() == base.colour(row["device"])
     assert box.locator("rect").count() == len(step["blocks"])
