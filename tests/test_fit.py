@@ -45,6 +45,7 @@ def run_cases(file: Any, cases: str, replicas: str) -> Any:
     return np.load(file)
 
 
+@pytest.mark.thorough
 def test_a_fit_on_three_replicas_is_that_of_one_device(tmp_path):
     """Batches of 16, 13, 7 and 3 examples: one does not divide, and one leaves parts of one."""
     found = run_cases(tmp_path / "found.npz", "cnn", "1,3")

@@ -95,7 +95,9 @@ def test_a_model_of_halves_has_its_loss_scaled(keras, plan, scale):
             np.testing.assert_allclose(a, b, atol=2e-3)
 
 
-@pytest.mark.parametrize("kind", ["dense", "masked"])
+@pytest.mark.parametrize("kind", [
+    "dense", pytest.param("masked", marks=pytest.mark.thorough),
+])  # fmt: skip
 def test_a_step_holds_the_activations_of_a_piece(keras, plan, kind):
     """And of the whole batch nothing, where what masks leave of it is counted."""
     layers, random = keras.layers, np.random.default_rng(0)

@@ -25,7 +25,7 @@ def plain(case):
 # Code of one's own and a single layer have no parts.
 CASES = sorted(fit_models.CASES.keys() - {"subclass", "areas"})
 # The others are in `make thorough`.
-QUICK = {"two_of_each", "own_step"}
+QUICK = {"two_of_each"}
 
 
 @pytest.mark.parametrize("case", [
@@ -242,6 +242,7 @@ def held_by(plan, parts, n, batch=16):
     return trace.fit_step(model, batch).peak(plan.host), model
 
 
+@pytest.mark.thorough
 def test_a_step_holds_what_crosses_and_one_part(keras, plan):
     """And what is predicted for it has that in its range.
 

@@ -152,9 +152,8 @@ def _needed(step):
     return found
 
 
-@pytest.mark.parametrize("scale", [
-    pytest.param(2.0**10, marks=pytest.mark.thorough), 2.0**24,
-])  # fmt: skip
+@pytest.mark.thorough
+@pytest.mark.parametrize("scale", [2.0**10, 2.0**24])
 def test_a_model_of_halves_has_its_loss_scaled(keras, plan, scale):
     """And skips steps whose gradients are too large, until the scale is smaller."""
     seen = []
