@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from build_site import draws, public
+from conftest import DESK, PHONE
 from lessons import NOTEBOOKS, ROOT
 from test_browser import browser  # noqa: F401, a fixture
 
@@ -22,7 +23,6 @@ pytestmark = pytest.mark.site
 SITE = ROOT / "build" / "site"
 PAGES = sorted(str(path.relative_to(SITE)) for path in SITE.rglob("*.html"))
 MOST_OF_ALL, MOST_OF_A_PAGE = 20_000_000, 2_000_000  # bytes
-DESK, PHONE = {"width": 1400, "height": 900}, {"width": 390, "height": 844}
 
 PICTURES = """() => [...document.querySelectorAll('article img')].map(one => ({
     name: one.getAttribute('src').slice(0, 80), alt: one.alt, drawn: one.naturalWidth > 0}))"""
