@@ -80,7 +80,7 @@ ASKED = {
     "gpu utilization, idle",
 }
 
-html_theme = "furo"
+html_theme, templates_path = "furo", [str(here / "templates")]
 html_static_path, html_css_files, html_js_files = [str(here / "site")], ["site.css"], []
 html_js_files += [(None, {"body": f"const ASKED = {json.dumps(ASKED)}"}), "site.js"]
 html_theme_options = {

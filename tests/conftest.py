@@ -28,6 +28,7 @@ for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, handler)
 
 ROOT = Path(__file__).resolve().parent.parent
+DESK, PHONE = {"width": 1400, "height": 900}, {"width": 390, "height": 844}  # of a browser
 STARTUP = 200.0  # seconds for workers: other tests may have the cores
 sys.path.append(str(ROOT / "benchmarks"))  # last: it has names of the standard library, too
 
@@ -150,3 +151,27 @@ def plain(tf, plan):
     """Give TensorFlow's own strategy of two replicas, beside which others may be made."""
     to_one = tf.distribute.ReductionToOneDevice()
     return tf.distribute.MirroredStrategy(plan.devices, to_one)
+
+
+@pytest.fixture(scope="module")
+def opened(request, browser):
+    """Open the page that a module names, its PAGE, and write down what the browser complains of."""
+    page, said = browser.new_page(viewport=DESK), []
+    known = "file:", "about:", "data:"
+    page.on("pageerror", lambda error: said.append(f"{error}"))
+    page.on("console", lambda one: said.append(one.text) if one.type == "error" else None)
+    page.on("request", lambda one: None if one.url.startswith(known) else said.append(one.url))
+    yield page, said, request.module.PAGE.as_uri()
+    page.close()
+
+
+@pytest.fixture
+def page(opened) -> Iterator:
+    """Give the page of the module as it is at first, and see that it has no error."""
+    page, said, address = opened
+    said.clear()
+    page.set_viewport_size(DESK)
+    page.goto("about:blank")
+    page.goto(address)
+    yield page
+    assert said == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from urllib.parse import urlencode, urlsplit
 
@@ -43,26 +42,6 @@ SHOWN = """address => {
         efficiency: box.querySelectorAll('.paper p')[1]?.innerText,
     };
 }"""
-
-
-@pytest.fixture(scope="module")
-def opened(browser):  # noqa: F811
-    page, said = browser.new_page(), []
-    page.on("pageerror", lambda error: said.append(f"{error}"))
-    page.goto(PAGE.as_uri())
-    yield page, said
-    page.close()
-
-
-@pytest.fixture
-def page(opened) -> Iterator:
-    """Give the page as it is at first, and see that it has no error."""
-    page, said = opened
-    said.clear()
-    page.goto("about:blank")
-    page.goto(PAGE.as_uri())
-    yield page
-    assert said == []
 
 
 def drawn(seed: int) -> dict[str, str]:

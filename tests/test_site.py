@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from build_site import draws, public
+from conftest import DESK, PHONE
 from lessons import NOTEBOOKS, ROOT
 from test_browser import browser  # noqa: F401, a fixture
 
@@ -22,7 +23,6 @@ pytestmark = pytest.mark.site
 SITE = ROOT / "build" / "site"
 PAGES = sorted(str(path.relative_to(SITE)) for path in SITE.rglob("*.html"))
 MOST_OF_ALL, MOST_OF_A_PAGE = 20_000_000, 2_000_000  # bytes
-DESK, PHONE = {"width": 1400, "height": 900}, {"width": 390, "height": 844}
 
 PICTURES = """() => [...document.querySelectorAll('article img')].map(one => ({
     name: one.getAttribute('src').slice(0, 80), alt: one.alt, drawn: one.naturalWidth > 0}))"""
@@ -161,6 +161,65 @@ def test_search_finds(browser, words: str, page: str):  # noqa: F811
         assert any(page in link for link in (first, *others))
 
 
+# What visitors come for: what they click from the start page on, or type after a "?", and the texts
+# that they see then.
+TASKS = {
+    "use all GPUs": (["Put fit on all devices"], ["Put fit on all devices", "fit.strategy("]),
+    "it does not fit": (["It does not fit"], ["It does not fit", "memory.plan("]),
+    "no model yet": (["It does not fit", "calculator"], ["Calculator"]),
+    "first lesson": (["Where to begin", "Meet your machine"], ["00 Meet your machine"]),
+    "slow": (["Why fit is slow"], ["mgpu_helpers.fit.explain("]),
+    "machines": (["Several machines"], ["Several machines", "mgpu cluster"]),
+    "look up": (["?memory.plan", "mgpu_helpers.memory.plan"], ["mgpu_helpers.memory.plan("]),
+}
+SIGHT = """one => {
+    const box = one.getClientRects()[0], x = box.x + box.width / 2, y = box.y + box.height / 2;
+    return box.x >= 0 && box.right <= innerWidth && box.y >= 0 && box.bottom <= innerHeight
+        && one.contains(document.elementFromPoint(x, y));
+}"""
+SEEN = f"""texts => texts.every(text =>
+    [...document.querySelectorAll("article :is(h1, h2, h3, dt, pre, code)")]
+    .some(one => one.innerText.includes(text) && ({SIGHT})(one)))"""
+MOST_TABS = 9
+
+
+def press_tab_until(page, wanted) -> None:
+    for _ in range(MOST_TABS):
+        page.keyboard.press("Tab")
+        if wanted.evaluate("one => one === document.activeElement"):
+            return
+    raise AssertionError(f"{MOST_TABS} times Tab do not reach {wanted}")
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("hand", ["mouse", "keyboard"])
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+def test_two_clicks_lead_to(browser, task: str, hand: str, size: dict):  # noqa: F811
+    page, (steps, texts), fresh = browser.new_page(viewport=size), TASKS[task], True
+    page.goto((SITE / "index.html").as_uri())
+    for step in steps:
+        link = page.locator("article").get_by_role("link", name=step, exact=True).first
+        wanted = page.locator("input[name=q]:visible") if step.startswith("?") else link
+        wanted.wait_for(timeout=5000)
+        if hand == "mouse":
+            page.wait_for_function(SIGHT, arg=wanted.element_handle(), timeout=5000)
+            wanted.click()
+        else:
+            if fresh and wanted is link:
+                press_tab_until(page, page.get_by_text("Skip to content"))
+                page.keyboard.press("Enter")
+            press_tab_until(page, wanted)
+        if step.startswith("?"):
+            page.keyboard.type(step[1:])
+        if hand == "keyboard" or step.startswith("?"):
+            page.keyboard.press("Enter")
+        fresh = step.startswith("?")  # a jump within a page takes the keyboard along
+        if step != steps[-1] and not fresh:
+            page.wait_for_function(SEEN, arg=[step], timeout=5000)
+    page.wait_for_function(SEEN, arg=texts, timeout=5000)
+    page.close()
+
+
 # What people type, and the pages that answer it: one of them is to be among the first two.
 QUESTIONS = {
     "out of memory": "errors 03 10", "OOM": "errors 03 10", "slow": "19", "multi worker": "17",
@@ -212,7 +271,8 @@ WANTED = """() => [...document.querySelectorAll(
     .map((one, i) => one.dataset.place = `${i} ${one.outerHTML.slice(0, 200)}`)"""
 FOCUSED = """() => {
     const one = document.activeElement, style = getComputedStyle(one);
-    const seen = style.outlineStyle !== 'none' || style.boxShadow !== 'none';
+    const box = one.getBoundingClientRect(), inside = box.right > 0 && box.x < innerWidth;
+    const seen = inside && (style.outlineStyle !== 'none' || style.boxShadow !== 'none');
     return one === document.body ? null : [one.dataset.place, seen];
 }"""
 
@@ -222,8 +282,9 @@ FOCUSED = """() => {
     ["index", "notebooks/00_meet_your_machine", "api/jobs", "search", "docs/calculator",
      "docs/traces"],  # fmt: skip
 )
-def test_the_keyboard_reaches_everything(browser, name: str):  # noqa: F811
-    page = browser.new_page(viewport=DESK)
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+def test_the_keyboard_reaches_everything(browser, name: str, size: dict):  # noqa: F811
+    page = browser.new_page(viewport=size)
     page.goto((SITE / f"{name}.html").as_uri())
     wanted, reached = {*page.evaluate(WANTED)}, {}
     for _ in range(1000):

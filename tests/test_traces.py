@@ -6,10 +6,10 @@ import html
 import itertools
 import json
 import re
-from collections.abc import Iterator
 
 import pytest
 
+from conftest import DESK, PHONE
 from draw_traces import FOLDER, STEPS, packed
 from lessons import ROOT
 from mgpu_helpers import charts
@@ -17,7 +17,6 @@ from mgpu_helpers.charts import base
 from mgpu_helpers.trace import Op, Trace
 from mgpu_helpers.trace.records import Copy
 from test_browser import browser  # noqa: F401, a fixture
-from test_site import DESK, PHONE
 
 pytestmark = pytest.mark.site
 
@@ -49,28 +48,6 @@ TOUCH = f"""([box, fingers]) => {{
         fingers.forEach((shares, i) => send("pointermove", i, shares[k]));
     fingers.forEach((shares, i) => send("pointerup", i, shares.at(-1)));
 }}"""
-
-
-@pytest.fixture(scope="module")
-def opened(browser):  # noqa: F811
-    page, said = browser.new_page(viewport=DESK), []
-    page.on("pageerror", lambda error: said.append(f"{error}"))
-    page.on("console", lambda one: said.append(one.text) if one.type == "error" else None)
-    page.on("request", lambda one: said.append(one.url) if "file:" not in one.url else None)
-    page.goto(PAGE.as_uri())
-    yield page, said
-    page.close()
-
-
-@pytest.fixture
-def page(opened) -> Iterator:
-    """Give the page as it is at first, and see that it has no error."""
-    page, said = opened
-    said.clear()
-    page.set_viewport_size(DESK)
-    page.reload()
-    yield page
-    assert said == []
 
 
 def timeline(page, name: str):

@@ -55,7 +55,8 @@ target](results/bench.png)
 def gather(source: Path) -> None:
     """Copy what is shown as it is, and what it links to."""
     shutil.rmtree(source, ignore_errors=True)
-    skip = shutil.ignore_patterns("source", "*.jsonl", ".*", "__pycache__", "site", "conf.py")
+    skip = shutil.ignore_patterns("source", "*.jsonl", ".*", "__pycache__", "site", "templates",
+                                  "conf.py")  # fmt: skip
     for folder in ("notebooks", "docs", "results"):
         shutil.copytree(ROOT / folder, source / folder, ignore=skip)
     (source / "docs" / "index.md").rename(source / "index.md")

@@ -25,10 +25,16 @@ window.addEventListener("DOMContentLoaded", () => {
     const length = (page) => Math.max(0, ...(ASKED[page] ?? "").split(", ")
       .filter((phrase) => ` ${query.toLowerCase()} `.includes(phrase)).map(({ length }) => length));
     const first = docnames.filter(length).sort((a, b) => length(a) - length(b) || (a < b ? 1 : -1));
-    const others = results.filter(([page]) => !first.includes(page));
+    // So does the reference of a name that is written as in code, fit.explain or fit.explain(model).
+    const name = query.trim().replace(/\(.*/, ""), wanted = name.toLowerCase();
+    const named = !/\w\.\w/.test(name) ? [] : Search.performObjectSearch(wanted, new Set([wanted]))
+      .filter(([, full]) => `.${full}`.endsWith(`.${name}`));
+    const places = named.map(([page, , anchor]) => page + anchor);
+    const others = results.filter(([page, , anchor]) =>
+      !first.includes(page) && !places.includes(page + anchor));
     return [...others, ...first.map((page) => {
       const i = docnames.indexOf(page);
       return [page, titles[i], "", null, 100, filenames[i], "title"];
-    })];
+    }), ...named];
   };
 }, true); // before Sphinx's own, which searches at once
