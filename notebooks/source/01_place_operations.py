@@ -92,8 +92,8 @@ whole_loss, whole_weights = train_once(whole)
 
 # %% [markdown]
 # The weights are where they should be, and everything was computed in one place. A layer's weights
-# stay where it was *built*, here in its block. It computes where it is *called*, and a training
-# step calls it outside the blocks.
+# stay where it was *built*, here by a call on a `keras.Input` in its block. It computes where it is
+# *called*, and a training step calls it outside the blocks.
 #
 # `fit.split` puts each half on its device: weights, what the optimizer keeps for them, and both
 # passes. `at` names the layer, or the model within the model, that begins the second part:
@@ -297,7 +297,7 @@ print("planned:", log.device_of("MatMul"))
 # `/GPU:1` ([[04]]). On a GPU, Keras compiles a training step with XLA, which accepts no variable
 # that is on another device. `jit_compile=False` in `compile` leaves XLA out, as `fit.split` does by
 # itself. While you develop, switch soft placement off. In code for any machine leave it on, and
-# check the operations that matter.
+# check where the operations that matter ran.
 #
 # ## The same in a graph: if you inherit such code
 #
@@ -385,7 +385,7 @@ assert step.bytes_between() == graph_step.bytes_between()
 #
 # **1.** Write `full_name`. It takes a short name, such as `/GPU:3`, `/device:GPU:3` or `/cpu:7`,
 # and returns the full one, such as `/job:localhost/replica:0/task:0/device:GPU:3`. Of two specs,
-# `a.make_merged_spec(b)` makes one: `b` wins, and `a` fills its gaps.
+# `a.make_merged_spec(b)` makes one: `b`, with its gaps filled from `a`.
 
 # %% tags=["exercise"]
 def full_name(name):

@@ -37,8 +37,8 @@ layers = keras.layers
 # %% [markdown]
 # ## The lines to paste
 #
-# Here is a small model whose training is slow. Its input reads a batch in 50 ms, as from a slow
-# disk, and a callback works for 30 ms after each step:
+# Here is a small model. Its input reads a batch in 50 ms, as from a slow disk, and a callback works
+# for 30 ms after each step:
 
 # %%
 x, y = lesson_19.batch()
@@ -69,10 +69,10 @@ with tf.device(first):
     print(fit.explain(model, slow, callbacks=[Report()], steps=4))
 
 # %% [markdown]
-# Each row is a cost: what you would gain without it, what a step would then take, and what to do.
-# The callback is not listed: the next batch is read while it works, so without it a step would take
-# as long. The second call, `whatif.explain(trace.fit_step(model, data))`, is for the row "the step
-# itself". What you may see:
+# Each row has what something costs, what a step would take without it, and what to do. A cost is
+# what you would gain. The callback is not listed: the next batch is read while it works, so without
+# it a step would take as long. The second call, `whatif.explain(trace.fit_step(model, data))`, is
+# for the row "the step itself". What you may see:
 #
 # | what you see | the cause |
 # |---|---|
@@ -83,7 +83,7 @@ with tf.device(first):
 # | `whatif.explain` says "ran nothing" | 5. nothing runs on that device |
 # | it says "a step under 2 ms" | 6. the batch is too small for the split |
 # | it says that a device waited long for another | 7. one shard is larger, or one device slower |
-# | the host sends more bytes than the batch has | 8. the variables are on the wrong device |
+# | in `bytes_between()` the host sends more than a batch | 8. variables are on the wrong device |
 #
 # | `fit.explain`, `whatif.explain` | |
 # |---|---|
@@ -285,8 +285,8 @@ charts.blame(of_uneven[-1])
 plt.show()
 
 # %% [markdown]
-# The cure is even shards, or shards in proportion to speed. `explain` names the slow device, but
-# not the reason, such as heat or another user.
+# The cure is even shards, or shards in proportion to speed. `explain` names the slow device, not
+# the reason, such as heat or another user.
 #
 # **8. The variables are on the wrong device.** A Keras model built outside of any `tf.device` block
 # has its weights on the first GPU, or on the host where there is none. Here one device computes.
@@ -360,9 +360,9 @@ print(whatif.explain(step), whatif.faster(step, "conv"), whatif.faster(step, "no
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
-# **1.** Write `replay_over(ops, link)`, the replay by hand with a link. The operations stand in the
-# order in which they start. A result from another device arrives `link` seconds after its operation
-# has ended, one from the same device at once.
+# **1.** Write `replay_over(ops, link)`, the replay by hand with a link; `ops` is as above. A result
+# from another device arrives `link` seconds after its operation has ended, one from the same device
+# at once.
 
 # %% tags=["exercise"]
 def replay_over(ops, link):
@@ -387,7 +387,7 @@ checks.replay_over_link(replay_over)
 # slow its training down: put their numbers into `causes`. Then write `treat(model, data)`, which
 # returns a function that makes one pass over the data without the three, and changes the weights as
 # `lesson_19.fit(model, data)` does. The whole model has to be called on every device. From the
-# second pass on, no batch may be read again, and Python may not call the model. Times are only
+# second pass on, no batch may be read again, and the model may run only in graphs. Times are only
 # shown.
 
 # %% tags=["exercise"]
