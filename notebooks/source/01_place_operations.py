@@ -2,17 +2,16 @@
 # # Place operations
 #
 # You put the second half of a model on the second GPU. Training starts, the loss falls, and the
-# second GPU computes nothing. A wrong device name can cause this, and so can a right name in the
-# wrong place. TensorFlow computes somewhere else and says nothing.
+# second GPU computes nothing. The device's name was wrong, or it stood in the wrong place, and
+# TensorFlow computed somewhere else without a word.
 #
-# **In this lesson** you decide which device runs an operation, and a log, a map and a check show
-# that it did.
+# **In this lesson** you decide which device runs an operation, and check that it did.
 #
 # **You will learn** to
 # - place the halves of a Keras model, and see where they ran,
 # - notice an operation that did not run where you wanted it,
 # - read the names of devices, and place the operations of a function,
-# - count the bytes that a placement sends from device to device.
+# - count the bytes that cross from device to device.
 #
 # **You need** [[00]].
 
@@ -58,10 +57,10 @@ with tf.device(ends[1]):
     second = keras.Model(middle, scores, name="second")
 
 # %% [markdown]
-# `train_once` takes a model through one training step, always from the same weights. It gives the
-# loss, the new weights, and where the weights of each half are and its convolutions and matrix
-# products ran. Keras names an operation after the layer that made it, and the names of the backward
-# pass have "gradient" in them:
+# `train_once` trains a model for one step, always from the same weights, and returns the loss and
+# the new weights. It prints where the weights of each half are, and where its convolutions and
+# matrix products ran. Keras names an operation after its layer, and TensorFlow adds "gradient" in
+# the backward pass:
 
 # %%
 images = np.random.default_rng(seed=0).normal(size=[8, 16, 16, 3]).astype("float32")
@@ -92,13 +91,12 @@ def train_once(model):
 whole_loss, whole_weights = train_once(whole)
 
 # %% [markdown]
-# The weights are where they should be, and everything was computed in one place. The place of a
-# layer's weights is decided where the layer is *built*: here where it is called on a `keras.Input`,
-# in its block. The place of its operations is decided where it is *called*, and Keras calls it in
-# `fit`, outside the blocks.
+# The weights are where they should be, and everything was computed in one place. A layer's weights
+# stay where it was *built*, here by a call on a `keras.Input` in its block. It computes where it is
+# *called*, and a training step calls it outside the blocks.
 #
-# `fit.split` calls each half on its device, forward and backward, and moves weights and slots
-# there. `at` names the layer, or the model within the model, with which the second device begins:
+# `fit.split` puts each half on its device: weights, what the optimizer keeps for them, and both
+# passes. `at` names the layer, or the model within the model, that begins the second part:
 
 # %%
 if len(plan) > 1:
@@ -110,21 +108,18 @@ apart = max(np.abs(a - b).max() for a, b in zip(weights, whole_weights))
 print(f"loss {value:.3f} and {whole_loss:.3f}, weights equal to 1e-5:", apart < 1e-5)
 
 # %% [markdown]
-# Each half is on its device, in both passes, and the loss and the weights are those of the model
-# that was computed in one place.
+# Each half ran on its device in both passes, and loss and weights are those of the model computed
+# in one place. The halves take turns, so one device waits while the other works; [[14]] mends that.
 #
 # | placing by hand | |
 # |---|---|
 # | Use it when | you write a step of your own, or want to know which GPU does what |
-# | It costs | a line of code for each place, and two extra runs of the step to check it |
+# | It costs | a line for each place, and two runs of a step to check it |
 # | Instead | [[07]] trains on all devices; [[10]] and `fit.split` are for what does not fit |
-#
-# The halves take turns, so one device waits while the other works; [[12]] is about that. The rest
-# of this lesson places operations by hand.
 #
 # ## By hand: blocks around the calls
 #
-# What `fit.split` does begins with blocks around the calls:
+# `fit.alone` undoes `fit.split`. By hand, you would put the blocks around the calls:
 
 # %% tags=["unplaced"]
 class Called(keras.Model):
@@ -143,13 +138,14 @@ fit.alone(whole)
 _ = train_once(Called())
 
 # %% [markdown]
-# The forward pass is right. The backward pass was left to TensorFlow, because the gradient tape
-# makes its operations after `call` has ended. On GPUs, the first GPU would do all of it.
+# The forward pass is right. The backward pass is left to TensorFlow, because the gradient tape
+# makes it after `call` has ended. On GPUs, the first GPU would do all of it. [[12]] mends this by
+# hand.
 #
 # ## A name that is not there
 #
-# This notebook has no `/GPU:9`. Here it is asked to multiply a small matrix by itself. Look at the
-# product, and at the device that made it:
+# There is no `/GPU:9` here. It is asked to multiply a small matrix by itself. Look at the product,
+# and at the device that made it:
 
 # %%
 numbers = np.array([[1, 2], [3, 4]], "float32")
@@ -160,12 +156,12 @@ print(product.numpy())
 print("made on", devices.short(product.device))
 
 # %% [markdown]
-# The product is right, and another device made it: the host where there is no GPU, and the first
-# GPU where there is one. There was no error and no warning. In the same way `/GPU:2` leaves a GPU
-# idle on a machine that has `/GPU:0` and `/GPU:1`.
+# The product is right, and another device made it, without an error or a warning: the first GPU, or
+# the host where there is none. In the same way `/GPU:2` leaves a GPU idle on a machine that has
+# `/GPU:0` and `/GPU:1`.
 #
-# This is called **soft placement**: if the device you name is not there, TensorFlow takes another.
-# It is on from the start, and one call switches it off. Look for the error:
+# This is **soft placement**: if the device you name is not there, TensorFlow takes another. It is
+# on from the start, and one call switches it off. Look for the error:
 
 # %%
 tf.config.set_soft_device_placement(False)
@@ -177,22 +173,22 @@ except tf.errors.InvalidArgumentError as error:
 tf.config.set_soft_device_placement(True)
 
 # %% [markdown]
-# Without soft placement a wrong name raises an error. The price is that some operations, such as
-# those on strings, have no version for GPUs, and raise one too in a block that names a GPU. So the
-# last line switches it on again.
+# Now a wrong name is an error. The price is that operations without a version for GPUs, such as
+# those on strings, raise one too in a block that names a GPU. So the last line switches soft
+# placement on again.
 #
 # ## Asked for, planned, ran
 #
 # Your code **asks for** a device. Before the first run, TensorFlow **plans** one for each
-# operation. What **ran** can differ from both. The drawing has three examples, and this lesson
-# meets all of them. The grey words say where each column can be read:
+# operation. What **ran** can differ from both. The drawing has three examples, all from this
+# lesson. The grey words say where each column can be read:
 #
 # ![Three examples, each with the device asked for, planned, and run on. A right name: device 0
 # three times. A wrong name, /GPU:9: another device is planned and runs it. Nothing but constants:
 # device 1 is asked for and planned, and it does not run.](pictures/01_asked_planned_ran.svg)
 #
-# Asking begins with a name. A device has a short one and a full one, and `tf.DeviceSpec` takes each
-# of them apart:
+# Asking begins with a name. A device has a short one and a full one. `tf.DeviceSpec` takes either
+# apart, with `None` for what it does not say:
 
 # %%
 with tf.device(plan.devices[0]):
@@ -202,23 +198,19 @@ spec = tf.DeviceSpec.from_string("/cpu:1")
 print("parts:", spec.device_type, spec.device_index, spec.job, spec.task)
 
 # %% [markdown]
-# The full name also says which *job*, *replica* and *task* the device belongs to. In a program of
-# one process they are `localhost`, 0 and 0, and may be left out. Where several processes train
-# together, a worker's devices begin with `/job:worker` ([[17]]). `make_merged_spec` merges two
-# specs: the second one wins, and the first fills the gaps.
+# The *job*, *replica* and *task* in the full name say which process has the device. In a program of
+# one process they are `localhost`, 0 and 0, and may be left out. Where several train together, a
+# worker's devices begin with `/job:worker` ([[17]]).
 #
-# `tf.device` names the device of every operation created in its block. Blocks can be nested, and
-# the inner one wins. `tf.device(None)` takes the name away again.
-#
-# What nobody names is left to TensorFlow. It plans `/GPU:0` if there is one and the operation can
-# run there, and `/CPU:0` otherwise.
+# `tf.device` names the device of every operation created in its block. Of nested blocks the inner
+# one wins, and `tf.device(None)` takes the name away. What nobody names is left to TensorFlow: it
+# plans `/GPU:0` if there is one and the operation can run there, and `/CPU:0` otherwise.
 #
 # ## A product on each device
 #
-# Each device multiplies `x` by itself, and the host adds the products, as on the wiki page
-# [Understanding Multi device training in TensorFlow](../docs/sources.md#wiki) by kavyasrinet
-# (2017), which uses two GPUs. `numbers` times itself is 7, 10, 15 and 22. Look for twice that, or
-# as many times as you have devices:
+# Each device multiplies `x` by itself, and the host adds the products, as in [Understanding Multi
+# device training in TensorFlow](../docs/sources.md#wiki) (kavyasrinet, 2017). `numbers` times
+# itself is 7, 10, 15 and 22. Look for that, as many times as you have devices:
 
 # %%
 @tf.function
@@ -235,7 +227,7 @@ big = np.random.default_rng(seed=0).integers(-3, 4, [1000, 1000]).astype("float3
 print(add_products(numbers).numpy())
 
 # %% [markdown]
-# Now `big`, with 1000 rows and columns, and a trace. Look at what crosses from device to device:
+# Now `big`, with 1000 rows and columns, in a trace. Look at what crosses:
 
 # %% tags=["cover"]
 modern, step = trace.function_step(add_products, big)
@@ -245,11 +237,11 @@ charts.placement_map(step)
 plt.show()
 
 # %% [markdown]
-# `x` has 1000 · 1000 numbers of 4 bytes. It crosses once to each device, although `matmul` takes
-# it twice, and each product crosses back.
+# `x` has 1000 · 1000 numbers of 4 bytes. It crosses once to each device, although `matmul` takes it
+# twice, and each product crosses back.
 #
-# Is the product right? All numbers are whole, which float32 holds exactly. So the sum has to be
-# equal to NumPy's without any tolerance:
+# Is the sum right? All numbers are whole and small enough for float32 to hold exactly, so it has to
+# equal NumPy's without any tolerance:
 
 # %%
 by_numpy = len(plan) * (big @ big)
@@ -259,9 +251,9 @@ print(f"{sum(step.bytes_between().values()):,} bytes crossed")
 # %% [markdown]
 # ## Break it
 #
-# A right value does not show where it was computed. So this check compares places: those of the
-# trace with those that you want. First it gets the step above, then a function that asks for
-# `/GPU:9` again, and last a function that multiplies nothing but constants:
+# A right value does not show where it was computed. So this check compares the places of a trace
+# with those that you want. It gets the step above, then a function that asks for `/GPU:9`, and last
+# one that multiplies nothing but constants:
 
 # %%
 def assert_placed(step, kind, wanted):
@@ -289,9 +281,9 @@ for function in [lost, constant]:
         print(f"{function.__name__}: {error}")
 
 # %% [markdown]
-# The wrong name is caught. The product of constants ran nowhere: TensorFlow saw that its inputs
-# never change, computed the product once, before the first step, and kept the result. What is
-# *planned* for it can be read in a log:
+# The wrong name is caught. The product of constants ran nowhere: its inputs never change, so
+# TensorFlow computed it once, before the first run, and kept the result. A log has what was
+# *planned* for it:
 
 # %%
 with trace.placement() as log:
@@ -301,25 +293,24 @@ print("planned:", log.device_of("MatMul"))
 # %% [markdown]
 # ## On GPUs
 #
-# TensorFlow numbers the GPUs that it may see, so `CUDA_VISIBLE_DEVICES=2,3` makes them `/GPU:0` and
-# `/GPU:1` ([[04]]). Keras compiles a training step with XLA where it finds a GPU, and XLA accepts
-# no variable that is on another device; `jit_compile=False` in `compile` leaves it out, as here,
-# and `fit.split` does so by itself. What nobody placed is on the first GPU. While you develop,
-# switch soft placement off. In code that should run on any machine leave it on, and check the
-# places of the operations that matter.
+# TensorFlow numbers the GPUs that it may see: with `CUDA_VISIBLE_DEVICES=2,3` they are `/GPU:0` and
+# `/GPU:1` ([[04]]). On a GPU, Keras compiles a training step with XLA, which accepts no variable
+# that is on another device. `jit_compile=False` in `compile` leaves XLA out, as `fit.split` does by
+# itself. While you develop, switch soft placement off. In code for any machine leave it on, and
+# check where the operations that matter ran.
 #
 # ## The same in a graph: if you inherit such code
 #
 # The classic way builds a graph by hand and runs it in a **session**. TensorFlow 2 replaced it in
-# 2019. Much code for several GPUs is older than that, and so are the [sources of this
-# series](../docs/sources.md). Come back to this table when a later lesson shows some:
+# 2019. Much code for several GPUs is older, as are the [sources of this
+# series](../docs/sources.md). Come back to this table when you meet some:
 #
 # | classic code | today's code |
 # |---|---|
 # | `tf.Session(graph=graph).run(total)` | call a `tf.function` |
 # | `tf.placeholder(...)`, filled by a `feed_dict` | an argument of the function |
 # | `tf.get_variable(...)`, `tf.variable_scope(...)` | `tf.Variable(...)`, or a Keras layer |
-# | `tf.global_variables_initializer()` | nothing: a variable has its value from the start |
+# | `tf.global_variables_initializer()` | nothing: variables begin with their values |
 # | `tf.gradients(loss, weights)` | `tape.gradient(loss, weights)` of a `tf.GradientTape` |
 # | `optimizer.minimize(loss)` | the tape, then `optimizer.apply_gradients(...)`; or `model.fit` |
 # | `tf.ConfigProto(log_device_placement=True)` | `tf.debugging.set_log_device_placement(True)` |
@@ -327,12 +318,12 @@ print("planned:", log.device_of("MatMul"))
 # | `tf.GPUOptions(allow_growth=True)` | `tf.config.experimental.set_memory_growth(gpu, True)` |
 # | `tf.RunOptions(trace_level=...)`, `tf.RunMetadata()` | `tf.profiler`, or `trace.function_step` |
 #
-# TensorFlow 2 keeps the classic names in `tf.compat.v1`, which these lessons import as `tf1`.
+# TensorFlow 2 keeps the classic names in `tf.compat.v1`, imported here as `tf1`.
 #
-# Here is `add_products` as a graph. `x` is a *placeholder*, an input that is filled at each run.
-# Building the graph computes nothing. A session takes the graph and a configuration, which
-# `plan.session_config` makes for the devices of the plan. `run` is told what is wanted, and what to
-# put into the placeholder. Look for the same four numbers:
+# Here is `add_products` as a graph. Building it computes nothing. `x` is a *placeholder*, an input
+# that is filled at each run. A session takes the graph and a configuration, here one for the
+# devices of the plan. Its `run` is told what is wanted, and what to put into the placeholder. Look
+# for the same four numbers:
 
 # %%
 graph = tf.Graph()
@@ -350,8 +341,8 @@ session = tf1.Session(graph=graph, config=plan.session_config())
 print(session.run(total, {x: numbers}))
 
 # %% [markdown]
-# With `log_device_placement` in its configuration, a session prints the device that it planned for
-# each operation. `trace.placement` collects what it prints. Look at the end of each line:
+# With `log_device_placement`, a session prints the device that it planned for each operation, and
+# `trace.placement` collects that. Look at the end of each line:
 
 # %%
 def run_logged(graph, fetches, feed=None, soft=False):
@@ -368,15 +359,13 @@ print(*log.raw, "", log, sep="\n")
 
 # %% [markdown]
 # This is TensorFlow's **placement log**: name, type, full device name. Beneath it is the table that
-# `trace.placement` makes of it.
+# `trace.placement` makes of it. Today's code prints such a log only if
+# `tf.debugging.set_log_device_placement` is called before TensorFlow starts. In TensorFlow 2.18 to
+# 2.21 a later call logs nothing, and switches soft placement instead.
 #
-# Today's code prints such a log only if `tf.debugging.set_log_device_placement` is called before
-# TensorFlow starts. In TensorFlow 2.18 to 2.21 a later call logs nothing, and switches soft
-# placement.
-#
-# In the configuration of a session, soft placement is off unless `allow_soft_placement` switches it
-# on, as much old code does. So here a wrong name is an error. Session and function send the same
-# bytes, and give the same sum:
+# In a session, soft placement is off unless `allow_soft_placement` switches it on, which much old
+# code does. So a wrong name is an error here. For `big`, the graph above sends the same bytes as
+# the function and gives the same sum:
 
 # %%
 with tf.Graph().as_default() as wrong, tf.device("/GPU:9"):
@@ -395,7 +384,8 @@ assert step.bytes_between() == graph_step.bytes_between()
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
 # **1.** Write `full_name`. It takes a short name, such as `/GPU:3`, `/device:GPU:3` or `/cpu:7`,
-# and returns the full one, such as `/job:localhost/replica:0/task:0/device:GPU:3`.
+# and returns the full one, such as `/job:localhost/replica:0/task:0/device:GPU:3`. Of two specs,
+# `a.make_merged_spec(b)` makes one: `b`, with its gaps filled from `a`.
 
 # %% tags=["exercise"]
 def full_name(name):
@@ -413,9 +403,9 @@ def full_name(name):
 checks.full_name(full_name)
 
 # %% [markdown]
-# **2.** `add_products` sends each whole product to the host. Suppose that only the sum of all its
-# entries is wanted, one number. Write `add_entries` so that each device still multiplies, and
-# sends no more than 4 bytes. The check reads the bytes from a trace.
+# **2.** `add_products` sends each whole product to the host. Suppose that only the sum of all
+# entries is wanted, one number. Write `add_entries` so that each device still multiplies, and sends
+# no more than 4 bytes. The check reads them from a trace.
 
 # %% tags=["exercise"]
 def add_entries(x):
@@ -439,17 +429,16 @@ checks.add_entries(add_entries)
 # %% [markdown]
 # ## What we saw
 #
-# - Blocks around Keras layers placed their weights, and blocks in `call` the forward pass.
-#   `fit.split` placed both passes, and the loss and the new weights stayed the same.
+# - Blocks around the building of layers placed their weights, and blocks in `call` the forward
+#   pass. `fit.split` placed both passes, and the loss and the new weights stayed the same.
 # - A wrong name was silent. One setting makes it an error.
-# - A product on each device and their sum sent exactly the bytes of their shapes, and 0 entries
-#   differed from NumPy's.
-# - A device was planned for a product of constants. The trace showed that it did not run there.
-# - In a session a wrong name was an error, and the sum and the bytes were the same.
+# - Matrices crossed with the bytes of their shapes, and 0 entries differed from NumPy's.
+# - A device was planned for a product of constants, and the trace showed that it did not run.
+# - In a session a wrong name was an error, and sum and bytes were the same.
 #
 # ## In practice
 #
 # Name a device for what matters, and check it with a trace of one step. Leave the rest to
-# TensorFlow, or to a helper that places whole models.
+# TensorFlow, or to a helper such as `fit.split`.
 #
 # Next: [[next]].

@@ -1,15 +1,15 @@
 # %% [markdown]
 # # Find out why it is not faster
 #
-# You added a GPU, and an epoch takes as long as before. There are eight usual reasons, each with a
-# cure of its own. If you guess, you can spend a day on the wrong one.
+# You added a GPU, and an epoch takes as long as before. There are eight usual causes, each with a
+# cure of its own. A wrong guess can cost you a day.
 #
-# **In this lesson** two calls say where the time of your training goes. Eight patients with the
-# usual causes are examined and cured, and where a trace can tell, the gain is predicted first.
+# **In this lesson** two calls say where the time of your training goes. You see each cause in a
+# small case, with its cure and, where a trace can tell, a prediction of the gain.
 #
 # **You will learn** to
 # - let `fit.explain` say what each step of `fit` waits for,
-# - read from a trace which device waited for whom, and
+# - read from a trace which device waited for which, and
 # - replay a step, and ask what a change would give.
 #
 # **You need** [[07]] and [[09]].
@@ -37,8 +37,8 @@ layers = keras.layers
 # %% [markdown]
 # ## The lines to paste
 #
-# Here is a small model whose training is slow. Its input takes 50 ms to read a batch, as from a
-# slow disk, and a callback works for 30 ms after each step:
+# Here is a small model. Its input reads a batch in 50 ms, as from a slow disk, and a callback works
+# for 30 ms after each step:
 
 # %%
 x, y = lesson_19.batch()
@@ -61,7 +61,7 @@ small = lesson_19.batch(80)
 slow = tf.data.Dataset.range(4).map(lambda _: lesson_19.read(*small))
 
 # %% [markdown]
-# `fit.explain` runs a few steps of `fit` as they are, and again without each thing that costs time:
+# `fit.explain` runs a few steps as they are, and again without each thing that costs time:
 
 # %% tags=["nbval-ignore-output"]
 model = build()
@@ -69,12 +69,10 @@ with tf.device(first):
     print(fit.explain(model, slow, callbacks=[Report()], steps=4))
 
 # %% [markdown]
-# Each row is a cost, with what a step would take without it, and what to do. The input is in the
-# table, and the callback is not: while it works, the next batch is read, so without it a step would
-# take as long. A cost is what you would gain.
-#
-# The second call, `whatif.explain(trace.fit_step(model, data))`, is for the row "the step itself".
-# Which of the two shows what?
+# Each row has what something costs, what a step would take without it, and what to do. A cost is
+# what you would gain. The callback is not listed: the next batch is read while it works, so without
+# it a step would take as long. The second call, `whatif.explain(trace.fit_step(model, data))`, is
+# for the row "the step itself". What you may see:
 #
 # | what you see | the cause |
 # |---|---|
@@ -84,8 +82,8 @@ with tf.device(first):
 # | it lists `run_eagerly` | 4. eager code where a graph would do |
 # | `whatif.explain` says "ran nothing" | 5. nothing runs on that device |
 # | it says "a step under 2 ms" | 6. the batch is too small for the split |
-# | it says that a device waits for another | 7. one shard is larger, or one device slower |
-# | more bytes cross than those of the batch | 8. the variables are on the wrong device |
+# | it says that a device waited long for another | 7. one shard is larger, or one device slower |
+# | in `bytes_between()` the host sends more than a batch | 8. variables are on the wrong device |
 #
 # | `fit.explain`, `whatif.explain` | |
 # |---|---|
@@ -98,8 +96,8 @@ with tf.device(first):
 # ## Outside of the step
 #
 # **1. The input starves the step.** More devices do not help. Cures are `cache` for what fits into
-# memory, `num_parallel_calls` in `map` for what does not, and `prefetch` at the end. With
-# `cache` and `prefetch` the input is out of the table, and now the callback is in it:
+# memory, `num_parallel_calls` in `map` for what does not, and `prefetch` at the end. With `cache`
+# and `prefetch` the input is no longer listed, and now the callback is:
 
 # %% tags=["nbval-ignore-output"]
 ready = slow.cache().repeat().prefetch(tf.data.AUTOTUNE)
@@ -107,13 +105,13 @@ with tf.device(first):
     print(fit.explain(model, ready, callbacks=[Report()], steps=4))
 
 # %% [markdown]
-# **2. Python works in every step.** A callback can act at every hundredth step. In a loop of your
-# own, `float(loss)` in each step is such a case: Python waits for the number, and then the GPU
-# for Python. Keep the losses as tensors, and read them at the end.
+# **2. Python works in every step.** Let a callback act at every hundredth step. In your own loop,
+# `float(loss)` in each step is such a cost: Python waits for the number, then the GPU for Python.
+# Keep the losses as tensors, and read them at the end.
 #
 # **3. A function is traced again and again.** `tf.function` makes a new graph for each new Python
-# number and for each new shape. `calls` gives four numbers, or four sizes of a batch, to a
-# function, and counts its graphs:
+# number and each new shape. `calls` gives a function four numbers, or batches of four sizes, and
+# counts its graphs:
 
 # %%
 def calls(batches, rates, **settings):
@@ -132,11 +130,11 @@ print("sizes:", calls(batches, tensors), " relaxed:",
       calls(batches, tensors, reduce_retracing=True))  # fmt: skip
 
 # %% [markdown]
-# The cures are a tensor in place of a number, batches of one size (`drop_remainder=True`), and
+# The cures are tensors in place of numbers, batches of one size (`drop_remainder=True`), and
 # `reduce_retracing=True` or an `input_signature`.
 #
-# **4. Eager code where a graph would do.** Python starts one operation after the other, and the
-# devices take turns. The cure is `@tf.function`, and in Keras no `run_eagerly=True`:
+# **4. Eager code where a graph would do.** Python starts one operation after the other, and on
+# several devices they take turns. The cure is `@tf.function`, and in Keras no `run_eagerly=True`:
 
 # %% tags=["nbval-ignore-output"]
 with tf.device(first):
@@ -151,10 +149,10 @@ with tf.device(first):
 # to 13. Second: b from 4 to 10, e from 13 to 15. Arrows: b needs a, d needs b, e needs
 # d.](pictures/19_five_operations.svg)
 #
-# An operation starts when its device is free and all that it needs is there. That rule is enough to
-# lay the step out again. Each operation below has its device, its seconds, and the letters of those
-# that it needs, and they stand in the order in which they start. `replay` returns when the last has
-# ended. The loop asks for each operation what the step would take if that one took no time:
+# An operation starts when its device is free and all that it needs is there. By that rule `replay`
+# lays the step out again, and returns when the last operation has ended. Each operation has its
+# device, its seconds, and the letters of those that it needs; they stand in the order in which they
+# start. The loop asks what the step would take if one of them took no time:
 
 # %%
 def replay(ops):
@@ -172,14 +170,13 @@ for name, (device, seconds, needs) in five.items():
     print(f"without {name}: {replay(five | {name: (device, 0, needs)}):2} s, it took {seconds}")
 
 # %% [markdown]
-# `b` took 6 of 15 seconds, and yet the step without it takes 11 seconds, not 9: `d` then waits for
-# `c`. A faster `c` gains nothing at all. So the share of a step that an operation takes is not what
-# you gain by making it faster.
+# `b` took 6 of 15 seconds, and yet the step without it takes 11, not 9: `d` then waits for `c`. A
+# faster `c` gains nothing at all. So what an operation took is not what you can gain.
 #
 # ## A healthy step
 #
-# `make_step` makes the step of [[09]]. The patients below change `where` the towers are, the `home`
-# of the variables, and the `sizes` of the shards:
+# `make_step` makes the step of [[09]]. The cases change `where` the towers are, the `home` of the
+# variables, and the `sizes` of the shards:
 
 # %%
 def make_step(where, home=first, sizes=None):
@@ -206,9 +203,9 @@ def make_step(where, home=first, sizes=None):
 
 
 # %% [markdown]
-# `traces` takes three traces and puts the fastest last, which was disturbed least.
-# `whatif.replay` does with each what `replay` did by hand. `whatif.explain` says what share of the
-# step each device worked, and what it waited for. In the chart, pale colours are waiting:
+# `traces` takes three traces and puts the fastest last, which was disturbed least. `whatif.replay`
+# does with each what `replay` did by hand. `whatif.explain` says how long each device worked, and
+# what it waited for. In the chart, a wait is grey, or has the pale colour of the device waited for:
 
 # %%
 def traces(step, *batch):
@@ -227,8 +224,8 @@ plt.show()
 # A healthy step is mostly work. A device waits for *a free core* while other devices use them all,
 # and *overhead* is what TensorFlow and other programs took between operations.
 #
-# **5. Nothing runs on the second device.** Nobody asked for it, or its name has a typo. TensorFlow
-# then takes another device, without a word. Look at which devices worked:
+# **5. Nothing runs on the second device.** Nobody asked for it, or its name has a typo and
+# TensorFlow took another device ([[01]]). Look at which devices worked:
 
 # %%
 def typo(x):
@@ -243,10 +240,9 @@ for name, step in (("healthy", of_healthy[-1]), ("one", of_one[-1])):
 print("typo     ran on /GPU:91:", "/GPU:91" in of_typo.devices)
 
 # %% [markdown]
-# The cure is a strategy ([[07]]) or towers. What would it give? `whatif.towers` predicts it from
-# the traces of one device, and on GPUs it needs the speed of the link between them. `beside` prints
-# a prediction, and below it what both steps took, timed in turn. Where another program has a core,
-# more devices gain less than predicted:
+# The cure is a strategy ([[07]]) or towers. `whatif.towers` predicts the gain from the traces of
+# one device; on GPUs it needs the speed of their link. `beside` prints the prediction, and then how
+# both steps compare, timed in turn. Where another program has a core, you gain less:
 
 # %%
 def beside(change, before, after):
@@ -261,8 +257,9 @@ beside(change, timed(one), timed(healthy))
 
 # %% [markdown]
 # **6. The batch is too small for the split.** All devices work, and nothing is gained: starting the
-# operations and updating the weights take as long for a small batch as for a large one. The cure is
-# a larger batch on each device. Here are four examples on each, and then the usual batch:
+# operations and updating the weights take as long for a small batch as for a large one. Here each
+# device gets four examples. The cure is a larger batch: `after` has as many examples on each device
+# as `before` on its only one. Look for about the same time, with more examples:
 
 # %% tags=["nbval-ignore-output"]
 few, large = (lesson_19.batch(n * len(plan)) for n in (4, len(x)))
@@ -273,7 +270,7 @@ beside(change, timed(one), timed(healthy, *large))
 
 # %% [markdown]
 # **7. One shard is larger, or one device is slower.** The others wait for it when the gradients are
-# averaged. Here the first device has most of the batch. The prediction makes the operations of its
+# averaged. Here the first device has the largest shard. The prediction makes the operations of its
 # tower (`tower_0/` in their names) faster, by as much as its shard is too large:
 
 # %% tags=["varies", "cover", "nbval-ignore-output"]
@@ -288,12 +285,12 @@ charts.blame(of_uneven[-1])
 plt.show()
 
 # %% [markdown]
-# The cure is even shards, or shards in proportion to speed. `explain` names the slow device, but
-# not the reason, such as heat or another user.
+# The cure is even shards, or shards in proportion to speed. `explain` names the slow device, not
+# the reason, such as heat or another user.
 #
-# **8. The variables are on the wrong device.** A Keras model that is built outside of any
-# `tf.device` block has its weights on the first GPU, or on the host where there is none. Here one
-# device computes, and the variables are on the host:
+# **8. The variables are on the wrong device.** A Keras model built outside of any `tf.device` block
+# has its weights on the first GPU, or on the host where there is none. Here one device computes.
+# The variables are at home on it, and then on the host:
 
 # %%
 hosted = make_step(plan.devices[:1], home=plan.host)
@@ -303,9 +300,9 @@ for name, step in (("at home", of_one[-1]), ("on the host", of_hosted[-1])):
         print(f"{name:12} {a} -> {b} {size:>10,} bytes")
 
 # %% [markdown]
-# All weights go to the device, and all gradients come back. The cure is to build the model in the
-# block of its device. In `cores` mode all devices share one memory and a clock shows next to
-# nothing, so the replay says what the bytes would cost over a link of 1 GB/s:
+# From the host, all weights go to the device, and all gradients come back. The cure is to build the
+# model in its device's block. In `cores` mode all devices share one memory, and a clock shows next
+# to nothing. So the replay says what the bytes would cost over a link of 1 GB/s:
 
 # %% tags=["nbval-ignore-output"]
 for name, steps in (("at home", of_one), ("on the host", of_hosted)):
@@ -314,8 +311,8 @@ for name, steps in (("at home", of_one), ("on the host", of_hosted)):
 # %% [markdown]
 # ## Proof
 #
-# A step that does less is faster, too. So a cure has to leave the losses as they were. Here are
-# three losses of one device, from the same weights, and whether the others have them:
+# A step that does less is faster, too, so a cure has to leave the losses as they were. Here are
+# three losses of one device, and whether the other steps, from the same weights, have them:
 
 # %%
 def losses(**settings):
@@ -333,23 +330,22 @@ for name, settings in others.items():
 # %% [markdown]
 # ## When not to
 #
-# A replay takes the operations as they were traced. It cannot foresee that TensorFlow chooses
-# another kernel, and it refuses a step under 2 ms, and one with a loop. `fit.explain` takes
-# differences of times, so nothing else should run meanwhile. For large trainings on GPUs,
-# *Daydream* ([2020](../docs/sources.md#daydream)) and *dPRO* ([2022](../docs/sources.md#dpro)) go
-# further.
+# A replay cannot foresee that TensorFlow chooses another kernel, and it refuses a step under 2 ms,
+# and one with a loop. `fit.explain` takes differences of times, so nothing else should run
+# meanwhile. For large trainings on GPUs, *Daydream* ([2020](../docs/sources.md#daydream)) and
+# *dPRO* ([2022](../docs/sources.md#dpro)) go further.
 #
 # ## On GPUs
 #
-# The call of a step returns at once there, and Python prepares the next one meanwhile, unless it
-# waits for a number (2). A new graph costs more: with XLA it is compiled, for seconds (3). Batches
-# that are large for a CPU are too small: a step of short kernels takes as long as the host needs to
-# start them (6). Bytes matter where sending takes long beside the step (8).
+# Python prepares the next step while the GPU works, unless it waits for a number (2). XLA compiles
+# each new graph, for seconds (3). A batch that is large for a CPU can be too small for a GPU: a
+# step of short kernels takes as long as the host needs to start them (6). Bytes matter where
+# sending takes long beside the step (8).
 #
 # ## With a model of another kind
 #
-# Here is a convolution with BatchNormalization. `faster` takes the name of a layer, so you can ask
-# it of your own model:
+# Here is a convolution with BatchNormalization, on one device. `faster` takes the name of a layer
+# and says what you gain if it is twice as fast:
 
 # %% tags=["nbval-ignore-output"]
 with tf.device(first):
@@ -364,9 +360,9 @@ print(whatif.explain(step), whatif.faster(step, "conv"), whatif.faster(step, "no
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
-# **1.** Write `replay_over(ops, link)`, the replay by hand with a link. The operations stand in the
-# order in which they start, as above. A result from another device arrives `link` seconds after its
-# operation has ended. A result from the same device is there at once.
+# **1.** Write `replay_over(ops, link)`, the replay by hand with a link; `ops` is as above. A result
+# from another device arrives `link` seconds after its operation has ended, one from the same device
+# at once.
 
 # %% tags=["exercise"]
 def replay_over(ops, link):
@@ -388,11 +384,11 @@ checks.replay_over_link(replay_over)
 
 # %% [markdown]
 # **2.** `lesson_19.patient()` gives a compiled Keras model and its data. Three of the eight causes
-# slow its training down. Name them by their numbers. Then write `treat(model, data)`, which returns
-# a function that makes one pass over the data without any of the three, and leaves the model with
-# the weights that `lesson_19.fit(model, data)` would give. The check looks at what is done: the
-# model is called on every device, and from the second pass on nothing is read again and Python does
-# not call the model. Times are only shown.
+# slow its training down: put their numbers into `causes`. Then write `treat(model, data)`, which
+# returns a function that makes one pass over the data without the three, and changes the weights as
+# `lesson_19.fit(model, data)` does. The whole model has to be called on every device. From the
+# second pass on, no batch may be read again, and the model may run only in graphs. Times are only
+# shown.
 
 # %% tags=["exercise"]
 causes = {0}
@@ -420,17 +416,17 @@ checks.treated(treat, causes)
 # %% [markdown]
 # ## What we saw
 #
-# - `fit.explain` found what slows a training outside of its step, and `whatif.explain` who waited
-#   in it.
+# - `fit.explain` found what slows a training outside of its step, and `whatif.explain` which device
+#   waited in it.
 # - Four Python numbers made 4 graphs of a function, and four tensors made 1.
-# - Five operations replayed by hand: without the one that took 6 of 15 seconds, a step takes 11.
-# - A step with its variables on the host sent all weights and gradients over the link.
-# - One device, all devices and uneven shards had the same losses.
+# - Without the operation that took 6 of 15 seconds, a step takes 11.
+# - With the variables on the host, all weights and gradients crossed.
+# - All devices, uneven shards and variables on the host had the losses of one device.
 #
 # ## In practice
 #
 # Call `fit.explain` first. If the row "the step itself" is the largest, trace a step. Ask `faster`,
-# `scaled`, `towers` or `link` before you work, and time the change afterwards. An error in place of
-# slowness is on the page [Errors, by their message](../docs/errors.md).
+# `scaled`, `towers` or `link` of `whatif` before you work, and time the change afterwards. If you
+# get an error instead, see [Errors, by their message](../docs/errors.md).
 #
 # Next: [[next]].

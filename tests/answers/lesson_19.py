@@ -85,7 +85,7 @@ WRONG = {
         ("return", "return ops.popitem() and", "it changes the operations"),
     ],
     2: [
-        ("{1, 4, 5}", "{1, 4, 5, 8}", "patient 8 has another"),
+        ("{1, 4, 5}", "{1, 4, 5, 8}", "cause 8 is none of them"),
         ("{1, 4, 5}", "{1, 4, 9}", "9 is none of them"),
         ("""
 causes = {1, 4, 5}

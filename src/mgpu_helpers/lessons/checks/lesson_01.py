@@ -62,22 +62,26 @@ def add_entries(function: Any) -> str:
 def _shares(function: Any, x: np.ndarray) -> dict[str, float]:
     """Give what the matrix products of each device add to the number that a function returns.
 
-    It is the sum of their entries, each times its gradient. Of a product of products the last
-    one counts. A device is left out where this cannot be told: it has whole numbers, or a loop.
+    It is how much less the number is where they are zero. A device is left out where this cannot be
+    told, because its products are in a loop.
     """
     import tensorflow as tf
 
     def parts(x: Any) -> dict[str, Any]:
-        value = function(x)
-        found: dict[str, Any] = {}
-        ops = tf.compat.v1.get_default_graph().get_operations()
-        products = [op.outputs[0] for op in ops if op.type in judge.PRODUCTS]
-        products = [product for product in products if product.dtype.is_floating]
-        slopes = tf.gradients(value, products, stop_gradients=products)
-        for product, slope in zip(products, slopes, strict=True):
-            part = 0.0 if slope is None else tf.reduce_sum(tf.cast(product * slope, tf.float32))
-            device = devices.short(product.device)
-            found[device] = found.get(device, tf.constant(0.0)) + part
+        value = tf.convert_to_tensor(function(x))
+        graph = tf.compat.v1.get_default_graph()
+        made, ops = graph.as_graph_def(), graph.get_operations()
+        given = {op.name + ":0": op.outputs[0] for op in ops if op.type == "Placeholder"}
+        zeros: dict[str, dict[str, Any]] = {}
+        for op in ops:
+            if op.type in judge.PRODUCTS:
+                product = op.outputs[0]
+                own = zeros.setdefault(devices.short(product.device), dict(given))
+                own[product.name] = tf.zeros_like(product)
+        found = {}
+        for device, own in zeros.items():
+            (rest,) = tf.graph_util.import_graph_def(made, own, [value.name], name="without")
+            found[device] = tf.cast(value, tf.float64) - tf.cast(rest, tf.float64)
         return found
 
     tf.config.run_functions_eagerly(True)  # the function's own parts then stand in this graph, too

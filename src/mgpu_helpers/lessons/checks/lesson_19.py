@@ -129,19 +129,19 @@ def _named(causes: Any) -> set[int]:
     try:
         return {operator.index(cause) for cause in causes}
     except TypeError:
-        raise NotYet(f"causes has to hold numbers of patients, not {causes!r:.60}") from None
+        raise NotYet(f"causes has to hold whole numbers, not {causes!r:.60}") from None
 
 
 def _check_causes(named: set[int]) -> None:
     for cause in sorted(named):
         there = 1 <= cause <= 8
-        expect(there, f"the patients have the numbers 1 to 8, and {cause} is none of them")
+        expect(there, f"the causes have the numbers 1 to 8, and {cause} is none of them")
     known = len(lesson_19.CAUSES & named)
     for cause in sorted(lesson_19.CAUSES - named):
         are = "is" if known == 1 else "are"
         raise NotYet(f"{known} of the three causes {are} named: {LOOK[cause]}")
     for cause in sorted(named - lesson_19.CAUSES):
-        raise NotYet(f"three causes are wanted, and patient {cause} has another")
+        raise NotYet(f"three causes slow it down, and cause {cause} is none of them")
 
 
 def _check_same(before: list[np.ndarray], sick: Any, model: Any) -> None:
