@@ -124,12 +124,24 @@ def bfloat16() -> Any:
     return mixed("mixed_bfloat16")
 
 
+def averaged() -> Any:
+    """Make the network of `two` with an optimizer that keeps an average of each weight."""
+    import keras
+
+    model = two()
+    model.compile(keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.5),
+                  {"kind": "sparse_categorical_crossentropy", "box": "mse"})  # fmt: skip
+    return model
+
+
 # What fit is given, beside the number of passes; what evaluate and predict are given.
 CASES: dict[str, Any] = {
     "cnn": (cnn, (IMAGES, KINDS), {"class_weight": {0: 1.0, 1: 2.0, 2: 0.5, 3: 1.0, 4: 3.0}}),
     "transformer": (transformer, (WORDS, NEXT, WEIGHTS[:, None]), {}),
     "two": (two, ({"image": IMAGES, "words": WORDS.astype("float32")},
                   {"kind": KINDS, "box": WEIGHTS[:, None]}), {}),
+    "averaged": (averaged, ({"image": IMAGES, "words": WORDS.astype("float32")},
+                            {"kind": KINDS, "box": WEIGHTS[:, None]}), {}),
     "own": (own, (WORDS.astype("float32"), WEIGHTS[:, None]), {}),
     "mixed": (mixed, (IMAGES, KINDS), {}),
     "bfloat16": (bfloat16, (IMAGES, KINDS), {}),
@@ -149,6 +161,8 @@ def fitted(name: str, scope: Any, options: dict[str, Any] | None = None) -> dict
         model = make()
     first = tf.nest.map_structure(lambda array: array[:23], data)  # batches of 16 and 7
     few = tf.nest.map_structure(lambda array: array[:3], data)
+    if name == "averaged":  # validate with the averages, and keep them at the end
+        settings = {"callbacks": [keras.callbacks.SwapEMAWeights(swap_on_epoch=True)]}
     history = model.fit(
         fit.batches(data, batch_size=BATCH), validation_data=fit.batches(first, batch_size=BATCH),
         epochs=2, verbose=0, **settings, **(options or {}),
@@ -177,7 +191,8 @@ def main(file: str, names: list[str], replicas: list[int]) -> None:
 
     found = {}
     for name in names:
-        keras.config.set_floatx("float64" if name in ("cnn", "transformer", "two") else "float32")
+        exact = name in ("cnn", "transformer", "two", "averaged")
+        keras.config.set_floatx("float64" if exact else "float32")
         for n in replicas:
             if n == 0:
                 scope = fit.strategy(plan).scope()
