@@ -301,6 +301,19 @@ def test_what_has_no_layers_in_a_row_is_not_cut(plan):
     assert "fit.recompute and fit.split are left out" in found.notes[0]
 
 
+def test_a_layer_that_is_more_than_a_share_is_named(plan):
+    import keras
+    from keras import layers
+
+    wide = [layers.Dense(60, name="wide"), layers.Dense(60)]  # 6000 of 9781 weights
+    words = [layers.Embedding(200, 60), layers.Flatten()]  # which nothing cuts
+    for given, named in ((wide, True), (words, False)):
+        model = keras.Sequential([keras.Input([100]), *given, layers.Dense(1)])
+        said = [memory.plan(model, 8, devices=n).notes for n in (1, 2)]
+        assert [len(notes) for notes in said] == [0, named]
+        assert not named or re.search("'wide' has 6.%.*split_layers", said[1][0])
+
+
 @pytest.mark.parametrize("given, value", [
     ({"batch": 0}, "batch=0"), ({"devices": 0}, "devices=0"), ({"budget": 0}, "budget=0"),
     ({"budget": float("nan")}, "budget=nan"),

@@ -166,6 +166,8 @@ class _Step:
         self.beside = 0 if self.few else (1 + round(self.slots_each)) * self.largest
         self.notes: list[str] = []
         self.groups = self._groups()
+        if self.groups and devices > 1:
+            self._name_the_largest()
         graph = made.concrete.graph
         self.order = savers.ordered(graph, self.groups)
         orders = [self.order]
@@ -181,6 +183,18 @@ class _Step:
             cuts.bytes_of([t]) for t, kind in zip(outputs, kinds, strict=False)
             if getattr(kind, "__name__", "") in ("softmax", "sigmoid")
         )  # fmt: skip
+
+    def _name_the_largest(self) -> None:
+        """Say where no owner of whole weights can have a fair share of them."""
+        kernels = {layer.name: layer for layer in _private.layers_of(self.model)
+                   if type(layer).__name__ == "Dense" and layer.trainable}  # fmt: skip
+        name = max(kernels, key=lambda each: _bytes([kernels[each].kernel.value]), default="")
+        size = _bytes([kernels[name].kernel.value]) if name else 0
+        if size * self.devices > self.trained:
+            self.notes.append(
+                f"{name!r} has {size / self.trained:.0%} of the weights, more than a device's "
+                "share: fit.split_layers cuts such a layer, with the Dense layer next to it."
+            )
 
     def _groups(self) -> list[list[str]]:
         """List the layers from one place where one tensor crosses to the next; none if unknown."""
