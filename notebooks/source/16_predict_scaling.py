@@ -39,10 +39,10 @@ warnings.simplefilter("ignore", UserWarning)  # Keras has one for every Dataset 
 # %% [markdown]
 # ## The lines to paste
 #
-# You need two numbers: how many parameters the network has, and how many examples a second your
-# whole server trains. Here they are VGG16 and ResNet-50 on a DGX-1, a server with eight P100 GPUs,
-# with 64 images to each, as TensorFlow's developers published them in 2017
-# ([Benchmarks](../docs/sources.md)). Put your own in their place:
+# You need two numbers: how many parameters the network trains, as `scaling.Workload.of(model)`
+# counts them, and how many examples a second your whole server trains. Here are those of VGG16 and
+# ResNet-50 on a DGX-1, a server with eight P100 GPUs and 64 images to each, as TensorFlow's
+# developers published them in 2017 ([Benchmarks](../docs/sources.md)). Put your own in their place:
 
 # %%
 mine = {
@@ -55,14 +55,15 @@ mine = {
 def gains(network, step, link, servers=2, pieces=1):
     crossing = scaling.ring(network, scaling.Cost(), servers, 1, link).total
     work = pieces * step  # of that many batches, after which gradients cross once
-    return servers * work / (work + crossing), servers * work / max(work, crossing)
+    late = max(crossing - step, 0)  # what the step of the last batch does not hide
+    return servers * work / (work + crossing), servers * work / (work + late)
 
 
 # %% [markdown]
 # `gains` says how many times as fast several servers train as one, with the same batch for each
 # GPU. It gives two numbers. For the first, nothing else happens while gradients cross between the
-# servers. For the second, they cross while the GPUs compute, as far as there is time. The truth
-# should lie between them:
+# servers. For the second, gradients cross while the GPUs compute, as far as one step leaves time.
+# The truth should lie between:
 
 # %%
 ETHERNETS = (links.ETHERNET_10G, links.ETHERNET_25G, links.ETHERNET_100G)
@@ -88,11 +89,11 @@ for name, (network, step) in mine.items():
 # Below is one step: all GPUs compute, gradients are added up inside, and then they cross between
 # the servers. The measured step of one server has the first two.](pictures/16_two_links.svg)
 #
-# The gradients are added up inside each server first. The step that you have measured has that
-# already, because all GPUs of the server worked in it. What is new is the link between. There each
-# server sends its sum, and receives the other one at the same time. VGG16 has 138 million
-# parameters of 4 bytes, 552 MB. A link of 10 Gbit is 1.25 GB a second, of which TCP leaves 1.19. So
-# they cross in 552 / 1190 = 0.464 s, and a step of one server takes 0.474 s:
+# The gradients are added up inside each server first. The measured step has that already, because
+# all GPUs of the server worked in it. What is new is the link between the servers. Over it each
+# server sends its sum, and receives the other sum at the same time. The gradients of VGG16 are 138
+# million numbers of 4 bytes, 552 MB. A link of 10 Gbit is 1.25 GB a second, of which TCP leaves
+# 1.19. So the sum crosses in 552 / 1190 = 0.464 s, and a step of one server takes 0.474 s:
 
 # %%
 network, step = mine["VGG16"]
@@ -102,7 +103,7 @@ print(f"one after the other: {2 * step / (step + crossing):.2f} times as fast as
 
 # %% [markdown]
 # With m servers in a **ring** ([[09]]) each sends 2(m - 1)/m times all gradients: once for two
-# servers, and never twice. `scaling.ring` counts it, with the few microseconds of each message. In
+# servers, and never twice. `scaling.ring` counts that, and a few microseconds for each message. In
 # JupyterLab a panel below the chart changes the number of servers, and after how many batches the
 # gradients cross:
 
@@ -120,9 +121,9 @@ drawings.panel(draw, servers=[2, 3, 4, 8], pieces=[1, 2, 4, 8])
 # ## Proof: others have bought the second server
 #
 # The same page has one, two, four and eight servers with eight K80 GPUs each, on Amazon EC2. Amazon
-# lists 10 Gbit for such a server. Only the step of one server goes into the prediction. (There each
-# server holds a share of the variables, for which as many bytes cross as in a ring.) An efficiency
-# of 1 would be twice the speed on two servers:
+# lists 10 Gbit for such a server. Only the step of one server goes into the prediction. (There the
+# servers hold shares of the variables, for which as many bytes cross as in a ring, and more where
+# only some of eight servers hold one.) An efficiency of 1 would be twice the speed on two servers:
 
 # %%
 found, measured = {}, {}
@@ -146,23 +147,23 @@ print(f"the first is off by {np.median(np.abs(off)):.1%} in the median, {-min(of
       f"and never too high: {max(off) < 0}")  # fmt: skip
 
 # %% [markdown]
-# The two that lie outside are 1 to within a hundredth. No training gained less than the first
-# number said, though some came close. Steps took a second or two there. With faster GPUs the same
-# bytes cross in a shorter step, so the two numbers lie farther apart.
+# The two that lie outside measured 1.002. No training gained less than the first number said,
+# though some came close. With faster GPUs a step is shorter and the link is not faster, so the two
+# numbers lie farther apart.
 #
 # ## A server that you do not have yet
 #
 # What if your server has four GPUs, and you think of one with eight? Then the step has to be
-# predicted as well. What does it spend its time on?
+# predicted as well, from its parts:
 #
 # ![Bars of the time of a step on 1, 2 and 4 devices. Arithmetic and a fixed part are the same in
-# all three. Moving is missing on 1 device, and is three times as long on 4 as on
+# all three. Moving is missing on 1 device, and is one and a half times as long on 4 as on
 # 2.](pictures/16_parts.svg)
 #
-# Arithmetic grows with the per-device batch, and moving the gradients with the number of devices.
-# First without moving, in your head. One device takes 11 ms for 64 examples, and 19 ms for 128. So
-# 64 examples more take 8 ms more, and 11 - 8 = 3 ms are **fixed**. For 256 examples that makes 4 ·
-# 8 + 3 = 35 ms. `scaling.fit` does the same for any table of measured steps:
+# Arithmetic grows with the per-device batch, and moving the gradients, here in a ring, with the
+# number of devices. First without moving. One device takes 11 ms for 64 examples, and 19 ms for
+# 128. So 64 examples more take 8 ms more, and 11 - 8 = 3 ms are **fixed**. For 256 examples that
+# makes 4 · 8 + 3 = 35 ms. `scaling.fit` does the same for any table of measured steps:
 
 # %%
 times = {64: 0.011, 128: 0.019}
@@ -170,8 +171,8 @@ toy = [scaling.Measurement(Layout(1, batch), seconds) for batch, seconds in time
 scaling.fit(scaling.Workload("toy", parameters=1000), toy).predict(Layout(1, 256))
 
 # %% [markdown]
-# It also says why to doubt them: 256 lies outside the table, and two costs fit any two rows. Now
-# the rows of VGG16 on one, two and four P100, with two batches each:
+# It also says why to doubt the 35 ms: 256 lies outside the table, and two costs fit any two rows.
+# Now the rows of VGG16 on one, two and four P100, with two batches each:
 
 # %%
 vgg16, rows = next(table for table in published.DGX_1 if table[0].name == "VGG16")
@@ -183,8 +184,9 @@ print(f"measured: {1e3 * rows[3].seconds:.0f} ms")
 
 # %% [markdown]
 # In brackets is the **interval** in which about 95 % of such steps should lie, by the scatter of
-# the rows. The measured step lies in it. Is that better than a guess, twice the rate of four GPUs?
-# Here are both for every network of the page, in images a second on eight P100:
+# the rows. The measured step does. How the rest divides into fixed, moving and **latency**, the
+# time of messages, these rows cannot tell. Is the fit better than a guess, twice the rate of four
+# GPUs? Here are both for every network of the page, in images a second on eight P100:
 
 # %%
 off = []
@@ -207,15 +209,15 @@ print("in the median, doubling is off by {:.1%}, the fit by {:.1%}".format(*np.m
 # In the median the fit is no better than doubling: most of these networks scale so well inside a
 # server that twice the rate of four is nearly right. For AlexNet, which has the most parameters for
 # its arithmetic, doubling is four times as far off. For VGG16 with 32 both are wrong by about a
-# third. What the fit adds is the interval, and the measured rate lies in each of the eight.
-# (AlexNet's three rows leave nothing over to tell one by.)
+# third. What the fit adds is the interval, and all eight intervals contain the measured rate.
 #
 # ## Can it be true?
 #
 # Before a published time goes into a prediction, work out whether it is possible. The [P40
-# note](../docs/sources.md#p40) has these times of 1, 2, 4 and 8 P40 GPUs. It prints a program with
+# note](../docs/sources.md#p40) has times of 1, 2, 4 and 8 P40 GPUs. The note prints a program with
 # 1000 epochs and batches of 20,000. The original of that program has the same times beside 10
-# epochs and batches of 10,000. Both train on 55,000 digits, in whole batches only:
+# epochs and batches of 10,000. Both train on 55,000 digits, in whole batches only. A **FLOP** is
+# one addition or multiplication, and the **peak** of a GPU is the most it does in a second:
 
 # %%
 print("seconds:", *(row.total for row in published.P40))
@@ -230,16 +232,15 @@ speed = 64 * vgg16.flops / rows[0].seconds
 print(f"VGG16 on one P100: {speed / published.P100_FLOPS:.1f} times the peak")
 
 # %% [markdown]
-# A **FLOP** is one addition or multiplication, here of the forward and the backward pass. The
-# program of the note needs ten times the peak of the GPU, so it cannot have produced the times.
-# (VGG16 on one P100 took 1.3 times the peak, and that was measured: for convolutions of 3x3
-# Winograd's algorithm needs up to 4 times fewer multiplications than are counted here. [Fast
-# algorithms for convolutional neural networks](../docs/sources.md), Lavin and Gray, 2015.)
+# VGG16 took 1.3 times the peak, and that can be true: for convolutions of 3x3 Winograd's algorithm
+# needs up to 4 times fewer multiplications than are counted here ([Fast algorithms for
+# convolutional neural networks](../docs/sources.md), Lavin and Gray, 2015). The program of the note
+# needs ten times the peak, so it cannot have produced the times.
 #
 # ## Break it
 #
 # **The second server taken for more of the first.** A fit to the rows of one server answers for 16
-# GPUs, too. It does not know that the other eight are behind a slow link:
+# GPUs, too. It doubts the number 16, and does not know that the other eight are behind a slow link:
 
 # %%
 fitted = scaling.fit(vgg16, rows)
@@ -265,8 +266,8 @@ for ask in (lambda: one_batch.predict(Layout(8, 128, "ring")),
 # ## When not to
 #
 # Before you buy a faster link, let the gradients cross less often. If they are accumulated over
-# four batches ([[10]]), they cross once for four steps. The batch grows with it, so watch the
-# accuracy ([[15]]):
+# four batches ([[10]]), they cross once for all four. Each update then sees four times the
+# examples, so watch the accuracy ([[15]]):
 
 # %%
 for pieces in (1, 4):
@@ -277,16 +278,17 @@ for pieces in (1, 4):
 # ## On GPUs
 #
 # Between two servers NCCL adds up in a tree, inside first, unless `NCCL_ALGO=Ring` is set
-# ([nccl-tests issue 196](../docs/sources.md)). `fit.strategy` lets the gradients of the last layers
-# cross while the first ones are still computed, so expect more than the first number. A link
-# carries less than its name says: of 100 Gbit, 12.5 GB/s, others have measured 4 to 7.5. Measure
-# yours with `iperf3`, and make a `scaling.Link` of it.
+# ([nccl-tests issue 196](../docs/sources.md)). A ring of all GPUs, which NCCL may choose for more
+# servers, sends nearly twice all gradients over each link, so the first number may be too high.
+# `fit.strategy` lets the gradients of the last layers cross while those of the first are still
+# computed, which gives more than the first number. A link carries less than its name says: of 100
+# Gbit, 12.5 GB/s, others have measured 4 to 7.5, and `gains` counts with 7.5. Measure yours with
+# `iperf3`, and make a `scaling.Link` of it.
 #
 # ## With a model of another kind
 #
-# Now a table of your own times, of a `fit` with two dense layers, as in [[15]]. `Workload.of`
-# counts the parameters, and `scaling.fit` says what a step takes with a batch that nobody has
-# measured:
+# Now a table of your own times, of a `fit` with two dense layers, as in [[15]]. `scaling.fit` says
+# what a step takes with a batch that nobody has measured:
 
 # %%
 def build_on(n):
@@ -316,8 +318,7 @@ for link in ETHERNETS:
     print(f"{link.name:17} {{:.2f}} to {{:.2f}} times".format(*gains(network, step, link)))
 
 # %% [markdown]
-# On a busy machine the rows scatter, and the interval of the step, `step.low` to `step.high`, gets
-# so wide that it says little. Then measure again.
+# If the interval, `step.low` to `step.high`, is wide, measure again on a less busy machine.
 #
 # ## On your own
 #
@@ -377,9 +378,8 @@ checks.share_of_peak(share_of_peak)
 #
 # ## In practice
 #
-# Measure a step of your whole server, and take the first number of `gains`. If the second server
-# pays there, it pays. Write the prediction down before you buy, and compare afterwards. This
-# project has done so with two and three workers over slow links: their steps were within 13 % of
-# such a prediction ([benchmarks](../docs/benchmarks.md)).
+# Measure a step of your server and the rate of the link, and buy where the second server pays by
+# the first number of `gains`. This project has compared such predictions with two and three
+# workers over slow links: the steps were within 13 % ([benchmarks](../docs/benchmarks.md)).
 #
 # Next: [[next]].
