@@ -4,8 +4,8 @@
 # You train several Keras models, for an ensemble or to compare them. One ends, the next begins, and
 # all the time only one of your GPUs works.
 #
-# **In this lesson** Keras models train at the same time in one process, each on a device of its
-# own, and vote on digits that they have not seen.
+# **In this lesson** Keras models train at the same time in one process, on different devices, and
+# vote on digits that they have not seen.
 #
 # **You will learn** to
 # - call `fit` in a thread for each model,
@@ -41,9 +41,9 @@ from mgpu_helpers.lessons.checks import lesson_06 as checks
 # %% [markdown]
 # ## The lines to paste
 #
-# `build` makes and compiles a Keras model that reads digits. Its network is that of the article
-# *Multi-GPUs* by Wonik Jang ([2017](../docs/sources.md#jang)), an eighth as wide. Put your own in
-# its place. The second cell makes two such models, for the first and the last device of the plan.
+# `build` makes and compiles a Keras model that reads digits, the network of the article
+# *Multi-GPUs* by Wonik Jang ([2017](../docs/sources.md#jang)), an eighth as wide. Put your own
+# model in `build`. The second cell makes two models, for the first and the last device of the plan.
 # Each is built **and compiled** in the block of its device, because the optimizer and the metrics
 # have variables too:
 
@@ -84,7 +84,7 @@ models = build_both()
 # %% [markdown]
 # Then each `fit` runs in a **thread**, a part of the program that runs beside the others.
 # `pool.map` calls `train` for all models at the same time and returns the histories in the order of
-# the models. The cell after it traces one step of each model and prints which device computed:
+# the models. The second cell traces one step of each model and prints which device computed:
 
 # %%
 def train(model, device, epochs=2, *callbacks):
@@ -141,7 +141,7 @@ with tf.device(plan.devices[-1]):
 
 # %% [markdown]
 # The other thread put its tensor where TensorFlow puts what nobody placed: a thread does **not**
-# inherit the `tf.device` block around its start. That is why `train` opens the block again.
+# inherit the `tf.device` block around its start. That is why `train` opens the block itself.
 #
 # ## Proof: the same weights
 #
@@ -180,7 +180,7 @@ compare(values(models), values(alone))
 #
 # `ensemble.train` keeps the time of each step. It trains members, which `ensemble.from_keras` makes
 # of models. TensorFlow traces a graph in the first step of a member, so one batch goes ahead. Then
-# the models train in turn, and then at once. Each bar is a step:
+# the models train in turn, and after that at once. Each bar is a step:
 
 # %%
 batches = list(digits.batches(images, labels, 256))
@@ -199,8 +199,8 @@ for name, run in zip(["in turn", "at once"], runs):
 
 # %% [markdown]
 # In turn, one row is empty while the other has bars; at once, both have bars at the same time, and
-# the bars are usually wider, because the models share one processor and Python's lock. So where
-# cores are free the run gets shorter, but not by half.
+# the bars are usually wider, because the models share one processor and Python's lock. So the run
+# gets shorter where cores are free, but usually not by half.
 #
 # ## One function
 #
@@ -233,8 +233,8 @@ print("less than 0.1 % from those of fit:", np.allclose(losses, of_fit, rtol=1e-
 # ## Vote
 #
 # The models of an **ensemble** answer together. In a **vote** each model names its likeliest class,
-# and the class named most often wins. Where the probabilities are **averaged** instead, a model
-# that is sure counts for more.
+# and the class named most often wins. Where the **average** of their probabilities decides instead,
+# a model that is sure counts for more.
 #
 # A third model, `tiny`, joins on the third device, or on the first where there are only two. It
 # trains for six passes and the others for six more, and then all predict 360 digits that they have
@@ -259,12 +259,13 @@ drawings.accuracies({name: each.mean() for name, each in right.items()}, of=len(
 plt.show()
 usual = np.mean([right[name] for name in names])
 for way in ("vote", "average"):
-    print(way, "better than the average model:", right[way].mean() > usual)
+    print(way, "beats the mean of the three models:", right[way].mean() > usual)
 
 # %% [markdown]
-# The vote and the average are usually better than the average model, as here. Where the line of the
-# best model overlaps theirs, 360 digits do not say which is better. A vote helps where models err
-# on different digits, so let them differ in their layers, their first weights or their data.
+# The vote and the average usually beat the mean of the three models, as here. Where the line of the
+# best model overlaps that of the vote, 360 digits do not say which is better. A vote helps where
+# models err on different digits, so let the models differ in their layers, their first weights or
+# their data.
 #
 # ## Break it
 #
@@ -313,16 +314,16 @@ print("as alone:", all(np.array_equal(a, b) for a, b in zip(sum(begun, []), sum(
 #
 # Where a step is short, most of its time is Python's, and the threads wait for the lock. Then take
 # one function, or a process for each model. With longer steps all three ways are about equally
-# fast, as the [card](../results/ensemble.json) of `benchmarks/ensemble.py` says of larger models in
-# sessions.
+# fast: `benchmarks/ensemble.py` measured larger models of TensorFlow 1
+# ([result](../results/ensemble.json)).
 #
 # ## On GPUs
 #
 # On a GPU, Keras compiles with XLA, which accepts no variable of another device: a model that is
-# built in the block and compiled outside of it ends in "Trying to access resource".
-# `jit_compile=False` in `build` keeps this lesson the same everywhere; leave it out of yours. Some
-# kernels add in the order in which their threads finish, so two runs may differ by rounding even in
-# turn, and `compare` counts what is more than 0.01 off.
+# built in the block of the second GPU and compiled outside of it ends in "Trying to access
+# resource". `jit_compile=False` in `build` keeps this lesson the same everywhere; leave it out of
+# yours. Some kernels add in the order in which their threads finish, so two runs may differ by
+# rounding even in turn, and `compare` lets a difference of 0.01 plus 1 % pass.
 #
 # ## With a model of another kind
 #
@@ -360,7 +361,7 @@ compare(values(first), values(loaded))
 #
 # ## The same in a graph: if you inherit such code
 #
-# The article builds a graph for each network and trains it in a session ([[01]] explains the
+# The article builds a graph for each network and runs it in a session ([[01]] explains the
 # words). The parts of its two graphs have the same names, with a **scope** in front of them, `g1`
 # or `g2`. `networks.jang` takes the article's number of units and the width, an eighth:
 
@@ -482,12 +483,12 @@ checks.run_all(run_all)
 #   their 729,020 numbers differed from those of a training in turn.
 # - A thread did not inherit the `tf.device` block around its start, and of two seeds that were set
 #   in threads one replaced the other.
-# - The vote and the average of three models were better than the average model.
+# - The vote and the average of three models beat the mean of the three.
 # - Functions made in a loop trained the last model alone: of the others 0 of 5 weights moved.
 # - One function with all steps gave the losses of `fit` to 0.1 %.
 #
 # ## In practice
 #
 # Build and compile each model under its device, one after another, and call `fit` in a thread for
-# each. Where your steps do not overlap as they do above, give each model a process ([[04]]). Next:
+# each. Where the bars of your models do not overlap in time, give each a process ([[04]]). Next:
 # [[next]].

@@ -57,6 +57,7 @@ WRONG = {
         ("trainable_variables", "weights", "which nobody trains, and it says True"),
         ("np.any(a != b.numpy())", "not np.allclose(a, b.numpy())", "by a millionth"),
         ("np.any(a != b.numpy())", "np.sum(a) != np.sum(b.numpy())", "change places"),
+        ("np.any(a != b.numpy())", "np.all(a != b.numpy())", "one number of the last bias"),
         ("    step()", "    step(), step()", "called 2 times"),
         ("model.trainable_variables", "model.trainable_variables[-2:]", "of the first layer"),
         ("    return any(", "    pairs = list(zip(before, model.trainable_variables))\n"
@@ -82,5 +83,8 @@ WRONG = {
         ("for call in calls]", "for call in calls if functions.clear() is None]",
          "it changed the list of functions"),
         ("    return [", "    return []  # [", "5 results, not 0"),
+        ("    with", "    late = [lambda: function() for function in functions]\n    with",
+         "pool.submit(function) for function in functions", "pool.submit(each) for each in late",
+         "does a lambda look its function up when the loop has ended?"),
     ],
 }

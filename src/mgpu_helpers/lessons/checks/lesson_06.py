@@ -65,16 +65,17 @@ def trains(function: Any) -> str:
             after.extend(model.get_weights())
             return result
 
-        copied = "were the numbers copied before the step?"
         for step, rate, right, what in (
             (lambda: model.test_on_batch(rows, np.ones([8, 2])), 0.1, False,
              "a test moves no weight"),
-            (train, 0.1, True, f"a training step moves weights ({copied})"),
+            (train, 0.1, True,
+             "a training step moves weights (were the numbers copied before the step?)"),
             (run_alone, 0.1, False,
              "only moving averages and a frozen bias moved, which nobody trains"),
             (turn, 0.1, True, "a weight of the first layer that trains moved, and no other"),
-            (swap, 0.1, True, f"two columns that change places have moved ({copied})"),
-            (creep, 0.1, True, f"the last bias moved by a millionth ({copied})"),
+            (swap, 0.1, True,
+             "two columns of the last kernel change places (is each number compared?)"),
+            (creep, 0.1, True, "one number of the last bias moved, by a millionth"),
             (train, 0.0, False, "a training step with a learning rate of 0 moves no weight"),
         ):
             model.optimizer.learning_rate.assign(rate)
@@ -155,6 +156,8 @@ def _judge_run(function: Any, places: list[int]) -> None:
     expect(not early, "it returned before all functions had ended: start a thread for each, and "
            "join them")
     expect(len(ended) == n, f"{n} functions were called {len(ended)} times")
+    expect(len(set(ended)) == n, "one function was called again in the place of another (does a "
+           "lambda look its function up when the loop has ended?)")
     expect(len(got) == n, f"{n} functions have {n} results, not {len(got)}")
     for result, one in zip(wanted, got, strict=True):
         lost = one not in wanted or one is None and got.count(None) > wanted.count(None)
