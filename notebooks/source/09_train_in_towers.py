@@ -2,7 +2,7 @@
 # # Train in towers
 #
 # With [[07]] your `fit` trains on all devices, and you never see its step. Then you need a step
-# that `fit` does not have. You give each device half of the batch and add up their gradients, the
+# that `fit` does not have. You give each device half of the batch and add up the gradients. The
 # training changes, and no error says why.
 #
 # **In this lesson** you build by hand the step that `fit` takes on several devices, prove that it
@@ -75,8 +75,8 @@ of_fit = model.fit(x, y, **options).history["loss"]
 print(np.round(of_fit, 2), "as on one device:", np.allclose(of_fit, of_one, rtol=1e-4))
 
 # %% [markdown]
-# `towers.train_step` is for a loop of your own. `None` stands for the optimizer and the loss that
-# the model was compiled with:
+# `towers.train_step` is for a loop of your own. The two `None` stand for the optimizer and the loss
+# of `model.compile`:
 
 # %%
 model = build()
@@ -85,13 +85,15 @@ of_loop = [float(step(x, y)) for _ in range(5)]
 print(np.round(of_loop, 2), "as on one device:", np.allclose(of_loop, of_one, rtol=1e-4))
 
 # %% [markdown]
-# Both give the losses of one device. The batch need not divide by the number of devices.
+# Both give the losses of one device. The batch size need not be a multiple of the number of
+# devices. With a BatchNormalization, `towers.train_step` also needs `batch_norm="sync"`, the
+# default of `fit.parallel`.
 #
 # | `towers.train_step`, `fit.parallel` | |
 # |---|---|
 # | **Use them when** | the loop is your own, or the model is built already or shared out ([[11]]) |
 # | **They cost** | in each step every device reads all weights, and sends its gradients back |
-# | **Instead** | `fit.strategy` ([[07]]): each GPU updates a copy, and only gradients cross |
+# | **Instead** | `fit.strategy`: each GPU updates a copy, and only gradients cross |
 #
 # ## By hand
 #
@@ -132,15 +134,16 @@ print("sum:       ", descend(shards, tf.add_n))
 print("mean:      ", descend(shards, mean))
 
 # %% [markdown]
-# With the mean, the loss falls as on one device. With the sum it rises. So this is a step:
+# With the mean, the loss falls as on one device. With the sum it rises. So a step averages the
+# gradients:
 #
 # ![The host averages the gradients of two devices, device 0 updates the weights, and both read
 # them in the next step.](pictures/09_two_towers.svg)
 #
 # ## For any model
 #
-# `make_step` does this for a Keras model. As in [[08]], `towers.split` cuts a batch on the host,
-# and `towers.run` calls `tower` on each place with its shard. Each call gives a list, the loss and
+# `make_step` does this for a Keras model. `towers.split` cuts a batch on the host, and `towers.run`
+# calls `tower` on each place with the shard of that place. Each call gives a list, the loss and
 # then a gradient for each weight. `zip` turns these lists into columns, so that all gradients of
 # one weight stand together:
 
@@ -192,8 +195,7 @@ print(f"with the sum: {apart(moves(plan.devices, tf.add_n), one):.2f} apart")
 
 # %% [markdown]
 # All devices take the step of one, but for rounding. With the sum, the difference is as large as
-# the move itself: each weight moves twice as far. Would you have seen that in the losses? Here are
-# five steps with SGD and with Adam:
+# the move itself: each weight moves twice as far. Here are five losses with SGD and with Adam:
 
 # %%
 def losses(places, together, optimizer):
@@ -208,11 +210,10 @@ for kind, rate in [(keras.optimizers.SGD, 0.3), (keras.optimizers.Adam, 0.003)]:
     print("  sum:       ", losses(plan.devices, tf.add_n, kind(rate)))
 
 # %% [markdown]
-# With SGD, one device and the mean have the losses of `fit` above. Those of the sum fall faster, as
-# they would with twice the rate, so only the comparison shows the mistake. With Adam there is
-# nothing to see: Adam divides each gradient by its usual size, so one that is always twice as large
-# makes the same step, until you clip gradients or change the optimizer. So prove your own steps
-# with SGD.
+# With SGD, the losses of the sum fall faster than those of one device, as they would with twice the
+# rate. Only the comparison shows the mistake. With Adam there is nothing to see: Adam divides each
+# gradient by its usual size, so one that is always twice as large makes the same step, until you
+# clip gradients or change the optimizer. So prove your own steps with SGD.
 #
 # ## Does it pay?
 #
@@ -234,10 +235,11 @@ for each in traces:
     plt.show()
 
 # %% [markdown]
-# In the second chart the shards are computed at the same time. But one device alone already used
-# a second core for a part of the step: the two rows of the first chart are operations that ran at
-# once. So all devices gain less than their number. The small batch gains nothing, because to start
-# every operation on each device, and to average, costs as much as for a large batch.
+# In the second chart the shards are computed at the same time. But one device alone used two cores
+# for a part of the step: one thread is the limit of an operation, and two operations ran at once
+# where bars of the device stand below each other. So all devices gain less than their number. The
+# small batch gains nothing, because to start every operation on each device, and to average, costs
+# as much as for a large batch.
 #
 # ## Who averages
 #
@@ -308,7 +310,7 @@ for name, way in ways.items():
 #
 # ## Break it
 #
-# The sum was the first mistake. Here are two more, with the one weight.
+# Here are two more mistakes, with the one weight.
 #
 # **Shards of unequal size.** One shard has 630 numbers, the other the 210 fours. The mean of both
 # gradients counts a four three times as much as another number.
@@ -324,20 +326,20 @@ careless = [slope(shard) / len(plan) + 2 for shard in shards]
 print(f"with the penalty {tf.add_n(careless):.1f}, and not 17.0")
 
 # %% [markdown]
-# The penalty was counted by both towers. Exercise 1 cures the unequal shards.
+# Both towers counted the penalty.
 #
 # ## On GPUs
 #
 # Expect no gain from a network as small as this one: its kernels take longer to start than to run.
-# Towers pay when each GPU computes for much longer than its weights and gradients travel. On whole
-# GPUs `fit.strategy` is the first choice: NVIDIA's library NCCL averages, in rings among other
-# ways.
+# Towers pay when each GPU computes for much longer than its weights and gradients travel. With
+# several physical GPUs `fit.strategy` is the first choice: NVIDIA's library NCCL averages, in
+# rings among other ways.
 #
 # ## With a model of another kind
 #
-# Which statistics does a BatchNormalization use? With `"sync"` the towers exchange theirs, and all
-# use those of the whole batch, as one device does. With `"average"` each tower uses those of its
-# own shard. The batch of this small residual network gets brighter from image to image, so that the
+# `batch_norm` says which statistics a BatchNormalization uses. With `"sync"` the towers exchange
+# theirs, and all use those of the whole batch. With `"average"` each tower uses those of its own
+# shard. The batch of this small residual network gets brighter from image to image, so that the
 # shards differ:
 
 # %%
@@ -364,18 +366,18 @@ for places, how in [([first], "sync"), (plan.devices, "sync"), (plan.devices, "a
 # %% [markdown]
 # With `"sync"` the numbers are those of one device. With `"average"` on several devices the moving
 # variances come out smaller, because what differs between the shards is left out, and new images
-# will be normalized by them. Where shards are large and alike this hardly matters, and `"average"`
-# saves the wait for the other devices.
+# are normalized by these variances. Where shards are large and alike this hardly matters, and
+# `"average"` saves the wait for the other devices.
 #
 # ## The same in a graph: if you inherit such code
 #
-# The [tensorlight notebook](../docs/sources.md#tensorlight) "MNIST CNN Multi GPU Example" of 2016
-# trains in towers in a graph, with all weights on the host. `tf1.gradients` takes the place of the
-# tape, and without `colocate_gradients_with_ops=True` the backward pass would leave the tower's
-# device. In `update`, a **moving average** follows each weight, for the evaluation. What is made
-# in a block of `tf.control_dependencies` runs only after what the block names. In `start`, each
-# tower has a seed of its own, or all would drop the same units. Before dropout is switched on, the
-# gradients are compared with a tape's on one device, and ten losses with those of one tower:
+# The [tensorlight notebook](../docs/sources.md#tensorlight) of 2016 trains in towers in a graph,
+# with all weights on the host. `tf1.gradients` takes the place of the tape, and
+# `colocate_gradients_with_ops=True` puts each gradient where its forward operation is. In `update`,
+# a **moving average** follows each weight, for the evaluation. What is made in a block of
+# `tf.control_dependencies` runs only after what the block names. In `start`, each tower has a seed
+# of its own, or all would drop the same units. Before dropout is switched on, the gradients are
+# compared with a tape's on one device, and ten losses with those of one tower:
 
 # %%
 network = networks.tensorlight(width=0.125)  # an eighth as wide, to be quick
@@ -506,8 +508,9 @@ checks.half_the_bytes(half_the_bytes)
 #
 # ## In practice
 #
-# Take `fit.parallel` where `fit` does what you need, `towers.train_step` where it does not, and
-# `make_step` where you change the step itself.
+# Take `fit.parallel` where `fit` does what you need, and `towers.train_step` where the loop is
+# yours. Copy `make_step` where you change the step itself: it needs shards of equal size, leaves
+# out the penalties of layers, and updates a BatchNormalization's averages once for each tower.
 #
 # Next: [[next]].
 
