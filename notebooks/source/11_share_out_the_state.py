@@ -1,13 +1,13 @@
 # %% [markdown]
 # # Share out the state
 #
-# Your model fits on a GPU, and its training does not: for each weight of 4 bytes, Adam and the
-# gradient need 12 more. More GPUs alone do not help. In data parallel training at least one of
-# them still holds all of this for the whole model.
+# Your model fits on a GPU, and its training does not: for each parameter of 4 bytes, Adam and the
+# gradient need 12 more. More GPUs alone do not help: in data parallel training at least one GPU
+# still holds all of this.
 #
 # **In this lesson** each weight gets an owner, one of the devices. Only the owner keeps the
 # weight, and what Adam stores for it, from one step to the next. The field calls this **sharded
-# state**, or ZeRO.
+# state**, as in ZeRO and FSDP.
 #
 # **You will learn** to
 # - share out a Keras model's state in one line,
@@ -38,8 +38,8 @@ from mgpu_helpers.lessons.state import at_rest, held, show
 # %% [markdown]
 # ## The lines to paste
 #
-# Here is a network of thirteen dense layers, with 3.3 million weights. Adam keeps two numbers for
-# each weight, its **slots**. `compiled` makes them where the weights lie.
+# Here is a network of thirteen dense layers. Each has one weight, a matrix of parameters. Adam
+# keeps two numbers for each parameter, its **slots**. `compiled` makes them where the weights lie.
 #
 # The network trains three times: first, on one device. Second, `fit.shard` gives each weight an
 # owner among the devices, and `fit.parallel` shares out each batch. Third, a single device
@@ -89,19 +89,21 @@ show(model, model.fit(**train))
 # | | |
 # |---|---|
 # | **use it when** | weights, gradients and slots are most of what a step holds ([[03]]) |
-# | **it costs** | in a step 2(n - 1) times the bytes of the weights cross; with the host, 2 times |
-# | **instead** | recompute activations where they are most; or fewer slots, as with SGD |
+# | **it costs** | n devices send 2(n - 1) times the weights' bytes a step; with the host, 2 times |
+# | **instead** | recompute activations, if they are most; or an optimizer of fewer slots, as SGD |
 #
 # ## Count first
 #
 # In float32 a parameter has 4 bytes of weight, 4 of gradient and 8 of Adam's slots. The paper
 # *ZeRO* (Rajbhandari and others, [2020](../docs/sources.md#zero)) shares them out over n devices
 # in three stages: the slots only (1), the gradients too (2), and the weights too (3). What is not
-# shared out, each device holds for all parameters, and stage 0 shares out nothing.
+# shared out, each device holds for all parameters, and stage 0 shares out nothing. `fit.shard`
+# with `fit.parallel` does stage 2.
 #
 # The first cell prints the bytes a parameter on each device, by stage. The second repeats the
 # paper's example of 7.5 billion parameters on 64 devices, in mixed precision with 2 bytes of
-# weight, 2 of gradient and 12 for Adam. The paper has 120, 31.4, 16.6 and 1.9 GB a device:
+# weight, 2 of gradient, and 12 for the slots and a copy of the weight in float32. The paper has
+# 120, 31.4, 16.6 and 1.9 GB a device:
 
 # %%
 def held_by_formula(n, stage, weight=4, gradient=4, slots=8):
@@ -119,9 +121,9 @@ print(*[f"{7.5 * held_by_formula(64, stage, 2, 2, 12):.1f} GB" for stage in rang
 # ## By hand: the owners
 #
 # `owners` goes through the weights from the largest to the smallest and gives each to the device
-# that has the fewest numbers so far. `begin` then makes each weight, and an Adam for this weight
+# that has the fewest parameters so far. `begin` then makes each weight, and an Adam for this weight
 # alone, on the owner. It returns the `state`: a list of each weight with its Adam and its owner.
-# How many bytes lie on each device?
+# How many bytes does `at_rest` count on each device?
 #
 # ![Each device owns some of the weights, with their slots. It fetches the others and goes forward
 # and backward. The gradients of a weight go to its owner, which averages them and
@@ -162,8 +164,8 @@ for device in plan.devices:
 # ## By hand: the step
 #
 # At the start of a step, a device fetches the weights that it does not own. The devices of
-# `cores` mode share one memory, so `DeepCopy` makes a real copy, which we can count, as a GPU
-# would. Then, in `tower`, the device computes the gradients of its share of the batch. In
+# `cores` mode share one memory, so `DeepCopy` makes the copy that a GPU would make, and we can
+# count it. Then, in `tower`, the device computes the gradients of its share of the batch. In
 # `update` the owner of a weight receives the gradients of this weight from all devices, averages
 # them, and updates the weight. These three actions are stage 2:
 
@@ -239,8 +241,8 @@ print("and above 1e-3 from the start:", apart(of_two, start) > 1e-3)
 #
 # TensorFlow runs an operation as soon as its inputs are there, so it could copy all the weights
 # at the start. In `fetch_after` the copy therefore waits for a tensor `after`. In the forward
-# pass this is `h`, the input of the layer. In the backward pass it is `slope`, the gradient of
-# the loss with respect to the layer's output:
+# pass this is `h`, the input of the layer. In the backward pass it is the layer's `slope`, the
+# gradient of the loss with respect to `h @ weight`:
 
 # %%
 def fetch_after(after, weight, device):
@@ -253,7 +255,7 @@ def layer(one, activation, device, h):
         return activation(h @ fetch_after(h, one[0], device))
 
 
-def below(one, device, h, slope):  # the gradient of the input of the layer
+def below(one, device, h, slope):  # the slope of the layer below
     with tf.device(device):
         weight = fetch_after(slope, one[0], device)
         return tf.matmul(slope, weight, transpose_b=True) * tf.cast(h > 0, h.dtype)
@@ -266,7 +268,7 @@ def of_weight(device, h, slope, *after):
 
 # %% [markdown]
 # `back` goes through the layers from the last to the first. For each device, `slopes` has the
-# gradient of a layer's output, and `lower` that of its input. Computing `lower` needs the weight
+# slope of a layer, and `lower` that of the layer below. Computing `lower` needs the weight
 # as it was in the forward pass, so `update` comes after it. The gradient of the weight waits for
 # `lower` as well: by then the copy of the weight has been used and can be freed. Does the whole
 # step, `stage_3`, train like one device?
@@ -312,7 +314,7 @@ print("stage 3 is below 1e-12 from one device:", apart(of_three, of_one) < 1e-12
 #
 # The second cell prints what the fullest device holds: the weights and slots that lie there, and
 # what a traced step adds at its peak. Unlike the formulas, this includes activations and what
-# Adam needs while it computes:
+# Adam needs while it computes. The chart divides it by use, with fetched copies as weights:
 
 # %%
 kinds = {"towers": (stage_2, first), "stage 2": (stage_2, owner), "stage 3": (stage_3, owner)}
@@ -337,13 +339,14 @@ charts.held(fullest)
 plt.show()
 
 # %% [markdown]
-# Stage 2 sends no more bytes than towers, and holds less. Stage 3 holds the least. For two
-# devices the formulas give 16, 10 and 8 bytes a parameter. The measured numbers are near these.
-# They change a little from run to run, with the order of the operations.
+# Stage 2 sends no more bytes than towers, and holds less. At its peak, in the backward pass, some
+# copies of weights are freed already. Stage 3 holds the least. For two devices the formulas give
+# 16, 10 and 8 bytes a parameter. The measured numbers are near these, and change a little from
+# run to run, with the order of the operations.
 #
 # ## Break it
 #
-# **An owner is left out.** Somebody writes the loop over the owners and forgets the last:
+# **An owner is left out.** Somebody updates the weights of all owners but the last:
 
 # %%
 def but_the_last(weight, adam, owner, gradients):
@@ -388,18 +391,17 @@ for name, weights in [("right", of_three), ("mixed", mixed)]:
 #
 # The devices of `cores` mode share one memory, so with `fit.shard` they read each other's weights
 # without a copy. During a step, each GPU also holds copies of the weights that it does not own:
-# add their bytes to those of a trace in `cores` mode. The copies cross over NVLink or PCIe, and
-# those from the host always over PCIe.
+# add their bytes to those of a trace in `cores` mode. The copies cross over NVLink or PCIe.
 #
 # ## With a model of another kind
 #
-# In a language model, one weight may be larger than all others together: its table of words.
+# In a language model, the embedding table may be larger than all other weights together.
 # `fit.shard` does not cut a weight. But two tables with half of the columns each, side by side,
-# can replace it. How evenly is each of these two models shared out?
+# can replace one. How evenly is each of these two models shared out?
 
 # %%
 layers = keras.layers
-train["x"] = np.random.default_rng(0).integers(0, 20_000, [len(y), 20])
+words = train | {"x": np.random.default_rng(0).integers(0, 20_000, [len(y), 20])}
 
 
 def reader(columns, tables):
@@ -415,11 +417,11 @@ for columns, tables in [(64, 1), (32, 2)]:
     model = reader(columns, tables)
     model = fit.parallel(fit.shard(model, plan.devices), plan.devices)
     print(f"\n{tables} x {columns} columns:")
-    show(model, model.fit(**train))
+    show(model, model.fit(**words))
 
 # %% [markdown]
 # With one table, one device holds nearly everything. With two tables, each device holds about
-# half. So if one weight is larger than a fair share, cut it yourself.
+# half. So cut a weight yourself where it is larger than a fair share.
 #
 # ## On your own
 #
@@ -448,13 +450,13 @@ def fullest_holds(sizes, n, stage):
 checks.fullest_holds(fullest_holds)
 
 # %% [markdown]
-# **2.** `global_clipnorm` scales all gradients down if the length of them all together, their
-# **global norm**, is over a limit. Here each owner has the gradients of its own weights only.
-# Write `clipped(owned, limit)`: `owned` is a dictionary with the list of gradients of each
-# device. Give a dictionary of the same form, with every gradient on its device, scaled by limit /
-# norm where the norm of all is over the limit, and else as it was. No gradient may leave its
-# device, but single numbers may. The function must run in a graph: use `tf.minimum` or `tf.where`
-# instead of `if`.
+# **2.** In a Keras optimizer, `global_clipnorm` scales all gradients down if their **global norm**,
+# the root of the sum of all squares, is over a limit. Here each owner has the gradients of its
+# own weights only. Write `clipped(owned, limit)`: `owned` is a dictionary with the list of
+# gradients of each device. Give a dictionary of the same form, with every gradient on its device,
+# scaled by limit / norm where the norm of all is over the limit, and else unchanged. No gradient
+# may leave its device, but single numbers may. The function must run in a graph: use `tf.minimum`
+# or `tf.where` instead of `if`.
 
 # %% tags=["exercise"]
 def clipped(owned, limit):
@@ -484,16 +486,16 @@ checks.clipped(clipped)
 # ## What we saw
 #
 # - One line shared out weights and slots. One device held 39.5 MB. Two held 20.5 MB and 18.9 MB.
-# - Adam in float32 needs 16.0 bytes a parameter, and on 8 devices the last stage leaves 2.0 on
-#   each.
+# - Training with Adam in float32 needs 16.0 bytes a parameter. On 8 devices, stage 3 leaves 2.0
+#   on each.
 # - By hand, both stages were below 1e-12 from one device.
 # - In a step of stage 2, 2.0 P crossed, as with towers. In one of stage 3, it was 3.0 P.
-# - With an owner left out, 7 of 13 weights stayed as they were. A fetch that came too late was
-#   caught by the comparison with one device only.
+# - With an owner left out, 7 of 13 weights stayed as they were. Only the comparison with one device
+#   caught a fetch that came too late.
 #
 # ## In practice
 #
 # `fit.shard` takes any built model. If weights and slots together do not fit on one device, call
-# it first and `compile` afterwards: then each slot is made with its owner. All of `fit` works as
+# `fit.shard` first and `compile` afterwards: then each owner makes its slots. All of `fit` works as
 # before, but without XLA. What is saved is the same as without `fit.shard`, and `fit.alone` moves
 # the weights back. A layer that is too large for one device has to be split: [[13]].
