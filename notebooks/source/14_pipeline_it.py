@@ -84,8 +84,8 @@ print("less than 1e-3 apart:", np.allclose(of_one, of_eight, rtol=0, atol=1e-3))
 
 # %% [markdown]
 # The losses are those of one device. The next cell traces a step of `fit` with 2048 images, in one
-# piece and in eight. Dark bars are forward, pale ones back, and the numbers are those of the
-# pieces. Look for moments in which both devices work:
+# piece and in eight. Dark bars are forward, pale ones back, and a wide bar shows the number of its
+# piece. Look for moments in which both devices work:
 
 # %% tags=["varies", "cover"]
 for model in models.values():
@@ -98,28 +98,28 @@ runs = [partial(model.train_on_batch, images, labels) for model in models.values
 timing.compare(*runs[::-1], repeats=6, names=("eight pieces", "one piece"))
 
 # %% [markdown]
-# In one piece, each device waits while the other one works. In eight pieces, both work at the same
-# time. The step need not become shorter by that, because eight small pieces take longer to compute
-# than one large piece, and cores share one memory. The last line says whether one of the two was
-# faster here.
+# In one piece, the devices work almost only in turns. In eight pieces, both work at the same time.
+# The step need not become shorter by that, because eight small pieces take longer to compute than
+# one large piece, and cores share one memory's bandwidth. The last line says whether one
+# of the two was faster here.
 #
 # | | |
 # |---|---|
 # | **Use it when** | a model has to be cut, and its devices wait for each other |
-# | **It costs** | some waiting, and many small tasks; BatchNormalization sees pieces |
+# | **It costs** | many short computations, some waiting; BatchNormalization sees pieces |
 # | **Instead** | if it fits on one device, share out the batch ([[07]]) |
 #
 # ## How it works
 #
 # A piece of the batch is a **micro-batch**. When the first piece has passed the first stage, the
 # second stage can begin with it, and the first stage takes the next piece. In the drawing, `F0` is
-# piece 0 on its way forward, and `B0` is piece 0 on its way back. Each box is a **task**, the work
-# of one stage on one piece:
+# piece 0 on its way forward, and `B0` on its way back. Each box is a **task**, the work of one
+# stage on one piece:
 #
 # ![Two stages over time. In one piece, each waits while the other computes. In four pieces, they
-# overlap, and the step is a bit over half as long.](pictures/14_bubble.svg)
+# overlap, and the step ends sooner.](pictures/14_bubble.svg)
 #
-# The waiting at both ends is called the **bubble**. The gradients of all pieces are added up, and
+# The time in which a row is empty is its **bubble**. The gradients of all pieces are added up, and
 # the weights are updated once, as in accumulation ([[10]]).
 #
 # ## Two pieces, by hand
@@ -191,12 +191,11 @@ print(f"gradient of a: {a0} + {a1} = {a0 + a1}, of b: {b0} + {b1} = {b0 + b1}")
 #
 # ## Three orders
 #
-# An **order** lists the tasks of each stage, one after the other. In the eight lines above it is
-# `F0 F1 B0 B1` for stage 0 and `F0 B0 F1 B1` for stage 1. Three orders have names. In the first,
-# one piece goes all the way before the next one starts. In the second, all pieces go forward, and
-# then all go back. In the third, a stage goes back with one piece for each piece that goes forward.
-# The tables below have a line for each stage and a column for each unit of time. A point is
-# a wait.
+# An **order** lists the tasks of each stage. That of `two_pieces` is `F0 F1 B0 B1` for stage 0 and
+# `F0 B0 F1 B1` for stage 1. In *one after the other*, a piece goes all the
+# way before the next one starts. In *all forward first*, all go forward, and then all go back. In
+# *one forward, one back*, a stage goes back with one piece for each that goes forward. The tables
+# below have a line for each stage and a column for each unit of time. A dot is a wait.
 #
 # Not every order can run. The second cell below checks one in which both stages would wait for
 # ever: stage 0 for the return of piece 0 before it sends piece 1, and stage 1 for both pieces
@@ -220,8 +219,8 @@ except ValueError as error:
 # %% [markdown]
 # The last two orders are equally fast. With p stages and m pieces, each takes 2 (m + p - 1)
 # columns, and a stage waits in 2 (p - 1) of them. So the bubble is a share of (p - 1)/(m + p - 1),
-# if all tasks take equally long. But stage 0 has up to four pieces on their way in all forward
-# first, and never more than two in one forward, one back.
+# if all tasks take equally long. A stage **holds** a piece from its `F` to its `B`: in *all forward
+# first*, stage 0 holds up to four pieces, and in *one forward, one back* never more than two.
 #
 # ## Any order, by hand
 #
@@ -257,13 +256,12 @@ x = tf.constant([[1.0], [2.0], [3.0], [4.0]])
 print(*(each.numpy().item() for each in by_hand(x, x, order=order)))
 
 # %% [markdown]
-# ## What does it hold?
+# ## What does a device hold?
 #
-# A GPU does its tasks in the order in which it gets them. A CPU starts whatever is ready, so
-# `in_pieces` would not keep to an order. `pipeline.gradients` does the same as `in_pieces`, but
-# each task of a device waits for the one before. `pipeline.stages` cuts a model for it, here in two
-# parts that lie on their devices. The cell prints the most that the first device holds in a step of
-# 1, 2, 4 and 8 pieces:
+# TensorFlow starts an operation as soon as its inputs are there, so `in_pieces` need not keep to an
+# order. `pipeline.gradients` does the same as `in_pieces`, but each task of a device waits for the
+# one before. `pipeline.stages` cuts a model for it, here in two parts that lie on their devices.
+# The second cell prints the most that the first device holds in a step of 1, 2, 4 and 8 pieces:
 
 # %%
 with tf.device(first):
@@ -292,9 +290,9 @@ drawings.against_pieces(peaks)
 plt.show()
 
 # %% [markdown]
-# All forward first keeps what every piece left behind. One forward, one back keeps two pieces at
-# most, and these become smaller. `fit.split` takes all forward first, because Keras computes the
-# loss of the whole batch at once.
+# *All forward first* keeps what every piece left behind. *One forward, one back* keeps two pieces
+# at most, and the more pieces, the smaller they are. `fit.split` takes *all forward first*, because
+# Keras computes the loss of the whole batch at once. So more pieces save no memory there.
 #
 # ## Proof
 #
@@ -303,8 +301,8 @@ plt.show()
 # gradient.
 #
 # The two cells after it compare the weights after two epochs of `fit`. They compute in float64,
-# where rounding cannot hide a mistake, and with batches of 300 and 100 images, which do not divide
-# by eight:
+# where rounding cannot hide a mistake, and with batches of 300 and 100 images, which cannot be cut
+# into eight equal pieces:
 
 # %%
 @tf.function
@@ -345,20 +343,21 @@ def of_one_device(make):
 # %%
 of_one, of_eight = of_one_device(build), trained(split(build, 8))
 print("eight pieces are below 1e-12 from one device:", apart(of_eight, of_one) < 1e-12)
-print("the beginning is above 0.01 from it:", apart(build().get_weights(), of_one) > 0.01)
+print("weights before fit are above 0.01 from it:", apart(build().get_weights(), of_one) > 0.01)
 
 # %% [markdown]
 # ## Break it
 #
 # **Pieces of different sizes that count alike.** Take a batch of 90 in pieces of 32, 32 and 26. The
 # plain average of their gradients counts the last examples more than the others, and no error says
-# so. Compare it with the whole batch, and with an average in which a piece counts by its size.
+# so. The first cell below compares this average, and one in which a piece counts by its size,
+# with the gradients of the whole batch.
 #
 # **A layer that looks at the whole batch.** BatchNormalization subtracts the mean of the batch and
-# divides by its deviation. In pieces, these are the mean and the deviation of a piece. The last two
-# cells build a network of convolutions, once with this layer and once with GroupNormalization,
-# which looks at one example at a time. They compare `fit` in four pieces with one device, and print
-# what `fit.split` says:
+# divides by its standard deviation. In pieces, both are those of a piece. The other two cells build
+# a network of convolutions, once with this layer and once with GroupNormalization, which looks at
+# one example at a time. They compare `fit` in four pieces with one device, and print what
+# `fit.split` says:
 
 # %%
 several = [uncut(x[a:b], y[a:b]) for a, b in [(0, 32), (32, 64), (64, 90)]]
@@ -401,10 +400,11 @@ for norm in [layers.BatchNormalization, partial(layers.GroupNormalization, 4)]:
 # parallelism](https://pytorch.org/tutorials/intermediate/model_parallel_tutorial.html) measured
 # ResNet-50 on two GPUs: cut, it was 7 % slower than on one, and in pieces 49 % faster than on one.
 #
-# All forward first is the order of [GPipe](https://arxiv.org/abs/1811.06965) (2018). One forward,
-# one back comes from [PipeDream](https://arxiv.org/abs/1806.03377) (2018), and with one update
-# after the last piece from [DAPPLE](https://arxiv.org/abs/2007.01045) (2020). Ready-made schedules
-# for very large models are in PyTorch (`torch.distributed.pipelining`), Megatron-LM and DeepSpeed.
+# *All forward first* is the order of [GPipe](https://arxiv.org/abs/1811.06965) (2018).
+# *One forward, one back* comes from [PipeDream](https://arxiv.org/abs/1806.03377) (2018), and with
+# one update after the last piece from [DAPPLE](https://arxiv.org/abs/2007.01045) (2020). Ready-made
+# schedules for very large models are in PyTorch (`torch.distributed.pipelining`), Megatron-LM and
+# DeepSpeed.
 #
 # ## The same in a graph: if you inherit such code
 #
@@ -438,10 +438,10 @@ print("session: less than 1e-5 apart:", apart([found[n] for n in variables], ref
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
-# **1.** With three stages, one forward, one back lets the first stage hold three pieces. Write
+# **1.** With three stages, *one forward, one back* lets the first stage hold three pieces. Write
 # `two_at_most(stages, pieces)`: an order in which no stage ever holds more than two, and which
-# takes less time than one piece after the other if there are two pieces or more. Return a list for
-# each stage, with tasks like `"F0"`.
+# takes less time than *one after the other* with at least two stages and two pieces. Return a list
+# for each stage, with tasks like `"F0"`.
 
 # %% tags=["exercise"]
 def two_at_most(stages, pieces):
@@ -467,9 +467,9 @@ def two_at_most(stages, pieces):
 checks.two_at_most(two_at_most)
 
 # %% [markdown]
-# **2.** Write `fewest(stages, batch, percent)`: the fewest pieces of equal size into which a batch
-# of so many examples can be cut, so that the bubble is at most so many percent of the step. Return
-# 0 if there is no such number. All tasks of a piece take equally long.
+# **2.** Write `fewest(stages, batch, percent)`: the smallest number of equal pieces into which a
+# batch of `batch` examples can be cut so that the bubble is at most `percent` percent of the step.
+# Return 0 if there is no such number. All tasks take equally long.
 
 # %% tags=["exercise"]
 def fewest(stages, batch, percent):
@@ -495,7 +495,7 @@ checks.fewest(fewest)
 # - In one piece, each device waited for the other. In eight, they worked at the same time, and the
 #   weights after `fit` were below 1e-12 from those of one device.
 # - Gradients of two pieces added up to 7.5 and 5.0, those of the whole batch.
-# - All forward first, and one forward, one back had the same bubble, and the second held less.
+# - *All forward first* and *one forward, one back* had the same bubble, and the second held less.
 # - With BatchNormalization, pieces gave other weights, and `fit.split` warned of it.
 #
 # ## In practice

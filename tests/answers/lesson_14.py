@@ -52,6 +52,10 @@ WRONG = {
     ],
     2: [
         (" and batch % pieces == 0", "", "divide the batch"),
+        ("range(1, batch + 1)", "range(stages, batch + 1)", "one piece, too"),
+        ("range(1, batch + 1)", "range(1, batch)", "a single example"),
+        ("small = 100 * (stages - 1) <= percent * (pieces + stages - 1)",
+         "small = round(100 * (stages - 1) / (pieces + stages - 1)) <= percent", "is rounded"),
         ("return 0", "return None", "returns nothing"),
         ("return pieces", "return batch // pieces", "not of the examples in one"),
         ("percent * (pieces + stages - 1)", "percent * pieces", "working and waiting"),
