@@ -41,7 +41,7 @@ x = images.reshape(1024, 784)
 # ## The lines to paste
 #
 # Here is a network with two residual blocks. In each of them a wide layer `up` and a layer `down`
-# that comes back to 256 numbers make a **pair**. The two pairs hold nine tenths of the weights:
+# that comes back to 256 numbers make a **pair**. The two pairs hold most of the weights:
 
 # %%
 def network():
@@ -56,9 +56,9 @@ def network():
 
 # %% [markdown]
 # `fit.split_layers` takes a model, the devices, and the layers to cut: each `up` by the columns of
-# its kernel, and the `down` behind it by the rows. The names may be regular expressions. The model
-# is built on the host, so that no device has to hold all of it. After that line you compile and
-# train as ever:
+# its kernel, and the `down` behind it by the rows. Only Dense layers can be cut like that, and
+# MultiHeadAttention by its heads. The names are regular expressions. The model is built on the
+# host, so that no device has to hold all of it. Then you compile and train as ever:
 
 # %%
 where = {"up_.*": "columns", "down_.*": "rows"}
@@ -73,7 +73,8 @@ of_two = model.fit(x, y, **passes).history["loss"]
 print("losses on two devices:", *[f"{value:.1f}" for value in of_two])
 
 # %% [markdown]
-# Does one device, with the same network and the same batches, come to the same losses?
+# `fit.split_layers` switches XLA off. Does one device, without XLA and with the same network and
+# batches, come to the same losses?
 
 # %%
 with tf.device(first):
@@ -99,15 +100,14 @@ for name in ["up_0", "down_0"]:
 # | | |
 # |---|---|
 # | **Use it when** | the model fits on no device, its layers are wide, and the link is fast |
-# | **It costs** | four sends a pair to and from each further device, in the middle of the step |
-# | **Instead** | if it fits, share out the batch ([[07]]); else cut it ([[12]], [[14]]) |
+# | **It costs** | for each pair four transfers with each further device, amid the step |
+# | **Instead** | if the model fits, share out the batch ([[07]]); else [[12]] or [[14]] |
 #
 # ## How it works
 #
 # A pair computes relu(x · A) · B. Each column of A makes one hidden number, and `relu` treats each
 # hidden number by itself. So a device that has some columns of A can compute some hidden numbers
-# completely. These hidden numbers are multiplied by the rows of B with the same numbers, and by no
-# other row:
+# completely. Hidden number k is multiplied by row k of B, and by no other row:
 #
 # ![The input goes to both devices. Each multiplies it by its columns of A, applies relu, and
 # multiplies by its rows of B. The two results are added up.](pictures/13_pair.svg)
@@ -126,10 +126,10 @@ added = sum(block(batch, *half) for half in halves)
 print("equal to 1e-12:", np.allclose(added, block(batch, a, b), rtol=0, atol=1e-12))
 
 # %% [markdown]
-# The devices meet once, in the sum. `fit.split_layers` makes it on the first device, and each
-# device finds the gradients of its own parts and updates them, so no weight crosses. If `up` were
-# split without `down`, the hidden numbers would have to cross, and in our network they are eight
-# times as many as what the pair gives.
+# In the forward pass the devices meet once, in the sum, which `fit.split_layers` makes on the
+# first device. Each device finds the gradients of its own parts and updates these parts, so no
+# weight crosses. If `up` were split without `down`, the hidden numbers would have to cross, and
+# in our network they are eight times as many as what the pair gives.
 #
 # **Attention** is split by its heads. A head has its own queries, keys and values, and does not
 # know the other heads until the output projection adds them up. So queries, keys and values are cut
@@ -187,7 +187,7 @@ def proof(build, where, x, y):
 proof(network, where, x, y)
 
 # %% [markdown]
-# All weights are those of one device, and they have moved.
+# All weights are equal to those of one device, and they have moved.
 #
 # ## What crosses, and what each device holds
 #
@@ -250,9 +250,9 @@ plt.show()
 
 # %% [markdown]
 # Both ways share out what a device keeps, and what it holds at the peak. Between layers the devices
-# take turns, but for the updates at the end. Inside layers both compute in each pair, forward and
-# backward. The second device waits where the first one works alone: at the stem, the sums and the
-# loss.
+# take turns, but for the updates at the end. Inside layers both work on each pair, much of the
+# time at once. They wait for each other at the sums, and the second device also waits at the stem
+# and the loss.
 #
 # ## Break it
 #
@@ -281,8 +281,8 @@ except ValueError as error:
 # It refuses to cut the model like that, and names the layer.
 #
 # **A bias in every part.** The bias of `down` must be added once. In a new network each bias is
-# zero, so with one bias in every part the outputs are still equal. Here are both, each with a
-# gradient, which says how far a bias moves in a step:
+# zero, so with one bias in every part the outputs are still equal. Here is the pair with one
+# bias, and with a bias in each part. A gradient says how far a bias moves in a step:
 
 # %%
 bias, *biases = [tf.Variable(np.zeros(6)) for _ in range(3)]
@@ -299,9 +299,9 @@ print(f"the sum of both biases moves {sum(both)[0] / right[0]:.1f} times as far"
 # Each part gets the whole gradient of the bias, so the sum of n biases learns n times as fast.
 # Equal outputs prove nothing about the gradients: compare the weights after a step.
 #
-# **A setting that does nothing.** `keras.distribution` has `ModelParallel`, which splits layers on
-# JAX. On TensorFlow it is accepted without a word. Look at the shape of the kernel, and at where it
-# lies:
+# **A setting that does nothing.** `keras.distribution` has `ModelParallel`, which splits layers
+# on JAX, and `DataParallel`. On TensorFlow both are accepted without a word. Look at the shape of
+# the kernel, and at where it lies:
 
 # %% tags=["unplaced"]
 layout = keras.distribution.LayoutMap(
@@ -325,11 +325,11 @@ keras.distribution.set_distribution(None)
 #
 # The sums stand in the middle of the step, and what follows has to wait for them. So split layers
 # belong on GPUs with a fast link, such as NVLink within one machine. With the 8 GPUs of a server
-# Megatron-LM did [79.6 %](https://nv-adlr.github.io/MegatronLMV1) of eight times the work of one.
-# It adds up in a ring that gives every GPU the sum, an **all-reduce** ([[09]]). `fit.split_layers`
-# adds up on the first GPU, through whose links everything goes, and switches XLA off. In `cores`
-# mode the devices share a memory and a received copy takes no room. On a GPU add the copies to what
-# the trace says.
+# Megatron-LM did [79.6 %](https://nv-adlr.github.io/MegatronLMV1) of eight times the work of one,
+# on a model that grew with the number of GPUs. It adds up by an all-reduce, which gives every GPU
+# the sum ([[09]]). `fit.split_layers` adds up on the first GPU, through whose links everything
+# goes. In `cores` mode the devices share a memory and a received copy takes no room. On a GPU add
+# the copies to what the trace says.
 #
 # ## With a model of another kind
 #
@@ -368,8 +368,9 @@ print(f"{crossed(step):,} bytes, by the formula {2 * 4 * (len(pair) - 1) * 64 * 
 # The proof holds with three heads on the first device and two on the second, so n need not divide
 # the heads or the units. Attention and the pair send 4 (n − 1) X each. Masks reach the parts of the
 # attention. `save` and `save_weights` write the whole model, so what they write loads without a
-# split, too. But dropout inside a pair or a head draws another mask in each part. What is refused
-# stands in [docs/fit.md](../docs/fit.md#a-layer-that-is-too-large-for-a-device).
+# split, too. But dropout inside a pair or a head drops other numbers than on one device, so the
+# weights differ. What is refused stands in
+# [docs/fit.md](../docs/fit.md#a-layer-that-is-too-large-for-a-device).
 #
 # ## On your own
 #
@@ -377,7 +378,8 @@ print(f"{crossed(step):,} bytes, by the formula {2 * 4 * (len(pair) - 1) * 64 * 
 #
 # **1.** Many language models have a gated pair: (silu(x · G) ∗ (x · U)) · D, where ∗ multiplies
 # number by number. Write `gated(g, u, d, n)`: a list with a triple of matrices for each of n
-# devices. Every device gets an n-th of each matrix, and their outputs add up to that of the whole.
+# devices. Every device gets an n-th of each matrix, and the outputs of the devices add up to that
+# of the whole.
 
 # %% tags=["exercise"]
 def gated(g, u, d, n):
@@ -394,12 +396,12 @@ def gated(g, u, d, n):
 checks.gated(gated)
 
 # %% [markdown]
-# **2.** The output layer of a language model has a column for each word, so it is split by
-# columns, too. Then `logits` is a list: `logits[i]` lies on one device and has the scores of an
-# equal share of the classes, in order. Write `losses(logits, y)`: the cross entropy of each
-# example, which is the log of the sum of exp(score) over all classes, less the score of the right
-# class. At most 16 bytes for each example may leave a device, and scores of 1000 must not
-# overflow.
+# **2.** The output layer of a language model has a column for each word. Megatron-LM splits this
+# layer by columns, too, and `fit.split_layers` leaves it whole. Once it is split, `logits` is a
+# list: `logits[i]` lies on one device and has the scores of an equal share of the classes, in
+# order. Write `losses(logits, y)`: the cross entropy of each example, which is the log of the sum
+# of exp(score) over all classes, less the score of the right class, which `y` names. At most 16
+# bytes for each example may leave a device, and scores of 1000 must not overflow.
 
 # %% tags=["exercise"]
 def losses(logits, y):
