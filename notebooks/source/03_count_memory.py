@@ -188,8 +188,8 @@ plt.show()
 # %% [markdown]
 # Before the line the curve climbs, layer after layer: the activations. After it gradients come on
 # top, and then both are freed, layer after layer. The peak is near the end, at the first and
-# largest layers. At the end of the step everything has been freed. What is alive at the peak? Here
-# are the four largest tensors, in float32 numbers per example:
+# largest layers. What is alive there? Here are the four largest tensors, in float32 numbers per
+# example:
 
 # %%
 for held in memory.at_peak(today, device, scratch=False)[:4]:
@@ -222,7 +222,7 @@ charts.held(bars)
 plt.show()
 
 # %% [markdown]
-# The weights do not grow. Activations grow with the batch, and soon they are nearly everything.
+# Activations grow with the batch, and soon they are nearly everything.
 # A trace moves from run to run with the order of the operations: at the peak, an output of a later
 # layer or its gradient may not be freed yet, or a gradient of weights may be used and gone already.
 #
@@ -294,9 +294,8 @@ with tf.device(device):
 print("less than 30% from the trace:", abs(measured.at(256).bytes / real - 1) < 0.3)
 
 # %% [markdown]
-# `print(measured.at(256))` gives the bytes, how far they may be off, and the bytes with the weights
-# and slots. It would warn you if the largest traced batch were less than a quarter of the one you
-# ask for, or if the peak moved to another layer between the traces.
+# `print(measured.at(256))` gives the bytes, how far they may be off, and a warning if the largest
+# traced batch is less than a quarter of the one you ask for, or if the peak moved to another layer.
 #
 # ## The same in a graph: if you inherit such code
 #
