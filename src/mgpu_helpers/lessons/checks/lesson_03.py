@@ -40,6 +40,8 @@ peak_of_a_stack = same_as(
     way="return the bytes of the moment that holds most, one number",
     wrong={
         "a float32 number takes 4 bytes": lambda kept, batch: batch * max(_moments(kept)),
+        "a float32 number takes 4 bytes, and you count 8 for each":
+            lambda kept, batch: 8 * batch * max(_moments(kept)),
         "layer 0 has no output before it, and kept[-1] is that of the last layer":
             lambda kept, batch: 4 * batch * max(2 * kept[0] + kept[-1], *_moments(kept)),
         "that is one example, and there are as many as the batch has":
