@@ -177,9 +177,8 @@ print(f"by hand {(0.8**5) ** 2:.6f}")
 mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs again")
 
 # %% [markdown]
-# Two jobs are done and two have failed. Below the table is the end of each failed job's log, which
-# names the cause. The exit status is 1, so a shell script can notice the failure. Now the file is
-# written, and the same line runs again:
+# Below the table is the end of each failed job's log, which names the cause. The exit status is 1,
+# so a shell script can notice the failure. Now the file is written, and the same line runs again:
 
 # %% tags=["nbval-ignore-output"]
 (folder / "far.txt").write_text("10")
@@ -209,9 +208,8 @@ for row in sorted(read("again"), key=lambda row: (row["name"], row["status"])):
     print(f"{row['name']:20} {row['status']:8} {loss if loss == '-' else f'{loss:.2g}'}")
 
 # %% [markdown]
-# The four results are equal. The file of the sweep in two halves has a line for each run of a job.
-# Each job was done once, and the two failures before have no result, so a dash stands there. For
-# `--skip-done` the newest line of a job counts.
+# The four results are equal. In the file of the sweep in two halves each job is done once, and the
+# two failures have no result. For `--skip-done` the newest line of a job counts.
 #
 # If you have pandas, `pandas.read_json("logs/jobs.jsonl", lines=True)` makes a table of it.
 #
@@ -309,9 +307,9 @@ for _ in range(2):
 #
 # ## On GPUs
 #
-# What [[04]] says of GPUs holds here: those that others use are left alone, and with `--free 2` the
-# sweep takes two at a time. A small training keeps only a part of a GPU busy. Then `--per-device 2`
-# is worth a try, with a limit on the memory of each ([[02]]). Give each job a seed and
+# As in [[04]], GPUs that others use are left alone, and with `--free 2` the sweep takes two at a
+# time. A small training keeps only a part of a GPU busy. Then `--per-device 2` is worth a try, with
+# a limit on the memory of each ([[02]]). Give each job a seed and
 # `tf.config.experimental.enable_op_determinism()`, or two runs of one setting may differ.
 #
 # ## With a program of another kind
