@@ -2,8 +2,8 @@
 # # Sweep
 #
 # You look for the learning rate and the width with which your script trains best. A loop in the
-# shell tries one setting after the other on one GPU, and three GPUs stay idle. In the morning the
-# seventh setting has failed, and the loop begins again with the first.
+# shell tries one setting after the other on one of four GPUs, and three stay idle. In the morning
+# the seventh setting has failed, and you start the loop again from the first.
 #
 # **In this lesson** one line tries a grid of settings on all devices, goes on where it was stopped,
 # and gives a table in which you find the best.
@@ -44,8 +44,8 @@ from mgpu_helpers.lessons.checks import lesson_05 as checks
 # ## The lines to paste
 #
 # A script can be swept when it takes its settings as arguments, and prints its result as a line of
-# JSON. [train.py](scripts/train.py), the Keras script of [[04]], does both. In a script of your own
-# these lines do:
+# JSON. [train.py](scripts/train.py), the Keras script of [[04]], does both. In a script of your
+# own, these lines are enough:
 #
 # ```python
 # import argparse
@@ -67,8 +67,8 @@ from mgpu_helpers.lessons.checks import lesson_05 as checks
 # mgpu run train.py --grid lr=0.01,0.1 width=2,16 --skip-done -- --epochs 1
 # ```
 #
-# The function `mgpu` runs such a line in a folder of its own, and prints what a terminal would
-# show, without the path of that folder:
+# The function `mgpu` runs such a line in a new folder, and prints what a terminal would show,
+# without that folder's path:
 
 # %%
 folder = Path(tempfile.mkdtemp())
@@ -86,8 +86,8 @@ def mgpu(line):
 mgpu("run train.py --grid lr=0.01,0.1 width=2,16 --skip-done -- --epochs 1")
 
 # %% [markdown]
-# Each job is named after its arguments and runs on the next device that is free. The table has its
-# result.
+# Each job is named after its arguments and runs on the next device that is free. The table shows
+# the result that each job has printed.
 #
 # | | |
 # |---|---|
@@ -123,13 +123,15 @@ drawings.against_rate(curves, of=360)
 plt.show()
 
 # %% [markdown]
-# The error bars are standard errors, for 360 digits. With a rate of 1 nothing is learnt any more:
-# one digit of ten is right, as by chance. So the best of these rates lies between two that are
-# worse. The best width is the largest of those tried, so a wider one is the next to try.
+# The error bars are standard errors: how far chance usually moves an accuracy of 360 digits. With a
+# rate of 1 nothing is learnt any more: one digit of ten is right, as by chance. So the best of
+# these rates lies between two that are worse. The best width is the largest of those tried, so a
+# wider one is the next to try.
 #
 # ## How it works
 #
-# A grid is every combination of its values. `jobs.grid` makes it, as two loops do:
+# A grid is every combination of its values, and `jobs.grid` makes it as two loops do. These
+# arguments are for the script below:
 
 # %%
 by_hand = [[f"--lr={lr}", f"--start={start}"] for lr in (0.1, 0.4) for start in ("near", "far")]
@@ -138,14 +140,12 @@ print(*sweep.items(), sep="\n")
 print("the same:", list(sweep.values()) == by_hand)
 
 # %% [markdown]
-# A job is a command with such arguments: `[sys.executable, "train.py", *arguments]`. A list of
-# these is what `jobs.run(commands, names=sweep, skip_done=True)` takes, and the queue of [[04]]
-# does the rest.
+# A job is a command with such arguments: `[sys.executable, "parabola.py", *arguments]`.
+# `jobs.run(commands, names=sweep, skip_done=True)` runs a list of such commands.
 #
-# These arguments are for a script that is small enough for the head. It looks for the lowest point
-# of x² by gradient descent. The gradient is 2x, so a step with the rate 0.1 multiplies x by 0.8.
-# A file, `near.txt` or `far.txt`, holds the x at which it starts. Here the script runs alone, from
-# x = 1:
+# The script parabola.py looks for the lowest point of x² by gradient descent. The gradient is 2x,
+# so a step with the rate 0.1 multiplies x by 0.8. A file, `near.txt` or `far.txt`, holds the x at
+# which it starts. Here the script runs alone, from x = 1:
 
 # %%
 parabola = folder / "parabola.py"
@@ -171,15 +171,14 @@ print(f"by hand {(0.8**5) ** 2:.6f}")
 #
 # ## Go on after a failure
 #
-# So far `near.txt` is there, and `far.txt` is missing, as when a disk is away:
+# So far `far.txt` is missing, so two of these four jobs fail:
 
 # %% tags=["nbval-ignore-output"]
 mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs again")
 
 # %% [markdown]
-# Two jobs are done and two have failed. Below the table stands how their logs end, and there is the
-# cause. The exit status is 1, so a shell script can notice it. Now the file comes back, and the
-# same line runs again:
+# Below the table is the end of each failed job's log, which names the cause. The exit status is 1,
+# so a shell script can notice the failure. Now the file is written, and the same line runs again:
 
 # %% tags=["nbval-ignore-output"]
 (folder / "far.txt").write_text("10")
@@ -187,7 +186,7 @@ mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs again"
 
 # %% [markdown]
 # The two that were done are skipped, and the two that had failed ran. The same holds after Ctrl-C,
-# or when the machine goes down, because each line is written as its job ends. A job that was
+# or when the machine goes down, because a job's line is written when the job ends. A job that was
 # halfway begins again.
 #
 # ## Proof
@@ -209,8 +208,8 @@ for row in sorted(read("again"), key=lambda row: (row["name"], row["status"])):
     print(f"{row['name']:20} {row['status']:8} {loss if loss == '-' else f'{loss:.2g}'}")
 
 # %% [markdown]
-# The four results are equal. The file of the sweep in two halves has a line for each run of a job:
-# each job was done once, and the two failures before have no result, for which `get` puts a dash.
+# The four results are equal. In the file of the sweep in two halves each job is done once, and the
+# two failures have no result. For `--skip-done` the newest line of a job counts.
 #
 # If you have pandas, `pandas.read_json("logs/jobs.jsonl", lines=True)` makes a table of it.
 #
@@ -235,7 +234,8 @@ print("the best is", min(finite, key=lambda row: row["result_loss"])["name"])
 
 # %% [markdown]
 # JSON has no NaN, so the file has `null` there, which Python reads as `None`. "Done" says that the
-# script ended well, and nothing of what it has learnt. Look for what is missing before you choose.
+# script ended well, and nothing about what the model has learnt. Look for missing results before
+# you choose.
 #
 # **A script that was edited.** The runner compares the words of a command, and the folder in which
 # it runs. So `lr=0.10` is another job than `lr=0.1`, and so is the same setting with its arguments
@@ -248,7 +248,7 @@ mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs once")
 
 # %% [markdown]
 # All four jobs are skipped, and the table has results of the old script. No error says so. The
-# check compares two times, when a job was started and when the script was changed:
+# check compares two times: the start of a job, and the last change of the script.
 
 # %%
 changed = parabola.stat().st_mtime
@@ -256,7 +256,8 @@ starts = [datetime.fromisoformat(row["started_at"]).timestamp() for row in read(
 print(sum(start < changed for start in starts), "of", len(starts), "are older than the script")
 
 # %% [markdown]
-# After a change begin a new folder, with `--logs v2`.
+# After a change begin a new folder, with `--logs v2`. Do so, too, when you change what follows
+# `--`: that is in a job's command but not in its name, so two results would have one name.
 #
 # ## When not to
 #
@@ -277,16 +278,18 @@ lines = [f"--lr={10 ** draw.uniform(-3, 0):.4f} --steps={draw.randint(2, 9)}" fo
 mgpu("run parabola.py --each settings.txt --logs drawn")
 
 # %% [markdown]
-# Each job has tried another rate. But the best of many is partly luck. Where the error bars of two
-# settings overlap in the chart above, more digits or more seeds have to decide: put `seed=0,1,2`
-# into the grid, if your script takes a seed.
+# Each job has tried another rate. The best result of many is partly luck, so measure the setting
+# once more, on digits that had no part in the choice. Where the error bars of two settings overlap
+# in the chart above, more digits or more seeds have to decide: put `seed=0,1,2` into the grid, if
+# your script takes a seed.
 #
 # ## On a cluster
 #
-# Slurm gives a job its GPUs, and names them in `CUDA_VISIBLE_DEVICES`. The file
-# [sweep.slurm](scripts/sweep.slurm) asks for four, and starts the runner, which shares out these
-# and no others. Slurm ends a job when its time is over. Then you submit the same line again, and it
-# goes on. The file is a shell script, so its last line can be tried here:
+# Slurm gives GPUs to a batch script, and names them in `CUDA_VISIBLE_DEVICES`. The batch script
+# [sweep.slurm](scripts/sweep.slurm) asks for four GPUs, and starts the runner, which shares out
+# these and no others. You submit it with `sbatch sweep.slurm train.py --grid lr=0.01,0.1`. Slurm
+# ends the script when its time is over. Then submit the same line again, and the sweep goes on.
+# Without Slurm, bash can run the script, too:
 
 # %% tags=["nbval-ignore-output"]
 line = "parabola.py --grid lr=0.1,0.4 start=near,far --logs slurm"
@@ -298,15 +301,15 @@ for _ in range(2):
     print(done.stdout.splitlines()[0])
 
 # %% [markdown]
-# The second call found all four jobs done. In Kubernetes each pod has GPUs of its own, so no runner
+# The second run found all four jobs done. In Kubernetes each pod has GPUs of its own, so no runner
 # is needed: [sweep.yaml](scripts/sweep.yaml) has four pods, and each takes its arguments by its
 # number. No cluster has run either file yet: take them as a beginning.
 #
 # ## On GPUs
 #
-# What [[04]] says of GPUs holds here: those that others use are left alone, and with `--free 2` the
-# sweep takes two at a time. A small training keeps a fraction of a GPU busy. Then `--per-device 2`
-# is worth a try, with a limit on the memory of each ([[02]]). Give each job a seed and
+# As in [[04]], GPUs that others use are left alone, and with `--free 2` the sweep takes two at a
+# time. A small training keeps only a part of a GPU busy. Then `--per-device 2` is worth a try, with
+# a limit on the memory of each ([[02]]). Give each job a seed and
 # `tf.config.experimental.enable_op_determinism()`, or two runs of one setting may differ.
 #
 # ## With a program of another kind
@@ -322,8 +325,8 @@ echo "{\\"letters\\": ${#word}}"
 mgpu("run count.sh --grid word=grid,sweep --logs words")
 
 # %% [markdown]
-# If your program writes a file, put the arguments into the file's name. Jobs that run at the same
-# time must not write to the same place.
+# If your program writes a file, put the arguments into the file's name, because jobs that run at
+# the same time must not write to the same place.
 #
 # ## On your own
 #
@@ -354,8 +357,8 @@ checks.wall(wall)
 # %% [markdown]
 # **2.** Which jobs has a sweep still to run? Write `again(names, rows)`. `names` are all jobs of
 # the sweep. `rows` are the lines of its file, the oldest first, as dictionaries with a name and a
-# status. A job may have several rows, or none. Return the names of the jobs that are left, in the
-# order of `names`.
+# status. A job may have several rows, of which the newest counts, or none. Return the names of the
+# jobs that are left, in the order of `names`.
 
 # %% tags=["exercise"]
 def again(names, rows):
@@ -375,7 +378,7 @@ checks.again(again)
 # %% [markdown]
 # ## What we saw
 #
-# - A grid of four trainings ran on all devices, and a larger one ran only what was new.
+# - One line ran a grid of four trainings, and a larger grid ran only what was new.
 # - With a rate of 1 the accuracy was 0.1.
 # - A sweep that had failed in part went on, and its 4 results were those of one without a failure.
 # - Of 3 jobs that were done, one had no result.

@@ -53,6 +53,7 @@ WRONG = {
         ("in seconds", "in sorted(seconds)", "the shortest first"),
         ("in seconds", "in seconds[::-1]", "the last first"),
         ("free_at.index(min(free_at))", "0", "uses one device"),
+        ("return max(free_at)", "return free_at[first]", "when the last job of the list ends"),
         ("return max", "return min", "when the first device has nothing left"),
         ("return max(free_at)", "return max(seconds)", "the longest job alone"),
         ("for length in seconds", "for i, length in enumerate(seconds)",
@@ -71,6 +72,14 @@ WRONG = {
         ('newest.get(name) != "done"', "name not in newest", "only a job that is done is left out"),
         ('!= "done"', '== "done"', "these have a row that says done"),
         ("for row in rows}", "for row in rows[::-1]}", "the newest row of a job counts"),
+        (
+            """
+def again(names, rows):
+    failed = [row["name"] for row in rows if row["status"] != "done"]
+    return [name for name in names if name in failed]
+""",
+            "the newest counts",
+        ),
         ("return [", "return names or [", "these are all jobs"),
         ("return [", "return [row['status'] for row in rows] or [", "these are left"),
         ("return [name for name in names if newest.get(name) != \"done\"]",

@@ -35,6 +35,10 @@ def _wall(seconds: list[float], n: int) -> float:
     return max(_ends(seconds, n))
 
 
+def _last_end(seconds: list[float], n: int) -> float:
+    return min(_ends(seconds[:-1], n)) + seconds[-1]
+
+
 def _in_groups(seconds: list[float], n: int) -> float:
     return sum(max(seconds[at : at + n]) for at in range(0, len(seconds), n))
 
@@ -68,6 +72,7 @@ wall = same_as(
         "that uses one device": lambda seconds, n: sum(seconds),
         "that is the longest job alone, and a device may have several":
             lambda seconds, n: max(seconds),
+        "that is when the last job of the list ends, and an earlier one may end later": _last_end,
         "that is when the first device has nothing left, and the sweep ends with the last":
             lambda seconds, n: min(_ends(seconds, n)),
     },
@@ -133,7 +138,7 @@ again = same_as(
         f"of {names} after {_shown(rows)} these are left: {right}, not {got}"
     ),
     wrong={
-        "go through the names, of which some have several rows and some have none":
+        "go through the names: a job has several rows, of which the newest counts, or one, or none":
             lambda names, rows: [row["name"] for row in rows if row["status"] != "done"],
         "a job without a row has never ended, and has to run, too": _failed_only,
         "the newest row of a job counts, and here that one is not done": _ever_done,
