@@ -37,7 +37,7 @@ device = plan.devices[0]
 # ## The lines to paste
 #
 # Here is a network of ten residual blocks. Each block makes 256 numbers from the 64 that it is
-# given, and 64 from these, as the dense half of a Transformer block does:
+# given, and 64 from these:
 
 # %%
 layers, entropy = keras.layers, keras.losses.SparseCategoricalCrossentropy
@@ -59,9 +59,10 @@ def build():
 
 
 # %% [markdown]
-# Each of the three remedies is one line. The first two take the compiled model, and
-# `fit.alone(model)` undoes them. The third stands before the model is built, and
-# `dtype=keras.config.floatx()` then keeps the last layer in float32, because the loss needs its
+# Each of the three remedies is one line. `fit.accumulate` takes the batch in 4 pieces, and
+# `fit.recompute` runs the layers in parts, each but the last twice. Both take the compiled model,
+# and `fit.alone(model)` undoes both. The third line stands before the model is built, and
+# `dtype=keras.config.floatx()` then keeps the scores in float32, because the loss needs all their
 # digits. `model.fit` stays as it was:
 
 # %%
@@ -99,14 +100,14 @@ print("the weights below 10 %:", 4 * build().count_params() < 0.1 * whole)
 # The curves leave out the weights, which would add less than 10 %. They show mostly
 # **activations**: what the forward pass leaves behind for the backward pass. The step as it is
 # climbs up to the dashed line, and on behind it, because gradients of the activations come on top.
-# In pieces it climbs four low hills. Recomputed it has a low hill for each part. In bfloat16 it
-# climbs about half as high.
+# In pieces it climbs four low hills, and recomputed one for each part. In bfloat16 it climbs a
+# little over half as high.
 #
 # | | accumulation | recomputation | precision |
 # |---|---|---|---|
-# | **use it when** | a smaller batch fits | even that is too large | fewer digits do no harm |
+# | **use it when** | a smaller batch fits | even a small batch does not | fewer digits do no harm |
 # | **it costs** | smaller, slower products | most of a second forward pass | most of the digits |
-# | **instead** | the smaller batch | a smaller model | float32, and the other two |
+# | **instead** | the smaller batch | a smaller model | float32 and one of the others |
 #
 # What do they cost in computing? `graph.flops` counts the multiplications and additions of all
 # matrix products in a step:
@@ -118,7 +119,7 @@ for name, model in models.items():
     print(f"{name:12} {count / 1e9:.2f} GFLOP, {count / forward:.2f} forward passes")
 
 # %% [markdown]
-# Only recomputation computes more, by less than a whole forward pass: the last part is run once.
+# Only recomputation computes more, by less than a whole forward pass.
 #
 # ## Precision by hand
 #
@@ -137,7 +138,7 @@ for kind in [tf.float32, tf.bfloat16, tf.float16]:
 #
 # "Mixed" means that a layer computes in two bytes and keeps its weights in four, because an update
 # is often smaller than the last digit that a bfloat16 has for the weight. So only the activations
-# shrink. Fewer digits also change the loss. Here it is for five passes:
+# shrink. Fewer digits also change the loss. Here it is for five steps:
 
 # %%
 for policy in ["float32", "mixed_bfloat16"]:
@@ -196,9 +197,10 @@ print("gradients equal to 1e-12:", apart(ours, reference) < 1e-12)
 print("less than half is held:", four.peak(device) < 0.5 * one.peak(device))
 
 # %% [markdown]
-# The gradients are the same, and less is held. A step ends with `model.optimizer.apply(added)`,
-# once for all pieces. `fit.accumulate` does this within `fit`, also with masks and sample weights.
-# It warns of BatchNormalization, which sees only a piece and so gives other numbers.
+# The gradients are the same, and less is held. A step ends with
+# `model.optimizer.apply(added, model.trainable_weights)`, once for all pieces. `fit.accumulate`
+# does this within `fit`, also with masks and sample weights. It warns of BatchNormalization, which
+# sees only a piece and so gives other numbers.
 #
 # ## Recomputation by hand
 #
@@ -209,8 +211,9 @@ print("less than half is held:", four.peak(device) < 0.5 * one.peak(device))
 # within it. Recomputed: the 64, and the 256 only within the block whose gradients are being
 # computed.](pictures/10_kept_and_again.svg)
 #
-# A function under `tf.custom_gradient` returns its result, and a second function that computes its
-# gradient. Ours keeps `x` and the weights, and nothing else:
+# A function under `tf.custom_gradient` returns its result, and a second function. This one is given
+# `dy`, the gradient of the result, and computes those of the arguments. Ours keeps `x` and the
+# weights, and nothing else:
 
 # %%
 def recomputed(block, wait=True):
@@ -315,9 +318,10 @@ with tf.GradientTape() as tape:
 print(*dropped.numpy().astype(int), "gradient", *tape.gradient(dropped, ones).numpy().astype(int))
 
 # %% [markdown]
-# Where a number is 2 its gradient has to be 2, and it is not. The second run drew another mask, and
-# no error says so. `fit.recompute` gives both runs the same seeds, and refuses layers without one.
-# The check is to compare the losses of the first steps with the plain model's.
+# Where a number is 2, its gradient has to be 2, but some of these gradients are 0. The second run
+# drew another mask, and no error says so. `fit.recompute` gives both runs the same seeds, and
+# refuses a layer that draws without a seed. The check is to compare the losses of the first steps
+# with the plain model's.
 #
 # **A scaled loss that is not unscaled.** The loss is 0.0001 · (0.0001 · w), so its gradient is
 # 1e-8:
@@ -341,7 +345,7 @@ for name, scale, over in [("plain", 1, 1), ("scaled", 2**15, 2**15), ("forgotten
 
 # %%
 keras.config.set_floatx("float32")
-dense, largest = layers.Dense, layers.GlobalMaxPooling2D
+dense, pool = layers.Dense, layers.GlobalMaxPooling2D
 
 
 def compiled(*stack):
@@ -363,7 +367,7 @@ def compare(name, size, make):
     print(f"{name:13} recomputed {again}, in pieces {pieces}, in bfloat16 {half}")
 
 
-compare("large layer", 128, lambda: compiled(dense(64, "relu"), largest(), dense(32, "relu")))
+compare("large layer", 128, lambda: compiled(dense(64, "relu"), pool(), dense(32, "relu")))
 compare("large weights", 16, lambda: compiled(layers.Flatten(), dense(2000)))
 
 # %% [markdown]
@@ -374,16 +378,16 @@ compare("large weights", 16, lambda: compiled(layers.Flatten(), dense(2000)))
 # ## On GPUs
 #
 # All of this holds on a GPU. There `mixed_bfloat16` also makes large products faster, from Ampere
-# on (A100, RTX 30); older cards have `mixed_float16`. Keras compiles with XLA on a GPU, and
-# `fit.accumulate` and `fit.recompute` switch that off, because XLA would choose its own order.
-# Pieces that are too small leave a GPU idle, so take the fewest that fit.
+# on (A100, RTX 30), and `mixed_float16` already from Volta on (V100, T4). Keras compiles with XLA
+# on a GPU, and `fit.accumulate` and `fit.recompute` switch that off, because XLA would choose its
+# own order. Pieces that are too small leave a GPU idle, so take the fewest that fit.
 #
 # ## With a model of another kind
 #
-# Three Transformer blocks read a digit as 28 rows, with dropout. `memory.plan` counts what each
-# remedy would hold, without running a step, and whether that fits into 15 MB. *Work* is its
-# computing, as a multiple of the plain step's. (The model does without XLA, which draws other
-# masks.)
+# Three Transformer blocks read a digit as 28 rows, with dropout. XLA is off, because with it the
+# plain step would draw other masks than the recomputed one. `memory.plan` counts what a step would
+# hold with each remedy, and whether that fits into 15 MB. *Work* is what the step would compute, as
+# a multiple of the plain one:
 
 # %% tags=["nbval-ignore-output"]
 def transformer():
@@ -421,8 +425,8 @@ print("below 60 %:", held[1] < 0.6 * held[0], "the same loss:", np.allclose(*los
 #
 # **1.** A model has `blocks` equal blocks. Plain training keeps `inside` bytes of each until the
 # backward pass. Recomputed in parts, it keeps `crossing` bytes for every part all the time, and
-# while a part runs again, `inside` bytes for each block of this part. No part has more than one
-# block more than another. Write `best(blocks, inside, crossing)`, the smallest number of parts that
+# while a part runs again, `inside` bytes for each block of this part. The parts are as equal as
+# whole blocks allow. Write `best(blocks, inside, crossing)`, the smallest number of parts that
 # holds least.
 
 # %% tags=["exercise"]
@@ -472,12 +476,13 @@ checks.drop(drop)
 # - In pieces and recomputed, weights were equal to 1e-12 after training. In bfloat16 the loss
 #   was the same to one digit after the point.
 # - Without waiting nothing was saved. With a new mask, or with unequal pieces that count alike,
-#   gradients were wrong. Neither raised an error.
+#   gradients were wrong. Nothing raised an error.
 # - Where the weights were large, none of the three helped.
 #
 # ## In practice
 #
 # Take bfloat16 first where the loss allows it, because it keeps the batch whole and computes
-# nothing twice. Then take pieces. Recompute where one piece is still too large.
+# nothing twice. Then take pieces. Where one piece is still too large, recompute it, too:
+# `fit.accumulate(fit.recompute(model), 4)`.
 #
 # Next: [[next]].

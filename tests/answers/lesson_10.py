@@ -22,6 +22,10 @@ def drop(x, seed):
     mask = tf.random.stateless_binomial(tf.shape(x), seed, 1.0, 0.5, output_dtype=x.dtype)
     return 2 * mask * x
 """,
+        """
+def drop(x, seed):
+    return 2 * x * tf.cast(tf.random.stateless_normal(x.shape, seed) > 0, tf.float32)
+""",
     ],
 }
 
@@ -37,6 +41,12 @@ AGAIN = """
 def drop(x, seed):
     tf.random.set_seed(seed[0])
     return tf.nn.dropout(x, 0.5)
+"""
+
+RERUN = """
+def drop(x, seed):
+    tf.random.set_seed(seed[0])
+    return tf.nn.dropout(x, 0.5, seed=seed[1])
 """
 
 FOURS = """
@@ -55,6 +65,7 @@ def drop(x, seed):
 WRONG = {
     1: [
         ("range(1, blocks + 1)", "range(2, blocks + 1)", "parts hold"),
+        ("range(1, blocks + 1)", "range(blocks, 0, -1)", "give the smallest"),
         ("return min(", "return 1 + min(", "count what each number of parts holds"),
         ("range(1, blocks + 1)", "[p for p in range(1, blocks + 1) if blocks % p == 0]", "of 11 "),
         (NEAR, "count what each number of parts holds"),
@@ -69,6 +80,7 @@ WRONG = {
         ("drop = lambda x, seed: 2 * x", "drop some, and not all"),
         ("drop = lambda x, seed: tf.nn.dropout(x, 0.5)", "it gave two masks"),
         (AGAIN, "in a graph"),
+        (RERUN, "a graph that ran twice"),
         (FOURS, "neighbours share a draw"),
         (BOARD, "the mask has a pattern"),
         ("seed) < 0.5", "[seed[0] + 7 * seed[1], 0]) < 0.5", "the seeds [0, 1] and [7, 0]"),
