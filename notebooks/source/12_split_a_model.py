@@ -91,8 +91,9 @@ show(model, model.fit(**train))
 
 # %% [markdown]
 # The losses are the same, and nearly all weights lie on the second device. Suppose that a device
-# has 25 MB, the dashed line. Does a step fit? `memory.by_use` splits what each device holds at its
-# peak by use ([[03]]). The cells after the chart print what fits, and what crossed:
+# has 25 MB, the dashed line. Does a step fit? `memory.by_use` tells for what each device uses its
+# memory at the peak ([[03]]), for the whole model and for each **stage**, a part of the model on
+# one device. The cells after the chart print what fits, and what crossed:
 
 # %% tags=["varies", "cover"]
 def use_of(model, step, device):
@@ -126,8 +127,8 @@ show_crossing(step)
 
 # %% [markdown]
 # Each stage fits, and the whole does not. The first device holds mostly activations. A smaller
-# batch would lower these, and in this small network that might have been enough. But it hardly
-# lowers what the second device holds, which is weights, slots and gradients.
+# batch would lower these, and for this small network that would be enough. But a smaller batch
+# hardly lowers what the second device holds, which is weights, slots and gradients.
 #
 # | | |
 # |---|---|
@@ -137,8 +138,8 @@ show_crossing(step)
 #
 # ## How it works
 #
-# Cuts divide the layers into **stages**. The device of a stage holds its weights and slots, and
-# runs its forward pass, its backward pass and its update:
+# Each device holds the weights and slots of its stage, and runs the forward pass, the backward pass
+# and the update of these layers:
 #
 # ![Device 0 has conv1, conv2 and conv3, and device 1 has fc1, output and the loss. Activations
 # cross the cut, and their gradient comes back.](pictures/12_cut_network.svg)
@@ -149,7 +150,7 @@ show_crossing(step)
 #
 # ## By hand: the backward pass
 #
-# Now without `fit.split`. Each part is built in the block of its device, which puts its weights
+# Now we do without `fit.split`. Each part is built in the block of its device, so its weights lie
 # there. `whole` has the same layers in one model. In a first attempt the parts are also called in
 # these blocks, under one gradient tape. Does this give the gradients of the uncut network, and
 # where does the backward pass run? (Its operations have `gradient_tape` in their names.)
@@ -164,7 +165,7 @@ def parts():
     return front, rear, keras.Sequential([keras.Input([28, 28, 1]), *front.layers, *rear.layers])
 
 
-def apart(ours, theirs):  # the largest difference, by the largest number of the same array
+def apart(ours, theirs):  # the largest difference, divided by the array's largest number
     pairs = [(np.array(a), np.array(b)) for a, b in zip(ours, theirs, strict=True)]
     return max(np.max(np.abs(a - b)) / np.max(np.abs(b)) for a, b in pairs)
 
@@ -205,7 +206,8 @@ report(*trace.function_step(one_tape, *data))
 
 # %% [markdown]
 # The gradients are right. But TensorFlow runs the backward pass where `tape.gradient` is called, so
-# the first device computes all of it, and the weights of `fc1`, 3.7 MB, have to cross.
+# the first device computes all of it, and fetches 4,685,120 bytes for that, mostly the weights of
+# `fc1`.
 #
 # The remedy is a tape for each part, whose `gradient` is called in the block of the part's device.
 # `rear_tape.watch(middle)` asks for the gradient of the rear's input, too. This gradient crosses,
@@ -271,17 +273,16 @@ charts.timeline(trace.fit_step(model, (images, labels)))
 plt.show()
 
 # %% [markdown]
-# The first device waits while the second runs its forward and its backward pass, and the second
-# waits before and after. They overlap only where the second has sent its gradient back and still
-# computes the gradients of its own weights. [[14]] keeps both busy. (Where a device has two rows of
-# bars, two of its operations ran at once.)
+# The first device waits until the gradient comes back, and the second waits before and after its
+# turn. Both work at once only while the second still computes the gradients of its own weights and
+# updates them. [[14]] keeps both busy.
 #
 # ## Where to cut
 #
 # A trace of the whole network on one device tells how long each layer takes, what it holds, and how
 # many bytes it passes on. `pipeline.cuts` adds this up for both stages of every cut, together with
 # the weights and slots of `lies`. `best_cut` chooses the cut whose fullest stage holds least, or
-# the one where the least crosses:
+# the one where the least crosses, there and back:
 
 # %% tags=["nbval-ignore-output"]
 names = ["conv1", "conv2", "conv3", "fc1", "output"]
@@ -297,13 +298,13 @@ for by in ["memory", "bytes"]:
 
 # %% [markdown]
 # The two differ. The least crosses before `fc1`, where the article cuts. But this batch of 512 has
-# many activations, so the fullest stage holds least after a cut before `conv2`. `fit.split` evens
-# out the FLOP of the stages, unless `at=["conv2"]` tells it where to cut. `memory.plan` ([[03]])
-# prints a line with a cut chosen by memory.
+# many activations, and the cut before `conv2` divides the memory most evenly. `fit.split` evens out
+# the FLOP of the stages, unless `at=["conv2"]` tells it where to cut. `memory.plan` ([[03]]) prints
+# a line with a cut chosen by memory.
 #
 # ## Proof
 #
-# In float64, where rounding cannot hide a mistake, the network trains for two passes with momentum:
+# In float64, where rounding cannot hide a mistake, the network trains for two epochs with momentum:
 # on one device, with `fit.split`, and by hand. The last batch is shorter than the others. How far
 # apart are the weights in the end? (Keras stays in float64 from here on.)
 
@@ -375,8 +376,8 @@ for name, other in [("a copy", copy), ("one variable", w)]:
 #
 # Here is a small language model, whose first and last layer share their table of words.
 # `pipeline.places` lists where a stage can begin because a single tensor crosses; within a residual
-# block two would. The model in stages trains for two passes, and a callback saves it. Then one
-# device loads the file, and both models train for another pass:
+# block two would. The model in stages trains for two epochs, and a callback saves it. Then one
+# device loads the file, and both models train for another epoch:
 
 # %%
 def reader():
@@ -470,9 +471,9 @@ for colocate in [True, False]:
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
 # **1.** Write `choose(cuts, budget)`. `cuts` is the list that `pipeline.cuts` gives. Each cut has
-# two or more `parts`, and each part has `bytes`, what its device holds, and `crossing`, the bytes
-# to the next part and back. Of the cuts in which no part holds more than `budget`, return the one
-# where the least crosses in all, or None if there is no such cut.
+# two or more `parts`, its stages, and each part has `bytes`, what its device holds, and `crossing`,
+# the bytes to the next part and back. Of the cuts in which no part holds more than `budget`, return
+# the one where the least crosses in all, or None if there is no such cut.
 
 # %% tags=["exercise"]
 def choose(cuts, budget):
@@ -492,8 +493,8 @@ checks.choose(choose)
 # %% [markdown]
 # **2.** Write `crossing(model, name, batch)`: how many bytes cross in one training step, there and
 # back, if the Sequential model is cut in front of the layer of this name. All numbers are float32.
-# A Keras layer has `layer.input.shape` and `layer.output.shape`, whose first entry stands for the
-# batch.
+# A Keras layer has `layer.input.shape` and `layer.output.shape`, whose first entry is None and
+# stands for the batch.
 
 # %% tags=["exercise"]
 def crossing(model, name, batch):
@@ -513,8 +514,8 @@ checks.crossing(crossing)
 # %% [markdown]
 # ## What we saw
 #
-# - A network that did not fit into 25 MB fitted in two stages. After `fit` its weights were below
-#   1e-12 from those of one device.
+# - A network that did not fit into 25 MB fitted in two stages. In float64 the weights after `fit`
+#   were below 1e-12 from those of one device.
 # - In a step 262,144 bytes crossed each way: the activations at the cut, and their gradient.
 # - Under one tape the whole backward pass ran in one place. With a tape and an optimizer for each
 #   part, nothing else crossed.

@@ -50,12 +50,15 @@ def _drawn(rng: np.random.Generator, stages: int) -> tuple[list[Cut], int]:
     while True:
         size, crossing = rng.integers(1, 60, [2, 12, stages]) * 1_000_000
         crossing[:, -1] = 0
+        budget = int(np.sort(size.max(1))[6])
+        totals = np.where(size.max(1) <= budget, crossing.sum(1), np.inf)
+        if size.max(1)[totals.argmin()] < budget:  # found at once, without cuts: "just the budget"
+            continue
         cuts = [
             Cut(tuple(f"layer{n}" for n in range(i + 2, i + 1 + stages)),
                 tuple(StageCost((), 0.1, int(a), int(b)) for a, b in zip(*row, strict=True)))
             for i, row in enumerate(zip(size, crossing, strict=True))
         ]  # fmt: skip
-        budget = int(np.sort(size.max(1))[6])
         chosen = [other(cuts, budget) for hint, other in NOT_CHOSEN.items()
                   if stages > 2 or "two parts" not in hint]  # fmt: skip
         right = _choose(cuts, budget)
