@@ -3,8 +3,8 @@
 #
 # You have a Keras model and two GPUs. You call `model.fit`, and it trains on one of them.
 #
-# **In this lesson** three lines make `fit` train a model on all devices with the numbers of one
-# device, and you catch what spoils such a training without a word.
+# **In this lesson** three lines make `fit` train a model on all devices, with the losses and
+# weights of one device, and you find the mistakes that spoil such a training without an error.
 #
 # **You will learn** to
 # - put `fit` on all devices, and see that all of them worked,
@@ -104,8 +104,8 @@ print("less than 0.005 apart:", close)
 # %% [markdown]
 # Losses and accuracies are less than 0.005 apart. But did both devices work? `trace.fit_step` takes
 # a step of `fit` and records which device computed what, and when. With 840 images the step is long
-# enough to be seen. It needs five convolutions, two forward and three backward. Look for who
-# computed them, first in the counts, then in the timelines:
+# enough to be seen. The step needs five convolutions, two forward and three backward. Look for the
+# devices that computed them, first in the counts, then in the timelines:
 
 # %%
 with tf.device(plan.devices[0]):
@@ -124,8 +124,8 @@ for title, each in (("One device", step_of_one), ("All devices", step_of_all)):
 
 # %% [markdown]
 # Each device computed five convolutions, for its share of the batch. The second timeline shows that
-# both worked at the same time. Compare the lengths of the two steps only where each device has a
-# core of its own and nothing else runs.
+# both worked at the same time. Bars in a second row of a device ran at the same time as those above
+# them: without a GPU, a device may use a second core. So compare the two lengths only on GPUs.
 #
 # | | |
 # |---|---|
@@ -161,14 +161,14 @@ for name, each in (("one", alone), ("all", model)):
 # Each of the devices holds as many bytes as the one device did.
 #
 # Now we take a step by hand, with one weight w and a batch of five numbers x. We take it with the
-# plain `MirroredStrategy` of TensorFlow, around which `fit.strategy` makes its mends.
+# plain `MirroredStrategy` of TensorFlow, which `fit.strategy` builds on and corrects.
 #
 # The loss is the mean of (w·x)². With w = 1 its gradient is the mean of 2x², which is 22. A replica
 # cannot take this mean, because it has only its shard. But it can divide the sum over its shard by
 # the size of the global batch. The results of all replicas then add up to the mean:
 
 # %%
-plain = tf.distribute.MirroredStrategy(plan.devices)  # make no second one in a process
+plain = tf.distribute.MirroredStrategy(plan.devices)  # a second plain one would fail
 with plain.scope():
     weight, optimizer = keras.Variable(1.0), keras.optimizers.SGD(0.01)
 numbers = tf.data.Dataset.from_tensors(tf.range(1.0, 6.0))
@@ -189,13 +189,17 @@ for name, value in [("shards", shards), ("gradients", gradients), ("weights", we
     print(name, *[np.round(each, 2) for each in plain.experimental_local_results(value)])
 print(f"added up: {plain.reduce('SUM', gradients, axis=None):.2f}")
 
+pairs = zip(*map(plain.experimental_local_results, (gradients, shards)))
+means = [5 * gradient / max(len(shard), 1) for gradient, shard in pairs]
+print("means of the shards:", *np.round(means, 2), f" their average: {np.mean(means):.2f}")
+
 # %% [markdown]
 # The shards have three numbers and two. Their gradients add up to 22, and both copies of the weight
 # took the same step of 0.01 · 22.
 #
-# Keras under a plain `MirroredStrategy` computes something else. There each replica takes the mean
-# of its own shard, and these means count equally. Here the means are 28/3 and 82/2, and half of
-# each makes 25.2 in place of 22. No error says so.
+# Keras under a plain `MirroredStrategy` computes what the last line shows. There each replica takes
+# the mean of its own shard, and these means count equally. Their average is 25.17 in place of 22,
+# and no error says so.
 #
 # ## Proof
 #
@@ -253,8 +257,8 @@ print(f"before and after training: {apart(start[:1], one[short][:1]):.2f} apart"
 # ## Break it
 #
 # **The same training with TensorFlow's own strategy.** `fit.check` takes a model and its data, and
-# gives a sentence for each trap that it sees. Read the sentences, and then see what two passes of
-# `fit` do all the same:
+# gives a sentence for each trap that it sees. The second cell ignores the sentences of the first,
+# and trains for two passes:
 
 # %%
 def say(sentences):
@@ -341,21 +345,21 @@ for batch, rate in [(size // 4, 0.05), (size, 0.05), (size, 0.2)]:
 
 # %% [markdown]
 # With four times the batch and the old rate, the loss after two passes is much higher. With four
-# times the rate as well, it is nearly the old one. Very large batches break the rule, so try it
-# with your model.
+# times the rate as well, it is nearly the old one. This rule of SGD, to scale the rate with the
+# batch, fails for very large batches, so try it with your model.
 #
 # ## When not to
 #
 # Python, the input and the exchange take time in every step, and more devices do not shorten it. So
-# they gain nothing where a step is short. The next cell times twelve steps of `fit`, of 32 images
-# each, on one device and on all:
+# they gain nothing where a step is short. The next cell times twelve steps of `fit`, of eight
+# images each, on one device and on all:
 
 # %% tags=["nbval-ignore-output"]
 keras.config.set_floatx("float32")
 keras.config.set_dtype_policy("float32")
 with strategy.scope():
     model = build()
-data = fit.batches(images[:32], labels[:32], batch_size=32).repeat(12)
+data = fit.batches(images[:8], labels[:8], batch_size=8).repeat(12)
 
 
 def twelve_steps(model, device=None):
@@ -364,28 +368,27 @@ def twelve_steps(model, device=None):
 
 
 ways = {"one": lambda: twelve_steps(alone, plan.devices[0]), "all": lambda: twelve_steps(model)}
-for name, took in timing.several(ways, warmup=1, repeats=5).items():
+for name, took in timing.several(ways, warmup=1, repeats=12).items():
     print(name, took)
 
 # %% [markdown]
 # The short steps gain nothing by more devices. Long ones do where each device has a core of its
-# own: [docs/fit.md](../docs/fit.md#what-it-costs) has measured both. So enlarge the batch, or stay
-# on one device. `fit.explain(model, data)` says where the time of a step goes.
+# own, as [docs/fit.md](../docs/fit.md#what-it-costs) has measured. So enlarge the batch, or stay on
+# one device. `fit.explain(model, data)` says where the time of a step goes.
 #
 # ## On GPUs
 #
-# On whole GPUs the all-reduce is that of NCCL, NVIDIA's library, and it begins while the backward
-# pass still runs. A step should keep each GPU busy for tens of milliseconds, because otherwise the
-# exchange is most of it. On one GPU Keras compiles with XLA by itself, and under a strategy it does
-# not, so compare the two with `compile(…, jit_compile=False)`. For several machines the three lines
-# are the same ([[17]]).
+# On whole GPUs the all-reduce is that of NCCL, NVIDIA's library. In a large model it begins while
+# the backward pass still runs. A step should compute for much longer than its exchange takes. On
+# one GPU Keras compiles with XLA by itself, and under a strategy it does not, so compare the two
+# with `compile(…, jit_compile=False)`. For several machines the three lines are the same ([[17]]).
 #
 # ## With a model of another kind
 #
-# This model reads sentences of different lengths, so its attention has a mask, and its two outputs
-# have a loss each. A callback saves the model after every pass. After two passes on all devices,
-# one device loads the file, and the saved model and the loaded one train for a third pass. The last
-# batch is short again:
+# This model takes sequences of different lengths, filled up with zeros, so its attention has a
+# mask. Its two outputs have a loss each. A callback saves the model after every pass. After two
+# passes on all devices, one device loads the file, and the saved model and the loaded one train
+# for a third pass. The last batch is short again:
 
 # %%
 def reader():
@@ -451,10 +454,10 @@ def evaluate(strategy, losses_of, data):
 checks.evaluate(evaluate)
 
 # %% [markdown]
-# **2.** A plain strategy divides the size of a batch by the number of replicas and rounds up. Each
-# replica in turn takes so many examples, until nothing is left. Write `leaves_empty(examples,
-# batch, replicas)`. It returns whether a dataset with so many examples has a batch, a full one or
-# the last, that leaves a replica without an example.
+# **2.** A plain strategy divides the size of a batch by the number of replicas and rounds up. The
+# result is a share. Each replica in turn takes one share, until nothing is left. Write
+# `leaves_empty(examples, batch, replicas)` for a dataset of `examples` examples in batches of
+# `batch`, of which the last may be smaller. It returns whether any batch leaves a replica empty.
 
 # %% tags=["exercise"]
 def leaves_empty(examples, batch, replicas):
@@ -478,9 +481,10 @@ checks.leaves_empty(leaves_empty)
 #   `fit` was that of one device.
 # - The gradients of two replicas added up to 22.00, that of the whole batch.
 # - With a last batch of one image, the weights were less than 1e-12 from those of one device.
-# - TensorFlow's own strategy made `gamma` NaN there. Without that image it ended 0.05 apart, until
-#   BatchNormalization was synchronized, too. `fit.check` named both traps.
-# - Under it an optimizer from outside of the scope counted 16 steps in place of eight.
+# - TensorFlow's own strategy made `gamma` NaN on that batch. Without the batch, the weights ended
+#   0.05 apart, until BatchNormalization was synchronized, too. `fit.check` named both traps.
+# - In TensorFlow's own strategy an optimizer from outside of the scope counted 16 steps in place of
+#   eight, and `fit.strategy` refused it.
 #
 # ## In practice
 #

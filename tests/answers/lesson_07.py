@@ -75,6 +75,11 @@ WRONG = {
         ("strategy.experimental_distribute_dataset(data)", "data",
          EACH, "np.concatenate([strategy.experimental_local_results(each)[0] for each in losses])",
          "a replica computed"),
+        ("strategy.experimental_distribute_dataset(data)", "data", f"np.mean({EACH})",
+         "sum(strategy.reduce('SUM', each, axis=0) for each in losses) "
+         "/ sum(len(batch) for batch in data)", "not all of the batch"),
+        (f"np.mean({EACH})", "sum(strategy.reduce('SUM', each, axis=0) for each in losses) "
+         "/ (len(next(iter(data))) * len(losses))", "has fewer examples"),
     ],
     2: [
         ("leaves_empty = lambda examples, batch, replicas: examples % batch % replicas > 0",

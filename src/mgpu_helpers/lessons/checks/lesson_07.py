@@ -62,6 +62,10 @@ def _evaluated(found: float, wanted: float, losses: np.ndarray, batch: int, n: i
         return f"the mean of an empty shard is not a number: {said}"
     if np.isclose(found, wanted * len(losses), rtol=1e-4):
         return f"divide by the number of examples: {said}"
+    if np.isclose(found, wanted * n, rtol=1e-4):
+        return f"give each replica its shard of a batch, not all of the batch: {said}"
+    if np.isclose(found, losses.sum() / (batch * len(batches)), rtol=1e-4):
+        return f"the last batch has fewer examples than the others: {said}"
     if len(full) < len(batches) and full and np.isclose(found, np.mean(full), rtol=1e-4):
         return f"the last batch is left out: {said}"
     if np.isclose(found, np.mean([each.mean() for each in batches]), rtol=1e-4):
