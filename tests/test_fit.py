@@ -171,6 +171,46 @@ def rows(keras, scope):
     return all(np.allclose(a, b, atol=1e-6) for a, b in zip(fitted(model), alone, strict=True))
 
 
+@fault("a train_step of one's own shows a replica's share of a loss")
+def shows(keras, scope):
+    import tensorflow as tf
+
+    class Own(keras.Model):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                y_pred = self(x, training=True)
+                loss = self.compute_loss(x, y, y_pred)
+            self.optimizer.apply(tape.gradient(loss, self.trainable_weights))
+            self.metrics[0].update_state(loss)
+            self.seen.update_state(keras.losses.MeanAbsoluteError()(y, y_pred))
+            return {"loss": self.metrics[0].result(), "seen": self.seen.result(), "raw": loss}
+
+    def history():
+        model = line(keras)
+        model = Own(model.inputs, model.outputs)
+        model.seen = keras.metrics.Mean(name="seen")
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+        model.optimizer.build(model.trainable_weights)
+        x = np.linspace(1, 6, 6, dtype="float32")[:, None]
+        found = model.fit(x, 2 * x, batch_size=4, epochs=2, shuffle=False, verbose=0).history
+        return [found["loss"], found["seen"], found["raw"]]
+
+    alone = history()
+    with scope():
+        return np.allclose(history(), alone, rtol=1e-6)
+
+
+@fault("the learning rate and the number of steps are no numbers")
+def counts(keras, scope):
+    with scope():
+        optimizer = line(keras).optimizer
+    try:
+        return float(optimizer.learning_rate) == np.float32(0.01) and int(optimizer.iterations) == 0
+    except TypeError:
+        return False
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_of_keras_is_mended_and_is_still_there_without_us(keras, plan, plain, name):
     """Where this fails on the second line, Keras is mended, and our mend can go."""

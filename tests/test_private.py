@@ -167,6 +167,8 @@ def mend(tf, keras):
         "sum": "self grads_and_vars", "losses": "self y_true y_pred sample_weight",
         "apply": "self grads trainable_variables", "apply_scaled": "self grads trainable_variables",
         "build": "self iterator data_batch", "built": "self input_shape",
+        "whole": "self x y y_pred sample_weight training", "mean": "self values sample_weight",
+        "float": "self", "int": "self",
     }  # fmt: skip
     for which, names in arguments.items():
         has = inspect.unwrap(pkgutil.resolve_name(_private.KERAS[which]))

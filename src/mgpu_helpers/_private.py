@@ -438,6 +438,10 @@ KERAS = {
     "apply_scaled": "keras.optimizers.LossScaleOptimizer.apply",
     "build": "keras.src.backend.tensorflow.trainer.TensorFlowTrainer._maybe_symbolic_build",
     "fit": "keras.Model.fit",
+    "whole": "keras.Model.compute_loss",
+    "mean": "keras.metrics.Mean.update_state",
+    "float": "keras.Variable.__float__",
+    "int": "keras.Variable.__int__",
 }
 
 

@@ -8,6 +8,8 @@ Each mend does something only in a replica of a strategy of `fit`. What Keras do
 - A BatchNormalization takes its own replica's statistics, and with a mask even if synchronized.
 - Every replica drops out the same places of its part.
 - A position embedding's gradient has each row once for each replica, and AdamW squares them.
+- A metric that a `train_step` of one's own updates with a loss shows a replica's share of it.
+- A number that it keeps, such as the learning rate, is none for `float`.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mgpu_helpers import _private
-from mgpu_helpers.fit.shares import scaled, sized, strategy_here, unscaled
+from mgpu_helpers.fit.shares import as_share, scaled, shown, sized, strategy_here, unscaled
 from mgpu_helpers.towers.averages import same_rows
 from mgpu_helpers.towers.sync import APART
 
@@ -27,7 +29,42 @@ _of_outputs = contextvars.ContextVar("of_outputs", default=False)
 
 def scale(keras_has: Callable[..., Any]) -> Callable[..., Any]:
     """Let a loss count by the replica's share of the examples."""
-    return lambda value: scaled(value) if strategy_here() else keras_has(value)
+    return lambda value: as_share(scaled(value)) if strategy_here() else keras_has(value)
+
+
+def whole(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+    """Remember that the sum of a model's losses is a share, as each of them is."""
+
+    def compute_loss(self: Any, *args: Any, **named: Any) -> Any:
+        value = keras_has(self, *args, **named)
+        return as_share(value) if strategy_here() else value
+
+    return compute_loss
+
+
+def mean(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a metric that is updated with a share of a loss show the loss of all examples."""
+    import tensorflow as tf
+
+    def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
+        if strategy_here() and (own := shown(values)) is not values:
+            if sample_weight is None:  # the replicas are one batch
+                sample_weight = scaled(tf.ones([], own.dtype))
+            values = own
+        return keras_has(self, values, sample_weight)
+
+    return update_state
+
+
+def number(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a variable of several replicas be a number, as `.numpy()` has it."""
+
+    def number(self: Any) -> Any:
+        strategy = getattr(self.value, "distribute_strategy", None)
+        of_fit = getattr(strategy, "of_fit", False) and self.ndim == 0
+        return self.numpy().item() if of_fit else keras_has(self)
+
+    return number
 
 
 def unscale(keras_has: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,7 +106,7 @@ def reduce(keras_has: Callable[..., Any]) -> Callable[..., Any]:
         if reduction not in MEANS or not strategy_here():
             return value
         if values.shape.rank == 0:  # a function of one's own has taken the mean already
-            return scaled(value)
+            return as_share(scaled(value))
         if reduction == "mean_with_sample_weight":
             counted = _private.weights_of_loss(sample_weight, mask, value.dtype, reduction)
         else:
@@ -78,7 +115,7 @@ def reduce(keras_has: Callable[..., Any]) -> Callable[..., Any]:
             return value
         ours = tf.reduce_sum(tf.cast(counted, value.dtype))
         of_all = tf.distribute.get_replica_context().all_reduce("SUM", ours)
-        return unscaled(value) * tf.math.divide_no_nan(ours, of_all)
+        return as_share(unscaled(value) * tf.math.divide_no_nan(ours, of_all))
 
     return reduce
 
@@ -187,6 +224,6 @@ def mend_replicas() -> None:
     for which, how in {
         "scale": scale, "unscale": unscale, "losses": losses, "reduce": reduce,
         "moments": moments, "built": built, "seeds": seeds, "apply": apply, "apply_scaled": apply,
-        "sum": sum_gradients,
+        "sum": sum_gradients, "whole": whole, "mean": mean, "float": number, "int": number,
     }.items():  # fmt: skip
         _private.mend(which, how)

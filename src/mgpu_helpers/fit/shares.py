@@ -83,7 +83,7 @@ def taking(function: Callable[..., Any], place: Callable[[], int], among: int) -
             part = tf.nest.map_structure(lambda x: _slice(x, begin, end), whole.batch)
         token = _share.set((end - begin, size))
         try:
-            return function(part, *args, **named)
+            return tf.nest.map_structure(shown, function(part, *args, **named))
         finally:
             _share.reset(token)
 
@@ -125,6 +125,18 @@ def unscaled(value: Any, by_share: bool = True) -> Any:
     import tensorflow as tf
 
     return tf.math.divide_no_nan(value, scaled(tf.ones([], value.dtype), by_share))
+
+
+def as_share(value: Any) -> Any:
+    """Remember of a loss that it is a replica's share: who shows it wants the replica's mean."""
+    if hasattr(value, "shape"):
+        value.is_share_of_loss = True
+    return value
+
+
+def shown(value: Any) -> Any:
+    """Give the replica's mean of what is known to be its share, all else as it is."""
+    return unscaled(value) if getattr(value, "is_share_of_loss", False) else value
 
 
 def sized() -> bool:
