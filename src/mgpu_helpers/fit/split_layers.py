@@ -114,7 +114,8 @@ def _asked(graphs: Sequence[Any], where: Mapping[str, str]) -> dict[Any, str]:
             raise ValueError(
                 f"where={{{name!r}: {way!r}}} names no layers that can be cut so: Dense by columns "
                 "or rows, MultiHeadAttention by heads; of these there are "
-                f"{', '.join(x.name for x in layers if type(x).__name__ in WAYS.values())}."
+                + (", ".join(x.name for x in layers if type(x).__name__ in WAYS.values()) or "none")
+                + "."
             )
         ways |= dict.fromkeys(found, way)
     return ways

@@ -61,13 +61,13 @@ def run_times(
     >>> run_times([["F0", "B0"], ["F0", "B0"]])[1, "B0"]
     (2.0, 3.0)
     """
-    p, pieces = len(schedule), max(map(len, schedule), default=0) // 2
-    every = {f"{kind}{k}" for k in range(pieces) for kind in "FB"}
+    p, pieces = len(schedule), len({str(task)[1:] for tasks in schedule for task in tasks})
+    every = [f"{kind}{k}" for kind in "FB" for k in range(pieces)]
     for s, tasks in enumerate(schedule):
         if not every or sorted(tasks) != sorted(every):
             raise ValueError(
                 f"stage {s} does {' '.join(map(str, tasks)) or 'nothing'}: let every stage do F "
-                f"and B of every piece once, {' '.join(sorted(every)) or 'F0 B0'}, in any order."
+                f"and B of every piece once, such as {' '.join(every) or 'F0 B0'}."
             )
     unit = [1.0] * p
     cost = {"F": forward or unit, "B": backward or unit}
