@@ -264,6 +264,20 @@ def test_each_line_says_what_it_costs(plan):
     assert 0.5 <= split.work < 0.8
 
 
+def test_a_loop_is_in_the_pass_that_runs_it(plan):
+    """Though the gradient of a loop makes lists for it, which it fills on its way forward."""
+    import keras
+    from keras import layers
+
+    stack = [layers.LSTM(32, return_sequences=True), layers.LSTM(32), layers.Dense(10)]
+    model = keras.Sequential([keras.Input([14, 28]), *stack])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    work = {way.name: way.work for way in memory.plan(model, 64).ways}
+    whole = graph.flops(model, batch=64, training=True)
+    first = graph.flops(keras.Model(model.inputs, model.layers[0].output), batch=64)
+    assert work["recompute in 2 parts"] == pytest.approx(1 + first / whole, rel=1e-2)
+
+
 def test_pieces_are_as_few_as_fit(plan):
     model, *_ = deep(1, blocks=1)
     ways = [memory.plan(model, 64, budget=b).ways for b in (2e6, 5e5, 1)]

@@ -228,8 +228,29 @@ def test_gradients_are_gradients(plan):
         assert held.gradients > 10 * held.activations
     # Those of lion, the last one: an optimizer may have used them up as they came.
     assert held.low < held.total - held.weights
+    lstm = keras.Sequential([keras.Input((40, 32)), keras.layers.LSTM(64), keras.layers.Dense(1)])
+    held = memory.predict(lstm, 128)  # nor is what a loop works with on its way back
+    assert held.gradients < 2 * held.weights < held.activations / 50
     norm = keras.Sequential([keras.Input((64, 64, 8)), keras.layers.BatchNormalization()])
     assert memory.predict(norm, 16, "sgd").gradients < 1000  # its averages are no gradients
+
+
+@pytest.mark.parametrize("optimizer", ["rmsprop", "adafactor"])
+def test_an_optimizer_that_first_adds_up_the_rows_of_words_is_counted(plan, optimizer):
+    """Of 128 times 40 words there may be as many rows, where only the data say how many are one."""
+    import keras
+    import tensorflow as tf
+    from keras import layers
+
+    with tf.device(plan.devices[0]):
+        given = keras.Input((40,))
+        mean = layers.GlobalAveragePooling1D()(layers.Embedding(1000, 32)(given))
+        model = keras.Model(given, layers.Dense(1)(mean))
+        model.compile(optimizer, "mse")
+    words = np.random.default_rng(0).integers(0, 1000, (128, 40))
+    found = memory.predict(model, 128)
+    held = traced(plan, model, words, np.zeros([128, 1], "f")) + found.weights + found.slots
+    assert found.low <= held <= found.high and 0.8 < found.total / held < 1.2
 
 
 @pytest.mark.parametrize("name", [

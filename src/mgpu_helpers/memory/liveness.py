@@ -9,6 +9,7 @@ ended; how many overlap, nobody knows before, nor which of two branches is taken
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
@@ -49,6 +50,8 @@ _OVER_ON_CPU = {"MaxPoolGrad"}  # and not on a GPU
 _OVER_SECOND = {"SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"}
 # What has no more numbers than the largest of its inputs.
 _NO_MORE = _OVER | _SAME | {"Cast", "IsFinite", "UnsortedSegmentSum"}
+# What has no more rows than one of its inputs has numbers, and which of them that is.
+_ROWS = {"GatherV2": 1, "Where": 0}
 _PUSHES = {"TensorListPushBack", "TensorListSetItem"}
 
 
@@ -80,6 +83,7 @@ class Buffer:
     users: int = 0  # operations that still need it
     end: float | None = None
     of: Sequence[int] = ()  # the sizes that it is made of, where there are several
+    loops: bool = False  # a loop works with it, and does not give it as a tensor
 
 
 def counted(
@@ -98,7 +102,7 @@ def counted(
     edges = {(given[0].name, n.name) for n in nodes for given in n.inputs if given}
     waits = {(before.name, n.name) for n in nodes for before in n.after} - edges
     found = [
-        Allocation(b.node.name, DEVICE, b.bytes, b.start, b.end)
+        Allocation(b.node.name + "/body" * b.loops, DEVICE, b.bytes, b.start, b.end)
         for b in buffers(nodes, outputs, _OVER if broad else _OVER | _OVER_ON_CPU)[0]
         if b.bytes
     ]
@@ -241,9 +245,10 @@ def buffers(
     users.update(outputs)
     for now, node in enumerate(nodes):
         given = [of.get(tensor) for tensor in node.inputs]
-        made.append(Buffer(node, node.inside, now, end=now, of=node.inside_of))
+        made.append(Buffer(node, node.inside, now, end=now, of=node.inside_of, loops=True))
         for i, size in enumerate(node.bytes):
-            new = Buffer(node, size, now)
+            loops = node.op.type in LOOPS and node.op.outputs[i].dtype.name == "variant"
+            new = Buffer(node, size, now, loops=loops)
             kept = _handed_on(node.op, i, new, given, over)
             if kept is new:
                 made.append(new)
@@ -330,6 +335,8 @@ def _numbers(tensor: Any, inputs: Sequence[Tensor | None]) -> int:
         return 0
     if size is None and tensor.op.type in _NO_MORE:
         size = max((node.numbers[i] for node, i in filter(None, inputs)), default=None)
+    if size is None and tensor.op.type in _ROWS and (given := inputs[_ROWS[tensor.op.type]]):
+        size = given[0].numbers[given[1]] * math.prod(tensor.shape[1:])
     if size is None:
         raise Unknown(f"{tensor.op.name} gives a tensor of shape {tensor.shape}.")
     return size

@@ -17,11 +17,13 @@ def passes(
 
     A scope that is called like a layer says it. What has none is with the operations whose results
     it uses: in the forward pass with the last of them, in the backward pass with the first. A
-    constant may be shared by many layers, and by both passes: it says nothing of what uses it.
+    constant may be shared by many layers, and by both passes: it says nothing of what uses it. Nor
+    does an empty list, which a gradient makes for a loop of the forward pass to fill.
     """
     makers: dict[str, list[str]] = {op.name: [] for op in trace.ops}
     loops = {op.name for op in trace.ops if op.type == "NextIteration"}
-    constants = {op.name for op in trace.ops if op.type == "Const"}
+    lists = {op.name for op in trace.ops if op.type == "EmptyTensorList"}
+    constants = {op.name for op in trace.ops if op.type == "Const"} | lists
     for maker, user in edges(trace):
         makers.setdefault(user, []).extend([] if maker in loops else [maker])
     numbers = {layer: i for i, group in enumerate(groups) for layer in group}
@@ -30,7 +32,8 @@ def passes(
     back: set[str] = set()
     for name in TopologicalSorter(makers).static_order():
         used = set(makers.get(name, ())) - constants
-        if re.search(r"(^|/)gradient(s|_tape)(_\d+)?/", name) or not back.isdisjoint(used):
+        named = re.search(r"(^|/)gradient(s|_tape)(_\d+)?/", name)
+        if named and name not in lists or not back.isdisjoint(used):
             back.add(name)
         if name in own:
             place[name] = numbers[own[name]]
