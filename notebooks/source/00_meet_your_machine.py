@@ -134,10 +134,9 @@ print(done.stdout or done.stderr, end="")
 
 # %% [markdown]
 # Each of the two devices computes with one core, so a lesson that measures a speed-up compares with
-# one core. Plain TensorFlow would use all cores from the start, so a training on a laptop does not
-# become faster in this way. But the work is parallel, as on several GPUs. These devices share one
-# memory and need no copies: the bytes that the lessons count are those that would cross between
-# GPUs.
+# one core. Plain TensorFlow would use all cores, so a training on a laptop does not become faster in
+# this way. These devices share one memory and need no copies: the bytes that the lessons count are
+# those that would cross between GPUs.
 #
 # TensorFlow keeps its devices once it has started. For another number of them, restart the kernel.
 #
@@ -218,7 +217,7 @@ plt.show()
 # ## Proof: the same product
 #
 # The entries are whole numbers, and float32 adds whole numbers of this size exactly. So the joined
-# product has to be equal to NumPy's, without any tolerance:
+# product has to be equal to NumPy's:
 
 # %%
 by_numpy = left @ right
@@ -274,7 +273,7 @@ drawings.from_gpus("00")
 # The solution of each exercise stands under it, closed until you click *1 cell hidden*.
 #
 # **1.** Here `build_on_all` only makes the weights on one device. Change it so that `fit` uses all
-# devices of the plan. The check traces a step of the model that `build_on_all` returns.
+# devices of the plan.
 
 # %% tags=["exercise"]
 def build_on_all():
@@ -333,7 +332,7 @@ checks.multiply_columns(multiply_columns)
 # GPU it limits an operation to one core.
 #
 # `MGPU_DEVICES=4` and `MGPU_MODE=cores` in the environment, before the kernel starts, change what
-# every lesson runs on. `MGPU_VERBOSE=1` brings TensorFlow's own messages back.
+# every lesson runs on.
 #
 # ## The lessons
 #
