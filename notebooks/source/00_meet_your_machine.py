@@ -27,7 +27,7 @@ plan
 # two GPUs where there are two, two shares of a GPU where there is one, and two cores of the
 # processor where there is none. The **host** is the CPU, which feeds the devices and joins what
 # they make. `plan.host` and `plan.devices` hold the names. Without a number, `devices.setup()`
-# takes all GPUs. If one of yours is missing, the command `mgpu` in a terminal says why. The outputs
+# takes all GPUs. If a GPU is missing, the command `mgpu` in a terminal says why. The outputs
 # stored in this page come from a machine without a GPU.
 
 # %%
@@ -47,8 +47,9 @@ from mgpu_helpers.lessons.checks import lesson_00 as checks
 # %% [markdown]
 # ## The lines to paste
 #
-# Here is a Keras model that reads handwritten digits. In your own script, your model stands in its
-# place:
+# Your own script needs `from mgpu_helpers import devices, fit`, then `plan = devices.setup()`, and
+# the block of `fit.strategy` below. Your model takes the place of this one, which reads
+# handwritten digits:
 
 # %%
 def build():
@@ -87,9 +88,10 @@ print("accuracy:", *[f"{share:.2f}" for share in alone["accuracy"]])
 print("losses agree:", np.allclose(history["loss"], alone["loss"], rtol=1e-3))
 
 # %% [markdown]
-# The numbers are the same either way, so they cannot tell you which devices worked. A trace can:
-# `trace.fit_step` runs one **step** of `fit`, which is one update of the weights, and keeps what
-# TensorFlow recorded. Look for the places where the convolutions were computed:
+# The numbers are the same either way, so they cannot tell you which devices worked. A **trace**
+# can: it is TensorFlow's record of what ran where. `trace.fit_step` records one **step** of `fit`,
+# which is one update of the weights, and leaves the model as it was. Look for the places where the
+# convolutions were computed:
 
 # %% tags=["unplaced"]
 for name, model in [("with the strategy", on_all), ("without", on_one)]:
@@ -98,7 +100,7 @@ for name, model in [("with the strategy", on_all), ("without", on_one)]:
 
 # %% [markdown]
 # With the strategy every device computed convolutions. Without it, one place computed all of them:
-# the CPU where there is no GPU, and otherwise the first GPU.
+# the host where there is no GPU, and otherwise the first GPU.
 #
 # | `fit.strategy` | |
 # |---|---|
@@ -106,8 +108,8 @@ for name, model in [("with the strategy", on_all), ("without", on_one)]:
 # | It costs | a copy of the model on each device, and an exchange of gradients in each step |
 # | Instead | [[10]] when the model does not fit; [[04]] when you have many scripts |
 #
-# [[07]] says more about `fit` on all devices. From here on you share out a single operation by
-# hand, to see what a device, a copy and a wait look like.
+# [[07]] says how the strategy works, and what can spoil such a training. From here on you share
+# out a single operation by hand, to see what a device, a copy and a wait look like.
 #
 # ## Devices without a GPU
 #
@@ -131,11 +133,10 @@ done = subprocess.run(
 print(done.stdout or done.stderr, end="")
 
 # %% [markdown]
-# Each of the two devices computes with one core, and a lesson that measures "1.7 times as fast"
-# compares with one core. Plain TensorFlow would use all cores from the start, so a training on a
-# laptop does not become faster in this way. But the work is parallel, as on several GPUs. These
-# devices share one memory and need no copies: the bytes that the lessons count are those that would
-# cross between GPUs.
+# Each of the two devices computes with one core, so a lesson that measures a speed-up compares with
+# one core. Plain TensorFlow would use all cores, so a training on a laptop does not become faster in
+# this way. These devices share one memory and need no copies: the bytes that the lessons count are
+# those that would cross between GPUs.
 #
 # TensorFlow keeps its devices once it has started. For another number of them, restart the kernel.
 #
@@ -197,9 +198,9 @@ charts.placement_map(step)
 plt.show()
 
 # %% [markdown]
-# Each of two devices gets a shard of 840 rows, which is 840 · 1680 · 4 = 5,644,800 bytes, and all
-# of `right`, which is twice as much. It sends back 840 rows of the product. With more devices the
-# shards become smaller, but all of `right` still goes to every device.
+# Each of two devices gets a shard of 840 rows, whose 840 · 1680 entries of 4 bytes are 5,644,800
+# bytes, and all of `right`, which is twice as much. It sends back 840 rows of the product. With
+# more devices the shards become smaller, but all of `right` still goes to every device.
 #
 # The **timeline** shows when each device worked. Look for bars one above the other:
 
@@ -216,7 +217,7 @@ plt.show()
 # ## Proof: the same product
 #
 # The entries are whole numbers, and float32 adds whole numbers of this size exactly. So the joined
-# product has to be equal to NumPy's, without any tolerance:
+# product has to be equal to NumPy's:
 
 # %%
 by_numpy = left @ right
@@ -226,7 +227,7 @@ print(f"{wrong} of {result.size:,} entries differ from those of NumPy")
 # %% [markdown]
 # ## Break it
 #
-# Here is `multiply` again without one line, `with tf.device(device)`:
+# Here is `multiply` again without its inner block, `with tf.device(device)`:
 
 # %%
 def multiply_somewhere(left, right):
@@ -257,7 +258,7 @@ print("did not multiply:", sorted(set(plan.devices) - worked))
 # Do not expect two GPUs to be faster at this product: copying the matrices to a GPU usually takes
 # longer than multiplying them there. Sharing pays where a device computes for longer than its data
 # travels, and [[09]] looks for that point in a training step. What no block names goes to the first
-# GPU, so name a place for cutting and joining, too. Two devices that share a GPU take turns.
+# GPU, so name a place for cutting and joining, too. Two devices that share a GPU share its speed.
 # `devices.setup` switches **TF32** off, the faster but less exact products of newer GPUs, so that
 # results can be compared. In your own training, switch it on again with
 # `tf.config.experimental.enable_tensor_float_32_execution(True)`. The next cell shows the timeline
@@ -271,8 +272,8 @@ drawings.from_gpus("00")
 #
 # The solution of each exercise stands under it, closed until you click *1 cell hidden*.
 #
-# **1.** Here `build_on_all` puts the model on one device. Change it so that `fit` uses all devices
-# of the plan. The check traces a step of the model that `build_on_all` returns.
+# **1.** Here `build_on_all` only makes the weights on one device. Change it so that `fit` uses all
+# devices of the plan.
 
 # %% tags=["exercise"]
 def build_on_all():
@@ -318,8 +319,8 @@ checks.multiply_columns(multiply_columns)
 # %% [markdown]
 # ## What we saw
 #
-# - In the scope of a strategy `fit` trained on all devices, and learned what it learns without one.
-# - Without the strategy one place computed all convolutions, and only the trace said so.
+# - In the scope of a strategy `fit` trained on all devices, with the losses of plain `fit`.
+# - Without a strategy one place computed all convolutions, and only the trace said so.
 # - All devices shared one multiplication, and 0 entries differed from NumPy's.
 # - Each of two devices got 16,934,400 bytes, and the timeline showed when each device worked.
 # - Without the inner block of `multiply` the product was still right, and nothing was shared.
@@ -331,7 +332,7 @@ checks.multiply_columns(multiply_columns)
 # GPU it limits an operation to one core.
 #
 # `MGPU_DEVICES=4` and `MGPU_MODE=cores` in the environment, before the kernel starts, change what
-# every lesson runs on. `MGPU_VERBOSE=1` brings TensorFlow's own messages back.
+# every lesson runs on.
 #
 # ## The lessons
 #
@@ -339,7 +340,8 @@ checks.multiply_columns(multiply_columns)
 #
 # Four ways through the lessons:
 #
-# - "I have one model and several GPUs": 07, and 08 and 09 for what happens inside.
+# - "I have one model and several GPUs": 07, then 08 and 09 for what happens inside, and 19
+#   when the training is not faster.
 # - "I have many scripts": 04, 05, 06.
 # - "My model does not fit": 03, 10 to 14.
 # - "Is a second server worth it?": 15 to 18.

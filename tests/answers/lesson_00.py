@@ -46,12 +46,16 @@ WRONG = {
     1: [
         ("fit.strategy(plan).scope()", "tf.device(plan.devices[-1])", "not every device"),
         ("fit.strategy(plan).scope()", "tf.device(plan.host)", "not every device"),
+        ("fit.strategy(plan)", "tf.distribute.MirroredStrategy()", "/CPU:0 computed convolutions"),
+        ("build_on_all = build()\n", "not a model"),
         ("return build()", "build()", "return the model"),
         ("return build()", "return keras.Sequential([keras.Input([28, 28, 1])])", "it raises"),
         ("fit.strategy(plan)", "tf.distribute.OneDeviceStrategy(plan.host)", "not every device"),
     ],
     2: [
         ("concat(pieces", "concat(pieces[::-1]", "are the pieces in order?"),
+        ("return tf", "tf", "return the pieces"),
+        ("axis=1)\n\n", "axis=0)\n\n", "joined along axis 1"),
         ("tf.device(device)", "tf.device(plan.host)", "multiplied nothing"),
         ("tf.device(plan.host)", "tf.name_scope('nobody')", "cut and join in a block of /CPU:0"),
         ("return ", "return left @ right + 0 * ", "/CPU:0 multiplies"),

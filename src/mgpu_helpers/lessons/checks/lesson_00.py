@@ -23,14 +23,19 @@ from mgpu_helpers.lessons.checks.judge import (
 @exercise
 def on_all(build: Any) -> str:
     """Check exercise 1 of lesson 00: a step of `fit` that works on every device."""
+    expect(not is_model(build), "a function is wanted, its name without brackets, not a model")
     plan, model = planned(), call(build)
     expect(is_model(model), f"build_on_all gave {model!r}: return the model")
-    step = call(lambda: trace.fit_step(model, digits.load(64)))
+    n = len(plan)
+    batch = digits.load(4 * n * (n + 1))  # a multiple of n, and of n and the host
+    step = call(lambda: trace.fit_step(model, batch))
     worked = {op.device for op in step.ops if "Conv2D" in op.type}
     expect(worked, "the step computed no convolution: return the model of build()")
-    expect(worked >= {*plan.devices}, "not every device of the plan computed a convolution: a "
-           "block of tf.device says where weights are made, and the scope of a strategy shares out "
-           "the steps")
+    expect(worked >= {*plan.devices}, "not every device of the plan computed a convolution: build "
+           "the model in the scope of a strategy that has them all; a block of tf.device says only "
+           "where weights are made")
+    others = ", ".join(sorted(worked - {*plan.devices}))
+    expect(not others, f"{others} computed convolutions, too: give the strategy plan.devices")
     return f"a step computed its convolutions on {', '.join(sorted(worked))}"
 
 
@@ -41,7 +46,7 @@ def multiply_columns(function: Any) -> str:
     left = rng.integers(-3, 4, [60, 40]).astype("float32")
     right = rng.integers(-3, 4, [40, 840]).astype("float32")
     value, step = traced(function, left, right)
-    value = numbers(value, (60, 840), "columns are joined along axis 1")
+    value = numbers(value, (60, 840), "return the pieces, joined along axis 1")
     in_order = np.array_equal(value, left @ right)
     expect(in_order, "the shape is right and the numbers are not: are the pieces in order?")
     products_on_all(step, "{} multiplied nothing: is tf.device in the loop?")
