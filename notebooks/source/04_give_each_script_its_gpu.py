@@ -48,8 +48,8 @@ from mgpu_helpers.lessons.pretend import pretend_gpus, pretend_server
 # ```
 #
 # Scripts for which no GPU is free wait in a queue. What a script prints goes to a log. In Python
-# the runner is `jobs.run`, and `free` says how many devices it uses at a time. Here a narrow
-# network trains alone, and then a narrow and a wide one side by side:
+# `jobs.run` does the same; `free` says how many devices it uses at a time. Here a narrow network
+# trains alone, and then a narrow and a wide one side by side:
 
 # %%
 folder = Path(tempfile.mkdtemp())
@@ -104,7 +104,7 @@ for _ in range(2):
 
 # %% [markdown]
 # Both processes may use every device. CUDA, through which TensorFlow uses GPUs, shows a program
-# only those that the variable `CUDA_VISIBLE_DEVICES` names. Written in front of a command, a
+# only the GPUs that the variable `CUDA_VISIBLE_DEVICES` names. Written in front of a command, a
 # variable is set for that command alone. So four lines in a terminal give two scripts a GPU each:
 #
 # ```shell
@@ -115,8 +115,8 @@ for _ in range(2):
 # ```
 #
 # The first line makes CUDA number the GPUs as `nvidia-smi` does; without it, the fastest GPU comes
-# first. `> a.log 2>&1` sends what a script prints to a file, `&` starts it in the background, and
-# `wait` waits for both. On cores, the command `taskset` takes the place of the variable. The
+# first. `> a.log 2>&1` sends what a script prints to a file, `&` starts the script in the
+# background, and `wait` waits for both. On cores, `taskset` takes the place of the variable. The
 # function `on` returns what stands in front of a command that is to use one device only:
 
 # %% tags=["nbval-ignore-output"]
@@ -156,7 +156,8 @@ for log, device in {"a.log": allowed[0], "b.log": allowed[-1]}.items():
 # /GPU:0, and GPU 0 as /GPU:1.](pictures/04_numbers.svg)
 #
 # A script and its logs speak of the inner number, `nvidia-smi` of the outer one. A script can also
-# choose for itself, before TensorFlow starts. Here it chooses among four pretended GPUs:
+# choose its GPUs itself, before its first operation. Here this notebook asks for two of four
+# pretended GPUs:
 
 # %%
 with pretend_gpus(4) as gpus:
@@ -194,8 +195,8 @@ for numbers in (allowed[:1], allowed[:2]):
     print(f"devices {numbers}: {time.perf_counter() - began:.1f} s")
 
 # %% [markdown]
-# On one device the two naps follow each other, and on two devices they overlap. `jobs.run` is such
-# a runner, with logs, exit statuses, time limits, and a lock on each device.
+# On one device the two naps follow each other, and on two they overlap. A program with such a queue
+# is a **runner**. `jobs.run` is one with logs, time limits, and a lock on each device.
 #
 # ## Proof
 #
@@ -223,15 +224,14 @@ print("exit status:", shell.returncode)
 
 # %% [markdown]
 # The exit status is 0, as if all had gone well: a bare `wait` does not pass a failure on.
-# `jobs.run` reports it. Of the next six jobs, one fails, one hangs, and one is interrupted:
+# `jobs.run` reports each failure. Of the next six jobs, one fails, one hangs, and one is killed:
 
 # %%
 programs = {
     "short": "import time; time.sleep(0.3); print('done')",
     "fails": "import time; time.sleep(0.4); raise SystemExit('no such file: digits.npz')",
     "hangs": "import time; time.sleep(600)",
-    "interrupted": """import os, signal, time; time.sleep(0.4)
-signal.signal(signal.SIGINT, signal.SIG_DFL); os.kill(os.getpid(), signal.SIGINT)""",
+    "killed": "import os, signal, time; time.sleep(0.4); os.kill(os.getpid(), signal.SIGKILL)",
     "long": "import time; time.sleep(0.6)",
     "last": "print('done')",
 }
@@ -248,14 +248,14 @@ plt.show()
 # %% [markdown]
 # The hatched jobs did not end well, and the others went on. The last column is what a job printed
 # last: it says why `fails` failed. A negative exit status is the signal that ended a process: -15
-# is SIGTERM, which the runner sends when the time is up, and -2 is an interrupt.
-# `mgpu run` itself ends with the exit status 1 if a job has failed.
+# is SIGTERM, which the runner sends when the time is up, and -9 is SIGKILL, which Linux sends when
+# the host has no memory left. `mgpu run` ends with exit status 1 if a job has failed.
 #
 # ## On a shared server
 #
-# Before each job `jobs.run` asks the driver, and leaves alone each GPU on which other people's
-# processes compute, or of which less than a tenth of the memory is free. The next cell pretends a
-# server with four GPUs of 80 GiB. Another user's processes hold 79 GiB of GPU 0 and 4 GiB of GPU 1:
+# Before each job `jobs.run` asks the driver who uses the GPUs. It leaves alone each GPU on which
+# others compute, or of which less than a tenth of the memory is free. On this pretended
+# server with four GPUs of 80 GiB, another user holds 79 GiB of GPU 0 and 4 GiB of GPU 1:
 
 # %% tags=["nbval-ignore-output"]
 tell = [sys.executable, "-c", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"]
@@ -268,7 +268,7 @@ for job in shared:
 
 # %% [markdown]
 # The runner said which GPUs it leaves alone, and why. The jobs got the two others. If all were in
-# use, the jobs would wait, unless `--busy` or `--devices 0,1` overruled that.
+# use, the jobs would wait. The options `--busy` and `--devices 0,1` overrule that.
 #
 # But seconds pass until a script shows on its GPU, and a runner that looks meanwhile takes that GPU
 # too:
@@ -276,8 +276,8 @@ for job in shared:
 # ![Two runners over time. A looks and sees that 0 is free; B looks before A has taken it, and sees
 # the same; then A takes 0, and B takes 0.](pictures/04_race.svg)
 #
-# The next cell replays this drawing. Each runner looks for the first device without a mark, and
-# marks it after a line of input. The line is sent when both have looked:
+# The next cell replays this drawing. Each runner looks for the first device without a mark,
+# and marks that device after a line of input. The line is sent when both have looked:
 
 # %%
 look_then_take = """
@@ -328,34 +328,33 @@ print(two_at_once(lock))
 
 # %% [markdown]
 # Now each runner has a device of its own. `jobs.run` holds such a lock on every device that it
-# uses. The locks lie in the temporary folder, where other people's `mgpu run` sees them too.
+# uses. The locked files lie in `/tmp/mgpu-jobs`, where other people's `mgpu run` sees them too,
+# unless `TMPDIR` names another folder than `/tmp`.
 #
 # ## When not to
 #
 # Scripts on different GPUs still share the disk, the memory and the cores of the host. Where a
-# training takes much longer beside another than alone (compare the two bars of `narrow` above),
+# training takes much longer beside another than alone (compare the bars of `narrow` above),
 # look at the input pipeline first.
 #
 # ## On GPUs
 #
 # CUDA reads its variable when TensorFlow first asks for GPUs. Set later, the variable has no
-# effect, and no error says so. Four jobs on a host of 16 cores start 64 threads, because each job
-# starts one for every core; `TF_NUM_INTRAOP_THREADS=4` in front of `mgpu run` gives each job four.
-# Some operations add in an order that changes, which `train.py` forbids with
-# `tf.config.experimental.enable_op_determinism()`.
+# effect, and no error says so. Each job computes with a thread for every core of the host;
+# `TF_NUM_INTRAOP_THREADS=4` in front of `mgpu run` gives each job four. Some operations add in an
+# order that changes; `train.py` calls `tf.config.experimental.enable_op_determinism()`, which fixes
+# that order.
 #
 # ## With a script that uses several GPUs
 #
-# With `--devices-each 2` each job has two devices, for a script that uses both, as in [[07]]. Here
-# such a job counts the devices that it may use, and so does a process that was given one:
+# With `--devices-each 2` each job gets two devices, for a script that uses both, as in [[07]]. Here
+# a job counts its devices:
 
 # %% tags=["nbval-ignore-output"]
 count = [sys.executable, "-c", "from mgpu_helpers import jobs; print(len(jobs.allowed()[1]))"]
 each = len(allowed[:2])
 job = jobs.run([count], devices_each=each, logs=folder / "pair", progress=False)[0]
-print("a job with two devices may use", job.tail)
-given = subprocess.run([*on(allowed[0]), *count], capture_output=True, text=True)
-print("a process that was given one may use", given.stdout)
+print(f"asked for {each} devices, the job may use {job.tail}")
 assert job.tail == str(each) or sys.platform == "darwin"
 
 # %% [markdown]
@@ -364,7 +363,7 @@ assert job.tail == str(each) or sys.platform == "darwin"
 # In classic code the session's `ConfigProto` lists the GPUs that a process may use. In Wonik Jang's
 # article "Multi-GPUs" of 2017 ([sources](../docs/sources.md#jang)) one script has the list "0" and
 # the other the list "1". [train_graph.py](scripts/train_graph.py) trains that article's network.
-# Here it runs twice. On GPUs each run sees only one, so both keep the list "0":
+# Here both runs keep the list "0": on GPUs, each run sees one alone, as number 0.
 
 # %%
 commands = [[sys.executable, "scripts/train_graph.py", f"--output={folder / name}"]
@@ -374,7 +373,7 @@ contents = {(folder / name / "train_graph.json").read_bytes() for name in ("c", 
 print([job.status for job in graphs], "different contents:", len(contents))
 
 # %% [markdown]
-# Both trained the same. The script sets its list in these lines, and then comes a list of two:
+# Both wrote the same bytes. Next come the script's lines for its list, and a list of two:
 
 # %%
 script = Path("scripts/train_graph.py").read_text()
@@ -411,8 +410,9 @@ def outside(visible, device):
 checks.outside(outside)
 
 # %% [markdown]
-# **2.** Write `environment(device)`, which returns the environment for a child that may see that
-# GPU alone, in nvidia-smi's numbering. The notebook's own environment must stay as it is.
+# **2.** Write `environment(device)`, which returns the environment for a child process that may
+# see GPU `device` alone, in nvidia-smi's numbering. The notebook's own environment must stay as it
+# is.
 
 # %% tags=["exercise"]
 def environment(device):
@@ -445,6 +445,6 @@ checks.environment(environment)
 #
 # ## In practice
 #
-# Write your scripts behind `mgpu run`. For two scripts on GPUs that nobody else uses, the four
+# Start your scripts with `mgpu run`. For two scripts on GPUs that nobody else uses, the four
 # lines of shell are enough. `mgpu` alone prints which number is which GPU, and which are in use.
 # Next: [[next]].
