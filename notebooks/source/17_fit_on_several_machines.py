@@ -5,14 +5,14 @@
 # strategy for both together, but Keras 3's `fit` fails under it, and a mistake in the setup makes
 # everybody wait.
 #
-# **In this lesson** you add two lines and a launcher, and `fit` trains on two workers the model
-# that one process trains.
+# **In this lesson** you add two lines to a script and start it with a launcher. `fit` then trains
+# in two processes, and the model is the one that a single process trains.
 #
 # **You will learn** to
 # - start `fit` on several machines, and prove that the model is that of one process,
-# - write the configuration of a worker by hand, and have it checked before anybody waits,
+# - read the configuration of a worker, and have it checked before anybody waits,
 # - see that the workers share out every batch, and what happens if their data differ,
-# - count what crosses between machines, and predict a step over a slow link.
+# - count what crosses between machines, and predict how long that takes over a slow link.
 #
 # **You need** [[07]].
 
@@ -71,7 +71,7 @@ print(script[script.index("keras.utils") : script.index("callbacks =")].rstrip()
 # To try this, one machine is enough: `mgpu cluster --workers 2 train_workers.py` starts two
 # processes there, which speak to each other as two machines do. `cluster.run` does the same from
 # Python. Here each worker computes on one core, even on a machine with GPUs, because two workers
-# cannot share one:
+# cannot share a GPU:
 
 # %%
 one_core = {"MGPU_MODE": "cores", "TF_NUM_INTRAOP_THREADS": "1"}
@@ -103,7 +103,8 @@ print("same bits on both workers:", report[0].result["state"] == report[1].resul
 
 # %% [markdown]
 # The workers trained the model that one process trains. Only rounding differs, because they add
-# the numbers in another order. The file that the workers saved is from the callback
+# the numbers in another order. The script's dropout is 0 here: with dropout the workers drop other
+# units than one process does. The file that the workers saved is from the callback
 # ModelCheckpoint, which writes only on worker 0, the **chief**.
 #
 # | | |
@@ -130,8 +131,8 @@ print(*workers.tf_configs(["a:20000", "b:20000"]), sep="\n")
 # By hand you set this variable on each machine and start your script. Here are two processes that
 # have it, and run any code that we send them. `tell` sends code to one worker, and `said` returns
 # what this worker prints, or None after so many seconds of silence. `both` sends code to both
-# workers and prints their answers. Worker 0 now makes the strategy, and worker 1 is late, like a
-# machine that is still starting:
+# workers and prints their answers; `ask` returns them instead. Worker 0 now makes the strategy, and
+# worker 1 is late, like a machine that is still starting:
 
 # %%
 pair = workers.Pair()
@@ -223,8 +224,8 @@ for row in card.get("links", []):
     print(f"{n:7}{rate:8}{times}")
 
 # %% [markdown]
-# The last column is less than 15 % off what was measured, and the ring alone is further off. At
-# 200 Mbit/s, 5 MB take more than a fifth of a second, so the 102 MB of a network like ResNet-50
+# In every row the last column is nearer to what was measured than the ring alone. At 200 Mbit/s,
+# 5 MB take more than a fifth of a second, so the 102 MB of a network like ResNet-50
 # would take more than four seconds. Over such a link a second machine pays only where a step
 # computes for longer than this.
 #
@@ -298,8 +299,8 @@ except ValueError as error:
     print("fit:", re.sub(r" [\\d.]+, [\\d.]+\\.", " …", str(error)).partition(", as")[0])""")
 
 # %% [markdown]
-# After its first step `fit` compares what the workers have read, and stops every worker. The cure
-# is a seed: `keras.utils.set_random_seed` before the data are made, or
+# After its first step `fit` compares what the workers have read, and stops them all where that
+# differs. The cure is a seed: `keras.utils.set_random_seed` before the data are made, or
 # `fit.batches(x, y, shuffle=True)`.
 #
 # **A mistake in the setup.** We made each of these eight mistakes on one worker. Every time the
@@ -341,12 +342,12 @@ check("no TF_CONFIG", None)
 
 # %% [markdown]
 # Seven mistakes get a sentence. A worker that was not started gets none, because it may still
-# start. There `mgpu cluster` helps: it ends the wait after a minute and says who is missing. It
-# also writes TF_CONFIG for you.
+# start. For such a worker the others wait a minute under `mgpu cluster`, which then says who is
+# missing. The command also writes TF_CONFIG for you.
 #
 # ## On GPUs
 #
-# All machines need equally many GPUs. There NCCL does the all-reduce, which begins while the
+# All machines need equally many GPUs. On GPUs NCCL does the all-reduce, which begins while the
 # backward pass still runs; [[18]] says what to do when it hangs. [Slurm](scripts/slurm.sh) and
 # [Kubernetes](scripts/kubernetes.yaml) start the same launcher. For workers that come and go there
 # are [parameter servers](../docs/parameter_servers.md). TensorFlow's workers listen on **all**
@@ -415,24 +416,24 @@ def rows_of(count, workers, index):
 checks.rows_of(rows_of)
 
 # %% [markdown]
-# **2.** Write `step_seconds(size, workers, megabits, unlimited)`: the seconds of an all-reduce of
+# **2.** Write `reduce_seconds(size, workers, megabits, unlimited)`: the seconds of an all-reduce of
 # `size` bytes over links of `megabits` Mbit/s, as in the last column of the table of links.
-# `unlimited` is the time without a limit, in seconds. Then predict the first row of the table.
+# `unlimited` is the time without a limit, in seconds.
 
 # %% tags=["exercise"]
-def step_seconds(size, workers, megabits, unlimited):
+def reduce_seconds(size, workers, megabits, unlimited):
     return size / megabits
 
 
-checks.step_seconds(step_seconds)
+checks.reduce_seconds(reduce_seconds)
 
 # %% tags=["solution"]
-def step_seconds(size, workers, megabits, unlimited):
+def reduce_seconds(size, workers, megabits, unlimited):
     sent = 2 * (workers - 1) / workers * size
     return sent * 8 / (megabits * 1e6) / 0.956 + unlimited
 
 
-checks.step_seconds(step_seconds)
+checks.reduce_seconds(reduce_seconds)
 
 # %% [markdown]
 # ## What we saw

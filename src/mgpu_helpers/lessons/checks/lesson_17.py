@@ -36,8 +36,8 @@ def rows_of(function: Any) -> str:
         least, most = min(sizes), max(sizes)
         expect(most - least <= 1,
                f"with {of} one reads {most} and another {least}: the others wait for the one with "
-               "most, so let the shards differ by one row at most")
-    return f"{len(cases)} batches, each row read once"
+               "most, so let the workers differ by one row at most")
+    return f"{len(cases)} counts of rows and workers, each row read once"
 
 
 def _rows(function: Any, *args: int) -> list[int]:
@@ -61,12 +61,12 @@ def _ring(size: int, n: int, megabits: float, unlimited: float) -> float:
 
 
 #: Check exercise 2 of lesson 17: the time of an all-reduce over a slow link.
-step_seconds = same_as(
+reduce_seconds = same_as(
     _ring,
     _links,
     told=lambda right, got, size, workers, megabits, unlimited: (
-        f"{size / 1e6:.0f} MB, {workers} workers, {megabits:.0f} Mbit/s take {right:.4g} s, not "
-        f"{got:.4g}"
+        f"{size / 1e6:.0f} MB, {workers} workers, {megabits:.0f} Mbit/s and {unlimited:.3g} s "
+        f"without a limit take {right:.4g} s, not {got:.4g}"
     ),
     way="return a number of seconds",
     wrong={
@@ -74,6 +74,12 @@ step_seconds = same_as(
             lambda size, n, rate, free: _ring(size * n, n, rate, free),
         "the ring goes round twice: once to add the pieces up, once to hand out the sums":
             lambda size, n, rate, free: _ring(size / 2, n, rate, free),
+        "the share 2(n - 1)/n of the gradients is 1 only for 2 workers":
+            lambda size, n, rate, free: _ring(size, 2, rate, free),
+        "leave the seconds unrounded":
+            lambda size, n, rate, free: round(_ring(size, n, rate, free), 3),
+        "Mbit/s are a million bits in a second":
+            lambda size, n, rate, free: _ring(size, n, rate / 1e6, free),
         "the unlimited time is as it was measured":
             lambda size, n, rate, free: _ring(size, n, rate, free / 0.956),
         "a byte has 8 bits": lambda size, n, rate, free: _ring(size / 8, n, rate, free),
