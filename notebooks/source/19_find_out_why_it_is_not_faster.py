@@ -69,10 +69,11 @@ with tf.device(first):
     print(fit.explain(model, slow, callbacks=[Report()], steps=4))
 
 # %% [markdown]
-# Each row has what something costs, what a step would take without it, and what to do. A cost is
-# what you would gain. The callback is not listed: the next batch is read while it works, so without
-# it a step would take as long. The second call, `whatif.explain(trace.fit_step(model, data))`, is
-# for the row "the step itself". What you may see:
+# A row has what something costs, what a step would take without it, and what to do. A cost is what
+# you would gain, except in the row "the step itself": that is a step with nothing around it. The
+# callback is not listed: the next batch is read while it works, so without it a step would take as
+# long. One cause can hide another, so ask again after each cure. The second call,
+# `whatif.explain(trace.fit_step(model, data))`, looks into the step itself. What you may see:
 #
 # | what you see | the cause |
 # |---|---|
@@ -133,8 +134,8 @@ print("sizes:", calls(batches, tensors), " relaxed:",
 # The cures are tensors in place of numbers, batches of one size (`drop_remainder=True`), and
 # `reduce_retracing=True` or an `input_signature`.
 #
-# **4. Eager code where a graph would do.** Python starts one operation after the other, and on
-# several devices they take turns. The cure is `@tf.function`, and in Keras no `run_eagerly=True`:
+# **4. Eager code where a graph would do.** Python starts the operations of all devices one by one.
+# The cure is `@tf.function`, and in Keras no `run_eagerly=True`:
 
 # %% tags=["nbval-ignore-output"]
 with tf.device(first):
@@ -171,7 +172,7 @@ for name, (device, seconds, needs) in five.items():
 
 # %% [markdown]
 # `b` took 6 of 15 seconds, and yet the step without it takes 11, not 9: `d` then waits for `c`. A
-# faster `c` gains nothing at all. So what an operation took is not what you can gain.
+# faster `c` gains nothing. So what an operation took is not what you can gain.
 #
 # ## A healthy step
 #
@@ -242,7 +243,8 @@ print("typo     ran on /GPU:91:", "/GPU:91" in of_typo.devices)
 # %% [markdown]
 # The cure is a strategy ([[07]]) or towers. `whatif.towers` predicts the gain from the traces of
 # one device; on GPUs it needs the speed of their link. `beside` prints the prediction, and then how
-# both steps compare, timed in turn. Where another program has a core, you gain less:
+# both steps compare, run in turn; `timed` waits until all devices have ended. Where another
+# program has a core, you gain less:
 
 # %%
 def beside(change, before, after):
@@ -285,8 +287,8 @@ charts.blame(of_uneven[-1])
 plt.show()
 
 # %% [markdown]
-# The cure is even shards, or shards in proportion to speed. `explain` names the slow device, not
-# the reason, such as heat or another user.
+# The cure is even shards, or shards in proportion to speed. `whatif.explain` names the slow
+# device, not the reason, such as heat or another user.
 #
 # **8. The variables are on the wrong device.** A Keras model built outside of any `tf.device` block
 # has its weights on the first GPU, or on the host where there is none. Here one device computes.
@@ -337,15 +339,16 @@ for name, settings in others.items():
 #
 # ## On GPUs
 #
-# Python prepares the next step while the GPU works, unless it waits for a number (2). XLA compiles
-# each new graph, for seconds (3). A batch that is large for a CPU can be too small for a GPU: a
-# step of short kernels takes as long as the host needs to start them (6). Bytes matter where
-# sending takes long beside the step (8).
+# Python prepares the next step while the GPU works, unless Python waits for a number (cause 2).
+# With XLA, which Keras uses on a GPU, compiling takes seconds for each new graph (3). A batch that
+# is large for a CPU can be too small for a GPU: a step of short kernels takes as long as the host
+# needs to start them (6). Bytes matter where sending takes long beside the step (8).
 #
 # ## With a model of another kind
 #
-# Here is a convolution with BatchNormalization, on one device. `faster` takes the name of a layer
-# and says what you gain if it is twice as fast:
+# Here is a convolution with BatchNormalization, on one device. `faster` takes what
+# stands in the names of operations, such as the name of a layer, and says what you gain if those
+# operations are twice as fast:
 
 # %% tags=["nbval-ignore-output"]
 with tf.device(first):
@@ -388,7 +391,7 @@ checks.replay_over_link(replay_over)
 # returns a function that makes one pass over the data without the three, and changes the weights as
 # `lesson_19.fit(model, data)` does. The whole model has to be called on every device. From the
 # second pass on, no batch may be read again, and the model may run only in graphs. Times are only
-# shown.
+# shown. One of the causes hides behind another until that is cured.
 
 # %% tags=["exercise"]
 causes = {0}
@@ -419,14 +422,14 @@ checks.treated(treat, causes)
 # - `fit.explain` found what slows a training outside of its step, and `whatif.explain` which device
 #   waited in it.
 # - Four Python numbers made 4 graphs of a function, and four tensors made 1.
-# - Without the operation that took 6 of 15 seconds, a step takes 11.
+# - Without the operation that took 6 of 15 seconds, the step takes 11.
 # - With the variables on the host, all weights and gradients crossed.
 # - All devices, uneven shards and variables on the host had the losses of one device.
 #
 # ## In practice
 #
-# Call `fit.explain` first. If the row "the step itself" is the largest, trace a step. Ask `faster`,
-# `scaled`, `towers` or `link` of `whatif` before you work, and time the change afterwards. If you
+# Call `fit.explain` first. If the row "the step itself" is the largest, trace a step. Ask
+# `faster`, `towers` or `link` of `whatif` before you work, and time the change afterwards. If you
 # get an error instead, see [Errors, by their message](../docs/errors.md).
 #
 # Next: [[next]].

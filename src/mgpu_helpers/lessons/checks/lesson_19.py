@@ -28,13 +28,15 @@ def _steps() -> Iterator[tuple[Ops, float]]:
     five = {"a": ("first", 4, ""), "b": ("second", 6, "a"), "c": ("first", 2, "a"),
             "d": ("first", 3, "bc"), "e": ("second", 2, "d")}
     # In `busy`, a arrives while c runs. In `late`, a ends before b and arrives after it.
-    # In `apart`, b starts last and ends first.
+    # In `apart`, b starts last and ends first. In `sent`, first works on while a's result crosses.
     busy = {"a": ("first", 2, ""), "b": ("second", 3, ""), "c": ("second", 2, ""),
             "d": ("second", 1, "ab")}
     late = {"a": ("first", 2, ""), "b": ("second", 3, ""), "c": ("second", 1, "ab")}
     apart = {"a": ("first", 9, ""), "b": ("second", 2, "")}
+    sent = {"a": ("first", 2, ""), "b": ("second", 1, "a"), "c": ("first", 4, "")}
     known: list[tuple[Ops, float]] = [
         (five, 0.0), (five, 1.0), (five, 5.0), (busy, 2.0), (late, 2.0), (apart, 2.0),
+        (sent, 2.0),
     ]
     yield from known
     for scale in np.random.default_rng().uniform(0.5, 4, 4):  # so that nothing can be wired in
@@ -50,12 +52,15 @@ def _step(right: float, ops: Ops, link: float) -> str:
     )
 
 
-def _over_link(ops: Ops, link: float, always: bool = False) -> float:
+def _over_link(ops: Ops, link: float, always: bool = False, held: bool = False) -> float:
+    """Replay over a link; always: on one device as well; held: sending takes the device's time."""
     ends: dict[str, float] = {}
     free: dict[str, float] = {}
     for name, (device, seconds, needs) in ops.items():
         ready = [ends[n] + (link if always or ops[n][0] != device else 0.0) for n in needs]
-        ends[name] = free[device] = max([free.get(device, 0.0), *ready]) + seconds
+        ends[name] = max([free.get(device, 0.0), *ready]) + seconds
+        sends = any(name in needs and on != device for on, _, needs in ops.values())
+        free[device] = ends[name] + (link if held and sends else 0.0)
     return max(ends.values())
 
 
@@ -69,9 +74,11 @@ replay_over_link = same_as(
         "nothing takes time to cross yet": lambda ops, link: _over_link(ops, 0.0),
         "only what another device made has to cross":
             lambda ops, link: _over_link(ops, link, always=True),
+        "a device works on while its result crosses":
+            lambda ops, link: _over_link(ops, link, held=True),
     },
     changed="it changes the operations that it is given",
-    yes="26 steps; with a link of 1 s the five operations take 18 s",
+    yes="31 steps; with a link of 1 s the five operations take 18 s",
 )
 
 
