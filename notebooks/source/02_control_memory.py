@@ -79,7 +79,7 @@ print(done.stdout or done.stderr, end="")
 #
 # ## When memory runs out
 #
-# To see the error on any machine, we ask the host for a tensor of 20 exabytes:
+# To see the error on any machine, we ask the host for a tensor that fits on no machine:
 
 # %%
 try:
@@ -103,18 +103,19 @@ except tf.errors.ResourceExhaustedError as error:
 # driver counts all that is given away, the allocator its tensors. Below, each process has memory on
 # the host.](pictures/02_who_holds_what.svg)
 #
-# The dark parts are CUDA contexts: each process needs a few hundred MB on every GPU that it uses.
+# The dark parts are CUDA contexts, which CUDA needs for its own work: each process has one on every
+# GPU that it uses, of a few hundred MB.
 #
 # So there are three answers to "How much memory is used?". The **driver** says what it gave to all
 # processes, and `nvidia-smi` shows this number. The **process** says what it has on the host. The
-# **allocator** says what its tensors use. Here are the answers of this machine:
+# **allocator** says what it handed out to tensors, rounded up. Here are this machine's answers:
 
 # %% tags=["nbval-ignore-output"]
 report = nvml.query()
 print("driver:", [memory.size_text(gpu.memory_used or 0) for gpu in report.gpus] or report.reason)
 print("process: about", memory.size_text(round(memory.process(), -8)))
-info = tf.config.experimental.get_memory_info  # of a CPU it says 0, whatever it holds
-print("allocator:", info(plan.devices[0][1:]) if plan.on_gpus else "has numbers for GPUs alone")
+info = tf.config.experimental.get_memory_info  # a CPU's allocator may have no numbers
+print("allocator:", info(plan.devices[0][1:]) if plan.on_gpus else "asked only on GPUs")
 
 # %% [markdown]
 # ## The settings
@@ -130,46 +131,63 @@ print("allocator:", info(plan.devices[0][1:]) if plan.on_gpus else "has numbers 
 # What they take of a GPU follows from [TensorFlow's source](../docs/sources.md#allocator):
 #
 # - **Nothing set**: with its first tensor TensorFlow takes what is free on the GPU, less a reserve
-#   for libraries. On GPUs of compute capability 8 the reserve is 1536 MiB.
+#   for libraries: 1536 MiB on GPUs of compute capability 8, NVIDIA's number for a generation.
 # - **A share or a limit**: TensorFlow takes exactly that much, also with its first tensor.
-# - **Growth**: TensorFlow takes a region when a tensor finds no room. Regions have 2 MiB, then 4,
-#   then 8, and so on. If a tensor needs more, the size is doubled until the tensor fits, and the
-#   region after that has the same size once more.
+# - **Growth**: TensorFlow takes a region of memory when a tensor finds no room. The region's size
+#   begins with 2 MiB. It is doubled until the tensor fits, or, where the tensor fits at once, it is
+#   doubled for the next region.
 # - **`cuda_malloc_async`**: the driver manages the memory, and gives about what the tensors need.
 #
-# So growth rounds up generously. Six tensors of 100 MB go into regions of 128, 128, 256 and 512
-# MiB, which is 1.07 GB for 600 MB.
+# In Python, here is growth for `count` tensors of `size` bytes each:
+
+# %%
+MIB = 2**20
+
+
+def regions(size, count):
+    taken, region, free = [], 2 * MIB, 0
+    for _ in range(count):
+        if free < size:
+            fits = size <= region
+            while region < size:
+                region *= 2
+            taken.append(region)
+            free = region
+            if fits:
+                region *= 2
+        free -= size
+    return taken
+
+
+six = regions(100_000_000, 6)
+print([region // MIB for region in six], "MiB are", memory.size_text(sum(six)))
+
+# %% [markdown]
+# So growth takes 1.07 GB for six tensors of 100 MB.
 #
 # ## The memory lab
 #
 # `scripts/hold_memory.py` makes such tensors with each of eight settings, in a process for each
-# setting. Without a free GPU it tries only `set_memory_growth`. These are the settings:
+# setting. Without a free GPU it tries only `set_memory_growth`, and the chart shows what the rules
+# above say of a GPU of compute capability 8 with 16 GiB:
 
-# %%
+# %% tags=["varies"]
 script = [sys.executable, "scripts/hold_memory.py"]
 done = subprocess.run(script, capture_output=True, text=True, check=True)
 records = [json.loads(line) for line in done.stdout.splitlines()]
-print(*[record["option"] for record in records], sep="\n")
-
-# %% [markdown]
-# With a free GPU the chart shows what was measured, and otherwise what the rules above say of a GPU
-# of compute capability 8 with 16 GiB:
-
-# %% tags=["varies"]
-MIB = 2**20
-total, GROWTH = 16 * 1024 * MIB, 1024 * MIB
-sizes = [total - 1536 * MIB, 0.4 * total, GROWTH, GROWTH, 1024 * MIB, GROWTH]
+total, growth = 16 * 1024 * MIB, sum(six)
+sizes = [total - 1536 * MIB, 0.4 * total, growth, growth, 1024 * MIB, growth]
 sizes += [6 * 100_000_000, 0]  # cuda_malloc_async, and every GPU hidden
 measured = [record for record in records if record["driver"]]
 calculated = [{"option": r["option"], "calculated": size} for r, size in zip(records, sizes)]
 rules = "calculated from TensorFlow's source for a GPU of 16 GiB, without the CUDA context"
-drawings.lab(measured or calculated, source=None if measured else rules)
+ax = drawings.lab(measured or calculated, source=None if measured else rules)
+ax.set_title("What each setting takes", loc="left")
 plt.show()
 
 # %% [markdown]
 # The first bar is the trouble of the beginning: nearly the whole GPU for 600 MB of tensors. Growth
-# takes the same in all three places where it can be set. That the limit of 1024 MiB takes as much
-# is a coincidence.
+# takes the same in all three places where it can be set.
 #
 # ## A notebook that keeps a GPU
 #
@@ -193,9 +211,10 @@ plt.show()
 # ## TensorFlow's configuration
 #
 # A setting has to be made before TensorFlow starts, which it does with its first operation. In this
-# notebook it has started, and there may be no GPU. In a block of `pretend_gpus` TensorFlow has not
-# started, and has GPUs that do not exist. Nothing can run on them, but all rules for settings
-# apply. `gpu_options` is the message with which TensorFlow would start:
+# notebook it has started, and there may be no GPU. So we use `pretend_gpus`: in its block
+# TensorFlow has not started, and lists GPUs that do not exist. Nothing can run on them, but all
+# rules for settings apply. `gpu_options` is the message, a record of fields, with which TensorFlow
+# would start:
 
 # %%
 with pretend_gpus(2) as gpus:
@@ -271,16 +290,16 @@ with pretend_gpus(1) as gpus:
 # %% [markdown]
 # ## On GPUs
 #
-# The lab takes one GPU, on which nobody else computes, and hides the others from its processes. The
-# bars of both charts are then what the driver gave, with the CUDA context. A monitor's chart, as
-# below, gets more curves: the driver's shows what the allocator took, and the allocator's what the
-# tensors use. The model below has `jit_compile=False`, because on a GPU Keras would compile it with
-# XLA for each batch size, and the phases would show little else.
+# The lab takes one GPU, on which nobody else computes, and hides the others from its processes. Its
+# chart then has three bars for each setting: of the driver, with the CUDA context, of the allocator
+# and of the process. The chart of four moments shows the driver's answers. A monitor's chart gets a
+# curve for the driver, which counts all processes, and one for the allocator.
 #
 # ## With your own model
 #
 # `memory.Monitor` asks the process, the driver and the allocator ten times a second, in the
-# background. A phase names what runs in its block. Here the monitor watches a Keras model:
+# background. A phase names what runs in its block. The model has `jit_compile=False`, because on a
+# GPU Keras would compile it with XLA for each batch size, and that would fill the phases:
 
 # %%
 def build():
@@ -394,13 +413,13 @@ checks.limit_for(limit_for)
 # - Today's calls and the classic options ended in the same message.
 # - Settings that came too late or did not go together were refused in TensorFlow's own words. One
 #   pair was not: a limit silently took growth away, and `memory.logical` caught it.
-# - A monitor showed what a Keras model took, phase by phase.
+# - A monitor showed what the process held while a Keras model trained, phase by phase.
 #
 # ## In practice
 #
 # Before you look for a leak, look for an idle notebook: `nvidia-smi` names the processes. In a
 # program that you cannot edit, `TF_FORCE_GPU_ALLOW_GROWTH=true` in the environment sets growth.
-# Where regions are free but each is too small for the next tensor,
+# Where much memory is free, but in pieces too small for the next tensor (fragmentation),
 # `TF_GPU_ALLOCATOR=cuda_malloc_async` may help.
 #
 # Next: [[next]].
