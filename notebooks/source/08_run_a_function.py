@@ -40,8 +40,8 @@ layers = keras.layers
 # Here is a model of three layers that reads handwritten digits. It is built on the first device, so
 # its weights are there. The batch has 1024 images for each device and waits on the host.
 #
-# The line to paste is the first one of the second cell below. `on_all` is called as the model is,
-# and has to give the answers of one device:
+# The second cell below begins with the line to paste. The `on_all` that it makes is called as the
+# model is, and has to give the answers of one device:
 
 # %%
 keras.utils.set_random_seed(0)
@@ -68,8 +68,8 @@ print(f"{np.count_nonzero(close):,} of {close.size:,} numbers agree to 0.00001")
 # %% [markdown]
 # Did every device work? A call of the model needs three matrix products, one for each layer.
 # `trace.function_step` records where each operation of a function ran, and `print_products` counts
-# the products of each device. (In a backward pass their names have `gradient` in them.) Look at the
-# model on one device, and then on all:
+# the products of each device. (A product whose name has `gradient` in it belongs to a backward
+# pass.) Look at the model on one device, and then on all:
 
 # %%
 def print_products(step):
@@ -91,7 +91,7 @@ for function in (on_one, on_all):
 #
 # | | |
 # |---|---|
-# | **Use it when** | a function handles each row by itself, and computes much with it |
+# | **Use it when** | a function handles each row by itself, and computes much for each |
 # | **It costs** | each call sends weights to the other devices, the rows out and the results back |
 # | **Instead** | `model.predict` of a model that was made under `fit.strategy` ([[07]]) |
 #
@@ -103,7 +103,7 @@ for function in (on_one, on_all):
 # ![A batch on the host in two shards; each device runs the function on one shard; the host joins
 # the two results.](pictures/08_shards.svg)
 #
-# Here it is done by hand, on two devices, with the sum of two vectors of six numbers:
+# Done by hand on two devices, the sum of two vectors of six numbers looks like this:
 
 # %%
 def add(a, b):
@@ -123,9 +123,8 @@ with tf.device(plan.host):
 # %% [markdown]
 # These are the six sums. The same works for any function, any number of batches and any number of
 # devices: `on_each` calls the function on each device with that device's shards, and
-# `make_parallel` puts the cutting and the joining around it. (`towers.make_parallel` also checks
-# what it is given.) As a test, each device adds 600,000 pairs of numbers. Look at what a device
-# gets and what it sends back:
+# `make_parallel` puts the cutting and the joining around it. Look at what a device gets to add
+# 600,000 pairs of numbers, and what it sends back:
 
 # %%
 def on_each(function, devices, *shards):
@@ -215,10 +214,11 @@ charts.placement_map(step)
 plt.show()
 
 # %% [markdown]
-# Every device computed the forward and the backward pass of its shard. On the map, a box holds the
-# operations of one layer in both directions, with their number in brackets. The host sends every
-# device its images and labels. The first device sends all the weights to each of the others, and
-# each device sends back a gradient that is as large as the weights.
+# Every device computed the forward and the backward pass of its shard. On the map, the box of a
+# layer holds its operations of both directions, with their number in brackets, and `variables`
+# holds the weights and what reads them. The host sends every device its images and labels. The
+# first device sends all the weights to each of the others, and each device sends back a gradient
+# that is as large as the weights.
 #
 # A model on one device, with the loss and the gradient of one shard, is called a **tower**. [[09]]
 # trains with towers.
@@ -237,7 +237,8 @@ print(f"{close:,} of {wanted.size:,} entries agree to a hundred-thousandth of th
 # ## Was it faster?
 #
 # Eager code calls one device after the other. In a graph, such as `tf.function` makes, the devices
-# work at the same time. `.numpy()` waits for the result:
+# work at the same time, so the line to paste has `tf.function` in it. `.numpy()` waits for the
+# result:
 
 # %%
 alone = tf.function(on_one)
@@ -266,26 +267,26 @@ for make in (make_parallel, towers.make_parallel):
             print("-", str(error).rpartition("}} ")[2])
 
 # %% [markdown]
-# TensorFlow names its own operations. The helper names the function and the batch, and with
-# `uneven=True` it cuts eleven into six and five.
+# The messages of the helper name the mistake in the function and in the batch. With `uneven=True`
+# the helper takes such a batch.
 #
 # ## When not to
 #
-# Where rows depend on each other, or where little is computed with each, keep the function on one
-# device. To train, take [[07]]: it keeps a copy of the weights on each device, and does not send
-# them at each step.
+# Keep a function on one device if its rows depend on each other or need little work. To train, take
+# [[07]]: it keeps a copy of the weights on each device, and does not send them at each step.
 #
 # ## On GPUs
 #
-# Do not expect "on all" to win with a model this small. A GPU computes it in about the time that
-# the images and the weights need to cross. What no `tf.device` block names goes to the first
-# GPU, so name the host for what you cut and join.
+# Do not expect "on all" to win with a model this small. A GPU may compute it in less time than the
+# images and the weights need to cross. What no `tf.device` block names goes to the first GPU, so
+# name the host for what you cut and join.
 #
 # ## With a model of another kind
 #
 # Here is a small convolutional network with BatchNormalization. In a prediction each row of the
 # output depends on its own image. In training BatchNormalization takes the mean and the variance of
-# the batch, and a device has only its shard of it:
+# the batch, and a device has only its shard of it. Every argument of the shared function is cut as
+# a batch, so `training` is set inside a `lambda`:
 
 # %%
 with tf.device(plan.devices[0]):
@@ -310,9 +311,9 @@ for training in (False, True):
 # `make_parallel` comes from *Effective TensorFlow* by Vahid Kazemi
 # ([2017](../docs/sources.md#make_parallel)), where it is written for graphs and sessions ([[01]]).
 # Its example fits a parabola to points. In a graph the model makes its weights itself:
-# `get_variable` makes a variable and remembers it by its name. In the graph that `build` makes,
-# `init` sets the weights to zero, and `train` is one step of Adam. All points lie on 5x² + 3, so
-# training should find 5, 0 and 3:
+# `get_variable` makes a variable and remembers it by its name. In the graph that `build` makes, the
+# operation `init` sets the weights to zero, and the operation `train` is one step of Adam. All
+# points lie on 5x² + 3, so training should find 5, 0 and 3:
 
 # %%
 def error_of(w, x, y):
@@ -375,7 +376,7 @@ print("from one device below 0.00001:", np.abs(np.subtract(of_all, of_one)).max(
 # Where is the backward pass? `compute_gradients` is called in the host's block, and
 # `colocate_gradients_with_ops=True` puts each gradient where its forward operation is. Look at the
 # products without this option and with it. The last of these cells takes the same gradient in
-# today's code, where the weight is an object, so that no name has to be looked up or reused:
+# today's code, where the weight is an object and needs no name:
 
 # %%
 for colocate in (False, True):
@@ -402,7 +403,7 @@ print("the gradient of today's code:", np.allclose(tape.gradient(loss, w), class
 # With the option each device has its own backward pass, and the gradient is that of today's code.
 #
 # **A scope for each device** looks tidy, and TensorFlow refuses nothing. Look at the names of the
-# variables, and at their weights after 200 steps:
+# variables, and at their values after 200 steps:
 
 # %%
 def in_own_scope(x, y):
@@ -422,10 +423,11 @@ for variable, value in zip(apart.get_collection("trainable_variables"), train(ap
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
-# **1.** Write `make_parallel_uneven(function, devices)`. It is like `make_parallel`, for any number
-# of batches, and also takes batches that do not divide: 11 examples over 2 devices are 6 and 5. The
-# sizes of the shards may differ by one at most, and `tf.split` accepts a list of sizes. Name the
-# host for cutting and joining: the check puts what nobody has placed on the first device.
+# **1.** Write `make_parallel_uneven(function, devices)`. It does what `make_parallel` does, with
+# any number of batches, and also takes batches that do not divide: 11 examples over 2 devices are 6
+# and 5. The sizes of the shards may differ by one at most, and `tf.split` accepts a list of sizes.
+# Name the host for cutting and joining: as on a GPU machine, the check puts what no `tf.device`
+# block names on the first device.
 
 # %% tags=["exercise"]
 def make_parallel_uneven(function, devices):
@@ -450,9 +452,8 @@ checks.uneven(make_parallel_uneven)
 
 # %% [markdown]
 # **2.** `mean_error` sends the squared error of every point to the host, 4 bytes each, and takes
-# the mean there. Write it so that each device sends a single number, and the result stays the same.
-# Use the `make_parallel` of this lesson, for that of `towers` wants a row for each example. The
-# check reads the bytes from a trace.
+# the mean after that. Write it so that each device sends a single number, and the result stays the
+# same. Use the `make_parallel` of this lesson, for that of `towers` wants a row for each example.
 
 # %% tags=["exercise"]
 def mean_error(x, y):
@@ -474,8 +475,8 @@ checks.mean_error(mean_error, squared_error)
 # %% [markdown]
 # ## What we saw
 #
-# - One line ran a model on all devices. Each computed 3 matrix products for its own share of the
-#   batch, and the answers agreed with those of one device to 0.00001.
+# - One line ran a model on all devices. Each device computed 3 matrix products for its own share
+#   of the batch, and the answers agreed with those of one device to 0.00001.
 # - With one tape around all devices, the host computed the whole backward pass. Asked for the
 #   gradient of its own shard, every device computed its own.
 # - The mean of the shards' gradients was the gradient of the batch.

@@ -62,6 +62,12 @@ WRONG = {
                       "[x] * len(plan), [y] * len(plan)"), "more than its shard"),
         (MEAN.replace("tf.device(plan.host)", "tf.name_scope('nobody')"), "cut the batch on the"),
         (MEAN.replace("tf.split(x, len(plan)),", "tf.split(x, len(plan))[::-1],"), "not the mean"),
+        ("mean_error = lambda *xy: tf.reduce_mean(make_parallel(squared_error, plan.devices)(*xy))",
+         "sent more than one number: take the mean of a shard"),
+        (MEAN.replace("tf.split(x, len(plan)), tf.split(y, len(plan))",
+                      "[[each[:len(x) // len(plan)], each[-(len(x) // len(plan)):]] "
+                      "for each in (x, y)]").replace("tf.device(plan.host)", "tf.name_scope('a')"),
+         "cut the batch on the host"),
         (MEAN.replace("tf.split", "np.split"), "tf.split cuts a tensor"),
         (MEAN.replace("devices[0]):\n        return tf.add_n(means) / len(plan)", "host):\n        "
                       "return 0 * tf.add_n(means) + tf.reduce_mean(squared_error(x, y))"),

@@ -108,11 +108,15 @@ def mean_error(function: Any, error: Any) -> str:
             large = op.type in PRODUCTS and op.bytes > 4 * each
             expect(not large, f"{op.device} computed more than its shard: cut before you compute")
         # What reads the weights has to send them.
+        kinds = {op.name: op.type for op in step.ops}
         for copy in sorted(step.copies, key=lambda copy: order(copy.source)):
             large = copy.source in plan.devices and (copy.bytes or 0) > 4
+            kind = kinds.get(copy.tensor.split(":")[0], "")
+            way = "take the mean of a shard on its device, and send only that"
+            if copy.target in plan.devices and ("Split" in kind or "Slice" in kind):
+                way = "cut the batch on the host"
             expect(not large or "ReadVariable" in copy.tensor,
-                   f"{copy.source} sent more than one number: cut the batch on the host, and take "
-                   "the mean of a shard on its device, before it is sent")
+                   f"{copy.source} sent more than one number: {way}")
     return "the same mean, and each device sent 4 bytes"
 
 
