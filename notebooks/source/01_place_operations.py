@@ -405,7 +405,8 @@ checks.full_name(full_name)
 # %% [markdown]
 # **2.** `add_products` sends each whole product to the host. Suppose that only the sum of all
 # entries is wanted, one number. Write `add_entries` so that each device still multiplies, and sends
-# no more than 4 bytes. The check reads them from a trace.
+# no more than 4 bytes. The check reads them from a trace in which, as on a machine with GPUs,
+# operations outside every block run on the first device.
 
 # %% tags=["exercise"]
 def add_entries(x):
