@@ -2,7 +2,7 @@
 # # Place operations
 #
 # You put the second half of a model on the second GPU. Training starts, the loss falls, and the
-# second GPU computes nothing. The device's name was wrong, or it stood in the wrong place, and
+# second GPU computes nothing. The device's name was wrong, or its block was in the wrong place, and
 # TensorFlow computed somewhere else without a word.
 #
 # **In this lesson** you decide which device runs an operation, and check that it did.
@@ -34,8 +34,8 @@ from mgpu_helpers.lessons.checks import lesson_01 as checks
 # %% [markdown]
 # ## The lines to paste
 #
-# Here is a small residual network with batch normalization, in two halves. Each half is built in a
-# `tf.device` block, as most people would begin:
+# The line to paste is the call of `fit.split` below. First, build each half of a small residual
+# network with batch normalization in a `tf.device` block, as most people would begin:
 
 # %%
 layers = keras.layers
@@ -180,8 +180,9 @@ tf.config.set_soft_device_placement(True)
 # ## Asked for, planned, ran
 #
 # Your code **asks for** a device. Before the first run, TensorFlow **plans** one for each
-# operation. What **ran** can differ from both. The drawing has three examples, all from this
-# lesson. The grey words say where each column can be read:
+# operation. What **ran** can differ from both. The drawing has three examples from this
+# lesson. The grey words say where each column can be read. The placement log is TensorFlow's list
+# of what it planned:
 #
 # ![Three examples, each with the device asked for, planned, and run on. A right name: device 0
 # three times. A wrong name, /GPU:9: another device is planned and runs it. Nothing but constants:
@@ -199,8 +200,7 @@ print("parts:", spec.device_type, spec.device_index, spec.job, spec.task)
 
 # %% [markdown]
 # The *job*, *replica* and *task* in the full name say which process has the device. In a program of
-# one process they are `localhost`, 0 and 0, and may be left out. Where several train together, a
-# worker's devices begin with `/job:worker` ([[17]]).
+# one process they are `localhost`, 0 and 0, and may be left out.
 #
 # `tf.device` names the device of every operation created in its block. Of nested blocks the inner
 # one wins, and `tf.device(None)` takes the name away. What nobody names is left to TensorFlow: it
@@ -210,7 +210,7 @@ print("parts:", spec.device_type, spec.device_index, spec.job, spec.task)
 #
 # Each device multiplies `x` by itself, and the host adds the products, as in [Understanding Multi
 # device training in TensorFlow](../docs/sources.md#wiki) (kavyasrinet, 2017). `numbers` times
-# itself is 7, 10, 15 and 22. Look for that, as many times as you have devices:
+# itself is 7, 10, 15 and 22. Look for these four numbers, each times the number of your devices:
 
 # %%
 @tf.function
@@ -359,9 +359,10 @@ print(*log.raw, "", log, sep="\n")
 
 # %% [markdown]
 # This is TensorFlow's **placement log**: name, type, full device name. Beneath it is the table that
-# `trace.placement` makes of it. Today's code prints such a log only if
-# `tf.debugging.set_log_device_placement` is called before TensorFlow starts. In TensorFlow 2.18 to
-# 2.21 a later call logs nothing, and switches soft placement instead.
+# `trace.placement` makes of it. Of today's code, such as `constant`, the table comes without such
+# lines: TensorFlow prints them only if `tf.debugging.set_log_device_placement` is called before
+# TensorFlow starts. In TensorFlow 2.18 to 2.21 a later call logs nothing, and switches soft
+# placement instead.
 #
 # In a session, soft placement is off unless `allow_soft_placement` switches it on, which much old
 # code does. So a wrong name is an error here. For `big`, the graph above sends the same bytes as
@@ -373,7 +374,8 @@ with tf.Graph().as_default() as wrong, tf.device("/GPU:9"):
 try:
     run_logged(wrong, zero)
 except tf.errors.InvalidArgumentError as error:
-    print(next(line for line in error.message.splitlines() if "Cannot assign" in line))
+    line = next(line for line in error.message.splitlines() if "Cannot assign" in line)
+    print(line.partition(" but ")[0])
 classic, graph_step = trace.session_step(session, total, {x: big})
 print(np.count_nonzero(classic != by_numpy), "entries differ from those of NumPy")
 assert step.bytes_between() == graph_step.bytes_between()
@@ -405,7 +407,8 @@ checks.full_name(full_name)
 # %% [markdown]
 # **2.** `add_products` sends each whole product to the host. Suppose that only the sum of all
 # entries is wanted, one number. Write `add_entries` so that each device still multiplies, and sends
-# no more than 4 bytes. The check reads them from a trace.
+# no more than 4 bytes. The check reads them from a trace in which, as on a machine with GPUs,
+# operations outside every block run on the first device.
 
 # %% tags=["exercise"]
 def add_entries(x):
@@ -434,7 +437,6 @@ checks.add_entries(add_entries)
 # - A wrong name was silent. One setting makes it an error.
 # - Matrices crossed with the bytes of their shapes, and 0 entries differed from NumPy's.
 # - A device was planned for a product of constants, and the trace showed that it did not run.
-# - In a session a wrong name was an error, and sum and bytes were the same.
 #
 # ## In practice
 #

@@ -58,6 +58,10 @@ WRONG = {
         ("add_entries = lambda x: len(plan) * tf.reduce_sum(tf.matmul(x, x))",
          "no matrix product ran on /CPU:2"),
         ("(x, x))", "(x, x), axis=0)", "add_n(sums)", "reduce_sum(tf.add_n(sums))", "/CPU:1 sent"),
+        # Sums outside of the blocks: the first device makes them, the others send their products.
+        ("    sums.append(tf.reduce_sum(tf.matmul(x, x)))",
+         "    product = tf.matmul(x, x)\n        sums.append(tf.reduce_sum(product))",
+         "/CPU:2 sent 22,500 bytes: add up the entries of its product"),
         ("add_n(sums)", "add_n(sums) + 0 * tf.reduce_sum(tf.matmul(x, x + 1))",
          "/CPU:0 multiplies"),
         # A product that counts for nothing, beside a formula.
