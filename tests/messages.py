@@ -83,6 +83,23 @@ def _two_strategies(tf: Any) -> Any:
         raise RuntimeError(done.stderr)
 
 
+_LATE = """
+import json, os
+os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]},
+                                      "task": {"type": "worker", "index": 0}})
+from mgpu_helpers import fit
+import tensorflow as tf
+tf.data.Dataset.range(2)
+fit.strategy()
+"""
+
+
+def _too_late_for_workers(tf: Any) -> Any:
+    done = subprocess.run([sys.executable, "-c", _LATE], capture_output=True, text=True)
+    if "right after devices.setup" in done.stderr:  # which is said beneath TensorFlow's words
+        raise RuntimeError(done.stderr)
+
+
 RAISED: dict[str, Callable[[Any], Any]] = {
     "Cannot assign a device for operation": _no_such_device,
     "cannot be modified after being initialized": _too_late,
@@ -96,6 +113,7 @@ RAISED: dict[str, Callable[[Any], Any]] = {
 SLOW = {
     "OOM when allocating tensor": _too_large,  # TensorFlow waits 10 s for memory
     "Shape mismatch in the collective instance": _two_strategies,
+    "Collective ops must be configured at program startup": _too_late_for_workers,
 }
 
 

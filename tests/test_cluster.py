@@ -161,6 +161,13 @@ def test_more_workers_than_cores_have_all_cores_in_common():
     assert [job.tail.split() for job in report] == [list(map(str, cores))] * (len(cores) + 1)
 
 
+@pytest.mark.parametrize("imports, named", [("import tensorflow", True), ("pass", False)])
+def test_workers_that_train_alone_are_told(imports, named):
+    Path("alone.py").write_text(imports)
+    report = cluster.run("alone.py", workers=2, progress=False)
+    assert report.ok and ("fit.strategy" in repr(report)) is named
+
+
 def test_gpus_are_shared_out_and_locked(monkeypatch):
     monkeypatch.delenv("MGPU_MODE")
     gpus = tuple(nvml.Gpu(i, "GPU", f"GPU-{i}", *[None] * 9) for i in range(5))

@@ -141,6 +141,9 @@ def test_help_and_import_are_quick_and_leave_tensorflow_alone():
     helps = "import atexit, sys; from mgpu_helpers.__main__ import main; "
     done = run_python(f"{helps}atexit.register(lambda: {show}); main(['--help'])")
     assert done.stdout.splitlines()[-1] == "[]" and done.stdout.startswith("usage")
+    assert "usage: mgpu run" in run_python(f"{helps}main(['help', 'run'])").stdout.replace(
+        "python -m mgpu_helpers", "mgpu"
+    )
     gather = "import sys; from mgpu_helpers._doctor import facts; facts.without_tensorflow(); "
     done = run_python(gather + "print({'tensorflow', 'pynvml'} & set(sys.modules))")
     assert done.stdout == "{'pynvml'}\n"

@@ -71,6 +71,11 @@ SIZES = [
 ]
 
 
+def test_what_is_no_array_of_examples_is_named(plan):
+    with pytest.raises(ValueError, match="numpy=True> cannot be split"):
+        towers.make_parallel(lambda x, training: x, plan.devices)(np.ones([4, 2]), training=True)
+
+
 @pytest.mark.parametrize("sizes, uneven, said", SIZES)
 def test_split_says_what_is_wrong(tf, plan, sizes, uneven, said):
     """In the same words where the size is known, and where only the running graph knows it."""

@@ -134,9 +134,9 @@ print(done.stdout or done.stderr, end="")
 
 # %% [markdown]
 # Each of the two devices computes with one core, so a lesson that measures a speed-up compares with
-# one core. Plain TensorFlow would use all cores, so a training on a laptop does not become faster in
-# this way. These devices share one memory and need no copies: the bytes that the lessons count are
-# those that would cross between GPUs.
+# one core. Plain TensorFlow would use all cores, so a training on a laptop does not become faster
+# in this way. These devices share one memory and need no copies: the bytes that the lessons count
+# are those that would cross between GPUs.
 #
 # TensorFlow keeps its devices once it has started. For another number of them, restart the kernel.
 #

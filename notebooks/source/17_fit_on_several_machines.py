@@ -5,8 +5,8 @@
 # strategy for both together, but Keras 3's `fit` fails under it, and a mistake in the setup makes
 # everybody wait.
 #
-# **In this lesson** you add two lines to a script and start it with a launcher. `fit` then trains
-# in two processes, and the model is the one that a single process trains.
+# **In this lesson** you add two lines to a script and start it with a launcher, and `fit` trains in
+# two processes the model that a single process would train.
 #
 # **You will learn** to
 # - start `fit` on several machines, and prove that the model is that of one process,

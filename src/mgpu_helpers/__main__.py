@@ -63,6 +63,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _called(arguments: list[str]) -> int:
     called = "mgpu" if Path(sys.argv[0]).stem == "mgpu" else "python -m mgpu_helpers"
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:2], "--help"]
     if arguments and arguments[0] in COMMANDS:
         module = importlib.import_module(COMMANDS[arguments[0]][0])
         return module.main(arguments[1:], f"{called} {arguments[0]}")

@@ -164,8 +164,15 @@ class Workers(Crew):
                 jobs[first] = replace(jobs[first], status="failed")
         elif not why and not all(job.ok for job in jobs.values()):
             why = "It was stopped."
-        seconds = time.monotonic() - self.first_start
-        return Attempt(self.number, self.addresses, tuple(jobs.values()), first, why, seconds)
+        seconds, ours, note = time.monotonic() - self.first_start, self.workers.values(), ""
+        if len(self.addresses) > 1 and any(one.loads and not one.came for one in ours):
+            note = (
+                "A worker made no MultiWorkerMirroredStrategy, so it trained alone: make and "
+                "compile the model in `with fit.strategy(devices.setup()).scope():`."
+            )
+        return Attempt(
+            self.number, self.addresses, tuple(jobs.values()), first, why, seconds, note
+        )
 
     def close(self) -> None:
         self.guard.kill()

@@ -20,6 +20,7 @@ class Attempt:
     first: int | None = None  #: the index of the first worker that failed; None where none did
     why: str = ""  #: a sentence about that; "" if all is well
     seconds: float = 0.0
+    note: str = ""  #: a sentence about what went well, and perhaps not as it was meant
 
     @property
     def ok(self) -> bool:
@@ -79,5 +80,6 @@ class Report:
         for attempt in self.attempts:
             rows += [(str(attempt.number), *job.cells()) for job in attempt.workers]
         failed = [repr(attempt) for attempt in self.attempts if not attempt.ok]
+        failed += [attempt.note for attempt in self.attempts[-1:] if attempt.ok and attempt.note]
         end = f"{counted(len(self.attempts), 'attempt')}, {self.seconds:.1f} s"
         return "\n\n".join(["\n".join(table(rows)), *failed, end])

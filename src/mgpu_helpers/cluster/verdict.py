@@ -96,6 +96,7 @@ class Worker:
     failed: float | None = None  # when it failed, if nobody ended it
     waits: float | None = None  # since when it waits in the strategy's constructor
     came: bool = False  # it has been in that constructor
+    loads: bool = False  # it has imported TensorFlow
     state: str = ""  # what its process did when the first one failed, as Linux has it
 
     def says(self, event: str, at: float) -> None:
@@ -106,6 +107,8 @@ class Worker:
             self.fails(at)
         elif event == "done":
             self.done = at
+        elif event == "loads":
+            self.loads = True
         elif event == "waits":
             self.waits, self.came = at, True
         elif event == "goes":

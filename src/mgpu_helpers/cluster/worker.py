@@ -82,6 +82,7 @@ def watched(
         gc.freeze()
         if collects:
             gc.enable()
+    say("loads")
     watch(module.distribute.MultiWorkerMirroredStrategy, say)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from mgpu_helpers import _private
 from mgpu_helpers.devices.machine import one_of_several_workers
+from mgpu_helpers.devices.messages import explain
 from mgpu_helpers.devices.plan import Plan, checked, planned
 from mgpu_helpers.fit.mends import mend_replicas
 from mgpu_helpers.fit.shares import Shared, Whole, mark_of, taking
@@ -50,7 +51,11 @@ def strategy(plan: Plan | Iterable[Any] | None = None, *, synchronized: bool = T
         devices = given.devices if isinstance(given, Plan) else checked(given)
     if devices not in _made:
         if not devices:
-            made = _of(tf.distribute.MultiWorkerMirroredStrategy)()
+            try:
+                made = _of(tf.distribute.MultiWorkerMirroredStrategy)()
+            except RuntimeError as error:
+                error.add_note(explain(error))
+                raise
             with tf.device("/CPU:0"):
                 made.seen = tf.Variable(tf.zeros([2], tf.float64))
         elif len(devices) == 1:

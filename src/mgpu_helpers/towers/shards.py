@@ -72,8 +72,9 @@ def _size(leaves: list[Any], n: int, uneven: bool, into: str) -> tuple[Any, list
     import tensorflow as tf
 
     over, checks = counted(n, into), []
-    if n < 1 or not leaves or any(leaf.shape == () for leaf in leaves):
-        raise ValueError(f"{leaves!r:.60} cannot be split over {over}: give arrays of examples.")
+    single = next((leaf for leaf in leaves if leaf.shape == ()), leaves)
+    if n < 1 or single is not leaves or not leaves:
+        raise ValueError(f"{single!r:.60} cannot be split over {over}: give arrays of examples.")
 
     def check(good: Any, text: str, *numbers: Any) -> None:
         if tf.is_tensor(good):
