@@ -49,7 +49,7 @@ folder = Path(tempfile.mkdtemp())
 # there. The folder has to be one that all machines see. A machine may die while it writes, so
 # `double_checkpoint` keeps the previous backup, too. A second callback ends the process when too
 # many seconds pass from the end of one step to the end of the next. Allow enough for what comes
-# between two steps, such as validation. It is for scripts: in a notebook it would end the kernel.
+# between two steps, such as validation. In a notebook this callback would end the kernel.
 #
 # ```python
 # import faulthandler
@@ -68,13 +68,12 @@ folder = Path(tempfile.mkdtemp())
 # When a worker fails, the launcher starts all of them again, at most twice with `--restarts 2`:
 #
 # ```shell
-# mgpu cluster --hosts a:20000,b:20000 --index 0 --restarts 2 train.py   # 1 on machine b
+# mgpu cluster --hosts a:20000,b:20000 --index 0 --restarts 2 train.py  # --index 1 on b
 # ```
 #
 # The script of [[17]] has both callbacks, and options that make it fail. Two workers run it for
-# three passes of eight steps, with dropout. One training is left alone. In the other, worker 1 is
-# killed at step 10, and after the restart it sleeps at step 18. The two trainings run at the same
-# time:
+# three passes of eight steps, with dropout. One training is left alone. In another, at the same
+# time, worker 1 is killed at step 10, and after the restart it sleeps at step 18:
 
 # %%
 os.environ |= {"MGPU_MODE": "cores", "TF_NUM_INTRAOP_THREADS": "1"}  # a core for each worker
@@ -91,7 +90,7 @@ print("left alone:", "done" if started.wait() == 0 else "failed")
 
 # %% [markdown]
 # Did both trainings end with the same model? At its end each worker prints a digest: the SHA-256 of
-# every bit of `model.variables` and `model.optimizer.variables`.
+# all bits of `model.variables` and `model.optimizer.variables`.
 
 # %%
 def last_line(log):
@@ -111,7 +110,7 @@ steps = [[int(step) for step in re.findall(r"step (\d+)", log)] for log in logs]
 ax = axes(size=(8, 2.1))
 for number, did in enumerate(steps):
     after = steps[number + 1][0] if number + 1 < len(steps) else did[-1] + 1
-    parts = {colour("/CPU:1"): (did[0], after), HOST: (after, did[-1])}
+    parts = {colour("/CPU:2"): (did[0], after), HOST: (after, did[-1])}
     for own, (begin, end) in parts.items():
         if end > begin:
             ax.broken_barh([(begin, end - begin)], (number - 0.35, 0.7), color=own)
@@ -119,7 +118,7 @@ for number, did in enumerate(steps):
 ax.set_yticks(range(len(steps)), [f"attempt {number}" for number in range(len(steps))])
 ax.invert_yaxis()
 ax.set_xlabel("step")
-ax.set_xticks(range(0, 25, 8))
+ax.set_xticks([0, 8, 10, 16, 18, 24])
 ax.set_title("In colour: kept. Grey: done again after the restart", loc="left")
 plt.show()
 
@@ -130,10 +129,10 @@ plt.show()
 # | | |
 # |---|---|
 # | **Use it when** | a training runs for longer than you watch it, on one machine or on several |
-# | **It costs** | a file of weights and slots after each pass, and the steps since the last one |
+# | **It costs** | a file of weights and slots per pass, and per failure the steps since the file |
 # | **Instead** | begin again, where a training takes minutes |
 #
-# ## Who says so
+# ## Find the worker that failed first
 #
 # When one worker dies, the others cannot go on alone. So the launcher ends them, and starts all
 # workers again from the backup. Here is the first failure:
@@ -142,7 +141,8 @@ plt.show()
 # killed; worker 0 waits and ends. After the restart both repeat steps 8 and 9, and go on with
 # step 10.](pictures/18_restart.svg)
 #
-# The launcher names the worker that failed first:
+# The launcher names the worker that failed first, and what ended it. SIGKILL is the signal that
+# ends a process at once:
 
 # %% tags=["nbval-ignore-output"]
 print(report.attempts[0].why)
@@ -159,13 +159,13 @@ errors = [line for line in said if "Error" in line and not line.startswith(("E0"
 print(*[line.strip()[:95] for line in errors[:3]], sep="\n")
 
 # %% [markdown]
-# The log reports an error about the network, or nothing if the launcher ended worker 0 too early.
-# Whoever reads that log alone looks for the fault in the wrong machine. So begin with the worker
-# that the launcher names.
+# The log reports an error about the network, or nothing if the launcher ended worker 0 before.
+# Whoever reads that log alone looks for the fault in the network. So begin with the worker that the
+# launcher names.
 #
-# In attempt 1 worker 1 slept, and worker 0 would have waited in the all-reduce for ever, because a
-# process that sleeps still answers the others. So the `Limit` of each worker struck after six
-# seconds: it wrote into the log where the process was, and ended it. This is the innermost line of
+# In attempt 1 worker 1 slept, and worker 0 waited for it in the all-reduce. A process that sleeps
+# still answers the others, so there was no error. After six seconds the `Limit` of each worker
+# wrote into the log where the process was, and ended the process. This is the innermost line of
 # the script in each log:
 
 # %% tags=["nbval-ignore-output"]
@@ -176,16 +176,16 @@ for index, worker in enumerate(report.attempts[1].workers):
 
 # %% [markdown]
 # Worker 0 is in the call of `fit`, where it waits. Worker 1 is in the line that sleeps; in your
-# training this would be a line that reads a file, or waits for a lock. So compare the logs after a
-# hang: look at the worker whose innermost line is another one than the rest's. If all show `fit`,
-# one may hang inside TensorFlow, such as in `tf.data`, and this does not tell which.
+# training this may be a line that reads a file, or waits for a lock. So compare the logs after a
+# hang, and look at the worker whose line differs from those of the others. If all logs show `fit`,
+# one worker may hang inside TensorFlow, such as in `tf.data`, and the logs do not tell which.
 #
 # | what fails | who says so | where you read it |
 # |---|---|---|
-# | a worker is killed | the launcher names it and the signal | its report |
-# | the script raises an error | the launcher names the first worker that did | the end of its log |
+# | a worker is killed | the launcher names it and the signal | the report of the launcher |
+# | the script raises an error | the launcher names the first worker | the end of its log |
 # | a machine is lost | the other launchers name its worker, some seconds later | their reports |
-# | a worker never comes | the launcher, after `--startup` seconds, names it | its report |
+# | a worker never comes | the launcher, after `--startup` seconds | the report of the launcher |
 # | a step hangs | nobody, until `Limit` ends the process | the lines under "Timeout" in all logs |
 #
 # ## By hand
@@ -220,8 +220,7 @@ if attempt == 0:
 launch(fails, workers=2, restarts=1)
 
 # %% [markdown]
-# Worker 1 ended with status 3, so the launcher killed worker 0: -9 is SIGKILL. In attempt 1 both
-# ended with status 0.
+# Worker 1 ended with status 3, so the launcher killed worker 0: -9 is SIGKILL.
 #
 # Then the backup. What does it have to hold? Here is a training with one weight. Each step draws an
 # example x at random, and moves w down the slope of (w - x)² with momentum v:
@@ -259,12 +258,12 @@ for name in start():
 
 # %% [markdown]
 # Each time the training ends with another weight than 1.304073, and no error says so. In `fit` the
-# four are the number of passes done, the weights, the optimizer's slots and step count, and the
-# order of the data with the seeds of dropout.
+# four are the number of passes done, the weights, the optimizer's slots and step count, and how
+# far the data and the seeds of dropout are.
 #
-# **Keras alone.** The callback of Keras keeps neither the order of the data nor the seeds. Here a
-# model that embeds words trains for four passes. It trains again with an error after the second
-# pass, followed by another `fit`. Do both end with the same weights, under `fit.strategy` on all
+# **Keras alone.** The callback of Keras does not save how far the data and the seeds are. Here a
+# model with dropout trains for four passes, once without a break, and once with an error after the
+# second pass and another `fit`. Do both end with the same weights, under `fit.strategy` on all
 # devices, and without a strategy?
 
 # %%
@@ -288,14 +287,14 @@ x = np.random.default_rng(8).integers(0, 20, [96, 6])
 y = x.mean(axis=1, keepdims=True) / 10
 
 
-def weights_after(scope, file, *failing):
-    for callbacks in (*failing, []):
-        model = build(scope())
+def weights_after(scope, file, fails):
+    for more in [[Fails()], []] if fails else [[]]:
+        model = build(scope())  # as a new process would
         save = keras.callbacks.BackupAndRestore(folder / file)
         try:
-            model.fit(x, y, 16, epochs=4, verbose=0, callbacks=[save, *callbacks])
+            model.fit(x, y, batch_size=16, epochs=4, verbose=0, callbacks=[save, *more])
         except RuntimeError:
-            pass  # and a new process would begin again
+            pass  # from Fails
     return np.concatenate([each.ravel() for each in model.get_weights()])
 
 
@@ -305,34 +304,36 @@ def on_one():
 
 
 for name, scope in (("fit.strategy", fit.strategy(plan).scope), ("Keras alone", on_one)):
-    ends = [weights_after(scope, f"{name} {n}", *[[Fails()]] * n) for n in (0, 1)]
+    ends = [weights_after(scope, f"{name}, {fails}", fails) for fails in (False, True)]
     far = np.abs(ends[0] - ends[1]).max()
     print(f"{name:12} largest difference below 1e-6: {far < 1e-6}")
 
 # %% [markdown]
 # With `fit.strategy` the restarted training ends where the other one does. With Keras alone it goes
-# on with another order of the examples, and with the dropout of the first pass. Its result need not
-# be worse, but comparing digests can no longer prove that the restart lost nothing.
+# on with the dropout of the first pass, and an endless dataset would begin again. The result need
+# not be worse, but its digest can no longer prove that the restart lost nothing.
 #
 # **A folder of its own for each machine.** After a restart, worker 0 would go on from its backup,
-# and worker 1 would find none and begin at 0. `fit` compares this after the first step, and raises
-# a ValueError on both ([what else it compares](../docs/fit.md#what-is-kept)).
+# and worker 1 would find none and begin at pass 0. Under `fit.strategy` the workers compare their
+# passes after the first step, and `fit` raises a ValueError on both
+# ([what else they compare](../docs/fit.md#what-is-kept)).
 #
 # ## When not to
 #
 # A training of minutes is begun again as quickly as it is restored. For a longer one choose how
-# often you save, with `steps_per_epoch`. Each backup costs the time to write it, and each failure
-# costs the start, and on average half of the time between two backups.
+# often you save, with `steps_per_epoch` and a dataset that repeats. With a number as `save_freq`
+# Keras would repeat the broken-off pass with weights that have seen a part of it. Each backup costs
+# the time to write it, and each failure costs the start, and on average half of the time between
+# two backups.
 #
 # ## On GPUs
 #
-# The bits of two runs on GPUs are equal only after
+# The bits of two runs on GPUs are sure to be equal only after
 # `tf.config.experimental.enable_op_determinism()`, which costs time. NCCL does the all-reduce of
 # GPUs, and a GPU that waits in it looks 100 % busy in `nvidia-smi`. `Limit` does not watch the
-# first step. If that hangs, set `NCCL_DEBUG=INFO`, which prints the network that NCCL takes, and
-# name another one with `NCCL_SOCKET_IFNAME`. `NCCL_P2P_DISABLE=1` and `NCCL_IB_DISABLE=1` each take
-# one way between GPUs away: if the training then runs, that way is broken. Docker needs
-# `--ipc=host` ([more](../docs/errors.md#when-nccl-hangs)).
+# first step. If that hangs, set `NCCL_DEBUG=INFO`, which prints the network that NCCL takes. Name
+# another one with `NCCL_SOCKET_IFNAME`, or switch InfiniBand off with `NCCL_IB_DISABLE=1`
+# ([other causes, such as Docker](../docs/errors.md#when-nccl-hangs)).
 #
 # ## On your own
 #
@@ -363,8 +364,8 @@ checks.saves(saves)
 # **2.** Write `computed(total, every, failures)`: how many steps are computed in all attempts
 # together, until `total` steps are done. There is a backup after every `every` steps, counted from
 # the beginning of the training. `failures` lists, for each attempt that fails, the number of the
-# step at whose beginning it fails, and two may fail at the same step. The attempt after these
-# reaches the end.
+# step at whose beginning it fails, and two may fail at the same step. One more attempt reaches the
+# end.
 
 # %% tags=["exercise"]
 def computed(total, every, failures):
@@ -389,7 +390,7 @@ checks.computed(computed)
 # order, a tuple of three: the second at which it ended, its exit status, and the number of the
 # worker that its log says it lost, or `None`. Begin with the earliest that ended with a status
 # other than 0. If its log names another worker, that one failed before it, though its process may
-# have ended later; look at its log in the same way. No chain of names comes back to a worker.
+# have ended later; look at its log in the same way. The names never lead in a circle.
 
 # %% tags=["exercise"]
 def first(ends):
@@ -421,7 +422,7 @@ checks.first(first)
 #
 # ## In practice
 #
-# Give `fit` the two callbacks and the launcher `--restarts`. Kill a worker yourself, once, on the
-# first day, and compare the digests, before a machine does it in the ninth hour.
+# Give `fit` the two callbacks and the launcher `--restarts`. On the first day kill a worker
+# yourself, and compare the digests, which [the script](scripts/train_workers.py) makes at its end.
 #
 # Next: [[next]].

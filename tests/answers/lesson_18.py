@@ -53,7 +53,10 @@ WRONG = {
         ("return done + total - kept", "return total + every * len(failures)",
          "since the last backup, not all"),
         ("step - kept", "step + 1 - kept", "comes after the step before"),
-        ("in failures", "in failures[-1:]", "not only the last"),
+        ("in failures", "in failures[-1:]", "not only one"),
+        ("in failures", "in failures[:1]", "not only one"),
+        ("return done + total - kept", "return total + sum(step % every or every for step in "
+         "failures)", "right after a backup repeats nothing"),
         ("in failures", "in sorted(set(failures))", "at the same step as the one before"),
         ("for step in failures:", "while failures:\n        step = failures.pop(0)",
          "leave the list as it is"),
@@ -68,6 +71,12 @@ WRONG = {
         ("return worker", "return min(range(len(ends)), key=lambda i: ends[i][1])",
          "by a signal, too"),
         ("return worker", "return ends[worker]", "the number of a worker"),
-        ("if status != 0]", "if status > 0]", "worker 0, not 1"),
+        ("if status != 0]", "if status > 0]", "below 0 is a failure, too"),
+        ("[2] is not None", "[2] is not None and ends[ends[worker][2]][1]",
+         "may have ended with status 0"),
+        ("min(failed, key=lambda index: ends[index][0])", "failed[0]", "not with the first in the"),
+        ("while ends[worker][2] is not None:\n        worker = ends[worker][2]",
+         "for _ in range(2):\n        worker = worker if ends[worker][2] is None else "
+         "ends[worker][2]", "of [("),
     ],
 }

@@ -100,10 +100,12 @@ computed = same_as(
             lambda total, every, failures: total + every * len(failures),
         "a failure at the beginning of a step comes after the step before":
             lambda total, every, failures: _computed(total, every, failures) + len(failures),
-        "every failure counts, not only the last":
+        "every failure counts, not only one":
             lambda total, every, failures: _computed(total, every, failures[-1:]),
         "an attempt may fail at the same step as the one before it":
             lambda total, every, failures: _computed(total, every, sorted(set(failures))),
+        "a failure right after a backup repeats nothing":
+            lambda total, every, failures: total + sum(step % every or every for step in failures),
     },
     changed="leave the list as it is",
     yes="10 trainings, with and without failures",
@@ -112,24 +114,25 @@ computed = same_as(
 
 def _clusters() -> Iterator[tuple[Ends]]:
     yield ([(5.0, 1, None), (5.3, -9, None)],)  # by the launcher
-    yield ([(4.0, 0, None), (6.0, 3, None), (6.2, -9, None)],)  # one may end well before
+    yield ([(4.0, 0, None), (6.2, -9, None), (6.0, 3, None)],)  # one may end well before
     yield ([(5.2, -9, None), (5.0, 1, 0)],)  # a large process takes a while to die
     yield ([(9.0, 1, 1), (2.0, 0, None)],)  # or well, but too early for the others
     yield ([(7.1, 1, 2), (7.3, -9, None), (7.2, 1, 1), (7.4, 1, 0)],)
     yield ([(5.0, -9, None), (5.1, 1, None)],)  # by the kernel
-    yield ([(3.0, 1, None), (2.0, 1, 2), (3.5, -6, None), (1.0, 0, None)],)
+    yield ([(2.0, 1, 2), (3.0, 1, None), (3.5, -6, None), (1.0, 0, None)],)
     draw = np.random.default_rng()
     for n in (5, 8):
         order = [int(each) for each in draw.permutation(n)]  # each lost the one before it
         at = [round(float(each), 1) for each in draw.uniform(10, 99, n)]
+        at[order[-1]] = 1.0  # so all of them have to be followed
         ends: Ends = [(second, 1, None) for second in at]
         for before, after in zip(order, order[1:], strict=False):
             ends[after] = (at[after], 1, before)
         yield (ends,)
 
 
-def _first(ends: Ends) -> int:
-    failed = [index for index, (_, status, _) in enumerate(ends) if status != 0]
+def _first(ends: Ends, signals: bool = True) -> int:
+    failed = [i for i, (_, status, _) in enumerate(ends) if status > 0 or (signals and status)]
     worker = min(failed, key=lambda index: ends[index][0])
     while (lost := ends[worker][2]) is not None:
         worker = lost
@@ -152,6 +155,13 @@ def _once(ends: Ends) -> int:
     return worker if lost is None else lost
 
 
+def _only_failed(ends: Ends) -> int:
+    worker = _earliest(ends, failed=True)
+    while (lost := ends[worker][2]) is not None and ends[lost][1] != 0:
+        worker = lost
+    return worker
+
+
 #: Check exercise 3 of lesson 18: which worker's log to read.
 first = same_as(
     _first,
@@ -159,9 +169,14 @@ first = same_as(
     told=lambda right, got, ends: f"of {ends} it is worker {right}, not {got:g}",
     way="return the number of a worker",
     wrong={
+        "a worker that was lost may have ended with status 0": _only_failed,
+        "the earliest to fail may have lost another": lambda ends: _earliest(ends, failed=True),
+        "begin with the earliest to fail, not with the first in the list":
+            lambda ends: next(index for index, (_, status, _) in enumerate(ends) if status),
         "the launcher ends the others by a signal, too":
             lambda ends: min(range(len(ends)), key=lambda index: ends[index][1]),
-        "the earliest to fail may have lost another": lambda ends: _earliest(ends, failed=True),
+        "a status below 0 is a failure, too: a signal ended it":
+            lambda ends: _first(ends, signals=False),
         "who ended with status 0 first was done": lambda ends: _earliest(ends),
         "the one that was lost may have lost another itself": _once,
         "a worker whose log names no other may have been ended by the launcher": _silent,
