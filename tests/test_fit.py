@@ -306,7 +306,9 @@ def test_several_steps_in_a_call_and_one_batch_by_hand(keras, plan):
     np.testing.assert_allclose(model.get_weights(), alone.get_weights(), rtol=1e-6)
 
 
-def test_what_was_interrupted_goes_on_as_if_it_had_not_been(keras, plan, tmp_path):
+@pytest.mark.parametrize("steps", [None, 2, 3])  # of four batches
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_what_was_interrupted_goes_on_as_if_it_had_not_been(keras, plan, tmp_path, steps):
     """The order of a shuffle, the masks of a dropout and the optimizer's state are those it had."""
 
     class Stop(keras.callbacks.Callback):
@@ -320,7 +322,8 @@ def test_what_was_interrupted_goes_on_as_if_it_had_not_been(keras, plan, tmp_pat
             model = line(keras, keras.layers.Dense(4), keras.layers.Dropout(0.5))
         x = np.linspace(0.1, 1, 7, dtype="float32")[:, None]
         data = fit.batches(x, 2 * x, batch_size=2, shuffle=True)
-        passes.append(model.fit(data, epochs=4, verbose=0, callbacks=callbacks).epoch)
+        again = {"epochs": 4, "steps_per_epoch": steps, "verbose": 0, "callbacks": callbacks}
+        passes.append(model.fit(data, **again).epoch)
         return model.get_weights()
 
     passes: list[list[int]] = []

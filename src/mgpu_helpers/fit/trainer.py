@@ -61,13 +61,13 @@ def fit(keras_has: Callable[..., Any]) -> Callable[..., Any]:
 
             It begins once before each pass, and once after it where the number of steps is known.
             """
-            known = iterator.data_adapter.num_batches is not None
+            batches = iterator.data_adapter.num_batches
 
             def goes_on() -> tuple[int, int]:
                 passes = _private.first_pass(self)
                 if steps := given.get("steps_per_epoch"):
-                    return 0, passes * steps
-                return (2 * passes if known else max(0, 2 * passes - 1)), 0
+                    return _begun(passes, steps, batches, self.steps_per_execution)
+                return (2 * passes if batches is not None else max(0, 2 * passes - 1)), 0
 
             return goes_on
 
@@ -78,6 +78,21 @@ def fit(keras_has: Callable[..., Any]) -> Callable[..., Any]:
             strategy.begins = None
 
     return fit
+
+
+def _begun(passes: int, steps: int, batches: int | None, at_once: int) -> tuple[int, int]:
+    """Say how often data end in passes of so many steps, and how many batches are taken since.
+
+    Keras goes on in the next pass where it was, and begins again after a pass that saw the end.
+    """
+    times = seen = 0
+    for _ in range(passes):
+        for _ in range(0, steps, at_once):
+            if not batches or seen < batches:
+                seen += at_once
+        if batches and seen >= batches:
+            times, seen = times + 1, 0
+    return times, seen
 
 
 def _check_scope(model: Any, strategy: Any) -> None:
