@@ -67,8 +67,8 @@ from mgpu_helpers.lessons.checks import lesson_05 as checks
 # mgpu run train.py --grid lr=0.01,0.1 width=2,16 --skip-done -- --epochs 1
 # ```
 #
-# The function `mgpu` runs such a line in a new folder, and prints what a terminal would show,
-# without that folder's path:
+# The function `mgpu` runs such a line, always in the same temporary folder. It prints what a
+# terminal would show, without that folder's path, and adds the exit status:
 
 # %%
 folder = Path(tempfile.mkdtemp())
@@ -86,8 +86,8 @@ def mgpu(line):
 mgpu("run train.py --grid lr=0.01,0.1 width=2,16 --skip-done -- --epochs 1")
 
 # %% [markdown]
-# Each job is named after its arguments and runs on the next device that is free. The table shows
-# the result that each job has printed.
+# Each job is named after its settings in the grid and runs on the next device that is free. The
+# table shows the result that each job has printed.
 #
 # | | |
 # |---|---|
@@ -102,9 +102,10 @@ mgpu("run train.py --grid lr=0.01,0.1 width=2,16 --skip-done -- --epochs 1")
 mgpu("run train.py --grid lr=0.01,0.1,1 width=2,16 --skip-done -- --epochs 1")
 
 # %% [markdown]
-# The runner keeps a line of JSON for each job in `logs/jobs.jsonl`. In it the settings are in the
-# name of the job, and a result has `result_` in front of its name. `read` gives the lines as
-# dictionaries. From these comes the accuracy against the rate, a line for each width:
+# Each time a job ends, the runner adds a line of JSON to `logs/jobs.jsonl`. In this line the
+# settings are in the name of the job, and a result has `result_` in front of its name. `read`
+# gives the lines as dictionaries. From these comes the accuracy against the rate, a curve for
+# each width:
 
 # %%
 def read(logs):
@@ -238,9 +239,9 @@ print("the best is", min(finite, key=lambda row: row["result_loss"])["name"])
 # you choose.
 #
 # **A script that was edited.** The runner compares the words of a command, and the folder in which
-# it runs. So `lr=0.10` is another job than `lr=0.1`, and so is the same setting with its arguments
-# in another order. The runner does not look into the script. Here parabola.py is changed, and the
-# sweep from above starts again:
+# it runs. So `lr=0.10` and `lr=0.1` are two jobs, and so are the same arguments in two orders. The
+# runner does not look into the script. Here parabola.py is changed to print |x| instead of x², and
+# the sweep from above starts again:
 
 # %% tags=["nbval-ignore-output"]
 parabola.write_text(parabola.read_text().replace('"loss": x * x', '"loss": abs(x)'))
@@ -256,20 +257,21 @@ starts = [datetime.fromisoformat(row["started_at"]).timestamp() for row in read(
 print(sum(start < changed for start in starts), "of", len(starts), "are older than the script")
 
 # %% [markdown]
-# After a change begin a new folder, with `--logs v2`. Do so, too, when you change what follows
-# `--`: that is in a job's command but not in its name, so two results would have one name.
+# After a change begin a new folder, with `--logs v2`. Take a new folder, too, when you change what
+# follows `--`: it is in no job's name, so two results would share one name.
 #
 # ## When not to
 #
 # A grid grows as a product: four settings with five values each are 625 jobs. But mostly only a few
-# of the settings matter, and then random settings find one as good with far fewer jobs (Bergstra
-# and Bengio, "Random Search for Hyper-Parameter Optimization", 2012,
+# of the settings matter, and then a random search finds an equally good setting with far fewer jobs
+# (Bergstra and Bengio, "Random Search for Hyper-Parameter Optimization", 2012,
 # [sources](../docs/sources.md#random)). In this drawing only the rate matters:
 #
 # ![A grid of nine jobs tries three learning rates, and all miss the one with the highest accuracy.
 # Nine jobs at random try nine rates, one of them close to it.](pictures/05_grid_or_random.svg)
 #
-# Random settings come from a file, which has the arguments of a job on each line:
+# Random settings come from a file, which has the arguments of a job on each line. The script is
+# still the changed one, so each loss in this table is |x|:
 
 # %% tags=["nbval-ignore-output"]
 draw = random.Random(5)
@@ -278,18 +280,19 @@ lines = [f"--lr={10 ** draw.uniform(-3, 0):.4f} --steps={draw.randint(2, 9)}" fo
 mgpu("run parabola.py --each settings.txt --logs drawn")
 
 # %% [markdown]
-# Each job has tried another rate. The best result of many is partly luck, so measure the setting
-# once more, on digits that had no part in the choice. Where the error bars of two settings overlap
-# in the chart above, more digits or more seeds have to decide: put `seed=0,1,2` into the grid, if
-# your script takes a seed.
+# No two jobs tried the same rate. The best result of many is partly luck, so measure that
+# setting once more, on data that had no part in the choice. In the chart of digits above, the
+# best setting is far ahead. Where two are close, compare them on more digits or with more seeds:
+# put `seed=0,1,2` into the grid, if your script takes a seed.
 #
 # ## On a cluster
 #
 # Slurm gives GPUs to a batch script, and names them in `CUDA_VISIBLE_DEVICES`. The batch script
-# [sweep.slurm](scripts/sweep.slurm) asks for four GPUs, and starts the runner, which shares out
-# these and no others. You submit it with `sbatch sweep.slurm train.py --grid lr=0.01,0.1`. Slurm
-# ends the script when its time is over. Then submit the same line again, and the sweep goes on.
-# Without Slurm, bash can run the script, too:
+# [sweep.slurm](scripts/sweep.slurm) asks for four GPUs, and starts the runner with
+# `--skip-done`. The runner shares out these GPUs and no others. You submit the script with
+# `sbatch sweep.slurm train.py --grid lr=0.01,0.1`. Slurm ends it when its time is over. Then
+# submit the same line again, and only what is not done runs. Without Slurm, bash can run the
+# script, too. Here it does so twice:
 
 # %% tags=["nbval-ignore-output"]
 line = "parabola.py --grid lr=0.1,0.4 start=near,far --logs slurm"
@@ -301,9 +304,10 @@ for _ in range(2):
     print(done.stdout.splitlines()[0])
 
 # %% [markdown]
-# The second run found all four jobs done. In Kubernetes each pod has GPUs of its own, so no runner
-# is needed: [sweep.yaml](scripts/sweep.yaml) has four pods, and each takes its arguments by its
-# number. No cluster has run either file yet: take them as a beginning.
+# The second run skipped all four jobs, because the first had done them. In Kubernetes each pod
+# has GPUs of its own, so no runner is needed: [sweep.yaml](scripts/sweep.yaml) has four pods,
+# and lists the arguments for each by its number. No cluster has run either file yet: take them
+# as a beginning.
 #
 # ## On GPUs
 #
@@ -314,8 +318,8 @@ for _ in range(2):
 #
 # ## With a program of another kind
 #
-# The runner knows nothing of Python. A program needs arguments and a line of JSON among what it
-# prints. Here is a shell script that counts the letters of a word:
+# The program need not be in Python. It needs arguments and a line of JSON among what it prints.
+# Here is a shell script that counts the letters of a word:
 
 # %% tags=["nbval-ignore-output"]
 (folder / "count.sh").write_text("""
