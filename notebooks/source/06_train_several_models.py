@@ -107,8 +107,8 @@ for name, model, device, history in zip(names, models, homes, histories):
 #
 # | | use it when | it costs |
 # |---|---|---|
-# | **a thread for each** | each fits on one GPU, and `fit` should stay | Python code takes turns |
-# | **one function** (below) | steps are short, on the same batches | you write what `fit` does |
+# | **a thread for each** | each fits on one GPU, and you keep `fit` | Python code takes turns |
+# | **one function** (below) | steps are short, and all take the same batches | you write the loop |
 # | **a process for each** ([[04]]) | one crash must not end the rest | TensorFlow starts in each |
 #
 # ## How it works
@@ -146,8 +146,8 @@ with tf.device(plan.devices[-1]):
 # ## Proof: the same weights
 #
 # Training at once must give what training in turn gives. So two new models begin as the first two
-# did, with the same dropout, and train in turn. `compare` counts the numbers that differ, in the
-# weights, in what Adam keeps for each weight, and in the counters:
+# did, with the same dropout, and train in turn. `compare` counts the numbers that differ, in all
+# variables of the models and of their optimizers:
 
 # %%
 def values(models):
@@ -228,13 +228,13 @@ of_fit = [history["loss"][0] for history in histories]
 print("less than 0.1 % from those of fit:", np.allclose(losses, of_fit, rtol=1e-3))
 
 # %% [markdown]
-# They are, and no thread was needed.
+# The losses are those of `fit`, and no thread was needed.
 #
 # ## Vote
 #
 # The models of an **ensemble** answer together. In a **vote** each model names its likeliest class,
-# and the class named most often wins. Where the **average** of their probabilities decides instead,
-# a model that is sure counts for more.
+# and the class named most often wins; in a tie, the largest sum of probabilities decides. Where the
+# **average** of the probabilities decides instead, a model that is sure counts for more.
 #
 # A third model, `tiny`, joins on the third device, or on the first where there are only two. It
 # trains for six passes and the others for six more, and then all predict 360 digits that they have
@@ -262,10 +262,10 @@ for way in ("vote", "average"):
     print(way, "beats the mean of the three models:", right[way].mean() > usual)
 
 # %% [markdown]
-# The vote and the average usually beat the mean of the three models, as here. Where the line of the
-# best model overlaps that of the vote, 360 digits do not say which is better. A vote helps where
-# models err on different digits, so let the models differ in their layers, their first weights or
-# their data.
+# The vote and the average usually beat the mean of the three models' accuracies. Here the line
+# of the best model overlaps that of the vote, so these lines do not show that the vote is better
+# than this model. A vote helps where models err on different digits, so let the models differ in
+# their layers, their first weights or their data.
 #
 # ## Break it
 #
@@ -319,11 +319,12 @@ print("as alone:", all(np.array_equal(a, b) for a, b in zip(sum(begun, []), sum(
 #
 # ## On GPUs
 #
-# On a GPU, Keras compiles with XLA, which accepts no variable of another device: a model that is
-# built in the block of the second GPU and compiled outside of it ends in "Trying to access
-# resource". `jit_compile=False` in `build` keeps this lesson the same everywhere; leave it out of
-# yours. Some kernels add in the order in which their threads finish, so two runs may differ by
-# rounding even in turn, and `compare` lets a difference of 0.01 plus 1 % pass.
+# On a GPU, Keras compiles each step with XLA, TensorFlow's compiler, which accepts no variable
+# of another device: a model that is built in the block of the second GPU and compiled outside of
+# it raises an error with "Trying to access resource". `jit_compile=False` in `build` does
+# without XLA; leave it out of your own `build`. Some kernels add in the order in which their
+# threads finish, so two runs may differ by rounding even in turn, and `compare` lets a
+# difference of 0.01 plus 1 % pass.
 #
 # ## With a model of another kind
 #
@@ -363,7 +364,7 @@ compare(values(first), values(loaded))
 #
 # The article builds a graph for each network and runs it in a session ([[01]] explains the
 # words). The parts of its two graphs have the same names, with a **scope** in front of them, `g1`
-# or `g2`. `networks.jang` takes the article's number of units and the width, an eighth:
+# or `g2`. `networks.jang` gets the article's number of units and divides it by eight:
 
 # %%
 def build_graph(scope, hidden, device):
@@ -385,10 +386,12 @@ graphs = {scope: build_graph(scope, hiddens[scope], device) for scope, device in
 # The article gives each session a GPU by `visible_device_list`. In one process that ends in [an
 # error](../docs/errors.md#mapped) today, so `tf.device` places the graphs here.
 #
-# The article's loop fetches `cross_entropy` and never `train_step`. To try both, `in_session` runs
-# the fetches with each batch, and returns what the first fetch gave, and all variables before and
-# after. Do the weights move? The last two cells train the graphs in turn and at once, and compare
-# their first loss with that of a Keras model with the same weights and no dropout:
+# `in_session` runs the given fetches with each batch. It returns what the first fetch gave, and all
+# variables before and after. The three cells below it answer these questions in turn:
+#
+# - The article's loop fetches `cross_entropy` and never `train_step`. Do the weights move?
+# - Do graphs that train at once end with the numbers of graphs that train in turn?
+# - Is their first loss that of a Keras model with the same weights and no dropout?
 
 # %%
 def in_session(scope, *fetches):
@@ -483,12 +486,12 @@ checks.run_all(run_all)
 #   their 729,020 numbers differed from those of a training in turn.
 # - A thread did not inherit the `tf.device` block around its start, and of two seeds that were set
 #   in threads one replaced the other.
-# - The vote and the average of three models beat the mean of the three.
+# - The vote and the average of three models beat the mean of the three models' accuracies.
 # - Functions made in a loop trained the last model alone: of the others 0 of 5 weights moved.
 # - One function with all steps gave the losses of `fit` to 0.1 %.
 #
 # ## In practice
 #
-# Build and compile each model under its device, one after another, and call `fit` in a thread for
-# each. Where the bars of your models do not overlap in time, give each a process ([[04]]). Next:
-# [[next]].
+# Build and compile each model under its device, one after another, and call `fit` in a thread
+# for each. Where the bars of your models do not overlap in time, take one function, or give each
+# a process ([[04]]). Next: [[next]].
