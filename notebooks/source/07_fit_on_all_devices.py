@@ -37,7 +37,7 @@ from mgpu_helpers.lessons.checks import lesson_07 as checks
 
 layers = keras.layers
 entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-warnings.simplefilter("ignore", UserWarning)  # Keras says that it shuffles no Dataset
+warnings.simplefilter("ignore", UserWarning)  # Keras warns: `shuffle` has no effect
 
 # %% [markdown]
 # ## The lines to paste
@@ -53,7 +53,8 @@ warnings.simplefilter("ignore", UserWarning)  # Keras says that it shuffles no D
 # ```
 #
 # Your data stay arrays or a `tf.data.Dataset`, and the devices share each batch, the **global
-# batch**.
+# batch**. Here `fit.batches` makes a Dataset of the arrays, so that every training sees them in the
+# same order.
 #
 # We try the lines with a small network for handwritten digits. The last of its batches has 61
 # images, which do not divide by two:
@@ -69,12 +70,12 @@ def build():
     return model
 
 
+# %%
 images, labels = digits.load(901)
 new = digits.load(test=True)
 
 
 def batches():
-    # Each call gives the same order.
     return fit.batches(images, labels, batch_size=120, shuffle=True)
 
 
@@ -124,8 +125,10 @@ for title, each in (("One device", step_of_one), ("All devices", step_of_all)):
 
 # %% [markdown]
 # Each device computed five convolutions, for its share of the batch. The second timeline shows that
-# both worked at the same time. Bars in a second row of a device ran at the same time as those above
-# them: without a GPU, a device may use a second core. So compare the two lengths only on GPUs.
+# both worked at the same time. A bar is in a device's second row where it began before the bar
+# above had ended. Without a GPU an operation takes one core, but two that are ready at once may
+# take a core that is idle. So one device alone can use more than its core here. Read from the
+# timelines who worked, and not how fast.
 #
 # | | |
 # |---|---|
@@ -135,15 +138,14 @@ for title, each in (("One device", step_of_one), ("All devices", step_of_all)):
 #
 # ## How it works
 #
-# In every step, each device runs the same function. Such a run is called a **replica**:
+# Each device has a copy of the model, its **replica**. In every step all replicas do the same:
 #
 # ![Two devices compute gradients, each for its shard of the batch. These are added up, and each
 # device updates its own copy of the weights.](pictures/07_replicas.svg)
 #
 # Each replica takes its **shard** of the global batch and computes the gradients for it. An
 # **all-reduce** adds up the gradients of all replicas and gives every replica the sum. With the sum
-# each replica updates its own copy of the weights. As all replicas do the same, the copies stay
-# equal.
+# each replica updates its own weights, so they stay equal to those of the others.
 #
 # So each device holds all weights and the whole state of the optimizer. The next cell counts their
 # bytes. `experimental_local_results` gives what each replica has of a value:
@@ -168,8 +170,8 @@ for name, each in (("one", alone), ("all", model)):
 # the size of the global batch. The results of all replicas then add up to the mean:
 
 # %%
-plain = tf.distribute.MirroredStrategy(plan.devices)  # a second plain one would fail
-with plain.scope():
+mirrored = tf.distribute.MirroredStrategy(plan.devices)  # kept: a second one would fail
+with mirrored.scope():
     weight, optimizer = keras.Variable(1.0), keras.optimizers.SGD(0.01)
 numbers = tf.data.Dataset.from_tensors(tf.range(1.0, 6.0))
 
@@ -183,14 +185,15 @@ def replica(x, size):
 
 
 # %%
-(shards,) = plain.experimental_distribute_dataset(numbers)
-gradients = plain.run(replica, args=(shards, 5.0))
-for name, value in [("shards", shards), ("gradients", gradients), ("weights", weight.value)]:
-    print(name, *[np.round(each, 2) for each in plain.experimental_local_results(value)])
-print(f"added up: {plain.reduce('SUM', gradients, axis=None):.2f}")
+(shards,) = mirrored.experimental_distribute_dataset(numbers)
+gradients = mirrored.run(replica, args=(shards, 5.0))
+values = {"shards": shards, "gradients": gradients, "weights": weight.value}
+values = {name: mirrored.experimental_local_results(each) for name, each in values.items()}
+for name, of_replicas in values.items():
+    print(name, *[np.round(each, 2) for each in of_replicas])
+print(f"added up: {mirrored.reduce('SUM', gradients, axis=None):.2f}")
 
-pairs = zip(*map(plain.experimental_local_results, (gradients, shards)))
-means = [5 * gradient / max(len(shard), 1) for gradient, shard in pairs]
+means = [np.sum(2 * shard**2) / max(len(shard), 1) for shard in values["shards"]]
 print("means of the shards:", *np.round(means, 2), f" their average: {np.mean(means):.2f}")
 
 # %% [markdown]
@@ -213,12 +216,12 @@ keras.config.set_floatx("float64")
 keras.config.set_dtype_policy("float64")
 
 
-def normed(synchronized=False, optimizer=None, rate=0.1):
+def normed(synchronized=False, optimizer=None):
     keras.utils.set_random_seed(8)
     norm = layers.BatchNormalization(synchronized=synchronized, name="norm")
     stack = [layers.Flatten(), layers.Dense(32, use_bias=False), norm, layers.ReLU()]
     model = keras.Sequential([keras.Input([28, 28, 1]), *stack, layers.Dense(10)], name="normed")
-    model.compile(optimizer or keras.optimizers.SGD(rate), entropy, jit_compile=False)
+    model.compile(optimizer or keras.optimizers.SGD(0.1), entropy, jit_compile=False)
     return model  # without XLA, which would compute in another order
 
 
@@ -265,7 +268,7 @@ def say(sentences):
     print(*[textwrap.fill(each, 88, subsequent_indent="  ") for each in sentences], sep="\n")
 
 
-with plain.scope():
+with mirrored.scope():
     broken = normed()
 say(fit.check(broken, rows(short)))
 
@@ -286,7 +289,7 @@ print("losses", np.round(first + second, 2))
 
 # %%
 for count, synchronized in [(short, True), (every, False), (every, True)]:
-    far = apart(trained(plain.scope(), count, synchronized), one[count])
+    far = apart(trained(mirrored.scope(), count, synchronized), one[count])
     print(f"{count} images, synchronized={synchronized!s:5}  {far:.2f} apart,",
           f"below 1e-12: {far < 1e-12}")  # fmt: skip
 
@@ -302,12 +305,12 @@ for count, synchronized in [(short, True), (every, False), (every, True)]:
 # optimizer counts:
 
 # %%
-with plain.scope():
+with mirrored.scope():
     broken = normed(synchronized=True)
 with tf.device(plan.devices[0]):
     outside = keras.optimizers.SGD(0.1)
     outside.build(broken.trainable_variables)
-with plain.scope():
+with mirrored.scope():
     broken.compile(outside, entropy)
 say(fit.check(broken, rows(every)))
 broken.fit(rows(every), epochs=2, verbose=0)
@@ -324,35 +327,17 @@ except ValueError as error:
 
 # %% [markdown]
 # The plain strategy counted each step once for each replica, so a schedule of the learning rate
-# would run twice as fast. `fit.strategy` refuses such an optimizer. The cure is to make it in the
-# scope, as `compile("sgd", …)` does there.
+# would run twice as fast. `fit.strategy` refuses an optimizer from outside, built or not. The cure
+# is to make it in the scope, as `compile("sgd", …)` does there.
 #
-# **The learning rate of one device.** With more devices you may want a larger batch. A pass then
-# has fewer steps, so each step has to change the weights more. With `rate_for` you tell `fit.check`
-# for which batch the learning rate was found:
-
-# %%
-with strategy.scope():
-    model = normed(rate=0.05)
-say(fit.check(model, rows(every), rate_for=size // 4))
-
-# %%
-for batch, rate in [(size // 4, 0.05), (size, 0.05), (size, 0.2)]:
-    with strategy.scope():
-        model = normed(rate=rate)
-    loss = model.fit(rows(every, batch), epochs=2, verbose=0).history["loss"][-1]
-    print(f"batch {batch}, rate {rate}: loss {loss:.2f}")
-
-# %% [markdown]
-# With four times the batch and the old rate, the loss after two passes is much higher. With four
-# times the rate as well, it is nearly the old one. This rule of SGD, to scale the rate with the
-# batch, fails for very large batches, so try it with your model.
+# A larger batch for more devices needs another learning rate. [[15]] tries the rule for it, which
+# `fit.check(model, data, rate_for=64)` applies if the rate was found with a batch of 64.
 #
 # ## When not to
 #
 # Python, the input and the exchange take time in every step, and more devices do not shorten it. So
 # they gain nothing where a step is short. The next cell times twelve steps of `fit`, of eight
-# images each, on one device and on all:
+# images each, on one device and on all. The brackets hold the middle half of the times:
 
 # %% tags=["nbval-ignore-output"]
 keras.config.set_floatx("float32")
@@ -372,16 +357,19 @@ for name, took in timing.several(ways, warmup=1, repeats=12).items():
     print(name, took)
 
 # %% [markdown]
-# The short steps gain nothing by more devices. Long ones do where each device has a core of its
-# own, as [docs/fit.md](../docs/fit.md#what-it-costs) has measured. So enlarge the batch, or stay on
-# one device. `fit.explain(model, data)` says where the time of a step goes.
+# The short steps gain nothing, and may even take longer. For steps that gain, see
+# [docs/fit.md](../docs/fit.md#what-it-costs): with two cores, batches of 64 and of 512 took less
+# time on two devices than on one. So enlarge the batch, or stay on one device. `fit.explain(model,
+# data)` says where the time of a step goes.
 #
 # ## On GPUs
 #
-# On whole GPUs the all-reduce is that of NCCL, NVIDIA's library. In a large model it begins while
-# the backward pass still runs. A step should compute for much longer than its exchange takes. On
-# one GPU Keras compiles with XLA by itself, and under a strategy it does not, so compare the two
-# with `compile(…, jit_compile=False)`. For several machines the three lines are the same ([[17]]).
+# Between physical GPUs the all-reduce is that of NCCL, NVIDIA's library. `fit.strategy` exchanges
+# the gradients in packs of at least 25 MiB, those of the last layers first, so in a large model the
+# exchange begins while the backward pass still runs. A step should compute for much longer than its
+# exchange takes. On one GPU Keras compiles with XLA by itself, and under a strategy it does not, so
+# compare the two with `compile(…, jit_compile=False)`. For several machines the three lines are the
+# same ([[17]]).
 #
 # ## With a model of another kind
 #
@@ -484,7 +472,7 @@ checks.leaves_empty(leaves_empty)
 # - TensorFlow's own strategy made `gamma` NaN on that batch. Without the batch, the weights ended
 #   0.05 apart, until BatchNormalization was synchronized, too. `fit.check` named both traps.
 # - In TensorFlow's own strategy an optimizer from outside of the scope counted 16 steps in place of
-#   eight, and `fit.strategy` refused it.
+#   eight. `fit.strategy` refuses an optimizer from outside.
 #
 # ## In practice
 #

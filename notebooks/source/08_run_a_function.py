@@ -40,8 +40,8 @@ layers = keras.layers
 # Here is a model of three layers that reads handwritten digits. It is built on the first device, so
 # its weights are there. The batch has 1024 images for each device and waits on the host.
 #
-# The second cell below begins with the line to paste. The `on_all` that it makes is called as the
-# model is, and has to give the answers of one device:
+# The second cell below begins with the line to paste. It makes `on_all`, which is called like the
+# model and must give the same answers as one device:
 
 # %%
 keras.utils.set_random_seed(0)
@@ -68,8 +68,7 @@ print(f"{np.count_nonzero(close):,} of {close.size:,} numbers agree to 0.00001")
 # %% [markdown]
 # Did every device work? A call of the model needs three matrix products, one for each layer.
 # `trace.function_step` records where each operation of a function ran, and `print_products` counts
-# the products of each device. (A product whose name has `gradient` in it belongs to a backward
-# pass.) Look at the model on one device, and then on all:
+# the products of each device. Look at the model on one device, and then on all:
 
 # %%
 def print_products(step):
@@ -92,7 +91,7 @@ for function in (on_one, on_all):
 # | | |
 # |---|---|
 # | **Use it when** | a function handles each row by itself, and computes much for each |
-# | **It costs** | each call sends weights to the other devices, the rows out and the results back |
+# | **It costs** | each call sends all weights to the other devices, and the rows to and fro |
 # | **Instead** | `model.predict` of a model that was made under `fit.strategy` ([[07]]) |
 #
 # ## A batch in shards
@@ -159,7 +158,7 @@ for (source, target), size in step.bytes_between().items():
 #
 # Training needs the gradient of the mean loss. The losses of the images are a batch, so the forward
 # pass can be shared as before. Look where the backward pass ends up when the mean and the gradient
-# are left to the host:
+# are left to the host. (A product with `gradient` in its name belongs to a backward pass.)
 
 # %%
 def losses(x, y):
@@ -182,10 +181,11 @@ print_products(step)
 # operations but not their devices. The backward pass runs where the gradient is asked for, and that
 # was in the host's block.
 #
-# So each device has to be asked for the gradient of its own shard, in its own block:
+# So ask for the gradient of each shard in the block of its device:
 #
-# ![Asked by the host, the devices go forward and the host goes backward for both. Asked one by one,
-# each device goes forward and backward, and the host takes the mean.](pictures/08_backward.svg)
+# ![Asked in the host's block, the devices go forward and the host goes backward for both. Asked in
+# each device's block, each goes forward and backward, and the host takes the
+# mean.](pictures/08_backward.svg)
 #
 # A gradient is not a batch, so there is nothing to join. The host takes the mean of the shards'
 # gradients instead. The second cell below draws what crosses:
@@ -215,13 +215,13 @@ plt.show()
 
 # %% [markdown]
 # Every device computed the forward and the backward pass of its shard. On the map, the box of a
-# layer holds its operations of both directions, with their number in brackets, and `variables`
-# holds the weights and what reads them. The host sends every device its images and labels. The
-# first device sends all the weights to each of the others, and each device sends back a gradient
-# that is as large as the weights.
+# layer holds its operations of both directions, with their number in brackets, `variables` holds
+# the weights and what reads them, and `others` stands for small ones. The host sends every device
+# its images and labels. The first device sends all the weights to each of the others, and every
+# device sends the host a gradient as large as the weights.
 #
-# A model on one device, with the loss and the gradient of one shard, is called a **tower**. [[09]]
-# trains with towers.
+# What one device computes from its shard to the gradients is called a **tower**. [[09]] trains in
+# towers.
 #
 # The **proof** is that the mean of the shards' gradients is the gradient of the whole batch. (For
 # that the shards must have the same size.)
@@ -236,9 +236,9 @@ print(f"{close:,} of {wanted.size:,} entries agree to a hundred-thousandth of th
 # %% [markdown]
 # ## Was it faster?
 #
-# Eager code calls one device after the other. In a graph, such as `tf.function` makes, the devices
-# work at the same time, so the line to paste has `tf.function` in it. `.numpy()` waits for the
-# result:
+# Eager code on the CPU waits for one device before it calls the next. In a graph, such as
+# `tf.function` makes, the devices work at the same time, so the line to paste has `tf.function` in
+# it. `.numpy()` waits for the result:
 
 # %%
 alone = tf.function(on_one)
@@ -267,13 +267,14 @@ for make in (make_parallel, towers.make_parallel):
             print("-", str(error).rpartition("}} ")[2])
 
 # %% [markdown]
-# The messages of the helper name the mistake in the function and in the batch. With `uneven=True`
-# the helper takes such a batch.
+# TensorFlow's first message does not say that the function has to return rows. That of the helper
+# does. With `uneven=True` the helper takes a batch that does not divide.
 #
 # ## When not to
 #
-# Keep a function on one device if its rows depend on each other or need little work. To train, take
-# [[07]]: it keeps a copy of the weights on each device, and does not send them at each step.
+# Keep a function on one device if its rows depend on each other or need little work. To train, and
+# to predict with what you trained, take [[07]]: it keeps a copy of the weights on each device, and
+# does not send them at each step.
 #
 # ## On GPUs
 #
@@ -375,7 +376,7 @@ print("from one device below 0.00001:", np.abs(np.subtract(of_all, of_one)).max(
 # %% [markdown]
 # Where is the backward pass? `compute_gradients` is called in the host's block, and
 # `colocate_gradients_with_ops=True` puts each gradient where its forward operation is. Look at the
-# products without this option and with it. The last of these cells takes the same gradient in
+# products without this option and with it. The two cells after that take the same gradient in
 # today's code, where the weight is an object and needs no name:
 
 # %%
@@ -402,8 +403,8 @@ print("the gradient of today's code:", np.allclose(tape.gradient(loss, w), class
 # %% [markdown]
 # With the option each device has its own backward pass, and the gradient is that of today's code.
 #
-# **A scope for each device** looks tidy, and TensorFlow refuses nothing. Look at the names of the
-# variables, and at their values after 200 steps:
+# **A scope for each device** looks tidy, and TensorFlow refuses nothing. Count the variables.
+# (After 200 steps their values are still on their way to 5, 0 and 3.)
 
 # %%
 def in_own_scope(x, y):
@@ -416,8 +417,8 @@ for variable, value in zip(apart.get_collection("trainable_variables"), train(ap
     print(variable.name, np.round(np.ravel(value), 1) + 0)
 
 # %% [markdown]
-# Two devices train two models now, each on its half of the points. To catch this, count the
-# variables: their number must not depend on the number of devices.
+# Two devices train two models now, each on its half of the points. The number of variables must not
+# depend on the number of devices.
 #
 # ## On your own
 #
@@ -426,8 +427,8 @@ for variable, value in zip(apart.get_collection("trainable_variables"), train(ap
 # **1.** Write `make_parallel_uneven(function, devices)`. It does what `make_parallel` does, with
 # any number of batches, and also takes batches that do not divide: 11 examples over 2 devices are 6
 # and 5. The sizes of the shards may differ by one at most, and `tf.split` accepts a list of sizes.
-# Name the host for cutting and joining: as on a GPU machine, the check puts what no `tf.device`
-# block names on the first device.
+# Name the host for cutting and joining: the check puts unplaced operations on the first device, as
+# a GPU machine does.
 
 # %% tags=["exercise"]
 def make_parallel_uneven(function, devices):
@@ -477,8 +478,8 @@ checks.mean_error(mean_error, squared_error)
 #
 # - One line ran a model on all devices. Each device computed 3 matrix products for its own share
 #   of the batch, and the answers agreed with those of one device to 0.00001.
-# - With one tape around all devices, the host computed the whole backward pass. Asked for the
-#   gradient of its own shard, every device computed its own.
+# - With one tape around all devices, the host computed the whole backward pass. With the gradient
+#   asked for in each device's block, every device computed its own.
 # - The mean of the shards' gradients was the gradient of the batch.
 # - BatchNormalization in training gave other outputs on two devices, and no error said so.
 # - In a graph, `reuse` kept one set of weights, and it learned 5, 0 and 3 as one device did.

@@ -5,8 +5,8 @@
 # that `fit` does not have. You give each device half of the batch and add up the gradients. The
 # training changes, and no error says why.
 #
-# **In this lesson** you build by hand the step that `fit` takes on several devices, prove that it
-# is the step of one device, and count what it sends.
+# **In this lesson** you build by hand a step on several devices that share one set of weights,
+# prove that it is the step of one device, and count what it sends.
 #
 # **You will learn** to
 # - train in towers, with `fit` or in a loop of your own,
@@ -86,8 +86,8 @@ print(np.round(of_loop, 2), "as on one device:", np.allclose(of_loop, of_one, rt
 
 # %% [markdown]
 # Both give the losses of one device. The batch size need not be a multiple of the number of
-# devices. With a BatchNormalization, `towers.train_step` also needs `batch_norm="sync"`, the
-# default of `fit.parallel`.
+# devices. With a BatchNormalization, `towers.train_step` also needs a `batch_norm`; `"sync"`, the
+# default of `fit.parallel`, gives the losses of one device.
 #
 # | `towers.train_step`, `fit.parallel` | |
 # |---|---|
@@ -99,7 +99,7 @@ print(np.round(of_loop, 2), "as on one device:", np.allclose(of_loop, of_one, rt
 #
 # The smallest model has one weight w. The batch has 210 ones, 210 twos, 210 threes and 210 fours,
 # and the loss is the mean of (w·x)². Its gradient is the mean of 2wx², which is 15 where w is 1.
-# What does each shard say?
+# What is the gradient of each shard?
 
 # %%
 def slope(x, w=1.0):
@@ -112,8 +112,8 @@ for part in (numbers, *tf.split(numbers, len(plan))):
 
 # %% [markdown]
 # With two devices, one has the ones and twos, the other the threes and fours. The mean of their
-# gradients, 5 and 25, is that of the batch. Their sum is twice as large. Here are four steps with
-# each:
+# gradients, 5 and 25, is that of the batch. Their sum is twice as large. Here are the losses before
+# each of four steps:
 
 # %%
 def mean(column):
@@ -135,7 +135,7 @@ print("mean:      ", descend(shards, mean))
 
 # %% [markdown]
 # With the mean, the loss falls as on one device. With the sum it rises. So a step averages the
-# gradients:
+# gradients. ([[07]] adds up: there each replica's loss counts by its share of the batch.)
 #
 # ![The host averages the gradients of two devices, device 0 updates the weights, and both read
 # them in the next step.](pictures/09_two_towers.svg)
@@ -143,9 +143,9 @@ print("mean:      ", descend(shards, mean))
 # ## For any model
 #
 # `make_step` does this for a Keras model. `towers.split` cuts a batch on the host, and `towers.run`
-# calls `tower` on each place with the shard of that place. Each call gives a list, the loss and
-# then a gradient for each weight. `zip` turns these lists into columns, so that all gradients of
-# one weight stand together:
+# calls `tower` on each device in `places` with its shard. Each call gives a list, the loss and then
+# a gradient for each weight. `zip` turns these lists into columns, so that all gradients of one
+# weight stand together. Their mean is right only if the shards have the same size:
 
 # %%
 def make_step(model, places, together=mean):
@@ -235,11 +235,11 @@ for each in traces:
     plt.show()
 
 # %% [markdown]
-# In the second chart the shards are computed at the same time. But one device alone used two cores
-# for a part of the step: one thread is the limit of an operation, and two operations ran at once
+# In the second chart, of all devices, the shards are computed at the same time. But one device
+# alone used two cores for a part of the step: an operation takes one core, and two ran at once
 # where bars of the device stand below each other. So all devices gain less than their number. The
-# small batch gains nothing, because to start every operation on each device, and to average, costs
-# as much as for a large batch.
+# small batch gains nothing, because starting every operation and averaging cost as much as for a
+# large one.
 #
 # ## Who averages
 #
@@ -252,8 +252,8 @@ for each in traces:
 # ![Four devices in a ring, and what each holds after each of six
 # rounds.](pictures/09_ring_of_four.svg)
 #
-# In round `turn`, counted from 0, device `i` sends piece `(i - turn) % 4`. The first cell runs
-# three rounds. The second runs all of them on your devices: `tf.identity` in the neighbour's block
+# In the code `turn` is 0 in round 1, and device `i` sends piece `(i - turn) % 4`. The first cell
+# runs three rounds. The second runs a ring of your devices: `tf.identity` in the neighbour's block
 # is the sending, and device `i` starts with a vector that is `i + 1` everywhere:
 
 # %%
@@ -284,7 +284,8 @@ print([each.numpy().tolist() for each in ring(small)])
 # %% [markdown]
 # The first cell has the table after round 3. In the second every device ends with the mean. What
 # does a ring save? `averaging.traffic` gives each device a vector as long as all gradients, and
-# reads from a trace how many vectors enter and leave each place:
+# reads from a trace how many vectors enter and leave each place. With two devices the ring cannot
+# send less than the first device does:
 
 # %%
 def central(vectors, middle):
@@ -305,15 +306,14 @@ for name, way in ways.items():
 # %% [markdown]
 # With n devices, n vectors go into the host, or n - 1 into the first device, and as many come out.
 # In the ring of four each device sends a quarter in each of six rounds, which makes 1.5 vectors,
-# and in a larger ring it stays below two. With two devices the ring and the first device have the
-# same bytes, but in the ring both devices send at once.
+# and in a larger ring it stays below two.
 #
 # ## Break it
 #
 # Here are two more mistakes, with the one weight.
 #
-# **Shards of unequal size.** One shard has 630 numbers, the other the 210 fours. The mean of both
-# gradients counts a four three times as much as another number.
+# **Shards of unequal size.** One shard has 630 numbers, the other the 210 fours. In the mean of
+# both gradients a four has three times the weight of any other number.
 #
 # **A penalty once per tower.** A penalty of w² has the gradient 2, so with it the gradient is 17.
 # These towers divide their loss by the number of towers, so that gradients can be added up, and
@@ -332,8 +332,8 @@ print(f"with the penalty {tf.add_n(careless):.1f}, and not 17.0")
 #
 # Expect no gain from a network as small as this one: its kernels take longer to start than to run.
 # Towers pay when each GPU computes for much longer than its weights and gradients travel. With
-# several physical GPUs `fit.strategy` is the first choice: NVIDIA's library NCCL averages, in
-# rings among other ways.
+# several physical GPUs `fit.strategy` is the first choice: NVIDIA's library NCCL adds up the
+# gradients, in rings among other ways.
 #
 # ## With a model of another kind
 #
@@ -375,9 +375,9 @@ for places, how in [([first], "sync"), (plan.devices, "sync"), (plan.devices, "a
 # with all weights on the host. `tf1.gradients` takes the place of the tape, and
 # `colocate_gradients_with_ops=True` puts each gradient where its forward operation is. In `update`,
 # a **moving average** follows each weight, for the evaluation. What is made in a block of
-# `tf.control_dependencies` runs only after what the block names. In `start`, each tower has a seed
-# of its own, or all would drop the same units. Before dropout is switched on, the gradients are
-# compared with a tape's on one device, and ten losses with those of one tower:
+# `tf.control_dependencies` runs only after what the block names. In `start`, each tower has its own
+# seed, or all would drop the same units. Without dropout, look whether the gradients are a tape's
+# on one device, and ten losses those of one tower:
 
 # %%
 network = networks.tensorlight(width=0.125)  # an eighth as wide, to be quick
@@ -448,6 +448,8 @@ new, answers = digits.load(test=True)
 print("accuracy above 0.7:", every.run("accuracy:0", {"x:0": new, "y:0": answers}) > 0.7)
 
 # %% [markdown]
+# In the graph, too, the towers have the gradients and losses of one device.
+#
 # ## On your own
 #
 # Under each exercise is its solution, closed until you click *1 cell hidden*.
@@ -500,7 +502,7 @@ checks.half_the_bytes(half_the_bytes)
 # ## What we saw
 #
 # - The gradients of two shards were 5.0 and 25.0, and that of the batch was their mean, 15.0.
-# - With the sum the loss rose from 7.5 to 480.0 in four steps, and with the mean it fell to 0.1.
+# - With the sum the loss rose from 7.5 to 480.0 in three steps, and with the mean it fell to 0.1.
 # - A step of all devices moved each weight as a step of one does, to 1e-4. SGD showed the sum in
 #   its losses, and Adam did not.
 # - In a ring of two, 1.00 vectors went into each device, and 2.00 into a host that averaged.
@@ -508,9 +510,10 @@ checks.half_the_bytes(half_the_bytes)
 #
 # ## In practice
 #
-# Take `fit.parallel` where `fit` does what you need, and `towers.train_step` where the loop is
-# yours. Copy `make_step` where you change the step itself: it needs shards of equal size, leaves
-# out the penalties of layers, and updates a BatchNormalization's averages once for each tower.
+# Take `fit.parallel` where `fit` does what you need and the model is built already or shared out,
+# and `towers.train_step` where the loop is yours. Copy `make_step` where you change the step
+# itself: it needs shards of equal size, leaves out the penalties of layers, and updates a
+# BatchNormalization's averages once for each tower.
 #
 # Next: [[next]].
 
