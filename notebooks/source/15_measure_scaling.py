@@ -59,10 +59,9 @@ def build_on(n):
 
 # %% [markdown]
 # `fit_of(n, batch)` gives what is timed: a `fit` of six steps on n devices, with `batch` images for
-# each device. Two devices on one core would gain nothing, so there are no more devices than cores.
-# `scaling.measure` runs every number of devices with every batch, once to warm up and then eight
-# times in turn, and gives the median time of a step. In the chart, compare the points at one global
-# batch:
+# each device. `scaling.measure` runs every number of devices with every batch, once to warm up and
+# then eight times in turn, and gives the median time of a step. In six steps the start of `fit`
+# still counts; take more for your model. In the chart, compare the points at 32 and at 1600:
 
 # %%
 STEPS, most = 6, min(len(plan), plan.cores)
@@ -84,8 +83,8 @@ charts.rates(rows)
 plt.show()
 
 # %% [markdown]
-# On the left, where batches are small, the second device gains little, and may even lose. On the
-# right it gains more, unless something else keeps the cores busy.
+# At 32 the second device gains little, and may even lose. At 1600 it gains more. A still larger
+# batch need not be faster.
 #
 # | | |
 # |---|---|
@@ -106,9 +105,8 @@ plt.show()
 #   the examples.
 #
 # The **speed-up** is the examples a second of n devices, divided by those of one. Divided by n it
-# is the **efficiency**. Suppose one device takes 8 s. If two take 5 s for the same batch, the
-# efficiency is (8 / 5) / 2 = 80 %. If they take 10 s for twice the batch, it is 8 / 10 = 80 % as
-# well. Here are the efficiencies in the rows above:
+# is the **efficiency**. If one device takes 8 s and two take 5 s for the same batch, it is (8 / 5)
+# / 2 = 80 %. If they take 10 s for twice the batch, it is 8 / 10 = 80 %. The rows above give:
 
 # %% tags=["nbval-ignore-output"]
 took = {row.layout: row.seconds for row in rows}
@@ -145,8 +143,8 @@ timing.compare(*twins, warmup=1, names=("the one", "the other"))
 #
 # The last line has the median of the ratios of the pairs, and in brackets their middle half. If
 # that half, rounded to two decimals, lies on one side of 1, the steps count as different. How often
-# do twins count as different by chance alone? The next cells draw a thousand comparisons of twins
-# whose times scatter by 3 %:
+# does that happen to twins by chance? The next cells draw a thousand comparisons whose times
+# scatter by 3 %:
 
 # %%
 def told_apart(pairs, comparisons=1000):
@@ -161,12 +159,15 @@ for pairs in (5, 8, 15, 20):
     print(f"{pairs:2} pairs: {told_apart(pairs):.0%} of the comparisons found a difference")
 
 # %% [markdown]
-# With eight pairs one comparison in nine finds a difference that is not there, so take twenty.
+# With eight pairs one comparison in nine finds a difference that is not there. So take twenty, as
+# `timing.compare` does. Give it `fit_of(1, 1600)` and `fit_of(2, 800)` to tell the second device's
+# gain from chance.
 #
 # ## Proof: the same work
 #
 # A training that does less work is faster, too. So the next cells check that a pass on all devices
-# changes the weights as a pass on one device does, to a thousandth of the change:
+# changes the weights as a pass on one device does, to a thousandth of the change. They count 840
+# images for each step:
 
 # %%
 def moved(n, steps=STEPS):
@@ -192,7 +193,7 @@ print(f"all devices: {images:,} images, {same(shared, alone)} to one part in a t
 # ## What holds it back: a step that is too small
 #
 # A step takes some time for each image, and a **fixed part** that does not depend on the batch. Two
-# rows of one device give an estimate of both:
+# rows of one device estimate both:
 
 # %% tags=["nbval-ignore-output"]
 small, large = (took[Layout(1, size)] for size in (16, 800))
@@ -202,14 +203,14 @@ print(f"{1e6 * an_image:.0f} µs an image, and {1e3 * fixed:.1f} ms fixed: {fixe
       f"a step with 16, {fixed / large:.0%} with 800")  # fmt: skip
 
 # %% [markdown]
-# The fixed part is spent on Python, on starting the operations, and on updating the weights. Here a
-# sixth of the start of `fit` is in it, too, so choose more `STEPS` for your own model. More devices
-# share the images but not the fixed part. **The remedy** is a larger per-device batch.
+# The fixed part is spent on Python, on starting the operations, and on updating the weights. Here
+# most of it is a sixth of the start of `fit`. More devices share the images but not the fixed part.
+# **The remedy** is a larger per-device batch.
 #
 # ## What holds it back: an input that is too slow
 #
 # In the next cell a batch of 120 takes 40 ms to read. Compare a batch that lies ready with batches
-# read one by one, and four at a time:
+# read one by one, and up to four at a time:
 
 # %% tags=["nbval-ignore-output"]
 READ, SIZE = 0.04, 120
@@ -234,18 +235,17 @@ for n in (1, most):
 
 # %% [markdown]
 # One by one, the input gives 120 / 0.04 = 3,000 images a second, which no number of devices
-# exceeds, as the cell asserts. Four at a time can give four times as many, in a longer pass. To
-# recognize a slow input, **time `fit` on one batch that lies ready.** If your training is much
-# slower, read several batches at a time (`num_parallel_calls=tf.data.AUTOTUNE`), or keep what was
-# read (`cache`).
+# exceeds. Asked for four at a time, TensorFlow reads no more at once than there are cores: two
+# cores can at most double the rate. To recognize a slow input, **time `fit` on one batch that lies
+# ready.** If your training is much slower, read several batches at a time
+# (`num_parallel_calls=tf.data.AUTOTUNE`), or keep what was read (`cache`).
 #
 # ## What a growing batch does to the accuracy
 #
 # Weak scaling has a price that no clock shows: with a larger batch the same examples give fewer
-# updates. `accuracy` trains a small network for four passes, and returns the share of unseen digits
-# that it then recognizes. Each setting has five seeds, because chance matters. The batch of 16
-# grows to 128, as with eight devices. A common rule makes the learning rate eight times as high as
-# well:
+# updates. `accuracy` trains a small network for four passes over 1,437 digits, and returns the
+# share of unseen digits that it recognizes. Each setting has five seeds. The batch of 16 grows to
+# 128, as with eight devices. A common rule makes the learning rate eight times as high, too:
 
 # %%
 images, labels = digits.load()
@@ -281,7 +281,7 @@ print("eight times the higher rate is a failure: ", mean[128, 0.8] < 0.3)
 
 # %% [markdown]
 # The rule makes up for most of what the larger batch loses at the low rate. At the higher rate it
-# fails.
+# fails: 10 % is guessing.
 #
 # ## Break it
 #
@@ -325,17 +325,17 @@ for each in traced:
     print({to: size for (where, to), size in each.bytes_between().items() if where == plan.host})
 
 # %% [markdown]
-# The whole batch has 2,640,960 bytes. `fit` gives each device its share, and this step gives each
-# device all of it. `experimental_distribute_dataset` would split it.
+# The whole batch has 2,640,960 bytes. `fit` gives each device its share, this step all of it.
+# `experimental_distribute_dataset` would split it.
 #
 # ## On GPUs
 #
 # On one GPU Keras compiles with XLA by itself, but not under a strategy such as that of
-# `build_on(1)`, so time your usual training on one GPU as well. A GPU speeds up the arithmetic, and
-# hardly the fixed part, so raise the batch until the images a second no longer grow. A small
-# network can lose by a second GPU: MNIST took 286 s with `MirroredStrategy` on two GTX 1080 Ti, and
-# 197 s on one ([TensorFlow issue 35095](../docs/sources.md), olk, 2019). A loop of your own has to
-# call `tf.test.experimental.sync_devices` before the clock stops, as `scaling.measure` does.
+# `build_on(1)`, so time your usual training on one GPU as well. A GPU hardly speeds up the fixed
+# part, so raise the batch until the images a second no longer grow. A small network can lose by a
+# second GPU: MNIST took 286 s with `MirroredStrategy` on two GTX 1080 Ti, and 197 s on one
+# ([TensorFlow issue 35095](../docs/sources.md), olk, 2019). A loop of your own has to call
+# `tf.test.experimental.sync_devices` before the clock stops, as `scaling.measure` does.
 #
 # ## With a model of another kind
 #
@@ -362,9 +362,9 @@ for row in scaling.measure(my_step, devices=sorted({1, most}), batches=[128], re
 # ## The same in a graph: if you inherit such code
 #
 # In 2016 the author of the [tensorlight notebook](../docs/sources.md#tensorlight) trained a network
-# for digits on TitanX GPUs, in towers. Here are the times of 2000 steps in eleven layouts, one of
-# them three times, and the memory of each GPU. A colocated gradient is computed where its operation
-# is:
+# for digits on TitanX GPUs, in towers. Here are the times of 2000 steps in eleven layouts, and the
+# memory of each GPU. Rows 3 to 5 are one layout. In a split model each GPU holds some of the
+# layers. A colocated gradient is computed where its operation is:
 
 # %%
 apart = published.TENSORLIGHT_APART
@@ -383,11 +383,10 @@ for name, row in theirs:
 # In two of three runs the second GPU gained nothing: an example took 145 µs on one GPU, and 170,
 # 148 and 111 on two with 128 each. The main reason was **the place of the variables**. With the
 # variables on the host, a step on one GPU took 32.5 ms in place of 18.5, because weights and
-# gradients cross in every step. **A larger batch** spreads this over more examples: 82 µs with 512
-# on each of two GPUs.
+# gradients cross in every step.
 #
-# The next cells build such towers, one on each device of `where`, with the variables, the average
-# and Adam on `home`. In three layouts they compute the gradients of today's code on one device:
+# The next cells build such towers on the devices of `where`, with variables, average and Adam on
+# `home`. In three layouts they compute the gradients of today's code:
 
 # %%
 network, first = networks.tensorlight(width=1 / 16), plan.devices[0]
@@ -463,6 +462,7 @@ checks.efficiency(efficiency)
 # **2.** Write `differ(a, b)`. `a` and `b` are lists of seconds of two steps that were timed in
 # turn, so `a[0]` and `b[0]` are a pair. Return True if the middle half of the ratios, from the
 # quantile 0.25 to the quantile 0.75 (`np.quantile`), lies on one side of 1, and False if not.
+# Unlike `timing.compare`, do not round.
 
 # %% tags=["exercise"]
 def differ(a, b):
@@ -482,7 +482,8 @@ checks.differ(differ)
 # %% [markdown]
 # ## What we saw
 #
-# - Small global batches gained little or nothing: more devices do not share the fixed part.
+# - With a small global batch the second device gained little, or lost: the fixed part is not
+#   shared.
 # - By chance alone twins counted as different in 11 % of the comparisons of 8 pairs, and in 1 % of
 #   those of 20.
 # - 5,040 images changed the weights alike on one device and on all. A pass cut short had 2,520.
@@ -493,7 +494,7 @@ checks.differ(differ)
 # ## In practice
 #
 # Time one batch that lies ready, on one device and on all. If all gain little, raise the per-device
-# batch, and watch the accuracy. If they gain much and your training does not, mend the input. With
-# a time, write down the batch, the devices, and the kind of scaling.
+# batch, and watch the accuracy. If they gain much and your training does not, mend the input.
+# Beside a time, write the batch, the devices, and the kind of scaling.
 #
 # Next: [[next]].

@@ -4,8 +4,8 @@
 # Your server trains too slowly, and a second one costs as much as the first. Between the two is a
 # link that is far slower than the links inside, and nobody can tell you what you would gain.
 #
-# **In this lesson** you answer from a table of your own times whether to buy a second server, for a
-# link of 10, 25 or 100 Gbit, and you know how far the answer may be off.
+# **In this lesson** you answer from one measured step whether to buy a second server, for a link of
+# 10, 25 or 100 Gbit, and see how far such answers were off.
 #
 # **You will learn** to
 # - say what a second server gives, from one measured step and the size of the network,
@@ -54,16 +54,17 @@ mine = {
 # %%
 def gains(network, step, link, servers=2, pieces=1):
     crossing = scaling.ring(network, scaling.Cost(), servers, 1, link).total
-    work = pieces * step  # of that many batches, after which gradients cross once
-    late = max(crossing - step, 0)  # what the step of the last batch does not hide
+    work = pieces * step  # to compute `pieces` batches; gradients cross once, at the end
+    late = max(crossing - step, 0)  # what is left when the last batch is computed
     return servers * work / (work + crossing), servers * work / (work + late)
 
 
 # %% [markdown]
 # `gains` says how many times as fast several servers train as one, with the same batch for each
-# GPU. It gives two numbers. For the first, nothing else happens while gradients cross between the
-# servers. For the second, gradients cross while the GPUs compute, as far as one step leaves time.
-# The truth should lie between:
+# GPU. The first of its two numbers is the answer: nothing else happens while gradients cross
+# between the servers. The second is the ceiling, where gradients cross while the GPUs compute, as
+# far as one step leaves time. `scaling.ring` takes a server for one device, and `scaling.Cost()`
+# leaves only the link:
 
 # %%
 ETHERNETS = (links.ETHERNET_10G, links.ETHERNET_25G, links.ETHERNET_100G)
@@ -75,7 +76,9 @@ for name, (network, step) in mine.items():
 
 # %% [markdown]
 # The second server is taken to cost what the first one costs. So for ResNet-50 a second DGX-1 over
-# 25 Gbit is a fair buy. For VGG16 over 10 Gbit it may give next to nothing.
+# 25 Gbit is a fair buy. For VGG16 over 10 Gbit it may give next to nothing. Of 100 Gbit, 12.5 GB/s,
+# users of NCCL have measured 4 to 7.5 ([issues 22 and 450](../docs/sources.md)). `gains` counts
+# with 7.5; with 4, VGG16 gets 1.55 times.
 #
 # | | |
 # |---|---|
@@ -122,8 +125,8 @@ drawings.panel(draw, servers=[2, 3, 4, 8], pieces=[1, 2, 4, 8])
 #
 # The same page has one, two, four and eight servers with eight K80 GPUs each, on Amazon EC2. Amazon
 # lists 10 Gbit for such a server. Only the step of one server goes into the prediction. (There the
-# servers hold shares of the variables, for which as many bytes cross as in a ring, and more where
-# only some of eight servers hold one.) An efficiency of 1 would be twice the speed on two servers:
+# servers hold the variables in shares; about as many bytes cross as in a ring.) An efficiency of 1
+# would be twice the speed on two servers:
 
 # %%
 found, measured = {}, {}
@@ -147,9 +150,7 @@ print(f"the first is off by {np.median(np.abs(off)):.1%} in the median, {-min(of
       f"and never too high: {max(off) < 0}")  # fmt: skip
 
 # %% [markdown]
-# The two that lie outside measured 1.002. No training gained less than the first number said,
-# though some came close. With faster GPUs a step is shorter and the link is not faster, so the two
-# numbers lie farther apart.
+# No training gained less than the first number said. The two outside measured 1.002.
 #
 # ## A server that you do not have yet
 #
@@ -172,7 +173,7 @@ scaling.fit(scaling.Workload("toy", parameters=1000), toy).predict(Layout(1, 256
 
 # %% [markdown]
 # It also says why to doubt the 35 ms: 256 lies outside the table, and two costs fit any two rows.
-# Now the rows of VGG16 on one, two and four P100, with two batches each:
+# Now six rows of VGG16, on one, two and four P100 with two batches each; the first is printed:
 
 # %%
 vgg16, rows = next(table for table in published.DGX_1 if table[0].name == "VGG16")
@@ -184,9 +185,9 @@ print(f"measured: {1e3 * rows[3].seconds:.0f} ms")
 
 # %% [markdown]
 # In brackets is the **interval** in which about 95 % of such steps should lie, by the scatter of
-# the rows. The measured step does. How the rest divides into fixed, moving and **latency**, the
-# time of messages, these rows cannot tell. Is the fit better than a guess, twice the rate of four
-# GPUs? Here are both for every network of the page, in images a second on eight P100:
+# the rows. The measured step does. These rows cannot tell fixed, moving and **latency**, the time
+# of messages, apart. Is the fit better than a guess, twice the rate of four GPUs? Here are both for
+# every network of the page, in images a second on eight P100:
 
 # %%
 off = []
@@ -209,7 +210,8 @@ print("in the median, doubling is off by {:.1%}, the fit by {:.1%}".format(*np.m
 # In the median the fit is no better than doubling: most of these networks scale so well inside a
 # server that twice the rate of four is nearly right. For AlexNet, which has the most parameters for
 # its arithmetic, doubling is four times as far off. For VGG16 with 32 both are wrong by about a
-# third. What the fit adds is the interval, and all eight intervals contain the measured rate.
+# third. What the fit adds is the interval. All eight contain the measured rate, one only just.
+# AlexNet's three rows give none.
 #
 # ## Can it be true?
 #
@@ -233,14 +235,15 @@ print(f"VGG16 on one P100: {speed / published.P100_FLOPS:.1f} times the peak")
 
 # %% [markdown]
 # VGG16 took 1.3 times the peak, and that can be true: for convolutions of 3x3 Winograd's algorithm
-# needs up to 4 times fewer multiplications than are counted here ([Fast algorithms for
+# needs as little as a quarter of the multiplications counted here ([Fast algorithms for
 # convolutional neural networks](../docs/sources.md), Lavin and Gray, 2015). The program of the note
 # needs ten times the peak, so it cannot have produced the times.
 #
 # ## Break it
 #
 # **The second server taken for more of the first.** A fit to the rows of one server answers for 16
-# GPUs, too. It doubts the number 16, and does not know that the other eight are behind a slow link:
+# GPUs, too. It doubts the number 16, and does not know that the other eight are behind a slow link,
+# over which the first number is lower:
 
 # %%
 fitted = scaling.fit(vgg16, rows)
@@ -250,7 +253,8 @@ print("over 10 Gbit: {:.2f} to {:.2f} times".format(*gains(*mine["VGG16"], links
 
 # %% [markdown]
 # **One batch only, and two machines in one table.** Rows with a single batch cannot tell arithmetic
-# from the fixed part, and the rows of a fit have to come from one machine. Both are refused:
+# from the fixed part, and the rows of a fit have to come from one machine. Here both are refused;
+# rows of two machines in different layouts would go unnoticed:
 
 # %%
 one_batch = scaling.fit(vgg16, rows[:4], ["arithmetic", "fixed", "moving"])
@@ -263,11 +267,11 @@ for ask in (lambda: one_batch.predict(Layout(8, 128, "ring")),
         print(error)
 
 # %% [markdown]
-# ## When not to
+# ## When not to buy a faster link
 #
-# Before you buy a faster link, let the gradients cross less often. If they are accumulated over
-# four batches ([[10]]), they cross once for all four. Each update then sees four times the
-# examples, so watch the accuracy ([[15]]):
+# First let the gradients cross less often. If they are accumulated over four batches ([[10]]), they
+# cross once for all four. Each update then sees four times the examples, so watch the accuracy
+# ([[15]]):
 
 # %%
 for pieces in (1, 4):
@@ -277,18 +281,17 @@ for pieces in (1, 4):
 # %% [markdown]
 # ## On GPUs
 #
-# Between two servers NCCL adds up in a tree, inside first, unless `NCCL_ALGO=Ring` is set
-# ([nccl-tests issue 196](../docs/sources.md)). A ring of all GPUs, which NCCL may choose for more
-# servers, sends nearly twice all gradients over each link, so the first number may be too high.
-# `fit.strategy` lets the gradients of the last layers cross while those of the first are still
-# computed, which gives more than the first number. A link carries less than its name says: of 100
-# Gbit, 12.5 GB/s, others have measured 4 to 7.5, and `gains` counts with 7.5. Measure yours with
-# `iperf3`, and make a `scaling.Link` of it.
+# Between two servers NCCL often adds up in a tree, inside first ([nccl-tests issue
+# 196](../docs/sources.md)). A ring of all GPUs, which NCCL may choose as well, sends nearly twice
+# all gradients over each link, so the first number may be too high. `fit.strategy` lets the
+# gradients of the last layers cross while those of the first are still computed, which gives more
+# than the first number. A link carries less than its name says. Measure yours with `iperf3`, and
+# make a `scaling.Link` of it.
 #
 # ## With a model of another kind
 #
-# Now a table of your own times, of a `fit` with two dense layers, as in [[15]]. `scaling.fit` says
-# what a step takes with a batch that nobody has measured:
+# Now the times are your own, of a `fit` with two dense layers, as in [[15]]. From them
+# `scaling.fit` predicts a step with a batch that is not among them:
 
 # %%
 def build_on(n):
@@ -318,16 +321,16 @@ for link in ETHERNETS:
     print(f"{link.name:17} {{:.2f}} to {{:.2f}} times".format(*gains(network, step, link)))
 
 # %% [markdown]
-# If the interval, `step.low` to `step.high`, is wide, measure again on a less busy machine.
+# Print `step.low` and `step.high`. If they are far apart, measure again on a less busy machine.
 #
 # ## On your own
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
-# **1.** Write `slowest(parameters, step, servers, efficiency)`: the slowest link, in bytes a
-# second, with which so many servers reach an efficiency, 0.9 for instance, though nothing else
-# happens while gradients cross. `step` is the seconds of a step on one server. The gradients have 4
-# bytes for each parameter and go in a ring. Messages cost nothing.
+# **1.** Write `slowest(parameters, step, servers, efficiency)`: the least bytes a second of a link
+# with which `servers` servers reach `efficiency` if nothing else happens while gradients cross.
+# `step` is the seconds of a step on one server. The gradients have 4 bytes for each parameter and
+# go in a ring. Messages cost nothing.
 
 # %% tags=["exercise"]
 def slowest(parameters, step, servers, efficiency):
@@ -367,14 +370,14 @@ checks.share_of_peak(share_of_peak)
 # %% [markdown]
 # ## What we saw
 #
-# - A second DGX-1 over 10 Gbit would make VGG16 1.01 to 2.00 times as fast, and over 100 Gbit 1.73
-#   to 2.00 times.
-# - Of 15 published times of several servers, 13 lay between the two numbers, and the first was off
-#   by 3.6 % in the median and 12 % at most.
+# - By the first number a second DGX-1 over 10 Gbit makes VGG16 1.01 times as fast, and over 25 Gbit
+#   1.44 times.
+# - Beside 15 published times of several servers the first number was never too high. It was off by
+#   3.6 % in the median and 12 % at most.
 # - For eight GPUs in one server, the fit was off by 3.9 % in the median, and doubling by 3.4 %. For
 #   AlexNet it was 4.4 % against 17.9 %.
 # - A published program needed ten times the peak of its GPU.
-# - A fit to one server said 1.70 times for the second, without a word on the link.
+# - A fit to one server said 1.70 times for the second, where the first number over 10 Gbit is 1.01.
 #
 # ## In practice
 #
