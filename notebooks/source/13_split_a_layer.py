@@ -7,8 +7,13 @@
 #
 # **In this lesson** two devices share every large layer of a network and work on it at the same
 # time, and its weights after training are those of one device. The field calls this **tensor
-# parallel**. The way to do it is that of
-# [Megatron-LM](../docs/sources.md#megatron) (Shoeybi and others, 2019).
+# parallel**. The way is that of [Megatron-LM](../docs/sources.md#megatron) (2019).
+#
+# **You will learn** to
+# - split the Dense layers and the attention of a Keras model,
+# - say why the parts add up, and prove it,
+# - see what each device holds, and what crosses,
+# - notice a split that is wrong, or does nothing.
 #
 # **You need** [[12]].
 
@@ -100,7 +105,7 @@ for name in ["up_0", "down_0"]:
 # | | |
 # |---|---|
 # | **Use it when** | the model fits on no device, its layers are wide, and the link is fast |
-# | **It costs** | for each pair four transfers with each further device, amid the step |
+# | **It costs** | for each pair and each device after the first, four transfers in the step |
 # | **Instead** | if the model fits, share out the batch ([[07]]); else [[12]] or [[14]] |
 #
 # ## How it works
@@ -126,10 +131,10 @@ added = sum(block(batch, *half) for half in halves)
 print("equal to 1e-12:", np.allclose(added, block(batch, a, b), rtol=0, atol=1e-12))
 
 # %% [markdown]
-# In the forward pass the devices meet once, in the sum, which `fit.split_layers` makes on the
-# first device. Each device finds the gradients of its own parts and updates these parts, so no
-# weight crosses. If `up` were split without `down`, the hidden numbers would have to cross, and
-# in our network they are eight times as many as what the pair gives.
+# Within a pair the forward pass adds up once, and `fit.split_layers` does so on the first device.
+# Each device finds the gradients of its own parts and updates these parts, so no weight crosses. If
+# `up` were split without `down`, the hidden numbers of the second device would have to cross. In
+# our network they are four times as many as what the pair gives.
 #
 # **Attention** is split by its heads. A head has its own queries, keys and values, and does not
 # know the other heads until the output projection adds them up. So queries, keys and values are cut
@@ -187,7 +192,7 @@ def proof(build, where, x, y):
 proof(network, where, x, y)
 
 # %% [markdown]
-# All weights are equal to those of one device, and they have moved.
+# All weights are equal to those of one device, and training has changed them.
 #
 # ## What crosses, and what each device holds
 #
@@ -249,15 +254,17 @@ for ax, name in zip(rows_of, ["between layers", "inside layers"]):
 plt.show()
 
 # %% [markdown]
-# Both ways share out what a device keeps, and what it holds at the peak. Between layers the devices
-# take turns, but for the updates at the end. Inside layers both work on each pair, much of the
-# time at once. They wait for each other at the sums, and the second device also waits at the stem
-# and the loss.
+# Both ways share out what a device keeps, and what it holds at the peak. Split between layers, the
+# devices take turns. Both work only while the second still computes the gradients of its own
+# weights and updates them. Split inside layers, both work on each pair, much of the time at once.
+# A device waits until it gets what the other one sends: at the sums, and the second one also at the
+# beginning of the step and at the loss.
 #
 # ## Break it
 #
 # **Columns after columns.** Somebody cuts `down` by columns as well, and joins the results where
-# they should be added. The shape is right, so no error is raised. Look at the number of weights:
+# they should be added. Each part has only its own hidden numbers to multiply, so it also uses only
+# half of the rows. The shape is right, and no error is raised. Look at the number of weights:
 
 # %%
 parts = [*zip(np.split(a, 2, axis=1), [b[:5, :3], b[5:, 3:]])]
@@ -325,11 +332,11 @@ keras.distribution.set_distribution(None)
 #
 # The sums stand in the middle of the step, and what follows has to wait for them. So split layers
 # belong on GPUs with a fast link, such as NVLink within one machine. With the 8 GPUs of a server
-# Megatron-LM did [79.6 %](https://nv-adlr.github.io/MegatronLMV1) of eight times the work of one,
-# on a model that grew with the number of GPUs. It adds up by an all-reduce, which gives every GPU
-# the sum ([[09]]). `fit.split_layers` adds up on the first GPU, through whose links everything
-# goes. In `cores` mode the devices share a memory and a received copy takes no room. On a GPU add
-# the copies to what the trace says.
+# [version 1.0 of Megatron-LM](https://nv-adlr.github.io/MegatronLMV1) did 79.6 % of eight times the
+# work of one, on a model that grew with the number of GPUs. Megatron-LM adds up by an all-reduce,
+# which gives every GPU the sum ([[09]]). `fit.split_layers` adds up on the first GPU, through whose
+# links everything goes. In `cores` mode the devices share a memory and a received copy takes no
+# room. On a GPU add the copies to what the trace says.
 #
 # ## With a model of another kind
 #
@@ -366,11 +373,12 @@ print(f"{crossed(step):,} bytes, by the formula {2 * 4 * (len(pair) - 1) * 64 * 
 
 # %% [markdown]
 # The proof holds with three heads on the first device and two on the second, so n need not divide
-# the heads or the units. Attention and the pair send 4 (n − 1) X each. Masks reach the parts of the
-# attention. `save` and `save_weights` write the whole model, so what they write loads without a
-# split, too. But dropout inside a pair or a head drops other numbers than on one device, so the
-# weights differ. What is refused stands in
-# [docs/fit.md](../docs/fit.md#a-layer-that-is-too-large-for-a-device).
+# the number of heads. Attention and the pair send 4 (n − 1) X each.
+#
+# `save` and `save_weights` write the whole model, which loads without a split, too. Dropout inside
+# a pair or a head drops other numbers than on one device, so the weights differ.
+# [docs/fit.md](../docs/fit.md#a-layer-that-is-too-large-for-a-device) says what
+# `fit.split_layers` refuses.
 #
 # ## On your own
 #
@@ -396,8 +404,8 @@ def gated(g, u, d, n):
 checks.gated(gated)
 
 # %% [markdown]
-# **2.** The output layer of a language model has a column for each word. Megatron-LM splits this
-# layer by columns, too, and `fit.split_layers` leaves it whole. Once it is split, `logits` is a
+# **2.** The output layer of a language model has a column for each word. `fit.split_layers` leaves
+# this layer whole, and Megatron-LM splits it by columns. Once it is split, `logits` is a
 # list: `logits[i]` lies on one device and has the scores of an equal share of the classes, in
 # order. Write `losses(logits, y)`: the cross entropy of each example, which is the log of the sum
 # of exp(score) over all classes, less the score of the right class, which `y` names. At most 16
@@ -444,7 +452,7 @@ checks.losses(losses)
 #
 # ## In practice
 #
-# Split layers within a machine, cut between layers across machines, and share the batch out over
-# what is left.
+# Within a machine, split layers. If the model needs several machines, cut between its layers, from
+# one machine to the next. With still more machines, copy all this and share out the batch.
 #
 # Next: [[14]].

@@ -43,9 +43,9 @@ first, second = plan.devices[0], plan.devices[-1]
 # %% [markdown]
 # ## The lines to paste
 #
-# Here is a network of thirteen dense layers. It trains on one device first, and then on all.
-# `fit.split` cuts it into a stage for each device ([[12]]), and `pieces=8` lets each batch go
-# through the stages in eight pieces:
+# Here is a network of thirteen dense layers. `fit.split` cuts it into a stage for each device
+# ([[12]]), and `pieces=8` lets each batch go through the stages in eight pieces, called
+# **micro-batches**:
 
 # %%
 def dense(numbers):
@@ -84,7 +84,7 @@ print("less than 1e-3 apart:", np.allclose(of_one, of_eight, rtol=0, atol=1e-3))
 
 # %% [markdown]
 # The losses are those of one device. The next cell traces a step of `fit` with 2048 images, in one
-# piece and in eight. Dark bars are forward, pale ones back, and a wide bar shows the number of its
+# piece and in eight. Dark bars are forward, pale ones back, and some bars show the number of their
 # piece. Look for moments in which both devices work:
 
 # %% tags=["varies", "cover"]
@@ -98,26 +98,29 @@ runs = [partial(model.train_on_batch, images, labels) for model in models.values
 timing.compare(*runs[::-1], repeats=6, names=("eight pieces", "one piece"))
 
 # %% [markdown]
-# In one piece, the devices work almost only in turns. In eight pieces, both work at the same time.
-# The step need not become shorter by that, because eight small pieces take longer to compute than
-# one large piece, and cores share one memory's bandwidth. The last line says whether one
-# of the two was faster here.
+# In one piece, the devices work almost only in turns. In eight pieces, both often work at the same
+# time, and yet the step need not be shorter: when we built this lesson, on two cores, eight pieces
+# were no faster than one. Eight small pieces take longer to compute than one large piece, and cores
+# that work at once share one memory's bandwidth. This can cost all that is gained by waiting less.
+# For your machine, run the line above.
 #
 # | | |
 # |---|---|
 # | **Use it when** | a model has to be cut, and its devices wait for each other |
-# | **It costs** | many short computations, some waiting; BatchNormalization sees pieces |
+# | **It costs** | short computations, some waiting, and BatchNormalization that sees only a piece |
 # | **Instead** | if it fits on one device, share out the batch ([[07]]) |
 #
 # ## How it works
 #
-# A piece of the batch is a **micro-batch**. When the first piece has passed the first stage, the
-# second stage can begin with it, and the first stage takes the next piece. In the drawing, `F0` is
-# piece 0 on its way forward, and `B0` on its way back. Each box is a **task**, the work of one
-# stage on one piece:
+# When the first piece has passed the first stage, the second stage can begin with it, and the first
+# stage takes the next piece. In the drawing, `F0` is piece 0 on its way forward, and `B0` on its
+# way back. Each box is a **task**, the work of one stage on one piece:
 #
 # ![Two stages over time. In one piece, each waits while the other computes. In four pieces, they
-# overlap, and the step ends sooner.](pictures/14_bubble.svg)
+# overlap.](pictures/14_bubble.svg)
+#
+# The four pieces go in one of several orders. In that of `fit.split`, all go forward before the
+# first goes back.
 #
 # The time in which a row is empty is its **bubble**. The gradients of all pieces are added up, and
 # the weights are updated once, as in accumulation ([[10]]).
@@ -146,8 +149,8 @@ a, b = times(2.0, first), times(3.0, second)
 # gradient of the input, which goes to the stage before. `tf.gradients` does what a tape does,
 # inside a `tf.function`.
 #
-# `two_pieces` calls them for two pieces, in an order in which both devices have something to do.
-# The loss is the mean of four outputs, so its gradient is a quarter for each of them:
+# `two_pieces` calls them so that both devices have something to do. The loss is the mean of four
+# outputs, so its gradient is a quarter for each of them:
 
 # %%
 Kept = namedtuple("Kept", "x made")
@@ -198,8 +201,8 @@ print(f"gradient of a: {a0} + {a1} = {a0 + a1}, of b: {b0} + {b1} = {b0 + b1}")
 # below have a line for each stage and a column for each unit of time. A dot is a wait.
 #
 # Not every order can run. The second cell below checks one in which both stages would wait for
-# ever: stage 0 for the return of piece 0 before it sends piece 1, and stage 1 for both pieces
-# before it sends anything back:
+# ever. The second task of stage 0 is `B0`, so it waits for piece 0 to return before it sends
+# piece 1, and stage 1 waits for both pieces before it sends one back:
 
 # %%
 ways = {"one after the other": pipeline.one_by_one,
@@ -219,8 +222,12 @@ except ValueError as error:
 # %% [markdown]
 # The last two orders are equally fast. With p stages and m pieces, each takes 2 (m + p - 1)
 # columns, and a stage waits in 2 (p - 1) of them. So the bubble is a share of (p - 1)/(m + p - 1),
-# if all tasks take equally long. A stage **holds** a piece from its `F` to its `B`: in *all forward
-# first*, stage 0 holds up to four pieces, and in *one forward, one back* never more than two.
+# if all stages take equally long: for two stages a half in one piece, and a ninth in eight. The
+# chart of eight pieces above shows more, because there a device does not only wait for the
+# other one.
+#
+# A stage **holds** a piece from its `F` to its `B`: in *all forward first*, stage 0 holds up to
+# four pieces, and in *one forward, one back* never more than two.
 #
 # ## Any order, by hand
 #
@@ -258,10 +265,10 @@ print(*(each.numpy().item() for each in by_hand(x, x, order=order)))
 # %% [markdown]
 # ## What does a device hold?
 #
-# TensorFlow starts an operation as soon as its inputs are there, so `in_pieces` need not keep to an
-# order. `pipeline.gradients` does the same as `in_pieces`, but each task of a device waits for the
-# one before. `pipeline.stages` cuts a model for it, here in two parts that lie on their devices.
-# The second cell prints the most that the first device holds in a step of 1, 2, 4 and 8 pieces:
+# TensorFlow starts an operation as soon as its inputs are there, so it does not always keep to the
+# order that `in_pieces` is given. `pipeline.gradients` does the same, but each task of a device
+# waits for the one before. `pipeline.stages` cuts a model for it, here in two parts. The second
+# cell prints the most that the first device holds in a step of 1, 2, 4 and 8 pieces:
 
 # %%
 with tf.device(first):
@@ -292,17 +299,17 @@ plt.show()
 # %% [markdown]
 # *All forward first* keeps what every piece left behind. *One forward, one back* keeps two pieces
 # at most, and the more pieces, the smaller they are. `fit.split` takes *all forward first*, because
-# Keras computes the loss of the whole batch at once. So more pieces save no memory there.
+# Keras computes the loss of the whole batch at once. So with `fit.split`, more pieces save no
+# memory.
 #
 # ## Proof
 #
 # The next cell compares the gradients of all orders, and of the lines by hand, with those of the
-# uncut network. `apart` is the largest difference, as a share of the largest entry of the same
-# gradient.
+# uncut network. `apart` is relative to the largest entry of each gradient.
 #
 # The two cells after it compare the weights after two epochs of `fit`. They compute in float64,
-# where rounding cannot hide a mistake, and with batches of 300 and 100 images, which cannot be cut
-# into eight equal pieces:
+# where rounding cannot hide a mistake, and with batches of 300 and 100 images, which eight does
+# not divide:
 
 # %%
 @tf.function
@@ -389,22 +396,20 @@ for norm in [layers.BatchNormalization, partial(layers.GroupNormalization, 4)]:
 
 # %% [markdown]
 # The plain average is wrong, and the one by size is right. With BatchNormalization, the weights in
-# pieces are not those of one device, because the layer sees smaller batches, as in towers ([[09]]).
+# pieces are not those of one device, because the layer sees smaller batches.
 # If you need the same weights, take GroupNormalization or LayerNormalization.
 #
 # ## On GPUs
 #
 # A task is dozens of short kernels, and starting them takes longer than computing them where the
-# pieces are small. So take the fewest pieces that leave a small bubble, and keep each large enough
-# to fill a GPU. [PyTorch's tutorial on model
+# pieces are small. So keep each piece large enough to fill a GPU. [PyTorch's tutorial on model
 # parallelism](https://pytorch.org/tutorials/intermediate/model_parallel_tutorial.html) measured
 # ResNet-50 on two GPUs: cut, it was 7 % slower than on one, and in pieces 49 % faster than on one.
 #
-# *All forward first* is the order of [GPipe](https://arxiv.org/abs/1811.06965) (2018).
-# *One forward, one back* comes from [PipeDream](https://arxiv.org/abs/1806.03377) (2018), and with
-# one update after the last piece from [DAPPLE](https://arxiv.org/abs/2007.01045) (2020). Ready-made
-# schedules for very large models are in PyTorch (`torch.distributed.pipelining`), Megatron-LM and
-# DeepSpeed.
+# *All forward first* comes from [GPipe](https://arxiv.org/abs/1811.06965), and *one forward, one
+# back* from [PipeDream](https://arxiv.org/abs/1806.03377) and
+# [DAPPLE](https://arxiv.org/abs/2007.01045). Schedules for very large models are in PyTorch
+# (`torch.distributed.pipelining`), Megatron-LM and DeepSpeed.
 #
 # ## The same in a graph: if you inherit such code
 #
@@ -492,15 +497,17 @@ checks.fewest(fewest)
 # %% [markdown]
 # ## What we saw
 #
-# - In one piece, each device waited for the other. In eight, they worked at the same time, and the
-#   weights after `fit` were below 1e-12 from those of one device.
+# - In one piece, each device waited for the other. In eight, they often worked at the same time,
+#   and the weights after `fit` were below 1e-12 from those of one device.
+# - On our two cores eight pieces were no faster than one, because small pieces take longer to
+#   compute, and cores share one memory.
 # - Gradients of two pieces added up to 7.5 and 5.0, those of the whole batch.
 # - *All forward first* and *one forward, one back* had the same bubble, and the second held less.
 # - With BatchNormalization, pieces gave other weights, and `fit.split` warned of it.
 #
 # ## In practice
 #
-# Add `pieces` to the line that splits your model, and double their number for as long as a step
-# gets faster.
+# Add `pieces` to the line that splits your model, and double their number while a step gets
+# faster. If two pieces are no faster than one, leave it at one.
 #
 # Next: [[next]].
