@@ -2,10 +2,10 @@
 # # Fit more into a device
 #
 # Your model trains with a batch of 64, and a batch of 256 ends in an error that says "out of
-# memory". There is no second GPU, or each of your GPUs has the same trouble.
+# memory". A second GPU would have the same trouble.
 #
-# **In this lesson** one line makes a training step hold a third of what it held, and you see what
-# that line costs.
+# **In this lesson** one line makes a training step hold much less, and you count what that line
+# adds to the computing.
 #
 # **You will learn** to
 # - take a batch in pieces with one update: **accumulation**,
@@ -61,8 +61,8 @@ def build():
 # %% [markdown]
 # Each of the three remedies is one line. `fit.accumulate` takes the batch in 4 pieces, and
 # `fit.recompute` runs the layers in parts, each but the last twice. Both take the compiled model,
-# and `fit.alone(model)` undoes both. The third line stands before the model is built, and
-# `dtype=keras.config.floatx()` then keeps the scores in float32, because the loss needs all their
+# and `fit.alone(model)` undoes both. The third line stands before the model is built. In `build`,
+# `dtype=keras.config.floatx()` keeps the scores in float32, because the loss needs all their
 # digits. `model.fit` stays as it was:
 
 # %%
@@ -97,16 +97,17 @@ for name, most in [("accumulated", 40), ("recomputed", 40), ("in bfloat16", 70)]
 print("the weights below 10 %:", 4 * build().count_params() < 0.1 * whole)
 
 # %% [markdown]
-# The curves leave out the weights, which would add less than 10 %. They show mostly
+# The curves leave out the weights, which would add 1.5 MB to each. They show mostly
 # **activations**: what the forward pass leaves behind for the backward pass. The step as it is
-# climbs up to the dashed line, and on behind it, because gradients of the activations come on top.
-# In pieces it climbs four low hills, and recomputed one for each part. In bfloat16 it climbs a
-# little over half as high.
+# climbs up to the dashed line. Behind it, it climbs on: gradients of the activations come on top,
+# and little is freed yet. In pieces the step climbs four low hills, each with a forward and a
+# backward pass, and the dashed line marks the first backward pass. Recomputed it climbs one hill
+# for each of its four parts. In bfloat16 it climbs a little over half as high.
 #
 # | | accumulation | recomputation | precision |
 # |---|---|---|---|
 # | **use it when** | a smaller batch fits | even a small batch does not | fewer digits do no harm |
-# | **it costs** | smaller, slower products | most of a second forward pass | most of the digits |
+# | **it costs** | smaller products | most of a second forward pass | most of the digits |
 # | **instead** | the smaller batch | a smaller model | float32 and one of the others |
 #
 # What do they cost in computing? `graph.flops` counts the multiplications and additions of all
@@ -272,8 +273,9 @@ for name, wait in [("recomputed", True), ("without waiting", False)]:
 # is saved, so look at the peak of a trace, too.
 #
 # `fit.recompute` does this with the layers of a built model. It takes several blocks as one part,
-# because the input of each part is kept. About the square root of the number of blocks is a good
-# number of parts (Chen and others, [2016](../docs/sources.md#sublinear)).
+# because the input of each part is kept. Where this input is about as large as what a block keeps
+# inside, a good number of parts is about the square root of the number of blocks (Chen and others,
+# [2016](../docs/sources.md#sublinear)).
 #
 # ## Proof
 #
@@ -304,11 +306,11 @@ print("averaged, within 10 %:", apart(mean, reference) < 0.1)
 print("by shares, equal to 1e-12:", apart(accumulated(x, y, sizes), reference) < 1e-12)
 
 # %% [markdown]
-# Each of the 24 examples counted about twenty times as much as any other, and nothing failed. This
-# cell is the check: compare unequal pieces with the whole batch.
+# Each of the 24 examples counted about twenty times as much as one of the other thousand, and
+# nothing failed. This cell is the check: compare unequal pieces with the whole batch.
 #
-# **A mask that is drawn again.** Dropout sets half of the numbers to 0, and doubles the others.
-# Here it goes through `recomputed`:
+# **A mask that is drawn again.** This dropout sets each number to 0 with a chance of one half, and
+# doubles the others. Here it goes through `recomputed`:
 
 # %%
 tf.random.set_seed(1)
@@ -322,20 +324,6 @@ print(*dropped.numpy().astype(int), "gradient", *tape.gradient(dropped, ones).nu
 # drew another mask, and no error says so. `fit.recompute` gives both runs the same seeds, and
 # refuses a layer that draws without a seed. The check is to compare the losses of the first steps
 # with the plain model's.
-#
-# **A scaled loss that is not unscaled.** The loss is 0.0001 · (0.0001 · w), so its gradient is
-# 1e-8:
-
-# %%
-w, factor = tf.Variable(1.0), tf.constant(1e-4, tf.float16)
-for name, scale, over in [("plain", 1, 1), ("scaled", 2**15, 2**15), ("forgotten", 2**15, 1)]:
-    with tf.GradientTape() as tape:
-        value = scale * (factor * (factor * tf.cast(w, tf.float16)))
-    print(f"{name:9} {float(tape.gradient(value, w)) / over:.0e}")
-
-# %% [markdown]
-# Without a scale the gradient is lost. Where nobody divided, it is 32768 times too large. The check
-# is the same batch in float32, whose gradients should have about the same size.
 #
 # ## When it does not help
 #
@@ -386,8 +374,9 @@ compare("large weights", 16, lambda: compiled(layers.Flatten(), dense(2000)))
 #
 # Three Transformer blocks read a digit as 28 rows, with dropout. XLA is off, because with it the
 # plain step would draw other masks than the recomputed one. `memory.plan` counts what a step would
-# hold with each remedy, and whether that fits into 15 MB. *Work* is what the step would compute, as
-# a multiple of the plain one:
+# hold with each remedy: the likely number, and in brackets the range that *fits* compares with
+# 15 MB. *Work* is what the step would compute, as a multiple of the plain one. The last row, where
+# bytes cross between the host and the device, is a remedy of [[11]]:
 
 # %% tags=["nbval-ignore-output"]
 def transformer():

@@ -11,7 +11,7 @@
 #
 # **You will learn** to
 # - share out a Keras model's state in one line,
-# - do it by hand, in two stages,
+# - do it by hand, as stages 2 and 3 of the paper *ZeRO*,
 # - count what each device then holds, and what crosses.
 #
 # **You need** [[03]] and [[09]].
@@ -83,22 +83,24 @@ model = fit.parallel(fit.shard(model, [plan.host]), plan.devices[:1])
 show(model, model.fit(**train))
 
 # %% [markdown]
-# The printed losses are the same. With two devices, each holds about half of the weights and
-# slots. With the host as owner, the device holds none between steps.
+# The printed losses are the same. With two devices, each holds about half of the weights and slots.
+# With the host as owner, the device holds none between steps, and in a step the two send each other
+# 2 times the bytes of the weights.
 #
 # | | |
 # |---|---|
 # | **use it when** | weights, gradients and slots are most of what a step holds ([[03]]) |
-# | **it costs** | n devices send 2(n - 1) times the weights' bytes a step; with the host, 2 times |
-# | **instead** | recompute activations, if they are most; or an optimizer of fewer slots, as SGD |
+# | **it costs** | in a step, n devices together send 2(n - 1) times the bytes of the weights |
+# | **instead** | recompute activations, if they are most ([[10]]) |
 #
 # ## Count first
 #
 # In float32 a parameter has 4 bytes of weight, 4 of gradient and 8 of Adam's slots. The paper
-# *ZeRO* (Rajbhandari and others, [2020](../docs/sources.md#zero)) shares them out over n devices
-# in three stages: the slots only (1), the gradients too (2), and the weights too (3). What is not
-# shared out, each device holds for all parameters, and stage 0 shares out nothing. `fit.shard`
-# with `fit.parallel` does stage 2.
+# *ZeRO* (Rajbhandari and others, [2020](../docs/sources.md#zero)) shares them out over n devices in
+# three stages: the slots only (1), the gradients too (2), and the weights too (3). What is not
+# shared out, each device holds for all parameters, and stage 0 shares out nothing. The stages count
+# what a device holds within a step. `fit.shard` with `fit.parallel` does stage 2, and between two
+# steps it shares out the weights as well.
 #
 # The first cell prints the bytes a parameter on each device, by stage. The second repeats the
 # paper's example of 7.5 billion parameters on 64 devices, in mixed precision with 2 bytes of
@@ -158,16 +160,16 @@ for device in plan.devices:
     print(f"{device}  {held_now[device] / sum(map(np.size, start)):.1f} bytes a parameter")
 
 # %% [markdown]
-# One device would hold 12 bytes a parameter. Each of the two holds about half, as thirteen
-# weights do not divide evenly.
+# One device would hold 12 bytes a parameter. Each of the two holds about half. It is not exactly
+# half, because thirteen weights do not divide evenly.
 #
 # ## By hand: the step
 #
-# At the start of a step, a device fetches the weights that it does not own. The devices of
-# `cores` mode share one memory, so `DeepCopy` makes the copy that a GPU would make, and we can
-# count it. Then, in `tower`, the device computes the gradients of its share of the batch. In
-# `update` the owner of a weight receives the gradients of this weight from all devices, averages
-# them, and updates the weight. These three actions are stage 2:
+# At the start of a step, a device fetches the weights that it does not own. The devices of `cores`
+# mode share one memory, so `DeepCopy` makes the copy that a GPU would make, and we can count it.
+# Then, in `tower`, the device computes the gradients of its share of the batch. In `update` the
+# owner of a weight receives the gradients of this weight from all devices, averages them, and
+# updates the weight. `fetch`, `tower` and `update` together are stage 2:
 
 # %%
 def fetch(weight, device):
@@ -267,10 +269,10 @@ def of_weight(device, h, slope, *after):
 
 
 # %% [markdown]
-# `back` goes through the layers from the last to the first. For each device, `slopes` has the
-# slope of a layer, and `lower` that of the layer below. Computing `lower` needs the weight
-# as it was in the forward pass, so `update` comes after it. The gradient of the weight waits for
-# `lower` as well: by then the copy of the weight has been used and can be freed. Does the whole
+# `back` goes through the layers from the last to the first. For each device, `slopes` has the slope
+# of a layer, and `lower` that of the layer before it. `below`, which computes `lower`, needs the
+# weight as it was in the forward pass, so `update` comes later. The gradient of the weight waits
+# for `lower` as well: by then the copy of the weight has been used and can be freed. Does the whole
 # step, `stage_3`, train like one device?
 
 # %%
@@ -313,8 +315,9 @@ print("stage 3 is below 1e-12 from one device:", apart(of_three, of_one) < 1e-12
 # device.
 #
 # The second cell prints what the fullest device holds: the weights and slots that lie there, and
-# what a traced step adds at its peak. Unlike the formulas, this includes activations and what
-# Adam needs while it computes. The chart divides it by use, with fetched copies as weights:
+# what a traced step adds at its peak. Unlike the formulas, this includes activations and what Adam
+# needs while it computes. The chart shows the uses. Fetched copies count as weights there, and what
+# Adam makes of the gradients counts as gradients:
 
 # %%
 kinds = {"towers": (stage_2, first), "stage 2": (stage_2, owner), "stage 3": (stage_3, owner)}
@@ -368,8 +371,8 @@ for name, weights in [("start", start), ("right", of_two), ("wrong", wrong)]:
 # No error is raised, and the loss falls, though less than it should. The count shows the mistake:
 # some weights are exactly as they were at the start.
 #
-# **A weight is fetched after its update.** Somebody wants to free the gradients sooner, and
-# updates each weight before `below` has fetched it for the second time:
+# **A weight is fetched after its update.** Somebody wants to free the gradients sooner, and updates
+# each weight before `below` has fetched it for the backward pass:
 
 # %%
 def too_early(state, places, inputs, slopes):
@@ -389,15 +392,15 @@ for name, weights in [("right", of_three), ("mixed", mixed)]:
 #
 # ## On GPUs
 #
-# The devices of `cores` mode share one memory, so with `fit.shard` they read each other's weights
-# without a copy. During a step, each GPU also holds copies of the weights that it does not own:
-# add their bytes to those of a trace in `cores` mode. The copies cross over NVLink or PCIe.
+# With `fit.shard`, the devices of `cores` mode read each other's weights without a copy. During a
+# step, each GPU also holds copies of the weights that it does not own: add their bytes to those of
+# a trace in `cores` mode. The copies cross over NVLink or PCIe.
 #
 # ## With a model of another kind
 #
-# In a language model, the embedding table may be larger than all other weights together.
-# `fit.shard` does not cut a weight. But two tables with half of the columns each, side by side,
-# can replace one. How evenly is each of these two models shared out?
+# In a model of text, the embedding table may be larger than all other weights together. `fit.shard`
+# does not cut a weight. But two tables with half of the columns each, side by side, can replace
+# one. How evenly is each of these two models shared out?
 
 # %%
 layers = keras.layers
@@ -451,12 +454,12 @@ checks.fullest_holds(fullest_holds)
 
 # %% [markdown]
 # **2.** In a Keras optimizer, `global_clipnorm` scales all gradients down if their **global norm**,
-# the root of the sum of all squares, is over a limit. Here each owner has the gradients of its
-# own weights only. Write `clipped(owned, limit)`: `owned` is a dictionary with the list of
-# gradients of each device. Give a dictionary of the same form, with every gradient on its device,
-# scaled by limit / norm where the norm of all is over the limit, and else unchanged. No gradient
-# may leave its device, but single numbers may. The function must run in a graph: use `tf.minimum`
-# or `tf.where` instead of `if`.
+# the root of the sum of all squares, is over a limit. Here each owner has the gradients of its own
+# weights only. Write `clipped(owned, limit)`: `owned` is a dictionary with the list of gradients of
+# each device. Give a dictionary of the same form, with every gradient on its device, scaled by
+# limit / norm where the norm of all is over the limit, and else unchanged. No gradient may leave
+# its device, but single numbers may. (The function must run in a graph, so use `tf.minimum` or
+# `tf.where` instead of `if`.)
 
 # %% tags=["exercise"]
 def clipped(owned, limit):

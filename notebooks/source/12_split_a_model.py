@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Split a model
 #
-# Your model does not fit on one GPU, however small you make the batch. More replicas do not help
+# Your model does not fit on one GPU, and a smaller batch is not enough. More replicas do not help
 # either, because each of them holds the whole model.
 #
 # **In this lesson** one line cuts a network between its layers, and `fit` trains it on two devices
@@ -11,7 +11,7 @@
 # - cut a Keras model into stages, and train it with `fit`,
 # - see what each device holds, and what crosses,
 # - do it by hand: weights, backward pass and update,
-# - choose where to cut.
+# - compare the places for a cut.
 #
 # **You need** [[01]] and [[03]].
 
@@ -47,7 +47,7 @@ entropy = partial(keras.losses.SparseCategoricalCrossentropy, from_logits=True)
 #
 # First the network trains on one device. `show` prints the losses, and the weights and **slots**
 # that lie on each device between two steps. Slots are the two numbers that Adam keeps for each
-# weight.
+# parameter.
 
 # %%
 def body():
@@ -93,7 +93,8 @@ show(model, model.fit(**train))
 # The losses are the same, and nearly all weights lie on the second device. Suppose that a device
 # has 25 MB, the dashed line. Does a step fit? `memory.by_use` tells for what each device uses its
 # memory at the peak ([[03]]), for the whole model and for each **stage**, a part of the model on
-# one device. The cells after the chart print what fits, and what crossed:
+# one device. What Adam makes of the gradients counts as gradients. The cells after the chart print
+# what fits, and what crossed:
 
 # %% tags=["varies", "cover"]
 def use_of(model, step, device):
@@ -127,22 +128,22 @@ show_crossing(step)
 
 # %% [markdown]
 # Each stage fits, and the whole does not. The first device holds mostly activations. A smaller
-# batch would lower these, and for this small network that would be enough. But a smaller batch
-# hardly lowers what the second device holds, which is weights, slots and gradients.
+# batch lowers these, and for this small network [[10]] would be enough. But the second device holds
+# weights, slots and gradients, which a smaller batch hardly lowers.
 #
 # | | |
 # |---|---|
 # | **Use it when** | weights and slots, or one example, are too large for a device |
 # | **It costs** | time: the devices take turns, and activations cross |
-# | **Instead** | [[10]] or [[11]]; [[07]], if the model fits; [[13]], if a single layer does not |
+# | **Instead** | [[10]] or [[11]]; [[13]], if a single layer does not fit |
 #
 # ## How it works
 #
 # Each device holds the weights and slots of its stage, and runs the forward pass, the backward pass
 # and the update of these layers:
 #
-# ![Device 0 has conv1, conv2 and conv3, and device 1 has fc1, output and the loss. Activations
-# cross the cut, and their gradient comes back.](pictures/12_cut_network.svg)
+# ![The first device has conv1, conv2 and conv3, and the second has fc1, output and the loss.
+# Activations cross the cut, and their gradient comes back.](pictures/12_cut_network.svg)
 #
 # The activations at the cut cross in the forward pass, and their gradient crosses in the backward
 # pass. `fc1` takes 512 numbers of 4 bytes for each of the 128 examples. These are the 262,144 bytes
@@ -260,13 +261,14 @@ for places in [[(first, whole)], [(first, front), (second, rear)]]:
     show_crossing(trace.function_step(stepper(keras.optimizers.Adam, *places), *data)[1])
 
 # %% [markdown]
-# A single optimizer fetches the gradients and, twice, the slots of the rear to the first device,
-# and sends back how slots and weights change. With one for each part, only the activations and
-# their gradient cross.
+# A single optimizer fetches the gradients of the rear and its slots, these twice, to the first
+# device, and sends back the changes of slots and weights. With one for each part, only the
+# activations and their gradient cross.
 #
 # ## A cut shares out memory, not time
 #
-# Here is a step of `fit` in stages, with a larger batch. When does each device wait for the other?
+# Here is a step of `fit` in stages, with a larger batch. Each bar is an operation, in the lower
+# lane where it begins before another ends. When does each device wait for the other?
 
 # %% tags=["varies"]
 charts.timeline(trace.fit_step(model, (images, labels)))
@@ -298,15 +300,15 @@ for by in ["memory", "bytes"]:
 
 # %% [markdown]
 # The two differ. The least crosses before `fc1`, where the article cuts. But this batch of 512 has
-# many activations, and the cut before `conv2` divides the memory most evenly. `fit.split` evens out
-# the FLOP of the stages, unless `at=["conv2"]` tells it where to cut. `memory.plan` ([[03]]) prints
-# a line with a cut chosen by memory.
+# many activations, and the cut before `conv2` divides the memory most evenly. The times may be most
+# even at a third cut. `fit.split` evens out the FLOP of the stages, which tell only roughly how
+# long a stage takes, and so cuts before `fc1` here. `at=["conv2"]` tells it to cut there instead.
 #
 # ## Proof
 #
 # In float64, where rounding cannot hide a mistake, the network trains for two epochs with momentum:
-# on one device, with `fit.split`, and by hand. The last batch is shorter than the others. How far
-# apart are the weights in the end? (Keras stays in float64 from here on.)
+# on one device, with `fit.split` cut before `conv2`, and by hand. The last batch is shorter than
+# the others. How far apart are the weights in the end? (Keras stays in float64 from here on.)
 
 # %%
 keras.config.set_floatx("float64")
@@ -321,7 +323,7 @@ with tf.device(first):
 with tf.device(plan.host):
     model = build(momentum())
 begin, of_one = model.get_weights(), alone.get_weights()
-fit.split(model, plan.devices).fit(x, y, **passes)
+fit.split(model, plan.devices, at=["conv2"]).fit(x, y, **passes)
 print("fit.split is below 1e-12 from one device:", apart(model.get_weights(), of_one) < 1e-12)
 print("training moved the weights by more than 0.01:", apart(of_one, begin) > 0.01)
 
@@ -376,8 +378,8 @@ for name, other in [("a copy", copy), ("one variable", w)]:
 #
 # Here is a small language model, whose first and last layer share their table of words.
 # `pipeline.places` lists where a stage can begin because a single tensor crosses; within a residual
-# block two would. The model in stages trains for two epochs, and a callback saves it. Then one
-# device loads the file, and both models train for another epoch:
+# block two tensors would cross. The model in stages trains for two epochs, and a callback saves it.
+# Then one device loads the file, and both models train for another epoch:
 
 # %%
 def reader():
@@ -518,13 +520,13 @@ checks.crossing(crossing)
 #   were below 1e-12 from those of one device.
 # - In a step 262,144 bytes crossed each way: the activations at the cut, and their gradient.
 # - Under one tape the whole backward pass ran in one place. With a tape and an optimizer for each
-#   part, nothing else crossed.
+#   part, only the activations and their gradient crossed.
 # - Each device waited for the other.
 # - The best cut for memory was not the one where the least crosses.
 #
 # ## In practice
 #
-# Ask `memory.plan` first, and split the model if nothing cheaper fits. Build it on the host, paste
-# the line, and trace one step to see what each device holds and what crosses.
+# Ask `memory.plan` ([[03]]) first, and split the model if nothing cheaper fits. Build it on the
+# host, paste the line, and trace one step to see what each device holds and what crosses.
 #
 # Next: [[next]].
