@@ -48,8 +48,13 @@ from mgpu_helpers.lessons.checks import lesson_00 as checks
 # ## The lines to paste
 #
 # Your own script needs `from mgpu_helpers import devices, fit`, then `plan = devices.setup()`, and
-# the block of `fit.strategy` below. Your model takes the place of this one, which reads
-# handwritten digits:
+# the block of `fit.strategy` below. `pip install -e .` in the folder of this project installs
+# `mgpu_helpers`. Without a GPU, leave these lines out of a training that should be fast, because
+# `devices.setup` limits an operation to one core. It also switches **TF32** off, the faster but
+# less exact products of newer GPUs, so that results can be compared. In your own training, switch
+# it on again with `tf.config.experimental.enable_tensor_float_32_execution(True)`.
+#
+# Your model takes the place of this one, which reads handwritten digits:
 
 # %%
 def build():
@@ -88,9 +93,9 @@ print("accuracy:", *[f"{share:.2f}" for share in alone["accuracy"]])
 print("losses agree:", np.allclose(history["loss"], alone["loss"], rtol=1e-3))
 
 # %% [markdown]
-# The numbers are the same either way, so they cannot tell you which devices worked. A **trace**
-# can: it is TensorFlow's record of what ran where. `trace.fit_step` records one **step** of `fit`,
-# which is one update of the weights, and leaves the model as it was. Look for the places where the
+# The numbers agree either way, so they cannot tell you which devices worked. A **trace** can: it is
+# TensorFlow's record of what ran where. `trace.fit_step` records one **step** of `fit`, which is
+# one update of the weights, and leaves the model as it was. Look for the places where the
 # convolutions were computed:
 
 # %% tags=["unplaced"]
@@ -108,8 +113,7 @@ for name, model in [("with the strategy", on_all), ("without", on_one)]:
 # | It costs | a copy of the model on each device, and an exchange of gradients in each step |
 # | Instead | [[10]] when the model does not fit; [[04]] when you have many scripts |
 #
-# [[07]] says how the strategy works, and what can spoil such a training. From here on you share
-# out a single operation by hand, to see what a device, a copy and a wait look like.
+# [[07]] says how the strategy works, and what can spoil such a training.
 #
 # ## Devices without a GPU
 #
@@ -133,17 +137,18 @@ done = subprocess.run(
 print(done.stdout or done.stderr, end="")
 
 # %% [markdown]
-# Each of the two devices computes with one core, so a lesson that measures a speed-up compares with
-# one core. Plain TensorFlow would use all cores, so a training on a laptop does not become faster
-# in this way. These devices share one memory and need no copies: the bytes that the lessons count
-# are those that would cross between GPUs.
+# Each of the two devices has one core, and a lesson's speed-up is against one core. Plain
+# TensorFlow uses all cores, so these devices make no training on a laptop faster. They share one
+# memory and need no copies: the bytes that the lessons count are those that would cross between
+# GPUs.
 #
 # TensorFlow keeps its devices once it has started. For another number of them, restart the kernel.
 #
 # ## One multiplication on all devices
 #
-# What is computed in a block of `tf.device` is computed on the device that the block names. The
-# result knows where it was made:
+# From here on you share out a single operation by hand, to see what a device, a copy and a wait
+# look like. What is computed in a block of `tf.device` is computed on the device that the block
+# names. The result knows where it was made:
 
 # %%
 small = tf.constant([[1.0, 2.0], [3.0, 4.0]])
@@ -155,7 +160,7 @@ for device in plan.devices:
 # %% [markdown]
 # Now all devices work on one product. A row of the product needs only the same row of the left
 # matrix, and all of the right one. So the left matrix can be cut into **shards** of rows, one for
-# each device:
+# each device. In the drawing, device 0 is `plan.devices[0]`:
 #
 # ![A product of two matrices. The left one is cut into two shards of rows, one for each device; the
 # right one stays whole; each device makes the same rows of the product, which are joined
@@ -199,8 +204,8 @@ plt.show()
 
 # %% [markdown]
 # Each of two devices gets a shard of 840 rows, whose 840 · 1680 entries of 4 bytes are 5,644,800
-# bytes, and all of `right`, which is twice as much. It sends back 840 rows of the product. With
-# more devices the shards become smaller, but all of `right` still goes to every device.
+# bytes, and all of `right`, which is twice as much. Each device sends back 840 rows of the product.
+# With more devices the shards become smaller, but all of `right` still goes to every device.
 #
 # The **timeline** shows when each device worked. Look for bars one above the other:
 
@@ -210,9 +215,10 @@ plt.show()
 
 # %% [markdown]
 # Where bars stand one above the other, devices worked at the same time. Copies are not drawn, so
-# white space in a lane means that the device waited or received data. The percentage is how much of
-# the lane has bars. The host's bar is the last, because the host joins the finished pieces. Whether
-# a training also becomes faster is another question, which [[15]] answers.
+# white space in a lane means that the device waited or, on GPUs, received data. The percentage is
+# how much of the lane has bars. The host's bar is the last, because the host joins the finished
+# pieces; its cut is too short to be seen. Whether a training also becomes faster is another
+# question, which [[15]] answers.
 #
 # ## Proof: the same product
 #
@@ -257,12 +263,9 @@ print("did not multiply:", sorted(set(plan.devices) - worked))
 #
 # Do not expect two GPUs to be faster at this product: copying the matrices to a GPU usually takes
 # longer than multiplying them there. Sharing pays where a device computes for longer than its data
-# travels, and [[09]] looks for that point in a training step. What no block names goes to the first
-# GPU, so name a place for cutting and joining, too. Two devices that share a GPU share its speed.
-# `devices.setup` switches **TF32** off, the faster but less exact products of newer GPUs, so that
-# results can be compared. In your own training, switch it on again with
-# `tf.config.experimental.enable_tensor_float_32_execution(True)`. The next cell shows the timeline
-# of a machine with GPUs, once `make gpu` has stored one:
+# travels, and [[09]] looks for that point in a training step. As a rule, what no block names goes
+# to the first GPU, so name a place for cutting and joining, too.  On a machine with GPUs, the
+# command `make gpu` in a terminal keeps their timeline. The next cell shows it where there is one:
 
 # %% tags=["varies", "nbval-ignore-output"]
 drawings.from_gpus("00")
@@ -319,7 +322,8 @@ checks.multiply_columns(multiply_columns)
 # %% [markdown]
 # ## What we saw
 #
-# - In the scope of a strategy `fit` trained on all devices, with the losses of plain `fit`.
+# - In the scope of a strategy `fit` trained on all devices, and its losses agreed with those of
+#   plain `fit`.
 # - Without a strategy one place computed all convolutions, and only the trace said so.
 # - All devices shared one multiplication, and 0 entries differed from NumPy's.
 # - Each of two devices got 16,934,400 bytes, and the timeline showed when each device worked.
@@ -328,11 +332,10 @@ checks.multiply_columns(multiply_columns)
 # ## In practice
 #
 # Use `fit.strategy` to train, a trace to see which devices worked, and `tf.device` for what nothing
-# else places. Leave `devices.setup` out of a training that should be fast on a processor: without a
-# GPU it limits an operation to one core.
+# else places.
 #
-# `MGPU_DEVICES=4` and `MGPU_MODE=cores` in the environment, before the kernel starts, change what
-# every lesson runs on.
+# In the environment, `MGPU_DEVICES=4` gives every lesson four devices, and `MGPU_MODE=cores` takes
+# cores even where there are GPUs. Set them before the kernel starts.
 #
 # ## The lessons
 #

@@ -59,8 +59,9 @@ with tf.device(ends[1]):
 # %% [markdown]
 # `train_once` trains a model for one step, always from the same weights, and returns the loss and
 # the new weights. It prints where the weights of each half are, and where its convolutions and
-# matrix products ran. Keras names an operation after its layer, and TensorFlow adds "gradient" in
-# the backward pass:
+# matrix products ran. On a GPU, Keras would compile the step with XLA, which accepts no variable
+# that is on another device. `jit_compile=False` leaves XLA out, as `fit.split` does by itself.
+# Keras names an operation after its layer, and TensorFlow adds "gradient" in the backward pass:
 
 # %%
 images = np.random.default_rng(seed=0).normal(size=[8, 16, 16, 3]).astype("float32")
@@ -96,7 +97,7 @@ whole_loss, whole_weights = train_once(whole)
 # *called*, and a training step calls it outside the blocks.
 #
 # `fit.split` puts each half on its device: weights, what the optimizer keeps for them, and both
-# passes. `at` names the layer, or the model within the model, that begins the second part:
+# passes. `at` names the layer or model that begins the second part, here the model `second`:
 
 # %%
 if len(plan) > 1:
@@ -108,14 +109,9 @@ apart = max(np.abs(a - b).max() for a, b in zip(weights, whole_weights))
 print(f"loss {value:.3f} and {whole_loss:.3f}, weights equal to 1e-5:", apart < 1e-5)
 
 # %% [markdown]
-# Each half ran on its device in both passes, and loss and weights are those of the model computed
-# in one place. The halves take turns, so one device waits while the other works; [[14]] mends that.
-#
-# | placing by hand | |
-# |---|---|
-# | Use it when | you write a step of your own, or want to know which GPU does what |
-# | It costs | a line for each place, and two runs of a step to check it |
-# | Instead | [[07]] trains on all devices; [[10]] and `fit.split` are for what does not fit |
+# Each half ran on its device in both passes, and loss and weights agree with those of the model
+# computed in one place. The halves take turns, so one device waits while the other works, and what
+# one half passes to the other is copied. [[14]] shortens the wait.
 #
 # ## By hand: blocks around the calls
 #
@@ -142,10 +138,16 @@ _ = train_once(Called())
 # makes it after `call` has ended. On GPUs, the first GPU would do all of it. [[12]] mends this by
 # hand.
 #
+# | placing by hand | |
+# |---|---|
+# | Use it when | you write a step of your own, or want to know which GPU does what |
+# | It costs | a line for each place, and two runs of a step to check it |
+# | Instead | `fit.split` for a Keras model; [[07]] to train on all devices; [[10]] to fit more |
+#
 # ## A name that is not there
 #
-# There is no `/GPU:9` here. It is asked to multiply a small matrix by itself. Look at the product,
-# and at the device that made it:
+# Here a block names `/GPU:9`, which does not exist, and multiplies a small matrix by itself. Look
+# at the product, and at the device that made it:
 
 # %%
 numbers = np.array([[1, 2], [3, 4]], "float32")
@@ -157,8 +159,8 @@ print("made on", devices.short(product.device))
 
 # %% [markdown]
 # The product is right, and another device made it, without an error or a warning: the first GPU, or
-# the host where there is none. In the same way `/GPU:2` leaves a GPU idle on a machine that has
-# `/GPU:0` and `/GPU:1`.
+# the host where there is none. So `/GPU:2` leaves a GPU idle on a machine that has `/GPU:0` and
+# `/GPU:1`.
 #
 # This is **soft placement**: if the device you name is not there, TensorFlow takes another. It is
 # on from the start, and one call switches it off. Look for the error:
@@ -180,9 +182,9 @@ tf.config.set_soft_device_placement(True)
 # ## Asked for, planned, ran
 #
 # Your code **asks for** a device. Before the first run, TensorFlow **plans** one for each
-# operation. What **ran** can differ from both. The drawing has three examples from this
-# lesson. The grey words say where each column can be read. The placement log is TensorFlow's list
-# of what it planned:
+# operation. What **ran** can differ from both. You write the first in `tf.device`, read the second
+# in the **placement log**, TensorFlow's list of what it planned, and the third in a trace. The
+# drawing has three examples, and its device 0 is `plan.devices[0]`:
 #
 # ![Three examples, each with the device asked for, planned, and run on. A right name: device 0
 # three times. A wrong name, /GPU:9: another device is planned and runs it. Nothing but constants:
@@ -203,8 +205,9 @@ print("parts:", spec.device_type, spec.device_index, spec.job, spec.task)
 # one process they are `localhost`, 0 and 0, and may be left out.
 #
 # `tf.device` names the device of every operation created in its block. Of nested blocks the inner
-# one wins, and `tf.device(None)` takes the name away. What nobody names is left to TensorFlow: it
-# plans `/GPU:0` if there is one and the operation can run there, and `/CPU:0` otherwise.
+# one wins, and `tf.device(None)` takes the name away. What nobody names is left to TensorFlow. It
+# plans an operation that reads or changes a variable where the variable is. For others it plans
+# `/GPU:0` if there is one and the operation can run there, and `/CPU:0` otherwise.
 #
 # ## A product on each device
 #
@@ -294,10 +297,8 @@ print("planned:", log.device_of("MatMul"))
 # ## On GPUs
 #
 # TensorFlow numbers the GPUs that it may see: with `CUDA_VISIBLE_DEVICES=2,3` they are `/GPU:0` and
-# `/GPU:1` ([[04]]). On a GPU, Keras compiles a training step with XLA, which accepts no variable
-# that is on another device. `jit_compile=False` in `compile` leaves XLA out, as `fit.split` does by
-# itself. While you develop, switch soft placement off. In code for any machine leave it on, and
-# check where the operations that matter ran.
+# `/GPU:1` ([[04]]). While you develop, switch soft placement off. In code for any machine leave it
+# on, and check where the operations that matter ran.
 #
 # ## The same in a graph: if you inherit such code
 #
@@ -358,11 +359,11 @@ log = run_logged(graph, total, {x: numbers})
 print(*log.raw, "", log, sep="\n")
 
 # %% [markdown]
-# This is TensorFlow's **placement log**: name, type, full device name. Beneath it is the table that
-# `trace.placement` makes of it. Of today's code, such as `constant`, the table comes without such
-# lines: TensorFlow prints them only if `tf.debugging.set_log_device_placement` is called before
-# TensorFlow starts. In TensorFlow 2.18 to 2.21 a later call logs nothing, and switches soft
-# placement instead.
+# This is TensorFlow's placement log: name, type, full device name. Beneath it is the table that
+# `trace.placement` makes of it. For a `tf.function`, `trace.placement` has the table only. To get
+# TensorFlow's own lines, call `tf.debugging.set_log_device_placement(True)` before TensorFlow
+# starts. Called later it logs nothing and, by a bug of TensorFlow 2.18 to 2.21, sets soft
+# placement.
 #
 # In a session, soft placement is off unless `allow_soft_placement` switches it on, which much old
 # code does. So a wrong name is an error here. For `big`, the graph above sends the same bytes as
@@ -433,10 +434,12 @@ checks.add_entries(add_entries)
 # ## What we saw
 #
 # - Blocks around the building of layers placed their weights, and blocks in `call` the forward
-#   pass. `fit.split` placed both passes, and the loss and the new weights stayed the same.
+#   pass. `fit.split` placed both passes, and loss and weights agreed with those of one place.
 # - A wrong name was silent. One setting makes it an error.
-# - Matrices crossed with the bytes of their shapes, and 0 entries differed from NumPy's.
-# - A device was planned for a product of constants, and the trace showed that it did not run.
+# - Each device got 4,000,000 bytes and sent as many back.
+# - The sum of the products differed from NumPy's in 0 entries.
+# - A device was planned for a product of constants, and the trace showed that the product never
+#   ran.
 #
 # ## In practice
 #

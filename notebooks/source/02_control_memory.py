@@ -74,8 +74,7 @@ print(done.stdout or done.stderr, end="")
 # | share a GPU between two long runs | a limit for each | the room that one run leaves unused |
 # | have the GPU to yourself | none | nothing |
 #
-# A setting does not make a model smaller. When one model alone does not fit on the GPU, go on with
-# [[10]].
+# When one model alone does not fit on the GPU, no setting makes it smaller: go on with [[10]].
 #
 # ## When memory runs out
 #
@@ -90,14 +89,16 @@ except tf.errors.ResourceExhaustedError as error:
     print(text.partition(" by ")[0])
 
 # %% [markdown]
-# The message names the tensor that did not fit and its device. It does not say what fills the
-# memory there. For that you have to know who holds what.
+# The message names the shape and the type that did not fit, and the device. It does not say what
+# fills the memory there. On a GPU TensorFlow lists its own part in its log, which these notebooks
+# show with `TF_CPP_MIN_LOG_LEVEL=0` in the environment. For the rest you have to know who holds
+# what.
 #
 # ## Who holds what
 #
 # The picture shows two processes on a GPU and, below it, on the host. TensorFlow's **allocator**
 # takes large pieces of memory from the driver and hands them out to tensors. When a tensor is
-# deleted, the allocator keeps its memory for the next one:
+# deleted, the allocator keeps its memory for later ones, which the picture calls *kept*:
 #
 # ![On a GPU two processes each have a context, tensors and what is kept; the rest is free. The
 # driver counts all that is given away, the allocator its tensors. Below, each process has memory on
@@ -108,7 +109,8 @@ except tf.errors.ResourceExhaustedError as error:
 #
 # So there are three answers to "How much memory is used?". The **driver** says what it gave to all
 # processes, and `nvidia-smi` shows this number. The **process** says what it has on the host. The
-# **allocator** says what it handed out to tensors, rounded up. Here are this machine's answers:
+# **allocator** says what it handed out to tensors, rounded up. Here are this machine's answers;
+# without a GPU only the process gives a number:
 
 # %% tags=["nbval-ignore-output"]
 report = nvml.query()
@@ -133,9 +135,9 @@ print("allocator:", info(plan.devices[0][1:]) if plan.on_gpus else "asked only o
 # - **Nothing set**: with its first tensor TensorFlow takes what is free on the GPU, less a reserve
 #   for libraries: 1536 MiB on GPUs of compute capability 8, NVIDIA's number for a generation.
 # - **A share or a limit**: TensorFlow takes exactly that much, also with its first tensor.
-# - **Growth**: TensorFlow takes a region of memory when a tensor finds no room. The region's size
-#   begins with 2 MiB. It is doubled until the tensor fits, or, where the tensor fits at once, it is
-#   doubled for the next region.
+# - **Growth**: TensorFlow takes a region of memory when a tensor finds no room. The first region
+#   has 2 MiB. A region too small for the tensor is doubled until it fits; one that was large enough
+#   is followed by one of twice its size.
 # - **`cuda_malloc_async`**: the driver manages the memory, and gives about what the tensors need.
 #
 # In Python, here is growth for `count` tensors of `size` bytes each:
@@ -169,7 +171,7 @@ print([region // MIB for region in six], "MiB are", memory.size_text(sum(six)))
 #
 # `scripts/hold_memory.py` makes such tensors with each of eight settings, in a process for each
 # setting. Without a free GPU it tries only `set_memory_growth`, and the chart shows what the rules
-# above say of a GPU of compute capability 8 with 16 GiB:
+# above say of a GPU of compute capability 8 with 16 GiB, all of them free:
 
 # %% tags=["varies"]
 script = [sys.executable, "scripts/hold_memory.py"]
@@ -187,12 +189,14 @@ plt.show()
 
 # %% [markdown]
 # The first bar is the trouble of the beginning: nearly the whole GPU for 600 MB of tensors. Growth
-# takes the same in all three places where it can be set.
+# follows one rule in all three places where it can be set, so its calculated bars are equal. The
+# bar of `memory_limit=1024` is as long by chance: the regions of growth add up to 1024 MiB, too.
 #
 # ## A notebook that keeps a GPU
 #
 # What happens when the tensors are deleted? Here is the process with `set_memory_growth` at four
-# moments. Compare the third bar with the second:
+# moments. Without a GPU the setting does nothing, and the bars are memory of the host. Compare the
+# third with the second:
 
 # %% tags=["varies"]
 growing = records[3]  # set_memory_growth
@@ -203,18 +207,17 @@ drawings.lab(rows).set_title("One process at four moments", loc="left")
 plt.show()
 
 # %% [markdown]
-# If the third bar is as long as the second, TensorFlow kept the memory for its next tensors. On a
-# GPU it always does, and only the end of the process gives the memory back. So of two notebooks on
-# one GPU, the first keeps what it once took, even while it idles. Restart its kernel, or give each
-# notebook a limit.
+# If the third bar is as long as the second, TensorFlow kept the memory for its next tensors. By its
+# source it always does on a GPU, and only the end of the process gives the memory back. So of two
+# notebooks on one GPU, the first keeps what it once took, even while it idles. Restart its kernel,
+# or give each notebook a limit.
 #
 # ## TensorFlow's configuration
 #
 # A setting has to be made before TensorFlow starts, which it does with its first operation. In this
-# notebook it has started, and there may be no GPU. So we use `pretend_gpus`: in its block
-# TensorFlow has not started, and lists GPUs that do not exist. Nothing can run on them, but all
-# rules for settings apply. `gpu_options` is the message, a record of fields, with which TensorFlow
-# would start:
+# notebook it has started. In a block of `pretend_gpus` it has not, and lists GPUs that do not
+# exist. Nothing can run on them, but all rules for settings apply. `gpu_options` holds the settings
+# with which TensorFlow would start, in a record of fields that is called a *message*:
 
 # %%
 with pretend_gpus(2) as gpus:
@@ -292,8 +295,8 @@ with pretend_gpus(1) as gpus:
 #
 # The lab takes one GPU, on which nobody else computes, and hides the others from its processes. Its
 # chart then has three bars for each setting: of the driver, with the CUDA context, of the allocator
-# and of the process. The chart of four moments shows the driver's answers. A monitor's chart gets a
-# curve for the driver, which counts all processes, and one for the allocator.
+# and of the process. The chart of four moments shows the driver's answers, and a monitor's chart
+# has curves for the driver, which counts all processes, and the allocator.
 #
 # ## With your own model
 #
@@ -344,14 +347,13 @@ config.gpu_options.per_process_gpu_memory_fraction = 0.4
 config
 
 # %% [markdown]
-# These settings act only in the session with which TensorFlow starts. TensorFlow then makes one
-# allocator for each GPU and keeps it until the process ends, so what a later session says about
-# memory changes nothing.
+# These settings act only in the session with which TensorFlow starts: TensorFlow keeps its
+# allocators, and what a later session says about memory changes nothing.
 #
 # ## Proof: one configuration
 #
-# Today's calls and the classic options end in the same message. Compare growth and the visible GPU,
-# and then the limits, which classic code adds to the field `experimental`:
+# Today's calls and the classic options set the same fields. Compare growth and the visible GPU, and
+# then the whole messages with the limits, which classic code adds to the field `experimental`:
 
 # %%
 for name in ("allow_growth", "visible_device_list"):
@@ -407,10 +409,10 @@ checks.limit_for(limit_for)
 # %% [markdown]
 # ## What we saw
 #
-# - A `ResourceExhaustedError` named the tensor that did not fit, and not what fills the memory.
-# - By TensorFlow's own rules, six tensors took nearly twice their size with growth, and nearly all
-#   of a GPU with nothing set.
-# - Today's calls and the classic options ended in the same message.
+# - A `ResourceExhaustedError` named the shape that did not fit, and not what fills the memory.
+# - By TensorFlow's own rules, six tensors would take nearly twice their size with growth, and
+#   nearly all of a GPU with nothing set.
+# - Today's calls and the classic options set the same growth, visible GPU and limits.
 # - Settings that came too late or did not go together were refused in TensorFlow's own words. One
 #   pair was not: a limit silently took growth away, and `memory.logical` caught it.
 # - A monitor showed what the process held while a Keras model trained, phase by phase.
