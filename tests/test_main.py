@@ -275,6 +275,8 @@ def test_run_takes_any_program(run_scripts, tmp_path, core, name, text, mode, as
     ("plan = devices.setup(2)\nmodel.fit(x)", "devices.setup(2)"),
     ("step(x)", "no fit"),
     ("model.fit(x", "cannot read"),
+    ("# \xe9\nx = '\xe9'".encode("latin-1"), "cannot read"),
+    ("# coding: latin-1\nmodel.fit('\xe9')".encode("latin-1"), ""),
     ("torch.device('cpu'); logger.setup(); best_fit.split(); model.fit(x)", ""),
 ])  # fmt: skip
 def test_a_script_that_says_where_it_trains_is_left_alone(code, why):
@@ -288,8 +290,11 @@ def test_a_script_is_run_as_python_does(tmp_path):
     (tmp_path / "job.py").write_text(
         "import sys; from beside import STATUS; print(__name__, *sys.argv[1:]); sys.exit(STATUS)"
     )
+    (tmp_path / "whole.py").write_text("import os; print(os.path.isabs(__file__))")
     ran = command(str(tmp_path / "job.py"), "--n", "1", MGPU_MODE="cores")
     assert (ran.returncode, ran.stdout) == (3, "__main__ --n 1\n") and "no fit" in ran.stderr
+    ran = command(os.path.relpath(tmp_path / "whole.py"), MGPU_MODE="cores")
+    assert ran.stdout == "True\n"
     (tmp_path / "job.sh").write_text("exit 3")
     for name in ("lost.py", "job.sh"):
         ran = command(str(tmp_path / name))

@@ -397,6 +397,8 @@ def test_parameters_are_counted_without_a_script(tmp_path, capsys):
     for given, said in (
         (["train.py:build", "--parameters", "7B"], "--parameters"), (["--batch", "8"], "--param"),
         (["train.py:build"], "--batch"), (["--parameters", "7X"], "7X"),
+        (["--parameters", "7B", "--optimizer", "sgd"], "--optimizer"),
+        (["train.py:build", "--batch", "8", "--link", "NVLINK_3"], "--link"),
         (["--parameters", "0"], "'0'"), (["--parameters", "7B", "--link", "cable"], "cable"),
     ):  # fmt: skip
         with pytest.raises(SystemExit) as stopped:

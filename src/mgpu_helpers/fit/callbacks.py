@@ -117,6 +117,6 @@ def _compare(strategy: Any, first_pass: int) -> None:
             raise ValueError(
                 f"the workers have other {what} the first batch: "
                 f"{', '.join(f'{value:g}' for value in values)}. Give each of them the same data "
-                "in the same order, as fit.batches(x, y, shuffle=True) does, and folders that all "
-                "of them see."
+                "in the same order, as fit.batches(x, y, shuffle=True) or "
+                "keras.utils.set_random_seed(0) does, and folders that all of them see."
             )

@@ -20,12 +20,12 @@ def main(arguments: Sequence[str], called: str) -> int:
     """Run a script with its arguments; errors and exit statuses are the script's own."""
     script = arguments[0]
     path = Path(script)
-    why = left_alone(path.read_text(encoding="utf-8"))
+    why = left_alone(path.read_bytes())
     sys.argv = [*arguments]
     sys.path.insert(0, str(path.resolve().parent))
     if why:
         print(f"{called}: {script} runs as it is: {why}", file=sys.stderr, flush=True)
-        runpy.run_path(script, run_name="__main__")
+        runpy.run_path(str(path.resolve()), run_name="__main__")
         return 0
     from mgpu_helpers import devices, fit
 
@@ -38,11 +38,11 @@ def main(arguments: Sequence[str], called: str) -> int:
         file=sys.stderr, flush=True,
     )  # fmt: skip
     with fit.strategy(plan).scope():
-        runpy.run_path(script, run_name="__main__")
+        runpy.run_path(str(path.resolve()), run_name="__main__")
     return 0
 
 
-def left_alone(code: str) -> str:
+def left_alone(code: str | bytes) -> str:
     """Say why a script is not to be put on all devices; "" where it is.
 
     >>> left_alone("with tf.device('/GPU:1'): model.fit(x)")
@@ -57,5 +57,8 @@ def left_alone(code: str) -> str:
             said = ast.unparse(call)
             return f"line {call.lineno} has {said}, so it says itself where it trains"
     if not any(isinstance(call.func, ast.Attribute) and call.func.attr == "fit" for call in calls):
-        return "it calls no fit, which is what shares a batch"
+        return (
+            "it calls no fit itself. Where a module that it imports does, put `with "
+            "fit.strategy(devices.setup()).scope():` around what makes and compiles the model"
+        )
     return ""

@@ -63,6 +63,10 @@ def main(arguments: Sequence[str], called: str) -> int:
     options = parser.parse_args(arguments)
     if bool(options.builds) == bool(options.parameters):
         parser.error("give SCRIPT:FUNCTION or --parameters.")
+    unused = ("batch", "optimizer") if options.parameters else ("activations", "link")
+    for name in filter(vars(options).get, unused):
+        other = "SCRIPT:FUNCTION" if options.parameters else "--parameters"
+        parser.error(f"--{name} is for {other}, and says nothing here: leave it out.")
     if options.builds and options.batch is None:
         parser.error("give --batch: the examples in a step, of all devices together.")
     if "tensorflow" not in sys.modules:  # nothing is computed that would need a GPU
