@@ -58,8 +58,8 @@ with tf.device(device):
     model.compile("adam", "mse")
 
 # %% [markdown]
-# Two lines say what a step of `fit` would hold with a batch of 256, and which batch would fit into
-# the 8 GB of a small GPU. Nothing runs: both count from the graph of the step, with its loss, its
+# Two lines say what a step of `fit` would hold with a batch of 256, and which batch would fit if
+# 8 GB of a GPU are free. Nothing runs: both count from the graph of the step, with its loss, its
 # metrics and its optimizer.
 
 # %% tags=["nbval-ignore-output"]
@@ -69,11 +69,13 @@ print("largest batch in 8 GB:", memory.fits(model, 8e9))
 
 # %% [markdown]
 # The weights take hundredths of a megabyte, and the step holds more than a thousand times as much.
-# The **slots** are the numbers that an optimizer keeps for each weight; Adam keeps two. Nearly
-# everything is activations, the outputs of the layers.
+# The **slots** are the numbers that an optimizer keeps for each weight; Adam keeps two. The line
+# "gradients" has the gradients of weights that are alive at the peak. Nearly everything is
+# "activations": the outputs of the layers, and the gradients of these outputs.
 #
-# And if it does not fit? `memory.plan` counts each remedy, the cheapest first, here for two devices
-# of 100 MB:
+# And if it does not fit? `memory.plan` counts the step as it is, and then with each remedy, in the
+# order in which to try them. Those that can also make a step faster come first. Here it counts for
+# two devices of 100 MB:
 
 # %% tags=["nbval-ignore-output"]
 advice = memory.plan(model, batch=256, devices=2, budget=100e6)
@@ -100,8 +102,8 @@ with tf.device(device):
 print("traced in the predicted range:", predicted.low < real < predicted.high)
 
 # %% [markdown]
-# A real step may take its operations in another order and hold one output more, which is why there
-# is a range. `fits` goes by its upper end.
+# A real step may take its operations in another order and hold one layer's output longer, which is
+# why there is a range. `memory.fits` counts with the upper end of the range.
 #
 # ## A stack that grows and shrinks
 #
@@ -116,8 +118,9 @@ print("traced in the predicted range:", predicted.low < real < predicted.high)
 # the backward pass: outputs 1 and 2, gradients 2 and 1.](pictures/03_stack.svg)
 #
 # Each column is a moment. At layer 1 no gradient is passed on, because the images are not trained.
-# The peak is in the backward pass. Where the first layers have the largest outputs, as in most
-# networks for images, it is near the end of the step.
+# The peak is in the backward pass. If all outputs have the same size, it is at the beginning of
+# that pass. If the first two are more than twice as large as all later ones together, as in the
+# network with three pools below, it is near the end.
 #
 # First a step that is small enough to add up by hand. Its `y` has 1000 rows of 50 float32 numbers,
 # so it takes 200,000 bytes. The loss is the sum of its squares. When the backward pass begins, two
@@ -198,14 +201,16 @@ for held in memory.at_peak(today, device, scratch=False)[:4]:
 
 # %% [markdown]
 # These are the outputs of `conv1`, 28 · 28 · 8 = 6272 numbers, and of its pool, 14 · 14 · 8 = 1568
-# numbers, and two gradients of the same sizes. In the drawing this moment is "the peak".
+# numbers, and the gradients of both. In the drawing this moment is "the peak".
 #
 # ## Count it
 #
-# So the peak can be counted from the shapes: 2 · (6272 + 1568) numbers of 4 bytes for each example,
-# to which the weights, the slots and the gradients of the weights are added. `count.predict` goes
-# through the moments of the backward pass, as in the drawing, and takes the one that holds most.
-# This training has no slots. Each pair of bars is counted and measured:
+# So the peak can be counted from the shapes: 2 · (6272 + 1568) numbers of 4 bytes for each example.
+# On Intel's and AMD's processors the pool also keeps a byte for each of its 1568 outputs, which
+# says which input was the largest. The weights and their gradients are added; this training has no
+# slots. `count.predict` goes through the moments of the backward pass, as in the drawing, and takes
+# the one that holds most. Each pair of bars is counted and measured. As in the first table,
+# "activations" are outputs and their gradients, and "gradients" are those of weights:
 
 # %% tags=["varies"]
 in_weights = 4 * networks.parameters(network)
@@ -228,9 +233,9 @@ plt.show()
 #
 # ## Break it
 #
-# **A list that keeps too much.** Two trainings collect their losses. One keeps numbers. The other
-# keeps each loss together with its tape, and a persistent tape holds the activations of its step.
-# `memory.Monitor` asks in the background how much the process holds:
+# **A list that keeps too much.** Two loops collect the losses of their steps. One keeps numbers.
+# The other keeps each loss together with its tape, and a persistent tape holds the activations of
+# its step. `memory.Monitor` asks in the background how much the process holds:
 
 # %%
 def one_step():
@@ -280,9 +285,9 @@ print(tapes(), "tapes are alive after", len(history), "steps")
 #
 # ## With a model that can run
 #
-# A line through traces of two small batches is nearer than a count. You give `memory.measure` a
-# function of the batch size that returns what to trace: a step and its arguments. `train_step` is
-# what `fit` runs in each step:
+# `memory.measure` draws a line through traces of two small batches. You give it a function of the
+# batch size that returns what to trace: a step and its arguments. `train_step` is what `fit` runs
+# in each step:
 
 # %%
 model.optimizer.build(model.trainable_variables)  # makes the slots before the step
@@ -294,15 +299,14 @@ with tf.device(device):
 print("less than 30% from the trace:", abs(measured.at(256).bytes / real - 1) < 0.3)
 
 # %% [markdown]
-# `print(measured.at(256))` gives the bytes, how far they may be off, and a warning if the largest
-# traced batch is less than a quarter of the one you ask for, or if the peak moved to another layer.
+# `print(measured.at(256))` gives the bytes, how far they may be off, and a warning where the traced
+# batches were too small.
 #
 # ## The same in a graph: if you inherit such code
 #
 # Here is the step that we added up by hand, as a graph. It holds the same 400,000 bytes, and at its
-# end nothing. In graph code, to keep too much is to make operations inside the loop: each round
-# adds some, and nothing takes them away. The check is `finalize`, after which a graph accepts no
-# more operations:
+# end nothing. A graph grows when operations are made inside the loop: each round adds some, and
+# nothing takes them away. The check is `finalize`, after which a graph accepts no more operations:
 
 # %%
 with tf.Graph().as_default() as small, tf.device(device):

@@ -44,12 +44,12 @@ from mgpu_helpers.lessons.pretend import pretend_gpus, pretend_server
 # line trains with it twice, each time on a GPU of its own:
 #
 # ```shell
-# mgpu run "train.py --width 16" "train.py --width 32"
+# mgpu run "scripts/train.py --width 16" "scripts/train.py --width 32"
 # ```
 #
 # Scripts for which no GPU is free wait in a queue. What a script prints goes to a log. In Python
-# `jobs.run` does the same; `free` says how many devices it uses at a time. Here a narrow network
-# trains alone, and then a narrow and a wide one side by side:
+# `jobs.run` does the same; `free=1` lets it use one device at a time. Here a narrow network trains
+# alone, and then a narrow and a wide one side by side:
 
 # %%
 folder = Path(tempfile.mkdtemp())
@@ -77,21 +77,21 @@ for title, report in {"One alone": alone, "Side by side": both}.items():
     plt.show()
 
 # %% [markdown]
-# Each bar is a training on its device. Without a GPU, a core of the processor stands in for one. On
-# a single device the two trainings follow each other.
+# Each bar is a training on its device. Without a GPU, a core of the processor stands in for one. If
+# your machine has a single device, the two trainings follow each other.
 #
-# | | |
+# | `mgpu run`, `jobs.run` | |
 # |---|---|
-# | **Use it when** | each training fits on one GPU, and you have several |
-# | **It costs** | the start of Python and TensorFlow for each script, in seconds and in memory |
-# | **Instead** | [[06]] for small models in one process; [[07]] for one training on all GPUs |
+# | Use them when | each training fits on one GPU, and you have several |
+# | They cost | the start of Python and TensorFlow for each script, in seconds and in memory |
+# | Instead | [[06]] for small models in one process; [[07]] for one training on all GPUs |
 #
 # ## How it works
 #
 # Left to itself, each TensorFlow takes nearly all the memory of every GPU ([[02]]) and computes on
 # the first one. So two scripts land as in the left half of the drawing:
 #
-# ![Two scripts on a machine with four GPUs. Left, nothing said: both work on GPU 0. Right, a GPU
+# ![Two scripts on a machine with four GPUs. Left, no setting: both work on GPU 0. Right, a GPU
 # for each: a.py works on GPU 0, b.py on GPU 1.](pictures/04_landing.svg)
 #
 # Two processes start without any setting, and print the devices that they may use:
@@ -155,9 +155,10 @@ for log, device in {"a.log": allowed[0], "b.log": allowed[-1]}.items():
 # ![Four GPUs, numbered 0 to 3 outside. With CUDA_VISIBLE_DEVICES=2,0 a process sees two: GPU 2 as
 # /GPU:0, and GPU 0 as /GPU:1.](pictures/04_numbers.svg)
 #
-# A script and its logs speak of the inner number, `nvidia-smi` of the outer one. A script can also
-# choose its GPUs itself, before its first operation. Here this notebook asks for two of four
-# pretended GPUs:
+# A script and its logs speak of the inner number, `nvidia-smi` of the outer one. CUDA reads the
+# variable when TensorFlow first asks for GPUs. Set later, the variable has no effect, and no error
+# says so. A script can also choose its GPUs itself, before its first operation. Here this notebook
+# asks for two of four pretended GPUs:
 
 # %%
 with pretend_gpus(4) as gpus:
@@ -202,7 +203,8 @@ for numbers in (allowed[:1], allowed[:2]):
 #
 # Where a script runs, and beside what, must not change what it learns. The narrow network has
 # trained twice, alone and beside the wide one. Each time the script wrote the losses and a hash of
-# the weights to a file:
+# the weights to a file. The next cell puts the contents of both files into a set, which keeps equal
+# ones only once:
 
 # %%
 files = [folder / way / "narrow" / "train.json" for way in ("alone", "both")]
@@ -210,8 +212,8 @@ contents = {file.read_bytes() for file in files}
 print("files:", len(files), "different contents:", len(contents))
 
 # %% [markdown]
-# Both files are equal, byte for byte. On one core a script computes with one thread, which always
-# adds in the same order.
+# One content is left, so both files are equal, byte for byte. On one core a script computes with
+# one thread, which always adds in the same order.
 #
 # ## Break it
 #
@@ -248,8 +250,9 @@ plt.show()
 # %% [markdown]
 # The hatched jobs did not end well, and the others went on. The last column is what a job printed
 # last: it says why `fails` failed. A negative exit status is the signal that ended a process: -15
-# is SIGTERM, which the runner sends when the time is up, and -9 is SIGKILL, which Linux sends when
-# the host has no memory left. `mgpu run` ends with exit status 1 if a job has failed.
+# is SIGTERM, which the runner sends when the time is up, and -9 is SIGKILL, which `killed` sent to
+# itself. Linux also sends SIGKILL when the host has no memory left. `mgpu run` ends with exit
+# status 1 if a job has failed.
 #
 # ## On a shared server
 #
@@ -276,8 +279,8 @@ for job in shared:
 # ![Two runners over time. A looks and sees that 0 is free; B looks before A has taken it, and sees
 # the same; then A takes 0, and B takes 0.](pictures/04_race.svg)
 #
-# The next cell replays this drawing. Each runner looks for the first device without a mark,
-# and marks that device after a line of input. The line is sent when both have looked:
+# The next cell replays this drawing. Each runner looks for the first device without a mark, waits
+# until both have looked, and then marks that device:
 
 # %%
 look_then_take = """
@@ -334,16 +337,13 @@ print(two_at_once(lock))
 # ## When not to
 #
 # Scripts on different GPUs still share the disk, the memory and the cores of the host. Where a
-# training takes much longer beside another than alone (compare the bars of `narrow` above),
-# look at the input pipeline first.
+# training takes much longer beside another than alone, look at the input pipeline first.
 #
 # ## On GPUs
 #
-# CUDA reads its variable when TensorFlow first asks for GPUs. Set later, the variable has no
-# effect, and no error says so. Each job computes with a thread for every core of the host;
-# `TF_NUM_INTRAOP_THREADS=4` in front of `mgpu run` gives each job four. Some operations add in an
-# order that changes; `train.py` calls `tf.config.experimental.enable_op_determinism()`, which fixes
-# that order.
+# Each job computes with a thread for every core of the host; `TF_NUM_INTRAOP_THREADS=4` in front of
+# `mgpu run` gives each job four. Some operations add in an order that changes; `train.py` calls
+# `tf.config.experimental.enable_op_determinism()`, which fixes that order.
 #
 # ## With a script that uses several GPUs
 #
@@ -363,7 +363,7 @@ assert job.tail == str(each) or sys.platform == "darwin"
 # In classic code the session's `ConfigProto` lists the GPUs that a process may use. In Wonik Jang's
 # article "Multi-GPUs" of 2017 ([sources](../docs/sources.md#jang)) one script has the list "0" and
 # the other the list "1". [train_graph.py](scripts/train_graph.py) trains that article's network.
-# Here both runs keep the list "0": on GPUs, each run sees one alone, as number 0.
+# Here both runs keep the list "0", because on GPUs each run sees only its own GPU, as number 0.
 
 # %%
 commands = [[sys.executable, "scripts/train_graph.py", f"--output={folder / name}"]
@@ -383,8 +383,9 @@ config.gpu_options.visible_device_list = "2,0"
 print(config.gpu_options)
 
 # %% [markdown]
-# Unlike `tf.config`, a `ConfigProto` keeps the order. In one process all sessions need the same
-# list: a second list fails with "TensorFlow device (GPU:0) is being mapped to multiple devices"
+# The list of a `ConfigProto` keeps its order, whereas `tf.config` sorted its own above. In one
+# process all sessions need the same list: a second list fails with "TensorFlow device (GPU:0) is
+# being mapped to multiple devices"
 # ([issue 19083](https://github.com/tensorflow/tensorflow/issues/19083)).
 #
 # ## On your own
