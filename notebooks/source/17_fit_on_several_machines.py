@@ -102,10 +102,10 @@ print("weights less than 1e-5 apart:", far < 1e-5)
 print("same bits on both workers:", report[0].result["state"] == report[1].result["state"])
 
 # %% [markdown]
-# The workers trained the model that one process trains. Only rounding differs, because they add
-# the numbers in another order. The script's dropout is 0 here: with dropout the workers drop other
-# units than one process does. The file that the workers saved is from the callback
-# ModelCheckpoint, which writes only on worker 0, the **chief**.
+# The workers trained the model that one process trains. Only rounding differs, because they add the
+# numbers in another order. The script's dropout is 0 here: with dropout the workers drop other
+# units than one process does. The file that the workers saved is from the callback ModelCheckpoint,
+# which under `fit.strategy` writes only on worker 0, the **chief**.
 #
 # | | |
 # |---|---|
@@ -129,10 +129,10 @@ print(*workers.tf_configs(["a:20000", "b:20000"]), sep="\n")
 
 # %% [markdown]
 # By hand you set this variable on each machine and start your script. Here are two processes that
-# have it, and run any code that we send them. `tell` sends code to one worker, and `said` returns
-# what this worker prints, or None after so many seconds of silence. `both` sends code to both
-# workers and prints their answers; `ask` returns them instead. Worker 0 now makes the strategy, and
-# worker 1 is late, like a machine that is still starting:
+# have it, and run any code that we send them. `both` sends code to both workers and prints their
+# answers. `tell` sends it to one worker, and `said` returns what that worker prints, or None after
+# `seconds` of silence. Worker 0 now makes the strategy, and worker 1 is late, like a machine that
+# is still starting:
 
 # %%
 pair = workers.Pair()
@@ -142,8 +142,8 @@ print("worker 0, after one second:", pair.said(0, seconds=1))
 
 # %% [markdown]
 # Worker 0 says nothing: it waits in the strategy's constructor, for up to an hour. As soon as
-# worker 1 makes its strategy too, both go on. Then worker 0 gives a 1 and worker 1 a 2 to an
-# **all-reduce**, and each worker gets the sum:
+# worker 1 makes its strategy too, both go on. Then each worker gives its index plus 1 to an
+# **all-reduce**: worker 0 gives 1, worker 1 gives 2, and each gets the sum:
 
 # %%
 pair.tell(1, "strategy = fit.strategy()")
@@ -174,11 +174,11 @@ print(rows(numbers.batch(5)))""")
 #
 # ## What crosses
 #
-# The workers exchange gradients in a ring: the P bytes of the gradients are cut into n pieces,
-# and each of the n workers sends 2(n - 1) of them, together 2(n - 1)P bytes. To prove this, each
-# worker reads the operating system's counter of sent bytes before and after an all-reduce of
-# 5 MB. The tiny all-reduces around it make the workers wait until both have read the counter. Other
-# programs may send meanwhile, so the least of six counts is taken:
+# The workers exchange gradients in a ring: the P bytes of the gradients are cut into n pieces, and
+# each of the n workers sends 2(n - 1) of them, together 2(n - 1)P bytes. To test this, each worker
+# reads the operating system's counter of sent bytes before and after an all-reduce of 5 MB. The
+# tiny all-reduces around it make the workers wait until both have read the counter. Other programs
+# may send meanwhile, so the least of six counts is taken:
 
 # %%
 pair.both("""
@@ -202,14 +202,14 @@ print(f"float32: {least(tf.ones(1_250_000)):.2f} times 2(n - 1)P,"
       f" float16: {least(tf.ones(1_250_000, tf.float16)):.2f}")""")
 
 # %% [markdown]
-# The bytes are those of the formula, and float16 halves them. Both workers print the same, because
-# on one machine they read the same counter.
+# For two workers the bytes are those of the formula, and float16 halves them. Both workers print
+# the same, because on one machine they read the same counter.
 #
 # How long does that take between two machines? `benchmarks/link.py` gives each worker a network of
 # its own, with links of 200 or 50 Mbit/s. Its [card](../results/link.json) has the seconds of an
-# all-reduce of 5 MB over each link, and over a link without a limit. The column "ring" has what
-# [[16]] predicts. The last column corrects this twice: TCP carries 95.6 % of a link's rate, and the
-# time without a limit is added:
+# all-reduce of 5 MB over each link, and over a link without a limit. The column "ring" has the
+# ring's bytes over the link's rate. The last column corrects this twice: TCP carries 95.6 % of that
+# rate, and the time without a limit is added:
 
 # %% tags=["nbval-ignore-output"]
 card = json.loads(Path("../results/link.json").read_text())["numbers"]
@@ -224,16 +224,17 @@ for row in card.get("links", []):
     print(f"{n:7}{rate:8}{times}")
 
 # %% [markdown]
-# In every row the last column is nearer to what was measured than the ring alone. At 200 Mbit/s,
-# 5 MB take more than a fifth of a second, so the 102 MB of a network like ResNet-50
-# would take more than four seconds. Over such a link a second machine pays only where a step
-# computes for longer than this.
+# In every row the last column is nearer to what was measured than the ring alone, though in the
+# last row it is about a tenth too low. At 200 Mbit/s, 5 MB take more than a fifth of a second, so
+# the 102 MB of a network like ResNet-50 would take more than four seconds. If the exchange waits
+# for the backward pass, a second machine pays only where a step computes for longer than this.
 #
 # ## When not to
 #
 # All workers leave an all-reduce together, so the fast ones wait for the slow ones. Here worker 1
-# has twice the work of worker 0 in each step. Both note when they compute and when they are in the
-# all-reduce:
+# multiplies twice as many matrices as worker 0 in each step. Both note when they compute and when
+# they are in the all-reduce. They still know `add` and `index` from above, and `ask` returns their
+# answers:
 
 # %%
 pair.both("""
@@ -388,8 +389,8 @@ with tf.device(plan.host):
 pair.close()
 
 # %% [markdown]
-# The losses are equal: masks, the statistics of BatchNormalization and the short batch count as on
-# one device.
+# The losses are equal to two decimals, with masks, the statistics of BatchNormalization and a short
+# batch.
 #
 # ## On your own
 #
@@ -442,14 +443,14 @@ checks.reduce_seconds(reduce_seconds)
 #   1e-5 from its weights. Both workers held the same bits.
 # - A worker waited without a word for another that was late.
 # - An all-reduce sent 1.00 times 2(n - 1)P bytes, and half of that in float16.
-# - A worker with twice the work made the other wait.
+# - A worker with more work made the other wait.
 # - Without a seed some examples were read twice and some never, and `fit` stopped. Of eight
 #   mistakes in the setup, `cluster.check` named seven.
 #
 # ## In practice
 #
 # Paste the two lines and run the script with `mgpu cluster --workers 2` on one machine first.
-# Before you buy the second machine, compare the seconds that your gradients take over its link with
+# Before you take a second machine, compare the seconds that your gradients take over its link with
 # the seconds of a step.
 #
 # Next: [[next]].

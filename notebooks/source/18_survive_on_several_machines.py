@@ -47,9 +47,9 @@ folder = Path(tempfile.mkdtemp())
 #
 # One callback of Keras saves the training after each pass, and lets the next `fit` go on from
 # there. The folder has to be one that all machines see. A machine may die while it writes, so
-# `double_checkpoint` keeps the previous backup, too. A second callback ends the process when too
-# many seconds pass from the end of one step to the end of the next. Allow enough for what comes
-# between two steps, such as validation. In a notebook this callback would end the kernel.
+# `double_checkpoint` keeps the previous backup, too. A second callback ends the process when a
+# step, with all that comes before it, such as validation, takes too long. In a notebook this
+# callback would end the kernel.
 #
 # ```python
 # import faulthandler
@@ -76,7 +76,7 @@ folder = Path(tempfile.mkdtemp())
 # time, worker 1 is killed at step 10, and after the restart it sleeps at step 18:
 
 # %%
-os.environ |= {"MGPU_MODE": "cores", "TF_NUM_INTRAOP_THREADS": "1"}  # a core for each worker
+os.environ |= {"MGPU_MODE": "cores", "TF_NUM_INTRAOP_THREADS": "1"}  # one thread for each worker
 script, common = "scripts/train_workers.py", ["--dropout", "0.3"]
 started = subprocess.Popen(
     [sys.executable, "-m", "mgpu_helpers", "cluster", "--workers", "2", "--startup", "300",
@@ -129,13 +129,13 @@ plt.show()
 # | | |
 # |---|---|
 # | **Use it when** | a training runs for longer than you watch it, on one machine or on several |
-# | **It costs** | a file of weights and slots per pass, and per failure the steps since the file |
+# | **It costs** | a file per pass; per failure a start and the steps since that file |
 # | **Instead** | begin again, where a training takes minutes |
 #
 # ## Find the worker that failed first
 #
-# When one worker dies, the others cannot go on alone. So the launcher ends them, and starts all
-# workers again from the backup. Here is the first failure:
+# When one worker dies, the others cannot go on alone. So the launcher ends those that still run,
+# and starts all workers again from the backup. Here is the first failure:
 #
 # ![Two workers over time. After steps 0 to 7 there is a backup. After steps 8 and 9 worker 1 is
 # killed; worker 0 waits and ends. After the restart both repeat steps 8 and 9, and go on with
@@ -159,9 +159,9 @@ errors = [line for line in said if "Error" in line and not line.startswith(("E0"
 print(*[line.strip()[:95] for line in errors[:3]], sep="\n")
 
 # %% [markdown]
-# The log reports an error about the network, or nothing if the launcher ended worker 0 before.
-# Whoever reads that log alone looks for the fault in the network. So begin with the worker that the
-# launcher names.
+# Here the log reports an error about the network. It reports nothing where the launcher ends worker
+# 0 sooner. Whoever reads that log alone looks for the fault in the network. So begin with the
+# worker that the launcher names.
 #
 # In attempt 1 worker 1 slept, and worker 0 waited for it in the all-reduce. A process that sleeps
 # still answers the others, so there was no error. After six seconds the `Limit` of each worker
@@ -320,11 +320,11 @@ for name, scope in (("fit.strategy", fit.strategy(plan).scope), ("Keras alone", 
 #
 # ## When not to
 #
-# A training of minutes is begun again as quickly as it is restored. For a longer one choose how
-# often you save, with `steps_per_epoch` and a dataset that repeats. With a number as `save_freq`
-# Keras would repeat the broken-off pass with weights that have seen a part of it. Each backup costs
-# the time to write it, and each failure costs the start, and on average half of the time between
-# two backups.
+# A training of minutes is begun again as quickly as it is restored. For a longer one make the
+# passes short, with `steps_per_epoch` and a dataset that repeats. Do not use `save_freq=n`: Keras
+# would then begin the broken-off pass again with weights that have seen a part of it. Each backup
+# costs the time to write it. Each failure costs a start and, on average, half of the time between
+# two backups; a hang also costs the seconds of `Limit`.
 #
 # ## On GPUs
 #
@@ -388,9 +388,8 @@ checks.computed(computed)
 # %% [markdown]
 # **3.** Write `first(ends)`: the number of the worker to look at. `ends` has for each worker, in
 # order, a tuple of three: the second at which it ended, its exit status, and the number of the
-# worker that its log says it lost, or `None`. Begin with the earliest that ended with a status
-# other than 0. If its log names another worker, that one failed before it, though its process may
-# have ended later; look at its log in the same way. The names never lead in a circle.
+# worker that its log says it lost, or `None`. Begin with the earliest whose status is not 0. If its
+# log names another worker, go on to that one, and so on. The names never lead in a circle.
 
 # %% tags=["exercise"]
 def first(ends):
@@ -423,6 +422,7 @@ checks.first(first)
 # ## In practice
 #
 # Give `fit` the two callbacks and the launcher `--restarts`. On the first day kill a worker
-# yourself, and compare the digests, which [the script](scripts/train_workers.py) makes at its end.
+# yourself, and compare digests, which the last lines of [the script](scripts/train_workers.py)
+# make.
 #
 # Next: [[next]].

@@ -4,8 +4,8 @@
 # You added a GPU, and an epoch takes as long as before. There are eight usual causes, each with a
 # cure of its own. A wrong guess can cost you a day.
 #
-# **In this lesson** two calls say where the time of your training goes. You see each cause in a
-# small case, with its cure and, where a trace can tell, a prediction of the gain.
+# **In this lesson** two calls say where the time of your training goes. You see the causes in small
+# cases, with their cures and, where a trace can tell, a prediction of the gain.
 #
 # **You will learn** to
 # - let `fit.explain` say what each step of `fit` waits for,
@@ -70,9 +70,9 @@ with tf.device(first):
 
 # %% [markdown]
 # A row has what something costs, what a step would take without it, and what to do. A cost is what
-# you would gain, except in the row "the step itself": that is a step with nothing around it. The
-# callback is not listed: the next batch is read while it works, so without it a step would take as
-# long. One cause can hide another, so ask again after each cure. The second call,
+# you would gain. The row "the step itself" is a step with nothing around it. The callback is
+# missing: the next batch is read while it works, so without it a step would take as long. One cause
+# can hide another, so ask again after each cure. The second call,
 # `whatif.explain(trace.fit_step(model, data))`, looks into the step itself. What you may see:
 #
 # | what you see | the cause |
@@ -96,9 +96,9 @@ with tf.device(first):
 #
 # ## Outside of the step
 #
-# **1. The input starves the step.** More devices do not help. Cures are `cache` for what fits into
-# memory, `num_parallel_calls` in `map` for what does not, and `prefetch` at the end. With `cache`
-# and `prefetch` the input is no longer listed, and now the callback is:
+# **1. The input starves the step.** Cures are `cache` for what fits into memory and
+# `num_parallel_calls` in `map` for what does not. `prefetch` at the end reads ahead, which
+# TensorFlow did here by itself, so `cache` is the cure. Now the callback is listed:
 
 # %% tags=["nbval-ignore-output"]
 ready = slow.cache().repeat().prefetch(tf.data.AUTOTUNE)
@@ -107,8 +107,8 @@ with tf.device(first):
 
 # %% [markdown]
 # **2. Python works in every step.** Let a callback act at every hundredth step. In your own loop,
-# `float(loss)` in each step is such a cost: Python waits for the number, then the GPU for Python.
-# Keep the losses as tensors, and read them at the end.
+# `float(loss)` in each step makes Python wait for the number, and then the GPU for Python. Read the
+# losses at the end.
 #
 # **3. A function is traced again and again.** `tf.function` makes a new graph for each new Python
 # number and each new shape. `calls` gives a function four numbers, or batches of four sizes, and
@@ -135,7 +135,8 @@ print("sizes:", calls(batches, tensors), " relaxed:",
 # `reduce_retracing=True` or an `input_signature`.
 #
 # **4. Eager code where a graph would do.** Python starts the operations of all devices one by one.
-# The cure is `@tf.function`, and in Keras no `run_eagerly=True`:
+# The cure is `@tf.function`, and in Keras no `run_eagerly=True`. If a last line says "more or
+# less", a cost near to that time is uncertain:
 
 # %% tags=["nbval-ignore-output"]
 with tf.device(first):
@@ -144,16 +145,16 @@ with tf.device(first):
 # %% [markdown]
 # ## Inside of the step: a replay by hand
 #
-# Here are five operations on two devices. An arrow is a result that the other device needs:
+# Here are five operations. An arrow is a result that the other device needs:
 #
 # ![Five operations on two devices over 15 seconds. First: a from 0 to 4, c from 4 to 6, d from 10
 # to 13. Second: b from 4 to 10, e from 13 to 15. Arrows: b needs a, d needs b, e needs
 # d.](pictures/19_five_operations.svg)
 #
 # An operation starts when its device is free and all that it needs is there. By that rule `replay`
-# lays the step out again, and returns when the last operation has ended. Each operation has its
-# device, its seconds, and the letters of those that it needs; they stand in the order in which they
-# start. The loop asks what the step would take if one of them took no time:
+# computes when the last operation ends. Each operation has its device, its seconds, and the letters
+# of those that it needs; they stand in the order in which they start. The loop gives one of them no
+# time:
 
 # %%
 def replay(ops):
@@ -171,8 +172,8 @@ for name, (device, seconds, needs) in five.items():
     print(f"without {name}: {replay(five | {name: (device, 0, needs)}):2} s, it took {seconds}")
 
 # %% [markdown]
-# `b` took 6 of 15 seconds, and yet the step without it takes 11, not 9: `d` then waits for `c`. A
-# faster `c` gains nothing. So what an operation took is not what you can gain.
+# `b` took 6 of 15 seconds, and yet the step without it takes 11, not 9: `d` then waits for `c`. So
+# what an operation took is not what you can gain.
 #
 # ## A healthy step
 #
@@ -205,8 +206,9 @@ def make_step(where, home=first, sizes=None):
 
 # %% [markdown]
 # `traces` takes three traces and puts the fastest last, which was disturbed least. `whatif.replay`
-# does with each what `replay` did by hand. `whatif.explain` says how long each device worked, and
-# what it waited for. In the chart, a wait is grey, or has the pale colour of the device waited for:
+# replays each. `whatif.explain` says how long each device worked, and what it waited for. In the
+# chart, a wait has the pale colour of the device waited for. Copies, a free core, overhead and the
+# short waits together are grey:
 
 # %%
 def traces(step, *batch):
@@ -226,7 +228,8 @@ plt.show()
 # and *overhead* is what TensorFlow and other programs took between operations.
 #
 # **5. Nothing runs on the second device.** Nobody asked for it, or its name has a typo and
-# TensorFlow took another device ([[01]]). Look at which devices worked:
+# TensorFlow took another device ([[01]]). `whatif.explain` says "ran nothing" of the idle device.
+# Here are the devices that worked:
 
 # %%
 def typo(x):
@@ -241,10 +244,11 @@ for name, step in (("healthy", of_healthy[-1]), ("one", of_one[-1])):
 print("typo     ran on /GPU:91:", "/GPU:91" in of_typo.devices)
 
 # %% [markdown]
-# The cure is a strategy ([[07]]) or towers. `whatif.towers` predicts the gain from the traces of
-# one device; on GPUs it needs the speed of their link. `beside` prints the prediction, and then how
-# both steps compare, run in turn; `timed` waits until all devices have ended. Where another
-# program has a core, you gain less:
+# The cure is a strategy ([[07]]), `fit.parallel` or towers ([[09]]). `whatif.towers` predicts the
+# gain from the traces of one device; on GPUs it needs the speed of their link. `beside` prints the
+# prediction, which starts from the replayed time, and then how both steps compare, run in turn;
+# `timed` waits until all devices have ended. What you measure can lie outside the prediction's
+# range:
 
 # %%
 def beside(change, before, after):
@@ -258,10 +262,10 @@ change = whatif.towers(of_one, len(plan), bytes_per_second=speed)
 beside(change, timed(one), timed(healthy))
 
 # %% [markdown]
-# **6. The batch is too small for the split.** All devices work, and nothing is gained: starting the
-# operations and updating the weights take as long for a small batch as for a large one. Here each
-# device gets four examples. The cure is a larger batch: `after` has as many examples on each device
-# as `before` on its only one. Look for about the same time, with more examples:
+# **6. The batch is too small for the split.** All devices work, and the step takes longer than on
+# one: starting the operations and updating the weights take as long for a small batch as for a
+# large one. Here each device gets four examples. The cure is a larger batch: `after` has as many
+# examples on each device as `before` on its one device. Its time should be about the same:
 
 # %% tags=["nbval-ignore-output"]
 few, large = (lesson_19.batch(n * len(plan)) for n in (4, len(x)))
@@ -287,8 +291,8 @@ charts.blame(of_uneven[-1])
 plt.show()
 
 # %% [markdown]
-# The cure is even shards, or shards in proportion to speed. `whatif.explain` names the slow
-# device, not the reason, such as heat or another user.
+# The cure is even shards, or shards in proportion to speed. `whatif.explain` names the slow device,
+# not the reason.
 #
 # **8. The variables are on the wrong device.** A Keras model built outside of any `tf.device` block
 # has its weights on the first GPU, or on the host where there is none. Here one device computes.
@@ -339,16 +343,16 @@ for name, settings in others.items():
 #
 # ## On GPUs
 #
-# Python prepares the next step while the GPU works, unless Python waits for a number (cause 2).
-# With XLA, which Keras uses on a GPU, compiling takes seconds for each new graph (3). A batch that
-# is large for a CPU can be too small for a GPU: a step of short kernels takes as long as the host
-# needs to start them (6). Bytes matter where sending takes long beside the step (8).
+# Python prepares the next step while the GPU works, unless Python waits for a number (cause 2). On
+# one GPU, without a strategy, Keras uses XLA, which takes seconds to compile each new graph (3). A
+# batch that is large for a CPU can be too small for a GPU: a step of short kernels takes as long as
+# the host needs to start them (6). Bytes matter where sending takes long beside the step (8).
 #
 # ## With a model of another kind
 #
-# Here is a convolution with BatchNormalization, on one device. `faster` takes what
-# stands in the names of operations, such as the name of a layer, and says what you gain if those
-# operations are twice as fast:
+# Here is a convolution with BatchNormalization. `faster` takes what stands in the names of
+# operations, such as the name of a layer, and says what you gain if those operations are twice as
+# fast:
 
 # %% tags=["nbval-ignore-output"]
 with tf.device(first):
@@ -359,6 +363,8 @@ with tf.device(first):
 print(whatif.explain(step), whatif.faster(step, "conv"), whatif.faster(step, "norm"), sep="\n")
 
 # %% [markdown]
+# Here `norm` gains more than `conv`.
+#
 # ## On your own
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
