@@ -351,7 +351,9 @@ class _Step:
             self._name(how), fixed, peak, crossing,
             (1 + repeated) * math.ceil(self.batch / n) / self.batch, self._write(how),
             (least, most),
-            beside=(1 + twice) * whole + twice * 2 * self.batch * sparse + 2 * softmax
+            # Pieces and parts may make all gradients of others' weights before they send one.
+            beside=(1 + twice) * whole + (twice or how.parts) * max(0.0, self.trained - whole)
+            + twice * 2 * self.batch * sparse + 2 * softmax
             # A metric may look at joined outputs late.
             + bool(how.where) * math.ceil(self.batch / how.pieces) * self.outputs
             if barrier else 2 * softmax * (how.half or how.parts) + self.threads,
