@@ -278,6 +278,16 @@ def test_a_loop_is_in_the_pass_that_runs_it(plan):
     assert work["recompute in 2 parts"] == pytest.approx(1 + first / whole, rel=1e-2)
 
 
+def test_what_is_not_float32_is_not_halved(plan):
+    import keras
+
+    for kind, named in (("float64", False), ("float32", True)):
+        layers = [keras.layers.Dense(8, dtype=kind), keras.layers.Dense(2, dtype=kind)]
+        model = keras.Sequential([keras.Input([4]), *layers])
+        ways = memory.plan(model, 16, budget=1).ways
+        assert any("mixed" in way.name for way in ways) is named
+
+
 def test_pieces_and_parts_may_make_all_gradients_before_they_send_one(plan):
     """As traces of wide layers show, so a device that owns no weight may hold them twice."""
     model = dense()

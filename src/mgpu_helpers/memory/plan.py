@@ -226,9 +226,10 @@ class _Step:
         return "BatchNormalization" in kinds
 
     @cached_property
-    def half_already(self) -> bool:
+    def not_halved(self) -> bool:
+        """Say whether the step is counted in half precision already, or in double."""
         kinds = [getattr(each, "compute_dtype", "") for each in _private.layers_of(self.model)]
-        return any(str(kind).endswith("float16") for kind in kinds)
+        return any(str(kind).endswith(("float16", "float64")) for kind in kinds)
 
     @cached_property
     def shard(self) -> int:
@@ -247,7 +248,7 @@ class _Step:
         """Give each way alone, and whether it gives the numbers of the step as it is."""
         n = self.devices
         yield self.way(_How()), True
-        if not self.half_already:
+        if not self.not_halved:
             yield self.way(_How(half=True)), False
         if n > 1:
             yield self.way(_How(where="batch")), True
@@ -286,7 +287,7 @@ class _Step:
         ]
         found: list[Way] = []
         least: list[Way] = []
-        for half in (False, True)[: 2 - self.half_already]:
+        for half in (False, True)[: 2 - self.not_halved]:
             ways = []
             for how in hows:
                 how = replace(how, half=half)

@@ -118,7 +118,10 @@ class Trace:
         return 1 - self.busy(device) / self.length if self.length else 0.0
 
     def peak(self, device: str, scratch: bool = True) -> int:
-        """Give the most bytes that the step held on the device at once, with or without scratch."""
+        """Give the most bytes that the step held on the device at once, with or without scratch.
+
+        Weights, slots and the batch were there before the step, and are not counted.
+        """
         live = self.memory.get(device, ())
         if not scratch:
             live = curve(a for a in self.allocations if a.device == device and not a.scratch)
