@@ -306,7 +306,9 @@ def test_several_steps_in_a_call_and_one_batch_by_hand(keras, plan):
     np.testing.assert_allclose(model.get_weights(), alone.get_weights(), rtol=1e-6)
 
 
-@pytest.mark.parametrize("steps", [None, 2, 3])  # of four batches
+@pytest.mark.parametrize(  # of four batches
+    "steps", [None, pytest.param(2, marks=pytest.mark.thorough), 3]
+)
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_what_was_interrupted_goes_on_as_if_it_had_not_been(keras, plan, tmp_path, steps):
     """The order of a shuffle, the masks of a dropout and the optimizer's state are those it had."""

@@ -19,7 +19,7 @@ def whole(case):
 # BatchNormalization sees pieces, and so is not among them.
 CASES = sorted(fit_models.CASES.keys() - {"normalized", "masked_normal"})
 # The others are in `make thorough`.
-QUICK = {"masks", "own_step", "weighted"}
+QUICK = {"own_step", "weighted"}
 
 
 @pytest.mark.parametrize("case", [
@@ -71,7 +71,7 @@ def test_replicas_take_their_shares_in_pieces(keras, plain, double, layer):
         np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("scale", [2.0**10, 2.0**24])
+@pytest.mark.parametrize("scale", [pytest.param(2.0**10, marks=pytest.mark.thorough), 2.0**24])
 def test_a_model_of_halves_has_its_loss_scaled(keras, plan, scale):
     """And skips steps whose gradients are too large in a piece, until the scale is smaller."""
     seen = []
