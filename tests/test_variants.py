@@ -30,10 +30,13 @@ def each_of(notebooks: list[Path]) -> pytest.MarkDecorator:
 
 
 def run_notebook(notebook: Path, how: str, **settings: str) -> str:
-    """Run a notebook under nbval; return what it says of cells that fail, "" where none does."""
+    """Run a notebook under nbval; return what it says of cells that fail, "" where none does.
+
+    Eight devices on two cores beside other work take minutes for a cell that trains three times.
+    """
     env = environment() | {"MGPU_REPEATS": "1"} | settings
     command = [sys.executable, "-m", "pytest", "-c", "pyproject.toml", how, "-q"]
-    command += ["-p", "no:cacheprovider", str(notebook)]
+    command += ["--nbval-cell-timeout=300", "-p", "no:cacheprovider", str(notebook)]
     run = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     return run.stdout[-10_000:] + run.stderr[-2_000:] if run.returncode else ""
 
@@ -61,7 +64,7 @@ def test_stored_outputs_hold_on_another_processor(onednn: bool, setting: str, no
 # and eight wait longest. 2 is what is stored, and 3 is what the browser runs.
 COUNTS = {
     "00": (7,), "01": (1,), "02": (4,), "03": (1,), "06": (8,), "08": (5, 7), "09": (1, 6),
-    "07": (8, 5, 1), "12": (6,), "14": (5,), "15": (8, 1), "16": (1,), "17": (6,), "19": (1,),
+    "07": (5, 1), "12": (6,), "14": (5,), "15": (8, 1), "16": (1,), "17": (6,), "19": (1,),
     "10": (4,), "11": (1, 8), "13": (1, 4), "18": (3,),
 }  # fmt: skip
 
