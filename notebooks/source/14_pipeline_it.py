@@ -233,7 +233,7 @@ except ValueError as error:
 #
 # `schedules.run_times` lists the tasks of all stages so that each comes after what it needs, and
 # `in_pieces` follows that list. `carried[k]` is what piece k takes to its next task: at first its
-# examples, then activations, and on the way back their gradient. All pieces have the same size, so
+# examples, then activations, and backward their gradient. All pieces have the same size, so
 # the loss of the batch is the mean of the losses of its pieces. That is why each loss is divided by
 # the number of pieces. The two multiplications should give 7.5 and 5 again:
 
