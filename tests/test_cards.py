@@ -22,7 +22,7 @@ from mgpu_helpers.devices import Plan
 BENCHMARKS, RESULTS = ROOT / "benchmarks", ROOT / "results"
 
 
-def machine(name="AMD EPYC, 2 cores", mode="cores", real=("one thread",) * 2):
+def machine(name="AMD EPYC, 2 cores", mode="cores", real=("one thread for each operation",) * 2):
     kind = "CPU" if mode == "cores" else "GPU"
     names = tuple(f"/{kind}:{i}" for i in range(len(real)))
     return Plan(mode, "/CPU:0", names, real, 2, name, "")

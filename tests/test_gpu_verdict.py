@@ -20,7 +20,7 @@ from lessons import NOTEBOOKS, tags
 
 # What a GPU machine may say otherwise: the plan, and what the tests of CPUs do not compare either.
 FREE = re.compile(
-    r"^(mode|host|devices|machine|timing) | one thread$|NVIDIA H200$|"
+    r"^(mode|host|devices|machine|timing) | one thread for each operation$|NVIDIA H200$|"
     r" \([\d.,]+ to [\d.,]+, \d+ (pairs|runs)\)|no error \(without a GPU"
 )
 
@@ -88,7 +88,7 @@ def on_gpus(text: str, unplaced: bool) -> str:
         text = text.replace("CPU:0", "CPU:1")
     text = re.sub(r"(\w)PU:(\d+)", lambda found: on_gpu(*found.groups()), text)
     text = re.sub(r"(?m)^mode     cores: .*", "mode     gpus: every device is a GPU", text)
-    return text.replace("  one thread", "  NVIDIA H200")
+    return text.replace("  one thread for each operation", "  NVIDIA H200")
 
 
 def on_gpu(kind: str, index: str) -> str:

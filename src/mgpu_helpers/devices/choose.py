@@ -173,7 +173,7 @@ def _use_cores(tf: Any, n: int) -> list[_Device]:
     # once than there are devices.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(n)
-    return [(f"/CPU:{i + 1}", "one thread", {}) for i in range(n)]
+    return [(f"/CPU:{i + 1}", "one thread for each operation", {}) for i in range(n)]
 
 
 def _use_gpus(
