@@ -29,13 +29,14 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from mgpu_helpers import charts, fit, trace
+from mgpu_helpers.lessons import halves
 from mgpu_helpers.lessons.checks import lesson_01 as checks
 
 # %% [markdown]
 # ## The lines to paste
 #
-# The line to paste is the call of `fit.split` below. First, build each half of a small residual
-# network with batch normalization in a `tf.device` block, as most people would begin:
+# Here is a small residual network with batch normalization. Its two halves are models of their own,
+# and each is built in the `tf.device` block of a place:
 
 # %%
 layers = keras.layers
@@ -47,96 +48,58 @@ def residual(x):
     return layers.ReLU()(layers.Add()([x, layers.BatchNormalization()(y)]))
 
 
-image, middle = keras.Input([16, 16, 3]), keras.Input([16, 16, 8])
-keras.utils.set_random_seed(0)
-with tf.device(ends[0]):
-    stem = layers.Conv2D(8, 3, padding="same")(image)
-    first = keras.Model(image, residual(stem), name="first")
-with tf.device(ends[1]):
-    scores = layers.Dense(10)(layers.GlobalAveragePooling2D()(residual(middle)))
-    second = keras.Model(middle, scores, name="second")
+def build(places):
+    keras.utils.set_random_seed(0)
+    image, middle = keras.Input([16, 16, 3]), keras.Input([16, 16, 8])
+    with tf.device(places[0]):
+        stem = layers.Conv2D(8, 3, padding="same")(image)
+        first = keras.Model(image, residual(stem), name="first")
+    with tf.device(places[1]):
+        scores = layers.Dense(10)(layers.GlobalAveragePooling2D()(residual(middle)))
+        second = keras.Model(middle, scores, name="second")
+    return keras.Sequential([first, second])
 
 # %% [markdown]
-# `train_once` trains a model for one step, always from the same weights, and returns the loss and
-# the new weights. It prints where the weights of each half are, and where its convolutions and
-# matrix products ran. On a GPU, Keras would compile the step with XLA, which accepts no variable
-# that is on another device. `jit_compile=False` leaves XLA out, as `fit.split` does by itself.
-# Keras names an operation after its layer, and TensorFlow adds "gradient" in the backward pass:
+# `train_once` trains a model for one step. `halves.places` then says where the weights of each half
+# are, and where its convolutions and matrix products ran. First, everything is on one device:
 
 # %%
 images = np.random.default_rng(seed=0).normal(size=[8, 16, 16, 3]).astype("float32")
 labels = np.arange(8)
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-whole = keras.Sequential([first, second])
-start = whole.get_weights()
 
 # %%
 def train_once(model):
-    model.set_weights(start)
     model.compile(keras.optimizers.SGD(0.01), loss, jit_compile=False)
-    value = model.train_on_batch(images, labels)
-    weights = model.get_weights()
-    heavy = [op for op in trace.fit_step(model, (images, labels)).ops
-             if "Conv" in op.type or "MatMul" in op.type]
-    print("half     weights  forward  backward")
-    for half in [first, second]:
-        places = [{devices.short(weight.value.device) for weight in half.weights}]
-        ops = [op for op in heavy if half.name in op.name]
-        places.append({op.device for op in ops if "gradient" not in op.name})
-        places.append({op.device for op in ops if "gradient" in op.name})
-        print(f"{half.name:9}" + "   ".join(" ".join(sorted(place)) for place in places))
+    value, weights = model.train_on_batch(images, labels), model.get_weights()
+    print(halves.places(model.layers, trace.fit_step(model, (images, labels))))
     return value, weights
 
-
-# %% tags=["unplaced"]
-whole_loss, whole_weights = train_once(whole)
+# %%
+model = build([ends[0], ends[0]])
+with tf.device(ends[0]):
+    one_loss, one_weights = train_once(model)
 
 # %% [markdown]
-# The weights are where they should be, and everything was computed in one place. A layer's weights
-# stay where it was *built*, here by a call on a `keras.Input` in its block. It computes where it is
-# *called*, and a training step calls it outside the blocks.
-#
-# `fit.split` puts each half on its device: weights, what the optimizer keeps for them, and both
-# passes. `at` names the layer or model that begins the second part, here the model `second`:
+# `jit_compile=False` switches XLA off, with which Keras would compile the step on a GPU: XLA
+# accepts no variable that is on another device. `fit.split` switches it off by itself, and puts
+# each half on its device. `at` names the layer or model that begins the second part, here the model
+# `second`:
 
 # %%
+model = build([ends[0], ends[0]])
 if len(plan) > 1:
-    fit.split(whole, ends, at=["second"])
-value, weights = train_once(whole)
+    fit.split(model, ends, at=["second"])
+value, weights = train_once(model)
 
 # %%
-apart = max(np.abs(a - b).max() for a, b in zip(weights, whole_weights))
-print(f"loss {value:.3f} and {whole_loss:.3f}, weights equal to 1e-5:", apart < 1e-5)
+apart = max(np.abs(a - b).max() for a, b in zip(weights, one_weights))
+print(f"loss {value:.3f} and {one_loss:.3f}, weights equal to 1e-5:", apart < 1e-5)
 
 # %% [markdown]
-# Each half ran on its device in both passes, and loss and weights agree with those of the model
-# computed in one place. The halves take turns, so one device waits while the other works, and what
-# one half passes to the other is copied. [[14]] shortens the wait.
-#
-# ## By hand: blocks around the calls
-#
-# `fit.alone` undoes `fit.split`. By hand, you would put the blocks around the calls:
-
-# %% tags=["unplaced"]
-class Called(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.halves = [first, second]
-
-    def call(self, x):
-        for half, device in zip(self.halves, ends):
-            with tf.device(device):
-                x = half(x)
-        return x
-
-
-fit.alone(whole)
-_ = train_once(Called())
-
-# %% [markdown]
-# The forward pass is right. The backward pass is left to TensorFlow, because the gradient tape
-# makes it after `call` has ended. On GPUs, the first GPU would do all of it. [[12]] mends this by
-# hand.
+# Each half has its weights on its device, and ran there in both passes. Loss and weights are those
+# of one device. The halves take turns, so one device waits while the other works; [[14]] shortens
+# the wait.
 #
 # | placing by hand | |
 # |---|---|
@@ -144,54 +107,46 @@ _ = train_once(Called())
 # | It costs | a line for each place, and two runs of a step to check it |
 # | Instead | `fit.split` for a Keras model; [[07]] to train on all devices; [[10]] to fit more |
 #
-# ## A name that is not there
+# ## By hand: two ways that fail
 #
-# Here a block names `/GPU:9`, which does not exist, and multiplies a small matrix by itself. Look
-# at the product, and at the device that made it:
+# Most people begin with blocks around the building of the halves:
 
-# %%
-numbers = np.array([[1, 2], [3, 4]], "float32")
-
-with tf.device("/GPU:9"):
-    product = tf.matmul(numbers, numbers)
-print(product.numpy())
-print("made on", devices.short(product.device))
+# %% tags=["unplaced"]
+_ = train_once(build(ends))
 
 # %% [markdown]
-# The product is right, and another device made it, without an error or a warning: the first GPU, or
-# the host where there is none. So `/GPU:2` leaves a GPU idle on a machine that has `/GPU:0` and
-# `/GPU:1`.
-#
-# This is **soft placement**: if the device you name is not there, TensorFlow takes another. It is
-# on from the start, and one call switches it off. Look for the error:
+# The weights are where they should be, and all convolutions and products ran in one place. A
+# layer's weights stay where it was *built*. The layer computes where it is *called*, and a training
+# step calls it outside the blocks. So put the blocks around the calls:
 
-# %%
-tf.config.set_soft_device_placement(False)
-try:
-    with tf.device("/GPU:9"):
-        tf.matmul(numbers, numbers)
-except tf.errors.InvalidArgumentError as error:
-    print(error.message.partition(". ")[0])
-tf.config.set_soft_device_placement(True)
+# %% tags=["unplaced"]
+class Called(keras.Model):
+    def __init__(self, parts):
+        super().__init__()
+        self.parts = parts
+
+    def call(self, x):
+        for part, device in zip(self.parts, ends):
+            with tf.device(device):
+                x = part(x)
+        return x
+
+
+_ = train_once(Called(build(ends).layers))
 
 # %% [markdown]
-# Now a wrong name is an error. The price is that operations without a version for GPUs, such as
-# those on strings, raise one too in a block that names a GPU. So the last line switches soft
-# placement on again.
+# The forward pass is right. The gradient tape makes the backward pass after `call` has ended,
+# outside every block. On GPUs, the first GPU would do all of it. [[12]] mends this by hand. The
+# drawing shows both halves, blue on the first device and orange on the second:
 #
-# ## Asked for, planned, ran
+# ![Weights, forward pass and backward pass of two halves. Blocks around the building place only
+# the weights. Blocks around the calls place the forward pass as well. fit.split places all
+# three.](pictures/01_what_a_block_places.svg)
 #
-# Your code **asks for** a device. Before the first run, TensorFlow **plans** one for each
-# operation. What **ran** can differ from both. You write the first in `tf.device`, read the second
-# in the **placement log**, TensorFlow's list of what it planned, and the third in a trace. The
-# drawing has three examples, and its device 0 is `plan.devices[0]`:
+# ## Names
 #
-# ![Three examples, each with the device asked for, planned, and run on. A right name: device 0
-# three times. A wrong name, /GPU:9: another device is planned and runs it. Nothing but constants:
-# device 1 is asked for and planned, and it does not run.](pictures/01_asked_planned_ran.svg)
-#
-# Asking begins with a name. A device has a short one and a full one. `tf.DeviceSpec` takes either
-# apart, with `None` for what it does not say:
+# A device has a short name and a full one. `tf.DeviceSpec` takes either apart, with `None` for what
+# it does not say:
 
 # %%
 with tf.device(plan.devices[0]):
@@ -208,6 +163,52 @@ print("parts:", spec.device_type, spec.device_index, spec.job, spec.task)
 # one wins, and `tf.device(None)` takes the name away. What nobody names is left to TensorFlow. It
 # plans an operation that reads or changes a variable where the variable is. For others it plans
 # `/GPU:0` if there is one and the operation can run there, and `/CPU:0` otherwise.
+#
+# ## A name that is not there
+#
+# Here a block names `/GPU:9`, which does not exist, and multiplies a small matrix by itself. Look
+# at the product, and at the device that made it:
+
+# %%
+numbers = np.array([[1, 2], [3, 4]], "float32")
+
+with tf.device("/GPU:9"):
+    product = tf.matmul(numbers, numbers)
+print(product.numpy())
+print("made on", devices.short(product.device))
+
+# %% [markdown]
+# The product is right, and another device made it, without an error or a warning: the first GPU, or
+# the host where there is none. With two GPUs, `/GPU:0` and `/GPU:1`, a block of `/GPU:2` leaves one
+# idle.
+#
+# This is **soft placement**: if the device you name is not there, TensorFlow takes another. It is
+# on from the start, and one call switches it off. Look for the error:
+
+# %%
+tf.config.set_soft_device_placement(False)
+try:
+    with tf.device("/GPU:9"):
+        tf.matmul(numbers, numbers)
+except tf.errors.InvalidArgumentError as error:
+    print(error.message.partition(". ")[0])
+tf.config.set_soft_device_placement(True)
+
+# %% [markdown]
+# With soft placement off, a wrong name is an error. The price is that operations without a version
+# for GPUs, such as those on strings, raise one too in a block that names a GPU. So the last line
+# switches soft placement on again.
+#
+# ## Asked for, planned, ran
+#
+# Your code **asks for** a device in `tf.device`. Before the first run, TensorFlow **plans** one for
+# each operation, and lists it in its **placement log**. A trace shows what **ran**, which can
+# differ from both. The drawing has three examples:
+#
+# ![Three examples, each with the device asked for, planned, and run on. A right name: the first
+# device three times. A wrong name, /GPU:9: another device is planned and runs it. Nothing but
+# constants: the second device is asked for and planned, and it does not
+# run.](pictures/01_asked_planned_ran.svg)
 #
 # ## A product on each device
 #
@@ -230,10 +231,14 @@ big = np.random.default_rng(seed=0).integers(-3, 4, [1000, 1000]).astype("float3
 print(add_products(numbers).numpy())
 
 # %% [markdown]
-# Now `big`, with 1000 rows and columns, in a trace. Look at what crosses:
+# Now `big`, with 1000 rows and columns, in a trace. All its numbers are whole and small enough for
+# float32 to hold exactly, so the sum has to equal NumPy's without any tolerance. Look at what
+# crosses:
 
 # %% tags=["cover"]
 modern, step = trace.function_step(add_products, big)
+by_numpy = len(plan) * (big @ big)
+print(np.count_nonzero(modern != by_numpy), "entries differ from those of NumPy")
 for (source, target), size in step.bytes_between().items():
     print(f"{source} -> {target}  {size:>10,} bytes")
 charts.placement_map(step)
@@ -243,15 +248,6 @@ plt.show()
 # `x` has 1000 · 1000 numbers of 4 bytes. It crosses once to each device, although `matmul` takes it
 # twice, and each product crosses back.
 #
-# Is the sum right? All numbers are whole and small enough for float32 to hold exactly, so it has to
-# equal NumPy's without any tolerance:
-
-# %%
-by_numpy = len(plan) * (big @ big)
-print(np.count_nonzero(modern != by_numpy), "entries differ from those of NumPy")
-print(f"{sum(step.bytes_between().values()):,} bytes crossed")
-
-# %% [markdown]
 # ## Break it
 #
 # A right value does not show where it was computed. So this check compares the places of a trace
@@ -285,8 +281,8 @@ for function in [lost, constant]:
 
 # %% [markdown]
 # The wrong name is caught. The product of constants ran nowhere: its inputs never change, so
-# TensorFlow computed it once, before the first run, and kept the result. A log has what was
-# *planned* for it:
+# TensorFlow computed it once, before the first run, and kept the result. The placement log has the
+# device that was *planned* for it:
 
 # %%
 with trace.placement() as log:
@@ -356,14 +352,10 @@ def run_logged(graph, fetches, feed=None, soft=False):
 
 
 log = run_logged(graph, total, {x: numbers})
-print(*log.raw, "", log, sep="\n")
+print(*log.raw, sep="\n")
 
 # %% [markdown]
-# This is TensorFlow's placement log: name, type, full device name. Beneath it is the table that
-# `trace.placement` makes of it. For a `tf.function`, `trace.placement` has the table only. To get
-# TensorFlow's own lines, call `tf.debugging.set_log_device_placement(True)` before TensorFlow
-# starts. Called later it logs nothing and, by a bug of TensorFlow 2.18 to 2.21, sets soft
-# placement.
+# This is TensorFlow's placement log: name, type, full device name.
 #
 # In a session, soft placement is off unless `allow_soft_placement` switches it on, which much old
 # code does. So a wrong name is an error here. For `big`, the graph above sends the same bytes as
@@ -434,7 +426,7 @@ checks.add_entries(add_entries)
 # ## What we saw
 #
 # - Blocks around the building of layers placed their weights, and blocks in `call` the forward
-#   pass. `fit.split` placed both passes, and loss and weights agreed with those of one place.
+#   pass. `fit.split` placed both passes, and loss and weights were those of one device.
 # - A wrong name was silent. One setting makes it an error.
 # - Each device got 4,000,000 bytes and sent as many back.
 # - The sum of the products differed from NumPy's in 0 entries.
