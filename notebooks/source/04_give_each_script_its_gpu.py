@@ -34,6 +34,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from mgpu_helpers import charts, jobs
+from mgpu_helpers.lessons import race
 from mgpu_helpers.lessons.checks import lesson_04 as checks
 from mgpu_helpers.lessons.pretend import pretend_gpus, pretend_server
 
@@ -70,15 +71,17 @@ both = train("both", min(2, len(allowed)), narrow=16, wide=32)
 print([(job.name, job.status) for job in (*alone, *both)])
 
 # %% tags=["varies", "cover", "nbval-ignore-output"]
-for title, report in {"One alone": alone, "Side by side": both}.items():
-    ax = charts.jobs(report)
-    ax.set(xlim=(0, 1.02 * max(alone.wall, both.wall)))
+figure, axes = plt.subplots(2, sharex=True, figsize=(8, 4), layout="constrained")
+for ax, title, report in zip(axes, ["One alone", "Side by side"], [alone, both]):
+    charts.jobs(report, ax)
     ax.set_title(title, loc="left")
-    plt.show()
+ax.set_xlim(0, 1.02 * max(alone.wall, both.wall))
+plt.show()
 
 # %% [markdown]
-# Each bar is a training on its device. Without a GPU, a core of the processor stands in for one. If
-# your machine has a single device, the two trainings follow each other.
+# Each bar is a training on its device. Side by side the two take little longer than the narrow one
+# alone. Without a GPU, a core of the processor stands in for one. If your machine has a single
+# device, the two trainings follow each other.
 #
 # | `mgpu run`, `jobs.run` | |
 # |---|---|
@@ -91,10 +94,12 @@ for title, report in {"One alone": alone, "Side by side": both}.items():
 # Left to itself, each TensorFlow takes nearly all the memory of every GPU ([[02]]) and computes on
 # the first one. So two scripts land as in the left half of the drawing:
 #
-# ![Two scripts on a machine with four GPUs. Left, no setting: both work on GPU 0. Right, a GPU
-# for each: a.py works on GPU 0, b.py on GPU 1.](pictures/04_landing.svg)
+# ![Two scripts on a machine with four GPUs. Left, no setting: a.py computes on GPU 0 and takes the
+# memory of all four, and b.py finds none. Right, a GPU for each: a.py works on GPU 0, b.py on GPU
+# 1.](pictures/04_landing.svg)
 #
-# Two processes start without any setting, and print the devices that they may use:
+# The next cell starts two processes without `CUDA_VISIBLE_DEVICES`, and each prints the devices
+# that it sees:
 
 # %% tags=["nbval-ignore-output"]
 look = "from mgpu_helpers import jobs; print('may use', *jobs.allowed())"
@@ -103,7 +108,7 @@ for _ in range(2):
     print(seen, end="")
 
 # %% [markdown]
-# Both processes may use every device. CUDA, through which TensorFlow uses GPUs, shows a program
+# Both processes see every device. CUDA, through which TensorFlow uses GPUs, shows a program
 # only the GPUs that the variable `CUDA_VISIBLE_DEVICES` names. Written in front of a command, a
 # variable is set for that command alone. So four lines in a terminal give two scripts a GPU each:
 #
@@ -145,7 +150,7 @@ for log, device in {"a.log": allowed[0], "b.log": allowed[-1]}.items():
     assert said.endswith(f" [{device}]") or sys.platform == "darwin"
 
 # %% [markdown]
-# Now each process may use one device only.
+# Now each process sees one device.
 #
 # ### Which number is which GPU
 #
@@ -197,11 +202,11 @@ for numbers in (allowed[:1], allowed[:2]):
 
 # %% [markdown]
 # On one device the two naps follow each other, and on two they overlap. A program with such a queue
-# is a **runner**. `jobs.run` is one with logs, time limits, and a lock on each device.
+# is a **runner**. `jobs.run` is one, with logs and time limits.
 #
 # ## Proof
 #
-# Where a script runs, and beside what, must not change what it learns. The narrow network has
+# A script must learn the same on any device, beside any other script. The narrow network has
 # trained twice, alone and beside the wide one. Each time the script wrote the losses and a hash of
 # the weights to a file. The next cell puts the contents of both files into a set, which keeps equal
 # ones only once:
@@ -212,8 +217,8 @@ contents = {file.read_bytes() for file in files}
 print("files:", len(files), "different contents:", len(contents))
 
 # %% [markdown]
-# One content is left, so both files are equal, byte for byte. On one core a script computes with
-# one thread, which always adds in the same order.
+# The set has one element, so both files are equal, byte for byte. On one core a script computes
+# with one thread, which always adds in the same order.
 #
 # ## Break it
 #
@@ -271,10 +276,11 @@ for job in shared:
 
 # %% [markdown]
 # The runner said which GPUs it leaves alone, and why. The jobs got the two others. If all were in
-# use, the jobs would wait. The options `--busy` and `--devices 0,1` overrule that.
+# use, the jobs would wait; with `--busy` or `--devices 0,1` the runner takes GPUs in use all the
+# same.
 #
-# But seconds pass until a script shows on its GPU, and a runner that looks meanwhile takes that GPU
-# too:
+# But the driver lists a script only seconds after its start. A runner that looks meanwhile takes
+# the same GPU:
 #
 # ![Two runners over time. A looks and sees that 0 is free; B looks before A has taken it, and sees
 # the same; then A takes 0, and B takes 0.](pictures/04_race.svg)
@@ -293,19 +299,7 @@ input()
 (marks / free[0]).touch()
 print("takes device", free[0])
 """
-
-
-def two_at_once(program):
-    with tempfile.TemporaryDirectory() as marks:
-        command = [sys.executable, "-c", program, marks]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        runners = [subprocess.Popen(command, text=True, **pipes) for _ in range(2)]
-        for runner in runners:
-            runner.stdout.readline()  # "looked"
-        return sorted(runner.communicate("go on\n")[0].strip() for runner in runners)
-
-
-print(two_at_once(look_then_take))
+print(race.two_at_once(look_then_take))
 
 # %% [markdown]
 # Both took device 0. A **lock** makes looking and taking one act: the operating system gives the
@@ -327,7 +321,7 @@ print("looked", flush=True)
 input()
 print("takes device", device)
 """
-print(two_at_once(lock))
+print(race.two_at_once(lock))
 
 # %% [markdown]
 # Now each runner has a device of its own. `jobs.run` holds such a lock on every device that it
@@ -363,7 +357,7 @@ assert job.tail == str(each) or sys.platform == "darwin"
 # In classic code the session's `ConfigProto` lists the GPUs that a process may use. In Wonik Jang's
 # article "Multi-GPUs" of 2017 ([sources](../docs/sources.md#jang)) one script has the list "0" and
 # the other the list "1". [train_graph.py](scripts/train_graph.py) trains that article's network.
-# Here both runs keep the list "0", because on GPUs each run sees only its own GPU, as number 0.
+# Here both runs use the list "0": on GPUs each sees only its own GPU, as number 0.
 
 # %%
 commands = [[sys.executable, "scripts/train_graph.py", f"--output={folder / name}"]
@@ -383,10 +377,10 @@ config.gpu_options.visible_device_list = "2,0"
 print(config.gpu_options)
 
 # %% [markdown]
-# The list of a `ConfigProto` keeps its order, whereas `tf.config` sorted its own above. In one
-# process all sessions need the same list: a second list fails with "TensorFlow device (GPU:0) is
-# being mapped to multiple devices"
-# ([issue 19083](https://github.com/tensorflow/tensorflow/issues/19083)).
+# TensorFlow takes the list of a `ConfigProto` in its order, whereas `tf.config` sorted its own
+# above. In one process all sessions need the same list: a second list fails with "TensorFlow device
+# (GPU:0) is being mapped to multiple devices" ([issue
+# 19083](https://github.com/tensorflow/tensorflow/issues/19083)).
 #
 # ## On your own
 #

@@ -5,14 +5,14 @@
 # shell tries one setting after the other on one of four GPUs, and three stay idle. In the morning
 # the seventh setting has failed, and you start the loop again from the first.
 #
-# **In this lesson** one line tries a grid of settings on all devices, goes on where it was stopped,
-# and gives a table in which you find the best.
+# **In this lesson** one line tries a grid of settings on all devices, goes on after a failure, and
+# gives a table in which you find the best.
 #
 # **You will learn** to
 # - make a job of every combination of some values,
 # - make a sweep larger, and go on after a failure, without doing anything twice,
-# - read the results as a table, and notice what does not belong there,
-# - do the same on a cluster.
+# - read the results as a table, and notice results that are missing or too old,
+# - write the batch script for a cluster.
 #
 # **You need** [[04]].
 
@@ -68,18 +68,18 @@ from mgpu_helpers.lessons.checks import lesson_05 as checks
 # ```
 #
 # The function `mgpu` runs such a line, always in the same temporary folder. It prints what a
-# terminal would show, without that folder's path, and adds the exit status:
+# terminal would show, or the first `show` lines of that, and adds the exit status:
 
 # %%
 folder = Path(tempfile.mkdtemp())
 shutil.copy("scripts/train.py", folder)
 
 
-def mgpu(line):
+def mgpu(line, show=None):
     command = [sys.executable, "-m", "mgpu_helpers", *line.split()]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    print((done.stdout + done.stderr).replace(f"{folder}{os.sep}", ""))
-    print("exit status:", done.returncode)
+    said = (done.stdout + done.stderr).replace(f"{folder}{os.sep}", "")
+    print(*said.splitlines()[:show], f"exit status: {done.returncode}", sep="\n")
 
 
 # %% tags=["nbval-ignore-output"]
@@ -102,9 +102,9 @@ mgpu("run train.py --grid lr=0.01,0.1 width=2,16 --skip-done -- --epochs 1")
 mgpu("run train.py --grid lr=0.01,0.1,1 width=2,16 --skip-done -- --epochs 1")
 
 # %% [markdown]
-# Each time a job ends, the runner adds a line of JSON to `logs/jobs.jsonl`. In this line the
-# settings are in the name of the job, and a result has `result_` in front of its name. `read`
-# gives the lines as dictionaries. From these comes the accuracy against the rate, a curve for
+# Each time a job ends, the runner adds a line of JSON to `logs/jobs.jsonl`. In it `name` holds the
+# settings, and `result_loss` is the loss that the job printed. `read` gives the lines as
+# dictionaries. From these comes the accuracy against the rate, a curve for
 # each width:
 
 # %%
@@ -131,8 +131,8 @@ plt.show()
 #
 # ## How it works
 #
-# A grid is every combination of its values, and `jobs.grid` makes it as two loops do. These
-# arguments are for the script below:
+# A grid is every combination of its values, and `jobs.grid` makes it like two nested loops. The
+# script that takes these arguments comes next:
 
 # %%
 by_hand = [[f"--lr={lr}", f"--start={start}"] for lr in (0.1, 0.4) for start in ("near", "far")]
@@ -186,17 +186,17 @@ mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs again"
 mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs again")
 
 # %% [markdown]
-# The two that were done are skipped, and the two that had failed ran. The same holds after Ctrl-C,
+# The two finished jobs were skipped, and the two failed ones ran. The same holds after Ctrl-C,
 # or when the machine goes down, because a job's line is written when the job ends. A job that was
 # halfway begins again.
 #
 # ## Proof
 #
-# A sweep in two halves has to give what a sweep in one go gives, and must run nothing twice that
-# was done. Here is the same grid in another folder, without an interruption:
+# A sweep that went on after a failure has to give what a sweep in one go gives, and must run
+# nothing twice that was done. Here is the same grid in another folder, without a failure:
 
 # %% tags=["nbval-ignore-output"]
-mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --logs once")
+mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --logs once", show=0)
 
 # %%
 def results(logs):
@@ -209,14 +209,14 @@ for row in sorted(read("again"), key=lambda row: (row["name"], row["status"])):
     print(f"{row['name']:20} {row['status']:8} {loss if loss == '-' else f'{loss:.2g}'}")
 
 # %% [markdown]
-# The four results are equal. In the file of the sweep in two halves each job is done once, and the
-# two failures have no result. For `--skip-done` the newest line of a job counts.
+# The four results are equal. In the file of the first sweep each job is done once, and the two
+# failures have no result. For `--skip-done` the newest line of a job counts.
 #
 # If you have pandas, `pandas.read_json("logs/jobs.jsonl", lines=True)` makes a table of it.
 #
 # ## Break it
 #
-# **A training that is done and has no result.** The rate 2 multiplies x by -3 in each step, and
+# **A training that ends well with a loss of NaN.** The rate 2 multiplies x by -3 in each step, and
 # after a thousand steps x is not a number (NaN). Which row is the best?
 
 # %% tags=["nbval-ignore-output"]
@@ -239,26 +239,29 @@ print("the best is", min(finite, key=lambda row: row["result_loss"])["name"])
 # you choose.
 #
 # **A script that was edited.** The runner compares the words of a command, and the folder in which
-# it runs. So `lr=0.10` and `lr=0.1` are two jobs, and so are the same arguments in two orders. The
-# runner does not look into the script. Here parabola.py is changed to print |x| instead of x², and
-# the sweep from above starts again:
+# it runs. So `lr=0.10` and `lr=0.1` are different jobs, and another order of arguments makes
+# another job. The runner does not look into the script. Here parabola.py is changed to print |x|
+# instead of x², and the sweep from above starts again:
 
 # %% tags=["nbval-ignore-output"]
-parabola.write_text(parabola.read_text().replace('"loss": x * x', '"loss": abs(x)'))
-mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs once")
+before = parabola.read_text()
+parabola.write_text(before.replace('"loss": x * x', '"loss": abs(x)'))
+mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs once", show=4)
 
 # %% [markdown]
-# All four jobs are skipped, and the table has results of the old script. No error says so. The
-# check compares two times: the start of a job, and the last change of the script.
+# All four jobs are skipped, and the table, of which the first row is shown, has results of the old
+# script. No error says so. To find out, compare the start of each job with the last change of the
+# script:
 
 # %%
 changed = parabola.stat().st_mtime
 starts = [datetime.fromisoformat(row["started_at"]).timestamp() for row in read("once")]
 print(sum(start < changed for start in starts), "of", len(starts), "are older than the script")
+parabola.write_text(before)
 
 # %% [markdown]
 # After a change begin a new folder, with `--logs v2`. Take a new folder, too, when you change what
-# follows `--`: it is in no job's name, so two results would share one name.
+# follows `--`: job names leave it out, so different results would have one name.
 #
 # ## When not to
 #
@@ -270,8 +273,7 @@ print(sum(start < changed for start in starts), "of", len(starts), "are older th
 # ![A grid of nine jobs tries three learning rates, and all miss the one with the highest accuracy.
 # Nine jobs at random try nine rates, one of them close to it.](pictures/05_grid_or_random.svg)
 #
-# Random settings come from a file, which has the arguments of a job on each line. The script is
-# still the changed one, so each loss in this table is |x|:
+# Random settings come from a file, which has the arguments of a job on each line:
 
 # %% tags=["nbval-ignore-output"]
 draw = random.Random(5)
@@ -318,17 +320,13 @@ for _ in range(2):
 #
 # ## With a program of another kind
 #
-# The program need not be in Python. It needs arguments and a line of JSON among what it prints.
-# Here is a shell script that counts the letters of a word:
-
-# %% tags=["nbval-ignore-output"]
-(folder / "count.sh").write_text("""
-word=${1#--word=}
-echo "{\\"letters\\": ${#word}}"
-""")
-mgpu("run count.sh --grid word=grid,sweep --logs words")
-
-# %% [markdown]
+# The program need not be in Python. It needs arguments and a line of JSON among what it prints. A
+# shell script that is given `--width=16` can end with this line:
+#
+# ```shell
+# echo "{\"width\": ${1#--width=}}"
+# ```
+#
 # If your program writes a file, put the arguments into the file's name, because jobs that run at
 # the same time must not write to the same place.
 #
