@@ -94,7 +94,8 @@ def test_cores_mode_gives_a_host_and_n_cpus(n, monkeypatch):
     with pytest.raises(ValueError, match=f"={n + 1} .* 1 to {n}"):
         plan.session_config(devices=n + 1)
     lines = repr(plan).splitlines()
-    assert lines[0].startswith("mode     cores: ") and lines[2] == "devices  /CPU:1  one thread for each operation"
+    assert lines[0].startswith("mode     cores: ")
+    assert lines[2] == "devices  /CPU:1  one thread for each operation"
     assert [line[:9] for line in lines[-2:]] == ["machine  ", "timing   "]
 
 
