@@ -10,9 +10,9 @@
 #
 # **You will learn** to
 # - get a host and some devices from one call,
-# - train a Keras model on all of them, and check that all of them worked,
+# - train a Keras model on all of them, and see in a timeline that all of them worked,
 # - share out one multiplication by hand, and prove that the result is the same,
-# - read a placement map and a timeline of your own run.
+# - read a map of what crosses between the devices.
 #
 # **You need** some Python, NumPy and Keras.
 
@@ -24,24 +24,19 @@ plan
 
 # %% [markdown]
 # Every lesson starts with this cell. It asks for two **devices**, which do the heavy arithmetic:
-# two GPUs where there are two, two shares of a GPU where there is one, and two cores of the
-# processor where there is none. The **host** is the CPU, which feeds the devices and joins what
-# they make. `plan.host` and `plan.devices` hold the names. Without a number, `devices.setup()`
-# takes all GPUs. If a GPU is missing, the command `mgpu` in a terminal says why. The outputs
-# stored in this page come from a machine without a GPU.
+# two GPUs where there are two, two shares of a GPU where there is one, and otherwise two cores, as
+# in the outputs stored here. The **host** is the CPU, which feeds the devices and joins what they
+# make. `plan.host` and `plan.devices` hold the names. Without a number, `devices.setup()` takes all
+# GPUs. If a GPU is missing, the command `mgpu` in a terminal says why.
 
 # %%
-import os
-import subprocess
-import sys
-
 import keras
 import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
 
 from mgpu_helpers import charts, fit, trace
-from mgpu_helpers.lessons import digits, drawings
+from mgpu_helpers.lessons import digits, drawings, fresh
 from mgpu_helpers.lessons.checks import lesson_00 as checks
 
 # %% [markdown]
@@ -49,12 +44,7 @@ from mgpu_helpers.lessons.checks import lesson_00 as checks
 #
 # Your own script needs `from mgpu_helpers import devices, fit`, then `plan = devices.setup()`, and
 # the block of `fit.strategy` below. `pip install -e .` in the folder of this project installs
-# `mgpu_helpers`. Without a GPU, leave these lines out of a training that should be fast, because
-# `devices.setup` limits an operation to one core. It also switches **TF32** off, the faster but
-# less exact products of newer GPUs, so that results can be compared. In your own training, switch
-# it on again with `tf.config.experimental.enable_tensor_float_32_execution(True)`.
-#
-# Your model takes the place of this one, which reads handwritten digits:
+# `mgpu_helpers`. Put your model in place of this one, which reads handwritten digits:
 
 # %%
 def build():
@@ -72,7 +62,10 @@ def build():
 
 # %% [markdown]
 # `fit.strategy` is TensorFlow's `MirroredStrategy`, changed so that `BatchNormalization` works on
-# the whole batch. Build and compile the model in its scope. The call of `fit` stays as it was:
+# the whole batch. Build and compile the model in its scope. The call of `fit` stays as it was, but
+# its `batch_size` is now the **global batch**, of which each device gets a share. If your first
+# training on GPUs is not faster, the shares are often too small ([[15]]). Here a batch has 64
+# digits:
 
 # %%
 x, y = digits.load(1024)
@@ -83,8 +76,8 @@ history = on_all.fit(x, y, batch_size=64, epochs=3, verbose=0).history
 print("accuracy:", *[f"{share:.2f}" for share in history["accuracy"]])
 
 # %% [markdown]
-# The strategy gives each device a share of every batch of 64 digits, and adds up the gradients.
-# So the model should learn what it learns without a strategy:
+# The strategy adds up the gradients of all shares, so the model should learn what it learns without
+# a strategy:
 
 # %%
 on_one = build()
@@ -95,17 +88,28 @@ print("losses agree:", np.allclose(history["loss"], alone["loss"], rtol=1e-3))
 # %% [markdown]
 # The numbers agree either way, so they cannot tell you which devices worked. A **trace** can: it is
 # TensorFlow's record of what ran where. `trace.fit_step` records one **step** of `fit`, which is
-# one update of the weights, and leaves the model as it was. Look for the places where the
-# convolutions were computed:
+# one update of the weights, and leaves the model as it was. Here one step takes all 1024 digits.
+# Look for the places where the convolutions were computed:
 
 # %% tags=["unplaced"]
-for name, model in [("with the strategy", on_all), ("without", on_one)]:
-    step = trace.fit_step(model, (x[:64], y[:64]))
+steps = {"without a strategy": on_one, "with the strategy": on_all}
+for name, model in steps.items():
+    step = trace.fit_step(model, (x, y))
     print(f"{name}:", sorted({op.device for op in step.ops if "Conv2D" in op.type}))
 
 # %% [markdown]
-# With the strategy every device computed convolutions. Without it, one place computed all of them:
-# the host where there is no GPU, and otherwise the first GPU.
+# Without a strategy one place computed all of them: the host where there is no GPU, and otherwise
+# the first GPU. With the strategy every device computed some. The **timeline** of this last step
+# shows when. Look for bars of several devices one above the other:
+
+# %% tags=["varies", "cover"]
+charts.timeline(step)
+plt.show()
+
+# %% [markdown]
+# There devices worked at the same time. A device that runs two operations at once has two rows of
+# bars. Copies are not drawn, so white space means that a device waited or, on GPUs, received data.
+# [[15]] measures whether a training also becomes faster.
 #
 # | `fit.strategy` | |
 # |---|---|
@@ -115,40 +119,10 @@ for name, model in [("with the strategy", on_all), ("without", on_one)]:
 #
 # [[07]] says how the strategy works, and what can spoil such a training.
 #
-# ## Devices without a GPU
-#
-# Without a GPU, one processor stands behind the host and all devices. TensorFlow divides it into
-# *logical* devices if you ask for them before TensorFlow starts. The next cell asks for three, the
-# host and two devices, in a Python process of its own:
-
-# %%
-by_hand = """
-import tensorflow as tf
-cpu = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 3)
-tf.config.threading.set_intra_op_parallelism_threads(1)  # an operation uses one core
-tf.config.threading.set_inter_op_parallelism_threads(2)  # two operations run at once
-print([device.name for device in tf.config.list_logical_devices("CPU")])
-"""
-without_gpus = os.environ | {"CUDA_VISIBLE_DEVICES": "-1"}
-done = subprocess.run(
-    [sys.executable, "-c", by_hand], capture_output=True, text=True, env=without_gpus
-)
-print(done.stdout or done.stderr, end="")
-
-# %% [markdown]
-# Each of the two devices has one core, and a lesson's speed-up is against one core. Plain
-# TensorFlow uses all cores, so these devices make no training on a laptop faster. They share one
-# memory and need no copies: the bytes that the lessons count are those that would cross between
-# GPUs.
-#
-# TensorFlow keeps its devices once it has started. For another number of them, restart the kernel.
-#
 # ## One multiplication on all devices
 #
-# From here on you share out a single operation by hand, to see what a device, a copy and a wait
-# look like. What is computed in a block of `tf.device` is computed on the device that the block
-# names. The result knows where it was made:
+# From here on you share out a single operation by hand. What is computed in a block of `tf.device`
+# is computed on the device that the block names. The result knows where it was made:
 
 # %%
 small = tf.constant([[1.0, 2.0], [3.0, 4.0]])
@@ -158,13 +132,12 @@ for device in plan.devices:
     print("made on", devices.short(product.device))
 
 # %% [markdown]
-# Now all devices work on one product. A row of the product needs only the same row of the left
-# matrix, and all of the right one. So the left matrix can be cut into **shards** of rows, one for
-# each device. In the drawing, device 0 is `plan.devices[0]`:
+# Now all devices work on one product. Each of its rows needs only the same row of the left matrix,
+# and all of the right one. So the left matrix can be cut into **shards** of rows, one for each
+# device:
 #
-# ![A product of two matrices. The left one is cut into two shards of rows, one for each device; the
-# right one stays whole; each device makes the same rows of the product, which are joined
-# again.](pictures/00_shared_product.svg)
+# ![A product of two matrices. The left one is cut into two shards of rows, the right one stays
+# whole, and each device makes its rows of the product.](pictures/00_shared_product.svg)
 #
 # The host cuts `left` and joins the pieces. Where one block of `tf.device` stands inside another,
 # the inner one counts:
@@ -180,8 +153,9 @@ def multiply(left, right):
 
 
 # %% [markdown]
-# Here are two matrices of 1680 rows and columns. `trace.function_step` runs the function twice,
-# first to warm up, and records the second run:
+# `trace.function_step` runs the function twice, first to warm up, and records the second run. The
+# **placement map** has a lane for the host and each device. A thick arrow is data that crosses to
+# another lane, with its bytes, and a thin arrow is data that stays. Look for what the host sends:
 
 # %%
 rng = np.random.default_rng(seed=0)
@@ -189,14 +163,6 @@ left = rng.integers(-3, 4, [1680, 1680]).astype("float32")
 right = rng.integers(-3, 4, [1680, 1680]).astype("float32")
 
 result, step = trace.function_step(multiply, left, right)
-print("worked:", step.devices)
-
-# %% [markdown]
-# The host and all devices worked. The **placement map** has a lane for each of them. A thick arrow
-# is data that crosses to another lane, with its bytes, and a thin arrow is data that stays. Look
-# for what the host has to send:
-
-# %%
 for (source, target), size in step.bytes_between().items():
     print(f"{source} -> {target}  {size:>10,} bytes")
 charts.placement_map(step)
@@ -207,23 +173,10 @@ plt.show()
 # bytes, and all of `right`, which is twice as much. Each device sends back 840 rows of the product.
 # With more devices the shards become smaller, but all of `right` still goes to every device.
 #
-# The **timeline** shows when each device worked. Look for bars one above the other:
-
-# %% tags=["varies", "cover"]
-charts.timeline(step)
-plt.show()
-
-# %% [markdown]
-# Where bars stand one above the other, devices worked at the same time. Copies are not drawn, so
-# white space in a lane means that the device waited or, on GPUs, received data. The percentage is
-# how much of the lane has bars. The host's bar is the last, because the host joins the finished
-# pieces; its cut is too short to be seen. Whether a training also becomes faster is another
-# question, which [[15]] answers.
-#
 # ## Proof: the same product
 #
-# The entries are whole numbers, and float32 adds whole numbers of this size exactly. So the joined
-# product has to be equal to NumPy's:
+# The entries are whole numbers, which float32 adds exactly at this size. So the joined product has
+# to be equal to NumPy's:
 
 # %%
 by_numpy = left @ right
@@ -245,27 +198,44 @@ def multiply_somewhere(left, right):
 
 
 result, step = trace.function_step(multiply_somewhere, left, right)
-print("equal to NumPy's product:", np.array_equal(result, by_numpy))
-
-# %% [markdown]
-# The product is right and no error is raised, so a test of the value cannot reveal that the work
-# was never shared. Look at the places instead:
-
-# %%
 worked = {op.device for op in step.ops if op.type == "MatMul"}
+print("equal to NumPy's product:", np.array_equal(result, by_numpy))
 print("multiplied on:", sorted(worked))
 print("did not multiply:", sorted(set(plan.devices) - worked))
 
 # %% [markdown]
-# Everything was multiplied on the host, whose block was the only one left.
+# The product is right and no error is raised, so a test of the value cannot reveal that the work
+# was never shared. The places can: the host, whose block was the only one left, multiplied alone.
+#
+# ## Without a GPU
+#
+# One processor stands behind the host and all devices. TensorFlow divides it into *logical* devices
+# if you ask before TensorFlow starts. For a host and two devices, in a Python of its own:
+
+# %%
+by_hand = """
+import tensorflow as tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 3)
+tf.config.threading.set_intra_op_parallelism_threads(1)  # an operation uses one core
+tf.config.threading.set_inter_op_parallelism_threads(2)  # two operations run at once
+print([device.name for device in tf.config.list_logical_devices("CPU")])
+"""
+print(fresh.python(by_hand))
+
+# %% [markdown]
+# An operation uses one core here, and lessons measure speed-ups against one device. Plain
+# TensorFlow lets an operation use all cores, so these devices make no training on a laptop faster.
+# They share one memory and need no copies: the bytes that the lessons count are those that would
+# cross to, from and between GPUs. For another number of devices, restart the kernel.
 #
 # ## On GPUs
 #
 # Do not expect two GPUs to be faster at this product: copying the matrices to a GPU usually takes
 # longer than multiplying them there. Sharing pays where a device computes for longer than its data
-# travels, and [[09]] looks for that point in a training step. As a rule, what no block names goes
-# to the first GPU, so name a place for cutting and joining, too.  On a machine with GPUs, the
-# command `make gpu` in a terminal keeps their timeline. The next cell shows it where there is one:
+# travels ([[09]]). TensorFlow puts operations outside all blocks on the first GPU: name a place for
+# cutting and joining, too. The command `make gpu` in a terminal keeps the timeline of your GPUs,
+# and the next cell shows it where there is one:
 
 # %% tags=["varies", "nbval-ignore-output"]
 drawings.from_gpus("00")
@@ -297,8 +267,8 @@ checks.on_all(build_on_all)
 # %% [markdown]
 # **2.** Cut `right` instead of `left`: a column of the product needs only the same column of
 # `right`. Write `multiply_columns` so that each device gets all of `left` and only its columns of
-# `right`. The check takes small matrices and looks at the value, the places and the bytes. What you
-# leave unplaced goes to the first device, as TensorFlow does it on a GPU machine.
+# `right`. The check takes small matrices and looks at the value, the places and the bytes. It puts
+# unplaced operations on the first device, as on a GPU machine.
 
 # %% tags=["exercise"]
 def multiply_columns(left, right):
@@ -325,14 +295,17 @@ checks.multiply_columns(multiply_columns)
 # - In the scope of a strategy `fit` trained on all devices, and its losses agreed with those of
 #   plain `fit`.
 # - Without a strategy one place computed all convolutions, and only the trace said so.
-# - All devices shared one multiplication, and 0 entries differed from NumPy's.
-# - Each of two devices got 16,934,400 bytes, and the timeline showed when each device worked.
+# - All devices shared one multiplication, and 0 entries differed from NumPy's. For it each of two
+#   devices got 16,934,400 bytes.
 # - Without the inner block of `multiply` the product was still right, and nothing was shared.
 #
 # ## In practice
 #
 # Use `fit.strategy` to train, a trace to see which devices worked, and `tf.device` for what nothing
-# else places.
+# else places. Without a GPU these lines slow a training down: `devices.setup` limits an operation
+# to one core. So that results can be compared it switches **TF32** off, the faster but less exact
+# products of newer GPUs. `tf.config.experimental.enable_tensor_float_32_execution(True)` switches
+# it on again.
 #
 # In the environment, `MGPU_DEVICES=4` gives every lesson four devices, and `MGPU_MODE=cores` takes
 # cores even where there are GPUs. Set them before the kernel starts.

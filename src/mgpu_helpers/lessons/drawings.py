@@ -124,18 +124,22 @@ def ranges(
     across: str,
     source: str | None = None,
 ) -> Any:
-    """Draw a bar from the least to the most for each name, and a dot where one was measured."""
+    """Draw a bar from the least to the most for each name, and a dot where one was measured.
+
+    Without dots both numbers stand beside the bar.
+    """
     ax = axes(ax, size=(6.4, 1.1 + 0.26 * len(found)), source=source)
     lows, highs = zip(*found.values(), strict=True)
     widths = [high - low for low, high in found.values()]
     ax.barh(range(len(found)), widths, 0.5, left=lows, color="#5f87a3", label="predicted")
-    for row, (low, high) in enumerate(found.values()):
-        ax.annotate(f"{low:.2f} to {high:.2f}", (max(highs), row), (8, 0), va="center", size=8.5,
-                    textcoords="offset points", annotation_clip=False)  # fmt: skip
     if measured:
         at = [row for row, name in enumerate(found) if name in measured]
         ax.plot([measured[name] for name in found if name in measured], at, "o", color="#a8483a",
                 label="measured")  # fmt: skip
+    else:  # where a dot says it, numbers beside the bars say it again
+        for row, (low, high) in enumerate(found.values()):
+            ax.annotate(f"{low:.2f} to {high:.2f}", (max(highs), row), (8, 0), va="center",
+                        size=8.5, textcoords="offset points", annotation_clip=False)  # fmt: skip
     rows(ax, list(found))
     ax.set_xlim(min(lows) - 0.05, max(highs) + 0.02)
     return label(ax, title, across)

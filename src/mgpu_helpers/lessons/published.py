@@ -5,6 +5,8 @@ Memory is in MiB, as the notebook prints it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from mgpu_helpers.scaling.model import Layout, Measurement, Workload
 
 
@@ -99,3 +101,22 @@ SERVERS = tuple(
 )  # fmt: skip
 # 3584 cores x 2 FLOP x 1.48 GHz, its boost clock in a DGX-1.
 P100_FLOPS = 3584 * 2 * 1.48e9
+
+
+def on_servers() -> Iterator[tuple[str, Workload, int, float, float]]:
+    """Give each training on several servers: name, network, servers, seconds on one and on all."""
+    for work, (one, *more) in SERVERS:
+        for row in more:
+            servers = row.layout.devices // one.layout.devices
+            name = f"{work.name} x {row.layout.per_device_batch}, {servers} servers"
+            yield name, work, servers, one.seconds, row.seconds
+
+
+def eight_after_four() -> Iterator[
+    tuple[str, Workload, list[Measurement], Measurement, Measurement]
+]:
+    """Give each training on a DGX-1: name, network, rows of up to 4 GPUs, those of 4 and of 8."""
+    for work, table in DGX_1:
+        fewer = [row for row in table if row.layout.devices <= 4]
+        for four, eight in zip(table[2::4], table[3::4], strict=True):
+            yield f"{work.name} x {eight.layout.per_device_batch}", work, fewer, four, eight

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from mgpu_helpers.lessons import networks, published
 from mgpu_helpers.lessons.checks.judge import same_as
 
 
@@ -33,7 +34,15 @@ slowest = same_as(
 def _claims() -> list[tuple[float, ...]]:
     rng = np.random.default_rng(seed=0)
     drawn = (1e6 * rng.uniform(1, 9), int(1e7 * rng.uniform(1, 9)), 7, 3.5, 1e13)
-    return [(50e6, 55_000, 20, 1.0, 11e12), (1e9, 1000, 2, 4.0, 1e12), drawn]
+    note, (vgg16, rows) = networks.workload(networks.p40()), published.DGX_1[-1]
+    took = published.P40[0].total
+    assert note.flops and vgg16.flops and took  # all were counted
+    return [
+        (50e6, 55_000, 20, 1.0, 11e12), (1e9, 1000, 2, 4.0, 1e12), drawn,
+        (note.flops, 40_000, 1000, took, published.P40_FLOPS),
+        (note.flops, 50_000, 10, took, published.P40_FLOPS),
+        (vgg16.flops, 64, 1, rows[0].seconds, published.P100_FLOPS),
+    ]  # fmt: skip
 
 
 #: Check exercise 2 of lesson 16: what share of a GPU's peak a claim needs.
@@ -45,5 +54,6 @@ share_of_peak = same_as(
         f"{peak:g} give {right:.6g}, not {got:.6g}"
     ),
     way="one number is wanted",
-    yes="three claims checked, two of them impossible",
+    yes="the note's program takes 10.0 times the peak, so it cannot have run in this time; its "
+    "original takes 0.1 times, and VGG16 1.3 times",
 )
