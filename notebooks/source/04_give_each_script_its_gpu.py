@@ -71,10 +71,12 @@ both = train("both", min(2, len(allowed)), narrow=16, wide=32)
 print([(job.name, job.status) for job in (*alone, *both)])
 
 # %% tags=["varies", "cover", "nbval-ignore-output"]
-figure, axes = plt.subplots(2, sharex=True, figsize=(8, 4), layout="constrained")
+heights = {"sharex": True, "height_ratios": [1, 2], "layout": "constrained"}
+_, axes = plt.subplots(2, figsize=(8, 3.5), **heights)
 for ax, title, report in zip(axes, ["One alone", "Side by side"], [alone, both]):
     charts.jobs(report, ax)
     ax.set_title(title, loc="left")
+    ax.label_outer()
 ax.set_xlim(0, 1.02 * max(alone.wall, both.wall))
 plt.show()
 
