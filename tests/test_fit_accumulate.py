@@ -49,7 +49,9 @@ def test_pieces_are_shared_out_over_devices(keras, plan, double, case):
     assert not {"call", "train_step"} & vars(got[0]).keys() and got[0].supports_jit
 
 
-@pytest.mark.parametrize("layer", ["Dropout", "BatchNormalization"])
+@pytest.mark.parametrize("layer", [
+    pytest.param("Dropout", marks=pytest.mark.thorough), "BatchNormalization",
+])  # fmt: skip
 @pytest.mark.filterwarnings("ignore:.*normalizes")
 def test_replicas_take_their_shares_in_pieces(keras, plain, double, layer):
     """Under MirroredStrategy, with state that replicas share: rates of 0 and averages of pieces."""

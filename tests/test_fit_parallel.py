@@ -20,7 +20,7 @@ def alone(case):
 
 
 # The others, and three devices, are in `make thorough`.
-QUICK = {"normalized", "own_step", "two_of_each", "last_of_one"}
+QUICK = {"normalized", "two_of_each"}
 
 
 @pytest.mark.parametrize("case, n", [

@@ -46,7 +46,9 @@ def test_each_output_of_a_part_keeps_its_logits(keras, plan, double):
     "regularized",
     *(pytest.param(case, marks=pytest.mark.thorough) for case in ("masks", "own_step")),
 ])  # fmt: skip
-@pytest.mark.parametrize("other", ["pieces", "devices"])
+@pytest.mark.parametrize("other", [
+    "pieces", pytest.param("devices", marks=pytest.mark.thorough),
+])  # fmt: skip
 def test_parts_run_in_pieces_and_on_several_devices(keras, plan, double, case, other):
     def change(model):
         by_layer(model)
@@ -127,13 +129,13 @@ def same(got, wanted, much=1e-12):
 def test_what_is_dropped_and_averaged_is_the_same(keras, plan, double, parts):
     """Masks are drawn once, averages are updated once, and losses of layers count once."""
     x, y = np.random.default_rng(0).normal(size=(27, 8, 8, 3)), fit_models.Y
-    for model in (plain := residual(), cut := residual()):
+    for model in (plain := residual(2), cut := residual(2)):
         model.layers[-1].name = "dense"
     wanted = fitted(plain, x, y, class_weight={0: 0.5, 1: 1.0, 2: 3.0})
     got = fitted(fit.recompute(cut, parts), x, y, class_weight={0: 0.5, 1: 1.0, 2: 3.0})
     same(got, wanted)
     seeds = [v for v in cut.non_trainable_variables if v.name == "seed_generator_state"]
-    assert [int(v.numpy()[1]) for v in seeds] == [6] * 3  # draws in six steps
+    assert [int(v.numpy()[1]) for v in seeds] == [6] * 2  # draws in six steps
 
 
 @pytest.mark.thorough
@@ -184,7 +186,9 @@ def test_a_mobilenet_is_the_same(keras, plan, double):
     same(*seen, 1e-9)
 
 
-@pytest.mark.parametrize("layer", ["Dropout", "BatchNormalization"])
+@pytest.mark.parametrize("layer", [
+    pytest.param("Dropout", marks=pytest.mark.thorough), "BatchNormalization",
+])  # fmt: skip
 def test_replicas_compute_parts_twice(keras, plan, double, layer):
     """Each draws its own mask again, and all meet again for the statistics of the batch."""
     seen = []

@@ -91,7 +91,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", [
-    pytest.param(name, marks=[] if name in ("decayed", "scaled") else pytest.mark.thorough)
+    pytest.param(name, marks=[] if name == "scaled" else pytest.mark.thorough)
     for name in OPTIMIZERS
 ])  # fmt: skip
 def test_what_crosses_is_a_weight_and_its_gradient_once(keras, plan, name):
@@ -135,7 +135,9 @@ def test_the_fullest_device_holds_less(keras, tf, plan):
     assert held["offloaded"] < size < held["two"] < 3 * size < held["one"]
 
 
-@pytest.mark.parametrize("owners, crossing", [("host", 4), ("devices", 2)])
+@pytest.mark.parametrize("owners, crossing", [
+    ("host", 4), pytest.param("devices", 2, marks=pytest.mark.thorough),
+])
 def test_pieces_are_added_up_where_the_weights_are(keras, tf, plan, owners, crossing):
     """Nothing goes where the step was made; and what the optimizer keeps is made at the owners."""
     owners = {"host": [plan.host], "devices": plan.devices}[owners]

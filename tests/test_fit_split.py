@@ -39,7 +39,7 @@ def deep(keras, layers=8, **compiled):
 CASES = sorted(fit_models.CASES.keys() - {"subclass", "areas"})
 NORMAL = {"normalized", "masked_normal"}
 # The others are in `make thorough`.
-QUICK = {("normalized", 1), ("two_of_each", 4)}
+QUICK = {("two_of_each", 4)}
 
 
 @pytest.mark.parametrize("case, pieces", [
@@ -105,11 +105,14 @@ def test_larger_models_on_three_and_four_devices():
 def test_only_what_layers_make_crosses_and_each_device_has_its_part(keras, plan, pieces):
     def held(device):
         """Give the least of three traces: another thread only adds."""
-        return min(trace.fit_step(model, batch).peak(device) for _ in range(3))
+        return min(step.peak(device) for step in steps)
 
     model, batch = deep(keras)
+    steps = [trace.fit_step(model, batch) for _ in range(3)]
     one = held(plan.host)
-    step = trace.fit_step(fit.split(model, plan.devices, pieces), batch)
+    fit.split(model, plan.devices, pieces)
+    steps = [trace.fit_step(model, batch) for _ in range(3)]
+    step = steps[0]
     crossed, (first, second) = step.bytes_between(), plan.devices
     made = 256 * 64 * 4
     assert crossed[first, second] == crossed[second, first] == made  # and its gradient

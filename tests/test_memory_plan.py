@@ -185,13 +185,12 @@ def test_all_ways_hold_what_the_plan_says(name, n):
 
 def test_as_it_is_holds_what_predict_says(plan):
     """Of another batch than was counted, a loop's too; with all of the optimizer or its largest."""
-    for name in ("lstm", "adamw"):
+    for name, batch in [("lstm", 200), ("adamw", 24)]:
         model, *_ = make(plan, name)
-        for batch in (24, 200):
-            way = memory.plan(model, batch).ways[0]
-            told = memory.predict(model, batch)
-            assert way.held == pytest.approx(told.total, rel=0.1)
-            assert way.high == pytest.approx(told.high, rel=0.15)
+        way = memory.plan(model, batch).ways[0]
+        told = memory.predict(model, batch)
+        assert way.held == pytest.approx(told.total, rel=0.1)
+        assert way.high == pytest.approx(told.high, rel=0.15)
 
 
 def test_many_weights_need_no_graph_of_the_optimizer(plan, monkeypatch):
