@@ -519,6 +519,10 @@ def test_lines_and_dots_are_where_the_numbers_are():
     ax = drawings.ranges({"a": (1, 2), "b": (1.5, 2)}, {"b": 1.75}, title="", across="")
     assert [(bar.get_x(), bar.get_width()) for bar in ax.patches] == [(1, 1), (1.5, 0.5)]
     assert [(*line.get_xdata(), *line.get_ydata()) for line in ax.lines] == [(1.75, 1)]
+    ax = drawings.workers([[(3, 4, 5), (5, 6, 7)], [(3, 5, 5), (5, 7, 7)]])
+    assert [text.get_text() for text in ax.get_yticklabels()] == [
+        "worker 0\nwaits 50%", "worker 1\nwaits 0%",
+    ]  # fmt: skip
     ax = drawings.against_pieces({"one": {1: 8 * MB, 4: 2 * MB}})
     assert list(ax.lines[0].get_ydata()) == [8, 2]
     ax = drawings.against_rate({"narrow": {0.1: 0.5, 1: 0.1}, "wide": {0.1: 0.8}}, of=100)

@@ -46,10 +46,10 @@ folder = Path(tempfile.mkdtemp())
 # ## The lines to paste
 #
 # One callback of Keras saves the training after each pass, and lets the next `fit` go on from
-# there. The folder has to be one that all machines see. A machine may die while it writes, so
-# `double_checkpoint` keeps the previous backup, too. A second callback ends the process when a
-# step, with all that comes before it, such as validation, takes too long. In a notebook this
-# callback would end the kernel.
+# there. All machines have to see its folder. A machine may die while it writes, so
+# `double_checkpoint` keeps the previous backup, too. When `fit` ends well, it deletes the backup; a
+# changed script needs a new folder. A second callback ends the process when the next step does not
+# end in time, validation before it included. In a notebook it would end the kernel.
 #
 # ```python
 # import faulthandler
@@ -111,10 +111,11 @@ ax = axes(size=(8, 2.1))
 for number, did in enumerate(steps):
     after = steps[number + 1][0] if number + 1 < len(steps) else did[-1] + 1
     parts = {colour("/CPU:2"): (did[0], after), HOST: (after, did[-1])}
-    for own, (begin, end) in parts.items():
-        if end > begin:
-            ax.broken_barh([(begin, end - begin)], (number - 0.35, 0.7), color=own)
-    print(f"attempt {number} began at step {did[0]} and reached step {did[-1]}")
+    for own, (begin, until) in parts.items():
+        if until > begin:
+            ax.broken_barh([(begin, until - begin)], (number - 0.35, 0.7), color=own)
+    end = ("was killed at", "slept at", "ended after")[number]
+    print(f"attempt {number} began at step {did[0]} and {end} step {did[-1]}")
 ax.set_yticks(range(len(steps)), [f"attempt {number}" for number in range(len(steps))])
 ax.invert_yaxis()
 ax.set_xlabel("step")
@@ -135,11 +136,11 @@ plt.show()
 # ## Find the worker that failed first
 #
 # When one worker dies, the others cannot go on alone. So the launcher ends those that still run,
-# and starts all workers again from the backup. Here is the first failure:
+# and starts all workers again from the backup. Here are both failures:
 #
-# ![Two workers over time. After steps 0 to 7 there is a backup. After steps 8 and 9 worker 1 is
-# killed; worker 0 waits and ends. After the restart both repeat steps 8 and 9, and go on with
-# step 10.](pictures/18_restart.svg)
+# ![Two workers, twice. Worker 1 is killed after steps 8 and 9; worker 0 waits and ends, and both
+# repeat them. Worker 1 sleeps after steps 16 and 17; worker 0 waits, until Limit ends both after
+# 6 s.](pictures/18_restart.svg)
 #
 # The launcher names the worker that failed first, and what ended it. SIGKILL is the signal that
 # ends a process at once:
@@ -159,14 +160,13 @@ errors = [line for line in said if "Error" in line and not line.startswith(("E0"
 print(*[line.strip()[:95] for line in errors[:3]], sep="\n")
 
 # %% [markdown]
-# Here the log reports an error about the network. It reports nothing where the launcher ends worker
-# 0 sooner. Whoever reads that log alone looks for the fault in the network. So begin with the
-# worker that the launcher names.
+# That log alone sends you to look at the network. If the launcher ends worker 0 sooner, its log has
+# no error. So begin with the worker that the launcher names.
 #
-# In attempt 1 worker 1 slept, and worker 0 waited for it in the all-reduce. A process that sleeps
-# still answers the others, so there was no error. After six seconds the `Limit` of each worker
-# wrote into the log where the process was, and ended the process. This is the innermost line of
-# the script in each log:
+# In attempt 1 worker 1 slept, and worker 0 waited for it in the all-reduce. TensorFlow's threads in
+# the sleeping process still answered, so there was no error. After six seconds the `Limit` of each
+# worker wrote into the log where the process was, and ended the process. This is the innermost line
+# of the script in each log:
 
 # %% tags=["nbval-ignore-output"]
 source = Path(script).read_text().splitlines()

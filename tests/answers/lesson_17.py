@@ -6,6 +6,7 @@ RIGHT = {
         "rows_of = lambda n, k, i: (float(row) for row in range(n * i // k, n * (i + 1) // k))",
     ],
     2: [
+        "from mgpu_helpers import scaling\n"
         "reduce_seconds = lambda size, workers, megabits, unlimited: "
         "scaling.ring(scaling.Workload('x', size // 4), scaling.Cost(0.0, 0.0), workers, 1, "
         "scaling.Link('y', *[megabits * 125e3] * 3, 0.0, 'z')).total / 0.956 + unlimited",

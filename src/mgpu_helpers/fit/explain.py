@@ -93,17 +93,21 @@ def explain(
         without["new shapes" if shapes else "input"] = known.step
         if callbacks:
             without["callbacks"] = _Run(model, data, (), steps).step
-        if model.run_eagerly:
-            model.run_eagerly = False
-            try:
-                without["run_eagerly"] = _Run(model, data, callbacks, steps).step
-            except Exception as error:
-                notes.append(f"Without run_eagerly the step fails: {error_line(error)}")
-            finally:
+        eager = model.run_eagerly
+        try:
+            if eager:
+                model.run_eagerly = False
+                try:
+                    without["run_eagerly"] = _Run(model, data, callbacks, steps).step
+                except Exception as error:
+                    notes.append(f"Without run_eagerly the step fails: {error_line(error)}")
                 model.run_eagerly = True
-        with instead(model, compute_metrics=lambda *_, **__: {"loss": 0.0}):
-            without["metrics"] = _Run(model, data, callbacks, steps).step
-            bare = _Run(model, batch, (), steps).step
+            with instead(model, compute_metrics=lambda *_, **__: {"loss": 0.0}):
+                without["metrics"] = _Run(model, data, callbacks, steps).step
+                model.run_eagerly = eager and "run_eagerly" not in without  # else it counts twice
+                bare = _Run(model, batch, (), steps).step
+        finally:
+            model.run_eagerly = eager
         again = _Run(model, data, callbacks, steps).step
     step, noise = min(now.step, again), abs(now.step - again)
     costs = [

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers._formatting import size_text
-from mgpu_helpers.charts.base import HOST, axes, label, rows
+from mgpu_helpers.charts.base import HOST, PALETTE, axes, label, rows
 
 
 def from_gpus(lesson: str, folder: str | os.PathLike[str] = "../results") -> None:
@@ -143,6 +143,24 @@ def ranges(
     rows(ax, list(found))
     ax.set_xlim(min(lows) - 0.05, max(highs) + 0.02)
     return label(ax, title, across)
+
+
+def workers(marks: Sequence[Sequence[Sequence[float]]], ax: Any = None) -> Any:
+    """Draw when two workers compute, and wait for each other in every step.
+
+    Of each worker, marks has its steps: when it began to compute, ended, and left the all-reduce.
+    """
+    ax = axes(ax, size=(8, 1.9))
+    times = np.array(marks) - np.min(marks)
+    names = []
+    for index, steps in enumerate(times):
+        lane = index - 0.35, 0.7
+        ax.broken_barh([(a, b - a) for a, b, _ in steps], lane, color=PALETTE[index])
+        ax.broken_barh([(b, c - b) for _, b, c in steps], lane, color=HOST, alpha=0.45)
+        waited = (steps[:, 2] - steps[:, 1]).sum() / (steps[-1, 2] - steps[0, 0])
+        names.append(f"worker {index}\nwaits {waited:.0%}")
+    rows(ax, names)
+    return label(ax, "In colour: computes. Grey: waits in the all-reduce", "time, s")
 
 
 def panel(draw: Callable[..., Any], **choices: Sequence[Any]) -> None:

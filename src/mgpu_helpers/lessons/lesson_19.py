@@ -1,4 +1,4 @@
-"""What the patients of lesson 19 share: a small model, a slow input, the exercise's patient."""
+"""What the cases of lesson 19 share: a small model, a slow input, traces, and the patient."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from mgpu_helpers import timing, trace
 from mgpu_helpers._names import short
 from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.lessons import digits
@@ -56,6 +57,18 @@ def timed(step: Callable[..., Any], *given: Any) -> Callable[[], None]:
         tf.test.experimental.sync_devices()
 
     return run
+
+
+def traces(step: Callable[..., Any], *given: Any) -> list[trace.Trace]:
+    """Trace a step on a batch three times; the fastest, which was disturbed least, comes last."""
+    found = [trace.function_step(step, *(given or batch()))[1] for _ in range(3)]
+    return sorted(found, key=lambda each: each.length, reverse=True)
+
+
+def beside(change: Any, before: Callable[[], None], after: Callable[[], None]) -> None:
+    """Print what is predicted of a change, and what is measured when both steps run in turn."""
+    names = ("before", "after")
+    print(change, timing.compare(before, after, warmup=1, repeats=6, names=names), sep="\n")
 
 
 def read(x: Any, y: Any, seen: Seen | None = None) -> tuple[Any, Any]:
