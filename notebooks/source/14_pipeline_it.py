@@ -144,7 +144,6 @@ def times(number, device):
         return Stage(device, keras.Sequential([keras.Input([1]), layer]))
 
 
-
 # %% [markdown]
 # A task is a call of one of two functions. `forward` runs a stage and keeps its input and output.
 # `back` gets the gradient of the output, and returns the gradients of the weights and of the input,
