@@ -196,10 +196,10 @@ print(f"gradient of a: {a0} + {a1} = {a0 + a1}, of b: {b0} + {b1} = {b0 + b1}")
 # ## Three orders
 #
 # An **order** lists the tasks of each stage. That of `two_pieces` is `F0 F1 B0 B1` for stage 0 and
-# `F0 B0 F1 B1` for stage 1. In *one after the other*, a piece goes all the
-# way before the next one starts. In *all forward first*, all go forward, and then all go back. In
-# *one forward, one back*, a stage takes forward and backward tasks in turn. The tables below have a
-# line for each stage and a column for each unit of time. A dot is a wait.
+# `F0 B0 F1 B1` for stage 1. In *one after the other*, a piece goes all the way
+# before the next one starts. In *all forward first*, all go forward, and then all go back. In *one
+# forward, one back*, a stage takes forward and backward tasks in turn. The tables below have a line
+# for each stage and a column for each unit of time. A dot is a wait.
 #
 # Not every order can run. In that of the second cell, both stages would wait for ever: stage 0
 # waits for piece 0 to return before it sends piece 1, and stage 1 waits for piece 1 before it
@@ -223,9 +223,9 @@ except ValueError as error:
 # %% [markdown]
 # The last two orders are equally fast. With p stages and m pieces, each takes 2 (m + p - 1)
 # columns, and a stage waits in 2 (p - 1) of them. So the bubble is a share of (p - 1)/(m + p - 1),
-# if all stages take equally long: for two stages a half in one piece, and a ninth in eight. Beside
-# the chart of eight pieces stands more, because TensorFlow also needs time between operations, and
-# the stages are not quite equal.
+# if all stages take equally long: for two stages a half in one piece, and a ninth in eight. The
+# idle shares beside the chart of eight pieces are larger, because TensorFlow also needs time
+# between operations, and the stages are not quite equal.
 #
 # A stage **holds** a piece from its `F` to its `B`: in *all forward first*, stage 0 holds up to
 # four pieces, and in *one forward, one back* never more than two.
@@ -270,8 +270,8 @@ def in_pieces(stages, loss, x, y, order):
 #
 # TensorFlow starts an operation as soon as its inputs are there, so it does not always keep to the
 # order that `in_pieces` is given. `pipeline.gradients` makes each task of a device wait for the one
-# before. The second cell prints the most that the first device holds in a step of 1, 2, 4 and 8
-# pieces:
+# before, and takes the stages that `pipeline.stages` cuts. The second cell prints the most that the
+# first device holds in a step of 1, 2, 4 and 8 pieces:
 
 # %%
 stages = pipeline.stages(whole, ["dense6"], [first, second])
