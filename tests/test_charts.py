@@ -326,19 +326,22 @@ def test_live_bytes_draws_megabytes_and_marks_where_the_backward_pass_begins():
     assert labels_of(ax) == ["backward pass"]
 
 
-def test_a_pipeline_has_a_bar_for_each_task_under_its_number():
+def test_a_pipeline_has_a_frame_for_each_task_under_its_name():
     ax = charts.pipeline(in_pieces(2, 4, ["/CPU:1", "/CPU:2"]))
     assert rows_of(ax) == ["/CPU:1, stage 0\n20% idle", "/CPU:2, stage 1\n20% idle"]
-    bars = [c for c in ax.collections if isinstance(c, matplotlib.collections.PolyCollection)]
-    assert len(bars) == 16  # no constant, and nothing of the host
+    drawn = [c for c in ax.collections if isinstance(c, matplotlib.collections.PolyCollection)]
+    frames = [c for c in drawn if not len(c.get_facecolor())]
+    bars = [c for c in drawn if len(c.get_facecolor())]
+    assert len(bars) == len(frames) == 16  # no constant, and nothing of the host
     assert sum(bar.get_alpha() < 1 for bar in bars) == 8
-    assert sorted(labels_of(ax)) == sorted("00112233" * 2)
+    assert sorted(labels_of(ax)) == sorted("F0 F1 F2 F3 B0 B1 B2 B3".split() * 2)
     for text in ax.texts:
-        over = [b for b in bars if b.get_paths()[0].contains_point(text.get_position())]
-        assert len(over) == 1
-        assert (text.get_color() == "white") == (over[0].get_alpha() == 1)
+        x, y = text.get_position()
+        (under,) = [bar for bar in bars if bar.get_paths()[0].contains_point((x, y + 0.3))]
+        assert (text.get_text()[0] == "F") == (under.get_alpha() == 1)
+        assert any(frame.get_paths()[0].contains_point((x, y + 0.3)) for frame in frames)
     ax = charts.pipeline(in_pieces(4, 2, ["/CPU:1", "/CPU:2"] * 2))
-    assert "0:1" in labels_of(ax) and rows_of(ax)[0].startswith("/CPU:1, stages 0, 2\n")
+    assert "0:F1" in labels_of(ax) and rows_of(ax)[0].startswith("/CPU:1, stages 0, 2\n")
 
 
 @pytest.mark.parametrize("use", [

@@ -5,7 +5,7 @@
 # either, because each of them holds the whole model.
 #
 # **In this lesson** one line cuts a network between its layers, and `fit` trains it on two devices
-# of which neither could hold it.
+# of which neither could hold a whole step.
 #
 # **You will learn** to
 # - cut a Keras model into stages, and train it with `fit`,
@@ -91,10 +91,10 @@ show(model, model.fit(**train))
 
 # %% [markdown]
 # The losses are the same, and nearly all weights lie on the second device. Suppose that a device
-# has 25 MB, the dashed line. Does a step fit? `memory.by_use` tells for what each device uses its
-# memory at the peak ([[03]]), for the whole model and for each **stage**, a part of the model on
-# one device. What Adam makes of the gradients counts as gradients. The cells after the chart print
-# what fits, and what crossed:
+# has 25 MB, the dashed line. Does a step fit? A **stage** is a part of the model on one device.
+# `memory.by_use` tells what fills the memory at the peak ([[03]]), for the whole model and for each
+# stage. What Adam makes of the gradients counts as gradients. The cells after the chart print what
+# fits, and what crossed:
 
 # %% tags=["varies", "cover"]
 def use_of(model, step, device):
@@ -128,8 +128,8 @@ show_crossing(step)
 
 # %% [markdown]
 # Each stage fits, and the whole does not. The first device holds mostly activations. A smaller
-# batch lowers these, and for this small network [[10]] would be enough. But the second device holds
-# weights, slots and gradients, which a smaller batch hardly lowers.
+# batch lowers these, and for this small network [[10]] would be enough. But it hardly lowers the
+# weights, slots and gradients on the second device.
 #
 # | | |
 # |---|---|
@@ -139,8 +139,8 @@ show_crossing(step)
 #
 # ## How it works
 #
-# Each device holds the weights and slots of its stage, and runs the forward pass, the backward pass
-# and the update of these layers:
+# The first device has the **front** of the network, and the second has the **rear**. Each holds the
+# weights and slots of its stage, and runs its forward pass, backward pass and update:
 #
 # ![The first device has conv1, conv2 and conv3, and the second has fc1, output and the loss.
 # Activations cross the cut, and their gradient comes back.](pictures/12_cut_network.svg)
@@ -152,9 +152,9 @@ show_crossing(step)
 # ## By hand: the backward pass
 #
 # Now we do without `fit.split`. Each part is built in the block of its device, so its weights lie
-# there. `whole` has the same layers in one model. In a first attempt the parts are also called in
-# these blocks, under one gradient tape. Does this give the gradients of the uncut network, and
-# where does the backward pass run? (Its operations have `gradient_tape` in their names.)
+# there. `whole` has the same layers in one model. In a first attempt the parts are called in these
+# blocks, under one gradient tape. Does this give the gradients of the uncut network, and where does
+# the backward pass run? (Its operations have `gradient_tape` in their names.)
 
 # %%
 def parts():
@@ -261,14 +261,14 @@ for places in [[(first, whole)], [(first, front), (second, rear)]]:
     show_crossing(trace.function_step(stepper(keras.optimizers.Adam, *places), *data)[1])
 
 # %% [markdown]
-# A single optimizer fetches the gradients of the rear and its slots, these twice, to the first
-# device, and sends back the changes of slots and weights. With one for each part, only the
-# activations and their gradient cross.
+# A single optimizer fetches the rear's gradients once and its slots twice to the first device, and
+# sends back the changes of slots and weights. With one for each part, only the activations and
+# their gradient cross.
 #
 # ## A cut shares out memory, not time
 #
-# Here is a step of `fit` in stages, with a larger batch. Each bar is an operation, in the lower
-# lane where it begins before another ends. When does each device wait for the other?
+# Here is a step of `fit` in stages, with a batch of 512. Each bar is an operation; it is in the
+# lower lane if another still runs. When does each device wait for the other?
 
 # %% tags=["varies"]
 charts.timeline(trace.fit_step(model, (images, labels)))
@@ -282,9 +282,9 @@ plt.show()
 # ## Where to cut
 #
 # A trace of the whole network on one device tells how long each layer takes, what it holds, and how
-# many bytes it passes on. `pipeline.cuts` adds this up for both stages of every cut, together with
-# the weights and slots of `lies`. `best_cut` chooses the cut whose fullest stage holds least, or
-# the one where the least crosses, there and back:
+# many bytes it passes on. For every cut, `pipeline.cuts` adds this up by stage, with the weights
+# and slots of `lies`. `best_cut` chooses the cut whose fullest stage holds least, or the one where
+# the least crosses, there and back:
 
 # %% tags=["nbval-ignore-output"]
 names = ["conv1", "conv2", "conv3", "fc1", "output"]
@@ -299,16 +299,16 @@ for by in ["memory", "bytes"]:
     print(f"by {by}: cut before", *best.starts)
 
 # %% [markdown]
-# The two differ. The least crosses before `fc1`, where the article cuts. But this batch of 512 has
-# many activations, and the cut before `conv2` divides the memory most evenly. The times may be most
-# even at a third cut. `fit.split` evens out the FLOP of the stages, which tell only roughly how
-# long a stage takes, and so cuts before `fc1` here. `at=["conv2"]` tells it to cut there instead.
+# The two differ. The least crosses before `fc1`, where the article cuts. But 512 examples, with
+# which no cut fits into 25 MB, have many activations, and the cut before `conv2` divides the memory
+# most evenly. `fit.split` evens out the stages' FLOP, a rough measure of their time, and so cuts
+# before `fc1` here. `at=["conv2"]` tells it to cut there instead.
 #
 # ## Proof
 #
 # In float64, where rounding cannot hide a mistake, the network trains for two epochs with momentum:
-# on one device, with `fit.split`, and by hand. The last batch is shorter than the others. How far
-# apart are the weights in the end? (Keras stays in float64 from here on.)
+# on one device, with `fit.split`, and by hand. The last batch is shorter. How far apart are the
+# weights in the end? (Keras stays in float64 from here on.)
 
 # %%
 keras.config.set_floatx("float64")
@@ -337,20 +337,11 @@ print("by hand is below 1e-12 from one device:", apart(whole.get_weights(), of_o
 # %% [markdown]
 # ## Break it
 #
-# **The cut is not on the tape.** Somebody sends the activations over the cut through NumPy, and no
-# error is raised. How many of the five weights get a gradient?
-#
-# **A weight that both parts use.** Both multiply by `w`, which is 2, so the loss is the mean of w ·
-# w · x. The mean of x is 2.5, so the gradient is 2 · w · 2.5 = 10. What becomes of it if the second
-# device gets a copy of `w`?
+# **A weight that both parts use.** Both multiply by `w`, which is 2, so the loss is the mean of
+# w · w · x. The mean of x is 2.5, so the gradient is 2 · w · 2.5 = 10. What becomes of it if the
+# second device gets a copy of `w`?
 
 # %%
-with tf.GradientTape() as tape:
-    value = entropy()(y, rear(front(x).numpy()))
-found = [each is not None for each in tape.gradient(value, whole.weights)]
-print(f"through NumPy {sum(found)} of {len(found)}, the loss is right:",
-      np.isclose(value, entropy()(y, whole(x)), rtol=1e-5))  # fmt: skip
-
 with tf.device(first):
     w = tf.Variable(2.0)
 with tf.device(second):
@@ -361,10 +352,10 @@ for name, other in [("a copy", copy), ("one variable", w)]:
     print(f"{name:12}  loss {value.numpy()}  gradient of w {tape.gradient(value, w).numpy()}")
 
 # %% [markdown]
-# A tape cannot see through NumPy. The loss is right, but the front would never learn. With a copy,
-# `w` gets the gradient of the first part only, and in general the two variables drift apart. The
-# cure is one variable, which one of the devices reads over the cut. To find both mistakes, compare
-# the gradients once with those of the uncut network, on the host or with narrower layers.
+# With a copy, the loss is right, but `w` gets the gradient of the first part only, and in general
+# the two variables drift apart. The cure is one variable, which one of the devices reads over the
+# cut. To find such a mistake, compare the gradients once with those of the uncut network, on the
+# host or with narrower layers.
 #
 # ## On GPUs
 #
@@ -376,10 +367,10 @@ for name, other in [("a copy", copy), ("one variable", w)]:
 #
 # ## With a model of another kind
 #
-# Here is a small language model, whose first and last layer share their table of words.
-# `pipeline.places` lists where a stage can begin because a single tensor crosses; within a residual
-# block two tensors would cross. The model in stages trains for two epochs, and a callback saves it.
-# Then one device loads the file, and both models train for another epoch:
+# Here is a small language model, whose first and last layer share their table of words. A stage can
+# begin where a single tensor crosses, and `pipeline.places` lists these layers. Within a residual
+# block two would cross. The model in stages trains for two epochs, and a callback saves it. Then
+# one device loads the file, and both models train for another epoch:
 
 # %%
 def reader():
@@ -420,11 +411,10 @@ print("weights below 1e-6 apart:", apart(model.get_weights(), loaded.get_weights
 # ## The same in a graph: if you inherit such code
 #
 # Classic code has an argument in place of the second tape. With `colocate_gradients_with_ops=True`,
-# `tf1.gradients` puts each operation of the backward pass on the device of its forward operation,
-# and without it where `tf1.gradients` is called. Here is the network of the [tensorlight
+# each operation of the backward pass runs on the device of its forward operation; without it, where
+# `tf1.gradients` is called. Here is the network of the [tensorlight
 # notebook](../docs/sources.md#tensorlight) of 2016, a quarter as wide and cut in front of `conv2`,
-# as there. Are the gradients those of the uncut network, where does the gradient of `conv2` run,
-# and what crosses?
+# as there. Are the gradients right, where does that of `conv2` run, and what crosses?
 
 # %%
 network = networks.tensorlight(width=0.25)
@@ -521,7 +511,6 @@ checks.crossing(crossing)
 # - In a step 262,144 bytes crossed each way: the activations at the cut, and their gradient.
 # - Under one tape the whole backward pass ran in one place. With a tape and an optimizer for each
 #   part, only the activations and their gradient crossed.
-# - Each device waited for the other.
 # - The best cut for memory was not the one where the least crosses.
 #
 # ## In practice

@@ -11,7 +11,7 @@
 # - let `fit` take a batch through the stages in pieces,
 # - write down, check and run the order in which each device works,
 # - say how long the devices wait, and how much they hold,
-# - notice a model for which pieces change the training.
+# - notice where pieces change the training.
 #
 # **You need** [[12]].
 
@@ -83,14 +83,17 @@ print("losses in eight pieces", *(f"{loss:.1f}" for loss in of_eight))
 print("less than 1e-3 apart:", np.allclose(of_one, of_eight, rtol=0, atol=1e-3))
 
 # %% [markdown]
-# The losses are those of one device. The next cell traces a step of `fit` with 2048 images, in one
-# piece and in eight. Dark bars are forward, pale ones back, and some bars show the number of their
-# piece. Look for moments in which both devices work:
+# The losses are those of one device. The next cell traces a step of `fit` with 2048 images, first
+# in one piece, then in eight. Each frame is a **task**, the work of one stage on one piece: `F3`
+# takes piece 3 forward, and `B3` takes it back. Look for moments in which both devices work:
 
 # %% tags=["varies", "cover"]
+steps = []
 for model in models.values():
-    steps = [trace.fit_step(model, (images, labels)) for _ in range(3)]
-    charts.pipeline(min(steps, key=lambda step: step.length))
+    three = [trace.fit_step(model, (images, labels)) for _ in range(3)]
+    steps.append(min(three, key=lambda step: step.length))
+for step in steps:
+    charts.pipeline(step).set_xlim(0, 1e3 * max(each.length for each in steps))
     plt.show()
 
 # %% tags=["nbval-ignore-output"]
@@ -98,37 +101,37 @@ runs = [partial(model.train_on_batch, images, labels) for model in models.values
 timing.compare(*runs[::-1], repeats=6, names=("eight pieces", "one piece"))
 
 # %% [markdown]
-# In one piece, the devices work almost only in turns. In eight pieces, both often work at the same
-# time, and yet the step need not be shorter: when we built this lesson, on two cores, eight pieces
-# were no faster than one. Eight small pieces take longer to compute than one large piece, and cores
-# that work at once share one memory's bandwidth. This can cost all that is gained by waiting less.
-# For your machine, run the line above.
+# In one piece, the devices work almost only in turns. In eight, both often work at the same time.
+# Yet on our two cores, eight pieces were slower than one. [PyTorch's tutorial on model
+# parallelism](https://pytorch.org/tutorials/intermediate/model_parallel_tutorial.html) measured
+# ResNet-50 on two GPUs: cut, it was 7 % slower than on one GPU, and in pieces 49 % faster.
+#
+# Two things decide whether pieces pay. A **kernel**, the computation of one operation, takes longer
+# in eight small parts than as a whole, unless the parts are still large. And cores that work at
+# once share the bandwidth of one memory, while each GPU has a memory of its own.
 #
 # | | |
 # |---|---|
-# | **Use it when** | a model has to be cut, and its devices wait for each other |
-# | **It costs** | short computations, some waiting, and BatchNormalization that sees only a piece |
+# | **Use it when** | a model has to be cut, and a piece is still enough work for a device |
+# | **It costs** | smaller kernels, some waiting, and BatchNormalization that sees only a piece |
 # | **Instead** | if it fits on one device, share out the batch ([[07]]) |
 #
 # ## How it works
 #
 # When the first piece has passed the first stage, the second stage can begin with it, and the first
-# stage takes the next piece. In the drawing, `F0` is piece 0 on its way forward, and `B0` on its
-# way back. Each box is a **task**, the work of one stage on one piece:
+# stage takes the next piece:
 #
 # ![Two stages over time. In one piece, each waits while the other computes. In four pieces, they
-# overlap.](pictures/14_bubble.svg)
+# overlap: F0 to F3, then B0 to B3.](pictures/14_bubble.svg)
 #
-# The four pieces go in one of several orders. In that of `fit.split`, all go forward before the
-# first goes back.
-#
-# The time in which a row is empty is its **bubble**. The gradients of all pieces are added up, and
-# the weights are updated once, as in accumulation ([[10]]).
+# This is the order of `fit.split`: all pieces go forward before the first goes back. The time in
+# which a stage waits is its **bubble**. The gradients of all pieces are added up, and the weights
+# are updated once, as in accumulation ([[10]]).
 #
 # ## Two pieces, by hand
 #
-# Begin with two stages that only multiply: `a` by 2 and `b` by 3. The loss is the mean of the
-# outputs. The batch is 1, 2, 3 and 4, with a mean of 2.5. So the gradient of the weight of `a`
+# Begin with two stages that only multiply: `a` by 2 and `b` by 3. The batch is 1, 2, 3 and 4, with
+# a mean of 2.5, and the loss is the mean of the outputs. So the gradient of the weight of `a`
 # should be 3 · 2.5 = 7.5, and that of `b` 2 · 2.5 = 5.
 
 # %%
@@ -141,16 +144,13 @@ def times(number, device):
         return Stage(device, keras.Sequential([keras.Input([1]), layer]))
 
 
-a, b = times(2.0, first), times(3.0, second)
-
 # %% [markdown]
-# A task is a call of one of two functions. `forward` runs a stage and keeps both its input and its
-# output. `back` gets the gradient of the output. It returns the gradients of the weights, and the
-# gradient of the input, which goes to the stage before. `tf.gradients` does what a tape does,
-# inside a `tf.function`.
+# A task is a call of one of two functions. `forward` runs a stage and keeps its input and output.
+# `back` gets the gradient of the output, and returns the gradients of the weights and of the input,
+# which goes to the stage before. Inside a `tf.function`, `tf.gradients` does what a tape does.
 #
-# `two_pieces` calls them so that both devices have something to do. The loss is the mean of four
-# outputs, so its gradient is a quarter for each of them:
+# `two_pieces` calls both so that no device is idle for long. The loss is the mean of four outputs,
+# so its gradient is a quarter for each of them:
 
 # %%
 Kept = namedtuple("Kept", "x made")
@@ -185,6 +185,7 @@ def two_pieces(x0, x1):
 
 
 # %%
+a, b = times(2.0, first), times(3.0, second)
 found = two_pieces(tf.constant([[1.0], [2.0]]), tf.constant([[3.0], [4.0]]))
 a0, a1, b0, b1 = (each.numpy().item() for each in found)
 print(f"gradient of a: {a0} + {a1} = {a0 + a1}, of b: {b0} + {b1} = {b0 + b1}")
@@ -195,14 +196,14 @@ print(f"gradient of a: {a0} + {a1} = {a0 + a1}, of b: {b0} + {b1} = {b0 + b1}")
 # ## Three orders
 #
 # An **order** lists the tasks of each stage. That of `two_pieces` is `F0 F1 B0 B1` for stage 0 and
-# `F0 B0 F1 B1` for stage 1. In *one after the other*, a piece goes all the
-# way before the next one starts. In *all forward first*, all go forward, and then all go back. In
-# *one forward, one back*, a stage goes back with one piece for each that goes forward. The tables
-# below have a line for each stage and a column for each unit of time. A dot is a wait.
+# `F0 B0 F1 B1` for stage 1. In *one after the other*, a piece goes all the way
+# before the next one starts. In *all forward first*, all go forward, and then all go back. In *one
+# forward, one back*, a stage takes forward and backward tasks in turn. The tables below have a line
+# for each stage and a column for each unit of time. A dot is a wait.
 #
-# Not every order can run. The second cell below checks one in which both stages would wait for
-# ever. The second task of stage 0 is `B0`, so it waits for piece 0 to return before it sends
-# piece 1, and stage 1 waits for both pieces before it sends one back:
+# Not every order can run. In that of the second cell, both stages would wait for ever: stage 0
+# waits for piece 0 to return before it sends piece 1, and stage 1 waits for piece 1 before it
+# returns piece 0:
 
 # %%
 ways = {"one after the other": pipeline.one_by_one,
@@ -223,19 +224,27 @@ except ValueError as error:
 # The last two orders are equally fast. With p stages and m pieces, each takes 2 (m + p - 1)
 # columns, and a stage waits in 2 (p - 1) of them. So the bubble is a share of (p - 1)/(m + p - 1),
 # if all stages take equally long: for two stages a half in one piece, and a ninth in eight. The
-# chart of eight pieces above shows more, because there a device does not only wait for the
-# other one.
+# idle shares beside the chart of eight pieces are larger, because TensorFlow also needs time
+# between operations, and the stages are not quite equal.
 #
 # A stage **holds** a piece from its `F` to its `B`: in *all forward first*, stage 0 holds up to
 # four pieces, and in *one forward, one back* never more than two.
 #
 # ## Any order, by hand
 #
-# `schedules.run_times` lists the tasks of all stages so that each comes after what it needs, and
-# `in_pieces` follows that list. `carried[k]` is what piece k takes to its next task: at first its
-# examples, then activations, and backward their gradient. All pieces have the same size, so
-# the loss of the batch is the mean of the losses of its pieces. That is why each loss is divided by
-# the number of pieces. The two multiplications should give 7.5 and 5 again:
+# Now take the network from above in two parts, `front` and `rear`. `whole` has the layers of both,
+# to compare with. `schedules.run_times` lists the tasks of all stages so that each comes after what
+# it needs, and `in_pieces` follows that list. `carried[k]` is what the next task of piece k gets:
+# examples, then activations, then gradients. All pieces have the same size, so the loss of the
+# batch is the mean of the losses of its pieces, and each loss is divided by their number:
+
+# %%
+with tf.device(first):
+    front = keras.Sequential([keras.Input([28, 28, 1]), layers.Flatten(), *dense(range(6))])
+with tf.device(second):
+    rear = keras.Sequential([keras.Input([256]), *dense(range(6, 12)), layers.Dense(10)])
+whole = keras.Sequential([keras.Input([28, 28, 1]), *front.layers, *rear.layers])
+
 
 # %%
 def in_pieces(stages, loss, x, y, order):
@@ -256,26 +265,15 @@ def in_pieces(stages, loss, x, y, order):
     return [each for s in range(len(stages)) for each in total[s]]
 
 
-# %%
-order = pipeline.one_forward_one_backward(stages=2, pieces=2)
-by_hand = tf.function(partial(in_pieces, [a, b], lambda y, made: tf.reduce_mean(made)))
-x = tf.constant([[1.0], [2.0], [3.0], [4.0]])
-print(*(each.numpy().item() for each in by_hand(x, x, order=order)))
-
 # %% [markdown]
 # ## What does a device hold?
 #
 # TensorFlow starts an operation as soon as its inputs are there, so it does not always keep to the
-# order that `in_pieces` is given. `pipeline.gradients` does the same, but each task of a device
-# waits for the one before. `pipeline.stages` cuts a model for it, here in two parts. The second
-# cell prints the most that the first device holds in a step of 1, 2, 4 and 8 pieces:
+# order that `in_pieces` is given. `pipeline.gradients` makes each task of a device wait for the one
+# before, and takes the stages that `pipeline.stages` cuts. The second cell prints the most that the
+# first device holds in a step of 1, 2, 4 and 8 pieces:
 
 # %%
-with tf.device(first):
-    front = keras.Sequential([keras.Input([28, 28, 1]), layers.Flatten(), *dense(range(6))])
-with tf.device(second):
-    rear = keras.Sequential([keras.Input([256]), *dense(range(6, 12)), layers.Dense(10)])
-whole = keras.Sequential([keras.Input([28, 28, 1]), *front.layers, *rear.layers])
 stages = pipeline.stages(whole, ["dense6"], [first, second])
 
 
@@ -298,18 +296,16 @@ plt.show()
 
 # %% [markdown]
 # *All forward first* keeps what every piece left behind. *One forward, one back* keeps two pieces
-# at most, and the more pieces, the smaller they are. `fit.split` takes *all forward first*, because
-# Keras computes the loss of the whole batch at once. So with `fit.split`, more pieces save no
-# memory.
+# at most, and the more pieces, the smaller they are. With `fit.split` more pieces save no memory:
+# it takes *all forward first*, because Keras computes the loss of the whole batch at once. To train
+# in the other order, apply these gradients in a step of your own, with `pipeline.updater`.
 #
 # ## Proof
 #
-# The next cell compares the gradients of all orders, and of the lines by hand, with those of the
-# uncut network. `apart` is relative to the largest entry of each gradient.
-#
-# The two cells after it compare the weights after two epochs of `fit`. They compute in float64,
-# where rounding cannot hide a mistake, and with batches of 300 and 100 images, which eight does
-# not divide:
+# The first cell compares the gradients of all orders, and of the lines by hand, with those of
+# `whole`. `apart` is relative to the largest entry of each gradient. The second cell compares the
+# weights after two epochs of `fit`, in float64, where rounding cannot hide a mistake, and with
+# batches of 300 and 100 images, which eight does not divide:
 
 # %%
 @tf.function
@@ -326,8 +322,7 @@ def apart(ours, theirs):
 
 x, y = tf.constant(images[:256]), tf.constant(labels[:256])
 found = {name: in_order(way(2, 4))(x, y).values() for name, way in ways.items()}
-parts = [Stage(first, front), Stage(second, rear)]
-by_hand = tf.function(partial(in_pieces, parts, entropy()))
+by_hand = tf.function(partial(in_pieces, [Stage(first, front), Stage(second, rear)], entropy()))
 found["by hand"] = by_hand(x, y, order=pipeline.all_forward(2, 4))
 for name, gradients in found.items():
     print(f"{name:21} less than 1e-5 apart:", apart(gradients, uncut(x, y)) < 1e-5)
@@ -342,29 +337,24 @@ def trained(model):
     return model.get_weights()
 
 
-def of_one_device(make):
-    with tf.device(first):
-        return trained(make())
-
-
-# %%
-of_one, of_eight = of_one_device(build), trained(split(build, 8))
+with tf.device(first):
+    of_one = trained(build())
+of_eight = trained(split(build, 8))
 print("eight pieces are below 1e-12 from one device:", apart(of_eight, of_one) < 1e-12)
-print("weights before fit are above 0.01 from it:", apart(build().get_weights(), of_one) > 0.01)
+print("fit moved the weights by more than 0.01:", apart(build().get_weights(), of_one) > 0.01)
 
 # %% [markdown]
 # ## Break it
 #
 # **Pieces of different sizes that count alike.** Take a batch of 90 in pieces of 32, 32 and 26. The
 # plain average of their gradients counts the last examples more than the others, and no error says
-# so. The first cell below compares this average, and one in which a piece counts by its size,
-# with the gradients of the whole batch.
+# so. The first cell compares this average, and one in which a piece counts by its size, with the
+# gradients of the whole batch.
 #
 # **A layer that looks at the whole batch.** BatchNormalization subtracts the mean of the batch and
-# divides by its standard deviation. In pieces, both are those of a piece. The other two cells build
-# a network of convolutions, once with this layer and once with GroupNormalization, which looks at
-# one example at a time. They compare `fit` in four pieces with one device, and print what
-# `fit.split` says:
+# divides by its standard deviation. In pieces, both are those of a piece. The other two cells train
+# a network of convolutions with this layer, and with GroupNormalization, which looks at one example
+# at a time. They compare four pieces with one device, and print what `fit.split` says:
 
 # %%
 several = [uncut(x[a:b], y[a:b]) for a, b in [(0, 32), (32, 64), (64, 90)]]
@@ -390,32 +380,27 @@ for norm in [layers.BatchNormalization, partial(layers.GroupNormalization, 4)]:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", UserWarning)
         model = split(partial(convolutions, norm), 4)
-    of_one = of_one_device(partial(convolutions, norm))
+    with tf.device(first):
+        of_one = trained(convolutions(norm))
     print("below 1e-12 from one device:", apart(trained(model), of_one) < 1e-12)
     print(*(each.message for each in said))
 
 # %% [markdown]
-# The plain average is wrong, and the one by size is right. With BatchNormalization, the weights in
-# pieces are not those of one device, because the layer sees smaller batches.
-# If you need the same weights, take GroupNormalization or LayerNormalization.
+# The plain average is wrong, and the one by size is right. With BatchNormalization, pieces give
+# other weights. If you need the same, take GroupNormalization or LayerNormalization.
 #
 # ## On GPUs
 #
-# A task is dozens of short kernels, and starting them takes longer than computing them where the
-# pieces are small. So keep each piece large enough to fill a GPU. [PyTorch's tutorial on model
-# parallelism](https://pytorch.org/tutorials/intermediate/model_parallel_tutorial.html) measured
-# ResNet-50 on two GPUs: cut, it was 7 % slower than on one, and in pieces 49 % faster than on one.
-#
-# *All forward first* comes from [GPipe](https://arxiv.org/abs/1811.06965), and *one forward, one
-# back* from [PipeDream](https://arxiv.org/abs/1806.03377) and
-# [DAPPLE](https://arxiv.org/abs/2007.01045). Schedules for very large models are in PyTorch
-# (`torch.distributed.pipelining`), Megatron-LM and DeepSpeed.
+# Starting a small kernel takes longer than computing it, so keep each piece large enough to fill a
+# GPU. *All forward first* comes from [GPipe](https://arxiv.org/abs/1811.06965), and *one forward,
+# one back* from [PipeDream](https://arxiv.org/abs/1806.03377) and
+# [DAPPLE](https://arxiv.org/abs/2007.01045). For very large models, take
+# `torch.distributed.pipelining`, Megatron-LM or DeepSpeed.
 #
 # ## The same in a graph: if you inherit such code
 #
-# In classic code, `pipeline.gradients` adds its tasks to the graph, and a session runs them. Here
-# it takes the network that Wonik Jang's article cuts ([2017](../docs/sources.md#jang)), in four
-# pieces:
+# In classic code, `pipeline.gradients` adds its tasks to the graph, and a session runs them: here
+# the network of Wonik Jang's article ([2017](../docs/sources.md#jang)) in four pieces.
 
 # %%
 network = networks.jang(width=0.25)
@@ -497,10 +482,9 @@ checks.fewest(fewest)
 # %% [markdown]
 # ## What we saw
 #
-# - In one piece, each device waited for the other. In eight, they often worked at the same time,
-#   and the weights after `fit` were below 1e-12 from those of one device.
-# - On our two cores eight pieces were no faster than one, because small pieces take longer to
-#   compute, and cores share one memory.
+# - In eight pieces, both devices often worked at the same time, and the weights after `fit` were
+#   below 1e-12 from those of one device.
+# - Yet on our two cores, eight pieces were slower than one.
 # - Gradients of two pieces added up to 7.5 and 5.0, those of the whole batch.
 # - *All forward first* and *one forward, one back* had the same bubble, and the second held less.
 # - With BatchNormalization, pieces gave other weights, and `fit.split` warned of it.

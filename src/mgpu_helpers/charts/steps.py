@@ -126,9 +126,10 @@ def blame(
 
 
 def pipeline(trace: Trace, ax: Any = None) -> Any:
-    """Draw a step of `pipeline.gradients`: forward dark, backward pale, by the piece's number.
+    """Draw a step of `pipeline.gradients`: each task in a frame, forward dark and backward pale.
 
-    Beside each device is the share of the step in which it was idle.
+    Above a task is its name, where there is room. Beside each device is the share of the step in
+    which it was idle.
 
     >>> from mgpu_helpers.pipeline import Stage, gradients
     >>> from mgpu_helpers.trace import function_step
@@ -148,23 +149,23 @@ def pipeline(trace: Trace, ax: Any = None) -> Any:
     for device, stage, _ in tasks:
         stages[device].add(stage)
     devices, boxes = sorted(stages, key=order), []
-    ax = axes(ax, size=(8, 1.35 + 0.6 * len(devices)))
+    ax = axes(ax, size=(8, 1.35 + 0.7 * len(devices)))
     for (device, stage, task), ops in tasks.items():
-        row, forward = devices.index(device) - 0.36, task[0] == "F"
-        ax.broken_barh([(op.start * 1e3, op.length * 1e3) for op in ops], (row, 0.72), linewidth=0,
+        row, forward = devices.index(device) - 0.26, task[0] == "F"
+        ax.broken_barh([(op.start * 1e3, op.length * 1e3) for op in ops], (row, 0.7), linewidth=0,
                        facecolor=colour(device), alpha=1.0 if forward else 0.45)  # fmt: skip
-        longest = max(ops, key=lambda op: op.length)
+        longest = max(op.length for op in ops)
         # What looks at shapes alone may run long before the rest of its task.
-        start = min(op.start for op in ops if op.length > 0.01 * longest.length)
-        ax.vlines(start * 1e3, row, row + 0.72, color="white", linewidth=1)
-        text = f"{stage}:{task[1:]}" if len(stages[device]) > 1 else task[1:]
-        boxes.append((longest.start * 1e3, row, longest.length * 1e3, 0.72, text,
-                      "white" if forward else DARK))  # fmt: skip
+        start = min(op.start for op in ops if op.length > 0.01 * longest) * 1e3
+        wide = max(op.end for op in ops) * 1e3 - start
+        ax.broken_barh([(start, wide)], (row, 0.7), facecolor="none", edgecolor=DARK, linewidth=0.6)
+        text = f"{stage}:{task}" if len(stages[device]) > 1 else task
+        boxes.append((start, row - 0.2, wide, 0.2, text, DARK))
     rows(ax, [
         f"{device}, stage{'s' if len(stages[device]) > 1 else ''} "
         f"{', '.join(map(str, sorted(stages[device])))}\n{trace.idle(device):.0%} idle"
         for device in devices
     ])  # fmt: skip
     _finish(ax, trace, "Micro-batches: forward dark, backward pale")
-    write(ax, boxes, size=8)
+    write(ax, boxes, size=7)
     return ax
