@@ -519,6 +519,11 @@ def test_lines_and_dots_are_where_the_numbers_are():
     ax = drawings.ranges({"a": (1, 2), "b": (1.5, 2)}, {"b": 1.75}, title="", across="")
     assert [(bar.get_x(), bar.get_width()) for bar in ax.patches] == [(1, 1), (1.5, 0.5)]
     assert [(*line.get_xdata(), *line.get_ydata()) for line in ax.lines] == [(1.75, 1)]
+    values = np.stack([np.full([2, 2, 1], 0.5), np.zeros([2, 2, 1])])
+    values[1, 0, 0] = -3
+    above, below = np.split(drawings.attributions(2 * values, values).images[0].get_array(), 2)
+    assert [*above[0, 0, :3]] == pytest.approx([0, 0, 0])  # ink; below it green, and purple beside
+    assert below[0, 0, 1] > below[0, 0, 0] and below[0, 2, 1] < below[0, 2, 0]
     ax = drawings.against_pieces({"one": {1: 8 * MB, 4: 2 * MB}})
     assert list(ax.lines[0].get_ydata()) == [8, 2]
     ax = drawings.against_rate({"narrow": {0.1: 0.5, 1: 0.1}, "wide": {0.1: 0.8}}, of=100)

@@ -115,6 +115,20 @@ def against_rate(curves: Mapping[str, Mapping[float, float]], ax: Any = None, *,
     return label(ax, "Accuracy on unseen digits", "learning rate", "right answers, %")
 
 
+def attributions(images: Any, values: Any, ax: Any = None) -> Any:
+    """Draw images, and below each how much every pixel speaks for a class or against it."""
+    import matplotlib as mpl
+
+    ink, parts = (np.hstack([*np.squeeze(each, -1)]) for each in (images, values))
+    most = np.repeat(np.abs(values).max((1, 2, 3)), np.shape(values)[2])
+    shades = mpl.colormaps["PRGn"]((1 + parts / most) / 2)
+    ax = axes(ax, size=(8, 2.1))
+    ax.imshow(np.vstack([mpl.colormaps["gray_r"](ink), shades]))
+    ax.axis("off")
+    ax.set_title("Which pixels speak for the class (green), and which against (purple)", loc="left")
+    return ax
+
+
 def ranges(
     found: Mapping[str, tuple[float, float]],
     measured: Mapping[str, float] | None = None,
