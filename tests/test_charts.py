@@ -526,6 +526,18 @@ def test_lines_and_dots_are_where_the_numbers_are():
     assert [text.get_text() for text in ax.get_yticklabels()] == [
         "worker 0\nwaits 50%", "worker 1\nwaits 0%",
     ]  # fmt: skip
+    ax = drawings.lab([{"driver": None}], growth=10**9)
+    assert [bar.get_width() for bar in ax.patches[2::6]] == pytest.approx([0.6, 0.4])
+    ax = drawings.lab([{"option": "a", "driver": [0, 5e9, 4e9], "allocator": 2e9}], growth=1)
+    assert [bar.get_width() for bar in ax.patches] == [2, 3]
+    assert [bar.get_width() for bar in drawings.moments(10**9, 3 * 10**9).patches] == [
+        0, 1, 0, 0, 0, 2, 3, 0,
+    ]  # fmt: skip
+    values = np.stack([np.full([2, 2, 1], 0.5), np.zeros([2, 2, 1])])
+    values[1, 0, 0] = -3
+    above, below = np.split(drawings.attributions(2 * values, values).images[0].get_array(), 2)
+    assert [*above[0, 0, :3]] == pytest.approx([0, 0, 0])  # ink; below it green, and purple beside
+    assert below[0, 0, 1] > below[0, 0, 0] and below[0, 2, 1] < below[0, 2, 0]
     ax = drawings.against_pieces({"one": {1: 8 * MB, 4: 2 * MB}})
     assert list(ax.lines[0].get_ydata()) == [8, 2]
     ax = drawings.against_rate({"narrow": {0.1: 0.5, 1: 0.1}, "wide": {0.1: 0.8}}, of=100)

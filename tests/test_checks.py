@@ -37,7 +37,7 @@ CHECKS = {
 ANSWERS = {number: importlib.import_module(f"answers.lesson_{number}") for number in LESSONS}
 OF_A_VALUE = {"01.full_name"}
 # What the check takes beside the answer.
-MORE = {"08.mean_error": [lambda x, y: (x - y) ** 2], "19.treated": [{1, 4, 5}]}
+MORE = {"08.mean_map": [lambda x: x**2], "19.treated": [{1, 4, 5}]}
 BAD = {"None": None, "list": [1, 2], "text": "text", "matrix": np.ones([2, 3]), "object": object()}
 
 

@@ -3,7 +3,7 @@
 TensorFlow reads these options once, when it starts, so each has a process of its own. All are
 forked from one that has imported TensorFlow and not started it, which saves its import. They see
 one GPU, on which nobody else computes, and no other: "nothing set" takes nearly all of every GPU
-that it sees. Where there is no such GPU, only WITHOUT_GPU is tried, for its memory on the host.
+that it sees. Where there is no such GPU, no option is tried.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ OPTIONS = (
     "per_process_gpu_memory_fraction=0.4",
     "allow_growth=True",
     "set_memory_growth",
-    "memory_limit=1024",
+    "memory_limit=2048",
     "TF_FORCE_GPU_ALLOW_GROWTH=true",
     "TF_GPU_ALLOCATOR=cuda_malloc_async",
     "every GPU hidden",
 )
-WITHOUT_GPU = "set_memory_growth"
 
 
 def session_config(option: str):
@@ -50,8 +49,8 @@ def set_today(option: str) -> None:
     for gpu in tf.config.list_physical_devices("GPU"):
         if option == "set_memory_growth":
             tf.config.experimental.set_memory_growth(gpu, True)
-        if option == "memory_limit=1024":
-            limit = tf.config.LogicalDeviceConfiguration(memory_limit=1024)
+        if option == "memory_limit=2048":
+            limit = tf.config.LogicalDeviceConfiguration(memory_limit=2048)
             tf.config.set_logical_device_configuration(gpu, [limit])
     if option == "every GPU hidden":
         tf.config.set_visible_devices([], "GPU")
@@ -126,7 +125,7 @@ if __name__ == "__main__":
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["tensorflow"])
     for option in OPTIONS:
-        if number is None and option != WITHOUT_GPU:
+        if number is None:
             print(json.dumps({"option": option, "driver": None, "process": None}), flush=True)
             continue
         here, there = processes.Pipe()

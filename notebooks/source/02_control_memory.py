@@ -34,8 +34,8 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 from tensorflow.python.eager import context
 
-from mgpu_helpers import charts, memory, nvml
-from mgpu_helpers.lessons import drawings
+from mgpu_helpers import charts, memory
+from mgpu_helpers.lessons import drawings, growth
 from mgpu_helpers.lessons.checks import lesson_02 as checks
 from mgpu_helpers.lessons.pretend import pretend_gpus
 
@@ -43,7 +43,7 @@ from mgpu_helpers.lessons.pretend import pretend_gpus
 # ## The lines to paste
 #
 # Two settings are enough for most scripts. The first lets TensorFlow **grow**: it begins with
-# little memory on each GPU, and takes more when a tensor finds no room. Put the loop at the
+# little memory on each GPU, and takes more when a tensor does not fit. Put the loop at the
 # beginning of a script, before the first tensor. Without a GPU the loop does nothing:
 
 # %%
@@ -72,7 +72,7 @@ print(done.stdout or done.stderr, end="")
 # |---|---|---|
 # | work on a GPU beside others | growth | some memory, as TensorFlow takes it in large pieces |
 # | share a GPU between two long runs | a limit for each | the room that one run leaves unused |
-# | have the GPU to yourself | none | nothing |
+# | have the GPU to yourself | none | the GPU looks full, and a second program finds no room |
 #
 # When one model alone does not fit on the GPU, no setting makes it smaller: go on with [[10]].
 #
@@ -89,10 +89,9 @@ except tf.errors.ResourceExhaustedError as error:
     print(text.partition(" by ")[0])
 
 # %% [markdown]
-# The message names the shape and the type that did not fit, and the device. It does not say what
-# fills the memory there. On a GPU TensorFlow lists its own part in its log, which these notebooks
-# show with `TF_CPP_MIN_LOG_LEVEL=0` in the environment. For the rest you have to know who holds
-# what.
+# The message names the shape and the type that did not fit, and the device, and not what fills the
+# memory there. On a GPU TensorFlow logs what its own tensors hold; `TF_CPP_MIN_LOG_LEVEL=0` in the
+# environment shows the log here. For the rest you have to know who holds what.
 #
 # ## Who holds what
 #
@@ -107,48 +106,31 @@ except tf.errors.ResourceExhaustedError as error:
 # The dark parts are CUDA contexts, which CUDA needs for its own work: each process has one on every
 # GPU that it uses, of a few hundred MB.
 #
-# So there are three answers to "How much memory is used?". The **driver** says what it gave to all
-# processes, and `nvidia-smi` shows this number. The **process** says what it has on the host. The
-# **allocator** says what it handed out to tensors, rounded up. Here are this machine's answers;
-# without a GPU only the process gives a number:
-
-# %% tags=["nbval-ignore-output"]
-report = nvml.query()
-print("driver:", [memory.size_text(gpu.memory_used or 0) for gpu in report.gpus] or report.reason)
-print("process: about", memory.size_text(round(memory.process(), -8)))
-info = tf.config.experimental.get_memory_info  # a CPU's allocator may have no numbers
-print("allocator:", info(plan.devices[0][1:]) if plan.on_gpus else "asked only on GPUs")
-
-# %% [markdown]
-# ## The settings
+# So "How much memory is used?" has three answers. The driver says what it gave to all processes:
+# `nvidia-smi` shows it. The process says what it has on the host: `memory.process()`. The allocator
+# says what it handed out to tensors, rounded up: `tf.config.experimental.get_memory_info("GPU:0")`.
 #
-# | what you want | today, in `tf.config` | classic, in the `ConfigProto` | in the environment |
-# |---|---|---|---|
-# | start small and grow | `set_memory_growth` | `allow_growth` | `TF_FORCE_GPU_ALLOW_GROWTH` |
-# | a limit in MiB | `memory_limit` of a logical device | `virtual_devices` (experimental) | |
-# | a share of each GPU | | `per_process_gpu_memory_fraction` | |
-# | another allocator | | `use_cuda_malloc_async` (experimental) | `TF_GPU_ALLOCATOR` |
-# | leave a GPU alone | `set_visible_devices` | `visible_device_list` | `CUDA_VISIBLE_DEVICES` |
+# ## What each setting takes
 #
-# What they take of a GPU follows from [TensorFlow's source](../docs/sources.md#allocator):
+# By [TensorFlow's source](../docs/sources.md#allocator):
 #
 # - **Nothing set**: with its first tensor TensorFlow takes what is free on the GPU, less a reserve
-#   for libraries: 1536 MiB on GPUs of compute capability 8, NVIDIA's number for a generation.
+#   for libraries: 1536 MiB on GPUs of NVIDIA's compute capability 8.
 # - **A share or a limit**: TensorFlow takes exactly that much, also with its first tensor.
-# - **Growth**: TensorFlow takes a region of memory when a tensor finds no room. The first region
-#   has 2 MiB. A region too small for the tensor is doubled until it fits; one that was large enough
-#   is followed by one of twice its size.
+# - **Growth**: TensorFlow takes a region of memory when a tensor does not fit. The first region has
+#   2 MiB. If the next region is too small for the tensor, its size doubles until the tensor fits;
+#   otherwise the region after it is twice as large.
 # - **`cuda_malloc_async`**: the driver manages the memory, and gives about what the tensors need.
 #
-# In Python, here is growth for `count` tensors of `size` bytes each:
+# In Python, here is growth for a small tensor and six of 100 MB:
 
 # %%
 MIB = 2**20
 
 
-def regions(size, count):
+def regions(sizes):
     taken, region, free = [], 2 * MIB, 0
-    for _ in range(count):
+    for size in sizes:
         if free < size:
             fits = size <= region
             while region < size:
@@ -161,142 +143,54 @@ def regions(size, count):
     return taken
 
 
-six = regions(100_000_000, 6)
+six = regions([4, *6 * [100_000_000]])
 print([region // MIB for region in six], "MiB are", memory.size_text(sum(six)))
 
 # %% [markdown]
-# So growth takes 1.07 GB for six tensors of 100 MB.
+# Is the rule true? TensorFlow's allocator for GPUs can also serve the host, with
+# `TF_CPU_ALLOCATOR_USE_BFC=true` in the environment, and its log names each region.
+# `growth.on_host` reads that log: a new process makes such tensors, deletes them and makes them
+# again.
+
+# %%
+held = growth.on_host(100_000_000, 6)
+print("regions in TensorFlow's log:", [region // MIB for region in held["regions"]], "MiB")
+print("as calculated:", held["regions"] == six)
+print("handed out to tensors:", memory.size_text(held["handed_out"]))
+
+# %% [markdown]
+# So growth takes 1.08 GB for 600 MB of tensors. The allocator rounds up, too, and counts 737 MB.
+# When the tensors were made again, it took no further region.
 #
-# ## The memory lab
-#
-# `scripts/hold_memory.py` makes such tensors with each of eight settings, in a process for each
-# setting. Without a free GPU it tries only `set_memory_growth`, and the chart shows what the rules
-# above say of a GPU of compute capability 8 with 16 GiB, all of them free:
+# `scripts/hold_memory.py` makes such tensors on a free GPU with each setting, in a process for
+# each. Without a GPU the chart shows what the rules say of one with 16 GiB, all of them free:
 
 # %% tags=["varies"]
 script = [sys.executable, "scripts/hold_memory.py"]
 done = subprocess.run(script, capture_output=True, text=True, check=True)
 records = [json.loads(line) for line in done.stdout.splitlines()]
-total, growth = 16 * 1024 * MIB, sum(six)
-sizes = [total - 1536 * MIB, 0.4 * total, growth, growth, 1024 * MIB, growth]
-sizes += [6 * 100_000_000, 0]  # cuda_malloc_async, and every GPU hidden
-measured = [record for record in records if record["driver"]]
-calculated = [{"option": r["option"], "calculated": size} for r, size in zip(records, sizes)]
-rules = "calculated from TensorFlow's source for a GPU of 16 GiB, without the CUDA context"
-ax = drawings.lab(measured or calculated, source=None if measured else rules)
-ax.set_title("What each setting takes", loc="left")
+drawings.lab(records, growth=sum(six))
 plt.show()
 
 # %% [markdown]
 # The first bar is the trouble of the beginning: nearly the whole GPU for 600 MB of tensors. Growth
-# follows one rule in all three places where it can be set, so its calculated bars are equal. The
-# bar of `memory_limit=1024` is as long by chance: the regions of growth add up to 1024 MiB, too.
+# follows one rule wherever it is set.
 #
 # ## A notebook that keeps a GPU
 #
-# What happens when the tensors are deleted? Here is the process with `set_memory_growth` at four
-# moments. Without a GPU the setting does nothing, and the bars are memory of the host. Compare the
-# third with the second:
+# Here is the process of the log, from its start to its end:
 
 # %% tags=["varies"]
-growing = records[3]  # set_memory_growth
-moments = ["TensorFlow not started", "holding six tensors", "tensors deleted", "process ended"]
-kind = "driver" if growing["driver"] else "process"
-rows = [{"option": moment, kind: size} for moment, size in zip(moments, growing[kind])]
-drawings.lab(rows).set_title("One process at four moments", loc="left")
+source = "TensorFlow's allocator for GPUs, on the host"
+drawings.moments(held["handed_out"], sum(held["regions"]), source=source)
 plt.show()
 
 # %% [markdown]
-# If the third bar is as long as the second, TensorFlow kept the memory for its next tensors. By its
-# source it always does on a GPU, and only the end of the process gives the memory back. So of two
-# notebooks on one GPU, the first keeps what it once took, even while it idles. Restart its kernel,
-# or give each notebook a limit.
-#
-# ## TensorFlow's configuration
-#
-# A setting has to be made before TensorFlow starts, which it does with its first operation. In this
-# notebook it has started. In a block of `pretend_gpus` it has not, and lists GPUs that do not
-# exist. Nothing can run on them, but all rules for settings apply. `gpu_options` holds the settings
-# with which TensorFlow would start, in a record of fields that is called a *message*:
-
-# %%
-with pretend_gpus(2) as gpus:
-    for gpu in gpus:
-        tf.config.experimental.set_memory_growth(gpu, True)
-    tf.config.set_visible_devices(gpus[1], "GPU")
-    grows = context.context().config.gpu_options
-grows
-
-# %% [markdown]
-# Growth is on, and only the GPU with number 1 is visible. Several limits cut a GPU into as many
-# logical devices. `memory.logical` checks that the limits, in MiB, fit the GPU, and sets them:
-
-# %%
-with pretend_gpus(1) as gpus:
-    memory.logical(gpus[0], [1024, 2048])
-    limited = context.context().config.gpu_options
-limited
-
-# %% [markdown]
-# `devices.setup` sets growth where each device is a GPU, and limits where several share one.
-#
-# ## Break it
-#
-# **Too late.** TensorFlow has started in this notebook, so it refuses a setting:
-
-# %%
-cpu = tf.config.list_physical_devices("CPU")[0]
-try:
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()])
-except RuntimeError as error:
-    print(error)
-
-# %% [markdown]
-# **What does not go together.** TensorFlow refuses growth on only one of two GPUs, growth on a GPU
-# that has a limit, and a limit on a CPU. It refuses the first only when it starts, which `tf.ones`
-# makes it do here:
-
-# %%
-def refused(call, *args):
-    try:
-        call(*args)
-    except ValueError as error:
-        print(error)
-
-
-limit = tf.config.LogicalDeviceConfiguration(memory_limit=1024)
-with pretend_gpus(2) as gpus:
-    tf.config.experimental.set_memory_growth(gpus[0], True)
-    refused(tf.ones, [])
-    tf.config.set_logical_device_configuration(gpus[1], [limit])
-    refused(tf.config.experimental.set_memory_growth, gpus[1], True)
-    refused(tf.config.set_logical_device_configuration, cpu, [limit])
-
-# %% [markdown]
-# TensorFlow does not refuse a limit on a GPU that grows. Look at `allow_growth` before and after:
-
-# %%
-with pretend_gpus(1) as gpus:
-    tf.config.experimental.set_memory_growth(gpus[0], True)
-    print("growth:", context.context().config.gpu_options.allow_growth)
-    tf.config.set_logical_device_configuration(gpus[0], [limit, limit])
-    print("growth after the limit:", context.context().config.gpu_options.allow_growth)
-
-# %% [markdown]
-# The limit silently took the growth away. `memory.logical` is the check that catches it:
-
-# %%
-with pretend_gpus(1) as gpus:
-    tf.config.experimental.set_memory_growth(gpus[0], True)
-    refused(memory.logical, gpus[0], [1024, 1024])
-
-# %% [markdown]
-# ## On GPUs
-#
-# The lab takes one GPU, on which nobody else computes, and hides the others from its processes. Its
-# chart then has three bars for each setting: of the driver, with the CUDA context, of the allocator
-# and of the process. The chart of four moments shows the driver's answers, and a monitor's chart
-# has curves for the driver, which counts all processes, and the allocator.
+# The third bar is as long as the second: TensorFlow keeps the memory for its next tensors. To make
+# room for a larger region it may give back one that is wholly empty, but it gives nothing back for
+# another process's sake. Only the end of the process is certain to do that. So of two notebooks on
+# one GPU, the first keeps what it once took, even while it idles. Restart its kernel, or give each
+# notebook a limit.
 #
 # ## With your own model
 #
@@ -331,13 +225,98 @@ charts.monitor(monitor).set_title(f"This process held at most {peak}", loc="left
 plt.show()
 
 # %% [markdown]
-# Each larger batch lifts the curve. A peak that lasts a millisecond can fall between two samples.
-# [[03]] says what a step needs.
+# Each larger batch lifts the curve. [[03]] says what a step needs.
+#
+# ## TensorFlow's configuration
+#
+# A setting has to be made before TensorFlow starts, which it does with its first operation. In a
+# block of `pretend_gpus` TensorFlow behaves as if not started, and lists GPUs that do not exist.
+# Nothing can run on them, but all rules for settings apply. `gpu_options` holds what TensorFlow
+# would start with, in a record of fields that is called a *message*. In the second block,
+# `memory.logical` cuts a GPU into logical devices, once it has checked that the limits fit:
+
+# %%
+with pretend_gpus(2) as gpus:
+    for gpu in gpus:
+        tf.config.experimental.set_memory_growth(gpu, True)
+    tf.config.set_visible_devices(gpus[1], "GPU")
+    grows = context.context().config.gpu_options
+with pretend_gpus(1) as gpus:
+    memory.logical(gpus[0], [1024, 2048])
+    limited = context.context().config.gpu_options
+print(grows, limited, sep="\n")
+
+# %% [markdown]
+# In the first message growth is on and only the GPU with number 1 is visible. `devices.setup` sets
+# growth where each device is a GPU, and limits where several share one.
+#
+# ## Break it
+#
+# **Too late.** TensorFlow has started in this notebook, so it refuses a setting:
+
+# %%
+cpu = tf.config.list_physical_devices("CPU")[0]
+try:
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()])
+except RuntimeError as error:
+    print(error)
+
+# %% [markdown]
+# **What does not go together.** TensorFlow refuses growth on only one of two GPUs, growth on a GPU
+# that has a limit, and a limit on a CPU. The first is refused only when TensorFlow starts, here at
+# `tf.ones`:
+
+# %%
+def refused(call, *args):
+    try:
+        call(*args)
+    except ValueError as error:
+        print(error)
+
+
+limit = tf.config.LogicalDeviceConfiguration(memory_limit=1024)
+with pretend_gpus(2) as gpus:
+    tf.config.experimental.set_memory_growth(gpus[0], True)
+    refused(tf.ones, [])
+    tf.config.set_logical_device_configuration(gpus[1], [limit])
+    refused(tf.config.experimental.set_memory_growth, gpus[1], True)
+    refused(tf.config.set_logical_device_configuration, cpu, [limit])
+
+# %% [markdown]
+# TensorFlow does not refuse a limit on a GPU that grows. Look at `allow_growth` before and after.
+# The last line is the check that catches the mistake:
+
+# %%
+with pretend_gpus(1) as gpus:
+    tf.config.experimental.set_memory_growth(gpus[0], True)
+    print("growth:", context.context().config.gpu_options.allow_growth)
+    tf.config.set_logical_device_configuration(gpus[0], [limit, limit])
+    print("growth after the limit:", context.context().config.gpu_options.allow_growth)
+with pretend_gpus(1) as gpus:
+    tf.config.experimental.set_memory_growth(gpus[0], True)
+    refused(memory.logical, gpus[0], [1024, 1024])
+
+# %% [markdown]
+# The limit silently took the growth away, and `memory.logical` refuses it.
+#
+# ## On GPUs
+#
+# `scripts/hold_memory.py` takes one GPU, on which nobody else computes, and hides the others from
+# its processes. Its chart then shows what the driver gave, with the CUDA context. A monitor's chart
+# also has curves for the driver, which counts all processes, and for the allocator.
 #
 # ## The same in a graph: if you inherit such code
 #
-# Classic code puts the settings into the configuration of a session. A fraction of 0.4 is 40 % of
-# each GPU:
+# Classic code puts the settings into the configuration of a session. Here are all names, and below
+# growth, one visible GPU and 40 % of its memory:
+#
+# | what you want | today, in `tf.config` | classic, in the `ConfigProto` | in the environment |
+# |---|---|---|---|
+# | start small and grow | `set_memory_growth` | `allow_growth` | `TF_FORCE_GPU_ALLOW_GROWTH` |
+# | a limit in MiB | `memory_limit` of a logical device | `virtual_devices` (experimental) | |
+# | a share of each GPU | | `per_process_gpu_memory_fraction` | |
+# | another allocator | | `use_cuda_malloc_async` (experimental) | `TF_GPU_ALLOCATOR` |
+# | leave a GPU alone | `set_visible_devices` | `visible_device_list` | `CUDA_VISIBLE_DEVICES` |
 
 # %%
 config = tf1.ConfigProto()
@@ -347,10 +326,8 @@ config.gpu_options.per_process_gpu_memory_fraction = 0.4
 config
 
 # %% [markdown]
-# These settings act only in the session with which TensorFlow starts: TensorFlow keeps its
-# allocators, and what a later session says about memory changes nothing.
-#
-# ## Proof: one configuration
+# Only the first session's settings act: TensorFlow keeps its allocators, so a later session changes
+# nothing about memory.
 #
 # Today's calls and the classic options set the same fields. Compare growth and the visible GPU, and
 # then the whole messages with the limits, which classic code adds to the field `experimental`:
@@ -410,8 +387,8 @@ checks.limit_for(limit_for)
 # ## What we saw
 #
 # - A `ResourceExhaustedError` named the shape that did not fit, and not what fills the memory.
-# - By TensorFlow's own rules, six tensors would take nearly twice their size with growth, and
-#   nearly all of a GPU with nothing set.
+# - TensorFlow's own log named regions of 2, 128, 128, 256 and 512 MiB for six tensors, as the rule
+#   of growth says, and no further one when they were made again.
 # - Today's calls and the classic options set the same growth, visible GPU and limits.
 # - Settings that came too late or did not go together were refused in TensorFlow's own words. One
 #   pair was not: a limit silently took growth away, and `memory.logical` caught it.

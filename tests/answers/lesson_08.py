@@ -1,18 +1,17 @@
 """Answers to the exercises of lesson 08: right ones, and wrong ones with their hints."""
 
 CELLS = [
-    "def on_each(function, devices, *shards):", "def make_parallel(function, devices",
-    "def error_of(w, x, y):", "def squared_error(x, y):",
+    "hidden = [layers.Dense", "def saliency(x", "def on_each(function, devices, *shards):",
 ]
 
 MEAN = """
-def mean_error(x, y):
+def mean_map(x):
     means = []
     with tf.device(plan.host):
-        shards = tf.split(x, len(plan)), tf.split(y, len(plan))
-    for device, *shard in zip(plan.devices, *shards):
+        shards = tf.split(x, len(plan))
+    for device, shard in zip(plan.devices, shards):
         with tf.device(device):
-            means.append(tf.reduce_mean(squared_error(*shard)))
+            means.append(tf.reduce_mean(saliency(shard), axis=0))
     with tf.device(plan.devices[0]):
         return tf.add_n(means) / len(plan)
 """
@@ -35,8 +34,8 @@ def make_parallel_uneven(function, devices):
     ],
     2: [
         MEAN,
-        ("tf.reduce_mean(squared_error(x, y), keepdims=True)",
-         "tf.reshape(tf.reduce_sum(squared_error(x, y)), [1])",
+        ("tf.reduce_mean(saliency(x), axis=0, keepdims=True)",
+         "tf.reduce_sum(saliency(x), axis=0)[None]",
          "return tf.reduce_mean(make", "with tf.device(plan.host):\n        return 1 / len(x) * "
          "tf.reduce_sum(make"),
     ],
@@ -55,22 +54,22 @@ WRONG = {
         ("            return", "        return", "/CPU:1 joined the batch"),
     ],
     2: [
-        (", keepdims=True", "", "keepdims=True"),
-        ("mean_error = lambda x, y: tf.reduce_mean(squared_error(x, y))", "did nothing"),
-        ("mean_error = lambda x, y: tf.reduce_sum(squared_error(x, y))", "not the mean"),
-        (MEAN.replace("tf.split(x, len(plan)), tf.split(y, len(plan))",
-                      "[x] * len(plan), [y] * len(plan)"), "more than its shard"),
+        ("mean_map = lambda x: tf.reduce_mean(saliency(x), axis=0)", "did nothing"),
+        ("mean_map = lambda x: tf.reduce_sum(saliency(x), axis=0)", "not the mean"),
+        (", axis=0)\n", ")\n", "one image is wanted"),
+        (", keepdims=True", "", "one image is wanted"),
+        ("return tf.reduce_mean(make_parallel(mean_of_shard, plan.devices)(x), axis=0)",
+         "return make_parallel(mean_of_shard, plan.devices)(x)", "the means of the shards"),
+        (MEAN.replace("tf.split(x, len(plan))", "[x] * len(plan)"), "more than its shard"),
         (MEAN.replace("tf.device(plan.host)", "tf.name_scope('nobody')"), "cut the batch on the"),
-        (MEAN.replace("tf.split(x, len(plan)),", "tf.split(x, len(plan))[::-1],"), "not the mean"),
-        ("mean_error = lambda *xy: tf.reduce_mean(make_parallel(squared_error, plan.devices)(*xy))",
-         "sent more than one number: take the mean of a shard"),
-        (MEAN.replace("tf.split(x, len(plan)), tf.split(y, len(plan))",
-                      "[[each[:len(x) // len(plan)], each[-(len(x) // len(plan)):]] "
-                      "for each in (x, y)]").replace("tf.device(plan.host)", "tf.name_scope('a')"),
-         "cut the batch on the host"),
+        ("mean_map = lambda x: tf.reduce_mean(make_parallel(saliency, plan.devices)(x), axis=0)",
+         "sent more than one image: take the mean of a shard"),
+        (MEAN.replace("tf.split(x, len(plan))",
+                      "x[:len(x) // len(plan)], x[-(len(x) // len(plan)):]")
+         .replace("tf.device(plan.host)", "tf.name_scope('a')"), "cut the batch on the host"),
         (MEAN.replace("tf.split", "np.split"), "tf.split cuts a tensor"),
         (MEAN.replace("devices[0]):\n        return tf.add_n(means) / len(plan)", "host):\n        "
-                      "return 0 * tf.add_n(means) + tf.reduce_mean(squared_error(x, y))"),
+                      "return 0 * tf.add_n(means) + tf.reduce_mean(saliency(x), axis=0)"),
          "more than its shard"),
     ],
 }

@@ -42,32 +42,58 @@ def against_pieces(ways: Mapping[str, Mapping[int, int]], ax: Any = None) -> Any
     return ax
 
 
-def lab(
-    records: Sequence[Mapping[str, Any]], ax: Any = None, *, source: str | None = None
-) -> Any:
-    """Draw what each memory option takes, as scripts/hold_memory.py reports it.
+TENSORS, KEPT = "#b8860b", "#f0e3c0"  # as in pictures/02_who_holds_what.svg
 
-    source stands in the corner where the numbers are not of this machine.
 
-    A record has an option, and bytes, or those of several moments, for driver, allocator and
-    process, or what was calculated: the most is drawn. What no record has is left out.
+def lab(records: Sequence[Mapping[str, Any]], growth: int, ax: Any = None) -> Any:
+    """Draw what TensorFlow takes of a GPU with each setting, and how much of it the tensors hold.
+
+    As scripts/hold_memory.py measured it; where it found no GPU, as calculated for one of 16 GiB,
+    of which growth takes so much.
     """
-    named = {"driver": "given by the driver", "allocator": "tensors at most", "process": "process",
-             "calculated": "calculated"}  # fmt: skip
-    kinds = [kind for kind in named if any(record.get(kind) is not None for record in records)]
-    shades = {"driver": "#333333", "allocator": "#b8860b", "process": HOST}
-    shades["calculated"] = "#8a8f98"
-    ax = axes(ax, size=(8, 0.9 + (0.16 + 0.17 * len(kinds)) * len(records)), source=source)
-    for i, kind in enumerate(kinds):
-        rows = [row + (i - (len(kinds) - 1) / 2) * 0.26 for row in range(len(records))]
-        sizes = [int(np.max(record.get(kind) or 0)) for record in records]
-        bars = ax.barh(rows, [s / 1e6 for s in sizes], 0.24, color=shades[kind], label=named[kind])
-        ax.bar_label(bars, [size_text(s) for s in sizes], padding=3, size=8)
-    ax.set_yticks(range(len(records)), [record["option"] for record in records])
-    ax.invert_yaxis()
-    ax.margins(x=0.18)
-    ax.set_xlabel("held, MB")
-    ax.set_title("What each option takes", loc="left")
+    held, gib = 600_000_000, 2**30
+    bars: list[tuple[str, int, int]] = [
+        ("nothing set", held, 16 * gib - 1536 * 2**20),
+        ("per_process_gpu_memory_fraction=0.4", held, round(0.4 * 16 * gib)),
+        ("growth, set in any of three ways", held, growth),
+        ("memory_limit=2048", held, 2 * gib),
+        ("TF_GPU_ALLOCATOR=cuda_malloc_async", held, held),
+        ("every GPU hidden", 0, 0),
+    ]
+    source: str | None = "calculated for a GPU of 16 GiB, without the CUDA context"
+    if measured := [record for record in records if record["driver"]]:
+        bars, source = [], None
+        for each in measured:
+            bars.append((each["option"], each["allocator"] or 0, max(each["driver"])))
+    ax = _stacked(bars, axes(ax, size=(8, 0.9 + 0.3 * len(bars)), source=source))
+    ax.set_title("What TensorFlow takes of a GPU with each setting", loc="left")
+    return ax
+
+
+def moments(handed_out: int, taken: int, ax: Any = None, *, source: str | None = None) -> Any:
+    """Draw what a process has of a GPU before, with and after its tensors, and when it has ended.
+
+    By the rule that TensorFlow keeps what it once took.
+    """
+    bars = [("TensorFlow not started", 0, 0), ("holding six tensors", handed_out, taken),
+            ("tensors deleted", 0, taken), ("process ended", 0, 0)]  # fmt: skip
+    ax = _stacked(bars, axes(ax, size=(8, 2.1), source=source))
+    ax.set_title("One process at four moments, with growth", loc="left")
+    return ax
+
+
+def _stacked(bars: Sequence[tuple[str, int, int]], ax: Any) -> Any:
+    """Draw a bar for each name: what the tensors hold, and the rest of what was taken, in GB."""
+    names, tensors, taken = zip(*bars, strict=True)
+    rest = [max(0, all_of_it - own) / 1e9 for own, all_of_it in zip(tensors, taken, strict=True)]
+    own = [size / 1e9 for size in tensors]
+    ax.barh(range(len(bars)), own, 0.6, color=TENSORS, label="tensors")
+    ends = ax.barh(range(len(bars)), rest, 0.6, left=own, color=KEPT, edgecolor=TENSORS,
+                   linewidth=0.8, label="kept")  # fmt: skip
+    ax.bar_label(ends, [size_text(size) for size in taken], padding=4, size=8)
+    rows(ax, list(names))
+    ax.set_xlim(0, 1.2 * max(taken) / 1e9)
+    ax.set_xlabel("GB")
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     return ax
 
@@ -113,6 +139,20 @@ def against_rate(curves: Mapping[str, Mapping[float, float]], ax: Any = None, *,
     ax.set_ylim(0, 100)
     ax.legend(loc="upper right", frameon=False)
     return label(ax, "Accuracy on unseen digits", "learning rate", "right answers, %")
+
+
+def attributions(images: Any, values: Any, ax: Any = None) -> Any:
+    """Draw images, and below each how much every pixel speaks for a class or against it."""
+    import matplotlib as mpl
+
+    ink, parts = (np.hstack([*np.squeeze(each, -1)]) for each in (images, values))
+    most = np.repeat(np.abs(values).max((1, 2, 3)), np.shape(values)[2])
+    shades = mpl.colormaps["PRGn"]((1 + parts / most) / 2)
+    ax = axes(ax, size=(8, 2.1))
+    ax.imshow(np.vstack([mpl.colormaps["gray_r"](ink), shades]))
+    ax.axis("off")
+    ax.set_title("Which pixels speak for the class (green), and which against (purple)", loc="left")
+    return ax
 
 
 def ranges(
