@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers._formatting import size_text
+from mgpu_helpers._formatting import counted, size_text
 from mgpu_helpers.charts.base import HOST, axes, label, rows
 
 
@@ -113,6 +113,47 @@ def against_rate(curves: Mapping[str, Mapping[float, float]], ax: Any = None, *,
     ax.set_ylim(0, 100)
     ax.legend(loc="upper right", frameon=False)
     return label(ax, "Accuracy on unseen digits", "learning rate", "right answers, %")
+
+
+def speedups(ways: Mapping[str, Mapping[int, Any]], ax: Any = None, *, devices: int) -> Any:
+    """Draw how many times as fast several devices are as one, against the per-device batch.
+
+    A line for each way, strong or weak scaling, of `timing.Comparison`s of one device with all; a
+    bar reaches over the middle half of the pairs.
+    """
+    ax = axes(ax, size=(6.6, 3.2))
+    for height, text in {devices: f"{devices} times: ideal", 1: "one device"}.items():
+        ax.axhline(height, color="#444444", ls="--", lw=1)
+        ax.annotate(text, (1, height), (6, 0), xycoords=("axes fraction", "data"), va="center",
+                    textcoords="offset points", size=8.5)  # fmt: skip
+    for i, (name, found) in enumerate(ways.items()):
+        times = devices if name == "weak" else 1  # as many images as one device has
+        middle = [times * each.ratio for each in found.values()]
+        low = [times * (each.ratio - each.low) for each in found.values()]
+        high = [times * (each.high - each.ratio) for each in found.values()]
+        ax.errorbar([batch * 1.04**(2 * i - 1) for batch in found], middle, (low, high),
+                    label=f"{name} scaling", color=("#1b4965", "#a8483a")[i % 2],
+                    fmt="os"[i % 2] + "-", capsize=4)  # fmt: skip
+    batches = sorted({batch for found in ways.values() for batch in found})
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(batches, batches)
+    ax.minorticks_off()
+    ax.set_ylim(0, 1.15 * max(devices, ax.get_ylim()[1] / 1.15))
+    ax.legend(loc="lower right", frameon=False)
+    return label(ax, f"How many times as fast as one: {counted(devices, 'device')}",
+                 "images for each device", "speed-up")  # fmt: skip
+
+
+def seeds(found: Mapping[str, Sequence[float]], ax: Any = None) -> Any:
+    """Draw the share of right answers, 0 to 1, of each seed: a row of points for each name."""
+    ax = axes(ax, size=(6, 0.9 + 0.34 * len(found)))
+    for row, shares in enumerate(found.values()):
+        ax.plot([100 * share for share in shares], [row] * len(shares), "o", color="#333333",
+                alpha=0.55, mew=0, clip_on=False)  # fmt: skip
+    rows(ax, list(found))
+    ax.set_xlim(0, 100)
+    ax.grid(axis="y", color="#dddddd", lw=0.8)
+    return label(ax, "Accuracy on unseen digits, a point for each seed", "right answers, %")
 
 
 def ranges(
