@@ -58,8 +58,8 @@ def build_on(n):
 
 
 # %% [markdown]
-# A `fit` takes some time to start, which a long training does not feel. So the clock starts when two
-# steps are over. At both ends it waits until the devices have finished:
+# A `fit` takes some time to start, which a long training does not feel. So the clock starts when
+# two steps are over. At both ends it waits until the devices have finished:
 
 # %%
 STEPS = 6
@@ -139,13 +139,13 @@ plt.show()
 
 # %% [markdown]
 # Where a step is small, weak scaling looks better than strong scaling, because a larger batch also
-# helps one device alone. What the second device gives is strong scaling.
+# helps one device alone. Strong scaling says what the other devices give.
 #
 # ## A number that can be believed
 #
-# The runs take turns, so a machine that slows down slows all. The bars are the middle half of twenty
-# ratios, one for each pair of times, and `Comparison` prints it in brackets. If this half, rounded
-# to two decimals, lies on one side of 1, the two ways count as different.
+# The runs take turns, so a machine that slows down slows all. The bars are the middle half of
+# twenty ratios, one for each pair of times, and `Comparison` prints it in brackets. If this half,
+# rounded to two decimals, lies on one side of 1, the two ways count as different.
 #
 # How often does chance make a difference between two models that are alike? The next cell draws a
 # thousand comparisons whose times scatter by 3 %:

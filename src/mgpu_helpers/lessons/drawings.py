@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers._formatting import counted, size_text
-from mgpu_helpers.charts.base import HOST, axes, label, rows
+from mgpu_helpers.charts.base import HOST, IDEAL, axes, colour, label, rows
 
 
 def from_gpus(lesson: str, folder: str | os.PathLike[str] = "../results") -> None:
@@ -40,6 +40,45 @@ def against_pieces(ways: Mapping[str, Mapping[int, int]], ax: Any = None) -> Any
     ax.set_title("What the first device holds", loc="left")
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     return ax
+
+
+def climb(step: Any, device: str, ax: Any = None) -> Any:
+    """Draw the bytes that one step holds, one place to the right for each large tensor.
+
+    Above the curve stand the operations that make the outputs, from the dashed line on the backward
+    pass; a dot is the peak. Tensors of less than a hundredth of the largest add no place.
+    """
+    ax = axes(ax, size=(7.2, 3.6))
+    kept = [a for a in step.allocations if a.device == device and not a.scratch]
+    events = [(a.start, a.bytes, a.op) for a in kept]
+    events += [(a.end, -a.bytes, "") for a in kept if a.end is not None]
+    large = max((a.bytes for a in kept), default=0) / 100
+    live, reached, begins, said = 0, [0.0], None, ""
+    for _, size, op in sorted(events):
+        live += size
+        if abs(size) < large:
+            continue
+        place = len(reached)
+        reached.append(live / 1e6)
+        if begins is None and "gradient" in op:
+            begins = place - 0.5
+        name = op.split("/")[0]
+        if begins is None and size > 0 and name != said:  # a pool makes places, too
+            said = name
+            ax.annotate(name, (place, live / 1e6), (0, 4), rotation=90, ha="center",
+                        va="bottom", size=8, textcoords="offset points")  # fmt: skip
+    ax.step(range(len(reached)), reached, where="mid", color=colour(device))
+    top = int(np.argmax(reached))
+    ax.plot([top], [reached[top]], "o", color=colour(device))
+    ax.annotate("the peak", (top, reached[top]), (-6, 4), ha="right", textcoords="offset points")
+    if begins is not None:
+        ax.axvline(begins, **IDEAL)
+        ax.annotate("backward pass", (begins, 0.03), (5, 0), size=9, color="#444444",
+                    xycoords=("data", "axes fraction"), textcoords="offset points")  # fmt: skip
+    ax.set_xlim(0, max(len(reached) - 1, 1))
+    ax.set_ylim(0, 1.2 * max(reached) or 1)
+    return label(ax, f"What one step holds on {device}", "large tensors made or freed",
+                 "live memory, MB")  # fmt: skip
 
 
 def lab(
@@ -139,7 +178,7 @@ def speedups(ways: Mapping[str, Mapping[int, Any]], ax: Any = None, *, devices: 
     ax.set_xticks(batches, batches)
     ax.minorticks_off()
     ax.set_ylim(0, 1.15 * max(devices, ax.get_ylim()[1] / 1.15))
-    ax.legend(loc="lower right", frameon=False)
+    ax.legend(loc="lower left", bbox_to_anchor=(1, 0), frameon=False)
     return label(ax, f"How many times as fast as one: {counted(devices, 'device')}",
                  "images for each device", "speed-up")  # fmt: skip
 
