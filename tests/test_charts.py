@@ -14,7 +14,7 @@ import pytest
 
 from _cards import Card, Ratio
 from conftest import ROOT
-from mgpu_helpers import charts, devices, memory, pipeline, scaling, whatif
+from mgpu_helpers import charts, devices, memory, pipeline, scaling, timing, whatif
 from mgpu_helpers.charts.base import HOST, PALETTE, colour
 from mgpu_helpers.charts.scaling import WAYS
 from mgpu_helpers.lessons import drawings, networks, published, schedules
@@ -23,7 +23,7 @@ from mgpu_helpers.memory.predict import Predicted
 from mgpu_helpers.memory.watch import Phase, Sample
 from mgpu_helpers.trace import Op, Trace
 from mgpu_helpers.trace.log import Placed, Placement
-from mgpu_helpers.trace.records import Copy
+from mgpu_helpers.trace.records import Allocation, Copy
 
 matplotlib.use("Agg")
 MB, EMPTY = 10**6, Trace((), (), {}, ())
@@ -545,6 +545,20 @@ def test_lines_and_dots_are_where_the_numbers_are():
     assert list(line.get_xdata()) == [0.1, 1] and list(line.get_ydata()) == [50, 10]
     assert bars.get_segments()[0][:, 1] == pytest.approx([45, 55])
     assert [text.get_text() for text in ax.get_xticklabels()] == ["0.1", "1"]
+    one, two = timing.Timing((2.0, 3.0, 4.0)), timing.Timing((1.0, 2.0, 2.0))  # ratios 2, 1.5, 2
+    pairs = {16: timing.Comparison(one, two)}
+    ax = drawings.speedups({"strong": pairs, "weak": pairs}, devices=2)
+    drawn = [(line.get_ydata()[0], *bars.get_segments()[0][:, 1])
+             for line, _, (bars,) in ax.containers]  # fmt: skip
+    assert drawn == [(2, 1.75, 2), (4, 3.5, 4)]
+    held = [("a/MatMul", 8 * MB, 0, 3), ("small", 1, 0, 3), ("gradient_tape/a/Mul", 4 * MB, 1, 2)]
+    made = tuple(Allocation(op, "/CPU:1", size, *times) for op, size, *times in held)
+    ax = drawings.climb(Trace((), (), {}, (), allocations=made), "/CPU:1")
+    assert list(ax.lines[0].get_ydata()) == pytest.approx([0, 8, 12, 8, 0], abs=1e-5)
+    assert [*ax.lines[1].get_xdata(), ax.lines[2].get_xdata()[0]] == [2, 1.5]
+    assert [text.get_text() for text in ax.texts] == ["a", "the peak", "backward pass"]
+    ax = drawings.seeds({"a": [0.5, 0.75], "b": [1]})
+    assert [list(line.get_xdata()) for line in ax.lines] == [[50, 75], [100]]
 
 
 def test_cards_lie_beside_each_other_and_what_misses_its_target_is_crossed_out():

@@ -24,6 +24,7 @@ plan
 # %%
 import time
 import warnings
+from functools import partial
 
 import keras
 import matplotlib.pyplot as plt
@@ -31,19 +32,18 @@ import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from mgpu_helpers import charts, fit, scaling, timing, towers, trace
-from mgpu_helpers.lessons import digits, networks, published
+from mgpu_helpers import charts, fit, scaling, timing, towers
+from mgpu_helpers.lessons import digits, drawings, lesson_15, networks, published
 from mgpu_helpers.lessons.checks import lesson_15 as checks
 
-layers, Layout = keras.layers, scaling.Layout
+layers, sync = keras.layers, tf.test.experimental.sync_devices
 entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 warnings.simplefilter("ignore", UserWarning)  # Keras has one for every Dataset in fit
 
 # %% [markdown]
 # ## The lines to paste
 #
-# `build_on(n)` makes a small network on n devices, as in [[07]]. Put your own model in its place,
-# and your own data in place of `digits.load(k)`, which gives k images with their labels:
+# `build_on(n)` makes a small network on n devices, as in [[07]]. Put your own model in its place:
 
 # %%
 def build_on(n):
@@ -58,33 +58,53 @@ def build_on(n):
 
 
 # %% [markdown]
-# `fit_of(n, batch)` gives what is timed: a `fit` of six steps on n devices, with `batch` images for
-# each device. `scaling.measure` runs every number of devices with every batch, once to warm up and
-# then eight times in turn, and gives the median time of a step. In six steps the start of `fit`
-# still counts; take more for your model. In the chart, compare the points at 32 and at 1600:
+# A `fit` takes some time to start, which a long training does not feel. So the clock starts when
+# two steps are over. At both ends it waits until the devices have finished:
 
 # %%
-STEPS, most = 6, min(len(plan), plan.cores)
-models = {n: build_on(n) for n in range(1, most + 1)}
+STEPS = 6
 
 
-def fit_of(n, batch):
-    data = fit.batches(*digits.load(n * batch), batch_size=n * batch).repeat(STEPS)
-    return lambda: models[n].fit(data, verbose=0)
+class Clock(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 1:
+            sync()
+            self.start = time.perf_counter()
+
+    def on_epoch_end(self, epoch, logs=None):
+        sync()
+        self.seconds = (time.perf_counter() - self.start) / STEPS
 
 
-# %% tags=["varies", "nbval-ignore-output", "cover"]
-sizes = sorted({16, 16 * most, 800, 800 * most})
-rows = scaling.measure(fit_of, [*models], sizes, steps=STEPS, warmup=1, repeats=8)
-for row in rows:
-    rate = row.layout.global_batch_size / row.seconds
-    print(f"{row.layout!r:16} {1e3 * row.seconds:6.1f} ms a step {rate:8,.0f} images/s")
-charts.rates(rows)
-plt.show()
+# %%
+def seconds_of(model, batch):
+    data = fit.batches(*batch, batch_size=len(batch[0])).cache().repeat(2 + STEPS)
+    clock = Clock()
+    model.fit(data, verbose=0, callbacks=[clock])
+    return clock.seconds
+
 
 # %% [markdown]
-# At 32 the second device gains little, and may even lose. At 1600 it gains more. A still larger
-# batch need not be faster.
+# `seconds_of` gives the time of a step. We ask for it on one device and on all, with 16, 100 and
+# 400 images for each device. `in_turn` asks once to warm up, and then twenty times in turn:
+
+# %%
+most, batches = min(len(plan), plan.cores), (16, 100, 400)
+models = {n: build_on(n) for n in (1, most)}
+layouts = sorted({each for b in batches for each in [(1, b), (1, most * b), (most, b)]})
+took = lesson_15.in_turn(
+    {(n, b): partial(seconds_of, models[n], digits.load(n * b)) for n, b in layouts}
+)
+
+# %% tags=["nbval-ignore-output"]
+names = ("one device", f"{most} devices")
+for b in batches:
+    pairs = timing.Comparison(took[1, most * b], took[most, b], names)
+    print(f"{most * b:4} images a step,", pairs)
+
+# %% [markdown]
+# A line gives the speed-up, or says that chance alone could explain the difference. With few images
+# in a step, more devices are slower, or hardly faster. With more images they gain.
 #
 # | | |
 # |---|---|
@@ -94,57 +114,41 @@ plt.show()
 #
 # ## Strong and weak scaling
 #
-# There are two ways to use more devices. In the grey time they exchange gradients:
+# There are two ways to use more devices. Grey is the **fixed part** of a step, which does not
+# depend on the batch:
 #
-# ![The time of a step. In strong scaling three devices share the batch and each takes a third of
-# the time. In weak scaling three devices with a batch each take the whole
-# time.](pictures/15_two_ways.svg)
+# ![The time of a step, with a fixed part at its end. In strong scaling three devices share the
+# batch and each takes a third of the time, and the fixed part is longer. In weak scaling three
+# devices with a batch each take the whole time.](pictures/15_two_ways.svg)
 #
 # - **Strong scaling** keeps the global batch, so n devices should take an nth of the time.
 # - **Weak scaling** keeps the per-device batch, so n devices should take the same time, for n times
-#   the examples.
+#   the images.
 #
-# The **speed-up** is the examples a second of n devices, divided by those of one. Divided by n it
-# is the **efficiency**. If one device takes 8 s and two take 5 s for the same batch, it is (8 / 5)
-# / 2 = 80 %. If they take 10 s for twice the batch, it is 8 / 10 = 80 %. The rows above give:
+# The **speed-up** is the images a second of n devices, divided by those of one. Divided by n it is
+# the **efficiency**. If one device takes 8 s and two take 5 s for the same batch, it is (8 / 5) / 2
+# = 80 %. If they take 10 s for twice the batch, it is 8 / 10 = 80 %. Compare the speed-ups of both
+# ways:
 
-# %% tags=["nbval-ignore-output"]
-took = {row.layout: row.seconds for row in rows}
-for b in (16, 800):
-    together, batch, whole = took[Layout(most, b)], took[Layout(1, b)], took[Layout(1, most * b)]
-    strong, weak = whole / together / most, batch / together
-    print(f"{most} devices x {b:3}: strong {strong:4.0%}, weak {weak:4.0%}")
+# %% tags=["varies", "nbval-ignore-output", "cover"]
+drawings.speedups({
+    "strong": {b: timing.Comparison(took[1, most * b], took[most, b]) for b in batches},
+    "weak": {b: timing.Comparison(took[1, b], took[most, b]) for b in batches},
+}, devices=most)  # fmt: skip
+plt.show()
 
 # %% [markdown]
-# With a small batch weak scaling can look good where strong scaling is bad: weak scaling also
-# counts what one device would gain by the larger batch.
+# Where a step is small, weak scaling looks better than strong scaling, because a larger batch also
+# helps one device alone. Strong scaling says what the other devices give.
 #
 # ## A number that can be believed
 #
-# Two models that are made alike, twins, should take the same time. The next cell times the first
-# pass of `fit` of each twin, a second pass, and then twenty pairs in turn:
-
-# %% tags=["nbval-ignore-output"]
-def one_pass(model):
-    data = fit.batches(*digits.load(32), batch_size=32).repeat(2)
-    return lambda: model.fit(data, verbose=0)
-
-
-twins = [one_pass(build_on(1)) for _ in range(2)]
-for name in ("first passes", "second passes"):
-    seconds = [timing.measure(run, warmup=0, repeats=1).median for run in twins]
-    print(f"{name:14}", *(f"{1e3 * each:7.1f} ms" for each in seconds))
-timing.compare(*twins, warmup=1, names=("the one", "the other"))
-
-# %% [markdown]
-# A first pass takes many times as long as a later one, because Keras then builds the graph of the
-# step. So a comparison needs a **warm-up**. As later passes differ by chance, it also needs
-# **repeats**, taken **in turn**, so that a machine that slows down slows both twins.
+# The runs take turns, so a machine that slows down slows all. The bars are the middle half of
+# twenty ratios, one for each pair of times, and `Comparison` prints it in brackets. If this half,
+# rounded to two decimals, lies on one side of 1, the two ways count as different.
 #
-# The last line has the median of the ratios of the pairs, and in brackets their middle half. If
-# that half, rounded to two decimals, lies on one side of 1, the steps count as different. How often
-# does that happen to twins by chance? The next cells draw a thousand comparisons whose times
-# scatter by 3 %:
+# How often does chance make a difference between two models that are alike? The next cell draws a
+# thousand comparisons whose times scatter by 3 %:
 
 # %%
 def told_apart(pairs, comparisons=1000):
@@ -154,20 +158,17 @@ def told_apart(pairs, comparisons=1000):
     return np.mean([one.distinguishable for one in made])
 
 
-# %%
 for pairs in (5, 8, 15, 20):
     print(f"{pairs:2} pairs: {told_apart(pairs):.0%} of the comparisons found a difference")
 
 # %% [markdown]
-# With eight pairs one comparison in nine finds a difference that is not there. So take twenty, as
-# `timing.compare` does. Give it `fit_of(1, 1600)` and `fit_of(2, 800)` to tell the second device's
-# gain from chance.
+# With eight pairs one comparison in nine finds a difference that is not there. So take twenty.
 #
 # ## Proof: the same work
 #
 # A training that does less work is faster, too. So the next cells check that a pass on all devices
-# changes the weights as a pass on one device does, to a thousandth of the change. They count 840
-# images for each step:
+# changes the weights as a pass on one device does, to a thousandth of the change. Each step counts
+# as 840 images:
 
 # %%
 def moved(n, steps=STEPS):
@@ -192,25 +193,26 @@ print(f"all devices: {images:,} images, {same(shared, alone)} to one part in a t
 # %% [markdown]
 # ## What holds it back: a step that is too small
 #
-# A step takes some time for each image, and a **fixed part** that does not depend on the batch. Two
-# rows of one device estimate both:
+# A step takes some time for each image, and its fixed part. The times with 16 and with 400 images
+# for each device give both. The cell prints the fixed part, and its share of such steps:
 
 # %% tags=["nbval-ignore-output"]
-small, large = (took[Layout(1, size)] for size in (16, 800))
-an_image = (large - small) / (800 - 16)
-fixed = small - 16 * an_image
-print(f"{1e6 * an_image:.0f} µs an image, and {1e3 * fixed:.1f} ms fixed: {fixed / small:.0%} of "
-      f"a step with 16, {fixed / large:.0%} with 800")  # fmt: skip
+few, many = batches[0], batches[-1]
+for n in models:
+    small, large = took[n, few].median, took[n, many].median
+    fixed = small - few * (large - small) / (many - few)
+    shares = f"{fixed / small:.0%} with {few}, {fixed / large:.0%} with {many}"
+    print(n, "in use:", f"{1e3 * fixed:.1f} ms,", shares)
 
 # %% [markdown]
-# The fixed part is spent on Python, on starting the operations, and on updating the weights. Here
-# most of it is a sixth of the start of `fit`. More devices share the images but not the fixed part.
+# The fixed part is spent on Python, on starting the operations, on updating the weights, and on
+# several devices on exchanging gradients. More devices share the images, but not the fixed part.
 # **The remedy** is a larger per-device batch.
 #
 # ## What holds it back: an input that is too slow
 #
 # In the next cell a batch of 120 takes 40 ms to read. Compare a batch that lies ready with batches
-# read one by one, and up to four at a time:
+# read one by one, and four at a time:
 
 # %% tags=["nbval-ignore-output"]
 READ, SIZE = 0.04, 120
@@ -222,10 +224,12 @@ def read(x, y):
 
 
 ready = fit.batches(*digits.load(SIZE), batch_size=SIZE).cache().repeat(STEPS)
-four = ready.map(read, num_parallel_calls=4)
+options = tf.data.Options()
+options.threading.private_threadpool_size = 4
+four = ready.map(read, num_parallel_calls=4).with_options(options)
 inputs = {"ready": ready, "one by one": ready.map(read), "four at a time": four}
 print("devices", *(f"{name:>15}" for name in inputs), " images/s")
-for n in (1, most):
+for n in models:
     rates = {}
     for name, data in inputs.items():
         run = timing.measure(lambda: models[n].fit(data, verbose=0), warmup=1, repeats=3)
@@ -235,17 +239,17 @@ for n in (1, most):
 
 # %% [markdown]
 # One by one, the input gives 120 / 0.04 = 3,000 images a second, which no number of devices
-# exceeds. Asked for four at a time, TensorFlow reads no more at once than there are cores: two
-# cores can at most double the rate. To recognize a slow input, **time `fit` on one batch that lies
-# ready.** If your training is much slower, read several batches at a time
-# (`num_parallel_calls=tf.data.AUTOTUNE`), or keep what was read (`cache`).
+# exceeds. To recognize a slow input, **time `fit` on one batch that lies ready.** If your training
+# is much slower, keep what was read (`cache`), or read several batches at a time
+# (`num_parallel_calls`). By default TensorFlow reads no more at once than there are cores. Where
+# reading is waiting, as here, a larger pool of threads helps.
 #
 # ## What a growing batch does to the accuracy
 #
 # Weak scaling has a price that no clock shows: with a larger batch the same examples give fewer
 # updates. `accuracy` trains a small network for four passes over 1,437 digits, and returns the
-# share of unseen digits that it recognizes. Each setting has five seeds. The batch of 16 grows to
-# 128, as with eight devices. A common rule makes the learning rate eight times as high, too:
+# share of unseen digits that it recognizes. The batch grows from 16 to 128, as on eight devices.
+# The **linear scaling rule** makes the learning rate eight times as high, too:
 
 # %%
 images, labels = digits.load()
@@ -265,12 +269,12 @@ def accuracy(batch, rate, seed):
     return np.mean(net(unseen).numpy().argmax(1) == right)
 
 
-# %% tags=["nbval-ignore-output"]
-reached = {}
+# %% tags=["varies", "nbval-ignore-output"]
+ways = [(16, 0.02), (128, 0.02), (128, 0.16), (16, 0.1), (128, 0.8)]
 with tf.device(plan.devices[0]):
-    for way in [(16, 0.02), (128, 0.02), (128, 0.16), (16, 0.1), (128, 0.8)]:
-        reached[way] = [accuracy(*way, seed) for seed in range(5)]
-        print("batch {}, rate {}:".format(*way), *(f"{each:.0%}" for each in reached[way]))
+    reached = {way: [accuracy(*way, seed) for seed in range(5)] for way in ways}
+drawings.seeds({"batch {}, rate {}".format(*way): found for way, found in reached.items()})
+plt.show()
 
 # %%
 mean = {key: np.mean(found) for key, found in reached.items()}
@@ -280,69 +284,37 @@ print("eight times the rate makes up for most:   ", lost > won > lost / 2)
 print("eight times the higher rate is a failure: ", mean[128, 0.8] < 0.3)
 
 # %% [markdown]
-# The rule makes up for most of what the larger batch loses at the low rate. At the higher rate it
-# fails: 10 % is guessing.
+# Each point is one of five seeds. The rule makes up for most of what the larger batch loses at the
+# low rate. At the higher rate it fails: 10 % is guessing.
 #
 # ## Break it
 #
-# **A pass that is cut short.** In Horovod you divide the steps of a pass by the number of devices.
-# If you do so in Keras, where you give the global batch, `fit` seems to scale perfectly. The proof
-# from above notices:
+# In Horovod you divide the steps of a pass by the number of devices. If you do so in Keras, where
+# you give the global batch, `fit` seems to scale perfectly. The proof from above notices:
 
 # %%
 hurried, images = moved(len(plan), steps=max(1, STEPS // len(plan)))
 print(f"all devices, steps divided: {images:,} images, {same(hurried, alone)}")
 
 # %% [markdown]
-# Half of the images are missing.
-#
-# **A batch that nobody split.** In a loop of your own, `strategy.run` hands its arguments to every
-# device, here the whole batch. Each device divides its loss by the number of devices, so the
-# gradients add up to the right ones, and only time is lost. The bytes from the host show this,
-# first in `fit`, then in this step:
-
-# %%
-strategy, careless = fit.strategy(plan), build_on(len(plan))
-weights = [each.value for each in careless.trainable_variables]
-with strategy.scope():
-    careless.optimizer.build(careless.trainable_variables)
-
-
-@tf.function
-def step(x, y):
-    def replica(x, y):
-        with tf.GradientTape() as tape:
-            loss = entropy(y, careless(x, training=True)) / len(plan)
-        careless.optimizer.apply(tape.gradient(loss, weights), careless.trainable_variables)
-
-    strategy.run(replica, args=(x, y))
-
-
-x, y = digits.load(840)
-with tf.device(plan.host):
-    traced = trace.fit_step(build_on(len(plan)), (x, y)), trace.function_step(step, x, y)[1]
-for each in traced:
-    print({to: size for (where, to), size in each.bytes_between().items() if where == plan.host})
-
-# %% [markdown]
-# The whole batch has 2,640,960 bytes. `fit` gives each device its share, this step all of it.
-# `experimental_distribute_dataset` would split it.
+# Half of the images are missing on two devices.
 #
 # ## On GPUs
 #
 # On one GPU Keras compiles with XLA by itself, but not under a strategy such as that of
-# `build_on(1)`, so time your usual training on one GPU as well. A GPU hardly speeds up the fixed
-# part, so raise the batch until the images a second no longer grow. A small network can lose by a
-# second GPU: MNIST took 286 s with `MirroredStrategy` on two GTX 1080 Ti, and 197 s on one
-# ([TensorFlow issue 35095](../docs/sources.md), olk, 2019). A loop of your own has to call
-# `tf.test.experimental.sync_devices` before the clock stops, as `scaling.measure` does.
+# `build_on(1)`. So time the model that you train today on one GPU as well: the second GPU has to be
+# faster than that. A GPU hardly speeds up the fixed part, so raise the batch until the images a
+# second no longer grow. A small network can lose by a second GPU: MNIST took 286 s with
+# `MirroredStrategy` on two GTX 1080 Ti, and 197 s on one ([TensorFlow issue
+# 35095](../docs/sources.md), olk, 2019).
 #
 # ## With a model of another kind
 #
-# A step for `scaling.measure` is a function, or a function with its arguments. Here it times
-# `towers.train_step` ([[09]]), for a network that reads sentences of 20 words:
+# A step that is a function needs no clock of yours: `scaling.measure` times it in turn, and waits
+# for the devices. Here it times `towers.train_step` ([[09]]), for a network that reads sentences of
+# 20 words:
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["varies", "nbval-ignore-output"]
 def my_step(n, batch):
     keras.utils.set_random_seed(0)
     with tf.device(plan.devices[0]):
@@ -354,74 +326,56 @@ def my_step(n, batch):
     return step, sentences, sentences[:, 0] % 10
 
 
-for row in scaling.measure(my_step, devices=sorted({1, most}), batches=[128], repeats=5):
-    rate = row.layout.global_batch_size / row.seconds
-    print(f"{row.layout!r:18} {1e3 * row.seconds:6.1f} ms, {rate:8,.0f} sentences/s")
+charts.rates(scaling.measure(my_step, [*models], [32, 128, 512], warmup=1, repeats=5))
+plt.show()
 
 # %% [markdown]
 # ## The same in a graph: if you inherit such code
 #
 # In 2016 the author of the [tensorlight notebook](../docs/sources.md#tensorlight) trained a network
-# for digits on TitanX GPUs, in towers. Here are the times of 2000 steps in eleven layouts, and the
-# memory of each GPU. Rows 3 to 5 are one layout. In a split model each GPU holds some of the
-# layers. A colocated gradient is computed where its operation is:
+# for digits on TitanX GPUs, in towers. These are five of his runs. The last three have one layout:
 
 # %%
-apart = published.TENSORLIGHT_APART
-theirs = [(repr(row.layout), row) for row in published.TENSORLIGHT]
-theirs.insert(4, ("the same in a later version", apart["third run"]))
-theirs.append(("model split, gradients colocated", published.TENSORLIGHT_SPLIT))
-theirs.append(("model split, gradients not colocated", apart["not colocated"]))
-theirs.append(("CPU only", apart["CPU only"]))
-print(f"{'layout':40}{'s':>6}{'ms a step':>11}{'µs an example':>15}  MiB")
-for name, row in theirs:
+for row in [*published.TENSORLIGHT[:4], published.TENSORLIGHT_APART["third run"]]:
     share = 1e6 * row.seconds / row.layout.global_batch_size
-    print(f"{name:40}{2000 * row.seconds:6.1f}{1e3 * row.seconds:11.1f}{share:15.0f}"
-          f"  {row.memory or 'not told'}")  # fmt: skip
+    print(f"{row.layout!r:40}{1e3 * row.seconds:5.1f} ms a step,{share:4.0f} µs an example")
 
 # %% [markdown]
 # In two of three runs the second GPU gained nothing: an example took 145 µs on one GPU, and 170,
-# 148 and 111 on two with 128 each. The main reason was **the place of the variables**. With the
-# variables on the host, a step on one GPU took 32.5 ms in place of 18.5, because weights and
-# gradients cross in every step.
+# 148 and 111 on two. The main reason was **the place of the variables**. With the variables on the
+# host, a step on one GPU took 32.5 ms in place of 18.5, because weights and gradients cross in
+# every step.
 #
-# The next cells build such towers on the devices of `where`, with variables, average and Adam on
-# `home`. In three layouts they compute the gradients of today's code:
+# `start` builds such towers on the devices of `where`, with variables, average and Adam on `home`.
+# A gradient that is colocated is computed on the device of its operation. Three layouts should give
+# the gradients of today's code:
 
 # %%
 network, first = networks.tensorlight(width=1 / 16), plan.devices[0]
 
 
-def in_towers(where, home, x, y):
-    weights = networks.classic(network, device=home)
-
-    def tower(x, y):
-        read = networks.read(weights)
-        loss = networks.loss(y, networks.logits(network, read, x))
-        return tf1.gradients(loss, list(read.values()), colocate_gradients_with_ops=True)
-
-    each = towers.run(tower, where, *zip(*towers.split((x, y), len(where))))
-    return zip(towers.average(each, device=home), weights.values())
-
-
-# %%
 def start(where, home, size):
-    with tf.Graph().as_default() as graph:
-        with tf.device(plan.host):
-            x = tf1.placeholder(tf.float32, [size, 28, 28, 1], name="x")
-            y = tf1.placeholder(tf.int64, [size], name="y")
-        pairs = list(in_towers(where, home, x, y))
-        with tf.device(home):
-            for i, (gradient, _) in enumerate(pairs):
-                tf.identity(gradient, name=f"gradient_{i}")
-            tf1.train.AdamOptimizer(1e-4).apply_gradients(pairs, name="train")
-        tf1.global_variables_initializer()
-    session = tf1.Session(graph=graph, config=plan.session_config(devices=len(where)))
-    session.run("init")
-    return session
+    with tf.Graph().as_default() as graph, tf.device(home):
+        x = tf1.placeholder(tf.float32, [size, 28, 28, 1], name="x")
+        y = tf1.placeholder(tf.int64, [size], name="y")
+        weights = networks.classic(network, device=home)
+
+        def tower(x, y):
+            read = networks.read(weights)
+            loss = networks.loss(y, networks.logits(network, read, x))
+            return tf1.gradients(loss, list(read.values()), colocate_gradients_with_ops=True)
+
+        each = towers.run(tower, where, *zip(*towers.split((x, y), len(where))))
+        averaged = towers.average(each, device=home)
+        adam = tf1.train.AdamOptimizer(1e-4)
+        train = adam.apply_gradients(zip(averaged, weights.values()))
+        session = tf1.Session(graph=graph, config=plan.session_config(devices=len(where)))
+        session.run(tf1.global_variables_initializer())
+    return session, averaged, train
 
 
 # %%
+x, y = digits.load(840)
 today = networks.variables(network, device=first)
 with tf.device(first), tf.GradientTape() as tape:
     loss = networks.loss(y, networks.logits(network, today, x))
@@ -429,9 +383,8 @@ wanted = [each.numpy() for each in tape.gradient(loss, list(today.values()))]
 layouts = {"all devices": (plan.devices, first), "variables on the host": (plan.devices, plan.host),
            "CPU only": ([plan.host], plan.host)}  # fmt: skip
 for name, layout in layouts.items():
-    session = start(*layout, len(x))
-    found = session.run([f"gradient_{i}:0" for i in range(len(wanted))], {"x:0": x, "y:0": y})
-    session.run("train", {"x:0": x, "y:0": y})
+    session, *both = start(*layout, len(x))
+    found, _ = session.run(both, {"x:0": x, "y:0": y})
     print(f"{name:21} {len(found)} gradients, {same(found, wanted)} to one part in a thousand")
 
 # %% [markdown]
@@ -482,19 +435,19 @@ checks.differ(differ)
 # %% [markdown]
 # ## What we saw
 #
-# - With a small global batch the second device gained little, or lost: the fixed part is not
-#   shared.
-# - By chance alone twins counted as different in 11 % of the comparisons of 8 pairs, and in 1 % of
-#   those of 20.
-# - 5,040 images changed the weights alike on one device and on all. A pass cut short had 2,520.
+# - With a small global batch more devices gained little, or lost: they share the images, not the
+#   fixed part of a step.
+# - By chance alone models that are alike counted as different in 11 % of the comparisons of 8
+#   pairs, and in 1 % of those of 20.
+# - 5,040 images changed the weights alike on one device and on all.
 # - An input that read batches one by one set the pace, whatever the number of devices.
 # - A larger batch cost accuracy. Eight times the rate made up for most of that at a low rate, and
 #   failed at a higher one.
 #
 # ## In practice
 #
-# Time one batch that lies ready, on one device and on all. If all gain little, raise the per-device
-# batch, and watch the accuracy. If they gain much and your training does not, mend the input.
+# Time one batch that lies ready, on one device and on all. If the devices gain little, raise the
+# per-device batch, and watch the accuracy. If only your training gains little, mend the input.
 # Beside a time, write the batch, the devices, and the kind of scaling.
 #
 # Next: [[next]].

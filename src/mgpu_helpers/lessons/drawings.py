@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers._formatting import size_text
-from mgpu_helpers.charts.base import HOST, PALETTE, axes, label, rows
+from mgpu_helpers._formatting import counted, size_text
+from mgpu_helpers.charts.base import HOST, IDEAL, PALETTE, axes, colour, label, rows
 
 
 def from_gpus(lesson: str, folder: str | os.PathLike[str] = "../results") -> None:
@@ -43,6 +43,45 @@ def against_pieces(ways: Mapping[str, Mapping[int, int]], ax: Any = None) -> Any
 
 
 TENSORS, KEPT = "#b8860b", "#f0e3c0"  # as in pictures/02_who_holds_what.svg
+
+
+def climb(step: Any, device: str, ax: Any = None) -> Any:
+    """Draw the bytes that one step holds, one place to the right for each large tensor.
+
+    Above the curve stand the operations that make the outputs, from the dashed line on the backward
+    pass; a dot is the peak. Tensors of less than a hundredth of the largest add no place.
+    """
+    ax = axes(ax, size=(7.2, 3.6))
+    kept = [a for a in step.allocations if a.device == device and not a.scratch]
+    events = [(a.start, a.bytes, a.op) for a in kept]
+    events += [(a.end, -a.bytes, "") for a in kept if a.end is not None]
+    large = max((a.bytes for a in kept), default=0) / 100
+    live, reached, begins, said = 0, [0.0], None, ""
+    for _, size, op in sorted(events):
+        live += size
+        if abs(size) < large:
+            continue
+        place = len(reached)
+        reached.append(live / 1e6)
+        if begins is None and "gradient" in op:
+            begins = place - 0.5
+        name = op.split("/")[0]
+        if begins is None and size > 0 and name != said:  # a pool makes places, too
+            said = name
+            ax.annotate(name, (place, live / 1e6), (0, 4), rotation=90, ha="center",
+                        va="bottom", size=8, textcoords="offset points")  # fmt: skip
+    ax.step(range(len(reached)), reached, where="mid", color=colour(device))
+    top = int(np.argmax(reached))
+    ax.plot([top], [reached[top]], "o", color=colour(device))
+    ax.annotate("the peak", (top, reached[top]), (-6, 4), ha="right", textcoords="offset points")
+    if begins is not None:
+        ax.axvline(begins, **IDEAL)
+        ax.annotate("backward pass", (begins, 0.03), (5, 0), size=9, color="#444444",
+                    xycoords=("data", "axes fraction"), textcoords="offset points")  # fmt: skip
+    ax.set_xlim(0, max(len(reached) - 1, 1))
+    ax.set_ylim(0, 1.2 * max(reached) or 1)
+    return label(ax, f"What one step holds on {device}", "large tensors made or freed",
+                 "live memory, MB")  # fmt: skip
 
 
 def lab(records: Sequence[Mapping[str, Any]], growth: int, ax: Any = None) -> Any:
@@ -153,6 +192,47 @@ def attributions(images: Any, values: Any, ax: Any = None) -> Any:
     ax.axis("off")
     ax.set_title("Which pixels speak for the class (green), and which against (purple)", loc="left")
     return ax
+
+
+def speedups(ways: Mapping[str, Mapping[int, Any]], ax: Any = None, *, devices: int) -> Any:
+    """Draw how many times as fast several devices are as one, against the per-device batch.
+
+    A line for each way, strong or weak scaling, of `timing.Comparison`s of one device with all; a
+    bar reaches over the middle half of the pairs.
+    """
+    ax = axes(ax, size=(6.6, 3.2))
+    for height, text in {devices: f"{devices} times: ideal", 1: "one device"}.items():
+        ax.axhline(height, color="#444444", ls="--", lw=1)
+        ax.annotate(text, (1, height), (6, 0), xycoords=("axes fraction", "data"), va="center",
+                    textcoords="offset points", size=8.5)  # fmt: skip
+    for i, (name, found) in enumerate(ways.items()):
+        times = devices if name == "weak" else 1  # as many images as one device has
+        middle = [times * each.ratio for each in found.values()]
+        low = [times * (each.ratio - each.low) for each in found.values()]
+        high = [times * (each.high - each.ratio) for each in found.values()]
+        ax.errorbar([batch * 1.04**(2 * i - 1) for batch in found], middle, (low, high),
+                    label=f"{name} scaling", color=("#1b4965", "#a8483a")[i % 2],
+                    fmt="os"[i % 2] + "-", capsize=4)  # fmt: skip
+    batches = sorted({batch for found in ways.values() for batch in found})
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(batches, batches)
+    ax.minorticks_off()
+    ax.set_ylim(0, 1.15 * max(devices, ax.get_ylim()[1] / 1.15))
+    ax.legend(loc="lower left", bbox_to_anchor=(1, 0), frameon=False)
+    return label(ax, f"How many times as fast as one: {counted(devices, 'device')}",
+                 "images for each device", "speed-up")  # fmt: skip
+
+
+def seeds(found: Mapping[str, Sequence[float]], ax: Any = None) -> Any:
+    """Draw the share of right answers, 0 to 1, of each seed: a row of points for each name."""
+    ax = axes(ax, size=(6, 0.9 + 0.34 * len(found)))
+    for row, shares in enumerate(found.values()):
+        ax.plot([100 * share for share in shares], [row] * len(shares), "o", color="#333333",
+                alpha=0.55, mew=0, clip_on=False)  # fmt: skip
+    rows(ax, list(found))
+    ax.set_xlim(0, 100)
+    ax.grid(axis="y", color="#dddddd", lw=0.8)
+    return label(ax, "Accuracy on unseen digits, a point for each seed", "right answers, %")
 
 
 def ranges(
