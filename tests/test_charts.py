@@ -561,6 +561,22 @@ def test_lines_and_dots_are_where_the_numbers_are():
     assert [list(line.get_xdata()) for line in ax.lines] == [[50, 75], [100]]
 
 
+def test_the_hills_of_a_curve_are_numbered_where_it_has_several():
+    import matplotlib.pyplot as plt
+
+    curves = [4, 8, 8, 4, 0], [0, 2, 1, 2, 0], [1, 3, 1, 4, 3, 1, 2, 0], [1, 4, 3, 4, 0]
+    steps = {
+        f"step {i}": Trace((), (), {"/CPU:1": tuple((t, b * MB) for t, b in enumerate(curve))}, ())
+        for i, curve in enumerate(curves)
+    }
+    drawings.hills(steps, "/CPU:1")
+    written = [[text.get_text() for text in ax.texts] for ax in plt.gcf().axes]
+    assert [texts[1:] for texts in written] == [[], [], ["1", "2"], []]
+    assert [ax.get_title("left") for ax in plt.gcf().axes] == [
+        "step 0: 8.0 MB", "step 1: 2.0 MB, 25%", "step 2: 4.0 MB, 50%", "step 3: 4.0 MB, 50%",
+    ]  # fmt: skip
+
+
 def test_cards_lie_beside_each_other_and_what_misses_its_target_is_crossed_out():
     ax = cards(measured(["cores"]))
     single = [line for line in ax.lines if len(line.get_xdata()) == 1]

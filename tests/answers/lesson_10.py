@@ -3,16 +3,18 @@
 RIGHT = {
     1: [
         """
-import math
-def best(blocks, inside, crossing):
-    totals = [p * crossing + math.ceil(blocks / p) * inside for p in range(1, blocks + 1)]
-    return 1 + totals.index(min(totals))
+def fewest(batch, room, fixed, added, example):
+    if fixed + batch * example <= room:
+        return 1
+    largest = min(batch, (room - fixed - added) // example)
+    return -(-batch // largest) if largest > 0 else 0
 """,
         """
-def best(blocks, inside, crossing):
-    parts = np.arange(1, blocks + 1)
-    largest = np.array([len(np.array_split(range(blocks), p)[0]) for p in parts])
-    return parts[np.argmin(parts * crossing + largest * inside)]
+def fewest(batch, room, fixed, added, example):
+    pieces = np.arange(1, batch + 1)
+    held = fixed + np.where(pieces > 1, added, 0) + np.ceil(batch / pieces) * example
+    fits = pieces[held <= room]
+    return fits[0] if len(fits) else 0
 """,
     ],
     2: [
@@ -28,14 +30,6 @@ def drop(x, seed):
 """,
     ],
 }
-
-NEAR = """
-import math
-def best(blocks, inside, crossing):
-    near = min(blocks, max(1, math.isqrt(blocks * inside // crossing)))
-    parts = [near, min(near + 1, blocks)]
-    return min(parts, key=lambda p: p * crossing + -(-blocks // p) * inside)
-"""
 
 AGAIN = """
 def drop(x, seed):
@@ -64,11 +58,12 @@ def drop(x, seed):
 
 WRONG = {
     1: [
-        ("range(1, blocks + 1)", "range(2, blocks + 1)", "parts hold"),
-        ("range(1, blocks + 1)", "range(blocks, 0, -1)", "give the smallest"),
-        ("return min(", "return 1 + min(", "count what each number of parts holds"),
-        ("range(1, blocks + 1)", "[p for p in range(1, blocks + 1) if blocks % p == 0]", "of 11 "),
-        (NEAR, "count what each number of parts holds"),
+        ("range(1, batch + 1)", "range(2, batch + 1)", "2 pieces hold"),
+        ("range(1, batch + 1)", "range(batch, 0, -1)", "but fewer do, too"),
+        ("<= room", "< room", "take the first that fits"),
+        ("(added if pieces > 1 else 0)", "0", "also holds the sum of gradients"),
+        ("(added if pieces > 1 else 0)", "added", "one piece needs no sum"),
+        ("<= room), 0)", "<= room), 1)", "take the first that fits"),
     ],
     2: [
         ("kept, 2 * x", "kept, x", "has to be doubled"),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers._formatting import counted, size_text
-from mgpu_helpers.charts.base import HOST, IDEAL, PALETTE, axes, colour, label, rows
+from mgpu_helpers.charts.base import HOST, IDEAL, PALETTE, axes, colour, corner, label, rows, style
 
 
 def from_gpus(lesson: str, folder: str | os.PathLike[str] = "../results") -> None:
@@ -82,6 +82,49 @@ def climb(step: Any, device: str, ax: Any = None) -> Any:
     ax.set_ylim(0, 1.2 * max(reached) or 1)
     return label(ax, f"What one step holds on {device}", "large tensors made or freed",
                  "live memory, MB")  # fmt: skip
+
+
+def hills(steps: Mapping[str, Any], device: str) -> None:
+    """Draw what each of four steps holds, and the most of the first as a grey line.
+
+    Across are the moments at which that changes, without their times. Several hills are numbered.
+    """
+    import matplotlib.pyplot as plt
+
+    most = next(iter(steps.values())).peak(device) / 1e6
+    with plt.style.context(style()):
+        figure, grid = plt.subplots(2, 2, figsize=(8, 5.2), sharey=True)
+        layout: Any = figure.get_layout_engine()
+        layout.set(rect=(0, 0.04, 1, 0.96))
+        for ax, (name, step) in zip(grid.flat, steps.items(), strict=True):
+            times, held = np.array(step.memory[device]).T
+            held, begins = held / 1e6, np.searchsorted(times, backward_begins(step) or 0.0)
+            ax.step(range(len(held)), held, where="post", color=colour(device))
+            ax.axhline(most, color="#b9bcc1", zorder=0)
+            ax.axvline(begins, **IDEAL)
+            ax.annotate("backward pass", (begins, 1.14 * most), (5, 0), size=9, va="top",
+                        color="#444444", textcoords="offset points")  # fmt: skip
+            tops = _tops(held)
+            for number, (middle, high) in enumerate(tops if len(tops) > 1 else [], 1):
+                ax.annotate(f"{number}", (middle, high), (0, 3), weight="bold", ha="center",
+                            textcoords="offset points")  # fmt: skip
+            share = f", {held.max() / most:.0%}" if held.max() < most else ""
+            label(ax, f"{name}: {held.max():.1f} MB{share}", "operations, in their order",
+                  "held, MB" if ax in grid[:, 0] else "")  # fmt: skip
+            ax.set(xticks=[], xlim=(0, len(held) - 1), ylim=(0, 1.15 * most))
+        corner(figure)
+
+
+def _tops(held: Sequence[float]) -> list[tuple[float, float]]:
+    """Find the middle and the height of each hill: over half of the peak, between two valleys."""
+    peak, found, hill = max(held), [], list[int]()
+    for i, size in enumerate([*held, 0]):
+        if hill and size < 0.35 * peak:
+            found.append(((hill[0] + i) / 2, max(held[hill[0] : i])))
+            hill = []
+        elif hill or size > 0.5 * peak:
+            hill.append(i)
+    return found
 
 
 def lab(records: Sequence[Mapping[str, Any]], growth: int, ax: Any = None) -> Any:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from mgpu_helpers import memory, trace
 from mgpu_helpers.devices import short
 from mgpu_helpers.devices.plan import planned
@@ -32,11 +34,30 @@ def show(model: Any, history: Any) -> None:
         print(f"{device}  {size / 1e6:4.1f} MB of weights and slots")
 
 
-def held(state: Sequence[tuple[Any, Any, str]], step: trace.Trace, device: str) -> memory.MemoryUse:
-    """Split what a device holds at the peak of a step of lesson 11 by use.
+def apart(ours: Iterable[Any], theirs: Iterable[Any]) -> float:
+    """Give the largest difference of two lists of arrays, as a share of an array's largest number.
+
+    >>> apart([[1.0, 2.0]], [[1.0, 4.0]])
+    0.5
+    """
+    pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(ours, theirs, strict=True)]
+    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
+
+
+def fullest(state: Sequence[tuple[Any, Any, str]], step: trace.Trace) -> memory.MemoryUse:
+    """Give what the fullest device holds at the peak of a step, for a million parameters, by use.
 
     state lists each weight with its optimizer and its owner. A fetched copy counts as a weight.
     """
+    uses = [_held(state, step, device) for device in planned().devices]
+    most = max(uses, key=lambda use: use.total)
+    parameters = sum(weight.value.shape.num_elements() for weight, *_ in state)
+    sizes = {name: round(10**6 * size / parameters) for name, size in most.uses.items()}
+    return memory.MemoryUse(**sizes)
+
+
+def _held(state: Sequence[Any], step: trace.Trace, device: str) -> memory.MemoryUse:
+    """Split what a device holds at the peak of a step by use."""
     weights = at_rest(weight for weight, *_ in state)[device]
     slots = at_rest(slot for _, adam, _ in state for slot in adam.variables)[device]
     copies = sum(each.bytes for each in memory.at_peak(step, device) if "DeepCopy" in each.op)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,61 +10,66 @@ import numpy as np
 from mgpu_helpers.lessons.checks.judge import call, exercise, expect, numbers, same_as
 
 
-def _models() -> Iterator[tuple[int, int, int]]:
-    yield from [(12, 100, 1), (11, 100, 100), (10, 422, 56), (7, 10, 1000)]
+def _steps() -> Iterator[tuple[int, int, int, int, int]]:
+    yield from [
+        (256, 1000, 100, 100, 10), (11, 100, 20, 10, 10), (64, 750, 100, 300, 10),
+        (11, 43, 10, 3, 10), (10, 47, 10, 3, 10), (8, 100, 60, 45, 10),
+    ]  # fmt: skip
     random = np.random.default_rng()
     for _ in range(6):
-        yield (int(random.integers(3, 60)), int(random.integers(1, 1000)),
-               int(random.integers(1, 1000)))  # fmt: skip
+        batch, example, fixed, added = map(int, random.integers(3, 100, 4))
+        yield batch, fixed + added + example * int(random.integers(1, batch)), fixed, added, example
 
 
-def _best(blocks: int, inside: int, crossing: int, whole: bool = True) -> int:
-    def held(parts: int) -> float:
-        largest = -(-blocks // parts) if whole else blocks / parts
-        return parts * crossing + largest * inside
+def _fewest(
+    batch: int, room: int, fixed: int, added: int, example: int, *, alone: bool = False,
+    choices: Callable[[int], Iterable[int]] = lambda batch: range(1, batch + 1),
+    largest: Callable[[int, int], float] = lambda batch, pieces: -(-batch // pieces),
+) -> int:  # fmt: skip
+    def held(pieces: int) -> float:
+        return fixed + (added if alone or pieces > 1 else 0) + largest(batch, pieces) * example
 
-    return min(range(1, blocks + 1), key=held)
-
-
-def _told(right: int, got: Any, blocks: int, inside: int, crossing: int) -> str:
-    if got == int(got) and 1 <= got <= blocks:
-        held = int(got) * crossing + -(-blocks // int(got)) * inside
-        least = right * crossing + -(-blocks // right) * inside
-        said = f"{int(got)} parts hold {held} bytes, and {right} would hold {least}"
-    else:
-        said = f"{got:g} is no number of parts between 1 and {blocks}"
-    return f"of {blocks} blocks with {inside} bytes inside and {crossing} crossing, {said}"
+    return next((pieces for pieces in choices(batch) if held(pieces) <= room), 0)
 
 
-#: Check exercise 1 of lesson 10: the number of parts that holds least, of models that it draws.
-best = same_as(
-    _best,
-    _models,
+def _told(
+    right: int, got: Any, batch: int, room: int, fixed: int, added: int, example: int
+) -> str:
+    given = f"for {batch} examples of {example} bytes, {fixed} fixed and {added} added"
+    if not (got == int(got) and 1 <= got <= batch):
+        return f"{given}, {room} bytes of room want {right}, not {got:g}"
+    held = fixed + (added if got > 1 else 0) + -(-batch // int(got)) * example
+    return f"{given}, {int(got)} pieces hold {held} of {room} bytes, and {right} is right"
+
+
+#: Check exercise 1 of lesson 10: the fewest pieces that fit, of steps that it draws.
+fewest = same_as(
+    _fewest,
+    _steps,
     told=_told,
-    way="one whole number of parts",
+    way="one whole number of pieces",
     wrong={
-        "of several numbers of parts that hold as little, give the smallest":
-            lambda blocks, inside, crossing: max(
-                range(1, blocks + 1),
-                key=lambda p: (-p * crossing + blocks // -p * inside, p),
+        "the largest piece counts, and some have one example more":
+            lambda *step: _fewest(*step, largest=lambda batch, pieces: batch / pieces),
+        "examples that are left over are in a piece, too":
+            lambda *step: _fewest(*step, largest=lambda batch, pieces: batch // pieces),
+        "round up: a smaller piece has to hold what is left over":
+            lambda batch, room, fixed, added, example: batch * example // (room - fixed),
+        "with two or more pieces a step also holds the sum of gradients":
+            lambda batch, room, fixed, added, example: _fewest(batch, room, fixed, 0, example),
+        "one piece needs no sum of gradients":
+            lambda *step: _fewest(*step, alone=True),
+        "the pieces need not divide the batch":
+            lambda *step: _fewest(
+                *step, choices=lambda batch: [p for p in range(1, batch + 1) if batch % p == 0]
             ),
-        "the square root of the blocks knows nothing of the bytes":
-            lambda blocks, inside, crossing: max(1, round(blocks**0.5)),
-        "a part for each block keeps what crosses most often":
-            lambda blocks, inside, crossing: blocks,
-        "the largest part counts, and some have one block more":
-            lambda blocks, inside, crossing: _best(blocks, inside, crossing, whole=False),
-        "in the square root it is inside that is divided by crossing":
-            lambda blocks, inside, crossing: min(
-                blocks, max(1, round((blocks * crossing / inside) ** 0.5))
-            ),
-        "blocks that a part leaves over are in another part":
-            lambda blocks, inside, crossing: min(
-                range(1, blocks + 1), key=lambda p: p * crossing + blocks // p * inside
-            ),
+        "where nothing fits, return 0":
+            lambda batch, *rest: _fewest(batch, *rest) or batch,
+        "pieces of one example fit, but fewer do, too":
+            lambda batch, room, fixed, added, example: batch,
     },
-    unknown="count what each number of parts holds, and take the least",
-    yes="right for ten models, six of them drawn by lot",
+    unknown="count what a step holds with 1, 2, 3, ... pieces, and take the first that fits",
+    yes="right for twelve steps, six of them drawn by lot",
 )  # fmt: skip
 
 
