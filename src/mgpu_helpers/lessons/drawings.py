@@ -11,6 +11,7 @@ import numpy as np
 
 from mgpu_helpers._formatting import counted, size_text
 from mgpu_helpers.charts.base import HOST, IDEAL, PALETTE, axes, colour, corner, label, rows, style
+from mgpu_helpers.charts.memory import _backward as backward_begins
 
 
 def from_gpus(lesson: str, folder: str | os.PathLike[str] = "../results") -> None:
