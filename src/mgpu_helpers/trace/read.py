@@ -119,7 +119,9 @@ def _replaced(
     An update that comes while others still read the variable writes beside the old value. The
     variable's own bytes, which were there before the step, then count for the new one.
     """
-    by_name, makers, users = {op.name: op for op in ops}, defaultdict(list), defaultdict(list)
+    by_name = {op.name: op for op in ops}
+    makers: dict[str, list[str]] = defaultdict(list)
+    users: dict[str, list[Op]] = defaultdict(list)
     for maker, user in edges:
         makers[user].append(maker)
         if user in by_name:
@@ -136,9 +138,9 @@ def _replaced(
             continue
         end = op.end
         while ahead:
-            for user in users[ahead.pop().name]:
-                end = max(end, user.end)
-                ahead += [user] * (user.type in _ALIASES)
+            for reader in users[ahead.pop().name]:
+                end = max(end, reader.end)
+                ahead += [reader] * (reader.type in _ALIASES)
         writers = [op.name]
         while op.type == "AssignVariableOp" and writers:  # it takes what another has made
             ends[name := writers.pop()] = end
