@@ -540,6 +540,11 @@ def test_lines_and_dots_are_where_the_numbers_are():
     assert below[0, 0, 1] > below[0, 0, 0] and below[0, 2, 1] < below[0, 2, 0]
     ax = drawings.against_pieces({"one": {1: 8 * MB, 4: 2 * MB}})
     assert list(ax.lines[0].get_ydata()) == [8, 2]
+    ops = [Op("m/sum_0/Add", "AddV2", "/CPU:1", 0.0, 0.004), Op("b", "Add", "/CPU:2", 0.0, 0.01)]
+    steps = {"one": Trace((ops[0],), (), {}, ()), "two": Trace(tuple(ops), (), {}, ())}
+    one, two = drawings.stacked(steps, {"the sum": "sum_0"}).axes
+    assert one.get_xlim() == two.get_xlim() == (0, 10) and not one.lines
+    assert two.get_title("left") == "two: 10.0 ms" and list(two.lines[0].get_xdata()) == [4, 4]
     ax = drawings.against_rate({"narrow": {0.1: 0.5, 1: 0.1}, "wide": {0.1: 0.8}}, of=100)
     line, _, (bars,) = ax.containers[0]
     assert list(line.get_xdata()) == [0.1, 1] and list(line.get_ydata()) == [50, 10]

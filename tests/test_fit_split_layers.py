@@ -244,8 +244,10 @@ def problem(keras, name):
 
 
 @pytest.mark.parametrize("name, named", [
-    ("normalized", "between"), ("softmax", "up_0"), ("summed", "between"), ("left", "up_0"),
-    ("whole", "down_0"), ("twice", "up_1"), ("scores", "heads_0"), ("heads", "1 heads"),
+    ("normalized", "between does not treat each number"), ("softmax", "up_0 does not treat each"),
+    ("summed", "between does not treat each"), ("left", "up_0 is .* no layer behind it by rows"),
+    ("whole", "down_0 is cut by rows, and no"), ("twice", "up_1 cannot be cut by columns: the"),
+    ("scores", "heads_0 gives two results"), ("heads", "1 heads"),
     ("norm", "up_0.*constraint"), ("loss", "heads_0"), ("orthogonal", "up_0.*L1, L2"),
     ("clipped", "adam.*global_clipnorm"), ("factored", "Adafactor"), ("split", "fit.alone"),
 ])  # fmt: skip

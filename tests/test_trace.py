@@ -481,6 +481,39 @@ def test_a_traced_step_assigns_in_place(plan):
     assert step.peak(plan.devices[0]) < 4e6  # it adds in place, as a call of the function does
 
 
+@pytest.mark.parametrize("assign", ["assign_add", "assign"])
+def test_a_new_value_counts_beside_the_old_one_until_that_is_given_back(plan, assign):
+    import tensorflow as tf
+
+    with tf.device(plan.devices[0]):
+        weight = tf.Variable(tf.ones([1000, 1000]))
+
+    def update(x):
+        old = weight.read_value()
+        made = getattr(weight, assign)(tf.exp(x, name="new"), read_value=False)
+        with tf.control_dependencies([made]):  # so it cannot write in place
+            return tf.reduce_sum(old @ old)
+
+    with tf.device(plan.devices[0]):
+        _, step = function_step(update, tf.ones([1000, 1000]))
+    writer = "new" if assign == "assign" else "AssignAddVariableOp"
+    new = next(each for each in step.allocations if each.op == writer)
+    last = next(op for op in step.ops if op.type == "MatMul").end
+    assert new.end == pytest.approx(last, abs=1e-5)
+    assert step.memory[plan.devices[0]][-1][1] < 1000  # the variable is as large as before
+
+
+def test_a_first_value_stays(plan):
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session(config=plan.session_config(devices=1)) as session:
+        with tf.device(plan.devices[0]):
+            v1.get_variable("w", [1000, 1000], use_resource=True)
+        _, step = session_step(session, v1.global_variables_initializer())
+    assert step.memory[plan.devices[0]][-1][1] == 4_000_000
+
+
 def test_function_step_refuses_what_it_cannot_copy(plan):
     import tensorflow as tf
 

@@ -11,8 +11,7 @@
 # - call `fit` in a thread for each model,
 # - choose between threads, one function and processes,
 # - prove that each model learned what it would have learned alone,
-# - join their predictions,
-# - notice a model that was not trained.
+# - join their predictions.
 #
 # **You need** [[00]] and [[01]].
 
@@ -37,15 +36,16 @@ from keras import layers
 from mgpu_helpers import charts, ensemble, trace
 from mgpu_helpers.lessons import digits, drawings, networks
 from mgpu_helpers.lessons.checks import lesson_06 as checks
+from mgpu_helpers.lessons.lesson_06 import watched
 
 # %% [markdown]
 # ## The lines to paste
 #
 # `build` makes and compiles a Keras model that reads digits, the network of the article
 # *Multi-GPUs* by Wonik Jang ([2017](../docs/sources.md#jang)), an eighth as wide. Put your own
-# model in `build`. The second cell makes two models, for the first and the last device of the plan.
-# Each is built **and compiled** in the block of its device, because the optimizer and the metrics
-# have variables too:
+# model there. The second cell makes two models, for the first and the last device of the plan. Each
+# is built **and compiled** in the block of its device, because the optimizer and the metrics have
+# variables too:
 
 # %%
 def build(units, dropout=0.2, rate=5e-3):
@@ -119,8 +119,8 @@ for name, model, device, history in zip(names, models, homes, histories):
 # ![Two devices over time. In turn, each is idle while the other trains. At once, both begin
 # together.](pictures/06_turns.svg)
 #
-# Here are both ways as functions. In a `tf.device` block, `look` then makes a tensor in this thread
-# and another tensor in a new thread. On which devices are they?
+# Here are both ways as functions. Then, in one `tf.device` block, `look` makes a tensor in this
+# thread and another in a new one. On which devices are they?
 
 # %% tags=["unplaced"]
 def in_turn(work, *given):
@@ -145,8 +145,8 @@ with tf.device(plan.devices[-1]):
 #
 # ## Proof: the same weights
 #
-# Training at once must give what training in turn gives. So two new models begin as the first two
-# did, with the same dropout, and train in turn. `compare` counts the numbers that differ, in all
+# Training at once must give what training in turn gives. So two new models, with the first two's
+# initial weights and dropout, train in turn. `compare` counts the numbers that differ, in all
 # variables of the models and of their optimizers:
 
 # %%
@@ -175,32 +175,30 @@ compare(values(models), values(alone))
 #
 # Python has one lock for all threads, the **GIL** (global interpreter lock), and only the thread
 # that holds it runs Python code. TensorFlow releases the lock while it computes a step, and
-# meanwhile another thread can start a step of its own. Only the Python code between the steps takes
-# turns.
+# meanwhile another thread can start its own. Only the Python code between the steps takes turns.
 #
-# `ensemble.train` keeps the time of each step. It trains members, which `ensemble.from_keras` makes
-# of models. TensorFlow traces a graph in the first step of a member, so one batch goes ahead. Then
-# the models train in turn, and after that at once. Each bar is a step:
+# Now both models train for six more passes in turn, and then at once. `watched` gives each `train`
+# a callback of Keras that notes when its steps run:
 
-# %%
-batches = list(digits.batches(images, labels, 256))
-members = in_turn(ensemble.from_keras, names, models)
-ensemble.train(members, batches[:1])  # traces the graphs
-runs = [ensemble.train(members, batches * 3, at_once=each) for each in (False, True)]
+# %% tags=["varies", "nbval-ignore-output"]
+ways = {"in turn": in_turn, "at once": at_once}
+runs = {name: watched(way, train, models, homes, [6, 6]) for name, way in ways.items()}
+for name, run in runs.items():
+    print(f"{name} {run.wall:.2f} s")
+print(f"{runs['in turn'].wall / runs['at once'].wall:.1f} times as fast")
 
 # %% tags=["varies", "cover"]
-for name, run in zip(["in turn", "at once"], runs):
-    small, large = run.spans.values()
-    print(f"{name}: large began before small had ended:", large[0][0] < small[-1][1])
-    ax = charts.spans(run.spans, dict(zip(names, homes)))
-    ax.set(xlim=(0, 1.02 * max(each.wall for each in runs)))
+for name, run in runs.items():
+    ax = charts.spans(dict(zip(names, run.spans)), dict(zip(names, homes)))
+    ax.set(xlim=(0, 1.02 * max(each.wall for each in runs.values())))
     ax.set_title(name, loc="left")
     plt.show()
 
 # %% [markdown]
-# In turn, one row is empty while the other has bars; at once, both have bars at the same time, and
-# the bars are usually wider, because the models share one processor and Python's lock. So the run
-# gets shorter where cores are free, but usually not by half.
+# Each bar is a step, and in a gap `fit` begins a pass. In turn, one row is empty while the other has
+# bars. At once, both have bars at the same time, and the bars are usually wider, because the models
+# share one processor and Python's lock. So the run gets shorter where cores are free, but usually
+# not by half.
 #
 # ## One function
 #
@@ -233,13 +231,13 @@ print("less than 0.1 % from those of fit:", np.allclose(losses, of_fit, rtol=1e-
 # ## Vote
 #
 # The models of an **ensemble** answer together. In a **vote** each model names its likeliest class,
-# and the class named most often wins; in a tie, the largest sum of probabilities decides. Where the
-# **average** of the probabilities decides instead, a model that is sure counts for more.
+# and the class named most often wins. Where the **average** of the probabilities decides instead, a
+# model that is sure counts for more.
 #
 # A third model, `tiny`, joins on the third device, or on the first where there are only two. It
 # trains for six passes and the others for six more, and then all predict 360 digits that they have
 # not seen. In the chart, a line reaches one *standard error* to each side of its point: that is how
-# far a share of 360 digits usually is from the share of endlessly many.
+# far a share of 360 digits usually is from the true share.
 
 # %%
 names, homes = [*names, "tiny"], [*homes, plan.devices[2 % len(plan)]]
@@ -263,9 +261,9 @@ for way in ("vote", "average"):
 
 # %% [markdown]
 # The vote and the average usually beat the mean of the three models' accuracies. Here the line
-# of the best model overlaps that of the vote, so these lines do not show that the vote is better
-# than this model. A vote helps where models err on different digits, so let the models differ in
-# their layers, their first weights or their data.
+# of the best model overlaps that of the vote, so the vote need not be better than this model. A
+# vote helps where models err on different digits, so let the models differ in their layers, their
+# first weights or their data.
 #
 # ## Break it
 #
@@ -314,17 +312,17 @@ print("as alone:", all(np.array_equal(a, b) for a, b in zip(sum(begun, []), sum(
 #
 # Where a step is short, most of its time is Python's, and the threads wait for the lock. Then take
 # one function, or a process for each model. With longer steps all three ways are about equally
-# fast: `benchmarks/ensemble.py` measured larger models of TensorFlow 1
-# ([result](../results/ensemble.json)).
+# fast: `benchmarks/ensemble.py` timed two larger models, in TensorFlow 1, and each way was 1.6 to
+# 1.7 times as fast as in turn ([result](../results/ensemble.json)).
 #
 # ## On GPUs
 #
 # On a GPU, Keras compiles each step with XLA, TensorFlow's compiler, which accepts no variable
 # of another device: a model that is built in the block of the second GPU and compiled outside of
-# it raises an error with "Trying to access resource". `jit_compile=False` in `build` does
-# without XLA; leave it out of your own `build`. Some kernels add in the order in which their
-# threads finish, so two runs may differ by rounding even in turn, and `compare` lets a
-# difference of 0.01 plus 1 % pass.
+# it raises an error with "Trying to access resource". `jit_compile=False` in `build` switches XLA
+# off; your own `build` needs no such argument. Some kernels add in the order in which their threads
+# finish, so two runs may differ by rounding even in turn, and `compare` lets a difference of 0.01
+# plus 1 % pass.
 #
 # ## With a model of another kind
 #
@@ -386,12 +384,8 @@ graphs = {scope: build_graph(scope, hiddens[scope], device) for scope, device in
 # The article gives each session a GPU by `visible_device_list`. In one process that ends in [an
 # error](../docs/errors.md#mapped) today, so `tf.device` places the graphs here.
 #
-# `in_session` runs the given fetches with each batch. It returns what the first fetch gave, and all
-# variables before and after. The three cells below it answer these questions in turn:
-#
-# - The article's loop fetches `cross_entropy` and never `train_step`. Do the weights move?
-# - Do graphs that train at once end with the numbers of graphs that train in turn?
-# - Is their first loss that of a Keras model with the same weights and no dropout?
+# `in_session` trains with the given fetches and returns all variables before and after. The
+# article's loop fetches `cross_entropy` and never `train_step`. Do the weights move?
 
 # %%
 def in_session(scope, *fetches):
@@ -400,38 +394,31 @@ def in_session(scope, *fetches):
     with tf1.Session(graph=graphs[scope], config=config) as session:
         session.run(f"{scope}/init")
         begun = session.run(variables)
-        feeds = [{f"{scope}/input:0": x, f"{scope}/label:0": y} for x, y in batches]
-        given = [session.run([f"{scope}/{each}" for each in fetches], feed)[0] for feed in feeds]
-        return given, begun, session.run(variables)
+        for x, y in digits.batches(images, labels, 256):
+            feed = {f"{scope}/input:0": x, f"{scope}/label:0": y}
+            session.run([f"{scope}/{each}" for each in fetches], feed)
+        return begun, session.run(variables)
 
 
 # %%
 both = ("cross_entropy:0", "train_step")
 for fetches in (both[:1], both):
-    _, begun, ended = in_session("g1", *fetches)
+    begun, ended = in_session("g1", *fetches)
     moved = sum(np.any(a != b) for a, b in zip(begun[:5], ended))  # the weights come first
     print(fetches, moved, "of 5 weights moved")
 
-# %%
-def train_graph(scope):
-    return in_session(scope, *both)
-
-
-turns, together = in_turn(train_graph, graphs), at_once(train_graph, graphs)
-compare(*[sum([ended for _, _, ended in way], []) for way in (turns, together)])
-
-# %%
-for (scope, hidden), (losses, begun, _) in zip(hiddens.items(), together):
-    today = build(hidden // 8, dropout=0)
-    today.set_weights(begun[:5])
-    loss = today.evaluate(*batches[0], batch_size=256, verbose=0)
-    print(scope, "has the loss of Keras to 0.01 %:", np.isclose(losses[0], loss, rtol=1e-4))
-
 # %% [markdown]
 # The article's loop moved nothing, because a session computes what is fetched and what that needs,
-# and the loss does not need the training. In turn and at once the graphs ended with the same
-# numbers, and their first loss is that of Keras.
-#
+# and the loss does not need the training. Do both graphs, trained at once, end as in turn?
+
+# %%
+def train_graph(scope):
+    return in_session(scope, *both)[1]
+
+
+compare(sum(in_turn(train_graph, graphs), []), sum(at_once(train_graph, graphs), []))
+
+# %% [markdown]
 # ## On your own
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
@@ -493,5 +480,5 @@ checks.run_all(run_all)
 # ## In practice
 #
 # Build and compile each model under its device, one after another, and call `fit` in a thread
-# for each. Where the bars of your models do not overlap in time, take one function, or give each
-# a process ([[04]]). Next: [[next]].
+# for each. Where the run at once is hardly shorter than in turn, take one function, or give each a
+# process ([[04]]). Next: [[next]].

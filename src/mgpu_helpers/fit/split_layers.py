@@ -127,17 +127,26 @@ def _ways(graph: Any, ways: Mapping[Any, str]) -> list[str | None]:
     found: list[str | None] = []
     for each in _private.calls_of(graph):
         way, cut = ways.get(each.operation), [id(t) in columns for t in each.input_tensors]
-        fits = way is None or any(cut) == (way == "rows") and len(each.outputs) == 1
+        wrong = ""
+        if way and len(each.outputs) > 1:
+            wrong = "gives two results"
+        elif way == "rows" and not any(cut):
+            wrong = "is cut by rows, and no layer before it by columns"
+        elif way not in ("rows", None) and any(cut):
+            wrong = f"cannot be cut by {way}: the layer before it is cut by columns"
         if way is None and any(cut):
             way = "between"
         if way in ("columns", "between"):
             columns |= {id(t) for t in each.outputs}
-            fits = fits and _by_number(each, cut)
-        if not fits or columns & {id(t) for t in graph.outputs}:
+            if not _by_number(each, cut):
+                wrong = wrong or "does not treat each number by itself"
+        if columns & {id(t) for t in graph.outputs}:
+            wrong = wrong or "is cut by columns, and no layer behind it by rows"
+        if wrong:
             raise ValueError(
-                f"{each.operation.name} gives two results, or stands where it cannot be cut: cut a "
-                "Dense layer by columns and the next by rows, with only what treats each number by "
-                "itself, so no softmax, between them."
+                f"{each.operation.name} {wrong}. Cut a Dense layer by columns and the next one by "
+                "rows; what stands between them treats each number by itself, as relu does and "
+                "softmax does not."
             )
         found.append(way)
     return found

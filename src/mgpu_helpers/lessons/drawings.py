@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -189,15 +189,13 @@ def accuracies(shares: Mapping[str, float], ax: Any = None, *, of: int | None = 
     """
     ax = axes(ax, size=(6, 0.9 + 0.34 * len(shares)))
     errors = [100 * (share * (1 - share) / of) ** 0.5 if of else 0.0 for share in shares.values()]
-    least = min(100 * share - error for share, error in zip(shares.values(), errors, strict=True))
-    wide = 102 - least  # as far as 100 %, and beside it a third as much for the numbers
     for row, (share, error) in enumerate(zip(shares.values(), errors, strict=True)):
         ax.errorbar(100 * share, row, xerr=error or None, fmt="o", color="#333333", capsize=3)
         text = f"{100 * share:.1f} %" + (f" ± {error:.1f}" if of else "")
-        ax.text(100 + wide * 0.06, row, text, va="center", size=9)
+        ax.annotate(text, (1, row), (8, 0), va="center", size=9, annotation_clip=False,
+                    xycoords=ax.get_yaxis_transform(), textcoords="offset points")  # fmt: skip
     ax.set_yticks(range(len(shares)), list(shares))
-    ax.set_xlim(least - 0.06 * wide, 100 + 0.4 * wide)
-    ax.set_xticks([tick for tick in ax.get_xticks() if least - 0.06 * wide <= tick <= 100])
+    ax.set_xlim(right=100)
     ax.set_ylim(len(shares) - 0.5, -0.5)
     ax.set_xlabel("right answers, %")
     ax.set_title("Accuracy on unseen digits", loc="left")
@@ -277,6 +275,39 @@ def seeds(found: Mapping[str, Sequence[float]], ax: Any = None) -> Any:
     ax.set_xlim(0, 100)
     ax.grid(axis="y", color="#dddddd", lw=0.8)
     return label(ax, "Accuracy on unseen digits, a point for each seed", "right answers, %")
+
+
+def stacked(steps: Mapping[str, Trace], moments: Mapping[str, str]) -> Any:
+    """Draw when the devices of each step worked, below each other over the same milliseconds.
+
+    A dashed line stands where the first operation of a layer ends, which moments names by the text
+    beside it, wherever a step has several devices. What runs on the host is left out.
+    """
+    import matplotlib.pyplot as plt
+
+    own = {
+        name: replace(step, ops=tuple(op for op in step.ops if op.device != planned().host))
+        for name, step in steps.items()
+    }
+    counts = [1.3 * len(step.devices) + 0.5 for step in own.values()]
+    figure, panels = plt.subplots(
+        len(own), 1, figsize=(8, 0.6 * sum(counts)), sharex=True, height_ratios=counts,
+        layout="constrained", squeeze=False,
+    )  # fmt: skip
+    for ax, (name, step) in zip(panels[:, 0], own.items(), strict=True):
+        timeline(step, ax=ax)
+        ax.set_title(f"{name}: {1e3 * step.length:.1f} ms", loc="left")
+        ax.set_xlabel("")
+        marked = [*moments.items()] if len(step.devices) > 1 else []
+        for line, (text, layer) in enumerate(reversed(marked)):
+            end = 1e3 * min(op.end for op in step.ops if f"/{layer}" in op.name)
+            ax.axvline(end, color="#444444", linestyle="--", linewidth=1)
+            ax.annotate(text, (end, 0), (3, 3 + 10 * line), xycoords=ax.get_xaxis_transform(),
+                        textcoords="offset points", size=8.5, color="#444444")  # fmt: skip
+        ax.set_ylim(len(step.devices) - 0.5 + 0.25 * len(marked), -0.5)
+    panels[-1, 0].set_xlabel("time in the step, ms")
+    panels[-1, 0].set_xlim(0, 1e3 * max(step.length for step in own.values()))
+    return figure
 
 
 def ranges(

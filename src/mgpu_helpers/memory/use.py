@@ -73,8 +73,8 @@ def by_use(
 
     They were there before the step, so its trace omits them. Gradients are what flows into an
     optimizer's operation, as it was made or on its way (averaged, scaled, reshaped). A new value
-    counts with them where the optimizer has to make it beside the old one, because another
-    operation still reads that. All the rest is activations, also what comes from other devices.
+    counts with them while another operation still reads the old one beside it. All the rest is
+    activations, also what comes from other devices.
 
     >>> held = (Allocation("a", "/CPU:1", 4000, 0.0, 2.0),)
     >>> by_use(Trace((), (), {}, (), held), "/CPU:1", weights=600)

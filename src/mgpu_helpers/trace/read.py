@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from mgpu_helpers._names import order, short
 from mgpu_helpers.trace.crossing import collectives_of, copies_of, edges_of, sends
 from mgpu_helpers.trace.operations import kernels_of, operations, plain_name
-from mgpu_helpers.trace.records import Allocation, curve
+from mgpu_helpers.trace.records import Allocation, Op, curve
 from mgpu_helpers.trace.step import Trace
+
+_ALIASES = {"Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims"}  # they share the buffer
 
 
 def session_step(session: Any, fetches: Any, feed_dict: Any = None) -> tuple[Any, Trace]:
@@ -55,7 +58,7 @@ def read(metadata: Any) -> Trace:
     edges, waits = edges_of(nodes, sent, relays)
     kernels = kernels_of(metadata.step_stats, stats)
     ops = [op for op in operations(stats, nodes, edges, kernels, begin) if op.name not in relays]
-    allocations = _allocations(stats, begin)
+    allocations = _replaced(_allocations(stats, begin), ops, set(edges) - set(waits))
     memory = {
         device: curve(a for a in allocations if a.device == device)
         for device in sorted({a.device for a in allocations}, key=order)
@@ -106,3 +109,46 @@ def _allocations(stats: Iterable[tuple[str, Any]], begin: int) -> list[Allocatio
                 name = plain_name(node.node_name)
                 found.append(Allocation(name, where, size, start, end, scratch))
     return sorted(found, key=lambda a: (a.start, a.op))
+
+
+def _replaced(
+    taken: list[Allocation], ops: Iterable[Op], edges: Iterable[tuple[str, str]]
+) -> list[Allocation]:
+    """End what becomes a variable's new value when the old one is given back.
+
+    An update that comes while others still read the variable writes beside the old value. The
+    variable's own bytes, which were there before the step, then count for the new one.
+    """
+    by_name = {op.name: op for op in ops}
+    makers: dict[str, list[str]] = defaultdict(list)
+    users: dict[str, list[Op]] = defaultdict(list)
+    for maker, user in edges:
+        makers[user].append(maker)
+        if user in by_name:
+            users[maker].append(by_name[user])
+    ends: dict[str, float] = {}
+    for op in by_name.values():
+        if not op.type.startswith(("Assign", "ResourceApply", "ResourceSparseApply")):
+            continue
+        ahead = [  # the handle feeds both
+            read for handle in makers[op.name] for read in users[handle]
+            if read.type == "ReadVariableOp" and read.start < op.start
+        ]  # fmt: skip
+        if not ahead:  # perhaps the first value
+            continue
+        end = op.end
+        while ahead:
+            for reader in users[ahead.pop().name]:
+                end = max(end, reader.end)
+                ahead += [reader] * (reader.type in _ALIASES)
+        writers = [op.name]
+        while op.type == "AssignVariableOp" and writers:  # it takes what another has made
+            ends[name := writers.pop()] = end
+            aliased = name == op.name or name in by_name and by_name[name].type in _ALIASES
+            writers += makers[name] if aliased else []
+        ends[op.name] = end
+    return [
+        replace(each, end=max(each.start, ends[each.op]))
+        if each.end is None and each.op in ends else each
+        for each in taken
+    ]  # fmt: skip

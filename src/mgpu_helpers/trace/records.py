@@ -83,8 +83,10 @@ class Collective:
 class Allocation:
     """Bytes that an operation took on its device; seconds from the start of the step.
 
-    end is None for what is still held when the step is over. scratch is True for what the
-    operation gave back before it ended, a library's workspace; what it makes for others is not.
+    end is None for what the step holds more when it is over. A variable's new value, made while
+    others still read the old one, ends with the old one: the variable is as large as before.
+    scratch is True for what the operation gave back before it ended, a library's workspace; what it
+    makes for others is not.
 
     On a GPU these are the moments at which the host, which runs ahead, took and gave back. A tensor
     counts as many bytes as were asked for; a workspace as many as the allocator set aside, which
