@@ -528,7 +528,7 @@ def test_lines_and_dots_are_where_the_numbers_are():
     assert [text.get_text() for text in ax.get_xticklabels()] == ["0.1", "1"]
 
 
-def test_steps_of_fit_show_what_ran_at_once_and_where_gradients_were_added():
+def test_steps_show_what_ran_at_once_and_where_gradients_were_added():
     def step(*ops):
         return Trace(tuple(Op(f"{i}", *op) for i, op in enumerate(ops)), (), {}, ())
 
@@ -536,7 +536,7 @@ def test_steps_of_fit_show_what_ran_at_once_and_where_gradients_were_added():
                  ("Conv2DBackpropFilter", "/CPU:1", 5.0, 2.0))  # fmt: skip
     shared = step(("Conv2D", "/CPU:1", 0.0, 2.0), ("Relu", "/CPU:2", 1.0, 1.0),
                   ("Conv2D", "/CPU:2", 0.0, 1.0), ("AddN", "/CPU:1", 2.0, 1.0))  # fmt: skip
-    ax = drawings.steps_of_fit({"one": alone, "all": shared})
+    ax = drawings.steps({"one": alone, "all": shared})
     paths = [path for each in ax.collections[:-1] for path in each.get_paths()]
     heights = [np.ptp(path.vertices[:, 1]) for path in paths]
     assert heights == pytest.approx([0.8, 0.4, 0.4, 0.8, 0.8, 0.8, 0.8])

@@ -130,7 +130,7 @@ for name, step in steps.items():
     print(name, sorted(Counter(op.device for op in step.ops if "Conv2D" in op.type).items()))
 
 # %% tags=["varies", "cover"]
-drawings.steps_of_fit(steps)
+drawings.steps(steps)
 plt.show()
 
 # %% [markdown]

@@ -170,18 +170,19 @@ def panel(draw: Callable[..., Any], **choices: Sequence[Any]) -> None:
     })  # fmt: skip
 
 
-def steps_of_fit(steps: Mapping[str, Trace], ax: Any = None) -> Any:
+def steps(traces: Mapping[str, Trace], ax: Any = None) -> Any:
     """Draw steps on one clock: convolutions dark, the rest pale, a line where gradients are added.
 
     A bar of half the height ran while another one of the same device did.
     """
     from matplotlib.patches import Patch
 
-    computed = [sorted({op.device for op in step.ops if _convolves(op)}) for step in steps.values()]
-    ax = axes(ax, size=(8, 1.4 + 0.42 * (len(steps) + sum(map(len, computed)))))
+    computed = [sorted({op.device for op in step.ops if _convolves(op)})
+                for step in traces.values()]  # fmt: skip
+    ax = axes(ax, size=(8, 1.4 + 0.42 * (len(traces) + sum(map(len, computed)))))
     names: dict[float, str] = {}
     boxes, row = [], 0.0
-    for (title, step), devices in zip(steps.items(), computed, strict=True):
+    for (title, step), devices in zip(traces.items(), computed, strict=True):
         ax.text(0, row + 0.3, f"{title}: {1e3 * step.length:.0f} ms", weight="bold", va="bottom")
         for number, device in enumerate(devices, 1):
             names[row + number] = device
@@ -198,7 +199,7 @@ def steps_of_fit(steps: Mapping[str, Trace], ax: Any = None) -> Any:
             ax.vlines(added, row + 0.5, row + len(devices) + 0.5, color=DARK, linewidth=1.2)
         row += len(devices) + 1
     ax.set_yticks([*names], [*names.values()])
-    ax.set(ylim=(row - 0.4, 0), xlim=(0, 1e3 * max(step.length for step in steps.values())))
+    ax.set(ylim=(row - 0.4, 0), xlim=(0, 1e3 * max(step.length for step in traces.values())))
     handles = [Patch(color="#555", label="convolution"), Patch(color="#bbb", label="other work")]
     handles += ax.plot([], [], color=DARK, linewidth=1.2, label="a gradient is added up")
     ax.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False)
@@ -212,8 +213,9 @@ def _convolves(op: Op) -> bool:
 
 
 def _adds_up(op: Op) -> bool:
-    """Say whether an operation adds up what several replicas have."""
-    return op.type == "AddN" or any(name in op.type for name in ("AllReduce", "CollectiveReduce"))
+    """Say whether an operation adds up the gradients of several devices."""
+    kinds = "AddN", "AllReduce", "CollectiveReduce"
+    return any(kind in op.type for kind in kinds) and op.bytes != 4  # which is a loss
 
 
 def _beside(step: Trace, device: str) -> list[tuple[Op, float, float]]:
