@@ -147,8 +147,8 @@ plt.show()
 #
 # ## How it works
 #
-# Each device has a copy of the model, its **replica**, and takes its **shard** of the global batch.
-# Here is a step with one weight w and a batch of five numbers:
+# Each device has a copy of the model, its **replica**, which computes the gradients for its **shard**
+# of the global batch. Here is a step with one weight w and a batch of five numbers:
 #
 # ![The first device computes a gradient of 5.6 from the numbers 1, 2 and 3, the second one 16.4
 # from 4 and 5. The all-reduce gives both the sum 22, and each changes its own w from 1 to
