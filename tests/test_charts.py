@@ -582,6 +582,24 @@ def test_the_hills_of_a_curve_are_numbered_where_it_has_several():
     ]  # fmt: skip
 
 
+def test_steps_show_what_ran_at_once_and_where_gradients_were_added():
+    def step(*ops):
+        return Trace(tuple(Op(f"{i}", *op) for i, op in enumerate(ops)), (), {}, ())
+
+    alone = step(("Conv2D", "/CPU:1", 0.0, 4.0), ("Conv2DBackpropInput", "/CPU:1", 4.0, 4.0),
+                 ("Conv2DBackpropFilter", "/CPU:1", 5.0, 2.0))  # fmt: skip
+    shared = step(("Conv2D", "/CPU:1", 0.0, 2.0), ("Relu", "/CPU:2", 1.0, 1.0),
+                  ("Conv2D", "/CPU:2", 0.0, 1.0), ("AddN", "/CPU:1", 2.0, 1.0))  # fmt: skip
+    ax = drawings.steps({"one": alone, "all": shared})
+    paths = [path for each in ax.collections[:-1] for path in each.get_paths()]
+    heights = [np.ptp(path.vertices[:, 1]) for path in paths]
+    assert heights == pytest.approx([0.8, 0.4, 0.4, 0.8, 0.8, 0.8, 0.8])
+    titles = [text.get_text() for text in ax.texts]
+    assert titles[:2] == ["one: 8000 ms", "all: 3000 ms"]
+    assert ax.collections[-1].get_segments()[0][:, 0] == pytest.approx([3000, 3000])
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["/CPU:1", "/CPU:1", "/CPU:2"]
+
+
 def test_cards_lie_beside_each_other_and_what_misses_its_target_is_crossed_out():
     ax = cards(measured(["cores"]))
     single = [line for line in ax.lines if len(line.get_xdata()) == 1]

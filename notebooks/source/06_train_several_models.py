@@ -195,10 +195,10 @@ for name, run in runs.items():
     plt.show()
 
 # %% [markdown]
-# Each bar is a step, and in a gap `fit` begins a pass. In turn, one row is empty while the other has
-# bars. At once, both have bars at the same time, and the bars are usually wider, because the models
-# share one processor and Python's lock. So the run gets shorter where cores are free, but usually
-# not by half.
+# Each bar is a step, and in a gap `fit` begins a pass. In turn, one row is empty while the other
+# has bars. At once, both have bars at the same time, and the bars are usually wider, because the
+# models share one processor and Python's lock. So the run gets shorter where cores are free, but
+# usually not by half.
 #
 # ## One function
 #

@@ -31,8 +31,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from mgpu_helpers import charts, fit, timing, towers, trace
-from mgpu_helpers.lessons import averaging, digits, networks
+from mgpu_helpers import fit, timing, towers, trace
+from mgpu_helpers.lessons import averaging, digits, drawings, networks
 from mgpu_helpers.lessons.checks import lesson_09 as checks
 
 layers = keras.layers
@@ -85,14 +85,13 @@ of_loop = [float(step(x, y)) for _ in range(5)]
 print(np.round(of_loop, 2), "as on one device:", np.allclose(of_loop, of_one, rtol=1e-4))
 
 # %% [markdown]
-# Both give the losses of one device. The batch size need not be a multiple of the number of
-# devices. With a BatchNormalization, `towers.train_step` also needs a `batch_norm`; `"sync"`, the
-# default of `fit.parallel`, gives the losses of one device.
+# Both give the losses of one device. For a BatchNormalization, give `towers.train_step`
+# `batch_norm="sync"`, which `fit.parallel` has by default.
 #
 # | `towers.train_step`, `fit.parallel` | |
 # |---|---|
 # | **Use them when** | the loop is your own, or the model is built already or shared out ([[11]]) |
-# | **They cost** | in each step every device reads all weights, and sends its gradients back |
+# | **They cost** | in each step every device reads all weights and sends all gradients |
 # | **Instead** | `fit.strategy`: each GPU updates a copy, and only gradients cross |
 #
 # ## By hand
@@ -112,8 +111,8 @@ for part in (numbers, *tf.split(numbers, len(plan))):
 
 # %% [markdown]
 # With two devices, one has the ones and twos, the other the threes and fours. The mean of their
-# gradients, 5 and 25, is that of the batch. Their sum is twice as large. Here are the losses before
-# each of four steps:
+# gradients, 5 and 25, is that of the batch, and their sum is twice as large. Here are the losses of
+# four steps:
 
 # %%
 def mean(column):
@@ -135,7 +134,8 @@ print("mean:      ", descend(shards, mean))
 
 # %% [markdown]
 # With the mean, the loss falls as on one device. With the sum it rises. So a step averages the
-# gradients. ([[07]] adds up: there each replica's loss counts by its share of the batch.)
+# gradients. (In [[07]] gradients are added, because each loss is already divided by the size of the
+# whole batch.)
 #
 # ![The host averages the gradients of two devices, device 0 updates the weights, and both read
 # them in the next step.](pictures/09_two_towers.svg)
@@ -143,9 +143,9 @@ print("mean:      ", descend(shards, mean))
 # ## For any model
 #
 # `make_step` does this for a Keras model. `towers.split` cuts a batch on the host, and `towers.run`
-# calls `tower` on each device in `places` with its shard. Each call gives a list, the loss and then
-# a gradient for each weight. `zip` turns these lists into columns, so that all gradients of one
-# weight stand together. Their mean is right only if the shards have the same size:
+# calls `tower` on each device in `places` with its shard. Each call gives the loss and then a
+# gradient for each weight. `zip` turns these lists into columns, each with all gradients of one
+# weight. Their mean is right only if the shards have the same size:
 
 # %%
 def make_step(model, places, together=mean):
@@ -172,9 +172,9 @@ def make_step(model, places, together=mean):
 # %% [markdown]
 # ## Proof
 #
-# Plain SGD moves each weight by the gradient times the rate. So where a step of all devices moves
-# every weight as a step of one device does, the gradients are the same. `apart` divides the
-# largest difference in a variable by the largest move in it, and gives the worst variable:
+# Plain SGD moves each weight by the gradient times the rate. So if all devices move every weight as
+# one device does, their gradients are the same. `apart` divides the largest difference in a
+# variable by the largest move in it, and gives the worst variable:
 
 # %%
 def apart(ours, theirs):
@@ -194,8 +194,9 @@ print("below 1e-4 apart:", apart(moves(plan.devices), one) < 1e-4)
 print(f"with the sum: {apart(moves(plan.devices, tf.add_n), one):.2f} apart")
 
 # %% [markdown]
-# All devices take the step of one, but for rounding. With the sum, the difference is as large as
-# the move itself: each weight moves twice as far. Here are five losses with SGD and with Adam:
+# Apart from rounding, the step of all devices is that of one. With the sum, the difference is as
+# large as the move itself: each weight moves twice as far. Here are five losses with SGD and with
+# Adam:
 
 # %%
 def losses(places, together, optimizer):
@@ -210,58 +211,50 @@ for kind, rate in [(keras.optimizers.SGD, 0.3), (keras.optimizers.Adam, 0.003)]:
     print("  sum:       ", losses(plan.devices, tf.add_n, kind(rate)))
 
 # %% [markdown]
-# With SGD, the losses of the sum fall faster than those of one device, as they would with twice the
-# rate. Only the comparison shows the mistake. With Adam there is nothing to see: Adam divides each
-# gradient by its usual size, so one that is always twice as large makes the same step, until you
-# clip gradients or change the optimizer. So prove your own steps with SGD.
+# With SGD, the losses of the sum fall faster, as with twice the rate, and only the comparison shows
+# the mistake. With Adam there is nothing to see: Adam divides each
+# gradient by its usual size, so a gradient twice as large makes the same step. The mistake shows
+# once you clip gradients or change the optimizer. So prove your own steps with SGD.
 #
 # ## Does it pay?
 #
-# The same step is timed on one device and on all, with a small batch and a large one. Then two
-# charts show the step with the large batch, first on one device:
+# The same step is timed on one device and on all, with a small batch and a large one. Then a chart
+# shows both steps with the large batch:
 
 # %% tags=["nbval-ignore-output"]
-steps = {"one": make_step(build(), [first]), "all": make_step(build(), plan.devices)}
+steps = {"One device": make_step(build(), [first]), "All devices": make_step(build(), plan.devices)}
 for size in (8 * len(plan), 840):
     ways = {name: lambda step=step: float(step(x[:size], y[:size])) for name, step in steps.items()}
     took = timing.several(ways, warmup=2, repeats=8)
     print(f"batch {size}", *(f"{name} {each}" for name, each in took.items()), sep="\n  ")
 
 # %% tags=["varies", "cover"]
-traces = [min((trace.function_step(step, x, y)[1] for _ in range(3)), key=lambda t: t.length)
-          for step in steps.values()]  # fmt: skip
-for each in traces:
-    charts.timeline(each).set_xlim(0, 1e3 * max(each.length for each in traces))
-    plt.show()
+def shortest(step):
+    return min((trace.function_step(step, x, y)[1] for _ in range(3)), key=lambda t: t.length)
+
+
+drawings.steps({name: shortest(step) for name, step in steps.items()})
+plt.show()
 
 # %% [markdown]
-# In the second chart, of all devices, the shards are computed at the same time. But one device
-# alone used two cores for a part of the step: an operation takes one core, and two ran at once
-# where bars of the device stand below each other. So all devices gain less than their number. The
-# small batch gains nothing, because starting every operation and averaging cost as much as for a
-# large one.
+# For most of the step both shards are computed at the same time. Two devices gain less than twice
+# the speed, because the towers neither start nor end together, and because one device alone may use
+# both cores: where a bar has half the height, two operations ran at once. The small batch is slower
+# on all devices, as starting every operation and averaging cost as much as for a large one.
 #
 # ## Who averages
 #
-# Here the host averages. The first device could do it. In a **ring** no place collects: each device
-# cuts its gradients into as many pieces as there are devices, and sends one piece at a time to its
+# Here the host averages. The first device could do it. In a **ring** no device gets all gradients:
+# each cuts its own into as many pieces as there are devices, and sends one piece at a time to its
 # neighbour. Below, device 0 starts with ones, device 1 with tens, and so on. For three rounds each
-# device adds what it receives. Then it has one finished piece, 1111, and in three more rounds these
-# are passed on:
+# adds what it receives, until it has one finished piece, 1111. In three more rounds these are
+# passed on:
 #
 # ![Four devices in a ring, and what each holds after each of six
 # rounds.](pictures/09_ring_of_four.svg)
 #
-# In the code `turn` is 0 in round 1, and device `i` sends piece `(i - turn) % 4`. The first cell
-# runs three rounds. The second runs a ring of your devices: `tf.identity` in the neighbour's block
-# is the sending, and device `i` starts with a vector that is `i + 1` everywhere:
-
-# %%
-held = [[10**i] * 4 for i in range(4)]
-for turn in range(3):
-    for i in range(4):
-        held[(i + 1) % 4][(i - turn) % 4] += held[i][(i - turn) % 4]
-print(np.array(held))
+# The next cell runs a ring of your devices, which average vectors. In round `turn`, counted from 0,
+# device `i` sends piece `(i - turn) % n`, by `tf.identity` in the neighbour's block:
 
 # %%
 def ring(vectors):
@@ -282,10 +275,9 @@ small = towers.run(lambda i: tf.fill([8], i + 1.0), plan.devices, range(len(plan
 print([each.numpy().tolist() for each in ring(small)])
 
 # %% [markdown]
-# The first cell has the table after round 3. In the second every device ends with the mean. What
-# does a ring save? `averaging.traffic` gives each device a vector as long as all gradients, and
-# reads from a trace how many vectors enter and leave each place. With two devices the ring cannot
-# send less than the first device does:
+# Every device ends with the mean. What does a ring save? `averaging.traffic` gives each device a
+# vector as long as all gradients, and reads from a trace how many vectors enter and leave each
+# place. With two devices the ring cannot send less than the first device does:
 
 # %%
 def central(vectors, middle):
@@ -304,13 +296,11 @@ for name, way in ways.items():
         print(f"  {place}  in {into:.2f}  out {out:.2f}")
 
 # %% [markdown]
-# With n devices, n vectors go into the host, or n - 1 into the first device, and as many come out.
-# In the ring of four each device sends a quarter in each of six rounds, which makes 1.5 vectors,
-# and in a larger ring it stays below two.
+# With n devices, the host takes in and sends n vectors, and the first device n - 1. In a ring each
+# device sends an nth of a vector in each of 2 (n - 1) rounds. So with eight devices the busiest
+# place takes in 8 vectors on the host, 7 on the first device, and 1.75 in the ring.
 #
 # ## Break it
-#
-# Here are two more mistakes, with the one weight.
 #
 # **Shards of unequal size.** One shard has 630 numbers, the other the 210 fours. In the mean of
 # both gradients a four has three times the weight of any other number.
@@ -326,14 +316,14 @@ careless = [slope(shard) / len(plan) + 2 for shard in shards]
 print(f"with the penalty {tf.add_n(careless):.1f}, and not 17.0")
 
 # %% [markdown]
-# Both towers counted the penalty.
+# Each tower counted the whole penalty.
 #
 # ## On GPUs
 #
-# Expect no gain from a network as small as this one: its kernels take longer to start than to run.
-# Towers pay when each GPU computes for much longer than its weights and gradients travel. With
-# several physical GPUs `fit.strategy` is the first choice: NVIDIA's library NCCL adds up the
-# gradients, in rings among other ways.
+# Expect no gain from so small a network: its kernels take longer to start than to run. Towers pay
+# when each GPU computes for much longer than its weights and gradients travel. On several physical
+# GPUs `fit.strategy` is the first choice: NVIDIA's library NCCL adds up the gradients, in rings
+# among other ways.
 #
 # ## With a model of another kind
 #
@@ -365,19 +355,19 @@ for places, how in [([first], "sync"), (plan.devices, "sync"), (plan.devices, "a
 
 # %% [markdown]
 # With `"sync"` the numbers are those of one device. With `"average"` on several devices the moving
-# variances come out smaller, because what differs between the shards is left out, and new images
-# are normalized by these variances. Where shards are large and alike this hardly matters, and
-# `"average"` saves the wait for the other devices.
+# variances, which normalize new images, come out smaller, because what differs between the shards
+# is left out. Where shards are large and alike this hardly matters, and `"average"` saves the wait
+# for the other devices.
 #
 # ## The same in a graph: if you inherit such code
 #
 # The [tensorlight notebook](../docs/sources.md#tensorlight) of 2016 trains in towers in a graph,
 # with all weights on the host. `tf1.gradients` takes the place of the tape, and
-# `colocate_gradients_with_ops=True` puts each gradient where its forward operation is. In `update`,
-# a **moving average** follows each weight, for the evaluation. What is made in a block of
-# `tf.control_dependencies` runs only after what the block names. In `start`, each tower has its own
-# seed, or all would drop the same units. Without dropout, look whether the gradients are a tape's
-# on one device, and ten losses those of one tower:
+# `colocate_gradients_with_ops=True` puts each gradient where its forward operation is. In `update`
+# a **moving average** follows each weight, for the evaluation: what is made under
+# `tf.control_dependencies` runs after what that names. In `start` each tower has its own seed, or
+# all would drop the same units. Without dropout, gradients should equal those of a tape on one
+# device, and ten losses those of one tower:
 
 # %%
 network = networks.tensorlight(width=0.125)  # an eighth as wide, to be quick
@@ -437,18 +427,18 @@ whole = [each.numpy() for each in tape.gradient(loss, list(weights.values()))]
 every, feed = start(plan.devices), {"x:0": x, "y:0": y}
 averaged = every.run(every.graph.get_collection("averaged")[0], feed)
 print("gradients of the tape to 1e-5:", apart(averaged, whole) < 1e-5)
-
-# %%
 of_one, of_every = ([session.run(["loss:0", "train"], feed)[0] for _ in range(10)]
                     for session in (start([first]), every))  # fmt: skip
 print("losses of one tower to 1 %:", np.allclose(of_every, of_one, rtol=0.01))
+
+# %%
 for _ in range(15):
     every.run("train", feed | {"keep:0": 0.5})
 new, answers = digits.load(test=True)
 print("accuracy above 0.7:", every.run("accuracy:0", {"x:0": new, "y:0": answers}) > 0.7)
 
 # %% [markdown]
-# In the graph, too, the towers have the gradients and losses of one device.
+# The towers of the graph have the gradients and losses of one device.
 #
 # ## On your own
 #
@@ -505,13 +495,15 @@ checks.half_the_bytes(half_the_bytes)
 # - With the sum the loss rose from 7.5 to 480.0 in three steps, and with the mean it fell to 0.1.
 # - A step of all devices moved each weight as a step of one does, to 1e-4. SGD showed the sum in
 #   its losses, and Adam did not.
-# - In a ring of two, 1.00 vectors went into each device, and 2.00 into a host that averaged.
+# - 2.00 vectors went into a host that averaged, and 1.00 into each device of a ring, as into a
+#   first device that averaged. Against that a ring saves only with more devices.
 # - Unequal shards gave 20.7, and not 15.0. A penalty in each tower gave 19.0, and not 17.0.
 #
 # ## In practice
 #
 # Take `fit.parallel` where `fit` does what you need and the model is built already or shared out,
-# and `towers.train_step` where the loop is yours. Copy `make_step` where you change the step
+# and `towers.train_step` where the loop is yours. Both take batches of any size. Copy `make_step`
+# where you change the step
 # itself: it needs shards of equal size, leaves out the penalties of layers, and updates a
 # BatchNormalization's averages once for each tower.
 #

@@ -4,14 +4,33 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mgpu_helpers._formatting import counted, size_text
-from mgpu_helpers.charts.base import HOST, IDEAL, PALETTE, axes, colour, corner, label, rows, style
+from mgpu_helpers.charts.base import (
+    DARK,
+    HOST,
+    IDEAL,
+    PALETTE,
+    axes,
+    colour,
+    corner,
+    label,
+    rows,
+    style,
+    write,
+)
 from mgpu_helpers.charts.memory import _backward as backward_begins
+from mgpu_helpers.charts.steps import timeline
+from mgpu_helpers.devices.plan import planned
+
+if TYPE_CHECKING:
+    from mgpu_helpers.trace.records import Op
+    from mgpu_helpers.trace.step import Trace
 
 
 def from_gpus(lesson: str, folder: str | os.PathLike[str] = "../results") -> None:
@@ -381,6 +400,70 @@ def panel(draw: Callable[..., Any], **choices: Sequence[Any]) -> None:
         )
         for name, options in choices.items()
     })  # fmt: skip
+
+
+def steps(traces: Mapping[str, Trace], ax: Any = None) -> Any:
+    """Draw steps on one clock: convolutions dark, the rest pale, a line where gradients are added.
+
+    A bar of half the height ran while another one of the same device did.
+    """
+    from matplotlib.patches import Patch
+
+    computed = [sorted({op.device for op in step.ops if _convolves(op)})
+                for step in traces.values()]  # fmt: skip
+    ax = axes(ax, size=(8, 1.4 + 0.42 * (len(traces) + sum(map(len, computed)))))
+    names: dict[float, str] = {}
+    boxes, row = [], 0.0
+    for (title, step), devices in zip(traces.items(), computed, strict=True):
+        ax.text(0, row + 0.3, f"{title}: {1e3 * step.length:.0f} ms", weight="bold", va="bottom")
+        for number, device in enumerate(devices, 1):
+            names[row + number] = device
+            for op, low, high in _beside(step, device):
+                low, shade = low + row + number, colour(device)
+                ax.broken_barh([(1e3 * op.start, 1e3 * op.length)], (low, high), facecolor=shade,
+                               alpha=1 if _convolves(op) else 0.4, edgecolor="white",
+                               linewidth=0.5)  # fmt: skip
+                if _convolves(op):
+                    way = "backward" if "Backprop" in op.type else "forward"
+                    boxes.append((1e3 * op.start, low, 1e3 * op.length, high, way, "white"))
+        if len(devices) > 1:
+            added = [1e3 * op.end for op in step.ops if _adds_up(op)]
+            ax.vlines(added, row + 0.5, row + len(devices) + 0.5, color=DARK, linewidth=1.2)
+        row += len(devices) + 1
+    ax.set_yticks([*names], [*names.values()])
+    ax.set(ylim=(row - 0.4, 0), xlim=(0, 1e3 * max(step.length for step in traces.values())))
+    handles = [Patch(color="#555", label="convolution"), Patch(color="#bbb", label="other work")]
+    handles += ax.plot([], [], color=DARK, linewidth=1.2, label="a gradient is added up")
+    ax.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False)
+    label(ax, "", "time in the step, ms")
+    write(ax, boxes, size=8)
+    return ax
+
+
+def _convolves(op: Op) -> bool:
+    return "Conv2D" in op.type
+
+
+def _adds_up(op: Op) -> bool:
+    """Say whether an operation adds up the gradients of several devices."""
+    kinds = "AddN", "AllReduce", "CollectiveReduce"
+    return any(kind in op.type for kind in kinds) and op.bytes != 4  # which is a loss
+
+
+def _beside(step: Trace, device: str) -> list[tuple[Op, float, float]]:
+    """Give a device's operations, each with its place and height about 0: those at once share."""
+    from mgpu_helpers.trace.records import lanes
+    from mgpu_helpers.trace.step import working
+
+    ops = [op for op in working(step) if op.device == device]
+    long = [op for op in ops if op.length > 0.01 * step.length]
+    laid = [(op, -0.4, 0.8) for op in ops if op not in long]
+    for lane, those in enumerate(lanes(long)):
+        for op in those:
+            at_once = sum(op.start < each.end and each.start < op.end for each in long) > 1
+            high = 0.4 if at_once else 0.8
+            laid.append((op, -0.4 + high * min(lane, 1) * at_once, high))
+    return laid
 
 
 def _has_kernel() -> bool:
