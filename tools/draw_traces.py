@@ -22,7 +22,7 @@ from mgpu_helpers.trace.step import working
 
 FOLDER = ROOT / "docs" / "traces"
 STEPS = {  # by name: the lesson, its chart, the code of the last cell that runs, what traces a step
-    "two_towers": ("09", "timeline", "steps = {", "trace.function_step(steps['all'], x, y)[1]"),
+    "two_towers": ("09", "timeline", "def shortest(step)", "shortest(steps['All devices'])"),
     "uneven_towers": ("19", "timeline", "uneven = make_step(", "traces(uneven)[-1]"),
     "split_model": ("12", "timeline", "timeline(", "trace.fit_step(model, (images, labels))"),
     "pipeline": ("14", "pipeline", "pipeline(", "trace.fit_step(models[8], (images, labels))"),

@@ -41,8 +41,8 @@ entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 # %% [markdown]
 # ## The lines to paste
 #
-# Here is a small network for handwritten digits. All 840 images are one batch, so an epoch is one
-# step. One device takes five steps:
+# Here is the small network of [[07]] for handwritten digits. All 840 images are one batch, so an
+# epoch is one step. One device takes five steps:
 
 # %%
 first = plan.devices[0]
@@ -53,9 +53,9 @@ options = {"batch_size": len(x), "epochs": 5, "shuffle": False, "verbose": 0}
 def build(optimizer=None):
     keras.utils.set_random_seed(9)
     with tf.device(first):
-        convolutions = [layers.Conv2D(n, 5, strides=2, activation="relu") for n in (16, 32)]
-        end = [layers.Flatten(), layers.Dense(10)]
-        model = keras.Sequential([keras.Input([28, 28, 1]), *convolutions, *end])
+        convolution = partial(layers.Conv2D, padding="same", activation="relu")
+        stack = [convolution(32, 7), layers.MaxPool2D(4), convolution(16, 3), layers.Flatten()]
+        model = keras.Sequential([keras.Input([28, 28, 1]), *stack, layers.Dense(10)])
         model.compile(optimizer or keras.optimizers.SGD(0.3), entropy)
         model.optimizer.build(model.trainable_variables)
     return model
@@ -237,10 +237,10 @@ drawings.steps({name: shortest(step) for name, step in steps.items()})
 plt.show()
 
 # %% [markdown]
-# For most of the step both shards are computed at the same time. Two devices gain less than twice
-# the speed, because the towers neither start nor end together, and because one device alone may use
-# both cores: where a bar has half the height, two operations ran at once. The small batch is slower
-# on all devices, as starting every operation and averaging cost as much as for a large one.
+# Both shards are computed at the same time. Two devices gain less than twice the speed, because one
+# device alone may use both cores: where a bar has half the height, two operations ran at once. The
+# small batch gains nothing, or loses, as starting every operation and averaging cost as much as for
+# a large one.
 #
 # ## Who averages
 #
