@@ -49,10 +49,9 @@ warnings.simplefilter("ignore", UserWarning)  # Keras has one for every Dataset 
 def build_on(n):
     keras.utils.set_random_seed(8)
     with fit.strategy(plan.devices[:n]).scope():
-        convolutions = [layers.Conv2D(c, 5, strides=2, activation="relu") for c in (16, 32)]
-        model = keras.Sequential(
-            [keras.Input([28, 28, 1]), *convolutions, layers.Flatten(), layers.Dense(10)]
-        )
+        convolution = partial(layers.Conv2D, padding="same", activation="relu")
+        stack = [convolution(32, 7), layers.MaxPool2D(4), convolution(16, 3), layers.Flatten()]
+        model = keras.Sequential([keras.Input([28, 28, 1]), *stack, layers.Dense(10)])
         model.compile("sgd", entropy)
     return model
 
@@ -85,11 +84,13 @@ def seconds_of(model, batch):
 
 
 # %% [markdown]
-# `seconds_of` gives the time of a step. We ask for it on one device and on all, with 16, 100 and
-# 400 images for each device. `in_turn` asks once to warm up, and then twenty times in turn:
+# `seconds_of` gives the time of a step. We ask for it on one device and on all, with 8, 32 and 128
+# images for each device. `took` has twenty times for each number of devices and images a step:
+# `in_turn` calls each once to warm up, and then all of them twenty times by turns. In brackets is
+# the middle half of the twenty ratios:
 
 # %%
-most, batches = min(len(plan), plan.cores), (16, 100, 400)
+most, batches = min(len(plan), plan.cores), (8, 32, 128)
 models = {n: build_on(n) for n in (1, most)}
 layouts = sorted({each for b in batches for each in [(1, b), (1, most * b), (most, b)]})
 took = lesson_15.in_turn(
@@ -100,7 +101,7 @@ took = lesson_15.in_turn(
 names = ("one device", f"{most} devices")
 for b in batches:
     pairs = timing.Comparison(took[1, most * b], took[most, b], names)
-    print(f"{most * b:4} images a step,", pairs)
+    print(f"{most * b:4} images a step, {b:3} on each of {most}:", pairs)
 
 # %% [markdown]
 # A line gives the speed-up, or says that chance alone could explain the difference. With few images
@@ -139,13 +140,13 @@ plt.show()
 
 # %% [markdown]
 # Where a step is small, weak scaling looks better than strong scaling, because a larger batch also
-# helps one device alone. Strong scaling says what the other devices give.
+# helps one device alone. So strong scaling alone shows what the other devices add.
 #
 # ## A number that can be believed
 #
-# The runs take turns, so a machine that slows down slows all. The bars are the middle half of
-# twenty ratios, one for each pair of times, and `Comparison` prints it in brackets. If this half,
-# rounded to two decimals, lies on one side of 1, the two ways count as different.
+# The runs take turns, so a machine that slows down slows all. The bars, too, are the middle half of
+# twenty ratios, one for each pair of times. If this half, rounded to two decimals, lies on one side
+# of 1, the two ways count as different.
 #
 # How often does chance make a difference between two models that are alike? The next cell draws a
 # thousand comparisons whose times scatter by 3 %:
@@ -162,13 +163,14 @@ for pairs in (5, 8, 15, 20):
     print(f"{pairs:2} pairs: {told_apart(pairs):.0%} of the comparisons found a difference")
 
 # %% [markdown]
-# With eight pairs one comparison in nine finds a difference that is not there. So take twenty.
+# With eight pairs one comparison in nine finds a difference that is not there. So take fifteen or
+# more; on a machine that is less steady, take twenty.
 #
 # ## Proof: the same work
 #
 # A training that does less work is faster, too. So the next cells check that a pass on all devices
-# changes the weights as a pass on one device does, to a thousandth of the change. Each step counts
-# as 840 images:
+# changes the weights as a pass on one device does, to a thousandth of the change. The cell
+# counts images as steps times 840:
 
 # %%
 def moved(n, steps=STEPS):
@@ -193,7 +195,7 @@ print(f"all devices: {images:,} images, {same(shared, alone)} to one part in a t
 # %% [markdown]
 # ## What holds it back: a step that is too small
 #
-# A step takes some time for each image, and its fixed part. The times with 16 and with 400 images
+# A step takes some time for each image, and its fixed part. The times with 8 and with 128 images
 # for each device give both. The cell prints the fixed part, and its share of such steps:
 
 # %% tags=["nbval-ignore-output"]
@@ -215,7 +217,7 @@ for n in models:
 # read one by one, and four at a time:
 
 # %% tags=["nbval-ignore-output"]
-READ, SIZE = 0.04, 120
+READ, SIZE, MANY = 0.04, 120, 16
 
 
 def read(x, y):
@@ -223,7 +225,7 @@ def read(x, y):
     return x, y
 
 
-ready = fit.batches(*digits.load(SIZE), batch_size=SIZE).cache().repeat(STEPS)
+ready = fit.batches(*digits.load(SIZE), batch_size=SIZE).cache().repeat(MANY)
 options = tf.data.Options()
 options.threading.private_threadpool_size = 4
 four = ready.map(read, num_parallel_calls=4).with_options(options)
@@ -233,7 +235,7 @@ for n in models:
     rates = {}
     for name, data in inputs.items():
         run = timing.measure(lambda: models[n].fit(data, verbose=0), warmup=1, repeats=3)
-        rates[name] = STEPS * SIZE / run.median
+        rates[name] = MANY * SIZE / run.median
     print(f"{n:7}", *(f"{each:15,.0f}" for each in rates.values()))
     assert rates["one by one"] <= SIZE / READ
 
@@ -289,8 +291,9 @@ print("eight times the higher rate is a failure: ", mean[128, 0.8] < 0.3)
 #
 # ## Break it
 #
-# In Horovod you divide the steps of a pass by the number of devices. If you do so in Keras, where
-# you give the global batch, `fit` seems to scale perfectly. The proof from above notices:
+# In Horovod you divide the steps of a pass by the number of devices. Keras takes the global batch,
+# so with divided steps `fit` trains on fewer images and seems to scale perfectly. The proof from
+# above notices:
 
 # %%
 hurried, images = moved(len(plan), steps=max(1, STEPS // len(plan)))
@@ -302,11 +305,10 @@ print(f"all devices, steps divided: {images:,} images, {same(hurried, alone)}")
 # ## On GPUs
 #
 # On one GPU Keras compiles with XLA by itself, but not under a strategy such as that of
-# `build_on(1)`. So time the model that you train today on one GPU as well: the second GPU has to be
-# faster than that. A GPU hardly speeds up the fixed part, so raise the batch until the images a
-# second no longer grow. A small network can lose by a second GPU: MNIST took 286 s with
-# `MirroredStrategy` on two GTX 1080 Ti, and 197 s on one ([TensorFlow issue
-# 35095](../docs/sources.md), olk, 2019).
+# `build_on(1)`. So time also your model on one GPU without a strategy: two GPUs have to beat that.
+# A GPU hardly speeds up the fixed part, so raise the batch until the images a second no longer
+# grow. A small network can lose by a second GPU: MNIST took 286 s with `MirroredStrategy` on two
+# GTX 1080 Ti, and 197 s on one ([TensorFlow issue 35095](../docs/sources.md), olk, 2019).
 #
 # ## With a model of another kind
 #
@@ -341,10 +343,10 @@ for row in [*published.TENSORLIGHT[:4], published.TENSORLIGHT_APART["third run"]
     print(f"{row.layout!r:40}{1e3 * row.seconds:5.1f} ms a step,{share:4.0f} µs an example")
 
 # %% [markdown]
-# In two of three runs the second GPU gained nothing: an example took 145 µs on one GPU, and 170,
-# 148 and 111 on two. The main reason was **the place of the variables**. With the variables on the
-# host, a step on one GPU took 32.5 ms in place of 18.5, because weights and gradients cross in
-# every step.
+# Against the best layout of one GPU, two of three runs gained nothing: an example took 145 µs on
+# one GPU, and 170, 148 and 111 on two. The main reason was **the place of the variables**. With the
+# variables on the host, a step on one GPU took 32.5 ms in place of 18.5, because weights and
+# gradients cross in every step.
 #
 # `start` builds such towers on the devices of `where`, with variables, average and Adam on `home`.
 # A gradient that is colocated is computed on the device of its operation. Three layouts should give
@@ -415,7 +417,7 @@ checks.efficiency(efficiency)
 # **2.** Write `differ(a, b)`. `a` and `b` are lists of seconds of two steps that were timed in
 # turn, so `a[0]` and `b[0]` are a pair. Return True if the middle half of the ratios, from the
 # quantile 0.25 to the quantile 0.75 (`np.quantile`), lies on one side of 1, and False if not.
-# Unlike `timing.compare`, do not round.
+# Unlike `timing.Comparison`, do not round.
 
 # %% tags=["exercise"]
 def differ(a, b):
