@@ -2,8 +2,8 @@
 # # Place operations
 #
 # You put the second half of a model on the second GPU. Training starts, the loss falls, and the
-# second GPU computes nothing. The device's name was wrong, or its block was in the wrong place, and
-# TensorFlow computed somewhere else without a word.
+# second GPU computes nothing. The name was wrong, or the `tf.device` block stood in the wrong
+# place, and TensorFlow computed somewhere else without a word.
 #
 # **In this lesson** you decide which device runs an operation, and check that it did.
 #
@@ -36,7 +36,7 @@ from mgpu_helpers.lessons.checks import lesson_01 as checks
 # ## The lines to paste
 #
 # Here is a small residual network with batch normalization. Its two halves are models of their own,
-# and each is built in the `tf.device` block of a place:
+# and each is built in a `tf.device` block of its own:
 
 # %%
 layers = keras.layers
@@ -81,10 +81,9 @@ with tf.device(ends[0]):
     one_loss, one_weights = train_once(model)
 
 # %% [markdown]
-# `jit_compile=False` switches XLA off, with which Keras would compile the step on a GPU: XLA
-# accepts no variable that is on another device. `fit.split` switches it off by itself, and puts
-# each half on its device. `at` names the layer or model that begins the second part, here the model
-# `second`:
+# On a GPU Keras compiles the step with XLA, which accepts no variable of another device.
+# `jit_compile=False` prevents that. `fit.split` does so by itself, and puts each half on its
+# device. `at` names the layer or model that begins the second part, here the model `second`:
 
 # %%
 model = build([ends[0], ends[0]])
@@ -115,9 +114,9 @@ print(f"loss {value:.3f} and {one_loss:.3f}, weights equal to 1e-5:", apart < 1e
 _ = train_once(build(ends))
 
 # %% [markdown]
-# The weights are where they should be, and all convolutions and products ran in one place. A
-# layer's weights stay where it was *built*. The layer computes where it is *called*, and a training
-# step calls it outside the blocks. So put the blocks around the calls:
+# The weights are where they should be, and all convolutions and products ran in one place, of
+# TensorFlow's choice. A layer's weights stay where it was *built*. The layer computes where it is
+# *called*, and a training step calls it outside the blocks. So put the blocks around the calls:
 
 # %% tags=["unplaced"]
 class Called(keras.Model):
@@ -136,7 +135,7 @@ _ = train_once(Called(build(ends).layers))
 
 # %% [markdown]
 # The forward pass is right. The gradient tape makes the backward pass after `call` has ended,
-# outside every block. On GPUs, the first GPU would do all of it. [[12]] mends this by hand. The
+# outside every block. On GPUs, the first GPU would make all of it. [[12]] mends this by hand. The
 # drawing shows both halves, blue on the first device and orange on the second:
 #
 # ![Weights, forward pass and backward pass of two halves. Blocks around the building place only
@@ -160,9 +159,9 @@ print("parts:", spec.device_type, spec.device_index, spec.job, spec.task)
 # one process they are `localhost`, 0 and 0, and may be left out.
 #
 # `tf.device` names the device of every operation created in its block. Of nested blocks the inner
-# one wins, and `tf.device(None)` takes the name away. What nobody names is left to TensorFlow. It
-# plans an operation that reads or changes a variable where the variable is. For others it plans
-# `/GPU:0` if there is one and the operation can run there, and `/CPU:0` otherwise.
+# one wins, and `tf.device(None)` undoes the outer blocks. What nobody names is left to TensorFlow.
+# It plans an operation that reads or changes a variable where the variable is. For others it as a
+# rule plans `/GPU:0` if there is one and the operation can run there, and `/CPU:0` otherwise.
 #
 # ## A name that is not there
 #
@@ -199,22 +198,11 @@ tf.config.set_soft_device_placement(True)
 # for GPUs, such as those on strings, raise one too in a block that names a GPU. So the last line
 # switches soft placement on again.
 #
-# ## Asked for, planned, ran
-#
-# Your code **asks for** a device in `tf.device`. Before the first run, TensorFlow **plans** one for
-# each operation, and lists it in its **placement log**. A trace shows what **ran**, which can
-# differ from both. The drawing has three examples:
-#
-# ![Three examples, each with the device asked for, planned, and run on. A right name: the first
-# device three times. A wrong name, /GPU:9: another device is planned and runs it. Nothing but
-# constants: the second device is asked for and planned, and it does not
-# run.](pictures/01_asked_planned_ran.svg)
-#
 # ## A product on each device
 #
 # Each device multiplies `x` by itself, and the host adds the products, as in [Understanding Multi
 # device training in TensorFlow](../docs/sources.md#wiki) (kavyasrinet, 2017). `numbers` times
-# itself is 7, 10, 15 and 22. Look for these four numbers, each times the number of your devices:
+# itself is 7, 10, 15 and 22. With two devices, look for twice these numbers:
 
 # %%
 @tf.function
@@ -280,8 +268,8 @@ for function in [lost, constant]:
         print(f"{function.__name__}: {error}")
 
 # %% [markdown]
-# The wrong name is caught. The product of constants ran nowhere: its inputs never change, so
-# TensorFlow computed it once, before the first run, and kept the result. The placement log has the
+# The wrong name is caught. The product of constants did not run in the step: its inputs never
+# change, so TensorFlow computed it once, before the first run, and kept the result. Look at the
 # device that was *planned* for it:
 
 # %%
@@ -290,6 +278,17 @@ with trace.placement() as log:
 print("planned:", log.device_of("MatMul"))
 
 # %% [markdown]
+# ## Asked for, planned, ran
+#
+# Your code **asks for** a device in `tf.device`. Before the first run, TensorFlow **plans** one for
+# each operation; the **placement log** lists it if you switch the log on. A trace shows what
+# **ran**, which can differ from both:
+#
+# ![Three examples, each with the device asked for, planned, and run on. A right name: the first
+# device three times. A wrong name, /GPU:9: another device is planned and runs it. Nothing but
+# constants: the second device is asked for and planned, and it does not
+# run.](pictures/01_asked_planned_ran.svg)
+#
 # ## On GPUs
 #
 # TensorFlow numbers the GPUs that it may see: with `CUDA_VISIBLE_DEVICES=2,3` they are `/GPU:0` and
@@ -400,8 +399,8 @@ checks.full_name(full_name)
 # %% [markdown]
 # **2.** `add_products` sends each whole product to the host. Suppose that only the sum of all
 # entries is wanted, one number. Write `add_entries` so that each device still multiplies, and sends
-# no more than 4 bytes. The check reads them from a trace in which, as on a machine with GPUs,
-# operations outside every block run on the first device.
+# no more than 4 bytes. In the check, as with GPUs, operations outside every block run on the first
+# device.
 
 # %% tags=["exercise"]
 def add_entries(x):
@@ -430,8 +429,8 @@ checks.add_entries(add_entries)
 # - A wrong name was silent. One setting makes it an error.
 # - Each device got 4,000,000 bytes and sent as many back.
 # - The sum of the products differed from NumPy's in 0 entries.
-# - A device was planned for a product of constants, and the trace showed that the product never
-#   ran.
+# - A device was planned for a product of constants, and the trace showed that it did not run in the
+#   step.
 #
 # ## In practice
 #

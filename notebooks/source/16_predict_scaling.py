@@ -41,20 +41,21 @@ warnings.simplefilter("ignore", UserWarning)  # Keras has one for every Dataset 
 # Here is a step of VGG16 on two DGX-1, servers with eight P100 GPUs each, and a link of 10 Gbit:
 #
 # ![Two servers, a fast link inside each and a slow one between. In the step called least gradients
-# cross between the servers after all GPUs have computed, in 0.938 s; in the one called most while
-# the GPUs compute, in 0.474 s.](pictures/16_two_links.svg)
+# cross between the servers after all GPUs have computed, in 0.938 s; in the one called most during
+# the whole step, in 0.474 s.](pictures/16_two_links.svg)
 #
-# Blue and green are the measured step of one server: its GPUs compute, and add up their gradients.
-# The second server adds what is orange: each server sends its sum, and receives the other sum at
-# the same time. How many times as fast two servers are should lie between two numbers:
+# Blue and green: the step of one server, as measured. Orange: what a second server adds. Each
+# server sends its sum, and receives the other sum at the same time. How many times as fast two
+# servers are should lie between two numbers:
 #
 # - `least`: nothing else happens while gradients cross between the servers.
-# - `most`: gradients cross while the GPUs compute, and only what outlasts the step is added.
+# - `most`: gradients cross during the whole step, and only what takes longer than the step is
+#   added. This is a bound: gradients exist only after the forward pass.
 #
 # You need the number of parameters, as `scaling.Workload.of(model)` counts them, and the seconds of
 # a step on your whole server: its images, divided by the images a second. TensorFlow's developers
-# published these two with 64 images for each GPU ([Benchmarks](../docs/sources.md), 2017). Put your
-# own in their place:
+# published images a second, with 64 images on each GPU ([Benchmarks](../docs/sources.md), 2017).
+# Put your own in their place:
 
 # %%
 mine = {
@@ -75,7 +76,7 @@ print(f"least: {2 * step / (step + crossing):.2f} times as fast as one server")
 # %% [markdown]
 # `gains` does this for any link and number of servers. Each server counts as one device of a
 # **ring** ([[09]]), and `scaling.Cost()` counts only the link. Of m servers in a ring each sends
-# 2(m - 1)/m times the gradients' bytes: 1 time for two servers, always below 2.
+# 2(m - 1)/m times the gradients: once for two servers, never twice.
 
 # %%
 def gains(network, step, link, servers=2):
@@ -85,18 +86,35 @@ def gains(network, step, link, servers=2):
     return least, most
 
 
-# %%
+# %% [markdown]
+# Decide first which gain is enough. Two servers cost twice as much, so at 1.7 times as fast an
+# image costs 2 / 1.7 = 1.18 times as much as before. If that is your limit, the rule is:
+#
+# - `least` is above 1.7: buy.
+# - `most` is below 1.7: do not buy.
+# - 1.7 lies between them: rent two servers for an hour and call `mgpu cluster` ([[17]]).
+#
+# The dashed line is this limit. In JupyterLab a panel changes the number of servers:
+
+# %% tags=["varies", "cover"]
 ETHERNETS = (links.ETHERNET_10G, links.ETHERNET_25G, links.ETHERNET_100G)
-for name, case in mine.items():
-    for link in ETHERNETS:
-        least, most = gains(*case, link)
-        print(f"{name:10} {link.name:17} {least:.2f} to {most:.2f} times as fast")
+
+
+def draw(servers):
+    found = {f"{name}, {link.name}": gains(*case, link, servers)
+             for name, case in mine.items() for link in ETHERNETS}  # fmt: skip
+    ax = drawings.ranges(found, title=f"{servers} servers", across="times as fast as one server",
+                         source="predicted from TensorFlow's benchmarks, 2017")  # fmt: skip
+    ax.axvline(1.7 / 2 * servers, color="#222", linestyle="--")
+
+
+drawings.panel(draw, servers=[2, 3, 4, 8])
 
 # %% [markdown]
-# Buy by `least`. For ResNet-50 over 25 Gbit it is 1.79, so an image costs 2 / 1.79 = 1.12 times as
-# much as before: a fair buy. For VGG16 over 10 Gbit the range is too wide to decide. Of 100 Gbit,
-# 12.5 GB/s, users of NCCL have measured 4 to 7.5 ([issues 22 and 450](../docs/sources.md)). `gains`
-# counts with 7.5; with 4, `least` is 1.55 for VGG16.
+# Buy for ResNet-50 over 25 or 100 Gbit, and rent first over 10. For VGG16 rent first over 10 or 25.
+# A link of 100 Gbit is 12.5 GB/s, of which users of NCCL measured 4 to 7.5 ([issues 22 and
+# 450](../docs/sources.md)). `gains` counts with 7.5, and says: buy for VGG16. With 4, `least` is
+# 1.55: rent first.
 #
 # All this counts images a second. Two servers train with twice the global batch, and may need more
 # passes to reach the same **accuracy** ([[15]]).
@@ -105,27 +123,14 @@ for name, case in mine.items():
 # |---|---|
 # | **Use it when** | a second server costs money, and you have measured the first |
 # | **It costs** | some minutes of measuring ([[15]]) |
-# | **Instead** | where the range is wide, rent two for an hour and call `mgpu cluster` ([[17]]) |
+# | **Instead** | let the gradients cross less often, as below |
 #
-# In JupyterLab a panel below the chart changes the number of servers:
-
-# %% tags=["varies", "cover"]
-def draw(servers):
-    found = {f"{name}, {link.name}": gains(*case, link, servers)
-             for name, case in mine.items() for link in ETHERNETS}  # fmt: skip
-    drawings.ranges(found, title=f"{servers} servers", across="times as fast as one server",
-                    source="predicted from TensorFlow's benchmarks, 2017")  # fmt: skip
-
-
-drawings.panel(draw, servers=[2, 3, 4, 8])
-
-# %% [markdown]
 # ## Proof: others have bought the second server
 #
 # TensorFlow's page also has times of one to eight servers with eight K80 GPUs each, on Amazon EC2,
 # which lists 10 Gbit for such a server. (They hold the variables in shares; about as many bytes
-# cross as in a ring.) Only the step of one server goes into the prediction. An efficiency of 1
-# would be twice the speed on two servers:
+# cross as in a ring.) Only the step of one server goes into the prediction. At 1.00 two servers
+# would be twice as fast as one:
 
 # %%
 found, measured = {}, {}
@@ -138,14 +143,15 @@ off = [least / measured[name] - 1 for name, (least, _) in found.items()]
 print(f"{sum(inside)} of {len(inside)} lie between least and most")
 print(f"least is off by {np.median(np.abs(off)):.1%} in the median, {-min(off):.0%} at most, "
       f"and never too high: {max(off) < 0}")  # fmt: skip
-drawings.ranges(found, measured, title="Predicted (bars) and measured (dots)", across="efficiency",
+drawings.ranges(found, measured, title="Predicted (bars) and measured (dots)",
+                across="times as fast / number of servers",
                 source="predicted and measured: TensorFlow's benchmarks, 2017")  # fmt: skip
 plt.show()
 
 # %% [markdown]
-# No training gained less than `least`, and two gained a little more than `most`. But none of the 15
-# sends as much for its arithmetic as VGG16, whose bar would begin at 0.50. So nothing here tests
-# where in so wide a range a training lies.
+# No training gained less than `least`. Two gained more than `most`, by less than the published
+# rates are rounded. But none of the 15 sends as much for its arithmetic as VGG16, whose bar would
+# begin at about 0.5. So for so wide a range this proves nothing.
 #
 # ## When not to buy a faster link
 #
@@ -162,8 +168,7 @@ for batches in (1, 4):
 # %% [markdown]
 # ## A step that you have not measured
 #
-# What if you have four GPUs, and think of a server with eight? Then the step has to be predicted as
-# well, from its parts:
+# If you have four GPUs and think of eight, the step has to be predicted as well, from its parts:
 #
 # ![Bars of a step on 1, 2 and 4 devices. Arithmetic and a fixed part are the same in all. Moving is
 # missing on 1 device, and longer on 4 than on 2.](pictures/16_parts.svg)
@@ -179,33 +184,33 @@ toy = [scaling.Measurement(Layout(1, batch), seconds) for batch, seconds in time
 scaling.fit(scaling.Workload("toy", parameters=1000), toy).predict(Layout(1, 256))
 
 # %% [markdown]
-# It also says why to doubt the 35 ms: 256 lies outside the table, and two costs fit any two rows.
+# It doubts the 35 ms, also because two unknowns fit any two rows exactly.
 #
-# Is a fit better than simply doubling the rate of four GPUs? Here both predict the images a second
-# of eight, the fit from published rows of 1, 2 and 4. Each line says how far they are off:
+# Is a fit better than doubling the rate of four GPUs? Here both predict published steps of eight,
+# the fit from rows of 1, 2 and 4. Above 0 the step took longer than predicted. Behind ± is the
+# fit's **interval**, in which about 95 % of such steps should lie:
 
 # %%
-off, held = [], []
+def width(step):
+    return f"± {step.high / step - 1:.0%}" if step.high else "without interval"
+
+
+off = []
 for name, network, fewer, four, eight in published.eight_after_four():
     step = scaling.fit(network, fewer).predict(eight.layout).total
     off.append([eight.seconds / four.seconds - 1, eight.seconds / step - 1])
-    print("{:17} doubled {:6.1%}, fitted {:6.1%}".format(name, *off[-1]))
-    if step.low is not None:
-        held.append(step.low < eight.seconds < step.high)
+    print("{:17} doubled {:6.1%}, fitted {:6.1%}".format(name, *off[-1]), width(step))
 middle = np.median(np.abs(off), axis=0)
 print("median, no sign   doubled {:6.1%}, fitted {:6.1%}".format(*middle))
-print(f"{sum(held)} of {len(held)} intervals hold the measured step")
 
 # %% [markdown]
-# In the median the fit is no better, because most of these networks scale well inside a server. For
-# AlexNet, which has the most parameters for its arithmetic, doubling is four times as far off. For
-# VGG16 with 32 images both are wrong by about a third. What the fit adds is an **interval**, in
-# which about 95 % of such steps should lie by the scatter of the rows. AlexNet's three rows give
-# none.
+# In the median the fit is no better. For AlexNet, which has the most parameters for its arithmetic,
+# doubling is four times as far off. For VGG16 with 32 images both are wrong by about a third, as
+# the wide interval allows.
 #
 # ## Break it
 #
-# **The second server taken for more of the first.** A fit to the rows of one server answers for 16
+# **A second server is not eight more GPUs.** A fit to the rows of one server answers for 16
 # GPUs, too. It warns that 16 is outside its rows, but does not know of the slow link. Compare it
 # with `gains`, for VGG16 with 32 images on each GPU:
 
@@ -222,12 +227,13 @@ print(f"over 10 Gbit: {least:.2f} to {most:.2f} times")
 #
 # ## On GPUs
 #
-# Between two servers NCCL often adds up in a tree, inside first ([nccl-tests issue
-# 196](../docs/sources.md)). If it chooses a ring of all GPUs, nearly twice all gradients cross each
-# link, and you may gain less than `least`. With `fit.strategy` you may gain more: it sends packs of
-# at least 25 MiB, those of the last layers first, while the rest is computed. TensorFlow's own
-# strategies send one pack at the end. A link carries less than its name says: measure yours with
-# `iperf3`, and make a `scaling.Link` of it.
+# - If NCCL adds up in a tree, inside first, you gain about `least` ([nccl-tests issue
+#   196](../docs/sources.md)).
+# - If it chooses a ring of all GPUs, nearly twice all gradients cross each link: perhaps less.
+# - `fit.strategy` sends packs of 25 MiB or more while the rest is computed: perhaps more.
+#
+# A link carries less than its name says: measure yours with `iperf3`, and make a `scaling.Link` of
+# it.
 #
 # ## With a model of another kind
 #
@@ -257,13 +263,14 @@ network, server = scaling.Workload.of(models[1]), max(models)
 rows = scaling.measure(fit_of, [*models], [32, 128, 512], steps=5, variables="ring", warmup=1,
                        repeats=5)  # fmt: skip
 step = scaling.fit(network, rows).predict(Layout(server, 256, "ring")).total
-print(f"{network.parameters:,} parameters, a step with 256 on each: {1e3 * step:.1f} ms")
+print(f"{network.parameters:,} parameters")
+print(f"a step with 256 on each: {1e3 * step:.1f} ms", width(step))
 for link in ETHERNETS:
     least, most = gains(network, step, link)
     print(f"{link.name:17} {least:.2f} to {most:.2f} times as fast")
 
 # %% [markdown]
-# Print `step.low` and `step.high`. If they are far apart, measure again on a less busy machine.
+# Where the interval is wide, measure again on a less busy machine.
 #
 # ## On your own
 #
@@ -291,8 +298,8 @@ checks.slowest(slowest)
 
 # %% [markdown]
 # **2.** Can a published time be true? The [P40 note](../docs/sources.md#p40) prints 22.25 s on one
-# GPU beside a program of 1000 epochs of 40,000 examples. In the program's original the same time
-# stands beside 10 epochs of 50,000. Write `share_of_peak(flops, examples, epochs, seconds, peak)`,
+# GPU beside a program of 1000 epochs of 40,000 examples. The note copied this time from a program
+# of 10 epochs of 50,000 examples. Write `share_of_peak(flops, examples, epochs, seconds, peak)`,
 # the share of the GPU's peak that this takes. `flops` are the additions and multiplications (FLOP)
 # of training on one example, and `peak` is the most that the GPU does in a second. The check tries
 # both programs, and VGG16 on a P100. Fast convolutions make a share of up to 4 possible ([Lavin and
@@ -315,7 +322,7 @@ checks.share_of_peak(share_of_peak)
 # %% [markdown]
 # ## What we saw
 #
-# - By `least` a second DGX-1 makes VGG16 1.01 times as fast over 10 Gbit, and 1.44 times over 25.
+# - By `least` a second DGX-1 makes VGG16 1.01 times as fast over 10 Gbit.
 # - Beside 15 published times of several servers `least` was never too high. It was off by 3.6 % in
 #   the median and 12 % at most.
 # - If gradients cross after 4 batches, `least` for VGG16 over 10 Gbit is 1.61.
@@ -325,8 +332,8 @@ checks.share_of_peak(share_of_peak)
 #
 # ## In practice
 #
-# Measure a step of your server and the rate of the link, and buy where the second server pays by
-# `least`. This project's own predictions of two and three workers over slow links were within 13 %
-# ([benchmarks](../docs/benchmarks.md)).
+# Measure a step of your server and the rate of the link. Buy where `least` is enough, and rent
+# first where only `most` is. This project's own predictions of two and three workers over slow
+# links were within 13 % ([benchmarks](../docs/benchmarks.md)).
 #
 # Next: [[next]].
