@@ -63,8 +63,8 @@ def build():
 # %% [markdown]
 # `fit.strategy` is TensorFlow's `MirroredStrategy`, changed so that `BatchNormalization` works on
 # the whole batch. Build and compile the model in its scope. The call of `fit` stays as it was, but
-# its `batch_size` is now the **global batch**, of which each device gets a share. If your first
-# training on GPUs is not faster, the shares are often too small ([[15]]). Here a batch has 64
+# its `batch_size` is now the **global batch**, of which each device gets a share. Shares that are
+# too small are the usual reason why a training on GPUs is not faster ([[15]]). Here a batch has 64
 # digits:
 
 # %%
@@ -76,8 +76,8 @@ history = on_all.fit(x, y, batch_size=64, epochs=3, verbose=0).history
 print("accuracy:", *[f"{share:.2f}" for share in history["accuracy"]])
 
 # %% [markdown]
-# The strategy adds up the gradients of all shares, so the model should learn what it learns without
-# a strategy:
+# The strategy adds up the gradients of all shares, so the losses should be those without a
+# strategy:
 
 # %%
 on_one = build()
@@ -107,9 +107,10 @@ charts.timeline(step)
 plt.show()
 
 # %% [markdown]
-# There devices worked at the same time. A device that runs two operations at once has two rows of
-# bars. Copies are not drawn, so white space means that a device waited or, on GPUs, received data.
-# [[15]] measures whether a training also becomes faster.
+# For part of the step several devices worked at the same time. A device that runs two operations at
+# once has two rows of bars. Short operations look pale. Copies are not drawn, so white space means
+# that a device waited or, on GPUs, received data. [[15]] measures whether a training also becomes
+# faster.
 #
 # | `fit.strategy` | |
 # |---|---|
@@ -225,17 +226,21 @@ print(fresh.python(by_hand))
 
 # %% [markdown]
 # An operation uses one core here, and lessons measure speed-ups against one device. Plain
-# TensorFlow lets an operation use all cores, so these devices make no training on a laptop faster.
-# They share one memory and need no copies: the bytes that the lessons count are those that would
-# cross to, from and between GPUs. For another number of devices, restart the kernel.
+# TensorFlow lets an operation use all cores, so without a GPU `devices.setup` slows a training
+# down. The devices share one memory and need no copies: the bytes that the lessons count would
+# cross to, from and between GPUs. To change the number in `devices.setup`, restart the kernel
+# first.
+#
+# In the environment, `MGPU_DEVICES=4` gives every lesson four devices, and `MGPU_MODE=cores` takes
+# cores even where there are GPUs. Set them before the kernel starts.
 #
 # ## On GPUs
 #
 # Do not expect two GPUs to be faster at this product: copying the matrices to a GPU usually takes
 # longer than multiplying them there. Sharing pays where a device computes for longer than its data
-# travels ([[09]]). TensorFlow puts operations outside all blocks on the first GPU: name a place for
-# cutting and joining, too. The command `make gpu` in a terminal keeps the timeline of your GPUs,
-# and the next cell shows it where there is one:
+# travels ([[09]]). Outside all blocks TensorFlow takes the first GPU: name the host for cutting and
+# joining. The command `make gpu` in a terminal stores a timeline of your GPUs, which the next cell
+# shows:
 
 # %% tags=["varies", "nbval-ignore-output"]
 drawings.from_gpus("00")
@@ -245,7 +250,7 @@ drawings.from_gpus("00")
 #
 # The solution of each exercise stands under it, closed until you click *1 cell hidden*.
 #
-# **1.** Here `build_on_all` only makes the weights on one device. Change it so that `fit` uses all
+# **1.** Here `build_on_all` makes the weights on one device. Change it so that `fit` uses all
 # devices of the plan.
 
 # %% tags=["exercise"]
@@ -302,17 +307,11 @@ checks.multiply_columns(multiply_columns)
 # ## In practice
 #
 # Use `fit.strategy` to train, a trace to see which devices worked, and `tf.device` for what nothing
-# else places. Without a GPU these lines slow a training down: `devices.setup` limits an operation
-# to one core. So that results can be compared it switches **TF32** off, the faster but less exact
-# products of newer GPUs. `tf.config.experimental.enable_tensor_float_32_execution(True)` switches
-# it on again.
-#
-# In the environment, `MGPU_DEVICES=4` gives every lesson four devices, and `MGPU_MODE=cores` takes
-# cores even where there are GPUs. Set them before the kernel starts.
+# else places. So that results can be compared, `devices.setup` switches **TF32** off, the faster
+# but less exact products of newer GPUs.
+# `tf.config.experimental.enable_tensor_float_32_execution(True)` switches it on again.
 #
 # ## The lessons
-#
-# [[lessons]]
 #
 # Four ways through the lessons:
 #
@@ -321,6 +320,8 @@ checks.multiply_columns(multiply_columns)
 # - "I have many scripts": 04, 05, 06.
 # - "My model does not fit": 03, 10 to 14.
 # - "Is a second server worth it?": 15 to 18.
+#
+# [[lessons]]
 #
 # | word | what it means in all lessons |
 # |---|---|

@@ -109,9 +109,9 @@ for size in (8, 64, 840):
     print(f"{size:3} images,", timing.compare(*both, warmup=1, repeats=5, names=names))
 
 # %% [markdown]
-# With 8 images all devices gain nothing, or lose: Python, the input and the exchange take time in
-# every step, and more devices do not shorten it. With 840 images two cores are clearly faster. A
-# GPU needs a larger network to gain, since it finishes this one sooner.
+# With 8 images all devices gain nothing, or lose: feeding the data and adding up the gradients take
+# time in every step, and more devices do not shorten it. With 840 images two cores are clearly
+# faster. A GPU needs a larger network to gain, since it finishes this one sooner.
 #
 # What did each device do? `trace.fit_step` takes a step of `fit` and records which device computed
 # what, and when. The step needs five convolutions, two forward and three backward:
@@ -133,9 +133,9 @@ plt.show()
 
 # %% [markdown]
 # Each device computed all five convolutions for its share of the batch, at the same time as the
-# others. A gradient is added up as soon as all devices have it. Two cores gain less than twice the
-# speed, because one device alone may use both: where a bar has half the height, two of its
-# operations were ready and ran at once.
+# others. At a black line all devices have a gradient, and it is added up. Two cores gain less than
+# twice the speed, because one device alone may use both: bars of half the height are two operations
+# of one device at once.
 #
 # | | |
 # |---|---|
@@ -156,13 +156,13 @@ plt.show()
 # each replica updates its own weights, so they stay equal to those of the others.
 #
 # Now we take this step by hand, with the **plain strategy**, TensorFlow's own `MirroredStrategy`.
-# `fit.strategy` builds on it and corrects it. The loss is the mean of (w·x)². With w = 1 its
+# `fit.strategy` builds on it and corrects its means. The loss is the mean of (w·x)². With w = 1 its
 # gradient is the mean of 2x², which is 22. A replica has only its shard and cannot take this mean.
-# But it can divide the sum over its shard by the size of the global batch, and these results add
-# up to the mean:
+# But it can divide the sum over its shard by the size of the global batch, and these results add up
+# to the mean:
 
 # %%
-plain = tf.distribute.MirroredStrategy(plan.devices)  # once: in TensorFlow a second one fails
+plain = tf.distribute.MirroredStrategy(plan.devices)  # make it once: a second one may fail
 with plain.scope():
     weight, optimizer = keras.Variable(1.0), keras.optimizers.SGD(0.01)
 
@@ -208,7 +208,7 @@ for name, each in (("one", alone), ("all", model)):
     print(name, dict(held))
 
 # %% [markdown]
-# Each of the devices holds as many bytes as the one device did.
+# Each device holds a whole copy, as the one device did.
 #
 # ## Proof
 #
@@ -293,7 +293,7 @@ for name, data, both in [("short", short, True), ("even", even, False), ("even",
 #
 # | with the plain strategy | what happens | the cure |
 # |---|---|---|
-# | a batch that does not divide | shards of all sizes count equally | `drop_remainder=True` |
+# | a batch that does not divide | small shards count like large ones | `drop_remainder=True` |
 # | BatchNormalization | each replica normalizes by its own shard | `synchronized=True` |
 # | a loss that is a sum | gradients are divided by the number of replicas | take the mean |
 # | an optimizer from outside of the scope | each replica counts each step | compile in the scope |

@@ -2,9 +2,8 @@
 # # Run a function on every device
 #
 # You have a Keras model and two GPUs, and you want something that neither `fit` nor `predict`
-# gives: which pixels made the model choose a class, or the mean of fifty predictions with dropout.
-# You write a function around the model and call it with a large batch, and the first GPU does
-# everything.
+# gives, such as the pixels that made the model choose a class. Your function calls the model with a
+# large batch, and the first GPU does everything.
 #
 # **In this lesson** a function that was written for one device runs on all of them, each with its
 # share of the batch, and one set of weights serves them all.
@@ -87,10 +86,10 @@ plt.show()
 # %% [markdown]
 # Green pixels speak for the chosen class, and purple ones against it.
 #
-# Did every device work? `saliency` needs six matrix products: three forward, from the pixels to
-# the scores, and three backward, from the scores to the pixels. `trace.function_step` records where
-# each operation of a function ran, and `print_products` counts the products. Compare the line with
-# one device and with all:
+# Did every device work? `saliency` needs six matrix products: three forward, from the pixels to the
+# scores, and three backward, from the scores to the pixels. `trace.function_step` records where
+# each operation of a function ran, and `print_products` counts the products. Compare the counts on
+# one device and on all:
 
 # %%
 on_one = tf.function(towers.make_parallel(saliency, plan.devices[:1]))
@@ -206,16 +205,17 @@ for title, step in (("One tape around all", step_around), ("A tape on each", ste
 
 # %% [markdown]
 # With one tape, the devices send the host all that the backward pass needs. With a tape on each,
-# they send only results. The box `tower_1` of the first device reads the weights for the second.
+# they send the host only results. The box `tower_1` of the first device reads the weights for the
+# second.
 #
-# A gradient with respect to the *weights* has no row for each image, so there is nothing to join.
-# The host can take the mean of the shards' gradients instead: [[09]] trains in this way.
+# The gradient of the *weights* is one for all images: there are no rows to join. The host can take
+# the mean of the shards' gradients instead: [[09]] trains in this way.
 #
 # ## TensorFlow's own way
 #
-# `strategy.run` calls a function on **replicas**: each device has a copy of the model. Its shards
-# come from `experimental_distribute_values_from_function`, and `gather` joins the results. Compare
-# what the devices send each other:
+# `strategy.run` calls a function on each device with that device's copy of the model, its
+# **replica**. The shards come from `experimental_distribute_values_from_function`, and `gather`
+# joins the results. Compare what the devices send each other:
 
 # %%
 strategy = fit.strategy(plan)
@@ -243,8 +243,8 @@ for title, function in (("make_parallel", on_all), ("strategy.run", on_replicas)
 
 # %% [markdown]
 # With `make_parallel` the first device sends its weights at each call. The replicas hold them
-# already. So take `make_parallel` for a model that exists and a few large batches, and
-# `strategy.run` when you call a function often and the weights stay the same.
+# already. So take `make_parallel` for a few calls of a model you already have, and `strategy.run`
+# when you call a function often and the weights stay the same.
 #
 # ## Was it faster?
 #
@@ -259,8 +259,8 @@ timing.compare(
 )  # fmt: skip
 
 # %% [markdown]
-# The brackets hold the middle half of the ratios. In `cores` mode two devices can be nearly twice
-# as fast as one, but only while no other program uses their cores.
+# Half of the ratios of both times lie in the range in brackets. In `cores` mode two devices can be
+# nearly twice as fast as one, but only while no other program uses their cores.
 #
 # ## Break it
 #
@@ -283,10 +283,10 @@ for title, make in (("by hand", make_parallel), ("towers", towers.make_parallel)
 # ## On GPUs
 #
 # Several GPUs pay where a call computes for longer than its weights and rows need to cross. With
-# this small model they may not. A ResNet-50 has 102 MB of weights, and 256 photos have 154 MB: at
-# 10 GB/s both cross in 26 ms. The saliency of these photos takes about 4 TFLOP, which keep a GPU of
-# 15 TFLOP/s busy for over a quarter of a second. What no `tf.device` block names goes to the first
-# GPU, so name the host for what you cut and join.
+# this small model they may not. A ResNet-50 has 102 MB of weights, and 256 photos and their
+# saliency 154 MB each: at 10 GB/s all cross in 41 ms. Computing the saliency takes about 4 TFLOP,
+# which keep a GPU of 15 TFLOP/s busy for over a quarter of a second. What no `tf.device` block
+# names goes to the first GPU, so name the host for what you cut and join.
 #
 # ## With a model of another kind
 #
@@ -317,8 +317,8 @@ for training in (False, True):
 # ([2017](../docs/sources.md#make_parallel)), where it is written for graphs and sessions ([[01]])
 # and fits a parabola to points. There the model makes its own weights: `get_variable` makes a
 # variable and remembers its name. A second call of the model asks for the same name, and TensorFlow
-# refuses. `reuse=tf1.AUTO_REUSE` gives it the variable that is there, and a scope for each call
-# makes another one. All points lie on 5x² + 3, so training should find 5, 0 and 3:
+# refuses. With `reuse=tf1.AUTO_REUSE` it gets the first variable; with a scope for each call, a new
+# one. All points lie on 5x² + 3, so training should find 5, 0 and 3:
 
 # %%
 def parabola(w, x, y):

@@ -2,7 +2,7 @@
 # # Fit more into a device
 #
 # Your model trains with a batch of 64, and a batch of 256 ends in an error that says "out of
-# memory". A second GPU would only halve what each has to hold.
+# memory". A second GPU would at best halve what each has to hold.
 #
 # **In this lesson** one line makes a training step hold much less, and you count whether it then
 # computes more.
@@ -58,9 +58,9 @@ def build():
 
 # %% [markdown]
 # Each of the three remedies is one line. `fit.accumulate` takes the batch in 4 pieces.
-# `fit.recompute` runs the layers in parts, here in four, and all parts except the last one twice.
-# Both take the compiled model, and `fit.alone(model)` undoes both. The third line stands before the
-# model is built, whose scores stay in float32 because the loss needs all their digits:
+# `fit.recompute` cuts the layers into parts, here four, and runs all but the last part twice. Both
+# take the compiled model, and `fit.alone(model)` undoes both. The third line comes before the model
+# is built. The scores stay in float32, because the loss needs their digits:
 
 # %%
 models = {"as it is": build()}
@@ -70,8 +70,8 @@ keras.config.set_dtype_policy("mixed_bfloat16")
 models["in bfloat16"] = build()
 
 # %% [markdown]
-# How much does a step of `fit` hold, with a batch of 1024 digits? A trace tells, as in [[03]].
-# Compare each curve with the grey line, the most that the step as it is holds:
+# How much does a step of `fit` hold with 1024 digits? A trace tells ([[03]]). Compare each curve
+# with the grey line, the most that the step as it is holds:
 
 # %% tags=["varies", "cover"]
 keras.config.set_dtype_policy("float32")
@@ -93,10 +93,11 @@ print("the weights below 10 %:", 4 * build().count_params() < 0.1 * whole)
 #
 # - As it is, the step still climbs in the backward pass, because TensorFlow leaves some gradients
 #   of weights until the end, and keeps the activations that they need.
-# - Accumulated, it climbs a hill for each piece, with a forward and a backward pass, of which the
-#   dashed line marks the first. Hill 1 is the highest for the same reason.
+# - Accumulated, each piece is a hill, up in its forward pass and down in its backward pass. The
+#   dashed line marks where the first backward pass begins. Hill 1 is the highest, because some
+#   gradients of weights wait there, too.
 # - Recomputed, it climbs a hill for each part in the backward pass. Hill 1 is the last part, and
-#   hill 4 the first, which is the smallest.
+#   the small hill at the end the first.
 # - In bfloat16, it climbs like the plain step, a little over half as high.
 #
 # | | accumulation | recomputation | precision |
@@ -105,8 +106,8 @@ print("the weights below 10 %:", 4 * build().count_params() < 0.1 * whole)
 # | **it costs** | smaller products | most of a second forward pass | most of the digits |
 # | **instead** | the smaller batch | a smaller model | float32 and one of the others |
 #
-# Which one is enough? `memory.plan` counts what a step would hold with each: the likely number, and
-# in brackets the range that *fits* compares with 11 MB. The last row is a remedy of [[11]]:
+# Which is enough for a device of 11 MB? `memory.plan` estimates what a step holds with each. The
+# column *fits* compares the range in brackets with 11 MB. The last row is a remedy of [[11]]:
 
 # %% tags=["nbval-ignore-output"]
 memory.plan(build(), batch=1024, budget=11e6)
@@ -124,7 +125,7 @@ for name, model in models.items():
 # %% [markdown]
 # The plain step takes less than three forward passes, because the first layer needs no gradient of
 # its input. Only recomputation computes more, by less than one: the last part does not run twice,
-# nor do products whose results no gradient needs.
+# and neither does the last product of a part, whose result no gradient needs.
 #
 # ## Accumulation by hand
 #
@@ -171,11 +172,10 @@ print("gradients equal to 1e-12:", apart(ours, reference) < 1e-12)
 print("less than half is held:", four.peak(device) < 0.5 * one.peak(device))
 
 # %% [markdown]
-# Without `share`, in pieces of 500, 500 and 24, each of the 24 examples would count about twenty
-# times as much as one of the others. A step ends with
-# `model.optimizer.apply(added, model.trainable_weights)`, once for all pieces. `fit.accumulate`
-# does this within `fit`, also with masks and sample weights. It warns of BatchNormalization, which
-# sees only a piece and so gives other numbers.
+# Without `share`, in pieces of 500, 500 and 24, each of the 24 would count about twenty times as
+# much as any other. A step ends with `model.optimizer.apply(added, model.trainable_weights)`, once
+# for all pieces. `fit.accumulate` does this within `fit`, also with masks and sample weights. It
+# warns of BatchNormalization, which sees only a piece and so gives other numbers.
 #
 # ## Recomputation by hand
 #
@@ -251,7 +251,7 @@ for name, wait in [("recomputed", True), ("without waiting", False)]:
 #
 # ## Precision by hand
 #
-# Here are a third, a small number and a large one in three types:
+# Here are a third, a small and a large number in three types:
 
 # %%
 for kind in [tf.float32, tf.bfloat16, tf.float16]:
@@ -277,8 +277,8 @@ for policy in ["float32", "mixed_bfloat16"]:
     print(f"{policy:14}", *(f"{value:.1f}" for value in history["loss"]))
 
 # %% [markdown]
-# To one digit after the point nothing changes. That proves nothing for your model: compare its
-# first hundred steps, and the metric that you care about.
+# To one decimal nothing changes. That proves nothing for your model: compare its first hundred
+# steps, and the metric that you care about.
 #
 # ## Proof
 #
@@ -313,16 +313,15 @@ with tf.GradientTape() as tape:
 print(*dropped.numpy().astype(int), "gradient", *tape.gradient(dropped, ones).numpy().astype(int))
 
 # %% [markdown]
-# Where a number is 2, its gradient has to be 2, but some of these gradients are 0. The second run
-# drew another mask, and no error says so. `fit.recompute` gives both runs the same seeds, and
-# refuses a layer that draws without a seed. The check is to compare the first losses with those of
-# the plain model.
+# Where a number is 2, its gradient has to be 2, but some are 0. The second run drew another mask,
+# and no error says so. `fit.recompute` gives both runs the same seeds, and refuses a layer that
+# draws without a seed. The check is to compare the first losses with those of the plain model.
 #
 # ## When it does not help
 #
 # Where one large layer holds most of the memory, recomputation gains little. And where the weights
 # are large and the batch is small, a step holds mostly their gradients. The next cell tries all
-# three on both models. It prints each peak as a share of the plain one:
+# three on both models and prints each peak as a share of the plain one:
 
 # %% tags=["nbval-ignore-output"]
 keras.config.set_floatx("float32")
@@ -384,7 +383,7 @@ print("peak below 60 %:", held[1] < 0.6 * held[0])
 print("the same loss:", np.allclose(*losses, rtol=1e-5))
 
 # %% [markdown]
-# The recomputed step held less, and the loss is the same, so dropout drew the same masks.
+# The step held less, and the loss is the same, so dropout drew the same masks.
 #
 # ## On your own
 #
@@ -437,9 +436,9 @@ checks.drop(drop)
 #
 # - In four pieces, or recomputed, a step held below 40 % of what it had held, and in bfloat16 below
 #   70 %.
-# - Recomputed, a step computed 3.48 forward passes, and else 2.87.
-# - In pieces and recomputed, weights were equal to 1e-12 after training. In bfloat16 the loss
-#   was the same to one digit after the point.
+# - A step computed 3.48 forward passes when recomputed, and 2.87 otherwise.
+# - In pieces and recomputed, weights were equal to 1e-12 after training. In bfloat16 the loss was
+#   the same to one decimal.
 # - Recomputation that did not wait saved nothing, and with a mask that was drawn again gradients
 #   were wrong. Nothing raised an error.
 # - Where the weights were large, none of the three helped.
@@ -447,7 +446,7 @@ checks.drop(drop)
 # ## In practice
 #
 # Take bfloat16 first where the loss allows it, because it keeps the batch whole and computes
-# nothing twice. Then take pieces. Where one piece is still too large, recompute it, too:
-# `fit.accumulate(fit.recompute(model), 4)`.
+# nothing twice. If that is not enough, take pieces. Where one piece is still too large, recompute
+# it, too: `fit.accumulate(fit.recompute(model), 4)`.
 #
 # Next: [[next]].

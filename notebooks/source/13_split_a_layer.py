@@ -1,9 +1,8 @@
 # %% [markdown]
 # # Split a layer
 #
-# Your model fits on no single GPU, and after a cut between its layers ([[12]]) the GPUs take turns:
-# while one works, the others wait. A single layer may even be too large for a GPU, and no cut
-# between layers helps.
+# Your model fits on no single GPU, and after a cut between its layers ([[12]]) the GPUs take turns.
+# A single layer may even be too large for a GPU; then a cut between layers does not help.
 #
 # **In this lesson** two devices share every large layer of a network and work on it at the same
 # time, and its weights after training are those of one device. The field calls this **tensor
@@ -79,7 +78,7 @@ of_two = model.fit(x, y, **passes).history["loss"]
 print("losses on two devices:", *[f"{value:.1f}" for value in of_two])
 
 # %% [markdown]
-# `fit.split_layers` switches XLA off. Does one device, also without it, come to the same losses?
+# `fit.split_layers` switches XLA off. Does one device without XLA come to the same losses?
 
 # %%
 with tf.device(first):
@@ -90,7 +89,7 @@ print("losses on one device: ", *[f"{value:.1f}" for value in of_one])
 print("less than 0.001 apart:", np.allclose(of_one, of_two, rtol=0, atol=1e-3))
 
 # %% [markdown]
-# It does. Look at the shapes of the weights of one pair, and at where they lie:
+# It does. Look at the shapes of one pair's weights, and at where they lie:
 
 # %%
 for name in ["up_0", "down_0"]:
@@ -131,10 +130,10 @@ added = sum(block(batch, *half) for half in halves)
 print("equal to 1e-12:", np.allclose(added, block(batch, a, b), rtol=0, atol=1e-12))
 
 # %% [markdown]
-# A pair adds up once in the forward pass, and `fit.split_layers` does so on the first device. Each
-# device finds the gradients of its own parts and updates these parts, so no weight crosses. If `up`
-# were split without `down`, the hidden numbers of the second device would have to cross. In our
-# network they are four times as many as the pair's results.
+# If `up` were split without `down`, the hidden numbers of the second device would have to cross, in
+# our network four times as many as the pair's results. A pair adds up once in the forward pass, and
+# `fit.split_layers` does so on the first device. Each device finds the gradients of its own parts
+# and updates these parts, so no weight crosses.
 #
 # **Attention** is split by its heads. A head has its own queries, keys and values, and does not
 # know the other heads until the output projection adds them up. So queries, keys and values are cut
@@ -237,15 +236,15 @@ plt.show()
 
 # %% [markdown]
 # Split between layers, the devices take turns. Both work only while the second still computes the
-# gradients of its own weights and updates them. Split inside layers, both work on each pair. A sum
-# waits for the later half, and TensorFlow chooses which half begins first. The
-# stem and the loss are not cut: the first device computes them, and the second waits for them.
+# gradients of its own weights and updates them. Split inside layers, both work on each pair. The
+# half that ends first waits at the sum for the other, also in the backward pass. The stem and the
+# loss are not cut: the first device computes them, and the second waits for them.
 #
 # ## Break it
 #
 # **Columns after columns.** Somebody cuts `down` by columns as well, and joins the results where
-# they should be added. Each part has only its own hidden numbers to multiply, so it also uses only
-# half of the rows. Nothing fails. Look at the number of weights:
+# they should be added. A part has half of the hidden numbers, so it uses half of the rows, too.
+# Nothing fails. Look at the number of weights:
 
 # %%
 parts = [*zip(np.split(a, 2, axis=1), [b[:5, :3], b[5:, 3:]])]
@@ -309,11 +308,11 @@ keras.distribution.set_distribution(None)
 # ## On GPUs
 #
 # What follows a sum has to wait for it. So split layers belong on GPUs with a fast link, such as
-# NVLink within one machine. With the 8 GPUs of a server
-# [version 1.0 of Megatron-LM](https://nv-adlr.github.io/MegatronLMV1) did 79.6 % of eight times the
-# work of one, on a model that grew with the number of GPUs. Megatron-LM adds up by an all-reduce,
-# which gives every GPU the sum ([[09]]). `fit.split_layers` adds up on the first GPU, through whose
-# links everything goes. A trace does not count the room of received copies: on a GPU, add it.
+# NVLink within one machine. With the 8 GPUs of a server [version 1.0 of
+# Megatron-LM](https://nv-adlr.github.io/MegatronLMV1) did 79.6 % of eight times the work of one, on
+# a model that grew with the number of GPUs. Megatron-LM adds up by an all-reduce, which gives every
+# GPU the sum ([[09]]). `fit.split_layers` adds up on the first GPU, so everything goes through its
+# links. On a GPU, add to the memory above the received copies, which a trace does not count.
 #
 # ## With a model of another kind
 #
@@ -352,10 +351,10 @@ print(f"{crossed(step):,} bytes, by the formula {2 * 4 * (len(pair) - 1) * 64 * 
 # The proof holds with three heads on the first device and two on the second. Attention and the pair
 # send 4 (n − 1) X each.
 #
-# `save` and `save_weights` write the whole model, which loads without a split, too. Dropout inside
-# a pair or a head drops other numbers than on one device, so the weights differ.
-# [docs/fit.md](../docs/fit.md#a-layer-that-is-too-large-for-a-device) says what
-# `fit.split_layers` refuses.
+# `save` and `save_weights` write the whole model, which loads without a split, too. Dropout, which
+# our networks lack, drops other numbers in a pair or a head than on one device.
+# [docs/fit.md](../docs/fit.md#a-layer-that-is-too-large-for-a-device) says what `fit.split_layers`
+# refuses.
 #
 # ## On your own
 #
@@ -416,7 +415,7 @@ checks.losses(losses)
 # %% [markdown]
 # ## What we saw
 #
-# - Columns, then rows: the devices' results only have to be added up. Heads are shared out alike.
+# - Columns, then rows: results only have to be added up. Heads are cut in the same way.
 # - In float64 the weights were those of one device to 1e-12, in Dense pairs and in a Transformer.
 # - Split inside its layers, the network sent 2,097,152 bytes in a step, and split between them
 #   524,288 bytes.
@@ -428,6 +427,6 @@ checks.losses(losses)
 #
 # A model that fits on one device needs none of this: share out the batch. One that does not is
 # split inside its layers within a machine, and between them from one machine to the next. With
-# still more machines, copy all this and share out the batch.
+# still more machines, give each group a copy of the model and a share of the batch.
 #
 # Next: [[14]].

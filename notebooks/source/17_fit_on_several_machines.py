@@ -2,8 +2,8 @@
 # # Fit on several machines
 #
 # Your training fills all GPUs of one machine, and a second machine is free. TensorFlow has a
-# strategy for both together, but Keras 3's `fit` fails under it, and a mistake in the setup makes
-# everybody wait.
+# strategy for both together, but Keras 3's `fit` fails under it, and one wrong worker keeps all the
+# others waiting.
 #
 # **In this lesson** you add two lines to a script and start it with a launcher, and `fit` trains in
 # two processes the model that a single process would train.
@@ -79,9 +79,9 @@ for worker in report:
     print(worker.name, worker.status, np.round(worker.result["history"]["loss"], 2))
 
 # %% [markdown]
-# Are these the losses of one process? To find out, the script runs here without the added line.
-# Then we compare this process's weights with the workers' file. Each worker also printed a digest
-# of every bit of its weights and of its optimizer's variables:
+# Are these the losses of one process? The script runs here without the added line. Then we compare
+# its weights with those that the workers saved. Each worker also printed a digest of its weights
+# and of its optimizer's variables:
 
 # %%
 plain = script.replace("with fit.strategy(devices.setup()).scope():", "if True:")
@@ -98,14 +98,14 @@ print("weights less than 1e-5 apart:", far < 1e-5)
 print("same bits on both workers:", report[0].result["state"] == report[1].result["state"])
 
 # %% [markdown]
-# The workers trained the model that one process trains. Only rounding differs, because they add the
-# numbers in another order. With dropout, which is 0 here, they would drop other units. The workers'
-# file is from the callback ModelCheckpoint, which under `fit.strategy` writes only on worker 0, the
-# **chief**.
+# The workers trained the model that one process trains. Only rounding differs, because they add in
+# another order. Dropout is 0 here, because the workers would drop other units than one process. The
+# saved file is from the callback ModelCheckpoint, which under `fit.strategy` writes only on worker
+# 0, the **chief**.
 #
 # | | |
 # |---|---|
-# | **Use it when** | a full machine is too slow, and its step takes longer than two exchanges |
+# | **Use it when** | a full machine is too slow, and its gradients cross in under half a step |
 # | **It costs** | seconds for each start, an exchange in each step, waits for the slowest worker |
 # | **Instead** | fill one machine first ([[07]]): its GPUs exchange gigabytes in a second |
 #
@@ -122,9 +122,8 @@ print(*workers.tf_configs(["a:20000", "b:20000"]), sep="\n")
 # %% [markdown]
 # By hand you set this variable on each machine and start your script. Here two processes have it
 # set, and run any code we send. `both` sends code to both and prints their answers, and `ask`
-# returns the answers. `tell` sends code to one worker, and `said` returns what it prints, or None
-# after `seconds` of silence. Worker 0 now makes the strategy, and worker 1 is late, like a machine
-# that is still starting:
+# returns the answers. `tell` sends code to one worker, and `said` returns what that worker printed,
+# or None after `seconds` of silence. Worker 0 now makes the strategy, and worker 1 is late:
 
 # %%
 pair = workers.Pair()
@@ -134,8 +133,8 @@ print("worker 0, after one second:", pair.said(0, seconds=1))
 
 # %% [markdown]
 # Worker 0 waits in the strategy's constructor, for up to an hour. As soon as worker 1 makes its
-# strategy too, both go on. Then each gives its index plus 1 to an **all-reduce**: worker 0 gives 1,
-# worker 1 gives 2, and each gets the sum:
+# strategy too, both go on. Then each gives its index plus 1 to an **all-reduce**, and each gets the
+# sum:
 
 # %%
 pair.tell(1, "strategy = fit.strategy()")
@@ -147,7 +146,8 @@ print(f"one of {strategy.num_replicas_in_sync}; the sum is {total:.0f}")""")
 # %% [markdown]
 # In `fit` the numbers are gradients: each worker computes those of its share of the batch, and
 # their sum is the gradient of the whole batch. Which share is that? Every worker reads all the
-# data, and takes its part of each batch. `rows` collects what a worker takes:
+# data, and takes its part of each batch, unless the data come from several files, which TensorFlow
+# then shares out. `rows` collects what a worker takes:
 
 # %%
 pair.both("""
@@ -159,8 +159,7 @@ numbers = tf.data.Dataset.range(20)
 print(rows(numbers.batch(5)))""")
 
 # %% [markdown]
-# Each of the twenty numbers went to one worker. Of each batch of five, worker 0 takes two and
-# worker 1 takes three:
+# Each number went to one worker. Of each batch of five, worker 0 takes two and worker 1 three:
 #
 # ![Of one batch of five rows, 0 and 1 go to worker 0 on machine a, and 2, 3 and 4 to worker 1 on
 # machine b. The gradients of both go into one all-reduce, and both have the same new
@@ -168,10 +167,10 @@ print(rows(numbers.batch(5)))""")
 #
 # ## What crosses
 #
-# The workers exchange gradients in a ring. Let P be the bytes of the gradients in float32: they are
-# cut into n pieces, and each of the n workers sends 2(n - 1) pieces, together 2(n - 1)P bytes.
-# `crossed` reads the operating system's counter of sent bytes before and after an all-reduce. Here
-# are 1.25 million numbers:
+# The workers exchange gradients in a ring ([[09]]). Let P be the bytes of the gradients in float32,
+# cut into n pieces. Each piece makes n - 1 hops to be added up and n - 1 to be handed round, so
+# together the n workers send 2(n - 1)P bytes. `crossed` reads the operating system's counter of
+# sent bytes before and after an all-reduce, here of 1.25 million numbers:
 
 # %%
 pair.both("""
@@ -190,9 +189,9 @@ for kind in ("float32", "float16"):
 # Two workers send the bytes of the formula, and half in float16. Both print the same, because on
 # one machine they read the same counter.
 #
-# How long does that take between two machines? `benchmarks/link.py` gives each worker a network of
-# its own, with links of 200 or 50 Mbit/s, and its [card](../results/link.json) has the seconds of
-# an all-reduce of 5 MB. The column "ring" divides a worker's bytes by the link's rate:
+# How long does that take over a slow link? On one machine `benchmarks/link.py` gives each worker a
+# network of its own, with links of 200 or 50 Mbit/s, and its [card](../results/link.json) has the
+# seconds of an all-reduce of 5 MB. The column "ring" divides a worker's bytes by the link's rate:
 
 # %% tags=["nbval-ignore-output"]
 card = json.loads(Path("../results/link.json").read_text())["numbers"]
@@ -203,8 +202,8 @@ for row in card.get("links", []):
     print(f"{n:7}{rate:8}{row['seconds']:8.3f} s{ring:7.3f} s")
 
 # %% [markdown]
-# An exchange takes 10 to 20 % longer than "ring"; exercise 2 says why. At 200 Mbit/s, the 102 MB of
-# a network like ResNet-50 would take more than four seconds.
+# An exchange takes 10 to 20 % longer than "ring"; exercise 2 says most of why, except in the last
+# row. At 200 Mbit/s, the 102 MB of a network like ResNet-50 would take more than four seconds.
 #
 # When does a second machine pay? `fit` shares out the same batch, so with an exchange of x seconds
 # a step of s seconds becomes s/2 + x, which is less than s if **s > 2x**. If the batch doubles with
@@ -215,7 +214,7 @@ for row in card.get("links", []):
 #
 # All workers leave an all-reduce together, so the fast ones wait for the slow ones. Here a pause
 # stands for the computing, twice as long on worker 1. Both note when they compute and when they are
-# in the all-reduce; `add` and `index` are still defined there:
+# in the all-reduce:
 
 # %%
 pair.both("""
@@ -239,7 +238,7 @@ plt.show()
 # ## Break it
 #
 # **Another order on each worker.** Without a seed each worker shuffles the twenty numbers in an
-# order of its own. Each takes its part of every batch, but the batches are no longer the same:
+# order of its own. Each takes its part of a batch, but of batches that differ:
 
 # %% tags=["nbval-ignore-output"]
 taken = map(json.loads, pair.ask("print(rows(numbers.shuffle(20).batch(10)))"))
@@ -248,7 +247,7 @@ twice, never = (sum(times[row] == n for row in range(20)) for n in (2, 0))
 print(f"of 20 examples {twice} were read twice and {never} never")
 
 # %% [markdown]
-# Some examples are read twice, and as many are never read. What do `fit.check` and `fit` say?
+# Some examples are read twice, and as many never. What do `fit.check` and `fit` say?
 
 # %% tags=["nbval-ignore-output"]
 pair.both("""
@@ -263,12 +262,11 @@ model.fit(data, verbose=0)""")
 
 # %% [markdown]
 # After its first step `fit` compares what the workers have read, and stops them all where that
-# differs. The cure is a seed: `keras.utils.set_random_seed` before the data are made, or
-# `fit.batches(x, y, shuffle=True)`.
+# differs. The cure is a seed; both messages say how to set it.
 #
 # **A mistake in the setup.** We made each of these eight mistakes on one worker. Every time the
-# others waited. What did the worker itself do? And what does `cluster.check` say, which examines
-# the TF_CONFIG of one or all workers before TensorFlow starts?
+# others waited. The table says what that worker did, and what `cluster.check` says, which reads the
+# TF_CONFIG of one or all workers before TensorFlow starts.
 #
 # | mistake | the worker itself | `cluster.check` |
 # |---|---|---|
