@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Split a model
 #
-# Your model does not fit on one GPU, and a smaller batch is not enough. More replicas do not help
-# either, because each of them holds the whole model.
+# Your model does not fit on one GPU, and a smaller batch is not enough. More replicas do not help,
+# because each holds the whole model.
 #
 # **In this lesson** one line cuts a network between its layers, and `fit` trains it on two devices
 # of which neither could hold a whole step.
@@ -34,7 +34,7 @@ import tensorflow.compat.v1 as tf1
 from mgpu_helpers import charts, fit, memory, pipeline, trace
 from mgpu_helpers.lessons import digits, networks
 from mgpu_helpers.lessons.checks import lesson_12 as checks
-from mgpu_helpers.lessons.state import at_rest, show
+from mgpu_helpers.lessons.state import apart, at_rest, show
 
 layers = keras.layers
 entropy = partial(keras.losses.SparseCategoricalCrossentropy, from_logits=True)
@@ -93,8 +93,8 @@ show(model, model.fit(**train))
 # The losses are the same, and nearly all weights lie on the second device. Suppose that a device
 # has 25 MB, the dashed line. Does a step fit? A **stage** is a part of the model on one device.
 # `memory.by_use` tells what fills the memory at the peak ([[03]]), for the whole model and for each
-# stage. What Adam makes of the gradients counts as gradients. The cells after the chart print what
-# fits, and what crossed:
+# stage. Adam's temporary copies of the gradients count as gradients, too. Then we print what fits,
+# and what crossed:
 
 # %% tags=["varies", "cover"]
 def use_of(model, step, device):
@@ -128,8 +128,8 @@ show_crossing(step)
 
 # %% [markdown]
 # Each stage fits, and the whole does not. The first device holds mostly activations. A smaller
-# batch lowers these, and for this small network [[10]] would be enough. But it hardly lowers the
-# weights, slots and gradients on the second device.
+# batch lowers these, and for this small network [[10]] would be enough. But a smaller batch hardly
+# lowers the weights, slots and gradients on the second device.
 #
 # | | |
 # |---|---|
@@ -151,10 +151,11 @@ show_crossing(step)
 #
 # ## By hand: the backward pass
 #
-# Now we do without `fit.split`. Each part is built in the block of its device, so its weights lie
-# there. `whole` has the same layers in one model. In a first attempt the parts are called in these
-# blocks, under one gradient tape. Does this give the gradients of the uncut network, and where does
-# the backward pass run? (Its operations have `gradient_tape` in their names.)
+# Each part is built in the block of its device, so its weights lie there. `whole` has the same
+# layers in one model. In a first attempt the parts are called in these blocks, under one gradient
+# tape. Does this give the gradients of the uncut network, and where does the backward pass run?
+# (Its operations have `gradient_tape` in their names.) `apart` gives the largest difference,
+# divided by the array's largest number:
 
 # %%
 def parts():
@@ -164,11 +165,6 @@ def parts():
     with tf.device(second):
         rear = keras.Sequential([keras.Input([512]), *head()])
     return front, rear, keras.Sequential([keras.Input([28, 28, 1]), *front.layers, *rear.layers])
-
-
-def apart(ours, theirs):  # the largest difference, divided by the array's largest number
-    pairs = [(np.array(a), np.array(b)) for a, b in zip(ours, theirs, strict=True)]
-    return max(np.max(np.abs(a - b)) / np.max(np.abs(b)) for a, b in pairs)
 
 
 front, rear, whole = parts()
@@ -261,14 +257,14 @@ for places in [[(first, whole)], [(first, front), (second, rear)]]:
     show_crossing(trace.function_step(stepper(keras.optimizers.Adam, *places), *data)[1])
 
 # %% [markdown]
-# A single optimizer fetches the rear's gradients once and its slots twice to the first device, and
-# sends back the changes of slots and weights. With one for each part, only the activations and
-# their gradient cross.
+# A single optimizer fetches the rear's gradients once and the rear's slots twice to the first
+# device, and sends back the changes of slots and weights. With one for each part, only the
+# activations and their gradient cross.
 #
 # ## A cut shares out memory, not time
 #
-# Here is a step of `fit` in stages, with a batch of 512. Each bar is an operation; it is in the
-# lower lane if another still runs. When does each device wait for the other?
+# Here is a step of `fit` in stages, with a batch of 512. Each bar is an operation; one that
+# overlaps another is drawn below it. When does each device wait for the other?
 
 # %% tags=["varies"]
 charts.timeline(trace.fit_step(model, (images, labels)))
@@ -282,9 +278,9 @@ plt.show()
 # ## Where to cut
 #
 # A trace of the whole network on one device tells how long each layer takes, what it holds, and how
-# many bytes it passes on. For every cut, `pipeline.cuts` adds this up by stage, with the weights
-# and slots of `lies`. `best_cut` chooses the cut whose fullest stage holds least, or the one where
-# the least crosses, there and back:
+# many bytes it passes on. For every cut, `pipeline.cuts` adds this up for each stage, with its
+# weights and slots (`lies`). `best_cut` chooses the cut whose fullest stage holds least, or the one
+# where the least crosses, there and back:
 
 # %% tags=["nbval-ignore-output"]
 names = ["conv1", "conv2", "conv3", "fc1", "output"]
@@ -299,10 +295,10 @@ for by in ["memory", "bytes"]:
     print(f"by {by}: cut before", *best.starts)
 
 # %% [markdown]
-# The two differ. The least crosses before `fc1`, where the article cuts. But 512 examples, with
-# which no cut fits into 25 MB, have many activations, and the cut before `conv2` divides the memory
-# most evenly. `fit.split` evens out the stages' FLOP, a rough measure of their time, and so cuts
-# before `fc1` here. `at=["conv2"]` tells it to cut there instead.
+# The two differ. The least crosses before `fc1`, where the article cuts. But with 512 examples
+# activations fill most of the memory, and the cut before `conv2` divides it most evenly.
+# `fit.split` evens out the stages' FLOP, a rough measure of their time, and so cuts before `fc1`
+# here. `at=["conv2"]` tells it to cut before `conv2`.
 #
 # ## Proof
 #
@@ -353,9 +349,9 @@ for name, other in [("a copy", copy), ("one variable", w)]:
 
 # %% [markdown]
 # With a copy, the loss is right, but `w` gets the gradient of the first part only, and in general
-# the two variables drift apart. The cure is one variable, which one of the devices reads over the
-# cut. To find such a mistake, compare the gradients once with those of the uncut network, on the
-# host or with narrower layers.
+# the two variables drift apart. The cure is one variable: its device holds it, and the other reads
+# it over the cut. To find such a mistake, compare the gradients once with those of the uncut
+# network, on the host or with narrower layers.
 #
 # ## On GPUs
 #
@@ -367,10 +363,10 @@ for name, other in [("a copy", copy), ("one variable", w)]:
 #
 # ## With a model of another kind
 #
-# Here is a small language model, whose first and last layer share their table of words. A stage can
-# begin where a single tensor crosses, and `pipeline.places` lists these layers. Within a residual
-# block two would cross. The model in stages trains for two epochs, and a callback saves it. Then
-# one device loads the file, and both models train for another epoch:
+# Here is a small language model, whose first and last layer share their table of words.
+# `pipeline.places` lists where a stage can begin: with the first layer, or where a single tensor
+# crosses. Within a residual block two would cross. The model in stages trains for two epochs, and a
+# callback saves it. Then one device loads the file, and both models train for another epoch:
 
 # %%
 def reader():
@@ -411,10 +407,10 @@ print("weights below 1e-6 apart:", apart(model.get_weights(), loaded.get_weights
 # ## The same in a graph: if you inherit such code
 #
 # Classic code has an argument in place of the second tape. With `colocate_gradients_with_ops=True`,
-# each operation of the backward pass runs on the device of its forward operation; without it, where
-# `tf1.gradients` is called. Here is the network of the [tensorlight
-# notebook](../docs/sources.md#tensorlight) of 2016, a quarter as wide and cut in front of `conv2`,
-# as there. Are the gradients right, where does that of `conv2` run, and what crosses?
+# each operation of the backward pass runs on the device of its forward operation; without it, all
+# run on the device in whose block `tf1.gradients` is called. Here is the network of the
+# [tensorlight notebook](../docs/sources.md#tensorlight) of 2016, a quarter as wide and cut in front
+# of `conv2`, as there. Are the gradients right, where does that of `conv2` run, and what crosses?
 
 # %%
 network = networks.tensorlight(width=0.25)
@@ -484,9 +480,9 @@ checks.choose(choose)
 
 # %% [markdown]
 # **2.** Write `crossing(model, name, batch)`: how many bytes cross in one training step, there and
-# back, if the Sequential model is cut in front of the layer of this name. All numbers are float32.
-# A Keras layer has `layer.input.shape` and `layer.output.shape`, whose first entry is None and
-# stands for the batch.
+# back, if the Sequential model is cut in front of the layer of this name. Count float32 numbers, 4
+# bytes each. A Keras layer has `layer.input.shape` and `layer.output.shape`, whose first entry,
+# None, stands for the batch.
 
 # %% tags=["exercise"]
 def crossing(model, name, batch):
@@ -516,6 +512,6 @@ checks.crossing(crossing)
 # ## In practice
 #
 # Ask `memory.plan` ([[03]]) first, and split the model if nothing cheaper fits. Build it on the
-# host, paste the line, and trace one step to see what each device holds and what crosses.
+# host, paste the line, and trace one step.
 #
 # Next: [[next]].

@@ -5,7 +5,7 @@
 # cure of its own.
 #
 # **In this lesson** two calls say where the time of your training goes. You see the causes in small
-# cases, with their cures and, where a trace can tell, a prediction of the gain.
+# cases, with their cures and, where a trace can tell, a predicted gain.
 #
 # **You will learn** to
 # - let `fit.explain` say what a step of `fit` waits for,
@@ -69,10 +69,10 @@ with tf.device(first):
     print(fit.explain(model, slow, callbacks=[Report()], steps=4))
 
 # %% [markdown]
-# A row has what something costs, what a step would take without it, and what to do. "The step
-# itself" has nothing around it and cannot be left out; the call beside it looks into a trace of the
-# step. The callback is not listed: a step waits for the next batch anyway, which is read while the
-# callback works. So one cause can hide another: ask again after each cure. What you may see:
+# A row has a cost and its cure. "The step itself" has nothing around it and cannot be left out; the
+# call beside it looks into a trace of the step. The callback is not listed: a step waits for the
+# next batch anyway, which is read while the callback works. So one cause can hide another: ask
+# again after each cure. What you may see:
 #
 # | what you see | the cause |
 # |---|---|
@@ -95,24 +95,29 @@ with tf.device(first):
 #
 # ## Causes that `fit.explain` lists
 #
-# **1. The input starves the step.** You see the row `input`, as above: reading a batch takes longer
-# than a step. The cure is `cache` for data that fit into memory, else `num_parallel_calls` in
-# `map`. TensorFlow reads ahead already, as `prefetch` would. With `cache` the callback is listed:
+# ### 1. The input starves the step
+#
+# You see the row `input`, as above: reading a batch takes longer than a step. The cure is `cache`
+# for data that fit into memory, else `num_parallel_calls` in `map`. TensorFlow adds the advised
+# `prefetch` itself, unless the dataset's options forbid it. With `cache` the callback is listed:
 
 # %% tags=["nbval-ignore-output"]
-ready = slow.cache().repeat().prefetch(tf.data.AUTOTUNE)
+ready = slow.cache()
 with tf.device(first):
     print(fit.explain(model, ready, callbacks=[Report()], steps=4))
 
 # %% [markdown]
-# **2. Python works in every step.** You see the name of a callback: the next step starts only after
-# it. The cure is to act at every hundredth step. In your own loop, `float(loss)` makes Python wait
-# for the GPU, and then the GPU wait for Python: read the losses at the end.
+# ### 2. Python works in every step
 #
-# **3. A function is traced again and again.** In `fit` you see `new shapes`; for your own
-# functions, count the graphs. `tf.function` makes one for each new Python number and each new
-# shape, and XLA compiles each shape. Here a function gets four numbers, and then batches of four
-# sizes:
+# You see the name of a callback: the next step starts only when the callback has ended. The cure is
+# to let it act at every hundredth step. In your own loop, `float(loss)` makes Python wait for the
+# GPU, which then is idle until Python sends the next step. Read the losses at the end.
+#
+# ### 3. A function is traced again and again
+#
+# In `fit` you see `new shapes`; for your own functions, count the graphs. `tf.function` makes one
+# for each new Python number and each new shape, and XLA compiles each shape. Here a function gets
+# four numbers, and then batches of four sizes:
 
 # %%
 def calls(batches, rates, **settings):
@@ -134,9 +139,10 @@ print("sizes:", calls(batches, tensors), " relaxed:",
 # The cures are tensors in place of numbers, batches of one size (`drop_remainder=True`), and
 # `reduce_retracing=True` or an `input_signature`.
 #
-# **4. Eager code where a graph would do.** You see `run_eagerly`: Python starts all operations one
-# by one. The cure is `@tf.function`, and in Keras no `run_eagerly=True`. Where a last line says
-# "more or less", two runs differed by so much:
+# ### 4. Eager code where a graph would do
+#
+# You see `run_eagerly`: Python starts all operations one by one. The cure is `@tf.function`, and in
+# Keras no `run_eagerly=True`:
 
 # %% tags=["nbval-ignore-output"]
 with tf.device(first):
@@ -173,10 +179,10 @@ def make_step(where, home=first, sizes=None):
 
 
 # %% [markdown]
-# `traces` traces a step three times. `whatif.replay` computes each time from the operations alone,
-# and prints the medians; predictions start from what is replayed. `whatif.explain` has the fastest
-# trace: how long each device worked, and what it waited for. In the chart, a wait has the pale
-# colour of the device waited for; all other waits are grey:
+# `traces` traces a step three times. `whatif.replay` computes the time of each trace from its
+# operations and prints the median. Predictions start from that time. `whatif.explain` says of the
+# fastest trace how long each device worked, and what it waited for. In the chart, a device's four
+# longest waits for another have the other's pale colour; all other waits are grey:
 
 # %% tags=["varies", "nbval-ignore-output"]
 healthy = make_step(plan.devices)
@@ -186,13 +192,16 @@ charts.blame(of_healthy[-1])
 plt.show()
 
 # %% [markdown]
-# A healthy step is mostly work. A device waits for *a free core* while other devices use them all,
-# and *overhead* is what TensorFlow and other programs took between operations.
+# In a healthy step no device waits over a tenth of the time for another. A device waits for *a free
+# core* while other devices use them all, and *overhead* is what TensorFlow and other programs took
+# between operations.
 #
-# **5. Nothing runs on the second device.** You see "ran nothing": nobody asked for the device, or
-# its name has a typo. The cure is a strategy, `fit.parallel` or towers. `whatif.towers` predicts
-# the gain from traces of one device. `beside` prints the prediction, and then how both steps
-# compare, run in turn; that can lie outside the prediction's range:
+# ### 5. Nothing runs on the second device
+#
+# You see "ran nothing": nobody asked for the device, or its name has a typo. The cure is a
+# strategy, `fit.parallel` or towers. `whatif.towers` predicts the gain from traces of one device.
+# `beside` prints the prediction with the spread of the three traces, and then how both steps
+# compare, run in turn. The measured ratio can lie outside that spread:
 
 # %% tags=["nbval-ignore-output"]
 one = make_step(plan.devices[:1])
@@ -202,11 +211,13 @@ speed = 8e9 if plan.on_gpus else None  # bytes a second of the link; in cores mo
 beside(whatif.towers(of_one, len(plan), bytes_per_second=speed), timed(one), timed(healthy))
 
 # %% [markdown]
-# **6. The batch is too small for the split.** You see all devices work, no faster than one:
-# starting operations and updating weights take as long for a small batch as for a large one. Here
-# each device gets four examples. The trace of so short a step tells little, and a longer step can
-# have the same trouble: compare it with one device. The cure is a larger batch. `after` has as many
-# examples on each device as `before` on its one device:
+# ### 6. The batch is too small for the split
+#
+# You see all devices work, no faster than one: starting operations and updating weights take as
+# long for a small batch as for a large one. Here each device gets four examples. The trace of so
+# short a step tells little: compare it with one device. The cure is a larger batch. `after` has as
+# many examples on each device as `before` on its one device. If both take as long, two devices
+# train twice as many examples a second:
 
 # %% tags=["nbval-ignore-output"]
 few, large = (lesson_19.batch(n * len(plan)) for n in (4, len(x)))
@@ -216,10 +227,12 @@ change = whatif.towers(of_one, len(plan), batch=1, bytes_per_second=speed)
 beside(change, timed(one), timed(healthy, *large))
 
 # %% [markdown]
-# **7. One shard is larger, or one device is slower.** You see a long wait for another device: the
-# gradients are averaged when the last has come. Here the first device has the largest shard. The
-# prediction makes its operations (`tower_0/` in their names) as fast as with an equal shard. It
-# does not slow the other towers down, which would get more examples, so you may gain less:
+# ### 7. One shard is larger, or one device is slower
+#
+# You see a long wait for another device: the gradients are averaged when the last has come. Here
+# the first device has the largest shard. The prediction makes its operations (`tower_0/` in their
+# names) as fast as with an equal shard. It leaves out that the other towers then get more examples
+# and take longer, so you may gain less:
 
 # %% tags=["varies", "cover", "nbval-ignore-output"]
 share = len(x) // (len(plan) + 2)
@@ -236,10 +249,12 @@ plt.show()
 # The cure is even shards, or shards in proportion to speed. `whatif.explain` names the slow device,
 # not the reason.
 #
-# **8. The variables are on the wrong device.** You see in `bytes_between()` that the host sends
-# more than the batch: it has the weights, too. A Keras model built outside of any `tf.device` block
-# has them on the first GPU, or on the host where there is none. Here one device computes, with the
-# variables on it ("at home") and then on the host:
+# ### 8. The variables are on the wrong device
+#
+# You see in `bytes_between()` that the host sends more than the batch: it has the weights, too. A
+# Keras model built outside any `tf.device` block has them on the first GPU, or on the host where
+# there is none. Here one device computes, with the variables on it ("at home") and then on the
+# host:
 
 # %%
 hosted = make_step(plan.devices[:1], home=plan.host)
@@ -325,7 +340,7 @@ for name, settings in others.items():
 #
 # ## With a model of another kind
 #
-# `faster` finds operations by their names, in which the name of their layer stands. What would you
+# `faster` finds operations by name; an operation's name contains that of its layer. What would you
 # gain if the convolution were twice as fast, and what if BatchNormalization were?
 
 # %% tags=["nbval-ignore-output"]
@@ -368,7 +383,7 @@ checks.replay_over_link(replay_over)
 # **2.** `lesson_19.patient()` gives a compiled Keras model and its data. Three of the eight causes
 # slow its training down: put their numbers into `causes`. Then write `treat(model, data)`, which
 # returns a function that makes one pass over the data without the three, and changes the weights as
-# `lesson_19.fit(model, data)` does. One cause hides behind another until that is cured.
+# `lesson_19.fit(model, data)` does.
 
 # %% tags=["exercise"]
 causes = {0}
