@@ -530,9 +530,6 @@ def test_lines_and_dots_are_where_the_numbers_are():
     assert [bar.get_width() for bar in ax.patches[2::6]] == pytest.approx([0.6, 0.4])
     ax = drawings.lab([{"option": "a", "driver": [0, 5e9, 4e9], "allocator": 2e9}], growth=1)
     assert [bar.get_width() for bar in ax.patches] == [2, 3]
-    assert [bar.get_width() for bar in drawings.moments(10**9, 3 * 10**9).patches] == [
-        0, 1, 0, 0, 0, 2, 3, 0,
-    ]  # fmt: skip
     values = np.stack([np.full([2, 2, 1], 0.5), np.zeros([2, 2, 1])])
     values[1, 0, 0] = -3
     above, below = np.split(drawings.attributions(2 * values, values).images[0].get_array(), 2)

@@ -71,7 +71,7 @@ print(done.stdout or done.stderr, end="")
 # | use it when you | setting | it costs |
 # |---|---|---|
 # | work on a GPU beside others | growth | some memory, as TensorFlow takes it in large pieces |
-# | share a GPU between two long runs | a limit for each | the room that one run leaves unused |
+# | share a GPU between two long runs | a limit for each | unused room, and a CUDA context on top |
 # | have the GPU to yourself | none | the GPU looks full, and a second program finds no room |
 #
 # When one model alone does not fit on the GPU, no setting makes it smaller: go on with [[10]].
@@ -89,9 +89,9 @@ except tf.errors.ResourceExhaustedError as error:
     print(text.partition(" by ")[0])
 
 # %% [markdown]
-# The message names the shape and the type that did not fit, and the device, and not what fills the
-# memory there. On a GPU TensorFlow logs what its own tensors hold; `TF_CPP_MIN_LOG_LEVEL=0` in the
-# environment shows the log here. For the rest you have to know who holds what.
+# The message names the shape, type and device of what did not fit, but not what fills the memory.
+# On a GPU TensorFlow logs what its own tensors hold; `TF_CPP_MIN_LOG_LEVEL=0` in the environment
+# shows the log here. For the rest you have to know who holds what.
 #
 # ## Who holds what
 #
@@ -116,11 +116,12 @@ except tf.errors.ResourceExhaustedError as error:
 #
 # - **Nothing set**: with its first tensor TensorFlow takes what is free on the GPU, less a reserve
 #   for libraries: 1536 MiB on GPUs of NVIDIA's compute capability 8.
-# - **A share or a limit**: TensorFlow takes exactly that much, also with its first tensor.
+# - **A share or a limit**: TensorFlow asks for that much, also with its first tensor.
 # - **Growth**: TensorFlow takes a region of memory when a tensor does not fit. The first region has
-#   2 MiB. If the next region is too small for the tensor, its size doubles until the tensor fits;
-#   otherwise the region after it is twice as large.
+#   2 MiB. A region too small for the tensor is doubled until the tensor fits. If it was large
+#   enough, the region after it is doubled instead.
 # - **`cuda_malloc_async`**: the driver manages the memory, and gives about what the tensors need.
+# - **Every GPU hidden**: TensorFlow takes nothing.
 #
 # In Python, here is growth for a small tensor and six of 100 MB:
 
@@ -160,10 +161,10 @@ print("handed out to tensors:", memory.size_text(held["handed_out"]))
 
 # %% [markdown]
 # So growth takes 1.08 GB for 600 MB of tensors. The allocator rounds up, too, and counts 737 MB.
-# When the tensors were made again, it took no further region.
 #
 # `scripts/hold_memory.py` makes such tensors on a free GPU with each setting, in a process for
-# each. Without a GPU the chart shows what the rules say of one with 16 GiB, all of them free:
+# each. Without a GPU the chart shows what the rules say of one with 16 GiB, all of them free, and
+# draws the tensors without what the allocator rounds up:
 
 # %% tags=["varies"]
 script = [sys.executable, "scripts/hold_memory.py"]
@@ -173,30 +174,23 @@ drawings.lab(records, growth=sum(six))
 plt.show()
 
 # %% [markdown]
-# The first bar is the trouble of the beginning: nearly the whole GPU for 600 MB of tensors. Growth
-# follows one rule wherever it is set.
+# The first bar is why the second script of the beginning failed: nearly the whole GPU for 600 MB of
+# tensors. Growth takes the same, whether Python, the session or the environment sets it.
 #
 # ## A notebook that keeps a GPU
 #
-# Here is the process of the log, from its start to its end:
-
-# %% tags=["varies"]
-source = "TensorFlow's allocator for GPUs, on the host"
-drawings.moments(held["handed_out"], sum(held["regions"]), source=source)
-plt.show()
-
-# %% [markdown]
-# The third bar is as long as the second: TensorFlow keeps the memory for its next tensors. To make
-# room for a larger region it may give back one that is wholly empty, but it gives nothing back for
-# another process's sake. Only the end of the process is certain to do that. So of two notebooks on
-# one GPU, the first keeps what it once took, even while it idles. Restart its kernel, or give each
-# notebook a limit.
+# In the log no new region came when the tensors were made again, because TensorFlow had kept their
+# memory. To make room for a larger region it may give back one that is wholly empty, but it gives
+# nothing back for another process's sake. Only the end of the process is certain to do that. So of
+# two notebooks on one GPU, the first keeps what it once took, even while it idles. Restart its
+# kernel, or give each notebook a limit.
 #
 # ## With your own model
 #
 # `memory.Monitor` asks the process, the driver and the allocator ten times a second, in the
 # background. A phase names what runs in its block. The model has `jit_compile=False`, because on a
-# GPU Keras would compile it with XLA for each batch size, and that would fill the phases:
+# GPU Keras would compile it with XLA for each batch size, and the compiling would take most of each
+# phase:
 
 # %%
 def build():
@@ -230,10 +224,10 @@ plt.show()
 # ## TensorFlow's configuration
 #
 # A setting has to be made before TensorFlow starts, which it does with its first operation. In a
-# block of `pretend_gpus` TensorFlow behaves as if not started, and lists GPUs that do not exist.
-# Nothing can run on them, but all rules for settings apply. `gpu_options` holds what TensorFlow
-# would start with, in a record of fields that is called a *message*. In the second block,
-# `memory.logical` cuts a GPU into logical devices, once it has checked that the limits fit:
+# block of `pretend_gpus` TensorFlow behaves as if not started, and lists invented GPUs: nothing
+# runs on them, but TensorFlow checks settings as usual. `gpu_options` holds the configuration that
+# TensorFlow would start with. In the second block, `memory.logical` cuts a GPU into logical
+# devices, once it has checked that the limits fit:
 
 # %%
 with pretend_gpus(2) as gpus:
@@ -247,8 +241,8 @@ with pretend_gpus(1) as gpus:
 print(grows, limited, sep="\n")
 
 # %% [markdown]
-# In the first message growth is on and only the GPU with number 1 is visible. `devices.setup` sets
-# growth where each device is a GPU, and limits where several share one.
+# In the first configuration growth is on and only the GPU with number 1 is visible. `devices.setup`
+# sets growth where each device is a GPU, and limits where several share one.
 #
 # ## Break it
 #
@@ -263,8 +257,8 @@ except RuntimeError as error:
 
 # %% [markdown]
 # **What does not go together.** TensorFlow refuses growth on only one of two GPUs, growth on a GPU
-# that has a limit, and a limit on a CPU. The first is refused only when TensorFlow starts, here at
-# `tf.ones`:
+# that has a limit, and a limit on a CPU. Growth on one of two GPUs is refused only when TensorFlow
+# starts, here at `tf.ones`:
 
 # %%
 def refused(call, *args):
@@ -330,14 +324,14 @@ config
 # nothing about memory.
 #
 # Today's calls and the classic options set the same fields. Compare growth and the visible GPU, and
-# then the whole messages with the limits, which classic code adds to the field `experimental`:
+# then all fields, with the limits, which classic code adds to the field `experimental`:
 
 # %%
 for name in ("allow_growth", "visible_device_list"):
     print(name, "- today:", getattr(grows, name), "- classic:", getattr(config.gpu_options, name))
 classic = tf1.GPUOptions(visible_device_list="0")
 classic.experimental.virtual_devices.add(memory_limit_mb=[1024, 2048])
-print("limits: the messages are equal:", classic == limited)
+print("limits: all fields are equal:", classic == limited)
 
 # %% [markdown]
 # ## On your own
@@ -365,20 +359,20 @@ def prepare(gpus):
 checks.last_two_grow(prepare)
 
 # %% [markdown]
-# **2.** `n` scripts share a GPU of `total` MiB. Each has a CUDA context of `context` MiB beside
-# what its limit allows. Write `limit_for(total, context, n)`, which returns the largest limit in
+# **2.** `n` scripts share a GPU of `total` MiB. Each has a CUDA context of `overhead` MiB beside
+# what its limit allows. Write `limit_for(total, overhead, n)`, which returns the largest limit in
 # whole MiB that all of the scripts can have at once.
 
 # %% tags=["exercise"]
-def limit_for(total, context, n):
+def limit_for(total, overhead, n):
     return total // n
 
 
 checks.limit_for(limit_for)
 
 # %% tags=["solution"]
-def limit_for(total, context, n):
-    return total // n - context
+def limit_for(total, overhead, n):
+    return total // n - overhead
 
 
 checks.limit_for(limit_for)

@@ -70,12 +70,12 @@ print("largest batch in 8 GB:", memory.fits(model, 8e9))
 # %% [markdown]
 # The weights take hundredths of a megabyte, and the step holds more than a thousand times as much.
 # The **slots** are the numbers that an optimizer keeps for each weight; Adam keeps two. "Gradients"
-# are the gradients of weights that still live at the peak. Nearly everything is "activations":
+# are those gradients of weights that still exist at the peak. Nearly everything is "activations":
 # here, the outputs of the layers together with the gradients of these outputs.
 #
 # And if it does not fit? `memory.plan` counts the step as it is, and then with each remedy, in the
-# order in which to try them. Here it counts for two devices of 100 MB. Each size is that of the
-# fuller device:
+# order in which to try them. Here it counts for two devices of 100 MB. Each size is what the fuller
+# of the two devices holds:
 
 # %% tags=["nbval-ignore-output"]
 advice = memory.plan(model, batch=256, devices=2, budget=100e6)
@@ -85,9 +85,8 @@ print("fits:", *[way.name for way in advice.fitting], sep="\n  ")
 
 # %% [markdown]
 # The last column is the code; its `fit` is `mgpu_helpers.fit`. bfloat16 saves only a fifth here,
-# because batch normalization computes in float32; without it two fifths would be saved.
-# `print(advice)` shows the ranges, too, and how many bytes would go between devices. [[10]] and
-# [[11]] explain the remedies.
+# because batch normalization computes in float32. `print(advice)` shows the ranges, too, and how
+# many bytes would go between devices. [[10]] and [[11]] explain the remedies.
 #
 # | `memory.predict`, `memory.plan` | |
 # |---|---|
@@ -123,7 +122,7 @@ assert predicted.low < real < predicted.high
 #
 # Each column is a moment. At layer 1 no gradient is passed on, because the images are not trained.
 # The peak is in the backward pass. If all outputs have the same size, it is at the beginning of
-# that pass. If the outputs shrink fast, as in the network with three pools, it is near the end.
+# that pass. If the outputs shrink fast, as in the network below, it is near the end.
 #
 # First a step that is small enough to add up by hand. Its `y` has 1000 rows of 50 float32 numbers,
 # so it takes 200,000 bytes. The loss is the sum of its squares. When the backward pass begins, two
@@ -147,9 +146,8 @@ _, step = trace.function_step(by_hand, tf.ones([1000, 200]))
 print(f"by hand {2 * 1000 * 50 * 4:,} bytes, traced {step.peak(device, scratch=False):,}")
 
 # %% [markdown]
-# A trace counts what the step itself makes; `x` and `w` were there
-# before. `scratch=False` leaves out what an operation borrows only while it runs, which depends on
-# the library that computes.
+# A trace counts only what the step makes, so not `x` and `w`. `scratch=False` leaves out what an
+# operation borrows only while it runs, which depends on the library that computes.
 #
 # ## What a step holds
 #
@@ -183,19 +181,20 @@ def train_today(x, y):
 # %% [markdown]
 # The trace has every allocation. Added up, they are the bytes alive at each moment. TensorFlow may
 # run any operation whose inputs are ready, so we trace three steps and take the one that held
-# least. The chart goes one place to the right when a large tensor is made or freed, and names the
-# operations that make outputs. Look for the dashed line:
+# least. In the chart each place to the right is one large tensor made or freed, and names mark the
+# outputs. Look for the dashed line:
 
 # %% tags=["varies", "cover"]
 steps = [trace.function_step(train_today, images[:512], labels[:512])[1] for _ in range(3)]
-today = min(steps, key=lambda each: each.peak(device))
+today = min(steps, key=lambda each: each.peak(device, scratch=False))
 drawings.climb(today, device)
 plt.show()
 
 # %% [markdown]
 # Before the line the curve climbs with the output of each layer. After it each layer adds a
-# gradient and frees its own output, so the curve hardly moves until the first and largest layers.
-# What is alive at the peak? Here are the four largest tensors, in float32 numbers per example:
+# gradient and frees its own output, so the curve stays below its peak until the first and largest
+# layers. What is alive at the peak? Here are the four largest tensors, in float32 numbers per
+# example:
 
 # %%
 for held in memory.at_peak(today, device, scratch=False)[:4]:
@@ -219,7 +218,7 @@ in_weights = 4 * networks.parameters(network)
 bars = {}
 for batch in (128, 256, 512):
     step = min((trace.function_step(train_today, images[:batch], labels[:batch])[1]
-                for _ in range(3)), key=lambda each: each.peak(device))
+                for _ in range(3)), key=lambda each: each.peak(device, scratch=False))
     bars[f"{batch}\ncounted"] = said = count.predict(network, batch, slots=0)
     seen = memory.by_use(step, device, weights=in_weights, scratch=False)
     bars[f"{batch}\nmeasured"] = seen
@@ -230,8 +229,8 @@ plt.show()
 
 # %% [markdown]
 # Activations, which are outputs and their gradients, grow with the batch, and soon they are nearly
-# everything. Traces differ with the order of the operations: at the peak, an output of a later
-# layer or its gradient may not be freed yet, or a gradient of weights may be gone already.
+# everything. Traces differ with the order of the operations: a measured step may have freed the
+# gradients of weights before its peak, or still hold an output of a later layer or its gradient.
 #
 # ## Break it
 #
@@ -266,8 +265,8 @@ plt.show()
 
 # %% [markdown]
 # The numbers take next to no memory. Each kept tape holds the outputs of 1024 examples, so the
-# curve climbs until the list is dropped or memory runs out. A GPU adds a curve "handed out": read
-# that. The check is to count the tapes that are still alive:
+# curve climbs until the list is dropped or memory runs out. On a GPU, read the second curve,
+# "handed out". The check is to count the tapes that are still alive:
 
 # %%
 def tapes():

@@ -49,8 +49,9 @@ from mgpu_helpers.lessons.pretend import pretend_gpus, pretend_server
 # ```
 #
 # Scripts for which no GPU is free wait in a queue. What a script prints goes to a log. In Python
-# `jobs.run` does the same; `free=1` lets it use one device at a time. Here a narrow network trains
-# alone, and then a narrow and a wide one side by side:
+# `jobs.run` does the same; `free=1` gives it one device. Without a GPU, a core of the processor
+# stands in for one. Here a narrow network trains alone, and then a narrow and a wide one side by
+# side:
 
 # %%
 folder = Path(tempfile.mkdtemp())
@@ -81,9 +82,8 @@ ax.set_xlim(0, 1.02 * max(alone.wall, both.wall))
 plt.show()
 
 # %% [markdown]
-# Each bar is a training on its device. Side by side the two take little longer than the narrow one
-# alone. Without a GPU, a core of the processor stands in for one. If your machine has a single
-# device, the two trainings follow each other.
+# Each bar is a script from start to end. Side by side the two take little longer than the narrow
+# one alone. If your machine has a single device, the two scripts follow each other.
 #
 # | `mgpu run`, `jobs.run` | |
 # |---|---|
@@ -237,12 +237,12 @@ print("exit status:", shell.returncode)
 
 # %%
 programs = {
-    "short": "import time; time.sleep(0.3); print('done')",
+    "short": "import time; time.sleep(0.3); print('ok')",
     "fails": "import time; time.sleep(0.4); raise SystemExit('no such file: digits.npz')",
     "hangs": "import time; time.sleep(600)",
     "killed": "import os, signal, time; time.sleep(0.4); os.kill(os.getpid(), signal.SIGKILL)",
     "long": "import time; time.sleep(0.6)",
-    "last": "print('done')",
+    "last": "print('ok')",
 }
 commands = [[sys.executable, "-c", program] for program in programs.values()]
 queue = jobs.run(commands, names=programs, free=min(2, len(allowed)), time_limit=2,
@@ -271,42 +271,22 @@ plt.show()
 tell = [sys.executable, "-c", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"]
 with pretend_server(used={0: 79, 1: 4}):
     shared = jobs.run([tell, tell], names=["a", "b"], logs=folder / "shared")
-
-# %%
-for job in shared:
-    print(f"{job.name} was started with CUDA_VISIBLE_DEVICES={job.tail}")
+assert [job.tail for job in shared] == ["2", "3"]  # what each printed
 
 # %% [markdown]
 # The runner said which GPUs it leaves alone, and why. The jobs got the two others. If all were in
 # use, the jobs would wait; with `--busy` or `--devices 0,1` the runner takes GPUs in use all the
 # same.
 #
-# But the driver lists a script only seconds after its start. A runner that looks meanwhile takes
-# the same GPU:
+# The driver lists a script only seconds after its start. A second runner that looks before then
+# takes the same GPU:
 #
 # ![Two runners over time. A looks and sees that 0 is free; B looks before A has taken it, and sees
 # the same; then A takes 0, and B takes 0.](pictures/04_race.svg)
 #
-# The next cell replays this drawing. Each runner looks for the first device without a mark, waits
-# until both have looked, and then marks that device:
-
-# %%
-look_then_take = """
-import sys
-from pathlib import Path
-marks = Path(sys.argv[1])
-free = [device for device in ("0", "1") if not (marks / device).exists()]
-print("looked", flush=True)
-input()
-(marks / free[0]).touch()
-print("takes device", free[0])
-"""
-print(race.two_at_once(look_then_take))
-
-# %% [markdown]
-# Both took device 0. A **lock** makes looking and taking one act: the operating system gives the
-# lock of a file to one process at a time, and frees the lock when that process ends, however it
-# ends. These two runners lock a file for each device:
+# A **lock** makes looking and taking one act: the operating system gives the lock of a file to one
+# process at a time, and frees the lock when that process ends, however it ends. The next two
+# runners lock a file for each device, and each waits until both have looked:
 
 # %%
 lock = """
@@ -327,8 +307,8 @@ print(race.two_at_once(lock))
 
 # %% [markdown]
 # Now each runner has a device of its own. `jobs.run` holds such a lock on every device that it
-# uses. The locked files lie in `/tmp/mgpu-jobs`, where other people's `mgpu run` sees them too,
-# unless `TMPDIR` names another folder than `/tmp`.
+# uses. The locked files lie in `/tmp/mgpu-jobs`, at which other people's `mgpu run` looks too, if
+# their `TMPDIR` is the same as yours.
 #
 # ## When not to
 #
@@ -359,21 +339,16 @@ assert job.tail == str(each) or sys.platform == "darwin"
 # In classic code the session's `ConfigProto` lists the GPUs that a process may use. In Wonik Jang's
 # article "Multi-GPUs" of 2017 ([sources](../docs/sources.md#jang)) one script has the list "0" and
 # the other the list "1". [train_graph.py](scripts/train_graph.py) trains that article's network.
-# Here both runs use the list "0": on GPUs each sees only its own GPU, as number 0.
-
-# %%
-commands = [[sys.executable, "scripts/train_graph.py", f"--output={folder / name}"]
-            for name in ("c", "d")]  # fmt: skip
-graphs = jobs.run(commands, free=min(2, len(allowed)), logs=folder / "graphs", progress=False)
-contents = {(folder / name / "train_graph.json").read_bytes() for name in ("c", "d")}
-print([job.status for job in graphs], "different contents:", len(contents))
-
-# %% [markdown]
-# Both wrote the same bytes. Next come the script's lines for its list, and a list of two:
+# Here are the lines of this script for its list. Then it runs twice with the list "0": the runner
+# shows each run one GPU, which is number 0 inside. The end of the output is a list of two GPUs:
 
 # %%
 script = Path("scripts/train_graph.py").read_text()
 print(script[script.index("config =") : script.index("    session.run(start)")])
+commands = [[sys.executable, "scripts/train_graph.py", f"--output={folder / name}"]
+            for name in ("c", "d")]  # fmt: skip
+graphs = jobs.run(commands, free=min(2, len(allowed)), logs=folder / "graphs", progress=False)
+print([job.status for job in graphs])
 config = tf.compat.v1.ConfigProto()
 config.gpu_options.visible_device_list = "2,0"
 print(config.gpu_options)
@@ -438,7 +413,7 @@ checks.environment(environment)
 # - The shell's exit status was 0 although a command had failed. In a queue of six, the runner named
 #   the jobs that did not end well, and the others went on.
 # - On a pretended server, the runner used the GPUs that nobody else used.
-# - Two runners that looked before they took got the same device. With a lock they did not.
+# - Two runners that looked at the same moment got different devices, because each held a lock.
 #
 # ## In practice
 #

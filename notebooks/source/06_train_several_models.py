@@ -43,9 +43,9 @@ from mgpu_helpers.lessons.lesson_06 import watched
 #
 # `build` makes and compiles a Keras model that reads digits, the network of the article
 # *Multi-GPUs* by Wonik Jang ([2017](../docs/sources.md#jang)), an eighth as wide. Put your own
-# model there. The second cell makes two models, for the first and the last device of the plan. Each
-# is built **and compiled** in the block of its device, because the optimizer and the metrics have
-# variables too:
+# model there. The cell after it makes two models, for the first and the last device of the plan.
+# Each is built **and compiled** in the block of its device, because the optimizer and the metrics
+# have variables too:
 
 # %%
 def build(units, dropout=0.2, rate=5e-3):
@@ -140,14 +140,15 @@ with tf.device(plan.devices[-1]):
     print(*in_turn(look, ["this thread"]), *at_once(look, ["another thread"]), sep="\n")
 
 # %% [markdown]
-# The other thread put its tensor where TensorFlow puts what nobody placed: a thread does **not**
-# inherit the `tf.device` block around its start. That is why `train` opens the block itself.
+# The other thread's tensor is on the default device, as if nobody had placed it: a thread does
+# **not** inherit the `tf.device` block around its start. That is why `train` opens the block
+# itself.
 #
 # ## Proof: the same weights
 #
-# Training at once must give what training in turn gives. So two new models, with the first two's
-# initial weights and dropout, train in turn. `compare` counts the numbers that differ, in all
-# variables of the models and of their optimizers:
+# Training at once must give what training in turn gives. So two new models, built with the same
+# seeds, train in turn. `compare` counts the numbers that differ, in all variables of the models and
+# of their optimizers:
 
 # %%
 def values(models):
@@ -170,6 +171,40 @@ compare(values(models), values(alone))
 # %% [markdown]
 # No number differs, because in `cores` mode each operation computes with one thread of the
 # processor and so adds in one order.
+#
+# ## With a model of another kind
+#
+# Here are models with BatchNormalization and a metric. Two of them train for a pass at once, and a
+# callback saves each. Both files are loaded, each on its device, and all four models go on at once.
+# Do the loaded models end where the first two end?
+
+# %%
+def normed(seed, device):
+    keras.utils.set_random_seed(seed)
+    inner = [layers.Flatten(), layers.BatchNormalization(), layers.Dense(10, "softmax")]
+    with tf.device(device):
+        model = keras.Sequential([keras.Input([28, 28, 1]), *inner])
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def load(file, device):
+    with tf.device(device):
+        return keras.models.load_model(file)
+
+
+# %%
+ends = [plan.devices[0], plan.devices[-1]]
+first = in_turn(normed, [1, 2], ends)
+with tempfile.TemporaryDirectory() as folder:
+    files = [f"{folder}/1.keras", f"{folder}/2.keras"]
+    at_once(train, first, ends, [1, 1], map(keras.callbacks.ModelCheckpoint, files))
+    loaded = in_turn(load, files, ends)
+at_once(train, first + loaded, ends * 2, [1] * 4)
+compare(values(first), values(loaded))
+
+# %% [markdown]
+# They do, with all moving averages and Adam's numbers.
 #
 # ## Was it faster?
 #
@@ -196,9 +231,9 @@ for name, run in runs.items():
 
 # %% [markdown]
 # Each bar is a step, and in a gap `fit` begins a pass. In turn, one row is empty while the other
-# has bars. At once, both have bars at the same time, and the bars are usually wider, because the
-# models share one processor and Python's lock. So the run gets shorter where cores are free, but
-# usually not by half.
+# has bars. At once, both have bars at the same time, and bars and gaps are usually wider: the
+# models share one processor, and Python code takes turns. So the run gets shorter, but usually not
+# by half.
 #
 # ## One function
 #
@@ -260,10 +295,9 @@ for way in ("vote", "average"):
     print(way, "beats the mean of the three models:", right[way].mean() > usual)
 
 # %% [markdown]
-# The vote and the average usually beat the mean of the three models' accuracies. Here the line
-# of the best model overlaps that of the vote, so the vote need not be better than this model. A
-# vote helps where models err on different digits, so let the models differ in their layers, their
-# first weights or their data.
+# The vote and the average usually beat the mean of the three models' accuracies. They need not beat
+# the best model: here the lines of all three overlap. A vote helps where models err on different
+# digits, so let the models differ in their layers, their first weights or their data.
 #
 # ## Break it
 #
@@ -311,52 +345,18 @@ print("as alone:", all(np.array_equal(a, b) for a, b in zip(sum(begun, []), sum(
 # ## When not to
 #
 # Where a step is short, most of its time is Python's, and the threads wait for the lock. Then take
-# one function, or a process for each model. With longer steps all three ways are about equally
-# fast: `benchmarks/ensemble.py` timed two larger models, in TensorFlow 1, and each way was 1.6 to
-# 1.7 times as fast as in turn ([result](../results/ensemble.json)).
+# one function, or a process for each model. With longer steps, threads, one function and processes
+# are about equally fast: `benchmarks/ensemble.py` timed two larger models, in TensorFlow 1, and
+# each way was 1.6 to 1.7 times as fast as in turn ([result](../results/ensemble.json)).
 #
 # ## On GPUs
 #
-# On a GPU, Keras compiles each step with XLA, TensorFlow's compiler, which accepts no variable
-# of another device: a model that is built in the block of the second GPU and compiled outside of
-# it raises an error with "Trying to access resource". `jit_compile=False` in `build` switches XLA
-# off; your own `build` needs no such argument. Some kernels add in the order in which their threads
+# On a GPU, Keras compiles each step with XLA, TensorFlow's compiler, which accepts no variable of
+# another device: a model that is built in the block of the second GPU and compiled outside of it
+# raises an error with "Trying to access resource". `build` switches XLA off, so that the trace
+# names each convolution; yours need not. Some kernels add in the order in which their threads
 # finish, so two runs may differ by rounding even in turn, and `compare` lets a difference of 0.01
 # plus 1 % pass.
-#
-# ## With a model of another kind
-#
-# Here are models with BatchNormalization and a metric. Two of them train for a pass at once, and a
-# callback saves each. Both files are loaded, each on its device, and all four models go on at once.
-# Do the loaded models end where the first two end?
-
-# %%
-def normed(seed, device):
-    keras.utils.set_random_seed(seed)
-    inner = [layers.Flatten(), layers.BatchNormalization(), layers.Dense(10, "softmax")]
-    with tf.device(device):
-        model = keras.Sequential([keras.Input([28, 28, 1]), *inner])
-        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return model
-
-
-def load(file, device):
-    with tf.device(device):
-        return keras.models.load_model(file)
-
-
-# %%
-ends = [plan.devices[0], plan.devices[-1]]
-first = in_turn(normed, [1, 2], ends)
-with tempfile.TemporaryDirectory() as folder:
-    files = [f"{folder}/1.keras", f"{folder}/2.keras"]
-    at_once(train, first, ends, [1, 1], map(keras.callbacks.ModelCheckpoint, files))
-    loaded = in_turn(load, files, ends)
-at_once(train, first + loaded, ends * 2, [1] * 4)
-compare(values(first), values(loaded))
-
-# %% [markdown]
-# They do, with all moving averages and Adam's numbers.
 #
 # ## The same in a graph: if you inherit such code
 #
@@ -381,8 +381,8 @@ hiddens = {"g1": 2400, "g2": 4800}
 graphs = {scope: build_graph(scope, hiddens[scope], device) for scope, device in zip(hiddens, ends)}
 
 # %% [markdown]
-# The article gives each session a GPU by `visible_device_list`. In one process that ends in [an
-# error](../docs/errors.md#mapped) today, so `tf.device` places the graphs here.
+# The article's `visible_device_list` ends in [an error](../docs/errors.md#mapped) here; `tf.device`
+# replaces it.
 #
 # `in_session` trains with the given fetches and returns all variables before and after. The
 # article's loop fetches `cross_entropy` and never `train_step`. Do the weights move?
@@ -409,7 +409,8 @@ for fetches in (both[:1], both):
 
 # %% [markdown]
 # The article's loop moved nothing, because a session computes what is fetched and what that needs,
-# and the loss does not need the training. Do both graphs, trained at once, end as in turn?
+# and computing the loss does not need the training operation. Do both graphs, trained at once, end
+# as in turn?
 
 # %%
 def train_graph(scope):

@@ -15,10 +15,10 @@ def prepare(gpus):
     ],
     2: [
         """
-def limit_for(total, context, n):
-    return (total - n * context) // n
+def limit_for(total, overhead, n):
+    return (total - n * overhead) // n
 """,
-        "limit_for = lambda total, context, n: np.floor(total / n) - context",
+        "limit_for = lambda total, overhead, n: np.floor(total / n) - overhead",
     ],
 }
 
@@ -33,9 +33,9 @@ WRONG = {
          "it started TensorFlow"),
     ],
     2: [
-        ("- context", "- context - 1", "fill the GPU as far as"),
+        ("- overhead", "- overhead - 1", "fill the GPU as far as"),
         ("total // n", "total / n", "a whole number of MiB"),
         ("total // n", "round(total / n)", "round down"),
-        ("total // n - context", "str(total // n - context)", "but text: make it a number"),
+        ("total // n - overhead", "str(total // n - overhead)", "but text: make it a number"),
     ],
 }

@@ -157,7 +157,7 @@ def lab(records: Sequence[Mapping[str, Any]], growth: int, ax: Any = None) -> An
     bars: list[tuple[str, int, int]] = [
         ("nothing set", held, 16 * gib - 1536 * 2**20),
         ("per_process_gpu_memory_fraction=0.4", held, round(0.4 * 16 * gib)),
-        ("growth, set in any of three ways", held, growth),
+        ("growth", held, growth),
         ("memory_limit=2048", held, 2 * gib),
         ("TF_GPU_ALLOCATOR=cuda_malloc_async", held, held),
         ("every GPU hidden", 0, 0),
@@ -169,18 +169,6 @@ def lab(records: Sequence[Mapping[str, Any]], growth: int, ax: Any = None) -> An
             bars.append((each["option"], each["allocator"] or 0, max(each["driver"])))
     ax = _stacked(bars, axes(ax, size=(8, 0.9 + 0.3 * len(bars)), source=source))
     ax.set_title("What TensorFlow takes of a GPU with each setting", loc="left")
-    return ax
-
-
-def moments(handed_out: int, taken: int, ax: Any = None, *, source: str | None = None) -> Any:
-    """Draw what a process has of a GPU before, with and after its tensors, and when it has ended.
-
-    By the rule that TensorFlow keeps what it once took.
-    """
-    bars = [("TensorFlow not started", 0, 0), ("holding six tensors", handed_out, taken),
-            ("tensors deleted", 0, taken), ("process ended", 0, 0)]  # fmt: skip
-    ax = _stacked(bars, axes(ax, size=(8, 2.1), source=source))
-    ax.set_title("One process at four moments, with growth", loc="left")
     return ax
 
 
