@@ -92,7 +92,7 @@ mgpu("run train.py --grid lr=0.01,0.1 width=2,16 --skip-done -- --epochs 1")
 # | | |
 # |---|---|
 # | **Use it when** | you compare settings, and each training fits on one GPU |
-# | **It costs** | a process with TensorFlow for each setting, and a script that takes arguments |
+# | **It costs** | a start of TensorFlow for each setting, and a script that takes arguments |
 # | **Instead** | KerasTuner or Optuna, when each choice depends on the results before |
 #
 # The larger rate has won, so a still larger one may be better. The same line with one more rate has
@@ -104,8 +104,7 @@ mgpu("run train.py --grid lr=0.01,0.1,1 width=2,16 --skip-done -- --epochs 1")
 # %% [markdown]
 # Each time a job ends, the runner adds a line of JSON to `logs/jobs.jsonl`. In it `name` holds the
 # settings, and `result_loss` is the loss that the job printed. `read` gives the lines as
-# dictionaries. From these comes the accuracy against the rate, a curve for
-# each width:
+# dictionaries. They give the chart: accuracy against rate, a curve for each width:
 
 # %%
 def read(logs):
@@ -125,24 +124,11 @@ plt.show()
 
 # %% [markdown]
 # The error bars are standard errors: how far chance usually moves an accuracy of 360 digits. With a
-# rate of 1 nothing is learnt any more: one digit of ten is right, as by chance. So the best of
-# these rates lies between two that are worse. The best width is the largest of those tried, so a
-# wider one is the next to try.
+# rate of 1 nothing is learnt: one digit in ten is right, as in guessing. So the best of these rates
+# lies between two that are worse. The best width is the largest of those tried, so a wider one is
+# the next to try.
 #
 # ## How it works
-#
-# A grid is every combination of its values, and `jobs.grid` makes it like two nested loops. The
-# script that takes these arguments comes next:
-
-# %%
-by_hand = [[f"--lr={lr}", f"--start={start}"] for lr in (0.1, 0.4) for start in ("near", "far")]
-sweep = jobs.grid(lr=[0.1, 0.4], start=["near", "far"])
-print(*sweep.items(), sep="\n")
-print("the same:", list(sweep.values()) == by_hand)
-
-# %% [markdown]
-# A job is a command with such arguments: `[sys.executable, "parabola.py", *arguments]`.
-# `jobs.run(commands, names=sweep, skip_done=True)` runs a list of such commands.
 #
 # The script parabola.py looks for the lowest point of x² by gradient descent. The gradient is 2x,
 # so a step with the rate 0.1 multiplies x by 0.8. A file, `near.txt` or `far.txt`, holds the x at
@@ -170,6 +156,19 @@ print(f"by hand {(0.8**5) ** 2:.6f}")
 # %% [markdown]
 # After five steps x is 0.8 to the power of 5, and the loss is its square.
 #
+# A grid is every combination of its values, and `jobs.grid` makes it like two nested loops.
+# Here is one for this script:
+
+# %%
+by_hand = [[f"--lr={lr}", f"--start={start}"] for lr in (0.1, 0.4) for start in ("near", "far")]
+sweep = jobs.grid(lr=[0.1, 0.4], start=["near", "far"])
+print(*sweep.items(), sep="\n")
+print("the same:", list(sweep.values()) == by_hand)
+
+# %% [markdown]
+# A job is a command with such arguments: `[sys.executable, "parabola.py", *arguments]`.
+# `jobs.run(commands, names=sweep, skip_done=True)` runs a list of such commands.
+#
 # ## Go on after a failure
 #
 # So far `far.txt` is missing, so two of these four jobs fail:
@@ -192,7 +191,7 @@ mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs again"
 #
 # ## Proof
 #
-# A sweep that went on after a failure has to give what a sweep in one go gives, and must run
+# A sweep continued after a failure has to give the results of an unbroken one, and must run
 # nothing twice that was done. Here is the same grid in another folder, without a failure:
 
 # %% tags=["nbval-ignore-output"]
@@ -204,20 +203,18 @@ def results(logs):
 
 
 print("equal results:", results("again") == results("once"), len(results("once")))
-for row in sorted(read("again"), key=lambda row: (row["name"], row["status"])):
-    loss = row.get("result_loss", "-")
-    print(f"{row['name']:20} {row['status']:8} {loss if loss == '-' else f'{loss:.2g}'}")
+print(*sorted(Counter(row["status"] for row in read("again")).items()))
 
 # %% [markdown]
-# The four results are equal. In the file of the first sweep each job is done once, and the two
-# failures have no result. For `--skip-done` the newest line of a job counts.
+# The four results are equal. In the folder `again` four lines are of jobs done, none of them twice,
+# and two of failures. For `--skip-done` the newest line of a job counts.
 #
 # If you have pandas, `pandas.read_json("logs/jobs.jsonl", lines=True)` makes a table of it.
 #
 # ## Break it
 #
-# **A training that ends well with a loss of NaN.** The rate 2 multiplies x by -3 in each step, and
-# after a thousand steps x is not a number (NaN). Which row is the best?
+# **A training that exits with 0 and a loss of NaN.** The rate 2 multiplies x by -3 in each step,
+# and after a thousand steps x is not a number (NaN). Which row is the best?
 
 # %% tags=["nbval-ignore-output"]
 mgpu("run parabola.py --grid lr=2,0.1,0.4 --logs diverged -- --steps 1000")
@@ -234,9 +231,9 @@ finite = [row for row in done if row["result_loss"] is not None]
 print("the best is", min(finite, key=lambda row: row["result_loss"])["name"])
 
 # %% [markdown]
-# JSON has no NaN, so the file has `null` there, which Python reads as `None`. "Done" says that the
-# script ended well, and nothing about what the model has learnt. Look for missing results before
-# you choose.
+# JSON has no NaN, so the file has `null` there, which Python reads as `None`. The table shows `-`
+# for it, as for a failed job. "Done" says only that the script ended well. Look for missing results
+# before you choose.
 #
 # **A script that was edited.** The runner compares the words of a command, and the folder in which
 # it runs. So `lr=0.10` and `lr=0.1` are different jobs, and another order of arguments makes
@@ -256,12 +253,12 @@ mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs once",
 # %%
 changed = parabola.stat().st_mtime
 starts = [datetime.fromisoformat(row["started_at"]).timestamp() for row in read("once")]
-print(sum(start < changed for start in starts), "of", len(starts), "are older than the script")
 parabola.write_text(before)
+print(sum(start < changed for start in starts), "of", len(starts), "are older than the script")
 
 # %% [markdown]
 # After a change begin a new folder, with `--logs v2`. Take a new folder, too, when you change what
-# follows `--`: job names leave it out, so different results would have one name.
+# follows `--`: job names leave that out, so two different jobs would have one name.
 #
 # ## When not to
 #
@@ -287,14 +284,19 @@ mgpu("run parabola.py --each settings.txt --logs drawn")
 # best setting is far ahead. Where two are close, compare them on more digits or with more seeds:
 # put `seed=0,1,2` into the grid, if your script takes a seed.
 #
-# ## On a cluster
+# ## On GPUs and on a cluster
+#
+# As in [[04]], GPUs that others use are left alone, and with `--free 2` the sweep takes two at a
+# time. A small training keeps only a part of a GPU busy. Then `--per-device 2` is worth a try, with
+# a limit on the memory of each ([[02]]). Give each job a seed and
+# `tf.config.experimental.enable_op_determinism()`, or two runs of one setting may differ.
 #
 # Slurm gives GPUs to a batch script, and names them in `CUDA_VISIBLE_DEVICES`. The batch script
 # [sweep.slurm](scripts/sweep.slurm) asks for four GPUs, and starts the runner with
-# `--skip-done`. The runner shares out these GPUs and no others. You submit the script with
-# `sbatch sweep.slurm train.py --grid lr=0.01,0.1`. Slurm ends it when its time is over. Then
-# submit the same line again, and only what is not done runs. Without Slurm, bash can run the
-# script, too. Here it does so twice:
+# `--skip-done`. The runner uses only these GPUs. You submit the script with
+# `sbatch sweep.slurm train.py --grid lr=0.01,0.1`. Slurm ends it when its time is over. Submit the
+# same line again: only unfinished jobs run. Without Slurm, bash can run the script, too. Here it
+# does so twice:
 
 # %% tags=["nbval-ignore-output"]
 line = "parabola.py --grid lr=0.1,0.4 start=near,far --logs slurm"
@@ -311,17 +313,9 @@ for _ in range(2):
 # and lists the arguments for each by its number. No cluster has run either file yet: take them
 # as a beginning.
 #
-# ## On GPUs
-#
-# As in [[04]], GPUs that others use are left alone, and with `--free 2` the sweep takes two at a
-# time. A small training keeps only a part of a GPU busy. Then `--per-device 2` is worth a try, with
-# a limit on the memory of each ([[02]]). Give each job a seed and
-# `tf.config.experimental.enable_op_determinism()`, or two runs of one setting may differ.
-#
 # ## With a program of another kind
 #
-# The program need not be in Python. It needs arguments and a line of JSON among what it prints. A
-# shell script that is given `--width=16` can end with this line:
+# The program need not be in Python. A shell script that is given `--width=16` can end with this:
 #
 # ```shell
 # echo "{\"width\": ${1#--width=}}"

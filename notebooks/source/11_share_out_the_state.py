@@ -11,7 +11,7 @@
 #
 # **You will learn** to
 # - share out a Keras model's state in one line,
-# - do it by hand, as stages 2 and 3 of the paper *ZeRO*,
+# - do it by hand, like stages 2 and 3 of the paper *ZeRO*,
 # - count what each device then holds, and what crosses.
 #
 # **You need** [[03]] and [[09]].
@@ -30,7 +30,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
 
-from mgpu_helpers import charts, devices, fit, memory, trace
+from mgpu_helpers import charts, devices, fit, trace
 from mgpu_helpers.lessons import digits
 from mgpu_helpers.lessons.checks import lesson_11 as checks
 from mgpu_helpers.lessons.state import apart, at_rest, fullest, show
@@ -38,9 +38,9 @@ from mgpu_helpers.lessons.state import apart, at_rest, fullest, show
 # %% [markdown]
 # ## The lines to paste
 #
-# Here is a network of thirteen dense layers. Each has one weight, a matrix of parameters. Adam
-# keeps two numbers for each parameter, its **slots**. `compiled` makes the slots beside their
-# weights. The network first trains on one device, and `show` prints what lies on each device
+# Here is a network of thirteen dense layers. Each has one weight, a matrix of parameters. For each
+# parameter Adam keeps two numbers, called **slots**. `compiled` makes Adam's slots on the device of
+# their weights. The network first trains on one device, and `show` prints what lies on each device
 # between two steps:
 
 # %%
@@ -78,8 +78,11 @@ model = fit.parallel(fit.shard(network(), plan.devices), plan.devices)
 show(model, model.fit(**train))
 
 # %% [markdown]
-# The losses are the same, and each of two devices holds about half. If there is a single device,
-# the host can own all weights:
+# The losses agree to one decimal, and each of two devices holds about half. If weights and slots
+# together do not fit on one device, call `fit.shard` first and `compile` afterwards: then each
+# owner makes its slots.
+#
+# If there is a single device, the host can own all weights:
 
 # %%
 model = fit.parallel(fit.shard(network(), [plan.host]), plan.devices[:1])
@@ -99,11 +102,14 @@ show(model, model.fit(**train))
 #
 # In float32 a parameter has 4 bytes of weight, 4 of gradient and 8 of Adam's slots. The paper
 # *ZeRO* (Rajbhandari and others, [2020](../docs/sources.md#zero)) shares them out over n devices in
-# three stages: the slots only (1), the gradients too (2), and the weights too (3). Each device
-# holds all of what is not shared out; stage 0 shares out nothing. Within a step, `fit.shard` with
-# `fit.parallel` holds what stage 2 holds; between two steps the weights are shared out as well.
+# three stages: the slots only (1), the gradients too (2), and the weights too (3). What is not
+# shared out, each device holds whole. Stage 0 shares out nothing.
 #
-# The next cell prints the bytes a parameter on each device, by stage, and in its last line the
+# In the paper's stage 2 each device keeps all weights. In this lesson's stage 2, and with
+# `fit.shard` and `fit.parallel`, it has all weights only within a step. FSDP calls this
+# `SHARD_GRAD_OP`.
+#
+# The next cell prints the bytes for each parameter on a device, by stage. The last line is the
 # paper's example: 7.5 billion parameters on 64 devices in mixed precision, with 2 bytes of weight,
 # 2 of gradient, and 12 for the slots and a copy of the weight in float32. The paper has 120, 31.4,
 # 16.6 and 1.9 GB a device:
@@ -117,16 +123,6 @@ def held_by_formula(n, stage, weight=4, gradient=4, slots=8):
 for n in [1, 2, 4, 8]:
     print(f"n = {n}:", *[f"({stage}) {held_by_formula(n, stage):4.1f} " for stage in range(4)])
 print(*[f"{7.5 * held_by_formula(64, stage, 2, 2, 12):.1f} GB" for stage in range(4)])
-
-# %% [markdown]
-# Here are the four stages on two devices, for a million parameters:
-
-# %%
-sizes = {"stage 0": (4, 8, 4), "stage 1": (4, 4, 4), "stage 2": (4, 4, 2), "stage 3": (2, 4, 2)}
-print(*[f"{name}: {sum(each)} MB" for name, each in sizes.items()], sep=", ")
-million = {name: [10**6 * size for size in each] for name, each in sizes.items()}
-charts.held({name: memory.MemoryUse(*each, activations=0) for name, each in million.items()})
-plt.show()
 
 # %% [markdown]
 # ## By hand: the owners
@@ -258,9 +254,10 @@ def measure(name, stage, places):
     print(f"{name}: {crossed / P:.1f} P cross between {len(plan)} devices")
 
 
+# %%
 measure("towers", stage_2, first)
 measure("stage 2", stage_2, owner)
-print("stage 2 holds below 70 %:", uses["stage 2"].total < 0.7 * uses["towers"].total)
+print("stage 2 holds below 90 %:", uses["stage 2"].total < 0.9 * uses["towers"].total)
 
 # %% [markdown]
 # ## Stage 3: fetch each layer when it is needed
@@ -272,7 +269,8 @@ print("stage 2 holds below 70 %:", uses["stage 2"].total < 0.7 * uses["towers"].
 # TensorFlow runs an operation as soon as its inputs are there, so it could copy all the weights
 # at the start. In `fetch_after` the copy therefore waits for a tensor `after`. In the forward
 # pass this is `h`, the input of the layer. In the backward pass it is the layer's `slope`, the
-# gradient of the loss with respect to `h @ weight`:
+# gradient of the loss with respect to `h @ weight`. `below` computes the slope of the layer before,
+# and `of_weight` the gradient of the weight:
 
 # %%
 def fetch_after(after, weight, device):
@@ -285,7 +283,7 @@ def layer(one, activation, device, h):
         return activation(h @ fetch_after(h, one[0], device))
 
 
-def below(one, device, h, slope):  # the slope of the layer below
+def below(one, device, h, slope):
     with tf.device(device):
         weight = fetch_after(slope, one[0], device)
         return tf.matmul(slope, weight, transpose_b=True) * tf.cast(h > 0, h.dtype)
@@ -297,11 +295,11 @@ def of_weight(device, h, slope, *after):
 
 
 # %% [markdown]
-# `back` goes through the layers from the last to the first. `slopes` lists a layer's slope on each
-# device, and `lower` that of the layer before. `below`, which computes `lower`, needs the weight as
-# it was in the forward pass, so `update` comes later. The gradient of the weight waits for `lower`
-# as well: by then the copy of the weight has been used and can be freed. In all, every device but
-# the owner fetches two copies of a weight, so 3(n - 1)P should cross:
+# `back` goes through the layers from the last to the first. `slopes` has a layer's slope for each
+# device, `lower` those of the layer before it. `below` needs the weight as it was in the forward
+# pass, so `update` comes later. The gradient of the weight waits for `lower`, too. So the copy can
+# be freed before the gradient is made. In all, every device but the owner fetches two copies of a
+# weight, so 3(n - 1)P should cross:
 
 # %%
 def back(state, places, inputs, slopes):
@@ -330,19 +328,26 @@ def stage_3(state, places, x, y, back=back):
     back(state, places, inputs, slopes)
 
 
+# %%
 of_three = trained(stage_3, owner, plan.devices)
 print("stage 3 is below 1e-12 from one device:", apart(of_three, of_one) < 1e-12)
 measure("stage 3", stage_3, owner)
 
 # %% tags=["varies", "cover"]
-charts.held(uses)
+ax = charts.held(uses)
+marks = [held_by_formula(len(plan), stage) for stage in [0, 2, 3]]
+ax.plot(marks, [0.42, 1.42, 2.42], "k^", clip_on=False, label="by the formula")
+ax.set_xlim(0, 1.1 * max(ax.get_xlim()[1], *marks))
+ax.set_title("The fullest device in a step, for a million parameters", loc="left")
+ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
 plt.show()
 
 # %% [markdown]
-# Stage 2 sends no more bytes than towers, and holds less. Stage 3 holds the least. For two devices
-# the formulas give 16, 10 and 8 MB, without the activations and without Adam's temporary tensors,
-# which count as gradients here. Fetched copies count as weights. Stage 2 peaks in the backward
-# pass, when some copies are freed already.
+# Stage 2 sends no more bytes than towers, and holds less. Stage 3 holds the least. The bars need
+# not end at the formula's marks. TensorFlow frees a copy after its last use and a gradient once it
+# is applied, so at the peak a device may hold less. The chart counts fetched copies as weights, and
+# Adam's temporary tensors as gradients; the formula leaves those tensors out. In which order
+# operations run, and so what the peak holds, differs from run to run.
 #
 # ## Break it
 #
@@ -369,8 +374,8 @@ for name, weights in [("start", start), ("right", of_three), ("mixed", mixed)]:
 # ## On GPUs
 #
 # With `fit.shard`, the devices of `cores` mode read each other's weights without a copy. During a
-# step, each GPU also holds copies of the weights that it does not own: add their bytes to those of
-# a trace in `cores` mode. The copies cross over NVLink or PCIe.
+# step, each GPU also holds copies of the weights that it does not own. A trace in `cores` mode does
+# not count these bytes. The copies cross over NVLink or PCIe.
 #
 # ## With a model of another kind
 #
@@ -434,11 +439,10 @@ checks.fullest_holds(fullest_holds)
 # weights only. Write `clipped(owned, limit)`: `owned` is a dictionary with the list of gradients of
 # each device. Give a dictionary of the same form, with every gradient on its device, scaled by
 # limit / norm where the norm of all is over the limit, and else unchanged. No gradient may leave
-# its device, but single numbers may. (The function must run in a graph, so use `tf.minimum` or
-# `tf.where` instead of `if`.)
+# its device, but single numbers may.
 
 # %% tags=["exercise"]
-def clipped(owned, limit):
+def clipped(owned, limit):  # runs in a graph: tf.minimum or tf.where instead of if
     return {device: tf.clip_by_global_norm(owned[device], limit)[0] for device in owned}
 
 
@@ -473,7 +477,6 @@ checks.clipped(clipped)
 #
 # ## In practice
 #
-# `fit.shard` takes any built model. If weights and slots together do not fit on one device, call
-# `fit.shard` first and `compile` afterwards: then each owner makes its slots. All of `fit` works as
-# before, but without XLA. What is saved is the same as without `fit.shard`, and `fit.alone` moves
-# the weights back. A layer that is too large for one device has to be split: [[13]].
+# `fit.shard` takes any built model. All of `fit` works as before, but without XLA. What is saved is
+# the same as without `fit.shard`, and `fit.alone` moves the weights back. A layer that is too large
+# for one device has to be split: [[13]].
