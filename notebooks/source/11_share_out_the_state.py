@@ -165,8 +165,8 @@ for device in plan.devices:
     print(f"{device}  {held_now[device] / sum(map(np.size, start)):.1f} bytes a parameter")
 
 # %% [markdown]
-# One device would hold 12 bytes a parameter. Each of the two holds about half. It is not exactly
-# half, because weights of these sizes do not divide evenly.
+# One device would hold 12 bytes a parameter. Each of the two holds about half: the weights do not
+# divide evenly.
 #
 # ## By hand: the step
 #
@@ -298,8 +298,8 @@ def of_weight(device, h, slope, *after):
 # `back` goes through the layers from the last to the first. `slopes` has a layer's slope for each
 # device, `lower` those of the layer before it. `below` needs the weight as it was in the forward
 # pass, so `update` comes later. The gradient of the weight waits for `lower`, too. So the copy can
-# be freed before the gradient is made. In all, every device but the owner fetches two copies of a
-# weight, so 3(n - 1)P should cross:
+# be freed before the gradient is made. Every device but the owner fetches two copies of a weight,
+# so 3(n - 1)P should cross:
 
 # %%
 def back(state, places, inputs, slopes):
@@ -368,14 +368,14 @@ for name, weights in [("start", start), ("right", of_three), ("mixed", mixed)]:
     print(f"{name}: the loss is {value:.2f}, equal to 1e-12: {apart(weights, of_one) < 1e-12}")
 
 # %% [markdown]
-# Such a step goes forward with the old weights and back with the new ones. The loss falls, here
-# even faster. Only the comparison with one device catches this mistake.
+# Such a step goes forward with the old weights and back with the new ones. The loss falls, too.
+# Only the comparison with one device catches this mistake.
 #
 # ## On GPUs
 #
 # With `fit.shard`, the devices of `cores` mode read each other's weights without a copy. During a
 # step, each GPU also holds copies of the weights that it does not own. A trace in `cores` mode does
-# not count these bytes. The copies cross over NVLink or PCIe.
+# not count these bytes.
 #
 # ## With a model of another kind
 #
