@@ -3,7 +3,7 @@
 #
 # With [[07]] your `fit` trains on all devices, and you never see its step. Then you need a step
 # that `fit` does not have. You give each device half of the batch and add up the gradients. The
-# training changes, and no error says why.
+# training changes, and no error says that adding up was the mistake.
 #
 # **In this lesson** you build by hand a step on several devices that share one set of weights,
 # prove that it is the step of one device, and count what it sends.
@@ -110,9 +110,8 @@ for part in (numbers, *tf.split(numbers, len(plan))):
     print(f"gradient of {len(part)} numbers: {slope(part):.1f}")
 
 # %% [markdown]
-# With two devices, one has the ones and twos, the other the threes and fours. The mean of their
-# gradients, 5 and 25, is that of the batch, and their sum is twice as large. Here are the losses of
-# four steps:
+# With two devices, one has the ones and twos, the other the threes and fours. The mean of 5 and 25
+# is 15, the gradient of the batch. The sum, 30, is twice that. Here are the losses of four steps:
 
 # %%
 def mean(column):
@@ -145,7 +144,7 @@ print("mean:      ", descend(shards, mean))
 # `make_step` does this for a Keras model. `towers.split` cuts a batch on the host, and `towers.run`
 # calls `tower` on each device in `places` with its shard. Each call gives the loss and then a
 # gradient for each weight. `zip` turns these lists into columns, each with all gradients of one
-# weight. Their mean is right only if the shards have the same size:
+# weight. A column's mean is right only if all shards have the same size:
 
 # %%
 def make_step(model, places, together=mean):
@@ -242,9 +241,26 @@ plt.show()
 # small batch gains nothing, or loses, as starting every operation and averaging cost as much as for
 # a large one.
 #
+# ## Break it
+#
+# **Shards of unequal size.** One shard has 630 numbers, the other the 210 fours. In the mean of
+# both gradients a four has three times the weight of any other number.
+#
+# **A penalty once per tower.** A penalty of w² has the gradient 2, so with it the gradient is 17.
+# These towers divide their loss by their number, so that gradients add up, and forget the penalty:
+
+# %%
+uneven = [slope(numbers[:630]), slope(numbers[630:])]
+print(*(f"{each:.1f}" for each in uneven), f"mean {mean(uneven):.1f}, and not {slope(numbers):.1f}")
+careless = [slope(shard) / len(plan) + 2 for shard in shards]
+print(f"with the penalty {tf.add_n(careless):.1f}, and not 17.0")
+
+# %% [markdown]
+# Each counted the whole penalty.
+#
 # ## Who averages
 #
-# Here the host averages. The first device could do it. In a **ring** no device gets all gradients:
+# The first device could average instead of the host. In a **ring** no device gets all gradients:
 # each cuts its own into as many pieces as there are devices, and sends one piece at a time to its
 # neighbour. Below, device 0 starts with ones, device 1 with tens, and so on. For three rounds each
 # adds what it receives, until it has one finished piece, 1111. In three more rounds these are
@@ -277,7 +293,7 @@ print([each.numpy().tolist() for each in ring(small)])
 # %% [markdown]
 # Every device ends with the mean. What does a ring save? `averaging.traffic` gives each device a
 # vector as long as all gradients, and reads from a trace how many vectors enter and leave each
-# place. With two devices the ring cannot send less than the first device does:
+# place:
 
 # %%
 def central(vectors, middle):
@@ -297,33 +313,17 @@ for name, way in ways.items():
 
 # %% [markdown]
 # With n devices, the host takes in and sends n vectors, and the first device n - 1. In a ring each
-# device sends an nth of a vector in each of 2 (n - 1) rounds. So with eight devices the busiest
-# place takes in 8 vectors on the host, 7 on the first device, and 1.75 in the ring.
-#
-# ## Break it
-#
-# **Shards of unequal size.** One shard has 630 numbers, the other the 210 fours. In the mean of
-# both gradients a four has three times the weight of any other number.
-#
-# **A penalty once per tower.** A penalty of w² has the gradient 2, so with it the gradient is 17.
-# These towers divide their loss by the number of towers, so that gradients can be added up, and
-# forget to divide the penalty:
-
-# %%
-uneven = [slope(numbers[:630]), slope(numbers[630:])]
-print(*(f"{each:.1f}" for each in uneven), f"mean {mean(uneven):.1f}, and not {slope(numbers):.1f}")
-careless = [slope(shard) / len(plan) + 2 for shard in shards]
-print(f"with the penalty {tf.add_n(careless):.1f}, and not 17.0")
-
-# %% [markdown]
-# Each tower counted the whole penalty.
+# device sends an nth of a vector in each of 2 (n - 1) rounds, so with two devices a ring saves
+# nothing against the first device. With eight, the busiest place takes in 8 vectors on the host, 7
+# on the first device, and 1.75 in the ring. `make_step` averages on the host, `fit.parallel`
+# and `towers.train_step` on the device with the weights.
 #
 # ## On GPUs
 #
 # Expect no gain from so small a network: its kernels take longer to start than to run. Towers pay
 # when each GPU computes for much longer than its weights and gradients travel. On several physical
-# GPUs `fit.strategy` is the first choice: NVIDIA's library NCCL adds up the gradients, in rings
-# among other ways.
+# GPUs `fit.strategy` is the first choice: NVIDIA's library NCCL adds up the gradients, often in
+# rings.
 #
 # ## With a model of another kind
 #
@@ -364,8 +364,8 @@ for places, how in [([first], "sync"), (plan.devices, "sync"), (plan.devices, "a
 # The [tensorlight notebook](../docs/sources.md#tensorlight) of 2016 trains in towers in a graph,
 # with all weights on the host. `tf1.gradients` takes the place of the tape, and
 # `colocate_gradients_with_ops=True` puts each gradient where its forward operation is. In `update`
-# a **moving average** follows each weight, for the evaluation: what is made under
-# `tf.control_dependencies` runs after what that names. In `start` each tower has its own seed, or
+# a **moving average** follows each weight, for the evaluation: `tf.control_dependencies([a])` makes
+# what is built under it run after `a`. In `start` each tower has its own seed, or
 # all would drop the same units. Without dropout, gradients should equal those of a tape on one
 # device, and ten losses those of one tower:
 
@@ -466,7 +466,7 @@ checks.weighted_average(weighted_average)
 # **2.** Averaging on the host sends each gradient there as float32. Write
 # `half_the_bytes(vectors)`: each device sends its own vector to the host as float16, which is half
 # of the bytes, and the host adds them as float32 and gives the mean. The check reads the bytes from
-# a trace, in which all that you leave unplaced is on the first device.
+# a trace. What you do not place runs on the first device.
 
 # %% tags=["exercise"]
 def half_the_bytes(vectors):
@@ -495,17 +495,16 @@ checks.half_the_bytes(half_the_bytes)
 # - With the sum the loss rose from 7.5 to 480.0 in three steps, and with the mean it fell to 0.1.
 # - A step of all devices moved each weight as a step of one does, to 1e-4. SGD showed the sum in
 #   its losses, and Adam did not.
-# - 2.00 vectors went into a host that averaged, and 1.00 into each device of a ring, as into a
-#   first device that averaged. Against that a ring saves only with more devices.
 # - Unequal shards gave 20.7, and not 15.0. A penalty in each tower gave 19.0, and not 17.0.
+# - A host that averaged took in 2.00 vectors; a first device that averaged, and each device of a
+#   ring, 1.00. With more devices only the ring stays low.
 #
 # ## In practice
 #
 # Take `fit.parallel` where `fit` does what you need and the model is built already or shared out,
 # and `towers.train_step` where the loop is yours. Both take batches of any size. Copy `make_step`
-# where you change the step
-# itself: it needs shards of equal size, leaves out the penalties of layers, and updates a
-# BatchNormalization's averages once for each tower.
+# where you change the step itself: it needs shards of equal size, leaves out the penalties of
+# layers, and updates a BatchNormalization's averages once for each tower.
 #
 # Next: [[next]].
 

@@ -75,17 +75,16 @@ def split(make, pieces):
 
 
 models = {pieces: split(build, pieces) for pieces in [1, 8]}
-
-# %%
 of_eight = models[8].fit(**train).history["loss"]
 print("losses of one device  ", *(f"{loss:.1f}" for loss in of_one))
 print("losses in eight pieces", *(f"{loss:.1f}" for loss in of_eight))
 print("less than 1e-3 apart:", np.allclose(of_one, of_eight, rtol=0, atol=1e-3))
 
 # %% [markdown]
-# The losses are those of one device. The next cell traces a step of `fit` with 2048 images, first
-# in one piece, then in eight. Each frame is a **task**, the work of one stage on one piece: `F3`
-# takes piece 3 forward, and `B3` takes it back. Look for moments in which both devices work:
+# The losses are those of one device, to 1e-3. The next cell traces a step of `fit` with 2048
+# images, first in one piece, then in eight. Each frame is a **task**, the work of one stage on one
+# piece: `F3` takes piece 3 forward, and `B3` takes it back. Look for moments in which both devices
+# work:
 
 # %% tags=["varies", "cover"]
 steps = []
@@ -113,7 +112,7 @@ timing.compare(*runs[::-1], repeats=6, names=("eight pieces", "one piece"))
 # | | |
 # |---|---|
 # | **Use it when** | a model has to be cut, and a piece is still enough work for a device |
-# | **It costs** | smaller kernels, some waiting, and BatchNormalization that sees only a piece |
+# | **It costs** | smaller kernels, waits, BatchNormalization of a piece; it saves no memory |
 # | **Instead** | if it fits on one device, share out the batch ([[07]]) |
 #
 # ## How it works
@@ -161,7 +160,6 @@ def forward(stage, x):
         return Kept(x, stage.part(x))
 
 
-# %%
 def back(stage, kept, gradient):
     weights = [weight.value for weight in stage.part.trainable_weights]
     with tf.device(stage.device):
@@ -195,15 +193,12 @@ print(f"gradient of a: {a0} + {a1} = {a0 + a1}, of b: {b0} + {b1} = {b0 + b1}")
 #
 # ## Three orders
 #
-# An **order** lists the tasks of each stage. That of `two_pieces` is `F0 F1 B0 B1` for stage 0 and
-# `F0 B0 F1 B1` for stage 1. In *one after the other*, a piece goes all the way
-# before the next one starts. In *all forward first*, all go forward, and then all go back. In *one
-# forward, one back*, a stage takes forward and backward tasks in turn. The tables below have a line
-# for each stage and a column for each unit of time. A dot is a wait.
-#
-# Not every order can run. In that of the second cell, both stages would wait for ever: stage 0
-# waits for piece 0 to return before it sends piece 1, and stage 1 waits for piece 1 before it
-# returns piece 0:
+# An **order** lists the tasks of each stage. `two_pieces` has `F0 F1 B0 B1` for stage 0 and
+# `F0 B0 F1 B1` for stage 1. In *one after the other*, a piece goes all the way before the next one
+# starts. In *all forward first*, all go forward, and then all go back. In *one forward, one back*,
+# a stage takes forward and backward tasks in turn, after a start of as many forward tasks as stages
+# are left. The tables have a line for each stage and a column for each unit of time. A dot is a
+# wait:
 
 # %%
 ways = {"one after the other": pipeline.one_by_one,
@@ -214,6 +209,20 @@ for name, way in ways.items():
     columns = max(end for _, end in schedules.run_times(order).values())
     print(f"{name}, {columns:.0f} columns", schedules.table(order), sep="\n", end="\n\n")
 
+# %% [markdown]
+# The last two orders are equally fast. With p stages and m pieces, each takes 2 (m + p - 1)
+# columns, and a stage waits in 2 (p - 1) of them. So the bubble is a share of (p - 1)/(m + p - 1),
+# if all stages take equally long: for two stages a half in one piece, and a ninth in eight. In the
+# chart of eight pieces a stage also waits as the stages are not quite equal, and between
+# operations.
+#
+# A stage **holds** a piece from its `F` to its `B`: in *all forward first*, stage 0 holds up to
+# four pieces, and in *one forward, one back* never more than two.
+#
+# Not every order can run. In that of the next cell, both stages would wait for ever: stage 0 waits
+# for piece 0 to return before it sends piece 1, and stage 1 waits for piece 1 before it returns
+# piece 0. The error names the second task:
+
 # %%
 try:
     schedules.check([["F0", "B0", "F1", "B1"], ["F0", "F1", "B0", "B1"]])
@@ -221,22 +230,13 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# The last two orders are equally fast. With p stages and m pieces, each takes 2 (m + p - 1)
-# columns, and a stage waits in 2 (p - 1) of them. So the bubble is a share of (p - 1)/(m + p - 1),
-# if all stages take equally long: for two stages a half in one piece, and a ninth in eight. The
-# idle shares beside the chart of eight pieces are larger, because TensorFlow also needs time
-# between operations, and the stages are not quite equal.
-#
-# A stage **holds** a piece from its `F` to its `B`: in *all forward first*, stage 0 holds up to
-# four pieces, and in *one forward, one back* never more than two.
-#
 # ## Any order, by hand
 #
 # Now take the network from above in two parts, `front` and `rear`. `whole` has the layers of both,
 # to compare with. `schedules.run_times` lists the tasks of all stages so that each comes after what
 # it needs, and `in_pieces` follows that list. `carried[k]` is what the next task of piece k gets:
-# examples, then activations, then gradients. All pieces have the same size, so the loss of the
-# batch is the mean of the losses of its pieces, and each loss is divided by their number:
+# examples, then activations, then gradients. The pieces are equal, so the batch's loss is the mean
+# of theirs: each is divided by the number of pieces.
 
 # %%
 with tf.device(first):
@@ -268,10 +268,10 @@ def in_pieces(stages, loss, x, y, order):
 # %% [markdown]
 # ## What does a device hold?
 #
-# TensorFlow starts an operation as soon as its inputs are there, so it does not always keep to the
-# order that `in_pieces` is given. `pipeline.gradients` makes each task of a device wait for the one
-# before, and takes the stages that `pipeline.stages` cuts. The second cell prints the most that the
-# first device holds in a step of 1, 2, 4 and 8 pieces:
+# TensorFlow may start an operation earlier than in the order given to `in_pieces`: as soon as its
+# inputs are there. `pipeline.gradients` makes each task of a device wait for the one before.
+# `pipeline.stages` cuts `whole` into the stages that it takes. The second cell prints the most
+# that the first device holds in a step of 1, 2, 4 and 8 pieces:
 
 # %%
 stages = pipeline.stages(whole, ["dense6"], [first, second])
@@ -295,10 +295,10 @@ drawings.against_pieces(peaks)
 plt.show()
 
 # %% [markdown]
-# *All forward first* keeps what every piece left behind. *One forward, one back* keeps two pieces
-# at most, and the more pieces, the smaller they are. With `fit.split` more pieces save no memory:
-# it takes *all forward first*, because Keras computes the loss of the whole batch at once. To train
-# in the other order, apply these gradients in a step of your own, with `pipeline.updater`.
+# *All forward first* keeps what every piece left behind. *One forward, one back* keeps at most two
+# pieces, and these are smaller when the batch is cut into more. `fit.split` takes *all forward
+# first*, because Keras computes the loss of the whole batch at once. To train in the other order,
+# apply these gradients in a step of your own, with `pipeline.updater`.
 #
 # ## Proof
 #
@@ -348,13 +348,8 @@ print("fit moved the weights by more than 0.01:", apart(build().get_weights(), o
 #
 # **Pieces of different sizes that count alike.** Take a batch of 90 in pieces of 32, 32 and 26. The
 # plain average of their gradients counts the last examples more than the others, and no error says
-# so. The first cell compares this average, and one in which a piece counts by its size, with the
-# gradients of the whole batch.
-#
-# **A layer that looks at the whole batch.** BatchNormalization subtracts the mean of the batch and
-# divides by its standard deviation. In pieces, both are those of a piece. The other two cells train
-# a network of convolutions with this layer, and with GroupNormalization, which looks at one example
-# at a time. They compare four pieces with one device, and print what `fit.split` says:
+# so. Here this average, and one in which a piece counts by its size, are compared with the
+# gradients of the whole batch:
 
 # %%
 several = [uncut(x[a:b], y[a:b]) for a, b in [(0, 32), (32, 64), (64, 90)]]
@@ -362,6 +357,14 @@ for shares in [[1 / 3, 1 / 3, 1 / 3], [32 / 90, 32 / 90, 26 / 90]]:
     average = [sum(s * each for s, each in zip(shares, three)) for three in zip(*several)]
     close = apart(average, uncut(x[:90], y[:90])) < 1e-5
     print(*(f"{share:.3f}" for share in shares), " less than 1e-5 apart:", close)
+
+# %% [markdown]
+# The plain average is wrong, and the one by size, as in `fit.split`, is right.
+#
+# **A layer that looks at the whole batch.** BatchNormalization subtracts the mean of the batch and
+# divides by its standard deviation. In pieces, both are those of a piece. Here is a network with
+# this layer or with GroupNormalization, which looks at one example at a time. The second cell
+# compares four pieces with one device, and prints what `fit.split` says:
 
 # %%
 def convolutions(norm):
@@ -386,8 +389,8 @@ for norm in [layers.BatchNormalization, partial(layers.GroupNormalization, 4)]:
     print(*(each.message for each in said))
 
 # %% [markdown]
-# The plain average is wrong, and the one by size is right. With BatchNormalization, pieces give
-# other weights. If you need the same, take GroupNormalization or LayerNormalization.
+# With BatchNormalization, pieces give other weights. If you need the same, take
+# GroupNormalization or LayerNormalization.
 #
 # ## On GPUs
 #
@@ -482,8 +485,8 @@ checks.fewest(fewest)
 # %% [markdown]
 # ## What we saw
 #
-# - In eight pieces, both devices often worked at the same time. The step was shorter, by less than
-#   half, and the weights after `fit` were below 1e-12 from those of one device.
+# - In eight pieces, both devices often worked at the same time, and the step was shorter, by less
+#   than half. In float64 the weights after `fit` were below 1e-12 from those of one device.
 # - Gradients of two pieces added up to 7.5 and 5.0, those of the whole batch.
 # - *All forward first* and *one forward, one back* had the same bubble, and the second held less.
 # - With BatchNormalization, pieces gave other weights, and `fit.split` warned of it.

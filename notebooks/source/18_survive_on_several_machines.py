@@ -11,7 +11,7 @@
 # - have a training on several workers go on after a failure,
 # - find out which worker failed first, and where one hangs,
 # - say what a backup has to hold,
-# - count what a failure costs.
+# - count the steps that a failure costs.
 #
 # **You need** [[17]].
 
@@ -46,10 +46,8 @@ folder = Path(tempfile.mkdtemp())
 # ## The lines to paste
 #
 # One callback of Keras saves the training after each pass, and lets the next `fit` go on from
-# there. All machines have to see its folder. A machine may die while it writes, so
-# `double_checkpoint` keeps the previous backup, too. When `fit` ends well, it deletes the backup; a
-# changed script needs a new folder. A second callback ends the process when the next step does not
-# end in time, validation before it included. In a notebook it would end the kernel.
+# there. Under `fit.strategy` only worker 0 writes, and all read. A second callback ends the process
+# if 600 s pass between the ends of two steps; validation counts.
 #
 # ```python
 # import faulthandler
@@ -65,6 +63,12 @@ folder = Path(tempfile.mkdtemp())
 # model.fit(x, y, callbacks=[save, Limit()])  # a model built under fit.strategy
 # ```
 #
+# - All machines must see the folder.
+# - A machine may die while it writes, so `double_checkpoint` keeps the previous backup.
+# - When `fit` ends well, the backup is deleted. After a failure, a changed script
+#   needs a new folder.
+# - In a notebook `Limit` would end the kernel.
+#
 # When a worker fails, the launcher starts all of them again, at most twice with `--restarts 2`:
 #
 # ```shell
@@ -72,8 +76,8 @@ folder = Path(tempfile.mkdtemp())
 # ```
 #
 # The script of [[17]] has both callbacks, and options that make it fail. Two workers run it for
-# three passes of eight steps, with dropout. One training is left alone. In another, at the same
-# time, worker 1 is killed at step 10, and after the restart it sleeps at step 18:
+# three passes of eight steps, with dropout. One training is left alone. In the other, which
+# runs at the same time, worker 1 is killed at step 10; restarted, it sleeps at step 18:
 
 # %%
 os.environ |= {"MGPU_MODE": "cores", "TF_NUM_INTRAOP_THREADS": "1"}  # one thread for each worker
@@ -160,7 +164,7 @@ errors = [line for line in said if "Error" in line and not line.startswith(("E0"
 print(*[line.strip()[:95] for line in errors[:3]], sep="\n")
 
 # %% [markdown]
-# That log alone sends you to look at the network. If the launcher ends worker 0 sooner, its log has
+# Read alone, this log blames the network. If the launcher had ended worker 0 sooner, it would show
 # no error. So begin with the worker that the launcher names.
 #
 # In attempt 1 worker 1 slept, and worker 0 waited for it in the all-reduce. TensorFlow's threads in
@@ -258,10 +262,10 @@ for name in start():
 
 # %% [markdown]
 # Each time the training ends with another weight than 1.304073, and no error says so. In `fit` the
-# four are the number of passes done, the weights, the optimizer's slots and step count, and how
-# far the data and the seeds of dropout are.
+# four are the number of passes done, the weights, the optimizer's slots and step count, and the
+# position in the data with the state of dropout's random numbers.
 #
-# **Keras alone.** The callback of Keras does not save how far the data and the seeds are. Here a
+# **Keras alone.** The callback of Keras does not save the last of these. Here a
 # model with dropout trains for four passes, once without a break, and once with an error after the
 # second pass and another `fit`. Do both end with the same weights, under `fit.strategy` on all
 # devices, and without a strategy?
@@ -310,8 +314,8 @@ for name, scope in (("fit.strategy", fit.strategy(plan).scope), ("Keras alone", 
 
 # %% [markdown]
 # With `fit.strategy` the restarted training ends where the other one does. With Keras alone it goes
-# on with the dropout of the first pass, and an endless dataset would begin again. The result need
-# not be worse, but its digest can no longer prove that the restart lost nothing.
+# on with the dropout of the first pass, as shown here; an endless dataset would also begin again.
+# The model need not be worse, but equal digests can no longer prove the restart.
 #
 # **A folder of its own for each machine.** After a restart, worker 0 would go on from its backup,
 # and worker 1 would find none and begin at pass 0. Under `fit.strategy` the workers compare their
@@ -363,9 +367,8 @@ checks.saves(saves)
 # %% [markdown]
 # **2.** Write `computed(total, every, failures)`: how many steps are computed in all attempts
 # together, until `total` steps are done. There is a backup after every `every` steps, counted from
-# the beginning of the training. `failures` lists, for each attempt that fails, the number of the
-# step at whose beginning it fails, and two may fail at the same step. One more attempt reaches the
-# end.
+# the beginning of the training. Attempt i fails just before step `failures[i]`; the same step may
+# occur twice. One more attempt reaches the end.
 
 # %% tags=["exercise"]
 def computed(total, every, failures):
@@ -388,7 +391,7 @@ checks.computed(computed)
 # %% [markdown]
 # **3.** Write `first(ends)`: the number of the worker to look at. `ends` has for each worker, in
 # order, a tuple of three: the second at which it ended, its exit status, and the number of the
-# worker that its log says it lost, or `None`. Begin with the earliest whose status is not 0. If its
+# worker named as lost in its log, or `None`. Begin with the earliest whose status is not 0. If its
 # log names another worker, go on to that one, and so on. The names never lead in a circle.
 
 # %% tags=["exercise"]
