@@ -75,6 +75,8 @@ def split(make, pieces):
 
 
 models = {pieces: split(build, pieces) for pieces in [1, 8]}
+
+# %%
 of_eight = models[8].fit(**train).history["loss"]
 print("losses of one device  ", *(f"{loss:.1f}" for loss in of_one))
 print("losses in eight pieces", *(f"{loss:.1f}" for loss in of_eight))
@@ -159,7 +161,7 @@ def forward(stage, x):
     with tf.device(stage.device):
         return Kept(x, stage.part(x))
 
-
+# %%
 def back(stage, kept, gradient):
     weights = [weight.value for weight in stage.part.trainable_weights]
     with tf.device(stage.device):
@@ -182,7 +184,6 @@ def two_pieces(x0, x1):
     return a0, a1, b0, b1
 
 
-# %%
 a, b = times(2.0, first), times(3.0, second)
 found = two_pieces(tf.constant([[1.0], [2.0]]), tf.constant([[3.0], [4.0]]))
 a0, a1, b0, b1 = (each.numpy().item() for each in found)
