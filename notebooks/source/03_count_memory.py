@@ -191,7 +191,14 @@ drawings.climb(today, device)
 plt.show()
 
 # %% [markdown]
-# Before the line the curve climbs with the output of each layer. After it each layer adds a
+# For a step of your own `charts.live_bytes` draws what is alive against time:
+
+# %% tags=["varies"]
+charts.live_bytes(today)
+plt.show()
+
+# %% [markdown]
+# Before the dashed line the curve climbs with the output of each layer. After it each layer adds a
 # gradient and frees its own output, so the curve stays below its peak until the first and largest
 # layers. What is alive at the peak? Here are the four largest tensors, in float32 numbers per
 # example:
