@@ -177,9 +177,8 @@ with pretend_gpus(4) as gpus:
 #
 # ## A queue
 #
-# With three scripts and two GPUs, the third has to start when a GPU is free again. While a command
-# waits and a device is free, this function starts the command on that device. When a command has
-# ended, its device is free again:
+# With three scripts and two GPUs, the third has to start when a GPU is free again. This function
+# starts a waiting command on each free device, and frees the device when the command has ended:
 
 # %%
 def run(commands, numbers):
@@ -257,9 +256,8 @@ plt.show()
 # %% [markdown]
 # The hatched jobs did not end well, and the others went on. The last column is what a job printed
 # last: it says why `fails` failed. A negative exit status is the signal that ended a process: -15
-# is SIGTERM, which the runner sends when the time is up, and -9 is SIGKILL, which `killed` sent to
-# itself. Linux also sends SIGKILL when the host has no memory left. `mgpu run` ends with exit
-# status 1 if a job has failed.
+# is SIGTERM, which the runner sends when the time is up, and -9 is SIGKILL, which Linux also sends
+# when the host has no memory left. `mgpu run` ends with exit status 1 if a job has failed.
 #
 # ## On a shared server
 #
@@ -312,8 +310,8 @@ print(race.two_at_once(lock))
 #
 # ## When not to
 #
-# Scripts on different GPUs still share the disk, the memory and the cores of the host. Where a
-# training takes much longer beside another than alone, look at the input pipeline first.
+# Scripts on different GPUs still share the host. Where a training takes much longer beside another
+# than alone, look at the input pipeline first.
 #
 # ## On GPUs
 #
