@@ -27,8 +27,8 @@ import keras
 import matplotlib.pyplot as plt
 import tensorflow as tf
 
-from mgpu_helpers import charts, fit, timing, towers, trace, whatif
-from mgpu_helpers.lessons import lesson_19
+from mgpu_helpers import fit, timing, towers, trace, whatif
+from mgpu_helpers.lessons import drawings, lesson_19
 from mgpu_helpers.lessons.checks import lesson_19 as checks
 from mgpu_helpers.lessons.lesson_19 import beside, timed, traces
 
@@ -37,16 +37,15 @@ layers = keras.layers
 # %% [markdown]
 # ## The lines to paste
 #
-# Here is a small model. Its input reads a batch in 50 ms, as from a slow disk, and a callback works
-# for 30 ms after each step:
+# Here is a small model that trains on all devices. Its input reads a batch in 50 ms, as from a slow
+# disk, and a callback works for 30 ms after each step:
 
 # %%
-x, y = lesson_19.batch()
-first, loss_of = plan.devices[0], lesson_19.loss()
+strategy = fit.strategy(plan)
 
 
 def build(**options):
-    with tf.device(first):
+    with strategy.scope():
         model = lesson_19.model()
         model.compile("sgd", loss_of, **options)
     return model
@@ -57,33 +56,37 @@ class Report(keras.callbacks.Callback):
         time.sleep(0.03)  # writes a log, draws a picture
 
 
-small = lesson_19.batch(80)
+x, y = lesson_19.batch()
+loss_of, small = lesson_19.loss(), lesson_19.batch(80)
 slow = tf.data.Dataset.range(4).map(lambda _: lesson_19.read(*small))
 
 # %% [markdown]
-# `fit.explain` runs a few steps as they are, and again without each thing that may cost time:
+# `fit.explain` runs a few steps as they are, and again without each thing that may cost time. Then
+# it puts the weights back, so call it before a training or after one:
 
 # %% tags=["nbval-ignore-output"]
 model = build()
-with tf.device(first):
-    print(fit.explain(model, slow, callbacks=[Report()], steps=4))
+print(fit.explain(model, slow, callbacks=[Report()], steps=4))
 
 # %% [markdown]
-# A row has a cost and its cure. "The step itself" has nothing around it and cannot be left out; the
-# call beside it looks into a trace of the step. The callback is not listed: a step waits for the
-# next batch anyway, which is read while the callback works. So one cause can hide another: ask
-# again after each cure. What you may see:
+# A row has what a thing costs and what to do about it. "The step itself" is what remains without
+# all of these. The callback is not listed where it works while `fit` waits for the next batch: one
+# cause hides another, so ask again after each cure. Into the step itself a trace looks:
+
+# %% tags=["nbval-ignore-output"]
+print(whatif.explain(trace.fit_step(model, (x, y))))
+
+# %% [markdown]
+# Each device worked for a part of the step, and waited for the rest: for a result of another
+# device, for *a free core* while other devices used them all, or for *overhead*, which is what
+# TensorFlow and other programs took between operations. In a healthy step no device waits over a
+# tenth of the time for another. With these two calls you find eight causes, numbered as below:
 #
-# | what you see | the cause |
-# |---|---|
-# | `fit.explain` lists `input` | 1. the input starves the step |
-# | it lists a callback | 2. Python works, or reads a number, in every step |
-# | it lists `new shapes` | 3. a function is traced again and again |
-# | it lists `run_eagerly` | 4. eager code where a graph would do |
-# | `whatif.explain` says "ran nothing" | 5. nothing runs on that device |
-# | all devices work, but no faster than one alone | 6. the batch is too small for the split |
-# | a device waited over a tenth of the step for another | 7. a large shard, or a slow device |
-# | in `bytes_between()` the host sends more than a batch | 8. variables on the wrong device |
+# ![First fit.explain. Where it lists input: 1, the input is too slow. A callback: 2, Python works
+# in every step. New shapes: 3, traced again and again. run_eagerly: 4, eager code, no graph. Where
+# it lists nothing but the step itself, a trace of the step. "Ran nothing": 5, nothing runs there.
+# No gain over one device: 6, the batch is too small. A device waits for another: 7, a large shard
+# or a slow device. The host sends a lot: 8, misplaced variables.](pictures/19_which_cause.svg)
 #
 # | `fit.explain`, `whatif.explain` | |
 # |---|---|
@@ -98,13 +101,11 @@ with tf.device(first):
 # ### 1. The input starves the step
 #
 # You see the row `input`, as above: reading a batch takes longer than a step. The cure is `cache`
-# for data that fit into memory, else `num_parallel_calls` in `map`. TensorFlow adds the advised
-# `prefetch` itself, unless the dataset's options forbid it. With `cache` the callback is listed:
+# for data that fit into memory, else `num_parallel_calls` in `map`. With `cache` the input is gone,
+# and the callback shows:
 
 # %% tags=["nbval-ignore-output"]
-ready = slow.cache()
-with tf.device(first):
-    print(fit.explain(model, ready, callbacks=[Report()], steps=4))
+print(fit.explain(model, slow.cache(), callbacks=[Report()], steps=4))
 
 # %% [markdown]
 # ### 2. Python works in every step
@@ -121,15 +122,15 @@ with tf.device(first):
 
 # %%
 def calls(batches, rates, **settings):
-    predict = tf.function(lambda x, rate: rate * model(x), **settings)
+    scaled = tf.function(lambda x, rate: rate * tf.reduce_sum(x), **settings)
     for batch, rate in zip(batches, rates):
-        predict(batch, rate)
-    return predict.experimental_get_tracing_count()
+        scaled(batch, rate)
+    return scaled.experimental_get_tracing_count()
 
 
 rates = [0.1, 0.2, 0.3, 0.4]
 tensors = [tf.constant(rate) for rate in rates]
-batches = [lesson_19.batch(size)[0] for size in (80, 40, 20, 10)]
+batches = [x[:size] for size in (80, 40, 20, 10)]
 same = batches[:1] * 4
 print("Python numbers:", calls(same, rates), " tensors:", calls(same, tensors))
 print("sizes:", calls(batches, tensors), " relaxed:",
@@ -145,138 +146,14 @@ print("sizes:", calls(batches, tensors), " relaxed:",
 # Keras no `run_eagerly=True`:
 
 # %% tags=["nbval-ignore-output"]
-with tf.device(first):
-    print(fit.explain(build(run_eagerly=True), small, steps=4))
-
-# %% [markdown]
-# ## Causes that a trace shows
-#
-# `make_step` makes the step of [[09]]. The cases change `where` the towers are, the `home` of the
-# variables, and the `sizes` of the shards:
-
-# %%
-def make_step(where, home=first, sizes=None):
-    with tf.device(home):
-        model = lesson_19.model()
-    weights = model.trainable_variables
-
-    def tower(x, y):
-        with tf.GradientTape() as tape:
-            loss = loss_of(y, model(x))
-        return [loss, *tape.gradient(loss, weights)]
-
-    @tf.function
-    def step(x, y):
-        with tf.device(plan.host):
-            shards = [tf.split(part, sizes or len(where)) for part in (x, y)]
-        loss, *mean = towers.average(towers.run(tower, where, *shards), weights=sizes, device=home)
-        with tf.device(home):
-            for weight, gradient in zip(weights, mean):
-                weight.assign_sub(0.1 * gradient)
-        return loss
-
-    return step
-
-
-# %% [markdown]
-# `traces` traces a step three times. `whatif.replay` computes the time of each trace from its
-# operations and prints the median. Predictions start from that time. `whatif.explain` says of the
-# fastest trace how long each device worked, and what it waited for. In the chart, a device's four
-# longest waits for another have the other's pale colour; all other waits are grey:
-
-# %% tags=["varies", "nbval-ignore-output"]
-healthy = make_step(plan.devices)
-of_healthy = traces(healthy)
-print(whatif.replay(of_healthy), whatif.explain(of_healthy[-1]), sep="\n")
-charts.blame(of_healthy[-1])
-plt.show()
-
-# %% [markdown]
-# In a healthy step no device waits over a tenth of the time for another. A device waits for *a free
-# core* while other devices use them all, and *overhead* is what TensorFlow and other programs took
-# between operations.
-#
-# ### 5. Nothing runs on the second device
-#
-# You see "ran nothing": nobody asked for the device, or its name has a typo. The cure is a
-# strategy, `fit.parallel` or towers. `whatif.towers` predicts the gain from traces of one device.
-# `beside` prints the prediction with the spread of the three traces, and then how both steps
-# compare, run in turn. The measured ratio can lie outside that spread:
-
-# %% tags=["nbval-ignore-output"]
-one = make_step(plan.devices[:1])
-of_one = traces(one)
-print(whatif.explain(of_one[-1]))
-speed = 8e9 if plan.on_gpus else None  # bytes a second of the link; in cores mode there is none
-beside(whatif.towers(of_one, len(plan), bytes_per_second=speed), timed(one), timed(healthy))
-
-# %% [markdown]
-# ### 6. The batch is too small for the split
-#
-# You see all devices work, no faster than one: starting operations and updating weights take as
-# long for a small batch as for a large one. Here each device gets four examples. The trace of so
-# short a step tells little: compare it with one device. The cure is a larger batch. `after` has as
-# many examples on each device as `before` on its one device. If both take as long, two devices
-# train twice as many examples a second:
-
-# %% tags=["nbval-ignore-output"]
-few, large = (lesson_19.batch(n * len(plan)) for n in (4, len(x)))
-print(timing.compare(timed(one, *few), timed(healthy, *few), names=("one", "all")))
-print(whatif.explain(traces(healthy, *few)[-1]))
-change = whatif.towers(of_one, len(plan), batch=1, bytes_per_second=speed)
-beside(change, timed(one), timed(healthy, *large))
-
-# %% [markdown]
-# ### 7. One shard is larger, or one device is slower
-#
-# You see a long wait for another device: the gradients are averaged when the last has come. Here
-# the first device has the largest shard. The prediction makes its operations (`tower_0/` in their
-# names) as fast as with an equal shard. It leaves out that the other towers then get more examples
-# and take longer, so you may gain less:
-
-# %% tags=["varies", "cover", "nbval-ignore-output"]
-share = len(x) // (len(plan) + 2)
-sizes = [len(x) - share * (len(plan) - 1)] + [share] * (len(plan) - 1)
-uneven = make_step(plan.devices, sizes=sizes)
-of_uneven = traces(uneven)
-print("shards:", sizes, whatif.explain(of_uneven[-1]), sep="\n")
-change = whatif.faster(of_uneven, "tower_0/", by=sizes[0] * len(plan) / len(x))
-beside(change, timed(uneven), timed(healthy))
-charts.blame(of_uneven[-1])
-plt.show()
-
-# %% [markdown]
-# The cure is even shards, or shards in proportion to speed. `whatif.explain` names the slow device,
-# not the reason.
-#
-# ### 8. The variables are on the wrong device
-#
-# You see in `bytes_between()` that the host sends more than the batch: it has the weights, too. A
-# Keras model built outside any `tf.device` block has them on the first GPU, or on the host where
-# there is none. Here one device computes, with the variables on it ("at home") and then on the
-# host:
-
-# %%
-hosted = make_step(plan.devices[:1], home=plan.host)
-of_hosted = traces(hosted)
-for name, step in (("at home", of_one[-1]), ("on the host", of_hosted[-1])):
-    for (a, b), size in step.bytes_between().items():
-        print(f"{name:12} {a} -> {b} {size:>10,} bytes")
-
-# %% [markdown]
-# From the host, all weights go to the device, and all gradients come back. The cure is to build the
-# model in its device's block. In `cores` mode nothing is copied, so the replay says what the bytes
-# would cost over a link of 1 GB/s:
-
-# %% tags=["nbval-ignore-output"]
-for name, steps in (("at home", of_one), ("on the host", of_hosted)):
-    print(f"{name:12}", whatif.link(steps, 1e9))
+print(fit.explain(build(run_eagerly=True), small, steps=4))
 
 # %% [markdown]
 # ## Replay a step by hand
 #
-# How does `whatif` predict? Here are five operations. An arrow is a result that the other device
-# needs:
+# The other four causes are in the step itself. There `whatif` also predicts what a cure would gain,
+# by a replay of the traced step. Here are five operations to replay by hand. An arrow is a result
+# that the other device needs:
 #
 # ![Five operations on two devices over 15 seconds. First: a from 0 to 4, c from 4 to 6, d from 10
 # to 13. Second: b from 4 to 10, e from 13 to 15. Arrows: b needs a, d needs b, e needs
@@ -305,6 +182,130 @@ for name, (device, seconds, needs) in five.items():
 # `b` took 6 of 15 seconds, and yet the step without it takes 11, not 9: `d` then waits for `c`. So
 # what an operation took is not what you can gain.
 #
+# ## Causes that a trace shows
+#
+# The step of [[09]] shows these causes: the host splits the batch, a tower on each device computes
+# gradients, and one device, `home`, averages them and updates the weights. The cases change
+# `where` the towers are, the `home`, and the `sizes` of the shards:
+
+# %%
+def make_step(where, home=plan.devices[0], sizes=None):
+    with tf.device(home):
+        model = lesson_19.model()
+    weights = model.trainable_variables
+
+    def tower(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, model(x))
+        return [loss, *tape.gradient(loss, weights)]
+
+    @tf.function
+    def step(x, y):
+        with tf.device(plan.host):
+            shards = [tf.split(part, sizes or len(where)) for part in (x, y)]
+        loss, *mean = towers.average(towers.run(tower, where, *shards), weights=sizes, device=home)
+        with tf.device(home):
+            for weight, gradient in zip(weights, mean):
+                weight.assign_sub(0.1 * gradient)
+        return loss
+
+    return step
+
+
+# %% [markdown]
+# `traces` traces a step three times, the fastest last. A prediction compares replays, with the
+# change and without it: does the replay of a healthy step come near the trace?
+
+# %% tags=["nbval-ignore-output"]
+healthy = make_step(plan.devices)
+of_healthy = traces(healthy)
+print(whatif.replay(of_healthy))
+
+# %% [markdown]
+# ### 5. Nothing runs on the second device
+#
+# You see "ran nothing": nobody asked for the device, or its name has a typo. The cure is a
+# strategy, `fit.parallel` or towers. `whatif.towers` predicts what they gain, from traces of one
+# device. `beside` prints this prediction, with the spread of the three traces, and below it how
+# the two steps compare when they run in turn:
+
+# %% tags=["nbval-ignore-output"]
+one = make_step(plan.devices[:1])
+of_one = traces(one)
+print(whatif.explain(of_one[-1]))
+speed = 8e9 if plan.on_gpus else None  # bytes a second of the link; in cores mode there is none
+beside(whatif.towers(of_one, len(plan), bytes_per_second=speed), timed(one), timed(healthy))
+
+# %% [markdown]
+# A prediction takes the operations to be as fast beside others as alone. Devices that share a
+# memory slow each other down, so the measured gain is often some percent smaller.
+#
+# ### 6. The batch is too small for the split
+#
+# You see no gain over one device: starting operations and updating weights take as long for a small
+# batch as for a large one. Here each device gets four examples, and the step is too short to be
+# explained:
+
+# %% tags=["nbval-ignore-output"]
+few, large = (lesson_19.batch(n * len(plan)) for n in (4, len(x)))
+print(timing.compare(timed(one, *few), timed(healthy, *few), names=("one", "all")))
+print(whatif.explain(traces(healthy, *few)[-1]))
+
+# %% [markdown]
+# The cure is a larger batch. Next, `after` gives each device the batch that `before` gave its only
+# one. If both take equally long, two devices do twice the work:
+
+# %% tags=["nbval-ignore-output"]
+change = whatif.towers(of_one, len(plan), batch=1, bytes_per_second=speed)
+beside(change, timed(one), timed(healthy, *large))
+
+# %% [markdown]
+# ### 7. One shard is larger, or one device is slower
+#
+# You see a long wait for another device: the gradients are averaged when the last has come. Here
+# the first device has the largest shard. The prediction makes that device's operations (named
+# `tower_0/`) as fast as with an equal shard. It leaves out that the others then get more examples:
+
+# %% tags=["varies", "cover", "nbval-ignore-output"]
+share = len(x) // (len(plan) + 2)
+sizes = [len(x) - share * (len(plan) - 1)] + [share] * (len(plan) - 1)
+uneven = make_step(plan.devices, sizes=sizes)
+of_uneven = traces(uneven)
+print("shards:", sizes, whatif.explain(of_uneven[-1]), sep="\n")
+change = whatif.faster(of_uneven, "tower_0/", by=sizes[0] * len(plan) / len(x))
+beside(change, timed(uneven), timed(healthy))
+drawings.waits({"even shards": of_healthy[-1], "uneven shards": of_uneven[-1]})
+plt.show()
+
+# %% [markdown]
+# A bar begins with all of a device's work; its waits follow, the longest first. With even shards
+# hardly any are left. The cure is even shards, or shards in proportion to speed. `whatif.explain`
+# names the slow device, not the reason.
+#
+# ### 8. The variables are on the wrong device
+#
+# You see that a trace's `bytes_between()` has more from the host than a batch: the host has the
+# weights, too. A Keras model built outside any `tf.device` block has them on the first GPU, or on
+# the host where there is none. Here one device computes, with the variables on it ("at home") and
+# then on the host:
+
+# %%
+hosted = make_step(plan.devices[:1], home=plan.host)
+of_hosted = traces(hosted)
+for name, step in (("at home", of_one[-1]), ("on the host", of_hosted[-1])):
+    for (a, b), size in step.bytes_between().items():
+        print(f"{name:12} {a} -> {b} {size:>10,} bytes")
+
+# %% [markdown]
+# From the host, all weights go to the device, and all gradients come back. The cure is to build the
+# model in its device's block. In `cores` mode nothing is copied, so the replay says what the bytes
+# would cost over a link of 1 GB/s:
+
+# %% tags=["nbval-ignore-output"]
+for name, steps in (("at home", of_one), ("on the host", of_hosted)):
+    print(f"{name:12}", whatif.link(steps, 1e9))
+
+# %% [markdown]
 # ## Proof
 #
 # A step that does less is faster, too, so a cure has to leave the losses as they were. Do the other
@@ -344,7 +345,7 @@ for name, settings in others.items():
 # gain if the convolution were twice as fast, and what if BatchNormalization were?
 
 # %% tags=["nbval-ignore-output"]
-with tf.device(first):
+with tf.device(plan.devices[0]):
     stack = [layers.Conv2D(32, 3, name="conv"), layers.BatchNormalization(name="norm")]
     model = keras.Sequential([keras.Input([28, 28, 1]), *stack, layers.Flatten(), layers.Dense(10)])
     model.compile("sgd", loss_of)
@@ -411,7 +412,8 @@ checks.treated(treat, causes)
 # %% [markdown]
 # ## What we saw
 #
-# - `fit.explain` listed what slows `fit` down, and `whatif.explain` which device waited in a step.
+# - `fit.explain` listed what slows `fit` down, one cause hiding another, and `whatif.explain` said
+#   which device waited in a step.
 # - Four Python numbers made 4 graphs of a function, and four tensors made 1.
 # - Without the operation that took 6 of 15 seconds, the step takes 11.
 # - All devices, uneven shards and variables on the host had the losses of one device.

@@ -90,11 +90,12 @@ def _finish(ax: Any, trace: Trace, title: str, right: str = "") -> Any:
 def blame(
     step: Trace, ax: Any = None, layers: Collection[str] | None = None, shown: int = 4
 ) -> Any:
-    """Draw a bar for each device: its work, then what it waited for, the longest first.
+    """Draw a bar for each device: all its work, then what it waited for, the longest first.
 
-    A wait has the pale colour of the device that was waited for; copies, a free core and overhead
-    are grey. Beside `shown` waits by name the rest are "others (n)". For layers see `Trace.top`. A
-    step that `whatif.explain` cannot explain is drawn as work alone, and the title says so.
+    These are sums, so a place in the bar is no moment of the step. A wait has the pale colour of
+    the device that was waited for; copies, a free core and overhead are grey. Beside `shown` waits
+    by name the rest are "others (n)". For layers see `Trace.top`. A step that `whatif.explain`
+    cannot explain is drawn as work alone, and the title says so.
 
     >>> from mgpu_helpers.trace import Op, Trace
     >>> two = Op("conv/Add", "Add", "/CPU:1", 0.0, 0.01), Op("b", "Add", "/CPU:2", 0.01, 0.01)
@@ -104,23 +105,31 @@ def blame(
 
     accounts = explain(step, layers).accounts
     ax = axes(ax, size=(9, 1.2 + 0.55 * len(accounts)))
-    boxes = []
+    boxes, known = [], {""}
     for row, account in enumerate(accounts):
         waits = account.waits or ()
         named, left = [wait for wait in waits if wait.device], 0.0
-        parts = [("works", account.worked, colour(account.device), "white")]
-        parts += [(w.what, w.seconds, pale(colour(w.device)), "white") for w in named[:shown]]
+        parts = [("works", "", account.worked, colour(account.device), "white")]
+        parts += [(w.what, f"waits for {w.device}", w.seconds, pale(colour(w.device)), "white")
+                  for w in named[:shown]]  # fmt: skip
         if rest := named[shown:]:
-            parts.append((f"others ({len(rest)})", sum(w.seconds for w in rest), "#b0b0b0", DARK))
-        parts += [(w.what, w.seconds, _GREY[w.what], DARK) for w in waits if not w.device]
-        for what, seconds, shade, letters in parts:
+            seconds = sum(w.seconds for w in rest)
+            parts.append((f"others ({len(rest)})", "other waits", seconds, "#b0b0b0", DARK))
+        parts += [(w.what, w.what, w.seconds, _GREY[w.what], DARK) for w in waits if not w.device]
+        for what, kind, seconds, shade, letters in parts:
             width = seconds * 1e3
-            ax.barh(row, width, 0.66, left, color=shade, edgecolor="white", linewidth=0.8)
+            seen = kind if kind not in known and seconds > 0.01 * step.length else ""
+            ax.barh(row, width, 0.66, left, color=shade, edgecolor="white", linewidth=0.8,
+                    label=seen)  # fmt: skip
+            known.add(seen)
             boxes.append((left, row - 0.33, width, 0.66, what, letters))
             left += width
     rows(ax, [f"{a.device}\n{a.worked / a.length:.0%} at work" for a in accounts])
-    known = accounts and all(account.waits is not None for account in accounts)
-    _finish(ax, step, "What each device waited for", "" if known else "waits not known")
+    told = accounts and all(account.waits is not None for account in accounts)
+    _finish(ax, step, "How long each device worked and waited", "" if told else "waits not known")
+    ax.set_xlabel("added up, not in order: ms of the step")
+    if len(known) > 1:
+        ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     write(ax, boxes)
     return ax
 

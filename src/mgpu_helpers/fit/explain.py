@@ -16,7 +16,7 @@ from mgpu_helpers.trace.fit import build, first_batch
 
 BARE = "the step itself"
 REMEDIES = {
-    "input": "end it with prefetch(tf.data.AUTOTUNE), give map num_parallel_calls, cache()",
+    "input": "cache() what fits, give map num_parallel_calls, end with prefetch(tf.data.AUTOTUNE)",
     "new shapes": "give all batches one shape: drop_remainder=True, pad to few lengths",
     "callbacks": "do less in on_train_batch_begin and _end, or act at every hundredth",
     "metrics": "compute the dear ones in validation only",
@@ -46,10 +46,7 @@ class Explanation:
 
     def __str__(self) -> str:
         """Lay out the costs, the dearest first."""
-        head = (
-            f"a step of fit takes {1e3 * self.step:.3g} ms. Until the first had ended "
-            f"{self.first:.1f} s went by, and between two passes {1e3 * self.between:.0f} ms."
-        )
+        head = f"a step of fit takes {1e3 * self.step:.3g} ms."
         rows = [("costs", "ms a step", "without it", "what to do")]
         for cost in self.costs:
             without = f"{1e3 * (self.step - cost.seconds):.3g} ms" if cost.name != BARE else ""
@@ -103,7 +100,8 @@ def explain(
                     notes.append(f"Without run_eagerly the step fails: {error_line(error)}")
                 model.run_eagerly = True
             with instead(model, compute_metrics=lambda *_, **__: {"loss": 0.0}):
-                without["metrics"] = _Run(model, data, callbacks, steps).step
+                if any(type(metric) is not keras.metrics.Mean for metric in model.metrics):
+                    without["metrics"] = _Run(model, data, callbacks, steps).step
                 model.run_eagerly = eager and "run_eagerly" not in without  # else it counts twice
                 bare = _Run(model, batch, (), steps).step
         finally:
@@ -122,6 +120,10 @@ def explain(
         f"{name} takes {1e3 * seconds / PASSES:.0f} ms at the end of each pass."
         for name, seconds in now.at_ends.items() if seconds / PASSES > step
     ]  # fmt: skip
+    if now.first > SLOW:
+        notes.append(f"The first step took {now.first:.0f} s: building, tracing, compiling.")
+    if now.between > max(2 * step, SLOW):
+        notes.append(f"Between two passes fit spends {now.between:.0f} s.")
     if noise > 0.05 * step:
         notes.append(
             f"The same again took {1e3 * noise:.1f} ms more or less: what costs less is not listed."
@@ -130,13 +132,14 @@ def explain(
 
 
 def _costs(name: str, seconds: float, of_callbacks: dict[str, float]) -> Iterator[Cost]:
-    """Share out what callbacks cost together by the time that each took itself."""
+    """Share out what callbacks cost together by the time that each took; leave out the least."""
     if name != "callbacks":
         yield Cost(name, seconds, REMEDIES[name])
         return
     whole = sum(of_callbacks.values())
     for callback, own in of_callbacks.items():
-        yield Cost(f"callback {callback}", seconds * own / whole, REMEDIES[name])
+        if own > 0.05 * whole:
+            yield Cost(f"callback {callback}", seconds * own / whole, REMEDIES[name])
 
 
 def _shapes_differ(data: Any) -> bool:
@@ -150,6 +153,7 @@ def _shapes_differ(data: Any) -> bool:
 
 
 PASSES = 3  # of each way: one to warm up, and of two the faster
+SLOW = 3.0  # seconds outside of steps that are worth a note
 
 
 class _Run:

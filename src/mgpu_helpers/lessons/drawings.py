@@ -25,7 +25,7 @@ from mgpu_helpers.charts.base import (
     write,
 )
 from mgpu_helpers.charts.memory import _backward as backward_begins
-from mgpu_helpers.charts.steps import timeline
+from mgpu_helpers.charts.steps import blame, timeline
 from mgpu_helpers.devices.plan import planned
 
 if TYPE_CHECKING:
@@ -426,6 +426,24 @@ def steps(traces: Mapping[str, Trace], ax: Any = None) -> Any:
     label(ax, "", "time in the step, ms")
     write(ax, boxes, size=8)
     return ax
+
+
+def waits(steps: Mapping[str, Trace]) -> None:
+    """Draw who worked and who waited in each of some steps, one chart above the other."""
+    import matplotlib.pyplot as plt
+
+    rows = sum(len(step.devices) for step in steps.values())
+    with plt.style.context(style()):
+        figure, grid = plt.subplots(len(steps), figsize=(9, 1.5 + 0.6 * rows), sharex=True)
+        layout: Any = figure.get_layout_engine()
+        layout.set(rect=(0, 0.05, 1, 0.95))
+        corner(figure)
+    longest = max(step.length for step in steps.values())
+    for ax, (name, step) in zip(grid, steps.items(), strict=True):
+        blame(step, ax)
+        ax.set_title(name, loc="left")
+        ax.set_xlim(0, 1e3 * longest)
+        ax.label_outer()
 
 
 def _convolves(op: Op) -> bool:
