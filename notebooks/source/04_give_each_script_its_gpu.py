@@ -49,9 +49,8 @@ from mgpu_helpers.lessons.pretend import pretend_gpus, pretend_server
 # ```
 #
 # Scripts for which no GPU is free wait in a queue. What a script prints goes to a log. In Python
-# `jobs.run` does the same; `free=1` gives it one device. Without a GPU, a core of the processor
-# stands in for one. Here a narrow network trains alone, and then a narrow and a wide one side by
-# side:
+# `jobs.run` does the same; `free=1` uses one free device. Without a GPU, a core of the processor
+# stands in for one. Here a narrow network trains alone, and then beside a wide one:
 
 # %%
 folder = Path(tempfile.mkdtemp())
@@ -83,7 +82,7 @@ plt.show()
 
 # %% [markdown]
 # Each bar is a script from start to end. Side by side the two take little longer than the narrow
-# one alone. If your machine has a single device, the two scripts follow each other.
+# one alone. On a single device they follow each other.
 #
 # | `mgpu run`, `jobs.run` | |
 # |---|---|
@@ -164,21 +163,12 @@ for log, device in {"a.log": allowed[0], "b.log": allowed[-1]}.items():
 #
 # A script and its logs speak of the inner number, `nvidia-smi` of the outer one. CUDA reads the
 # variable when TensorFlow first asks for GPUs. Set later, the variable has no effect, and no error
-# says so. A script can also choose its GPUs itself, before its first operation. Here this notebook
-# asks for two of four pretended GPUs:
-
-# %%
-with pretend_gpus(4) as gpus:
-    tf.config.set_visible_devices([gpus[2], gpus[0]], "GPU")
-    print("asked for 2,0:", context.context().config.gpu_options.visible_device_list)
-
-# %% [markdown]
-# `tf.config` has sorted the list: here `/GPU:0` is GPU 0, whereas with the variable it was GPU 2.
+# says so.
 #
 # ## A queue
 #
-# With three scripts and two GPUs, the third has to start when a GPU is free again. This function
-# starts a waiting command on each free device, and frees the device when the command has ended:
+# With three scripts and two GPUs, the third has to wait. This function starts a waiting command on
+# each free device, and frees the device when the command has ended:
 
 # %%
 def run(commands, numbers):
@@ -203,14 +193,13 @@ for numbers in (allowed[:1], allowed[:2]):
 
 # %% [markdown]
 # On one device the two naps follow each other, and on two they overlap. A program with such a queue
-# is a **runner**. `jobs.run` is one, with logs and time limits.
+# is a **runner**, as `jobs.run` is.
 #
 # ## Proof
 #
-# A script must learn the same on any device, beside any other script. The narrow network has
-# trained twice, alone and beside the wide one. Each time the script wrote the losses and a hash of
-# the weights to a file. The next cell puts the contents of both files into a set, which keeps equal
-# ones only once:
+# The narrow network has trained twice, alone and beside the wide one, and has to learn the same.
+# Each time the script wrote the losses and a hash of the weights to a file. A set keeps equal
+# contents only once:
 
 # %%
 files = [folder / way / "narrow" / "train.json" for way in ("alone", "both")]
@@ -218,20 +207,25 @@ contents = {file.read_bytes() for file in files}
 print("files:", len(files), "different contents:", len(contents))
 
 # %% [markdown]
-# The set has one element, so both files are equal, byte for byte. On one core a script computes
-# with one thread, which always adds in the same order.
+# Both files are equal, byte for byte. On one core a script computes with one thread, which always
+# adds in the same order.
 #
 # ## Break it
 #
-# **A script fails, and the shell does not say so.** In this recipe the first of two commands always
-# fails:
+# **A script fails, and the shell does not say so.** The command `false` always fails. Here it runs
+# beside `true`, first with a plain `wait`, and then with a `wait` for each process. `$!` is the
+# number of the process that was started last:
 
 # %%
-shell = subprocess.run("false & true & wait", shell=True)
-print("exit status:", shell.returncode)
+for end in ("wait", "wait $a && wait $b"):
+    shell = subprocess.run(f"false & a=$!; true & b=$!; {end}", shell=True)
+    print(f"{end:20} exit status {shell.returncode}")
 
 # %% [markdown]
-# The exit status is 0, as if all had gone well: a bare `wait` does not pass a failure on.
+# After a `wait` without a process number the exit status is 0, as if all had gone well. `wait $a`
+# passes on how that process ended, so put `a=$!` and `b=$!` behind the two `&`, and end with
+# `wait $a && wait $b`.
+#
 # `jobs.run` reports each failure. Of the next six jobs, one fails, one hangs, and one is killed:
 
 # %%
@@ -255,9 +249,10 @@ plt.show()
 
 # %% [markdown]
 # The hatched jobs did not end well, and the others went on. The last column is what a job printed
-# last: it says why `fails` failed. A negative exit status is the signal that ended a process: -15
-# is SIGTERM, which the runner sends when the time is up, and -9 is SIGKILL, which Linux also sends
-# when the host has no memory left. `mgpu run` ends with exit status 1 if a job has failed.
+# last: it says why `fails` failed. Python gives the signal that ended a process as a negative exit
+# status: -15 is SIGTERM, which the runner sends when the time is up, and -9 is SIGKILL, which Linux
+# also sends when the host has no memory left. `mgpu run` ends with exit status 1 if a job has
+# failed.
 #
 # ## On a shared server
 #
@@ -273,8 +268,7 @@ assert [job.tail for job in shared] == ["2", "3"]  # what each printed
 
 # %% [markdown]
 # The runner said which GPUs it leaves alone, and why. The jobs got the two others. If all were in
-# use, the jobs would wait; with `--busy` or `--devices 0,1` the runner takes GPUs in use all the
-# same.
+# use, the jobs would wait, unless `--busy` or `--devices 0,1` is given.
 #
 # The driver lists a script only seconds after its start. A second runner that looks before then
 # takes the same GPU:
@@ -283,8 +277,8 @@ assert [job.tail for job in shared] == ["2", "3"]  # what each printed
 # the same; then A takes 0, and B takes 0.](pictures/04_race.svg)
 #
 # A **lock** makes looking and taking one act: the operating system gives the lock of a file to one
-# process at a time, and frees the lock when that process ends, however it ends. The next two
-# runners lock a file for each device, and each waits until both have looked:
+# process at a time, and frees the lock when that process ends. Below there is a file for each
+# device. Each of two runners locks the first file that is free, and waits until both have looked:
 
 # %%
 lock = """
@@ -305,17 +299,17 @@ print(race.two_at_once(lock))
 
 # %% [markdown]
 # Now each runner has a device of its own. `jobs.run` holds such a lock on every device that it
-# uses. The locked files lie in `/tmp/mgpu-jobs`, at which other people's `mgpu run` looks too, if
-# their `TMPDIR` is the same as yours.
+# uses. The locked files lie in `/tmp/mgpu-jobs`, where `mgpu run` of other users looks too, unless
+# their `TMPDIR` differs.
 #
 # ## When not to
 #
-# Scripts on different GPUs still share the host. Where a training takes much longer beside another
-# than alone, look at the input pipeline first.
+# Scripts share the host. Where an input pipeline already keeps all cores busy, a second script
+# slows both down. Where the memory is too small for several TensorFlows, see [[06]].
 #
 # ## On GPUs
 #
-# Each job computes with a thread for every core of the host; `TF_NUM_INTRAOP_THREADS=4` in front of
+# A job on a GPU has a thread for every core of the host; `TF_NUM_INTRAOP_THREADS=4` in front of
 # `mgpu run` gives each job four. Some operations add in an order that changes; `train.py` calls
 # `tf.config.experimental.enable_op_determinism()`, which fixes that order.
 #
@@ -332,37 +326,13 @@ print(f"asked for {each} devices, the job may use {job.tail}")
 assert job.tail == str(each) or sys.platform == "darwin"
 
 # %% [markdown]
-# ## The same in a graph: if you inherit such code
-#
-# In classic code the session's `ConfigProto` lists the GPUs that a process may use. In Wonik Jang's
-# article "Multi-GPUs" of 2017 ([sources](../docs/sources.md#jang)) one script has the list "0" and
-# the other the list "1". [train_graph.py](scripts/train_graph.py) trains that article's network.
-# Here are the lines of this script for its list. Then it runs twice with the list "0": the runner
-# shows each run one GPU, which is number 0 inside. The end of the output is a list of two GPUs:
-
-# %%
-script = Path("scripts/train_graph.py").read_text()
-print(script[script.index("config =") : script.index("    session.run(start)")])
-commands = [[sys.executable, "scripts/train_graph.py", f"--output={folder / name}"]
-            for name in ("c", "d")]  # fmt: skip
-graphs = jobs.run(commands, free=min(2, len(allowed)), logs=folder / "graphs", progress=False)
-print([job.status for job in graphs])
-config = tf.compat.v1.ConfigProto()
-config.gpu_options.visible_device_list = "2,0"
-print(config.gpu_options)
-
-# %% [markdown]
-# TensorFlow takes the list of a `ConfigProto` in its order, whereas `tf.config` sorted its own
-# above. In one process all sessions need the same list: a second list fails with "TensorFlow device
-# (GPU:0) is being mapped to multiple devices" ([issue
-# 19083](https://github.com/tensorflow/tensorflow/issues/19083)).
-#
 # ## On your own
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
 # **1.** A script was started with `CUDA_VISIBLE_DEVICES` and says that it trains on `/GPU:1`. Write
-# `outside(visible, device)`, which gives nvidia-smi's number: `outside("3,0", "/GPU:1")` is 0.
+# `outside(visible, device)`, which gives nvidia-smi's number, where CUDA_DEVICE_ORDER is
+# PCI_BUS_ID: `outside("3,0", "/GPU:1")` is 0.
 
 # %% tags=["exercise"]
 def outside(visible, device):
@@ -405,16 +375,48 @@ checks.environment(environment)
 # %% [markdown]
 # ## What we saw
 #
-# - Two processes without any setting could use every device. With a few words in front, each of two
-#   commands could use one.
+# - Two processes without any setting could use every device; with a few words in front, one each.
 # - A training wrote the same bytes alone and beside another one.
-# - The shell's exit status was 0 although a command had failed. In a queue of six, the runner named
-#   the jobs that did not end well, and the others went on.
-# - On a pretended server, the runner used the GPUs that nobody else used.
-# - Two runners that looked at the same moment got different devices, because each held a lock.
+# - After a plain `wait` the shell's exit status was 0 although a command had failed. In a queue of
+#   six, the runner named the jobs that did not end well, and the others went on.
+# - On a pretended server, the runner used the GPUs that nobody else used. With locks, two runners
+#   that looked at the same moment got different devices.
 #
 # ## In practice
 #
-# Start your scripts with `mgpu run`. For two scripts on GPUs that nobody else uses, the four
-# lines of shell are enough. `mgpu` alone prints which number is which GPU, and which are in use.
-# Next: [[next]].
+# Start your scripts with `mgpu run`. For two scripts on GPUs that nobody else uses, four lines of
+# shell are enough, if they end with `wait $a && wait $b`. `mgpu` alone prints which number is which
+# GPU, and which are in use. Next: [[next]].
+#
+# ## The same in a graph: if you inherit such code
+#
+# In classic code the session's `ConfigProto` lists the GPUs that a process may use. In Wonik Jang's
+# article "Multi-GPUs" of 2017 ([sources](../docs/sources.md#jang)) one script has the list "0" and
+# the other the list "1". [train_graph.py](scripts/train_graph.py) trains that article's network.
+# Below are its lines for the list, and the statuses of two runs by our runner. Both runs get the
+# list "0": each sees one GPU, which has number 0 inside.
+
+# %%
+script = Path("scripts/train_graph.py").read_text()
+print(script[script.index("config =") : script.index("    session.run(start)")])
+commands = [[sys.executable, "scripts/train_graph.py", f"--output={folder / name}"]
+            for name in ("c", "d")]  # fmt: skip
+graphs = jobs.run(commands, free=min(2, len(allowed)), logs=folder / "graphs", progress=False)
+print([job.status for job in graphs])
+
+# %% [markdown]
+# In one process all sessions need the same list: a second list fails with "TensorFlow device
+# (GPU:0) is being mapped to multiple devices" ([issue
+# 19083](https://github.com/tensorflow/tensorflow/issues/19083)).
+#
+# Today `tf.config` takes the place of this list. Here we ask for the GPUs 2 and 0 of four
+# pretended ones:
+
+# %%
+with pretend_gpus(4) as gpus:
+    tf.config.set_visible_devices([gpus[2], gpus[0]], "GPU")
+    print("asked for 2,0:", context.context().config.gpu_options.visible_device_list)
+
+# %% [markdown]
+# `tf.config` has sorted the list, so `/GPU:0` is GPU 0. With `CUDA_VISIBLE_DEVICES=2,0` it is GPU
+# 2, and so it is with "2,0" in a `ConfigProto`, which keeps its order.

@@ -12,7 +12,7 @@
 # - make a job of every combination of some values,
 # - make a sweep larger, and go on after a failure, without doing anything twice,
 # - read the results as a table, and notice results that are missing or too old,
-# - write the batch script for a cluster.
+# - start a sweep from a batch script (not yet tried on a cluster).
 #
 # **You need** [[04]].
 
@@ -93,7 +93,7 @@ mgpu("run train.py --grid lr=0.01,0.1 width=2,16 --skip-done -- --epochs 1")
 # |---|---|
 # | **Use it when** | you compare settings, and each training fits on one GPU |
 # | **It costs** | a start of TensorFlow for each setting, and a script that takes arguments |
-# | **Instead** | KerasTuner or Optuna, when each choice depends on the results before |
+# | **Instead** | KerasTuner or Optuna, where earlier results shall choose the next setting |
 #
 # The larger rate has won, so a still larger one may be better. The same line with one more rate has
 # six jobs. `--skip-done` leaves out the four that are done:
@@ -102,9 +102,9 @@ mgpu("run train.py --grid lr=0.01,0.1 width=2,16 --skip-done -- --epochs 1")
 mgpu("run train.py --grid lr=0.01,0.1,1 width=2,16 --skip-done -- --epochs 1")
 
 # %% [markdown]
-# Each time a job ends, the runner adds a line of JSON to `logs/jobs.jsonl`. In it `name` holds the
-# settings, and `result_loss` is the loss that the job printed. `read` gives the lines as
-# dictionaries. They give the chart: accuracy against rate, a curve for each width:
+# Each time a job ends, the runner adds a line of JSON to `logs/jobs.jsonl`. In a line `name`
+# holds the settings, and `result_accuracy` is the accuracy that the job printed. `read` gives the
+# lines as dictionaries. The chart is made of them: accuracy against rate, a curve for each width:
 
 # %%
 def read(logs):
@@ -113,12 +113,12 @@ def read(logs):
 
 
 # %% tags=["cover"]
-curves = {}
-for row in sorted(read("logs"), key=lambda row: row["name"]):
+rows, curves = read("logs"), {}
+print("the best:", max(rows, key=lambda row: row["result_accuracy"])["name"])
+for row in sorted(rows, key=lambda row: row["name"]):
     setting = dict(pair.split("=") for pair in row["name"].split(","))
     curve = curves.setdefault(f"width {setting['width']}", {})
     curve[float(setting["lr"])] = row["result_accuracy"]
-    print(f"{row['name']:16} {row['result_accuracy']:.1f}")
 drawings.against_rate(curves, of=360)
 plt.show()
 
@@ -185,14 +185,19 @@ mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs again"
 mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs again")
 
 # %% [markdown]
-# The two finished jobs were skipped, and the two failed ones ran. The same holds after Ctrl-C,
-# or when the machine goes down, because a job's line is written when the job ends. A job that was
-# halfway begins again.
+# The two finished jobs were skipped, and the two failed ones ran. In the drawing the colour of a
+# job is its device:
+#
+# ![Four jobs of a grid in two starts. The first start adds four lines to jobs.jsonl: two done and
+# two failed. The second skips the two done, and adds two lines.](pictures/05_again.svg)
+#
+# A job's line is written when the job ends. So the sweep goes on from there after Ctrl-C or a
+# crash, too (not shown here), and a job that was halfway begins again.
 #
 # ## Proof
 #
-# A sweep continued after a failure has to give the results of an unbroken one, and must run
-# nothing twice that was done. Here is the same grid in another folder, without a failure:
+# A continued sweep has to give the results of an unbroken one, and must run nothing twice that was
+# done. Here is the same grid in another folder, without a failure:
 
 # %% tags=["nbval-ignore-output"]
 mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --logs once", show=0)
@@ -207,7 +212,7 @@ print(*sorted(Counter(row["status"] for row in read("again")).items()))
 
 # %% [markdown]
 # The four results are equal. In the folder `again` four lines are of jobs done, none of them twice,
-# and two of failures. For `--skip-done` the newest line of a job counts.
+# and two of failures.
 #
 # If you have pandas, `pandas.read_json("logs/jobs.jsonl", lines=True)` makes a table of it.
 #
@@ -232,7 +237,7 @@ print("the best is", min(finite, key=lambda row: row["result_loss"])["name"])
 
 # %% [markdown]
 # JSON has no NaN, so the file has `null` there, which Python reads as `None`. The table shows `-`
-# for it, as for a failed job. "Done" says only that the script ended well. Look for missing results
+# for it, as for a failed job. "Done" says only that the exit status was 0. Look for missing results
 # before you choose.
 #
 # **A script that was edited.** The runner compares the words of a command, and the folder in which
@@ -246,9 +251,8 @@ parabola.write_text(before.replace('"loss": x * x', '"loss": abs(x)'))
 mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs once", show=4)
 
 # %% [markdown]
-# All four jobs are skipped, and the table, of which the first row is shown, has results of the old
-# script. No error says so. To find out, compare the start of each job with the last change of the
-# script:
+# All four jobs are skipped, and the table (here its first row) has results of the old script. No
+# error says so. To find out, compare the start of each job with the last change of the script:
 
 # %%
 changed = parabola.stat().st_mtime
@@ -257,8 +261,8 @@ parabola.write_text(before)
 print(sum(start < changed for start in starts), "of", len(starts), "are older than the script")
 
 # %% [markdown]
-# After a change begin a new folder, with `--logs v2`. Take a new folder, too, when you change what
-# follows `--`: job names leave that out, so two different jobs would have one name.
+# After a change begin a new folder, with `--logs v2`. A change behind `--` needs a new folder, too:
+# job names leave it out, and two jobs would share one.
 #
 # ## When not to
 #
@@ -279,23 +283,20 @@ lines = [f"--lr={10 ** draw.uniform(-3, 0):.4f} --steps={draw.randint(2, 9)}" fo
 mgpu("run parabola.py --each settings.txt --logs drawn")
 
 # %% [markdown]
-# No two jobs tried the same rate. The best result of many is partly luck, so measure that
-# setting once more, on data that had no part in the choice. In the chart of digits above, the
-# best setting is far ahead. Where two are close, compare them on more digits or with more seeds:
-# put `seed=0,1,2` into the grid, if your script takes a seed.
+# No two jobs tried the same rate. The best result of many is partly luck, so measure the
+# best setting once more, on data that had no part in the choice. Where two are close, compare
+# them with more seeds: put `seed=0,1,2` into the grid, if your script takes a seed.
 #
 # ## On GPUs and on a cluster
 #
-# As in [[04]], GPUs that others use are left alone, and with `--free 2` the sweep takes two at a
-# time. A small training keeps only a part of a GPU busy. Then `--per-device 2` is worth a try, with
-# a limit on the memory of each ([[02]]). Give each job a seed and
-# `tf.config.experimental.enable_op_determinism()`, or two runs of one setting may differ.
+# As in [[04]], GPUs that others use are left alone. A small training keeps only a part of a GPU
+# busy: then try `--per-device 2`, with a limit on the memory of each ([[02]]). Without a seed and
+# `tf.config.experimental.enable_op_determinism()` two runs of one setting may differ.
 #
-# Slurm gives GPUs to a batch script, and names them in `CUDA_VISIBLE_DEVICES`. The batch script
-# [sweep.slurm](scripts/sweep.slurm) asks for four GPUs, and starts the runner with
-# `--skip-done`. The runner uses only these GPUs. You submit the script with
-# `sbatch sweep.slurm train.py --grid lr=0.01,0.1`. Slurm ends it when its time is over. Submit the
-# same line again: only unfinished jobs run. Without Slurm, bash can run the script, too. Here it
+# The batch script [sweep.slurm](scripts/sweep.slurm) asks Slurm for four GPUs, and starts the
+# runner on them with `--skip-done`. You submit it with
+# `sbatch sweep.slurm train.py --grid lr=0.01,0.1`. Slurm ends it when its time is over; submit the
+# same line again, and only unfinished jobs run. Without Slurm, bash can run the script. Here it
 # does so twice:
 
 # %% tags=["nbval-ignore-output"]
@@ -310,8 +311,7 @@ for _ in range(2):
 # %% [markdown]
 # The second run skipped all four jobs, because the first had done them. In Kubernetes each pod
 # has GPUs of its own, so no runner is needed: [sweep.yaml](scripts/sweep.yaml) has four pods,
-# and lists the arguments for each by its number. No cluster has run either file yet: take them
-# as a beginning.
+# and picks each pod's arguments by its number. No cluster has run either file yet.
 #
 # ## With a program of another kind
 #
@@ -353,8 +353,8 @@ checks.wall(wall)
 # %% [markdown]
 # **2.** Which jobs has a sweep still to run? Write `again(names, rows)`. `names` are all jobs of
 # the sweep. `rows` are the lines of its file, the oldest first, as dictionaries with a name and a
-# status. A job may have several rows, of which the newest counts, or none. Return the names of the
-# jobs that are left, in the order of `names`.
+# status. No two jobs share a name. A job may have several rows, of which the newest counts, or
+# none. Return the names of the jobs that are left, in the order of `names`.
 
 # %% tags=["exercise"]
 def again(names, rows):
@@ -375,7 +375,7 @@ checks.again(again)
 # ## What we saw
 #
 # - One line ran a grid of four trainings, and a larger grid ran only what was new.
-# - With a rate of 1 the accuracy was 0.1.
+# - Of six settings the rate 0.1 with width 16 was the best.
 # - A sweep that had failed in part went on, and its 4 results were those of one without a failure.
 # - Of 3 jobs that were done, one had no result.
 # - After the script was edited, 4 of 4 results were older than the script, and no error said so.

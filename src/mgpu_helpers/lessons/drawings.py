@@ -212,20 +212,32 @@ def accuracies(shares: Mapping[str, float], ax: Any = None, *, of: int | None = 
 def against_rate(curves: Mapping[str, Mapping[float, float]], ax: Any = None, *, of: int) -> Any:
     """Draw the share of right answers, 0 to 1, against the learning rate, a line for each name.
 
-    Of `of` answers: a bar reaches one standard error to each side.
+    Of `of` answers: a bar reaches one standard error to each side. Guessing is right in 10 %, and
+    where all lines have the same point, "both" stands beside it.
     """
     ax = axes(ax, size=(5.2, 3.2))
+    ax.axhline(10, color="#777777", ls="--", lw=1)
+    points = {"va": "center", "textcoords": "offset points", "size": 9}
+    ax.annotate("guessing", (0.5, 10), (0, 7), ha="center", color="#666666",
+                xycoords=ax.get_yaxis_transform(), **points)  # fmt: skip
     for i, (name, shares) in enumerate(curves.items()):
         errors = [100 * (share * (1 - share) / of) ** 0.5 for share in shares.values()]
+        color, first = ("#333333", "#8a6508", "#3d703d")[i % 3], min(shares)
         ax.errorbar([*shares], [100 * share for share in shares.values()], errors, label=name,
-                    color=("#333333", "#b8860b", "#4f8f4f")[i % 3], fmt="os^"[i % 3] + "-",
-                    ms=5 + 3 * i, mfc="none" if i else None, capsize=7)  # fmt: skip
+                    color=color, fmt="os^"[i % 3] + "-", ms=5 + 3 * i, mfc="none" if i else None,
+                    capsize=7)  # fmt: skip
+        ax.annotate(name, (first, 100 * shares[first]), (-11, 0), ha="right", color=color, **points)
     rates = sorted({rate for shares in curves.values() for rate in shares})
+    for rate in rates:
+        found = [shares[rate] for shares in curves.values() if rate in shares]
+        if len(found) == len(curves) == 2 and abs(found[0] - found[1]) < 0.02:
+            ax.annotate("both", (rate, 100 * max(found)), (11, 9), **points)
     ax.set_xscale("log")
+    wide = rates[-1] / rates[0]
+    ax.set_xlim(rates[0] / wide**0.26, rates[-1] * wide**0.1)
     ax.set_xticks(rates, [f"{rate:g}" for rate in rates])
     ax.minorticks_off()
     ax.set_ylim(0, 100)
-    ax.legend(loc="upper right", frameon=False)
     return label(ax, "Accuracy on unseen digits", "learning rate", "right answers, %")
 
 

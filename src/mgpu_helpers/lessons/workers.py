@@ -83,15 +83,15 @@ class Pair:
                     bufsize=1, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.DEVNULL,
                 ))  # fmt: skip
 
-    def tell(self, index: int, code: str) -> None:
-        """Send a piece of code to a worker."""
+    def tell(self, index: int, code: str, seconds: float = 0) -> str | None:
+        """Send a piece of code to a worker; return what it prints, None if it needs longer."""
         pipe = self._workers[index].stdin
         assert pipe
         self._asked[index] += 1
         pipe.write(json.dumps(code) + "\n")
+        return self._said(index, seconds)
 
-    def said(self, index: int, seconds: float = 90) -> str | None:
-        """Wait for what a worker prints; None where nothing comes for so many seconds."""
+    def _said(self, index: int, seconds: float = 90) -> str | None:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             answers = (self._folder / f"{index}.log").read_text().split("---\n")
@@ -104,7 +104,7 @@ class Pair:
         """Send a piece to both and return what each prints."""
         for index in (0, 1):
             self.tell(index, code)
-        return [self.said(index) or "" for index in (0, 1)]
+        return [self._said(index) or "" for index in (0, 1)]
 
     def both(self, code: str) -> None:
         """Send a piece to both and print what they print."""

@@ -38,7 +38,7 @@ outside = same_as(
     wrong={
         "you return the number inside; CUDA_VISIBLE_DEVICES says which GPU has it":
             lambda visible, device: int(device[5:]),
-        "the list keeps its order; only tf.config sorts it":
+        "the list keeps its order: it is not sorted":
             lambda visible, device: sorted(map(int, visible.split(",")))[int(device[5:])],
         "you look for the number inside in the list; it is a place in that list": _inverse,
     },
