@@ -510,6 +510,18 @@ def test_bars_are_as_long_as_what_they_stand_for():
     assert labels_of(ax) == ["38 MB", "88 MB", "8 MB"] and ax.yaxis_inverted()
 
 
+def test_passes_are_dark_and_pale():
+    """A forward operation has the model's name; the rest of the step is pale."""
+    times = {"net/Conv2D": (0.0, 1.0), "gradient_tape/net/Mul": (1.0, 1.0), "adam/Sub": (2.0, 0.5)}
+    ops = tuple(Op(name, "Mul", "/CPU:1", *each) for name, each in times.items())
+    ax = drawings.passes(Trace(ops, (), {}, ()), SimpleNamespace(name="net"))
+    spans = [(bar.get_paths()[0].get_extents().x1, bar.get_facecolor()[0][:3])
+             for bar in ax.collections]  # fmt: skip
+    assert [end for end, _ in spans] == [1000, 2500]
+    assert spans[0][1].sum() < spans[1][1].sum()
+    assert {text.get_text() for text in ax.texts} >= {"forward", "backward"}
+
+
 def test_lines_and_dots_are_where_the_numbers_are():
     ax = charts.monitor(watched((0, 1), PHASES))
     curves = {line.get_label(): np.asarray(line.get_ydata(), float) for line in ax.lines}

@@ -26,8 +26,12 @@ plan
 # Every lesson starts with this cell. It asks for two **devices**, which do the heavy arithmetic:
 # two GPUs where there are two, two shares of a GPU where there is one, and otherwise two cores, as
 # in the outputs stored here. The **host** is the CPU, which feeds the devices and joins what they
-# make. `plan.host` and `plan.devices` hold the names. Without a number, `devices.setup()` takes all
-# GPUs. If a GPU is missing, the command `mgpu` in a terminal says why.
+# make. `plan.host` and `plan.devices` hold the names. If a GPU is missing, the command `mgpu` in a
+# terminal says why.
+#
+# A core that stands for a device runs each operation in one thread. In plain TensorFlow operations
+# may use all cores, so without a GPU `devices.setup` slows a training down. The line `timing` says
+# what a speed-up over one device means here.
 
 # %%
 import keras
@@ -42,9 +46,24 @@ from mgpu_helpers.lessons.checks import lesson_00 as checks
 # %% [markdown]
 # ## The lines to paste
 #
-# Your own script needs `from mgpu_helpers import devices, fit`, then `plan = devices.setup()`, and
-# the block of `fit.strategy` below. `pip install -e .` in the folder of this project installs
-# `mgpu_helpers`. Put your model in place of this one, which reads handwritten digits:
+# `pip install -e .` in the folder of this project installs `mgpu_helpers`. Your script then needs:
+#
+# ```python
+# import tensorflow as tf
+# from mgpu_helpers import devices, fit
+#
+# plan = devices.setup()  # all GPUs; before anything else uses TensorFlow
+# tf.config.experimental.enable_tensor_float_32_execution(True)
+# with fit.strategy(plan).scope():
+#     model = build()  # build and compile the model here
+# model.fit(x, y, batch_size=64)  # 64 for all devices together
+# ```
+#
+# `devices.setup` switches off **TF32**, the faster but less exact products of newer GPUs, so that
+# the lessons can compare results. The line after it switches TF32 on again.
+#
+# `fit.strategy` is TensorFlow's `MirroredStrategy`, changed so that `BatchNormalization` works on
+# the whole batch. Put your model in place of this one, which reads handwritten digits:
 
 # %%
 def build():
@@ -61,11 +80,13 @@ def build():
 
 
 # %% [markdown]
-# `fit.strategy` is TensorFlow's `MirroredStrategy`, changed so that `BatchNormalization` works on
-# the whole batch. Build and compile the model in its scope. The call of `fit` stays as it was, but
-# its `batch_size` is now the **global batch**, of which each device gets a share. Shares that are
-# too small are the usual reason why a training on GPUs is not faster ([[15]]). Here a batch has 64
-# digits:
+# The `batch_size` of `fit` is now the **global batch**, of which each device gets a share. Here are
+# 64 digits on two devices:
+#
+# ![Each of two devices has a copy of the model and computes gradients from 32 of 64 digits. Both
+# copies get the sum of the gradients and make the same update.](pictures/00_one_step.svg)
+#
+# Shares that are too small are the usual reason why a training on GPUs is not faster ([[15]]).
 
 # %%
 x, y = digits.load(1024)
@@ -76,7 +97,7 @@ history = on_all.fit(x, y, batch_size=64, epochs=3, verbose=0).history
 print("accuracy:", *[f"{share:.2f}" for share in history["accuracy"]])
 
 # %% [markdown]
-# The strategy adds up the gradients of all shares, so the losses should be those without a
+# The gradients of all shares are added up, so the losses should equal those of training without a
 # strategy:
 
 # %%
@@ -88,8 +109,8 @@ print("losses agree:", np.allclose(history["loss"], alone["loss"], rtol=1e-3))
 # %% [markdown]
 # The numbers agree either way, so they cannot tell you which devices worked. A **trace** can: it is
 # TensorFlow's record of what ran where. `trace.fit_step` records one **step** of `fit`, which is
-# one update of the weights, and leaves the model as it was. Here one step takes all 1024 digits.
-# Look for the places where the convolutions were computed:
+# one update of the weights, here from all 1024 digits. Look for the places where the convolutions
+# were computed:
 
 # %% tags=["unplaced"]
 steps = {"without a strategy": on_one, "with the strategy": on_all}
@@ -100,17 +121,19 @@ for name, model in steps.items():
 # %% [markdown]
 # Without a strategy one place computed all of them: the host where there is no GPU, and otherwise
 # the first GPU. With the strategy every device computed some. The **timeline** of this last step
-# shows when. Look for bars of several devices one above the other:
+# shows when. Dark bars are the forward pass, and pale ones the backward pass and the update. Look
+# for bars of several devices one above the other:
 
 # %% tags=["varies", "cover"]
-charts.timeline(step)
+drawings.passes(step, on_all)
 plt.show()
 
 # %% [markdown]
 # For part of the step several devices worked at the same time. A device that runs two operations at
-# once has two rows of bars. Short operations look pale. Copies are not drawn, so white space means
-# that a device waited or, on GPUs, received data. [[15]] measures whether a training also becomes
-# faster.
+# once has two rows of bars. Copies are not drawn, so white space means that a device waited or, on
+# GPUs, received data. In both passes the devices wait for each other in `BatchNormalization`, which
+# needs sums over the whole batch. Cores also wait for TensorFlow's few threads. In your own code,
+# `charts.timeline(step)` draws every operation.
 #
 # | `fit.strategy` | |
 # |---|---|
@@ -118,30 +141,21 @@ plt.show()
 # | It costs | a copy of the model on each device, and an exchange of gradients in each step |
 # | Instead | [[10]] when the model does not fit; [[04]] when you have many scripts |
 #
-# [[07]] says how the strategy works, and what can spoil such a training.
+# [[07]] says how the strategy works and what can spoil such a training, and [[15]] measures whether
+# it becomes faster.
 #
 # ## One multiplication on all devices
 #
-# From here on you share out a single operation by hand. What is computed in a block of `tf.device`
-# is computed on the device that the block names. The result knows where it was made:
-
-# %%
-small = tf.constant([[1.0, 2.0], [3.0, 4.0]])
-for device in plan.devices:
-    with tf.device(device):
-        product = tf.matmul(small, small)
-    print("made on", devices.short(product.device))
-
-# %% [markdown]
-# Now all devices work on one product. Each of its rows needs only the same row of the left matrix,
-# and all of the right one. So the left matrix can be cut into **shards** of rows, one for each
-# device:
+# Now you share out a single operation by hand. A block of `tf.device` names the device for what is
+# computed in it. Of blocks inside each other, the innermost counts.
+#
+# Each row of a product needs only the same row of the left matrix, and all of the right one. So the
+# left matrix can be cut into **shards** of rows, one for each device:
 #
 # ![A product of two matrices. The left one is cut into two shards of rows, the right one stays
 # whole, and each device makes its rows of the product.](pictures/00_shared_product.svg)
 #
-# The host cuts `left` and joins the pieces. Where one block of `tf.device` stands inside another,
-# the inner one counts:
+# The host cuts `left` and joins the pieces:
 
 # %%
 def multiply(left, right):
@@ -154,37 +168,33 @@ def multiply(left, right):
 
 
 # %% [markdown]
-# `trace.function_step` runs the function twice, first to warm up, and records the second run. The
-# **placement map** has a lane for the host and each device. A thick arrow is data that crosses to
-# another lane, with its bytes, and a thin arrow is data that stays. Look for what the host sends:
+# `trace.function_step` runs a function twice and records the second run. The entries are whole
+# numbers, which float32 adds exactly at this size, so the result has to be equal to NumPy's:
 
 # %%
 rng = np.random.default_rng(seed=0)
-left = rng.integers(-3, 4, [1680, 1680]).astype("float32")
-right = rng.integers(-3, 4, [1680, 1680]).astype("float32")
+left, right = rng.integers(-3, 4, [2, 840, 840]).astype("float32")
+by_numpy = left @ right
 
 result, step = trace.function_step(multiply, left, right)
+wrong = np.count_nonzero(result != by_numpy)
+print(f"{wrong} of {result.size:,} entries differ from those of NumPy")
+
+# %% [markdown]
+# The **placement map** has a lane for the host and each device. A thick arrow is data that crosses
+# to another lane, with its bytes, and a thin arrow is data that stays. Look for what the host
+# sends:
+
+# %%
 for (source, target), size in step.bytes_between().items():
     print(f"{source} -> {target}  {size:>10,} bytes")
 charts.placement_map(step)
 plt.show()
 
 # %% [markdown]
-# Each of two devices gets a shard of 840 rows, whose 840 · 1680 entries of 4 bytes are 5,644,800
-# bytes, and all of `right`, which is twice as much. Each device sends back 840 rows of the product.
-# With more devices the shards become smaller, but all of `right` still goes to every device.
+# Each of two devices gets a shard of 420 rows, whose 420 · 840 entries of 4 bytes are 1,411,200
+# bytes, and all of `right`, which is twice as much. Each device sends back 420 rows of the product.
 #
-# ## Proof: the same product
-#
-# The entries are whole numbers, which float32 adds exactly at this size. So the joined product has
-# to be equal to NumPy's:
-
-# %%
-by_numpy = left @ right
-wrong = np.count_nonzero(result != by_numpy)
-print(f"{wrong} of {result.size:,} entries differ from those of NumPy")
-
-# %% [markdown]
 # ## Break it
 #
 # Here is `multiply` again without its inner block, `with tf.device(device)`:
@@ -206,7 +216,8 @@ print("did not multiply:", sorted(set(plan.devices) - worked))
 
 # %% [markdown]
 # The product is right and no error is raised, so a test of the value cannot reveal that the work
-# was never shared. The places can: the host, whose block was the only one left, multiplied alone.
+# was never shared. The trace can: it shows that the host alone multiplied, because its block was
+# the only one left.
 #
 # ## Without a GPU
 #
@@ -225,22 +236,16 @@ print([device.name for device in tf.config.list_logical_devices("CPU")])
 print(fresh.python(by_hand))
 
 # %% [markdown]
-# An operation uses one core here, and lessons measure speed-ups against one device. Plain
-# TensorFlow lets an operation use all cores, so without a GPU `devices.setup` slows a training
-# down. The devices share one memory and need no copies: the bytes that the lessons count would
-# cross to, from and between GPUs. To change the number in `devices.setup`, restart the kernel
-# first.
-#
-# In the environment, `MGPU_DEVICES=4` gives every lesson four devices, and `MGPU_MODE=cores` takes
-# cores even where there are GPUs. Set them before the kernel starts.
+# The devices share one memory, so nothing is copied here: the lessons count the bytes that GPUs
+# would exchange.
 #
 # ## On GPUs
 #
 # Do not expect two GPUs to be faster at this product: copying the matrices to a GPU usually takes
 # longer than multiplying them there. Sharing pays where a device computes for longer than its data
-# travels ([[09]]). Outside all blocks TensorFlow takes the first GPU: name the host for cutting and
-# joining. The command `make gpu` in a terminal stores a timeline of your GPUs, which the next cell
-# shows:
+# travels ([[09]]). Name the host for cutting and joining, or TensorFlow does both on the first GPU.
+# The command `make gpu` in a terminal stores a timeline of your GPUs, which the next cell shows
+# once it exists:
 
 # %% tags=["varies", "nbval-ignore-output"]
 drawings.from_gpus("00")
@@ -297,19 +302,20 @@ checks.multiply_columns(multiply_columns)
 # %% [markdown]
 # ## What we saw
 #
-# - In the scope of a strategy `fit` trained on all devices, and its losses agreed with those of
-#   plain `fit`.
+# - A model built in the scope of a strategy was trained by `fit` on all devices, and its losses
+#   agreed with those of plain `fit`.
 # - Without a strategy one place computed all convolutions, and only the trace said so.
 # - All devices shared one multiplication, and 0 entries differed from NumPy's. For it each of two
-#   devices got 16,934,400 bytes.
+#   devices got 4,233,600 bytes.
 # - Without the inner block of `multiply` the product was still right, and nothing was shared.
 #
 # ## In practice
 #
-# Use `fit.strategy` to train, a trace to see which devices worked, and `tf.device` for what nothing
-# else places. So that results can be compared, `devices.setup` switches **TF32** off, the faster
-# but less exact products of newer GPUs.
-# `tf.config.experimental.enable_tensor_float_32_execution(True)` switches it on again.
+# Use `fit.strategy` to train, a trace to see which devices worked, and `tf.device` for operations
+# of your own.
+#
+# To change the number of devices, restart the kernel first. In its environment, `MGPU_DEVICES=4`
+# gives every lesson four devices, and `MGPU_MODE=cores` takes cores even where there are GPUs.
 #
 # ## The lessons
 #

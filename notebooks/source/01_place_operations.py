@@ -9,9 +9,9 @@
 #
 # **You will learn** to
 # - place the halves of a Keras model, and see where they ran,
+# - know which device TensorFlow takes for what you do not place,
 # - notice an operation that did not run where you wanted it,
-# - read the names of devices, and place the operations of a function,
-# - count the bytes that cross from device to device.
+# - read the names of devices.
 #
 # **You need** [[00]].
 
@@ -26,7 +26,6 @@ import keras
 import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
 from mgpu_helpers import charts, fit, trace
 from mgpu_helpers.lessons import halves
@@ -35,8 +34,16 @@ from mgpu_helpers.lessons.checks import lesson_01 as checks
 # %% [markdown]
 # ## The lines to paste
 #
-# Here is a small residual network with batch normalization. Its two halves are models of their own,
-# and each is built in a `tf.device` block of its own:
+# `fit.split` puts each part of a built model on a device. Compile the model as ever, before or
+# after this line:
+#
+# ```python
+# fit.split(model, plan.devices[:2], at=["second"])
+# ```
+#
+# `at` names the layer, or the model inside the model, that begins the second part. We try the line
+# on a small residual network with batch normalization. Its halves are models of their own, each
+# built in a block of `tf.device`, which `fit.split` itself does not need:
 
 # %%
 layers = keras.layers
@@ -60,30 +67,31 @@ def build(places):
     return keras.Sequential([first, second])
 
 # %% [markdown]
-# `train_once` trains a model for one step. `halves.places` then says where the weights of each half
-# are, and where its convolutions and matrix products ran. First, everything is on one device:
+# `train_once` trains a model for one step. `halves.places`, a helper of these lessons, tabulates
+# where the weights of each half are, and where its convolutions and matrix products ran:
 
 # %%
 images = np.random.default_rng(seed=0).normal(size=[8, 16, 16, 3]).astype("float32")
 labels = np.arange(8)
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
-# %%
+
 def train_once(model):
     model.compile(keras.optimizers.SGD(0.01), loss, jit_compile=False)
     value, weights = model.train_on_batch(images, labels), model.get_weights()
     print(halves.places(model.layers, trace.fit_step(model, (images, labels))))
     return value, weights
 
-# %%
-model = build([ends[0], ends[0]])
-with tf.device(ends[0]):
-    one_loss, one_weights = train_once(model)
 
 # %% [markdown]
-# On a GPU Keras compiles the step with XLA, which accepts no variable of another device.
-# `jit_compile=False` prevents that. `fit.split` does so by itself, and puts each half on its
-# device. `at` names the layer or model that begins the second part, here the model `second`:
+# First, everything is on one device:
+
+# %%
+with tf.device(ends[0]):
+    one_loss, one_weights = train_once(build([ends[0], ends[0]]))
+
+# %% [markdown]
+# Now the same model with `fit.split`. Look for the two devices in the table:
 
 # %%
 model = build([ends[0], ends[0]])
@@ -91,14 +99,20 @@ if len(plan) > 1:
     fit.split(model, ends, at=["second"])
 value, weights = train_once(model)
 
+# %% [markdown]
+# Each half has its weights on its device, and ran there in both passes. Are loss and weights those
+# of one device?
+
 # %%
 apart = max(np.abs(a - b).max() for a, b in zip(weights, one_weights))
 print(f"loss {value:.3f} and {one_loss:.3f}, weights equal to 1e-5:", apart < 1e-5)
 
 # %% [markdown]
-# Each half has its weights on its device, and ran there in both passes. Loss and weights are those
-# of one device. The halves take turns, so one device waits while the other works; [[14]] shortens
-# the wait.
+# They are. The halves take turns, so one device waits while the other works; [[14]] shortens the
+# wait.
+#
+# In a script of your own, `weight.value.device` says where a weight of Keras is. `assert_placed`,
+# which you find under "Break it", checks where the operations of a traced step ran.
 #
 # | placing by hand | |
 # |---|---|
@@ -107,6 +121,10 @@ print(f"loss {value:.3f} and {one_loss:.3f}, weights equal to 1e-5:", apart < 1e
 # | Instead | `fit.split` for a Keras model; [[07]] to train on all devices; [[10]] to fit more |
 #
 # ## By hand: two ways that fail
+#
+# By hand, a model needs `jit_compile=False`, which `train_once` has. Otherwise Keras on a GPU
+# compiles the step with XLA, which accepts no variable of another device. `fit.split` switches XLA
+# off by itself.
 #
 # Most people begin with blocks around the building of the halves:
 
@@ -135,33 +153,28 @@ _ = train_once(Called(build(ends).layers))
 
 # %% [markdown]
 # The forward pass is right. The gradient tape makes the backward pass after `call` has ended,
-# outside every block. On GPUs, the first GPU would make all of it. [[12]] mends this by hand. The
-# drawing shows both halves, blue on the first device and orange on the second:
+# outside every block. On GPUs, the first GPU would make all of it. A block around the whole step
+# places both passes, but on one device, as in the first table. [[12]] places both passes of both
+# halves by hand. Here the first device is blue, and the second orange:
 #
 # ![Weights, forward pass and backward pass of two halves. Blocks around the building place only
 # the weights. Blocks around the calls place the forward pass as well. fit.split places all
 # three.](pictures/01_what_a_block_places.svg)
 #
-# ## Names
+# ## Which device an operation gets
 #
-# A device has a short name and a full one. `tf.DeviceSpec` takes either apart, with `None` for what
-# it does not say:
-
-# %%
-with tf.device(plan.devices[0]):
-    full = tf.ones([]).device
-print("short:", plan.devices[0], " full:", full)
-spec = tf.DeviceSpec.from_string("/cpu:1")
-print("parts:", spec.device_type, spec.device_index, spec.job, spec.task)
-
-# %% [markdown]
-# The *job*, *replica* and *task* in the full name say which process has the device. In a program of
-# one process they are `localhost`, 0 and 0, and may be left out.
+# `tf.device` names the device of every operation created in its block:
 #
-# `tf.device` names the device of every operation created in its block. Of nested blocks the inner
-# one wins, and `tf.device(None)` undoes the outer blocks. What nobody names is left to TensorFlow.
-# It plans an operation that reads or changes a variable where the variable is. For others it as a
-# rule plans `/GPU:0` if there is one and the operation can run there, and `/CPU:0` otherwise.
+# - Of nested blocks the inner one wins.
+# - `tf.device(None)` undoes the blocks around it.
+#
+# What nobody names is left to TensorFlow:
+#
+# - An operation that reads or changes a variable is planned where the variable is.
+# - Others usually get `/GPU:0`, if there is one and it can run the operation.
+# - Otherwise they get `/CPU:0`.
+#
+# The last two rules placed the work of the halves that were only built in blocks.
 #
 # ## A name that is not there
 #
@@ -178,8 +191,8 @@ print("made on", devices.short(product.device))
 
 # %% [markdown]
 # The product is right, and another device made it, without an error or a warning: the first GPU, or
-# the host where there is none. With two GPUs, `/GPU:0` and `/GPU:1`, a block of `/GPU:2` leaves one
-# idle.
+# the host where there is none. With two GPUs, a block of `/GPU:2` runs on `/GPU:0`, and `/GPU:1`
+# stays idle.
 #
 # This is **soft placement**: if the device you name is not there, TensorFlow takes another. It is
 # on from the start, and one call switches it off. Look for the error:
@@ -195,16 +208,16 @@ tf.config.set_soft_device_placement(True)
 
 # %% [markdown]
 # With soft placement off, a wrong name is an error. The price is that operations without a version
-# for GPUs, such as those on strings, raise one too in a block that names a GPU. So the last line
-# switches soft placement on again.
+# for GPUs, such as those on strings, also fail in a block that names a GPU. So the last line
+# switches it on again.
 #
-# ## A product on each device
+# ## Break it
 #
-# Each device multiplies `x` by itself, and the host adds the products, as in [Understanding Multi
-# device training in TensorFlow](../docs/sources.md#wiki) (kavyasrinet, 2017). `numbers` times
-# itself is 7, 10, 15 and 22. With two devices, look for twice these numbers:
+# A right value does not show where it was computed. A map of a trace does. This function multiplies
+# `x` by itself on each device, and the host adds the products. Look for a `MatMul` in the lane of
+# each device:
 
-# %%
+# %% tags=["cover"]
 @tf.function
 def add_products(x):
     products = []
@@ -215,32 +228,15 @@ def add_products(x):
         return tf.add_n(products)
 
 
-big = np.random.default_rng(seed=0).integers(-3, 4, [1000, 1000]).astype("float32")
-print(add_products(numbers).numpy())
-
-# %% [markdown]
-# Now `big`, with 1000 rows and columns, in a trace. All its numbers are whole and small enough for
-# float32 to hold exactly, so the sum has to equal NumPy's without any tolerance. Look at what
-# crosses:
-
-# %% tags=["cover"]
-modern, step = trace.function_step(add_products, big)
-by_numpy = len(plan) * (big @ big)
-print(np.count_nonzero(modern != by_numpy), "entries differ from those of NumPy")
-for (source, target), size in step.bytes_between().items():
-    print(f"{source} -> {target}  {size:>10,} bytes")
+total, step = trace.function_step(add_products, numbers)
+print(total)
 charts.placement_map(step)
 plt.show()
 
 # %% [markdown]
-# `x` has 1000 · 1000 numbers of 4 bytes. It crosses once to each device, although `matmul` takes it
-# twice, and each product crosses back.
-#
-# ## Break it
-#
-# A right value does not show where it was computed. So this check compares the places of a trace
-# with those that you want. It gets the step above, then a function that asks for `/GPU:9`, and last
-# one that multiplies nothing but constants:
+# All devices multiplied. `x`, four numbers of 4 bytes, crosses once to each device, although
+# `matmul` takes it twice. Now `assert_placed` compares the places of a trace with those that you
+# want. For this step it raises nothing:
 
 # %%
 def assert_placed(step, kind, wanted):
@@ -250,7 +246,10 @@ def assert_placed(step, kind, wanted):
 
 assert_placed(step, "MatMul", plan.devices)
 
+# %% [markdown]
+# Next it checks a function that asks for `/GPU:9`, and one that multiplies only constants:
 
+# %%
 def lost(x):
     with tf.device("/GPU:9"):
         return tf.matmul(x, x)
@@ -295,84 +294,22 @@ print("planned:", log.device_of("MatMul"))
 # `/GPU:1` ([[04]]). While you develop, switch soft placement off. In code for any machine leave it
 # on, and check where the operations that matter ran.
 #
-# ## The same in a graph: if you inherit such code
+# ## Names
 #
-# The classic way builds a graph by hand and runs it in a **session**. TensorFlow 2 replaced it in
-# 2019. Much code for several GPUs is older, as are the [sources of this
-# series](../docs/sources.md). Come back to this table when you meet some:
-#
-# | classic code | today's code |
-# |---|---|
-# | `tf.Session(graph=graph).run(total)` | call a `tf.function` |
-# | `tf.placeholder(...)`, filled by a `feed_dict` | an argument of the function |
-# | `tf.get_variable(...)`, `tf.variable_scope(...)` | `tf.Variable(...)`, or a Keras layer |
-# | `tf.global_variables_initializer()` | nothing: variables begin with their values |
-# | `tf.gradients(loss, weights)` | `tape.gradient(loss, weights)` of a `tf.GradientTape` |
-# | `optimizer.minimize(loss)` | the tape, then `optimizer.apply_gradients(...)`; or `model.fit` |
-# | `tf.ConfigProto(log_device_placement=True)` | `tf.debugging.set_log_device_placement(True)` |
-# | `tf.ConfigProto(allow_soft_placement=True)` | `tf.config.set_soft_device_placement(True)` |
-# | `tf.GPUOptions(allow_growth=True)` | `tf.config.experimental.set_memory_growth(gpu, True)` |
-# | `tf.RunOptions(trace_level=...)`, `tf.RunMetadata()` | `tf.profiler`, or `trace.function_step` |
-#
-# TensorFlow 2 keeps the classic names in `tf.compat.v1`, imported here as `tf1`.
-#
-# Here is `add_products` as a graph. Building it computes nothing. `x` is a *placeholder*, an input
-# that is filled at each run. A session takes the graph and a configuration, here one for the
-# devices of the plan. Its `run` is told what is wanted, and what to put into the placeholder. Look
-# for the same four numbers:
+# A device has a short name and a full one. `tf.DeviceSpec` takes either apart; a part that the name
+# lacks is `None`:
 
 # %%
-graph = tf.Graph()
-with graph.as_default():
-    with tf.device(plan.host):
-        x = tf1.placeholder(tf.float32, [None, None], name="x")
-    products = []
-    for i, device in enumerate(plan.devices):
-        with tf.device(device):
-            products.append(tf.matmul(x, x, name=f"product_{i}"))
-    with tf.device(plan.host):
-        total = tf.add_n(products, name="total")
-
-session = tf1.Session(graph=graph, config=plan.session_config())
-print(session.run(total, {x: numbers}))
+with tf.device(plan.devices[0]):
+    full = tf.ones([]).device
+print("short:", plan.devices[0], " full:", full)
+spec = tf.DeviceSpec.from_string("/cpu:1")
+print("parts:", spec.device_type, spec.device_index, spec.job, spec.task)
 
 # %% [markdown]
-# With `log_device_placement`, a session prints the device that it planned for each operation, and
-# `trace.placement` collects that. Look at the end of each line:
-
-# %%
-def run_logged(graph, fetches, feed=None, soft=False):
-    config = plan.session_config()
-    config.log_device_placement = True
-    config.allow_soft_placement = soft
-    with trace.placement() as log, tf1.Session(graph=graph, config=config) as session:
-        session.run(fetches, feed)
-    return log
-
-
-log = run_logged(graph, total, {x: numbers})
-print(*log.raw, sep="\n")
-
-# %% [markdown]
-# This is TensorFlow's placement log: name, type, full device name.
+# The *job*, *replica* and *task* in the full name say which process has the device. In a program of
+# one process they are `localhost`, 0 and 0, and may be left out.
 #
-# In a session, soft placement is off unless `allow_soft_placement` switches it on, which much old
-# code does. So a wrong name is an error here. For `big`, the graph above sends the same bytes as
-# the function and gives the same sum:
-
-# %%
-with tf.Graph().as_default() as wrong, tf.device("/GPU:9"):
-    zero = tf.zeros([], name="lost")
-try:
-    run_logged(wrong, zero)
-except tf.errors.InvalidArgumentError as error:
-    line = next(line for line in error.message.splitlines() if "Cannot assign" in line)
-    print(line.partition(" but ")[0])
-classic, graph_step = trace.session_step(session, total, {x: big})
-print(np.count_nonzero(classic != by_numpy), "entries differ from those of NumPy")
-assert step.bytes_between() == graph_step.bytes_between()
-
-# %% [markdown]
 # ## On your own
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
@@ -397,10 +334,9 @@ def full_name(name):
 checks.full_name(full_name)
 
 # %% [markdown]
-# **2.** `add_products` sends each whole product to the host. Suppose that only the sum of all
-# entries is wanted, one number. Write `add_entries` so that each device still multiplies, and sends
-# no more than 4 bytes. In the check, as with GPUs, operations outside every block run on the first
-# device.
+# **2.** Here each device sends its whole product to the host. Change `add_entries` so that each
+# device still multiplies, and sends no more than 4 bytes. In the check, as with GPUs, operations
+# outside every block run on the first device.
 
 # %% tags=["exercise"]
 def add_entries(x):
@@ -426,15 +362,83 @@ checks.add_entries(add_entries)
 #
 # - Blocks around the building of layers placed their weights, and blocks in `call` the forward
 #   pass. `fit.split` placed both passes, and loss and weights were those of one device.
-# - A wrong name was silent. One setting makes it an error.
-# - Each device got 4,000,000 bytes and sent as many back.
-# - The sum of the products differed from NumPy's in 0 entries.
+# - A wrong name was silent. One setting makes it an error, and a check of the places found it.
 # - A device was planned for a product of constants, and the trace showed that it did not run in the
 #   step.
 #
 # ## In practice
 #
 # Name a device for what matters, and check it with a trace of one step. Leave the rest to
-# TensorFlow, or to a helper such as `fit.split`.
+# TensorFlow, or to a helper such as `fit.split`. The appendix below is about older code.
 #
 # Next: [[next]].
+#
+# ## The same in a graph: if you inherit such code
+#
+# The classic way builds a graph by hand and runs it in a **session**. TensorFlow 2 replaced it in
+# 2019. Much code for several GPUs is older, as are the [sources of this
+# series](../docs/sources.md). The table translates it:
+#
+# | classic code | today's code |
+# |---|---|
+# | `tf.Session(graph=graph).run(total)` | call a `tf.function` |
+# | `tf.placeholder(...)`, filled by a `feed_dict` | an argument of the function |
+# | `tf.get_variable(...)`, `tf.variable_scope(...)` | `tf.Variable(...)`, or a Keras layer |
+# | `tf.global_variables_initializer()` | nothing: variables begin with their values |
+# | `tf.gradients(loss, weights)` | `tape.gradient(loss, weights)` of a `tf.GradientTape` |
+# | `optimizer.minimize(loss)` | the tape, then `optimizer.apply_gradients(...)`; or `model.fit` |
+# | `tf.ConfigProto(log_device_placement=True)` | `tf.debugging.set_log_device_placement(True)` |
+# | `tf.ConfigProto(allow_soft_placement=True)` | `tf.config.set_soft_device_placement(True)` |
+# | `tf.GPUOptions(allow_growth=True)` | `tf.config.experimental.set_memory_growth(gpu, True)` |
+# | `tf.RunOptions(trace_level=...)`, `tf.RunMetadata()` | `tf.profiler`, or `trace.function_step` |
+#
+# TensorFlow 2 keeps the classic names in `tf.compat.v1`, imported below as `tf1`.
+#
+# Here is `add_products` as a graph, as in [Understanding Multi device training in
+# TensorFlow](../docs/sources.md#wiki) (kavyasrinet, 2017). Building it computes nothing. `x` is a
+# *placeholder*, an input that is filled at each run. A session takes the graph and a configuration,
+# here one for the devices of the plan. Its `run` is told what is wanted, and what to put into the
+# placeholder. Look for the numbers of `add_products`:
+
+# %%
+import tensorflow.compat.v1 as tf1
+
+graph = tf.Graph()
+with graph.as_default():
+    with tf.device(plan.host):
+        x = tf1.placeholder(tf.float32, [None, None], name="x")
+    products = []
+    for i, device in enumerate(plan.devices):
+        with tf.device(device):
+            products.append(tf.matmul(x, x, name=f"product_{i}"))
+    with tf.device(plan.host):
+        added = tf.add_n(products, name="total")
+
+with tf1.Session(graph=graph, config=plan.session_config()) as session:
+    classic = session.run(added, {x: numbers})
+print(classic)
+print("equal to the function's sum:", np.array_equal(classic, total))
+
+# %% [markdown]
+# With `log_device_placement`, a session prints the name, type and planned device of each operation,
+# and `trace.placement` collects that. In a session, soft placement is off by default, so a wrong
+# name is an error here. Much old code switches it on with `allow_soft_placement`:
+
+# %%
+def run_logged(graph, fetches, feed=None, soft=False):
+    config = plan.session_config()
+    config.log_device_placement = True
+    config.allow_soft_placement = soft
+    with trace.placement() as log, tf1.Session(graph=graph, config=config) as session:
+        session.run(fetches, feed)
+    return log
+
+
+print(*run_logged(graph, added, {x: numbers}).raw, sep="\n")
+with tf.Graph().as_default() as wrong, tf.device("/GPU:9"):
+    zero = tf.zeros([], name="lost")
+try:
+    run_logged(wrong, zero)
+except tf.errors.InvalidArgumentError as error:
+    line = next(line for line in error.message.splitlines() if "Cannot assign" in line)
+    print(line.partition(" but ")[0])

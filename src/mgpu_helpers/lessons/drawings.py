@@ -20,12 +20,13 @@ from mgpu_helpers.charts.base import (
     colour,
     corner,
     label,
+    pale,
     rows,
     style,
     write,
 )
 from mgpu_helpers.charts.memory import _backward as backward_begins
-from mgpu_helpers.charts.steps import blame, timeline
+from mgpu_helpers.charts.steps import _lanes, blame, timeline
 from mgpu_helpers.devices.plan import planned
 
 if TYPE_CHECKING:
@@ -400,6 +401,30 @@ def panel(draw: Callable[..., Any], **choices: Sequence[Any]) -> None:
         )
         for name, options in choices.items()
     })  # fmt: skip
+
+
+def passes(step: Trace, model: Any, ax: Any = None) -> Any:
+    """Draw when each device was in the forward pass of a model, dark, and in the rest of a step.
+
+    Keras names an operation after its model; in the backward pass TensorFlow adds "gradient".
+    """
+
+    def name(op: Op) -> str:
+        return "forward" if model.name in op.name and "gradient" not in op.name else "backward"
+
+    ax = axes(ax, size=(8, 1.4 + 0.6 * len(step.devices)))
+    boxes = []
+    for device, (low, high), bars in _lanes(step, name):
+        for bar in bars:
+            shade, place = colour(device), (bar.start, bar.end - bar.start)
+            shade = shade if bar.name == "forward" else pale(shade)
+            ax.broken_barh([place], (low, high), facecolor=shade, edgecolor="white", linewidth=0.4)
+            boxes.append((place[0], low, place[1], high, bar.name, "white"))
+    rows(ax, [f"{each}\n{1 - step.idle(each):.0%} busy" for each in step.devices])
+    ax.set_xlim(0, 1e3 * step.length)
+    label(ax, "When each device worked", "time in the step, ms")
+    write(ax, boxes, size=8)
+    return ax
 
 
 def steps(traces: Mapping[str, Trace], ax: Any = None) -> Any:
