@@ -33,7 +33,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 from keras import layers
 
-from mgpu_helpers import charts, ensemble, trace
+from mgpu_helpers import charts, ensemble, timing, trace
 from mgpu_helpers.lessons import digits, drawings, networks
 from mgpu_helpers.lessons.checks import lesson_06 as checks
 from mgpu_helpers.lessons.lesson_06 import watched
@@ -43,9 +43,10 @@ from mgpu_helpers.lessons.lesson_06 import watched
 #
 # `build` makes and compiles a Keras model that reads digits, the network of the article
 # *Multi-GPUs* by Wonik Jang ([2017](../docs/sources.md#jang)), an eighth as wide. Put your own
-# model there. The cell after it makes two models, for the first and the last device of the plan.
-# Each is built **and compiled** in the block of its device, because the optimizer and the metrics
-# have variables too:
+# model there. `shuffle` is off so that all ways of training below get the same batches; yours can
+# stay on. The cell after it makes two models, one after the other, for the first and the last
+# device of the plan. Each is built **and compiled** in the block of its device, because the
+# optimizer and the metrics have variables too:
 
 # %%
 def build(units, dropout=0.2, rate=5e-3):
@@ -82,9 +83,10 @@ def build_both():
 models = build_both()
 
 # %% [markdown]
-# Then each `fit` runs in a **thread**, a part of the program that runs beside the others.
+# Then each `fit` runs in a **thread**, a part of a program that runs beside its other parts.
 # `pool.map` calls `train` for all models at the same time and returns the histories in the order of
-# the models. The second cell traces one step of each model and prints which device computed:
+# the models. The second cell traces one more step of each as `train` runs it, in a thread and in
+# the block of its device, and prints where its convolutions ran:
 
 # %%
 def train(model, device, epochs=2, *callbacks):
@@ -96,14 +98,19 @@ with ThreadPoolExecutor(len(models)) as pool:
     histories = list(pool.map(train, models, homes))
 
 # %%
-for name, model, device, history in zip(names, models, homes, histories):
+def convolves(model, device):
     with tf.device(device):
         step = trace.fit_step(model, (images[:128], labels[:128]))
-    computed = {op.device for op in step.ops if "Conv2D" in op.type}
-    print(f"{name}: loss {history['loss'][-1]:.1f}, convolutions on", *computed)
+    return {op.device for op in step.ops if "Conv2D" in op.type}
+
+
+with ThreadPoolExecutor(1) as pool:  # a single thread, for only one trace can be taken at a time
+    for name, history, found in zip(names, histories, pool.map(convolves, models, homes)):
+        print(f"{name}: loss {history['loss'][-1]:.1f}, convolutions on", *found)
 
 # %% [markdown]
-# Each model trained on its own device and has a history, as usual. There are two other ways:
+# Each model's step ran on its own device, and each `fit` gave a history, as usual. The table
+# compares threads with two other ways:
 #
 # | | use it when | it costs |
 # |---|---|---|
@@ -113,8 +120,8 @@ for name, model, device, history in zip(names, models, homes, histories):
 #
 # ## How it works
 #
-# The upper half of the drawing shows what most loops do, and the lower half what the lines above
-# do:
+# The upper half of the drawing shows what most loops do. The lower half shows the lines above at
+# best, each model as fast as if it trained alone:
 #
 # ![Two devices over time. In turn, each is idle while the other trains. At once, both begin
 # together.](pictures/06_turns.svg)
@@ -140,15 +147,37 @@ with tf.device(plan.devices[-1]):
     print(*in_turn(look, ["this thread"]), *at_once(look, ["another thread"]), sep="\n")
 
 # %% [markdown]
-# The other thread's tensor is on the default device, as if nobody had placed it: a thread does
-# **not** inherit the `tf.device` block around its start. That is why `train` opens the block
-# itself.
+# The other thread's tensor is on the default device: a thread does **not** inherit the `tf.device`
+# block around its start. That is why `train` opens the block itself.
+#
+# A seed belongs to the whole process. Here two threads set a seed each, wait for each other, and
+# build. Do their models begin as those that are built in turn?
+
+# %%
+meeting = threading.Barrier(2)
+
+
+def first_weights(size, device):
+    keras.utils.set_random_seed(size)
+    meeting.wait()  # until both threads are here
+    with tf.device(device):
+        return build(size).get_weights()
+
+
+alone = build_both()
+in_order = [model.get_weights() for model in alone]
+begun = at_once(first_weights, units, homes)
+same = [np.array_equal(a, b) for a, b in zip(sum(in_order, []), sum(begun, []))]
+print("as built in turn:", all(same))
+
+# %% [markdown]
+# They do not, because one thread's seed replaced the other's. So build before the threads start.
 #
 # ## Proof: the same weights
 #
-# Training at once must give what training in turn gives. So two new models, built with the same
-# seeds, train in turn. `compare` counts the numbers that differ, in all variables of the models and
-# of their optimizers:
+# Training at once must give what training in turn gives. So the models of `alone`, which have the
+# same seeds, train in turn. `compare` counts the numbers that differ, in all variables of the
+# models and of their optimizers:
 
 # %%
 def values(models):
@@ -163,20 +192,18 @@ def compare(one, other):
 
 
 # %%
-alone = build_both()
-start = [model.get_weights() for model in alone]
 in_turn(train, alone, homes)
 compare(values(models), values(alone))
 
 # %% [markdown]
-# No number differs, because in `cores` mode each operation computes with one thread of the
-# processor and so adds in one order.
+# None differs, because in `cores` mode each operation computes with one thread of the processor,
+# and so adds in one order.
 #
 # ## With a model of another kind
 #
-# Here are models with BatchNormalization and a metric. Two of them train for a pass at once, and a
-# callback saves each. Both files are loaded, each on its device, and all four models go on at once.
-# Do the loaded models end where the first two end?
+# Two models with BatchNormalization and a metric train for a pass at once, each with a callback
+# that saves it. The files are loaded, each on its device, and both pairs go on for two passes. Do
+# the loaded models end where the first two end?
 
 # %%
 def normed(seed, device):
@@ -193,53 +220,24 @@ def load(file, device):
         return keras.models.load_model(file)
 
 
-# %%
-ends = [plan.devices[0], plan.devices[-1]]
-first = in_turn(normed, [1, 2], ends)
+first = in_turn(normed, [1, 2], homes)
 with tempfile.TemporaryDirectory() as folder:
     files = [f"{folder}/1.keras", f"{folder}/2.keras"]
-    at_once(train, first, ends, [1, 1], map(keras.callbacks.ModelCheckpoint, files))
-    loaded = in_turn(load, files, ends)
-at_once(train, first + loaded, ends * 2, [1] * 4)
+    savers = [keras.callbacks.ModelCheckpoint(file) for file in files]
+    at_once(train, first, homes, [1, 1], savers)  # one pass each
+    loaded = in_turn(load, files, homes)
+for both in (first, loaded):
+    at_once(train, both, homes)
 compare(values(first), values(loaded))
 
 # %% [markdown]
 # They do, with all moving averages and Adam's numbers.
 #
-# ## Was it faster?
-#
-# Python has one lock for all threads, the **GIL** (global interpreter lock), and only the thread
-# that holds it runs Python code. TensorFlow releases the lock while it computes a step, and
-# meanwhile another thread can start its own. Only the Python code between the steps takes turns.
-#
-# Now both models train for six more passes in turn, and then at once. `watched` gives each `train`
-# a callback of Keras that notes when its steps run:
-
-# %% tags=["varies", "nbval-ignore-output"]
-ways = {"in turn": in_turn, "at once": at_once}
-runs = {name: watched(way, train, models, homes, [6, 6]) for name, way in ways.items()}
-for name, run in runs.items():
-    print(f"{name} {run.wall:.2f} s")
-print(f"{runs['in turn'].wall / runs['at once'].wall:.1f} times as fast")
-
-# %% tags=["varies", "cover"]
-for name, run in runs.items():
-    ax = charts.spans(dict(zip(names, run.spans)), dict(zip(names, homes)))
-    ax.set(xlim=(0, 1.02 * max(each.wall for each in runs.values())))
-    ax.set_title(name, loc="left")
-    plt.show()
-
-# %% [markdown]
-# Each bar is a step, and in a gap `fit` begins a pass. In turn, one row is empty while the other
-# has bars. At once, both have bars at the same time, and bars and gaps are usually wider: the
-# models share one processor, and Python code takes turns. So the run gets shorter, but usually not
-# by half.
-#
 # ## One function
 #
-# One `tf.function` can hold the steps of all models. The steps do not depend on each other, so
+# One `tf.function` can hold a step of each model. The steps do not depend on each other, so
 # TensorFlow can run them at the same time after a single call from Python. `train_step` is what
-# `fit` runs for each batch. After the 8 batches of one pass, the losses should be those of `fit`:
+# `fit` runs for each batch. After the 8 batches of one pass, are the losses those of `fit`?
 
 # %%
 pair = build_both()
@@ -255,24 +253,66 @@ def step_all(x, y):
 
 
 # %%
-for x, y in zip(np.split(images, 8), np.split(labels, 8)):
+batches = list(zip(np.split(images, 8), np.split(labels, 8)))
+for x, y in batches:
     losses = np.array(step_all(x, y))  # of all batches so far, as fit's bar shows it
 of_fit = [history["loss"][0] for history in histories]
 print("less than 0.1 % from those of fit:", np.allclose(losses, of_fit, rtol=1e-3))
 
 # %% [markdown]
-# The losses are those of `fit`, and no thread was needed.
+# They are, and no thread was needed.
+#
+# ## Was it faster?
+#
+# Python has one lock for all threads, the **GIL** (global interpreter lock), and only the thread
+# that holds it runs Python code. TensorFlow releases the lock while it computes a step, and
+# meanwhile another thread can start a step of its own.
+#
+# Here each of the three ways trains two models for two passes, five times. All have run before, so
+# nothing is traced any more. `watched` gives each `train` a callback that notes when its steps run.
+# In the chart of the last runs with `fit`, each bar is a step, and each pale box a pass:
+
+# %%
+def one_function():
+    for x, y in 2 * batches:
+        losses = step_all(x, y)
+    return np.array(losses)  # waits for the last step
+
+
+# %% tags=["varies", "cover"]
+runs = {}
+
+
+def with_fit(name, way):
+    runs[name] = watched(way, train, alone, homes, [2, 2])
+
+
+ways = {"in turn": lambda: with_fit("in turn", in_turn),
+        "at once": lambda: with_fit("at once", at_once),
+        "one function": one_function}  # fmt: skip
+took = timing.several(ways, warmup=0, repeats=5)
+for name in ("at once", "one function"):
+    print(timing.Comparison(took["in turn"], took[name], ("in turn", name)))
+for ax, run in drawings.passes(runs):
+    charts.spans(dict(zip(names, run.spans)), dict(zip(names, homes)), ax)
+plt.show()
+
+# %% [markdown]
+# In turn, one row is empty while the other has bars. At once, both have bars at the same time.
+# Where a box has no bars, `fit` begins or ends the pass in Python, and the threads wait for each
+# other. Where models share a processor, their steps take longer, too. So the run gets shorter, but
+# usually not by half. One function needs less Python: a single call starts a step of both models.
 #
 # ## Vote
 #
 # The models of an **ensemble** answer together. In a **vote** each model names its likeliest class,
-# and the class named most often wins. Where the **average** of the probabilities decides instead, a
-# model that is sure counts for more.
+# and the class named most often wins. Where the **average** of the probabilities decides, a model
+# that is sure counts for more.
 #
-# A third model, `tiny`, joins on the third device, or on the first where there are only two. It
-# trains for six passes and the others for six more, and then all predict 360 digits that they have
-# not seen. In the chart, a line reaches one *standard error* to each side of its point: that is how
-# far a share of 360 digits usually is from the true share.
+# A third model, `tiny`, joins on the third device, or on the first where there are only two. All
+# train for six passes and predict 360 digits that they have not seen. In the chart, a line reaches
+# one *standard error* to each side of its point, the usual distance from the true share. The dashed
+# line is the mean of the three models' accuracies.
 
 # %%
 names, homes = [*names, "tiny"], [*homes, plan.devices[2 % len(plan)]]
@@ -284,25 +324,28 @@ test_images, test_labels = digits.load(test=True)
 members = in_turn(ensemble.from_keras, names, models)
 predicted = ensemble.predictions(members, test_images)
 
-# %% tags=["varies"]
+# %%
 answers = {name: rows.argmax(axis=1) for name, rows in predicted.items()}
 answers |= {"vote": ensemble.vote(predicted), "average": ensemble.mean(predicted)}
 right = {name: answer == test_labels for name, answer in answers.items()}
-drawings.accuracies({name: each.mean() for name, each in right.items()}, of=len(test_labels))
-plt.show()
 usual = np.mean([right[name] for name in names])
+shares = {name: each.mean() for name, each in right.items()}
+
+# %% tags=["varies"]
+drawings.accuracies(shares, of=len(test_labels), mean=usual)
+plt.show()
 for way in ("vote", "average"):
-    print(way, "beats the mean of the three models:", right[way].mean() > usual)
+    print(way, "beats the mean of the three models:", shares[way] > usual)
 
 # %% [markdown]
-# The vote and the average usually beat the mean of the three models' accuracies. They need not beat
-# the best model: here the lines of all three overlap. A vote helps where models err on different
-# digits, so let the models differ in their layers, their first weights or their data.
+# The vote and the average usually beat that mean. They need not beat the best model: here their
+# lines overlap that of the best. A vote helps where models err on different digits, so let the
+# models differ in their layers, their first weights or their data.
 #
 # ## Break it
 #
-# **A function that is made in a loop.** Somebody makes a function without arguments for each model,
-# and calls all three. Which models were trained?
+# **A function that is made in a loop.** Somebody makes a function for each model, and calls all
+# three. Which weights move?
 
 # %%
 calls = [lambda: train(model, device, 1) for model, device in zip(models, homes)]
@@ -317,109 +360,24 @@ for name, model, was in zip(names, models, before):
 
 # %% [markdown]
 # All three calls trained the last model, because a lambda looks `model` up when it is called, and
-# by then the loop has ended. No error says so: count the weights that moved. `map` with arguments,
-# as above, avoids this.
-#
-# **A seed in a thread.** Building in the threads looks natural too, but the seed belongs to the
-# whole process. Here both threads set a seed, wait for each other, and build. Do the models begin
-# as those that were built in turn?
-
-# %%
-meeting = threading.Barrier(2)
-
-
-def first_weights(size, device):
-    keras.utils.set_random_seed(size)
-    meeting.wait()  # until both are here
-    with tf.device(device):
-        return build(size).get_weights()
-
-
-begun = at_once(first_weights, units, homes)
-print("as alone:", all(np.array_equal(a, b) for a, b in zip(sum(begun, []), sum(start, []))))
-
-# %% [markdown]
-# They do not, because one thread's seed replaced the other's. So build in turn, before the threads
-# start.
+# by then the loop has ended. No error says so: count the
+# weights that moved. `map` with arguments, as above, avoids this.
 #
 # ## When not to
 #
-# Where a step is short, most of its time is Python's, and the threads wait for the lock. Then take
-# one function, or a process for each model. With longer steps, threads, one function and processes
-# are about equally fast: `benchmarks/ensemble.py` timed two larger models, in TensorFlow 1, and
-# each way was 1.6 to 1.7 times as fast as in turn ([result](../results/ensemble.json)).
+# Where a step is short, most of its time is Python's: take one function, or a process for each
+# model. For longer steps `benchmarks/ensemble.py` timed two larger models in sessions of TensorFlow
+# 1, without `fit`: each way was 1.6 to 1.7 times as fast as in turn
+# ([result](../results/ensemble.json)).
 #
 # ## On GPUs
 #
-# On a GPU, Keras compiles each step with XLA, TensorFlow's compiler, which accepts no variable of
-# another device: a model that is built in the block of the second GPU and compiled outside of it
+# On a GPU, Keras compiles each step with XLA, TensorFlow's compiler, which refuses variables of
+# other devices: a model that is built in the block of the second GPU and compiled outside of it
 # raises an error with "Trying to access resource". `build` switches XLA off, so that the trace
-# names each convolution; yours need not. Some kernels add in the order in which their threads
-# finish, so two runs may differ by rounding even in turn, and `compare` lets a difference of 0.01
-# plus 1 % pass.
+# names each convolution; yours need not. Some kernels add in any order, so even two runs in turn
+# may differ by rounding, and `compare` lets a difference of 0.01 plus 1 % pass.
 #
-# ## The same in a graph: if you inherit such code
-#
-# The article builds a graph for each network and runs it in a session ([[01]] explains the
-# words). The parts of its two graphs have the same names, with a **scope** in front of them, `g1`
-# or `g2`. `networks.jang` gets the article's number of units and divides it by eight:
-
-# %%
-def build_graph(scope, hidden, device):
-    network = networks.jang(hidden=hidden, width=0.125)
-    with tf.Graph().as_default() as graph, tf.device(device), tf.name_scope(scope):
-        x = tf1.placeholder(tf.float32, [None, 28, 28, 1], name="input")
-        y = tf1.placeholder(tf.int64, [None], name="label")
-        weights = networks.classic(network, seed=hidden)
-        loss = tf.identity(networks.loss(y, networks.logits(network, weights, x)), "cross_entropy")
-        tf1.train.AdamOptimizer(1e-3).minimize(loss, name="train_step")
-        tf1.global_variables_initializer()  # an operation called init
-    return graph
-
-
-hiddens = {"g1": 2400, "g2": 4800}
-graphs = {scope: build_graph(scope, hiddens[scope], device) for scope, device in zip(hiddens, ends)}
-
-# %% [markdown]
-# The article's `visible_device_list` ends in [an error](../docs/errors.md#mapped) here; `tf.device`
-# replaces it.
-#
-# `in_session` trains with the given fetches and returns all variables before and after. The
-# article's loop fetches `cross_entropy` and never `train_step`. Do the weights move?
-
-# %%
-def in_session(scope, *fetches):
-    config = plan.session_config(devices=1, soft_placement=True)
-    variables = graphs[scope].get_collection("variables")
-    with tf1.Session(graph=graphs[scope], config=config) as session:
-        session.run(f"{scope}/init")
-        begun = session.run(variables)
-        for x, y in digits.batches(images, labels, 256):
-            feed = {f"{scope}/input:0": x, f"{scope}/label:0": y}
-            session.run([f"{scope}/{each}" for each in fetches], feed)
-        return begun, session.run(variables)
-
-
-# %%
-both = ("cross_entropy:0", "train_step")
-for fetches in (both[:1], both):
-    begun, ended = in_session("g1", *fetches)
-    moved = sum(np.any(a != b) for a, b in zip(begun[:5], ended))  # the weights come first
-    print(fetches, moved, "of 5 weights moved")
-
-# %% [markdown]
-# The article's loop moved nothing, because a session computes what is fetched and what that needs,
-# and computing the loss does not need the training operation. Do both graphs, trained at once, end
-# as in turn?
-
-# %%
-def train_graph(scope):
-    return in_session(scope, *both)[1]
-
-
-compare(sum(in_turn(train_graph, graphs), []), sum(at_once(train_graph, graphs), []))
-
-# %% [markdown]
 # ## On your own
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
@@ -446,9 +404,9 @@ def trains(model, step):
 checks.trains(trains)
 
 # %% [markdown]
-# **2.** With `map` one error costs the results of all models. Write `run_all(functions)`. It calls
-# all functions at once, each in a thread of its own, and returns a list in their order: what each
-# returned, or the exception that it raised.
+# **2.** With `pool.map` one error loses the results of all models. Write `run_all(functions)`. It
+# calls all functions at once, each in a thread of its own, and returns a list in their order: what
+# each returned, or the exception that it raised.
 
 # %% tags=["exercise"]
 def run_all(functions):
@@ -480,6 +438,67 @@ checks.run_all(run_all)
 #
 # ## In practice
 #
-# Build and compile each model under its device, one after another, and call `fit` in a thread
-# for each. Where the run at once is hardly shorter than in turn, take one function, or give each a
-# process ([[04]]). Next: [[next]].
+# Build and compile each model under its device, one after another, and call `fit` in a thread for
+# each. Where that is hardly faster than in turn, take one function or a process for each.
+#
+# Next: [[next]].
+
+# %% [markdown]
+# ## The same in a graph: if you inherit such code
+#
+# The article builds a graph for each network and runs it in a session ([[01]]). The parts of its
+# graphs have the same names, with a **scope** in front of them, `g1` or `g2`. In one process its
+# `visible_device_list` raises [an error](../docs/errors.md#mapped), and `tf.device` replaces it.
+# `networks.jang` divides the article's number of units by eight:
+
+# %%
+def build_graph(scope, hidden, device):
+    network = networks.jang(hidden=hidden, width=0.125)
+    with tf.Graph().as_default() as graph, tf.device(device), tf.name_scope(scope):
+        x = tf1.placeholder(tf.float32, [None, 28, 28, 1], name="input")
+        y = tf1.placeholder(tf.int64, [None], name="label")
+        weights = networks.classic(network, seed=hidden)
+        loss = tf.identity(networks.loss(y, networks.logits(network, weights, x)), "cross_entropy")
+        tf1.train.AdamOptimizer(1e-3).minimize(loss, name="train_step")
+        tf1.global_variables_initializer()  # an operation called init
+    return graph
+
+
+hiddens = {"g1": 2400, "g2": 4800}
+graphs = {scope: build_graph(scope, hidden, device)
+          for (scope, hidden), device in zip(hiddens.items(), homes)}  # fmt: skip
+
+# %% [markdown]
+# The article's loop fetches `cross_entropy` and never `train_step`. `in_session` runs such a loop
+# with the given fetches and returns all variables before and after. Do the weights move?
+
+# %%
+def in_session(scope, *fetches):
+    config = plan.session_config(devices=1, soft_placement=True)
+    variables = graphs[scope].get_collection("variables")
+    with tf1.Session(graph=graphs[scope], config=config) as session:
+        session.run(f"{scope}/init")
+        begun = session.run(variables)
+        for x, y in digits.batches(images, labels, 256):
+            feed = {f"{scope}/input:0": x, f"{scope}/label:0": y}
+            session.run([f"{scope}/{each}" for each in fetches], feed)
+        return begun, session.run(variables)
+
+
+loss, training = "cross_entropy:0", "train_step"
+for fetches in ([loss], [loss, training]):
+    begun, ended = in_session("g1", *fetches)
+    moved = sum(np.any(a != b) for a, b in zip(begun[:5], ended))  # the weights come first
+    print(fetches, moved, "of 5 weights moved")
+
+# %% [markdown]
+# The article's loop moved nothing: a session computes what is fetched and what that needs, and the
+# loss does not need the training operation. With both fetches, do the graphs end at once as in
+# turn?
+
+# %%
+def train_graph(scope):
+    return in_session(scope, loss, training)[1]
+
+
+compare(sum(in_turn(train_graph, graphs), []), sum(at_once(train_graph, graphs), []))

@@ -41,8 +41,8 @@ layers = keras.layers
 #
 # A small model learns to read handwritten digits, on the first device, so its weights are there.
 # Your function is `saliency`. For each image it gives the gradient of the highest score with
-# respect to the pixels. A pixel times its gradient says how much the pixel speaks for the class
-# that the model chose.
+# respect to the pixels. A pixel times its gradient is, roughly, what that pixel adds to the chosen
+# class's score.
 
 # %%
 keras.utils.set_random_seed(0)
@@ -98,7 +98,7 @@ for title, function in (("on one", on_one), ("on all", on_all)):
 
 # %% [markdown]
 # "On one", one device computed six products for the whole batch. "On all", every device computed
-# six smaller ones for its own share.
+# six for its own share.
 #
 # `towers.make_parallel` takes any function whose inputs and outputs are **batches**: each row of an
 # output depends on the same row of the inputs, and on no other row.
@@ -112,33 +112,14 @@ for title, function in (("on one", on_one), ("on all", on_all)):
 # ## By hand
 #
 # The host cuts the batch into **shards**, each device runs the function on one of them, and the
-# host joins the results. The weights stay on the first device, which sends them to the others:
+# host joins the results. The first device keeps the weights and sends them to the others at each
+# call:
 #
 # ![A batch on the host in two shards; each device runs the function on one shard, the second with
 # weights that the first one sends; the host joins the two results.](pictures/08_shards.svg)
 #
-# On two devices, the sum of two vectors of six numbers looks like this:
-
-# %%
-def add(a, b):
-    return a + b
-
-
-with tf.device(plan.host):
-    first_a, second_a = tf.split(tf.range(6.0), 2)
-    first_b, second_b = tf.split(10 * tf.range(6.0), 2)
-with tf.device(plan.devices[0]):
-    first = add(first_a, first_b)
-with tf.device(plan.devices[-1]):
-    second = add(second_a, second_b)
-with tf.device(plan.host):
-    print(first.numpy(), "and", second.numpy(), "make", tf.concat([first, second], axis=0).numpy())
-
-# %% [markdown]
-# ## For any function
-#
-# `on_each` calls a function on each device with that device's shards, and `make_parallel` puts the
-# cutting and the joining around it. Both take any number of batches and of devices:
+# In code, `on_each` calls a function on each device with that device's shards, and `make_parallel`
+# puts the cutting and the joining around it. Both take any number of batches and of devices:
 
 # %%
 def on_each(function, devices, *shards):
@@ -194,8 +175,8 @@ print_products("one tape around all devices", step_around)
 # With a tape in each device's block, each goes forward and backward, and the host joins the
 # results.](pictures/08_backward.svg)
 #
-# Here are both as they ran. A box holds the operations of one part, with their number in brackets.
-# `gradient_tape` is the backward pass, and `x` or `args_0` is the batch:
+# Here are both as they ran. A box is one part of the function; in brackets, how many operations it
+# has. `gradient_tape` is the backward pass, and `x` or `args_0` is the batch:
 
 # %% tags=["varies", "cover"]
 step_inside = trace.function_step(on_all, images)[1]
@@ -208,7 +189,7 @@ for title, step in (("One tape around all", step_around), ("A tape on each", ste
 # they send the host only results. The box `tower_1` of the first device reads the weights for the
 # second.
 #
-# The gradient of the *weights* is one for all images: there are no rows to join. The host can take
+# All images share one gradient of the *weights*, so there are no rows to join. The host can take
 # the mean of the shards' gradients instead: [[09]] trains in this way.
 #
 # ## TensorFlow's own way
@@ -243,145 +224,77 @@ for title, function in (("make_parallel", on_all), ("strategy.run", on_replicas)
 
 # %% [markdown]
 # With `make_parallel` the first device sends its weights at each call. The replicas hold them
-# already. So take `make_parallel` for a few calls of a model you already have, and `strategy.run`
-# when you call a function often and the weights stay the same.
+# already. Take `make_parallel` to call an existing model a few times, and `strategy.run` to call a
+# function often while the weights stay the same.
+#
+# ## With a model of another kind
+#
+# Here is a convolutional network with BatchNormalization. In a prediction each row of the output
+# depends on its own image. In training BatchNormalization takes the mean and the variance of the
+# batch, and a device has only its shard of it. Every argument of the shared function is cut as a
+# batch, so `training` is set inside a `lambda`:
+
+# %%
+with tf.device(plan.devices[0]):
+    stack = [layers.Conv2D(16, 3), layers.BatchNormalization(), layers.ReLU()]
+    stack += [layers.Conv2D(16, 3), layers.GlobalAveragePooling2D(), layers.Dense(10)]
+    network = keras.Sequential([layers.Input([28, 28, 1]), *stack])
+few = images[: 16 * len(plan)]
+for training in (False, True):
+    calls = [towers.make_parallel(lambda x: network(x, training=training), places)
+             for places in (plan.devices[:1], plan.devices)]  # fmt: skip
+    one, of_all = [call(few) for call in calls]
+    print(f"training={training!s:5}  same outputs:", np.allclose(one, of_all, rtol=0, atol=1e-5))
+
+# %% [markdown]
+# In training the function mixes rows, and no error says so. `fit.strategy` makes BatchNormalization
+# take the statistics of the whole batch, which TensorFlow's strategies by themselves do not.
 #
 # ## Was it faster?
 #
-# Eager code on the CPU waits for one device before it calls the next. In a graph, which
-# `tf.function` makes, the devices work at the same time: hence `tf.function` in the line to paste.
-# `.numpy()` waits for the result:
+# All devices can only gain where a call computes for longer than it copies. This network has few
+# weights and computes much for each image, so here its saliency is timed. Eager code on the CPU
+# waits for one device before it calls the next. In a graph, which `tf.function` makes, the devices
+# work at the same time: hence `tf.function` in the line to paste. `.numpy()` waits for the result:
 
 # %%
-timing.compare(
-    lambda: on_one(images).numpy(), lambda: on_all(images).numpy(),
-    names=("on one", "on all"), repeats=10,
-)  # fmt: skip
+def timed(places):
+    shared = towers.make_parallel(lambda x: saliency(x, network), places)
+    call, batch = tf.function(shared), images[: 128 * len(plan)]
+    return lambda: call(batch).numpy()
+
+
+on_first, on_every = timed(plan.devices[:1]), timed(plan.devices)
+timing.compare(on_first, on_every, names=("on one", "on all"), repeats=10)
 
 # %% [markdown]
-# Half of the ratios of both times lie in the range in brackets. In `cores` mode two devices can be
-# nearly twice as fast as one, but only while no other program uses their cores.
+# A ratio is the time on one divided by that on all: over 1, all devices were faster. Ten pairs were
+# timed, and the middle half of their ratios lies in the brackets. Where the two cannot be told
+# apart, all devices gained nothing.
 #
 # ## Break it
 #
 # **A function that returns one number, and a batch that does not divide.** A mean has no rows to
-# join, and eleven examples do not divide by two. Compare TensorFlow's messages with the helper's:
+# join, and eleven examples do not divide by two. By hand, TensorFlow's message for the mean is
+# "Can't concatenate scalars", and does not say what to return. What does the helper say?
 
 # %%
-mistakes = [(tf.reduce_mean, tf.range(8.0 * len(plan))), (tf.square, tf.range(11.0))]
-for title, make in (("by hand", make_parallel), ("towers", towers.make_parallel)):
-    for function, batch in mistakes:
-        try:
-            print(f"{title}: worked,", make(function, plan.devices)(batch).shape)
-        except (ValueError, tf.errors.InvalidArgumentError) as error:
-            print(f"{title}:", str(error).rpartition("}} ")[2])
+for function, batch in ((tf.reduce_mean, tf.range(8.0 * len(plan))), (tf.square, tf.range(11.0))):
+    try:
+        print("worked:", towers.make_parallel(function, plan.devices)(batch).shape)
+    except ValueError as error:
+        print(error)
 
 # %% [markdown]
-# TensorFlow's first message does not say that the function has to return rows. The helper's does.
-# With `uneven=True` the helper takes a batch that does not divide.
+# It says what to return, and which batches divide. With `uneven=True` it takes those that do not.
 #
 # ## On GPUs
 #
 # Several GPUs pay where a call computes for longer than its weights and rows need to cross. With
-# this small model they may not. A ResNet-50 has 102 MB of weights, and 256 photos and their
+# these small models they may not. A ResNet-50 has 102 MB of weights, and 256 photos and their
 # saliency 154 MB each: at 10 GB/s all cross in 41 ms. Computing the saliency takes about 4 TFLOP,
-# which keep a GPU of 15 TFLOP/s busy for over a quarter of a second. What no `tf.device` block
-# names goes to the first GPU, so name the host for what you cut and join.
-#
-# ## With a model of another kind
-#
-# Here is a small convolutional network with BatchNormalization. In a prediction each row of the
-# output depends on its own image. In training BatchNormalization takes the mean and the variance of
-# the batch, and a device has only its shard of it. Every argument of the shared function is cut as
-# a batch, so `training` is set inside a `lambda`:
-
-# %%
-with tf.device(plan.devices[0]):
-    stack = [layers.Conv2D(16, 3, strides=2), layers.BatchNormalization(), layers.ReLU()]
-    stack += [layers.GlobalAveragePooling2D(), layers.Dense(10)]
-    network = keras.Sequential([layers.Input([28, 28, 1]), *stack])
-pictures = digits.load(16 * len(plan))[0]
-for training in (False, True):
-    calls = [towers.make_parallel(lambda x: network(x, training=training), places)
-             for places in (plan.devices[:1], plan.devices)]  # fmt: skip
-    one, of_all = [call(pictures) for call in calls]
-    print(f"training={training!s:5}  same outputs:", np.allclose(one, of_all, rtol=0, atol=1e-5))
-
-# %% [markdown]
-# In training the function mixes rows, and no error says so. A model that was made under
-# `fit.strategy` takes the statistics of the whole batch.
-#
-# ## The same in a graph: if you inherit such code
-#
-# `make_parallel` comes from *Effective TensorFlow* by Vahid Kazemi
-# ([2017](../docs/sources.md#make_parallel)), where it is written for graphs and sessions ([[01]])
-# and fits a parabola to points. There the model makes its own weights: `get_variable` makes a
-# variable and remembers its name. A second call of the model asks for the same name, and TensorFlow
-# refuses. With `reuse=tf1.AUTO_REUSE` it gets the first variable; with a scope for each call, a new
-# one. All points lie on 5x² + 3, so training should find 5, 0 and 3:
-
-# %%
-def parabola(w, x, y):
-    powers = tf.stack([tf.square(x), x, tf.ones_like(x)], axis=1)
-    return tf.square(tf.squeeze(tf.matmul(powers, w), axis=1) - y)
-
-
-def plain(x, y):
-    return parabola(tf1.get_variable("w", [3, 1], initializer=tf1.zeros_initializer()), x, y)
-
-
-def reuse(x, y):
-    with tf1.variable_scope(tf1.get_variable_scope(), reuse=tf1.AUTO_REUSE):
-        return plain(x, y)
-
-
-def scopes(x, y):
-    with tf1.variable_scope(None, "tower"):
-        return plain(x, y)
-
-
-# %%
-def build(function, places, colocate=True):
-    with tf.Graph().as_default() as graph, tf.device(plan.host):
-        x = tf1.placeholder(tf.float32, [None], name="x")
-        y = tf1.placeholder(tf.float32, [None], name="y")
-        loss = tf.reduce_mean(make_parallel(function, places)(x, y))
-        adam = tf1.train.AdamOptimizer(0.3)
-        pairs = adam.compute_gradients(loss, colocate_gradients_with_ops=colocate)
-        tf.identity(pairs[0][0], name="gradient")  # pairs of gradient and variable
-        adam.apply_gradients(pairs, name="train")
-        start = tf1.global_variables_initializer()
-    session = tf1.Session(graph=graph, config=plan.session_config())
-    session.run(start)
-    return session
-
-
-# %%
-x = np.linspace(-10, 10, 48 * len(plan), dtype="float32")
-points = {"x:0": x, "y:0": 5 * x**2 + 3}
-for function, places in ((plain, plan.devices[:1]), (reuse, plan.devices), (scopes, plan.devices)):
-    session = build(function, places)
-    for _ in range(1500):
-        session.run("train", points)
-    for w in session.graph.get_collection("trainable_variables"):
-        values = np.round(np.ravel(session.run(w)), 2) + 0  # + 0 makes -0 a 0
-        print(f"{function.__name__:6}  devices: {len(places)}  {w.name:11} {values}")
-
-# %% [markdown]
-# With `reuse`, one `w` learned what it learns on one device. A scope for each device raises no
-# error, and trains a model on each: the two saw different points, and differ.
-#
-# `compute_gradients` is called in the host's block. Where is its backward pass, without the option
-# `colocate_gradients_with_ops` and with it?
-
-# %%
-for colocate in (False, True):
-    session = build(reuse, plan.devices, colocate)
-    session.run("gradient:0", points)  # the first run prepares the graph
-    print_products(f"colocate={colocate}", trace.session_step(session, "gradient:0", points)[1])
-
-# %% [markdown]
-# The option puts each gradient where its forward operation is, as a tape on each device does.
+# which keep a GPU of 15 TFLOP/s busy for over a quarter of a second. Operations outside every
+# `tf.device` block go to the first GPU, so name the host for what you cut and join.
 #
 # ## On your own
 #
@@ -446,9 +359,81 @@ checks.mean_map(mean_map, saliency)
 # - Each call of `make_parallel` sent 2,678,824 bytes of weights. With `strategy.run` each device
 #   had its copy, and the devices sent each other nothing.
 # - BatchNormalization in training gave other outputs on two devices, and no error said so.
-# - In a graph, `reuse` kept one set of weights, and a scope for each device made two.
 #
 # ## In practice
 #
 # Put `towers.make_parallel(function, plan.devices)` inside `tf.function`, with the tape in your
-# function, and compare its results once with those of one device. Next: [[next]].
+# function, and compare its results and its time once with those of one device. Next: [[next]].
+
+# %% [markdown]
+# ## The same in a graph: if you inherit such code
+#
+# `make_parallel` comes from *Effective TensorFlow* by Vahid Kazemi
+# ([2017](../docs/sources.md#make_parallel)), where it is written for graphs and sessions ([[01]])
+# and fits a parabola to points. There the model makes its own weights: `get_variable` makes a
+# variable and remembers its name. A second call of the model asks for the same name, and TensorFlow
+# refuses. With `reuse=tf1.AUTO_REUSE` the second call gets the first variable; with a scope for
+# each call, it gets a new one. All points lie on 5x² + 3, so training should find 5, 0 and 3:
+
+# %%
+def parabola(w, x, y):
+    powers = tf.stack([tf.square(x), x, tf.ones_like(x)], axis=1)
+    return tf.square(tf.squeeze(tf.matmul(powers, w), axis=1) - y)
+
+
+def plain(x, y):
+    return parabola(tf1.get_variable("w", [3, 1], initializer=tf1.zeros_initializer()), x, y)
+
+
+def reuse(x, y):
+    with tf1.variable_scope(tf1.get_variable_scope(), reuse=tf1.AUTO_REUSE):
+        return plain(x, y)
+
+
+def scopes(x, y):
+    with tf1.variable_scope(None, "tower"):
+        return plain(x, y)
+
+
+# %%
+def build(function, places, colocate=True):
+    with tf.Graph().as_default() as graph, tf.device(plan.host):
+        x = tf1.placeholder(tf.float32, [None], name="x")
+        y = tf1.placeholder(tf.float32, [None], name="y")
+        loss = tf.reduce_mean(make_parallel(function, places)(x, y))
+        adam = tf1.train.AdamOptimizer(0.3)
+        pairs = adam.compute_gradients(loss, colocate_gradients_with_ops=colocate)
+        tf.identity(pairs[0][0], name="gradient")  # pairs of gradient and variable
+        adam.apply_gradients(pairs, name="train")
+        start = tf1.global_variables_initializer()
+    session = tf1.Session(graph=graph, config=plan.session_config())
+    session.run(start)
+    return session
+
+
+# %%
+x = np.linspace(-10, 10, 48 * len(plan), dtype="float32")
+points = {"x:0": x, "y:0": 5 * x**2 + 3}
+for function, places in ((plain, plan.devices[:1]), (reuse, plan.devices), (scopes, plan.devices)):
+    session = build(function, places)
+    for _ in range(1500):
+        session.run("train", points)
+    for w in session.graph.get_collection("trainable_variables"):
+        values = np.round(np.ravel(session.run(w)), 2) + 0  # + 0 makes -0 a 0
+        print(f"{function.__name__:6}  devices: {len(places)}  {w.name:11} {values}")
+
+# %% [markdown]
+# With `reuse`, one `w` learned what it learns on one device. A scope for each device raises no
+# error, and trains a model on each, with other points.
+#
+# `compute_gradients` is called in the host's block. Where is its backward pass, without the option
+# `colocate_gradients_with_ops` and with it?
+
+# %%
+for colocate in (False, True):
+    session = build(reuse, plan.devices, colocate)
+    session.run("gradient:0", points)  # the first run prepares the graph
+    print_products(f"colocate={colocate}", trace.session_step(session, "gradient:0", points)[1])
+
+# %% [markdown]
+# The option puts each gradient where its forward operation is, as a tape on each device does.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ from mgpu_helpers.charts.steps import _lanes, blame, timeline
 from mgpu_helpers.devices.plan import planned
 
 if TYPE_CHECKING:
+    from mgpu_helpers.lessons.lesson_06 import Run
     from mgpu_helpers.trace.records import Op
     from mgpu_helpers.trace.step import Trace
 
@@ -189,11 +190,17 @@ def _stacked(bars: Sequence[tuple[str, int, int]], ax: Any) -> Any:
     return ax
 
 
-def accuracies(shares: Mapping[str, float], ax: Any = None, *, of: int | None = None) -> Any:
+def accuracies(
+    shares: Mapping[str, float],
+    ax: Any = None,
+    *,
+    of: int | None = None,
+    mean: float | None = None,
+) -> Any:
     """Draw the share of right answers, 0 to 1, a point for each name.
 
     `of` says how many answers there were: then a line reaches one standard error to each side, and
-    the label names it.
+    the label names it. At `mean`, that of the models alone, stands a dashed line.
     """
     ax = axes(ax, size=(6, 0.9 + 0.34 * len(shares)))
     errors = [100 * (share * (1 - share) / of) ** 0.5 if of else 0.0 for share in shares.values()]
@@ -205,9 +212,36 @@ def accuracies(shares: Mapping[str, float], ax: Any = None, *, of: int | None = 
     ax.set_yticks(range(len(shares)), list(shares))
     ax.set_xlim(right=100)
     ax.set_ylim(len(shares) - 0.5, -0.5)
+    if mean is not None:
+        ax.axvline(100 * mean, **IDEAL)
+        ax.annotate("mean of the models", (100 * mean, len(shares) - 0.5), (-4, 5), ha="right",
+                    size=8, color="#444444", textcoords="offset points")  # fmt: skip
     ax.set_xlabel("right answers, %")
     ax.set_title("Accuracy on unseen digits", loc="left")
     return ax
+
+
+def passes(runs: Mapping[str, Run]) -> Iterator[tuple[Any, Run]]:
+    """Give axes for each run, on one clock; once it is drawn there, mark each model's passes."""
+    import matplotlib.pyplot as plt
+
+    with plt.style.context(style()):
+        figure, grid = plt.subplots(len(runs), sharex=True, squeeze=False,
+                                    figsize=(8, 0.6 + 1.5 * len(runs)))  # fmt: skip
+        layout: Any = figure.get_layout_engine()
+        layout.set(rect=(0, 0.06, 1, 0.94))
+        corner(figure)
+        last = max(end for run in runs.values() for those in run.passes for _, end in those)
+        for ax, (name, run) in zip(grid.flat, runs.items(), strict=True):
+            yield ax, run
+            for row, those in enumerate(run.passes):
+                bars = [(start, end - start) for start, end in those]
+                ax.broken_barh(bars, (row - 0.35, 0.7), facecolor=HOST, alpha=0.25, zorder=0)
+                for number, (start, _) in enumerate(those, 1):
+                    ax.annotate(f"pass {number}", (start, row - 0.35), (1, 1), size=8,
+                                textcoords="offset points")  # fmt: skip
+            ax.set(xlim=(0, 1.01 * last), ylim=(len(run.passes) - 0.5, -0.75))
+            label(ax, name, "time, s" if ax is grid[-1, 0] else "")
 
 
 def against_rate(curves: Mapping[str, Mapping[float, float]], ax: Any = None, *, of: int) -> Any:
