@@ -12,8 +12,8 @@
 # **You will learn** to
 # - choose a setting and write it in plain TensorFlow,
 # - tell apart what the driver, a process and TensorFlow's allocator hold,
-# - recognise settings that come too late or do not go together,
-# - watch memory while a model trains.
+# - watch memory while a model trains,
+# - recognise settings that come too late or do not go together.
 #
 # **You need** [[00]] and [[01]].
 
@@ -32,38 +32,32 @@ import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
-from tensorflow.python.eager import context
 
 from mgpu_helpers import charts, memory
 from mgpu_helpers.lessons import drawings, growth
 from mgpu_helpers.lessons.checks import lesson_02 as checks
-from mgpu_helpers.lessons.pretend import pretend_gpus
+from mgpu_helpers.lessons.pretend import gpu_options, pretend_gpus
 
 # %% [markdown]
 # ## The lines to paste
 #
-# Two settings are enough for most scripts. The first lets TensorFlow **grow**: it begins with
-# little memory on each GPU, and takes more when a tensor does not fit. Put the loop at the
-# beginning of a script, before the first tensor. Without a GPU the loop does nothing:
-
-# %%
-grow = """
-import tensorflow as tf
-for gpu in tf.config.list_physical_devices("GPU"):
-    tf.config.experimental.set_memory_growth(gpu, True)
-print("a tensor of", tf.ones([1000, 1000]).shape)
-"""
-done = subprocess.run([sys.executable, "-c", grow], capture_output=True, text=True)
-print(done.stdout or done.stderr, end="")
-
-# %% [markdown]
-# The script ran. The second setting is a **limit** in MiB, for a GPU that a script shares with
-# others. These lines need a GPU:
+# Two settings are enough for most scripts. Either stands at the beginning of a script, before the
+# first tensor or model. The first setting lets TensorFlow **grow**: it begins with little memory on
+# each GPU, and takes more when a tensor does not fit:
 #
 # ```python
 # import tensorflow as tf
 #
-# gpu = tf.config.list_physical_devices("GPU")[0]
+# for gpu in tf.config.list_physical_devices("GPU"):
+#     tf.config.experimental.set_memory_growth(gpu, True)
+# ```
+#
+# The second setting is a **limit** in MiB, for a GPU that a script shares with others:
+#
+# ```python
+# import tensorflow as tf
+#
+# gpu = tf.config.list_physical_devices("GPU")[0]  # fails where there is none
 # limit = tf.config.LogicalDeviceConfiguration(memory_limit=4096)
 # tf.config.set_logical_device_configuration(gpu, [limit])
 # ```
@@ -74,7 +68,9 @@ print(done.stdout or done.stderr, end="")
 # | share a GPU between two long runs | a limit for each | unused room, and a CUDA context on top |
 # | have the GPU to yourself | none | the GPU looks full, and a second program finds no room |
 #
-# When one model alone does not fit on the GPU, no setting makes it smaller: go on with [[10]].
+# `devices.setup` makes these settings for you: growth where each device is a GPU, and limits where
+# several devices share one. No setting makes a model smaller: where one alone does not fit, go on
+# with [[10]].
 #
 # ## When memory runs out
 #
@@ -90,8 +86,8 @@ except tf.errors.ResourceExhaustedError as error:
 
 # %% [markdown]
 # The message names the shape, type and device of what did not fit, but not what fills the memory.
-# On a GPU TensorFlow logs what its own tensors hold; `TF_CPP_MIN_LOG_LEVEL=0` in the environment
-# shows the log here. For the rest you have to know who holds what.
+# On a GPU TensorFlow logs what its own tensors hold; the log is hidden in this notebook unless
+# `TF_CPP_MIN_LOG_LEVEL=0` is in the environment. For the rest you have to know who holds what.
 #
 # ## Who holds what
 #
@@ -110,6 +106,41 @@ except tf.errors.ResourceExhaustedError as error:
 # `nvidia-smi` shows it. The process says what it has on the host: `memory.process()`. The allocator
 # says what it handed out to tensors, rounded up: `tf.config.experimental.get_memory_info("GPU:0")`.
 #
+# ## With your own model
+#
+# `memory.Monitor` asks all three ten times a second, in the background. A phase names what runs in
+# its block:
+
+# %%
+def build():
+    layers = tf.keras.layers
+    model = tf.keras.Sequential([tf.keras.Input((32, 32, 3))])
+    for filters in (32, 64):
+        model.add(layers.Conv2D(filters, 3, padding="same", use_bias=False))
+        model.add(layers.BatchNormalization())
+        model.add(layers.ReLU())
+    model.add(layers.GlobalAveragePooling2D())
+    model.add(layers.Dense(10))
+    model.compile("adam", "mse", jit_compile=False)  # XLA would compile in each phase
+    return model
+
+
+# %% tags=["varies", "cover"]
+images, targets = np.ones([256, 32, 32, 3], "float32"), np.zeros([256, 10], "float32")
+with tf.device(plan.devices[0]), memory.Monitor() as monitor:
+    with monitor.phase("build"):
+        model = build()
+    for batch in (16, 64, 256):
+        with monitor.phase(f"batch of {batch}"):
+            model.fit(images, targets, batch, verbose=0)
+peak = memory.size_text(monitor.peak)
+charts.monitor(monitor).set_title(f"This process held at most {peak}", loc="left", pad=20)
+plt.show()
+
+# %% [markdown]
+# Each larger batch lifts the curve. On a GPU the chart also has a curve of the driver, which counts
+# all processes, and one of the allocator. [[03]] says what a step needs.
+#
 # ## What each setting takes
 #
 # By [TensorFlow's source](../docs/sources.md#allocator):
@@ -117,13 +148,25 @@ except tf.errors.ResourceExhaustedError as error:
 # - **Nothing set**: with its first tensor TensorFlow takes what is free on the GPU, less a reserve
 #   for libraries: 1536 MiB on GPUs of NVIDIA's compute capability 8.
 # - **A share or a limit**: TensorFlow asks for that much, also with its first tensor.
-# - **Growth**: TensorFlow takes a region of memory when a tensor does not fit. The first region has
-#   2 MiB. A region too small for the tensor is doubled until the tensor fits. If it was large
-#   enough, the region after it is doubled instead.
+# - **Growth**: TensorFlow takes a new region of memory when a tensor does not fit. The first region
+#   has 2 MiB, and the next would have 4.
 # - **`cuda_malloc_async`**: the driver manages the memory, and gives about what the tensors need.
 # - **Every GPU hidden**: TensorFlow takes nothing.
 #
-# In Python, here is growth for a small tensor and six of 100 MB:
+# If the next region is too small for the tensor, its size doubles until it fits. Otherwise the
+# region after the new one gets twice its size. Here is growth for a small tensor and six of 100 MB:
+#
+# | tensor | new region | why |
+# |---|---|---|
+# | small | 2 MiB | the first region |
+# | 1 | 128 MiB | 4 MiB were too small: doubled until it fits |
+# | 2 | 128 MiB | large enough: the next gets 256 |
+# | 3 | 256 MiB | large enough: the next gets 512 |
+# | 4 | none | room beside tensor 3 |
+# | 5 | 512 MiB | large enough: the next gets 1024 |
+# | 6 | none | room beside tensor 5 |
+#
+# The same rule in Python:
 
 # %%
 MIB = 2**20
@@ -148,10 +191,9 @@ six = regions([4, *6 * [100_000_000]])
 print([region // MIB for region in six], "MiB are", memory.size_text(sum(six)))
 
 # %% [markdown]
-# Is the rule true? TensorFlow's allocator for GPUs can also serve the host, with
-# `TF_CPU_ALLOCATOR_USE_BFC=true` in the environment, and its log names each region.
-# `growth.on_host` reads that log: a new process makes such tensors, deletes them and makes them
-# again.
+# Is the rule true? TensorFlow's allocator for GPUs can also serve the host, and its log names each
+# region. `growth.on_host` reads that log: a new process makes such tensors, deletes them and makes
+# them again.
 
 # %%
 held = growth.on_host(100_000_000, 6)
@@ -163,8 +205,8 @@ print("handed out to tensors:", memory.size_text(held["handed_out"]))
 # So growth takes 1.08 GB for 600 MB of tensors. The allocator rounds up, too, and counts 737 MB.
 #
 # `scripts/hold_memory.py` makes such tensors on a free GPU with each setting, in a process for
-# each. Without a GPU the chart shows what the rules say of one with 16 GiB, all of them free, and
-# draws the tensors without what the allocator rounds up:
+# each, and the chart shows what the driver gave, with the CUDA context. Without a GPU the chart is
+# calculated by the rules for an empty GPU of 16 GiB, and draws the tensors without rounding:
 
 # %% tags=["varies"]
 script = [sys.executable, "scripts/hold_memory.py"]
@@ -175,78 +217,19 @@ plt.show()
 
 # %% [markdown]
 # The first bar is why the second script of the beginning failed: nearly the whole GPU for 600 MB of
-# tensors. Growth takes the same, whether Python, the session or the environment sets it.
+# tensors. Growth follows the same rule, whether Python, a session or the environment sets it.
 #
 # ## A notebook that keeps a GPU
 #
 # In the log no new region came when the tensors were made again, because TensorFlow had kept their
-# memory. To make room for a larger region it may give back one that is wholly empty, but it gives
-# nothing back for another process's sake. Only the end of the process is certain to do that. So of
-# two notebooks on one GPU, the first keeps what it once took, even while it idles. Restart its
-# kernel, or give each notebook a limit.
-#
-# ## With your own model
-#
-# `memory.Monitor` asks the process, the driver and the allocator ten times a second, in the
-# background. A phase names what runs in its block. The model has `jit_compile=False`, because on a
-# GPU Keras would compile it with XLA for each batch size, and the compiling would take most of each
-# phase:
-
-# %%
-def build():
-    layers = tf.keras.layers
-    model = tf.keras.Sequential([tf.keras.Input((32, 32, 3))])
-    for filters in (32, 64):
-        model.add(layers.Conv2D(filters, 3, padding="same", use_bias=False))
-        model.add(layers.BatchNormalization())
-        model.add(layers.ReLU())
-    model.add(layers.GlobalAveragePooling2D())
-    model.add(layers.Dense(10))
-    model.compile("adam", "mse", jit_compile=False)
-    return model
-
-
-# %% tags=["varies", "cover"]
-images, targets = np.ones([256, 32, 32, 3], "float32"), np.zeros([256, 10], "float32")
-with tf.device(plan.devices[0]), memory.Monitor() as monitor:
-    with monitor.phase("build"):
-        model = build()
-    for batch in (16, 64, 256):
-        with monitor.phase(f"batch of {batch}"):
-            model.fit(images, targets, batch, verbose=0)
-peak = memory.size_text(monitor.peak)
-charts.monitor(monitor).set_title(f"This process held at most {peak}", loc="left", pad=20)
-plt.show()
-
-# %% [markdown]
-# Each larger batch lifts the curve. [[03]] says what a step needs.
-#
-# ## TensorFlow's configuration
-#
-# A setting has to be made before TensorFlow starts, which it does with its first operation. In a
-# block of `pretend_gpus` TensorFlow behaves as if not started, and lists invented GPUs: nothing
-# runs on them, but TensorFlow checks settings as usual. `gpu_options` holds the configuration that
-# TensorFlow would start with. In the second block, `memory.logical` cuts a GPU into logical
-# devices, once it has checked that the limits fit:
-
-# %%
-with pretend_gpus(2) as gpus:
-    for gpu in gpus:
-        tf.config.experimental.set_memory_growth(gpu, True)
-    tf.config.set_visible_devices(gpus[1], "GPU")
-    grows = context.context().config.gpu_options
-with pretend_gpus(1) as gpus:
-    memory.logical(gpus[0], [1024, 2048])
-    limited = context.context().config.gpu_options
-print(grows, limited, sep="\n")
-
-# %% [markdown]
-# In the first configuration growth is on and only the GPU with number 1 is visible. `devices.setup`
-# sets growth where each device is a GPU, and limits where several share one.
+# memory. It gives nothing back when another process needs it: only the end of the process surely
+# frees everything. So of two notebooks on one GPU, the first keeps what it once took, even while it
+# idles. Restart its kernel, or give each notebook a limit.
 #
 # ## Break it
 #
-# **Too late.** TensorFlow has started in this notebook, so it refuses a setting:
+# **Too late.** TensorFlow starts with its first operation. In this notebook it has started, so it
+# refuses a setting:
 
 # %%
 cpu = tf.config.list_physical_devices("CPU")[0]
@@ -256,9 +239,10 @@ except RuntimeError as error:
     print(error)
 
 # %% [markdown]
-# **What does not go together.** TensorFlow refuses growth on only one of two GPUs, growth on a GPU
-# that has a limit, and a limit on a CPU. Growth on one of two GPUs is refused only when TensorFlow
-# starts, here at `tf.ones`:
+# **What does not go together.** In a block of `pretend_gpus` TensorFlow behaves as if it had not
+# started, and lists invented GPUs. Nothing runs on them, but settings are checked as usual.
+# TensorFlow refuses growth on only one of two GPUs, growth on a GPU that has a limit, and a limit
+# on a CPU. The first is refused only when TensorFlow starts, here at `tf.ones`:
 
 # %%
 def refused(call, *args):
@@ -277,63 +261,23 @@ with pretend_gpus(2) as gpus:
     refused(tf.config.set_logical_device_configuration, cpu, [limit])
 
 # %% [markdown]
-# TensorFlow does not refuse a limit on a GPU that grows. Look at `allow_growth` before and after.
-# The last line is the check that catches the mistake:
+# TensorFlow does not refuse a limit on a GPU that grows. `gpu_options` gives the settings with
+# which TensorFlow would start: look at growth before and after the limit. The last line sets the
+# same limits with `memory.logical`, which first checks them:
 
 # %%
 with pretend_gpus(1) as gpus:
     tf.config.experimental.set_memory_growth(gpus[0], True)
-    print("growth:", context.context().config.gpu_options.allow_growth)
+    print("growth:", gpu_options().allow_growth)
     tf.config.set_logical_device_configuration(gpus[0], [limit, limit])
-    print("growth after the limit:", context.context().config.gpu_options.allow_growth)
+    print("growth after the limit:", gpu_options().allow_growth)
 with pretend_gpus(1) as gpus:
     tf.config.experimental.set_memory_growth(gpus[0], True)
     refused(memory.logical, gpus[0], [1024, 1024])
 
 # %% [markdown]
-# The limit silently took the growth away, and `memory.logical` refuses it.
+# TensorFlow silently dropped the growth; `memory.logical` refuses such a limit.
 #
-# ## On GPUs
-#
-# `scripts/hold_memory.py` takes one GPU, on which nobody else computes, and hides the others from
-# its processes. Its chart then shows what the driver gave, with the CUDA context. A monitor's chart
-# also has curves for the driver, which counts all processes, and for the allocator.
-#
-# ## The same in a graph: if you inherit such code
-#
-# Classic code puts the settings into the configuration of a session. Here are all names, and below
-# growth, one visible GPU and 40 % of its memory:
-#
-# | what you want | today, in `tf.config` | classic, in the `ConfigProto` | in the environment |
-# |---|---|---|---|
-# | start small and grow | `set_memory_growth` | `allow_growth` | `TF_FORCE_GPU_ALLOW_GROWTH` |
-# | a limit in MiB | `memory_limit` of a logical device | `virtual_devices` (experimental) | |
-# | a share of each GPU | | `per_process_gpu_memory_fraction` | |
-# | another allocator | | `use_cuda_malloc_async` (experimental) | `TF_GPU_ALLOCATOR` |
-# | leave a GPU alone | `set_visible_devices` | `visible_device_list` | `CUDA_VISIBLE_DEVICES` |
-
-# %%
-config = tf1.ConfigProto()
-config.gpu_options.allow_growth = True
-config.gpu_options.visible_device_list = "1"
-config.gpu_options.per_process_gpu_memory_fraction = 0.4
-config
-
-# %% [markdown]
-# Only the first session's settings act: TensorFlow keeps its allocators, so a later session changes
-# nothing about memory.
-#
-# Today's calls and the classic options set the same fields. Compare growth and the visible GPU, and
-# then all fields, with the limits, which classic code adds to the field `experimental`:
-
-# %%
-for name in ("allow_growth", "visible_device_list"):
-    print(name, "- today:", getattr(grows, name), "- classic:", getattr(config.gpu_options, name))
-classic = tf1.GPUOptions(visible_device_list="0")
-classic.experimental.virtual_devices.add(memory_limit_mb=[1024, 2048])
-print("limits: all fields are equal:", classic == limited)
-
-# %% [markdown]
 # ## On your own
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
@@ -381,12 +325,11 @@ checks.limit_for(limit_for)
 # ## What we saw
 #
 # - A `ResourceExhaustedError` named the shape that did not fit, and not what fills the memory.
+# - A monitor showed what the process held while a Keras model trained, phase by phase.
 # - TensorFlow's own log named regions of 2, 128, 128, 256 and 512 MiB for six tensors, as the rule
 #   of growth says, and no further one when they were made again.
-# - Today's calls and the classic options set the same growth, visible GPU and limits.
 # - Settings that came too late or did not go together were refused in TensorFlow's own words. One
-#   pair was not: a limit silently took growth away, and `memory.logical` caught it.
-# - A monitor showed what the process held while a Keras model trained, phase by phase.
+#   pair was not: a limit silently dropped growth, and `memory.logical` caught it.
 #
 # ## In practice
 #
@@ -396,3 +339,44 @@ checks.limit_for(limit_for)
 # `TF_GPU_ALLOCATOR=cuda_malloc_async` may help.
 #
 # Next: [[next]].
+
+# %% [markdown]
+# ## The same in a graph: if you inherit such code
+#
+# Classic code puts the settings into the configuration of a session. Here are all names, and below
+# growth, one visible GPU and 40 % of its memory:
+#
+# | what you want | today, in `tf.config` | classic, in the `ConfigProto` | in the environment |
+# |---|---|---|---|
+# | start small and grow | `set_memory_growth` | `allow_growth` | `TF_FORCE_GPU_ALLOW_GROWTH` |
+# | a limit in MiB | `memory_limit` of a logical device | `virtual_devices` (experimental) | |
+# | a share of each GPU | | `per_process_gpu_memory_fraction` | |
+# | another allocator | | `use_cuda_malloc_async` (experimental) | `TF_GPU_ALLOCATOR` |
+# | leave a GPU alone | `set_visible_devices` | `visible_device_list` | `CUDA_VISIBLE_DEVICES` |
+
+# %%
+config = tf1.ConfigProto()
+config.gpu_options.allow_growth = True
+config.gpu_options.visible_device_list = "1"
+config.gpu_options.per_process_gpu_memory_fraction = 0.4
+config
+
+# %% [markdown]
+# Only the first session's settings act, because TensorFlow keeps its allocators.
+#
+# Do today's calls set the same? The first block compares growth and the visible GPU, without the
+# share, which `tf.config` does not have; the second two limits, which classic code puts into
+# `experimental`:
+
+# %%
+with pretend_gpus(2) as gpus:
+    for gpu in gpus:
+        tf.config.experimental.set_memory_growth(gpu, True)
+    tf.config.set_visible_devices(gpus[1], "GPU")
+    config.gpu_options.ClearField("per_process_gpu_memory_fraction")
+    print("growth and the visible GPU are equal:", gpu_options() == config.gpu_options)
+with pretend_gpus(1) as gpus:
+    memory.logical(gpus[0], [1024, 2048])
+    classic = tf1.GPUOptions(visible_device_list="0")
+    classic.experimental.virtual_devices.add(memory_limit_mb=[1024, 2048])
+    print("two limits are equal:", gpu_options() == classic)

@@ -9,9 +9,10 @@
 # you train.
 #
 # **You will learn** to
-# - have a step of your own Keras model counted, and read what to do when it does not fit,
+# - have a step of your own Keras model counted,
 # - read what a step holds from a trace, in the forward and in the backward pass,
 # - count it by hand from the shapes of the layers,
+# - find what to do when a step does not fit,
 # - notice a training that keeps more with every step.
 #
 # **You need** [[00]].
@@ -70,62 +71,55 @@ print("largest batch in 8 GB:", memory.fits(model, 8e9))
 # %% [markdown]
 # The weights take hundredths of a megabyte, and the step holds more than a thousand times as much.
 # The **slots** are the numbers that an optimizer keeps for each weight; Adam keeps two. "Gradients"
-# are those gradients of weights that still exist at the peak. Nearly everything is "activations":
-# here, the outputs of the layers together with the gradients of these outputs.
+# are those gradients of weights that exist at the **peak**, when the step holds most. Nearly
+# everything is "activations": the outputs of the layers and the gradients of these outputs.
 #
-# And if it does not fit? `memory.plan` counts the step as it is, and then with each remedy, in the
-# order in which to try them. Here it counts for two devices of 100 MB. Each size is what the fuller
-# of the two devices holds:
+# Is the prediction true? A trace of a step with 256 examples has every allocation. Added up, they
+# are the bytes alive at each moment, which `charts.live_bytes` draws. Look for the highest place:
 
-# %% tags=["nbval-ignore-output"]
-advice = memory.plan(model, batch=256, devices=2, budget=100e6)
-print(*[f"{way.name:34}{memory.size_text(way.held):>8}   {way.write}" for way in advice.ways],
-      sep="\n")
-print("fits:", *[way.name for way in advice.fitting], sep="\n  ")
+# %% tags=["varies", "nbval-ignore-output"]
+pictures, targets = np.ones([256, 32, 32, 3], "float32"), np.zeros([256, 10], "float32")
+with tf.device(device):
+    real = trace.fit_step(model, (pictures, targets))
+seen = real.peak(device, scratch=False)
+low, high, traced = map(memory.size_text, (predicted.low, predicted.high, seen))
+print(f"predicted {low} to {high}, traced {traced}")
+assert predicted.low < seen < predicted.high
+charts.live_bytes(real)
+plt.show()
 
 # %% [markdown]
-# The last column is the code; its `fit` is `mgpu_helpers.fit`. bfloat16 saves only a fifth here,
-# because batch normalization computes in float32. `print(advice)` shows the ranges, too, and how
-# many bytes would go between devices. [[10]] and [[11]] explain the remedies.
+# The peak is in the range. A real step may take its operations in another order and hold one
+# layer's output longer, which is why there is a range. `memory.fits` counts with its upper end.
 #
-# | `memory.predict`, `memory.plan` | |
+# | `memory.predict`, `memory.fits` | |
 # |---|---|
 # | Use them when | a batch does not fit, or before you rent a GPU |
 # | They cost | about a second for a small model, some seconds for a large one |
 # | Instead | `memory.measure`, from traces of two small batches: also for a step of your own |
-#
-# Is the prediction true? Here is a trace of a step with 256 examples:
-
-# %% tags=["nbval-ignore-output"]
-pictures, targets = np.ones([256, 32, 32, 3], "float32"), np.zeros([256, 10], "float32")
-with tf.device(device):
-    real = trace.fit_step(model, (pictures, targets)).peak(device, scratch=False)
-low, high, seen = map(memory.size_text, (predicted.low, predicted.high, real))
-print(f"predicted {low} to {high}, traced {seen}")
-assert predicted.low < real < predicted.high
 
 # %% [markdown]
-# A real step may take its operations in another order and hold one layer's output longer, which is
-# why there is a range. `memory.fits` counts with the upper end of the range.
-#
 # ## A stack that grows and shrinks
 #
-# In the forward pass each layer computes its output. The backward pass needs these outputs again,
-# so they have to stay. It begins at the last layer. At
+# Why does the curve climb and fall? In the forward pass each layer computes its output. The
+# backward pass needs these outputs again, so they have to stay. It begins at the last layer. At
 # each layer it turns the gradient of the layer's output into the gradient of the output before it.
 # After that, neither the output of the layer nor its gradient is needed any more. Here are three
-# layers:
+# layers, and each column is a moment:
 #
 # ![Six columns: what is held while three layers run forward and back. The outputs of layers 1, 2
 # and 3 pile up; then gradients come and outputs go. The highest column, the peak, is at layer 2 of
 # the backward pass: outputs 1 and 2, gradients 2 and 1.](pictures/03_stack.svg)
 #
-# Each column is a moment. At layer 1 no gradient is passed on, because the images are not trained.
-# The peak is in the backward pass. If all outputs have the same size, it is at the beginning of
-# that pass. If the outputs shrink fast, as in the network below, it is near the end.
+# If all outputs have the same size, as in the model above, the peak is at the beginning of the
+# backward pass. If the outputs shrink fast, as in the network below, it is near the end. At layer 1
+# no gradient is passed on, because the images are not trained.
+
+# %% [markdown]
+# ## A step by hand
 #
-# First a step that is small enough to add up by hand. Its `y` has 1000 rows of 50 float32 numbers,
-# so it takes 200,000 bytes. The loss is the sum of its squares. When the backward pass begins, two
+# This step is small enough to add up by hand. Its `y` has 1000 rows of 50 float32 numbers, so it
+# takes 200,000 bytes. The loss is the sum of its squares. When the backward pass begins, two
 # tensors of this size are alive: `y`, and its gradient, which is 2 · `y`.
 
 # %%
@@ -146,7 +140,7 @@ _, step = trace.function_step(by_hand, tf.ones([1000, 200]))
 print(f"by hand {2 * 1000 * 50 * 4:,} bytes, traced {step.peak(device, scratch=False):,}")
 
 # %% [markdown]
-# A trace counts only what the step makes, so not `x` and `w`. `scratch=False` leaves out what an
+# The trace counts only what the step makes, so not `x` and `w`. `scratch=False` leaves out what an
 # operation borrows only while it runs, which depends on the library that computes.
 #
 # ## What a step holds
@@ -160,8 +154,7 @@ network = networks.jang(width=0.125)
 network
 
 # %% [markdown]
-# The table has the shape of each layer's output for one example. Here is a training step in
-# TensorFlow 2, with plain variables and plain gradient descent:
+# Here is a training step with plain variables and plain gradient descent:
 
 # %%
 variables = networks.variables(network, device=device)
@@ -179,22 +172,14 @@ def train_today(x, y):
 
 
 # %% [markdown]
-# The trace has every allocation. Added up, they are the bytes alive at each moment. TensorFlow may
-# run any operation whose inputs are ready, so we trace three steps and take the one that held
-# least. In the chart each place to the right is one large tensor made or freed, and names mark the
-# outputs. Look for the dashed line:
+# TensorFlow may run any operation whose inputs are ready, so we trace three steps and take the one
+# that held least. In this chart each place to the right is one large tensor made or freed, and
+# names mark the outputs. Look for the dashed line:
 
 # %% tags=["varies", "cover"]
 steps = [trace.function_step(train_today, images[:512], labels[:512])[1] for _ in range(3)]
 today = min(steps, key=lambda each: each.peak(device, scratch=False))
 drawings.climb(today, device)
-plt.show()
-
-# %% [markdown]
-# For a step of your own `charts.live_bytes` draws what is alive against time:
-
-# %% tags=["varies"]
-charts.live_bytes(today)
 plt.show()
 
 # %% [markdown]
@@ -216,9 +201,10 @@ for held in memory.at_peak(today, device, scratch=False)[:4]:
 #
 # So the peak can be counted from the shapes: 2 · (6272 + 1568) numbers of 4 bytes for each example.
 # On Intel's and AMD's processors the pool also keeps a byte for each of its 1568 outputs, which
-# says which input was the largest. The weights and their gradients are added; this training has no
+# says which input was the largest. Weights and their gradients come on top; this training has no
 # slots. `count.predict` goes through the moments of the backward pass, as in the drawing, and takes
-# the one that holds most. Each pair of bars is counted and measured:
+# the one that holds most. Of each pair of bars the upper is counted, the lower measured.
+# Activations and gradients are measured; the weights, 0.33 MB, are added to both:
 
 # %% tags=["varies", "nbval-ignore-output"]
 in_weights = 4 * networks.parameters(network)
@@ -235,9 +221,27 @@ charts.held(bars)
 plt.show()
 
 # %% [markdown]
-# Activations, which are outputs and their gradients, grow with the batch, and soon they are nearly
-# everything. Traces differ with the order of the operations: a measured step may have freed the
-# gradients of weights before its peak, or still hold an output of a later layer or its gradient.
+# Activations grow with the batch, and soon they are nearly everything. Traces differ with the order
+# of the operations: at its peak a measured step may have freed the weights' gradients already, or
+# still hold a later layer's output or gradient.
+#
+# ## It does not fit: what now
+#
+# `memory.plan` counts a step as it is, and then with each remedy, in the order in which to try
+# them. Here it counts the Keras model of the beginning for two devices of 100 MB. Each size is what
+# the fuller of the two holds. Behind it stands the code, where `fit` is `mgpu_helpers.fit`:
+
+# %% tags=["nbval-ignore-output"]
+advice = memory.plan(model, batch=256, devices=2, budget=100e6)
+print(*[f"{way.name:34}{memory.size_text(way.held):>8}   {way.write}" for way in advice.ways],
+      sep="\n")
+print("fits:", *[way.name for way in advice.fitting], sep="\n  ")
+
+# %% [markdown]
+# `fit.parallel` shares out the batches of a built model, as `fit.strategy` does for one that is
+# made in its scope. All that fit halve the activations; moving the state saves nothing, as it is
+# small here. bfloat16 saves only a fifth, because batch normalization computes in float32. [[10]]
+# and [[11]] explain the remedies.
 #
 # ## Break it
 #
@@ -272,7 +276,7 @@ plt.show()
 
 # %% [markdown]
 # The numbers take next to no memory. Each kept tape holds the outputs of 1024 examples, so the
-# curve climbs until the list is dropped or memory runs out. On a GPU, read the second curve,
+# curve climbs until the list is dropped or memory runs out. On a GPU, read the allocator's curve,
 # "handed out". The check is to count the tapes that are still alive:
 
 # %%
@@ -287,41 +291,19 @@ print(tapes(), "tapes are alive after", len(history), "steps")
 # ## On GPUs
 #
 # Workspaces of a GPU's libraries and the CUDA context, a few hundred megabytes, are not counted:
-# leave a tenth of the GPU free. On one GPU Keras compiles `fit` with XLA. What XLA saves is not
-# counted either: prediction and trace are of the step without it. A `ResourceExhaustedError` names
-# the shape that did not fit; halve the batch, then look at the peak of a trace. A model whose
-# inputs have different lengths has to be counted with the longest.
+# leave a tenth of the GPU free. Without a strategy, Keras compiles `fit` on a GPU with XLA;
+# prediction and trace are of the step without it. A model whose inputs have different lengths has
+# to be counted with the longest.
 #
-# ## The same in a graph: if you inherit such code
-#
-# Here is the step that we added up by hand, as a graph. It peaks at the same 400,000 bytes and ends
-# with none. A graph grows when a loop adds operations to it. After `finalize` it accepts no more of
-# them, so such a loop fails in its first round:
-
-# %%
-with tf.Graph().as_default() as small, tf.device(device):
-    x = tf1.placeholder(tf.float32, [1000, 200])
-    v = tf1.get_variable("v", [200, 50])
-    loss = tf.reduce_sum(tf.square(tf.nn.relu(tf.matmul(x, v))))
-    small_step = v.assign_sub(0.01 * tf1.gradients(loss, v)[0]).op
-    small.finalize()
-
-with tf1.Session(graph=small, config=plan.session_config(devices=1)) as small_session:
-    small_session.run(v.initializer)
-    for _ in range(2):
-        tiny = trace.session_step(small_session, small_step, {x: np.ones([1000, 200])})[1]
-print(f"graph {tiny.peak(device, scratch=False):,}, at its end {tiny.memory[device][-1][1]}")
-
-# %% [markdown]
 # ## On your own
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
-# **1.** Layers count from 0 here. Layer `i` of a network keeps `kept[i]` float32 numbers of each
-# example. While the backward pass is at layer `i`, the outputs of the layers 0 to `i` are alive,
-# with the gradient of output `i` and that of output `i - 1`; layer 0 has no output before it. Write
-# `peak`: the bytes of the moment that holds most. With the sizes of `conv1` and its pool,
-# `peak([6272, 1568], 512)` is 32,112,640.
+# **1.** Layers count from 0 here, not from 1 as in the drawing. Layer `i` of a network keeps
+# `kept[i]` float32 numbers of each example. While the backward pass is at layer `i`, the outputs of
+# the layers 0 to `i` are alive, with the gradient of output `i` and that of output `i - 1`; layer 0
+# has no output before it. Write `peak`: the bytes of the moment that holds most. With the sizes of
+# `conv1` and its pool, `peak([6272, 1568], 512)` is 32,112,640.
 
 # %% tags=["exercise"]
 def peak(kept, batch):
@@ -368,15 +350,46 @@ checks.lets_go(train)
 #
 # - A step of a small network held more than a thousand times the bytes of its weights.
 # - `memory.predict` said what a batch would hold without a run, and a trace was in its range.
-# - The curve climbed in the forward pass and had its peak in the backward pass, where the
-#   largest outputs met their gradients.
-# - A step that was added up by hand held 400,000 bytes, as a function and as a graph.
+# - The curves climbed in the forward pass and had their peak in the backward pass, where
+#   large outputs met their gradients.
+# - A step held the 400,000 bytes that we had added up by hand.
 # - A list of losses that kept tapes grew by the outputs of every step.
 #
 # ## In practice
 #
 # Count with `memory.predict` before you train, and take the first line of `memory.plan` that fits.
 # Where activations are nearly everything, a smaller batch helps and another optimizer does not.
-# Where weights dominate, change the optimizer, not the batch.
+# Where weights and slots dominate, change the optimizer, not the batch.
 #
 # Next: [[next]].
+
+# %% [markdown]
+# ## The same in a graph: if you inherit such code
+#
+# Here is the step that we added up by hand, as a graph. It peaks at the same 400,000 bytes and
+# frees them all:
+
+# %%
+with tf.Graph().as_default() as small, tf.device(device):
+    x = tf1.placeholder(tf.float32, [1000, 200])
+    v = tf1.get_variable("v", [200, 50])
+    loss = tf.reduce_sum(tf.square(tf.nn.relu(tf.matmul(x, v))))
+    small_step = v.assign_sub(0.01 * tf1.gradients(loss, v)[0]).op
+    small.finalize()  # from here on it takes no more operations
+
+with tf1.Session(graph=small, config=plan.session_config(devices=1)) as small_session:
+    small_session.run(v.initializer)
+    for _ in range(2):
+        tiny = trace.session_step(small_session, small_step, {x: np.ones([1000, 200])})[1]
+print(f"graph {tiny.peak(device, scratch=False):,}, at its end {tiny.memory[device][-1][1]}")
+
+# %% [markdown]
+# Another leak is a loop that adds operations, because its graph grows with every round. After
+# `finalize` such a loop fails in its first round:
+
+# %%
+try:
+    with small.as_default():
+        tf.square(v)
+except RuntimeError as error:
+    print(error)

@@ -38,7 +38,7 @@ from mgpu_helpers.lessons.checks import lesson_07 as checks
 
 layers = keras.layers
 entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-warnings.simplefilter("ignore", UserWarning)  # Keras warns: `shuffle` has no effect
+warnings.filterwarnings("ignore", "`shuffle=True`")  # fit takes a Dataset in its own order
 
 # %% [markdown]
 # ## The lines to paste
@@ -54,7 +54,8 @@ warnings.simplefilter("ignore", UserWarning)  # Keras warns: `shuffle` has no ef
 # ```
 #
 # Your data stay arrays or a `tf.data.Dataset`, and the devices share each batch, the **global
-# batch**. We try the lines with a small network for handwritten digits:
+# batch**. We try the lines with a small network for handwritten digits.
+# `jit_compile=False` turns off XLA, which Keras uses on one GPU and not under a strategy:
 
 # %%
 def build():
@@ -68,9 +69,9 @@ def build():
 
 
 # %% [markdown]
-# First it trains on one device, then on all with the lines from above. `fit.batches` makes a
-# Dataset of arrays, in the same order for both. Its last batch has 61 images, which do not divide
-# by two:
+# First it trains on one device, then on all. `fit.batches` makes a Dataset of arrays, in the same
+# order for both; `shuffle=True` would give another order in every pass. The last batch has 61
+# images, which do not divide by two:
 
 # %%
 images, labels = digits.load(901)
@@ -110,7 +111,7 @@ for size in (8, 64, 840):
 
 # %% [markdown]
 # With 8 images all devices gain nothing, or lose: feeding the data and adding up the gradients take
-# time in every step, and more devices do not shorten it. With 840 images two cores are clearly
+# time in every step, and more devices do not shorten that. With 840 images two cores are clearly
 # faster. A GPU needs a larger network to gain, since it finishes this one sooner.
 #
 # What did each device do? `trace.fit_step` takes a step of `fit` and records which device computed
@@ -120,7 +121,7 @@ for size in (8, 64, 840):
 def shortest(model, device=None):
     with tf.device(device):
         steps = [trace.fit_step(model, (images[:840], labels[:840])) for _ in range(5)]
-    return min(steps, key=lambda step: step.length)  # it was disturbed least
+    return min(steps, key=lambda step: step.length)  # the least disturbed step
 
 
 steps = {"One device": shortest(alone, plan.devices[0]), "All devices": shortest(model)}
@@ -134,8 +135,8 @@ plt.show()
 # %% [markdown]
 # Each device computed all five convolutions for its share of the batch, at the same time as the
 # others. At a black line all devices have a gradient, and it is added up. Two cores gain less than
-# twice the speed, because one device alone may use both: bars of half the height are two operations
-# of one device at once.
+# twice the speed: a bar for half of the batch may take more than half of the time, and one device
+# alone may use both cores, where bars of half the height are two of its operations at once.
 #
 # | | |
 # |---|---|
@@ -162,7 +163,7 @@ plt.show()
 # to the mean:
 
 # %%
-plain = tf.distribute.MirroredStrategy(plan.devices)  # make it once: a second one may fail
+plain = tf.distribute.MirroredStrategy(plan.devices)  # make it once: a second plain one may fail
 with plain.scope():
     weight, optimizer = keras.Variable(1.0), keras.optimizers.SGD(0.01)
 
@@ -191,9 +192,9 @@ print("means of the shards:", *np.round(means, 2), f" their average: {np.mean(me
 # %% [markdown]
 # The gradients add up to 22, and both copies of the weight took the same step of 0.01 · 22.
 #
-# Under the plain strategy Keras computes what the last line shows. It lets each replica take the
-# mean of its own shard, and counts these means equally. Their average is 25.17 in place of 22, and
-# no error says so.
+# Under the plain strategy Keras does what the last line shows: each replica takes the mean of its
+# own shard, and these means count equally. Their average is 25.17 in place of 22, and no error says
+# so.
 #
 # Each replica needs all weights and the whole state of the optimizer. The next cell counts their
 # bytes for the network of digits. `experimental_local_results` gives the copies of all replicas:
@@ -259,8 +260,8 @@ print(f"before and after training: {apart(normed().get_weights()[:1], one[:1]):.
 # ## Break it
 #
 # Now the same training runs with the plain strategy. `fit.check` takes a model and its data, and
-# gives a sentence for each trap that it sees. The first cell only prints these sentences. The
-# second trains for two passes anyway:
+# gives a sentence for each trap that it sees. The first cell prints them, and the second
+# trains for two passes anyway:
 
 # %%
 with plain.scope():
@@ -296,27 +297,26 @@ for name, data, both in [("short", short, True), ("even", even, False), ("even",
 # | a batch that does not divide | small shards count like large ones | `drop_remainder=True` |
 # | BatchNormalization | each replica normalizes by its own shard | `synchronized=True` |
 # | a loss that is a sum | gradients are divided by the number of replicas | take the mean |
-# | an optimizer from outside of the scope | each replica counts each step | compile in the scope |
+# | an optimizer made outside | the step counter goes up once per replica | compile in the scope |
 #
-# `fit.strategy` needs only the last cure, and refuses to train without it. It mends the rest, and
-# also what `fit.check` does not look for, such as clipping by a norm, masks and dropout ([the
-# table](../docs/fit.md#what-is-mended)).
+# `fit.strategy` needs only the last cure, and refuses to train without it. It needs no other cure:
+# it mends the rest itself, and also what `fit.check` does not look for, such as clipping by a norm,
+# masks and dropout ([the table](../docs/fit.md#what-is-mended)).
 #
 # ## On GPUs
 #
-# Between physical GPUs the all-reduce is that of NCCL, NVIDIA's library. `fit.strategy` exchanges
-# the gradients in packs of at least 25 MiB, those of the last layers first, so in a large model the
-# exchange begins while the backward pass still runs. A step should compute for much longer than its
-# exchange takes. On one GPU Keras compiles with XLA by itself, and under a strategy it does not. So
-# compare them with `jit_compile=False`, as above. For several machines the three lines are the same
-# ([[17]]).
+# Between physical GPUs the all-reduce is that of NCCL, NVIDIA's library. There `fit.strategy`
+# exchanges the gradients in packs of at least 25 MiB; on cores it adds up each gradient by itself.
+# The packs of the last layers go first, so in a large model the exchange begins while the backward
+# pass still runs. A step should compute for much longer than its exchange takes. For several
+# machines the three lines are the same ([[17]]).
 #
 # ## With a model of another kind
 #
 # This model takes sequences of different lengths, filled up with zeros, so its attention has a
 # mask. Its two outputs have a loss each. A callback saves the model after every pass. After two
 # passes on all devices, one device loads the file, and the saved model and the loaded one train
-# for a third pass. The last batch is short again:
+# for a third pass:
 
 # %%
 keras.config.set_floatx("float32")
@@ -356,7 +356,7 @@ print("all devices have this loss to 1e-4:", close)
 
 # %% [markdown]
 # `fit.check` found no trap, and the third pass has the same loss on one device as on all. The file
-# holds a single copy of everything, also of the optimizer's state, however many devices wrote it.
+# holds a single copy of everything, also of the optimizer's state.
 #
 # ## On your own
 #
@@ -385,8 +385,8 @@ def evaluate(strategy, losses_of, data):
 checks.evaluate(evaluate)
 
 # %% [markdown]
-# **2.** The plain strategy divides the size of a batch by the number of replicas and rounds up. The
-# result is a share. The replicas take a share each, in order, while examples last. Write
+# **2.** The plain strategy divides the size of a batch by the number of replicas and rounds up.
+# That is a share: in order, each replica takes one while examples last. Write
 # `leaves_empty(examples, batch, replicas)` for a dataset of `examples` examples in batches of
 # `batch`, of which the last may be smaller. It returns whether any batch leaves a replica empty.
 

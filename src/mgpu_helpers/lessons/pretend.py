@@ -32,6 +32,14 @@ def pretend_gpus(n: int) -> Iterator[list[Any]]:
         yield gpus
 
 
+def gpu_options() -> Any:
+    """Give the `GPUOptions` with which TensorFlow would start, as `tf.config` was told so far."""
+    options = _private.configured().gpu_options
+    if not options.experimental.ByteSize():
+        options.ClearField("experimental")  # TensorFlow leaves it there with nothing in it
+    return options
+
+
 @contextlib.contextmanager
 def pretend_server(used: Mapping[int, int], n: int = 4) -> Iterator[None]:
     """Let a runner see n GPUs of 80 GiB that are not there, with locks of their own.
