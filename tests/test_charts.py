@@ -514,7 +514,7 @@ def test_passes_are_dark_and_pale():
     """A forward operation has the model's name; the rest of the step is pale."""
     times = {"net/Conv2D": (0.0, 1.0), "gradient_tape/net/Mul": (1.0, 1.0), "adam/Sub": (2.0, 0.5)}
     ops = tuple(Op(name, "Mul", "/CPU:1", *each) for name, each in times.items())
-    ax = drawings.passes(Trace(ops, (), {}, ()), SimpleNamespace(name="net"))
+    ax = drawings.both_ways(Trace(ops, (), {}, ()), SimpleNamespace(name="net"))
     spans = [(bar.get_paths()[0].get_extents().x1, bar.get_facecolor()[0][:3])
              for bar in ax.collections]  # fmt: skip
     assert [end for end, _ in spans] == [1000, 2500]

@@ -125,7 +125,7 @@ for name, model in steps.items():
 # for bars of several devices one above the other:
 
 # %% tags=["varies", "cover"]
-drawings.passes(step, on_all)
+drawings.both_ways(step, on_all)
 plt.show()
 
 # %% [markdown]

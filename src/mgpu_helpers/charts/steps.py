@@ -38,7 +38,7 @@ def timeline(
     from mgpu_helpers.trace.layers import naming
     from mgpu_helpers.trace.step import traced
 
-    lanes = list(_lanes(traced(trace), naming(by, layers) if by else None))
+    lanes = list(bars_of(traced(trace), naming(by, layers) if by else None))
     count = len(trace.devices)
     ax = axes(ax, size=(11, 1.2 + 0.8 * count) if by else (8, 1.2 + 0.5 * count))
     for device, place, bars in lanes:  # a call for each operation would take half a minute
@@ -55,7 +55,7 @@ def timeline(
     return ax
 
 
-def _lanes(
+def bars_of(
     trace: Trace, name: Callable[[Op], str] | None
 ) -> Iterator[tuple[str, tuple[float, float], list[_Bar]]]:
     """Give each lane: its device, its place and height in the rows, its bars.

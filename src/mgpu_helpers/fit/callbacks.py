@@ -111,12 +111,13 @@ def _compare(strategy: Any, first_pass: int) -> None:
 
     ours = tf.concat([strategy.seen, [first_pass]], 0)[None]
     of_all = strategy.gather(strategy.run(lambda: tf.identity(ours)), 0).numpy()
-    for i, what in enumerate(("numbers of examples in", "sums of", "passes to begin at, before")):
+    compared = "number of examples in the first batch", "sum of the first batch", "pass to begin at"
+    for i, what in enumerate(compared):
         values = of_all[:: strategy.local, i].tolist()
         if len(set(values)) > 1:
             raise ValueError(
-                f"the workers have other {what} the first batch: "
+                f"the workers differ in the {what}: "
                 f"{', '.join(f'{value:g}' for value in values)}. Give each of them the same data "
-                "in the same order, as fit.batches(x, y, shuffle=True) or "
-                "keras.utils.set_random_seed(0) does, and folders that all of them see."
+                "in the same order, as keras.utils.set_random_seed(1) or "
+                "fit.batches(x, y, shuffle=True) does, and folders that all of them see."
             )

@@ -99,14 +99,14 @@ def _uneven(i: int, size: int, replicas: int) -> str:
     parts, low = replica_sizes(size, replicas), size - size % replicas
     said = (
         f"batch {i + 1} has {counted(size, 'example')}, of which {replicas} replicas get "
-        f"{', '.join(map(str, parts))}"
+        f"{', '.join(map(str, parts[:-1]))} and {parts[-1]}"
     )
     if i == 0:
         use = f"{low} or {low + replicas}" if low else f"{replicas}"
         return f"{said}, and fit refuses a first batch that does not divide: use {use}."
     harm = "their means count alike, so an example of a smaller share counts more"
     if 0 in parts:
-        harm = "one without examples counts as 0, and turns a BatchNormalization into NaN"
+        harm = "a replica without examples counts as 0, and turns a BatchNormalization into NaN"
     return (
         f"{said}: {harm}; leave it out with drop_remainder=True, or pad it to {low + replicas} or "
         "more with examples of weight 0."

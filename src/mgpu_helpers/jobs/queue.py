@@ -115,7 +115,10 @@ def run(
             most, devices is None and not busy, time_limit, folder, held, progress,
         )  # fmt: skip
         if not alone:
-            queue.say(f"{'logs':10} named *.{os.getpid()}.log: others write to {folder}")
+            text = f"named *.{os.getpid()}.log: others write to {folder}"
+            if skip_done:  # a runner that was killed leaves jobs behind
+                text += ", and what they still run is started again"
+            queue.say(f"{'logs':10} {text}")
         return queue.run()
     finally:
         os.close(held)

@@ -25,8 +25,8 @@ from mgpu_helpers.charts.base import (
     style,
     write,
 )
-from mgpu_helpers.charts.memory import _backward as backward_begins
-from mgpu_helpers.charts.steps import _lanes, blame, timeline
+from mgpu_helpers.charts.memory import backward_begins
+from mgpu_helpers.charts.steps import bars_of, blame, timeline
 from mgpu_helpers.devices.plan import planned
 
 if TYPE_CHECKING:
@@ -437,7 +437,7 @@ def panel(draw: Callable[..., Any], **choices: Sequence[Any]) -> None:
     })  # fmt: skip
 
 
-def passes(step: Trace, model: Any, ax: Any = None) -> Any:
+def both_ways(step: Trace, model: Any, ax: Any = None) -> Any:
     """Draw when each device was in the forward pass of a model, dark, and in the rest of a step.
 
     Keras names an operation after its model; in the backward pass TensorFlow adds "gradient".
@@ -448,7 +448,7 @@ def passes(step: Trace, model: Any, ax: Any = None) -> Any:
 
     ax = axes(ax, size=(8, 1.4 + 0.6 * len(step.devices)))
     boxes = []
-    for device, (low, high), bars in _lanes(step, name):
+    for device, (low, high), bars in bars_of(step, name):
         for bar in bars:
             shade, place = colour(device), (bar.start, bar.end - bar.start)
             shade = shade if bar.name == "forward" else pale(shade)
