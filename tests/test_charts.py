@@ -587,12 +587,14 @@ def test_steps_show_what_ran_at_once_and_where_gradients_were_added():
                  ("Conv2DBackpropFilter", "/CPU:1", 5.0, 2.0))  # fmt: skip
     shared = step(("Conv2D", "/CPU:1", 0.0, 2.0), ("Relu", "/CPU:2", 1.0, 1.0),
                   ("Conv2D", "/CPU:2", 0.0, 1.0), ("AddN", "/CPU:1", 2.0, 1.0))  # fmt: skip
-    ax = drawings.steps({"one": alone, "all": shared})
+    ax = drawings.steps({"one": alone, "all": shared}, line="averaged")
     paths = [path for each in ax.collections[:-1] for path in each.get_paths()]
     heights = [np.ptp(path.vertices[:, 1]) for path in paths]
     assert heights == pytest.approx([0.8, 0.4, 0.4, 0.8, 0.8, 0.8, 0.8])
     titles = [text.get_text() for text in ax.texts]
     assert titles[:2] == ["one: 8000 ms", "all: 3000 ms"]
+    assert {"forward", "backward", "ReLU"} <= {*titles[2:]}
+    assert ax.get_legend().get_texts()[-1].get_text() == "averaged"
     assert ax.collections[-1].get_segments()[0][:, 0] == pytest.approx([3000, 3000])
     assert [text.get_text() for text in ax.get_yticklabels()] == ["/CPU:1", "/CPU:1", "/CPU:2"]
 

@@ -390,10 +390,13 @@ def panel(draw: Callable[..., Any], **choices: Sequence[Any]) -> None:
     })  # fmt: skip
 
 
-def steps(traces: Mapping[str, Trace], ax: Any = None) -> Any:
+def steps(
+    traces: Mapping[str, Trace], ax: Any = None, *, line: str = "a gradient is added up"
+) -> Any:
     """Draw steps on one clock: convolutions dark, the rest pale, a line where gradients are added.
 
-    A bar of half the height ran while another one of the same device did.
+    A bar of half the height ran while another one of the same device did. `line` says in the legend
+    what the lines are.
     """
     from matplotlib.patches import Patch
 
@@ -411,9 +414,9 @@ def steps(traces: Mapping[str, Trace], ax: Any = None) -> Any:
                 ax.broken_barh([(1e3 * op.start, 1e3 * op.length)], (low, high), facecolor=shade,
                                alpha=1 if _convolves(op) else 0.4, edgecolor="white",
                                linewidth=0.5)  # fmt: skip
-                if _convolves(op):
-                    way = "backward" if "Backprop" in op.type else "forward"
-                    boxes.append((1e3 * op.start, low, 1e3 * op.length, high, way, "white"))
+                if word := _kind(op):
+                    ink = "white" if _convolves(op) else DARK
+                    boxes.append((1e3 * op.start, low, 1e3 * op.length, high, word, ink))
         if len(devices) > 1:
             added = [1e3 * op.end for op in step.ops if _adds_up(op)]
             ax.vlines(added, row + 0.5, row + len(devices) + 0.5, color=DARK, linewidth=1.2)
@@ -421,7 +424,7 @@ def steps(traces: Mapping[str, Trace], ax: Any = None) -> Any:
     ax.set_yticks([*names], [*names.values()])
     ax.set(ylim=(row - 0.4, 0), xlim=(0, 1e3 * max(step.length for step in traces.values())))
     handles = [Patch(color="#555", label="convolution"), Patch(color="#bbb", label="other work")]
-    handles += ax.plot([], [], color=DARK, linewidth=1.2, label="a gradient is added up")
+    handles += ax.plot([], [], color=DARK, linewidth=1.2, label=line)
     ax.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False)
     label(ax, "", "time in the step, ms")
     write(ax, boxes, size=8)
@@ -430,6 +433,14 @@ def steps(traces: Mapping[str, Trace], ax: Any = None) -> Any:
 
 def _convolves(op: Op) -> bool:
     return "Conv2D" in op.type
+
+
+def _kind(op: Op) -> str:
+    """Say in a word what an operation of a convolutional network does, "" where it needs none."""
+    if _convolves(op):
+        return "backward" if "Backprop" in op.type else "forward"
+    return next((word for part, word in {"Pool": "pool", "Relu": "ReLU"}.items()
+                 if part in op.type), "")  # fmt: skip
 
 
 def _adds_up(op: Op) -> bool:
