@@ -24,7 +24,6 @@ from mgpu_helpers.charts.base import (
     style,
     write,
 )
-from mgpu_helpers.charts.memory import _backward as backward_begins
 from mgpu_helpers.charts.steps import timeline
 from mgpu_helpers.devices.plan import planned
 
@@ -104,12 +103,17 @@ def climb(step: Any, device: str, ax: Any = None) -> Any:
                  "live memory, MB")  # fmt: skip
 
 
+SHADE, LIMIT = "#e6e8eb", "#9a9ea5"  # what runs forward, and the most that is held
+
+
 def hills(steps: Mapping[str, Any], device: str) -> None:
     """Draw what each of four steps holds, and the most of the first as a grey line.
 
-    Across are the moments at which that changes, without their times. Several hills are numbered.
+    Across are the moments at which that changes, without their times; what runs forward is shaded.
+    Several hills are numbered.
     """
     import matplotlib.pyplot as plt
+    from matplotlib.patches import Patch
 
     most = next(iter(steps.values())).peak(device) / 1e6
     with plt.style.context(style()):
@@ -118,12 +122,11 @@ def hills(steps: Mapping[str, Any], device: str) -> None:
         layout.set(rect=(0, 0.04, 1, 0.96))
         for ax, (name, step) in zip(grid.flat, steps.items(), strict=True):
             times, held = np.array(step.memory[device]).T
-            held, begins = held / 1e6, np.searchsorted(times, backward_begins(step) or 0.0)
+            held = held / 1e6
             ax.step(range(len(held)), held, where="post", color=colour(device))
-            ax.axhline(most, color="#b9bcc1", zorder=0)
-            ax.axvline(begins, **IDEAL)
-            ax.annotate("backward pass", (begins, 1.14 * most), (5, 0), size=9, va="top",
-                        color="#444444", textcoords="offset points")  # fmt: skip
+            ax.axhline(most, color=LIMIT, zorder=0)
+            for first, last in _forward(step, times):
+                ax.axvspan(first, last, color=SHADE, lw=0, zorder=-1)
             tops = _tops(held)
             for number, (middle, high) in enumerate(tops if len(tops) > 1 else [], 1):
                 ax.annotate(f"{number}", (middle, high), (0, 3), weight="bold", ha="center",
@@ -132,17 +135,32 @@ def hills(steps: Mapping[str, Any], device: str) -> None:
             label(ax, f"{name}: {held.max():.1f} MB{share}", "operations, in their order",
                   "held, MB" if ax in grid[:, 0] else "")  # fmt: skip
             ax.set(xticks=[], xlim=(0, len(held) - 1), ylim=(0, 1.15 * most))
+        handles = [Patch(color=SHADE, label="runs forward"), Patch(fc="white", ec=SHADE, lw=1,
+                   label="runs backward")]  # fmt: skip
+        handles += ax.plot([], [], color=LIMIT, label="the most of the step as it is")
+        figure.legend(handles=handles, loc="outside upper left", ncols=3, frameon=False)
         corner(figure)
 
 
+def _forward(step: Trace, times: Sequence[float]) -> list[tuple[int, int]]:
+    """Find the stretches of moments in which the product that began last is of no gradient."""
+    products = sorted((op.start, "gradient" in op.name) for op in step.ops if "MatMul" in op.type)
+    if not products:
+        return []
+    last = np.searchsorted([start for start, _ in products], times, "right") - 1
+    runs = [not products[max(i, 0)][1] for i in last]
+    edges = [i for i in range(len(runs)) if runs[i] != (i > 0 and runs[i - 1])]
+    return [(a, b) for a, b in zip(edges[::2], [*edges[1::2], len(runs)], strict=False)]
+
+
 def _tops(held: Sequence[float]) -> list[tuple[float, float]]:
-    """Find the middle and the height of each hill: over half of the peak, between two valleys."""
+    """Find the middle and the height of each hill: over 0.42 of the peak, between two valleys."""
     peak, found, hill = max(held), [], list[int]()
     for i, size in enumerate([*held, 0]):
-        if hill and size < 0.35 * peak:
+        if hill and size < 0.3 * peak:
             found.append(((hill[0] + i) / 2, max(held[hill[0] : i])))
             hill = []
-        elif hill or size > 0.5 * peak:
+        elif hill or size > 0.42 * peak:
             hill.append(i)
     return found
 
