@@ -578,18 +578,24 @@ def test_lines_and_dots_are_where_the_numbers_are():
     assert [list(line.get_xdata()) for line in ax.lines] == [[50, 75], [100]]
 
 
-def test_the_hills_of_a_curve_are_numbered_where_it_has_several():
+def test_the_hills_of_a_curve_are_numbered_where_it_has_several_and_what_runs_forward_is_shaded():
     import matplotlib.pyplot as plt
 
     curves = [4, 8, 8, 4, 0], [0, 2, 1, 2, 0], [1, 3, 1, 4, 3, 1, 2, 0], [1, 4, 3, 4, 0]
+    ran = ("a/MatMul", 0.5), ("gradient_tape/a/MatMul", 2), ("a/MatMul", 3.5)
+    ops = tuple(Op(name, "MatMul", "/CPU:1", start, 0.1) for name, start in ran)
     steps = {
-        f"step {i}": Trace((), (), {"/CPU:1": tuple((t, b * MB) for t, b in enumerate(curve))}, ())
+        f"step {i}": Trace(ops if i else (), (), {"/CPU:1": tuple((t, b * MB)
+                           for t, b in enumerate(curve))}, ())
         for i, curve in enumerate(curves)
-    }
+    }  # fmt: skip
     drawings.hills(steps, "/CPU:1")
-    written = [[text.get_text() for text in ax.texts] for ax in plt.gcf().axes]
-    assert [texts[1:] for texts in written] == [[], [], ["1", "2"], []]
-    assert [ax.get_title("left") for ax in plt.gcf().axes] == [
+    panels = plt.gcf().axes
+    written = [[text.get_text() for text in ax.texts] for ax in panels]
+    assert written == [[], [], ["1", "2", "3"], []]
+    shaded = [[(patch.get_x(), patch.get_width()) for patch in ax.patches] for ax in panels]
+    assert shaded == [[], [(0, 2), (4, 1)], [(0, 2), (4, 4)], [(0, 2), (4, 1)]]
+    assert [ax.get_title("left") for ax in panels] == [
         "step 0: 8.0 MB", "step 1: 2.0 MB, 25%", "step 2: 4.0 MB, 50%", "step 3: 4.0 MB, 50%",
     ]  # fmt: skip
 
@@ -602,12 +608,14 @@ def test_steps_show_what_ran_at_once_and_where_gradients_were_added():
                  ("Conv2DBackpropFilter", "/CPU:1", 5.0, 2.0))  # fmt: skip
     shared = step(("Conv2D", "/CPU:1", 0.0, 2.0), ("Relu", "/CPU:2", 1.0, 1.0),
                   ("Conv2D", "/CPU:2", 0.0, 1.0), ("AddN", "/CPU:1", 2.0, 1.0))  # fmt: skip
-    ax = drawings.steps({"one": alone, "all": shared})
+    ax = drawings.steps({"one": alone, "all": shared}, line="averaged")
     paths = [path for each in ax.collections[:-1] for path in each.get_paths()]
     heights = [np.ptp(path.vertices[:, 1]) for path in paths]
     assert heights == pytest.approx([0.8, 0.4, 0.4, 0.8, 0.8, 0.8, 0.8])
     titles = [text.get_text() for text in ax.texts]
     assert titles[:2] == ["one: 8000 ms", "all: 3000 ms"]
+    assert {"forward", "backward", "ReLU"} <= {*titles[2:]}
+    assert ax.get_legend().get_texts()[-1].get_text() == "averaged"
     assert ax.collections[-1].get_segments()[0][:, 0] == pytest.approx([3000, 3000])
     assert [text.get_text() for text in ax.get_yticklabels()] == ["/CPU:1", "/CPU:1", "/CPU:2"]
 

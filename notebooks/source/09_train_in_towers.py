@@ -75,8 +75,8 @@ of_fit = model.fit(x, y, **options).history["loss"]
 print(np.round(of_fit, 2), "as on one device:", np.allclose(of_fit, of_one, rtol=1e-4))
 
 # %% [markdown]
-# `towers.train_step` is for a loop of your own. The two `None` stand for the optimizer and the loss
-# of `model.compile`:
+# In a loop of your own, use `towers.train_step`. The two `None` stand for the optimizer and the
+# loss of `model.compile`:
 
 # %%
 model = build()
@@ -85,14 +85,13 @@ of_loop = [float(step(x, y)) for _ in range(5)]
 print(np.round(of_loop, 2), "as on one device:", np.allclose(of_loop, of_one, rtol=1e-4))
 
 # %% [markdown]
-# Both give the losses of one device. For a BatchNormalization, give `towers.train_step`
-# `batch_norm="sync"`, which `fit.parallel` has by default.
+# Both give the losses of one device.
 #
-# | `towers.train_step`, `fit.parallel` | |
-# |---|---|
-# | **Use them when** | the loop is your own, or the model is built already or shared out ([[11]]) |
-# | **They cost** | in each step every device reads all weights and sends all gradients |
-# | **Instead** | `fit.strategy`: each GPU updates a copy, and only gradients cross |
+# | | `towers.train_step` | `fit.parallel` |
+# |---|---|---|
+# | **Use it when** | the loop is your own | the model is built already, or shared out ([[11]]) |
+# | **It costs** | every device reads all weights and sends all gradients | the same |
+# | **Instead** | `fit.strategy`: each GPU updates a copy, and only gradients cross | the same |
 #
 # ## By hand
 #
@@ -110,8 +109,8 @@ for part in (numbers, *tf.split(numbers, len(plan))):
     print(f"gradient of {len(part)} numbers: {slope(part):.1f}")
 
 # %% [markdown]
-# With two devices, one has the ones and twos, the other the threes and fours. The mean of 5 and 25
-# is 15, the gradient of the batch. The sum, 30, is twice that. Here are the losses of four steps:
+# The mean of 5 and 25 is 15, the gradient of the batch. The sum, 30, is twice that. Here are the
+# losses of four steps:
 
 # %%
 def mean(column):
@@ -132,9 +131,9 @@ print("sum:       ", descend(shards, tf.add_n))
 print("mean:      ", descend(shards, mean))
 
 # %% [markdown]
-# With the mean, the loss falls as on one device. With the sum it rises. So a step averages the
-# gradients. (In [[07]] gradients are added, because each loss is already divided by the size of the
-# whole batch.)
+# With the mean, the loss falls as on one device, and with the sum it rises. So a step averages the
+# gradients. ([[07]] adds them, because there each loss is already divided by the size of the whole
+# batch.)
 #
 # ![The host averages the gradients of two devices, device 0 updates the weights, and both read
 # them in the next step.](pictures/09_two_towers.svg)
@@ -172,8 +171,8 @@ def make_step(model, places, together=mean):
 # ## Proof
 #
 # Plain SGD moves each weight by the gradient times the rate. So if all devices move every weight as
-# one device does, their gradients are the same. `apart` divides the largest difference in a
-# variable by the largest move in it, and gives the worst variable:
+# one device does, their gradients are the same. For each variable `apart` divides the largest
+# difference by the largest move, and it returns the largest of these ratios:
 
 # %%
 def apart(ours, theirs):
@@ -193,8 +192,8 @@ print("below 1e-4 apart:", apart(moves(plan.devices), one) < 1e-4)
 print(f"with the sum: {apart(moves(plan.devices, tf.add_n), one):.2f} apart")
 
 # %% [markdown]
-# Apart from rounding, the step of all devices is that of one. With the sum, the difference is as
-# large as the move itself: each weight moves twice as far. Here are five losses with SGD and with
+# Apart from rounding, the step of all devices is that of one. With the sum, each weight moves twice
+# as far, so the difference is as large as the move itself. Here are five losses with SGD and with
 # Adam:
 
 # %%
@@ -211,14 +210,14 @@ for kind, rate in [(keras.optimizers.SGD, 0.3), (keras.optimizers.Adam, 0.003)]:
 
 # %% [markdown]
 # With SGD, the losses of the sum fall faster, as with twice the rate, and only the comparison shows
-# the mistake. With Adam there is nothing to see: Adam divides each
-# gradient by its usual size, so a gradient twice as large makes the same step. The mistake shows
-# once you clip gradients or change the optimizer. So prove your own steps with SGD.
+# the mistake. With Adam there is nothing to see: Adam divides each gradient by its usual size, so a
+# gradient twice as large makes the same step. The mistake shows once you clip gradients or change
+# the optimizer. So prove your own steps with SGD.
 #
 # ## Does it pay?
 #
-# The same step is timed on one device and on all, with a small batch and a large one. Then a chart
-# shows both steps with the large batch:
+# Here is the time of a step with a small batch and with a large one, and then a chart of the large
+# one:
 
 # %% tags=["nbval-ignore-output"]
 steps = {"One device": make_step(build(), [first]), "All devices": make_step(build(), plan.devices)}
@@ -232,22 +231,24 @@ def shortest(step):
     return min((trace.function_step(step, x, y)[1] for _ in range(3)), key=lambda t: t.length)
 
 
-drawings.steps({name: shortest(step) for name, step in steps.items()})
+traces = {name: shortest(step) for name, step in steps.items()}
+drawings.steps(traces, line="a gradient is averaged")
 plt.show()
 
 # %% [markdown]
-# Both shards are computed at the same time. Two devices gain less than twice the speed, because one
-# device alone may use both cores: where a bar has half the height, two operations ran at once. The
-# small batch gains nothing, or loses, as starting every operation and averaging cost as much as for
-# a large one.
+# Both shards are computed at the same time, and at each black line a gradient has been averaged.
+# Half a batch takes more than half the time. The light boxes usually shrink the least: they mostly
+# move numbers through the memory, which both cores share. And one device alone may use both cores:
+# boxes of half the height are two operations that ran at once. A small batch gains nothing:
+# starting operations and averaging cost as much as for a large one.
 #
 # ## Break it
 #
-# **Shards of unequal size.** One shard has 630 numbers, the other the 210 fours. In the mean of
-# both gradients a four has three times the weight of any other number.
+# **Shards of unequal size.** One shard has 630 numbers, the other the 210 fours. In the mean a four
+# has three times the weight of any other number.
 #
-# **A penalty once per tower.** A penalty of w² has the gradient 2, so with it the gradient is 17.
-# These towers divide their loss by their number, so that gradients add up, and forget the penalty:
+# **A penalty once per tower.** At w = 1 a penalty of w² adds 2 to the gradient: 17. Each of these
+# towers divides its loss by the number of towers, so gradients are added, but not its penalty:
 
 # %%
 uneven = [slope(numbers[:630]), slope(numbers[630:])]
@@ -256,7 +257,7 @@ careless = [slope(shard) / len(plan) + 2 for shard in shards]
 print(f"with the penalty {tf.add_n(careless):.1f}, and not 17.0")
 
 # %% [markdown]
-# Each counted the whole penalty.
+# Each tower counted the whole penalty.
 #
 # ## Who averages
 #
@@ -269,40 +270,16 @@ print(f"with the penalty {tf.add_n(careless):.1f}, and not 17.0")
 # ![Four devices in a ring, and what each holds after each of six
 # rounds.](pictures/09_ring_of_four.svg)
 #
-# The next cell runs a ring of your devices, which average vectors. In round `turn`, counted from 0,
-# device `i` sends piece `(i - turn) % n`, by `tf.identity` in the neighbour's block:
-
-# %%
-def ring(vectors):
-    n = len(vectors)
-    sizes = [len(part) for part in np.array_split(np.arange(vectors[0].shape[0]), n)]
-    pieces = towers.run(lambda vector: tf.split(vector, sizes), plan.devices, vectors)
-    for turn in range(2 * (n - 1)):
-        for i in range(n):
-            piece, neighbour = (i - turn) % n, (i + 1) % n
-            with tf.device(plan.devices[neighbour]):
-                came = tf.identity(pieces[i][piece])
-                own = pieces[neighbour][piece]
-                pieces[neighbour][piece] = came + own if turn < n - 1 else came
-    return towers.run(lambda own: tf.concat(own, axis=0) / n, plan.devices, pieces)
-
-
-small = towers.run(lambda i: tf.fill([8], i + 1.0), plan.devices, range(len(plan)))
-print([each.numpy().tolist() for each in ring(small)])
-
-# %% [markdown]
-# Every device ends with the mean. What does a ring save? `averaging.traffic` gives each device a
-# vector as long as all gradients, and reads from a trace how many vectors enter and leave each
+# What does a ring save? In three ways your devices average vectors as long as all gradients, and
+# each gets the mean. `averaging.traffic` reads from a trace how many vectors enter and leave each
 # place:
 
 # %%
-def central(vectors, middle):
-    with tf.device(middle):
-        return [mean(vectors)] * len(plan)
-
-
-ways = {"host": partial(central, middle=plan.host),
-        "first device": partial(central, middle=first), "ring": ring}  # fmt: skip
+ways = {
+    "host": partial(averaging.central, middle=plan.host),
+    "first device": partial(averaging.central, middle=first),
+    "ring": averaging.ring,
+}
 
 # %%
 for name, way in ways.items():
@@ -313,24 +290,24 @@ for name, way in ways.items():
 
 # %% [markdown]
 # With n devices, the host takes in and sends n vectors, and the first device n - 1. In a ring each
-# device sends an nth of a vector in each of 2 (n - 1) rounds, so with two devices a ring saves
-# nothing against the first device. With eight, the busiest place takes in 8 vectors on the host, 7
-# on the first device, and 1.75 in the ring. `make_step` averages on the host, `fit.parallel`
-# and `towers.train_step` on the device with the weights.
+# device sends an nth of a vector in each of 2 (n - 1) rounds: with two devices as much as the first
+# device, but with eight only 1.75 vectors, where the first device sends 7.
+#
+# In `make_step` the host sends one mean only, to the device with the weights. `fit.parallel` and
+# `towers.train_step` average on that device.
 #
 # ## On GPUs
 #
-# Expect no gain from so small a network: its kernels take longer to start than to run. Towers pay
-# when each GPU computes for much longer than its weights and gradients travel. On several physical
-# GPUs `fit.strategy` is the first choice: NVIDIA's library NCCL adds up the gradients, often in
-# rings.
+# Expect no gain from a small batch: its kernels take longer to start than to run. Towers pay when
+# each GPU computes for much longer than its weights and gradients travel. On several physical GPUs
+# `fit.strategy` is the first choice: NVIDIA's library NCCL adds up the gradients, often in rings.
 #
 # ## With a model of another kind
 #
-# `batch_norm` says which statistics a BatchNormalization uses. With `"sync"` the towers exchange
-# theirs, and all use those of the whole batch. With `"average"` each tower uses those of its own
-# shard. The batch of this small residual network gets brighter from image to image, so that the
-# shards differ:
+# `batch_norm` says which statistics a BatchNormalization uses. With `"sync"`, the default of
+# `fit.parallel`, all towers use those of the whole batch. With `"average"` each uses those of its
+# own shard. `towers.train_step` has to be told which. The batch of this small residual network gets
+# brighter from image to image, so that the shards differ:
 
 # %%
 def residual():
@@ -356,18 +333,86 @@ for places, how in [([first], "sync"), (plan.devices, "sync"), (plan.devices, "a
 # %% [markdown]
 # With `"sync"` the numbers are those of one device. With `"average"` on several devices the moving
 # variances, which normalize new images, come out smaller, because what differs between the shards
-# is left out. Where shards are large and alike this hardly matters, and `"average"` saves the wait
-# for the other devices.
+# is left out. Where shards are large and alike this hardly matters, and no tower waits for another.
+#
+# ## On your own
+#
+# Under each exercise is its solution, closed until you click *1 cell hidden*.
+#
+# **1.** Write `weighted_average(tower_gradients, sizes)`, in which shards of unequal size count by
+# their size. Each of any number of towers has a list of gradients, which are plain tensors.
+
+# %% tags=["exercise"]
+def weighted_average(tower_gradients, sizes):
+    return [mean(column) for column in zip(*tower_gradients)]
+
+
+checks.weighted_average(weighted_average)
+
+# %% tags=["solution"]
+def weighted_average(tower_gradients, sizes):
+    shares = [size / sum(sizes) for size in sizes]
+    return [sum(s * g for s, g in zip(shares, each)) for each in zip(*tower_gradients)]
+
+
+checks.weighted_average(weighted_average)
+
+# %% [markdown]
+# **2.** Averaging on the host sends each gradient there as float32. Write
+# `half_the_bytes(vectors)`: each device sends its own vector to the host as float16, which is half
+# of the bytes, and the host adds them as float32 and gives the mean. The check reads the bytes from
+# a trace. What you do not place runs on the first device.
+
+# %% tags=["exercise"]
+def half_the_bytes(vectors):
+    with tf.device(plan.host):
+        return tf.add_n(vectors) / len(vectors)
+
+
+checks.half_the_bytes(half_the_bytes)
+
+# %% tags=["solution"]
+def half_the_bytes(vectors):
+    small = []
+    for device, vector in zip(plan.devices, vectors):
+        with tf.device(device):
+            small.append(tf.cast(vector, tf.float16))
+    with tf.device(plan.host):
+        return tf.add_n([tf.cast(each, tf.float32) for each in small]) / len(vectors)
+
+
+checks.half_the_bytes(half_the_bytes)
+
+# %% [markdown]
+# ## What we saw
+#
+# - The gradients of two shards were 5.0 and 25.0, and that of the batch was their mean, 15.0.
+# - With the sum the loss rose from 7.5 to 480.0 in three steps, and with the mean it fell to 0.1.
+# - A step of all devices moved each weight as a step of one does, to 1e-4. SGD showed the sum in
+#   its losses, and Adam did not.
+# - With a large batch two devices were faster than one, and with a small one they gained nothing.
+# - Unequal shards gave 20.7, and not 15.0. A penalty in each tower gave 19.0, and not 17.0.
+# - A host that averaged took in 2.00 vectors; a first device that averaged, and each device of a
+#   ring, 1.00. With more devices only the ring stays low.
+#
+# ## In practice
+#
+# Take `fit.parallel` where `fit` does what you need, and `towers.train_step` where the loop is
+# yours. Both take batches of any size. Copy `make_step` where you change the step itself: it needs
+# shards of equal size, leaves out the penalties of layers, and updates a BatchNormalization's
+# averages once for each tower.
+#
+# Next: [[next]].
 #
 # ## The same in a graph: if you inherit such code
 #
 # The [tensorlight notebook](../docs/sources.md#tensorlight) of 2016 trains in towers in a graph,
 # with all weights on the host. `tf1.gradients` takes the place of the tape, and
 # `colocate_gradients_with_ops=True` puts each gradient where its forward operation is. In `update`
-# a **moving average** follows each weight, for the evaluation: `tf.control_dependencies([a])` makes
-# what is built under it run after `a`. In `start` each tower has its own seed, or
-# all would drop the same units. Without dropout, gradients should equal those of a tape on one
-# device, and ten losses those of one tower:
+# a **moving average** follows each weight, for the evaluation. Operations built under
+# `tf.control_dependencies([a])` run after `a`. In `start` each tower has its own seed, or all would
+# drop the same units. Without dropout, gradients should equal those of a tape on one device, and
+# ten losses those of one tower:
 
 # %%
 network = networks.tensorlight(width=0.125)  # an eighth as wide, to be quick
@@ -439,72 +484,3 @@ print("accuracy above 0.7:", every.run("accuracy:0", {"x:0": new, "y:0": answers
 
 # %% [markdown]
 # The towers of the graph have the gradients and losses of one device.
-#
-# ## On your own
-#
-# Under each exercise is its solution, closed until you click *1 cell hidden*.
-#
-# **1.** Write `weighted_average(tower_gradients, sizes)`, in which shards of unequal size count by
-# their size. Each of any number of towers has a list of gradients, which are plain tensors.
-
-# %% tags=["exercise"]
-def weighted_average(tower_gradients, sizes):
-    return [mean(column) for column in zip(*tower_gradients)]
-
-
-checks.weighted_average(weighted_average)
-
-# %% tags=["solution"]
-def weighted_average(tower_gradients, sizes):
-    shares = [size / sum(sizes) for size in sizes]
-    return [sum(s * g for s, g in zip(shares, each)) for each in zip(*tower_gradients)]
-
-
-checks.weighted_average(weighted_average)
-
-# %% [markdown]
-# **2.** Averaging on the host sends each gradient there as float32. Write
-# `half_the_bytes(vectors)`: each device sends its own vector to the host as float16, which is half
-# of the bytes, and the host adds them as float32 and gives the mean. The check reads the bytes from
-# a trace. What you do not place runs on the first device.
-
-# %% tags=["exercise"]
-def half_the_bytes(vectors):
-    with tf.device(plan.host):
-        return tf.add_n(vectors) / len(vectors)
-
-
-checks.half_the_bytes(half_the_bytes)
-
-# %% tags=["solution"]
-def half_the_bytes(vectors):
-    small = []
-    for device, vector in zip(plan.devices, vectors):
-        with tf.device(device):
-            small.append(tf.cast(vector, tf.float16))
-    with tf.device(plan.host):
-        return tf.add_n([tf.cast(each, tf.float32) for each in small]) / len(vectors)
-
-
-checks.half_the_bytes(half_the_bytes)
-
-# %% [markdown]
-# ## What we saw
-#
-# - The gradients of two shards were 5.0 and 25.0, and that of the batch was their mean, 15.0.
-# - With the sum the loss rose from 7.5 to 480.0 in three steps, and with the mean it fell to 0.1.
-# - A step of all devices moved each weight as a step of one does, to 1e-4. SGD showed the sum in
-#   its losses, and Adam did not.
-# - Unequal shards gave 20.7, and not 15.0. A penalty in each tower gave 19.0, and not 17.0.
-# - A host that averaged took in 2.00 vectors; a first device that averaged, and each device of a
-#   ring, 1.00. With more devices only the ring stays low.
-#
-# ## In practice
-#
-# Take `fit.parallel` where `fit` does what you need and the model is built already or shared out,
-# and `towers.train_step` where the loop is yours. Both take batches of any size. Copy `make_step`
-# where you change the step itself: it needs shards of equal size, leaves out the penalties of
-# layers, and updates a BatchNormalization's averages once for each tower.
-#
-# Next: [[next]].
-

@@ -60,7 +60,7 @@ def build():
 # Each of the three remedies is one line. `fit.accumulate` takes the batch in 4 pieces.
 # `fit.recompute` cuts the layers into parts, here four, and runs all but the last part twice. Both
 # take the compiled model, and `fit.alone(model)` undoes both. The third line comes before the model
-# is built. The scores stay in float32, because the loss needs their digits:
+# is built. In `build`, `dtype=` keeps the scores in float32, because the loss needs more digits:
 
 # %%
 models = {"as it is": build()}
@@ -70,51 +70,53 @@ keras.config.set_dtype_policy("mixed_bfloat16")
 models["in bfloat16"] = build()
 
 # %% [markdown]
-# How much does a step of `fit` hold with 1024 digits? A trace tells ([[03]]). Compare each curve
-# with the grey line, the most that the step as it is holds:
+# Which of them is enough for a device of 11 MB and a batch of 1024 digits? `memory.plan` estimates
+# what a step holds with each, the weights included. The column *fits* compares the range in
+# brackets with 11 MB, and *work* is what the step computes, as a multiple of the plain step. Ignore
+# the last row until [[11]]:
+
+# %% tags=["nbval-ignore-output"]
+keras.config.set_dtype_policy("float32")
+memory.plan(build(), batch=1024, budget=11e6)
+
+# %% [markdown]
+# Only 8 pieces surely fit. For fewer pieces, and where the plan says *perhaps*, trace a step
+# ([[03]]), as here of each of the four models:
 
 # %% tags=["varies", "cover"]
-keras.config.set_dtype_policy("float32")
 x, y = digits.load(1024)
 with tf.device(device):
     steps = {name: trace.fit_step(model, (x, y)) for name, model in models.items()}
 drawings.hills(steps, device)
 
+# %% [markdown]
+# The curves show mostly **activations**: what the forward pass leaves behind for the backward pass.
+#
+# - As it is, the step still climbs when it runs backward, because TensorFlow leaves some gradients
+#   of weights until the end, and keeps the activations that they need.
+# - Accumulated, each piece is a hill: up in its forward pass, and down by the end of its backward
+#   pass. Hill 1 is the highest: there, as in the plain step, some gradients of weights wait.
+# - Recomputed, each part is a hill, the last part first. Before each other part runs backward, it
+#   runs forward a second time.
+#
+# The curves leave out the weights. Does a step fit with its weights?
+
 # %%
-peaks = {name: step.peak(device) for name, step in steps.items()}
-whole = peaks["as it is"]
-for name, most in [("accumulated", 40), ("recomputed", 40), ("in bfloat16", 70)]:
-    print(f"{name:12} below {most} %:", peaks[name] < most / 100 * whole)
-print("the weights below 10 %:", 4 * build().count_params() < 0.1 * whole)
+weights = 4 * models["as it is"].count_params()
+for name, step in steps.items():
+    print(f"{name:12} fits into 11 MB:", step.peak(device) + weights <= 11e6)
 
 # %% [markdown]
-# The curves leave out the weights, which would add 1.5 MB to each. They show mostly
-# **activations**: what the forward pass leaves behind for the backward pass.
-#
-# - As it is, the step still climbs in the backward pass, because TensorFlow leaves some gradients
-#   of weights until the end, and keeps the activations that they need.
-# - Accumulated, each piece is a hill, up in its forward pass and down in its backward pass. The
-#   dashed line marks where the first backward pass begins. Hill 1 is the highest, because some
-#   gradients of weights wait there, too.
-# - Recomputed, it climbs a hill for each part in the backward pass. Hill 1 is the last part, and
-#   the small hill at the end the first.
-# - In bfloat16, it climbs like the plain step, a little over half as high.
+# So four pieces are enough, and so is recomputation, but bfloat16 alone is not.
 #
 # | | accumulation | recomputation | precision |
 # |---|---|---|---|
 # | **use it when** | a smaller batch fits | even a small batch does not | fewer digits do no harm |
-# | **it costs** | smaller products | most of a second forward pass | most of the digits |
+# | **it costs** | smaller products | most of a second forward pass | 7 digits become 2 or 3 |
 # | **instead** | the smaller batch | a smaller model | float32 and one of the others |
 #
-# Which is enough for a device of 11 MB? `memory.plan` estimates what a step holds with each. The
-# column *fits* compares the range in brackets with 11 MB. The last row is a remedy of [[11]]:
-
-# %% tags=["nbval-ignore-output"]
-memory.plan(build(), batch=1024, budget=11e6)
-
-# %% [markdown]
-# *Work* estimates what the step would compute, as a multiple of the plain step. `graph.flops`
-# counts the multiplications and additions of all matrix products:
+# Do the remedies compute more? `graph.flops` counts the multiplications and additions of all matrix
+# products:
 
 # %%
 forward = graph.flops(build(), batch=1024)
@@ -124,8 +126,8 @@ for name, model in models.items():
 
 # %% [markdown]
 # The plain step takes less than three forward passes, because the first layer needs no gradient of
-# its input. Only recomputation computes more, by less than one: the last part does not run twice,
-# and neither does the last product of a part, whose result no gradient needs.
+# its input. Only recomputation computes more, by 0.61 forward passes: the last part runs once, and
+# so does each part's last product, as no gradient needs its result.
 #
 # ## Accumulation by hand
 #
@@ -172,8 +174,8 @@ print("gradients equal to 1e-12:", apart(ours, reference) < 1e-12)
 print("less than half is held:", four.peak(device) < 0.5 * one.peak(device))
 
 # %% [markdown]
-# Without `share`, in pieces of 500, 500 and 24, each of the 24 would count about twenty times as
-# much as any other. A step ends with `model.optimizer.apply(added, model.trainable_weights)`, once
+# With pieces of 500, 500 and 24 and no `share`, each of the 24 examples would count 21 times as
+# much as another. A step ends with `model.optimizer.apply(added, model.trainable_weights)`, once
 # for all pieces. `fit.accumulate` does this within `fit`, also with masks and sample weights. It
 # warns of BatchNormalization, which sees only a piece and so gives other numbers.
 #
@@ -265,8 +267,8 @@ for kind in [tf.float32, tf.bfloat16, tf.float16]:
 # [2017](../docs/sources.md#mixed)). Keras does this by itself under `mixed_float16`.
 #
 # "Mixed" means that a layer computes in two bytes and keeps its weights in four, because an update
-# is often smaller than the last digit that a bfloat16 has for the weight. So only the activations
-# shrink. How much do fewer digits change the loss of five steps?
+# is often too small to change a weight's last bfloat16 digit. So only activations shrink. How much
+# do fewer digits change the loss of five steps?
 
 # %%
 keras.config.set_floatx("float32")
@@ -355,8 +357,8 @@ for name, (size, make) in large.items():
 #
 # ## With a model of another kind
 #
-# Three Transformer blocks read a digit as 28 rows, with dropout. XLA is off, because with it the
-# plain step would draw other masks than the recomputed one:
+# Three Transformer blocks read a digit as 28 rows, with dropout. XLA is off: on a GPU it would give
+# the plain step other masks than the recomputed one:
 
 # %%
 def transformer():
@@ -434,8 +436,7 @@ checks.drop(drop)
 # %% [markdown]
 # ## What we saw
 #
-# - In four pieces, or recomputed, a step held below 40 % of what it had held, and in bfloat16 below
-#   70 %.
+# - In four pieces, or recomputed, a step fitted into 11 MB, and in bfloat16 alone it did not.
 # - A step computed 3.48 forward passes when recomputed, and 2.87 otherwise.
 # - In pieces and recomputed, weights were equal to 1e-12 after training. In bfloat16 the loss was
 #   the same to one decimal.

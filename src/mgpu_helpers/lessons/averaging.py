@@ -1,4 +1,4 @@
-"""What averaging sends between the devices, counted from a trace: for lesson 09."""
+"""Ways to average a vector of each device, and what they send: for lesson 09."""
 
 from __future__ import annotations
 
@@ -11,6 +11,31 @@ from mgpu_helpers import towers, trace
 from mgpu_helpers.devices.plan import planned
 
 SAMPLE = 1000  # one entry in so many is looked at in the end
+
+
+def central(vectors: list[Any], middle: str) -> list[Any]:
+    """Average at one place; give each device the mean."""
+    import tensorflow as tf
+
+    with tf.device(middle):
+        return [tf.add_n(vectors) / len(vectors)] * len(vectors)
+
+
+def ring(vectors: list[Any]) -> list[Any]:
+    """Average by sending pieces from neighbour to neighbour; give each device the mean."""
+    import tensorflow as tf
+
+    n, devices = len(vectors), planned().devices
+    sizes = [len(part) for part in np.array_split(np.arange(vectors[0].shape[0]), n)]
+    pieces = towers.run(lambda vector: tf.split(vector, sizes), devices, vectors)
+    for turn in range(2 * (n - 1)):
+        for i in range(n):  # each device sends one piece, by tf.identity in the neighbour's block
+            piece, neighbour = (i - turn) % n, (i + 1) % n
+            with tf.device(devices[neighbour]):
+                came = tf.identity(pieces[i][piece])
+                own = pieces[neighbour][piece]
+                pieces[neighbour][piece] = came + own if turn < n - 1 else came
+    return towers.run(lambda own: tf.concat(own, axis=0) / n, devices, pieces)
 
 
 def traffic(

@@ -25,7 +25,6 @@ from mgpu_helpers.charts.base import (
     style,
     write,
 )
-from mgpu_helpers.charts.memory import backward_begins
 from mgpu_helpers.charts.steps import bars_of, blame, timeline
 from mgpu_helpers.devices.plan import planned
 
@@ -106,12 +105,17 @@ def climb(step: Any, device: str, ax: Any = None) -> Any:
                  "live memory, MB")  # fmt: skip
 
 
+SHADE, LIMIT = "#e6e8eb", "#9a9ea5"  # what runs forward, and the most that is held
+
+
 def hills(steps: Mapping[str, Any], device: str) -> None:
     """Draw what each of four steps holds, and the most of the first as a grey line.
 
-    Across are the moments at which that changes, without their times. Several hills are numbered.
+    Across are the moments at which that changes, without their times; what runs forward is shaded.
+    Several hills are numbered.
     """
     import matplotlib.pyplot as plt
+    from matplotlib.patches import Patch
 
     most = next(iter(steps.values())).peak(device) / 1e6
     with plt.style.context(style()):
@@ -120,12 +124,11 @@ def hills(steps: Mapping[str, Any], device: str) -> None:
         layout.set(rect=(0, 0.04, 1, 0.96))
         for ax, (name, step) in zip(grid.flat, steps.items(), strict=True):
             times, held = np.array(step.memory[device]).T
-            held, begins = held / 1e6, np.searchsorted(times, backward_begins(step) or 0.0)
+            held = held / 1e6
             ax.step(range(len(held)), held, where="post", color=colour(device))
-            ax.axhline(most, color="#b9bcc1", zorder=0)
-            ax.axvline(begins, **IDEAL)
-            ax.annotate("backward pass", (begins, 1.14 * most), (5, 0), size=9, va="top",
-                        color="#444444", textcoords="offset points")  # fmt: skip
+            ax.axhline(most, color=LIMIT, zorder=0)
+            for first, last in _forward(step, times):
+                ax.axvspan(first, last, color=SHADE, lw=0, zorder=-1)
             tops = _tops(held)
             for number, (middle, high) in enumerate(tops if len(tops) > 1 else [], 1):
                 ax.annotate(f"{number}", (middle, high), (0, 3), weight="bold", ha="center",
@@ -134,17 +137,32 @@ def hills(steps: Mapping[str, Any], device: str) -> None:
             label(ax, f"{name}: {held.max():.1f} MB{share}", "operations, in their order",
                   "held, MB" if ax in grid[:, 0] else "")  # fmt: skip
             ax.set(xticks=[], xlim=(0, len(held) - 1), ylim=(0, 1.15 * most))
+        handles = [Patch(color=SHADE, label="runs forward"), Patch(fc="white", ec=SHADE, lw=1,
+                   label="runs backward")]  # fmt: skip
+        handles += ax.plot([], [], color=LIMIT, label="the most of the step as it is")
+        figure.legend(handles=handles, loc="outside upper left", ncols=3, frameon=False)
         corner(figure)
 
 
+def _forward(step: Trace, times: Sequence[float]) -> list[tuple[int, int]]:
+    """Find the stretches of moments in which the product that began last is of no gradient."""
+    products = sorted((op.start, "gradient" in op.name) for op in step.ops if "MatMul" in op.type)
+    if not products:
+        return []
+    last = np.searchsorted([start for start, _ in products], times, "right") - 1
+    runs = [not products[max(i, 0)][1] for i in last]
+    edges = [i for i in range(len(runs)) if runs[i] != (i > 0 and runs[i - 1])]
+    return [(a, b) for a, b in zip(edges[::2], [*edges[1::2], len(runs)], strict=False)]
+
+
 def _tops(held: Sequence[float]) -> list[tuple[float, float]]:
-    """Find the middle and the height of each hill: over half of the peak, between two valleys."""
+    """Find the middle and the height of each hill: over 0.42 of the peak, between two valleys."""
     peak, found, hill = max(held), [], list[int]()
     for i, size in enumerate([*held, 0]):
-        if hill and size < 0.35 * peak:
+        if hill and size < 0.3 * peak:
             found.append(((hill[0] + i) / 2, max(held[hill[0] : i])))
             hill = []
-        elif hill or size > 0.5 * peak:
+        elif hill or size > 0.42 * peak:
             hill.append(i)
     return found
 
@@ -461,10 +479,13 @@ def both_ways(step: Trace, model: Any, ax: Any = None) -> Any:
     return ax
 
 
-def steps(traces: Mapping[str, Trace], ax: Any = None) -> Any:
+def steps(
+    traces: Mapping[str, Trace], ax: Any = None, *, line: str = "a gradient is added up"
+) -> Any:
     """Draw steps on one clock: convolutions dark, the rest pale, a line where gradients are added.
 
-    A bar of half the height ran while another one of the same device did.
+    A bar of half the height ran while another one of the same device did. `line` says in the legend
+    what the lines are.
     """
     from matplotlib.patches import Patch
 
@@ -482,9 +503,9 @@ def steps(traces: Mapping[str, Trace], ax: Any = None) -> Any:
                 ax.broken_barh([(1e3 * op.start, 1e3 * op.length)], (low, high), facecolor=shade,
                                alpha=1 if _convolves(op) else 0.4, edgecolor="white",
                                linewidth=0.5)  # fmt: skip
-                if _convolves(op):
-                    way = "backward" if "Backprop" in op.type else "forward"
-                    boxes.append((1e3 * op.start, low, 1e3 * op.length, high, way, "white"))
+                if word := _kind(op):
+                    ink = "white" if _convolves(op) else DARK
+                    boxes.append((1e3 * op.start, low, 1e3 * op.length, high, word, ink))
         if len(devices) > 1:
             added = [1e3 * op.end for op in step.ops if _adds_up(op)]
             ax.vlines(added, row + 0.5, row + len(devices) + 0.5, color=DARK, linewidth=1.2)
@@ -492,7 +513,7 @@ def steps(traces: Mapping[str, Trace], ax: Any = None) -> Any:
     ax.set_yticks([*names], [*names.values()])
     ax.set(ylim=(row - 0.4, 0), xlim=(0, 1e3 * max(step.length for step in traces.values())))
     handles = [Patch(color="#555", label="convolution"), Patch(color="#bbb", label="other work")]
-    handles += ax.plot([], [], color=DARK, linewidth=1.2, label="a gradient is added up")
+    handles += ax.plot([], [], color=DARK, linewidth=1.2, label=line)
     ax.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False)
     label(ax, "", "time in the step, ms")
     write(ax, boxes, size=8)
@@ -519,6 +540,14 @@ def waits(steps: Mapping[str, Trace]) -> None:
 
 def _convolves(op: Op) -> bool:
     return "Conv2D" in op.type
+
+
+def _kind(op: Op) -> str:
+    """Say in a word what an operation of a convolutional network does, "" where it needs none."""
+    if _convolves(op):
+        return "backward" if "Backprop" in op.type else "forward"
+    return next((word for part, word in {"Pool": "pool", "Relu": "ReLU"}.items()
+                 if part in op.type), "")  # fmt: skip
 
 
 def _adds_up(op: Op) -> bool:

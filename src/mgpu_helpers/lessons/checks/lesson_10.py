@@ -53,7 +53,7 @@ fewest = same_as(
             lambda *step: _fewest(*step, largest=lambda batch, pieces: batch / pieces),
         "examples that are left over are in a piece, too":
             lambda *step: _fewest(*step, largest=lambda batch, pieces: batch // pieces),
-        "round up: a smaller piece has to hold what is left over":
+        "round up, and from two pieces on leave room for the sum of gradients, too":
             lambda batch, room, fixed, added, example: batch * example // (room - fixed),
         "with two or more pieces a step also holds the sum of gradients":
             lambda batch, room, fixed, added, example: _fewest(batch, room, fixed, 0, example),
