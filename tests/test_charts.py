@@ -534,6 +534,9 @@ def test_lines_and_dots_are_where_the_numbers_are():
     ax = drawings.ranges({"a": (1, 2), "b": (1.5, 2)}, {"b": 1.75}, title="", across="")
     assert [(bar.get_x(), bar.get_width()) for bar in ax.patches] == [(1, 1), (1.5, 0.5)]
     assert [(*line.get_xdata(), *line.get_ydata()) for line in ax.lines] == [(1.75, 1)]
+    ax = drawings.ranges({"a": (1, 2), "b": (2, 2), "c": (1, 1)}, title="", across="", limit=1.5)
+    said = [text.get_text().split(": ")[1] for text in ax.texts if ": " in text.get_text()]
+    assert said == ["rent", "buy", "do not buy"]
     ax = drawings.workers([[(3, 4, 5), (5, 6, 7)], [(3, 5, 5), (5, 7, 7)]])
     assert [text.get_text() for text in ax.get_yticklabels()] == [
         "worker 0\nwaits 50%", "worker 1\nwaits 0%",

@@ -30,10 +30,9 @@ import keras
 import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
-from mgpu_helpers import charts, fit, scaling, timing, towers
-from mgpu_helpers.lessons import digits, drawings, lesson_15, networks, published
+from mgpu_helpers import fit, timing, towers
+from mgpu_helpers.lessons import digits, drawings, lesson_15
 from mgpu_helpers.lessons.checks import lesson_15 as checks
 
 layers, sync = keras.layers, tf.test.experimental.sync_devices
@@ -57,8 +56,8 @@ def build_on(n):
 
 
 # %% [markdown]
-# A `fit` takes some time to start, which a long training does not feel. So the clock starts when
-# two steps are over. At both ends it waits until the devices have finished:
+# `fit` takes some time to start, which a long training does not feel. So the clock starts after two
+# steps. At both ends it waits until the devices have finished:
 
 # %%
 STEPS = 6
@@ -84,13 +83,12 @@ def seconds_of(model, batch):
 
 
 # %% [markdown]
-# `seconds_of` gives the time of a step. We ask for it on one device and on all, with 8, 32 and 128
-# images for each device. `took` has twenty times for each number of devices and images a step:
-# `in_turn` calls each once to warm up, and then all of them twenty times by turns. In brackets is
-# the middle half of the twenty ratios:
+# Which is faster for the same batch, one device or all? The next cell asks this with 4, 16 and 64
+# images on each device. (For weak scaling, below, one device also takes 4, 16 and 64.) `took` has
+# twenty measured times of a step for each layout, because `in_turn` times them all by turns:
 
 # %%
-most, batches = min(len(plan), plan.cores), (8, 32, 128)
+most, batches = min(len(plan), plan.cores), (4, 16, 64)
 models = {n: build_on(n) for n in (1, most)}
 layouts = sorted({each for b in batches for each in [(1, b), (1, most * b), (most, b)]})
 took = lesson_15.in_turn(
@@ -104,8 +102,9 @@ for b in batches:
     print(f"{most * b:4} images a step, {b:3} on each of {most}:", pairs)
 
 # %% [markdown]
-# A line gives the speed-up, or says that chance alone could explain the difference. With few images
-# in a step, more devices are slower, or hardly faster. With more images they gain.
+# A line says how many times as fast the faster one is, or "cannot be told apart": chance could
+# explain it. In brackets is the middle half of twenty ratios, one for each pair of times. The fewer
+# images a step has, the less the other devices add.
 #
 # | | |
 # |---|---|
@@ -115,21 +114,22 @@ for b in batches:
 #
 # ## Strong and weak scaling
 #
-# There are two ways to use more devices. Grey is the **fixed part** of a step, which does not
-# depend on the batch:
-#
-# ![The time of a step, with a fixed part at its end. In strong scaling three devices share the
-# batch and each takes a third of the time, and the fixed part is longer. In weak scaling three
-# devices with a batch each take the whole time.](pictures/15_two_ways.svg)
+# There are two ways to use more devices:
 #
 # - **Strong scaling** keeps the global batch, so n devices should take an nth of the time.
 # - **Weak scaling** keeps the per-device batch, so n devices should take the same time, for n times
 #   the images.
 #
-# The **speed-up** is the images a second of n devices, divided by those of one. Divided by n it is
-# the **efficiency**. If one device takes 8 s and two take 5 s for the same batch, it is (8 / 5) / 2
-# = 80 %. If they take 10 s for twice the batch, it is 8 / 10 = 80 %. Compare the speed-ups of both
-# ways:
+# The dashed line is this time. A step ends later, because of its **fixed part** (grey), which does
+# not depend on the batch:
+#
+# ![Three devices share a batch in strong scaling, with an efficiency of 74 %, and have a batch each
+# in weak scaling, with 94 %. Each step ends in a fixed part.](pictures/15_two_ways.svg)
+#
+# The **speed-up** is the images a second of n devices, divided by those of one. The **efficiency**
+# is the speed-up, divided by n. If one device takes 8 s and two take 5 s for the same batch, the
+# efficiency is (8 / 5) / 2 = 80 %. If two take 10 s for twice the batch, it is 8 / 10 = 80 %, too.
+# Compare the speed-ups of both ways:
 
 # %% tags=["varies", "nbval-ignore-output", "cover"]
 drawings.speedups({
@@ -140,37 +140,38 @@ plt.show()
 
 # %% [markdown]
 # Where a step is small, weak scaling looks better than strong scaling, because a larger batch also
-# helps one device alone. So strong scaling alone shows what the other devices add.
+# helps one device. So strong scaling alone shows what the others add. The bars, too, are the middle
+# half of twenty ratios.
 #
 # ## A number that can be believed
 #
-# The runs take turns, so a machine that slows down slows all. The bars, too, are the middle half of
-# twenty ratios, one for each pair of times. If this half, rounded to two decimals, lies on one side
-# of 1, the two ways count as different.
+# The runs take turns, so a machine that slows down slows all. If the middle half of the ratios,
+# rounded to two decimals, lies on one side of 1, one device and all count as different.
 #
-# How often does chance make a difference between two models that are alike? The next cell draws a
-# thousand comparisons whose times scatter by 3 %:
+# How often does chance alone make such a difference? The next cell draws a thousand comparisons of
+# times that are alike, but scatter by 3 %, or by 10 % as on a busy machine:
 
 # %%
-def told_apart(pairs, comparisons=1000):
+def told_apart(pairs, scatter):
     rng = np.random.default_rng(seed=0)
-    drawn = 1 + 0.03 * rng.standard_normal([comparisons, 2, pairs])
+    drawn = 1 + scatter * rng.standard_normal([1000, 2, pairs])
     made = [timing.Comparison(timing.Timing(tuple(a)), timing.Timing(tuple(b))) for a, b in drawn]
     return np.mean([one.distinguishable for one in made])
 
 
 for pairs in (5, 8, 15, 20):
-    print(f"{pairs:2} pairs: {told_apart(pairs):.0%} of the comparisons found a difference")
+    steady, busy = told_apart(pairs, 0.03), told_apart(pairs, 0.1)
+    print(f"{pairs:2} pairs: {steady:.0%} found a difference, and {busy:.0%} on a busy machine")
 
 # %% [markdown]
-# With eight pairs one comparison in nine finds a difference that is not there. So take fifteen or
-# more; on a machine that is less steady, take twenty.
+# With eight pairs at least one comparison in nine finds a difference that is not there. So take
+# fifteen, and twenty on a busy machine.
 #
 # ## Proof: the same work
 #
 # A training that does less work is faster, too. So the next cells check that a pass on all devices
-# changes the weights as a pass on one device does, to a thousandth of the change. The cell
-# counts images as steps times 840:
+# changes the weights as on one device, up to a thousandth of that change. `moved` counts images as
+# steps times 840:
 
 # %%
 def moved(n, steps=STEPS):
@@ -195,8 +196,8 @@ print(f"all devices: {images:,} images, {same(shared, alone)} to one part in a t
 # %% [markdown]
 # ## What holds it back: a step that is too small
 #
-# A step takes some time for each image, and its fixed part. The times with 8 and with 128 images
-# for each device give both. The cell prints the fixed part, and its share of such steps:
+# A step takes some time for each image, and its fixed part. The times with 4 and with 64 images
+# for each device give the fixed part, and its share of such steps:
 
 # %% tags=["nbval-ignore-output"]
 few, many = batches[0], batches[-1]
@@ -207,8 +208,8 @@ for n in models:
     print(n, "in use:", f"{1e3 * fixed:.1f} ms,", shares)
 
 # %% [markdown]
-# The fixed part is spent on Python, on starting the operations, on updating the weights, and on
-# several devices on exchanging gradients. More devices share the images, but not the fixed part.
+# The fixed part is spent on Python, on starting the operations, on updating the weights, and, with
+# several devices, on exchanging gradients. More devices share the images, but not the fixed part.
 # **The remedy** is a larger per-device batch.
 #
 # ## What holds it back: an input that is too slow
@@ -231,20 +232,24 @@ options.threading.private_threadpool_size = 4
 four = ready.map(read, num_parallel_calls=4).with_options(options)
 inputs = {"ready": ready, "one by one": ready.map(read), "four at a time": four}
 print("devices", *(f"{name:>15}" for name in inputs), " images/s")
-for n in models:
+for n, model in models.items():
+    model.fit(ready, verbose=0)  # to warm up
     rates = {}
     for name, data in inputs.items():
-        run = timing.measure(lambda: models[n].fit(data, verbose=0), warmup=1, repeats=3)
+        run = timing.measure(partial(model.fit, data, verbose=0), warmup=0, repeats=2)
         rates[name] = MANY * SIZE / run.median
     print(f"{n:7}", *(f"{each:15,.0f}" for each in rates.values()))
     assert rates["one by one"] <= SIZE / READ
 
 # %% [markdown]
-# One by one, the input gives 120 / 0.04 = 3,000 images a second, which no number of devices
-# exceeds. To recognize a slow input, **time `fit` on one batch that lies ready.** If your training
-# is much slower, keep what was read (`cache`), or read several batches at a time
-# (`num_parallel_calls`). By default TensorFlow reads no more at once than there are cores. Where
-# reading is waiting, as here, a larger pool of threads helps.
+# One by one, the input gives 120 / 0.04 = 3,000 images a second at most, for any number of devices;
+# four at a time, 12,000. `fit` reaches less: its start counts here, and reading and the step may
+# take turns.
+#
+# To recognize a slow input, **time `fit` on one batch that lies ready.** If your training is much
+# slower, keep what was read (`cache`), or read several batches at a time (`num_parallel_calls`). By
+# default TensorFlow reads no more at once than there are cores. Where reading means waiting, as
+# here, more threads help.
 #
 # ## What a growing batch does to the accuracy
 #
@@ -274,7 +279,7 @@ def accuracy(batch, rate, seed):
 # %% tags=["varies", "nbval-ignore-output"]
 ways = [(16, 0.02), (128, 0.02), (128, 0.16), (16, 0.1), (128, 0.8)]
 with tf.device(plan.devices[0]):
-    reached = {way: [accuracy(*way, seed) for seed in range(5)] for way in ways}
+    reached = {way: [accuracy(*way, seed) for seed in range(4)] for way in ways}
 drawings.seeds({"batch {}, rate {}".format(*way): found for way, found in reached.items()})
 plt.show()
 
@@ -286,14 +291,14 @@ print("eight times the rate makes up for most:   ", lost > won > lost / 2)
 print("eight times the higher rate is a failure: ", mean[128, 0.8] < 0.3)
 
 # %% [markdown]
-# Each point is one of five seeds. The rule makes up for most of what the larger batch loses at the
+# Each point is one of four seeds. The rule makes up for most of what the larger batch loses at the
 # low rate. At the higher rate it fails: 10 % is guessing.
 #
 # ## Break it
 #
 # In Horovod you divide the steps of a pass by the number of devices. Keras takes the global batch,
-# so with divided steps `fit` trains on fewer images and seems to scale perfectly. The proof from
-# above notices:
+# so with divided steps `fit` trains on fewer images and seems to scale perfectly. The proof
+# notices:
 
 # %%
 hurried, images = moved(len(plan), steps=max(1, STEPS // len(plan)))
@@ -312,84 +317,27 @@ print(f"all devices, steps divided: {images:,} images, {same(hurried, alone)}")
 #
 # ## With a model of another kind
 #
-# A step that is a function needs no clock of yours: `scaling.measure` times it in turn, and waits
-# for the devices. Here it times `towers.train_step` ([[09]]), for a network that reads sentences of
-# 20 words:
+# A step that is a function needs no clock of yours, but has to wait for the devices. This is
+# `towers.train_step` ([[09]]), for a network that reads sentences of 20 words:
 
-# %% tags=["varies", "nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"]
 def my_step(n, batch):
-    keras.utils.set_random_seed(0)
     with tf.device(plan.devices[0]):
         words = layers.Embedding(500, 64)
         reader = keras.Sequential([keras.Input([20], dtype="int32"), words, layers.LSTM(64),
                                    layers.Dense(10)])  # fmt: skip
-    sentences = np.arange(n * batch * 20, dtype="int32").reshape(-1, 20) % 500
+    sentences = np.arange(batch * 20, dtype="int32").reshape(-1, 20) % 500
     step = towers.train_step(reader, "sgd", entropy, plan.devices[:n])
-    return step, sentences, sentences[:, 0] % 10
+    return lambda: (step(sentences, sentences[:, 0] % 10), sync())
 
 
-charts.rates(scaling.measure(my_step, [*models], [32, 128, 512], warmup=1, repeats=5))
-plt.show()
+for batch in (32 * most, 256 * most):
+    times = timing.several({n: my_step(n, batch) for n in models}, warmup=1, repeats=15)
+    print(f"{batch:4} sentences a step:", timing.Comparison(times[1], times[most], names))
 
 # %% [markdown]
-# ## The same in a graph: if you inherit such code
+# In a large batch the fixed part weighs less, so more devices add more there.
 #
-# In 2016 the author of the [tensorlight notebook](../docs/sources.md#tensorlight) trained a network
-# for digits on TitanX GPUs, in towers. These are five of his runs. The last three have one layout:
-
-# %%
-for row in [*published.TENSORLIGHT[:4], published.TENSORLIGHT_APART["third run"]]:
-    share = 1e6 * row.seconds / row.layout.global_batch_size
-    print(f"{row.layout!r:40}{1e3 * row.seconds:5.1f} ms a step,{share:4.0f} µs an example")
-
-# %% [markdown]
-# Against the best layout of one GPU, two of three runs gained nothing: an example took 145 µs on
-# one GPU, and 170, 148 and 111 on two. The main reason was **the place of the variables**. With the
-# variables on the host, a step on one GPU took 32.5 ms in place of 18.5, because weights and
-# gradients cross in every step.
-#
-# `start` builds such towers on the devices of `where`, with variables, average and Adam on `home`.
-# A gradient that is colocated is computed on the device of its operation. Three layouts should give
-# the gradients of today's code:
-
-# %%
-network, first = networks.tensorlight(width=1 / 16), plan.devices[0]
-
-
-def start(where, home, size):
-    with tf.Graph().as_default() as graph, tf.device(home):
-        x = tf1.placeholder(tf.float32, [size, 28, 28, 1], name="x")
-        y = tf1.placeholder(tf.int64, [size], name="y")
-        weights = networks.classic(network, device=home)
-
-        def tower(x, y):
-            read = networks.read(weights)
-            loss = networks.loss(y, networks.logits(network, read, x))
-            return tf1.gradients(loss, list(read.values()), colocate_gradients_with_ops=True)
-
-        each = towers.run(tower, where, *zip(*towers.split((x, y), len(where))))
-        averaged = towers.average(each, device=home)
-        adam = tf1.train.AdamOptimizer(1e-4)
-        train = adam.apply_gradients(zip(averaged, weights.values()))
-        session = tf1.Session(graph=graph, config=plan.session_config(devices=len(where)))
-        session.run(tf1.global_variables_initializer())
-    return session, averaged, train
-
-
-# %%
-x, y = digits.load(840)
-today = networks.variables(network, device=first)
-with tf.device(first), tf.GradientTape() as tape:
-    loss = networks.loss(y, networks.logits(network, today, x))
-wanted = [each.numpy() for each in tape.gradient(loss, list(today.values()))]
-layouts = {"all devices": (plan.devices, first), "variables on the host": (plan.devices, plan.host),
-           "CPU only": ([plan.host], plan.host)}  # fmt: skip
-for name, layout in layouts.items():
-    session, *both = start(*layout, len(x))
-    found, _ = session.run(both, {"x:0": x, "y:0": y})
-    print(f"{name:21} {len(found)} gradients, {same(found, wanted)} to one part in a thousand")
-
-# %% [markdown]
 # ## On your own
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
@@ -437,10 +385,10 @@ checks.differ(differ)
 # %% [markdown]
 # ## What we saw
 #
-# - With a small global batch more devices gained little, or lost: they share the images, not the
-#   fixed part of a step.
-# - By chance alone models that are alike counted as different in 11 % of the comparisons of 8
-#   pairs, and in 1 % of those of 20.
+# - With the smallest batch more devices added least: they share the images, not the fixed part of a
+#   step.
+# - Drawn times that were alike counted as different in 11 % of the comparisons of 8 pairs, and in
+#   1 % of those of 20.
 # - 5,040 images changed the weights alike on one device and on all.
 # - An input that read batches one by one set the pace, whatever the number of devices.
 # - A larger batch cost accuracy. Eight times the rate made up for most of that at a low rate, and
@@ -453,3 +401,65 @@ checks.differ(differ)
 # Beside a time, write the batch, the devices, and the kind of scaling.
 #
 # Next: [[next]].
+
+# %% [markdown]
+# ## The same in a graph: if you inherit such code
+#
+# In 2016 the author of the [tensorlight notebook](../docs/sources.md#tensorlight) trained in towers
+# on TitanX GPUs. Of these five runs the last three have one layout:
+
+# %%
+import tensorflow.compat.v1 as tf1
+
+from mgpu_helpers.lessons import networks, published
+
+for row in [*published.TENSORLIGHT[:4], published.TENSORLIGHT_APART["third run"]]:
+    share = 1e6 * row.seconds / row.layout.global_batch_size
+    print(f"{row.layout!r:40}{1e3 * row.seconds:5.1f} ms a step,{share:4.0f} µs an example")
+
+# %% [markdown]
+# Against the best layout of one GPU, two of three runs gained nothing: an example took 145 µs on
+# one GPU, and 170, 148 and 111 on two. One reason was **the place of the variables**. On the host,
+# they made a step on one GPU take 32.5 ms in place of 18.5, because weights and gradients cross in
+# every step.
+#
+# `start` builds such towers on `where`, with variables, average and Adam on `home`.
+# `colocate_gradients_with_ops` computes a gradient on its operation's device. Three layouts should
+# give the gradients of today's code:
+
+# %%
+network, first = networks.tensorlight(width=1 / 16), plan.devices[0]
+
+
+def start(where, home, size):
+    with tf.Graph().as_default() as graph, tf.device(home):
+        x = tf1.placeholder(tf.float32, [size, 28, 28, 1], name="x")
+        y = tf1.placeholder(tf.int64, [size], name="y")
+        weights = networks.classic(network, device=home)
+
+        def tower(x, y):
+            read = networks.read(weights)
+            loss = networks.loss(y, networks.logits(network, read, x))
+            return tf1.gradients(loss, list(read.values()), colocate_gradients_with_ops=True)
+
+        each = towers.run(tower, where, *zip(*towers.split((x, y), len(where))))
+        averaged = towers.average(each, device=home)
+        adam = tf1.train.AdamOptimizer(1e-4)
+        train = adam.apply_gradients(zip(averaged, weights.values()))
+        session = tf1.Session(graph=graph, config=plan.session_config(devices=len(where)))
+        session.run(tf1.global_variables_initializer())
+    return session, averaged, train
+
+
+# %%
+x, y = digits.load(840)
+today = networks.variables(network, device=first)
+with tf.device(first), tf.GradientTape() as tape:
+    loss = networks.loss(y, networks.logits(network, today, x))
+wanted = [each.numpy() for each in tape.gradient(loss, list(today.values()))]
+layouts = {"all devices": (plan.devices, first), "variables on the host": (plan.devices, plan.host),
+           "CPU only": ([plan.host], plan.host)}  # fmt: skip
+for name, layout in layouts.items():
+    session, *both = start(*layout, len(x))
+    found, _ = session.run(both, {"x:0": x, "y:0": y})
+    print(f"{name:21} {len(found)} gradients, {same(found, wanted)} to one part in a thousand")

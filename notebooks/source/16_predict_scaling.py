@@ -10,7 +10,7 @@
 # **You will learn** to
 # - say what a second server gives, from one measured step and the size of the network,
 # - test such a prediction on times that others have published,
-# - predict a step that you have not measured, and compare that with simply doubling.
+# - predict what more GPUs in the same server give, and compare that with simply doubling.
 #
 # **You need** [[15]].
 
@@ -21,32 +21,30 @@ plan = devices.setup(2)
 plan
 
 # %%
-import warnings
-
 import keras
 import matplotlib.pyplot as plt
 import numpy as np
+import tensorflow as tf
 
-from mgpu_helpers import fit, scaling
+from mgpu_helpers import scaling, towers
 from mgpu_helpers.lessons import digits, drawings, published
 from mgpu_helpers.lessons.checks import lesson_16 as checks
 from mgpu_helpers.scaling import links
 
 layers, Layout = keras.layers, scaling.Layout
-warnings.simplefilter("ignore", UserWarning)  # Keras has one for every Dataset in fit
 
 # %% [markdown]
 # ## The lines to paste
 #
 # Here is a step of VGG16 on two DGX-1, servers with eight P100 GPUs each, and a link of 10 Gbit:
 #
-# ![Two servers, a fast link inside each and a slow one between. In the step called least gradients
-# cross between the servers after all GPUs have computed, in 0.938 s; in the one called most during
-# the whole step, in 0.474 s.](pictures/16_two_links.svg)
+# ![Two servers with a slow link between them. In the step called least gradients cross after all
+# GPUs have computed, in 0.938 s; in most, during the whole step, in
+# 0.474 s.](pictures/16_two_links.svg)
 #
-# Blue and green: the step of one server, as measured. Orange: what a second server adds. Each
-# server sends its sum, and receives the other sum at the same time. How many times as fast two
-# servers are should lie between two numbers:
+# Blue and green together: the step of one server, as measured; how it divides is a guess. Orange:
+# what a second server adds. Each server sends its sum, and receives the other sum at the same time.
+# How many times as fast two servers are should lie between two numbers:
 #
 # - `least`: nothing else happens while gradients cross between the servers.
 # - `most`: gradients cross during the whole step, and only what takes longer than the step is
@@ -54,8 +52,8 @@ warnings.simplefilter("ignore", UserWarning)  # Keras has one for every Dataset 
 #
 # You need the number of parameters, as `scaling.Workload.of(model)` counts them, and the seconds of
 # a step on your whole server: its images, divided by the images a second. TensorFlow's developers
-# published images a second, with 64 images on each GPU ([Benchmarks](../docs/sources.md), 2017).
-# Put your own in their place:
+# published these, with 64 images on each GPU ([Benchmarks](../docs/sources.md), 2017). Put your own
+# in their place:
 
 # %%
 mine = {
@@ -74,13 +72,12 @@ print(f"{step:.3f} s to compute, {crossing:.3f} s to cross")
 print(f"least: {2 * step / (step + crossing):.2f} times as fast as one server")
 
 # %% [markdown]
-# `gains` does this for any link and number of servers. Each server counts as one device of a
-# **ring** ([[09]]), and `scaling.Cost()` counts only the link. Of m servers in a ring each sends
-# 2(m - 1)/m times the gradients: once for two servers, never twice.
+# `gains` does this for any link and number of servers. In a **ring** ([[09]]) of m servers each
+# sends 2(m - 1)/m times the gradients: 1 time for two servers, 1.75 times for eight.
 
 # %%
 def gains(network, step, link, servers=2):
-    crossing = scaling.ring(network, scaling.Cost(), servers, 1, link).total
+    crossing = 2 * (servers - 1) / servers * network.bytes / link.bandwidth
     least = servers * step / (step + crossing)
     most = servers * step / max(step, crossing)
     return least, most
@@ -94,7 +91,8 @@ def gains(network, step, link, servers=2):
 # - `most` is below 1.7: do not buy.
 # - 1.7 lies between them: rent two servers for an hour and call `mgpu cluster` ([[17]]).
 #
-# The dashed line is this limit. In JupyterLab a panel changes the number of servers:
+# The dashed line is this limit, and beside each bar is what to do. In JupyterLab a panel changes
+# the number of servers:
 
 # %% tags=["varies", "cover"]
 ETHERNETS = (links.ETHERNET_10G, links.ETHERNET_25G, links.ETHERNET_100G)
@@ -103,18 +101,17 @@ ETHERNETS = (links.ETHERNET_10G, links.ETHERNET_25G, links.ETHERNET_100G)
 def draw(servers):
     found = {f"{name}, {link.name}": gains(*case, link, servers)
              for name, case in mine.items() for link in ETHERNETS}  # fmt: skip
-    ax = drawings.ranges(found, title=f"{servers} servers", across="times as fast as one server",
-                         source="predicted from TensorFlow's benchmarks, 2017")  # fmt: skip
-    ax.axvline(1.7 / 2 * servers, color="#222", linestyle="--")
+    drawings.ranges(found, title=f"{servers} servers", across="times as fast as one server",
+                    source="predicted from TensorFlow's benchmarks, 2017",
+                    limit=1.7 / 2 * servers)  # fmt: skip
 
 
 drawings.panel(draw, servers=[2, 3, 4, 8])
 
 # %% [markdown]
-# Buy for ResNet-50 over 25 or 100 Gbit, and rent first over 10. For VGG16 rent first over 10 or 25.
-# A link of 100 Gbit is 12.5 GB/s, of which users of NCCL measured 4 to 7.5 ([issues 22 and
-# 450](../docs/sources.md)). `gains` counts with 7.5, and says: buy for VGG16. With 4, `least` is
-# 1.55: rent first.
+# One of these answers is in doubt. A link of 100 Gbit is 12.5 GB/s, of which users of NCCL measured
+# 4 to 7.5 ([issues 22 and 450](../docs/sources.md)). `gains` counts with 7.5. With 4, `least` for
+# VGG16 is 1.55: rent first.
 #
 # All this counts images a second. Two servers train with twice the global batch, and may need more
 # passes to reach the same **accuracy** ([[15]]).
@@ -123,14 +120,14 @@ drawings.panel(draw, servers=[2, 3, 4, 8])
 # |---|---|
 # | **Use it when** | a second server costs money, and you have measured the first |
 # | **It costs** | some minutes of measuring ([[15]]) |
-# | **Instead** | let the gradients cross less often, as below |
+# | **Instead** | accumulate gradients over several batches, as below |
 #
 # ## Proof: others have bought the second server
 #
 # TensorFlow's page also has times of one to eight servers with eight K80 GPUs each, on Amazon EC2,
 # which lists 10 Gbit for such a server. (They hold the variables in shares; about as many bytes
-# cross as in a ring.) Only the step of one server goes into the prediction. At 1.00 two servers
-# would be twice as fast as one:
+# cross as in a ring.) Only the step of one server goes into the prediction. At 1.00 n servers would
+# be n times as fast as one:
 
 # %%
 found, measured = {}, {}
@@ -149,15 +146,15 @@ drawings.ranges(found, measured, title="Predicted (bars) and measured (dots)",
 plt.show()
 
 # %% [markdown]
-# No training gained less than `least`. Two gained more than `most`, by less than the published
-# rates are rounded. But none of the 15 sends as much for its arithmetic as VGG16, whose bar would
-# begin at about 0.5. So for so wide a range this proves nothing.
+# No training gained less than `least`. Two gained more than `most`, by no more than rounding
+# explains. VGG16 is not among them. It sends more for its arithmetic, its bar would begin at about
+# 0.5, and nothing here tests that.
 #
 # ## When not to buy a faster link
 #
-# First let the gradients cross less often. If they are accumulated over four batches ([[10]]), they
-# cross once for all four, as in a step that takes four times as long. Each update then sees four
-# times the examples, so watch the accuracy:
+# First accumulate the gradients over four batches ([[10]]). They cross once for all four, as in a
+# step that takes four times as long. Each update sees four times the examples, so watch the
+# accuracy:
 
 # %%
 network, step = mine["VGG16"]
@@ -166,9 +163,10 @@ for batches in (1, 4):
     print(f"VGG16 over 10 Gbit, crossing after {batches}: {least:.2f} to {most:.2f} times")
 
 # %% [markdown]
-# ## A step that you have not measured
+# ## More GPUs in the same server: predict the step first
 #
-# If you have four GPUs and think of eight, the step has to be predicted as well, from its parts:
+# You have four GPUs, and think of eight in the same server. Then the step itself has to be
+# predicted, from its parts:
 #
 # ![Bars of a step on 1, 2 and 4 devices. Arithmetic and a fixed part are the same in all. Moving is
 # missing on 1 device, and longer on 4 than on 2.](pictures/16_parts.svg)
@@ -184,11 +182,12 @@ toy = [scaling.Measurement(Layout(1, batch), seconds) for batch, seconds in time
 scaling.fit(scaling.Workload("toy", parameters=1000), toy).predict(Layout(1, 256))
 
 # %% [markdown]
-# It doubts the 35 ms, also because two unknowns fit any two rows exactly.
+# It doubts the 35 ms: 256 is outside its rows, and a line fits any two rows exactly.
 #
-# Is a fit better than doubling the rate of four GPUs? Here both predict published steps of eight,
-# the fit from rows of 1, 2 and 4. Above 0 the step took longer than predicted. Behind ± is the
-# fit's **interval**, in which about 95 % of such steps should lie:
+# Is a fit better than doubling the rate of four GPUs? **Double where a network has few parameters
+# for its arithmetic, and fit where it has many.** Published steps of eight GPUs show it, predicted
+# in both ways, the fit from rows of 1, 2 and 4. Above 0 the step took longer than predicted. ± is
+# the fit's **interval**: about 95 % of such steps should lie in it.
 
 # %%
 def width(step):
@@ -210,9 +209,9 @@ print("median, no sign   doubled {:6.1%}, fitted {:6.1%}".format(*middle))
 #
 # ## Break it
 #
-# **A second server is not eight more GPUs.** A fit to the rows of one server answers for 16
-# GPUs, too. It warns that 16 is outside its rows, but does not know of the slow link. Compare it
-# with `gains`, for VGG16 with 32 images on each GPU:
+# **A second server is not eight more GPUs.** A fit made on one server also gives a number for 16
+# GPUs. It warns that 16 is outside its rows, but does not know of the slow link. Compare it with
+# `gains`, for VGG16 with 32 images on each GPU:
 
 # %%
 vgg16, rows = published.DGX_1[-1]
@@ -232,45 +231,35 @@ print(f"over 10 Gbit: {least:.2f} to {most:.2f} times")
 # - If it chooses a ring of all GPUs, nearly twice all gradients cross each link: perhaps less.
 # - `fit.strategy` sends packs of 25 MiB or more while the rest is computed: perhaps more.
 #
-# A link carries less than its name says: measure yours with `iperf3`, and make a `scaling.Link` of
-# it.
+# A link carries less than its name says: measure yours with `iperf3`, for a `scaling.Link`.
 #
 # ## With a model of another kind
 #
-# Here the table is your own: times of a `fit` with two dense layers, as in [[15]]. From it
-# `scaling.fit` predicts a step with another batch, and `gains` a second machine:
-
-# %%
-def build_on(n):
-    keras.utils.set_random_seed(8)
-    with fit.strategy(plan.devices[:n]).scope():
-        stack = [layers.Flatten(), layers.Dense(256, activation="relu"), layers.Dense(10)]
-        model = keras.Sequential([keras.Input([28, 28, 1]), *stack])
-        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model
-
-
-models = {n: build_on(n) for n in range(1, min(len(plan), plan.cores) + 1)}
-
-
-def fit_of(n, batch):
-    data = fit.batches(*digits.load(n * batch), batch_size=n * batch).repeat(5)
-    return lambda: models[n].fit(data, verbose=0)
-
+# Two dense layers have many parameters for their arithmetic. `scaling.measure` times their step
+# ([[09]]) here, with 8 and with 128 images on each device, as if this machine were the server:
 
 # %% tags=["nbval-ignore-output"]
-network, server = scaling.Workload.of(models[1]), max(models)
-rows = scaling.measure(fit_of, [*models], [32, 128, 512], steps=5, variables="ring", warmup=1,
-                       repeats=5)  # fmt: skip
-step = scaling.fit(network, rows).predict(Layout(server, 256, "ring")).total
-print(f"{network.parameters:,} parameters")
-print(f"a step with 256 on each: {1e3 * step:.1f} ms", width(step))
-for link in ETHERNETS:
-    least, most = gains(network, step, link)
-    print(f"{link.name:17} {least:.2f} to {most:.2f} times as fast")
+with tf.device(plan.devices[0]):
+    hidden = [layers.Dense(1024, activation="relu") for _ in range(2)]
+    model = keras.Sequential([keras.Input([28, 28, 1]), layers.Flatten(), *hidden,
+                              layers.Dense(10)])  # fmt: skip
+entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def step_of(n, batch):
+    step = towers.train_step(model, "sgd", entropy, plan.devices[:n])
+    return step, *digits.load(n * batch)
+
+
+network, n = scaling.Workload.of(model), min(len(plan), plan.cores)
+for row in scaling.measure(step_of, [n], [8, 128], warmup=1, repeats=5):
+    least, most = gains(network, row.seconds, links.ETHERNET_10G)
+    print(f"{row.layout}: {1e3 * row.seconds:.1f} ms a step; a second machine over 10 Gbit: "
+          f"{least:.2f} to {most:.2f} times as fast")  # fmt: skip
 
 # %% [markdown]
-# Where the interval is wide, measure again on a less busy machine.
+# A larger batch takes longer, and no more crosses, so a second machine gives more, as it does if
+# gradients are accumulated.
 #
 # ## On your own
 #
@@ -297,13 +286,14 @@ def slowest(parameters, step, servers, efficiency):
 checks.slowest(slowest)
 
 # %% [markdown]
-# **2.** Can a published time be true? The [P40 note](../docs/sources.md#p40) prints 22.25 s on one
-# GPU beside a program of 1000 epochs of 40,000 examples. The note copied this time from a program
-# of 10 epochs of 50,000 examples. Write `share_of_peak(flops, examples, epochs, seconds, peak)`,
-# the share of the GPU's peak that this takes. `flops` are the additions and multiplications (FLOP)
-# of training on one example, and `peak` is the most that the GPU does in a second. The check tries
-# both programs, and VGG16 on a P100. Fast convolutions make a share of up to 4 possible ([Lavin and
-# Gray, 2015](../docs/sources.md)).
+# **2.** Write `share_of_peak(flops, examples, epochs, seconds, peak)`, the share of a GPU's peak
+# that a training of `seconds` takes. `flops` are the additions and multiplications (FLOP) of
+# training on one example, and `peak` is the most that the GPU does in a second.
+#
+# The share says whether a time can be true: the [P40 note](../docs/sources.md#p40) prints 22.25 s
+# beside a program of 1000 epochs of 40,000 examples, but copied this time from one of 10 epochs of
+# 50,000. The check tries both, and VGG16 on a P100. Shares up to 4 are possible, because fast
+# convolutions do fewer multiplications than counted ([Lavin and Gray, 2015](../docs/sources.md)).
 
 # %% tags=["exercise"]
 def share_of_peak(flops, examples, epochs, seconds, peak):

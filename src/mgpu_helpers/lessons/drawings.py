@@ -390,10 +390,12 @@ def ranges(
     title: str,
     across: str,
     source: str | None = None,
+    limit: float | None = None,
 ) -> Any:
     """Draw a bar from the least to the most for each name, and a dot where one was measured.
 
-    Without dots both numbers stand beside the bar.
+    Without dots both numbers stand beside the bar. A limit is a dashed line; then what it decides
+    stands there, too: to buy from the least on, to rent from the most on.
     """
     ax = axes(ax, size=(6.4, 1.1 + 0.26 * len(found)), source=source)
     lows, highs = zip(*found.values(), strict=True)
@@ -405,10 +407,15 @@ def ranges(
                 label="measured")  # fmt: skip
     else:  # where a dot says it, numbers beside the bars say it again
         for row, (low, high) in enumerate(found.values()):
-            ax.annotate(f"{low:.2f} to {high:.2f}", (max(highs), row), (8, 0), va="center",
+            text = f"{low:.2f} to {high:.2f}"
+            if limit is not None:
+                text += ": buy" if low >= limit else ": rent" if high >= limit else ": do not buy"
+            ax.annotate(text, (max(highs), row), (8, 0), va="center",
                         size=8.5, textcoords="offset points", annotation_clip=False)  # fmt: skip
     rows(ax, list(found))
     ax.set_xlim(min(lows) - 0.05, max(highs) + 0.02)
+    if limit is not None:
+        ax.axvline(limit, color="#222222", linestyle="--")
     return label(ax, title, across)
 
 
