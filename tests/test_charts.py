@@ -16,7 +16,6 @@ from _cards import Card, Ratio
 from conftest import ROOT
 from mgpu_helpers import charts, devices, memory, pipeline, scaling, timing, whatif
 from mgpu_helpers.charts.base import HOST, PALETTE, colour
-from mgpu_helpers.charts.scaling import WAYS
 from mgpu_helpers.lessons import drawings, networks, published, schedules
 from mgpu_helpers.memory import MemoryUse, Monitor
 from mgpu_helpers.memory.predict import Predicted
@@ -166,14 +165,12 @@ MACHINES = [
 ]
 NET = networks.workload(networks.tensorlight(), cut="conv2")
 FIT = scaling.fit(NET, published.TENSORLIGHT)
-STEPS = (*published.TENSORLIGHT, published.TENSORLIGHT_SPLIT)
 DRAW = {
     **{f"{kind}, {n}": lambda ax=None, kind=kind, n=n: getattr(charts, kind)(towers(n), ax)
        for kind in ("placement_map", "timeline", "live_bytes", "blame") for n in (1, 8)},
     "placement": lambda ax=None: charts.placement_map(placed(towers(8)), ax),
     "layers": lambda ax=None: charts.timeline(towers(8), ax, by="layer"),
     "cards and targets": lambda ax=None: cards(measured(["cores", "memory"]), ax, relative=True),
-    "rates": lambda ax=None: charts.rates(STEPS, ax),
     "held": lambda ax=None: charts.held(HELD, ax),
     "monitor": lambda ax=None: charts.monitor(watched((), PHASES), ax),
     "GPUs": lambda ax=None: charts.monitor(watched((0, 1), PHASES[2:3]), ax),
@@ -182,7 +179,7 @@ DRAW = {
     "stages": lambda ax=None: charts.pipeline(in_pieces(4, 2, ["/CPU:1", "/CPU:2"] * 2), ax),
 }  # fmt: skip
 NOTHING = {
-    "cards": lambda: cards([]), "rates": lambda: charts.rates([]), "held": lambda: charts.held({}),
+    "cards": lambda: cards([]), "held": lambda: charts.held({}),
     "monitor": lambda: charts.monitor(Monitor()), "jobs": lambda: charts.jobs(ran([], 0)),
     "placement": lambda: charts.placement_map(Placement()),
     **{kind: lambda kind=kind: getattr(charts, kind)(EMPTY)
@@ -243,7 +240,6 @@ def test_one_colour_per_device_and_grey_for_the_host():
     assert colour("/GPU:8") == gpus[0] and colour("/CPU:9") == cpus[1]
     red, green, blue = matplotlib.colors.to_rgb(HOST)
     assert red == green == blue
-    assert not {*WAYS} & {*PALETTE, HOST}
 
 
 # Steps
@@ -528,9 +524,6 @@ def test_lines_and_dots_are_where_the_numbers_are():
     assert list(curves["this process"]) == [300, 350, 400, 450, 500]
     np.testing.assert_array_equal(curves["GPU 1, all processes"], [901] * 3 + [np.nan] * 2)
     assert list(curves["/GPU:1, handed out"]) == [0, 100, 200, 300, 400]
-    drawn = {line.get_label(): line for line in charts.rates(published.TENSORLIGHT).lines}
-    assert list(drawn["3 devices"].get_xdata()) == [768, 768, 2304]
-    assert drawn["3 devices"].get_ydata()[2] == pytest.approx(2000 * 2304 / 230.154171944)
     ax = drawings.ranges({"a": (1, 2), "b": (1.5, 2)}, {"b": 1.75}, title="", across="")
     assert [(bar.get_x(), bar.get_width()) for bar in ax.patches] == [(1, 1), (1.5, 0.5)]
     assert [(*line.get_xdata(), *line.get_ydata()) for line in ax.lines] == [(1.75, 1)]

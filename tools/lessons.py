@@ -41,6 +41,7 @@ PARTS = {  # of the series, by the first lesson of each
     "00": "your devices", "04": "many trainings", "07": "one training on several devices",
     "10": "when it does not fit", "15": "how far it goes",
 }  # fmt: skip
+APPENDIX = "## The same in a graph"  # comes last, and is closed until the reader opens it
 CLOSED = {"jp-MarkdownHeadingCollapsed": True}  # JupyterLab then hides what is below a heading
 
 
@@ -139,7 +140,8 @@ def draft(lesson: Lesson, lessons: list[Lesson]) -> NotebookNode:
         if cell.cell_type == "markdown":
             # A heading of its own, or the next exercise would be closed with the solution.
             text = re.sub(r"(?m)^\*\*(\d)\.\*\* ", r"### Exercise \1\n\n", cell.source)
-            new = nbformat.v4.new_markdown_cell(_fill_in(text, lesson, lessons))
+            closed = CLOSED if text.startswith(APPENDIX) else {}
+            new = nbformat.v4.new_markdown_cell(_fill_in(text, lesson, lessons), metadata=closed)
         elif cell.cell_type == "code":
             new = nbformat.v4.new_code_cell(cell.source)
         else:

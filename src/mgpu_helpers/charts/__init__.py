@@ -6,10 +6,9 @@ Lesson 00 draws the first timeline, lesson 01 the first placement map.
 from mgpu_helpers.charts.map import placement_map
 from mgpu_helpers.charts.memory import held, live_bytes, monitor
 from mgpu_helpers.charts.runs import jobs, spans
-from mgpu_helpers.charts.scaling import rates
 from mgpu_helpers.charts.steps import blame, pipeline, timeline
 
 __all__ = [
-    "blame", "held", "jobs", "live_bytes", "monitor", "pipeline", "placement_map", "rates", "spans",
+    "blame", "held", "jobs", "live_bytes", "monitor", "pipeline", "placement_map", "spans",
     "timeline",
 ]  # fmt: skip
