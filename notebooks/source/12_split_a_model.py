@@ -10,8 +10,8 @@
 # **You will learn** to
 # - cut a Keras model into stages, and train it with `fit`,
 # - see what each device holds, and what crosses,
-# - do it by hand: weights, backward pass and update,
-# - compare the places for a cut.
+# - compare the places for a cut,
+# - do it by hand: weights, backward pass and update.
 #
 # **You need** [[01]] and [[03]].
 
@@ -31,10 +31,10 @@ import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from mgpu_helpers import charts, fit, memory, pipeline, trace
-from mgpu_helpers.lessons import digits, networks
+from mgpu_helpers import charts, fit, pipeline, trace
+from mgpu_helpers.lessons import digits, halves, networks
 from mgpu_helpers.lessons.checks import lesson_12 as checks
-from mgpu_helpers.lessons.state import apart, at_rest, show
+from mgpu_helpers.lessons.state import apart, show, show_crossing, use_of
 
 layers = keras.layers
 entropy = partial(keras.losses.SparseCategoricalCrossentropy, from_logits=True)
@@ -90,46 +90,28 @@ model = fit.split(model, plan.devices)
 show(model, model.fit(**train))
 
 # %% [markdown]
-# The losses are the same, and nearly all weights lie on the second device. Suppose that a device
-# has 25 MB, the dashed line. Does a step fit? A **stage** is a part of the model on one device.
-# `memory.by_use` tells what fills the memory at the peak ([[03]]), for the whole model and for each
-# stage. Adam's temporary copies of the gradients count as gradients, too. Then we print what fits,
-# and what crossed:
+# The losses are the same, and nearly all weights lie on the second device. A **stage** is a part of
+# the model on one device. Suppose that a device has 25 MB, the dashed line. Does a step of the
+# whole model fit, and does each stage? `use_of` tells what fills the memory at the peak ([[03]]);
+# Adam's temporary copies of the gradients count as gradients. What crosses is printed last:
 
 # %% tags=["varies", "cover"]
-def use_of(model, step, device):
-    weights, slots = at_rest(model.weights), at_rest(model.optimizer.variables)
-    lies = {"weights": weights[device], "slots": slots[device]}  # between two steps, too
-    return memory.by_use(step, device, **lies, scratch=False)
-
-
 data = images[:128], labels[:128]
 with tf.device(first):
     bars = {f"whole on {first}": use_of(alone, trace.fit_step(alone, data), first)}
-with tf.device(plan.host):  # for operations without a device
+with tf.device(plan.host):  # operations that nobody placed run here
     step = trace.fit_step(model, data)
 bars |= {f"stage on {d}": use_of(model, step, d) for d in plan.devices if d in step.memory}
 charts.held(bars).axvline(25, linestyle="--", color="#8a8f98")
 plt.show()
-
-# %%
 for name, use in bars.items():
-    most = max(use.uses, key=use.uses.get)
-    print(f"{name}  fits into 25 MB: {use.total < 25e6!s:5}  most are {most}")
-
-
-# %%
-def show_crossing(step):
-    for a, b in [(first, second), (second, first)]:
-        print(f"from {a} to {b}: {step.bytes_between().get((a, b), 0):,} bytes")
-
-
+    print(f"{name}  fits into 25 MB: {use.total < 25e6}")
 show_crossing(step)
 
 # %% [markdown]
 # Each stage fits, and the whole does not. The first device holds mostly activations. A smaller
-# batch lowers these, and for this small network [[10]] would be enough. But a smaller batch hardly
-# lowers the weights, slots and gradients on the second device.
+# batch lowers these, and for this small network [[10]] would be enough. But a smaller batch does
+# not lower the weights, slots and gradients on the second device.
 #
 # | | |
 # |---|---|
@@ -149,13 +131,49 @@ show_crossing(step)
 # pass. `fc1` takes 512 numbers of 4 bytes for each of the 128 examples. These are the 262,144 bytes
 # that crossed each way. No weight crossed.
 #
+# ## A cut shares out memory, not time
+#
+# Here is a step of `fit` in stages, with a batch of 512. Each bar is an operation; one that
+# overlaps another is drawn below it. When does each device wait for the other?
+
+# %% tags=["varies"]
+charts.timeline(trace.fit_step(model, (images, labels)))
+plt.show()
+
+# %% [markdown]
+# The first device waits until the gradient comes back, and the second waits before and after its
+# turn. Both work at once only while the second still computes the gradients of its own weights and
+# updates them. [[14]] keeps both busier.
+#
+# ## Where to cut
+#
+# A trace of the whole network on one device tells how long each layer takes, what it holds, and how
+# many bytes it passes on. For every cut, `pipeline.cuts` adds this up for each stage; `lies` holds
+# the weights and slots of each layer. Then `best_cut` chooses the cut whose fullest stage holds
+# least, or the one where the least crosses, there and back:
+
+# %% tags=["nbval-ignore-output"]
+names = ["conv1", "conv2", "conv3", "fc1", "output"]
+with tf.device(first):
+    step = trace.fit_step(alone, (images, labels))
+lies = {name: 12 * alone.get_layer(name).count_params() for name in names}  # weights and slots
+print(*pipeline.cuts(step, names, stages=2, held=lies), sep="\n")
+
+# %%
+for by in ["memory", "bytes"]:
+    best = pipeline.best_cut(step, [first, second], names, by=by, held=lies)
+    print(f"by {by}: cut before", *best.starts)
+
+# %% [markdown]
+# The least crosses before `fc1`, where the article cuts. But with 512 examples activations fill
+# most of the memory, and the cut before `conv2` divides it most evenly. `fit.split` evens out the
+# stages' FLOP, a rough measure of their time, and so cuts before `fc1` here. `at=["conv2"]` tells
+# it to cut before `conv2`.
+#
 # ## By hand: the backward pass
 #
-# Each part is built in the block of its device, so its weights lie there. `whole` has the same
-# layers in one model. In a first attempt the parts are called in these blocks, under one gradient
-# tape. Does this give the gradients of the uncut network, and where does the backward pass run?
-# (Its operations have `gradient_tape` in their names.) `apart` gives the largest difference,
-# divided by the array's largest number:
+# For a training loop of your own, each part is built in the block of its device, so its weights lie
+# there. `whole` has the same layers in one model, and `of_whole` are its gradients:
 
 # %%
 def parts():
@@ -168,7 +186,14 @@ def parts():
 
 
 front, rear, whole = parts()
+with tf.device(first), tf.GradientTape() as tape:
+    value = entropy()(data[1], whole(data[0]))
+of_whole = tape.gradient(value, whole.trainable_variables)
 
+# %% [markdown]
+# First, each part is called in its device's block, under one tape. Does this give the gradients of
+# the uncut network, and where does the backward pass run? `apart` gives the largest difference,
+# divided by the array's largest number, and `halves.places` lists the devices ([[01]]):
 
 # %%
 @tf.function
@@ -182,23 +207,13 @@ def one_tape(x, y):
         return tape.gradient(value, whole.trainable_variables)
 
 
-with tf.device(first), tf.GradientTape() as tape:
-    value = entropy()(data[1], whole(data[0]))
-of_whole = tape.gradient(value, whole.trainable_variables)
-
 # %%
 def report(gradients, step):
     print("less than 1e-5 from the uncut network:", apart(gradients, of_whole) < 1e-5)
-    products = [op for op in step.ops if "Conv2D" in op.type or "MatMul" in op.type]
-    for layer in ["conv3", "fc1"]:
-        own = [op for op in products if layer in op.name]
-        back = [op for op in own if "gradient_tape" in op.name]
-        print(f"{layer:5} forward on", *{op.device for op in own if op not in back},
-              " backward on", *{op.device for op in back})  # fmt: skip
+    print(halves.places([whole.get_layer("conv3"), whole.get_layer("fc1")], step))
     show_crossing(step)
 
 
-# %%
 report(*trace.function_step(one_tape, *data))
 
 # %% [markdown]
@@ -221,90 +236,69 @@ def cut(x, y):
         *of_rear, of_middle = rear_tape.gradient(value, [*rear.trainable_variables, middle])
     with tf.device(first):
         of_front = front_tape.gradient(middle, front.trainable_variables, of_middle)
-    return [*of_front, *of_rear]
+    return of_front, of_rear
 
 
-report(*trace.function_step(cut, *data))
+(of_front, of_rear), step = trace.function_step(cut, *data)
+report([*of_front, *of_rear], step)
 
 # %% [markdown]
 # Now each backward pass runs where its forward pass ran, and no more crosses than with `fit.split`.
 #
 # ## By hand: the update
 #
-# The slots of an optimizer lie beside the weights, but `apply` computes where it is called. What
-# crosses in a step with one optimizer for both parts, and with one for each?
+# Slots lie beside their weights, but `apply` computes in the block where it is called. What crosses
+# in a step with one optimizer for both parts?
 
 # %%
-def stepper(make, *places):
-    optimizers = []
-    for device, part in places:
-        with tf.device(device):
-            optimizers.append(make())
-            optimizers[-1].build(part.trainable_variables)
-
-    def step(x, y):
-        gradients = iter(cut(x, y))
-        for optimizer, (device, part) in zip(optimizers, places):
-            with tf.device(device):
-                optimizer.apply([next(gradients) for _ in part.trainable_variables])
-
-    return tf.function(step)
-
-
-# %%
-for places in [[(first, whole)], [(first, front), (second, rear)]]:
-    print("optimizers:", len(places))
-    show_crossing(trace.function_step(stepper(keras.optimizers.Adam, *places), *data)[1])
-
-# %% [markdown]
-# A single optimizer fetches the rear's gradients once and the rear's slots twice to the first
-# device, and sends back the changes of slots and weights. With one for each part, only the
-# activations and their gradient cross.
-#
-# ## A cut shares out memory, not time
-#
-# Here is a step of `fit` in stages, with a batch of 512. Each bar is an operation; one that
-# overlaps another is drawn below it. When does each device wait for the other?
-
-# %% tags=["varies"]
-charts.timeline(trace.fit_step(model, (images, labels)))
-plt.show()
-
-# %% [markdown]
-# The first device waits until the gradient comes back, and the second waits before and after its
-# turn. Both work at once only while the second still computes the gradients of its own weights and
-# updates them. [[14]] keeps both busy.
-#
-# ## Where to cut
-#
-# A trace of the whole network on one device tells how long each layer takes, what it holds, and how
-# many bytes it passes on. For every cut, `pipeline.cuts` adds this up for each stage, with its
-# weights and slots (`lies`). `best_cut` chooses the cut whose fullest stage holds least, or the one
-# where the least crosses, there and back:
-
-# %% tags=["nbval-ignore-output"]
-names = ["conv1", "conv2", "conv3", "fc1", "output"]
 with tf.device(first):
-    step = trace.fit_step(alone, (images, labels))
-lies = {name: 12 * alone.get_layer(name).count_params() for name in names}  # weights and slots
-print(*pipeline.cuts(step, names, stages=2, held=lies), sep="\n")
+    adam = keras.optimizers.Adam()
+    adam.build(whole.trainable_variables)
 
-# %%
-for by in ["memory", "bytes"]:
-    best = pipeline.best_cut(step, [first, second], names, by=by, held=lies)
-    print(f"by {by}: cut before", *best.starts)
+
+@tf.function
+def one_optimizer(x, y):
+    of_front, of_rear = cut(x, y)
+    with tf.device(first):
+        adam.apply([*of_front, *of_rear])
+
+
+show_crossing(trace.function_step(one_optimizer, *data)[1])
 
 # %% [markdown]
-# The two differ. The least crosses before `fc1`, where the article cuts. But with 512 examples
-# activations fill most of the memory, and the cut before `conv2` divides it most evenly.
-# `fit.split` evens out the stages' FLOP, a rough measure of their time, and so cuts before `fc1`
-# here. `at=["conv2"]` tells it to cut before `conv2`.
+# The first device fetches the rear's gradients once and the rear's slots twice, and sends back the
+# changes of slots and weights. With an optimizer for each part, all this stays where it is:
+
+# %%
+def stepper(make):
+    with tf.device(first):
+        front_optimizer = make()
+        front_optimizer.build(front.trainable_variables)
+    with tf.device(second):
+        rear_optimizer = make()
+        rear_optimizer.build(rear.trainable_variables)
+
+    @tf.function
+    def step(x, y):
+        of_front, of_rear = cut(x, y)
+        with tf.device(first):
+            front_optimizer.apply(of_front)
+        with tf.device(second):
+            rear_optimizer.apply(of_rear)
+
+    return step
+
+
+show_crossing(trace.function_step(stepper(keras.optimizers.Adam), *data)[1])
+
+# %% [markdown]
+# Only the activations and their gradient cross.
 #
 # ## Proof
 #
 # In float64, where rounding cannot hide a mistake, the network trains for two epochs with momentum:
-# on one device, with `fit.split`, and by hand. The last batch is shorter. How far apart are the
-# weights in the end? (Keras stays in float64 from here on.)
+# on one device, with `fit.split`, and by hand. The last batch is shorter. Are the weights the same
+# in the end? (Keras stays in float64 from here on.)
 
 # %%
 keras.config.set_floatx("float64")
@@ -325,7 +319,7 @@ print("training moved the weights by more than 0.01:", apart(of_one, begin) > 0.
 
 # %%
 front, rear, whole = parts()  # begins with the same weights
-step = stepper(momentum, (first, front), (second, rear))
+step = stepper(momentum)
 for i in [0, 128, 256] * 2:
     step(x[i : i + 128], y[i : i + 128])
 print("by hand is below 1e-12 from one device:", apart(whole.get_weights(), of_one) < 1e-12)
@@ -334,14 +328,16 @@ print("by hand is below 1e-12 from one device:", apart(whole.get_weights(), of_o
 # ## Break it
 #
 # **A weight that both parts use.** Both multiply by `w`, which is 2, so the loss is the mean of
-# w · w · x. The mean of x is 2.5, so the gradient is 2 · w · 2.5 = 10. What becomes of it if the
-# second device gets a copy of `w`?
+# w · w · x. The mean of x is 2.5, so the gradient is 2 · w · 2.5 = 10. What is it if the second
+# device gets a copy of `w`?
 
 # %%
 with tf.device(first):
     w = tf.Variable(2.0)
 with tf.device(second):
     copy = tf.Variable(2.0)
+
+# %%
 for name, other in [("a copy", copy), ("one variable", w)]:
     with tf.GradientTape() as tape:
         value = tf.reduce_mean(other * (w * [1.0, 2.0, 3.0, 4.0]))
@@ -349,8 +345,8 @@ for name, other in [("a copy", copy), ("one variable", w)]:
 
 # %% [markdown]
 # With a copy, the loss is right, but `w` gets the gradient of the first part only, and in general
-# the two variables drift apart. The cure is one variable: its device holds it, and the other reads
-# it over the cut. To find such a mistake, compare the gradients once with those of the uncut
+# the two variables drift apart. The cure is one variable on one device, which the other device
+# reads over the cut. To find such a mistake, compare the gradients once with those of the uncut
 # network, on the host or with narrower layers.
 #
 # ## On GPUs
@@ -403,56 +399,6 @@ print("weights below 1e-6 apart:", apart(model.get_weights(), loaded.get_weights
 # The first stage owns the table, and the last one reads it. `fit.split` takes Sequential and
 # functional models. A model with a `call` of its own has no list of layers to cut: write a tape for
 # each part.
-#
-# ## The same in a graph: if you inherit such code
-#
-# Classic code has an argument in place of the second tape. With `colocate_gradients_with_ops=True`,
-# each operation of the backward pass runs on the device of its forward operation; without it, all
-# run on the device in whose block `tf1.gradients` is called. Here is the network of the
-# [tensorlight notebook](../docs/sources.md#tensorlight) of 2016, a quarter as wide and cut in front
-# of `conv2`, as there. Are the gradients right, where does that of `conv2` run, and what crosses?
-
-# %%
-network = networks.tensorlight(width=0.25)
-
-
-def build_graph(colocate):
-    with tf.Graph().as_default() as graph:
-        with tf.device(plan.host):
-            x = tf1.placeholder(tf.float32, [None, 28, 28, 1], name="x")
-            y = tf1.placeholder(tf.int64, [None], name="y")
-        front, rear = networks.stages(network, ["conv2"], [first, second])
-        with tf.device(first):
-            middle = front.function(front.weights, x)
-        with tf.device(second):
-            value = networks.loss(y, rear.function(rear.weights, middle))
-        weights = [*front.weights.values(), *rear.weights.values()]
-        with tf.device(first):
-            gradients = tf1.gradients(value, weights, colocate_gradients_with_ops=colocate)
-            descent = tf1.train.GradientDescentOptimizer(0.01)
-            descent.apply_gradients(zip(gradients, weights), name="train")
-            tf1.global_variables_initializer()
-    return tf1.Session(graph=graph, config=plan.session_config(soft_placement=True)), gradients
-
-
-# %%
-variables = networks.variables(network, device=first)
-with tf.device(first), tf.GradientTape() as tape:
-    value = networks.loss(labels, networks.logits(network, variables, images))
-reference, feed = tape.gradient(value, list(variables.values())), {"x:0": images, "y:0": labels}
-for colocate in [True, False]:
-    session, gradients = build_graph(colocate)
-    session.run("init")
-    close = apart(session.run(gradients, feed), reference) < 1e-5
-    step = trace.session_step(session, "train", feed)[1]
-    back = "gradients/conv2/Conv2D_grad/Conv2DBackpropFilter"
-    ran = {op.device for op in step.ops if op.name.endswith(back)}
-    crossed = sum(step.bytes_between().values()) / 1e6
-    print(f"colocate={colocate!s:5}  equal to 1e-5: {close}  on", *ran, f" {crossed:.0f} MB cross")
-
-# %% [markdown]
-# With the argument the gradient of `conv2` runs where `conv2` does, and less crosses. On two TitanX
-# GPUs the notebook's steps took 20.18 ms with the argument and 23.33 ms without.
 #
 # ## On your own
 #
@@ -515,3 +461,51 @@ checks.crossing(crossing)
 # host, paste the line, and trace one step.
 #
 # Next: [[next]].
+
+# %% [markdown]
+# ## The same in a graph: if you inherit such code
+#
+# Classic code has an argument in place of the second tape. With `colocate_gradients_with_ops=True`,
+# each operation of the backward pass runs on the device of its forward operation; without it, all
+# run on the device in whose block `tf1.gradients` is called. Here is the network of the
+# [tensorlight notebook](../docs/sources.md#tensorlight) of 2016, a quarter as wide and cut in front
+# of `conv2`, as there. On two TitanX GPUs its steps took 20.18 ms with the argument and 23.33 ms
+# without. Are the gradients right, where is that of `conv2` computed, and what crosses?
+
+# %%
+network = networks.tensorlight(width=0.25)
+
+
+def build_graph(colocate):
+    with tf.Graph().as_default() as graph:
+        with tf.device(plan.host):
+            x = tf1.placeholder(tf.float32, [None, 28, 28, 1], name="x")
+            y = tf1.placeholder(tf.int64, [None], name="y")
+        front, rear = networks.stages(network, ["conv2"], [first, second])
+        with tf.device(first):
+            middle = front.function(front.weights, x)
+        with tf.device(second):
+            value = networks.loss(y, rear.function(rear.weights, middle))
+        weights = [*front.weights.values(), *rear.weights.values()]
+        with tf.device(first):
+            gradients = tf1.gradients(value, weights, colocate_gradients_with_ops=colocate)
+            descent = tf1.train.GradientDescentOptimizer(0.01)
+            descent.apply_gradients(zip(gradients, weights), name="train")
+            tf1.global_variables_initializer()
+    return tf1.Session(graph=graph, config=plan.session_config(soft_placement=True)), gradients
+
+
+# %%
+variables = networks.variables(network, device=first)
+with tf.device(first), tf.GradientTape() as tape:
+    value = networks.loss(labels, networks.logits(network, variables, images))
+reference, feed = tape.gradient(value, list(variables.values())), {"x:0": images, "y:0": labels}
+for colocate in [True, False]:
+    session, gradients = build_graph(colocate)
+    session.run("init")
+    close = apart(session.run(gradients, feed), reference) < 1e-5
+    step = trace.session_step(session, "train", feed)[1]
+    back = "gradients/conv2/Conv2D_grad/Conv2DBackpropFilter"
+    ran = {op.device for op in step.ops if op.name.endswith(back)}
+    crossed = sum(step.bytes_between().values()) / 1e6
+    print(f"colocate={colocate!s:5}  equal to 1e-5: {close}  on", *ran, f" {crossed:.0f} MB cross")

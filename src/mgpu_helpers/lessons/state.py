@@ -1,4 +1,4 @@
-"""What lesson 11 counts: the weights and slots on each device, and what a step adds to them."""
+"""What lessons 11 and 12 count: weights and slots on each device, and what a step adds to them."""
 
 from __future__ import annotations
 
@@ -32,6 +32,22 @@ def show(model: Any, history: Any) -> None:
     print("losses", *(f"{loss:.1f}" for loss in history.history["loss"]))
     for device, size in at_rest([*model.weights, *model.optimizer.variables]).items():
         print(f"{device}  {size / 1e6:4.1f} MB of weights and slots")
+
+
+def use_of(model: Any, step: trace.Trace, device: str) -> memory.MemoryUse:
+    """Tell what fills a device at the peak of a step: its weights and slots, and what `step` adds.
+
+    A layer's own scratch space does not count.
+    """
+    weights, slots = at_rest(model.weights), at_rest(model.optimizer.variables)
+    return memory.by_use(step, device, weights=weights[device], slots=slots[device], scratch=False)
+
+
+def show_crossing(step: trace.Trace) -> None:
+    """Print the bytes that cross from the first device of the plan to the last, and back."""
+    first, second = planned().devices[0], planned().devices[-1]
+    for a, b in ((first, second), (second, first)):
+        print(f"from {a} to {b}: {step.bytes_between().get((a, b), 0):,} bytes")
 
 
 def apart(ours: Iterable[Any], theirs: Iterable[Any]) -> float:
