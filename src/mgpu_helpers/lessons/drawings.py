@@ -25,8 +25,10 @@ from mgpu_helpers.charts.base import (
     write,
 )
 from mgpu_helpers.charts.memory import _backward as backward_begins
+from mgpu_helpers.charts.memory import held as draw_held
 from mgpu_helpers.charts.steps import timeline
 from mgpu_helpers.devices.plan import planned
+from mgpu_helpers.memory import MemoryUse
 
 if TYPE_CHECKING:
     from mgpu_helpers.trace.records import Op
@@ -102,6 +104,22 @@ def climb(step: Any, device: str, ax: Any = None) -> Any:
     ax.set_ylim(0, 1.2 * max(reached) or 1)
     return label(ax, f"What one step holds on {device}", "large tensors made or freed",
                  "live memory, MB")  # fmt: skip
+
+
+def beside(formula: Mapping[str, Sequence[float]], measured: Mapping[str, MemoryUse]) -> Any:
+    """Draw what the fullest device holds in a step, by a formula and measured, in turn.
+
+    Of each name, formula has the bytes a parameter of weight, gradient and slots; measured is for a
+    million parameters.
+    """
+    bars = {}
+    for name, sizes in formula.items():
+        weights, gradients, slots = [round(1e6 * size) for size in sizes]
+        bars[f"{name}\nby the formula"] = MemoryUse(weights, slots, gradients, 0)
+        bars[f"{name}\nmeasured"] = measured[name]
+    ax = draw_held(bars)
+    ax.set_title("The fullest device in a step, for a million parameters", loc="left")
+    return ax
 
 
 def hills(steps: Mapping[str, Any], device: str) -> None:
