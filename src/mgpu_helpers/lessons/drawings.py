@@ -306,7 +306,8 @@ def stacked(steps: Mapping[str, Trace], moments: Mapping[str, str]) -> Any:
     """Draw when the devices of each step worked, below each other over the same milliseconds.
 
     A dashed line stands where the first operation of a layer ends, which moments names by the text
-    beside it, wherever a step has several devices. What runs on the host is left out.
+    beside it, wherever a step has several devices, and where the backward pass begins. A device's
+    waits are grey. What runs on the host is left out.
     """
     import matplotlib.pyplot as plt
 
@@ -323,16 +324,34 @@ def stacked(steps: Mapping[str, Trace], moments: Mapping[str, str]) -> Any:
         timeline(step, ax=ax)
         ax.set_title(f"{name}: {1e3 * step.length:.1f} ms", loc="left")
         ax.set_xlabel("")
-        marked = [*moments.items()] if len(step.devices) > 1 else []
-        for line, (text, layer) in enumerate(reversed(marked)):
-            end = 1e3 * min(op.end for op in step.ops if f"/{layer}" in op.name)
-            ax.axvline(end, color="#444444", linestyle="--", linewidth=1)
-            ax.annotate(text, (end, 0), (3, 3 + 10 * line), xycoords=ax.get_xaxis_transform(),
+        for row, device in enumerate(step.devices):
+            ax.broken_barh([(start, end - start) for start, end in _waits(step, device)],
+                           (row - 0.38, 0.76), facecolor=HOST, alpha=0.25)  # fmt: skip
+        marks = {
+            text: min(op.end for op in step.ops if f"/{layer}" in op.name)
+            for text, layer in moments.items() if len(step.devices) > 1
+        }  # fmt: skip
+        if (begins := backward_begins(step)) is not None:
+            marks["backward pass"] = begins
+        for line, (text, at) in enumerate(reversed(marks.items())):
+            ax.axvline(1e3 * at, color="#444444", linestyle="--", linewidth=1)
+            ax.annotate(text, (1e3 * at, 0), (3, 3 + 10 * line), xycoords=ax.get_xaxis_transform(),
                         textcoords="offset points", size=8.5, color="#444444")  # fmt: skip
-        ax.set_ylim(len(step.devices) - 0.5 + 0.25 * len(marked), -0.5)
+        ax.set_ylim(len(step.devices) - 0.5 + 0.25 * len(marks), -0.5)
     panels[-1, 0].set_xlabel("time in the step, ms")
     panels[-1, 0].set_xlim(0, 1e3 * max(step.length for step in own.values()))
     return figure
+
+
+def _waits(step: Trace, device: str) -> list[tuple[float, float]]:
+    """List when a device ran nothing, in milliseconds, for over a hundredth of the step."""
+    waits, reached = [], 0.0
+    own = sorted((op.start, op.end) for op in step.ops if op.device == device)
+    for start, end in [*own, (step.length, step.length)]:
+        if start - reached > step.length / 100:
+            waits.append((1e3 * reached, 1e3 * start))
+        reached = max(reached, end)
+    return waits
 
 
 def ranges(
