@@ -46,7 +46,7 @@ from mgpu_helpers.lessons.state import apart, at_rest, fullest, show
 # %%
 images, labels = digits.load(32 * len(plan))
 x, y = images.reshape(len(images), -1), labels
-loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, dtype="float64")
 
 
 def compiled(model):
