@@ -20,7 +20,7 @@ import nbformat
 from nbformat import NotebookNode
 from nbval.plugin import get_sanitize_patterns
 
-from lessons import CLOSED, METADATA, ROOT, Lesson, cover, disagreements, tags
+from lessons import APPENDIX, CLOSED, METADATA, ROOT, Lesson, cover, disagreements, tags
 
 MOST_CELLS, MOST_WORDS, MOST_LINES, MEDIAN_LINES = 45, 1750, 20, 5
 MOST_BYTES, MOST_BULLETS = 1_000_000, 6
@@ -159,7 +159,7 @@ def sizes(built: Built) -> Iterator[str]:
             yield f"cell {number} has {count} lines: at most {MOST_LINES}"
     if lines and statistics.median(lines) > MEDIAN_LINES:
         yield f"the median code cell has {statistics.median(lines)} lines: at most {MEDIAN_LINES}"
-    cells = [cell for cell in built.cells if cell.metadata != CLOSED]
+    cells = [cell for cell in built.cells if not cell.source.startswith("#### Solution")]
     if len(cells) > MOST_CELLS:
         yield f"there are {len(cells)} cells: at most {MOST_CELLS}"
     text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
@@ -192,6 +192,10 @@ def sections(built: Built) -> Iterator[str]:
     ours = [name.strip() for name in found if name.strip() in SECTIONS]
     if ours != SECTIONS:
         yield f"of the sections {SECTIONS} it has {ours}"
+    if any(name.startswith(APPENDIX[3:]) for name in found[:-1]):
+        yield f"{APPENDIX!r} is not its last section"
+    if any(f"\n{APPENDIX}" in text for _, text in built.prose()):
+        yield f"{APPENDIX!r} does not begin a cell, so it stays open"
 
 
 def summary(built: Built) -> Iterator[str]:

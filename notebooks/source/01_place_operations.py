@@ -372,7 +372,8 @@ checks.add_entries(add_entries)
 # TensorFlow, or to a helper such as `fit.split`. The appendix below is about older code.
 #
 # Next: [[next]].
-#
+
+# %% [markdown]
 # ## The same in a graph: if you inherit such code
 #
 # The classic way builds a graph by hand and runs it in a **session**. TensorFlow 2 replaced it in

@@ -387,7 +387,8 @@ checks.environment(environment)
 # Start your scripts with `mgpu run`. For two scripts on GPUs that nobody else uses, four lines of
 # shell are enough, if they end with `wait $a && wait $b`. `mgpu` alone prints which number is which
 # GPU, and which are in use. Next: [[next]].
-#
+
+# %% [markdown]
 # ## The same in a graph: if you inherit such code
 #
 # In classic code the session's `ConfigProto` lists the GPUs that a process may use. In Wonik Jang's

@@ -403,7 +403,8 @@ checks.half_the_bytes(half_the_bytes)
 # averages once for each tower.
 #
 # Next: [[next]].
-#
+
+# %% [markdown]
 # ## The same in a graph: if you inherit such code
 #
 # The [tensorlight notebook](../docs/sources.md#tensorlight) of 2016 trains in towers in a graph,

@@ -5,9 +5,9 @@
 # gradient need 12 more. More GPUs alone do not help: in data parallel training at least one GPU
 # still holds all of this.
 #
-# **In this lesson** each weight gets an owner, one of the devices. Only the owner keeps the
-# weight, and what Adam stores for it, from one step to the next. The field calls this **sharded
-# state**, as in ZeRO and FSDP.
+# **In this lesson** each weight gets an owner, one of the devices. From one step to the next only
+# the owner keeps the weight and Adam's numbers for it. The field calls this **sharded state**, as
+# in ZeRO and FSDP.
 #
 # **You will learn** to
 # - share out a Keras model's state in one line,
@@ -30,23 +30,23 @@ import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
 
-from mgpu_helpers import charts, devices, fit, trace
-from mgpu_helpers.lessons import digits
+from mgpu_helpers import devices, fit, trace
+from mgpu_helpers.lessons import digits, drawings
 from mgpu_helpers.lessons.checks import lesson_11 as checks
 from mgpu_helpers.lessons.state import apart, at_rest, fullest, show
 
 # %% [markdown]
 # ## The lines to paste
 #
-# Here is a network of thirteen dense layers. Each has one weight, a matrix of parameters. For each
-# parameter Adam keeps two numbers, called **slots**. `compiled` makes Adam's slots on the device of
-# their weights. The network first trains on one device, and `show` prints what lies on each device
-# between two steps:
+# Here is a network of thirteen dense layers, each with one weight, a matrix of parameters. For each
+# parameter Adam keeps two numbers, called **slots**. `compiled` puts each weight's slots on the
+# weight's own device. The network first trains on one device, and `show` prints what lies on each
+# device between two steps:
 
 # %%
 images, labels = digits.load(32 * len(plan))
 x, y = images.reshape(len(images), -1), labels
-loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, dtype="float64")
 
 
 def compiled(model):
@@ -79,50 +79,37 @@ show(model, model.fit(**train))
 
 # %% [markdown]
 # The losses agree to one decimal, and each of two devices holds about half. If weights and slots
-# together do not fit on one device, call `fit.shard` first and `compile` afterwards: then each
-# owner makes its slots.
-#
-# If there is a single device, the host can own all weights:
+# together do not fit on one device, call `compile` after `fit.shard`: then each owner makes its
+# slots. If there is a single device, the host can own all weights:
 
 # %%
 model = fit.parallel(fit.shard(network(), [plan.host]), plan.devices[:1])
 show(model, model.fit(**train))
 
 # %% [markdown]
-# Now the device holds nothing between steps. In a step the weights cross, and gradients as large
-# come back.
+# Now the device holds nothing between steps.
 #
 # | | |
 # |---|---|
 # | **use it when** | weights, gradients and slots are most of what a step holds ([[03]]) |
-# | **it costs** | in a step, n devices together send 2(n - 1) times the bytes of the weights |
+# | **it costs** | a step sends the weights' bytes 2(n - 1) times; 2n times if the host owns all |
 # | **instead** | recompute activations, if they are most ([[10]]) |
 #
 # ## Count first
 #
 # In float32 a parameter has 4 bytes of weight, 4 of gradient and 8 of Adam's slots. The paper
 # *ZeRO* (Rajbhandari and others, [2020](../docs/sources.md#zero)) shares them out over n devices in
-# three stages: the slots only (1), the gradients too (2), and the weights too (3). What is not
-# shared out, each device holds whole. Stage 0 shares out nothing.
-#
-# In the paper's stage 2 each device keeps all weights. In this lesson's stage 2, and with
-# `fit.shard` and `fit.parallel`, it has all weights only within a step. FSDP calls this
-# `SHARD_GRAD_OP`.
-#
-# The next cell prints the bytes for each parameter on a device, by stage. The last line is the
-# paper's example: 7.5 billion parameters on 64 devices in mixed precision, with 2 bytes of weight,
-# 2 of gradient, and 12 for the slots and a copy of the weight in float32. The paper has 120, 31.4,
-# 16.6 and 1.9 GB a device:
+# three stages: the slots only (1), the gradients too (2), and the weights too (3). Whatever a stage
+# does not share out, every device holds in full. Stage 0 shares out nothing. Here are the bytes
+# for each parameter on a device:
 
 # %%
-def held_by_formula(n, stage, weight=4, gradient=4, slots=8):
-    shared = [slots, gradient, weight][:stage]
-    return weight + gradient + slots - sum(shared) + sum(shared) / n
+def parts(n, stage, sizes=(4, 4, 8)):  # of the weight, the gradient and the slots
+    return [size / n if stage >= since else size for size, since in zip(sizes, [3, 2, 1])]
 
 
 for n in [1, 2, 4, 8]:
-    print(f"n = {n}:", *[f"({stage}) {held_by_formula(n, stage):4.1f} " for stage in range(4)])
-print(*[f"{7.5 * held_by_formula(64, stage, 2, 2, 12):.1f} GB" for stage in range(4)])
+    print(f"n = {n}:", *[f"({stage}) {sum(parts(n, stage)):4.1f} " for stage in range(4)])
 
 # %% [markdown]
 # ## By hand: the owners
@@ -130,11 +117,11 @@ print(*[f"{7.5 * held_by_formula(64, stage, 2, 2, 12):.1f} GB" for stage in rang
 # `owners` goes through the weights from the largest to the smallest and gives each to the device
 # that has the fewest parameters so far. `begin` then makes each weight, and an Adam for this weight
 # alone, on the owner. It returns the `state`: a list of each weight with its Adam and its owner.
-# How many bytes does `at_rest` count on each device?
+# `at_rest` counts the bytes on each device:
 #
-# ![Stage 2. Between steps each device owns some of the weights, with their slots. In a step it
-# fetches the others and goes forward and backward. The gradients of a weight go to its owner, which
-# averages them and updates.](pictures/11_owners.svg)
+# ![Between steps each device owns some of the weights, with their slots. In a step of stage 2 it
+# fetches the others; the gradients of a weight go to its owner, which
+# updates.](pictures/11_owners.svg)
 
 # %%
 def owners(sizes, places):
@@ -165,22 +152,20 @@ for device in plan.devices:
     print(f"{device}  {held_now[device] / sum(map(np.size, start)):.1f} bytes a parameter")
 
 # %% [markdown]
-# One device would hold 12 bytes a parameter. Each of the two holds about half: the weights do not
-# divide evenly.
+# One device would hold 12 bytes a parameter. Each of the two holds about half; exactly half is
+# impossible with whole weights.
 #
 # ## By hand: the step
 #
 # At the start of a step, a device fetches the weights that it does not own. The devices of `cores`
-# mode share one memory, so `DeepCopy` makes the copy that a GPU would make, and we can count it.
-# Then, in `tower`, the device computes the gradients of its share of the batch. In `update` the
-# owner of a weight receives the gradients of this weight from all devices, averages them, and
-# updates the weight. `fetch`, `tower` and `update` together are stage 2:
+# mode share one memory, so `Snapshot` makes the copy that a GPU would receive. In `tower_2` a
+# device fetches all weights, and computes the gradients of its share of the batch:
 
 # %%
 def fetch(weight, device):
     read = tf.convert_to_tensor(weight)
     mine = devices.short(weight.value.device) == devices.short(device)
-    return read if mine else tf.raw_ops.DeepCopy(x=read)
+    return read if mine else tf.raw_ops.Snapshot(input=read)
 
 
 # %%
@@ -190,7 +175,7 @@ def scores(weights, h):
     return h @ weights[-1]
 
 
-def tower(state, device, x, y):
+def tower_2(state, device, x, y):
     with tf.device(device):
         weights = [fetch(weight, device) for weight, *_ in state]
         with tf.GradientTape() as tape:
@@ -198,6 +183,9 @@ def tower(state, device, x, y):
             value = loss(y, scores(weights, x))
         return tape.gradient(value, weights)
 
+# %% [markdown]
+# In `update` the owner of a weight averages its gradients from all devices, and updates it.
+# `train_step` puts towers and updates together:
 
 # %%
 def update(weight, adam, owner, gradients):
@@ -205,12 +193,12 @@ def update(weight, adam, owner, gradients):
         adam.apply([tf.add_n(gradients) / len(gradients)], [weight])
 
 
-def stage_2(state, places, x, y, update=update):
+def train_step(state, places, x, y, tower=tower_2, update=update):
     with tf.device(plan.host):
         shares = zip(tf.split(x, len(places)), tf.split(y, len(places)))
     towers = [tower(state, device, *share) for device, share in zip(places, shares)]
-    for one, *gradients in zip(state, *towers):
-        update(*one, gradients)
+    for entry, *gradients in zip(state, *towers):
+        update(*entry, gradients)
 
 
 # %% [markdown]
@@ -219,58 +207,60 @@ def stage_2(state, places, x, y, update=update):
 # weight:
 
 # %%
-def trained(stage, owner, places):
+def trained(step, owner, places):
     state = begin(owner, "float64")
-    step = tf.function(partial(stage, state, places))
+    compiled_step = tf.function(partial(step, state, places))
     for _ in range(5):
-        step(x.astype("float64"), y)
+        compiled_step(x.astype("float64"), y)
     return [weight.numpy() for weight, *_ in state]
 
 
 # %%
 first = [plan.devices[0]] * len(start)
-of_one = trained(stage_2, first, plan.devices[:1])
-of_two = trained(stage_2, owner, plan.devices)
+of_one = trained(train_step, first, plan.devices[:1])
+of_two = trained(train_step, owner, plan.devices)
 print("stage 2 is below 1e-12 from one device:", apart(of_two, of_one) < 1e-12)
 print("and above 1e-3 from the start:", apart(of_two, start) > 1e-3)
 
 # %% [markdown]
 # ## What crosses, and what is held
 #
-# In stage 2 every device but the owner fetches a copy of a weight and sends a gradient back. With
-# P for the bytes of all weights, that is 2(n - 1)P a step. For comparison there are towers, whose
-# weights all lie on the first device. `fullest` gives what the fullest device holds for a million
-# parameters: the weights and slots that lie there, and what a traced step adds at its peak:
+# For each weight, n - 1 devices fetch a copy from the owner and send a gradient back. With P for
+# the bytes of all weights, that is 2(n - 1)P a step. To compare, towers have all weights on the
+# first device. `fullest` gives what the fullest device holds at the peak of a step, for a million
+# parameters:
+
+# %%
+def measure(name, step, places):
+    state = begin(places)
+    traced = trace.function_step(partial(step, state, plan.devices), x, y)[1]
+    print(f"{name}: {sum(traced.bytes_between().values()) / P:.1f} P cross, n = {len(plan)}")
+    return fullest(state, traced)
+
 
 # %%
 P, uses = sum(value.nbytes for value in start), {}
-
-
-def measure(name, stage, places):
-    state = begin(places)
-    step = trace.function_step(partial(stage, state, plan.devices), x, y)[1]
-    uses[name] = fullest(state, step)
-    crossed = sum(step.bytes_between().values())
-    print(f"{name}: {crossed / P:.1f} P cross between {len(plan)} devices")
-
-
-# %%
-measure("towers", stage_2, first)
-measure("stage 2", stage_2, owner)
+uses["towers"] = measure("towers", train_step, first)
+uses["stage 2"] = measure("stage 2", train_step, owner)
 print("stage 2 holds below 90 %:", uses["stage 2"].total < 0.9 * uses["towers"].total)
 
 # %% [markdown]
+# Stage 2 sends no more bytes than towers, and holds less. In the paper's stage 2 each device keeps
+# all weights. In ours, and with `fit.shard`, a device has all weights only within a step. FSDP
+# calls this `SHARD_GRAD_OP`.
+#
 # ## Stage 3: fetch each layer when it is needed
 #
 # In stage 3 a device fetches the weight of a layer when it computes this layer forward, and again
-# when it computes the layer backward. TensorFlow frees a copy after its last use. A `GradientTape`
-# would keep the first copy for the backward pass, so here we write the backward pass ourselves.
+# when it computes the layer backward. TensorFlow frees a copy after its last use. Here a device
+# owns two of four layers, and heights are bytes of weights:
 #
-# TensorFlow runs an operation as soon as its inputs are there, so it could copy all the weights
-# at the start. In `fetch_after` the copy therefore waits for a tensor `after`. In the forward
-# pass this is `h`, the input of the layer. In the backward pass it is the layer's `slope`, the
-# gradient of the loss with respect to `h @ weight`. `below` computes the slope of the layer before,
-# and `of_weight` the gradient of the weight:
+# ![In stage 2 a device has both copies from the start, each until its layer is done backward. In
+# stage 3 it has one copy at a time, each of them twice.](pictures/11_one_copy.svg)
+#
+# TensorFlow runs an operation as soon as its inputs are there, so it could copy all weights at the
+# start. In `fetch_after` the copy waits for a tensor `after`, which in the forward pass is `h`, the
+# input of the layer:
 
 # %%
 def fetch_after(after, weight, device):
@@ -278,110 +268,96 @@ def fetch_after(after, weight, device):
         return fetch(weight, device)
 
 
-def layer(one, activation, device, h):
-    with tf.device(device):
-        return activation(h @ fetch_after(h, one[0], device))
-
-
-def below(one, device, h, slope):
-    with tf.device(device):
-        weight = fetch_after(slope, one[0], device)
-        return tf.matmul(slope, weight, transpose_b=True) * tf.cast(h > 0, h.dtype)
-
-
-def of_weight(device, h, slope, *after):
-    with tf.device(device), tf.control_dependencies(after):
-        return tf.matmul(h, slope, transpose_a=True)
-
+def forward(state, device, h):
+    inputs = []
+    for weight, *_ in state:
+        inputs.append(h)
+        product = h @ fetch_after(h, weight, device)
+        h = tf.nn.relu(product)
+    return inputs, product
 
 # %% [markdown]
-# `back` goes through the layers from the last to the first. `slopes` has a layer's slope for each
-# device, `lower` those of the layer before it. `below` needs the weight as it was in the forward
-# pass, so `update` comes later. The gradient of the weight waits for `lower`, too. So the copy can
-# be freed before the gradient is made. Every device but the owner fetches two copies of a weight,
-# so 3(n - 1)P should cross:
+# A `GradientTape` would keep these copies for the backward pass, so we write that pass ourselves. A
+# layer's `slope` is the gradient of the loss with respect to its `product`. The slope and the
+# weight, fetched again, give the slope of the layer before. The slope and the layer's input give
+# the gradient of the weight, which waits for `slope_before`, so that the copy is freed first:
 
 # %%
-def back(state, places, inputs, slopes):
-    for i in reversed(range(len(state))):
-        lower = [below(state[i], *at) for at in zip(places, inputs[i], slopes)]
-        update(*state[i], [of_weight(*at) for at in zip(places, inputs[i], slopes, lower)])
-        slopes = lower
+def backward(state, device, inputs, slope):
+    gradients = []
+    for (weight, *_), h in zip(reversed(state), reversed(inputs)):
+        copy = fetch_after(slope, weight, device)
+        slope_before = tf.matmul(slope, copy, transpose_b=True) * tf.cast(h > 0, h.dtype)
+        with tf.control_dependencies([slope_before]):
+            gradients.insert(0, tf.matmul(h, slope, transpose_a=True))
+        slope = slope_before
+    return gradients
 
+# %% [markdown]
+# `tower_3` joins both passes. A weight should now cross three times for each device but its owner.
+# The first weight crosses only twice: no layer is before it, so TensorFlow leaves its second copy
+# out. Then a chart compares with the formula:
 
 # %%
-def of_loss(device, h, y):
+def tower_3(state, device, x, y):
     with tf.device(device):
+        inputs, product = forward(state, device, x)
         with tf.GradientTape() as tape:
-            tape.watch(h)
-            value = loss(y, h)
-        return tape.gradient(value, h)
+            tape.watch(product)
+            value = loss(y, product)
+        return backward(state, device, inputs, tape.gradient(value, product))
 
 
-def stage_3(state, places, x, y, back=back):
-    with tf.device(plan.host):
-        inputs, parts = [tf.split(x, len(places))], tf.split(y, len(places))
-    for one in state:
-        activation = tf.identity if one is state[-1] else tf.nn.relu
-        inputs.append([layer(one, activation, *at) for at in zip(places, inputs[-1])])
-    slopes = [of_loss(*at) for at in zip(places, inputs.pop(), parts)]
-    back(state, places, inputs, slopes)
-
-
-# %%
+stage_3 = partial(train_step, tower=tower_3)
 of_three = trained(stage_3, owner, plan.devices)
 print("stage 3 is below 1e-12 from one device:", apart(of_three, of_one) < 1e-12)
-measure("stage 3", stage_3, owner)
+uses["stage 3"] = measure("stage 3", stage_3, owner)
 
 # %% tags=["varies", "cover"]
-ax = charts.held(uses)
-marks = [held_by_formula(len(plan), stage) for stage in [0, 2, 3]]
-ax.plot(marks, [0.42, 1.42, 2.42], "k^", clip_on=False, label="by the formula")
-ax.set_xlim(0, 1.1 * max(ax.get_xlim()[1], *marks))
-ax.set_title("The fullest device in a step, for a million parameters", loc="left")
-ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+stages = {"towers": 0, "stage 2": 2, "stage 3": 3}
+drawings.beside({name: parts(len(plan), stage) for name, stage in stages.items()}, uses)
 plt.show()
 
 # %% [markdown]
-# Stage 2 sends no more bytes than towers, and holds less. Stage 3 holds the least. The bars need
-# not end at the formula's marks. TensorFlow frees a copy after its last use and a gradient once it
-# is applied, so at the peak a device may hold less. The chart counts fetched copies as weights, and
-# Adam's temporary tensors as gradients; the formula leaves those tensors out. In which order
-# operations run, and so what the peak holds, differs from run to run.
+# Stage 3 holds the least. Operations run in another order each time, so the peaks differ from run
+# to run. In stage 2, copies may be freed while gradients still wait for their owners: then there is
+# less weight and more gradient than the formula says. It leaves out activations and Adam's
+# temporary tensors, which count as gradients here.
 #
 # ## Break it
 #
-# **A weight is fetched after its update.** Somebody wants to free the gradients sooner, and updates
-# each weight before `below` has fetched it for the backward pass:
+# **An update for each gradient.** Somebody wants to free gradients sooner, and updates a weight
+# with each gradient as it comes, in place of their average:
 
 # %%
-def too_early(state, places, inputs, slopes):
-    for i in reversed(range(len(state))):
-        update(*state[i], [of_weight(*at) for at in zip(places, inputs[i], slopes)])
-        slopes = [below(state[i], *at) for at in zip(places, inputs[i], slopes)]
+def at_once(weight, adam, owner, gradients):
+    for gradient in gradients:
+        update(weight, adam, owner, [gradient])
 
 
-# %%
-mixed = trained(partial(stage_3, back=too_early), owner, plan.devices)
-for name, weights in [("start", start), ("right", of_three), ("mixed", mixed)]:
+mixed = trained(partial(train_step, update=at_once), owner, plan.devices)
+for name, weights in [("start", start), ("right", of_two), ("at once", mixed)]:
     value = loss(y, scores([tf.cast(each, "float64") for each in weights], x.astype("float64")))
     print(f"{name}: the loss is {value:.2f}, equal to 1e-12: {apart(weights, of_one) < 1e-12}")
 
 # %% [markdown]
-# Such a step goes forward with the old weights and back with the new ones. The loss falls, too.
-# Only the comparison with one device catches this mistake.
+# Now Adam makes a step for each device, with a part of the batch. The loss falls, too. Only the
+# comparison with one device catches this mistake.
 #
 # ## On GPUs
 #
-# With `fit.shard`, the devices of `cores` mode read each other's weights without a copy. During a
-# step, each GPU also holds copies of the weights that it does not own. A trace in `cores` mode does
-# not count these bytes.
+# With a billion parameters, P is 4 GB, so two GPUs send 2P = 8 GB in a step. That takes up to 0.8 s
+# at 10 GB/s, and up to 0.08 s at 100 GB/s, as over NVLink. So take large batches. Where the host
+# owns all weights, one GPU sends and gets as much, and the CPU updates.
+#
+# With `fit.shard`, the devices of `cores` mode read each other's weights without a copy. To what a
+# trace counts there, add the copies that a GPU holds in a step: all weights but its own.
 #
 # ## With a model of another kind
 #
-# In a model of text, the embedding table may be larger than all other weights together. `fit.shard`
-# does not cut a weight. But two tables with half of the columns each, side by side, can replace
-# one. How evenly is each of these two models shared out?
+# In a model of text, the embedding table may be larger than all other weights together, and
+# `fit.shard` does not cut a weight. But two tables with half of the columns each can replace one.
+# How evenly is each of these two models shared out?
 
 # %%
 layers = keras.layers
@@ -404,8 +380,8 @@ for columns, tables in [(64, 1), (32, 2)]:
     show(model, model.fit(**words))
 
 # %% [markdown]
-# With one table, one device holds nearly everything. With two tables, each device holds about
-# half. So cut a weight yourself where it is larger than a fair share.
+# With one table, one device holds nearly everything; with two, each holds about half. So cut a
+# weight yourself where it is larger than a fair share.
 #
 # ## On your own
 #
@@ -414,11 +390,11 @@ for columns, tables in [(64, 1), (32, 2)]:
 # **1.** Weights do not always divide evenly. Write `fullest_holds(sizes, n, stage)`: the bytes that
 # the fullest of n devices holds of weights, gradients and slots. `sizes` lists how many numbers
 # each weight has, all are float32, and Adam trains them. The owners are those that `owners` finds.
-# What a stage does not share out, every device holds for all weights.
+# Whatever a stage does not share out, every device holds in full.
 
 # %% tags=["exercise"]
 def fullest_holds(sizes, n, stage):
-    return sum(sizes) * held_by_formula(n, stage)
+    return sum(sizes) * sum(parts(n, stage))
 
 
 checks.fullest_holds(fullest_holds)
@@ -469,14 +445,17 @@ checks.clipped(clipped)
 # ## What we saw
 #
 # - One line shared out weights and slots. One device held 39.5 MB. Two held 20.5 MB and 18.9 MB.
-# - Training with Adam in float32 needs 16.0 bytes a parameter beside the activations. On 8 devices,
-#   stage 3 leaves 2.0 on each.
+# - Of Adam's 16.0 bytes a parameter, stage 3 leaves 2.0 on each of 8 devices.
 # - By hand, both stages were below 1e-12 from one device.
-# - In a step of stage 2, 2.0 P crossed, as with towers. In one of stage 3, it was 3.0 P.
-# - Only the comparison with one device caught a fetch that came too late.
+# - In a step of stage 2, 2.0 P crossed, as with towers. In one of stage 3, it was 2.9 P.
+# - Only the comparison with one device caught the update for each gradient.
 #
 # ## In practice
 #
+# If activations are most of what a step holds, begin with [[10]]. If weights, gradients and slots
+# are, share them out over your GPUs with `fit.shard`; if that is not enough, let the host own them.
+# `fit.shard` is stage 2: in a step each GPU still holds all weights. Where these do not fit, split
+# the model ([[12]]) or its layers ([[13]]). Stage 3 exists only by hand, in this lesson.
+#
 # `fit.shard` takes any built model. All of `fit` works as before, but without XLA. What is saved is
-# the same as without `fit.shard`, and `fit.alone` moves the weights back. A layer that is too large
-# for one device has to be split: [[13]].
+# the same, and `fit.alone` moves the weights back.

@@ -6,7 +6,7 @@
 #
 # **In this lesson** two devices share every large layer of a network and work on it at the same
 # time, and its weights after training are those of one device. The field calls this **tensor
-# parallel**. The way is that of [Megatron-LM](../docs/sources.md#megatron) (2019).
+# parallel**. The cut is that of [Megatron-LM](../docs/sources.md#megatron) (2019).
 #
 # **You will learn** to
 # - split the Dense layers and the attention of a Keras model,
@@ -30,7 +30,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
 
-from mgpu_helpers import charts, fit, memory, trace
+from mgpu_helpers import charts, fit, memory, timing, trace
 from mgpu_helpers.lessons import digits, drawings
 from mgpu_helpers.lessons.checks import lesson_13 as checks
 from mgpu_helpers.lessons.state import at_rest
@@ -98,13 +98,14 @@ for name in ["up_0", "down_0"]:
 
 # %% [markdown]
 # Each device has half of the columns of the first kernel and half of the rows of the second. The
-# bias of `down` is not cut, and lies on the first device, as does every layer that `where` does not
+# bias of `down` is not cut. It lies on the first device, as does every layer that `where` does not
 # name.
 #
 # | | |
 # |---|---|
 # | **Use it when** | the model fits on no device, its layers are wide, and the link is fast |
-# | **It costs** | for each pair and each device after the first, four transfers in the step |
+# | **It costs** | four transfers in a step, for each pair and each further device |
+# | **How many** | two to four devices: all transfers go through the first one's links |
 # | **Instead** | if the model fits, share out the batch ([[07]]); else [[12]] or [[14]] |
 #
 # ## How it works
@@ -130,19 +131,18 @@ added = sum(block(batch, *half) for half in halves)
 print("equal to 1e-12:", np.allclose(added, block(batch, a, b), rtol=0, atol=1e-12))
 
 # %% [markdown]
-# If `up` were split without `down`, the hidden numbers of the second device would have to cross, in
-# our network four times as many as the pair's results. A pair adds up once in the forward pass, and
+# If `up` were split without `down`, the second device would have to send its hidden numbers, four
+# times as many as the pair's results. A pair adds up once in the forward pass, and
 # `fit.split_layers` does so on the first device. Each device finds the gradients of its own parts
 # and updates these parts, so no weight crosses.
 #
-# **Attention** is split by its heads. A head has its own queries, keys and values, and does not
-# know the other heads until the output projection adds them up. So queries, keys and values are cut
-# by columns, and the output projection by rows.
+# **Attention** is split by its heads: queries, keys and values by columns, the output projection by
+# rows. A head does not know the other heads until that projection adds them up.
 #
 # ## Proof
 #
-# Are the gradients right, too? Both networks are trained in float64, where rounding cannot hide a
-# mistake, and with plain gradient descent. Adam would be no judge: it divides each gradient by its
+# Are the gradients right, too? The split and the whole network are trained in float64, where
+# rounding cannot hide a mistake, and with plain gradient descent: Adam divides each gradient by its
 # size, and so hides one that is twice as large. `get_weights` of a split model gives whole weights:
 
 # %%
@@ -180,12 +180,11 @@ proof(network, where, x, y)
 # ## What crosses, and what each device holds
 #
 # Into a pair go 256 examples of 256 numbers of 4 bytes, and what comes out is as large. Let X be
-# these bytes. Forward, X goes to each further device, and X comes back. Backward, the gradients do
-# the same. So on n devices a pair sends 4 (n − 1) X in a step.
+# these bytes. Forward, each further device gets X and returns X. Backward, it gets and returns
+# gradients of that size. So on n devices a pair sends 4 (n − 1) X in a step.
 #
 # To compare, `fit.split` ([[12]]) cuts the same network between its layers, after the first
-# residual block. `trace.fit_step` traces a step of `fit`, and `crossed` adds up what the devices
-# sent to each other:
+# residual block. `crossed` adds up what the devices send to each other in a traced step:
 
 # %%
 def crossed(step):
@@ -207,11 +206,11 @@ for name, each in models.items():
 print(f"two pairs, by the formula: {2 * 4 * (len(pair) - 1) * X:,} bytes")
 
 # %% [markdown]
-# The pairs send what the formula says. A cut between layers sends 2 X, however many pairs lie on
-# either side.
+# The pairs send what the formula says. A cut between layers sends 2 X, however many pairs there
+# are.
 #
 # What does each device hold at the peak of the step? "Gradients" are those of weights, with what
-# Adam makes of them before it updates the weight:
+# Adam makes of them before it updates the weight. Only a part of them exists at the peak:
 
 # %% tags=["varies"]
 bars = {}
@@ -227,24 +226,34 @@ plt.show()
 
 # %% [markdown]
 # Split either way, each device keeps less, and holds less at the peak. And when does each work? A
-# bar is an operation: many short ones in a row look pale. A second lane opens where two operations
-# of a device run at once:
+# bar is an operation: many short ones in a row look pale. Where two operations of a device run at
+# once, a second lane opens. Grey is a wait:
 
 # %% tags=["varies", "cover"]
-drawings.stacked(steps, {"sum of pair 0": "sum_0", "sum of pair 1, and the loss": "sum_1"})
+drawings.stacked(steps, {"sum of pair 0": "sum_0", "sum of pair 1": "sum_1"})
 plt.show()
 
 # %% [markdown]
-# Split between layers, the devices take turns. Both work only while the second still computes the
-# gradients of its own weights and updates them. Split inside layers, both work on each pair. The
-# half that ends first waits at the sum for the other, also in the backward pass. The stem and the
-# loss are not cut: the first device computes them, and the second waits for them.
+# Split between layers, the devices take turns. Both work only at the end, while the second still
+# computes the gradients of its own weights. Split inside layers, both work on each pair. The half
+# that ends first waits at the sum for the other, also in the backward pass. The stem and the loss
+# are not cut: the first device computes them, and the second waits. Which way is the fastest?
+#
+# %% tags=["nbval-ignore-output"]
+runs = {name: partial(each.train_on_batch, x[:256], y[:256]) for name, each in models.items()}
+times = timing.several(runs, repeats=8)
+for name in ["between layers", "one device"]:
+    print(timing.Comparison(times[name], times["inside layers"], (name, "inside layers")))
+
+# %% [markdown]
+# With both cores free, a step is faster split inside layers than between them. Against one device
+# it gains less: in `cores` mode one device may use two cores, as in its backward pass here.
 #
 # ## Break it
 #
-# **Columns after columns.** Somebody cuts `down` by columns as well, and joins the results where
-# they should be added. A part has half of the hidden numbers, so it uses half of the rows, too.
-# Nothing fails. Look at the number of weights:
+# **Columns after columns.** Somebody cuts `down` by columns as well, and joins the results. A part
+# has half of the hidden numbers, so it uses half of the rows, too. Nothing fails. Look at the
+# number of weights:
 
 # %%
 parts = [*zip(np.split(a, 2, axis=1), [b[:5, :3], b[5:, 3:]])]
@@ -255,7 +264,7 @@ print(f"{a.size + b.size} weights, here {sum(up.size + down.size for up, down in
 
 # %% [markdown]
 # No hidden number of one device meets the other device's columns of B, so half of B is missing. To
-# catch this, count the weights. `fit.split_layers` looks at which layers follow which:
+# catch this, count the weights. `fit.split_layers` refuses such a cut:
 
 # %%
 try:
@@ -266,8 +275,8 @@ except ValueError as error:
 
 # %% [markdown]
 # **A bias in every part.** The bias of `down` must be added once. In a new network each bias is
-# zero, so with a bias in every part the outputs are still equal. Here is the pair with one bias in
-# all, and with one in each part. A gradient says how far a bias moves in a step:
+# zero, so with a bias in every part the outputs are still equal. A gradient says how far it moves
+# in a step:
 
 # %%
 bias, *biases = [tf.Variable(np.zeros(6)) for _ in range(3)]
@@ -310,14 +319,14 @@ keras.distribution.set_distribution(None)
 # What follows a sum has to wait for it. So split layers belong on GPUs with a fast link, such as
 # NVLink within one machine. With the 8 GPUs of a server [version 1.0 of
 # Megatron-LM](https://nv-adlr.github.io/MegatronLMV1) did 79.6 % of eight times the work of one, on
-# a model that grew with the number of GPUs. Megatron-LM adds up by an all-reduce, which gives every
-# GPU the sum ([[09]]). `fit.split_layers` adds up on the first GPU, so everything goes through its
-# links. On a GPU, add to the memory above the received copies, which a trace does not count.
+# a model that grew with the number of GPUs. Megatron-LM adds up by an all-reduce ([[09]]),
+# `fit.split_layers` on the first GPU, whose links carry all 4 (n − 1) X of a pair. Received copies
+# take memory on GPUs, too; the bars above do not count them.
 #
 # ## With a model of another kind
 #
-# A Transformer block has attention, which is split by heads, and a pair. Here a digit is a sequence
-# of 28 rows, and the attention has five heads, which two devices cannot share evenly:
+# A Transformer block has attention and a pair. Here a digit is a sequence of 28 rows, and the
+# attention has five heads, which two devices cannot share evenly:
 
 # %%
 def transformer():
@@ -349,10 +358,10 @@ print(f"{crossed(step):,} bytes, by the formula {2 * 4 * (len(pair) - 1) * 64 * 
 
 # %% [markdown]
 # The proof holds with three heads on the first device and two on the second. Attention and the pair
-# send 4 (n − 1) X each.
+# send 4 (n − 1) X each, where X is now 64 · 28 · 64 · 4 bytes.
 #
-# `save` and `save_weights` write the whole model, which loads without a split, too. Dropout, which
-# our networks lack, drops other numbers in a pair or a head than on one device.
+# `save` and `save_weights` write the whole model, which loads without a split, too. With Dropout in
+# a pair or a head, other numbers are dropped than on one device.
 # [docs/fit.md](../docs/fit.md#a-layer-that-is-too-large-for-a-device) says what `fit.split_layers`
 # refuses.
 #
@@ -421,6 +430,7 @@ checks.losses(losses)
 #   524,288 bytes.
 # - One device alone keeps 27.7 MB of weights and slots; split either way, none kept more than
 #   15.1 MB.
+# - Split between layers, the devices took turns; split inside them, they worked at the same time.
 # - A bias in both parts learned 2.0 times as fast, while the outputs were equal.
 #
 # ## In practice

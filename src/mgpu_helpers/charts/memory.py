@@ -39,7 +39,7 @@ def live_bytes(trace: Trace, ax: Any = None) -> Any:
                 color=colour(device), label=f"{device}, peak {size_text(trace.peak(device))}")
     ax.set_xlim(0, trace.length * 1e3 or 1)
     ax.set_ylim(bottom=0)
-    if begins := _backward(trace):
+    if begins := backward_begins(trace):
         ax.axvline(begins * 1e3, **IDEAL)
         ax.annotate("backward pass", (begins * 1e3, 0.03), (5, 0), size=9, color="#444444",
                     xycoords=("data", "axes fraction"), textcoords="offset points")  # fmt: skip
@@ -47,7 +47,7 @@ def live_bytes(trace: Trace, ax: Any = None) -> Any:
                  "live memory, MB", legend=bool(trace.memory))  # fmt: skip
 
 
-def _backward(trace: Trace) -> float | None:
+def backward_begins(trace: Trace) -> float | None:
     """Give the seconds at which a step begins to compute gradients; None where it does not.
 
     Constants and shapes of the backward pass may be made earlier, so they do not count.

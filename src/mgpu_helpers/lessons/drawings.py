@@ -25,8 +25,11 @@ from mgpu_helpers.charts.base import (
     style,
     write,
 )
+from mgpu_helpers.charts.memory import backward_begins
+from mgpu_helpers.charts.memory import held as draw_held
 from mgpu_helpers.charts.steps import bars_of, blame, timeline
 from mgpu_helpers.devices.plan import planned
+from mgpu_helpers.memory import MemoryUse
 
 if TYPE_CHECKING:
     from mgpu_helpers.lessons.lesson_06 import Run
@@ -106,6 +109,22 @@ def climb(step: Any, device: str, ax: Any = None) -> Any:
 
 
 SHADE, LIMIT = "#e6e8eb", "#9a9ea5"  # what runs forward, and the most that is held
+
+
+def beside(formula: Mapping[str, Sequence[float]], measured: Mapping[str, MemoryUse]) -> Any:
+    """Draw what the fullest device holds in a step, by a formula and measured, in turn.
+
+    Of each name, formula has the bytes a parameter of weight, gradient and slots; measured is for a
+    million parameters.
+    """
+    bars = {}
+    for name, sizes in formula.items():
+        weights, gradients, slots = [round(1e6 * size) for size in sizes]
+        bars[f"{name}\nby the formula"] = MemoryUse(weights, slots, gradients, 0)
+        bars[f"{name}\nmeasured"] = measured[name]
+    ax = draw_held(bars)
+    ax.set_title("The fullest device in a step, for a million parameters", loc="left")
+    return ax
 
 
 def hills(steps: Mapping[str, Any], device: str) -> None:
@@ -353,7 +372,8 @@ def stacked(steps: Mapping[str, Trace], moments: Mapping[str, str]) -> Any:
     """Draw when the devices of each step worked, below each other over the same milliseconds.
 
     A dashed line stands where the first operation of a layer ends, which moments names by the text
-    beside it, wherever a step has several devices. What runs on the host is left out.
+    beside it, wherever a step has several devices, and where the backward pass begins. A device's
+    waits are grey. What runs on the host is left out.
     """
     import matplotlib.pyplot as plt
 
@@ -370,16 +390,34 @@ def stacked(steps: Mapping[str, Trace], moments: Mapping[str, str]) -> Any:
         timeline(step, ax=ax)
         ax.set_title(f"{name}: {1e3 * step.length:.1f} ms", loc="left")
         ax.set_xlabel("")
-        marked = [*moments.items()] if len(step.devices) > 1 else []
-        for line, (text, layer) in enumerate(reversed(marked)):
-            end = 1e3 * min(op.end for op in step.ops if f"/{layer}" in op.name)
-            ax.axvline(end, color="#444444", linestyle="--", linewidth=1)
-            ax.annotate(text, (end, 0), (3, 3 + 10 * line), xycoords=ax.get_xaxis_transform(),
+        for row, device in enumerate(step.devices):
+            ax.broken_barh([(start, end - start) for start, end in _waits(step, device)],
+                           (row - 0.38, 0.76), facecolor=HOST, alpha=0.25)  # fmt: skip
+        marks = {
+            text: min(op.end for op in step.ops if f"/{layer}" in op.name)
+            for text, layer in moments.items() if len(step.devices) > 1
+        }  # fmt: skip
+        if (begins := backward_begins(step)) is not None:
+            marks["backward pass"] = begins
+        for line, (text, at) in enumerate(reversed(marks.items())):
+            ax.axvline(1e3 * at, color="#444444", linestyle="--", linewidth=1)
+            ax.annotate(text, (1e3 * at, 0), (3, 3 + 10 * line), xycoords=ax.get_xaxis_transform(),
                         textcoords="offset points", size=8.5, color="#444444")  # fmt: skip
-        ax.set_ylim(len(step.devices) - 0.5 + 0.25 * len(marked), -0.5)
+        ax.set_ylim(len(step.devices) - 0.5 + 0.25 * len(marks), -0.5)
     panels[-1, 0].set_xlabel("time in the step, ms")
     panels[-1, 0].set_xlim(0, 1e3 * max(step.length for step in own.values()))
     return figure
+
+
+def _waits(step: Trace, device: str) -> list[tuple[float, float]]:
+    """List when a device ran nothing, in milliseconds, for over a hundredth of the step."""
+    waits, reached = [], 0.0
+    own = sorted((op.start, op.end) for op in step.ops if op.device == device)
+    for start, end in [*own, (step.length, step.length)]:
+        if start - reached > step.length / 100:
+            waits.append((1e3 * reached, 1e3 * start))
+        reached = max(reached, end)
+    return waits
 
 
 def ranges(

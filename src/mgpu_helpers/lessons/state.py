@@ -76,6 +76,6 @@ def _held(state: Sequence[Any], step: trace.Trace, device: str) -> memory.Memory
     """Split what a device holds at the peak of a step by use."""
     weights = at_rest(weight for weight, *_ in state)[device]
     slots = at_rest(slot for _, adam, _ in state for slot in adam.variables)[device]
-    copies = sum(each.bytes for each in memory.at_peak(step, device) if "DeepCopy" in each.op)
+    copies = sum(each.bytes for each in memory.at_peak(step, device) if "Snapshot" in each.op)
     use = memory.by_use(step, device, weights=weights + copies, slots=slots)
     return replace(use, activations=use.activations - copies)
