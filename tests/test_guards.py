@@ -17,7 +17,7 @@ from nbval.plugin import get_sanitize_patterns
 
 from build_notebooks import main
 from check_notebooks import RULES, SANITIZE, problems, strangers
-from lessons import ROOT, LessonError, draft, read
+from lessons import APPENDIX, ROOT, LessonError, draft, read
 from mgpu_helpers.timing import Comparison, Timing
 
 LESSON = """\
@@ -262,6 +262,9 @@ SPOILT = {
     "no set-up": ("opening", lambda book: code(book, 0).update(source="import os")),
     "bullets": ("opening", add("- one\n" * 7)),
     "no section": ("sections", lambda book: book.cells.pop()),
+    "early appendix": ("sections", lambda book: book.cells.insert(1, new_markdown_cell(APPENDIX))),
+    "open appendix": ("sections", lambda book: book.cells[-1].update(
+        source=f"{book.cells[-1].source}\n\n{APPENDIX}")),
     "other digit": ("summary", conclude("1 and 4", "1 and 5")),
     "unprinted number": ("summary", lambda book: code(book, 6).outputs.pop(0)),
     "dead link": ("links", add("[there](07_nowhere.ipynb)")),
