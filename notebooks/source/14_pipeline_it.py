@@ -108,9 +108,9 @@ with tf.device(first):  # where the uncut model computes
         print(f"{name:12}", taken)
 
 # %% [markdown]
-# In one piece, the devices work almost only in turns, and a step takes about as long as on one
-# device. In eight, both often work at the same time, and a step is faster than on one device, but
-# less than twice as fast. [PyTorch's tutorial on model
+# In one piece, the devices work almost only in turns, and a step takes no less than on one device.
+# In eight, both often work at the same time, and a step is faster than on one device, but less than
+# twice as fast. [PyTorch's tutorial on model
 # parallelism](https://pytorch.org/tutorials/intermediate/model_parallel_tutorial.html) compares the
 # same three for ResNet-50: cut over two GPUs, it was 7 % slower than on one, and in pieces 49 %
 # faster.
