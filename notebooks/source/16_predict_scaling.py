@@ -43,17 +43,17 @@ layers, Layout = keras.layers, scaling.Layout
 # 0.474 s.](pictures/16_two_links.svg)
 #
 # Blue and green together: the step of one server, as measured; how it divides is a guess. Orange:
-# what a second server adds. Each server sends its sum, and receives the other sum at the same time.
-# How many times as fast two servers are should lie between two numbers:
+# the gradients cross. Each server sends its sum, and receives the other sum at the same time. How
+# many times as fast two servers are should lie between two numbers:
 #
-# - `least`: nothing else happens while gradients cross between the servers.
-# - `most`: gradients cross during the whole step, and only what takes longer than the step is
-#   added. This is a bound: gradients exist only after the forward pass.
+# - `least` is 2 · step / (step + crossing): nothing else happens while gradients cross.
+# - `most` is 2 · step, divided by the longer of step and crossing: gradients cross during the whole
+#   step. This is a bound, as gradients exist only after the forward pass.
 #
 # You need the number of parameters, as `scaling.Workload.of(model)` counts them, and the seconds of
-# a step on your whole server: its images, divided by the images a second. TensorFlow's developers
-# published these, with 64 images on each GPU ([Benchmarks](../docs/sources.md), 2017). Put your own
-# in their place:
+# a step on your whole server: the images in a step, divided by the images a second. TensorFlow's
+# developers published these, with 64 images on each GPU ([Benchmarks](../docs/sources.md), 2017).
+# Put your own in their place:
 
 # %%
 mine = {
@@ -73,7 +73,8 @@ print(f"least: {2 * step / (step + crossing):.2f} times as fast as one server")
 
 # %% [markdown]
 # `gains` does this for any link and number of servers. In a **ring** ([[09]]) of m servers each
-# sends 2(m - 1)/m times the gradients: 1 time for two servers, 1.75 times for eight.
+# sends 2(m - 1)/m times the bytes of the gradients: as many for two servers, 1.75 times as many for
+# eight.
 
 # %%
 def gains(network, step, link, servers=2):
@@ -110,8 +111,8 @@ drawings.panel(draw, servers=[2, 3, 4, 8])
 
 # %% [markdown]
 # One of these answers is in doubt. A link of 100 Gbit is 12.5 GB/s, of which users of NCCL measured
-# 4 to 7.5 ([issues 22 and 450](../docs/sources.md)). `gains` counts with 7.5. With 4, `least` for
-# VGG16 is 1.55: rent first.
+# 4 to 7.5 ([issues 22 and 450](../docs/sources.md)). `gains` counts with 7.5 GB/s. With 4 GB/s,
+# `least` for VGG16 is 1.55: rent first.
 #
 # All this counts images a second. Two servers train with twice the global batch, and may need more
 # passes to reach the same **accuracy** ([[15]]).
@@ -120,14 +121,14 @@ drawings.panel(draw, servers=[2, 3, 4, 8])
 # |---|---|
 # | **Use it when** | a second server costs money, and you have measured the first |
 # | **It costs** | some minutes of measuring ([[15]]) |
-# | **Instead** | accumulate gradients over several batches, as below |
+# | **Instead** | of a second server: accumulate gradients over several batches, as below |
 #
 # ## Proof: others have bought the second server
 #
 # TensorFlow's page also has times of one to eight servers with eight K80 GPUs each, on Amazon EC2,
-# which lists 10 Gbit for such a server. (They hold the variables in shares; about as many bytes
-# cross as in a ring.) Only the step of one server goes into the prediction. At 1.00 n servers would
-# be n times as fast as one:
+# which lists 10 Gbit for such a server. (They hold the variables in shares. As many bytes cross as
+# in a ring, and more where only some of the servers hold shares.) Only the step of one server goes
+# into the prediction. 1.00 means that n servers are n times as fast as one:
 
 # %%
 found, measured = {}, {}
@@ -147,8 +148,8 @@ plt.show()
 
 # %% [markdown]
 # No training gained less than `least`. Two gained more than `most`, by no more than rounding
-# explains. VGG16 is not among them. It sends more for its arithmetic, its bar would begin at about
-# 0.5, and nothing here tests that.
+# explains. VGG16 is not among them: it sends more for its arithmetic, so its bars would begin
+# lower, and nothing here tests that.
 #
 # ## When not to buy a faster link
 #
@@ -184,10 +185,9 @@ scaling.fit(scaling.Workload("toy", parameters=1000), toy).predict(Layout(1, 256
 # %% [markdown]
 # It doubts the 35 ms: 256 is outside its rows, and a line fits any two rows exactly.
 #
-# Is a fit better than doubling the rate of four GPUs? **Double where a network has few parameters
-# for its arithmetic, and fit where it has many.** Published steps of eight GPUs show it, predicted
-# in both ways, the fit from rows of 1, 2 and 4. Above 0 the step took longer than predicted. ± is
-# the fit's **interval**: about 95 % of such steps should lie in it.
+# Is a fit better than doubling the rate of four GPUs? Here are published steps of eight GPUs,
+# predicted in both ways, the fit from rows of 1, 2 and 4. With a number above 0, the step took
+# longer than predicted. ± is the fit's **interval**: about 95 % of such steps should lie in it.
 
 # %%
 def width(step):
@@ -203,9 +203,9 @@ middle = np.median(np.abs(off), axis=0)
 print("median, no sign   doubled {:6.1%}, fitted {:6.1%}".format(*middle))
 
 # %% [markdown]
-# In the median the fit is no better. For AlexNet, which has the most parameters for its arithmetic,
-# doubling is four times as far off. For VGG16 with 32 images both are wrong by about a third, as
-# the wide interval allows.
+# In the median the fit is no better, so doubling is enough for most networks. For AlexNet, which
+# has the most parameters for its arithmetic, doubling is four times as far off. For VGG16 with 32
+# images both are wrong by about a third, but the fit's wide interval says that it may be.
 #
 # ## Break it
 #
@@ -228,7 +228,7 @@ print(f"over 10 Gbit: {least:.2f} to {most:.2f} times")
 #
 # - If NCCL adds up in a tree, inside first, you gain about `least` ([nccl-tests issue
 #   196](../docs/sources.md)).
-# - If it chooses a ring of all GPUs, nearly twice all gradients cross each link: perhaps less.
+# - In a ring of all GPUs, nearly twice the bytes of the gradients cross each link: perhaps less.
 # - `fit.strategy` sends packs of 25 MiB or more while the rest is computed: perhaps more.
 #
 # A link carries less than its name says: measure yours with `iperf3`, for a `scaling.Link`.

@@ -37,8 +37,9 @@ layers = keras.layers
 # %% [markdown]
 # ## The lines to paste
 #
-# Here is a small model that trains on all devices. Its input reads a batch in 50 ms, as from a slow
-# disk, and a callback works for 30 ms after each step:
+# Here is a model of three dense layers, `wide`, `middle` and `scores`, that trains on all devices.
+# Its dataset needs 50 ms for a batch, as from a slow disk, and a callback works for 30 ms after
+# each step:
 
 # %%
 strategy = fit.strategy(plan)
@@ -57,12 +58,12 @@ class Report(keras.callbacks.Callback):
 
 
 x, y = lesson_19.batch()
-loss_of, small = lesson_19.loss(), lesson_19.batch(80)
-slow = tf.data.Dataset.range(4).map(lambda _: lesson_19.read(*small))
+loss_of = lesson_19.loss()
+slow = tf.data.Dataset.range(4).map(lambda _: lesson_19.read(x, y))
 
 # %% [markdown]
-# `fit.explain` runs a few steps as they are, and again without each thing that may cost time. Then
-# it puts the weights back, so call it before a training or after one:
+# `fit.explain` runs a few steps as they are, and then without one thing after another. It puts the
+# weights back, so call it before a training or after one:
 
 # %% tags=["nbval-ignore-output"]
 model = build()
@@ -70,23 +71,23 @@ print(fit.explain(model, slow, callbacks=[Report()], steps=4))
 
 # %% [markdown]
 # A row has what a thing costs and what to do about it. "The step itself" is what remains without
-# all of these. The callback is not listed where it works while `fit` waits for the next batch: one
-# cause hides another, so ask again after each cure. Into the step itself a trace looks:
+# all of these. The rows need not add up: what runs while `fit` waits for something else costs
+# nothing until that is cured, so ask again after each cure. A trace looks into the step itself:
 
 # %% tags=["nbval-ignore-output"]
 print(whatif.explain(trace.fit_step(model, (x, y))))
 
 # %% [markdown]
 # Each device worked for a part of the step, and waited for the rest: for a result of another
-# device, for *a free core* while other devices used them all, or for *overhead*, which is what
+# device, for *a free core* while other devices used all cores, or for *overhead*, which is what
 # TensorFlow and other programs took between operations. In a healthy step no device waits over a
-# tenth of the time for another. With these two calls you find eight causes, numbered as below:
+# tenth of the time for another. There are eight usual causes, numbered as below:
 #
 # ![First fit.explain. Where it lists input: 1, the input is too slow. A callback: 2, Python works
 # in every step. New shapes: 3, traced again and again. run_eagerly: 4, eager code, no graph. Where
-# it lists nothing but the step itself, a trace of the step. "Ran nothing": 5, nothing runs there.
-# No gain over one device: 6, the batch is too small. A device waits for another: 7, a large shard
-# or a slow device. The host sends a lot: 8, misplaced variables.](pictures/19_which_cause.svg)
+# it lists nothing but the step itself, a trace or a clock. A device idle: 5, it got no work. No
+# gain over one device: 6, the batch is too small. A device waits for another: 7, a large shard or a
+# slow device. The host sends a lot: 8, misplaced variables.](pictures/19_which_cause.svg)
 #
 # | `fit.explain`, `whatif.explain` | |
 # |---|---|
@@ -102,7 +103,7 @@ print(whatif.explain(trace.fit_step(model, (x, y))))
 #
 # You see the row `input`, as above: reading a batch takes longer than a step. The cure is `cache`
 # for data that fit into memory, else `num_parallel_calls` in `map`. With `cache` the input is gone,
-# and the callback shows:
+# and the callback remains:
 
 # %% tags=["nbval-ignore-output"]
 print(fit.explain(model, slow.cache(), callbacks=[Report()], steps=4))
@@ -146,7 +147,7 @@ print("sizes:", calls(batches, tensors), " relaxed:",
 # Keras no `run_eagerly=True`:
 
 # %% tags=["nbval-ignore-output"]
-print(fit.explain(build(run_eagerly=True), small, steps=4))
+print(fit.explain(build(run_eagerly=True), lesson_19.batch(80), steps=8))
 
 # %% [markdown]
 # ## Replay a step by hand
@@ -182,7 +183,7 @@ for name, (device, seconds, needs) in five.items():
 # `b` took 6 of 15 seconds, and yet the step without it takes 11, not 9: `d` then waits for `c`. So
 # what an operation took is not what you can gain.
 #
-# ## Causes that a trace shows
+# ## Causes in the step itself
 #
 # The step of [[09]] shows these causes: the host splits the batch, a tower on each device computes
 # gradients, and one device, `home`, averages them and updates the weights. The cases change
@@ -226,8 +227,7 @@ print(whatif.replay(of_healthy))
 #
 # You see "ran nothing": nobody asked for the device, or its name has a typo. The cure is a
 # strategy, `fit.parallel` or towers. `whatif.towers` predicts what they gain, from traces of one
-# device. `beside` prints this prediction, with the spread of the three traces, and below it how
-# the two steps compare when they run in turn:
+# device. `beside` prints this prediction and its spread, and below it the measured gain:
 
 # %% tags=["nbval-ignore-output"]
 one = make_step(plan.devices[:1])
@@ -252,8 +252,9 @@ print(timing.compare(timed(one, *few), timed(healthy, *few), names=("one", "all"
 print(whatif.explain(traces(healthy, *few)[-1]))
 
 # %% [markdown]
-# The cure is a larger batch. Next, `after` gives each device the batch that `before` gave its only
-# one. If both take equally long, two devices do twice the work:
+# The cure is a larger batch. In `after`, each device has the batch that the single device has in
+# `before`. If `after` took 1.1 times as long, two devices would do 2 / 1.1 = 1.8 times the work in
+# the same time:
 
 # %% tags=["nbval-ignore-output"]
 change = whatif.towers(of_one, len(plan), batch=1, bytes_per_second=speed)
@@ -264,7 +265,7 @@ beside(change, timed(one), timed(healthy, *large))
 #
 # You see a long wait for another device: the gradients are averaged when the last has come. Here
 # the first device has the largest shard. The prediction makes that device's operations (named
-# `tower_0/`) as fast as with an equal shard. It leaves out that the others then get more examples:
+# `tower_0/`) as fast as with an equal shard. It does not count that the others then get more to do:
 
 # %% tags=["varies", "cover", "nbval-ignore-output"]
 share = len(x) // (len(plan) + 2)
@@ -279,7 +280,7 @@ plt.show()
 
 # %% [markdown]
 # A bar begins with all of a device's work; its waits follow, the longest first. With even shards
-# hardly any are left. The cure is even shards, or shards in proportion to speed. `whatif.explain`
+# few are left. The cure is even shards, or shards in proportion to speed. `whatif.explain`
 # names the slow device, not the reason.
 #
 # ### 8. The variables are on the wrong device
@@ -327,8 +328,8 @@ for name, settings in others.items():
 # %% [markdown]
 # ## When not to
 #
-# A replay cannot foresee that TensorFlow chooses another kernel, and it refuses a step under 2 ms
-# and one with a loop. `fit.explain` takes differences of times, so nothing else should run
+# A replay cannot foresee that TensorFlow chooses another kernel, and it refuses steps under 2 ms
+# and steps with a loop. `fit.explain` takes differences of times, so nothing else should run
 # meanwhile. For large trainings on GPUs, *Daydream* ([2020](../docs/sources.md#daydream)) and
 # *dPRO* ([2022](../docs/sources.md#dpro)) go further.
 #
@@ -412,8 +413,7 @@ checks.treated(treat, causes)
 # %% [markdown]
 # ## What we saw
 #
-# - `fit.explain` listed what slows `fit` down, one cause hiding another, and `whatif.explain` said
-#   which device waited in a step.
+# - `fit.explain` listed what slows `fit` down, and `whatif.explain` which device waited in a step.
 # - Four Python numbers made 4 graphs of a function, and four tensors made 1.
 # - Without the operation that took 6 of 15 seconds, the step takes 11.
 # - All devices, uneven shards and variables on the host had the losses of one device.

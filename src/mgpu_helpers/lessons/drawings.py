@@ -576,11 +576,17 @@ def waits(steps: Mapping[str, Trace]) -> None:
         layout.set(rect=(0, 0.05, 1, 0.95))
         corner(figure)
     longest = max(step.length for step in steps.values())
+    handles: dict[str, Any] = {}
     for ax, (name, step) in zip(grid, steps.items(), strict=True):
         blame(step, ax)
+        handles |= {text: bar for bar, text in zip(*ax.get_legend_handles_labels(), strict=True)}
+        if legend := ax.get_legend():
+            legend.remove()
         ax.set_title(name, loc="left")
         ax.set_xlim(0, 1e3 * longest)
         ax.label_outer()
+    grid[0].legend(handles.values(), handles, loc="upper left", bbox_to_anchor=(1, 1),
+                   frameon=False)  # fmt: skip
 
 
 def _convolves(op: Op) -> bool:

@@ -55,7 +55,7 @@ def unknown(step: Trace) -> str:
         return "the step runs a loop, whose rounds the trace does not tell apart: unroll it"
     if step.length < SHORTEST:
         return (
-            f"it took {step.length * 1e3:.2g} ms, and in a step under {SHORTEST * 1e3:.0f} ms what "
+            f"it took {step.length * 1e3:.3g} ms, and in a step under {SHORTEST * 1e3:.0f} ms what "
             "TensorFlow does between operations counts as much as they do: take a larger batch"
         )
     return ""
