@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import runpy
 import warnings
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import matplotlib
@@ -614,6 +616,31 @@ def test_steps_show_what_ran_at_once_and_where_gradients_were_added():
     assert ax.get_legend().get_texts()[-1].get_text() == "averaged"
     assert ax.collections[-1].get_segments()[0][:, 0] == pytest.approx([3000, 3000])
     assert [text.get_text() for text in ax.get_yticklabels()] == ["/CPU:1", "/CPU:1", "/CPU:2"]
+    more = replace(shared, ops=(*shared.ops, Op("late", "AddN", "/CPU:1", 3.0, 1.0)))
+    ax = drawings.steps({"all": more}, last=True)
+    assert [line[0, 0] for line in ax.collections[-1].get_segments()] == pytest.approx([4000])
+
+
+def test_shared_calls_are_drawn_in_the_same_words_on_one_scale():
+    import matplotlib.pyplot as plt
+
+    def step(*ops, copy):
+        made = tuple(Op(name, kind, device, 0.0, 1.0) for name, kind, device in ops)
+        edges = tuple((a.name, b.name) for a, b in itertools.pairwise(made))
+        return Trace(made, (Copy(copy, "/CPU:1", "/CPU:0", 4 * MB, 0.0, 1.0),), {}, edges)
+
+    rest = [(f"tower_0/{i}", "Tanh", "/CPU:1") for i in range(24)]
+    begin = [("args_0", "Placeholder", "/CPU:0"), ("tower_0/read", "ReadVariableOp", "/CPU:1")]
+    end = [("gradient_tape/tower_0/a", "TanhGrad", "/CPU:1"), ("concat", "ConcatV2", "/CPU:0")]
+    drawings.shared_calls({
+        "short": step(*begin, *rest, copy="tower_0/23:0"),
+        "long": step(*begin, *rest, *end, copy=f"{end[0][0]}:0"),
+    })
+    short, long = plt.gcf().axes
+    assert short.get_xlim() == long.get_xlim()
+    assert [ax.get_title("left") for ax in (short, long)] == ["short", "long"]
+    words = {text.get_text() for text in long.texts}
+    assert {"batch", "weights", "forward (24)", "backward", "join", "4 MB"} <= words
 
 
 def test_cards_lie_beside_each_other_and_what_misses_its_target_is_crossed_out():

@@ -29,7 +29,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from mgpu_helpers import charts, fit, timing, towers, trace
+from mgpu_helpers import fit, timing, towers, trace
 from mgpu_helpers.lessons import digits, drawings
 from mgpu_helpers.lessons.checks import lesson_08 as checks
 from mgpu_helpers.lessons.products import print_products
@@ -105,7 +105,7 @@ for title, function in (("on one", on_one), ("on all", on_all)):
 #
 # | | |
 # |---|---|
-# | **Use it when** | a function of yours treats each row by itself, and computes much for each |
+# | **Use it when** | a function of yours treats each row by itself, and does much work for each |
 # | **It costs** | each call sends all weights to the other devices, and the rows to and fro |
 # | **Instead** | to train or predict, [[07]]; for many calls, a copy on each device (below) |
 #
@@ -169,28 +169,21 @@ print_products("one tape around all devices", step_around)
 # %% [markdown]
 # The numbers are right, but the host computed the whole backward pass, three products for each
 # shard. A tape remembers operations and not their devices: the backward pass runs where the
-# gradient is asked for, and that was in the host's block. So ask in each device's block:
-#
-# ![With one tape in the host's block, the devices go forward and the host goes backward for both.
-# With a tape in each device's block, each goes forward and backward, and the host joins the
-# results.](pictures/08_backward.svg)
-#
-# Here are both as they ran. A box is one part of the function; in brackets, how many operations it
-# has. `gradient_tape` is the backward pass, and `x` or `args_0` is the batch:
+# gradient is asked for, and that was in the host's block. `saliency` asks in each device's block.
+# Here are both ways as they ran, with the bytes that crossed. A number in brackets counts
+# operations:
 
 # %% tags=["varies", "cover"]
 step_inside = trace.function_step(on_all, images)[1]
-for title, step in (("One tape around all", step_around), ("A tape on each", step_inside)):
-    charts.placement_map(step).set_title(f"{title}: what runs where, and what crosses", loc="left")
-    plt.show()
+drawings.shared_calls({"One tape around all": step_around, "A tape on each": step_inside})
+plt.show()
 
 # %% [markdown]
 # With one tape, the devices send the host all that the backward pass needs. With a tape on each,
-# they send the host only results. The box `tower_1` of the first device reads the weights for the
-# second.
+# they go backward themselves and send the host only results.
 #
-# All images share one gradient of the *weights*, so there are no rows to join. The host can take
-# the mean of the shards' gradients instead: [[09]] trains in this way.
+# A gradient of the *weights* belongs to the whole batch, so there are no rows to join. The host can
+# take the mean of the shards' gradients instead: [[09]] trains in this way.
 #
 # ## TensorFlow's own way
 #
@@ -224,15 +217,15 @@ for title, function in (("make_parallel", on_all), ("strategy.run", on_replicas)
 
 # %% [markdown]
 # With `make_parallel` the first device sends its weights at each call. The replicas hold them
-# already. Take `make_parallel` to call an existing model a few times, and `strategy.run` to call a
-# function often while the weights stay the same.
+# already. For a few calls of an existing model take `make_parallel`; for many calls with the same
+# weights, `strategy.run`.
 #
 # ## With a model of another kind
 #
 # Here is a convolutional network with BatchNormalization. In a prediction each row of the output
 # depends on its own image. In training BatchNormalization takes the mean and the variance of the
-# batch, and a device has only its shard of it. Every argument of the shared function is cut as a
-# batch, so `training` is set inside a `lambda`:
+# batch, and a device has only its shard of it. `make_parallel` cuts every argument as a batch, so a
+# `lambda` sets `training`:
 
 # %%
 with tf.device(plan.devices[0]):
@@ -252,8 +245,8 @@ for training in (False, True):
 #
 # ## Was it faster?
 #
-# All devices can only gain where a call computes for longer than it copies. This network has few
-# weights and computes much for each image, so here its saliency is timed. Eager code on the CPU
+# Several devices gain only where a call computes for longer than it copies. This network has few
+# weights and does much work for each image, so here its saliency is timed. Eager code on the CPU
 # waits for one device before it calls the next. In a graph, which `tf.function` makes, the devices
 # work at the same time: hence `tf.function` in the line to paste. `.numpy()` waits for the result:
 
@@ -269,14 +262,15 @@ timing.compare(on_first, on_every, names=("on one", "on all"), repeats=10)
 
 # %% [markdown]
 # A ratio is the time on one divided by that on all: over 1, all devices were faster. Ten pairs were
-# timed, and the middle half of their ratios lies in the brackets. Where the two cannot be told
-# apart, all devices gained nothing.
+# timed, and the middle half of their ratios lies in the brackets. If this range contains 1,
+# nothing was gained.
 #
 # ## Break it
 #
 # **A function that returns one number, and a batch that does not divide.** A mean has no rows to
 # join, and eleven examples do not divide by two. By hand, TensorFlow's message for the mean is
-# "Can't concatenate scalars", and does not say what to return. What does the helper say?
+# "Can't concatenate scalars (use tf.stack instead)", which would give one mean for each shard. What
+# does the helper say?
 
 # %%
 for function, batch in ((tf.reduce_mean, tf.range(8.0 * len(plan))), (tf.square, tf.range(11.0))):
@@ -286,7 +280,7 @@ for function, batch in ((tf.reduce_mean, tf.range(8.0 * len(plan))), (tf.square,
         print(error)
 
 # %% [markdown]
-# It says what to return, and which batches divide. With `uneven=True` it takes those that do not.
+# The helper says what to return, and which sizes divide. With `uneven=True` it takes any size.
 #
 # ## On GPUs
 #

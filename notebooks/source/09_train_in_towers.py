@@ -11,7 +11,7 @@
 # **You will learn** to
 # - train in towers, with `fit` or in a loop of your own,
 # - build a tower, and average what all towers compute,
-# - catch three mistakes that raise no error, one of which Adam hides,
+# - catch three mistakes that raise no error, even the one that Adam hides,
 # - choose who averages, by the bytes that cross.
 #
 # **You need** [[07]] and [[08]].
@@ -89,7 +89,7 @@ print(np.round(of_loop, 2), "as on one device:", np.allclose(of_loop, of_one, rt
 #
 # | | `towers.train_step` | `fit.parallel` |
 # |---|---|---|
-# | **Use it when** | the loop is your own | the model is built already, or shared out ([[11]]) |
+# | **Use it when** | the loop is your own | the model is built already |
 # | **It costs** | every device reads all weights and sends all gradients | the same |
 # | **Instead** | `fit.strategy`: each GPU updates a copy, and only gradients cross | the same |
 #
@@ -232,82 +232,42 @@ def shortest(step):
 
 
 traces = {name: shortest(step) for name, step in steps.items()}
-drawings.steps(traces, line="a gradient is averaged")
+drawings.steps(traces, line="all gradients are averaged", last=True)
 plt.show()
 
 # %% [markdown]
-# Both shards are computed at the same time, and at each black line a gradient has been averaged.
-# Half a batch takes more than half the time. The light boxes usually shrink the least: they mostly
-# move numbers through the memory, which both cores share. And one device alone may use both cores:
-# boxes of half the height are two operations that ran at once. A small batch gains nothing:
-# starting operations and averaging cost as much as for a large one.
+# Both shards are computed at the same time, and at the black line all gradients have been averaged.
+# The last shard to finish decides when that is. One device alone may also use both cores: two boxes
+# of half the height ran at once. A small batch gains nothing: starting operations and averaging
+# cost as much as for a large one.
 #
 # ## Break it
 #
-# **Shards of unequal size.** One shard has 630 numbers, the other the 210 fours. In the mean a four
-# has three times the weight of any other number.
-#
-# **A penalty once per tower.** At w = 1 a penalty of w² adds 2 to the gradient: 17. Each of these
-# towers divides its loss by the number of towers, so gradients are added, but not its penalty:
+# **Shards of unequal size.** One shard has 630 numbers, the other the 210 fours:
 
 # %%
 uneven = [slope(numbers[:630]), slope(numbers[630:])]
 print(*(f"{each:.1f}" for each in uneven), f"mean {mean(uneven):.1f}, and not {slope(numbers):.1f}")
+
+# %% [markdown]
+# In the mean of the two gradients a four has three times the weight of any other number.
+#
+# **A penalty once per tower.** At w = 1 a penalty of w² adds 2 to the gradient: 17. Each tower here
+# divides its loss, but not its penalty, by the number of towers, and gradients are added:
+
+# %%
 careless = [slope(shard) / len(plan) + 2 for shard in shards]
 print(f"with the penalty {tf.add_n(careless):.1f}, and not 17.0")
 
 # %% [markdown]
 # Each tower counted the whole penalty.
 #
-# ## Who averages
-#
-# The first device could average instead of the host. In a **ring** no device gets all gradients:
-# each cuts its own into as many pieces as there are devices, and sends one piece at a time to its
-# neighbour. Below, device 0 starts with ones, device 1 with tens, and so on. For three rounds each
-# adds what it receives, until it has one finished piece, 1111. In three more rounds these are
-# passed on:
-#
-# ![Four devices in a ring, and what each holds after each of six
-# rounds.](pictures/09_ring_of_four.svg)
-#
-# What does a ring save? In three ways your devices average vectors as long as all gradients, and
-# each gets the mean. `averaging.traffic` reads from a trace how many vectors enter and leave each
-# place:
-
-# %%
-ways = {
-    "host": partial(averaging.central, middle=plan.host),
-    "first device": partial(averaging.central, middle=first),
-    "ring": averaging.ring,
-}
-
-# %%
-for name, way in ways.items():
-    traffic, error = averaging.traffic(way, model.count_params())
-    print(f"{name}: right to 1e-6: {error < 1e-6}")
-    for place, (into, out) in traffic.items():
-        print(f"  {place}  in {into:.2f}  out {out:.2f}")
-
-# %% [markdown]
-# With n devices, the host takes in and sends n vectors, and the first device n - 1. In a ring each
-# device sends an nth of a vector in each of 2 (n - 1) rounds: with two devices as much as the first
-# device, but with eight only 1.75 vectors, where the first device sends 7.
-#
-# In `make_step` the host sends one mean only, to the device with the weights. `fit.parallel` and
-# `towers.train_step` average on that device.
-#
-# ## On GPUs
-#
-# Expect no gain from a small batch: its kernels take longer to start than to run. Towers pay when
-# each GPU computes for much longer than its weights and gradients travel. On several physical GPUs
-# `fit.strategy` is the first choice: NVIDIA's library NCCL adds up the gradients, often in rings.
-#
 # ## With a model of another kind
 #
 # `batch_norm` says which statistics a BatchNormalization uses. With `"sync"`, the default of
 # `fit.parallel`, all towers use those of the whole batch. With `"average"` each uses those of its
-# own shard. `towers.train_step` has to be told which. The batch of this small residual network gets
-# brighter from image to image, so that the shards differ:
+# own shard. `towers.train_step` has to be told which. This small residual network gets images that
+# become brighter from the first to the last, so the shards differ:
 
 # %%
 def residual():
@@ -322,18 +282,64 @@ def residual():
     return model
 
 
-brighter = x * np.linspace(0.2, 3, len(x), dtype="float32").reshape(-1, 1, 1, 1)
+brighter = x + np.linspace(0, 2, len(x), dtype="float32").reshape(-1, 1, 1, 1)
 for places, how in [([first], "sync"), (plan.devices, "sync"), (plan.devices, "average")]:
     model = fit.parallel(residual(), places, batch_norm=how)
     losses = model.fit(brighter, y, **options | {"epochs": 3}).history["loss"]
-    variance = model.get_layer("norm").moving_variance.numpy()[:3]
-    print(f"{how:8} on {len(places)}: losses {np.round(losses, 3)}",
-          f" variances {np.round(variance, 3)}")  # fmt: skip
+    variance = model.get_layer("norm").moving_variance.numpy()[0]
+    print(f"{how:8} on {len(places)}: losses {np.round(losses, 3)}  a variance {variance:.3f}")
 
 # %% [markdown]
 # With `"sync"` the numbers are those of one device. With `"average"` on several devices the moving
-# variances, which normalize new images, come out smaller, because what differs between the shards
-# is left out. Where shards are large and alike this hardly matters, and no tower waits for another.
+# variances, which normalize new images, come out smaller, because the difference between the
+# shards' means is left out. Where shards are large and alike this hardly matters, and no tower
+# waits for another.
+#
+# ## Who averages
+#
+# The first device could average instead of the host. In a **ring** no device gets all gradients:
+# each cuts its own into as many pieces as there are devices, and sends one piece at a time to its
+# neighbour. Below, device 0 starts with ones, device 1 with tens, and so on. For three rounds each
+# device adds what it receives; then it has one finished sum, 1111. In three more rounds these sums
+# are passed on, and in the end each device divides by four:
+#
+# ![Four devices in a ring, and what each holds after each of six
+# rounds.](pictures/09_ring_of_four.svg)
+#
+# What does a ring save? In three ways your devices average vectors as long as all gradients, and
+# each gets the mean. `averaging.traffic` reads from a trace how many vectors enter and leave each
+# place. Look at the place that sends the most:
+
+# %%
+ways = {
+    "host": partial(averaging.central, middle=plan.host),
+    "first device": partial(averaging.central, middle=first),
+    "ring": averaging.ring,
+}
+length = build().count_params()
+for name, way in ways.items():
+    traffic, error = averaging.traffic(way, length)
+    most = max(out for _, out in traffic.values())
+    print(f"{name:12}  right to 1e-6: {error < 1e-6}  the busiest place sends {most:.2f} vectors")
+
+# %% [markdown]
+# With two devices a ring saves nothing against the first device. With more it does, because each of
+# its devices sends an nth of a vector in each of 2 (n - 1) rounds:
+#
+# | vectors that the busiest place sends | n devices | 2 | 4 | 8 |
+# |---|---|---|---|---|
+# | the host averages | n | 2 | 4 | 8 |
+# | the first device averages | n - 1 | 1 | 3 | 7 |
+# | ring | 2 (n - 1) / n | 1 | 1.5 | 1.75 |
+#
+# In `make_step` the host sends one mean only, to the device with the weights. `fit.parallel` and
+# `towers.train_step` average on that device.
+#
+# ## On GPUs
+#
+# Expect no gain from a small batch: its kernels take longer to start than to run. Towers pay when
+# each GPU computes for much longer than its weights and gradients travel. On several physical GPUs
+# `fit.strategy` is the first choice: NVIDIA's library NCCL adds up the gradients, often in rings.
 #
 # ## On your own
 #
@@ -392,8 +398,8 @@ checks.half_the_bytes(half_the_bytes)
 #   its losses, and Adam did not.
 # - With a large batch two devices were faster than one, and with a small one they gained nothing.
 # - Unequal shards gave 20.7, and not 15.0. A penalty in each tower gave 19.0, and not 17.0.
-# - A host that averaged took in 2.00 vectors; a first device that averaged, and each device of a
-#   ring, 1.00. With more devices only the ring stays low.
+# - With two devices the busiest place sent 2.00 vectors where the host averaged, and 1.00 where the
+#   first device did, or a ring. In a ring it sends fewer than 2, with any number of devices.
 #
 # ## In practice
 #

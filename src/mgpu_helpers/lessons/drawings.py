@@ -25,6 +25,8 @@ from mgpu_helpers.charts.base import (
     style,
     write,
 )
+from mgpu_helpers.charts.base import sizes as text_sizes
+from mgpu_helpers.charts.map import placement_map
 from mgpu_helpers.charts.memory import backward_begins
 from mgpu_helpers.charts.memory import held as draw_held
 from mgpu_helpers.charts.steps import bars_of, blame, timeline
@@ -327,6 +329,51 @@ def attributions(images: Any, values: Any, ax: Any = None) -> Any:
     return ax
 
 
+def shared_calls(steps: Mapping[str, Trace]) -> None:
+    """Draw the maps of some shared calls, one above the other, on one scale and in the same words.
+
+    Its boxes are the batch, its split, the weights, the parts forward and backward, and the join.
+    """
+    import matplotlib.pyplot as plt
+
+    from mgpu_helpers.charts.grouping import boxes_of
+
+    spoken = {title: _in_words(step) for title, step in steps.items()}
+    pages = [boxes_of(step, 24).size for step in spoken.values()]
+    wide, high = max(9, *(page[0] for page in pages)), [page[1] for page in pages]
+    with plt.style.context(style()):
+        figure, grid = plt.subplots(len(steps), figsize=(wide, sum(high)), squeeze=False,
+                                    gridspec_kw={"height_ratios": high})  # fmt: skip
+        corner(figure)
+    for ax, (title, step) in zip(grid[:, 0], spoken.items(), strict=True):
+        placement_map(step, ax).set_title(title, loc="left")
+    for ax in grid[:, 0]:
+        ax.set_xlim(0, max(each.get_xlim()[1] for each in grid[:, 0]))
+
+
+def _in_words(step: Trace) -> Trace:
+    """Begin the name of each operation with the part of a shared call that it belongs to."""
+    kinds = {"VarHandleOp": "weights", "ReadVariableOp": "weights", "Placeholder": "batch",
+             "Split": "split", "ConcatV2": "join"}  # fmt: skip
+
+    def word(op: Op) -> str:
+        if "gradient" in op.name:
+            return "backward"
+        return kinds.get(op.type, "forward" if "tower_" in op.name else op.type)
+
+    names = {op.name: f"{word(op)}/{op.name.replace('/', '.')}" for op in step.ops}
+
+    def renamed(tensor: str) -> str:
+        name, colon, output = tensor.partition(":")
+        return names.get(name, name) + colon + output
+
+    return replace(
+        step, ops=tuple(replace(op, name=names[op.name]) for op in step.ops),
+        copies=tuple(replace(copy, tensor=renamed(copy.tensor)) for copy in step.copies),
+        edges=tuple((renamed(maker), renamed(user)) for maker, user in step.edges),
+    )  # fmt: skip
+
+
 def speedups(ways: Mapping[str, Mapping[int, Any]], ax: Any = None, *, devices: int) -> Any:
     """Draw how many times as fast several devices are as one, against the per-device batch.
 
@@ -525,12 +572,13 @@ def both_ways(step: Trace, model: Any, ax: Any = None) -> Any:
 
 
 def steps(
-    traces: Mapping[str, Trace], ax: Any = None, *, line: str = "a gradient is added up"
-) -> Any:
+    traces: Mapping[str, Trace], ax: Any = None, *, line: str = "a gradient is added up",
+    last: bool = False,
+) -> Any:  # fmt: skip
     """Draw steps on one clock: convolutions dark, the rest pale, a line where gradients are added.
 
     A bar of half the height ran while another one of the same device did. `line` says in the legend
-    what the lines are.
+    what the lines are. With `last` there is one line, where the last gradient has been added.
     """
     from matplotlib.patches import Patch
 
@@ -553,6 +601,7 @@ def steps(
                     boxes.append((1e3 * op.start, low, 1e3 * op.length, high, word, ink))
         if len(devices) > 1:
             added = [1e3 * op.end for op in step.ops if _adds_up(op)]
+            added = sorted(added)[-1:] if last else added
             ax.vlines(added, row + 0.5, row + len(devices) + 0.5, color=DARK, linewidth=1.2)
         row += len(devices) + 1
     ax.set_yticks([*names], [*names.values()])
@@ -562,7 +611,21 @@ def steps(
     ax.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False)
     label(ax, "", "time in the step, ms")
     write(ax, boxes, size=8)
+    _write_upright(ax, boxes, size=8)
     return ax
+
+
+def _write_upright(
+    ax: Any, boxes: Sequence[tuple[float, float, float, float, str, str]], size: float
+) -> None:
+    """Write from below to above into boxes that are too narrow for `write`, and high enough."""
+    room = text_sizes(ax, (box[4] for box in boxes), size)
+    right, down = abs(ax.transData.transform((1, 1)) - ax.transData.transform((0, 0)))
+    for left, low, wide, high, text, shade in boxes:
+        across, up = room[text]
+        if across >= wide and up * down / right < wide and across * right / down < high:
+            ax.text(left + wide / 2, low + high / 2, text, size=size, color=shade, ha="center",
+                    va="center", rotation=90, clip_on=True)  # fmt: skip
 
 
 def waits(steps: Mapping[str, Trace]) -> None:
