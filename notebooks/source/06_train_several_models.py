@@ -43,10 +43,10 @@ from mgpu_helpers.lessons.lesson_06 import watched
 #
 # `build` makes and compiles a Keras model that reads digits, the network of the article
 # *Multi-GPUs* by Wonik Jang ([2017](../docs/sources.md#jang)), an eighth as wide. Put your own
-# model there. `shuffle` is off so that all ways of training below get the same batches; yours can
-# stay on. The cell after it makes two models, one after the other, for the first and the last
-# device of the plan. Each is built **and compiled** in the block of its device, because the
-# optimizer and the metrics have variables too:
+# model there. `shuffle` is off only to give all ways below the same batches; leave yours on. The
+# second cell makes two models, one after the other, for the first and the last device of the plan.
+# Each is built **and compiled** in the block of its device, because the optimizer and the metrics
+# have variables too:
 
 # %%
 def build(units, dropout=0.2, rate=5e-3):
@@ -85,13 +85,13 @@ models = build_both()
 # %% [markdown]
 # Then each `fit` runs in a **thread**, a part of a program that runs beside its other parts.
 # `pool.map` calls `train` for all models at the same time and returns the histories in the order of
-# the models. The second cell traces one more step of each as `train` runs it, in a thread and in
-# the block of its device, and prints where its convolutions ran:
+# the models. The second cell traces a step of each, also in a thread and in its device's block, and
+# prints where its convolutions ran. A trace leaves the weights as they were:
 
 # %%
-def train(model, device, epochs=2, *callbacks):
+def train(model, device, epochs=2, callbacks=None):
     with tf.device(device):
-        return model.fit(images, labels, epochs=epochs, callbacks=[*callbacks], **options).history
+        return model.fit(images, labels, epochs=epochs, callbacks=callbacks, **options).history
 
 
 with ThreadPoolExecutor(len(models)) as pool:
@@ -104,9 +104,10 @@ def convolves(model, device):
     return {op.device for op in step.ops if "Conv2D" in op.type}
 
 
-with ThreadPoolExecutor(1) as pool:  # a single thread, for only one trace can be taken at a time
-    for name, history, found in zip(names, histories, pool.map(convolves, models, homes)):
-        print(f"{name}: loss {history['loss'][-1]:.1f}, convolutions on", *found)
+for name, model, device, history in zip(names, models, homes, histories):
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(convolves, model, device).result()
+    print(f"{name}: loss {history['loss'][-1]:.1f}, convolutions on", *found)
 
 # %% [markdown]
 # Each model's step ran on its own device, and each `fit` gave a history, as usual. The table
@@ -115,13 +116,13 @@ with ThreadPoolExecutor(1) as pool:  # a single thread, for only one trace can b
 # | | use it when | it costs |
 # |---|---|---|
 # | **a thread for each** | each fits on one GPU, and you keep `fit` | Python code takes turns |
-# | **one function** (below) | steps are short, and all take the same batches | you write the loop |
+# | **one function** (below) | steps are short, and equally many for all | you write the loop |
 # | **a process for each** ([[04]]) | one crash must not end the rest | TensorFlow starts in each |
 #
 # ## How it works
 #
-# The upper half of the drawing shows what most loops do. The lower half shows the lines above at
-# best, each model as fast as if it trained alone:
+# The upper half of the drawing shows what most loops do. The lower half is the best that the lines
+# above can do, with each model as fast as alone:
 #
 # ![Two devices over time. In turn, each is idle while the other trains. At once, both begin
 # together.](pictures/06_turns.svg)
@@ -144,14 +145,15 @@ def look(who):
 
 
 with tf.device(plan.devices[-1]):
-    print(*in_turn(look, ["this thread"]), *at_once(look, ["another thread"]), sep="\n")
+    print(look("this thread"))
+    print(*at_once(look, ["another thread"]))
 
 # %% [markdown]
 # The other thread's tensor is on the default device: a thread does **not** inherit the `tf.device`
 # block around its start. That is why `train` opens the block itself.
 #
 # A seed belongs to the whole process. Here two threads set a seed each, wait for each other, and
-# build. Do their models begin as those that are built in turn?
+# build. Do their models have the first weights of those built in turn?
 
 # %%
 meeting = threading.Barrier(2)
@@ -164,14 +166,13 @@ def first_weights(size, device):
         return build(size).get_weights()
 
 
-alone = build_both()
-in_order = [model.get_weights() for model in alone]
-begun = at_once(first_weights, units, homes)
-same = [np.array_equal(a, b) for a, b in zip(sum(in_order, []), sum(begun, []))]
+alone, same = build_both(), []
+for model, weights in zip(alone, at_once(first_weights, units, homes)):
+    same += map(np.array_equal, model.get_weights(), weights)
 print("as built in turn:", all(same))
 
 # %% [markdown]
-# They do not, because one thread's seed replaced the other's. So build before the threads start.
+# They have not, because one thread's seed replaced the other's. So build before the threads start.
 #
 # ## Proof: the same weights
 #
@@ -181,8 +182,10 @@ print("as built in turn:", all(same))
 
 # %%
 def values(models):
-    every = [[*model.variables, *model.optimizer.variables] for model in models]
-    return [np.asarray(variable) for variable in sum(every, [])]
+    found = []
+    for model in models:
+        found += [np.asarray(each) for each in model.variables + model.optimizer.variables]
+    return found
 
 
 def compare(one, other):
@@ -198,40 +201,6 @@ compare(values(models), values(alone))
 # %% [markdown]
 # None differs, because in `cores` mode each operation computes with one thread of the processor,
 # and so adds in one order.
-#
-# ## With a model of another kind
-#
-# Two models with BatchNormalization and a metric train for a pass at once, each with a callback
-# that saves it. The files are loaded, each on its device, and both pairs go on for two passes. Do
-# the loaded models end where the first two end?
-
-# %%
-def normed(seed, device):
-    keras.utils.set_random_seed(seed)
-    inner = [layers.Flatten(), layers.BatchNormalization(), layers.Dense(10, "softmax")]
-    with tf.device(device):
-        model = keras.Sequential([keras.Input([28, 28, 1]), *inner])
-        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return model
-
-
-def load(file, device):
-    with tf.device(device):
-        return keras.models.load_model(file)
-
-
-first = in_turn(normed, [1, 2], homes)
-with tempfile.TemporaryDirectory() as folder:
-    files = [f"{folder}/1.keras", f"{folder}/2.keras"]
-    savers = [keras.callbacks.ModelCheckpoint(file) for file in files]
-    at_once(train, first, homes, [1, 1], savers)  # one pass each
-    loaded = in_turn(load, files, homes)
-for both in (first, loaded):
-    at_once(train, both, homes)
-compare(values(first), values(loaded))
-
-# %% [markdown]
-# They do, with all moving averages and Adam's numbers.
 #
 # ## One function
 #
@@ -284,7 +253,7 @@ runs = {}
 
 
 def with_fit(name, way):
-    runs[name] = watched(way, train, alone, homes, [2, 2])
+    runs[name] = watched(way, train, alone, homes, [2, 2])  # two passes each
 
 
 ways = {"in turn": lambda: with_fit("in turn", in_turn),
@@ -299,9 +268,12 @@ plt.show()
 
 # %% [markdown]
 # In turn, one row is empty while the other has bars. At once, both have bars at the same time.
-# Where a box has no bars, `fit` begins or ends the pass in Python, and the threads wait for each
-# other. Where models share a processor, their steps take longer, too. So the run gets shorter, but
-# usually not by half. One function needs less Python: a single call starts a step of both models.
+# Where a box has no bars, `fit` begins or ends the pass in Python, and at once the threads also
+# wait for each other there. Where models share a processor, their steps take longer, too. So the
+# run gets shorter, but usually not by half.
+#
+# One function starts a step of both models with a single call. It also leaves out what `fit` does
+# around its steps, so it can be more than 2 times as fast even on two cores.
 #
 # ## Vote
 #
@@ -360,23 +332,57 @@ for name, model, was in zip(names, models, before):
 
 # %% [markdown]
 # All three calls trained the last model, because a lambda looks `model` up when it is called, and
-# by then the loop has ended. No error says so: count the
-# weights that moved. `map` with arguments, as above, avoids this.
+# by then the loop has ended. No error says so: count the weights that moved. `map` with arguments,
+# as above, avoids this.
+#
+# ## With a model of another kind
+#
+# Two models with BatchNormalization and a metric train for a pass at once, each with a callback
+# that saves it. Each file is loaded on its device. In the second cell the two models and the two
+# loaded ones train on for two passes. Do they end with equal numbers?
+
+# %%
+def normed(seed, device):
+    keras.utils.set_random_seed(seed)
+    inner = [layers.Flatten(), layers.BatchNormalization(), layers.Dense(10, "softmax")]
+    with tf.device(device):
+        model = keras.Sequential([keras.Input([28, 28, 1]), *inner])
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+first, loaded = in_turn(normed, [1, 2], homes), []
+with tempfile.TemporaryDirectory() as folder:
+    files = [f"{folder}/1.keras", f"{folder}/2.keras"]
+    savers = [[keras.callbacks.ModelCheckpoint(file)] for file in files]
+    at_once(train, first, homes, [1, 1], savers)  # one pass each
+    for file, device in zip(files, homes):
+        with tf.device(device):
+            loaded.append(keras.models.load_model(file))
+
+# %%
+at_once(train, first, homes)
+at_once(train, loaded, homes)
+compare(values(first), values(loaded))
+
+# %% [markdown]
+# They do, also in the moving averages and Adam's numbers.
 #
 # ## When not to
 #
-# Where a step is short, most of its time is Python's: take one function, or a process for each
-# model. For longer steps `benchmarks/ensemble.py` timed two larger models in sessions of TensorFlow
-# 1, without `fit`: each way was 1.6 to 1.7 times as fast as in turn
-# ([result](../results/ensemble.json)).
+# Where steps are short, much of the time is Python's: take one function, or a process for each
+# model. Where they are long, Python's part is small, and you can keep `fit` in threads.
+# `benchmarks/ensemble.py` timed two larger models in loops of TensorFlow 1, without `fit`: threads,
+# one function and processes were each 1.6 to 1.7 times as fast as in turn, on two cores of an AMD
+# EPYC ([result](../results/ensemble.json)).
 #
 # ## On GPUs
 #
 # On a GPU, Keras compiles each step with XLA, TensorFlow's compiler, which refuses variables of
 # other devices: a model that is built in the block of the second GPU and compiled outside of it
 # raises an error with "Trying to access resource". `build` switches XLA off, so that the trace
-# names each convolution; yours need not. Some kernels add in any order, so even two runs in turn
-# may differ by rounding, and `compare` lets a difference of 0.01 plus 1 % pass.
+# names each convolution; you can leave it on. Some kernels add in any order, so even two runs in
+# turn may differ by rounding, and `compare` lets a difference of 0.01 plus 1 % pass.
 #
 # ## On your own
 #
@@ -432,6 +438,7 @@ checks.run_all(run_all)
 #   their 729,020 numbers differed from those of a training in turn.
 # - A thread did not inherit the `tf.device` block around its start, and of two seeds that were set
 #   in threads one replaced the other.
+# - At once, two trainings took less time than in turn, and with one function the least.
 # - The vote and the average of three models beat the mean of the three models' accuracies.
 # - Functions made in a loop trained the last model alone: of the others 0 of 5 weights moved.
 # - One function with all steps gave the losses of `fit` to 0.1 %.
@@ -501,4 +508,5 @@ def train_graph(scope):
     return in_session(scope, loss, training)[1]
 
 
-compare(sum(in_turn(train_graph, graphs), []), sum(at_once(train_graph, graphs), []))
+for one, other in zip(in_turn(train_graph, graphs), at_once(train_graph, graphs)):
+    compare(one, other)

@@ -53,8 +53,9 @@ warnings.filterwarnings("ignore", "`shuffle=True`")  # fit takes a Dataset in it
 #     model = build()  # builds the model and compiles it
 # ```
 #
-# Your data stay arrays or a `tf.data.Dataset`, and the devices share each batch, the **global
-# batch**. We try the lines with a small network for handwritten digits.
+# `fit.strategy` is TensorFlow's `MirroredStrategy`, and mends what Keras gets wrong under it, as
+# "Break it" shows. Your data stay arrays or a `tf.data.Dataset`, and the devices share each
+# batch, the **global batch**. We try the lines with a small network for handwritten digits.
 # `jit_compile=False` turns off XLA, which Keras uses on one GPU and not under a strategy:
 
 # %%
@@ -70,8 +71,8 @@ def build():
 
 # %% [markdown]
 # First it trains on one device, then on all. `fit.batches` makes a Dataset of arrays, in the same
-# order for both; `shuffle=True` would give another order in every pass. The last batch has 61
-# images, which do not divide by two:
+# order for both; `fit.batches(..., shuffle=True)` would give a new order in each pass. The last
+# batch has 61 images, which do not divide by two:
 
 # %%
 images, labels = digits.load(901)
@@ -94,7 +95,8 @@ print("less than 0.005 apart:", close)
 
 # %% [markdown]
 # Losses and accuracies are less than 0.005 apart. Was it faster, too? That depends on the batch.
-# The next cell times eight steps of `fit` on one device and on all, with three global batches:
+# The next cell times eight steps of `fit` on one device and on all, with global batches of three
+# sizes:
 
 # %%
 def on_one(data):
@@ -110,12 +112,13 @@ for size in (8, 64, 840):
     print(f"{size:3} images,", timing.compare(*both, warmup=1, repeats=5, names=names))
 
 # %% [markdown]
-# With 8 images all devices gain nothing, or lose: feeding the data and adding up the gradients take
-# time in every step, and more devices do not shorten that. With 840 images two cores are clearly
-# faster. A GPU needs a larger network to gain, since it finishes this one sooner.
+# With 8 images all devices are no faster, or slower: feeding the data and adding up the gradients
+# take time in every step, and more devices do not shorten that. With 840 images two cores are
+# clearly faster. A GPU needs a larger network to gain, since it finishes this one sooner.
 #
-# What did each device do? `trace.fit_step` takes a step of `fit` and records which device computed
-# what, and when. The step needs five convolutions, two forward and three backward:
+# What does each device do? `trace.fit_step` records which device computes what in a step of `fit`,
+# and when, and leaves the weights as they were. The step needs five convolutions, two forward and
+# three backward:
 
 # %%
 def shortest(model, device=None):
@@ -135,8 +138,8 @@ plt.show()
 # %% [markdown]
 # Each device computed all five convolutions for its share of the batch, at the same time as the
 # others. At a black line all devices have a gradient, and it is added up. Two cores gain less than
-# twice the speed: a bar for half of the batch may take more than half of the time, and one device
-# alone may use both cores, where bars of half the height are two of its operations at once.
+# twice the speed. A bar for half of the batch may take more than half of the time, and one device
+# alone may use both cores: bars of half the height are two operations at once.
 #
 # | | |
 # |---|---|
@@ -156,14 +159,16 @@ plt.show()
 # An **all-reduce** adds up the gradients of all replicas and gives every replica the sum. With it
 # each replica updates its own weights, so they stay equal to those of the others.
 #
-# Now we take this step by hand, with the **plain strategy**, TensorFlow's own `MirroredStrategy`.
-# `fit.strategy` builds on it and corrects its means. The loss is the mean of (w·x)². With w = 1 its
-# gradient is the mean of 2x², which is 22. A replica has only its shard and cannot take this mean.
-# But it can divide the sum over its shard by the size of the global batch, and these results add up
-# to the mean:
+# Now we take this step by hand, with TensorFlow's own `MirroredStrategy`, here called the **plain
+# strategy**. Make it only once: the all-reduce of a second plain one may fail
+# ([why](../docs/errors.md#collective)).
+#
+# The loss is the mean of (w·x)². With w = 1 its gradient is the mean of 2x², which is 22. A replica
+# has only its shard and cannot take this mean. But it can divide the sum over its shard by the size
+# of the global batch, and these results add up to the mean:
 
 # %%
-plain = tf.distribute.MirroredStrategy(plan.devices)  # make it once: a second plain one may fail
+plain = tf.distribute.MirroredStrategy(plan.devices)
 with plain.scope():
     weight, optimizer = keras.Variable(1.0), keras.optimizers.SGD(0.01)
 
@@ -176,28 +181,23 @@ def replica(x, size):
     return gradient
 
 
+# %% [markdown]
+# `plain.run` calls `replica` on every device. `experimental_local_results` lists what each of them
+# holds of a value, and `reduce` adds up what they returned:
+
 # %%
 numbers = tf.data.Dataset.from_tensors(tf.range(1.0, 6.0))
 (shards,) = plain.experimental_distribute_dataset(numbers)
 gradients = plain.run(replica, args=(shards, 5.0))
-values = {"shards": shards, "gradients": gradients, "weights": weight.value}
-values = {name: plain.experimental_local_results(each) for name, each in values.items()}
-for name, of_replicas in values.items():
-    print(name, *[np.round(each, 2) for each in of_replicas])
+for name, value in ("shards", shards), ("gradients", gradients), ("weights", weight.value):
+    print(name, *[np.round(each, 2) for each in plain.experimental_local_results(value)])
 print(f"added up: {plain.reduce('SUM', gradients, axis=None):.2f}")
 
-means = [np.sum(2 * shard**2) / max(len(shard), 1) for shard in values["shards"]]
-print("means of the shards:", *np.round(means, 2), f" their average: {np.mean(means):.2f}")
-
 # %% [markdown]
-# The gradients add up to 22, and both copies of the weight took the same step of 0.01 · 22.
-#
-# Under the plain strategy Keras does what the last line shows: each replica takes the mean of its
-# own shard, and these means count equally. Their average is 25.17 in place of 22, and no error says
-# so.
+# The gradients add up to 22, and each copy of the weight took the same step of 0.01 · 22.
 #
 # Each replica needs all weights and the whole state of the optimizer. The next cell counts their
-# bytes for the network of digits. `experimental_local_results` gives the copies of all replicas:
+# bytes for the network of digits:
 
 # %%
 strategy = fit.strategy(plan)  # gives the strategy that exists already
@@ -222,7 +222,7 @@ keras.config.set_floatx("float64")
 keras.config.set_dtype_policy("float64")
 size = 60 * len(plan)
 x, y = digits.load(4 * size + 1)
-short = fit.batches(x, y, batch_size=size)
+uneven = fit.batches(x, y, batch_size=size)
 
 
 def normed(synchronized=False):
@@ -249,8 +249,8 @@ def apart(ours, theirs):
     return max(np.abs(a - b).max() / np.abs(b).max() for a, b in zip(ours, theirs))
 
 
-one = trained(tf.device(plan.devices[0]), short)
-ours = trained(strategy.scope(), short)
+one = trained(tf.device(plan.devices[0]), uneven)
+ours = trained(strategy.scope(), uneven)
 print("one device and all are less than 1e-12 apart:", apart(ours, one) < 1e-12)
 print(f"before and after training: {apart(normed().get_weights()[:1], one[:1]):.2f} apart")
 
@@ -259,18 +259,27 @@ print(f"before and after training: {apart(normed().get_weights()[:1], one[:1]):.
 #
 # ## Break it
 #
-# Now the same training runs with the plain strategy. `fit.check` takes a model and its data, and
-# gives a sentence for each trap that it sees. The first cell prints them, and the second
-# trains for two passes anyway:
+# Under the plain strategy Keras lets each replica take the mean of its own shard, and these means
+# count equally. What would that give for the five numbers above, whose mean of 2x² is 22?
+
+# %%
+parts = plain.experimental_local_results(shards)
+means = [np.sum(2 * part**2) / max(len(part), 1) for part in parts]
+print("means of the shards:", *np.round(means, 2), f" their average: {np.mean(means):.2f}")
+
+# %% [markdown]
+# The average of the means is 25.17 in place of 22, and no error would say so. `fit.check` takes a
+# model and its data, and gives a sentence for each such trap that it sees. Here it looks at the
+# training of the proof, and the second cell runs it for two passes anyway:
 
 # %%
 with plain.scope():
     broken = normed()
-for sentence in fit.check(broken, short):
+for sentence in fit.check(broken, uneven):
     print(textwrap.fill(sentence, 88, subsequent_indent="  "))
 
 # %%
-losses = broken.fit(short, epochs=2, verbose=0).history["loss"]
+losses = broken.fit(uneven, epochs=2, verbose=0).history["loss"]
 print("plain strategy, losses:", np.round(losses, 2))
 
 # %% [markdown]
@@ -282,11 +291,11 @@ print("plain strategy, losses:", np.round(losses, 2))
 # without the last image every batch divides. The next cell takes each cure alone, and then both:
 
 # %%
-even = short.take(4)
-for name, data, both in [("short", short, True), ("even", even, False), ("even", even, True)]:
+even = uneven.take(4)
+for name, data, both in [("uneven", uneven, True), ("even", even, False), ("even", even, True)]:
     one = trained(tf.device(plan.devices[0]), data)
     far = apart(trained(plain.scope(), data, synchronized=both), one)
-    print(f"plain, {name:5} batches, sync={both!s:5} {far:.2f} apart, below 1e-12: {far < 1e-12}")
+    print(f"plain, {name:6} batches, sync={both!s:5} {far:.2f} apart, below 1e-12: {far < 1e-12}")
 
 # %% [markdown]
 # With both cures the plain strategy ends at the weights of one device, and with either alone it
@@ -294,14 +303,14 @@ for name, data, both in [("short", short, True), ("even", even, False), ("even",
 #
 # | with the plain strategy | what happens | the cure |
 # |---|---|---|
-# | a batch that does not divide | small shards count like large ones | `drop_remainder=True` |
+# | uneven shards | small ones count like large ones | a size that divides, `drop_remainder=True` |
 # | BatchNormalization | each replica normalizes by its own shard | `synchronized=True` |
 # | a loss that is a sum | gradients are divided by the number of replicas | take the mean |
 # | an optimizer made outside | the step counter goes up once per replica | compile in the scope |
 #
-# `fit.strategy` needs only the last cure, and refuses to train without it. It needs no other cure:
-# it mends the rest itself, and also what `fit.check` does not look for, such as clipping by a norm,
-# masks and dropout ([the table](../docs/fit.md#what-is-mended)).
+# `fit.strategy` needs only the last cure, and refuses to train without it. It mends the rest
+# itself, also what `fit.check` does not look for, such as clipping by a norm, masks and dropout
+# ([the table](../docs/fit.md#what-is-mended)).
 #
 # ## On GPUs
 #
@@ -313,10 +322,9 @@ for name, data, both in [("short", short, True), ("even", even, False), ("even",
 #
 # ## With a model of another kind
 #
-# This model takes sequences of different lengths, filled up with zeros, so its attention has a
-# mask. Its two outputs have a loss each. A callback saves the model after every pass. After two
-# passes on all devices, one device loads the file, and the saved model and the loaded one train
-# for a third pass:
+# This model takes sequences of 12 or 6 words, filled up with zeros, which a mask leaves out. Its
+# two outputs have a loss each. A callback saves the model after every pass. After two passes on all
+# devices, one device loads the file, and the saved model and the loaded one train for a third pass:
 
 # %%
 keras.config.set_floatx("float32")
@@ -326,15 +334,14 @@ keras.config.set_dtype_policy("float32")
 def reader():
     keras.utils.set_random_seed(8)
     words = keras.Input([12], dtype="int32")
-    x = layers.Embedding(50, 16, mask_zero=True)(words)
-    x = layers.GlobalAveragePooling1D()(layers.MultiHeadAttention(2, 8)(x, x))
+    x = layers.GlobalAveragePooling1D()(layers.Embedding(50, 16, mask_zero=True)(words))
     model = keras.Model(words, {"kind": layers.Dense(3)(x), "score": layers.Dense(1)(x)})
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), {"kind": entropy, "score": "mse"})
     return model
 
 
-random = np.random.default_rng(8)
-words = random.integers(1, 50, [205, 12]) * (np.arange(12) < random.integers(1, 13, [205, 1]))
+words = np.random.default_rng(8).integers(1, 50, [205, 12])
+words[::2, 6:] = 0
 answers = {"kind": words.max(1) % 3, "score": words.mean(1, keepdims=True) / 10}
 
 # %%
@@ -386,7 +393,7 @@ checks.evaluate(evaluate)
 
 # %% [markdown]
 # **2.** The plain strategy divides the size of a batch by the number of replicas and rounds up.
-# That is a share: in order, each replica takes one while examples last. Write
+# Each replica in turn takes a share of this size while examples last. Write
 # `leaves_empty(examples, batch, replicas)` for a dataset of `examples` examples in batches of
 # `batch`, of which the last may be smaller. It returns whether any batch leaves a replica empty.
 
@@ -410,7 +417,7 @@ checks.leaves_empty(leaves_empty)
 #
 # - Three lines put both devices to work: losses and accuracies were less than 0.005 from those of
 #   one device.
-# - All devices gained nothing with the smallest batch, and were clearly faster with the largest.
+# - All devices were no faster with the smallest batch, and clearly faster with the largest.
 # - The gradients of two replicas added up to 22.00, that of the whole batch.
 # - With a last batch of one image, the weights were less than 1e-12 from those of one device.
 # - The plain strategy lost its second pass to NaN on that batch. Without that batch, the weights

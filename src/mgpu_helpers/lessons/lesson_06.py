@@ -17,15 +17,15 @@ class Run(NamedTuple):
 
 
 def watched(way: Callable[..., Any], train: Callable[..., Any], *given: Sequence[Any]) -> Run:
-    """Train models in a way, in turn or at once; each train gets a callback that notes its steps.
+    """Train models in a way, in turn or at once; each train gets a callback in a list, its clock.
 
-    >>> run = watched(lambda *each: [*map(*each)], lambda n, clock: clock.set_params({}), [1, 2])
+    >>> run = watched(lambda *each: [*map(*each)], lambda n, clock: clock[0].set_params({}), [1, 2])
     >>> run.spans, run.passes
     ([[], []], [[], []])
     """
     begin = time.perf_counter()
     clocks = [_Clock(begin) for _ in given[0]]
-    way(train, *given, clocks)
+    way(train, *given, [[clock] for clock in clocks])
     return Run([clock.spans for clock in clocks], [clock.passes for clock in clocks])
 
 
