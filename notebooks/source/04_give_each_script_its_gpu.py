@@ -200,8 +200,7 @@ for numbers in (allowed[:1], allowed[:2]):
 # ## Proof
 #
 # Each network has trained twice, and has to learn the same alone and beside the other one. Each
-# time the script wrote the losses and a hash of the weights to a file. A set keeps equal contents
-# once:
+# time the script wrote the losses and a hash of the weights to a file. A set keeps equal ones once:
 
 # %%
 for name in names:
@@ -210,8 +209,8 @@ for name in names:
     print(f"{name:6} files: {len(files)}, different contents: {len(contents)}")
 
 # %% [markdown]
-# Both files of a network are equal, byte for byte. On one core a script computes with one
-# thread, so its sums are added in the same order every time.
+# The files are equal, byte for byte. On one core a script computes with one thread, so its sums are
+# added in the same order every time.
 #
 # ## Break it
 #
@@ -314,7 +313,7 @@ print(race.two_at_once(lock))
 # ## On GPUs
 #
 # A job on a GPU has a thread for every core of the host; `TF_NUM_INTRAOP_THREADS=4` in front of
-# `mgpu run` gives each job four. On a GPU some operations add in an order that changes; `train.py`
+# `mgpu run` gives each job four. Some operations add in an order that changes; `train.py`
 # calls `tf.config.experimental.enable_op_determinism()`, which fixes it.
 #
 # With `--devices-each 2` each job gets two GPUs, for a script that uses both, as in [[07]].
@@ -373,7 +372,7 @@ checks.environment(environment)
 # - After a plain `wait` the shell's exit status was 0 although a command had failed. In a queue of
 #   six, the runner named the jobs that failed, and the others went on.
 # - On a pretended server the runner used the GPUs that nobody else used. With locks, two runners
-#   that looked at once got different devices.
+#   got different devices.
 #
 # ## In practice
 #

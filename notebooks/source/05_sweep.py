@@ -145,7 +145,7 @@ print("the same:", list(sweep.values()) == by_hand)
 
 # %% [markdown]
 # A job is a command with such arguments:
-# `[sys.executable, "train.py", *arguments, "--epochs=1"]`. In Python
+# `[sys.executable, "train.py", *arguments, "--epochs=1"]`.
 # `jobs.run(commands, names=sweep, skip_done=True)` runs a list of such commands.
 #
 # ## Go on after a failure
@@ -189,7 +189,7 @@ mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs again"
 mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs again")
 
 # %% [markdown]
-# The two finished jobs were skipped, and the two failed ones ran. The colour of a job is its
+# The two finished jobs were skipped, the failed ones ran. The colour of a job is its
 # device:
 #
 # ![Two starts of four jobs. The first adds four lines to jobs.jsonl: two done and two failed. The
