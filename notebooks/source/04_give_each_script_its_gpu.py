@@ -22,7 +22,6 @@ plan
 
 # %%
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -49,40 +48,42 @@ from mgpu_helpers.lessons.pretend import pretend_gpus, pretend_server
 # ```
 #
 # Scripts for which no GPU is free wait in a queue. What a script prints goes to a log. In Python
-# `jobs.run` does the same; `free=1` uses one free device. Without a GPU, a core of the processor
-# stands in for one. Here a narrow network trains alone, and then beside a wide one:
+# `jobs.run` does the same; with `free=1` it takes one free device at a time. Without a GPU, a core
+# of the processor stands in for it. Here a narrow and a wide network train with `free=1`, and then
+# on two devices:
 
 # %%
 folder = Path(tempfile.mkdtemp())
 kind, allowed = jobs.allowed()  # "GPU" or "core", and the numbers that this process may use
+names, widths = ["narrow", "wide"], [16, 32]
 
 
-def train(way, free, **widths):
+def train(way, free):
     commands = [
-        [sys.executable, "scripts/train.py", f"--width={width}", f"--output={folder / way / name}"]
-        for name, width in widths.items()
-    ]
-    return jobs.run(commands, names=widths, free=free, logs=folder / way, progress=False)
+        [sys.executable, "scripts/train.py", f"--width={width}", f"--output={folder / way / name}",
+         "--epochs=1"]
+        for name, width in zip(names, widths)
+    ]  # fmt: skip
+    return jobs.run(commands, names=names, free=free, logs=folder / way, progress=False)
 
 
 # %%
-alone = train("alone", 1, narrow=16)
-both = train("both", min(2, len(allowed)), narrow=16, wide=32)
-print([(job.name, job.status) for job in (*alone, *both)])
+one = train("one", free=1)
+two = train("two", free=min(2, len(allowed)))
+print([(job.name, job.status) for job in (*one, *two)])
 
 # %% tags=["varies", "cover", "nbval-ignore-output"]
-heights = {"sharex": True, "height_ratios": [1, 2], "layout": "constrained"}
-_, axes = plt.subplots(2, figsize=(8, 3.5), **heights)
-for ax, title, report in zip(axes, ["One alone", "Side by side"], [alone, both]):
+_, axes = plt.subplots(2, figsize=(8, 4), sharex=True, layout="constrained")
+for ax, free, report in zip(axes, (1, min(2, len(allowed))), (one, two)):
     charts.jobs(report, ax)
-    ax.set_title(title, loc="left")
+    ax.set_title(f"free={free}: {report.wall:.1f} s in all", loc="left")
     ax.label_outer()
-ax.set_xlim(0, 1.02 * max(alone.wall, both.wall))
+ax.set_xlim(0, 1.02 * one.wall)
 plt.show()
 
 # %% [markdown]
-# Each bar is a script from start to end. Side by side the two take little longer than the narrow
-# one alone. On a single device they follow each other.
+# Each bar is a script from start to end, mostly the start of Python and TensorFlow. With
+# `free=1` the second script waits for the first. On two devices they run side by side.
 #
 # | `mgpu run`, `jobs.run` | |
 # |---|---|
@@ -92,20 +93,19 @@ plt.show()
 #
 # ## How it works
 #
-# Left to itself, each TensorFlow takes nearly all the memory of every GPU ([[02]]) and computes on
-# the first one. So two scripts land as in the left half of the drawing:
+# Left to itself, each TensorFlow process takes nearly all the memory of every GPU ([[02]]) and
+# computes on the first one. So two scripts land as in the left half of the drawing:
 #
-# ![Two scripts on a machine with four GPUs. Left, no setting: a.py computes on GPU 0 and takes the
-# memory of all four, and b.py finds none. Right, a GPU for each: a.py works on GPU 0, b.py on GPU
-# 1.](pictures/04_landing.svg)
+# ![Left, no setting: a.py computes on GPU 0 and takes the memory of all four, and b.py finds none.
+# Right: a.py works on GPU 0, b.py on GPU 1.](pictures/04_landing.svg)
 #
-# The next cell starts two processes without `CUDA_VISIBLE_DEVICES`, and each prints the devices
-# that it sees:
+# Here two processes without `CUDA_VISIBLE_DEVICES` print the devices that they see:
 
 # %% tags=["nbval-ignore-output"]
-look = "from mgpu_helpers import jobs; print('may use', *jobs.allowed())"
+look = folder / "look.py"
+look.write_text("from mgpu_helpers import jobs; print('may use', *jobs.allowed())")
 for _ in range(2):
-    seen = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True).stdout
+    seen = subprocess.run([sys.executable, look], capture_output=True, text=True).stdout
     print(seen, end="")
 
 # %% [markdown]
@@ -122,8 +122,8 @@ for _ in range(2):
 #
 # The first line makes CUDA number the GPUs as `nvidia-smi` does; without it, the fastest GPU comes
 # first. `> a.log 2>&1` sends what a script prints to a file, `&` starts the script in the
-# background, and `wait` waits for both. On cores, `taskset` takes the place of the variable. The
-# function `on` returns what stands in front of a command that is to use one device only:
+# background, and `wait` waits for both. On cores, `taskset` takes the place of the variable. Here
+# `on(device)` returns the words to put in front of a command that may use only this device:
 
 # %% tags=["nbval-ignore-output"]
 def on(device):
@@ -137,13 +137,16 @@ def on(device):
 print(*on(allowed[0]))
 
 # %% [markdown]
-# `env` sets variables for the command behind it, and `-1` hides every GPU. Now the program `look`
-# runs twice, each time on a device of its own:
+# `env` sets variables for the command behind it, and `-1` hides every GPU. Now look.py runs
+# twice, each time on a device of its own:
 
 # %% tags=["nbval-ignore-output"]
-first, second = (shlex.join([*on(device), sys.executable, "-c", look])
-                 for device in (allowed[0], allowed[-1]))  # fmt: skip
-recipe = f"{first} > a.log 2>&1 &\n{second} > b.log 2>&1 &\nwait"
+a, b = (" ".join(on(device)) for device in (allowed[0], allowed[-1]))
+recipe = f"""
+{a} "{sys.executable}" look.py > a.log 2>&1 &
+{b} "{sys.executable}" look.py > b.log 2>&1 &
+wait
+"""
 subprocess.run(recipe, shell=True, cwd=folder)
 for log, device in {"a.log": allowed[0], "b.log": allowed[-1]}.items():
     said = (folder / log).read_text().strip()
@@ -167,10 +170,10 @@ for log, device in {"a.log": allowed[0], "b.log": allowed[-1]}.items():
 #
 # ## A queue
 #
-# With three scripts and two GPUs, the third has to wait. This function starts a waiting command on
-# each free device, and frees the device when the command has ended:
+# With three scripts and two GPUs, the third has to wait. The function below starts a waiting
+# command on each free device, and frees the device when the command has ended. Two naps show it:
 
-# %%
+# %% tags=["nbval-ignore-output"]
 def run(commands, numbers):
     free, waiting, running = list(numbers), list(commands), {}
     while waiting or running:
@@ -184,47 +187,47 @@ def run(commands, numbers):
         time.sleep(0.05)
 
 
-# %% tags=["nbval-ignore-output"]
-nap = [sys.executable, "-c", "import time; time.sleep(0.5)"]
+nap = [sys.executable, "-c", "import time; time.sleep(0.3)"]
 for numbers in (allowed[:1], allowed[:2]):
     began = time.perf_counter()
     run([nap, nap], numbers)
     print(f"devices {numbers}: {time.perf_counter() - began:.1f} s")
 
 # %% [markdown]
-# On one device the two naps follow each other, and on two they overlap. A program with such a queue
-# is a **runner**, as `jobs.run` is.
+# On one device the naps follow each other, and on two they overlap. A program with such a queue is
+# a **runner**, as `mgpu run` is.
 #
 # ## Proof
 #
-# The narrow network has trained twice, alone and beside the wide one, and has to learn the same.
-# Each time the script wrote the losses and a hash of the weights to a file. A set keeps equal
-# contents only once:
+# Each network has trained twice, and has to learn the same alone and beside the other one. Each
+# time the script wrote the losses and a hash of the weights to a file. A set keeps equal ones once:
 
 # %%
-files = [folder / way / "narrow" / "train.json" for way in ("alone", "both")]
-contents = {file.read_bytes() for file in files}
-print("files:", len(files), "different contents:", len(contents))
+for name in names:
+    files = [folder / way / name / "train.json" for way in ("one", "two")]
+    contents = {file.read_bytes() for file in files}
+    print(f"{name:6} files: {len(files)}, different contents: {len(contents)}")
 
 # %% [markdown]
-# Both files are equal, byte for byte. On one core a script computes with one thread, which always
-# adds in the same order.
+# The files are equal, byte for byte. On one core a script computes with one thread, so its sums are
+# added in the same order every time.
 #
 # ## Break it
 #
 # **A script fails, and the shell does not say so.** The command `false` always fails. Here it runs
 # beside `true`, first with a plain `wait`, and then with a `wait` for each process. `$!` is the
-# number of the process that was started last:
+# number of the process that was started last, and `$?` the exit status of the last command:
 
 # %%
-for end in ("wait", "wait $a && wait $b"):
+for end in ("wait", "wait $a; s=$?; wait $b && exit $s"):
     shell = subprocess.run(f"false & a=$!; true & b=$!; {end}", shell=True)
-    print(f"{end:20} exit status {shell.returncode}")
+    print(f"{end:35} exit status {shell.returncode}")
 
 # %% [markdown]
-# After a `wait` without a process number the exit status is 0, as if all had gone well. `wait $a`
-# passes on how that process ended, so put `a=$!` and `b=$!` behind the two `&`, and end with
-# `wait $a && wait $b`.
+# After a `wait` without a process number the exit status is 0. `wait $a` passes on how that process
+# ended. So put `a=$!` and `b=$!` behind the two `&`, and end a shell script with
+# `wait $a; s=$?; wait $b && exit $s`: it waits for both, and fails if one has failed. In a terminal
+# `wait $a; echo a: $?; wait $b; echo b: $?` says how each ended.
 #
 # `jobs.run` reports each failure. Of the next six jobs, one fails, one hangs, and one is killed:
 
@@ -238,7 +241,7 @@ programs = {
     "last": "print('ok')",
 }
 commands = [[sys.executable, "-c", program] for program in programs.values()]
-queue = jobs.run(commands, names=programs, free=min(2, len(allowed)), time_limit=2,
+queue = jobs.run(commands, names=programs, free=min(2, len(allowed)), time_limit=1.5,
                  logs=folder / "six", progress=False)  # fmt: skip
 for job in queue:
     print(f"{job.name:12} {job.status:10} {job.returncode:4}  {job.tail}")
@@ -250,9 +253,9 @@ plt.show()
 # %% [markdown]
 # The hatched jobs did not end well, and the others went on. The last column is what a job printed
 # last: it says why `fails` failed. Python gives the signal that ended a process as a negative exit
-# status: -15 is SIGTERM, which the runner sends when the time is up, and -9 is SIGKILL, which Linux
-# also sends when the host has no memory left. `mgpu run` ends with exit status 1 if a job has
-# failed.
+# status: -15 is SIGTERM, which the runner sends when the time is up, and -9 is SIGKILL, sent here
+# by the job itself, and by Linux when the host has no memory left. `mgpu run` ends with exit status
+# 1 if a job has failed.
 #
 # ## On a shared server
 #
@@ -267,18 +270,18 @@ with pretend_server(used={0: 79, 1: 4}):
 assert [job.tail for job in shared] == ["2", "3"]  # what each printed
 
 # %% [markdown]
-# The runner said which GPUs it leaves alone, and why. The jobs got the two others. If all were in
+# The runner says which GPUs it leaves alone, and why. The jobs got the two others. If all were in
 # use, the jobs would wait, unless `--busy` or `--devices 0,1` is given.
 #
-# The driver lists a script only seconds after its start. A second runner that looks before then
-# takes the same GPU:
+# The driver lists a script only seconds after its start. Until then a second runner can take the
+# same GPU:
 #
-# ![Two runners over time. A looks and sees that 0 is free; B looks before A has taken it, and sees
-# the same; then A takes 0, and B takes 0.](pictures/04_race.svg)
+# ![Over time: A sees that 0 is free; B looks before A has taken it, and sees the same; then both
+# take 0.](pictures/04_race.svg)
 #
 # A **lock** makes looking and taking one act: the operating system gives the lock of a file to one
-# process at a time, and frees the lock when that process ends. Below there is a file for each
-# device. Each of two runners locks the first file that is free, and waits until both have looked:
+# process at a time, and frees it when that process ends. Here each device has a file. Each of two
+# runners locks the first free one, and waits until both have looked:
 
 # %%
 lock = """
@@ -299,33 +302,22 @@ print(race.two_at_once(lock))
 
 # %% [markdown]
 # Now each runner has a device of its own. `jobs.run` holds such a lock on every device that it
-# uses. The locked files lie in `/tmp/mgpu-jobs`, where `mgpu run` of other users looks too, unless
-# their `TMPDIR` differs.
+# uses. The files lie in `/tmp/mgpu-jobs`, where `mgpu run` of other users looks too, unless their
+# `TMPDIR` differs.
 #
 # ## When not to
 #
-# Scripts share the host. Where an input pipeline already keeps all cores busy, a second script
-# slows both down. Where the memory is too small for several TensorFlows, see [[06]].
+# Where an input pipeline already keeps all cores of the host busy, a second script slows both down.
+# Where its memory is too small for several TensorFlows, see [[06]].
 #
 # ## On GPUs
 #
 # A job on a GPU has a thread for every core of the host; `TF_NUM_INTRAOP_THREADS=4` in front of
-# `mgpu run` gives each job four. Some operations add in an order that changes; `train.py` calls
-# `tf.config.experimental.enable_op_determinism()`, which fixes that order.
+# `mgpu run` gives each job four. Some operations add in an order that changes; `train.py`
+# calls `tf.config.experimental.enable_op_determinism()`, which fixes it.
 #
-# ## With a script that uses several GPUs
+# With `--devices-each 2` each job gets two GPUs, for a script that uses both, as in [[07]].
 #
-# With `--devices-each 2` each job gets two devices, for a script that uses both, as in [[07]]. Here
-# a job counts its devices:
-
-# %% tags=["nbval-ignore-output"]
-count = [sys.executable, "-c", "from mgpu_helpers import jobs; print(len(jobs.allowed()[1]))"]
-each = len(allowed[:2])
-job = jobs.run([count], devices_each=each, logs=folder / "pair", progress=False)[0]
-print(f"asked for {each} devices, the job may use {job.tail}")
-assert job.tail == str(each) or sys.platform == "darwin"
-
-# %% [markdown]
 # ## On your own
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
@@ -376,16 +368,16 @@ checks.environment(environment)
 # ## What we saw
 #
 # - Two processes without any setting could use every device; with a few words in front, one each.
-# - A training wrote the same bytes alone and beside another one.
+# - Two scripts wrote the same bytes one after the other and side by side.
 # - After a plain `wait` the shell's exit status was 0 although a command had failed. In a queue of
-#   six, the runner named the jobs that did not end well, and the others went on.
-# - On a pretended server, the runner used the GPUs that nobody else used. With locks, two runners
-#   that looked at the same moment got different devices.
+#   six, the runner named the jobs that failed, and the others went on.
+# - On a pretended server the runner used the GPUs that nobody else used. With locks, two runners
+#   got different devices.
 #
 # ## In practice
 #
 # Start your scripts with `mgpu run`. For two scripts on GPUs that nobody else uses, four lines of
-# shell are enough, if they end with `wait $a && wait $b`. `mgpu` alone prints which number is which
+# shell are enough, if they end with a `wait` for each. `mgpu` alone prints which number is which
 # GPU, and which are in use. Next: [[next]].
 
 # %% [markdown]
@@ -394,8 +386,8 @@ checks.environment(environment)
 # In classic code the session's `ConfigProto` lists the GPUs that a process may use. In Wonik Jang's
 # article "Multi-GPUs" of 2017 ([sources](../docs/sources.md#jang)) one script has the list "0" and
 # the other the list "1". [train_graph.py](scripts/train_graph.py) trains that article's network.
-# Below are its lines for the list, and the statuses of two runs by our runner. Both runs get the
-# list "0": each sees one GPU, which has number 0 inside.
+# Below are its lines for the list, and two runs by our runner. Both get the list "0": on a machine
+# with GPUs each sees one, which has number 0 inside.
 
 # %%
 script = Path("scripts/train_graph.py").read_text()
@@ -410,8 +402,7 @@ print([job.status for job in graphs])
 # (GPU:0) is being mapped to multiple devices" ([issue
 # 19083](https://github.com/tensorflow/tensorflow/issues/19083)).
 #
-# Today `tf.config` takes the place of this list. Here we ask for the GPUs 2 and 0 of four
-# pretended ones:
+# Today `tf.config` takes the place of this list. We ask for GPUs 2 and 0 of four pretended ones:
 
 # %%
 with pretend_gpus(4) as gpus:

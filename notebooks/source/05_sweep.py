@@ -3,7 +3,7 @@
 #
 # You look for the learning rate and the width with which your script trains best. A loop in the
 # shell tries one setting after the other on one of four GPUs, and three stay idle. In the morning
-# the seventh setting has failed, and you start the loop again from the first.
+# the machine has restarted at the seventh setting, and you start the loop again from the first.
 #
 # **In this lesson** one line tries a grid of settings on all devices, goes on after a failure, and
 # gives a table in which you find the best.
@@ -30,6 +30,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from datetime import datetime
 from pathlib import Path
@@ -61,25 +62,27 @@ from mgpu_helpers.lessons.checks import lesson_05 as checks
 # ```
 #
 # Then this line, in a terminal, tries two learning rates with two widths each. What follows `--` is
-# given to every job:
+# given to every job and is not in its name:
 #
 # ```shell
 # mgpu run train.py --grid lr=0.01,0.1 width=2,16 --skip-done -- --epochs 1
 # ```
 #
 # The function `mgpu` runs such a line, always in the same temporary folder. It prints what a
-# terminal would show, or the first `show` lines of that, and adds the exit status:
+# terminal would show (with `brief`, only the table and the first failure), and how the line ended:
 
 # %%
 folder = Path(tempfile.mkdtemp())
 shutil.copy("scripts/train.py", folder)
 
 
-def mgpu(line, show=None):
+def mgpu(line, brief=False):
+    began = time.perf_counter()
     command = [sys.executable, "-m", "mgpu_helpers", *line.split()]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    said = (done.stdout + done.stderr).replace(f"{folder}{os.sep}", "")
-    print(*said.splitlines()[:show], f"exit status: {done.returncode}", sep="\n")
+    said = (done.stdout + done.stderr).replace(f"{folder}{os.sep}", "").strip()
+    print("\n\n".join(said.split("\n\n")[1:4] if brief else [said]))
+    print(f"exit status {done.returncode} after {time.perf_counter() - began:.1f} s")
 
 
 # %% tags=["nbval-ignore-output"]
@@ -87,7 +90,8 @@ mgpu("run train.py --grid lr=0.01,0.1 width=2,16 --skip-done -- --epochs 1")
 
 # %% [markdown]
 # Each job is named after its settings in the grid and runs on the next device that is free. The
-# table shows the result that each job has printed.
+# table shows the result that each job has printed. The line took less time than its jobs
+# together, because two devices worked at once.
 #
 # | | |
 # |---|---|
@@ -102,9 +106,10 @@ mgpu("run train.py --grid lr=0.01,0.1 width=2,16 --skip-done -- --epochs 1")
 mgpu("run train.py --grid lr=0.01,0.1,1 width=2,16 --skip-done -- --epochs 1")
 
 # %% [markdown]
-# Each time a job ends, the runner adds a line of JSON to `logs/jobs.jsonl`. In a line `name`
-# holds the settings, and `result_accuracy` is the accuracy that the job printed. `read` gives the
-# lines as dictionaries. The chart is made of them: accuracy against rate, a curve for each width:
+# Each time a job ends, the runner adds a line of JSON to `logs/jobs.jsonl`. In a line `name` holds
+# the settings, and `result_accuracy` is the accuracy that the job printed. `read` gives the lines
+# as dictionaries. The chart is made of these dictionaries: accuracy against rate, a curve for each
+# width:
 
 # %%
 def read(logs):
@@ -124,15 +129,30 @@ plt.show()
 
 # %% [markdown]
 # The error bars are standard errors: how far chance usually moves an accuracy of 360 digits. With a
-# rate of 1 nothing is learnt: one digit in ten is right, as in guessing. So the best of these rates
-# lies between two that are worse. The best width is the largest of those tried, so a wider one is
-# the next to try.
+# rate of 1 nothing is learnt: one digit in ten is right, as in guessing. The best rate lies
+# between two worse ones. The best width is the largest tried, so try a wider one next.
 #
 # ## How it works
 #
-# The script parabola.py looks for the lowest point of x² by gradient descent. The gradient is 2x,
-# so a step with the rate 0.1 multiplies x by 0.8. A file, `near.txt` or `far.txt`, holds the x at
-# which it starts. Here the script runs alone, from x = 1:
+# A grid is every combination of its values, and `jobs.grid` makes it like two nested loops. Here
+# are the jobs of the first sweep:
+
+# %%
+by_hand = [[f"--lr={lr}", f"--width={width}"] for lr in (0.01, 0.1) for width in (2, 16)]
+sweep = jobs.grid(lr=[0.01, 0.1], width=[2, 16])
+print(*sweep.items(), sep="\n")
+print("the same:", list(sweep.values()) == by_hand)
+
+# %% [markdown]
+# A job is a command with such arguments:
+# `[sys.executable, "train.py", *arguments, "--epochs=1"]`.
+# `jobs.run(commands, names=sweep, skip_done=True)` runs a list of such commands.
+#
+# ## Go on after a failure
+#
+# The script parabola.py ends at once. It looks for the lowest point of x² by gradient descent. The
+# gradient is 2x, so a step with the rate 0.1 multiplies x by 0.8. A file, `near.txt` or `far.txt`,
+# holds the x at which it starts. Here the script runs alone, from x = 1:
 
 # %%
 parabola = folder / "parabola.py"
@@ -154,53 +174,37 @@ print(subprocess.run(alone, cwd=folder, capture_output=True, text=True).stdout, 
 print(f"by hand {(0.8**5) ** 2:.6f}")
 
 # %% [markdown]
-# After five steps x is 0.8 to the power of 5, and the loss is its square.
-#
-# A grid is every combination of its values, and `jobs.grid` makes it like two nested loops.
-# Here is one for this script:
-
-# %%
-by_hand = [[f"--lr={lr}", f"--start={start}"] for lr in (0.1, 0.4) for start in ("near", "far")]
-sweep = jobs.grid(lr=[0.1, 0.4], start=["near", "far"])
-print(*sweep.items(), sep="\n")
-print("the same:", list(sweep.values()) == by_hand)
-
-# %% [markdown]
-# A job is a command with such arguments: `[sys.executable, "parabola.py", *arguments]`.
-# `jobs.run(commands, names=sweep, skip_done=True)` runs a list of such commands.
-#
-# ## Go on after a failure
-#
-# So far `far.txt` is missing, so two of these four jobs fail:
+# After five steps x is 0.8 to the power of 5, and the loss is its square. Of a grid of four such
+# jobs two fail, because `far.txt` is still missing:
 
 # %% tags=["nbval-ignore-output"]
-mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs again")
+mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs again", brief=True)
 
 # %% [markdown]
-# Below the table is the end of each failed job's log, which names the cause. The exit status is 1,
-# so a shell script can notice the failure. Now the file is written, and the same line runs again:
+# Below the table is the end of a failed job's log, which names the cause. The exit status is 1, so
+# a shell script can notice the failure. Now the file is written, and the same line runs again:
 
 # %% tags=["nbval-ignore-output"]
 (folder / "far.txt").write_text("10")
 mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs again")
 
 # %% [markdown]
-# The two finished jobs were skipped, and the two failed ones ran. In the drawing the colour of a
-# job is its device:
+# The two finished jobs were skipped, the failed ones ran. The colour of a job is its
+# device:
 #
-# ![Four jobs of a grid in two starts. The first start adds four lines to jobs.jsonl: two done and
-# two failed. The second skips the two done, and adds two lines.](pictures/05_again.svg)
+# ![Two starts of four jobs. The first adds four lines to jobs.jsonl: two done and two failed. The
+# second skips the two done, and adds two lines.](pictures/05_again.svg)
 #
-# A job's line is written when the job ends. So the sweep goes on from there after Ctrl-C or a
-# crash, too (not shown here), and a job that was halfway begins again.
+# A job's line is written when the job ends. So the next start goes on from there after Ctrl-C
+# or a crash, too (not shown here), and a job that was halfway begins again.
 #
 # ## Proof
 #
-# A continued sweep has to give the results of an unbroken one, and must run nothing twice that was
-# done. Here is the same grid in another folder, without a failure:
+# A continued sweep has to give the results of an unbroken one, and must run nothing twice. Here is
+# the same grid in another folder, without a failure:
 
 # %% tags=["nbval-ignore-output"]
-mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --logs once", show=0)
+mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --logs once", brief=True)
 
 # %%
 def results(logs):
@@ -211,10 +215,8 @@ print("equal results:", results("again") == results("once"), len(results("once")
 print(*sorted(Counter(row["status"] for row in read("again")).items()))
 
 # %% [markdown]
-# The four results are equal. In the folder `again` four lines are of jobs done, none of them twice,
-# and two of failures.
-#
-# If you have pandas, `pandas.read_json("logs/jobs.jsonl", lines=True)` makes a table of it.
+# The four results are equal. In the folder `again` four lines are of jobs done, none twice, and two
+# of failures.
 #
 # ## Break it
 #
@@ -222,7 +224,7 @@ print(*sorted(Counter(row["status"] for row in read("again")).items()))
 # and after a thousand steps x is not a number (NaN). Which row is the best?
 
 # %% tags=["nbval-ignore-output"]
-mgpu("run parabola.py --grid lr=2,0.1,0.4 --logs diverged -- --steps 1000")
+mgpu("run parabola.py --grid lr=2,0.1,0.4 --logs diverged -- --steps 1000", brief=True)
 
 # %%
 done = sorted(read("diverged"), key=lambda row: row["name"])
@@ -230,8 +232,6 @@ try:
     min(done, key=lambda row: row["result_loss"])
 except TypeError as error:
     print(Counter(row["status"] for row in done), error)
-
-# %%
 finite = [row for row in done if row["result_loss"] is not None]
 print("the best is", min(finite, key=lambda row: row["result_loss"])["name"])
 
@@ -248,11 +248,11 @@ print("the best is", min(finite, key=lambda row: row["result_loss"])["name"])
 # %% tags=["nbval-ignore-output"]
 before = parabola.read_text()
 parabola.write_text(before.replace('"loss": x * x', '"loss": abs(x)'))
-mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs once", show=4)
+mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs once", brief=True)
 
 # %% [markdown]
-# All four jobs are skipped, and the table (here its first row) has results of the old script. No
-# error says so. To find out, compare the start of each job with the last change of the script:
+# All four jobs are skipped, and the table has results of the old script. No error says so. To find
+# out, compare the start of each job with the last change of the script:
 
 # %%
 changed = parabola.stat().st_mtime
@@ -261,8 +261,8 @@ parabola.write_text(before)
 print(sum(start < changed for start in starts), "of", len(starts), "are older than the script")
 
 # %% [markdown]
-# After a change begin a new folder, with `--logs v2`. A change behind `--` needs a new folder, too:
-# job names leave it out, and two jobs would share one.
+# After a change begin a new folder, with `--logs v2`. A change behind `--` makes other jobs with
+# the same names: give them a new folder, too.
 #
 # ## When not to
 #
@@ -271,16 +271,16 @@ print(sum(start < changed for start in starts), "of", len(starts), "are older th
 # (Bergstra and Bengio, "Random Search for Hyper-Parameter Optimization", 2012,
 # [sources](../docs/sources.md#random)). In this drawing only the rate matters:
 #
-# ![A grid of nine jobs tries three learning rates, and all miss the one with the highest accuracy.
-# Nine jobs at random try nine rates, one of them close to it.](pictures/05_grid_or_random.svg)
+# ![A grid of nine jobs tries three rates, and all miss the best one. Nine jobs at random try nine
+# rates, one of them close to it.](pictures/05_grid_or_random.svg)
 #
 # Random settings come from a file, which has the arguments of a job on each line:
 
 # %% tags=["nbval-ignore-output"]
 draw = random.Random(5)
-lines = [f"--lr={10 ** draw.uniform(-3, 0):.4f} --steps={draw.randint(2, 9)}" for _ in range(6)]
+lines = [f"--lr={10 ** draw.uniform(-3, 0):.4f}" for _ in range(6)]
 (folder / "settings.txt").write_text("\n".join(lines))
-mgpu("run parabola.py --each settings.txt --logs drawn")
+mgpu("run parabola.py --each settings.txt --logs drawn", brief=True)
 
 # %% [markdown]
 # No two jobs tried the same rate. The best result of many is partly luck, so measure the
@@ -290,7 +290,7 @@ mgpu("run parabola.py --each settings.txt --logs drawn")
 # ## On GPUs and on a cluster
 #
 # As in [[04]], GPUs that others use are left alone. A small training keeps only a part of a GPU
-# busy: then try `--per-device 2`, with a limit on the memory of each ([[02]]). Without a seed and
+# busy: then try `--per-device 2`, with a memory limit for each job ([[02]]). Without a seed and
 # `tf.config.experimental.enable_op_determinism()` two runs of one setting may differ.
 #
 # The batch script [sweep.slurm](scripts/sweep.slurm) asks Slurm for four GPUs, and starts the
@@ -311,7 +311,7 @@ for _ in range(2):
 # %% [markdown]
 # The second run skipped all four jobs, because the first had done them. In Kubernetes each pod
 # has GPUs of its own, so no runner is needed: [sweep.yaml](scripts/sweep.yaml) has four pods,
-# and picks each pod's arguments by its number. No cluster has run either file yet.
+# and picks each pod's arguments by its number. Neither file has run on a cluster yet.
 #
 # ## With a program of another kind
 #
@@ -321,8 +321,8 @@ for _ in range(2):
 # echo "{\"width\": ${1#--width=}}"
 # ```
 #
-# If your program writes a file, put the arguments into the file's name, because jobs that run at
-# the same time must not write to the same place.
+# If your program writes a file, put the arguments into its name, because jobs that run at once must
+# not write to the same place.
 #
 # ## On your own
 #
@@ -383,4 +383,5 @@ checks.again(again)
 # ## In practice
 #
 # Paste the line with your script in it, and keep `--skip-done`. Begin with few values far apart,
-# and make the grid larger where the best one lies at its edge. Next: [[next]].
+# and make the grid larger where the best one lies at its edge. If you have pandas,
+# `pandas.read_json("logs/jobs.jsonl", lines=True)` makes a table of all results. Next: [[next]].

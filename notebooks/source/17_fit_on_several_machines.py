@@ -12,7 +12,7 @@
 # - start `fit` on several machines, and prove that the model is that of one process,
 # - read the configuration of a worker, and have it checked before anybody waits,
 # - see that the workers share out every batch, and what happens if their data differ,
-# - count what crosses between machines, and predict how long that takes over a slow link.
+# - predict how long the exchange takes over a slow link, and when a second machine pays.
 #
 # **You need** [[07]].
 
@@ -23,11 +23,9 @@ plan = devices.setup(2)
 plan
 
 # %%
-import collections
 import contextlib
 import json
 import os
-import re
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -51,12 +49,10 @@ folder = Path(tempfile.mkdtemp())
 
 # %%
 path = "scripts/train_workers.py"
-script = Path(path).read_text()
-print(re.search(r"from mgpu_helpers import [\w, ]+\w", script)[0], end="\n…\n")
-print(script[script.index("keras.utils") : script.index("callbacks =")].rstrip())
+print(workers.to_paste(path))
 
 # %% [markdown]
-# A **worker** is the process on one machine, and it drives all GPUs of its machine. You start the
+# A **worker** is one process, usually one on each machine, where it drives all GPUs. You start the
 # script on each machine with `mgpu cluster`:
 #
 # ```shell
@@ -66,8 +62,8 @@ print(script[script.index("keras.utils") : script.index("callbacks =")].rstrip()
 #
 # To try this, one machine is enough: `mgpu cluster --workers 2 train_workers.py` starts two
 # processes there, and `cluster.run` does the same from Python. Here each worker computes on one
-# core, even on a machine with GPUs: it may have only one, and NVIDIA's NCCL refuses two workers on
-# one GPU:
+# core, even where there are GPUs: NVIDIA's NCCL refuses two workers on one GPU, and your machine
+# may have only one:
 
 # %%
 one_core = {"MGPU_MODE": "cores", "TF_NUM_INTRAOP_THREADS": "1"}
@@ -78,21 +74,20 @@ for worker in report:
     print(worker.name, worker.status, np.round(worker.result["history"]["loss"], 2))
 
 # %% [markdown]
-# Are these the losses of one process? The script runs here without the added line, and we compare
-# its weights with those that the workers saved. Each worker also printed a digest of its weights
-# and its optimizer's variables:
+# Are these the losses of one process? `run_alone` runs the script here without the added line:
 
 # %%
-plain = script.replace("with fit.strategy(devices.setup()).scope():", "if True:")
-words = ["plain", "--folder", str(folder / "one")]
-with tf.device(plan.host), mock.patch("sys.argv", words), contextlib.redirect_stdout(None):
-    exec(plain, alone := {})
+alone = workers.run_alone(path, folder / "one", plan.host)
+print("losses of one process", np.round(alone["history"]["loss"], 2))
+
+# %% [markdown]
+# They are. Next we compare its weights with those that the workers saved. Each worker also printed
+# a digest of its weights and its optimizer's variables:
 
 # %%
 ours, theirs = alone["model"], keras.models.load_model(folder / "two" / "model.keras")
 pairs = zip(ours.get_weights(), theirs.get_weights())
 far = max(np.abs(mine - other).max() for mine, other in pairs)
-print("losses of one process", np.round(alone["history"]["loss"], 2))
 print("weights less than 1e-5 apart:", far < 1e-5)
 print("same bits on both workers:", report[0].result["state"] == report[1].result["state"])
 
@@ -104,7 +99,7 @@ print("same bits on both workers:", report[0].result["state"] == report[1].resul
 #
 # | | |
 # |---|---|
-# | **Use it when** | gradients cross in **under half a step** (a whole step, if the batch grows) |
+# | **Use it when** | an exchange takes **under half a step**, a step if the batch grows (below) |
 # | **It costs** | seconds for each start, an exchange in each step, waits for the slowest worker |
 # | **Instead** | fill one machine first ([[07]]): its GPUs exchange gigabytes in a second |
 #
@@ -120,34 +115,34 @@ print(*workers.tf_configs(["a:20000", "b:20000"]), sep="\n")
 
 # %% [markdown]
 # By hand you set this variable on each machine and start your script. Here we start two processes
-# with it set, which run any code that we send. `both` sends code to both and prints their answers.
-# `tell` sends code to one worker and returns its answer, or None if there is none after `seconds`.
-# Worker 0 now makes the strategy, and worker 1 is late:
+# with it set, which run any code that we send. `show` sends code to both, or to those named, and
+# prints what they print. Worker 0 now makes the strategy, and worker 1 is late:
 
 # %%
 pair = workers.Pair()
-pair.both("from mgpu_helpers import fit; print('here')")
-print("worker 0, after one second:", pair.tell(0, "strategy = fit.strategy()", seconds=1))
+pair.show("from mgpu_helpers import fit; print('here')")
+pair.show("strategy = fit.strategy()", workers=[0], seconds=1)
 
 # %% [markdown]
 # Worker 0 waits, for up to an hour. As soon as worker 1 makes its strategy too, both go on. Then
 # each gives its index plus 1 to an **all-reduce**, which returns the sum to each:
 
 # %%
-pair.tell(1, "strategy = fit.strategy()")
-pair.both("""
+pair.show("strategy = fit.strategy()", workers=[1])
+pair.show("""
 index = strategy.cluster_resolver.task_id
-total = strategy.reduce("sum", strategy.run(lambda: tf.constant(index + 1.0)), axis=None)
-print(f"one of {strategy.num_replicas_in_sync}; the sum is {total:.0f}")""")
+def add(x):
+    return strategy.reduce("sum", strategy.run(lambda: tf.constant(x)), axis=None).numpy()
+print(f"one of {strategy.num_replicas_in_sync}; the sum is {add(index + 1.0):.0f}")""")
 
 # %% [markdown]
 # In `fit` the numbers are gradients: each worker computes those of its share of the batch, and
 # their sum is the gradient of the whole batch. Every worker reads all the data and takes its part
-# of each batch. Only if they come from several files does TensorFlow share out the files. `rows`
-# collects what a worker takes:
+# of each batch. Only where the data come from several files does TensorFlow share out files
+# instead. `rows` collects what a worker takes:
 
 # %%
-pair.both("""
+pair.show("""
 def rows(data):
     parts = [strategy.run(lambda x: x, (batch,))
              for batch in strategy.experimental_distribute_dataset(data)]
@@ -165,28 +160,17 @@ print(rows(numbers.batch(5)))""")
 # ## When a second machine pays
 #
 # Two machines halve the batch of each, so a step of s seconds becomes s/2 + x, with x for the
-# exchange of the gradients. That is less than s if **s > 2x**. If the batch grows with the
-# machines, **s > x** is enough.
+# exchange of the gradients. That is less than s if **s > 2x**:
+#
+# ![Bars of a step. One machine computes for s. Two compute for s/2 and exchange gradients for x:
+# with a small x they end before one machine, and with a large x after
+# it.](pictures/17_pays.svg)
+#
+# If the batch grows with the machines, **s > x** is enough.
 #
 # What is x? The workers exchange gradients in a ring ([[09]]). Let P be the bytes of the gradients,
-# cut into n pieces. Each piece makes n - 1 hops to be added up and n - 1 to be handed round, so
-# together the n workers send 2(n - 1)P bytes. `crossed` reads the operating system's counter of
-# sent bytes before and after an all-reduce, here of 1.25 million numbers:
-
-# %%
-pair.both("""
-from mgpu_helpers.lessons import workers
-@tf.function
-def add(x):
-    context = tf.distribute.get_replica_context
-    total = strategy.run(lambda: context().all_reduce("sum", tf.identity(x)))
-    return strategy.experimental_local_results(total)[0]
-P = 4 * 1_250_000
-print(f"{workers.crossed(add, tf.ones(1_250_000)) / (2 * P):.2f} times 2(n - 1)P")""")
-
-# %% [markdown]
-# The workers send the bytes of the formula. Both print the same, because they read the same
-# counter.
+# cut into n pieces of P/n bytes. Each piece makes n - 1 hops to be added up and n - 1 to be handed
+# round: 2(n - 1)P bytes in all, so each of the n workers sends 2(n - 1)P/n.
 #
 # How long does that take over a slow link? On one machine `benchmarks/link.py` gives each worker a
 # network of its own, with links of 200 or 50 Mbit/s, and its [card](../results/link.json) has the
@@ -203,15 +187,15 @@ for row in card.get("links", []):
 # %% [markdown]
 # An exchange takes 10 to 20 % longer than "ring". TCP's overhead and a fixed 0.02 s explain most of
 # it, except in the last row (exercise 2). At 200 Mbit/s, the 102 MB of a network like ResNet-50
-# would take more than four seconds: a second machine pays if a step takes over eight.
-# `fit.strategy` sends the last layers' gradients first, so a part of x passes while the backward
-# pass still runs.
+# would take more than four seconds: with the same batch, a second machine pays if a step takes over
+# eight. `fit.strategy` sends the last layers' gradients first, so a part of x passes while the
+# backward pass still runs.
 #
 # ## When not to
 #
 # All workers leave an all-reduce together, so the fast ones wait for the slow ones. Here a pause
 # stands for the computing, twice as long on worker 1. Both note when computing begins, when it
-# ends, and when the all-reduce ends. `ask` returns the answers of both:
+# ends, and when the all-reduce ends. `ask` returns what they print:
 
 # %% tags=["varies", "cover", "nbval-ignore-output"]
 marks = pair.ask("""
@@ -220,7 +204,7 @@ def step():
     began = time.monotonic()
     time.sleep(0.05 * (index + 1))
     computed = time.monotonic()
-    add(tf.constant([1.0])).numpy()
+    add(1.0)
     return began, computed, time.monotonic()
 print(json.dumps([step() for _ in range(7)][1:]))""")
 drawings.workers([json.loads(answer) for answer in marks])
@@ -228,24 +212,15 @@ plt.show()
 
 # %% [markdown]
 # The pair is as fast as its slower worker, and about half of the lane of worker 0 is grey. So take
-# equal machines, and draw this picture before you blame the network.
+# equal machines, and time each worker's step alone before you blame the network.
 #
 # ## Break it
 #
-# **Another order on each worker.** Without a seed each worker shuffles the twenty numbers in an
-# order of its own. Each takes its part of a batch, but their batches differ:
+# **Another order on each worker.** Without a seed each worker shuffles the data in an order of its
+# own, and takes its part of a batch of its own. What do `fit.check` and `fit` say to such data?
 
 # %% tags=["nbval-ignore-output"]
-taken = map(json.loads, pair.ask("print(rows(numbers.shuffle(20).batch(10)))"))
-times = collections.Counter(sum(taken, []))
-twice, never = (sum(times[row] == n for row in range(20)) for n in (2, 0))
-print(f"of 20 examples {twice} were read twice and {never} never")
-
-# %% [markdown]
-# What do `fit.check` and `fit` say to such data?
-
-# %% tags=["nbval-ignore-output"]
-pair.both("""
+pair.show("""
 import keras
 with strategy.scope():
     model = keras.Sequential([keras.Input([]), keras.layers.Reshape([1]), keras.layers.Dense(1)])
@@ -257,11 +232,11 @@ model.fit(data, verbose=0)""")
 
 # %% [markdown]
 # After its first step `fit` compares what the workers have read, and stops them all where that
-# differs. The cure is any seed, as in `shuffle(20, seed=1)`.
+# differs. The cure is the same seed on all workers, as in `shuffle(20, seed=1)`.
 #
-# **A mistake in the setup.** We made each of these eight mistakes on one worker. Every time the
-# others waited. The table has what that worker did, and what `cluster.check` says. It reads the
-# TF_CONFIG of one or all workers before TensorFlow starts.
+# **A mistake in the setup.** We made each of these seven mistakes on one worker, and once did not
+# start one. Every time the others waited. The table has what that worker did, and what
+# `cluster.check` says. It reads the TF_CONFIG of one or all workers before TensorFlow starts.
 #
 # | mistake | the worker itself | `cluster.check` |
 # |---|---|---|
@@ -330,8 +305,8 @@ print("less than 1e-4 apart:", np.abs(loss - np.array(theirs)).max() < 1e-4)
 pair.close()
 
 # %% [markdown]
-# The losses agree. In plain Keras they would differ, because each worker's BatchNormalization takes
-# the mean of its own share. Under `fit.strategy` it takes the mean of the whole batch.
+# The losses agree, because under `fit.strategy` BatchNormalization takes the mean of the whole
+# batch. Otherwise each worker's would take the mean of its own share, and the losses would differ.
 #
 # ## On your own
 #
@@ -383,9 +358,8 @@ checks.reduce_seconds(reduce_seconds)
 # - With two lines added, `fit` on two workers had the losses of one process, and weights less than
 #   1e-5 from its weights. Both workers held the same bits.
 # - A worker waited without a word for another that was late.
-# - An all-reduce sent 1.00 times 2(n - 1)P bytes.
 # - A worker with more work made the other wait.
-# - Without a seed some examples were read twice and some never, and `fit` stopped.
+# - Without a seed `fit.check` named the mistake, and `fit` stopped all workers.
 #
 # ## In practice
 #

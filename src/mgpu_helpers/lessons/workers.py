@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from mgpu_helpers.cluster.addresses import free_ports
 
@@ -42,27 +44,26 @@ def tf_configs(addresses: Sequence[str]) -> list[str]:
     ]
 
 
-def crossed(add: Callable[[Any], Any], x: Any) -> int:
-    """Count the bytes that all workers of this machine send in an all-reduce of x.
+def to_paste(path: str | os.PathLike[str]) -> str:
+    """Give the lines of train_workers.py that matter: the import, and the model with its scope."""
+    script = Path(path).read_text(encoding="utf-8")
+    begin = "from mgpu_helpers import"
+    imported = next(line for line in script.splitlines() if line.startswith(begin))
+    model = script[script.index("keras.utils.set_random_seed") : script.index("callbacks =")]
+    return f"{imported.partition('  #')[0]}\n…\n{model.rstrip()}"
 
-    `add` is the all-reduce. The tiny ones before and after x make the workers wait until both have
-    read the operating system's counter. Other programs may send meanwhile, so the least of six
-    counts is taken.
-    """
-    import psutil  # type: ignore[import-untyped]  # it comes without types
+
+def run_alone(path: str | os.PathLike[str], folder: Path, device: str) -> dict[str, Any]:
+    """Run train_workers.py in this process without the line marked "added"; return its names."""
     import tensorflow as tf
 
-    def sent() -> int:
-        counters = psutil.net_io_counters(pernic=True)
-        return sum(each.bytes_sent for name, each in counters.items() if name in ("lo", "lo0"))
-
-    counts, tiny = [], tf.constant([1.0])
-    for _ in range(7):
-        before = sent()
-        for each in (tiny, x, tiny):
-            add(each).numpy()
-        counts.append(sent() - before)
-    return min(counts[1:])
+    script = Path(path).read_text(encoding="utf-8")
+    (added,) = [line for line in script.splitlines() if line.endswith("# added")]
+    names: dict[str, Any] = {"__name__": "__main__"}
+    words = [str(path), "--folder", str(folder)]
+    with tf.device(device), mock.patch("sys.argv", words), contextlib.redirect_stdout(None):
+        exec(script.replace(added, "if True:"), names)
+    return names
 
 
 class Pair:
@@ -83,34 +84,29 @@ class Pair:
                     bufsize=1, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.DEVNULL,
                 ))  # fmt: skip
 
-    def tell(self, index: int, code: str, seconds: float = 0) -> str | None:
-        """Send a piece of code to a worker; return what it prints, None if it needs longer."""
-        pipe = self._workers[index].stdin
-        assert pipe
-        self._asked[index] += 1
-        pipe.write(json.dumps(code) + "\n")
-        return self._said(index, seconds)
+    def ask(self, code: str, workers: Sequence[int] = (0, 1), seconds: float = 90) -> list[str]:
+        """Send a piece of code to both workers, or to those named; return what each prints."""
+        for index in workers:
+            pipe = self._workers[index].stdin
+            assert pipe
+            self._asked[index] += 1
+            pipe.write(json.dumps(code) + "\n")
+        return [self._said(index, seconds) for index in workers]
 
-    def _said(self, index: int, seconds: float = 90) -> str | None:
+    def show(self, code: str, workers: Sequence[int] = (0, 1), seconds: float = 90) -> None:
+        """Send a piece of code to both workers, or to those named, and print what they print."""
+        for index, answer in zip(workers, self.ask(code, workers, seconds), strict=True):
+            if answer:
+                print(f"worker {index}: {answer}")
+
+    def _said(self, index: int, seconds: float) -> str:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             answers = (self._folder / f"{index}.log").read_text().split("---\n")
             if len(answers) > self._asked[index]:
                 return answers[self._asked[index] - 1].strip()
             time.sleep(0.02)
-        return None
-
-    def ask(self, code: str) -> list[str]:
-        """Send a piece to both and return what each prints."""
-        for index in (0, 1):
-            self.tell(index, code)
-        return [self._said(index) or "" for index in (0, 1)]
-
-    def both(self, code: str) -> None:
-        """Send a piece to both and print what they print."""
-        for index, answer in enumerate(self.ask(code)):
-            if answer:
-                print(f"worker {index}: {answer}")
+        return f"no answer after {seconds:g} s"
 
     def close(self) -> None:
         """End both."""
