@@ -86,18 +86,19 @@ print("less than 1e-3 apart:", np.allclose(of_one, of_eight, rtol=0, atol=1e-3))
 
 # %% [markdown]
 # The losses agree. The next cell traces a step of `fit` with 2048 images, first in one piece, then
-# in eight. Each frame is a **task**, the work of one stage on one piece: `F3` takes piece 3
-# forward, and `B3` takes it back. In a frame, white is a wait, and a darker line is two operations
-# at once. When do both devices work? The second cell times a step, also of the uncut model on one
-# device:
+# in eight. Each frame is a **task**, the work of one stage on one piece: `F3` (dark) takes piece 3
+# forward, and `B3` (pale) takes it back. White inside a frame is a wait. When do both devices work?
+# The second cell times a step, also of the uncut model on one device:
 
 # %% tags=["varies", "cover"]
-steps = []
-for model in models.values():
+steps = {}
+for name, model in models.items():
     three = [trace.fit_step(model, (images, labels)) for _ in range(3)]
-    steps.append(min(three, key=lambda step: step.length))
-for step in steps:
-    charts.pipeline(step).set_xlim(0, 1e3 * max(each.length for each in steps))
+    steps[name] = min(three, key=lambda step: step.length)
+for name, step in steps.items():
+    ax = charts.pipeline(step)
+    ax.set_title(f"In {name}: {1e3 * step.length:.0f} ms", loc="left")
+    ax.set_xlim(0, 1e3 * max(each.length for each in steps.values()))
     plt.show()
 
 # %% tags=["nbval-ignore-output"]
@@ -108,20 +109,24 @@ with tf.device(first):  # where the uncut model computes
         print(f"{name:12}", taken)
 
 # %% [markdown]
-# In one piece, the devices work almost only in turns, and a step takes no less than on one device.
-# In eight, both often work at the same time, and a step is faster than on one device, but less than
-# twice as fast. [PyTorch's tutorial on model
+# In one piece, the devices work almost only in turns, and a step takes longer than on one device.
+# In eight, both often work at the same time, and a step is faster than on one device. [PyTorch's
+# tutorial on model
 # parallelism](https://pytorch.org/tutorials/intermediate/model_parallel_tutorial.html) compares the
 # same three for ResNet-50: cut over two GPUs, it was 7 % slower than on one, and in pieces 49 %
 # faster.
 #
-# Two things make pieces slower than hoped. An operation takes longer in eight small parts than as a
-# whole. Our two cores share one memory's bandwidth; each GPU has its own.
+# Why is a step in pieces not twice as fast as on one device?
+#
+# - In eight pieces, too, the devices wait: the shares stand beside the stages in the second chart.
+# - An operation takes longer in eight small parts than as a whole.
+# - In `cores` mode one device may use both cores in its backward pass ([[13]]), and both cores
+#   share one memory's bandwidth. Each GPU has its own cores and memory.
 #
 # | | |
 # |---|---|
 # | **Use it when** | a model has to be cut, and a piece is still enough work for a device |
-# | **It costs** | smaller operations, BatchNormalization of a piece; some waits stay |
+# | **It costs** | smaller operations; BatchNormalization sees only a piece; some waits stay |
 # | **It does not** | save memory, with `fit` |
 # | **Instead** | if it fits on one device, share out the batch ([[07]]) |
 #
@@ -138,9 +143,35 @@ with tf.device(first):  # where the uncut model computes
 # drawn equally long, which does not change the shares. The gradients of all pieces are added up,
 # and the weights are updated once, as in accumulation ([[10]]).
 #
-# ## Two pieces, by hand
+# ## Three orders
 #
-# Begin with two stages that only multiply: `a` by 2 and `b` by 3. The batch is 1, 2, 3 and 4, with
+# An **order** lists the tasks of each stage. In *one after the other*, a piece goes all the way
+# before the next one starts. In *all forward first*, all go forward, and then all go back. In *one
+# forward, one back*, a stage first does as many forward tasks as there are stages from it to the
+# end, then one backward and one forward in turn. In the tables, a line is a stage, a column a unit
+# of time, and a dot a wait:
+
+# %%
+ways = {"one after the other": pipeline.one_by_one,
+        "all forward first": pipeline.all_forward,
+        "one forward, one back": pipeline.one_forward_one_backward}  # fmt: skip
+for name, way in ways.items():
+    order = way(stages=2, pieces=4)
+    columns = max(end for _, end in schedules.run_times(order).values())
+    print(f"{name}, {columns:.0f} columns", schedules.table(order), sep="\n", end="\n\n")
+
+# %% [markdown]
+# The last two orders are equally fast. With p stages and m pieces, each takes 2 (m + p - 1)
+# columns, and a stage waits in 2 (p - 1) of them. So the bubble is a share of (p - 1)/(m + p - 1),
+# if all stages take equally long: with two stages, 1/2 in one piece and 1/9 in eight. In the charts
+# above, the stages are not quite equal, so the shares differ.
+#
+# A stage **holds** a piece from its `F` to its `B`: in *all forward first*, stage 0 holds up to
+# four pieces, and in *one forward, one back* never more than two.
+#
+# ## One order, by hand
+#
+# Here are two stages that only multiply: `a` by 2 and `b` by 3. The batch is 1, 2, 3 and 4, with
 # a mean of 2.5, and the loss is the mean of the outputs. So the gradient of `a` should be
 # 3 · 2.5 = 7.5, and that of `b` 2 · 2.5 = 5.
 
@@ -158,9 +189,6 @@ def times(number, device):
 # A task is a call of one of two functions. `forward` runs a stage and keeps its input and output.
 # `back` gets the gradient of the output, and returns the gradients of the weights and of the input,
 # which goes to the stage before. Inside a `tf.function`, `tf.gradients` replaces a tape.
-#
-# `two_pieces` calls both so that no device is idle for long. The loss is the mean of four outputs,
-# so its gradient is a quarter for each of them:
 
 # %%
 Kept = namedtuple("Kept", "x made")
@@ -178,6 +206,11 @@ def back(stage, kept, gradient):
     return found, of_x
 
 
+# %% [markdown]
+# `two_pieces` takes two pieces in *one forward, one back*: `F0 F1 B0 B1` in stage 0, and
+# `F0 B0 F1 B1` in stage 1. The loss is the mean of four outputs, so its gradient is a quarter for
+# each of them:
+
 # %%
 @tf.function
 def two_pieces(x0, x1):
@@ -193,6 +226,7 @@ def two_pieces(x0, x1):
     return a0, a1, b0, b1
 
 
+# %%
 a, b = times(2.0, first), times(3.0, second)
 found = two_pieces(tf.constant([[1.0], [2.0]]), tf.constant([[3.0], [4.0]]))
 a0, a1, b0, b1 = (each.numpy().item() for each in found)
@@ -201,50 +235,12 @@ print(f"gradient of a: {a0} + {a1} = {a0 + a1}, of b: {b0} + {b1} = {b0 + b1}")
 # %% [markdown]
 # Each piece gives its share of a gradient, and the shares add up.
 #
-# ## Three orders
+# ## What does a device hold?
 #
-# An **order** lists the tasks of each stage. `two_pieces` has `F0 F1 B0 B1` for stage 0 and
-# `F0 B0 F1 B1` for stage 1. In *one after the other*, a piece goes all the way before the next one
-# starts. In *all forward first*, all go forward, and then all go back. In *one forward, one back*,
-# a stage takes forward and backward tasks in turn, after one forward task for itself and for each
-# stage behind it. In the tables, a line is a stage, a column a unit of time, and a dot a wait:
-
-# %%
-ways = {"one after the other": pipeline.one_by_one,
-        "all forward first": pipeline.all_forward,
-        "one forward, one back": pipeline.one_forward_one_backward}  # fmt: skip
-for name, way in ways.items():
-    order = way(stages=2, pieces=4)
-    columns = max(end for _, end in schedules.run_times(order).values())
-    print(f"{name}, {columns:.0f} columns", schedules.table(order), sep="\n", end="\n\n")
-
-# %% [markdown]
-# The last two orders are equally fast. With p stages and m pieces, each takes 2 (m + p - 1)
-# columns, and a stage waits in 2 (p - 1) of them. So the bubble is a share of (p - 1)/(m + p - 1),
-# if all stages take equally long: for two stages a half in one piece, and a ninth in eight. In the
-# chart, where the stages are not quite equal, they wait longer.
-#
-# A stage **holds** a piece from its `F` to its `B`: in *all forward first*, stage 0 holds up to
-# four pieces, and in *one forward, one back* never more than two.
-#
-# Not every order can run. In the next one, both stages would wait forever: stage 0 waits for piece
-# 0 to return before it sends piece 1, and stage 1 waits for piece 1 before it returns piece 0. The
-# error names the second task:
-
-# %%
-try:
-    schedules.check([["F0", "B0", "F1", "B1"], ["F0", "F1", "B0", "B1"]])
-except ValueError as error:
-    print(error)
-
-# %% [markdown]
-# ## Any order, by hand
-#
-# The next lines follow any order; TensorFlow may still start a task early, which the next section
-# forbids. `front` and `rear` are the network in two parts, and `whole` has the layers of both.
-# `schedules.run_times` lists the tasks of all stages so that each comes after what it needs. The
-# batch's loss is the mean of the equal pieces' losses: each is divided by `pieces`. The last cell
-# compares the gradients with those of `whole`:
+# TensorFlow starts an operation as soon as its inputs are there, so in `two_pieces` a task may
+# start before its turn. `pipeline.gradients` takes any order, and makes each task of a device wait
+# for the one before. `pipeline.stages` cuts a model into stages for it. Here it cuts the network of
+# above, with about half of its layers on each device:
 
 # %%
 with tf.device(first):
@@ -252,64 +248,13 @@ with tf.device(first):
 with tf.device(second):
     rear = keras.Sequential([keras.Input([256]), *dense(range(6, 12)), layers.Dense(10)])
 whole = keras.Sequential([keras.Input([28, 28, 1]), *front.layers, *rear.layers])
-
-
-# %%
-def loss_gradient(stage, loss, y, made, pieces):
-    with tf.device(stage.device):
-        return tf.gradients(loss(y, made) / pieces, made)[0]
-
-
-def add(total, found):
-    return [a + b for a, b in zip(total, found)]
-
-
-# %%
-def in_pieces(stages, loss, x, y, order):
-    pieces, kept, total = len(order[0]) // 2, {}, {}
-    with tf.device(plan.host):
-        inputs, ys = tf.split(x, pieces), tf.split(y, pieces)
-    slopes = {}  # for each piece, the gradient that its next backward task takes
-    for s, task in schedules.run_times(order):
-        k = int(task[1:])
-        if task[0] == "F":
-            kept[s, k] = forward(stages[s], inputs[k])
-            inputs[k] = kept[s, k].made  # what the next stage takes
-            if s == len(stages) - 1:
-                slopes[k] = loss_gradient(stages[s], loss, ys[k], inputs[k], pieces)
-        else:
-            found, slopes[k] = back(stages[s], kept.pop((s, k)), slopes[k])
-            with tf.device(stages[s].device):
-                total[s] = add(total[s], found) if s in total else found
-    return [each for s in range(len(stages)) for each in total[s]]
-
-
-# %%
-@tf.function
-def uncut(x, y):
-    with tf.device(first), tf.GradientTape() as tape:
-        value = entropy()(y, whole(x))
-        return tape.gradient(value, whole.trainable_weights)
-
-
-x, y = tf.constant(images[:256]), tf.constant(labels[:256])
-parts = [Stage(first, front), Stage(second, rear)]
-by_hand = tf.function(partial(in_pieces, parts, entropy()))
-found = by_hand(x, y, order=pipeline.all_forward(2, 4))
-print("by hand: less than 1e-5 apart:", apart(found, uncut(x, y)) < 1e-5)
-
-# %% [markdown]
-# ## What does a device hold?
-#
-# TensorFlow starts an operation as soon as its inputs are there. `pipeline.gradients` makes each
-# task of a device wait for the one before. `pipeline.stages` cuts `whole` into the stages that it
-# takes, and `pipeline.updater` gives each an optimizer. With the step of `in_order` you can train
-# in any order. What does the first device hold at most in a step of 1, 2, 4 and 8 pieces?
-
-# %%
 stages = pipeline.stages(whole, ["dense6"], [first, second])
 
+# %% [markdown]
+# `in_order` makes a step of training for an order, in which `pipeline.updater` gives each stage an
+# optimizer. What does the first device hold at most in a step of 1, 2, 4 and 8 pieces?
 
+# %%
 def in_order(order):
     update = pipeline.updater(stages, keras.optimizers.SGD(0.01))
 
@@ -341,11 +286,20 @@ plt.show()
 #
 # ## Proof
 #
-# The first cell compares the gradients of all orders with those of `whole`. The second compares the
-# weights after two epochs of `fit`, in float64, and with batches of 300 and 100 images, which eight
-# does not divide:
+# The first output compares the gradients of all orders with those of `whole`. The second compares
+# the weights after two epochs of `fit`, in float64, and with batches of 300 and 100 images, which
+# eight does not divide:
 
 # %%
+@tf.function
+def uncut(x, y):
+    with tf.device(first), tf.GradientTape() as tape:
+        value = entropy()(y, whole(x))
+        return tape.gradient(value, whole.trainable_weights)
+
+
+# %%
+x, y = tf.constant(images[:256]), tf.constant(labels[:256])
 for name, way in ways.items():
     of_whole = uncut(x, y)
     gradients = in_order(way(2, 4))(x, y).values()
@@ -370,9 +324,21 @@ print("fit moved the weights by more than 0.01:", apart(build().get_weights(), o
 # %% [markdown]
 # ## Break it
 #
+# **An order that cannot run.** In the next one, both stages would wait forever: stage 0 waits for
+# piece 0 to return before it sends piece 1, and stage 1 waits for piece 1 before it returns piece
+# 0. The error names the second task:
+
+# %%
+try:
+    schedules.check([["F0", "B0", "F1", "B1"], ["F0", "F1", "B0", "B1"]])
+except ValueError as error:
+    print(error)
+
+# %% [markdown]
 # **Pieces of different sizes that count alike.** Take a batch of 90 in pieces of 32, 32 and 26. The
 # plain average of their gradients counts the last examples more than the others, and no error says
-# so. Is this the gradient of the whole batch, or is an average in which a piece counts by its size?
+# so. Which equals the gradient of the whole batch: the plain average, or one in which a piece
+# counts by its size?
 
 # %%
 several = [uncut(x[a:b], y[a:b]) for a, b in [(0, 32), (32, 64), (64, 90)]]
@@ -385,9 +351,9 @@ for shares in [[1 / 3, 1 / 3, 1 / 3], [32 / 90, 32 / 90, 26 / 90]]:
 # The plain average is wrong, and the one by size, as in `fit.split`, is right.
 #
 # **A layer that looks at the whole batch.** BatchNormalization subtracts the mean of the batch and
-# divides by its standard deviation. In pieces, both are those of a piece. Here is a network with
-# this layer or with GroupNormalization, which looks at one example at a time, in four pieces. What
-# does `fit.split` say?
+# divides by its standard deviation. In pieces, both are those of a piece. Here is a network in four
+# pieces, first with this layer, then with GroupNormalization, which looks at each example alone.
+# What does `fit.split` say?
 
 # %%
 def convolutions(norm):
@@ -480,9 +446,9 @@ checks.fewest(fewest)
 # %% [markdown]
 # ## What we saw
 #
-# - In eight pieces, both devices often worked at the same time, and a step was faster than on one
-#   device, but less than twice as fast. In float64 the weights after `fit` were below 1e-12 from
-#   those of one device.
+# - In one piece, the devices worked almost only in turns. In eight, both often worked at the same
+#   time, and a step was faster than on one device. In float64 the weights after `fit` were below
+#   1e-12 from those of one device.
 # - Gradients of two pieces added up to 7.5 and 5.0, those of the whole batch.
 # - *All forward first* and *one forward, one back* had the same bubble, and the second held less.
 # - With BatchNormalization, pieces gave other weights, and `fit.split` warned of it.
