@@ -536,6 +536,8 @@ def test_lines_and_dots_are_where_the_numbers_are():
     assert [text.get_text() for text in ax.get_yticklabels()] == [
         "worker 0\nwaits 50%", "worker 1\nwaits 0%",
     ]  # fmt: skip
+    ax = drawings.rises(watched((), PHASES))
+    assert sum(": +" in text.get_text() for text in ax.texts) == len(PHASES)
     ax = drawings.lab([{"driver": None}], growth=10**9)
     assert [bar.get_width() for bar in ax.patches[2::6]] == pytest.approx([0.6, 0.4])
     ax = drawings.lab([{"option": "a", "driver": [0, 5e9, 4e9], "allocator": 2e9}], growth=1)

@@ -33,7 +33,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from mgpu_helpers import charts, memory
+from mgpu_helpers import memory
 from mgpu_helpers.lessons import drawings, growth
 from mgpu_helpers.lessons.checks import lesson_02 as checks
 from mgpu_helpers.lessons.pretend import gpu_options, pretend_gpus
@@ -65,7 +65,7 @@ from mgpu_helpers.lessons.pretend import gpu_options, pretend_gpus
 # | use it when you | setting | it costs |
 # |---|---|---|
 # | work on a GPU beside others | growth | some memory, as TensorFlow takes it in large pieces |
-# | share a GPU between two long runs | a limit for each | unused room, and a CUDA context on top |
+# | share a GPU between two long runs | a limit for each | unused room; the CUDA context is extra |
 # | have the GPU to yourself | none | the GPU looks full, and a second program finds no room |
 #
 # `devices.setup` makes these settings for you: growth where each device is a GPU, and limits where
@@ -87,13 +87,15 @@ except tf.errors.ResourceExhaustedError as error:
 # %% [markdown]
 # The message names the shape, type and device of what did not fit, but not what fills the memory.
 # On a GPU TensorFlow logs what its own tensors hold; the log is hidden in this notebook unless
-# `TF_CPP_MIN_LOG_LEVEL=0` is in the environment. For the rest you have to know who holds what.
+# `TF_CPP_MIN_LOG_LEVEL=0` is in the environment. For all other memory you have to know who
+# holds what.
 #
 # ## Who holds what
 #
 # The picture shows two processes on a GPU and, below it, on the host. TensorFlow's **allocator**
 # takes large pieces of memory from the driver and hands them out to tensors. When a tensor is
-# deleted, the allocator keeps its memory for later ones, which the picture calls *kept*:
+# deleted, the allocator keeps its memory for later ones. What the allocator has taken and no tensor
+# uses, the pictures call *kept*:
 #
 # ![On a GPU two processes each have a context, tensors and what is kept; the rest is free. The
 # driver counts all that is given away, the allocator its tensors. Below, each process has memory on
@@ -108,8 +110,8 @@ except tf.errors.ResourceExhaustedError as error:
 #
 # ## With your own model
 #
-# `memory.Monitor` asks all three ten times a second, in the background. A phase names what runs in
-# its block:
+# `memory.Monitor` asks all that there are, ten times a second, in the background. A phase names
+# what runs in its block. Look at how much memory each phase adds:
 
 # %%
 def build():
@@ -133,13 +135,13 @@ with tf.device(plan.devices[0]), memory.Monitor() as monitor:
     for batch in (16, 64, 256):
         with monitor.phase(f"batch of {batch}"):
             model.fit(images, targets, batch, verbose=0)
-peak = memory.size_text(monitor.peak)
-charts.monitor(monitor).set_title(f"This process held at most {peak}", loc="left", pad=20)
+drawings.rises(monitor)
 plt.show()
 
 # %% [markdown]
-# Each larger batch lifts the curve. On a GPU the chart also has a curve of the driver, which counts
-# all processes, and one of the allocator. [[03]] says what a step needs.
+# Each larger batch adds to what is held. On a GPU the chart also has a curve of the driver, which
+# counts all processes, and one of the allocator, whose rises stand beside the names. [[03]] says
+# what a step needs.
 #
 # ## What each setting takes
 #
@@ -147,64 +149,13 @@ plt.show()
 #
 # - **Nothing set**: with its first tensor TensorFlow takes what is free on the GPU, less a reserve
 #   for libraries: 1536 MiB on GPUs of NVIDIA's compute capability 8.
-# - **A share or a limit**: TensorFlow asks for that much, also with its first tensor.
-# - **Growth**: TensorFlow takes a new region of memory when a tensor does not fit. The first region
-#   has 2 MiB, and the next would have 4.
+# - **A fraction (`per_process_gpu_memory_fraction`) or a limit**: it takes that much with its first
+#   tensor.
+# - **Growth**: it takes a new region of memory when a tensor does not fit.
 # - **`cuda_malloc_async`**: the driver manages the memory, and gives about what the tensors need.
-# - **Every GPU hidden**: TensorFlow takes nothing.
+# - **Every GPU hidden**: it takes nothing.
 #
-# If the next region is too small for the tensor, its size doubles until it fits. Otherwise the
-# region after the new one gets twice its size. Here is growth for a small tensor and six of 100 MB:
-#
-# | tensor | new region | why |
-# |---|---|---|
-# | small | 2 MiB | the first region |
-# | 1 | 128 MiB | 4 MiB were too small: doubled until it fits |
-# | 2 | 128 MiB | large enough: the next gets 256 |
-# | 3 | 256 MiB | large enough: the next gets 512 |
-# | 4 | none | room beside tensor 3 |
-# | 5 | 512 MiB | large enough: the next gets 1024 |
-# | 6 | none | room beside tensor 5 |
-#
-# The same rule in Python:
-
-# %%
-MIB = 2**20
-
-
-def regions(sizes):
-    taken, region, free = [], 2 * MIB, 0
-    for size in sizes:
-        if free < size:
-            fits = size <= region
-            while region < size:
-                region *= 2
-            taken.append(region)
-            free = region
-            if fits:
-                region *= 2
-        free -= size
-    return taken
-
-
-six = regions([4, *6 * [100_000_000]])
-print([region // MIB for region in six], "MiB are", memory.size_text(sum(six)))
-
-# %% [markdown]
-# Is the rule true? TensorFlow's allocator for GPUs can also serve the host, and its log names each
-# region. `growth.on_host` reads that log: a new process makes such tensors, deletes them and makes
-# them again.
-
-# %%
-held = growth.on_host(100_000_000, 6)
-print("regions in TensorFlow's log:", [region // MIB for region in held["regions"]], "MiB")
-print("as calculated:", held["regions"] == six)
-print("handed out to tensors:", memory.size_text(held["handed_out"]))
-
-# %% [markdown]
-# So growth takes 1.08 GB for 600 MB of tensors. The allocator rounds up, too, and counts 737 MB.
-#
-# `scripts/hold_memory.py` makes such tensors on a free GPU with each setting, in a process for
+# `scripts/hold_memory.py` makes 600 MB of tensors on a free GPU with each setting, in a process for
 # each, and the chart shows what the driver gave, with the CUDA context. Without a GPU the chart is
 # calculated by the rules for an empty GPU of 16 GiB, and draws the tensors without rounding:
 
@@ -212,12 +163,40 @@ print("handed out to tensors:", memory.size_text(held["handed_out"]))
 script = [sys.executable, "scripts/hold_memory.py"]
 done = subprocess.run(script, capture_output=True, text=True, check=True)
 records = [json.loads(line) for line in done.stdout.splitlines()]
-drawings.lab(records, growth=sum(six))
+tensors = [4, *6 * [100_000_000]]  # bytes: a small one, and six of 100 MB
+regions = growth.regions(tensors)
+drawings.lab(records, growth=sum(regions))
 plt.show()
 
 # %% [markdown]
 # The first bar is why the second script of the beginning failed: nearly the whole GPU for 600 MB of
-# tensors. Growth follows the same rule, whether Python, a session or the environment sets it.
+# tensors. Growth is the same, set in Python, for a session or in the environment.
+#
+# ## Why growth takes more than the tensors
+#
+# A region too small for its tensor is doubled until it fits. One that fits at once makes the next
+# twice as large. The picture shows the regions for a small tensor and six of 100 MB:
+#
+# ![Five regions, a row for each. 2 MiB: the first, for a small tensor. 128 MiB: 4 were too small
+# and doubled; it holds tensor 1. 128 MiB for tensor 2, 256 for tensors 3 and 4, 512 for tensors 5
+# and 6: each fits at once and makes the next twice as large. The rest of each row is
+# kept.](pictures/02_growth.svg)
+#
+# Tensors 4 and 6 take no region, because there is room beside tensors 3 and 5. Is the rule true?
+# TensorFlow's allocator for GPUs can also serve the host, and its log names each region.
+# `growth.on_host` reads that log: a new process makes a small tensor and six of 100 MB, deletes
+# them and makes them again.
+
+# %%
+held = growth.on_host(100_000_000, 6)
+print("regions in TensorFlow's log:", [region // 2**20 for region in held["regions"]], "MiB")
+print("as in the picture:", held["regions"] == regions)
+print("taken:", memory.size_text(sum(regions)))
+print("handed out to tensors:", memory.size_text(held["handed_out"]))
+
+# %% [markdown]
+# So growth takes 1.08 GB for 600 MB of tensors. The allocator counts 737 MB, because it rounds
+# tensors up.
 #
 # ## A notebook that keeps a GPU
 #
@@ -239,33 +218,21 @@ except RuntimeError as error:
     print(error)
 
 # %% [markdown]
-# **What does not go together.** In a block of `pretend_gpus` TensorFlow behaves as if it had not
-# started, and lists invented GPUs. Nothing runs on them, but settings are checked as usual.
-# TensorFlow refuses growth on only one of two GPUs, growth on a GPU that has a limit, and a limit
-# on a CPU. The first is refused only when TensorFlow starts, here at `tf.ones`:
+# **What does not go together.** TensorFlow refuses three of these four pairs, and accepts one:
+#
+# | what you set | what TensorFlow does |
+# |---|---|
+# | growth on only one of two GPUs | refuses when it starts: `Memory growth cannot differ` |
+# | growth on a GPU with a limit | refuses: `Cannot set memory growth on device` |
+# | a limit on a CPU | refuses: `Setting memory limit on CPU` |
+# | a limit on a GPU that grows | drops growth, and says nothing |
+#
+# Watch the last pair. In a block of `pretend_gpus` TensorFlow behaves as if it had not started, and
+# lists invented GPUs. `gpu_options` shows what TensorFlow would start with. Look at growth before
+# and after the limit. Then `memory.logical`, which first checks limits, sets the same:
 
 # %%
-def refused(call, *args):
-    try:
-        call(*args)
-    except ValueError as error:
-        print(error)
-
-
 limit = tf.config.LogicalDeviceConfiguration(memory_limit=1024)
-with pretend_gpus(2) as gpus:
-    tf.config.experimental.set_memory_growth(gpus[0], True)
-    refused(tf.ones, [])
-    tf.config.set_logical_device_configuration(gpus[1], [limit])
-    refused(tf.config.experimental.set_memory_growth, gpus[1], True)
-    refused(tf.config.set_logical_device_configuration, cpu, [limit])
-
-# %% [markdown]
-# TensorFlow does not refuse a limit on a GPU that grows. `gpu_options` gives the settings with
-# which TensorFlow would start: look at growth before and after the limit. The last line sets the
-# same limits with `memory.logical`, which first checks them:
-
-# %%
 with pretend_gpus(1) as gpus:
     tf.config.experimental.set_memory_growth(gpus[0], True)
     print("growth:", gpu_options().allow_growth)
@@ -273,7 +240,10 @@ with pretend_gpus(1) as gpus:
     print("growth after the limit:", gpu_options().allow_growth)
 with pretend_gpus(1) as gpus:
     tf.config.experimental.set_memory_growth(gpus[0], True)
-    refused(memory.logical, gpus[0], [1024, 1024])
+    try:
+        memory.logical(gpus[0], [1024, 1024])
+    except ValueError as error:
+        print(error)
 
 # %% [markdown]
 # TensorFlow silently dropped the growth; `memory.logical` refuses such a limit.
@@ -326,10 +296,10 @@ checks.limit_for(limit_for)
 #
 # - A `ResourceExhaustedError` named the shape that did not fit, and not what fills the memory.
 # - A monitor showed what the process held while a Keras model trained, phase by phase.
-# - TensorFlow's own log named regions of 2, 128, 128, 256 and 512 MiB for six tensors, as the rule
-#   of growth says, and no further one when they were made again.
-# - Settings that came too late or did not go together were refused in TensorFlow's own words. One
-#   pair was not: a limit silently dropped growth, and `memory.logical` caught it.
+# - TensorFlow's own log named regions of 2, 128, 128, 256 and 512 MiB for a small tensor and six
+#   large ones, as the rule of growth says, and no further one when they were made again.
+# - TensorFlow refused a setting that came too late. A limit silently dropped growth, and
+#   `memory.logical` caught it.
 #
 # ## In practice
 #

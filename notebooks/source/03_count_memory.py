@@ -32,7 +32,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from mgpu_helpers import charts, memory, trace
-from mgpu_helpers.lessons import count, digits, drawings, networks
+from mgpu_helpers.lessons import digits, drawings, networks
 from mgpu_helpers.lessons.checks import lesson_03 as checks
 
 # %% [markdown]
@@ -71,11 +71,13 @@ print("largest batch in 8 GB:", memory.fits(model, 8e9))
 # %% [markdown]
 # The weights take hundredths of a megabyte, and the step holds more than a thousand times as much.
 # The **slots** are the numbers that an optimizer keeps for each weight; Adam keeps two. "Gradients"
-# are those gradients of weights that exist at the **peak**, when the step holds most. Nearly
-# everything is "activations": the outputs of the layers and the gradients of these outputs.
+# are gradients of weights alive at the **peak**, the moment that holds most. Nearly everything is
+# "activations": the outputs of the layers and the gradients of these outputs.
 #
 # Is the prediction true? A trace of a step with 256 examples has every allocation. Added up, they
-# are the bytes alive at each moment, which `charts.live_bytes` draws. Look for the highest place:
+# are the bytes alive at each moment, as `charts.live_bytes` draws them. The predicted range is
+# pale. `scratch=False` leaves out what an operation borrows only while it runs, which depends on
+# the library that computes. Look for the highest place:
 
 # %% tags=["varies", "nbval-ignore-output"]
 pictures, targets = np.ones([256, 32, 32, 3], "float32"), np.zeros([256, 10], "float32")
@@ -85,18 +87,20 @@ seen = real.peak(device, scratch=False)
 low, high, traced = map(memory.size_text, (predicted.low, predicted.high, seen))
 print(f"predicted {low} to {high}, traced {traced}")
 assert predicted.low < seen < predicted.high
-charts.live_bytes(real)
+drawings.within(real, predicted)
 plt.show()
 
 # %% [markdown]
-# The peak is in the range. A real step may take its operations in another order and hold one
-# layer's output longer, which is why there is a range. `memory.fits` counts with its upper end.
+# The peak is in the range. There is a range because a real step may run its operations in another
+# order, and hold an output longer. `memory.fits` counts with the upper end of the range. On
+# a GPU and without a strategy, Keras compiles `fit` with XLA, and the step has another peak.
 #
 # | `memory.predict`, `memory.fits` | |
 # |---|---|
 # | Use them when | a batch does not fit, or before you rent a GPU |
 # | They cost | about a second for a small model, some seconds for a large one |
-# | Instead | `memory.measure`, from traces of two small batches: also for a step of your own |
+# | Instead | `memory.measure` traces two small batches, also of a step that is not `fit` |
+# | On a GPU | compile with `jit_compile=False`: they count a step without XLA |
 
 # %% [markdown]
 # ## A stack that grows and shrinks
@@ -116,33 +120,6 @@ plt.show()
 # no gradient is passed on, because the images are not trained.
 
 # %% [markdown]
-# ## A step by hand
-#
-# This step is small enough to add up by hand. Its `y` has 1000 rows of 50 float32 numbers, so it
-# takes 200,000 bytes. The loss is the sum of its squares. When the backward pass begins, two
-# tensors of this size are alive: `y`, and its gradient, which is 2 · `y`.
-
-# %%
-with tf.device(device):
-    w = tf.Variable(tf.ones([200, 50]))
-
-
-@tf.function
-def by_hand(x):
-    with tf.device(device):
-        with tf.GradientTape() as tape:
-            y = tf.nn.relu(tf.matmul(x, w))
-            loss = tf.reduce_sum(tf.square(y))
-        w.assign_sub(0.01 * tape.gradient(loss, w))
-
-
-_, step = trace.function_step(by_hand, tf.ones([1000, 200]))
-print(f"by hand {2 * 1000 * 50 * 4:,} bytes, traced {step.peak(device, scratch=False):,}")
-
-# %% [markdown]
-# The trace counts only what the step makes, so not `x` and `w`. `scratch=False` leaves out what an
-# operation borrows only while it runs, which depends on the library that computes.
-#
 # ## What a step holds
 #
 # The next network has three convolutions, each followed by a pool. `width=0.125` makes it an eighth
@@ -173,8 +150,8 @@ def train_today(x, y):
 
 # %% [markdown]
 # TensorFlow may run any operation whose inputs are ready, so we trace three steps and take the one
-# that held least. In this chart each place to the right is one large tensor made or freed, and
-# names mark the outputs. Look for the dashed line:
+# that held least. From left to right, the chart goes from one large tensor made or freed to the
+# next; names mark outputs. Look for the dashed line:
 
 # %% tags=["varies", "cover"]
 steps = [trace.function_step(train_today, images[:512], labels[:512])[1] for _ in range(3)]
@@ -185,51 +162,35 @@ plt.show()
 # %% [markdown]
 # Before the dashed line the curve climbs with the output of each layer. After it each layer adds a
 # gradient and frees its own output, so the curve stays below its peak until the first and largest
-# layers. What is alive at the peak? Here are the four largest tensors, in float32 numbers per
-# example:
+# layers.
+#
+# ## Count it by hand
+#
+# By the drawing, four tensors of the first layers are alive at the peak: the output of `conv1`,
+# 28 · 28 · 8 = 6272 float32 numbers for each example, that of its pool, 14 · 14 · 8 = 1568 numbers,
+# and the gradients of both. Are these the four largest tensors of the trace?
 
 # %%
-for held in memory.at_peak(today, device, scratch=False)[:4]:
+largest = memory.at_peak(today, device, scratch=False)[:4]
+for held in largest:
     made_in = "backward" if "gradient" in held.op else "forward"
-    print(f"{held.bytes / 512 / 4:5.0f} numbers, made in the {made_in} pass")
+    print(f"{held.bytes / 512 / 4:5.0f} numbers for each example, made in the {made_in} pass")
+print(f"by hand {512 * 4 * 2 * (6272 + 1568):,} bytes,", end=" ")
+print(f"traced {sum(held.bytes for held in largest):,}")
 
 # %% [markdown]
-# These are the outputs of `conv1`, 28 · 28 · 8 = 6272 numbers, and of its pool, 14 · 14 · 8 = 1568
-# numbers, and the gradients of both.
-#
-# ## Count it
-#
-# So the peak can be counted from the shapes: 2 · (6272 + 1568) numbers of 4 bytes for each example.
-# On Intel's and AMD's processors the pool also keeps a byte for each of its 1568 outputs, which
-# says which input was the largest. Weights and their gradients come on top; this training has no
-# slots. `count.predict` goes through the moments of the backward pass, as in the drawing, and takes
-# the one that holds most. Of each pair of bars the upper is counted, the lower measured.
-# Activations and gradients are measured; the weights, 0.33 MB, are added to both:
-
-# %% tags=["varies", "nbval-ignore-output"]
-in_weights = 4 * networks.parameters(network)
-bars = {}
-for batch in (128, 256, 512):
-    step = min((trace.function_step(train_today, images[:batch], labels[:batch])[1]
-                for _ in range(3)), key=lambda each: each.peak(device, scratch=False))
-    bars[f"{batch}\ncounted"] = said = count.predict(network, batch, slots=0)
-    seen = memory.by_use(step, device, weights=in_weights, scratch=False)
-    bars[f"{batch}\nmeasured"] = seen
-    print(f"{batch:3}: counted {said.total / 1e6:5.2f} MB, measured {seen.total / 1e6:5.2f} MB")
-    assert abs(said.total / seen.total - 1) < 0.3
-charts.held(bars)
-plt.show()
-
-# %% [markdown]
-# Activations grow with the batch, and soon they are nearly everything. Traces differ with the order
-# of the operations: at its peak a measured step may have freed the weights' gradients already, or
-# still hold a later layer's output or gradient.
+# The count by hand is right to the byte, and these four tensors are nearly the whole peak. On
+# Intel's and AMD's processors the pool also keeps a byte for each of its 1568 outputs, the place of
+# the largest input. Traces differ with the order of the operations: a step may have freed the
+# gradients of weights before its peak, or still hold a tensor of a later layer. A trace counts only
+# what the step makes, so weights and slots come on top.
 #
 # ## It does not fit: what now
 #
 # `memory.plan` counts a step as it is, and then with each remedy, in the order in which to try
 # them. Here it counts the Keras model of the beginning for two devices of 100 MB. Each size is what
-# the fuller of the two holds. Behind it stands the code, where `fit` is `mgpu_helpers.fit`:
+# the fuller of the two holds. The last column is the code to write; `fit` is
+# `mgpu_helpers.fit`:
 
 # %% tags=["nbval-ignore-output"]
 advice = memory.plan(model, batch=256, devices=2, budget=100e6)
@@ -239,9 +200,9 @@ print("fits:", *[way.name for way in advice.fitting], sep="\n  ")
 
 # %% [markdown]
 # `fit.parallel` shares out the batches of a built model, as `fit.strategy` does for one that is
-# made in its scope. All that fit halve the activations; moving the state saves nothing, as it is
-# small here. bfloat16 saves only a fifth, because batch normalization computes in float32. [[10]]
-# and [[11]] explain the remedies.
+# made in its scope. The ways that fit halve the activations. Moving weights and slots saves
+# nothing: they are small here. bfloat16 saves only a fifth, because batch normalization
+# computes in float32. [[10]] and [[11]] explain the remedies.
 #
 # ## Break it
 #
@@ -291,8 +252,7 @@ print(tapes(), "tapes are alive after", len(history), "steps")
 # ## On GPUs
 #
 # Workspaces of a GPU's libraries and the CUDA context, a few hundred megabytes, are not counted:
-# leave a tenth of the GPU free. Without a strategy, Keras compiles `fit` on a GPU with XLA;
-# prediction and trace are of the step without it. A model whose inputs have different lengths has
+# leave a tenth of the GPU free. A model whose inputs have different lengths has
 # to be counted with the longest.
 #
 # ## On your own
@@ -352,7 +312,7 @@ checks.lets_go(train)
 # - `memory.predict` said what a batch would hold without a run, and a trace was in its range.
 # - The curves climbed in the forward pass and had their peak in the backward pass, where
 #   large outputs met their gradients.
-# - A step held the 400,000 bytes that we had added up by hand.
+# - The four largest tensors at a peak held the 32,112,640 bytes that we had counted by hand.
 # - A list of losses that kept tapes grew by the outputs of every step.
 #
 # ## In practice
@@ -366,14 +326,16 @@ checks.lets_go(train)
 # %% [markdown]
 # ## The same in a graph: if you inherit such code
 #
-# Here is the step that we added up by hand, as a graph. It peaks at the same 400,000 bytes and
-# frees them all:
+# This graph is small enough to count. Its `y` has 1000 rows of 50 float32 numbers, so it takes
+# 200,000 bytes, and the loss is the sum of its squares. When the backward pass begins, `y` and its
+# gradient are alive. So the step should peak at 400,000 bytes, and free them all:
 
 # %%
 with tf.Graph().as_default() as small, tf.device(device):
     x = tf1.placeholder(tf.float32, [1000, 200])
     v = tf1.get_variable("v", [200, 50])
-    loss = tf.reduce_sum(tf.square(tf.nn.relu(tf.matmul(x, v))))
+    y = tf.nn.relu(tf.matmul(x, v))
+    loss = tf.reduce_sum(tf.square(y))
     small_step = v.assign_sub(0.01 * tf1.gradients(loss, v)[0]).op
     small.finalize()  # from here on it takes no more operations
 
@@ -381,7 +343,7 @@ with tf1.Session(graph=small, config=plan.session_config(devices=1)) as small_se
     small_session.run(v.initializer)
     for _ in range(2):
         tiny = trace.session_step(small_session, small_step, {x: np.ones([1000, 200])})[1]
-print(f"graph {tiny.peak(device, scratch=False):,}, at its end {tiny.memory[device][-1][1]}")
+print(f"peak {tiny.peak(device, scratch=False):,}, at its end {tiny.memory[device][-1][1]}")
 
 # %% [markdown]
 # Another leak is a loop that adds operations, because its graph grows with every round. After

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -27,14 +28,18 @@ from mgpu_helpers.charts.base import (
 )
 from mgpu_helpers.charts.base import sizes as text_sizes
 from mgpu_helpers.charts.map import placement_map
-from mgpu_helpers.charts.memory import backward_begins
+from mgpu_helpers.charts.memory import backward_begins, live_bytes
 from mgpu_helpers.charts.memory import held as draw_held
+from mgpu_helpers.charts.memory import monitor as draw_monitor
 from mgpu_helpers.charts.steps import bars_of, blame, timeline
 from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.memory import MemoryUse
 
 if TYPE_CHECKING:
     from mgpu_helpers.lessons.lesson_06 import Run
+    from mgpu_helpers.memory import Monitor
+    from mgpu_helpers.memory.predict import Predicted
+    from mgpu_helpers.memory.watch import Sample
     from mgpu_helpers.trace.records import Op
     from mgpu_helpers.trace.step import Trace
 
@@ -186,6 +191,42 @@ def _tops(held: Sequence[float]) -> list[tuple[float, float]]:
         elif hill or size > 0.42 * peak:
             hill.append(i)
     return found
+
+
+def rises(monitor: Monitor, ax: Any = None) -> Any:
+    """Draw what a monitor saw, with how much each phase added to the most that was held before.
+
+    That is what the allocators handed out, and without any what the process holds. A dashed line
+    is what the process held before the first phase.
+    """
+
+    def held(sample: Sample) -> int:
+        return sum(sample.allocator.values()) if sample.allocator else sample.process or 0
+
+    samples, phases = monitor.samples, monitor.phases
+    starts = [*(phase.start for phase in phases), float("inf")]
+    most = [max(held(sample) for sample in samples if sample.at <= start) for start in starts]
+    seen = copy.copy(monitor)
+    seen.phases = [phase._replace(name=f"{phase.name}: +{size_text(after - before)}")
+                   for phase, before, after in zip(phases, most, most[1:], strict=False)]
+    ax = draw_monitor(seen, ax)
+    before = (samples[0].process or 0) / 1e6
+    ax.axhline(before, **IDEAL)
+    ax.annotate("Python and TensorFlow, before the model", (0.01, before), (0, -4), va="top",
+                size=9, color="#444444", xycoords=ax.get_yaxis_transform(),
+                textcoords="offset points")  # fmt: skip
+    return ax
+
+
+def within(step: Trace, predicted: Predicted, ax: Any = None) -> Any:
+    """Draw the bytes that a step holds over time, and the range that its peak should be in."""
+    ax, low, high = live_bytes(step, ax), predicted.low / 1e6, predicted.high / 1e6
+    ax.axhspan(low, high, color=KEPT, linewidth=0, zorder=0)
+    ax.set_ylim(0, max(1.05 * high, ax.get_ylim()[1]))
+    ax.annotate("range of the predicted peak", (0.01, high), (0, -4), va="top", size=9,
+                color="#444444", xycoords=ax.get_yaxis_transform(),
+                textcoords="offset points")  # fmt: skip
+    return ax
 
 
 def lab(records: Sequence[Mapping[str, Any]], growth: int, ax: Any = None) -> Any:

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 MIB = 2**20
@@ -27,8 +28,28 @@ BFC = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPP_VMODULE": "bfc_allocator=1",
        "TF_CPP_MIN_LOG_LEVEL": "0", "CUDA_VISIBLE_DEVICES": "-1"}  # fmt: skip
 
 
+def regions(sizes: Iterable[int]) -> list[int]:
+    """Give the bytes of each region that growth takes for tensors of so many bytes, in turn.
+
+    A region too small for its tensor is doubled until it fits; one that fits at once makes the
+    next twice as large. The allocator's rounding of tensors is left out.
+    """
+    taken, region, free = [], 2 * MIB, 0
+    for size in sizes:
+        if free < size:
+            fits = size <= region
+            while region < size:
+                region *= 2
+            taken.append(region)
+            free = region
+            if fits:
+                region *= 2
+        free -= size
+    return taken
+
+
 def on_host(size: int, count: int) -> dict[str, Any]:
-    """Make so many tensors of `size` bytes in a new process, delete them, and make them again.
+    """Make a small tensor and `count` of `size` bytes in a new process; delete and make them again.
 
     "regions" are all that the allocator took; "handed_out" is what it says that the tensors held
     at first, rounded up as it does.
