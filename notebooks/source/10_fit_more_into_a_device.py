@@ -42,7 +42,9 @@ layers, entropy = keras.layers, keras.losses.SparseCategoricalCrossentropy
 normal = keras.initializers.RandomNormal
 
 
-def build():
+def build(policy="float32"):
+    keras.config.set_floatx("float64" if policy == "float64" else "float32")  # for the proofs
+    keras.config.set_dtype_policy(policy)
     keras.utils.set_random_seed(0)
     with tf.device(device):
         given = keras.Input([28, 28, 1])
@@ -51,7 +53,7 @@ def build():
             wide = layers.Dense(256, "relu")(x)
             x = layers.Add()([x, layers.Dense(64, kernel_initializer=normal(stddev=0.02))(wide)])
         scores = layers.Dense(10, dtype=keras.config.floatx())(x)
-        model = keras.Model(given, scores)
+        model = keras.Model(given, scores, name="ten_blocks")
         model.compile(keras.optimizers.SGD(0.05), entropy(from_logits=True))
     return model
 
@@ -60,28 +62,28 @@ def build():
 # Each of the three remedies is one line. `fit.accumulate` takes the batch in 4 pieces.
 # `fit.recompute` cuts the layers into parts, here four, and runs all but the last part twice. Both
 # take the compiled model, and `fit.alone(model)` undoes both. The third line comes before the model
-# is built. In `build`, `dtype=` keeps the scores in float32, because the loss needs more digits:
+# is built: `keras.config.set_dtype_policy("mixed_bfloat16")`, here in `build`. There `dtype=` keeps
+# the scores in float32, because the loss needs more digits:
 
 # %%
 models = {"as it is": build()}
 models["accumulated"] = fit.accumulate(build(), 4)
 models["recomputed"] = fit.recompute(build())
-keras.config.set_dtype_policy("mixed_bfloat16")
-models["in bfloat16"] = build()
+models["in bfloat16"] = build("mixed_bfloat16")
 
 # %% [markdown]
 # Which of them is enough for a device of 11 MB and a batch of 1024 digits? `memory.plan` estimates
-# what a step holds with each, the weights included. The column *fits* compares the range in
-# brackets with 11 MB, and *work* is what the step computes, as a multiple of the plain step. Ignore
-# the last row until [[11]]:
+# the peak of a step with each, the weights included: the first number is the estimate, and the
+# brackets hold the range that TensorFlow's order of operations may make of it. *fits* says whether
+# all of this range is within 11 MB (yes), some of it (perhaps) or nothing (no). *work* is what the
+# step computes, as a multiple of the plain step. Ignore the last row until [[11]]:
 
 # %% tags=["nbval-ignore-output"]
-keras.config.set_dtype_policy("float32")
 memory.plan(build(), batch=1024, budget=11e6)
 
 # %% [markdown]
-# Only 8 pieces surely fit. For fewer pieces, and where the plan says *perhaps*, trace a step
-# ([[03]]), as here of each of the four models:
+# Only 8 pieces surely fit. A traced step ([[03]]) tells whether 4 fit, and what a *perhaps* comes
+# to. Here is a step of each of the four models:
 
 # %% tags=["varies", "cover"]
 x, y = digits.load(1024)
@@ -94,8 +96,8 @@ drawings.hills(steps, device)
 #
 # - As it is, the step still climbs when it runs backward, because TensorFlow leaves some gradients
 #   of weights until the end, and keeps the activations that they need.
-# - Accumulated, each piece is a hill: up in its forward pass, and down by the end of its backward
-#   pass. Hill 1 is the highest: there, as in the plain step, some gradients of weights wait.
+# - Accumulated, each piece is a hill. Hills 2 to 4 go up in the forward pass. Hill 1 climbs on when
+#   it runs backward, as the plain step does.
 # - Recomputed, each part is a hill, the last part first. Before each other part runs backward, it
 #   runs forward a second time.
 #
@@ -113,7 +115,7 @@ for name, step in steps.items():
 # |---|---|---|---|
 # | **use it when** | a smaller batch fits | even a small batch does not | fewer digits do no harm |
 # | **it costs** | smaller products | most of a second forward pass | 7 digits become 2 or 3 |
-# | **instead** | the smaller batch | a smaller model | float32 and one of the others |
+# | **instead** | the smaller batch | a smaller model | one of the others, in float32 |
 #
 # Do the remedies compute more? `graph.flops` counts the multiplications and additions of all matrix
 # products:
@@ -126,8 +128,9 @@ for name, model in models.items():
 
 # %% [markdown]
 # The plain step takes less than three forward passes, because the first layer needs no gradient of
-# its input. Only recomputation computes more, by 0.61 forward passes: the last part runs once, and
-# so does each part's last product, as no gradient needs its result.
+# its input. Only recomputation computes more, by 0.61 forward passes: the last part, and the last
+# product of each other part, run only once, because no gradient needs them again. (The plan's
+# *work* is a little higher, because it counts those last products twice.)
 #
 # ## Accumulation by hand
 #
@@ -142,9 +145,7 @@ def apart(ours, theirs):
     return max(np.max(np.abs(a - b)) / np.max(np.abs(b)) for a, b in pairs)
 
 
-keras.config.set_floatx("float64")
-keras.config.set_dtype_policy("float64")
-model = build()
+model = build("float64")
 
 
 def gradients_of(x, y):
@@ -174,10 +175,12 @@ print("gradients equal to 1e-12:", apart(ours, reference) < 1e-12)
 print("less than half is held:", four.peak(device) < 0.5 * one.peak(device))
 
 # %% [markdown]
-# With pieces of 500, 500 and 24 and no `share`, each of the 24 examples would count 21 times as
-# much as another. A step ends with `model.optimizer.apply(added, model.trainable_weights)`, once
-# for all pieces. `fit.accumulate` does this within `fit`, also with masks and sample weights. It
-# warns of BatchNormalization, which sees only a piece and so gives other numbers.
+# Uneven pieces are why `share` is there: without it, pieces of 500, 500 and 24 would let each of
+# the 24 count 21 times as much as another. A training step then ends with one update for all
+# pieces, `model.optimizer.apply(added, model.trainable_weights)`. `fit.accumulate` does all this
+# within `fit`, also with masks and sample weights.
+#
+# **BatchNormalization** sees only a piece and so gives other numbers. `fit.accumulate` warns of it.
 #
 # ## Recomputation by hand
 #
@@ -189,8 +192,8 @@ print("less than half is held:", four.peak(device) < 0.5 * one.peak(device))
 # computed.](pictures/10_kept_and_again.svg)
 #
 # A function under `tf.custom_gradient` returns its result, and a second function. The second gets
-# `dy`, the gradient of the result, and returns the gradients of the arguments. Ours keeps `x` and
-# the weights, and nothing else:
+# `dy`, the gradient of the result, and returns the gradients of the arguments. Our function keeps
+# only `x` and the weights:
 
 # %%
 def recomputed(block, wait=True):
@@ -245,7 +248,7 @@ for name, wait in [("recomputed", True), ("without waiting", False)]:
 # %% [markdown]
 # Ten products run twice, the first of each block, and the peak is a third. The last line shows why
 # `again` waits for `dy`: without that, TensorFlow finds that both runs of a block compute the same,
-# and keeps the results of the first. Nothing fails, but the peak stays, so look at a trace, too.
+# and keeps the results of the first. No error says so: only a trace shows that the peak stayed.
 #
 # `fit.recompute` does this with the layers of a built model. It takes several blocks as one part,
 # because the input of each part is kept: a model of n blocks is cut into about √n parts (Chen and
@@ -271,11 +274,9 @@ for kind in [tf.float32, tf.bfloat16, tf.float16]:
 # do fewer digits change the loss of five steps?
 
 # %%
-keras.config.set_floatx("float32")
 for policy in ["float32", "mixed_bfloat16"]:
-    keras.config.set_dtype_policy(policy)
     with tf.device(device):
-        history = build().fit(x, y, batch_size=1024, epochs=5, verbose=0).history
+        history = build(policy).fit(x, y, batch_size=1024, epochs=5, verbose=0).history
     print(f"{policy:14}", *(f"{value:.1f}" for value in history["loss"]))
 
 # %% [markdown]
@@ -287,19 +288,16 @@ for policy in ["float32", "mixed_bfloat16"]:
 # After four steps of `fit` from the same weights, again in float64, the weights should be equal:
 
 # %%
-keras.config.set_floatx("float64")
-keras.config.set_dtype_policy("float64")
-
-
 def trained(model):
     with tf.device(device):
         model.fit(x, y, batch_size=256, shuffle=False, verbose=0)
     return model.get_weights()
 
 
-end = trained(build())
-print("accumulated, equal to 1e-12:", apart(trained(fit.accumulate(build(), 4)), end) < 1e-12)
-print("recomputed,  equal to 1e-12:", apart(trained(fit.recompute(build())), end) < 1e-12)
+end = trained(build("float64"))
+pieces, twice = fit.accumulate(build("float64"), 4), fit.recompute(build("float64"))
+print("accumulated, equal to 1e-12:", apart(trained(pieces), end) < 1e-12)
+print("recomputed,  equal to 1e-12:", apart(trained(twice), end) < 1e-12)
 
 # %% [markdown]
 # ## Break it
@@ -315,9 +313,10 @@ with tf.GradientTape() as tape:
 print(*dropped.numpy().astype(int), "gradient", *tape.gradient(dropped, ones).numpy().astype(int))
 
 # %% [markdown]
-# Where a number is 2, its gradient has to be 2, but some are 0. The second run drew another mask,
-# and no error says so. `fit.recompute` gives both runs the same seeds, and refuses a layer that
-# draws without a seed. The check is to compare the first losses with those of the plain model.
+# Where a number is 2, its gradient has to be 2, but five of the six are 0, and every 0 got a 2. The
+# second run drew another mask, and no error says so.
+# `fit.recompute` gives both runs the same seeds, and refuses a layer that draws without a seed. The
+# check is to compare the first losses with those of the plain model.
 #
 # ## When it does not help
 #
@@ -326,7 +325,6 @@ print(*dropped.numpy().astype(int), "gradient", *tape.gradient(dropped, ones).nu
 # three on both models and prints each peak as a share of the plain one:
 
 # %% tags=["nbval-ignore-output"]
-keras.config.set_floatx("float32")
 dense, pool = layers.Dense, layers.GlobalMaxPooling2D
 
 

@@ -92,8 +92,8 @@ show(model, model.fit(**train))
 # | | |
 # |---|---|
 # | **use it when** | weights, gradients and slots are most of what a step holds ([[03]]) |
-# | **it costs** | a step sends the weights' bytes 2(n - 1) times; 2n times if the host owns all |
-# | **instead** | recompute activations, if they are most ([[10]]) |
+# | **it costs** | in a step n devices send all weights' bytes 2(n - 1) times; 2n if the host owns |
+# | **instead** | if activations are most, recompute them ([[10]]) |
 #
 # ## Count first
 #
@@ -216,8 +216,8 @@ def trained(step, owner, places):
 
 
 # %%
-first = [plan.devices[0]] * len(start)
-of_one = trained(train_step, first, plan.devices[:1])
+all_on_first = [plan.devices[0]] * len(start)
+of_one = trained(train_step, all_on_first, plan.devices[:1])
 of_two = trained(train_step, owner, plan.devices)
 print("stage 2 is below 1e-12 from one device:", apart(of_two, of_one) < 1e-12)
 print("and above 1e-3 from the start:", apart(of_two, start) > 1e-3)
@@ -227,20 +227,19 @@ print("and above 1e-3 from the start:", apart(of_two, start) > 1e-3)
 #
 # For each weight, n - 1 devices fetch a copy from the owner and send a gradient back. With P for
 # the bytes of all weights, that is 2(n - 1)P a step. To compare, towers have all weights on the
-# first device. `fullest` gives what the fullest device holds at the peak of a step, for a million
-# parameters:
+# first device. `fullest` gives the peak of the fullest device, scaled to a million parameters, and
+# tells weights, slots, gradients and activations apart:
 
 # %%
-def measure(name, step, places):
-    state = begin(places)
+def measure(name, step, owner):
+    state, P = begin(owner), sum(value.nbytes for value in start)
     traced = trace.function_step(partial(step, state, plan.devices), x, y)[1]
     print(f"{name}: {sum(traced.bytes_between().values()) / P:.1f} P cross, n = {len(plan)}")
     return fullest(state, traced)
 
 
 # %%
-P, uses = sum(value.nbytes for value in start), {}
-uses["towers"] = measure("towers", train_step, first)
+uses = {"towers": measure("towers", train_step, all_on_first)}
 uses["stage 2"] = measure("stage 2", train_step, owner)
 print("stage 2 holds below 90 %:", uses["stage 2"].total < 0.9 * uses["towers"].total)
 
@@ -278,25 +277,26 @@ def forward(state, device, h):
 
 # %% [markdown]
 # A `GradientTape` would keep these copies for the backward pass, so we write that pass ourselves. A
-# layer's `slope` is the gradient of the loss with respect to its `product`. The slope and the
-# weight, fetched again, give the slope of the layer before. The slope and the layer's input give
-# the gradient of the weight, which waits for `slope_before`, so that the copy is freed first:
+# layer's `slope` is the gradient of the loss with respect to its `product`. This slope and the
+# weight, fetched again, give the slope of the layer before. Only then is the gradient of the weight
+# computed:
 
 # %%
 def backward(state, device, inputs, slope):
     gradients = []
     for (weight, *_), h in zip(reversed(state), reversed(inputs)):
-        copy = fetch_after(slope, weight, device)
-        slope_before = tf.matmul(slope, copy, transpose_b=True) * tf.cast(h > 0, h.dtype)
-        with tf.control_dependencies([slope_before]):
-            gradients.insert(0, tf.matmul(h, slope, transpose_a=True))
+        copy = fetch_after(slope, weight, device)  # the second copy
+        slope_before = tf.matmul(slope, copy, transpose_b=True)  # the gradient of the input h
+        slope_before *= tf.cast(h > 0, h.dtype)  # back through the relu
+        with tf.control_dependencies([slope_before]):  # the copy is free now
+            gradients.insert(0, tf.matmul(h, slope, transpose_a=True))  # of the weight
         slope = slope_before
     return gradients
 
 # %% [markdown]
-# `tower_3` joins both passes. A weight should now cross three times for each device but its owner.
-# The first weight crosses only twice: no layer is before it, so TensorFlow leaves its second copy
-# out. Then a chart compares with the formula:
+# `tower_3` joins both passes. Of each weight, two copies and one gradient should cross for each
+# device but the owner. Of the first weight only one copy crosses: no layer is before it, so
+# TensorFlow leaves the second copy out. A chart then compares what is held with the formula:
 
 # %%
 def tower_3(state, device, x, y):
@@ -319,10 +319,11 @@ drawings.beside({name: parts(len(plan), stage) for name, stage in stages.items()
 plt.show()
 
 # %% [markdown]
-# Stage 3 holds the least. Operations run in another order each time, so the peaks differ from run
-# to run. In stage 2, copies may be freed while gradients still wait for their owners: then there is
-# less weight and more gradient than the formula says. It leaves out activations and Adam's
-# temporary tensors, which count as gradients here.
+# Stage 3 holds the least of the weights. The formula keeps all copies and gradients until the step
+# ends. Here each is freed after its last use, and a weight is updated as soon as its gradients are
+# there, so a measured bar may be shorter. Activations and Adam's temporary tensors, which the
+# formula leaves out, make it longer; the chart counts the latter as gradients. Operations run in
+# another order each time, so the peaks differ from run to run.
 #
 # ## Break it
 #
@@ -341,8 +342,8 @@ for name, weights in [("start", start), ("right", of_two), ("at once", mixed)]:
     print(f"{name}: the loss is {value:.2f}, equal to 1e-12: {apart(weights, of_one) < 1e-12}")
 
 # %% [markdown]
-# Now Adam makes a step for each device, with a part of the batch. The loss falls, too. Only the
-# comparison with one device catches this mistake.
+# Now Adam steps once for each device's gradient. The loss falls, too. Only the comparison with one
+# device catches this mistake.
 #
 # ## On GPUs
 #
@@ -350,8 +351,8 @@ for name, weights in [("start", start), ("right", of_two), ("at once", mixed)]:
 # at 10 GB/s, and up to 0.08 s at 100 GB/s, as over NVLink. So take large batches. Where the host
 # owns all weights, one GPU sends and gets as much, and the CPU updates.
 #
-# With `fit.shard`, the devices of `cores` mode read each other's weights without a copy. To what a
-# trace counts there, add the copies that a GPU holds in a step: all weights but its own.
+# In `cores` mode `fit.shard` reads weights of other devices without a copy. A GPU also holds,
+# within a step, copies of all weights that it does not own.
 #
 # ## With a model of another kind
 #
@@ -445,7 +446,7 @@ checks.clipped(clipped)
 # ## What we saw
 #
 # - One line shared out weights and slots. One device held 39.5 MB. Two held 20.5 MB and 18.9 MB.
-# - Of Adam's 16.0 bytes a parameter, stage 3 leaves 2.0 on each of 8 devices.
+# - Of the 16.0 bytes a parameter, stage 3 leaves 2.0 on each of 8 devices.
 # - By hand, both stages were below 1e-12 from one device.
 # - In a step of stage 2, 2.0 P crossed, as with towers. In one of stage 3, it was 2.9 P.
 # - Only the comparison with one device caught the update for each gradient.

@@ -28,8 +28,7 @@ from mgpu_helpers.charts.base import (
 )
 from mgpu_helpers.charts.base import sizes as text_sizes
 from mgpu_helpers.charts.map import placement_map
-from mgpu_helpers.charts.memory import backward_begins, live_bytes
-from mgpu_helpers.charts.memory import held as draw_held
+from mgpu_helpers.charts.memory import PARTS, backward_begins, live_bytes
 from mgpu_helpers.charts.memory import monitor as draw_monitor
 from mgpu_helpers.charts.steps import bars_of, blame, timeline
 from mgpu_helpers.devices.plan import planned
@@ -119,19 +118,32 @@ SHADE, LIMIT = "#e6e8eb", "#9a9ea5"  # what runs forward, and the most that is h
 
 
 def beside(formula: Mapping[str, Sequence[float]], measured: Mapping[str, MemoryUse]) -> Any:
-    """Draw what the fullest device holds in a step, by a formula and measured, in turn.
+    """Draw what the fullest device holds in a step, as a pair of bars: by a formula, and measured.
 
     Of each name, formula has the bytes a parameter of weight, gradient and slots; measured is for a
     million parameters.
     """
-    bars = {}
+    bars, at = [], np.array([2.7 * i + below for i in range(len(formula)) for below in (0, 0.8)])
     for name, sizes in formula.items():
         weights, gradients, slots = [round(1e6 * size) for size in sizes]
-        bars[f"{name}\nby the formula"] = MemoryUse(weights, slots, gradients, 0)
-        bars[f"{name}\nmeasured"] = measured[name]
-    ax = draw_held(bars)
-    ax.set_title("The fullest device in a step, for a million parameters", loc="left")
-    return ax
+        bars += [MemoryUse(weights, slots, gradients, 0), measured[name]]
+    ax, reached = axes(None, size=(8, 4.2)), np.zeros(len(bars))
+    for part, shade in PARTS.items():
+        lengths = np.array([getattr(each, part) / 1e6 for each in bars])
+        if lengths.any():
+            ax.barh(at, lengths, 0.7, reached, color=shade, label=part, edgecolor="#8f949c",
+                    linewidth=0.5)  # fmt: skip
+            reached += lengths
+    for row, end, each in zip(at, reached, bars, strict=True):
+        ax.annotate(size_text(each.total), (end, row), (4, 0), va="center", size=9,
+                    textcoords="offset points")  # fmt: skip
+    for name, row in zip(formula, at[::2], strict=True):
+        ax.annotate(name, (0, row - 0.45), (3, 0), va="bottom", weight="bold",
+                    textcoords="offset points")  # fmt: skip
+    ax.set_yticks(at, ["by the formula", "measured"] * len(formula))
+    ax.set(xlim=(0, 1.18 * reached.max()), ylim=(at[-1] + 0.6, -1.1))
+    return label(ax, "The fullest device in a step, for a million parameters", "memory, MB",
+                 legend=True)  # fmt: skip
 
 
 def hills(steps: Mapping[str, Any], device: str) -> None:
@@ -165,7 +177,7 @@ def hills(steps: Mapping[str, Any], device: str) -> None:
             ax.set(xticks=[], xlim=(0, len(held) - 1), ylim=(0, 1.15 * most))
         handles = [Patch(color=SHADE, label="runs forward"), Patch(fc="white", ec=SHADE, lw=1,
                    label="runs backward")]  # fmt: skip
-        handles += ax.plot([], [], color=LIMIT, label="the most of the step as it is")
+        handles += ax.plot([], [], color=LIMIT, label="peak of the step as it is")
         figure.legend(handles=handles, loc="outside upper left", ncols=3, frameon=False)
         corner(figure)
 

@@ -12,11 +12,13 @@ from mgpu_helpers.devices.plan import planned
 def compare(name: str, make: Callable[[], Any], data: tuple[Any, Any]) -> None:
     """Print the peaks of a step with two parts, four pieces and bfloat16, in % of the plain one.
 
-    make gives the compiled model, whose layers have the policy that is set when it is called.
+    make gives the compiled model, whose layers have the policy that is set when it is called. The
+    policy is float32 afterwards.
     """
     import keras
     import tensorflow as tf
 
+    keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("mixed_bfloat16")
     half = make()
     keras.config.set_dtype_policy("float32")
