@@ -32,7 +32,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from mgpu_helpers import charts, fit, pipeline, trace
-from mgpu_helpers.lessons import digits, halves, networks
+from mgpu_helpers.lessons import digits, drawings, halves, networks
 from mgpu_helpers.lessons.checks import lesson_12 as checks
 from mgpu_helpers.lessons.state import apart, show, show_crossing, use_of
 
@@ -134,12 +134,12 @@ show_crossing(step)
 #
 # ## A cut shares out memory, not time
 #
-# Here is a step of `fit` in stages, with a batch of 512, as with 128 an operation is too short to
-# be seen. Each bar is an operation; one that overlaps another is drawn below it. When does each
-# device wait for the other?
+# Here is a step of `fit` in stages, with a batch of 512, as with 128 the work is too short to be
+# seen. The forward pass is dark, and the rest of the step is pale. When does each device wait for
+# the other?
 
 # %% tags=["varies"]
-charts.timeline(trace.fit_step(model, (images, labels)))
+drawings.both_ways(trace.fit_step(model, (images, labels)), model)
 plt.show()
 
 # %% [markdown]
@@ -365,8 +365,8 @@ for name, other in [("a copy", copy), ("one variable", w)]:
 #
 # Here is a small language model, whose first and last layer share their table of words.
 # `pipeline.places` lists where a stage can begin: at the first layer, or where only one tensor
-# crosses; inside a residual block two would. The model in stages trains for two epochs, and a
-# callback saves it. Then one device loads the file, and both models train for another epoch:
+# crosses; inside a residual block two would. A file saved in stages loads on one device: the model
+# in stages trains for two epochs, and a callback saves it. Then both models train for another one:
 
 # %%
 def reader():
