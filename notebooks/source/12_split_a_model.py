@@ -32,7 +32,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from mgpu_helpers import charts, fit, pipeline, trace
-from mgpu_helpers.lessons import digits, halves, networks
+from mgpu_helpers.lessons import digits, drawings, halves, networks
 from mgpu_helpers.lessons.checks import lesson_12 as checks
 from mgpu_helpers.lessons.state import apart, show, show_crossing, use_of
 
@@ -92,8 +92,8 @@ show(model, model.fit(**train))
 # %% [markdown]
 # The losses are the same, and nearly all weights lie on the second device. A **stage** is a part of
 # the model on one device. Suppose that a device has 25 MB, the dashed line. Does a step of the
-# whole model fit, and does each stage? `use_of` tells what fills the memory at the peak ([[03]]);
-# Adam's temporary copies of the gradients count as gradients. What crosses is printed last:
+# whole model fit, and does each stage? `use_of` tells what fills the memory at the peak ([[03]]).
+# Adam's temporary copies count as gradients. What crosses is printed last:
 
 # %% tags=["varies", "cover"]
 data = images[:128], labels[:128]
@@ -109,9 +109,10 @@ for name, use in bars.items():
 show_crossing(step)
 
 # %% [markdown]
-# Each stage fits, and the whole does not. The first device holds mostly activations. A smaller
-# batch lowers these, and for this small network [[10]] would be enough. But a smaller batch does
-# not lower the weights, slots and gradients on the second device.
+# Each stage fits, and the whole does not. Each bar shows the peak of its own device: when the whole
+# network holds most, it does not hold most activations. The first device holds mostly activations.
+# A smaller batch lowers these, and for this small network [[10]] would be enough. But it does not
+# lower the weights, slots and gradients on the second device.
 #
 # | | |
 # |---|---|
@@ -133,11 +134,12 @@ show_crossing(step)
 #
 # ## A cut shares out memory, not time
 #
-# Here is a step of `fit` in stages, with a batch of 512. Each bar is an operation; one that
-# overlaps another is drawn below it. When does each device wait for the other?
+# Here is a step of `fit` in stages, with a batch of 512, as with 128 the work is too short to be
+# seen. The forward pass is dark, and the rest of the step is pale. When does each device wait for
+# the other?
 
 # %% tags=["varies"]
-charts.timeline(trace.fit_step(model, (images, labels)))
+drawings.both_ways(trace.fit_step(model, (images, labels)), model)
 plt.show()
 
 # %% [markdown]
@@ -148,9 +150,9 @@ plt.show()
 # ## Where to cut
 #
 # A trace of the whole network on one device tells how long each layer takes, what it holds, and how
-# many bytes it passes on. For every cut, `pipeline.cuts` adds this up for each stage; `lies` holds
-# the weights and slots of each layer. Then `best_cut` chooses the cut whose fullest stage holds
-# least, or the one where the least crosses, there and back:
+# many bytes it passes on. For every cut, `pipeline.cuts` adds this up for each stage. `lies` has
+# the bytes of weights and slots of each layer. Then `best_cut` chooses the cut whose fullest stage
+# holds least, or the one where the least crosses, there and back:
 
 # %% tags=["nbval-ignore-output"]
 names = ["conv1", "conv2", "conv3", "fc1", "output"]
@@ -191,9 +193,10 @@ with tf.device(first), tf.GradientTape() as tape:
 of_whole = tape.gradient(value, whole.trainable_variables)
 
 # %% [markdown]
-# First, each part is called in its device's block, under one tape. Does this give the gradients of
-# the uncut network, and where does the backward pass run? `apart` gives the largest difference,
-# divided by the array's largest number, and `halves.places` lists the devices ([[01]]):
+# In `one_tape` both parts are called under a single tape, each in its device's block. Does this
+# give the gradients of the uncut network, and where does the backward pass run? `apart` gives the
+# largest difference, divided by the array's largest number, and `halves.places` lists the devices
+# ([[01]]):
 
 # %%
 @tf.function
@@ -247,8 +250,8 @@ report([*of_front, *of_rear], step)
 #
 # ## By hand: the update
 #
-# Slots lie beside their weights, but `apply` computes in the block where it is called. What crosses
-# in a step with one optimizer for both parts?
+# An optimizer keeps slots beside their weights, but `apply` computes where you call it. What
+# crosses in a step with one optimizer for both parts?
 
 # %%
 with tf.device(first):
@@ -266,8 +269,9 @@ def one_optimizer(x, y):
 show_crossing(trace.function_step(one_optimizer, *data)[1])
 
 # %% [markdown]
-# The first device fetches the rear's gradients once and the rear's slots twice, and sends back the
-# changes of slots and weights. With an optimizer for each part, all this stays where it is:
+# The first device fetches the rear's gradients once and each of their two slots twice, and sends
+# back the changes of slots and weights. With an optimizer for each part, all this stays where it
+# is:
 
 # %%
 def stepper(make):
@@ -327,8 +331,8 @@ print("by hand is below 1e-12 from one device:", apart(whole.get_weights(), of_o
 # %% [markdown]
 # ## Break it
 #
-# **A weight that both parts use.** Both multiply by `w`, which is 2, so the loss is the mean of
-# w · w · x. The mean of x is 2.5, so the gradient is 2 · w · 2.5 = 10. What is it if the second
+# **A weight that both parts use.** Both parts multiply by `w`, which is 2, so the loss is the mean
+# of w · w · x. The mean of x is 2.5, so the gradient is 2 · w · 2.5 = 10. What is it if the second
 # device gets a copy of `w`?
 
 # %%
@@ -351,8 +355,8 @@ for name, other in [("a copy", copy), ("one variable", w)]:
 #
 # ## On GPUs
 #
-# What crosses goes over PCIe or NVLink there, so a cut where little crosses is worth more than on
-# cores. GPUs take turns, too: in [PyTorch's tutorial on model
+# Between GPUs data goes over PCIe or NVLink, so a cut with little to cross pays more than here.
+# GPUs take turns, too: in [PyTorch's tutorial on model
 # parallelism](https://pytorch.org/tutorials/intermediate/model_parallel_tutorial.html) a step of
 # ResNet-50 cut over two GPUs took 7 % longer than on one. Keras compiles with XLA on one GPU, and
 # `fit.split` switches that off.
@@ -360,9 +364,9 @@ for name, other in [("a copy", copy), ("one variable", w)]:
 # ## With a model of another kind
 #
 # Here is a small language model, whose first and last layer share their table of words.
-# `pipeline.places` lists where a stage can begin: with the first layer, or where a single tensor
-# crosses. Within a residual block two would cross. The model in stages trains for two epochs, and a
-# callback saves it. Then one device loads the file, and both models train for another epoch:
+# `pipeline.places` lists where a stage can begin: at the first layer, or where only one tensor
+# crosses; inside a residual block two would. A file saved in stages loads on one device: the model
+# in stages trains for two epochs, and a callback saves it. Then both models train for another one:
 
 # %%
 def reader():

@@ -2,11 +2,11 @@
 # # Split a layer
 #
 # Your model fits on no single GPU, and after a cut between its layers ([[12]]) the GPUs take turns.
-# A single layer may even be too large for a GPU; then a cut between layers does not help.
+# If a single layer is too large for a GPU, such a cut does not even help.
 #
 # **In this lesson** two devices share every large layer of a network and work on it at the same
 # time, and its weights after training are those of one device. The field calls this **tensor
-# parallel**. The cut is that of [Megatron-LM](../docs/sources.md#megatron) (2019).
+# parallelism**. The cut is that of [Megatron-LM](../docs/sources.md#megatron) (2019).
 #
 # **You will learn** to
 # - split the Dense layers and the attention of a Keras model,
@@ -45,8 +45,9 @@ x = images.reshape(1024, 784)
 # %% [markdown]
 # ## The lines to paste
 #
-# Here is a network with two residual blocks. In each, a wide layer `up` and a layer `down` that
-# comes back to 256 numbers make a **pair**. The two pairs hold most of the weights:
+# Here is a network with two residual blocks. In each, a layer `up` makes 2048 numbers out of 256,
+# relu follows, and a layer `down` makes 256 of them again. Such layers are a **pair**. The two
+# pairs hold most of the weights:
 
 # %%
 def network():
@@ -60,10 +61,11 @@ def network():
     return keras.Model(image, layers.Dense(10, name="scores")(x))
 
 # %% [markdown]
-# `fit.split_layers` takes a model, the devices, and the layers to cut, by regular expressions: each
-# `up` by the columns of its kernel, and the `down` behind it by the rows. Dense layers can be cut
-# like that, and MultiHeadAttention by its heads. The model is built on the host, so that no device
-# has to hold all of it. Then you compile and train as ever:
+# `fit.split_layers` takes a model, the devices, and a dictionary from layer names (regular
+# expressions) to the way to cut: `up` by columns of its kernel, the `down` behind it by rows. Only
+# Dense layers can be cut so, and MultiHeadAttention by its heads. All other layers stay whole on
+# the first device, except what stands inside a pair, such as Dropout. The model is built on the
+# host, so that no device has to hold all of it. Then you compile and train as ever:
 
 # %%
 where = {"up_.*": "columns", "down_.*": "rows"}
@@ -98,8 +100,7 @@ for name in ["up_0", "down_0"]:
 
 # %% [markdown]
 # Each device has half of the columns of the first kernel and half of the rows of the second. The
-# bias of `down` is not cut. It lies on the first device, as does every layer that `where` does not
-# name.
+# bias of `down` is not cut, and lies on the first device.
 #
 # | | |
 # |---|---|
@@ -115,7 +116,7 @@ for name in ["up_0", "down_0"]:
 # completely. Hidden number k is multiplied by row k of B only:
 #
 # ![The input goes to both devices. Each multiplies it by its columns of A, applies relu, and
-# multiplies by its rows of B. The two results are added up.](pictures/13_pair.svg)
+# multiplies by its rows of B. The results are added up. Gradients come back.](pictures/13_pair.svg)
 #
 # Here it is with small matrices. Each half is the work of one device:
 
@@ -131,19 +132,17 @@ added = sum(block(batch, *half) for half in halves)
 print("equal to 1e-12:", np.allclose(added, block(batch, a, b), rtol=0, atol=1e-12))
 
 # %% [markdown]
-# If `up` were split without `down`, the second device would have to send its hidden numbers, four
-# times as many as the pair's results. A pair adds up once in the forward pass, and
-# `fit.split_layers` does so on the first device. Each device finds the gradients of its own parts
-# and updates these parts, so no weight crosses.
+# A pair adds up once in the forward pass, and `fit.split_layers` does so on the first device. Each
+# device finds the gradients of its own parts and updates these parts, so no weight crosses.
 #
-# **Attention** is split by its heads: queries, keys and values by columns, the output projection by
-# rows. A head does not know the other heads until that projection adds them up.
+# **Attention** is split by its heads: queries, keys and values by columns, the output projection,
+# which adds up the heads, by rows.
 #
 # ## Proof
 #
 # Are the gradients right, too? The split and the whole network are trained in float64, where
-# rounding cannot hide a mistake, and with plain gradient descent: Adam divides each gradient by its
-# size, and so hides one that is twice as large. `get_weights` of a split model gives whole weights:
+# rounding cannot hide a mistake, and with plain gradient descent, as Adam would hide a gradient
+# that is twice as large. `get_weights` of a split model gives whole weights:
 
 # %%
 def everything_in(dtype):
@@ -172,16 +171,20 @@ def proof(build, where, x, y):
     print("apart from the beginning by over 0.001:", apart(ours, begin) > 0.001)
 
 
-proof(network, where, x, y)
+proof(network, where, x[:512], y[:512])
 
 # %% [markdown]
 # All weights are those of one device, and training has changed them.
 #
 # ## What crosses, and what each device holds
 #
-# Into a pair go 256 examples of 256 numbers of 4 bytes, and what comes out is as large. Let X be
-# these bytes. Forward, each further device gets X and returns X. Backward, it gets and returns
-# gradients of that size. So on n devices a pair sends 4 (n − 1) X in a step.
+# From here on a batch has 1024 examples, so that a device's work is long enough to be seen.
+# Into a pair go 1024 · 256 numbers of 4 bytes. Call this X bytes; what comes out is as large. Each
+# device but the first
+# - receives the input and sends back its result, in the forward pass,
+# - receives the gradient of the result and sends back that of the input, in the backward pass.
+#
+# So on n devices a pair sends 4 (n − 1) X in a step.
 #
 # To compare, `fit.split` ([[12]]) cuts the same network between its layers, after the first
 # residual block. `crossed` adds up what the devices send to each other in a traced step:
@@ -197,20 +200,21 @@ between.compile(adam(), entropy())
 models = {"one device": whole, "between layers": between, "inside layers": model}
 
 # %%
-X, steps = 256 * 256 * 4, {}
+X, steps = 1024 * 256 * 4, {}
 for name, each in models.items():
     with tf.device(first if each is whole else plan.host):  # for what nobody placed
-        three = [trace.fit_step(each, (x[:256], y[:256])) for _ in range(3)]
+        three = [trace.fit_step(each, (x, y)) for _ in range(3)]
     steps[name] = min(three, key=lambda step: step.length)  # which was disturbed least
     print(f"{name:14} {crossed(steps[name]):9,} bytes cross")
 print(f"two pairs, by the formula: {2 * 4 * (len(pair) - 1) * X:,} bytes")
 
 # %% [markdown]
 # The pairs send what the formula says. A cut between layers sends 2 X, however many pairs there
-# are.
+# are. Does a split pay? Here X is 1 MB, which takes 0.1 ms over PCIe at 12 GB/s. So the transfers
+# of a pair take 0.4 ms on two GPUs, and the split pays if half of the pair's work takes longer.
 #
-# What does each device hold at the peak of the step? "Gradients" are those of weights, with what
-# Adam makes of them before it updates the weight. Only a part of them exists at the peak:
+# What does each device hold at the peak of the step? "Gradients" are those of weights, with Adam's
+# temporary copies; not all of them exist at the same time:
 
 # %% tags=["varies"]
 bars = {}
@@ -225,35 +229,36 @@ charts.held(bars)
 plt.show()
 
 # %% [markdown]
-# Split either way, each device keeps less, and holds less at the peak. And when does each work? A
-# bar is an operation: many short ones in a row look pale. Where two operations of a device run at
-# once, a second lane opens. Grey is a wait:
+# Split either way, each device keeps less, and holds less at the peak. And when does each work?
+# Each bar is an operation; very short ones side by side look pale. Where two operations of a device
+# run at once, a second lane opens. Grey is a wait:
 
 # %% tags=["varies", "cover"]
 drawings.stacked(steps, {"sum of pair 0": "sum_0", "sum of pair 1": "sum_1"})
 plt.show()
 
 # %% [markdown]
-# Split between layers, the devices take turns. Both work only at the end, while the second still
-# computes the gradients of its own weights. Split inside layers, both work on each pair. The half
-# that ends first waits at the sum for the other, also in the backward pass. The stem and the loss
-# are not cut: the first device computes them, and the second waits. Which way is the fastest?
-#
+# Split between layers, the devices take turns. Both work at once only while the second still
+# computes the gradients of its own weights. Split inside layers, both work at once on each pair,
+# forward and backward. The device that ends its half first waits at the sum for the other. The stem
+# and the loss are not cut: the first device computes them, and the second waits. Tracing makes a
+# step longer. Which way is the fastest without it?
+
 # %% tags=["nbval-ignore-output"]
-runs = {name: partial(each.train_on_batch, x[:256], y[:256]) for name, each in models.items()}
-times = timing.several(runs, repeats=8)
+runs = {name: partial(each.train_on_batch, x, y) for name, each in models.items()}
+times = timing.several(runs, repeats=5)
 for name in ["between layers", "one device"]:
     print(timing.Comparison(times[name], times["inside layers"], (name, "inside layers")))
 
 # %% [markdown]
-# With both cores free, a step is faster split inside layers than between them. Against one device
-# it gains less: in `cores` mode one device may use two cores, as in its backward pass here.
+# Split inside layers, a step is faster than between them, if no other program uses the cores.
+# Against one device it gains less: in `cores` mode one operation has one core, but two operations
+# of one device can run at once, as the second lane of its backward pass shows.
 #
 # ## Break it
 #
 # **Columns after columns.** Somebody cuts `down` by columns as well, and joins the results. A part
-# has half of the hidden numbers, so it uses half of the rows, too. Nothing fails. Look at the
-# number of weights:
+# has half of the hidden numbers, so it uses half of the rows, too. Look at the number of weights:
 
 # %%
 parts = [*zip(np.split(a, 2, axis=1), [b[:5, :3], b[5:, 3:]])]
@@ -275,8 +280,8 @@ except ValueError as error:
 
 # %% [markdown]
 # **A bias in every part.** The bias of `down` must be added once. In a new network each bias is
-# zero, so with a bias in every part the outputs are still equal. A gradient says how far it moves
-# in a step:
+# zero, so with a bias in every part the outputs are still equal. The gradient says how far the bias
+# moves in a step:
 
 # %%
 bias, *biases = [tf.Variable(np.zeros(6)) for _ in range(3)]
@@ -290,26 +295,20 @@ print("the outputs are equal:", np.allclose(once, twice))
 print(f"the sum of both biases moves {sum(both)[0] / right[0]:.1f} times as far")
 
 # %% [markdown]
-# Each part gets the whole gradient of the bias, so the sum of n biases learns n times as fast.
-# To catch this, compare the weights after a step, not the outputs before it.
+# Each part gets the whole gradient, so n biases learn n times as fast. To catch this, compare the
+# weights after a step.
 #
-# **A setting that does nothing.** `keras.distribution` has `ModelParallel`, which splits layers
-# on JAX, and `DataParallel`. TensorFlow accepts both without a word. Look at the shape of the
-# kernel, and at where it lies:
+# **A setting that does nothing.** `ModelParallel` of `keras.distribution` splits layers on JAX.
+# TensorFlow accepts it without a word. Look at the shape of the kernel, and at where it lies:
 
 # %% tags=["unplaced"]
-layout = keras.distribution.LayoutMap(
-    keras.distribution.DeviceMesh((len(plan),), ["model"], plan.devices))  # fmt: skip
+mesh = keras.distribution.DeviceMesh((len(plan),), ["model"], plan.devices)
+layout = keras.distribution.LayoutMap(mesh)
 layout[".*kernel"] = (None, "model")
-for kind in [keras.distribution.ModelParallel(layout_map=layout),
-             keras.distribution.DataParallel(devices=plan.devices)]:  # fmt: skip
-    keras.distribution.set_distribution(kind)
-    model = keras.Sequential([keras.Input([8]), layers.Dense(840)])
-    model.compile("sgd", "mse", jit_compile=False)
-    model.fit(np.ones([8, 8]), np.ones([8, 840]), verbose=0)
-    kernel = model.layers[0].kernel
-    print(type(kind).__name__, kernel.shape, "on", devices.short(kernel.value.device))
+keras.distribution.set_distribution(keras.distribution.ModelParallel(layout_map=layout))
+kernel = keras.Sequential([keras.Input([8]), layers.Dense(840)]).layers[0].kernel
 keras.distribution.set_distribution(None)
+print(kernel.shape, "on", devices.short(kernel.value.device))
 
 # %% [markdown]
 # The kernel is one whole variable on one device. To catch this, print where the weights lie.
@@ -317,11 +316,11 @@ keras.distribution.set_distribution(None)
 # ## On GPUs
 #
 # What follows a sum has to wait for it. So split layers belong on GPUs with a fast link, such as
-# NVLink within one machine. With the 8 GPUs of a server [version 1.0 of
-# Megatron-LM](https://nv-adlr.github.io/MegatronLMV1) did 79.6 % of eight times the work of one, on
-# a model that grew with the number of GPUs. Megatron-LM adds up by an all-reduce ([[09]]),
+# NVLink within one machine. With 8 GPUs of one server [version 1.0 of
+# Megatron-LM](https://nv-adlr.github.io/MegatronLMV1) reached 79.6 % of ideal weak scaling, where
+# the model grows with the number of GPUs. Megatron-LM adds up by an all-reduce ([[09]]),
 # `fit.split_layers` on the first GPU, whose links carry all 4 (n − 1) X of a pair. Received copies
-# take memory on GPUs, too; the bars above do not count them.
+# take memory on GPUs, too, which the bars above do not count.
 #
 # ## With a model of another kind
 #
@@ -342,12 +341,13 @@ def transformer():
 
 ways = {"heads": "heads", "up": "columns", "down": "rows"}
 rows = images[:, :, :, 0]
-proof(transformer, ways, rows, y)
+proof(transformer, ways, rows[:512], y[:512])
 
 # %%
 with tf.device(plan.host):
     model = fit.split_layers(transformer(), pair, ways)
-model.compile(adam(), entropy())
+    model.compile(adam(), entropy())
+
 for each in model.get_layer("heads").weights[:2]:
     print(each.path, tuple(each.shape), devices.short(each.value.device))
 
@@ -358,7 +358,7 @@ print(f"{crossed(step):,} bytes, by the formula {2 * 4 * (len(pair) - 1) * 64 * 
 
 # %% [markdown]
 # The proof holds with three heads on the first device and two on the second. Attention and the pair
-# send 4 (n − 1) X each, where X is now 64 · 28 · 64 · 4 bytes.
+# send 4 (n − 1) X each.
 #
 # `save` and `save_weights` write the whole model, which loads without a split, too. With Dropout in
 # a pair or a head, other numbers are dropped than on one device.
@@ -426,17 +426,18 @@ checks.losses(losses)
 #
 # - Columns, then rows: results only have to be added up. Heads are cut in the same way.
 # - In float64 the weights were those of one device to 1e-12, in Dense pairs and in a Transformer.
-# - Split inside its layers, the network sent 2,097,152 bytes in a step, and split between them
-#   524,288 bytes.
+# - Split inside its layers, the network sent 8,388,608 bytes in a step, and split between them
+#   2,097,152 bytes.
 # - One device alone keeps 27.7 MB of weights and slots; split either way, none kept more than
 #   15.1 MB.
-# - Split between layers, the devices took turns; split inside them, they worked at the same time.
+# - Split between layers, the devices took turns; split inside them, both worked on each pair at the
+#   same time.
 # - A bias in both parts learned 2.0 times as fast, while the outputs were equal.
 #
 # ## In practice
 #
-# A model that fits on one device needs none of this: share out the batch. One that does not is
-# split inside its layers within a machine, and between them from one machine to the next. With
-# still more machines, give each group a copy of the model and a share of the batch.
+# A model that fits on one device needs none of this: share out the batch. Split one that does not
+# fit inside its layers within a machine, and between them across machines. With still more
+# machines, give each group of them a copy of the model and a share of the batch.
 #
 # Next: [[14]].

@@ -471,9 +471,9 @@ def seeds(found: Mapping[str, Sequence[float]], ax: Any = None) -> Any:
 def stacked(steps: Mapping[str, Trace], moments: Mapping[str, str]) -> Any:
     """Draw when the devices of each step worked, below each other over the same milliseconds.
 
-    A dashed line stands where the first operation of a layer ends, which moments names by the text
-    beside it, wherever a step has several devices, and where the backward pass begins. A device's
-    waits are grey. What runs on the host is left out.
+    A dashed line stands where the backward pass begins, and in the last step where the first
+    operation of a layer ends, which moments names by the text beside it. A device's waits are grey.
+    What runs on the host is left out.
     """
     import matplotlib.pyplot as plt
 
@@ -481,7 +481,7 @@ def stacked(steps: Mapping[str, Trace], moments: Mapping[str, str]) -> Any:
         name: replace(step, ops=tuple(op for op in step.ops if op.device != planned().host))
         for name, step in steps.items()
     }
-    counts = [1.3 * len(step.devices) + 0.5 for step in own.values()]
+    counts = [1.3 * len(step.devices) + 0.4 for step in own.values()]
     figure, panels = plt.subplots(
         len(own), 1, figsize=(8, 0.6 * sum(counts)), sharex=True, height_ratios=counts,
         layout="constrained", squeeze=False,
@@ -495,15 +495,17 @@ def stacked(steps: Mapping[str, Trace], moments: Mapping[str, str]) -> Any:
                            (row - 0.38, 0.76), facecolor=HOST, alpha=0.25)  # fmt: skip
         marks = {
             text: min(op.end for op in step.ops if f"/{layer}" in op.name)
-            for text, layer in moments.items() if len(step.devices) > 1
+            for text, layer in moments.items() if ax is panels[-1, 0]
         }  # fmt: skip
+        beside = dict.fromkeys(marks, (-3, "right"))
         if (begins := backward_begins(step)) is not None:
             marks["backward pass"] = begins
-        for line, (text, at) in enumerate(reversed(marks.items())):
+        for text, at in marks.items():
+            x, align = beside.get(text, (3, "left"))
             ax.axvline(1e3 * at, color="#444444", linestyle="--", linewidth=1)
-            ax.annotate(text, (1e3 * at, 0), (3, 3 + 10 * line), xycoords=ax.get_xaxis_transform(),
+            ax.annotate(text, (1e3 * at, 0), (x, 3), xycoords=ax.get_xaxis_transform(), ha=align,
                         textcoords="offset points", size=8.5, color="#444444")  # fmt: skip
-        ax.set_ylim(len(step.devices) - 0.5 + 0.25 * len(marks), -0.5)
+        ax.set_ylim(len(step.devices) - 0.2, -0.5)
     panels[-1, 0].set_xlabel("time in the step, ms")
     panels[-1, 0].set_xlim(0, 1e3 * max(step.length for step in own.values()))
     return figure
