@@ -508,16 +508,19 @@ def test_bars_are_as_long_as_what_they_stand_for():
     assert labels_of(ax) == ["38 MB", "88 MB", "8 MB"] and ax.yaxis_inverted()
 
 
-def test_passes_are_dark_and_pale():
-    """A forward operation has the model's name; the rest of the step is pale."""
-    times = {"net/Conv2D": (0.0, 1.0), "gradient_tape/net/Mul": (1.0, 1.0), "adam/Sub": (2.0, 0.5)}
+def test_passes_are_dark_and_pale_other_work_grey_and_waits_hatched():
+    """A forward operation has the model's name, a backward one "gradient", and others neither."""
+    times = {"net/Conv2D": (0.0, 1.0), "gradient_tape/net/Mul": (1.0, 1.0), "adam/Sub": (3.0, 0.5)}
     ops = tuple(Op(name, "Mul", "/CPU:1", *each) for name, each in times.items())
-    ax = drawings.both_ways(Trace(ops, (), {}, ()), SimpleNamespace(name="net"))
-    spans = [(bar.get_paths()[0].get_extents().x1, bar.get_facecolor()[0][:3])
-             for bar in ax.collections]  # fmt: skip
-    assert [end for end, _ in spans] == [1000, 2500]
+    on_host = Op("IteratorGetNext", "IteratorGetNext", "/CPU:0", 0.0, 0.1)
+    ax = drawings.both_ways(Trace((*ops, on_host), (), {}, ()), SimpleNamespace(name="net"))
+    spans = [(bar.get_paths()[0].get_extents().x1, bar.get_facecolor()) for bar in ax.collections]
+    assert [end for end, _ in spans] == [1000, 2000, 3500, 3000]
     assert spans[0][1].sum() < spans[1][1].sum()
-    assert {text.get_text() for text in ax.texts} >= {"forward", "backward"}
+    assert len({*spans[2][1][0][:3]}) == 1
+    assert not len(spans[3][1]) and ax.collections[3].get_hatch()
+    assert {text.get_text() for text in ax.texts} >= {"forward", "backward", "other"}
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["/CPU:1\n71% busy"]
 
 
 def test_lines_and_dots_are_where_the_numbers_are():
@@ -670,13 +673,3 @@ def test_a_panel_draws_once_and_offers_choices_only_where_a_kernel_runs(monkeypa
     found = {name: (each.options, each.value) for name, each in offered.items()}
     wanted = {"batch": ((32, 128), 128), "width": ((1,), 1)}
     assert found == (wanted if kernel else {})
-
-
-def test_from_gpus_shows_what_make_gpu_kept_or_says_that_nothing_is_there(tmp_path, capsys):
-    kept = tmp_path / "gpu-2-nvidia-h100"
-    kept.mkdir()
-    matplotlib.figure.Figure().savefig(kept / "09_train_in_towers.png")
-    drawings.from_gpus("00", tmp_path)
-    assert "none" in capsys.readouterr().out
-    drawings.from_gpus("09", tmp_path)
-    assert capsys.readouterr().out.startswith("gpu-2-nvidia-h100\n")

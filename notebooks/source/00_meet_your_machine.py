@@ -15,6 +15,16 @@
 # - read a map of what crosses between the devices.
 #
 # **You need** some Python, NumPy and Keras.
+#
+# The other nineteen lessons build on this one. A table at the end names them. Take your way:
+#
+# | your question | lessons |
+# |---|---|
+# | I have one model and several GPUs | 07; then 08, 09 for the inside, 19 when it is not faster |
+# | I have many scripts | 04, 05, 06 |
+# | My model does not fit | 03, 10 to 14 |
+# | Is a second server worth it? | 15 to 18 |
+# | How do I place operations, and limit memory, myself? | 01, 02 |
 
 # %%
 from mgpu_helpers import devices
@@ -31,7 +41,7 @@ plan
 #
 # A core that stands for a device runs each operation in one thread. In plain TensorFlow operations
 # may use all cores, so without a GPU `devices.setup` slows a training down. The line `timing` says
-# what a speed-up over one device means here.
+# how far a measured speed-up can be trusted here.
 
 # %%
 import keras
@@ -80,13 +90,13 @@ def build():
 
 
 # %% [markdown]
-# The `batch_size` of `fit` is now the **global batch**, of which each device gets a share. Here are
-# 64 digits on two devices:
+# The `batch_size` of `fit` is now the **global batch**. Each device gets a piece of it, its
+# **shard**. Here are 64 digits on two devices:
 #
 # ![Each of two devices has a copy of the model and computes gradients from 32 of 64 digits. Both
 # copies get the sum of the gradients and make the same update.](pictures/00_one_step.svg)
 #
-# Shares that are too small are the usual reason why a training on GPUs is not faster ([[15]]).
+# Shards that are too small are the usual reason why a training on GPUs is not faster ([[15]]).
 
 # %%
 x, y = digits.load(1024)
@@ -94,23 +104,23 @@ x, y = digits.load(1024)
 with fit.strategy(plan).scope():
     on_all = build()
 history = on_all.fit(x, y, batch_size=64, epochs=3, verbose=0).history
-print("accuracy:", *[f"{share:.2f}" for share in history["accuracy"]])
+print("accuracy:", *[f"{value:.2f}" for value in history["accuracy"]])
 
 # %% [markdown]
-# The gradients of all shares are added up, so the losses should equal those of training without a
-# strategy:
+# Each device divides its loss by the size of the global batch, so the added gradients, and the
+# losses, should be those of one device. Here is the same model without a strategy:
 
 # %%
 on_one = build()
 alone = on_one.fit(x, y, batch_size=64, epochs=3, verbose=0).history
-print("accuracy:", *[f"{share:.2f}" for share in alone["accuracy"]])
+print("accuracy:", *[f"{value:.2f}" for value in alone["accuracy"]])
 print("losses agree:", np.allclose(history["loss"], alone["loss"], rtol=1e-3))
 
 # %% [markdown]
 # The numbers agree either way, so they cannot tell you which devices worked. A **trace** can: it is
 # TensorFlow's record of what ran where. `trace.fit_step` records one **step** of `fit`, which is
-# one update of the weights, here from all 1024 digits. Look for the places where the convolutions
-# were computed:
+# one update of the weights, here from all 1024 digits. Look for the devices that computed
+# convolutions:
 
 # %% tags=["unplaced"]
 steps = {"without a strategy": on_one, "with the strategy": on_all}
@@ -119,10 +129,9 @@ for name, model in steps.items():
     print(f"{name}:", sorted({op.device for op in step.ops if "Conv2D" in op.type}))
 
 # %% [markdown]
-# Without a strategy one place computed all of them: the host where there is no GPU, and otherwise
-# the first GPU. With the strategy every device computed some. The **timeline** of this last step
-# shows when. Dark bars are the forward pass, and pale ones the backward pass and the update. Look
-# for bars of several devices one above the other:
+# Without a strategy all convolutions ran on the first GPU, or on the host where there is none. With
+# the strategy every device computed some. The **timeline** of this last step shows when. Look for
+# bars of several devices one above the other:
 
 # %% tags=["varies", "cover"]
 drawings.both_ways(step, on_all)
@@ -130,10 +139,10 @@ plt.show()
 
 # %% [markdown]
 # For part of the step several devices worked at the same time. A device that runs two operations at
-# once has two rows of bars. Copies are not drawn, so white space means that a device waited or, on
-# GPUs, received data. In both passes the devices wait for each other in `BatchNormalization`, which
-# needs sums over the whole batch. Cores also wait for TensorFlow's few threads. In your own code,
-# `charts.timeline(step)` draws every operation.
+# once has two rows of bars. In a hatched gap a device may wait for sums from the other devices,
+# which `BatchNormalization` needs in both passes; for data; or, where devices are cores, for a free
+# thread. In your own code, `charts.timeline(step)` draws every operation. Seconds with and without
+# the strategy are not compared here: those of cores say little about GPUs.
 #
 # | `fit.strategy` | |
 # |---|---|
@@ -141,8 +150,7 @@ plt.show()
 # | It costs | a copy of the model on each device, and an exchange of gradients in each step |
 # | Instead | [[10]] when the model does not fit; [[04]] when you have many scripts |
 #
-# [[07]] says how the strategy works and what can spoil such a training, and [[15]] measures whether
-# it becomes faster.
+# [[07]] says how the strategy works, and what can spoil it; [[15]] measures the gain in speed.
 #
 # ## One multiplication on all devices
 #
@@ -150,7 +158,7 @@ plt.show()
 # computed in it. Of blocks inside each other, the innermost counts.
 #
 # Each row of a product needs only the same row of the left matrix, and all of the right one. So the
-# left matrix can be cut into **shards** of rows, one for each device:
+# left matrix can be cut into shards of rows, one for each device:
 #
 # ![A product of two matrices. The left one is cut into two shards of rows, the right one stays
 # whole, and each device makes its rows of the product.](pictures/00_shared_product.svg)
@@ -216,41 +224,15 @@ print("did not multiply:", sorted(set(plan.devices) - worked))
 
 # %% [markdown]
 # The product is right and no error is raised, so a test of the value cannot reveal that the work
-# was never shared. The trace can: it shows that the host alone multiplied, because its block was
-# the only one left.
-#
-# ## Without a GPU
-#
-# One processor stands behind the host and all devices. TensorFlow divides it into *logical* devices
-# if you ask before TensorFlow starts. For a host and two devices, in a Python of its own:
-
-# %%
-by_hand = """
-import tensorflow as tf
-cpu = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 3)
-tf.config.threading.set_intra_op_parallelism_threads(1)  # an operation uses one core
-tf.config.threading.set_inter_op_parallelism_threads(2)  # two operations run at once
-print([device.name for device in tf.config.list_logical_devices("CPU")])
-"""
-print(fresh.python(by_hand))
-
-# %% [markdown]
-# The devices share one memory, so nothing is copied here: the lessons count the bytes that GPUs
-# would exchange.
+# was never shared. The trace can: it shows that the host alone multiplied, because only the block
+# of the host was left.
 #
 # ## On GPUs
 #
 # Do not expect two GPUs to be faster at this product: copying the matrices to a GPU usually takes
 # longer than multiplying them there. Sharing pays where a device computes for longer than its data
 # travels ([[09]]). Name the host for cutting and joining, or TensorFlow does both on the first GPU.
-# The command `make gpu` in a terminal stores a timeline of your GPUs, which the next cell shows
-# once it exists:
-
-# %% tags=["varies", "nbval-ignore-output"]
-drawings.from_gpus("00")
-
-# %% [markdown]
+#
 # ## On your own
 #
 # The solution of each exercise stands under it, closed until you click *1 cell hidden*.
@@ -277,8 +259,8 @@ checks.on_all(build_on_all)
 # %% [markdown]
 # **2.** Cut `right` instead of `left`: a column of the product needs only the same column of
 # `right`. Write `multiply_columns` so that each device gets all of `left` and only its columns of
-# `right`. The check takes small matrices and looks at the value, the places and the bytes. It puts
-# unplaced operations on the first device, as on a GPU machine.
+# `right`. The check takes small matrices and looks at the value, the places and the bytes. In the
+# check, unplaced operations run on the first device, as on GPUs.
 
 # %% tags=["exercise"]
 def multiply_columns(left, right):
@@ -304,7 +286,7 @@ checks.multiply_columns(multiply_columns)
 #
 # - A model built in the scope of a strategy was trained by `fit` on all devices, and its losses
 #   agreed with those of plain `fit`.
-# - Without a strategy one place computed all convolutions, and only the trace said so.
+# - Without a strategy all convolutions ran on the first GPU or the host. Only the trace said so.
 # - All devices shared one multiplication, and 0 entries differed from NumPy's. For it each of two
 #   devices got 4,233,600 bytes.
 # - Without the inner block of `multiply` the product was still right, and nothing was shared.
@@ -317,15 +299,27 @@ checks.multiply_columns(multiply_columns)
 # To change the number of devices, restart the kernel first. In its environment, `MGPU_DEVICES=4`
 # gives every lesson four devices, and `MGPU_MODE=cores` takes cores even where there are GPUs.
 #
+# ## Without a GPU
+#
+# One processor stands behind the host and all devices. TensorFlow divides it into *logical* devices
+# if you ask before TensorFlow starts. This makes a host and two devices, in a new Python process:
+
+# %%
+by_hand = """
+import tensorflow as tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 3)
+tf.config.threading.set_intra_op_parallelism_threads(1)  # an operation uses one core
+tf.config.threading.set_inter_op_parallelism_threads(2)  # two operations run at once
+print([device.name for device in tf.config.list_logical_devices("CPU")])
+"""
+print(fresh.python(by_hand))
+
+# %% [markdown]
+# The devices share one memory, so nothing is copied here: the lessons count the bytes that GPUs
+# would exchange.
+#
 # ## The lessons
-#
-# Four ways through the lessons:
-#
-# - "I have one model and several GPUs": 07, then 08 and 09 for what happens inside, and 19
-#   when the training is not faster.
-# - "I have many scripts": 04, 05, 06.
-# - "My model does not fit": 03, 10 to 14.
-# - "Is a second server worth it?": 15 to 18.
 #
 # [[lessons]]
 #

@@ -42,8 +42,8 @@ from mgpu_helpers.lessons.checks import lesson_01 as checks
 # ```
 #
 # `at` names the layer, or the model inside the model, that begins the second part. We try the line
-# on a small residual network with batch normalization. Its halves are models of their own, each
-# built in a block of `tf.device`, which `fit.split` itself does not need:
+# on a small residual network with batch normalization. Its halves are models of their own. The
+# blocks of `tf.device` are for later; `fit.split` needs none:
 
 # %%
 layers = keras.layers
@@ -79,8 +79,9 @@ loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 def train_once(model):
     model.compile(keras.optimizers.SGD(0.01), loss, jit_compile=False)
     value, weights = model.train_on_batch(images, labels), model.get_weights()
-    print(halves.places(model.layers, trace.fit_step(model, (images, labels))))
-    return value, weights
+    step = trace.fit_step(model, (images, labels))
+    print(halves.places(model.layers, step))
+    return value, weights, step
 
 
 # %% [markdown]
@@ -88,39 +89,40 @@ def train_once(model):
 
 # %%
 with tf.device(ends[0]):
-    one_loss, one_weights = train_once(build([ends[0], ends[0]]))
+    one_loss, one_weights, _ = train_once(build([ends[0], ends[0]]))
 
 # %% [markdown]
-# Now the same model with `fit.split`. Look for the two devices in the table:
+# Now the same model with `fit.split`. Look for the two devices in the table, and compare loss and
+# weights with those of one device:
 
 # %%
 model = build([ends[0], ends[0]])
 if len(plan) > 1:
     fit.split(model, ends, at=["second"])
-value, weights = train_once(model)
-
-# %% [markdown]
-# Each half has its weights on its device, and ran there in both passes. Are loss and weights those
-# of one device?
+value, weights, step = train_once(model)
 
 # %%
 apart = max(np.abs(a - b).max() for a, b in zip(weights, one_weights))
 print(f"loss {value:.3f} and {one_loss:.3f}, weights equal to 1e-5:", apart < 1e-5)
 
 # %% [markdown]
-# They are. The halves take turns, so one device waits while the other works; [[14]] shortens the
-# wait.
+# Each half has its weights on its device, and ran there in both passes. Loss and weights are those
+# of one device. The halves take turns, so one device waits while the other works; [[14]] shortens
+# the wait.
 #
-# In a script of your own, `weight.value.device` says where a weight of Keras is. `assert_placed`,
-# which you find under "Break it", checks where the operations of a traced step ran.
-#
-# | placing by hand | |
-# |---|---|
-# | Use it when | you write a step of your own, or want to know which GPU does what |
-# | It costs | a line for each place, and two runs of a step to check it |
-# | Instead | `fit.split` for a Keras model; [[07]] to train on all devices; [[10]] to fit more |
-#
-# ## By hand: two ways that fail
+# In a script of your own, `weight.value.device` says where a weight is, and `assert_placed` checks
+# the operations of a traced step. Where all is well, it says nothing, as here for the convolutions:
+
+# %%
+def assert_placed(step, kind, wanted):
+    ran = {op.device for op in step.ops if kind in op.type}
+    assert ran == {*wanted}, f"{kind} should run on {[*wanted]} and ran on {sorted(ran)}"
+
+
+assert_placed(step, "Conv2D", ends)
+
+# %% [markdown]
+# ## By hand: two ways that fail, and one that works
 #
 # By hand, a model needs `jit_compile=False`, which `train_once` has. Otherwise Keras on a GPU
 # compiles the step with XLA, which accepts no variable of another device. `fit.split` switches XLA
@@ -132,8 +134,8 @@ print(f"loss {value:.3f} and {one_loss:.3f}, weights equal to 1e-5:", apart < 1e
 _ = train_once(build(ends))
 
 # %% [markdown]
-# The weights are where they should be, and all convolutions and products ran in one place, of
-# TensorFlow's choice. A layer's weights stay where it was *built*. The layer computes where it is
+# The weights are where they should be, and all convolutions and products ran in one place, which
+# TensorFlow chose. A layer's weights stay where it was *built*. The layer computes where it is
 # *called*, and a training step calls it outside the blocks. So put the blocks around the calls:
 
 # %% tags=["unplaced"]
@@ -153,13 +155,45 @@ _ = train_once(Called(build(ends).layers))
 
 # %% [markdown]
 # The forward pass is right. The gradient tape makes the backward pass after `call` has ended,
-# outside every block. On GPUs, the first GPU would make all of it. A block around the whole step
-# places both passes, but on one device, as in the first table. [[12]] places both passes of both
-# halves by hand. Here the first device is blue, and the second orange:
+# outside every block; on GPUs, the first GPU would make all of it. So each half gets a tape, whose
+# `gradient` is called in the block of the half. The second tape also gives the gradient of
+# `middle`, with which the backward pass of the first half begins:
+
+# %%
+first, second = build(ends).layers
+
+
+def by_hand(x, y):
+    with tf.device(ends[0]), tf.GradientTape() as first_tape:
+        middle = first(x, training=True)
+    with tf.device(ends[1]):
+        with tf.GradientTape() as second_tape:
+            second_tape.watch(middle)
+            value = loss(y, second(middle, training=True))
+        *of_second, of_middle = second_tape.gradient(value, [*second.trainable_weights, middle])
+    with tf.device(ends[0]):
+        of_first = first_tape.gradient(middle, first.trainable_weights, of_middle)
+    return value, of_first, of_second
+
+
+(value, *_), step = trace.function_step(by_hand, images, labels)
+print(halves.places([first, second], step))
+print(f"loss {value:.3f} and {one_loss:.3f}")
+
+# %% [markdown]
+# Both passes of each half ran on its device, and the loss is the same; [[12]] adds the update. A
+# block around the whole step, as for the first table, puts both passes on one device. Here the
+# first device is blue, and the second orange:
 #
 # ![Weights, forward pass and backward pass of two halves. Blocks around the building place only
-# the weights. Blocks around the calls place the forward pass as well. fit.split places all
-# three.](pictures/01_what_a_block_places.svg)
+# the weights. Blocks around the calls place the forward pass as well. A tape for each
+# half, or fit.split, places all three.](pictures/01_what_a_block_places.svg)
+#
+# | placing by hand | |
+# |---|---|
+# | Use it when | you write a step of your own, or want to decide which GPU does what |
+# | It costs | a line for each place, and a traced step to check it, which runs twice |
+# | Instead | `fit.split` for a Keras model; [[07]] to train on all devices; [[10]] to fit more |
 #
 # ## Which device an operation gets
 #
@@ -174,7 +208,7 @@ _ = train_once(Called(build(ends).layers))
 # - Others usually get `/GPU:0`, if there is one and it can run the operation.
 # - Otherwise they get `/CPU:0`.
 #
-# The last two rules placed the work of the halves that were only built in blocks.
+# By the last two rules, the halves that were only built in blocks ran in one place.
 #
 # ## A name that is not there
 #
@@ -190,9 +224,8 @@ print(product.numpy())
 print("made on", devices.short(product.device))
 
 # %% [markdown]
-# The product is right, and another device made it, without an error or a warning: the first GPU, or
-# the host where there is none. With two GPUs, a block of `/GPU:2` runs on `/GPU:0`, and `/GPU:1`
-# stays idle.
+# The product is right, and another device made it without a warning: the first GPU, or, without
+# GPUs, the host. With two GPUs, a block of `/GPU:2` runs on `/GPU:0`, and `/GPU:1` stays idle.
 #
 # This is **soft placement**: if the device you name is not there, TensorFlow takes another. It is
 # on from the start, and one call switches it off. Look for the error:
@@ -235,19 +268,8 @@ plt.show()
 
 # %% [markdown]
 # All devices multiplied. `x`, four numbers of 4 bytes, crosses once to each device, although
-# `matmul` takes it twice. Now `assert_placed` compares the places of a trace with those that you
-# want. For this step it raises nothing:
-
-# %%
-def assert_placed(step, kind, wanted):
-    ran = {op.device for op in step.ops if op.type == kind}
-    assert ran == {*wanted}, f"{kind} should run on {[*wanted]} and ran on {sorted(ran)}"
-
-
-assert_placed(step, "MatMul", plan.devices)
-
-# %% [markdown]
-# Next it checks a function that asks for `/GPU:9`, and one that multiplies only constants:
+# `matmul` takes it twice. Now `assert_placed` checks a function that asks for `/GPU:9`, and one
+# that multiplies only constants:
 
 # %%
 def lost(x):
@@ -269,12 +291,13 @@ for function in [lost, constant]:
 # %% [markdown]
 # The wrong name is caught. The product of constants did not run in the step: its inputs never
 # change, so TensorFlow computed it once, before the first run, and kept the result. Look at the
-# device that was *planned* for it:
+# devices that were *planned* for both:
 
 # %%
-with trace.placement() as log:
-    tf.function(constant)(numbers)
-print("planned:", log.device_of("MatMul"))
+for function in [lost, constant]:
+    with trace.placement() as log:
+        tf.function(function)(numbers)
+    print(f"{function.__name__}: planned on", log.device_of("MatMul"))
 
 # %% [markdown]
 # ## Asked for, planned, ran
@@ -361,10 +384,10 @@ checks.add_entries(add_entries)
 # ## What we saw
 #
 # - Blocks around the building of layers placed their weights, and blocks in `call` the forward
-#   pass. `fit.split` placed both passes, and loss and weights were those of one device.
-# - A wrong name was silent. One setting makes it an error, and a check of the places found it.
-# - A device was planned for a product of constants, and the trace showed that it did not run in the
-#   step.
+#   pass. `fit.split`, and by hand a tape for each half, placed both passes.
+# - With `fit.split`, loss and weights were those of one device.
+# - A wrong name raised no error until soft placement was off; `assert_placed` found it.
+# - A product of constants had a planned device, and did not run in the step.
 #
 # ## In practice
 #

@@ -47,7 +47,7 @@ folder = Path(tempfile.mkdtemp())
 #
 # One callback of Keras saves the training after each pass, and lets the next `fit` go on from
 # there. Under `fit.strategy` only worker 0 writes, and all read. A second callback ends the process
-# if 600 s pass between the ends of two steps; validation counts.
+# if 600 s pass from the end of one step to the end of the next, validation included.
 #
 # ```python
 # import faulthandler
@@ -65,9 +65,9 @@ folder = Path(tempfile.mkdtemp())
 #
 # - All machines must see the folder.
 # - A machine may die while it writes, so `double_checkpoint` keeps the previous backup.
-# - When `fit` ends well, the backup is deleted. After a failure, a changed script
-#   needs a new folder.
-# - In a notebook `Limit` would end the kernel.
+# - When `fit` ends well, the backup is deleted. If you change the script after a failure, give it a
+#   new folder.
+# - In a notebook a hang would end the kernel.
 #
 # When a worker fails, the launcher starts all of them again, at most twice with `--restarts 2`:
 #
@@ -77,7 +77,8 @@ folder = Path(tempfile.mkdtemp())
 #
 # The script of [[17]] has both callbacks, and options that make it fail. Two workers run it for
 # three passes of eight steps, with dropout. One training is left alone. In the other, which
-# runs at the same time, worker 1 is killed at step 10; restarted, it sleeps at step 18:
+# runs at the same time, worker 1 is killed at step 10, and after the restart worker 1 sleeps at
+# step 18:
 
 # %%
 os.environ |= {"MGPU_MODE": "cores", "TF_NUM_INTRAOP_THREADS": "1"}  # one thread for each worker
@@ -164,8 +165,8 @@ errors = [line for line in said if "Error" in line and not line.startswith(("E0"
 print(*[line.strip()[:95] for line in errors[:3]], sep="\n")
 
 # %% [markdown]
-# Read alone, this log blames the network. If the launcher had ended worker 0 sooner, it would show
-# no error. So begin with the worker that the launcher names.
+# Read alone, this log blames the network. Had the launcher ended worker 0 sooner, its log would
+# show no error. So begin with the worker that the launcher names.
 #
 # In attempt 1 worker 1 slept, and worker 0 waited for it in the all-reduce. TensorFlow's threads in
 # the sleeping process still answered, so there was no error. After six seconds the `Limit` of each
@@ -253,7 +254,8 @@ print(f"without a break {whole:.6f}, from the backup {again:.6f}, equal: {whole 
 # %% [markdown]
 # ## Break it
 #
-# **A backup that lacks something.** Each of the four entries is put back to its beginning in turn:
+# **A backup that lacks something.** Here each of the four entries in turn is put back
+# to its beginning:
 
 # %%
 for name in start():
@@ -265,9 +267,9 @@ for name in start():
 # four are the number of passes done, the weights, the optimizer's slots and step count, and the
 # position in the data with the state of dropout's random numbers.
 #
-# **Keras alone.** The callback of Keras does not save the last of these. Here a
-# model with dropout trains for four passes, once without a break, and once with an error after the
-# second pass and another `fit`. Do both end with the same weights, under `fit.strategy` on all
+# **Keras alone.** The callback of Keras does not save the fourth. Here a model with dropout trains
+# for four passes, once without a break, and once with an error after the second pass and another
+# `fit`. Do both end with the same weights, under `fit.strategy` on all
 # devices, and without a strategy?
 
 # %%
@@ -313,13 +315,14 @@ for name, scope in (("fit.strategy", fit.strategy(plan).scope), ("Keras alone", 
     print(f"{name:12} largest difference below 1e-6: {far < 1e-6}")
 
 # %% [markdown]
-# With `fit.strategy` the restarted training ends where the other one does. With Keras alone it goes
-# on with the dropout of the first pass, as shown here; an endless dataset would also begin again.
-# The model need not be worse, but equal digests can no longer prove the restart.
+# With `fit.strategy` the restarted training ends where the other one does. With Keras alone
+# other weights come out, because it goes on with the dropout of the first pass; an endless dataset
+# would also begin again. The model need not be worse, but you can no longer prove the restart by
+# equal digests.
 #
 # **A folder of its own for each machine.** After a restart, worker 0 would go on from its backup,
-# and worker 1 would find none and begin at pass 0. Under `fit.strategy` the workers compare their
-# passes after the first step, and `fit` raises a ValueError on both
+# and worker 1 would find none and begin at pass 0. After the first step under `fit.strategy` the
+# workers compare the number of the pass at which they began, and `fit` raises a ValueError on both
 # ([what else they compare](../docs/fit.md#what-is-kept)).
 #
 # ## When not to
@@ -367,8 +370,8 @@ checks.saves(saves)
 # %% [markdown]
 # **2.** Write `computed(total, every, failures)`: how many steps are computed in all attempts
 # together, until `total` steps are done. There is a backup after every `every` steps, counted from
-# the beginning of the training. Attempt i fails just before step `failures[i]`; the same step may
-# occur twice. One more attempt reaches the end.
+# the beginning of the training. Steps count from 0. Attempt i fails just before step
+# `failures[i]`; the same step may occur twice. One more attempt reaches the end.
 
 # %% tags=["exercise"]
 def computed(total, every, failures):

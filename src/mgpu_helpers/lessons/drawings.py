@@ -6,7 +6,6 @@ import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,18 +40,6 @@ if TYPE_CHECKING:
     from mgpu_helpers.memory.watch import Sample
     from mgpu_helpers.trace.records import Op
     from mgpu_helpers.trace.step import Trace
-
-
-def from_gpus(lesson: str, folder: str | os.PathLike[str] = "../results") -> None:
-    """Show the pictures that `make gpu` kept of a lesson on machines with GPUs, or say none is."""
-    from IPython.display import Image, display
-
-    pictures = sorted(Path(folder).glob(f"gpu-*/{lesson}_*.png"))
-    for picture in pictures:
-        print(picture.parent.name)
-        display(Image(picture, alt=f"the same on {picture.parent.name}"))
-    if not pictures:
-        print("none yet: make gpu, on a machine with GPUs, keeps one")
 
 
 def against_pieces(ways: Mapping[str, Mapping[int, int]], ax: Any = None) -> Any:
@@ -603,25 +590,35 @@ def panel(draw: Callable[..., Any], **choices: Sequence[Any]) -> None:
 
 
 def both_ways(step: Trace, model: Any, ax: Any = None) -> Any:
-    """Draw when each device was in the forward pass of a model, dark, and in the rest of a step.
+    """Draw when each device was in the passes of a model, did other work of the step, or waited.
 
     Keras names an operation after its model; in the backward pass TensorFlow adds "gradient".
+    What runs on the host is left out.
     """
 
     def name(op: Op) -> str:
-        return "forward" if model.name in op.name and "gradient" not in op.name else "backward"
+        if "gradient" in op.name:
+            return "backward"
+        return "forward" if model.name in op.name else "other"
 
+    step = replace(step, ops=tuple(op for op in step.ops if op.device != planned().host))
     ax = axes(ax, size=(8, 1.4 + 0.6 * len(step.devices)))
     boxes = []
     for device, (low, high), bars in bars_of(step, name):
+        shades = {"forward": colour(device), "backward": pale(colour(device)), "other": HOST}
         for bar in bars:
-            shade, place = colour(device), (bar.start, bar.end - bar.start)
-            shade = shade if bar.name == "forward" else pale(shade)
-            ax.broken_barh([place], (low, high), facecolor=shade, edgecolor="white", linewidth=0.4)
+            place = bar.start, bar.end - bar.start
+            ax.broken_barh([place], (low, high), facecolor=shades[bar.name], edgecolor="white",
+                           linewidth=0.4)  # fmt: skip
             boxes.append((place[0], low, place[1], high, bar.name, "white"))
+    for row, device in enumerate(step.devices):
+        for start, end in _waits(step, device):
+            ax.broken_barh([(start, end - start)], (row - 0.38, 0.76), facecolor="none",
+                           edgecolor="#bbbbbb", hatch="//", linewidth=0.5)  # fmt: skip
     rows(ax, [f"{each}\n{1 - step.idle(each):.0%} busy" for each in step.devices])
     ax.set_xlim(0, 1e3 * step.length)
-    label(ax, "When each device worked", "time in the step, ms")
+    title = "Dark: forward. Pale: backward. Grey: other work. Hatched: the device waits"
+    label(ax, title, "time in the step, ms")
     write(ax, boxes, size=8)
     return ax
 
