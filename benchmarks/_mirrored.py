@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 Way = Callable[[], Any]
+
+
+def leave() -> None:
+    """End this process at once: to free the iterator of a loop takes up to a minute, each."""
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def keras_model() -> Any:

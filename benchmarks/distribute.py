@@ -206,9 +206,8 @@ def main() -> None:
           f"the devices work {work} of it")  # fmt: skip
     card = {"best": best, "fit_ms": pieces, "averaging_share": round(share, 4), "rounds": len(base)}
     results.write("distribute", plan, card, ratios)
+    _mirrored.leave()
 
 
 if __name__ == "__main__":
     worker() if sys.argv[1:] == ["worker"] else main()
-    sys.stdout.flush()
-    os._exit(0)  # else the iterators of the strategies' loops end here, one after the other: 100 s

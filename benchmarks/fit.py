@@ -99,11 +99,18 @@ def worker():
     def added(clocks):
         return strategy.reduce("SUM", strategy.run(lambda: tf.identity(clocks)), axis=None)
 
-    print(json.dumps(in_turn({
+    compared = {
         "fit": fitting(strategy.scope(), size),
         "own loop": looping(strategy, lambda each: batches(
             each.get_per_replica_batch_size(size), -1), size),
-    }, LEAST, lambda clocks: added(tf.constant(clocks, tf.float64)).numpy().tolist())))  # fmt: skip
+    }  # fmt: skip
+    print(json.dumps(in_turn(
+        compared, LEAST, lambda clocks: added(tf.constant(clocks, tf.float64)).numpy().tolist(),
+    )))  # fmt: skip
+    sys.stdout.flush()
+    # The others may still receive, and need the chief until they end.
+    time.sleep(2 if strategy.cluster_resolver.task_id else 4)
+    _mirrored.leave()
 
 
 def on_workers():
@@ -135,9 +142,9 @@ def main() -> None:
     workers = on_workers()  # before this process has a use for the cores
     plan = devices.setup(2)
     print(plan)
-    taken, ratios = {}, []
+    taken, ratios, made = {}, [], {size: ways(plan, size) for size in SIZES}
     for size in SIZES:
-        compared = taken[str(size)] = in_turn(ways(plan, size), MOST)
+        compared = taken[str(size)] = in_turn(made[size], MOST)
         for name in [name for name in compared if name not in ("fit", PARALLEL)]:
             ratios += over(f"fit on two devices, {size}", compared, "fit", name)
     ratios += over(f"{PARALLEL} on two devices, {SIZES[-1]}", compared, PARALLEL, ONE)
@@ -151,6 +158,7 @@ def main() -> None:
         for case, compared in taken.items()
     }
     results.write("fit", plan, {"passes": PASSES, "steps": STEPS, "ms": ms}, ratios)
+    _mirrored.leave()
 
 
 if __name__ == "__main__":
