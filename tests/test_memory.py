@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import by_shapes
 import fake_driver
 from conftest import run_python
 from mgpu_helpers import devices, memory, nvml, towers
-from mgpu_helpers.lessons import count, networks
+from mgpu_helpers.lessons import networks
 from mgpu_helpers.lessons.networks import Conv, Dense, Network, Pool
 from mgpu_helpers.lessons.pretend import pretend_gpus
 from mgpu_helpers.memory import MemoryUse, Monitor
@@ -81,18 +82,19 @@ def train_step(plan, network, batch, *, towers_=1):
 
 
 def test_a_network_counted_by_hand():
-    got = count.predict(SMALL, 7, slots=1, onednn=True)
+    got = by_shapes.predict(SMALL, 7, slots=1, onednn=True)
     assert got == MemoryUse(PARAMETERS, PARAMETERS, PARAMETERS, 7 * PER_EXAMPLE)
     assert got.total == 3 * 608 + 7 * 1312
-    assert count.predict(SMALL, 1, slots=0).slots == 0 and count.predict(SMALL, 1).slots == 1216
+    assert by_shapes.predict(SMALL, 1, slots=0).slots == 0
+    assert by_shapes.predict(SMALL, 1).slots == 1216
     # Without oneDNN a pool keeps no note of what it took; the ReLU's gradient needs its output.
-    assert count.predict(SMALL, 1, onednn=False).activations == 1280
+    assert by_shapes.predict(SMALL, 1, onednn=False).activations == 1280
     bare = replace(SMALL, layers=(Conv("conv", 2, 3), *SMALL.layers[1:]))
     # Nobody needs the convolution's output: the pool's gradient is written over it.
-    assert count.predict(bare, 1, onednn=True).activations == 1312
-    assert count.predict(bare, 1, onednn=False).activations == 512 + 128 + 16 + 128
+    assert by_shapes.predict(bare, 1, onednn=True).activations == 1312
+    assert by_shapes.predict(bare, 1, onednn=False).activations == 512 + 128 + 16 + 128
     leaky = replace(SMALL, layers=(Conv("conv", 2, 3, activation="leaky_relu"), *SMALL.layers[1:]))
-    assert count.predict(leaky, 1, onednn=True).activations == 1312 + 512
+    assert by_shapes.predict(leaky, 1, onednn=True).activations == 1312 + 512
 
 
 @pytest.mark.parametrize("network, batch", [
@@ -100,7 +102,7 @@ def test_a_network_counted_by_hand():
 ], ids=lambda value: getattr(value, "name", str(value)))  # fmt: skip
 def test_the_count_agrees_with_the_trace(plan, network, batch):
     trace, _ = train_step(plan, network, batch)
-    held = count.predict(network, batch)
+    held = by_shapes.predict(network, batch)
     assert held.gradients + held.activations == pytest.approx(trace.peak(D, False), rel=0.1)
 
 
@@ -160,8 +162,8 @@ def test_gradients_are_found_on_their_way_through_an_average():
 
 @pytest.mark.parametrize("wrong", [
     lambda: memory.by_use(Trace((), (), {D: ((0.0, 0),)}, ()), "/CPU:9"),
-    lambda: count.predict(SMALL, 2.5),
-    lambda: count.predict(replace(SMALL, layers=(Pool(),)), 1),
+    lambda: by_shapes.predict(SMALL, 2.5),
+    lambda: by_shapes.predict(replace(SMALL, layers=(Pool(),)), 1),
 ])  # fmt: skip
 def test_what_cannot_be_counted_is_refused(wrong):
     with pytest.raises(ValueError):

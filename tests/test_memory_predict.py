@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import by_shapes
 from keras_models import COMPILED, built, compiled, lesson
 from mgpu_helpers import devices, graph, memory
 from mgpu_helpers.graph.step import training_step
 from mgpu_helpers.graph.walk import Values
-from mgpu_helpers.lessons import count, networks
+from mgpu_helpers.lessons import networks
 from mgpu_helpers.memory.liveness import DEVICE, beside, counted, entered, in_order
 from mgpu_helpers.memory.measure import Measured
 from mgpu_helpers.memory.predict import _boundary
@@ -123,7 +124,7 @@ def test_the_count_by_hand_and_a_trace_agree_with_it(plan, network, batch, setti
     model = lesson(network.name, *settings)
     model.compile("adam", keras_loss())
     assert model.count_params() == networks.parameters(network)
-    by_hand, held = count.predict(network, batch), memory.predict(model, batch)
+    by_hand, held = by_shapes.predict(network, batch), memory.predict(model, batch)
     assert held.weights == by_hand.weights
     x, y = np.zeros((batch, *network.input), np.float32), np.zeros(batch, np.int64)
     assert held.low < traced(plan, model, x, y) + held.weights + held.slots < held.high

@@ -234,7 +234,7 @@ plt.show()
 # run at once, a second lane opens. Grey is a wait:
 
 # %% tags=["varies", "cover"]
-drawings.stacked(steps, {"sum of pair 0": "sum_0", "sum of pair 1": "sum_1"})
+drawings.stacked(steps, {"sum 0": "sum_0", "sum 1": "sum_1"})
 plt.show()
 
 # %% [markdown]
