@@ -34,7 +34,7 @@ def split_layers(model: Any, devices: Iterable[Any], where: Mapping[str, str]) -
     dropout does, or a product with columns of a third one. A MultiHeadAttention is cut by heads.
     Each device computes with its parts, forward and backward, and updates them. What they make is
     added up on the first device, where all other layers are. Weights and history are, to rounding,
-    those of one device, and Keras does the rest of `fit`. The field calls it tensor parallel.
+    those of one device, and Keras does the rest of `fit`. The field calls it tensor parallelism.
 
     The model may be compiled before or after. It is saved and loaded, and gives and takes weights,
     as it was before; `model.weights` are the parts. The first ones may be larger by one. Each draws
