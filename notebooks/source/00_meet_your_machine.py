@@ -16,7 +16,7 @@
 #
 # **You need** some Python, NumPy and Keras.
 #
-# The other nineteen lessons build on this one. A table at the end names them. Take your way:
+# The other nineteen lessons build on this one. A table at the end names them. Choose your way:
 #
 # | your question | lessons |
 # |---|---|
@@ -39,9 +39,10 @@ plan
 # make. `plan.host` and `plan.devices` hold the names. If a GPU is missing, the command `mgpu` in a
 # terminal says why.
 #
-# A core that stands for a device runs each operation in one thread. In plain TensorFlow operations
-# may use all cores, so without a GPU `devices.setup` slows a training down. The line `timing` says
-# how far a measured speed-up can be trusted here.
+# A core that stands for a device runs each operation in one thread. All such devices take their
+# threads from one pool, which has as many threads as there are devices, so no device owns a core.
+# In plain TensorFlow operations may use all cores, so without a GPU `devices.setup` slows a
+# training down. The line `timing` says how far a measured speed-up can be trusted here.
 
 # %%
 import keras
@@ -117,7 +118,7 @@ print("accuracy:", *[f"{value:.2f}" for value in alone["accuracy"]])
 print("losses agree:", np.allclose(history["loss"], alone["loss"], rtol=1e-3))
 
 # %% [markdown]
-# The numbers agree either way, so they cannot tell you which devices worked. A **trace** can: it is
+# The numbers agree, so they cannot tell you which devices worked. A **trace** can: it is
 # TensorFlow's record of what ran where. `trace.fit_step` records one **step** of `fit`, which is
 # one update of the weights, here from all 1024 digits. Look for the devices that computed
 # convolutions:
@@ -139,10 +140,10 @@ plt.show()
 
 # %% [markdown]
 # For part of the step several devices worked at the same time. A device that runs two operations at
-# once has two rows of bars. In a hatched gap a device may wait for sums from the other devices,
-# which `BatchNormalization` needs in both passes; for data; or, where devices are cores, for a free
-# thread. In your own code, `charts.timeline(step)` draws every operation. Seconds with and without
-# the strategy are not compared here: those of cores say little about GPUs.
+# once has two rows of bars. In a hatched gap a device may be waiting: for sums from the other
+# devices, which `BatchNormalization` needs in both passes; for data; or, where devices are cores,
+# for a free thread of the pool. In your own code, `charts.timeline(step)` draws every operation. We
+# do not compare seconds with and without the strategy: those of cores say little about GPUs.
 #
 # | `fit.strategy` | |
 # |---|---|
@@ -224,8 +225,8 @@ print("did not multiply:", sorted(set(plan.devices) - worked))
 
 # %% [markdown]
 # The product is right and no error is raised, so a test of the value cannot reveal that the work
-# was never shared. The trace can: it shows that the host alone multiplied, because only the block
-# of the host was left.
+# was never shared. The trace can: it shows that the host alone multiplied, because the only block
+# left names the host.
 #
 # ## On GPUs
 #
@@ -296,8 +297,8 @@ checks.multiply_columns(multiply_columns)
 # Use `fit.strategy` to train, a trace to see which devices worked, and `tf.device` for operations
 # of your own.
 #
-# To change the number of devices, restart the kernel first. In its environment, `MGPU_DEVICES=4`
-# gives every lesson four devices, and `MGPU_MODE=cores` takes cores even where there are GPUs.
+# To change the number of devices, start Jupyter again with `MGPU_DEVICES=4` in its environment,
+# which gives the lessons four devices. `MGPU_MODE=cores` takes cores even where there are GPUs.
 #
 # ## Without a GPU
 #

@@ -67,8 +67,9 @@ def build(places):
     return keras.Sequential([first, second])
 
 # %% [markdown]
-# `train_once` trains a model for one step. `halves.places`, a helper of these lessons, tabulates
-# where the weights of each half are, and where its convolutions and matrix products ran:
+# `train_once` trains a model for one step, whose loss and weights it returns, and then traces a
+# further step. `halves.places`, a helper of these lessons, tabulates where the weights of each half
+# are, and where its convolutions and matrix products ran in the traced step:
 
 # %%
 images = np.random.default_rng(seed=0).normal(size=[8, 16, 16, 3]).astype("float32")
@@ -106,12 +107,14 @@ apart = max(np.abs(a - b).max() for a, b in zip(weights, one_weights))
 print(f"loss {value:.3f} and {one_loss:.3f}, weights equal to 1e-5:", apart < 1e-5)
 
 # %% [markdown]
-# Each half has its weights on its device, and ran there in both passes. Loss and weights are those
-# of one device. The halves take turns, so one device waits while the other works; [[14]] shortens
-# the wait.
+# Each half has its weights on its device, and ran there in both passes. Loss and weights are as on
+# one device. The halves take turns, so one device waits while the other works; [[14]] shortens the
+# wait.
 #
-# In a script of your own, `weight.value.device` says where a weight is, and `assert_placed` checks
-# the operations of a traced step. Where all is well, it says nothing, as here for the convolutions:
+# In a script of your own, `weight.value.device` says where a weight is. `assert_placed` checks that
+# each wanted device ran some operations of a type in a traced step, and that no other device ran
+# any. It does not check which device ran which of them. Where all is well, it says nothing, as here
+# for the convolutions:
 
 # %%
 def assert_placed(step, kind, wanted):
@@ -124,11 +127,11 @@ assert_placed(step, "Conv2D", ends)
 # %% [markdown]
 # ## By hand: two ways that fail, and one that works
 #
-# By hand, a model needs `jit_compile=False`, which `train_once` has. Otherwise Keras on a GPU
-# compiles the step with XLA, which accepts no variable of another device. `fit.split` switches XLA
-# off by itself.
+# When you place by hand, compile with `jit_compile=False`, as `train_once` does. Otherwise Keras on
+# a GPU compiles the step with XLA, which accepts no variable of another device. `fit.split`
+# switches XLA off by itself.
 #
-# Most people begin with blocks around the building of the halves:
+# Most people first put blocks around the code that builds the halves:
 
 # %% tags=["unplaced"]
 _ = train_once(build(ends))
@@ -155,9 +158,9 @@ _ = train_once(Called(build(ends).layers))
 
 # %% [markdown]
 # The forward pass is right. The gradient tape makes the backward pass after `call` has ended,
-# outside every block; on GPUs, the first GPU would make all of it. So each half gets a tape, whose
-# `gradient` is called in the block of the half. The second tape also gives the gradient of
-# `middle`, with which the backward pass of the first half begins:
+# outside every block; on GPUs, the first GPU would make all of it. So each half gets a tape of its
+# own, and we call the tape's `gradient` in the block of the half. The second tape also gives the
+# gradient of `middle`, with which the backward pass of the first half begins:
 
 # %%
 first, second = build(ends).layers
@@ -182,8 +185,8 @@ print(f"loss {value:.3f} and {one_loss:.3f}")
 
 # %% [markdown]
 # Both passes of each half ran on its device, and the loss is the same; [[12]] adds the update. A
-# block around the whole step, as for the first table, puts both passes on one device. Here the
-# first device is blue, and the second orange:
+# block around the whole step, as for the first table, puts both passes on the block's device. Here
+# the first device is blue, and the second orange:
 #
 # ![Weights, forward pass and backward pass of two halves. Blocks around the building place only
 # the weights. Blocks around the calls place the forward pass as well. A tape for each
@@ -290,8 +293,9 @@ for function in [lost, constant]:
 
 # %% [markdown]
 # The wrong name is caught. The product of constants did not run in the step: its inputs never
-# change, so TensorFlow computed it once, before the first run, and kept the result. Look at the
-# devices that were *planned* for both:
+# change, so TensorFlow computed it once, before the first run, and kept the result. Before it
+# computes anything, TensorFlow *plans* a device for each operation. Look at the devices that were
+# planned for both:
 
 # %%
 for function in [lost, constant]:
@@ -387,7 +391,7 @@ checks.add_entries(add_entries)
 #   pass. `fit.split`, and by hand a tape for each half, placed both passes.
 # - With `fit.split`, loss and weights were those of one device.
 # - A wrong name raised no error until soft placement was off; `assert_placed` found it.
-# - A product of constants had a planned device, and did not run in the step.
+# - A product of constants was planned on a device, but did not run in the step.
 #
 # ## In practice
 #

@@ -86,16 +86,16 @@ except tf.errors.ResourceExhaustedError as error:
 
 # %% [markdown]
 # The message names the shape, type and device of what did not fit, but not what fills the memory.
-# On a GPU TensorFlow logs what its own tensors hold; the log is hidden in this notebook unless
-# `TF_CPP_MIN_LOG_LEVEL=0` is in the environment. For all other memory you have to know who
-# holds what.
+# When memory runs out on a GPU, TensorFlow logs what its own tensors hold; the log is hidden in
+# this notebook unless `TF_CPP_MIN_LOG_LEVEL=0` is in the environment. For all other memory you have
+# to know who holds what.
 #
 # ## Who holds what
 #
 # The picture shows two processes on a GPU and, below it, on the host. TensorFlow's **allocator**
 # takes large pieces of memory from the driver and hands them out to tensors. When a tensor is
-# deleted, the allocator keeps its memory for later ones. What the allocator has taken and no tensor
-# uses, the pictures call *kept*:
+# deleted, the allocator keeps its memory for later ones. What the allocator has taken and not
+# handed out, the pictures call *kept*:
 #
 # ![On a GPU two processes each have a context, tensors and what is kept; the rest is free. The
 # driver counts all that is given away, the allocator its tensors. Below, each process has memory on
@@ -106,12 +106,13 @@ except tf.errors.ResourceExhaustedError as error:
 #
 # So "How much memory is used?" has three answers. The driver says what it gave to all processes:
 # `nvidia-smi` shows it. The process says what it has on the host: `memory.process()`. The allocator
-# says what it handed out to tensors, rounded up: `tf.config.experimental.get_memory_info("GPU:0")`.
+# says what it handed out to tensors, which can be more than they fill:
+# `tf.config.experimental.get_memory_info("GPU:0")`.
 #
 # ## With your own model
 #
-# `memory.Monitor` asks all that there are, ten times a second, in the background. A phase names
-# what runs in its block. Look at how much memory each phase adds:
+# `memory.Monitor` asks all three, where they exist, ten times a second, in the background. A phase
+# names what runs in its block. Look at how much memory each phase adds:
 
 # %%
 def build():
@@ -140,8 +141,8 @@ plt.show()
 
 # %% [markdown]
 # Each larger batch adds to what is held. On a GPU the chart also has a curve of the driver, which
-# counts all processes, and one of the allocator, whose rises stand beside the names. [[03]] says
-# what a step needs.
+# counts all processes, and one of the allocator; the labels then give the allocator's rises. [[03]]
+# says what a step needs.
 #
 # ## What each setting takes
 #
@@ -156,8 +157,8 @@ plt.show()
 # - **Every GPU hidden**: it takes nothing.
 #
 # `scripts/hold_memory.py` makes 600 MB of tensors on a free GPU with each setting, in a process for
-# each, and the chart shows what the driver gave, with the CUDA context. Without a GPU the chart is
-# calculated by the rules for an empty GPU of 16 GiB, and draws the tensors without rounding:
+# each. On a GPU the chart shows what the driver gave, with the CUDA context. Without a GPU it is
+# calculated by the rules, without the context, for an empty GPU of 16 GiB:
 
 # %% tags=["varies"]
 script = [sys.executable, "scripts/hold_memory.py"]
@@ -174,18 +175,18 @@ plt.show()
 #
 # ## Why growth takes more than the tensors
 #
-# A region too small for its tensor is doubled until it fits. One that fits at once makes the next
-# twice as large. The picture shows the regions for a small tensor and six of 100 MB:
+# TensorFlow doubles a planned region until the tensor fits. A region that fits at once makes the
+# next twice as large. The picture shows the regions for a small tensor and six of 100 MB:
 #
-# ![Five regions, a row for each. 2 MiB: the first, for a small tensor. 128 MiB: 4 were too small
+# ![Five regions, a row for each. 2 MiB: the first, for a small tensor. 128 MiB: 4 MiB was too small
 # and doubled; it holds tensor 1. 128 MiB for tensor 2, 256 for tensors 3 and 4, 512 for tensors 5
-# and 6: each fits at once and makes the next twice as large. The rest of each row is
-# kept.](pictures/02_growth.svg)
+# and 6: each fits at once and makes the next twice as large. The rest beside tensors 1, 2 and 4 is
+# handed out with them; any other rest is kept.](pictures/02_growth.svg)
 #
 # Tensors 4 and 6 take no region, because there is room beside tensors 3 and 5. Is the rule true?
 # TensorFlow's allocator for GPUs can also serve the host, and its log names each region.
-# `growth.on_host` reads that log: a new process makes a small tensor and six of 100 MB, deletes
-# them and makes them again.
+# `growth.on_host` reads that log: a new process makes these tensors, deletes them and makes them
+# again.
 
 # %%
 held = growth.on_host(100_000_000, 6)
@@ -195,15 +196,17 @@ print("taken:", memory.size_text(sum(regions)))
 print("handed out to tensors:", memory.size_text(held["handed_out"]))
 
 # %% [markdown]
-# So growth takes 1.08 GB for 600 MB of tensors. The allocator counts 737 MB, because it rounds
-# tensors up.
+# So growth takes 1.08 GB for 600 MB of tensors. The allocator counts 737 MB as handed out. It gives
+# a tensor a whole free piece if the piece is less than twice what the tensor asks for and the rest
+# is under 128 MiB. So tensors 1 and 2 get 134.2 MB each, a whole region, and tensor 4 gets the
+# 168.4 MB beside tensor 3. Tensors 3, 5 and 6 get 100 MB each.
 #
 # ## A notebook that keeps a GPU
 #
-# In the log no new region came when the tensors were made again, because TensorFlow had kept their
-# memory. It gives nothing back when another process needs it: only the end of the process surely
-# frees everything. So of two notebooks on one GPU, the first keeps what it once took, even while it
-# idles. Restart its kernel, or give each notebook a limit.
+# The log has no further region, though the tensors were made twice, because TensorFlow had kept
+# their memory. It gives nothing back when another process needs it: only the end of the process
+# surely frees everything. So of two notebooks on one GPU, the first keeps what it once took, even
+# while it idles. Restart its kernel, or give each notebook a limit.
 #
 # ## Break it
 #
@@ -218,7 +221,7 @@ except RuntimeError as error:
     print(error)
 
 # %% [markdown]
-# **What does not go together.** TensorFlow refuses three of these four pairs, and accepts one:
+# **What does not go together.** TensorFlow refuses three of these four, and accepts one:
 #
 # | what you set | what TensorFlow does |
 # |---|---|
@@ -227,9 +230,9 @@ except RuntimeError as error:
 # | a limit on a CPU | refuses: `Setting memory limit on CPU` |
 # | a limit on a GPU that grows | drops growth, and says nothing |
 #
-# Watch the last pair. In a block of `pretend_gpus` TensorFlow behaves as if it had not started, and
-# lists invented GPUs. `gpu_options` shows what TensorFlow would start with. Look at growth before
-# and after the limit. Then `memory.logical`, which first checks limits, sets the same:
+# Watch the last. In a block of `pretend_gpus` TensorFlow behaves as if it had not started,
+# and lists invented GPUs. `gpu_options` shows what TensorFlow would start with. Look at growth
+# before and after the limit. Then we ask `memory.logical`, which checks limits first, for the same:
 
 # %%
 limit = tf.config.LogicalDeviceConfiguration(memory_limit=1024)

@@ -71,13 +71,14 @@ print("largest batch in 8 GB:", memory.fits(model, 8e9))
 # %% [markdown]
 # The weights take hundredths of a megabyte, and the step holds more than a thousand times as much.
 # The **slots** are the numbers that an optimizer keeps for each weight; Adam keeps two. "Gradients"
-# are gradients of weights alive at the **peak**, the moment that holds most. Nearly everything is
-# "activations": the outputs of the layers and the gradients of these outputs.
+# counts those of weights that are alive at the **peak**, the moment at which most is held. Nearly
+# everything is "activations": the outputs of the layers and the gradients of these outputs.
 #
-# Is the prediction true? A trace of a step with 256 examples has every allocation. Added up, they
-# are the bytes alive at each moment, as `charts.live_bytes` draws them. The predicted range is
-# pale. `scratch=False` leaves out what an operation borrows only while it runs, which depends on
-# the library that computes. Look for the highest place:
+# Is the prediction true? A trace of a step with 256 examples lists every allocation and release.
+# Added up, they give the bytes alive at each moment; in your own code `charts.live_bytes(step)`
+# draws them. Below, the predicted range is pale. `scratch=False` leaves out what an operation
+# borrows only while it runs, which depends on the library that computes. Look for the highest
+# place:
 
 # %% tags=["varies", "nbval-ignore-output"]
 pictures, targets = np.ones([256, 32, 32, 3], "float32"), np.zeros([256, 10], "float32")
@@ -93,14 +94,14 @@ plt.show()
 # %% [markdown]
 # The peak is in the range. There is a range because a real step may run its operations in another
 # order, and hold an output longer. `memory.fits` counts with the upper end of the range. On
-# a GPU and without a strategy, Keras compiles `fit` with XLA, and the step has another peak.
+# a GPU and without a strategy, Keras compiles `fit` with XLA, and the step has another peak. So
+# compile the model there with `jit_compile=False`: the count is of a step without XLA.
 #
 # | `memory.predict`, `memory.fits` | |
 # |---|---|
 # | Use them when | a batch does not fit, or before you rent a GPU |
 # | They cost | about a second for a small model, some seconds for a large one |
 # | Instead | `memory.measure` traces two small batches, also of a step that is not `fit` |
-# | On a GPU | compile with `jit_compile=False`: they count a step without XLA |
 
 # %% [markdown]
 # ## A stack that grows and shrinks
@@ -161,8 +162,8 @@ plt.show()
 
 # %% [markdown]
 # Before the dashed line the curve climbs with the output of each layer. After it each layer adds a
-# gradient and frees its own output, so the curve stays below its peak until the first and largest
-# layers.
+# gradient and frees its own output, so the peak comes only at the first layers, which are the
+# largest.
 #
 # ## Count it by hand
 #
@@ -188,9 +189,9 @@ print(f"traced {sum(held.bytes for held in largest):,}")
 # ## It does not fit: what now
 #
 # `memory.plan` counts a step as it is, and then with each remedy, in the order in which to try
-# them. Here it counts the Keras model of the beginning for two devices of 100 MB. Each size is what
-# the fuller of the two holds. The last column is the code to write; `fit` is
-# `mgpu_helpers.fit`:
+# them. Here it counts the Keras model of the beginning for two devices of 100 MB. Each size is that
+# of the device that holds more. The last column is the code to write, with `fit` from
+# `mgpu_helpers`. The line for `mixed_bfloat16` goes before the model is built, the others after it:
 
 # %% tags=["nbval-ignore-output"]
 advice = memory.plan(model, batch=256, devices=2, budget=100e6)
@@ -237,8 +238,8 @@ plt.show()
 
 # %% [markdown]
 # The numbers take next to no memory. Each kept tape holds the outputs of 1024 examples, so the
-# curve climbs until the list is dropped or memory runs out. On a GPU, read the allocator's curve,
-# "handed out". The check is to count the tapes that are still alive:
+# curve climbs until the list is dropped or memory runs out. On a GPU, look at the curve "handed
+# out" instead. The check is to count the tapes that are still alive:
 
 # %%
 def tapes():

@@ -48,9 +48,9 @@ from mgpu_helpers.lessons.pretend import pretend_gpus, pretend_server
 # ```
 #
 # Scripts for which no GPU is free wait in a queue. What a script prints goes to a log. In Python
-# `jobs.run` does the same; with `free=1` it takes one free device at a time. Without a GPU, a core
-# of the processor stands in for it. Here a narrow and a wide network train with `free=1`, and then
-# on two devices:
+# `jobs.run` does the same; with `free=1` it runs one job at a time, not always on the same
+# device. Without a GPU, a core of the processor stands in for it. Here a narrow and a wide network
+# train with `free=1`, and then on two devices:
 
 # %%
 folder = Path(tempfile.mkdtemp())
@@ -82,7 +82,7 @@ ax.set_xlim(0, 1.02 * one.wall)
 plt.show()
 
 # %% [markdown]
-# Each bar is a script from start to end, mostly the start of Python and TensorFlow. With
+# Each bar is a script from start to end, with the start of Python and TensorFlow. With
 # `free=1` the second script waits for the first. On two devices they run side by side.
 #
 # | `mgpu run`, `jobs.run` | |
@@ -199,8 +199,9 @@ for numbers in (allowed[:1], allowed[:2]):
 #
 # ## Proof
 #
-# Each network has trained twice, and has to learn the same alone and beside the other one. Each
-# time the script wrote the losses and a hash of the weights to a file. A set keeps equal ones once:
+# Each network has trained twice, and must learn the same alone as beside the other one. Each time
+# the script wrote the losses and a hash of the weights to a file. A set keeps one of equal
+# contents:
 
 # %%
 for name in names:
@@ -216,7 +217,8 @@ for name in names:
 #
 # **A script fails, and the shell does not say so.** The command `false` always fails. Here it runs
 # beside `true`, first with a plain `wait`, and then with a `wait` for each process. `$!` is the
-# number of the process that was started last, and `$?` the exit status of the last command:
+# number of the process that was started last, and `$?` the exit status of the last command, which
+# `s` keeps:
 
 # %%
 for end in ("wait", "wait $a; s=$?; wait $b && exit $s"):
@@ -308,7 +310,7 @@ print(race.two_at_once(lock))
 # ## When not to
 #
 # Where an input pipeline already keeps all cores of the host busy, a second script slows both down.
-# Where its memory is too small for several TensorFlows, see [[06]].
+# Where the host's memory is too small for several TensorFlows, see [[06]].
 #
 # ## On GPUs
 #
@@ -411,4 +413,4 @@ with pretend_gpus(4) as gpus:
 
 # %% [markdown]
 # `tf.config` has sorted the list, so `/GPU:0` is GPU 0. With `CUDA_VISIBLE_DEVICES=2,0` it is GPU
-# 2, and so it is with "2,0" in a `ConfigProto`, which keeps its order.
+# 2, and also with "2,0" in a `ConfigProto`: both keep the order.
