@@ -11,7 +11,7 @@
 # **You will learn** to
 # - make a job of every combination of some values,
 # - make a sweep larger, and go on after a failure, without doing anything twice,
-# - read the results as a table, and notice results that are missing or too old,
+# - read the results as a table, and notice results that are missing or from an older script,
 # - start a sweep from a batch script (not yet tried on a cluster).
 #
 # **You need** [[04]].
@@ -69,7 +69,8 @@ from mgpu_helpers.lessons.checks import lesson_05 as checks
 # ```
 #
 # The function `mgpu` runs such a line, always in the same temporary folder. It prints what a
-# terminal would show (with `brief`, only the table and the first failure), and how the line ended:
+# terminal would show (with `brief`, only the table, the first failure and where the logs are), and
+# how the line ended:
 
 # %%
 folder = Path(tempfile.mkdtemp())
@@ -97,7 +98,7 @@ mgpu("run train.py --grid lr=0.01,0.1 width=2,16 --skip-done -- --epochs 1")
 # |---|---|
 # | **Use it when** | you compare settings, and each training fits on one GPU |
 # | **It costs** | a start of TensorFlow for each setting, and a script that takes arguments |
-# | **Instead** | KerasTuner or Optuna, where earlier results shall choose the next setting |
+# | **Instead** | KerasTuner or Optuna, where earlier results choose the next setting |
 #
 # The larger rate has won, so a still larger one may be better. The same line with one more rate has
 # six jobs. `--skip-done` leaves out the four that are done:
@@ -189,14 +190,13 @@ mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs again"
 mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs again")
 
 # %% [markdown]
-# The two finished jobs were skipped, the failed ones ran. The colour of a job is its
-# device:
+# The two finished jobs were skipped, and the failed ones ran again:
 #
 # ![Two starts of four jobs. The first adds four lines to jobs.jsonl: two done and two failed. The
 # second skips the two done, and adds two lines.](pictures/05_again.svg)
 #
-# A job's line is written when the job ends. So the next start goes on from there after Ctrl-C
-# or a crash, too (not shown here), and a job that was halfway begins again.
+# A job's line is written when the job ends. So a sweep also goes on after Ctrl-C or a crash (not
+# shown here), and a job that was cut off halfway begins again.
 #
 # ## Proof
 #
@@ -215,8 +215,8 @@ print("equal results:", results("again") == results("once"), len(results("once")
 print(*sorted(Counter(row["status"] for row in read("again")).items()))
 
 # %% [markdown]
-# The four results are equal. In the folder `again` four lines are of jobs done, none twice, and two
-# of failures.
+# The four results are equal. In the folder `again` four lines are of finished jobs, no two of the
+# same job, and two lines are of failures.
 #
 # ## Break it
 #
@@ -236,9 +236,9 @@ finite = [row for row in done if row["result_loss"] is not None]
 print("the best is", min(finite, key=lambda row: row["result_loss"])["name"])
 
 # %% [markdown]
-# JSON has no NaN, so the file has `null` there, which Python reads as `None`. The table shows `-`
-# for it, as for a failed job. "Done" says only that the exit status was 0. Look for missing results
-# before you choose.
+# The best is the rate 0.4, once the job without a result is left out. JSON has no NaN, so the file
+# has `null` there, which Python reads as `None`. The table shows `-` for it, as for a failed job.
+# "Done" says only that the exit status was 0. Look for missing results before you choose.
 #
 # **A script that was edited.** The runner compares the words of a command, and the folder in which
 # it runs. So `lr=0.10` and `lr=0.1` are different jobs, and another order of arguments makes
@@ -261,8 +261,8 @@ parabola.write_text(before)
 print(sum(start < changed for start in starts), "of", len(starts), "are older than the script")
 
 # %% [markdown]
-# After a change begin a new folder, with `--logs v2`. A change behind `--` makes other jobs with
-# the same names: give them a new folder, too.
+# After a change begin a new folder, with `--logs v2`. Other arguments behind `--` make new jobs
+# with the old names: use a new folder then, too.
 #
 # ## When not to
 #
@@ -283,9 +283,10 @@ lines = [f"--lr={10 ** draw.uniform(-3, 0):.4f}" for _ in range(6)]
 mgpu("run parabola.py --each settings.txt --logs drawn", brief=True)
 
 # %% [markdown]
-# No two jobs tried the same rate. The best result of many is partly luck, so measure the
-# best setting once more, on data that had no part in the choice. Where two are close, compare
-# them with more seeds: put `seed=0,1,2` into the grid, if your script takes a seed.
+# No two jobs tried the same rate. Here the rate is the only setting; with more, draw each of them
+# at random. The best result of many is partly luck, so measure the best setting once more, on data
+# that had no part in the choice. Where two are close, compare them with more seeds: put
+# `seed=0,1,2` into the grid, if your script takes a seed.
 #
 # ## On GPUs and on a cluster
 #
@@ -295,8 +296,8 @@ mgpu("run parabola.py --each settings.txt --logs drawn", brief=True)
 #
 # The batch script [sweep.slurm](scripts/sweep.slurm) asks Slurm for four GPUs, and starts the
 # runner on them with `--skip-done`. You submit it with
-# `sbatch sweep.slurm train.py --grid lr=0.01,0.1`. Slurm ends it when its time is over; submit the
-# same line again, and only unfinished jobs run. Without Slurm, bash can run the script. Here it
+# `sbatch sweep.slurm train.py --grid lr=0.01,0.1`. Slurm ends the sweep at its time limit; submit
+# the same line again, and only unfinished jobs run. Without Slurm, bash can run the script. Here it
 # does so twice:
 
 # %% tags=["nbval-ignore-output"]

@@ -44,9 +44,9 @@ from mgpu_helpers.lessons.lesson_06 import watched
 # `build` makes and compiles a Keras model that reads digits, the network of the article
 # *Multi-GPUs* by Wonik Jang ([2017](../docs/sources.md#jang)), an eighth as wide. Put your own
 # model there. `shuffle` is off only to give all ways below the same batches; leave yours on. The
-# second cell makes two models, one after the other, for the first and the last device of the plan.
-# Each is built **and compiled** in the block of its device, because the optimizer and the metrics
-# have variables too:
+# second cell makes two models, one for the first device of the plan, and one for the last. Each is
+# built **and compiled** in the block of its device, because the optimizer and the metrics have
+# variables too:
 
 # %%
 def build(units, dropout=0.2, rate=5e-3):
@@ -85,8 +85,8 @@ models = build_both()
 # %% [markdown]
 # Then each `fit` runs in a **thread**, a part of a program that runs beside its other parts.
 # `pool.map` calls `train` for all models at the same time and returns the histories in the order of
-# the models. The second cell traces a step of each, also in a thread and in its device's block, and
-# prints where its convolutions ran. A trace leaves the weights as they were:
+# the models. The second cell traces a step of each model, also in a thread and in the block of the
+# model's device, and prints where the convolutions ran. A trace leaves the weights as they were:
 
 # %%
 def train(model, device, epochs=2, callbacks=None):
@@ -115,7 +115,7 @@ for name, model, device, history in zip(names, models, homes, histories):
 #
 # | | use it when | it costs |
 # |---|---|---|
-# | **a thread for each** | each fits on one GPU, and you keep `fit` | Python code takes turns |
+# | **a thread for each** | each fits on a GPU, and you keep `fit` | threads take turns in Python |
 # | **one function** (below) | steps are short, and equally many for all | you write the loop |
 # | **a process for each** ([[04]]) | one crash must not end the rest | TensorFlow starts in each |
 #
@@ -153,7 +153,7 @@ with tf.device(plan.devices[-1]):
 # block around its start. That is why `train` opens the block itself.
 #
 # A seed belongs to the whole process. Here two threads set a seed each, wait for each other, and
-# build. Do their models have the first weights of those built in turn?
+# build. Do their models start with the weights of those built in turn?
 
 # %%
 meeting = threading.Barrier(2)
@@ -172,7 +172,7 @@ for model, weights in zip(alone, at_once(first_weights, units, homes)):
 print("as built in turn:", all(same))
 
 # %% [markdown]
-# They have not, because one thread's seed replaced the other's. So build before the threads start.
+# They do not, because one thread's seed replaced the other's. So build before the threads start.
 #
 # ## Proof: the same weights
 #
@@ -239,7 +239,9 @@ print("less than 0.1 % from those of fit:", np.allclose(losses, of_fit, rtol=1e-
 #
 # Here each of the three ways trains two models for two passes, five times. All have run before, so
 # nothing is traced any more. `watched` gives each `train` a callback that notes when its steps run.
-# In the chart of the last runs with `fit`, each bar is a step, and each pale box a pass:
+# Each ratio is the median of five pairs of runs, and the middle half of the five lies in the
+# brackets. The chart shows only the last pair with `fit`, whose ratio may be another. In it each
+# bar is a step, and each pale box a pass:
 
 # %%
 def one_function():
@@ -268,12 +270,12 @@ plt.show()
 
 # %% [markdown]
 # In turn, one row is empty while the other has bars. At once, both have bars at the same time.
-# Where a box has no bars, `fit` begins or ends the pass in Python, and at once the threads also
-# wait for each other there. Where models share a processor, their steps take longer, too. So the
-# run gets shorter, but usually not by half.
+# Where a box has no bars, no step of that model runs: `fit` does other work there, or its thread
+# waits. Where models share a processor, their steps take longer, too. So the run usually gets
+# shorter, but not by half.
 #
 # One function starts a step of both models with a single call. It also leaves out what `fit` does
-# around its steps, so it can be more than 2 times as fast even on two cores.
+# around each step, so it can be more than 2 times as fast even on two cores.
 #
 # ## Vote
 #
@@ -282,9 +284,10 @@ plt.show()
 # that is sure counts for more.
 #
 # A third model, `tiny`, joins on the third device, or on the first where there are only two. All
-# train for six passes and predict 360 digits that they have not seen. In the chart, a line reaches
-# one *standard error* to each side of its point, the usual distance from the true share. The dashed
-# line is the mean of the three models' accuracies.
+# three train for six passes, `small` and `large` after the two from above, and predict 360 digits
+# that they have not seen. In the chart, a line reaches one *standard error* to each side of its
+# point, the usual distance from the true share. The dashed line is the mean of the three models'
+# accuracies.
 
 # %%
 names, homes = [*names, "tiny"], [*homes, plan.devices[2 % len(plan)]]
@@ -371,7 +374,7 @@ compare(values(first), values(loaded))
 # ## When not to
 #
 # Where steps are short, much of the time is Python's: take one function, or a process for each
-# model. Where they are long, Python's part is small, and you can keep `fit` in threads.
+# model. Where steps are long, Python's part is small, and you can keep `fit` in threads.
 # `benchmarks/ensemble.py` timed two larger models in loops of TensorFlow 1, without `fit`: threads,
 # one function and processes were each 1.6 to 1.7 times as fast as in turn, on two cores of an AMD
 # EPYC ([result](../results/ensemble.json)).

@@ -53,10 +53,11 @@ warnings.filterwarnings("ignore", "`shuffle=True`")  # fit takes a Dataset in it
 #     model = build()  # builds the model and compiles it
 # ```
 #
-# `fit.strategy` is TensorFlow's `MirroredStrategy`, and mends what Keras gets wrong under it, as
-# "Break it" shows. Your data stay arrays or a `tf.data.Dataset`, and the devices share each
-# batch, the **global batch**. We try the lines with a small network for handwritten digits.
-# `jit_compile=False` turns off XLA, which Keras uses on one GPU and not under a strategy:
+# `fit.strategy` is TensorFlow's `MirroredStrategy`, and mends what Keras gets wrong under it.
+# "Break it" shows what that is, and "Proof" that it is mended. Your data stay arrays or a
+# `tf.data.Dataset`, and the devices share each batch, the **global batch**. We try the lines with a
+# small network for handwritten digits. `jit_compile=False` turns off XLA, which Keras uses on one
+# GPU and not under a strategy:
 
 # %%
 def build():
@@ -112,7 +113,7 @@ for size in (8, 64, 840):
     print(f"{size:3} images,", timing.compare(*both, warmup=1, repeats=5, names=names))
 
 # %% [markdown]
-# With 8 images all devices are no faster, or slower: feeding the data and adding up the gradients
+# With 8 images all devices gain nothing, or lose time: feeding the data and adding up the gradients
 # take time in every step, and more devices do not shorten that. With 840 images two cores are
 # clearly faster. A GPU needs a larger network to gain, since it finishes this one sooner.
 #
@@ -138,14 +139,14 @@ plt.show()
 # %% [markdown]
 # Each device computed all five convolutions for its share of the batch, at the same time as the
 # others. At a black line all devices have a gradient, and it is added up. Two cores gain less than
-# twice the speed. A bar for half of the batch may take more than half of the time, and one device
-# alone may use both cores: bars of half the height are two operations at once.
+# twice the speed. Half of the batch may take more than half of the time. One device alone may use
+# both cores: bars of half the height are two operations at once.
 #
 # | | |
 # |---|---|
 # | **Use it when** | the model and its step fit on one GPU, and a step keeps it busy |
 # | **It costs** | weights and optimizer state on every device, and an exchange in each step |
-# | **Instead** | one device, if steps are short; if it does not fit, [[10]], [[11]] or [[12]] |
+# | **Instead** | for short steps one device; if the model does not fit, [[10]], [[11]] or [[12]] |
 #
 # ## How it works
 #
@@ -160,7 +161,7 @@ plt.show()
 # each replica updates its own weights, so they stay equal to those of the others.
 #
 # Now we take this step by hand, with TensorFlow's own `MirroredStrategy`, here called the **plain
-# strategy**. Make it only once: the all-reduce of a second plain one may fail
+# strategy**. Make only one plain strategy: the all-reduce of a second may fail
 # ([why](../docs/errors.md#collective)).
 #
 # The loss is the mean of (w·x)². With w = 1 its gradient is the mean of 2x², which is 22. A replica
@@ -288,7 +289,8 @@ print("plain strategy, losses:", np.round(losses, 2))
 # lost.
 #
 # Each sentence names a cure. With `synchronized=True` the replicas exchange their statistics, and
-# without the last image every batch divides. The next cell takes each cure alone, and then both:
+# without the last image every batch divides evenly. The next cell takes each cure alone, and then
+# both:
 
 # %%
 even = uneven.take(4)
@@ -363,7 +365,7 @@ print("all devices have this loss to 1e-4:", close)
 
 # %% [markdown]
 # `fit.check` found no trap, and the third pass has the same loss on one device as on all. The file
-# holds a single copy of everything, also of the optimizer's state.
+# holds one copy of everything, the optimizer's state included.
 #
 # ## On your own
 #
@@ -392,8 +394,8 @@ def evaluate(strategy, losses_of, data):
 checks.evaluate(evaluate)
 
 # %% [markdown]
-# **2.** The plain strategy divides the size of a batch by the number of replicas and rounds up.
-# Each replica in turn takes a share of this size while examples last. Write
+# **2.** The plain strategy divides the size of a batch by the number of replicas and rounds up. The
+# replicas take shares of this size, one after the other, until no example is left. Write
 # `leaves_empty(examples, batch, replicas)` for a dataset of `examples` examples in batches of
 # `batch`, of which the last may be smaller. It returns whether any batch leaves a replica empty.
 

@@ -146,8 +146,8 @@ print("the numbers of the helper:", np.allclose(by_hand, found, rtol=0, atol=1e-
 # %% [markdown]
 # ## Where to put the tape
 #
-# `saliency` has its tape inside. Suppose that you share out only the scores, and put one tape
-# around all devices. Look where the backward pass ends up:
+# `saliency` has its tape inside. Suppose that the devices compute only the scores, and one tape
+# goes around all of them. Look where the backward pass ends up:
 
 # %%
 def highest_scores(x):
@@ -168,10 +168,9 @@ print_products("one tape around all devices", step_around)
 
 # %% [markdown]
 # The numbers are right, but the host computed the whole backward pass, three products for each
-# shard. A tape remembers operations and not their devices: the backward pass runs where the
-# gradient is asked for, and that was in the host's block. `saliency` asks in each device's block.
-# Here are both ways as they ran, with the bytes that crossed. A number in brackets counts
-# operations:
+# shard. A tape remembers operations and not their devices: the backward pass runs in the block that
+# calls `tape.gradient`, here the host's. In `saliency` that block is each device's. Here are both
+# ways as they ran, with the bytes that crossed. A number in brackets counts operations:
 
 # %% tags=["varies", "cover"]
 step_inside = trace.function_step(on_all, images)[1]
@@ -179,10 +178,10 @@ drawings.shared_calls({"One tape around all": step_around, "A tape on each": ste
 plt.show()
 
 # %% [markdown]
-# With one tape, the devices send the host all that the backward pass needs. With a tape on each,
-# they go backward themselves and send the host only results.
+# With one tape, the devices send the host all that the backward pass needs, also the weights, once
+# for each shard. With a tape on each, they go backward themselves and send the host only results.
 #
-# A gradient of the *weights* belongs to the whole batch, so there are no rows to join. The host can
+# A gradient of the *weights* has no row for each image, so there are no rows to join. The host can
 # take the mean of the shards' gradients instead: [[09]] trains in this way.
 #
 # ## TensorFlow's own way
@@ -240,8 +239,9 @@ for training in (False, True):
     print(f"training={training!s:5}  same outputs:", np.allclose(one, of_all, rtol=0, atol=1e-5))
 
 # %% [markdown]
-# In training the function mixes rows, and no error says so. `fit.strategy` makes BatchNormalization
-# take the statistics of the whole batch, which TensorFlow's strategies by themselves do not.
+# In training the function mixes rows, and no error says so. To train, take `fit.strategy`: it makes
+# BatchNormalization take the statistics of the whole batch, which TensorFlow's strategies by
+# themselves do not.
 #
 # ## Was it faster?
 #
@@ -262,15 +262,15 @@ timing.compare(on_first, on_every, names=("on one", "on all"), repeats=10)
 
 # %% [markdown]
 # A ratio is the time on one divided by that on all: over 1, all devices were faster. Ten pairs were
-# timed, and the middle half of their ratios lies in the brackets. If this range contains 1,
-# nothing was gained.
+# timed, and the middle half of their ratios lies in the brackets. If this range contains 1, no gain
+# is shown.
 #
 # ## Break it
 #
 # **A function that returns one number, and a batch that does not divide.** A mean has no rows to
-# join, and eleven examples do not divide by two. By hand, TensorFlow's message for the mean is
-# "Can't concatenate scalars (use tf.stack instead)", which would give one mean for each shard. What
-# does the helper say?
+# join, and eleven examples do not divide by two. By hand, TensorFlow refuses the mean with "Can't
+# concatenate scalars (use tf.stack instead)", but `tf.stack` would give one mean for each shard.
+# What does the helper say?
 
 # %%
 for function, batch in ((tf.reduce_mean, tf.range(8.0 * len(plan))), (tf.square, tf.range(11.0))):
@@ -285,10 +285,10 @@ for function, batch in ((tf.reduce_mean, tf.range(8.0 * len(plan))), (tf.square,
 # ## On GPUs
 #
 # Several GPUs pay where a call computes for longer than its weights and rows need to cross. With
-# these small models they may not. A ResNet-50 has 102 MB of weights, and 256 photos and their
-# saliency 154 MB each: at 10 GB/s all cross in 41 ms. Computing the saliency takes about 4 TFLOP,
-# which keep a GPU of 15 TFLOP/s busy for over a quarter of a second. Operations outside every
-# `tf.device` block go to the first GPU, so name the host for what you cut and join.
+# these small models they may not. A ResNet-50 has 102 MB of weights, 256 photos have 154 MB, and
+# their saliency has as much: at 10 GB/s all of this crosses in 41 ms. Computing the saliency takes
+# about 4 TFLOP, which keep a GPU of 15 TFLOP/s busy for over a quarter of a second. Operations
+# outside every `tf.device` block go to the first GPU, so name the host for what you cut and join.
 #
 # ## On your own
 #
@@ -323,7 +323,7 @@ checks.uneven(make_parallel_uneven)
 
 # %% [markdown]
 # **2.** `mean_map` gives the mean saliency of all images. It sends the saliency of every image to
-# the host, and takes their mean there. Write it so that each device sends one image of 784
+# the host, and takes their mean there. Write it so that each device sends the host one image of 784
 # numbers, and the result stays the same. Use this lesson's `make_parallel`, because
 # `towers.make_parallel` wants a row for each example.
 

@@ -90,8 +90,8 @@ print(np.round(of_loop, 2), "as on one device:", np.allclose(of_loop, of_one, rt
 # | | `towers.train_step` | `fit.parallel` |
 # |---|---|---|
 # | **Use it when** | the loop is your own | the model is built already |
-# | **It costs** | every device reads all weights and sends all gradients | the same |
-# | **Instead** | `fit.strategy`: each GPU updates a copy, and only gradients cross | the same |
+# | **It costs** | all devices but the first read the weights and send gradients | the same |
+# | **Instead** | `fit.strategy`: each GPU updates a copy, only gradients cross | `fit.strategy` |
 #
 # ## By hand
 #
@@ -171,8 +171,8 @@ def make_step(model, places, together=mean):
 # ## Proof
 #
 # Plain SGD moves each weight by the gradient times the rate. So if all devices move every weight as
-# one device does, their gradients are the same. For each variable `apart` divides the largest
-# difference by the largest move, and it returns the largest of these ratios:
+# one device does, their gradients are the same. `apart` divides the largest difference of each
+# variable by its largest move, and returns the largest of these ratios:
 
 # %%
 def apart(ours, theirs):
@@ -216,8 +216,9 @@ for kind, rate in [(keras.optimizers.SGD, 0.3), (keras.optimizers.Adam, 0.003)]:
 #
 # ## Does it pay?
 #
-# Here is the time of a step with a small batch and with a large one, and then a chart of the large
-# one:
+# Here is the time of a step with a small batch and with a large one, each the median of eight runs.
+# The chart after it shows the shortest of three steps with the large batch, so its times may be
+# shorter:
 
 # %% tags=["nbval-ignore-output"]
 steps = {"One device": make_step(build(), [first]), "All devices": make_step(build(), plan.devices)}
@@ -237,9 +238,11 @@ plt.show()
 
 # %% [markdown]
 # Both shards are computed at the same time, and at the black line all gradients have been averaged.
-# The last shard to finish decides when that is. One device alone may also use both cores: two boxes
-# of half the height ran at once. A small batch gains nothing: starting operations and averaging
-# cost as much as for a large one.
+# The slower device decides when that is. One device alone may also use both cores, although it
+# stands for one: a device has one thread for each operation, and two operations may run at once,
+# drawn as boxes of half the height. For the gain take the medians above, because the chart shows a
+# single step of each. A small batch gains nothing: starting operations and averaging cost as much
+# as for a large one.
 #
 # ## Break it
 #
@@ -250,7 +253,7 @@ uneven = [slope(numbers[:630]), slope(numbers[630:])]
 print(*(f"{each:.1f}" for each in uneven), f"mean {mean(uneven):.1f}, and not {slope(numbers):.1f}")
 
 # %% [markdown]
-# In the mean of the two gradients a four has three times the weight of any other number.
+# In the mean of the two gradients a four counts three times as much as any other number.
 #
 # **A penalty once per tower.** At w = 1 a penalty of w² adds 2 to the gradient: 17. Each tower here
 # divides its loss, but not its penalty, by the number of towers, and gradients are added:
@@ -292,8 +295,8 @@ for places, how in [([first], "sync"), (plan.devices, "sync"), (plan.devices, "a
 # %% [markdown]
 # With `"sync"` the numbers are those of one device. With `"average"` on several devices the moving
 # variances, which normalize new images, come out smaller, because the difference between the
-# shards' means is left out. Where shards are large and alike this hardly matters, and no tower
-# waits for another.
+# shards' means is left out. Where shards are large and alike this hardly matters, and with
+# `"average"` no tower waits for another's statistics.
 #
 # ## Who averages
 #
@@ -306,9 +309,9 @@ for places, how in [([first], "sync"), (plan.devices, "sync"), (plan.devices, "a
 # ![Four devices in a ring, and what each holds after each of six
 # rounds.](pictures/09_ring_of_four.svg)
 #
-# What does a ring save? In three ways your devices average vectors as long as all gradients, and
-# each gets the mean. `averaging.traffic` reads from a trace how many vectors enter and leave each
-# place. Look at the place that sends the most:
+# What does a ring save? In three ways each of your devices gives a vector as long as all gradients
+# together, and gets the mean. `averaging.traffic` reads from a trace how many vectors enter and
+# leave each place. Look at the place that sends the most:
 
 # %%
 ways = {
@@ -399,7 +402,7 @@ checks.half_the_bytes(half_the_bytes)
 # - With a large batch two devices were faster than one, and with a small one they gained nothing.
 # - Unequal shards gave 20.7, and not 15.0. A penalty in each tower gave 19.0, and not 17.0.
 # - With two devices the busiest place sent 2.00 vectors where the host averaged, and 1.00 where the
-#   first device did, or a ring. In a ring it sends fewer than 2, with any number of devices.
+#   first device did, or a ring. In a ring no device sends 2, however many there are.
 #
 # ## In practice
 #
@@ -419,7 +422,7 @@ checks.half_the_bytes(half_the_bytes)
 # a **moving average** follows each weight, for the evaluation. Operations built under
 # `tf.control_dependencies([a])` run after `a`. In `start` each tower has its own seed, or all would
 # drop the same units. Without dropout, gradients should equal those of a tape on one device, and
-# ten losses those of one tower:
+# ten losses should equal those of one tower:
 
 # %%
 network = networks.tensorlight(width=0.125)  # an eighth as wide, to be quick
