@@ -98,8 +98,8 @@ def in_turn(runs):
 
 
 # %% [markdown]
-# Which is faster for the same batch, one device or all? Here is a batch with 64 images for each of
-# all devices:
+# Which is faster for the same batch, one device or all? The batch here has 64 images times the
+# number of devices:
 
 # %% tags=["nbval-ignore-output"]
 most = min(len(plan), plan.cores)
@@ -110,8 +110,8 @@ print(f"{64 * most} images a step:", timing.Comparison(took[1], took[most], name
 
 # %% [markdown]
 # The line says which is faster and by how much, or "cannot be told apart" where chance could
-# explain the difference. The ratio then is the time of one device, divided by that of all. In
-# brackets is the middle half of twenty ratios, one for each pair of times.
+# explain the difference. In that case the ratio is the time of one device, divided by that of all.
+# In brackets is the middle half of twenty ratios, one for each pair of times.
 #
 # | | |
 # |---|---|
@@ -128,9 +128,8 @@ print(f"{64 * most} images a step:", timing.Comparison(took[1], took[most], name
 #   the images.
 #
 # The dashed line is the time that n devices should take. Grey is the **fixed part** of a step,
-# which does not depend on the batch. In strong scaling a step ends later, because the fixed part is
-# not divided. In both it ends later, because the fixed part has grown: several devices also
-# exchange gradients:
+# which does not depend on the batch. A step ends after that line: in strong scaling because the
+# fixed part is not divided, and in both because it has grown by the exchange of gradients:
 #
 # ![Three devices share a batch in strong scaling, with an efficiency of 74 %, and have a batch each
 # in weak scaling, with 94 %. Each step ends in a fixed part.](pictures/15_two_ways.svg)
@@ -141,7 +140,7 @@ print(f"{64 * most} images a step:", timing.Comparison(took[1], took[most], name
 #
 # Which way looks better, and for which batch? The next cell measures both, with 4, 16 and 64 images
 # for each device. `took[n, b]` are the times of n devices with b images for each. For strong
-# scaling, one device also takes the whole batch of all:
+# scaling, one device also trains on the whole batch:
 
 # %%
 batches = (4, 16, 64)
@@ -156,14 +155,14 @@ drawings.speedups({
 plt.show()
 
 # %% [markdown]
-# Each vertical bar is the middle half of twenty ratios. The fewer images a step has, the less the
-# other devices add. Where a step is small, weak scaling looks better than strong scaling, because a
-# larger batch also helps one device. So strong scaling alone shows what the others add.
+# Each bar is the middle half of twenty ratios. In strong scaling, the fewer images a step has, the
+# less the other devices add. Where a step is small, weak scaling looks better than strong scaling,
+# because a larger batch also helps one device. So strong scaling alone shows what the others add.
 #
 # ## A number that can be believed
 #
-# One device and all count as different if the middle half of the ratios, in two decimals, lies on
-# one side of 1.
+# One device and all count as different if the middle half of the ratios, rounded to two decimals,
+# lies on one side of 1.
 #
 # How often does chance alone make such a difference? The next cell draws a thousand comparisons of
 # times that are alike, but scatter by 3 %, or by 10 % as on a busy machine:
@@ -182,7 +181,8 @@ for pairs in (5, 8, 15, 20):
 
 # %% [markdown]
 # With eight pairs at least one comparison in nine finds a difference that is not there. So take
-# fifteen, and twenty on a busy machine.
+# fifteen, and twenty on a busy machine. Where times differ far more than they scatter, fewer
+# suffice.
 #
 # ## Proof: the same work
 #
@@ -214,7 +214,8 @@ print(f"all devices: {images:,} images, {same(shared, alone)} to one part in a t
 # ## What holds it back: a step that is too small
 #
 # A step takes some time for each image, and its fixed part. So a line through its times with 4 and
-# with 64 images for each device meets 0 images at the fixed part. What is its share of such steps?
+# with 64 images for each device, drawn back to 0 images, gives the fixed part. What share of these
+# steps is it?
 
 # %% tags=["nbval-ignore-output"]
 few, many = batches[0], batches[-1]
@@ -260,8 +261,8 @@ for n, model in models.items():
 
 # %% [markdown]
 # One by one, the input gives 120 / 0.04 = 3,000 images a second at most, for any number of devices;
-# four at a time, 12,000. `fit` reaches less, because its start is counted here, and because it may
-# read and compute in turns.
+# four at a time, 12,000. `fit` reaches less: its start is counted here, it may read and compute in
+# turns, and it computes no faster than the column `ready` shows.
 #
 # To recognize a slow input, **time `fit` on one batch that lies ready.** If your training is much
 # slower, keep what was read (`cache`), or read several batches at a time (`num_parallel_calls`). By
@@ -333,9 +334,9 @@ print(f"all devices, steps divided: {images:,} images, {same(hurried, alone)}")
 #
 # ## With a model of another kind
 #
-# A step that is a function has no start to leave out, so `timing.several` times its calls, without
-# a clock of yours. But the call has to wait for the devices, as it does by `sync()`. This is
-# `towers.train_step` ([[09]]), for a network that reads sentences of 20 words:
+# A step that is a function, not `fit`, has no start to leave out, so `timing.several` times its
+# calls, without a clock of yours. But the call has to wait for the devices, here by `sync()`. This
+# is `towers.train_step` ([[09]]), for a network that reads sentences of 20 words:
 
 # %% tags=["nbval-ignore-output"]
 def my_step(n, batch):
@@ -401,10 +402,10 @@ checks.differ(differ)
 # %% [markdown]
 # ## What we saw
 #
-# - With the smallest batch more devices added least: they share the images, not the fixed part of a
-#   step.
-# - Drawn times that were alike counted as different in 11 % of the comparisons of 8 pairs, and in
-#   1 % of those of 20.
+# - In strong scaling more devices added least with the smallest batch: they share the images, not
+#   the fixed part of a step.
+# - On a steady machine, drawn times that were alike counted as different in 11 % of the comparisons
+#   of 8 pairs, and in 1 % of those of 20.
 # - 5,040 images changed the weights alike on one device and on all.
 # - An input that read batches one by one set the pace, whatever the number of devices.
 # - A larger batch cost accuracy. Eight times the rate made up for most of that.
@@ -433,10 +434,10 @@ for row in [*published.TENSORLIGHT[:4], published.TENSORLIGHT_APART["third run"]
     print(f"{row.layout!r:40}{1e3 * row.seconds:5.1f} ms a step,{share:4.0f} µs an example")
 
 # %% [markdown]
-# Against the best layout of one GPU, two of three runs gained nothing: an example took 145 µs on
-# one GPU, and 170, 148 and 111 on two. One reason was **the place of the variables**. On the host,
-# they made a step on one GPU take 32.5 ms in place of 18.5, because weights and gradients cross in
-# every step.
+# Two of the three runs on two GPUs were no faster than the best layout of one: an example took 145
+# µs on one GPU, and 170, 148 and 111 on two. One reason was **the place of the variables**. On the
+# host, they made a step on one GPU take 32.5 ms in place of 18.5, because weights and gradients
+# cross in every step.
 #
 # `start` builds such towers on `where`, with variables, average and Adam on `home`.
 # `colocate_gradients_with_ops` computes a gradient on its operation's device. Three layouts should

@@ -42,9 +42,10 @@ layers, Layout = keras.layers, scaling.Layout
 # GPUs have computed, in 0.938 s; in most, during the whole step, in
 # 0.474 s.](pictures/16_two_links.svg)
 #
-# Blue and green together: the step of one server, as measured; how it divides is a guess. Orange:
-# the gradients cross. Each server sends its sum, and receives the other sum at the same time. How
-# many times as fast two servers are should lie between two numbers:
+# Blue and green together are the measured step of one server; where green begins is a guess. In
+# orange the gradients cross. Each server adds up inside first, sends its sum, and receives the
+# other sum at the same time. (Where all GPUs form one ring, more crosses: see On GPUs.) How many
+# times as fast two servers are should lie between two numbers:
 #
 # - `least` is 2 · step / (step + crossing): nothing else happens while gradients cross.
 # - `most` is 2 · step, divided by the longer of step and crossing: gradients cross during the whole
@@ -73,7 +74,7 @@ print(f"least: {2 * step / (step + crossing):.2f} times as fast as one server")
 
 # %% [markdown]
 # `gains` does this for any link and number of servers. In a **ring** ([[09]]) of m servers each
-# sends 2(m - 1)/m times the bytes of the gradients: as many for two servers, 1.75 times as many for
+# sends 2(m - 1)/m times the bytes of the gradients. This factor is 1 for two servers and 1.75 for
 # eight.
 
 # %%
@@ -92,8 +93,8 @@ def gains(network, step, link, servers=2):
 # - `most` is below 1.7: do not buy.
 # - 1.7 lies between them: rent two servers for an hour and call `mgpu cluster` ([[17]]).
 #
-# The dashed line is this limit, and beside each bar is what to do. In JupyterLab a panel changes
-# the number of servers:
+# The dashed line is this limit, 0.85 times the number of servers, and beside each bar is what to
+# do. In JupyterLab a panel changes the number of servers:
 
 # %% tags=["varies", "cover"]
 ETHERNETS = (links.ETHERNET_10G, links.ETHERNET_25G, links.ETHERNET_100G)
@@ -110,12 +111,12 @@ def draw(servers):
 drawings.panel(draw, servers=[2, 3, 4, 8])
 
 # %% [markdown]
-# One of these answers is in doubt. A link of 100 Gbit is 12.5 GB/s, of which users of NCCL measured
-# 4 to 7.5 ([issues 22 and 450](../docs/sources.md)). `gains` counts with 7.5 GB/s. With 4 GB/s,
-# `least` for VGG16 is 1.55: rent first.
+# The answer for VGG16 over 100 Gbit is in doubt. Such a link is 12.5 GB/s, of which users of NCCL
+# measured 4 to 7.5 ([issues 22 and 450](../docs/sources.md)). `gains` counts with 7.5 GB/s. With 4
+# GB/s, `least` for VGG16 is 1.55: rent first.
 #
-# All this counts images a second. Two servers train with twice the global batch, and may need more
-# passes to reach the same **accuracy** ([[15]]).
+# All these gains are in images a second. Two servers train with twice the global batch, and may
+# need more passes to reach the same **accuracy** ([[15]]).
 #
 # | | |
 # |---|---|
@@ -128,7 +129,8 @@ drawings.panel(draw, servers=[2, 3, 4, 8])
 # TensorFlow's page also has times of one to eight servers with eight K80 GPUs each, on Amazon EC2,
 # which lists 10 Gbit for such a server. (They hold the variables in shares. As many bytes cross as
 # in a ring, and more where only some of the servers hold shares.) Only the step of one server goes
-# into the prediction. 1.00 means that n servers are n times as fast as one:
+# into the prediction. In a name, x 64 means 64 images on each GPU. 1.00 means that n servers are n
+# times as fast as one:
 
 # %%
 found, measured = {}, {}
@@ -149,7 +151,7 @@ plt.show()
 # %% [markdown]
 # No training gained less than `least`. Two gained more than `most`, by no more than rounding
 # explains. VGG16 is not among them: it sends more for its arithmetic, so its bars would begin
-# lower, and nothing here tests that.
+# lower, and no dot here tests them.
 #
 # ## When not to buy a faster link
 #
@@ -173,9 +175,9 @@ for batches in (1, 4):
 # missing on 1 device, and longer on 4 than on 2.](pictures/16_parts.svg)
 #
 # Arithmetic grows with the per-device batch, and moving the gradients with the number of devices.
-# First without moving: one device takes 11 ms for 64 examples, and 19 ms for 128. So 64 examples
-# more take 8 ms more, and 11 - 8 = 3 ms are **fixed**. For 256 examples that makes 4 · 8 + 3 = 35
-# ms. `scaling.fit` does the same for any table of measured steps:
+# On one device nothing moves. Say that it takes 11 ms for 64 examples, and 19 ms for 128. So 64
+# examples more take 8 ms more, and 11 - 8 = 3 ms are **fixed**. For 256 examples that makes 4 · 8 +
+# 3 = 35 ms. `scaling.fit` does the same for any table of measured steps:
 
 # %%
 times = {64: 0.011, 128: 0.019}
@@ -188,6 +190,7 @@ scaling.fit(scaling.Workload("toy", parameters=1000), toy).predict(Layout(1, 256
 # Is a fit better than doubling the rate of four GPUs? Here are published steps of eight GPUs,
 # predicted in both ways, the fit from rows of 1, 2 and 4. With a number above 0, the step took
 # longer than predicted. ± is the fit's **interval**: about 95 % of such steps should lie in it.
+# AlexNet has too few rows for an interval.
 
 # %%
 def width(step):
@@ -209,8 +212,8 @@ print("median, no sign   doubled {:6.1%}, fitted {:6.1%}".format(*middle))
 #
 # ## Break it
 #
-# **A second server is not eight more GPUs.** A fit made on one server also gives a number for 16
-# GPUs. It warns that 16 is outside its rows, but does not know of the slow link. Compare it with
+# **A second server is behind a slow link.** A fit made on one server also gives a number for 16
+# GPUs. It warns that 16 is outside its rows, but does not know of that link. Compare it with
 # `gains`, for VGG16 with 32 images on each GPU:
 
 # %%
@@ -226,8 +229,8 @@ print(f"over 10 Gbit: {least:.2f} to {most:.2f} times")
 #
 # ## On GPUs
 #
-# - If NCCL adds up in a tree, inside first, you gain about `least` ([nccl-tests issue
-#   196](../docs/sources.md)).
+# - If NCCL adds up inside each server first, and then in a tree, you gain about `least`
+#   ([nccl-tests issue 196](../docs/sources.md)).
 # - In a ring of all GPUs, nearly twice the bytes of the gradients cross each link: perhaps less.
 # - `fit.strategy` sends packs of 25 MiB or more while the rest is computed: perhaps more.
 #

@@ -52,8 +52,8 @@ path = "scripts/train_workers.py"
 print(workers.to_paste(path))
 
 # %% [markdown]
-# A **worker** is one process, usually one on each machine, where it drives all GPUs. You start the
-# script on each machine with `mgpu cluster`:
+# A **worker** is one process. Usually each machine runs one, which drives all GPUs of that machine.
+# You start the script on each machine with `mgpu cluster`:
 #
 # ```shell
 # mgpu cluster --hosts a:20000,b:20000 --index 0 train_workers.py   # on machine a
@@ -99,7 +99,7 @@ print("same bits on both workers:", report[0].result["state"] == report[1].resul
 #
 # | | |
 # |---|---|
-# | **Use it when** | an exchange takes **under half a step**, a step if the batch grows (below) |
+# | **Use it when** | an exchange takes **under half a step**, or under a step if the batch grows |
 # | **It costs** | seconds for each start, an exchange in each step, waits for the slowest worker |
 # | **Instead** | fill one machine first ([[07]]): its GPUs exchange gigabytes in a second |
 #
@@ -115,7 +115,7 @@ print(*workers.tf_configs(["a:20000", "b:20000"]), sep="\n")
 
 # %% [markdown]
 # By hand you set this variable on each machine and start your script. Here we start two processes
-# with it set, which run any code that we send. `show` sends code to both, or to those named, and
+# with it set; they run any code that we send. `show` sends code to both, or to those named, and
 # prints what they print. Worker 0 now makes the strategy, and worker 1 is late:
 
 # %%
@@ -217,7 +217,7 @@ plt.show()
 # ## Break it
 #
 # **Another order on each worker.** Without a seed each worker shuffles the data in an order of its
-# own, and takes its part of a batch of its own. What do `fit.check` and `fit` say to such data?
+# own, and so takes its part of another batch. What do `fit.check` and `fit` say to such data?
 
 # %% tags=["nbval-ignore-output"]
 pair.show("""
@@ -234,9 +234,10 @@ model.fit(data, verbose=0)""")
 # After its first step `fit` compares what the workers have read, and stops them all where that
 # differs. The cure is the same seed on all workers, as in `shuffle(20, seed=1)`.
 #
-# **A mistake in the setup.** We made each of these seven mistakes on one worker, and once did not
-# start one. Every time the others waited. The table has what that worker did, and what
-# `cluster.check` says. It reads the TF_CONFIG of one or all workers before TensorFlow starts.
+# **A mistake in the setup.** We made each of the first seven mistakes below on one worker, and for
+# the eighth did not start one. Every time the others waited. The table has what the worker with the
+# mistake did, and what `cluster.check` says. The check reads the TF_CONFIG of one or all workers
+# before TensorFlow starts.
 #
 # | mistake | the worker itself | `cluster.check` |
 # |---|---|---|
@@ -259,8 +260,8 @@ with mock.patch.dict(os.environ, http_proxy="http://proxy:3128", no_proxy=""):
     print(cluster.check(workers.tf_configs(pair.hosts)[0])[0])
 
 # %% [markdown]
-# `mgpu cluster` writes TF_CONFIG for you. If a worker is not started, the others give up after a
-# minute, and the launcher says who is missing.
+# `mgpu cluster` writes TF_CONFIG for you. If a worker is not started, the others then give up after
+# a minute, not after an hour, and the launcher says who is missing.
 #
 # ## On GPUs
 #
@@ -305,8 +306,8 @@ print("less than 1e-4 apart:", np.abs(loss - np.array(theirs)).max() < 1e-4)
 pair.close()
 
 # %% [markdown]
-# The losses agree, because under `fit.strategy` BatchNormalization takes the mean of the whole
-# batch. Otherwise each worker's would take the mean of its own share, and the losses would differ.
+# The losses agree, because under `fit.strategy` BatchNormalization takes the mean and the variance
+# of the whole batch. If each worker took those of its own share, the losses would differ.
 #
 # ## On your own
 #

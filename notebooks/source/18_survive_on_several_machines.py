@@ -67,7 +67,7 @@ folder = Path(tempfile.mkdtemp())
 # - A machine may die while it writes, so `double_checkpoint` keeps the previous backup.
 # - When `fit` ends well, the backup is deleted. If you change the script after a failure, give it a
 #   new folder.
-# - In a notebook a hang would end the kernel.
+# - In a notebook, `Limit` would end the kernel after a hang.
 #
 # When a worker fails, the launcher starts all of them again, at most twice with `--restarts 2`:
 #
@@ -75,10 +75,10 @@ folder = Path(tempfile.mkdtemp())
 # mgpu cluster --hosts a:20000,b:20000 --index 0 --restarts 2 train.py  # --index 1 on b
 # ```
 #
-# The script of [[17]] has both callbacks, and options that make it fail. Two workers run it for
-# three passes of eight steps, with dropout. One training is left alone. In the other, which
-# runs at the same time, worker 1 is killed at step 10, and after the restart worker 1 sleeps at
-# step 18:
+# The script of [[17]] has both callbacks, and options that make it fail. Two trainings run it at
+# the same time, each on two workers, for three passes of eight steps, with dropout. One is left
+# alone. In the other, worker 1 is killed at step 10, and after the restart worker 1 sleeps at step
+# 18:
 
 # %%
 os.environ |= {"MGPU_MODE": "cores", "TF_NUM_INTRAOP_THREADS": "1"}  # one thread for each worker
@@ -129,8 +129,8 @@ ax.set_title("In colour: kept. Grey: done again after the restart", loc="left")
 plt.show()
 
 # %% [markdown]
-# Attempt 1 began at step 8, where the last pass had ended, and attempt 2 at step 16. Each time two
-# steps were computed again.
+# Attempt 1 began at step 8, where the last finished pass had ended, and attempt 2 at step 16. Each
+# time two steps were computed again.
 #
 # | | |
 # |---|---|
@@ -140,8 +140,8 @@ plt.show()
 #
 # ## Find the worker that failed first
 #
-# When one worker dies, the others cannot go on alone. So the launcher ends those that still run,
-# and starts all workers again from the backup. Here are both failures:
+# When one worker dies, the others cannot go on alone. So the launcher ends those that do not end by
+# themselves, and starts all workers again from the backup. Here are both failures:
 #
 # ![Two workers, twice. Worker 1 is killed after steps 8 and 9; worker 0 waits and ends, and both
 # repeat them. Worker 1 sleeps after steps 16 and 17; worker 0 waits, until Limit ends both after
@@ -189,7 +189,7 @@ for index, worker in enumerate(report.attempts[1].workers):
 # |---|---|---|
 # | a worker is killed | the launcher names it and the signal | the report of the launcher |
 # | the script raises an error | the launcher names the first worker | the end of its log |
-# | a machine is lost | the other launchers name its worker, some seconds later | their reports |
+# | a machine is lost | the launchers elsewhere name its worker, seconds later | their reports |
 # | a worker never comes | the launcher, after `--startup` seconds | the report of the launcher |
 # | a step hangs | nobody, until `Limit` ends the process | the lines under "Timeout" in all logs |
 #
@@ -254,8 +254,8 @@ print(f"without a break {whole:.6f}, from the backup {again:.6f}, equal: {whole 
 # %% [markdown]
 # ## Break it
 #
-# **A backup that lacks something.** Here each of the four entries in turn is put back
-# to its beginning:
+# **A backup that lacks something.** Here each of the four entries in turn is lost, and begins again
+# from `start()`:
 
 # %%
 for name in start():
@@ -264,8 +264,8 @@ for name in start():
 
 # %% [markdown]
 # Each time the training ends with another weight than 1.304073, and no error says so. In `fit` the
-# four are the number of passes done, the weights, the optimizer's slots and step count, and the
-# position in the data with the state of dropout's random numbers.
+# four are, in the same order, the number of passes done, the weights, the optimizer's slots and
+# step count, and the position in the data with the state of dropout's random numbers.
 #
 # **Keras alone.** The callback of Keras does not save the fourth. Here a model with dropout trains
 # for four passes, once without a break, and once with an error after the second pass and another
@@ -420,7 +420,7 @@ checks.first(first)
 #
 # - A training that was killed at step 10 and slept at step 18 ended, in attempt 2, with the bits of
 #   one that was left alone.
-# - Each restart began where the last pass had ended, at steps 8 and 16.
+# - Each restart began where the last finished pass had ended, at steps 8 and 16.
 # - The launcher named the worker that was killed. The log of the other one did not.
 # - In a hang, the line that each process was in told which worker waited and which one slept.
 # - A training whose backup lacked one of four entries ended with another weight, without an error.

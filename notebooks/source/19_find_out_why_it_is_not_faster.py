@@ -71,17 +71,17 @@ print(fit.explain(model, slow, callbacks=[Report()], steps=4))
 
 # %% [markdown]
 # A row has what a thing costs and what to do about it. "The step itself" is what remains without
-# all of these. The rows need not add up: what runs while `fit` waits for something else costs
-# nothing until that is cured, so ask again after each cure. A trace looks into the step itself:
+# all of these. The rows need not add up: work that is hidden behind another wait costs nothing
+# until that wait is cured, so ask again after each cure. A trace looks into the step itself:
 
 # %% tags=["nbval-ignore-output"]
 print(whatif.explain(trace.fit_step(model, (x, y))))
 
 # %% [markdown]
 # Each device worked for a part of the step, and waited for the rest: for a result of another
-# device, for *a free core* while other devices used all cores, or for *overhead*, which is what
-# TensorFlow and other programs took between operations. In a healthy step no device waits over a
-# tenth of the time for another. There are eight usual causes, numbered as below:
+# device, for *a free core* while other devices used all cores, or for *overhead*: time that
+# TensorFlow or other programs took between operations. In a healthy step each device waits for
+# others during a small part of the time. There are eight usual causes, numbered as below:
 #
 # ![First fit.explain. Where it lists input: 1, the input is too slow. A callback: 2, Python works
 # in every step. New shapes: 3, traced again and again. run_eagerly: 4, eager code, no graph. Where
@@ -102,8 +102,8 @@ print(whatif.explain(trace.fit_step(model, (x, y))))
 # ### 1. The input starves the step
 #
 # You see the row `input`, as above: reading a batch takes longer than a step. The cure is `cache`
-# for data that fit into memory, else `num_parallel_calls` in `map`. With `cache` the input is gone,
-# and the callback remains:
+# for data that fit into memory, else `num_parallel_calls` in `map`. With `cache` the row `input` is
+# gone, and that of the callback remains:
 
 # %% tags=["nbval-ignore-output"]
 print(fit.explain(model, slow.cache(), callbacks=[Report()], steps=4))
@@ -214,8 +214,8 @@ def make_step(where, home=plan.devices[0], sizes=None):
 
 
 # %% [markdown]
-# `traces` traces a step three times, the fastest last. A prediction compares replays, with the
-# change and without it: does the replay of a healthy step come near the trace?
+# `traces` traces a step three times, the fastest last. A prediction compares two replays, with the
+# change and without it. So first: does the replay of a healthy step come near its trace?
 
 # %% tags=["nbval-ignore-output"]
 healthy = make_step(plan.devices)
@@ -237,14 +237,14 @@ speed = 8e9 if plan.on_gpus else None  # bytes a second of the link; in cores mo
 beside(whatif.towers(of_one, len(plan), bytes_per_second=speed), timed(one), timed(healthy))
 
 # %% [markdown]
-# A prediction takes the operations to be as fast beside others as alone. Devices that share a
-# memory slow each other down, so the measured gain is often some percent smaller.
+# A prediction assumes that operations are as fast on several busy devices as on one. Devices that
+# share a memory slow each other down, so the measured gain is often some percent smaller.
 #
 # ### 6. The batch is too small for the split
 #
 # You see no gain over one device: starting operations and updating weights take as long for a small
-# batch as for a large one. Here each device gets four examples, and the step is too short to be
-# explained:
+# batch as for a large one. Here each device gets four examples, and the trace of so short a step
+# does not name the cause:
 
 # %% tags=["nbval-ignore-output"]
 few, large = (lesson_19.batch(n * len(plan)) for n in (4, len(x)))
@@ -252,9 +252,9 @@ print(timing.compare(timed(one, *few), timed(healthy, *few), names=("one", "all"
 print(whatif.explain(traces(healthy, *few)[-1]))
 
 # %% [markdown]
-# The cure is a larger batch. In `after`, each device has the batch that the single device has in
-# `before`. If `after` took 1.1 times as long, two devices would do 2 / 1.1 = 1.8 times the work in
-# the same time:
+# The cure is a larger batch. `before` is one device with its batch, and `after` is all devices,
+# each with as large a batch. If `after` took 1.1 times as long, two devices would do 2 / 1.1 = 1.8
+# times the work in the same time:
 
 # %% tags=["nbval-ignore-output"]
 change = whatif.towers(of_one, len(plan), batch=1, bytes_per_second=speed)
@@ -265,7 +265,8 @@ beside(change, timed(one), timed(healthy, *large))
 #
 # You see a long wait for another device: the gradients are averaged when the last has come. Here
 # the first device has the largest shard. The prediction makes that device's operations (named
-# `tower_0/`) as fast as with an equal shard. It does not count that the others then get more to do:
+# `tower_0/`) as fast as with an equal shard. It leaves out that the other devices then get more to
+# do, so the gain may be smaller:
 
 # %% tags=["varies", "cover", "nbval-ignore-output"]
 share = len(x) // (len(plan) + 2)
@@ -279,9 +280,9 @@ drawings.waits({"even shards": of_healthy[-1], "uneven shards": of_uneven[-1]})
 plt.show()
 
 # %% [markdown]
-# A bar begins with all of a device's work; its waits follow, the longest first. With even shards
-# few are left. The cure is even shards, or shards in proportion to speed. `whatif.explain`
-# names the slow device, not the reason.
+# A bar begins with all of a device's work; its waits follow, first those for other devices. With
+# even shards these are short. The cure is even shards, or shards in proportion to speed.
+# `whatif.explain` names the slow device, not the reason.
 #
 # ### 8. The variables are on the wrong device
 #
@@ -309,8 +310,8 @@ for name, steps in (("at home", of_one), ("on the host", of_hosted)):
 # %% [markdown]
 # ## Proof
 #
-# A step that does less is faster, too, so a cure has to leave the losses as they were. Do the other
-# steps, from the same weights, have the losses of one device?
+# A step that skips work is faster, too, so a cure has to leave the losses as they were. Do the
+# other steps, from the same weights, have the losses of one device?
 
 # %%
 def losses(**settings):
