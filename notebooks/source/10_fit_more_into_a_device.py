@@ -62,8 +62,8 @@ def build(policy="float32"):
 # Each of the three remedies is one line. `fit.accumulate` takes the batch in 4 pieces.
 # `fit.recompute` cuts the layers into parts, here four, and runs all but the last part twice. Both
 # take the compiled model, and `fit.alone(model)` undoes both. The third line comes before the model
-# is built: `keras.config.set_dtype_policy("mixed_bfloat16")`, here in `build`. There `dtype=` keeps
-# the scores in float32, because the loss needs more digits:
+# is built: `keras.config.set_dtype_policy("mixed_bfloat16")`, here in `build`. In `build`, `dtype=`
+# keeps the scores in float32, because the loss needs more digits:
 
 # %%
 models = {"as it is": build()}
@@ -73,17 +73,18 @@ models["in bfloat16"] = build("mixed_bfloat16")
 
 # %% [markdown]
 # Which of them is enough for a device of 11 MB and a batch of 1024 digits? `memory.plan` estimates
-# the peak of a step with each, the weights included: the first number is the estimate, and the
-# brackets hold the range that TensorFlow's order of operations may make of it. *fits* says whether
-# all of this range is within 11 MB (yes), some of it (perhaps) or nothing (no). *work* is what the
-# step computes, as a multiple of the plain step. Ignore the last row until [[11]]:
+# the peak of a step with each, the weights included. Under *held at most*, the first number is this
+# estimate, and the brackets hold what the peak may be, depending on TensorFlow's order of
+# operations. *fits* says whether all of this range is within 11 MB (yes), some of it (perhaps) or
+# nothing (no). *work* is what the step computes, as a multiple of the plain step. Ignore the last
+# row until [[11]]:
 
 # %% tags=["nbval-ignore-output"]
 memory.plan(build(), batch=1024, budget=11e6)
 
 # %% [markdown]
-# Only 8 pieces surely fit. A traced step ([[03]]) tells whether 4 fit, and what a *perhaps* comes
-# to. Here is a step of each of the four models:
+# Only 8 pieces surely fit. A traced step ([[03]]) tells whether 4 pieces fit, and whether a
+# *perhaps* is a yes. Here is a step of each of the four models:
 
 # %% tags=["varies", "cover"]
 x, y = digits.load(1024)
@@ -92,16 +93,18 @@ with tf.device(device):
 drawings.hills(steps, device)
 
 # %% [markdown]
-# The curves show mostly **activations**: what the forward pass leaves behind for the backward pass.
+# The curves show mostly two things: **activations**, which the forward pass leaves behind for the
+# backward pass, and gradients.
 #
 # - As it is, the step still climbs when it runs backward, because TensorFlow leaves some gradients
-#   of weights until the end, and keeps the activations that they need.
+#   of weights until the end, and keeps what they need: activations, and their gradients, which are
+#   new.
 # - Accumulated, each piece is a hill. Hills 2 to 4 go up in the forward pass. Hill 1 climbs on when
 #   it runs backward, as the plain step does.
 # - Recomputed, each part is a hill, the last part first. Before each other part runs backward, it
 #   runs forward a second time.
 #
-# The curves leave out the weights. Does a step fit with its weights?
+# The curves leave out the weights. Does each step fit when they are added?
 
 # %%
 weights = 4 * models["as it is"].count_params()
@@ -128,9 +131,10 @@ for name, model in models.items():
 
 # %% [markdown]
 # The plain step takes less than three forward passes, because the first layer needs no gradient of
-# its input. Only recomputation computes more, by 0.61 forward passes: the last part, and the last
-# product of each other part, run only once, because no gradient needs them again. (The plan's
-# *work* is a little higher, because it counts those last products twice.)
+# its input. Only recomputation computes more, by 0.61 forward passes. The last part runs only once,
+# because its results are still there, and the last product of each other part, because no gradient
+# needs its result. (The plan's *work* is a little higher, because it counts those last products
+# twice.)
 #
 # ## Accumulation by hand
 #
@@ -176,9 +180,9 @@ print("less than half is held:", four.peak(device) < 0.5 * one.peak(device))
 
 # %% [markdown]
 # Uneven pieces are why `share` is there: without it, pieces of 500, 500 and 24 would let each of
-# the 24 count 21 times as much as another. A training step then ends with one update for all
-# pieces, `model.optimizer.apply(added, model.trainable_weights)`. `fit.accumulate` does all this
-# within `fit`, also with masks and sample weights.
+# the 24 count 21 times as much as each of the others. A training step then ends with one update for
+# all pieces, `model.optimizer.apply(added, model.trainable_weights)`. `fit.accumulate` does all
+# this within `fit`, also with masks and sample weights.
 #
 # **BatchNormalization** sees only a piece and so gives other numbers. `fit.accumulate` warns of it.
 #
@@ -250,9 +254,9 @@ for name, wait in [("recomputed", True), ("without waiting", False)]:
 # `again` waits for `dy`: without that, TensorFlow finds that both runs of a block compute the same,
 # and keeps the results of the first. No error says so: only a trace shows that the peak stayed.
 #
-# `fit.recompute` does this with the layers of a built model. It takes several blocks as one part,
-# because the input of each part is kept: a model of n blocks is cut into about √n parts (Chen and
-# others, [2016](../docs/sources.md#sublinear)).
+# `fit.recompute` does this with the layers of a built model. It takes several blocks as one part.
+# Few parts keep few inputs, and many parts recompute little at a time, so a model of n blocks is
+# cut into about √n parts (Chen and others, [2016](../docs/sources.md#sublinear)).
 #
 # ## Precision by hand
 #
@@ -322,7 +326,7 @@ print(*dropped.numpy().astype(int), "gradient", *tape.gradient(dropped, ones).nu
 #
 # Where one large layer holds most of the memory, recomputation gains little. And where the weights
 # are large and the batch is small, a step holds mostly their gradients. The next cell tries all
-# three on both models and prints each peak as a share of the plain one:
+# three on a model of each kind and prints each peak as a share of the plain one:
 
 # %% tags=["nbval-ignore-output"]
 dense, pool = layers.Dense, layers.GlobalMaxPooling2D

@@ -39,9 +39,9 @@ from mgpu_helpers.lessons.state import apart, at_rest, fullest, show
 # ## The lines to paste
 #
 # Here is a network of thirteen dense layers, each with one weight, a matrix of parameters. For each
-# parameter Adam keeps two numbers, called **slots**. `compiled` puts each weight's slots on the
-# weight's own device. The network first trains on one device, and `show` prints what lies on each
-# device between two steps:
+# parameter Adam keeps two numbers, called **slots**, so a weight's slots are two matrices of its
+# size. `compiled` puts them on the weight's own device. The network first trains on one device, and
+# `show` prints what lies on each device between two steps:
 
 # %%
 images, labels = digits.load(32 * len(plan))
@@ -92,7 +92,7 @@ show(model, model.fit(**train))
 # | | |
 # |---|---|
 # | **use it when** | weights, gradients and slots are most of what a step holds ([[03]]) |
-# | **it costs** | in a step n devices send all weights' bytes 2(n - 1) times; 2n if the host owns |
+# | **it costs** | a step moves all weights 2(n - 1) times between n devices; 2n if the host owns |
 # | **instead** | if activations are most, recompute them ([[10]]) |
 #
 # ## Count first
@@ -153,13 +153,14 @@ for device in plan.devices:
 
 # %% [markdown]
 # One device would hold 12 bytes a parameter. Each of the two holds about half; exactly half is
-# impossible with whole weights.
+# impossible with whole weights. ZeRO and FSDP cut weights, too, and so share evenly.
 #
 # ## By hand: the step
 #
-# At the start of a step, a device fetches the weights that it does not own. The devices of `cores`
-# mode share one memory, so `Snapshot` makes the copy that a GPU would receive. In `tower_2` a
-# device fetches all weights, and computes the gradients of its share of the batch:
+# At the start of a step of stage 2, a device fetches the weights that it does not own. The devices
+# of `cores` mode share one memory, so `Snapshot` makes the copy that a GPU would receive. In
+# `tower_2` a device gets all weights, its own without a copy, and computes the gradients of its
+# share of the batch:
 
 # %%
 def fetch(weight, device):
@@ -185,7 +186,7 @@ def tower_2(state, device, x, y):
 
 # %% [markdown]
 # In `update` the owner of a weight averages its gradients from all devices, and updates it.
-# `train_step` puts towers and updates together:
+# `train_step` puts towers and updates together, which is stage 2:
 
 # %%
 def update(weight, adam, owner, gradients):
@@ -246,7 +247,8 @@ print("stage 2 holds below 90 %:", uses["stage 2"].total < 0.9 * uses["towers"].
 # %% [markdown]
 # Stage 2 sends no more bytes than towers, and holds less. In the paper's stage 2 each device keeps
 # all weights. In ours, and with `fit.shard`, a device has all weights only within a step. FSDP
-# calls this `SHARD_GRAD_OP`.
+# calls ours `SHARD_GRAD_OP`. `fit.shard` is this stage 2; stage 3 exists only by hand, in this
+# lesson.
 #
 # ## Stage 3: fetch each layer when it is needed
 #
@@ -319,10 +321,13 @@ drawings.beside({name: parts(len(plan), stage) for name, stage in stages.items()
 plt.show()
 
 # %% [markdown]
-# Stage 3 holds the least of the weights. The formula keeps all copies and gradients until the step
-# ends. Here each is freed after its last use, and a weight is updated as soon as its gradients are
-# there, so a measured bar may be shorter. Activations and Adam's temporary tensors, which the
-# formula leaves out, make it longer; the chart counts the latter as gradients. Operations run in
+# By the formula, a device holds all weights in towers and in stage 2, and in stage 3 only its own,
+# without any copy. It holds all gradients in towers, and a share of them in stages 2 and 3. In the
+# measured steps each copy and each gradient is freed after its last use, and a weight is updated as
+# soon as its gradients are there. So a measured bar may be shorter: where the peak comes when the
+# copies are already freed, the bar of stage 2, too, has only the weights that the device owns. Two
+# things that the formula leaves out make a bar longer: Adam's temporary tensors, which the chart
+# counts as gradients, and activations, which are few with so small a batch. Operations run in
 # another order each time, so the peaks differ from run to run.
 #
 # ## Break it
@@ -349,7 +354,7 @@ for name, weights in [("start", start), ("right", of_two), ("at once", mixed)]:
 #
 # With a billion parameters, P is 4 GB, so two GPUs send 2P = 8 GB in a step. That takes up to 0.8 s
 # at 10 GB/s, and up to 0.08 s at 100 GB/s, as over NVLink. So take large batches. Where the host
-# owns all weights, one GPU sends and gets as much, and the CPU updates.
+# owns all weights, one GPU also moves 2P: it gets P and sends P, and the CPU updates.
 #
 # In `cores` mode `fit.shard` reads weights of other devices without a copy. A GPU also holds,
 # within a step, copies of all weights that it does not own.
@@ -446,7 +451,7 @@ checks.clipped(clipped)
 # ## What we saw
 #
 # - One line shared out weights and slots. One device held 39.5 MB. Two held 20.5 MB and 18.9 MB.
-# - Of the 16.0 bytes a parameter, stage 3 leaves 2.0 on each of 8 devices.
+# - By the formula, of the 16.0 bytes a parameter, stage 3 leaves 2.0 on each of 8 devices.
 # - By hand, both stages were below 1e-12 from one device.
 # - In a step of stage 2, 2.0 P crossed, as with towers. In one of stage 3, it was 2.9 P.
 # - Only the comparison with one device caught the update for each gradient.
@@ -455,8 +460,8 @@ checks.clipped(clipped)
 #
 # If activations are most of what a step holds, begin with [[10]]. If weights, gradients and slots
 # are, share them out over your GPUs with `fit.shard`; if that is not enough, let the host own them.
-# `fit.shard` is stage 2: in a step each GPU still holds all weights. Where these do not fit, split
-# the model ([[12]]) or its layers ([[13]]). Stage 3 exists only by hand, in this lesson.
+# With `fit.shard` each GPU still holds all weights within a step. Where these do not fit, split the
+# model ([[12]]) or its layers ([[13]]).
 #
 # `fit.shard` takes any built model. All of `fit` works as before, but without XLA. What is saved is
 # the same, and `fit.alone` moves the weights back.

@@ -43,7 +43,8 @@ entropy = partial(keras.losses.SparseCategoricalCrossentropy, from_logits=True)
 # ## The lines to paste
 #
 # The article *Multi-GPUs* by Wonik Jang ([2017](../docs/sources.md#jang)) ends with a network that
-# is too large for one GPU. Here it is about a quarter as wide, and without its dropout.
+# is too large for one GPU. Here it is about a quarter as wide, and without its dropout. It stands
+# in for such a network: for one as small as this, [[10]] would be enough.
 #
 # First the network trains on one device. `show` prints the losses, and the weights and **slots**
 # that lie on each device between two steps. Slots are the two numbers that Adam keeps for each
@@ -109,10 +110,10 @@ for name, use in bars.items():
 show_crossing(step)
 
 # %% [markdown]
-# Each stage fits, and the whole does not. Each bar shows the peak of its own device: when the whole
-# network holds most, it does not hold most activations. The first device holds mostly activations.
-# A smaller batch lowers these, and for this small network [[10]] would be enough. But it does not
-# lower the weights, slots and gradients on the second device.
+# Each stage fits, and the whole does not. Each bar shows the peak of its own device. The whole
+# network peaks when some activations are already freed, so its bar may hold fewer of them than that
+# of the first stage. A smaller batch lowers the activations, which fill most of the first device.
+# But it leaves the weights, slots and gradients on the second.
 #
 # | | |
 # |---|---|
@@ -134,9 +135,10 @@ show_crossing(step)
 #
 # ## A cut shares out memory, not time
 #
-# Here is a step of `fit` in stages, with a batch of 512, as with 128 the work is too short to be
-# seen. The forward pass is dark, and the rest of the step is pale. When does each device wait for
-# the other?
+# Here is a step of `fit` in stages, with a batch of 512: with 128 the work would be too short to be
+# seen. The forward pass is dark, the backward pass is pale, and other work, such as the update, is
+# grey. A device that at some time ran two operations at once has two lanes. When does each device
+# wait for the other?
 
 # %% tags=["varies"]
 drawings.both_ways(trace.fit_step(model, (images, labels)), model)
@@ -151,8 +153,8 @@ plt.show()
 #
 # A trace of the whole network on one device tells how long each layer takes, what it holds, and how
 # many bytes it passes on. For every cut, `pipeline.cuts` adds this up for each stage. `lies` has
-# the bytes of weights and slots of each layer. Then `best_cut` chooses the cut whose fullest stage
-# holds least, or the one where the least crosses, there and back:
+# the bytes of weights and slots of each layer. Then `best_cut` chooses a cut by memory (the fullest
+# stage holds least) or by bytes (the least crosses, there and back):
 
 # %% tags=["nbval-ignore-output"]
 names = ["conv1", "conv2", "conv3", "fc1", "output"]
@@ -269,9 +271,9 @@ def one_optimizer(x, y):
 show_crossing(trace.function_step(one_optimizer, *data)[1])
 
 # %% [markdown]
-# The first device fetches the rear's gradients once and each of their two slots twice, and sends
-# back the changes of slots and weights. With an optimizer for each part, all this stays where it
-# is:
+# The first device fetches the rear's gradients once and both slots of the rear's weights twice, and
+# sends back the changes of slots and weights. With an optimizer for each part, all this stays where
+# it is:
 
 # %%
 def stepper(make):
@@ -364,7 +366,7 @@ for name, other in [("a copy", copy), ("one variable", w)]:
 # ## With a model of another kind
 #
 # Here is a small language model, whose first and last layer share their table of words.
-# `pipeline.places` lists where a stage can begin: at the first layer, or where only one tensor
+# `pipeline.places` lists where a stage can begin: at the first layer, or where only one activation
 # crosses; inside a residual block two would. A file saved in stages loads on one device: the model
 # in stages trains for two epochs, and a callback saves it. Then both models train for another one:
 
@@ -400,9 +402,9 @@ print("the table lies on", devices.short(model.get_layer("table").weights[0].val
 print("weights below 1e-6 apart:", apart(model.get_weights(), loaded.get_weights()) < 1e-6)
 
 # %% [markdown]
-# The first stage owns the table, and the last one reads it. `fit.split` takes Sequential and
-# functional models. A model with a `call` of its own has no list of layers to cut: write a tape for
-# each part.
+# The first stage owns the table, and the last stage reads it over the cut. `fit.split` takes
+# Sequential and functional models. A model with a `call` of its own has no list of layers to cut:
+# write a tape for each part.
 #
 # ## On your own
 #

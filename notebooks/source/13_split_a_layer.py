@@ -91,7 +91,7 @@ print("losses on one device: ", *[f"{value:.1f}" for value in of_one])
 print("less than 0.001 apart:", np.allclose(of_one, of_two, rtol=0, atol=1e-3))
 
 # %% [markdown]
-# It does. Look at the shapes of one pair's weights, and at where they lie:
+# It does. Here are the shapes of one pair's weights, and where they lie:
 
 # %%
 for name in ["up_0", "down_0"]:
@@ -118,7 +118,7 @@ for name in ["up_0", "down_0"]:
 # ![The input goes to both devices. Each multiplies it by its columns of A, applies relu, and
 # multiplies by its rows of B. The results are added up. Gradients come back.](pictures/13_pair.svg)
 #
-# Here it is with small matrices. Each half is the work of one device:
+# Here it is with small matrices, each half for one device:
 
 # %%
 batch, a, b = [np.random.default_rng(17).normal(size=n) for n in ([8, 6], [6, 10], [10, 6])]
@@ -132,11 +132,12 @@ added = sum(block(batch, *half) for half in halves)
 print("equal to 1e-12:", np.allclose(added, block(batch, a, b), rtol=0, atol=1e-12))
 
 # %% [markdown]
-# A pair adds up once in the forward pass, and `fit.split_layers` does so on the first device. Each
-# device finds the gradients of its own parts and updates these parts, so no weight crosses.
+# The results of a pair are added up once in the forward pass, by `fit.split_layers` on the first
+# device. Each device finds the gradients of its own parts and updates these parts, so no weight
+# crosses.
 #
-# **Attention** is split by its heads: queries, keys and values by columns, the output projection,
-# which adds up the heads, by rows.
+# **Attention** is split by its heads: queries, keys and values by columns, and the output
+# projection, which adds up the heads, by rows.
 #
 # ## Proof
 #
@@ -174,13 +175,13 @@ def proof(build, where, x, y):
 proof(network, where, x[:512], y[:512])
 
 # %% [markdown]
-# All weights are those of one device, and training has changed them.
+# All weights are those of one device.
 #
 # ## What crosses, and what each device holds
 #
-# From here on a batch has 1024 examples, so that a device's work is long enough to be seen.
-# Into a pair go 1024 · 256 numbers of 4 bytes. Call this X bytes; what comes out is as large. Each
-# device but the first
+# From here on a batch has 1024 examples, so that the work is long enough to be seen. Into a pair go
+# 1024 · 256 numbers of 4 bytes. Call this X bytes; what comes out is as large. Each device but the
+# first
 # - receives the input and sends back its result, in the forward pass,
 # - receives the gradient of the result and sends back that of the input, in the backward pass.
 #
@@ -211,10 +212,12 @@ print(f"two pairs, by the formula: {2 * 4 * (len(pair) - 1) * X:,} bytes")
 # %% [markdown]
 # The pairs send what the formula says. A cut between layers sends 2 X, however many pairs there
 # are. Does a split pay? Here X is 1 MB, which takes 0.1 ms over PCIe at 12 GB/s. So the transfers
-# of a pair take 0.4 ms on two GPUs, and the split pays if half of the pair's work takes longer.
+# of a pair take 0.4 ms on two GPUs, and the split pays if half of the pair's work takes longer than
+# that. Half of a pair's 6.4 GFLOP take 0.3 ms at 10 TFLOP/s: too little. Twice as many hidden
+# numbers double the work, but not X.
 #
 # What does each device hold at the peak of the step? "Gradients" are those of weights, with Adam's
-# temporary copies; not all of them exist at the same time:
+# temporary copies; they do not all exist at once:
 
 # %% tags=["varies"]
 bars = {}
@@ -229,9 +232,12 @@ charts.held(bars)
 plt.show()
 
 # %% [markdown]
-# Split either way, each device keeps less, and holds less at the peak. And when does each work?
-# Each bar is an operation; very short ones side by side look pale. Where two operations of a device
-# run at once, a second lane opens. Grey is a wait:
+# Split either way, each device keeps less and holds less.
+#
+# ## When devices work
+#
+# Each bar is an operation; very short ones side by side look pale. A device that ran two at once
+# has two lanes, and uses either. Grey is a wait:
 
 # %% tags=["varies", "cover"]
 drawings.stacked(steps, {"sum 0": "sum_0", "sum 1": "sum_1"})
@@ -240,25 +246,28 @@ plt.show()
 # %% [markdown]
 # Split between layers, the devices take turns. Both work at once only while the second still
 # computes the gradients of its own weights. Split inside layers, both work at once on each pair,
-# forward and backward. The device that ends its half first waits at the sum for the other. The stem
-# and the loss are not cut: the first device computes them, and the second waits. Tracing makes a
-# step longer. Which way is the fastest without it?
+# forward and backward. Each waits where it needs what the other computes, such as its half of a
+# sum. The stem and the loss are not cut: until the first device has computed them, the second
+# cannot begin a pass. Tracing makes a step longer. Which way is the fastest without it? In brackets
+# is the middle half of the ratios:
 
 # %% tags=["nbval-ignore-output"]
 runs = {name: partial(each.train_on_batch, x, y) for name, each in models.items()}
-times = timing.several(runs, repeats=5)
+with tf.device(first):  # where the whole model computes; the others place their own operations
+    times = timing.several(runs, repeats=10)
 for name in ["between layers", "one device"]:
     print(timing.Comparison(times[name], times["inside layers"], (name, "inside layers")))
 
 # %% [markdown]
 # Split inside layers, a step is faster than between them, if no other program uses the cores.
-# Against one device it gains less: in `cores` mode one operation has one core, but two operations
-# of one device can run at once, as the second lane of its backward pass shows.
+# Against one device it gains less. In `cores` mode one operation has one core, but a device can run
+# two at once, and so use both.
 #
 # ## Break it
 #
 # **Columns after columns.** Somebody cuts `down` by columns as well, and joins the results. A part
-# has half of the hidden numbers, so it uses half of the rows, too. Look at the number of weights:
+# has half of the hidden numbers, so of its own columns it uses half of the rows. Look at the number
+# of weights:
 
 # %%
 parts = [*zip(np.split(a, 2, axis=1), [b[:5, :3], b[5:, 3:]])]
@@ -268,8 +277,7 @@ print("equal to 1e-12:", np.allclose(joined, added, rtol=0, atol=1e-12))
 print(f"{a.size + b.size} weights, here {sum(up.size + down.size for up, down in parts)}")
 
 # %% [markdown]
-# No hidden number of one device meets the other device's columns of B, so half of B is missing. To
-# catch this, count the weights. `fit.split_layers` refuses such a cut:
+# Half of B is never used. To catch this, count the weights. `fit.split_layers` refuses such a cut:
 
 # %%
 try:
@@ -436,8 +444,8 @@ checks.losses(losses)
 #
 # ## In practice
 #
-# A model that fits on one device needs none of this: share out the batch. Split one that does not
-# fit inside its layers within a machine, and between them across machines. With still more
+# A model that fits on one device needs none of this: share out the batch. If a model does not fit,
+# split it inside layers within a machine, and between layers across machines. With still more
 # machines, give each group of them a copy of the model and a share of the batch.
 #
 # Next: [[14]].

@@ -87,8 +87,9 @@ print("less than 1e-3 apart:", np.allclose(of_one, of_eight, rtol=0, atol=1e-3))
 # %% [markdown]
 # The losses agree. The next cell traces a step of `fit` with 2048 images, first in one piece, then
 # in eight. Each frame is a **task**, the work of one stage on one piece: `F3` (dark) takes piece 3
-# forward, and `B3` (pale) takes it back. White inside a frame is a wait. When do both devices work?
-# The second cell times a step, also of the uncut model on one device:
+# forward, and `B3` (pale) takes it back. White is a wait. When do both devices work? The cell after
+# that one times both models, and the uncut model on one device; the brackets hold the middle half
+# of the runs:
 
 # %% tags=["varies", "cover"]
 steps = {}
@@ -105,12 +106,12 @@ for name, step in steps.items():
 all_three = {"one device": alone, **models}
 runs = {name: partial(each.train_on_batch, images, labels) for name, each in all_three.items()}
 with tf.device(first):  # where the uncut model computes
-    for name, taken in timing.several(runs, warmup=2, repeats=5).items():
+    for name, taken in timing.several(runs, warmup=2, repeats=12).items():
         print(f"{name:12}", taken)
 
 # %% [markdown]
-# In one piece, the devices work almost only in turns, and a step takes longer than on one device.
-# In eight, both often work at the same time, and a step is faster than on one device. [PyTorch's
+# In one piece, the devices work almost only in turns, so the cut alone makes no step faster. In
+# eight, both often work at the same time, so a step can be faster than on one device. [PyTorch's
 # tutorial on model
 # parallelism](https://pytorch.org/tutorials/intermediate/model_parallel_tutorial.html) compares the
 # same three for ResNet-50: cut over two GPUs, it was 7 % slower than on one, and in pieces 49 %
@@ -119,7 +120,7 @@ with tf.device(first):  # where the uncut model computes
 # Why is a step in pieces not twice as fast as on one device?
 #
 # - In eight pieces, too, the devices wait: the shares stand beside the stages in the second chart.
-# - An operation takes longer in eight small parts than as a whole.
+# - An operation may take longer in eight small parts than as a whole.
 # - In `cores` mode one device may use both cores in its backward pass ([[13]]), and both cores
 #   share one memory's bandwidth. Each GPU has its own cores and memory.
 #
@@ -147,9 +148,9 @@ with tf.device(first):  # where the uncut model computes
 #
 # An **order** lists the tasks of each stage. In *one after the other*, a piece goes all the way
 # before the next one starts. In *all forward first*, all go forward, and then all go back. In *one
-# forward, one back*, a stage first does as many forward tasks as there are stages from it to the
-# end, then one backward and one forward in turn. In the tables, a line is a stage, a column a unit
-# of time, and a dot a wait:
+# forward, one back*, a stage first does one forward task for itself and for each stage after it,
+# then one backward and one forward in turn. In the tables, a line is a stage, a column a unit of
+# time, and a dot a wait:
 
 # %%
 ways = {"one after the other": pipeline.one_by_one,
@@ -238,9 +239,10 @@ print(f"gradient of a: {a0} + {a1} = {a0 + a1}, of b: {b0} + {b1} = {b0 + b1}")
 # ## What does a device hold?
 #
 # TensorFlow starts an operation as soon as its inputs are there, so in `two_pieces` a task may
-# start before its turn. `pipeline.gradients` takes any order, and makes each task of a device wait
-# for the one before. `pipeline.stages` cuts a model into stages for it. Here it cuts the network of
-# above, with about half of its layers on each device:
+# start before its turn. That changes no result, only what is held. `pipeline.gradients` takes any
+# order, and makes each task of a device wait for the one before. `pipeline.stages` cuts a model
+# into stages for it. Here it cuts the network of above, with about half of its layers on each
+# device:
 
 # %%
 with tf.device(first):
@@ -279,10 +281,10 @@ drawings.against_pieces(peaks)
 plt.show()
 
 # %% [markdown]
-# *All forward first* keeps what every piece left behind. *One forward, one back* keeps at most two
-# pieces, and these are smaller when the batch is cut into more. `fit.split` takes *all forward
-# first*, because Keras computes the loss of the whole batch at once. For the other order, train
-# with the step of `in_order`.
+# *All forward first* keeps the activations of all pieces, so cutting does not lower them. *One
+# forward, one back* keeps at most two pieces, and the more pieces there are, the smaller each is.
+# `fit.split` takes *all forward first*, because Keras computes the loss of the whole batch at once.
+# For the other order, write a training loop with the step of `in_order`.
 #
 # ## Proof
 #
@@ -348,7 +350,7 @@ for shares in [[1 / 3, 1 / 3, 1 / 3], [32 / 90, 32 / 90, 26 / 90]]:
     print(*(f"{share:.3f}" for share in shares), " less than 1e-5 apart:", close)
 
 # %% [markdown]
-# The plain average is wrong, and the one by size, as in `fit.split`, is right.
+# The plain average is wrong. `fit.split` counts pieces by their size, which is right.
 #
 # **A layer that looks at the whole batch.** BatchNormalization subtracts the mean of the batch and
 # divides by its standard deviation. In pieces, both are those of a piece. Here is a network in four
@@ -447,16 +449,16 @@ checks.fewest(fewest)
 # ## What we saw
 #
 # - In one piece, the devices worked almost only in turns. In eight, both often worked at the same
-#   time, and a step was faster than on one device. In float64 the weights after `fit` were below
-#   1e-12 from those of one device.
+#   time, and each waited for a smaller share of the step. In float64 the weights after `fit` were
+#   below 1e-12 from those of one device.
 # - Gradients of two pieces added up to 7.5 and 5.0, those of the whole batch.
 # - *All forward first* and *one forward, one back* had the same bubble, and the second held less.
 # - With BatchNormalization, pieces gave other weights, and `fit.split` warned of it.
 #
 # ## In practice
 #
-# Add `pieces` to the line that splits your model, and double their number while a step gets
-# faster. If two are no faster than one, leave it at one.
+# Add `pieces` to the line that splits your model, and double their number while a step gets faster.
+# If two pieces are no faster than one, leave out `pieces`.
 #
 # Next: [[next]].
 
