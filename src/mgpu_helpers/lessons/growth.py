@@ -32,7 +32,7 @@ def regions(sizes: Iterable[int]) -> list[int]:
     """Give the bytes of each region that growth takes for tensors of so many bytes, in turn.
 
     A region too small for its tensor is doubled until it fits; one that fits at once makes the
-    next twice as large. The allocator's rounding of tensors is left out.
+    next twice as large. What the allocator hands out with a tensor is left out.
     """
     taken, region, free = [], 2 * MIB, 0
     for size in sizes:
@@ -52,7 +52,7 @@ def on_host(size: int, count: int) -> dict[str, Any]:
     """Make a small tensor and `count` of `size` bytes in a new process; delete and make them again.
 
     "regions" are all that the allocator took; "handed_out" is what it says that the tensors held
-    at first, rounded up as it does.
+    at first, with the rest of a piece that is too small to be cut off.
     """
     done = subprocess.run(
         [sys.executable, "-c", HOLD, str(size), str(count)],
