@@ -100,7 +100,8 @@ with tf.device(ends[0]):
 model = build([ends[0], ends[0]])
 if len(plan) > 1:
     fit.split(model, ends, at=["second"])
-value, weights, step = train_once(model)
+with tf.device(ends[0]):  # only a single device needs this block
+    value, weights, step = train_once(model)
 
 # %%
 apart = max(np.abs(a - b).max() for a, b in zip(weights, one_weights))
