@@ -88,7 +88,7 @@ seen = real.peak(device, scratch=False)
 low, high, traced = map(memory.size_text, (predicted.low, predicted.high, seen))
 print(f"predicted {low} to {high}, traced {traced}")
 assert predicted.low < seen < predicted.high
-drawings.within(real, predicted)
+drawings.within(charts.live_bytes(real), predicted)
 plt.show()
 
 # %% [markdown]

@@ -32,7 +32,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from mgpu_helpers import charts, fit, pipeline, trace
-from mgpu_helpers.lessons import digits, drawings, halves, networks
+from mgpu_helpers.lessons import digits, halves, networks
 from mgpu_helpers.lessons.checks import lesson_12 as checks
 from mgpu_helpers.lessons.state import apart, show, show_crossing, use_of
 
@@ -136,12 +136,11 @@ show_crossing(step)
 # ## A cut shares out memory, not time
 #
 # Here is a step of `fit` in stages, with a batch of 512: with 128 the work would be too short to be
-# seen. The forward pass is dark, the backward pass is pale, and other work, such as the update, is
-# grey. A device that at some time ran two operations at once has two lanes. When does each device
-# wait for the other?
+# seen. Each bar is an operation, and one that overlaps another is drawn below it. When does each
+# device wait for the other?
 
 # %% tags=["varies"]
-drawings.both_ways(trace.fit_step(model, (images, labels)), model)
+charts.timeline(trace.fit_step(model, (images, labels)))
 plt.show()
 
 # %% [markdown]

@@ -27,8 +27,8 @@ import keras
 import matplotlib.pyplot as plt
 import tensorflow as tf
 
-from mgpu_helpers import fit, timing, towers, trace, whatif
-from mgpu_helpers.lessons import drawings, lesson_19
+from mgpu_helpers import charts, fit, timing, towers, trace, whatif
+from mgpu_helpers.lessons import lesson_19
 from mgpu_helpers.lessons.checks import lesson_19 as checks
 from mgpu_helpers.lessons.lesson_19 import beside, timed, traces
 
@@ -276,8 +276,11 @@ of_uneven = traces(uneven)
 print("shards:", sizes, whatif.explain(of_uneven[-1]), sep="\n")
 change = whatif.faster(of_uneven, "tower_0/", by=sizes[0] * len(plan) / len(x))
 beside(change, timed(uneven), timed(healthy))
-drawings.waits({"even shards": of_healthy[-1], "uneven shards": of_uneven[-1]})
-plt.show()
+for name, step in (("even shards", of_healthy[-1]), ("uneven shards", of_uneven[-1])):
+    axes = charts.blame(step)
+    axes.set_title(name, loc="left")
+    axes.set_xlim(0, 1e3 * of_uneven[-1].length)
+    plt.show()
 
 # %% [markdown]
 # A bar begins with all of a device's work; its waits follow, first those for other devices. With

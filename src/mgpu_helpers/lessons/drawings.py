@@ -27,9 +27,9 @@ from mgpu_helpers.charts.base import (
 )
 from mgpu_helpers.charts.base import sizes as text_sizes
 from mgpu_helpers.charts.map import placement_map
-from mgpu_helpers.charts.memory import PARTS, backward_begins, live_bytes
+from mgpu_helpers.charts.memory import PARTS, backward_begins
 from mgpu_helpers.charts.memory import monitor as draw_monitor
-from mgpu_helpers.charts.steps import bars_of, blame, timeline
+from mgpu_helpers.charts.steps import bars_of, timeline
 from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.memory import MemoryUse
 
@@ -217,9 +217,9 @@ def rises(monitor: Monitor, ax: Any = None) -> Any:
     return ax
 
 
-def within(step: Trace, predicted: Predicted, ax: Any = None) -> Any:
-    """Draw the bytes that a step holds over time, and the range that its peak should be in."""
-    ax, low, high = live_bytes(step, ax), predicted.low / 1e6, predicted.high / 1e6
+def within(ax: Any, predicted: Predicted) -> Any:
+    """Add the range that the peak should be in to a chart of `charts.live_bytes`."""
+    low, high = predicted.low / 1e6, predicted.high / 1e6
     ax.axhspan(low, high, color=KEPT, linewidth=0, zorder=0)
     ax.set_ylim(0, max(1.05 * high, ax.get_ylim()[1]))
     ax.annotate("range of the predicted peak", (0.01, high), (0, -4), va="top", size=9,
@@ -678,30 +678,6 @@ def _write_upright(
         if across >= wide and up * down / right < wide and across * right / down < high:
             ax.text(left + wide / 2, low + high / 2, text, size=size, color=shade, ha="center",
                     va="center", rotation=90, clip_on=True)  # fmt: skip
-
-
-def waits(steps: Mapping[str, Trace]) -> None:
-    """Draw who worked and who waited in each of some steps, one chart above the other."""
-    import matplotlib.pyplot as plt
-
-    rows = sum(len(step.devices) for step in steps.values())
-    with plt.style.context(style()):
-        figure, grid = plt.subplots(len(steps), figsize=(9, 1.5 + 0.6 * rows), sharex=True)
-        layout: Any = figure.get_layout_engine()
-        layout.set(rect=(0, 0.05, 1, 0.95))
-        corner(figure)
-    longest = max(step.length for step in steps.values())
-    handles: dict[str, Any] = {}
-    for ax, (name, step) in zip(grid, steps.items(), strict=True):
-        blame(step, ax)
-        handles |= {text: bar for bar, text in zip(*ax.get_legend_handles_labels(), strict=True)}
-        if legend := ax.get_legend():
-            legend.remove()
-        ax.set_title(name, loc="left")
-        ax.set_xlim(0, 1e3 * longest)
-        ax.label_outer()
-    grid[0].legend(handles.values(), handles, loc="upper left", bbox_to_anchor=(1, 1),
-                   frameon=False)  # fmt: skip
 
 
 def _convolves(op: Op) -> bool:
