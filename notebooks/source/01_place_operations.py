@@ -298,7 +298,7 @@ for function in [lost, constant]:
 # computes anything, TensorFlow *plans* a device for each operation. Look at the devices that were
 # planned for both:
 
-# %%
+# %% tags=["unplaced"]
 for function in [lost, constant]:
     with trace.placement() as log:
         tf.function(function)(numbers)
