@@ -97,13 +97,15 @@ def test_two_runners_of_one_script_do_not_write_one_log(killed, cores, capfd):
         wait_for(Path("begun").exists)
         if killed:
             one.kill()
-        report = jobs.run([sh("echo '{\"n\": 2}'")], devices=[cores[1]], names=["train"])
+        report = jobs.run([sh("echo '{\"n\": 2}'")], devices=[cores[1]], names=["train"],
+                          skip_done=killed)  # fmt: skip
         Path("ended").touch()
         one.communicate(timeout=20)
         wait_for(lambda: Path("logs/01_train.log").read_text())
     assert Path("logs/01_train.log").read_text() == '{"n": 1}\n'
     assert report[0].result == {"n": 2} and report[0].log.name == f"01_train.{os.getpid()}.log"
-    assert f"named *.{os.getpid()}.log" in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert f"named *.{os.getpid()}.log" in said and ("again" in said) == killed
     assert [row["result_n"] for row in rows()] == [2, 1][: 2 - killed]
     wait_for(lambda: jobs.run([sh("true")], names=["train"])[0].log.name == "01_train.log")
 

@@ -1,6 +1,6 @@
 """What NVIDIA's driver says about the GPUs of this machine, as plain records.
 
-The only module that touches pynvml. Lesson 00 shows what it returns.
+The only module that touches pynvml. The command `mgpu` shows what it returns.
 """
 
 from __future__ import annotations

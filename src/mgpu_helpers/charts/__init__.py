@@ -1,6 +1,6 @@
 """Every picture of the series: takes data and `ax`, returns `ax`. One colour per device.
 
-Lesson 00 draws the first timeline, lesson 01 the first placement map.
+Lesson 00 draws the first placement map, lesson 12 the first timeline.
 """
 
 from mgpu_helpers.charts.map import placement_map

@@ -80,11 +80,13 @@ def bars_of(
             yield device, (row - 0.38 + i * high, high * 0.94), bars
 
 
-def _finish(ax: Any, trace: Trace, title: str, right: str = "") -> Any:
+def _finish(
+    ax: Any, trace: Trace, title: str, right: str = "", across: str = "time in the step, ms"
+) -> Any:
     if trace.launches_only:
         right = "GPU: launches, not kernels"
     ax.set_xlim(0, trace.length * 1e3 or 1)
-    return label(ax, title, "time in the step, ms", right=right)
+    return label(ax, title, across, right=right)
 
 
 def blame(
@@ -126,8 +128,8 @@ def blame(
             left += width
     rows(ax, [f"{a.device}\n{a.worked / a.length:.0%} at work" for a in accounts])
     told = accounts and all(account.waits is not None for account in accounts)
-    _finish(ax, step, "How long each device worked and waited", "" if told else "waits not known")
-    ax.set_xlabel("added up, not in order: ms of the step")
+    _finish(ax, step, "How long each device worked and waited", "" if told else "waits not known",
+            "added up, not in order: ms of the step")  # fmt: skip
     if len(known) > 1:
         ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     write(ax, boxes)
