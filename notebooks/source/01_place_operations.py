@@ -93,8 +93,7 @@ with tf.device(ends[0]):
     one_loss, one_weights, _ = train_once(build([ends[0], ends[0]]))
 
 # %% [markdown]
-# Now the same model with `fit.split`. Look for the two devices in the table, and compare loss and
-# weights with those of one device:
+# Now the same model with `fit.split`. Compare loss and weights with those of one device:
 
 # %%
 model = build([ends[0], ends[0]])
@@ -159,9 +158,9 @@ _ = train_once(Called(build(ends).layers))
 
 # %% [markdown]
 # The forward pass is right. The gradient tape makes the backward pass after `call` has ended,
-# outside every block; on GPUs, the first GPU would make all of it. So each half gets a tape of its
-# own, and we call the tape's `gradient` in the block of the half. The second tape also gives the
-# gradient of `middle`, with which the backward pass of the first half begins:
+# outside every block. So each half gets a tape of its own, and we call the tape's `gradient` in the
+# block of the half. The second tape also gives the gradient of `middle`, with which the backward
+# pass of the first half begins:
 
 # %%
 first, second = build(ends).layers
@@ -185,8 +184,7 @@ print(halves.places([first, second], step))
 print(f"loss {value:.3f} and {one_loss:.3f}")
 
 # %% [markdown]
-# Both passes of each half ran on its device, and the loss is the same; [[12]] adds the update. A
-# block around the whole step, as for the first table, puts both passes on the block's device. Here
+# Both passes of each half ran on its device, and the loss is the same; [[12]] adds the update. Here
 # the first device is blue, and the second orange:
 #
 # ![Weights, forward pass and backward pass of two halves. Blocks around the building place only
@@ -211,8 +209,6 @@ print(f"loss {value:.3f} and {one_loss:.3f}")
 # - An operation that reads or changes a variable is planned where the variable is.
 # - Others usually get `/GPU:0`, if there is one and it can run the operation.
 # - Otherwise they get `/CPU:0`.
-#
-# By the last two rules, the halves that were only built in blocks ran in one place.
 #
 # ## A name that is not there
 #
@@ -271,9 +267,8 @@ charts.placement_map(step)
 plt.show()
 
 # %% [markdown]
-# All devices multiplied. `x`, four numbers of 4 bytes, crosses once to each device, although
-# `matmul` takes it twice. Now `assert_placed` checks a function that asks for `/GPU:9`, and one
-# that multiplies only constants:
+# All devices multiplied. `x`, four numbers of 4 bytes, crosses once to each device. Now
+# `assert_placed` checks a function that asks for `/GPU:9`, and one that multiplies only constants:
 
 # %%
 def lost(x):
@@ -397,7 +392,7 @@ checks.add_entries(add_entries)
 # ## In practice
 #
 # Name a device for what matters, and check it with a trace of one step. Leave the rest to
-# TensorFlow, or to a helper such as `fit.split`. The appendix below is about older code.
+# TensorFlow, or to a helper such as `fit.split`.
 #
 # Next: [[next]].
 
@@ -405,8 +400,7 @@ checks.add_entries(add_entries)
 # ## The same in a graph: if you inherit such code
 #
 # The classic way builds a graph by hand and runs it in a **session**. TensorFlow 2 replaced it in
-# 2019. Much code for several GPUs is older, as are the [sources of this
-# series](../docs/sources.md). The table translates it:
+# 2019. The table translates classic code:
 #
 # | classic code | today's code |
 # |---|---|
@@ -427,7 +421,7 @@ checks.add_entries(add_entries)
 # TensorFlow](../docs/sources.md#wiki) (kavyasrinet, 2017). Building it computes nothing. `x` is a
 # *placeholder*, an input that is filled at each run. A session takes the graph and a configuration,
 # here one for the devices of the plan. Its `run` is told what is wanted, and what to put into the
-# placeholder. Look for the numbers of `add_products`:
+# placeholder:
 
 # %%
 import tensorflow.compat.v1 as tf1

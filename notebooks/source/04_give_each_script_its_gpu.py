@@ -170,8 +170,8 @@ for log, device in {"a.log": allowed[0], "b.log": allowed[-1]}.items():
 #
 # ## A queue
 #
-# With three scripts and two GPUs, the third has to wait. The function below starts a waiting
-# command on each free device, and frees the device when the command has ended. Two naps show it:
+# The function below starts a waiting command on each free device, and frees the device when the
+# command has ended. Two naps show it:
 
 # %% tags=["nbval-ignore-output"]
 def run(commands, numbers):
@@ -303,9 +303,8 @@ print("takes device", device)
 print(race.two_at_once(lock))
 
 # %% [markdown]
-# Now each runner has a device of its own. `jobs.run` holds such a lock on every device that it
-# uses. The files lie in `/tmp/mgpu-jobs`, where `mgpu run` of other users looks too, unless their
-# `TMPDIR` differs.
+# `jobs.run` holds such a lock on every device that it uses. The files lie in `/tmp/mgpu-jobs`,
+# where `mgpu run` of other users looks too, unless their `TMPDIR` differs.
 #
 # ## When not to
 #
