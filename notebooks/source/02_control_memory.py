@@ -41,9 +41,9 @@ from mgpu_helpers.lessons.pretend import gpu_options, pretend_gpus
 # %% [markdown]
 # ## The lines to paste
 #
-# Two settings are enough for most scripts. Either stands at the beginning of a script, before the
-# first tensor or model. The first setting lets TensorFlow **grow**: it begins with little memory on
-# each GPU, and takes more when a tensor does not fit:
+# Two settings are enough for most scripts. Either stands before the first tensor or model. The
+# first setting lets TensorFlow **grow**: it begins with little memory on each GPU, and takes more
+# when a tensor does not fit:
 #
 # ```python
 # import tensorflow as tf
@@ -87,8 +87,7 @@ except tf.errors.ResourceExhaustedError as error:
 # %% [markdown]
 # The message names the shape, type and device of what did not fit, but not what fills the memory.
 # When memory runs out on a GPU, TensorFlow logs what its own tensors hold; the log is hidden in
-# this notebook unless `TF_CPP_MIN_LOG_LEVEL=0` is in the environment. For all other memory you have
-# to know who holds what.
+# this notebook unless `TF_CPP_MIN_LOG_LEVEL=0` is in the environment.
 #
 # ## Who holds what
 #
@@ -111,8 +110,8 @@ except tf.errors.ResourceExhaustedError as error:
 #
 # ## With your own model
 #
-# `memory.Monitor` asks all three, where they exist, ten times a second, in the background. A phase
-# names what runs in its block. Look at how much memory each phase adds:
+# `memory.Monitor` asks all three, where they exist, ten times a second. A phase names what runs in
+# its block. Look at how much memory each phase adds:
 
 # %%
 def build():
@@ -140,9 +139,8 @@ drawings.rises(monitor)
 plt.show()
 
 # %% [markdown]
-# Each larger batch adds to what is held. On a GPU the chart also has a curve of the driver, which
-# counts all processes, and one of the allocator; the labels then give the allocator's rises. [[03]]
-# says what a step needs.
+# On a GPU the chart also has a curve of the driver and one of the allocator; the labels then give
+# the allocator's rises. [[03]] says what a step needs.
 #
 # ## What each setting takes
 #
@@ -171,7 +169,7 @@ plt.show()
 
 # %% [markdown]
 # The first bar is why the second script of the beginning failed: nearly the whole GPU for 600 MB of
-# tensors. Growth is the same, set in Python, for a session or in the environment.
+# tensors.
 #
 # ## Why growth takes more than the tensors
 #
@@ -180,13 +178,12 @@ plt.show()
 #
 # ![Five regions, a row for each. 2 MiB: the first, for a small tensor. 128 MiB: 4 MiB was too small
 # and doubled; it holds tensor 1. 128 MiB for tensor 2, 256 for tensors 3 and 4, 512 for tensors 5
-# and 6: each fits at once and makes the next twice as large. The rest beside tensors 1, 2 and 4 is
-# handed out with them; any other rest is kept.](pictures/02_growth.svg)
+# and 6: each fits at once. The rest beside tensors 1, 2 and 4 is handed out with them; any other
+# rest is kept.](pictures/02_growth.svg)
 #
-# Tensors 4 and 6 take no region, because there is room beside tensors 3 and 5. Is the rule true?
-# TensorFlow's allocator for GPUs can also serve the host, and its log names each region.
-# `growth.on_host` reads that log: a new process makes these tensors, deletes them and makes them
-# again.
+# Is the rule true? TensorFlow's allocator for GPUs can also serve the host, and its log names each
+# region. `growth.on_host` reads that log: a new process makes these tensors, deletes them and makes
+# them again.
 
 # %%
 held = growth.on_host(100_000_000, 6)
@@ -199,7 +196,7 @@ print("handed out to tensors:", memory.size_text(held["handed_out"]))
 # So growth takes 1.08 GB for 600 MB of tensors. The allocator counts 737 MB as handed out. It gives
 # a tensor a whole free piece if the piece is less than twice what the tensor asks for and the rest
 # is under 128 MiB. So tensors 1 and 2 get 134.2 MB each, a whole region, and tensor 4 gets the
-# 168.4 MB beside tensor 3. Tensors 3, 5 and 6 get 100 MB each.
+# 168.4 MB beside tensor 3. The others get 100 MB each.
 #
 # ## A notebook that keeps a GPU
 #
@@ -221,7 +218,7 @@ except RuntimeError as error:
     print(error)
 
 # %% [markdown]
-# **What does not go together.** TensorFlow refuses three of these four, and accepts one:
+# **What does not go together.** TensorFlow refuses three of these four:
 #
 # | what you set | what TensorFlow does |
 # |---|---|
@@ -230,9 +227,9 @@ except RuntimeError as error:
 # | a limit on a CPU | refuses: `Setting memory limit on CPU` |
 # | a limit on a GPU that grows | drops growth, and says nothing |
 #
-# Watch the last. In a block of `pretend_gpus` TensorFlow behaves as if it had not started,
-# and lists invented GPUs. `gpu_options` shows what TensorFlow would start with. Look at growth
-# before and after the limit. Then we ask `memory.logical`, which checks limits first, for the same:
+# Watch the last. In a block of `pretend_gpus` TensorFlow behaves as if it had not started, and
+# lists invented GPUs. `gpu_options` shows what TensorFlow would start with. Then we ask
+# `memory.logical`, which checks limits first, for the same limit:
 
 # %%
 limit = tf.config.LogicalDeviceConfiguration(memory_limit=1024)
@@ -249,8 +246,6 @@ with pretend_gpus(1) as gpus:
         print(error)
 
 # %% [markdown]
-# TensorFlow silently dropped the growth; `memory.logical` refuses such a limit.
-#
 # ## On your own
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
@@ -335,7 +330,7 @@ config.gpu_options.per_process_gpu_memory_fraction = 0.4
 config
 
 # %% [markdown]
-# Only the first session's settings act, because TensorFlow keeps its allocators.
+# Only the first session's settings act.
 #
 # Do today's calls set the same? The first block compares growth and the visible GPU, without the
 # share, which `tf.config` does not have; the second two limits, which classic code puts into

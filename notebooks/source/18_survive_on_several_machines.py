@@ -107,7 +107,7 @@ hurt = [worker.result["state"] for worker in report]
 print("all four workers have the same bits:", len({*calm, *hurt}) == 1)
 
 # %% [markdown]
-# They did. Here is what each attempt did, by the steps in the logs of worker 1:
+# Here is what each attempt did, by the steps in the logs of worker 1:
 
 # %% tags=["cover"]
 logs = [attempt.workers[1].log.read_text() for attempt in report.attempts]
@@ -129,8 +129,7 @@ ax.set_title("In colour: kept. Grey: done again after the restart", loc="left")
 plt.show()
 
 # %% [markdown]
-# Attempt 1 began at step 8, where the last finished pass had ended, and attempt 2 at step 16. Each
-# time two steps were computed again.
+# Attempt 1 began at step 8, where the last finished pass had ended, and attempt 2 at step 16.
 #
 # | | |
 # |---|---|
@@ -180,10 +179,9 @@ for index, worker in enumerate(report.attempts[1].workers):
     print(f"worker {index}:", *[source[int(number) - 1].strip() for number in places[:1]])
 
 # %% [markdown]
-# Worker 0 is in the call of `fit`, where it waits. Worker 1 is in the line that sleeps; in your
-# training this may be a line that reads a file, or waits for a lock. So compare the logs after a
-# hang, and look at the worker whose line differs from those of the others. If all logs show `fit`,
-# one worker may hang inside TensorFlow, such as in `tf.data`, and the logs do not tell which.
+# Worker 0 is in the call of `fit`, where it waits. Worker 1 is in the line that sleeps. So compare
+# the logs after a hang, and look at the worker whose line differs from those of the others. If all
+# logs show `fit`, one worker may hang inside TensorFlow, and the logs do not tell which.
 #
 # | what fails | who says so | where you read it |
 # |---|---|---|
@@ -329,9 +327,9 @@ for name, scope in (("fit.strategy", fit.strategy(plan).scope), ("Keras alone", 
 #
 # A training of minutes is begun again as quickly as it is restored. For a longer one make the
 # passes short, with `steps_per_epoch` and a dataset that repeats. Do not use `save_freq=n`: Keras
-# would then begin the broken-off pass again with weights that have seen a part of it. Each backup
-# costs the time to write it. Each failure costs a start and, on average, half of the time between
-# two backups; a hang also costs the seconds of `Limit`.
+# would then begin the broken-off pass again with weights that have seen a part of it. Each failure
+# costs a start and, on average, half of the time between two backups; a hang also costs the seconds
+# of `Limit`.
 #
 # ## On GPUs
 #
