@@ -85,8 +85,6 @@ of_loop = [float(step(x, y)) for _ in range(5)]
 print(np.round(of_loop, 2), "as on one device:", np.allclose(of_loop, of_one, rtol=1e-4))
 
 # %% [markdown]
-# Both give the losses of one device.
-#
 # | | `towers.train_step` | `fit.parallel` |
 # |---|---|---|
 # | **Use it when** | the loop is your own | the model is built already |
@@ -132,7 +130,7 @@ print("mean:      ", descend(shards, mean))
 
 # %% [markdown]
 # With the mean, the loss falls as on one device, and with the sum it rises. So a step averages the
-# gradients. ([[07]] adds them, because there each loss is already divided by the size of the whole
+# gradients. ([[07]] adds them, because there each loss is divided by the size of the whole
 # batch.)
 #
 # ![The host averages the gradients of two devices, device 0 updates the weights, and both read
@@ -238,11 +236,9 @@ plt.show()
 
 # %% [markdown]
 # Both shards are computed at the same time, and at the black line all gradients have been averaged.
-# The slower device decides when that is. One device alone may also use both cores, although it
-# stands for one: a device has one thread for each operation, and two operations may run at once,
-# drawn as boxes of half the height. For the gain take the medians above, because the chart shows a
-# single step of each. A small batch gains nothing: starting operations and averaging cost as much
-# as for a large one.
+# The slower device decides when that is. One device alone may run two operations at once, on both
+# cores, drawn as boxes of half the height. A small batch gains nothing: starting operations and
+# averaging cost as much as for a large one.
 #
 # ## Break it
 #
@@ -253,7 +249,7 @@ uneven = [slope(numbers[:630]), slope(numbers[630:])]
 print(*(f"{each:.1f}" for each in uneven), f"mean {mean(uneven):.1f}, and not {slope(numbers):.1f}")
 
 # %% [markdown]
-# In the mean of the two gradients a four counts three times as much as any other number.
+# In this mean a four counts three times as much as any other number.
 #
 # **A penalty once per tower.** At w = 1 a penalty of w² adds 2 to the gradient: 17. Each tower here
 # divides its loss, but not its penalty, by the number of towers, and gradients are added:
@@ -263,8 +259,6 @@ careless = [slope(shard) / len(plan) + 2 for shard in shards]
 print(f"with the penalty {tf.add_n(careless):.1f}, and not 17.0")
 
 # %% [markdown]
-# Each tower counted the whole penalty.
-#
 # ## With a model of another kind
 #
 # `batch_norm` says which statistics a BatchNormalization uses. With `"sync"`, the default of
@@ -309,9 +303,8 @@ for places, how in [([first], "sync"), (plan.devices, "sync"), (plan.devices, "a
 # ![Four devices in a ring, and what each holds after each of six
 # rounds.](pictures/09_ring_of_four.svg)
 #
-# What does a ring save? In three ways each of your devices gives a vector as long as all gradients
-# together, and gets the mean. `averaging.traffic` reads from a trace how many vectors enter and
-# leave each place. Look at the place that sends the most:
+# In three ways each of your devices gives a vector as long as all gradients together, and gets the
+# mean. `averaging.traffic` reads from a trace how many vectors enter and leave each place:
 
 # %%
 ways = {
@@ -335,8 +328,7 @@ for name, way in ways.items():
 # | the first device averages | n - 1 | 1 | 3 | 7 |
 # | ring | 2 (n - 1) / n | 1 | 1.5 | 1.75 |
 #
-# In `make_step` the host sends one mean only, to the device with the weights. `fit.parallel` and
-# `towers.train_step` average on that device.
+# `fit.parallel` and `towers.train_step` average on the first device, which has the weights.
 #
 # ## On GPUs
 #
@@ -402,7 +394,7 @@ checks.half_the_bytes(half_the_bytes)
 # - With a large batch two devices were faster than one, and with a small one they gained nothing.
 # - Unequal shards gave 20.7, and not 15.0. A penalty in each tower gave 19.0, and not 17.0.
 # - With two devices the busiest place sent 2.00 vectors where the host averaged, and 1.00 where the
-#   first device did, or a ring. In a ring no device sends 2, however many there are.
+#   first device did, or a ring.
 #
 # ## In practice
 #
@@ -491,6 +483,3 @@ for _ in range(15):
     every.run("train", feed | {"keep:0": 0.5})
 new, answers = digits.load(test=True)
 print("accuracy above 0.7:", every.run("accuracy:0", {"x:0": new, "y:0": answers}) > 0.7)
-
-# %% [markdown]
-# The towers of the graph have the gradients and losses of one device.

@@ -151,7 +151,7 @@ numbers = tf.data.Dataset.range(20)
 print(rows(numbers.batch(5)))""")
 
 # %% [markdown]
-# Each number went to one worker. Of each batch of five, worker 0 takes two and worker 1 three:
+# Of each batch of five, worker 0 takes two and worker 1 three:
 #
 # ![Of one batch of five rows, 0 and 1 go to worker 0 on machine a, and 2, 3 and 4 to worker 1 on
 # machine b. The gradients of both go into one all-reduce, and both have the same new
@@ -307,11 +307,11 @@ pair.close()
 
 # %% [markdown]
 # The losses agree, because under `fit.strategy` BatchNormalization takes the mean and the variance
-# of the whole batch. If each worker took those of its own share, the losses would differ.
+# of the whole batch.
 #
 # ## On your own
 #
-# Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
+# Under each exercise is its solution, closed until you click *1 cell hidden*.
 #
 # **1.** With the function below nobody reads the last of 10 rows on 3 workers. Mend `rows_of(count,
 # workers, index)`, which gives the numbers of the rows that a worker reads. Each row has to be read
