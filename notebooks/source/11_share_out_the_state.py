@@ -2,8 +2,7 @@
 # # Share out the state
 #
 # Your model fits on a GPU, and its training does not: for each parameter of 4 bytes, Adam and the
-# gradient need 12 more. More GPUs alone do not help: in data parallel training at least one GPU
-# still holds all of this.
+# gradient need 12 more. In data parallel training at least one GPU still holds all of this.
 #
 # **In this lesson** each weight gets an owner, one of the devices. From one step to the next only
 # the owner keeps the weight and Adam's numbers for it. The field calls this **sharded state**, as
@@ -39,9 +38,9 @@ from mgpu_helpers.lessons.state import apart, at_rest, fullest, show
 # ## The lines to paste
 #
 # Here is a network of thirteen dense layers, each with one weight, a matrix of parameters. For each
-# parameter Adam keeps two numbers, called **slots**, so a weight's slots are two matrices of its
-# size. `compiled` puts them on the weight's own device. The network first trains on one device, and
-# `show` prints what lies on each device between two steps:
+# parameter Adam keeps two numbers, called **slots**. `compiled` puts the slots on the device of
+# their weight. The network first trains on one device, and `show` prints what lies on each device
+# between two steps:
 
 # %%
 images, labels = digits.load(32 * len(plan))
@@ -87,8 +86,6 @@ model = fit.parallel(fit.shard(network(), [plan.host]), plan.devices[:1])
 show(model, model.fit(**train))
 
 # %% [markdown]
-# Now the device holds nothing between steps.
-#
 # | | |
 # |---|---|
 # | **use it when** | weights, gradients and slots are most of what a step holds ([[03]]) |
@@ -153,7 +150,7 @@ for device in plan.devices:
 
 # %% [markdown]
 # One device would hold 12 bytes a parameter. Each of the two holds about half; exactly half is
-# impossible with whole weights. ZeRO and FSDP cut weights, too, and so share evenly.
+# impossible with whole weights.
 #
 # ## By hand: the step
 #
@@ -246,9 +243,8 @@ print("stage 2 holds below 90 %:", uses["stage 2"].total < 0.9 * uses["towers"].
 
 # %% [markdown]
 # Stage 2 sends no more bytes than towers, and holds less. In the paper's stage 2 each device keeps
-# all weights. In ours, and with `fit.shard`, a device has all weights only within a step. FSDP
-# calls ours `SHARD_GRAD_OP`. `fit.shard` is this stage 2; stage 3 exists only by hand, in this
-# lesson.
+# all weights. In ours, and with `fit.shard`, a device has all weights only within a step. Stage 3
+# exists only by hand.
 #
 # ## Stage 3: fetch each layer when it is needed
 #
@@ -322,13 +318,12 @@ plt.show()
 
 # %% [markdown]
 # By the formula, a device holds all weights in towers and in stage 2, and in stage 3 only its own,
-# without any copy. It holds all gradients in towers, and a share of them in stages 2 and 3. In the
-# measured steps each copy and each gradient is freed after its last use, and a weight is updated as
-# soon as its gradients are there. So a measured bar may be shorter: where the peak comes when the
-# copies are already freed, the bar of stage 2, too, has only the weights that the device owns. Two
-# things that the formula leaves out make a bar longer: Adam's temporary tensors, which the chart
-# counts as gradients, and activations, which are few with so small a batch. Operations run in
-# another order each time, so the peaks differ from run to run.
+# without any copy. In the measured steps each copy and each gradient is freed after its last use,
+# and a weight is updated as soon as its gradients are there. So a measured bar may be shorter:
+# where the peak comes when the copies are already freed, the bar of stage 2, too, has only the
+# weights that the device owns. Two things that the formula leaves out make a bar longer: Adam's
+# temporary tensors, which the chart counts as gradients, and activations. Operations run in another
+# order each time, so the peaks differ.
 #
 # ## Break it
 #
@@ -347,14 +342,13 @@ for name, weights in [("start", start), ("right", of_two), ("at once", mixed)]:
     print(f"{name}: the loss is {value:.2f}, equal to 1e-12: {apart(weights, of_one) < 1e-12}")
 
 # %% [markdown]
-# Now Adam steps once for each device's gradient. The loss falls, too. Only the comparison with one
-# device catches this mistake.
+# The loss falls with this mistake, too. Only the comparison with one device catches it.
 #
 # ## On GPUs
 #
 # With a billion parameters, P is 4 GB, so two GPUs send 2P = 8 GB in a step. That takes up to 0.8 s
-# at 10 GB/s, and up to 0.08 s at 100 GB/s, as over NVLink. So take large batches. Where the host
-# owns all weights, one GPU also moves 2P: it gets P and sends P, and the CPU updates.
+# at 10 GB/s. So take large batches. Where the host owns all weights, one GPU also moves 2P: it gets
+# P and sends P, and the CPU updates.
 #
 # In `cores` mode `fit.shard` reads weights of other devices without a copy. A GPU also holds,
 # within a step, copies of all weights that it does not own.
@@ -386,8 +380,8 @@ for columns, tables in [(64, 1), (32, 2)]:
     show(model, model.fit(**words))
 
 # %% [markdown]
-# With one table, one device holds nearly everything; with two, each holds about half. So cut a
-# weight yourself where it is larger than a fair share.
+# With two tables, each of two devices holds about half. So cut a weight yourself where it is larger
+# than a fair share.
 #
 # ## On your own
 #
@@ -460,8 +454,7 @@ checks.clipped(clipped)
 #
 # If activations are most of what a step holds, begin with [[10]]. If weights, gradients and slots
 # are, share them out over your GPUs with `fit.shard`; if that is not enough, let the host own them.
-# With `fit.shard` each GPU still holds all weights within a step. Where these do not fit, split the
-# model ([[12]]) or its layers ([[13]]).
+# Where all weights together do not fit on one GPU, split the model ([[12]]) or its layers ([[13]]).
 #
 # `fit.shard` takes any built model. All of `fit` works as before, but without XLA. What is saved is
 # the same, and `fit.alone` moves the weights back.

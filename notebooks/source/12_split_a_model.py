@@ -43,8 +43,8 @@ entropy = partial(keras.losses.SparseCategoricalCrossentropy, from_logits=True)
 # ## The lines to paste
 #
 # The article *Multi-GPUs* by Wonik Jang ([2017](../docs/sources.md#jang)) ends with a network that
-# is too large for one GPU. Here it is about a quarter as wide, and without its dropout. It stands
-# in for such a network: for one as small as this, [[10]] would be enough.
+# is too large for one GPU. Here it is about a quarter as wide, and without its dropout. For one as
+# small as this, [[10]] would be enough.
 #
 # First the network trains on one device. `show` prints the losses, and the weights and **slots**
 # that lie on each device between two steps. Slots are the two numbers that Adam keeps for each
@@ -110,10 +110,10 @@ for name, use in bars.items():
 show_crossing(step)
 
 # %% [markdown]
-# Each stage fits, and the whole does not. Each bar shows the peak of its own device. The whole
-# network peaks when some activations are already freed, so its bar may hold fewer of them than that
-# of the first stage. A smaller batch lowers the activations, which fill most of the first device.
-# But it leaves the weights, slots and gradients on the second.
+# Each bar shows the peak of its own device. The whole network peaks when some activations are
+# already freed, so its bar may hold fewer of them than that of the first stage. A smaller batch
+# lowers the activations, which fill most of the first device. But it leaves the weights, slots and
+# gradients on the second.
 #
 # | | |
 # |---|---|
@@ -131,7 +131,7 @@ show_crossing(step)
 #
 # The activations at the cut cross in the forward pass, and their gradient crosses in the backward
 # pass. `fc1` takes 512 numbers of 4 bytes for each of the 128 examples. These are the 262,144 bytes
-# that crossed each way. No weight crossed.
+# that crossed each way.
 #
 # ## A cut shares out memory, not time
 #
@@ -297,13 +297,11 @@ def stepper(make):
 show_crossing(trace.function_step(stepper(keras.optimizers.Adam), *data)[1])
 
 # %% [markdown]
-# Only the activations and their gradient cross.
-#
 # ## Proof
 #
 # In float64, where rounding cannot hide a mistake, the network trains for two epochs with momentum:
-# on one device, with `fit.split`, and by hand. The last batch is shorter. Are the weights the same
-# in the end? (Keras stays in float64 from here on.)
+# on one device, with `fit.split`, and by hand. The last batch is shorter. (Keras stays in float64
+# from here on.)
 
 # %%
 keras.config.set_floatx("float64")
