@@ -65,7 +65,7 @@ def network():
 # expressions) to the way to cut: `up` by columns of its kernel, the `down` behind it by rows. Only
 # Dense layers can be cut so, and MultiHeadAttention by its heads. All other layers stay whole on
 # the first device, except what stands inside a pair, such as Dropout. The model is built on the
-# host, so that no device has to hold all of it. Then you compile and train as ever:
+# host, so that no device has to hold all of it:
 
 # %%
 where = {"up_.*": "columns", "down_.*": "rows"}
@@ -99,8 +99,7 @@ for name in ["up_0", "down_0"]:
         print(each.path, tuple(each.shape), devices.short(each.value.device))
 
 # %% [markdown]
-# Each device has half of the columns of the first kernel and half of the rows of the second. The
-# bias of `down` is not cut, and lies on the first device.
+# Each device has half of the columns of the first kernel and half of the rows of the second.
 #
 # | | |
 # |---|---|
@@ -179,16 +178,15 @@ proof(network, where, x[:512], y[:512])
 #
 # ## What crosses, and what each device holds
 #
-# From here on a batch has 1024 examples, so that the work is long enough to be seen. Into a pair go
-# 1024 · 256 numbers of 4 bytes. Call this X bytes; what comes out is as large. Each device but the
-# first
+# From here on a batch has 1024 examples. Into a pair go 1024 · 256 numbers of 4 bytes. Call this X
+# bytes; what comes out is as large. Each device but the first
 # - receives the input and sends back its result, in the forward pass,
 # - receives the gradient of the result and sends back that of the input, in the backward pass.
 #
 # So on n devices a pair sends 4 (n − 1) X in a step.
 #
-# To compare, `fit.split` ([[12]]) cuts the same network between its layers, after the first
-# residual block. `crossed` adds up what the devices send to each other in a traced step:
+# To compare, `fit.split` ([[12]]) cuts the same network between its layers. `crossed` adds up what
+# the devices send to each other in a traced step:
 
 # %%
 def crossed(step):
@@ -246,10 +244,8 @@ plt.show()
 # %% [markdown]
 # Split between layers, the devices take turns. Both work at once only while the second still
 # computes the gradients of its own weights. Split inside layers, both work at once on each pair,
-# forward and backward. Each waits where it needs what the other computes, such as its half of a
-# sum. The stem and the loss are not cut: until the first device has computed them, the second
-# cannot begin a pass. Tracing makes a step longer. Which way is the fastest without it? In brackets
-# is the middle half of the ratios:
+# forward and backward. Each waits where it needs what the other computes. Which way is the fastest
+# without tracing? In brackets is the middle half of the ratios:
 
 # %% tags=["nbval-ignore-output"]
 runs = {name: partial(each.train_on_batch, x, y) for name, each in models.items()}
@@ -260,8 +256,7 @@ for name in ["between layers", "one device"]:
 
 # %% [markdown]
 # Split inside layers, a step is faster than between them, if no other program uses the cores.
-# Against one device it gains less. In `cores` mode one operation has one core, but a device can run
-# two at once, and so use both.
+# Against one device it gains less, as in `cores` mode a device can run two operations at once.
 #
 # ## Break it
 #
@@ -327,8 +322,8 @@ print(kernel.shape, "on", devices.short(kernel.value.device))
 # NVLink within one machine. With 8 GPUs of one server [version 1.0 of
 # Megatron-LM](https://nv-adlr.github.io/MegatronLMV1) reached 79.6 % of ideal weak scaling, where
 # the model grows with the number of GPUs. Megatron-LM adds up by an all-reduce ([[09]]),
-# `fit.split_layers` on the first GPU, whose links carry all 4 (n − 1) X of a pair. Received copies
-# take memory on GPUs, too, which the bars above do not count.
+# `fit.split_layers` on the first GPU. Received copies take memory on GPUs, too, which the bars
+# above do not count.
 #
 # ## With a model of another kind
 #
@@ -444,8 +439,8 @@ checks.losses(losses)
 #
 # ## In practice
 #
-# A model that fits on one device needs none of this: share out the batch. If a model does not fit,
-# split it inside layers within a machine, and between layers across machines. With still more
-# machines, give each group of them a copy of the model and a share of the batch.
+# If a model fits on no device, split it inside layers within a machine, and between layers across
+# machines. With still more machines, give each group of them a copy of the model and a share of the
+# batch.
 #
 # Next: [[14]].
