@@ -181,14 +181,12 @@ for pairs in (5, 8, 15, 20):
 
 # %% [markdown]
 # With eight pairs at least one comparison in nine finds a difference that is not there. So take
-# fifteen, and twenty on a busy machine. Where times differ far more than they scatter, fewer
-# suffice.
+# fifteen, and twenty on a busy machine.
 #
 # ## Proof: the same work
 #
 # A training that does less work is faster, too. So the next cells check that a pass on all devices
-# changes the weights as one device does, within a thousandth of the change. `moved` counts images
-# as steps times 840:
+# changes the weights as one device does, within a thousandth of the change:
 
 # %%
 def moved(n, steps=STEPS):
@@ -226,9 +224,8 @@ for n in models:
     print(n, "in use:", f"{1e3 * fixed:.1f} ms,", shares)
 
 # %% [markdown]
-# The fixed part is spent on Python, on starting the operations, and on updating the weights. More
-# devices share the images, but not the fixed part, and it grows, because they also exchange
-# gradients. **The remedy** is a larger per-device batch.
+# The fixed part is spent on Python, on starting the operations, and on updating the weights.
+# **The remedy** is a larger per-device batch.
 #
 # ## What holds it back: an input that is too slow
 #
@@ -261,13 +258,12 @@ for n, model in models.items():
 
 # %% [markdown]
 # One by one, the input gives 120 / 0.04 = 3,000 images a second at most, for any number of devices;
-# four at a time, 12,000. `fit` reaches less: its start is counted here, it may read and compute in
-# turns, and it computes no faster than the column `ready` shows.
+# four at a time, 12,000. `fit` reaches less: its start is counted here, and it computes no faster
+# than the column `ready` shows.
 #
 # To recognize a slow input, **time `fit` on one batch that lies ready.** If your training is much
-# slower, keep what was read (`cache`), or read several batches at a time (`num_parallel_calls`). By
-# default TensorFlow reads no more at once than there are cores. Where reading means waiting, as
-# here, more threads help.
+# slower, keep what was read (`cache`), or read several batches at a time (`num_parallel_calls`).
+# Where reading means waiting, as here, more threads than cores help.
 #
 # ## What a growing batch does to the accuracy
 #
@@ -308,8 +304,8 @@ print("a batch of 128 falls behind:           ", lost > 0)
 print("eight times the rate makes up for most:", lost > won > lost / 2)
 
 # %% [markdown]
-# Each point is one of four seeds. The rule makes up for most of what the larger batch loses. It has
-# a limit: eight times a rate that is high already can be too high to train at all.
+# Each point is one of four seeds. The rule makes up for most of what the larger batch loses. But
+# eight times a high rate can be too high to train at all.
 #
 # ## Break it
 #
@@ -322,8 +318,6 @@ hurried, images = moved(len(plan), steps=max(1, STEPS // len(plan)))
 print(f"all devices, steps divided: {images:,} images, {same(hurried, alone)}")
 
 # %% [markdown]
-# Half of the images are missing on two devices.
-#
 # ## On GPUs
 #
 # On one GPU Keras compiles with XLA by itself, but not under a strategy such as that of
@@ -334,9 +328,9 @@ print(f"all devices, steps divided: {images:,} images, {same(hurried, alone)}")
 #
 # ## With a model of another kind
 #
-# A step that is a function, not `fit`, has no start to leave out, so `timing.several` times its
-# calls, without a clock of yours. But the call has to wait for the devices, here by `sync()`. This
-# is `towers.train_step` ([[09]]), for a network that reads sentences of 20 words:
+# For a step that is a function, `timing.several` times its calls. A call has to wait for the
+# devices, here by `sync()`. The next cell times `towers.train_step` ([[09]]), for a network that
+# reads sentences of 20 words:
 
 # %% tags=["nbval-ignore-output"]
 def my_step(n, batch):
@@ -353,8 +347,6 @@ times = timing.several({n: my_step(n, 256 * most) for n in models}, warmup=1, re
 print(f"{256 * most} sentences a step:", timing.Comparison(times[1], times[most], names))
 
 # %% [markdown]
-# Here, too, the line says whether chance could explain the difference.
-#
 # ## On your own
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
@@ -434,10 +426,9 @@ for row in [*published.TENSORLIGHT[:4], published.TENSORLIGHT_APART["third run"]
     print(f"{row.layout!r:40}{1e3 * row.seconds:5.1f} ms a step,{share:4.0f} µs an example")
 
 # %% [markdown]
-# Two of the three runs on two GPUs were no faster than the best layout of one: an example took 145
-# µs on one GPU, and 170, 148 and 111 on two. One reason was **the place of the variables**. On the
-# host, they made a step on one GPU take 32.5 ms in place of 18.5, because weights and gradients
-# cross in every step.
+# In two of the three runs on two GPUs an example took longer than in the best layout of one. One
+# reason was **the place of the variables**. On the host, they made a step on one GPU take 32.5 ms
+# in place of 18.5, because weights and gradients cross in every step.
 #
 # `start` builds such towers on `where`, with variables, average and Adam on `home`.
 # `colocate_gradients_with_ops` computes a gradient on its operation's device. Three layouts should

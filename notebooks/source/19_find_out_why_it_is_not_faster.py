@@ -5,7 +5,7 @@
 # cure of its own.
 #
 # **In this lesson** two calls say where the time of your training goes. You see the causes in small
-# cases, with their cures and, where a trace can tell, a predicted gain.
+# cases, with their cures.
 #
 # **You will learn** to
 # - let `fit.explain` say what a step of `fit` waits for,
@@ -38,8 +38,7 @@ layers = keras.layers
 # ## The lines to paste
 #
 # Here is a model of three dense layers, `wide`, `middle` and `scores`, that trains on all devices.
-# Its dataset needs 50 ms for a batch, as from a slow disk, and a callback works for 30 ms after
-# each step:
+# Its dataset needs 50 ms for a batch, and a callback works for 30 ms after each step:
 
 # %%
 strategy = fit.strategy(plan)
@@ -63,16 +62,16 @@ slow = tf.data.Dataset.range(4).map(lambda _: lesson_19.read(x, y))
 
 # %% [markdown]
 # `fit.explain` runs a few steps as they are, and then without one thing after another. It puts the
-# weights back, so call it before a training or after one:
+# weights back, so call it before or after a training:
 
 # %% tags=["nbval-ignore-output"]
 model = build()
 print(fit.explain(model, slow, callbacks=[Report()], steps=4))
 
 # %% [markdown]
-# A row has what a thing costs and what to do about it. "The step itself" is what remains without
-# all of these. The rows need not add up: work that is hidden behind another wait costs nothing
-# until that wait is cured, so ask again after each cure. A trace looks into the step itself:
+# "The step itself" is what remains without all that the other rows name. The rows need not add up:
+# work hidden behind another wait costs nothing until that wait is cured, so ask again after each
+# cure. A trace looks into the step itself:
 
 # %% tags=["nbval-ignore-output"]
 print(whatif.explain(trace.fit_step(model, (x, y))))
@@ -81,7 +80,7 @@ print(whatif.explain(trace.fit_step(model, (x, y))))
 # Each device worked for a part of the step, and waited for the rest: for a result of another
 # device, for *a free core* while other devices used all cores, or for *overhead*: time that
 # TensorFlow or other programs took between operations. In a healthy step each device waits for
-# others during a small part of the time. There are eight usual causes, numbered as below:
+# others only briefly. The causes are numbered as below:
 #
 # ![First fit.explain. Where it lists input: 1, the input is too slow. A callback: 2, Python works
 # in every step. New shapes: 3, traced again and again. run_eagerly: 4, eager code, no graph. Where
@@ -102,8 +101,7 @@ print(whatif.explain(trace.fit_step(model, (x, y))))
 # ### 1. The input starves the step
 #
 # You see the row `input`, as above: reading a batch takes longer than a step. The cure is `cache`
-# for data that fit into memory, else `num_parallel_calls` in `map`. With `cache` the row `input` is
-# gone, and that of the callback remains:
+# for data that fit into memory, else `num_parallel_calls` in `map`. With `cache` you get:
 
 # %% tags=["nbval-ignore-output"]
 print(fit.explain(model, slow.cache(), callbacks=[Report()], steps=4))
@@ -113,13 +111,13 @@ print(fit.explain(model, slow.cache(), callbacks=[Report()], steps=4))
 #
 # You see the name of a callback: the next step starts only when the callback has ended. The cure is
 # to let it act at every hundredth step. In your own loop, `float(loss)` makes Python wait for the
-# GPU, which then is idle until Python sends the next step. Read the losses at the end.
+# GPU. Read the losses at the end.
 #
 # ### 3. A function is traced again and again
 #
 # In `fit` you see `new shapes`; for your own functions, count the graphs. `tf.function` makes one
-# for each new Python number and each new shape, and XLA compiles each shape. Here a function gets
-# four numbers, and then batches of four sizes:
+# for each new Python number and each new shape. Here a function gets four numbers, and then batches
+# of four sizes:
 
 # %%
 def calls(batches, rates, **settings):
@@ -302,9 +300,8 @@ for name, step in (("at home", of_one[-1]), ("on the host", of_hosted[-1])):
         print(f"{name:12} {a} -> {b} {size:>10,} bytes")
 
 # %% [markdown]
-# From the host, all weights go to the device, and all gradients come back. The cure is to build the
-# model in its device's block. In `cores` mode nothing is copied, so the replay says what the bytes
-# would cost over a link of 1 GB/s:
+# The cure is to build the model in its device's block. In `cores` mode nothing is copied, so the
+# replay says what the bytes would cost over a link of 1 GB/s:
 
 # %% tags=["nbval-ignore-output"]
 for name, steps in (("at home", of_one), ("on the host", of_hosted)):
@@ -339,10 +336,9 @@ for name, settings in others.items():
 #
 # ## On GPUs
 #
-# Python prepares the next step while the GPU works, unless it waits for a number (cause 2). On one
-# GPU, without a strategy, Keras uses XLA, which takes seconds to compile each new graph (3). A step
-# of short kernels takes as long as the host needs to start them, so a batch that is large for a CPU
-# can be too small (6).
+# On one GPU, without a strategy, Keras uses XLA, which takes seconds to compile each new graph
+# (cause 3). A step of short kernels takes as long as the host needs to start them, so a batch that
+# is large for a CPU can be too small (cause 6).
 #
 # ## With a model of another kind
 #
@@ -358,8 +354,6 @@ with tf.device(plan.devices[0]):
 print(whatif.explain(step), whatif.faster(step, "conv"), whatif.faster(step, "norm"), sep="\n")
 
 # %% [markdown]
-# On a CPU `norm` gains more than `conv`.
-#
 # ## On your own
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
