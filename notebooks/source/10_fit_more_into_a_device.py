@@ -2,7 +2,7 @@
 # # Fit more into a device
 #
 # Your model trains with a batch of 64, and a batch of 256 ends in an error that says "out of
-# memory". A second GPU would at best halve what each has to hold.
+# memory".
 #
 # **In this lesson** one line makes a training step hold much less, and you count whether it then
 # computes more.
@@ -62,8 +62,8 @@ def build(policy="float32"):
 # Each of the three remedies is one line. `fit.accumulate` takes the batch in 4 pieces.
 # `fit.recompute` cuts the layers into parts, here four, and runs all but the last part twice. Both
 # take the compiled model, and `fit.alone(model)` undoes both. The third line comes before the model
-# is built: `keras.config.set_dtype_policy("mixed_bfloat16")`, here in `build`. In `build`, `dtype=`
-# keeps the scores in float32, because the loss needs more digits:
+# is built: `keras.config.set_dtype_policy("mixed_bfloat16")`, here in `build`, where `dtype=` keeps
+# the scores in float32, because the loss needs more digits:
 
 # %%
 models = {"as it is": build()}
@@ -76,15 +76,15 @@ models["in bfloat16"] = build("mixed_bfloat16")
 # the peak of a step with each, the weights included. Under *held at most*, the first number is this
 # estimate, and the brackets hold what the peak may be, depending on TensorFlow's order of
 # operations. *fits* says whether all of this range is within 11 MB (yes), some of it (perhaps) or
-# nothing (no). *work* is what the step computes, as a multiple of the plain step. Ignore the last
-# row until [[11]]:
+# nothing (no). *work* estimates what the step computes, as a multiple of the plain step. Ignore the
+# last row until [[11]]:
 
 # %% tags=["nbval-ignore-output"]
 memory.plan(build(), batch=1024, budget=11e6)
 
 # %% [markdown]
 # Only 8 pieces surely fit. A traced step ([[03]]) tells whether 4 pieces fit, and whether a
-# *perhaps* is a yes. Here is a step of each of the four models:
+# *perhaps* is a yes. Here is a step of each model:
 
 # %% tags=["varies", "cover"]
 x, y = digits.load(1024)
@@ -99,8 +99,7 @@ drawings.hills(steps, device)
 # - As it is, the step still climbs when it runs backward, because TensorFlow leaves some gradients
 #   of weights until the end, and keeps what they need: activations, and their gradients, which are
 #   new.
-# - Accumulated, each piece is a hill. Hills 2 to 4 go up in the forward pass. Hill 1 climbs on when
-#   it runs backward, as the plain step does.
+# - Accumulated, each piece is a hill.
 # - Recomputed, each part is a hill, the last part first. Before each other part runs backward, it
 #   runs forward a second time.
 #
@@ -112,7 +111,7 @@ for name, step in steps.items():
     print(f"{name:12} fits into 11 MB:", step.peak(device) + weights <= 11e6)
 
 # %% [markdown]
-# So four pieces are enough, and so is recomputation, but bfloat16 alone is not.
+# So four pieces or recomputation are enough, but bfloat16 alone is not.
 #
 # | | accumulation | recomputation | precision |
 # |---|---|---|---|
@@ -130,11 +129,9 @@ for name, model in models.items():
     print(f"{name:12} {count / 1e9:.2f} GFLOP, {count / forward:.2f} forward passes")
 
 # %% [markdown]
-# The plain step takes less than three forward passes, because the first layer needs no gradient of
-# its input. Only recomputation computes more, by 0.61 forward passes. The last part runs only once,
-# because its results are still there, and the last product of each other part, because no gradient
-# needs its result. (The plan's *work* is a little higher, because it counts those last products
-# twice.)
+# Only recomputation computes more than the plain step, by 0.61 forward passes. The last part runs
+# only once, because its results are still there, and so does the last product of each other part,
+# because no gradient needs its result.
 #
 # ## Accumulation by hand
 #
@@ -250,9 +247,9 @@ for name, wait in [("recomputed", True), ("without waiting", False)]:
           f"peak {step.peak(device) / plain.peak(device):.1f} of the plain one")  # fmt: skip
 
 # %% [markdown]
-# Ten products run twice, the first of each block, and the peak is a third. The last line shows why
-# `again` waits for `dy`: without that, TensorFlow finds that both runs of a block compute the same,
-# and keeps the results of the first. No error says so: only a trace shows that the peak stayed.
+# Ten products run twice, the first of each block. The last line shows why `again` waits for `dy`:
+# without that, TensorFlow finds that both runs of a block compute the same, and keeps the results
+# of the first. No error says so.
 #
 # `fit.recompute` does this with the layers of a built model. It takes several blocks as one part.
 # Few parts keep few inputs, and many parts recompute little at a time, so a model of n blocks is
@@ -274,8 +271,8 @@ for kind in [tf.float32, tf.bfloat16, tf.float16]:
 # [2017](../docs/sources.md#mixed)). Keras does this by itself under `mixed_float16`.
 #
 # "Mixed" means that a layer computes in two bytes and keeps its weights in four, because an update
-# is often too small to change a weight's last bfloat16 digit. So only activations shrink. How much
-# do fewer digits change the loss of five steps?
+# is often too small to change a bfloat16 weight. So only activations shrink. How much do fewer
+# digits change the loss of five steps?
 
 # %%
 for policy in ["float32", "mixed_bfloat16"]:
@@ -317,16 +314,15 @@ with tf.GradientTape() as tape:
 print(*dropped.numpy().astype(int), "gradient", *tape.gradient(dropped, ones).numpy().astype(int))
 
 # %% [markdown]
-# Where a number is 2, its gradient has to be 2, but five of the six are 0, and every 0 got a 2. The
-# second run drew another mask, and no error says so.
-# `fit.recompute` gives both runs the same seeds, and refuses a layer that draws without a seed. The
-# check is to compare the first losses with those of the plain model.
+# Where a number is 2, its gradient has to be 2, but five of the six are 0. The second run drew
+# another mask, and no error says so. `fit.recompute` gives both runs the same seeds, and refuses a
+# layer that draws without a seed. To check, compare the first losses with those of the plain model.
 #
 # ## When it does not help
 #
 # Where one large layer holds most of the memory, recomputation gains little. And where the weights
 # are large and the batch is small, a step holds mostly their gradients. The next cell tries all
-# three on a model of each kind and prints each peak as a share of the plain one:
+# three on a model of each kind, and prints peaks as shares of the plain peak:
 
 # %% tags=["nbval-ignore-output"]
 dense, pool = layers.Dense, layers.GlobalMaxPooling2D
@@ -387,7 +383,7 @@ print("peak below 60 %:", held[1] < 0.6 * held[0])
 print("the same loss:", np.allclose(*losses, rtol=1e-5))
 
 # %% [markdown]
-# The step held less, and the loss is the same, so dropout drew the same masks.
+# The loss is the same, so dropout drew the same masks.
 #
 # ## On your own
 #
