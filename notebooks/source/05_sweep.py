@@ -12,7 +12,7 @@
 # - make a job of every combination of some values,
 # - make a sweep larger, and go on after a failure, without doing anything twice,
 # - read the results as a table, and notice results that are missing or from an older script,
-# - start a sweep from a batch script (not yet tried on a cluster).
+# - start a sweep from a batch script.
 #
 # **You need** [[04]].
 
@@ -90,9 +90,8 @@ def mgpu(line, brief=False):
 mgpu("run train.py --grid lr=0.01,0.1 width=2,16 --skip-done -- --epochs 1")
 
 # %% [markdown]
-# Each job is named after its settings in the grid and runs on the next device that is free. The
-# table shows the result that each job has printed. The line took less time than its jobs
-# together, because two devices worked at once.
+# Each job is named after its settings in the grid and runs on the next free device. The line took
+# less time than its jobs together, because two devices worked at once.
 #
 # | | |
 # |---|---|
@@ -107,10 +106,9 @@ mgpu("run train.py --grid lr=0.01,0.1 width=2,16 --skip-done -- --epochs 1")
 mgpu("run train.py --grid lr=0.01,0.1,1 width=2,16 --skip-done -- --epochs 1")
 
 # %% [markdown]
-# Each time a job ends, the runner adds a line of JSON to `logs/jobs.jsonl`. In a line `name` holds
-# the settings, and `result_accuracy` is the accuracy that the job printed. `read` gives the lines
-# as dictionaries. The chart is made of these dictionaries: accuracy against rate, a curve for each
-# width:
+# Each time a job ends, the runner adds a line of JSON to `logs/jobs.jsonl`. `read` gives the lines
+# as dictionaries: `name` holds the settings, and `result_accuracy` the accuracy that the job
+# printed. The chart shows accuracy against rate, a curve for each width:
 
 # %%
 def read(logs):
@@ -135,8 +133,8 @@ plt.show()
 #
 # ## How it works
 #
-# A grid is every combination of its values, and `jobs.grid` makes it like two nested loops. Here
-# are the jobs of the first sweep:
+# `jobs.grid` makes every combination of the given values, like two nested loops. Here are the jobs
+# of the first sweep:
 
 # %%
 by_hand = [[f"--lr={lr}", f"--width={width}"] for lr in (0.01, 0.1) for width in (2, 16)]
@@ -151,9 +149,9 @@ print("the same:", list(sweep.values()) == by_hand)
 #
 # ## Go on after a failure
 #
-# The script parabola.py ends at once. It looks for the lowest point of x² by gradient descent. The
-# gradient is 2x, so a step with the rate 0.1 multiplies x by 0.8. A file, `near.txt` or `far.txt`,
-# holds the x at which it starts. Here the script runs alone, from x = 1:
+# The script parabola.py looks for the lowest point of x² by gradient descent. The gradient is 2x,
+# so a step with the rate 0.1 multiplies x by 0.8. A file, `near.txt` or `far.txt`, holds the x at
+# which it starts. Here the script runs alone, from x = 1:
 
 # %%
 parabola = folder / "parabola.py"
@@ -175,8 +173,8 @@ print(subprocess.run(alone, cwd=folder, capture_output=True, text=True).stdout, 
 print(f"by hand {(0.8**5) ** 2:.6f}")
 
 # %% [markdown]
-# After five steps x is 0.8 to the power of 5, and the loss is its square. Of a grid of four such
-# jobs two fail, because `far.txt` is still missing:
+# The loss is the square of x. Of a grid of four such jobs two fail, because `far.txt` is still
+# missing:
 
 # %% tags=["nbval-ignore-output"]
 mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs again", brief=True)
@@ -195,8 +193,8 @@ mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs again"
 # ![Two starts of four jobs. The first adds four lines to jobs.jsonl: two done and two failed. The
 # second skips the two done, and adds two lines.](pictures/05_again.svg)
 #
-# A job's line is written when the job ends. So a sweep also goes on after Ctrl-C or a crash (not
-# shown here), and a job that was cut off halfway begins again.
+# A sweep also goes on after Ctrl-C or a crash (not shown here), and a job that was cut off halfway
+# begins again.
 #
 # ## Proof
 #
@@ -215,8 +213,8 @@ print("equal results:", results("again") == results("once"), len(results("once")
 print(*sorted(Counter(row["status"] for row in read("again")).items()))
 
 # %% [markdown]
-# The four results are equal. In the folder `again` four lines are of finished jobs, no two of the
-# same job, and two lines are of failures.
+# In the folder `again` four lines are of finished jobs, no two of the same job, and two lines are
+# of failures.
 #
 # ## Break it
 #
@@ -241,8 +239,7 @@ print("the best is", min(finite, key=lambda row: row["result_loss"])["name"])
 # "Done" says only that the exit status was 0. Look for missing results before you choose.
 #
 # **A script that was edited.** The runner compares the words of a command, and the folder in which
-# it runs. So `lr=0.10` and `lr=0.1` are different jobs, and another order of arguments makes
-# another job. The runner does not look into the script. Here parabola.py is changed to print |x|
+# the command runs, but does not look into the script. Here parabola.py is changed to print |x|
 # instead of x², and the sweep from above starts again:
 
 # %% tags=["nbval-ignore-output"]
@@ -283,10 +280,10 @@ lines = [f"--lr={10 ** draw.uniform(-3, 0):.4f}" for _ in range(6)]
 mgpu("run parabola.py --each settings.txt --logs drawn", brief=True)
 
 # %% [markdown]
-# No two jobs tried the same rate. Here the rate is the only setting; with more, draw each of them
-# at random. The best result of many is partly luck, so measure the best setting once more, on data
-# that had no part in the choice. Where two are close, compare them with more seeds: put
-# `seed=0,1,2` into the grid, if your script takes a seed.
+# No two jobs tried the same rate. With more settings, draw each of them at random. The best result
+# of many is partly luck, so measure the best setting once more, on data that had no part in the
+# choice. Where two are close, compare them with more seeds, such as `seed=0,1,2` in the grid, if
+# your script takes a seed.
 #
 # ## On GPUs and on a cluster
 #
@@ -297,8 +294,8 @@ mgpu("run parabola.py --each settings.txt --logs drawn", brief=True)
 # The batch script [sweep.slurm](scripts/sweep.slurm) asks Slurm for four GPUs, and starts the
 # runner on them with `--skip-done`. You submit it with
 # `sbatch sweep.slurm train.py --grid lr=0.01,0.1`. Slurm ends the sweep at its time limit; submit
-# the same line again, and only unfinished jobs run. Without Slurm, bash can run the script. Here it
-# does so twice:
+# the same line again, and only unfinished jobs run. Without Slurm, bash can run the script, here
+# twice:
 
 # %% tags=["nbval-ignore-output"]
 line = "parabola.py --grid lr=0.1,0.4 start=near,far --logs slurm"
@@ -310,9 +307,9 @@ for _ in range(2):
     print(done.stdout.splitlines()[0])
 
 # %% [markdown]
-# The second run skipped all four jobs, because the first had done them. In Kubernetes each pod
-# has GPUs of its own, so no runner is needed: [sweep.yaml](scripts/sweep.yaml) has four pods,
-# and picks each pod's arguments by its number. Neither file has run on a cluster yet.
+# The second run skipped all four jobs. In Kubernetes each pod has GPUs of its own, so no runner is
+# needed: [sweep.yaml](scripts/sweep.yaml) has four pods, and picks each pod's arguments by its
+# number. Neither file has run on a cluster yet.
 #
 # ## With a program of another kind
 #

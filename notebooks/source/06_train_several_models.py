@@ -110,8 +110,7 @@ for name, model, device, history in zip(names, models, homes, histories):
     print(f"{name}: loss {history['loss'][-1]:.1f}, convolutions on", *found)
 
 # %% [markdown]
-# Each model's step ran on its own device, and each `fit` gave a history, as usual. The table
-# compares threads with two other ways:
+# Each model's step ran on its own device. The table compares threads with two other ways:
 #
 # | | use it when | it costs |
 # |---|---|---|
@@ -240,8 +239,7 @@ print("less than 0.1 % from those of fit:", np.allclose(losses, of_fit, rtol=1e-
 # Here each of the three ways trains two models for two passes, five times. All have run before, so
 # nothing is traced any more. `watched` gives each `train` a callback that notes when its steps run.
 # Each ratio is the median of five pairs of runs, and the middle half of the five lies in the
-# brackets. The chart shows only the last pair with `fit`, whose ratio may be another. In it each
-# bar is a step, and each pale box a pass:
+# brackets. In the chart of the last pair with `fit`, each bar is a step, and each pale box a pass:
 
 # %%
 def one_function():
@@ -269,13 +267,12 @@ for ax, run in drawings.passes(runs):
 plt.show()
 
 # %% [markdown]
-# In turn, one row is empty while the other has bars. At once, both have bars at the same time.
-# Where a box has no bars, no step of that model runs: `fit` does other work there, or its thread
-# waits. Where models share a processor, their steps take longer, too. So the run usually gets
-# shorter, but not by half.
+# Where a box has no bars, no step of its model runs: `fit` does other work there, or its thread
+# waits. Where models share a processor, their steps take longer, too. So training at once is
+# usually faster than in turn, but not twice as fast.
 #
-# One function starts a step of both models with a single call. It also leaves out what `fit` does
-# around each step, so it can be more than 2 times as fast even on two cores.
+# One function leaves out what `fit` does around each step, so it can be more than 2 times as fast
+# even on two cores.
 #
 # ## Vote
 #
