@@ -497,6 +497,17 @@ def test_jobs_are_bars_in_the_row_and_colour_of_their_device():
     assert {"missing: failed", "train", "last: stopped"} <= {*labels_of(ax)}
 
 
+def test_long_jobs_keep_their_room_beside_short_ones_on_the_same_axis():
+    """What is over when the others are still running must not push their axes out."""
+    import matplotlib.pyplot as plt
+
+    figure, (ax, other) = plt.subplots(2, figsize=(8, 4), sharex=True, layout="constrained")
+    charts.jobs(QUEUE, ax)
+    charts.jobs(ran([("short", "core", 4, 0, 0.0, 0.2, "done")], 0.2), other)
+    figure.draw_without_rendering()
+    assert ax.get_position().width > 0.8
+
+
 def ends(ax):
     """List how far each stack of bars reaches, a list for each part."""
     return [[bar.get_x() + bar.get_width() for bar in part] for part in ax.containers]

@@ -78,7 +78,7 @@ for ax, free, report in zip(axes, (1, min(2, len(allowed))), (one, two)):
     charts.jobs(report, ax)
     ax.set_title(f"free={free}: {report.wall:.1f} s in all", loc="left")
     ax.label_outer()
-ax.set_xlim(0, 1.02 * one.wall)
+ax.set_xlim(0, 1.02 * max(one.wall, two.wall))
 plt.show()
 
 # %% [markdown]

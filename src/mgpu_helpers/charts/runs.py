@@ -55,7 +55,7 @@ def jobs(report: Report, ax: Any = None) -> Any:
                 edgecolor="white" if good else shade, linewidth=0.6, hatch="" if good else "////",
             )  # fmt: skip
             if not any(left < b and a < right for a, b in taken[top]):
-                ax.text(left, top + 0.2, name, size=8, va="center", color=DARK)
+                ax.text(left, top + 0.2, name, size=8, va="center", color=DARK, clip_on=True)
                 taken[top].append((left, right))
     return ax
 
