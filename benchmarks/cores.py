@@ -19,7 +19,7 @@ from _steps import Step
 from mgpu_helpers import devices, scaling
 from mgpu_helpers.lessons import networks
 
-GLOBAL_BATCH, STEPS, ROUNDS, TARGET = 512, 5, 12, 0.9
+GLOBAL_BATCH, STEPS, ROUNDS, TARGET = 512, 4, 9, 0.9
 
 
 def build(plan, n) -> Step:

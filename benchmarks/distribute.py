@@ -23,7 +23,7 @@ import cores
 from _steps import Step
 from mgpu_helpers import devices, scaling
 
-GLOBAL_BATCH, STEPS, ROUNDS = cores.GLOBAL_BATCH, 4, 6
+GLOBAL_BATCH, STEPS, ROUNDS = cores.GLOBAL_BATCH, 4, 5
 
 
 def today(plan, network, images, labels):

@@ -15,7 +15,7 @@ from mgpu_helpers import devices, memory, timing
 from mgpu_helpers._formatting import size_text
 from mgpu_helpers.lessons import digits, networks
 
-EVERY, STEPS, PAIRS, TARGET = 0.1, 25, 20, 0.02
+EVERY, STEPS, PAIRS, TARGET = 0.1, 25, 12, 0.02
 SCRIPT = Path(__file__).resolve().parent.parent / "notebooks" / "scripts" / "hold_memory.py"
 
 

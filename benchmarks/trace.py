@@ -23,7 +23,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 from keras_models import built  # noqa: E402
 
 MODELS = "residual", "transformer", "lstm"  # mobilenet takes longest, and is as residual is
-ROUNDS = 3  # each takes ten seconds, and the ratios are far from their target
+ROUNDS = 2  # each takes ten seconds, and the ratios are far from their target
 STEPS, PICTURE = 5, 10_000  # STEPS: how many plain steps a trace may cost besides
 
 
@@ -53,7 +53,7 @@ def main() -> None:
             began = time.perf_counter()
             _, step = trace.function_step(model.train_on_batch, x, y)
             traced.append(time.perf_counter() - began)
-        drawn = {by: [seconds(draw, step, by) for _ in range(3)] for by in (None, "layer")}
+        drawn = {by: [seconds(draw, step, by) for _ in range(2)] for by in (None, "layer")}
         mapped = [seconds(lambda: charts.placement_map(step).figure.canvas.draw())]  # noqa: B023
         each = zip(traced, first, plain, strict=True)
         share = [trace / (graph + STEPS * step) for trace, graph, step in each]

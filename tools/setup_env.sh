@@ -145,6 +145,11 @@ fi
 # In a call of its own, so that it may also be newer than pyproject.toml allows.
 [ -z "$instead" ] || install --upgrade "$instead"
 
+# At its end Python looks for garbage among TensorFlow's modules, for a second; a test run has ends by
+# the hundred.
+echo 'import atexit, gc; atexit.register(gc.freeze)' \
+    >"$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/quick_end.pth"
+
 "$venv/bin/python" -m ipykernel install --sys-prefix --name mgpu --display-name mgpu >/dev/null
 # JupyterLab asks at its first start whether it may show news; that is no part of a lesson.
 "$venv/bin/python" -m jupyterlab.labextensions disable --level=sys_prefix \
