@@ -579,9 +579,10 @@ def test_lines_and_dots_are_where_the_numbers_are():
     one, two = timing.Timing((2.0, 3.0, 4.0)), timing.Timing((1.0, 2.0, 2.0))  # ratios 2, 1.5, 2
     pairs = {16: timing.Comparison(one, two)}
     ax = drawings.speedups({"strong": pairs, "weak": pairs}, devices=2)
-    drawn = [(line.get_ydata()[0], *bars.get_segments()[0][:, 1])
+    drawn = [(line.get_xdata()[0], *bars.get_segments()[0][:, 0])
              for line, _, (bars,) in ax.containers]  # fmt: skip
     assert drawn == [(2, 1.75, 2), (4, 3.5, 4)]
+    assert [text.get_text() for text in ax.texts][:2] == ["2.00", "4.00"]
     held = [("a/MatMul", 8 * MB, 0, 3), ("small", 1, 0, 3), ("gradient_tape/a/Mul", 4 * MB, 1, 2)]
     made = tuple(Allocation(op, "/CPU:1", size, *times) for op, size, *times in held)
     ax = drawings.climb(Trace((), (), {}, (), allocations=made), "/CPU:1")

@@ -56,62 +56,55 @@ def build_on(n):
 
 
 # %% [markdown]
-# `fit` takes some time to start, which a long training does not feel. So the clock starts after two
-# steps. At both ends it waits until the devices have finished:
+# `fit` takes some time to start, which a long training does not feel. So the clock of `seconds_of`
+# starts after two steps. At both ends it waits until the devices have finished:
 
 # %%
-STEPS = 6
+STEPS = 4
 
 
-class Clock(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        if batch == 1:
+def ready_batch(images, times=2 + STEPS):
+    return fit.batches(*digits.load(images), batch_size=images).cache().repeat(times)
+
+
+def seconds_of(model, data):
+    def look(batch, logs):
+        if batch in (1, 1 + STEPS):  # counted from 0
             sync()
-            self.start = time.perf_counter()
+            seen.append(time.perf_counter())
 
-    def on_epoch_end(self, epoch, logs=None):
-        sync()
-        self.seconds = (time.perf_counter() - self.start) / STEPS
-
-
-# %%
-def seconds_of(model, batch):
-    data = fit.batches(*batch, batch_size=len(batch[0])).cache().repeat(2 + STEPS)
-    clock = Clock()
+    seen, clock = [], keras.callbacks.LambdaCallback(on_train_batch_end=look)
     model.fit(data, verbose=0, callbacks=[clock])
-    return clock.seconds
+    return (seen[1] - seen[0]) / STEPS
 
 
 # %% [markdown]
-# `in_turn` runs several such trainings by turns, so that a machine that slows down slows all: once
-# to warm up, and then twenty times. It keeps what each clock says:
+# Which is faster for the same batch, one device or all? The batch has 64 images times the
+# number of devices. `in_turn` trains on one and on all by turns, so that a machine that slows down
+# slows both: once to warm up, and then fifteen times:
 
-# %%
+# %% tags=["nbval-ignore-output"]
 def in_turn(runs):
     seconds = {name: [] for name in runs}
 
     def ask(name):
-        seconds[name].append(runs[name]())
+        seconds[name].append(seconds_of(*runs[name]))
 
-    timing.several({name: partial(ask, name) for name in runs}, warmup=1, repeats=20)
+    timing.several({name: partial(ask, name) for name in runs}, warmup=1, repeats=15)
     return {name: timing.Timing(tuple(each[1:])) for name, each in seconds.items()}
 
 
-# %% [markdown]
-# Which is faster for the same batch, one device or all? The batch here has 64 images times the
-# number of devices:
-
-# %% tags=["nbval-ignore-output"]
 most = min(len(plan), plan.cores)
-models, batch = {n: build_on(n) for n in (1, most)}, digits.load(64 * most)
-took = in_turn({n: partial(seconds_of, model, batch) for n, model in models.items()})
+models, data = {n: build_on(n) for n in (1, most)}, ready_batch(64 * most)
+took = in_turn({n: (model, data) for n, model in models.items()})
 names = ("one device", f"{most} devices")
 print(f"{64 * most} images a step:", timing.Comparison(took[1], took[most], names))
 
 # %% [markdown]
-# The line says which is faster and by how much, or "cannot be told apart" where chance could
-# explain the difference. In that case the ratio is the time of one device, divided by that of all.
-# In brackets is the middle half of twenty ratios, one for each pair of times.
+# The line says how many times as fast: the median of fifteen ratios, one for each pair of times,
+# with their middle half in brackets. The two count as different if this half, rounded to two
+# decimals, lies on one side of 1. If it does not, the line says "cannot be told apart", and its
+# ratio is the time of one device, divided by that of all.
 #
 # | | |
 # |---|---|
@@ -121,11 +114,15 @@ print(f"{64 * most} images a step:", timing.Comparison(took[1], took[most], name
 #
 # ## Strong and weak scaling
 #
-# There are two ways to use more devices:
+# More devices are used in two ways:
 #
 # - **Strong scaling** keeps the global batch, so n devices should take an nth of the time.
 # - **Weak scaling** keeps the per-device batch, so n devices should take the same time, for n times
 #   the images.
+#
+# The **speed-up** is the images a second of n devices, divided by those of one. The **efficiency**
+# is the speed-up, divided by n. If one device takes 8 s and two take 5 s for the same batch, the
+# efficiency is (8 / 5) / 2 = 80 %. If two take 10 s for twice the batch, it is 8 / 10 = 80 %, too.
 #
 # The dashed line is the time that n devices should take. Grey is the **fixed part** of a step,
 # which does not depend on the batch. A step ends after that line: in strong scaling because the
@@ -134,37 +131,31 @@ print(f"{64 * most} images a step:", timing.Comparison(took[1], took[most], name
 # ![Three devices share a batch in strong scaling, with an efficiency of 74 %, and have a batch each
 # in weak scaling, with 94 %. Each step ends in a fixed part.](pictures/15_two_ways.svg)
 #
-# The **speed-up** is the images a second of n devices, divided by those of one. The **efficiency**
-# is the speed-up, divided by n. If one device takes 8 s and two take 5 s for the same batch, the
-# efficiency is (8 / 5) / 2 = 80 %. If two take 10 s for twice the batch, it is 8 / 10 = 80 %, too.
-#
-# Which way looks better, and for which batch? The next cell measures both, with 4, 16 and 64 images
-# for each device. `took[n, b]` are the times of n devices with b images for each. For strong
+# Which way looks better, and for which batch? The next cell measures both, with 4 and with 64
+# images for each device. `took[n, b]` are the times of n devices with b images for each. For strong
 # scaling, one device also trains on the whole batch:
 
 # %%
-batches = (4, 16, 64)
-layouts = sorted({each for b in batches for each in [(1, b), (1, most * b), (most, b)]})
-took = in_turn({(n, b): partial(seconds_of, models[n], digits.load(n * b)) for n, b in layouts})
+few, many = 4, 64
+layouts = sorted({each for b in (few, many) for each in [(1, b), (1, most * b), (most, b)]})
+took = in_turn({(n, b): (models[n], ready_batch(n * b)) for n, b in layouts})
 
 # %% tags=["varies", "nbval-ignore-output", "cover"]
 drawings.speedups({
-    "strong": {b: timing.Comparison(took[1, most * b], took[most, b]) for b in batches},
-    "weak": {b: timing.Comparison(took[1, b], took[most, b]) for b in batches},
+    "strong": {b: timing.Comparison(took[1, most * b], took[most, b]) for b in (few, many)},
+    "weak": {b: timing.Comparison(took[1, b], took[most, b]) for b in (few, many)},
 }, devices=most)  # fmt: skip
 plt.show()
 
 # %% [markdown]
-# Each bar is the middle half of twenty ratios. In strong scaling, the fewer images a step has, the
-# less the other devices add. Where a step is small, weak scaling looks better than strong scaling,
-# because a larger batch also helps one device. So strong scaling alone shows what the others add.
+# Each bar is the middle half of fifteen ratios; their median stands at the right. In strong scaling
+# the other devices add less with 4 images than with 64. With 4 images weak scaling looks better
+# than strong scaling, because a larger batch also helps one device. So strong scaling alone shows
+# what the others add.
 #
 # ## A number that can be believed
 #
-# One device and all count as different if the middle half of the ratios, rounded to two decimals,
-# lies on one side of 1.
-#
-# How often does chance alone make such a difference? The next cell draws a thousand comparisons of
+# How often does chance alone make a difference? The next cell draws a thousand comparisons of
 # times that are alike, but scatter by 3 %, or by 10 % as on a busy machine:
 
 # %%
@@ -181,7 +172,7 @@ for pairs in (5, 8, 15, 20):
 
 # %% [markdown]
 # With eight pairs at least one comparison in nine finds a difference that is not there. So take
-# fifteen, and twenty on a busy machine.
+# fifteen pairs, and twenty on a busy machine.
 #
 # ## Proof: the same work
 #
@@ -211,12 +202,11 @@ print(f"all devices: {images:,} images, {same(shared, alone)} to one part in a t
 # %% [markdown]
 # ## What holds it back: a step that is too small
 #
-# A step takes some time for each image, and its fixed part. So a line through its times with 4 and
-# with 64 images for each device, drawn back to 0 images, gives the fixed part. What share of these
-# steps is it?
+# A step takes some time for each image, and its fixed part. Say that it takes 3 ms with 4 images
+# and 9 ms with 64. Then an image takes 6 / 60 = 0.1 ms, and the rest, 3 - 4 · 0.1 = 2.6 ms, is the
+# fixed part. What share of the measured steps is it?
 
 # %% tags=["nbval-ignore-output"]
-few, many = batches[0], batches[-1]
 for n in models:
     small, large = took[n, few].median, took[n, many].median
     fixed = small - few * (large - small) / (many - few)
@@ -229,7 +219,7 @@ for n in models:
 #
 # ## What holds it back: an input that is too slow
 #
-# In the next cell a batch of 120 takes 40 ms to read. Compare a batch that lies ready with batches
+# Here a batch of 120 takes 40 ms to read. Compare a batch that lies ready with batches
 # read one by one, and four at a time:
 
 # %% tags=["nbval-ignore-output"]
@@ -241,17 +231,17 @@ def read(x, y):
     return x, y
 
 
-ready = fit.batches(*digits.load(SIZE), batch_size=SIZE).cache().repeat(MANY)
+ready = ready_batch(SIZE, times=MANY)
 options = tf.data.Options()
-options.threading.private_threadpool_size = 4
+options.threading.private_threadpool_size = 4  # who waits needs no core: four threads
 four = ready.map(read, num_parallel_calls=4).with_options(options)
 inputs = {"ready": ready, "one by one": ready.map(read), "four at a time": four}
 print("devices", *(f"{name:>15}" for name in inputs), " images/s")
 for n, model in models.items():
-    model.fit(ready, verbose=0)  # to warm up
+    model.fit(ready.take(2), verbose=0)  # to warm up
     rates = {}
     for name, data in inputs.items():
-        run = timing.measure(partial(model.fit, data, verbose=0), warmup=0, repeats=2)
+        run = timing.measure(partial(model.fit, data, verbose=0), warmup=0, repeats=1)
         rates[name] = MANY * SIZE / run.median
     print(f"{n:7}", *(f"{each:15,.0f}" for each in rates.values()))
     assert rates["one by one"] <= SIZE / READ
@@ -263,13 +253,12 @@ for n, model in models.items():
 #
 # To recognize a slow input, **time `fit` on one batch that lies ready.** If your training is much
 # slower, keep what was read (`cache`), or read several batches at a time (`num_parallel_calls`).
-# Where reading means waiting, as here, more threads than cores help.
 #
 # ## What a growing batch does to the accuracy
 #
 # Weak scaling has a price that no clock shows: with a larger batch the same examples give fewer
-# updates. `accuracy` trains a small network for four passes over 1,437 digits, and returns the
-# share of unseen digits that it recognizes. The batch grows from 16 to 128, as on eight devices.
+# updates. `accuracy` gives the share of unseen digits that a small network recognizes after four
+# passes over 1,437 others. The batch grows from 16 to 128, as on eight devices.
 # The **linear scaling rule** makes the learning rate eight times as high, too:
 
 # %%
@@ -297,15 +286,10 @@ with tf.device(plan.devices[0]):
 drawings.seeds({"batch {}, rate {}".format(*way): found for way, found in reached.items()})
 plt.show()
 
-# %%
-mean = {key: np.mean(found) for key, found in reached.items()}
-lost, won = mean[16, 0.02] - mean[128, 0.02], mean[128, 0.16] - mean[128, 0.02]
-print("a batch of 128 falls behind:           ", lost > 0)
-print("eight times the rate makes up for most:", lost > won > lost / 2)
-
 # %% [markdown]
-# Each point is one of four seeds. The rule makes up for most of what the larger batch loses. But
-# eight times a high rate can be too high to train at all.
+# Each point is one of four seeds, and each red line is their mean. The larger batch recognizes
+# fewer digits, and the rule makes up for most of that. But eight times a high rate can be too high
+# to train at all.
 #
 # ## Break it
 #
@@ -397,8 +381,8 @@ checks.differ(differ)
 # - In strong scaling more devices added least with the smallest batch: they share the images, not
 #   the fixed part of a step.
 # - On a steady machine, drawn times that were alike counted as different in 11 % of the comparisons
-#   of 8 pairs, and in 1 % of those of 20.
-# - 5,040 images changed the weights alike on one device and on all.
+#   of 8 pairs, and in 1 % of those of 15.
+# - 3,360 images changed the weights alike on one device and on all.
 # - An input that read batches one by one set the pace, whatever the number of devices.
 # - A larger batch cost accuracy. Eight times the rate made up for most of that.
 #

@@ -415,42 +415,48 @@ def _in_words(step: Trace) -> Trace:
 
 
 def speedups(ways: Mapping[str, Mapping[int, Any]], ax: Any = None, *, devices: int) -> Any:
-    """Draw how many times as fast several devices are as one, against the per-device batch.
+    """Draw how many times as fast several devices are as one, a row for each way and batch.
 
-    A line for each way, strong or weak scaling, of `timing.Comparison`s of one device with all; a
-    bar reaches over the middle half of the pairs.
+    A way is strong or weak scaling, with a `timing.Comparison` of one device with all for each
+    per-device batch. A bar reaches over the middle half of the pairs; the median stands beside it.
     """
-    ax = axes(ax, size=(6.6, 3.2))
-    for height, text in {devices: f"{devices} times: ideal", 1: "one device"}.items():
-        ax.axhline(height, color="#444444", ls="--", lw=1)
-        ax.annotate(text, (1, height), (6, 0), xycoords=("axes fraction", "data"), va="center",
-                    textcoords="offset points", size=8.5)  # fmt: skip
-    for i, (name, found) in enumerate(ways.items()):
-        times = devices if name == "weak" else 1  # as many images as one device has
-        middle = [times * each.ratio for each in found.values()]
-        low = [times * (each.ratio - each.low) for each in found.values()]
-        high = [times * (each.high - each.ratio) for each in found.values()]
-        ax.errorbar([batch * 1.04**(2 * i - 1) for batch in found], middle, (low, high),
-                    label=f"{name} scaling", color=("#1b4965", "#a8483a")[i % 2],
-                    fmt="os"[i % 2] + "-", capsize=4)  # fmt: skip
-    batches = sorted({batch for found in ways.values() for batch in found})
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(batches, batches)
-    ax.minorticks_off()
-    ax.set_ylim(0, 1.15 * max(devices, ax.get_ylim()[1] / 1.15))
-    ax.legend(loc="lower left", bbox_to_anchor=(1, 0), frameon=False)
-    return label(ax, f"How many times as fast as one: {counted(devices, 'device')}",
-                 "images for each device", "speed-up")  # fmt: skip
+    found = {(way, batch): pairs for way, each in ways.items() for batch, pairs in each.items()}
+    ax = axes(ax, size=(6.6, 1.4 + 0.34 * len(found)))
+    furthest = float(devices)
+    for row, ((way, _), pairs) in enumerate(found.items()):
+        times = devices if way == "weak" else 1  # as many images as one device has
+        low, middle, high = (times * each for each in (pairs.low, pairs.ratio, pairs.high))
+        ax.errorbar([middle], [row], xerr=[[middle - low], [high - middle]], capsize=4,
+                    color="#1b4965" if way == "strong" else "#a8483a", fmt="o")  # fmt: skip
+        ax.annotate(f"{middle:.2f}", (1, row), (8, 0), xycoords=("axes fraction", "data"),
+                    va="center", textcoords="offset points")  # fmt: skip
+        furthest = max(furthest, high)
+    rows(ax, [f"{way}, {batch} images for each" for way, batch in found])
+    top = ax.get_ylim()[1]
+    for at, text in {devices: f"ideal: {devices}", 1: "one device: 1"}.items():
+        ax.axvline(at, **IDEAL)
+        ax.annotate(text, (at, top), (-4, -2), va="top", ha="right", size=8.5, color="#444444",
+                    textcoords="offset points")  # fmt: skip
+    ax.set_xlim(0, 1.05 * furthest)
+    return label(ax, f"How many times as fast as one: {counted(devices, 'device')}", "speed-up")
 
 
 def seeds(found: Mapping[str, Sequence[float]], ax: Any = None) -> Any:
-    """Draw the share of right answers, 0 to 1, of each seed: a row of points for each name."""
-    ax = axes(ax, size=(6, 0.9 + 0.34 * len(found)))
+    """Draw the share of right answers, 0 to 1, of each seed: a row of points for each name.
+
+    A line is the mean of the row, and its number stands at the right.
+    """
+    ax = axes(ax, size=(6, 0.9 + 0.42 * len(found)))
     for row, shares in enumerate(found.values()):
-        ax.plot([100 * share for share in shares], [row] * len(shares), "o", color="#333333",
-                alpha=0.55, mew=0, clip_on=False)  # fmt: skip
+        at = row + np.linspace(-0.15, 0.15, len(shares))  # like points side by side
+        ax.plot([100 * share for share in shares], at, "o", color="#333333", alpha=0.55, mew=0,
+                clip_on=False)  # fmt: skip
+        mean = 100 * float(np.mean(shares))
+        ax.vlines(mean, row - 0.35, row + 0.35, color="#a8483a", linewidth=2)
+        ax.annotate(f"mean {mean:.0f} %", (1, row), (8, 0), xycoords=("axes fraction", "data"),
+                    va="center", textcoords="offset points")  # fmt: skip
     rows(ax, list(found))
-    ax.set_xlim(0, 100)
+    ax.set_xlim(10 * np.floor(10 * min(map(min, found.values()))), 100)
     ax.grid(axis="y", color="#dddddd", lw=0.8)
     return label(ax, "Accuracy on unseen digits, a point for each seed", "right answers, %")
 
