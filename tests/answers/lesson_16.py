@@ -16,9 +16,12 @@ def slowest(parameters, step, servers, efficiency):
 """,
     ],
     2: [
-        "from fractions import Fraction\n"
-        "share_of_peak = lambda *given: Fraction(np.prod([*given[:3], 1 / given[3]]) / given[4])",
-        "share_of_peak = lambda f, examples, epochs, s, peak: f * examples * epochs / (s * peak)",
+        """
+def batches(parameters, step, bandwidth, gain):
+    return int(np.ceil(gain * 4 * parameters / bandwidth / (2 - gain) / step))
+""",
+        "batches = lambda p, step, bandwidth, gain: next("
+        "n for n in range(1, 99) if 2 / (1 + 4 * p / bandwidth / (n * step)) >= gain)",
     ],
 }
 
@@ -32,11 +35,10 @@ WRONG = {
         ("step / efficiency - step", "step * (1 - efficiency)", "want 1e+09 bytes a second, not"),
     ],
     2: [
-        (" * epochs", "", "give 5, not 0.25"),
-        ("return ", "return 100 * ", "give 5, not 500"),
-        ("return ", "return 3 * ", "give 5, not 15"),
-        (" / seconds", "", "give 0.5, not 2"),
-        ("return flops * examples * epochs / seconds / peak",
-         "return round(flops * examples * epochs / seconds / peak, 1)", "7 epochs"),
+        (" = 4 *", " =", "is 6, not 2"),
+        ("/ bandwidth, 1", "/ bandwidth, 2", "is 1, not 2"),
+        ("count += 1", "count *= 2", "is 6, not 8"),
+        ("return count", "return count - 1", "is 6, not 5"),
+        ("return count", "return 4 * parameters / bandwidth / step", "is 6, not 0.9786"),
     ],
 }

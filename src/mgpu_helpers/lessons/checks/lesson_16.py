@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from mgpu_helpers.lessons import networks, published
 from mgpu_helpers.lessons.checks.judge import same_as
 
 
@@ -31,29 +32,25 @@ slowest = same_as(
 )
 
 
-def _claims() -> list[tuple[float, ...]]:
+def _links() -> list[tuple[float, ...]]:
     rng = np.random.default_rng(seed=0)
-    drawn = (1e6 * rng.uniform(1, 9), int(1e7 * rng.uniform(1, 9)), 7, 3.5, 1e13)
-    note, (vgg16, rows) = networks.workload(networks.p40()), published.DGX_1[-1]
-    took = published.P40[0].total
-    assert note.flops and vgg16.flops and took  # all were counted
+    drawn = int(1e7 * rng.uniform(1, 9)), rng.uniform(0.1, 0.9), 1e9 * rng.uniform(0.1, 0.4), 1.8
     return [
-        (50e6, 55_000, 20, 1.0, 11e12), (1e9, 1000, 2, 4.0, 1e12), drawn,
-        (note.flops, 40_000, 1000, took, published.P40_FLOPS),
-        (note.flops, 50_000, 10, took, published.P40_FLOPS),
-        (vgg16.flops, 64, 1, rows[0].seconds, published.P100_FLOPS),
+        (138_000_000, 0.474, 1.19e9, 1.7), (138_000_000, 0.474, 1.19e9, 1.5),
+        (25_600_000, 0.295, 1.19e9, 1.7), (138_000_000, 0.474, 7.5e9, 1.7), drawn,
     ]  # fmt: skip
 
 
-#: Check exercise 2 of lesson 16: what share of a GPU's peak a claim needs.
-share_of_peak = same_as(
-    lambda flops, examples, epochs, seconds, peak: flops * examples * epochs / seconds / peak,
-    _claims,
-    told=lambda right, got, flops, examples, epochs, seconds, peak: (
-        f"{flops:g} FLOP, {examples:,.0f} examples, {epochs} epochs, {seconds:g} s and a peak of "
-        f"{peak:g} give {right:.6g}, not {got:.6g}"
+#: Check exercise 2 of lesson 16: the fewest batches after which gradients may cross.
+batches = same_as(
+    lambda parameters, step, bandwidth, gain: math.ceil(
+        gain * 4 * parameters / bandwidth / (2 - gain) / step
+    ),
+    _links,
+    told=lambda right, got, parameters, step, bandwidth, gain: (
+        f"{parameters:,} parameters, a step of {step:.3g} s, {bandwidth:.3g} bytes a second and a "
+        f"gain of {gain}: the number of batches is {right}, not {got:.6g}"
     ),
     way="one number is wanted",
-    yes="the note's program takes 10.0 times the peak, so it cannot have run in this time; its "
-    "original takes 0.1 times, and VGG16 1.3 times",
+    yes="VGG16 x 64 reaches 1.7 over 10 Gbit after 6 batches, and ResNet-50 x 64 after 2",
 )
