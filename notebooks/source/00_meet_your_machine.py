@@ -64,14 +64,12 @@ from mgpu_helpers.lessons.checks import lesson_00 as checks
 # from mgpu_helpers import devices, fit
 #
 # plan = devices.setup()  # all GPUs; before anything else uses TensorFlow
+# # TF32: faster products on newer GPUs; see below:
 # tf.config.experimental.enable_tensor_float_32_execution(True)
 # with fit.strategy(plan).scope():
 #     model = build()  # build and compile the model here
 # model.fit(x, y, batch_size=64)  # 64 for all devices together
 # ```
-#
-# `devices.setup` switches off **TF32**, the faster but less exact products of newer GPUs, so that
-# the lessons can compare results. The line after it switches TF32 on again.
 #
 # `fit.strategy` is TensorFlow's `MirroredStrategy`, changed so that `BatchNormalization` works on
 # the whole batch. Put your model in place of this one, which reads handwritten digits:
@@ -96,8 +94,6 @@ def build():
 #
 # ![Each of two devices has a copy of the model and computes gradients from 32 of 64 digits. Both
 # copies get the sum of the gradients and make the same update.](pictures/00_one_step.svg)
-#
-# Shards that are too small are the usual reason why a training on GPUs is not faster ([[15]]).
 
 # %%
 x, y = digits.load(1024)
@@ -131,19 +127,20 @@ for name, model in steps.items():
 
 # %% [markdown]
 # Without a strategy all convolutions ran on the first GPU, or on the host where there is none. With
-# the strategy every device computed some. The **timeline** of this last step shows when. Look for
-# bars of several devices one above the other:
+# the strategy every device computed some. The **timeline** of this last step shows when. A device
+# that runs two operations at once has two rows of bars. In a hatched gap a device may be waiting:
+# for sums from the other devices, which `BatchNormalization` needs in both passes; for data; or,
+# where devices are cores, for a free thread of the pool. Look for bars of several devices one above
+# the other:
 
 # %% tags=["varies", "cover"]
 drawings.both_ways(step, on_all)
 plt.show()
 
 # %% [markdown]
-# For part of the step several devices worked at the same time. A device that runs two operations at
-# once has two rows of bars. In a hatched gap a device may be waiting: for sums from the other
-# devices, which `BatchNormalization` needs in both passes; for data; or, where devices are cores,
-# for a free thread of the pool. In your own code, `charts.timeline(step)` draws every operation. We
-# do not compare seconds with and without the strategy: those of cores say little about GPUs.
+# For part of the step several devices worked at the same time. In your code,
+# `charts.timeline(step)` draws every operation. We compare no seconds with and without the
+# strategy: those of cores say little about GPUs.
 #
 # | `fit.strategy` | |
 # |---|---|
@@ -151,8 +148,10 @@ plt.show()
 # | It costs | a copy of the model on each device, and an exchange of gradients in each step |
 # | Instead | [[10]] when the model does not fit; [[04]] when you have many scripts |
 #
-# [[07]] says how the strategy works, and what can spoil it; [[15]] measures the gain in speed.
-#
+# [[07]] says how the strategy works, and what can spoil it. Shards that are too small are the usual
+# reason why a training on GPUs is not faster ([[15]]).
+
+# %% [markdown]
 # ## One multiplication on all devices
 #
 # Now you share out a single operation by hand. A block of `tf.device` names the device for what is
@@ -229,6 +228,9 @@ print("did not multiply:", sorted(set(plan.devices) - worked))
 # left names the host.
 #
 # ## On GPUs
+#
+# `devices.setup` switches off **TF32**, the faster but less exact products of newer GPUs, so that
+# the lessons can compare results. The lines to paste switch TF32 on again.
 #
 # Do not expect two GPUs to be faster at this product: copying the matrices to a GPU usually takes
 # longer than multiplying them there. Sharing pays where a device computes for longer than its data

@@ -33,8 +33,8 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from mgpu_helpers import charts, jobs
-from mgpu_helpers.lessons import race
 from mgpu_helpers.lessons.checks import lesson_04 as checks
+from mgpu_helpers.lessons.one_device import on
 from mgpu_helpers.lessons.pretend import pretend_gpus, pretend_server
 
 # %% [markdown]
@@ -54,7 +54,7 @@ from mgpu_helpers.lessons.pretend import pretend_gpus, pretend_server
 
 # %%
 folder = Path(tempfile.mkdtemp())
-kind, allowed = jobs.allowed()  # "GPU" or "core", and the numbers that this process may use
+_, allowed = jobs.allowed()  # the numbers of the GPUs, or cores, that this process may use
 names, widths = ["narrow", "wide"], [16, 32]
 
 
@@ -111,50 +111,41 @@ for _ in range(2):
 # %% [markdown]
 # Both processes see every device. CUDA, through which TensorFlow uses GPUs, shows a program
 # only the GPUs that the variable `CUDA_VISIBLE_DEVICES` names. Written in front of a command, a
-# variable is set for that command alone. So four lines in a terminal give two scripts a GPU each:
+# variable is set for that command alone. So this recipe, in a terminal, gives two scripts a GPU
+# each:
 #
 # ```shell
 # export CUDA_DEVICE_ORDER=PCI_BUS_ID
-# CUDA_VISIBLE_DEVICES=0 python a.py > a.log 2>&1 &
-# CUDA_VISIBLE_DEVICES=1 python b.py > b.log 2>&1 &
-# wait
+# CUDA_VISIBLE_DEVICES=0 python a.py > a.log 2>&1 & a=$!
+# CUDA_VISIBLE_DEVICES=1 python b.py > b.log 2>&1 & b=$!
+# wait $a; echo "a: $?"; wait $b; echo "b: $?"
 # ```
 #
 # The first line makes CUDA number the GPUs as `nvidia-smi` does; without it, the fastest GPU comes
-# first. `> a.log 2>&1` sends what a script prints to a file, `&` starts the script in the
-# background, and `wait` waits for both. On cores, `taskset` takes the place of the variable. Here
-# `on(device)` returns the words to put in front of a command that may use only this device:
-
-# %% tags=["nbval-ignore-output"]
-def on(device):
-    if kind == "GPU":
-        return ["env", "CUDA_DEVICE_ORDER=PCI_BUS_ID", f"CUDA_VISIBLE_DEVICES={device}"]
-    # macOS has no taskset: scripts share all cores there.
-    pinned = ["taskset", "--cpu-list", str(device)] if sys.platform == "linux" else []
-    return ["env", "CUDA_VISIBLE_DEVICES=-1", *pinned]
-
-
-print(*on(allowed[0]))
-
-# %% [markdown]
-# `env` sets variables for the command behind it, and `-1` hides every GPU. Now look.py runs
-# twice, each time on a device of its own:
+# first. `> a.log 2>&1` sends what a script prints to a file. `&` starts the script in the
+# background, and `$!` is the number of its process. `wait $a` waits until that process ends, and
+# `$?` is then its exit status, which is 0 for success.
+#
+# On cores, `taskset` takes the place of the variable. `on(device)` returns the words to put in
+# front of a command that may use only this device. With them, the recipe runs look.py twice:
 
 # %% tags=["nbval-ignore-output"]
 a, b = (" ".join(on(device)) for device in (allowed[0], allowed[-1]))
 recipe = f"""
-{a} "{sys.executable}" look.py > a.log 2>&1 &
-{b} "{sys.executable}" look.py > b.log 2>&1 &
-wait
+{a} "{sys.executable}" look.py > a.log 2>&1 & a=$!
+{b} "{sys.executable}" look.py > b.log 2>&1 & b=$!
+wait $a; echo "a: $?"; wait $b; echo "b: $?"
 """
-subprocess.run(recipe, shell=True, cwd=folder)
+shell = subprocess.run(recipe, shell=True, cwd=folder, capture_output=True, text=True)
+print(shell.stdout + f"in front of a: {a}")
 for log, device in {"a.log": allowed[0], "b.log": allowed[-1]}.items():
     said = (folder / log).read_text().strip()
     print(log, "says:", said)
     assert said.endswith(f" [{device}]") or sys.platform == "darwin"
 
 # %% [markdown]
-# Now each process sees one device.
+# Now each process sees one device. Of the words in front, `env` sets variables for the command
+# behind it, and `-1` hides every GPU.
 #
 # ### Which number is which GPU
 #
@@ -216,20 +207,15 @@ for name in names:
 # ## Break it
 #
 # **A script fails, and the shell does not say so.** The command `false` always fails. Here it runs
-# beside `true`, first with a plain `wait`, and then with a `wait` for each process. `$!` is the
-# number of the process that was started last, and `$?` the exit status of the last command, which
-# `s` keeps:
+# beside `true`, first with a plain `wait` for both, and then with the last line of the recipe:
 
 # %%
-for end in ("wait", "wait $a; s=$?; wait $b && exit $s"):
-    shell = subprocess.run(f"false & a=$!; true & b=$!; {end}", shell=True)
-    print(f"{end:35} exit status {shell.returncode}")
+for end in ("wait; echo both: $?", "wait $a; echo a: $?; wait $b; echo b: $?"):
+    shell = subprocess.run(f"false & a=$!; true & b=$!; {end}", shell=True, capture_output=True)
+    print(f"{end:42}", *shell.stdout.decode().splitlines(), sep="  ")
 
 # %% [markdown]
-# After a `wait` without a process number the exit status is 0. `wait $a` passes on how that process
-# ended. So put `a=$!` and `b=$!` behind the two `&`, and end a shell script with
-# `wait $a; s=$?; wait $b && exit $s`: it waits for both, and fails if one has failed. In a terminal
-# `wait $a; echo a: $?; wait $b; echo b: $?` says how each ended.
+# After a plain `wait` the exit status is 0, although a command has failed.
 #
 # `jobs.run` reports each failure. Of the next six jobs, one fails, one hangs, and one is killed:
 
@@ -273,38 +259,17 @@ assert [job.tail for job in shared] == ["2", "3"]  # what each printed
 
 # %% [markdown]
 # The runner says which GPUs it leaves alone, and why. The jobs got the two others. If all were in
-# use, the jobs would wait, unless `--busy` or `--devices 0,1` is given.
+# use, the jobs would wait; `--busy` or `--devices 0,1` overrules that.
 #
-# The driver lists a script only seconds after its start. Until then a second runner can take the
-# same GPU:
+# The driver lists a script only seconds after its start. Until then a second runner could take the
+# same GPU. A **lock** prevents it: the operating system gives the lock of a file to one process at
+# a time, and frees it when that process ends. `jobs.run` holds one for each device that it uses:
 #
-# ![Over time: A sees that 0 is free; B looks before A has taken it, and sees the same; then both
-# take 0.](pictures/04_race.svg)
+# ![Over time: without a lock A sees that 0 is free, B looks before A has taken it and sees the
+# same, and both take 0. With a lock B finds 0 locked, and takes 1.](pictures/04_race.svg)
 #
-# A **lock** makes looking and taking one act: the operating system gives the lock of a file to one
-# process at a time, and frees it when that process ends. Here each device has a file. Each of two
-# runners locks the first free one, and waits until both have looked:
-
-# %%
-lock = """
-import fcntl, sys
-from pathlib import Path
-for device in ("0", "1"):
-    file = open(Path(sys.argv[1]) / device, "w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        break
-    except BlockingIOError:
-        pass  # somebody else has it
-print("looked", flush=True)
-input()
-print("takes device", device)
-"""
-print(race.two_at_once(lock))
-
-# %% [markdown]
-# `jobs.run` holds such a lock on every device that it uses. The files lie in `/tmp/mgpu-jobs`,
-# where `mgpu run` of other users looks too, unless their `TMPDIR` differs.
+# The files of the locks lie in `/tmp/mgpu-jobs`, where `mgpu run` of other users looks too, unless
+# their `TMPDIR` differs.
 #
 # ## When not to
 #
@@ -370,16 +335,14 @@ checks.environment(environment)
 #
 # - Two processes without any setting could use every device; with a few words in front, one each.
 # - Two scripts wrote the same bytes one after the other and side by side.
-# - After a plain `wait` the shell's exit status was 0 although a command had failed. In a queue of
-#   six, the runner named the jobs that failed, and the others went on.
-# - On a pretended server the runner used the GPUs that nobody else used. With locks, two runners
-#   got different devices.
+# - After a plain `wait` the shell's exit status was 0 although a command had failed.
+# - In a queue of six, the runner named the jobs that failed, and the others went on.
+# - On a pretended server the runner used the GPUs that nobody else used.
 #
 # ## In practice
 #
-# Start your scripts with `mgpu run`. For two scripts on GPUs that nobody else uses, four lines of
-# shell are enough, if they end with a `wait` for each. `mgpu` alone prints which number is which
-# GPU, and which are in use. Next: [[next]].
+# Start your scripts with `mgpu run`. For two scripts on GPUs that nobody else uses, the recipe is
+# enough. `mgpu` alone prints which number is which GPU, and which are in use. Next: [[next]].
 
 # %% [markdown]
 # ## The same in a graph: if you inherit such code
@@ -387,16 +350,15 @@ checks.environment(environment)
 # In classic code the session's `ConfigProto` lists the GPUs that a process may use. In Wonik Jang's
 # article "Multi-GPUs" of 2017 ([sources](../docs/sources.md#jang)) one script has the list "0" and
 # the other the list "1". [train_graph.py](scripts/train_graph.py) trains that article's network.
-# Below are its lines for the list, and two runs by our runner. Both get the list "0": on a machine
-# with GPUs each sees one, which has number 0 inside.
+# Below are its lines for the list, and a run by our runner. The list is "0" for every job: each
+# sees one GPU, which has number 0 inside.
 
 # %%
 script = Path("scripts/train_graph.py").read_text()
 print(script[script.index("config =") : script.index("    session.run(start)")])
-commands = [[sys.executable, "scripts/train_graph.py", f"--output={folder / name}"]
-            for name in ("c", "d")]  # fmt: skip
-graphs = jobs.run(commands, free=min(2, len(allowed)), logs=folder / "graphs", progress=False)
-print([job.status for job in graphs])
+command = [sys.executable, "scripts/train_graph.py", f"--output={folder / 'c'}"]
+(graph,) = jobs.run([command], logs=folder / "graph", progress=False)
+print(graph.status)
 
 # %% [markdown]
 # In one process all sessions need the same list: a second list fails with "TensorFlow device

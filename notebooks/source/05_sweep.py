@@ -45,8 +45,8 @@ from mgpu_helpers.lessons.checks import lesson_05 as checks
 # ## The lines to paste
 #
 # A script can be swept when it takes its settings as arguments, and prints its result as a line of
-# JSON. [train.py](scripts/train.py), the Keras script of [[04]], does both. In a script of your
-# own, these lines are enough:
+# JSON. [train.py](scripts/train.py), the Keras script of [[04]], does both. In your own
+# script, these lines are enough:
 #
 # ```python
 # import argparse
@@ -99,11 +99,11 @@ mgpu("run train.py --grid lr=0.01,0.1 width=2,16 --skip-done -- --epochs 1")
 # | **It costs** | a start of TensorFlow for each setting, and a script that takes arguments |
 # | **Instead** | KerasTuner or Optuna, where earlier results choose the next setting |
 #
-# The larger rate has won, so a still larger one may be better. The same line with one more rate has
-# six jobs. `--skip-done` leaves out the four that are done:
+# The larger rate and the larger width have won. So the next line tries a still larger rate, with
+# that width alone. Of its three jobs, `--skip-done` leaves out the two that are done:
 
 # %% tags=["nbval-ignore-output"]
-mgpu("run train.py --grid lr=0.01,0.1,1 width=2,16 --skip-done -- --epochs 1")
+mgpu("run train.py --grid lr=0.01,0.1,1 width=16 --skip-done -- --epochs 1")
 
 # %% [markdown]
 # Each time a job ends, the runner adds a line of JSON to `logs/jobs.jsonl`. `read` gives the lines
@@ -193,7 +193,7 @@ mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs again"
 # ![Two starts of four jobs. The first adds four lines to jobs.jsonl: two done and two failed. The
 # second skips the two done, and adds two lines.](pictures/05_again.svg)
 #
-# A sweep also goes on after Ctrl-C or a crash (not shown here), and a job that was cut off halfway
+# A sweep also goes on after Ctrl-C or a crash (not shown), and a job that was cut off halfway
 # begins again.
 #
 # ## Proof
@@ -271,19 +271,20 @@ print(sum(start < changed for start in starts), "of", len(starts), "are older th
 # ![A grid of nine jobs tries three rates, and all miss the best one. Nine jobs at random try nine
 # rates, one of them close to it.](pictures/05_grid_or_random.svg)
 #
-# Random settings come from a file, which has the arguments of a job on each line:
+# Random settings come from a file, which has the arguments of a job on each line. Here each line
+# draws a rate and a start:
 
 # %% tags=["nbval-ignore-output"]
 draw = random.Random(5)
-lines = [f"--lr={10 ** draw.uniform(-3, 0):.4f}" for _ in range(6)]
+lines = [f"--lr={10 ** draw.uniform(-3, 0):.4f} --start={draw.choice(['near', 'far'])}"
+         for _ in range(6)]  # fmt: skip
 (folder / "settings.txt").write_text("\n".join(lines))
 mgpu("run parabola.py --each settings.txt --logs drawn", brief=True)
 
 # %% [markdown]
-# No two jobs tried the same rate. With more settings, draw each of them at random. The best result
-# of many is partly luck, so measure the best setting once more, on data that had no part in the
-# choice. Where two are close, compare them with more seeds, such as `seed=0,1,2` in the grid, if
-# your script takes a seed.
+# Six jobs tried six rates; a grid of both starts would have tried three. The best result of many is
+# partly luck, so measure the best setting once more, on data that had no part in the choice. Where
+# two are close, compare them with more seeds, such as `seed=0,1,2` in the grid.
 #
 # ## On GPUs and on a cluster
 #
@@ -309,7 +310,7 @@ for _ in range(2):
 # %% [markdown]
 # The second run skipped all four jobs. In Kubernetes each pod has GPUs of its own, so no runner is
 # needed: [sweep.yaml](scripts/sweep.yaml) has four pods, and picks each pod's arguments by its
-# number. Neither file has run on a cluster yet.
+# number. Neither file has run on a cluster.
 #
 # ## With a program of another kind
 #
@@ -373,7 +374,7 @@ checks.again(again)
 # ## What we saw
 #
 # - One line ran a grid of four trainings, and a larger grid ran only what was new.
-# - Of six settings the rate 0.1 with width 16 was the best.
+# - Of five settings the rate 0.1 with width 16 was the best.
 # - A sweep that had failed in part went on, and its 4 results were those of one without a failure.
 # - Of 3 jobs that were done, one had no result.
 # - After the script was edited, 4 of 4 results were older than the script, and no error said so.

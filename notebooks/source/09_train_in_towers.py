@@ -177,22 +177,19 @@ def apart(ours, theirs):
     return max(np.abs(a - b).max() / np.abs(b).max() for a, b in zip(ours, theirs))
 
 
-def moves(places, together=mean):
+def moves(places):
     model = build()
     start = model.get_weights()
-    make_step(model, places, together)(x, y)
+    make_step(model, places)(x, y)
     return [after - before for after, before in zip(model.get_weights(), start)]
 
 
 # %%
-one = moves([first])
-print("below 1e-4 apart:", apart(moves(plan.devices), one) < 1e-4)
-print(f"with the sum: {apart(moves(plan.devices, tf.add_n), one):.2f} apart")
+print("below 1e-4 apart:", apart(moves(plan.devices), moves([first])) < 1e-4)
 
 # %% [markdown]
-# Apart from rounding, the step of all devices is that of one. With the sum, each weight moves twice
-# as far, so the difference is as large as the move itself. Here are five losses with SGD and with
-# Adam:
+# Apart from rounding, the step of all devices is that of one. What does the sum do? Here are five
+# losses with SGD and with Adam:
 
 # %%
 def losses(places, together, optimizer):
@@ -303,15 +300,11 @@ for places, how in [([first], "sync"), (plan.devices, "sync"), (plan.devices, "a
 # ![Four devices in a ring, and what each holds after each of six
 # rounds.](pictures/09_ring_of_four.svg)
 #
-# In three ways each of your devices gives a vector as long as all gradients together, and gets the
+# In both ways each of your devices gives a vector as long as all gradients together, and gets the
 # mean. `averaging.traffic` reads from a trace how many vectors enter and leave each place:
 
 # %%
-ways = {
-    "host": partial(averaging.central, middle=plan.host),
-    "first device": partial(averaging.central, middle=first),
-    "ring": averaging.ring,
-}
+ways = {"first device": partial(averaging.central, middle=first), "ring": averaging.ring}
 length = build().count_params()
 for name, way in ways.items():
     traffic, error = averaging.traffic(way, length)
@@ -393,8 +386,8 @@ checks.half_the_bytes(half_the_bytes)
 #   its losses, and Adam did not.
 # - With a large batch two devices were faster than one, and with a small one they gained nothing.
 # - Unequal shards gave 20.7, and not 15.0. A penalty in each tower gave 19.0, and not 17.0.
-# - With two devices the busiest place sent 2.00 vectors where the host averaged, and 1.00 where the
-#   first device did, or a ring.
+# - With two devices the busiest place sent 1.00 vectors, in a ring as where the first device
+#   averaged.
 #
 # ## In practice
 #
