@@ -636,6 +636,11 @@ def test_steps_show_what_ran_at_once_and_where_gradients_were_added():
     more = replace(shared, ops=(*shared.ops, Op("late", "AddN", "/CPU:1", 3.0, 1.0)))
     ax = drawings.steps({"all": more}, last=True)
     assert [line[0, 0] for line in ax.collections[-1].get_segments()] == pytest.approx([4000])
+    kernel, bias = (Op(f"{n}", "AddN", "/CPU:1", 3.0, n / 1000, bytes=n) for n in (1000, 8))
+    ax = drawings.steps({"all": replace(shared, ops=(*shared.ops, kernel, bias))}, numbered=True)
+    assert [line[0, 0] for line in ax.collections[-1].get_segments()] == pytest.approx([4000])
+    ax = drawings.steps({"one": alone}, numbered=True)
+    assert {"1 forward", "2 backward", "3 backward"} <= {text.get_text() for text in ax.texts}
 
 
 def test_shared_calls_are_drawn_in_the_same_words_on_one_scale():

@@ -72,8 +72,8 @@ def build():
 
 # %% [markdown]
 # First it trains on one device, then on all. `fit.batches` makes a Dataset of arrays, in the same
-# order for both; `fit.batches(..., shuffle=True)` would give a new order in each pass. The last
-# batch has 61 images, which do not divide by two:
+# order for both; `shuffle=True` would give a new order in each pass. The last batch has 61 images,
+# which do not divide by two:
 
 # %%
 images, labels = digits.load(901)
@@ -96,8 +96,8 @@ print("less than 0.005 apart:", close)
 
 # %% [markdown]
 # Losses and accuracies are less than 0.005 apart. Was it faster, too? That depends on the batch.
-# The next cell times eight steps of `fit` on one device and on all, with global batches of three
-# sizes:
+# The next cell times five steps of `fit` on one device and on all, with a small global batch and a
+# large one:
 
 # %%
 def on_one(data):
@@ -107,40 +107,17 @@ def on_one(data):
 
 # %%
 names = "one device", "all devices"
-for size in (8, 64, 840):
-    data = fit.batches(images[:size], labels[:size], batch_size=size).repeat(8)
+for size in (8, 840):
+    data = fit.batches(images[:size], labels[:size], batch_size=size).repeat(5)
     both = (lambda: on_one(data)), (lambda: model.fit(data, verbose=0))
     print(f"{size:3} images,", timing.compare(*both, warmup=1, repeats=5, names=names))
 
 # %% [markdown]
 # With 8 images all devices gain nothing, or lose time: feeding the data and adding up the gradients
 # take time in every step, and more devices do not shorten that. With 840 images two cores are
-# clearly faster. A GPU needs a larger network to gain, since it finishes this one sooner.
-#
-# What does each device do? `trace.fit_step` records which device computes what in a step of `fit`,
-# and when, and leaves the weights as they were. The step needs five convolutions, two forward and
-# three backward:
-
-# %%
-def shortest(model, device=None):
-    with tf.device(device):
-        steps = [trace.fit_step(model, (images[:840], labels[:840])) for _ in range(5)]
-    return min(steps, key=lambda step: step.length)  # the least disturbed step
-
-
-steps = {"One device": shortest(alone, plan.devices[0]), "All devices": shortest(model)}
-for name, step in steps.items():
-    print(name, sorted(Counter(op.device for op in step.ops if "Conv2D" in op.type).items()))
-
-# %% tags=["varies", "cover"]
-drawings.steps(steps)
-plt.show()
-
-# %% [markdown]
-# Each device computed all five convolutions for its share of the batch, at the same time as the
-# others. At a black line all devices have a gradient, and it is added up. Two cores gain less than
-# twice the speed. Half of the batch may take more than half of the time. One device alone may use
-# both cores: bars of half the height are two operations at once.
+# clearly faster. A GPU needs a larger network to gain, since it finishes this one sooner. A larger
+# batch also needs another learning rate: if yours was found with a batch of 64,
+# `fit.check(model, data, rate_for=64)` proposes one, by the rule that [[15]] tries.
 #
 # | | |
 # |---|---|
@@ -149,6 +126,30 @@ plt.show()
 # | **Instead** | for short steps one device; if the model does not fit, [[10]], [[11]] or [[12]] |
 #
 # ## How it works
+#
+# What does each device do? `trace.fit_step` records which device computes what in a step of `fit`,
+# and when. The step needs five convolutions, 1 and 2 forward, 3 to 5 backward:
+
+# %%
+def shortest(model, device=None):
+    with tf.device(device):
+        steps = [trace.fit_step(model, (images[:840], labels[:840])) for _ in range(3)]
+    return min(steps, key=lambda step: step.length)  # the least disturbed step
+
+
+steps = {"One device": shortest(alone, plan.devices[0]), "All devices": shortest(model)}
+for name, step in steps.items():
+    print(name, sorted(Counter(op.device for op in step.ops if "Conv2D" in op.type).items()))
+
+# %% tags=["varies", "cover"]
+drawings.steps(steps, line="a kernel's gradient is added up", numbered=True)
+plt.show()
+
+# %% [markdown]
+# Each device computed all five convolutions for its share of the batch, at the same time as the
+# others. At a black line all devices have the gradient of a layer's kernel, and it is added up. Two
+# cores gain less than twice the speed. Half of the batch may take more than half of the time. One
+# device alone may use both cores: bars of half the height are two operations at once.
 #
 # Each device has a copy of the model, its **replica**, which computes the gradients for its
 # **shard** of the global batch. Here is a step with one weight w and a batch of five numbers:
@@ -210,7 +211,7 @@ for name, each in (("one", alone), ("all", model)):
     print(name, dict(held))
 
 # %% [markdown]
-# Each device holds a whole copy, as the one device did.
+# Each device holds a whole copy.
 #
 # ## Proof
 #
@@ -271,7 +272,7 @@ print("means of the shards:", *np.round(means, 2), f" their average: {np.mean(me
 # %% [markdown]
 # The average of the means is 25.17 in place of 22, and no error would say so. `fit.check` takes a
 # model and its data, and gives a sentence for each such trap that it sees. Here it looks at the
-# training of the proof, and the second cell runs it for two passes anyway:
+# training of the proof, which the second cell runs anyway:
 
 # %%
 with plain.scope():
@@ -288,19 +289,19 @@ print("plain strategy, losses:", np.round(losses, 2))
 # to every replica. The first loss is still a number, so nothing warns you, and the second pass is
 # lost.
 #
-# Each sentence names a cure. With `synchronized=True` the replicas exchange their statistics, and
-# without the last image every batch divides evenly. The next cell takes each cure alone, and then
-# both:
+# Each sentence names a cure. Without the last image every batch divides evenly, and with
+# `synchronized=True` the replicas exchange their statistics. The next cell takes the first cure
+# alone, and then both:
 
 # %%
 even = uneven.take(4)
-for name, data, both in [("uneven", uneven, True), ("even", even, False), ("even", even, True)]:
-    one = trained(tf.device(plan.devices[0]), data)
-    far = apart(trained(plain.scope(), data, synchronized=both), one)
-    print(f"plain, {name:6} batches, sync={both!s:5} {far:.2f} apart, below 1e-12: {far < 1e-12}")
+one = trained(tf.device(plan.devices[0]), even)
+for both in (False, True):
+    far = apart(trained(plain.scope(), even, synchronized=both), one)
+    print(f"even batches, synchronized={both!s:5} {far:.2f} apart, below 1e-12: {far < 1e-12}")
 
 # %% [markdown]
-# With both cures the plain strategy ends at the weights of one device, and with either alone it
+# With both cures the plain strategy ends at the weights of one device, and with the first alone it
 # does not. `fit.check` knows more traps:
 #
 # | with the plain strategy | what happens | the cure |
@@ -419,7 +420,7 @@ checks.leaves_empty(leaves_empty)
 #
 # - Three lines put both devices to work: losses and accuracies were less than 0.005 from those of
 #   one device.
-# - All devices were no faster with the smallest batch, and clearly faster with the largest.
+# - All devices were no faster with the small batch, and clearly faster with the large one.
 # - The gradients of two replicas added up to 22.00, that of the whole batch.
 # - With a last batch of one image, the weights were less than 1e-12 from those of one device.
 # - The plain strategy lost its second pass to NaN on that batch. Without that batch, the weights
@@ -429,7 +430,5 @@ checks.leaves_empty(leaves_empty)
 #
 # Paste the three lines, call `fit.check(model, data)` once, and time `fit` against one device. If
 # all devices gain little, enlarge the batch. `fit.explain(model, data)` says where the time of a
-# step goes. A larger batch needs another learning rate: if yours was found with a batch of 64,
-# `fit.check(model, data, rate_for=64)` proposes one, by the rule that [[15]] tries. [A
-# table](../docs/fit.md) says what is kept of `fit`, and each of its lines is tested. To see or
-# change a step, train in towers ([[09]]). Next: [[next]].
+# step goes. [A table](../docs/fit.md) says what is kept of `fit`. To see or change a step, train in
+# towers ([[09]]). Next: [[next]].

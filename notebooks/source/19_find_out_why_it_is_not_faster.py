@@ -4,8 +4,7 @@
 # You added a GPU, and an epoch takes as long as before. There are eight usual causes, each with a
 # cure of its own.
 #
-# **In this lesson** two calls say where the time of your training goes. You see the causes in small
-# cases, with their cures.
+# **In this lesson** two calls say where the time of your training goes.
 #
 # **You will learn** to
 # - let `fit.explain` say what a step of `fit` waits for,
@@ -42,6 +41,8 @@ layers = keras.layers
 
 # %%
 strategy = fit.strategy(plan)
+x, y = lesson_19.batch()
+loss_of = lesson_19.loss()
 
 
 def build(**options):
@@ -56,8 +57,6 @@ class Report(keras.callbacks.Callback):
         time.sleep(0.03)  # writes a log, draws a picture
 
 
-x, y = lesson_19.batch()
-loss_of = lesson_19.loss()
 slow = tf.data.Dataset.range(4).map(lambda _: lesson_19.read(x, y))
 
 # %% [markdown]
@@ -71,7 +70,7 @@ print(fit.explain(model, slow, callbacks=[Report()], steps=4))
 # %% [markdown]
 # "The step itself" is what remains without all that the other rows name. The rows need not add up:
 # work hidden behind another wait costs nothing until that wait is cured, so ask again after each
-# cure. A trace looks into the step itself:
+# cure. A trace looks into one step, whose time may differ:
 
 # %% tags=["nbval-ignore-output"]
 print(whatif.explain(trace.fit_step(model, (x, y))))
@@ -80,19 +79,23 @@ print(whatif.explain(trace.fit_step(model, (x, y))))
 # Each device worked for a part of the step, and waited for the rest: for a result of another
 # device, for *a free core* while other devices used all cores, or for *overhead*: time that
 # TensorFlow or other programs took between operations. In a healthy step each device waits for
-# others only briefly. The causes are numbered as below:
+# others only briefly.
+#
+# | `fit.explain`, `whatif.explain` | |
+# |---|---|
+# | **Use them when** | a training is slower than you hoped |
+# | **They cost** | some passes of a few steps; one traced step |
+# | **Instead** | a clock, where your loop is not `fit`: [[15]] |
+#
+# ## Which cause is it?
+#
+# Each of the eight causes has a section below, under its number:
 #
 # ![First fit.explain. Where it lists input: 1, the input is too slow. A callback: 2, Python works
 # in every step. New shapes: 3, traced again and again. run_eagerly: 4, eager code, no graph. Where
 # it lists nothing but the step itself, a trace or a clock. A device idle: 5, it got no work. No
 # gain over one device: 6, the batch is too small. A device waits for another: 7, a large shard or a
 # slow device. The host sends a lot: 8, misplaced variables.](pictures/19_which_cause.svg)
-#
-# | `fit.explain`, `whatif.explain` | |
-# |---|---|
-# | **Use them when** | a training is slower than you hoped, before you change anything |
-# | **They cost** | some passes of a few steps; one traced step |
-# | **Instead** | a clock, where your loop is not `fit`: [[15]] |
 #
 # [Rarer causes](../docs/errors.md#when-more-devices-are-no-faster) have a page.
 #
@@ -148,6 +151,8 @@ print("sizes:", calls(batches, tensors), " relaxed:",
 print(fit.explain(build(run_eagerly=True), lesson_19.batch(80), steps=8))
 
 # %% [markdown]
+# This batch is in memory, so a row `input` would be noise.
+#
 # ## Replay a step by hand
 #
 # The other four causes are in the step itself. There `whatif` also predicts what a cure would gain,
@@ -225,7 +230,7 @@ print(whatif.replay(of_healthy))
 #
 # You see "ran nothing": nobody asked for the device, or its name has a typo. The cure is a
 # strategy, `fit.parallel` or towers. `whatif.towers` predicts what they gain, from traces of one
-# device. `beside` prints this prediction and its spread, and below it the measured gain:
+# device. `beside` prints this prediction, and below it the measured gain:
 
 # %% tags=["nbval-ignore-output"]
 one = make_step(plan.devices[:1])
@@ -241,13 +246,11 @@ beside(whatif.towers(of_one, len(plan), bytes_per_second=speed), timed(one), tim
 # ### 6. The batch is too small for the split
 #
 # You see no gain over one device: starting operations and updating weights take as long for a small
-# batch as for a large one. Here each device gets four examples, and the trace of so short a step
-# does not name the cause:
+# batch as for a large one. Here each device gets four examples:
 
 # %% tags=["nbval-ignore-output"]
 few, large = (lesson_19.batch(n * len(plan)) for n in (4, len(x)))
 print(timing.compare(timed(one, *few), timed(healthy, *few), names=("one", "all")))
-print(whatif.explain(traces(healthy, *few)[-1]))
 
 # %% [markdown]
 # The cure is a larger batch. `before` is one device with its batch, and `after` is all devices,
@@ -263,8 +266,7 @@ beside(change, timed(one), timed(healthy, *large))
 #
 # You see a long wait for another device: the gradients are averaged when the last has come. Here
 # the first device has the largest shard. The prediction makes that device's operations (named
-# `tower_0/`) as fast as with an equal shard. It leaves out that the other devices then get more to
-# do, so the gain may be smaller:
+# `tower_0/`) as fast as with an equal shard:
 
 # %% tags=["varies", "cover", "nbval-ignore-output"]
 share = len(x) // (len(plan) + 2)
@@ -275,15 +277,16 @@ print("shards:", sizes, whatif.explain(of_uneven[-1]), sep="\n")
 change = whatif.faster(of_uneven, "tower_0/", by=sizes[0] * len(plan) / len(x))
 beside(change, timed(uneven), timed(healthy))
 for name, step in (("even shards", of_healthy[-1]), ("uneven shards", of_uneven[-1])):
-    axes = charts.blame(step)
+    axes = charts.blame(step, shown=99)
     axes.set_title(name, loc="left")
     axes.set_xlim(0, 1e3 * of_uneven[-1].length)
     plt.show()
 
 # %% [markdown]
-# A bar begins with all of a device's work; its waits follow, first those for other devices. With
-# even shards these are short. The cure is even shards, or shards in proportion to speed.
-# `whatif.explain` names the slow device, not the reason.
+# The prediction leaves out that with even shards the other devices get more to do, so the measured
+# gain may be smaller. A bar begins with all of a device's work; its waits follow, first those for
+# other devices. With even shards these are short. The cure is even shards, or shards in proportion
+# to speed. `whatif.explain` names the slow device, not the reason.
 #
 # ### 8. The variables are on the wrong device
 #
@@ -329,10 +332,10 @@ for name, settings in others.items():
 # %% [markdown]
 # ## When not to
 #
-# A replay cannot foresee that TensorFlow chooses another kernel, and it refuses steps under 2 ms
-# and steps with a loop. `fit.explain` takes differences of times, so nothing else should run
-# meanwhile. For large trainings on GPUs, *Daydream* ([2020](../docs/sources.md#daydream)) and
-# *dPRO* ([2022](../docs/sources.md#dpro)) go further.
+# A replay cannot foresee that TensorFlow chooses another kernel. Do not use it for steps under 2 ms
+# or with a loop, which it refuses. `fit.explain` takes differences of times: do not call it while
+# other programs run. For large trainings on GPUs, *Daydream* ([2020](../docs/sources.md#daydream))
+# and *dPRO* ([2022](../docs/sources.md#dpro)) go further.
 #
 # ## On GPUs
 #
@@ -342,8 +345,8 @@ for name, settings in others.items():
 #
 # ## With a model of another kind
 #
-# `faster` finds operations by name; an operation's name contains that of its layer. What would you
-# gain if the convolution were twice as fast, and what if BatchNormalization were?
+# `faster` finds operations by name; an operation's name contains that of its layer. Which layer of
+# this network would you rather make twice as fast?
 
 # %% tags=["nbval-ignore-output"]
 with tf.device(plan.devices[0]):
@@ -351,9 +354,11 @@ with tf.device(plan.devices[0]):
     model = keras.Sequential([keras.Input([28, 28, 1]), *stack, layers.Flatten(), layers.Dense(10)])
     model.compile("sgd", loss_of)
     step = trace.fit_step(model, (tf.reshape(x, [-1, 28, 28, 1])[:210], y[:210]))
-print(whatif.explain(step), whatif.faster(step, "conv"), whatif.faster(step, "norm"), sep="\n")
+print(whatif.faster(step, "conv"), whatif.faster(step, "norm"), sep="\n")
 
 # %% [markdown]
+# Work first on the layer with the larger gain.
+#
 # ## On your own
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
@@ -419,7 +424,6 @@ checks.treated(treat, causes)
 # ## In practice
 #
 # Call `fit.explain` first, and trace a step when only "the step itself" is left. Ask `faster`,
-# `towers` or `link` of `whatif` before you work, and time the change afterwards. If you get an
-# error instead, see [Errors, by their message](../docs/errors.md).
+# `towers` or `link` of `whatif` before you work, and time the change afterwards.
 #
 # Next: [[next]].

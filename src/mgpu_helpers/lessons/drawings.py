@@ -631,12 +631,14 @@ def both_ways(step: Trace, model: Any, ax: Any = None) -> Any:
 
 def steps(
     traces: Mapping[str, Trace], ax: Any = None, *, line: str = "a gradient is added up",
-    last: bool = False,
+    last: bool = False, numbered: bool = False,
 ) -> Any:  # fmt: skip
     """Draw steps on one clock: convolutions dark, the rest pale, a line where gradients are added.
 
     A bar of half the height ran while another one of the same device did. `line` says in the legend
-    what the lines are. With `last` there is one line, where the last gradient has been added.
+    what the lines are; gradients as small as those of biases have none. With `last` there is one
+    line, where the last gradient has been added. With `numbered` a device's convolutions have
+    numbers, in the order of their starts.
     """
     from matplotlib.patches import Patch
 
@@ -649,17 +651,22 @@ def steps(
         ax.text(0, row + 0.3, f"{title}: {1e3 * step.length:.0f} ms", weight="bold", va="bottom")
         for number, device in enumerate(devices, 1):
             names[row + number] = device
+            starts = sorted(op.start for op in step.ops if _convolves(op) and op.device == device)
             for op, low, high in _beside(step, device):
                 low, shade = low + row + number, colour(device)
                 ax.broken_barh([(1e3 * op.start, 1e3 * op.length)], (low, high), facecolor=shade,
                                alpha=1 if _convolves(op) else 0.4, edgecolor="white",
                                linewidth=0.5)  # fmt: skip
                 if word := _kind(op):
+                    if numbered and _convolves(op):
+                        word = f"{starts.index(op.start) + 1} {word}"
                     ink = "white" if _convolves(op) else DARK
                     boxes.append((1e3 * op.start, low, 1e3 * op.length, high, word, ink))
         if len(devices) > 1:
-            added = [1e3 * op.end for op in step.ops if _adds_up(op)]
-            added = sorted(added)[-1:] if last else added
+            sums = [op for op in step.ops if _adds_up(op)]
+            least = 0 if last else max((op.bytes for op in sums), default=0) / 100
+            added = sorted(1e3 * op.end for op in sums if op.bytes >= least)
+            added = added[-1:] if last else added
             ax.vlines(added, row + 0.5, row + len(devices) + 0.5, color=DARK, linewidth=1.2)
         row += len(devices) + 1
     ax.set_yticks([*names], [*names.values()])
@@ -668,6 +675,9 @@ def steps(
     handles += ax.plot([], [], color=DARK, linewidth=1.2, label=line)
     ax.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False)
     label(ax, "", "time in the step, ms")
+    room = text_sizes(ax, (box[4] for box in boxes), 8)
+    boxes = [(*box[:4], box[4] if room[box[4]][0] < box[2] else box[4].split()[0], box[5])
+             for box in boxes]  # fmt: skip
     write(ax, boxes, size=8)
     _write_upright(ax, boxes, size=8)
     return ax
