@@ -10,8 +10,7 @@
 # **You will learn** to
 # - place the halves of a Keras model, and see where they ran,
 # - know which device TensorFlow takes for what you do not place,
-# - notice an operation that did not run where you wanted it,
-# - read the names of devices.
+# - notice an operation that did not run where you wanted it.
 #
 # **You need** [[00]].
 
@@ -26,6 +25,7 @@ import keras
 import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
+from keras import layers
 
 from mgpu_helpers import charts, fit, trace
 from mgpu_helpers.lessons import halves
@@ -35,36 +35,40 @@ from mgpu_helpers.lessons.checks import lesson_01 as checks
 # ## The lines to paste
 #
 # `fit.split` puts each part of a built model on a device. Compile the model as ever, before or
-# after this line:
+# after the last line:
 #
 # ```python
+# from mgpu_helpers import devices, fit
+#
+# plan = devices.setup(2)
+# model = ...  # your own
 # fit.split(model, plan.devices[:2], at=["second"])
 # ```
 #
 # `at` names the layer, or the model inside the model, that begins the second part. We try the line
-# on a small residual network with batch normalization. Its halves are models of their own. The
-# blocks of `tf.device` are for later; `fit.split` needs none:
+# on a small residual network with batch normalization, whose halves are models of their own:
 
 # %%
-layers = keras.layers
-ends = [plan.devices[0], plan.devices[-1]]
-
-
 def residual(x):
     y = layers.Conv2D(8, 3, padding="same", use_bias=False)(x)
     return layers.ReLU()(layers.Add()([x, layers.BatchNormalization()(y)]))
 
 
-def build(places):
+def first_half():
+    image = keras.Input([16, 16, 3])
+    stem = layers.Conv2D(8, 3, padding="same")(image)
+    return keras.Model(image, residual(stem), name="first")
+
+
+def second_half():
+    middle = keras.Input([16, 16, 8])
+    scores = layers.Dense(10)(layers.GlobalAveragePooling2D()(residual(middle)))
+    return keras.Model(middle, scores, name="second")
+
+
+def build():
     keras.utils.set_random_seed(0)
-    image, middle = keras.Input([16, 16, 3]), keras.Input([16, 16, 8])
-    with tf.device(places[0]):
-        stem = layers.Conv2D(8, 3, padding="same")(image)
-        first = keras.Model(image, residual(stem), name="first")
-    with tf.device(places[1]):
-        scores = layers.Dense(10)(layers.GlobalAveragePooling2D()(residual(middle)))
-        second = keras.Model(middle, scores, name="second")
-    return keras.Sequential([first, second])
+    return keras.Sequential([first_half(), second_half()])
 
 # %% [markdown]
 # `train_once` trains a model for one step, whose loss and weights it returns, and then traces a
@@ -72,6 +76,7 @@ def build(places):
 # are, and where its convolutions and matrix products ran in the traced step:
 
 # %%
+ends = [plan.devices[0], plan.devices[-1]]  # the same, if there is only one device
 images = np.random.default_rng(seed=0).normal(size=[8, 16, 16, 3]).astype("float32")
 labels = np.arange(8)
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -90,16 +95,16 @@ def train_once(model):
 
 # %%
 with tf.device(ends[0]):
-    one_loss, one_weights, _ = train_once(build([ends[0], ends[0]]))
+    one_loss, one_weights, _ = train_once(build())
 
 # %% [markdown]
-# Now the same model with `fit.split`. Compare loss and weights with those of one device:
+# Now the same with `fit.split`. Compare loss and weights with those of one device:
 
 # %%
-model = build([ends[0], ends[0]])
-if len(plan) > 1:
-    fit.split(model, ends, at=["second"])
-with tf.device(ends[0]):  # only a single device needs this block
+with tf.device(ends[0]):
+    model = build()
+    if len(plan) > 1:  # a single device has nothing to split
+        fit.split(model, ends, at=["second"])
     value, weights, step = train_once(model)
 
 # %%
@@ -134,7 +139,11 @@ assert_placed(step, "Conv2D", ends)
 # Most people first put blocks around the code that builds the halves:
 
 # %% tags=["unplaced"]
-_ = train_once(build(ends))
+parts = []
+for half, device in zip([first_half, second_half], ends):
+    with tf.device(device):
+        parts.append(half())
+_ = train_once(keras.Sequential(parts))
 
 # %% [markdown]
 # The weights are where they should be, and all convolutions and products ran in one place, which
@@ -154,7 +163,7 @@ class Called(keras.Model):
         return x
 
 
-_ = train_once(Called(build(ends).layers))
+_ = train_once(Called(parts))
 
 # %% [markdown]
 # The forward pass is right. The gradient tape makes the backward pass after `call` has ended,
@@ -163,7 +172,8 @@ _ = train_once(Called(build(ends).layers))
 # pass of the first half begins:
 
 # %%
-first, second = build(ends).layers
+first, second = parts
+keras.Sequential(parts).set_weights(build().get_weights())  # as at the start
 
 
 def by_hand(x, y):
@@ -210,18 +220,47 @@ print(f"loss {value:.3f} and {one_loss:.3f}")
 # - Others usually get `/GPU:0`, if there is one and it can run the operation.
 # - Otherwise they get `/CPU:0`.
 #
-# ## A name that is not there
+# ## A map of a step
 #
-# Here a block names `/GPU:9`, which does not exist, and multiplies a small matrix by itself. Look
-# at the product, and at the device that made it:
+# A right value does not show where it was computed. A map of a trace does. This function multiplies
+# `x` by itself on each device, and the host adds the products. Look for a `MatMul` in the lane of
+# each device:
 
 # %%
 numbers = np.array([[1, 2], [3, 4]], "float32")
 
-with tf.device("/GPU:9"):
-    product = tf.matmul(numbers, numbers)
-print(product.numpy())
-print("made on", devices.short(product.device))
+
+@tf.function
+def add_products(x):
+    products = []
+    for device in plan.devices:
+        with tf.device(device):
+            products.append(tf.matmul(x, x))
+    with tf.device(plan.host):
+        return tf.add_n(products)
+
+# %% tags=["cover"]
+total, step = trace.function_step(add_products, numbers)
+print(total)
+charts.placement_map(step)
+plt.show()
+
+# %% [markdown]
+# All devices multiplied. `x`, four numbers of 4 bytes, crosses once to each device.
+#
+# ## Break it
+#
+# **A name that is not there.** `lost` asks for `/GPU:9`, which does not exist. Look at the product,
+# and at the device that made it:
+
+# %%
+def lost(x):
+    with tf.device("/GPU:9"):
+        return tf.matmul(x, x)
+
+
+product = lost(numbers)
+print(product.numpy(), "made on", devices.short(product.device))
 
 # %% [markdown]
 # The product is right, and another device made it without a warning: the first GPU, or, without
@@ -233,54 +272,30 @@ print("made on", devices.short(product.device))
 # %%
 tf.config.set_soft_device_placement(False)
 try:
-    with tf.device("/GPU:9"):
-        tf.matmul(numbers, numbers)
+    lost(numbers)
 except tf.errors.InvalidArgumentError as error:
     print(error.message.partition(". ")[0])
-tf.config.set_soft_device_placement(True)
 
 # %% [markdown]
-# With soft placement off, a wrong name is an error. The price is that operations without a version
-# for GPUs, such as those on strings, also fail in a block that names a GPU. So the last line
-# switches it on again.
+# With soft placement off, a wrong name is an error. The error gives the device's full name: its
+# *job*, *replica* and *task* say which process has the device. In a program of one process they are
+# always `localhost`, 0 and 0.
 #
-# ## Break it
+# The price is that operations without a version for GPUs, such as those on strings, also fail in a
+# block that names a GPU. So we switch soft placement on again.
 #
-# A right value does not show where it was computed. A map of a trace does. This function multiplies
-# `x` by itself on each device, and the host adds the products. Look for a `MatMul` in the lane of
-# each device:
-
-# %% tags=["cover"]
-@tf.function
-def add_products(x):
-    products = []
-    for device in plan.devices:
-        with tf.device(device):
-            products.append(tf.matmul(x, x))
-    with tf.device(plan.host):
-        return tf.add_n(products)
-
-
-total, step = trace.function_step(add_products, numbers)
-print(total)
-charts.placement_map(step)
-plt.show()
-
-# %% [markdown]
-# All devices multiplied. `x`, four numbers of 4 bytes, crosses once to each device. Now
-# `assert_placed` checks a function that asks for `/GPU:9`, and one that multiplies only constants:
+# **Nothing but constants.** Now `assert_placed` checks a trace of `lost`, and one of a function
+# that multiplies only constants:
 
 # %%
-def lost(x):
-    with tf.device("/GPU:9"):
-        return tf.matmul(x, x)
+tf.config.set_soft_device_placement(True)
 
 
 def constant(x):
     with tf.device(plan.devices[-1]):
         return tf.matmul(numbers, numbers)
 
-
+# %%
 for function in [lost, constant]:
     try:
         assert_placed(trace.function_step(function, numbers)[1], "MatMul", plan.devices[-1:])
@@ -317,49 +332,48 @@ for function in [lost, constant]:
 # `/GPU:1` ([[04]]). While you develop, switch soft placement off. In code for any machine leave it
 # on, and check where the operations that matter ran.
 #
-# ## Names
-#
-# A device has a short name and a full one. `tf.DeviceSpec` takes either apart; a part that the name
-# lacks is `None`:
-
-# %%
-with tf.device(plan.devices[0]):
-    full = tf.ones([]).device
-print("short:", plan.devices[0], " full:", full)
-spec = tf.DeviceSpec.from_string("/cpu:1")
-print("parts:", spec.device_type, spec.device_index, spec.job, spec.task)
-
-# %% [markdown]
-# The *job*, *replica* and *task* in the full name say which process has the device. In a program of
-# one process they are `localhost`, 0 and 0, and may be left out.
-#
 # ## On your own
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
-# **1.** Write `full_name`. It takes a short name, such as `/GPU:3`, `/device:GPU:3` or `/cpu:7`,
-# and returns the full one, such as `/job:localhost/replica:0/task:0/device:GPU:3`. Of two specs,
-# `a.make_merged_spec(b)` makes one: `b`, with its gaps filled from `a`.
+# **1.** `gradients` multiplies by `a` on the first device and by `b` on the second, but its
+# backward pass is outside the blocks. Change it so that the backward pass of each product also runs
+# on the device of the product. In both checks, as with GPUs, operations outside every block run on
+# the first device.
 
 # %% tags=["exercise"]
-def full_name(name):
-    return name
+def gradients(x, a, b):
+    with tf.GradientTape() as tape:
+        tape.watch([a, b])
+        with tf.device(ends[0]):
+            middle = tf.matmul(x, a)
+        with tf.device(ends[1]):
+            value = tf.reduce_sum(tf.matmul(middle, b) ** 2)
+    return tape.gradient(value, [a, b])
 
 
-checks.full_name(full_name)
+checks.gradients(gradients)
 
 # %% tags=["solution"]
-def full_name(name):
-    machine = tf.DeviceSpec(job="localhost", replica=0, task=0)
-    return machine.make_merged_spec(tf.DeviceSpec.from_string(name)).to_string()
+def gradients(x, a, b):
+    with tf.device(ends[0]), tf.GradientTape() as first_tape:
+        first_tape.watch(a)
+        middle = tf.matmul(x, a)
+    with tf.device(ends[1]):
+        with tf.GradientTape() as second_tape:
+            second_tape.watch([middle, b])
+            value = tf.reduce_sum(tf.matmul(middle, b) ** 2)
+        of_middle, of_b = second_tape.gradient(value, [middle, b])
+    with tf.device(ends[0]):
+        of_a = first_tape.gradient(middle, a, of_middle)
+    return of_a, of_b
 
 
-checks.full_name(full_name)
+checks.gradients(gradients)
 
 # %% [markdown]
 # **2.** Here each device sends its whole product to the host. Change `add_entries` so that each
-# device still multiplies, and sends no more than 4 bytes. In the check, as with GPUs, operations
-# outside every block run on the first device.
+# device still multiplies, and sends no more than 4 bytes.
 
 # %% tags=["exercise"]
 def add_entries(x):

@@ -64,7 +64,7 @@ from mgpu_helpers.lessons.pretend import gpu_options, pretend_gpus
 #
 # | use it when you | setting | it costs |
 # |---|---|---|
-# | work on a GPU beside others | growth | some memory, as TensorFlow takes it in large pieces |
+# | work on a GPU beside others | growth | no upper bound: it can still take the whole GPU |
 # | share a GPU between two long runs | a limit for each | unused room; the CUDA context is extra |
 # | have the GPU to yourself | none | the GPU looks full, and a second program finds no room |
 #
@@ -86,13 +86,11 @@ except tf.errors.ResourceExhaustedError as error:
 
 # %% [markdown]
 # The message names the shape, type and device of what did not fit, but not what fills the memory.
-# When memory runs out on a GPU, TensorFlow logs what its own tensors hold; the log is hidden in
-# this notebook unless `TF_CPP_MIN_LOG_LEVEL=0` is in the environment.
 #
 # ## Who holds what
 #
 # The picture shows two processes on a GPU and, below it, on the host. TensorFlow's **allocator**
-# takes large pieces of memory from the driver and hands them out to tensors. When a tensor is
+# takes large pieces from the driver and hands them out to tensors. When a tensor is
 # deleted, the allocator keeps its memory for later ones. What the allocator has taken and not
 # handed out, the pictures call *kept*:
 #
@@ -139,8 +137,8 @@ drawings.rises(monitor)
 plt.show()
 
 # %% [markdown]
-# On a GPU the chart also has a curve of the driver and one of the allocator; the labels then give
-# the allocator's rises. [[03]] says what a step needs.
+# Each larger batch adds to what is held. The first `fit` also adds its graph. [[03]] says what a
+# step needs.
 #
 # ## What each setting takes
 #
@@ -154,9 +152,9 @@ plt.show()
 # - **`cuda_malloc_async`**: the driver manages the memory, and gives about what the tensors need.
 # - **Every GPU hidden**: it takes nothing.
 #
-# `scripts/hold_memory.py` makes 600 MB of tensors on a free GPU with each setting, in a process for
-# each. On a GPU the chart shows what the driver gave, with the CUDA context. Without a GPU it is
-# calculated by the rules, without the context, for an empty GPU of 16 GiB:
+# `scripts/hold_memory.py` makes 600 MB of tensors with each setting, in a process for each. Without
+# a GPU, the chart is calculated by the rules above for an empty GPU of 16 GiB, without the CUDA
+# context:
 
 # %% tags=["varies"]
 script = [sys.executable, "scripts/hold_memory.py"]
@@ -202,7 +200,7 @@ print("handed out to tensors:", memory.size_text(held["handed_out"]))
 #
 # The log has no further region, though the tensors were made twice, because TensorFlow had kept
 # their memory. It gives nothing back when another process needs it: only the end of the process
-# surely frees everything. So of two notebooks on one GPU, the first keeps what it once took, even
+# frees everything. So of two notebooks on one GPU, the first keeps what it once took, even
 # while it idles. Restart its kernel, or give each notebook a limit.
 #
 # ## Break it
@@ -246,6 +244,13 @@ with pretend_gpus(1) as gpus:
         print(error)
 
 # %% [markdown]
+# ## On GPUs
+#
+# The monitor's chart also has curves of the driver and the allocator, and its labels give the
+# allocator's rises. The chart of the settings shows what the driver gave, with the CUDA context.
+# When memory runs out, TensorFlow logs what its tensors hold, if `TF_CPP_MIN_LOG_LEVEL=0` is in the
+# environment.
+#
 # ## On your own
 #
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.

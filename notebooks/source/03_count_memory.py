@@ -10,9 +10,9 @@
 #
 # **You will learn** to
 # - have a step of your own Keras model counted,
+# - find what to do when a step does not fit,
 # - read what a step holds from a trace, in the forward and in the backward pass,
 # - count it by hand from the shapes of the layers,
-# - find what to do when a step does not fit,
 # - notice a training that keeps more with every step.
 #
 # **You need** [[00]].
@@ -104,13 +104,32 @@ plt.show()
 # | Instead | `memory.measure` traces two small batches, also of a step that is not `fit` |
 
 # %% [markdown]
+# ## It does not fit: what now
+#
+# `memory.plan` counts a step as it is, and then with each remedy, in the order in which to try
+# them. Here it counts the model above for two devices of 100 MB. Each size is that of the device
+# that holds more. The last column is the code to write, with `fit` from `mgpu_helpers`. The line
+# for `mixed_bfloat16` goes before the model is built, the others after it:
+
+# %% tags=["nbval-ignore-output"]
+advice = memory.plan(model, batch=256, devices=2, budget=100e6)
+print(*[f"{way.name:34}{memory.size_text(way.held):>8}   {way.write}" for way in advice.ways],
+      sep="\n")
+print("fits:", *[way.name for way in advice.fitting], sep="\n  ")
+
+# %% [markdown]
+# `fit.parallel` shares out the batches of a built model. The ways that fit halve the activations.
+# Moving weights and slots saves nothing: they are small here. bfloat16 saves only a fifth, because
+# batch normalization computes in float32. [[10]] and [[11]] explain the remedies.
+
+# %% [markdown]
 # ## A stack that grows and shrinks
 #
-# Why does the curve climb and fall? In the forward pass each layer computes its output. The
-# backward pass needs these outputs again, so they have to stay. It begins at the last layer. At
-# each layer it turns the gradient of the layer's output into the gradient of the output before it.
-# After that, neither the output of the layer nor its gradient is needed any more. Here are three
-# layers, and each column is a moment:
+# Why did the curve of the trace climb and fall? In the forward pass each layer computes its output.
+# The backward pass needs these outputs again, so they have to stay. This pass begins at the last
+# layer. At each layer it turns the gradient of the layer's output into the gradient of the output
+# before it. After that, neither the output of the layer nor its gradient is needed any more. Here
+# are three layers, and each column is a moment:
 #
 # ![Six columns: what is held while three layers run forward and back. The outputs of layers 1, 2
 # and 3 pile up; then gradients come and outputs go. The highest column, the peak, is at layer 2 of
@@ -125,11 +144,12 @@ plt.show()
 #
 # The next network has three convolutions, each followed by a pool. `width=0.125` makes it an eighth
 # as wide as the original, the network of [Wonik Jang's article "Multi-GPUs",
-# 2017](../docs/sources.md#jang). Its dropout is off here:
+# 2017](../docs/sources.md#jang). Its dropout is off here. Its first two layers have the largest
+# outputs:
 
 # %%
 network = networks.jang(width=0.125)
-network
+print(*str(network).splitlines()[:4], sep="\n")
 
 # %% [markdown]
 # Here is a training step with plain variables and plain gradient descent:
@@ -150,9 +170,9 @@ def train_today(x, y):
 
 
 # %% [markdown]
-# TensorFlow may run any operation whose inputs are ready, so we trace three steps and take the one
-# that held least. From left to right, the chart goes from one large tensor made or freed to the
-# next; names mark outputs. Look for the dashed line:
+# TensorFlow may run any operation whose inputs are ready, and some orders hold more than others. So
+# we trace three steps and take the one that held least, in the order of the drawing. Each place
+# to the right is one large tensor made or freed; names mark outputs. Look for the dashed line:
 
 # %% tags=["varies", "cover"]
 steps = [trace.function_step(train_today, images[:512], labels[:512])[1] for _ in range(3)]
@@ -162,8 +182,7 @@ plt.show()
 
 # %% [markdown]
 # Before the dashed line the curve climbs with the output of each layer. After it each layer adds a
-# gradient and frees its own output, so the peak comes only at the first layers, which are the
-# largest.
+# gradient and frees its own output, so the peak comes only at the first layers, the largest.
 #
 # ## Count it by hand
 #
@@ -182,28 +201,9 @@ print(f"traced {sum(held.bytes for held in largest):,}")
 # %% [markdown]
 # The count by hand is right to the byte, and these four tensors are nearly the whole peak. On
 # Intel's and AMD's processors the pool also keeps a byte for each of its 1568 outputs, the place of
-# the largest input. Traces differ with the order of the operations: a step may have freed the
-# gradients of weights before its peak, or still hold a tensor of a later layer. A trace counts only
-# what the step makes, so weights and slots come on top.
-#
-# ## It does not fit: what now
-#
-# `memory.plan` counts a step as it is, and then with each remedy, in the order in which to try
-# them. Here it counts the Keras model of the beginning for two devices of 100 MB. Each size is that
-# of the device that holds more. The last column is the code to write, with `fit` from
-# `mgpu_helpers`. The line for `mixed_bfloat16` goes before the model is built, the others after it:
-
-# %% tags=["nbval-ignore-output"]
-advice = memory.plan(model, batch=256, devices=2, budget=100e6)
-print(*[f"{way.name:34}{memory.size_text(way.held):>8}   {way.write}" for way in advice.ways],
-      sep="\n")
-print("fits:", *[way.name for way in advice.fitting], sep="\n  ")
-
-# %% [markdown]
-# `fit.parallel` shares out the batches of a built model, as `fit.strategy` does for one that is
-# made in its scope. The ways that fit halve the activations. Moving weights and slots saves
-# nothing: they are small here. bfloat16 saves only a fifth, because batch normalization
-# computes in float32. [[10]] and [[11]] explain the remedies.
+# the largest input. In another order, a step may have freed the gradients of weights before its
+# peak, or still hold a tensor of a later layer. A trace counts only what the step makes, so weights
+# and slots come on top.
 #
 # ## Break it
 #
@@ -228,7 +228,7 @@ def losses_and_tapes(steps):
 
 
 # %% tags=["varies"]
-numbers_only(2)  # warm up
+numbers_only(1)  # warm up
 with memory.Monitor(every=0.05) as monitor:
     for train in (numbers_only, losses_and_tapes):
         with monitor.phase(train.__name__):

@@ -1,18 +1,34 @@
 """Answers to the exercises of lesson 01: right ones, and wrong ones with their hints."""
 
+CELLS = ["ends ="]
 FORMULA = "tf.reduce_sum(tf.reduce_sum(x, axis=0) * tf.reduce_sum(x, axis=1))"  # the same number
 
 RIGHT = {
     1: [
         """
-def full_name(name):
-    spec = tf.DeviceSpec.from_string(name)
-    return spec.replace(job="localhost", replica=0, task=0).to_string()
+def gradients(x, a, b):
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch([a, b])
+        with tf.device(ends[0]):
+            middle = x @ a
+        with tf.device(ends[1]):
+            value = tf.reduce_sum((middle @ b) ** 2)
+    with tf.device(ends[1]):
+        of_middle, of_b = tape.gradient(value, [middle, b])
+    with tf.device(ends[0]):
+        return [tape.gradient(middle, a, of_middle), of_b]
 """,
         """
-def full_name(name):
-    kind, index = name.upper().removeprefix("/DEVICE:").strip("/").split(":")
-    return f"/job:localhost/replica:0/task:0/device:{kind}:{index}"
+@tf.function
+def gradients(x, a, b):
+    with tf.device(ends[0]):
+        middle = tf.einsum("ij,jk->ik", x, a)
+    with tf.device(ends[1]):
+        of_product = 2 * tf.matmul(middle, b)
+        of_middle = tf.matmul(of_product, b, transpose_b=True)
+        of_b = tf.matmul(middle, of_product, transpose_a=True)
+    with tf.device(ends[0]):
+        return tf.matmul(x, of_middle, transpose_a=True), of_b
 """,
     ],
     2: [
@@ -44,14 +60,16 @@ def add_entries(x):
 
 WRONG = {
     1: [
-        ("full_name = lambda name: '/job:localhost/replica:0/task:0/device:CPU:2'",
-         "the device is not /CPU:1"),
-        ("full_name = lambda name: '/job:localhost/replica:0/task:0' + name",
-         "is written /device:CPU:1"),
-        (", replica=0", "", "replica:0 is missing"),
-        (".to_string()", "", "to_string()"),
-        ("from_string(name)", "from_string(name).replace(device_index=1)",
-         "the device is not /CPU:2"),
+        ("gradients = lambda x, a, b: (a, b)", "the gradient of a is wrong"),
+        ("of_a, of_b\n", "of_a\n", "two gradients are wanted, not 5"),
+        ("of_a, of_b\n", "of_b, of_a\n", "the gradient of a is wanted"),
+        ("(middle, a, of_middle)", "(middle, a)", "it begins with that of middle"),
+        ("        of_middle, of_b", "    of_middle, of_b",
+         "/CPU:1 ran 4 products, not 2, and /CPU:2 1, not 3: call gradient in the block of /CPU:2"),
+        ("    with tf.device(ends[0]):\n        of_a", "    with tf.device(ends[1]):\n        of_a",
+         "/CPU:1 ran 1 products, not 2"),
+        ("return of_a, of_b", "return of_a, of_b + 0 * tf.matmul(middle, x, True)[0, 0]",
+         "6 products ran"),
     ],
     2: [
         ("add_entries = lambda x: tf.reduce_sum(tf.matmul(x, x))", "the sum is"),

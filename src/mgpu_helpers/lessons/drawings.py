@@ -232,7 +232,7 @@ def lab(records: Sequence[Mapping[str, Any]], growth: int, ax: Any = None) -> An
     """Draw what TensorFlow takes of a GPU with each setting, and how much of it the tensors hold.
 
     As scripts/hold_memory.py measured it; where it found no GPU, as calculated for one of 16 GiB,
-    of which growth takes so much.
+    the dashed line, of which growth takes so much.
     """
     held, gib = 600_000_000, 2**30
     bars: list[tuple[str, int, int]] = [
@@ -249,6 +249,10 @@ def lab(records: Sequence[Mapping[str, Any]], growth: int, ax: Any = None) -> An
         for each in measured:
             bars.append((each["option"], each["allocator"] or 0, max(each["driver"])))
     ax = _stacked(bars, axes(ax, size=(8, 0.9 + 0.3 * len(bars)), source=source))
+    if source:
+        ax.axvline(16 * gib / 1e9, 0, 0.8, **IDEAL)  # below the size of the longest bar
+        ax.annotate("the whole GPU", (16 * gib / 1e9, len(bars) - 1), (-6, 0), ha="right",
+                    va="center", size=9, color="#444444", textcoords="offset points")  # fmt: skip
     ax.set_title("What TensorFlow takes of a GPU with each setting", loc="left")
     return ax
 
@@ -260,7 +264,7 @@ def _stacked(bars: Sequence[tuple[str, int, int]], ax: Any) -> Any:
     own = [size / 1e9 for size in tensors]
     ax.barh(range(len(bars)), own, 0.6, color=TENSORS, label="tensors")
     ends = ax.barh(range(len(bars)), rest, 0.6, left=own, color=KEPT, edgecolor=TENSORS,
-                   linewidth=0.8, label="kept")  # fmt: skip
+                   linewidth=0.8, label="also taken")  # fmt: skip
     ax.bar_label(ends, [size_text(size) for size in taken], padding=4, size=8)
     rows(ax, list(names))
     ax.set_xlim(0, 1.2 * max(taken) / 1e9)

@@ -9,33 +9,33 @@ import numpy as np
 from mgpu_helpers import devices
 from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.lessons.checks import judge
-from mgpu_helpers.lessons.checks.judge import call, exercise, expect
+from mgpu_helpers.lessons.checks.judge import exercise, expect
 
 
 @exercise
-def full_name(function: Any) -> str:
-    """Check exercise 1 of lesson 01: the full name of a device, from its short name."""
-    import tensorflow as tf
-
-    some = [0, *np.random.default_rng(seed=3).choice(np.arange(2, 60), 2, replace=False)]
-    ways = [form.format(kind, i) for form in ("/{}:{}", "/device:{}:{}")
-            for kind in ("GPU", "cpu") for i in some]
-    for name in [*planned().devices, *ways]:
-        device = tf.DeviceSpec.from_string(name).to_string()
-        answer = call(function, name)
-        expect(answer is not None, "the function returns nothing: return the full name")
-        a_spec = isinstance(answer, tf.DeviceSpec)
-        expect(not a_spec, "it returns a spec; the name is in its to_string()")
-        expect(isinstance(answer, str), f"a device name is a string, not {answer!r}")
-        missing = [p for p in ("job:localhost", "replica:0", "task:0") if p not in answer]
-        why = f"the device is not {devices.short(device)}"
-        if missing:
-            why = f"{', '.join(missing)} is missing"
-        elif devices.short(answer) == devices.short(device):
-            why = f"in a full name the device part is written {device}"
-        right = f"/job:localhost/replica:0/task:0{device}"
-        expect(answer == right, f"for {name} it gives {answer!r}: {why}")
-    return f"{len(ways)} names of devices, each in full"
+def gradients(function: Any) -> str:
+    """Check exercise 1 of lesson 01: the backward pass of each product, where the product is."""
+    plan, rng = planned(), np.random.default_rng(seed=3)
+    x, a, b = (rng.integers(-3, 4, shape).astype("float32") for shape in ([4, 5], [5, 6], [6, 7]))
+    middle = x @ a
+    of_product = 2 * (middle @ b)
+    rights = {"a": x.T @ (of_product @ b.T), "b": middle.T @ of_product}
+    value, step = judge.traced(function, x, a, b)
+    answer = judge.listed(value, "return the gradients of a and of b")
+    expect(len(answer) == 2, f"two gradients are wanted, not {len(answer)}")
+    for (name, right), got in zip(rights.items(), answer, strict=True):
+        got = judge.numbers(got, right.shape, f"the gradient of {name} is wanted")
+        way = "it begins with that of middle" if name == "a" else "it begins with the value"
+        expect(np.allclose(got, right), f"the gradient of {name} is wrong: {way}")
+    ran = [op.device for op in step.ops if op.type in judge.PRODUCTS]
+    first, last = plan.devices[0], plan.devices[-1]
+    if first == last:
+        return f"both gradients, and {ran.count(first)} products on {first}"
+    counts = f"{first} ran {ran.count(first)} products, not 2, and {last} {ran.count(last)}, not 3"
+    expect(ran.count(last) >= 3, f"{counts}: call gradient in the block of {last}, too")
+    expect(ran.count(first) >= 2, f"{counts}: call gradient in the block of {first}, too")
+    expect(len(ran) == 5, f"{len(ran)} products ran, not 5: leave out what no gradient needs")
+    return f"both gradients, with 2 products on {first} and 3 on {last}"
 
 
 @exercise
