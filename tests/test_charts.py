@@ -563,9 +563,11 @@ def test_lines_and_dots_are_where_the_numbers_are():
     assert below[0, 0, 1] > below[0, 0, 0] and below[0, 2, 1] < below[0, 2, 0]
     ax = drawings.against_pieces({"one": {1: 8 * MB, 4: 2 * MB}})
     assert list(ax.lines[0].get_ydata()) == [8, 2]
-    ops = [Op("m/sum_0/Add", "AddV2", "/CPU:1", 0.0, 0.004), Op("b", "Add", "/CPU:2", 0.0, 0.01)]
-    steps = {"one": Trace((ops[0],), (), {}, ()), "two": Trace(tuple(ops), (), {}, ())}
-    one, two = drawings.stacked(steps, {"the sum": "sum_0"}).axes
+    ops = [Op("m/sum/Add", "AddV2", "/CPU:1", 0.0, 0.004), Op("b", "Mul", "/CPU:2", 0.0, 0.01)]
+    ops.append(Op("a", "Mul", "/CPU:1", 0.0, 0.001))
+    edges = ("a", "m/sum/Add"), ("b", "m/sum/Add"), ("a", "b")
+    steps = {"one": Trace((ops[0],), (), {}, ()), "two": Trace(tuple(ops), (), {}, edges)}
+    one, two = drawings.stacked(steps).axes
     assert one.get_xlim() == two.get_xlim() == (0, 10) and not one.lines
     assert two.get_title("left") == "two: 10.0 ms" and list(two.lines[0].get_xdata()) == [4, 4]
     ax = drawings.against_rate({"narrow": {0.1: 0.5, 1: 0.1}, "wide": {0.1: 0.8}}, of=100)
@@ -589,6 +591,8 @@ def test_lines_and_dots_are_where_the_numbers_are():
     assert list(ax.lines[0].get_ydata()) == pytest.approx([0, 8, 12, 8, 0], abs=1e-5)
     assert [*ax.lines[1].get_xdata(), ax.lines[2].get_xdata()[0]] == [2, 1.5]
     assert [text.get_text() for text in ax.texts] == ["a", "the peak", "backward pass"]
+    bars = {"a": MemoryUse(8 * MB, 16 * MB, 0, 0)}
+    assert drawings.kept(charts.held(bars), bars).texts[-1].get_text() == "24.0 MB"
     ax = drawings.seeds({"a": [0.5, 0.75], "b": [1]})
     assert [list(line.get_xdata()) for line in ax.lines] == [[50, 75], [100]]
 

@@ -171,7 +171,7 @@ def proof(build, where, x, y):
     print("apart from the beginning by over 0.001:", apart(ours, begin) > 0.001)
 
 
-proof(network, where, x[:512], y[:512])
+proof(network, where, x[:256], y[:256])
 
 # %% [markdown]
 # All weights are those of one device.
@@ -202,20 +202,17 @@ models = {"one device": whole, "between layers": between, "inside layers": model
 X, steps = 1024 * 256 * 4, {}
 for name, each in models.items():
     with tf.device(first if each is whole else plan.host):  # for what nobody placed
-        three = [trace.fit_step(each, (x, y)) for _ in range(3)]
-    steps[name] = min(three, key=lambda step: step.length)  # which was disturbed least
+        steps[name] = trace.fit_step(each, (x, y))
     print(f"{name:14} {crossed(steps[name]):9,} bytes cross")
 print(f"two pairs, by the formula: {2 * 4 * (len(pair) - 1) * X:,} bytes")
 
 # %% [markdown]
 # The pairs send what the formula says. A cut between layers sends 2 X, however many pairs there
-# are. Does a split pay? Here X is 1 MB, which takes 0.1 ms over PCIe at 12 GB/s. So the transfers
-# of a pair take 0.4 ms on two GPUs, and the split pays if half of the pair's work takes longer than
-# that. Half of a pair's 6.4 GFLOP take 0.3 ms at 10 TFLOP/s: too little. Twice as many hidden
-# numbers double the work, but not X.
+# are.
 #
-# What does each device hold at the peak of the step? "Gradients" are those of weights, with Adam's
-# temporary copies; they do not all exist at once:
+# What does each device hold at the peak of the step? The number in a bar is what it keeps between
+# steps, weights and slots. "Gradients" are those of weights, with Adam's temporary copies; they do
+# not all exist at once:
 
 # %% tags=["varies"]
 bars = {}
@@ -226,7 +223,7 @@ for name, each in models.items():
         bars[f"{name}\n{device}"] = memory.by_use(
             steps[name], device, weights=weights, slots=slots, scratch=False)  # fmt: skip
         print(f"{name:14} {device} keeps {(weights + slots) / 1e6:4.1f} MB of weights and slots")
-charts.held(bars)
+drawings.kept(charts.held(bars), bars)
 plt.show()
 
 # %% [markdown]
@@ -235,22 +232,23 @@ plt.show()
 # ## When devices work
 #
 # Each bar is an operation; very short ones side by side look pale. A device that ran two at once
-# has two lanes, and uses either. Grey is a wait:
+# has two lanes, and uses either. Grey is a wait. At a "sum" the devices' results are added up:
 
 # %% tags=["varies", "cover"]
-drawings.stacked(steps, {"sum 0": "sum_0", "sum 1": "sum_1"})
+drawings.stacked(steps)
 plt.show()
 
 # %% [markdown]
 # Split between layers, the devices take turns. Both work at once only while the second still
 # computes the gradients of its own weights. Split inside layers, both work at once on each pair,
-# forward and backward. Each waits where it needs what the other computes. Which way is the fastest
-# without tracing? In brackets is the middle half of the ratios:
+# forward and backward. A device waits where it needs what the other computes.
+#
+# Which way is the fastest without tracing? In brackets is the middle half of the ratios:
 
 # %% tags=["nbval-ignore-output"]
 runs = {name: partial(each.train_on_batch, x, y) for name, each in models.items()}
 with tf.device(first):  # where the whole model computes; the others place their own operations
-    times = timing.several(runs, repeats=10)
+    times = timing.several(runs, warmup=1, repeats=10)
 for name in ["between layers", "one device"]:
     print(timing.Comparison(times[name], times["inside layers"], (name, "inside layers")))
 
@@ -260,19 +258,7 @@ for name in ["between layers", "one device"]:
 #
 # ## Break it
 #
-# **Columns after columns.** Somebody cuts `down` by columns as well, and joins the results. A part
-# has half of the hidden numbers, so of its own columns it uses half of the rows. Look at the number
-# of weights:
-
-# %%
-parts = [*zip(np.split(a, 2, axis=1), [b[:5, :3], b[5:, 3:]])]
-joined = np.concatenate([block(batch, up, down) for up, down in parts], axis=1)
-print("the shape is right:", joined.shape == added.shape)
-print("equal to 1e-12:", np.allclose(joined, added, rtol=0, atol=1e-12))
-print(f"{a.size + b.size} weights, here {sum(up.size + down.size for up, down in parts)}")
-
-# %% [markdown]
-# Half of B is never used. To catch this, count the weights. `fit.split_layers` refuses such a cut:
+# **Columns after columns.** Somebody cuts `down` by columns as well. `fit.split_layers` refuses:
 
 # %%
 try:
@@ -282,6 +268,19 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
+# Why? A part has half of the hidden numbers, so of its own columns of B it uses half of the rows.
+# Look at the number of weights:
+
+# %%
+parts = [*zip(np.split(a, 2, axis=1), [b[:5, :3], b[5:, 3:]])]
+joined = np.concatenate([block(batch, up, down) for up, down in parts], axis=1)
+print("the shape is right:", joined.shape == added.shape)
+print("equal to 1e-12:", np.allclose(joined, added, rtol=0, atol=1e-12))
+print(f"{a.size + b.size} weights, here {sum(up.size + down.size for up, down in parts)}")
+
+# %% [markdown]
+# Half of B is never used. To catch this in a split by hand, count the weights.
+#
 # **A bias in every part.** The bias of `down` must be added once. In a new network each bias is
 # zero, so with a bias in every part the outputs are still equal. The gradient says how far the bias
 # moves in a step:
@@ -302,7 +301,7 @@ print(f"the sum of both biases moves {sum(both)[0] / right[0]:.1f} times as far"
 # weights after a step.
 #
 # **A setting that does nothing.** `ModelParallel` of `keras.distribution` splits layers on JAX.
-# TensorFlow accepts it without a word. Look at the shape of the kernel, and at where it lies:
+# TensorFlow accepts it without a word. Look at the kernel's shape and place:
 
 # %% tags=["unplaced"]
 mesh = keras.distribution.DeviceMesh((len(plan),), ["model"], plan.devices)
@@ -318,8 +317,14 @@ print(kernel.shape, "on", devices.short(kernel.value.device))
 #
 # ## On GPUs
 #
-# What follows a sum has to wait for it. So split layers belong on GPUs with a fast link, such as
-# NVLink within one machine. With 8 GPUs of one server [version 1.0 of
+# Does a split save time? What follows a sum waits for it, so a pair's transfers have to take less
+# time than the split saves. Above, X is 1 MB, which takes 0.1 ms over PCIe at 12 GB/s. So on two
+# GPUs a pair's four transfers take 0.4 ms. The split saves half of a pair's 6.4 GFLOP, which is 0.3
+# ms at 10 TFLOP/s: too little. Twice as many hidden numbers would save 0.6 ms and send no more. A
+# faster link helps, too, such as NVLink within one machine. With neither, split between layers
+# ([[14]]).
+#
+# With 8 GPUs of one server [version 1.0 of
 # Megatron-LM](https://nv-adlr.github.io/MegatronLMV1) reached 79.6 % of ideal weak scaling, where
 # the model grows with the number of GPUs. Megatron-LM adds up by an all-reduce ([[09]]),
 # `fit.split_layers` on the first GPU. Received copies take memory on GPUs, too, which the bars
@@ -344,20 +349,21 @@ def transformer():
 
 ways = {"heads": "heads", "up": "columns", "down": "rows"}
 rows = images[:, :, :, 0]
-proof(transformer, ways, rows[:512], y[:512])
+proof(transformer, ways, rows[:256], y[:256])
 
 # %%
 with tf.device(plan.host):
     model = fit.split_layers(transformer(), pair, ways)
-    model.compile(adam(), entropy())
+    model.compile("sgd", entropy())
 
 for each in model.get_layer("heads").weights[:2]:
     print(each.path, tuple(each.shape), devices.short(each.value.device))
 
 # %%
+X = 64 * 28 * 64 * 4
 with tf.device(plan.host):
     step = trace.fit_step(model, (rows[:64], y[:64]))
-print(f"{crossed(step):,} bytes, by the formula {2 * 4 * (len(pair) - 1) * 64 * 28 * 64 * 4:,}")
+print(f"{crossed(step):,} bytes, by the formula {2 * 4 * (len(pair) - 1) * X:,}")
 
 # %% [markdown]
 # The proof holds with three heads on the first device and two on the second. Attention and the pair
@@ -370,7 +376,7 @@ print(f"{crossed(step):,} bytes, by the formula {2 * 4 * (len(pair) - 1) * 64 * 
 #
 # ## On your own
 #
-# Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
+# Under each exercise is its solution, closed until you click *1 cell hidden*.
 #
 # **1.** Many language models have a gated pair: (silu(x · G) ∗ (x · U)) · D, where ∗ multiplies
 # number by number. Write `gated(g, u, d, n)`: a list with a triple of matrices, an n-th of each,
@@ -433,14 +439,12 @@ checks.losses(losses)
 #   2,097,152 bytes.
 # - One device alone keeps 27.7 MB of weights and slots; split either way, none kept more than
 #   15.1 MB.
-# - Split between layers, the devices took turns; split inside them, both worked on each pair at the
-#   same time.
+# - Split between layers, the devices took turns; split inside them, both worked at once.
 # - A bias in both parts learned 2.0 times as fast, while the outputs were equal.
 #
 # ## In practice
 #
 # If a model fits on no device, split it inside layers within a machine, and between layers across
-# machines. With still more machines, give each group of them a copy of the model and a share of the
-# batch.
+# machines.
 #
 # Next: [[14]].

@@ -168,9 +168,8 @@ print(rows(numbers.batch(5)))""")
 #
 # If the batch grows with the machines, **s > x** is enough.
 #
-# What is x? The workers exchange gradients in a ring ([[09]]). Let P be the bytes of the gradients,
-# cut into n pieces of P/n bytes. Each piece makes n - 1 hops to be added up and n - 1 to be handed
-# round: 2(n - 1)P bytes in all, so each of the n workers sends 2(n - 1)P/n.
+# What is x? The workers exchange the P bytes of the gradients in a ring ([[09]]). Each of n workers
+# sends a piece of P/n bytes in each of 2(n - 1) rounds, so 2(n - 1)P/n bytes in all.
 #
 # How long does that take over a slow link? On one machine `benchmarks/link.py` gives each worker a
 # network of its own, with links of 200 or 50 Mbit/s, and its [card](../results/link.json) has the
@@ -186,10 +185,11 @@ for row in card.get("links", []):
 
 # %% [markdown]
 # An exchange takes 10 to 20 % longer than "ring". TCP's overhead and a fixed 0.02 s explain most of
-# it, except in the last row (exercise 2). At 200 Mbit/s, the 102 MB of a network like ResNet-50
-# would take more than four seconds: with the same batch, a second machine pays if a step takes over
-# eight. `fit.strategy` sends the last layers' gradients first, so a part of x passes while the
-# backward pass still runs.
+# it, except in the last row (exercise 2).
+#
+# Over 10 Gbit/s, the 102 MB of a network like ResNet-50 take at least 0.08 s on two machines. By
+# s > 2x a step then has to take over 0.16 s. `fit.strategy` sends the last layers' gradients first,
+# so a part of x passes while the backward pass still runs.
 #
 # ## When not to
 #

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -99,6 +100,15 @@ def climb(step: Any, device: str, ax: Any = None) -> Any:
     ax.set_ylim(0, 1.2 * max(reached) or 1)
     return label(ax, f"What one step holds on {device}", "large tensors made or freed",
                  "live memory, MB")  # fmt: skip
+
+
+def kept(ax: Any, bars: Mapping[str, MemoryUse]) -> Any:
+    """Write into each bar of `charts.held` what stays between steps, at the end of the slots."""
+    for row, each in enumerate(bars.values()):
+        size = (each.weights + each.slots) / 1e6
+        ax.annotate(f"{size:.1f} MB", (size, row), (-4, 0), ha="right", va="center", size=9,
+                    color="white", textcoords="offset points")  # fmt: skip
+    return ax
 
 
 SHADE, LIMIT = "#e6e8eb", "#9a9ea5"  # what runs forward, and the most that is held
@@ -465,12 +475,11 @@ def seeds(found: Mapping[str, Sequence[float]], ax: Any = None) -> Any:
     return label(ax, "Accuracy on unseen digits, a point for each seed", "right answers, %")
 
 
-def stacked(steps: Mapping[str, Trace], moments: Mapping[str, str]) -> Any:
+def stacked(steps: Mapping[str, Trace]) -> Any:
     """Draw when the devices of each step worked, below each other over the same milliseconds.
 
-    A dashed line stands where the backward pass begins, and in the last step where the first
-    operation of a layer ends, which moments names by the text beside it. A device's waits are grey.
-    What runs on the host is left out.
+    A dashed line stands where the backward pass begins, and where results of several devices have
+    been added up. A device's waits are grey. What runs on the host is left out.
     """
     import matplotlib.pyplot as plt
 
@@ -490,15 +499,10 @@ def stacked(steps: Mapping[str, Trace], moments: Mapping[str, str]) -> Any:
         for row, device in enumerate(step.devices):
             ax.broken_barh([(start, end - start) for start, end in _waits(step, device)],
                            (row - 0.38, 0.76), facecolor=HOST, alpha=0.25)  # fmt: skip
-        marks = {
-            text: min(op.end for op in step.ops if f"/{layer}" in op.name)
-            for text, layer in moments.items() if ax is panels[-1, 0]
-        }  # fmt: skip
-        beside = dict.fromkeys(marks, (-3, "right"))
+        marks = [(at, "sum", -3, "right") for at in _sums(step)]
         if (begins := backward_begins(step)) is not None:
-            marks["backward pass"] = begins
-        for text, at in marks.items():
-            x, align = beside.get(text, (3, "left"))
+            marks.append((begins, "backward pass", 3, "left"))
+        for at, text, x, align in marks:
             ax.axvline(1e3 * at, color="#444444", linestyle="--", linewidth=1)
             ax.annotate(text, (1e3 * at, 0), (x, 3), xycoords=ax.get_xaxis_transform(), ha=align,
                         textcoords="offset points", size=8.5, color="#444444")  # fmt: skip
@@ -506,6 +510,15 @@ def stacked(steps: Mapping[str, Trace], moments: Mapping[str, str]) -> Any:
     panels[-1, 0].set_xlabel("time in the step, ms")
     panels[-1, 0].set_xlim(0, 1e3 * max(step.length for step in own.values()))
     return figure
+
+
+def _sums(step: Trace) -> list[float]:
+    """List when an addition ended that used results of several devices."""
+    where, makers = {op.name: op.device for op in step.ops}, defaultdict[str, set[str]](set)
+    for maker, user in step.edges:
+        if maker in where:
+            makers[user].add(where[maker])
+    return [op.end for op in step.ops if "Add" in op.type and len(makers[op.name]) > 1]
 
 
 def _waits(step: Trace, device: str) -> list[tuple[float, float]]:
