@@ -135,6 +135,21 @@ def test_the_model_and_its_callbacks_are_as_they_were(keras, data):
     assert model.history is history and set(vars(model)) == attributes
 
 
+def test_a_batch_in_memory_has_no_input_to_leave_out(keras, data):
+    """Its steps would be timed twice, and what differs by chance would be called the input."""
+    trainings = []
+
+    class Counts(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            trainings.append(1)
+
+    model = model_of(keras)
+    fit.explain(model, data, callbacks=[Counts()], steps=4)
+    of_a_dataset = len(trainings)
+    fit.explain(model, next(iter(data)), callbacks=[Counts()], steps=4)
+    assert len(trainings) - of_a_dataset == of_a_dataset - 1
+
+
 def test_a_training_that_stops_is_too_short_to_time(keras, data):
     class Stops(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):

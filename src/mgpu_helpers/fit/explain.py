@@ -85,9 +85,10 @@ def explain(
         model.optimizer.build(model.trainable_variables)
     with _as_it_was(model):
         now = _Run(model, data, callbacks, steps)
-        shapes = now.traces > 3 or (model.jit_compile is True and _shapes_differ(data))
-        known = _Run(model, batch, callbacks, steps)
-        without["new shapes" if shapes else "input"] = known.step
+        if not isinstance(data, tuple):  # a batch in memory is no input to wait for
+            shapes = now.traces > 3 or (model.jit_compile is True and _shapes_differ(data))
+            known = _Run(model, batch, callbacks, steps)
+            without["new shapes" if shapes else "input"] = known.step
         if callbacks:
             without["callbacks"] = _Run(model, data, (), steps).step
         eager = model.run_eagerly
