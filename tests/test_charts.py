@@ -19,6 +19,7 @@ from conftest import ROOT
 from mgpu_helpers import charts, devices, memory, pipeline, scaling, timing, whatif
 from mgpu_helpers.charts.base import HOST, PALETTE, colour
 from mgpu_helpers.lessons import drawings, networks, published, schedules
+from mgpu_helpers.lessons.state import fullest, share_of_weights, weights_held
 from mgpu_helpers.memory import MemoryUse, Monitor
 from mgpu_helpers.memory.predict import Predicted
 from mgpu_helpers.memory.watch import Phase, Sample
@@ -595,6 +596,32 @@ def test_lines_and_dots_are_where_the_numbers_are():
     assert drawings.kept(charts.held(bars), bars).texts[-1].get_text() == "24.0 MB"
     ax = drawings.seeds({"a": [0.5, 0.75], "b": [1]})
     assert [list(line.get_xdata()) for line in ax.lines] == [[50, 75], [100]]
+
+
+def test_weights_along_a_step_are_those_owned_and_copies_until_their_last_use():
+    import matplotlib.pyplot as plt
+
+    def weight(device, bytes):
+        shape, dtype = SimpleNamespace(num_elements=lambda: bytes // 4), SimpleNamespace(size=4)
+        return SimpleNamespace(value=SimpleNamespace(device=device, shape=shape, dtype=dtype))
+
+    one = "/CPU:1"
+    state = [(weight(device, bytes), SimpleNamespace(variables=[]), device)
+             for device, bytes in [(one, 240), ("/CPU:0", 80), ("/CPU:0", 80)]]  # fmt: skip
+    ran = [("copy", "Snapshot", 80), ("use", "MatMul", 8), ("copy_1", "Snapshot", 80),
+           ("loss", "SoftmaxCrossEntropy", 4), ("last", "MatMul", 8)]  # fmt: skip
+    ops = tuple(Op(name, kind, one, float(i), 0.5, size) for i, (name, kind, size) in
+                enumerate(ran))  # fmt: skip
+    edges = ("copy", "use"), ("copy", "last"), ("copy_1", "loss")
+    step = Trace(ops, (), {}, edges, allocations=(Allocation("use", one, 800, 1.0, 1.5),))
+    held = [size for _, size in weights_held(state, step, one)]
+    assert held == [240, 320, 400, 320, 240]
+    assert share_of_weights(state, step) == 1
+    assert fullest(state, step) == 240 + 80 + 800  # the copy is in no record
+    drawings.weights_along({"a step": (state, step)}, one)
+    (ax,) = plt.gcf().axes
+    assert ax.get_title("left") == "a step"
+    assert [line.get_xdata()[0] for line in ax.lines] == [0, 3]
 
 
 def test_the_hills_of_a_curve_are_numbered_where_it_has_several_and_what_runs_forward_is_shaded():

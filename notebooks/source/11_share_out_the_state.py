@@ -25,14 +25,13 @@ plan
 from functools import partial
 
 import keras
-import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
 
 from mgpu_helpers import devices, fit, trace
 from mgpu_helpers.lessons import digits, drawings
 from mgpu_helpers.lessons.checks import lesson_11 as checks
-from mgpu_helpers.lessons.state import apart, at_rest, fullest, show
+from mgpu_helpers.lessons.state import apart, at_rest, fullest, share_of_weights, show
 
 # %% [markdown]
 # ## The lines to paste
@@ -149,8 +148,8 @@ for device in plan.devices:
     print(f"{device}  {held_now[device] / sum(map(np.size, start)):.1f} bytes a parameter")
 
 # %% [markdown]
-# One device would hold 12 bytes a parameter. Each of the two holds about half; exactly half is
-# impossible with whole weights.
+# One device would hold 12 bytes a parameter. Each of the two holds about half, because here each
+# weight stays whole. ZeRO and FSDP cut every weight, so there the shares are equal.
 #
 # ## By hand: the step
 #
@@ -225,26 +224,26 @@ print("and above 1e-3 from the start:", apart(of_two, start) > 1e-3)
 #
 # For each weight, n - 1 devices fetch a copy from the owner and send a gradient back. With P for
 # the bytes of all weights, that is 2(n - 1)P a step. To compare, towers have all weights on the
-# first device. `fullest` gives the peak of the fullest device, scaled to a million parameters, and
-# tells weights, slots, gradients and activations apart:
+# first device. `fullest` gives the most bytes that one device holds in a traced step, counting
+# weights, copies of weights, slots, gradients and activations:
 
 # %%
 def measure(name, step, owner):
     state, P = begin(owner), sum(value.nbytes for value in start)
     traced = trace.function_step(partial(step, state, plan.devices), x, y)[1]
     print(f"{name}: {sum(traced.bytes_between().values()) / P:.1f} P cross, n = {len(plan)}")
-    return fullest(state, traced)
+    return state, traced
 
 
 # %%
-uses = {"towers": measure("towers", train_step, all_on_first)}
-uses["stage 2"] = measure("stage 2", train_step, owner)
-print("stage 2 holds below 90 %:", uses["stage 2"].total < 0.9 * uses["towers"].total)
+towers = measure("towers", train_step, all_on_first)
+stage_2 = measure("stage 2", train_step, owner)
+print("stage 2 holds below 90 % of towers:", fullest(*stage_2) < 0.9 * fullest(*towers))
 
 # %% [markdown]
 # Stage 2 sends no more bytes than towers, and holds less. In the paper's stage 2 each device keeps
-# all weights. In ours, and with `fit.shard`, a device has all weights only within a step. Stage 3
-# exists only by hand.
+# all weights. In ours a device has all weights only within a step. This is what `fit.shard` does.
+# Stage 3 exists only by hand.
 #
 # ## Stage 3: fetch each layer when it is needed
 #
@@ -294,7 +293,7 @@ def backward(state, device, inputs, slope):
 # %% [markdown]
 # `tower_3` joins both passes. Of each weight, two copies and one gradient should cross for each
 # device but the owner. Of the first weight only one copy crosses: no layer is before it, so
-# TensorFlow leaves the second copy out. A chart then compares what is held with the formula:
+# TensorFlow leaves the second copy out. A chart then shows the weights that a device holds:
 
 # %%
 def tower_3(state, device, x, y):
@@ -306,24 +305,21 @@ def tower_3(state, device, x, y):
         return backward(state, device, inputs, tape.gradient(value, product))
 
 
-stage_3 = partial(train_step, tower=tower_3)
-of_three = trained(stage_3, owner, plan.devices)
+of_three = trained(partial(train_step, tower=tower_3), owner, plan.devices)
 print("stage 3 is below 1e-12 from one device:", apart(of_three, of_one) < 1e-12)
-uses["stage 3"] = measure("stage 3", stage_3, owner)
+stage_3 = measure("stage 3", partial(train_step, tower=tower_3), owner)
 
 # %% tags=["varies", "cover"]
-stages = {"towers": 0, "stage 2": 2, "stage 3": 3}
-drawings.beside({name: parts(len(plan), stage) for name, stage in stages.items()}, uses)
-plt.show()
+runs = {"towers": towers, "stage 2": stage_2, "stage 3": stage_3}
+for name, run in runs.items():
+    print(f"{name}: a device holds up to {share_of_weights(*run):.0%} of the weights")
+drawings.weights_along(runs, plan.devices[0])
 
 # %% [markdown]
-# By the formula, a device holds all weights in towers and in stage 2, and in stage 3 only its own,
-# without any copy. In the measured steps each copy and each gradient is freed after its last use,
-# and a weight is updated as soon as its gradients are there. So a measured bar may be shorter:
-# where the peak comes when the copies are already freed, the bar of stage 2, too, has only the
-# weights that the device owns. Two things that the formula leaves out make a bar longer: Adam's
-# temporary tensors, which the chart counts as gradients, and activations. Operations run in another
-# order each time, so the peaks differ.
+# In stage 2 the copies add up until the device has all weights. In stage 3 it has one copy at a
+# time, so it never holds much more than its own weights. The formula leaves this copy out. It also
+# leaves out activations and Adam's temporary tensors. `fullest` counts these, too. Its result
+# differs from step to step, because operations run in another order each time.
 #
 # ## Break it
 #
@@ -448,6 +444,7 @@ checks.clipped(clipped)
 # - By the formula, of the 16.0 bytes a parameter, stage 3 leaves 2.0 on each of 8 devices.
 # - By hand, both stages were below 1e-12 from one device.
 # - In a step of stage 2, 2.0 P crossed, as with towers. In one of stage 3, it was 2.9 P.
+# - In stage 2 a device came to hold 100% of the weights, in stage 3 at most 60%.
 # - Only the comparison with one device caught the update for each gradient.
 #
 # ## In practice

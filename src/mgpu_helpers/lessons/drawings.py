@@ -28,11 +28,10 @@ from mgpu_helpers.charts.base import (
 )
 from mgpu_helpers.charts.base import sizes as text_sizes
 from mgpu_helpers.charts.map import placement_map
-from mgpu_helpers.charts.memory import PARTS, backward_begins
+from mgpu_helpers.charts.memory import backward_begins
 from mgpu_helpers.charts.memory import monitor as draw_monitor
 from mgpu_helpers.charts.steps import bars_of, timeline
 from mgpu_helpers.devices.plan import planned
-from mgpu_helpers.memory import MemoryUse
 
 if TYPE_CHECKING:
     from mgpu_helpers.lessons.lesson_06 import Run
@@ -112,35 +111,46 @@ def kept(ax: Any, bars: Mapping[str, MemoryUse]) -> Any:
 
 
 SHADE, LIMIT = "#e6e8eb", "#9a9ea5"  # what runs forward, and the most that is held
+COPY = "#d55e00"  # as in pictures/11_one_copy.svg
 
 
-def beside(formula: Mapping[str, Sequence[float]], measured: Mapping[str, MemoryUse]) -> Any:
-    """Draw what the fullest device holds in a step, as a pair of bars: by a formula, and measured.
+def weights_along(runs: Mapping[str, tuple[Sequence[Any], Trace]], device: str) -> None:
+    """Draw the weights that a device holds along each step: its own, and on top fetched copies.
 
-    Of each name, formula has the bytes a parameter of weight, gradient and slots; measured is for a
-    million parameters.
+    Of each name, runs has the state (each weight with its optimizer and its owner) and the step.
+    Across are the moments at which a copy comes or goes, without their times. The dashed line is
+    where the loss is computed.
     """
-    bars, at = [], np.array([2.7 * i + below for i in range(len(formula)) for below in (0, 0.8)])
-    for name, sizes in formula.items():
-        weights, gradients, slots = [round(1e6 * size) for size in sizes]
-        bars += [MemoryUse(weights, slots, gradients, 0), measured[name]]
-    ax, reached = axes(None, size=(8, 4.2)), np.zeros(len(bars))
-    for part, shade in PARTS.items():
-        lengths = np.array([getattr(each, part) / 1e6 for each in bars])
-        if lengths.any():
-            ax.barh(at, lengths, 0.7, reached, color=shade, label=part, edgecolor="#8f949c",
-                    linewidth=0.5)  # fmt: skip
-            reached += lengths
-    for row, end, each in zip(at, reached, bars, strict=True):
-        ax.annotate(size_text(each.total), (end, row), (4, 0), va="center", size=9,
-                    textcoords="offset points")  # fmt: skip
-    for name, row in zip(formula, at[::2], strict=True):
-        ax.annotate(name, (0, row - 0.45), (3, 0), va="bottom", weight="bold",
-                    textcoords="offset points")  # fmt: skip
-    ax.set_yticks(at, ["by the formula", "measured"] * len(formula))
-    ax.set(xlim=(0, 1.18 * reached.max()), ylim=(at[-1] + 0.6, -1.1))
-    return label(ax, "The fullest device in a step, for a million parameters", "memory, MB",
-                 legend=True)  # fmt: skip
+    import matplotlib.pyplot as plt
+
+    from mgpu_helpers.lessons.state import weights_held
+
+    with plt.style.context(style()):
+        figure, panels = plt.subplots(1, len(runs), figsize=(8, 3.6), sharey=True, squeeze=False)
+        layout: Any = figure.get_layout_engine()
+        layout.set(rect=(0, 0.05, 1, 0.95))
+        for ax, (name, (state, step)) in zip(panels.flat, runs.items(), strict=True):
+            whole = sum(weight.value.dtype.size * weight.value.shape.num_elements()
+                        for weight, *_ in state)  # fmt: skip
+            times, sizes = zip(*weights_held(state, step, device), strict=True)
+            held = 100 * np.array([*sizes, sizes[-1]]) / whole
+            places = np.arange(len(held))
+            own = ax.fill_between(places, held[0], color=colour(device), lw=0)
+            copies = ax.fill_between(places, held[0], held, step="post", color=COPY, lw=0)
+            ax.axhline(100, color=LIMIT, linewidth=1)
+            lost = [op.end for op in step.ops
+                    if "CrossEntropy" in op.type and op.device == device]  # fmt: skip
+            if lost and len(times) > 1:
+                begins = int(np.searchsorted(times, max(lost)))
+                ax.axvline(begins, **IDEAL)
+                ax.annotate("backward", (begins, 105), (4, 0), size=9, color="#444444",
+                            textcoords="offset points")  # fmt: skip
+            label(ax, name, "copies come and go,\nin their order" if len(held) > 2 else "no copies",
+                  f"weights on {device}, % of all" if ax in panels[:, 0] else "")  # fmt: skip
+            ax.set(xticks=[], xlim=(0, max(len(held) - 1, 1)), ylim=(0, 115))
+        names = f"owned by {device}", "copies that it fetched"
+        figure.legend([own, copies], names, loc="outside upper left", ncols=2, frameon=False)
+        corner(figure)
 
 
 def hills(steps: Mapping[str, Any], device: str) -> None:

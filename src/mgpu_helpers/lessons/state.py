@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from mgpu_helpers import memory, trace
 from mgpu_helpers.devices import short
 from mgpu_helpers.devices.plan import planned
+from mgpu_helpers.trace.records import Allocation, curve
 
 
 def at_rest(variables: Iterable[Any]) -> dict[str, int]:
@@ -60,22 +60,43 @@ def apart(ours: Iterable[Any], theirs: Iterable[Any]) -> float:
     return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
 
 
-def fullest(state: Sequence[tuple[Any, Any, str]], step: trace.Trace) -> memory.MemoryUse:
-    """Give what the fullest device holds at the peak of a step, for a million parameters, by use.
+def weights_held(
+    state: Sequence[tuple[Any, Any, str]], step: trace.Trace, device: str
+) -> tuple[tuple[float, int], ...]:
+    """Give the bytes of weights that a device holds in a step: moments, and what it has from then.
 
-    state lists each weight with its optimizer and its owner. A fetched copy counts as a weight.
+    state lists each weight with its optimizer and its owner. A fetched copy counts until its last
+    use ends.
     """
-    uses = [_held(state, step, device) for device in planned().devices]
-    most = max(uses, key=lambda use: use.total)
-    parameters = sum(weight.value.shape.num_elements() for weight, *_ in state)
-    sizes = {name: round(10**6 * size / parameters) for name, size in most.uses.items()}
-    return memory.MemoryUse(**sizes)
+    own = at_rest(weight for weight, *_ in state)[device]
+    return tuple((moment, own + size) for moment, size in curve(_copies(step, device)))
 
 
-def _held(state: Sequence[Any], step: trace.Trace, device: str) -> memory.MemoryUse:
-    """Split what a device holds at the peak of a step by use."""
-    weights = at_rest(weight for weight, *_ in state)[device]
-    slots = at_rest(slot for _, adam, _ in state for slot in adam.variables)[device]
-    copies = sum(each.bytes for each in memory.at_peak(step, device) if "Snapshot" in each.op)
-    use = memory.by_use(step, device, weights=weights + copies, slots=slots)
-    return replace(use, activations=use.activations - copies)
+def share_of_weights(state: Sequence[tuple[Any, Any, str]], step: trace.Trace) -> float:
+    """Give the most that one device holds of the weights in a step, as a share of all of them."""
+    whole = sum(at_rest(weight for weight, *_ in state).values())
+    held = (weights_held(state, step, device) for device in planned().devices)
+    return max(size for curve in held for _, size in curve) / whole
+
+
+def fullest(state: Sequence[tuple[Any, Any, str]], step: trace.Trace) -> int:
+    """Give the most bytes that one device holds in a step, with its weights and slots."""
+    return max(_most(state, step, device) for device in planned().devices)
+
+
+def _copies(step: trace.Trace, device: str) -> list[Allocation]:
+    """List the copies of weights that a device fetched, until the last use of each."""
+    made = {op.name: op for op in step.ops if op.type == "Snapshot" and op.device == device}
+    ends = {op.name: op.end for op in step.ops}
+    over = {name: max((ends.get(b, op.end) for a, b in step.edges if a == name), default=op.end)
+            for name, op in made.items()}  # fmt: skip
+    return [Allocation(op.name, device, op.bytes, op.start, over[op.name]) for op in made.values()]
+
+
+def _most(state: Sequence[Any], step: trace.Trace, device: str) -> int:
+    """Count what a device holds at the peak of a step, with its weights and slots."""
+    own = at_rest(each for weight, adam, _ in state for each in [weight, *adam.variables])[device]
+    held = [each for each in step.allocations if each.device == device]
+    seen = {each.op for each in held}  # a GPU's trace has no copy that it received
+    held += [copy for copy in _copies(step, device) if copy.op not in seen]
+    return own + max(size for _, size in curve(held))
