@@ -321,6 +321,15 @@ def calls(runs: Mapping[str, Run]) -> Iterator[tuple[Any, Run]]:
                   "time, s" if ax is grid[-1, 0] else "")  # fmt: skip
 
 
+def limit(ax: Any, size: int | float) -> Any:
+    """Add what a device may hold, in bytes, as a dashed line to a chart of `charts.held`."""
+    ax.axvline(size / 1e6, **IDEAL)
+    ax.annotate(f"limit {size_text(round(size))}", (size / 1e6, 1), (3, 2), size=9, va="bottom",
+                color="#444444", xycoords=ax.get_xaxis_transform(),
+                textcoords="offset points")  # fmt: skip
+    return ax
+
+
 def against_rate(curves: Mapping[str, Mapping[float, float]], ax: Any = None, *, of: int) -> Any:
     """Draw the share of right answers, 0 to 1, against the learning rate, a line for each name.
 
