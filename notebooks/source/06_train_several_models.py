@@ -25,6 +25,7 @@ plan
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import keras
 import matplotlib.pyplot as plt
@@ -33,10 +34,10 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 from keras import layers
 
-from mgpu_helpers import charts, ensemble, timing, trace
+from mgpu_helpers import charts, timing, trace
 from mgpu_helpers.lessons import digits, drawings, networks
 from mgpu_helpers.lessons.checks import lesson_06 as checks
-from mgpu_helpers.lessons.lesson_06 import watched
+from mgpu_helpers.lessons.lesson_06 import stepped, timed, watched
 
 # %% [markdown]
 # ## The lines to paste
@@ -85,8 +86,8 @@ models = build_both()
 # %% [markdown]
 # Then each `fit` runs in a **thread**, a part of a program that runs beside its other parts.
 # `pool.map` calls `train` for all models at the same time and returns the histories in the order of
-# the models. The second cell traces a step of each model, also in a thread and in the block of the
-# model's device, and prints where the convolutions ran. A trace leaves the weights as they were:
+# the models. The second cell traces a step of each model in the block of its device, as in `train`,
+# and prints where the convolutions ran. A trace leaves the weights as they were:
 
 # %%
 def train(model, device, epochs=2, callbacks=None):
@@ -98,16 +99,11 @@ with ThreadPoolExecutor(len(models)) as pool:
     histories = list(pool.map(train, models, homes))
 
 # %%
-def convolves(model, device):
+for name, model, device, history in zip(names, models, homes, histories):
     with tf.device(device):
         step = trace.fit_step(model, (images[:128], labels[:128]))
-    return {op.device for op in step.ops if "Conv2D" in op.type}
-
-
-for name, model, device, history in zip(names, models, homes, histories):
-    with ThreadPoolExecutor(1) as pool:
-        found = pool.submit(convolves, model, device).result()
-    print(f"{name}: loss {history['loss'][-1]:.1f}, convolutions on", *found)
+    ran = {op.device for op in step.ops if "Conv2D" in op.type}
+    print(f"{name}: loss {history['loss'][-1]:.1f}, convolutions on", *ran)
 
 # %% [markdown]
 # Each model's step ran on its own device. The table compares threads with two other ways:
@@ -121,13 +117,13 @@ for name, model, device, history in zip(names, models, homes, histories):
 # ## How it works
 #
 # The upper half of the drawing shows what most loops do. The lower half is the best that the lines
-# above can do, with each model as fast as alone:
+# above can do:
 #
 # ![Two devices over time. In turn, each is idle while the other trains. At once, both begin
 # together.](pictures/06_turns.svg)
 #
 # Here are both ways as functions. Then, in one `tf.device` block, `look` makes a tensor in this
-# thread and another in a new one. On which devices are they?
+# thread and one in a new thread. On which devices are they?
 
 # %% tags=["unplaced"]
 def in_turn(work, *given):
@@ -165,8 +161,8 @@ def first_weights(size, device):
         return build(size).get_weights()
 
 
-alone, same = build_both(), []
-for model, weights in zip(alone, at_once(first_weights, units, homes)):
+twins, same = build_both(), []
+for model, weights in zip(twins, at_once(first_weights, units, homes)):
     same += map(np.array_equal, model.get_weights(), weights)
 print("as built in turn:", all(same))
 
@@ -175,7 +171,7 @@ print("as built in turn:", all(same))
 #
 # ## Proof: the same weights
 #
-# Training at once must give what training in turn gives. So the models of `alone`, which have the
+# Training at once must give what training in turn gives. So the models of `twins`, which have the
 # same seeds, train in turn. `compare` counts the numbers that differ, in all variables of the
 # models and of their optimizers:
 
@@ -194,8 +190,8 @@ def compare(one, other):
 
 
 # %%
-in_turn(train, alone, homes)
-compare(values(models), values(alone))
+in_turn(train, twins, homes)
+compare(values(models), values(twins))
 
 # %% [markdown]
 # None differs, because in `cores` mode each operation computes with one thread of the processor,
@@ -205,25 +201,27 @@ compare(values(models), values(alone))
 #
 # One `tf.function` can hold a step of each model. The steps do not depend on each other, so
 # TensorFlow can run them at the same time after a single call from Python. `train_step` is what
-# `fit` runs for each batch. After the 8 batches of one pass, are the losses those of `fit`?
+# `fit` runs for each batch. The models of `joined` have the same seeds once more. After the 8
+# batches of one pass, are their losses those of `fit`?
 
 # %%
-pair = build_both()
+joined = build_both()
+
+
+def one_step(which, x, y):
+    with tf.device(homes[which]):
+        return joined[which].train_step((x, y))["loss"]
 
 
 @tf.function
 def step_all(x, y):
-    losses = []
-    for model, device in zip(pair, homes):
-        with tf.device(device):
-            losses.append(model.train_step((x, y))["loss"])
-    return losses
+    return [one_step(which, x, y) for which in range(2)]
 
 
 # %%
 batches = list(zip(np.split(images, 8), np.split(labels, 8)))
 for x, y in batches:
-    losses = np.array(step_all(x, y))  # of all batches so far, as fit's bar shows it
+    losses = np.array(step_all(x, y))  # a mean over the pass, as fit's progress bar shows it
 of_fit = [history["loss"][0] for history in histories]
 print("less than 0.1 % from those of fit:", np.allclose(losses, of_fit, rtol=1e-3))
 
@@ -234,45 +232,45 @@ print("less than 0.1 % from those of fit:", np.allclose(losses, of_fit, rtol=1e-
 #
 # Python has one lock for all threads, the **GIL** (global interpreter lock), and only the thread
 # that holds it runs Python code. TensorFlow releases the lock while it computes a step, and
-# meanwhile another thread can start a step of its own.
+# meanwhile another thread can start its own.
 #
-# Here each of the three ways trains two models for two passes, five times. All have run before, so
-# nothing is traced any more. `watched` gives each `train` a callback that notes when its steps run.
-# Each ratio is the median of five pairs of runs, and the middle half of the five lies in the
-# brackets. In the chart of the last pair with `fit`, each bar is a step, and each pale box a pass:
+# Here four ways train two models for a pass: `fit` in turn and at once, a function for each model
+# in turn, and one function for both. All have run before, so nothing is traced. Each ratio is the
+# median of five pairs of runs, and the middle half of the five lies in the brackets. The chart
+# shows the run of each way that is nearest to its median: each bar is a step, and each pale box a
+# call of `fit`. Which way is fastest?
 
 # %%
-def one_function():
-    for x, y in 2 * batches:
-        losses = step_all(x, y)
-    return np.array(losses)  # waits for the last step
+step_each = tf.function(one_step)  # traced for each model
+for which in range(2):
+    step_each(which, *batches[0])
 
+ways = {
+    "fit, in turn": lambda: watched(in_turn, train, twins, homes, [1, 1]),
+    "fit, at once": lambda: watched(at_once, train, twins, homes, [1, 1]),
+    "functions, in turn": lambda: stepped(batches, partial(step_each, 0), partial(step_each, 1)),
+    "one function": lambda: stepped(batches, step_all),
+}
+
+# %% tags=["varies"]
+took, runs = timed(ways, repeats=5)
+pairs = [("fit, in turn", "fit, at once"), ("functions, in turn", "one function"),
+         ("fit, in turn", "one function")]  # fmt: skip
+for slow, fast in pairs:
+    print(timing.Comparison(took[slow], took[fast], (slow, fast)))
 
 # %% tags=["varies", "cover"]
-runs = {}
-
-
-def with_fit(name, way):
-    runs[name] = watched(way, train, alone, homes, [2, 2])  # two passes each
-
-
-ways = {"in turn": lambda: with_fit("in turn", in_turn),
-        "at once": lambda: with_fit("at once", at_once),
-        "one function": one_function}  # fmt: skip
-took = timing.several(ways, warmup=0, repeats=5)
-for name in ("at once", "one function"):
-    print(timing.Comparison(took["in turn"], took[name], ("in turn", name)))
-for ax, run in drawings.passes(runs):
+for ax, run in drawings.calls(runs):
     charts.spans(dict(zip(names, run.spans)), dict(zip(names, homes)), ax)
 plt.show()
 
 # %% [markdown]
-# Where a box has no bars, no step of its model runs: `fit` does other work there, or its thread
-# waits. Where models share a processor, their steps take longer, too. So training at once is
-# usually faster than in turn, but not twice as fast.
+# One function is. It leaves out what `fit` does around each step, and its call runs a step of each
+# model at the same time, so each of its bars is in both rows.
 #
-# One function leaves out what `fit` does around each step, so it can be more than 2 times as fast
-# even on two cores.
+# Where a box has no bars, `fit` does other work, or its thread waits. Where models share a
+# processor, their steps take longer, too. So `fit` at once is usually faster than in turn, but not
+# twice as fast.
 #
 # ## Vote
 #
@@ -280,34 +278,53 @@ plt.show()
 # and the class named most often wins. Where the **average** of the probabilities decides, a model
 # that is sure counts for more.
 #
-# A third model, `tiny`, joins on the third device, or on the first where there are only two. All
-# three train for six passes, `small` and `large` after the two from above, and predict 360 digits
-# that they have not seen. In the chart, a line reaches one *standard error* to each side of its
-# point, the usual distance from the true share. The dashed line is the mean of the three models'
-# accuracies.
+# The models may be of different kinds. `flat` has BatchNormalization and a metric, and joins on the
+# third device, or on the first of two. All three train for four passes at once, `small` and `large`
+# after their first two, and a callback saves `flat`. Does the saved model have its numbers, also
+# the moving averages and Adam's?
 
 # %%
-names, homes = [*names, "tiny"], [*homes, plan.devices[2 % len(plan)]]
-keras.utils.set_random_seed(150)
-with tf.device(homes[2]):
-    models.append(build(150, rate=1e-2))
-at_once(train, models, homes, [6, 6, 6])
+places = [*homes, plan.devices[2 % len(plan)]]
+keras.utils.set_random_seed(1)
+with tf.device(places[2]):
+    inner = [layers.Flatten(), layers.BatchNormalization(momentum=0.9), layers.Dense(10, "softmax")]
+    flat = keras.Sequential([keras.Input([28, 28, 1]), *inner])
+    adam = keras.optimizers.Adam(0.01)
+    flat.compile(adam, "sparse_categorical_crossentropy", metrics=["accuracy"])
+
+# %%
+voters = [*models, flat]
+with tempfile.TemporaryDirectory() as folder:
+    saver = keras.callbacks.ModelCheckpoint(f"{folder}/flat.keras")
+    at_once(train, voters, places, [4, 4, 4], [None, None, [saver]])
+    with tf.device(places[2]):
+        loaded = keras.models.load_model(f"{folder}/flat.keras")
+compare(values([flat]), values([loaded]))
+
+# %% [markdown]
+# It does. Now the three predict 360 unseen digits. `votes` counts the models that name each digit.
+# The average is less than one vote, so adding it decides only ties. (`mgpu_helpers.ensemble` has
+# both as `vote` and `mean`.) In the chart, a line reaches one *standard error* to each side of its
+# point, the usual distance from the true share. The dashed line is the mean of the three.
+
+# %%
+def predict(model, device):
+    with tf.device(device):
+        return model.predict_on_batch(test_images)
+
+
 test_images, test_labels = digits.load(test=True)
-members = in_turn(ensemble.from_keras, names, models)
-predicted = ensemble.predictions(members, test_images)
-
-# %%
-answers = {name: rows.argmax(axis=1) for name, rows in predicted.items()}
-answers |= {"vote": ensemble.vote(predicted), "average": ensemble.mean(predicted)}
-right = {name: answer == test_labels for name, answer in answers.items()}
-usual = np.mean([right[name] for name in names])
-shares = {name: each.mean() for name, each in right.items()}
+predicted = np.array(at_once(predict, voters, places))  # [model, image, digit]
+named = predicted.argmax(axis=2)
+average = predicted.mean(axis=0)
+votes = np.eye(10)[named].sum(axis=0) + average
 
 # %% tags=["varies"]
-drawings.accuracies(shares, of=len(test_labels), mean=usual)
+right = np.array([*named, votes.argmax(axis=1), average.argmax(axis=1)]) == test_labels
+shares, usual = right.mean(axis=1), right[:3].mean()
+drawings.accuracies(dict(zip([*names, "flat", "vote", "average"], shares)), of=360, mean=usual)
 plt.show()
-for way in ("vote", "average"):
-    print(way, "beats the mean of the three models:", shares[way] > usual)
+print("the vote and the average beat the mean:", shares[3] > usual, shares[4] > usual)
 
 # %% [markdown]
 # The vote and the average usually beat that mean. They need not beat the best model: here their
@@ -320,61 +337,30 @@ for way in ("vote", "average"):
 # three. Which weights move?
 
 # %%
-calls = [lambda: train(model, device, 1) for model, device in zip(models, homes)]
-before = [model.get_weights() for model in models]
+calls = [lambda: train(model, device, 1) for model, device in zip(voters, places)]
+before = [model.get_weights() for model in voters]
 for call in calls:
     call()
 
 # %%
-for name, model, was in zip(names, models, before):
+for name, model, was in zip([*names, "flat"], voters, before):
     moved = sum(np.any(a != b) for a, b in zip(was, model.get_weights()))
     print(f"{name:6}{moved} of {len(was)} weights moved")
 
 # %% [markdown]
 # All three calls trained the last model, because a lambda looks `model` up when it is called, and
-# by then the loop has ended. No error says so: count the weights that moved. `map` with arguments,
-# as above, avoids this.
-#
-# ## With a model of another kind
-#
-# Two models with BatchNormalization and a metric train for a pass at once, each with a callback
-# that saves it. Each file is loaded on its device. In the second cell the two models and the two
-# loaded ones train on for two passes. Do they end with equal numbers?
-
-# %%
-def normed(seed, device):
-    keras.utils.set_random_seed(seed)
-    inner = [layers.Flatten(), layers.BatchNormalization(), layers.Dense(10, "softmax")]
-    with tf.device(device):
-        model = keras.Sequential([keras.Input([28, 28, 1]), *inner])
-        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return model
-
-
-first, loaded = in_turn(normed, [1, 2], homes), []
-with tempfile.TemporaryDirectory() as folder:
-    files = [f"{folder}/1.keras", f"{folder}/2.keras"]
-    savers = [[keras.callbacks.ModelCheckpoint(file)] for file in files]
-    at_once(train, first, homes, [1, 1], savers)  # one pass each
-    for file, device in zip(files, homes):
-        with tf.device(device):
-            loaded.append(keras.models.load_model(file))
-
-# %%
-at_once(train, first, homes)
-at_once(train, loaded, homes)
-compare(values(first), values(loaded))
-
-# %% [markdown]
-# They do, also in the moving averages and Adam's numbers.
+# by then the loop has ended. No error says so: count the weights that moved. `map` with arguments
+# avoids this.
 #
 # ## When not to
 #
-# Where steps are short, much of the time is Python's: take one function, or a process for each
-# model. Where steps are long, Python's part is small, and you can keep `fit` in threads.
+# One model in a hurry gains nothing from this: use all GPUs for it ([[07]]). Two models on one GPU
+# share its memory and its time. Where steps are short, threads gain little, because much of the
+# time is Python's: take one function, or a process for each model.
+#
 # `benchmarks/ensemble.py` timed two larger models in loops of TensorFlow 1, without `fit`: threads,
-# one function and processes were each 1.6 to 1.7 times as fast as in turn, on two cores of an AMD
-# EPYC ([result](../results/ensemble.json)).
+# one function and processes were each 1.6 to 1.7 times as fast as in turn on two cores
+# ([result](../results/ensemble.json)).
 #
 # ## On GPUs
 #
@@ -438,10 +424,10 @@ checks.run_all(run_all)
 #   their 729,020 numbers differed from those of a training in turn.
 # - A thread did not inherit the `tf.device` block around its start, and of two seeds that were set
 #   in threads one replaced the other.
-# - At once, two trainings took less time than in turn, and with one function the least.
-# - The vote and the average of three models beat the mean of the three models' accuracies.
+# - Of four ways to train two models, one function for both took the least time. Its losses were
+#   those of `fit` to 0.1 %.
+# - The vote and the average of three models beat the mean of their accuracies.
 # - Functions made in a loop trained the last model alone: of the others 0 of 5 weights moved.
-# - One function with all steps gave the losses of `fit` to 0.1 %.
 #
 # ## In practice
 #

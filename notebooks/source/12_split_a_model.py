@@ -32,9 +32,9 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from mgpu_helpers import charts, fit, pipeline, trace
-from mgpu_helpers.lessons import digits, halves, networks
+from mgpu_helpers.lessons import digits, drawings, halves, networks
 from mgpu_helpers.lessons.checks import lesson_12 as checks
-from mgpu_helpers.lessons.state import apart, show, show_crossing, use_of
+from mgpu_helpers.lessons.state import apart, show, show_crossing, use_of, uses_of
 
 layers = keras.layers
 entropy = partial(keras.losses.SparseCategoricalCrossentropy, from_logits=True)
@@ -100,20 +100,19 @@ show(model, model.fit(**train))
 data = images[:128], labels[:128]
 with tf.device(first):
     bars = {f"whole on {first}": use_of(alone, trace.fit_step(alone, data), first)}
-with tf.device(plan.host):  # operations that nobody placed run here
+with tf.device(plan.host):
     step = trace.fit_step(model, data)
-bars |= {f"stage on {d}": use_of(model, step, d) for d in plan.devices if d in step.memory}
-charts.held(bars).axvline(25, linestyle="--", color="#8a8f98")
+bars |= uses_of(model, step, "stage on {}")
+drawings.limit(charts.held(bars), 25e6)
 plt.show()
 for name, use in bars.items():
     print(f"{name}  fits into 25 MB: {use.total < 25e6}")
 show_crossing(step)
 
 # %% [markdown]
-# Each bar shows the peak of its own device. The whole network peaks when some activations are
-# already freed, so its bar may hold fewer of them than that of the first stage. A smaller batch
-# lowers the activations, which fill most of the first device. But it leaves the weights, slots and
-# gradients on the second.
+# Each stage fits, and the whole does not. The whole peaks when some activations are freed, so its
+# bar may hold fewer of them than that of the first stage. A smaller batch lowers the activations,
+# which fill most of the first device. But it leaves the weights, slots and gradients on the second.
 #
 # | | |
 # |---|---|
@@ -140,7 +139,7 @@ show_crossing(step)
 # device wait for the other?
 
 # %% tags=["varies"]
-charts.timeline(trace.fit_step(model, (images, labels)))
+charts.timeline(trace.fit_step(model, (images, labels))).autoscale(axis="x")
 plt.show()
 
 # %% [markdown]
@@ -150,10 +149,10 @@ plt.show()
 #
 # ## Where to cut
 #
-# A trace of the whole network on one device tells how long each layer takes, what it holds, and how
-# many bytes it passes on. For every cut, `pipeline.cuts` adds this up for each stage. `lies` has
-# the bytes of weights and slots of each layer. Then `best_cut` chooses a cut by memory (the fullest
-# stage holds least) or by bytes (the least crosses, there and back):
+# A cut is chosen by time (both stages take equally long), by memory (the fullest stage holds least)
+# or by bytes (the least crosses, there and back). `pipeline.cuts` takes all three from a trace of
+# the whole network on one device, for every cut. `lies` has the bytes of weights and slots of each
+# layer. Where does `best_cut` cut by memory, and where by bytes?
 
 # %% tags=["nbval-ignore-output"]
 names = ["conv1", "conv2", "conv3", "fc1", "output"]
@@ -170,8 +169,8 @@ for by in ["memory", "bytes"]:
 # %% [markdown]
 # The least crosses before `fc1`, where the article cuts. But with 512 examples activations fill
 # most of the memory, and the cut before `conv2` divides it most evenly. `fit.split` evens out the
-# stages' FLOP, a rough measure of their time, and so cuts before `fc1` here. `at=["conv2"]` tells
-# it to cut before `conv2`.
+# FLOP, a rough measure of the time, and so cuts before `fc1` here. `at=["conv2"]` tells it to cut
+# before `conv2`.
 #
 # ## By hand: the backward pass
 #
@@ -373,7 +372,7 @@ def reader():
     words = keras.Input([12], dtype="int32")
     table = layers.ReversibleEmbedding(50, 32, name="table")
     x = table(words)
-    for i in range(1, 5):
+    for i in range(1, 4):
         y = layers.Conv1D(32, 3, padding="causal", activation="relu", name=f"conv{i}")(x)
         x = layers.LayerNormalization(name=f"norm{i}")(layers.Add()([x, y]))
     model = keras.Model(words, table(x, reverse=True))

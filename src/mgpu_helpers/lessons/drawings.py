@@ -324,27 +324,34 @@ def accuracies(
     return ax
 
 
-def passes(runs: Mapping[str, Run]) -> Iterator[tuple[Any, Run]]:
-    """Give axes for each run, on one clock; once it is drawn there, mark each model's passes."""
+def calls(runs: Mapping[str, Run]) -> Iterator[tuple[Any, Run]]:
+    """Give axes for each run, on one clock; once it is drawn there, mark each model's call."""
     import matplotlib.pyplot as plt
 
     with plt.style.context(style()):
         figure, grid = plt.subplots(len(runs), sharex=True, squeeze=False,
-                                    figsize=(8, 0.6 + 1.5 * len(runs)))  # fmt: skip
+                                    figsize=(8, 0.6 + 1.2 * len(runs)))  # fmt: skip
         layout: Any = figure.get_layout_engine()
-        layout.set(rect=(0, 0.06, 1, 0.94))
+        layout.set(rect=(0, 0.05, 1, 0.95))
         corner(figure)
-        last = max(end for run in runs.values() for those in run.passes for _, end in those)
+        last = max(end for run in runs.values() for _, end in run.calls)
         for ax, (name, run) in zip(grid.flat, runs.items(), strict=True):
             yield ax, run
-            for row, those in enumerate(run.passes):
-                bars = [(start, end - start) for start, end in those]
-                ax.broken_barh(bars, (row - 0.35, 0.7), facecolor=HOST, alpha=0.25, zorder=0)
-                for number, (start, _) in enumerate(those, 1):
-                    ax.annotate(f"pass {number}", (start, row - 0.35), (1, 1), size=8,
-                                textcoords="offset points")  # fmt: skip
-            ax.set(xlim=(0, 1.01 * last), ylim=(len(run.passes) - 0.5, -0.75))
-            label(ax, name, "time, s" if ax is grid[-1, 0] else "")
+            for row, (start, end) in enumerate(run.calls):
+                ax.broken_barh([(start, end - start)], (row - 0.35, 0.7), facecolor=HOST,
+                               alpha=0.3, zorder=0)  # fmt: skip
+            ax.set(xlim=(0, 1.02 * last), ylim=(len(run.calls) - 0.5, -0.5))
+            label(ax, f"{name}: {max(end for _, end in run.calls):.2f} s",
+                  "time, s" if ax is grid[-1, 0] else "")  # fmt: skip
+
+
+def limit(ax: Any, size: int | float) -> Any:
+    """Add what a device may hold, in bytes, as a dashed line to a chart of `charts.held`."""
+    ax.axvline(size / 1e6, **IDEAL)
+    ax.annotate(f"limit {size_text(round(size))}", (size / 1e6, 1), (3, 2), size=9, va="bottom",
+                color="#444444", xycoords=ax.get_xaxis_transform(),
+                textcoords="offset points")  # fmt: skip
+    return ax
 
 
 def against_rate(curves: Mapping[str, Mapping[float, float]], ax: Any = None, *, of: int) -> Any:

@@ -43,6 +43,12 @@ def use_of(model: Any, step: trace.Trace, device: str) -> memory.MemoryUse:
     return memory.by_use(step, device, weights=weights[device], slots=slots[device], scratch=False)
 
 
+def uses_of(model: Any, step: trace.Trace, name: str) -> dict[str, memory.MemoryUse]:
+    """Tell what fills each device that a step works on; name has braces for the device."""
+    devices = [device for device in planned().devices if device in step.memory]
+    return {name.format(device): use_of(model, step, device) for device in devices}
+
+
 def show_crossing(step: trace.Trace) -> None:
     """Print the bytes that cross from the first device of the plan to the last, and back."""
     first, second = planned().devices[0], planned().devices[-1]
