@@ -198,6 +198,7 @@ def test_the_loss_of_a_step_with_metrics_is_the_first_or_named(given_as):
     assert ensemble.train([plain("a", given_as)], [(0.5,)]).losses == {"a": [0.5]}
 
 
+@pytest.mark.thorough
 def test_xla_wants_all_variables_where_the_step_runs(plan):
     """As Keras compiles it by itself where there is a GPU; elsewhere each variable may be away."""
     import tensorflow as tf

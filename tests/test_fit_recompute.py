@@ -123,9 +123,8 @@ def same(got, wanted, much=1e-12):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=much, atol=much)
 
 
-@pytest.mark.parametrize("parts", [
-    None, pytest.param(["block_1", "dense"], marks=pytest.mark.thorough),
-])  # fmt: skip
+@pytest.mark.parametrize("parts", [None, ["block_1", "dense"]])
+@pytest.mark.thorough
 def test_what_is_dropped_and_averaged_is_the_same(keras, plan, double, parts):
     """Masks are drawn once, averages are updated once, and losses of layers count once."""
     x, y = np.random.default_rng(0).normal(size=(27, 8, 8, 3)), fit_models.Y
@@ -186,9 +185,8 @@ def test_a_mobilenet_is_the_same(keras, plan, double):
     same(*seen, 1e-9)
 
 
-@pytest.mark.parametrize("layer", [
-    pytest.param("Dropout", marks=pytest.mark.thorough), "BatchNormalization",
-])  # fmt: skip
+@pytest.mark.parametrize("layer", ["Dropout", "BatchNormalization"])
+@pytest.mark.thorough
 def test_replicas_compute_parts_twice(keras, plan, double, layer):
     """Each draws its own mask again, and all meet again for the statistics of the batch."""
     seen = []

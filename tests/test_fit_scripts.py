@@ -110,10 +110,8 @@ def test_two_devices_print_the_history_of_one(name, alone, tmp_path):
     compare(found, alone(name), bound)
 
 
-@pytest.mark.parametrize("name", [
-    pytest.param("resnet", marks=pytest.mark.thorough),
-    pytest.param("language_model", marks=pytest.mark.thorough), "two_outputs",
-])  # fmt: skip
+@pytest.mark.parametrize("name", ["resnet", "language_model", "two_outputs"])
+@pytest.mark.thorough
 def test_mgpu_trains_a_script_on_two_devices_as_it_is(name, alone, tmp_path):
     """Not a line of it is changed; it says which devices those are, and prints what it printed."""
     arguments, bound = SAME[name]

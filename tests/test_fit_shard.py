@@ -57,9 +57,8 @@ def test_a_device_computes_and_the_host_updates(keras, plan, double, case):
     assert {*places(got[0].weights), *slots(got[0])} == {"CPU:2"}
 
 
-@pytest.mark.parametrize("case", [
-    "own_step", pytest.param("places", marks=pytest.mark.thorough),
-])  # fmt: skip
+@pytest.mark.parametrize("case", ["own_step", "places"])
+@pytest.mark.thorough
 def test_pieces_are_shared_out_too(keras, plan, double, case):
     def change(model):
         fit.accumulate(fit.parallel(fit.shard(model, plan.devices), plan.devices), 3)
@@ -168,6 +167,7 @@ def test_three_and_four_devices_own_parts():
                                    for _ in range(2)]  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_a_built_optimizer_goes_on_and_moves_back(keras, plan, double, tmp_path):
     """With its slots and its count; `set_weights` and `load_weights` keep the places."""
     seen = []
@@ -238,6 +238,7 @@ def test_a_checkpoint_of_tensorflow_keeps_the_places(keras, tf, plan, double, tm
     np.testing.assert_array_equal(whole.get_weights()[0], before[0])
 
 
+@pytest.mark.thorough
 def test_halves_skip_the_same_steps(keras, plan):
     """A loss that is scaled too much first: the scale is halved until the gradients are finite."""
     seen = []

@@ -101,7 +101,8 @@ def test_larger_models_on_three_and_four_devices():
     assert done.stdout.split() == ["residual", "3", "transformer", "4"]
 
 
-@pytest.mark.parametrize("pieces", [pytest.param(1, marks=pytest.mark.thorough), 4])
+@pytest.mark.parametrize("pieces", [1, 4])
+@pytest.mark.thorough
 def test_only_what_layers_make_crosses_and_each_device_has_its_part(keras, plan, pieces):
     def held(device):
         """Give the least of three traces: another thread only adds."""

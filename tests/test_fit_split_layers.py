@@ -183,6 +183,7 @@ def test_a_model_of_halves_has_its_loss_scaled(keras, plan, scale):
         np.testing.assert_allclose(a, b, atol=1e-3)
 
 
+@pytest.mark.thorough
 def test_it_is_saved_loaded_and_undone(keras, tf, plan, double, tmp_path):
     """A built optimizer goes on, with callbacks that save; files are those of one device."""
     seen = []

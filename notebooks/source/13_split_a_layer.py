@@ -232,7 +232,7 @@ plt.show()
 # ## When devices work
 #
 # Each bar is an operation; very short ones side by side look pale. A device that ran two at once
-# has two lanes, and uses either. Grey is a wait. At a "sum" the devices' results are added up:
+# has two lanes, and uses either. Grey is a wait. A dotted line is where results are added up:
 
 # %% tags=["varies", "cover"]
 drawings.stacked(steps)

@@ -151,8 +151,6 @@ print("sizes:", calls(batches, tensors), " relaxed:",
 print(fit.explain(build(run_eagerly=True), lesson_19.batch(80), steps=8))
 
 # %% [markdown]
-# This batch is in memory, so a row `input` would be noise.
-#
 # ## Replay a step by hand
 #
 # The other four causes are in the step itself. There `whatif` also predicts what a cure would gain,

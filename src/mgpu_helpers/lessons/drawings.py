@@ -35,7 +35,7 @@ from mgpu_helpers.devices.plan import planned
 
 if TYPE_CHECKING:
     from mgpu_helpers.lessons.lesson_06 import Run
-    from mgpu_helpers.memory import Monitor
+    from mgpu_helpers.memory import MemoryUse, Monitor
     from mgpu_helpers.memory.predict import Predicted
     from mgpu_helpers.memory.watch import Sample
     from mgpu_helpers.trace.records import Op
@@ -495,8 +495,8 @@ def seeds(found: Mapping[str, Sequence[float]], ax: Any = None) -> Any:
 def stacked(steps: Mapping[str, Trace]) -> Any:
     """Draw when the devices of each step worked, below each other over the same milliseconds.
 
-    A dashed line stands where the backward pass begins, and where results of several devices have
-    been added up. A device's waits are grey. What runs on the host is left out.
+    A dashed line stands where the backward pass begins, and a dotted one where results of several
+    devices have been added up. A device's waits are grey. What runs on the host is left out.
     """
     import matplotlib.pyplot as plt
 
@@ -516,11 +516,12 @@ def stacked(steps: Mapping[str, Trace]) -> Any:
         for row, device in enumerate(step.devices):
             ax.broken_barh([(start, end - start) for start, end in _waits(step, device)],
                            (row - 0.38, 0.76), facecolor=HOST, alpha=0.25)  # fmt: skip
-        marks = [(at, "sum", -3, "right") for at in _sums(step)]
+        words = ["sum"]  # on the first line only: the others may be near
+        marks = [(at, words.pop() if words else "", -3, "right", ":") for at in _sums(step)]
         if (begins := backward_begins(step)) is not None:
-            marks.append((begins, "backward pass", 3, "left"))
-        for at, text, x, align in marks:
-            ax.axvline(1e3 * at, color="#444444", linestyle="--", linewidth=1)
+            marks.append((begins, "backward pass", 3, "left", "--"))
+        for at, text, x, align, line in marks:
+            ax.axvline(1e3 * at, color="#222222", linestyle=line, linewidth=1.2)
             ax.annotate(text, (1e3 * at, 0), (x, 3), xycoords=ax.get_xaxis_transform(), ha=align,
                         textcoords="offset points", size=8.5, color="#444444")  # fmt: skip
         ax.set_ylim(len(step.devices) - 0.2, -0.5)
