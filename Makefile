@@ -29,7 +29,7 @@ ready := $(venv)/.ready-$(if $(gpu),gpu,cpu)$(if $(PYTHON),-$(subst /,-,$(PYTHON
 again := $(shell test -x $(python) && test "`cat $(venv)/.project 2>/dev/null`" = "`pwd -P`" \
            || echo again)
 
-.PHONY: help lab test isa thorough counts rehearse gpu browser notebooks site bench mutants wheel \
+.PHONY: help lab test isa thorough counts rehearse long gpu browser notebooks site bench mutants wheel \
         env lint constraints clean again
 
 help:  ## list the targets
@@ -72,6 +72,9 @@ counts: $(ready)  ## every notebook to its end on other numbers of devices, 1 to
 
 rehearse: $(ready)  ## every notebook as a GPU machine places and compiles it, against its stored outputs
 	$(plain) $(pytest) $(each) tests/test_variants.py -m rehearse
+
+long: $(ready)  ## thorough, counts and rehearse in one run, so that no core waits for the last of each
+	$(plain) $(pytest) $(each) --durations=15 -m "thorough or counts or rehearse"
 
 gpu: $(ready)  ## every notebook and benchmark on this machine's GPUs: a verdict, and a card of it
 	$(python) tools/gpu_verdict.py $(ONLY)
