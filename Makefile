@@ -41,7 +41,7 @@ help:  ## list the targets
 	@echo "  KERAS=3.14         another Keras (3.14, 3.15 or latest), in its own environment"
 	@echo "  GPU=0, GPU=1       without or with TensorFlow's CUDA libraries"
 	@echo "  UV=                use pip even where uv is installed"
-	@echo "  ONLY='cores jobs'  the benchmarks that make bench runs, or the lessons of make gpu"
+	@echo "  ONLY='fit jobs'  the benchmarks that make bench runs, or the lessons of make gpu"
 	@echo "  TESTS=tests/test_trace.py        fewer of what make test runs"
 	@echo "  ISA='not SSE41'    fewer of the settings of make isa"
 	@echo "  MUTANTS='--count 10 trace'       how many, and of which rooms, make mutants tries"

@@ -1,6 +1,6 @@
 """Run the benchmarks one after another; then one table of their ratios, and one chart.
 
-python benchmarks [-v] [NAME ...]    or make bench, or make bench ONLY=cores
+python benchmarks [-v] [NAME ...]    or make bench, or make bench ONLY=jobs
 
 A benchmark is a file of this folder without _ in front. One that fails does not stop the others,
 and makes the exit status 1; a target that is not met does not. The chart has every card there is.

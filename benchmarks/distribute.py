@@ -1,7 +1,8 @@
 """Towers against tf.distribute at its best, one device and two processes; and `fit` in pieces.
 
 Everything trains the same network on the same global batch, in turn, in one run. Ratios "time over
-towers" above 1 say that the towers are faster.
+towers" above 1 say that the towers are faster. The most that this machine can give are two
+processes with a core each, against one of them: so much is a device of cores mode worth.
 
 `fit` is taken apart by processor time, which counts no waiting: what it takes to begin with the
 distributed dataset, as often as it does, and its steps. What both leave over is Keras's own Python.
@@ -19,11 +20,10 @@ import _cards as results
 import _mirrored
 import _rounds
 import _workers
-import cores
 from _steps import Step
 from mgpu_helpers import devices, scaling
 
-GLOBAL_BATCH, STEPS, ROUNDS = cores.GLOBAL_BATCH, 4, 5
+GLOBAL_BATCH, STEPS, ROUNDS, TARGET = 512, 4, 6, 0.9
 
 
 def today(plan, network, images, labels):
@@ -99,6 +99,9 @@ def feeding(plan, network, images, labels):
     return build(False), build(True)
 
 
+CEILING = "one device", "one process", "two processes"  # of one batch, half a batch, a half each
+
+
 def worker() -> None:
     """Be a one-core process: train on half the batch for every line that comes in."""
     from mgpu_helpers.lessons import networks
@@ -123,7 +126,7 @@ def in_turn(ways):
     clocks = {name: lambda way=way: clocked(way) for name, way in ways.items()}
     taken = _rounds.in_turn(
         clocks, most=ROUNDS, seconds=lambda clocks: clocks[0],
-        always=("call", "begins", "steps", "own loop"),
+        always=("call", "begins", "steps", "own loop", *CEILING),
     )  # fmt: skip
     wall, processors = ({name: [each[clock] for each in rounds] for name, rounds in taken.items()}
                         for clock in (0, 1))  # fmt: skip
@@ -169,6 +172,7 @@ def main() -> None:
     fit = _mirrored.fit(strategy, data, STEPS)
     end, ends = fit.pop("end"), []
     workers = [_workers.start(__file__, "worker") for _ in range(2)]
+    one = Step(plan, network, scaling.Layout(1, GLOBAL_BATCH, "host"))
     _workers.together(workers)
 
     def often(one):
@@ -178,7 +182,8 @@ def main() -> None:
         "towers, graph": often(lambda: session.run(step, feed)),
         "towers, today": often(today(plan, network, images, labels)),
         "towers, tf.data": often(lambda: fed.run(fed_step, nothing)),
-        "one device": often(cores.build(plan, 1)),
+        "one device": often(one),
+        "one process": lambda: _workers.together(workers[:1]),
         "two processes": lambda: _workers.together(workers),
         **loops, **fit, "end": lambda: ends.append(end()),
     })  # fmt: skip
@@ -189,11 +194,18 @@ def main() -> None:
     named = {"mirrored, fit": wall["call"]} | {
         f"mirrored, {name}" if name in loops else name: seconds
         for name, seconds in wall.items()
-        if name not in ("towers, graph", "end", *fit)
+        if name not in ("towers, graph", "one process", "end", *fit)
     }
     ratios = [results.Ratio.of("mirrored at its best: time over towers", over(wall[best], base), 1)]
     ratios += [results.Ratio.of(f"{name}: time over towers", over(seconds, base))
                for name, seconds in named.items()]  # fmt: skip
+    alone, both = (over(wall[name], wall[other]) for name, other in (
+        ("one device", "towers, graph"), ("one process", "two processes")))  # fmt: skip
+    ceiling = [2 * each for each in both]
+    ratios += [results.Ratio.of("two towers, speed-up", alone),
+               results.Ratio.of("two processes, speed-up", ceiling),
+               results.Ratio.of("towers, share of processes", over(alone, ceiling), TARGET),
+    ]  # fmt: skip
     pieces, more = taken_apart(wall, processors, "own loop", ends[1:])
     print(*(ratios := [*ratios, *more]), f"best: {best}", pieces, sep="\n")
     _, traced = trace.session_step(session, step, feed)
