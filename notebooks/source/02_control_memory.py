@@ -89,27 +89,27 @@ except tf.errors.ResourceExhaustedError as error:
 #
 # ## Who holds what
 #
-# The picture shows two processes on a GPU and, below it, on the host. TensorFlow's **allocator**
-# takes large pieces from the driver and hands them out to tensors. When a tensor is
-# deleted, the allocator keeps its memory for later ones. What the allocator has taken and not
-# handed out, the pictures call *kept*:
+# The picture shows two processes: above on a GPU, below on the host. TensorFlow's **allocator**
+# takes large pieces from the driver and hands them out to tensors. When a tensor is deleted, the
+# allocator keeps its memory for later ones. In the pictures, *kept* is what the allocator has taken
+# and not handed out:
 #
 # ![On a GPU two processes each have a context, tensors and what is kept; the rest is free. The
-# driver counts all that is given away, the allocator its tensors. Below, each process has memory on
-# the host.](pictures/02_who_holds_what.svg)
+# allocator counts what it handed out to tensors, the driver all that is given away. Below, each
+# process has memory on the host.](pictures/02_who_holds_what.svg)
 #
 # The dark parts are CUDA contexts, which CUDA needs for its own work: each process has one on every
 # GPU that it uses, of a few hundred MB.
 #
 # So "How much memory is used?" has three answers. The driver says what it gave to all processes:
 # `nvidia-smi` shows it. The process says what it has on the host: `memory.process()`. The allocator
-# says what it handed out to tensors, which can be more than they fill:
+# says what it handed out to tensors, sometimes more than they need:
 # `tf.config.experimental.get_memory_info("GPU:0")`.
 #
 # ## With your own model
 #
-# `memory.Monitor` asks all three, where they exist, ten times a second. A phase names what runs in
-# its block. Look at how much memory each phase adds:
+# `memory.Monitor` asks all three ten times a second. Without a GPU only the process answers. A
+# phase names what runs in its block. Look at how much memory each phase adds:
 
 # %%
 def build():
@@ -152,7 +152,7 @@ plt.show()
 # - **`cuda_malloc_async`**: the driver manages the memory, and gives about what the tensors need.
 # - **Every GPU hidden**: it takes nothing.
 #
-# `scripts/hold_memory.py` makes 600 MB of tensors with each setting, in a process for each. Without
+# `scripts/hold_memory.py` starts a process for each setting, which makes 600 MB of tensors. Without
 # a GPU, the chart is calculated by the rules above for an empty GPU of 16 GiB, without the CUDA
 # context:
 
@@ -171,8 +171,8 @@ plt.show()
 #
 # ## Why growth takes more than the tensors
 #
-# TensorFlow doubles a planned region until the tensor fits. A region that fits at once makes the
-# next twice as large. The picture shows the regions for a small tensor and six of 100 MB:
+# TensorFlow doubles the planned size until the tensor fits. If no doubling was needed, it plans the
+# next region twice as large. The picture shows the regions for a small tensor and six of 100 MB:
 #
 # ![Five regions, a row for each. 2 MiB: the first, for a small tensor. 128 MiB: 4 MiB was too small
 # and doubled; it holds tensor 1. 128 MiB for tensor 2, 256 for tensors 3 and 4, 512 for tensors 5
@@ -227,7 +227,7 @@ except RuntimeError as error:
 #
 # Watch the last. In a block of `pretend_gpus` TensorFlow behaves as if it had not started, and
 # lists invented GPUs. `gpu_options` shows what TensorFlow would start with. Then we ask
-# `memory.logical`, which checks limits first, for the same limit:
+# `memory.logical` for the same limits, which it checks first:
 
 # %%
 limit = tf.config.LogicalDeviceConfiguration(memory_limit=1024)
@@ -246,10 +246,10 @@ with pretend_gpus(1) as gpus:
 # %% [markdown]
 # ## On GPUs
 #
-# The monitor's chart also has curves of the driver and the allocator, and its labels give the
-# allocator's rises. The chart of the settings shows what the driver gave, with the CUDA context.
-# When memory runs out, TensorFlow logs what its tensors hold, if `TF_CPP_MIN_LOG_LEVEL=0` is in the
-# environment.
+# The monitor's chart also has curves of the driver and the allocator, and its labels say what each
+# phase adds in the allocator. The chart of the settings shows what the driver gave, with the CUDA
+# context. When memory runs out, TensorFlow logs what its tensors hold, if `TF_CPP_MIN_LOG_LEVEL=0`
+# is in the environment.
 #
 # ## On your own
 #
@@ -337,9 +337,8 @@ config
 # %% [markdown]
 # Only the first session's settings act.
 #
-# Do today's calls set the same? The first block compares growth and the visible GPU, without the
-# share, which `tf.config` does not have; the second two limits, which classic code puts into
-# `experimental`:
+# Do today's calls set the same? The first block compares growth and the visible GPU (`tf.config`
+# has no share). The second compares two limits, which classic code puts into `experimental`:
 
 # %%
 with pretend_gpus(2) as gpus:

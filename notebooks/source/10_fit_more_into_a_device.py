@@ -60,7 +60,7 @@ def build(policy="float32"):
 
 # %% [markdown]
 # Each of the three remedies is one line. `fit.accumulate` takes the batch in 4 pieces.
-# `fit.recompute` cuts the layers into parts, here four, and runs all but the last part twice. Both
+# `fit.recompute` cuts the layers into parts, here four, and runs each part but the last twice. Both
 # take the compiled model, and `fit.alone(model)` undoes both. The third line comes before the model
 # is built: `keras.config.set_dtype_policy("mixed_bfloat16")`, here in `build`, where `dtype=` keeps
 # the scores in float32, because the loss needs more digits:
@@ -72,19 +72,20 @@ models["recomputed"] = fit.recompute(build())
 models["in bfloat16"] = build("mixed_bfloat16")
 
 # %% [markdown]
-# Which of them is enough for a device of 11 MB and a batch of 1024 digits? `memory.plan` estimates
-# the peak of a step with each, the weights included. Under *held at most*, the first number is this
-# estimate, and the brackets hold what the peak may be, depending on TensorFlow's order of
-# operations. *fits* says whether all of this range is within 11 MB (yes), some of it (perhaps) or
-# nothing (no). *work* estimates what the step computes, as a multiple of the plain step. Ignore the
-# last row until [[11]]:
+# A batch of 1024 digits, 3.2 MB, leaves 11 MB of a device free. Which of the three is enough?
+# `memory.plan` estimates what a step with each holds beside the batch, weights included. Under
+# *held at most* is first the estimate of the peak, and in brackets its range over possible orders
+# of operations. *fits* says whether all of this range is within 11 MB (yes), some of it (perhaps)
+# or nothing (no). *work* estimates what the step computes, as a multiple of the plain step. Ignore
+# the last row until [[11]]:
 
 # %% tags=["nbval-ignore-output"]
 memory.plan(models["as it is"], batch=1024, budget=11e6)
 
 # %% [markdown]
-# Only 8 pieces surely fit. A traced step ([[03]]) tells whether 4 pieces fit, and whether a
-# *perhaps* is a yes. Here is a step of each model:
+# Only 8 pieces surely fit. But small pieces leave a GPU idle, so take the fewest that fit: a
+# traced step ([[03]]) tells whether 4 do, and whether a *perhaps* fits. Here is a step of each
+# model:
 
 # %% tags=["varies", "cover"]
 x, y = digits.load(1024)
@@ -97,13 +98,13 @@ drawings.hills(steps, device)
 # backward pass, and gradients.
 #
 # - As it is, the step still climbs when it runs backward, because TensorFlow leaves some gradients
-#   of weights until the end, and keeps what they need: activations, and their gradients, which are
-#   new.
-# - Accumulated, each piece is a hill.
+#   of weights until the end, and keeps what these need: activations and gradients of activations.
+# - Accumulated, each piece is a hill. Between two hills the sum of gradients is held.
 # - Recomputed, each part is a hill, the last part first. Before each other part runs backward, it
 #   runs forward a second time.
+# - In bfloat16 more than half stays, because a copy of the batch in two bytes is added.
 #
-# The curves leave out the weights. Does each step fit when they are added?
+# The curves leave out the batch and the weights. Does each step fit when the weights are added?
 
 # %%
 weights = 4 * models["as it is"].count_params()
@@ -117,7 +118,7 @@ for name, step in steps.items():
 # |---|---|---|---|
 # | **use it when** | a smaller batch fits | even a small batch does not | fewer digits do no harm |
 # | **it costs** | smaller products | most of a second forward pass | 7 digits become 2 or 3 |
-# | **instead** | the smaller batch | a smaller model | one of the others, in float32 |
+# | **or take** | the smaller batch | a smaller model | one of the others, in float32 |
 #
 # Do the remedies compute more? `graph.flops` counts the multiplications and additions of matrix
 # products, the same in bfloat16:
@@ -129,9 +130,9 @@ for name in ["as it is", "accumulated", "recomputed"]:
     print(f"{name:12} {count / 1e9:.2f} GFLOP, {count / forward:.2f} forward passes")
 
 # %% [markdown]
-# Only recomputation computes more than the plain step, by 0.61 forward passes. The last part runs
-# only once: its results are still there. So does the last product of each other part, because no
-# gradient needs its result.
+# Only recomputation computes more than the plain step, by 0.61 forward passes; the plan's *work*
+# only estimated this. The last part runs only once: its results are still there. The last product
+# of each other part runs once, too, because no gradient needs its result.
 #
 # ## Accumulation by hand
 #
@@ -252,8 +253,8 @@ for name, wait in [("recomputed", True), ("without waiting", False)]:
 # of the first. No error says so.
 #
 # `fit.recompute` does this with the layers of a built model. It takes several blocks as one part.
-# Few parts keep few inputs, and many parts recompute little at a time, so a model of n blocks is
-# cut into about √n parts (Chen and others, [2016](../docs/sources.md#sublinear)).
+# Few parts keep few inputs, but each recomputes much at a time. So a model of n blocks is cut into
+# about √n parts (Chen and others, [2016](../docs/sources.md#sublinear)).
 #
 # ## Precision by hand
 #
@@ -343,20 +344,13 @@ for name, (size, make) in large.items():
     remedies.compare(f"large {name}", make, (x[:size], y[:size]))
 
 # %% [markdown]
-# With a large layer, take pieces or bfloat16. With large weights none of the three helps:
-# pieces add a sum of gradients, and bfloat16 a copy of the weights. Go on with [[11]] or [[12]].
-#
-# ## On GPUs
-#
-# On a GPU `mixed_bfloat16` also makes large products faster from Ampere on (A100, RTX 30), and
-# `mixed_float16` from Volta on (V100, T4). Keras compiles with XLA there, and `fit.accumulate` and
-# `fit.recompute` switch that off, because XLA would choose its own order. Small pieces leave a GPU
-# idle, so take the fewest that fit.
+# With a large layer, take pieces or bfloat16. With large weights none of the three helps: pieces
+# add a sum of gradients, and bfloat16 a copy of the weights. Go on with [[11]] or [[12]].
 #
 # ## With a model of another kind
 #
-# Two Transformer blocks read a digit as 28 rows, with dropout. XLA is off: on a GPU it would give
-# the plain step other masks than the recomputed one:
+# Two Transformer blocks read a digit as 28 rows, with dropout. XLA is off: on a GPU, under XLA, the
+# plain step would draw other masks:
 
 # %%
 def transformer():
@@ -384,6 +378,12 @@ print("the same loss:", np.allclose(*losses, rtol=1e-5))
 
 # %% [markdown]
 # The loss is the same, so dropout drew the same masks.
+#
+# ## On GPUs
+#
+# On a GPU `mixed_bfloat16` also makes large products faster from Ampere on (A100, RTX 30), and
+# `mixed_float16` from Volta on (V100, T4). Keras compiles with XLA there, and `fit.accumulate` and
+# `fit.recompute` switch that off, because XLA would choose its own order.
 #
 # ## On your own
 #
@@ -434,8 +434,9 @@ checks.drop(drop)
 # %% [markdown]
 # ## What we saw
 #
-# - In four pieces, or recomputed, a step fitted into 11 MB, and in bfloat16 alone it did not.
-# - A step computed 3.48 forward passes when recomputed, and 2.87 otherwise.
+# - In four pieces, or recomputed, a step fitted into 11 MB beside the batch, and in bfloat16 alone
+#   it did not.
+# - A step computed 3.48 forward passes when recomputed, and 2.87 as it is or in pieces.
 # - In pieces and recomputed, weights were equal to 1e-12 after training. In bfloat16 the loss was
 #   the same to one decimal.
 # - Recomputation that did not wait saved nothing, and with a mask that was drawn again gradients

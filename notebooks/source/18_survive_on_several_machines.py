@@ -46,8 +46,9 @@ folder = Path(tempfile.mkdtemp())
 # ## The lines to paste
 #
 # One callback of Keras saves the training after each pass, and lets the next `fit` go on from
-# there. Under `fit.strategy` only worker 0 writes, and all read. A second callback ends the process
-# if 600 s pass from the end of one step to the end of the next, validation included.
+# there. Under `fit.strategy` worker 0 writes the backup, and all workers read it. A second callback
+# ends the process if 600 s pass from the end of one step to the end of the next, validation
+# included.
 #
 # ```python
 # import faulthandler
@@ -67,11 +68,11 @@ folder = Path(tempfile.mkdtemp())
 #   different passes after a restart, and `fit` raises a ValueError ([what it
 #   compares](../docs/fit.md#what-is-kept)).
 # - A machine may die while it writes, so `double_checkpoint` keeps the previous backup.
-# - When `fit` ends well, the backup is deleted. If you change the script after a failure, give it a
-#   new folder.
-# - In a notebook, `Limit` would end the kernel after a hang.
+# - When `fit` ends well, the backup is deleted. A script changed after a failure needs a new
+#   folder.
+# - In a notebook, `Limit` would end the kernel after a hang, or 600 s after an interrupted `fit`.
 #
-# When a worker fails, the launcher starts all of them again, at most twice with `--restarts 2`:
+# When a worker fails, the launcher starts all workers again; `--restarts 2` allows this twice:
 #
 # ```shell
 # mgpu cluster --hosts a:20000,b:20000 --index 0 --restarts 2 train.py  # --index 1 on b
@@ -142,7 +143,7 @@ plt.show()
 # ## Find the worker that failed first
 #
 # When one worker dies, the others cannot go on alone. So the launcher ends those that do not end by
-# themselves, and starts all workers again from the backup. Here is each failure over time, now with
+# themselves, and starts all workers again from the backup. Here are both failures over time, with
 # both workers:
 #
 # ![Two workers, twice. Worker 1 is killed after steps 8 and 9; worker 0 waits and ends, and both
@@ -164,8 +165,8 @@ errors = [line for line in said if "Error" in line and not line.startswith(("E0"
 print(*[line.strip()[:95] for line in errors[:3]], sep="\n")
 
 # %% [markdown]
-# Read alone, this log blames the network. Had the launcher ended worker 0 sooner, its log would
-# show no error. So begin with the worker that the launcher names.
+# Read alone, this log blames the network. If the launcher ends worker 0 sooner, that log shows no
+# error. So begin with the worker that the launcher names.
 #
 # In attempt 1 worker 1 slept, and worker 0 waited for it in the all-reduce. TensorFlow's threads in
 # the sleeping process still answered, so there was no error. After six seconds the `Limit` of each
@@ -190,6 +191,9 @@ for index, worker in enumerate(report.attempts[1].workers):
 # | a machine is lost | the launchers elsewhere name its worker, seconds later | their reports |
 # | a worker never comes | the launcher, after `--startup` seconds | the report of the launcher |
 # | a step hangs | nobody, until `Limit` ends the process | the lines under "Timeout" in all logs |
+#
+# After a machine is lost, the workers elsewhere start again, and wait up to `--startup` seconds
+# until you run the command on that machine again.
 #
 # ## By hand
 #
@@ -261,9 +265,9 @@ for name in start():
     print(f"without {name:6} {train(lacking, until=10)['w']:.6f}")
 
 # %% [markdown]
-# Each time the training ends with another weight than 1.304073, and no error says so. In `fit` the
-# four are, in the same order, the number of passes done, the weights, the optimizer's slots and
-# step count, and the position in the data with the state of dropout's random numbers.
+# Each time the training ends with another weight than 1.304073, and no error says so. In `fit`,
+# *step*, *w*, *v* and *random* are the number of passes done, the weights, the optimizer's slots
+# and step count, and the position in the data with the state of dropout's random numbers.
 #
 # **Keras alone.** The callback of Keras does not save the fourth. `fit.strategy` adds dropout's
 # state to the backup. Here a model with dropout trains without a strategy for four passes, once
@@ -312,17 +316,18 @@ far = np.abs(unbroken - fitted(save())).max()
 print(f"largest difference below 1e-6: {far < 1e-6}")
 
 # %% [markdown]
-# Other weights come out, because Keras alone goes on with the dropout of the first pass; an endless
-# dataset would also begin again. The model need not be worse, but equal digests no longer prove the
-# restart. In the training above, which also has dropout, `fit.strategy` kept the digests equal.
+# Other weights come out, because Keras alone draws the first pass's dropout again. The model need
+# not be worse, but equal digests no longer prove the restart. In the training above, which also has
+# dropout, `fit.strategy` kept the digests equal.
 #
 # ## When not to
 #
-# A training of minutes is begun again as quickly as it is restored. For a longer one make the
-# passes short, with `steps_per_epoch` and a dataset that repeats. Do not use `save_freq=n`: Keras
-# would then begin the broken-off pass again with weights that have seen a part of it. Each failure
-# costs a start and, on average, half of the time between two backups; a hang also costs the seconds
-# of `Limit`.
+# A training of minutes restarts from zero as quickly as from a backup. For a longer one make the
+# passes short, with `steps_per_epoch` and a dataset that repeats. After a restart this dataset
+# begins again: shuffle it then with another seed, the same for all workers. Do not use
+# `save_freq=n`: Keras would then begin the broken-off pass again with weights that have seen a part
+# of it. Each failure costs a start and, on average, half of the time between two backups; a hang
+# also costs the seconds of `Limit`.
 #
 # ## On GPUs
 #
