@@ -670,10 +670,10 @@ def steps(
 ) -> Any:  # fmt: skip
     """Draw steps on one clock: convolutions dark, the rest pale, a line where gradients are added.
 
-    A bar of half the height ran while another one of the same device did. `line` says in the legend
-    what the lines are; gradients as small as those of biases have none. With `last` there is one
-    line, where the last gradient has been added. With `numbered` a device's convolutions have
-    numbers, in the order of their starts.
+    A bar of half the height ran, for a tenth of it or more, while another of the same device did.
+    `line` says in the legend what the lines are; gradients as small as those of biases have none.
+    With `last` there is one line, where the last gradient has been added. With `numbered` a
+    device's convolutions have numbers, in the order of their starts.
     """
     from matplotlib.patches import Patch
 
@@ -759,10 +759,12 @@ def _beside(step: Trace, device: str) -> list[tuple[Op, float, float]]:
     laid = [(op, -0.4, 0.8) for op in ops if op not in long]
     for lane, those in enumerate(lanes(long)):
         for op in those:
-            at_once = sum(op.start < each.end and each.start < op.end for each in long) > 1
+            beside = sum(max(0.0, min(op.end, each.end) - max(op.start, each.start))
+                         for each in long if each is not op)  # fmt: skip
+            at_once = beside > 0.1 * op.length
             high = 0.4 if at_once else 0.8
             laid.append((op, -0.4 + high * min(lane, 1) * at_once, high))
-    return laid
+    return sorted(laid, key=lambda each: -each[0].length)  # the short ones lie on top
 
 
 def _has_kernel() -> bool:
