@@ -588,21 +588,26 @@ def ranges(
 
 
 def workers(marks: Sequence[Sequence[Sequence[float]]], ax: Any = None) -> Any:
-    """Draw when two workers compute, and wait for each other in every step.
+    """Draw when two workers compute, wait for each other, and exchange in every step.
 
     Of each worker, marks has its steps: when it began to compute, ended, and left the all-reduce.
     """
     ax = axes(ax, size=(8, 1.9))
     times = np.array(marks) - np.min(marks)
+    met = times[:, :, 1].max(axis=0)  # from here on all are in the all-reduce
     names = []
     for index, steps in enumerate(times):
         lane = index - 0.35, 0.7
         ax.broken_barh([(a, b - a) for a, b, _ in steps], lane, color=PALETTE[index])
-        ax.broken_barh([(b, c - b) for _, b, c in steps], lane, color=HOST, alpha=0.45)
-        waited = (steps[:, 2] - steps[:, 1]).sum() / (steps[-1, 2] - steps[0, 0])
+        waits = [(b, last - b) for (_, b, _), last in zip(steps, met, strict=True)]
+        ax.broken_barh(waits, lane, color=HOST, alpha=0.3)
+        ends = [(last, c - last) for (_, _, c), last in zip(steps, met, strict=True)]
+        ax.broken_barh(ends, lane, color=DARK)
+        waited = sum(length for _, length in waits) / (steps[-1, 2] - steps[0, 0])
         names.append(f"worker {index}\nwaits {waited:.0%}")
     rows(ax, names)
-    return label(ax, "In colour: computes. Grey: waits in the all-reduce", "time, s")
+    title = "In colour: computes. Pale: waits for the other. Dark: the all-reduce"
+    return label(ax, title, "time, s")
 
 
 def panel(draw: Callable[..., Any], **choices: Sequence[Any]) -> None:
