@@ -71,9 +71,9 @@ def build():
     return keras.Sequential([first_half(), second_half()])
 
 # %% [markdown]
-# `train_once` trains a model for one step, whose loss and weights it returns, and then traces a
-# further step. `halves.places`, a helper of these lessons, tabulates where the weights of each half
-# are, and where its convolutions and matrix products ran in the traced step:
+# `train_once` trains for one step, traces a further one, and returns the loss, the weights and the
+# trace. `halves.places` tabulates where the weights of each half are, and where its convolutions
+# and matrix products ran in the traced step:
 
 # %%
 ends = [plan.devices[0], plan.devices[-1]]  # the same, if there is only one device
@@ -91,14 +91,15 @@ def train_once(model):
 
 
 # %% [markdown]
-# First, everything is on one device:
+# First, the block puts everything on one device:
 
 # %%
 with tf.device(ends[0]):
     one_loss, one_weights, _ = train_once(build())
 
 # %% [markdown]
-# Now the same with `fit.split`. Compare loss and weights with those of one device:
+# `fit.split` moves the weights itself and needs no block. The one here serves a plan of one device.
+# Compare loss and weights with those of one device:
 
 # %%
 with tf.device(ends[0]):
@@ -116,10 +117,10 @@ print(f"loss {value:.3f} and {one_loss:.3f}, weights equal to 1e-5:", apart < 1e
 # one device. The halves take turns, so one device waits while the other works; [[14]] shortens the
 # wait.
 #
-# In a script of your own, `weight.value.device` says where a weight is. `assert_placed` checks that
-# each wanted device ran some operations of a type in a traced step, and that no other device ran
-# any. It does not check which device ran which of them. Where all is well, it says nothing, as here
-# for the convolutions:
+# In a script of your own, `weight.value.device` says where each `weight` of `model.weights` is.
+# `assert_placed` checks that each wanted device ran some operations of a type in a traced step, and
+# that no other device ran any. Halves that changed places would pass. If all is well it says
+# nothing, as here:
 
 # %%
 def assert_placed(step, kind, wanted):
@@ -146,9 +147,10 @@ for half, device in zip([first_half, second_half], ends):
 _ = train_once(keras.Sequential(parts))
 
 # %% [markdown]
-# The weights are where they should be, and all convolutions and products ran in one place, which
-# TensorFlow chose. A layer's weights stay where it was *built*. The layer computes where it is
-# *called*, and a training step calls it outside the blocks. So put the blocks around the calls:
+# The weights are right, but all convolutions and products ran where TensorFlow chose: on the host,
+# or the first GPU. A layer's weights stay, and are read, where it was *built*. The layer computes
+# where it is *called*, and a training step calls it outside the blocks. So put the blocks around
+# the calls:
 
 # %% tags=["unplaced"]
 class Called(keras.Model):
@@ -168,8 +170,8 @@ _ = train_once(Called(parts))
 # %% [markdown]
 # The forward pass is right. The gradient tape makes the backward pass after `call` has ended,
 # outside every block. So each half gets a tape of its own, and we call the tape's `gradient` in the
-# block of the half. The second tape also gives the gradient of `middle`, with which the backward
-# pass of the first half begins:
+# block of the half. The second tape also gives, last in its list, the gradient of `middle`, with
+# which the backward pass of the first half begins:
 
 # %%
 first, second = parts
@@ -204,7 +206,7 @@ print(f"loss {value:.3f} and {one_loss:.3f}")
 # | placing by hand | |
 # |---|---|
 # | Use it when | you write a step of your own, or want to decide which GPU does what |
-# | It costs | a line for each place, and a traced step to check it, which runs twice |
+# | It costs | blocks and a tape for each part, and a check, whose tracing runs the step twice |
 # | Instead | `fit.split` for a Keras model; [[07]] to train on all devices; [[10]] to fit more |
 #
 # ## Which device an operation gets
@@ -216,15 +218,15 @@ print(f"loss {value:.3f} and {one_loss:.3f}")
 #
 # What nobody names is left to TensorFlow:
 #
-# - An operation that reads or changes a variable is planned where the variable is.
-# - Others usually get `/GPU:0`, if there is one and it can run the operation.
+# - Reading or changing a variable is an operation of its own, planned where the variable is.
+# - Other operations usually get `/GPU:0`, if there is one and it can run the operation.
 # - Otherwise they get `/CPU:0`.
 #
 # ## A map of a step
 #
-# A right value does not show where it was computed. A map of a trace does. This function multiplies
-# `x` by itself on each device, and the host adds the products. Look for a `MatMul` in the lane of
-# each device:
+# A right value does not show where it was computed; a map of a trace shows it. This function
+# multiplies `x` by itself on each device, and the host adds the products. Look for a `MatMul` in
+# the lane of each device:
 
 # %%
 numbers = np.array([[1, 2], [3, 4]], "float32")
@@ -267,7 +269,7 @@ print(product.numpy(), "made on", devices.short(product.device))
 # GPUs, the host. With two GPUs, a block of `/GPU:2` runs on `/GPU:0`, and `/GPU:1` stays idle.
 #
 # This is **soft placement**: if the device you name is not there, TensorFlow takes another. It is
-# on from the start, and one call switches it off. Look for the error:
+# on by default. One call switches it off, and the name becomes an error:
 
 # %%
 tf.config.set_soft_device_placement(False)
@@ -317,9 +319,8 @@ for function in [lost, constant]:
 # %% [markdown]
 # ## Asked for, planned, ran
 #
-# Your code **asks for** a device in `tf.device`. Before the first run, TensorFlow **plans** one for
-# each operation; the **placement log** lists it if you switch the log on. A trace shows what
-# **ran**, which can differ from both:
+# Your code **asks for** a device in `tf.device`. TensorFlow **plans** one; the **placement log**
+# lists it if you switch the log on. A trace shows what **ran**, which can differ from both:
 #
 # ![Three examples, each with the device asked for, planned, and run on. A right name: the first
 # device three times. A wrong name, /GPU:9: another device is planned and runs it. Nothing but
@@ -372,8 +373,8 @@ def gradients(x, a, b):
 checks.gradients(gradients)
 
 # %% [markdown]
-# **2.** Here each device sends its whole product to the host. Change `add_entries` so that each
-# device still multiplies, and sends no more than 4 bytes.
+# **2.** Here each device sends its whole product to the host, and the first also the sum, 4 bytes.
+# Change `add_entries` so that each device still multiplies, and sends no more than 4 bytes.
 
 # %% tags=["exercise"]
 def add_entries(x):
@@ -413,8 +414,8 @@ checks.add_entries(add_entries)
 # %% [markdown]
 # ## The same in a graph: if you inherit such code
 #
-# The classic way builds a graph by hand and runs it in a **session**. TensorFlow 2 replaced it in
-# 2019. The table translates classic code:
+# The classic way builds a graph by hand and runs it in a **session**. The table translates classic
+# code:
 #
 # | classic code | today's code |
 # |---|---|
@@ -429,13 +430,12 @@ checks.add_entries(add_entries)
 # | `tf.GPUOptions(allow_growth=True)` | `tf.config.experimental.set_memory_growth(gpu, True)` |
 # | `tf.RunOptions(trace_level=...)`, `tf.RunMetadata()` | `tf.profiler`, or `trace.function_step` |
 #
-# TensorFlow 2 keeps the classic names in `tf.compat.v1`, imported below as `tf1`.
+# TensorFlow 2 keeps the classic names in `tf.compat.v1`.
 #
 # Here is `add_products` as a graph, as in [Understanding Multi device training in
 # TensorFlow](../docs/sources.md#wiki) (kavyasrinet, 2017). Building it computes nothing. `x` is a
-# *placeholder*, an input that is filled at each run. A session takes the graph and a configuration,
-# here one for the devices of the plan. Its `run` is told what is wanted, and what to put into the
-# placeholder:
+# *placeholder*, an input that is filled at each run. A session takes the graph and a configuration.
+# Its `run` is told what is wanted, and what to put into the placeholder:
 
 # %%
 import tensorflow.compat.v1 as tf1

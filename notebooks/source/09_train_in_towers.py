@@ -67,7 +67,7 @@ print(np.round(of_one, 2))
 
 # %% [markdown]
 # A **tower** is what one device computes in a step, from its shard of the batch to the gradients.
-# `fit.parallel` takes a model that is built already, and its `fit` then trains in towers:
+# After `fit.parallel`, the `fit` of a built model trains in towers:
 
 # %%
 model = fit.parallel(build(), plan.devices)
@@ -87,7 +87,7 @@ print(np.round(of_loop, 2), "as on one device:", np.allclose(of_loop, of_one, rt
 # %% [markdown]
 # | | `towers.train_step` | `fit.parallel` |
 # |---|---|---|
-# | **Use it when** | the loop is your own | the model is built already |
+# | **Use it when** | the loop is your own | `fit` does what you need |
 # | **It costs** | all devices but the first read the weights and send gradients | the same |
 # | **Instead** | `fit.strategy`: each GPU updates a copy, only gradients cross | `fit.strategy` |
 #
@@ -130,8 +130,8 @@ print("mean:      ", descend(shards, mean))
 
 # %% [markdown]
 # With the mean, the loss falls as on one device, and with the sum it rises. So a step averages the
-# gradients. ([[07]] adds them, because there each loss is divided by the size of the whole
-# batch.)
+# gradients. ([[07]] adds them, because there each loss is divided by the size of the whole batch.)
+# Our step averages on the host, the helpers on the first device.
 #
 # ![The host averages the gradients of two devices, device 0 updates the weights, and both read
 # them in the next step.](pictures/09_two_towers.svg)
@@ -168,8 +168,8 @@ def make_step(model, places, together=mean):
 # %% [markdown]
 # ## Proof
 #
-# Plain SGD moves each weight by the gradient times the rate. So if all devices move every weight as
-# one device does, their gradients are the same. `apart` divides the largest difference of each
+# Plain SGD moves each weight by the gradient times the rate. So if all devices together move every
+# weight as one does, the averaged gradient is right. `apart` divides the largest difference of each
 # variable by its largest move, and returns the largest of these ratios:
 
 # %%
@@ -205,15 +205,14 @@ for kind, rate in [(keras.optimizers.SGD, 0.3), (keras.optimizers.Adam, 0.003)]:
 
 # %% [markdown]
 # With SGD, the losses of the sum fall faster, as with twice the rate, and only the comparison shows
-# the mistake. With Adam there is nothing to see: Adam divides each gradient by its usual size, so a
+# the mistake. With Adam the losses are equal: Adam divides each gradient by its usual size, so a
 # gradient twice as large makes the same step. The mistake shows once you clip gradients or change
 # the optimizer. So prove your own steps with SGD.
 #
 # ## Does it pay?
 #
 # Here is the time of a step with a small batch and with a large one, each the median of eight runs.
-# The chart after it shows the shortest of three steps with the large batch, so its times may be
-# shorter:
+# The chart then shows the fastest of three large steps, so its times can be shorter:
 
 # %% tags=["nbval-ignore-output"]
 steps = {"One device": make_step(build(), [first]), "All devices": make_step(build(), plan.devices)}
@@ -232,35 +231,16 @@ drawings.steps(traces, line="all gradients are averaged", last=True)
 plt.show()
 
 # %% [markdown]
-# Both shards are computed at the same time, and at the black line all gradients have been averaged.
-# The slower device decides when that is. One device alone may run two operations at once, on both
-# cores, drawn as boxes of half the height. A small batch gains nothing: starting operations and
-# averaging cost as much as for a large one.
+# The small batch gains nothing: starting operations and averaging cost as much as for a large one.
+# In the chart both shards are computed at the same time, and at the black line all gradients have
+# been averaged. The slower device decides when. Operations of one device that ran at once are drawn
+# at half the height.
 #
-# ## Break it
-#
-# **Shards of unequal size.** One shard has 630 numbers, the other the 210 fours:
-
-# %%
-uneven = [slope(numbers[:630]), slope(numbers[630:])]
-print(*(f"{each:.1f}" for each in uneven), f"mean {mean(uneven):.1f}, and not {slope(numbers):.1f}")
-
-# %% [markdown]
-# In this mean a four counts three times as much as any other number.
-#
-# **A penalty once per tower.** At w = 1 a penalty of w² adds 2 to the gradient: 17. Each tower here
-# divides its loss, but not its penalty, by the number of towers, and gradients are added:
-
-# %%
-careless = [slope(shard) / len(plan) + 2 for shard in shards]
-print(f"with the penalty {tf.add_n(careless):.1f}, and not 17.0")
-
-# %% [markdown]
 # ## With a model of another kind
 #
 # `batch_norm` says which statistics a BatchNormalization uses. With `"sync"`, the default of
 # `fit.parallel`, all towers use those of the whole batch. With `"average"` each uses those of its
-# own shard. `towers.train_step` has to be told which. This small residual network gets images that
+# own shard. `towers.train_step` has no default for it. This small residual network gets images that
 # become brighter from the first to the last, so the shards differ:
 
 # %%
@@ -289,19 +269,39 @@ for places, how in [([first], "sync"), (plan.devices, "sync"), (plan.devices, "a
 # shards' means is left out. Where shards are large and alike this hardly matters, and with
 # `"average"` no tower waits for another's statistics.
 #
+# ## Break it
+#
+# **Shards of unequal size.** One shard has 630 numbers, the other the 210 fours:
+
+# %%
+uneven = [slope(numbers[:630]), slope(numbers[630:])]
+print(*(f"{each:.1f}" for each in uneven), f"mean {mean(uneven):.1f}, and not {slope(numbers):.1f}")
+
+# %% [markdown]
+# 210 fours weigh as much as 630 others: each four counts three times.
+#
+# **A penalty once per tower.** At w = 1 a penalty of w² adds 2 to the gradient: 17. Here gradients
+# are added. Each tower divides its loss by the number of towers, but not its penalty:
+
+# %%
+careless = [slope(shard) / len(plan) + 2 for shard in shards]
+print(f"with the penalty {tf.add_n(careless):.1f}, and not 17.0")
+
+# %% [markdown]
 # ## Who averages
 #
-# The first device could average instead of the host. In a **ring** no device gets all gradients:
-# each cuts its own into as many pieces as there are devices, and sends one piece at a time to its
-# neighbour. Below, device 0 starts with ones, device 1 with tens, and so on. For three rounds each
-# device adds what it receives; then it has one finished sum, 1111. In three more rounds these sums
-# are passed on, and in the end each device divides by four:
+# `make_step` averages on the host; the first device could instead. In a **ring** no device gets all
+# gradients: each cuts its own into as many pieces as there are devices, and sends one piece at a
+# time to its neighbour. Below, device 0 starts with ones, device 1 with tens, and so on. For three
+# rounds each device adds what it receives; then it has one finished sum, 1111. In three more rounds
+# these sums are passed on, and in the end each device divides by four:
 #
 # ![Four devices in a ring, and what each holds after each of six
 # rounds.](pictures/09_ring_of_four.svg)
 #
-# In both ways each of your devices gives a vector as long as all gradients together, and gets the
-# mean. `averaging.traffic` reads from a trace how many vectors enter and leave each place:
+# Each device starts with one vector that holds all gradients, and ends with the mean, although in
+# `make_step` only the first device gets it. `averaging.traffic` reads from a trace how many vectors
+# enter and leave each place:
 
 # %%
 ways = {"first device": partial(averaging.central, middle=first), "ring": averaging.ring}
@@ -386,8 +386,7 @@ checks.half_the_bytes(half_the_bytes)
 #   its losses, and Adam did not.
 # - With a large batch two devices were faster than one, and with a small one they gained nothing.
 # - Unequal shards gave 20.7, and not 15.0. A penalty in each tower gave 19.0, and not 17.0.
-# - With two devices the busiest place sent 1.00 vectors, in a ring as where the first device
-#   averaged.
+# - With two devices the busiest place sent 1.00 vectors, in a ring or not.
 #
 # ## In practice
 #

@@ -74,15 +74,15 @@ for worker in report:
     print(worker.name, worker.status, np.round(worker.result["history"]["loss"], 2))
 
 # %% [markdown]
-# Are these the losses of one process? `run_alone` runs the script here without the added line:
+# `run_alone` runs the script in this process without the added line. Compare the losses:
 
 # %%
 alone = workers.run_alone(path, folder / "one", plan.host)
 print("losses of one process", np.round(alone["history"]["loss"], 2))
 
 # %% [markdown]
-# They are. Next we compare its weights with those that the workers saved. Each worker also printed
-# a digest of its weights and its optimizer's variables:
+# The losses are equal. Next we compare the weights with those that the workers saved. Each worker
+# also printed a digest of its weights and its optimizer's variables:
 
 # %%
 ours, theirs = alone["model"], keras.models.load_model(folder / "two" / "model.keras")
@@ -94,12 +94,12 @@ print("same bits on both workers:", report[0].result["state"] == report[1].resul
 # %% [markdown]
 # The workers trained the model that one process trains. Only rounding differs, because they add in
 # another order. Dropout is 0 here, because the workers would drop other units than one process. The
-# saved file is from the callback ModelCheckpoint, which under `fit.strategy` writes only on worker
-# 0, the **chief**.
+# saved file is from the script's callback ModelCheckpoint, which under `fit.strategy` writes only
+# on worker 0, the **chief**.
 #
 # | | |
 # |---|---|
-# | **Use it when** | an exchange takes **under half a step**, or under a step if the batch grows |
+# | **Use it when** | an exchange takes **under half of one machine's step** |
 # | **It costs** | seconds for each start, an exchange in each step, waits for the slowest worker |
 # | **Instead** | fill one machine first ([[07]]): its GPUs exchange gigabytes in a second |
 #
@@ -124,8 +124,8 @@ pair.show("from mgpu_helpers import fit; print('here')")
 pair.show("strategy = fit.strategy()", workers=[0], seconds=1)
 
 # %% [markdown]
-# Worker 0 waits, for up to an hour. As soon as worker 1 makes its strategy too, both go on. Then
-# each gives its index plus 1 to an **all-reduce**, which returns the sum to each:
+# Worker 0 waits, for up to an hour. Once worker 1 makes its strategy, both go on. An **all-reduce**
+# then adds index plus 1 of both and returns the sum to each:
 
 # %%
 pair.show("strategy = fit.strategy()", workers=[1])
@@ -136,10 +136,10 @@ def add(x):
 print(f"one of {strategy.num_replicas_in_sync}; the sum is {add(index + 1.0):.0f}")""")
 
 # %% [markdown]
-# In `fit` the numbers are gradients: each worker computes those of its share of the batch, and
-# their sum is the gradient of the whole batch. Every worker reads all the data and takes its part
-# of each batch. Only where the data come from several files does TensorFlow share out files
-# instead. `rows` collects what a worker takes:
+# In `fit` the numbers are gradients. Each worker divides its loss by the size of the whole batch,
+# so the sum of their gradients is that of the whole batch. Every worker reads all the data and
+# takes its part of each batch. Only data read from several files are shared out by file. `rows`
+# collects what a worker takes:
 
 # %%
 pair.show("""
@@ -154,8 +154,8 @@ print(rows(numbers.batch(5)))""")
 # Of each batch of five, worker 0 takes two and worker 1 three:
 #
 # ![Of one batch of five rows, 0 and 1 go to worker 0 on machine a, and 2, 3 and 4 to worker 1 on
-# machine b. The gradients of both go into one all-reduce, and both have the same new
-# weights.](pictures/17_two_machines.svg)
+# machine b. Each has a copy of all weights. The gradients of both go into one all-reduce, and each
+# updates its copy, to the same new weights.](pictures/17_two_machines.svg)
 #
 # ## When a second machine pays
 #
@@ -163,13 +163,14 @@ print(rows(numbers.batch(5)))""")
 # exchange of the gradients. That is less than s if **s > 2x**:
 #
 # ![Bars of a step. One machine computes for s. Two compute for s/2 and exchange gradients for x:
-# with a small x they end before one machine, and with a large x after
-# it.](pictures/17_pays.svg)
+# with a small x they end before one machine, with x = s/2 at the same time, and with a large x
+# after it.](pictures/17_pays.svg)
 #
-# If the batch grows with the machines, **s > x** is enough.
+# If the batch doubles instead, examples per second rise once **s > x**.
 #
-# What is x? The workers exchange the P bytes of the gradients in a ring ([[09]]). Each of n workers
-# sends a piece of P/n bytes in each of 2(n - 1) rounds, so 2(n - 1)P/n bytes in all.
+# What is x? The workers exchange the P bytes of the gradients, about `4 * model.count_params()`, in
+# a ring ([[09]]). Each of n workers sends a piece of P/n bytes in each of 2(n - 1) rounds, so
+# 2(n - 1)P/n bytes in all.
 #
 # How long does that take over a slow link? On one machine `benchmarks/link.py` gives each worker a
 # network of its own, with links of 200 or 50 Mbit/s, and its [card](../results/link.json) has the
@@ -184,8 +185,8 @@ for row in card.get("links", []):
     print(f"{n:7}{rate:8}{row['seconds']:8.3f} s{ring:7.3f} s")
 
 # %% [markdown]
-# An exchange takes 10 to 20 % longer than "ring". TCP's overhead and a fixed 0.02 s explain most of
-# it, except in the last row (exercise 2).
+# An exchange takes 10 to 20 % longer than "ring". TCP's overhead and a fixed 0.02 s (exercise 2)
+# explain most of it, except in the last row, where we do not know why.
 #
 # Over 10 Gbit/s, the 102 MB of a network like ResNet-50 take at least 0.08 s on two machines. By
 # s > 2x a step then has to take over 0.16 s. `fit.strategy` sends the last layers' gradients first,
@@ -211,16 +212,16 @@ drawings.workers([json.loads(answer) for answer in marks])
 plt.show()
 
 # %% [markdown]
-# The pair is as fast as its slower worker, and about half of the lane of worker 0 is grey. So take
+# The pair is as fast as its slower worker: for about half of the time worker 0 waits. So take
 # equal machines, and time each worker's step alone before you blame the network.
 #
 # ## Break it
 #
-# **Another order on each worker.** Without a seed each worker shuffles the data in an order of its
-# own, and so takes its part of another batch. What do `fit.check` and `fit` say to such data?
+# **Another order on each worker.** Without a seed each worker shuffles differently, and takes its
+# part of a different batch. What do `fit.check` and `fit` say to such data?
 
 # %% tags=["nbval-ignore-output"]
-pair.show("""
+said = pair.ask("""
 import keras
 with strategy.scope():
     model = keras.Sequential([keras.Input([]), keras.layers.Reshape([1]), keras.layers.Dense(1)])
@@ -229,15 +230,16 @@ labelled = tf.data.Dataset.range(20).map(lambda n: (tf.cast(n, tf.float32), 1.0)
 data = labelled.shuffle(20).batch(10)
 print(fit.check(model, data)[0])
 model.fit(data, verbose=0)""")
+print(said[0], "", f"worker 1 says the same: {said[1] == said[0]}", sep="\n")
 
 # %% [markdown]
 # After its first step `fit` compares what the workers have read, and stops them all where that
 # differs. The cure is the same seed on all workers, as in `shuffle(20, seed=1)`.
 #
-# **A mistake in the setup.** We made each of the first seven mistakes below on one worker, and for
-# the eighth did not start one. Every time the others waited. The table has what the worker with the
-# mistake did, and what `cluster.check` says. The check reads the TF_CONFIG of one or all workers
-# before TensorFlow starts.
+# **A mistake in the setup.** One worker made each mistake below; in the last row it was not
+# started. The others always waited. The table has what the worker with the mistake did, and what
+# `cluster.check` says. The check reads the TF_CONFIG of one or all workers before TensorFlow
+# starts.
 #
 # | mistake | the worker itself | `cluster.check` |
 # |---|---|---|
@@ -260,8 +262,8 @@ with mock.patch.dict(os.environ, http_proxy="http://proxy:3128", no_proxy=""):
     print(cluster.check(workers.tf_configs(pair.hosts)[0])[0])
 
 # %% [markdown]
-# `mgpu cluster` writes TF_CONFIG for you. If a worker is not started, the others then give up after
-# a minute, not after an hour, and the launcher says who is missing.
+# `mgpu cluster` writes TF_CONFIG for you. With it, workers give up after a minute if one is
+# missing, not after an hour, and the launcher says which.
 #
 # ## On GPUs
 #
@@ -359,7 +361,7 @@ checks.reduce_seconds(reduce_seconds)
 # - With two lines added, `fit` on two workers had the losses of one process, and weights less than
 #   1e-5 from its weights. Both workers held the same bits.
 # - A worker waited without a word for another that was late.
-# - A worker with more work made the other wait.
+# - A slower worker made the other wait.
 # - Without a seed `fit.check` named the mistake, and `fit` stopped all workers.
 #
 # ## In practice

@@ -588,21 +588,26 @@ def ranges(
 
 
 def workers(marks: Sequence[Sequence[Sequence[float]]], ax: Any = None) -> Any:
-    """Draw when two workers compute, and wait for each other in every step.
+    """Draw when two workers compute, wait for each other, and exchange in every step.
 
     Of each worker, marks has its steps: when it began to compute, ended, and left the all-reduce.
     """
     ax = axes(ax, size=(8, 1.9))
     times = np.array(marks) - np.min(marks)
+    met = times[:, :, 1].max(axis=0)  # from here on all are in the all-reduce
     names = []
     for index, steps in enumerate(times):
         lane = index - 0.35, 0.7
         ax.broken_barh([(a, b - a) for a, b, _ in steps], lane, color=PALETTE[index])
-        ax.broken_barh([(b, c - b) for _, b, c in steps], lane, color=HOST, alpha=0.45)
-        waited = (steps[:, 2] - steps[:, 1]).sum() / (steps[-1, 2] - steps[0, 0])
+        waits = [(b, last - b) for (_, b, _), last in zip(steps, met, strict=True)]
+        ax.broken_barh(waits, lane, color=HOST, alpha=0.3)
+        ends = [(last, c - last) for (_, _, c), last in zip(steps, met, strict=True)]
+        ax.broken_barh(ends, lane, color=DARK)
+        waited = sum(length for _, length in waits) / (steps[-1, 2] - steps[0, 0])
         names.append(f"worker {index}\nwaits {waited:.0%}")
     rows(ax, names)
-    return label(ax, "In colour: computes. Grey: waits in the all-reduce", "time, s")
+    title = "In colour: computes. Pale: waits for the other. Dark: the all-reduce"
+    return label(ax, title, "time, s")
 
 
 def panel(draw: Callable[..., Any], **choices: Sequence[Any]) -> None:
@@ -670,10 +675,10 @@ def steps(
 ) -> Any:  # fmt: skip
     """Draw steps on one clock: convolutions dark, the rest pale, a line where gradients are added.
 
-    A bar of half the height ran while another one of the same device did. `line` says in the legend
-    what the lines are; gradients as small as those of biases have none. With `last` there is one
-    line, where the last gradient has been added. With `numbered` a device's convolutions have
-    numbers, in the order of their starts.
+    A bar of half the height ran, for a tenth of it or more, while another of the same device did.
+    `line` says in the legend what the lines are; gradients as small as those of biases have none.
+    With `last` there is one line, where the last gradient has been added. With `numbered` a
+    device's convolutions have numbers, in the order of their starts.
     """
     from matplotlib.patches import Patch
 
@@ -759,10 +764,12 @@ def _beside(step: Trace, device: str) -> list[tuple[Op, float, float]]:
     laid = [(op, -0.4, 0.8) for op in ops if op not in long]
     for lane, those in enumerate(lanes(long)):
         for op in those:
-            at_once = sum(op.start < each.end and each.start < op.end for each in long) > 1
+            beside = sum(max(0.0, min(op.end, each.end) - max(op.start, each.start))
+                         for each in long if each is not op)  # fmt: skip
+            at_once = beside > 0.1 * op.length
             high = 0.4 if at_once else 0.8
             laid.append((op, -0.4 + high * min(lane, 1) * at_once, high))
-    return laid
+    return sorted(laid, key=lambda each: -each[0].length)  # the short ones lie on top
 
 
 def _has_kernel() -> bool:

@@ -45,12 +45,13 @@ def tf_configs(addresses: Sequence[str]) -> list[str]:
 
 
 def to_paste(path: str | os.PathLike[str]) -> str:
-    """Give the lines of train_workers.py that matter: the import, and the model with its scope."""
+    """Give the lines of train_workers.py that matter: the import, the model in its scope, `fit`."""
     script = Path(path).read_text(encoding="utf-8")
     begin = "from mgpu_helpers import"
     imported = next(line for line in script.splitlines() if line.startswith(begin))
     model = script[script.index("keras.utils.set_random_seed") : script.index("callbacks =")]
-    return f"{imported.partition('  #')[0]}\n…\n{model.rstrip()}"
+    fit = script[script.index("history = ") : script.index("values =")]
+    return f"{imported.partition('  #')[0]}\n…\n{model.rstrip()}\n…\n{fit.rstrip()}"
 
 
 def run_alone(path: str | os.PathLike[str], folder: Path, device: str) -> dict[str, Any]:
