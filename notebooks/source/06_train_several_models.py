@@ -106,7 +106,7 @@ for name, model, device, history in zip(names, models, homes, histories):
     print(f"{name}: loss {history['loss'][-1]:.1f}, convolutions on", *ran)
 
 # %% [markdown]
-# Each model's step ran on its own device. The table compares threads with two other ways:
+# Each traced step ran on its model's device. The table compares threads with two other ways:
 #
 # | | use it when | it costs |
 # |---|---|---|
@@ -122,8 +122,10 @@ for name, model, device, history in zip(names, models, homes, histories):
 # ![Two devices over time. In turn, each is idle while the other trains. At once, both begin
 # together.](pictures/06_turns.svg)
 #
-# Here are both ways as functions. Then, in one `tf.device` block, `look` makes a tensor in this
-# thread and one in a new thread. On which devices are they?
+# Here are both ways as functions.
+#
+# Does a new thread keep the `tf.device` block? In one, `look` makes a tensor in this thread and one
+# in a new thread:
 
 # %% tags=["unplaced"]
 def in_turn(work, *given):
@@ -201,8 +203,8 @@ compare(values(models), values(twins))
 #
 # One `tf.function` can hold a step of each model. The steps do not depend on each other, so
 # TensorFlow can run them at the same time after a single call from Python. `train_step` is what
-# `fit` runs for each batch. The models of `joined` have the same seeds once more. After the 8
-# batches of one pass, are their losses those of `fit`?
+# `fit` runs for each batch. `joined` has the same seeds. After a pass of 8 batches, are its losses
+# those of `fit`?
 
 # %%
 joined = build_both()
@@ -236,9 +238,9 @@ print("less than 0.1 % from those of fit:", np.allclose(losses, of_fit, rtol=1e-
 #
 # Here four ways train two models for a pass: `fit` in turn and at once, a function for each model
 # in turn, and one function for both. All have run before, so nothing is traced. Each ratio is the
-# median of five pairs of runs, and the middle half of the five lies in the brackets. The chart
-# shows the run of each way that is nearest to its median: each bar is a step, and each pale box a
-# call of `fit`. Which way is fastest?
+# median of five pairs of runs; the brackets hold the middle half. The chart shows the run of each
+# way nearest to its median. These runs are no pairs, so their times may give other ratios. A bar is
+# a step, and a pale box a call of `fit`. Which way is fastest?
 
 # %%
 step_each = tf.function(one_step)  # traced for each model
@@ -265,23 +267,20 @@ for ax, run in drawings.calls(runs):
 plt.show()
 
 # %% [markdown]
-# One function is. It leaves out what `fit` does around each step, and its call runs a step of each
-# model at the same time, so each of its bars is in both rows.
+# One function is. In a box, `fit` does other work before its first step and after its last, or its
+# thread waits. Where models share a processor, their steps take longer. So `fit` at once is usually
+# faster than in turn, but not twice as fast.
 #
-# Where a box has no bars, `fit` does other work, or its thread waits. Where models share a
-# processor, their steps take longer, too. So `fit` at once is usually faster than in turn, but not
-# twice as fast.
+# The functions leave out that other work, and one function runs both models' steps at the same
+# time. A longer pass has the same start, paid once a call, so there one function gains less over
+# `fit`.
 #
 # ## Vote
 #
-# The models of an **ensemble** answer together. In a **vote** each model names its likeliest class,
-# and the class named most often wins. Where the **average** of the probabilities decides, a model
-# that is sure counts for more.
-#
-# The models may be of different kinds. `flat` has BatchNormalization and a metric, and joins on the
-# third device, or on the first of two. All three train for four passes at once, `small` and `large`
-# after their first two, and a callback saves `flat`. Does the saved model have its numbers, also
-# the moving averages and Adam's?
+# The models of an **ensemble** answer together. They may differ in kind: `flat`, with
+# BatchNormalization and a metric, trains on the third device, or on the first of two. All three
+# train for four passes at once, `small` and `large` after their first two, and a callback saves
+# `flat`. Does the saved model equal `flat`, with moving averages and Adam's variables?
 
 # %%
 places = [*homes, plan.devices[2 % len(plan)]]
@@ -302,10 +301,12 @@ with tempfile.TemporaryDirectory() as folder:
 compare(values([flat]), values([loaded]))
 
 # %% [markdown]
-# It does. Now the three predict 360 unseen digits. `votes` counts the models that name each digit.
-# The average is less than one vote, so adding it decides only ties. (`mgpu_helpers.ensemble` has
-# both as `vote` and `mean`.) In the chart, a line reaches one *standard error* to each side of its
-# point, the usual distance from the true share. The dashed line is the mean of the three.
+# It does. Now the three predict 360 unseen digits. In a **vote** each model names its likeliest
+# class, and the class named most often wins. Where the **average** of the probabilities decides, a
+# model that is sure counts for more. `votes` counts the models that name each digit. Adding the
+# average, always below one vote, only decides ties. (`mgpu_helpers.ensemble` has both as `vote` and
+# `mean`.) In the chart, a line reaches one *standard error* to each side of its point, the usual
+# distance from the true share. The dashed line is the mean of the three.
 
 # %%
 def predict(model, device):
@@ -327,9 +328,10 @@ plt.show()
 print("the vote and the average beat the mean:", shares[3] > usual, shares[4] > usual)
 
 # %% [markdown]
-# The vote and the average usually beat that mean. They need not beat the best model: here their
-# lines overlap that of the best. A vote helps where models err on different digits, so let the
-# models differ in their layers, their first weights or their data.
+# After few passes, a simple model like `flat` can lead. The vote and the average usually beat the
+# mean. They need not beat the best model: here their lines overlap that of the best. A vote helps
+# where models err on different digits, so let the models differ in their layers, their first
+# weights or their data.
 #
 # ## Break it
 #
@@ -349,18 +351,18 @@ for name, model, was in zip([*names, "flat"], voters, before):
 
 # %% [markdown]
 # All three calls trained the last model, because a lambda looks `model` up when it is called, and
-# by then the loop has ended. No error says so: count the weights that moved. `map` with arguments
-# avoids this.
+# by then the loop has ended. No error says so: count the weights that moved.
+# `pool.map(train, voters, places)` avoids this.
 #
 # ## When not to
 #
 # One model in a hurry gains nothing from this: use all GPUs for it ([[07]]). Two models on one GPU
-# share its memory and its time. Where steps are short, threads gain little, because much of the
-# time is Python's: take one function, or a process for each model.
+# share its memory and time. Where steps are short, more of the time is Python's, in which threads
+# take turns: use one function, or a process for each model.
 #
-# `benchmarks/ensemble.py` timed two larger models in loops of TensorFlow 1, without `fit`: threads,
-# one function and processes were each 1.6 to 1.7 times as fast as in turn on two cores
-# ([result](../results/ensemble.json)).
+# With two larger models in loops of TensorFlow 1, without `fit`, threads, one function and
+# processes were each 1.6 to 1.7 times as fast as in turn on two cores
+# ([result](../results/ensemble.json) of `benchmarks/ensemble.py`).
 #
 # ## On GPUs
 #
@@ -440,9 +442,9 @@ checks.run_all(run_all)
 # ## The same in a graph: if you inherit such code
 #
 # The article builds a graph for each network and runs it in a session ([[01]]). The parts of its
-# graphs have the same names, with a **scope** in front of them, `g1` or `g2`. In one process its
-# `visible_device_list` raises [an error](../docs/errors.md#mapped), and `tf.device` replaces it.
-# `networks.jang` divides the article's number of units by eight:
+# graphs have the same names, with a **scope** in front of them, `g1` or `g2`. In one process the
+# article's `visible_device_list` raises [an error](../docs/errors.md#mapped): `tf.device` takes its
+# place. `networks.jang` divides the article's number of units by eight:
 
 # %%
 def build_graph(scope, hidden, device):
@@ -486,8 +488,8 @@ for fetches in ([loss], [loss, training]):
 
 # %% [markdown]
 # The article's loop moved nothing: a session computes what is fetched and what that needs, and the
-# loss does not need the training operation. With both fetches, do the graphs end at once as in
-# turn?
+# loss does not need the training operation. With both fetches, graphs trained at once equal those
+# trained in turn:
 
 # %%
 def train_graph(scope):

@@ -2,7 +2,7 @@
 # # Pipeline it
 #
 # You have cut a model over two GPUs, and now it fits. But the GPUs wait for each other. You pay for
-# two and get the speed of one.
+# two and get at most the speed of one.
 #
 # **In this lesson** a batch goes through the stages of a split model in pieces, so that both
 # devices work at the same time.
@@ -85,11 +85,12 @@ print("losses in eight pieces", *(f"{loss:.1f}" for loss in of_eight))
 print("less than 1e-3 apart:", np.allclose(of_one, of_eight, rtol=0, atol=1e-3))
 
 # %% [markdown]
-# The losses agree. The next cell traces a step of `fit` with 2048 images, first in one piece, then
-# in eight. Each frame is a **task**, the work of one stage on one piece: `F3` (dark) takes piece 3
-# forward, and `B3` (pale) takes it back. White is a wait. When do both devices work? The cell after
-# that one times both models, and the uncut model on one device; the brackets hold the middle half
-# of the runs:
+# The losses agree. The next cell traces one step of `fit` with 2048 images in one piece, and one in
+# eight. Each frame is a **task**, the work of one stage on one piece: `F3` (dark) takes piece 3
+# forward, and `B3` (pale) takes it back. White is a wait. When do both devices work?
+#
+# A single step may be slower or faster than most. So the second cell times ten steps of both
+# models, and of the uncut one on one device; the brackets hold the middle half of the runs:
 
 # %% tags=["varies", "cover"]
 steps = {name: trace.fit_step(model, (images, labels)) for name, model in models.items()}
@@ -107,9 +108,9 @@ with tf.device(first):  # where the uncut model computes
         print(f"{name:12}", taken)
 
 # %% [markdown]
-# In one piece, the devices work almost only in turns, so the cut alone makes no step faster. In
-# eight, both often work at the same time, so a step can be faster than on one device. [PyTorch's
-# tutorial on model
+# In one piece, the devices work almost only in turns, and the cut model is slower than the uncut
+# one. In eight, both often work at the same time, and the cut model is faster. [PyTorch's tutorial
+# on model
 # parallelism](https://pytorch.org/tutorials/intermediate/model_parallel_tutorial.html) compares the
 # same three for ResNet-50: cut over two GPUs, it was 7 % slower than on one, and in pieces 49 %
 # faster.
@@ -117,15 +118,14 @@ with tf.device(first):  # where the uncut model computes
 # Why is a step in pieces not twice as fast as on one device?
 #
 # - In eight pieces, too, the devices wait: the shares stand beside the stages in the second chart.
-# - An operation may take longer in eight small parts than as a whole.
-# - In `cores` mode one device may use both cores in its backward pass ([[13]]), and both cores
-#   share one memory's bandwidth. Each GPU has its own cores and memory.
+# - In `cores` mode the one device is no single core: it may use both in its backward pass ([[13]]).
+#   And both cores share one memory's bandwidth. Each GPU has its own cores and memory.
 #
 # | | |
 # |---|---|
 # | **Use it when** | a model has to be cut, and a piece is still enough work for a device |
 # | **It costs** | smaller operations; BatchNormalization sees only a piece; some waits stay |
-# | **It does not** | save memory, with `fit` |
+# | **It does not** | lower what a device holds, in `fit` |
 # | **Instead** | if it fits on one device, share out the batch ([[07]]) |
 #
 # ## How it works
@@ -137,17 +137,17 @@ with tf.device(first):  # where the uncut model computes
 # overlap: F0 to F3, then B0 to B3.](pictures/14_bubble.svg)
 #
 # This is the order of `fit.split`: all pieces go forward before the first goes back. The time in
-# which a stage waits is its **bubble**. A `B` is about twice the work of an `F`. Here both are
-# drawn equally long, which does not change the shares. The gradients of all pieces are added up,
-# and the weights are updated once, as in accumulation ([[10]]).
+# which a stage waits is its **bubble**. A `B` has about twice the multiplications of an `F`. Here
+# both are drawn equally long, which does not change the shares. The gradients of all pieces are
+# added up, and the weights are updated once, as in accumulation ([[10]]).
 #
 # ## Three orders
 #
 # An **order** lists the tasks of each stage. In *one after the other*, a piece goes all the way
 # before the next one starts. In *all forward first*, all go forward, and then all go back. In *one
-# forward, one back*, a stage first does one forward task for itself and for each stage after it,
-# then one backward and one forward in turn. In the tables, a line is a stage, a column a unit of
-# time, and a dot a wait:
+# forward, one back*, stage 0 of two first does two forward tasks (of three, three), and each later
+# stage one fewer. Then backward and forward tasks alternate. In the tables, a line is a stage, a
+# column a unit of time, and a dot a wait:
 
 # %%
 ways = {"one after the other": pipeline.one_by_one,
@@ -187,8 +187,8 @@ a, b = times(2.0, first), times(3.0, second)
 
 # %% [markdown]
 # A task is a call of one of two functions. `forward` runs a stage and keeps its input and output.
-# `back` gets the gradient of the output, and returns the gradients of the weights and of the input,
-# which goes to the stage before. Inside a `tf.function`, `tf.gradients` replaces a tape.
+# `back` gets the output's gradient and returns those of the weights and of the input; the last goes
+# to the stage before. Inside a `tf.function`, `tf.gradients` replaces a tape.
 
 # %%
 Kept = namedtuple("Kept", "x made")
@@ -207,7 +207,7 @@ def back(stage, kept, gradient):
 
 
 # %% [markdown]
-# `two_pieces` takes two pieces in *one forward, one back*: `F0 F1 B0 B1` in stage 0, and
+# `two_pieces` is written in the order *one forward, one back*: `F0 F1 B0 B1` in stage 0, and
 # `F0 B0 F1 B1` in stage 1. The loss is the mean of four outputs, so its gradient is a quarter for
 # each of them:
 
@@ -238,9 +238,8 @@ print(f"gradient of a: {a0} + {a1} = {a0 + a1}, of b: {b0} + {b1} = {b0 + b1}")
 #
 # TensorFlow starts an operation as soon as its inputs are there, so in `two_pieces` a task may
 # start before its turn. That changes no result, only what is held. `pipeline.gradients` takes any
-# order, and makes each task of a device wait for the one before. `pipeline.stages` cuts a model
-# into stages for it. Here it cuts the network of above, with about half of its layers on each
-# device:
+# order, and makes each task of a device wait for the one before. `pipeline.stages` cuts a model for
+# it, here the network above, before its layer `dense6`:
 
 # %%
 with tf.device(first):
@@ -251,8 +250,8 @@ whole = keras.Sequential([keras.Input([28, 28, 1]), *front.layers, *rear.layers]
 stages = pipeline.stages(whole, ["dense6"], [first, second])
 
 # %% [markdown]
-# `in_order` makes a step of training for an order, in which `pipeline.updater` gives each stage an
-# optimizer. What does the first device hold at most in a step of 1, 4 and 8 pieces?
+# `in_order` makes a training step for an order; `pipeline.updater` gives each stage an optimizer.
+# Scratch memory aside, what does the first device hold at most in a step of 1, 4 and 8 pieces?
 
 # %% tags=["nbval-ignore-output"]
 def in_order(order):
@@ -281,7 +280,7 @@ forward_first, in_turn = (held[8] for held in peaks.values())
 print("less than 0.6 of the first order in eight pieces:", in_turn < 0.6 * forward_first)
 
 # %% [markdown]
-# *All forward first* keeps the activations of all pieces, so cutting does not lower them. *One
+# *All forward first* keeps the activations of all pieces, so more pieces save nothing. *One
 # forward, one back* keeps at most two pieces, and the more pieces there are, the smaller each is.
 # `fit.split` takes *all forward first*, because Keras computes the loss of the whole batch at once.
 # For the other order, write a training loop with the step of `in_order`.
@@ -289,8 +288,7 @@ print("less than 0.6 of the first order in eight pieces:", in_turn < 0.6 * forwa
 # ## Proof
 #
 # The first output compares the gradients of all orders with those of `whole`. The second compares
-# the weights after two epochs of `fit`, in float64, and with batches of 300 and 100 images, which
-# eight does not divide:
+# float64 weights after two epochs of `fit`; its batches, 300 and 100, are not multiples of eight:
 
 # %%
 @tf.function
@@ -326,7 +324,7 @@ print("fit moved the weights by more than 0.01:", apart(build().get_weights(), o
 # %% [markdown]
 # ## Break it
 #
-# **An order that cannot run.** In the next one, both stages would wait forever: stage 0 waits for
+# **An order that cannot run.** In this order, both stages would wait forever: stage 0 waits for
 # piece 0 to return before it sends piece 1, and stage 1 waits for piece 1 before it returns piece
 # 0. The error names the second task:
 
@@ -337,10 +335,10 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# **Pieces of different sizes that count alike.** Take a batch of 90 in pieces of 32, 32 and 26. The
-# plain average of their gradients counts the last examples more than the others, and no error says
-# so. Which equals the gradient of the whole batch: the plain average, or one in which a piece
-# counts by its size?
+# **Pieces of different sizes that count alike.** Take a batch of 90 in pieces of 32, 32 and 26. In
+# a plain average of their gradients, each of the last 26 examples counts more than each of the
+# first 64, and no error says so. Which equals the gradient of the whole batch: the plain average,
+# or one in which a piece counts by its size?
 
 # %%
 several = [uncut(x[a:b], y[a:b]) for a, b in [(0, 32), (32, 64), (64, 90)]]
@@ -457,8 +455,8 @@ checks.fewest(fewest)
 #
 # ## In practice
 #
-# Add `pieces` to the line that splits your model, and double their number while a step gets faster.
-# If two pieces are no faster than one, leave out `pieces`.
+# Add `pieces` to the line that splits your model. Time a step in 1, 2, 4 and 8 pieces, and keep the
+# number of the fastest. If the model fits on one device, time `fit` on all devices ([[07]]), too.
 #
 # Next: [[next]].
 

@@ -325,7 +325,10 @@ def accuracies(
 
 
 def calls(runs: Mapping[str, Run]) -> Iterator[tuple[Any, Run]]:
-    """Give axes for each run, on one clock; once it is drawn there, mark each model's call."""
+    """Give axes for each run, on one clock; once it is drawn there, mark each model's call.
+
+    Where all models share each call, a frame around their bars marks it.
+    """
     import matplotlib.pyplot as plt
 
     with plt.style.context(style()):
@@ -340,9 +343,14 @@ def calls(runs: Mapping[str, Run]) -> Iterator[tuple[Any, Run]]:
             for row, (start, end) in enumerate(run.calls):
                 ax.broken_barh([(start, end - start)], (row - 0.35, 0.7), facecolor=HOST,
                                alpha=0.3, zorder=0)  # fmt: skip
+            title = f"{name}: {max(end for _, end in run.calls):.2f} s"
+            if run.spans[0] == run.spans[-1]:  # one call for a step of each model
+                title += ", each frame a call with a step of both"
+                frames = [(start, end - start) for start, end in run.spans[0]]
+                ax.broken_barh(frames, (-0.43, len(run.spans) - 0.14), facecolor="none",
+                               edgecolor=DARK, linewidth=1.1)  # fmt: skip
             ax.set(xlim=(0, 1.02 * last), ylim=(len(run.calls) - 0.5, -0.5))
-            label(ax, f"{name}: {max(end for _, end in run.calls):.2f} s",
-                  "time, s" if ax is grid[-1, 0] else "")  # fmt: skip
+            label(ax, title, "time, s" if ax is grid[-1, 0] else "")
 
 
 def limit(ax: Any, size: int | float) -> Any:
