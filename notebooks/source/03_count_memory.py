@@ -9,7 +9,7 @@
 # you train.
 #
 # **You will learn** to
-# - have a step of your own Keras model counted,
+# - count what a step of your own Keras model holds,
 # - find what to do when a step does not fit,
 # - read what a step holds from a trace, in the forward and in the backward pass,
 # - count it by hand from the shapes of the layers,
@@ -71,13 +71,13 @@ print("largest batch in 8 GB:", memory.fits(model, 8e9))
 # %% [markdown]
 # The weights take hundredths of a megabyte, and the step holds more than a thousand times as much.
 # The **slots** are the numbers that an optimizer keeps for each weight; Adam keeps two. "Gradients"
-# counts those of weights that are alive at the **peak**, the moment at which most is held. Nearly
-# everything is "activations": the outputs of the layers and the gradients of these outputs.
+# are the weights' gradients that are alive at the **peak**, the moment at which most is held.
+# Nearly everything is "activations": the outputs of the layers and the gradients of these outputs.
 #
 # Is the prediction true? A trace of a step with 256 examples lists every allocation and release.
 # Added up, they give the bytes alive at each moment; in your own code `charts.live_bytes(step)`
-# draws them. Below, the predicted range is pale. `scratch=False` leaves out what an operation
-# borrows only while it runs, which depends on the library that computes. Look for the highest
+# draws them. Below, the predicted range is pale. `scratch=False` leaves out the memory that an
+# operation borrows while it runs; how much that is depends on the library. Look for the highest
 # place:
 
 # %% tags=["varies", "nbval-ignore-output"]
@@ -94,14 +94,14 @@ plt.show()
 # %% [markdown]
 # The peak is in the range. There is a range because a real step may run its operations in another
 # order, and hold an output longer. `memory.fits` counts with the upper end of the range. On
-# a GPU and without a strategy, Keras compiles `fit` with XLA, and the step has another peak. So
-# compile the model there with `jit_compile=False`: the count is of a step without XLA.
+# a GPU and without a strategy, Keras compiles `fit` with XLA, and the step has another peak. The
+# count holds there only if you compile the model with `jit_compile=False`.
 #
 # | `memory.predict`, `memory.fits` | |
 # |---|---|
 # | Use them when | a batch does not fit, or before you rent a GPU |
 # | They cost | about a second for a small model, some seconds for a large one |
-# | Instead | `memory.measure` traces two small batches, also of a step that is not `fit` |
+# | Instead | `memory.measure`: traces two small batches, and takes your own step, too |
 
 # %% [markdown]
 # ## It does not fit: what now
@@ -113,12 +113,13 @@ plt.show()
 
 # %% tags=["nbval-ignore-output"]
 advice = memory.plan(model, batch=256, devices=2, budget=100e6)
-print(*[f"{way.name:34}{memory.size_text(way.held):>8}   {way.write}" for way in advice.ways],
-      sep="\n")
-print("fits:", *[way.name for way in advice.fitting], sep="\n  ")
+for way in advice.ways:
+    fits = "*" if way in advice.fitting else " "
+    print(f"{fits} {way.name:31}{memory.size_text(way.held):>8}  {way.write}")
 
 # %% [markdown]
-# `fit.parallel` shares out the batches of a built model. The ways that fit halve the activations.
+# `fit.parallel` shares out the batches of a built model. The ways that fit have a `*`: they halve
+# the activations.
 # Moving weights and slots saves nothing: they are small here. bfloat16 saves only a fifth, because
 # batch normalization computes in float32. [[10]] and [[11]] explain the remedies.
 
@@ -127,9 +128,9 @@ print("fits:", *[way.name for way in advice.fitting], sep="\n  ")
 #
 # Why did the curve of the trace climb and fall? In the forward pass each layer computes its output.
 # The backward pass needs these outputs again, so they have to stay. This pass begins at the last
-# layer. At each layer it turns the gradient of the layer's output into the gradient of the output
-# before it. After that, neither the output of the layer nor its gradient is needed any more. Here
-# are three layers, and each column is a moment:
+# layer. At each layer it turns the gradient of the layer's output into the gradient of the layer's
+# weights and that of the output before it. After that, neither the output of the layer nor its
+# gradient is needed any more. Here are three layers, and each column is a moment:
 #
 # ![Six columns: what is held while three layers run forward and back. The outputs of layers 1, 2
 # and 3 pile up; then gradients come and outputs go. The highest column, the peak, is at layer 2 of
@@ -144,12 +145,12 @@ print("fits:", *[way.name for way in advice.fitting], sep="\n  ")
 #
 # The next network has three convolutions, each followed by a pool. `width=0.125` makes it an eighth
 # as wide as the original, the network of [Wonik Jang's article "Multi-GPUs",
-# 2017](../docs/sources.md#jang). Its dropout is off here. Its first two layers have the largest
-# outputs:
+# 2017](../docs/sources.md#jang). Its dropout is off here. No output is larger than those of its
+# first two layers:
 
 # %%
 network = networks.jang(width=0.125)
-print(*str(network).splitlines()[:4], sep="\n")
+print(*str(network).splitlines()[:6], sep="\n")
 
 # %% [markdown]
 # Here is a training step with plain variables and plain gradient descent:
@@ -171,7 +172,7 @@ def train_today(x, y):
 
 # %% [markdown]
 # TensorFlow may run any operation whose inputs are ready, and some orders hold more than others. So
-# we trace three steps and take the one that held least, in the order of the drawing. Each place
+# we trace three steps and take the one that held least: it ran in the drawing's order. Each place
 # to the right is one large tensor made or freed; names mark outputs. Look for the dashed line:
 
 # %% tags=["varies", "cover"]
@@ -188,7 +189,7 @@ plt.show()
 #
 # By the drawing, four tensors of the first layers are alive at the peak: the output of `conv1`,
 # 28 · 28 · 8 = 6272 float32 numbers for each example, that of its pool, 14 · 14 · 8 = 1568 numbers,
-# and the gradients of both. Are these the four largest tensors of the trace?
+# and the gradients of both. Are these the four largest tensors alive at the peak of the trace?
 
 # %%
 largest = memory.at_peak(today, device, scratch=False)[:4]
@@ -201,8 +202,8 @@ print(f"traced {sum(held.bytes for held in largest):,}")
 # %% [markdown]
 # The count by hand is right to the byte, and these four tensors are nearly the whole peak. On
 # Intel's and AMD's processors the pool also keeps a byte for each of its 1568 outputs, the place of
-# the largest input. In another order, a step may have freed the gradients of weights before its
-# peak, or still hold a tensor of a later layer. A trace counts only what the step makes, so weights
+# the largest input. Steps that run in another order may hold other small tensors at the peak. A
+# trace counts only what the step makes, so weights
 # and slots come on top.
 #
 # ## Break it
@@ -238,8 +239,8 @@ plt.show()
 
 # %% [markdown]
 # The numbers take next to no memory. Each kept tape holds the outputs of 1024 examples, so the
-# curve climbs until the list is dropped or memory runs out. On a GPU, look at the curve "handed
-# out" instead. The check is to count the tapes that are still alive:
+# curve climbs until the list is dropped or memory runs out. On a GPU the chart has a second curve,
+# "handed out": look at that one. The check is to count the tapes that are still alive:
 
 # %%
 def tapes():

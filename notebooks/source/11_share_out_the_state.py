@@ -2,7 +2,8 @@
 # # Share out the state
 #
 # Your model fits on a GPU, and its training does not: for each parameter of 4 bytes, Adam and the
-# gradient need 12 more. In data parallel training at least one GPU still holds all of this.
+# gradient need 12 more. In data parallel training, every GPU or one of them still holds all of
+# this.
 #
 # **In this lesson** each weight gets an owner, one of the devices. From one step to the next only
 # the owner keeps the weight and Adam's numbers for it. The field calls this **sharded state**, as
@@ -22,6 +23,7 @@ plan = devices.setup(2)
 plan
 
 # %%
+from collections import namedtuple
 from functools import partial
 
 import keras
@@ -78,7 +80,7 @@ show(model, model.fit(**train))
 # %% [markdown]
 # The losses agree to one decimal, and each of two devices holds about half. If weights and slots
 # together do not fit on one device, call `compile` after `fit.shard`: then each owner makes its
-# slots. If there is a single device, the host can own all weights:
+# slots. With a single GPU, let the host own all weights:
 
 # %%
 model = fit.parallel(fit.shard(network(), [plan.host]), plan.devices[:1])
@@ -88,7 +90,7 @@ show(model, model.fit(**train))
 # | | |
 # |---|---|
 # | **use it when** | weights, gradients and slots are most of what a step holds ([[03]]) |
-# | **it costs** | a step moves all weights 2(n - 1) times between n devices; 2n if the host owns |
+# | **it costs** | a step moves weights and gradients n - 1 times each; n times if the host owns |
 # | **instead** | if activations are most, recompute them ([[10]]) |
 #
 # ## Count first
@@ -112,8 +114,8 @@ for n in [1, 2, 4, 8]:
 #
 # `owners` goes through the weights from the largest to the smallest and gives each to the device
 # that has the fewest parameters so far. `begin` then makes each weight, and an Adam for this weight
-# alone, on the owner. It returns the `state`: a list of each weight with its Adam and its owner.
-# `at_rest` counts the bytes on each device:
+# alone, on the owner. It returns the `state`, a list: for each weight, an entry with the weight,
+# its Adam and its owner. `at_rest` counts the bytes on each device:
 #
 # ![Between steps each device owns some of the weights, with their slots. In a step of stage 2 it
 # fetches the others; the gradients of a weight go to its owner, which
@@ -129,6 +131,9 @@ def owners(sizes, places):
 
 
 # %%
+Owned = namedtuple("Owned", "weight adam owner")
+
+
 def begin(owner, dtype="float32"):
     state = []
     for value, device in zip(start, owner):
@@ -136,14 +141,14 @@ def begin(owner, dtype="float32"):
             weight = keras.Variable(value, dtype=dtype)
             adam = keras.optimizers.Adam(1e-4)
             adam.build([weight])
-        state.append((weight, adam, device))
+        state.append(Owned(weight, adam, device))
     return state
 
 
 owner = owners([*map(np.size, start)], plan.devices)
 state = begin(owner)
 print(*owner)
-held_now = at_rest(each for weight, adam, _ in state for each in [weight, *adam.variables])
+held_now = at_rest(each for entry in state for each in [entry.weight, *entry.adam.variables])
 for device in plan.devices:
     print(f"{device}  {held_now[device] / sum(map(np.size, start)):.1f} bytes a parameter")
 
@@ -153,10 +158,11 @@ for device in plan.devices:
 #
 # ## By hand: the step
 #
-# At the start of a step of stage 2, a device fetches the weights that it does not own. The devices
-# of `cores` mode share one memory, so `Snapshot` makes the copy that a GPU would receive. In
-# `tower_2` a device gets all weights, its own without a copy, and computes the gradients of its
-# share of the batch:
+# At the start of a step of stage 2, a device fetches the weights that it does not own. In the
+# paper's stage 2 each device keeps all weights; here it has them all only within a step, as with
+# `fit.shard`. Devices of `cores` mode share one memory, so `Snapshot` makes the copy that a GPU
+# gets over its link. In `tower_2` a device gets all weights, its own without a copy, and computes
+# the gradients of its share of the batch:
 
 # %%
 def fetch(weight, device):
@@ -174,20 +180,20 @@ def scores(weights, h):
 
 def tower_2(state, device, x, y):
     with tf.device(device):
-        weights = [fetch(weight, device) for weight, *_ in state]
+        weights = [fetch(entry.weight, device) for entry in state]
         with tf.GradientTape() as tape:
             tape.watch(weights)
             value = loss(y, scores(weights, x))
         return tape.gradient(value, weights)
 
 # %% [markdown]
-# In `update` the owner of a weight averages its gradients from all devices, and updates it.
-# `train_step` puts towers and updates together, which is stage 2:
+# In `update` the owner of a weight averages the weight's gradients from all devices, and updates
+# the weight. `train_step` puts towers and updates together, which is stage 2:
 
 # %%
-def update(weight, adam, owner, gradients):
-    with tf.device(owner):
-        adam.apply([tf.add_n(gradients) / len(gradients)], [weight])
+def update(entry, gradients):
+    with tf.device(entry.owner):
+        entry.adam.apply([tf.add_n(gradients) / len(gradients)], [entry.weight])
 
 
 def train_step(state, places, x, y, tower=tower_2, update=update):
@@ -195,7 +201,7 @@ def train_step(state, places, x, y, tower=tower_2, update=update):
         shares = zip(tf.split(x, len(places)), tf.split(y, len(places)))
     towers = [tower(state, device, *share) for device, share in zip(places, shares)]
     for entry, *gradients in zip(state, *towers):
-        update(*entry, gradients)
+        update(entry, gradients)
 
 
 # %% [markdown]
@@ -209,15 +215,15 @@ def trained(step, owner, places):
     compiled_step = tf.function(partial(step, state, places))
     for _ in range(5):
         compiled_step(x.astype("float64"), y)
-    return [weight.numpy() for weight, *_ in state]
+    return [entry.weight.numpy() for entry in state]
 
 
 # %%
 all_on_first = [plan.devices[0]] * len(start)
 of_one = trained(train_step, all_on_first, plan.devices[:1])
 of_two = trained(train_step, owner, plan.devices)
-print("stage 2 is below 1e-12 from one device:", apart(of_two, of_one) < 1e-12)
-print("and above 1e-3 from the start:", apart(of_two, start) > 1e-3)
+print("stage 2 differs from one device by less than 1e-12:", apart(of_two, of_one) < 1e-12)
+print("and from the start by more than 1e-3:", apart(of_two, start) > 1e-3)
 
 # %% [markdown]
 # ## What crosses, and what is held
@@ -241,9 +247,8 @@ stage_2 = measure("stage 2", train_step, owner)
 print("stage 2 holds below 90 % of towers:", fullest(*stage_2) < 0.9 * fullest(*towers))
 
 # %% [markdown]
-# Stage 2 sends no more bytes than towers, and holds less. In the paper's stage 2 each device keeps
-# all weights. In ours a device has all weights only within a step. This is what `fit.shard` does.
-# Stage 3 exists only by hand.
+# Stage 2 sends no more bytes than towers, and holds less: by the formula, 10.0 in place of 16.0
+# bytes a parameter for n = 2. `fit.shard` does not offer stage 3.
 #
 # ## Stage 3: fetch each layer when it is needed
 #
@@ -251,8 +256,8 @@ print("stage 2 holds below 90 % of towers:", fullest(*stage_2) < 0.9 * fullest(*
 # when it computes the layer backward. TensorFlow frees a copy after its last use. Here a device
 # owns two of four layers, and heights are bytes of weights:
 #
-# ![In stage 2 a device has both copies from the start, each until its layer is done backward. In
-# stage 3 it has one copy at a time, each of them twice.](pictures/11_one_copy.svg)
+# ![In stage 2 a device may have both copies from the start, each until its layer is done backward.
+# In stage 3 it has one copy at a time, each of them twice.](pictures/11_one_copy.svg)
 #
 # TensorFlow runs an operation as soon as its inputs are there, so it could copy all weights at the
 # start. In `fetch_after` the copy waits for a tensor `after`, which in the forward pass is `h`, the
@@ -266,9 +271,9 @@ def fetch_after(after, weight, device):
 
 def forward(state, device, h):
     inputs = []
-    for weight, *_ in state:
+    for entry in state:
         inputs.append(h)
-        product = h @ fetch_after(h, weight, device)
+        product = h @ fetch_after(h, entry.weight, device)
         h = tf.nn.relu(product)
     return inputs, product
 
@@ -281,8 +286,8 @@ def forward(state, device, h):
 # %%
 def backward(state, device, inputs, slope):
     gradients = []
-    for (weight, *_), h in zip(reversed(state), reversed(inputs)):
-        copy = fetch_after(slope, weight, device)  # the second copy
+    for entry, h in zip(reversed(state), reversed(inputs)):
+        copy = fetch_after(slope, entry.weight, device)  # the second copy
         slope_before = tf.matmul(slope, copy, transpose_b=True)  # the gradient of the input h
         slope_before *= tf.cast(h > 0, h.dtype)  # back through the relu
         with tf.control_dependencies([slope_before]):  # the copy is free now
@@ -291,9 +296,10 @@ def backward(state, device, inputs, slope):
     return gradients
 
 # %% [markdown]
-# `tower_3` joins both passes. Of each weight, two copies and one gradient should cross for each
-# device but the owner. Of the first weight only one copy crosses: no layer is before it, so
-# TensorFlow leaves the second copy out. A chart then shows the weights that a device holds:
+# `tower_3` joins both passes. To each device but the owner, two copies of a weight should cross,
+# and one gradient back. Of the first weight only one copy crosses: no layer is before it, so
+# TensorFlow leaves the second copy out. A chart then shows the weights that a device holds, in
+# order and without times:
 
 # %%
 def tower_3(state, device, x, y):
@@ -306,7 +312,7 @@ def tower_3(state, device, x, y):
 
 
 of_three = trained(partial(train_step, tower=tower_3), owner, plan.devices)
-print("stage 3 is below 1e-12 from one device:", apart(of_three, of_one) < 1e-12)
+print("stage 3 differs from one device by less than 1e-12:", apart(of_three, of_one) < 1e-12)
 stage_3 = measure("stage 3", partial(train_step, tower=tower_3), owner)
 
 # %% tags=["varies", "cover"]
@@ -317,9 +323,9 @@ drawings.weights_along(runs, plan.devices[0])
 
 # %% [markdown]
 # In stage 2 the copies add up until the device has all weights. In stage 3 it has one copy at a
-# time, so it never holds much more than its own weights. The formula leaves this copy out. It also
-# leaves out activations and Adam's temporary tensors. `fullest` counts these, too. Its result
-# differs from step to step, because operations run in another order each time.
+# time, so it never holds much more than its own weights. The formula leaves out this copy,
+# activations and Adam's temporary tensors; `fullest` counts them all. Its result differs from step
+# to step, because operations run in another order each time.
 #
 # ## Break it
 #
@@ -327,15 +333,16 @@ drawings.weights_along(runs, plan.devices[0])
 # with each gradient as it comes, in place of their average:
 
 # %%
-def at_once(weight, adam, owner, gradients):
+def at_once(entry, gradients):
     for gradient in gradients:
-        update(weight, adam, owner, [gradient])
+        update(entry, [gradient])
 
 
 mixed = trained(partial(train_step, update=at_once), owner, plan.devices)
 for name, weights in [("start", start), ("right", of_two), ("at once", mixed)]:
     value = loss(y, scores([tf.cast(each, "float64") for each in weights], x.astype("float64")))
-    print(f"{name}: the loss is {value:.2f}, equal to 1e-12: {apart(weights, of_one) < 1e-12}")
+    same = apart(weights, of_one) < 1e-12
+    print(f"{name}: the loss is {value:.2f}, same weights as one device: {same}")
 
 # %% [markdown]
 # The loss falls with this mistake, too. Only the comparison with one device catches it.
@@ -386,7 +393,6 @@ for columns, tables in [(64, 1), (32, 2)]:
 # **1.** Weights do not always divide evenly. Write `fullest_holds(sizes, n, stage)`: the bytes that
 # the fullest of n devices holds of weights, gradients and slots. `sizes` lists how many numbers
 # each weight has, all are float32, and Adam trains them. The owners are those that `owners` finds.
-# Whatever a stage does not share out, every device holds in full.
 
 # %% tags=["exercise"]
 def fullest_holds(sizes, n, stage):
@@ -442,7 +448,7 @@ checks.clipped(clipped)
 #
 # - One line shared out weights and slots. One device held 39.5 MB. Two held 20.5 MB and 18.9 MB.
 # - By the formula, of the 16.0 bytes a parameter, stage 3 leaves 2.0 on each of 8 devices.
-# - By hand, both stages were below 1e-12 from one device.
+# - By hand, both stages differed from one device by less than 1e-12.
 # - In a step of stage 2, 2.0 P crossed, as with towers. In one of stage 3, it was 2.9 P.
 # - In stage 2 a device came to hold 100% of the weights, in stage 3 at most 60%.
 # - Only the comparison with one device caught the update for each gradient.

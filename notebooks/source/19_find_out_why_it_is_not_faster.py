@@ -60,8 +60,8 @@ class Report(keras.callbacks.Callback):
 slow = tf.data.Dataset.range(4).map(lambda _: lesson_19.read(x, y))
 
 # %% [markdown]
-# `fit.explain` runs a few steps as they are, and then without one thing after another. It puts the
-# weights back, so call it before or after a training:
+# `fit.explain` runs a few steps as they are, then again with one thing left out each time. It puts
+# the weights back, so call it before or after a training:
 
 # %% tags=["nbval-ignore-output"]
 model = build()
@@ -69,14 +69,14 @@ print(fit.explain(model, slow, callbacks=[Report()], steps=4))
 
 # %% [markdown]
 # "The step itself" is what remains without all that the other rows name. The rows need not add up:
-# work hidden behind another wait costs nothing until that wait is cured, so ask again after each
-# cure. A trace looks into one step, whose time may differ:
+# times differ from run to run, and work hidden behind another wait costs nothing until that wait is
+# cured. So ask again after each cure. A trace looks into one step:
 
 # %% tags=["nbval-ignore-output"]
 print(whatif.explain(trace.fit_step(model, (x, y))))
 
 # %% [markdown]
-# Each device worked for a part of the step, and waited for the rest: for a result of another
+# Each device worked during a part of the step. In the rest it waited for a result of another
 # device, for *a free core* while other devices used all cores, or for *overhead*: time that
 # TensorFlow or other programs took between operations. In a healthy step each device waits for
 # others only briefly.
@@ -112,8 +112,8 @@ print(fit.explain(model, slow.cache(), callbacks=[Report()], steps=4))
 # %% [markdown]
 # ### 2. Python works in every step
 #
-# You see the name of a callback: the next step starts only when the callback has ended. The cure is
-# to let it act at every hundredth step. In your own loop, `float(loss)` makes Python wait for the
+# You see the name of a callback: the next step starts when the callback has ended. The cure is to
+# let it act at every hundredth step. In your own loop, `float(loss)` makes Python wait for the
 # GPU. Read the losses at the end.
 #
 # ### 3. A function is traced again and again
@@ -144,7 +144,7 @@ print("sizes:", calls(batches, tensors), " relaxed:",
 #
 # ### 4. Eager code where a graph would do
 #
-# You see `run_eagerly`: Python starts all operations one by one. The cure is `@tf.function`, and in
+# You see `run_eagerly`: Python starts operations one by one. The cure is `@tf.function`, and in
 # Keras no `run_eagerly=True`:
 
 # %% tags=["nbval-ignore-output"]
@@ -154,8 +154,8 @@ print(fit.explain(build(run_eagerly=True), lesson_19.batch(80), steps=8))
 # ## Replay a step by hand
 #
 # The other four causes are in the step itself. There `whatif` also predicts what a cure would gain,
-# by a replay of the traced step. Here are five operations to replay by hand. An arrow is a result
-# that the other device needs:
+# by a replay of the traced step. Here are five operations. An arrow is a result that the other
+# device needs. On the first device, `c` needs `a`, and `d` needs `c`:
 #
 # ![Five operations on two devices over 15 seconds. First: a from 0 to 4, c from 4 to 6, d from 10
 # to 13. Second: b from 4 to 10, e from 13 to 15. Arrows: b needs a, d needs b, e needs
@@ -163,7 +163,7 @@ print(fit.explain(build(run_eagerly=True), lesson_19.batch(80), steps=8))
 #
 # An operation starts when its device is free and all that it needs is there. By that rule `replay`
 # computes when the last one ends. Each operation, in the order of their starts, has its device, its
-# seconds, and the operations that it needs. The loop gives one of them no time:
+# seconds, and the operations that it needs. Each round of the loop sets the time of one to 0:
 
 # %%
 def replay(ops):
@@ -215,8 +215,9 @@ def make_step(where, home=plan.devices[0], sizes=None):
 
 
 # %% [markdown]
-# `traces` traces a step three times, the fastest last. A prediction compares two replays, with the
-# change and without it. So first: does the replay of a healthy step come near its trace?
+# `traces` gives the three fastest of several traces, the fastest last. A prediction compares two
+# replays, with the change and without it. So first: does the replay of a healthy step come near its
+# trace?
 
 # %% tags=["nbval-ignore-output"]
 healthy = make_step(plan.devices)
@@ -228,7 +229,8 @@ print(whatif.replay(of_healthy))
 #
 # You see "ran nothing": nobody asked for the device, or its name has a typo. The cure is a
 # strategy, `fit.parallel` or towers. `whatif.towers` predicts what they gain, from traces of one
-# device. `beside` prints this prediction, and below it the measured gain:
+# device. `beside` prints the prediction, then the measured gain of the second step, `after`, over
+# the first, `before`:
 
 # %% tags=["nbval-ignore-output"]
 one = make_step(plan.devices[:1])
@@ -262,9 +264,9 @@ beside(change, timed(one), timed(healthy, *large))
 # %% [markdown]
 # ### 7. One shard is larger, or one device is slower
 #
-# You see a long wait for another device: the gradients are averaged when the last has come. Here
-# the first device has the largest shard. The prediction makes that device's operations (named
-# `tower_0/`) as fast as with an equal shard:
+# You see a long wait for another device: averaging begins when the slowest device's gradients are
+# there. Here the first device has the largest shard. The prediction makes that device's operations
+# (named `tower_0/`) as fast as with an equal shard:
 
 # %% tags=["varies", "cover", "nbval-ignore-output"]
 share = len(x) // (len(plan) + 2)
@@ -274,10 +276,11 @@ of_uneven = traces(uneven)
 print("shards:", sizes, whatif.explain(of_uneven[-1]), sep="\n")
 change = whatif.faster(of_uneven, "tower_0/", by=sizes[0] * len(plan) / len(x))
 beside(change, timed(uneven), timed(healthy))
-for name, step in (("even shards", of_healthy[-1]), ("uneven shards", of_uneven[-1])):
+pair = {"even shards": of_healthy[-1], "uneven shards": of_uneven[-1]}
+for name, step in pair.items():
     axes = charts.blame(step, shown=99)
     axes.set_title(name, loc="left")
-    axes.set_xlim(0, 1e3 * of_uneven[-1].length)
+    axes.set_xlim(0, 1e3 * max(each.length for each in pair.values()))
     plt.show()
 
 # %% [markdown]
@@ -288,7 +291,7 @@ for name, step in (("even shards", of_healthy[-1]), ("uneven shards", of_uneven[
 #
 # ### 8. The variables are on the wrong device
 #
-# You see that a trace's `bytes_between()` has more from the host than a batch: the host has the
+# You see in a trace's `bytes_between()` that the host sends more than the batch: it has the
 # weights, too. A Keras model built outside any `tf.device` block has them on the first GPU, or on
 # the host where there is none. Here one device computes, with the variables on it ("at home") and
 # then on the host:
@@ -330,10 +333,10 @@ for name, settings in others.items():
 # %% [markdown]
 # ## When not to
 #
-# A replay cannot foresee that TensorFlow chooses another kernel. Do not use it for steps under 2 ms
-# or with a loop, which it refuses. `fit.explain` takes differences of times: do not call it while
-# other programs run. For large trainings on GPUs, *Daydream* ([2020](../docs/sources.md#daydream))
-# and *dPRO* ([2022](../docs/sources.md#dpro)) go further.
+# A replay cannot foresee that TensorFlow chooses another kernel. Steps under 2 ms are too short for
+# it, and it refuses steps with a loop. `fit.explain` takes differences of times: do not call it
+# while other programs run. For large trainings on GPUs, *Daydream*
+# ([2020](../docs/sources.md#daydream)) and *dPRO* ([2022](../docs/sources.md#dpro)) go further.
 #
 # ## On GPUs
 #

@@ -240,6 +240,7 @@ def rises(monitor: Monitor, ax: Any = None) -> Any:
 def within(ax: Any, predicted: Predicted) -> Any:
     """Add the range that the peak should be in to a chart of `charts.live_bytes`."""
     low, high = predicted.low / 1e6, predicted.high / 1e6
+    ax.set_title("What one step holds", loc="left")
     ax.axhspan(low, high, color=KEPT, linewidth=0, zorder=0)
     ax.set_ylim(0, max(1.05 * high, ax.get_ylim()[1]))
     ax.annotate("range of the predicted peak", (0.01, high), (0, -4), va="top", size=9,
