@@ -37,12 +37,7 @@ plan
 # two GPUs where there are two, two shares of a GPU where there is one, and otherwise two cores, as
 # in the outputs stored here. The **host** is the CPU, which feeds the devices and joins what they
 # make. `plan.host` and `plan.devices` hold the names. If a GPU is missing, the command `mgpu` in a
-# terminal says why.
-#
-# A core that stands for a device runs each operation in one thread. All such devices take their
-# threads from one pool, which has as many threads as there are devices, so no device owns a core.
-# In plain TensorFlow operations may use all cores, so without a GPU `devices.setup` slows a
-# training down. The line `timing` says how far a measured speed-up can be trusted here.
+# terminal says why. The line `timing` says how far a measured speed-up can be trusted here.
 
 # %%
 import keras
@@ -64,7 +59,7 @@ from mgpu_helpers.lessons.checks import lesson_00 as checks
 # from mgpu_helpers import devices, fit
 #
 # plan = devices.setup()  # all GPUs; before anything else uses TensorFlow
-# # TF32: faster products on newer GPUs; see below:
+# # setup switches off TF32, faster but less exact products of newer GPUs; this switches it on:
 # tf.config.experimental.enable_tensor_float_32_execution(True)
 # with fit.strategy(plan).scope():
 #     model = build()  # build and compile the model here
@@ -104,8 +99,9 @@ history = on_all.fit(x, y, batch_size=64, epochs=3, verbose=0).history
 print("accuracy:", *[f"{value:.2f}" for value in history["accuracy"]])
 
 # %% [markdown]
-# Each device divides its loss by the size of the global batch, so the added gradients, and the
-# losses, should be those of one device. Here is the same model without a strategy:
+# With `fit.strategy` each device divides the sum of its losses by the size of the global batch, so
+# the added gradients, and the losses, should be those of one device. Here is the same model without
+# a strategy:
 
 # %%
 on_one = build()
@@ -130,8 +126,7 @@ for name, model in steps.items():
 # the strategy every device computed some. The **timeline** of this last step shows when. A device
 # that runs two operations at once has two rows of bars. In a hatched gap a device may be waiting:
 # for sums from the other devices, which `BatchNormalization` needs in both passes; for data; or,
-# where devices are cores, for a free thread of the pool. Look for bars of several devices one above
-# the other:
+# where devices are cores, for a free thread. Look for bars of several devices one above the other:
 
 # %% tags=["varies", "cover"]
 drawings.both_ways(step, on_all)
@@ -139,8 +134,8 @@ plt.show()
 
 # %% [markdown]
 # For part of the step several devices worked at the same time. In your code,
-# `charts.timeline(step)` draws every operation. We compare no seconds with and without the
-# strategy: those of cores say little about GPUs.
+# `charts.timeline(step)` draws every operation. We do not time the two ways: seconds on cores
+# say little about GPUs.
 #
 # | `fit.strategy` | |
 # |---|---|
@@ -155,7 +150,7 @@ plt.show()
 # ## One multiplication on all devices
 #
 # Now you share out a single operation by hand. A block of `tf.device` names the device for what is
-# computed in it. Of blocks inside each other, the innermost counts.
+# computed in it. Where blocks are nested, the innermost counts.
 #
 # Each row of a product needs only the same row of the left matrix, and all of the right one. So the
 # left matrix can be cut into shards of rows, one for each device:
@@ -190,8 +185,9 @@ print(f"{wrong} of {result.size:,} entries differ from those of NumPy")
 
 # %% [markdown]
 # The **placement map** has a lane for the host and each device. A thick arrow is data that crosses
-# to another lane, with its bytes, and a thin arrow is data that stays. Look for what the host
-# sends:
+# to another lane, with its bytes, and a thin arrow is data that stays. Devices that are cores share
+# one memory, so nothing is copied there: the lessons count the bytes that GPUs would exchange. Look
+# for what the host sends:
 
 # %%
 for (source, target), size in step.bytes_between().items():
@@ -229,8 +225,7 @@ print("did not multiply:", sorted(set(plan.devices) - worked))
 #
 # ## On GPUs
 #
-# `devices.setup` switches off **TF32**, the faster but less exact products of newer GPUs, so that
-# the lessons can compare results. The lines to paste switch TF32 on again.
+# The lessons compare results, so `devices.setup` switches off **TF32**. Your script need not.
 #
 # Do not expect two GPUs to be faster at this product: copying the matrices to a GPU usually takes
 # longer than multiplying them there. Sharing pays where a device computes for longer than its data
@@ -305,7 +300,7 @@ checks.multiply_columns(multiply_columns)
 # ## Without a GPU
 #
 # One processor stands behind the host and all devices. TensorFlow divides it into *logical* devices
-# if you ask before TensorFlow starts. This makes a host and two devices, in a new Python process:
+# if you ask before the first operation. This makes a host and two devices, in a new Python process:
 
 # %%
 by_hand = """
@@ -319,8 +314,8 @@ print([device.name for device in tf.config.list_logical_devices("CPU")])
 print(fresh.python(by_hand))
 
 # %% [markdown]
-# The devices share one memory, so nothing is copied here: the lessons count the bytes that GPUs
-# would exchange.
+# The devices share one pool, with a thread for each of them; any thread may serve any device. Plain
+# TensorFlow lets an operation use all cores, so `devices.setup` without GPUs is slower.
 #
 # ## The lessons
 #

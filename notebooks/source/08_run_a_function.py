@@ -40,7 +40,7 @@ layers = keras.layers
 # ## The lines to paste
 #
 # A small model learns to read handwritten digits, on the first device, so its weights are there.
-# Your function is `saliency`. For each image it gives the gradient of the highest score with
+# The function to share, `saliency`, gives for each image the gradient of the highest score with
 # respect to the pixels. A pixel times its gradient is, roughly, what that pixel adds to the chosen
 # class's score.
 
@@ -106,7 +106,7 @@ for title, function in (("on one", on_one), ("on all", on_all)):
 # | | |
 # |---|---|
 # | **Use it when** | a function of yours treats each row by itself, and does much work for each |
-# | **It costs** | each call sends all weights to the other devices, and the rows to and fro |
+# | **It costs** | each call sends weights to the other devices, rows to all, and results back |
 # | **Instead** | to train or predict, [[07]]; for many calls, a copy on each device (below) |
 #
 # ## By hand
@@ -178,11 +178,12 @@ drawings.shared_calls({"One tape around all": step_around, "A tape on each": ste
 plt.show()
 
 # %% [markdown]
-# With one tape, the devices send the host all that the backward pass needs, also the weights, once
-# for each shard. With a tape on each, they go backward themselves and send the host only results.
+# With one tape, the devices send the host what the backward pass needs, and the first sends it the
+# weights, once for each shard. With a tape on each, they go backward themselves and send the host
+# only results.
 #
-# A gradient of the *weights* has no row for each image, so there are no rows to join. The host can
-# take the mean of the shards' gradients instead: [[09]] trains in this way.
+# A gradient of the *weights* has no row for each image, so there are no rows to join. Instead, the
+# host takes the mean of the shards' gradients, as in [[09]].
 #
 # ## TensorFlow's own way
 #
@@ -222,21 +223,30 @@ for title, function in (("make_parallel", on_all), ("strategy.run", on_replicas)
 # ## With a model of another kind
 #
 # Here is a convolutional network with BatchNormalization. In a prediction each row of the output
-# depends on its own image. In training BatchNormalization takes the mean and the variance of the
-# batch, and a device has only its shard of it. `make_parallel` cuts every argument as a batch, so a
-# `lambda` sets `training`:
+# depends on its own image. In training BatchNormalization takes the mean and variance of what it
+# gets, and a device gets only a shard. `make_parallel` cuts every argument as a batch, so `call`
+# takes only the images:
 
 # %%
 with tf.device(plan.devices[0]):
     stack = [layers.Conv2D(16, 3), layers.BatchNormalization(), layers.ReLU()]
     stack += [layers.Conv2D(16, 3), layers.GlobalAveragePooling2D(), layers.Dense(10)]
     network = keras.Sequential([layers.Input([28, 28, 1]), *stack])
-few = images[: 16 * len(plan)]
-for training in (False, True):
-    calls = [towers.make_parallel(lambda x: network(x, training=training), places)
-             for places in (plan.devices[:1], plan.devices)]  # fmt: skip
-    one, of_all = [call(few) for call in calls]
-    print(f"training={training!s:5}  same outputs:", np.allclose(one, of_all, rtol=0, atol=1e-5))
+
+
+# %%
+def same(training):
+    def call(x):
+        return network(x, training=training)
+
+    few = images[: 16 * len(plan)]
+    one = towers.make_parallel(call, plan.devices[:1])(few)
+    of_all = towers.make_parallel(call, plan.devices)(few)
+    return np.allclose(one, of_all, rtol=0, atol=1e-5)
+
+
+print("same outputs in a prediction:", same(training=False))
+print("same outputs in training:    ", same(training=True))
 
 # %% [markdown]
 # In training the function mixes rows, and no error says so. To train, take `fit.strategy`: it makes
@@ -285,8 +295,8 @@ for function, batch in ((tf.reduce_mean, tf.range(8.0 * len(plan))), (tf.square,
 # ## On GPUs
 #
 # Several GPUs pay where a call computes for longer than its weights and rows need to cross. With
-# these small models they may not. A ResNet-50 has 102 MB of weights, 256 photos have 154 MB, and
-# their saliency has as much: at 10 GB/s all of this crosses in 41 ms. Computing the saliency takes
+# these small models they may not pay. A ResNet-50 has 102 MB of weights; 256 photos take 154 MB,
+# and so does their saliency: at 10 GB/s all of this crosses in 41 ms. Computing the saliency takes
 # about 4 TFLOP, which keep a GPU of 15 TFLOP/s busy for over a quarter of a second. Operations
 # outside every `tf.device` block go to the first GPU, so name the host for what you cut and join.
 #
@@ -418,7 +428,7 @@ for function, places in ((plain, plan.devices[:1]), (reuse, plan.devices), (scop
 
 # %% [markdown]
 # With `reuse`, one `w` learned what it learns on one device. A scope for each device raises no
-# error, and trains a model on each, with other points.
+# error, but trains one model for each device, on that device's points only.
 #
 # `compute_gradients` is called in the host's block. Where is its backward pass, without the option
 # `colocate_gradients_with_ops` and with it?

@@ -21,6 +21,8 @@ plan = devices.setup(2)
 plan
 
 # %%
+import dataclasses
+
 import keras
 import matplotlib.pyplot as plt
 import numpy as np
@@ -38,18 +40,18 @@ layers, Layout = keras.layers, scaling.Layout
 #
 # Here is a step of VGG16 on two DGX-1, servers with eight P100 GPUs each, and a link of 10 Gbit:
 #
-# ![Two servers with a slow link between them. In the step called least gradients cross after all
-# GPUs have computed, in 0.938 s; in most, during the whole step, in
+# ![Two servers with a slow link between them. If nothing overlaps, gradients cross after all GPUs
+# have computed, and a step takes 0.938 s; if all overlaps, it takes
 # 0.474 s.](pictures/16_two_links.svg)
 #
 # Blue and green together are the measured step of one server; where green begins is a guess. In
 # orange the gradients cross. Each server adds up inside first, sends its sum, and receives the
-# other sum at the same time. (Where all GPUs form one ring, more crosses: see On GPUs.) How many
-# times as fast two servers are should lie between two numbers:
+# other sum at the same time. In this way two servers should be from `least` to `most` times as fast
+# as one. (Where all GPUs form one ring, more crosses: see On GPUs.)
 #
-# - `least` is 2 · step / (step + crossing): nothing else happens while gradients cross.
-# - `most` is 2 · step, divided by the longer of step and crossing: gradients cross during the whole
-#   step. This is a bound, as gradients exist only after the forward pass.
+# - `least`, if nothing else happens while gradients cross, is 2 · step / (step + crossing).
+# - `most`, if gradients cross during the whole step, is 2 · step, divided by the longer of step and
+#   crossing. This is a bound, as gradients exist only after the forward pass.
 #
 # You need the number of parameters, as `scaling.Workload.of(model)` counts them, and the seconds of
 # a step on your whole server: the images in a step, divided by the images a second. TensorFlow's
@@ -96,11 +98,15 @@ def gains(network, step, link, servers=2):
 # - `most` is below 1.7: do not buy.
 # - 1.7 lies between them: rent two servers for an hour and call `mgpu cluster` ([[17]]).
 #
-# The dashed line is this limit, 0.85 times the number of servers, and beside each bar is what to
-# do. In JupyterLab a panel changes the number of servers:
+# A link of 100 Gbit is 12.5 GB/s, of which users of NCCL measured 4 to 7.5 ([issues 22 and
+# 450](../docs/sources.md)), so it has two rows. The dashed line is the limit, 0.85 times the number
+# of servers, and beside each bar is what to do. In JupyterLab a panel changes the number of
+# servers:
 
 # %% tags=["varies", "cover"]
-ETHERNETS = (links.ETHERNET_10G, links.ETHERNET_25G, links.ETHERNET_100G)
+at_4, at_7_5 = (dataclasses.replace(links.ETHERNET_100G, name=f"100 Gbit at {rate} GB/s",
+                                    bandwidth=rate * 1e9) for rate in (4, 7.5))  # fmt: skip
+ETHERNETS = (links.ETHERNET_10G, links.ETHERNET_25G, at_4, at_7_5)
 
 
 def draw(servers):
@@ -117,9 +123,7 @@ drawings.panel(draw, servers=[2, 3, 4, 8])
 # VGG16 x 32 does half the work before the same gradients cross: over 10 Gbit even `most` is below
 # the limit.
 #
-# The answer for VGG16 x 64 over 100 Gbit is in doubt. Such a link is 12.5 GB/s, of which users of
-# NCCL measured 4 to 7.5 ([issues 22 and 450](../docs/sources.md)). `gains` counts with 7.5 GB/s.
-# With 4 GB/s, its `least` is 1.55: rent first.
+# For VGG16 x 64 over 100 Gbit the measured rate of the link decides: buy at 7.5 GB/s, rent at 4.
 #
 # All these gains are in images a second. Two servers train with twice the global batch, and may
 # need more passes to reach the same **accuracy** ([[15]]).
@@ -128,14 +132,14 @@ drawings.panel(draw, servers=[2, 3, 4, 8])
 # |---|---|
 # | **Use it when** | a second server costs money, and you have measured the first |
 # | **It costs** | some minutes of measuring ([[15]]) |
-# | **Instead** | of a second server: accumulate gradients over several batches, as below |
+# | **Instead** | of a faster link: accumulate gradients over several batches, as below |
 #
 # ## Proof: others have bought the second server
 #
 # TensorFlow's page also has times of one to eight servers with eight K80 GPUs each, on Amazon EC2,
-# which lists 10 Gbit for such a server. (They hold the variables in shares. As many bytes cross as
-# in a ring, and more where only some of the servers hold shares.) Only the step of one server goes
-# into the prediction. 1.00 means that n servers are n times as fast as one:
+# which lists 10 Gbit for such a server. (There each server holds a share of the variables. As many
+# bytes cross as in a ring, or more if only some servers hold shares.) Only the step of one server
+# goes into the prediction. 1.00 means that n servers are n times as fast as one:
 
 # %%
 found, measured = {}, {}
@@ -155,13 +159,13 @@ plt.show()
 
 # %% [markdown]
 # No training gained less than `least`. Two gained more than `most`, by no more than rounding
-# explains. VGG16 is not among them: it sends more for its arithmetic, so its bars would begin
-# lower, and no dot here tests them.
+# explains. VGG16 is not among them. It sends more for its arithmetic, and no dot here tests bars
+# that begin so low.
 #
 # ## When not to buy a faster link
 #
-# First accumulate the gradients over four batches ([[10]]). They cross once for all four, as in a
-# step that takes four times as long. Each update sees four times the examples, so watch the
+# First accumulate the gradients over four batches ([[10]]). The gradients then cross once for four
+# batches, as in a step four times as long. Each update sees four times the examples, so watch the
 # accuracy:
 
 # %%
@@ -173,37 +177,25 @@ for batches in (1, 4):
 # %% [markdown]
 # ## More GPUs in the same server: double the rate
 #
-# You have four GPUs, and think of eight in the same server. For most networks it is enough to
-# double the rate of four. `scaling.fit` predicts the step from its parts instead, as it finds them
-# in a table of measured steps. That pays for a network with many parameters for its arithmetic,
-# such as AlexNet:
-#
-# ![Bars of a step on 1, 2 and 4 devices. Arithmetic and a fixed part are the same in all. Moving is
-# missing on 1 device, and longer on 4 than on 2.](pictures/16_parts.svg)
-#
-# Arithmetic grows with the per-device batch, and moving the gradients with the number of devices.
-#
-# Here are published steps of eight GPUs, predicted in both ways, the fit from rows of 1, 2 and 4.
-# With a number above 0, the step took longer than predicted. ± is the fit's **interval**: about
-# 95 % of such steps should lie in it. AlexNet has too few rows for an interval.
+# You have four GPUs, and think of eight in the same server. Doubling the rate of four assumes that
+# a step stays as long. `scaling.fit` predicts the step instead, from what arithmetic, moving the
+# gradients and a fixed part took in a table of measured steps. Here are published steps of eight
+# GPUs, predicted in both ways, the fit from rows of 1, 2 and 4. Above 0, the measured step was
+# longer than predicted:
 
 # %%
-def width(step):
-    return f"± {step.high / step - 1:.0%}" if step.high else "without interval"
-
-
-off = []
+off = {}
 for name, network, fewer, four, eight in published.eight_after_four():
     step = scaling.fit(network, fewer).predict(eight.layout).total
-    off.append([eight.seconds / four.seconds - 1, eight.seconds / step - 1])
-    print("{:17} doubled {:6.1%}, fitted {:6.1%}".format(name, *off[-1]), width(step))
-middle = np.median(np.abs(off), axis=0)
-print("median, no sign   doubled {:6.1%}, fitted {:6.1%}".format(*middle))
+    off[name] = eight.seconds / four.seconds - 1, eight.seconds / step - 1
+off["median, no sign"] = np.median(np.abs([*off.values()]), axis=0)
+for name in ("ResNet-50 x 64", "AlexNet x 512", "VGG16 x 32", "median, no sign"):
+    print("{:15}  doubled {:5.1%}, fitted {:5.1%}".format(name, *off[name]))
 
 # %% [markdown]
-# In the median the fit is no better than doubling. For AlexNet, which has the most parameters for
-# its arithmetic, doubling is four times as far off. For VGG16 x 32 both are wrong by about a
-# third, but the fit's wide interval says that it may be.
+# In the median of nine trainings the fit is slightly worse than doubling. It is much better for
+# AlexNet x 512 alone. VGG16 x 32 sends even more for the arithmetic of a step, and took about a
+# third longer than either predicted: rent before you buy.
 #
 # ## Break it
 #
@@ -223,17 +215,21 @@ print(f"over 10 Gbit: {least:.2f} to {most:.2f} times")
 #
 # ## On GPUs
 #
-# - If NCCL adds up inside each server first, and then in a tree, you gain about `least`
-#   ([nccl-tests issue 196](../docs/sources.md)).
-# - In a ring of all GPUs, nearly twice the bytes of the gradients cross each link: perhaps less.
-# - `fit.strategy` sends packs of 25 MiB or more while the rest is computed: perhaps more.
+# | how gradients are sent | bytes on the link | you gain |
+# |---|---|---|
+# | NCCL adds up in each server, then in a tree | those of the gradients | about `least` |
+# | in a ring of all GPUs | nearly twice as many | perhaps less |
+# | `fit.strategy`: in packs, while the rest is computed | as one of these | perhaps more |
+#
+# The first row is from [nccl-tests issue 196](../docs/sources.md). A pack has 25 MiB or more.
 #
 # A link carries less than its name says: measure yours with `iperf3`, for a `scaling.Link`.
 #
 # ## With a model of another kind
 #
-# Two dense layers have many parameters for their arithmetic. `scaling.measure` times their step
-# ([[09]]) here, with 8 and with 128 images on each device, as if this machine were the server:
+# Two hidden layers of 1024 units have many parameters for their arithmetic. `scaling.measure` times
+# a step ([[09]]) here, with 8 and with 128 images on each device, as if this machine were the
+# server:
 
 # %% tags=["nbval-ignore-output"]
 with tf.device(plan.devices[0]):
@@ -263,9 +259,9 @@ for row in scaling.measure(step_of, [n], [8, 128], warmup=1, repeats=5):
 # Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
 #
 # **1.** Write `slowest(parameters, step, servers, efficiency)`: the least bytes a second of a link
-# with which `servers` servers reach `efficiency` if nothing else happens while gradients cross.
-# `step` is the seconds of a step on one server. The gradients have 4 bytes for each parameter and
-# go in a ring. Messages cost nothing.
+# with which `servers` servers reach `efficiency` (times as fast / number of servers) if nothing
+# else happens while gradients cross. `step` is the seconds of a step on one server. The gradients
+# have 4 bytes for each parameter and go in a ring. Ignore the delay of messages.
 
 # %% tags=["exercise"]
 def slowest(parameters, step, servers, efficiency):

@@ -672,7 +672,7 @@ def both_ways(step: Trace, model: Any, ax: Any = None) -> Any:
                            edgecolor="#bbbbbb", hatch="//", linewidth=0.5)  # fmt: skip
     rows(ax, [f"{each}\n{1 - step.idle(each):.0%} busy" for each in step.devices])
     ax.set_xlim(0, 1e3 * step.length)
-    title = "Dark: forward. Pale: backward. Grey: other work. Hatched: the device waits"
+    title = "Dark: forward. Pale: backward. Grey: other work. Hatched: may be waiting"
     label(ax, title, "time in the step, ms")
     write(ax, boxes, size=8)
     return ax
