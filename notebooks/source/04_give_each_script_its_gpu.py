@@ -48,9 +48,9 @@ from mgpu_helpers.lessons.pretend import pretend_gpus, pretend_server
 # ```
 #
 # Scripts for which no GPU is free wait in a queue. What a script prints goes to a log. In Python
-# `jobs.run` does the same; with `free=1` it runs one job at a time, not always on the same
-# device. Without a GPU, a core of the processor stands in for it. Here a narrow and a wide network
-# train with `free=1`, and then on two devices:
+# `jobs.run` does the same; `devices` names the ones that it may use. Without a GPU, a core of the
+# processor stands in for it. Here a narrow and a wide network train on two devices, and then on the
+# first of the two alone:
 
 # %%
 folder = Path(tempfile.mkdtemp())
@@ -58,32 +58,34 @@ _, allowed = jobs.allowed()  # the numbers of the GPUs, or cores, that this proc
 names, widths = ["narrow", "wide"], [16, 32]
 
 
-def train(way, free):
+def train(way, devices=None):
     commands = [
         [sys.executable, "scripts/train.py", f"--width={width}", f"--output={folder / way / name}",
          "--epochs=1"]
         for name, width in zip(names, widths)
     ]  # fmt: skip
-    return jobs.run(commands, names=names, free=free, logs=folder / way, progress=False)
+    return jobs.run(commands, names=names, devices=devices, logs=folder / way, progress=False)
 
 
 # %%
-one = train("one", free=1)
-two = train("two", free=min(2, len(allowed)))
+two = train("two")
+one = train("one", two[0].devices)
 print([(job.name, job.status) for job in (*one, *two)])
 
 # %% tags=["varies", "cover", "nbval-ignore-output"]
-_, axes = plt.subplots(2, figsize=(8, 4), sharex=True, layout="constrained")
-for ax, free, report in zip(axes, (1, min(2, len(allowed))), (one, two)):
+shape = {"figsize": (8, 4), "height_ratios": [3, 5]}
+_, axes = plt.subplots(2, sharex=True, layout="constrained", **shape)
+for ax, report in zip(axes, (one, two)):
     charts.jobs(report, ax)
-    ax.set_title(f"free={free}: {report.wall:.1f} s in all", loc="left")
+    used = sorted({number for job in report for number in job.devices})
+    ax.set_title(f"devices {used}: {report.wall:.1f} s in all", loc="left")
     ax.label_outer()
 ax.set_xlim(0, 1.02 * max(one.wall, two.wall))
 plt.show()
 
 # %% [markdown]
-# Each bar is a script from start to end, with the start of Python and TensorFlow. With
-# `free=1` the second script waits for the first. On two devices they run side by side.
+# Each bar is a script from start to end, with the start of Python and TensorFlow. On one device the
+# second script waits for the first. On two devices they run side by side.
 #
 # | `mgpu run`, `jobs.run` | |
 # |---|---|
@@ -99,7 +101,7 @@ plt.show()
 # ![Left, no setting: a.py computes on GPU 0 and takes the memory of all four, and b.py finds none.
 # Right: a.py works on GPU 0, b.py on GPU 1.](pictures/04_landing.svg)
 #
-# Here two processes without `CUDA_VISIBLE_DEVICES` print the devices that they see:
+# Cores behave alike: here two processes without any setting print what they may use:
 
 # %% tags=["nbval-ignore-output"]
 look = folder / "look.py"
@@ -126,8 +128,8 @@ for _ in range(2):
 # background, and `$!` is the number of its process. `wait $a` waits until that process ends, and
 # `$?` is then its exit status, which is 0 for success.
 #
-# On cores, `taskset` takes the place of the variable. `on(device)` returns the words to put in
-# front of a command that may use only this device. With them, the recipe runs look.py twice:
+# On cores, `taskset` takes the place of the variable. `on(device)` returns the words in front of
+# a command that limit it to this device. With them, the recipe runs look.py twice:
 
 # %% tags=["nbval-ignore-output"]
 a, b = (" ".join(on(device)) for device in (allowed[0], allowed[-1]))
@@ -149,8 +151,8 @@ for log, device in {"a.log": allowed[0], "b.log": allowed[-1]}.items():
 #
 # ### Which number is which GPU
 #
-# The variable may name several GPUs. Inside the process they get new numbers, from 0, in the order
-# of the list:
+# `CUDA_VISIBLE_DEVICES` may name several GPUs. Inside the process they get new numbers, from 0, in
+# the order of the list:
 #
 # ![Four GPUs, numbered 0 to 3 outside. With CUDA_VISIBLE_DEVICES=2,0 a process sees two: GPU 2 as
 # /GPU:0, and GPU 0 as /GPU:1.](pictures/04_numbers.svg)
@@ -190,9 +192,8 @@ for numbers in (allowed[:1], allowed[:2]):
 #
 # ## Proof
 #
-# Each network has trained twice, and must learn the same alone as beside the other one. Each time
-# the script wrote the losses and a hash of the weights to a file. A set keeps one of equal
-# contents:
+# Each network trained alone and beside the other, and must have learnt the same. Each time the
+# script wrote the losses and a hash of the weights to a file. A set counts equal contents once:
 
 # %%
 for name in names:
@@ -217,7 +218,8 @@ for end in ("wait; echo both: $?", "wait $a; echo a: $?; wait $b; echo b: $?"):
 # %% [markdown]
 # After a plain `wait` the exit status is 0, although a command has failed.
 #
-# `jobs.run` reports each failure. Of the next six jobs, one fails, one hangs, and one is killed:
+# `jobs.run` reports each failure. Of six jobs on two devices (`free`), one fails, one hangs, and
+# one is killed:
 
 # %%
 programs = {
@@ -268,8 +270,8 @@ assert [job.tail for job in shared] == ["2", "3"]  # what each printed
 # ![Over time: without a lock A sees that 0 is free, B looks before A has taken it and sees the
 # same, and both take 0. With a lock B finds 0 locked, and takes 1.](pictures/04_race.svg)
 #
-# The files of the locks lie in `/tmp/mgpu-jobs`, where `mgpu run` of other users looks too, unless
-# their `TMPDIR` differs.
+# The locks are files in `/tmp/mgpu-jobs`. Other users' `mgpu run` looks there too, unless their
+# `TMPDIR` differs.
 #
 # ## When not to
 #
@@ -279,8 +281,8 @@ assert [job.tail for job in shared] == ["2", "3"]  # what each printed
 # ## On GPUs
 #
 # A job on a GPU has a thread for every core of the host; `TF_NUM_INTRAOP_THREADS=4` in front of
-# `mgpu run` gives each job four. Some operations add in an order that changes; `train.py`
-# calls `tf.config.experimental.enable_op_determinism()`, which fixes it.
+# `mgpu run` gives each job four. On a GPU some operations add in a changing order; `train.py` calls
+# `tf.config.experimental.enable_op_determinism()`, which fixes it.
 #
 # With `--devices-each 2` each job gets two GPUs, for a script that uses both, as in [[07]].
 #
@@ -350,8 +352,8 @@ checks.environment(environment)
 # In classic code the session's `ConfigProto` lists the GPUs that a process may use. In Wonik Jang's
 # article "Multi-GPUs" of 2017 ([sources](../docs/sources.md#jang)) one script has the list "0" and
 # the other the list "1". [train_graph.py](scripts/train_graph.py) trains that article's network.
-# Below are its lines for the list, and a run by our runner. The list is "0" for every job: each
-# sees one GPU, which has number 0 inside.
+# Below are its lines for the list, and a run by our runner. The list is "0" by default: on GPUs
+# each job sees one, which has number 0 inside.
 
 # %%
 script = Path("scripts/train_graph.py").read_text()

@@ -2,15 +2,15 @@
 # # Sweep
 #
 # You look for the learning rate and the width with which your script trains best. A loop in the
-# shell tries one setting after the other on one of four GPUs, and three stay idle. In the morning
-# the machine has restarted at the seventh setting, and you start the loop again from the first.
+# shell tries one setting after the other on one of four GPUs, and three stay idle. At night the
+# machine restarts during the seventh setting, and in the morning you begin again with the first.
 #
 # **In this lesson** one line tries a grid of settings on all devices, goes on after a failure, and
 # gives a table in which you find the best.
 #
 # **You will learn** to
 # - make a job of every combination of some values,
-# - make a sweep larger, and go on after a failure, without doing anything twice,
+# - make a sweep larger, and go on after a failure, without repeating what is done,
 # - read the results as a table, and notice results that are missing or from an older script,
 # - start a sweep from a batch script.
 #
@@ -45,8 +45,8 @@ from mgpu_helpers.lessons.checks import lesson_05 as checks
 # ## The lines to paste
 #
 # A script can be swept when it takes its settings as arguments, and prints its result as a line of
-# JSON. [train.py](scripts/train.py), the Keras script of [[04]], does both. In your own
-# script, these lines are enough:
+# JSON, of which the last counts. [train.py](scripts/train.py), the Keras script of [[04]], does
+# both. In your own script, these lines are enough:
 #
 # ```python
 # import argparse
@@ -56,8 +56,9 @@ from mgpu_helpers.lessons.checks import lesson_05 as checks
 # parser.add_argument("--lr", type=float, default=0.1)
 # parser.add_argument("--width", type=int, default=16)
 # parser.add_argument("--epochs", type=int, default=3)
+# parser.add_argument("--seed", type=int, default=0)
 # options = parser.parse_args()
-# ...  # build and train with options.lr, options.width and options.epochs
+# ...  # build and train with options.lr, options.width, options.epochs and options.seed
 # print(json.dumps({"loss": float(loss), "accuracy": float(accuracy)}))
 # ```
 #
@@ -100,7 +101,7 @@ mgpu("run train.py --grid lr=0.01,0.1 width=2,16 --skip-done -- --epochs 1")
 # | **Instead** | KerasTuner or Optuna, where earlier results choose the next setting |
 #
 # The larger rate and the larger width have won. So the next line tries a still larger rate, with
-# that width alone. Of its three jobs, `--skip-done` leaves out the two that are done:
+# that width alone. `--skip-done` leaves out two of its three jobs, which are done:
 
 # %% tags=["nbval-ignore-output"]
 mgpu("run train.py --grid lr=0.01,0.1,1 width=16 --skip-done -- --epochs 1")
@@ -108,7 +109,7 @@ mgpu("run train.py --grid lr=0.01,0.1,1 width=16 --skip-done -- --epochs 1")
 # %% [markdown]
 # Each time a job ends, the runner adds a line of JSON to `logs/jobs.jsonl`. `read` gives the lines
 # as dictionaries: `name` holds the settings, and `result_accuracy` the accuracy that the job
-# printed. The chart shows accuracy against rate, a curve for each width:
+# printed; all five jobs have one. The chart shows accuracy against rate, a curve for each width:
 
 # %%
 def read(logs):
@@ -127,9 +128,10 @@ drawings.against_rate(curves, of=360)
 plt.show()
 
 # %% [markdown]
-# The error bars are standard errors: how far chance usually moves an accuracy of 360 digits. With a
-# rate of 1 nothing is learnt: one digit in ten is right, as in guessing. The best rate lies
-# between two worse ones. The best width is the largest tried, so try a wider one next.
+# The error bars are standard errors: how far the choice of the 360 digits usually moves an
+# accuracy. Another seed moves it, too. With a rate of 1 nothing is learnt: one digit in ten is
+# right, as in guessing. The best rate lies between two worse ones. The best width is the largest
+# tried, so try a wider one next.
 #
 # ## How it works
 #
@@ -193,13 +195,12 @@ mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs again"
 # ![Two starts of four jobs. The first adds four lines to jobs.jsonl: two done and two failed. The
 # second skips the two done, and adds two lines.](pictures/05_again.svg)
 #
-# A sweep also goes on after Ctrl-C or a crash (not shown), and a job that was cut off halfway
-# begins again.
+# After Ctrl-C or a crash (not shown), the same line goes on; a job cut off halfway begins again.
 #
 # ## Proof
 #
-# A continued sweep has to give the results of an unbroken one, and must run nothing twice. Here is
-# the same grid in another folder, without a failure:
+# A continued sweep has to give the results of an unbroken one, and must not repeat what is done.
+# Here is the same grid in another folder, without a failure:
 
 # %% tags=["nbval-ignore-output"]
 mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --logs once", brief=True)
@@ -234,13 +235,13 @@ finite = [row for row in done if row["result_loss"] is not None]
 print("the best is", min(finite, key=lambda row: row["result_loss"])["name"])
 
 # %% [markdown]
-# The best is the rate 0.4, once the job without a result is left out. JSON has no NaN, so the file
-# has `null` there, which Python reads as `None`. The table shows `-` for it, as for a failed job.
+# The best is the rate 0.4, once the job without a result is left out. JSON has no NaN, so the
+# runner writes `null`, which Python reads as `None`. The table shows `-`, as for a failed job.
 # "Done" says only that the exit status was 0. Look for missing results before you choose.
 #
-# **A script that was edited.** The runner compares the words of a command, and the folder in which
-# the command runs, but does not look into the script. Here parabola.py is changed to print |x|
-# instead of x², and the sweep from above starts again:
+# **A script that was edited.** The runner compares a command's words and folder, but does not look
+# into the script. Here parabola.py is changed to print |x| instead of x², and the sweep from above
+# starts again:
 
 # %% tags=["nbval-ignore-output"]
 before = parabola.read_text()
@@ -258,8 +259,8 @@ parabola.write_text(before)
 print(sum(start < changed for start in starts), "of", len(starts), "are older than the script")
 
 # %% [markdown]
-# After a change begin a new folder, with `--logs v2`. Other arguments behind `--` make new jobs
-# with the old names: use a new folder then, too.
+# After a change begin a new folder, with `--logs v2`. If you change what follows `--`, names stay
+# the same but jobs are new: take a new folder, too.
 #
 # ## When not to
 #
@@ -272,19 +273,19 @@ print(sum(start < changed for start in starts), "of", len(starts), "are older th
 # rates, one of them close to it.](pictures/05_grid_or_random.svg)
 #
 # Random settings come from a file, which has the arguments of a job on each line. Here each line
-# draws a rate and a start:
+# draws a rate between 0.1 and 1, and all start at `near`:
 
 # %% tags=["nbval-ignore-output"]
-draw = random.Random(5)
-lines = [f"--lr={10 ** draw.uniform(-3, 0):.4f} --start={draw.choice(['near', 'far'])}"
-         for _ in range(6)]  # fmt: skip
+draw = random.Random(0)
+lines = [f"--lr={10 ** draw.uniform(-1, 0):.4f} --start=near" for _ in range(6)]
 (folder / "settings.txt").write_text("\n".join(lines))
 mgpu("run parabola.py --each settings.txt --logs drawn", brief=True)
 
 # %% [markdown]
-# Six jobs tried six rates; a grid of both starts would have tried three. The best result of many is
-# partly luck, so measure the best setting once more, on data that had no part in the choice. Where
-# two are close, compare them with more seeds, such as `seed=0,1,2` in the grid.
+# Six jobs tried six rates; six jobs of a grid with both starts try three. The rate 0.5727 is better
+# than the grid's best, 0.4. The best result of many is partly luck, so measure the best setting
+# once more, on data that had no part in the choice. Where two are close, compare them with more
+# seeds, such as `seed=0,1,2` in the grid.
 #
 # ## On GPUs and on a cluster
 #
@@ -294,9 +295,9 @@ mgpu("run parabola.py --each settings.txt --logs drawn", brief=True)
 #
 # The batch script [sweep.slurm](scripts/sweep.slurm) asks Slurm for four GPUs, and starts the
 # runner on them with `--skip-done`. You submit it with
-# `sbatch sweep.slurm train.py --grid lr=0.01,0.1`. Slurm ends the sweep at its time limit; submit
-# the same line again, and only unfinished jobs run. Without Slurm, bash can run the script, here
-# twice:
+# `sbatch sweep.slurm train.py --grid lr=0.01,0.1 width=2,16`. Slurm ends the sweep at its time
+# limit; submit the same line again, and only unfinished jobs run. Without Slurm, bash can run the
+# script, here twice:
 
 # %% tags=["nbval-ignore-output"]
 line = "parabola.py --grid lr=0.1,0.4 start=near,far --logs slurm"
@@ -309,12 +310,13 @@ for _ in range(2):
 
 # %% [markdown]
 # The second run skipped all four jobs. In Kubernetes each pod has GPUs of its own, so no runner is
-# needed: [sweep.yaml](scripts/sweep.yaml) has four pods, and picks each pod's arguments by its
-# number. Neither file has run on a cluster.
+# needed, and there is no table: [sweep.yaml](scripts/sweep.yaml) has four pods, and picks each
+# pod's arguments by its number. Neither file has run on a cluster.
 #
 # ## With a program of another kind
 #
-# The program need not be in Python. A shell script that is given `--width=16` can end with this:
+# The program need not be in Python. A shell script that `mgpu run wide.sh --grid width=16` starts
+# can end with this:
 #
 # ```shell
 # echo "{\"width\": ${1#--width=}}"
@@ -381,6 +383,7 @@ checks.again(again)
 #
 # ## In practice
 #
-# Paste the line with your script in it, and keep `--skip-done`. Begin with few values far apart,
-# and make the grid larger where the best one lies at its edge. If you have pandas,
+# Paste the line with your script in it, and keep `--skip-done`, with new `--logs` after each change
+# of the script. Begin with few values far apart, and make the grid larger where the best one lies
+# at its edge. If you have pandas,
 # `pandas.read_json("logs/jobs.jsonl", lines=True)` makes a table of all results. Next: [[next]].

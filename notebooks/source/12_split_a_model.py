@@ -5,7 +5,7 @@
 # because each holds the whole model.
 #
 # **In this lesson** one line cuts a network between its layers, and `fit` trains it on two devices
-# of which neither could hold a whole step.
+# of which neither holds a whole step.
 #
 # **You will learn** to
 # - cut a Keras model into stages, and train it with `fit`,
@@ -42,8 +42,8 @@ entropy = partial(keras.losses.SparseCategoricalCrossentropy, from_logits=True)
 # %% [markdown]
 # ## The lines to paste
 #
-# The article *Multi-GPUs* by Wonik Jang ([2017](../docs/sources.md#jang)) ends with a network that
-# is too large for one GPU. Here it is about a quarter as wide, and without its dropout. For one as
+# The article *Multi-GPUs* by Wonik Jang ([2017](../docs/sources.md#jang)) ends with a network
+# too large for one GPU. Here it is about a quarter as wide, and without its dropout. For one as
 # small as this, [[10]] would be enough.
 #
 # First the network trains on one device. `show` prints the losses, and the weights and **slots**
@@ -94,7 +94,7 @@ show(model, model.fit(**train))
 # The losses are the same, and nearly all weights lie on the second device. A **stage** is a part of
 # the model on one device. Suppose that a device has 25 MB, the dashed line. Does a step of the
 # whole model fit, and does each stage? `use_of` tells what fills the memory at the peak ([[03]]).
-# Adam's temporary copies count as gradients. What crosses is printed last:
+# What Adam computes for a moment counts as gradients. What crosses is printed last:
 
 # %% tags=["varies", "cover"]
 data = images[:128], labels[:128]
@@ -110,14 +110,14 @@ for name, use in bars.items():
 show_crossing(step)
 
 # %% [markdown]
-# Each stage fits, and the whole does not. The whole peaks when some activations are freed, so its
-# bar may hold fewer of them than that of the first stage. A smaller batch lowers the activations,
-# which fill most of the first device. But it leaves the weights, slots and gradients on the second.
+# Each stage fits, and the whole does not. At its peak the whole has already freed some activations,
+# so its bar may show fewer than the first stage's. A smaller batch lowers the activations, which
+# fill most of the first device. But it leaves the weights, slots and gradients on the second.
 #
 # | | |
 # |---|---|
 # | **Use it when** | weights and slots, or one example, are too large for a device |
-# | **It costs** | time: the devices take turns, and activations cross |
+# | **It costs** | the devices mostly take turns, and activations cross |
 # | **Instead** | [[10]] or [[11]]; [[13]], if a single layer does not fit |
 #
 # ## How it works
@@ -125,18 +125,18 @@ show_crossing(step)
 # The first device has the **front** of the network, and the second has the **rear**. Each holds the
 # weights and slots of its stage, and runs its forward pass, backward pass and update:
 #
-# ![The first device has conv1, conv2 and conv3, and the second has fc1, output and the loss.
-# Activations cross the cut, and their gradient comes back.](pictures/12_cut_network.svg)
+# ![The first device has conv1 to conv3, the second fc1, output and the loss. Activations cross the
+# cut, and their gradient comes back.](pictures/12_cut_network.svg)
 #
 # The activations at the cut cross in the forward pass, and their gradient crosses in the backward
 # pass. `fc1` takes 512 numbers of 4 bytes for each of the 128 examples. These are the 262,144 bytes
 # that crossed each way.
 #
-# ## A cut shares out memory, not time
+# ## The devices mostly take turns
 #
 # Here is a step of `fit` in stages, with a batch of 512: with 128 the work would be too short to be
-# seen. Each bar is an operation, and one that overlaps another is drawn below it. When does each
-# device wait for the other?
+# seen. Each bar is an operation, and one that overlaps another, if only for microseconds, is drawn
+# below it. When does each device wait for the other?
 
 # %% tags=["varies"]
 charts.timeline(trace.fit_step(model, (images, labels))).autoscale(axis="x")
@@ -144,41 +144,42 @@ plt.show()
 
 # %% [markdown]
 # The first device waits until the gradient comes back, and the second waits before and after its
-# turn. Both work at once only while the second still computes the gradients of its own weights and
-# updates them. [[14]] keeps both busier.
+# turn. Both work at once, which saves time, only while the second still computes the gradients of
+# its own weights and updates them. [[14]] keeps both busier.
 #
 # ## Where to cut
 #
 # A cut is chosen by time (both stages take equally long), by memory (the fullest stage holds least)
 # or by bytes (the least crosses, there and back). `pipeline.cuts` takes all three from a trace of
-# the whole network on one device, for every cut. `lies` has the bytes of weights and slots of each
-# layer. Where does `best_cut` cut by memory, and where by bytes?
+# the whole network on one device, for every cut. `held` has each layer's bytes of weights and
+# slots. Where does `best_cut` cut by memory, and where by bytes?
 
 # %% tags=["nbval-ignore-output"]
 names = ["conv1", "conv2", "conv3", "fc1", "output"]
 with tf.device(first):
     step = trace.fit_step(alone, (images, labels))
-lies = {name: 12 * alone.get_layer(name).count_params() for name in names}  # weights and slots
-print(*pipeline.cuts(step, names, stages=2, held=lies), sep="\n")
+held = {name: 12 * alone.get_layer(name).count_params() for name in names}  # weights and slots
+print(*pipeline.cuts(step, names, stages=2, held=held), sep="\n")
 
 # %%
 for by in ["memory", "bytes"]:
-    best = pipeline.best_cut(step, [first, second], names, by=by, held=lies)
+    best = pipeline.best_cut(step, [first, second], names, by=by, held=held)
     print(f"by {by}: cut before", *best.starts)
 
 # %% [markdown]
 # The least crosses before `fc1`, where the article cuts. But with 512 examples activations fill
 # most of the memory, and the cut before `conv2` divides it most evenly. `fit.split` evens out the
-# FLOP, a rough measure of the time, and so cuts before `fc1` here. `at=["conv2"]` tells it to cut
-# before `conv2`.
+# arithmetic operations (FLOP), a rough measure of the time, and so cuts before `fc1` here. Where
+# the measured times suggest another cut, `at=["conv3"]` cuts before `conv3`.
 #
 # ## By hand: the backward pass
 #
-# For a training loop of your own, each part is built in the block of its device, so its weights lie
-# there. `whole` has the same layers in one model, and `of_whole` are its gradients:
+# If you train with `fit`, go on at *Break it*. For a training loop of your own, each stage is built
+# in the block of its device, so its weights lie there. `whole` has the same layers in one model,
+# and `of_whole` are its gradients:
 
 # %%
-def parts():
+def stages():
     keras.utils.set_random_seed(0)
     with tf.device(first):
         front = keras.Sequential([keras.Input([28, 28, 1]), *body()])
@@ -187,16 +188,16 @@ def parts():
     return front, rear, keras.Sequential([keras.Input([28, 28, 1]), *front.layers, *rear.layers])
 
 
-front, rear, whole = parts()
+front, rear, whole = stages()
 with tf.device(first), tf.GradientTape() as tape:
     value = entropy()(data[1], whole(data[0]))
 of_whole = tape.gradient(value, whole.trainable_variables)
 
 # %% [markdown]
-# In `one_tape` both parts are called under a single tape, each in its device's block. Does this
+# In `one_tape` both stages are called under a single tape, each in its device's block. Does this
 # give the gradients of the uncut network, and where does the backward pass run? `apart` gives the
-# largest difference, divided by the array's largest number, and `halves.places` lists the devices
-# ([[01]]):
+# largest difference, relative to the largest number of its array, and `halves.places` lists the
+# devices ([[01]]):
 
 # %%
 @tf.function
@@ -224,12 +225,12 @@ report(*trace.function_step(one_tape, *data))
 # the first device computes all of it, and fetches 4,685,120 bytes for that, mostly the weights of
 # `fc1`.
 #
-# The remedy is a tape for each part, whose `gradient` is called in the block of the part's device.
+# The remedy is a tape for each stage, whose `gradient` is called in the block of its device.
 # `rear_tape.watch(middle)` asks for the gradient of the rear's input, too. This gradient crosses,
 # and the backward pass of the front begins with it, as the third argument of `front_tape.gradient`:
 
 # %%
-def cut(x, y):
+def two_tapes(x, y):
     with tf.device(first), tf.GradientTape() as front_tape:
         middle = front(x)
     with tf.device(second):
@@ -242,16 +243,16 @@ def cut(x, y):
     return of_front, of_rear
 
 
-(of_front, of_rear), step = trace.function_step(cut, *data)
+(of_front, of_rear), step = trace.function_step(two_tapes, *data)
 report([*of_front, *of_rear], step)
 
 # %% [markdown]
-# Now each backward pass runs where its forward pass ran, and no more crosses than with `fit.split`.
+# Now each backward pass runs where its forward pass ran, and as much crosses as with `fit.split`.
 #
 # ## By hand: the update
 #
 # An optimizer keeps slots beside their weights, but `apply` computes where you call it. What
-# crosses in a step with one optimizer for both parts?
+# crosses in a step with one optimizer for both stages?
 
 # %%
 with tf.device(first):
@@ -261,7 +262,7 @@ with tf.device(first):
 
 @tf.function
 def one_optimizer(x, y):
-    of_front, of_rear = cut(x, y)
+    of_front, of_rear = two_tapes(x, y)
     with tf.device(first):
         adam.apply([*of_front, *of_rear])
 
@@ -269,9 +270,8 @@ def one_optimizer(x, y):
 show_crossing(trace.function_step(one_optimizer, *data)[1])
 
 # %% [markdown]
-# The first device fetches the rear's gradients once and both slots of the rear's weights twice, and
-# sends back the changes of slots and weights. With an optimizer for each part, all this stays where
-# it is:
+# The first device fetches, of the rear, the gradients once and both slots twice, and sends back the
+# changes of slots and weights. With an optimizer for each stage, all this stays where it is:
 
 # %%
 def stepper(make):
@@ -284,7 +284,7 @@ def stepper(make):
 
     @tf.function
     def step(x, y):
-        of_front, of_rear = cut(x, y)
+        of_front, of_rear = two_tapes(x, y)
         with tf.device(first):
             front_optimizer.apply(of_front)
         with tf.device(second):
@@ -316,28 +316,28 @@ with tf.device(plan.host):
     model = build(momentum())
 begin, of_one = model.get_weights(), alone.get_weights()
 fit.split(model, plan.devices).fit(x, y, **passes)
-print("fit.split is below 1e-12 from one device:", apart(model.get_weights(), of_one) < 1e-12)
-print("training moved the weights by more than 0.01:", apart(of_one, begin) > 0.01)
+print("fit.split differs by less than 1e-12:", apart(model.get_weights(), of_one) < 1e-12)
+print("training changed the weights by more than 1 %:", apart(of_one, begin) > 0.01)
 
 # %%
-front, rear, whole = parts()  # begins with the same weights
+front, rear, whole = stages()  # begins with the same weights
 step = stepper(momentum)
 for i in [0, 128, 256] * 2:
     step(x[i : i + 128], y[i : i + 128])
-print("by hand is below 1e-12 from one device:", apart(whole.get_weights(), of_one) < 1e-12)
+print("by hand differs by less than 1e-12:", apart(whole.get_weights(), of_one) < 1e-12)
 
 # %% [markdown]
 # ## Break it
 #
-# **A weight that both parts use.** Both parts multiply by `w`, which is 2, so the loss is the mean
-# of w · w · x. The mean of x is 2.5, so the gradient is 2 · w · 2.5 = 10. What is it if the second
+# **A weight that both stages use.** Both multiply by `w`, which is 3, so the loss is the mean of
+# w · w · x. The mean of x is 2.5, so the gradient is 2 · w · 2.5 = 15. What is it if the second
 # device gets a copy of `w`?
 
 # %%
 with tf.device(first):
-    w = tf.Variable(2.0)
+    w = tf.Variable(3.0)
 with tf.device(second):
-    copy = tf.Variable(2.0)
+    copy = tf.Variable(3.0)
 
 # %%
 for name, other in [("a copy", copy), ("one variable", w)]:
@@ -346,7 +346,7 @@ for name, other in [("a copy", copy), ("one variable", w)]:
     print(f"{name:12}  loss {value.numpy()}  gradient of w {tape.gradient(value, w).numpy()}")
 
 # %% [markdown]
-# With a copy, the loss is right, but `w` gets the gradient of the first part only, and in general
+# With a copy, the loss is right, but `w` gets the gradient of the first stage only, and in general
 # the two variables drift apart. The cure is one variable on one device, which the other device
 # reads over the cut. To find such a mistake, compare the gradients once with those of the uncut
 # network, on the host or with narrower layers.
@@ -363,8 +363,8 @@ for name, other in [("a copy", copy), ("one variable", w)]:
 #
 # Here is a small language model, whose first and last layer share their table of words.
 # `pipeline.places` lists where a stage can begin: at the first layer, or where only one activation
-# crosses; inside a residual block two would. A file saved in stages loads on one device: the model
-# in stages trains for two epochs, and a callback saves it. Then both models train for another one:
+# crosses. Inside a residual block two would cross. A file saved in stages loads on one device: the
+# model in stages trains for two epochs, and a callback saves it. Then both train for another one:
 
 # %%
 def reader():
@@ -395,12 +395,12 @@ with tempfile.TemporaryDirectory() as folder:
         loss = loaded.fit(**train).history["loss"][0]
 print(f"loss in stages {model.fit(**train).history['loss'][0]:.2f}, on one device {loss:.2f}")
 print("the table lies on", devices.short(model.get_layer("table").weights[0].value.device))
-print("weights below 1e-6 apart:", apart(model.get_weights(), loaded.get_weights()) < 1e-6)
+print("weights differ by less than 1e-6:", apart(model.get_weights(), loaded.get_weights()) < 1e-6)
 
 # %% [markdown]
 # The first stage owns the table, and the last stage reads it over the cut. `fit.split` takes
 # Sequential and functional models. A model with a `call` of its own has no list of layers to cut:
-# write a tape for each part.
+# write a tape for each stage.
 #
 # ## On your own
 #
@@ -450,11 +450,11 @@ checks.crossing(crossing)
 # %% [markdown]
 # ## What we saw
 #
-# - A network that did not fit into 25 MB fitted in two stages. In float64 the weights after `fit`
-#   were below 1e-12 from those of one device.
+# - A step that needs more than 25 MB needed less on each device in two stages. In float64 the
+#   weights after `fit` differed by less than 1e-12 from those of one device.
 # - In a step 262,144 bytes crossed each way: the activations at the cut, and their gradient.
 # - Under one tape the whole backward pass ran in one place. With a tape and an optimizer for each
-#   part, only the activations and their gradient crossed.
+#   stage, only the activations and their gradient crossed.
 # - The best cut for memory was not the one where the least crosses.
 #
 # ## In practice
