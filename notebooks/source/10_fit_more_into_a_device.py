@@ -74,7 +74,7 @@ models["in bfloat16"] = build("mixed_bfloat16")
 # %% [markdown]
 # A batch of 1024 digits, 3.2 MB, leaves 11 MB of a device free. Which of the three is enough?
 # `memory.plan` estimates what a step with each holds beside the batch, weights included. Under
-# *held at most* is first the estimate of the peak, and in brackets its range over possible orders
+# *held, about* stands the estimate of the peak, and in brackets its range over possible orders
 # of operations. *fits* says whether all of this range is within 11 MB (yes), some of it (perhaps)
 # or nothing (no). *work* estimates what the step computes, as a multiple of the plain step. Ignore
 # the last row until [[11]]:

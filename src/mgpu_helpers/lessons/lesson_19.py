@@ -17,7 +17,7 @@ from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.lessons import digits
 
 READ = 0.05  # seconds that a batch takes to be read, as if from a disk
-TRIES = 8  # traces of a step, of which the fastest are kept: other programs disturb some
+TRIES = 5  # traces of a step, of which the fastest are kept: other programs disturb some
 PASS = 4  # batches in a pass of the exercise
 CAUSES = frozenset({1, 4, 5})  # the exercise's, by the numbers of the patients
 layers = keras.layers
