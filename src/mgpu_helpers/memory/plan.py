@@ -103,7 +103,8 @@ def plan(
     What a way holds is counted from the graph of one step, as `predict` does it, with its
     operations in another order, run again or on other devices; nothing runs. `held` is of the
     device that holds most, the first where the model was built on one. The batch that is fed is not
-    in it: leave room for it in the budget. The optimizer is the model's own, or Adam; see `predict`.
+    in it: leave room for it in the budget. The optimizer is the model's own, or Adam: see
+    `predict`.
 
     >>> import keras
     >>> from mgpu_helpers import memory
