@@ -586,6 +586,10 @@ def test_lines_and_dots_are_where_the_numbers_are():
              for line, _, (bars,) in ax.containers]  # fmt: skip
     assert drawn == [(2, 1.75, 2), (4, 3.5, 4)]
     assert [text.get_text() for text in ax.texts][:2] == ["2.00", "4.00"]
+    assert [text.get_text() for text in ax.get_yticklabels()] == [
+        "strong, batch of 32", "weak, batch of 16 \N{RIGHTWARDS ARROW} 32"]  # fmt: skip
+    alike = drawings.speedups({"strong": {16: timing.Comparison(one, one)}}, devices=2)
+    assert alike.texts[0].get_text() == "cannot be\ntold apart"
     held = [("a/MatMul", 8 * MB, 0, 3), ("small", 1, 0, 3), ("gradient_tape/a/Mul", 4 * MB, 1, 2)]
     made = tuple(Allocation(op, "/CPU:1", size, *times) for op, size, *times in held)
     ax = drawings.climb(Trace((), (), {}, (), allocations=made), "/CPU:1")

@@ -38,7 +38,7 @@ from mgpu_helpers.lessons.checks import lesson_07 as checks
 
 layers = keras.layers
 entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-warnings.filterwarnings("ignore", "`shuffle=True`")  # fit takes a Dataset in its own order
+warnings.filterwarnings("ignore", "`shuffle=True`")  # fit keeps the order of a Dataset
 
 # %% [markdown]
 # ## The lines to paste
@@ -53,7 +53,7 @@ warnings.filterwarnings("ignore", "`shuffle=True`")  # fit takes a Dataset in it
 #     model = build()  # builds the model and compiles it
 # ```
 #
-# `fit.strategy` is TensorFlow's `MirroredStrategy`, and mends what Keras gets wrong under it.
+# `fit.strategy` is TensorFlow's `MirroredStrategy` with repairs for what Keras gets wrong there.
 # "Break it" shows what that is, and "Proof" that it is mended. Your data stay arrays or a
 # `tf.data.Dataset`, and the devices share each batch, the **global batch**. We try the lines with a
 # small network for handwritten digits. `jit_compile=False` turns off XLA, which Keras uses on one
@@ -113,11 +113,11 @@ for size in (8, 840):
     print(f"{size:3} images,", timing.compare(*both, warmup=1, repeats=5, names=names))
 
 # %% [markdown]
-# With 8 images all devices gain nothing, or lose time: feeding the data and adding up the gradients
-# take time in every step, and more devices do not shorten that. With 840 images two cores are
-# clearly faster. A GPU needs a larger network to gain, since it finishes this one sooner. A larger
-# batch also needs another learning rate: if yours was found with a batch of 64,
-# `fit.check(model, data, rate_for=64)` proposes one, by the rule that [[15]] tries.
+# With 8 images a second device gains nothing, or costs time: feeding the data and adding up the
+# gradients take time in every step, and more devices do not shorten that. A "ratio" is the time of
+# one device, divided by that of all. With 840 images two cores are clearly faster. Five pairs show
+# so clear a difference; [[15]] says how many a small one needs. GPUs finish this network too soon
+# to gain.
 #
 # | | |
 # |---|---|
@@ -147,9 +147,11 @@ plt.show()
 
 # %% [markdown]
 # Each device computed all five convolutions for its share of the batch, at the same time as the
-# others. At a black line all devices have the gradient of a layer's kernel, and it is added up. Two
-# cores gain less than twice the speed. Half of the batch may take more than half of the time. One
-# device alone may use both cores: bars of half the height are two operations at once.
+# others. At a black line the gradients of one kernel, one from each device, are added up. The first
+# line is that of the Dense layer; a sum may wait until its device is free. `fit` gains less than
+# the traced step, as it also spends time before and between steps. One device alone may use both
+# cores: bars of half the height are two operations at once. So the measured gain is rather too
+# small.
 #
 # Each device has a copy of the model, its **replica**, which computes the gradients for its
 # **shard** of the global batch. Here is a step with one weight w and a batch of five numbers:
@@ -162,8 +164,8 @@ plt.show()
 # each replica updates its own weights, so they stay equal to those of the others.
 #
 # Now we take this step by hand, with TensorFlow's own `MirroredStrategy`, here called the **plain
-# strategy**. Make only one plain strategy: the all-reduce of a second may fail
-# ([why](../docs/errors.md#collective)).
+# strategy**. It may exist beside `fit.strategy(plan)`, but make only one plain strategy: the
+# all-reduce of a second may fail ([why](../docs/errors.md#collective)).
 #
 # The loss is the mean of (w·x)². With w = 1 its gradient is the mean of 2x², which is 22. A replica
 # has only its shard and cannot take this mean. But it can divide the sum over its shard by the size
@@ -215,7 +217,7 @@ for name, each in (("one", alone), ("all", model)):
 #
 # ## Proof
 #
-# In float64, where rounding cannot hide a mistake, a network with BatchNormalization trains for two
+# In float64, where rounding hides no mistake, a network with BatchNormalization trains for two
 # passes, once on one device and once on all. The last batch has a single image, so one of two
 # devices gets none:
 
@@ -272,7 +274,7 @@ print("means of the shards:", *np.round(means, 2), f" their average: {np.mean(me
 # %% [markdown]
 # The average of the means is 25.17 in place of 22, and no error would say so. `fit.check` takes a
 # model and its data, and gives a sentence for each such trap that it sees. Here it looks at the
-# training of the proof, which the second cell runs anyway:
+# training of the proof; the cell after it runs that anyway:
 
 # %%
 with plain.scope():
@@ -285,9 +287,8 @@ losses = broken.fit(uneven, epochs=2, verbose=0).history["loss"]
 print("plain strategy, losses:", np.round(losses, 2))
 
 # %% [markdown]
-# BatchNormalization takes the mean of no images, which is NaN, and the all-reduce carries the NaN
-# to every replica. The first loss is still a number, so nothing warns you, and the second pass is
-# lost.
+# BatchNormalization takes the mean of no images, which is NaN, and the all-reduce carries it to
+# every replica. The first loss is still a number, so nothing warns you; the second pass is lost.
 #
 # Each sentence names a cure. Without the last image every batch divides evenly, and with
 # `synchronized=True` the replicas exchange their statistics. The next cell takes the first cure
@@ -301,19 +302,17 @@ for both in (False, True):
     print(f"even batches, synchronized={both!s:5} {far:.2f} apart, below 1e-12: {far < 1e-12}")
 
 # %% [markdown]
-# With both cures the plain strategy ends at the weights of one device, and with the first alone it
-# does not. `fit.check` knows more traps:
+# Only with both cures the plain strategy ends at the weights of one device. `fit.check` knows more
+# traps:
 #
 # | with the plain strategy | what happens | the cure |
 # |---|---|---|
-# | uneven shards | small ones count like large ones | a size that divides, `drop_remainder=True` |
-# | BatchNormalization | each replica normalizes by its own shard | `synchronized=True` |
 # | a loss that is a sum | gradients are divided by the number of replicas | take the mean |
 # | an optimizer made outside | the step counter goes up once per replica | compile in the scope |
 #
-# `fit.strategy` needs only the last cure, and refuses to train without it. It mends the rest
-# itself, also what `fit.check` does not look for, such as clipping by a norm, masks and dropout
-# ([the table](../docs/fit.md#what-is-mended)).
+# `fit.strategy` needs only the last cure, and refuses to train without it. It mends the other
+# traps itself, and some that `fit.check` does not look for, such as clipping by a norm, masks and
+# dropout ([the table](../docs/fit.md#what-is-mended)).
 #
 # ## On GPUs
 #
@@ -429,6 +428,7 @@ checks.leaves_empty(leaves_empty)
 # ## In practice
 #
 # Paste the three lines, call `fit.check(model, data)` once, and time `fit` against one device. If
-# all devices gain little, enlarge the batch. `fit.explain(model, data)` says where the time of a
-# step goes. [A table](../docs/fit.md) says what is kept of `fit`. To see or change a step, train in
-# towers ([[09]]). Next: [[next]].
+# all devices gain little, enlarge the batch. If the learning rate was found with a batch of 64,
+# `fit.check(model, data, rate_for=64)` proposes another. `fit.explain(model, data)` says where the
+# time of a step goes. [A table](../docs/fit.md) says what is kept of `fit`. To see or change a
+# step, train in towers ([[09]]). Next: [[next]].

@@ -63,7 +63,7 @@ def network():
 # %% [markdown]
 # `fit.split_layers` takes a model, the devices, and a dictionary from layer names (regular
 # expressions) to the way to cut: `up` by columns of its kernel, the `down` behind it by rows. Only
-# Dense layers can be cut so, and MultiHeadAttention by its heads. All other layers stay whole on
+# Dense layers can be cut so; MultiHeadAttention is cut by its heads. All other layers stay whole on
 # the first device, except what stands inside a pair, such as Dropout. The model is built on the
 # host, so that no device has to hold all of it:
 
@@ -99,11 +99,12 @@ for name in ["up_0", "down_0"]:
         print(each.path, tuple(each.shape), devices.short(each.value.device))
 
 # %% [markdown]
-# Each device has half of the columns of the first kernel and half of the rows of the second.
+# Each device has half of the columns of the first kernel and half of the rows of the second. The
+# bias of `down` is added once, after the sum, so only the first device has it.
 #
 # | | |
 # |---|---|
-# | **Use it when** | the model fits on no device, its layers are wide, and the link is fast |
+# | **Use it when** | the model fits on no device, and its layers are wide or the link is fast |
 # | **It costs** | four transfers in a step, for each pair and each further device |
 # | **How many** | two to four devices: all transfers go through the first one's links |
 # | **Instead** | if the model fits, share out the batch ([[07]]); else [[12]] or [[14]] |
@@ -131,9 +132,9 @@ added = sum(block(batch, *half) for half in halves)
 print("equal to 1e-12:", np.allclose(added, block(batch, a, b), rtol=0, atol=1e-12))
 
 # %% [markdown]
-# The results of a pair are added up once in the forward pass, by `fit.split_layers` on the first
-# device. Each device finds the gradients of its own parts and updates these parts, so no weight
-# crosses.
+# The results of a pair are added up once in the forward pass, and the gradients of its input once
+# in the backward pass, both on the first device. Each device finds the gradients of its own parts
+# and updates these parts, so no weight crosses.
 #
 # **Attention** is split by its heads: queries, keys and values by columns, and the output
 # projection, which adds up the heads, by rows.
@@ -141,7 +142,7 @@ print("equal to 1e-12:", np.allclose(added, block(batch, a, b), rtol=0, atol=1e-
 # ## Proof
 #
 # Are the gradients right, too? The split and the whole network are trained in float64, where
-# rounding cannot hide a mistake, and with plain gradient descent, as Adam would hide a gradient
+# rounding hides no mistake, and with plain gradient descent, as Adam would hide a gradient
 # that is twice as large. `get_weights` of a split model gives whole weights:
 
 # %%
@@ -178,12 +179,12 @@ proof(network, where, x[:256], y[:256])
 #
 # ## What crosses, and what each device holds
 #
-# From here on a batch has 1024 examples. Into a pair go 1024 · 256 numbers of 4 bytes. Call this X
+# From here on a batch has 1024 examples. Into a pair go 1024 · 256 numbers of 4 bytes. Call this S
 # bytes; what comes out is as large. Each device but the first
 # - receives the input and sends back its result, in the forward pass,
 # - receives the gradient of the result and sends back that of the input, in the backward pass.
 #
-# So on n devices a pair sends 4 (n − 1) X in a step.
+# So on n devices a pair sends 4 (n − 1) S in a step.
 #
 # To compare, `fit.split` ([[12]]) cuts the same network between its layers. `crossed` adds up what
 # the devices send to each other in a traced step:
@@ -199,20 +200,20 @@ between.compile(adam(), entropy())
 models = {"one device": whole, "between layers": between, "inside layers": model}
 
 # %%
-X, steps = 1024 * 256 * 4, {}
+S, steps = 1024 * 256 * 4, {}
 for name, each in models.items():
-    with tf.device(first if each is whole else plan.host):  # for what nobody placed
+    with tf.device(first if each is whole else plan.host):  # where operations without a device go
         steps[name] = trace.fit_step(each, (x, y))
     print(f"{name:14} {crossed(steps[name]):9,} bytes cross")
-print(f"two pairs, by the formula: {2 * 4 * (len(pair) - 1) * X:,} bytes")
+print(f"two pairs, by the formula: {2 * 4 * (len(pair) - 1) * S:,} bytes")
 
 # %% [markdown]
-# The pairs send what the formula says. A cut between layers sends 2 X, however many pairs there
+# The pairs send what the formula says. A cut between layers sends 2 S, however many pairs there
 # are.
 #
 # What does each device hold at the peak of the step? The number in a bar is what it keeps between
-# steps, weights and slots. "Gradients" are those of weights, with Adam's temporary copies; they do
-# not all exist at once:
+# steps: weights and slots, Adam's two numbers for each weight. "Gradients" are those of weights
+# that exist at the peak, with Adam's temporary copies:
 
 # %% tags=["varies"]
 bars = {}
@@ -232,7 +233,8 @@ plt.show()
 # ## When devices work
 #
 # Each bar is an operation; very short ones side by side look pale. A device that ran two at once
-# has two lanes, and uses either. Grey is a wait. A dotted line is where results are added up:
+# has two lanes; which lane means nothing. Grey is a wait. A dotted line is where the results of a
+# pair, or the gradients of its input, are added up:
 
 # %% tags=["varies", "cover"]
 drawings.stacked(steps)
@@ -241,9 +243,10 @@ plt.show()
 # %% [markdown]
 # Split between layers, the devices take turns. Both work at once only while the second still
 # computes the gradients of its own weights. Split inside layers, both work at once on each pair,
-# forward and backward. A device waits where it needs what the other computes.
+# forward and backward. Between the pairs the second device waits for the first, which
+# computes all other layers.
 #
-# Which way is the fastest without tracing? In brackets is the middle half of the ratios:
+# Which way is the fastest without tracing? The brackets hold the middle half of the ten ratios:
 
 # %% tags=["nbval-ignore-output"]
 runs = {name: partial(each.train_on_batch, x, y) for name, each in models.items()}
@@ -254,7 +257,7 @@ for name in ["between layers", "one device"]:
 
 # %% [markdown]
 # Split inside layers, a step is faster than between them, if no other program uses the cores.
-# Against one device it gains less, as in `cores` mode a device can run two operations at once.
+# One device is closer, as it also ran two operations at once (two lanes above).
 #
 # ## Break it
 #
@@ -268,8 +271,8 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# Why? A part has half of the hidden numbers, so of its own columns of B it uses half of the rows.
-# Look at the number of weights:
+# Why? A device has half of the hidden numbers, so it uses only half of the rows of its columns of
+# B. Look at the number of weights:
 
 # %%
 parts = [*zip(np.split(a, 2, axis=1), [b[:5, :3], b[5:, 3:]])]
@@ -281,9 +284,8 @@ print(f"{a.size + b.size} weights, here {sum(up.size + down.size for up, down in
 # %% [markdown]
 # Half of B is never used. To catch this in a split by hand, count the weights.
 #
-# **A bias in every part.** The bias of `down` must be added once. In a new network each bias is
-# zero, so with a bias in every part the outputs are still equal. The gradient says how far the bias
-# moves in a step:
+# **A bias in every part.** In a new network each bias of `down` is zero, so with one in every part
+# the outputs are still equal. The gradient says how far the bias moves in a step:
 
 # %%
 bias, *biases = [tf.Variable(np.zeros(6)) for _ in range(3)]
@@ -317,18 +319,18 @@ print(kernel.shape, "on", devices.short(kernel.value.device))
 #
 # ## On GPUs
 #
-# Does a split save time? What follows a sum waits for it, so a pair's transfers have to take less
-# time than the split saves. Above, X is 1 MB, which takes 0.1 ms over PCIe at 12 GB/s. So on two
-# GPUs a pair's four transfers take 0.4 ms. The split saves half of a pair's 6.4 GFLOP, which is 0.3
-# ms at 10 TFLOP/s: too little. Twice as many hidden numbers would save 0.6 ms and send no more. A
-# faster link helps, too, such as NVLink within one machine. With neither, split between layers
-# ([[14]]).
+# Does a split save time? The next layer waits for the sum, so a pair's transfers must take less
+# time than the split saves. Above, S is 1.05 MB, so on two GPUs a pair's four transfers take 0.35
+# ms over PCIe at 12 GB/s. The split saves half of a pair's 6.4 GFLOP, which is 0.32 ms at 10
+# TFLOP/s, and less with TF32, the default from Ampere on: nothing is won. Twice as many hidden
+# numbers would save 0.64 ms and send no more. A faster link helps, too, such as NVLink within one
+# machine.
 #
 # With 8 GPUs of one server [version 1.0 of
 # Megatron-LM](https://nv-adlr.github.io/MegatronLMV1) reached 79.6 % of ideal weak scaling, where
 # the model grows with the number of GPUs. Megatron-LM adds up by an all-reduce ([[09]]),
-# `fit.split_layers` on the first GPU. Received copies take memory on GPUs, too, which the bars
-# above do not count.
+# `fit.split_layers` on the first GPU. Received copies take memory, too, which the bars above
+# do not count.
 #
 # ## With a model of another kind
 #
@@ -360,14 +362,14 @@ for each in model.get_layer("heads").weights[:2]:
     print(each.path, tuple(each.shape), devices.short(each.value.device))
 
 # %%
-X = 64 * 28 * 64 * 4
+S = 64 * 28 * 64 * 4
 with tf.device(plan.host):
     step = trace.fit_step(model, (rows[:64], y[:64]))
-print(f"{crossed(step):,} bytes, by the formula {2 * 4 * (len(pair) - 1) * X:,}")
+print(f"{crossed(step):,} bytes, by the formula {2 * 4 * (len(pair) - 1) * S:,}")
 
 # %% [markdown]
 # The proof holds with three heads on the first device and two on the second. Attention and the pair
-# send 4 (n − 1) X each.
+# send 4 (n − 1) S each.
 #
 # `save` and `save_weights` write the whole model, which loads without a split, too. With Dropout in
 # a pair or a head, other numbers are dropped than on one device.
@@ -444,7 +446,7 @@ checks.losses(losses)
 #
 # ## In practice
 #
-# If a model fits on no device, split it inside layers within a machine, and between layers across
-# machines.
+# If a model fits on no device, split it inside its layers where these are wide or the link is fast.
+# Otherwise, and across machines, split it between layers ([[14]]).
 #
 # Next: [[14]].

@@ -37,7 +37,7 @@ from mgpu_helpers.lessons.checks import lesson_15 as checks
 
 layers, sync = keras.layers, tf.test.experimental.sync_devices
 entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-warnings.filterwarnings("ignore", "`shuffle=True`")  # fit takes a Dataset in its own order
+warnings.filterwarnings("ignore", "`shuffle=True`")  # fit keeps the order of a Dataset
 
 # %% [markdown]
 # ## The lines to paste
@@ -56,8 +56,9 @@ def build_on(n):
 
 
 # %% [markdown]
-# `fit` takes some time to start, which a long training does not feel. So the clock of `seconds_of`
-# starts after two steps. At both ends it waits until the devices have finished:
+# `ready_batch` repeats one batch; let it load your data. `fit` takes some time to start, which a
+# long training does not feel, so the clock of `seconds_of` starts after two steps. At both ends
+# `sync` waits until the devices have finished:
 
 # %%
 STEPS = 4
@@ -67,21 +68,21 @@ def ready_batch(images, times=2 + STEPS):
     return fit.batches(*digits.load(images), batch_size=images).cache().repeat(times)
 
 
-def seconds_of(model, data):
+def seconds_of(model, data, steps=STEPS):
     def look(batch, logs):
-        if batch in (1, 1 + STEPS):  # counted from 0
+        if batch in (1, 1 + steps):  # counted from 0
             sync()
             seen.append(time.perf_counter())
 
     seen, clock = [], keras.callbacks.LambdaCallback(on_train_batch_end=look)
     model.fit(data, verbose=0, callbacks=[clock])
-    return (seen[1] - seen[0]) / STEPS
+    return (seen[1] - seen[0]) / steps
 
 
 # %% [markdown]
 # Which is faster for the same batch, one device or all? The batch has 64 images times the
-# number of devices. `in_turn` trains on one and on all by turns, so that a machine that slows down
-# slows both: once to warm up, and then fifteen times:
+# number of devices. `in_turn` lets one and all train by turns, so a machine that slows down slows
+# both: once to warm up, and then fifteen times:
 
 # %% tags=["nbval-ignore-output"]
 def in_turn(runs):
@@ -94,7 +95,7 @@ def in_turn(runs):
     return {name: timing.Timing(tuple(each[1:])) for name, each in seconds.items()}
 
 
-most = min(len(plan), plan.cores)
+most = min(len(plan), plan.cores)  # devices that share a core gain nothing
 models, data = {n: build_on(n) for n in (1, most)}, ready_batch(64 * most)
 took = in_turn({n: (model, data) for n, model in models.items()})
 names = ("one device", f"{most} devices")
@@ -102,8 +103,8 @@ print(f"{64 * most} images a step:", timing.Comparison(took[1], took[most], name
 
 # %% [markdown]
 # The line says how many times as fast: the median of fifteen ratios, one for each pair of times,
-# with their middle half in brackets. The two count as different if this half, rounded to two
-# decimals, lies on one side of 1. If it does not, the line says "cannot be told apart", and its
+# with their middle half in brackets. They count as different if both numbers in brackets, rounded
+# to two decimals, are above 1 or both below. If not, the line says "cannot be told apart", and its
 # ratio is the time of one device, divided by that of all.
 #
 # | | |
@@ -122,18 +123,19 @@ print(f"{64 * most} images a step:", timing.Comparison(took[1], took[most], name
 #
 # The **speed-up** is the images a second of n devices, divided by those of one. The **efficiency**
 # is the speed-up, divided by n. If one device takes 8 s and two take 5 s for the same batch, the
-# efficiency is (8 / 5) / 2 = 80 %. If two take 10 s for twice the batch, it is 8 / 10 = 80 %, too.
-#
-# The dashed line is the time that n devices should take. Grey is the **fixed part** of a step,
-# which does not depend on the batch. A step ends after that line: in strong scaling because the
-# fixed part is not divided, and in both because it has grown by the exchange of gradients:
+# efficiency is (8 / 5) / 2 = 80 %.
 #
 # ![Three devices share a batch in strong scaling, with an efficiency of 74 %, and have a batch each
 # in weak scaling, with 94 %. Each step ends in a fixed part.](pictures/15_two_ways.svg)
 #
+# The dashed line is the time that n devices should take. Grey is the **fixed part** of a step,
+# which does not depend on the batch. A step ends after the dashed line: the exchange of gradients
+# lengthens the fixed part, and strong scaling does not divide it.
+#
 # Which way looks better, and for which batch? The next cell measures both, with 4 and with 64
 # images for each device. `took[n, b]` are the times of n devices with b images for each. For strong
-# scaling, one device also trains on the whole batch:
+# scaling, one device also trains on the whole batch. For weak scaling, the chart multiplies the
+# ratio of the times by n:
 
 # %%
 few, many = 4, 64
@@ -148,15 +150,15 @@ drawings.speedups({
 plt.show()
 
 # %% [markdown]
-# Each bar is the middle half of fifteen ratios; their median stands at the right. In strong scaling
-# the other devices add less with 4 images than with 64. With 4 images weak scaling looks better
-# than strong scaling, because a larger batch also helps one device. So strong scaling alone shows
-# what the others add.
+# Each bar is the middle half of fifteen ratios; their median stands at the right. A bar is grey if
+# it cannot be told apart from 1. In strong scaling the large batch gains more than the small one.
+# With 4 images for each, weak scaling looks better than strong scaling, because a larger batch also
+# helps one device. Only strong scaling shows what the others add.
 #
 # ## A number that can be believed
 #
-# How often does chance alone make a difference? The next cell draws a thousand comparisons of
-# times that are alike, but scatter by 3 %, or by 10 % as on a busy machine:
+# How often does chance alone make a difference? The next cell makes up a thousand comparisons
+# of two equal steps, whose times scatter by 3 %, or by 10 % as on a busy machine:
 
 # %%
 def told_apart(pairs, scatter):
@@ -176,8 +178,8 @@ for pairs in (5, 8, 15, 20):
 #
 # ## Proof: the same work
 #
-# A training that does less work is faster, too. So the next cells check that a pass on all devices
-# changes the weights as one device does, within a thousandth of the change:
+# A training that does less work is faster, too. So the next cells check that four steps on all
+# devices change the weights as one device does, within a thousandth of the change:
 
 # %%
 def moved(n, steps=STEPS):
@@ -204,23 +206,24 @@ print(f"all devices: {images:,} images, {same(shared, alone)} to one part in a t
 #
 # A step takes some time for each image, and its fixed part. Say that it takes 3 ms with 4 images
 # and 9 ms with 64. Then an image takes 6 / 60 = 0.1 ms, and the rest, 3 - 4 · 0.1 = 2.6 ms, is the
-# fixed part. What share of the measured steps is it?
+# fixed part. What share of our own steps is the fixed part?
 
 # %% tags=["nbval-ignore-output"]
-for n in models:
-    small, large = took[n, few].median, took[n, many].median
-    fixed = small - few * (large - small) / (many - few)
-    shares = f"{fixed / small:.0%} with {few}, {fixed / large:.0%} with {many}"
-    print(n, "in use:", f"{1e3 * fixed:.1f} ms,", shares)
+for n, name in zip(models, names):
+    times = {b: took[n, b].median for b in (few, many)}
+    fixed = times[few] - few * (times[many] - times[few]) / (many - few)
+    shares = [f"{fixed / t:.0%} of {1e3 * t:.1f} ms with {b}" for b, t in times.items()]
+    print(f"{name}: {1e3 * fixed:.1f} ms,", ", ".join(shares))
 
 # %% [markdown]
-# The fixed part is spent on Python, on starting the operations, and on updating the weights.
-# **The remedy** is a larger per-device batch.
+# The fixed part is spent on Python, on starting operations, on updating the weights, and with more
+# devices on the exchange. With 4 images it is most of a step. **The remedy** is a larger batch. If
+# a step with 64 grew by more than its fixed part, its images take longer, too: cores share memory.
 #
 # ## What holds it back: an input that is too slow
 #
-# Here a batch of 120 takes 40 ms to read. Compare a batch that lies ready with batches
-# read one by one, and four at a time:
+# Here a batch of 120 takes 40 ms to read. Compare a batch that lies ready with batches read one by
+# one, and four at a time:
 
 # %% tags=["nbval-ignore-output"]
 READ, SIZE, MANY = 0.04, 120, 16
@@ -239,17 +242,13 @@ inputs = {"ready": ready, "one by one": ready.map(read), "four at a time": four}
 print("devices", *(f"{name:>15}" for name in inputs), " images/s")
 for n, model in models.items():
     model.fit(ready.take(2), verbose=0)  # to warm up
-    rates = {}
-    for name, data in inputs.items():
-        run = timing.measure(partial(model.fit, data, verbose=0), warmup=0, repeats=1)
-        rates[name] = MANY * SIZE / run.median
+    rates = {name: SIZE / seconds_of(model, data, MANY - 2) for name, data in inputs.items()}
     print(f"{n:7}", *(f"{each:15,.0f}" for each in rates.values()))
     assert rates["one by one"] <= SIZE / READ
 
 # %% [markdown]
 # One by one, the input gives 120 / 0.04 = 3,000 images a second at most, for any number of devices;
-# four at a time, 12,000. `fit` reaches less: its start is counted here, and it computes no faster
-# than the column `ready` shows.
+# four at a time, 12,000. The other limit is computing: the column `ready`.
 #
 # To recognize a slow input, **time `fit` on one batch that lies ready.** If your training is much
 # slower, keep what was read (`cache`), or read several batches at a time (`num_parallel_calls`).
@@ -257,9 +256,9 @@ for n, model in models.items():
 # ## What a growing batch does to the accuracy
 #
 # Weak scaling has a price that no clock shows: with a larger batch the same examples give fewer
-# updates. `accuracy` gives the share of unseen digits that a small network recognizes after four
-# passes over 1,437 others. The batch grows from 16 to 128, as on eight devices.
-# The **linear scaling rule** makes the learning rate eight times as high, too:
+# updates. `accuracy` is the share of unseen digits that a small network recognizes after four
+# passes over 1,437 others. The batch grows from 16 to 128, as on eight devices. The **linear
+# scaling rule** makes the learning rate eight times as high, too:
 
 # %%
 images, labels = digits.load()
@@ -293,9 +292,9 @@ plt.show()
 #
 # ## Break it
 #
-# In Horovod you divide the steps of a pass by the number of devices. Keras takes the global batch,
-# so with divided steps `fit` trains on fewer images and seems to scale perfectly. The proof
-# notices:
+# In Horovod, where each device takes a batch of its own, you divide the steps by the devices. Keras
+# takes the global batch, so with divided steps `fit` trains on fewer images, and n devices look n
+# times as fast even if the others add nothing. The proof notices:
 
 # %%
 hurried, images = moved(len(plan), steps=max(1, STEPS // len(plan)))
@@ -312,9 +311,8 @@ print(f"all devices, steps divided: {images:,} images, {same(hurried, alone)}")
 #
 # ## With a model of another kind
 #
-# For a step that is a function, `timing.several` times its calls. A call has to wait for the
-# devices, here by `sync()`. The next cell times `towers.train_step` ([[09]]), for a network that
-# reads sentences of 20 words:
+# For a step that is a function, `timing.several` times its calls, which have to wait for the
+# devices. The next cell times `towers.train_step` ([[09]]), for a network that reads sentences:
 
 # %% tags=["nbval-ignore-output"]
 def my_step(n, batch):
@@ -380,9 +378,9 @@ checks.differ(differ)
 #
 # - In strong scaling more devices added least with the smallest batch: they share the images, not
 #   the fixed part of a step.
-# - On a steady machine, drawn times that were alike counted as different in 11 % of the comparisons
-#   of 8 pairs, and in 1 % of those of 15.
-# - 3,360 images changed the weights alike on one device and on all.
+# - On a steady machine, two equal steps counted as different in 11 % of the comparisons of 8 pairs,
+#   and in 1 % of those of 15.
+# - Four steps on one batch, 3,360 images in all, changed the weights alike on one device and all.
 # - An input that read batches one by one set the pace, whatever the number of devices.
 # - A larger batch cost accuracy. Eight times the rate made up for most of that.
 #

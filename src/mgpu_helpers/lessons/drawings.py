@@ -102,10 +102,12 @@ def climb(step: Any, device: str, ax: Any = None) -> Any:
 
 
 def kept(ax: Any, bars: Mapping[str, MemoryUse]) -> Any:
-    """Write into each bar of `charts.held` what stays between steps, at the end of the slots."""
+    """Write into each bar of `charts.held` what stays between steps, over a line of its length."""
     for row, each in enumerate(bars.values()):
         size = (each.weights + each.slots) / 1e6
-        ax.annotate(f"{size:.1f} MB", (size, row), (-4, 0), ha="right", va="center", size=9,
+        ax.annotate("", (0, row + 0.2), (size, row + 0.2), arrowprops={
+            "arrowstyle": "<->", "color": "white", "shrinkA": 1, "shrinkB": 1})  # fmt: skip
+        ax.annotate(f"{size:.1f} MB", (size / 2, row), (0, 3), ha="center", va="center", size=9,
                     color="white", textcoords="offset points")  # fmt: skip
     return ax
 
@@ -459,6 +461,7 @@ def speedups(ways: Mapping[str, Mapping[int, Any]], ax: Any = None, *, devices: 
 
     A way is strong or weak scaling, with a `timing.Comparison` of one device with all for each
     per-device batch. A bar reaches over the middle half of the pairs; the median stands beside it.
+    A row that cannot be told apart from one device is grey. Rows name the global batches.
     """
     found = {(way, batch): pairs for way, each in ways.items() for batch, pairs in each.items()}
     ax = axes(ax, size=(6.6, 1.4 + 0.34 * len(found)))
@@ -466,19 +469,25 @@ def speedups(ways: Mapping[str, Mapping[int, Any]], ax: Any = None, *, devices: 
     for row, ((way, _), pairs) in enumerate(found.items()):
         times = devices if way == "weak" else 1  # as many images as one device has
         low, middle, high = (times * each for each in (pairs.low, pairs.ratio, pairs.high))
+        apart = round(max(low, 1 / high), 2) > 1  # as timing.Comparison.distinguishable says
+        color = ("#1b4965" if way == "strong" else "#a8483a") if apart else "#888888"
         ax.errorbar([middle], [row], xerr=[[middle - low], [high - middle]], capsize=4,
-                    color="#1b4965" if way == "strong" else "#a8483a", fmt="o")  # fmt: skip
-        ax.annotate(f"{middle:.2f}", (1, row), (8, 0), xycoords=("axes fraction", "data"),
-                    va="center", textcoords="offset points")  # fmt: skip
+                    color=color, fmt="o")  # fmt: skip
+        ax.annotate(f"{middle:.2f}" if apart else "cannot be\ntold apart", (1, row), (8, 0),
+                    xycoords=("axes fraction", "data"), va="center", textcoords="offset points",
+                    size=None if apart else 8.5)  # fmt: skip
         furthest = max(furthest, high)
-    rows(ax, [f"{way}, {batch} images for each" for way, batch in found])
+    small = {way: "{} \N{RIGHTWARDS ARROW} " if way == "weak" else "" for way in ways}
+    rows(ax, [f"{way}, batch of {small[way].format(batch)}{devices * batch}"
+              for way, batch in found])  # fmt: skip
     top = ax.get_ylim()[1]
     for at, text in {devices: f"ideal: {devices}", 1: "one device: 1"}.items():
         ax.axvline(at, **IDEAL)
         ax.annotate(text, (at, top), (-4, -2), va="top", ha="right", size=8.5, color="#444444",
                     textcoords="offset points")  # fmt: skip
     ax.set_xlim(0, 1.05 * furthest)
-    return label(ax, f"How many times as fast as one: {counted(devices, 'device')}", "speed-up")
+    title = f"Images a second of {counted(devices, 'device')}, times those of one"
+    return label(ax, title, "speed-up")
 
 
 def seeds(found: Mapping[str, Sequence[float]], ax: Any = None) -> Any:
@@ -687,7 +696,8 @@ def steps(
     A bar of half the height ran, for a tenth of it or more, while another of the same device did.
     `line` says in the legend what the lines are; gradients as small as those of biases have none.
     With `last` there is one line, where the last gradient has been added. With `numbered` a
-    device's convolutions have numbers, in the order of their starts.
+    device's convolutions have numbers, in the order of their starts, and the lines are short,
+    between the rows of devices.
     """
     from matplotlib.patches import Patch
 
@@ -716,7 +726,9 @@ def steps(
             least = 0 if last else max((op.bytes for op in sums), default=0) / 100
             added = sorted(1e3 * op.end for op in sums if op.bytes >= least)
             added = added[-1:] if last else added
-            ax.vlines(added, row + 0.5, row + len(devices) + 0.5, color=DARK, linewidth=1.2)
+            gaps = [(row + n + 0.36, row + n + 0.64) for n in range(1, len(devices))]
+            for low, high in gaps if numbered else [(row + 0.5, row + len(devices) + 0.5)]:
+                ax.vlines(added, low, high, color=DARK, linewidth=1.6 if numbered else 1.2)
         row += len(devices) + 1
     ax.set_yticks([*names], [*names.values()])
     ax.set(ylim=(row - 0.4, 0), xlim=(0, 1e3 * max(step.length for step in traces.values())))
