@@ -305,7 +305,7 @@ def test_a_restart_goes_on_and_ends_with_the_same():
 
 
 def test_a_time_limit_ends_workers_that_do_not_heed_sigterm():
-    report = cluster.run("deaf.py", time_limit=0.5, grace=0.2, restarts=3, progress=False)
+    report = cluster.run("deaf.py", time_limit=4, grace=0.2, restarts=3, progress=False)
     assert [job.status for job in report] == ["timed out"] * 2 and len(report.attempts) == 1
     assert "time limit" in report.attempts[0].why and report.attempts[0].first is None
     assert not any(lives(pid) for i in (0, 1) for pid in Path(f"{i}.pids").read_text().split())
@@ -328,15 +328,15 @@ def test_who_waits_for_whom_in_the_constructor_is_said():
         "    time.sleep(float(sys.argv[2]))\n"
         "tf.distribute.MultiWorkerMirroredStrategy(float(sys.argv[1]))\n"
     )
-    report = cluster.run("waits.py", ["60", "60"], startup=0.5, grace=0.2, progress=False)
+    report = cluster.run("waits.py", ["60", "60"], startup=4, grace=0.2, progress=False)
     (attempt,) = report.attempts
     assert [job.status for job in report] == ["timed out"] * 2 and attempt.first == 1
     assert attempt.why == (
-        "Worker 0 waited 0.5 s in the constructor of MultiWorkerMirroredStrategy. There: worker 0. "
+        "Worker 0 waited 4 s in the constructor of MultiWorkerMirroredStrategy. There: worker 0. "
         "Missing: worker 1 has not come to it."
     )
     assert "I read my data" in repr(report)
-    report = cluster.run("waits.py", ["60", "0"], startup=0.5, grace=0.2, progress=False)
+    report = cluster.run("waits.py", ["60", "0"], startup=4, grace=0.2, progress=False)
     assert report.attempts[0].first is None and "All listen" in report.attempts[0].why
 
 
