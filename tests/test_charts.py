@@ -579,7 +579,7 @@ def test_lines_and_dots_are_where_the_numbers_are():
     assert list(line.get_xdata()) == [0.1, 1] and list(line.get_ydata()) == [50, 10]
     assert bars.get_segments()[0][:, 1] == pytest.approx([45, 55])
     assert [text.get_text() for text in ax.get_xticklabels()] == ["0.1", "1"]
-    one, two = timing.Timing((2.0, 3.0, 4.0)), timing.Timing((1.0, 2.0, 2.0))  # ratios 2, 1.5, 2
+    one, two = timing.Timing((3.0, 3.5, 4.0, 4.0, 4.0)), timing.Timing((2.0,) * 5)
     pairs = {16: timing.Comparison(one, two)}
     ax = drawings.speedups({"strong": pairs, "weak": pairs}, devices=2)
     drawn = [(line.get_xdata()[0], *bars.get_segments()[0][:, 0])
@@ -588,8 +588,10 @@ def test_lines_and_dots_are_where_the_numbers_are():
     assert [text.get_text() for text in ax.texts][:2] == ["2.00", "4.00"]
     assert [text.get_text() for text in ax.get_yticklabels()] == [
         "strong, batch of 32", "weak, batch of 16 \N{RIGHTWARDS ARROW} 32"]  # fmt: skip
-    alike = drawings.speedups({"strong": {16: timing.Comparison(one, one)}}, devices=2)
-    assert alike.texts[0].get_text() == "cannot be\ntold apart"
+    few = timing.Comparison(*(timing.Timing(each.seconds[:3]) for each in (one, two)))
+    for unknown in (timing.Comparison(one, one), few):
+        ax = drawings.speedups({"strong": {16: unknown}}, devices=2)
+        assert ax.texts[0].get_text() == "cannot be\ntold apart"
     held = [("a/MatMul", 8 * MB, 0, 3), ("small", 1, 0, 3), ("gradient_tape/a/Mul", 4 * MB, 1, 2)]
     made = tuple(Allocation(op, "/CPU:1", size, *times) for op, size, *times in held)
     ax = drawings.climb(Trace((), (), {}, (), allocations=made), "/CPU:1")

@@ -61,10 +61,10 @@ def explain(
 ) -> Explanation:
     """Run `model.fit(data)` as it is, and without its input, callbacks and metrics; compare.
 
-    data is what fit takes, or one batch (x, y) as a tuple. Each way takes three passes of so many
-    steps, the first to warm up. Callbacks run as in a training, so what they write is written; the
-    weights and the optimizer's variables are put back. All costs are differences of times, so run
-    it on a machine that does nothing else.
+    data is what fit takes, or one batch (x, y) as a tuple, which has no input to leave out. Each
+    way takes three passes of so many steps, the first to warm up. Callbacks run as in a training,
+    so what they write is written; the weights and the optimizer's variables are put back. All costs
+    are differences of times, so run it on a machine that does nothing else.
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mgpu_helpers import timing
 from mgpu_helpers._formatting import counted, size_text
 from mgpu_helpers.charts.base import (
     DARK,
@@ -468,8 +469,9 @@ def speedups(ways: Mapping[str, Mapping[int, Any]], ax: Any = None, *, devices: 
     furthest = float(devices)
     for row, ((way, _), pairs) in enumerate(found.items()):
         times = devices if way == "weak" else 1  # as many images as one device has
-        low, middle, high = (times * each for each in (pairs.low, pairs.ratio, pairs.high))
-        apart = round(max(low, 1 / high), 2) > 1  # as timing.Comparison.distinguishable says
+        one = timing.Timing(tuple(times * each for each in pairs.a.seconds))
+        pairs = timing.Comparison(one, pairs.b)
+        low, middle, high, apart = pairs.low, pairs.ratio, pairs.high, pairs.distinguishable
         color = ("#1b4965" if way == "strong" else "#a8483a") if apart else "#888888"
         ax.errorbar([middle], [row], xerr=[[middle - low], [high - middle]], capsize=4,
                     color=color, fmt="o")  # fmt: skip
