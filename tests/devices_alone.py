@@ -329,6 +329,8 @@ PTX += "'CUDA_ERROR_INVALID_PTX' [Op:MatMul]"
      ["cuDNN", "7.0", "(CUDNN_STATUS_ARCH_MISMATCH)", "'nvidia-cudnn-cu12<9.11'"]),
     ("No DNN in stream executor. [Op:Conv2D]", (7, 5),
      ["(No DNN in stream executor)", "--upgrade nvidia-cudnn-cu12"]),
+    ("No blas support for stream name [Op:MatMul]", (9, 0),
+     ["cuBLAS", "(No blas support for stream name)", "memory"]),
     ("Something new.\nat line 3", (8, 0), ["/GPU:1", "(Something new)", "MGPU_MODE=cores"]),
 ])  # fmt: skip
 def test_a_gpu_that_cannot_run_gets_a_sentence(machine, message, capability, values):

@@ -1,14 +1,16 @@
 """Two rules of a GPU machine in cores mode, by which `make rehearse` runs the lessons.
 
-TensorFlow puts what nobody placed on the first device. Without a GPU that goes to the host, so a
-lesson or a helper that forgets to place something gives other places, bytes and outputs on a GPU
-machine. And Keras compiles a step with XLA wherever it finds a GPU, unless it is told not to. XLA
-wants all variables of a step on the device that it runs on.
+TensorFlow puts what nobody placed on the first device, and what is for a GPU that is not there.
+Without a GPU that goes to the host, so a lesson or a helper that forgets to place something gives
+other places, bytes and outputs on a GPU machine. And Keras compiles a step with XLA wherever it
+finds a GPU, unless it is told not to. XLA wants all variables of a step on the device that it runs
+on.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 import threading
 import warnings
 
@@ -34,6 +36,8 @@ def _unplaced_goes_to(first: str) -> None:
     import tensorflow as tf
     from tensorflow.python.framework import func_graph, ops
 
+    from mgpu_helpers import devices
+
     begin, run = ops.Graph.__init__, threading.Thread.run
 
     def graph_begins_on_first(self: ops.Graph) -> None:
@@ -48,6 +52,15 @@ def _unplaced_goes_to(first: str) -> None:
 
     ops.Graph.__init__ = graph_begins_on_first
     threading.Thread.run = thread_begins_on_first
+    device, last = tf.device, devices.current().devices[-1]
+
+    def soft(where: object) -> object:
+        """Let a GPU that is not there be the first one, but in a graph of a Session."""
+        number = re.fullmatch(r"/?(?:device:)?gpu:(\d+)", str(where), re.IGNORECASE)
+        beyond = number and int(number[1]) >= int(last.rpartition(":")[2])
+        return device(first if beyond and ops.executing_eagerly_outside_functions() else where)
+
+    tf.device = soft
     tf.device(first).__enter__()
 
 

@@ -29,6 +29,7 @@ def test_plans_are_made_in_a_python_of_their_own():
 @pytest.mark.parametrize("mode, n, cores, means", [
     ("cores", 1, 2, "nothing to speed up"), ("cores", 2, 2, "at most 2 times"),
     ("cores", 4, 2, "beyond 2 devices shows nothing"), ("gpus", 2, 9, "each a GPU"),
+    ("gpus", 1, 9, "nothing to speed up"),
     ("split-gpu", 2, 9, "a speed-up is not"), ("adopted", 2, 9, "not against one core"),
 ])  # fmt: skip
 def test_timing_says_what_a_speedup_means(mode, n, cores, means):
@@ -149,7 +150,8 @@ def wheel(monkeypatch):
 
 
 @pytest.mark.parametrize("capability, kept, compiled", [
-    ((8, 6), 0, False), ((9, 0), 0, True), ((9, 0), 2**21, False), (None, 0, False),
+    ((8, 6), 0, False), ((9, 0), 0, False), ((12, 0), 0, True), ((12, 0), 2**21, False),
+    (None, 0, False),
 ])  # fmt: skip
 def test_the_first_compilation_is_said_once_and_before(
     wheel, monkeypatch, capsys, tmp_path, capability, kept, compiled

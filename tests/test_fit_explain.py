@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from mgpu_helpers import fit
+from mgpu_helpers import devices, fit
 
 LONG = 0.05  # seconds
 
@@ -157,3 +157,13 @@ def test_a_training_that_stops_is_too_short_to_time(keras, data):
 
     with pytest.raises(ValueError, match="12"):
         fit.explain(model_of(keras), data, callbacks=[Stops()], steps=4)
+
+
+@pytest.mark.parametrize("kind, xla, told", [("GPU", False, True), ("GPU", True, False),
+                                             ("CPU", False, False)])  # fmt: skip
+def test_on_gpus_a_step_without_xla_is_told(keras, data, monkeypatch, kind, xla, told):
+    """Because one GPU alone, with XLA, may be faster than several without."""
+    plan = devices.Plan("gpus", "/CPU:0", (f"/{kind}:0",), ("a",), 2, "", "")
+    monkeypatch.setattr(devices.plan, "_plan", plan)
+    found = fit.explain(model_of(keras, jit_compile=xla), data, steps=4)
+    assert any("XLA" in note for note in found.notes) == told

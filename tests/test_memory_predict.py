@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import by_shapes
+from gpu_graph import recorded
 from keras_models import COMPILED, built, compiled, lesson
 from mgpu_helpers import devices, graph, memory
 from mgpu_helpers.graph.step import training_step
@@ -16,7 +19,7 @@ from mgpu_helpers.lessons import networks
 from mgpu_helpers.memory.liveness import DEVICE, beside, counted, entered, in_order
 from mgpu_helpers.memory.measure import Measured
 from mgpu_helpers.memory.predict import _boundary
-from mgpu_helpers.trace import function_step
+from mgpu_helpers.trace import function_step, read
 
 D, MB = "/CPU:1", 10**6
 
@@ -234,6 +237,22 @@ def test_gradients_are_gradients(plan):
     assert held.gradients < 2 * held.weights < held.activations / 50
     norm = keras.Sequential([keras.Input((64, 64, 8)), keras.layers.BatchNormalization()])
     assert memory.predict(norm, 16, "sgd").gradients < 1000  # its averages are no gradients
+
+
+def test_what_cudnn_keeps_of_a_recurrent_layer_is_counted_as_an_h100_kept_it(monkeypatch):
+    rnn = importlib.import_module("keras.src.backend.tensorflow.rnn")
+    monkeypatch.setattr(rnn, "_is_gpu_available", lambda: True)  # so Keras chooses on a GPU
+    metadata, model = recorded("lstm"), built("lstm", 64)[0]
+    nodes = [n for d in metadata.step_stats.dev_stats for n in d.node_stats
+             if n.output and n.node_name.endswith("CudnnRNNV3")]  # fmt: skip
+    sizes = [{o.slot: math.prod(dim.size for dim in o.tensor_description.shape.dim)
+              for o in node.output} for node in nodes]  # fmt: skip
+    assert [each[3] for each in sizes] == pytest.approx([5 * each[0] for each in sizes], rel=1e-3)
+    held = memory.predict(model, 64)
+    there = held.weights + held.slots
+    assert held.low <= read(metadata).peak("/GPU:0", scratch=False) + there <= held.high
+    gru = compiled("words")[0]
+    assert memory.fits(gru, 10**8) > 1 and memory.plan(gru, 16, 2).ways
 
 
 @pytest.mark.parametrize("optimizer", ["rmsprop", "adafactor"])

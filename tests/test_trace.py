@@ -8,6 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpu_graph import recorded
+from mgpu_helpers import whatif
+from mgpu_helpers.charts.steps import bars_of
 from mgpu_helpers.trace import Op, Trace, function_step, read, session_step
 from mgpu_helpers.trace.layers import layer
 from mgpu_helpers.trace.records import Allocation, Copy, curve
@@ -525,3 +528,29 @@ def test_function_step_refuses_what_it_cannot_copy(plan):
         with pytest.raises(ValueError, match="cannot be copied"):
             function_step(function, *args)
     assert next(iterator) == 0
+
+
+# ---- steps of a real GPU
+
+
+@pytest.mark.parametrize("name, kernels, up", [
+    ("step", {"/GPU:0": 66}, 128 * (28 * 28 * 4 + 8)),
+    ("lstm", {"/GPU:0": 537}, 64 * (24 * 8 + 2) * 4),
+    ("split", {"/GPU:0": 1643, "/GPU:1": 1049}, 64 * (32 * 32 * 3 * 4 + 8)),
+])  # fmt: skip
+def test_a_real_gpu_step_adds_up(name, kernels, up):
+    trace = read(recorded(name))
+    assert {gpu: len(each) for gpu, each in trace.kernels.items()} == kernels
+    assert not trace.launches_only and trace.bytes_between()["/CPU:0", "/GPU:0"] == up
+    assert trace.bytes_between()["/GPU:0", "/CPU:0"] == 4  # the loss
+    for gpu, each in trace.kernels.items():
+        assert all(0 <= start <= end <= trace.length for start, end in each)
+        assert 0 <= trace.memory[gpu][-1][1] < 1e4 < trace.peak(gpu, scratch=False)
+        assert trace.peak(gpu, scratch=False) <= trace.peak(gpu)
+        # Between the kernels of an operation a GPU does not work.
+        (account,) = (each for each in whatif.explain(trace).accounts if each.device == gpu)
+        assert account.worked == pytest.approx(trace.busy(gpu))
+        waited = sum(wait.seconds for wait in account.waits)
+        assert account.worked + waited == pytest.approx(trace.length)
+        # What launches no kernel, as a Reshape, takes no lane: a GPU's kernels come one by one.
+        assert [where for where, _, bars in bars_of(trace, None) if bars].count(gpu) == 1

@@ -82,9 +82,12 @@ def monitor(monitor: Monitor, ax: Any = None) -> Any:
     """
     ax, samples = axes(ax, size=(8, 3.6)), monitor.samples
     end = samples[-1].at if samples else 1
+    on_gpus = bool(samples and samples[0].allocator)
 
     def draw(seen: list[int | None], shade: str, name: str, line: str = "-") -> None:
         megabytes = np.array(seen, float) / 1e6  # a None leaves a gap
+        if on_gpus and (known := [held for held in seen if held is not None]):
+            name += f", at most {size_text(max(known))}"
         ax.plot([sample.at for sample in samples], megabytes, line, color=shade, label=name)
 
     draw([sample.process for sample in samples], DARK, "this process")
@@ -97,6 +100,8 @@ def monitor(monitor: Monitor, ax: Any = None) -> Any:
     ax.set_xlim(0, end)
     ax.margins(y=0.1)
     ax.set_ylim(bottom=0)
+    if on_gpus and (top := max(max(sample.allocator.values()) for sample in samples)):
+        ax.set_ylim(top=1.2 * top / 1e6)  # beside all that processes hold, it would lie flat
     label(ax, "What is held over time", "time, s", "memory, MB", legend=True)
     phases = sorted(monitor.phases, key=lambda phase: phase.start)
     wide = sizes(ax, (phase.name for phase in phases), 8.5)

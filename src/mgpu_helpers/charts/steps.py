@@ -67,7 +67,8 @@ def bars_of(
 
     gap = trace.length * 1e3 / 600 if name else -1.0  # about a pixel
     for row, device in enumerate(trace.devices):
-        beside = lanes(op for op in working(trace) if op.device == device)  # a CPU's may overlap
+        # A CPU's may overlap. What has no length, as what launches no kernel, would take a lane.
+        beside = lanes(op for op in working(trace) if op.device == device and op.length)
         high = 0.76 / max(1, len(beside))
         for i, lane in enumerate(beside):
             bars: list[_Bar] = []

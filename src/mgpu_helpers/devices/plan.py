@@ -59,11 +59,11 @@ class Plan:
         n = len(self)
         if self.mode == "split-gpu" or any("shared by" in real for real in self.real):
             return "the devices share a GPU: placement and results are real, a speed-up is not"
-        if self.on_gpus:
-            return f"{counted(n, 'device')}, each a GPU: a speed-up measured here is real"
         if n == 1:
-            on = "" if self.mode == "adopted" else " on one core"
+            on = " on one core" if self.mode == "cores" else ""
             return f"one device{on}: there is nothing to speed up, add a device to compare"
+        if self.on_gpus:
+            return f"{n} devices, each a GPU: a speed-up measured here is real"
         on = counted(self.cores, "core")
         if self.mode == "adopted":
             return (

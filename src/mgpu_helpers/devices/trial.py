@@ -67,7 +67,7 @@ def try_xla(details: Iterable[Details]) -> None:
 
     A process of its own tries it, as there is nothing to catch. No other GPU costs this time.
     """
-    newest = max((have for _, have in built_for()), default=(99, 0))
+    newest = max(built_for(), default=(99, 0))
     names = [each.get("device_name", "this GPU") for each in details
              if (each.get("compute_capability") or newest) > newest]  # fmt: skip
     env = os.environ | {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
@@ -84,6 +84,5 @@ def _finished(capability: tuple[int, int] | None) -> bool:
     """Say whether the wheel has finished code for this GPU, and not only PTX to compile."""
     built = built_for()
     return capability is None or not built or any(
-        kind == "sm" and major == capability[0] and minor <= capability[1]
-        for kind, (major, minor) in built
-    )  # fmt: skip
+        major == capability[0] and minor <= capability[1] for major, minor in built
+    )

@@ -12,6 +12,7 @@ from typing import Any
 
 from mgpu_helpers._formatting import error_line, table, whole_number
 from mgpu_helpers._models import instead, ready
+from mgpu_helpers.devices.plan import current
 from mgpu_helpers.trace.fit import build, first_batch
 
 BARE = "the step itself"
@@ -115,6 +116,11 @@ def explain(
     ]  # fmt: skip
     costs.append(Cost(BARE, bare, REMEDIES[BARE]))
     costs.sort(key=lambda cost: -cost.seconds)
+    if (plan := current()) and plan.on_gpus and not (model.jit_compile or eager):
+        notes.append(
+            "It ran without XLA, which Keras compiles with on one GPU alone: several without it "
+            "have to be faster than one with it."
+        )
     if now.traces > 3:
         notes.append(f"The step was traced {now.traces} times in {PASSES * steps} steps.")
     notes += [

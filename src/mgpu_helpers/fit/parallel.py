@@ -28,7 +28,10 @@ def parallel(model: Any, devices: Iterable[Any], batch_norm: str = "sync") -> An
     joins the outputs; a loss is that of the whole batch, and the gradients of the devices are added
     up, so that the weights are, to rounding, those of one device. Dropout drops other units, as
     each device draws a mask of its own. The model may be compiled before or after, and what is
-    saved is the model as it was. `fit.alone` undoes it, as before an export. XLA is not used.
+    saved is the model as it was. `fit.alone` undoes it, as before an export.
+
+    XLA is not used, with which Keras compiles on one GPU: there it made a step of MobileNetV2 3.3
+    times as fast (an H100, 64 images of 160²), so time one GPU alone as well.
 
     batch_norm is by what a BatchNormalization normalizes in training: "sync", by the statistics of
     the whole batch as on one device, where the model is functional or Sequential; "average", by

@@ -52,6 +52,9 @@ _OVER_SECOND = {"SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithL
 _NO_MORE = _OVER | _SAME | {"Cast", "IsFinite", "UnsortedSegmentSum"}
 # What has no more rows than one of its inputs has numbers, and which of them that is.
 _ROWS = {"GatherV2": 1, "Where": 0}
+# What cuDNN keeps of a recurrent layer for its way back, by number of the layer's output: the four
+# gates and the cell of an LSTM, as an H100 did; less of a GRU. And a handle on the host.
+_CUDNN_KEEPS = {3: 5, 4: 0}
 _PUSHES = {"TensorListPushBack", "TensorListSetItem"}
 
 
@@ -333,6 +336,9 @@ def _numbers(tensor: Any, inputs: Sequence[Tensor | None]) -> int:
     size = tensor.shape.num_elements()
     if size is None and tensor.shape.rank == 1:  # a shape, or a list of axes
         return 0
+    if tensor.op.type == "CudnnRNNV3" and tensor.value_index in _CUDNN_KEEPS:
+        whole = tensor.op.outputs[0].shape.num_elements()
+        size = None if whole is None else _CUDNN_KEEPS[tensor.value_index] * whole
     if size is None and tensor.op.type in _NO_MORE:
         size = max((node.numbers[i] for node, i in filter(None, inputs)), default=None)
     if size is None and tensor.op.type in _ROWS and (given := inputs[_ROWS[tensor.op.type]]):

@@ -35,7 +35,8 @@ class Sample(NamedTuple):
     at: float
     process: int | None
     driver: dict[int, int | None]  #: by the driver's number of the GPU: all that is used there
-    allocator: dict[str, int]  #: by device, what TensorFlow handed out; empty in cores mode
+    #: by device, the most that TensorFlow handed out since the sample before; empty in cores mode
+    allocator: dict[str, int]
 
 
 class Phase(NamedTuple):
@@ -49,7 +50,8 @@ class Phase(NamedTuple):
 class Monitor:
     """Watch memory from a thread while a `with` block runs, with a sample every so many seconds.
 
-    reason says why the driver's numbers are missing; None where they are not.
+    reason says why the driver's numbers are missing; None where they are not. On GPUs each sample
+    calls TensorFlow's `reset_memory_stats`.
 
     >>> with Monitor() as seen, seen.phase("a product"):
     ...     product = tf.ones([500, 500]) @ tf.ones([500, 500])
@@ -135,5 +137,9 @@ class Monitor:
             return {}
         import tensorflow as tf
 
-        info = tf.config.experimental.get_memory_info
-        return {device: info(device.removeprefix("/"))["current"] for device in plan.devices}
+        of, held = tf.config.experimental, {}
+        for device in plan.devices:  # a step may begin and end between two samples
+            name = device.removeprefix("/")
+            held[device] = of.get_memory_info(name)["peak" if self._samples else "current"]
+            of.reset_memory_stats(name)
+        return held

@@ -34,7 +34,8 @@ class Cut:
     parts: tuple[StageCost, ...]
 
     def __repr__(self) -> str:
-        seconds = " and ".join(f"{part.seconds * 1e3:.0f}" for part in self.parts)
+        places = 0 if max((part.seconds for part in self.parts), default=0) >= 0.01 else 2
+        seconds = " and ".join(f"{part.seconds * 1e3:.{places}f}" for part in self.parts)
         sizes = " and ".join(f"{part.bytes / 1e6:.0f}" for part in self.parts)
         crosses = "".join(f", {size_text(p.crossing)} cross" for p in self.parts[:-1])
         where = ", ".join(self.starts)

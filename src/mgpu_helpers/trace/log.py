@@ -13,7 +13,8 @@ from mgpu_helpers._formatting import table
 from mgpu_helpers._names import order, short
 
 _LINE = re.compile(r"(?:^|\] )(\S+): \((\w+)\): (/job:\S+)$")
-_MAPPING = re.compile(r"Device mapping:|/job:\S+ -> ")  # the list of GPUs, printed before the log
+# The list of GPUs, printed before the log, and the empty line at its end.
+_MAPPING = re.compile(r"Device mapping:|/job:\S+ -> |$")
 _INNER = {*_private.BOUNDARY, "NoOp"}
 
 

@@ -130,6 +130,9 @@ def explain(step: Trace, layers: Collection[str] | None = None) -> Explanation:
                     waited[CORE, ""][""] += busy
                     waited[what, ""][""] += idle - busy
             reached = max(reached, end if i is None else nanos(tasks[i].end))
+        if device in step.kernels:  # of which an operation has several, and between them nothing
+            idle = sum(types.total() for types in waited.values())
+            waited[OVERHEAD, ""][""] += max(0, whole - idle - nanos(step.busy(device)))
         waits = [
             Wait(what, where, types.total() / 1e9, types.most_common(1)[0][0])
             for (what, where), types in waited.items() if types.total()
