@@ -137,15 +137,15 @@ drawings.rises(monitor)
 plt.show()
 
 # %% [markdown]
-# Each larger batch adds to what is held. The first `fit` also adds its graph. [[03]] says what a
-# step needs.
+# Larger batches add to what is held. The first `fit` also adds its graph or, on a GPU, what cuDNN
+# may borrow to try its algorithms. [[03]] says what a step needs.
 #
 # ## What each setting takes
 #
 # By [TensorFlow's source](../docs/sources.md#allocator):
 #
 # - **Nothing set**: with its first tensor TensorFlow takes what is free on the GPU, less a reserve
-#   for libraries: 1536 MiB on GPUs of NVIDIA's compute capability 8.
+#   for libraries: 1536 MiB on GPUs of NVIDIA's compute capability 8, 1800 MiB on newer ones.
 # - **A fraction (`per_process_gpu_memory_fraction`) or a limit**: it takes that much with its first
 #   tensor.
 # - **Growth**: it takes a new region of memory when a tensor does not fit.
@@ -166,8 +166,8 @@ drawings.lab(records, growth=sum(regions))
 plt.show()
 
 # %% [markdown]
-# The first bar is why the second script of the beginning failed: nearly the whole GPU for 600 MB of
-# tensors.
+# The first bar is why the second script of the beginning failed: nearly all of the free memory, for
+# 600 MB of tensors.
 #
 # ## Why growth takes more than the tensors
 #
@@ -246,10 +246,11 @@ with pretend_gpus(1) as gpus:
 # %% [markdown]
 # ## On GPUs
 #
-# The monitor's chart also has curves of the driver and the allocator, and its labels say what each
-# phase adds in the allocator. The chart of the settings shows what the driver gave, with the CUDA
-# context. When memory runs out, TensorFlow logs what its tensors hold, if `TF_CPP_MIN_LOG_LEVEL=0`
-# is in the environment.
+# The monitor's chart has the scale of what the allocators handed out. Its labels say what each
+# phase adds to that, and its legend names the most of each curve, also of those beyond the scale.
+# The chart of the settings shows what the driver gave, with the CUDA context.
+# When memory runs out, TensorFlow logs what its tensors hold, if `TF_CPP_MIN_LOG_LEVEL=0` is in the
+# environment.
 #
 # ## On your own
 #
@@ -298,7 +299,7 @@ checks.limit_for(limit_for)
 # ## What we saw
 #
 # - A `ResourceExhaustedError` named the shape that did not fit, and not what fills the memory.
-# - A monitor showed what the process held while a Keras model trained, phase by phase.
+# - A monitor showed what was held while a Keras model trained, phase by phase.
 # - TensorFlow's own log named regions of 2, 128, 128, 256 and 512 MiB for a small tensor and six
 #   large ones, as the rule of growth says, and no further one when they were made again.
 # - TensorFlow refused a setting that came too late. A limit silently dropped growth, and

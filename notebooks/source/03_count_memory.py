@@ -56,7 +56,7 @@ with tf.device(device):
     given = tf.keras.Input((32, 32, 3))
     x = block(block(layers.Conv2D(16, 3, padding="same", name="first")(given), "a"), "b")
     model = tf.keras.Model(given, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
-    model.compile("adam", "mse")
+    model.compile("adam", "mse", jit_compile=False)
 
 # %% [markdown]
 # Two lines say what a step of `fit` would hold with a batch of 256, and which batch would fit if
@@ -95,7 +95,7 @@ plt.show()
 # The peak is in the range. There is a range because a real step may run its operations in another
 # order, and hold an output longer. `memory.fits` counts with the upper end of the range. On
 # a GPU and without a strategy, Keras compiles `fit` with XLA, and the step has another peak. The
-# count holds there only if you compile the model with `jit_compile=False`.
+# count holds there only if you compile the model with `jit_compile=False`, as here.
 #
 # | `memory.predict`, `memory.fits` | |
 # |---|---|
@@ -136,7 +136,7 @@ for way in advice.ways:
 # and 3 pile up; then gradients come and outputs go. The highest column, the peak, is at layer 2 of
 # the backward pass: outputs 1 and 2, gradients 2 and 1.](pictures/03_stack.svg)
 #
-# If all outputs have the same size, as in the model above, the peak is at the beginning of the
+# If all outputs have the same size, as in the model above, the peak is in the first half of the
 # backward pass. If the outputs shrink fast, as in the network below, it is near the end. At layer 1
 # no gradient is passed on, because the images are not trained.
 
@@ -230,7 +230,7 @@ def losses_and_tapes(steps):
 
 # %% tags=["varies"]
 numbers_only(1)  # warm up
-with memory.Monitor(every=0.05) as monitor:
+with memory.Monitor(every=0.01) as monitor:
     for train in (numbers_only, losses_and_tapes):
         with monitor.phase(train.__name__):
             history = train(8)
@@ -239,8 +239,8 @@ plt.show()
 
 # %% [markdown]
 # The numbers take next to no memory. Each kept tape holds the outputs of 1024 examples, so the
-# curve climbs until the list is dropped or memory runs out. On a GPU the chart has a second curve,
-# "handed out": look at that one. The check is to count the tapes that are still alive:
+# curve climbs until the list is dropped or memory runs out. On a GPU look at the curve of `/GPU:0`,
+# "handed out". The check is to count the tapes that are still alive:
 
 # %%
 def tapes():
@@ -254,8 +254,9 @@ print(tapes(), "tapes are alive after", len(history), "steps")
 # ## On GPUs
 #
 # Workspaces of a GPU's libraries and the CUDA context, a few hundred megabytes, are not counted:
-# leave a tenth of the GPU free. A model whose inputs have different lengths has
-# to be counted with the longest.
+# leave a tenth of the GPU free. The first step may hold far more for a moment, probably while cuDNN
+# tries its algorithms; the peak that `get_memory_info` gives is then that one. A model whose inputs
+# have different lengths has to be counted with the longest.
 #
 # ## On your own
 #

@@ -15,13 +15,16 @@
 # **You need** [[00]].
 
 # %%
-from mgpu_helpers import devices
+import os
 
+from mgpu_helpers import devices, jobs
+
+if len(jobs.allowed()[1]) < 2:  # where there is only one GPU, cores stand in
+    os.environ["MGPU_MODE"] = "cores"
 plan = devices.setup(2)
 plan
 
 # %%
-import os
 import subprocess
 import sys
 import tempfile
@@ -32,7 +35,7 @@ import matplotlib.pyplot as plt
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from mgpu_helpers import charts, jobs
+from mgpu_helpers import charts
 from mgpu_helpers.lessons.checks import lesson_04 as checks
 from mgpu_helpers.lessons.one_device import on
 from mgpu_helpers.lessons.pretend import pretend_gpus, pretend_server
@@ -48,9 +51,9 @@ from mgpu_helpers.lessons.pretend import pretend_gpus, pretend_server
 # ```
 #
 # Scripts for which no GPU is free wait in a queue. What a script prints goes to a log. In Python
-# `jobs.run` does the same; `devices` names the ones that it may use. Without a GPU, a core of the
-# processor stands in for it. Here a narrow and a wide network train on two devices, and then on the
-# first of the two alone:
+# `jobs.run` does the same; `devices` names the ones that it may use. Without a GPU, and in this
+# lesson also with only one, cores of the processor stand in. Here a narrow and a wide network train
+# on two devices, and then on the first of the two alone:
 
 # %%
 folder = Path(tempfile.mkdtemp())
@@ -71,6 +74,7 @@ def train(way, devices=None):
 two = train("two")
 one = train("one", two[0].devices)
 print([(job.name, job.status) for job in (*one, *two)])
+assert one.ok and two.ok, [job.tail for job in (*one, *two)]
 
 # %% tags=["varies", "cover", "nbval-ignore-output"]
 shape = {"figsize": (8, 4), "height_ratios": [3, 5]}
@@ -101,7 +105,7 @@ plt.show()
 # ![Left, no setting: a.py computes on GPU 0 and takes the memory of all four, and b.py finds none.
 # Right: a.py works on GPU 0, b.py on GPU 1.](pictures/04_landing.svg)
 #
-# Cores behave alike: here two processes without any setting print what they may use:
+# Cores behave alike. Here two processes without any setting print what they may use:
 
 # %% tags=["nbval-ignore-output"]
 look = folder / "look.py"
@@ -147,7 +151,7 @@ for log, device in {"a.log": allowed[0], "b.log": allowed[-1]}.items():
 
 # %% [markdown]
 # Now each process sees one device. Of the words in front, `env` sets variables for the command
-# behind it, and `-1` hides every GPU.
+# behind it; on cores, `-1` hides every GPU.
 #
 # ### Which number is which GPU
 #
@@ -203,7 +207,7 @@ for name in names:
 
 # %% [markdown]
 # The files are equal, byte for byte. On one core a script computes with one thread, so its sums are
-# added in the same order every time.
+# added in the same order every time. For GPUs `train.py` fixes the order (below).
 #
 # ## Break it
 #

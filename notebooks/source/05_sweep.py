@@ -17,14 +17,17 @@
 # **You need** [[04]].
 
 # %%
-from mgpu_helpers import devices
+import os
 
+from mgpu_helpers import devices, jobs
+
+if len(jobs.allowed()[1]) < 2:  # where there is only one GPU, cores stand in
+    os.environ["MGPU_MODE"] = "cores"
 plan = devices.setup(2)
 plan
 
 # %%
 import json
-import os
 import random
 import shutil
 import subprocess
@@ -37,7 +40,6 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from mgpu_helpers import jobs
 from mgpu_helpers.lessons import drawings
 from mgpu_helpers.lessons.checks import lesson_05 as checks
 
@@ -92,7 +94,7 @@ mgpu("run train.py --grid lr=0.01,0.1 width=2,16 --skip-done -- --epochs 1")
 
 # %% [markdown]
 # Each job is named after its settings in the grid and runs on the next free device. The line took
-# less time than its jobs together, because two devices worked at once.
+# less time than its jobs together, because several devices worked at once.
 #
 # | | |
 # |---|---|

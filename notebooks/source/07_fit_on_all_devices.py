@@ -115,9 +115,8 @@ for size in (8, 840):
 # %% [markdown]
 # With 8 images a second device gains nothing, or costs time: feeding the data and adding up the
 # gradients take time in every step, and more devices do not shorten that. A "ratio" is the time of
-# one device, divided by that of all. With 840 images two cores are clearly faster. Five pairs show
-# so clear a difference; [[15]] says how many a small one needs. GPUs finish this network too soon
-# to gain.
+# one device, divided by that of all. With 840 images two cores are clearly faster. GPUs finish this
+# network too soon to gain. [[15]] says how many pairs a small difference needs.
 #
 # | | |
 # |---|---|
@@ -148,10 +147,11 @@ plt.show()
 # %% [markdown]
 # Each device computed all five convolutions for its share of the batch, at the same time as the
 # others. At a black line the gradients of one kernel, one from each device, are added up. The first
-# line is that of the Dense layer; a sum may wait until its device is free. `fit` gains less than
-# the traced step, as it also spends time before and between steps. One device alone may use both
-# cores: bars of half the height are two operations at once. So the measured gain is rather too
-# small.
+# line is that of the Dense layer; a sum may wait until its device is free. Where the step gains,
+# `fit` gains less, as it also spends time before and between steps. One device alone may use both
+# cores: bars of half the height are two operations at once, so the measured gain is rather too
+# small. A GPU's bars may be too narrow for numbers, and in the gaps it mostly waits for the host,
+# which starts its operations.
 #
 # Each device has a copy of the model, its **replica**, which computes the gradients for its
 # **shard** of the global batch. Here is a step with one weight w and a batch of five numbers:
@@ -317,7 +317,7 @@ for both in (False, True):
 # ## On GPUs
 #
 # Between physical GPUs the all-reduce is that of NCCL, NVIDIA's library. There `fit.strategy`
-# exchanges the gradients in packs of at least 25 MiB; on cores it adds up each gradient by itself.
+# exchanges the gradients in packs of at least 25 MiB; elsewhere it adds up each gradient by itself.
 # The packs of the last layers go first, so in a large model the exchange begins while the backward
 # pass still runs. A step should compute for much longer than its exchange takes. For several
 # machines the three lines are the same ([[17]]).
@@ -419,7 +419,8 @@ checks.leaves_empty(leaves_empty)
 #
 # - Three lines put both devices to work: losses and accuracies were less than 0.005 from those of
 #   one device.
-# - All devices were no faster with the small batch, and clearly faster with the large one.
+# - All devices were no faster with the small batch. With the large one, two cores were
+#   clearly faster.
 # - The gradients of two replicas added up to 22.00, that of the whole batch.
 # - With a last batch of one image, the weights were less than 1e-12 from those of one device.
 # - The plain strategy lost its second pass to NaN on that batch. Without that batch, the weights

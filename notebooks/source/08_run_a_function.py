@@ -256,9 +256,10 @@ print("same outputs in training:    ", same(training=True))
 # ## Was it faster?
 #
 # Several devices gain only where a call computes for longer than it copies. This network has few
-# weights and does much work for each image, so here its saliency is timed. Eager code on the CPU
-# waits for one device before it calls the next. In a graph, which `tf.function` makes, the devices
-# work at the same time: hence `tf.function` in the line to paste. `.numpy()` waits for the result:
+# weights and, for a core, much work with each image, so here its saliency is timed. Eager code on
+# cores waits for one device before it calls the next; on GPUs it starts each operation from Python.
+# In a graph, which `tf.function` makes, the devices work at the same time: hence `tf.function` in
+# the line to paste. `.numpy()` waits for the result:
 
 # %%
 def timed(places):
@@ -272,8 +273,9 @@ timing.compare(on_first, on_every, names=("on one", "on all"), repeats=10)
 
 # %% [markdown]
 # A ratio is the time on one divided by that on all: over 1, all devices were faster. Ten pairs were
-# timed, and the middle half of their ratios lies in the brackets. If this range contains 1, no gain
-# is shown.
+# timed, and the middle half of their ratios lies in the brackets. If this range contains 1 or lies
+# below it, no gain is shown, as is usual where two devices share a GPU, or where the network is too
+# small to keep one busy.
 #
 # ## Break it
 #

@@ -160,9 +160,9 @@ for device in plan.devices:
 #
 # At the start of a step of stage 2, a device fetches the weights that it does not own. In the
 # paper's stage 2 each device keeps all weights; here it has them all only within a step, as with
-# `fit.shard`. Devices of `cores` mode share one memory, so `Snapshot` makes the copy that a GPU
-# gets over its link. In `tower_2` a device gets all weights, its own without a copy, and computes
-# the gradients of its share of the batch:
+# `fit.shard`. Devices of `cores` mode share one memory, so there `Snapshot` makes the copy that a
+# GPU gets over its link; on GPUs it marks that copy for the trace. In `tower_2` a device gets all
+# weights, its own without a copy, and computes the gradients of its share of the batch:
 
 # %%
 def fetch(weight, device):

@@ -43,8 +43,7 @@ entropy = partial(keras.losses.SparseCategoricalCrossentropy, from_logits=True)
 # ## The lines to paste
 #
 # The article *Multi-GPUs* by Wonik Jang ([2017](../docs/sources.md#jang)) ends with a network
-# too large for one GPU. Here it is about a quarter as wide, and without its dropout. For one as
-# small as this, [[10]] would be enough.
+# too large for one GPU. Here it is about a quarter as wide, and without its dropout.
 #
 # First the network trains on one device. `show` prints the losses, and the weights and **slots**
 # that lie on each device between two steps. Slots are the two numbers that Adam keeps for each
@@ -67,8 +66,8 @@ def head():
 def build(optimizer="adam"):
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input([28, 28, 1]), *body(), *head()])
-    model.compile(optimizer, entropy(), metrics=["accuracy"])
-    return model
+    model.compile(optimizer, entropy(), metrics=["accuracy"], jit_compile=False)
+    return model  # without XLA, as fit.split
 
 
 images, labels = digits.load(512)
@@ -93,8 +92,9 @@ show(model, model.fit(**train))
 # %% [markdown]
 # The losses are the same, and nearly all weights lie on the second device. A **stage** is a part of
 # the model on one device. Suppose that a device has 25 MB, the dashed line. Does a step of the
-# whole model fit, and does each stage? `use_of` tells what fills the memory at the peak ([[03]]).
-# What Adam computes for a moment counts as gradients. What crosses is printed last:
+# whole model fit, and does each stage? `use_of` tells what fills the memory at the peak ([[03]]),
+# without scratch memory, for which a GPU needs room, too. What Adam computes for a moment counts as
+# gradients:
 
 # %% tags=["varies", "cover"]
 data = images[:128], labels[:128]
@@ -144,8 +144,9 @@ plt.show()
 
 # %% [markdown]
 # The first device waits until the gradient comes back, and the second waits before and after its
-# turn. Both work at once, which saves time, only while the second still computes the gradients of
-# its own weights and updates them. [[14]] keeps both busier.
+# turn. A GPU also waits within its turn, for the host to start operations. Both work at once only
+# while the second still computes the gradients of its own weights and updates them. [[14]] keeps
+# both busier.
 #
 # ## Where to cut
 #
@@ -353,8 +354,8 @@ for name, other in [("a copy", copy), ("one variable", w)]:
 #
 # ## On GPUs
 #
-# Between GPUs data goes over PCIe or NVLink, so a cut with little to cross pays more than here.
-# GPUs take turns, too: in [PyTorch's tutorial on model
+# Between GPUs data goes over PCIe or NVLink, so a cut with little to cross pays more than on cores.
+# In [PyTorch's tutorial on model
 # parallelism](https://pytorch.org/tutorials/intermediate/model_parallel_tutorial.html) a step of
 # ResNet-50 cut over two GPUs took 7 % longer than on one. Keras compiles with XLA on one GPU, and
 # `fit.split` switches that off.
@@ -376,7 +377,7 @@ def reader():
         y = layers.Conv1D(32, 3, padding="causal", activation="relu", name=f"conv{i}")(x)
         x = layers.LayerNormalization(name=f"norm{i}")(layers.Add()([x, y]))
     model = keras.Model(words, table(x, reverse=True))
-    model.compile(keras.optimizers.Adam(0.01, global_clipnorm=1.0), entropy())
+    model.compile(keras.optimizers.Adam(0.01, global_clipnorm=1.0), entropy(), jit_compile=False)
     return model
 
 

@@ -118,7 +118,7 @@ for name in ["up_0", "down_0"]:
 # ![The input goes to both devices. Each multiplies it by its columns of A, applies relu, and
 # multiplies by its rows of B. The results are added up. Gradients come back.](pictures/13_pair.svg)
 #
-# Here it is with small matrices, each half for one device:
+# With small matrices, each half for one device:
 
 # %%
 batch, a, b = [np.random.default_rng(17).normal(size=n) for n in ([8, 6], [6, 10], [10, 6])]
@@ -175,8 +175,6 @@ def proof(build, where, x, y):
 proof(network, where, x[:256], y[:256])
 
 # %% [markdown]
-# All weights are those of one device.
-#
 # ## What crosses, and what each device holds
 #
 # From here on a batch has 1024 examples. Into a pair go 1024 · 256 numbers of 4 bytes. Call this S
@@ -211,9 +209,9 @@ print(f"two pairs, by the formula: {2 * 4 * (len(pair) - 1) * S:,} bytes")
 # The pairs send what the formula says. A cut between layers sends 2 S, however many pairs there
 # are.
 #
-# What does each device hold at the peak of the step? The number in a bar is what it keeps between
-# steps: weights and slots, Adam's two numbers for each weight. "Gradients" are those of weights
-# that exist at the peak, with Adam's temporary copies:
+# Scratch memory aside, what does each device hold at the peak of the step? The number in a bar is
+# what it keeps between steps: weights and slots, Adam's two numbers for each weight. "Gradients"
+# are those of weights that exist at the peak, with Adam's temporary copies:
 
 # %% tags=["varies"]
 bars = {}
@@ -233,8 +231,9 @@ plt.show()
 # ## When devices work
 #
 # Each bar is an operation; very short ones side by side look pale. A device that ran two at once
-# has two lanes; which lane means nothing. Grey is a wait. A dotted line is where the results of a
-# pair, or the gradients of its input, are added up:
+# has two lanes; which lane means nothing. Grey is a wait; on a GPU mostly for the host, which
+# starts the operations. A dotted line is where the results of a pair, or the gradients of its
+# input, are added up:
 
 # %% tags=["varies", "cover"]
 drawings.stacked(steps)
@@ -242,8 +241,8 @@ plt.show()
 
 # %% [markdown]
 # Split between layers, the devices take turns. Both work at once only while the second still
-# computes the gradients of its own weights. Split inside layers, both work at once on each pair,
-# forward and backward. Between the pairs the second device waits for the first, which
+# computes the gradients of its own weights. Split inside layers, both have work on each pair at the
+# same time, forward and backward. Between the pairs the second device waits for the first, which
 # computes all other layers.
 #
 # Which way is the fastest without tracing? The brackets hold the middle half of the ten ratios:
@@ -256,8 +255,9 @@ for name in ["between layers", "one device"]:
     print(timing.Comparison(times[name], times["inside layers"], (name, "inside layers")))
 
 # %% [markdown]
-# Split inside layers, a step is faster than between them, if no other program uses the cores.
-# One device is closer, as it also ran two operations at once (two lanes above).
+# On cores, a step split inside layers is the fastest, if no other program uses them. One device is
+# second, as it also ran two operations at once (two lanes above). On a GPU one device may be the
+# fastest, as it starts the fewest operations.
 #
 # ## Break it
 #
@@ -271,8 +271,8 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# Why? A device has half of the hidden numbers, so it uses only half of the rows of its columns of
-# B. Look at the number of weights:
+# A device has half of the hidden numbers, so it uses only half of the rows of its columns of B.
+# Look at the number of weights:
 
 # %%
 parts = [*zip(np.split(a, 2, axis=1), [b[:5, :3], b[5:, 3:]])]
@@ -322,9 +322,8 @@ print(kernel.shape, "on", devices.short(kernel.value.device))
 # Does a split save time? The next layer waits for the sum, so a pair's transfers must take less
 # time than the split saves. Above, S is 1.05 MB, so on two GPUs a pair's four transfers take 0.35
 # ms over PCIe at 12 GB/s. The split saves half of a pair's 6.4 GFLOP, which is 0.32 ms at 10
-# TFLOP/s, and less with TF32, the default from Ampere on: nothing is won. Twice as many hidden
-# numbers would save 0.64 ms and send no more. A faster link helps, too, such as NVLink within one
-# machine.
+# TFLOP/s, and less with TF32: nothing is won. Twice as many hidden numbers would save 0.64 ms and
+# send no more.
 #
 # With 8 GPUs of one server [version 1.0 of
 # Megatron-LM](https://nv-adlr.github.io/MegatronLMV1) reached 79.6 % of ideal weak scaling, where
@@ -441,7 +440,8 @@ checks.losses(losses)
 #   2,097,152 bytes.
 # - One device alone keeps 27.7 MB of weights and slots; split either way, none kept more than
 #   15.1 MB.
-# - Split between layers, the devices took turns; split inside them, both worked at once.
+# - Split between layers, the devices took turns; split inside them, both had work at the same
+#   time.
 # - A bias in both parts learned 2.0 times as fast, while the outputs were equal.
 #
 # ## In practice

@@ -58,8 +58,8 @@ def build():
     keras.utils.set_random_seed(0)
     stack = [layers.Flatten(), *dense(range(12)), layers.Dense(10)]
     model = keras.Sequential([keras.Input([28, 28, 1]), *stack])
-    model.compile(keras.optimizers.SGD(0.01), entropy())
-    return model
+    model.compile(keras.optimizers.SGD(0.01), entropy(), jit_compile=False)
+    return model  # without XLA, as fit.split
 
 
 # %%
@@ -96,7 +96,7 @@ print("less than 1e-3 apart:", np.allclose(of_one, of_eight, rtol=0, atol=1e-3))
 steps = {name: trace.fit_step(model, (images, labels)) for name, model in models.items()}
 for name, step in steps.items():
     ax = charts.pipeline(step)
-    ax.set_title(f"In {name}: {1e3 * step.length:.0f} ms", loc="left")
+    ax.set_title(f"In {name}: {1e3 * step.length:.1f} ms", loc="left")
     ax.set_xlim(0, 1e3 * max(each.length for each in steps.values()))
     plt.show()
 
@@ -109,13 +109,14 @@ with tf.device(first):  # where the uncut model computes
 
 # %% [markdown]
 # In one piece, the devices work almost only in turns, and the cut model is slower than the uncut
-# one. In eight, both often work at the same time, and the cut model is faster. [PyTorch's tutorial
-# on model
+# one. On cores, both often work at the same time in eight, and the cut model is faster. On a GPU,
+# starting operations this small takes most of the step, so eight pieces, with eight times as many,
+# may take longest. [PyTorch's tutorial on model
 # parallelism](https://pytorch.org/tutorials/intermediate/model_parallel_tutorial.html) compares the
 # same three for ResNet-50: cut over two GPUs, it was 7 % slower than on one, and in pieces 49 %
 # faster.
 #
-# Why is a step in pieces not twice as fast as on one device?
+# Why is a step in pieces, on cores too, not twice as fast as on one device?
 #
 # - In eight pieces, too, the devices wait: the shares stand beside the stages in the second chart.
 # - In `cores` mode the one device is no single core: it may use both in its backward pass ([[13]]).
@@ -162,7 +163,7 @@ for name, way in ways.items():
 # The last two orders are equally fast. With p stages and m pieces, each takes 2 (m + p - 1)
 # columns, and a stage waits in 2 (p - 1) of them. So the bubble is a share of (p - 1)/(m + p - 1),
 # if all stages take equally long: with two stages, 1/2 in one piece and 1/9 in eight. In the charts
-# above, the stages are not quite equal, so the shares differ.
+# above the shares differ: the stages are not quite equal, and starting operations takes time, too.
 #
 # A stage **holds** a piece from its `F` to its `B`: in *all forward first*, stage 0 holds up to
 # four pieces, and in *one forward, one back* never more than two.
@@ -363,7 +364,7 @@ def convolutions(norm):
         stack += [layers.Conv2D(8, 3, strides=2, use_bias=False), norm(), layers.ReLU()]
     end = [layers.GlobalAveragePooling2D(), layers.Dense(10)]
     model = keras.Sequential([keras.Input([28, 28, 1]), *stack, *end])
-    model.compile(keras.optimizers.SGD(0.05), entropy())
+    model.compile(keras.optimizers.SGD(0.05), entropy(), jit_compile=False)
     return model
 
 
@@ -382,9 +383,9 @@ for norm in [layers.BatchNormalization, partial(layers.GroupNormalization, 4)]:
 #
 # ## On GPUs
 #
-# Starting a small operation takes longer than computing it, so keep each piece large enough to fill
-# a GPU. *All forward first* comes from [GPipe](https://arxiv.org/abs/1811.06965), and *one forward,
-# one back* from [PipeDream](https://arxiv.org/abs/1806.03377) and
+# Keep each piece large enough to fill a GPU. *All forward first* comes from
+# [GPipe](https://arxiv.org/abs/1811.06965), and *one forward, one back* from
+# [PipeDream](https://arxiv.org/abs/1806.03377) and
 # [DAPPLE](https://arxiv.org/abs/2007.01045). For very large models, take
 # `torch.distributed.pipelining`, Megatron-LM or DeepSpeed.
 #
@@ -446,8 +447,8 @@ checks.fewest(fewest)
 # %% [markdown]
 # ## What we saw
 #
-# - In one piece, the devices worked almost only in turns. In eight, both often worked at the same
-#   time, and each waited for a smaller share of the step. In float64 the weights after `fit` were
+# - In one piece, the devices worked almost only in turns. In eight, both can work at the same time,
+#   which pays where a piece is enough work for a device. In float64 the weights after `fit` were
 #   below 1e-12 from those of one device.
 # - Gradients of two pieces added up to 7.5 and 5.0, those of the whole batch.
 # - *All forward first* and *one forward, one back* had the same bubble, and the second held less.

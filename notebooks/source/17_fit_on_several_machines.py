@@ -61,9 +61,9 @@ print(workers.to_paste(path))
 # ```
 #
 # To try this, one machine is enough: `mgpu cluster --workers 2 train_workers.py` starts two
-# processes there, and `cluster.run` does the same from Python. Here each worker computes on one
-# core, even where there are GPUs: NVIDIA's NCCL refuses two workers on one GPU, and your machine
-# may have only one:
+# processes there, and `cluster.run` does the same from Python. NVIDIA's NCCL refuses two workers on
+# one GPU: where there is only one, set `MGPU_MODE=cores` first, as is done here, where each worker
+# computes on one core:
 
 # %%
 one_core = {"MGPU_MODE": "cores", "TF_NUM_INTRAOP_THREADS": "1"}
@@ -366,8 +366,8 @@ checks.reduce_seconds(reduce_seconds)
 #
 # ## In practice
 #
-# Paste the two lines and run the script with `mgpu cluster --workers 2` on one machine first.
-# Before you take a second machine, compare the seconds of a step with twice those of an
-# exchange.
+# Paste the two lines and run the script with `mgpu cluster --workers 2` on one machine first, with
+# `MGPU_MODE=cores` if it has a single GPU. Before you take a second machine, compare the seconds of
+# a step with twice those of an exchange.
 #
 # Next: [[next]].

@@ -79,9 +79,9 @@ folder = Path(tempfile.mkdtemp())
 # ```
 #
 # The script of [[17]] has both callbacks, and options that make it fail. Two trainings run it at
-# the same time, each on two workers, for three passes of eight steps, with dropout. One is left
-# alone. In the other, worker 1 is killed at step 10, and after the restart worker 1 sleeps at step
-# 18:
+# the same time, each on two workers with one core each, for three passes of eight steps, with
+# dropout. One is left alone. In the other, worker 1 is killed at step 10, and after the restart it
+# sleeps at step 18. This may take half a minute:
 
 # %%
 os.environ |= {"MGPU_MODE": "cores", "TF_NUM_INTRAOP_THREADS": "1"}  # one thread for each worker
@@ -115,7 +115,7 @@ print("all four workers have the same bits:", len({*calm, *hurt}) == 1)
 # %% tags=["cover"]
 logs = [attempt.workers[1].log.read_text() for attempt in report.attempts]
 steps = [[int(step) for step in re.findall(r"step (\d+)", log)] for log in logs]
-ax = axes(size=(8, 2.1))
+ax = axes(size=(8, 2.1), source="two workers on one machine, a core each")
 for number, did in enumerate(steps):
     after = steps[number + 1][0] if number + 1 < len(steps) else did[-1] + 1
     parts = {colour("/CPU:2"): (did[0], after), HOST: (after, did[-1])}
@@ -313,7 +313,7 @@ try:
 except RuntimeError as error:
     print("the first fit:", error)
 far = np.abs(unbroken - fitted(save())).max()
-print(f"largest difference below 1e-6: {far < 1e-6}")
+print(f"largest difference below 1e-4: {far < 1e-4}")
 
 # %% [markdown]
 # Other weights come out, because Keras alone draws the first pass's dropout again. The model need

@@ -70,16 +70,16 @@ print(fit.explain(model, slow, callbacks=[Report()], steps=4))
 # %% [markdown]
 # "The step itself" is what remains without all that the other rows name. The rows need not add up:
 # times differ from run to run, and work hidden behind another wait costs nothing until that wait is
-# cured. So ask again after each cure. A trace looks into one step:
+# cured. Ask again after each cure. A trace looks into one step:
 
 # %% tags=["nbval-ignore-output"]
 print(whatif.explain(trace.fit_step(model, (x, y))))
 
 # %% [markdown]
 # Each device worked during a part of the step. In the rest it waited for a result of another
-# device, for *a free core* while other devices used all cores, or for *overhead*: time that
-# TensorFlow or other programs took between operations. In a healthy step each device waits for
-# others only briefly.
+# device, for *copies* to or from a GPU, for *a free core* while all were busy, or for *overhead*:
+# time that TensorFlow or other programs took between operations. In a healthy step devices wait for
+# each other only briefly, unless they share a GPU.
 #
 # | `fit.explain`, `whatif.explain` | |
 # |---|---|
@@ -89,7 +89,7 @@ print(whatif.explain(trace.fit_step(model, (x, y))))
 #
 # ## Which cause is it?
 #
-# Each of the eight causes has a section below, under its number:
+# Each cause has a section below, under its number:
 #
 # ![First fit.explain. Where it lists input: 1, the input is too slow. A callback: 2, Python works
 # in every step. New shapes: 3, traced again and again. run_eagerly: 4, eager code, no graph. Where
@@ -113,8 +113,8 @@ print(fit.explain(model, slow.cache(), callbacks=[Report()], steps=4))
 # ### 2. Python works in every step
 #
 # You see the name of a callback: the next step starts when the callback has ended. The cure is to
-# let it act at every hundredth step. In your own loop, `float(loss)` makes Python wait for the
-# GPU. Read the losses at the end.
+# let it act at every hundredth step. In your own loop, read the losses at the end: `float(loss)`
+# waits for the GPU.
 #
 # ### 3. A function is traced again and again
 #
@@ -217,7 +217,7 @@ def make_step(where, home=plan.devices[0], sizes=None):
 # %% [markdown]
 # `traces` gives the three fastest of several traces, the fastest last. A prediction compares two
 # replays, with the change and without it. So first: does the replay of a healthy step come near its
-# trace?
+# trace? On GPUs it must: it keeps the traced pauses.
 
 # %% tags=["nbval-ignore-output"]
 healthy = make_step(plan.devices)
@@ -241,7 +241,8 @@ beside(whatif.towers(of_one, len(plan), bytes_per_second=speed), timed(one), tim
 
 # %% [markdown]
 # A prediction assumes that operations are as fast on several busy devices as on one. Devices that
-# share a memory slow each other down, so the measured gain is often some percent smaller.
+# share a memory slow each other down, so the measured gain is often some percent smaller. Shares of
+# one GPU copy inside it and share its computing: neither number is that of a second GPU.
 #
 # ### 6. The batch is too small for the split
 #
@@ -285,27 +286,27 @@ for name, step in pair.items():
 
 # %% [markdown]
 # The prediction leaves out that with even shards the other devices get more to do, so the measured
-# gain may be smaller. A bar begins with all of a device's work; its waits follow, first those for
-# other devices. With even shards these are short. The cure is even shards, or shards in proportion
-# to speed. `whatif.explain` names the slow device, not the reason.
+# gain may be smaller, or none if they share a GPU. A bar has all of a device's work first, then its
+# waits for other devices. With even shards those for the first device are short. The cure is even
+# shards, or shards in proportion to speed. `whatif.explain` names the slow device, not the reason.
 #
 # ### 8. The variables are on the wrong device
 #
 # You see in a trace's `bytes_between()` that the host sends more than the batch: it has the
-# weights, too. A Keras model built outside any `tf.device` block has them on the first GPU, or on
+# weights, too. A Keras model built outside `tf.device` blocks has them on the first GPU, or on
 # the host where there is none. Here one device computes, with the variables on it ("at home") and
 # then on the host:
 
 # %%
-hosted = make_step(plan.devices[:1], home=plan.host)
-of_hosted = traces(hosted)
+of_hosted = traces(make_step(plan.devices[:1], home=plan.host))
+batch = x.numpy().nbytes + y.numpy().nbytes
 for name, step in (("at home", of_one[-1]), ("on the host", of_hosted[-1])):
     for (a, b), size in step.bytes_between().items():
-        print(f"{name:12} {a} -> {b} {size:>10,} bytes")
+        print(f"{name:12} {a} -> {b} {size / batch:4.0%} of the bytes of a batch")
 
 # %% [markdown]
-# The cure is to build the model in its device's block. In `cores` mode nothing is copied, so the
-# replay says what the bytes would cost over a link of 1 GB/s:
+# The cure is to build the model in its device's block. The replay says what the bytes would cost
+# over a link of 1 GB/s, also in `cores` mode, where nothing is copied:
 
 # %% tags=["nbval-ignore-output"]
 for name, steps in (("at home", of_one), ("on the host", of_hosted)):
@@ -314,7 +315,7 @@ for name, steps in (("at home", of_one), ("on the host", of_hosted)):
 # %% [markdown]
 # ## Proof
 #
-# A step that skips work is faster, too, so a cure has to leave the losses as they were. Do the
+# A step that skips work is faster, so a cure has to leave the losses as they were. Do the
 # other steps, from the same weights, have the losses of one device?
 
 # %%
@@ -324,7 +325,7 @@ def losses(**settings):
 
 
 alone = losses(where=plan.devices[:1])
-print("one device  ", *(f"{loss:.3f}" for loss in alone))
+print("one device   falls in each step:", alone[0] > alone[1] > alone[2])
 others = {"all": {}, "uneven": {"sizes": sizes}, "on the host": {"home": plan.host}}
 for name, settings in others.items():
     off = max(abs(a / b - 1) for a, b in zip(losses(**settings), alone))
@@ -353,16 +354,16 @@ for name, settings in others.items():
 with tf.device(plan.devices[0]):
     stack = [layers.Conv2D(32, 3, name="conv"), layers.BatchNormalization(name="norm")]
     model = keras.Sequential([keras.Input([28, 28, 1]), *stack, layers.Flatten(), layers.Dense(10)])
-    model.compile("sgd", loss_of)
+    model.compile("sgd", loss_of, jit_compile=False)
     step = trace.fit_step(model, (tf.reshape(x, [-1, 28, 28, 1])[:210], y[:210]))
 print(whatif.faster(step, "conv"), whatif.faster(step, "norm"), sep="\n")
 
 # %% [markdown]
-# Work first on the layer with the larger gain.
+# Work first on the layer with the larger gain. If both gain little, see cause 6.
 #
 # ## On your own
 #
-# Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
+# Under each exercise is its solution, closed until you click *1 cell hidden*.
 #
 # **1.** Write `replay_over(ops, link)`, the replay by hand with a link: a result from another
 # device arrives `link` seconds after its operation has ended, one from the same device at once.

@@ -160,7 +160,7 @@ def hills(steps: Mapping[str, Any], device: str) -> None:
     """Draw what each of four steps holds, and the most of the first as a grey line.
 
     Across are the moments at which that changes, without their times; what runs forward is shaded.
-    Several hills are numbered.
+    Where it does so several times, the hill of each is numbered.
     """
     import matplotlib.pyplot as plt
     from matplotlib.patches import Patch
@@ -175,12 +175,15 @@ def hills(steps: Mapping[str, Any], device: str) -> None:
             held = held / 1e6
             ax.step(range(len(held)), held, where="post", color=colour(device))
             ax.axhline(most, color=LIMIT, zorder=0)
-            for first, last in _forward(step, times):
+            runs = _forward(step, times)
+            for first, last in runs:
                 ax.axvspan(first, last, color=SHADE, lw=0, zorder=-1)
-            tops = _tops(held)
-            for number, (middle, high) in enumerate(tops if len(tops) > 1 else [], 1):
-                ax.annotate(f"{number}", (middle, high), (0, 3), weight="bold", ha="center",
-                            textcoords="offset points")  # fmt: skip
+            ends = [*(first for first, _ in runs[1:]), len(held)]
+            for number, ((first, _), end) in enumerate(zip(runs, ends, strict=False), 1):
+                top = first + int(np.argmax(held[first:end]))
+                if len(runs) > 1:
+                    ax.annotate(f"{number}", (top, held[top]), (0, 3), weight="bold", ha="center",
+                                textcoords="offset points")  # fmt: skip
             share = f", {held.max() / most:.0%}" if held.max() < most else ""
             label(ax, f"{name}: {held.max():.1f} MB{share}", "operations, in their order",
                   "held, MB" if ax in grid[:, 0] else "")  # fmt: skip
@@ -203,23 +206,11 @@ def _forward(step: Trace, times: Sequence[float]) -> list[tuple[int, int]]:
     return [(a, b) for a, b in zip(edges[::2], [*edges[1::2], len(runs)], strict=False)]
 
 
-def _tops(held: Sequence[float]) -> list[tuple[float, float]]:
-    """Find the middle and the height of each hill: over 0.42 of the peak, between two valleys."""
-    peak, found, hill = max(held), [], list[int]()
-    for i, size in enumerate([*held, 0]):
-        if hill and size < 0.3 * peak:
-            found.append(((hill[0] + i) / 2, max(held[hill[0] : i])))
-            hill = []
-        elif hill or size > 0.42 * peak:
-            hill.append(i)
-    return found
-
-
 def rises(monitor: Monitor, ax: Any = None) -> Any:
     """Draw what a monitor saw, with how much each phase added to the most that was held before.
 
-    That is what the allocators handed out, and without any what the process holds. A dashed line
-    is what the process held before the first phase.
+    That is what the allocators handed out. Without any it is what the process holds, and a dashed
+    line is what it held before the first phase.
     """
 
     def held(sample: Sample) -> int:
@@ -232,6 +223,8 @@ def rises(monitor: Monitor, ax: Any = None) -> Any:
     seen.phases = [phase._replace(name=f"{phase.name}: +{size_text(after - before)}")
                    for phase, before, after in zip(phases, most, most[1:], strict=False)]
     ax = draw_monitor(seen, ax)
+    if samples[0].allocator:
+        return ax
     before = (samples[0].process or 0) / 1e6
     ax.axhline(before, **IDEAL)
     ax.annotate("Python and TensorFlow, before the model", (0.01, before), (0, -4), va="top",
@@ -562,7 +555,8 @@ def _sums(step: Trace) -> list[float]:
 def _waits(step: Trace, device: str) -> list[tuple[float, float]]:
     """List when a device ran nothing, in milliseconds, for over a hundredth of the step."""
     waits, reached = [], 0.0
-    own = sorted((op.start, op.end) for op in step.ops if op.device == device)
+    # What launches no kernel on a GPU has no length, and ends no wait.
+    own = sorted((op.start, op.end) for op in step.ops if op.device == device and op.length)
     for start, end in [*own, (step.length, step.length)]:
         if start - reached > step.length / 100:
             waits.append((1e3 * reached, 1e3 * start))
@@ -612,7 +606,7 @@ def workers(marks: Sequence[Sequence[Sequence[float]]], ax: Any = None) -> Any:
 
     Of each worker, marks has its steps: when it began to compute, ended, and left the all-reduce.
     """
-    ax = axes(ax, size=(8, 1.9))
+    ax = axes(ax, size=(8, 1.9), source="two workers on one machine, a core each")
     times = np.array(marks) - np.min(marks)
     met = times[:, :, 1].max(axis=0)  # from here on all are in the all-reduce
     names = []
@@ -709,7 +703,8 @@ def steps(
     names: dict[float, str] = {}
     boxes, row = [], 0.0
     for (title, step), devices in zip(traces.items(), computed, strict=True):
-        ax.text(0, row + 0.3, f"{title}: {1e3 * step.length:.0f} ms", weight="bold", va="bottom")
+        took = f"{1e3 * step.length:.{int(step.length < 0.01)}f} ms"
+        ax.text(0, row + 0.3, f"{title}: {took}", weight="bold", va="bottom")
         for number, device in enumerate(devices, 1):
             names[row + number] = device
             starts = sorted(op.start for op in step.ops if _convolves(op) and op.device == device)
