@@ -54,13 +54,14 @@ def _unplaced_goes_to(first: str) -> None:
     threading.Thread.run = thread_begins_on_first
     device, last = tf.device, devices.current().devices[-1]
 
-    def soft(where: object) -> object:
-        """Let a GPU that is not there be the first one, but in a graph of a Session."""
+    def placed(where: object) -> object:
+        """Let a GPU that is not there be the first one, as soft placement does outside Sessions."""
         number = re.fullmatch(r"/?(?:device:)?gpu:(\d+)", str(where), re.IGNORECASE)
         beyond = number and int(number[1]) >= int(last.rpartition(":")[2])
-        return device(first if beyond and ops.executing_eagerly_outside_functions() else where)
+        soft = ops.executing_eagerly_outside_functions() and tf.config.get_soft_device_placement()
+        return device(first if beyond and soft else where)
 
-    tf.device = soft
+    tf.device = placed
     tf.device(first).__enter__()
 
 
