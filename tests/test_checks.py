@@ -183,7 +183,8 @@ def prepared(number: str) -> str:
     cells = [cell.source for cell in LESSONS[number].cells if cell.cell_type == "code"]
     lines = getattr(ANSWERS[number], "CELLS", [])
     needed = [[cell for cell in cells if line in cell][-1] for line in lines]
-    return "\n\n".join(["plan = devices.current()", cells[1], *needed])
+    first = [line for line in cells[0].splitlines() if line.startswith(("import ", "from "))]
+    return "\n".join([*first, "plan = devices.current()", cells[1], *needed])
 
 
 def solution(number: str, nth: int) -> str:
@@ -201,8 +202,7 @@ def judge(number: str, nth: int, answer: str | tuple[str, ...], folder: Path) ->
             assert old in answer, old
             answer = answer.replace(old, new)
     file = folder / "answer.py"  # a file, because AutoGraph reads the source of what it traces
-    imports = "from mgpu_helpers import devices"
-    file.write_text("\n\n".join([imports, prepared(number), answer, judging(number, nth)]))
+    file.write_text("\n\n".join([prepared(number), answer, judging(number, nth)]))
     runpy.run_path(str(file))
 
 

@@ -540,17 +540,18 @@ def test_function_step_refuses_what_it_cannot_copy(plan):
 ])  # fmt: skip
 def test_a_real_gpu_step_adds_up(name, kernels, up):
     trace = read(recorded(name))
+    length = trace.length
     assert {gpu: len(each) for gpu, each in trace.kernels.items()} == kernels
     assert not trace.launches_only and trace.bytes_between()["/CPU:0", "/GPU:0"] == up
     assert trace.bytes_between()["/GPU:0", "/CPU:0"] == 4  # the loss
     for gpu, each in trace.kernels.items():
-        assert all(0 <= start <= end <= trace.length for start, end in each)
+        assert all(0 <= start <= end <= length for start, end in each)
         assert 0 <= trace.memory[gpu][-1][1] < 1e4 < trace.peak(gpu, scratch=False)
         assert trace.peak(gpu, scratch=False) <= trace.peak(gpu)
         # Between the kernels of an operation a GPU does not work.
         (account,) = (each for each in whatif.explain(trace).accounts if each.device == gpu)
         assert account.worked == pytest.approx(trace.busy(gpu))
         waited = sum(wait.seconds for wait in account.waits)
-        assert account.worked + waited == pytest.approx(trace.length)
+        assert account.worked + waited == pytest.approx(length)
         # What launches no kernel, as a Reshape, takes no lane: a GPU's kernels come one by one.
         assert [where for where, _, bars in bars_of(trace, None) if bars].count(gpu) == 1
