@@ -23,7 +23,7 @@ import _mirrored
 import _rounds
 from mgpu_helpers import cluster, devices, fit
 
-PASSES, STEPS, LEAST, MOST = 2, 10, 3, 4  # passes, steps of a pass, rounds
+PASSES, STEPS, LEAST, MOST = 2, 10, 3, 3  # passes, steps of a pass, rounds
 SIZES = 64, 512  # global batches
 ONE, PARALLEL = "fit on one device", "fit.parallel"
 LIMIT = 240.0  # seconds for the workers, which take about 25

@@ -24,15 +24,15 @@ from keras_models import COMPILED, built, compiled  # noqa: E402
 # Batches that are traced, the batch that is asked for, and how often each is traced: steps of the
 # first two differ among themselves.
 MODELS = {
-    "lstm": ((16, 32, 64), 256, 3),
+    "lstm": ((16, 32, 64), 256, 2),
     "transformer": ((8, 16, 32), 128, 3),
     "residual": ((4, 8, 16), 64, 1),
 }
 WITH = 32  # the batch of the others, which are traced at that one only, and with kernels in turn
 OTHERS = (*COMPILED, "mobilenet")
-KINDS = {  # with any kernels the first two models hold the same
+KINDS = {  # what convolves differs by them: of OTHERS, each convolves with one of them
     "1": ("oneDNN", ("lstm", "residual"), OTHERS[::2]),
-    "0": ("no oneDNN", ("transformer", "residual"), OTHERS[1::2]),
+    "0": ("no oneDNN", ("transformer",), OTHERS[1::2]),
 }
 # Multiply-adds an image of 224 x 224: Sandler et al., MobileNetV2, 2018, table 4; ResNet-50 with
 # its strides where Keras has them, as in He et al., 2015, table 1, to three digits.

@@ -27,7 +27,7 @@ from mgpu_helpers.whatif.machine import measured
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 from keras_models import built  # noqa: E402
 
-TRACES, PAIRS, WARMUP = 3, 7, 1
+TRACES, PAIRS, WARMUP = 3, 5, 1
 CLOSE, CHANGE, EXPLAINED = 0.02, 0.10, 2.0  # targets: two errors, and seconds
 KERAS = "residual", 32  # and its batch size
 

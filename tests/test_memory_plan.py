@@ -168,9 +168,8 @@ WAYS = ["[^+]*|batch[^+]*[+][^+]*", "[^+]*|(?!mixed).*[+].*"]
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name, n", [
-    ("deep", 4), ("transformer", 2), ("words", 4), ("segmentation", 4), ("adamw", 4), ("two", 4),
-    ("mobilenet", 2),
-])  # fmt: skip
+    ("deep", 4), ("transformer", 2), ("words", 4), ("adamw", 4), ("mobilenet", 2),
+])
 def test_all_ways_hold_what_the_plan_says(name, n):
     """In a process of its own, since a plan of four devices is another than that of the tests."""
     said = run_python(

@@ -63,14 +63,15 @@ def test_stored_outputs_hold_on_another_processor(onednn: bool, setting: str, no
 # Each number where it matters most: 5 and 7 divide few sizes, one device has nobody to share with,
 # and eight wait longest. 2 is what is stored, and 3 is what the browser runs.
 COUNTS = {
-    "00": (7,), "01": (1,), "02": (4,), "03": (1,), "06": (8,), "08": (5, 7), "09": (1, 6),
-    "07": (8, 5, 1), "12": (6,), "14": (5,), "15": (8, 1), "16": (1,), "17": (6,), "19": (1,),
-    "10": (4,), "11": (1, 8), "13": (1, 4), "18": (3,),
+    "00": (7,), "01": (1,), "03": (1,), "06": (8,), "07": (5, 1), "08": (7,), "09": (1, 6),
+    "10": (4,), "11": (1, 8), "12": (6,), "13": (1, 4), "14": (5,), "15": (1,), "16": (1,),
+    "19": (1,),
 }  # fmt: skip
+WITHOUT = {"02", "04", "05", "17", "18"}  # nothing of theirs is shared out over the plan
 
 
 def test_every_lesson_and_every_number_of_devices_is_tried():
-    assert COUNTS.keys() == {notebook.name[:2] for notebook in NOTEBOOKS}
+    assert COUNTS.keys() | WITHOUT == {notebook.name[:2] for notebook in ALL}
     assert {2, 3}.union(*COUNTS.values()) == set(range(1, 9))
 
 

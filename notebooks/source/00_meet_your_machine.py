@@ -80,7 +80,7 @@ def build():
         keras.layers.Dense(10, activation="softmax"),
     ])
     loss = "sparse_categorical_crossentropy"
-    # otherwise Keras compiles a step on one GPU with XLA, which the trace below leaves out
+    # otherwise Keras compiles a step on one GPU with XLA, and the trace below does not
     model.compile("adam", loss, metrics=["accuracy"], jit_compile=False)
     return model
 
@@ -127,11 +127,10 @@ for name, model in steps.items():
 # Without a strategy all convolutions ran on the first GPU, or on the host where there is none. With
 # the strategy every device computed some. The **timeline** of this last step shows when. A device
 # that runs two operations at once has two rows of bars. In a hatched gap a device may be waiting:
-# for sums from the other devices, which `BatchNormalization` needs in both passes; for data; where
-# devices are cores, for a free thread; on GPUs, for the host to start the next operation. That
-# takes most of the step of so small a model, so GPUs have short bars, of which few overlap, and
-# pale ones at the start prepare the backward pass. Look for bars of several devices one above the
-# other:
+# for sums from the other devices, which `BatchNormalization` needs in both passes; for data; on
+# cores, for a free thread; or, on GPUs, for the host to start the next operation. That takes most
+# of the step of so small a model, so GPUs have short bars, and few overlap. Pale ones at the start
+# prepare the backward pass. Look for bars of several devices one above the other:
 
 # %% tags=["varies", "cover"]
 drawings.both_ways(step, on_all)

@@ -137,8 +137,8 @@ drawings.rises(monitor)
 plt.show()
 
 # %% [markdown]
-# Larger batches add to what is held. The first `fit` also adds its graph or, on a GPU, what cuDNN
-# may borrow to try its algorithms. [[03]] says what a step needs.
+# The largest batch adds most to what is held. The first `fit` also adds its graph or, on a GPU,
+# what cuDNN may borrow to try its algorithms. [[03]] says what a step needs.
 #
 # ## What each setting takes
 #

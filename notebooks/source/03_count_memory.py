@@ -255,8 +255,8 @@ print(tapes(), "tapes are alive after", len(history), "steps")
 #
 # Workspaces of a GPU's libraries and the CUDA context, a few hundred megabytes, are not counted:
 # leave a tenth of the GPU free. The first step may hold far more for a moment, probably while cuDNN
-# tries its algorithms; the peak that `get_memory_info` gives is then that one. A model whose inputs
-# have different lengths has to be counted with the longest.
+# tries its algorithms; `get_memory_info` then gives that as the peak. A model whose inputs have
+# different lengths has to be counted with the longest.
 #
 # ## On your own
 #

@@ -105,7 +105,7 @@ plt.show()
 # ![Left, no setting: a.py computes on GPU 0 and takes the memory of all four, and b.py finds none.
 # Right: a.py works on GPU 0, b.py on GPU 1.](pictures/04_landing.svg)
 #
-# Cores behave alike. Here two processes without any setting print what they may use:
+# So it is with cores. Here two processes without any setting print what they may use:
 
 # %% tags=["nbval-ignore-output"]
 look = folder / "look.py"

@@ -115,8 +115,8 @@ for size in (8, 840):
 # %% [markdown]
 # With 8 images a second device gains nothing, or costs time: feeding the data and adding up the
 # gradients take time in every step, and more devices do not shorten that. A "ratio" is the time of
-# one device, divided by that of all. With 840 images two cores are clearly faster. GPUs finish this
-# network too soon to gain. [[15]] says how many pairs a small difference needs.
+# one device, divided by that of all. With 840 images two cores are clearly faster; [[15]] says how
+# many pairs a small difference needs. GPUs finish this network too soon to gain.
 #
 # | | |
 # |---|---|
@@ -150,7 +150,7 @@ plt.show()
 # line is that of the Dense layer; a sum may wait until its device is free. Where the step gains,
 # `fit` gains less, as it also spends time before and between steps. One device alone may use both
 # cores: bars of half the height are two operations at once, so the measured gain is rather too
-# small. A GPU's bars may be too narrow for numbers, and in the gaps it mostly waits for the host,
+# small. A GPU may have bars too narrow for numbers, and in the gaps mostly waits for the host,
 # which starts its operations.
 #
 # Each device has a copy of the model, its **replica**, which computes the gradients for its

@@ -274,8 +274,8 @@ timing.compare(on_first, on_every, names=("on one", "on all"), repeats=10)
 # %% [markdown]
 # A ratio is the time on one divided by that on all: over 1, all devices were faster. Ten pairs were
 # timed, and the middle half of their ratios lies in the brackets. If this range contains 1 or lies
-# below it, no gain is shown, as is usual where two devices share a GPU, or where the network is too
-# small to keep one busy.
+# below it, no gain is shown, as is usual where devices share a GPU, or the network is too small to
+# keep a device busy.
 #
 # ## Break it
 #

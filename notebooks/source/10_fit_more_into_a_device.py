@@ -97,9 +97,8 @@ drawings.hills(steps, device)
 # The curves show mostly two things: **activations**, which the forward pass leaves behind for the
 # backward pass, and gradients.
 #
-# - As it is, the curve falls in the backward pass, unless TensorFlow leaves some gradients of
-#   weights until the end, as on cores, and keeps what these need: activations and gradients of
-#   activations.
+# - As it is, the curve falls in the backward pass; on cores it climbs first: TensorFlow leaves some
+#   gradients of weights until the end, and keeps what these need, activations and their gradients.
 # - Accumulated, each piece is a hill. Between two hills the sum of gradients is held.
 # - Recomputed, each part is a hill, the last part first. Before each other part runs backward, it
 #   runs forward a second time.

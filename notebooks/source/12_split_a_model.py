@@ -67,7 +67,7 @@ def build(optimizer="adam"):
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input([28, 28, 1]), *body(), *head()])
     model.compile(optimizer, entropy(), metrics=["accuracy"], jit_compile=False)
-    return model  # without XLA, as fit.split
+    return model  # no XLA, as in fit.split
 
 
 images, labels = digits.load(512)
@@ -144,9 +144,9 @@ plt.show()
 
 # %% [markdown]
 # The first device waits until the gradient comes back, and the second waits before and after its
-# turn. A GPU also waits within its turn, for the host to start operations. Both work at once only
-# while the second still computes the gradients of its own weights and updates them. [[14]] keeps
-# both busier.
+# turn. Both work at once only while the second still computes the gradients of its own weights and
+# updates them. [[14]] keeps both busier. A GPU also waits within its turn, for the host to start
+# operations.
 #
 # ## Where to cut
 #

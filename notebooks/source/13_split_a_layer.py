@@ -118,7 +118,7 @@ for name in ["up_0", "down_0"]:
 # ![The input goes to both devices. Each multiplies it by its columns of A, applies relu, and
 # multiplies by its rows of B. The results are added up. Gradients come back.](pictures/13_pair.svg)
 #
-# With small matrices, each half for one device:
+# Small matrices show it, halved between devices:
 
 # %%
 batch, a, b = [np.random.default_rng(17).normal(size=n) for n in ([8, 6], [6, 10], [10, 6])]
@@ -255,9 +255,9 @@ for name in ["between layers", "one device"]:
     print(timing.Comparison(times[name], times["inside layers"], (name, "inside layers")))
 
 # %% [markdown]
-# On cores, a step split inside layers is the fastest, if no other program uses them. One device is
+# On cores, a step split inside layers is the fastest, if no other program runs. One device is
 # second, as it also ran two operations at once (two lanes above). On a GPU one device may be the
-# fastest, as it starts the fewest operations.
+# fastest, as it has the fewest operations.
 #
 # ## Break it
 #

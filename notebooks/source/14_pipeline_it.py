@@ -59,7 +59,7 @@ def build():
     stack = [layers.Flatten(), *dense(range(12)), layers.Dense(10)]
     model = keras.Sequential([keras.Input([28, 28, 1]), *stack])
     model.compile(keras.optimizers.SGD(0.01), entropy(), jit_compile=False)
-    return model  # without XLA, as fit.split
+    return model  # no XLA, as in fit.split
 
 
 # %%
@@ -110,8 +110,8 @@ with tf.device(first):  # where the uncut model computes
 # %% [markdown]
 # In one piece, the devices work almost only in turns, and the cut model is slower than the uncut
 # one. On cores, both often work at the same time in eight, and the cut model is faster. On a GPU,
-# starting operations this small takes most of the step, so eight pieces, with eight times as many,
-# may take longest. [PyTorch's tutorial on model
+# starting operations this small takes most of the step, so eight pieces, with eight times the
+# operations, may take longest. [PyTorch's tutorial on model
 # parallelism](https://pytorch.org/tutorials/intermediate/model_parallel_tutorial.html) compares the
 # same three for ResNet-50: cut over two GPUs, it was 7 % slower than on one, and in pieces 49 %
 # faster.
@@ -383,9 +383,8 @@ for norm in [layers.BatchNormalization, partial(layers.GroupNormalization, 4)]:
 #
 # ## On GPUs
 #
-# Keep each piece large enough to fill a GPU. *All forward first* comes from
-# [GPipe](https://arxiv.org/abs/1811.06965), and *one forward, one back* from
-# [PipeDream](https://arxiv.org/abs/1806.03377) and
+# *All forward first* comes from [GPipe](https://arxiv.org/abs/1811.06965), and *one forward, one
+# back* from [PipeDream](https://arxiv.org/abs/1806.03377) and
 # [DAPPLE](https://arxiv.org/abs/2007.01045). For very large models, take
 # `torch.distributed.pipelining`, Megatron-LM or DeepSpeed.
 #
@@ -447,9 +446,8 @@ checks.fewest(fewest)
 # %% [markdown]
 # ## What we saw
 #
-# - In one piece, the devices worked almost only in turns. In eight, both can work at the same time,
-#   which pays where a piece is enough work for a device. In float64 the weights after `fit` were
-#   below 1e-12 from those of one device.
+# - In one piece, the devices worked almost only in turns. In eight, on cores, both often worked at
+#   once. In float64 the weights after `fit` were below 1e-12 from those of one device.
 # - Gradients of two pieces added up to 7.5 and 5.0, those of the whole batch.
 # - *All forward first* and *one forward, one back* had the same bubble, and the second held less.
 # - With BatchNormalization, pieces gave other weights, and `fit.split` warned of it.

@@ -152,9 +152,9 @@ plt.show()
 # %% [markdown]
 # Each bar is the middle half of fifteen ratios; their median stands at the right. A bar is grey if
 # it cannot be told apart from 1. In strong scaling the large batch gains more than the small one;
-# on a GPU, whose steps are nearly all fixed part, neither gains. With 4 images for each, weak
-# scaling looks better than strong scaling, because a larger batch also helps one device. Only
-# strong scaling shows what the others add.
+# on a GPU perhaps neither gains. With 4 images for each, weak scaling looks better than strong
+# scaling, because a larger batch also helps one device. Only strong scaling shows what the others
+# add.
 #
 # ## A number that can be believed
 #
@@ -179,8 +179,8 @@ for pairs in (5, 8, 15, 20):
 #
 # ## Proof: the same work
 #
-# A training that does less work is faster. The next cells check that four steps on all
-# devices change the weights as one device does, within a thousandth of the change:
+# Less work is faster, too. So the next cells check that four steps on all devices change the
+# weights as one device does, within a thousandth of the change:
 
 # %%
 def moved(n, steps=STEPS):
@@ -377,8 +377,8 @@ checks.differ(differ)
 # %% [markdown]
 # ## What we saw
 #
-# - In strong scaling a small batch gained little: devices share its images, not the fixed part of a
-#   step.
+# - In strong scaling a small batch gained nothing: devices share its images, not the fixed part of
+#   a step.
 # - On a steady machine, two equal steps counted as different in 11 % of the comparisons of 8 pairs,
 #   and in 1 % of those of 15.
 # - Four steps on one batch, 3,360 images in all, changed the weights alike on one device and all.

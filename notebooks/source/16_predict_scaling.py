@@ -251,8 +251,8 @@ for row in scaling.measure(step_of, [n], [8, 128], warmup=1, repeats=5):
           f"{least:.2f} to {most:.2f} times as fast")  # fmt: skip
 
 # %% [markdown]
-# Once a batch fills the device, which on a GPU may take thousands of images, a larger one takes
-# longer. No more crosses, so a second machine gives more, as it does if gradients are accumulated.
+# Once a batch fills the device (on a GPU perhaps thousands of images), a larger one takes longer.
+# The same bytes cross, so a second machine gives more, as it does if gradients are accumulated.
 #
 # ## On your own
 #

@@ -62,8 +62,8 @@ print(workers.to_paste(path))
 #
 # To try this, one machine is enough: `mgpu cluster --workers 2 train_workers.py` starts two
 # processes there, and `cluster.run` does the same from Python. NVIDIA's NCCL refuses two workers on
-# one GPU: where there is only one, set `MGPU_MODE=cores` first, as is done here, where each worker
-# computes on one core:
+# one GPU: with only one, set `MGPU_MODE=cores` first. The next cell does so; each worker computes
+# on one core:
 
 # %%
 one_core = {"MGPU_MODE": "cores", "TF_NUM_INTRAOP_THREADS": "1"}

@@ -79,9 +79,9 @@ folder = Path(tempfile.mkdtemp())
 # ```
 #
 # The script of [[17]] has both callbacks, and options that make it fail. Two trainings run it at
-# the same time, each on two workers with one core each, for three passes of eight steps, with
-# dropout. One is left alone. In the other, worker 1 is killed at step 10, and after the restart it
-# sleeps at step 18. This may take half a minute:
+# the same time, each on two workers of one core, for three passes of eight steps, with dropout. One
+# is left alone. In the other, worker 1 is killed at step 10, and after the restart it sleeps at
+# step 18. The cell may take half a minute:
 
 # %%
 os.environ |= {"MGPU_MODE": "cores", "TF_NUM_INTRAOP_THREADS": "1"}  # one thread for each worker

@@ -77,9 +77,9 @@ print(whatif.explain(trace.fit_step(model, (x, y))))
 
 # %% [markdown]
 # Each device worked during a part of the step. In the rest it waited for a result of another
-# device, for *copies* to or from a GPU, for *a free core* while all were busy, or for *overhead*:
-# time that TensorFlow or other programs took between operations. In a healthy step devices wait for
-# each other only briefly, unless they share a GPU.
+# device, for *copies* to or from a GPU, for *a free core*, or for *overhead*: time that TensorFlow
+# or other programs took between operations. In a healthy step devices wait for each other only
+# briefly, unless they share a GPU.
 #
 # | `fit.explain`, `whatif.explain` | |
 # |---|---|
@@ -286,9 +286,9 @@ for name, step in pair.items():
 
 # %% [markdown]
 # The prediction leaves out that with even shards the other devices get more to do, so the measured
-# gain may be smaller, or none if they share a GPU. A bar has all of a device's work first, then its
-# waits for other devices. With even shards those for the first device are short. The cure is even
-# shards, or shards in proportion to speed. `whatif.explain` names the slow device, not the reason.
+# gain may be smaller, or none if devices share a GPU. A bar has all of a device's work first, then
+# its waits. With even shards those for the first device are short. The cure is even shards, or
+# shards in proportion to speed. `whatif.explain` names the slow device, not the reason.
 #
 # ### 8. The variables are on the wrong device
 #
@@ -325,7 +325,7 @@ def losses(**settings):
 
 
 alone = losses(where=plan.devices[:1])
-print("one device   falls in each step:", alone[0] > alone[1] > alone[2])
+print("one device   the loss falls:", alone[0] > alone[1] > alone[2])
 others = {"all": {}, "uneven": {"sizes": sizes}, "on the host": {"home": plan.host}}
 for name, settings in others.items():
     off = max(abs(a / b - 1) for a, b in zip(losses(**settings), alone))
