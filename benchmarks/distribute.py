@@ -23,7 +23,7 @@ import _workers
 from _steps import Step
 from mgpu_helpers import devices, scaling
 
-GLOBAL_BATCH, STEPS, ROUNDS, TARGET = 512, 4, 6, 0.9
+GLOBAL_BATCH, STEPS, ROUNDS, TARGET = 512, 4, 5, 0.9
 
 
 def today(plan, network, images, labels):

@@ -18,7 +18,7 @@ import _mirrored
 from mgpu_helpers import devices, fit
 from mgpu_helpers.lessons import digits
 
-BATCH, STEPS, ROUNDS, LONG, TARGET = 128, 4, 1, 0.03, 0.15
+BATCH, STEPS, ROUNDS, LONG, TARGET = 128, 6, 1, 0.03, 0.15
 
 
 def main() -> None:

@@ -361,7 +361,7 @@ for name, model, was in zip([*names, "flat"], voters, before):
 # take turns: use one function, or a process for each model.
 #
 # With two larger models in loops of TensorFlow 1, without `fit`, threads, one function and
-# processes were each 1.7 to 1.8 times as fast as in turn on two cores
+# processes were each 1.6 to 1.7 times as fast as in turn on two cores
 # ([result](../results/ensemble.json) of `benchmarks/ensemble.py`).
 #
 # ## On GPUs
