@@ -137,7 +137,7 @@ drawings.rises(monitor)
 plt.show()
 
 # %% [markdown]
-# The largest batch adds most to what is held. The first `fit` also adds its graph or, on a GPU,
+# The largest batch adds most to what is held. The first `fit` also adds its graph and, on a GPU,
 # what cuDNN may borrow to try its algorithms. [[03]] says what a step needs.
 #
 # ## What each setting takes
@@ -248,9 +248,9 @@ with pretend_gpus(1) as gpus:
 #
 # The monitor's chart has the scale of what the allocators handed out. Its labels say what each
 # phase adds to that, and its legend names the most of each curve, also of those beyond the scale.
-# The chart of the settings shows what the driver gave, with the CUDA context.
-# When memory runs out, TensorFlow logs what its tensors hold, if `TF_CPP_MIN_LOG_LEVEL=0` is in the
-# environment.
+# The chart of the settings shows what the driver gave, with the CUDA context. When memory runs out,
+# TensorFlow logs what its tensors hold. `devices.setup` silences the log, unless
+# `TF_CPP_MIN_LOG_LEVEL=0` is in the environment.
 #
 # ## On your own
 #

@@ -136,9 +136,9 @@ for way in advice.ways:
 # and 3 pile up; then gradients come and outputs go. The highest column, the peak, is at layer 2 of
 # the backward pass: outputs 1 and 2, gradients 2 and 1.](pictures/03_stack.svg)
 #
-# If all outputs have the same size, as in the model above, the peak is in the first half of the
-# backward pass. If the outputs shrink fast, as in the network below, it is near the end. At layer 1
-# no gradient is passed on, because the images are not trained.
+# If all large outputs have the same size, as in the model above, the peak is in the first half of
+# the backward pass. If the outputs shrink fast, as in the network below, it is near the end. At
+# layer 1 no gradient is passed on, because the images are not trained.
 
 # %% [markdown]
 # ## What a step holds

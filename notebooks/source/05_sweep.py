@@ -377,7 +377,8 @@ checks.again(again)
 # %% [markdown]
 # ## What we saw
 #
-# - One line ran a grid of four trainings, and a larger grid ran only what was new.
+# - One line ran a grid of four trainings, and a second grid, with a larger rate, ran only its new
+#   job.
 # - Of five settings the rate 0.1 with width 16 was the best.
 # - A sweep that had failed in part went on, and its 4 results were those of one without a failure.
 # - Of 3 jobs that were done, one had no result.

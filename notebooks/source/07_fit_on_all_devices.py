@@ -96,7 +96,7 @@ print("less than 0.005 apart:", close)
 
 # %% [markdown]
 # Losses and accuracies are less than 0.005 apart. Was it faster, too? That depends on the batch.
-# The next cell times five steps of `fit` on one device and on all, with a small global batch and a
+# Five steps of `fit` are timed below on one device and on all, with a small global batch and a
 # large one:
 
 # %%
@@ -114,9 +114,9 @@ for size in (8, 840):
 
 # %% [markdown]
 # With 8 images a second device gains nothing, or costs time: feeding the data and adding up the
-# gradients take time in every step, and more devices do not shorten that. A "ratio" is the time of
-# one device, divided by that of all. With 840 images two cores are clearly faster; [[15]] says how
-# many pairs a small difference needs. GPUs finish this network too soon to gain.
+# gradients take time in every step, and more devices do not shorten that. With 840 images two cores
+# are clearly faster; [[15]] says how many pairs a small difference needs. GPUs finish this network
+# too soon to gain.
 #
 # | | |
 # |---|---|
@@ -302,7 +302,7 @@ for both in (False, True):
     print(f"even batches, synchronized={both!s:5} {far:.2f} apart, below 1e-12: {far < 1e-12}")
 
 # %% [markdown]
-# Only with both cures the plain strategy ends at the weights of one device. `fit.check` knows more
+# With both cures the plain strategy ends at the weights of one device. `fit.check` knows more
 # traps:
 #
 # | with the plain strategy | what happens | the cure |

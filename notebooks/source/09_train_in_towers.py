@@ -212,7 +212,7 @@ for kind, rate in [(keras.optimizers.SGD, 0.3), (keras.optimizers.Adam, 0.003)]:
 # ## Does it pay?
 #
 # Here is the time of a step with a small batch and with a large one, each the median of eight runs.
-# The chart then shows the fastest of three large steps, so its times can be shorter:
+# The chart then shows the fastest of three traced large steps, whose times can be others:
 
 # %% tags=["nbval-ignore-output"]
 steps = {"One device": make_step(build(), [first]), "All devices": make_step(build(), plan.devices)}
@@ -279,7 +279,7 @@ uneven = [slope(numbers[:630]), slope(numbers[630:])]
 print(*(f"{each:.1f}" for each in uneven), f"mean {mean(uneven):.1f}, and not {slope(numbers):.1f}")
 
 # %% [markdown]
-# 210 fours weigh as much as 630 others: each four counts three times.
+# 210 fours weigh as much as 630 others: each four counts as much as three others.
 #
 # **A penalty once per tower.** At w = 1 a penalty of w² adds 2 to the gradient: 17. Here gradients
 # are added. Each tower divides its loss by the number of towers, but not its penalty:

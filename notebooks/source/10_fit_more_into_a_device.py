@@ -102,7 +102,8 @@ drawings.hills(steps, device)
 # - Accumulated, each piece is a hill. Between two hills the sum of gradients is held.
 # - Recomputed, each part is a hill, the last part first. Before each other part runs backward, it
 #   runs forward a second time.
-# - In bfloat16 more than half stays, because a copy of the batch in two bytes is added.
+# - In bfloat16 more than half stays, because copies of the batch and of the weights in two bytes
+#   are added.
 #
 # The curves leave out the batch and the weights. Does each step fit when the weights are added?
 

@@ -2,7 +2,7 @@
 # # Pipeline it
 #
 # You have cut a model over two GPUs, and now it fits. But the GPUs wait for each other. You pay for
-# two and get at most the speed of one.
+# two and get hardly more than the speed of one.
 #
 # **In this lesson** a batch goes through the stages of a split model in pieces, so that both
 # devices work at the same time.
@@ -114,7 +114,7 @@ with tf.device(first):  # where the uncut model computes
 # operations, may take longest. [PyTorch's tutorial on model
 # parallelism](https://pytorch.org/tutorials/intermediate/model_parallel_tutorial.html) compares the
 # same three for ResNet-50: cut over two GPUs, it was 7 % slower than on one, and in pieces 49 %
-# faster.
+# faster than that.
 #
 # Why is a step in pieces, on cores too, not twice as fast as on one device?
 #
@@ -163,7 +163,8 @@ for name, way in ways.items():
 # The last two orders are equally fast. With p stages and m pieces, each takes 2 (m + p - 1)
 # columns, and a stage waits in 2 (p - 1) of them. So the bubble is a share of (p - 1)/(m + p - 1),
 # if all stages take equally long: with two stages, 1/2 in one piece and 1/9 in eight. In the charts
-# above the shares differ: the stages are not quite equal, and starting operations takes time, too.
+# above the shares differ: the stages are not quite equal, starting operations takes time, and in
+# one step a task may be held up.
 #
 # A stage **holds** a piece from its `F` to its `B`: in *all forward first*, stage 0 holds up to
 # four pieces, and in *one forward, one back* never more than two.

@@ -219,7 +219,7 @@ for n, name in zip(models, names):
 # %% [markdown]
 # The fixed part is spent on Python, on starting operations, on updating the weights, and with more
 # devices on the exchange. With 4 images it is most of a step, on a GPU also with 64. **The remedy**
-# is a larger batch. If a step with 64 grew by more than its fixed part, its images take longer:
+# is a larger batch. If a step with 64 grew by more than its fixed part did, its images take longer:
 # cores share memory.
 #
 # ## What holds it back: an input that is too slow
@@ -249,7 +249,7 @@ for n, model in models.items():
 
 # %% [markdown]
 # One by one, the input gives 120 / 0.04 = 3,000 images a second at most, for any number of devices;
-# four at a time, 12,000. The other limit is computing: the column `ready`.
+# four at a time, 12,000. Computing, the column `ready`, comes on top or is the other limit.
 #
 # To recognize a slow input, **time `fit` on one batch that lies ready.** If your training is much
 # slower, keep what was read (`cache`), or read several batches at a time (`num_parallel_calls`).
@@ -382,7 +382,7 @@ checks.differ(differ)
 # - On a steady machine, two equal steps counted as different in 11 % of the comparisons of 8 pairs,
 #   and in 1 % of those of 15.
 # - Four steps on one batch, 3,360 images in all, changed the weights alike on one device and all.
-# - An input that read batches one by one set the pace, whatever the number of devices.
+# - An input that read batches one by one set the pace, nearly whatever the number of devices.
 # - A larger batch cost accuracy. Eight times the rate made up for most of that.
 #
 # ## In practice

@@ -310,7 +310,7 @@ checks.batches(batches)
 # - If gradients cross after 4 batches, `least` for VGG16 x 64 over 10 Gbit is 1.61.
 # - For eight GPUs in one server the fit was off by 3.9 % in the median, and doubling by 3.4 %. For
 #   AlexNet it was 4.4 % against 17.9 %.
-# - A fit to one server promised 1.54 times for the second, where `most` was 1.35.
+# - A fit to one server promised VGG16 1.54 times for the second, where `most` was 1.35.
 #
 # ## In practice
 #

@@ -159,8 +159,8 @@ print(rows(numbers.batch(5)))""")
 #
 # ## When a second machine pays
 #
-# Two machines halve the batch of each, so a step of s seconds becomes s/2 + x, with x for the
-# exchange of the gradients. That is less than s if **s > 2x**:
+# Two machines halve the batch of each, so a step of s seconds becomes s/2 + x at best, with x for
+# the exchange of the gradients. That is less than s if **s > 2x**:
 #
 # ![Bars of a step. One machine computes for s. Two compute for s/2 and exchange gradients for x:
 # with a small x they end before one machine, with x = s/2 at the same time, and with a large x
@@ -335,7 +335,7 @@ def rows_of(count, workers, index):
 checks.rows_of(rows_of)
 
 # %% [markdown]
-# **2.** TCP carries 95.6 % of a link's rate, and without any limit the workers still need
+# **2.** TCP carries 95.6 % of the rate of these links, and without any limit the workers still need
 # `unlimited` seconds: about 0.02 here. Write `reduce_seconds(size, workers, megabits, unlimited)`:
 # the seconds of a ring's all-reduce of `size` bytes over links of `megabits` Mbit/s at what TCP
 # carries, plus `unlimited`.

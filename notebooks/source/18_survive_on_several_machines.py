@@ -79,8 +79,8 @@ folder = Path(tempfile.mkdtemp())
 # ```
 #
 # The script of [[17]] has both callbacks, and options that make it fail. Two trainings run it at
-# the same time, each on two workers of one core, for three passes of eight steps, with dropout. One
-# is left alone. In the other, worker 1 is killed at step 10, and after the restart it sleeps at
+# the same time, each on two workers of one thread, for three passes of eight steps, with dropout.
+# One is left alone. In the other, worker 1 is killed at step 10, and after the restart it sleeps at
 # step 18. The cell may take half a minute:
 
 # %%
@@ -115,7 +115,7 @@ print("all four workers have the same bits:", len({*calm, *hurt}) == 1)
 # %% tags=["cover"]
 logs = [attempt.workers[1].log.read_text() for attempt in report.attempts]
 steps = [[int(step) for step in re.findall(r"step (\d+)", log)] for log in logs]
-ax = axes(size=(8, 2.1), source="two workers on one machine, a core each")
+ax = axes(size=(8, 2.1), source="two workers on one machine, one thread each")
 for number, did in enumerate(steps):
     after = steps[number + 1][0] if number + 1 < len(steps) else did[-1] + 1
     parts = {colour("/CPU:2"): (did[0], after), HOST: (after, did[-1])}
