@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from conftest import run_python
 from mgpu_helpers import pipeline, trace
 from mgpu_helpers.lessons import networks, schedules
+from mgpu_helpers.pipeline.cutting import Cut, StageCost
 from mgpu_helpers.pipeline.tasks import Span, task_of
 from mgpu_helpers.trace import Op, Trace
 from mgpu_helpers.trace.records import Allocation
@@ -567,3 +568,11 @@ def test_a_cut_that_cannot_be_found_is_refused(given, named):
     step = by_hand([("a/Up", 1, 1), ("b/Up", 1, 1)], [("a/Up", "b/Up")])
     with pytest.raises(ValueError, match=named):
         pipeline.best_cut(step, **{"devices": "ab", "layers": ["a", "b"]} | given)
+
+
+def test_a_cut_of_short_stages_shows_parts_of_milliseconds():
+    def cut(*seconds):
+        parts = tuple(StageCost(("a",), each, 10**6, 0) for each in seconds)
+        return repr(Cut(("b",), parts))
+
+    assert "12 and 1 ms" in cut(0.012, 0.001) and "0.40 and 1.25 ms" in cut(0.0004, 0.00125)

@@ -119,7 +119,8 @@ def test_what_a_block_prints_and_raises_comes_through_and_all_is_put_back(plan, 
     try:
         with pytest.raises(ZeroDivisionError), trace.placement() as found:
             print("from Python")
-            os.write(1, b"from C\nand more\n")
+            os.write(1, b"from C\n\nand more\n")
+            os.write(1, b"Device mapping:\n/job:a/GPU:0 -> device: 0, name: b\n\n")  # of GPUs
             classic(plan)
             print(line)  # as TensorFlow does it in a notebook
             print("at the end, without a line break", end="")
@@ -129,8 +130,9 @@ def test_what_a_block_prints_and_raises_comes_through_and_all_is_put_back(plan, 
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
     assert sys.stdout is stdout and os.path.samestat(os.fstat(1), before)
     printed = capfd.readouterr().out
-    for text in ("from Python\n", "from C\nand more\n", "at the end, without a line break"):
+    for text in ("from Python\n", "from C\n\nand more\n", "at the end, without a line break"):
         assert text in printed
+    assert printed.endswith("and more\n")  # and not with the empty line after the GPUs
     assert "/job:" not in printed and len(found.raw) == 5 and line in found.raw
     with trace.placement() as after:
         classic(plan)

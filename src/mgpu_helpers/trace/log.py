@@ -14,7 +14,7 @@ from mgpu_helpers._names import order, short
 
 _LINE = re.compile(r"(?:^|\] )(\S+): \((\w+)\): (/job:\S+)$")
 # The list of GPUs, printed before the log, and the empty line at its end.
-_MAPPING = re.compile(r"Device mapping:|/job:\S+ -> |$")
+_MAPPING = re.compile(r"^Device mapping:.*\n(?:/job:\S+ -> .*\n)*\n?", re.MULTILINE)
 _INNER = {*_private.BOUNDARY, "NoOp"}
 
 
@@ -82,7 +82,7 @@ def placement() -> Iterator[Placement]:
     finally:
         graphs = _private.collected_graphs()
         tf.config.optimizer.set_experimental_options(options)
-        lines = [line for line in text.splitlines() if not _MAPPING.match(line)]
+        lines = _MAPPING.sub("", text).splitlines()
         log.raw = tuple(line for line in lines if _LINE.search(line))
         if rest := [line for line in lines if not _LINE.search(line)]:
             print(*rest, sep="\n")  # what the block itself printed
