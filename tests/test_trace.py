@@ -11,7 +11,7 @@ import pytest
 from gpu_graph import recorded
 from mgpu_helpers import whatif
 from mgpu_helpers.charts.steps import bars_of
-from mgpu_helpers.trace import Op, Trace, function_step, read, session_step
+from mgpu_helpers.trace import Op, Trace, read, session_step
 from mgpu_helpers.trace.layers import layer
 from mgpu_helpers.trace.records import Allocation, Copy, curve
 
@@ -54,23 +54,18 @@ def three_devices(plan):
 def test_operations_have_their_device_and_the_bytes_of_what_they_give(three_devices):
     (x, total), trace = three_devices
     assert total == pytest.approx(5 * x.sum(), rel=1e-4)
-    places = {op.name: (op.type, op.device) for op in trace.ops if op.type != "Const"}
-    assert places == {
-        "x": ("RandomUniform", "/CPU:1"),
-        "two": ("ConcatV2", "/CPU:2"),
-        "three": ("ConcatV2", "/CPU:2"),
-        "a": ("Sum", "/CPU:0"),
-        "b": ("Sum", "/CPU:0"),
-        "total": ("AddV2", "/CPU:0"),
-    }
+    made = {op.name: (op.type, op.device, op.bytes) for op in trace.ops if op.type != "Const"}
+    assert made == {
+        "x": ("RandomUniform", "/CPU:1", BLOCK),
+        "two": ("ConcatV2", "/CPU:2", 2 * BLOCK), "three": ("ConcatV2", "/CPU:2", 3 * BLOCK),
+        "a": ("Sum", "/CPU:0", 4), "b": ("Sum", "/CPU:0", 4), "total": ("AddV2", "/CPU:0", 4),
+    }  # fmt: skip
     assert trace.devices == ("/CPU:0", "/CPU:1", "/CPU:2")
     starts = [op.start for op in trace.ops]
     assert starts == sorted(starts) and min(starts) >= 0
     assert all(op.length > 0 for op in trace.ops)
     assert trace.length == max(op.end for op in trace.ops) < 60
     assert not trace.launches_only and "launches" not in repr(trace)
-    made = {op.name: op.bytes for op in trace.ops if op.type != "Const"}
-    assert made == {"x": BLOCK, "two": 2 * BLOCK, "three": 3 * BLOCK, "a": 4, "b": 4, "total": 4}
 
 
 def test_every_copy_has_its_bytes_and_lasts_from_the_making_to_the_first_use(three_devices):
@@ -88,13 +83,13 @@ def test_every_copy_has_its_bytes_and_lasts_from_the_making_to_the_first_use(thr
         (("/CPU:2", "/CPU:0"), 5 * BLOCK),
     ]
     ops, copies = {op.name: op for op in trace.ops}, {(c.tensor, c.target): c for c in trace.copies}
-    for maker, target, user in (
-        ("x", "/CPU:2", "two"), ("two", "/CPU:0", "a"), ("three", "/CPU:0", "b"),
-    ):  # fmt: skip
+    # The first use of each; on the host nothing uses x.
+    first = {("x", "/CPU:2"): "two", ("two", "/CPU:0"): "a", ("three", "/CPU:0"): "b",
+             ("x", "/CPU:0"): None}  # fmt: skip
+    for (maker, target), user in first.items():
         copy = copies[maker, target]
         assert copy.start == ops[maker].end
-        assert copy.start + copy.length == pytest.approx(ops[user].start)
-    assert copies["x", "/CPU:0"].length == 0  # nothing there uses it
+        assert copy.start + copy.length == pytest.approx(ops[user].start if user else copy.start)
 
 
 def test_what_is_held_is_counted_per_device_and_who_took_it_is_named(three_devices):
@@ -170,28 +165,54 @@ def test_what_is_fed_starts_on_the_host(plan):
     assert repr(trace).endswith("operations on /CPU:0, /CPU:1; 2 copies between them")
 
 
+def test_a_first_value_stays(plan):
+    import tensorflow as tf
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session(config=plan.session_config(devices=1)) as session:
+        with tf.device(plan.devices[0]):
+            v1.get_variable("w", [1000, 1000], use_resource=True)
+        _, step = session_step(session, v1.global_variables_initializer())
+    assert step.memory[plan.devices[0]][-1][1] == 4_000_000
+
+
 # ---- traces made by hand
 
+BEGIN = 1_700_000_000_002_000  # us since 1970
 
-def test_what_is_taken_is_paired_with_what_is_given_back():
+
+def written(*ran, constants=None):
+    """Write, as TensorFlow does, a step of (name, op, device, inputs, start, end) in us.
+
+    A seventh lists what each took of memory, and gave back: pairs of a moment and bytes.
+    """
+    from tensorflow import make_tensor_proto
     from tensorflow.compat.v1 import RunMetadata
 
     metadata = RunMetadata()
-    device = "/job:localhost/replica:0/task:0/device:CPU:1"
-    stats = metadata.step_stats.dev_stats.add(device=device)
-    for name, start, records in (
-        ("first", 100, [(101, 40), (102, 40), (103, 7), (104, -40), (105, -7), (140, -40)]),
-        ("next", 120, [(120, 10), (129, 5), (160, -10)]),
-        ("unused", 150, [(151, 3), (155, -3)]),  # TensorFlow frees it before it notes the end
-    ):
-        node = stats.node_stats.add(
-            node_name=name, all_start_nanos=start * 1000, op_end_rel_nanos=4900,
-            all_end_rel_nanos=6000,
+    nodes, stats = metadata.partition_graphs.add().node, metadata.step_stats.dev_stats
+    for name, value in (constants or {}).items():
+        nodes.add(name=name, op="Const").attr["value"].tensor.CopyFrom(make_tensor_proto(value))
+    for name, op, device, inputs, start, end, *records in ran:
+        nodes.add(name=name, op=op, input=inputs)
+        noted = stats.add(device=f"/job:localhost/replica:0/task:0/device:{device}").node_stats.add(
+            node_name=name, all_start_nanos=(BEGIN + start) * 1000,
+            op_end_rel_nanos=(end - start) * 1000 - 1100, all_end_rel_nanos=(end - start) * 1000,
         )  # fmt: skip
-        memory = node.memory.add(allocator_name="cpu")
-        for moment, size in records:
-            memory.allocation_records.add(alloc_micros=moment, alloc_bytes=size)
-    trace = read(metadata)
+        memory = noted.memory.add(allocator_name="cpu")
+        for moment, size in records[0] if records else ():
+            memory.allocation_records.add(alloc_micros=BEGIN + moment, alloc_bytes=size)
+    return metadata
+
+
+def test_what_is_taken_is_paired_with_what_is_given_back():
+    first = [(1, 40), (2, 40), (3, 7), (4, -40), (5, -7), (40, -40)]
+    trace = read(written(
+        ("first", "Add", "CPU:1", [], 0, 6, first),
+        ("next", "Add", "CPU:1", [], 20, 26, [(20, 10), (29, 5), (60, -10)]),
+        # TensorFlow frees what nobody uses before it notes the end.
+        ("unused", "Add", "CPU:1", [], 50, 56, [(51, 3), (55, -3)]),
+    ))  # fmt: skip
     got = [(a.op, a.bytes, round(a.start * 1e6), a.end and round(a.end * 1e6), a.scratch)
            for a in trace.allocations]  # fmt: skip
     assert got == [
@@ -210,29 +231,38 @@ def test_on_one_tick_of_the_clock_what_was_held_before_goes_first():
     assert [live for _, live in curve(made)] == [0, 100, 0, 7, 97, 90, 0]
 
 
-def by_hand(*spans):
-    ops = tuple(Op(f"op{i}", "Add", device, start, length)
-                for i, (device, start, length) in enumerate(spans))  # fmt: skip
-    return Trace(ops, (), {}, ())
+@pytest.mark.parametrize("read_at, last_use, end", [
+    (9, (30, 40), 40),
+    (9, (12, 15), 20),  # not before the update itself is over
+    (10, (30, 40), None),  # what is not read before has perhaps its first value, which stays
+    (11, (30, 40), None),
+])  # fmt: skip
+def test_a_new_value_ends_when_nobody_uses_what_was_read_before_it(read_at, last_use, end):
+    step = read(written(
+        ("w", "VarHandleOp", "CPU:1", [], 0, 2),
+        ("old", "ReadVariableOp", "CPU:1", ["w"], read_at, read_at + 2),
+        ("same", "Reshape", "CPU:1", ["old"], read_at, read_at + 2),
+        ("use", "MatMul", "CPU:1", ["same"], *last_use),
+        ("after", "MatMul", "CPU:1", ["use"], 50, 60),  # takes the product, not the value
+        ("new", "AssignAddVariableOp", "CPU:1", ["w", "x"], 10, 20, [(11, 400)]),
+    ))  # fmt: skip
+    (held,) = step.allocations
+    assert held.end == (end and pytest.approx(end * 1e-6))
 
 
-def test_busy_counts_overlapping_operations_once():
-    trace = by_hand(("/CPU:1", 0, 4), ("/CPU:1", 1, 1), ("/CPU:1", 3, 3), ("/CPU:1", 8, 2),
-                    ("/CPU:2", 2, 1), ("/CPU:2", 2, 1))  # fmt: skip
-    assert trace.length == 10
-    assert trace.busy("/CPU:1") == 8 and trace.idle("/CPU:1") == pytest.approx(0.2)
+def test_busy_counts_overlapping_operations_once_and_devices_come_as_people_count():
+    spans = [("/CPU:10", 0, 4), ("/CPU:10", 1, 1), ("/CPU:10", 3, 3), ("/CPU:10", 8, 2),
+             ("/CPU:2", 2, 1), ("/CPU:2", 2, 1)]  # fmt: skip
+    copies = tuple(Copy("t", f"/CPU:{i}", "/CPU:0", i, 0, 0) for i in (10, 2, 2))
+    trace = Trace(tuple(Op("op", "Add", *span) for span in spans), copies, {}, ())
+    assert trace.length == 10 and trace.devices == ("/CPU:2", "/CPU:10")
+    assert trace.busy("/CPU:10") == 8 and trace.idle("/CPU:10") == pytest.approx(0.2)
     assert trace.busy("/CPU:2") == 1 and trace.idle("/CPU:2") == pytest.approx(0.9)
     assert trace.busy("/CPU:3") == 0 and trace.idle("/CPU:3") == 1
-    empty = by_hand()
+    between = list(trace.bytes_between().items())
+    assert between == [(("/CPU:2", "/CPU:0"), 4), (("/CPU:10", "/CPU:0"), 10)]
+    empty = Trace((), (), {}, ())
     assert (empty.devices, empty.length, empty.idle("/CPU:1")) == ((), 0, 0)
-
-
-def test_devices_and_bytes_come_in_the_order_people_count():
-    trace = by_hand(("/CPU:10", 0, 1), ("/CPU:2", 0, 1), ("/CPU:0", 0, 1))
-    assert trace.devices == ("/CPU:0", "/CPU:2", "/CPU:10")
-    copies = tuple(Copy("t", f"/CPU:{i}", "/CPU:0", i, 0, 0) for i in (10, 2, 2))
-    between = Trace((), copies, {}, ()).bytes_between()
-    assert list(between.items()) == [(("/CPU:2", "/CPU:0"), 4), (("/CPU:10", "/CPU:0"), 10)]
 
 
 # ---- what devices do together
@@ -240,28 +270,15 @@ def test_devices_and_bytes_come_in_the_order_people_count():
 
 def together(*members, size=2, op="CollectiveReduceV2", **given):
     """Read a step of (name, device, start, end) in us; given says by name what its node has."""
-    from tensorflow import make_tensor_proto
-    from tensorflow.compat.v1 import RunMetadata
-
-    metadata = RunMetadata()
-    nodes = metadata.partition_graphs.add().node
-
-    def constant(name, value):
-        nodes.add(name=name, op="Const").attr["value"].tensor.CopyFrom(make_tensor_proto(value))
-        return name
-
-    for number, (name, device, start, end) in enumerate(members):
-        inputs = ["x", constant(f"size{number}", size), constant(f"key{number}", 1), "read"]
-        each = given.get(name, {})
-        if "instance" in each:
-            inputs[3] = constant(f"instance{number}", each["instance"])
-        node = nodes.add(name=name, op=op, input=[*inputs])
-        if "shared" in each:
-            node.attr["shared_name"].s = each["shared"]
+    constants = {f"instance {name}": each["instance"] for name, each in given.items()
+                 if "instance" in each} | {"size": size, "key": 1}  # fmt: skip
+    ran = [(name, op, f"CPU:{device}", ["x", "size", "key", f"instance {name}"], start, end)
+           for name, device, start, end in members]  # fmt: skip
+    metadata = written(*ran, constants=constants)
+    for node in metadata.partition_graphs[0].node:
+        if "shared" in given.get(node.name, {}):
+            node.attr["shared_name"].s = given[node.name]["shared"]
             node.attr["num_devices"].i = size
-        stats = metadata.step_stats.dev_stats.add(device=f"/job:localhost/device:CPU:{device}")
-        stats.node_stats.add(node_name=name, all_start_nanos=start * 1000,
-                             all_end_rel_nanos=(end - start) * 1000)  # fmt: skip
     return {c.op: (c.group, None if c.waited is None else round(c.waited * 1e6, 6))
             for c in read(metadata).collectives}  # fmt: skip
 
@@ -400,30 +417,26 @@ def test_on_a_gpu_a_collective_lasts_until_the_host_heard_of_its_end():
     kernels, the host launches everything in 100 us, and ends a collective when its kernel has
     ended. The second card computes three times as long. The first kernel changes the layout.
     """
-    from tensorflow.compat.v1 import RunMetadata
-
-    metadata, begin = RunMetadata(), 1_700_000_000_002_000  # us since 1970
-    nodes, stats = metadata.partition_graphs.add().node, metadata.step_stats.dev_stats
+    ran, kernels = [], {}
     for i, work in enumerate((1000, 3000)):
         back = f"tower_{i}/gradient_tape/conv/Conv2DBackpropFilter"
         layout = f"{back}-0-TransposeNHWCToNCHW-LayoutOptimizer"
-        together, update, at = f"tower_{i}/NcclAllReduce", f"tower_{i}/update", 50 * i
-        host = stats.add(device=f"/job:localhost/replica:0/task:0/device:GPU:{i}")
-        for name, op, inputs, start, end in (
+        together, update = f"tower_{i}/NcclAllReduce", f"tower_{i}/update"
+        ran += [(name, op, f"GPU:{i}", inputs, 50 * i + start, 50 * i + end)
+                for name, op, inputs, start, end in (
             (layout, "Transpose", [], 0, 5), (back, "Conv2DBackpropFilter", [layout], 5, 10),
             (together, "NcclAllReduce", [back], 10, 7020), (update, "Sub", [together], 7030, 7035),
-        ):  # fmt: skip
-            nodes.add(name=name, op=op, input=inputs)
-            host.node_stats.add(node_name=name, all_start_nanos=(begin + at + start) * 1000,
-                                all_end_rel_nanos=(end - start) * 1000)  # fmt: skip
-        lane = stats.add(device=f"/device:GPU:{i}/stream:all")
-        for name, start, us in (
+        )]  # fmt: skip
+        kernels[f"/device:GPU:{i}/stream:all"] = [
             (f"{layout}:Transpose", 200, 100), (f"{back}:Conv2DBackpropFilter", 300, work),
             ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 300 + work, 6700 - work),
             (f"{update}:Sub", 7100, 10),
-        ):  # fmt: skip
-            start += begin
-            lane.node_stats.add(node_name=name, all_start_micros=start, all_end_rel_micros=us)
+        ]  # fmt: skip
+    metadata = written(*ran)
+    for lane, launched in kernels.items():
+        stats = metadata.step_stats.dev_stats.add(device=lane).node_stats
+        for name, start, us in launched:
+            stats.add(node_name=name, all_start_micros=BEGIN + start, all_end_rel_micros=us)
     trace = read(metadata)
     for i, (device, work) in enumerate((("/GPU:0", 1000), ("/GPU:1", 3000))):
         ran = [in_us(op)[1:] for op in trace.ops if op.device == device]
@@ -433,101 +446,6 @@ def test_on_a_gpu_a_collective_lasts_until_the_host_heard_of_its_end():
         assert trace.busy(device) == pytest.approx((7000 - 200 + 10) * 1e-6)
     assert [round(c.waited * 1e6) for c in trace.collectives] == [2000, 0]
     assert {layer(op.name) for op in trace.ops if "Transpose" in op.name} == {"conv"}
-
-
-# ---- today's code
-
-
-def test_function_step_equals_calling_the_function(plan):
-    import tensorflow as tf
-
-    with tf.device(plan.devices[1]):
-        weight = tf.Variable(np.arange(12, dtype="f").reshape(3, 4), name="x")  # as the argument
-        offset = tf.constant([1.0, 2.0, 3.0, 4.0])
-    steps = tf.Variable(0, name="Const")
-
-    with tf.device(plan.devices[0]):
-        captured = tf.random.uniform([100, 100])
-
-    @tf.function
-    def forward(x, scale, *, power=2.0):
-        steps.assign_add(1)
-        with tf.device(plan.devices[0]):
-            hidden = tf.concat([tf.matmul(x, weight), [offset]], 0, name="hidden")
-        with tf.device(plan.devices[1]):
-            total = tf.reduce_sum(tf.matmul(captured, captured, name="product"))
-        return {"out": scale * hidden**power, "none": None, "two": [steps, total]}
-
-    x = np.arange(6, dtype="f").reshape(2, 3)
-    got, trace = function_step(forward, x, 0.5)
-    assert steps.numpy() == 0  # what the trace assigned did not reach the reader's variable
-    wanted = forward(x, 0.5)
-    np.testing.assert_allclose(got["out"], wanted["out"], rtol=1e-6)
-    assert got["none"] is None and got["two"][0] == 1 == steps.numpy()
-    assert got["two"][1] == pytest.approx(float(wanted["two"][1]), rel=1e-5)
-    where = {op.name: op.device for op in trace.ops}
-    assert where["hidden"] == "/CPU:1" and where["product"] == "/CPU:2"  # not folded away
-    assert where["MatMul/ReadVariableOp"] == "/CPU:2"
-    assert trace.bytes_between()["/CPU:1", "/CPU:2"] == 40000
-
-
-def test_a_traced_step_assigns_in_place(plan):
-    import tensorflow as tf
-
-    with tf.device(plan.devices[0]):
-        weight = tf.Variable(tf.ones([1000, 1000]))
-
-    def update(x):
-        weight.assign_add(x)
-
-    _, step = function_step(update, tf.ones([1000, 1000]))
-    assert step.peak(plan.devices[0]) < 4e6  # it adds in place, as a call of the function does
-
-
-@pytest.mark.parametrize("assign", ["assign_add", "assign"])
-def test_a_new_value_counts_beside_the_old_one_until_that_is_given_back(plan, assign):
-    import tensorflow as tf
-
-    with tf.device(plan.devices[0]):
-        weight = tf.Variable(tf.ones([1000, 1000]))
-
-    def update(x):
-        old = weight.read_value()
-        made = getattr(weight, assign)(tf.exp(x, name="new"), read_value=False)
-        with tf.control_dependencies([made]):  # so it cannot write in place
-            return tf.reduce_sum(old @ old)
-
-    with tf.device(plan.devices[0]):
-        _, step = function_step(update, tf.ones([1000, 1000]))
-    writer = "new" if assign == "assign" else "AssignAddVariableOp"
-    new = next(each for each in step.allocations if each.op == writer)
-    last = next(op for op in step.ops if op.type == "MatMul").end
-    assert new.end == pytest.approx(last, abs=1e-5)
-    assert step.memory[plan.devices[0]][-1][1] < 1000  # the variable is as large as before
-
-
-def test_a_first_value_stays(plan):
-    import tensorflow as tf
-
-    v1 = tf.compat.v1
-    with tf.Graph().as_default(), v1.Session(config=plan.session_config(devices=1)) as session:
-        with tf.device(plan.devices[0]):
-            v1.get_variable("w", [1000, 1000], use_resource=True)
-        _, step = session_step(session, v1.global_variables_initializer())
-    assert step.memory[plan.devices[0]][-1][1] == 4_000_000
-
-
-def test_function_step_refuses_what_it_cannot_copy(plan):
-    import tensorflow as tf
-
-    iterator = iter(tf.data.Dataset.range(3))
-    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1], [2]), 0)
-    for function, args in (
-        (lambda: table.lookup(tf.constant([1])), ()), (lambda it: next(it), (iterator,)),
-    ):  # fmt: skip
-        with pytest.raises(ValueError, match="cannot be copied"):
-            function_step(function, *args)
-    assert next(iterator) == 0
 
 
 # ---- steps of a real GPU

@@ -22,6 +22,19 @@ def matmuls(step):
     return sum("MatMul" in op.type for op in step.ops)
 
 
+def small(x, y):
+    return np.ones([x, 3], "f"), np.ones([y, 1], "f")
+
+
+def dense():
+    """Make a small model that is not built."""
+    import keras
+
+    model = keras.Sequential([keras.layers.Dense(1)], name="net")
+    model.compile("sgd", "mse")
+    return model
+
+
 def test_a_step_of_fit_is_a_step_of_fit_and_leaves_the_model(plan):
     import keras
     import tensorflow as tf
@@ -52,13 +65,11 @@ def test_a_step_of_fit_is_a_step_of_fit_and_leaves_the_model(plan):
         np.testing.assert_array_equal(value, after[path])
 
 
-def test_it_takes_what_fit_takes(plan):
+def test_it_takes_what_fit_takes_and_warns_of_what_fit_does_besides(plan):
     import keras
     import tensorflow as tf
 
-    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    x, y, weights = np.ones([4, 3], "f"), np.ones([4, 1], "f"), np.ones(4, "f")
+    (x, y), weights = small(4, 4), np.ones(4, "f")
 
     class Batches(keras.utils.PyDataset):
         def __len__(self):
@@ -67,42 +78,26 @@ def test_it_takes_what_fit_takes(plan):
         def __getitem__(self, i):
             return x[i:], y[i:]  # the first has 4 examples
 
-    def generated():
-        yield x, y
-        yield x[1:], y[1:]
-
-    steps = [
-        fit_step(model, data)
-        for data in (
-            (x, y), [(x, y), (x[1:], y[1:])], generated(), Batches(),
-            tf.data.Dataset.from_tensor_slices((x, y)).batch(4),
-        )
-    ]  # fmt: skip
-    assert all(kinds(step) == kinds(steps[0]) for step in steps)
-    fed = [op.bytes for op in steps[0].ops if op.type == "Placeholder"]
-    assert sorted(fed) == [y.nbytes, x.nbytes]
-    weighted = fit_step(model, (x, y, weights))
-    assert sum(op.type == "Placeholder" for op in weighted.ops) == 3
-
-
-def test_what_fit_does_besides_is_warned_of(plan):
-    import keras
-
-    x, y = np.ones([4, 3], "f"), np.ones([4, 1], "f")
-    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    plain = kinds(fit_step(model, (x, y)))
+    both = [(x, y), (x[1:], y[1:])]
+    ways = [(x, y), both, iter(both), Batches(),
+            tf.data.Dataset.from_tensor_slices((x, y)).batch(4)]  # fmt: skip
+    model = dense()
+    steps = [fit_step(model, data) for data in ways]
     for more in ({"jit_compile": True}, {"steps_per_execution": 5}, {"run_eagerly": True}):
         model.compile("sgd", "mse", **more)
         with pytest.warns(UserWarning, match=next(iter(more))):
-            step = fit_step(model, (x, y))
-        assert kinds(step) == plain
+            steps.append(fit_step(model, (x, y)))
+    assert all(kinds(step) == kinds(steps[0]) for step in steps)
+    fed = [op.bytes for op in steps[0].ops if op.type == "Placeholder"]
+    assert sorted(fed) == [y.nbytes, x.nbytes]
+    weighted = fit_step(dense(), (x, y, weights))
+    assert sum(op.type == "Placeholder" for op in weighted.ops) == 3
 
 
 def test_a_model_that_was_not_built_is_built_as_fit_does(plan):
     import keras
 
-    x, y = np.ones([4, 3], "f"), np.ones([4, 1], "f")
+    x, y = small(4, 4)
     both = []
     for first in (lambda m: m.fit(x, y, verbose=0), lambda m: fit_step(m, (x, y))):
         keras.utils.set_random_seed(0)
@@ -129,7 +124,7 @@ def test_what_a_step_made_before_it_failed_has_its_values(plan):
                 raise KeyError("late")
             return made
 
-    x, y = np.ones([4, 3], "f"), np.ones([4, 1], "f")
+    x, y = small(4, 4)
     model = Late([keras.layers.Dense(1)], name="net")
     model.compile("adam", "mse", metrics=["mae"])
     with pytest.raises(ValueError, match="'net' fails on the first batch.*: 'late'"):
@@ -161,12 +156,10 @@ def test_a_train_step_of_ones_own_builds_what_it_wants(plan):
 
 
 def test_data_that_fit_would_not_take_for_a_batch_is_refused(plan):
-    import keras
     import tensorflow as tf
 
-    x, y = np.ones([4, 3], "f"), np.ones([4, 1], "f")
-    model = keras.Sequential([keras.layers.Dense(1)], name="net")
-    model.compile("sgd", "mse")
+    x, y = small(4, 4)
+    model = dense()
     for data in ([x, y], x, None):
         with pytest.raises(TypeError):
             fit_step(model, data)

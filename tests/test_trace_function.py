@@ -9,6 +9,74 @@ from mgpu_helpers import trace
 from mgpu_helpers.trace import function_step
 
 
+def test_function_step_equals_calling_the_function(plan):
+    import tensorflow as tf
+
+    with tf.device(plan.devices[1]):
+        weight = tf.Variable(np.arange(12, dtype="f").reshape(3, 4), name="x")  # as the argument
+        offset = tf.constant([1.0, 2.0, 3.0, 4.0])
+    steps = tf.Variable(0, name="Const")
+
+    with tf.device(plan.devices[0]):
+        captured = tf.random.uniform([100, 100])
+
+    @tf.function
+    def forward(x, scale, *, power=2.0):
+        steps.assign_add(1)
+        with tf.device(plan.devices[0]):
+            hidden = tf.concat([tf.matmul(x, weight), [offset]], 0, name="hidden")
+        with tf.device(plan.devices[1]):
+            total = tf.reduce_sum(tf.matmul(captured, captured, name="product"))
+        return {"out": scale * hidden**power, "none": None, "two": [steps, total]}
+
+    x = np.arange(6, dtype="f").reshape(2, 3)
+    got, trace = function_step(forward, x, 0.5)
+    assert steps.numpy() == 0  # what the trace assigned did not reach the reader's variable
+    wanted = forward(x, 0.5)
+    np.testing.assert_allclose(got["out"], wanted["out"], rtol=1e-6)
+    assert got["none"] is None and got["two"][0] == 1 == steps.numpy()
+    assert got["two"][1] == pytest.approx(float(wanted["two"][1]), rel=1e-5)
+    where = {op.name: op.device for op in trace.ops}
+    assert where["hidden"] == "/CPU:1" and where["product"] == "/CPU:2"  # not folded away
+    assert where["MatMul/ReadVariableOp"] == "/CPU:2"
+    assert trace.bytes_between()["/CPU:1", "/CPU:2"] == 40000
+
+
+def test_a_traced_step_assigns_in_place(plan):
+    import tensorflow as tf
+
+    with tf.device(plan.devices[0]):
+        weight = tf.Variable(tf.ones([1000, 1000]))
+
+    def update(x):
+        weight.assign_add(x)
+
+    _, step = function_step(update, tf.ones([1000, 1000]))
+    assert step.peak(plan.devices[0]) < 4e6  # it adds in place, as a call of the function does
+
+
+@pytest.mark.parametrize("assign", ["assign_add", "assign"])
+def test_a_new_value_counts_beside_the_old_one_until_that_is_given_back(plan, assign):
+    import tensorflow as tf
+
+    with tf.device(plan.devices[0]):
+        weight = tf.Variable(tf.ones([1000, 1000]))
+
+    def update(x):
+        old = weight.read_value()
+        made = getattr(weight, assign)(tf.exp(x, name="new"), read_value=False)
+        with tf.control_dependencies([made]):  # so it cannot write in place
+            return tf.reduce_sum(old @ old)
+
+    with tf.device(plan.devices[0]):
+        _, step = function_step(update, tf.ones([1000, 1000]))
+    writer = "new" if assign == "assign" else "AssignAddVariableOp"
+    new = next(each for each in step.allocations if each.op == writer)
+    last = next(op for op in step.ops if op.type == "MatMul").end
+    assert new.end == pytest.approx(last, abs=1e-5)
+    assert step.memory[plan.devices[0]][-1][1] < 1000  # the variable is as large as before
+
+
 @pytest.fixture(scope="module")
 def trained(plan):
     """Train for a step a model with an embedding, moving averages and a dropout's state."""
@@ -134,29 +202,30 @@ def test_what_makes_variables_may_do_so_once(plan):
     x, y = np.ones([4, 3], "f"), np.zeros([4, 2], "f")
     (loss, _), _ = function_step(model.train_on_batch, x, y)
     assert loss == pytest.approx(model.train_on_batch(x, y)[0])
-    for function in (lambda x: tf.Variable(x) + 1, lambda x: tf.Variable(1.0) + x):
-        with pytest.raises(ValueError, match="makes variables"):
-            function_step(function, tf.ones([]))
 
 
-def test_an_empty_batch_is_refused(plan):
-    import tensorflow as tf
-
-    with pytest.raises(ValueError, match="0 examples"):
-        function_step(lambda *a: a, np.ones([0, 3], "f"), np.ones([0]))
-    got, _ = function_step(lambda a, b: tf.concat([a, b], 0), np.ones([0]), np.ones([2]))
-    assert got.tolist() == [1, 1]  # only one of them is empty
-
-
-def test_loops_of_keras_are_refused_and_the_remedy_named(plan):
+def test_what_cannot_be_traced_is_refused_and_the_remedy_named(plan):
     import keras
+    import tensorflow as tf
 
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    x, y = np.ones([4, 3], "f"), np.ones([4, 1], "f")
-    for loop, given in ((model.fit, (x, y)), (model.predict, (x,))):
-        with pytest.raises(ValueError, match="fit_step"):
-            function_step(loop, *given)
+    x, y, none = np.ones([4, 3], "f"), np.ones([4, 1], "f"), np.ones([0], "f")
+    iterator = iter(tf.data.Dataset.range(3))
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1], [2]), 0)
+    for said, function, *args in (
+        ("cannot be copied", lambda: table.lookup(tf.constant([1]))),
+        ("cannot be copied", lambda it: next(it), iterator),
+        ("fit_step", model.fit, x, y), ("fit_step", model.predict, x),
+        ("makes variables", lambda x: tf.Variable(x) + 1, tf.ones([])),
+        ("makes variables", lambda x: tf.Variable(1.0) + x, tf.ones([])),
+        ("0 examples", lambda a, b: a, x[:0], none),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=said):
+            function_step(function, *args)
+    assert next(iterator) == 0
+    got, _ = function_step(lambda a, b: tf.concat([a, b], 0), none, y[:2, 0])
+    assert got.tolist() == [1, 1]  # only one of them is empty
 
 
 def test_what_xla_compiles_is_one_operation_and_said(plan):
