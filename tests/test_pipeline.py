@@ -32,7 +32,6 @@ DENSE = networks.Network("dense", (
     networks.Dense("d", 3),
 ), (7,))  # fmt: skip
 SMALL = networks.jang(hidden=64, width=0.0625)
-LAYERS = ["conv1", "conv2", "conv3", "fc1", "output"]
 NEAR = {"rtol": 1e-4, "atol": 1e-6}
 few = settings(max_examples=40, deadline=None)
 sizes = {"p": st.integers(1, 6), "m": st.integers(1, 12), "kind": st.sampled_from([*KINDS])}
@@ -67,23 +66,12 @@ def started(tf, plan, **config):
     return session
 
 
-def traced(tf, plan, network, starts, where, size, schedule):
-    """Trace a pipelined step of a batch of so many examples."""
-    with tf.Graph().as_default():
-        made = networks.stages(network, starts, where)
-        x, y = map(tf.constant, examples(network, size))
-        fetched = pipeline.gradients(made, networks.loss, x, y, schedule)
-        with started(tf, plan) as session:
-            session.run(fetched)
-            return trace.session_step(session, fetched)[1]
-
-
 # Schedules
 
 
 @few
 @given(**sizes)
-def test_a_schedule_has_every_task_once_and_holds_no_more_than_it_says(p, m, kind):
+def test_a_schedule_has_every_task_once_and_holds_and_takes_what_it_says(p, m, kind):
     schedule = KINDS[kind](p, m)
     assert len(schedule) == p and schedules.check(schedule) == m
     wanted = Counter(f"{kind}{k}" for kind in "FB" for k in range(m))
@@ -92,12 +80,7 @@ def test_a_schedule_has_every_task_once_and_holds_no_more_than_it_says(p, m, kin
         holds = list(itertools.accumulate(1 if step[0] == "F" else -1 for step in steps))
         most = {"in turn": 1, "all forward": m, "one by one": min(m, p - s)}[kind]
         assert max(holds) == most and holds[-1] == 0
-
-
-@few
-@given(**sizes)
-def test_tasks_of_one_length_take_what_the_formula_says(p, m, kind):
-    end = max(end for _, end in schedules.run_times(KINDS[kind](p, m)).values())
+    end = max(end for _, end in schedules.run_times(schedule).values())
     assert end == (2 * p * m if kind == "in turn" else 2 * (m + p - 1))
 
 
@@ -178,29 +161,38 @@ def test_stages_begin_with_the_weights_of_the_whole_in_a_graph_and_today(tf, pla
 
 # Gradients
 
-ORDERS = [(0, 1, 0, 1), (0, 1, 1, 0)]  # of the devices of four stages
-WAYS = [("in turn", 1), ("in turn", 2), ("all forward", 4), ("one by one", 8)]
+WAYS = [("in turn", 2), ("one by one", 8)]
+ALL_WAYS = [*WAYS, ("in turn", 1), ("all forward", 4)]
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_gradients_are_those_of_the_network_unsplit(tf, plan, order):
+@pytest.mark.parametrize("order, ways", [
+    ((0, 1, 1, 0), WAYS), pytest.param((0, 1, 1, 0), ALL_WAYS, marks=pytest.mark.thorough),
+    pytest.param((0, 1, 0, 1), ALL_WAYS, marks=pytest.mark.thorough),
+])  # fmt: skip
+def test_gradients_are_those_of_the_network_unsplit(tf, plan, order, ways):
     x, y = examples(DENSE, 16)
     wanted = unsplit(tf, DENSE, x, y)
     with tf.Graph().as_default():
         made = networks.stages(DENSE, [*"bcd"], [plan.devices[i] for i in order])
         x, y = tf.constant(x), tf.constant(y)
-        ways = [pipeline.gradients(made, networks.loss, x, y, KINDS[kind](4, m))
-                for kind, m in WAYS]  # fmt: skip
+        steps = [pipeline.gradients(made, networks.loss, x, y, KINDS[kind](4, m))
+                 for kind, m in ways]  # fmt: skip
         with started(tf, plan) as session:
-            for way, got in zip(WAYS, session.run(ways), strict=True):
+            for way, got in zip(ways, session.run(steps), strict=True):
                 near(got, wanted, way)
 
 
-def test_autograph_converts_what_is_given_and_nothing_of_the_package(tf, plan):
-    callers = set()
+def test_autograph_converts_what_is_given_and_nothing_of_the_package(tf, plan, monkeypatch):
+    """And the tasks of two pipelines in a function are found in its trace."""
+    callers, warned = set(), []  # AutoGraph warns of code that it cannot convert
+    monkeypatch.setattr(tf.get_logger(), "warning", lambda *words: warned.append(words))
+
+    @tf.autograph.experimental.do_not_convert
+    def note():
+        callers.update(Path(frame.filename).name for frame in traceback.extract_stack())
 
     def thrice(weights, x):
-        callers.update(Path(frame.filename).name for frame in traceback.extract_stack())
+        note()
         if tf.reduce_sum(x) > 0:
             x = 3 * x
         return weights["w"] * x
@@ -212,10 +204,20 @@ def test_autograph_converts_what_is_given_and_nothing_of_the_package(tf, plan):
         return value
 
     stage = pipeline.Stage(plan.devices[0], thrice, {"w": tf.Variable(2.0)})
-    step = tf.function(lambda x: pipeline.gradients([stage], loss, x, x))
-    value, found = step(tf.constant([1.0, 3.0]))
+    order = pipeline.all_forward(1, 2)
+
+    @tf.function
+    def twice(x):
+        pipeline.gradients([stage], loss, x, x, order)
+        with tf.name_scope("train"):
+            return pipeline.gradients([stage], loss, x, x, order)
+
+    (value, found), step = trace.function_step(twice, tf.constant([1.0, 3.0]))
     assert (float(value), float(found["w"])) == (24, 12)
-    assert "run.py" in callers
+    assert "run.py" in callers and not warned
+    assert {(span.stage, span.task) for span in pipeline.spans(step)} == {
+        (0, task) for task in order[0]
+    }
 
 
 def test_uneven_pieces_count_by_their_size(tf, plan):
@@ -247,45 +249,39 @@ def test_a_weight_that_two_stages_share_gets_both_gradients(tf, plan):
     rng = np.random.default_rng(0)
     shapes = {"table": (9, 4), "square": (4, 4), "lookup": (9, 4), "other": (4,)}
     values = {name: rng.normal(size=shape) for name, shape in shapes.items()}
-    x, y = rng.integers(0, 9, (8, 3)), rng.integers(0, 9, 8)
+    words, labels = rng.integers(0, 9, (8, 3)), rng.integers(0, 9, 8)
 
     def first(weights, x):
-        words = tf.gather(weights["table"], x) + tf.gather(weights["lookup"], x)
-        return tf.tanh(tf.reduce_sum(words, 1) @ weights["square"])
+        found = tf.gather(weights["table"], x) + tf.gather(weights["lookup"], x)
+        return tf.tanh(tf.reduce_sum(found, 1) @ weights["square"])
 
     def second(weights, x):
         return (x @ weights["square"]) @ tf.transpose(weights["table"])
 
     weights = {name: tf.Variable(value, name=name) for name, value in values.items()}
     with tf.GradientTape() as tape:
-        loss = networks.loss(y, second(weights, first(weights, x)))
+        loss = networks.loss(labels, second(weights, first(weights, words)))
     wanted = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
     assert not np.any(wanted["other"]) and isinstance(wanted["lookup"], tf.IndexedSlices)
     wanted = loss, {name: tf.convert_to_tensor(g) for name, g in wanted.items()}
 
-    def pipelined(own, x, y):
+    def pipelined(own, x, y, order):
         used = ({"table", "square", "lookup"}, {"table", "square", "other"})
         made = [
             pipeline.Stage(device, function, {name: own[name] for name in sorted(names)})
             for device, function, names in zip(plan.devices, (first, second), used, strict=True)
         ]
-        orders = pipeline.all_forward(2, 1), pipeline.one_forward_one_backward(2, 4)
-        return [pipeline.gradients(made, networks.loss, x, y, order) for order in orders]
+        return pipeline.gradients(made, networks.loss, x, y, order)
 
-    got = tf.function(pipelined)(weights, tf.constant(x), tf.constant(y))
+    order = pipeline.one_forward_one_backward(2, 2)
+    near(tf.function(pipelined)(weights, tf.constant(words), tf.constant(labels), order), wanted)
     with tf.Graph().as_default():
         with tf.device(plan.devices[0]):
             own = {n: tf.compat.v1.get_variable(n, initializer=v) for n, v in values.items()}
-        fetched = pipelined(own, tf.constant(x), tf.constant(y))
+        order = pipeline.all_forward(2, 1)
+        fetched = pipelined(own, tf.constant(words), tf.constant(labels), order)
         with started(tf, plan) as session:
-            got += session.run(fetched)
-    assert len(got) == 4
-    for one in got:
-        near(one, wanted)
-
-
-def make(tf, plan, network=DENSE, starts=("c",)):
-    return networks.stages(network, list(starts), plan.devices)
+            near(session.run(fetched), wanted)
 
 
 @pytest.mark.parametrize("given, named", [
@@ -297,13 +293,13 @@ def make(tf, plan, network=DENSE, starts=("c",)):
 def test_what_does_not_fit_is_refused(tf, plan, given, named):
     x, y = examples(DENSE, 8)
     with tf.Graph().as_default():
-        made = make(tf, plan)
+        made = networks.stages(DENSE, ["c"], plan.devices)
         with pytest.raises(ValueError, match=named):
             pipeline.gradients(made, x=x, y=y, **{"loss": networks.loss} | given)
 
 
 def test_stages_that_do_not_fit_each_other_are_refused(tf, plan):
-    made = make(tf, plan)
+    made = networks.stages(DENSE, ["c"], plan.devices)
     away = pipeline.Stage("/CPU:9", made[1].function, made[1].weights)
     twice = pipeline.Stage(made[1].device, made[1].function, dict(made[0].weights))
     twice.weights["a/kernel"] = tf.Variable(twice.weights["a/kernel"])
@@ -317,36 +313,39 @@ def test_stages_that_do_not_fit_each_other_are_refused(tf, plan):
 # In a trace
 
 
-@pytest.fixture(scope="module")
-def steps(tf, plan):
+@pytest.fixture(scope="module", params=[["conv3"], ["conv2", "conv3", "fc1"]])
+def traced(request, tf, plan):
     """Trace a step of two stages on two devices, and of four stages that share two."""
-    one = pipeline.one_forward_one_backward
-    two, four, twice = one(2, 4), one(4, 4), plan.devices * 2
-    made = traced(tf, plan, SMALL, ["conv3"], plan.devices, 16, two)
-    shared = traced(tf, plan, SMALL, ["conv2", "conv3", "fc1"], twice, 16, four)
-    return {"two stages": (two, plan.devices, made), "four stages": (four, twice, shared)}
+    stages = 1 + len(request.param)
+    where = (plan.devices * 2)[:stages]
+    schedule, (x, y) = pipeline.one_forward_one_backward(stages, 4), examples(SMALL, 16)
+    with tf.Graph().as_default():
+        made = networks.stages(SMALL, request.param, where)
+        fetched = pipeline.gradients(made, networks.loss, tf.constant(x), tf.constant(y), schedule)
+        with started(tf, plan) as session:
+            session.run(fetched)
+            found, step = trace.session_step(session, fetched)
+    near(found, unsplit(tf, SMALL, x, y))
+    return schedule, where, step
 
 
 OTHERS = ["tensorlight", "p40", "convolutions", "transformer", "lstm"]
 
 
-@pytest.mark.parametrize("names, onednn", [
-    (["convolutions"], "1"),
-    pytest.param([*OTHERS, "residual", "mobilenet"], "1", marks=pytest.mark.thorough),
+@pytest.mark.parametrize("names", [
+    ["convolutions"],
+    pytest.param([*OTHERS, "residual", "mobilenet"], marks=pytest.mark.thorough),
 ])  # fmt: skip
-def test_streams_close_no_circle_in_models_of_other_kinds(names, onednn):
+def test_streams_close_no_circle_in_models_of_other_kinds(names):
     code = f"import keras_stages; keras_stages.main(*{names})"
-    done = run_python(code, timeout=300, TF_ENABLE_ONEDNN_OPTS=onednn, MGPU_MODE="cores")
-    assert done.stdout.split() == names
+    assert run_python(code, timeout=300, MGPU_MODE="cores").stdout.split() == names
 
 
-TRACED = ["two stages", "four stages"]
 FREE_OPS = {"Const", "VarHandleOp"}  # they are there before the first stage begins
 
 
-@pytest.mark.parametrize("kind", TRACED)
-def test_forward_and_back_are_on_the_device_of_their_stage(steps, kind):
-    schedule, where, step = steps[kind]
+def test_forward_and_back_are_on_the_device_of_their_stage(traced):
+    schedule, where, step = traced
     seen = {(at, op.device) for op in step.ops if (at := task_of(op))}
     assert seen == {((s, name), where[s]) for s, names in enumerate(schedule) for name in names}
     for s, layer in enumerate(["conv1", "conv3"] if len(where) == 2 else ["conv1", "conv2"]):
@@ -357,9 +356,8 @@ def test_forward_and_back_are_on_the_device_of_their_stage(steps, kind):
         assert len(inputs) == (4 if s else 0)
 
 
-@pytest.mark.parametrize("kind", TRACED)
-def test_a_stream_does_one_operation_after_the_other_in_order(steps, kind):
-    schedule, where, step = steps[kind]
+def test_a_stream_does_one_operation_after_the_other_in_order(traced):
+    schedule, where, step = traced
     for device in set(where):
         ops = [op for op in step.ops if op.device == device and op.type not in FREE_OPS]
         slow = [op for op in ops if re.match("Conv2D|MatMul|MaxPool", op.type)]
@@ -371,9 +369,8 @@ def test_a_stream_does_one_operation_after_the_other_in_order(steps, kind):
         assert [at for at, _ in itertools.groupby(filter(None, ran))] == wanted
 
 
-@pytest.mark.parametrize("kind", TRACED)
-def test_spans_are_the_tasks(steps, kind):
-    schedule, where, step = steps[kind]
+def test_spans_are_the_tasks(traced):
+    schedule, where, step = traced
     found = pipeline.spans(step)
     assert [span.start for span in found] == sorted(span.start for span in found)
     for s, wanted in enumerate(schedule):
@@ -398,25 +395,6 @@ def test_a_task_starts_with_its_work_and_not_with_a_look_at_shapes():
     found = pipeline.spans(step)
     assert [(s.stage, s.task) for s in found] == [(0, "F0"), (1, "F0"), (0, "B0")]
     assert found[-1] == Span(0, "B0", "/CPU:1", 0.03, pytest.approx(0.01))
-
-
-def test_spans_of_a_function_with_two_pipelines(tf, plan, monkeypatch):
-    warned = []  # AutoGraph warns of code that it cannot convert
-    monkeypatch.setattr(tf.get_logger(), "warning", lambda *words: warned.append(words))
-    x, y = map(tf.constant, examples(DENSE, 8))
-    made, schedule = make(tf, plan), pipeline.one_forward_one_backward(2, 4)
-
-    @tf.function
-    def twice(x, y):
-        pipeline.gradients(made, networks.loss, x, y, schedule)
-        with tf.name_scope("train"):
-            return pipeline.gradients(made, networks.loss, x, y, schedule)
-
-    got, step = trace.function_step(twice, x, y)
-    near(got, unsplit(tf, DENSE, x.numpy(), y.numpy()))
-    found = {(span.stage, span.task) for span in pipeline.spans(step)}
-    assert found == {(s, task) for s, tasks in enumerate(schedule) for task in tasks}
-    assert not warned
 
 
 # Where to cut
