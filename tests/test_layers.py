@@ -68,10 +68,8 @@ def in_towers(model, x, y):
 
 
 @pytest.fixture(scope="module")
-def steps(model, batch):
-    ways = {"train_on_batch": model.train_on_batch, "by_hand": partial(by_hand, model),
-            "in_towers": partial(in_towers, model)}  # fmt: skip
-    return {name: trace.function_step(way, *batch)[1] for name, way in ways.items()}
+def step(model, batch):
+    return trace.function_step(model.train_on_batch, *batch)[1]
 
 
 def readers(step):
@@ -87,24 +85,33 @@ def readers(step):
             yield from ((path, end) for end in ends if kinds.get(end) == "ReadVariableOp")
 
 
-@pytest.mark.parametrize("way", ["train_on_batch", "by_hand", "in_towers"])
-def test_what_reads_a_weight_belongs_to_the_layer_that_keras_says_has_it(model, steps, way):
+def test_what_reads_a_weight_belongs_to_the_layer_that_keras_says_has_it(model, step):
+    named_as_keras_says(model, step)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("way", [by_hand, in_towers])
+def test_so_it_does_without_keras(model, batch, way):
+    named_as_keras_says(model, trace.function_step(partial(way, model), *batch)[1])
+
+
+def named_as_keras_says(model, step):
     known, seen = [each.name for each in model.layers], set()
-    for path, reader in readers(steps[way]):
+    for path, reader in readers(step):
         if path[0] in known:  # of a layer: not of the optimizer, the loss, a metric
             assert layer(reader, known) == path[0], reader
             seen.add(path[0])
     assert seen == {"conv2d", "conv2d_1", "batch_normalization", "batch_normalization_1", "dense",
                     "dense_1", "inner", "c1"}  # fmt: skip
-    found = {op.name: layer(op.name) for op in steps[way].ops}  # without the layers' names
+    found = {op.name: layer(op.name) for op in step.ops}  # without the layers' names
     assert found == {name: layer(name, known) for name in found}
     idle = {name for name in known if name.startswith("input_layer")}
     assert set(known) - set(found.values()) <= idle | {"flatten"}
 
 
-def test_the_backward_pass_belongs_to_the_layer_and_the_rest_has_names_of_its_own(model, steps):
+def test_the_backward_pass_belongs_to_the_layer_and_the_rest_has_names_of_its_own(model, step):
     kinds = defaultdict(set)
-    for op in steps["train_on_batch"].ops:
+    for op in step.ops:
         kinds[layer(op.name)].add(op.type.removesuffix("WithBias"))
     assert kinds.keys() - {each.name for each in model.layers} == OURS
     for each in ("conv2d", "conv2d_1"):
@@ -115,11 +122,11 @@ def test_the_backward_pass_belongs_to_the_layer_and_the_rest_has_names_of_its_ow
     assert not {"MatMul", "Conv2D"} & (kinds["loss"] | kinds["optimizer"] | kinds["other"])
 
 
-def test_a_model_within_the_model_is_one_layer_or_in_parts(model, steps):
+def test_a_model_within_the_model_is_one_layer_or_in_parts(model, step):
     parts = [each.name for each in model.layers if each.name != "inner"] + ["c1", "c2"]
-    found = {layer(op.name, parts) for op in steps["by_hand"].ops}
+    found = {layer(op.name, parts) for op in step.ops}
     assert {"c1", "c2"} <= found and "inner" not in found
-    assert {"inner", "c1"} <= {layer(op.name) for op in steps["by_hand"].ops}
+    assert {"inner", "c1"} <= {layer(op.name) for op in step.ops}
 
 
 @pytest.mark.parametrize("name, wanted", [

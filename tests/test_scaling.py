@@ -13,27 +13,10 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from mgpu_helpers.lessons import networks, published
-from mgpu_helpers.lessons.published import (
-    DGX_1,
-    K80,
-    P40,
-    SERVERS,
-    TENSORLIGHT,
-    TENSORLIGHT_APART,
-)
-from mgpu_helpers.scaling import (
-    Cost,
-    Layout,
-    Link,
-    Measurement,
-    Workload,
-    fit,
-    links,
-    ring,
-    speedup,
-)
+from mgpu_helpers.lessons.published import DGX_1, K80, P40, TENSORLIGHT, TENSORLIGHT_APART
+from mgpu_helpers.scaling import Cost, Layout, Link, Measurement, Workload, fit, links, speedup
 from mgpu_helpers.scaling.fitting import matrix, solve
-from mgpu_helpers.scaling.model import TERMS, Breakdown, Estimate, step_time
+from mgpu_helpers.scaling.model import TERMS, Breakdown, Estimate, ring, step_time
 
 NOTEBOOK = networks.workload(networks.tensorlight(), cut="conv2")
 NOTE = networks.workload(networks.p40())
@@ -111,7 +94,7 @@ def test_the_notebook_is_described_and_predicts_what_was_left_out():
 
 def test_no_second_server_gave_less_than_a_step_and_then_its_gradients():
     """Of servers of eight GPUs over 10 Gbit, from the step of one of them alone."""
-    for work, (one, *more) in SERVERS:
+    for work, (one, *more) in published.SERVERS:
         for row in more:
             crossing = ring(work, Cost(), row.layout.devices // 8, 1, links.ETHERNET_10G).total
             assert 0.995 * one.seconds < row.seconds < one.seconds + crossing < 1.14 * row.seconds

@@ -206,7 +206,7 @@ def written(*ran, constants=None):
 
 
 def test_what_is_taken_is_paired_with_what_is_given_back():
-    first = [(1, 40), (2, 40), (3, 7), (4, -40), (5, -7), (40, -40)]
+    first = [(-1, 40), (2, 40), (3, 7), (4, -40), (5, -7), (40, -40)]  # a tick is rounded down
     trace = read(written(
         ("first", "Add", "CPU:1", [], 0, 6, first),
         ("next", "Add", "CPU:1", [], 20, 26, [(20, 10), (29, 5), (60, -10)]),
@@ -216,7 +216,7 @@ def test_what_is_taken_is_paired_with_what_is_given_back():
     got = [(a.op, a.bytes, round(a.start * 1e6), a.end and round(a.end * 1e6), a.scratch)
            for a in trace.allocations]  # fmt: skip
     assert got == [
-        ("first", 40, 1, 4, True), ("first", 40, 2, 40, False), ("first", 7, 3, 5, False),
+        ("first", 40, 0, 4, True), ("first", 40, 2, 40, False), ("first", 7, 3, 5, False),
         ("next", 10, 20, 60, False), ("next", 5, 29, None, False), ("unused", 3, 51, 55, False),
     ]  # fmt: skip
     assert [live for _, live in trace.memory["/CPU:1"]] == [
