@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -9,14 +10,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 import fake_driver
-from conftest import clean, run_python
+import warm_python
+from conftest import clean, run_python, wait_for
 from mgpu_helpers import nvml
 from mgpu_helpers.__main__ import main
 from mgpu_helpers._doctor.facts import Facts, gpus_on_bus
@@ -39,16 +40,34 @@ def complete(tmp_path_factory) -> str:
     return fake_driver.build(folder, fake_driver.CUDA_LIBRARIES)
 
 
-def command(*arguments: str, **env: str) -> subprocess.CompletedProcess:
+def command(*arguments: str, python=sys.executable, **env: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "mgpu_helpers", *arguments],
+        [python, "-m", "mgpu_helpers", *arguments],
         env=clean(**env), capture_output=True, text=True, timeout=120,
     )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def beside(complete, tmp_path_factory):
+    """Give a Python that has imported TensorFlow beside that driver, and the environment of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(warm_python.FOLDER, raising=False)
+        patch.setenv("LD_LIBRARY_PATH", complete)
+        server = warm_python.start(str(tmp_path_factory.mktemp("warm")))
+        python = warm_python.program()
+        names = ("LD_LIBRARY_PATH", warm_python.FOLDER)
+        env = {name: os.environ[name] for name in names if name in os.environ}
+    yield python, env
+    if server:
+        server.stdin.close()
+        server.wait()
+
+
+@functools.cache
 def facts(driver: str, **env: str) -> Facts:
     """Gather facts, without TensorFlow's, on a machine with the stand-in driver."""
-    found, missing = json.loads(run_python(GATHER, LD_LIBRARY_PATH=driver, **env).stdout)
+    done = run_python(GATHER, imported=False, LD_LIBRARY_PATH=driver, **env)
+    found, missing = json.loads(done.stdout)
     gpus = found["driver"].pop("gpus")
     for gpu in gpus:
         gpu["processes"] = tuple(nvml.Process(**each) for each in gpu["processes"] or ())
@@ -75,7 +94,7 @@ def test_without_a_gpu(plan, capfd):
     assert "problem" not in rows and "error" not in rows
 
 
-def test_cores_mode_hides_gpus_from_keras_and_from_children_and_both_orders_are_shown(complete):
+def test_cores_mode_hides_gpus_from_keras_and_from_children_and_both_orders_are_shown(beside):
     code = """
 import subprocess, sys
 from mgpu_helpers.__main__ import main
@@ -87,7 +106,11 @@ child = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
 told = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True).stdout
 print(tf.config.list_physical_devices("GPU"), model.jit_compile, told.strip(), sep="; ")
 """
-    done = run_python(code, LD_LIBRARY_PATH=complete, MGPU_MODE="cores", CUDA_VISIBLE_DEVICES="2,0")
+    python, env = beside
+    env = clean(**env, MGPU_MODE="cores", CUDA_VISIBLE_DEVICES="2,0")
+    done = subprocess.run(
+        [python, "-c", code], env=env, capture_output=True, text=True, timeout=120
+    )
     *lines, status, hidden = done.stdout.splitlines()
     assert (status, hidden, done.stderr) == ("0", "[]; False; -1", "")  # it was not too late
     start = next(i for i, line in enumerate(lines) if line.startswith("GPUs"))
@@ -102,8 +125,9 @@ print(tf.config.list_physical_devices("GPU"), model.jit_compile, told.strip(), s
     assert "2 GPUs not used (MGPU_MODE=cores)" in done.stdout
 
 
-def test_gpus_that_do_not_start(complete):
-    done = command("--json", LD_LIBRARY_PATH=complete)
+def test_gpus_that_do_not_start(beside):
+    python, env = beside
+    done = command("--json", python=python, **env)
     assert (done.returncode, done.stderr) == (1, "")
     got = json.loads(done.stdout)
     assert (got["plan"], got["facts"]["seen"]) == (None, 3)
@@ -137,15 +161,14 @@ def test_help_and_import_are_quick_and_leave_tensorflow_alone():
     """What takes long is not imported: a time would depend on what else runs."""
     slow = "{'tensorflow', 'keras', 'numpy', 'matplotlib', 'scipy', 'pynvml'} & set(sys.modules)"
     show = f"print(sorted({slow}))"
-    assert run_python(f"import sys, mgpu_helpers; {show}").stdout == "[]\n"
+    assert run_python(f"import sys, mgpu_helpers; {show}", imported=False).stdout == "[]\n"
     helps = "import atexit, sys; from mgpu_helpers.__main__ import main; "
-    done = run_python(f"{helps}atexit.register(lambda: {show}); main(['--help'])")
+    done = run_python(f"{helps}atexit.register(lambda: {show}); main(['--help'])", imported=False)
     assert done.stdout.splitlines()[-1] == "[]" and done.stdout.startswith("usage")
-    assert "usage: mgpu run" in run_python(f"{helps}main(['help', 'run'])").stdout.replace(
-        "python -m mgpu_helpers", "mgpu"
-    )
+    done = run_python(f"{helps}main(['help', 'run'])", imported=False)
+    assert "usage: mgpu run" in done.stdout.replace("python -m mgpu_helpers", "mgpu")
     gather = "import sys; from mgpu_helpers._doctor import facts; facts.without_tensorflow(); "
-    done = run_python(gather + "print({'tensorflow', 'pynvml'} & set(sys.modules))")
+    done = run_python(gather + "print({'tensorflow', 'pynvml'} & set(sys.modules))", imported=False)
     assert done.stdout == "{'pynvml'}\n"
 
 
@@ -353,18 +376,10 @@ def test_nobody_has_to_read_what_is_printed(tmp_path):
         assert (ran.returncode, ran.stderr) == (0, ""), ends
 
 
-def pid_of(folder: Path) -> int:
-    """Wait for the script that sleeps, and give its number."""
-    for _ in range(600):
-        if (folder / "pid").exists():
-            return int((folder / "pid").read_text())
-        time.sleep(0.05)
-    raise AssertionError("the script does not start")
-
-
 def test_a_runner_whose_terminal_has_gone_ends_its_scripts(run_scripts, tmp_path, core):
     runner = run_scripts("sleeps.py", "echo.py", "--devices", core)
-    pid = pid_of(tmp_path)
+    wait_for((tmp_path / "pid").exists)
+    pid = int((tmp_path / "pid").read_text())
     runner.send_signal(signal.SIGHUP)
     code, out, error = ended(runner)
     assert (code, error) == (130, "")
@@ -377,7 +392,7 @@ def test_a_runner_whose_terminal_has_gone_ends_its_scripts(run_scripts, tmp_path
 def test_a_runner_under_nohup_goes_on(run_scripts, tmp_path, core):
     (tmp_path / "sleeps.py").write_text(SCRIPTS["sleeps.py"].replace("60", "0.5"))
     runner = run_scripts("sleeps.py", "--devices", core, before=("nohup",))
-    pid_of(tmp_path)
+    wait_for((tmp_path / "pid").exists)
     runner.send_signal(signal.SIGHUP)
     assert ended(runner)[0] == 0
 

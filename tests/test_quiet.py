@@ -44,29 +44,29 @@ def fake_tensorflow(folder, code):
 def test_first_cells_of_a_lesson_print_nothing_on_stderr():
     # At level 0 TensorFlow 2.21 says, at its look for GPUs and at the first Session, what older
     # ones say there at any level.
-    done = run_python(FIRST_CELLS, MGPU_MODE="cores", TF_CPP_MIN_LOG_LEVEL="0")
+    done = run_python(FIRST_CELLS, imported=False, MGPU_MODE="cores", TF_CPP_MIN_LOG_LEVEL="0")
     assert (done.stdout, done.stderr) == ("3.0\n", "a message of the lesson\n")
 
 
 @pytest.mark.thorough
 def test_verbose_shows_what_the_first_cells_say():
-    done = run_python(FIRST_CELLS, MGPU_MODE="cores", MGPU_VERBOSE="1")
+    done = run_python(FIRST_CELLS, imported=False, MGPU_MODE="cores", MGPU_VERBOSE="1")
     assert "MLIR V1" in done.stderr
     assert done.stderr.endswith("a message of the lesson\n")
 
 
 def test_what_the_import_says_is_dropped_unless_it_is_verbose(tmp_path):
     code = fake_tensorflow(tmp_path, FAKE)
-    done = run_python(code)
+    done = run_python(code, imported=False)
     assert (done.stdout, done.stderr) == ("level ERROR\nwent on\n", "")
-    done = run_python(code + "; import tensorflow", MGPU_VERBOSE="1")
+    done = run_python(code + "; import tensorflow", imported=False, MGPU_VERBOSE="1")
     assert (done.stdout, done.stderr) == ("went on\n", "from the depths of C\n")
 
 
 def test_a_look_for_gpus_that_fails_shows_what_it_said(tmp_path):
     last = 'Version\\n")'
     broken = FAKE.replace(last, f"{last}; raise RuntimeError('the driver is gone')")
-    done = run_python(fake_tensorflow(tmp_path, broken), check=False)
+    done = run_python(fake_tensorflow(tmp_path, broken), check=False, imported=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("from the depths of C\nno cudaGetRuntimeVersion\nTraceback")
     assert done.stderr.endswith("RuntimeError: the driver is gone\n")
