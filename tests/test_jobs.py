@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -113,15 +114,20 @@ def test_what_cannot_be_started_fails_and_the_next_goes_on(command, said, cores)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity here")
-def test_a_job_is_pinned_to_its_core_and_told_of_it(cores):
+@pytest.mark.parametrize("each", [1, 2])
+def test_a_job_is_pinned_to_its_cores_and_told_of_them(each, cores):
     tell = python(
-        "import os, sys; print(*os.sched_getaffinity(0), os.environ['CUDA_VISIBLE_DEVICES'],"
-        "os.environ['MGPU_JOB_DEVICE'], os.environ['PYTHONUNBUFFERED'], repr(sys.stdin.read()))"
+        "import os, sys; print(*sorted(os.sched_getaffinity(0)), os.environ['MGPU_JOB_DEVICE'],"
+        "os.environ['CUDA_VISIBLE_DEVICES'], os.environ['PYTHONUNBUFFERED'], sys.stdin.read())"
     )
-    report = jobs.run([tell, tell], devices=cores[::-1])
-    for job, core in zip(report, cores[::-1], strict=True):
-        assert (job.kind, job.device) == ("core", core)
-        assert job.tail == f"{core} -1 core {core} 1 ''"
+    asked = cores[::-1]
+    report = jobs.run([tell, tell], devices=asked, devices_each=each)
+    for job, its in zip(report, [asked, asked] if each == 2 else [[n] for n in asked], strict=True):
+        named = ", ".join(f"core {number}" for number in its)
+        assert (job.kind, job.device, list(job.devices)) == ("core", its[0], its)
+        assert job.row()["devices"] == its and f"{named}  done" in repr(report)
+        assert job.tail.split() == [*map(str, sorted(its)), *named.split(), "-1", "1"]
+    assert each == 1 or report[1].start >= report[0].end
 
 
 def test_logs_are_named_in_order_and_hold_both_streams(here):
@@ -276,26 +282,44 @@ STAMP = (
     "import os, sys, time\n"
     "a = time.monotonic(); time.sleep(float(sys.argv[1])); b = time.monotonic()\n"
     "fd = os.open('stamps', os.O_WRONLY | os.O_APPEND | os.O_CREAT)\n"
-    "os.write(fd, f\"{os.environ['MGPU_JOB_DEVICE'][5:]} {a} {b}\\n\".encode())\n"
+    "its = os.environ['MGPU_JOB_DEVICE'].replace(' ', '')\n"
+    "os.write(fd, f\"{its} {a} {b}\\n\".encode())\n"
 )
 
 
-@pytest.mark.parametrize("per_device", [1, 2])
-def test_two_runners_keep_to_the_jobs_per_device_together(per_device, cores):
-    code = (
-        f"stamp = {python(STAMP)}\n"
-        "commands = [[*stamp, str(0.1 + i % 3 / 20)] for i in range(6)]\n"
-        f"print(jobs.run(commands, devices={cores}, per_device={per_device}, logs=WHO).ok)"
-    )
-    with runner(f"WHO = 'a'\n{code}") as one, runner(f"WHO = 'b'\n{code}") as other:
-        for ran in (one, other):
-            out, err = ran.communicate(timeout=30)
-            assert out.endswith("True\n"), err
+def stamps(*options):
+    """Run five jobs in each of several runners at once; give each job's devices, start and end."""
+    commands = [[*python(STAMP), str(0.05 + i % 3 / 20)] for i in range(5)]
+    code = f"print(jobs.run({commands}, logs='logs', MORE).ok)"
+    with contextlib.ExitStack() as stack:
+        runners = [stack.enter_context(runner(code.replace("MORE", more))) for more in options]
+        for ran in runners:
+            out, error = ran.communicate(timeout=50)
+            assert out.endswith("True\n"), error
     rows = [line.split() for line in Path("stamps").read_text().splitlines()]
-    assert len(rows) == 12
-    for core, start, _ in rows:
-        beside = [a for its, a, b in rows if its == core and float(a) <= float(start) < float(b)]
-        assert len(beside) <= per_device
+    assert len(rows) == 5 * len(options)
+    return [({*its.split(",")}, float(start), float(end)) for its, start, end in rows]
+
+
+def test_two_runners_keep_to_the_jobs_per_device_together(cores):
+    rows = stamps(*[f"devices={cores}, per_device=2"] * 2)
+    beside = [sum(its == core and a <= start < b for its, a, b in rows) for core, start, _ in rows]
+    assert max(beside) <= 2
+
+
+def test_jobs_of_one_and_of_two_devices_never_share_one(cores):
+    """Three runners name the devices in different orders; all end, and none is in another's way."""
+    rows = stamps(f"devices={cores}, devices_each=2", f"devices={cores[::-1]}, devices_each=2",
+                  f"devices={cores}")  # fmt: skip
+    for (its, start, end), (other, its_start, its_end) in itertools.combinations(rows, 2):
+        assert not its & other or end <= its_start or its_end <= start
+
+
+def test_jobs_with_several_devices_get_neighbours(monkeypatch):
+    """Also when an odd one has been free all the time, and they end in another order."""
+    lists(monkeypatch, *map(gpu, range(5)))
+    report = jobs.run([sh(until("-e ended")), sh("true"), sh("touch ended")], devices_each=2)
+    assert [job.devices for job in report] == [(0, 1), (2, 3), (2, 3)]
 
 
 def test_a_fork_of_the_runner_does_not_keep_its_locks():
@@ -415,19 +439,16 @@ def test_a_job_sees_its_gpu_by_uuid_or_else_by_number(monkeypatch):
     assert [(job.kind, job.device) for job in report] == [("GPU", 1), ("GPU", 2)]
 
 
-@pytest.mark.parametrize(
-    "env, want",
-    [
-        ({}, [0, 1, 2, 3]),
-        ({"CUDA_VISIBLE_DEVICES": "3", "SLURM_STEP_GPUS": "0"}, [3]),
-        ({"CUDA_VISIBLE_DEVICES": "MIG-7e,1,0,MIG-8f"}, [2, 1, 0, 3]),
-        ({"SLURM_STEP_GPUS": "1", "SLURM_JOB_GPUS": "1,2"}, [1]),
-        ({"SLURM_JOB_GPUS": "0-1,3"}, [0, 1, 3]),
-        ({"SLURM_JOB_GPUS": "4,5,6,7"}, [0, 1, 2, 3]),  # numbered anew
-        ({"CUDA_VISIBLE_DEVICES": "-1"}, None),
-        ({"MGPU_MODE": "cores"}, None),
-    ],
-)
+@pytest.mark.parametrize("env, want", [
+    ({}, [0, 1, 2, 3]),
+    ({"CUDA_VISIBLE_DEVICES": "3", "SLURM_STEP_GPUS": "0"}, [3]),
+    ({"CUDA_VISIBLE_DEVICES": "MIG-7e,1,0,MIG-8f"}, [2, 1, 0, 3]),
+    ({"SLURM_STEP_GPUS": "1", "SLURM_JOB_GPUS": "1,2"}, [1]),
+    ({"SLURM_JOB_GPUS": "0-1,3"}, [0, 1, 3]),
+    ({"SLURM_JOB_GPUS": "4,5,6,7"}, [0, 1, 2, 3]),  # numbered anew
+    ({"CUDA_VISIBLE_DEVICES": "-1"}, None),
+    ({"MGPU_MODE": "cores"}, None),
+])  # fmt: skip
 def test_what_is_allowed_follows_the_environment(env, want, monkeypatch):
     lists(monkeypatch, *map(gpu, range(4)))
     for name, value in env.items():
@@ -515,21 +536,18 @@ def test_the_freest_gpu_has_nobody_else_on_it_then_is_idle_then_has_memory(monke
 WORKS = [["true"]]
 
 
-@pytest.mark.parametrize(
-    "commands, wrong, error, names",
-    [
-        ([], {}, ValueError, "commands"),
-        (["python a.py"], {}, TypeError, "'python a.py'"),
-        ([*WORKS, []], {}, ValueError, "empty"),
-        (WORKS, {"time_limit": float("nan")}, ValueError, "time_limit=nan"),
-        (WORKS, {"devices": []}, ValueError, "devices"),
-        (WORKS, {"devices": [99]}, ValueError, "GPU 99 .* 0, 1"),
-        (WORKS, {"devices": [1, 1]}, ValueError, "twice"),
-        (WORKS, {"free": 3}, ValueError, "free=3"),
-        (WORKS, {"devices_each": 2, "free": 1}, ValueError, "devices_each=2"),
-        (WORKS, {"devices_each": 2, "per_device": 2}, ValueError, "per_device=2"),
-    ],
-)
+@pytest.mark.parametrize("commands, wrong, error, names", [
+    ([], {}, ValueError, "commands"),
+    (["python a.py"], {}, TypeError, "'python a.py'"),
+    ([*WORKS, []], {}, ValueError, "empty"),
+    (WORKS, {"time_limit": float("nan")}, ValueError, "time_limit=nan"),
+    (WORKS, {"devices": []}, ValueError, "devices"),
+    (WORKS, {"devices": [99]}, ValueError, "GPU 99 .* 0, 1"),
+    (WORKS, {"devices": [1, 1]}, ValueError, "twice"),
+    (WORKS, {"free": 3}, ValueError, "free=3"),
+    (WORKS, {"devices_each": 2, "free": 1}, ValueError, "devices_each=2"),
+    (WORKS, {"devices_each": 2, "per_device": 2}, ValueError, "per_device=2"),
+])  # fmt: skip
 def test_what_would_be_silent_or_lose_work_is_refused_at_once(
     commands, wrong, error, names, monkeypatch
 ):

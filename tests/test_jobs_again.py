@@ -60,16 +60,13 @@ def test_each_job_that_ends_leaves_a_row(here, cores):
         assert found[job.name]["seconds"] == pytest.approx(job.seconds, abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    "printed, result",
-    [
-        (['{"a": 1}', '{"a": 2, "b": [1]}'], {"a": 2, "b": [1]}),
-        (['{"a": 1}', "{'a': 2}", "[3]", "{"], {"a": 1}),
-        (['{"a": NaN, "b": {"c": -Infinity}}'], {"a": None, "b": {"c": None}}),
-        (['{"a": [' + "1," * 100_000 + "1]}"], {"a": [1] * 100_001}),
-        (["nothing"], {}),
-    ],
-)
+@pytest.mark.parametrize("printed, result", [
+    (['{"a": 1}', '{"a": 2, "b": [1]}'], {"a": 2, "b": [1]}),
+    (['{"a": 1}', "{'a': 2}", "[3]", "{"], {"a": 1}),
+    (['{"a": NaN, "b": {"c": -Infinity}}'], {"a": None, "b": {"c": None}}),
+    (['{"a": [' + "1," * 100_000 + "1]}"], {"a": [1] * 100_001}),
+    (["nothing"], {}),
+])  # fmt: skip
 def test_the_last_json_object_that_a_job_prints_is_its_result(printed, result):
     Path("out").write_text("\n".join(printed))
     report = quiet([["cat", "out"]], names=["it"])
@@ -241,14 +238,6 @@ def test_half_a_row_and_what_others_wrote_are_passed_over_and_stay():
     RECORD.unlink()
     os.mkfifo(RECORD)  # which is not waited for
     assert quiet([job("a")], skip_done=True).ok
-
-
-def test_a_report_is_saved_in_its_order_with_what_never_started(tmp_path):
-    done = jobs.Job("b", ("x",), "GPU", tmp_path, (1,), status="done", result={"loss": None})
-    jobs.Report((done, replace(done, name="a", status="not started", devices=())), 1.0).save("s.j")
-    assert [(row["name"], row["status"], row["devices"]) for row in rows(Path("s.j"))] == [
-        ("b", "done", [1]), ("a", "not started", []),
-    ]  # fmt: skip
 
 
 def test_what_is_left_is_said_in_a_sentence():
