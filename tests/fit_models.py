@@ -7,7 +7,8 @@ that a difference is none of rounding, the models compute in float64.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -34,29 +35,68 @@ def double() -> Iterator[None]:
     keras.config.set_dtype_policy("float32")
 
 
-def trained(case: str, change: Any = None) -> tuple[Any, dict[str, Any], list[Any], Any]:
-    """Fit a case, after a change of its model: model, history, weights and predictions."""
+@contextlib.contextmanager
+def policy(name: str) -> Iterator[None]:
+    """Let layers that are made in the block compute so."""
+    import keras
+
+    keras.config.set_dtype_policy(name)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def places(variables: Any) -> list[str]:
+    """Name the devices on which variables lie."""
+    return [v.value.device.partition("device:")[2] for v in variables]
+
+
+def waits(step: Any) -> Callable[[str], set[str]]:
+    """Make a function that finds what has to be done in a traced step before an operation."""
+    before = defaultdict(set)
+    for maker, user in step.edges:
+        before[user].add(maker)
+
+    def needed(name: str) -> set[str]:
+        todo, seen = [name], set()
+        while todo:
+            new = before[todo.pop()] - seen
+            seen |= new
+            todo += new
+        return seen
+
+    return needed
+
+
+def trained(case: str, change: Any = None, scope: Any = None, whole: bool = True) -> list[Any]:
+    """Fit a case, made in a scope and changed after: model, history and predictions.
+
+    What is not whole is one pass, without validation, `evaluate` and `predict`.
+    """
     import keras
 
     keras.utils.set_random_seed(0)
-    model, given = (CASES | WIDE)[case]()
+    with scope or contextlib.nullcontext():
+        model, given = CASES[case]()
     if change is not None:
         change(model)
     given = {"x": X, "y": Y, "batch_size": 10, "epochs": 2, "verbose": 0} | given
+    if not whole:
+        given = {k: v for k, v in given.items() if "validation" not in k} | {"epochs": 1}
+        return [model, model.fit(**given).history, []]
     seen = model.fit(**given).history
     tried = model.evaluate(given["x"], given["y"], batch_size=10, verbose=0, return_dict=True)
     predicted = keras.tree.flatten(model.predict(given["x"], batch_size=10, verbose=0))
-    return model, seen | {f"tried {k}": [v] for k, v in tried.items()}, (
-        [v.numpy() for v in (*model.variables, *model.optimizer.variables)]
-    ), predicted  # fmt: skip
+    return [model, seen | {f"tried {k}": [v] for k, v in tried.items()}, predicted]
 
 
-def near(got: Any, wanted: Any, much: float = 1e-11) -> None:
-    """Compare two of `trained`: histories, all variables, and predictions."""
-    assert got[1].keys() == wanted[1].keys()
-    for name, values in wanted[1].items():
-        np.testing.assert_allclose(got[1][name], values, rtol=much, atol=much, err_msg=name)
-    for a, b in zip([*got[2], *got[3]], [*wanted[2], *wanted[3]], strict=True):
+def near(got: Any, wanted: Any, much: float) -> None:
+    """Compare histories, and lists of variables and predictions."""
+    assert got[0].keys() == wanted[0].keys()
+    for name, values in wanted[0].items():
+        np.testing.assert_allclose(got[0][name], values, rtol=much, atol=much, err_msg=name)
+    for a, b in zip(got[1], wanted[1], strict=True):
         np.testing.assert_allclose(a, b, rtol=much, atol=much)
 
 
@@ -69,8 +109,8 @@ def cross(**kwargs: Any) -> Any:
 def dense(*layers: Any, loss: Any = None, optimizer: Any = None, **compiled: Any) -> Any:
     import keras
 
-    first = layers or (keras.layers.Dense(5, "tanh"),)
-    model = keras.Sequential([keras.Input((6,)), *first, keras.layers.Dense(3)])
+    first = layers or (keras.layers.Dense(5, "tanh", name="up_0"),)
+    model = keras.Sequential([keras.Input((6,)), *first, keras.layers.Dense(3, name="down_0")])
     optimizer = optimizer or keras.optimizers.Adam(0.05)
     model.compile(optimizer, loss or cross(), **({"metrics": ["accuracy"]} | compiled))
     return model
@@ -136,9 +176,9 @@ def own_step() -> Any:
             self.seen.update_state(loss, sample_weight=keras.ops.shape(x)[0])
             return {"seen": self.seen.result()}
 
-    given = keras.Input((6,))
-    model = Own(given, keras.layers.Dense(3)(keras.layers.Dense(5, "tanh")(given)))
-    model.compile(keras.optimizers.AdamW(0.05, clipnorm=0.1), cross())
+    given, up = keras.Input((6,)), keras.layers.Dense(5, "tanh", name="up_0")
+    model = Own(given, keras.layers.Dense(3, name="down_0")(up(given)))
+    model.compile(keras.optimizers.AdamW(0.05, global_clipnorm=0.1), cross())
     return model, {}
 
 
@@ -183,13 +223,14 @@ def attention() -> Any:
 
     given = keras.Input((5,), dtype="int32")
     x = layers.Embedding(9, 4, mask_zero=True)(given)
-    x = layers.LayerNormalization()(layers.Add()([x, layers.MultiHeadAttention(2, 4)(x, x)]))
+    seen = layers.MultiHeadAttention(2, 4, name="heads_0")(x, x)
+    x = layers.LayerNormalization()(layers.Add()([x, seen]))
     model = keras.Model(given, layers.Dense(3)(layers.GlobalAveragePooling1D()(x)))
     model.compile("adam", cross(), metrics=["accuracy"])
     return model, {"x": TOKENS}
 
 
-def places() -> Any:
+def positions() -> Any:
     """Embed positions, which are the same rows for every batch, and clip by the global norm."""
     import keras
     import tensorflow as tf
@@ -243,10 +284,12 @@ def list_of_outputs() -> Any:
 
 
 def regularized() -> Any:
+    import keras
     from keras import layers
 
     first = layers.Dense(5, kernel_regularizer="l2", activity_regularizer="l2")
-    return dense(first, layers.Dense(5, kernel_constraint="max_norm")), {}
+    adam = keras.optimizers.Adam(0.05, clipnorm=0.1)
+    return dense(first, layers.Dense(5, kernel_constraint="max_norm"), optimizer=adam), {}
 
 
 def areas() -> Any:
@@ -297,7 +340,7 @@ def sure() -> Any:
     import keras
 
     given = keras.Input((6,))
-    x = keras.layers.Dense(5)(keras.layers.Dense(5)(given))
+    x = keras.layers.Dense(5, name="up_0")(keras.layers.Dense(5)(given))
     kind = keras.layers.Dense(3, "softmax", name="kind")(x)
     model = keras.Model(given, {"kind": kind, "is": keras.layers.Dense(1, "sigmoid", name="is")(x)})
     for layer in model.layers[-2:]:
@@ -345,11 +388,70 @@ def causal() -> Any:
     return model, {"x": TOKENS, "y": TAGS, "sample_weight": weights}
 
 
-CASES = {each.__name__: each for each in (
+def residual(blocks: int = 2, width: int = 4, size: int = 6, channels: int = 2) -> Any:
+    """Make blocks of convolutions with BatchNormalization, Dropout, and what is added to a loss."""
+    import keras
+    from keras import layers
+
+    given = keras.Input((size, size, channels))
+    x = layers.Conv2D(width, 3, padding="same")(given)
+    for i in range(blocks):
+        y = layers.Conv2D(width, 3, padding="same", name=f"block_{i}")(x)
+        y = layers.ReLU()(layers.BatchNormalization()(y))
+        y = layers.Conv2D(width, 3, padding="same", activity_regularizer="l2")(y)
+        y = layers.Dropout(0.3)(layers.BatchNormalization()(y))
+        x = layers.ReLU()(layers.Add()([x, y]))
+    model = keras.Model(given, layers.Dense(3)(layers.GlobalAveragePooling2D()(x)))
+    model.compile("adam", cross(), metrics=["accuracy"])
+    return model
+
+
+def dropped() -> Any:
+    return residual(1), {"x": IMAGES, "class_weight": {0: 0.5, 1: 1.0, 2: 3.0}}
+
+
+def sentences() -> Any:
+    """Have a block of a Transformer with dropout, and a layer in a layer, for masked words."""
+    import keras
+    from keras import layers
+
+    class Feed(layers.Layer):  # not told of training, as its Dropout is
+        def __init__(self, **named: Any) -> None:
+            super().__init__(**named)
+            self.supports_masking = True
+            self.inner = [layers.Dense(16, "gelu"), layers.Dropout(0.3), layers.Dense(8)]
+
+        def call(self, x: Any) -> Any:
+            for layer in self.inner:
+                x = layer(x)
+            return x
+
+    given = keras.Input((5,), dtype="int32")
+    x = layers.Embedding(9, 8, mask_zero=True)(given)
+    x = layers.Add()([x, Feed()(layers.LayerNormalization()(x))])
+    y = layers.LayerNormalization()(x)
+    x = layers.Add()([x, layers.MultiHeadAttention(2, 4, dropout=0.3)(y, y)])
+    x = layers.LSTM(8, return_sequences=True, recurrent_dropout=0.2)(x)
+    model = keras.Model(given, layers.Dense(3, dtype=keras.config.floatx())(x))
+    adamw = keras.optimizers.AdamW(0.01, global_clipnorm=0.1)
+    model.compile(adamw, cross(), metrics=["accuracy"], weighted_metrics=["accuracy"])
+    return model, {"x": TOKENS, "y": TAGS}
+
+
+def mobilenet() -> Any:
+    import keras
+
+    model = keras.applications.MobileNetV2((32, 32, 3), weights=None, classes=3)
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    x = np.random.default_rng(0).normal(size=(12, 32, 32, 3))
+    return model, {"x": x, "y": Y[:12]}
+
+
+# What every way takes, and what is for some.
+ORDINARY = (
     sequential, normalized, subclass, own_step, class_weights, mean_of_weights, masks,
-    masked_normal, attention, places,
-    two_of_each, list_of_outputs, regularized, areas, last_of_one, several_steps,
-    keras_accumulates, averaged, watched, sure,
-)}  # fmt: skip
-# For what cuts layers of some names.
-WIDE = {each.__name__: each for each in (gated, causal)}
+    masked_normal, attention, positions, two_of_each, list_of_outputs, regularized, areas,
+    last_of_one, several_steps, keras_accumulates, averaged, watched, sure,
+)  # fmt: skip
+SPECIAL = (gated, causal, dropped, sentences, mobilenet)
+CASES = {each.__name__: each for each in (*ORDINARY, *SPECIAL)}

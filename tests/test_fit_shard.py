@@ -1,69 +1,20 @@
-"""A model whose state is shared out, against itself on one device: `fit`, bytes, and files."""
+"""A model whose state is shared out: what lies where, what crosses, and what a checkpoint has."""
 
 from __future__ import annotations
-
-import functools
 
 import numpy as np
 import pytest
 
 import fit_models
-from conftest import run_python
+from fit_models import places
 from mgpu_helpers import fit, trace
 
 UNITS = 200
 
 
-@functools.cache
-def alone(case):
-    return fit_models.trained(case)
-
-
-def places(variables):
-    return [variable.value.device.partition("device:")[2] for variable in variables]
-
-
 def slots(model):
     """List the places of what the optimizer has for each weight: two, for Adam."""
     return places(v for v in model.optimizer.variables if v.shape.rank)
-
-
-# The others are in `make thorough`.
-QUICK = {"normalized"}
-
-
-@pytest.mark.parametrize("case", [
-    pytest.param(case, marks=[] if case in QUICK else pytest.mark.thorough)
-    for case in fit_models.CASES
-])  # fmt: skip
-def test_fit_is_that_of_one_device(keras, plan, double, case):
-    """Clipped by the global norm, decayed, averaged, embedded, with several outputs."""
-    got = fit_models.trained(
-        case, lambda model: fit.parallel(fit.shard(model, plan.devices), plan.devices)
-    )
-    fit_models.near(got, alone(case), 1e-6 if case == "masked_normal" else 1e-12)
-    assert {*places(got[0].trainable_variables)} == {"CPU:1", "CPU:2"}
-
-
-@pytest.mark.parametrize("case", [
-    "averaged", *(pytest.param(case, marks=pytest.mark.thorough) for case in
-                  ("normalized", "places", "regularized", "keras_accumulates", "own_step")),
-])  # fmt: skip
-def test_a_device_computes_and_the_host_updates(keras, plan, double, case):
-    got = fit_models.trained(
-        case, lambda model: fit.parallel(fit.shard(model, [plan.devices[1]]), plan.devices[:1])
-    )
-    fit_models.near(got, alone(case), 1e-12)
-    assert {*places(got[0].weights), *slots(got[0])} == {"CPU:2"}
-
-
-@pytest.mark.parametrize("case", ["own_step", "places"])
-@pytest.mark.thorough
-def test_pieces_are_shared_out_too(keras, plan, double, case):
-    def change(model):
-        fit.accumulate(fit.parallel(fit.shard(model, plan.devices), plan.devices), 3)
-
-    fit_models.near(fit_models.trained(case, change), alone(case), 1e-11)
 
 
 def network(keras, optimizer, devices=None, owners=None):
@@ -136,7 +87,7 @@ def test_the_fullest_device_holds_less(keras, tf, plan):
 
 @pytest.mark.parametrize("owners, crossing", [
     ("host", 4), pytest.param("devices", 2, marks=pytest.mark.thorough),
-])
+])  # fmt: skip
 def test_pieces_are_added_up_where_the_weights_are(keras, tf, plan, owners, crossing):
     """Nothing goes where the step was made; and what the optimizer keeps is made at the owners."""
     owners = {"host": [plan.host], "devices": plan.devices}[owners]
@@ -146,63 +97,6 @@ def test_pieces_are_added_up_where_the_weights_are(keras, tf, plan, owners, cros
     size = sum(4 * np.prod(v.shape) for v in model.weights)
     assert 2 * crossing * size < sum(step.bytes_between().values()) < 2.1 * crossing * size
     assert slots(model) == [place for place in places(model.trainable_variables) for _ in "mv"]
-
-
-@pytest.mark.thorough
-def test_three_and_four_devices_own_parts():
-    """Of which some get no example of a last batch, and some own a bias alone."""
-    done = run_python("""
-        import fit_models
-        from mgpu_helpers import devices, fit
-        plan = devices.setup(4)
-        with fit_models.double():
-            for case in ("last_of_one", "normalized", "averaged"):
-                wanted = fit_models.trained(case)
-                for owners in (plan.devices[:3], plan.devices):
-                    change = lambda model: fit.parallel(fit.shard(model, owners), plan.devices)
-                    fit_models.near(fit_models.trained(case, change), wanted, 1e-12)
-                    print(case)
-    """.replace("\n        ", "\n"), timeout=400, MGPU_MODE="cores")  # fmt: skip
-    assert done.stdout.split() == [case for case in ("last_of_one", "normalized", "averaged")
-                                   for _ in range(2)]  # fmt: skip
-
-
-@pytest.mark.thorough
-def test_a_built_optimizer_goes_on_and_moves_back(keras, plan, double, tmp_path):
-    """With its slots and its count; `set_weights` and `load_weights` keep the places."""
-    seen = []
-    for owners in (None, plan.devices):
-        keras.utils.set_random_seed(0)
-        model = fit_models.dense()
-        given = {"x": fit_models.X, "y": fit_models.Y, "epochs": 2, "verbose": 0, "shuffle": False}
-        model.fit(**given)
-        if owners:
-            fit.parallel(fit.shard(model, owners), owners)
-        model.fit(**given)
-        seen.append([*model.get_weights(), *(v.numpy() for v in model.optimizer.variables)])
-        model.save(tmp_path / f"{owners is None}.keras")
-    for a, b in zip(*seen, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-12)
-    assert {*places(model.weights)} == {*slots(model)} == {"CPU:1", "CPU:2"}
-    where, kernel = places(model.weights), model.layers[0].kernel
-    model.load_weights(tmp_path / "False.keras")
-    model.set_weights([2 * value for value in model.get_weights()])
-    assert places(model.weights) == where and kernel.numpy()[0, 0] == 2 * seen[1][0][0, 0]
-    with pytest.raises(ValueError, match="fit.alone"):
-        fit.shard(model, plan.devices)
-    assert fit.alone(model) is model and model.supports_jit
-    assert {*places(model.weights)} == {*slots(model)} == {"CPU:0"}
-    assert model.layers[0].kernel is kernel
-    np.testing.assert_array_equal(kernel.numpy(), 2 * seen[1][0])
-    model.fit(**given)
-    said = run_python(f"""
-        import keras
-        model = keras.saving.load_model({str(tmp_path / "False.keras")!r})
-        print(model.layers[0].kernel.value.device, "call" in vars(model))
-        print(int(model.optimizer.iterations), *map(float, model.get_weights()[0][0]))
-    """.replace("\n        ", "\n")).stdout.split()  # fmt: skip
-    assert said[0].endswith("CPU:0") and said[1:3] == ["False", "4"]
-    np.testing.assert_allclose([float(x) for x in said[3:]], seen[1][0][0], atol=1e-12)
 
 
 def test_what_an_optimizer_hands_on_to_another_one_moves_too(keras, plan):
@@ -219,8 +113,6 @@ def test_what_was_traced_before_raises(keras, tf, plan, double):
     fit.shard(model, plan.devices)
     with pytest.raises(tf.errors.InvalidArgumentError):
         step(tf.constant(fit_models.X))
-    with pytest.raises(ValueError, match="gpu:9"):
-        fit.shard(fit_models.dense(), ["/gpu:9"])
 
 
 def test_a_checkpoint_of_tensorflow_keeps_the_places(keras, tf, plan, double, tmp_path):
@@ -236,28 +128,6 @@ def test_a_checkpoint_of_tensorflow_keeps_the_places(keras, tf, plan, double, tm
     whole = fit_models.dense()
     tf.train.Checkpoint(model=whole).restore(path).expect_partial()
     np.testing.assert_array_equal(whole.get_weights()[0], before[0])
-
-
-@pytest.mark.thorough
-def test_halves_skip_the_same_steps(keras, plan):
-    """A loss that is scaled too much first: the scale is halved until the gradients are finite."""
-    seen = []
-    for owners in (None, plan.devices):
-        keras.utils.set_random_seed(0)
-        keras.config.set_dtype_policy("mixed_float16")
-        try:
-            model = keras.Sequential([keras.Input((6,)), *map(keras.layers.Dense, (8, 3))])
-        finally:
-            keras.config.set_dtype_policy("float32")
-        adam = keras.optimizers.Adam(0.01, global_clipnorm=0.5)
-        model.compile(keras.optimizers.LossScaleOptimizer(adam, 2.0**20), fit_models.cross())
-        if owners:
-            fit.parallel(fit.shard(model, owners), owners)
-        history = model.fit(fit_models.X, fit_models.Y, epochs=20, verbose=0, shuffle=False)
-        seen.append([*model.get_weights(), history.history["loss"], model.optimizer.dynamic_scale])
-    for a, b in zip(*seen, strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-3)
-    assert seen[0][-1].numpy() < 2.0**20 and model.optimizer.iterations.numpy() > 10
 
 
 @pytest.mark.parametrize("weights", [

@@ -1,4 +1,4 @@
-"""A model with layers in parts on several devices, against itself on one: `fit`, bytes, files."""
+"""A model with layers in parts on several devices: what crosses, what is held, what is refused."""
 
 from __future__ import annotations
 
@@ -7,67 +7,12 @@ import functools
 import numpy as np
 import pytest
 
-import fit_models
 from conftest import run_python
+from fit_models import places
 from mgpu_helpers import fit, trace
 
 PAIRS, HEADS = {"up_.*": "columns", "down_.*": "rows"}, {"heads_.*": "heads"}
 ROWS, WIDE = 64, 32  # of a batch, and of what goes into a pair
-
-
-def places(variables):
-    return [v.value.device.partition("device:")[2] for v in variables]
-
-
-def last_two(model):
-    return {model.layers[-2].name: "columns", model.layers[-1].name: "rows"}
-
-
-DENSE = ["sequential", "class_weights", "mean_of_weights", "last_of_one", "several_steps",
-         "keras_accumulates", "averaged", "watched"]  # fmt: skip
-CASES = dict.fromkeys(DENSE, last_two) | {
-    "gated": lambda model: PAIRS,
-    "causal": lambda model: PAIRS | HEADS,
-    "attention": lambda model: {"multi_head_attention.*": "heads"},
-    "sure": lambda model: {model.layers[-3].name: "columns", "kind|is": "rows"},
-}
-# The others are in `make thorough`.
-QUICK = {"gated"}
-
-
-def is_that_of_one_device(case, devices):
-    wanted = fit_models.trained(case)
-    model, seen, _, predicted = fit_models.trained(
-        case, lambda model: fit.split_layers(model, devices, CASES[case](model))
-    )
-    assert {*places(model.weights)} == {device[1:] for device in devices}
-    assert fit.alone(model) is model
-    weights = [v.numpy() for v in (*model.variables, *model.optimizer.variables)]
-    fit_models.near((model, seen, weights, predicted), wanted)
-
-
-@pytest.mark.parametrize("case", [
-    pytest.param(case, marks=[] if case in QUICK else pytest.mark.thorough) for case in CASES
-])  # fmt: skip
-def test_fit_is_that_of_one_device(keras, plan, double, case):
-    """Gated, with a product; masked, with attention; behind a softmax and a sigmoid."""
-    is_that_of_one_device(case, plan.devices)
-
-
-@pytest.mark.thorough
-def test_three_and_four_devices_have_parts_of_any_size():
-    """Of four heads, five, seven and twelve units."""
-    done = run_python("""
-        import fit_models, test_fit_split_layers
-        from mgpu_helpers import devices
-        plan = devices.setup(4)
-        with fit_models.double():
-            for case in ("gated", "causal"):
-                for n in (3, 4):
-                    test_fit_split_layers.is_that_of_one_device(case, plan.devices[:n])
-                    print(case, n)
-    """.replace("\n        ", "\n"), timeout=500, MGPU_MODE="cores")  # fmt: skip
-    assert done.stdout.split() == "gated 3 gated 4 causal 3 causal 4".split()
 
 
 def pairs(keras, n=2, heads=0):
@@ -90,11 +35,11 @@ def pairs(keras, n=2, heads=0):
 def crosses(keras, plan, devices):
     """Check what crosses by the formula of Megatron-LM, in bytes, for pairs and for attention."""
     for heads in (0, 4):
-        model, batch = pairs(keras, heads=heads)
+        model, batch = pairs(keras, 1, heads)
         cut = fit.split_layers(model, devices, HEADS if heads else PAIRS)
         step = trace.fit_step(cut, tuple(batch))
         between = {way: n for way, n in step.bytes_between().items() if plan.host not in way}
-        wanted = 2 * 2 * ROWS * WIDE * 4  # there and back, in two layers
+        wanted = 2 * ROWS * WIDE * 4  # there and back
         first, *others = devices
         ways = [(first, each) for each in others] + [(each, first) for each in others]
         assert between == dict.fromkeys(ways, wanted)
@@ -160,68 +105,6 @@ def test_heads_of_two_devices_drop_other_places(keras, plan, seed):
     assert np.abs(model(x)).max() < 1e-6 < 0.01 < np.abs(model(x, training=True)).mean()
 
 
-@pytest.mark.parametrize("scale", [
-    pytest.param(2.0**10, marks=pytest.mark.thorough), 2.0**24,
-])  # fmt: skip
-def test_a_model_of_halves_has_its_loss_scaled(keras, plan, scale):
-    seen = []
-    for devices in (None, plan.devices):
-        keras.config.set_dtype_policy("mixed_float16")
-        try:
-            model, batch = pairs(keras)
-        finally:
-            keras.config.set_dtype_policy("float32")
-        sgd = keras.optimizers.SGD(0.1, global_clipnorm=0.1)
-        model.compile(keras.optimizers.LossScaleOptimizer(sgd, scale), "mse")
-        if devices:
-            fit.split_layers(model, devices, PAIRS)
-        loss = model.fit(*batch, epochs=9, verbose=0, shuffle=False).history["loss"]
-        scaled = float(fit.alone(model).optimizer.dynamic_scale)
-        seen.append((int(sgd.iterations), scaled, loss, *model.get_weights()))
-    assert seen[0][:2] == seen[1][:2] and (seen[0][0] == 18) == (scale == 2.0**10)
-    for a, b in zip(*seen, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-3)
-
-
-@pytest.mark.thorough
-def test_it_is_saved_loaded_and_undone(keras, tf, plan, double, tmp_path):
-    """A built optimizer goes on, with callbacks that save; files are those of one device."""
-    seen = []
-    for devices in (None, plan.devices):
-        model, given = fit_models.trained("gated")[0], fit_models.gated()[1]
-        given = {"x": fit_models.X, "y": fit_models.Y, "verbose": 0, "shuffle": False} | given
-        name, adamw = tmp_path / f"{devices is None}.keras", model.optimizer
-        if devices:
-            fit.split_layers(model, devices, PAIRS)
-        calls = keras.callbacks
-        history = model.fit(**given, epochs=4, callbacks=[
-            calls.ModelCheckpoint(name, "loss"), calls.BackupAndRestore(tmp_path / "backup"),
-            calls.EarlyStopping("loss", min_delta=10.0, patience=2, restore_best_weights=True),
-        ]).history["loss"]  # fmt: skip
-        loaded = keras.saving.load_model(name)
-        states = [[v.numpy() for v in each.optimizer.variables] for each in (loaded, model)]
-        rest = [model.get_weights(), loaded.get_weights(), states[0]]
-        if devices:
-            with pytest.raises(ValueError, match="model.save"):
-                keras.saving.save_model(model, tmp_path / "other.keras")
-            keras.config.set_floatx("float32")  # of which slots would be made, and do not fit
-            with pytest.raises(tf.errors.InvalidArgumentError):
-                model.get_weights()
-            keras.config.set_floatx("float64")
-            model.load_weights(name)
-            assert {*places(model.get_layer("down_0").weights)} == {"CPU:1", "CPU:2"}
-            assert len(states[1]) > len(states[0])
-            assert fit.alone(model).optimizer is adamw and model.supports_jit
-            assert {*places([*model.variables, *adamw.variables])} == {"CPU:0"}
-        else:
-            model.load_weights(name)
-        more = model.fit(**given).history["loss"]
-        seen.append([history, more, *(x for each in rest for x in each), *model.get_weights()])
-        assert len(history) == 3
-    for a, b in zip(*seen, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11)
-
-
 def problem(keras, name):
     layers, given = keras.layers, keras.Input((4, 6))
     up, down = layers.Dense(8, name="up_0"), layers.Dense(6, name="down_0")
@@ -266,6 +149,41 @@ def test_what_cannot_be_cut_is_named(keras, plan, name, named):
         fit.split_layers(model, plan.devices, where)
     for a, b in zip(before, fit.alone(model).get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_what_is_refused_half_way_leaves_all_as_it_was(keras, tf, plan, double, tmp_path):
+    """An optimizer that does not take parts, and one whose slots do not fit any more."""
+
+    class Square(keras.optimizers.Adam):
+        def build(self, variables):
+            if any(v.shape[-1] < 6 for v in variables):
+                raise RuntimeError("parts")
+            super().build(variables)
+
+    for optimizer in (Square(), keras.optimizers.Adam()):
+        model = problem(keras, "")
+        model.compile(optimizer, "mse")
+        optimizer.build(model.trainable_variables)
+        optimizer.apply([tf.ones_like(v.value) for v in model.trainable_variables])
+        weights, slots = model.get_weights(), [v.numpy() for v in optimizer.variables]
+        if isinstance(optimizer, Square):
+            names = vars(model).keys()
+            with pytest.raises(RuntimeError, match="parts"):
+                fit.split_layers(model, plan.devices, PAIRS)
+            assert vars(model).keys() == names and {*places(model.weights)} == {"CPU:0"}
+        else:
+            fit.split_layers(model, plan.devices, PAIRS)
+            keras.config.set_floatx("float32")  # of which slots would be made, and do not fit
+            with pytest.raises(tf.errors.InvalidArgumentError):
+                model.get_weights()
+            keras.config.set_floatx("float64")
+            assert {*places(model.weights)} == {"CPU:1", "CPU:2"}
+            with pytest.raises(ValueError, match=model.name):  # of parts there is no file
+                keras.saving.save_model(model, tmp_path / "model.keras")
+            fit.alone(model)
+        now = [*model.get_weights(), *(v.numpy() for v in optimizer.variables)]
+        for a, b in zip([*weights, *slots], now, strict=True):
+            np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("where, named", [

@@ -1,0 +1,487 @@
+"""A model that trains in a way of `fit`'s against itself on one device: `fit` and all of it.
+
+WAYS has a line for each way, with the models that it takes: a further model for a way is a name.
+Each cell is tried with validation, `evaluate` and `predict` in `make thorough`; of each part of a
+way one case is in `make test`, with a pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import functools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import fit_models
+from conftest import run_python
+from fit_models import X, Y, places
+from mgpu_helpers import _private, fit
+from mgpu_helpers._models import first_calls, graph_of
+
+OURS = {"call", "train_step", "sharded"}  # what a way gives a model
+GIVEN = {"x": X, "y": Y, "batch_size": 10, "shuffle": False, "verbose": 0}
+WHERE = {"up_.*": "columns", "down_.*|kind|is": "rows", "heads_.*": "heads"}
+ORDINARY = " ".join(each.__name__ for each in fit_models.ORDINARY)
+# A BatchNormalization of pieces has other statistics; code of one's own and one layer have no parts
+PIECES = ORDINARY.replace("masked_normal", "").replace("normalized", "")
+PARTS = ORDINARY.replace("subclass", "").replace("areas", "")
+HALVED = PIECES.replace("subclass", "").replace("areas", "")
+PAIRS = ("sequential own_step class_weights mean_of_weights last_of_one several_steps "
+         "keras_accumulates averaged watched gated causal attention sure")  # fmt: skip
+
+
+def by_layer(model: Any, devices: Any = None) -> Any:
+    """Let each layer be a part."""
+    return fit.recompute(model, [*first_calls(_private.calls_of(graph_of(model)))][1:])
+
+
+def in_parts(model: Any, devices: Sequence[str]) -> Any:
+    """Cut all layers that have a name for it."""
+    there = [layer.name for layer in model.layers]
+    where = {k: way for k, way in WHERE.items() if any(re.fullmatch(k, name) for name in there)}
+    return fit.split_layers(model, devices, where)
+
+
+def cut_at(model: Any, devices: Sequence[str]) -> Any:
+    """Begin stages within a residual block, where two tensors cross."""
+    return fit.split(model, devices, at=[layer.name for layer in model.layers[3:5]])
+
+
+def both(*changes: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Change a model in several ways, one after the other."""
+    return lambda model, devices: functools.reduce(lambda m, way: way(m, devices), changes, model)
+
+
+def pieces(model: Any, devices: Any = None) -> Any:
+    return fit.accumulate(model, 3)
+
+
+def inside(model: Any, devices: Any) -> Any:
+    """Let a model inside the model have parts."""
+    inner = model.layers[3]
+    return fit.recompute(inner, [inner.layers[-1].name]) and model
+
+
+def averaged(model: Any, devices: Any) -> Any:
+    """Let each device have its own statistics."""
+    return fit.parallel(model, devices, batch_norm="average")
+
+
+def eagerly(model: Any, devices: Any) -> Any:
+    model.run_eagerly = True
+    return model
+
+
+class Way(NamedTuple):
+    change: Callable[[Any, Any], Any]  # of a model, for devices
+    quick: str  # cases that are in `make test`, by name
+    cases: str  # all of them
+    near: float = 1e-11
+    owners: slice | None = None  # those of the devices on which weights lie; None for the host
+    than: str = "alone"  # what it is compared with
+    replicas: bool = False  # the model is made under a strategy
+
+
+ALL, LAST = slice(None), slice(1, None)
+WAYS = {
+    "alone": Way(lambda model, devices: model, "", ""),
+    "parallel": Way(fit.parallel, "normalized attention", ORDINARY),
+    "accumulate": Way(pieces, "masks mean_of_weights", PIECES),
+    "recompute": Way(by_layer, "dropped", PARTS + " dropped sentences", 1e-12),
+    "split": Way(fit.split, "", PARTS, owners=ALL),
+    "split in pieces": Way(
+        lambda model, devices: fit.split(model, devices, 4), "two_of_each", HALVED, owners=ALL
+    ),
+    "shard": Way(both(fit.shard, fit.parallel), "positions", ORDINARY, 1e-12, ALL),
+    "split_layers": Way(in_parts, "gated", PAIRS, owners=ALL),
+    "strategy": Way(
+        lambda model, devices: model, "mean_of_weights", "mean_of_weights masks positions",
+        replicas=True,
+    ),
+    # Products, and what a way can be told.
+    "recompute, few": Way(
+        lambda model, devices: fit.recompute(model, [model.layers[2].name]), "sure", "sure", 1e-12
+    ),
+    "recompute, as it likes": Way(lambda model, devices: fit.recompute(model), "",
+                                  "dropped mobilenet", 1e-9),
+    "recompute, inside": Way(inside, "", "normalized", 1e-12),
+    "recompute, eagerly": Way(both(by_layer, eagerly), "", "dropped", 1e-12),
+    "split, at": Way(cut_at, "", "", owners=ALL),
+    "owner": Way(
+        lambda model, devices: fit.parallel(fit.shard(model, devices[1:]), devices[:1]), "averaged",
+        "averaged normalized positions regularized keras_accumulates own_step", 1e-12, LAST,
+    ),
+    "parallel, accumulate": Way(both(fit.parallel, pieces), "", "two_of_each own_step regularized"),
+    "accumulate, parallel": Way(both(pieces, fit.parallel), "regularized", "masks regularized"),
+    "recompute, accumulate": Way(both(by_layer, pieces), "regularized",
+                                 "regularized masks own_step"),
+    "recompute, parallel": Way(both(by_layer, fit.parallel), "", "regularized masks own_step"),
+    "shard, parallel, accumulate": Way(both(fit.shard, fit.parallel, pieces), "",
+                                       "own_step positions", owners=ALL),
+    "strategy, recompute": Way(by_layer, "", "normalized dropped", than="strategy", replicas=True),
+    "averages": Way(averaged, "", ""),
+    "recompute, averages": Way(both(by_layer, averaged), "", "dropped", than="averages"),
+}  # fmt: skip
+MAIN = ("parallel", "accumulate", "recompute", "split in pieces", "shard", "split_layers")
+
+
+def cells(which: str) -> Iterator[Any]:
+    """List the ways with their cases; a name that there is not is an error."""
+    for name, way in WAYS.items():
+        if not {*way.quick.split()} <= {*way.cases.split()} <= fit_models.CASES.keys():
+            raise ValueError(f"{name} has unknown cases: {way.quick}, {way.cases}")
+        for case in getattr(way, which).split():
+            yield pytest.param(name, case, id=f"{name}-{case}")
+
+
+def quick(*chosen: Any, among: Sequence[Any] = MAIN) -> list[Any]:
+    """Try those chosen in every run and the others in `make thorough`."""
+    if not {*chosen} <= {*among}:
+        raise ValueError(f"{chosen} are not all among {among}")
+    marked = [() if each in chosen else pytest.mark.thorough for each in among]
+    return [
+        pytest.param(*(each if isinstance(each, tuple) else [each]), marks=mark)
+        for each, mark in zip(among, marked, strict=True)
+    ]
+
+
+def state(model: Any) -> list[Any]:
+    """Give all numbers of a model and of its optimizer."""
+    return [v.numpy() for v in (*model.variables, *model.optimizer.variables)]
+
+
+def undone(model: Any) -> Any:
+    """Undo a way, and see that nothing is left of it."""
+    assert fit.alone(model) is model and model.supports_jit and not OURS & vars(model).keys()
+    assert {*places([*model.variables, *model.optimizer.variables])} == {"CPU:0"}
+    return model
+
+
+def run(name: str, case: str, devices: tuple[str, ...], whole: bool) -> tuple[Any, list[Any]]:
+    """Train a case in a way: what `fit` said, and all numbers of the model, which is undone."""
+    way = WAYS[name]
+    scope = fit.strategy(devices).scope() if way.replicas else None
+    model, seen, predicted = fit_models.trained(
+        case, lambda model: way.change(model, devices), scope, whole
+    )
+    if not way.replicas:
+        owners = {each[1:] for each in (devices[way.owners] if way.owners else ["/CPU:0"])}
+        assert {*places(model.weights)} == owners
+        assert {*places(v for v in model.optimizer.variables if v.shape.rank)} <= owners
+        undone(model)
+    return seen, [*state(model), *predicted]
+
+
+reference = functools.cache(run)
+
+
+def keeps(name: str, case: str, devices: tuple[str, ...], whole: bool = True) -> None:
+    """Compare a way with what it has to keep."""
+    way = WAYS[name]
+    wanted = reference(way.than, case, devices, whole)
+    if whole:
+        assert np.ptp(wanted[0].get("loss") or wanted[0]["seen"]) > 0  # it has learned something
+    # Keras adds 1e-7 to the number of what a mask leaves, before it takes a mean.
+    rounds = case == "masked_normal" and "recompute" not in name
+    fit_models.near(run(name, case, devices, whole), wanted, 1e-6 if rounds else way.near)
+
+
+@pytest.mark.parametrize("way, case", cells("quick"))
+def test_a_pass_is_that_of_one_device(keras, plan, double, way, case):
+    keeps(way, case, plan.devices, whole=False)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("way, case", cells("cases"))
+def test_fit_is_that_of_one_device(keras, plan, double, way, case):
+    """In batches of 10 examples and of 7, or of 1, which leaves nothing for some."""
+    keeps(way, case, plan.devices)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("case", ORDINARY.split())
+def test_three_devices_share_out_a_batch(keras, plan, double, case):
+    keeps("parallel", case, (*plan.devices, plan.host))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("cells", [
+    ["parallel-4-last_of_one", "parallel-4-masks", "parallel-4-normalized"],
+    ["shard-3-last_of_one", "shard-4-last_of_one", "shard-4-normalized", "shard-3-averaged"],
+    ["split, at-3-normalized", "split in pieces-4-causal"],
+    ["split_layers-3-gated", "split_layers-4-gated", "split_layers-3-causal",
+     "split_layers-4-causal"],
+], ids=lambda cells: cells[0].partition("-")[0])  # fmt: skip
+def test_three_and_four_devices_take_batches_of_ten_and_of_one(cells):
+    """Some get no example of a last batch, some own a bias alone, and parts are of any size."""
+    done = run_python(f"""
+        import fit_models, test_fit_ways
+        from mgpu_helpers import devices
+        plan = devices.setup(4)
+        with fit_models.double():
+            for cell in {cells}:
+                way, n, case = cell.split("-")
+                test_fit_ways.keeps(way, case, plan.devices[:int(n)])
+                print(cell)
+    """.replace("\n        ", "\n"), timeout=500, MGPU_MODE="cores")  # fmt: skip
+    assert done.stdout.splitlines() == cells
+
+
+def made(*last: Any, optimizer: Any = None) -> Any:
+    """Make a model that every way takes, the same each time."""
+    import keras
+
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    pair = [layers.Dense(8, "tanh", name="up_0"), layers.Dropout(0.0),
+            layers.Dense(5, name="down_0")]  # fmt: skip
+    end = layers.Dense(3, name="last", dtype=keras.config.floatx())
+    model = keras.Sequential([keras.Input((6,)), *pair, *last, end])
+    optimizer = optimizer or keras.optimizers.AdamW(0.05, global_clipnorm=0.5)
+    model.compile(optimizer, fit_models.cross(), metrics=["accuracy"])
+    return model
+
+
+def changed(way: str, plan: Any, *args: Any, **named: Any) -> Any:
+    return WAYS[way].change(made(*args, **named), plan.devices)
+
+
+@pytest.mark.parametrize("way", MAIN)
+def test_it_is_undone_and_a_saved_model_is_as_it_was(keras, tf, plan, double, tmp_path, way):
+    """With what the optimizer had, and what is loaded into it stays where its weights are."""
+    model = made()
+    own = model.trainable_variables
+    model.optimizer.apply([0.1 * tf.ones_like(v.value) for v in own], own)
+    before, names, gives = state(model), vars(model).keys() - {"_tracker"}, model(X).numpy()
+    WAYS[way].change(model, plan.devices)
+    where = places([*model.variables, *model.optimizer.variables])
+    np.testing.assert_allclose(model(X), gives, atol=1e-12)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert not OURS & vars(loaded).keys()
+    model.set_weights([0 * weight for weight in model.get_weights()])
+    model.load_weights(tmp_path / "model.keras")
+    assert places([*model.variables, *model.optimizer.variables]) == where
+    assert vars(undone(model)).keys() - {"_tracker"} == names
+    for a, b, c in zip(state(loaded), state(model), before, strict=True):
+        np.testing.assert_array_equal(a, c)
+        np.testing.assert_array_equal(b, c)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("way", MAIN)
+def test_an_optimizer_goes_on_from_one_way_to_the_other(keras, plan, double, way):
+    seen = []
+    for each in ("alone", way):
+        model = made()
+        losses = model.fit(**GIVEN).history["loss"]
+        losses += WAYS[each].change(model, plan.devices).fit(**GIVEN).history["loss"]
+        losses += undone(model).fit(**GIVEN).history["loss"]
+        seen.append([losses, *state(model)])
+    for a, b in zip(*seen, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11)
+
+
+# How near its losses and weights come in halves.
+NEAR = {"parallel": 1e-3, "accumulate": 2e-3, "recompute": 5e-4, "split": 1e-6,
+        "split in pieces": 1e-3, "shard": 2e-3, "split_layers": 1e-3, "strategy": 1e-3}  # fmt: skip
+
+
+@pytest.mark.parametrize("way, scale", quick(
+    ("strategy", 2.0**10), ("accumulate", 2.0**24), ("split_layers", 2.0**24),
+    among=[(way, 2.0**n) for way in NEAR for n in (10, 24)],
+))  # fmt: skip
+def test_halves_have_their_loss_scaled_and_skip_the_same_steps(keras, plan, way, scale):
+    """Steps whose gradients are too large are skipped, until the scale is smaller."""
+    seen, large = [], scale == 2.0**24
+    for each in ("alone", way):
+        scope = fit.strategy(plan).scope() if WAYS[each].replicas else contextlib.nullcontext()
+        with fit_models.policy("mixed_float16"), scope:
+            # What is clipped would hide a gradient that is too large.
+            sgd = keras.optimizers.SGD(0.1, global_clipnorm=0.1 if large else None)
+            model = made(optimizer=keras.optimizers.LossScaleOptimizer(sgd, scale))
+        WAYS[each].change(model, plan.devices)
+        loss = model.fit(X, Y, epochs=9, verbose=0, shuffle=False).history["loss"]
+        scaled = fit.alone(model).optimizer.dynamic_scale
+        seen.append((int(sgd.iterations), float(scaled), [loss, *model.get_weights()]))
+    assert (seen[0][0] == 9) == (not large) and all(0 < each[0] <= 9 for each in seen)
+    if way == "accumulate" and large:  # a piece's gradient may be too large, and the sum not
+        assert seen[1][0] < 9 and np.isfinite(seen[1][2][1]).all()
+        return
+    assert seen[0][:2] == seen[1][:2]
+    for a, b in zip(seen[0][2], seen[1][2], strict=True):
+        np.testing.assert_allclose(b, a, atol=NEAR[way])
+
+
+@pytest.mark.parametrize("way", quick("recompute"))
+def test_bfloat16_learns_as_on_one_device(keras, plan, way):
+    """To what its 8 bits give: a layer that had float32 for an input or a weight would give it."""
+    seen = []
+
+    class Sees(keras.layers.Layer):
+        def call(self, x):
+            seen.append(x.dtype.name)
+            return x
+
+    with fit_models.policy("mixed_bfloat16"):
+        one, other = (changed(each, plan, Sees(autocast=False)) for each in ("alone", way))
+    wanted = one.fit(**GIVEN, epochs=3).history["loss"]
+    seen.clear()
+    got = other.fit(**GIVEN, epochs=3).history["loss"]
+    np.testing.assert_allclose(got, wanted, atol=1e-2)
+    assert np.ptp(got) > 0.05 and {*seen} == {"bfloat16"}
+    assert {v.dtype for v in other.trainable_variables} == {"float32"}
+
+
+@pytest.mark.parametrize("way", quick("accumulate", among=["parallel", "accumulate", "shard"]))
+def test_masks_of_dropout_are_drawn_for_each_share_and_in_each_run(keras, plan, double, way):
+    """The labels add up to zero over the shares, so that of one mask for all nothing is learned."""
+    y = np.repeat([1.0, -1.0] if way != "accumulate" else [2.0, -1.0, -1.0], 4)[:, None]
+    found = []
+    for _ in range(2):
+        keras.utils.set_random_seed(0)
+        drop, one = keras.layers.Dropout(0.5), keras.layers.Dense(1, kernel_initializer="zeros")
+        model = keras.Sequential([keras.Input((6,)), drop, one])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        WAYS[way].change(model, plan.devices)
+        model.fit(np.ones((len(y), 6)), y, batch_size=len(y), epochs=3, shuffle=False, verbose=0)
+        found.append(model.get_weights()[0])
+    assert np.count_nonzero(found[0]) == 6
+    np.testing.assert_array_equal(*found)  # of one seed
+
+
+@pytest.mark.parametrize("way", quick("split_layers"))
+def test_callbacks_see_and_write_what_they_do_on_one_device(keras, tf, plan, double, tmp_path, way):
+    """Rates, the rows of a table, and TensorBoard's; what is saved is a model of one device."""
+    each, found = keras.callbacks, []
+    for name in ("alone", way):
+        at, model = tmp_path / name, changed(name, plan)
+        at.mkdir()
+        history = model.fit(**GIVEN, epochs=3, callbacks=[
+            each.LearningRateScheduler(lambda epoch, rate: rate / 2 if epoch else rate),
+            each.ModelCheckpoint(at / "best.keras", "loss", save_best_only=True),
+            each.ModelCheckpoint(at / "{epoch}.weights.h5", save_weights_only=True),
+            each.CSVLogger(at / "rows.csv"), each.TensorBoard(at, histogram_freq=1),
+            each.EarlyStopping("loss", min_delta=10.0, patience=9, restore_best_weights=True),
+        ]).history  # fmt: skip
+        assert history["learning_rate"] == [0.05, 0.025, 0.0125]
+        rows = [*csv.DictReader((at / "rows.csv").open())]
+        assert {key: [float(row[key]) for row in rows] for key in history} == history
+        (file,) = (str(file) for file in at.glob("train/events*") if file.stat().st_size > 1000)
+        drawn = {key: [] for key in history}
+        for event in tf.compat.v1.train.summary_iterator(file):
+            for value in event.summary.value:
+                if (key := value.tag.removeprefix("epoch_")) in drawn:
+                    drawn[key].append((event.step, float(tf.make_ndarray(value.tensor))))
+        for key, values in history.items():
+            np.testing.assert_allclose(drawn[key], [*enumerate(values)], rtol=1e-6)
+        loaded, second = keras.saving.load_model(at / "best.keras"), made()
+        second.optimizer.build(second.trainable_variables)
+        second.load_weights(at / "2.weights.h5")
+        every = (state(each) for each in (second, loaded, fit.alone(model)))
+        found.append([*history.values(), *(x for each in every for x in each)])
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("way", quick("shard", among=("alone", *MAIN)))
+def test_a_fit_that_broke_off_ends_as_one_that_did_not(keras, plan, tmp_path, way):
+    """To the bit, with a new model and a new way, as in Keras alone; but not what dropout draws."""
+
+    class Break(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1:
+                raise InterruptedError
+
+    def fitted(*callbacks):
+        model = changed(way, plan)
+        passes.append(model.fit(**GIVEN, epochs=3, callbacks=[*callbacks]).epoch)
+        return state(fit.alone(model))
+
+    passes: list[list[int]] = []
+    through, backup = fitted(), keras.callbacks.BackupAndRestore
+    with pytest.raises(InterruptedError):
+        fitted(Break(), backup(tmp_path / "backup"))  # after a pass, in the second
+    for a, b in zip(fitted(backup(tmp_path / "backup")), through, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert passes == [[0, 1, 2], [1, 2]]
+
+
+def refused(keras: Any, plain: Any, kind: str) -> Any:
+    """Make a model that some way cannot take."""
+    layers = keras.layers
+    if kind == "text":
+        return "resnet"
+    if kind == "stateful":
+        keeps = layers.LSTM(2, stateful=True, name="keeps")
+        model = keras.Sequential([keras.Input(batch_shape=(2, 5, 3)), keeps, layers.Dense(1)])
+    elif kind in ("code", "code with statistics"):
+
+        class Code(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.layer = layers.Dense(2) if kind == "code" else layers.BatchNormalization()
+
+            def call(self, x):
+                return self.layer(x)
+
+        model = Code()
+        model(np.ones((2, 6)))
+    else:
+        with plain.scope() if kind == "copies" else contextlib.nullcontext():
+            named = [layers.Dense(3, name=each) for each in ("a" if kind == "one" else "abc")]
+            if kind == "statistics":
+                named[0] = layers.BatchNormalization(name="normal")
+            model = keras.Sequential([keras.Input((6,)), *named], name=kind)
+    if kind not in ("uncompiled", "copies"):
+        model.compile("sgd", "mse")
+    if kind == "two":
+        model.other = keras.optimizers.Adam()
+    return model
+
+
+REFUSED: list[tuple[str, Callable[[Any, Any], Any], type[Exception], str]] = [
+    ("text", fit.parallel, TypeError, "'resnet'"),
+    ("deep", lambda m, _: fit.parallel(m, ["/gpu:9"]), ValueError, "gpu:9"),
+    ("deep", lambda m, _: fit.parallel(m, ["cpu:1", "/CPU:1"]), ValueError, "/CPU:1"),
+    ("deep", lambda m, d: fit.parallel(m, d, batch_norm="both"), ValueError, "'both'"),
+    ("deep", both(fit.parallel, fit.parallel), ValueError, "deep"),
+    ("stateful", fit.parallel, ValueError, "'keeps'"),
+    ("copies", fit.parallel, ValueError, "'copies'.*2"),
+    ("code with statistics", fit.parallel, ValueError, "sync.*batch_norm.*'average'"),
+    ("statistics", both(by_layer, fit.parallel), ValueError, "normal.*'average'"),
+    ("deep", lambda m, _: fit.accumulate(m, 0), ValueError, "0"),
+    ("deep", both(pieces, pieces), ValueError, "'deep'"),
+    ("two", pieces, ValueError, "'two' has 2"),
+    ("stateful", pieces, ValueError, "'keeps'"),
+    ("uncompiled", pieces, ValueError, "'uncompiled'"),
+    ("code", lambda m, _: fit.recompute(m), TypeError, "Code"),
+    ("one", lambda m, _: fit.recompute(m), ValueError, "'one' has 0 places"),
+    ("deep", lambda m, _: fit.recompute(m, 9), ValueError, "'deep' has 2 places.*9"),
+    ("deep", lambda m, _: fit.recompute(m, 1), ValueError, "parts=1"),
+    ("deep", lambda m, _: fit.recompute(m, ["c", "b"]), ValueError, r"\['c', 'b'\].*b, c"),
+    ("deep", lambda m, _: fit.recompute(m, ["a"]), ValueError, r"\['a'\]"),
+    ("deep", both(by_layer, by_layer), ValueError, "'deep'"),
+    ("deep", both(fit.parallel, by_layer), ValueError, "'deep'"),
+    ("code", fit.split, TypeError, "Code"),
+    ("stateful", lambda m, d: fit.split(m, d, 2), ValueError, "'keeps'"),
+    ("deep", lambda m, _: fit.split(m, ["cpu:1", "/CPU:1"]), ValueError, "/CPU:1"),
+    ("deep", lambda m, _: fit.split(m, ["cpu:1", "/gpu:9"]), ValueError, "gpu:9"),
+    ("deep", lambda m, d: fit.split(m, d, 0), ValueError, "0"),
+    ("one", fit.split, ValueError, "1 layer .*a.*2 devices"),
+    ("deep", lambda m, d: fit.split(m, d, at=["none"]), ValueError, "'none'.*c"),
+    ("deep", both(fit.split, fit.split), ValueError, "deep"),
+    ("deep", lambda m, _: fit.shard(m, ["/gpu:9"]), ValueError, "gpu:9"),
+    ("deep", both(fit.shard, fit.shard), ValueError, "deep"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind, way, error, named", REFUSED, ids=lambda _: "")
+def test_what_a_way_cannot_take_is_named(keras, plan, plain, kind, way, error, named):
+    with pytest.raises(error, match=named):
+        way(refused(keras, plain, kind), plan.devices)
