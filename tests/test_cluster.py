@@ -127,7 +127,8 @@ def config(hosts, index=0, kind="worker"):
 # --- all is well ---
 
 
-def test_each_worker_is_told_who_and_where_it_is(here):
+@pytest.mark.parametrize("more", [False, True])
+def test_each_worker_is_told_who_and_where_it_is(here, more, monkeypatch):
     Path("folder").mkdir()
     Path("folder/beside.py").write_text("here = True")
     Path("folder/tell.py").write_text(
@@ -136,14 +137,16 @@ def test_each_worker_is_told_who_and_where_it_is(here):
         "print(json.dumps([__name__, __file__, sys.argv, sorted(os.sched_getaffinity(0)),\n"
         "                  [os.environ[name] for name in names]]))"
     )
-    os.environ["no_proxy"] = "example.org"
-    report = cluster.run("folder/tell.py", ["--x", "1"], workers=2, logs="out", progress=False)
-    assert report.ok and len(report) == 2 and len(report.attempts) == 1
+    monkeypatch.setenv("no_proxy", "example.org")
     cores = jobs.allowed()[1]
-    each = len(cores) // 2
+    workers = len(cores) + 1 if more else 2  # more than cores have all cores in common
+    report = cluster.run("folder/tell.py", ["--x", "1"], workers=workers, logs="out",
+                         progress=False)  # fmt: skip
+    assert report.ok and len(report) == workers and len(report.attempts) == 1
+    each = len(cores) // workers
     hosts = list(report.attempts[0].addresses)
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    assert len(set(hosts)) == 2 and addresses.free_ports(2) != addresses.free_ports(2)
+    assert len(set(hosts)) == workers and addresses.free_ports(2) != addresses.free_ports(2)
     for index, job in enumerate(report):
         assert job.log == here / "out" / f"worker_{index}.log"
         name, file, argv, affinity, said = json.loads(job.tail)
@@ -154,16 +157,24 @@ def test_each_worker_is_told_who_and_where_it_is(here):
         assert 1024 <= int(hosts[index].split(":")[1]) < low
 
 
-def test_more_workers_than_cores_have_all_cores_in_common():
-    Path("tell.py").write_text("import os; print(*sorted(os.sched_getaffinity(0)))")
-    cores = jobs.allowed()[1]
-    report = cluster.run("tell.py", workers=len(cores) + 1, progress=False)
-    assert [job.tail.split() for job in report] == [list(map(str, cores))] * (len(cores) + 1)
+# A module of TensorFlow's name, whose strategy waits; test_cluster_train.py has the real one.
+FAKE = """
+import time
+class distribute:
+    class MultiWorkerMirroredStrategy:
+        def __init__(self, seconds):
+            time.sleep(seconds)
+"""
 
 
-@pytest.mark.parametrize("imports, named", [("import tensorflow", True), ("pass", False)])
-def test_workers_that_train_alone_are_told(imports, named):
-    Path("alone.py").write_text(imports)
+@pytest.mark.parametrize("code, fake, named", [
+    ("import tensorflow", FAKE, True), ("pass", FAKE, False),
+    pytest.param("import tensorflow", "", True, marks=pytest.mark.thorough),
+])  # fmt: skip
+def test_workers_that_train_alone_are_told(code, fake, named):
+    if fake:
+        Path("tensorflow.py").write_text(fake)
+    Path("alone.py").write_text(code)
     report = cluster.run("alone.py", workers=2, progress=False)
     assert report.ok and ("fit.strategy" in repr(report)) is named
 
@@ -232,18 +243,15 @@ def test_a_port_that_is_taken_meanwhile_is_replaced(monkeypatch):
 # --- a worker fails ---
 
 
-@pytest.mark.parametrize(
-    "fault, code, says, tail",
-    [
-        ("kill", -9, "SIGKILL", ""),
-        ("slow kill", -9, "SIGKILL", ""),
-        ("raise", 1, "exit status 1", "ValueError: no such digit"),
-        ("slow exit", -15, "its script ended with exit status 42", "wrong"),
-        ("slow raise", -15, "its script raised an error", "ValueError: wrong"),
-        ("early", 0, "exit status 0, while", ""),
-        ("stop", -9, "SIGSTOP", ""),
-    ],
-)
+@pytest.mark.parametrize("fault, code, says, tail", [
+    ("kill", -9, "SIGKILL", ""),
+    ("slow kill", -9, "SIGKILL", ""),
+    ("raise", 1, "exit status 1", "ValueError: no such digit"),
+    ("slow exit", -15, "its script ended with exit status 42", "wrong"),
+    ("slow raise", -15, "its script raised an error", "ValueError: wrong"),
+    ("early", 0, "exit status 0, while", ""),
+    ("stop", -9, "SIGSTOP", ""),
+])  # fmt: skip
 def test_the_first_that_failed_is_named_and_all_end(fault, code, says, tail, capfd):
     report = cluster.run("worker.py", [fault, "99"], workers=3, grace=0.5)
     (attempt,) = report.attempts
@@ -312,31 +320,26 @@ def test_a_time_limit_ends_workers_that_do_not_heed_sigterm():
 
 
 def test_who_waits_for_whom_in_the_constructor_is_said():
-    """A module of TensorFlow's name; test_cluster_train.py has the real one."""
-    Path("tensorflow.py").write_text(
-        "import time\n"
-        "class distribute:\n"
-        "    class MultiWorkerMirroredStrategy:\n"
-        "        def __init__(self, seconds):\n"
-        "            time.sleep(seconds)\n"
-    )
+    Path("tensorflow.py").write_text(FAKE)
     Path("waits.py").write_text(
         "import os, sys, time\n"
         "import tensorflow as tf\n"
         "if os.environ['TF_CONFIG'].endswith('1}}'):\n"
         "    print('I read my data', flush=True)\n"
-        "    time.sleep(float(sys.argv[2]))\n"
-        "tf.distribute.MultiWorkerMirroredStrategy(float(sys.argv[1]))\n"
+        "    open('read', 'w')\n"
+        "    time.sleep(float(sys.argv[1]))\n"
+        "while not os.path.exists('read'): time.sleep(0.01)\n"
+        "tf.distribute.MultiWorkerMirroredStrategy(60)\n"
     )
-    report = cluster.run("waits.py", ["60", "60"], startup=4, grace=0.2, progress=False)
+    report = cluster.run("waits.py", ["60"], startup=1.5, grace=0.2, progress=False)
     (attempt,) = report.attempts
     assert [job.status for job in report] == ["timed out"] * 2 and attempt.first == 1
     assert attempt.why == (
-        "Worker 0 waited 4 s in the constructor of MultiWorkerMirroredStrategy. There: worker 0. "
+        "Worker 0 waited 1.5 s in the constructor of MultiWorkerMirroredStrategy. There: worker 0. "
         "Missing: worker 1 has not come to it."
     )
     assert "I read my data" in repr(report)
-    report = cluster.run("waits.py", ["60", "0"], startup=4, grace=0.2, progress=False)
+    report = cluster.run("waits.py", ["0"], startup=2, grace=0.2, progress=False)
     assert report.attempts[0].first is None and "All listen" in report.attempts[0].why
 
 
@@ -434,24 +437,17 @@ SLURM = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "nodes, want",
-    [
-        ("r[1-2]n[08-10]", [f"r{r}n{n}" for r in (1, 2) for n in ("08", "09", "10")]),
-        ("g[003,7-8]-ib", ["g003-ib", "g7-ib", "g8-ib"]),
-    ],
-)
+@pytest.mark.parametrize("nodes, want", [
+    ("r[1-2]n[08-10]", [f"r{r}n{n}" for r in (1, 2) for n in ("08", "09", "10")]),
+    ("g[003,7-8]-ib", ["g003-ib", "g7-ib", "g8-ib"]),
+])  # fmt: skip
 def test_slurms_list_of_machines_is_written_out(nodes, want):
     said = SLURM | {"SLURM_STEP_NODELIST": nodes, "SLURM_STEP_NUM_TASKS": str(len(want))}
     assert cluster.from_slurm(said) == ([f"{host}:22345" for host in want], 2)
 
 
 def test_the_pods_of_kubernetes_find_each_other(tmp_path):
-    """Checked against what the Job and Service of Kubernetes ask for; nobody is asked.
-
-    The schemas of Kubernetes 1.37 accept the file, strictly: `kubernetes-validate --strict` says it
-    in a moment, after 108 MB of download.
-    """
+    """Checked against what the Job and Service of Kubernetes ask for; nobody is asked."""
     import yaml
 
     service, job = yaml.safe_load_all((SCRIPTS / "kubernetes.yaml").read_text())
@@ -482,25 +478,22 @@ def test_the_pods_of_kubernetes_find_each_other(tmp_path):
 GOOD = ["127.0.0.1:21001", "127.0.0.1:21002"]
 
 
-@pytest.mark.parametrize(
-    "given, says",
-    [
-        ("{", "not JSON"),
-        ({"cluster": {"worker": []}}, r"worker is \[\]"),
-        ({"cluster": {"ps": GOOD}}, "no workers"),
-        ({"cluster": {"worker": GOOD}}, "no task"),
-        (config(GOOD, 2), "worker 2.* 2 workers"),
-        (config(GOOD, 0, "chief"), "'chief'"),
-        (config([GOOD[0]] * 2), "Worker 0 and worker 1 have the same address"),
-        (config([GOOD[0], "10.0.0.1:21002"]), "Worker 0 is at 127.0.0.1:21001"),
-        (config([GOOD[0], f" {GOOD[1]}"]), f"' {GOOD[1]}' is no address"),
-        (config(["nowhere.invalid:21001"]), "'nowhere.invalid', does not resolve"),
-        (config(["10.1.2.3:21001"]), "not an address of its own"),
-        (json.dumps(config(GOOD)), None),
-        (config(GOOD, "1"), None),
-        ({"cluster": {"worker": GOOD}, "task": {"type": "evaluator", "index": 0}}, None),
-    ],
-)
+@pytest.mark.parametrize("given, says", [
+    ("{", "not JSON"),
+    ({"cluster": {"worker": []}}, r"worker is \[\]"),
+    ({"cluster": {"ps": GOOD}}, "no workers"),
+    ({"cluster": {"worker": GOOD}}, "no task"),
+    (config(GOOD, 2), "worker 2.* 2 workers"),
+    (config(GOOD, 0, "chief"), "'chief'"),
+    (config([GOOD[0]] * 2), "Worker 0 and worker 1 have the same address"),
+    (config([GOOD[0], "10.0.0.1:21002"]), "Worker 0 is at 127.0.0.1:21001"),
+    (config([GOOD[0], f" {GOOD[1]}"]), f"' {GOOD[1]}' is no address"),
+    (config(["nowhere.invalid:21001"]), "'nowhere.invalid', does not resolve"),
+    (config(["10.1.2.3:21001"]), "not an address of its own"),
+    (json.dumps(config(GOOD)), None),
+    (config(GOOD, "1"), None),
+    ({"cluster": {"worker": GOOD}, "task": {"type": "evaluator", "index": 0}}, None),
+])  # fmt: skip
 def test_a_mistake_in_a_config_is_said_in_a_sentence(given, says):
     said = cluster.check(given)
     assert len(said) == (says is not None), said
@@ -556,17 +549,14 @@ def one_more(kind):
     return {"cluster": {"worker": ["a:2"], kind: ["a:1"]}, "task": task}
 
 
-@pytest.mark.parametrize(
-    "given, says",
-    [
-        ([config(GOOD), config(GOOD, 1)], None),
-        ([config(GOOD), config(GOOD)], "2 TF_CONFIGs say that they are worker 0"),
-        ([config(GOOD), config([*GOOD, "127.0.0.1:21003"], 1)], "worker 2 at None"),
-        ([config(GOOD), config(GOOD[::-1], 1)], "same order"),
-        ([one_more("ps"), one_more("chief")], "at a:1"),
-        ([config([*GOOD, "127.0.0.1:3"]), config([*GOOD, "127.0.0.1:3"], 1)], "worker 2"),
-    ],
-)
+@pytest.mark.parametrize("given, says", [
+    ([config(GOOD), config(GOOD, 1)], None),
+    ([config(GOOD), config(GOOD)], "2 TF_CONFIGs say that they are worker 0"),
+    ([config(GOOD), config([*GOOD, "127.0.0.1:21003"], 1)], "worker 2 at None"),
+    ([config(GOOD), config(GOOD[::-1], 1)], "same order"),
+    ([one_more("ps"), one_more("chief")], "at a:1"),
+    ([config([*GOOD, "127.0.0.1:3"]), config([*GOOD, "127.0.0.1:3"], 1)], "worker 2"),
+])  # fmt: skip
 def test_configs_that_do_not_fit_together_are_said(given, says):
     said = cluster.check(*given)
     assert len(said) == (says is not None)
@@ -586,7 +576,7 @@ def test_srun_knows_how_many_there_are(monkeypatch):
 def test_doctor_says_it_and_that_workers_listen_everywhere():
     code = "from mgpu_helpers._doctor import facts, report; "
     code += "print(report.body(facts.without_tensorflow()))"
-    said = run_python(code, TF_CONFIG=json.dumps(config(GOOD, 2))).stdout
+    said = run_python(code, imported=False, TF_CONFIG=json.dumps(config(GOOD, 2))).stdout
     assert "on all interfaces" in said and "problem  The task is worker 2" in said
 
 
@@ -611,36 +601,30 @@ ValueError: destinations can not be empty""".splitlines()
     assert verdict.without_noise(log) == [log[5], *log[6:10], log[12]]
 
 
-@pytest.mark.parametrize(
-    "text, own, index",
-    [
-        ("by: Error reported from /job:worker/task:0: The following tasks are unhealthy (stopped "
-         "sending heartbeats):\n/job:worker/replica:0/task:2\nThe tasks have crashed.", 1, 2),
-        ("error information from remote target /job:worker/replica:0/task:0 while calling", 1, 0),
-        ("Deadline Exceeded\n\nRPC: /tensorflow.CoordinationService/Heartbeat", 1, 0),
-        ("Deadline Exceeded\n\nRPC: /tensorflow.CoordinationService/Heartbeat", 0, None),
-        ("OOM when allocating on /job:worker/replica:0/task:0/device:GPU:0", 1, None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("text, own, index", [
+    ("by: Error reported from /job:worker/task:0: The following tasks are unhealthy (stopped "
+     "sending heartbeats):\n/job:worker/replica:0/task:2\nThe tasks have crashed.", 1, 2),
+    ("error information from remote target /job:worker/replica:0/task:0 while calling", 1, 0),
+    ("Deadline Exceeded\n\nRPC: /tensorflow.CoordinationService/Heartbeat", 1, 0),
+    ("Deadline Exceeded\n\nRPC: /tensorflow.CoordinationService/Heartbeat", 0, None),
+    ("OOM when allocating on /job:worker/replica:0/task:0/device:GPU:0", 1, None),
+])  # fmt: skip
 def test_whom_a_log_calls_lost(text, own, index):
     assert verdict.lost(text.splitlines(), own) == index
 
 
-@pytest.mark.parametrize(
-    "wrong, says",
-    [
-        ({"script": "nowhere.py"}, "'nowhere.py'"),
-        ({"args": "--x 1"}, "'--x 1'"),
-        ({"args": ["a\0"]}, "null byte"),
-        ({"workers": 0}, "workers=0"),
-        ({"restarts": -1}, "restarts=-1"),
-        ({"startup": -1}, "startup=-1"),
-        ({"index": 1}, "hosts=None, index=1"),
-        ({"hosts": GOOD, "index": 2}, "worker 2"),
-        ({"hosts": GOOD, "index": 0, "workers": 2}, "workers=2"),
-        ({"hosts": ["10.1.2.3:21001"], "index": 0}, "not an address of its own"),
-    ],
-)
+@pytest.mark.parametrize("wrong, says", [
+    ({"script": "nowhere.py"}, "'nowhere.py'"),
+    ({"args": "--x 1"}, "'--x 1'"),
+    ({"args": ["a\0"]}, "null byte"),
+    ({"workers": 0}, "workers=0"),
+    ({"restarts": -1}, "restarts=-1"),
+    ({"startup": -1}, "startup=-1"),
+    ({"index": 1}, "hosts=None, index=1"),
+    ({"hosts": GOOD, "index": 2}, "worker 2"),
+    ({"hosts": GOOD, "index": 0, "workers": 2}, "workers=2"),
+    ({"hosts": ["10.1.2.3:21001"], "index": 0}, "not an address of its own"),
+])  # fmt: skip
 def test_mistakes_are_refused_before_anything_starts(wrong, says):
     Path("touch.py").write_text("open('started', 'w')")
     with pytest.raises(ValueError, match=says):
