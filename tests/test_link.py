@@ -66,6 +66,15 @@ def never_hangs():
         yield
 
 
+@pytest.fixture
+def script(tmp_path):
+    """Give the place of a worker's script, and see that no process and no interface is left."""
+    path, before = tmp_path / "worker.py", os.listdir("/sys/class/net")
+    yield path
+    wait_for(lambda: not left(path))
+    assert sorted(os.listdir("/sys/class/net")) == sorted(before)
+
+
 def left(script):
     """List the processes whose command has a script's name."""
     found = []
@@ -76,10 +85,6 @@ def left(script):
         except OSError:
             pass
     return found
-
-
-def interfaces():
-    return sorted(os.listdir("/sys/class/net"))
 
 
 def test_the_bytes_of_a_transfer_over_loopback_are_counted():
@@ -129,33 +134,27 @@ def test_the_prediction_is_the_ring_and_what_a_link_without_a_limit_takes():
 
 
 @spaces
-def test_each_worker_has_a_network_of_its_own_and_reaches_the_others(tmp_path):
-    script, before = tmp_path / "worker.py", interfaces()
+def test_each_worker_has_a_network_of_its_own_and_reaches_the_others(script):
     script.write_text(WORKER)
     one, two, three = link.slow(3, HOW, script)
     own = ["all", "default", "e0", "lo"]
     assert one[:2] == [0, own] and sorted(one[2]) == [1, 2]
     assert two[:3] == [1, own, None] and three[:3] == [2, own, None]
     assert one[3] == ["0", "200", "50"]
-    assert interfaces() == before and not left(script)
 
 
 @spaces
-def test_a_worker_that_fails_ends_all_and_leaves_nothing(tmp_path):
-    script, before = tmp_path / "worker.py", interfaces()
+def test_a_worker_that_fails_ends_all_and_leaves_nothing(script):
     script.write_text(FAILS)
     with pytest.raises(RuntimeError, match=r"(?s)2 workers .*no such digit.* with \[None, 1\]"):
         link.slow(2, HOW, script)
     # Without a namespace of processes, whose end would be the end of all, its own clean-up does it.
     inner = [*HOW.split(), sys.executable, link.__file__, "2", script]
     assert subprocess.run(inner, capture_output=True, timeout=30).returncode == 1
-    wait_for(lambda: not left(script))
-    assert interfaces() == before
 
 
 @spaces
-def test_a_benchmark_that_is_stopped_leaves_nothing(tmp_path):
-    script, before = tmp_path / "worker.py", interfaces()
+def test_a_benchmark_that_is_stopped_leaves_nothing(script):
     script.write_text(WAITS)
     code = f"{LINK}; link.slow(2, {HOW!r}, {str(script)!r})"
     ran = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
@@ -166,5 +165,3 @@ def test_a_benchmark_that_is_stopped_leaves_nothing(tmp_path):
     finally:
         ran.kill()
         ran.wait()
-    wait_for(lambda: not left(script))
-    assert interfaces() == before

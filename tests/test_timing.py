@@ -34,16 +34,13 @@ def test_warmup_is_not_counted(clock):
     assert (timing.median, timing.low, timing.high) == (3, 2, 4)
 
 
-@pytest.mark.parametrize(
-    "lengths, text",
-    [
-        ([0.0119, 0.0123, 0.0128], "12.3 ms (12.1 to 12.6, 3 runs)"),
-        ([123.4] * 4, "123 s (123 to 123, 4 runs)"),
-        ([45.6e-6, 47.6e-6], "46.6 µs (46.1 to 47.1, 2 runs)"),
-        ([0.9999e-3], "1.00 ms (1.00 to 1.00, 1 run)"),  # not "1000 µs"
-        ([0.0], "0 µs (0 to 0, 1 run)"),
-    ],
-)
+@pytest.mark.parametrize("lengths, text", [
+    ([0.0119, 0.0123, 0.0128], "12.3 ms (12.1 to 12.6, 3 runs)"),
+    ([123.4] * 4, "123 s (123 to 123, 4 runs)"),
+    ([45.6e-6, 47.6e-6], "46.6 µs (46.1 to 47.1, 2 runs)"),
+    ([0.9999e-3], "1.00 ms (1.00 to 1.00, 1 run)"),  # not "1000 µs"
+    ([0.0], "0 µs (0 to 0, 1 run)"),
+])  # fmt: skip
 def test_timing_prints(lengths, text):
     assert repr(Timing(tuple(lengths))) == text
 
@@ -56,26 +53,19 @@ def test_drift_hits_both(clock):
     assert (found.low, found.ratio, found.high) == pytest.approx((1.5, 1.5, 1.5))
 
 
-@pytest.mark.parametrize(
-    "ratios, differ, text",
-    [
-        ([1.79, 1.79, 1.83, 1.88, 1.88], True,
-         "two devices: 1.83 times as fast as one device (1.79 to 1.88, 5 pairs)"),
-        ([0.5, 0.5, 0.5, 0.8, 0.8], True,
-         "one device: 2.00 times as fast as two devices (1.25 to 2.00, 5 pairs)"),
-        ([0.94, 0.94, 0.98, 1.03, 1.03], False,
-         "one device and two devices cannot be told apart: "
-         "times in ratio 0.980 (0.940 to 1.030, 5 pairs)"),
-        ([1.001] * 5, False,
-         "one device and two devices cannot be told apart: "
-         "times in ratio 1.00 (1.00 to 1.00, 5 pairs)"),
-        ([1.8] * 4, False,
-         "one device and two devices cannot be told apart by fewer than 5 pairs: "
-         "times in ratio 1.80 (1.80 to 1.80, 4 pairs)"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("ratios, differ, text", [
+    ([1.79, 1.79, 1.83, 1.88, 1.88], True,
+     "two: 1.83 times as fast as one (1.79 to 1.88, 5 pairs)"),
+    ([0.5, 0.5, 0.5, 0.8, 0.8], True, "one: 2.00 times as fast as two (1.25 to 2.00, 5 pairs)"),
+    ([0.94, 0.94, 0.98, 1.03, 1.03], False,
+     "one and two cannot be told apart: times in ratio 0.980 (0.940 to 1.030, 5 pairs)"),
+    ([1.001] * 5, False,
+     "one and two cannot be told apart: times in ratio 1.00 (1.00 to 1.00, 5 pairs)"),
+    ([1.8] * 4, False, "one and two cannot be told apart by fewer than 5 pairs: "
+                       "times in ratio 1.80 (1.80 to 1.80, 4 pairs)"),
+])  # fmt: skip
 def test_comparison_prints(ratios, differ, text):
-    names = "one device", "two devices"
+    names = "one", "two"
     found = Comparison(Timing(tuple(ratios)), Timing((1.0,) * len(ratios)), names)
     assert found.ratios == tuple(ratios) and found.distinguishable is differ
     assert repr(found) == text
@@ -85,12 +75,17 @@ def test_a_time_below_the_clocks_tick_still_compares(clock):
     assert compare(lambda: None, lambda: None, warmup=0, repeats=5).ratio == 1
 
 
-def test_several_ways_take_turns():
+def test_several_ways_take_turns_as_often_as_a_setting_allows(monkeypatch):
     calls = []
     ways = {name: lambda name=name: calls.append(name) for name in "abc"}
     timings = several(ways, warmup=2, repeats=3)
     assert "".join(calls) == "abc" * 5
     assert {name: len(each.seconds) for name, each in timings.items()} == dict.fromkeys("abc", 3)
+    monkeypatch.setenv("MGPU_REPEATS", "2")
+    for warmup, repeats, timed, ran in ((5, 9, 2, 4), (0, 1, 1, 1)):
+        calls.clear()
+        assert len(measure(ways["a"], warmup=warmup, repeats=repeats).seconds) == timed
+        assert len(calls) == ran
 
 
 @pytest.mark.parametrize("on", [True, False])
@@ -117,12 +112,3 @@ def test_bad_counts_are_named_before_anything_runs(wrong):
     with pytest.raises(ValueError, match="=".join(map(str, *wrong.items()))):
         measure(lambda: calls.append(1), **wrong)
     assert not calls
-
-
-def test_a_setting_bounds_the_runs(monkeypatch):
-    monkeypatch.setenv("MGPU_REPEATS", "2")
-    calls = []
-    assert len(measure(lambda: calls.append(1), warmup=5, repeats=9).seconds) == 2
-    assert len(calls) == 4
-    assert len(measure(lambda: calls.append(1), warmup=0, repeats=1).seconds) == 1
-    assert len(calls) == 5
