@@ -60,26 +60,23 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
     assert trace.load(path) == OVERLAP
 
 
-def events(step, path):
-    step.chrome(path)
-    return json.loads(path.read_text())["traceEvents"]
-
-
 def test_chrome_gets_bars_in_lanes_arrows_and_counters(tmp_path):
     """As counted by hand, in microseconds; c starts a nanosecond before b ends."""
-    found = events(OVERLAP, tmp_path / "step.trace.json")
+    OVERLAP.chrome(tmp_path / "step.trace.json")
+    found = json.loads((tmp_path / "step.trace.json").read_text())["traceEvents"]
     names = {e["pid"]: e["args"]["name"] for e in found if e["name"] == "process_name"}
     assert names == {1: "/CPU:1", 2: "/CPU:2", 3: "/CPU:3"}
-    bars = [(e["pid"], e["tid"], e["name"], e["ts"], e["dur"]) for e in found if e["ph"] == "X"]
+    of = {kind: [e for e in found if e["ph"] == kind] for kind in "XsfC"}
+    bars = [(e["pid"], e["tid"], e["name"], e["ts"], e["dur"]) for e in of["X"]]
     assert bars == [(1, 1, "a", 0, 4000), (1, 2, "b", 1000, 1000),
                     (1, 3, "m/c_1/c", 1999.999, 3000), (2, 1, "late", 6000, 1000),
                     (2, 2, "early", 5000, 4000)]  # fmt: skip
-    about = [e["args"] for e in found if e["ph"] == "X"]
+    about = [e["args"] for e in of["X"]]
     assert about[0] == {"type": "Add", "layer": "other", "bytes": 8} and about[2]["layer"] == "m"
-    arrows = [(e["ph"], e["bp"], e["id"], e["pid"], e["tid"], e["ts"], e["args"]["bytes"])
-              for e in found if e["ph"] in "sf"]  # fmt: skip
-    assert arrows == [("s", "e", 1, 1, 1, 0, 8), ("f", "e", 1, 2, 2, 5000, 8)]  # to the first use
-    counters = [(e["pid"], e["ts"], e["args"]["bytes"]) for e in found if e["ph"] == "C"]
+    arrows = [(e["bp"], e["id"], e["pid"], e["tid"], e["ts"], e["args"]["bytes"])
+              for e in of["s"] + of["f"]]  # fmt: skip
+    assert arrows == [("e", 1, 1, 1, 0, 8), ("e", 1, 2, 2, 5000, 8)]  # to the first use
+    counters = [(e["pid"], e["ts"], e["args"]["bytes"]) for e in of["C"]]
     assert counters == [(1, 0, 0), (1, 1000, 8), (3, 0, 4)]
 
 
