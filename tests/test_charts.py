@@ -43,6 +43,12 @@ def close_figures(monkeypatch):
     plt.close("all")
 
 
+def step_of(*ops, edges=(), **more):
+    """Make the trace of operations, each (type, device, start, length), or (name, ...)."""
+    made = [Op(*op) if len(op) > 4 else Op(f"{i}", *op) for i, op in enumerate(ops)]
+    return replace(EMPTY, ops=tuple(made), edges=tuple(edges), **more)
+
+
 def towers(n):
     """Make the trace of n towers: two operations each, one overlapping, and a sum on the host."""
     ops, copies, edges, memory = [], [], [], {}
@@ -283,16 +289,15 @@ def test_timeline_shows_the_share_and_keeps_overlaps_apart():
 
 
 def test_a_timeline_of_ten_thousand_operations_is_a_few_shapes():
-    ops = tuple(Op(f"op{i}", "Add", f"/CPU:{1 + i % 2}", 1e-3 * i, 1e-3) for i in range(10_000))
-    ax = charts.timeline(Trace(ops, (), {}, ()))
+    ops = (("Add", f"/CPU:{1 + i % 2}", 1e-3 * i, 1e-3) for i in range(10_000))
+    ax = charts.timeline(step_of(*ops))
     assert [len(lane.get_paths()) for lane in ax.collections] == [5000, 5000]
 
 
 def test_a_timeline_by_layer_makes_one_bar_of_neighbours_and_names_what_has_room():
-    ops = [("net_1/a_1/x", 0, 20), ("net_1/a_1/y", 20, 30), ("net_1/bb_1/x", 60, 30),
-           ("net_1/long_name_of_a_layer_1/x", 50, 9), ("net_1/bb_1/y", 99, 1)]  # fmt: skip
-    ops.sort(key=lambda op: op[1])
-    made = Trace(tuple(Op(n, "Add", "/CPU:1", s / 1e3, e / 1e3) for n, s, e in ops), (), {}, ())
+    ops = [("a_1/x", 0, 20), ("a_1/y", 20, 30), ("long_name_of_a_layer_1/x", 50, 9),
+           ("bb_1/x", 60, 30), ("bb_1/y", 99, 1)]  # fmt: skip
+    made = step_of(*((f"net_1/{n}", "Add", "/CPU:1", s / 1e3, e / 1e3) for n, s, e in ops))
     ax = charts.timeline(made, by="layer")
     bars, _ = bars_of(ax)
     assert [bar[1:] for bar in bars] == [(0, 50), (50, 59), (60, 90), (99, 100)]
@@ -318,11 +323,10 @@ def test_live_bytes_draws_megabytes_and_marks_where_the_backward_pass_begins():
     assert [line.get_color() for line in ax.lines] == [colour("/CPU:1"), colour("/CPU:2")]
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
     assert labels == ["/CPU:1, peak 2.4 MB", "/CPU:2, peak 4.8 MB"]
-    named = [("gradients/Shape", "Shape"), ("logits/MatMul", "MatMul"),
-             ("gradients/BroadcastGradientArgs", "BroadcastGradientArgs"),
-             ("gradients/logits/MatMul_grad/MatMul", "MatMul"), ("train", "NoOp")]  # fmt: skip
-    ops = tuple(Op(name, kind, "/CPU:1", 1e-3 * i, 1e-3) for i, (name, kind) in enumerate(named))
-    ax = charts.live_bytes(Trace(ops, (), {"/CPU:1": ((0.0, 4), (5e-3, 0))}, ()))
+    names = ["gradients/Shape", "logits/MatMul", "gradients/BroadcastGradientArgs",
+             "gradients/logits/MatMul_grad/MatMul", "train/NoOp"]  # fmt: skip
+    ops = ((n, n.split("/")[-1], "/CPU:1", 1e-3 * i, 1e-3) for i, n in enumerate(names))
+    ax = charts.live_bytes(step_of(*ops, memory={"/CPU:1": ((0.0, 4), (5e-3, 0))}))
     assert list(ax.lines[-1].get_xdata()) == [pytest.approx(3.0)] * 2
     assert labels_of(ax) == ["backward pass"]
 
@@ -464,10 +468,11 @@ def test_an_arrow_ends_at_the_box_that_uses_the_copy_and_feeds_the_others():
 
 
 def test_arrows_there_and_back_are_not_on_the_same_line():
-    ops = (Op("x/a", "Add", "/CPU:1", 0, 1), Op("y/b", "Add", "/CPU:2", 1, 1),
-           Op("x/c", "Add", "/CPU:1", 2, 1))  # fmt: skip
-    copies = Copy("x/a:0", "/CPU:1", "/CPU:2", 4, 1, 0), Copy("y/b:0", "/CPU:2", "/CPU:1", 4, 2, 0)
-    ax = charts.placement_map(Trace(ops, copies, {}, (("x/a", "y/b"), ("y/b", "x/c"))), most=2)
+    one, two = "/CPU:1", "/CPU:2"
+    copies = Copy("x/a:0", one, two, 4, 1, 0), Copy("y/b:0", two, one, 4, 2, 0)
+    ops = ("x/a", "Add", one, 0, 1), ("y/b", "Add", two, 1, 1), ("x/c", "Add", one, 2, 1)
+    step = step_of(*ops, edges=itertools.pairwise(["x/a", "y/b", "x/c"]), copies=copies)
+    ax = charts.placement_map(step, most=2)
     (_, _, there), (_, _, back) = ways_of(ax)
     assert not np.allclose(there[len(there) // 2], back[len(back) // 2], atol=3)
 
@@ -617,10 +622,9 @@ def test_weights_along_a_step_are_those_owned_and_copies_until_their_last_use():
              for device, bytes in [(one, 240), ("/CPU:0", 80), ("/CPU:0", 80)]]  # fmt: skip
     ran = [("copy", "Snapshot", 80), ("use", "MatMul", 8), ("copy_1", "Snapshot", 80),
            ("loss", "SoftmaxCrossEntropy", 4), ("last", "MatMul", 8)]  # fmt: skip
-    ops = tuple(Op(name, kind, one, float(i), 0.5, size) for i, (name, kind, size) in
-                enumerate(ran))  # fmt: skip
+    ops = ((name, kind, one, float(i), 0.5, size) for i, (name, kind, size) in enumerate(ran))
     edges = ("copy", "use"), ("copy", "last"), ("copy_1", "loss")
-    step = Trace(ops, (), {}, edges, allocations=(Allocation("use", one, 800, 1.0, 1.5),))
+    step = step_of(*ops, edges=edges, allocations=(Allocation("use", one, 800, 1.0, 1.5),))
     held = [size for _, size in weights_held(state, step, one)]
     assert held == [240, 320, 400, 320, 240]
     assert share_of_weights(state, step) == 1
@@ -654,13 +658,11 @@ def test_what_runs_forward_is_shaded_and_numbered_at_the_top_after_it():
 
 
 def test_steps_show_what_ran_at_once_and_where_gradients_were_added():
-    def step(*ops):
-        return Trace(tuple(Op(f"{i}", *op) for i, op in enumerate(ops)), (), {}, ())
-
-    alone = step(("Conv2D", "/CPU:1", 0.0, 4.0), ("Conv2DBackpropInput", "/CPU:1", 4.0, 4.0),
-                 ("Conv2DBackpropFilter", "/CPU:1", 5.0, 2.0))  # fmt: skip
-    shared = step(("Conv2D", "/CPU:1", 0.0, 2.0), ("Relu", "/CPU:2", 1.0, 1.0),
-                  ("Conv2D", "/CPU:2", 0.0, 1.0), ("AddN", "/CPU:1", 2.0, 1.0))  # fmt: skip
+    one, two = "/CPU:1", "/CPU:2"
+    alone = step_of(("Conv2D", one, 0.0, 4.0), ("Conv2DBackpropInput", one, 4.0, 4.0),
+                    ("Conv2DBackpropFilter", one, 5.0, 2.0))  # fmt: skip
+    shared = step_of(("Conv2D", one, 0.0, 2.0), ("Relu", two, 1.0, 1.0),
+                     ("Conv2D", two, 0.0, 1.0), ("AddN", one, 2.0, 1.0))  # fmt: skip
     ax = drawings.steps({"one": alone, "all": shared}, line="averaged")
     paths = [path for each in ax.collections[:-1] for path in each.get_paths()]
     heights = [np.ptp(path.vertices[:, 1]) for path in paths]
