@@ -75,16 +75,18 @@ def test_what_is_counted_of_each_operation(tf, function, shapes, wanted):
     assert graph.flops(lambda x, w: function(tf, x, w), *map(tf.zeros, shapes)) == wanted
 
 
-def test_recurrent_layers_of_cudnn(tf):
-    """Two layers of an LSTM, 7 steps of a batch of 5: 3 numbers to 4 units, and 4 to 4."""
+@pytest.mark.parametrize("direction, ways", [("unidirectional", 1), ("bidirectional", 2)])
+def test_recurrent_layers_of_cudnn(tf, direction, ways):
+    """Two layers of an LSTM, 7 steps of a batch of 5: 3 numbers to 4 units, and theirs to 4."""
     def run(x, state, weights):
         return tf.raw_ops.CudnnRNNV3(
             input=x, input_h=state, input_c=state, params=weights, sequence_lengths=[7] * 5,
-            rnn_mode="lstm", input_mode="linear_input", direction="unidirectional",
+            rnn_mode="lstm", input_mode="linear_input", direction=direction,
         ).output  # fmt: skip
 
-    given = tf.TensorSpec([7, 5, 3]), tf.TensorSpec([2, 5, 4]), tf.TensorSpec([256])
-    assert graph.flops(run, *given) == 2 * 7 * 5 * 4 * 4 * ((3 + 4) + (4 + 4))
+    given = tf.TensorSpec([7, 5, 3]), tf.TensorSpec([2 * ways, 5, 4]), tf.TensorSpec([999])
+    each = 2 * 7 * 5 * 4 * 4 * ((3 + 4) + (ways * 4 + 4))  # four gates of four units
+    assert graph.flops(run, *given) == ways * each
 
 
 def test_what_nobody_uses_is_not_counted(tf):
