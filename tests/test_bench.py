@@ -15,6 +15,8 @@ import pytest
 from _rounds import enough
 from conftest import ROOT
 
+pytestmark = pytest.mark.tools
+
 CARD = {
     "format": 1, "name": "good", "date": "2026-11-21", "machine": "AMD EPYC, 2 cores",
     "mode": "cores", "devices": 2, "versions": {}, "numbers": {},

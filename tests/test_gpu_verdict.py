@@ -18,6 +18,8 @@ from conftest import ROOT, clean
 from gpu_verdict import broken, judge
 from lessons import NOTEBOOKS, tags
 
+pytestmark = pytest.mark.tools
+
 # What a GPU machine may say otherwise: the plan, and what the tests of CPUs do not compare either.
 FREE = re.compile(
     r"^(mode|host|devices|machine|timing) | one thread for each operation$|NVIDIA H200$|"

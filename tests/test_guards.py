@@ -20,6 +20,8 @@ from check_notebooks import RULES, SANITIZE, problems, strangers
 from lessons import APPENDIX, ROOT, LessonError, draft, read
 from mgpu_helpers.timing import Comparison, Timing
 
+pytestmark = pytest.mark.tools
+
 LESSON = """\
 # %% [markdown]
 # # Add numbers

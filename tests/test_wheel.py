@@ -20,6 +20,8 @@ import mgpu_helpers
 from conftest import ROOT
 from mgpu_helpers.lessons.command import copy
 
+pytestmark = pytest.mark.tools
+
 SIDE = "mgpu_helpers/lessons/series/"
 
 
