@@ -97,7 +97,7 @@ WAYS = {
     "split in pieces": Way(
         lambda model, devices: fit.split(model, devices, 4), "two_of_each", HALVED, owners=ALL
     ),
-    "shard": Way(both(fit.shard, fit.parallel), "positions", ORDINARY, 1e-12, ALL),
+    "shard": Way(both(fit.shard, fit.parallel), "", ORDINARY, 1e-12, ALL),
     "split_layers": Way(in_parts, "gated", PAIRS, owners=ALL),
     "strategy": Way(
         lambda model, devices: model, "mean_of_weights", "mean_of_weights masks positions",
@@ -121,7 +121,7 @@ WAYS = {
     "recompute, accumulate": Way(both(by_layer, pieces), "regularized",
                                  "regularized masks own_step"),
     "recompute, parallel": Way(both(by_layer, fit.parallel), "", "regularized masks own_step"),
-    "shard, parallel, accumulate": Way(both(fit.shard, fit.parallel, pieces), "",
+    "shard, parallel, accumulate": Way(both(fit.shard, fit.parallel, pieces), "positions",
                                        "own_step positions", owners=ALL),
     "strategy, recompute": Way(by_layer, "", "normalized dropped", than="strategy", replicas=True),
     "averages": Way(averaged, "", ""),
@@ -255,10 +255,11 @@ def changed(way: str, plan: Any, *args: Any, **named: Any) -> Any:
 def test_it_is_undone_and_a_saved_model_is_as_it_was(keras, tf, plan, double, tmp_path, way):
     """With what the optimizer had, and what is loaded into it stays where its weights are."""
     model = made()
-    own = model.trainable_variables
+    own, model.jit_compile = model.trainable_variables, True  # as Keras has it on a GPU
     model.optimizer.apply([0.1 * tf.ones_like(v.value) for v in own], own)
     before, names, gives = state(model), vars(model).keys() - {"_tracker"}, model(X).numpy()
     WAYS[way].change(model, plan.devices)
+    assert not model.jit_compile
     where = places([*model.variables, *model.optimizer.variables])
     np.testing.assert_allclose(model(X), gives, atol=1e-12)
     model.save(tmp_path / "model.keras")
@@ -267,7 +268,7 @@ def test_it_is_undone_and_a_saved_model_is_as_it_was(keras, tf, plan, double, tm
     model.set_weights([0 * weight for weight in model.get_weights()])
     model.load_weights(tmp_path / "model.keras")
     assert places([*model.variables, *model.optimizer.variables]) == where
-    assert vars(undone(model)).keys() - {"_tracker"} == names
+    assert vars(undone(model)).keys() - {"_tracker"} == names and model.jit_compile
     for a, b, c in zip(state(loaded), state(model), before, strict=True):
         np.testing.assert_array_equal(a, c)
         np.testing.assert_array_equal(b, c)
