@@ -149,10 +149,12 @@ def test_logs_are_named_in_order_and_hold_both_streams(here):
 
 
 def test_a_time_limit_ends_jobs_even_those_that_ignore_it(monkeypatch, cores):
-    monkeypatch.setattr(process, "GRACE", 0.2)
+    """But they have the time to end by themselves."""
+    monkeypatch.setattr(process, "GRACE", 2.0)
+    waits = "while :; do sleep 0.05; done"
     report = jobs.run(
-        [sh("sleep 60"), sh("trap '' TERM; while :; do sleep 0.05; done"), sh("trap 'exit 0' TERM; "
-         "while :; do sleep 0.05; done"), sh("true")],
+        [sh("sleep 60"), sh(f"trap '' TERM; {waits}"), sh(f"trap 'sleep 0.2; exit 0' TERM; {waits}"),
+         sh("true")],
         time_limit=1.5, devices=cores,
     )  # fmt: skip
     assert [job.status for job in report] == ["timed out"] * 3 + ["done"]
