@@ -153,8 +153,8 @@ def test_a_time_limit_ends_jobs_even_those_that_ignore_it(monkeypatch, cores):
     monkeypatch.setattr(process, "GRACE", 2.0)
     waits = "while :; do sleep 0.05; done"
     report = jobs.run(
-        [sh("sleep 60"), sh(f"trap '' TERM; {waits}"), sh(f"trap 'sleep 0.2; exit 0' TERM; {waits}"),
-         sh("true")],
+        [sh("sleep 60"), sh(f"trap '' TERM; {waits}"),
+         sh(f"trap 'sleep 0.2; exit 0' TERM; {waits}"), sh("true")],
         time_limit=1.5, devices=cores,
     )  # fmt: skip
     assert [job.status for job in report] == ["timed out"] * 3 + ["done"]
