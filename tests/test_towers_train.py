@@ -62,9 +62,8 @@ def cross_entropy(keras, **kwargs):
 # Equal to one device
 
 
-@pytest.mark.parametrize("name", [
-    "lstm", pytest.param("transformer", marks=pytest.mark.thorough),
-])  # fmt: skip
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["lstm", "transformer"])
 def test_losses_and_weights_are_those_of_one_device(keras, plan, name):
     """With a last batch that does not divide."""
     _, x, y = keras_models.built(name, 8)
@@ -109,7 +108,7 @@ def _check_places(plan, traced):
         assert sum("Backprop" not in op.type for op in own) >= 21
 
 
-@pytest.mark.parametrize("mode", ["average", "sync"])
+@pytest.mark.parametrize("mode", [pytest.param("average", marks=pytest.mark.thorough), "sync"])
 def test_every_operation_is_placed(keras, tf, plan, mode):
     """What nobody places follows a device around the call, as it goes to the first GPU of many."""
     first, second = plan.devices
@@ -202,7 +201,6 @@ TOKENS, TAGS = padded(7)
 
 
 @pytest.mark.parametrize("kind, loss, factors, labels, weights", [
-    ("single", "cross", None, CLASSES, ()),
     ("list", ["cross", "mse"], [0.5, 3.0], [CLASSES, NUMBERS], (HEAVY,)),
     ("list", [None, "plain"], None, [NUMBERS[:, 0]], ()),  # numbers for a column of them
     ("dict", {"one": "weighted", "other": "mae"}, {"one": 2.0, "other": 0.5},
