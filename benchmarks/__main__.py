@@ -99,6 +99,9 @@ def main() -> int:
         if not options.verbose and (status or not new):
             print("".join(f"      {line}\n" for line in said.splitlines()), end="")
     print("", results.table(cards), "", sep="\n")
+    for card in cards:
+        for few in card.numbers.get("short", ()):
+            print(f"{card.name}: {few}")
     try:
         drawn = _chart.cards(results.read_all(folder), relative=True)
     except ValueError as error:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+import _rounds
 from mgpu_helpers import __version__, _files, _formatting, devices
 
 FORMAT = 1
@@ -27,7 +28,8 @@ FORMAT = 1
 class Ratio:
     """One number that a benchmark is about, as a rule a median, and what it has to reach.
 
-    low and high bound the middle half of its rounds, and are None where that is not known.
+    low and high bound the middle half of its rounds, and are None where that is not known, as is
+    how many rounds, or cases, it is the median of.
     target is None where nothing is asked; at_least says on which side of it the value has to be.
     """
 
@@ -37,6 +39,7 @@ class Ratio:
     at_least: bool = True
     low: float | None = None
     high: float | None = None
+    rounds: int | None = None
 
     def __post_init__(self) -> None:
         # A NaN would meet no target and miss none, and JSON does not have it.
@@ -51,7 +54,7 @@ class Ratio:
     ) -> Ratio:  # fmt: skip
         """Take the median and the middle half of some rounds, to four digits."""
         low, middle, high = (float(f"{x:.4g}") for x in np.quantile(rounds, [0.25, 0.5, 0.75]))
-        return cls(name, middle, target, at_least, low, high)
+        return cls(name, middle, target, at_least, low, high, len(rounds))
 
     @property
     def met(self) -> bool | None:
@@ -111,6 +114,8 @@ def write(
     """
     import tensorflow as tf
 
+    for few in _rounds.short:
+        print(few)
     card = Card(
         name=name,
         date=datetime.date.today().isoformat(),
@@ -123,7 +128,7 @@ def write(
             "python": platform.python_version(),
         },
         ratios=tuple(ratios),
-        numbers=numbers,
+        numbers=numbers | ({"short": _rounds.short} if _rounds.short else {}),
     )
     text = json.dumps(asdict(card), indent=2, allow_nan=False) + "\n"
     folder = Path(folder or os.environ.get("MGPU_RESULTS") or "results")

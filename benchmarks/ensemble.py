@@ -15,7 +15,7 @@ from _rounds import enough
 from mgpu_helpers import devices, ensemble
 from mgpu_helpers.lessons import digits, networks
 
-HIDDEN, WIDTH, BATCH, STEPS, ROUNDS, TARGET = (2400, 4800), 0.25, 128, 6, 12, 0.9
+HIDDEN, WIDTH, BATCH, STEPS, TARGET = (2400, 4800), 0.25, 128, 6, 0.9
 
 
 def build(tf1, scopes: dict[str, int], places: tuple[str, ...]):
@@ -103,11 +103,11 @@ def main() -> None:
         first, *others = taken.values()
         return [ceiling, *([a / b for a, b in zip(first, each, strict=True)] for each in others)]
 
-    for round_ in enough(ROUNDS + 2, ratios, least=7):
+    for round_ in enough(ratios, warmup=2):
         times = {name: seconds(work) for name, work in works.items()}
         times["a process for each"] = _workers.together(workers)
         alone = sum(_workers.together([each]) for each in workers)
-        if round_ >= 2:  # the first two warm up
+        if round_ >= 0:
             ceiling.append(alone / times["a process for each"])
             for name, value in times.items():
                 taken[name].append(value)

@@ -12,10 +12,11 @@ import time
 from statistics import median
 
 import _cards as results
+from _rounds import enough
 from mgpu_helpers import devices, jobs
 
 LENGTHS = (1.2, 0.4, 0.9, 1.6, 0.3, 0.7, 1.1, 0.5)  # seconds
-ROUNDS, SCHEDULES, COUNT = 5, 3, 12_000_000
+STARTS, SCHEDULES, COUNT = 5, 3, 12_000_000
 NAP = "import sys, time; time.sleep(float(sys.argv[1]))"
 WORK = "import sys\nfor _ in range(int(sys.argv[1])): pass"
 
@@ -50,7 +51,7 @@ def main() -> None:
         return
     two = pool[:2]
     run(NAP, (0.0,), two[:1])
-    start_up = median(run(NAP, (0.0,), two[:1]).wall for _ in range(ROUNDS))
+    start_up = median(run(NAP, (0.0,), two[:1]).wall for _ in range(STARTS))
     print(f"an empty job takes {start_up * 1e3:.0f} ms")
 
     schedule = []
@@ -62,19 +63,19 @@ def main() -> None:
     run(NAP, (3.0, 3.0), two)
     idle = (time.process_time() - used) / (time.perf_counter() - began)
 
-    speed_up, ceiling = [], []
-    for _ in range(ROUNDS):
+    speed_up, ceiling, share = [], [], []
+    for _ in enough(lambda: [share]):
         side_by_side = run(WORK, (COUNT, COUNT), two).wall
         speed_up.append(run(WORK, (COUNT, COUNT), two[:1]).wall / side_by_side)
         ceiling.append(2 * alone(1) / alone(2))
-    share = [ours / most for ours, most in zip(speed_up, ceiling, strict=True)]
+        share.append(speed_up[-1] / ceiling[-1])
     ratios = [
         results.Ratio.of("time over the best schedule", schedule, 1.05, at_least=False),
         results.Ratio("share of a core, waiting", round(idle, 5), 0.01, at_least=False),
         results.Ratio.of("side by side, speed-up", speed_up),
         results.Ratio.of("side by side, share of processes", share, 0.9),
     ]
-    print(*ratios, f"{SCHEDULES} rounds of the schedule, {ROUNDS} side by side", sep="\n")
+    print(*ratios, f"{SCHEDULES} rounds of the schedule, {len(share)} side by side", sep="\n")
     numbers = {
         "schedule": {"ratio": ratios[0].value, "target": 1.05},
         "runner_share_of_a_core": {"share": ratios[1].value, "target": 0.01},
@@ -84,7 +85,7 @@ def main() -> None:
             "share_of_ceiling": ratios[3].value,
             "target": 0.9,
         },
-        "rounds": ROUNDS,
+        "rounds": len(share),
         "schedules": SCHEDULES,
         "kind": kind,
     }

@@ -11,11 +11,12 @@ import sys
 from pathlib import Path
 
 import _cards as results
-from mgpu_helpers import devices, memory, timing
+from _rounds import compare
+from mgpu_helpers import devices, memory
 from mgpu_helpers._formatting import size_text
 from mgpu_helpers.lessons import digits, networks
 
-EVERY, STEPS, PAIRS, TARGET = 0.1, 25, 12, 0.02
+EVERY, STEPS, TARGET = 0.1, 25, 0.02
 SCRIPT = Path(__file__).resolve().parent.parent / "notebooks" / "scripts" / "hold_memory.py"
 
 
@@ -59,11 +60,10 @@ def main() -> None:
         with memory.Monitor(EVERY):
             train()
 
-    compared = timing.compare(watched, train, repeats=PAIRS, names=("watched", "alone"))
-    cost = [ratio - 1 for ratio in compared.ratios]
+    cost = [ratio - 1 for ratio in compare(watched, train, warmup=1).ratios]
     ratio = results.Ratio.of("cost of a Monitor", cost, TARGET, at_least=False)
-    print(f"{ratio}; it samples every {EVERY} s; {PAIRS} pairs")
-    numbers = {"monitor_cost": ratio.value, "target": TARGET, "pairs": PAIRS, "lab": lab}
+    print(f"{ratio}; it samples every {EVERY} s; {len(cost)} pairs")
+    numbers = {"monitor_cost": ratio.value, "target": TARGET, "pairs": len(cost), "lab": lab}
     name = "memory" if plan.mode == "cores" else "memory-gpus"
     results.write(name, plan, numbers, [ratio])
 

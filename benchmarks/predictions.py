@@ -29,10 +29,9 @@ MODELS = {
     "residual": ((4, 8, 16), 64, 1),
 }
 WITH = 32  # the batch of the others, which are traced at that one only, and with kernels in turn
-OTHERS = (*COMPILED, "mobilenet")
-KINDS = {  # what convolves differs by them: of OTHERS, each convolves with one of them
-    "1": ("oneDNN", ("lstm", "residual"), OTHERS[::2]),
-    "0": ("no oneDNN", ("transformer",), OTHERS[1::2]),
+KINDS = {  # what convolves differs by them: "residual" with one, "segmentation" with the other
+    "1": ("oneDNN", ("lstm", "transformer"), COMPILED[::2]),
+    "0": ("no oneDNN", ("residual",), COMPILED[1::2]),
 }
 # Multiply-adds an image of 224 x 224: Sandler et al., MobileNetV2, 2018, table 4; ResNet-50 with
 # its strides where Keras has them, as in He et al., 2015, table 1, to three digits.
@@ -70,8 +69,7 @@ def child() -> None:
         print(json.dumps({"model": name, "line": line, "counted": rows}), flush=True)
     for name in others:
         with tf.device(device):
-            made = compiled(name, WITH, large=True) if name in COMPILED else built(name, WITH)
-            model, x, y = made
+            model, x, y = compiled(name, WITH, large=True)
             held = memory.predict(model, WITH)
             step = trace.fit_step(model, (x, y))
         own = held.weights + held.slots

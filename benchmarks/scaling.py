@@ -16,7 +16,7 @@ from mgpu_helpers import devices, scaling, timing
 from mgpu_helpers.lessons import networks, published
 from mgpu_helpers.scaling.fitting import Fit
 
-WIDTH, ROUNDS = 0.25, 9
+WIDTH = 0.25
 OWN = (64, 128, 256, 512)  # per-device batches that the model is fitted to
 SHARED = 840  # the global batch of the P40 note's network
 
@@ -58,7 +58,7 @@ def main() -> None:
         name: Step(plan, network, row.layout, name == "CPU only", "not" not in name)
         for name, row in table.items()
     }
-    times = several(steps, warmup=2, most=ROUNDS)
+    times = several(steps, warmup=2, share=1 / 3)
 
     def share(name: str, seconds: float) -> float:
         return seconds / table[name].layout.global_batch_size
@@ -90,7 +90,7 @@ def main() -> None:
     small = networks.p40(width=WIDTH)
     shared = several(
         {n: Step(plan, small, scaling.Layout(n, SHARED // n)) for n in (1, 2, 4, 8)},
-        warmup=2, most=ROUNDS,
+        warmup=2, share=1 / 2,
     )  # fmt: skip
     for n, timed in shared.items():
         theirs = published.P40[0].seconds / published.P40[(1, 2, 4, 8).index(n)].seconds
@@ -101,9 +101,7 @@ def main() -> None:
               f"there {theirs:.2f}")  # fmt: skip
 
     layouts = [scaling.Layout(n, b) for n in range(1, min(2, plan.cores) + 1) for b in OWN]
-    taken = several(
-        {layout: Step(plan, network, layout) for layout in layouts}, warmup=2, most=ROUNDS
-    )
+    taken = several({layout: Step(plan, network, layout) for layout in layouts}, warmup=2)
     own = [scaling.Measurement(layout, timed.median) for layout, timed in taken.items()]
     terms = ("arithmetic", "fixed", "moving")[: layouts[-1].devices + 1]
     work = networks.workload(network)

@@ -17,13 +17,14 @@ from typing import Any
 import matplotlib
 
 import _cards as results
+from _rounds import enough
 from mgpu_helpers import charts, devices, timing, trace
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 from keras_models import built  # noqa: E402
 
 MODELS = "residual", "transformer", "lstm"  # mobilenet takes longest, and is as residual is
-ROUNDS = 2  # each takes ten seconds, and the ratios are far from their target
+LEAST = 2  # rounds: each takes seconds, and the ratios are far from their target
 STEPS, PICTURE = 5, 10_000  # STEPS: how many plain steps a trace may cost besides
 
 
@@ -44,31 +45,30 @@ def main() -> None:
     matplotlib.use("Agg")
     plan = devices.setup(1)
     numbers, ratios = {}, []
-    for name in MODELS:
-        first, traced, plain = [], [], []
-        for _ in range(ROUNDS):
+    for done, name in enumerate(MODELS):
+        first, traced, plain, share = [], [], [], []
+        for _ in enough(lambda: [share], least=LEAST, share=1 / (len(MODELS) - done)):  # noqa: B023
             model, x, y = built(name)  # a new one each time, whose graph nobody has built yet
             first.append(seconds(model.train_on_batch, x, y))
             plain.append(timing.measure(lambda: model.train_on_batch(x, y), repeats=9).median)  # noqa: B023
             began = time.perf_counter()
             _, step = trace.function_step(model.train_on_batch, x, y)
             traced.append(time.perf_counter() - began)
-        drawn = {by: [seconds(draw, step, by) for _ in range(2)] for by in (None, "layer")}
-        mapped = [seconds(lambda: charts.placement_map(step).figure.canvas.draw())]  # noqa: B023
-        each = zip(traced, first, plain, strict=True)
-        share = [trace / (graph + STEPS * step) for trace, graph, step in each]
+            share.append(traced[-1] / (first[-1] + STEPS * plain[-1]))
+        drawn = [seconds(draw, step, None) for _ in range(2)]
+        mapped = seconds(lambda: charts.placement_map(step).figure.canvas.draw())  # noqa: B023
         ratio = results.Ratio.of(f"{name}: trace, of graph and {STEPS} steps", share, 1.0,
                                  at_least=False)  # fmt: skip
         ratios.append(ratio)
         numbers[name] = {
             "rounds": len(first), "operations": len(step.ops), "first_s": min(first),
             "plain_ms": 1e3 * min(plain), "traced_s": min(traced),
-            "timeline_s": min(drawn[None]), "by_layer_s": min(drawn["layer"]), "map_s": min(mapped),
+            "timeline_s": min(drawn), "by_layer_s": seconds(draw, step, "layer"), "map_s": mapped,
         }  # fmt: skip
         print(ratio, {k: round(v, 3) for k, v in numbers[name].items()})
         if len(step.ops) >= PICTURE:
             ratios.append(results.Ratio.of(f"{name}: timeline of {len(step.ops):,} operations, s",
-                                           drawn[None], 1.0, at_least=False))  # fmt: skip
+                                           drawn, 1.0, at_least=False))  # fmt: skip
     print(*ratios, sep="\n")
     results.write("trace", plan, {"models": numbers}, ratios)
 

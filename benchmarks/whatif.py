@@ -27,7 +27,7 @@ from mgpu_helpers.whatif.machine import measured
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 from keras_models import built  # noqa: E402
 
-TRACES, PAIRS, WARMUP = 3, 5, 1
+TRACES, WARMUP = 3, 1
 CLOSE, CHANGE, EXPLAINED = 0.02, 0.10, 2.0  # targets: two errors, and seconds
 KERAS = "residual", 32  # and its batch size
 
@@ -141,13 +141,14 @@ def main() -> None:
     plan = devices.setup(2)
     print(plan, measured(), sep="\n", flush=True)
     replays, rows = {}, []
-    for name, before, after, ask in cases(plan):
+    made = cases(plan)
+    for done, (name, before, after, ask) in enumerate(made):
         for _ in range(WARMUP):
             before.run()
         steps = [before.trace() for _ in range(TRACES)]
         again, change = whatif.replay(steps), ask(steps)
         replays[name] = median(again.errors)
-        real = compare(before.run, after.run, warmup=WARMUP, most=PAIRS)
+        real = compare(before.run, after.run, warmup=WARMUP, share=1 / (len(made) - done))
         error = change.ratio / real.ratio - 1
         rows.append((name, replays[name], change, real, error))
         print(f"{name}: {again}; {change}; measured {real.ratio:.2f}: {error:+.1%}", flush=True)
