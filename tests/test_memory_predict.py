@@ -255,9 +255,13 @@ def test_what_cudnn_keeps_of_a_recurrent_layer_is_counted_as_an_h100_kept_it(mon
     assert memory.fits(gru, 10**8) > 1 and memory.plan(gru, 16, 2).ways
 
 
-@pytest.mark.parametrize("optimizer", ["rmsprop", "adafactor"])
-def test_an_optimizer_that_first_adds_up_the_rows_of_words_is_counted(plan, optimizer):
-    """Of 128 times 40 words there may be as many rows, where only the data say how many are one."""
+@pytest.mark.parametrize("optimizer, times", [("rmsprop", 3), ("adafactor", 2)])
+def test_an_optimizer_that_first_adds_up_the_rows_of_words_is_counted(plan, optimizer, times):
+    """Of 128 times 40 words there may be as many rows, where only the data say how many are one.
+
+    Of RMSprop's, two threads may make the squares and what is subtracted at once: neither can write
+    over the gradient.
+    """
     import keras
     import tensorflow as tf
     from keras import layers
@@ -270,7 +274,8 @@ def test_an_optimizer_that_first_adds_up_the_rows_of_words_is_counted(plan, opti
     words = np.random.default_rng(0).integers(0, 1000, (128, 40))
     found = memory.predict(model, 128)
     held = traced(plan, model, words, np.zeros([128, 1], "f")) + found.weights + found.slots
-    assert found.low <= held <= found.high and 0.8 < found.total / held < 1.2
+    assert found.low <= held <= found.high and 0.6 < found.total / held < 1.2
+    assert found.high - found.weights - found.slots > times * 4 * 128 * 40 * 32
 
 
 @pytest.mark.parametrize("name", [

@@ -56,6 +56,9 @@ _ROWS = {"GatherV2": 1, "Where": 0}
 # gates and the cell of an LSTM, as an H100 did; less of a GRU. And a handle on the host.
 _CUDNN_KEEPS = {3: 5, 4: 0}
 _PUSHES = {"TensorListPushBack", "TensorListSetItem"}
+# What writes into some rows of a weight. From then on whoever reads the weight gets a copy of it.
+_INTO_ROWS = ("ResourceScatter", "ResourceSparseApply")
+ASKS_SHAPE = {"Rank", "Shape", "ShapeN", "Size"}  # and the weight is not read for it
 
 
 @dataclass(eq=False, repr=False)  # or an error would write all that it was made from
@@ -98,7 +101,7 @@ def counted(
     way back it was two thirds to all of them, less at a batch of 8 or fewer. At 0 the smaller of
     two branches is taken too, else the larger. broad is the order in which TensorFlow starts
     operations on a GPU, instead of that on a CPU. threads adds what others may hold beside the
-    one that takes operations in this order.
+    one that takes operations in this order, and lets two of them work at one update.
     """
     nodes, outputs = entered(graph, None, Values(graph), overlap)
     nodes = in_order(nodes, broad)
@@ -106,7 +109,7 @@ def counted(
     waits = {(before.name, n.name) for n in nodes for before in n.after} - edges
     found = [
         Allocation(b.node.name + "/body" * b.loops, DEVICE, b.bytes, b.start, b.end)
-        for b in buffers(nodes, outputs, _OVER if broad else _OVER | _OVER_ON_CPU)[0]
+        for b in buffers(nodes, outputs, _OVER if broad else _OVER | _OVER_ON_CPU, threads)[0]
         if b.bytes
     ]
     if threads:
@@ -239,20 +242,33 @@ def beside(nodes: Sequence[Node]) -> np.ndarray:
 
 
 def buffers(
-    nodes: Sequence[Node], outputs: Iterable[Tensor | None], over: Set[str] = _OVER | _OVER_ON_CPU
-) -> tuple[list[Buffer], dict[Tensor | None, Any]]:
-    """List the buffers in the order in which they are taken; and the one of each tensor."""
+    nodes: Sequence[Node], outputs: Iterable[Tensor | None], over: Set[str] = _OVER | _OVER_ON_CPU,
+    threads: bool = False,
+) -> tuple[list[Buffer], dict[Tensor | None, Any]]:  # fmt: skip
+    """List the buffers in the order in which they are taken; and the one of each tensor.
+
+    With threads, what an optimizer makes of a gradient does not lie in the gradient's buffer where
+    it makes several things of it: two threads may be at them, and neither can write over it.
+    """
     made: list[Buffer] = []
     of: dict[Tensor | None, Buffer | None] = {None: None}
     users = Counter(tensor for node in nodes for tensor in node.inputs)
     users.update(outputs)
+    in_rows = {node.inputs[0] for node in nodes if node.op.type.startswith(_INTO_ROWS)}
+    wanted = {t for node in nodes if node.op.type not in ASKS_SHAPE for t in node.inputs}
     for now, node in enumerate(nodes):
         given = [of.get(tensor) for tensor in node.inputs]
+        free: Sequence[Buffer | None] = given  # to be written over
+        if threads and layer(node.name) == "optimizer":
+            free = [of.get(tensor) for tensor in node.inputs if users[tensor] == 1]
+        copied = (node, 0) in wanted and node.op.type == "ReadVariableOp" and (
+            node.inputs[0] in in_rows
+        )  # fmt: skip
         made.append(Buffer(node, node.inside, now, end=now, of=node.inside_of, loops=True))
         for i, size in enumerate(node.bytes):
             loops = node.op.type in LOOPS and node.op.outputs[i].dtype.name == "variant"
             new = Buffer(node, size, now, loops=loops)
-            kept = _handed_on(node.op, i, new, given, over)
+            kept = new if copied else _handed_on(node.op, i, new, given, free, over)
             if kept is new:
                 made.append(new)
             if kept:
@@ -270,8 +286,9 @@ def buffers(
 
 
 def _handed_on(
-    op: Any, i: int, new: Buffer, given: list[Buffer | None], over: Set[str]
-) -> Buffer | None:
+    op: Any, i: int, new: Buffer, given: Sequence[Buffer | None], free: Sequence[Buffer | None],
+    over: Set[str],
+) -> Buffer | None:  # fmt: skip
     """Give the buffer of an output: one that it was given, the new one, or None of its own."""
     if op.type in _FREE:
         return None
@@ -280,7 +297,7 @@ def _handed_on(
     if op.type in LOOPS and op.inputs[i].dtype.name == "variant" and not new.bytes:
         return given[i]  # a list that goes round as it is
     if op.type in over or op.type in _OVER_SECOND and i == 1:
-        for buffer in given:
+        for buffer in free:
             if buffer and buffer.users == 1 and buffer.bytes == new.bytes:
                 return buffer
     return new

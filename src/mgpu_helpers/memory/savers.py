@@ -16,7 +16,16 @@ import numpy as np
 from mgpu_helpers import _private
 from mgpu_helpers.graph.flops import of_one
 from mgpu_helpers.graph.walk import Values
-from mgpu_helpers.memory.liveness import DEVICE, Node, Tensor, beside, buffers, entered, in_order
+from mgpu_helpers.memory.liveness import (
+    ASKS_SHAPE,
+    DEVICE,
+    Node,
+    Tensor,
+    beside,
+    buffers,
+    entered,
+    in_order,
+)
 from mgpu_helpers.trace.layers import layer
 from mgpu_helpers.trace.passes import passes
 from mgpu_helpers.trace.records import Op
@@ -30,7 +39,6 @@ _SOFTMAX = {"LogSoftmax", "Softmax"}  # Keras's layer and its attention take it 
 _WHOLE = {*_SOFTMAX, "Placeholder", "ReadVariableOp", "VarHandleOp"}
 # A weight is where it is used, a constant everywhere, and the batch is fed to whoever wants it.
 _THERE = {"Const", "Placeholder", "ReadVariableOp", "VarHandleOp"}
-_ASKS_SHAPE = {"Rank", "Shape", "ShapeN", "Size"}
 
 
 @dataclass(frozen=True)
@@ -61,15 +69,17 @@ class Order:
 
     def curve(self, threads: bool = False) -> Curve:
         """Count what is held over time; also by other threads, if asked."""
-        (held,) = self.curves(dict.fromkeys(self.nodes, 0), 1)
+        (held,) = self.curves(dict.fromkeys(self.nodes, 0), 1, threads)
         if threads:
             held.fixed[: len(self.nodes)] += beside(self.nodes)
         return held
 
-    def curves(self, device: Mapping[Node, int], n: int) -> list[Curve]:
+    def curves(
+        self, device: Mapping[Node, int], n: int, threads: bool = False
+    ) -> list[Curve]:
         """Count what is held over time on each of n devices."""
         held = np.zeros((n, 2, len(self.nodes) + 1))
-        for buffer in buffers(self.nodes, self.outputs)[0]:
+        for buffer in buffers(self.nodes, self.outputs, threads=threads)[0]:
             if buffer.bytes:
                 each = _share(buffer.of or [buffer.bytes]) * buffer.bytes
                 sizes, here = np.array([buffer.bytes - each, each]), held[device[buffer.node]]
@@ -270,7 +280,7 @@ def _crossed(
     """Let what is made in one place and used in another become a tensor of its own there."""
     users: dict[Tensor, set[int]] = {}
     for node in order.nodes:
-        for given in node.inputs if node.op.type not in _ASKS_SHAPE else ():
+        for given in node.inputs if node.op.type not in ASKS_SHAPE else ():
             if given:
                 users.setdefault(given, set()).add(where[node])
     nodes, places, now = list[Node](), dict[Node, int](), dict[Node, Node]()
