@@ -4,6 +4,14 @@ RIGHT = {
     1: [
         """
 def evaluate(strategy, losses_of, data):
+    with strategy.scope():
+        mean = keras.metrics.Mean()
+    for batch in strategy.experimental_distribute_dataset(data):
+        strategy.run(lambda x: mean.update_state(losses_of(x)), args=(batch,))
+    return mean.result()
+""",
+        """
+def evaluate(strategy, losses_of, data):
     total, count, n = 0.0, 0, strategy.num_replicas_in_sync
     for values in data:
         more = [[0, -len(values) % n]]
@@ -14,27 +22,6 @@ def evaluate(strategy, losses_of, data):
             total += float(strategy.reduce("SUM", found, axis=None))
         count += len(values)
     return total / count
-""",
-        """
-def evaluate(strategy, losses_of, data):
-    found = []
-    for parts in strategy.experimental_distribute_dataset(data):
-        found.append(strategy.gather(strategy.run(losses_of, args=(parts,)), axis=0))
-    return np.mean(np.concatenate(found))
-""",
-        """
-def evaluate(strategy, losses_of, data):
-    batches = strategy.experimental_distribute_dataset(data)
-    losses = [strategy.run(losses_of, args=(batch,)) for batch in batches]
-    return np.mean(np.concatenate(sum(map(strategy.experimental_local_results, losses), ())))
-""",
-        """
-def evaluate(strategy, losses_of, data):
-    with strategy.scope():
-        mean = keras.metrics.Mean()
-    for batch in strategy.experimental_distribute_dataset(data):
-        strategy.run(lambda x: mean.update_state(losses_of(x)), args=(batch,))
-    return mean.result()
 """,
     ],
     2: [

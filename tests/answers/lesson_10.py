@@ -64,6 +64,7 @@ WRONG = {
         ("(added if pieces > 1 else 0)", "0", "also holds the sum of gradients"),
         ("(added if pieces > 1 else 0)", "added", "one piece needs no sum"),
         ("<= room), 0)", "<= room), 1)", "take the first that fits"),
+        ("range(1, batch + 1)", "range(1, batch)", "a piece can be a single example"),
     ],
     2: [
         ("kept, 2 * x", "kept, x", "has to be doubled"),

@@ -59,16 +59,13 @@ WRONG = {
         ("n, axis", "2, axis", "3 triples, not 2"),
     ],
     2: [
-        ("with tf.device(part.device)", "with tf.device(first)", "bytes for each example"),
         ("with tf.device(part.device):\n            top, width",
          "with tf.device(first):\n            top, width", "bytes for each example"),
         ("tops.append(top)", "top = tf.zeros_like(top); tops.append(top)", "before exp"),
         ("top, width = tf.reduce_max(part, axis=1)",
          "top, width = tf.reduce_mean(part) + 0 * part[:, 0]", "own highest"),
         ("tops.append(top)", "top = tops[0] if tops else top; tops.append(top)", "own highest"),
-        ("y - i * width", "y", "has the loss"),
         ("y - i * width", "y - i * 12", "has the loss"),
         ("each * tf.exp(top - highest)", "each", "has the loss"),
-        (" - sum(own)", "", "has the loss"),
     ],
 }

@@ -19,10 +19,7 @@ def efficiency(seconds, kind):
 """,
     ],
     2: [
-        """
-def differ(a, b):
-    return timing.Comparison(timing.Timing(tuple(a)), timing.Timing(tuple(b))).distinguishable
-""",
+        ("np.divide(a, b)", "np.divide(b, a)"),
         """
 def differ(a, b):
     low, high = np.quantile(np.log(a) - np.log(b), [0.25, 0.75])
@@ -47,5 +44,9 @@ WRONG = {
         ("(a, b), [", "(sorted(a), sorted(b)), [", "3 % longer and in reverse"),
         ("    low", "    a.sort()\n    low", "it changes a list"),
         ("[0.25, 0.75]", "[0.2, 0.8]", "the middle half of"),
+        ("    low, high = np.quantile(np.divide(a, b), [0.25, 0.75])\n"
+         "    return low > 1 or high < 1",
+         "    both = timing.Timing(tuple(a)), timing.Timing(tuple(b))\n"
+         "    return timing.Comparison(*both).distinguishable", "unless it is rounded away"),
     ],
 }

@@ -47,13 +47,6 @@ WRONG = {
          "worker 10 of a cluster with 12 workers must not"),
     ],
     2: [
-        ("step // every * every", "0", "begins at the last backup, not at the beginning"),
-        ("return done + total - kept", "return total", "is computed again"),
-        ("return done + total - kept", "return done - kept", "not only what they repeat"),
-        ("return done + total - kept", "return total + every * len(failures)",
-         "since the last backup, not all"),
-        ("step - kept", "step + 1 - kept", "comes after the step before"),
-        ("in failures", "in failures[-1:]", "not only one"),
         ("in failures", "in failures[:1]", "not only one"),
         ("return done + total - kept", "return total + sum(step % every or every for step in "
          "failures)", "right after a backup repeats nothing"),

@@ -12,7 +12,7 @@ from mgpu_helpers.lessons.checks.judge import call, exercise, expect, numbers, s
 
 def _steps() -> Iterator[tuple[int, int, int, int, int]]:
     yield from [
-        (256, 1000, 100, 100, 10), (11, 100, 20, 10, 10), (64, 750, 100, 300, 10),
+        (256, 1000, 100, 100, 10), (7, 56, 10, 25, 20), (64, 750, 100, 300, 10),
         (11, 43, 10, 3, 10), (10, 47, 10, 3, 10), (8, 100, 60, 45, 10),
     ]  # fmt: skip
     random = np.random.default_rng()
@@ -63,6 +63,8 @@ fewest = same_as(
             lambda *step: _fewest(
                 *step, choices=lambda batch: [p for p in range(1, batch + 1) if batch % p == 0]
             ),
+        "a piece can be a single example: try as many pieces as there are examples, too":
+            lambda *step: _fewest(*step, choices=lambda batch: range(1, batch)),
         "where nothing fits, return 0":
             lambda batch, *rest: _fewest(batch, *rest) or batch,
         "pieces of one example fit, but fewer do, too":

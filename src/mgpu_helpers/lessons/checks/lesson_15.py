@@ -36,8 +36,8 @@ def efficiency(function: Any) -> str:
 _SLOWER = [1.0 + 0.1 * i for i in range(20)]  # a machine that slows down during the pairs
 _NOISE = [1.5, 0.7, 1.02, 1.03, 1.04, 1.02, 1.05, 1.03]
 _KNOWN = (
-    ("b takes 3 % less in every pair, while the machine slows down",
-     _SLOWER, [0.97 * t for t in _SLOWER]),
+    ("b takes 0.4 % less in every pair, unless it is rounded away, while the machine slows down",
+     _SLOWER, [0.996 * t for t in _SLOWER]),
     ("b takes 3 % more in every pair, while the machine slows down",
      _SLOWER, [1.03 * t for t in _SLOWER]),
     ("two of eight pairs are far off, the others differ by 2 to 5 %", _NOISE, [1.0] * 8),
@@ -61,7 +61,7 @@ def _pairs() -> Iterator[tuple[list[float], list[float]]]:
         ends = _ends(a, b)
         others = 1 / _ends(b, a)[::-1], np.exp(np.quantile(np.log(a / b), [0.25, 0.75]))
         found = {bool(low > 1 or high < 1) for low, high in (ends, *others)}
-        if len(found) == 1 and np.min(np.abs(ends - 1)) >= 0.011:  # timing.Comparison rounds
+        if len(found) == 1 and np.min(np.abs(ends - 1)) >= 1e-6:
             yield a.tolist(), b.tolist()
 
 

@@ -32,25 +32,33 @@ slowest = same_as(
 )
 
 
+def _exact(parameters: int, step: float, bandwidth: float, gain: float) -> float:
+    return gain * 4 * parameters / bandwidth / (2 - gain) / step
+
+
 def _links() -> list[tuple[float, ...]]:
     rng = np.random.default_rng(seed=0)
     drawn = int(1e7 * rng.uniform(1, 9)), rng.uniform(0.1, 0.9), 1e9 * rng.uniform(0.1, 0.4), 1.8
     return [
         (138_000_000, 0.474, 1.19e9, 1.7), (138_000_000, 0.474, 1.19e9, 1.5),
         (25_600_000, 0.295, 1.19e9, 1.7), (138_000_000, 0.474, 7.5e9, 1.7), drawn,
+        (70_000_000, 0.3, 1.25e9, 1.5),  # 2.24 batches
     ]  # fmt: skip
 
 
 #: Check exercise 2 of lesson 16: the fewest batches after which gradients may cross.
 batches = same_as(
-    lambda parameters, step, bandwidth, gain: math.ceil(
-        gain * 4 * parameters / bandwidth / (2 - gain) / step
-    ),
+    lambda *link: math.ceil(_exact(*link)),
     _links,
     told=lambda right, got, parameters, step, bandwidth, gain: (
         f"{parameters:,} parameters, a step of {step:.3g} s, {bandwidth:.3g} bytes a second and a "
         f"gain of {gain}: the number of batches is {right}, not {got:.6g}"
     ),
     way="one number is wanted",
+    wrong={
+        "round up: after fewer batches the gain is below that":
+            lambda *link: max(1, round(_exact(*link))),
+        "there is no part of a batch: round up": _exact,
+    },
     yes="VGG16 x 64 reaches 1.7 over 10 Gbit after 6 batches, and ResNet-50 x 64 after 2",
 )
