@@ -29,7 +29,7 @@ ready := $(venv)/.ready-$(if $(gpu),gpu,cpu)$(if $(PYTHON),-$(subst /,-,$(PYTHON
 again := $(shell test -x $(python) && test "`cat $(venv)/.project 2>/dev/null`" = "`pwd -P`" \
            || echo again)
 
-.PHONY: help lab test isa thorough counts rehearse long gpu browser notebooks site bench mutants wheel \
+.PHONY: help lab test quick tools isa thorough counts gpu browser notebooks site bench mutants wheel \
         env lint constraints clean again
 
 help:  ## list the targets
@@ -61,25 +61,25 @@ lab: $(ready)  ## open the lessons in JupyterLab, on this machine only
 test: $(ready)  ## unit tests, notebook hygiene, and every notebook against its stored outputs
 	$(plain) MGPU_REPEATS=1 $(pytest) $(files) $(nbval) $(or $(TESTS),tests notebooks)
 
+quick: $(ready)  ## of make test, what the files that changed since main can break, by import
+	$(plain) MGPU_REPEATS=1 $(python) tools/quick.py -n 3 --dist load $(nbval)
+
+tools: $(ready)  ## the tests of Makefile, builds of notebooks and wheel, benchmarks and verdict
+	$(plain) $(pytest) $(files) tests -m tools
+
 isa: $(ready)  ## every notebook against its stored outputs, as other processors would compute them
 	$(plain) $(pytest) $(each) tests/test_variants.py -m isa $(if $(ISA),-k "$(ISA)")
 
 thorough: $(ready)  ## the long tests: larger Keras models, workers that train together
-	$(plain) $(pytest) -n 2 --dist worksteal --durations=15 -m thorough
+	$(plain) $(pytest) $(each) --durations=15 tests -m thorough
 
 counts: $(ready)  ## every notebook to its end on other numbers of devices, 1 to 8; values may differ
 	$(plain) $(pytest) $(each) tests/test_variants.py -m counts
 
-rehearse: $(ready)  ## every notebook as a GPU machine places and compiles it, against its stored outputs
-	$(plain) $(pytest) $(each) tests/test_variants.py -m rehearse
-
-long: $(ready)  ## thorough, counts and rehearse in one run, so that no core waits for the last of each
-	$(plain) $(pytest) $(each) --durations=15 -m "thorough or counts or rehearse"
-
 gpu: $(ready)  ## every notebook and benchmark on this machine's GPUs: a verdict, and a card of it
 	$(python) tools/gpu_verdict.py $(ONLY)
 
-browser: site  ## in a real Chromium: every notebook in a JupyterLab, on 3 devices; every page of the site
+browser: site  ## in Chromium: every notebook as a GPU machine places and compiles it; every page of the site
 	$(plain) $(pytest) $(each) tests/test_browser.py tests/test_site.py tests/test_calculator.py \
 	    tests/test_traces.py -m "browser or site"
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from hypothesis import settings
 
 import fake_driver
 import fit_models
+import warm_python
 
 settings.register_profile("untimed", deadline=None)  # a machine may have other work
 settings.load_profile("untimed")
@@ -31,6 +34,32 @@ ROOT = Path(__file__).resolve().parent.parent
 DESK, PHONE = {"width": 1400, "height": 900}, {"width": 390, "height": 844}  # of a browser
 STARTUP = 200.0  # seconds for workers: other tests may have the cores
 sys.path.append(str(ROOT / "benchmarks"))  # last: it has names of the standard library, too
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let the processes of a run with workers be forked from one that has imported TensorFlow."""
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        folder = tempfile.mkdtemp()
+        config.add_cleanup(lambda: shutil.rmtree(folder))
+        if server := warm_python.start(folder):
+            config.add_cleanup(server.wait)
+            config.add_cleanup(server.stdin.close)
+    if sys.executable == warm_python.program():  # a worker, whose tests look at whom they start
+        sys.executable = os.path.join(sys.prefix, "bin", "python")
+    if any(config.getoption(name, False) for name in ("nbval", "nbval_lax")):
+        from ipykernel import kernelspec
+
+        kernel = kernelspec.get_kernel_dict
+        kernelspec.get_kernel_dict = lambda: kernel() | {
+            "argv": [warm_python.program(), *kernel()["argv"][1:]]
+        }
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: list) -> None:
+    """Let the workers of a run be forked."""
+    for spec in specs:
+        spec.python = warm_python.program()
 
 
 LONGEST = ("04", "05", "18", "17", "07", "15", "14")  # by how long they take, the longest first
@@ -64,11 +93,16 @@ def driver(tmp_path_factory) -> str:
     return fake_driver.build(tmp_path_factory.mktemp("driver"))
 
 
-def run_python(code: str, *, check: bool = True, timeout: float = 120, **env: str):
-    """Run code in a fresh Python without the caller's MGPU_, TF_ and CUDA_ settings."""
+def run_python(
+    code: str, *, check: bool = True, timeout: float = 120, imported: bool = True, **env: str
+):
+    """Run code in a Python of its own, without the caller's MGPU_, TF_ and CUDA_ settings.
+
+    It has imported TensorFlow already, without a word, unless `imported` is False.
+    """
     path = os.pathsep.join((str(ROOT / "src"), str(ROOT / "tests")))
     env = clean(PYTHONPATH=path) | env
-    command = [sys.executable, "-c", code]
+    command = [warm_python.program() if imported else sys.executable, "-c", code]
     done = subprocess.run(
         command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=timeout
     )

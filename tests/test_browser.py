@@ -1,6 +1,8 @@
-"""Every notebook in a real JupyterLab and a real Chromium, on 3 devices: ``-m browser``.
+"""Every notebook in a real JupyterLab, in Chromium, by a GPU machine's rules: ``-m browser``.
 
-Here ipykernel captures what C code writes, as it does for readers and not under nbval; so this is
+What nobody placed goes to the first device, and Keras compiles with XLA (see gpu_rule.py). oneDNN
+is on if this processor has it off, and off if it has it on. Each cell has to say what is stored.
+ipykernel captures here what C code writes, as it does for readers and not under nbval; so this is
 where TensorFlow's start-up noise would be seen.
 """
 
@@ -18,9 +20,12 @@ from typing import NamedTuple
 
 import nbformat
 import pytest
+from nbval.plugin import coalesce_streams
 
-from conftest import longest_first
-from lessons import CLOSED, METADATA, NOTEBOOKS, ROOT, environment
+import warm_python
+from build_notebooks import said, sanitizing
+from conftest import longest_first, run_python
+from lessons import CLOSED, METADATA, NOTEBOOKS, ROOT, environment, tags
 
 pytestmark = pytest.mark.browser
 
@@ -58,9 +63,16 @@ def lab(tmp_path_factory) -> Iterator[Lab]:
         path = folder / "settings" / f"{name}.jupyterlab-settings"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(values))
-    # The other numbers of devices are tested in test_variants.py, and 2 is what is stored.
-    env = environment() | {"MGPU_REPEATS": "1", "MGPU_DEVICES": "3"}
-    env |= {"IPYTHONDIR": str(folder / "ipython")}
+    startup = folder / "ipython" / "profile_default" / "startup"
+    startup.mkdir(parents=True)
+    (startup / "rule.py").write_text("import gpu_rule\ngpu_rule.install()\n")
+    code = "from mgpu_helpers import _private; print(_private.uses_onednn())"
+    other = {"True\n": "0", "False\n": "1"}[run_python(code).stdout]
+    env = environment() | {
+        "IPYTHONDIR": str(folder / "ipython"), "MGPU_REPEATS": "1", "TF_ENABLE_ONEDNN_OPTS": other,
+        "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(Path(__file__).parent))),
+    }  # fmt: skip
+    env.pop(warm_python.FOLDER, None)  # nothing would be heard of TensorFlow's start
     for name in ("_CONFIG", "_DATA", "_RUNTIME", "LAB_SETTINGS", "LAB_WORKSPACES"):
         env[f"JUPYTER{name}_DIR"] = str(folder / name.partition("_")[2].lower())
     log = folder / "log.txt"
@@ -148,6 +160,36 @@ def complaints(cells: list) -> Iterator[str]:
                 yield f"cell {number} writes to stderr: {output['text']!r}"
 
 
+def as_a_gpu_machine_says(stored: list) -> list:
+    """Let the outputs of cells tagged `unplaced`, which are about that, name the first device."""
+    text = nbformat.writes(nbformat.v4.new_notebook(cells=stored))
+    cells = nbformat.reads(text, as_version=4).cells
+    for cell in cells:
+        if "unplaced" in tags(cell):
+            text = json.dumps(cell.outputs).replace("CPU:0", "CPU:1")
+            cell.outputs = nbformat.from_dict(json.loads(text))
+    return cells
+
+
+def differences(cells: list, stored: list) -> Iterator[str]:
+    """Say which cells say something else than what is stored, as nbval would."""
+    patterns = sanitizing()
+
+    def heard(cell: nbformat.NotebookNode) -> list[tuple[str | None, str, str]]:
+        cell.outputs = coalesce_streams(cell.outputs)
+        return [
+            (name, kind, text)
+            for _, name, kind, text in said(cell, patterns)
+            if not kind.startswith(("image/png", "application/"))
+        ]
+
+    pairs = zip(map(nbformat.from_dict, cells), stored, strict=True)
+    for number, (cell, was) in enumerate(pairs, 1):
+        if was.cell_type == "code" and "nbval-ignore-output" not in tags(was):
+            if heard(cell) != (wanted := heard(was)):
+                yield f"cell {number} says {heard(cell)}, and stored is {wanted}"
+
+
 def count_pictures(cells: list) -> int:
     """Count the PNGs in the outputs of cells, and the drawings between them."""
     drawings = sum("](pictures/" in cell["source"] for cell in cells)
@@ -163,6 +205,7 @@ def check(browser, lab: Lab, name: str, stored: list, screenshots: Path) -> None
         assert list(complaints(cells)) == []
         assert count_pictures(cells) == count_pictures(stored)
         page.wait_for_function(DRAWN, arg=count_pictures(cells), timeout=10_000, polling=POLL)
+        assert list(differences(cells, stored)) == []
         if panels := sum("drawings.panel(" in cell.source for cell in stored):
             page.wait_for_selector(".widget-slider", state="attached", timeout=10_000)
             assert page.locator(".jupyter-widgets.widget-interact").count() == panels
@@ -176,9 +219,9 @@ def check(browser, lab: Lab, name: str, stored: list, screenshots: Path) -> None
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_runs_in_jupyterlab(browser, lab: Lab, name: str):
+def test_says_in_jupyterlab_what_is_stored(browser, lab: Lab, name: str):
     stored = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4).cells
-    check(browser, lab, name, stored, SCREENSHOTS)
+    check(browser, lab, name, as_a_gpu_machine_says(stored), SCREENSHOTS)
 
 
 @pytest.mark.parametrize(
@@ -189,8 +232,9 @@ def test_runs_in_jupyterlab(browser, lab: Lab, name: str):
         ("import os, time; os.write(2, b'noise from C'); time.sleep(2)",
          "writes to stderr: 'noise from C'"),
         ("from IPython.display import HTML; HTML('<img src=nothing.png>')", "Timeout 10000ms"),
+        ("print('something else')", "cell 1 says"),
     ],
-    ids=["error", "noise", "picture"],
+    ids=["error", "noise", "picture", "output"],
 )
 def test_what_must_not_pass_is_seen(browser, lab: Lab, tmp_path, source: str, said: str):
     cells = [nbformat.v4.new_code_cell(source)]
@@ -199,3 +243,43 @@ def test_what_must_not_pass_is_seen(browser, lab: Lab, tmp_path, source: str, sa
     with pytest.raises(Exception, match=said):
         check(browser, lab, "bad", cells, tmp_path)
     assert (tmp_path / "bad.png").stat().st_size > 10_000
+
+
+def test_what_nobody_placed_is_seen(browser, lab: Lab, tmp_path):
+    """In lesson 00, in which a cell counts the bytes that cross between the devices."""
+    notebook = nbformat.read(NOTEBOOKS / f"{min(NAMES)}.ipynb", as_version=4)
+    for cell in notebook.cells:
+        cell.source = cell.source.replace("tf.device(plan.host)", "tf.name_scope('nobody')")
+    nbformat.write(notebook, lab.folder / "bad.ipynb")
+    with pytest.raises(AssertionError, match="cell .* says"):
+        check(browser, lab, "bad", as_a_gpu_machine_says(notebook.cells), tmp_path)
+
+
+COMPILED = """
+import gpu_rule
+from mgpu_helpers import devices
+
+gpu_rule.install()
+plan = devices.setup(2)
+import keras, numpy as np, tensorflow as tf
+
+for compiled_on in plan.devices[1], None:
+    with tf.device(plan.devices[1]):
+        model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
+    with tf.device(compiled_on):
+        model.compile("sgd", "mse")
+    with tf.device(plan.devices[1]):
+        try:
+            print(np.isfinite(model.train_on_batch(np.ones([4, 3]), np.ones([4, 2]))))
+        except tf.errors.InvalidArgumentError as error:
+            print("located in device" in error.message)
+with tf.distribute.MirroredStrategy(plan.devices).scope():
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+print(model.jit_compile)
+"""
+
+
+def test_the_rules_notice_a_model_that_is_compiled_elsewhere():
+    """As lesson 06 once did: the metrics were on the first device, and the weights on the last."""
+    assert run_python(COMPILED, MGPU_MODE="cores").stdout == "True\nTrue\nFalse\n"

@@ -102,4 +102,4 @@ def test_a_room_loads_what_it_needs_and_no_more(room: str, loaded: set[str]):
         "rooms = {n.split('.')[1] for n in sys.modules if n.startswith('mgpu_helpers.')}\n"
         "print(*sorted(rooms | ({'tensorflow', 'matplotlib', 'scipy'} & set(sys.modules))))"
     )
-    assert set(run_python(code).stdout.split()) <= loaded
+    assert set(run_python(code, imported=False).stdout.split()) <= loaded

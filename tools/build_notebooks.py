@@ -28,6 +28,8 @@ from nbval.plugin import coalesce_streams, get_sanitize_patterns
 from check_notebooks import RULES, SANITIZE, problems, strangers
 from lessons import NOTEBOOKS, Lesson, LessonError, cover, draft, environment, read, tags
 
+Patterns = list[tuple[re.Pattern[str], str]]
+
 
 def execute(notebook: NotebookNode, name: str, folder: Path, timeout: int = 120) -> None:
     """Run every cell of a draft in ``folder`` and fill in the outputs; ``timeout`` in s a cell."""
@@ -83,33 +85,41 @@ def strip_png(text: str) -> str:
     return base64.b64encode(kept).decode()
 
 
-def keep_outputs(new: NotebookNode, old: NotebookNode, sanitize: str) -> None:
-    """Put the old outputs back wherever they say the same as the new ones.
+def said(cell: NotebookNode, patterns: Patterns) -> list[tuple[str, str | None, str, str]]:
+    """List what a cell's outputs say, but for what the patterns cover and, where it is tagged
+    ``varies``, its pictures."""
 
-    ``sanitize`` is the text of an nbval sanitize file. From the first cell on whose code or
-    meaning differs, everything is new.
-    """
-    patterns = [(re.compile(regex), put) for regex, put in get_sanitize_patterns(sanitize)]
-
-    def clean(kind: str, text: str, cell: NotebookNode) -> str:
+    def clean(kind: str, text: str) -> str:
         if kind == "image/png":
             return "a picture" if "varies" in tags(cell) else text
         for regex, put in patterns if isinstance(text, str) else ():
             text = regex.sub(put, text)
         return text
 
-    def said(cell: NotebookNode) -> list:
-        return [
-            (output.output_type, output.get("name"), kind, clean(kind, text, cell))
-            for output in cell.outputs
-            for kind, text in sorted({"": output.get("text", ""), **output.get("data", {})}.items())
-        ]
+    return [
+        (output.output_type, output.get("name"), kind, clean(kind, text))
+        for output in cell.outputs
+        for kind, text in sorted({"": output.get("text", ""), **output.get("data", {})}.items())
+    ]
+
+
+def sanitizing() -> Patterns:
+    """Read what may differ between a stored output and a new one."""
+    pairs = get_sanitize_patterns(SANITIZE.read_text(encoding="utf-8"))
+    return [(re.compile(regex), put) for regex, put in pairs]
+
+
+def keep_outputs(new: NotebookNode, old: NotebookNode, patterns: Patterns) -> None:
+    """Put the old outputs back wherever they say the same as the new ones.
+
+    From the first cell on whose code or meaning differs, everything is new.
+    """
 
     def code(notebook: NotebookNode) -> list[NotebookNode]:
         return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
     for cell, stored in zip(code(new), code(old), strict=False):
-        if cell.source != stored.source or said(cell) != said(stored):
+        if cell.source != stored.source or said(cell, patterns) != said(stored, patterns):
             return
         cell.outputs = stored.outputs
 
@@ -120,7 +130,7 @@ def build(lesson: Lesson, lessons: list[Lesson], *, fresh: bool = False) -> bool
     execute(notebook, lesson.name, path.parent)
     if path.exists() and not fresh:
         old = nbformat.read(path, as_version=4)
-        keep_outputs(notebook, old, SANITIZE.read_text(encoding="utf-8"))
+        keep_outputs(notebook, old, sanitizing())
     if picture := cover(notebook):
         lesson.cover.parent.mkdir(exist_ok=True)
         lesson.cover.write_bytes(picture)

@@ -345,7 +345,7 @@ def main() -> int:
     driver = nvml.query()
     if not driver.gpus:
         raise SystemExit(
-            f"There is no GPU here ({driver.reason.rstrip('.')}): make test and make rehearse "
+            f"There is no GPU here ({driver.reason.rstrip('.')}): make test and make browser "
             "check the lessons without one."
         )
     found = warm(min(len(jobs.allowed()[1]), MOST))

@@ -1,0 +1,312 @@
+"""A Python that has imported TensorFlow already, to be started in place of the interpreter.
+
+TensorFlow takes three seconds of processor to import, and a test run starts a hundred processes.
+A server imports it once and then forks a process for each that is asked for, before anything has
+started TensorFlow's runtime: what a fork cannot take along, threads and devices, is not there yet.
+
+`start` gives the path of a program that takes `-c CODE`, `-m MODULE` or a file, as Python does. It
+hands its arguments, folder, environment and open files over to the server, passes signals on, and
+ends as the forked process ends; a SIGKILL ends that one as well. It becomes an ordinary Python
+when other options are asked for, and when the environment has settings that are read while
+TensorFlow is imported and are not the server's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import subprocess
+
+FOLDER = "WARM_PYTHON"  # the environment variable: the folder of the socket and the program
+# The log level is silent already, as `devices.setup` would make it.
+READ_AT_IMPORT = re.compile(
+    "TF_(?!CPP_MIN_LOG_LEVEL$|CONFIG$|CLI_|NUM_INT)|TF2_(?!BEHAVIOR$)|XLA_|ONEDNN_|DNNL_|OMP_|KERAS_|LD_|"
+    "PYTHON(?!PATH$|UNBUFFERED$|DONTWRITEBYTECODE$)"
+)
+FIRST = re.compile(r"-u|-c|-m|[^-].*", re.DOTALL)
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+PIECE = 200  # file descriptors a message: Linux takes 253
+
+
+def settings() -> dict[str, str]:
+    """Return what of this environment counts while TensorFlow is imported."""
+    return {k: v for k, v in os.environ.items() if READ_AT_IMPORT.match(k)}
+
+
+def _cold() -> None:
+    """Become an ordinary Python."""
+    os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+
+
+def main() -> None:
+    """Have the server fork a process, and end as it does."""
+    if not FIRST.fullmatch("".join(sys.argv[1:2])):
+        _cold()
+    wire = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        wire.connect(os.path.join(os.environ[FOLDER], "socket"))
+    except (OSError, KeyError):
+        _cold()
+    descriptors = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if int(name) != wire.fileno() and (int(name) < 3 or os.get_inheritable(int(name))):
+                descriptors.append(int(name))
+        except OSError:  # that of the listing itself
+            pass
+    request = {
+        "arguments": sys.argv[1:], "folder": os.getcwd(), "environment": dict(os.environ),
+        "cores": [*os.sched_getaffinity(0)], "settings": settings(), "descriptors": descriptors,
+        "ignored": [int(s) for s in PASSED_ON if signal.getsignal(s) is signal.SIG_IGN],
+    }  # fmt: skip
+    text = json.dumps(request).encode()
+    wire.sendall(len(text).to_bytes(8, "big") + text)
+    for start in range(0, len(descriptors), PIECE):
+        socket.send_fds(wire, [b"f"], descriptors[start : start + PIECE])
+    answers = wire.makefile("r")
+    child = int(answers.readline() or 0)
+    if not child:
+        _cold()
+
+    def pass_on(number: int, frame: object) -> None:
+        try:
+            os.kill(child, number)
+        except ProcessLookupError:
+            pass
+
+    for number in PASSED_ON:
+        if int(number) not in request["ignored"]:
+            signal.signal(number, pass_on)
+    status = int(answers.readline() or 1 << 8)
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(number, signal.SIG_DFL)
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        os.kill(os.getpid(), number)
+    os._exit(os.WEXITSTATUS(status))
+
+
+class Child:
+    """A forked process and the connection of who waits for it."""
+
+    def __init__(self, wire: socket.socket, pid: int) -> None:
+        self.wire, self.pid, self.end = wire, pid, os.pidfd_open(pid)
+
+
+def serve(listening: socket.socket) -> dict[str, Any]:
+    """Import TensorFlow, fork for each who asks, and return in the forks with what was asked.
+
+    The server ends when its standard input does, with whoever started it.
+    """
+    import select
+
+    read_at_import = settings()
+    import random
+
+    import numpy
+    import tensorflow as tf  # brings Keras, Matplotlib and IPython along
+    from tensorflow.python.eager import context
+
+    tf.get_logger()
+    threads = set(os.listdir("/proc/self/task"))  # one of them Python's
+    children: list[Child] = []
+    while True:
+        known = [listening, 0, *(c.wire for c in children), *(c.end for c in children)]
+        readable, _, _ = select.select(known, [], [])
+        if 0 in readable:
+            for child in children:
+                _kill(child.pid)
+            os._exit(0)
+        for child in [*children]:
+            if child.end in readable:
+                _, status = os.waitpid(child.pid, 0)
+                _tell(child.wire, status)
+            elif child.wire in readable and not child.wire.recv(1):
+                _kill(child.pid)  # who waited was killed
+                os.waitpid(child.pid, 0)
+            else:
+                continue
+            os.close(child.end)
+            child.wire.close()
+            children.remove(child)
+        if listening not in readable:
+            continue
+        wire, _ = listening.accept()
+        received: list[int] = []
+        try:
+            text = wire.makefile("rb", buffering=0)
+            size = int.from_bytes(_all(text, 8), "big")
+            request = json.loads(_all(text, size))
+            while len(received) < len(request["descriptors"]):
+                _, more, _, _ = socket.recv_fds(wire, 1, PIECE)
+                received += more
+        except (OSError, ValueError):  # killed while it asked
+            wire.close()
+            continue
+        if request["settings"] != read_at_import:
+            _tell(wire, 0)
+        else:
+            assert set(os.listdir("/proc/self/task")) <= threads, "a thread would be lost by a fork"
+            assert not context.context()._initialized, "TensorFlow's runtime has been started"
+            pid = os.fork()
+            if not pid:
+                for child in children:
+                    os.close(child.end)
+                    child.wire.close()
+                listening.close()
+                wire.close()
+                random.seed()
+                numpy.random.seed()
+                _take_over(request, received)
+                return request
+            _tell(wire, pid)
+            children.append(Child(wire, pid))
+        for descriptor in received:
+            os.close(descriptor)
+
+
+def _all(text: object, size: int) -> bytes:
+    got = b""
+    while len(got) < size:
+        more = text.read(size - len(got))
+        if not more:
+            raise OSError("no more")
+        got += more
+    return got
+
+
+def _tell(wire: socket.socket, number: int) -> None:
+    try:
+        wire.sendall(b"%d\n" % number)
+    except OSError:
+        pass
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def _take_over(request: dict[str, Any], received: list[int]) -> None:
+    """Let a fork have the files, folder, environment, cores and signals of who asked for it."""
+    import fcntl
+
+    os.setsid()
+    wanted: list[int] = request["descriptors"]
+    above = max([*wanted, *received, 2]) + 1
+    high = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, above) for each in received]
+    for each in {0, 1, 2, *received}:
+        os.close(each)
+    for number, each in zip(wanted, high, strict=True):
+        os.dup2(each, number)
+        os.close(each)
+    unbuffered = request["environment"].get("PYTHONUNBUFFERED")
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        stream = None
+        if number in wanted:
+            stream = open(number, mode, closefd=False, encoding="utf-8",
+                          errors="backslashreplace" if number == 2 else "strict",
+                          buffering=1 if number == 2 or os.isatty(number) else -1)  # fmt: skip
+            if mode == "w" and (unbuffered or request["arguments"][0] == "-u"):
+                stream.reconfigure(write_through=True)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.sched_setaffinity(0, request["cores"])
+    for number in request["ignored"]:
+        signal.signal(number, signal.SIG_IGN)
+    if backend := os.environ.get("MPLBACKEND"):
+        sys.modules["matplotlib"].rcParams["backend"] = backend
+
+
+def run(arguments: list[str]) -> None:
+    """Do what a Python does with these arguments."""
+    import runpy
+    import types
+
+    # This file's own frames would be the first of a traceback.
+    inside = types.ModuleType("__main__")
+    sys.modules["__main__"], shown = inside, sys.excepthook
+
+    def without_ours(kind: type[BaseException], error: BaseException, trace: object) -> None:
+        while trace and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        shown(kind, error.with_traceback(trace), trace)
+
+    sys.excepthook = without_ours
+    sys.executable = program()
+    arguments = arguments[arguments[0] == "-u" :]
+    kind, rest = arguments[0], arguments[1:]
+    more = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[:1] = more  # the first was this file's folder
+    if kind == "-c":
+        sys.argv, sys.path[:0] = ["-c", *rest[1:]], [""]
+        exec(compile(rest[0], "<string>", "exec"), vars(inside))
+    elif kind == "-m":
+        sys.argv, sys.path[:0] = ["-m", *rest[1:]], [os.getcwd()]
+        if rest[0] == "ipykernel_launcher":  # as ipykernel does, but Matplotlib has been imported
+            inline = "module://matplotlib_inline.backend_inline"
+            backend = os.environ.setdefault("MPLBACKEND", inline)
+            sys.modules["matplotlib"].rcParams["backend"] = backend
+        runpy._run_module_as_main(rest[0])
+    elif os.path.isdir(kind):
+        sys.argv = arguments
+        runpy.run_path(kind, run_name="__main__")
+    else:
+        sys.argv, sys.path[:0] = arguments, [os.path.dirname(os.path.abspath(kind))]
+        inside.__file__ = kind
+        with open(kind, "rb") as file:
+            exec(compile(file.read(), kind, "exec"), vars(inside))
+
+
+def program() -> str:
+    """Return the path of what starts a warm Python; an ordinary one where there is no server."""
+    folder = os.environ.get(FOLDER)
+    return os.path.join(folder, "python") if folder else sys.executable
+
+
+def start(folder: str) -> subprocess.Popen[bytes] | None:
+    """Start a server in an empty folder; None where there is one, or this system cannot fork well.
+
+    It ends with the process that called this, or when its standard input is closed.
+    """
+    if FOLDER in os.environ or sys.platform != "linux":
+        return None
+    import shlex
+    import subprocess
+
+    with open(os.path.join(folder, "python"), "w") as file:
+        words = map(shlex.quote, (sys.executable, "-IS", __file__))
+        file.write(f'#!/bin/sh\nexec {" ".join(words)} "$@"\n')
+    os.chmod(file.name, 0o755)
+    environment = {k: v for k, v in os.environ.items() if k != "MPLBACKEND"}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(os.path.join(folder, "socket"))
+        listening.listen(64)  # whoever comes before TensorFlow is imported waits
+        os.environ[FOLDER] = folder
+        return subprocess.Popen(
+            [sys.executable, __file__, "--serve", str(listening.fileno())],
+            stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, pass_fds=[listening.fileno()],
+            env=environment | {FOLDER: folder, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        )  # fmt: skip
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--serve"]:
+        run(serve(socket.socket(fileno=int(sys.argv[2])))["arguments"])
+    else:
+        main()
