@@ -9,10 +9,11 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from _rounds import enough
+import _rounds
 from conftest import ROOT
 
 pytestmark = pytest.mark.tools
@@ -120,10 +121,35 @@ def test_make_bench_runs_what_only_names():
         assert done.stdout.splitlines()[-1].split(None, 1)[1].strip() == words, done.stderr
 
 
-@pytest.mark.parametrize("spread, rounds", [(0.0, 5), (0.02, 5), (0.04, 10), (0.5, 30)])
+@pytest.mark.parametrize("spread, rounds", [(0.0, 5), (0.02, 5), (0.04, 10)])
 def test_rounds_end_when_the_median_is_known(spread, rounds):
     """Ratios of 1 and 1 + spread in turn: 1.57 * spread / sqrt(n) is below 2 % from n on."""
     found: list[float] = []
-    for done in enough(30, lambda: [found, [1.0] * len(found)]):
-        found.append(1 + spread * (done % 2))
+    for done in _rounds.enough(lambda: [found, [1.0] * len(found)], warmup=2):
+        if done >= 0:
+            found.append(1 + spread * (done % 2))
     assert len(found) == rounds  # 1.57 * 0.04 / 1.02 / sqrt(10) is 0.0195
+
+
+@pytest.mark.parametrize("each, rounds, short", [
+    (1, 9, 0), (1.5, 6, 0), (2, 5, 0), (2.5, 5, 0), (3, 4, 1), (5, 2, 1), (20, 1, 1),
+])  # fmt: skip
+def test_rounds_end_with_the_time_and_the_least_has_half_as_much_again(
+    each, rounds, short, monkeypatch
+):
+    """Of 10 s one has passed; the median of these ratios is never known."""
+    clock = SimpleNamespace(now=1.0)
+    monkeypatch.setattr(_rounds, "BEGAN", 0.0)
+    monkeypatch.setattr(_rounds, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(_rounds, "ANOTHER", 10)
+    monkeypatch.setattr(_rounds, "short", [])
+    found: list[float] = []
+    for done in _rounds.enough(lambda: [found]):
+        found.append(1 + done % 2)
+        clock.now += each
+    assert len(found) == rounds and len(_rounds.short) == short
+
+
+def test_the_benchmarks_have_less_than_eight_minutes_each_its_own():
+    names = {file.stem for file in (ROOT / "benchmarks").glob("[!_]*.py")}
+    assert names == set(_rounds.SECONDS) and sum(_rounds.SECONDS.values()) < 480

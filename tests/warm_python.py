@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import signal
 import socket
 import sys
@@ -46,7 +47,7 @@ def _cold() -> None:
 
 
 def main() -> None:
-    """Have the server fork a process, and end as it does."""
+    """Have the server fork a process, pass signals on to it, and end as it does."""
     if not FIRST.fullmatch("".join(sys.argv[1:2])):
         _cold()
     wire = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -54,6 +55,7 @@ def main() -> None:
         wire.connect(os.path.join(os.environ[FOLDER], "socket"))
     except (OSError, KeyError):
         _cold()
+    ignored = [int(s) for s in PASSED_ON if signal.getsignal(s) is signal.SIG_IGN]
     descriptors = []
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -61,30 +63,35 @@ def main() -> None:
                 descriptors.append(int(name))
         except OSError:  # that of the listing itself
             pass
+    # From here on a signal waits in a pipe until there is a process that it can be passed on to.
+    come, gone = os.pipe()
+    os.set_blocking(gone, False)
+    signal.set_wakeup_fd(gone)
+    for number in PASSED_ON:
+        if int(number) not in ignored:
+            signal.signal(number, lambda number, frame: None)
     request = {
         "arguments": sys.argv[1:], "folder": os.getcwd(), "environment": dict(os.environ),
         "cores": [*os.sched_getaffinity(0)], "settings": settings(), "descriptors": descriptors,
-        "ignored": [int(s) for s in PASSED_ON if signal.getsignal(s) is signal.SIG_IGN],
+        "ignored": ignored,
     }  # fmt: skip
     text = json.dumps(request).encode()
     wire.sendall(len(text).to_bytes(8, "big") + text)
     for start in range(0, len(descriptors), PIECE):
         socket.send_fds(wire, [b"f"], descriptors[start : start + PIECE])
-    answers = wire.makefile("r")
-    child = int(answers.readline() or 0)
+    child = int(_line(wire) or 0)
     if not child:
+        for number in PASSED_ON:
+            if int(number) not in ignored:
+                signal.signal(number, signal.SIG_DFL)
         _cold()
-
-    def pass_on(number: int, frame: object) -> None:
-        try:
-            os.kill(child, number)
-        except ProcessLookupError:
-            pass
-
-    for number in PASSED_ON:
-        if int(number) not in request["ignored"]:
-            signal.signal(number, pass_on)
-    status = int(answers.readline() or 1 << 8)
+    while wire not in (ready := select.select([wire, come], [], [])[0]):
+        for number in os.read(come, 99) if come in ready else b"":
+            try:
+                os.kill(child, number)
+            except ProcessLookupError:
+                pass
+    status = int(_line(wire) or 1 << 8)
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         if number not in (signal.SIGKILL, signal.SIGSTOP):
@@ -94,6 +101,16 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
         os.kill(os.getpid(), number)
     os._exit(os.WEXITSTATUS(status))
+
+
+def _line(wire: socket.socket) -> bytes:
+    got = b""
+    while not got.endswith(b"\n"):
+        more = wire.recv(1)
+        if not more:
+            return b""
+        got += more
+    return got
 
 
 class Child:
@@ -108,8 +125,6 @@ def serve(listening: socket.socket) -> dict[str, Any]:
 
     The server ends when its standard input does, with whoever started it.
     """
-    import select
-
     read_at_import = settings()
     import random
 
@@ -153,11 +168,11 @@ def serve(listening: socket.socket) -> dict[str, Any]:
         except (OSError, ValueError):  # killed while it asked
             wire.close()
             continue
-        if request["settings"] != read_at_import:
+        alone = set(os.listdir("/proc/self/task")) <= threads and not context.context()._initialized
+        if request["settings"] != read_at_import or not alone:  # a fork would lose threads
             _tell(wire, 0)
+            wire.close()
         else:
-            assert set(os.listdir("/proc/self/task")) <= threads, "a thread would be lost by a fork"
-            assert not context.context()._initialized, "TensorFlow's runtime has been started"
             pid = os.fork()
             if not pid:
                 for child in children:
