@@ -129,6 +129,8 @@ def serve(listening: socket.socket) -> dict[str, Any]:
     import random
 
     import numpy
+    import nbformat  # noqa: F401  # and what else takes long
+    import scipy.stats  # noqa: F401
     import tensorflow as tf  # brings Keras, Matplotlib and IPython along
     from tensorflow.python.eager import context
 
