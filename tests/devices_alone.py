@@ -74,6 +74,7 @@ def at_once(plan, used):
                 naps.append(tf.numpy_function(nap, [tf.random.uniform([])], tf.float32))
     config = plan.session_config(devices=used)
     with tf.compat.v1.Session(graph=graph, config=config) as session:
+        assert len(session.list_devices()) == 1 + len(plan.devices)
         session.run(naps)
     return most
 
@@ -97,24 +98,6 @@ def test_cores_mode_gives_a_host_and_n_cpus(n, monkeypatch):
     assert lines[0].startswith("mode     cores: ")
     assert lines[2] == "devices  /CPU:1  one thread for each operation"
     assert [line[:9] for line in lines[-2:]] == ["machine  ", "timing   "]
-
-
-def test_a_session_places_on_the_devices_of_the_plan(monkeypatch):
-    monkeypatch.setenv("MGPU_MODE", "cores")
-    plan = devices.setup(2)
-    with tf.Graph().as_default() as graph:
-        for i, device in enumerate((plan.host, *plan.devices)):
-            with tf.device(device):
-                tf.random.uniform([2], name=f"on_{i}")
-    options = tf.compat.v1.RunOptions(output_partition_graphs=True)
-    metadata = tf.compat.v1.RunMetadata()
-    with tf.compat.v1.Session(graph=graph, config=plan.session_config()) as session:
-        names = [f"on_{i}/RandomUniform:0" for i in range(3)]
-        session.run(names, options=options, run_metadata=metadata)
-        assert len(session.list_devices()) == 3
-    nodes = [node for part in metadata.partition_graphs for node in part.node]
-    placed = {n.name: devices.short(n.device) for n in nodes if n.op == "RandomUniform"}
-    assert placed == {f"on_{i}/RandomUniform": f"/CPU:{i}" for i in range(3)}
 
 
 def test_setup_switches_tf32_off_and_a_block_on_and_back(monkeypatch):
@@ -157,59 +140,44 @@ def test_a_tensorflow_that_has_started_is_not_set_up():
 # ---- GPUs
 
 
-class FakeGpus:
-    """Stands where TensorFlow would see GPUs: the `tf.config` functions that setup calls."""
-
-    def __init__(self, patch, count, *, makes=None, capability=(7, 5)):
-        self.calls = []
-        gpus = [SimpleNamespace(name=f"/physical_device:GPU:{i}") for i in range(count)]
-        cpu = SimpleNamespace(name="/physical_device:CPU:0")
-        self.parts = {}
-
-        def show(found, kind):
-            self.calls.append(["visible", [g.name[-1] for g in found], kind])
-            self.parts = {g.name: 1 for g in found}
-
-        def configure(device, parts):
-            self.calls.append(["parts", device.name[-5:], [p.memory_limit for p in parts]])
-            self.parts[device.name] = len(parts)
-
-        def logical():
-            names = ["/device:CPU:0"]
-            if makes is None:
-                names += [f"/device:GPU:{i}" for i in range(sum(self.parts.values()))]
-            return [SimpleNamespace(name=name) for name in names + (makes or [])]
-
-        def growth(gpu, on):
-            self.calls.append(["growth", gpu.name[-1], on])
-
-        def details(gpu):
-            return {"device_name": f"Fake {gpu.name[-1]}", "compute_capability": capability}
-
-        found = {"GPU": gpus, "CPU": [cpu], None: [cpu, *gpus]}
-        patch.setattr(tf.config, "list_physical_devices", lambda kind=None: found[kind])
-        patch.setattr(tf.config, "set_visible_devices", show)
-        patch.setattr(tf.config, "set_logical_device_configuration", configure)
-        patch.setattr(tf.config, "list_logical_devices", logical)
-        patch.setattr(tf.config.experimental, "set_memory_growth", growth)
-        patch.setattr(tf.config.experimental, "get_device_details", details)
-
-
 @pytest.fixture
 def machine(monkeypatch):
     """Give a function that makes a machine where TensorFlow sees so many GPUs; free in MiB.
 
-    `answers` gives what a device raises at its first operation. Without it the operations run, on
-    the CPU, as TensorFlow places softly what has no GPU.
+    It gives the calls that configure TensorFlow, and the devices that were tried. `limits` are
+    those of the logical devices of each GPU that a notebook has set up. `answers` gives what a
+    device raises at its first operation. Without it the operations run, on the CPU, as TensorFlow
+    places softly what has no GPU.
     """
 
-    def make(count, *, makes=None, free=(), capability=(7, 5), answers=(), **env):
-        for name, value in env.items():
-            monkeypatch.setenv(name, value)
-        cards = tuple(gpu(i, f and f * 2**20) for i, f in enumerate(free))
-        monkeypatch.setattr(nvml, "query", lambda: nvml.DriverReport(cards, None, None, None))
-        fake, really = FakeGpus(monkeypatch, count, makes=makes, capability=capability), trial._try
-        fake.tried = []
+    def make(count, *, makes=None, free=(), capability=(7, 5), answers=(), limits=None, **env):
+        fake, really = SimpleNamespace(calls=[], tried=[]), trial._try
+        gpus = [SimpleNamespace(name=f"/physical_device:GPU:{i}") for i in range(count)]
+        cpu = SimpleNamespace(name="/physical_device:CPU:0")
+        found = {"GPU": gpus, "CPU": [cpu], None: [cpu, *gpus]}
+        parts = dict(zip("0123", limits or [], strict=False))  # by the number of the GPU
+
+        def show(shown, kind):
+            parts.update({gpu.name[-1]: [None] for gpu in shown})
+            fake.calls.append(" ".join(["show", *parts]))
+
+        def configure(gpu, asked):
+            if gpu is not cpu:
+                parts[gpu.name[-1]] = sizes = [part.memory_limit for part in asked]
+                fake.calls.append(" ".join([f"limit {gpu.name[-1]}:", *map(str, sizes)]))
+
+        def logical():
+            names = [f"/device:GPU:{i}" for i in range(sum(map(len, parts.values())))]
+            return [SimpleNamespace(name=name) for name in ["/device:CPU:0", *(makes or names)]]
+
+        def grow(gpu, on):
+            fake.calls.append(f"grow {gpu.name[-1]}" * on)
+
+        def details(gpu):
+            return {"device_name": f"Fake {gpu.name[-1]}", "compute_capability": capability}
+
+        def configured(gpu):
+            return [tf.config.LogicalDeviceConfiguration(size) for size in parts[gpu.name[-1]]]
 
         def attempt(name):
             fake.tried.append(name)
@@ -217,32 +185,57 @@ def machine(monkeypatch):
                 raise answers[name]
             really(name)
 
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        cards = tuple(
+            nvml.Gpu(i, "GPU", f"GPU-{i}", None, 80, None, f and f * 2**20, 0, *[None] * 3, ())
+            for i, f in enumerate(free)
+        )
+        monkeypatch.setattr(nvml, "query", lambda: nvml.DriverReport(cards, None, None, None))
         monkeypatch.setattr(trial, "_try", attempt)
+        config = tf.config
+        monkeypatch.setattr(config, "list_physical_devices", lambda kind=None: found[kind])
+        monkeypatch.setattr(config, "get_visible_devices", found.get)
+        monkeypatch.setattr(config, "set_visible_devices", show)
+        monkeypatch.setattr(config, "set_logical_device_configuration", configure)
+        monkeypatch.setattr(config, "get_logical_device_configuration", configured)
+        monkeypatch.setattr(config, "list_logical_devices", logical)
+        monkeypatch.setattr(config.experimental, "set_memory_growth", grow)
+        monkeypatch.setattr(config.experimental, "get_device_details", details)
         return fake
 
     return make
 
 
-def gpu(index, free):
-    return nvml.Gpu(index, "GPU", f"GPU-{index}", None, 80, None, free, 0, None, None, None, ())
-
-
-def test_gpus_mode_takes_whole_gpus_that_grow(machine):
-    fake = machine(4)
-    plan = devices.setup(2)
-    assert (plan.mode, plan.devices) == ("gpus", ("/GPU:0", "/GPU:1"))
-    assert plan.real == ("Fake 0", "Fake 1") and plan.machine.startswith("4 GPUs, ")
-    assert fake.calls == [
-        ["visible", ["0", "1"], "GPU"], ["growth", "0", True], ["growth", "1", True],
-    ]  # fmt: skip
-    assert fake.tried == ["/GPU:0", "/GPU:1"] and plan.float32 == ""
-
-
-@pytest.mark.parametrize("gpus, env, n", [(3, {}, 3), (1, {}, 1), (3, {"MGPU_DEVICES": "2"}, 2)])
-def test_who_says_no_number_gets_all_gpus(machine, gpus, env, n):
-    machine(gpus, **env)
-    plan = devices.setup()
-    assert (plan.mode, len(plan)) == ("gpus", n) and devices.setup() is plan
+@pytest.mark.parametrize("n, options, made, calls", [
+    (2, {"count": 4}, "gpus 0 1", ["show 0 1", "grow 0", "grow 1"]),
+    (None, {"count": 3}, "gpus 0 1 2", ["show 0 1 2", "grow 0", "grow 1", "grow 2"]),
+    (None, {"count": 1}, "gpus 0", ["show 0", "grow 0"]),
+    (None, {"count": 3, "MGPU_DEVICES": "2"}, "gpus 0 1", ["show 0 1", "grow 0", "grow 1"]),
+    # The first devices are on different GPUs.
+    (3, {"count": 2, "free": (6000, 9000)}, "split-gpu 0 2 1",
+     ["show 0 1", "limit 0: 2400 2400", "limit 1: 2400"]),
+    (2, {"count": 2, "free": (90000,) * 2, "MGPU_MODE": "split-gpu"}, "split-gpu 0 1",
+     ["show 0 1", "limit 0: 4096", "limit 1: 4096"]),
+    # Of the GPU that is shown, and not of the fullest of the machine.
+    (2, {"count": 1, "free": (9000, 400, 4000), "CUDA_VISIBLE_DEVICES": "2"}, "split-gpu 0 1",
+     ["show 0", "limit 0: 1600 1600"]),
+    # Whose memory is whose is not known: the fullest counts.
+    (3, {"count": 2, "free": (9000, 2000), "CUDA_DEVICE_ORDER": "FASTEST_FIRST",
+         "CUDA_VISIBLE_DEVICES": "0,1"}, "split-gpu 0 2 1",
+     ["show 0 1", "limit 0: 800 800", "limit 1: 800"]),
+    (2, {"count": 1, "free": (9000, 2000)}, "split-gpu 0 1", ["show 0", "limit 0: 800 800"]),
+    (2, {"count": 1, "free": (None,)}, "split-gpu 0 1", ["show 0", "limit 0: 1024 1024"]),
+    # Of a MIG device the driver has the whole GPU's.
+    (2, {"count": 1, "free": (80000,), "CUDA_VISIBLE_DEVICES": "MIG-1"}, "split-gpu 0 1",
+     ["show 0", "limit 0: 1024 1024"]),
+])  # fmt: skip
+def test_gpus_are_taken_whole_or_shared(machine, n, options, made, calls):
+    fake = machine(**options)
+    plan = devices.setup(n)
+    assert " ".join([plan.mode, *(name[-1] for name in plan.devices)]) == made
+    assert fake.calls == calls and fake.tried == list(plan.devices)
+    assert devices.setup(n) is plan
 
 
 def test_who_says_no_number_gets_two_cores_without_a_gpu():
@@ -250,43 +243,18 @@ def test_who_says_no_number_gets_two_cores_without_a_gpu():
     assert (plan.mode, len(plan)) == ("cores", 2) and devices.setup() is plan
 
 
-def test_split_gpu_shares_gpus_and_its_first_devices_are_on_different_ones(machine):
-    fake = machine(2, free=(6000, 9000))
-    plan, limit = devices.setup(3), int(0.8 * 6000 / 2)
-    assert (plan.mode, plan.devices) == ("split-gpu", ("/GPU:0", "/GPU:2", "/GPU:1"))
-    assert fake.calls == [
-        ["visible", ["0", "1"], "GPU"],
-        ["parts", "GPU:0", [limit, limit]],
-        ["parts", "GPU:1", [limit]],
-    ]
-    shared = f"{limit} MiB of Fake 0 no. 1, shared by 2 devices"
-    assert plan.real == (shared, f"{limit} MiB of Fake 1 no. 2", shared)
-    assert fake.tried == list(plan.devices)
+SHARED = "2400 MiB of Fake 0 no. 1, shared by 2 devices"
 
 
-def test_a_share_is_4_gib_at_most_and_from_ampere_on_tf32_is_named(machine):
-    fake = machine(2, free=(90000, 90000), capability=(8, 0), MGPU_MODE="split-gpu")
-    plan = devices.setup(2)
-    assert plan.mode == "split-gpu" and [call[2] for call in fake.calls[1:]] == [[4096]] * 2
-    assert "TF32 is off" in plan.float32
-
-
-@pytest.mark.parametrize("limit, n, count, free, env", [
-    # Of the GPU that is shown, and not of the fullest of the machine.
-    (1600, 2, 1, (9000, 400, 4000), {"CUDA_VISIBLE_DEVICES": "2"}),
-    # Whose memory is whose is not known: the fullest counts.
-    (800, 3, 2, (9000, 2000),
-     {"CUDA_DEVICE_ORDER": "FASTEST_FIRST", "CUDA_VISIBLE_DEVICES": "0,1"}),
-    (800, 2, 1, (9000, 2000), {}),
-    (1024, 2, 1, (None,), {}),
-    (1024, 2, 1, (80000,), {"CUDA_VISIBLE_DEVICES": "MIG-1"}),  # the driver has the whole GPU's
+@pytest.mark.parametrize("n, capability, real, float32", [
+    (2, (7, 5), ("Fake 0", "Fake 1"), ""),
+    (3, (8, 0), (SHARED, "2400 MiB of Fake 1 no. 2", SHARED), "TF32 is off"),
 ])  # fmt: skip
-def test_the_limit_is_a_share_of_the_memory_that_the_plan_can_use(
-    machine, limit, n, count, free, env
-):
-    fake = machine(count, free=free, **env)
-    devices.setup(n)
-    assert fake.calls[1] == ["parts", "GPU:0", [limit, limit]]
+def test_a_plan_says_what_stands_behind_its_devices(machine, n, capability, real, float32):
+    machine(2, free=(6000, 9000), capability=capability)
+    plan = devices.setup(n)
+    assert plan.real == real and plan.machine.startswith("2 GPUs, ")
+    assert float32 in plan.float32 and bool(float32) == bool(plan.float32)
 
 
 @pytest.mark.parametrize("n, options, values", [
@@ -310,7 +278,7 @@ def test_cores_mode_hides_the_gpus_that_are_there(machine):
     fake = machine(2, makes=makes, free=(9000,), **env)
     with pytest.warns(UserWarning, match=r"2 GPUs.*devices\.setup\(2\)"):
         plan = devices.setup(2)
-    assert plan.mode == "cores" and fake.calls[0] == ["visible", [], "GPU"]
+    assert plan.mode == "cores" and fake.calls == ["show"]
     assert plan.note == "2 GPUs not used (MGPU_MODE=cores)"
     assert fake.tried == ["/CPU:1", "/CPU:2"] and os.environ["CUDA_VISIBLE_DEVICES"] == "-1"
 
@@ -377,19 +345,12 @@ def test_a_single_cpu_is_adopted_and_a_plan_of_setup_stays(monkeypatch):
 
 
 @pytest.mark.parametrize("limits, real, timing", [
-    ([None, None], ("Fake 0", "Fake 1"), "each a GPU"),
+    ([[None], [None]], ("Fake 0", "Fake 1"), "each a GPU"),
     ([[512, 512], [1024]], ("512 MiB of Fake 0, shared by 2 devices",) * 2
      + ("1024 MiB of Fake 1",), "a speed-up is not"),
 ])  # fmt: skip
-def test_logical_gpus_are_adopted_and_nothing_is_configured(monkeypatch, limits, real, timing):
-    fake, found = FakeGpus(monkeypatch, len(limits)), tf.config.list_physical_devices("GPU")
-    fake.parts = {g.name: len(x or [0]) for g, x in zip(found, limits, strict=True)}
-    parts = {
-        g.name: x and [tf.config.LogicalDeviceConfiguration(memory_limit=m) for m in x]
-        for g, x in zip(found, limits, strict=True)
-    }
-    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: found)
-    monkeypatch.setattr(tf.config, "get_logical_device_configuration", lambda gpu: parts[gpu.name])
+def test_logical_gpus_are_adopted_and_nothing_is_configured(machine, limits, real, timing):
+    fake = machine(len(limits), limits=limits)
     plan = devices.adopt()
     assert plan.devices == tuple(f"/GPU:{i}" for i in range(len(real))) and plan.real == real
     assert timing in plan.timing and plan.machine.startswith("2 GPUs, ") and fake.calls == []
