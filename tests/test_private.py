@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import inspect
+import pkgutil
 import re
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,6 @@ HOUSE = Path(_private.__file__).parent
 FILES = sorted(HOUSE.rglob("*.py"))
 HIDDEN = re.compile(r"\^?_[a-zA-Z]\w*|keras\.src\b|tensorflow\.(python|core|compiler|_api)\b")
 OURS = {"_replace", "_images", "_labels", "_restart_", "_v2", "_Name"}  # "_replace" is public
-CANARIES: dict[str, Callable] = {}
 
 
 def private_names(code: str) -> set[str]:
@@ -54,23 +54,15 @@ def test_private_names_stand_in_one_file(file: Path):
 
 
 def test_each_private_name_has_a_canary():
-    tried = set(re.findall(r"\w+", " ".join(CANARIES)))
+    """Which says in its docstring what it tries."""
+    tests = [each for name, each in globals().items() if name.startswith("test_")]
+    tried = set(re.findall(r"\w+", " ".join(str(test.__doc__) for test in tests)))
     used = {name.rpartition(".")[2] for name in private_names(Path(_private.__file__).read_text())}
     assert used and used <= tried
 
 
-def canary(names: str) -> Callable:
-    """Keep what tries these names; a test then calls it with TensorFlow and Keras."""
-
-    def keep(function: Callable) -> Callable:
-        CANARIES[names] = function
-        return function
-
-    return keep
-
-
-@canary("context._initialized, _pywrap_util_port.IsMklEnabled, _Mkl")
-def started_and_uses_onednn(tf, keras):
+def test_started_and_uses_onednn():
+    """Try context._initialized, _pywrap_util_port.IsMklEnabled, _Mkl."""
     code = """
         import numpy as np, tensorflow.compat.v1 as tf
         from mgpu_helpers import _private
@@ -89,21 +81,21 @@ def started_and_uses_onednn(tf, keras):
     assert said.split()[:3] == ["False", "True", "True"]
 
 
-@canary("context.config")
-def configured(tf, keras):
+def test_configured(tf):
+    """Try context.config."""
     assert isinstance(_private.configured(), tf.compat.v1.ConfigProto)
     assert _private.configured().inter_op_parallelism_threads == 2  # the plan's
 
 
-@canary("context.device_name")
-def device_around(tf, keras):
+def test_device_around(tf):
+    """Try context.device_name."""
     assert _private.device_around() is None
     with tf.device("/CPU:1"):
         assert _private.device_around().endswith("/device:CPU:1")
 
 
-@canary("captures")
-def captured(tf, keras):
+def test_captured(tf):
+    """Try captures."""
     outside, seen = tf.constant(1.0), []
 
     @tf.function
@@ -116,8 +108,8 @@ def captured(tf, keras):
     assert seen == [False, True]
 
 
-@canary("_unique_id, _value")
-def move(tf, keras):
+def test_move(tf, keras):
+    """Try _unique_id, _value."""
     layer = keras.layers.Dense(2)
     layer.build((None, 3))
     adam, kernel, before = keras.optimizers.Adam(), layer.kernel, layer.kernel.value
@@ -131,36 +123,35 @@ def move(tf, keras):
     assert before.numpy().size == 0
 
 
-@canary("_keras_logits")
-def logits_of(tf, keras):
+def test_logits_of(tf, keras):
+    """Try _keras_logits."""
     x = tf.constant([[1.0, 2.0]])
     for name in ("softmax", "sigmoid"):
         made = keras.activations.get(name)(x)
         assert _private.logits_of(made) is x and _private.logits_of(tf.identity(made)) is None
 
 
-@canary("_keras_logits, of losses")
-def set_logits(tf, keras):
-    """With logits of 1000 a loss of the probabilities alone would be that of what is clipped."""
+def test_set_logits(tf, keras):
+    """Try _keras_logits, of losses.
+
+    With logits of 1000 a loss of the probabilities alone would be that of what is clipped.
+    """
     made, logits = tf.constant([[1.0, 0.0]]), tf.constant([[1000.0, 0.0]])
     _private.set_logits(made, logits)
     assert keras.losses.sparse_categorical_crossentropy(tf.constant([1]), made).numpy() == 1000
 
 
-@canary("LossFunctionWrapper")
-def loss_of(tf, keras):
+def test_loss_of(tf):
+    """Try LossFunctionWrapper."""
     loss = _private.loss_of(lambda labels, outputs: outputs - labels)
     assert loss(tf.ones([2]), tf.constant([[1.0], [3.0]])).numpy() == 1  # and not of [2, 2]
 
 
-@canary(
-    "scale_loss_for_distribution, unscale_loss_for_distribution, reduce_weighted_values, call, "
-    "_all_reduce_sum_gradients, _maybe_symbolic_build"
-)
-def mend(tf, keras):
-    import inspect
-    import pkgutil
+def test_mend(plan):
+    """Try scale_loss_for_distribution, unscale_loss_for_distribution, reduce_weighted_values, call.
 
+    And _all_reduce_sum_gradients, _maybe_symbolic_build.
+    """
     arguments = {
         "scale": "value", "unscale": "value", "moments": "self inputs mask",
         "seeds": "self ordered", "reduce": "values sample_weight mask reduction dtype",
@@ -175,15 +166,15 @@ def mend(tf, keras):
         assert list(inspect.signature(has).parameters) == names.split(), which
 
 
-@canary("apply_mask")
-def weights_of_loss(tf, keras):
+def test_weights_of_loss(tf):
+    """Try apply_mask."""
     mask, weight = tf.constant([True, False]), tf.constant([3.0, 5.0])
     merged = _private.weights_of_loss(weight, mask, "float32", "mean_with_sample_weight")
     assert merged.numpy().tolist() == [3, 0]
 
 
-@canary("_distributed_dataset, _initial_epoch")
-def what_fit_keeps(tf, keras):
+def test_what_fit_keeps(tf, keras):
+    """Try _distributed_dataset, _initial_epoch."""
     from keras.src.backend.tensorflow.trainer import TFEpochIterator
 
     model = keras.Sequential([keras.layers.Dense(1)])
@@ -196,16 +187,16 @@ def what_fit_keeps(tf, keras):
     assert next(iter(_private.dataset_of(TFEpochIterator(strategy, data)))).shape == 2
 
 
-@canary("_collective_key_base")
-def numbered(tf, keras):
+def test_numbered(tf):
+    """Try _collective_key_base."""
     number = tf.distribute.MirroredStrategy._collective_key_base
     kind = _private.numbered(type("Kind", (tf.distribute.MirroredStrategy,), {}), 7)
     made = kind(["/cpu:1", "/cpu:2"]).extended
     assert made._collective_keys.get_group_key(["/cpu:1"]) > 700_000 > number
 
 
-@canary("_set_context, _physical_devices, _visible_device_list, _memory_growth_map")
-def pretended(tf, keras):
+def test_pretended(tf):
+    """Try _set_context, _physical_devices, _visible_device_list, _memory_growth_map."""
     before = tf.config.list_logical_devices()
     gpus = [tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")]
     with _private.pretended(gpus):
@@ -216,8 +207,8 @@ def pretended(tf, keras):
     assert _private.started() and tf.config.list_logical_devices() == before
 
 
-@canary("context: ensure_initialized, clear_kernel_cache, graph_collection, export_run_metadata")
-def collected_graphs(tf, keras):
+def test_collected_graphs(tf):
+    """Try ensure_initialized, clear_kernel_cache, graph_collection and export_run_metadata."""
     _private.collect_graphs()
     with tf.device("/CPU:1"):
         tf.add(1.0, 2.0)
@@ -226,8 +217,8 @@ def collected_graphs(tf, keras):
     assert placed["AddV2"].endswith("/device:CPU:1")
 
 
-@canary("_get_function")
-def function_graph(tf, keras):
+def test_function_graph(tf):
+    """Try _get_function."""
     inner = tf.function(lambda x: x + 1)
     outer = tf.function(lambda x: inner(x)).get_concrete_function(tf.TensorSpec([3])).graph
     (call,) = (op for op in outer.get_operations() if "PartitionedCall" in op.type)
@@ -236,16 +227,17 @@ def function_graph(tf, keras):
     assert graph.outputs[0].shape == (3,)
 
 
-@canary("_add_control_inputs")
-def wait_for(tf, keras):
+def test_wait_for_and_place(tf):
+    """Try _add_control_inputs, _set_device."""
     with tf.Graph().as_default():
         first, second = tf.no_op(), tf.no_op()
         _private.wait_for(first, [second])
-    assert first.control_inputs == [second]
+        _private.place(first, "/device:CPU:1")
+    assert (first.control_inputs, first.device) == ([second], "/device:CPU:1")
 
 
-@canary("get_resource_handle_data")
-def resource_data(tf, keras):
+def test_resource_data(tf):
+    """Try get_resource_handle_data."""
     variable = tf.Variable(tf.zeros([2, 3]))
     concrete = tf.function(lambda: variable + 1).get_concrete_function()
     data = _private.resource_data(concrete.inputs[0])
@@ -253,44 +245,42 @@ def resource_data(tf, keras):
     assert data.is_set and (about.dtype, tf.TensorShape(about.shape)) == (tf.float32, (2, 3))
 
 
-@canary("UninitializedVariable")
-def variable_without_value(tf, keras):
+def test_variable_without_value(tf):
+    """Try UninitializedVariable."""
     made = _private.variable_without_value(shape=[2], dtype=tf.float32, trainable=False, name="w")
-    assert (made.name, made.shape, made.trainable) == ("w:0", (2,), False)
-    assert not made.is_initialized()
+    told = made.name, made.shape, made.trainable, bool(made.is_initialized())
+    assert told == ("w:0", (2,), False, False)
 
 
-@canary("UnliftableError")
-def makes_variables(tf, keras):
-    def unliftable(x):
-        return tf.Variable(tf.random.stateless_uniform([2], [1, 2]) + x)
-
-    def again():
-        return tf.Variable(1.0)
-
-    for function, args in ((unliftable, [tf.zeros([2])]), (again, [])):
+def test_makes_variables(tf):
+    """Try UnliftableError."""
+    random = tf.random.stateless_uniform
+    for once in lambda x: tf.Variable(random([2], [1, 2]) + x), lambda x: tf.Variable(1.0):
         with pytest.raises(Exception) as caught:
-            tf.function(function).get_concrete_function(*args)
+            tf.function(once).get_concrete_function(tf.zeros([2]))
         assert _private.makes_variables(caught.value)
     assert not _private.makes_variables(ValueError("another"))
 
 
-@canary("_Arg, _Retval, _DeviceArg, _DeviceRetval, _EagerConst, _Send, _HostSend, _Recv, _HostRecv")
-def types_of_operations(tf, keras):
+def test_types_of_operations(plan):
+    """Try _Arg, _Retval, _DeviceArg, _DeviceRetval, _EagerConst.
+
+    And _Send, _HostSend, _Recv, _HostRecv.
+    """
     from tensorflow.python.framework import op_def_registry
 
     kinds = _private.BOUNDARY | _private.SENDS | _private.RECEIVES
     assert not [kind for kind in kinds if op_def_registry.get(kind) is None]
 
 
-@canary("_XlaMustCompile")
-def must_compile(tf, keras):
+def test_must_compile(tf):
+    """Try _XlaMustCompile."""
     concrete = tf.function(lambda x: x + 1, jit_compile=True).get_concrete_function(tf.zeros([2]))
     assert concrete.function_def.attr[_private.MUST_COMPILE].b
 
 
-@canary("_arg_, _cloop")
-def names_in_a_graph(tf, keras):
+def test_names_in_a_graph(tf):
+    """Try _arg_, _cloop."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         given = tf.compat.v1.placeholder(tf.float32, [64, 64], name="given")
         with tf.device("/CPU:1"):
@@ -323,14 +313,14 @@ def block_of(keras):
     return Block()
 
 
-@canary("_flatten_layers")
-def layers_of(tf, keras):
+def test_layers_of(keras):
+    """Try _flatten_layers."""
     model = keras.Sequential([keras.Input((2,)), block_of(keras)], name="model")
     assert {"model", "block", "inner"} <= {layer.name for layer in _private.layers_of(model)}
 
 
-@canary("_nodes_by_depth")
-def calls_of(tf, keras):
+def test_calls_of(keras):
+    """Try _nodes_by_depth."""
     given, block = keras.Input((2,)), block_of(keras)
     middle = block(given)
     model = keras.Model(given, keras.layers.Add(name="add")([block(middle), middle]))
@@ -341,8 +331,8 @@ def calls_of(tf, keras):
     assert (args, named) == (("its value",), {})
 
 
-@canary("_get_call_context, _maybe_reset_call_context")
-def call_of(tf, keras):
+def test_call_of(tf, keras):
+    """Try _get_call_context, _maybe_reset_call_context."""
     block = block_of(keras)
     model = keras.Sequential([keras.Input((2,)), block])
     for calls in (2, 1):  # the losses of the second are its own
@@ -359,8 +349,8 @@ def call_of(tf, keras):
         assert 0 in drops(tf.ones([100])).numpy()
 
 
-@canary("_symbolic_build, _compile_loss, _flat_losses")
-def losses_as(tf, keras):
+def test_losses_as(tf, keras):
+    """Try _symbolic_build, _compile_loss, _flat_losses."""
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("adam", "mse", metrics=["mae"])
     batch = tf.ones([4, 2]), tf.ones([4, 1])
@@ -378,40 +368,28 @@ def losses_as(tf, keras):
     assert 0.25 in kept
 
 
-@canary("keras.src.backend.AutocastScope")
-def without_autocast(tf, keras):
+def test_autocast(tf, keras):
+    """Try keras.src.backend.AutocastScope, get_autocast_scope."""
+
     class Reads(keras.layers.Layer):
         def build(self, shape):
             self.weight = self.add_weight(shape=(1,))
 
         def call(self, x):
             with _private.without_autocast():
-                own = tf.convert_to_tensor(self.weight).dtype
-            return x, own, tf.convert_to_tensor(self.weight).dtype
-
-    _, *read = Reads(dtype="mixed_float16")(tf.ones([1, 1]))
-    assert read == [tf.float32, tf.float16]
-
-
-@canary("get_autocast_scope")
-def autocast_here(tf, keras):
-    class Reads(keras.layers.Layer):
-        def build(self, shape):
-            self.weight = self.add_weight(shape=(1,))
-
-        def call(self, x):
+                seen.append(tf.convert_to_tensor(self.weight).dtype)
+            seen.append(tf.convert_to_tensor(self.weight).dtype)
             return x, _private.autocast_here()
 
-    reads = Reads(dtype="mixed_float16")
-    _, block = reads(tf.ones([1, 1]))
-    with block:
-        assert tf.convert_to_tensor(reads.weight).dtype == tf.float16
-    with _private.autocast_here():
-        assert tf.convert_to_tensor(reads.weight).dtype == tf.float32
+    reads, seen = Reads(dtype="mixed_float16"), []
+    for block in reads(tf.ones([1, 1]))[1], _private.autocast_here():
+        with block:
+            seen.append(tf.convert_to_tensor(reads.weight).dtype)
+    assert seen == [tf.float32, tf.float16, tf.float16, tf.float32]
 
 
-@canary("record.stop_recording")
-def unrecorded(tf, keras):
+def test_unrecorded(tf):
+    """Try record.stop_recording."""
     x = tf.constant(3.0)
     with tf.GradientTape() as tape:
         tape.watch(x)
@@ -421,23 +399,17 @@ def unrecorded(tf, keras):
     assert tape.gradient([y, z], x).numpy() == 2.0
 
 
-@canary("get_keras_mask")
-def mask_of(tf, keras):
-    masked = keras.layers.Masking()(tf.constant([[[1.0], [0.0]]]))
+def test_masks(tf, keras):
+    """Try get_keras_mask, set_keras_mask."""
+    masked, outputs = keras.layers.Masking()(tf.constant([[[1.0], [0.0]]])), tf.ones([1, 2, 1])
     assert _private.mask_of(masked).numpy().tolist() == [[True, False]]
-    assert _private.mask_of(tf.identity(masked)) is None
-
-
-@canary("set_keras_mask")
-def set_mask(tf, keras):
-    outputs = tf.constant([[[1.0], [5.0]]])
+    assert _private.mask_of(outputs) is None
     _private.set_mask(outputs, tf.constant([[True, False]]))
-    loss = keras.losses.MeanSquaredError()(tf.zeros([1, 2, 1]), outputs)
-    assert float(loss) == pytest.approx(1.0)
+    assert keras.losses.MeanSquaredError()(tf.constant([[[0.0], [5.0]]]), outputs).numpy() == 1
 
 
-@canary("_moments, to compute them")
-def moments(tf, keras):
+def test_moments(tf, keras):
+    """Try _moments, to compute them."""
     layer, x = keras.layers.BatchNormalization(), tf.constant([[1.0], [2.0], [6.0]])
     layer.build(x.shape)
     np.testing.assert_allclose(_private.moments(layer, x, None), [[3.0], [14 / 3]], rtol=1e-6)
@@ -445,8 +417,8 @@ def moments(tf, keras):
     np.testing.assert_allclose(mean, [1.5], rtol=1e-6)
 
 
-@canary("_moments, to replace them")
-def with_moments(tf, keras):
+def test_with_moments(tf, keras):
+    """Try _moments, to replace them."""
     layer, x = keras.layers.BatchNormalization(epsilon=0), tf.constant([[1.0], [5.0]])
     own = layer(x, training=True).numpy().tolist()
     with _private.with_moments(layer, tf.constant([3.0]), tf.constant([1.0])):
@@ -454,9 +426,11 @@ def with_moments(tf, keras):
     assert layer(x, training=True).numpy().tolist() == own == [[-1.0], [1.0]]
 
 
-@canary("_compile_config, _compile_loss, _compile_metrics")
-def twins(tf, keras):
-    """A twin is compiled anew and trains the same weights; the model keeps what it was given."""
+def test_twins(tf, keras):
+    """Try _compile_config, _compile_loss, _compile_metrics.
+
+    A twin is compiled anew and trains the same weights; the model keeps what it was given.
+    """
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="only")])
 
     def loss(labels, outputs):
@@ -476,16 +450,16 @@ def twins(tf, keras):
     assert [metric.name for metric in model.metrics] == ["loss", "compile_metrics"]
 
 
-@canary("_learning_rate")
-def rate_and_settings(tf, keras):
+def test_rate_and_settings(keras):
+    """Try _learning_rate."""
     optimizer = keras.optimizers.SGD(lambda: 0.5, momentum=0.25)
     rate, settings = _private.rate_and_settings(optimizer)
     assert rate() == 0.5 and settings["momentum"] == 0.25
     assert float(optimizer.learning_rate) == 0.5
 
 
-@canary("_exclude_from_weight_decay, _exclude_from_weight_decay_pattern")
-def exclude_as(tf, keras):
+def test_exclude_as(keras):
+    """Try _exclude_from_weight_decay, _exclude_from_weight_decay_pattern."""
     given, made = (keras.optimizers.AdamW(0.1, weight_decay=0.5) for _ in "ab")
     given.exclude_from_weight_decay(var_names=["bias"])
     _private.exclude_as(given, made)
@@ -496,8 +470,8 @@ def exclude_as(tf, keras):
     assert kernel < 1 == bias
 
 
-@canary("_var_key")
-def exclude_too(tf, keras):
+def test_exclude_too(keras):
+    """Try _var_key."""
     adamw = keras.optimizers.AdamW(0.1, weight_decay=0.5)
     weights = [keras.Variable(np.ones(2, "f")) for _ in "abc"]
     adamw.exclude_from_weight_decay(weights[:1])
@@ -509,8 +483,8 @@ def exclude_too(tf, keras):
     assert a == b == 1 > c
 
 
-@canary("_trainable_variables, of a layer")
-def stand_in(tf, keras):
+def test_stand_in(keras):
+    """Try _trainable_variables, of a layer."""
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     (kernel, bias), others = model.weights, [keras.Variable(np.ones(2, "f")) for _ in "ab"]
     _private.stand_in(model, [kernel], others)
@@ -521,9 +495,11 @@ def stand_in(tf, keras):
         _private.stand_in(model, others, [kernel])
 
 
-@canary("_all_reduce_sum_gradients")
-def without_all_reduce(tf, keras):
-    """Without it no operation takes all gradients."""
+def test_without_all_reduce(tf, keras):
+    """Try _all_reduce_sum_gradients.
+
+    Without it no operation takes all gradients.
+    """
     weights, found = [keras.Variable(np.ones(2, "f")) for _ in "ab"], []
     sgd = keras.optimizers.SGD()
     sgd.build(weights)
@@ -535,27 +511,11 @@ def without_all_reduce(tf, keras):
     assert found == [1, 0]
 
 
-@canary("_set_device")
-def place(tf, keras):
-    with tf.Graph().as_default():
-        x = tf.zeros([2])
-        _private.place(x.op, "/device:CPU:1")
-    assert x.device == "/device:CPU:1"
-
-
-@canary("_trainable_variables")
-def slots_of(tf, keras):
+def test_slots_of(keras):
+    """Try _trainable_variables."""
     weights = [keras.Variable(np.ones(2, "f")), keras.Variable(1.0)]
     sgd = keras.optimizers.SGD(0.5, momentum=0.5)
     sgd.build(weights)
     kept = _private.slots_of(sgd)
     assert [len(kept[id(weight)]) for weight in weights] == [1, 0]
     assert [slot.shape for slot in kept[id(weights[0])]] == [(2,)]
-
-
-@pytest.mark.parametrize("names", CANARIES)
-def test_a_private_name_is_still_there_and_does_what_it_is_used_for(plan, names: str):
-    import keras
-    import tensorflow
-
-    CANARIES[names](tensorflow, keras)
