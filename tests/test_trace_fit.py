@@ -22,23 +22,15 @@ def matmuls(step):
     return sum("MatMul" in op.type for op in step.ops)
 
 
-def small(x, y):
-    return np.ones([x, 3], "f"), np.ones([y, 1], "f")
-
-
-def dense():
+@pytest.fixture
+def dense(keras):
     """Make a small model that is not built."""
-    import keras
-
     model = keras.Sequential([keras.layers.Dense(1)], name="net")
     model.compile("sgd", "mse")
     return model
 
 
-def test_a_step_of_fit_is_a_step_of_fit_and_leaves_the_model(plan):
-    import keras
-    import tensorflow as tf
-
+def test_a_step_of_fit_is_a_step_of_fit_and_leaves_the_model(tf, keras, plan):
     x, y = np.ones([8, 5, 3], "f"), np.ones([8, 4], "f")
     with tf.device(plan.devices[0]):
         model = keras.Sequential([keras.Input([5, 3]), keras.layers.LSTM(4)])
@@ -53,23 +45,17 @@ def test_a_step_of_fit_is_a_step_of_fit_and_leaves_the_model(plan):
         )
     assert matmuls(step) == matmuls(plain) >= 5 * 2 * 2  # two products a time step, both passes
     assert len([c for c in step.copies if c.bytes == x.nbytes]) == 1  # the batch
-    for kept, variable in zip(before, model.trainable_variables, strict=True):
-        np.testing.assert_array_equal(kept, variable.numpy())
+    np.testing.assert_equal([v.numpy() for v in model.trainable_variables], before)
     assert all(np.all(value == 0) for path, value in built_by_it.items() if "momentum" in path)
     model.fit(data, steps_per_epoch=2, verbose=0, shuffle=False)
     before = state(model)
     fit_step(model, data)
-    after = state(model)
-    assert before.keys() == after.keys() == built_by_it.keys()
-    for path, value in before.items():
-        np.testing.assert_array_equal(value, after[path])
+    assert before.keys() == built_by_it.keys()
+    np.testing.assert_equal(state(model), before)
 
 
-def test_it_takes_what_fit_takes_and_warns_of_what_fit_does_besides(plan):
-    import keras
-    import tensorflow as tf
-
-    (x, y), weights = small(4, 4), np.ones(4, "f")
+def test_it_takes_what_fit_takes_and_warns_of_what_fit_does_besides(tf, keras, dense):
+    x, y = np.ones([4, 3], "f"), np.ones([4, 1], "f")
 
     class Batches(keras.utils.PyDataset):
         def __len__(self):
@@ -81,39 +67,35 @@ def test_it_takes_what_fit_takes_and_warns_of_what_fit_does_besides(plan):
     both = [(x, y), (x[1:], y[1:])]
     ways = [(x, y), both, iter(both), Batches(),
             tf.data.Dataset.from_tensor_slices((x, y)).batch(4)]  # fmt: skip
-    model = dense()
-    steps = [fit_step(model, data) for data in ways]
-    for more in ({"jit_compile": True}, {"steps_per_execution": 5}, {"run_eagerly": True}):
-        model.compile("sgd", "mse", **more)
-        with pytest.warns(UserWarning, match=next(iter(more))):
-            steps.append(fit_step(model, (x, y)))
+    steps = [fit_step(dense, data) for data in ways]
+    for name, value in {"jit_compile": True, "steps_per_execution": 5, "run_eagerly": True}.items():
+        dense.compile("sgd", "mse", **{name: value})
+        with pytest.warns(UserWarning, match=name):
+            steps.append(fit_step(dense, (x, y)))
     assert all(kinds(step) == kinds(steps[0]) for step in steps)
     fed = [op.bytes for op in steps[0].ops if op.type == "Placeholder"]
     assert sorted(fed) == [y.nbytes, x.nbytes]
-    weighted = fit_step(dense(), (x, y, weights))
+    dense.compile("sgd", "mse")
+    weighted = fit_step(dense, (x, y, np.ones(4, "f")))
     assert sum(op.type == "Placeholder" for op in weighted.ops) == 3
 
 
-def test_a_model_that_was_not_built_is_built_as_fit_does(plan):
-    import keras
-
-    x, y = small(4, 4)
+def test_a_model_that_was_not_built_is_built_as_fit_does(keras):
+    x, y = np.ones([4, 3], "f"), np.ones([4, 1], "f")
     both = []
     for first in (lambda m: m.fit(x, y, verbose=0), lambda m: fit_step(m, (x, y))):
         keras.utils.set_random_seed(0)
         layers = [keras.layers.Dense(2, name="a"), keras.layers.Dense(1, name="b")]
-        both.append(keras.Sequential(layers, name="net"))
-        both[-1].compile(keras.optimizers.Adam(0.0), "mse")  # so that fit changes no weight
-        first(both[-1])
-    assert both[0].input_shape == both[1].input_shape == (None, 3)
-    assert [v.path for v in both[0].variables] == [v.path for v in both[1].variables]
-    for theirs, ours in zip(*(model.weights for model in both), strict=True):
-        np.testing.assert_array_equal(theirs.numpy(), ours.numpy())
+        model = keras.Sequential(layers, name="net")
+        model.compile(keras.optimizers.Adam(0.0), "mse")  # so that fit changes no weight
+        first(model)
+        both.append((model.input_shape, {v.path: v.numpy() for v in model.variables}))
+    assert both[1][0] == (None, 3)
+    np.testing.assert_equal(*both)
 
 
-def test_what_a_step_made_before_it_failed_has_its_values(plan):
+def test_what_a_step_made_before_it_failed_has_its_values(keras):
     """Weights, slots and metrics; or they could never be used again."""
-    import keras
 
     class Late(keras.Sequential):
         fails = True
@@ -124,7 +106,7 @@ def test_what_a_step_made_before_it_failed_has_its_values(plan):
                 raise KeyError("late")
             return made
 
-    x, y = small(4, 4)
+    x, y = np.ones([4, 3], "f"), np.ones([4, 1], "f")
     model = Late([keras.layers.Dense(1)], name="net")
     model.compile("adam", "mse", metrics=["mae"])
     with pytest.raises(ValueError, match="'net' fails on the first batch.*: 'late'"):
@@ -134,9 +116,8 @@ def test_what_a_step_made_before_it_failed_has_its_values(plan):
     assert np.isfinite(model.fit(x, y, verbose=0).history["loss"]).all()
 
 
-def test_a_train_step_of_ones_own_builds_what_it_wants(plan):
+def test_a_train_step_of_ones_own_builds_what_it_wants(keras):
     """What calls its parts alone is not called, which might not even take such a batch."""
-    import keras
 
     class Half(keras.Model):
         def __init__(self):
@@ -155,20 +136,17 @@ def test_a_train_step_of_ones_own_builds_what_it_wants(plan):
     assert matmuls(step) == 1 and not half.built and half.dense.built
 
 
-def test_data_that_fit_would_not_take_for_a_batch_is_refused(plan):
-    import tensorflow as tf
-
-    x, y = small(4, 4)
-    model = dense()
+def test_data_that_fit_would_not_take_for_a_batch_is_refused(tf, dense):
+    x, y = np.ones([4, 3], "f"), np.ones([4, 1], "f")
     for data in ([x, y], x, None):
         with pytest.raises(TypeError):
-            fit_step(model, data)
-    assert not model.built
-    fit_step(model, (x, y))
+            fit_step(dense, data)
+    assert not dense.built
+    fit_step(dense, (x, y))
     for empty in ([], tf.data.Dataset.from_tensors(x).take(0), (x[:0], y[:0])):
         with pytest.raises(ValueError, match="0 batches|0 examples"):
-            fit_step(model, empty)
+            fit_step(dense, empty)
     with pytest.raises(ValueError, match="'net' fails on .*: .*3 and 4"):
-        fit_step(model, (x, y[:3]))
+        fit_step(dense, (x, y[:3]))
     with pytest.raises(ValueError, match=r"fails on the first batch, of \(3,\) and \(1,\): "):
-        fit_step(model, tf.data.Dataset.from_tensor_slices((x, y)))
+        fit_step(dense, tf.data.Dataset.from_tensor_slices((x, y)))

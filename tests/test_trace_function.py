@@ -9,16 +9,12 @@ from mgpu_helpers import trace
 from mgpu_helpers.trace import function_step
 
 
-def test_function_step_equals_calling_the_function(plan):
-    import tensorflow as tf
-
+def test_function_step_equals_calling_the_function(tf, plan):
     with tf.device(plan.devices[1]):
         weight = tf.Variable(np.arange(12, dtype="f").reshape(3, 4), name="x")  # as the argument
-        offset = tf.constant([1.0, 2.0, 3.0, 4.0])
-    steps = tf.Variable(0, name="Const")
-
     with tf.device(plan.devices[0]):
         captured = tf.random.uniform([100, 100])
+    steps, offset = tf.Variable(0, name="Const"), tf.range(1.0, 5.0)
 
     @tf.function
     def forward(x, scale, *, power=2.0):
@@ -42,33 +38,20 @@ def test_function_step_equals_calling_the_function(plan):
     assert trace.bytes_between()["/CPU:1", "/CPU:2"] == 40000
 
 
-def test_a_traced_step_assigns_in_place(plan):
-    import tensorflow as tf
-
-    with tf.device(plan.devices[0]):
-        weight = tf.Variable(tf.ones([1000, 1000]))
-
-    def update(x):
+def test_a_step_assigns_in_place_and_a_new_value_counts_until_the_old_one_is_given_back(tf, plan):
+    def add(x):
         weight.assign_add(x)
 
-    _, step = function_step(update, tf.ones([1000, 1000]))
-    assert step.peak(plan.devices[0]) < 4e6  # it adds in place, as a call of the function does
-
-
-def test_a_new_value_counts_beside_the_old_one_until_that_is_given_back(plan):
-    import tensorflow as tf
-
-    with tf.device(plan.devices[0]):
-        weight = tf.Variable(tf.ones([1000, 1000]))
-
-    def update(x):
+    def replace(x):
         old = weight.read_value()
         made = weight.assign(tf.exp(x, name="new"), read_value=False)
         with tf.control_dependencies([made]):  # so it cannot write in place
             return tf.reduce_sum(old @ old)
 
     with tf.device(plan.devices[0]):
-        _, step = function_step(update, tf.ones([1000, 1000]))
+        weight = tf.Variable(tf.ones([1000, 1000]))
+        (_, added), (_, step) = (function_step(f, tf.ones([1000, 1000])) for f in (add, replace))
+    assert added.peak(plan.devices[0]) < 4e6  # as a call of the function does
     new = next(each for each in step.allocations if each.op == "new")
     last = next(op for op in step.ops if op.type == "MatMul").end
     assert new.end == pytest.approx(last, abs=1e-5)
@@ -76,10 +59,8 @@ def test_a_new_value_counts_beside_the_old_one_until_that_is_given_back(plan):
 
 
 @pytest.fixture(scope="module")
-def trained(plan):
+def trained(tf, keras, plan):
     """Train for a step a model with an embedding, moving averages and a dropout's state."""
-    import keras
-    import tensorflow as tf
     from keras import layers
 
     with tf.device(plan.devices[0]):
@@ -94,9 +75,7 @@ def trained(plan):
     return model, x, y
 
 
-def test_a_traced_training_step_is_the_step_and_leaves_the_model(plan, trained):
-    import tensorflow as tf
-
+def test_a_traced_training_step_is_the_step_and_leaves_the_model(tf, plan, trained):
     model, x, y = trained
     before = [v.numpy() for v in model.variables]
     with tf.device(plan.devices[0]):
@@ -111,10 +90,8 @@ def test_a_traced_training_step_is_the_step_and_leaves_the_model(plan, trained):
     assert step.peak(plan.host) < 1e4 and step.collectives == ()
 
 
-def test_operations_run_where_a_call_places_them(plan, trained):
+def test_operations_run_where_a_call_places_them(tf, plan, trained):
     """The weights lie on the first device; the block around the call names the second."""
-    import tensorflow as tf
-
     model, x, _ = trained
 
     def forward(x, *, training):
@@ -137,30 +114,20 @@ def test_operations_run_where_a_call_places_them(plan, trained):
     assert step.bytes_between()[plan.devices[0], plan.devices[1]] == weights
 
 
-def test_results_are_taken_where_they_were_made(plan):
-    import tensorflow as tf
+def test_the_graph_is_optimized_as_in_a_call_and_results_are_taken_where_they_are_made(tf, plan):
+    held = [tf.Variable(float(i)) for i in range(9)]
 
     def squared(x):
         with tf.device(plan.devices[1]):
-            return tf.matmul(x, x)
+            return tf.add_n(held) + x * x
 
     with tf.device(plan.devices[0]):
-        _, step = function_step(squared, tf.ones([9, 9]))
+        got, step = function_step(squared, tf.constant([2.0, 3.0]))
+    assert got.tolist() == [40, 45] and "Square" in {op.type for op in step.ops}  # for x * x
     assert (plan.devices[1], plan.devices[0]) not in step.bytes_between()
 
 
-def test_the_graph_is_optimized_as_in_a_call(plan):
-    import tensorflow as tf
-
-    held = [tf.Variable(float(i)) for i in range(9)]
-    got, step = function_step(lambda x: tf.add_n(held) + x * x, tf.constant([2.0, 3.0]))
-    assert got.tolist() == [40, 45] and "Square" in {op.type for op in step.ops}  # for x * x
-
-
-def test_variables_of_any_kind_are_copied(plan):
-    import keras
-    import tensorflow as tf
-
+def test_variables_of_any_kind_are_copied(tf, keras):
     text, open_shape = tf.Variable("text"), tf.Variable([1.0], shape=[None])
     flag, half = tf.Variable(True), tf.Variable([1.0, 2.0], dtype=tf.bfloat16)
     weight, passed = keras.Variable([3.0, 4.0]), tf.Variable(5.0)
@@ -181,20 +148,14 @@ def test_variables_of_any_kind_are_copied(plan):
     np.testing.assert_array_equal(got[6], random.normal([2]))
 
 
-def test_what_makes_variables_may_do_so_once(plan):
-    import keras
-    import tensorflow as tf
+def test_what_makes_variables_may_do_so_once(tf, keras):
+    made = []
 
-    class Once:
-        made = None
+    def once(x):
+        made[:] = made or [tf.Variable(3.0)]
+        return x * made[0].assign_add(1.0)
 
-        def __call__(self, x):
-            if self.made is None:
-                self.made = tf.Variable(3.0)
-            return x * self.made.assign_add(1.0)
-
-    once = Once()
-    assert float(function_step(once, tf.ones([]))[0]) == 4 and float(once.made) == 3
+    assert float(function_step(once, tf.ones([]))[0]) == 4 and float(made[0]) == 3
     model = keras.Sequential([keras.layers.Dense(2)])  # not built before
     model.compile("adam", "mse", metrics=["mae"])
     x, y = np.ones([4, 3], "f"), np.zeros([4, 2], "f")
@@ -202,10 +163,7 @@ def test_what_makes_variables_may_do_so_once(plan):
     assert loss == pytest.approx(model.train_on_batch(x, y)[0])
 
 
-def test_what_cannot_be_traced_is_refused_and_the_remedy_named(plan):
-    import keras
-    import tensorflow as tf
-
+def test_what_cannot_be_traced_is_refused_and_the_remedy_named(tf, keras):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     x, y, none = np.ones([4, 3], "f"), np.ones([4, 1], "f"), np.ones([0], "f")
@@ -226,9 +184,7 @@ def test_what_cannot_be_traced_is_refused_and_the_remedy_named(plan):
     assert got.tolist() == [1, 1]  # only one of them is empty
 
 
-def test_what_xla_compiles_is_one_operation_and_said(plan):
-    import tensorflow as tf
-
+def test_what_xla_compiles_is_one_operation_and_said(tf):
     compiled = tf.function(lambda x: tf.reduce_sum(tf.sqrt(x) * 3), jit_compile=True)
     x = tf.constant([4.0, 9.0])
     for function, added in ((compiled, 0), (lambda x: compiled(x) + 1, 1)):
