@@ -29,13 +29,11 @@ def session_trace(plan, graph, fetches, feed=None, **config):
 
 
 @pytest.fixture(scope="module")
-def three_devices(plan):
+def three_devices(tf, plan):
     """Trace x on one device, two and three times x on the next, their sum on the host.
 
     Nothing here can be folded, fused, or written into the buffer of its input.
     """
-    import tensorflow as tf
-
     first, second = plan.devices
     with tf.Graph().as_default() as graph:
         with tf.device(first):
@@ -84,10 +82,8 @@ def test_every_copy_has_its_bytes_and_lasts_from_the_making_to_the_first_use(thr
     ]
     ops, copies = {op.name: op for op in trace.ops}, {(c.tensor, c.target): c for c in trace.copies}
     # The first use of each; on the host nothing uses x.
-    first = {("x", "/CPU:2"): "two", ("two", "/CPU:0"): "a", ("three", "/CPU:0"): "b",
-             ("x", "/CPU:0"): None}  # fmt: skip
-    for (maker, target), user in first.items():
-        copy = copies[maker, target]
+    for maker, target, user in ("x", 2, "two"), ("two", 0, "a"), ("three", 0, "b"), ("x", 0, None):
+        copy = copies[maker, f"/CPU:{target}"]
         assert copy.start == ops[maker].end
         assert copy.start + copy.length == pytest.approx(ops[user].start if user else copy.start)
 
@@ -122,9 +118,7 @@ def test_edges_go_through_copies_and_those_that_only_wait_are_told(three_devices
     assert edges & set(trace.waits) == {("three", "Const")}
 
 
-def test_loops_strings_and_onednn_are_traced_as_they_were_written(plan):
-    import tensorflow as tf
-
+def test_loops_strings_and_onednn_are_traced_as_they_were_written(tf, plan):
     with tf.Graph().as_default() as graph:
         with tf.device(plan.devices[1]):
             _, last = tf.while_loop(lambda i, x: i < 5, lambda i, x: (i + 1, tf.sqrt(x)),
@@ -149,9 +143,7 @@ def test_loops_strings_and_onednn_are_traced_as_they_were_written(plan):
     assert ops["parts"] == ("Split", 4 * 4 * 4 * 2)
 
 
-def test_what_is_fed_starts_on_the_host(plan):
-    import tensorflow as tf
-
+def test_what_is_fed_starts_on_the_host(tf, plan):
     with tf.Graph().as_default() as graph, tf.device(plan.devices[0]):
         given = tf.compat.v1.placeholder(tf.float32, [10, 10], name="given")
         mean = tf.reduce_mean(given, name="mean")
@@ -165,9 +157,7 @@ def test_what_is_fed_starts_on_the_host(plan):
     assert repr(trace).endswith("operations on /CPU:0, /CPU:1; 2 copies between them")
 
 
-def test_a_first_value_stays(plan):
-    import tensorflow as tf
-
+def test_a_first_value_stays(tf, plan):
     v1 = tf.compat.v1
     with tf.Graph().as_default(), v1.Session(config=plan.session_config(devices=1)) as session:
         with tf.device(plan.devices[0]):
@@ -283,41 +273,38 @@ def together(*members, size=2, op="CollectiveReduceV2", **given):
             for c in read(metadata).collectives}  # fmt: skip
 
 
-def test_who_meets_is_told_by_the_order_of_the_names_and_not_of_the_starts():
+MEMBERS = [("p", 1, 0, 100), ("q", 1, 5, 100), ("r", 2, 10, 100), ("s", 2, 25, 100)]
+PAIRS, WAITED = {"p": 7, "s": 7, "q": 8, "r": 8}, [(0, 25), (1, 5), (1, 0), (0, 0)]
+
+
+@pytest.mark.parametrize("members, more, wanted", [
     # Both all-reduces are under way at once, and device 2 comes to the second one first.
-    got = together(("a/c", 1, 0, 100), ("a/c_2", 1, 10, 101), ("a/c_3", 2, 20, 100),
-                   ("a/replica_1/c_1", 2, 30, 100))  # fmt: skip
-    assert got == {"a/c": (0, 30), "a/replica_1/c_1": (0, 0), "a/c_2": (1, 10), "a/c_3": (1, 0)}
+    ([("a/c", 1, 0, 100), ("a/c_2", 1, 10, 101), ("a/c_3", 2, 20, 100),
+      ("a/replica_1/c_1", 2, 30, 100)], {}, [(0, 30), (1, 10), (1, 0), (0, 0)]),
     # The gradient of an embedding is gathered within a condition, of which each device has its own.
-    got = together(("cond/then/_0/c", 1, 0, 50), ("cond/then/_0/c_1", 1, 60, 90),
-                   ("cond_1/then/_18/c", 2, 10, 50),
-                   ("cond_1/then/_18/c_1", 2, 50, 90))  # fmt: skip
-    assert list(got.values()) == [(0, 10), (0, 0), (1, 10), (1, 0)]
-    assert together(("c", 1, 0, 30), ("c_1", 2, 30, 60)) == {"c": (0, 30), "c_1": (0, 0)}
-    ten = [(f"c_{i}", 1 + i % 2, i, 100) for i in range(8, 12)]  # 9 comes before 10
-    assert together(*ten) == {"c_8": (0, 1), "c_9": (0, 0), "c_10": (1, 1), "c_11": (1, 0)}
-
-
-def test_a_number_in_the_graph_tells_who_meets():
-    members = [("p", 1, 0, 100), ("q", 1, 5, 100), ("r", 2, 10, 100), ("s", 2, 25, 100)]
-    wanted = {"p": (0, 25), "s": (0, 0), "q": (1, 5), "r": (1, 0)}
-    pairs = {"p": 7, "s": 7, "q": 8, "r": 8}
-    known = {name: {"instance": number} for name, number in pairs.items()}
-    assert together(*members, **known) == wanted
-    shared = {name: {"shared": b"%d" % number} for name, number in pairs.items()}
-    assert together(*members, op="NcclAllReduce", **shared) == wanted
-
-
-@pytest.mark.parametrize("members, more", [
-    ([("c", 1, 0, 50), ("c_1", 2, 30, 60)], {"size": 3}),  # a third device is not there
-    ([("c", 1, 0, 29), ("c_1", 2, 30, 60)], {}),  # one was over before the other came
-    ([("c", 1, 0, 60), ("c_1", 2, 30, 60), ("c_2", 2, 40, 70)], {}),  # whose is the third?
-    ([("c", 1, 0, 60), ("c", 1, 70, 90), ("c_1", 2, 30, 60), ("c_1", 2, 80, 90)], {}),  # a loop
-    ([("c", 1, 0, 60), ("d", 2, 30, 60)], {}),
-    ([("c", 1, 0, 60), ("c_1", 2, 30, 60)], {"op": "CollectiveBcastSendV2"}),  # it need not wait
+    ([("cond/then/_0/c", 1, 0, 50), ("cond/then/_0/c_1", 1, 60, 90),
+      ("cond_1/then/_18/c", 2, 10, 50), ("cond_1/then/_18/c_1", 2, 50, 90)], {},
+     [(0, 10), (1, 0), (0, 0), (1, 10)]),
+    ([("c", 1, 0, 30), ("c_1", 2, 30, 60)], {}, [(0, 30), (0, 0)]),
+    # By the order of the names, in which 9 comes before 10, and not of the starts.
+    ([(f"c_{i}", 1 + i % 2, i, 100) for i in range(8, 12)], {}, [(0, 1), (0, 0), (1, 1), (1, 0)]),
+    # By a number in the graph.
+    (MEMBERS, {name: {"instance": number} for name, number in PAIRS.items()}, WAITED),
+    (MEMBERS, {name: {"shared": b"%d" % number} for name, number in PAIRS.items()}
+     | {"op": "NcclAllReduce"}, WAITED),
+    # It is not guessed: a third device is not there,
+    ([("c", 1, 0, 50), ("c_1", 2, 30, 60)], {"size": 3}, None),
+    # one was over before the other came, whose is the third, a loop,
+    ([("c", 1, 0, 29), ("c_1", 2, 30, 60)], {}, None),
+    ([("c", 1, 0, 60), ("c_1", 2, 30, 60), ("c_2", 2, 40, 70)], {}, None),
+    ([("c", 1, 0, 60), ("c", 1, 70, 90), ("c_1", 2, 30, 60), ("c_1", 2, 80, 90)], {}, None),
+    ([("c", 1, 0, 60), ("d", 2, 30, 60)], {}, None),
+    # and it need not wait.
+    ([("c", 1, 0, 60), ("c_1", 2, 30, 60)], {"op": "CollectiveBcastSendV2"}, None),
 ])  # fmt: skip
-def test_who_meets_is_not_guessed(members, more):
-    assert set(together(*members, **more).values()) == {(None, None)}
+def test_who_meets_is_told_by_the_graph(members, more, wanted):
+    got = together(*members, **more)
+    assert [got[name] for name, *_ in members] == (wanted or [(None, None)] * len(members))
 
 
 # ---- a step on a GPU, as TensorFlow writes it: see data/make_gpu_step.cc
