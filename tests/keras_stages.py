@@ -52,7 +52,7 @@ def by_pieces(model, loss, x, y, pieces):
     return np.mean(losses), total, after
 
 
-def compare(model, loss, x, y, cut, where, pieces, rtol=1e-4, atol=1e-5):
+def compare(model, loss, x, y, cut, where, pieces, rtol, atol):
     """See that a step in stages computes what the model does, and put the state back."""
     import tensorflow as tf
 
@@ -62,13 +62,11 @@ def compare(model, loss, x, y, cut, where, pieces, rtol=1e-4, atol=1e-5):
     before = [v.numpy() for v in model.non_trainable_variables]
     got, slopes = tf.function(lambda x, y: pipeline.gradients(made, loss, x, y, order))(x, y)
     np.testing.assert_allclose(got, wanted_loss, rtol=1e-5)
-    # That of a bias before a BatchNormalization is 0: what is left where large numbers cancel.
-    largest = max(1, *(np.abs(slope).max() for slope in wanted))
     for v, slope in zip(model.trainable_variables, wanted, strict=True):
         found = tf.convert_to_tensor(slopes[v.path])
-        np.testing.assert_allclose(found, slope, rtol, atol * largest, err_msg=v.path)
+        np.testing.assert_allclose(found, slope, rtol, atol, err_msg=v.path)
     for v, value, new in zip(model.non_trainable_variables, before, after, strict=True):
-        np.testing.assert_allclose(v.numpy(), new, rtol=1e-5, atol=1e-6, err_msg=v.path)
+        np.testing.assert_allclose(v.numpy(), new, rtol=1e-5, err_msg=v.path)
         v.assign(value)
 
 
@@ -88,8 +86,9 @@ def main(*names):
         else:
             model = convolutions() if name == "convolutions" else keras_models.lesson(name, 0.125)
             cut, loss, data = [model.layers[2].name], networks.loss, digits.load(32)
-        # In MobileNetV2 an activation near its limits may switch; two pieces would take too long.
-        atol = 0.05 if name == "mobilenet" else 1e-5
-        for pieces in (1,) if name == "mobilenet" else (1, 2):
-            compare(model, loss, *data, cut, plan.devices, pieces, 1e-3, atol)
+        # Mostly bit for bit; but in MobileNetV2 an activation near its limits may switch.
+        atol = 0.05 if name == "mobilenet" else 1e-6
+        compare(model, loss, *data, cut, plan.devices, 1, 1e-5, atol)
+        if name != "mobilenet":  # which takes too long
+            compare(model, loss, *data, cut, plan.devices, 2, 1e-3, 1e-5)
         print(name, flush=True)

@@ -382,11 +382,17 @@ class Stop(BaseException):
     """What ends a training in the middle, as Ctrl-C does."""
 
 
-@pytest.mark.parametrize("steps, at_once", [  # of eight batches
-    (None, 1), (3, 2), pytest.param(3, 1, marks=pytest.mark.thorough),
+@pytest.mark.parametrize("steps, at_once, which", [  # of eight batches
+    (3, 2, "known"), (None, 1, "unknown"), (3, 2, "unknown"),
+    *(pytest.param(*each, marks=pytest.mark.thorough) for each in (
+        (None, 1, "known"), (3, 1, "known"), (None, 3, "known"), (5, 1, "unknown"),
+        (3, 1, "endless"),
+    )),
 ])  # fmt: skip
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
-def test_what_was_interrupted_goes_on_as_if_it_had_not_been(keras, plan, tmp_path, steps, at_once):
+def test_what_was_interrupted_goes_on_as_if_it_had_not_been(
+    keras, plan, tmp_path, steps, at_once, which
+):
     """The order of a shuffle, the masks of a dropout and the optimizer's state are those it had."""
 
     def stop(epoch, logs):
@@ -405,16 +411,18 @@ def test_what_was_interrupted_goes_on_as_if_it_had_not_been(keras, plan, tmp_pat
             variable.assign(value)
         x = np.linspace(0.1, 1, 15, dtype="float32")[:, None]
         data = fit.batches(x, 2 * x, batch_size=2, shuffle=True)
-        passes = model.fit(data, epochs=4, steps_per_epoch=steps, verbose=0, callbacks=callbacks)
+        if which != "known":
+            data = data.repeat() if which == "endless" else data.filter(lambda x, y: True)
+        passes = model.fit(data, epochs=6, steps_per_epoch=steps, verbose=0, callbacks=callbacks)
         return passes.epoch, [each.numpy() for each in variables]
 
     passes, through = train()
-    assert passes == [0, 1, 2, 3] and all(np.isfinite(value).all() for value in through)
+    assert passes == [0, 1, 2, 3, 4, 5] and all(np.isfinite(value).all() for value in through)
     each = keras.callbacks
     with pytest.raises(Stop):
         train(each.BackupAndRestore(tmp_path), each.LambdaCallback(on_epoch_end=stop))
     passes, again = train(each.BackupAndRestore(tmp_path))
-    assert passes == [3]
+    assert passes == [3, 4, 5]
     for one, other in zip(again, through, strict=True):
         np.testing.assert_array_equal(one, other)
 

@@ -174,7 +174,10 @@ def test_weights_of_loss(tf):
 
 
 def test_what_fit_keeps(tf, keras):
-    """Try _distributed_dataset, _initial_epoch."""
+    """Try _distributed_dataset, _initial_epoch, _enumerate_iterator.
+
+    Also _current_iterator, _steps_seen, _num_batches.
+    """
     from keras.src.backend.tensorflow.trainer import TFEpochIterator
 
     model = keras.Sequential([keras.layers.Dense(1)])
@@ -184,7 +187,12 @@ def test_what_fit_keeps(tf, keras):
     assert model.built and model.optimizer.built
     strategy = tf.distribute.get_strategy()
     data = tf.data.Dataset.range(2).batch(2)
-    assert next(iter(_private.dataset_of(TFEpochIterator(strategy, data)))).shape == 2
+    iterator = TFEpochIterator(strategy, data, steps_per_epoch=3)
+    assert next(iter(_private.dataset_of(iterator))).shape == 2
+    _private.before_steps(iterator, lambda it: _private.go_on(it, iter(data), 3, 4))
+    with pytest.warns(UserWarning, match="ran out of data"):
+        assert [step for step, *_ in iterator] == [0]
+    assert "_enumerate_iterator" not in vars(iterator)
 
 
 def test_numbered(tf):

@@ -483,6 +483,24 @@ def dataset_of(epoch_iterator: Any) -> Any:
     return epoch_iterator._distributed_dataset
 
 
+def before_steps(epoch_iterator: Any, prepare: Callable[[Any], None]) -> None:
+    """Call a function with what `fit` iterates, after the callbacks' start and before a step."""
+    enumerate_iterator = epoch_iterator._enumerate_iterator
+
+    def first() -> Any:
+        del epoch_iterator._enumerate_iterator
+        prepare(epoch_iterator)
+        return enumerate_iterator()
+
+    epoch_iterator._enumerate_iterator = first
+
+
+def go_on(epoch_iterator: Any, current: Any, seen: int, batches: int | None) -> None:
+    """Let passes of a number of steps go on with an iterator of which some steps have been seen."""
+    epoch_iterator._current_iterator, epoch_iterator._steps_seen = current, seen
+    epoch_iterator._num_batches = batches
+
+
 def first_pass(model: Any) -> int:
     """Give the number of the pass at which `BackupAndRestore` lets `fit` go on; 0 without it."""
     return int(model._initial_epoch or 0)

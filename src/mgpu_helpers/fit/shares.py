@@ -43,15 +43,9 @@ class Shared:
             options = tf.data.Options()
             options.autotune.enabled = False
             self.whole = self.whole.with_options(options)
-        # How often it would have begun before this `fit`, and what that would have taken of it.
-        self.goes_on: Callable[[], tuple[int, int]] | None = None
 
     def __iter__(self) -> Iterator[Whole]:
-        times, taken = self.goes_on() if self.goes_on else (0, 0)
-        self.goes_on = None
-        for _ in range(times):  # a shuffle has another order each time that it begins
-            iter(self.whole)
-        return iter(self.whole.skip(taken) if taken else self.whole)
+        return iter(self.whole)
 
 
 def _slice(x: Any, begin: Any, end: Any) -> Any:

@@ -80,7 +80,7 @@ def _of(kind: Any) -> Any:
 
         of_fit, synchronized = True, True
         packs = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=PACK)
-        begins: Any = None  # what the next `fit` has taken of its data in a run before
+        passes_before: Any = None  # what lets the next `fit` begin with its data where it was
         seen: Any = None  # of the last batch that several workers have read: its size and mark
 
         @property

@@ -24,8 +24,9 @@ def build(keras_has: Callable[..., Any]) -> Callable[..., Any]:
             return keras_has(self, iterator, data_batch)
         if iterator is not None:
             shared = _private.dataset_of(iterator)
-            if strategy.begins is not None:
-                shared.goes_on, strategy.begins = strategy.begins(iterator), None
+            if strategy.passes_before is not None:
+                _private.before_steps(iterator, strategy.passes_before)
+                strategy.passes_before = None
             data_batch = tf.nest.map_structure(
                 lambda spec: spec if hasattr(spec, "shape") else None,
                 shared.whole.element_spec.batch,
@@ -56,35 +57,41 @@ def fit(keras_has: Callable[..., Any]) -> Callable[..., Any]:
             given.setdefault("shuffle", False)  # which is what it is, and Keras warns of
         given["callbacks"] = of_worker(given.get("callbacks"), strategy)
 
-        def begins(iterator: Any) -> Callable[[], tuple[int, int]]:
-            """Say how often Keras would have begun with the data before, and taken a batch of it.
+        def passes_before(iterator: Any) -> None:
+            """Bring the data to where they were when a backup was written."""
+            if passes := _private.first_pass(self):
+                _go_on(iterator, passes, given.get("steps_per_epoch"), self.steps_per_execution)
 
-            It begins once before each pass, and once after it where the number of steps is known.
-            """
-            batches = iterator.data_adapter.num_batches
-
-            def goes_on() -> tuple[int, int]:
-                passes = _private.first_pass(self)
-                if steps := given.get("steps_per_epoch"):
-                    return _begun(passes, steps, batches, self.steps_per_execution)
-                return (2 * passes if batches is not None else max(0, 2 * passes - 1)), 0
-
-            return goes_on
-
-        strategy.begins = begins
+        strategy.passes_before = passes_before
         try:
             return keras_has(**given)
         finally:
-            strategy.begins = None
+            strategy.passes_before = None
 
     return fit
 
 
-def _begun(passes: int, steps: int, batches: int | None, at_once: int) -> tuple[int, int]:
-    """Say how often data end in passes of so many steps, and how many batches are taken since.
+def _go_on(iterator: Any, passes: int, steps: int | None, at_once: int) -> None:
+    """Begin with the data as often as so many passes do, since a shuffle has an order for each.
 
-    Keras goes on in the next pass where it was, and begins again after a pass that saw the end.
+    Without a number of steps Keras begins before each pass, and after it where it knew the end.
+    With one it goes on in the next pass where it was, and begins again after one that saw the end.
     """
+    import tensorflow as tf
+
+    data, batches = _private.dataset_of(iterator).whole, iterator.data_adapter.num_batches
+    if steps is None:
+        for _ in range(passes if batches is None else 2 * passes):
+            iter(data)
+        return
+    begun, size = 0, batches
+    if data.cardinality() == tf.data.UNKNOWN_CARDINALITY:
+        current, begun = iter(data), 1
+        size, most = 0, passes * -(-steps // at_once) * at_once
+        while size < most and next(current, None) is not None:
+            size += 1
+        if size < most:  # Keras learns the end by a call that finds nothing
+            batches = (-(-size // at_once) + 1) * at_once
     times = seen = 0
     for _ in range(passes):
         for _ in range(0, steps, at_once):
@@ -92,7 +99,11 @@ def _begun(passes: int, steps: int, batches: int | None, at_once: int) -> tuple[
                 seen += at_once
         if batches and seen >= batches:
             times, seen = times + 1, 0
-    return times, seen
+    for _ in range(begun, times):
+        iter(data)
+    if times >= begun:
+        current = iter(data.skip(seen if size is None else min(seen, size)))
+    _private.go_on(iterator, current, seen, batches)
 
 
 def _check_scope(model: Any, strategy: Any) -> None:
