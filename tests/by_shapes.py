@@ -9,32 +9,21 @@ import math
 from typing import Any
 
 from mgpu_helpers import _private
-from mgpu_helpers._formatting import whole_number
 from mgpu_helpers.lessons import networks
 from mgpu_helpers.memory import MemoryUse
 
 _TRAINED = (networks.Conv, networks.Dense)
 
 
-def predict(
-    network: networks.Network, batch: int, *, slots: int = 2, onednn: bool | None = None
-) -> MemoryUse:
-    """Count the bytes that training on one device holds at its peak, from the layers' shapes.
+def predict(network: networks.Network, batch: int) -> MemoryUse:
+    """Count the bytes that training on one device with Adam holds at its peak, from the shapes.
 
-    slots: numbers that the optimizer keeps for each weight: 2 for Adam, 1 for momentum, 0 for
-    plain descent. Nothing is dropped (keep=1.0), and the batch that is fed is not counted.
-    onednn: whether TensorFlow computes with that library, as on Intel's and AMD's processors
-    unless TF_ENABLE_ONEDNN_OPTS=0, and never on a GPU; None asks TensorFlow and the plan.
+    Nothing is dropped, and the batch that is fed is not counted. With oneDNN a pool keeps a note of
+    what it took, and without it needs less for its gradient.
     """
-    batch = whole_number("batch", batch, "a number of examples", 1)
-    slots = whole_number("slots", slots, "a number", 0)
-    if onednn is None:
-        from mgpu_helpers.devices import current
-
-        plan = current()
-        onednn = _private.uses_onednn() and (plan is None or not plan.on_gpus)
     weights = 4 * networks.parameters(network)
-    return MemoryUse(weights, slots * weights, weights, batch * _per_example(network, onednn))
+    onednn = _private.uses_onednn()
+    return MemoryUse(weights, 2 * weights, weights, batch * _per_example(network, onednn))
 
 
 def _per_example(network: networks.Network, onednn: bool) -> int:
@@ -42,8 +31,6 @@ def _per_example(network: networks.Network, onednn: bool) -> int:
     layers = list(networks.walk(network))
     kept = [_kept(layer, 4 * math.prod(after), onednn) for layer, _, after in layers]
     trained = [i for i, (layer, *_) in enumerate(layers) if isinstance(layer, _TRAINED)]
-    if not trained:
-        raise ValueError(f"{network.name} has no weights to train: add a layer that has some.")
     held = sum(kept)
     peak = held + 4 * math.prod(layers[-1][2])  # the whole way forward, and the loss's gradient
     for i in range(len(layers) - 1, trained[0] - 1, -1):

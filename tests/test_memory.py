@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import by_shapes
-import fake_driver
-from conftest import run_python
-from mgpu_helpers import devices, memory, nvml, towers
+from conftest import run_python, wait_for
+from mgpu_helpers import _private, devices, memory, nvml, towers
 from mgpu_helpers.lessons import networks
 from mgpu_helpers.lessons.networks import Conv, Dense, Network, Pool
 from mgpu_helpers.lessons.pretend import pretend_gpus
@@ -32,21 +29,13 @@ PER_EXAMPLE = 1312
 PARAMETERS = 4 * (3 * 3 * 2 + 2 + 32 * 4 + 4)
 D = "/CPU:1"
 
-any_network = st.builds(
-    lambda make, width: make(width=width),
-    st.sampled_from([networks.jang, networks.tensorlight, networks.p40]),
-    st.floats(0.02, 1),
-)
 
-
-def train_step(plan, network, batch, *, towers_=1):
+def train_step(tf, plan, network, batch, *, towers_=1):
     """Trace a training step; give the trace and the names of what makes the weights' gradients.
 
     By an optimizer's compute_gradients, which has an update wait until the weight has been read;
     with tf.gradients some updates come earlier, and write the new value beside the old one.
     """
-    import tensorflow as tf
-
     v1 = tf.compat.v1
     optimizer = v1.train.AdamOptimizer()
     with tf.Graph().as_default() as graph:
@@ -81,29 +70,9 @@ def train_step(plan, network, batch, *, towers_=1):
 # Counted
 
 
-def test_a_network_counted_by_hand():
-    got = by_shapes.predict(SMALL, 7, slots=1, onednn=True)
-    assert got == MemoryUse(PARAMETERS, PARAMETERS, PARAMETERS, 7 * PER_EXAMPLE)
-    assert got.total == 3 * 608 + 7 * 1312
-    assert by_shapes.predict(SMALL, 1, slots=0).slots == 0
-    assert by_shapes.predict(SMALL, 1).slots == 1216
-    # Without oneDNN a pool keeps no note of what it took; the ReLU's gradient needs its output.
-    assert by_shapes.predict(SMALL, 1, onednn=False).activations == 1280
-    bare = replace(SMALL, layers=(Conv("conv", 2, 3), *SMALL.layers[1:]))
-    # Nobody needs the convolution's output: the pool's gradient is written over it.
-    assert by_shapes.predict(bare, 1, onednn=True).activations == 1312
-    assert by_shapes.predict(bare, 1, onednn=False).activations == 512 + 128 + 16 + 128
-    leaky = replace(SMALL, layers=(Conv("conv", 2, 3, activation="leaky_relu"), *SMALL.layers[1:]))
-    assert by_shapes.predict(leaky, 1, onednn=True).activations == 1312 + 512
-
-
-@pytest.mark.parametrize("network, batch", [
-    (SMALL, 2000), (networks.jang(2400, 0.1), 200),
-], ids=lambda value: getattr(value, "name", str(value)))  # fmt: skip
-def test_the_count_agrees_with_the_trace(plan, network, batch):
-    trace, _ = train_step(plan, network, batch)
-    held = by_shapes.predict(network, batch)
-    assert held.gradients + held.activations == pytest.approx(trace.peak(D, False), rel=0.1)
+def test_a_network_counted_by_hand_is_what_a_trace_holds(tf, plan):
+    trace, _ = train_step(tf, plan, SMALL, 2000)
+    assert trace.peak(D, False) == pytest.approx(PARAMETERS + 2000 * PER_EXAMPLE, rel=0.1)
 
 
 # Measured
@@ -129,9 +98,9 @@ def test_the_peak_is_the_largest_sum_of_what_lives_at_once(drawn):
     assert sum(a.bytes for a in memory.at_peak(trace, D)) == max(live)
 
 
-def test_gradients_are_told_from_activations_by_where_they_flow(plan):
+def test_gradients_are_told_from_activations_by_where_they_flow(tf, plan):
     """The backward pass keeps a gradient of an input until the weights wait for it: no gradient."""
-    trace, made = train_step(plan, networks.tensorlight(0.125), 64, towers_=2)
+    trace, made = train_step(tf, plan, networks.tensorlight(0.125), 64, towers_=2)
     for device in trace.memory.keys() - {"/CPU:0"}:
         live = memory.at_peak(trace, device)
         assert [a.bytes for a in live] == sorted((a.bytes for a in live), reverse=True)
@@ -158,28 +127,17 @@ def test_gradients_are_found_on_their_way_through_an_average():
                   tuple(waits))  # fmt: skip
     # norm flows into a counter, so it counts as one of its updates; what it was made from does not.
     assert memory.by_use(trace, D) == MemoryUse(0, 0, 11_111_100, 11, 100_000_000)
-
-
-@pytest.mark.parametrize("wrong", [
-    lambda: memory.by_use(Trace((), (), {D: ((0.0, 0),)}, ()), "/CPU:9"),
-    lambda: by_shapes.predict(SMALL, 2.5),
-    lambda: by_shapes.predict(replace(SMALL, layers=(Pool(),)), 1),
-])  # fmt: skip
-def test_what_cannot_be_counted_is_refused(wrong):
     with pytest.raises(ValueError):
-        wrong()
+        memory.by_use(trace, "/CPU:9")
 
 
 # Watched
 
 
-def test_a_monitor_asks_the_allocator_of_each_gpu(plan, monkeypatch):
-    import tensorflow as tf
-
+def test_a_monitor_asks_the_allocator_of_each_gpu(tf, plan, monkeypatch):
     made = devices.Plan("gpus", "/CPU:0", ("/GPU:0", "/GPU:1"), ("a", "b"), 2, "", "")
     monkeypatch.setattr(devices.plan, "_plan", made)
-    asked: list[str] = []
-    said = {"GPU:0": {"current": 5, "peak": 9}, "GPU:1": {"current": 6, "peak": 7}}
+    said, asked = {"GPU:0": {"current": 5, "peak": 9}, "GPU:1": {"current": 6, "peak": 7}}, []
     monkeypatch.setattr(tf.config.experimental, "get_memory_info", said.__getitem__)
     monkeypatch.setattr(tf.config.experimental, "reset_memory_stats", asked.append)
     with Monitor(60) as watched:
@@ -188,13 +146,6 @@ def test_a_monitor_asks_the_allocator_of_each_gpu(plan, monkeypatch):
     first, last = (sample.allocator for sample in watched.samples)
     assert (first, last) == ({"/GPU:0": 5, "/GPU:1": 6}, {"/GPU:0": 9, "/GPU:1": 7})
     assert asked == ["GPU:0", "GPU:1"] * 2
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < end, "it does not come"
-        time.sleep(0.001)
 
 
 def watching() -> list[threading.Thread]:
@@ -207,7 +158,7 @@ def test_a_monitor_sees_what_comes_and_goes():
         with watched.phase("full"):
             filled = np.ones(8 * MB)
             size, now = filled.nbytes, len(watched.samples)
-            wait_until(lambda: len(watched.samples) >= now + 2)
+            wait_for(lambda: len(watched.samples) >= now + 2)
         del filled
         raise LookupError
     assert not watching()
@@ -230,31 +181,23 @@ def report(used):
     (OSError("it fell off"), "the driver does not answer any more: it fell off"),
 ])  # fmt: skip
 def test_a_driver_that_fails_midway_does_not_stop_the_samples(monkeypatch, fault, reason):
-    answers, asked = [report([7, None]), report([8, 9]), fault], []
-
-    def query():
-        asked.append(1)
-        answer = answers[len(asked) - 1]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
+    query = Mock(side_effect=[report([7, None]), report([8, 9]), fault])
     monkeypatch.setattr(nvml, "query", query)
     with Monitor(0.001) as watched:
-        wait_until(lambda: len(watched.samples) >= 6)
+        wait_for(lambda: len(watched.samples) >= 6)
     seen = [sample.driver for sample in watched.samples]
     assert seen[:3] == [{0: 7, 1: None}, {0: 8, 1: 9}, {0: None, 1: None}]
     assert seen[3:] == [seen[2]] * (len(seen) - 3)
-    assert len(asked) == 3 and watched.reason == reason and not watching()
+    assert query.call_count == 3 and watched.reason == reason and not watching()
 
 
-def test_a_monitor_asks_the_real_nvml_and_does_not_start_tensorflow(tmp_path):
+def test_a_monitor_asks_the_real_nvml_and_does_not_start_tensorflow(driver):
     code = (
         "import sys; from mgpu_helpers.memory import Monitor\n"
         "with Monitor(60) as m: pass\n"
         "print([s.driver for s in m.samples], m.reason, 'tensorflow' in sys.modules)"
     )
-    done = run_python(code, LD_LIBRARY_PATH=fake_driver.build(tmp_path))
+    done = run_python(code, LD_LIBRARY_PATH=driver)
     each = {0: 2**30, 1: 9 * 2**30, 2: None}
     assert done.stdout == f"{[each, each]} None False\n"
 
@@ -262,10 +205,7 @@ def test_a_monitor_asks_the_real_nvml_and_does_not_start_tensorflow(tmp_path):
 # GPUs that are not there
 
 
-def test_tensorflows_rules_can_be_tried_without_a_gpu(plan, monkeypatch):
-    import tensorflow as tf
-    from tensorflow.python.eager import context
-
+def test_tensorflows_rules_can_be_tried_without_a_gpu(tf, plan, monkeypatch):
     # The stand-in's card has 140 GB.
     card = replace(report([1]).gpus[0], memory_total=143_360 * 2**20)
     monkeypatch.setattr(nvml, "query", lambda: nvml.DriverReport((card,), None, None, None))
@@ -274,7 +214,7 @@ def test_tensorflows_rules_can_be_tried_without_a_gpu(plan, monkeypatch):
     with pretend_gpus(2) as (one, two):
         assert tf.config.list_physical_devices("GPU") == [one, two]
         grow(one, True)
-        for refused in (lambda: context.context().config, lambda: tf.ones([])):
+        for refused in _private.configured, lambda: tf.ones([]):
             with pytest.raises(ValueError, match="Memory growth cannot differ between GPU devices"):
                 refused()
         with pytest.raises(ValueError, match="GPU:0 grows, which does not go with a limit: "):
@@ -307,7 +247,7 @@ def test_a_monitor_is_used_once_and_pauses():
             Monitor(pause)
 
 
-def test_the_lab_takes_one_gpu_on_which_nobody_else_computes(tmp_path):
+def test_the_lab_takes_one_gpu_on_which_nobody_else_computes(driver):
     code = """
 import os, runpy
 lab = runpy.run_path("notebooks/scripts/hold_memory.py")
@@ -315,5 +255,5 @@ for os.environ["CUDA_VISIBLE_DEVICES"] in ("0,1,2", "1,2", "1", "MIG-0"):
     number = lab["free_gpu"]()
     print(number, lab["driver"](number) >> 30)
 """
-    done = run_python(code, LD_LIBRARY_PATH=fake_driver.build(tmp_path))
+    done = run_python(code, LD_LIBRARY_PATH=driver)
     assert done.stdout.splitlines() == ["0 1", "2 0", "None 0", "None 0"]
