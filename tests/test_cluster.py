@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import re
@@ -12,12 +11,12 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, limited, lives, run_python, wait_for
+import test_jobs
+from conftest import ROOT, lives, run_python, wait_for
 from mgpu_helpers import cluster, jobs, nvml
 from mgpu_helpers._processes import locks
 from mgpu_helpers.cluster import addresses
@@ -79,25 +78,15 @@ time.sleep(60)
 """
 
 
+here, never_hangs, hour = test_jobs.here, test_jobs.never_hangs, test_jobs.hour
+
+
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """Give each test a folder of its own with the scripts, on the CPU's cores."""
-    for name in list(os.environ):
-        if name.startswith(("CUDA_", "SLURM_", "MGPU_", "TF_")) or "proxy" in name.lower():
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("MGPU_MODE", "cores")
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+def scripts(here, monkeypatch):
+    """Give each test the scripts, in its folder."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
-    monkeypatch.chdir(tmp_path)
     Path("worker.py").write_text(WORKER)
     Path("deaf.py").write_text(DEAF)
-    return tmp_path
-
-
-@pytest.fixture(autouse=True)
-def never_hangs():
-    with limited(90):
-        yield
 
 
 def config(hosts, index=0, kind="worker"):
@@ -108,21 +97,6 @@ def run(code, *args, **options):
     """Run this code as all workers, without a word."""
     Path("script.py").write_text(code)
     return cluster.run("script.py", args, **{"progress": False} | options)
-
-
-@pytest.fixture
-def hour(monkeypatch):
-    """Let an hour go by for the launcher when it has looked around after files have come."""
-    clock, looks = time.monotonic, itertools.count()
-
-    def after(*files):
-        def now():
-            there = all(map(os.path.exists, files))
-            return clock() + 3600 * (there and next(looks) > 50)
-
-        monkeypatch.setattr(time, "monotonic", now)
-
-    return after
 
 
 # --- all is well ---

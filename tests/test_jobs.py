@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -27,7 +28,7 @@ AFFINITY = getattr(os, "sched_getaffinity", lambda pid: set(range(os.cpu_count()
 def here(tmp_path, monkeypatch):
     """Give each test locks and logs of its own, on the CPU's cores."""
     for name in list(os.environ):
-        if name.startswith(("CUDA_", "SLURM_", "MGPU_")):
+        if name.startswith(("CUDA_", "SLURM_", "MGPU_", "TF_")) or "proxy" in name.lower():
             monkeypatch.delenv(name)
     monkeypatch.setenv("MGPU_MODE", "cores")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -39,8 +40,23 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def never_hangs():
-    with limited(60):
+    with limited(90):
         yield
+
+
+@pytest.fixture
+def hour(monkeypatch):
+    """Let an hour go by for who runs jobs, when it has looked around after files have come."""
+    clock, looks = time.monotonic, itertools.count()
+
+    def after(*files):
+        def now():
+            there = all(map(os.path.exists, files))
+            return clock() + 3600 * (there and next(looks) > 50)
+
+        monkeypatch.setattr(time, "monotonic", now)
+
+    return after
 
 
 @pytest.fixture
@@ -148,31 +164,32 @@ def test_logs_are_named_in_order_and_hold_both_streams(here):
 # --- jobs that do not end by themselves ---
 
 
-def test_a_time_limit_ends_jobs_even_those_that_ignore_it(monkeypatch, cores):
+def test_a_time_limit_ends_jobs_even_those_that_ignore_it(monkeypatch, cores, hour):
     """But they have the time to end by themselves."""
     monkeypatch.setattr(process, "GRACE", 2.0)
+    hour("sleeps", "ignores", "heeds")
     waits = "while :; do sleep 0.05; done"
     report = jobs.run(
-        [sh("sleep 60"), sh(f"trap '' TERM; {waits}"),
-         sh(f"trap 'sleep 0.2; exit 0' TERM; {waits}"), sh("true")],
-        time_limit=1.5, devices=cores,
+        [sh("touch sleeps; exec sleep 60"), sh(f"trap '' TERM; touch ignores; {waits}"),
+         sh(f"trap 'sleep 0.2; exit 0' TERM; touch heeds; {waits}"), sh("sleep 60"), sh("true")],
+        time_limit=1800, devices=cores, per_device=2,
     )  # fmt: skip
-    assert [job.status for job in report] == ["timed out"] * 3 + ["done"]
-    assert [job.returncode for job in report] == [-15, -9, 0, 0]
-    assert report.wall < 30
+    assert [job.status for job in report] == ["timed out"] * 4 + ["done"]
+    assert [job.returncode for job in report] == [-15, -9, 0, -15, 0]
     assert not any(lives(job.pid) for job in report)
 
 
 CHILDREN = (
     "for i in 1 2; do sh -c 'trap \"\" TERM; echo $$; touch child.$$; sleep 60' & done; "
-    "while set -- child.*; test $# != 2; do sleep 0.02; done;"
+    "while set -- child.*; test $# != 2; do sleep 0.02; done; touch both;"
 )
 
 
 @pytest.mark.parametrize("end, status", [("wait", "timed out"), ("true", "done")])
-def test_children_end_with_their_job(end, status, monkeypatch):
+def test_children_end_with_their_job(end, status, monkeypatch, hour):
     monkeypatch.setattr(process, "GRACE", 0.1)
-    report = jobs.run([sh(CHILDREN + end)], time_limit=2 if end == "wait" else None)
+    hour("both")
+    report = jobs.run([sh(CHILDREN + end)], time_limit=1800 if end == "wait" else None)
     assert report[0].status == status
     children = [int(pid) for pid in report[0].tail.split()]
     assert len(children) == 2 and not any(map(lives, children))
@@ -184,17 +201,17 @@ def test_a_child_that_nobody_reads_does_not_hold_its_device():
     code = (
         "import ctypes\n"
         "ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\n"  # orphans become the runner's
-        "print(jobs.run([sh('sleep 0.01 & exec sleep 0.1')]).wall)"
+        "process.GRACE = 600\n"
+        "print(jobs.run([sh('sleep 0.01 & exec sleep 0.1')]).ok)"
     )
     with runner(code) as ran:
-        out, err = ran.communicate(timeout=20)
-    assert float(out.split()[-1]) < process.GRACE, err
+        assert ran.communicate(timeout=50)[0].endswith("True\n")
 
 
 INTERRUPTED = f"""
 try:
     jobs.run([sh("echo quick"), sh("{CHILDREN.replace('"', chr(92) + '"')} wait"),
-              sh("trap '' TERM; echo $$; while :; do sleep 0.05; done"), sh("true")],
+              sh("trap 'touch told' TERM; echo $$; while :; do sleep 0.05; done"), sh("true")],
              devices=DEVICES, names=["quick", "children", "deaf", "never"])
 except KeyboardInterrupt as error:
     for job in error.report:
@@ -213,8 +230,9 @@ def test_ctrl_c_ends_all_jobs_and_leaves_no_process(times, cores):
         wait_for(lambda: [len(p.read_text().split()) if p.exists() else 0 for p in logs] == [2, 1])
         pids = [int(pid) for path in logs for pid in path.read_text().split()]
         assert all(map(lives, pids))
-        for i in range(times):
-            time.sleep(0.2 * i)
+        ran.send_signal(signal.SIGINT)
+        if times == 2:
+            wait_for(Path("told").exists)
             ran.send_signal(signal.SIGINT)
         out, err = ran.communicate(timeout=20)
     wait_for(lambda: not any(map(lives, pids)))
@@ -285,7 +303,7 @@ STAMP = (
     "a = time.monotonic(); time.sleep(float(sys.argv[1])); b = time.monotonic()\n"
     "fd = os.open('stamps', os.O_WRONLY | os.O_APPEND | os.O_CREAT)\n"
     "its = os.environ['MGPU_JOB_DEVICE'].replace(' ', '')\n"
-    "os.write(fd, f\"{its} {a} {b}\\n\".encode())\n"
+    'os.write(fd, f"{its} {a} {b}\\n".encode())\n'
 )
 
 
@@ -403,20 +421,19 @@ def test_locks_are_for_all_users_whatever_the_umask(cores):
     assert [stat.S_IMODE(file.stat().st_mode) for file in files] == [0o666] * 3
 
 
-@pytest.mark.parametrize("make", [lambda path: path.symlink_to("precious"), os.mkfifo])
-def test_a_lock_file_that_is_something_else_is_refused_before_anything_starts(make, cores):
-    jobs.run([sh("touch mgpu-jobs/precious")], devices=cores[:1])
-    make(Path(f"mgpu-jobs/core-{cores[1]}"))
-    with pytest.raises(RuntimeError, match=f"core-{cores[1]} cannot be locked"):
+@pytest.mark.parametrize("where, make", [
+    ("mgpu-jobs", lambda path: path.symlink_to("precious")),
+    ("mgpu-jobs/core-{}", lambda path: path.symlink_to("precious")),
+    ("mgpu-jobs/core-{}", os.mkfifo),
+])  # fmt: skip
+def test_a_lock_that_is_something_else_is_refused_before_anything_starts(where, make, cores):
+    jobs.run([sh("mkdir precious; touch mgpu-jobs/precious")], devices=cores[:1])
+    if where == "mgpu-jobs":
+        shutil.rmtree(where)
+    make(Path(where.format(cores[1])))
+    with pytest.raises(RuntimeError, match="(mgpu-jobs|core-.) cannot (be locked|hold)"):
         jobs.run([sh("touch started")], devices=cores)
     assert not Path("started").exists()
-
-
-def test_a_lock_folder_that_is_a_link_is_refused():
-    Path("elsewhere").mkdir()
-    Path("mgpu-jobs").symlink_to("elsewhere")
-    with pytest.raises(RuntimeError, match="mgpu-jobs cannot hold"):
-        jobs.run([sh("true")])
 
 
 # --- GPUs, as the driver would list them ---
