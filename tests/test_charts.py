@@ -11,14 +11,15 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import matplotlib
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
 from _cards import Card, Ratio
 from conftest import ROOT
-from mgpu_helpers import charts, devices, memory, pipeline, scaling, timing, whatif
-from mgpu_helpers.charts.base import HOST, PALETTE, colour
-from mgpu_helpers.lessons import drawings, networks, published, schedules
+from mgpu_helpers import charts, devices, memory, pipeline, timing, whatif
+from mgpu_helpers.charts.base import HOST, PALETTE, colour, pale
+from mgpu_helpers.lessons import drawings, schedules
 from mgpu_helpers.lessons.state import fullest, share_of_weights, weights_held
 from mgpu_helpers.memory import MemoryUse, Monitor
 from mgpu_helpers.memory.predict import Predicted
@@ -34,8 +35,6 @@ PLAN = devices.Plan("cores", "/CPU:0", ("/CPU:1",), ("one core",), 2, "AMD EPYC,
 
 @pytest.fixture(autouse=True)
 def close_figures(monkeypatch):
-    import matplotlib.pyplot as plt
-
     monkeypatch.setattr(devices.plan, "_plan", PLAN)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a layout that does not fit is only warned about
@@ -51,21 +50,18 @@ def step_of(*ops, edges=(), **more):
 
 def towers(n):
     """Make the trace of n towers: two operations each, one overlapping, and a sum on the host."""
-    ops, copies, edges, memory = [], [], [], {}
+    ops, copies, edges, memory = [("total", "AddN", "/CPU:0", 0.006, 0.001)], [], [], {}
     for i in range(1, n + 1):
-        d = f"/CPU:{i}"
-        ops += [Op(f"tower_{i}/given", "RandomUniform", d, 0.0, 0.001),
-                Op(f"tower_{i}/a_long_name/product", "MatMul", d, 0.001, 0.004),
-                Op(f"tower_{i}/beside", "Relu", d, 0.002, 0.001),
-                Op(f"tower_{i}/number", "Const", d, 0.0, 0.0001)]  # fmt: skip
-        edges += [(f"tower_{i}/given", f"tower_{i}/a_long_name/product"),
-                  (f"tower_{i}/number", f"tower_{i}/beside"),
-                  (f"tower_{i}/given", f"tower_{i}/beside"),
-                  (f"tower_{i}/a_long_name/product", "total")]  # fmt: skip
-        copies.append(Copy(f"tower_{i}/a_long_name/product", d, "/CPU:0", 360000, 0.005, 0.001))
+        d, scope = f"/CPU:{i}", f"tower_{i}/"
+        given, product, beside, number = (
+            scope + name for name in ("given", "a_long_name/product", "beside", "number")
+        )
+        ops += [(given, "RandomUniform", d, 0.0, 0.001), (product, "MatMul", d, 0.001, 0.004),
+                (beside, "Relu", d, 0.002, 0.001), (number, "Const", d, 0.0, 0.0001)]  # fmt: skip
+        edges += [(given, product), (number, beside), (given, beside), (product, "total")]
+        copies.append(Copy(product, d, "/CPU:0", 360000, 0.005, 0.001))
         memory[d] = ((0.0, 0), (0.001, 2_400_000 * i), (0.005, 0))
-    ops.append(Op("total", "AddN", "/CPU:0", 0.006, 0.001))
-    return Trace(tuple(ops), tuple(copies), memory, tuple(edges))
+    return step_of(*ops, edges=edges, copies=tuple(copies), memory=memory)
 
 
 def placed(trace):
@@ -76,30 +72,26 @@ def placed(trace):
 
 def layered(layers, devices=1, towers=False):
     """Make the trace of a Keras step with so many layers, in towers or laid over the devices."""
-    ops, edges, copies, before = [], [], [], {}
+    ops, edges, copies = [], [], []
     for t in range(devices if towers else 1):
         scope = f"tower_{t}/" if towers else ""
-        ops.append(Op(f"{scope}x", "Placeholder", "/CPU:0", 0.0, 1e-6, 640))
+        maker, at = f"{scope}x", "/CPU:0"
+        ops.append((maker, "Placeholder", at, 0.0, 1e-6, 640))
         for i in range(layers):
-            device = f"/CPU:{1 + (t if towers else i * devices // layers)}"
-            name = f"net_1/layer_{i}_1"
-            start = 1e-3 * i
-            read, run, back = f"{scope}{name}/Read", f"{scope}{name}/MatMul", f"{name}/MatMul_grad"
-            back = f"gradient_tape/{scope}{back}"
-            ops += [Op(f"outside_{t * layers + i}/w", "VarHandleOp", device, 0.0, 1e-6),
-                    Op(read, "ReadVariableOp", device, 1e-6, 1e-6, 400),
-                    Op(run, "MatMul", device, start, 1e-3 * (1 + i % 7), 1000 * (i % 5)),
-                    Op(back, "MatMul", device, 2e-3 * layers - start, 1e-3, 400),
-                    Op(f"adam/mul_{t * layers + i}", "Mul", device, 1e-3 * layers, 1e-4, 400),
-                    ]  # fmt: skip
-            maker, at = before.get(t, (f"{scope}x", "/CPU:0"))
-            edges += [(f"outside_{t * layers + i}/w", read), (read, run), (maker, run),
-                      (run, back), (back, f"adam/mul_{t * layers + i}")]  # fmt: skip
+            device, n = f"/CPU:{1 + (t if towers else i * devices // layers)}", t * layers + i
+            name, start = f"{scope}net_1/layer_{i}_1", 1e-3 * i
+            given, read, run = f"outside_{n}/w", f"{name}/Read", f"{name}/MatMul"
+            back, update = f"gradient_tape/{run}_grad", f"adam/mul_{n}"
+            ops += [(given, "VarHandleOp", device, 0.0, 1e-6),
+                    (read, "ReadVariableOp", device, 1e-6, 1e-6, 400),
+                    (run, "MatMul", device, start, 1e-3 * (1 + i % 7), 1000 * (i % 5)),
+                    (back, "MatMul", device, 2e-3 * layers - start, 1e-3, 400),
+                    (update, "Mul", device, 1e-3 * layers, 1e-4, 400)]  # fmt: skip
+            edges += [(given, read), (read, run), (maker, run), (run, back), (back, update)]
             if at != device:
                 copies.append(Copy(f"{maker}:0", at, device, 640, start, 0.0))
-            before[t] = run, device
-    ops.sort(key=lambda op: op.start)
-    return Trace(tuple(ops), tuple(copies), {}, tuple(edges))
+            maker, at = run, device
+    return step_of(*sorted(ops, key=lambda op: op[3]), edges=edges, copies=tuple(copies))
 
 
 def watched(gpus, phases):
@@ -116,11 +108,9 @@ def watched(gpus, phases):
 
 def ran(jobs, wall):
     """Make what the chart reads of a report of jobs, from their values in order."""
-    fields = ("name", "kind", "device", "slot", "start", "end", "status")
-    made = [
-        SimpleNamespace(**dict(zip(fields, job, strict=True)), devices=job[2:3]) for job in jobs
-    ]
-    return SimpleNamespace(jobs=made, wall=wall)
+    fields = "name kind device slot start end status".split()
+    made = [dict(zip(fields, job, strict=True), devices=job[2:3]) for job in jobs]
+    return SimpleNamespace(jobs=[SimpleNamespace(**job) for job in made], wall=wall)
 
 
 def in_pieces(stages, pieces, places):
@@ -128,12 +118,11 @@ def in_pieces(stages, pieces, places):
     order = pipeline.one_forward_one_backward(stages, pieces)
     times = schedules.run_times(order, devices=places)
     ops = [
-        Op(f"stage_{s}/{task}/work", "MatMul", places[s], start / 1e3, (end - start) / 1e3)
+        (f"stage_{s}/{task}/work", "MatMul", places[s], start / 1e3, (end - start) / 1e3)
         for (s, task), (start, end) in times.items()
     ]
-    ops.append(Op("stage_0/B0/zero", "Const", places[0], 0.0, 1e-6))
-    ops.append(Op("split", "Split", "/CPU:0", 0.0, 1e-5))
-    return Trace(tuple(ops), (), {}, ())
+    constant = "stage_0/B0/zero", "Const", places[0], 0.0, 1e-6
+    return step_of(*ops, constant, ("split", "Split", "/CPU:0", 0.0, 1e-5))
 
 
 def measured(names):
@@ -172,8 +161,6 @@ MACHINES = [
     ("Intel(R) Xeon(R) Platinum 8375C CPU @ 2.90GHz, 16 cores", "cores"),
     ("NVIDIA H200, 1 GPU, AMD EPYC 9654 96-Core Processor, 16 cores", "split-gpu"),
 ]
-NET = networks.workload(networks.tensorlight(), cut="conv2")
-FIT = scaling.fit(NET, published.TENSORLIGHT)
 DRAW = {
     **{f"{kind}, {n}": lambda ax=None, kind=kind, n=n: getattr(charts, kind)(towers(n), ax)
        for kind in ("placement_map", "timeline", "live_bytes", "blame") for n in (1, 8)},
@@ -212,10 +199,10 @@ def texts(ax):
 def inside_and_apart(ax):
     seen = texts(ax)
     width, height = ax.figure.canvas.get_width_height()
-    for i, (text, box) in enumerate(seen):
+    for text, box in seen:
         assert box.x0 >= -1 and box.y0 >= -1 and box.x1 <= width + 1 and box.y1 <= height + 1, text
-        for other, beside in seen[:i]:
-            assert not box.overlaps(beside), (text, other)
+    for (text, box), (other, beside) in itertools.combinations(seen, 2):
+        assert not box.overlaps(beside), (text, other)
     return [text for text, _ in seen]
 
 
@@ -223,8 +210,6 @@ def inside_and_apart(ax):
     pytest.param(name, marks=pytest.mark.thorough if name.endswith(", 1") else []) for name in DRAW
 ])  # fmt: skip
 def test_texts_are_inside_the_figure_and_apart(name):
-    import matplotlib.pyplot as plt
-
     assert PLAN.corner in inside_and_apart(DRAW[name]())
     figure, ax = plt.subplots()
     assert DRAW[name](ax) is ax
@@ -268,12 +253,11 @@ def bars_of(ax):
     """List the bars of a timeline: colour, start and end in ms, rounded; and their boxes."""
     found, boxes = [], []
     for lane in ax.collections:
+        boxes += [path.get_extents() for path in lane.get_paths()]
         shades = np.resize(lane.get_facecolor(), (len(lane.get_paths()), 4))
-        for path, shade in zip(lane.get_paths(), shades, strict=True):
-            boxes.append(path.get_extents())
-            found.append((matplotlib.colors.to_hex(shade), round(boxes[-1].x0, 6),
-                          round(boxes[-1].x1, 6)))  # fmt: skip
-    return found, boxes
+        found += map(matplotlib.colors.to_hex, shades)
+    ends = ((round(box.x0, 6), round(box.x1, 6)) for box in boxes)
+    return [(shade, *each) for shade, each in zip(found, ends, strict=False)], boxes
 
 
 def test_timeline_shows_the_share_and_keeps_overlaps_apart():
@@ -282,13 +266,10 @@ def test_timeline_shows_the_share_and_keeps_overlaps_apart():
     assert ax.get_xlim() == (0, pytest.approx(7.0))
     bars, boxes = bars_of(ax)
     assert len(boxes) == 5 and {bar[0] for bar in bars} == {colour("/CPU:0"), colour("/CPU:1")}
-    for i, one in enumerate(boxes):
-        for other in boxes[:i]:
-            apart = one.x1 <= other.x0 + 1e-9 or other.x1 <= one.x0 + 1e-9
-            assert apart or one.y1 <= other.y0 or other.y1 <= one.y0
-
-
-def test_a_timeline_of_ten_thousand_operations_is_a_few_shapes():
+    for one, other in itertools.combinations(boxes, 2):
+        apart = one.x1 <= other.x0 + 1e-9 or other.x1 <= one.x0 + 1e-9
+        assert apart or one.y1 <= other.y0 or other.y1 <= one.y0
+    # Ten thousand operations are a few shapes: a call for each would take half a minute.
     ops = (("Add", f"/CPU:{1 + i % 2}", 1e-3 * i, 1e-3) for i in range(10_000))
     ax = charts.timeline(step_of(*ops))
     assert [len(lane.get_paths()) for lane in ax.collections] == [5000, 5000]
@@ -299,21 +280,41 @@ def test_a_timeline_by_layer_makes_one_bar_of_neighbours_and_names_what_has_room
            ("bb_1/x", 60, 30), ("bb_1/y", 99, 1)]  # fmt: skip
     made = step_of(*((f"net_1/{n}", "Add", "/CPU:1", s / 1e3, e / 1e3) for n, s, e in ops))
     ax = charts.timeline(made, by="layer")
-    bars, _ = bars_of(ax)
-    assert [bar[1:] for bar in bars] == [(0, 50), (50, 59), (60, 90), (99, 100)]
-    shades = [bar[0] for bar in bars]
-    assert shades[0] == shades[2] == colour("/CPU:1") and shades[1] == shades[3] != shades[0]
+    shades, *places = zip(*bars_of(ax)[0], strict=True)
+    assert places == [(0, 50, 60, 99), (50, 59, 90, 100)]
+    assert shades == (colour("/CPU:1"), pale(colour("/CPU:1"))) * 2
     assert labels_of(ax) == ["a", "bb"]  # the others have no room
-    for text in ax.texts:
-        left, right = {"a": (0, 50), "bb": (60, 90)}[text.get_text()]
+    for text, (left, right) in zip(ax.texts, [(0, 50), (60, 90)], strict=True):
         box = text.get_window_extent().transformed(ax.transData.inverted())
         assert left <= box.x0 and box.x1 <= right
     assert len(bars_of(charts.timeline(made, by="type"))[0]) == 3  # a wait of a ms stays one
     plain = charts.timeline(made)
     assert len(bars_of(plain)[0]) == 5 and labels_of(plain) == []
     # Sixty lanes beside each other: bars that are long enough, and not high enough, for letters.
-    beside = tuple(Op(f"a/{i}", "Add", "/CPU:1", i / 1e4, 1.0) for i in range(60))
-    assert labels_of(charts.timeline(Trace(beside, (), {}, ()), by="layer")) == []
+    beside = step_of(*((f"a/{i}", "Add", "/CPU:1", i / 1e4, 1.0) for i in range(60)))
+    assert labels_of(charts.timeline(beside, by="layer")) == []
+
+
+def test_blame_draws_work_then_waits_by_name_and_counts_the_others():
+    spans = ("a", 2, 0, 6), ("b", 3, 6, 5), ("c", 4, 11, 4), ("d", 5, 15, 3), ("e", 1, 18, 2)
+    ops = [(name, "Add", f"/CPU:{i}", start / 1e3, ms / 1e3) for name, i, start, ms in spans]
+    chain = step_of(*ops, edges=itertools.pairwise("abcde"))
+    parts = [("works", 2, colour("/CPU:1")), ("a", 6, pale(colour("/CPU:2"))),
+             ("b", 5, pale(colour("/CPU:3"))), ("others (2)", 7, "#b0b0b0")]  # fmt: skip
+    words, wide, shades = zip(*parts, strict=True)
+    ax = charts.blame(chain, shown=2)
+    bars = [bar for bar in ax.patches if round(bar.get_y() + 0.33) == 0]
+    assert [bar.get_width() for bar in bars] == pytest.approx(wide)
+    assert [bar.get_x() for bar in bars] == pytest.approx([0, 2, 8, 13])
+    assert tuple(matplotlib.colors.to_hex(bar.get_facecolor()) for bar in bars) == shades
+    assert tuple(labels_of(ax)[:4]) == words
+    assert rows_of(ax)[0] == "/CPU:1\n10% at work" and ax.get_title("right") == ""
+    ax = charts.blame(chain)
+    assert "d" in labels_of(ax)[:5] and not any("others" in text for text in labels_of(ax))
+    alone = ("a", "Add", "/CPU:1", 0, 1)
+    loop = charts.blame(step_of(alone, edges=["aa"]))
+    assert loop.get_title("right") == "waits not known" and len(loop.patches) == 1
+    assert not charts.blame(step_of(alone, launches_only=True)).patches
 
 
 def test_live_bytes_draws_megabytes_and_marks_where_the_backward_pass_begins():
@@ -397,7 +398,7 @@ def test_a_small_map_shows_operations_and_bytes_but_no_constants():
     assert labels.count("360 kB") == 2 and not any("number" in label for label in labels)
     assert not any("kB" in label for label in labels_of(charts.placement_map(placed(towers(2)))))
     trace = towers(8)
-    twice = Trace(trace.ops, trace.copies * 2, trace.memory, trace.edges)
+    twice = replace(trace, copies=trace.copies * 2)
     ax = charts.placement_map(twice)  # by scope, and bytes added up
     labels = {text.get_text(): text.get_color() for text in ax.texts}
     assert "tower_8 (3)" in labels and labels_of(ax).count("720 kB") == 8
@@ -406,9 +407,9 @@ def test_a_small_map_shows_operations_and_bytes_but_no_constants():
 
 def test_a_long_chain_and_a_loop_can_be_drawn():
     names = [f"layer/op{i}" for i in range(3000)]
-    ops = tuple(Op(name, "Add", "/CPU:1", i, 1) for i, name in enumerate(names))
-    edges = tuple(zip(names, names[1:], strict=False)) + ((names[-1], names[2990]),)
-    assert labels_of(charts.placement_map(Trace(ops, (), {}, edges)))[-1] == "layer (3000)"
+    edges = [*itertools.pairwise(names), (names[-1], names[2990])]
+    step = step_of(*((name, "Add", "/CPU:1", i, 1) for i, name in enumerate(names)), edges=edges)
+    assert labels_of(charts.placement_map(step))[-1] == "layer (3000)"
 
 
 @pytest.mark.parametrize("made, most, clear", [
@@ -448,20 +449,21 @@ def test_a_large_map_keeps_the_largest_and_folds_variables_and_the_rest():
     assert {"variables", "others"} < fewer <= names.keys()
     names = Counter(name for _, name, _ in boxes_on(charts.placement_map(layered(40, 8, True))))
     assert all(names[f"tower_{i}"] for i in range(8)) and not any("layer" in n for n in names)
-    lone = tuple(Op(f"{kind}_{i}", kind, "/CPU:1", i, 1 + (kind == "Mul")) for i in range(300)
-                 for kind in ("MatMul", "Mul"))  # fmt: skip  # in no scope: by what they are
-    drawn = boxes_on(charts.placement_map(Trace(lone, (), {}, ())))
+    kinds = ("MatMul", 1), ("Mul", 2)  # in no scope: by what they are
+    lone = ((f"{k}_{i}", k, "/CPU:1", i, long) for i in range(300) for k, long in kinds)
+    drawn = boxes_on(charts.placement_map(step_of(*lone)))
     assert drawn == [(colour("/CPU:1"), "MatMul", 300), (colour("/CPU:1"), "Mul", 300)]
 
 
 def test_an_arrow_ends_at_the_box_that_uses_the_copy_and_feeds_the_others():
-    ops = (Op("y", "Split", "/CPU:0", 0, 1), Op("gradients/shape", "Shape", "/CPU:1", 1, 1),
-           Op("tower/loss", "Sub", "/CPU:1", 2, 1), Op("gradients/loss", "Mul", "/CPU:1", 3, 1),
-           Op("alone", "Neg", "/CPU:2", 1, 1))  # fmt: skip
-    edges = (("y", "gradients/shape"), ("y", "tower/loss"), ("tower/loss", "gradients/loss"),
-             ("gradients/shape", "gradients/loss"), ("y", "alone"), ("y", "gradients/loss"))
+    ops = (("y", "Split", "/CPU:0", 0, 1), ("gradients/shape", "Shape", "/CPU:1", 1, 1),
+           ("tower/loss", "Sub", "/CPU:1", 2, 1), ("gradients/loss", "Mul", "/CPU:1", 3, 1),
+           ("alone", "Neg", "/CPU:2", 1, 1))  # fmt: skip
+    shape, loss, gradient = "gradients/shape", "tower/loss", "gradients/loss"
+    edges = [("y", each) for each in (shape, loss, "alone", gradient)]
+    edges += [(loss, gradient), (shape, gradient)]
     copies = tuple(Copy("y:0", "/CPU:0", f"/CPU:{i}", 16 * i, 1, 1) for i in (1, 2))
-    ax = charts.placement_map(Trace(ops, copies, {}, edges), most=4)
+    ax = charts.placement_map(step_of(*ops, edges=edges, copies=copies), most=4)
     ends = {(a.get_text(), b.get_text().removesuffix("/loss")) for a, b, _ in ways_of(ax)}
     assert {("y", "tower"), ("y", "alone")} <= ends and ("y", "gradients (2)") not in ends
     assert sorted(text for text in labels_of(ax) if text.endswith(" B")) == ["16 B", "32 B"]
@@ -473,7 +475,7 @@ def test_arrows_there_and_back_are_not_on_the_same_line():
     ops = ("x/a", "Add", one, 0, 1), ("y/b", "Add", two, 1, 1), ("x/c", "Add", one, 2, 1)
     step = step_of(*ops, edges=itertools.pairwise(["x/a", "y/b", "x/c"]), copies=copies)
     ax = charts.placement_map(step, most=2)
-    (_, _, there), (_, _, back) = ways_of(ax)
+    there, back = (way for *_, way in ways_of(ax))
     assert not np.allclose(there[len(there) // 2], back[len(back) // 2], atol=3)
 
 
@@ -500,15 +502,37 @@ def test_jobs_are_bars_in_the_row_and_colour_of_their_device():
     assert {"missing: failed", "train", "last: stopped"} <= {*labels_of(ax)}
 
 
+def test_names_of_jobs_keep_off_each_other_and_the_edge_and_failures_come_first():
+    spans = [("early", 0, 1.2), ("near", 0.1, 1.2), ("bad", 1.4, 2), ("after", 4, 5),
+             ("end of the day", 9.9, 10)]  # fmt: skip
+    times = [(name, "core", 0, 0, *span, "failed" if name == "bad" else "done")
+             for name, *span in spans]  # fmt: skip
+    ax = charts.jobs(ran([("slot", "core", 0, 1, 0, 10, "done"), *times], 10))
+    ax.figure.canvas.draw()
+    places = {text.get_text(): text.get_window_extent().transformed(ax.transData.inverted())
+              for text in ax.texts}  # fmt: skip
+    assert places.keys() == {"bad: failed", "slot", "early", "after", "end of the day"}
+    starts = {name: box.x0 for name, box in places.items() if "end" not in name}
+    assert starts == pytest.approx(
+        {"bad: failed": 1.4, "slot": 0, "early": 0, "after": 4}, abs=0.05
+    )
+    assert places["end of the day"].x1 == pytest.approx(9.9, abs=0.1)
+
+
 def test_long_jobs_keep_their_room_beside_short_ones_on_the_same_axis():
     """What is over when the others are still running must not push their axes out."""
-    import matplotlib.pyplot as plt
-
     figure, (ax, other) = plt.subplots(2, figsize=(8, 4), sharex=True, layout="constrained")
     charts.jobs(QUEUE, ax)
     charts.jobs(ran([("short", "core", 4, 0, 0.0, 0.2, "done")], 0.2), other)
     figure.draw_without_rendering()
     assert ax.get_position().width > 0.8
+
+
+def test_spans_are_in_the_colour_of_the_device_of_their_model():
+    ax = charts.spans({"a": [(0, 1), (2, 3)], "b": [(0.5, 1)]}, {"a": "/CPU:2", "b": "/CPU:1"})
+    assert rows_of(ax) == ["a on /CPU:2", "b on /CPU:1"] and ax.get_xlim()[0] == 0
+    one, two = colour("/CPU:1"), colour("/CPU:2")
+    assert bars_of(ax)[0] == [(two, 0, 1), (two, 2, 3), (one, 0.5, 1)]
 
 
 def ends(ax):
@@ -525,14 +549,14 @@ def test_bars_are_as_long_as_what_they_stand_for():
 def test_passes_are_dark_and_pale_other_work_grey_and_waits_hatched():
     """A forward operation has the model's name, a backward one "gradient", and others neither."""
     times = {"net/Conv2D": (0.0, 1.0), "gradient_tape/net/Mul": (1.0, 1.0), "adam/Sub": (3.0, 0.5)}
-    ops = tuple(Op(name, "Mul", "/CPU:1", *each) for name, each in times.items())
-    on_host = Op("IteratorGetNext", "IteratorGetNext", "/CPU:0", 0.0, 0.1)
-    ax = drawings.both_ways(Trace((*ops, on_host), (), {}, ()), SimpleNamespace(name="net"))
-    spans = [(bar.get_paths()[0].get_extents().x1, bar.get_facecolor()) for bar in ax.collections]
-    assert [end for end, _ in spans] == [1000, 2000, 3500, 3000]
-    assert spans[0][1].sum() < spans[1][1].sum()
-    assert len({*spans[2][1][0][:3]}) == 1
-    assert not len(spans[3][1]) and ax.collections[3].get_hatch()
+    ops = ((name, "Mul", "/CPU:1", *each) for name, each in times.items())
+    step = step_of(*ops, ("IteratorGetNext", "IteratorGetNext", "/CPU:0", 0.0, 0.1))
+    ax = drawings.both_ways(step, SimpleNamespace(name="net"))
+    device = colour("/CPU:1")
+    assert bars_of(ax)[0][:3] == [(device, 0, 1000), (pale(device), 1000, 2000), (HOST, 3000, 3500)]
+    wait = ax.collections[3]
+    assert wait.get_paths()[0].get_extents().x1 == 3000
+    assert not len(wait.get_facecolor()) and wait.get_hatch()
     assert {*labels_of(ax)} >= {"forward", "backward", "other"}
     assert rows_of(ax) == ["/CPU:1\n71% busy"]
 
@@ -554,9 +578,7 @@ def test_lines_and_dots_are_where_the_numbers_are():
     said = [text.get_text().split(": ")[1] for text in ax.texts if ": " in text.get_text()]
     assert said == ["rent", "buy", "do not buy"]
     ax = drawings.workers([[(3, 4, 5), (5, 6, 7)], [(3, 5, 5), (5, 7, 7)]])
-    assert rows_of(ax) == [
-        "worker 0\nwaits 50%", "worker 1\nwaits 0%",
-    ]  # fmt: skip
+    assert rows_of(ax) == ["worker 0\nwaits 50%", "worker 1\nwaits 0%"]
     ax = drawings.rises(watched((), PHASES))
     assert sum(": +" in text.get_text() for text in ax.texts) == len(PHASES)
     ax = drawings.lab([{"driver": None}], growth=10**9)
@@ -570,11 +592,10 @@ def test_lines_and_dots_are_where_the_numbers_are():
     assert below[0, 0, 1] > below[0, 0, 0] and below[0, 2, 1] < below[0, 2, 0]
     ax = drawings.against_pieces({"one": {1: 8 * MB, 4: 2 * MB}})
     assert list(ax.lines[0].get_ydata()) == [8, 2]
-    ops = [Op("m/sum/Add", "AddV2", "/CPU:1", 0.0, 0.004), Op("b", "Mul", "/CPU:2", 0.0, 0.01)]
-    ops.append(Op("a", "Mul", "/CPU:1", 0.0, 0.001))
+    ops = [("m/sum/Add", "AddV2", "/CPU:1", 0.0, 0.004), ("b", "Mul", "/CPU:2", 0.0, 0.01)]
     edges = ("a", "m/sum/Add"), ("b", "m/sum/Add"), ("a", "b")
-    steps = {"one": Trace((ops[0],), (), {}, ()), "two": Trace(tuple(ops), (), {}, edges)}
-    one, two = drawings.stacked(steps).axes
+    both = step_of(*ops, ("a", "Mul", "/CPU:1", 0.0, 0.001), edges=edges)
+    one, two = drawings.stacked({"one": step_of(ops[0]), "two": both}).axes
     assert one.get_xlim() == two.get_xlim() == (0, 10) and not one.lines
     assert two.get_title("left") == "two: 10.0 ms" and list(two.lines[0].get_xdata()) == [4, 4]
     ax = drawings.against_rate({"narrow": {0.1: 0.5, 1: 0.1}, "wide": {0.1: 0.8}}, of=100)
@@ -590,17 +611,15 @@ def test_lines_and_dots_are_where_the_numbers_are():
     ax = drawings.speedups({"strong": pairs, "weak": pairs}, devices=2)
     drawn = [(line.get_xdata()[0], *bars.get_segments()[0][:, 0])
              for line, _, (bars,) in ax.containers]  # fmt: skip
-    assert drawn == [(2, 1.75, 2), (4, 3.5, 4)]
-    assert labels_of(ax)[:2] == ["2.00", "4.00"]
-    assert rows_of(ax) == [
-        "strong, batch of 32", "weak, batch of 16 \N{RIGHTWARDS ARROW} 32"]  # fmt: skip
+    assert drawn == [(2, 1.75, 2), (4, 3.5, 4)] and labels_of(ax)[:2] == ["2.00", "4.00"]
+    assert rows_of(ax) == ["strong, batch of 32", "weak, batch of 16 \N{RIGHTWARDS ARROW} 32"]
     few = timing.Comparison(*(timing.Timing(each.seconds[:3]) for each in (one, two)))
     for unknown in (timing.Comparison(one, one), few):
         ax = drawings.speedups({"strong": {16: unknown}}, devices=2)
         assert ax.texts[0].get_text() == "cannot be\ntold apart"
     held = [("a/MatMul", 8 * MB, 0, 3), ("small", 1, 0, 3), ("gradient_tape/a/Mul", 4 * MB, 1, 2)]
     made = tuple(Allocation(op, "/CPU:1", size, *times) for op, size, *times in held)
-    ax = drawings.climb(Trace((), (), {}, (), allocations=made), "/CPU:1")
+    ax = drawings.climb(step_of(allocations=made), "/CPU:1")
     assert list(ax.lines[0].get_ydata()) == pytest.approx([0, 8, 12, 8, 0], abs=1e-5)
     assert [*ax.lines[1].get_xdata(), ax.lines[2].get_xdata()[0]] == [2, 1.5]
     assert labels_of(ax) == ["a", "the peak", "backward pass"]
@@ -611,8 +630,6 @@ def test_lines_and_dots_are_where_the_numbers_are():
 
 
 def test_weights_along_a_step_are_those_owned_and_copies_until_their_last_use():
-    import matplotlib.pyplot as plt
-
     def weight(device, bytes):
         shape, dtype = SimpleNamespace(num_elements=lambda: bytes // 4), SimpleNamespace(size=4)
         return SimpleNamespace(value=SimpleNamespace(device=device, shape=shape, dtype=dtype))
@@ -636,20 +653,14 @@ def test_weights_along_a_step_are_those_owned_and_copies_until_their_last_use():
 
 
 def test_what_runs_forward_is_shaded_and_numbered_at_the_top_after_it():
-    import matplotlib.pyplot as plt
-
     curves = [4, 8, 8, 4, 0], [0, 2, 1, 2, 0], [1, 3, 1, 4, 3, 1, 2, 0], [1, 4, 3, 4, 0]
     ran = ("a/MatMul", 0.5), ("gradient_tape/a/MatMul", 2), ("a/MatMul", 3.5)
-    ops = tuple(Op(name, "MatMul", "/CPU:1", start, 0.1) for name, start in ran)
-    steps = {
-        f"step {i}": Trace(ops if i else (), (), {"/CPU:1": tuple((t, b * MB)
-                           for t, b in enumerate(curve))}, ())
-        for i, curve in enumerate(curves)
-    }  # fmt: skip
-    drawings.hills(steps, "/CPU:1")
+    ops = [(name, "MatMul", "/CPU:1", start, 0.1) for name, start in ran]
+    memory = [{"/CPU:1": tuple((t, b * MB) for t, b in enumerate(curve))} for curve in curves]
+    made = [step_of(*(ops if i else ()), memory=each) for i, each in enumerate(memory)]
+    drawings.hills({f"step {i}": step for i, step in enumerate(made)}, "/CPU:1")
     panels = plt.gcf().axes
-    written = [labels_of(ax) for ax in panels]
-    assert written == [[], ["1", "2"], ["1", "2"], ["1", "2"]]
+    assert [labels_of(ax) for ax in panels] == [[], *[["1", "2"]] * 3]
     shaded = [[(patch.get_x(), patch.get_width()) for patch in ax.patches] for ax in panels]
     assert shaded == [[], [(0, 2), (4, 1)], [(0, 2), (4, 4)], [(0, 2), (4, 1)]]
     assert [ax.get_title("left") for ax in panels] == [
@@ -684,20 +695,17 @@ def test_steps_show_what_ran_at_once_and_where_gradients_were_added():
 
 
 def test_shared_calls_are_drawn_in_the_same_words_on_one_scale():
-    import matplotlib.pyplot as plt
-
     def step(*ops, copy):
-        made = tuple(Op(name, kind, device, 0.0, 1.0) for name, kind, device in ops)
-        edges = tuple((a.name, b.name) for a, b in itertools.pairwise(made))
-        return Trace(made, (Copy(copy, "/CPU:1", "/CPU:0", 4 * MB, 0.0, 1.0),), {}, edges)
+        made = [(name, kind, device, 0.0, 1.0) for name, kind, device in ops]
+        copies = (Copy(copy, "/CPU:1", "/CPU:0", 4 * MB, 0.0, 1.0),)
+        return step_of(*made, edges=itertools.pairwise(op[0] for op in ops), copies=copies)
 
     rest = [(f"tower_0/{i}", "Tanh", "/CPU:1") for i in range(24)]
     begin = [("args_0", "Placeholder", "/CPU:0"), ("tower_0/read", "ReadVariableOp", "/CPU:1")]
     end = [("gradient_tape/tower_0/a", "TanhGrad", "/CPU:1"), ("concat", "ConcatV2", "/CPU:0")]
-    drawings.shared_calls({
-        "short": step(*begin, *rest, copy="tower_0/23:0"),
-        "long": step(*begin, *rest, *end, copy=f"{end[0][0]}:0"),
-    })
+    short = step(*begin, *rest, copy="tower_0/23:0")
+    long = step(*begin, *rest, *end, copy=f"{end[0][0]}:0")
+    drawings.shared_calls({"short": short, "long": long})
     short, long = plt.gcf().axes
     assert short.get_xlim() == long.get_xlim()
     assert [ax.get_title("left") for ax in (short, long)] == ["short", "long"]
@@ -708,10 +716,9 @@ def test_shared_calls_are_drawn_in_the_same_words_on_one_scale():
 def test_cards_lie_beside_each_other_and_what_misses_its_target_is_crossed_out():
     ax = cards(measured(["cores"]))
     single = [line for line in ax.lines if len(line.get_xdata()) == 1]
-    third = [line.get_xdata()[0] for line in single if line.get_marker() == "^"]
-    assert third == pytest.approx([1.88, 0.84, 0.04])
-    crossed = [line.get_xdata()[0] for line in single if line.get_marker() == "x"]
-    assert crossed == pytest.approx([0.84, 0.04])
+    for marker, wanted in (("^", [1.88, 0.84, 0.04]), ("x", [0.84, 0.04])):
+        drawn = [line.get_xdata()[0] for line in single if line.get_marker() == marker]
+        assert drawn == pytest.approx(wanted)
 
 
 # Of lessons
