@@ -275,8 +275,10 @@ def test_an_optimizer_that_first_adds_up_the_rows_of_words_is_counted(plan, opti
         model.compile(optimizer, "mse")
     words = np.random.default_rng(0).integers(0, 1000, (128, 40))
     found = memory.predict(model, 128)
-    held = traced(plan, model, words, np.zeros([128, 1], "f")) + found.weights + found.slots
-    assert found.low <= held <= found.high and 0.7 < found.total / held < 1.2
+    there = found.weights + found.slots
+    held = [traced(plan, model, words, np.zeros([128, 1], "f")) + there for _ in range(3)]
+    assert found.low <= min(held) and max(held) <= found.high
+    assert 0.8 < found.total / min(held) < 1.2  # of three, one has them one after the other
     assert found.high - found.weights - found.slots > times * 4 * 128 * 40 * 32
 
 

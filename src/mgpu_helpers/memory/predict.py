@@ -23,7 +23,8 @@ from mgpu_helpers.trace.step import Trace
 # others beside the first thread, 39 % more than in one thread's order. The card of
 # benchmarks/predictions.py has the least and the most of its own models, also without oneDNN. Where
 # weights are most of what is held, optimizers that use gradients up as they come made it a third
-# less.
+# less. With TensorFlow 2.19, two of 56 pairs of a model and an optimizer, both with an Embedding,
+# held a tenth and a quarter more than the upper end.
 MARGIN, BESIDE = 0.2, 0.1  # of one thread, and with others, whose most is counted
 _PROBES = 13, 29  # no size of a layer, which might be taken for that of a batch
 
@@ -63,7 +64,8 @@ def predict(model: Any, batch: int, optimizer: Any = None) -> Predicted:
     step has two (one that only accumulates, or is skipped for its loss scale), no overlap of a
     loop's rounds, and gradients of the weights' bytes used up as they come. It ends a fifth above
     whichever is more, with the larger branch and all rounds at once; or, if that is more, a tenth
-    above what is held where other threads update two weights while the first still goes back.
+    above what is held where other threads update two weights while the first still goes back, and
+    two of them make something of one gradient at once.
 
     Not in it: the batch that is fed, sample weights, what a library borrows while an operation runs
     (im2col without oneDNN, cuDNN's workspace), what a GPU's allocator adds (3 to 9 % on an H100),
