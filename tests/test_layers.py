@@ -16,14 +16,12 @@ OURS = {"loss", "optimizer", "other", "variables"}
 
 
 @pytest.fixture(scope="module")
-def model(plan):
+def model(tf, keras, plan):
     """Build a model with names that Keras gives, and names of ours that look like Keras's.
 
     `add` is a layer, and the backward pass of a BatchNormalization has scopes `add_1`. `dense_1`
     is what Keras makes of a layer `dense`, and a layer of its own.
     """
-    import keras
-    import tensorflow as tf
     from keras import layers
 
     keras.backend.clear_session()
@@ -147,9 +145,7 @@ def test_names_of_other_graphs(name, wanted):
     assert layer(name) == wanted
 
 
-def test_the_optimizers_of_keras_are_no_layers(plan):
-    import keras
-
+def test_the_optimizers_of_keras_are_no_layers(keras):
     kinds = [kind for kind in vars(keras.optimizers).values() if isinstance(kind, type)]
     names = []
     for kind in kinds:

@@ -110,9 +110,7 @@ def test_paper_and_plan_agree(plan):
     assert n * ways["pipeline"].sends + 4 == cut  # and the loss of all, a number
 
 
-def test_remedies_on_one_device_are_those_of_the_plan(plan):
-    import keras
-
+def test_remedies_on_one_device_are_those_of_the_plan(keras, plan):
     width, batch, depth, pieces = 256, 8, 9, 2
     optimizer = keras.optimizers.Adam(global_clipnorm=1.0)  # needs all gradients at once
     model = equal(width, depth, optimizer)

@@ -45,9 +45,7 @@ def as_tuples(found):
     return [(row.name, row.type, row.device) for row in found.rows]
 
 
-def test_classic_and_modern_agree(plan):
-    import tensorflow as tf
-
+def test_classic_and_modern_agree(tf, plan):
     modern = tf.function(lambda: program(plan))
     before = modern()  # what ran before the block is reported too
     for _ in range(2):
@@ -70,9 +68,7 @@ def test_raw_keeps_the_lines_as_tensorflow_wrote_them(plan):
     assert (found.rows, found.raw) == ((), ()) and repr(found) == "no operation was placed"
 
 
-def test_eager_operations_are_reported_by_their_type(plan):
-    import tensorflow as tf
-
+def test_eager_operations_are_reported_by_their_type(tf, plan):
     with trace.placement():
         tf.sqrt(2.0)
     tf.exp(2.0)
@@ -85,10 +81,8 @@ def test_eager_operations_are_reported_by_their_type(plan):
         found.device_of("AddV2")
 
 
-def test_what_ran_elsewhere_or_in_parts_is_reported_where_and_as_what_it_was_written(plan):
+def test_what_ran_elsewhere_or_in_parts_is_reported_where_and_as_what_it_was_written(tf):
     """TensorFlow places softly, and oneDNN puts operations of its own in place of others."""
-    import tensorflow as tf
-
     image, kernel = tf.ones([1, 8, 8, 1]), tf.ones([3, 3, 1, 2])
 
     @tf.function
@@ -105,9 +99,7 @@ def test_what_ran_elsewhere_or_in_parts_is_reported_where_and_as_what_it_was_wri
     assert not any("Mkl" in row.name + row.type for row in found.rows)
 
 
-def test_what_a_block_prints_and_raises_comes_through_and_all_is_put_back(plan, capfd):
-    import tensorflow as tf
-
+def test_what_a_block_prints_and_raises_comes_through_and_all_is_put_back(tf, plan, capfd):
     line = "x: (MatMul): /job:localhost/replica:0/task:0/device:CPU:1"
     before, stdout = os.fstat(1), sys.stdout
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
