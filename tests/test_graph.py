@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from keras_models import built
-from mgpu_helpers import _private, graph
+from mgpu_helpers import _private, graph, pipeline
 from mgpu_helpers._models import graph_of
 from mgpu_helpers.graph import cuts
-from mgpu_helpers.trace import function_step
+from mgpu_helpers.trace import Op, Trace, function_step
 
 
 @pytest.fixture(scope="module")
@@ -26,16 +26,15 @@ def models(plan):
 def test_an_lstm_and_a_transformer_by_hand(models, training):
     """Four gates, each from the input and the state, in 24 steps; then 3 scores of 16 numbers."""
     first, second = 2 * 24 * 4 * 16 * 8, 2 * 24 * 4 * 16 * 16
-    forward = first + 3 * second + 2 * 16 * 3
-    # Back: for weights and for what came in, which the first layer is spared.
-    wanted = 3 * forward - first if training else forward
-    assert graph.flops(models["lstm"], training=training) == wanted
-    assert graph.flops(models["lstm"], batch=5, training=training) == 5 * wanted
     # 40 tokens of width 32, two heads of 16; each head multiplies 40 by 40 scores twice.
     projections, heads, inner = 4 * 40 * 32 * 32, 2 * 2 * 40 * 40 * 16, 2 * 40 * 32 * 64
-    forward = 2 * (projections + heads + inner + 32 * 5)
-    wanted = 3 * forward if training else forward
-    assert graph.flops(models["transformer"], training=training) == wanted
+    forward = {"lstm": first + 3 * second + 2 * 16 * 3,
+               "transformer": 2 * (projections + heads + inner + 32 * 5)}  # fmt: skip
+    # Back: for weights and for what came in, which the first layer of the LSTM is spared.
+    wanted = {"lstm": 3 * forward["lstm"] - first, "transformer": 3 * forward["transformer"]}
+    for name, count in (wanted if training else forward).items():
+        assert graph.flops(models[name], training=training) == count
+        assert graph.flops(models[name], batch=5, training=training) == 5 * count
 
 
 @pytest.mark.thorough
@@ -78,6 +77,7 @@ def test_what_is_counted_of_each_operation(tf, function, shapes, wanted):
 @pytest.mark.parametrize("direction, ways", [("unidirectional", 1), ("bidirectional", 2)])
 def test_recurrent_layers_of_cudnn(tf, direction, ways):
     """Two layers of an LSTM, 7 steps of a batch of 5: 3 numbers to 4 units, and theirs to 4."""
+
     def run(x, state, weights):
         return tf.raw_ops.CudnnRNNV3(
             input=x, input_h=state, input_c=state, params=weights, sequence_lengths=[7] * 5,
@@ -148,31 +148,33 @@ def test_a_loop_counts_as_often_as_it_runs(tf, rounds):
 
 def test_what_data_decide_is_not_known_and_says_why(tf):
     square = tf.zeros([10, 10])
-    # Of branches the dearer one counts.
-    assert graph.flops(lambda x: tf.cond(x[0, 0] > 0, lambda: x @ x, lambda: (x @ x) @ x),
-                       square) == 4000  # fmt: skip
     chosen = tf.function(lambda x: tf.cast(x[0, 0], tf.int32))
-    assert graph.flops(lambda x: tf.switch_case(chosen(x), [lambda: x, lambda: x @ x]),
-                       square) == 2000  # fmt: skip
 
     def until(x):
         while tf.reduce_sum(x) < 100:
             x = x @ x
         return x
 
-    said = graph.count(until, square)
-    assert said.flops is None and "while" in said.reason and "2,000" in said.reason
-    assert graph.flops(until, square) is None and "not known" in repr(said)
-    # A loop without products costs nothing however often it runs.
-    assert graph.flops(lambda x: tf.while_loop(lambda x: x[0] < 9, lambda x: [x + x], [x]),
-                       tf.zeros([3])) == 0  # fmt: skip
-    unsized = tf.TensorSpec([None, 10])
-    said = graph.count(lambda x: x @ square, unsized)
-    assert said.flops is None and "(None, 10)" in said.reason
-    wide = tf.raw_ops.SparseTensorDenseMatMul
-    said = graph.count(lambda v: wide(a_indices=[[0, 0]], a_values=v, a_shape=[2, 2], b=square[:2]),
-                       tf.zeros([1]))  # fmt: skip
-    assert said.flops is None and "SparseTensorDenseMatMul" in said.reason
+    def sparse(x):
+        multiply = tf.raw_ops.SparseTensorDenseMatMul
+        return multiply(a_indices=[[0, 0]], a_values=x[0, :1], a_shape=[2, 2], b=x[:2])
+
+    # Of branches the dearer one counts; a loop without products costs nothing, whatever data say.
+    for function, wanted in (
+        (lambda x: tf.cond(x[0, 0] > 0, lambda: x @ x, lambda: (x @ x) @ x), 4000),
+        (lambda x: tf.switch_case(chosen(x), [lambda: x, lambda: x @ x]), 2000),
+        (lambda x: tf.while_loop(lambda x: x[0, 0] < 9, lambda x: [x + x], [x]), 0),
+        (until, None),
+    ):
+        assert graph.flops(function, square) == wanted
+    assert "not known" in repr(graph.count(until, square))
+    for function, given, *why in (
+        (until, square, "while", "2,000"),
+        (lambda x: x @ square, tf.TensorSpec([None, 10]), "(None, 10)"),
+        (sparse, square, "SparseTensorDenseMatMul"),
+    ):
+        said = graph.count(function, given)
+        assert said.flops is None and all(word in said.reason for word in why)
 
 
 @pytest.mark.thorough
@@ -212,9 +214,8 @@ def test_the_step_is_the_one_that_keras_takes_and_leaves_the_model_as_it_is(tf):
     assert shapes == [v.shape for v in model.optimizer.variables]
 
 
-def test_a_step_with_what_cannot_be_made_twice_leaves_it_whole(tf):
+def test_a_step_with_what_cannot_be_made_twice_leaves_it_whole(keras):
     """Metrics that make their variables in a step, a rate and a loss that Keras does not know."""
-    import keras
 
     class Rate(keras.optimizers.schedules.LearningRateSchedule):
         def __call__(self, step):
@@ -241,9 +242,7 @@ def test_a_step_with_what_cannot_be_made_twice_leaves_it_whole(tf):
     assert len(step.states) == 2  # the mean of the loss
 
 
-def test_a_loss_that_compile_was_told_not_to_scale_is_not_scaled(tf):
-    import keras
-
+def test_a_loss_that_compile_was_told_not_to_scale_is_not_scaled(keras):
     keras.config.set_dtype_policy("mixed_float16")
     try:
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
@@ -254,10 +253,8 @@ def test_a_loss_that_compile_was_told_not_to_scale_is_not_scaled(tf):
     assert [slot.name for slot in slots] == ["iteration", "learning_rate"]  # and no scale
 
 
-def test_models_of_several_inputs_and_outputs_and_subclassed_ones(tf):
-    import keras
-    from keras import layers
-
+def test_models_of_several_inputs_and_outputs_and_subclassed_ones(tf, keras, of_four):
+    layers = keras.layers
     a, b = keras.Input((3,), name="a"), keras.Input((4,), name="b")
     one, two = layers.Dense(2, name="one")(a), layers.Dense(5, name="two")(b)
     both = keras.Model({"a": a, "b": b}, {"one": one, "two": two})
@@ -282,44 +279,49 @@ def test_models_of_several_inputs_and_outputs_and_subclassed_ones(tf):
     own = Own()
     own(tf.zeros([8, 3]))
     assert graph.flops(own) == 12 and graph.flops(own, batch=8, training=True) == 2 * 12 * 8
-    moving = [own, models_of_a_batch(4)]
-    assert [graph.parameters(model) for model in moving] == [8, 8 + 4 * 2]
-    assert graph.parameters(moving[1], trainable=True) == 8 + 2 * 2
-    assert graph.flops(moving[1], batch=4) == 4 * 12
+    assert [graph.parameters(model) for model in (own, of_four)] == [8, 8 + 4 * 2]
+    assert graph.parameters(of_four, trainable=True) == 8 + 2 * 2
+    assert graph.flops(of_four, batch=4) == 4 * 12
 
 
-def models_of_a_batch(batch):
-    """Make a model that takes one size of a batch, with variables that are not trained."""
-    import keras
-
-    given = keras.Input(batch_shape=(batch, 3))
+@pytest.fixture(scope="module")
+def of_four(keras):
+    """Give a model that takes batches of four alone, with variables that are not trained."""
+    given = keras.Input(batch_shape=(4, 3))
     x = keras.layers.BatchNormalization()(keras.layers.Dense(2)(given))
     return keras.Model(given, x)
 
 
 @pytest.mark.parametrize("wrong, said", [
     (lambda model, x: graph.flops(model, batch=0), "batch=0"),
-    (lambda model, x: graph.flops(models_of_a_batch(4)), r"\(4, 3\).*batch of 1"),
+    (lambda model, x: graph.flops(model), r"\(4, 3\).*batch of 1"),
     (lambda model, x: graph.flops(lambda x: x, x, training=True), "for Keras models"),
     (lambda model, x: graph.flops(model, x), "leave them out"),
 ])  # fmt: skip
-def test_what_would_be_counted_wrong_is_refused(tf, models, wrong, said):
+def test_what_would_be_counted_wrong_is_refused(tf, of_four, wrong, said):
     with pytest.raises(ValueError, match=said):
-        wrong(models["lstm"], tf.zeros([4, 3]))
+        wrong(of_four, tf.zeros([4, 3]))
 
 
 # where a model can be cut
 
 
 def test_among_equal_parts_the_cuts_cost_least():
-    assert cuts.balanced([1, 1, 1, 1, 1], [0, 0, 9, 1, 0], 2) == [3]
-    assert cuts.balanced([1, 1, 1, 1, 1], [0, 0, 1, 9, 0], 2) == [2]
+    for costs, at in (([0, 0, 9, 1, 0], 3), ([0, 0, 1, 9, 0], 2)):
+        assert cuts.balanced([1, 1, 1, 1, 1], costs, 2) == [at]
 
 
-def test_what_a_model_gives_anyway_does_not_cross(plan):
+def test_a_constant_that_a_later_stage_uses_does_not_cross():
+    """Each stage makes its own; a result is sent, and its gradient comes back."""
+    first = [Op(f"a/{kind}", kind, "/CPU:1", 0.0, 0.01, 4000) for kind in ("Const", "MatMul")]
+    step = Trace((*first, Op("b/Mul", "Mul", "/CPU:1", 0.01, 0.01)), (), {},
+                 (("a/Const", "b/Mul"), ("a/MatMul", "b/Mul")))  # fmt: skip
+    (cut,) = pipeline.cuts(step, ["a", "b"], 2)
+    assert [part.crossing for part in cut.parts] == [2 * 4000, 0]
+
+
+def test_what_a_model_gives_anyway_does_not_cross(keras):
     """Of two outputs the first is made early: behind it the second's way is the only one."""
-    import keras
-
     given = keras.Input((4,))
     early = keras.layers.Dense(5, name="early")(given)
     x = keras.layers.Dense(6, name="next")(early)
