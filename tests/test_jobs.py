@@ -12,7 +12,6 @@ import stat
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -393,19 +392,13 @@ def test_a_job_that_closes_its_files_keeps_its_device_while_its_runner_lives(cor
 
 
 def test_a_device_is_free_for_others_as_soon_as_its_job_has_ended(cores):
+    """For a job inherits its own locks only: else the longest would keep the devices of all."""
     waits = sh(until("-e go"))
     with runner(f"jobs.run([sh('true'), {waits}], devices={cores}, logs='a')") as one:
         wait_for(lambda: one.stdout.readline().startswith("done"))
         assert jobs.run([sh("true")], devices=cores[:1]).ok and one.poll() is None
         Path("go").touch()
         assert one.wait(timeout=20) == 0
-
-
-def test_a_job_inherits_its_own_locks_only(cores):
-    """Otherwise the longest job would keep the devices of all."""
-    report = jobs.run([sh("sleep 0.5"), sh("ls -l /proc/$$/fd")], devices=cores, per_device=2)
-    held = [line.split("/")[-1] for line in report[1].tail.splitlines() if "mgpu-jobs" in line]
-    assert sorted(held) == [f"core-{cores[1]}", f"core-{cores[1]}.0"]
 
 
 def test_locks_are_for_all_users_whatever_the_umask(cores):
@@ -439,23 +432,32 @@ def test_a_lock_that_is_something_else_is_refused_before_anything_starts(where, 
 # --- GPUs, as the driver would list them ---
 
 
-def gpu(index, uuid="same"):
+def gpu(index, uuid="same", *, free=40, busy=0, pids=(), problem=None):
+    """Make a GPU with free memory, load in percent and processes."""
     uuid = f"GPU-{index:02d}aa" if uuid == "same" else uuid
-    return nvml.Gpu(index, "GPU", uuid, *[None] * 9)
+    processes = pids and tuple(nvml.Process(pid, None, None, nvml._uid(pid)) for pid in pids)
+    return nvml.Gpu(index, "GPU", uuid, *[None] * 3, free, busy, *[None] * 3, processes, problem)
 
 
-def lists(monkeypatch, *gpus):
+def lists(monkeypatch, *gpus, **env):
     monkeypatch.delenv("MGPU_MODE", raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
     report = nvml.DriverReport(gpus, None, None, None)
     monkeypatch.setattr(nvml, "query", lambda: report)
 
 
-def test_a_job_sees_its_gpu_by_uuid_or_else_by_number(monkeypatch):
-    lists(monkeypatch, gpu(0), gpu(1), gpu(2, None))
+@pytest.mark.parametrize("env, devices, seen", [
+    ({}, [1, 2], ["GPU-01aa PCI_BUS_ID GPU 1", "2 PCI_BUS_ID GPU 2"]),
+    ({"CUDA_VISIBLE_DEVICES": "MIG-7e,MIG-GPU-00aa/1/0"}, None,  # shared out as they are named
+     ["MIG-7e PCI_BUS_ID GPU 0", "MIG-GPU-00aa/1/0 PCI_BUS_ID GPU 1"]),
+])  # fmt: skip
+def test_a_job_sees_its_gpu_by_uuid_or_else_by_number(env, devices, seen, monkeypatch):
+    lists(monkeypatch, gpu(0), gpu(1), gpu(2, None), **env)
     tell = sh("echo $CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER $MGPU_JOB_DEVICE; sleep 0.1")
-    report = jobs.run([tell] * 2, devices=[1, 2])
-    assert [job.tail for job in report] == ["GPU-01aa PCI_BUS_ID GPU 1", "2 PCI_BUS_ID GPU 2"]
-    assert [(job.kind, job.device) for job in report] == [("GPU", 1), ("GPU", 2)]
+    report = jobs.run([tell] * 3, devices=devices)
+    assert report.ok and [job.tail for job in report[:2]] == seen
+    assert [f"{job.kind} {job.device}" for job in report[:2]] == [each[-5:] for each in seen]
 
 
 @pytest.mark.parametrize("env, want", [
@@ -469,24 +471,12 @@ def test_a_job_sees_its_gpu_by_uuid_or_else_by_number(monkeypatch):
     ({"MGPU_MODE": "cores"}, None),
 ])  # fmt: skip
 def test_what_is_allowed_follows_the_environment(env, want, monkeypatch):
-    lists(monkeypatch, *map(gpu, range(4)))
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
+    lists(monkeypatch, *map(gpu, range(4)), **env)
     kind, found = jobs.allowed()
     if want is None:
         assert kind == "core" and set(found) <= AFFINITY(0)
     else:
         assert (kind, found) == ("GPU", want)
-
-
-def test_mig_devices_are_shared_out_as_they_are_named(monkeypatch):
-    lists(monkeypatch, gpu(0))
-    ids = "MIG-7e,MIG-GPU-00aa/1/0"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ids)
-    report = jobs.run([sh("echo $CUDA_VISIBLE_DEVICES; sleep 0.2")] * 3)
-    assert [job.tail for job in report[:2]] == ids.split(",")
-    assert [(job.kind, job.device) for job in report[:2]] == [("GPU", 0), ("GPU", 1)]
-    assert report.ok
 
 
 @pytest.fixture
@@ -515,12 +505,6 @@ def test_a_gpu_that_disappears_gets_no_more_jobs(vanishing, capfd):
 # --- the freest GPUs ---
 
 
-def loaded(index, free=40, busy=0, pids=()):
-    """Make a GPU with free memory, load in percent and processes."""
-    processes = pids and tuple(nvml.Process(pid, None, None, nvml._uid(pid)) for pid in pids)
-    return replace(gpu(index), memory_free=free, utilization=busy, processes=processes)
-
-
 @pytest.fixture(scope="module")
 def foreign():
     """Give the number of a process that has ended: nobody's, as one of another container is."""
@@ -532,20 +516,20 @@ def foreign():
 def test_the_freest_gpu_has_nobody_else_on_it_then_is_idle_then_has_memory(monkeypatch, foreign):
     lists(
         monkeypatch,
-        loaded(0, free=80, pids=[os.getpid(), foreign]),
-        loaded(1, free=70, busy=10),
-        loaded(2, free=30, busy=9),
-        loaded(3, free=50, busy=3),
-        loaded(4, free=50, busy=1),
-        loaded(5, free=50, busy=1),
-        loaded(6, free=90, pids=None),
-        loaded(7, free=40, pids=[os.getpid()] * 2),
+        gpu(0, free=80, pids=[os.getpid(), foreign]),
+        gpu(1, free=70, busy=10),
+        gpu(2, free=30, busy=9),
+        gpu(3, free=50, busy=3),
+        gpu(4, free=50, busy=1),
+        gpu(5, free=50, busy=1),
+        gpu(6, free=90, pids=None),
+        gpu(7, free=40, pids=[os.getpid()] * 2),
     )
     assert jobs.freest() == [4]
     assert jobs.freest(8) == [4, 5, 3, 7, 2, 1, 6, 0]
     assert jobs.freest(2, among=(6, 0, 2)) == [2, 6]
     # What the driver does not report counts as taken.
-    lists(monkeypatch, loaded(0, free=None), loaded(1, busy=None), loaded(2, free=1))
+    lists(monkeypatch, gpu(0, free=None), gpu(1, busy=None), gpu(2, free=1))
     assert jobs.freest(3) == [2, 0, 1]
 
 
@@ -566,32 +550,30 @@ WORKS = [["true"]]
     (WORKS, {"free": 3}, ValueError, "free=3"),
     (WORKS, {"devices_each": 2, "free": 1}, ValueError, "devices_each=2"),
     (WORKS, {"devices_each": 2, "per_device": 2}, ValueError, "per_device=2"),
+    (WORKS, {"devices_each": 2, "CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2"}, ValueError, "=2.* MIG"),
+    (WORKS, {"MGPU_JOB_DEVICE": "GPU 0"}, RuntimeError, "inside a job, on GPU 0"),
 ])  # fmt: skip
 def test_what_would_be_silent_or_lose_work_is_refused_at_once(
     commands, wrong, error, names, monkeypatch
 ):
-    lists(monkeypatch, gpu(0), gpu(1))
+    env = {name: value for name, value in wrong.items() if name.isupper()}
+    lists(monkeypatch, gpu(0), gpu(1), **env)
     with pytest.raises(error, match=names):
-        jobs.run(commands, **wrong)
+        jobs.run(commands, **{name: wrong[name] for name in wrong.keys() - env.keys()})
     assert not Path("logs").exists() and not Path("mgpu-jobs").exists()
 
 
-def test_what_cannot_be_chosen_or_shared_is_refused(monkeypatch):
-    lost = replace(loaded(0), problem="GPU 0 has fallen off the bus: reboot.")
-    lists(monkeypatch, lost, loaded(1, free=1))
+def test_what_cannot_be_chosen_is_refused(monkeypatch):
+    lost = gpu(0, problem="GPU 0 has fallen off the bus: reboot.")
+    lists(monkeypatch, lost, gpu(1, free=1))
     assert jobs.allowed() == ("GPU", [1]) and jobs.freest() == [1]
     for among in (None, [0]):
         with pytest.raises(ValueError, match="n=2"):
             jobs.freest(2, among=among)
-    lists(monkeypatch, lost)
-    with pytest.raises(RuntimeError, match="GPU 0 has fallen"):
-        jobs.freest()
-    lists(monkeypatch, loaded(0))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1,MIG-2")
-    with pytest.raises(RuntimeError, match="MIG"):
-        jobs.freest()
-    with pytest.raises(ValueError, match="devices_each=2.* MIG"):
-        jobs.run(WORKS, devices_each=2)
-    monkeypatch.setenv("MGPU_JOB_DEVICE", "GPU 0")
-    with pytest.raises(RuntimeError, match="inside a job, on GPU 0"):
-        jobs.run(WORKS)
+    for there, env, why in (
+        (lost, {}, "GPU 0 has fallen"),
+        (gpu(0), {"CUDA_VISIBLE_DEVICES": "MIG-1"}, "MIG"),
+    ):
+        lists(monkeypatch, there, **env)
+        with pytest.raises(RuntimeError, match=why):
+            jobs.freest()

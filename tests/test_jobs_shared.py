@@ -89,30 +89,34 @@ def skipped(out: str) -> list[str]:
     return [line for line in out.splitlines() if line.startswith(("skipped", "waiting"))]
 
 
-@pytest.mark.parametrize("option, sees", [
-    ((), UUIDS[3]), (("--busy",), UUIDS[0]), (("--devices", "1"), UUIDS[1]),
+# Of four GPUs two are full, and one has a process of another user.
+THREE = "0 100 0\n1 14000 {own}\n2 0 {other}\n"
+FULL_TWO = "GPU 0 (0.1 of 4.0 GiB free), GPU 1 (13.7 of 140.0 GiB free)"
+MIG = {"FAKE_MIG": "1", "CUDA_VISIBLE_DEVICES": "MIG-3333-0,MIG-3333-1"}
+
+
+@pytest.mark.parametrize("use, arguments, env, sees, left", [
+    (THREE, [], {}, UUIDS[3:], f"{FULL_TWO}, GPU 2 (processes of {{user}})"),
+    (THREE, ["--busy"], {}, UUIDS[:1], ""),
+    (THREE, ["--devices", "1"], {}, UUIDS[1:2], ""),
+    # GPU 1 has most memory but is busy, 0 is nearly full; the driver tells no memory of 2.
+    ("0 1000 0\n3 30000 0\n1 90000 0\n", [*["tell.py"] * 3, "--free", "2"], {},
+     (UUIDS[3], UUIDS[0]), ""),
+    ("1 0 0\n", ["--devices-each", "2"], {}, [f"{UUIDS[0]},{UUIDS[2]}"],
+     "GPU 1 (0.0 of 140.0 GiB free)"),
+    # A MIG device is looked at by itself.
+    ("10 30000 {other}\n3 0 0\n", [], MIG, ["MIG-3333-1"], "GPU 0 (processes of {user})"),
+    ("10 1000 0\n", ["--free", "1"], MIG, ["MIG-3333-1"], ""),
 ])  # fmt: skip
-def test_gpus_that_others_use_are_left_alone_unless_asked_for(server, stranger, user, option, sees):
-    """Of four, two are full and one has a process of another user."""
-    three = f"0 100 0\n1 14000 {os.getpid()}\n2 0 {stranger}\n"
-    code, out, error = server.mgpu_run(three, "tell.py", *option)
-    assert (code, error, where(server.folder)) == (0, "", [sees])
-    said = skipped(out)
-    if option:
-        assert said == []
-    else:
-        (line,) = said
-        full = "GPU 0 (0.1 of 4.0 GiB free), GPU 1 (13.7 of 140.0 GiB free)"
-        assert f"{full}, GPU 2 (processes of {user})" in line and "GPU 3" not in line
-        assert "busy" in line and "devices" in line
-
-
-def test_the_freest_are_taken_and_no_more_at_a_time(server):
-    """GPU 1 has most memory but is busy, 0 is nearly full; the driver tells no memory of 2."""
-    four = ["tell.py"] * 4
-    code, out, _ = server.mgpu_run("0 1000 0\n3 30000 0\n1 90000 0\n", *four, "--free", "2")
-    assert code == 0 and where(server.folder)[:2] == [UUIDS[3], UUIDS[0]]
-    assert set(where(server.folder)) == {UUIDS[0], UUIDS[3]} and not skipped(out)
+def test_gpus_that_others_use_are_left_alone_unless_asked_for(
+    server, stranger, user, use, arguments, env, sees, left
+):
+    use = use.format(own=os.getpid(), other=stranger)
+    code, out, error = server.mgpu_run(use, "tell.py", *arguments, **env)
+    found, until = where(server.folder), "until free; the options busy and devices overrule that"
+    assert (code, error, found[: len(sees)]) == (0, "", [*sees]) and {*found} == {*sees}
+    line = f"skipped    {left.format(user=user)}: in use, and left alone {until}"
+    assert skipped(out) == [line] * bool(left)
 
 
 # Looks at the driver are seen in what the runner prints.
@@ -150,15 +154,22 @@ def words(lines: list[str]) -> list[str]:
     return [" ".join(line.split()[:2]) for line in lines]
 
 
-def test_a_gpu_that_becomes_busy_midway_is_waited_for(server, stranger, user):
-    """The first job ends, and somebody else starts on that GPU, which is the only one."""
-    jobs = [uses(f"0 4000 {stranger}\n"), "pass"]
-    before = f"{QUICK}queue.LINGERS = 60\n"  # which is for what may be the job's own
-    ran = server("", runs(*jobs, before=before), FAKE_GPUS="1")
-    start, done, waiting = events(ran, 3)
-    assert words([start, done]) == ["start a", "done a"]
-    assert waiting.startswith(f"waiting    for GPU 0 (processes of {user}): in use")
-    for _ in range(3):  # it is not said again
+@pytest.mark.parametrize("memory, whose, lingers, says", [
+    (4000, "another's", 60, "waiting    for GPU 0 (processes of {}): in use"),
+    (0, "hidden", 60, ""),
+    (0, "hidden", 0, "GPU 0 (processes whose user is hidden from here, 0.0 of 4.0 GiB free)"),
+])  # fmt: skip
+def test_the_only_gpu_is_waited_for_where_another_s_process_comes(
+    server, stranger, user, memory, whose, lingers, says
+):
+    """What may be an ended job's own, its memory or a process, is that for some seconds."""
+    pid = stranger if whose == "another's" else HIDDEN
+    jobs = uses(f"0 {memory} {pid}\n"), "pass"
+    ran = server("", runs(*jobs, before=f"{QUICK}queue.LINGERS = {lingers}\n"), FAKE_GPUS="1")
+    assert words(events(ran, 2)) == ["start a", "done a"]
+    if says:
+        assert says.format(user) in events(ran, 1)[0]
+    for _ in range(3):  # it is not said, or not again
         assert ran.stdout.readline() == "look\n"
     server.use()
     assert words(events(ran)) == ["start b", "done b"] and ran.wait() == 0
@@ -166,30 +177,13 @@ def test_a_gpu_that_becomes_busy_midway_is_waited_for(server, stranger, user):
 
 def test_the_others_go_on_meanwhile_and_a_gpu_that_is_free_again_is_used(server, stranger):
     """The first job runs until a second has started, on the GPU that was in use."""
-    jobs = [uses("1 40000 0\n") + waits("b"), "open('b', 'w')"]
-    jobs[0] = waits("said") + jobs[0]
+    jobs = waits("said") + uses("1 40000 0\n") + waits("b"), "open('b', 'w')"
     ran = server(f"1 40000 {stranger}\n", runs(*jobs), FAKE_GPUS="2")
     assert words(events(ran, 2)) == ["start a", "skipped GPU"]
     (server.folder / "said").touch()
     start, *done = events(ran)
     assert start.startswith("start      b") and start.endswith("on GPU 1")
     assert sorted(words(done)) == ["done a", "done b"]
-
-
-@pytest.mark.parametrize("lingers", [True, False])
-def test_an_own_job_that_lingers_is_not_taken_for_another_s(server, lingers):
-    """Neither its memory nor a process that is no longer there; after some seconds both are."""
-    before = f"{QUICK}queue.LINGERS = {60 * lingers}\n"
-    code = runs(uses(f"0 0 {HIDDEN}\n"), "pass", before=before)
-    ran = server("", code, FAKE_GPUS="1")
-    assert words(events(ran, 2)) == ["start a", "done a"]
-    if lingers:
-        assert [ran.stdout.readline() for _ in range(3)] == ["look\n"] * 3
-    else:
-        (line,) = events(ran, 1)
-        assert "GPU 0 (processes whose user is hidden from here, 0.0 of 4.0 GiB free)" in line
-    server.use()
-    assert words(events(ran)) == ["start b", "done b"]
 
 
 # The second look waits until the first job has taken all memory.
@@ -226,21 +220,6 @@ def test_a_runner_without_progress_says_what_it_waits_for(server):
     assert ran.stderr.readline().startswith("waiting    for GPU 0 (0.0 of 4.0 GiB free)")
     server.use()
     assert ran.wait() == 0 and ran.stderr.read() == ""
-
-
-def test_a_mig_device_is_looked_at_by_itself(server, stranger, user):
-    env = {"FAKE_MIG": "1", "CUDA_VISIBLE_DEVICES": "MIG-3333-0,MIG-3333-1"}
-    code, out, _ = server.mgpu_run(f"10 30000 {stranger}\n3 0 0\n", "tell.py", **env)
-    assert code == 0 and where(server.folder) == ["MIG-3333-1"]
-    assert f"GPU 0 (processes of {user}): in use" in skipped(out)[0] and "GPU 1" not in out[:60]
-    code, out, _ = server.mgpu_run("10 1000 0\n", "tell.py", "--free", "1", **env)
-    assert where(server.folder)[-1] == "MIG-3333-1" and not skipped(out)
-
-
-def test_a_job_with_several_gpus_gets_none_that_others_use(server):
-    code, out, _ = server.mgpu_run("1 0 0\n", "tell.py", "--devices-each", "2")
-    assert code == 0 and where(server.folder) == [f"{UUIDS[0]},{UUIDS[2]}"]
-    assert len(skipped(out)) == 1
 
 
 def test_a_server_can_be_pretended_with_locks_of_its_own(tmp_path, monkeypatch, capsys):
