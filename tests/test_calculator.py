@@ -170,9 +170,7 @@ def test_more_devices_than_examples_are_said(page):
     assert page.evaluate(SHOWN, "#devices=1")["efficiency"] == "One device sends nothing."
 
 
-def test_a_summary_of_keras_is_read(page):
-    import keras
-
+def test_a_summary_of_keras_is_read(page, keras):
     layers = [keras.layers.Dense(1200), keras.layers.BatchNormalization(), keras.layers.Dense(3)]
     model = keras.Sequential([keras.Input((8,)), *layers])
     model.compile("adam", "mse")
@@ -194,9 +192,7 @@ def test_a_summary_of_keras_is_read(page):
     assert parameters.input_value() == "1,234"
 
 
-def test_an_optimizer_keeps_what_the_form_says(page):
-    import keras
-
+def test_an_optimizer_keeps_what_the_form_says(page, keras):
     kinds = {"Adam": {}, "AdamW": {}, "Lion": {}, "RMSprop": {}, "SGD": {}}
     told: dict[str, str] = {}
     for option in page.locator("[name=slots] option").all():

@@ -13,12 +13,9 @@ KINDS = {"Conv2D", "_FusedConv2D"}
 
 
 @pytest.fixture(scope="module")
-def model(plan):
+def model(tf, keras, plan):
     """Build a small residual network of convolutions, a join, a pool and a dense layer."""
-    import keras
-    import tensorflow as tf
-    from keras import layers
-
+    layers = keras.layers
     keras.backend.clear_session()
     with tf.device(plan.devices[0]):
         given = keras.Input((16, 16, 3))
@@ -78,22 +75,19 @@ def test_a_fused_operation_keeps_its_layer(model, data):
     graph = gpu_graph.optimized(lambda x: model(x, training=False), data[0])
     ops = trace.read(gpu_graph.record(graph)).ops
     fused = [layer(op.name) for op in ops if op.type.startswith("_Fused")]
-    assert fused and {layer(op.name) for op in ops if op.type in KINDS} == {
-        "first", "inner", "second",
-    }, fused  # fmt: skip
+    convolutions = {layer(op.name) for op in ops if op.type in KINDS}
+    assert fused and convolutions == {"first", "inner", "second"}, fused
 
 
-def test_a_shared_transpose_does_not_begin_a_task_of_a_pipeline(model, data, plan):
-    import keras
-
+def test_a_shared_transpose_does_not_begin_a_task_of_a_pipeline(keras, model, data, plan):
     entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     stages = pipeline.stages(model, ["second"], plan.devices)
-    graph = gpu_graph.optimized(
-        lambda x, y: pipeline.gradients(
-            stages, entropy, x, y, pipeline.all_forward(2, 2), uneven=True
-        ), *data,
-    )  # fmt: skip
-    step = trace.read(gpu_graph.record(graph))
+
+    def both(x, y):
+        order = pipeline.all_forward(2, 2)
+        return pipeline.gradients(stages, entropy, x, y, order, uneven=True)
+
+    step = trace.read(gpu_graph.record(gpu_graph.optimized(both, *data)))
     forward = {op.name for op in step.ops if op.name.startswith("stage_0/F0/")}
     assert any("/B0/" in maker and user in forward for maker, user in step.edges)  # it is shared
     spans = {(span.stage, span.task): span for span in pipeline.spans(step)}

@@ -32,48 +32,41 @@ def cell(source: str, said: str, *tags: str):
     return new_code_cell(source, outputs=outputs, metadata={"tags": list(tags)} if tags else {})
 
 
-@pytest.mark.parametrize("before, now, tags, wrong", [
-    ("equal: True", "equal: True", (), ""),
-    ("a: True\nb: False", "a: False\nb: True", (), "a: False"),
-    ("for 2 devices: True", "for 1: True\nfor 2: False", (), "for 2: False"),
-    ("0 of 10,000 entries differ", "9,999 of 10,000 entries differ", (), "9,999"),
-    ("a\nb", "a", (), "nothing"),
-    ("a", "a\nb", (), "'b'"),
-    ("12 bytes", "24 bytes", ("nbval-ignore-output",), ""),
-    ("yes: 4 bytes", "yes: 5 bytes", ("solution",), "5 bytes"),
-    ("yes: four", "not yet: it is slow", ("solution",), "it is slow"),
-    ("yes: four", "", ("solution",), "nothing"),
-    ("not yet: a stub", "not yet: another", ("exercise",), ""),
-    ("not yet: a stub", "yes: four", ("exercise",), "nobody"),
+def on_a_gpu(before, now):
+    assert not broken(before, now)  # what any number of devices allows
+    return judge(before, now, "gpus")
+
+
+@pytest.mark.parametrize("said_of, before, now, wrong, tags", [
+    # Of proofs and solutions:
+    (judge, "equal: True", "equal: True", "", ()),
+    (judge, "a: True\nb: False", "a: False\nb: True", "a: False", ()),
+    (judge, "for 2 devices: True", "for 1: True\nfor 2: False", "for 2: False", ()),
+    (judge, "0 of 10,000 entries differ", "9,999 of 10,000 entries differ", "9,999", ()),
+    (judge, "a\nb", "a", "nothing", ()),
+    (judge, "a", "a\nb", "'b'", ()),
+    (judge, "12 bytes", "24 bytes", "", ("nbval-ignore-output",)),
+    (judge, "yes: 4 bytes", "yes: 5 bytes", "5 bytes", ("solution",)),
+    (judge, "yes: four", "not yet: it is slow", "it is slow", ("solution",)),
+    (judge, "yes: four", "", "nothing", ("solution",)),
+    (judge, "not yet: a stub", "not yet: another", "", ("exercise",)),
+    (judge, "not yet: a stub", "yes: four", "nobody", ("exercise",)),
+    # What differs lawfully on a GPU:
+    (on_a_gpu, "worked: /CPU:0 and /CPU:1", "worked: /CPU:0 and /GPU:0", "", ()),
+    (on_a_gpu, "worked: /CPU:0 and /CPU:1", "worked: /GPU:0 and /GPU:0", "/CPU:1", ()),
+    (on_a_gpu, "worked: /CPU:1", "worked: /GPU:1", "/CPU:2", ()),
+    (on_a_gpu, "mode     cores: each", "mode     gpus: each", "", ()),
+    (on_a_gpu, "mode     cores: each", "mode     cores: each", "cores", ()),
+    (on_a_gpu, "the gradients are 0 apart", "the gradients are 1e-07 apart", "", ()),
+    (on_a_gpu, "the gradients are 0 apart", "the gradients are 1e-05 apart", "1e-05", ()),
+    # On other numbers of devices what was true may not be false:
+    (broken, "8 of 8: True", "6 of 6: False", "6 of 6: False", ()),
+    (broken, "batch [1, 0] empty True\nbatch [1, 1] empty False", "batch [1] empty False", "", ()),
+    (broken, "on /CPU:1 right: True", "on /GPU:0 right: True\non /GPU:1 right: False", "GPU:1", ()),
+    (broken, "plain: False\nkept: True", "plain: False\nplain: False\nkept: True", "", ()),
 ])  # fmt: skip
-def test_judge_looks_at_proofs_and_solutions(before, now, tags, wrong):
-    said = judge(cell("", before, *tags), cell("", now, *tags))
-    assert wrong in said and bool(said) == bool(wrong)
-
-
-@pytest.mark.parametrize("before, now, wrong", [
-    ("worked: /CPU:0 and /CPU:1", "worked: /CPU:0 and /GPU:0", ""),
-    ("worked: /CPU:0 and /CPU:1", "worked: /GPU:0 and /GPU:0", "/CPU:1"),
-    ("worked: /CPU:1", "worked: /GPU:1", "/CPU:2"),
-    ("mode     cores: each", "mode     gpus: each", ""),
-    ("mode     cores: each", "mode     cores: each", "cores"),
-    ("the gradients are 0 apart", "the gradients are 1e-07 apart", ""),
-    ("the gradients are 0 apart", "the gradients are 1e-05 apart", "1e-05"),
-])  # fmt: skip
-def test_judge_knows_what_differs_lawfully_on_a_gpu(before, now, wrong):
-    said = judge(cell("", before), cell("", now), "gpus")
-    assert wrong in said and bool(said) == bool(wrong)
-    assert not broken(cell("", before), cell("", now))  # what any number of devices allows
-
-
-@pytest.mark.parametrize("before, now, wrong", [
-    ("8 of 8: True", "6 of 6: False", "6 of 6: False"),
-    ("batch [1, 0] empty True\nbatch [1, 1] empty False", "batch [1] empty False", ""),
-    ("on /CPU:1 right: True", "on /GPU:0 right: True\non /GPU:1 right: False", "GPU:1"),
-    ("plain: False\nkept: True", "plain: False\nplain: False\nkept: True", ""),
-])  # fmt: skip
-def test_on_other_numbers_of_devices_what_was_true_may_not_be_false(before, now, wrong):
-    said = broken(cell("", before), cell("", now))
+def test_a_cell_is_refused_for_what_it_may_not_say(said_of, before, now, wrong, tags):
+    said = said_of(cell("", before, *tags), cell("", now, *tags))
     assert wrong in said and bool(said) == bool(wrong)
 
 
@@ -88,13 +81,9 @@ def on_gpus(text: str, unplaced: bool) -> str:
     """Say what a machine with two H200 says instead of this."""
     if unplaced:
         text = text.replace("CPU:0", "CPU:1")
-    text = re.sub(r"(\w)PU:(\d+)", lambda found: on_gpu(*found.groups()), text)
+    text = re.sub(r"CPU:([1-9]\d*)", lambda found: f"GPU:{int(found[1]) - 1}", text)
     text = re.sub(r"(?m)^mode     cores: .*", "mode     gpus: every device is a GPU", text)
     return text.replace("  one thread for each operation", "  NVIDIA H200")
-
-
-def on_gpu(kind: str, index: str) -> str:
-    return f"GPU:{int(index) - 1}" if kind == "C" and index != "0" else f"{kind}PU:{index}"
 
 
 def changed(each, change):

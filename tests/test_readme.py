@@ -11,15 +11,16 @@ import pytest
 import draw_readme
 import mgpu_helpers
 from conftest import ROOT
+from mgpu_helpers import memory
 from mgpu_helpers.__main__ import COMMANDS
 from test_house import ROOMS
 
 PACKAGE = (ROOT / "docs" / "package.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_links_lead_to_what_is_there():
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
-    links = re.findall(r"\]\((?!https?:)([^)#]+)", page)
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", README)
     assert links and not [where for where in links if not (ROOT / where).exists()]
 
 
@@ -31,17 +32,12 @@ def test_two_lines_put_fit_on_two_devices(plan, monkeypatch):
 
 
 @pytest.mark.thorough
-def test_the_table_of_what_to_try_is_what_plan_says_of_resnet50():
-    import keras
-
-    from mgpu_helpers import memory
-
+def test_the_table_of_what_to_try_is_what_plan_says_of_resnet50(keras):
     model = keras.applications.ResNet50(weights=None)
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
-    (call,) = re.findall(r"`memory\.plan\(model, (.+?)\)`", page)
+    (call,) = re.findall(r"`memory\.plan\(model, (.+?)\)`", README)
     printed = repr(memory.plan(model, **eval(f"dict({call})")))
-    rows = re.findall(r"^\| (.+) \| (.+ \(.+\)) \| (\w+) \| `?(.*?)`? ?\|$", page, re.MULTILINE)
+    rows = re.findall(r"^\| (.+) \| (.+ \(.+\)) \| (\w+) \| `?(.*?)`? ?\|$", README, re.MULTILINE)
     assert len(rows) == 5
     for way, held, fits, code in rows:
         (line,) = [each for each in printed.splitlines() if each.startswith(f"{way}  ")]

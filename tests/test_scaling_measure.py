@@ -9,7 +9,7 @@ import pytest
 
 from mgpu_helpers.scaling import Layout, Workload, fit, measure
 
-pytestmark = pytest.mark.usefixtures("plan")  # before anything starts TensorFlow
+pytestmark = pytest.mark.usefixtures("tf")  # of the plan, before anything starts another
 
 
 def test_each_layout_has_the_median_of_its_timed_runs(monkeypatch):
@@ -44,18 +44,14 @@ def test_more_devices_than_the_plan_has_are_named():
         measure(lambda n, batch: pytest.fail("made"), devices=(1, 4))
 
 
-def test_a_session_is_measured_inside_its_graph():
-    import tensorflow as tf
-
+def test_a_session_is_measured_inside_its_graph(tf):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         doubled = 2 * tf.ones([4])
         (row,) = measure(lambda n, batch: (session.run, doubled), [1], [4], repeats=1)
     assert row.layout == Layout(1, 4)
 
 
-def test_what_is_trained_crosses_and_moving_averages_do_not():
-    import keras
-
+def test_what_is_trained_crosses_and_moving_averages_do_not(keras):
     normal = keras.layers.BatchNormalization()
     model = keras.Sequential([keras.Input([7]), keras.layers.Dense(5), normal])
     counted = Workload.of(model, "mine")

@@ -32,35 +32,52 @@ OVER = "() => document.documentElement.scrollWidth - innerWidth"
 DRAWN_IN = "() => Math.round(performance.getEntriesByType('navigation')[0].loadEventEnd)"
 
 
-def complaints(browser, path: Path) -> Iterator[str]:  # noqa: F811
+HITS = "#search-results .search li > a"
+MARKS = "~mgpu_helpers", "~typing", "&lt;factory", "{py:obj}"  # that nobody read
+PLACES = str(ROOT), sys.prefix, f"{Path.home()}/", ' at</span> <span class="pre">0x'
+
+
+@pytest.fixture
+def tab(browser):  # noqa: F811
+    page = browser.new_page(viewport=DESK)
+    yield page
+    page.close()
+
+
+def complaints(page, path: Path) -> Iterator[str]:
     """Open a page and say what is wrong with it, on a desk and on a phone."""
-    page, asked = browser.new_page(viewport=DESK), []
-    try:
-        said: list[str] = []
-        page.on("console", lambda one: said.append(f"console: {one.text}") if one.type == "error"
-                else None)  # fmt: skip
-        page.on("pageerror", lambda error: said.append(f"error: {error}"))
-        page.on("requestfailed", lambda one: said.append(f"not there: {one.url}"))
-        page.on("request", lambda one: asked.append(one.url))
-        page.goto(path.as_uri())
-        page.wait_for_load_state("networkidle")
-        yield from said
-        yield from (f"asks for {url}" for url in asked if not url.startswith(("file:", "data:")))
-        for picture in page.evaluate(PICTURES):
-            if not picture["drawn"]:
-                yield f"not drawn: {picture['name']}"
-            if not picture["alt"].strip(" ."):
-                yield f"without words: {picture['name']}"
-        yield from (f"cut off: {text}" for text in page.evaluate(CUT))
-        files = {Path(unquote(urlsplit(url).path)) for url in asked if url.startswith("file:")}
-        if (size := sum(file.stat().st_size for file in files if file.is_file())) > MOST_OF_A_PAGE:
-            yield f"large: {size} bytes"
-        print(f"{path.name}: {size} bytes, drawn in {page.evaluate(DRAWN_IN)} ms")
-        page.set_viewport_size(PHONE)
-        if (over := page.evaluate(OVER)) > 0:
-            yield f"wide: {over} pixels over"
-    finally:
-        page.close()
+    said, asked = [], []
+    page.on("console", lambda one: said.append(f"console: {one.text}") if one.type == "error"
+            else None)  # fmt: skip
+    page.on("pageerror", lambda error: said.append(f"error: {error}"))
+    page.on("requestfailed", lambda one: said.append(f"not there: {one.url}"))
+    page.on("request", lambda one: asked.append(one.url))
+    page.goto(path.as_uri())
+    page.wait_for_load_state("networkidle")
+    yield from said
+    yield from (f"asks for {url}" for url in asked if not url.startswith(("file:", "data:")))
+    for picture in page.evaluate(PICTURES):
+        if not picture["drawn"]:
+            yield f"not drawn: {picture['name']}"
+        if not picture["alt"].strip(" ."):
+            yield f"without words: {picture['name']}"
+    yield from (f"cut off: {text}" for text in page.evaluate(CUT))
+    files = {Path(unquote(urlsplit(url).path)) for url in asked if url.startswith("file:")}
+    if (size := sum(file.stat().st_size for file in files if file.is_file())) > MOST_OF_A_PAGE:
+        yield f"large: {size} bytes"
+    print(f"{path.name}: {size} bytes, drawn in {page.evaluate(DRAWN_IN)} ms")
+    page.set_viewport_size(PHONE)
+    if (over := page.evaluate(OVER)) > 0:
+        yield f"wide: {over} pixels over"
+    text = path.read_text(encoding="utf-8")
+    yield from (f"names {each}" for each in (*PLACES, *MARKS) if each in text)
+
+
+def found(page) -> list[str]:
+    """Wait until a search has ended, and list the pages that it found."""
+    page.wait_for_selector(HITS, timeout=10_000)
+    page.wait_for_function("() => /found|finished/i.test(document.body.innerText)")
+    return page.locator(HITS).evaluate_all("all => all.map(one => one.href)")
 
 
 def test_the_site_is_built_and_small():
@@ -78,8 +95,8 @@ def test_every_chart_of_the_reference_has_a_picture():
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_page_opens_from_disk(browser, name: str):  # noqa: F811
-    assert list(complaints(browser, SITE / name)) == []
+def test_page_opens_from_disk(tab, name: str):
+    assert list(complaints(tab, SITE / name)) == []
 
 
 BAD = {
@@ -92,12 +109,13 @@ BAD = {
     "cut off": f"<div class=cell_output><pre style='overflow: auto'>{'so' * 999}</pre></div>",
     "large: 20..... bytes": f"<!-- {'x' * MOST_OF_A_PAGE} -->",
     "wide: .* pixels over": "<pre style='width: 500px'>x</pre>",
+    **{f"names {re.escape(text)}": text for text in (*PLACES, *MARKS)},
 }
 
 
-def test_what_must_not_pass_is_seen(browser, tmp_path):  # noqa: F811
+def test_what_must_not_pass_is_seen(tab, tmp_path):
     (tmp_path / "bad.html").write_text("<!doctype html><title>bad</title>" + "".join(BAD.values()))
-    seen = list(complaints(browser, tmp_path / "bad.html"))
+    seen = list(complaints(tab, tmp_path / "bad.html"))
     assert [said for said in BAD if not any(re.match(said, one) for one in seen)] == []
 
 
@@ -126,35 +144,19 @@ def test_every_link_leads_somewhere(tmp_path):
     assert list(broken(tmp_path)) == [f"a.html: {link}" for link in bad]
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_no_page_names_a_place_of_this_machine_or_shows_a_mark_that_nobody_read(name: str):
-    text = (SITE / name).read_text(encoding="utf-8")
-    places = str(ROOT), sys.prefix, f"{Path.home()}/", " at</span> <span class=\"pre\">0x"
-    marks = "~mgpu_helpers", "~typing", "&lt;factory", "{py:obj}"
-    assert [each for each in (*places, *marks) if each in text] == []
-
-
-@pytest.mark.parametrize(
-    "words, page",
-    [
-        ("freest", "api/jobs.html"),
-        ("INVALID_ARGUMENT: nodes in a cycle", "docs/errors.html"),
-        ("Docker shm-size", "docs/errors.html"),
-        ("driver for Hopper", "docs/first_ten_minutes_on_a_gpu.html"),
-        ("worker xyzzy hangs", "notebooks/17_fit_on_several_machines.html"),  # one word is nowhere
-        ("why are two gpus not faster than one", "first: notebooks/19_find_out_why_it_is_not"),
-    ],
-)
-def test_search_finds(browser, words: str, page: str):  # noqa: F811
-    tab = browser.new_page(viewport=DESK)
+@pytest.mark.parametrize("words, page", [
+    ("freest", "api/jobs.html"),
+    ("INVALID_ARGUMENT: nodes in a cycle", "docs/errors.html"),
+    ("Docker shm-size", "docs/errors.html"),
+    ("driver for Hopper", "docs/first_ten_minutes_on_a_gpu.html"),
+    ("worker xyzzy hangs", "notebooks/17_fit_on_several_machines.html"),  # one word is nowhere
+    ("why are two gpus not faster than one", "first: notebooks/19_find_out_why_it_is_not"),
+])  # fmt: skip
+def test_search_finds(tab, words: str, page: str):
     tab.goto((SITE / "index.html").as_uri())
     tab.get_by_placeholder("Search").fill(words)
     tab.keyboard.press("Enter")
-    tab.wait_for_selector("#search-results .search li a", timeout=10_000)
-    tab.wait_for_function("() => /found|finished/i.test(document.body.innerText)")
-    hits = tab.locator("#search-results .search li a")
-    first, *others = hits.evaluate_all("all => all.map(one => one.href)")
-    tab.close()
+    first, *others = found(tab)
     if page.startswith("first: "):
         assert page.removeprefix("first: ") in first and others
     else:
@@ -194,8 +196,9 @@ def press_tab_until(page, wanted) -> None:
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("hand", ["mouse", "keyboard"])
 @pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
-def test_two_clicks_lead_to(browser, task: str, hand: str, size: dict):  # noqa: F811
-    page, (steps, texts), fresh = browser.new_page(viewport=size), TASKS[task], True
+def test_two_clicks_lead_to(tab, task: str, hand: str, size: dict):
+    page, (steps, texts), fresh = tab, TASKS[task], True
+    page.set_viewport_size(size)
     page.goto((SITE / "index.html").as_uri())
     for step in steps:
         link = page.locator("article").get_by_role("link", name=step, exact=True).first
@@ -217,7 +220,6 @@ def test_two_clicks_lead_to(browser, task: str, hand: str, size: dict):  # noqa:
         if step != steps[-1] and not fresh:
             page.wait_for_function(SEEN, arg=[step], timeout=5000)
     page.wait_for_function(SEEN, arg=texts, timeout=5000)
-    page.close()
 
 
 # What people type, and the pages that answer it: one of them is to be among the first two.
@@ -234,26 +236,20 @@ QUESTIONS = {
 }  # fmt: skip
 
 
-def test_the_first_two_pages_answer_what_people_type(browser):  # noqa: F811
-    tab, missed = browser.new_page(viewport=DESK), {}
+def test_the_first_two_pages_answer_what_people_type(tab):
+    missed = {}
     for words, wanted in QUESTIONS.items():
         tab.goto((SITE / "search.html").as_uri() + f"?q={words.replace(' ', '+')}")
-        tab.wait_for_selector("#search-results .search li a", timeout=10_000)
-        tab.wait_for_function("() => /found|finished/i.test(document.body.innerText)")
-        hits = tab.locator("#search-results .search li > a")
-        first = [Path(urlsplit(link).path).stem for link in
-                 hits.evaluate_all("all => all.map(one => one.href)")][:2]  # fmt: skip
+        first = [Path(urlsplit(link).path).stem for link in found(tab)[:2]]
         if not any(part in page.split("_") for part in wanted.split() for page in first):
             missed[words] = first
-    tab.close()
     assert not missed
 
 
-def test_a_solution_is_closed_and_opens(browser):  # noqa: F811
+def test_a_solution_is_closed_and_opens(tab):
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
-        page = browser.new_page(viewport=DESK)
-        page.goto((SITE / "notebooks" / f"{path.stem}.html").as_uri())
-        boxes = page.locator("details.hide")
+        tab.goto((SITE / "notebooks" / f"{path.stem}.html").as_uri())
+        boxes = tab.locator("details.hide")
         assert boxes.count() == path.read_text(encoding="utf-8").count('"solution"') > 0
         said = boxes.locator(".output").get_by_text("yes: ")
         assert said.count() == boxes.count()  # the output of each stands in it
@@ -261,7 +257,6 @@ def test_a_solution_is_closed_and_opens(browser):  # noqa: F811
             assert not said.nth(i).is_visible()
             boxes.nth(i).locator("summary").click()
             assert said.nth(i).is_visible()
-        page.close()
 
 
 # What a reader can act on, each with a number; and what has the focus, and whether that is seen.
@@ -277,24 +272,22 @@ FOCUSED = """() => {
 }"""
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["index", "notebooks/00_meet_your_machine", "api/jobs", "search", "docs/calculator",
-     "docs/traces"],  # fmt: skip
-)
+@pytest.mark.parametrize("name", [
+    "index", "notebooks/00_meet_your_machine", "api/jobs", "search", "docs/calculator",
+    "docs/traces",
+])  # fmt: skip
 @pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
-def test_the_keyboard_reaches_everything(browser, name: str, size: dict):  # noqa: F811
-    page = browser.new_page(viewport=size)
-    page.goto((SITE / f"{name}.html").as_uri())
-    wanted, reached = {*page.evaluate(WANTED)}, {}
+def test_the_keyboard_reaches_everything(tab, name: str, size: dict):
+    tab.set_viewport_size(size)
+    tab.goto((SITE / f"{name}.html").as_uri())
+    wanted, reached = {*tab.evaluate(WANTED)}, {}
     for _ in range(1000):
-        page.keyboard.press("Tab")
-        if (focused := page.evaluate(FOCUSED)) is None:
+        tab.keyboard.press("Tab")
+        if (focused := tab.evaluate(FOCUSED)) is None:
             break
         reached.setdefault(*focused)
     assert wanted - {*reached} == set()
     assert [what for what, seen in reached.items() if not seen] == []
-    page.close()
 
 
 def test_buttons_and_a_link_stand_there_once_the_repository_is_known():
