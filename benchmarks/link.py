@@ -109,16 +109,24 @@ def inside(n: int, script: str) -> None:
     finally:
         for child in running:
             child.kill()
+            child.wait()
 
 
 def slow(n: int, how: str, script: Path = WORKER) -> list[dict]:
     """Run n workers, each in a network of its own, and return what each of them found."""
     inner = [sys.executable, __file__, str(n), script]
-    ran = subprocess.run([*how.split(), "--pid", "--fork", "--kill-child", *inner],
-                         capture_output=True, text=True, timeout=LIMIT + 30)  # fmt: skip
+    command = [*how.split(), "--pid", "--fork", "--kill-child", *inner]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as ran:
+        try:
+            said, error = ran.communicate(timeout=LIMIT + 30)
+        except BaseException:
+            ran.kill()
+            ran.communicate()  # until the last of them has ended, and with it its end of the pipe
+            raise
     if ran.returncode:
-        raise RuntimeError(f"{n} workers in networks of their own failed: {ran.stderr[-500:]}")
-    return [json.loads(line) for line in ran.stdout.splitlines()]
+        raise RuntimeError(f"{n} workers in networks of their own failed: {error[-500:]}")
+    return [json.loads(line) for line in said.splitlines()]
 
 
 def compared(workers: list[dict]) -> list[dict]:
