@@ -6,27 +6,42 @@ The four of `BUILT` are what every helper has to work with. Those of `COMPILED` 
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import numpy as np
 
+
+class _Late:
+    """A module that is loaded when it is used: devices are set up before Keras is there."""
+
+    def __init__(self, module: str) -> None:
+        self.module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self.module), name)
+
+
+keras, layers = _Late("keras"), _Late("keras.layers")
 BUILT = ("mobilenet", "residual", "transformer", "lstm")
 
 
 def built(name: str, batch: int = 8, optimizer: str = "adam") -> tuple[Any, np.ndarray, np.ndarray]:
     """Build and compile one of `BUILT`; give it with a batch of inputs and labels."""
-    import keras
-
     keras.utils.set_random_seed(0)
     model = globals()[name]()
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     random = np.random.default_rng(0)
-    shape = model.input_shape[1:]
-    if name == "transformer":
-        x = random.integers(0, 200, (batch, *shape))
-    else:
-        x = random.normal(size=(batch, *shape)).astype(np.float32)
+    x = _numbers(random, model.inputs[0], batch, 200)
     return model, x, random.integers(0, model.output_shape[-1], batch)
+
+
+def _numbers(random: Any, given: Any, batch: int, most: int) -> np.ndarray:
+    """Draw a batch of what a model is given: numbers, or whole ones."""
+    shape = (batch, *given.shape[1:])
+    if given.dtype == "int32":
+        return random.integers(0, most, shape)
+    return random.normal(size=shape).astype(np.float32)
 
 
 COMPILED = (
@@ -37,15 +52,12 @@ COMPILED = (
 
 def compiled(name: str, batch: int = 32, large: bool = False) -> tuple[Any, Any, Any]:
     """Build and compile one of `COMPILED`; give it with a batch of inputs and labels."""
-    import keras
-
     keras.utils.set_random_seed(0)
     random, kind = np.random.default_rng(0), name.partition("-")[0]
     sparse, accuracy = "sparse_categorical_crossentropy", ["accuracy"]
     if kind in ("mixed", "accumulated"):
-        optimizer = keras.optimizers.Adam(
-            gradient_accumulation_steps=4 if kind == "accumulated" else None
-        )
+        several = 4 if kind == "accumulated" else None
+        optimizer = keras.optimizers.Adam(gradient_accumulation_steps=several)
         if kind == "mixed":
             keras.config.set_dtype_policy("mixed_float16")
         try:
@@ -77,13 +89,7 @@ def compiled(name: str, batch: int = 32, large: bool = False) -> tuple[Any, Any,
             metrics={"kind": accuracy, "box": ["mae"]}, weighted_metrics={"box": ["mse"]},
         )  # fmt: skip
 
-    def numbers(given: Any) -> np.ndarray:
-        shape = (batch, *given.shape[1:])
-        if given.dtype == "int32":
-            return random.integers(0, 1000, shape)
-        return random.normal(size=shape).astype(np.float32)
-
-    x = numbers(model.inputs[0])
+    x = _numbers(random, model.inputs[0], batch, 1000)
     if kind == "two":
         labels = {"kind": random.integers(0, 10, batch), "box": random.normal(size=(batch, 4))}
         return model, {"image": x}, labels | {"box": labels["box"].astype(np.float32)}
@@ -93,9 +99,6 @@ def compiled(name: str, batch: int = 32, large: bool = False) -> tuple[Any, Any,
 
 
 def _segmentation(size: int) -> Any:
-    import keras
-    from keras import layers
-
     given = keras.Input((size, size, 3))
     x = layers.Conv2D(16, 3, padding="same", activation="relu")(given)
     y = layers.Conv2D(32, 3, padding="same", activation="relu")(layers.MaxPooling2D()(x))
@@ -105,18 +108,12 @@ def _segmentation(size: int) -> Any:
 
 
 def _words(vocabulary: int) -> Any:
-    import keras
-    from keras import layers
-
     given = keras.Input((32,), dtype="int32")
     x = layers.GRU(64, return_sequences=True)(layers.Embedding(vocabulary, 64)(given))
     return keras.Model(given, layers.Dense(vocabulary)(x), name="words")
 
 
 def _sentences(vocabulary: int) -> Any:
-    import keras
-    from keras import layers
-
     given = keras.Input((100,), dtype="int32")
     x = layers.GlobalAveragePooling1D()(layers.Embedding(vocabulary, 64)(given))
     x = layers.Dense(128, activation="relu")(x)
@@ -125,9 +122,6 @@ def _sentences(vocabulary: int) -> Any:
 
 
 def _dense(units: int) -> Any:
-    import keras
-    from keras import layers
-
     x = given = keras.Input((units,))
     for _ in range(3):
         x = layers.Dense(units, activation="gelu")(x)
@@ -136,9 +130,6 @@ def _dense(units: int) -> Any:
 
 
 def _two() -> Any:
-    import keras
-    from keras import layers
-
     given = keras.Input((32, 32, 3), name="image")
     x = layers.BatchNormalization()(layers.Conv2D(32, 3, activation="relu")(given))
     x = layers.Flatten()(layers.Conv2D(32, 3, strides=2, activation="relu")(x))
@@ -147,8 +138,6 @@ def _two() -> Any:
 
 
 def mobilenet() -> Any:
-    import keras
-
     return keras.applications.MobileNetV2((96, 96, 3), weights=None, classifier_activation=None)
 
 
@@ -157,8 +146,6 @@ def residual() -> Any:
 
     He et al., Deep Residual Learning for Image Recognition, 2015, section 4.2.
     """
-    import keras
-    from keras import layers
 
     def block(x: Any, filters: int, strides: int) -> Any:
         out = layers.Conv2D(filters, 3, strides, padding="same")(x)
@@ -178,9 +165,6 @@ def residual() -> Any:
 
 def transformer() -> Any:
     """Make a Transformer of one block, with an embedding, over 40 tokens of 200."""
-    import keras
-    from keras import layers
-
     given = keras.Input((40,), dtype="int32")
     x = layers.Embedding(200, 32)(given)
     seen = layers.MultiHeadAttention(2, 16)(layers.LayerNormalization()(x), x)
@@ -191,9 +175,6 @@ def transformer() -> Any:
 
 
 def lstm() -> Any:
-    import keras
-    from keras import layers
-
     given = keras.Input((24, 8))
     x = layers.LSTM(16, return_sequences=True)(given)
     return keras.Model(given, layers.Dense(3)(layers.LSTM(16)(x)), name="lstm")
@@ -201,27 +182,26 @@ def lstm() -> Any:
 
 def lesson(name: str, width: float = 1.0, hidden: int = 2400) -> Any:
     """Write a network of the lessons down once more, in Keras and without what it drops."""
-    import keras
-    from keras import layers as k
 
     def n(count: int) -> int:
         return max(1, round(count * width))
 
     if name == "tensorlight":
-        layers = [
-            k.Conv2D(n(64), 5, padding="same", activation="relu"), k.MaxPool2D(),
-            k.Conv2D(n(128), 5, padding="same"), k.LeakyReLU(negative_slope=0.2), k.MaxPool2D(),
-            k.Flatten(), k.Dense(n(1024), activation="relu"), k.Dense(10),
+        made = [
+            layers.Conv2D(n(64), 5, padding="same", activation="relu"), layers.MaxPool2D(),
+            layers.Conv2D(n(128), 5, padding="same"), layers.LeakyReLU(negative_slope=0.2),
+            layers.MaxPool2D(), layers.Flatten(), layers.Dense(n(1024), activation="relu"),
         ]  # fmt: skip
     elif name == "p40":
-        layers = [each for filters in (64, 128, 128)
-                  for each in (k.Conv2D(n(filters), 3), k.MaxPool2D())]  # fmt: skip
-        layers += [k.Flatten(), k.Dense(n(1024), activation="relu")]
-        layers += [k.Dense(n(256), activation="relu"), k.Dense(10)]
+        made = [each for filters in (64, 128, 128)
+                for each in (layers.Conv2D(n(filters), 3), layers.MaxPool2D())]  # fmt: skip
+        made += [layers.Flatten(), layers.Dense(n(1024), activation="relu")]
+        made += [layers.Dense(n(256), activation="relu")]
     else:
         plain = {"use_bias": False, "activation": "relu"}
-        layers = [each for filters in (64, 64, 128) for each in (
-            k.Conv2D(n(filters), 3, padding="same", **plain), k.MaxPool2D(padding="same"))
+        made = [each for filters in (64, 64, 128) for each in (
+            layers.Conv2D(n(filters), 3, padding="same", **plain), layers.MaxPool2D(padding="same"))
         ]  # fmt: skip
-        layers += [k.Flatten(), k.Dense(n(hidden), **plain), k.Dense(10, use_bias=False)]
-    return keras.Sequential([k.Input((28, 28, 1)), *layers])
+        made += [layers.Flatten(), layers.Dense(n(hidden), **plain)]
+    last = layers.Dense(10, use_bias=name != "jang")
+    return keras.Sequential([layers.Input((28, 28, 1)), *made, last])
