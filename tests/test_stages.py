@@ -20,9 +20,8 @@ TOKENS = RANDOM.integers(0, 4, (8, 6))
 
 
 @pytest.fixture(scope="module")
-def nets(tf):
+def nets(keras, tf):
     """Build small models, each with a batch, labels, a loss of (labels, outputs), and its cuts."""
-    import keras
     from keras import layers
 
     class Added(layers.Layer):
@@ -87,10 +86,8 @@ def test_stages_compute_what_the_model_does(plan, nets, name, pieces):
     {"global_clipnorm": 0.3, "learning_rate": "schedule"},
     {"weight_decay": 0.3, "use_ema": True, "learning_rate": 0.1},
 ])  # fmt: skip
-def test_optimizers_of_stages_do_what_one_would(tf, plan, nets, settings):
+def test_optimizers_of_stages_do_what_one_would(keras, tf, plan, nets, settings):
     """To rounding, also with a weight of two stages, and the norm over all of them."""
-    import keras
-
     if settings["learning_rate"] == "schedule":
         settings = settings | {"learning_rate": keras.optimizers.schedules.CosineDecay(0.1, 5)}
     model, _, _, _, cuts = nets["shared layer"]
@@ -115,10 +112,8 @@ def test_optimizers_of_stages_do_what_one_would(tf, plan, nets, settings):
         assert np.abs(one - first).max() > 1e-3
 
 
-def test_a_step_with_an_optimizer_for_each_stage_leaves_the_weights_where_they_are(tf, plan):
+def test_a_step_with_an_optimizer_for_each_stage_leaves_the_weights_where_they_are(keras, tf, plan):
     """Activations cross, and the batch."""
-    import keras
-
     x = given = keras.Input((64,))
     for device, name in zip(plan.devices, ("a", "b"), strict=True):
         with tf.device(device):
@@ -143,9 +138,7 @@ def test_a_step_with_an_optimizer_for_each_stage_leaves_the_weights_where_they_a
     ("SGD", {"global_clipnorm": 0.5, "gradient_accumulation_steps": 3}, "3 steps"),
     ("SGD", {}, "trained 1 step"),
 ])  # fmt: skip
-def test_an_optimizer_whose_copies_do_less_is_refused(tf, plan, two, name, settings, named):
-    import keras
-
+def test_an_optimizer_whose_copies_do_less_is_refused(keras, tf, two, name, settings, named):
     settings = {k: keras.optimizers.get(v) if v == "sgd" else v for k, v in settings.items()}
     optimizer = getattr(keras.optimizers, name)(**settings)
     if not settings:
@@ -154,10 +147,8 @@ def test_an_optimizer_whose_copies_do_less_is_refused(tf, plan, two, name, setti
         pipeline.updater(two, optimizer)
 
 
-def test_weights_stay_where_they_lie_and_are_read_once(tf, plan):
+def test_weights_stay_where_they_lie_and_are_read_once(keras, tf, plan):
     """What is built on the device of its stage never crosses; what lies elsewhere crosses once."""
-    import keras
-
     given = keras.Input((4,))
     with tf.device(plan.devices[0]):
         x = keras.layers.Dense(5, name="a")(given)
@@ -241,9 +232,7 @@ def test_a_layer_that_ran_nothing_costs_nothing():
 
 
 @pytest.fixture(scope="module")
-def plain(tf):
-    import keras
-
+def plain(keras, tf):
     x = keras.Input((4,))
     return keras.Model(x, keras.layers.Dense(3, name="b")(keras.layers.Dense(4, name="a")(x)))
 
@@ -259,9 +248,7 @@ def test_a_cut_that_cannot_be_is_refused(plain, plan, cuts):
         pipeline.stages(plain, cuts, (plan.devices * 2)[: max(2, len(cuts) + 1)])
 
 
-def test_models_that_layers_alone_do_not_say_are_refused(tf, plan, plain):
-    import keras
-
+def test_models_that_layers_alone_do_not_say_are_refused(keras, tf, plan, plain):
     class Doubled(keras.Model):
         def call(self, *args, **options):
             return 2 * super().call(*args, **options)
@@ -297,9 +284,7 @@ def of_outputs_first(y_pred, y_true):
     (dict(first=lambda weights, x: x), ValueError, "stage 1 failed on what stage 0 gave it"),
     (dict(loss=of_outputs_first), TypeError, r"\(y_pred, y_true\).*\(labels, outputs\)"),
 ])  # fmt: skip
-def test_what_does_not_fit_is_said_in_a_sentence(tf, plan, two, given, error, named):
-    import keras
-
+def test_what_does_not_fit_is_said_in_a_sentence(keras, tf, plan, two, given, error, named):
     made = list(two)
     if first := given.get("first"):
         made[0] = pipeline.Stage(plan.devices[0], first, {})
@@ -315,10 +300,8 @@ def test_what_does_not_fit_is_said_in_a_sentence(tf, plan, two, given, error, na
     assert len(str(raised.value).splitlines()) == 1
 
 
-def test_a_function_of_keras_gets_the_labels_first(tf, plan):
+def test_a_function_of_keras_gets_the_labels_first(keras, tf, plan):
     """As an object does; what a loss raises is said where AutoGraph converts it, too."""
-    import keras
-
     outputs, labels = X[:, 0], np.linspace(0.1, 0.9, len(X), dtype=np.float32)
     loss = keras.losses.kl_divergence
     stage = pipeline.Stage(plan.devices[0], lambda weights, x: tf.sigmoid(x), {})

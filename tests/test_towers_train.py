@@ -29,14 +29,16 @@ def on_batch(model, *batch):
     return float(np.ravel(model.train_on_batch(*batch))[0])
 
 
-def both(model, optimizer, loss, batches, devices, **kwargs):
-    """Train a model by Keras on whole batches, and again in towers: losses and variables."""
+def both(model, optimizer, loss, batches, devices, much=2e-5, **kwargs):
+    """Train a model by Keras on whole batches, and again in towers: losses and variables agree."""
     start = values(model)
     model.compile(optimizer(), loss, run_eagerly=True)  # no graph, no compiler
-    alone = [on_batch(model, *batch) for batch in batches], values(model)
+    losses, ended = [on_batch(model, *batch) for batch in batches], values(model)
     give(model, start)
     step = towers.train_step(model, optimizer(), loss, devices, **kwargs)
-    return alone, ([float(step(*batch)) for batch in batches], values(model)), step
+    near([float(step(*batch)) for batch in batches], losses, much)
+    near(values(model), ended, much)
+    return losses, ended, step
 
 
 def without_dropout(model):
@@ -73,10 +75,8 @@ def test_losses_and_weights_are_those_of_one_device(keras, plan, name):
         return keras.optimizers.Adam(0.01, epsilon=1e-2, clipnorm=0.5)
 
     model = without_dropout(getattr(keras_models, name)())
-    alone, parallel, _ = both(model, optimizer, cross_entropy(keras), batches, plan.devices)
-    near(parallel[0], alone[0])
-    near(parallel[1], alone[1])
-    assert len(set(alone[0])) == 3 and np.ptp(alone[1][0]) > 0
+    losses, ended, _ = both(model, optimizer, cross_entropy(keras), batches, plan.devices)
+    assert len(set(losses)) == 3 and np.ptp(ended[0]) > 0
 
 
 @pytest.mark.thorough
@@ -87,12 +87,10 @@ def test_synchronized_networks_are_those_of_one_device(
     keras, plan, double, name, size, width, steps
 ):
     x, y = np.random.default_rng(0).normal(size=(size, width, width, 3)), np.arange(size)
-    alone, parallel, step = both(
+    *_, step = both(
         getattr(keras_models, name)(), lambda: keras.optimizers.SGD(0.01, momentum=0.9),
-        cross_entropy(keras), [(x, y)] * steps, plan.devices, batch_norm="sync",
+        cross_entropy(keras), [(x, y)] * steps, plan.devices, 1e-7, batch_norm="sync",
     )  # fmt: skip
-    near(parallel[0], alone[0], 1e-7)
-    near(parallel[1], alone[1], 1e-7)
     if name == "residual":
         _check_places(plan, trace.function_step(step, x, y)[1])
 
@@ -172,12 +170,10 @@ def padded(size):
 ])  # fmt: skip
 def test_what_layers_add_normalize_and_mask_counts_once(keras, plan, make, given):
     devices = [plan.devices[0], "cpu:2", plan.devices[0]]  # one of them twice
-    alone, parallel, _ = both(
+    both(
         make(keras), lambda: keras.optimizers.SGD(0.1), cross_entropy(keras), given, devices,
         batch_norm="sync",
     )  # fmt: skip
-    near(parallel[0], alone[0])
-    near(parallel[1], alone[1])
 
 
 def outputs(keras, kind):
@@ -226,11 +222,10 @@ def test_losses_of_several_outputs_are_those_of_compile(
     }  # fmt: skip
     loss = keras.tree.map_structure(lambda each: known.get(each, each), loss)
     model, x = outputs(keras, kind), TOKENS if kind == "masked" else batch(7)[0]
-    start, alone, devices = values(model), [], [*plan.devices, "cpu:2"]
+    start, devices = values(model), [*plan.devices, "cpu:2"]
     model.compile(keras.optimizers.Adam(0.1), loss, loss_weights=factors, run_eagerly=True)
     step = towers.train_step(model, keras.optimizers.Adam(0.1), None, devices)
-    for _ in range(2):
-        alone.append(on_batch(model, x, labels, *weights))
+    alone = [on_batch(model, x, labels, *weights) for _ in range(2)]
     wanted = values(model)
     give(model, start)
     near([float(step(x, labels, *weights)) for _ in alone], alone, 1e-14)
@@ -259,22 +254,6 @@ def test_what_does_not_fit_the_outputs_is_named(keras, plan, labels, loss, facto
         step(batch(7)[0], labels)
 
 
-def test_a_name_for_outputs_that_have_none_is_named(keras, plan):
-    class Nameless(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(3)
-
-        def call(self, x):
-            return self.dense(x)
-
-    model = Nameless()
-    model(batch(4)[0])
-    step = towers.train_step(model, "sgd", {"mine": cross_entropy(keras)}, plan.devices)
-    with pytest.raises(ValueError, match="'mine'"):
-        step(*batch(4))
-
-
 def test_averaged_normalization_is_that_of_each_shard(keras, tf, plan):
     (x, y), loss = batch(5), cross_entropy(keras)
     model = sequential(keras, keras.layers.Dense(4), keras.layers.BatchNormalization())
@@ -298,18 +277,11 @@ def test_averaged_normalization_is_that_of_each_shard(keras, tf, plan):
 
 def test_each_tower_drops_other_units_and_one_tower_keras_own(keras, plan):
     model = sequential(keras, keras.layers.Dropout(0.5), keras.layers.Dense(5))
-    alone, parallel, _ = both(
-        model, lambda: keras.optimizers.SGD(0.1), cross_entropy(keras), [batch(8)] * 2,
-        plan.devices[:1],
-    )  # fmt: skip
-    near(parallel[0], alone[0])
-    near(parallel[1], alone[1])
-
+    sgd, one = keras.optimizers.SGD, plan.devices[:1]
+    both(model, lambda: sgd(0.1), cross_entropy(keras), [batch(8)] * 2, one)
     first = [keras.Input((64,)), keras.layers.Dropout(0.5)]
     model = keras.Sequential([*first, keras.layers.Dense(1, use_bias=False)])
-    step = towers.train_step(
-        model, keras.optimizers.SGD(1.0), lambda y, given: given, plan.devices
-    )
+    step = towers.train_step(model, sgd(1.0), lambda y, given: given, plan.devices)
     seen = [model.get_weights()[0]]
     for _ in range(2):
         step(np.ones((2, 64)), np.ones((2, 1)))
@@ -363,6 +335,9 @@ def test_a_model_that_is_code_trains_but_cannot_be_synchronized(keras, plan):
         towers.train_step(model, "sgd", loss, plan.devices, "sync")
     step = towers.train_step(model, "sgd", loss, plan.devices, "average")
     assert float(step(x, y)) > float(step(x, y)) > 0
+    step = towers.train_step(model, "sgd", {"mine": loss}, plan.devices, "average")
+    with pytest.raises(ValueError, match="'mine'"):  # its outputs have no names
+        step(x, y)
 
 
 @pytest.mark.parametrize("change, error, named", [
@@ -395,19 +370,17 @@ def test_a_model_of_halves_has_its_loss_scaled_as_in_fit(keras, plan):
     def small(labels, outputs):
         return 1e-7 * keras.ops.mean(outputs, -1)
 
-    layers = [keras.layers.Dense(8, "relu"), keras.layers.Dense(1, dtype="float32")]
-    for layer in layers[:1]:
-        layer.dtype_policy = keras.DTypePolicy("mixed_float16")
-    model = keras.Sequential([keras.Input((6,)), *layers])
-    model.dtype_policy = keras.DTypePolicy("mixed_float16")
+    first = keras.layers.Dense(8, "relu", dtype="mixed_float16")
+    model = keras.Sequential([keras.Input((6,)), first, keras.layers.Dense(1, dtype="float32")])
+    model.dtype_policy = first.dtype_policy
     x, y = batch(6)[0], np.zeros((6, 1), "f")
-    given, sgd = values(model), keras.optimizers.SGD(1e5)
-    model.compile(sgd, small)
+    given = values(model)
+    model.compile(keras.optimizers.SGD(1e5), small)
     model.train_on_batch(x, y)
-    wanted = [v.numpy() for v in model.trainable_variables]
+    wanted = values(model)
     give(model, given)
     towers.train_step(model, keras.optimizers.SGD(1e5), small, plan.devices)(x, y)
-    near([v.numpy() for v in model.trainable_variables], wanted, 1e-4)
+    near(values(model), wanted, 1e-4)
 
 
 @pytest.mark.parametrize("kind", [
@@ -467,9 +440,7 @@ def test_what_lies_on_two_devices_is_updated_there(keras, tf, plan, double, scal
             layer.build((None, width))
     model = keras.Sequential([keras.Input(()), *layers])
     batches = [(np.arange(24) * k % 50, np.arange(24)) for k in (1, 3)]
-    alone, parallel, step = both(model, optimizer, cross_entropy(keras), batches, plan.devices)
-    near(parallel[0], alone[0], 1e-12)
-    near(parallel[1], alone[1], 1e-12)
+    *_, step = both(model, optimizer, cross_entropy(keras), batches, plan.devices, 1e-12)
     _, traced = trace.function_step(step, *batches[0])
     size = sum(8 * np.prod(v.shape) for v in model.trainable_variables)
     assert sum(traced.bytes_between().values()) < crossed * size
