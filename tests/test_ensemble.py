@@ -38,8 +38,8 @@ def dense_model(seed, jit_compile="auto", compiled_on="/CPU:0"):
 
     keras.utils.set_random_seed(seed)
     layers = [keras.layers.Dense(4, activation="relu") for _ in range(2)]
-    model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dropout(0.5),
-                              keras.layers.BatchNormalization(), keras.layers.Dense(3)])
+    layers += [keras.layers.Dropout(0.5), keras.layers.BatchNormalization(), keras.layers.Dense(3)]
+    model = keras.Sequential([keras.Input((4,)), *layers])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     with tf.device(compiled_on):
         model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"],
@@ -113,15 +113,17 @@ def test_members_see_the_same_batches_or_their_own():
 
 
 def test_a_failed_step_stops_the_others_whole():
-    third, counts = threading.Barrier(3, timeout=20), collections.Counter()
+    third, counts, of_b = threading.Barrier(3, timeout=20), collections.Counter(), []
 
     def step(name):
         counts[f"{name} began"] += 1
         if counts[f"{name} began"] == 3:
+            if name == "b":
+                of_b.append(threading.current_thread())
             third.wait()
             if name == "b":
                 raise ArithmeticError("many\nlines")
-            time.sleep(0.5)  # b fails while the others are in step 3
+            of_b[0].join(20)  # b fails while the others are in step 3
         counts[f"{name} ended"] += 1
         return 0.0
 
