@@ -98,19 +98,15 @@ UUIDS = {0: "GPU-aa00", 1: "GPU-aa11", 2: None}
 @pytest.mark.parametrize("text, named", [
     (" 02 , 0,", [2, 0]), ("GPU-aa1,2", [1, 2]), ("0,-1,1", [0]), (" ", []), ("NoDevFiles", []),
     ("MIG-7e,MIG-GPU-aa00/1/0", ["MIG-7e", "MIG-GPU-aa00/1/0"]),
-])  # fmt: skip
-def test_what_is_named_is_read_as_cuda_reads_it(text, named):
-    assert machine.named(text, UUIDS) == named
-
-
-@pytest.mark.parametrize("text, entry", [
     ("0,3", "'3'"), ("GPU-aa", "'GPU-aa'"), ("0,,1", "''"), ("MIG-7,MIG-7", "'MIG-7' a second"),
     ("0,GPU-aa00", "'GPU-aa00' a second time"),
 ])  # fmt: skip
-def test_an_entry_that_cuda_would_drop_is_named(text, entry):
-    with pytest.raises(RuntimeError, match="CUDA_VISIBLE_DEVICES=") as caught:
-        machine.named(text, UUIDS)
-    assert entry in str(caught.value)
+def test_what_is_named_is_read_as_cuda_reads_it_and_what_it_would_drop_is_said(text, named):
+    if isinstance(named, list):
+        assert machine.named(text, UUIDS) == named
+    else:
+        with pytest.raises(RuntimeError, match=f"CUDA_VISIBLE_DEVICES=.*{named}"):
+            machine.named(text, UUIDS)
 
 
 def test_without_a_driver_nothing_is_said_of_what_is_named(monkeypatch):

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, clean, limited
+import test_jobs
+from conftest import ROOT, clean
 from mgpu_helpers import nvml
 from mgpu_helpers.jobs import allowed, run
 from mgpu_helpers.lessons.pretend import pretend_server
@@ -20,10 +21,7 @@ TELL = "import json, os; print(json.dumps({'sees': os.environ['CUDA_VISIBLE_DEVI
 UUIDS = ("GPU-00000000-aaaa", "GPU-11111111-bbbb", "GPU-22222222-cccc", "GPU-33333333-dddd")
 
 
-@pytest.fixture(autouse=True)
-def never_hangs():
-    with limited(60):
-        yield
+never_hangs = test_jobs.never_hangs
 
 
 @pytest.fixture(scope="module")

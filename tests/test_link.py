@@ -15,7 +15,8 @@ import pytest
 
 import _loopback as loopback
 import link
-from conftest import ROOT, limited, wait_for
+import test_jobs
+from conftest import ROOT, wait_for
 from mgpu_helpers import cluster
 
 LINK = f"import sys; sys.path[:] = {[str(ROOT / 'benchmarks'), *sys.path]!r}; import link"
@@ -51,10 +52,7 @@ time.sleep(60)
 WAITS = "import sys, time; open(sys.argv[0] + '.there', 'w').close(); time.sleep(60)"
 
 
-@pytest.fixture(autouse=True)
-def never_hangs():
-    with limited(90):
-        yield
+never_hangs = test_jobs.never_hangs
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from mgpu_helpers.lessons import networks
 
 NETWORKS = {"tensorlight": networks.tensorlight(0.1), "p40": networks.p40(0.1),
             "jang": networks.jang(240, 0.1)}  # fmt: skip
-every = pytest.mark.parametrize("name", NETWORKS)
 
 
 def examples(n, seed=0):
@@ -93,7 +92,7 @@ def test_classic_weights_are_shared_by_reuse(tf, plan, monkeypatch):
 # The forward function
 
 
-@every
+@pytest.mark.parametrize("name", NETWORKS)
 def test_logits_and_gradients_are_those_of_keras(tf, plan, name):
     network, (images, labels) = NETWORKS[name], examples(12)
     keras = lesson(name, 0.1, 240)
