@@ -313,7 +313,8 @@ def test_among_equal_parts_the_cuts_cost_least():
 
 def test_a_constant_that_a_later_stage_uses_does_not_cross():
     """Each stage makes its own; a result is sent, and its gradient comes back."""
-    first = [Op(f"a/{kind}", kind, "/CPU:1", 0.0, 0.01, 4000) for kind in ("Const", "MatMul")]
+    made = ("Const", 700), ("MatMul", 4000)
+    first = [Op(f"a/{kind}", kind, "/CPU:1", 0.0, 0.01, size) for kind, size in made]
     step = Trace((*first, Op("b/Mul", "Mul", "/CPU:1", 0.01, 0.01)), (), {},
                  (("a/Const", "b/Mul"), ("a/MatMul", "b/Mul")))  # fmt: skip
     (cut,) = pipeline.cuts(step, ["a", "b"], 2)

@@ -17,7 +17,7 @@ from mgpu_helpers.trace.records import Collective, Copy, lanes
 from mgpu_helpers.whatif import blame, changes, machine
 from mgpu_helpers.whatif.machine import Machine
 from mgpu_helpers.whatif.model import on_threads
-from mgpu_helpers.whatif.work import Task, tasks_of, threads_of
+from mgpu_helpers.whatif.work import tasks_of, threads_of
 
 MS = 1e-3
 FREE = Machine(0.0, 0.0)
@@ -417,11 +417,10 @@ def test_threads_do_no_more_than_there_is_and_no_less_than_one_at_a_time(step, t
 
 
 def test_a_thread_takes_the_oldest_of_what_another_left():
-    tasks = [Task("a", "Add", "/CPU:1", 0.0, 1 * MS)]
-    left = ("b", 4), ("c", 2), ("d", 3)
-    tasks += [Task(name, "Add", "/CPU:1", 0.0, n * MS, before=(0,)) for name, n in left]
-    ends = on_threads(tasks, 2, FREE)  # the first goes on with d, and then with c
-    assert ends == pytest.approx([1 * MS, 5 * MS, 6 * MS, 4 * MS])
+    """The first goes on with d, and then with c; the other takes b, which would end at 7 ms."""
+    spans = ("a", 0, 1), ("b", 1, 4), ("c", 1, 2), ("d", 3, 3)
+    step = made(*((name, "/CPU:1", *span) for name, *span in spans), edges="ab ac ad")
+    assert whatif.replay(step).seconds == pytest.approx(6 * MS)
 
 
 @pytest.mark.parametrize("short, wanted", [(0.0029, 4 + 2.9), (0.003, 4 + (3 + 1) / 2)])
@@ -434,16 +433,15 @@ def test_a_thread_does_itself_what_takes_under_three_microseconds(short, wanted)
     assert whatif.replay(step).seconds == pytest.approx(wanted * MS, rel=1e-2)
 
 
-@pytest.mark.parametrize("device, threads, machine, wanted", [
-    ("/CPU:1", 2, Machine(0.0, 2 * MS), 4 + 2 + 5), ("/CPU:1", 1, Machine(0.0, 2 * MS), 4 + 5 + 5),
-    ("/CPU:1", 1, Machine(1 * MS, 0.0), 14 + 3), ("/CPU:2", 1, Machine(1 * MS, 0.0), 14 + 3 + 2),
+@pytest.mark.parametrize("device, start, machine, wanted", [
+    ("/CPU:1", 4, Machine(0.0, 2 * MS), 4 + 2 + 5), ("/CPU:1", 9, Machine(0.0, 2 * MS), 4 + 5 + 5),
+    ("/CPU:1", 9, Machine(1 * MS, 0.0), 14 + 3), ("/CPU:2", 9, Machine(1 * MS, 0.0), 14 + 3 + 2),
 ])  # fmt: skip
-def test_threads_wake_up_and_operations_cost(device, threads, machine, wanted):
-    """From device to device there are two more: one sends, one receives."""
-    after = (Task(name, "Add", at, 0.0, 5 * MS, before=(0,))
-             for name, at in (("b", "/CPU:1"), ("c", device)))  # fmt: skip
-    tasks = [Task("a", "Add", "/CPU:1", 0.0, 4 * MS), *after]
-    assert max(on_threads(tasks, threads, machine)) == pytest.approx(wanted * MS)
+def test_threads_wake_up_and_operations_cost(monkeypatch, device, start, machine, wanted):
+    """One thread, or two where c began beside b; one device sends to another, which receives."""
+    monkeypatch.setattr(changes, "measured", lambda: machine)
+    spans = ("a", "/CPU:1", 0, 4), ("b", "/CPU:1", 4, 5), ("c", device, start, 5)
+    assert whatif.replay(made(*spans, edges="ab ac")).seconds == pytest.approx(wanted * MS)
 
 
 # ---- real steps
