@@ -110,26 +110,15 @@ def test_setup_switches_tf32_off_and_a_block_on_and_back(monkeypatch):
     assert not enabled()
 
 
-@pytest.mark.parametrize("n, env, kind, values", [
-    (0, {}, ValueError, ["n=0 ", "1 to 64"]),
-    (True, {}, ValueError, ["n=True "]),
-    (1000, {}, ValueError, ["n=1000 "]),
-    (2, {"MGPU_DEVICES": "many"}, ValueError, ["MGPU_DEVICES='many' "]),
-    (2, {"MGPU_MODE": "gpu"}, ValueError, ["MGPU_MODE='gpu' ", "gpus, split-gpu, cores"]),
-    (2, {"MGPU_MODE": "gpus"}, RuntimeError, ["MGPU_MODE=gpus with 2 devices", "0 GPUs"]),
-    (2, {"MGPU_MODE": "split-gpu"}, RuntimeError, ["MGPU_MODE=split-gpu with 2", "0 GPUs"]),
+@pytest.mark.parametrize("n, env, many", [
+    (2, {"MGPU_DEVICES": "3", "MGPU_MODE": ""}, 3), (None, {}, 2),
 ])  # fmt: skip
-def test_what_is_asked_for_is_a_number_and_a_mode_that_can_be(n, env, kind, values, monkeypatch):
+def test_the_environment_has_the_last_word_and_two_are_the_least(n, env, many, monkeypatch):
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    refuses(kind, n, *values)
-
-
-def test_the_environment_has_the_last_word(monkeypatch):
-    monkeypatch.setenv("MGPU_DEVICES", "3")
-    monkeypatch.setenv("MGPU_MODE", "")
-    plan = devices.setup(2)
-    assert (plan.mode, len(plan), os.environ["CUDA_DEVICE_ORDER"]) == ("cores", 3, "PCI_BUS_ID")
+    plan = devices.setup(n)
+    assert (plan.mode, len(plan)) == ("cores", many) and devices.setup() is plan
+    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
 def test_a_tensorflow_that_has_started_is_not_set_up():
@@ -238,11 +227,6 @@ def test_gpus_are_taken_whole_or_shared(machine, n, options, made, calls):
     assert devices.setup(n) is plan
 
 
-def test_who_says_no_number_gets_two_cores_without_a_gpu():
-    plan = devices.setup()
-    assert (plan.mode, len(plan)) == ("cores", 2) and devices.setup() is plan
-
-
 SHARED = "2400 MiB of Fake 0 no. 1, shared by 2 devices"
 
 
@@ -257,17 +241,24 @@ def test_a_plan_says_what_stands_behind_its_devices(machine, n, capability, real
     assert float32 in plan.float32 and bool(float32) == bool(plan.float32)
 
 
-@pytest.mark.parametrize("n, options, values", [
-    (4, {"count": 1, "free": (1000,)}, ["1000 MiB are free on GPU 0", "4 devices"]),
-    (1, {"count": 1, "free": (9000, 9000), "CUDA_VISIBLE_DEVICES": "1,2"},
+@pytest.mark.parametrize("n, options, kind, values", [
+    (0, {}, ValueError, ["n=0 ", "1 to 64"]),
+    (True, {}, ValueError, ["n=True "]),
+    (1000, {}, ValueError, ["n=1000 "]),
+    (2, {"MGPU_DEVICES": "many"}, ValueError, ["MGPU_DEVICES='many' "]),
+    (2, {"MGPU_MODE": "gpu"}, ValueError, ["MGPU_MODE='gpu' ", "gpus, split-gpu, cores"]),
+    (2, {"MGPU_MODE": "gpus"}, RuntimeError, ["MGPU_MODE=gpus with 2 devices", "0 GPUs"]),
+    (2, {"MGPU_MODE": "split-gpu"}, RuntimeError, ["MGPU_MODE=split-gpu with 2", "0 GPUs"]),
+    (4, {"count": 2, "MGPU_MODE": "gpus"}, RuntimeError, ["gpus with 4 devices", "2 GPUs"]),
+    (4, {"count": 1, "free": (1000,)}, RuntimeError, ["1000 MiB are free on GPU 0", "4 devices"]),
+    (1, {"count": 1, "free": (9000, 9000), "CUDA_VISIBLE_DEVICES": "1,2"}, RuntimeError,
      ["CUDA_VISIBLE_DEVICES='1,2'", "'2'", "0, 1"]),
-    (4, {"count": 2, "MGPU_MODE": "gpus"}, ["MGPU_MODE=gpus with 4 devices", "2 GPUs"]),
-    (2, {"count": 2, "makes": ["/device:GPU:0"]},
+    (2, {"count": 2, "makes": ["/device:GPU:0"]}, RuntimeError,
      ["/CPU:0, /GPU:0, /GPU:1 and", "made /CPU:0, /GPU:0:"]),
 ])  # fmt: skip
-def test_a_plan_that_cannot_be_is_no_plan(machine, n, options, values):
-    fake = machine(**options)
-    refuses(RuntimeError, n, *values)
+def test_a_plan_that_cannot_be_is_no_plan(machine, n, options, kind, values):
+    fake = machine(**{"count": 0} | options)
+    refuses(kind, n, *values)
     assert not fake.tried
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import subprocess
@@ -48,9 +49,12 @@ def test_argparse_gets_every_combination_as_it_was_given():
      [["--shape=2,3", "--batch-size=8"], ["--shape=4,5", "--batch-size=8"]]),
     (['say="a ""b""",it\'s'], [['--say=a "b"'], ["--say=it's"]]),
     (["model.lr=-1e-3"], [["--model.lr=-1e-3"]]),
+    (["width"], None), (["width=1", "width=3"], None), (["width="], None),
+    (["width=32,32"], None), (["--width=32"], None), (['width="32'], None),
 ])  # fmt: skip
-def test_a_grid_is_read_from_a_terminal(texts, want):
-    assert sweep.parsed_grid(texts) == want
+def test_a_grid_is_read_from_a_terminal_or_refused_where_it_would_be_another(texts, want):
+    with contextlib.nullcontext() if want else pytest.raises(ValueError, match="width"):
+        assert sweep.parsed_grid(texts) == want
 
 
 # --- a file of lines ---
@@ -107,14 +111,6 @@ def test_when_too_few_gpus_are_left_the_rest_is_not_started(vanishing, capfd):
     assert [row["devices"] for row in rows] == [[0, 1]] * 3 + [[]]
     assert "Too few GPUs" in report[3].tail
     assert "Too few GPUs are left: 1 job not started" in capfd.readouterr().out
-
-
-@pytest.mark.parametrize("texts", [
-    ["width"], ["width=1", "width=3"], ["width="], ["width=32,32"], ["--width=32"], ['width="32'],
-])  # fmt: skip
-def test_a_grid_that_would_be_another_is_refused(texts):
-    with pytest.raises(ValueError, match="width"):
-        sweep.parsed_grid(texts)
 
 
 @pytest.mark.parametrize("data", [b"\n# a comment\n", b"--a 1\n--b 'x\n", b"\xff\xfe\x00"])

@@ -18,7 +18,7 @@ import pytest
 
 import fake_driver
 import warm_python
-from conftest import clean, run_python, wait_for
+from conftest import clean, lives, run_python, wait_for
 from mgpu_helpers import nvml
 from mgpu_helpers.__main__ import main
 from mgpu_helpers._doctor.facts import Facts, gpus_on_bus
@@ -368,25 +368,20 @@ def test_nobody_has_to_read_what_is_printed(tmp_path):
         assert (ran.returncode, ran.stderr) == (0, ""), ends
 
 
-def test_a_runner_whose_terminal_has_gone_ends_its_scripts(run_scripts, tmp_path, core):
-    runner = run_scripts("sleeps.py", "echo.py", "--devices", core)
+@pytest.mark.parametrize("before, seconds, code, first, second", [
+    ((), "60", 130, "stopped", "not started"), (("nohup",), "0.5", 0, "done", "done"),
+])  # fmt: skip
+def test_a_runner_whose_terminal_has_gone_ends_its_scripts_but_not_under_nohup(
+    run_scripts, tmp_path, core, before, seconds, code, first, second
+):
+    (tmp_path / "sleeps.py").write_text(SCRIPTS["sleeps.py"].replace("60", seconds))
+    runner = run_scripts("sleeps.py", "echo.py", "--devices", core, before=before)
     wait_for((tmp_path / "pid").exists)
-    pid = int((tmp_path / "pid").read_text())
     runner.send_signal(signal.SIGHUP)
-    code, out, error = ended(runner)
-    assert (code, error) == (130, "")
+    ended_with, out, error = ended(runner)
     table = out.split("\n\n")[1].splitlines()[1:]
-    assert "stopped" in table[0] and "not started" in table[1]
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-
-
-def test_a_runner_under_nohup_goes_on(run_scripts, tmp_path, core):
-    (tmp_path / "sleeps.py").write_text(SCRIPTS["sleeps.py"].replace("60", "0.5"))
-    runner = run_scripts("sleeps.py", "--devices", core, before=("nohup",))
-    wait_for((tmp_path / "pid").exists)
-    runner.send_signal(signal.SIGHUP)
-    assert ended(runner)[0] == 0
+    assert ended_with == code and first in table[0] and second in table[1]
+    assert (before or not error) and not lives(int((tmp_path / "pid").read_text()))
 
 
 # ---- the diagnosis: one cause at a time, then several
