@@ -415,10 +415,10 @@ def test_parameters_are_counted_without_a_script(capsys):
     (["broken", "--batch", "8"], "no luck"), (["absent", "--batch", "8"], "absent"),
     (["build", "--batch", "8", "--devices", "0"], "0"),
     (["build", "--batch", "8", "--budget", "much"], "much"),
-    (["build", "--parameters", "7B"], "--parameters"), (["--batch", "8"], "--param"),
-    (["build"], "--batch"), (["--parameters", "7X"], "7X"), (["--parameters", "0"], "'0'"),
-    (["--parameters", "7B", "--optimizer", "sgd"], "--optimizer"),
-    (["build", "--batch", "8", "--link", "NVLINK_3"], "--link"),
+    (["build", "--parameters", "7B"], "give SCRIPT"), (["--batch", "8"], "give SCRIPT"),
+    (["build"], "give --batch"), (["--parameters", "7X"], "7X"), (["--parameters", "0"], "'0'"),
+    (["--parameters", "7B", "--optimizer", "sgd"], "--optimizer is for"),
+    (["build", "--batch", "8", "--link", "NVLINK_3"], "--link is for"),
     (["--parameters", "7B", "--link", "cable"], "cable"),
 ])  # fmt: skip
 def test_a_wrong_call_is_named(script, capsys, given, said):
