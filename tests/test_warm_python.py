@@ -73,9 +73,13 @@ def test_a_signal_reaches_the_process(name):
     wait_for(lambda: not lives(pid))
 
 
+# A setting that the server was not started with.
+OTHER = "1" if os.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0" else "0"
+
+
 @pytest.mark.skipif(warm_python.FOLDER not in os.environ, reason="there is no server")
 @pytest.mark.parametrize("option, env, warm", [
-    ([], {}, True), (["-I"], {}, False), ([], {"TF_ENABLE_ONEDNN_OPTS": "0"}, False),
+    ([], {}, True), (["-I"], {}, False), ([], {"TF_ENABLE_ONEDNN_OPTS": OTHER}, False),
     ([], {"LD_LIBRARY_PATH": "/nowhere"}, False), ([], {"XLA_FLAGS": ""}, False),
 ])  # fmt: skip
 def test_only_what_would_be_another_import_is_an_ordinary_python(option, env, warm):
