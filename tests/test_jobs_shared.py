@@ -161,9 +161,10 @@ def test_the_only_gpu_is_waited_for_where_another_s_process_comes(
     server, stranger, user, memory, whose, lingers, says
 ):
     """What may be an ended job's own, its memory or a process, is that for some seconds."""
+    before = f"{QUICK}queue.LINGERS, queue.AGAIN = {lingers}, {0.02 if says else 99}\n"
     pid = stranger if whose == "another's" else HIDDEN
     jobs = uses(f"0 {memory} {pid}\n"), "pass"
-    ran = server("", runs(*jobs, before=f"{QUICK}queue.LINGERS = {lingers}\n"), FAKE_GPUS="1")
+    ran = server("", runs(*jobs, before=before), FAKE_GPUS="1")
     assert words(events(ran, 2)) == ["start a", "done a"]
     if says:
         assert says.format(user) in events(ran, 1)[0]

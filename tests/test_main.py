@@ -26,9 +26,10 @@ from mgpu_helpers._doctor.report import body, diagnose
 from mgpu_helpers.fit.command import left_alone
 
 GATHER = """
-import dataclasses, pickle
+import dataclasses, importlib.util, pathlib, pickle
 from mgpu_helpers._doctor import facts
-missing = facts.missing_libraries()
+site = pathlib.Path(importlib.util.find_spec("tensorflow").origin).parent.parent
+missing = facts.missing_libraries(site)
 print(pickle.dumps(dataclasses.replace(facts.without_tensorflow(), missing=missing)).hex())
 """
 
@@ -432,6 +433,7 @@ def test_each_cause_is_named_and_no_other(request, where, env, changes, causes):
     ({"CUDA_VISIBLE_DEVICES": "1,9,0"}, 1, ["0 2 -", "1 0 /GPU:0", "2 1 -"]),
     ({"FAKE_CUINIT": "802"}, 0, ["0 ? -", "1 ? -", "2 ? -"]),
     ({}, 2, ["0 2 ?", "1 0 ?", "2 1 ?"]),  # whose is whose is not known
+    ({"FAKE_GPUS": "2"}, 2, ["0 1 /GPU:0", "1 0 /GPU:1", "CUDA: its own"]),
 ])  # fmt: skip
 def test_every_gpu_has_its_number_in_each_order(complete, env, seen, rows):
     table = body(replace(facts(complete, **env), seen=seen, cuda="12.5.1")).splitlines()[2:5]

@@ -188,8 +188,7 @@ def test_as_it_is_holds_what_predict_says(plan):
         model, *_ = make(plan, name)
         way = memory.plan(model, batch).ways[0]
         told = memory.predict(model, batch)
-        assert way.held == pytest.approx(told.total, rel=0.1)
-        assert way.high == pytest.approx(told.high, rel=0.15)
+        assert (way.held, way.high) == pytest.approx((told.total, told.high), rel=0.001)
 
 
 def test_many_weights_need_no_graph_of_the_optimizer(plan, monkeypatch):

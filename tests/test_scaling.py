@@ -305,7 +305,7 @@ def test_without_spare_rows_there_is_no_interval_and_a_doubt_says_so():
         assert got.low is None and got.high is None
         assert got.doubts == ("3 rows and 3 coefficients leave nothing to tell the spread by",)
     assert repr(Estimate(3.8, 3.0, 4.9)) == f"{Estimate(3.8, 3.0, 4.9)}" == "3.8 (3 to 4.9)"
-    assert 2 * Estimate(3.8) == 7.6
+    assert 2 * Estimate(3.8) == 7.6 and repr(Estimate(3.8, 3.0)) == "3.8"
 
 
 @pytest.mark.parametrize("mistake, named", [

@@ -81,6 +81,9 @@ def test_several_ways_take_turns_as_often_as_a_setting_allows(monkeypatch):
     timings = several(ways, warmup=2, repeats=3)
     assert "".join(calls) == "abc" * 5
     assert {name: len(each.seconds) for name, each in timings.items()} == dict.fromkeys("abc", 3)
+    calls.clear()
+    timed = measure(ways["a"]), several(ways)["a"], compare(ways["b"], ways["c"]).a
+    assert [len(each.seconds) for each in timed] == [20] * 3 and len(calls) == 23 * (1 + 3 + 2)
     monkeypatch.setenv("MGPU_REPEATS", "2")
     for warmup, repeats, timed, ran in ((5, 9, 2, 4), (0, 1, 1, 1)):
         calls.clear()

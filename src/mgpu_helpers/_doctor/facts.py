@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 import json
 import os
 import platform
@@ -90,7 +89,7 @@ def with_tensorflow(facts: Facts) -> Facts:
     """Add what TensorFlow says, which this imports."""
     import tensorflow as tf
 
-    build = tf.sysconfig.get_build_info()
+    build, site = tf.sysconfig.get_build_info(), Path(tf.__file__).parent.parent
     try:
         # Not get_device_details: after a GPU that did not start, TensorFlow never answers that.
         seen = len(tf.config.list_physical_devices("GPU"))
@@ -99,11 +98,11 @@ def with_tensorflow(facts: Facts) -> Facts:
     cuda = build.get("cuda_version") if tf.test.is_built_with_cuda() else None
     if os.environ.get("CUDA_VISIBLE_DEVICES") != facts.visible:
         # In cores mode `setup` has hidden the GPUs: what CUDA shows is what there would be to see.
-        seen = len(facts.lesson_order or ()) if cuda and not missing_libraries() else 0
+        seen = len(facts.lesson_order or ()) if cuda and not missing_libraries(site) else 0
     facts = replace(facts, cuda=cuda, cudnn=build.get("cudnn_version"), seen=seen)
     if seen < facts.there and facts.system == "linux" and (cuda or "").startswith("12."):
         installed = tuple(sorted({name for name in LIBRARIES.values() if _version(name)}))
-        facts = replace(facts, missing=missing_libraries(), packages=installed)
+        facts = replace(facts, missing=missing_libraries(site), packages=installed)
     return facts
 
 
@@ -154,10 +153,8 @@ def _cuda(**env: str | None) -> tuple[tuple[str, ...] | None, int | str | None]:
     return None if found is None else tuple(map(nvml.bus_id, found)), error
 
 
-def missing_libraries() -> tuple[str, ...]:
-    """List the CUDA libraries that neither pip's packages nor the system bring."""
-    spec = importlib.util.find_spec("tensorflow")
-    site = Path(spec.origin).parent.parent if spec and spec.origin else Path()
+def missing_libraries(site: Path) -> tuple[str, ...]:
+    """List the CUDA libraries that neither pip's packages, in `site`, nor the system bring."""
     places = {name: [*map(str, site.glob(f"nvidia/*/lib/{name}")), name] for name in LIBRARIES}
     return tuple(name for name, paths in places.items() if not any(map(_loads, paths)))
 

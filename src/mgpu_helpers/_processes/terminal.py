@@ -45,7 +45,7 @@ class Progress:
         """Take away the line that says what is left."""
         if self.shown:
             self._print("\r" + " " * self.shown + "\r")
-            self.shown, self.due = 0, 0.0
+            self.shown, self.due = 0, time.monotonic()
 
     def left(self, jobs: Sequence[Job], running: Sequence[float], waiting: int) -> None:
         """Say what is left, from time to time; `running` is how long the running jobs run, s."""

@@ -95,8 +95,8 @@ def sizes(ax: Any, texts: Iterable[str], size: float) -> dict[str, tuple[float, 
     for text in set(texts):
         ruler.set_text(text)
         box = ruler.get_window_extent().padded(0.3 * size, 0)
-        left, low, right, high = ax.transData.inverted().transform_bbox(box).extents
-        found[text] = abs(right - left), abs(high - low)
+        taken = ax.transData.inverted().transform_bbox(box)
+        found[text] = abs(taken.width), abs(taken.height)
     ruler.remove()
     return found
 

@@ -93,7 +93,7 @@ def _failed(options: argparse.Namespace, report: Report) -> str:
     texts = [f"\n\nwhat they printed is in {Path(options.logs)}"]
     for job in report:
         if not job.ok:
-            how, code = job.status, job.returncode or 0
+            how, code = job.status, job.returncode
             if how == "failed" and code:
                 with_status = f" with exit status {code}"
                 how += with_status if code > 0 else f", {signal_name(-code)} ended it"
