@@ -107,7 +107,7 @@ def worker() -> None:
     from mgpu_helpers.lessons import networks
 
     layout = scaling.Layout(1, GLOBAL_BATCH // 2, "host")
-    step = Step(devices.setup(1), networks.tensorlight(width=0.25), layout)
+    step = Step(devices.setup(1, exact=True), networks.tensorlight(width=0.25), layout)
     step()
     _workers.serve(lambda: clocked(lambda: [step() for _ in range(STEPS)])[0])
 
@@ -155,7 +155,7 @@ def taken_apart(wall, processors, loop, ends):
 
 def main() -> None:
     os.environ["MGPU_MODE"] = "cores"  # which is what this is about, on any machine
-    plan = devices.setup(2)
+    plan = devices.setup(2, exact=True)
     print(plan)
     import tensorflow as tf
 

@@ -65,7 +65,7 @@ def seconds(work) -> float:
 
 def worker(hidden: int) -> None:
     """Train one model each time a line comes in; answer with the seconds."""
-    plan = devices.setup(1)
+    plan = devices.setup(1, exact=True)
     own = member(plan, "g", hidden, plan.devices[0])
     batch = digits.load(BATCH)
 
@@ -78,7 +78,7 @@ def worker(hidden: int) -> None:
 
 
 def main() -> None:
-    plan = devices.setup(2)
+    plan = devices.setup(2, exact=True)
     print(plan)
     workers = [_workers.start(__file__, hidden) for hidden in HIDDEN]
     scopes = {f"g{i}": hidden for i, hidden in enumerate(HIDDEN, 1)}

@@ -23,7 +23,7 @@ BATCH, STEPS, LONG, TARGET = 128, 10, 0.03, 0.15
 
 def main() -> None:
     os.environ["MGPU_MODE"] = "cores"  # which is what this is about, on any machine
-    plan = devices.setup(2)
+    plan = devices.setup(2, exact=True)
     print(plan)
     rows = []
     for where, scope, eager in (("one device", one(plan), True),

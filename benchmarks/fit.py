@@ -145,7 +145,7 @@ def over(said, taken, name, other):
 def main() -> None:
     os.environ["MGPU_MODE"] = "cores"  # which is what this is about, on any machine
     workers = on_workers()  # before this process has a use for the cores
-    plan = devices.setup(2)
+    plan = devices.setup(2, exact=True)
     print(plan)
     taken, ratios, made = {}, [], {size: ways(plan, size) for size in SIZES}
     for size in SIZES:

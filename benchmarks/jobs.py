@@ -89,7 +89,7 @@ def main() -> None:
         "schedules": SCHEDULES,
         "kind": kind,
     }
-    results.write("jobs", devices.setup(2), numbers, ratios)
+    results.write("jobs", devices.setup(2, exact=True), numbers, ratios)
 
 
 if __name__ == "__main__":

@@ -178,7 +178,7 @@ def launcher() -> dict[str, float]:
 
 
 def main() -> None:
-    plan = devices.setup(2)
+    plan = devices.setup(2, exact=True)
     ratios, numbers = [], {"gradient_bytes": P, "launcher": launcher()}
     with tempfile.TemporaryDirectory() as logs:
         for n in (2, 3):

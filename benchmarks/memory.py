@@ -53,7 +53,7 @@ def main() -> None:
     for record in lab:
         if held := record["driver"] or record["process"]:
             print(f"{record['option']}: at most {size_text(max(held))}")
-    plan = devices.setup(1)
+    plan = devices.setup(1, exact=True)
     train = build(plan)
 
     def watched() -> None:

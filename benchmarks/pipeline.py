@@ -80,7 +80,7 @@ def allowed(traces: list[trace.Trace], order: list[list[str]]) -> float:
 
 
 def main() -> None:
-    plan = devices.setup(2)
+    plan = devices.setup(2, exact=True)
     print(plan)
     whole, half = largest_part(plan, []), largest_part(plan, ARTICLE)
     uncut = Step(plan, [], None, LARGE, "GradientDescentOptimizer")

@@ -43,7 +43,7 @@ def child() -> None:
     """Trace and count the models in this process; print a line of JSON for each."""
     import tensorflow as tf
 
-    plan = devices.setup(1)
+    plan = devices.setup(1, exact=True)
     device = plan.devices[0]
     _, models, others = KINDS[os.environ["TF_ENABLE_ONEDNN_OPTS"]]
     for name in models:
@@ -143,7 +143,7 @@ def main() -> None:
                              + ("" if inside else ", OUTSIDE")))  # fmt: skip
     print(*table(rows), sep="\n")
     print(f"traced and counted in {time.perf_counter() - began:.0f} s")
-    plan = devices.setup(1)
+    plan = devices.setup(1, exact=True)
     off = flops()
     published = max(off[name] for name in PUBLISHED)
     by_hand = max(error for name, error in off.items() if name not in PUBLISHED)

@@ -51,7 +51,7 @@ def forecasts(ratios: list[results.Ratio]) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    plan = devices.setup(8)
+    plan = devices.setup(8, exact=True)
     print(plan)
     network, table = networks.tensorlight(width=WIDTH), notebook()
     steps = {

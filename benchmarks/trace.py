@@ -43,7 +43,7 @@ def draw(step: trace.Trace, by: str | None) -> None:
 
 def main() -> None:
     matplotlib.use("Agg")
-    plan = devices.setup(1)
+    plan = devices.setup(1, exact=True)
     numbers, ratios = {}, []
     for done, name in enumerate(MODELS):
         first, traced, plain, share = [], [], [], []

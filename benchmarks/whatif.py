@@ -138,7 +138,7 @@ def cases(plan: devices.Plan) -> list[Case]:
 
 
 def main() -> None:
-    plan = devices.setup(2)
+    plan = devices.setup(2, exact=True)
     print(plan, measured(), sep="\n", flush=True)
     replays, rows = {}, []
     made = cases(plan)

@@ -100,10 +100,11 @@ def test_cores_mode_gives_a_host_and_n_cpus(n, monkeypatch):
     assert [line[:9] for line in lines[-2:]] == ["machine  ", "timing   "]
 
 
-def test_setup_switches_tf32_off_and_a_block_on_and_back(monkeypatch):
+def test_setup_switches_tf32_off_where_it_is_asked_and_a_block_on_and_back(monkeypatch):
     monkeypatch.setenv("MGPU_MODE", "cores")
-    devices.setup(1)
-    assert AT_FIRST and not enabled()
+    plan = devices.setup(1)
+    assert AT_FIRST and enabled()
+    assert devices.setup(1, exact=True) is plan and not enabled()
     with contextlib.suppress(LookupError), devices.tf32():
         assert enabled()
         raise LookupError
@@ -230,13 +231,13 @@ def test_gpus_are_taken_whole_or_shared(machine, n, options, made, calls):
 SHARED = "2400 MiB of Fake 0 no. 1, shared by 2 devices"
 
 
-@pytest.mark.parametrize("n, capability, real, float32", [
-    (2, (7, 5), ("Fake 0", "Fake 1"), ""),
-    (3, (8, 0), (SHARED, "2400 MiB of Fake 1 no. 2", SHARED), "TF32 is off"),
+@pytest.mark.parametrize("n, exact, capability, real, float32", [
+    (2, True, (7, 5), ("Fake 0", "Fake 1"), ""), (2, False, (8, 0), ("Fake 0", "Fake 1"), ""),
+    (3, True, (8, 0), (SHARED, "2400 MiB of Fake 1 no. 2", SHARED), "TF32 is off"),
 ])  # fmt: skip
-def test_a_plan_says_what_stands_behind_its_devices(machine, n, capability, real, float32):
+def test_a_plan_says_what_stands_behind_its_devices(machine, n, exact, capability, real, float32):
     machine(2, free=(6000, 9000), capability=capability)
-    plan = devices.setup(n)
+    plan = devices.setup(n, exact=exact)
     assert plan.real == real and plan.machine.startswith("2 GPUs, ")
     assert float32 in plan.float32 and bool(float32) == bool(plan.float32)
 

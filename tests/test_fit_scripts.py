@@ -22,7 +22,7 @@ LIMIT = 300  # seconds: a script takes about ten on a core that nobody else uses
 SAME: dict[str, tuple[list[str], float]] = {
     "resnet": (["{folder}", "--no-augmentation"], 1e-5),
     "language_model": (["--policy", "float32", "--dropout", "0"], 1e-5),
-    "two_outputs": ([], 1e-5),
+    "two_outputs": ([], 1e-5), "gan": ([], 1e-4), "vae": ([], 1e-5),
 }
 # With all that a user has; the policy of the language model is its own, mixed_bfloat16.
 RANDOM: dict[str, list[str]] = {"resnet": ["{folder}"], "language_model": []}
@@ -110,7 +110,7 @@ def test_two_devices_print_the_history_of_one(name, alone, tmp_path):
     compare(found, alone(name), bound)
 
 
-@pytest.mark.parametrize("name", ["resnet", "language_model", "two_outputs"])
+@pytest.mark.parametrize("name", SAME)
 @pytest.mark.thorough
 def test_mgpu_trains_a_script_on_two_devices_as_it_is(name, alone, tmp_path):
     """Not a line of it is changed; it says which devices those are, and prints what it printed."""

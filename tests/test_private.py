@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from conftest import run_python
-from mgpu_helpers import _private
+from mgpu_helpers import _private, fit
 
 HOUSE = Path(_private.__file__).parent
 FILES = sorted(HOUSE.rglob("*.py"))
@@ -150,7 +150,8 @@ def test_loss_of(tf):
 def test_mend(plan):
     """Try scale_loss_for_distribution, unscale_loss_for_distribution, reduce_weighted_values, call.
 
-    And _all_reduce_sum_gradients, _maybe_symbolic_build.
+    And _all_reduce_sum_gradients, _maybe_symbolic_build, _compute_loss, _get_own_losses,
+    _aggregate_additional_loss, _resolve_auto_jit_compile.
     """
     arguments = {
         "scale": "value", "unscale": "value", "moments": "self inputs mask",
@@ -159,11 +160,24 @@ def test_mend(plan):
         "apply": "self grads trainable_variables", "apply_scaled": "self grads trainable_variables",
         "build": "self iterator data_batch", "built": "self input_shape",
         "whole": "self x y y_pred sample_weight training", "mean": "self values sample_weight",
-        "float": "self", "int": "self",
+        "float": "self", "int": "self", "compiles": "self", "train": "self force",
+        "test": "self force", "predict": "self force", "added": "self loss", "owned": "self",
+        "own": "self x y y_pred sample_weight training", "additional": "self loss",
+        "gradient": "self target sources output_gradients unconnected_gradients",
     }  # fmt: skip
     for which, names in arguments.items():
         has = inspect.unwrap(pkgutil.resolve_name(_private.KERAS[which]))
         assert list(inspect.signature(has).parameters) == names.split(), which
+
+
+def test_without_strategy(keras, plan):
+    """Try _distribute_strategy."""
+    with fit.strategy(plan).scope():
+        model = keras.Sequential([keras.layers.Dense(1)])
+    assert model.distribute_strategy.num_replicas_in_sync == 2
+    with _private.without_strategy(model):
+        assert model.distribute_strategy.num_replicas_in_sync == 1
+    assert model.distribute_strategy.num_replicas_in_sync == 2
 
 
 def test_weights_of_loss(tf):
@@ -377,7 +391,7 @@ def test_losses_as(tf, keras):
 
 
 def test_autocast(tf, keras):
-    """Try keras.src.backend.AutocastScope, get_autocast_scope."""
+    """Try keras.src.backend.AutocastScope, get_autocast_scope, global_state."""
 
     class Reads(keras.layers.Layer):
         def build(self, shape):

@@ -72,7 +72,7 @@ WARM = """
 import json, sys
 from mgpu_helpers import _doctor, devices, trace
 from mgpu_helpers.lessons import digits, networks
-plan = devices.setup(int(sys.argv[1]))
+plan = devices.setup(int(sys.argv[1]), exact=True)
 print(plan, flush=True)
 if not plan.on_gpus:
     causes = _doctor.diagnose(_doctor.gather())
@@ -311,7 +311,7 @@ def keep(
     facts: dict[str, Any], pictures: dict[str, bytes | None], folder: Path, verdict: Verdict
 ) -> Path:
     """Write the card of a verdict, and the lessons' pictures into a folder of its name."""
-    plan, driver = devices.setup(facts["devices"]), nvml.query()
+    plan, driver = devices.setup(facts["devices"], exact=True), nvml.query()
     names = dict.fromkeys(gpu.name for gpu in driver.gpus) or ["no GPU"]
     name = re.sub("[^a-z0-9]+", "-", f"gpu {len(driver.gpus)} {' '.join(names)}".lower())
     numbers = facts | {

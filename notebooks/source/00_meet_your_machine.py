@@ -29,7 +29,7 @@
 # %%
 from mgpu_helpers import devices
 
-plan = devices.setup(2)
+plan = devices.setup(2, exact=True)
 plan
 
 # %% [markdown]
@@ -55,12 +55,9 @@ from mgpu_helpers.lessons.checks import lesson_00 as checks
 # `pip install -e .` in the folder of this project installs `mgpu_helpers`. Your script then needs:
 #
 # ```python
-# import tensorflow as tf
 # from mgpu_helpers import devices, fit
 #
 # plan = devices.setup()  # all GPUs; before anything else uses TensorFlow
-# # setup switches off TF32, faster but less exact products of newer GPUs; this switches it on:
-# tf.config.experimental.enable_tensor_float_32_execution(True)
 # with fit.strategy(plan).scope():
 #     model = build()  # build and compile the model here
 # model.fit(x, y, batch_size=64)  # 64 for all devices together
@@ -229,7 +226,8 @@ print("did not multiply:", sorted(set(plan.devices) - worked))
 #
 # ## On GPUs
 #
-# The lessons compare results, so `devices.setup` switches off **TF32**. Your script need not.
+# The lessons compare results, so their first cell switches off **TF32** with `exact=True`, which
+# your script can do without.
 #
 # Do not expect two GPUs to be faster at this product: copying the matrices to a GPU usually takes
 # longer than multiplying them there. Sharing pays where a device computes for longer than its data

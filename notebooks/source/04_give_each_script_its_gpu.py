@@ -21,7 +21,7 @@ from mgpu_helpers import devices, jobs
 
 if len(jobs.allowed()[1]) < 2:  # where there is only one GPU, cores stand in
     os.environ["MGPU_MODE"] = "cores"
-plan = devices.setup(2)
+plan = devices.setup(2, exact=True)
 plan
 
 # %%

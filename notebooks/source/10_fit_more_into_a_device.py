@@ -18,7 +18,7 @@
 # %%
 from mgpu_helpers import devices
 
-plan = devices.setup(1)
+plan = devices.setup(1, exact=True)
 plan
 
 # %%

@@ -19,7 +19,7 @@
 # %%
 from mgpu_helpers import devices
 
-plan = devices.setup(2)
+plan = devices.setup(2, exact=True)
 plan
 
 # %%

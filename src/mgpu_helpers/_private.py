@@ -7,6 +7,7 @@ with its name where a new version has another, and nothing here fails silently.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -235,15 +236,21 @@ def call_of(model: Any, training: bool | None = None) -> Iterator[None]:
         model._maybe_reset_call_context()
 
 
-def without_autocast() -> Any:
+@contextlib.contextmanager
+def without_autocast() -> Iterator[None]:
     """Let variables be read in their own type in the block.
 
     Within a layer of half precision each would be cast to it, those of layers inside that are not
-    of half precision, too.
+    of half precision, too. In a scope of no type a variable would be taken for one of floatx.
     """
-    from keras.src.backend import AutocastScope
+    from keras.src.backend.common import global_state
 
-    return AutocastScope(None)
+    before = global_state.get_global_attribute("autocast_scope")
+    global_state.set_global_attribute("autocast_scope", None)
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute("autocast_scope", before)
 
 
 def autocast_here() -> Any:
@@ -438,27 +445,74 @@ KERAS = {
     "apply_scaled": "keras.optimizers.LossScaleOptimizer.apply",
     "build": "keras.src.backend.tensorflow.trainer.TensorFlowTrainer._maybe_symbolic_build",
     "fit": "keras.Model.fit",
+    "evaluate": "keras.Model.evaluate",
+    "predictions": "keras.Model.predict",
+    "train_on_batch": "keras.Model.train_on_batch",
+    "test_on_batch": "keras.Model.test_on_batch",
+    "predict_on_batch": "keras.Model.predict_on_batch",
+    "compiles": "keras.src.trainers.trainer.Trainer._resolve_auto_jit_compile",
+    "train": "keras.Model.make_train_function",
+    "test": "keras.Model.make_test_function",
+    "predict": "keras.Model.make_predict_function",
     "whole": "keras.Model.compute_loss",
+    "own": "keras.Model._compute_loss",
+    "additional": "keras.Model._aggregate_additional_loss",
+    "added": "keras.Layer.add_loss",
+    "owned": "keras.Layer._get_own_losses",
+    "gradient": "tensorflow.GradientTape.gradient",
     "mean": "keras.metrics.Mean.update_state",
     "float": "keras.Variable.__float__",
     "int": "keras.Variable.__int__",
 }
 
 
+@dataclasses.dataclass
+class _Mended:
+    """What was there before it was mended, and what is made of it at the moment."""
+
+    owner: Any
+    name: str
+    keras_has: Any
+    makers: list[Callable[[Any], Callable[..., Any]]] = dataclasses.field(default_factory=list)
+
+    def renew(self) -> None:
+        made = self.keras_has
+        for made_of in self.makers:
+            made = functools.wraps(made)(made_of(made))
+        setattr(self.owner, self.name, made)
+
+
+_mended: dict[str, _Mended] = {}
+
+
 def mend(which: str, made_of: Callable[[Any], Callable[..., Any]]) -> None:
-    """Put in place of one of `KERAS` what is made of it, by each maker once in a process.
+    """Put in place of one of `KERAS` what is made of it, unless this maker's is there already.
 
     Keras's losses, trainer and optimizers call these by their names, and have no public place to
     say what a replica's share of a batch is.
     """
     path, _, name = KERAS[which].rpartition(".")
-    owner = pkgutil.resolve_name(path)
-    keras_has = getattr(owner, name)
-    done = getattr(keras_has, "mended", ())
-    if made_of not in done:
-        made = functools.wraps(keras_has)(made_of(keras_has))
-        vars(made)["mended"] = (*done, made_of)
-        setattr(owner, name, made)
+    try:
+        owner = pkgutil.resolve_name(path)
+        there = getattr(owner, name)
+    except (AttributeError, ImportError) as error:
+        raise RuntimeError(
+            f"this Keras has no {KERAS[which]}, which mgpu_helpers has to mend for several "
+            "devices: take a version that the README names."
+        ) from error
+    mended = _mended.setdefault(which, _Mended(owner, name, there))
+    if made_of not in mended.makers:
+        if not mended.makers:
+            mended.keras_has = there
+        mended.makers.append(made_of)
+        mended.renew()
+
+
+def unmend(which: str, made_of: Callable[[Any], Callable[..., Any]]) -> None:
+    """Take away what `mend` has put there."""
+    mended = _mended[which]
+    mended.makers.remove(made_of)
+    mended.renew()
 
 
 def weights_of_loss(sample_weight: Any, mask: Any, dtype: Any, reduction: str) -> Any:
@@ -481,6 +535,16 @@ def numbered(kind: Any, number: int) -> Any:
 def dataset_of(epoch_iterator: Any) -> Any:
     """Give what `fit` iterates in each pass: `fit` keeps it to itself."""
     return epoch_iterator._distributed_dataset
+
+
+@contextlib.contextmanager
+def without_strategy(model: Any) -> Iterator[None]:
+    """Let a model be one of no strategy in the block."""
+    strategy, model._distribute_strategy = model._distribute_strategy, None
+    try:
+        yield
+    finally:
+        model._distribute_strategy = strategy
 
 
 def before_steps(epoch_iterator: Any, prepare: Callable[[Any], None]) -> None:

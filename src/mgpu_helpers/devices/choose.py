@@ -20,7 +20,7 @@ AMPERE = (8, 0)  # the compute capability from which on GPUs have TF32
 _Device = tuple[str, str, Details]  # its name, what stands behind it, the details of its GPU
 
 
-def setup(n: int | None = None) -> Plan:
+def setup(n: int | None = None, *, exact: bool = False) -> Plan:
     """Configure TensorFlow for a host and n devices, and return the plan.
 
     None takes all GPUs, or two cores where there is no GPU, as for a first try without one.
@@ -28,8 +28,11 @@ def setup(n: int | None = None) -> Plan:
     split-gpu or cores) overrides the mode, which otherwise follows from the GPUs that are there.
     Each device runs a small operation before the plan is returned, so that one which
     does not work is named here; not where TF_CONFIG names several workers, for there TensorFlow has
-    to start with their strategy. TF32 is switched off: `tf32` says what that is. MGPU_MODE=cores
-    hides the GPUs from CUDA, for this process and those that it starts.
+    to start with their strategy. MGPU_MODE=cores hides the GPUs from CUDA, for this process and
+    those that it starts.
+
+    exact: GPUs compute products without TF32, slower, so that devices can be proven equal; `tf32`
+    says what that is. Without it TensorFlow's setting stays as it is.
 
     >>> plan = setup(2)
     >>> plan.host, len(plan.devices)
@@ -42,6 +45,8 @@ def setup(n: int | None = None) -> Plan:
         n = whole_number(what, asked, "a number of devices", 1, most=MOST)
     plan = current()
     if plan and (asked is None or len(plan) == n) and plan.mode != "adopted":
+        if exact:
+            _compute_exactly()
         return plan
     # CUDA's own order is fastest first; nvidia-smi's is by bus. One order everywhere is worth more.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
@@ -77,7 +82,8 @@ def setup(n: int | None = None) -> Plan:
         chosen = _use_gpus(tf, gpus, n, report, whole=mode == "gpus")
     names, real, details = (tuple(column) for column in zip(*chosen, strict=True))
     trial.announce(details)
-    tf.config.experimental.enable_tensor_float_32_execution(False)
+    if exact:
+        _compute_exactly()
     if not machine.one_of_several_workers():
         with _quiet.kept_back():
             _verify(tf, ["/CPU:0", *names])
@@ -86,7 +92,8 @@ def setup(n: int | None = None) -> Plan:
         trial.try_xla(details)
         _quiet.first_session()
     has_tf32 = any(each.get("compute_capability", (0, 0)) >= AMPERE for each in details)
-    described = *_described(mode, len(gpus) or hidden), TF32_OFF if has_tf32 else ""
+    said = TF32_OFF if has_tf32 and exact else ""
+    described = *_described(mode, len(gpus) or hidden), said
     return remember(Plan(mode, "/CPU:0", names, real, *described))
 
 
@@ -129,8 +136,9 @@ def tf32() -> Iterator[None]:
     """Let GPUs compute float32 products and convolutions in TF32 within the block.
 
     TF32 rounds what is multiplied to 10 bits: much faster on GPUs from Ampere on (compute
-    capability 8.0), and about 1e-3 off. It is TensorFlow's default, and `setup` switches it off, so
-    that devices can be proven equal. On other GPUs, and on cores, the block changes nothing.
+    capability 8.0), and about 1e-3 off. It is TensorFlow's default, and `setup(exact=True)`
+    switches it off, so that devices can be proven equal. On other GPUs, and on cores, the block
+    changes nothing.
 
     The switch holds for the whole process, other threads too, and products ask for it each time
     they run, in graphs that are built already as well. Convolutions may not: TensorFlow tries
@@ -150,6 +158,12 @@ def tf32() -> Iterator[None]:
         yield
     finally:
         config.experimental.enable_tensor_float_32_execution(before)
+
+
+def _compute_exactly() -> None:
+    import tensorflow as tf
+
+    tf.config.experimental.enable_tensor_float_32_execution(False)
 
 
 def _mode(n: int, gpus: int) -> str:

@@ -14,11 +14,12 @@ from mgpu_helpers.fit.explain import explain
 from mgpu_helpers.fit.parallel import alone, parallel
 from mgpu_helpers.fit.recompute import recompute
 from mgpu_helpers.fit.shard import shard
+from mgpu_helpers.fit.shares import loss
 from mgpu_helpers.fit.split import split
 from mgpu_helpers.fit.split_layers import split_layers
 from mgpu_helpers.fit.strategies import strategy
 
 __all__ = [
-    "accumulate", "alone", "batches", "check", "explain", "parallel", "recompute", "shard",
+    "accumulate", "alone", "batches", "check", "explain", "loss", "parallel", "recompute", "shard",
     "split", "split_layers", "strategy",
 ]  # fmt: skip

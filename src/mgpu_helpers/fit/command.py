@@ -11,7 +11,7 @@ from pathlib import Path
 
 # What a script calls that says itself where it trains, as it is written.
 _OWN = re.compile(
-    r"(\w+\.)*distribut(e|ion)(\.\w+)+|(\w+\.)?\w+Strategy|(tf|tensorflow|keras)\.device"
+    r"(\w+\.)*distribut(e|ion)(\.(?!get_|has_|in_cross_)\w+)+|(\w+\.)?\w+Strategy|(tf|tensorflow|keras)\.device"
     r"|devices\.setup|fit\.(strategy|parallel|shard|split)"
 )
 

@@ -19,7 +19,17 @@ from collections.abc import Callable
 from typing import Any
 
 from mgpu_helpers import _private
-from mgpu_helpers.fit.shares import as_share, scaled, shown, sized, strategy_here, unscaled
+from mgpu_helpers.fit._kinds import asking, common, depends_on_batch, now
+from mgpu_helpers.fit.shares import (
+    as_share,
+    is_share,
+    scaled,
+    share_of,
+    sized,
+    strategy_here,
+    terms_of,
+    unscaled,
+)  # fmt: skip
 from mgpu_helpers.towers.averages import same_rows
 from mgpu_helpers.towers.sync import APART
 
@@ -42,15 +52,92 @@ def whole(keras_has: Callable[..., Any]) -> Callable[..., Any]:
     return compute_loss
 
 
+def own(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a compute_loss of one's own give a replica's share."""
+
+    def compute_loss(self: Any, *args: Any, **named: Any) -> Any:
+        value = keras_has(self, *args, **named)
+        return share_of(value, f"the compute_loss of {self.name}") if strategy_here() else value
+
+    return compute_loss
+
+
+def additional(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+    """Let what a layer adds by `add_loss` count as on one device; a regularizer counts once."""
+    import keras
+
+    def aggregate(self: Any, loss: Any) -> Any:
+        if not strategy_here():
+            return keras_has(self, loss)
+        if is_share(loss):
+            return loss
+        if not depends_on_batch(loss):
+            return keras_has(self, loss)
+        loss = loss if loss.dtype.is_floating else keras.ops.cast(loss, keras.config.floatx())
+        return share_of(keras.ops.sum(loss), f"a loss that a layer of {self.name} adds")
+
+    return aggregate
+
+
+def added(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+    """Remember of which replica a loss of a layer is: all replicas call the same layer."""
+    import tensorflow as tf
+
+    def add_loss(self: Any, loss: Any) -> None:
+        if strategy_here():
+            for each in tf.nest.flatten(loss):
+                each.of_replica = _replica()
+        keras_has(self, loss)
+
+    return add_loss
+
+
+def owned(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+    """Give the losses that a layer has in this replica."""
+
+    def own_losses(self: Any) -> Any:
+        losses = keras_has(self)
+        if not strategy_here():
+            return losses
+        return [each for each in losses if getattr(each, "of_replica", _replica()) == _replica()]
+
+    return own_losses
+
+
+def _replica() -> Any:
+    import tensorflow as tf
+
+    return tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
+
+
+def gradient(tensorflow_has: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the gradient of a loss that a train_step of one's own made be a replica's share of it."""
+    import tensorflow as tf
+
+    def gradient(
+        self: Any, target: Any, sources: Any, output_gradients: Any = None, *args: Any, **named: Any
+    ) -> Any:
+        step = now()
+        scalar = tf.is_tensor(target) and target.shape.rank == 0 and not is_share(target)
+        if step is None or not step.own or not scalar or output_gradients is not None:
+            return tensorflow_has(self, target, sources, output_gradients, *args, **named)
+        terms = terms_of(target, "a loss whose gradient its step takes")
+        targets, slopes = zip(*terms, strict=True)
+        return tensorflow_has(self, [*targets], sources, [*slopes], *args, **named)
+
+    return gradient
+
+
 def mean(keras_has: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a metric that is updated with a share of a loss show the loss of all examples."""
+    """Let a metric that is updated with a number of the batch show that of all examples."""
     import tensorflow as tf
 
     def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
-        if strategy_here() and (own := shown(values)) is not values:
+        number = tf.is_tensor(values) and values.shape.rank == 0 and values.dtype.is_floating
+        if strategy_here() and number and not getattr(values, "is_mean_of_replica", False):
+            values = unscaled(share_of(values, f"what the metric {self.name} is updated with"))
             if sample_weight is None:  # the replicas are one batch
-                sample_weight = scaled(tf.ones([], own.dtype))
-            values = own
+                sample_weight = scaled(tf.ones([], values.dtype))
         return keras_has(self, values, sample_weight)
 
     return update_state
@@ -103,7 +190,7 @@ def reduce(keras_has: Callable[..., Any]) -> Callable[..., Any]:
         reduction: str | None = "sum_over_batch_size", dtype: Any = None,
     ) -> Any:  # fmt: skip
         value = keras_has(values, sample_weight, mask, reduction, dtype)
-        if reduction not in MEANS or not strategy_here():
+        if reduction not in MEANS or not strategy_here() or asking():
             return value
         if values.shape.rank == 0:  # a function of one's own has taken the mean already
             return as_share(scaled(value))
@@ -143,6 +230,8 @@ def moments(keras_has: Callable[..., Any]) -> Callable[..., Any]:
         asked = getattr(self, "of_all_replicas", None)
         if strategy is None or not (strategy.synchronized if asked is None else asked):
             return keras_has(self, inputs, mask)
+        if asking():
+            return tuple(common(keras_has(self, inputs, mask)))
         axis = self.axis % len(inputs.shape)
         others = [a for a in range(len(inputs.shape)) if a != axis]
         shape = [1 if a in others else -1 for a in range(len(inputs.shape))]
@@ -186,6 +275,10 @@ def apply(keras_has: Callable[..., Any]) -> Callable[..., Any]:
     import tensorflow as tf
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        if asking():
+            if not self.built and trainable_variables is not None:
+                self.build(trainable_variables)
+            return None
         grads, context = list(grads), tf.distribute.get_replica_context()
         strategy = strategy_here()
         if strategy and not getattr(self, "given_sums", False):
@@ -219,11 +312,9 @@ def sum_gradients(keras_has: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, pairs: list(pairs) if strategy_here() else keras_has(self, pairs)
 
 
-def mend_replicas() -> None:
-    """Mend Keras for replicas of `fit`, once in a process."""
-    for which, how in {
-        "scale": scale, "unscale": unscale, "losses": losses, "reduce": reduce,
-        "moments": moments, "built": built, "seeds": seeds, "apply": apply, "apply_scaled": apply,
-        "sum": sum_gradients, "whole": whole, "mean": mean, "float": number, "int": number,
-    }.items():  # fmt: skip
-        _private.mend(which, how)
+MENDS = {
+    "scale": scale, "unscale": unscale, "losses": losses, "reduce": reduce, "moments": moments,
+    "built": built, "seeds": seeds, "apply": apply, "apply_scaled": apply, "sum": sum_gradients,
+    "whole": whole, "mean": mean, "own": own, "additional": additional, "gradient": gradient,
+    "added": added, "owned": owned,
+}  # fmt: skip

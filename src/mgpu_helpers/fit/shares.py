@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from mgpu_helpers._train import HOST
 from mgpu_helpers.devices.machine import cores
+from mgpu_helpers.fit._kinds import SUM, Terms, apart, asking, now, tracing
 from mgpu_helpers.towers.shards import like, rows
 
 # tf.data begins with a thread for each core, at most so many; tuning can only take some away.
@@ -66,18 +67,31 @@ def size_of(batch: Any) -> Any:
     return rows(next(each for each in flat if getattr(each, "shape", None) is not None))
 
 
-def taking(function: Callable[..., Any], place: Callable[[], int], among: int) -> Any:
-    """Make a function for each of so many replicas take the part at its place of a `Whole`."""
+def part_of(batch: Any, begin: Any, end: Any) -> Any:
+    """Give some examples of a batch."""
+    import tensorflow as tf
+
+    return tf.nest.map_structure(lambda x: _slice(x, begin, end), batch)
+
+
+def taking(function: Callable[..., Any], place: Callable[[], int], among: int, step: Any) -> Any:
+    """Make a function for each of so many replicas take the part at its place of a `Whole`.
+
+    step makes what is known of the function's losses.
+    """
     import tensorflow as tf
 
     def of_a_replica(whole: Whole, *args: Any, **named: Any) -> Any:
         with tf.device(HOST), tf.name_scope("part"):
             size, i = size_of(whole.batch), place()
+            if isinstance(size, int) and size < among:  # or Keras divides by a 0 that it knows
+                size = tf.compat.v1.placeholder_with_default(size, [])
             begin, end = size * i // among, size * (i + 1) // among
-            part = tf.nest.map_structure(lambda x: _slice(x, begin, end), whole.batch)
+            part = part_of(whole.batch, begin, end)
         token = _share.set((end - begin, size))
         try:
-            return tf.nest.map_structure(shown, function(part, *args, **named))
+            with tracing(step()):
+                return outputs(function(part, *args, **named))
         finally:
             _share.reset(token)
 
@@ -99,6 +113,8 @@ def strategy_here() -> Any:
     """Give the strategy of `fit` whose replica is traced at the moment, None elsewhere."""
     import tensorflow as tf
 
+    if (step := now()) is not None and step.asking:
+        return step.strategy
     context = tf.distribute.get_replica_context()
     strategy = None if context is None else context.strategy
     return strategy if getattr(strategy, "of_fit", False) else None
@@ -108,6 +124,8 @@ def scaled(value: Any, by_share: bool = True) -> Any:
     """Multiply a replica's mean by its share, so that those of all replicas add up to the mean."""
     import tensorflow as tf
 
+    if asking():
+        return value
     if not by_share or (known := _share.get()) is None:
         return value / tf.cast(strategy_here().num_replicas_in_sync, value.dtype)
     ours, all_of_them = known
@@ -118,19 +136,124 @@ def unscaled(value: Any, by_share: bool = True) -> Any:
     """Divide by what `scaled` multiplies by; a replica without examples gives 0."""
     import tensorflow as tf
 
-    return tf.math.divide_no_nan(value, scaled(tf.ones([], value.dtype), by_share))
+    found = tf.math.divide_no_nan(value, scaled(tf.ones([], value.dtype), by_share))
+    found.is_mean_of_replica = True
+    return found
 
 
 def as_share(value: Any) -> Any:
-    """Remember of a loss that it is a replica's share: who shows it wants the replica's mean."""
-    if hasattr(value, "shape"):
+    """Remember of a loss that it is a replica's share: what is made of it has to know."""
+    if hasattr(value, "shape") and not is_share(value):
         value.is_share_of_loss = True
+        if step := now():
+            step.shares.append((value, [(value, 1.0)]))
     return value
+
+
+def is_share(value: Any) -> bool:
+    """Say whether it is known that a value is a replica's share of the whole."""
+    return getattr(value, "is_share_of_loss", False)
+
+
+def terms_of(value: Any, what: str) -> Terms:
+    """Give a replica's share of a scalar as a sum: what all replicas' add up to is one device's."""
+    import tensorflow as tf
+
+    step = now()
+    if is_share(value):
+        return [(value, 1.0)]
+    if step is None:
+        return [(value, scaled(tf.ones([], value.dtype)))]
+    known, rest = apart(value, step)
+    terms = [(x, like(f, x) * like(times, x)) for _, of, f in known for x, times in of]
+    if rest is not None:
+        kind, one = step.kind(rest, value, what), _where_examples(tf.ones([], value.dtype), what)
+        times = (one if kind.of == SUM else scaled(one)) / kind.times
+        terms += [(value, times), *((x, -like(f * like(times, f), x)) for x, _, f in known)]
+        step.shares.append((value, terms))
+    return terms
+
+
+def _where_examples(one: Any, what: str) -> Any:
+    """Stop where a replica has no example: a mean of nothing is no number, nor 0 times it."""
+    import tensorflow as tf
+
+    known = _share.get()
+    if asking() or known is None or isinstance(known[0], int):
+        return one
+    message = (
+        f"A batch has fewer examples than there are replicas, and one would make {what} of none: "
+        "leave the last batch out, batch(size, drop_remainder=True)."
+    )
+    with tf.device(HOST):
+        some = tf.debugging.assert_positive(known[0], message)
+    with tf.control_dependencies([some]):
+        return tf.identity(one)
+
+
+def loss(value: Any, of: Any = "mean") -> Any:
+    """Say in a `train_step` or a `compute_loss` what a loss is, where `fit` cannot find it out.
+
+    of: "mean", a mean over the examples that the step was given; "sum", a sum over them; or a
+    number, of what it is a mean: the words that a mask leaves, for instance. So the replicas of
+    `fit.strategy` together compute what one device computes. On one device, and where a loss is
+    computed of the whole batch, nothing changes.
+
+    >>> mask, losses = tf.constant([1.0, 0.0, 1.0]), tf.constant([1.0, 2.0, 3.0])
+    >>> count = tf.reduce_sum(mask)
+    >>> float(loss(tf.math.divide_no_nan(tf.reduce_sum(mask * losses), count), count))
+    2.0
+    """
+    import tensorflow as tf
+
+    if isinstance(of, str) and of not in ("mean", "sum"):
+        raise ValueError(f'a loss is a "mean", a "sum", or a mean of a number, not {of!r}.')
+    if not strategy_here():
+        return value
+    if asking() or isinstance(of, str) and of == "sum":
+        return as_share(tf.identity(value))
+    if isinstance(of, str):
+        return as_share(scaled(value))
+    count = tf.cast(of, value.dtype)
+    of_all = tf.distribute.get_replica_context().all_reduce("SUM", count)
+    some = tf.logical_or(count > 0, tf.math.is_finite(value))
+    message = "A replica has nothing to take a mean of: divide with tf.math.divide_no_nan."
+    with tf.control_dependencies([tf.debugging.Assert(some, [message])]):
+        value = tf.identity(value)
+    return as_share(value * tf.math.divide_no_nan(count, of_all))
+
+
+def share_of(value: Any, what: str) -> Any:
+    """Give a replica's share of a scalar, known as one."""
+    import tensorflow as tf
+
+    if is_share(value):
+        return value
+    return as_share(tf.add_n([like(x * times, value) for x, times in terms_of(value, what)]))
 
 
 def shown(value: Any) -> Any:
     """Give the replica's mean of what is known to be its share, all else as it is."""
-    return unscaled(value) if getattr(value, "is_share_of_loss", False) else value
+    return unscaled(value) if is_share(value) else value
+
+
+def outputs(given: Any) -> Any:
+    """Give what a step gives so that the mean of all replicas is what one device gives."""
+    import keras
+    import tensorflow as tf
+
+    step, strategy = now(), strategy_here()
+
+    def mean(path: Any, value: Any) -> Any:
+        if not (isinstance(value, tf.Tensor) and value.shape.rank == 0 and value.dtype.is_floating):
+            return value
+        if step is None or not step.own:
+            return shown(value)
+        share = share_of(value, f"{'/'.join(map(str, path)) or 'a number'} of what its step gives")
+        return share if strategy is None else share * strategy.num_replicas_in_sync
+
+    flat = keras.tree.flatten_with_path(given)
+    return keras.tree.pack_sequence_as(given, [mean(*each) for each in flat])
 
 
 def sized() -> bool:

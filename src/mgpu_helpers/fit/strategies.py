@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterable
+import inspect
+import weakref
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from mgpu_helpers import _private
 from mgpu_helpers.devices.machine import one_of_several_workers
 from mgpu_helpers.devices.messages import explain
 from mgpu_helpers.devices.plan import Plan, checked, planned
-from mgpu_helpers.fit.mends import mend_replicas
+from mgpu_helpers.fit._asking import ask as kinds_of
+from mgpu_helpers.fit._kinds import Step, is_own
 from mgpu_helpers.fit.shares import Shared, Whole, mark_of, taking
-from mgpu_helpers.fit.trainer import mend_trainer
+from mgpu_helpers.fit.trainer import in_force, mend_entries
 
 _made: dict[tuple[str, ...], Any] = {}
 # Gradients are exchanged in packs of at least so many bytes, those of the last layers first, while
@@ -42,8 +46,7 @@ def strategy(plan: Plan | Iterable[Any] | None = None, *, synchronized: bool = T
     """
     import tensorflow as tf
 
-    mend_replicas()
-    mend_trainer()
+    mend_entries()
     devices: tuple[str, ...] = ()
     if not one_of_several_workers():
         whole = plan if isinstance(plan, Plan) else planned()
@@ -79,9 +82,16 @@ def _of(kind: Any) -> Any:
         """TensorFlow's strategy, which gives each replica its share of every batch."""
 
         of_fit, synchronized = True, True
+        kinds: Any = weakref.WeakKeyDictionary()  # of a model's losses, by the name of a step
         packs = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=PACK)
         passes_before: Any = None  # what lets the next `fit` begin with its data where it was
         seen: Any = None  # of the last batch that several workers have read: its size and mark
+
+        @contextlib.contextmanager
+        def scope(self) -> Iterator[Any]:
+            """Make what is made in the block for these devices, and let Keras be mended in it."""
+            with in_force(), super().scope() as strategy:
+                yield strategy
 
         @property
         def worker(self) -> int:
@@ -111,12 +121,29 @@ def _of(kind: Any) -> Any:
             worker, local = divmod(int(tf.get_static_value(number)), self.local)
             return local * self.workers + worker
 
+        def step_of(self, fn: Any) -> Any:
+            """Make a function that makes what is known of a step of a model."""
+            method = inspect.unwrap(fn)
+            model = getattr(method, "__self__", None)
+            own = model is not None and is_own(fn)
+            kinds = self.kinds.get(model, {}).get(method.__name__, []) if model is not None else []
+            return lambda: Step(kinds, own, self)
+
+        def ask(self, fn: Any, whole: Any) -> None:
+            """Ask by a batch what the losses of a model's step are."""
+            step, model = self.step_of(fn)(), inspect.unwrap(fn).__self__
+            batch = whole.batch if isinstance(whole, Whole) else whole
+            self.kinds.setdefault(model, {})[inspect.unwrap(fn).__name__] = kinds_of(
+                fn, batch, self, step.own
+            )
+
         def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
             if args and isinstance(args[0], Whole):
                 if self.seen is not None:
                     self.seen.assign(mark_of(args[0].batch))
-                fn = taking(fn, self.place, self.num_replicas_in_sync)
-            return super().run(fn, args, kwargs, options)
+                fn = taking(fn, self.place, self.num_replicas_in_sync, self.step_of(fn))
+            with in_force():
+                return super().run(fn, args, kwargs, options)
 
         def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
             if axis == 0 and all(

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
-from collections.abc import Callable
+import itertools
+import threading
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mgpu_helpers import _private
+from mgpu_helpers.fit._asking import build_by_step, own_metrics
+from mgpu_helpers.fit._kinds import Unknown, is_own
+from mgpu_helpers.fit._moving import optimizers_of
 from mgpu_helpers.fit.callbacks import of_worker
+from mgpu_helpers.fit.mends import MENDS, number
+from mgpu_helpers.fit.shares import Shared, Whole
 
 
 def build(keras_has: Callable[..., Any]) -> Callable[..., Any]:
@@ -24,35 +34,50 @@ def build(keras_has: Callable[..., Any]) -> Callable[..., Any]:
             return keras_has(self, iterator, data_batch)
         if iterator is not None:
             shared = _private.dataset_of(iterator)
+            step = self.test_step
             if strategy.passes_before is not None:
+                step = self.train_step
                 _private.before_steps(iterator, strategy.passes_before)
                 strategy.passes_before = None
             data_batch = tf.nest.map_structure(
                 lambda spec: spec if hasattr(spec, "shape") else None,
                 shared.whole.element_spec.batch,
             )
+            if is_own(step) and _is_unbuilt(self):
+                build_by_step(step, data_batch, strategy)
+                return None
         with strategy.scope():
             _private.build(self, data_batch)
+        return None
 
     return build
 
 
+def _is_unbuilt(model: Any) -> bool:
+    """Say whether Keras would make variables in a model's first step, as in that of a GAN."""
+    return not all(part.built for part in [*_private.layers_of(model), *optimizers_of(model)])
+
+
 def fit(keras_has: Callable[..., Any]) -> Callable[..., Any]:
     """Let a fit go on with the data where it was, and only the chief of several workers write."""
+    import keras
     import tensorflow as tf
 
-    signature = inspect.signature(keras_has)
+    # Of Keras's own: what is mended may be somebody's function around it.
+    signature = inspect.signature(super(keras.Model, keras.Model).fit)
 
     def fit(self: Any, *args: Any, **named: Any) -> Any:
         strategy = self.distribute_strategy
         given = signature.bind(self, *args, **named).arguments
+        del given["self"]
         _check_choices(self, strategy)
         _check_scope(self, strategy)
         if not getattr(strategy, "of_fit", False):
-            return keras_has(**given)
+            return keras_has(self, **given)
         _check_loop(self, strategy)
         for name, steps in (("x", "steps_per_epoch"), ("validation_data", "validation_steps")):
             _check_end(given.get(name), name, steps, given.get(steps))
+        given = {name: batches_of(value) for name, value in given.items()}
         if isinstance(given.get("x"), tf.data.Dataset):
             given.setdefault("shuffle", False)  # which is what it is, and Keras warns of
         given["callbacks"] = of_worker(given.get("callbacks"), strategy)
@@ -64,11 +89,139 @@ def fit(keras_has: Callable[..., Any]) -> Callable[..., Any]:
 
         strategy.passes_before = passes_before
         try:
-            return keras_has(**given)
+            with in_force():
+                return keras_has(self, **given)
         finally:
             strategy.passes_before = None
 
     return fit
+
+
+def compiles(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+    """Let XLA compile the step of a strategy of one device where it does without the strategy."""
+
+    def resolve(self: Any) -> Any:
+        strategy = self.distribute_strategy
+        if not getattr(strategy, "of_fit", False) or strategy.num_replicas_in_sync > 1:
+            return keras_has(self)
+        with _private.without_strategy(self):
+            return keras_has(self)
+
+    return resolve
+
+
+def makes(attribute: str, step: str) -> Callable[..., Any]:
+    """Make a mend of what makes a function of steps."""
+
+    def mend(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+        def make(self: Any, force: bool = False) -> Any:
+            strategy = self.distribute_strategy
+            if not getattr(strategy, "of_fit", False):
+                return keras_has(self, force)
+            several = strategy.num_replicas_in_sync > 1
+            if several and self.jit_compile:
+                warnings.warn(
+                    f"XLA compiles the steps of {self.name!r} on one device only: on "
+                    f"{strategy.num_replicas_in_sync} it trains without jit_compile=True.",
+                    stacklevel=4,
+                )
+                self.jit_compile = False
+            made = keras_has(self, force)
+            function = getattr(self, attribute)
+            if not hasattr(function, "of_keras"):
+                function = (_asking_first if several else _there)(self, step, function)
+                setattr(self, attribute, function)
+            return made
+
+        return make
+
+    return mend
+
+
+def _there(model: Any, step: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Call a function of steps on the strategy's device, where XLA looks for the weights."""
+    import tensorflow as tf
+
+    def there(iterator: Any) -> Any:
+        with tf.device(model.distribute_strategy.extended.worker_devices[0]):
+            return function(iterator)
+
+    there.of_keras = function  # type: ignore[attr-defined]
+    return there if model.jit_compile else function
+
+
+MAKES = {
+    "train": makes("train_function", "train_step"), "test": makes("test_function", "test_step"),
+}  # fmt: skip
+
+
+def _asking_first(model: Any, step: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    import tensorflow as tf
+
+    known = False
+
+    def first(iterator: Any) -> Any:
+        nonlocal known
+        handed_out = isinstance(iterator, tf.data.Iterator | tf.distribute.DistributedIterator)
+        if not handed_out:  # by train_on_batch
+            iterator = [whole(data) for data in iterator]
+        try:
+            if known or not own_metrics(model):
+                return function(iterator if handed_out else iter(iterator))
+        except Unknown:
+            pass
+        known = True
+        batches = list(itertools.islice(iterator, model.steps_per_execution))
+        model.distribute_strategy.ask(getattr(model, step), batches[0])
+        if handed_out:
+            return function(iter(_again(batches, iterator.element_spec)))
+        return function(iter(batches))
+
+    first.of_keras = function  # type: ignore[attr-defined]
+    return first
+
+
+def batches_of(data: Any) -> Any:
+    """Give the dataset that the strategy has made something of, all else as it is."""
+    return data.batches if isinstance(data, Shared) else data
+
+
+def whole(data: Any) -> Whole:
+    """Let each replica take its part of data that no dataset of `fit` has handed out."""
+    return data if isinstance(data, Whole) else Whole(data)
+
+
+def predicts(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+    """Let each replica predict its part of what predict_on_batch is given."""
+
+    def make(self: Any, force: bool = False) -> Any:
+        made, strategy = keras_has(self, force), self.distribute_strategy
+        function = self.predict_function
+        if getattr(strategy, "of_fit", False) and not hasattr(function, "of_keras"):
+
+            def of_wholes(data: Any) -> Any:
+                return function([whole(each) for each in data])
+
+            of_wholes.of_keras = function  # type: ignore[attr-defined]
+            self.predict_function = of_wholes
+        return made
+
+    return make
+
+
+def _again(batches: list[Any], spec: Any) -> Any:
+    """Make a dataset of batches that were taken already, of any sizes that the spec allows."""
+    import tensorflow as tf
+
+    def like(*given: Any) -> Any:
+        pairs = zip(tf.nest.flatten(given), tf.nest.flatten(spec), strict=True)
+        return tf.nest.pack_sequence_as(spec, [
+            tf.compat.v1.placeholder_with_default(x, of.shape) if tf.is_tensor(x) else x
+            for x, of in pairs
+        ])  # fmt: skip
+
+    each = [tf.data.Dataset.from_tensors(batch).map(like) for batch in batches]
+    return functools.reduce(lambda first, second: first.concatenate(second), each)
 
 
 def _go_on(iterator: Any, passes: int, steps: int | None, at_once: int) -> None:
@@ -117,9 +270,11 @@ def _check_scope(model: Any, strategy: Any) -> None:
     copied = isinstance(getattr(iterations, "value", None), copies)
     if iterations is not None and copied != several:
         which, other = ("optimizer", "model") if copied else ("model", "optimizer")
+        todo = "build and compile the model in one" if copied else "compile the model again in a"
         raise ValueError(
             f"the {which} of {model.name!r} was made in the scope of a strategy and its {other} "
-            "was not: build and compile the model in one `with fit.strategy(plan).scope()`."
+            f"was not: {todo} `with fit.strategy(plan).scope()`"
+            f"{'' if copied else ', which keeps its weights'}."
         )
 
 
@@ -160,7 +315,58 @@ def _check_end(data: Any, name: str, argument: str, steps: int | None) -> None:
             )
 
 
-def mend_trainer() -> None:
-    """Mend Keras's trainer for strategies of `fit`, once in a process."""
-    _private.mend("build", build)
-    _private.mend("fit", fit)
+def entered(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the mends be in force while a model of ours does something."""
+
+    def does(self: Any, *args: Any, **named: Any) -> Any:
+        ours = getattr(self.distribute_strategy, "of_fit", False)
+        if not ours:
+            return keras_has(self, *args, **named)
+        named = {name: batches_of(value) for name, value in named.items()}
+        with in_force():
+            return keras_has(self, *map(batches_of, args), **named)
+
+    return does
+
+
+# What looks first whether a model is ours, and that its variables are numbers: always there.
+ALWAYS = {"fit": fit, "float": number, "int": number} | dict.fromkeys(
+    ("evaluate", "predictions", "train_on_batch", "test_on_batch", "predict_on_batch"), entered
+)
+INSIDE = MENDS | MAKES | {"build": build, "predict": predicts, "compiles": compiles}
+_uses, _lock = 0, threading.RLock()
+
+
+@contextlib.contextmanager
+def in_force() -> Iterator[None]:
+    """Let Keras be mended in the block, in all threads; else its own code runs."""
+    global _uses
+    with _lock:
+        if not _uses:
+            _switch(True)
+        _uses += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _uses -= 1
+            if not _uses:
+                _switch(False)
+
+
+def _switch(on: bool) -> None:
+    done = []
+    try:
+        for which, how in INSIDE.items():
+            (_private.mend if on else _private.unmend)(which, how)
+            done.append(which)
+    except RuntimeError:
+        for which in done:
+            _private.unmend(which, INSIDE[which])
+        raise
+
+
+def mend_entries() -> None:
+    """Mend what a user calls, once in a process."""
+    for which, how in ALWAYS.items():
+        _private.mend(which, how)

@@ -24,6 +24,7 @@ WANTED = (
     "docs/errors.md",
     "docs/fit.md",
     "docs/benchmarks.md",
+    "docs/train_step.md",
     "docs/parameter_servers.md",
     "docs/first_ten_minutes_on_a_gpu.md",
 )

@@ -1,0 +1,244 @@
+"""What a loss that Keras did not make is: a mean over the examples of its part, or a sum over them.
+
+Of Keras's losses the mends know which share of the whole a replica's is. Of any other scalar there
+is a graph only. So before the first update it is computed for two parts of a batch and for both
+together: the value of a mean lies between those of its parts, a sum is theirs added up. What is
+neither is refused, for no number of a replica's own could be right. Nothing is assigned for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mgpu_helpers.fit._kinds import (
+    MEAN,
+    SUM,
+    Kind,
+    Step,
+    common,
+    depends_on_batch,
+    divided,
+    tracing,
+)
+from mgpu_helpers.fit.shares import is_share, outputs, part_of, size_of
+
+# How far values may be from each other that are the same, as a share of the largest.
+NEAR, NEAR_IN_HALVES = 2e-5, 2e-2
+
+
+class Asked(NamedTuple):
+    """A scalar of a step: what it is beside the shares of Keras in it, and its value."""
+
+    what: str
+    kinds: set[str]  # what it may be
+    values: np.ndarray  # with the weights as they are, and with others
+    near: np.ndarray  # how far another value may be from each that is the same
+
+
+def build_by_step(function: Callable[[Any], Any], specs: Any, strategy: Any) -> None:
+    """Make the variables that the first step of a model makes, by tracing it once.
+
+    Keras makes them by the model's call, which a GAN has not.
+    """
+    import tensorflow as tf
+
+    def traced(*given: Any) -> Any:
+        with _replica(strategy), tracing(Step(None, True, strategy)):
+            function(tf.nest.pack_sequence_as(specs, given))
+        return tf.constant(0)
+
+    tf.compat.v1.wrap_function(traced, tf.nest.flatten(specs))
+
+
+def ask(function: Callable[[Any], Any], batch: Any, strategy: Any, own: bool) -> list[Kind]:
+    """Say what each scalar of a step is that Keras did not make, in the step's order."""
+    traced = (_Traced(function, batch, Step(None, own, strategy), each) for each in (True, False))
+    replica, alone = map(_asked, traced)
+    if len(replica) != len(alone):
+        raise ValueError(
+            f"the step has {len(alone)} losses and numbers of its own on one device and "
+            f"{len(replica)} in a replica, so that nobody can tell what they are: let it compute "
+            "the same on both."
+        )
+    answers = []
+    for each, one in zip(replica, alone, strict=True):
+        ways = (1.0, 1 / strategy.num_replicas_in_sync)
+        times = [t for t in ways if (abs(each.values - t * one.values) <= each.near).all()]
+        kinds = each.kinds & one.kinds
+        if not kinds or not times:
+            raise ValueError(
+                f"{each.what} is neither a mean over a batch's examples nor a sum over them, so "
+                "that of all replicas is not made of what each computes of its part. Say in the "
+                'step what it is, fit.loss(value, "mean"), fit.loss(value, "sum") or '
+                "fit.loss(value, count) for a mean of so many, or use fit.parallel, under which "
+                "a loss is computed once, of the whole batch."
+            )
+        answers.append(Kind(MEAN if MEAN in kinds else SUM, times[0]))
+    return answers
+
+
+class _Traced:
+    """A step that was traced for batches of any size, of which a part can be computed."""
+
+    def __init__(self, function: Any, batch: Any, step: Step, among: bool) -> None:
+        import tensorflow as tf
+
+        batch = tf.nest.map_structure(
+            lambda x: tf.convert_to_tensor(x) if isinstance(x, np.ndarray) else x, batch
+        )
+        self.step, self.batch, self.size = step, batch, int(size_of(batch))
+        leaves = tf.nest.flatten(batch, expand_composites=True)
+        self.tensors = [k for k, x in enumerate(leaves) if tf.is_tensor(x)]  # beside None
+        self.first = max(1, self.size * 2 // 5)  # examples of the first part
+
+        def traced(*given: Any) -> Any:
+            for k, x in zip(self.tensors, given, strict=True):
+                leaves[k] = x
+            data = tf.nest.pack_sequence_as(batch, leaves, expand_composites=True)
+            with _replica(step.strategy) if among else contextlib.nullcontext(), tracing(step):
+                outputs(function(data))
+            return tf.constant(0)
+
+        specs = [tf.TensorSpec([None, *x.shape[1:]] if x.shape.rank else [], x.dtype)
+                 for x in self.examples(0, self.size)]  # fmt: skip
+        self.wrapped = tf.compat.v1.wrap_function(traced, specs)
+        graph = self.wrapped.graph
+        if strangers := [what for value, _, what in step.asked if value.graph is not graph]:
+            raise ValueError(f"{strangers[0]} is made within a loop or a branch: make it outside.")
+        self.inputs = graph.inputs[: len(specs)]
+        self.floating = [
+            op for op in graph.get_operations() if op.outputs and op.outputs[0].dtype.is_floating
+        ]
+        self.reads = [op.outputs[0] for op in self.floating
+                      if op.type == "ReadVariableOp" and not op.control_inputs]  # fmt: skip
+        draws = [op.outputs[0] for op in self.floating if op.type.startswith("StatelessRandom")]
+        self.by_example = {id(x) for x in draws if x.shape.rank and x.shape[0] is None}
+        shared = [x for x in [*step.common, *draws] if x.graph is graph]
+        self.shared = [*{id(x): x for x in shared}.values()]
+        metrics = own_metrics(inspect.unwrap(function).__self__) if among else []
+        self.states = [*_states(graph, metrics, step.strategy)]
+        with graph.as_default():
+            self.scalars = [tf.cast(x, tf.float64) for *pair, _ in step.asked for x in pair]
+        # What divides a loss is no number of a batch where it is Keras's, or all examples' own.
+        of_keras = [one for one, _ in step.shares if is_share(one)]
+        self.known = [*step.common, *of_keras, *(inside for _, inside in graph.captures)]
+
+    def examples(self, begin: int, end: int) -> list[Any]:
+        """Give the tensors of some of the batch's examples."""
+        import tensorflow as tf
+
+        leaves = tf.nest.flatten(part_of(self.batch, begin, end), expand_composites=True)
+        return [leaves[k] for k in self.tensors]
+
+    def run(self, feeds: list[Any], fetches: Any, given: list[Any]) -> Any:
+        """Compute some tensors from others, and assign nothing."""
+        part = self.wrapped.prune(feeds, fetches)
+        if any(op.type.startswith("Assign") for op in part.graph.get_operations()):
+            raise ValueError(f"{self.step.asked[0][2]} is made of what its step has just assigned.")
+        return part(*given)
+
+    def of_parts(self, weights: list[Any]) -> tuple[np.ndarray, list[Any]]:
+        """Give scalars and states of metrics by part: of the first one, the other one, and both."""
+        feeds = [*self.inputs, *self.reads[: len(weights)]]
+        wanted = [*self.scalars, *(state for _, state, _ in self.states)]
+        whole = [*self.examples(0, self.size), *weights]
+        both, shared = self.run(feeds, [wanted, self.shared], whole)
+        found = []
+        for begin, end in ((0, self.first), (self.first, self.size)):
+            own = [value[begin:end] if id(x) in self.by_example else value
+                   for x, value in zip(self.shared, shared, strict=True)]  # fmt: skip
+            given = [*self.examples(begin, end), *weights, *own]
+            found.append(self.run([*feeds, *self.shared], wanted, given))
+        n = len(self.scalars)
+        parts = [*found, both]
+        return np.array([values[:n] for values in parts], float), [values[n:] for values in parts]
+
+
+def _asked(traced: _Traced) -> list[Asked]:
+    """Compute the scalars of a step for two parts of a batch and for both, and judge them."""
+    import tensorflow as tf
+
+    step, first, size = traced.step, traced.first, traced.size
+    halves = {tf.float16, tf.bfloat16} & {op.outputs[0].dtype for op in traced.floating}
+    tolerance = NEAR_IN_HALVES if halves else NEAR
+    try:
+        # What is 0 with these weights, or the same by chance, may be another number with others.
+        values = traced.run(traced.inputs, traced.reads, traced.examples(0, size))
+        others = [x + tf.cast(_noise(x.shape), x.dtype) / 8 for x in values]
+        now, states = traced.of_parts([])
+        found = np.stack([now, traced.of_parts(others)[0]])  # by weights, part and scalar
+    except tf.errors.OpError as error:
+        raise ValueError(
+            f"the losses of the step could not be computed for {first} and for {size - first} of "
+            f"{size} examples: {error.message.splitlines()[0]}. Say in the step what they are, "
+            "by fit.loss."
+        ) from error
+    for (name, _, before), *parts in zip(traced.states, *states, strict=True):
+        a, b, both = (np.asarray(part, float) - before for part in parts)
+        if not np.allclose(a + b, both, tolerance, tolerance):
+            raise ValueError(
+                f"the metric {name} keeps more than sums over examples, so that what the replicas "
+                "keep cannot be added up to what one device keeps: use fit.parallel, under which "
+                "metrics see whole batches, or leave it out."
+            )
+    answers = []
+    for i, (rest, value, what) in enumerate(step.asked):
+        a, b, both = found[..., 2 * i].T
+        near = tolerance * abs(found[..., 2 * i : 2 * i + 2]).max((1, 2))
+        kinds = {MEAN: (first * a + (size - first) * b) / size, SUM: a + b}
+        fitting = {kind for kind, wanted in kinds.items() if (abs(wanted - both) <= near).all()}
+        if not depends_on_batch(rest):  # such as the result of a metric
+            fitting, both = {MEAN}, 0 * both
+        elif divided(value, traced.known):  # in this batch it may be a mean by chance
+            fitting = set()
+        answers.append(Asked(what, fitting, both, near))
+    return answers
+
+
+def own_metrics(model: Any) -> list[Any]:
+    """List the metrics of a model whose updates are not Keras's."""
+    import keras
+
+    every = list(model.metrics)
+    for each in every:
+        every += getattr(each, "metrics", [])
+    return [each for each in every if isinstance(each, keras.Metric)
+            and not type(each).update_state.__module__.startswith("keras.")]  # fmt: skip
+
+
+def _states(graph: Any, metrics: list[Any], strategy: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Give the name of a metric, what a variable of it becomes in a graph, and what it was."""
+    inside = {id(outside): tensor for outside, tensor in graph.captures}
+    for metric in metrics:
+        for variable in metric.variables:
+            one = strategy.experimental_local_results(variable.value)[0]
+            handle = inside.get(id(one.handle))
+            for op in graph.get_operations():
+                if op.type.startswith("Assign") and op.inputs[0] is handle:
+                    adds = op.type == "AssignAddVariableOp"
+                    yield metric.name, op.inputs[1], 0 if adds else one.numpy()
+
+
+def _noise(shape: Any) -> np.ndarray:
+    return np.random.default_rng(0).random(tuple(shape))
+
+
+@contextlib.contextmanager
+def _replica(strategy: Any) -> Iterator[None]:
+    """Trace what a replica computes, where what it asks of the others is what it has itself."""
+    import tensorflow as tf
+
+    class Replica(tf.distribute.ReplicaContext):
+        def all_reduce(self, op: Any, value: Any, options: Any = None) -> Any:
+            return common(value)
+
+        def all_gather(self, value: Any, axis: Any, options: Any = None) -> Any:
+            return common(value)
+
+    with strategy.scope(), Replica(strategy, 0):
+        yield

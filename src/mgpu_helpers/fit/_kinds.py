@@ -1,0 +1,145 @@
+"""What is known of the losses and numbers of a step, while `fit` traces it."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import inspect
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+MEAN, SUM = "mean", "sum"
+
+
+class Unknown(Exception):
+    """A step has a scalar of which nobody has asked yet what it is."""
+
+
+class Kind(NamedTuple):
+    """What a scalar is, beside the shares of Keras that it holds."""
+
+    of: str  # MEAN or SUM
+    times: float  # what a replica computes of it where one device computes 1
+
+
+# A sum of tensors, each times a factor.
+Terms = list[tuple[Any, Any]]
+
+
+class Step:
+    """What is known while a step is traced, for a replica, or to ask what its scalars are."""
+
+    def __init__(self, kinds: list[Kind] | None, own: bool, strategy: Any) -> None:
+        self.kinds = kinds
+        self.strategy = strategy
+        self.own = own  # it is no step of Keras
+        self.shares: list[tuple[Any, Terms]] = []  # known values, and the replica's share of each
+        self.asked: list[tuple[Any, Any, str]] = []  # what is left, of what, and its name
+        self.common: list[Any] = []  # what all examples of a batch have in common
+
+    @property
+    def asking(self) -> bool:
+        return self.kinds is None
+
+    def kind(self, rest: Any, value: Any, what: str) -> Kind:
+        """Say what the rest of the next scalar is; where that is being asked, that it is a mean."""
+        self.asked.append((rest, value, what))
+        if self.kinds is None:
+            return Kind(MEAN, 1.0)
+        if len(self.asked) > len(self.kinds):
+            raise Unknown(what)
+        return self.kinds[len(self.asked) - 1]
+
+
+_now: contextvars.ContextVar[Step | None] = contextvars.ContextVar("step", default=None)
+
+
+def is_own(step: Any) -> bool:
+    """Say whether a model's train_step or test_step is not Keras's."""
+    return not inspect.unwrap(step).__func__.__module__.startswith("keras.")
+
+
+@contextlib.contextmanager
+def tracing(step: Step) -> Iterator[Step]:
+    """Let mends know the step that is traced in the block."""
+    token = _now.set(step)
+    try:
+        yield step
+    finally:
+        _now.reset(token)
+
+
+def now() -> Step | None:
+    """Give the step that is traced at the moment, None outside of steps of `fit`."""
+    return _now.get()
+
+
+def asking() -> bool:
+    """Say whether a step is traced only to ask what its scalars are."""
+    step = _now.get()
+    return step is not None and step.asking
+
+
+def common(values: Any) -> Any:
+    """Remember what all examples have in common, where a step is asked what its scalars are."""
+    import tensorflow as tf
+
+    step = _now.get()
+    if step is not None and step.asking:
+        step.common += tf.nest.flatten(values)
+    return values
+
+
+def apart(value: Any, step: Step) -> tuple[list[tuple[Any, Terms, Any]], Any]:
+    """Take a scalar apart: the known values in it, each with its share and factor; and the rest.
+
+    The rest is None where it is a known value.
+    """
+    import tensorflow as tf
+
+    for one, terms in step.shares:
+        if one is value:
+            return [(one, terms, tf.ones([], value.dtype))], None
+    known = [each for each in step.shares if each[0].graph is value.graph]
+    if not known:
+        return [], value
+    values = [one for one, _ in known]
+    factors = tf.gradients(value, values, stop_gradients=values)
+    found = [(*each, f) for each, f in zip(known, factors, strict=True) if f is not None]
+    for one, _, factor in found:
+        value -= tf.cast(one * factor, value.dtype)
+    return found, value
+
+
+SHAPES = {"Shape", "ShapeN", "Size", "Rank"}  # of a batch, whatever is in it
+DIVIDES = {"RealDiv": 1, "Div": 1, "DivNoNan": 1, "Reciprocal": 0, "Inv": 0}  # by which input
+
+
+def depends_on_batch(value: Any, without: Iterable[Any] = ()) -> bool:
+    """Say whether a value of a graph is made of more than variables and constants."""
+    return not hasattr(value, "graph") or any(
+        op.type != "Const" and not op.inputs for op in _makers(value, without)
+    )
+
+
+def divided(value: Any, known: Iterable[Any]) -> bool:
+    """Say whether a number of what is in a batch divides a value, as the count of a mask does."""
+    known = list(known)
+    return any(
+        op.inputs[DIVIDES[op.type]].shape.rank == 0
+        and depends_on_batch(op.inputs[DIVIDES[op.type]], known)
+        for op in _makers(value, known)
+        if op.type in DIVIDES
+    )
+
+
+def _makers(value: Any, without: Iterable[Any]) -> Iterator[Any]:
+    """List the operations that a value is made by from what is in a batch."""
+    todo, seen = [value], {id(each) for each in without}
+    while todo:
+        tensor = todo.pop()
+        if id(tensor) in seen or tensor.op.type in SHAPES or tensor.op.type == "ReadVariableOp":
+            continue
+        seen.add(id(tensor))
+        yield tensor.op
+        todo += tensor.op.inputs

@@ -1,0 +1,390 @@
+"""Losses, steps and metrics of one's own on replicas: equal to one device, or refused before."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+
+from fit_models import double
+from mgpu_helpers import fit
+
+RANDOM = np.random.default_rng(0)
+X, Y = RANDOM.normal(size=(26, 4)), RANDOM.normal(size=(26, 1))  # with batches of 10 a last of 6
+
+
+@pytest.fixture(autouse=True)
+def exact():
+    with double():
+        yield
+
+
+def layer_with(added):
+    """Make a model with a layer that adds a loss, behind replicas that wait for each other."""
+    import keras
+    from keras import layers
+
+    class Adds(layers.Dense):
+        def call(self, inputs):
+            outputs = super().call(inputs)
+            self.add_loss(added(keras.ops, outputs, self.kernel))
+            return outputs
+
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3, "tanh")])
+    model.add(layers.BatchNormalization())
+    model.add(Adds(1))
+    model.compile("sgd", "mse")
+    return model
+
+
+def mean_square(ops, y):
+    import keras
+
+    return keras.losses.MeanSquaredError()(ops.zeros_like(y), y)
+
+
+LAYERS = {
+    "a loss of Keras": lambda ops, y, w: mean_square(ops, y),
+    "a mean": lambda ops, y, w: ops.mean(y**2),
+    "a sum": lambda ops, y, w: 0.1 * ops.sum(y**2),
+    "of weights": lambda ops, y, w: 0.1 * ops.sum(w**2),
+    "a maximum": lambda ops, y, w: ops.max(y**2),
+}
+
+
+def functional(kind, *args):
+    import keras
+    from keras import layers
+
+    given = keras.Input((4,))
+    x = layers.BatchNormalization()(layers.Dense(3, "tanh")(given))
+    model = kind(given, layers.Dense(1)(layers.Dropout(0.0)(x)), *args)
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    return model
+
+
+def loss_of_model(of):
+    import keras
+
+    class Own(keras.Model):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            keras_has = super().compute_loss(x, y, y_pred, sample_weight, training)
+            return of(keras.ops, y, y_pred, keras_has)
+
+    return functional(Own)
+
+
+MODELS = {
+    "a mean": lambda ops, y, p, loss: ops.mean((y - p) ** 2),
+    "Keras's and a sum": lambda ops, y, p, loss: loss + 0.1 * ops.sum(p**2),
+    "Keras's twice and a mean": lambda ops, y, p, loss: 2 * loss + ops.mean(p**2),
+}
+
+
+def step_with(of):
+    """Make a model with a step, two metrics and a number of its own."""
+    import keras
+    import tensorflow as tf
+
+    class Own(keras.Model):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.seen, self.more = (keras.metrics.Mean(name=name) for name in ("seen", "more"))
+
+        def train_step(self, data):
+            x, y, *_ = data
+            with tf.GradientTape() as tape:
+                loss = of(tf, self, x, y, self(x, training=True))
+            slopes = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(slopes, self.trainable_variables, strict=True))
+            self.seen.update_state(loss)
+            self.more.update_state(loss + 1.0)
+            return {"seen": self.seen.result(), "more": self.more.result(), "loss": loss}
+
+        def test_step(self, data):
+            x, y = data
+            self.seen.update_state(of(tf, self, x, y, self(x)))
+            return {"seen": self.seen.result()}
+
+    return functional(Own)
+
+
+def masked(tf, y, p, said):
+    mask = tf.cast(y > -1, y.dtype)
+    count = tf.reduce_sum(mask)
+    loss = tf.math.divide_no_nan(tf.reduce_sum(mask * (y - p) ** 2), count)
+    return fit.loss(loss, count) if said else loss
+
+
+def of_keras(y, p):
+    import keras
+
+    return keras.losses.MeanSquaredError()(y, p)
+
+
+def decay(tf, model):
+    return tf.add_n([tf.nn.l2_loss(weight) for weight in model.trainable_weights])
+
+
+STEPS = {
+    "a mean": lambda tf, m, x, y, p: tf.reduce_mean((y - p) ** 2),
+    "a sum": lambda tf, m, x, y, p: 0.01 * tf.reduce_sum((y - p) ** 2),
+    "TensorFlow's average": lambda tf, m, x, y, p: tf.nn.compute_average_loss((y - p)[:, 0] ** 2),
+    "an average of ten": lambda tf, m, x, y, p: tf.nn.compute_average_loss(
+        (y - p)[:, 0] ** 2, global_batch_size=10
+    ),
+    "a mean of Keras": lambda tf, m, x, y, p: of_keras(y, p),
+    "Keras's, a mean and weights": lambda tf, m, x, y, p: (
+        2 * of_keras(y, p) + tf.reduce_mean(p**2) + 0.1 * decay(tf, m)
+    ),
+    "the compiled loss, scaled": lambda tf, m, x, y, p: m.optimizer.scale_loss(
+        m.compute_loss(x, y, p)
+    ),
+    "a mean of a mask, said": lambda tf, m, x, y, p: masked(tf, y, p, True),
+    "a sum, said": lambda tf, m, x, y, p: fit.loss(tf.reduce_sum((y - p) ** 2), "sum"),
+    "a mean of a mask": lambda tf, m, x, y, p: masked(tf, y, p, False),
+    "a sum and a mean": lambda tf, m, x, y, p: tf.reduce_sum(p**2) + tf.reduce_mean((y - p) ** 2),
+    "a dice": lambda tf, m, x, y, p: (
+        1 - tf.reduce_sum(y * p) / (tf.reduce_sum(y**2) + tf.reduce_sum(p**2))
+    ),
+    "a maximum": lambda tf, m, x, y, p: tf.reduce_max((y - p) ** 2),
+}
+REFUSED = {"a maximum", "a mean of a mask", "a sum and a mean", "a dice"}
+MAKE = {layer_with: LAYERS, loss_of_model: MODELS, step_with: STEPS}
+
+
+def trained(make, scope, x=X, y=Y, **given):
+    """Fit a model made in a scope: its histories, its weights, and what `evaluate` gives."""
+    import keras
+
+    keras.utils.set_random_seed(0)
+    with scope:
+        model = make()
+    given = {"batch_size": 10, "epochs": 2, "verbose": 0, "shuffle": False} | given
+    before = model.get_weights()
+    try:
+        history = model.fit(x, y, **given).history
+    except ValueError:
+        for a, b in zip(model.get_weights(), before, strict=True):
+            np.testing.assert_array_equal(a, b)  # nothing was updated yet
+        raise
+    tried = model.evaluate(x, y, batch_size=given["batch_size"], verbose=0, return_dict=True)
+    return history | {f"tried {name}": value for name, value in tried.items()}, model.get_weights()
+
+
+def same(found, wanted):
+    assert found[0].keys() == wanted[0].keys()
+    for name, values in wanted[0].items():
+        np.testing.assert_allclose(found[0][name], values, 1e-12, err_msg=name)
+    for a, b in zip(found[1], wanted[1], strict=True):
+        np.testing.assert_allclose(a, b, 1e-12, 1e-14)
+
+
+@pytest.mark.parametrize("make, of", [(make, of) for make, table in MAKE.items() for of in table])
+def test_a_loss_of_ones_own_is_that_of_one_device_or_refused(plan, make, of):
+    table, scope = MAKE[make], fit.strategy(plan).scope()
+    if of in REFUSED:
+        with pytest.raises(ValueError, match="neither a mean"):
+            trained(lambda: make(table[of]), scope)
+    else:
+        found = trained(lambda: make(table[of]), scope)
+        same(found, trained(lambda: make(table[of]), contextlib.nullcontext()))
+
+
+def plain(metrics=None):
+    import keras
+
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=metrics)
+    return model
+
+
+@pytest.mark.parametrize("keeps", ["sum", "max"])
+def test_a_metric_that_keeps_more_than_sums_is_refused(plan, keeps):
+    import keras
+
+    class Keeps(keras.Metric):
+        def __init__(self):
+            super().__init__(name="keeps")
+            self.kept = self.add_weight(shape=(), initializer="zeros", dtype="float64")
+
+        def update_state(self, y, p, sample_weight=None):
+            off = keras.ops.abs(y - p)
+            self.kept.assign(
+                self.kept + keras.ops.sum(off) if keeps == "sum"
+                else keras.ops.maximum(self.kept, keras.ops.max(off))
+            )  # fmt: skip
+
+        def result(self):
+            return self.kept
+
+    def on(scope):
+        return trained(lambda: plain([Keeps()]), scope)
+
+    if keeps == "sum":
+        same(on(fit.strategy(plan).scope()), on(contextlib.nullcontext()))
+    else:
+        with pytest.raises(ValueError, match="keeps"):
+            on(fit.strategy(plan).scope())
+
+
+def test_a_metric_of_a_number_that_is_no_mean_is_refused(plan):
+    import keras
+
+    def most(y, p):
+        return keras.ops.max(y - p)
+
+    with pytest.raises(ValueError, match="most"):
+        trained(lambda: plain([most]), fit.strategy(plan).scope())
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_a_batch_of_a_known_size_may_leave_a_replica_empty(tf, plan, drop):
+    data = tf.data.Dataset.from_tensor_slices((X[:3], Y[:3])).batch(1, drop_remainder=drop)
+
+    def on(scope):
+        return trained(lambda: plain(["mae"]), scope, data, None, batch_size=None)
+
+    same(on(fit.strategy(plan).scope()), on(contextlib.nullcontext()))
+
+
+def test_a_mean_of_no_example_stops_the_training(tf, plan):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="drop_remainder"):
+        make = lambda: step_with(STEPS["a mean"])  # noqa: E731
+        trained(make, fit.strategy(plan).scope(), X[:11], Y[:11])
+
+
+def test_a_loss_that_is_nothing_that_can_be_said_is_refused():
+    with pytest.raises(ValueError, match="median"):
+        fit.loss(1.0, "median")
+
+
+def test_a_gan_starts_as_it_does_on_one_device(tf, plan):
+    """It has no call, two optimizers, two tapes, and parts that are built in the first step."""
+    import keras
+    from keras import layers
+
+    class Gan(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.maker = keras.Sequential([layers.Dense(5, "tanh"), layers.Dense(4)])
+            self.judge = keras.Sequential([layers.Dense(5, "tanh"), layers.Dense(1)])
+            self.losses_seen = [keras.metrics.Mean(name=name) for name in ("maker", "judge")]
+
+        def compile(self, first, second):
+            super().compile()
+            self.first, self.second = first, second
+
+        def train_step(self, real):
+            noise, ask = real[:, ::-1], keras.losses.BinaryCrossentropy(from_logits=True)
+            fake = self.maker(noise)
+            both = tf.concat([fake, real], 0)
+            labels = tf.concat([tf.ones_like(fake[:, :1]), tf.zeros_like(real[:, :1])], 0)
+            with tf.GradientTape() as tape:
+                judged = ask(labels, self.judge(both))
+            slopes = tape.gradient(judged, self.judge.trainable_weights)
+            self.second.apply_gradients(zip(slopes, self.judge.trainable_weights, strict=True))
+            with tf.GradientTape() as tape:
+                made = tf.reduce_mean(
+                    keras.losses.binary_crossentropy(
+                        tf.zeros_like(noise[:, :1]), self.judge(self.maker(noise)), True
+                    )
+                )
+            slopes = tape.gradient(made, self.maker.trainable_weights)
+            self.first.apply_gradients(zip(slopes, self.maker.trainable_weights, strict=True))
+            self.losses_seen[0].update_state(made)
+            self.losses_seen[1].update_state(judged)
+            return {each.name: each.result() for each in self.losses_seen}
+
+    def on(scope):
+        keras.utils.set_random_seed(0)
+        with scope:
+            model = Gan()
+            model.compile(keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.1))
+        seen = model.fit(X, batch_size=10, epochs=2, verbose=0, shuffle=False).history
+        return seen, model.get_weights()
+
+    same(on(fit.strategy(plan).scope()), on(contextlib.nullcontext()))
+
+
+def test_a_batch_by_hand_is_shared_out_as_one_of_a_dataset(plan):
+    def on(scope):
+        import keras
+
+        keras.utils.set_random_seed(0)
+        with scope:
+            model = step_with(STEPS["a sum"])
+        seen = model.train_on_batch(X[:7], Y[:7], return_dict=True)
+        return seen | {"rows": model.predict_on_batch(X[:3])}, model.get_weights()
+
+    same(on(fit.strategy(plan).scope()), on(contextlib.nullcontext()))
+
+
+def test_a_dataset_that_was_distributed_already_is_taken(tf, plan):
+    strategy = fit.strategy(plan)
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(10)
+    found = trained(plain, strategy.scope(), strategy.experimental_distribute_dataset(data), None,
+                    batch_size=None)  # fmt: skip
+    same(found, trained(plain, contextlib.nullcontext(), data, None, batch_size=None))
+
+
+def test_a_fit_that_somebody_has_wrapped_is_called_as_ever(keras, plan, monkeypatch):
+    called, has = [], keras.Model.fit
+
+    def wrapped(model, *args, **named):
+        called.append(model)
+        return has(model, *args, **named)
+
+    monkeypatch.setattr(keras.Model, "fit", wrapped)
+    found = trained(plain, fit.strategy(plan).scope())
+    assert len(called) == 1
+    same(found, trained(plain, contextlib.nullcontext()))
+
+
+@pytest.mark.filterwarnings("ignore:XLA compiles")
+@pytest.mark.parametrize("n, asked, compiled", [
+    (1, "auto", True), (1, True, True), (2, "auto", False), (2, True, False),
+])  # fmt: skip
+def test_xla_compiles_on_one_device_what_it_does_without_a_strategy(
+    tf, plan, monkeypatch, n, asked, compiled
+):
+    """With a GPU in TensorFlow's list, which is what Keras asks for."""
+    import keras
+
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda *kind: [
+        tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+    ])  # fmt: skip
+
+    def made():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", jit_compile=asked)
+        return model
+
+    kept = []
+    found = trained(lambda: kept.append(made()) or kept[0], fit.strategy(plan.devices[:n]).scope())
+    assert kept[0].jit_compile is compiled
+    same(found, trained(plain, contextlib.nullcontext()))
+
+
+def test_keras_runs_its_own_code_outside_of_scopes_and_fits_of_ours(keras, plan):
+    from keras.src.losses import loss
+
+    from mgpu_helpers import _private
+
+    before, seen = loss.scale_loss_for_distribution, []
+    watch = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda *_: seen.append(loss.scale_loss_for_distribution)
+    )
+    with fit.strategy(plan).scope():
+        assert loss.scale_loss_for_distribution is not before
+        model = plain()
+    assert loss.scale_loss_for_distribution is before
+    plain().fit(X, Y, verbose=0, callbacks=[watch])
+    model.fit(X, Y, verbose=0, callbacks=[watch])
+    assert seen[0] is before is not seen[1] and loss.scale_loss_for_distribution is before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(_private.KERAS, "owned", "keras.Layer._no_longer_there")
+        with pytest.raises(RuntimeError, match="_no_longer_there"):
+            model.fit(X, Y, verbose=0)
+        assert loss.scale_loss_for_distribution is before
