@@ -72,7 +72,7 @@ discriminator = keras.Sequential([
     layers.Flatten(), layers.Dense(1),
 ])  # fmt: skip
 model = GAN(generator, discriminator)
-model.compile(keras.optimizers.Adam(3e-3), keras.optimizers.Adam(3e-3))
+model.compile(keras.optimizers.Adam(1e-3), keras.optimizers.Adam(1e-2))
 history = model.fit(images, noise, batch_size=64, epochs=options.epochs, verbose=2).history
 history["made"] = [float(np.mean(generator(noise[:50])))]
 print(json.dumps(history))

@@ -61,7 +61,7 @@ decoder = keras.Sequential([
     layers.Conv2DTranspose(1, 4, strides=2, padding="same", activation="sigmoid"),
 ])  # fmt: skip
 model = VAE(encoder, decoder)
-model.compile(optimizer=keras.optimizers.Adam(5e-3))
+model.compile(optimizer=keras.optimizers.Adam(1.5e-2))
 history = model.fit(images, drawn, batch_size=64, epochs=options.epochs, verbose=2).history
 history["made"] = [float(np.mean(decoder(drawn[:50])))]
 print(json.dumps(history))

@@ -305,7 +305,10 @@ def test_a_gan_starts_as_it_does_on_one_device(tf, plan):
         seen = model.fit(X, batch_size=10, epochs=2, verbose=0, shuffle=False).history
         return seen, model.get_weights()
 
-    same(on(fit.strategy(plan).scope()), on(contextlib.nullcontext()))
+    wanted = on(contextlib.nullcontext())
+    same(on(fit.strategy(plan).scope()), wanted)
+    with fit.strategy(plan).scope():
+        same(on(contextlib.nullcontext()), wanted)
 
 
 def test_a_batch_by_hand_is_shared_out_as_one_of_a_dataset(plan):

@@ -15,16 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mgpu_helpers.fit._kinds import (
-    MEAN,
-    SUM,
-    Kind,
-    Step,
-    common,
-    depends_on_batch,
-    divided,
-    tracing,
-)
+from mgpu_helpers.fit._kinds import MEAN, SUM, Kind, Step, common, divided, made_by, tracing
 from mgpu_helpers.fit.shares import is_share, outputs, part_of, size_of
 
 # How far values may be from each other that are the same, as a share of the largest.
@@ -100,7 +91,7 @@ class _Traced:
             for k, x in zip(self.tensors, given, strict=True):
                 leaves[k] = x
             data = tf.nest.pack_sequence_as(batch, leaves, expand_composites=True)
-            with _replica(step.strategy) if among else contextlib.nullcontext(), tracing(step):
+            with _replica(step.strategy) if among else _alone(), tracing(step):
                 outputs(function(data))
             return tf.constant(0)
 
@@ -122,8 +113,14 @@ class _Traced:
         self.shared = [*{id(x): x for x in shared}.values()]
         metrics = own_metrics(inspect.unwrap(function).__self__) if among else []
         self.states = [*_states(graph, metrics, step.strategy)]
+        batch_ops = {x.op for x in self.inputs}
+        # Not those of variables alone, such as the result of a metric, which workers exchange.
+        self.of_batch = [made_by(rest, batch_ops) for rest, _, _ in step.asked]
         with graph.as_default():
-            self.scalars = [tf.cast(x, tf.float64) for *pair, _ in step.asked for x in pair]
+            self.scalars = [
+                tf.cast(x if asked else 0, tf.float64)
+                for (*pair, _), asked in zip(step.asked, self.of_batch, strict=True) for x in pair
+            ]  # fmt: skip
         # What divides a loss is no number of a batch where it is Keras's, or all examples' own.
         of_keras = [one for one, _ in step.shares if is_share(one)]
         self.known = [*step.common, *of_keras, *(inside for _, inside in graph.captures)]
@@ -187,13 +184,13 @@ def _asked(traced: _Traced) -> list[Asked]:
                 "metrics see whole batches, or leave it out."
             )
     answers = []
-    for i, (rest, value, what) in enumerate(step.asked):
+    for i, (_, value, what) in enumerate(step.asked):
         a, b, both = found[..., 2 * i].T
         near = tolerance * abs(found[..., 2 * i : 2 * i + 2]).max((1, 2))
         kinds = {MEAN: (first * a + (size - first) * b) / size, SUM: a + b}
         fitting = {kind for kind, wanted in kinds.items() if (abs(wanted - both) <= near).all()}
-        if not depends_on_batch(rest):  # such as the result of a metric
-            fitting, both = {MEAN}, 0 * both
+        if not traced.of_batch[i]:
+            fitting = {MEAN}
         elif divided(value, traced.known):  # in this batch it may be a mean by chance
             fitting = set()
         answers.append(Asked(what, fitting, both, near))
@@ -242,3 +239,11 @@ def _replica(strategy: Any) -> Iterator[None]:
 
     with strategy.scope(), Replica(strategy, 0):
         yield
+
+
+def _alone() -> Any:
+    """Trace what one device computes, in a scope of a strategy or where one is the default, too."""
+    import tensorflow as tf
+
+    with tf.Graph().as_default():
+        return tf.distribute.get_replica_context()

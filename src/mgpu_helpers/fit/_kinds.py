@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from typing import Any, NamedTuple
 
 MEAN, SUM = "mean", "sum"
@@ -120,6 +120,11 @@ def depends_on_batch(value: Any, without: Iterable[Any] = ()) -> bool:
     return not hasattr(value, "graph") or any(
         op.type != "Const" and not op.inputs for op in _makers(value, without)
     )
+
+
+def made_by(value: Any, ops: Set[Any]) -> bool:
+    """Say whether a value of a graph is made of what some operations give."""
+    return any(op in ops for op in _makers(value, ()))
 
 
 def divided(value: Any, known: Iterable[Any]) -> bool:
