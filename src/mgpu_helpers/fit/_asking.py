@@ -9,13 +9,12 @@ neither is refused, for no number of a replica's own could be right. Nothing is 
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from mgpu_helpers.fit._kinds import MEAN, SUM, Kind, Step, common, divided, made_by, tracing
+from mgpu_helpers.fit._kinds import MEAN, SUM, Kind, Step, common, divided, is_own, made_by, tracing
 from mgpu_helpers.fit.shares import is_share, outputs, part_of, size_of
 
 # How far values may be from each other that are the same, as a share of the largest.
@@ -46,10 +45,11 @@ def build_by_step(function: Callable[[Any], Any], specs: Any, strategy: Any) -> 
     tf.compat.v1.wrap_function(traced, tf.nest.flatten(specs))
 
 
-def ask(function: Callable[[Any], Any], batch: Any, strategy: Any, own: bool) -> list[Kind]:
+def ask(model: Any, function: Callable[[Any], Any], batch: Any, strategy: Any) -> list[Kind]:
     """Say what each scalar of a step is that Keras did not make, in the step's order."""
-    traced = (_Traced(function, batch, Step(None, own, strategy), each) for each in (True, False))
-    replica, alone = map(_asked, traced)
+    own, metrics = is_own(function), own_metrics(model)
+    traced = _Traced(function, batch, Step(None, own, strategy), metrics)
+    replica, alone = _asked(traced), _asked(_Traced(function, batch, Step(None, own, strategy)))
     if len(replica) != len(alone):
         raise ValueError(
             f"the step has {len(alone)} losses and numbers of its own on one device and "
@@ -74,9 +74,12 @@ def ask(function: Callable[[Any], Any], batch: Any, strategy: Any, own: bool) ->
 
 
 class _Traced:
-    """A step that was traced for batches of any size, of which a part can be computed."""
+    """A step that was traced for batches of any size, of which a part can be computed.
 
-    def __init__(self, function: Any, batch: Any, step: Step, among: bool) -> None:
+    With the metrics of one's own it is that of a replica, else that of one device.
+    """
+
+    def __init__(self, function: Any, batch: Any, step: Step, metrics: Any = None) -> None:
         import tensorflow as tf
 
         batch = tf.nest.map_structure(
@@ -91,7 +94,7 @@ class _Traced:
             for k, x in zip(self.tensors, given, strict=True):
                 leaves[k] = x
             data = tf.nest.pack_sequence_as(batch, leaves, expand_composites=True)
-            with _replica(step.strategy) if among else _alone(), tracing(step):
+            with _alone() if metrics is None else _replica(step.strategy), tracing(step):
                 outputs(function(data))
             return tf.constant(0)
 
@@ -111,8 +114,7 @@ class _Traced:
         self.by_example = {id(x) for x in draws if x.shape.rank and x.shape[0] is None}
         shared = [x for x in [*step.common, *draws] if x.graph is graph]
         self.shared = [*{id(x): x for x in shared}.values()]
-        metrics = own_metrics(inspect.unwrap(function).__self__) if among else []
-        self.states = [*_states(graph, metrics, step.strategy)]
+        self.states = [*_states(graph, metrics or [], step.strategy)]
         batch_ops = {x.op for x in self.inputs}
         # Not those of variables alone, such as the result of a metric, which workers exchange.
         self.of_batch = [made_by(rest, batch_ops) for rest, _, _ in step.asked]

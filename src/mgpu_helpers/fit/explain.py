@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import warnings
 from collections import defaultdict
@@ -181,6 +182,7 @@ class _Run:
         self.at_ends: dict[str, float] = defaultdict(float)
         original = model.train_step
 
+        @functools.wraps(original)
         def counted(*batch: Any) -> Any:
             self.traces += not tf.executing_eagerly()
             return original(*batch)

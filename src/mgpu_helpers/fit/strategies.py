@@ -121,21 +121,22 @@ def _of(kind: Any) -> Any:
             worker, local = divmod(int(tf.get_static_value(number)), self.local)
             return local * self.workers + worker
 
+        def known(self, fn: Any) -> tuple[dict[str, Any], str]:
+            """Give what is known of a model's steps, or of a function, and the name in it."""
+            fn = inspect.unwrap(fn)
+            of, name = (fn.__self__, fn.__name__) if inspect.ismethod(fn) else (fn, "")
+            return self.kinds.setdefault(of, {}), name
+
         def step_of(self, fn: Any) -> Any:
             """Make a function that makes what is known of a step of a model."""
-            method = inspect.unwrap(fn)
-            model = getattr(method, "__self__", None)
-            own = model is not None and is_own(fn)
-            kinds = self.kinds.get(model, {}).get(method.__name__, []) if model is not None else []
-            return lambda: Step(kinds, own, self)
+            kinds, name = self.known(fn)
+            return lambda: Step(kinds.get(name, []), is_own(fn), self)
 
-        def ask(self, fn: Any, whole: Any) -> None:
+        def ask(self, model: Any, fn: Any, whole: Any) -> None:
             """Ask by a batch what the losses of a model's step are."""
-            step, model = self.step_of(fn)(), inspect.unwrap(fn).__self__
+            kinds, name = self.known(fn)
             batch = whole.batch if isinstance(whole, Whole) else whole
-            self.kinds.setdefault(model, {})[inspect.unwrap(fn).__name__] = kinds_of(
-                fn, batch, self, step.own
-            )
+            kinds[name] = kinds_of(model, fn, batch, self)
 
         def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
             if args and isinstance(args[0], Whole):

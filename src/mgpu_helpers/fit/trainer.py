@@ -172,7 +172,7 @@ def _asking_first(model: Any, step: str, function: Callable[..., Any]) -> Callab
             pass
         known = True
         batches = list(itertools.islice(iterator, model.steps_per_execution))
-        model.distribute_strategy.ask(getattr(model, step), batches[0])
+        model.distribute_strategy.ask(model, getattr(model, step), batches[0])
         if handed_out:
             return function(iter(_again(batches, iterator.element_spec)))
         return function(iter(batches))
