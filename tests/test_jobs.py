@@ -114,6 +114,8 @@ def test_jobs_end_as_they_end():
     assert [job.status for job in report] == ["done", "failed", "failed", "done"]
     assert [job.returncode for job in report] == [0, 3, -signal.SIGSEGV, 0]
     assert [job.tail for job in report] == ["one", "two", "", ""]
+    lasts = [row.split()[-1] for row in repr(report).splitlines()]
+    assert lasts == ["seconds", *(f"{job.seconds:.1f}" for job in report)]
     assert not report.ok and jobs.run([sh("true")]).ok
 
 
@@ -164,17 +166,18 @@ def test_logs_are_named_in_order_and_hold_both_streams(here):
 
 
 def test_a_time_limit_ends_jobs_even_those_that_ignore_it(monkeypatch, cores, hour):
-    """But they have the time to end by themselves."""
+    """But they have the time to end by themselves, as has what a job leaves behind."""
     monkeypatch.setattr(process, "GRACE", 2.0)
     hour("sleeps", "ignores", "heeds")
     waits = "while :; do sleep 0.05; done"
     report = jobs.run(
         [sh("touch sleeps; exec sleep 60"), sh(f"trap '' TERM; touch ignores; {waits}"),
-         sh(f"trap 'sleep 0.2; exit 0' TERM; touch heeds; {waits}"), sh("sleep 60"), sh("true")],
+         sh(f"trap 'sleep 0.2; exit 0' TERM; touch heeds; {waits}"), sh("sleep 60"),
+         sh(f"(trap 'sleep 0.2; exec touch tidy' TERM; touch on; {waits}) & {until('-e on')}")],
         time_limit=1800, devices=cores, per_device=2,
     )  # fmt: skip
     assert [job.status for job in report] == ["timed out"] * 4 + ["done"]
-    assert [job.returncode for job in report] == [-15, -9, 0, -15, 0]
+    assert [job.returncode for job in report] == [-15, -9, 0, -15, 0] and Path("tidy").exists()
     assert not any(lives(job.pid) for job in report)
 
 

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -240,7 +241,7 @@ def test_half_a_row_and_what_others_wrote_are_passed_over_and_stay():
     assert quiet([job("a")], skip_done=True).ok
 
 
-def test_what_is_left_is_said_in_a_sentence():
+def test_what_is_left_is_said_in_a_sentence(monkeypatch):
     waits = jobs.Job("x", ("x",), "core", Path("x"))
     done, failed = replace(waits, status="done"), replace(waits, status="failed", seconds=1)
     assert terminal.sentence([waits] * 12, [3, 3], 10) == "0 of 12 done, 2 running"
@@ -251,3 +252,7 @@ def test_what_is_left_is_said_in_a_sentence():
     assert one_is_late.endswith("about 2 min left")
     for seconds, said in ((1, "10 s"), (41, "50 s"), (400, "7 min"), (8640, "2.4 h")):
         assert f"{said} left" in terminal.sentence([replace(done, seconds=seconds), waits], [0], 0)
+    plain = SimpleNamespace(write=(lines := []).append, flush=lambda: None)  # no terminal
+    monkeypatch.setattr(sys, "stdout", plain)
+    monkeypatch.setattr(terminal, "TERMINAL", 0.0)
+    assert jobs.run([["sleep", "0.1"]]).ok and "\r" not in "".join(lines)

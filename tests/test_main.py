@@ -117,7 +117,7 @@ print(tf.config.list_physical_devices("GPU"), model.jit_compile, told.strip(), s
     assert "2 GPUs not used (MGPU_MODE=cores)" in done.stdout
 
 
-def test_gpus_that_do_not_start(beside):
+def test_gpus_that_do_not_start(beside, driver):
     python, env = beside
     done = command("--json", python=python, **env)
     assert (done.returncode, done.stderr) == (1, "")
@@ -128,6 +128,9 @@ def test_gpus_that_do_not_start(beside):
     buses = [gpu["pci_bus_id"] for gpu in got["facts"]["driver"]["gpus"]]
     assert got["facts"]["lesson_order"] == buses
     assert got["facts"]["cuda_order"] == [buses[1], buses[2], buses[0]]
+    hidden = command("--json", MGPU_MODE="cores", LD_LIBRARY_PATH=driver)  # without libraries
+    found = json.loads(hidden.stdout)["facts"]
+    assert found["seen"] == (0 if found["missing"] else 3)
 
 
 def test_a_plan_that_cannot_be_is_said_before_tensorflow_is_imported(complete):
@@ -269,7 +272,7 @@ def test_run_refuses_what_it_cannot_do_with_a_sentence(run_scripts, tmp_path, ar
 
 @pytest.mark.parametrize(("name", "text", "mode", "asked", "called"), [
     ("wrapper.sh", 'echo "[$0]" "$@"', 0o644, "wrapper.sh", "wrapper"),
-    ("wrapper.sh", '#!/bin/sh -eu\necho "[$0]" "$@"', 0o755, "./wrapper.sh", "wrapper"),
+    ("wrapper.sh", '#!/bin/sh -eu\necho "[$0]" "$@"', 0o755, "./wrapper.sh -m", "wrapper"),
     ("echo", '#!/bin/sh\necho "[mine]" "$@"', 0o755, "echo", "echo"),
     ("module.py", 'import sys; print("[m]", *sys.argv[1:])', 0o644, "python3 -m module", "module"),
     ("y z.py", 'import sys; print("[space]", *sys.argv[1:])', 0o644, "y z.py", "y z"),
