@@ -391,3 +391,20 @@ def test_keras_runs_its_own_code_outside_of_scopes_and_fits_of_ours(keras, plan)
         with pytest.raises(RuntimeError, match="_no_longer_there"):
             model.fit(X, Y, verbose=0)
         assert loss.scale_loss_for_distribution is before
+
+
+@pytest.mark.parametrize("way", ["recompute", "split"])
+def test_layers_of_another_type_than_floatx_compute_in_their_own(keras, plan, way):
+    def made(changed):
+        keras.config.set_floatx("float32")
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Dense(3, "tanh", dtype="float64", name=f"of_{i}") for i in range(4)]
+        model = keras.Sequential([keras.Input((4,), dtype="float64"), *layers])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        if changed:
+            getattr(fit, way)(model, *([plan.devices] if way == "split" else []))
+        model.fit(X, Y, batch_size=10, epochs=1, verbose=0, shuffle=False)
+        return model.get_weights()
+
+    for a, b in zip(made(True), made(False), strict=True):
+        np.testing.assert_allclose(a, b, 1e-6, 1e-7)

@@ -297,6 +297,7 @@ def test_run_takes_any_program(run_scripts, tmp_path, core, name, text, mode, as
     ("# \xe9\nx = '\xe9'".encode("latin-1"), "cannot read"),
     ("# coding: latin-1\nmodel.fit('\xe9')".encode("latin-1"), ""),
     ("torch.device('cpu'); logger.setup(); best_fit.split(); model.fit(x)", ""),
+    ("tf.distribute.get_replica_context(); model.fit(x)", ""),
 ])  # fmt: skip
 def test_a_script_that_says_where_it_trains_is_left_alone(code, why):
     said = left_alone(code)
