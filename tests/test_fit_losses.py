@@ -181,7 +181,14 @@ def same(found, wanted):
         np.testing.assert_allclose(a, b, 1e-12, 1e-14)
 
 
-@pytest.mark.parametrize("make, of", [(make, of) for make, table in MAKE.items() for of in table])
+LONG = {"a mean", "of weights", "Keras's and a sum", "an average of ten", "a mean of Keras",
+        "the compiled loss, scaled", "a sum, said", "a sum and a mean"}  # fmt: skip
+
+
+@pytest.mark.parametrize("make, of", [
+    pytest.param(make, of, marks=pytest.mark.thorough if of in LONG else ())
+    for make, table in MAKE.items() for of in table
+])  # fmt: skip
 def test_a_loss_of_ones_own_is_that_of_one_device_or_refused(plan, make, of):
     table, scope = MAKE[make], fit.strategy(plan).scope()
     if of in REFUSED:
