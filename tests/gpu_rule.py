@@ -22,8 +22,8 @@ def install() -> None:
     setup = devices.setup
 
     @functools.wraps(setup)
-    def rehearsed(n: int = 2) -> devices.Plan:
-        known, plan = devices.current(), setup(n)
+    def rehearsed(n: int = 2, **options: bool) -> devices.Plan:
+        known, plan = devices.current(), setup(n, **options)
         if plan is not known:
             _unplaced_goes_to(plan.devices[0])
             _keras_compiles_with_xla()
