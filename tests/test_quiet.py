@@ -30,7 +30,7 @@ def get_logger(): return Logger()
 class config:
     def list_physical_devices(): os.write(2, b"no cudaGetRuntimeVersion\\n")
 class autograph:
-    def set_verbosity(level, alsologtostdout): pass
+    def set_verbosity(level, alsologtostdout): assert not alsologtostdout
 """
 
 
