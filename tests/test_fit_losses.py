@@ -256,6 +256,39 @@ def test_a_batch_of_a_known_size_may_leave_a_replica_empty(tf, plan, drop):
     same(on(fit.strategy(plan).scope()), on(contextlib.nullcontext()))
 
 
+def test_a_step_without_a_graph_is_asked_before_it_changes_the_model(keras, plan):
+    def on(scope, of):
+        def made():
+            model = layer_with(of)
+            model.compile("sgd", "mse", run_eagerly=True)
+            model.layers[0].kernel_regularizer = keras.regularizers.L2(0.1)
+            return model
+
+        return trained(made, scope, epochs=1)
+
+    same(*(on(scope, LAYERS["a sum"]) for scope in
+           (fit.strategy(plan).scope(), contextlib.nullcontext())))  # fmt: skip
+    with pytest.raises(ValueError, match="run_eagerly"):
+        on(fit.strategy(plan).scope(), lambda ops, y, w: 2 * mean_square(ops, y))
+
+
+def test_a_model_that_is_compiled_again_is_asked_again(keras, plan):
+    def on(scope):
+        keras.utils.set_random_seed(0)
+        with scope():
+            sums = []
+            model = step_with(lambda tf, m, x, y, p: (
+                tf.reduce_sum(0.01 * (y - p) ** 2) if sums else tf.reduce_mean((y - p) ** 2)
+            ))  # fmt: skip
+        model.fit(X, Y, batch_size=10, verbose=0, shuffle=False)
+        sums.append(True)
+        with scope():
+            model.compile("sgd", "mse")
+        return model.fit(X, Y, batch_size=10, verbose=0, shuffle=False).history, model.get_weights()
+
+    same(on(fit.strategy(plan).scope), on(contextlib.nullcontext))
+
+
 def test_a_mean_of_no_example_stops_the_training(tf, plan):
     with pytest.raises(tf.errors.InvalidArgumentError, match="drop_remainder"):
         make = lambda: step_with(STEPS["a mean"])  # noqa: E731

@@ -28,6 +28,7 @@ class Asked(NamedTuple):
     kinds: set[str]  # what it may be
     values: np.ndarray  # with the weights as they are, and with others
     near: np.ndarray  # how far another value may be from each that is the same
+    alone: bool  # it holds no share of Keras, and nothing else that is known
 
 
 def build_by_step(function: Callable[[Any], Any], specs: Any, strategy: Any) -> None:
@@ -69,6 +70,11 @@ def ask(model: Any, function: Callable[[Any], Any], batch: Any, strategy: Any) -
                 "fit.loss(value, count) for a mean of so many, or use fit.parallel, under which "
                 "a loss is computed once, of the whole batch."
             )
+        if model.run_eagerly and not each.alone:
+            raise ValueError(
+                f"{each.what} holds a loss of Keras, which cannot be seen without a graph: compile "
+                "without run_eagerly=True, or take fit.parallel."
+            )
         answers.append(Kind(MEAN if MEAN in kinds else SUM, times[0]))
     return answers
 
@@ -102,7 +108,7 @@ class _Traced:
                  for x in self.examples(0, self.size)]  # fmt: skip
         self.wrapped = tf.compat.v1.wrap_function(traced, specs)
         graph = self.wrapped.graph
-        if strangers := [what for value, _, what in step.asked if value.graph is not graph]:
+        if strangers := [what for value, _, what, _ in step.asked if value.graph is not graph]:
             raise ValueError(f"{strangers[0]} is made within a loop or a branch: make it outside.")
         self.inputs = graph.inputs[: len(specs)]
         self.floating = [
@@ -117,11 +123,11 @@ class _Traced:
         self.states = [*_states(graph, metrics or [], step.strategy)]
         batch_ops = {x.op for x in self.inputs}
         # Not those of variables alone, such as the result of a metric, which workers exchange.
-        self.of_batch = [made_by(rest, batch_ops) for rest, _, _ in step.asked]
+        self.of_batch = [made_by(rest, batch_ops) for rest, *_ in step.asked]
         with graph.as_default():
             self.scalars = [
-                tf.cast(x if asked else 0, tf.float64)
-                for (*pair, _), asked in zip(step.asked, self.of_batch, strict=True) for x in pair
+                tf.cast(x if of_batch else 0, tf.float64)
+                for each, of_batch in zip(step.asked, self.of_batch, strict=True) for x in each[:2]
             ]  # fmt: skip
         # What divides a loss is no number of a batch where it is Keras's, or all examples' own.
         of_keras = [one for one, _ in step.shares if is_share(one)]
@@ -163,6 +169,8 @@ def _asked(traced: _Traced) -> list[Asked]:
     import tensorflow as tf
 
     step, first, size = traced.step, traced.first, traced.size
+    if not step.asked and not traced.states:
+        return []
     halves = {tf.float16, tf.bfloat16} & {op.outputs[0].dtype for op in traced.floating}
     tolerance = NEAR_IN_HALVES if halves else NEAR
     try:
@@ -186,7 +194,7 @@ def _asked(traced: _Traced) -> list[Asked]:
                 "metrics see whole batches, or leave it out."
             )
     answers = []
-    for i, (_, value, what) in enumerate(step.asked):
+    for i, (_, value, what, alone) in enumerate(step.asked):
         a, b, both = found[..., 2 * i].T
         near = tolerance * abs(found[..., 2 * i : 2 * i + 2]).max((1, 2))
         kinds = {MEAN: (first * a + (size - first) * b) / size, SUM: a + b}
@@ -195,7 +203,7 @@ def _asked(traced: _Traced) -> list[Asked]:
             fitting = {MEAN}
         elif divided(value, traced.known):  # in this batch it may be a mean by chance
             fitting = set()
-        answers.append(Asked(what, fitting, both, near))
+        answers.append(Asked(what, fitting, both, near, alone))
     return answers
 
 

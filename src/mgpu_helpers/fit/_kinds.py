@@ -34,16 +34,16 @@ class Step:
         self.strategy = strategy
         self.own = own  # it is no step of Keras
         self.shares: list[tuple[Any, Terms]] = []  # known values, and the replica's share of each
-        self.asked: list[tuple[Any, Any, str]] = []  # what is left, of what, and its name
+        self.asked: list[tuple[Any, Any, str, bool]] = []  # what is left, of what, its name, alone
         self.common: list[Any] = []  # what all examples of a batch have in common
 
     @property
     def asking(self) -> bool:
         return self.kinds is None
 
-    def kind(self, rest: Any, value: Any, what: str) -> Kind:
+    def kind(self, rest: Any, value: Any, what: str, alone: bool) -> Kind:
         """Say what the rest of the next scalar is; where that is being asked, that it is a mean."""
-        self.asked.append((rest, value, what))
+        self.asked.append((rest, value, what, alone))
         if self.kinds is None:
             return Kind(MEAN, 1.0)
         if len(self.asked) > len(self.kinds):
@@ -93,13 +93,15 @@ def common(values: Any) -> Any:
 def apart(value: Any, step: Step) -> tuple[list[tuple[Any, Terms, Any]], Any]:
     """Take a scalar apart: the known values in it, each with its share and factor; and the rest.
 
-    The rest is None where it is a known value.
+    The rest is None where it is a known value. Without a graph only that can be seen.
     """
     import tensorflow as tf
 
     for one, terms in step.shares:
         if one is value:
             return [(one, terms, tf.ones([], value.dtype))], None
+    if not hasattr(value, "graph"):
+        return [], value
     known = [each for each in step.shares if each[0].graph is value.graph]
     if not known:
         return [], value
@@ -115,11 +117,9 @@ SHAPES = {"Shape", "ShapeN", "Size", "Rank"}  # of a batch, whatever is in it
 DIVIDES = {"RealDiv": 1, "Div": 1, "DivNoNan": 1, "Reciprocal": 0, "Inv": 0}  # by which input
 
 
-def depends_on_batch(value: Any, without: Iterable[Any] = ()) -> bool:
+def _depends_on_batch(value: Any, without: Iterable[Any]) -> bool:
     """Say whether a value of a graph is made of more than variables and constants."""
-    return not hasattr(value, "graph") or any(
-        op.type != "Const" and not op.inputs for op in _makers(value, without)
-    )
+    return any(op.type != "Const" and not op.inputs for op in _makers(value, without))
 
 
 def made_by(value: Any, ops: Set[Any]) -> bool:
@@ -132,7 +132,7 @@ def divided(value: Any, known: Iterable[Any]) -> bool:
     known = list(known)
     return any(
         op.inputs[DIVIDES[op.type]].shape.rank == 0
-        and depends_on_batch(op.inputs[DIVIDES[op.type]], known)
+        and _depends_on_batch(op.inputs[DIVIDES[op.type]], known)
         for op in _makers(value, known)
         if op.type in DIVIDES
     )

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mgpu_helpers import _private
-from mgpu_helpers.fit._kinds import asking, common, depends_on_batch, now
+from mgpu_helpers.fit._kinds import asking, common, now
 from mgpu_helpers.fit.shares import (
     as_share,
     is_share,
@@ -71,7 +71,7 @@ def additional(keras_has: Callable[..., Any]) -> Callable[..., Any]:
             return keras_has(self, loss)
         if is_share(loss):
             return loss
-        if not depends_on_batch(loss):
+        if not hasattr(loss, "of_replica"):  # of a regularizer
             return keras_has(self, loss)
         loss = loss if loss.dtype.is_floating else keras.ops.cast(loss, keras.config.floatx())
         return share_of(keras.ops.sum(loss), f"a loss that a layer of {self.name} adds")

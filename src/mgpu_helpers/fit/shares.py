@@ -167,7 +167,8 @@ def terms_of(value: Any, what: str) -> Terms:
     known, rest = apart(value, step)
     terms = [(x, like(f, x) * like(times, x)) for _, of, f in known for x, times in of]
     if rest is not None:
-        kind, one = step.kind(rest, value, what), _where_examples(tf.ones([], value.dtype), what)
+        kind = step.kind(rest, value, what, not known)
+        one = _where_examples(tf.ones([], value.dtype), what)
         times = (one if kind.of == SUM else scaled(one)) / kind.times
         terms += [(value, times), *((x, -like(f * like(times, f), x)) for x, _, f in known)]
         step.shares.append((value, terms))

@@ -132,6 +132,11 @@ def _of(kind: Any) -> Any:
             kinds, name = self.known(fn)
             return lambda: Step(kinds.get(name, []), is_own(fn), self)
 
+        def forget(self, fn: Any) -> None:
+            """Forget what is known of a step."""
+            kinds, name = self.known(fn)
+            kinds.pop(name, None)
+
         def ask(self, model: Any, fn: Any, whole: Any) -> None:
             """Ask by a batch what the losses of a model's step are."""
             kinds, name = self.known(fn)

@@ -159,6 +159,7 @@ def _asking_first(model: Any, step: str, function: Callable[..., Any]) -> Callab
     import tensorflow as tf
 
     known = False
+    model.distribute_strategy.forget(getattr(model, step))  # it may be compiled with another loss
 
     def first(iterator: Any) -> Any:
         nonlocal known
@@ -166,10 +167,15 @@ def _asking_first(model: Any, step: str, function: Callable[..., Any]) -> Callab
         if not handed_out:  # by train_on_batch
             iterator = [whole(data) for data in iterator]
         try:
-            if known or not own_metrics(model):
+            # Eagerly it would have begun to change the model before it finds out.
+            if known or not (own_metrics(model) or model.run_eagerly):
                 return function(iterator if handed_out else iter(iterator))
-        except Unknown:
-            pass
+        except Unknown as error:
+            if known:
+                raise ValueError(
+                    f"{error} was not there at the first step of {model.name!r}, where fit finds "
+                    "out what its losses are: say what it is, by fit.loss."
+                ) from None
         known = True
         batches = list(itertools.islice(iterator, model.steps_per_execution))
         model.distribute_strategy.ask(model, getattr(model, step), batches[0])
