@@ -199,6 +199,14 @@ def test_a_loss_of_ones_own_is_that_of_one_device_or_refused(plan, make, of):
         same(found, trained(lambda: make(table[of]), contextlib.nullcontext()))
 
 
+@pytest.mark.parametrize("make, of", [(layer_with, "a sum"), (step_with, "a dice")])
+def test_on_one_device_any_loss_is_taken(plan, make, of):
+    def on(scope):
+        return trained(lambda: make(MAKE[make][of]), scope)
+
+    same(on(fit.strategy(plan.devices[:1]).scope()), on(contextlib.nullcontext()))
+
+
 def plain(metrics=None):
     import keras
 

@@ -42,9 +42,12 @@ class Step:
         return self.kinds is None
 
     def kind(self, rest: Any, value: Any, what: str, alone: bool) -> Kind:
-        """Say what the rest of the next scalar is; where that is being asked, that it is a mean."""
+        """Say what the rest of the next scalar is.
+
+        Where that is being asked, or one replica has the whole batch, anything is a mean.
+        """
         self.asked.append((rest, value, what, alone))
-        if self.kinds is None:
+        if self.kinds is None or self.strategy.num_replicas_in_sync == 1:
             return Kind(MEAN, 1.0)
         if len(self.asked) > len(self.kinds):
             raise Unknown(what)

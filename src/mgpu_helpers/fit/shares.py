@@ -168,28 +168,27 @@ def terms_of(value: Any, what: str) -> Terms:
     terms = [(x, like(f, x) * like(times, x)) for _, of, f in known for x, times in of]
     if rest is not None:
         kind = step.kind(rest, value, what, not known)
-        one = _where_examples(tf.ones([], value.dtype), what)
+        one = tf.ones([], value.dtype)
+        if (part := _share.get()) is not None and not isinstance(part[0], int) and not asking():
+            one = _unless_of_nothing(
+                one, part[0], value,
+                "A batch has fewer examples than there are replicas, and one would make "
+                f"{what} of none: leave the last batch out, batch(size, drop_remainder=True).",
+            )  # fmt: skip
         times = (one if kind.of == SUM else scaled(one)) / kind.times
         terms += [(value, times), *((x, -like(f * like(times, f), x)) for x, _, f in known)]
         step.shares.append((value, terms))
     return terms
 
 
-def _where_examples(one: Any, what: str) -> Any:
-    """Stop where a replica has no example: a mean of nothing is no number, nor 0 times it."""
+def _unless_of_nothing(x: Any, count: Any, mean: Any, message: str) -> Any:
+    """Give x, but stop where a mean is one of nothing: it is no number, nor is 0 times it."""
     import tensorflow as tf
 
-    known = _share.get()
-    if asking() or known is None or isinstance(known[0], int):
-        return one
-    message = (
-        f"A batch has fewer examples than there are replicas, and one would make {what} of none: "
-        "leave the last batch out, batch(size, drop_remainder=True)."
-    )
     with tf.device(HOST):
-        some = tf.debugging.assert_positive(known[0], message)
+        some = tf.debugging.Assert(tf.logical_or(count > 0, tf.math.is_finite(mean)), [message])
     with tf.control_dependencies([some]):
-        return tf.identity(one)
+        return tf.identity(x)
 
 
 def loss(value: Any, of: Any = "mean") -> Any:
@@ -217,10 +216,8 @@ def loss(value: Any, of: Any = "mean") -> Any:
         return as_share(scaled(value))
     count = tf.cast(of, value.dtype)
     of_all = tf.distribute.get_replica_context().all_reduce("SUM", count)
-    some = tf.logical_or(count > 0, tf.math.is_finite(value))
     message = "A replica has nothing to take a mean of: divide with tf.math.divide_no_nan."
-    with tf.control_dependencies([tf.debugging.Assert(some, [message])]):
-        value = tf.identity(value)
+    value = _unless_of_nothing(value, count, value, message)
     return as_share(value * tf.math.divide_no_nan(count, of_all))
 
 
