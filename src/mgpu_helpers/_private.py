@@ -154,6 +154,72 @@ def move(variable: Any, device: str) -> None:
         tf.raw_ops.AssignVariableOp(resource=held.handle, value=tf.zeros([0], held.dtype))
 
 
+@contextlib.contextmanager
+def held(by: Any, attribute: str, value: Any) -> Iterator[None]:
+    """Let an object have another attribute in the block, as a variable of Keras its `_value`."""
+    before = getattr(by, attribute)
+    vars(by)[attribute] = value
+    try:
+        yield
+    finally:
+        vars(by)[attribute] = before
+
+
+def global_seeds() -> Any:
+    """Give what Keras draws seeds from where a layer or a call has none of its own."""
+    from keras.src.random.seed_generator import global_seed_generator
+
+    return global_seed_generator()
+
+
+@contextlib.contextmanager
+def equal_draws() -> Iterator[None]:
+    """Let what is drawn in the block be the same for each example, in whichever part of a batch.
+
+    TensorFlow's functions call operations by these names, with the shape first.
+    """
+    import tensorflow as tf
+    from tensorflow.python.ops import gen_random_ops, gen_stateless_random_ops_v2
+
+    def for_one(draw: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(draw)
+        def drawn(shape: Any, *args: Any, **named: Any) -> Any:
+            if len(shape) == 0 if isinstance(shape, list | tuple) else shape.shape[0] == 0:
+                return draw(shape, *args, **named)
+            shape = tf.convert_to_tensor(shape)
+            first = draw(tf.concat([tf.ones([1], shape.dtype), shape[1:]], 0), *args, **named)
+            return tf.broadcast_to(first, shape)
+
+        return drawn
+
+    def normal(shape: Any, dtype: Any, **_: Any) -> Any:
+        return tf.random.stateless_normal(shape, [0, 0], dtype=dtype)
+
+    def truncated(shape: Any, dtype: Any, **_: Any) -> Any:
+        return tf.random.stateless_truncated_normal(shape, [0, 0], dtype=dtype)
+
+    def uniform(shape: Any, dtype: Any, **_: Any) -> Any:
+        return tf.random.stateless_uniform(shape, [0, 0], dtype=dtype)
+
+    def integers(shape: Any, low: Any, high: Any, **_: Any) -> Any:
+        return tf.random.stateless_uniform(shape, [0, 0], low, high, low.dtype)
+
+    with contextlib.ExitStack() as stack:
+        for name in (
+            "stateless_random_normal_v2", "stateless_random_uniform_v2",
+            "stateless_random_uniform_int_v2", "stateless_random_uniform_full_int_v2",
+            "stateless_truncated_normal_v2",
+        ):  # fmt: skip
+            draw = for_one(getattr(gen_stateless_random_ops_v2, name))
+            stack.enter_context(held(gen_stateless_random_ops_v2, name, draw))
+        for name, instead in (
+            ("random_standard_normal", normal), ("truncated_normal", truncated),
+            ("random_uniform", uniform), ("random_uniform_int", integers),
+        ):  # fmt: skip
+            stack.enter_context(held(gen_random_ops, name, instead))
+        yield
+
+
 def resource_data(tensor: Any) -> Any:
     """Give type and shape of the variable behind a handle in a graph.
 
@@ -545,6 +611,11 @@ def without_strategy(model: Any) -> Iterator[None]:
         yield
     finally:
         model._distribute_strategy = strategy
+
+
+def of_strategy(optimizer: Any, strategy: Any) -> Any:
+    """Let an optimizer update what this strategy keeps in a block."""
+    return held(optimizer, "_distribution_strategy", strategy)
 
 
 def before_steps(epoch_iterator: Any, prepare: Callable[[Any], None]) -> None:

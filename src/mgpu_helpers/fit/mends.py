@@ -14,8 +14,9 @@ Each mend does something only in a replica of a strategy of `fit`. What Keras do
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mgpu_helpers import _private
@@ -35,6 +36,7 @@ from mgpu_helpers.towers.sync import APART
 
 MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 _of_outputs = contextvars.ContextVar("of_outputs", default=False)
+_equal_seeds = False  # of all replicas, each of which is traced in a thread of its own
 
 
 def scale(keras_has: Callable[..., Any]) -> Callable[..., Any]:
@@ -259,12 +261,23 @@ def seeds(keras_has: Callable[..., Any]) -> Callable[..., Any]:
 
     def draw(self: Any, *args: Any, **named: Any) -> Any:
         seed = keras_has(self, *args, **named)
-        if not strategy_here():
+        if not strategy_here() or _equal_seeds:
             return seed
         number = tf.distribute.get_replica_context().replica_id_in_sync_group
         return seed + tf.cast(tf.stack([number * APART, 0]), seed.dtype)
 
     return draw
+
+
+@contextlib.contextmanager
+def equal_seeds() -> Iterator[None]:
+    """Give all replicas the seeds of one device in the block."""
+    global _equal_seeds
+    _equal_seeds = True
+    try:
+        yield
+    finally:
+        _equal_seeds = False
 
 
 def apply(keras_has: Callable[..., Any]) -> Callable[..., Any]:

@@ -43,14 +43,24 @@ def build(keras_has: Callable[..., Any]) -> Callable[..., Any]:
                 lambda spec: spec if hasattr(spec, "shape") else None,
                 shared.whole.element_spec.batch,
             )
-            if is_own(step) and _is_unbuilt(self):
-                build_by_step(step, data_batch, strategy)
-                return None
+            built_for(self, step, data_batch)
+            return None
         with strategy.scope():
             _private.build(self, data_batch)
         return None
 
     return build
+
+
+def built_for(model: Any, step: Callable[[Any], Any], specs: Any) -> Any:
+    """Make the variables of a model, as its first step does; give the model."""
+    strategy = model.distribute_strategy
+    if getattr(strategy, "of_fit", False) and is_own(step) and _is_unbuilt(model):
+        build_by_step(step, specs, strategy)
+    else:
+        with strategy.scope():
+            _private.build(model, specs)
+    return model
 
 
 def _is_unbuilt(model: Any) -> bool:
