@@ -180,6 +180,43 @@ def test_without_strategy(keras, plan):
     assert model.distribute_strategy.num_replicas_in_sync == 2
 
 
+def test_of_strategy_and_held(tf, keras, plan):
+    """Try _distribution_strategy, _value."""
+    with fit.strategy(plan).scope():
+        optimizer, variable = keras.optimizers.SGD(), keras.Variable([1.0])
+    first, second = variable.value.values
+    optimizer.build([variable])
+    with _private.held(variable, _private.VALUE, first):
+        assert variable.value is first
+        with pytest.raises(AssertionError):
+            optimizer.apply([tf.ones([1])], [variable])
+        with _private.of_strategy(optimizer, tf.distribute.get_strategy()):
+            optimizer.apply([tf.ones([1])], [variable])
+    assert variable.value.values == (first, second) and first.numpy() < second.numpy() == 1
+
+
+def test_equal_draws_and_global_seeds(tf, keras):
+    """Try gen_random_ops, gen_stateless_random_ops_v2, global_seed_generator."""
+    keras.utils.set_random_seed(1)
+    seeds, shape = _private.global_seeds(), tf.constant([3, 2])
+    assert seeds is _private.global_seeds() and seeds.state.shape == (2,)
+    draws = [
+        lambda: keras.random.normal([3, 2], seed=1), lambda: keras.random.uniform([3, 2], seed=1),
+        lambda: keras.random.truncated_normal([3, 2], seed=1),
+        lambda: keras.random.randint([3, 2], 0, 1000, seed=1),
+        lambda: keras.random.dropout(tf.ones([3, 2]), 0.5, seed=1),
+        lambda: tf.random.normal(shape), lambda: tf.random.uniform(shape),
+        lambda: tf.random.truncated_normal(shape),
+        lambda: tf.random.uniform(shape, 0, 1000, tf.int32),
+    ]  # fmt: skip
+    with _private.equal_draws():
+        inside = [np.array(draw()) for draw in draws]
+        assert keras.random.normal([], seed=1).shape == ()
+    for x, draw in zip(inside, draws, strict=True):
+        assert (x == x[0]).all() and x.shape == (3, 2)
+        assert draw is draws[4] or not (np.array(draw()) == x).all()
+
+
 def test_weights_of_loss(tf):
     """Try apply_mask."""
     mask, weight = tf.constant([True, False]), tf.constant([3.0, 5.0])

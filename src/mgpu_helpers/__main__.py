@@ -25,9 +25,11 @@ them, why TensorFlow leaves a GPU unused and what to do about it, and the plan t
 would use. The exit status is 0 when the lessons can run, with or without a GPU.
 
 With the name of a Python script, run that, with what its fit trains on all devices: no line of it
-has to change.
+has to change. With --check first it compares a step of each model on all devices with one device
+before it trains.
 
   mgpu train.py --epochs 3
+  mgpu train.py --check --epochs 3
 """
 NEXT = """
 next  {0} train.py               trains with all of these devices; the script stays as it is

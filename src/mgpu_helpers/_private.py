@@ -154,9 +154,12 @@ def move(variable: Any, device: str) -> None:
         tf.raw_ops.AssignVariableOp(resource=held.handle, value=tf.zeros([0], held.dtype))
 
 
+VALUE = "_value"  # the attribute of a variable of Keras that holds TensorFlow's
+
+
 @contextlib.contextmanager
 def held(by: Any, attribute: str, value: Any) -> Iterator[None]:
-    """Let an object have another attribute in the block, as a variable of Keras its `_value`."""
+    """Let an object have another attribute in the block, as a variable of Keras another VALUE."""
     before = getattr(by, attribute)
     vars(by)[attribute] = value
     try:

@@ -21,6 +21,10 @@ from mgpu_helpers.fit.shares import is_share, outputs, part_of, size_of
 NEAR, NEAR_IN_HALVES = 2e-5, 2e-2
 
 
+class Refused(ValueError):
+    """Replicas would compute another number than one device, as a sentence says."""
+
+
 class Asked(NamedTuple):
     """A scalar of a step: what it is beside the shares of Keras in it, and its value."""
 
@@ -52,7 +56,7 @@ def ask(model: Any, function: Callable[[Any], Any], batch: Any, strategy: Any) -
     traced = _Traced(function, batch, Step(None, own, strategy), metrics)
     replica, alone = _asked(traced), _asked(_Traced(function, batch, Step(None, own, strategy)))
     if len(replica) != len(alone):
-        raise ValueError(
+        raise Refused(
             f"the step has {len(alone)} losses and numbers of its own on one device and "
             f"{len(replica)} in a replica, so that nobody can tell what they are: let it compute "
             "the same on both."
@@ -63,7 +67,7 @@ def ask(model: Any, function: Callable[[Any], Any], batch: Any, strategy: Any) -
         times = [t for t in ways if (abs(each.values - t * one.values) <= each.near).all()]
         kinds = each.kinds & one.kinds
         if not kinds or not times:
-            raise ValueError(
+            raise Refused(
                 f"{each.what} is neither a mean over a batch's examples nor a sum over them, so "
                 "that of all replicas is not made of what each computes of its part. Say in the "
                 'step what it is, fit.loss(value, "mean"), fit.loss(value, "sum") or '
@@ -71,7 +75,7 @@ def ask(model: Any, function: Callable[[Any], Any], batch: Any, strategy: Any) -
                 "a loss is computed once, of the whole batch."
             )
         if model.run_eagerly and not each.alone:
-            raise ValueError(
+            raise Refused(
                 f"{each.what} holds a loss of Keras, which cannot be seen without a graph: compile "
                 "without run_eagerly=True, or take fit.parallel."
             )
@@ -109,7 +113,7 @@ class _Traced:
         self.wrapped = tf.compat.v1.wrap_function(traced, specs)
         graph = self.wrapped.graph
         if strangers := [what for value, _, what, _ in step.asked if value.graph is not graph]:
-            raise ValueError(f"{strangers[0]} is made within a loop or a branch: make it outside.")
+            raise Refused(f"{strangers[0]} is made within a loop or a branch: make it outside.")
         self.inputs = graph.inputs[: len(specs)]
         self.floating = [
             op for op in graph.get_operations() if op.outputs and op.outputs[0].dtype.is_floating
@@ -144,7 +148,7 @@ class _Traced:
         """Compute some tensors from others, and assign nothing."""
         part = self.wrapped.prune(feeds, fetches)
         if any(op.type.startswith("Assign") for op in part.graph.get_operations()):
-            raise ValueError(f"{self.step.asked[0][2]} is made of what its step has just assigned.")
+            raise Refused(f"{self.step.asked[0][2]} is made of what its step has just assigned.")
         return part(*given)
 
     def of_parts(self, weights: list[Any]) -> tuple[np.ndarray, list[Any]]:
@@ -180,7 +184,7 @@ def _asked(traced: _Traced) -> list[Asked]:
         now, states = traced.of_parts([])
         found = np.stack([now, traced.of_parts(others)[0]])  # by weights, part and scalar
     except tf.errors.OpError as error:
-        raise ValueError(
+        raise Refused(
             f"the losses of the step could not be computed for {first} and for {size - first} of "
             f"{size} examples: {error.message.splitlines()[0]}. Say in the step what they are, "
             "by fit.loss."
@@ -188,7 +192,7 @@ def _asked(traced: _Traced) -> list[Asked]:
     for (name, _, before), *parts in zip(traced.states, *states, strict=True):
         a, b, both = (np.asarray(part, float) - before for part in parts)
         if not np.allclose(a + b, both, tolerance, tolerance):
-            raise ValueError(
+            raise Refused(
                 f"the metric {name} keeps more than sums over examples, so that what the replicas "
                 "keep cannot be added up to what one device keeps: use fit.parallel, under which "
                 "metrics see whole batches, or leave it out."

@@ -15,10 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mgpu_helpers import _private
-from mgpu_helpers._formatting import counted
 from mgpu_helpers._models import instead
 from mgpu_helpers._train import HOST, update_at_owners, updated_at_owners
-from mgpu_helpers.fit._kinds import is_own
 from mgpu_helpers.fit._moving import within
 from mgpu_helpers.fit.mends import equal_seeds
 from mgpu_helpers.fit.parallel import OURS
@@ -51,7 +49,7 @@ class _Variable(NamedTuple):
 
 
 def differences(model: Any, batch: Any) -> list[str]:
-    """Give a sentence for each kind of number in which a step on all devices is not one device's."""
+    """Give a sentence for each number in which a step on all devices is not that of one."""
     # A thread of its own is in no scope of a strategy and of no device.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_differences, model, batch, model.distribute_strategy).result()
@@ -144,7 +142,7 @@ def _unlike(
     for name, wanted in one.items():
         got, size = everywhere[name], _size(wanted)
         noise = ORDERS * _size(turned[name] - wanted)
-        noise += near * (size + 0.01 * largest * wanted.size**0.5)
+        noise += near * (size + 0.1 * largest * wanted.size**0.5)
         if (apart := _size(got - wanted)) <= noise and np.isfinite(got).all():
             continue
         times = float(np.vdot(wanted, got) / size**2) if size else None
@@ -185,8 +183,11 @@ def _step(model: Any, variables: Sequence[_Variable], batch: Any, on: str | None
                 data = next(iter(strategy.experimental_distribute_dataset(one)))
         else:
             data = batch
+        model.reset_metrics()
         model.make_train_function(force=True)
         logs = model.train_function([data])
+        if isinstance(logs, dict) and logs.keys() == (kept := model.get_metrics_result()).keys():
+            logs = kept  # of all replicas, which fit shows at the end of a pass
     state = {each.name: _numbers(each.copies[0]) for each in variables if not each.shown}
     shown = {name: _numbers(value) for name, value in _flat(logs).items()}
     return Done(shown, {name: _numbers(x) for name, x in found.items()}, state)
@@ -292,7 +293,7 @@ def _parts(model: Any) -> tuple[list[Any], list[_Variable]]:
     variables += of_metrics
     shown = {id(each) for each in of_metrics}
     for each in variables:
-        found[id(each)] = (each, "_value")
+        found[id(each)] = (each, _private.VALUE)
     strategy, names, made = model.distribute_strategy, set(), []
     for i, (holder, attribute) in enumerate(found.values()):
         value = holder.value if isinstance(holder, keras.Variable) else vars(holder)[attribute]

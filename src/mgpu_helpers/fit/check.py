@@ -2,45 +2,106 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
 
 from mgpu_helpers._formatting import counted
 from mgpu_helpers._models import ready
 from mgpu_helpers._names import short
 from mgpu_helpers._private import layers_of
 from mgpu_helpers.devices.machine import one_of_several_workers
+from mgpu_helpers.devices.plan import current
+from mgpu_helpers.fit._asking import Refused
+from mgpu_helpers.fit._proof import differences
 from mgpu_helpers.fit.batches import batches
-from mgpu_helpers.fit.shares import size_of
+from mgpu_helpers.fit.parallel import OURS
+from mgpu_helpers.fit.shares import part_of, size_of
+from mgpu_helpers.fit.split_layers import is_cut
+from mgpu_helpers.fit.trainer import check_model
 
-ENOUGH = 10_000  # batches of a Dataset that are read, which may have no end
+# Of a Dataset, which may have no end, at most so many batches and bytes are read.
+MOST_BATCHES, MOST_BYTES = 10_000, 2**30
 
 
-def check(model: Any, data: Any, *, rate_for: int | None = None) -> list[str]:
+def check(model: Any, data: Any, *, rate_for: int | None = None, proof: bool = True) -> list[str]:
     """Give a sentence for each trap that `model.fit(data)` would run into; none is an empty list.
 
-    data is a `tf.data.Dataset`, or one batch (x, y) as a tuple. It looks at the model, its strategy
-    and the data, and trains nothing; a Dataset is read once, unless drop_remainder=True gives all
-    batches one size. rate_for is the global batch that the learning rate was found with; without it
-    nothing is said of the rate.
+    It looks at the model, its strategy and the data. Then it trains one step of the model on all
+    devices and the same step on one, without TF32 and with the same draws, and compares what both
+    show, their gradients, and what they leave in each variable: for each that is another number
+    there is a sentence with the factor. After that the model, its optimizer and its seeds are what
+    they were, to the bit. That costs as much as compiling the step twice more, and a copy of all
+    variables on the host; proof=False leaves it out. Where one device has too little memory, a
+    small batch is compared with the host. A model of which `split_layers` has cut weights is not
+    compared.
+
+    data is a `tf.data.Dataset`, or one batch (x, y) as a tuple. A Dataset is read once, up to the
+    first GiB; one that shuffles anew in each pass is one pass further after it. rate_for is the
+    global batch that the learning rate was found with; without it nothing is said of the rate.
 
     >>> import keras
-    >>> model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
-    >>> model.compile("sgd", "mse")
+    >>> with strategy(plan).scope():
+    ...     model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
+    ...     model.compile("sgd", "mse")
     >>> check(model, (np.ones([8, 3], "f"), np.ones([8, 2], "f")))
     []
     """
     ready(model, built=False, compiled=True, single=False)
     strategy = model.distribute_strategy
-    sentences = list(_of_rate(model, data, rate_for))
-    if strategy.num_replicas_in_sync > 1:
-        sentences += [*_of_devices(strategy), *_of_optimizer(model)]
+    try:
+        sizes, first, strange = _read(data)
+    except ValueError as error:  # its elements are no batches
+        return [str(error)]
+    n, loud = strategy.num_replicas_in_sync, [*_of_scope(model)]
+    if n > 1:
+        loud += _of_devices(strategy)
+    sentences = [*loud, *_of_rate(model, sizes, rate_for), *strange]
+    if n > 1:
+        sentences += _of_optimizer(model)
         if not getattr(strategy, "of_fit", False):  # which cuts, normalizes and adds up rightly
-            sentences += [*_of_data(data, strategy), *_of_layers(model)]
+            sentences += [*_of_sizes(sizes, n), *_of_sharding(data), *_of_layers(model)]
             sentences += _of_losses(model, strategy)
+        elif sizes and (least := min(sizes)) < n:
+            sentences.append(_too_small(sizes.index(least), least, n))
+            loud += sentences[-1:] if sizes[0] < n else []
         sentences += _of_order(data)
+    several = n > 1 or (OURS & vars(model).keys() and not is_cut(model))
+    if proof and several and first is not None and not loud and not strange:
+        sentences += _of_step(model, first, n)
     return sentences
+
+
+def _of_step(model: Any, batch: Any, replicas: int) -> list[str]:
+    rows = int(size_of(batch))
+    if not getattr(model.distribute_strategy, "of_fit", False):
+        rows -= rows % replicas  # which fit of a plain strategy refuses to begin with
+    try:
+        return differences(model, part_of(batch, 0, rows)) if rows else []
+    except Refused as error:  # which fit would say at its first step
+        return [str(error)]
+
+
+def _of_scope(model: Any) -> Iterator[str]:
+    import tensorflow as tf
+
+    try:
+        check_model(model, model.distribute_strategy)
+    except ValueError as error:
+        yield str(error)
+        return
+    with tf.Graph().as_default():
+        none = tf.distribute.get_strategy()
+    plan = current()
+    alone = model.distribute_strategy is none and not OURS & vars(model).keys()
+    if plan is not None and len(plan) > 1 and alone:
+        yield (
+            f"{model.name!r} was made in no scope of a strategy, so fit trains it on one of "
+            f"{len(plan)} devices: make and compile it in `with fit.strategy(plan).scope()`."
+        )
 
 
 def _of_devices(strategy: Any) -> Iterator[str]:
@@ -60,17 +121,16 @@ def _of_devices(strategy: Any) -> Iterator[str]:
             )
 
 
-def _of_data(data: Any, strategy: Any) -> Iterator[str]:
+def _of_sizes(sizes: list[int], replicas: int) -> Iterator[str]:
+    for i, size in enumerate(sizes):
+        if size % replicas:
+            yield _uneven(i, size, replicas)
+            return
+
+
+def _of_sharding(data: Any) -> Iterator[str]:
     import tensorflow as tf
 
-    n = strategy.num_replicas_in_sync
-    try:
-        for i, size in enumerate(_sizes(data)):
-            if size % n:
-                yield _uneven(i, size, n)
-                break
-    except ValueError as error:  # its elements are no batches
-        yield str(error)
     if not isinstance(data, tf.data.Dataset):
         return
     policies = tf.data.experimental.AutoShardPolicy
@@ -80,6 +140,14 @@ def _of_data(data: Any, strategy: Any) -> Iterator[str]:
             "the auto_shard_policy of the Dataset is OFF, so each worker reads all examples unless "
             "its script takes data.shard(workers, index): set AutoShardPolicy.DATA."
         )
+
+
+def _too_small(i: int, size: int, replicas: int) -> str:
+    return (
+        f"batch {i + 1} has {counted(size, 'example')} for {replicas} replicas, so that "
+        f"{replicas - size} have nothing to do in its step: take larger batches, or "
+        "drop_remainder=True."
+    )
 
 
 def replica_sizes(batch: int, replicas: int) -> list[int]:
@@ -113,19 +181,46 @@ def _uneven(i: int, size: int, replicas: int) -> str:
     )
 
 
-def _sizes(data: Any) -> Iterator[int]:
-    """Give the sizes of the batches: one for all where it is known."""
+def _read(data: Any) -> tuple[list[int], Any, list[str]]:
+    """Give the sizes of the batches, the first one, and a sentence where numbers are none."""
     import tensorflow as tf
 
-    if isinstance(data, tf.data.Dataset):
-        data = batches(data)
-        shape = tf.nest.flatten(data.element_spec)[0].shape
-        if shape.rank and shape[0] is not None:
-            yield shape[0]
-        else:
-            yield from (int(size_of(batch)) for batch in data.take(ENOUGH))
-    elif isinstance(data, tuple):
-        yield int(size_of(data))
+    sizes: list[int] = []
+    strange: list[str] = []
+    first, left = None, MOST_BYTES
+    every = batches(data) if isinstance(data, tf.data.Dataset) else [data]
+    for batch in itertools.islice(every, MOST_BATCHES):
+        if not isinstance(batch, tuple | dict) and not hasattr(batch, "shape"):
+            break
+        first = batch if first is None else first
+        sizes.append(int(size_of(batch)))
+        if not strange:
+            strange += _of_numbers(len(sizes), batch)
+        leaves = tf.nest.flatten(batch, expand_composites=True)
+        left -= sum(np.asarray(x).nbytes for x in leaves if hasattr(x, "dtype"))
+        if left < 0:
+            break
+    return sizes, first, strange
+
+
+def _of_numbers(i: int, batch: Any) -> Iterator[str]:
+    import tensorflow as tf
+
+    names = ("x", "y", "sample_weight") if isinstance(batch, tuple) else ("x",)
+    for name, part in zip(names, batch if isinstance(batch, tuple) else [batch], strict=False):
+        for each in tf.nest.flatten(part, expand_composites=True):
+            if not getattr(getattr(each, "dtype", None), "is_floating", False):
+                if getattr(getattr(each, "dtype", None), "kind", "") != "f":
+                    continue
+            wrong = ~np.isfinite(np.asarray(each).astype(float))
+            if wrong.any():
+                example = int(np.argwhere(wrong)[0][0]) if wrong.ndim else 0
+                yield (
+                    f"{name} of batch {i} has {counted(int(wrong.sum()), 'number')} that "
+                    f"{'is' if wrong.sum() == 1 else 'are'} NaN or infinite, the first in example "
+                    f"{example}, and after that step every weight is NaN: clean the data."
+                )
+                return
 
 
 def _of_order(data: Any) -> Iterator[str]:
@@ -158,10 +253,10 @@ def _shuffles_without_seed(data: Any) -> bool:
     return any(not any(constants.get(name, 0) for name in node.input[2:4]) for node in shuffles)
 
 
-def _of_rate(model: Any, data: Any, rate_for: int | None) -> Iterator[str]:
+def _of_rate(model: Any, sizes: list[int], rate_for: int | None) -> Iterator[str]:
     import tensorflow as tf
 
-    if rate_for is None or not (batch := next(_sizes(data), rate_for)) or batch == rate_for:
+    if rate_for is None or not sizes or (batch := sizes[0]) == rate_for:
         return
     rate = float(tf.convert_to_tensor(model.optimizer.learning_rate))
     times = batch / rate_for

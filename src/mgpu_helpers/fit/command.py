@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 # What a script calls that says itself where it trains, as it is written.
 _OWN = re.compile(
@@ -17,11 +19,16 @@ _OWN = re.compile(
 
 
 def main(arguments: Sequence[str], called: str) -> int:
-    """Run a script with its arguments; errors and exit statuses are the script's own."""
+    """Run a script with its arguments; errors and exit statuses are the script's own.
+
+    --check as its first argument compares a step on all devices with one device before it trains.
+    """
     script = arguments[0]
     path = Path(script)
     why = left_alone(path.read_bytes())
-    sys.argv = [*arguments]
+    # Of a script that has such an option itself it is the script's.
+    checks = "--check" in arguments[1:2] and b"--check" not in path.read_bytes()
+    sys.argv = [script, *arguments[2 if checks else 1 :]]
     sys.path.insert(0, str(path.resolve().parent))
     if why:
         print(f"{called}: {script} runs as it is: {why}", file=sys.stderr, flush=True)
@@ -37,9 +44,21 @@ def main(arguments: Sequence[str], called: str) -> int:
         f"{called} run {script} gives it one device.",
         file=sys.stderr, flush=True,
     )  # fmt: skip
-    with fit.strategy(plan).scope():
+    strategy = fit.strategy(plan)
+    if checks:
+        strategy.before_training = functools.partial(_tell, called)
+    with strategy.scope():
         runpy.run_path(str(path.resolve()), run_name="__main__")
     return 0
+
+
+def _tell(called: str, model: Any, batch: Any) -> None:
+    """Say what a step of a model does on all devices that it does not on one."""
+    from mgpu_helpers import fit
+
+    equal = f"a step of {model.name!r} does on all devices what it does on one."
+    for sentence in fit.check(model, batch) or [equal]:
+        print(f"{called}: {sentence}", file=sys.stderr, flush=True)
 
 
 def left_alone(code: str | bytes) -> str:

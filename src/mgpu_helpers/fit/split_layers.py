@@ -93,6 +93,11 @@ def split_layers(model: Any, devices: Iterable[Any], where: Mapping[str, str]) -
     return model
 
 
+def is_cut(model: Any) -> bool:
+    """Say whether the weights of layers in a model are cut into parts."""
+    return hasattr(vars(model).get("sharded"), "end")
+
+
 def _check_optimizer(model: Any, cuts: Sequence[Cut] = ()) -> None:
     for optimizer in optimizers_of(model):
         kinds = {each.__name__ for each in type(optimizer).__mro__}

@@ -80,11 +80,9 @@ def fit(keras_has: Callable[..., Any]) -> Callable[..., Any]:
         strategy = self.distribute_strategy
         given = signature.bind(self, *args, **named).arguments
         del given["self"]
-        _check_choices(self, strategy)
-        _check_scope(self, strategy)
+        check_model(self, strategy)
         if not getattr(strategy, "of_fit", False):
             return keras_has(self, **given)
-        _check_loop(self, strategy)
         for name, steps in (("x", "steps_per_epoch"), ("validation_data", "validation_steps")):
             _check_end(given.get(name), name, steps, given.get(steps))
         given = {name: batches_of(value) for name, value in given.items()}
@@ -168,17 +166,18 @@ MAKES = {
 def _asking_first(model: Any, step: str, function: Callable[..., Any]) -> Callable[..., Any]:
     import tensorflow as tf
 
-    known = False
-    model.distribute_strategy.forget(getattr(model, step))  # it may be compiled with another loss
+    known, strategy = False, model.distribute_strategy
+    strategy.forget(getattr(model, step))  # it may be compiled with another loss
 
     def first(iterator: Any) -> Any:
         nonlocal known
+        tell = strategy.before_training if step == "train_step" and not known else None
         handed_out = isinstance(iterator, tf.data.Iterator | tf.distribute.DistributedIterator)
         if not handed_out:  # by train_on_batch
             iterator = [whole(data) for data in iterator]
         try:
             # Eagerly it would have begun to change the model before it finds out.
-            if known or not (own_metrics(model) or model.run_eagerly):
+            if known or not (tell or own_metrics(model) or model.run_eagerly):
                 return function(iterator if handed_out else iter(iterator))
         except Unknown as error:
             if known:
@@ -188,7 +187,11 @@ def _asking_first(model: Any, step: str, function: Callable[..., Any]) -> Callab
                 ) from None
         known = True
         batches = list(itertools.islice(iterator, model.steps_per_execution))
-        model.distribute_strategy.ask(model, getattr(model, step), batches[0])
+        if tell:
+            strategy.before_training = None  # it trains a step itself
+            tell(model, batches[0].batch)
+            strategy.before_training = tell
+        strategy.ask(model, getattr(model, step), batches[0])
         if handed_out:
             return function(iter(_again(batches, iterator.element_spec)))
         return function(iter(batches))
@@ -273,6 +276,14 @@ def _go_on(iterator: Any, passes: int, steps: int | None, at_once: int) -> None:
     if times >= begun:
         current = iter(data.skip(seen if size is None else min(seen, size)))
     _private.go_on(iterator, current, seen, batches)
+
+
+def check_model(model: Any, strategy: Any) -> None:
+    """Raise ValueError for a model that the strategy could not train."""
+    _check_choices(model, strategy)
+    _check_scope(model, strategy)
+    if getattr(strategy, "of_fit", False):
+        _check_loop(model, strategy)
 
 
 def _check_scope(model: Any, strategy: Any) -> None:

@@ -1,0 +1,217 @@
+"""`fit.check` trains a step on all devices and on one: what it finds, and that nothing is left."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import numpy as np
+import pytest
+
+import fit_models
+from conftest import run_python
+from fit_models import X, Y
+from mgpu_helpers import fit
+from test_fit_ways import WAYS
+
+CASES = [case for case in fit_models.CASES if case not in ("keras_accumulates", "averaged")]
+QUICK = ("dropped", "own_step", "two_of_each")
+LONG = pytest.mark.thorough
+
+
+def batch_of(tf, given):
+    if isinstance(given["x"], tf.data.Dataset):
+        return next(iter(given["x"]))
+    parts = [given["x"], given["y"], given.get("sample_weight")]
+    there = [each for each in parts if each is not None]
+    return tuple(tf.nest.map_structure(lambda a: tf.constant(a[:10]), each) for each in there)
+
+
+def made(case, scope, keras):
+    keras.utils.set_random_seed(0)
+    with scope:
+        model, given = fit_models.CASES[case]()
+    return model, {"x": X, "y": Y, "batch_size": 10, "shuffle": False, "verbose": 0} | given
+
+
+def copies(strategy, model):
+    """Give the bits of each copy of each variable of a model and its optimizer."""
+    return [
+        copy.numpy() for each in [*model.variables, *model.optimizer.variables]
+        for copy in strategy.experimental_local_results(each.value)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [
+    pytest.param(case, marks=() if case in QUICK else LONG) for case in CASES
+])  # fmt: skip
+def test_a_step_of_all_devices_is_one_devices_and_leaves_no_trace(tf, keras, plan, case):
+    strategy = fit.strategy(plan.devices[:2] if case in QUICK else plan.devices)
+    model, given = made(case, strategy.scope(), keras)
+    model.fit(**given | {"epochs": 1})
+    before, drawn = copies(strategy, model), (random.getstate(), np.random.get_state()[1].tolist())
+    assert fit.check(model, batch_of(tf, given)) == []
+    for was, now in zip(before, copies(strategy, model), strict=True):
+        assert was.tobytes() == now.tobytes()
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == drawn
+    twin, given = made(case, strategy.scope(), keras)
+    twin.fit(**given | {"epochs": 1})
+    assert model.fit(**given).history == twin.fit(**given).history
+
+
+@pytest.mark.parametrize("way, case", [
+    ("parallel", "normalized"),
+    *(pytest.param(way, case, marks=LONG) for way, case in (
+        ("accumulate", "masks"), ("recompute", "dropped"), ("split in pieces", "two_of_each"),
+        ("shard, parallel, accumulate", "positions"), ("split_layers", "gated"),
+    )),
+])  # fmt: skip
+def test_a_changed_model_is_compared_with_itself_unchanged(tf, keras, plan, way, case):
+    strategy = fit.strategy(plan.devices[:1])
+    model, given = fit_models.CASES[case]()
+    WAYS[way].change(model, plan.devices[:2])
+    model.optimizer.build(model.trainable_variables)
+    before = copies(strategy, model)
+    assert fit.check(model, batch_of(tf, {"x": X, "y": Y} | given)) == []
+    for was, now in zip(before, copies(strategy, model), strict=True):
+        assert was.tobytes() == now.tobytes()
+
+
+def test_own_statistics_of_each_device_are_another_training(tf, keras, plan):
+    model, given = fit_models.CASES["dropped"]()
+    fit.parallel(model, plan.devices[:2], batch_norm="average")
+    sentences = fit.check(model, batch_of(tf, {"x": X, "y": Y} | given))
+    assert any("shows loss" in each for each in sentences)
+    assert re.search("of 12 gradients .* by [0-9.]+ times its size", sentences[-1])
+
+
+def own(keras, tf, loss):
+    """Make a model with a train_step of its own, which takes a loss of the squared errors."""
+
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+
+        def call(self, x):
+            return self.dense(x)
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                value = loss((self(x) - y) ** 2)
+            weights = self.trainable_variables
+            self.optimizer.apply(tape.gradient(value, weights), weights)
+            return {"loss": value}
+
+    model = Own()
+    model.compile("sgd")
+    return model
+
+
+@pytest.fixture
+def numbers():
+    draw = np.random.default_rng(1).normal
+    return draw(size=[20, 3]).astype("f"), draw(size=[20, 2]).astype("f")
+
+
+@pytest.mark.parametrize("ours, of, times", [
+    (False, "mean", 2), (True, "sum", 2), (True, "mean", 0.5), (True, None, 0),
+])  # fmt: skip
+def test_the_factor_says_what_was_taken_for_what(tf, keras, plan, plain, numbers, ours, of, times):
+    reduce = tf.reduce_sum if (ours, of) == (True, "mean") else tf.reduce_mean
+
+    def loss(errors):
+        return fit.loss(reduce(errors), of) if ours and of else reduce(errors)
+
+    with (fit.strategy(plan.devices[:2]) if ours else plain).scope():
+        model = own(keras, tf, loss)
+    sentences = fit.check(model, numbers)
+    if not times:
+        assert sentences == []
+    else:
+        assert re.search(f"^2 of 2 gradients .* {times} times as large, as where", sentences[-1])
+
+
+def test_what_depends_on_the_order_in_a_batch_is_not_compared(tf, keras, plan, numbers):
+    with fit.strategy(plan.devices[:2]).scope():
+        model = own(keras, tf, lambda e: fit.loss(tf.reduce_sum(e[0]) * 1.0, "sum"))
+    (sentence,) = fit.check(model, numbers)
+    assert "in another order" in sentence
+
+
+def test_an_error_in_a_step_leaves_no_trace_either(tf, keras, plan, numbers):
+    def loss(errors):
+        with tf.control_dependencies([tf.debugging.Assert(len(numbers[0]) > 20, ["no"])]):
+            return tf.reduce_mean(errors)
+
+    strategy = fit.strategy(plan.devices[:2])
+    with strategy.scope():
+        model = own(keras, tf, loss)
+    model(numbers[0])
+    before = copies(strategy, model)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        fit.check(model, numbers)
+    for was, now in zip(before, copies(strategy, model), strict=True):
+        assert was.tobytes() == now.tobytes()
+    assert model.steps_per_execution == 1 and model.train_function is None
+
+
+def test_a_batch_too_large_for_one_device_is_made_small(tf, keras, plan, numbers):
+    seen = []
+
+    def loss(errors):
+        rows = tf.shape(errors)[0]
+        seen.append(errors.shape[0])
+        much = tf.where(rows > 12, 2**44, 1)
+        return tf.reduce_mean(errors) + 0 * tf.reduce_sum(tf.fill([much], errors[0, 0]))
+
+    with fit.strategy(plan.devices[:2]).scope():
+        model = own(keras, tf, lambda errors: fit.loss(loss(errors), "mean"))
+    assert fit.check(model, numbers) == []
+    assert seen[0] == 20 and 4 in seen
+
+
+@pytest.mark.parametrize("what", ["x", "y"])
+def test_numbers_that_are_none_are_named_with_their_batch(tf, keras, plan, numbers, what):
+    with fit.strategy(plan.devices[:2]).scope():
+        model = own(keras, tf, tf.reduce_mean)
+    x, y = (each.copy() for each in numbers)
+    (x if what == "x" else y)[13, 1] = np.nan if what == "x" else np.inf
+    (sentence,) = fit.check(model, tf.data.Dataset.from_tensor_slices((x, y)).batch(8))
+    assert re.search(f"^{what} of batch 2 has 1 number .* example 5", sentence)
+
+
+def test_a_model_outside_and_a_batch_that_is_too_small_are_named(tf, keras, plan, numbers):
+    model = own(keras, tf, tf.reduce_mean)
+    (sentence,) = fit.check(model, numbers)
+    assert "in no scope" in sentence
+    with fit.strategy(plan.devices[:2]).scope():
+        model = own(keras, tf, tf.reduce_mean)
+    (sentence,) = fit.check(model, tuple(each[:1] for each in numbers))
+    assert "1 example for 2 replicas" in sentence
+
+
+SCRIPT = """
+import sys
+import keras, numpy as np
+keras.utils.set_random_seed(0)
+model = keras.Sequential([keras.Input([3]), keras.layers.Dense(4), keras.layers.Dropout(0.5)])
+model.compile("adam", "mse")
+x = np.random.rand(12, 3)
+print(sys.argv[1:], model.fit(x, x @ np.ones([3, 4]), verbose=0).history)
+"""
+
+
+@LONG
+def test_a_script_is_checked_before_it_trains(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    code = "import sys; from mgpu_helpers.__main__ import main; sys.exit(main({}))"
+    runs = [
+        run_python(code.format([str(script), *options, "--epochs", "3"]), MGPU_MODE="cores")
+        for options in ([], ["--check"])
+    ]
+    assert runs[0].stdout == runs[1].stdout and "['--epochs', '3']" in runs[0].stdout
+    told = "does on all devices what it does on one"
+    assert told in runs[1].stderr and told not in runs[0].stderr
