@@ -279,7 +279,7 @@ print("means of the shards:", *np.round(means, 2), f" their average: {np.mean(me
 # %%
 with plain.scope():
     broken = normed()
-for sentence in fit.check(broken, uneven):
+for sentence in fit.check(broken, uneven, proof=False):
     print(textwrap.fill(sentence, 88, subsequent_indent="  "))
 
 # %%
@@ -364,8 +364,9 @@ close = np.isclose(model.fit(data, verbose=0).history["loss"][0], loss, rtol=0, 
 print("all devices have this loss to 1e-4:", close)
 
 # %% [markdown]
-# `fit.check` found no trap, and the third pass has the same loss on one device as on all. The file
-# holds one copy of everything, the optimizer's state included.
+# `fit.check` found no trap, and the same gradients and variables after a step on all devices as on
+# one; then it put everything back. The third pass has the same loss on one
+# device as on all. The file holds one copy of everything, the optimizer's state included.
 #
 # ## On your own
 #
