@@ -17,10 +17,11 @@ from mgpu_helpers._processes.crew import Crew, named
 from mgpu_helpers._processes.job import Command, Job, log_folder
 from mgpu_helpers._processes.locks import Place
 from mgpu_helpers._processes.pool import chosen, environment, left_alone, look, rank
-from mgpu_helpers._processes.process import seconds
+from mgpu_helpers._processes.process import Running, held_back, seconds
 from mgpu_helpers._processes.terminal import Progress
-from mgpu_helpers.jobs import records
+from mgpu_helpers.jobs.kept import Adopted, Kept
 from mgpu_helpers.jobs.records import Report
+from mgpu_helpers.jobs.rows import CannotWrite, Row, Rows, earlier, mark, refusal
 from mgpu_helpers.jobs.sweep import numbered
 
 RETRY = 0.2  # seconds between two tries for a device that somebody else holds
@@ -105,22 +106,27 @@ def run(
             f"per_device={per_device}, and of MIG devices CUDA gives a process one: leave it at 1."
         )
     seconds("time_limit", time_limit)
-    folder = log_folder(logs)
-    done = records.done(folder / records.FILE) if skip_done else {}
-    held = os.open(folder, os.O_RDONLY)  # a job inherits it, and with it the lock
     try:
+        folder = log_folder(logs)
+        held = os.open(folder, os.O_RDONLY)  # a job inherits it, and with it the lock
+    except OSError as error:
+        raise refusal(logs, error) from None
+    rows = Rows(folder)
+    try:
+        with rows.locked():
+            rows.settle()
         alone = locks.lock_logs(held)
+        jobs, taken = _jobs(titles, words, kind, rows, skip_done, alone)
         queue = Queue(
-            _jobs(titles, words, kind, folder, done, alone), kind, pool, per_device, each,
-            most, devices is None and not busy, time_limit, folder, held, progress,
+            jobs, taken, kind, pool, per_device, each, most, devices is None and not busy,
+            time_limit, rows, skip_done, held, progress,
         )  # fmt: skip
         if not alone:
             text = f"named *.{os.getpid()}.log: others write to {folder}"
-            if skip_done:  # a runner that was killed leaves jobs behind
-                text += ", and what they still run is started again"
             queue.say(f"{'logs':10} {text}")
         return queue.run()
     finally:
+        rows.close()
         os.close(held)
 
 
@@ -143,16 +149,19 @@ def _title(command: tuple[str, ...]) -> str:
 
 
 def _jobs(
-    names: list[str], commands: list[tuple[str, ...]], kind: str, folder: Path,
-    done: records.Done, alone: bool,
-) -> list[Job]:  # fmt: skip
-    """Make the jobs, those as they were that are done; these keep their logs."""
-    kept = {Path(row["log"]).name for rows in done.values() for row in rows}
-    here = os.getcwd()
-    jobs = []
+    names: list[str], commands: list[tuple[str, ...]], kind: str, rows: Rows, skip_done: bool,
+    alone: bool,
+) -> tuple[list[Job], set[str]]:  # fmt: skip
+    """Make the jobs, and list the runs that stand for those that are done and keep their logs."""
+    done, here = rows.done() if skip_done else {}, os.getcwd()
+    stay = [row for each in done.values() for row in each] + list(rows.running.values())
+    kept = {Path(row["log"]).name for row in stay}
+    jobs, taken, folder = [], set(), rows.folder
     for i, (name, command) in enumerate(zip(names, commands, strict=True), 1):
         if done.get((command, here)):
-            jobs.append(records.earlier(name, command, folder, done[command, here].pop()))
+            row = done[command, here].pop()
+            taken.add(mark(row))
+            jobs.append(earlier(name, command, folder, row))
             continue
         stem = f"{i:02d}_" + re.sub(r"[^\w.,=-]+", "_", name)[:100]
         # Where another runner writes to the folder, this one's number is in the names of its logs.
@@ -160,16 +169,16 @@ def _jobs(
         files = (f"{stem}{number}.log" for number in itertools.chain([""] * alone, numbers))
         log = next(folder / file for file in files if file not in kept)
         jobs.append(Job(name, command, kind, log, folder=here))
-    return jobs
+    return jobs, taken
 
 
 class Queue(Crew):
     """Jobs that wait, jobs that run, and the places for them."""
 
     def __init__(
-        self, jobs: list[Job], kind: str, pool: dict[int, str | None], per_device: int, each: int,
-        most: int | None, polite: bool, time_limit: float | None, folder: Path, held: int,
-        progress: bool,
+        self, jobs: list[Job], taken: set[str], kind: str, pool: dict[int, str | None],
+        per_device: int, each: int, most: int | None, polite: bool, time_limit: float | None,
+        rows: Rows, shares: bool, held: int, progress: bool,
     ) -> None:  # fmt: skip
         super().__init__(Progress(progress), time.monotonic())
         self.jobs, self.kind, self.pool, self.each = jobs, kind, pool, each
@@ -180,7 +189,14 @@ class Queue(Crew):
         self.stalled = False  # it was said that all wait for them
         self.look_again: dict[int, float] = {}  # when, on the clock of time.monotonic
         self.ended: dict[int, float] = {}  # when the last job of this runner on a device ended
-        self.time_limit, self.record, self.inherited = time_limit, folder / records.FILE, (held,)
+        self.time_limit, self.inherited, self.rows = time_limit, (held,), rows
+        self.shares = shares  # what others do or have done is not done again
+        self.taken = taken  # the runs that stand for a job already
+        self.old = set(rows.ended)  # what failed before is tried again, and not what fails now
+        self.elsewhere: dict[int, str] = {}  # the runs of jobs that other runners have
+        self.runs: dict[int, str] = {}  # those of this one
+        self.adopted: dict[int, Row] = {}  # and its rows of those that it has taken over
+        self.broken = ""  # why nothing more may start
         self.places = locks.places(kind, pool, per_device)
         for place in self.places:
             place.check()
@@ -196,21 +212,117 @@ class Queue(Crew):
         """Start what waits as places become free, and end what takes too long."""
         for running in self.running.values():
             late = self.time_limit and self.now() - (running.job.start or 0.0) > self.time_limit
-            if late and running.process.poll() is None:
+            if late and isinstance(running, Kept) and not running.has_ended():
                 running.end("timed out")
-        while self.waiting and time.monotonic() >= self.next_try:
+        due = time.monotonic() >= self.next_try and not self.broken
+        if due and self.shares and (self.waiting or self.elsewhere):
+            self.look_around()
+        while self.waiting and time.monotonic() >= self.next_try and not self.broken:
             places = self.claim()
-            if places:
-                i = self.waiting.pop(0)
-                given = environment(places) | {"MGPU_JOB_DEVICE": named(places)}
-                self.start(i, self.jobs[i], places, given)
-            else:
-                self.next_try = time.monotonic() + RETRY
+            if places and not self.begin(places):
+                for place in places:
+                    place.release()
+                self.free += places
+            if not places:
+                break
+        if due:
+            self.next_try = time.monotonic() + RETRY
         if self.waiting and len(self.free) < self.each and not self.running:
             self.give_up()
+        left = len(self.waiting) + len(self.elsewhere)
+        if self.broken and not self.running:
+            raise CannotWrite(
+                f"{self.broken} {counted(left, 'job')} did not start, and nothing is lost of the "
+                "others; the option skip_done goes on later."
+            )
         ran = [self.now() - (running.job.start or 0.0) for running in self.running.values()]
-        self.progress.left(self.jobs, ran, len(self.waiting))
-        return bool(self.waiting or self.running)
+        self.progress.left(self.jobs, ran, left)
+        return bool(left or self.running)
+
+    def begin(self, places: list[Place]) -> bool:
+        """Start the next job on these places, if one is left; say whether it has them now."""
+        try:
+            with self.rows.locked():
+                if self.shares:
+                    self.share()
+                if not self.waiting:
+                    return False
+                i = self.waiting.pop(0)
+                try:
+                    self.start(i, self.jobs[i], places, environment(places) | {
+                        "MGPU_JOB_DEVICE": named(places)})  # fmt: skip
+                except CannotWrite:
+                    self.waiting.insert(0, i)
+                    raise
+        except CannotWrite as error:
+            self.stop(error)
+            return False
+        return True
+
+    def launch(self, job: Job, places: Sequence[Place], environment: dict[str, str]) -> Kept:
+        return Kept(job, places, environment, self.inherited, self.rows)
+
+    def started(self, running: Running) -> None:
+        assert isinstance(running, Kept)
+        number = next(i for i, each in self.running.items() if each is running)
+        self.runs[number] = running.run
+        self.taken.add(running.run)
+
+    def stop(self, error: CannotWrite) -> None:
+        """Start nothing more; what runs goes on to its end."""
+        if not self.broken:
+            self.broken = str(error)
+            if self.running:
+                self.progress.must(f"{'stopping':10} when what runs has ended: {error}")
+
+    def look_around(self) -> None:
+        try:
+            with self.rows.locked():
+                self.share()
+        except CannotWrite as error:
+            self.stop(error)
+
+    def share(self) -> None:
+        """Take what others do or have done of what is next here, with the rows locked."""
+        self.rows.settle()
+        while self.waiting and (row := self.offered(self.jobs[self.waiting[0]])):
+            i = self.waiting.pop(0)
+            self.taken.add(mark(row))
+            self.elsewhere[i] = mark(row)
+            if row["status"] == "running":
+                self.say(f"{'waiting':10} {self.jobs[i].name:12} runs already, as process "
+                         f"{row['pid']} of {row['host']}")  # fmt: skip
+        for i, run in list(self.elsewhere.items()):
+            if row := self.rows.running.get(run):
+                if self.rows.is_here(row) and not self.rows.runner_lives(row):
+                    with held_back():
+                        adopted = Adopted(self.jobs[i], row, self.rows, self.now())
+                        self.running[i], self.adopted[i] = adopted, adopted.row
+                        self.runs[i] = self.elsewhere.pop(i)
+            else:
+                del self.elsewhere[i]
+                self.from_elsewhere(i, self.rows.ended[run])
+
+    def offered(self, job: Job) -> Row | None:
+        """Give a run of the same command that stands for no job yet: done, running, or failed."""
+        rows = self.rows.by_key.get((job.command, job.folder), {}).values()
+        free = [row for row in rows if mark(row) not in self.taken]
+        now = {row["run"] for row in free if "run" in row} - self.old
+        for statuses in ("done", "running"), ("failed", "timed out"):
+            for row in free:
+                if row["status"] in statuses and (row["status"] == "done" or row.get("run") in now):
+                    return row
+        return None
+
+    def from_elsewhere(self, number: int, row: Row) -> None:
+        """Take over what became of a job elsewhere; what was stopped there is to be done here."""
+        if row["status"] == "stopped":
+            self.waiting = sorted([*self.waiting, number])
+            return
+        job = earlier(self.jobs[number].name, self.jobs[number].command, self.rows.folder, row)
+        self.jobs[number] = job
+        seconds = "" if job.seconds is None else f"  {job.seconds:.1f} s"
+        self.say(f"{job.status:10} {job.name:12} by another runner{seconds}")
 
     def result(self) -> Report:
         return Report(tuple(self.jobs), self.now())
@@ -227,12 +339,25 @@ class Queue(Crew):
             self.ended[place.number] = time.monotonic()
         self.free += [place for place in places if place.number in self.pool]
         self.next_try = 0.0
-        self.jobs[number] = job
-        self.say(f"{job.status:10} {job.name:12} on {named(places)}  {job.seconds:.1f} s")
+        run, theirs = self.runs.pop(number, None), self.adopted.pop(number, None)
+        if theirs:
+            ended = job.status != "running"
+            row = self.rows.ended_row(theirs, job.status if ended else None)
+            self.from_elsewhere(number, row)
+            if ended:
+                self.waiting = [i for i in self.waiting if i != number]
+                self.jobs[number] = earlier(job.name, job.command, self.rows.folder, row)
+        else:
+            self.jobs[number], row = job, job.row()
+            self.say(f"{job.status:10} {job.name:12} on {named(places)}  {job.seconds:.1f} s")
         try:
-            records.append(self.record, job)
-        except OSError as error:
-            self.say(f"{'not kept':10} {job.name:12} in {self.record} ({error.strerror})")
+            with self.rows.locked():
+                if run is None:  # it could not be started
+                    self.rows.add(row)
+                else:
+                    self.rows.end(run, row)
+        except CannotWrite as error:
+            self.stop(error)
 
     def claim(self) -> list[Place] | None:
         """Lock the first places that nobody uses, all that a job needs; None where there are none.
