@@ -200,7 +200,8 @@ def test_what_another_runner_stops_is_done_here(cores):
 @pytest.mark.parametrize("end", ["done", "timed out", "orphan"])
 def test_a_child_in_a_session_of_its_own_ends_with_the_job(end, deaf, monkeypatch, cores):
     monkeypatch.setattr(process, "GRACE", 0.2)
-    child = f"{'trap : TERM; ' * deaf}echo $$ > child.new; mv child.new child; while :; do sleep 0.1; done"
+    child = "echo $$ > child.new; mv child.new child; while :; do sleep 0.1; done"
+    child = "trap : TERM; " * deaf + child
     line = f"setsid setsid -f sh -c '{child}'; {until('-e child')}; "
     line += {"done": "true", "timed out": "sleep 60", "orphan": f"touch on; {until('-e go')}"}[end]
     if end == "orphan":
@@ -220,7 +221,7 @@ def test_signals_for_the_keeper_reach_the_job(cores):
         wait_for(Path("on").exists)
         os.kill(rows(ended=False)[0]["pid"], signal.SIGUSR1)
         assert ran.wait(timeout=20) == 0
-    assert rows()[0]["returncode"] == 7 and Path("logs/01_sh.log").read_text() == "usr1\n"
+    assert rows()[0]["returncode"] == 7 and "usr1" in Path("logs/01_sh.log").read_text()
 
 
 def test_a_job_has_the_signals_and_files_of_any_process(cores):
@@ -248,14 +249,13 @@ def test_a_disk_that_is_full_midway_stops_with_a_sentence_and_loses_nothing(core
         "try:\n    jobs.run({1}, devices=[{2}], skip_done=True)\n"
         "except RuntimeError as error: print('END', len(error.report), error)"
     )
-    quiet([sh("true")])
-    size = RECORD.stat().st_size
-    for room in (3 * size, 3 * size + 300, 4 * size):
+    for room in (2000, 3100, 4200):
+        size = RECORD.stat().st_size if RECORD.exists() else 0
         with runner(code.format(size + room, commands, cores[0])) as ran:
             out, error = ran.communicate(timeout=30)
         said = out.splitlines()[-1]
-        assert said.startswith("END 8") and "jobs.jsonl cannot be written (File too large)" in said
-        assert "make room" in said and "did not start" in said, error
+        assert said.startswith("END 8") and "jobs.jsonl cannot be written (" in said, error
+        assert "make room" in said and "did not start" in said
         assert RECORD.read_bytes().endswith(b"\n")
     assert quiet(commands, devices=cores, skip_done=True)[2].ok
     found = counts()
@@ -265,7 +265,7 @@ def test_a_disk_that_is_full_midway_stops_with_a_sentence_and_loses_nothing(core
 @pytest.mark.parametrize("what, says", [
     ("logs is a file", "logs cannot be written .*: move it away"),
     ("jobs.jsonl is a folder", "jobs.jsonl cannot be written .*: move it away"),
-    ("the disk is full", "jobs.jsonl cannot be written .No space left.*: make room"),
+    ("jobs.jsonl is a device", "jobs.jsonl cannot be written .it is no file.: move it away"),
 ])  # fmt: skip
 def test_what_cannot_be_written_is_refused_before_the_first_job(what, says, cores):
     if what == "logs is a file":
@@ -276,6 +276,18 @@ def test_what_cannot_be_written_is_refused_before_the_first_job(what, says, core
     with pytest.raises(RuntimeError, match=says):
         quiet([sh("touch started")] * 2)
     assert not Path("started").exists() and not list(Path().glob("logs/*.log"))
+
+
+def test_a_full_disk_is_refused_before_the_first_job(cores):
+    code = (
+        "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "try:\n    jobs.run([sh('touch started')] * 2)\n"
+        "except RuntimeError as error: print('END', error.report.begun, error)"
+    )
+    with runner(code) as ran:
+        said = ran.communicate(timeout=30)[0].splitlines()[-1]
+    assert said.startswith("END False") and "cannot be written (File too large): make room" in said
+    assert "2 jobs did not start" in said and not Path("started").exists()
 
 
 def test_rows_of_the_start_say_who_runs_what(cores):

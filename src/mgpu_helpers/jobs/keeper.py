@@ -41,9 +41,9 @@ def below(root: int) -> list[tuple[int, int]]:
         return []
     known = {pid: fields for pid in pids if (fields := stat(pid))}
     found, more = {root}, {pid for pid, fields in known.items() if int(fields[3]) == root}
-    while more - found:
+    while more:
         found |= more
-        more = {pid for pid, fields in known.items() if int(fields[1]) in found}
+        more = {pid for pid, fields in known.items() if int(fields[1]) in found} - found
     return [(pid, int(known[pid][2])) for pid in found - {root} if known[pid][0] not in "ZX"]
 
 

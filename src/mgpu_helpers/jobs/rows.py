@@ -17,6 +17,7 @@ import fcntl
 import json
 import os
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,6 +136,8 @@ class Rows:
     def read(self) -> None:
         """Read the lines that have come; those that are no runner's are passed over."""
         about = os.fstat(self.file.fileno())
+        if not stat.S_ISREG(about.st_mode):  # its end may never come
+            raise OSError(errno.ESPIPE, "it is no file")
         if about.st_ino != self.inode or about.st_size < self.read_to:
             self.read_to, self.inode = 0, about.st_ino
         self.file.seek(self.read_to)
