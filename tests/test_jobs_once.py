@@ -109,8 +109,7 @@ def test_an_orphan_is_waited_for_and_ends_with_its_true_status(status, says, lat
     command = orphaned(status, cores[0])
     if late:
         Path("go").touch()
-        wait_for(lambda: not lives(int(Path("pid").read_text())))
-        wait_for(lambda: Path(next(Path("logs/.running").iterdir())).read_text().split())
+        wait_for(lambda: not lives(rows(ended=False)[0]["pid"]))
         assert rows() == []
         report = quiet([command], skip_done=True, devices=cores)
         if status:  # it failed before this run began, and is tried again
