@@ -57,27 +57,30 @@ def run(
 
     A job sees its GPUs only, or is pinned to its cores; MGPU_JOB_DEVICE tells it which. It is ended
     after time_limit seconds: SIGTERM to it and its children, SIGKILL 5 s later. What a job
-    leaves running when it ends is ended in the same way, so that the device is free; a child that
-    starts a session of its own escapes. Output goes to one file a job in the folder `logs`, over
+    leaves running when it ends is ended in the same way, so that the device is free; on Linux also
+    a child with a session of its own. Output goes to one file a job in the folder `logs`, over
     the one of the last run. While another runner or its jobs write there, the names of the files
     have a number, as in `01_train.4711.log`.
 
     A failure does not stop the others. Ctrl-C or an exception here ends all jobs; the exception
     that is raised carries the report as `.report`. On a terminal the last line says what is left.
 
-    As each job ends, a line of JSON about it is added to `jobs.jsonl` in the folder of the logs;
-    `Report.save` names the columns. A job adds its own by printing a JSON object on a line of its
-    output, `print(json.dumps({"loss": loss}))`; the last such line counts, in the last 4 MB. With
+    As each job starts, a line of JSON about it is added to `jobs.jsonl` in the folder of the logs,
+    with the status "running", who runs it and where, and as it ends another with the same `run`;
+    `Report.save` names the columns. A RuntimeError says that they cannot be written, as on a full
+    disk: then nothing more starts, and nothing of what has ended is lost. A job adds columns of its
+    own by printing a JSON object on a line of its output, `print(json.dumps({"loss": loss}))`; the
+    last such line counts, in the last 4 MB. With
     skip_done a command that is done by that file, in the same working directory, is not run again,
-    whatever its name and place; each success is for one job. Edited scripts or a new environment
-    are not noticed.
+    whatever its name and place; each success is for one job. A command that runs is waited for: one
+    of another runner, with which this one shares the work, or one whose runner was killed, which
+    ends with this one. Edited scripts or a new environment are not noticed.
 
     Devices are locked against other runners, of other users too, that use the same temporary
     folder: a job with a device to itself against all of them, one that shares against those that
     do not, and per_device at a time. A job inherits the lock. If the runner is killed, its jobs go
-    on, and their devices stay locked until they have ended. So does the device of a job that
-    started a daemon: the lock is free when the daemon ends, or closes the files it inherited.
-    `lsof /tmp/mgpu-jobs/*` lists the processes that hold a lock.
+    on, each under a small process that notes how it ends, and their devices stay locked until they
+    have ended. `lsof /tmp/mgpu-jobs/*` lists the processes that hold a lock.
 
     >>> import sys
     >>> programs = ["print(1)", "print(2)", "print(3)"]
