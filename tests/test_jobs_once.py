@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import test_jobs
-from conftest import lives, wait_for
+from conftest import ROOT, lives, wait_for
 from mgpu_helpers import jobs
 from mgpu_helpers._processes import process
 from test_jobs import python, runner, sh, until
@@ -295,3 +295,24 @@ def test_rows_of_the_start_say_who_runs_what(cores):
     assert row["status"] == "running" and row["runner"] == os.getpid() and row["pid"] > 0
     assert row["command"] == sh("cat logs/jobs.jsonl") and row["host"] and row["boot"]
     assert int(row["pid_started"]) >= int(row["runner_started"])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("seed", range(10))
+def test_ctrl_c_and_a_closed_terminal_leave_nothing_at_any_moment(seed, number, cores):
+    commands = ["a.sh", "--grid", "n=1,2,3,4", "--skip-done"]
+    Path("a.sh").write_text("echo $$ >> pids; setsid sleep 0.3 & wait\n")
+    code = "from mgpu_helpers.__main__ import main\nprint('up', flush=True)\n"
+    call = [sys.executable, "-c", f"{code}raise SystemExit(main({['run', *commands]}))"]
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    ran = subprocess.Popen(call, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    ran.stdout.readline()
+    time.sleep(random.Random(seed).uniform(0.05, 1.0))
+    ran.send_signal(number)
+    out, error = ran.communicate(timeout=30)
+    pids = Path("pids").read_text().split() if Path("pids").exists() else []
+    assert not any(lives(int(pid)) for pid in pids)
+    assert "Traceback" not in error and ran.returncode in (0, 130, -signal.SIGHUP), error
+    if RECORD.exists() and RECORD.stat().st_size:
+        assert len({row["run"] for row in rows(ended=False)}) == len(rows())

@@ -192,7 +192,6 @@ class Rows:
             _open.add(fd)
             try:
                 os.write(fd, b" " * (keeper.SIZE - 1) + b"\n")
-                os.fsync(fd)
                 locks.lock_logs(fd)
             except BaseException:
                 self.close_file(fd)
