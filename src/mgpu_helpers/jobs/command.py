@@ -42,7 +42,7 @@ from pathlib import Path
 
 from mgpu_helpers._formatting import number, signal_name, whole
 from mgpu_helpers._processes import terminal
-from mgpu_helpers.jobs import queue, sweep
+from mgpu_helpers.jobs import start, sweep
 from mgpu_helpers.jobs.records import Report
 
 WIDTH = 1000  # characters of a line of a log that are shown
@@ -99,7 +99,7 @@ def _run(options: argparse.Namespace, common: list[str]) -> Report:
     names = [sweep.called([name] * named + each) for name, _ in programs for each in own]
     same = {name: value for name, value in vars(options).items()
             if name not in ("scripts", "grid", "each")}  # fmt: skip
-    return queue.run(commands, names=names, **same)
+    return start.run(commands, names=names, **same)
 
 
 def _failed(options: argparse.Namespace, report: Report) -> str:
