@@ -246,7 +246,9 @@ def test_ctrl_c_ends_all_jobs_and_leaves_no_process(times, cores):
             ["never", "not", "started"],
         ]  # fmt: skip
         rows = [json.loads(line) for line in Path("logs/jobs.jsonl").read_text().splitlines()]
-        assert sorted(row["status"] for row in rows) == ["done", "stopped", "stopped"]
+        assert sorted(row["status"] for row in rows) == [
+            "done", "running", "running", "running", "stopped", "stopped",
+        ]  # fmt: skip
     assert jobs.run([sh("true")], devices=cores).ok
 
 

@@ -113,8 +113,13 @@ def test_when_too_few_gpus_are_left_the_rest_is_not_started(vanishing, capfd):
     assert "Too few GPUs are left: 1 job not started" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("data", [b"\n# a comment\n", b"--a 1\n--b 'x\n", b"\xff\xfe\x00"])
-def test_a_file_without_jobs_is_refused(data):
-    Path("file").write_bytes(data)
-    with pytest.raises(ValueError):
+@pytest.mark.parametrize("data, says", [
+    (b"\n# a comment\n", "'file' has no jobs: write"),
+    (b"--a 1\n--b 'x\n", "Line 2 of 'file' cannot .*: close the quotes"),
+    (b"--a 1\n\xff\xfe\x00", "'file' is not UTF-8 in line 2: write"),
+    (None, "'file' cannot be read .Is a directory.: name"),
+])  # fmt: skip
+def test_a_file_without_jobs_is_refused(data, says):
+    Path("file").mkdir() if data is None else Path("file").write_bytes(data)
+    with pytest.raises(ValueError, match=says):
         sweep.lines("file")

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -233,6 +234,36 @@ def test_run_says_what_failed_and_shows_the_end_of_its_log(run_scripts, core):
     assert "no data here" in fails and "caf?" in fails and len(fails) < 2000
     assert killed.startswith("killed, failed, SIGKILL ended it; the end of ")
     assert killed.endswith(":\n(nothing)\n")
+
+
+@pytest.mark.parametrize("line, says", [
+    ("run a.py --each lost.txt", "'lost.txt' cannot be read (No such file or directory): name a"),
+    ("run folder", "'folder' is a folder: name a script in it, or a program."),
+    ("run \"sh -c 'x\"", "In sh -c 'x a quotation mark is not closed: close it, or write"),
+    ("run 'my data'", "as in \"bash 'my data'\"."),
+    ("run a.py --grid 'x=\"1'", "as in 'shape=\"2,3\",\"4,5\"'."),
+    ("run a.py --devices 0,x", "'0,x' is no list of devices: write their numbers with commas, as"),
+    ("run a.py --per-device x", "'x' is no whole number: write it as 2"),
+    ("run a.py --time-limit x", "'x' is no number: write it as 1.5"),
+    ("run a.py --logs a.py", "a.py cannot be written (File exists): move it away, or name another"),
+    ("folder", "'folder' is a folder: name a script in it, as in"),
+    ("trian", "'trian' is no command, and no script that is here: the commands are run, cluster"),
+    ("plan --parameters 7B --budget 80", "80 bytes are no memory: 80GB or 80MB?"),
+    ("plan --parameters 7B --batch x", "'x' is no whole number: write it as 2"),
+    ("lessons a.py", "a.py/notebooks cannot be written (Not a directory): name another folder."),
+])  # fmt: skip
+def test_what_is_asked_wrongly_gets_a_sentence_with_the_remedy(
+    line, says, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "a.py").touch()
+    (tmp_path / "my data").touch()
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MGPU_MODE", "cores")
+    with pytest.raises(SystemExit, match="2"):
+        main(shlex.split(line))
+    said = capsys.readouterr().err
+    assert says in said and not re.search("Errno|invalid|codec|Traceback", said)
 
 
 def logged(folder: Path) -> dict[str, str]:

@@ -109,14 +109,14 @@ mgpu("run train.py --grid lr=0.01,0.1 width=2,16 --skip-done -- --epochs 1")
 mgpu("run train.py --grid lr=0.01,0.1,1 width=16 --skip-done -- --epochs 1")
 
 # %% [markdown]
-# Each time a job ends, the runner adds a line of JSON to `logs/jobs.jsonl`. `read` gives the lines
-# as dictionaries: `name` holds the settings, and `result_accuracy` the accuracy that the job
-# printed; all five jobs have one. The chart shows accuracy against rate, a curve for each width:
+# When a job starts, and when it ends, the runner adds a line of JSON to `logs/jobs.jsonl`. `read`
+# gives those of ended jobs: `name` holds the settings, and `result_accuracy` the accuracy that the
+# job printed; all five have one. The chart shows accuracy against rate, a curve for each width:
 
 # %%
 def read(logs):
     lines = (folder / logs / "jobs.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    return [row for row in map(json.loads, lines) if row["status"] != "running"]
 
 
 # %% tags=["cover"]
@@ -194,8 +194,8 @@ mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs again"
 # %% [markdown]
 # The two finished jobs were skipped, and the failed ones ran again:
 #
-# ![Two starts of four jobs. The first adds four lines to jobs.jsonl: two done and two failed. The
-# second skips the two done, and adds two lines.](pictures/05_again.svg)
+# ![Two starts of four jobs. The first adds to jobs.jsonl how four jobs ended: two done and two
+# failed. The second skips the two done, and adds two lines.](pictures/05_again.svg)
 #
 # After Ctrl-C or a crash (not shown), the same line goes on; a job cut off halfway begins again.
 #
@@ -216,8 +216,7 @@ print("equal results:", results("again") == results("once"), len(results("once")
 print(*sorted(Counter(row["status"] for row in read("again")).items()))
 
 # %% [markdown]
-# In the folder `again` four lines are of finished jobs, no two of the same job, and two lines are
-# of failures.
+# In the folder `again` four rows are of finished jobs, no two of the same job, and two of failures.
 #
 # ## Break it
 #

@@ -87,8 +87,15 @@ def _called(arguments: list[str]) -> int:
     if os.path.isfile(script):
         call = shlex.join([script, *(["--", *arguments[1:]] if arguments[1:] else [])])
         parser.error(f"{script!r} is no command: {called} run {call} gives it a device of its own")
+    if os.path.isdir(script):
+        parser.error(f"{script!r} is a folder: name a script in it, as in {called} train.py")
     if script.endswith(".py"):
         parser.error(f"there is no file {script} here")
+    if script[:1] not in ("", "-"):
+        parser.error(
+            f"{script!r} is no command, and no script that is here: the commands are "
+            f"{', '.join(COMMANDS)}, and {called} train.py runs a script"
+        )
     options = parser.parse_args(arguments)
     if options.command:
         parser.error(f"{options.command} takes no --json: call {called} {options.command} --help")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 import signal
+from argparse import ArgumentTypeError
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -64,6 +65,30 @@ def with_options(text: str, names: Iterable[str]) -> str:
     for name in names:
         text = re.sub(rf"\b{name}=", f"--{name.replace('_', '-')} ", text)
     return text
+
+
+def whole(text: str) -> int:
+    """Read a whole number from a terminal, for argparse.
+
+    >>> whole("2")
+    2
+    """
+    try:
+        return int(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is no whole number: write it as 2") from None
+
+
+def number(text: str) -> float:
+    """Read a number from a terminal, for argparse.
+
+    >>> number("1.5")
+    1.5
+    """
+    try:
+        return float(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is no number: write it as 1.5") from None
 
 
 def error_line(error: BaseException) -> str:

@@ -40,6 +40,10 @@ class Crew(abc.ABC):
     def result(self) -> Any:
         """Give what became of all."""
 
+    def launch(self, job: Job, places: Sequence[Place], environment: dict[str, str]) -> Running:
+        """Start a job's process; an OSError or ValueError says why it cannot be."""
+        return Running(job, places, environment, self.inherited, self.grace)
+
     def started(self, running: Running) -> None:  # noqa: B027  who needs no word of it leaves it
         """Note that a process has started; no signal comes between."""
 
@@ -88,7 +92,7 @@ class Crew(abc.ABC):
         self.say(f"{'start':10} {job.name:12} on {named(places)}")
         try:
             with held_back():
-                running = Running(job, places, environment, self.inherited, self.grace)
+                running = self.launch(job, places, environment)
                 self.running[number] = running
                 self.started(running)
         except (OSError, ValueError) as error:

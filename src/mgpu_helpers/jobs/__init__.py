@@ -7,8 +7,8 @@ be used, and `freest` picks GPUs by hand.
 
 from mgpu_helpers._processes.job import Job
 from mgpu_helpers._processes.pool import allowed, freest
-from mgpu_helpers.jobs.queue import run
 from mgpu_helpers.jobs.records import Report
+from mgpu_helpers.jobs.start import run
 from mgpu_helpers.jobs.sweep import grid
 
 __all__ = ["allowed", "freest", "grid", "Job", "Report", "run"]

@@ -11,10 +11,17 @@ use, the jobs wait. --busy uses them all the same, and so does --devices with th
 A SCRIPT is a Python file, another script (wrapper.sh), a program (nvidia-smi), or one with its own
 arguments in quotes: "python3 -m train --epochs 3".
 
-A line of JSON about each job is added to DIR/jobs.jsonl. The last line that a job prints and that
-is a JSON object is its result. It is in the table at the end, and in that file, where
-{"loss": 0.25} becomes the column result_loss. With pandas, which the extra "tables" installs,
-pandas.read_json("DIR/jobs.jsonl", lines=True) reads it.
+A line of JSON is added to DIR/jobs.jsonl when a job starts, with the status "running", and another
+when it has ended. The last line that a job prints and that is a JSON object is its result. It is in
+the table at the end, and in that file, where {"loss": 0.25} becomes the column result_loss. With
+pandas, which the extra "tables" installs, pandas.read_json("DIR/jobs.jsonl", lines=True) reads it.
+
+With --skip-done each job is done once: what is done by that file is left out, what failed or was
+stopped is tried again, and what still runs, left by a runner that was killed or started by another
+one, is waited for. So the same line, called again or in a second terminal, goes on with the work.
+
+Ctrl-C ends all jobs, with everything that they have started; a second Ctrl-C does not wait for
+them. Where DIR cannot be written, as on a full disk, nothing more starts, and nothing is lost.
 
   %(prog)s train.py --grid width=32,64 seed=0,1,2 --skip-done -- --epochs 3
 
@@ -33,9 +40,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mgpu_helpers._formatting import signal_name
+from mgpu_helpers._formatting import number, signal_name, whole
 from mgpu_helpers._processes import terminal
-from mgpu_helpers.jobs import queue, sweep
+from mgpu_helpers.jobs import start, sweep
 from mgpu_helpers.jobs.records import Report
 
 WIDTH = 1000  # characters of a line of a log that are shown
@@ -56,19 +63,26 @@ def main(arguments: Sequence[str], called: str) -> int:
     own.add_argument("--each", metavar="FILE",
                      help="a job for every line of arguments; - is standard input")  # fmt: skip
     add = parser.add_argument
-    add("--skip-done", action="store_true", help="leave out what DIR/jobs.jsonl says is done")
+    add("--skip-done", action="store_true", help="leave out what is done, and wait for what runs")
     add("--devices", type=numbers, metavar="0,1", help="only these; default: all")
-    add("--free", type=int, metavar="N", help="use N devices at a time, the freest first")
+    add("--free", type=whole, metavar="N", help="use N devices at a time, the freest first")
     add("--busy", action="store_true", help="use also GPUs that others use")
-    add("--per-device", type=int, default=1, metavar="N", help="jobs that share one; default: 1")
-    add("--devices-each", type=int, default=1, metavar="N", help="devices for each job; default: 1")
-    add("--time-limit", type=float, metavar="S", help="seconds for each job")
+    add("--per-device", type=whole, default=1, metavar="N", help="jobs that share one; default: 1")
+    add("--devices-each", type=whole, default=1, metavar="N",
+        help="devices for each job; default: 1")  # fmt: skip
+    add("--time-limit", type=number, metavar="S", help="seconds for each job")
     add("--logs", default="logs", metavar="DIR", help="what they print goes here; default: logs")
     return terminal.command(parser, arguments, _run, _failed)
 
 
 def numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]
+    """Read the numbers of devices."""
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no list of devices: write their numbers with commas, as 0,1"
+        ) from None
 
 
 def _run(options: argparse.Namespace, common: list[str]) -> Report:
@@ -85,7 +99,7 @@ def _run(options: argparse.Namespace, common: list[str]) -> Report:
     names = [sweep.called([name] * named + each) for name, _ in programs for each in own]
     same = {name: value for name, value in vars(options).items()
             if name not in ("scripts", "grid", "each")}  # fmt: skip
-    return queue.run(commands, names=names, **same)
+    return start.run(commands, names=names, **same)
 
 
 def _failed(options: argparse.Namespace, report: Report) -> str:
@@ -115,11 +129,18 @@ def program(word: str) -> tuple[str, list[str]]:
         return Path(word).stem, _of_file(word)
     if shutil.which(word):
         return Path(word).name, [word]
-    first, *rest = shlex.split(word) or [word]
+    try:
+        first, *rest = shlex.split(word) or [word]
+    except ValueError:
+        raise ValueError(
+            f"In {word} a quotation mark is not closed: close it, or write \\' for an apostrophe."
+        ) from None
     if rest:
         name, command = program(first)
         module = len(rest) > 1 and rest[0] == "-m"
         return rest[1] if module else name, [*command, *rest]
+    if os.path.isdir(word):
+        raise ValueError(f"{word!r} is a folder: name a script in it, or a program.")
     raise ValueError(
         f"There is no file {word!r} here, and no program of that name: name a script, a program, "
         "or one with its arguments in quotes, as in 'python -m train'."
@@ -129,8 +150,13 @@ def program(word: str) -> tuple[str, list[str]]:
 def _of_file(word: str) -> list[str]:
     if word.endswith(".py"):
         return [sys.executable, word]
-    with open(word, "rb") as file:
-        first = os.fsdecode(file.readline(256)).strip()
+    try:
+        with open(word, "rb") as file:
+            first = os.fsdecode(file.readline(256)).strip()
+    except OSError as error:
+        raise ValueError(
+            f"{word!r} cannot be read ({error.strerror}): see that it is yours to read."
+        ) from None
     if first.startswith("#!") and len(first) > 2:  # as the system reads it
         return [*first[2:].split(maxsplit=1), word]
     if word.endswith(".sh"):
@@ -139,5 +165,6 @@ def _of_file(word: str) -> list[str]:
         return [word if os.sep in word else f".{os.sep}{word}"]  # or PATH would be searched
     raise ValueError(
         f"{word!r} is no program and no Python file, and its first line names none: begin it with "
-        f"a line as #!/bin/sh, chmod +x it, or name the program too, as in 'bash {word}'."
+        "a line as #!/bin/sh, chmod +x it, or name the program too, as in "
+        f'"bash {shlex.quote(word)}".'
     )

@@ -1,175 +1,36 @@
-"""`run`, and its queue: each job gets the first place that is free, in the order given."""
+"""The queue: each job gets the first place that is free, in the order given."""
 
 from __future__ import annotations
 
-import itertools
-import os
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from mgpu_helpers import nvml
-from mgpu_helpers._formatting import counted, whole_number
+from mgpu_helpers._formatting import counted
 from mgpu_helpers._processes import locks
 from mgpu_helpers._processes.crew import Crew, named
-from mgpu_helpers._processes.job import Command, Job, log_folder
+from mgpu_helpers._processes.job import Job
 from mgpu_helpers._processes.locks import Place
-from mgpu_helpers._processes.pool import chosen, environment, left_alone, look, rank
-from mgpu_helpers._processes.process import seconds
+from mgpu_helpers._processes.pool import environment, left_alone, look, rank
+from mgpu_helpers._processes.process import Running, held_back
 from mgpu_helpers._processes.terminal import Progress
-from mgpu_helpers.jobs import records
+from mgpu_helpers.jobs.kept import Adopted, Kept
 from mgpu_helpers.jobs.records import Report
-from mgpu_helpers.jobs.sweep import numbered
+from mgpu_helpers.jobs.rows import CannotWrite, Row, Rows, earlier, mark
 
 RETRY = 0.2  # seconds between two tries for a device that somebody else holds
 AGAIN = 5.0  # seconds between two looks at GPUs that others use: to ask the driver takes a moment
 LINGERS = 5.0  # seconds for which the GPU of a job that has ended may still seem taken
 
 
-def run(
-    commands: Sequence[Command],
-    *,
-    devices: Sequence[int] | None = None,
-    per_device: int = 1,
-    devices_each: int = 1,
-    free: int | None = None,
-    busy: bool = False,
-    time_limit: float | None = None,
-    logs: str | os.PathLike[str] = "logs",
-    names: Sequence[str] | None = None,
-    skip_done: bool = False,
-    progress: bool = True,
-) -> Report:
-    """Give each command a device to itself, in order, as devices become free.
-
-    `devices` are nvidia-smi's numbers of GPUs, or numbers of cores where there is no GPU; None
-    takes all that are `allowed`. per_device jobs share a device, or each job has devices_each of
-    them. `free` is how many devices are used at a time, the freest first; None uses all. `names`
-    that come twice are numbered.
-
-    GPUs on which other people's processes compute, or of which less than a tenth of the memory is
-    free, are left alone, and one line names them: `nvml.Gpu.others` says what counts. The runner
-    looks before each job, comes back to a GPU that is free again, and waits where all are in use.
-    With busy=True, or `devices` that are named, it does not look.
-
-    A job sees its GPUs only, or is pinned to its cores; MGPU_JOB_DEVICE tells it which. It is ended
-    after time_limit seconds: SIGTERM to it and its children, SIGKILL 5 s later. What a job
-    leaves running when it ends is ended in the same way, so that the device is free; a child that
-    starts a session of its own escapes. Output goes to one file a job in the folder `logs`, over
-    the one of the last run. While another runner or its jobs write there, the names of the files
-    have a number, as in `01_train.4711.log`.
-
-    A failure does not stop the others. Ctrl-C or an exception here ends all jobs; the exception
-    that is raised carries the report as `.report`. On a terminal the last line says what is left.
-
-    As each job ends, a line of JSON about it is added to `jobs.jsonl` in the folder of the logs;
-    `Report.save` names the columns. A job adds its own by printing a JSON object on a line of its
-    output, `print(json.dumps({"loss": loss}))`; the last such line counts, in the last 4 MB. With
-    skip_done a command that is done by that file, in the same working directory, is not run again,
-    whatever its name and place; each success is for one job. Edited scripts or a new environment
-    are not noticed.
-
-    Devices are locked against other runners, of other users too, that use the same temporary
-    folder: a job with a device to itself against all of them, one that shares against those that
-    do not, and per_device at a time. A job inherits the lock. If the runner is killed, its jobs go
-    on, and their devices stay locked until they have ended. So does the device of a job that
-    started a daemon: the lock is free when the daemon ends, or closes the files it inherited.
-    `lsof /tmp/mgpu-jobs/*` lists the processes that hold a lock.
-
-    >>> import sys
-    >>> programs = ["print(1)", "print(2)", "print(3)"]
-    >>> report = run([[sys.executable, "-c", p] for p in programs], progress=False)
-    >>> report.ok, [job.tail for job in report]
-    (True, ['1', '2', '3'])
-    >>> again = run([[sys.executable, "-c", p] for p in programs], skip_done=True, progress=False)
-    >>> again.ok, again[0].status
-    (True, 'done before')
-    """
-    if "MGPU_JOB_DEVICE" in os.environ:
-        raise RuntimeError(
-            f"jobs.run was called inside a job, on {os.environ['MGPU_JOB_DEVICE']}, and would wait "
-            "for ever for that device: start the commands with subprocess.run."
-        )
-    words = _words(commands)
-    titles = numbered([_title(each) for each in words] if names is None else list(map(str, names)))
-    per_device = whole_number("per_device", per_device, "a number of jobs", 1)
-    kind, pool = chosen(devices)
-    what = "a number of devices"
-    most = None if free is None else whole_number("free", free, what, 1, most=len(pool))
-    each = whole_number("devices_each", devices_each, what, 1, most=most or len(pool))
-    if each > 1 and (per_device > 1 or any(str(uuid).startswith("MIG-") for uuid in pool.values())):
-        raise ValueError(
-            f"devices_each={each}, but a job with several devices shares none of them, with "
-            f"per_device={per_device}, and of MIG devices CUDA gives a process one: leave it at 1."
-        )
-    seconds("time_limit", time_limit)
-    folder = log_folder(logs)
-    done = records.done(folder / records.FILE) if skip_done else {}
-    held = os.open(folder, os.O_RDONLY)  # a job inherits it, and with it the lock
-    try:
-        alone = locks.lock_logs(held)
-        queue = Queue(
-            _jobs(titles, words, kind, folder, done, alone), kind, pool, per_device, each,
-            most, devices is None and not busy, time_limit, folder, held, progress,
-        )  # fmt: skip
-        if not alone:
-            text = f"named *.{os.getpid()}.log: others write to {folder}"
-            if skip_done:  # a runner that was killed leaves jobs behind
-                text += ", and what they still run is started again"
-            queue.say(f"{'logs':10} {text}")
-        return queue.run()
-    finally:
-        os.close(held)
-
-
-def _words(commands: Sequence[Command]) -> list[tuple[str, ...]]:
-    if any(isinstance(command, (str, bytes)) for command in commands):
-        raise TypeError(
-            f"commands={commands!r} is not a list of commands, which are lists themselves: use "
-            '[[sys.executable, "a.py"], [sys.executable, "b.py"]].'
-        )
-    words = [tuple(os.fsdecode(word) for word in command) for command in commands]
-    if not words or not all(words):
-        raise ValueError(f"commands={commands!r}: there is none, or one of them is empty.")
-    return words
-
-
-def _title(command: tuple[str, ...]) -> str:
-    """Name a job after its script, or else its program."""
-    scripts = (Path(word).stem for word in command if word.endswith((".py", ".sh")))
-    return next(scripts, Path(command[0]).name)
-
-
-def _jobs(
-    names: list[str], commands: list[tuple[str, ...]], kind: str, folder: Path,
-    done: records.Done, alone: bool,
-) -> list[Job]:  # fmt: skip
-    """Make the jobs, those as they were that are done; these keep their logs."""
-    kept = {Path(row["log"]).name for rows in done.values() for row in rows}
-    here = os.getcwd()
-    jobs = []
-    for i, (name, command) in enumerate(zip(names, commands, strict=True), 1):
-        if done.get((command, here)):
-            jobs.append(records.earlier(name, command, folder, done[command, here].pop()))
-            continue
-        stem = f"{i:02d}_" + re.sub(r"[^\w.,=-]+", "_", name)[:100]
-        # Where another runner writes to the folder, this one's number is in the names of its logs.
-        numbers = (f".{n}" for n in itertools.count(2 if alone else os.getpid()))
-        files = (f"{stem}{number}.log" for number in itertools.chain([""] * alone, numbers))
-        log = next(folder / file for file in files if file not in kept)
-        jobs.append(Job(name, command, kind, log, folder=here))
-    return jobs
-
-
 class Queue(Crew):
     """Jobs that wait, jobs that run, and the places for them."""
 
     def __init__(
-        self, jobs: list[Job], kind: str, pool: dict[int, str | None], per_device: int, each: int,
-        most: int | None, polite: bool, time_limit: float | None, folder: Path, held: int,
-        progress: bool,
+        self, jobs: list[Job], taken: set[str], kind: str, pool: dict[int, str | None],
+        per_device: int, each: int, most: int | None, polite: bool, time_limit: float | None,
+        rows: Rows, shares: bool, held: int, progress: bool,
     ) -> None:  # fmt: skip
         super().__init__(Progress(progress), time.monotonic())
         self.jobs, self.kind, self.pool, self.each = jobs, kind, pool, each
@@ -180,7 +41,14 @@ class Queue(Crew):
         self.stalled = False  # it was said that all wait for them
         self.look_again: dict[int, float] = {}  # when, on the clock of time.monotonic
         self.ended: dict[int, float] = {}  # when the last job of this runner on a device ended
-        self.time_limit, self.record, self.inherited = time_limit, folder / records.FILE, (held,)
+        self.time_limit, self.inherited, self.rows = time_limit, (held,), rows
+        self.shares = shares  # what others do or have done is not done again
+        self.taken = taken  # the runs that stand for a job already
+        self.old = set(rows.ended)  # what failed before is tried again, and not what fails now
+        self.elsewhere: dict[int, str] = {}  # the runs of jobs that other runners have
+        self.runs: dict[int, str] = {}  # those of this one
+        self.adopted: dict[int, Row] = {}  # and its rows of those that it has taken over
+        self.broken = ""  # why nothing more may start
         self.places = locks.places(kind, pool, per_device)
         for place in self.places:
             place.check()
@@ -196,21 +64,117 @@ class Queue(Crew):
         """Start what waits as places become free, and end what takes too long."""
         for running in self.running.values():
             late = self.time_limit and self.now() - (running.job.start or 0.0) > self.time_limit
-            if late and running.process.poll() is None:
+            if late and isinstance(running, Kept) and not running.has_ended():
                 running.end("timed out")
-        while self.waiting and time.monotonic() >= self.next_try:
+        due = time.monotonic() >= self.next_try and not self.broken
+        if due and self.shares and (self.waiting or self.elsewhere):
+            self.look_around()
+        while self.waiting and time.monotonic() >= self.next_try and not self.broken:
             places = self.claim()
-            if places:
-                i = self.waiting.pop(0)
-                given = environment(places) | {"MGPU_JOB_DEVICE": named(places)}
-                self.start(i, self.jobs[i], places, given)
-            else:
-                self.next_try = time.monotonic() + RETRY
+            if places and not self.begin(places):
+                for place in places:
+                    place.release()
+                self.free += places
+            if not places:
+                break
+        if due:
+            self.next_try = time.monotonic() + RETRY
         if self.waiting and len(self.free) < self.each and not self.running:
             self.give_up()
+        left = len(self.waiting) + len(self.elsewhere)
+        if self.broken and not self.running:
+            raise CannotWrite(
+                f"{self.broken} {counted(left, 'job')} did not start, and nothing is lost of the "
+                "others; the option skip_done goes on later."
+            )
         ran = [self.now() - (running.job.start or 0.0) for running in self.running.values()]
-        self.progress.left(self.jobs, ran, len(self.waiting))
-        return bool(self.waiting or self.running)
+        self.progress.left(self.jobs, ran, left)
+        return bool(left or self.running)
+
+    def begin(self, places: list[Place]) -> bool:
+        """Start the next job on these places, if one is left; say whether it has them now."""
+        try:
+            with self.rows.locked():
+                if self.shares:
+                    self.share()
+                if not self.waiting:
+                    return False
+                i = self.waiting.pop(0)
+                try:
+                    self.start(i, self.jobs[i], places, environment(places) | {
+                        "MGPU_JOB_DEVICE": named(places)})  # fmt: skip
+                except CannotWrite:
+                    self.waiting.insert(0, i)
+                    raise
+        except CannotWrite as error:
+            self.stop(error)
+            return False
+        return True
+
+    def launch(self, job: Job, places: Sequence[Place], environment: dict[str, str]) -> Kept:
+        return Kept(job, places, environment, self.inherited, self.rows)
+
+    def started(self, running: Running) -> None:
+        assert isinstance(running, Kept)
+        number = next(i for i, each in self.running.items() if each is running)
+        self.runs[number] = running.run
+        self.taken.add(running.run)
+
+    def stop(self, error: CannotWrite) -> None:
+        """Start nothing more; what runs goes on to its end."""
+        if not self.broken:
+            self.broken = str(error)
+            if self.running:
+                self.progress.must(f"{'stopping':10} when what runs has ended: {error}")
+
+    def look_around(self) -> None:
+        try:
+            with self.rows.locked():
+                self.share()
+        except CannotWrite as error:
+            self.stop(error)
+
+    def share(self) -> None:
+        """Take what others do or have done of what is next here, with the rows locked."""
+        self.rows.settle()
+        while self.waiting and (row := self.offered(self.jobs[self.waiting[0]])):
+            i = self.waiting.pop(0)
+            self.taken.add(mark(row))
+            self.elsewhere[i] = mark(row)
+            if row["status"] == "running":
+                self.say(f"{'waiting':10} {self.jobs[i].name:12} runs already, as process "
+                         f"{row['pid']} of {row['host']}")  # fmt: skip
+        for i, run in list(self.elsewhere.items()):
+            if row := self.rows.running.get(run):
+                if self.rows.is_here(row) and not self.rows.runner_lives(row):
+                    with held_back():
+                        adopted = Adopted(self.jobs[i], row, self.rows, self.now())
+                        self.running[i], self.adopted[i] = adopted, adopted.row
+                        self.runs[i] = self.elsewhere.pop(i)
+            else:
+                del self.elsewhere[i]
+                self.from_elsewhere(i, self.rows.ended[run])
+
+    def offered(self, job: Job) -> Row | None:
+        """Give a run of the same command that stands for no job yet: done, running, or failed."""
+        rows = self.rows.by_key.get((job.command, job.folder), {}).values()
+        free = [row for row in rows if mark(row) not in self.taken]
+        now = {row["run"] for row in free if "run" in row} - self.old
+        for statuses in ("done", "running"), ("failed", "timed out"):
+            for row in free:
+                if row["status"] in statuses and (row["status"] == "done" or row.get("run") in now):
+                    return row
+        return None
+
+    def from_elsewhere(self, number: int, row: Row) -> None:
+        """Take over what became of a job elsewhere; what was stopped there is to be done here."""
+        if row["status"] == "stopped":
+            self.waiting = sorted([*self.waiting, number])
+            return
+        job = earlier(self.jobs[number].name, self.jobs[number].command, self.rows.folder, row)
+        self.jobs[number] = job
+        seconds = "" if job.seconds is None else f"  {job.seconds:.1f} s"
+        self.say(f"{job.status:10} {job.name:12} by another runner{seconds}")
 
     def result(self) -> Report:
         return Report(tuple(self.jobs), self.now())
@@ -227,12 +191,25 @@ class Queue(Crew):
             self.ended[place.number] = time.monotonic()
         self.free += [place for place in places if place.number in self.pool]
         self.next_try = 0.0
-        self.jobs[number] = job
-        self.say(f"{job.status:10} {job.name:12} on {named(places)}  {job.seconds:.1f} s")
+        run, theirs = self.runs.pop(number, None), self.adopted.pop(number, None)
+        if theirs:
+            ended = job.status != "running"
+            row = self.rows.ended_row(theirs, job.status if ended else None)
+            self.from_elsewhere(number, row)
+            if ended:
+                self.waiting = [i for i in self.waiting if i != number]
+                self.jobs[number] = earlier(job.name, job.command, self.rows.folder, row)
+        else:
+            self.jobs[number], row = job, job.row()
+            self.say(f"{job.status:10} {job.name:12} on {named(places)}  {job.seconds:.1f} s")
         try:
-            records.append(self.record, job)
-        except OSError as error:
-            self.say(f"{'not kept':10} {job.name:12} in {self.record} ({error.strerror})")
+            with self.rows.locked():
+                if run is None:  # it could not be started
+                    self.rows.add(row)
+                else:
+                    self.rows.end(run, row)
+        except CannotWrite as error:
+            self.stop(error)
 
     def claim(self) -> list[Place] | None:
         """Lock the first places that nobody uses, all that a job needs; None where there are none.

@@ -1,27 +1,16 @@
-"""What became of the jobs: a report of this run, and a file of JSON lines for the runs to come.
-
-A line of `jobs.jsonl`, in the folder of the logs, is written whole as its job ends. Only a crash of
-the machine or a full disk leaves half a line; it is not read, and the next begins below it.
-"""
+"""What became of the jobs: the report of a run, which is a table when it is printed."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from mgpu_helpers._files import replacing
-from mgpu_helpers._processes.job import COLUMNS, Job, end_of
+from mgpu_helpers._processes.job import Job
 
-Done = dict[tuple[tuple[str, ...], str], list[dict[str, Any]]]  # by command and folder
-
-FILE = "jobs.jsonl"
 SHOWN, WIDEST = 6, 24  # results that a printed report shows, and their most characters
 
 
@@ -102,45 +91,3 @@ def _text(value: Any) -> str:
     if value is None:
         return "-"
     return f"{value:.6g}" if isinstance(value, float) else " ".join(str(value).split())
-
-
-def append(path: Path, job: Job) -> None:
-    """Add a line for a job that ended; an OSError where it cannot be written."""
-    with open(path, "a+b", buffering=0) as file:
-        with contextlib.suppress(OSError):  # this disk has no locks
-            fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(max(0, os.fstat(file.fileno()).st_size - 1))
-        below_half_a_line = file.read() not in (b"", b"\n")
-        file.write(b"\n" * below_half_a_line + json.dumps(job.row()).encode() + b"\n")
-        os.fsync(file.fileno())
-
-
-def done(path: Path) -> Done:
-    """Sort the rows of jobs that are done by command and working directory, the newest last.
-
-    When the same command wrote the same log again, its newest row is the one that counts. Lines
-    that are no runner's are passed over.
-    """
-    newest: dict[Any, dict[str, Any]] = {}
-    for line in path.read_bytes().split(b"\n") if path.is_file() else ():  # a pipe would not end
-        with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
-            row = {name: json.loads(line)[name] for name in COLUMNS} | json.loads(line)
-            key = tuple(row["command"]), row["folder"]
-            newest.pop((key, row["log"]), None)
-            newest[key, row["log"]] = row
-    kept = defaultdict(list)
-    for (key, _), row in newest.items():
-        if row["status"] == "done":
-            kept[key].append(row)
-    return kept
-
-
-def earlier(name: str, command: tuple[str, ...], folder: Path, row: dict[str, Any]) -> Job:
-    """Make a job of a row, done before; its log is in the folder, wherever that was then."""
-    log = folder / Path(row["log"]).name
-    return Job(
-        name, command, row["kind"], log, tuple(row["devices"]), status="done before", returncode=0,
-        tail="\n".join(end_of(log)[-10:]), started_at=row["started_at"], seconds=row["seconds"],
-        result={key[7:]: value for key, value in row.items() if key.startswith("result_")},
-        folder=row["folder"],
-    )  # fmt: skip

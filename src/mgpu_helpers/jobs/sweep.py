@@ -50,25 +50,42 @@ def parsed_grid(texts: Sequence[str]) -> list[list[str]]:
         except csv.Error as error:
             raise ValueError(
                 f"{text!r} cannot be read ({error}): quote what has a comma, "
-                'as in shape="2,3","4,5".'
+                "as in 'shape=\"2,3\",\"4,5\"'."
             ) from None
     return list(grid(**axes).values())
 
 
 def lines(path: str) -> list[list[str]]:
     """Read a file with the arguments of a job on each line; "-" is standard input."""
-    text = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    what = "standard input" if path == "-" else repr(path)
+    try:
+        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        text = data.decode("utf-8-sig")
+    except OSError as error:
+        raise ValueError(
+            f"{what} cannot be read ({error.strerror}): name a file with a line of arguments for "
+            "each job, or - for standard input."
+        ) from None
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise ValueError(
+            f"{what} is not UTF-8 in line {line}: write it as that, as with iconv -t UTF-8."
+        ) from None
     jobs = []
-    for i, line in enumerate(text.decode("utf-8-sig").splitlines(), 1):
+    for i, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("#"):
             continue
         try:
             jobs.append(shlex.split(line))
         except ValueError as error:
-            raise ValueError(f"{path!r}, line {i}, is no list of arguments ({error}).") from None
+            said = str(error)[0].lower() + str(error)[1:]
+            raise ValueError(
+                f"Line {i} of {what} cannot be split into arguments ({said}): close the quotes, or "
+                "write \\' for an apostrophe."
+            ) from None
     jobs = [words for words in jobs if words]
     if not jobs:
-        raise ValueError(f"{path!r} has no jobs: write a line of arguments for each.")
+        raise ValueError(f"{what} has no jobs: write a line of arguments for each.")
     return jobs
 
 

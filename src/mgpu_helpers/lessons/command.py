@@ -85,8 +85,8 @@ def main(arguments: Sequence[str], called: str) -> int:
     try:
         copied = copy(folder)
     except OSError as error:  # ours has a sentence; the system's has a file and a reason
-        said = f"{error.filename or folder} cannot be written: {error.strerror}."
-        parser.error(said if error.strerror else str(error))
+        said = f"{error.filename or folder} cannot be written ({error.strerror})"
+        parser.error(f"{said}: name another folder." if error.strerror else str(error))
     lessons = [path for path in copied if path.suffix == ".ipynb"]
     start = f"jupyter lab {shlex.quote(folder)}, and open notebooks/{lessons[0].name}."
     if not importlib.util.find_spec("jupyterlab"):

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mgpu_helpers import nvml
-from mgpu_helpers._formatting import error_line, with_options
+from mgpu_helpers._formatting import error_line, whole, with_options
 from mgpu_helpers.memory.paper import Paper, on_paper
 from mgpu_helpers.scaling import links
 
@@ -49,9 +49,9 @@ def main(arguments: Sequence[str], called: str) -> int:
     )
     add = parser.add_argument
     add("builds", nargs="?", metavar="SCRIPT:FUNCTION", help="the function that builds the model")
-    add("--batch", type=int, metavar="N", help="examples in a step of the model, of all devices")
-    add("--devices", type=int, default=1, metavar="N", help="that may share a step; default: 1")
-    add("--budget", type=size, metavar="SIZE",
+    add("--batch", type=whole, metavar="N", help="examples in a step of the model, of all devices")
+    add("--devices", type=whole, default=1, metavar="N", help="that may share a step; default: 1")
+    add("--budget", type=budget, metavar="SIZE",
         help="of a device, as 16GB or 40GiB; default: the memory of the smallest GPU here, "
         "if there is one")  # fmt: skip
     add("--optimizer", metavar="NAME", help="default: the model's own, or adam")
@@ -71,21 +71,21 @@ def main(arguments: Sequence[str], called: str) -> int:
         parser.error("give --batch: the examples in a step, of all devices together.")
     if "tensorflow" not in sys.modules:  # nothing is computed that would need a GPU
         os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    budget = options.budget
-    if budget is None:
-        budget = min((gpu.memory_total or math.inf for gpu in nvml.query().gpus), default=math.inf)
+    most = options.budget
+    if most is None:
+        most = min((gpu.memory_total or math.inf for gpu in nvml.query().gpus), default=math.inf)
     try:
         found: Plan | Paper
         if options.parameters:
             found = on_paper(
-                options.parameters, options.devices, budget, precision=options.precision,
+                options.parameters, options.devices, most, precision=options.precision,
                 activations=options.activations, link=LINKS.get(options.link),
             )  # fmt: skip
         else:
             from mgpu_helpers.memory.plan import plan
 
             model = built(options.builds)
-            found = plan(model, options.batch, options.devices, budget, options.optimizer)
+            found = plan(model, options.batch, options.devices, most, options.optimizer)
     except (TypeError, ValueError, OSError) as error:
         parser.error(with_options(error_line(error), vars(options)))
     print(found)
@@ -102,6 +102,18 @@ def size(text: str) -> int:
     if not found or found[2] not in _UNITS:
         raise argparse.ArgumentTypeError(f"{text!r} is no size: write it as 16GB, 40GiB or 300e6")
     return int(float(found[1]) * _UNITS[found[2]])
+
+
+def budget(text: str) -> int:
+    """Read a device's memory: a size of which nobody has to guess the unit.
+
+    >>> budget("16GB")
+    16000000000
+    """
+    if size(text) < 10_000 and re.fullmatch(r"[\d.]+", text.strip()):
+        text = text.strip()
+        raise argparse.ArgumentTypeError(f"{text} bytes are no memory: {text}GB or {text}MB?")
+    return size(text)
 
 
 def count(text: str) -> float:

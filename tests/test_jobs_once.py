@@ -1,0 +1,318 @@
+"""Each job once: after a runner was killed at any moment, and beside another runner."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import test_jobs
+from conftest import ROOT, lives, wait_for
+from mgpu_helpers import jobs
+from mgpu_helpers._processes import process
+from test_jobs import python, runner, sh, until
+from test_jobs_again import RECORD, quiet, rows
+
+here, never_hangs, cores = test_jobs.here, test_jobs.never_hangs, test_jobs.cores
+
+# What ran, with its start and its end, in a file to which a line is added at once.
+TIMES = """
+import os, sys, time
+name, seconds = sys.argv[1], float(sys.argv[2])
+fd = os.open("times", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+os.write(fd, f"start {name}\\n".encode())
+time.sleep(seconds)
+os.write(fd, f"end {name}\\n".encode())
+print(name)
+sys.exit(int(name.startswith("bad")))
+"""
+
+
+def counts() -> Counter:
+    return Counter(Path("times").read_text().splitlines())
+
+
+def killed_after(seconds: float, code: str) -> None:
+    with runner(code) as ran:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            ran.wait(timeout=seconds)
+        ran.kill()
+
+
+def sweep(n: int, seconds: float) -> list[list[str]]:
+    return [python(TIMES, f"{'bad' if i == 1 else 'job'}{i}", seconds) for i in range(n)]
+
+
+def kill_at_random(seed: int, cores: list[int]) -> None:
+    """Kill runners of one sweep, one after the other, and let the last one finish it."""
+    draw = random.Random(seed)
+    commands = sweep(6, 0.15)
+    code = f"jobs.run({commands}, devices={cores}, skip_done=True)"
+    began = time.monotonic()
+    with runner("print('up', flush=True)") as ran:  # how long the imports take here
+        ran.stdout.readline()
+    up = time.monotonic() - began
+    for _ in range(2):
+        killed_after(up + draw.uniform(0, 0.5), code)
+    report = quiet(commands, devices=cores, skip_done=True)
+    found = counts()
+    # What fails may be tried again by the next runner, and is never beside itself; no other is.
+    assert found["start bad1"] == found["end bad1"] >= 1
+    assert {found[f"{what} job{i}"] for what in ("start", "end") for i in (0, 2, 3, 4, 5)} == {1}
+    assert [job.ok for job in report] == [True, False, *[True] * 4]
+    assert report[1].returncode == 1 and [job.tail for job in report][2:] == [
+        f"job{i}" for i in range(2, 6)
+    ]
+    begun = {row["run"] for row in rows(ended=False) if row["status"] == "running"}
+    ended = Counter(row["run"] for row in rows(ended=False) if row["status"] != "running")
+    assert set(ended) == begun and set(ended.values()) == {1}
+    assert not list(Path("logs/.running").iterdir())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_runner_killed_at_any_moment_leaves_each_job_to_be_done_once(seed, cores):
+    kill_at_random(seed, cores)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(100, 130))
+def test_a_runner_killed_at_thirty_moments_leaves_each_job_to_be_done_once(seed, cores):
+    kill_at_random(seed, cores)
+
+
+ORPHAN = f"echo $$ > pid.new; mv pid.new pid; {until('-e go')}; echo '{{{{\"n\": 1}}}}'; exit {{}}"
+
+
+def orphaned(status: int, core: int) -> list[str]:
+    """Leave a job whose runner was killed; give its command."""
+    command = sh(ORPHAN.format(status))
+    with runner(f"jobs.run([{command}], devices=[{core}], names=['train'])") as killed:
+        wait_for(Path("pid").exists)
+        killed.kill()
+        killed.wait()
+    return command
+
+
+@pytest.mark.parametrize("status, says", [(0, "done"), (3, "failed")])
+@pytest.mark.parametrize("late", [False, True])
+def test_an_orphan_is_waited_for_and_ends_with_its_true_status(status, says, late, cores):
+    """Or, late, what it did without any runner is found."""
+    command = orphaned(status, cores[0])
+    if late:
+        Path("go").touch()
+        wait_for(lambda: not lives(rows(ended=False)[0]["pid"]))
+        assert rows() == []
+        report = quiet([command], skip_done=True, devices=cores)
+        if status:  # it failed before this run began, and is tried again
+            assert [row["status"] for row in rows()] == ["failed"] * 2
+            return
+    else:
+        again = f"r = jobs.run([{command}], devices={cores}, names=['train'], skip_done=True)[0]\n"
+        again += "print('END', r.status, r.returncode, r.result, r.tail)"
+        with runner(again) as ran:
+            assert ran.stdout.readline().split()[:3] == ["logs", "named", f"*.{ran.pid}.log:"]
+            assert ran.stdout.readline().startswith("waiting    train        runs already, as")
+            Path("go").touch()
+            out = ran.communicate(timeout=20)[0].splitlines()[-1]
+        shown = "done before" if says == "done" else says
+        assert out == f"END {shown} {status} {{'n': 1}} {{\"n\": 1}}"
+        report = [None]
+    (row,) = rows()
+    assert (row["status"], row["returncode"], row["result_n"]) == (says, status, 1)
+    assert report[0] is None or report[0].status == "done before"
+
+
+def test_ctrl_c_ends_an_orphan_too(cores):
+    command = orphaned(0, cores[0])
+    with runner(f"jobs.run([{command}], devices={cores}, skip_done=True)") as ran:
+        wait_for(lambda: f'"runner": {ran.pid},' in RECORD.read_text())
+        ran.send_signal(signal.SIGINT)
+        assert ran.wait(timeout=20) != 0
+    assert not lives(int(Path("pid").read_text()))
+    assert [row["status"] for row in rows()] == ["stopped"]
+
+
+@pytest.mark.parametrize("which", ["keeper", "both"])
+def test_a_job_whose_keeper_was_killed_is_done_again(which, cores):
+    """It ends with its keeper: nobody would know how it ended."""
+    command = sh("echo x >> ran; echo $$; sleep ${SLEEPS:-0}")
+    code = f"jobs.run([{command}], devices=[{cores[0]}])"
+    with runner(f"import os; os.environ['SLEEPS'] = '60'; {code}") as one:
+        wait_for(lambda: Path("logs/01_sh.log").exists() and Path("logs/01_sh.log").read_text())
+        if which == "both":
+            one.kill()
+            one.wait()
+        os.kill(rows(ended=False)[0]["pid"], signal.SIGKILL)
+        wait_for(lambda: not lives(int(Path("logs/01_sh.log").read_text())))
+        if which == "keeper":
+            assert one.wait(timeout=20) == 0 and rows()[0]["status"] == "failed"
+    assert quiet([command], devices=cores, skip_done=True)[0].status == "done"
+    assert [row["status"] for row in rows()] == [
+        {"both": "stopped", "keeper": "failed"}[which], "done"
+    ]  # fmt: skip
+    assert Path("ran").read_text().split() == ["x", "x"]
+
+
+def test_two_runners_of_one_sweep_share_the_work(cores):
+    commands = sweep(10, 0.1)
+    code = "r = jobs.run({}, devices=[{}], skip_done=True)\nprint('END', *[j.ok for j in r])"
+    with runner(code.format(commands, cores[0])) as one:
+        with runner(code.format(commands, cores[1])) as two:
+            ends = [ran.communicate(timeout=50)[0].splitlines()[-1] for ran in (one, two)]
+    want = " ".join(["END True False", *["True"] * 8])
+    assert ends == [want, want]
+    assert set(counts().values()) == {1} and len(counts()) == 20
+    cores_of = {tuple(row["devices"]) for row in rows()}
+    assert cores_of == {(cores[0],), (cores[1],)}
+
+
+def test_what_another_runner_stops_is_done_here(cores):
+    command = sh(f"echo x >> ran; {until('-e go')}")
+    with runner(f"jobs.run([{command}], devices=[{cores[0]}])") as one:
+        wait_for(Path("ran").exists)
+        code = f"print(jobs.run([{command}], devices=[{cores[1]}], skip_done=True).ok)"
+        with runner(code) as two:
+            assert two.stdout.readline().startswith("logs")
+            assert two.stdout.readline().startswith("waiting")
+            one.send_signal(signal.SIGINT)
+            Path("go").touch()
+            assert one.wait(timeout=20) != 0
+            assert two.communicate(timeout=20)[0].endswith("True\n")
+    assert Path("ran").read_text().split() in (["x"] * 2, ["x"])
+    assert [row["status"] for row in rows()][-1] == "done"
+
+
+# --- what a job leaves running ---
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux who started whom")
+@pytest.mark.parametrize("deaf", [False, True])
+@pytest.mark.parametrize("end", ["done", "timed out", "orphan"])
+def test_a_child_in_a_session_of_its_own_ends_with_the_job(end, deaf, monkeypatch, cores):
+    monkeypatch.setattr(process, "GRACE", 0.2)
+    child = "echo $$ > child.new; mv child.new child; while :; do sleep 0.1; done"
+    child = "trap : TERM; " * deaf + child
+    line = f"setsid setsid -f sh -c '{child}'; {until('-e child')}; "
+    line += {"done": "true", "timed out": "sleep 60", "orphan": f"touch on; {until('-e go')}"}[end]
+    if end == "orphan":
+        with runner(f"process.GRACE = 0.2\njobs.run([{sh(line)}], devices=[{cores[0]}])") as killed:
+            wait_for(Path("on").exists)
+            killed.kill()
+        Path("go").touch()
+        wait_for(lambda: not lives(int(Path("child").read_text())))
+        return
+    report = quiet([sh(line)], time_limit=2 if end == "timed out" else None)
+    assert report[0].status == end and not lives(int(Path("child").read_text()))
+
+
+def test_signals_for_the_keeper_reach_the_job(cores):
+    heeds = "trap 'echo usr1; exit 7' USR1; touch on; while :; do sleep 0.05; done"
+    with runner(f"jobs.run([{sh(heeds)}], devices=[{cores[0]}])") as ran:
+        wait_for(Path("on").exists)
+        os.kill(rows(ended=False)[0]["pid"], signal.SIGUSR1)
+        assert ran.wait(timeout=20) == 0
+    assert rows()[0]["returncode"] == 7 and "usr1" in Path("logs/01_sh.log").read_text()
+
+
+def test_a_job_has_the_signals_and_files_of_any_process(cores):
+    """Not Python's ignored SIGPIPE, nor a mask, nor the file in which its end is written."""
+    code = (
+        "import os, signal\n"
+        "print(open('/proc/self/status').read().split('SigBlk:')[1].split()[0].strip('0'))\n"
+        "print(*(os.readlink(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd')\n"
+        "        if os.path.exists(f'/proc/self/fd/{fd}')))\n"
+    )
+    report = jobs.run([python(code), sh("yes | head -1; kill -PIPE $$")], devices=cores[:1])
+    blocked, files = report[0].log.read_text().splitlines()
+    assert blocked == "" and ".running" not in files and "/dev/null" in files
+    assert report[1].returncode == -signal.SIGPIPE
+
+
+# --- what cannot be written ---
+
+
+def test_a_disk_that_is_full_midway_stops_with_a_sentence_and_loses_nothing(cores):
+    """A limit on the size of a file stands for it."""
+    commands = sweep(8, 0.05)
+    code = (
+        "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, ({0}, {0}))\n"
+        "try:\n    jobs.run({1}, devices=[{2}], skip_done=True)\n"
+        "except RuntimeError as error: print('END', len(error.report), error)"
+    )
+    for room in (2000, 3100, 4200):
+        size = RECORD.stat().st_size if RECORD.exists() else 0
+        with runner(code.format(size + room, commands, cores[0])) as ran:
+            out, error = ran.communicate(timeout=30)
+        said = out.splitlines()[-1]
+        assert said.startswith("END 8") and "jobs.jsonl cannot be written (" in said, error
+        assert "make room" in said and "did not start" in said
+        assert RECORD.read_bytes().endswith(b"\n")
+    assert quiet(commands, devices=cores, skip_done=True)[2].ok
+    found = counts()
+    assert {found[f"start job{i}"] for i in (0, *range(2, 8))} == {1}
+
+
+@pytest.mark.parametrize("what, says", [
+    ("logs is a file", "logs cannot be written .*: move it away"),
+    ("jobs.jsonl is a folder", "jobs.jsonl cannot be written .*: move it away"),
+    ("jobs.jsonl is a device", "jobs.jsonl cannot be written .it is no file.: move it away"),
+])  # fmt: skip
+def test_what_cannot_be_written_is_refused_before_the_first_job(what, says, cores):
+    if what == "logs is a file":
+        Path("logs").touch()
+    else:
+        Path("logs").mkdir()
+        RECORD.mkdir() if "folder" in what else RECORD.symlink_to("/dev/full")
+    with pytest.raises(RuntimeError, match=says):
+        quiet([sh("touch started")] * 2)
+    assert not Path("started").exists() and not list(Path().glob("logs/*.log"))
+
+
+def test_a_full_disk_is_refused_before_the_first_job(cores):
+    code = (
+        "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "try:\n    jobs.run([sh('touch started')] * 2)\n"
+        "except RuntimeError as error: print('END', error.report.begun, error)"
+    )
+    with runner(code) as ran:
+        said = ran.communicate(timeout=30)[0].splitlines()[-1]
+    assert said.startswith("END False") and "cannot be written (File too large): make room" in said
+    assert "2 jobs did not start" in said and not Path("started").exists()
+
+
+def test_rows_of_the_start_say_who_runs_what(cores):
+    quiet([sh("cat logs/jobs.jsonl")], devices=cores[:1])
+    row = json.loads(Path("logs/01_sh.log").read_text())
+    assert row["status"] == "running" and row["runner"] == os.getpid() and row["pid"] > 0
+    assert row["command"] == sh("cat logs/jobs.jsonl") and row["host"] and row["boot"]
+    assert int(row["pid_started"]) >= int(row["runner_started"])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("seed", range(10))
+def test_ctrl_c_and_a_closed_terminal_leave_nothing_at_any_moment(seed, number, cores):
+    commands = ["a.sh", "--grid", "n=1,2,3,4", "--skip-done"]
+    Path("a.sh").write_text("echo $$ >> pids; setsid sleep 0.3 & wait\n")
+    code = "from mgpu_helpers.__main__ import main\nprint('up', flush=True)\n"
+    call = [sys.executable, "-c", f"{code}raise SystemExit(main({['run', *commands]}))"]
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    ran = subprocess.Popen(call, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    ran.stdout.readline()
+    time.sleep(random.Random(seed).uniform(0.05, 1.0))
+    ran.send_signal(number)
+    out, error = ran.communicate(timeout=30)
+    pids = Path("pids").read_text().split() if Path("pids").exists() else []
+    assert not any(lives(int(pid)) for pid in pids)
+    assert "Traceback" not in error and ran.returncode in (0, 130, -signal.SIGHUP), error
+    if RECORD.exists() and RECORD.stat().st_size:
+        assert len({row["run"] for row in rows(ended=False)}) == len(rows())
