@@ -23,7 +23,7 @@ def never_hangs():
 
 
 def run(script, folder, *args, **options):
-    return cluster.run(script, list(args), logs=folder / "logs", startup=STARTUP, progress=False,
+    return cluster.run(script, list(args), logs=folder / "logs", stalled=STARTUP, progress=False,
                        grace=1.0, **options)  # fmt: skip
 
 

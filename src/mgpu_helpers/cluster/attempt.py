@@ -22,7 +22,9 @@ from mgpu_helpers._processes.process import Running, stat
 from mgpu_helpers._processes.terminal import Progress
 from mgpu_helpers.cluster import addresses, guard, worker
 from mgpu_helpers.cluster.report import Attempt
-from mgpu_helpers.cluster.verdict import Worker, last, stuck, verdict, without_noise
+from mgpu_helpers.cluster.stacks import doing
+from mgpu_helpers.cluster.verdict import Worker, last, nothing_for, stuck, verdict, without_noise
+from mgpu_helpers.cluster.watch import Watch
 
 TAIL, WIDTH = 15, 1000  # lines of a log in the report, and characters of each
 
@@ -35,10 +37,11 @@ class Run:
     shares: dict[int, list[Place]]  # the devices of each worker of this machine, by its index
     folder: Path  # of the logs
     grace: float
-    startup: float
+    stalled: float  # seconds without anything that goes on
     began: float  # on the clock of time.monotonic, as the next
     end: float  # when the time limit is over
     progress: Progress
+    quiet: bool  # do not show what worker 0 prints
 
     def log(self, index: int, number: int) -> Path:
         """Return the log of a worker in an attempt."""
@@ -54,7 +57,9 @@ class Workers(Crew):
         self.first_start = time.monotonic()
         self.workers: dict[int, Worker] = {}
         self.missing: int | None = None  # who failed and why, where that is known before the end
-        self.why = ""
+        self.why = self.doing = ""
+        self.watches: dict[int, Watch] = {}
+        self.looks_at = 0.0
         self.ending = False
         self.pipe, self.end_of_pipe = os.pipe()
         self.inherited, self.grace = (self.end_of_pipe,), run.grace
@@ -76,6 +81,12 @@ class Workers(Crew):
                 given["MGPU_JOB_DEVICE"] = named(places)
             self.workers[index] = Worker(job)
             self.start(index, job, places, given)
+            if running := self.running.get(index):
+                shown = self.show if index == 0 and not self.asked.quiet else None
+                self.watches[index] = Watch(running.process.pid, job.log, shown)
+
+    def show(self, lines: str) -> None:
+        self.say("\n".join(f"[worker 0] {line[:WIDTH]}" for line in lines.split("\n")))
 
     def started(self, running: Running) -> None:
         self.tell_guard(running.process.pid)
@@ -92,6 +103,9 @@ class Workers(Crew):
             for line in os.read(self.pipe, 65536).decode().splitlines():
                 index, event, at = line.split()
                 self.workers[int(index)].says(event, float(at))
+                self.watches[int(index)].says(event, float(at))
+        for watch in self.watches.values():
+            watch.read()
         super().collect()
 
     def left(self, number: int, running: Running) -> None:
@@ -122,21 +136,35 @@ class Workers(Crew):
                 running.end("stopped")
         if self.ending:
             return bool(self.running)
-        late = [index for index, one in self.workers.items()
-                if one.waits is not None and now > one.waits + self.asked.startup]  # fmt: skip
         if any(one.failed is not None for one in self.workers.values()):
             for index, running in self.running.items():
                 self.workers[index].state = stat(running.process.pid)[0]
             self.end_all("stopped")
-        elif late:
-            self.why, self.missing = stuck(
-                self.workers, self.addresses, min(late), self.asked.startup
-            )
+        elif self.stalls(now):
             self.end_all("timed out")
         elif now > self.asked.end:
             self.why = "The time limit is over."
             self.end_all("timed out")
         return bool(self.running)
+
+    def stalls(self, now: float) -> bool:
+        """Say whether nothing goes on in any worker, and what they did then."""
+        limit = self.asked.stalled
+        watches = {index: self.watches[index] for index in self.running}
+        if now < self.looks_at or not watches:
+            return False
+        self.looks_at = now + min(5.0, limit / 10)
+        for watch in watches.values():
+            watch.look(limit)
+        if time.monotonic() <= max(watch.moved for watch in watches.values()) + limit:
+            return False
+        waiting = [index for index, one in self.workers.items() if one.waits is not None]
+        if waiting:
+            self.why, self.missing = stuck(self.workers, self.addresses, min(waiting), now)
+        else:
+            self.why = nothing_for(limit)
+        self.doing = doing(watches)
+        return True
 
     def end_all(self, status: str) -> None:
         self.ending = True
@@ -148,6 +176,8 @@ class Workers(Crew):
         if job.pid is None:
             raise RuntimeError(f"{job.name} cannot be started: {job.tail}")
         self.tell_guard(-job.pid)
+        if number in self.watches:
+            self.watches[number].close()
         tail = [line[:WIDTH] for line in last(without_noise(end_of(job.log)), TAIL)]
         with contextlib.suppress(OSError):  # the folder was removed
             if job.returncode and not shutil.disk_usage(job.log.parent).free:
@@ -171,7 +201,7 @@ class Workers(Crew):
                 "compile the model in `with fit.strategy(devices.setup()).scope():`."
             )
         return Attempt(
-            self.number, self.addresses, tuple(jobs.values()), first, why, seconds, note
+            self.number, self.addresses, tuple(jobs.values()), first, why, seconds, note, self.doing
         )
 
     def close(self) -> None:

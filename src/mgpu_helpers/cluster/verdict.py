@@ -160,7 +160,7 @@ def _killed(worker: Worker) -> bool:
 
 
 def stuck(
-    workers: Mapping[int, Worker], addresses: Sequence[str], index: int, startup: float
+    workers: Mapping[int, Worker], addresses: Sequence[str], index: int, now: float
 ) -> tuple[str, int | None]:
     """Say whom a worker waits for in the strategy's constructor, and who has not come."""
     absent, present = {}, []
@@ -175,7 +175,7 @@ def stuck(
         else:
             present.append(f"worker {other}")
     text = (
-        f"Worker {index} waited {startup:g} s in the constructor of "
+        f"Worker {index} waited {now - (workers[index].waits or now):.0f} s in the constructor of "
         f"MultiWorkerMirroredStrategy. There: {', '.join(present)}. "
     )
     if not absent:
@@ -184,3 +184,11 @@ def stuck(
             "(cluster.check), and look for a proxy or a firewall between them."
         ), None
     return text + f"Missing: {', '.join(absent.values())}.", min(absent)
+
+
+def nothing_for(seconds: float) -> str:
+    """Say that no worker went on for so long."""
+    return (
+        f"Nothing went on for {seconds:g} s: no step, no line of output, and nothing compiled, "
+        "read or saved. Where that was work, let it print something, or give stalled more seconds."
+    )
