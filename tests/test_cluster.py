@@ -365,7 +365,7 @@ def test_a_launcher_that_is_ended_leaves_no_process(name):
     if name == "SIGKILL":
         assert ran.returncode == -9
     else:
-        assert (ran.returncode, err) == (130, "")
+        assert (ran.returncode, err) == (143, "")
         assert out.count("stopped") >= 2 and "It was stopped." in out
 
 

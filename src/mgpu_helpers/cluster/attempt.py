@@ -23,7 +23,15 @@ from mgpu_helpers._processes.terminal import Progress
 from mgpu_helpers.cluster import addresses, guard, worker
 from mgpu_helpers.cluster.report import Attempt
 from mgpu_helpers.cluster.stacks import doing
-from mgpu_helpers.cluster.verdict import Worker, last, nothing_for, stuck, verdict, without_noise
+from mgpu_helpers.cluster.verdict import (
+    SAVED,
+    Worker,
+    last,
+    nothing_for,
+    stuck,
+    verdict,
+    without_noise,
+)
 from mgpu_helpers.cluster.watch import Watch
 
 TAIL, WIDTH = 15, 1000  # lines of a log in the report, and characters of each
@@ -99,14 +107,17 @@ class Workers(Crew):
 
     def collect(self) -> None:
         """Read what the workers said, and note those that have ended."""
+        self.hear()
+        for watch in self.watches.values():
+            watch.read()
+        super().collect()
+
+    def hear(self) -> None:
         while select.select([self.pipe], [], [], 0)[0]:
             for line in os.read(self.pipe, 65536).decode().splitlines():
                 index, event, at = line.split()
                 self.workers[int(index)].says(event, float(at))
                 self.watches[int(index)].says(event, float(at))
-        for watch in self.watches.values():
-            watch.read()
-        super().collect()
 
     def left(self, number: int, running: Running) -> None:
         """Note that a worker's process has ended, and whether it failed by itself.
@@ -117,6 +128,11 @@ class Workers(Crew):
         if one.left is not None:
             return
         one.left, one.waits = now, None
+        if one.saves:  # its children were left alone until now
+            running.status = None
+            running.end("stopped")
+        if one.saved:
+            return
         told = running.status in ("stopped", "timed out")
         heeded = told and (code >= 0 or code == -signal.SIGTERM)
         killed = running.kill_at is not None and now >= running.kill_at
@@ -132,6 +148,8 @@ class Workers(Crew):
             one = self.workers[index]  # it may hang in what it does at its end
             if one.raised is not None and now > one.raised + self.asked.grace:
                 running.end("failed")
+            elif one.saved is not None and now > one.saved + self.asked.grace:
+                running.end("stopped")
             elif one.done is not None and self.ending and now > one.done + self.asked.grace:
                 running.end("stopped")
         if self.ending:
@@ -166,6 +184,22 @@ class Workers(Crew):
         self.doing = doing(watches)
         return True
 
+    def stop(self, number: int, running: Running) -> None:
+        """Ask a worker to end; one that is in a fit with a backup saves first, and may take long.
+
+        Only the worker itself is told: it may need the processes that load its data once more.
+        """
+        self.hear()  # it may have become ready just now
+        one = self.workers[number]
+        if not one.ready or one.left is not None or running.status is not None:
+            running.end("stopped")
+            return
+        self.say(f"{'saving':10} worker {number:<5} Ctrl-C ends it at once")
+        running.status, one.saves = "stopped", True
+        running.kill_at = time.monotonic() + self.asked.stalled
+        with contextlib.suppress(OSError):  # it has ended
+            os.kill(running.process.pid, signal.SIGTERM)
+
     def end_all(self, status: str) -> None:
         self.ending = True
         for index, running in self.running.items():
@@ -182,7 +216,9 @@ class Workers(Crew):
         with contextlib.suppress(OSError):  # the folder was removed
             if job.returncode and not shutil.disk_usage(job.log.parent).free:
                 tail.append("(The disk of the logs is full: what it said after that is lost.)")
-        self.workers[number].job = replace(job, tail="\n".join(tail))
+        saved = self.workers[number].saved is not None
+        job = replace(job, tail="\n".join(tail), status="saved" if saved else job.status)
+        self.workers[number].job = job
         self.say(f"{job.status:10} {job.name:12} {job.seconds:.1f} s")
 
     def result(self) -> Attempt:
@@ -192,6 +228,8 @@ class Workers(Crew):
             first, why = verdict(self.workers, self.addresses, self.first_start)
             if first in jobs and jobs[first].status == "stopped":
                 jobs[first] = replace(jobs[first], status="failed")
+        elif not why and any(job.status == "saved" for job in jobs.values()):
+            why = SAVED
         elif not why and not all(job.ok for job in jobs.values()):
             why = "It was stopped."
         seconds, ours, note = time.monotonic() - self.first_start, self.workers.values(), ""

@@ -11,19 +11,29 @@ are ended, too, when nothing goes on in any of them for --stalled seconds: no st
 output, and nothing compiled, read or saved. Then the last line of each is shown, and the stack of
 its Python. TensorFlow listens on all interfaces of a machine: close its ports to strangers.
 
-exit status: 0 when all ended well, 1 when a worker failed, 2 when nothing could be started, 124
-when nothing went on or the time limit was over, 130 when stopped by Ctrl-C.
+Ctrl-C, SIGTERM and SIGHUP end all workers. In a fit with Keras's BackupAndRestore, on a model of
+fit.strategy(), all of them save after the same step first, and the next start of this command goes
+on with that step, to the same bits. SIGTERM at a worker does the same. Slurm sends it with --signal
+before a job's time is over. Without such a signal, as after a crash, a pass is begun again: give
+BackupAndRestore no save_freq, for after a number of steps it saves what the pass, begun again, does
+once more; that is Keras's own fault. At a second Ctrl-C all end at once.
+
+exit status: 0 when all ended well, 1 when a worker failed, 2 when nothing could be started, 75 when
+all have saved, 124 when nothing went on or the time limit was over, 130 when stopped by Ctrl-C, 143
+by SIGTERM and 129 by SIGHUP without having saved.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from mgpu_helpers._processes import terminal
 from mgpu_helpers.cluster.addresses import from_slurm
 from mgpu_helpers.cluster.launch import run
-from mgpu_helpers.cluster.report import Report
+from mgpu_helpers.cluster.report import SAVED, Report
 
 
 def main(arguments: Sequence[str], called: str) -> int:
@@ -58,12 +68,44 @@ def main(arguments: Sequence[str], called: str) -> int:
     ended: list[int] = []
 
     def start(options: argparse.Namespace, args: list[str]) -> Report:
-        report = _run(options, args)
+        _listen()
+        try:
+            report = _run(options, args)
+        except Told as told:
+            saved = getattr(getattr(told, "report", None), "saved", False)
+            ended.append(SAVED if saved else 128 + told.number)
+            raise
         ended.append(report.status)
         return report
 
     status = terminal.command(parser, arguments, start, lambda options, report: "")
     return ended[0] if ended else status
+
+
+class Told(KeyboardInterrupt):
+    """This launcher was told to end by a signal that is no Ctrl-C."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+def _listen() -> None:
+    """Let the first signal end the workers, which may save; later ones but Ctrl-C are nothing.
+
+    Slurm sends SIGTERM again at its time limit, when a worker may be saving yet.
+    """
+    heeded = [each for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+              if signal.getsignal(each) is not signal.SIG_IGN]  # fmt: skip
+
+    def stop(number: int, frame: Any) -> NoReturn:
+        for other in heeded:
+            if other != signal.SIGINT:
+                signal.signal(other, signal.SIG_IGN)
+        raise KeyboardInterrupt if number == signal.SIGINT else Told(number)
+
+    for each in heeded:
+        signal.signal(each, stop)
 
 
 def _run(options: argparse.Namespace, args: list[str]) -> Report:

@@ -10,6 +10,8 @@ if __name__ == "__main__":
     import signal
     import sys
 
+    for ends in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ends, signal.SIG_IGN)  # Slurm sends it to every process of a job
     groups: set[int] = set()
     for number in map(int, sys.stdin):
         groups ^= {abs(number)}

@@ -9,7 +9,8 @@ from pathlib import Path
 from mgpu_helpers._formatting import counted, table
 from mgpu_helpers._processes.job import Job
 
-OVER = 124  # the exit status where a time was over, as that of `timeout`
+# Exit statuses: a time was over, as of `timeout`; and all have saved, as of a worker that has.
+OVER, SAVED = 124, 75
 
 
 @dataclass(frozen=True, repr=False)
@@ -67,10 +68,15 @@ class Report:
         return bool(self.attempts) and self.attempts[-1].ok
 
     @property
+    def saved(self) -> bool:
+        """Say whether all were told to end, and have saved so that the next start goes on."""
+        return len(self) > 0 and all(job.status == "saved" for job in self)
+
+    @property
     def status(self) -> int:
-        """Give the exit status of the command: 0, 1 where a worker failed, 124 for a time over."""
+        """Give the exit status of the command, where nobody stops it."""
         over = any(job.status == "timed out" for job in self)
-        return 0 if self.ok else OVER if over else 1
+        return 0 if self.ok else SAVED if self.saved else OVER if over else 1
 
     @property
     def begun(self) -> bool:

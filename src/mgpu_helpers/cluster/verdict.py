@@ -97,12 +97,15 @@ class Worker:
     waits: float | None = None  # since when it waits in the strategy's constructor
     came: bool = False  # it has been in that constructor
     loads: bool = False  # it has imported TensorFlow
+    ready: bool = False  # told to end it would save, by fit/stops.py
+    saves: bool = False  # it was told to end, and saves or has saved
+    saved: float | None = None  # when it had saved
     state: str = ""  # what its process did when the first one failed, as Linux has it
 
     def says(self, event: str, at: float) -> None:
         """Note what it says of itself, by cluster/worker.py."""
         event, _, status = event.partition("=")
-        if event == "raised":
+        if event == "raised" and not self.saved:
             self.raised, self.status = at, status
             self.fails(at)
         elif event == "done":
@@ -113,6 +116,12 @@ class Worker:
             self.waits, self.came = at, True
         elif event == "goes":
             self.waits = None
+        elif event in ("ready", "unready"):
+            self.ready = event == "ready"
+        elif event == "saves":
+            self.saves = True
+        elif event == "saved":
+            self.saved = at
 
     def fails(self, at: float) -> None:
         """Note that it failed; what was known first counts."""
@@ -192,3 +201,6 @@ def nothing_for(seconds: float) -> str:
         f"Nothing went on for {seconds:g} s: no step, no line of output, and nothing compiled, "
         "read or saved. Where that was work, let it print something, or give stalled more seconds."
     )
+
+
+SAVED = "The workers were told to end by a signal, and have saved: the next start goes on there."

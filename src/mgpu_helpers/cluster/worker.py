@@ -21,6 +21,9 @@ from typing import Any
 ASKS = getattr(signal, "SIGRTMAX", signal.SIGUSR2) - 1
 EVERY = 1.0  # seconds between two words about steps
 
+# In a worker, tells its launcher of an event.
+tell: Callable[[str], None] | None = None
+
 
 def main() -> None:
     """Run the script that is named, after the pipe to the launcher and this worker's index."""
@@ -38,6 +41,10 @@ def main() -> None:
         os.write(pipe, f"{index} {event} {time.monotonic()}\n".encode())
 
     faulthandler.register(ASKS, file=2)
+    global tell
+    tell = say
+    # Where `fit` looks for it: this file was started as a script, and the next one takes its name.
+    sys.modules["mgpu_helpers.cluster.worker"] = sys.modules["__main__"]
     say("started")  # an OSError where the launcher has gone already
     sys.meta_path.insert(0, Finder(say))
     try:

@@ -85,6 +85,7 @@ def _of(kind: Any) -> Any:
         kinds: Any = weakref.WeakKeyDictionary()  # of a model's losses, by the name of a step
         packs = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=PACK)
         passes_before: Any = None  # what lets the next `fit` begin with its data where it was
+        steps_before = 0  # steps of its first pass that were done before
         seen: Any = None  # of the last batch that several workers have read: its size and mark
 
         @contextlib.contextmanager
