@@ -76,8 +76,10 @@ callbacks = [
     each.ReduceLROnPlateau(patience=1 if how == "rates" else 50, min_delta=10.0),
     each.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
 ]  # fmt: skip
+if how == "unequal" and index == 1:  # one batch less than worker 0 has, or a smaller last one
+    x, y = x[: int(sys.argv[3])], y[: int(sys.argv[3])]
 seed = index if how == "seeds" else 0
-data = fit.batches(x, y, batch_size=16, shuffle=True, seed=seed)
+data = fit.batches(x, y, batch_size=16, shuffle=how != "unequal", seed=seed)
 history = model.fit(data, validation_data=fit.batches(x[:7], y[:7]), epochs=5, verbose=0,
                     callbacks=callbacks).history  # fmt: skip
 saved = (folder / "last.keras").exists()

@@ -93,6 +93,22 @@ def test_a_closed_terminal_lets_workers_save():
     assert len([*Path().glob("*.saved")]) == 2 and not any(map(lives, pids()))
 
 
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL", "failure"])
+def test_a_child_in_a_process_group_of_its_own_ends_with_its_worker(name):
+    Path("group.py").write_text(
+        "import os, subprocess, sys, time\n"
+        "child = subprocess.Popen(['sleep', '60'], preexec_fn=os.setpgrp)\n"
+        "open('new', 'w').write(str(child.pid))\nos.rename('new', '0.ready')\n"
+        "time.sleep(60 * (sys.argv[1] != 'failure'))\nsys.exit(1)"
+    )
+    with launcher("group.py", "--workers", "1", "--", name) as ran:
+        wait_for(lambda: Path("0.ready").exists())
+        if name != "failure":
+            ran.send_signal(getattr(signal, name))
+        ran.communicate(timeout=20)
+    wait_for(lambda: not any(map(lives, pids())))
+
+
 def test_ctrl_c_at_each_moment_leaves_no_process_and_no_traceback():
     """From the first that Python does of ours to when the workers run."""
     Path("sleeps.py").write_text("import time\nprint(1, flush=True)\ntime.sleep(60)\n")

@@ -124,3 +124,12 @@ def test_rates_follow_what_all_workers_measure(tmp_path, monkeypatch, capsys, pl
 def test_workers_with_another_order_are_told_at_the_first_step(tmp_path):
     report = run(TRAIN, tmp_path, tmp_path, "seeds", workers=2)
     assert not report.ok and "ValueError" in report[0].tail and not (tmp_path / "backup").exists()
+
+
+@pytest.mark.parametrize("examples, says", [
+    ("32", "differ in the number of steps of a pass: 3, 2"),
+    ("44", "differ in the number of examples in the last batch of a pass: 13, 12"),
+])  # fmt: skip
+def test_workers_with_other_numbers_of_examples_are_told(examples, says, tmp_path):
+    report = run(TRAIN, tmp_path, tmp_path, "unequal", examples, workers=2)
+    assert not report.ok and says in report[0].tail and says in report[1].tail, report

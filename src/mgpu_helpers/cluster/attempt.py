@@ -209,6 +209,7 @@ class Workers(Crew):
     def finish(self, number: int, job: Job, places: Sequence[Place]) -> None:
         if job.pid is None:
             raise RuntimeError(f"{job.name} cannot be started: {job.tail}")
+        guard.end_session(job.pid)
         self.tell_guard(-job.pid)
         if number in self.watches:
             self.watches[number].close()

@@ -22,6 +22,7 @@ LOGGED = re.compile(
 INSIDE = re.compile(
     r'(\s*)File "(?:.*/site-packages/(?:tensorflow|keras)/|<frozen runpy>|.*/cluster/worker\.py)'
 )
+MISMATCH = "Shape mismatch in the collective"
 CHIEF = "RPC: /tensorflow.CoordinationService/"  # asked of worker 0, without its name
 
 # In the order of how far they can be trusted; each is followed by the task that was lost.
@@ -161,6 +162,11 @@ def verdict(
         did = f"failed first, {after}: {signal_name(-code)} ended it"
     else:
         did = f"failed first, {after}, with exit status {code}"
+    if any(MISMATCH in line for each in workers.values() for line in end_of(each.job.log)):
+        did += (
+            ". Before that the workers exchanged values of different shapes: each was at another "
+            "step, perhaps since their data have different numbers of batches"
+        )
     return index, f"{name} {did}."
 
 

@@ -86,7 +86,7 @@ def _meet(strategy: Any) -> None:
 
 
 def _together(strategy: Any) -> Any:
-    """Make a callback that compares what the workers have read of the first batch.
+    """Make a callback that compares what the workers have read of the first batch, and of the last.
 
     At the end each of them waits until the chief has written everything.
     """
@@ -97,9 +97,12 @@ def _together(strategy: Any) -> Any:
             self.compared = False
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            steps = -1 if self.params["steps"] is None else self.params["steps"]
             if not self.compared:
                 self.compared = True
-                _compare(strategy, _private.first_pass(self.model))
+                _compare(strategy, "first", _private.first_pass(self.model), steps)
+            elif batch + 1 == steps:  # before the validation reads others
+                _compare(strategy, "last")
 
         def on_train_end(self, logs: Any = None) -> None:
             _meet(strategy)
@@ -107,14 +110,18 @@ def _together(strategy: Any) -> Any:
     return Together()
 
 
-def _compare(strategy: Any, first_pass: int) -> None:
+def _compare(strategy: Any, which: str, *more: int) -> None:
     """Raise on every worker where one has read another batch, or goes on at another pass."""
     import tensorflow as tf
 
-    ours = tf.concat([strategy.seen, [first_pass]], 0)[None]
+    ours = tf.concat([strategy.seen, tf.constant(more, tf.float64)], 0)[None]
     of_all = strategy.gather(strategy.run(lambda: tf.identity(ours)), 0).numpy()
-    compared = "number of examples in the first batch", "sum of the first batch", "pass to begin at"
-    for i, what in enumerate(compared):
+    batch = f"{which} batch of a pass"
+    compared = (
+        f"number of examples in the {batch}", f"sum of the {batch}", "pass to begin at",
+        "number of steps of a pass",
+    )  # fmt: skip
+    for i, what in enumerate(compared[: of_all.shape[1]]):
         values = of_all[:: strategy.local, i].tolist()
         if len(set(values)) > 1:
             raise ValueError(
