@@ -413,8 +413,15 @@ def test_slurm_says_who_is_who(monkeypatch):
     done = subprocess.run(["bash", SCRIPTS / "slurm.sh", "tell.py", "x"], capture_output=True,
                           text=True, timeout=60)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    said = json.loads(Path("logs/31007/worker_0.log").read_text())
+    said = json.loads(Path("logs/31007_0/worker_0.log").read_text())
     assert said == config([f"{host}:21007"])
+    # A job that was told to end and has saved goes back into the queue; one that failed does not.
+    Path("scontrol").write_text('#!/bin/sh\necho "$@" >> requeued\n')
+    Path("scontrol").chmod(0o755)
+    for status in (75, 1):
+        Path("srun").write_text(f"#!/bin/sh\nexit {status}\n")
+        assert subprocess.run(["bash", SCRIPTS / "slurm.sh", "tell.py"]).returncode == status
+    assert Path("requeued").read_text() == "requeue 31007\n"
 
 
 SLURM = {
@@ -450,6 +457,9 @@ def test_the_pods_of_kubernetes_find_each_other(tmp_path):
     assert service["spec"]["selector"] == {"job-name": name}  # the label of a Job's pods
     assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"]
     pod = spec["template"]["spec"]
+    saved, moved = spec["podFailurePolicy"]["rules"]
+    assert saved["onExitCodes"]["values"] == [75] and moved["action"] == "Ignore"
+    assert pod["terminationGracePeriodSeconds"] > 30
     assert pod["subdomain"] == service["metadata"]["name"] and pod["restartPolicy"] == "Never"
     (container,) = pod["containers"]
     # What the shell of pod 1 runs, with a Python that only says what it was given.
