@@ -1,9 +1,19 @@
 """Run a Python script as all workers of a MultiWorkerMirroredStrategy.
 
+    mgpu cluster --workers 2 train.py -- --epochs 3
+    mgpu cluster --hosts a:20000,b:20000 --index 0 --restarts 2 train.py    # --index 1 on b
+    srun --ntasks-per-node=1 mgpu cluster --from slurm train.py
+
 On one machine each worker gets a share of the GPUs that nobody else uses, or of the cores. Over
-several machines call it on each, with --hosts and --index, or in Slurm with --from slurm; then one
-worker drives all GPUs of its machine. The script makes its model in the scope of fit.strategy() of
-mgpu_helpers, and calls model.fit; under the strategy alone Keras 3's fit fails.
+several machines call it on each, or in Slurm with srun; then one worker drives all GPUs of its
+machine. The script makes its model in the scope of fit.strategy() of mgpu_helpers (under the
+strategy alone Keras 3's fit fails), and all workers read the same data in the same order:
+
+    with fit.strategy(devices.setup()).scope():
+        model = keras.Sequential([...])
+        model.compile(...)
+    backup = keras.callbacks.BackupAndRestore("/shared/backup")
+    model.fit(x, y, callbacks=[backup])
 
 What worker 0 prints is shown while it runs, and what each prints is in its log. When one worker
 fails all are ended, the first that failed is named, and all are started again, up to R times. They
@@ -11,12 +21,11 @@ are ended, too, when nothing goes on in any of them for --stalled seconds: no st
 output, and nothing compiled, read or saved. Then the last line of each is shown, and the stack of
 its Python. TensorFlow listens on all interfaces of a machine: close its ports to strangers.
 
-Ctrl-C, SIGTERM and SIGHUP end all workers. In a fit with Keras's BackupAndRestore, on a model of
-fit.strategy(), all of them save after the same step first, and the next start of this command goes
-on with that step, to the same bits. SIGTERM at a worker does the same. Slurm sends it with --signal
-before a job's time is over. Without such a signal, as after a crash, a pass is begun again: give
-BackupAndRestore no save_freq, for after a number of steps it saves what the pass, begun again, does
-once more; that is Keras's own fault. At a second Ctrl-C all end at once.
+Ctrl-C, SIGTERM and SIGHUP end all workers. In a fit with BackupAndRestore all of them first save
+after the same step, and the next start of this command goes on with the next one, to the same bits;
+SIGTERM at one worker does the same. Slurm sends it with --signal=TERM@120 before the time is over.
+A second Ctrl-C ends all at once. After a crash fit goes on from the last whole pass: leave out
+BackupAndRestore(save_freq=...), with which Keras itself repeats a part of a pass.
 
 exit status: 0 when all ended well, 1 when a worker failed, 2 when nothing could be started, 75 when
 all have saved, 124 when nothing went on or the time limit was over, 130 when stopped by Ctrl-C, 143
