@@ -1,6 +1,7 @@
 """Fit a small network, alone or as one worker of several, with every common callback.
 
-"plain" drops out; "kill" does too, and worker 1 is killed once; "seeds" gives each worker an order
+"plain" drops out; "kill" does too, and worker 1 is killed once, or is told to end in "told-worker"
+and its launcher in "told-launcher", as Slurm would at that step; "seeds" gives each worker an order
 of its own; "rates" drops nothing out, so that it is the same one on any number of workers.
 """
 
@@ -44,6 +45,18 @@ class Kill(keras.callbacks.Callback):
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Told(keras.callbacks.Callback):
+    """Send SIGTERM at the end of a step, the number of which "told" is followed by."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        who, _, step = how.removeprefix("told-").partition("-")
+        time.sleep(0.6 * how.startswith("told-"))  # so that workers ask each other after each step
+        told = how.startswith("told-") and index == 1 and not (folder / "was_told").exists()
+        if told and self.model.optimizer.iterations.numpy() == int(step):
+            (folder / "was_told").touch()
+            os.kill(os.getpid() if who == "worker" else os.getppid(), signal.SIGTERM)
+
+
 class Late(keras.callbacks.ModelCheckpoint):
     """Save after the last pass only, when the other worker could have gone on long ago."""
 
@@ -55,7 +68,7 @@ class Late(keras.callbacks.ModelCheckpoint):
 
 each = keras.callbacks
 callbacks = [
-    each.BackupAndRestore(folder / "backup"), Kill(),
+    each.BackupAndRestore(folder / "backup"), Kill(), Told(),
     each.ModelCheckpoint(folder / "best.keras", monitor="val_loss", save_best_only=True),
     Late(folder / "last.keras"),
     each.CSVLogger(folder / "log.csv", append=True), each.TensorBoard(folder / "board"),
@@ -63,8 +76,10 @@ callbacks = [
     each.ReduceLROnPlateau(patience=1 if how == "rates" else 50, min_delta=10.0),
     each.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
 ]  # fmt: skip
+if how == "unequal" and index == 1:  # one batch less than worker 0 has, or a smaller last one
+    x, y = x[: int(sys.argv[3])], y[: int(sys.argv[3])]
 seed = index if how == "seeds" else 0
-data = fit.batches(x, y, batch_size=16, shuffle=True, seed=seed)
+data = fit.batches(x, y, batch_size=16, shuffle=how != "unequal", seed=seed)
 history = model.fit(data, validation_data=fit.batches(x[:7], y[:7]), epochs=5, verbose=0,
                     callbacks=callbacks).history  # fmt: skip
 saved = (folder / "last.keras").exists()

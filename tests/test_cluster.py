@@ -136,7 +136,18 @@ def test_each_worker_is_told_who_and_where_it_is(here, more, monkeypatch):
 # A module of TensorFlow's name, whose strategy waits; test_cluster_train.py has the real one.
 FAKE = """
 import time
+class function:
+    def __init__(self, does):
+        self.does, self.traced = does, 0
+    def __call__(self):
+        self.traced += 1
+        return self.does()
+    def experimental_get_tracing_count(self):
+        return self.traced
 class distribute:
+    class Strategy:
+        def run(self):
+            pass
     class MultiWorkerMirroredStrategy:
         def __init__(self, file):
             open(file, "w")
@@ -300,23 +311,21 @@ def test_a_time_limit_ends_workers_that_do_not_heed_sigterm(hour):
     ("0", 1, "There: worker 0. Missing: worker 1 has not come to it."),
     ("01", None, "There: worker 0, worker 1. All listen "),
 ])  # fmt: skip
-def test_who_waits_for_whom_in_the_constructor_is_said(hour, there, first, says):
+def test_who_waits_for_whom_in_the_constructor_is_said(there, first, says):
     Path("tensorflow.py").write_text(FAKE)
-    hour(*there, "0.read", "1.read")
     report = run(
         "import json, os, sys, time\n"
         "import tensorflow as tf\n"
         "print('I read my data', flush=True)\n"
         "index = str(json.loads(os.environ['TF_CONFIG'])['task']['index'])\n"
-        "open(f'{index}.read', 'w')\n"
         "if index in sys.argv[1]:\n"
         "    tf.distribute.MultiWorkerMirroredStrategy(index)\n"
-        "time.sleep(60)\n", there, startup=1800, grace=0.2)  # fmt: skip
+        "time.sleep(60)\n", there, stalled=2.0, grace=0.2)  # fmt: skip
     (attempt,) = report.attempts
     assert [job.status for job in report] == ["timed out"] * 2 and attempt.first == first
-    waited = "Worker 0 waited 1800 s in the constructor of MultiWorkerMirroredStrategy. "
-    assert attempt.why.startswith(waited + says)
-    assert ("I read my data" in repr(report)) == (first == 1)
+    waited = "Worker 0 waited [23] s in the constructor of MultiWorkerMirroredStrategy. "
+    assert re.match(waited + re.escape(says), attempt.why), attempt.why
+    assert repr(report).count("'I read my data'") == 2
 
 
 # --- the launcher ends ---
@@ -356,7 +365,7 @@ def test_a_launcher_that_is_ended_leaves_no_process(name):
     if name == "SIGKILL":
         assert ran.returncode == -9
     else:
-        assert (ran.returncode, err) == (130, "")
+        assert (ran.returncode, err) == (143, "")
         assert out.count("stopped") >= 2 and "It was stopped." in out
 
 
@@ -387,7 +396,7 @@ def test_two_launchers_make_one_cluster_and_restart_together():
 def test_a_machine_without_a_name_is_waited_for_and_then_named():
     hosts = [f"{socket.gethostname()}:21234", "nowhere.invalid:21234"]
     with pytest.raises(RuntimeError, match="worker 1, 'nowhere.invalid', does not resolve"):
-        run("", hosts=hosts, index=0, startup=0.2)
+        run("", hosts=hosts, index=0, stalled=0.2)
 
 
 def test_slurm_says_who_is_who(monkeypatch):
@@ -404,8 +413,15 @@ def test_slurm_says_who_is_who(monkeypatch):
     done = subprocess.run(["bash", SCRIPTS / "slurm.sh", "tell.py", "x"], capture_output=True,
                           text=True, timeout=60)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    said = json.loads(Path("logs/31007/worker_0.log").read_text())
+    said = json.loads(Path("logs/31007_0/worker_0.log").read_text())
     assert said == config([f"{host}:21007"])
+    # A job that was told to end and has saved goes back into the queue; one that failed does not.
+    Path("scontrol").write_text('#!/bin/sh\necho "$@" >> requeued\n')
+    Path("scontrol").chmod(0o755)
+    for status in (75, 1):
+        Path("srun").write_text(f"#!/bin/sh\nexit {status}\n")
+        assert subprocess.run(["bash", SCRIPTS / "slurm.sh", "tell.py"]).returncode == status
+    assert Path("requeued").read_text() == "requeue 31007\n"
 
 
 SLURM = {
@@ -441,6 +457,9 @@ def test_the_pods_of_kubernetes_find_each_other(tmp_path):
     assert service["spec"]["selector"] == {"job-name": name}  # the label of a Job's pods
     assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"]
     pod = spec["template"]["spec"]
+    saved, moved = spec["podFailurePolicy"]["rules"]
+    assert saved["onExitCodes"]["values"] == [75] and moved["action"] == "Ignore"
+    assert pod["terminationGracePeriodSeconds"] > 30
     assert pod["subdomain"] == service["metadata"]["name"] and pod["restartPolicy"] == "Never"
     (container,) = pod["containers"]
     # What the shell of pod 1 runs, with a Python that only says what it was given.
@@ -587,13 +606,17 @@ def test_who_is_lost_by_the_end_of_a_log_without_tensorflows_noise(text, own, fi
 
 
 @pytest.mark.parametrize("wrong, says", [
-    ({"script": "nowhere.py"}, "'nowhere.py'"),
+    ({"script": "nowhere.py"}, "no script 'nowhere.py': .* has no 'nowhere.py'[.]$"),
+    ({"script": "tuoch.py"}, "Is 'touch.py' meant"),
+    ({"script": "no/touch.py"}, "there is no folder '.*/no'"),
+    ({"script": "."}, "'[.]' is a folder: name a Python file in it, such as deaf.py or"),
     ({"args": "--x 1"}, "'--x 1'"),
     ({"args": ["a\0"]}, "null byte"),
     ({"workers": 0}, "workers=0"),
     ({"restarts": -1}, "restarts=-1"),
-    ({"startup": -1}, "startup=-1"),
-    ({"index": 1}, "hosts=None, index=1"),
+    ({"stalled": -1}, "stalled=-1"),
+    ({"index": 1}, "index=1 says which machine this is"),
+    ({"hosts": GOOD}, r"hosts=\S+:21001,\S+ names 2 machines.* index=0 on the first"),
     ({"hosts": GOOD, "index": 2}, "worker 2"),
     ({"hosts": GOOD, "index": 0, "workers": 2}, "workers=2"),
     ({"hosts": ["10.1.2.3:21001"], "index": 0}, "not an address of its own"),

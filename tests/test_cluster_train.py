@@ -26,7 +26,7 @@ def never_hangs():
 
 def train(folder, *args, **options):
     """Run the script on a cluster; its backups, its model and its logs are in the folder."""
-    return cluster.run(TRAIN, ["--folder", folder, *args], logs=folder / "logs", startup=STARTUP,
+    return cluster.run(TRAIN, ["--folder", folder, *args], logs=folder / "logs", stalled=STARTUP,
                        progress=False, grace=1.0, **options)  # fmt: skip
 
 

@@ -63,7 +63,7 @@ def run_workers(script: Path, arguments: list[str], folder: Path) -> list[dict[s
     """Run a script by `mgpu cluster`, as it says, and give what each worker has printed."""
     words = [word.format(folder=folder) for word in arguments]
     logs = folder.with_name(folder.name + "_logs")
-    options = ["--workers", "2", "--logs", logs, "--startup", "200", "--time-limit", str(LIMIT)]
+    options = ["--workers", "2", "--logs", logs, "--stalled", "200", "--time-limit", str(LIMIT)]
     command = [sys.executable, "-m", "mgpu_helpers", "cluster", *options, script, "--", *words]
     env = {k: v for k, v in environment().items() if k not in ("CUDA_VISIBLE_DEVICES")}
     with limited(2 * LIMIT):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import subprocess
 import sys
 
 import numpy as np
@@ -23,7 +24,7 @@ def never_hangs():
 
 
 def run(script, folder, *args, **options):
-    return cluster.run(script, list(args), logs=folder / "logs", startup=STARTUP, progress=False,
+    return cluster.run(script, list(args), logs=folder / "logs", stalled=STARTUP, progress=False,
                        grace=1.0, **options)  # fmt: skip
 
 
@@ -80,6 +81,34 @@ def test_a_killed_worker_changes_no_bit(tmp_path, uninterrupted):
     assert len(report[0].result["history"]["loss"]) == 3  # two passes were done before
 
 
+@pytest.mark.parametrize("step", ["8", "9", "15"])
+def test_a_worker_that_is_told_to_end_changes_no_bit_and_no_loss(step, tmp_path, uninterrupted):
+    """In the midst of a pass of three steps, at its end, and at the end of all."""
+    report = run(TRAIN, tmp_path, tmp_path, f"told-worker-{step}", workers=2, restarts=1)
+    assert report.ok, report
+    if step == "15":
+        assert len(report.attempts) == 1
+    else:
+        first = report.attempts[0]
+        assert [job.status for job in first.workers] == ["saved"] * 2 and "goes on" in first.why
+        assert [job.returncode for job in first.workers] == [75, 75]
+    whole = uninterrupted[1][0].result
+    for job in report:
+        assert job.result["state"] == whole["state"]
+        for name, values in job.result["history"].items():
+            assert values == whole["history"][name][-len(values) :], name
+
+
+def test_a_launcher_that_is_told_to_end_lets_its_workers_save(tmp_path, uninterrupted):
+    command = [sys.executable, "-m", "mgpu_helpers", "cluster", "--stalled", "200", "--logs",
+               tmp_path / "logs", TRAIN, "--", tmp_path, "told-launcher-7"]  # fmt: skip
+    told = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert told.returncode == 75 and told.stdout.count("\nsaving     worker") == 2, told
+    assert subprocess.run(command, capture_output=True, timeout=300).returncode == 0
+    last = (tmp_path / "logs" / "worker_1.log").read_text().splitlines()[-1]
+    assert json.loads(last)["state"] == uninterrupted[1][0].result["state"]
+
+
 def test_rates_follow_what_all_workers_measure(tmp_path, monkeypatch, capsys, plan):
     report = run(TRAIN, tmp_path, tmp_path, "rates", workers=2)
     assert report.ok, report
@@ -95,3 +124,12 @@ def test_rates_follow_what_all_workers_measure(tmp_path, monkeypatch, capsys, pl
 def test_workers_with_another_order_are_told_at_the_first_step(tmp_path):
     report = run(TRAIN, tmp_path, tmp_path, "seeds", workers=2)
     assert not report.ok and "ValueError" in report[0].tail and not (tmp_path / "backup").exists()
+
+
+@pytest.mark.parametrize("examples, says", [
+    ("32", "differ in the number of steps of a pass: 3, 2"),
+    ("44", "differ in the number of examples in the last batch of a pass: 13, 12"),
+])  # fmt: skip
+def test_workers_with_other_numbers_of_examples_are_told(examples, says, tmp_path):
+    report = run(TRAIN, tmp_path, tmp_path, "unequal", examples, workers=2)
+    assert not report.ok and says in report[0].tail and says in report[1].tail, report

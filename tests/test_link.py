@@ -94,7 +94,7 @@ def test_the_bytes_of_a_transfer_over_loopback_are_counted():
 @pytest.mark.thorough
 def test_three_workers_send_what_the_ring_sends(tmp_path, monkeypatch):
     monkeypatch.setenv("MGPU_MODE", "cores")
-    report = cluster.run(link.WORKER, workers=3, logs=tmp_path, startup=80.0, time_limit=80.0,
+    report = cluster.run(link.WORKER, workers=3, logs=tmp_path, stalled=80.0, time_limit=80.0,
                          progress=False)  # fmt: skip
     assert report.ok, report
     ring = 2 * (3 - 1) * link.P

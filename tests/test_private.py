@@ -240,10 +240,44 @@ def test_what_fit_keeps(tf, keras):
     data = tf.data.Dataset.range(2).batch(2)
     iterator = TFEpochIterator(strategy, data, steps_per_epoch=3)
     assert next(iter(_private.dataset_of(iterator))).shape == 2
-    _private.before_steps(iterator, lambda it: _private.go_on(it, iter(data), 3, 4))
+    _private.before_steps(iterator, lambda it: _private.go_on(it, iter(data), 3, 4) or 0)
     with pytest.warns(UserWarning, match="ran out of data"):
         assert [step for step, *_ in iterator] == [0]
     assert "_enumerate_iterator" not in vars(iterator)
+
+
+def test_a_pass_begins_after_the_steps_that_were_done():
+    from keras.src.trainers.epoch_iterator import EpochIterator
+
+    iterator = EpochIterator(np.arange(10), batch_size=2)
+    _private.before_steps(iterator, lambda it: 3)
+    first, second = [
+        [(step, int(np.ravel(batch[0])[0])) for step, _, batch in iterator] for _ in range(2)
+    ]  # fmt: skip
+    assert first == [(3, 6), (4, 8)] and second == [(i, 2 * i) for i in range(5)]
+
+
+def test_save_backup(keras, tmp_path):
+    """Try _weights_path, _training_metadata_path."""
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    backup.set_model(model)
+    before = [weight.copy() for weight in model.get_weights()]
+    _private.save_backup(backup, 3, (tmp_path / "beside").touch)
+    model.set_weights([0 * weight for weight in before])
+    backup.on_train_begin()
+    assert _private.first_pass(model) == 3 and (tmp_path / "beside").exists()
+    assert all((a == b).all() for a, b in zip(model.get_weights(), before, strict=True))
+
+    def fails():
+        raise OSError
+
+    model.set_weights([0 * weight for weight in before])
+    with pytest.raises(OSError):
+        _private.save_backup(backup, 4, fails)
+    backup.on_train_begin()  # the one before
+    assert _private.first_pass(model) == 3 and (model.get_weights()[0] == before[0]).all()
 
 
 def test_numbered(tf):

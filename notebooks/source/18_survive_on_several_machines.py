@@ -87,11 +87,11 @@ folder = Path(tempfile.mkdtemp())
 os.environ |= {"MGPU_MODE": "cores", "TF_NUM_INTRAOP_THREADS": "1"}  # one thread for each worker
 script, common = "scripts/train_workers.py", ["--dropout", "0.3"]
 started = subprocess.Popen(
-    [sys.executable, "-m", "mgpu_helpers", "cluster", "--workers", "2", "--startup", "300",
+    [sys.executable, "-m", "mgpu_helpers", "cluster", "--workers", "2", "--stalled", "300",
      "--logs", folder / "calm_logs", script, "--", *common, "--folder", folder / "calm"],
     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
 faults = ["--kill-at", "10", "--sleep-at", "18", "--limit", "6", "--folder", folder / "faults"]
-report = cluster.run(script, [*common, *faults], workers=2, restarts=2, startup=300,
+report = cluster.run(script, [*common, *faults], workers=2, restarts=2, stalled=300,
                      logs=folder / "faults_logs", progress=False)  # fmt: skip
 print("attempts:", len(report.attempts), "- at the end:", *[worker.status for worker in report])
 print("left alone:", "done" if started.wait() == 0 else "failed")
@@ -189,10 +189,10 @@ for index, worker in enumerate(report.attempts[1].workers):
 # | a worker is killed | the launcher names it and the signal | the report of the launcher |
 # | the script raises an error | the launcher names the first worker | the end of its log |
 # | a machine is lost | the launchers elsewhere name its worker, seconds later | their reports |
-# | a worker never comes | the launcher, after `--startup` seconds | the report of the launcher |
+# | a worker never comes | the launcher, after `--stalled` seconds | the report of the launcher |
 # | a step hangs | nobody, until `Limit` ends the process | the lines under "Timeout" in all logs |
 #
-# After a machine is lost, the workers elsewhere start again, and wait up to `--startup` seconds
+# After a machine is lost, the workers elsewhere start again, and wait up to `--stalled` seconds
 # until you run the command on that machine again.
 #
 # ## By hand

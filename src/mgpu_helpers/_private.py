@@ -9,6 +9,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import json
+import os
+import pathlib
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -621,14 +624,22 @@ def of_strategy(optimizer: Any, strategy: Any) -> Any:
     return held(optimizer, "_distribution_strategy", strategy)
 
 
-def before_steps(epoch_iterator: Any, prepare: Callable[[Any], None]) -> None:
-    """Call a function with what `fit` iterates, after the callbacks' start and before a step."""
+def before_steps(epoch_iterator: Any, prepare: Callable[[Any], int]) -> None:
+    """Call a function with what `fit` iterates, after the callbacks' start and before a step.
+
+    It gives the number of steps of the first pass that were done before.
+    """
     enumerate_iterator = epoch_iterator._enumerate_iterator
 
     def first() -> Any:
         del epoch_iterator._enumerate_iterator
-        prepare(epoch_iterator)
-        return enumerate_iterator()
+        done = prepare(epoch_iterator)
+        for begin, end, current in enumerate_iterator():
+            if begin >= done:
+                yield begin, end, current
+            else:
+                for _ in range(begin, end + 1):
+                    next(current, None)
 
     epoch_iterator._enumerate_iterator = first
 
@@ -642,6 +653,21 @@ def go_on(epoch_iterator: Any, current: Any, seen: int, batches: int | None) -> 
 def first_pass(model: Any) -> int:
     """Give the number of the pass at which `BackupAndRestore` lets `fit` go on; 0 without it."""
     return int(model._initial_epoch or 0)
+
+
+def save_backup(backup: Any, passes: int, beside: Callable[[], None]) -> None:
+    """Write a backup of `BackupAndRestore`, after what is to lie beside it; in full, or not at all.
+
+    Keras numbers the passes from 0 after a restart, and writes over the backup before.
+    """
+    folder = pathlib.Path(backup.backup_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights, metadata = folder / "stopped.weights.h5", folder / "stopped.json"
+    backup.model.save_weights(weights)
+    metadata.write_text(json.dumps({"epoch": passes, "batch": 0}))
+    beside()
+    os.replace(weights, backup._weights_path)
+    os.replace(metadata, backup._training_metadata_path)
 
 
 def build(model: Any, batch: Any) -> None:

@@ -50,6 +50,10 @@ class Crew(abc.ABC):
     def left(self, number: int, running: Running) -> None:  # noqa: B027  likewise
         """Note that a job's process has ended; its children may run yet."""
 
+    def stop(self, number: int, running: Running) -> None:
+        """Ask a job to end since the run is stopped."""
+        running.end("stopped")
+
     def close(self) -> None:  # noqa: B027  likewise
         """Free what the run holds, however it ended."""
 
@@ -67,8 +71,8 @@ class Crew(abc.ABC):
         except BaseException as error:
             try:
                 with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C: end them at once
-                    for running in self.running.values():
-                        running.end("stopped")
+                    for number, running in self.running.items():
+                        self.stop(number, running)
                     while self.running:
                         self.collect()
                         time.sleep(GLANCE)

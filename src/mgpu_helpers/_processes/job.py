@@ -36,7 +36,8 @@ class Job:
     slot: int = 0  #: which share of the device; 0 where each job has a device to itself
     start: float | None = None  #: None if it never started
     end: float | None = None
-    status: str = "not started"  #: then done, failed, timed out, stopped or done before
+    #: Then done, failed, timed out, stopped or done before; of a worker of a cluster also saved.
+    status: str = "not started"
     returncode: int | None = None  #: minus the signal's number for one that a signal ended
     tail: str = ""  #: the last lines of its log, or why it did not start
     pid: int | None = None

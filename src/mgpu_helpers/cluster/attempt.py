@@ -22,7 +22,17 @@ from mgpu_helpers._processes.process import Running, stat
 from mgpu_helpers._processes.terminal import Progress
 from mgpu_helpers.cluster import addresses, guard, worker
 from mgpu_helpers.cluster.report import Attempt
-from mgpu_helpers.cluster.verdict import Worker, last, stuck, verdict, without_noise
+from mgpu_helpers.cluster.stacks import doing
+from mgpu_helpers.cluster.verdict import (
+    SAVED,
+    Worker,
+    last,
+    nothing_for,
+    stuck,
+    verdict,
+    without_noise,
+)
+from mgpu_helpers.cluster.watch import Watch
 
 TAIL, WIDTH = 15, 1000  # lines of a log in the report, and characters of each
 
@@ -35,10 +45,11 @@ class Run:
     shares: dict[int, list[Place]]  # the devices of each worker of this machine, by its index
     folder: Path  # of the logs
     grace: float
-    startup: float
+    stalled: float  # seconds without anything that goes on
     began: float  # on the clock of time.monotonic, as the next
     end: float  # when the time limit is over
     progress: Progress
+    quiet: bool  # do not show what worker 0 prints
 
     def log(self, index: int, number: int) -> Path:
         """Return the log of a worker in an attempt."""
@@ -54,7 +65,9 @@ class Workers(Crew):
         self.first_start = time.monotonic()
         self.workers: dict[int, Worker] = {}
         self.missing: int | None = None  # who failed and why, where that is known before the end
-        self.why = ""
+        self.why = self.doing = ""
+        self.watches: dict[int, Watch] = {}
+        self.looks_at = 0.0
         self.ending = False
         self.pipe, self.end_of_pipe = os.pipe()
         self.inherited, self.grace = (self.end_of_pipe,), run.grace
@@ -76,6 +89,12 @@ class Workers(Crew):
                 given["MGPU_JOB_DEVICE"] = named(places)
             self.workers[index] = Worker(job)
             self.start(index, job, places, given)
+            if running := self.running.get(index):
+                shown = self.show if index == 0 and not self.asked.quiet else None
+                self.watches[index] = Watch(running.process.pid, job.log, shown)
+
+    def show(self, lines: str) -> None:
+        self.say("\n".join(f"[worker 0] {line[:WIDTH]}" for line in lines.split("\n")))
 
     def started(self, running: Running) -> None:
         self.tell_guard(running.process.pid)
@@ -88,11 +107,17 @@ class Workers(Crew):
 
     def collect(self) -> None:
         """Read what the workers said, and note those that have ended."""
+        self.hear()
+        for watch in self.watches.values():
+            watch.read()
+        super().collect()
+
+    def hear(self) -> None:
         while select.select([self.pipe], [], [], 0)[0]:
             for line in os.read(self.pipe, 65536).decode().splitlines():
                 index, event, at = line.split()
                 self.workers[int(index)].says(event, float(at))
-        super().collect()
+                self.watches[int(index)].says(event, float(at))
 
     def left(self, number: int, running: Running) -> None:
         """Note that a worker's process has ended, and whether it failed by itself.
@@ -103,6 +128,11 @@ class Workers(Crew):
         if one.left is not None:
             return
         one.left, one.waits = now, None
+        if one.saves:  # its children were left alone until now
+            running.status = None
+            running.end("stopped")
+        if one.saved:
+            return
         told = running.status in ("stopped", "timed out")
         heeded = told and (code >= 0 or code == -signal.SIGTERM)
         killed = running.kill_at is not None and now >= running.kill_at
@@ -118,25 +148,57 @@ class Workers(Crew):
             one = self.workers[index]  # it may hang in what it does at its end
             if one.raised is not None and now > one.raised + self.asked.grace:
                 running.end("failed")
+            elif one.saved is not None and now > one.saved + self.asked.grace:
+                running.end("stopped")
             elif one.done is not None and self.ending and now > one.done + self.asked.grace:
                 running.end("stopped")
         if self.ending:
             return bool(self.running)
-        late = [index for index, one in self.workers.items()
-                if one.waits is not None and now > one.waits + self.asked.startup]  # fmt: skip
         if any(one.failed is not None for one in self.workers.values()):
             for index, running in self.running.items():
                 self.workers[index].state = stat(running.process.pid)[0]
             self.end_all("stopped")
-        elif late:
-            self.why, self.missing = stuck(
-                self.workers, self.addresses, min(late), self.asked.startup
-            )
+        elif self.stalls(now):
             self.end_all("timed out")
         elif now > self.asked.end:
             self.why = "The time limit is over."
             self.end_all("timed out")
         return bool(self.running)
+
+    def stalls(self, now: float) -> bool:
+        """Say whether nothing goes on in any worker, and what they did then."""
+        limit = self.asked.stalled
+        watches = {index: self.watches[index] for index in self.running}
+        if now < self.looks_at or not watches:
+            return False
+        self.looks_at = now + min(5.0, limit / 10)
+        for watch in watches.values():
+            watch.look(limit)
+        if time.monotonic() <= max(watch.moved for watch in watches.values()) + limit:
+            return False
+        waiting = [index for index, one in self.workers.items() if one.waits is not None]
+        if waiting:
+            self.why, self.missing = stuck(self.workers, self.addresses, min(waiting), now)
+        else:
+            self.why = nothing_for(limit)
+        self.doing = doing(watches)
+        return True
+
+    def stop(self, number: int, running: Running) -> None:
+        """Ask a worker to end; one that is in a fit with a backup saves first, and may take long.
+
+        Only the worker itself is told: it may need the processes that load its data once more.
+        """
+        self.hear()  # it may have become ready just now
+        one = self.workers[number]
+        if not one.ready or one.left is not None or running.status is not None:
+            running.end("stopped")
+            return
+        self.say(f"{'saving':10} worker {number:<5} Ctrl-C ends it at once")
+        running.status, one.saves = "stopped", True
+        running.kill_at = time.monotonic() + self.asked.stalled
+        with contextlib.suppress(OSError):  # it has ended
+            os.kill(running.process.pid, signal.SIGTERM)
 
     def end_all(self, status: str) -> None:
         self.ending = True
@@ -147,12 +209,17 @@ class Workers(Crew):
     def finish(self, number: int, job: Job, places: Sequence[Place]) -> None:
         if job.pid is None:
             raise RuntimeError(f"{job.name} cannot be started: {job.tail}")
+        guard.end_session(job.pid)
         self.tell_guard(-job.pid)
+        if number in self.watches:
+            self.watches[number].close()
         tail = [line[:WIDTH] for line in last(without_noise(end_of(job.log)), TAIL)]
         with contextlib.suppress(OSError):  # the folder was removed
             if job.returncode and not shutil.disk_usage(job.log.parent).free:
                 tail.append("(The disk of the logs is full: what it said after that is lost.)")
-        self.workers[number].job = replace(job, tail="\n".join(tail))
+        saved = self.workers[number].saved is not None
+        job = replace(job, tail="\n".join(tail), status="saved" if saved else job.status)
+        self.workers[number].job = job
         self.say(f"{job.status:10} {job.name:12} {job.seconds:.1f} s")
 
     def result(self) -> Attempt:
@@ -162,6 +229,8 @@ class Workers(Crew):
             first, why = verdict(self.workers, self.addresses, self.first_start)
             if first in jobs and jobs[first].status == "stopped":
                 jobs[first] = replace(jobs[first], status="failed")
+        elif not why and any(job.status == "saved" for job in jobs.values()):
+            why = SAVED
         elif not why and not all(job.ok for job in jobs.values()):
             why = "It was stopped."
         seconds, ours, note = time.monotonic() - self.first_start, self.workers.values(), ""
@@ -171,7 +240,7 @@ class Workers(Crew):
                 "compile the model in `with fit.strategy(devices.setup()).scope():`."
             )
         return Attempt(
-            self.number, self.addresses, tuple(jobs.values()), first, why, seconds, note
+            self.number, self.addresses, tuple(jobs.values()), first, why, seconds, note, self.doing
         )
 
     def close(self) -> None:

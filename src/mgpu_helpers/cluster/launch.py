@@ -6,16 +6,15 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from mgpu_helpers._formatting import counted, whole_number
 from mgpu_helpers._processes import locks
-from mgpu_helpers._processes.job import end_of, log_folder
+from mgpu_helpers._processes.job import end_of
 from mgpu_helpers._processes.locks import Place
 from mgpu_helpers._processes.pool import chosen, left_alone, others_use
 from mgpu_helpers._processes.process import seconds
 from mgpu_helpers._processes.terminal import Progress
-from mgpu_helpers.cluster import addresses
+from mgpu_helpers.cluster import addresses, asked
 from mgpu_helpers.cluster.attempt import Run, Workers
 from mgpu_helpers.cluster.probe import network
 from mgpu_helpers.cluster.report import Report
@@ -34,11 +33,12 @@ def run(
     logs: str | os.PathLike[str] = "logs",
     time_limit: float | None = None,
     grace: float = 5.0,
-    startup: float = 60.0,
+    stalled: float | None = 600.0,
     hosts: Sequence[str] | None = None,
     index: int | None = None,
     busy: bool = False,
     progress: bool = True,
+    quiet: bool = False,
 ) -> Report:
     """Run a Python script as all workers of a MultiWorkerMirroredStrategy, and say what happened.
 
@@ -51,12 +51,18 @@ def run(
     workers share the rest. With hosts that is refused, because every worker of the strategy has to
     have as many GPUs. With busy=True nobody looks.
 
+    While they run, what worker 0 prints is shown, without TensorFlow's own messages; quiet=True
+    leaves it to the log, and progress=False shows nothing at all.
+
     When one worker fails all are ended: SIGTERM, and SIGKILL `grace` seconds later. The report
     names the first that failed, and shows the end of its log. All are then started again, up to
-    `restarts` times; MGPU_ATTEMPT counts that, and it is for the script to read its checkpoint. A
-    worker that waits in the strategy's constructor for longer than `startup` seconds ends them,
-    too, and the report says whom it waited for. `time_limit` is in seconds, for all attempts
-    together; None sets no limit.
+    `restarts` times; MGPU_ATTEMPT counts that, and it is for the script to read its checkpoint.
+    `time_limit` is in seconds, for all attempts together; None sets no limit.
+
+    They are ended likewise when nothing goes on in any worker of this machine for `stalled`
+    seconds, before the first step as well: no step, no line of output, and nothing compiled, read
+    or saved. The report then shows what each printed last and where its Python was, and whom a
+    worker waits for in the strategy's constructor. None sets no limit.
 
     Ctrl-C or an exception here ends all workers; what is raised carries the report as `.report`. If
     this process is killed, its workers are, too, with what they started; a child that starts a
@@ -68,34 +74,24 @@ def run(
     >>> report.ok, [worker.tail for worker in report]
     (True, ['attempt 0', 'attempt 0'])
     """
-    command = tuple(os.fspath(word) for word in (script, *args))
-    if isinstance(args, str) or not Path(script).is_file() or "\0" in "".join(command):
-        raise ValueError(
-            f"script={script!r} and args={args!r}: name a Python file that is here, and give its "
-            'arguments as a list without null bytes, as ["--epochs", "3"].'
-        )
+    command = asked.command(script, args)
     restarts = whole_number("restarts", restarts, "a number of restarts", 0)
-    for name, value in {"time_limit": time_limit, "grace": grace, "startup": startup}.items():
+    for name, value in {"time_limit": time_limit, "grace": grace, "stalled": stalled}.items():
         seconds(name, value)
     if hosts is None and index is None:
         own = list(range(whole_number("workers", 2 if workers is None else workers, "a number", 1)))
-    elif hosts is None or index is None or workers is not None:
-        raise ValueError(
-            f"workers={workers}, hosts={hosts}, index={index}: give workers alone, which are "
-            "processes of this machine, or hosts, the addresses of all machines, with the index "
-            "of this one."
-        )
     else:
-        hosts = list(hosts)
+        hosts = asked.machines(workers, hosts, index)
         config = {"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}}
         for problem in text_problems(config):
             raise ValueError(problem)
-        own = [int(index)]
+        own = [int(index or 0)]
     began = time.monotonic()
     end = began + (float("inf") if time_limit is None else time_limit)
-    said = Progress(progress)
+    limit, said = float("inf") if stalled is None else stalled, Progress(progress)
     shares = dict(zip(own, _shared_out(len(own), _free(hosts, busy, said)), strict=True))
-    run = Run(command, shares, log_folder(logs), grace, startup, began, end, said)
+    run = Run(command, shares, asked.folder(logs), grace, limit, began, end,
+              said, quiet)  # fmt: skip
     with _alone(run):
         if hosts:
             _wait_for(hosts, own[0], run)
@@ -138,7 +134,7 @@ def _alone(run: Run) -> Iterator[None]:
     """Hold the GPUs against other runners, and the logs against other clusters, for the block."""
     with contextlib.ExitStack() as held:
         for index, places in run.shares.items():
-            file = held.enter_context(open(run.log(index, 0), "ab"))
+            file = held.enter_context(asked.opened(run.log(index, 0)))
             if not locks.lock_logs(file.fileno()):
                 raise RuntimeError(
                     f"Another cluster writes to {file.name}: choose another folder with logs=..."
@@ -170,7 +166,8 @@ def _attempts(run: Run, hosts: Sequence[str] | None, restarts: int) -> Report:
             if last.ok or time.monotonic() > run.end or number == restarts:
                 return Report(tuple(done), time.monotonic() - run.began)
             number += 1
-            run.progress.say(f"{'restart':10} {number} of {restarts}: {last.why}")
+            doing = f"\n{last.doing}" if last.doing else ""
+            run.progress.say(f"{'restart':10} {number} of {restarts}: {last.why}{doing}")
     except BaseException as error:
         done += [vars(error)["report"]] if hasattr(error, "report") else []
         vars(error)["report"] = Report(tuple(done), time.monotonic() - run.began)
@@ -179,7 +176,7 @@ def _attempts(run: Run, hosts: Sequence[str] | None, restarts: int) -> Report:
 
 def _wait_for(hosts: Sequence[str], index: int, run: Run) -> None:
     """Wait until the other machines have names and answer; raise what is wrong after that time."""
-    end = min(run.end, time.monotonic() + run.startup)
+    end = min(run.end, time.monotonic() + run.stalled)
     said: set[str] = set()
     while True:
         workers = {f"worker {i}": address for i, address in enumerate(hosts)}

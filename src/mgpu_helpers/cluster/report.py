@@ -9,6 +9,9 @@ from pathlib import Path
 from mgpu_helpers._formatting import counted, table
 from mgpu_helpers._processes.job import Job
 
+# Exit statuses: a time was over, as of `timeout`; and all have saved, as of a worker that has.
+OVER, SAVED = 124, 75
+
 
 @dataclass(frozen=True, repr=False)
 class Attempt:
@@ -21,6 +24,7 @@ class Attempt:
     why: str = ""  #: a sentence about that; "" if all is well
     seconds: float = 0.0
     note: str = ""  #: a sentence about what went well, and perhaps not as it was meant
+    doing: str = ""  #: what each worker did when nothing went on: its last line, and its stack
 
     @property
     def ok(self) -> bool:
@@ -34,6 +38,8 @@ class Attempt:
 
     def __repr__(self) -> str:
         lines = [f"Attempt {self.number}: {self.why or 'all is well.'}"]
+        if self.doing:
+            return "\n".join([*lines, self.doing])
         last = self.failed.tail.splitlines()[-1:] if self.failed else None
         others = [job for job in self.workers if job.status == "failed" and job != self.failed]
         alike = [job.name for job in others if job.tail.splitlines()[-1:] == last != []]
@@ -60,6 +66,17 @@ class Report:
     def ok(self) -> bool:
         """Say whether the last attempt ended well."""
         return bool(self.attempts) and self.attempts[-1].ok
+
+    @property
+    def saved(self) -> bool:
+        """Say whether all were told to end, and have saved so that the next start goes on."""
+        return len(self) > 0 and all(job.status == "saved" for job in self)
+
+    @property
+    def status(self) -> int:
+        """Give the exit status of the command, where nobody stops it."""
+        over = any(job.status == "timed out" for job in self)
+        return 0 if self.ok else SAVED if self.saved else OVER if over else 1
 
     @property
     def begun(self) -> bool:

@@ -22,6 +22,7 @@ LOGGED = re.compile(
 INSIDE = re.compile(
     r'(\s*)File "(?:.*/site-packages/(?:tensorflow|keras)/|<frozen runpy>|.*/cluster/worker\.py)'
 )
+MISMATCH = "Shape mismatch in the collective"
 CHIEF = "RPC: /tensorflow.CoordinationService/"  # asked of worker 0, without its name
 
 # In the order of how far they can be trusted; each is followed by the task that was lost.
@@ -97,12 +98,15 @@ class Worker:
     waits: float | None = None  # since when it waits in the strategy's constructor
     came: bool = False  # it has been in that constructor
     loads: bool = False  # it has imported TensorFlow
+    ready: bool = False  # told to end it would save, by fit/stops.py
+    saves: bool = False  # it was told to end, and saves or has saved
+    saved: float | None = None  # when it had saved
     state: str = ""  # what its process did when the first one failed, as Linux has it
 
     def says(self, event: str, at: float) -> None:
         """Note what it says of itself, by cluster/worker.py."""
         event, _, status = event.partition("=")
-        if event == "raised":
+        if event == "raised" and not self.saved:
             self.raised, self.status = at, status
             self.fails(at)
         elif event == "done":
@@ -113,6 +117,12 @@ class Worker:
             self.waits, self.came = at, True
         elif event == "goes":
             self.waits = None
+        elif event in ("ready", "unready"):
+            self.ready = event == "ready"
+        elif event == "saves":
+            self.saves = True
+        elif event == "saved":
+            self.saved = at
 
     def fails(self, at: float) -> None:
         """Note that it failed; what was known first counts."""
@@ -152,6 +162,11 @@ def verdict(
         did = f"failed first, {after}: {signal_name(-code)} ended it"
     else:
         did = f"failed first, {after}, with exit status {code}"
+    if any(MISMATCH in line for each in workers.values() for line in end_of(each.job.log)):
+        did += (
+            ". Before that the workers exchanged values of different shapes: each was at another "
+            "step, perhaps since their data have different numbers of batches"
+        )
     return index, f"{name} {did}."
 
 
@@ -160,7 +175,7 @@ def _killed(worker: Worker) -> bool:
 
 
 def stuck(
-    workers: Mapping[int, Worker], addresses: Sequence[str], index: int, startup: float
+    workers: Mapping[int, Worker], addresses: Sequence[str], index: int, now: float
 ) -> tuple[str, int | None]:
     """Say whom a worker waits for in the strategy's constructor, and who has not come."""
     absent, present = {}, []
@@ -175,7 +190,7 @@ def stuck(
         else:
             present.append(f"worker {other}")
     text = (
-        f"Worker {index} waited {startup:g} s in the constructor of "
+        f"Worker {index} waited {now - (workers[index].waits or now):.0f} s in the constructor of "
         f"MultiWorkerMirroredStrategy. There: {', '.join(present)}. "
     )
     if not absent:
@@ -184,3 +199,14 @@ def stuck(
             "(cluster.check), and look for a proxy or a firewall between them."
         ), None
     return text + f"Missing: {', '.join(absent.values())}.", min(absent)
+
+
+def nothing_for(seconds: float) -> str:
+    """Say that no worker went on for so long."""
+    return (
+        f"Nothing went on for {seconds:g} s: no step, no line of output, and nothing compiled, "
+        "read or saved. Where that was work, let it print something, or give stalled more seconds."
+    )
+
+
+SAVED = "The workers were told to end by a signal, and have saved: the next start goes on there."

@@ -3,23 +3,33 @@
 It imports nothing of this package, so that the script finds Python as if it were started alone.
 The strategy's constructor is where a worker waits for the others, up to an hour, and it holds
 Python's lock meanwhile: no thread of the worker could keep watch. So the worker only says when it
-goes in and when it comes out, and the launcher, outside, watches the time.
+goes in and when it comes out, and the launcher, outside, watches the time. It also says that steps
+go on, once a second, and that the first call of a function has begun, which compiles it.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
+import time
 from collections.abc import Callable
 from functools import partial, wraps
 from types import ModuleType
 from typing import Any
 
+# At this signal the worker prints where its Python is; no library uses it. macOS has fewer.
+ASKS = getattr(signal, "SIGRTMAX", signal.SIGUSR2) - 1
+EVERY = 1.0  # seconds between two words about steps
+
+# In a worker, tells its launcher of an event.
+tell: Callable[[str], None] | None = None
+
 
 def main() -> None:
     """Run the script that is named, after the pipe to the launcher and this worker's index."""
+    import faulthandler
     import os
     import runpy
-    import time
 
     pipe, index, script = int(sys.argv[1]), sys.argv[2], sys.argv[3]
     sys.argv[:] = sys.argv[3:]
@@ -30,6 +40,11 @@ def main() -> None:
     def say(event: str) -> None:
         os.write(pipe, f"{index} {event} {time.monotonic()}\n".encode())
 
+    faulthandler.register(ASKS, file=2)
+    global tell
+    tell = say
+    # Where `fit` looks for it: this file was started as a script, and the next one takes its name.
+    sys.modules["mgpu_helpers.cluster.worker"] = sys.modules["__main__"]
     say("started")  # an OSError where the launcher has gone already
     sys.meta_path.insert(0, Finder(say))
     try:
@@ -84,6 +99,54 @@ def watched(
             gc.enable()
     say("loads")
     watch(module.distribute.MultiWorkerMirroredStrategy, say)
+    count_steps(module, say)
+
+
+def count_steps(tensorflow: Any, say: Callable[[str], None]) -> None:
+    """Let each call of a function that TensorFlow compiles say that the worker goes on.
+
+    Each run of a strategy says so too, for a loop without such a function. What is wrapped keeps
+    the name of its module: AutoGraph would rewrite it if it were the script's.
+    """
+    said, first_calls = 0.0, 0
+
+    def goes_on() -> None:
+        nonlocal said
+        if time.monotonic() > said + EVERY:
+            said = time.monotonic()
+            say("steps")
+
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(call)
+        def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal first_calls
+            first = self.experimental_get_tracing_count() == 0
+            if first and not first_calls:
+                say("compiles")
+            first_calls += first
+            try:
+                return call(self, *args, **kwargs)
+            finally:
+                first_calls -= first
+                if first and not first_calls:
+                    say("compiled")
+                goes_on()
+
+        return __call__
+
+    def counted_run(run: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(run)
+        def does(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return run(*args, **kwargs)
+            finally:
+                goes_on()
+
+        return does
+
+    function, strategy = type(tensorflow.function(lambda: None)), tensorflow.distribute.Strategy
+    function.__call__ = counted(function.__call__)
+    strategy.run = counted_run(strategy.run)
 
 
 def watch(strategy: Any, say: Callable[[str], None]) -> None:

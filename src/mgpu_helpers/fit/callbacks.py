@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers import _private
+from mgpu_helpers.fit.stops import launcher, seeds_of, stops
 
 
 def of_worker(callbacks: Any, strategy: Any) -> Any:
     """Give the callbacks of a worker: what writes files does so on the chief only.
 
-    A backup is read by all of them, and keeps the seeds of the layers too.
+    A backup is read by all of them, and keeps the seeds of the layers too. Under `mgpu cluster` it
+    is also written when SIGTERM comes.
     """
     import keras
 
@@ -22,12 +24,15 @@ def of_worker(callbacks: Any, strategy: Any) -> Any:
         return callbacks
     given = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
     listed: list[Any] = []
+    last: list[Any] = []
     for callback in given:
         writes = each.ModelCheckpoint | each.CSVLogger | each.TensorBoard
         if callback is None or (strategy.worker and isinstance(callback, writes)):
             continue
         listed.append(callback)
         if isinstance(callback, each.BackupAndRestore):
+            if launcher():
+                last = [stops(strategy, callback, lambda: _meet(strategy))]
             if strategy.worker:
                 for does in ("on_epoch_end", "on_train_batch_end", "on_train_end"):
                     setattr(callback, does, lambda *args, **named: None)
@@ -35,7 +40,7 @@ def of_worker(callbacks: Any, strategy: Any) -> Any:
                 _chief_first(callback, strategy)
             by_pass = callback.save_freq == "epoch" and not strategy.worker
             listed.append(_seeds(Path(callback.backup_dir) / "seeds.npz", by_pass))
-    return [*listed, _together(strategy)] if strategy.workers > 1 else listed
+    return [*listed, *last, _together(strategy)] if strategy.workers > 1 else listed + last
 
 
 def _seeds(file: Path, writes: bool) -> Any:
@@ -43,20 +48,17 @@ def _seeds(file: Path, writes: bool) -> Any:
     import keras
 
     class Seeds(keras.callbacks.Callback):
-        def states(self) -> list[Any]:
-            every = self.model.variables
-            return [each for each in every if each.name == "seed_generator_state"]
-
         def on_train_begin(self, logs: Any = None) -> None:
             if file.exists():
                 with np.load(file) as kept:
                     if kept["passes"] == _private.first_pass(self.model):
-                        for i, state in enumerate(self.states()):
+                        for i, state in enumerate(seeds_of(self.model)):
                             state.assign(kept[f"state_{i}"])
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             if writes:
-                states = {f"state_{i}": state.numpy() for i, state in enumerate(self.states())}
+                seeds = seeds_of(self.model)
+                states = {f"state_{i}": state.numpy() for i, state in enumerate(seeds)}
                 np.savez(file, passes=epoch + 1, **states)
 
     return Seeds()
@@ -84,7 +86,7 @@ def _meet(strategy: Any) -> None:
 
 
 def _together(strategy: Any) -> Any:
-    """Make a callback that compares what the workers have read of the first batch.
+    """Make a callback that compares what the workers have read of the first batch, and of the last.
 
     At the end each of them waits until the chief has written everything.
     """
@@ -95,9 +97,12 @@ def _together(strategy: Any) -> Any:
             self.compared = False
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            steps = -1 if self.params["steps"] is None else self.params["steps"]
             if not self.compared:
                 self.compared = True
-                _compare(strategy, _private.first_pass(self.model))
+                _compare(strategy, "first", _private.first_pass(self.model), steps)
+            elif batch + 1 == steps:  # before the validation reads others
+                _compare(strategy, "last")
 
         def on_train_end(self, logs: Any = None) -> None:
             _meet(strategy)
@@ -105,14 +110,18 @@ def _together(strategy: Any) -> Any:
     return Together()
 
 
-def _compare(strategy: Any, first_pass: int) -> None:
+def _compare(strategy: Any, which: str, *more: int) -> None:
     """Raise on every worker where one has read another batch, or goes on at another pass."""
     import tensorflow as tf
 
-    ours = tf.concat([strategy.seen, [first_pass]], 0)[None]
+    ours = tf.concat([strategy.seen, tf.constant(more, tf.float64)], 0)[None]
     of_all = strategy.gather(strategy.run(lambda: tf.identity(ours)), 0).numpy()
-    compared = "number of examples in the first batch", "sum of the first batch", "pass to begin at"
-    for i, what in enumerate(compared):
+    batch = f"{which} batch of a pass"
+    compared = (
+        f"number of examples in the {batch}", f"sum of the {batch}", "pass to begin at",
+        "number of steps of a pass",
+    )  # fmt: skip
+    for i, what in enumerate(compared[: of_all.shape[1]]):
         values = of_all[:: strategy.local, i].tolist()
         if len(set(values)) > 1:
             raise ValueError(

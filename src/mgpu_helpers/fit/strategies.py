@@ -86,6 +86,7 @@ def _of(kind: Any) -> Any:
         packs = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=PACK)
         passes_before: Any = None  # what lets the next `fit` begin with its data where it was
         before_training: Any = None  # what is told of each model and its first batch
+        steps_before = 0  # steps of its first pass that were done before
         seen: Any = None  # of the last batch that several workers have read: its size and mark
 
         @contextlib.contextmanager

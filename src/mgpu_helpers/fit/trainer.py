@@ -18,6 +18,7 @@ from mgpu_helpers.fit._moving import optimizers_of
 from mgpu_helpers.fit.callbacks import of_worker
 from mgpu_helpers.fit.mends import MENDS, number
 from mgpu_helpers.fit.shares import Shared, Whole
+from mgpu_helpers.fit.stops import as_before
 
 
 def build(keras_has: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,17 +91,19 @@ def fit(keras_has: Callable[..., Any]) -> Callable[..., Any]:
             given.setdefault("shuffle", False)  # which is what it is, and Keras warns of
         given["callbacks"] = of_worker(given.get("callbacks"), strategy)
 
-        def passes_before(iterator: Any) -> None:
+        def passes_before(iterator: Any) -> int:
             """Bring the data to where they were when a backup was written."""
             if passes := _private.first_pass(self):
                 _go_on(iterator, passes, given.get("steps_per_epoch"), self.steps_per_execution)
+            done, strategy.steps_before = strategy.steps_before, 0
+            return done
 
         strategy.passes_before = passes_before
         try:
-            with in_force():
+            with in_force(), as_before():
                 return keras_has(self, **given)
         finally:
-            strategy.passes_before = None
+            strategy.passes_before, strategy.steps_before = None, 0
 
     return fit
 

@@ -26,6 +26,7 @@ WANTED = (
     "docs/benchmarks.md",
     "docs/train_step.md",
     "docs/parameter_servers.md",
+    "docs/slurm.md",
     "docs/first_ten_minutes_on_a_gpu.md",
 )
 DESCRIPTION = """\
