@@ -107,7 +107,7 @@ class Queue(Crew):
                     self.waiting.insert(0, i)
                     raise
         except CannotWrite as error:
-            self.stop(error)
+            self.halt(error)
             return False
         return True
 
@@ -120,7 +120,7 @@ class Queue(Crew):
         self.runs[number] = running.run
         self.taken.add(running.run)
 
-    def stop(self, error: CannotWrite) -> None:
+    def halt(self, error: CannotWrite) -> None:
         """Start nothing more; what runs goes on to its end."""
         if not self.broken:
             self.broken = str(error)
@@ -132,7 +132,7 @@ class Queue(Crew):
             with self.rows.locked():
                 self.share()
         except CannotWrite as error:
-            self.stop(error)
+            self.halt(error)
 
     def share(self) -> None:
         """Take what others do or have done of what is next here, with the rows locked."""
@@ -209,7 +209,7 @@ class Queue(Crew):
                 else:
                     self.rows.end(run, row)
         except CannotWrite as error:
-            self.stop(error)
+            self.halt(error)
 
     def claim(self) -> list[Place] | None:
         """Lock the first places that nobody uses, all that a job needs; None where there are none.
