@@ -68,6 +68,14 @@ def test_only_the_chief_writes(uninterrupted):
     assert len([*(folder / "board" / "train").iterdir()]) == 1
 
 
+def test_a_script_that_fits_and_saves_in_the_scope_is_the_same(tmp_path, uninterrupted):
+    """Where the chief alone makes no variable: the others would have to make it, too."""
+    report = run(TRAIN, tmp_path, tmp_path, "inside", workers=2)
+    assert report.ok, report
+    assert [worker.result for worker in report] == [worker.result for worker in uninterrupted[1]]
+    assert (tmp_path / "0.keras").exists() and (tmp_path / "1.keras").exists()
+
+
 def test_each_worker_finds_what_the_chief_has_saved_last(uninterrupted):
     assert [worker.result["saved"] for worker in uninterrupted[1]] == [True, True]
 

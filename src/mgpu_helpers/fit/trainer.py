@@ -9,6 +9,7 @@ import itertools
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from mgpu_helpers import _private
@@ -215,6 +216,21 @@ def predicts(keras_has: Callable[..., Any]) -> Callable[..., Any]:
     return make
 
 
+def unsaved(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+    """Let Keras make no variable when it saves: on several workers all would have to make it.
+
+    It makes an optimizer to see what each has that needs no file; here in another thread, where no
+    scope is.
+    """
+
+    @functools.cache
+    def skipped(kind: str) -> Any:
+        with ThreadPoolExecutor(1) as outside:
+            return outside.submit(keras_has, kind).result()
+
+    return skipped
+
+
 def _again(batches: list[Any], spec: Any) -> Any:
     """Make a dataset of batches that were taken already, of any sizes that the spec allows."""
     import tensorflow as tf
@@ -339,7 +355,9 @@ def entered(keras_has: Callable[..., Any]) -> Callable[..., Any]:
 ALWAYS = {"fit": fit, "float": number, "int": number} | dict.fromkeys(
     ("evaluate", "predictions", "train_on_batch", "test_on_batch", "predict_on_batch"), entered
 )
-INSIDE = MENDS | MAKES | {"build": build, "predict": predicts, "compiles": compiles}
+INSIDE = MENDS | MAKES | {
+    "build": build, "predict": predicts, "compiles": compiles, "unsaved": unsaved,
+}  # fmt: skip
 _uses, _lock = 0, threading.RLock()
 
 
