@@ -38,12 +38,12 @@ def test_every_case_on_two_workers_is_that_of_one_device(tmp_path):
 
 
 def test_two_workers_exchange_gradients_in_packs_and_train_the_same(tmp_path):
-    """And say that what they exchange cannot be added up in a loop over steps."""
+    """And say what cannot be: a sum in a loop over steps, and data of each worker's own."""
     report = run(ROOT / "tests" / "fit_packs.py", tmp_path, workers=2)
     assert report.ok, report
     for worker in report:
         assert worker.result == {"one": [11], "packs": [3, 7, 11], "same": True,
-                                 "in a loop": True}  # fmt: skip
+                                 "in a loop": True, "parts": True}  # fmt: skip
 
 
 TRAIN = ROOT / "tests" / "fit_train.py"

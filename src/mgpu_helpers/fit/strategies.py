@@ -15,6 +15,7 @@ from mgpu_helpers.devices.messages import explain
 from mgpu_helpers.devices.plan import Plan, checked, planned
 from mgpu_helpers.fit._asking import ask as kinds_of
 from mgpu_helpers.fit._kinds import Step, is_own
+from mgpu_helpers.fit.batches import joined
 from mgpu_helpers.fit.shares import Shared, Whole, mark_of, taking
 from mgpu_helpers.fit.trainer import in_force, mend_entries
 
@@ -114,6 +115,27 @@ def _of(kind: Any) -> Any:
 
         def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
             return Shared(dataset)
+
+        def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> Any:
+            """Do as TensorFlow does, and let `fit` have the global batches."""
+            given = []
+
+            def kept(context: Any) -> Any:
+                given.append(dataset_fn(context))
+                return given[-1]
+
+            def of_all() -> Any:
+                if self.workers > 1:
+                    raise ValueError(
+                        "distribute_datasets_from_function gives each of "
+                        f"{self.workers} workers data of its own, and in fit each reads all data "
+                        "and takes its part of every batch: give fit the Dataset of global batches."
+                    )
+                return joined(given[0], self.num_replicas_in_sync)
+
+            made = super().distribute_datasets_from_function(kept, options)
+            made.of_all = of_all
+            return made
 
         def place(self) -> int:
             """Number the part of a replica, as `predict` puts what they give in order again."""

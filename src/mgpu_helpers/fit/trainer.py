@@ -76,9 +76,9 @@ def fit(keras_has: Callable[..., Any]) -> Callable[..., Any]:
         if not getattr(strategy, "of_fit", False):
             return keras_has(self, **given)
         _check_loop(self, strategy)
+        given = {name: batches_of(value) for name, value in given.items()}
         for name, steps in (("x", "steps_per_epoch"), ("validation_data", "validation_steps")):
             _check_end(given.get(name), name, steps, given.get(steps))
-        given = {name: batches_of(value) for name, value in given.items()}
         if isinstance(given.get("x"), tf.data.Dataset):
             given.setdefault("shuffle", False)  # which is what it is, and Keras warns of
         given["callbacks"] = of_worker(given.get("callbacks"), strategy)
@@ -190,7 +190,12 @@ def _asking_first(model: Any, step: str, function: Callable[..., Any]) -> Callab
 
 def batches_of(data: Any) -> Any:
     """Give the dataset that the strategy has made something of, all else as it is."""
-    return data.batches if isinstance(data, Shared) else data
+    import tensorflow as tf
+
+    if isinstance(data, Shared):
+        return data.batches
+    of_function = isinstance(data, tf.distribute.DistributedDataset) and hasattr(data, "of_all")
+    return data.of_all() if of_function else data
 
 
 def whole(data: Any) -> Whole:
