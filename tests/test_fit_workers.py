@@ -103,3 +103,22 @@ def test_rates_follow_what_all_workers_measure(tmp_path, monkeypatch, capsys, pl
 def test_workers_with_another_order_are_told_at_the_first_step(tmp_path):
     report = run(TRAIN, tmp_path, tmp_path, "seeds", workers=2)
     assert not report.ok and "ValueError" in report[0].tail and not (tmp_path / "backup").exists()
+
+
+def test_workers_with_data_of_another_length_are_told_which_and_can_go_on(tmp_path):
+    report = run(ROOT / "tests" / "fit_lengths.py", tmp_path, workers=2)
+    assert report.ok, report
+    found = report[1].result
+    assert found == report[0].result
+    assert {name: steps for name, (_, steps) in found.items()} == {
+        "as many": 6, "fewer batches": 0, "nobody knows": 2, "a shorter last batch": 3, "arrays": 0,
+        "validation": 3, "evaluate": 0, "predict": 0, "as many again": 3,
+    }  # fmt: skip
+    said = {name: what for name, (what, _) in found.items()}
+    assert said.pop("as many") == said.pop("as many again") == "nothing"
+    assert said["arrays"] == "size of the last batch: 0 in worker 0, 4 in worker 1"
+    assert said["a shorter last batch"].endswith("in a pass: 24 in worker 0, 20 in worker 1")
+    assert said["fewer batches"].endswith(": 3 in worker 0, 2 in worker 1")
+    assert said["predict"].endswith(": 3 in worker 0, 2 in worker 1")
+    for name in ("nobody knows", "validation", "evaluate"):
+        assert said[name] == "number of batches: more in worker 0, 2 in worker 1", name

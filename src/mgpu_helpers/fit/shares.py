@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from mgpu_helpers._train import HOST
 from mgpu_helpers.devices.machine import cores
 from mgpu_helpers.fit._kinds import SUM, Terms, apart, asking, now, tracing
+from mgpu_helpers.fit._workers import UntilOneEnds
 from mgpu_helpers.towers.shards import like, rows
 
 # tf.data begins with a thread for each core, at most so many; tuning can only take some away.
@@ -44,9 +45,16 @@ class Shared:
             options = tf.data.Options()
             options.autotune.enabled = False
             self.whole = self.whole.with_options(options)
+        self.asking: Any = None  # the strategy of several workers, of which one may have more
+
+    def asks(self, strategy: Any) -> Shared:
+        """Let several workers ask at each step whether all have a batch."""
+        self.asking = strategy
+        return self
 
     def __iter__(self) -> Iterator[Whole]:
-        return iter(self.whole)
+        batches = iter(self.whole)
+        return UntilOneEnds(batches, self.asking) if self.asking else batches
 
 
 def _slice(x: Any, begin: Any, end: Any) -> Any:

@@ -86,7 +86,8 @@ def _of(kind: Any) -> Any:
         kinds: Any = weakref.WeakKeyDictionary()  # of a model's losses, by the name of a step
         packs = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=PACK)
         passes_before: Any = None  # what lets the next `fit` begin with its data where it was
-        seen: Any = None  # of the last batch that several workers have read: its size and mark
+        asks_at_each_step = False  # whether all workers have a batch
+        seen: Any = None  # of the batches that several workers have read: their size and mark
 
         @contextlib.contextmanager
         def scope(self) -> Iterator[Any]:
@@ -114,7 +115,8 @@ def _of(kind: Any) -> Any:
             return len(self.extended.worker_devices)
 
         def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
-            return Shared(dataset)
+            shared = Shared(dataset)
+            return shared.asks(self) if self.asks_at_each_step else shared
 
         def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> Any:
             """Do as TensorFlow does, and let `fit` have the global batches."""
@@ -168,7 +170,7 @@ def _of(kind: Any) -> Any:
         def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
             if args and isinstance(args[0], Whole):
                 if self.seen is not None:
-                    self.seen.assign(mark_of(args[0].batch))
+                    self.seen.assign_add(mark_of(args[0].batch))
                 fn = taking(fn, self.place, self.num_replicas_in_sync, self.step_of(fn))
             with in_force():
                 return super().run(fn, args, kwargs, options)

@@ -16,6 +16,7 @@ from mgpu_helpers import _private
 from mgpu_helpers.fit._asking import build_by_step, own_metrics
 from mgpu_helpers.fit._kinds import Unknown, is_own
 from mgpu_helpers.fit._moving import optimizers_of
+from mgpu_helpers.fit._workers import UntilOneEnds, compare_inputs, compare_lengths
 from mgpu_helpers.fit.callbacks import of_worker
 from mgpu_helpers.fit.mends import MENDS, number
 from mgpu_helpers.fit.shares import Shared, Whole
@@ -35,6 +36,8 @@ def build(keras_has: Callable[..., Any]) -> Callable[..., Any]:
             return keras_has(self, iterator, data_batch)
         if iterator is not None:
             shared = _private.dataset_of(iterator)
+            if strategy.workers > 1:
+                compare_lengths(iterator, strategy)
             step = self.test_step
             if strategy.passes_before is not None:
                 step = self.train_step
@@ -165,7 +168,11 @@ def _asking_first(model: Any, step: str, function: Callable[..., Any]) -> Callab
     def first(iterator: Any) -> Any:
         nonlocal known
         handed_out = isinstance(iterator, tf.data.Iterator | tf.distribute.DistributedIterator)
-        if not handed_out:  # by train_on_batch
+        if isinstance(iterator, UntilOneEnds):
+            iterator = [*itertools.islice(iterator, model.steps_per_execution)]
+            if not iterator:
+                raise StopIteration
+        elif not handed_out:  # by train_on_batch
             iterator = [whole(data) for data in iterator]
         try:
             # Eagerly it would have begun to change the model before it finds out.
@@ -356,9 +363,26 @@ def entered(keras_has: Callable[..., Any]) -> Callable[..., Any]:
     return does
 
 
+def predicted(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+    """Let several workers compare what they have for a predict, and ask so at each step."""
+    does = entered(keras_has)
+
+    def predict(self: Any, *args: Any, **named: Any) -> Any:
+        strategy = self.distribute_strategy
+        if getattr(strategy, "of_fit", False) and strategy.workers > 1:
+            compare_inputs(batches_of(args[0] if args else named.get("x")), strategy)
+            strategy.asks_at_each_step = True
+        try:
+            return does(self, *args, **named)
+        finally:
+            vars(strategy).pop("asks_at_each_step", None)
+
+    return predict
+
+
 # What looks first whether a model is ours, and that its variables are numbers: always there.
-ALWAYS = {"fit": fit, "float": number, "int": number} | dict.fromkeys(
-    ("evaluate", "predictions", "train_on_batch", "test_on_batch", "predict_on_batch"), entered
+ALWAYS = {"fit": fit, "float": number, "int": number, "predictions": predicted} | dict.fromkeys(
+    ("evaluate", "train_on_batch", "test_on_batch", "predict_on_batch"), entered
 )
 INSIDE = MENDS | MAKES | {
     "build": build, "predict": predicts, "compiles": compiles, "unsaved": unsaved,
