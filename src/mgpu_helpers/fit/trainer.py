@@ -188,7 +188,7 @@ def _asking_first(model: Any, step: str, function: Callable[..., Any]) -> Callab
         batches = list(itertools.islice(iterator, model.steps_per_execution))
         model.distribute_strategy.ask(model, getattr(model, step), batches[0])
         if handed_out:
-            return function(iter(_again(batches, iterator.element_spec)))
+            return function(iter(again(batches, iterator.element_spec)))
         return function(iter(batches))
 
     first.of_keras = function  # type: ignore[attr-defined]
@@ -243,7 +243,7 @@ def unsaved(keras_has: Callable[..., Any]) -> Callable[..., Any]:
     return skipped
 
 
-def _again(batches: list[Any], spec: Any) -> Any:
+def again(batches: list[Any], spec: Any) -> Any:
     """Make a dataset of batches that were taken already, of any sizes that the spec allows."""
     import tensorflow as tf
 
