@@ -14,7 +14,7 @@ from mgpu_helpers._formatting import whole_number
 from mgpu_helpers._models import instead, ready, takes_training
 from mgpu_helpers._train import updated_at_owners
 from mgpu_helpers.fit._asking import ask_pieces
-from mgpu_helpers.fit._kinds import Unknown, is_own
+from mgpu_helpers.fit._kinds import is_own
 from mgpu_helpers.fit._placing import build_optimizers
 from mgpu_helpers.fit.parallel import replace
 from mgpu_helpers.fit.shares import PIECE, part_of, size_of
@@ -68,7 +68,7 @@ def accumulate(model: Any, pieces: int) -> Any:
 
     @functools.wraps(original)
     def train_step(data: Any) -> Any:
-        return _step(model, original, pieces, sums, asked, data)
+        return _step(model, original, pieces, sums, data)
 
     vars(train_step)["end"] = asked.end
     replace(model, "train_step", train_step)
@@ -86,9 +86,7 @@ def warn_of_normalizing(model: Any) -> None:
         )
 
 
-def _step(
-    model: Any, original: Any, pieces: int, sums: _Sums, asked: _Asked, data: Any
-) -> Any:
+def _step(model: Any, original: Any, pieces: int, sums: _Sums, data: Any) -> Any:
     import keras
     import tensorflow as tf
 
@@ -127,8 +125,6 @@ def _step(
                 given = original(keras.tree.pack_sequence_as(data, own))
             finally:
                 PIECE.reset(token)
-        if asked.needed(scope):
-            raise Unknown
         scaled = []
         for g, weight in slopes:
             if g is not None:
@@ -177,13 +173,15 @@ class _Asked:
 
     def __init__(self, model: Any, pieces: int) -> None:
         self.model, self.pieces, self.step = model, pieces, model.train_step
-        self.known, self.fits = False, False
+        self.known = False
 
-    def needed(self, scope: Any) -> bool:
-        """Say whether a step that `fit` traces has losses that nobody has asked about."""
-        if self.known or not self.fits:
-            return False
-        return bool(scope.losses) or is_own(self.step) or is_own(self.model.compute_loss)
+    def needed(self) -> bool:
+        """Say whether somebody else than Keras may have made a loss."""
+        kinds = {type(each) for each in _private.layers_of(self.model)} - {type(self.model)}
+        return (
+            is_own(self.step) or is_own(self.model.compute_loss)
+            or any(not each.__module__.startswith("keras.") for each in kinds)
+        )  # fmt: skip
 
     def make_train_function(self, force: bool = False) -> Any:
         """Make the function that `fit` calls, which asks before its first step."""
@@ -193,22 +191,17 @@ class _Asked:
         function = self.model.train_function
         if hasattr(function, "of_keras"):  # that of a strategy of fit, which asks itself
             return made
-        self.known = False
+        self.known = not self.needed()
 
         def first(iterator: Any) -> Any:
             if self.known or isinstance(iterator, tf.distribute.DistributedIterator):
                 return function(iterator)
             handed_out = isinstance(iterator, tf.data.Iterator)
             if not handed_out:  # by train_on_batch
-                iterator = [*iterator]
-            self.fits = True
-            try:
-                return function(iterator if handed_out else iter(iterator))
-            except Unknown:
-                pass
-            finally:
-                self.fits = False
+                iterator = iter([*iterator])
             batches = [*itertools.islice(iterator, self.model.steps_per_execution)]
+            if not batches:
+                raise StopIteration
             if (size := int(size_of(batches[0]))) > 1:
                 few = part_of(batches[0], 0, max(2, -(-size // self.pieces)))
                 with in_force():
