@@ -204,6 +204,7 @@ class _Asked:
                 raise StopIteration
             if (size := int(size_of(batches[0]))) > 1:
                 few = part_of(batches[0], 0, max(2, -(-size // self.pieces)))
+                build_optimizers(self.model)  # where the weights lie
                 with in_force():
                     ask_pieces(self.step, few)
                 self.known = True
