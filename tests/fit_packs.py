@@ -50,6 +50,8 @@ def waits(strategy: Any, size: int) -> list[int]:
 
 
 def main() -> None:
+    import tensorflow as tf
+
     from mgpu_helpers import fit
 
     strategy = fit.strategy()
@@ -65,8 +67,15 @@ def main() -> None:
         said = bool(model.fit(x, x, verbose=0)) and "nothing"
     except ValueError as error:
         said = str(error)
+    model.steps_per_execution = 1
+    data = tf.data.Dataset.from_tensors((x, x))
+    try:
+        model.fit(strategy.distribute_datasets_from_function(lambda context: data), verbose=0)
+    except ValueError as error:
+        said += str(error)
     found = {"one": waits(strategy, 0), "packs": waits(strategy, 8000), "same": same}
-    print(json.dumps(found | {"in a loop": "steps_per_execution=2" in said}))
+    found |= {"in a loop": "steps_per_execution=2" in said, "parts": "data of its own" in said}
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

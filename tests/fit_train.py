@@ -1,8 +1,9 @@
 """Fit a small network, alone or as one worker of several, with every common callback.
 
-"plain" drops out; "kill" does too, and worker 1 is killed once, or is told to end in "told-worker"
-and its launcher in "told-launcher", as Slurm would at that step; "seeds" gives each worker an order
-of its own; "rates" drops nothing out, so that it is the same one on any number of workers.
+"plain" drops out; "inside" does so too, in the scope, where the chief alone saves before another
+pass; "kill" does too, and worker 1 is killed once, or is told to end in "told-worker" and its
+launcher in "told-launcher", as Slurm would at that step; "seeds" gives each worker an order of its
+own; "rates" drops nothing out, so that it is the same one on any number of workers.
 """
 
 from __future__ import annotations
@@ -24,12 +25,16 @@ index = json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"
 plan = devices.current() or devices.setup(2)
 
 import keras  # noqa: E402
+import tensorflow as tf  # noqa: E402
 from keras import layers  # noqa: E402
 
 keras.utils.set_random_seed(0)
 random = np.random.default_rng(0)
 x, y = random.normal(size=(45, 8)).astype("float32"), random.integers(0, 3, 45)
-with fit.strategy(plan).scope():
+strategy = fit.strategy(plan)
+if how == "inside":
+    tf.distribute.experimental_set_strategy(strategy)
+with strategy.scope():
     model = keras.Sequential([keras.Input([8]), layers.Dense(16, "relu"),
                               layers.Dropout(0.0 if how == "rates" else 0.3),
                               layers.BatchNormalization(), layers.Dense(3, "softmax")])  # fmt: skip
@@ -76,13 +81,16 @@ callbacks = [
     each.ReduceLROnPlateau(patience=1 if how == "rates" else 50, min_delta=10.0),
     each.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
 ]  # fmt: skip
-if how == "unequal" and index == 1:  # one batch less than worker 0 has, or a smaller last one
-    x, y = x[: int(sys.argv[3])], y[: int(sys.argv[3])]
 seed = index if how == "seeds" else 0
-data = fit.batches(x, y, batch_size=16, shuffle=how != "unequal", seed=seed)
+data = fit.batches(x, y, batch_size=16, shuffle=True, seed=seed)
 history = model.fit(data, validation_data=fit.batches(x[:7], y[:7]), epochs=5, verbose=0,
                     callbacks=callbacks).history  # fmt: skip
 saved = (folder / "last.keras").exists()
 values = [each.numpy() for each in (*model.variables, *model.optimizer.variables)]
 digest = hashlib.sha256(b"".join(value.tobytes() for value in values)).hexdigest()
+if how == "inside":
+    if index == 0:
+        model.save(folder / "chief.keras")
+    model.fit(data, verbose=0)
+    keras.models.load_model(folder / "chief.keras").save(folder / f"{index}.keras")
 print(json.dumps({"state": digest, "history": history, "saved": saved}))

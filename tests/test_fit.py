@@ -427,6 +427,23 @@ def test_what_was_interrupted_goes_on_as_if_it_had_not_been(
         np.testing.assert_array_equal(one, other)
 
 
+def test_saving_makes_no_variable_in_the_scope(keras, tf, plan, tmp_path):
+    """On several workers the chief would wait for the others to make it."""
+    made = []
+
+    def creator(make, **named):
+        made.append(named)
+        return make(**named)
+
+    keras.utils.clear_session()  # with what was seen of an optimizer before
+    with fit.strategy(plan).scope():
+        model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
+        model.compile("adam", "mse")
+        with tf.variable_creator_scope(creator):
+            model.save(tmp_path / "model.keras")
+    assert not made
+
+
 @pytest.mark.parametrize("outside", ["model", "optimizer"])
 def test_what_was_made_outside_of_the_scope_is_named(keras, plan, outside):
     def parts():

@@ -380,6 +380,24 @@ def test_a_dataset_that_was_distributed_already_is_taken(tf, plan):
     same(found, trained(plain, contextlib.nullcontext(), data, None, batch_size=None))
 
 
+@pytest.mark.parametrize("n", [24, 26, 21])
+def test_a_dataset_of_each_replicas_batches_is_that_of_the_global_batches(tf, plan, n):
+    """Of which the last one may be shorter, or there for one replica only."""
+    strategy, asked = fit.strategy(plan), []
+
+    def of_replica(context):
+        asked.append(context)
+        data = tf.data.Dataset.from_tensor_slices((X[:n], Y[:n]))
+        return data.batch(context.get_per_replica_batch_size(8))
+
+    parts = strategy.distribute_datasets_from_function(of_replica)
+    found = trained(plain, strategy.scope(), parts, None, validation_data=parts, batch_size=None)
+    data = tf.data.Dataset.from_tensor_slices((X[:n], Y[:n])).batch(8)
+    same(found, trained(plain, contextlib.nullcontext(), data, None, validation_data=data,
+                        batch_size=None))  # fmt: skip
+    assert len(asked) == 1
+
+
 def test_a_fit_that_somebody_has_wrapped_is_called_as_ever(keras, plan, monkeypatch):
     called, has = [], keras.Model.fit
 

@@ -51,3 +51,30 @@ def test_a_model_that_is_not_shared_out_is_trained_as_by_keras_alone(keras, plan
         ops = training_step(make(), 8).concrete.graph.get_operations()
         barriers.append([op.name for op in ops if op.type == "IdentityN" and "adam" in op.name])
     assert [len(each) for each in barriers] == [1, 0, 1]
+
+
+def test_a_model_whose_build_makes_no_weights_is_told_to_be_called(keras, plan):
+    """Or one that makes some of them later; one that makes them all is taken."""
+
+    class Two(keras.Model):
+        def __init__(self, *built):
+            super().__init__()
+            self.parts, self.first = [keras.layers.Dense(4), keras.layers.Dense(4)], built
+
+        def build(self, shape):
+            for i in self.first:
+                self.parts[i].build(shape)
+
+        def call(self, x):
+            return self.parts[1](self.parts[0](x))
+
+    x = np.ones((6, 4))
+    for built in ([], [0], [0, 1]):
+        model = Two(*built)
+        model.build((None, 4))
+        model.compile("sgd", "mse")
+        if len(built) < 2:
+            with pytest.raises(ValueError, match="call it once on a batch"):
+                fit.parallel(model, plan.devices).fit(x, x, verbose=0)
+        else:
+            fit.parallel(model, plan.devices).fit(x, x, verbose=0)

@@ -195,6 +195,33 @@ def test_a_name_that_says_nothing_is_named(keras, plan, where, named):
         fit.split_layers(problem(keras, ""), plan.devices, where)
 
 
+def test_an_optimizer_of_ones_own_is_tried_out(keras, tf, plan):
+    """By what it does: one that looks at norms is named, one that looks at signs is taken."""
+
+    class Norms(keras.optimizers.SGD):
+        def update_step(self, slope, weight, rate):
+            self.assign_sub(weight, rate * slope * tf.norm(weight) / tf.norm(slope))
+
+    class Signs(keras.optimizers.SGD):
+        def update_step(self, slope, weight, rate):
+            self.assign_sub(weight, rate * tf.sign(slope))
+
+    x = np.ones((2, 4, 6))
+    with pytest.raises(ValueError, match="norms needs a weight whole"):
+        model = problem(keras, "")
+        model.compile(Norms(0.1), "mse")
+        fit.split_layers(model, plan.devices, PAIRS)
+    weights = []
+    for devices in (plan.devices[:1], plan.devices):
+        keras.utils.set_random_seed(0)
+        model = problem(keras, "")
+        model.compile(keras.optimizers.LossScaleOptimizer(Signs(0.1)), "mse")
+        fit.split_layers(model, devices, PAIRS).fit(x, x, verbose=0)
+        weights.append(model.get_weights())
+    for ours, theirs in zip(*weights, strict=True):
+        np.testing.assert_allclose(ours, theirs, 1e-9, 1e-9)
+
+
 def test_an_optimizer_that_comes_later_is_looked_at_and_one_device_cuts_nothing(keras, plan):
     model = fit.split_layers(problem(keras, ""), plan.devices, PAIRS)
     model.compile(keras.optimizers.Lamb(), "mse")

@@ -39,12 +39,12 @@ def test_every_case_on_two_workers_is_that_of_one_device(tmp_path):
 
 
 def test_two_workers_exchange_gradients_in_packs_and_train_the_same(tmp_path):
-    """And say that what they exchange cannot be added up in a loop over steps."""
+    """And say what cannot be: a sum in a loop over steps, and data of each worker's own."""
     report = run(ROOT / "tests" / "fit_packs.py", tmp_path, workers=2)
     assert report.ok, report
     for worker in report:
         assert worker.result == {"one": [11], "packs": [3, 7, 11], "same": True,
-                                 "in a loop": True}  # fmt: skip
+                                 "in a loop": True, "parts": True}  # fmt: skip
 
 
 TRAIN = ROOT / "tests" / "fit_train.py"
@@ -67,6 +67,14 @@ def test_only_the_chief_writes(uninterrupted):
     assert (folder / "log.csv").read_text().count("\n") == 6  # a title, and five passes once each
     assert (folder / "best.keras").exists() and not (folder / "backup").exists()
     assert len([*(folder / "board" / "train").iterdir()]) == 1
+
+
+def test_a_script_that_fits_and_saves_in_the_scope_is_the_same(tmp_path, uninterrupted):
+    """Where the chief alone makes no variable: the others would have to make it, too."""
+    report = run(TRAIN, tmp_path, tmp_path, "inside", workers=2)
+    assert report.ok, report
+    assert [worker.result for worker in report] == [worker.result for worker in uninterrupted[1]]
+    assert (tmp_path / "0.keras").exists() and (tmp_path / "1.keras").exists()
 
 
 def test_each_worker_finds_what_the_chief_has_saved_last(uninterrupted):
@@ -126,10 +134,20 @@ def test_workers_with_another_order_are_told_at_the_first_step(tmp_path):
     assert not report.ok and "ValueError" in report[0].tail and not (tmp_path / "backup").exists()
 
 
-@pytest.mark.parametrize("examples, says", [
-    ("32", "differ in the number of steps of a pass: 3, 2"),
-    ("44", "differ in the number of examples in the last batch of a pass: 13, 12"),
-])  # fmt: skip
-def test_workers_with_other_numbers_of_examples_are_told(examples, says, tmp_path):
-    report = run(TRAIN, tmp_path, tmp_path, "unequal", examples, workers=2)
-    assert not report.ok and says in report[0].tail and says in report[1].tail, report
+def test_workers_with_data_of_another_length_are_told_which_and_can_go_on(tmp_path):
+    report = run(ROOT / "tests" / "fit_lengths.py", tmp_path, workers=2)
+    assert report.ok, report
+    found = report[1].result
+    assert found == report[0].result
+    assert {name: steps for name, (_, steps) in found.items()} == {
+        "as many": 6, "fewer batches": 0, "nobody knows": 2, "a shorter last batch": 3, "arrays": 0,
+        "validation": 3, "evaluate": 0, "predict": 0, "as many again": 3,
+    }  # fmt: skip
+    said = {name: what for name, (what, _) in found.items()}
+    assert said.pop("as many") == said.pop("as many again") == "nothing"
+    assert said["arrays"] == "size of the last batch: 0 in worker 0, 4 in worker 1"
+    assert said["a shorter last batch"].endswith("in a pass: 24 in worker 0, 20 in worker 1")
+    assert said["fewer batches"].endswith(": 3 in worker 0, 2 in worker 1")
+    assert said["predict"].endswith(": 3 in worker 0, 2 in worker 1")
+    for name in ("nobody knows", "validation", "evaluate"):
+        assert said[name] == "number of batches: more in worker 0, 2 in worker 1", name

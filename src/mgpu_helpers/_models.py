@@ -37,10 +37,10 @@ def ready(
     name = f"the model {model.name!r}"
     if functional:
         _check_functional(model)
-    if built and not (model.built and (not functional or model.inputs)):
+    if built and not (model.built and (not functional or model.inputs) and _has_weights(model)):
         raise ValueError(
-            f"{name} was not built and has no weights yet: begin it with keras.Input, call it "
-            "once on a batch, or model.build(shape of a batch)."
+            f"{name} has no weights yet: begin it with keras.Input, or call it once on a batch, "
+            "since model.build(shape) makes weights only where the model says how."
         )
     if compiled and not model.compiled:
         raise ValueError(
@@ -54,6 +54,11 @@ def ready(
             f"{name} was built under a strategy and has {n} copies of its weights: build it once "
             "outside of strategy.scope(), and give that."
         )
+
+
+def _has_weights(model: Any) -> bool:
+    """Say whether a model that counts as built has weights, or no layer that could make some."""
+    return bool(model.weights) or all(layer.built for layer in _private.layers_of(model))
 
 
 def _check_functional(model: Any) -> None:

@@ -533,6 +533,7 @@ KERAS = {
     "owned": "keras.Layer._get_own_losses",
     "gradient": "tensorflow.GradientTape.gradient",
     "mean": "keras.metrics.Mean.update_state",
+    "unsaved": "keras.src.saving.saving_lib.get_attr_skipset",
     "float": "keras.Variable.__float__",
     "int": "keras.Variable.__int__",
 }

@@ -83,6 +83,25 @@ def ask(model: Any, function: Callable[[Any], Any], batch: Any, strategy: Any) -
     return answers
 
 
+class _Pieces:
+    """What stands for a strategy where the parts of a batch are computed one after the other."""
+
+    of_fit, synchronized, num_replicas_in_sync = True, True, 2
+
+
+def ask_pieces(function: Callable[[Any], Any], batch: Any) -> None:
+    """Raise where a loss of a step is no mean over a batch's examples, as those of pieces are."""
+    step = Step(None, is_own(function), _Pieces())
+    step.pieces = True
+    for each in _asked(_Traced(function, batch, step)):
+        if MEAN not in each.kinds:
+            raise ValueError(
+                f"{each.what} is no mean over a batch's examples, and what pieces of a batch give "
+                "is averaged: divide it by the number of examples, or say in the step that it is "
+                'a sum, fit.loss(value, "sum"), where it is one.'
+            )
+
+
 class _Traced:
     """A step that was traced for batches of any size, of which a part can be computed.
 
@@ -105,7 +124,9 @@ class _Traced:
                 leaves[k] = x
             data = tf.nest.pack_sequence_as(batch, leaves, expand_composites=True)
             with _alone() if metrics is None else _replica(step.strategy), tracing(step):
-                outputs(function(data))
+                given = function(data)
+                if not step.pieces:
+                    outputs(given)
             return tf.constant(0)
 
         specs = [tf.TensorSpec([None, *x.shape[1:]] if x.shape.rank else [], x.dtype)

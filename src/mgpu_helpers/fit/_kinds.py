@@ -35,6 +35,7 @@ class Step:
         self.own = own  # it is no step of Keras
         self.shares: list[tuple[Any, Terms]] = []  # known values, and the replica's share of each
         self.asked: list[tuple[Any, Any, str, bool]] = []  # what is left, of what, its name, alone
+        self.pieces = False  # of a batch: of Keras's losses only those of compile are known
         self.common: list[Any] = []  # what all examples of a batch have in common
 
     @property

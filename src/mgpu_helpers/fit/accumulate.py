@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -12,8 +13,12 @@ from mgpu_helpers import _private
 from mgpu_helpers._formatting import whole_number
 from mgpu_helpers._models import instead, ready, takes_training
 from mgpu_helpers._train import updated_at_owners
+from mgpu_helpers.fit._asking import ask_pieces
+from mgpu_helpers.fit._kinds import is_own
 from mgpu_helpers.fit._placing import build_optimizers
 from mgpu_helpers.fit.parallel import replace
+from mgpu_helpers.fit.shares import PIECE, part_of, size_of
+from mgpu_helpers.fit.trainer import again, in_force
 from mgpu_helpers.towers.averages import same_rows, times, total
 from mgpu_helpers.towers.losses import part
 from mgpu_helpers.towers.shards import like, rows
@@ -30,8 +35,10 @@ def accumulate(model: Any, pieces: int) -> Any:
     batch; also where masks or weights leave more of it in one piece than in another, in a last
     batch that is smaller, under a MirroredStrategy (there the pieces are of each replica's share,
     and there is one all-reduce), and after `fit.parallel`. What a train_step of one's own gives
-    beside metrics is that of the last piece. A BatchNormalization sees a piece at a time, which is
-    warned of, and Dropout draws a mask for each piece. XLA is not used. `fit.alone` undoes it.
+    beside metrics is that of the last piece. A loss of one's own, from `add_loss`, a `compute_loss`
+    or a `train_step`, is to be a mean over the examples or `fit.loss(value, "sum")`; `fit` finds
+    out before its first step and refuses others. A BatchNormalization sees a piece at a time, which
+    is warned of, and Dropout draws a mask for each piece. XLA is not used. `fit.alone` undoes it.
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
@@ -57,13 +64,15 @@ def accumulate(model: Any, pieces: int) -> Any:
             "first, or fit.split with `pieces`."
         )
     warn_of_normalizing(model)
-    original, sums = model.train_step, _Sums()
+    original, sums, asked = model.train_step, _Sums(), _Asked(model, pieces)
 
     @functools.wraps(original)
     def train_step(data: Any) -> Any:
         return _step(model, original, pieces, sums, data)
 
+    vars(train_step)["end"] = asked.end
     replace(model, "train_step", train_step)
+    vars(model)["make_train_function"] = asked.make_train_function
     return model
 
 
@@ -104,6 +113,7 @@ def _step(model: Any, original: Any, pieces: int, sums: _Sums, data: Any) -> Any
         share = length / size
         counts = share * size if fixed else share
         scope = keras.StatelessScope(state, collect_losses=True)
+        token = PIECE.set(share)
         for weight in every:  # where regularizers look for it; a tape knows it as a variable only
             scope.add_update((weight, weight.value))
         with (
@@ -111,7 +121,10 @@ def _step(model: Any, original: Any, pieces: int, sums: _Sums, data: Any) -> Any
             _recorded(model) as slopes,
             _private.losses_as(model, lambda k, loss: _shared(loss, totals.get(k), share), counts),
         ):
-            given = original(keras.tree.pack_sequence_as(data, own))
+            try:
+                given = original(keras.tree.pack_sequence_as(data, own))
+            finally:
+                PIECE.reset(token)
         scaled = []
         for g, weight in slopes:
             if g is not None:
@@ -153,6 +166,58 @@ def _step(model: Any, original: Any, pieces: int, sums: _Sums, data: Any) -> Any
     found = dict(zip(map(id, weights), sums.end(slopes) if apart else added, strict=True))
     model.optimizer.apply([found.get(id(weight)) for weight in every], every)
     return given
+
+
+class _Asked:
+    """Asks by a first batch whether losses that Keras did not make are means, as pieces are."""
+
+    def __init__(self, model: Any, pieces: int) -> None:
+        self.model, self.pieces, self.step = model, pieces, model.train_step
+        self.known = False
+
+    def needed(self) -> bool:
+        """Say whether somebody else than Keras may have made a loss."""
+        kinds = {type(each) for each in _private.layers_of(self.model)} - {type(self.model)}
+        return (
+            is_own(self.step) or is_own(self.model.compute_loss)
+            or any(not each.__module__.startswith("keras.") for each in kinds)
+        )  # fmt: skip
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Make the function that `fit` calls, which asks before its first step."""
+        import tensorflow as tf
+
+        made = type(self.model).make_train_function(self.model, force)
+        function = self.model.train_function
+        if hasattr(function, "of_keras"):  # that of a strategy of fit, which asks itself
+            return made
+        self.known = not self.needed()
+
+        def first(iterator: Any) -> Any:
+            if self.known or isinstance(iterator, tf.distribute.DistributedIterator):
+                return function(iterator)
+            handed_out = isinstance(iterator, tf.data.Iterator)
+            if not handed_out:  # by train_on_batch
+                iterator = iter([*iterator])
+            batches = [*itertools.islice(iterator, self.model.steps_per_execution)]
+            if not batches:
+                raise StopIteration
+            if (size := int(size_of(batches[0]))) > 1:
+                few = part_of(batches[0], 0, max(2, -(-size // self.pieces)))
+                build_optimizers(self.model)  # where the weights lie
+                with in_force():
+                    ask_pieces(self.step, few)
+                self.known = True
+            given = again(batches, iterator.element_spec) if handed_out else batches
+            return function(iter(given))
+
+        vars(first)["of_keras"] = function
+        self.model.train_function = first
+        return made
+
+    def end(self) -> None:
+        """Leave the model as it was."""
+        vars(self.model).pop("make_train_function", None)
 
 
 @contextlib.contextmanager

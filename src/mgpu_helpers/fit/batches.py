@@ -56,3 +56,20 @@ def batches(
         return tf.nest.map_structure(lambda array: tf.gather(array, rows), arrays)
 
     return numbers.batch(32 if batch_size is None else batch_size).map(gathered).prefetch(2)
+
+
+def joined(data: Any, among: int) -> Any:
+    """Join each so many batches of a dataset, one for each replica, to a global one."""
+    import tensorflow as tf
+
+    if among == 1:
+        return data
+
+    def of_all(*parts: Any) -> Any:
+        own = parts if isinstance(data.element_spec, tuple) else parts[0]
+        return tf.data.Dataset.zip(own).unbatch().batch(tf.int64.max)
+
+    batches, size = data.window(among).flat_map(of_all), data.cardinality()
+    return batches.apply(
+        tf.data.experimental.assert_cardinality(tf.where(size > 0, -(-size // among), size))
+    )

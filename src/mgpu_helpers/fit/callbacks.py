@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers import _private
+from mgpu_helpers.fit._workers import compare, meet
 from mgpu_helpers.fit.stops import launcher, seeds_of, stops
 
 
@@ -70,23 +71,16 @@ def _chief_first(callback: Any, strategy: Any) -> None:
 
     def on_train_begin(logs: Any = None) -> None:
         if strategy.worker:
-            _meet(strategy)
+            meet(strategy)
         read(logs)
         if not strategy.worker:
-            _meet(strategy)
+            meet(strategy)
 
     callback.on_train_begin = on_train_begin
 
 
-def _meet(strategy: Any) -> None:
-    """Wait until all workers are here."""
-    import tensorflow as tf
-
-    strategy.gather(strategy.run(lambda: tf.zeros([1])), 0)
-
-
 def _together(strategy: Any) -> Any:
-    """Make a callback that compares what the workers have read of the first batch, and of the last.
+    """Make a callback that compares what the workers have read of the first batch, and of a pass.
 
     At the end each of them waits until the chief has written everything.
     """
@@ -96,37 +90,22 @@ def _together(strategy: Any) -> Any:
         def on_train_begin(self, logs: Any = None) -> None:
             self.compared = False
 
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            strategy.seen.assign([0, 0])
+
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            steps = -1 if self.params["steps"] is None else self.params["steps"]
             if not self.compared:
                 self.compared = True
-                _compare(strategy, "first", _private.first_pass(self.model), steps)
-            elif batch + 1 == steps:  # before the validation reads others
-                _compare(strategy, "last")
+                compare(strategy, {
+                    "number of examples in the first batch": strategy.seen[0],
+                    "sum of the first batch": strategy.seen[1],
+                    "pass to begin at": _private.first_pass(self.model),
+                })  # fmt: skip
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            compare(strategy, {"number of examples in a pass": strategy.seen[0]})
 
         def on_train_end(self, logs: Any = None) -> None:
-            _meet(strategy)
+            meet(strategy)
 
     return Together()
-
-
-def _compare(strategy: Any, which: str, *more: int) -> None:
-    """Raise on every worker where one has read another batch, or goes on at another pass."""
-    import tensorflow as tf
-
-    ours = tf.concat([strategy.seen, tf.constant(more, tf.float64)], 0)[None]
-    of_all = strategy.gather(strategy.run(lambda: tf.identity(ours)), 0).numpy()
-    batch = f"{which} batch of a pass"
-    compared = (
-        f"number of examples in the {batch}", f"sum of the {batch}", "pass to begin at",
-        "number of steps of a pass",
-    )  # fmt: skip
-    for i, what in enumerate(compared[: of_all.shape[1]]):
-        values = of_all[:: strategy.local, i].tolist()
-        if len(set(values)) > 1:
-            raise ValueError(
-                f"the workers differ in the {what}: "
-                f"{', '.join(f'{value:g}' for value in values)}. Give each of them the same data "
-                "in the same order, as keras.utils.set_random_seed(1) or "
-                "fit.batches(x, y, shuffle=True) does, and folders that all of them see."
-            )

@@ -41,7 +41,15 @@ _equal_seeds = False  # of all replicas, each of which is traced in a thread of 
 
 def scale(keras_has: Callable[..., Any]) -> Callable[..., Any]:
     """Let a loss count by the replica's share of the examples."""
-    return lambda value: as_share(scaled(value)) if strategy_here() else keras_has(value)
+
+    def scale(value: Any) -> Any:
+        if not strategy_here():
+            return keras_has(value)
+        if (step := now()) is not None and step.pieces and not _of_outputs.get():
+            return value
+        return as_share(scaled(value))
+
+    return scale
 
 
 def whole(keras_has: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,6 +144,7 @@ def mean(keras_has: Callable[..., Any]) -> Callable[..., Any]:
 
     def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
         number = tf.is_tensor(values) and values.shape.rank == 0 and values.dtype.is_floating
+        number = number and not ((step := now()) and step.pieces)
         if strategy_here() and number and not getattr(values, "is_mean_of_replica", False):
             values = unscaled(share_of(values, f"what the metric {self.name} is updated with"))
             if sample_weight is None:  # the replicas are one batch

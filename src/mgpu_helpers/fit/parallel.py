@@ -127,6 +127,11 @@ def _call(
         for tower, (own_args, own_named) in zip(towers, given, strict=True):
             with tower.block():
                 outputs.append(original(*own_args, **own_named))
+    if len(model.weights) > len(trained) + len(kept):
+        raise ValueError(
+            f"{model.name} has made weights in this call, which belong to one device: call it once "
+            "on a batch before fit.parallel."
+        )
     with tf.device(HOST), _private.without_autocast():
         for part, made in zip(given, outputs, strict=True):
             batch = [x for x in keras.tree.flatten(part) if tf.is_tensor(x) and x.shape.rank != 0]

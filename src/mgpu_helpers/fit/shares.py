@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from mgpu_helpers._train import HOST
 from mgpu_helpers.devices.machine import cores
 from mgpu_helpers.fit._kinds import SUM, Terms, apart, asking, now, tracing
+from mgpu_helpers.fit._workers import UntilOneEnds
 from mgpu_helpers.towers.shards import like, rows
 
 # tf.data begins with a thread for each core, at most so many; tuning can only take some away.
@@ -22,6 +23,8 @@ UNTUNED = 16
 # The examples of the replica that is traced at the moment, and those of all; None for what `fit`
 # did not hand out.
 _share: contextvars.ContextVar[Any] = contextvars.ContextVar("share", default=None)
+# The share of a batch that the piece has which is traced at the moment.
+PIECE: contextvars.ContextVar[Any] = contextvars.ContextVar("piece", default=None)
 
 
 class Whole(NamedTuple):
@@ -44,9 +47,16 @@ class Shared:
             options = tf.data.Options()
             options.autotune.enabled = False
             self.whole = self.whole.with_options(options)
+        self.asking: Any = None  # the strategy of several workers, of which one may have more
+
+    def asks(self, strategy: Any) -> Shared:
+        """Let several workers ask at each step whether all have a batch."""
+        self.asking = strategy
+        return self
 
     def __iter__(self) -> Iterator[Whole]:
-        return iter(self.whole)
+        batches = iter(self.whole)
+        return UntilOneEnds(batches, self.asking) if self.asking else batches
 
 
 def _slice(x: Any, begin: Any, end: Any) -> Any:
@@ -208,6 +218,14 @@ def loss(value: Any, of: Any = "mean") -> Any:
 
     if isinstance(of, str) and of not in ("mean", "sum"):
         raise ValueError(f'a loss is a "mean", a "sum", or a mean of a number, not {of!r}.')
+    if (share := PIECE.get()) is not None and of == "sum":
+        return value / like(share, value)  # all pieces are averaged by their shares
+    if share is not None and not isinstance(of, str):
+        raise ValueError(
+            "a loss is a mean of a number that each piece of a batch counts for itself, and what "
+            "pieces give is averaged by their examples: use fit.loss with a mean or a sum, or no "
+            "fit.accumulate."
+        )
     if not strategy_here():
         return value
     if asking() or isinstance(of, str) and of == "sum":

@@ -6,6 +6,7 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -100,14 +101,40 @@ def is_cut(model: Any) -> bool:
 
 def _check_optimizer(model: Any, cuts: Sequence[Cut] = ()) -> None:
     for optimizer in optimizers_of(model):
-        kinds = {each.__name__ for each in type(optimizer).__mro__}
-        if optimizer.clipnorm or kinds & {"Adafactor", "Lamb", "Muon"}:
+        if optimizer.clipnorm or not _by_part(optimizer):
             raise ValueError(
                 f"{optimizer.name} needs a weight whole, and each device has a part: use "
-                "global_clipnorm for clipnorm, and no Adafactor, Lamb or Muon."
+                "global_clipnorm for clipnorm, and no Adafactor, Lamb, Muon or other that does "
+                "more than treat each number by itself."
             )
         for whole, _, parts in cuts:
             _private.exclude_too(optimizer, whole, parts)
+
+
+def _by_part(optimizer: Any) -> bool:
+    """Try whether an optimizer updates the parts of a weight as it updates the whole."""
+    import keras
+    import tensorflow as tf
+
+    given = np.random.default_rng(0).normal(size=[3, 4, 12])  # a weight, and gradients of two steps
+
+    def updated(parts: int) -> Any:
+        weights = [keras.Variable(part, trainable=True) for part in np.split(given[0], parts, 1)]
+        made = anew(optimizer)
+        for slopes in given[1:]:
+            own = [tf.constant(part, weights[0].dtype) for part in np.split(slopes, parts, 1)]
+            made.apply(own, weights)
+        return np.concatenate([weight.numpy() for weight in weights], 1)
+
+    def same() -> bool:
+        with tf.device("/CPU:0"):
+            return np.allclose(updated(1), updated(2), 1e-4, 1e-5)
+
+    try:
+        with ThreadPoolExecutor(1) as outside:  # of a tf.function, which makes variables once
+            return outside.submit(same).result()
+    except Exception:  # of one that cannot be made anew, so that nobody knows
+        return False
 
 
 def _asked(graphs: Sequence[Any], where: Mapping[str, str]) -> dict[Any, str]:

@@ -15,6 +15,7 @@ from mgpu_helpers.devices.messages import explain
 from mgpu_helpers.devices.plan import Plan, checked, planned
 from mgpu_helpers.fit._asking import ask as kinds_of
 from mgpu_helpers.fit._kinds import Step, is_own
+from mgpu_helpers.fit.batches import joined
 from mgpu_helpers.fit.shares import Shared, Whole, mark_of, taking
 from mgpu_helpers.fit.trainer import in_force, mend_entries
 
@@ -87,7 +88,8 @@ def _of(kind: Any) -> Any:
         passes_before: Any = None  # what lets the next `fit` begin with its data where it was
         before_training: Any = None  # what is told of each model and its first batch
         steps_before = 0  # steps of its first pass that were done before
-        seen: Any = None  # of the last batch that several workers have read: its size and mark
+        asks_at_each_step = False  # whether all workers have a batch
+        seen: Any = None  # of the batches that several workers have read: their size and mark
 
         @contextlib.contextmanager
         def scope(self) -> Iterator[Any]:
@@ -115,7 +117,29 @@ def _of(kind: Any) -> Any:
             return len(self.extended.worker_devices)
 
         def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
-            return Shared(dataset)
+            shared = Shared(dataset)
+            return shared.asks(self) if self.asks_at_each_step else shared
+
+        def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> Any:
+            """Do as TensorFlow does, and let `fit` have the global batches."""
+            given = []
+
+            def kept(context: Any) -> Any:
+                given.append(dataset_fn(context))
+                return given[-1]
+
+            def of_all() -> Any:
+                if self.workers > 1:
+                    raise ValueError(
+                        "distribute_datasets_from_function gives each of "
+                        f"{self.workers} workers data of its own, and in fit each reads all data "
+                        "and takes its part of every batch: give fit the Dataset of global batches."
+                    )
+                return joined(given[0], self.num_replicas_in_sync)
+
+            made = super().distribute_datasets_from_function(kept, options)
+            made.of_all = of_all
+            return made
 
         def place(self) -> int:
             """Number the part of a replica, as `predict` puts what they give in order again."""
@@ -148,7 +172,7 @@ def _of(kind: Any) -> Any:
         def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
             if args and isinstance(args[0], Whole):
                 if self.seen is not None:
-                    self.seen.assign(mark_of(args[0].batch))
+                    self.seen.assign_add(mark_of(args[0].batch))
                 fn = taking(fn, self.place, self.num_replicas_in_sync, self.step_of(fn))
             with in_force():
                 return super().run(fn, args, kwargs, options)

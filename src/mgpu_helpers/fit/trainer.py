@@ -9,12 +9,14 @@ import itertools
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from mgpu_helpers import _private
 from mgpu_helpers.fit._asking import build_by_step, own_metrics
 from mgpu_helpers.fit._kinds import Unknown, is_own
 from mgpu_helpers.fit._moving import optimizers_of
+from mgpu_helpers.fit._workers import UntilOneEnds, compare_inputs, compare_lengths
 from mgpu_helpers.fit.callbacks import of_worker
 from mgpu_helpers.fit.mends import MENDS, number
 from mgpu_helpers.fit.shares import Shared, Whole
@@ -35,6 +37,8 @@ def build(keras_has: Callable[..., Any]) -> Callable[..., Any]:
             return keras_has(self, iterator, data_batch)
         if iterator is not None:
             shared = _private.dataset_of(iterator)
+            if strategy.workers > 1:
+                compare_lengths(iterator, strategy)
             step = self.test_step
             if strategy.passes_before is not None:
                 step = self.train_step
@@ -84,9 +88,9 @@ def fit(keras_has: Callable[..., Any]) -> Callable[..., Any]:
         check_model(self, strategy)
         if not getattr(strategy, "of_fit", False):
             return keras_has(self, **given)
+        given = {name: batches_of(value) for name, value in given.items()}
         for name, steps in (("x", "steps_per_epoch"), ("validation_data", "validation_steps")):
             _check_end(given.get(name), name, steps, given.get(steps))
-        given = {name: batches_of(value) for name, value in given.items()}
         if isinstance(given.get("x"), tf.data.Dataset):
             given.setdefault("shuffle", False)  # which is what it is, and Keras warns of
         given["callbacks"] = of_worker(given.get("callbacks"), strategy)
@@ -176,7 +180,11 @@ def _asking_first(model: Any, step: str, function: Callable[..., Any]) -> Callab
         nonlocal known
         tell = strategy.before_training if step == "train_step" and not known else None
         handed_out = isinstance(iterator, tf.data.Iterator | tf.distribute.DistributedIterator)
-        if not handed_out:  # by train_on_batch
+        if isinstance(iterator, UntilOneEnds):
+            iterator = [*itertools.islice(iterator, model.steps_per_execution)]
+            if not iterator:
+                raise StopIteration
+        elif not handed_out:  # by train_on_batch
             iterator = [whole(data) for data in iterator]
         try:
             # Eagerly it would have begun to change the model before it finds out.
@@ -196,7 +204,7 @@ def _asking_first(model: Any, step: str, function: Callable[..., Any]) -> Callab
             strategy.before_training = tell
         strategy.ask(model, getattr(model, step), batches[0])
         if handed_out:
-            return function(iter(_again(batches, iterator.element_spec)))
+            return function(iter(again(batches, iterator.element_spec)))
         return function(iter(batches))
 
     first.of_keras = function  # type: ignore[attr-defined]
@@ -205,7 +213,12 @@ def _asking_first(model: Any, step: str, function: Callable[..., Any]) -> Callab
 
 def batches_of(data: Any) -> Any:
     """Give the dataset that the strategy has made something of, all else as it is."""
-    return data.batches if isinstance(data, Shared) else data
+    import tensorflow as tf
+
+    if isinstance(data, Shared):
+        return data.batches
+    of_function = isinstance(data, tf.distribute.DistributedDataset) and hasattr(data, "of_all")
+    return data.of_all() if of_function else data
 
 
 def whole(data: Any) -> Whole:
@@ -231,7 +244,22 @@ def predicts(keras_has: Callable[..., Any]) -> Callable[..., Any]:
     return make
 
 
-def _again(batches: list[Any], spec: Any) -> Any:
+def unsaved(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+    """Let Keras make no variable when it saves: on several workers all would have to make it.
+
+    It makes an optimizer to see what each has that needs no file; here in another thread, where no
+    scope is.
+    """
+
+    @functools.cache
+    def skipped(kind: str) -> Any:
+        with ThreadPoolExecutor(1) as outside:
+            return outside.submit(keras_has, kind).result()
+
+    return skipped
+
+
+def again(batches: list[Any], spec: Any) -> Any:
     """Make a dataset of batches that were taken already, of any sizes that the spec allows."""
     import tensorflow as tf
 
@@ -359,11 +387,30 @@ def entered(keras_has: Callable[..., Any]) -> Callable[..., Any]:
     return does
 
 
+def predicted(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+    """Let several workers compare what they have for a predict, and ask so at each step."""
+    does = entered(keras_has)
+
+    def predict(self: Any, *args: Any, **named: Any) -> Any:
+        strategy = self.distribute_strategy
+        if getattr(strategy, "of_fit", False) and strategy.workers > 1:
+            compare_inputs(batches_of(args[0] if args else named.get("x")), strategy)
+            strategy.asks_at_each_step = True
+        try:
+            return does(self, *args, **named)
+        finally:
+            vars(strategy).pop("asks_at_each_step", None)
+
+    return predict
+
+
 # What looks first whether a model is ours, and that its variables are numbers: always there.
-ALWAYS = {"fit": fit, "float": number, "int": number} | dict.fromkeys(
-    ("evaluate", "predictions", "train_on_batch", "test_on_batch", "predict_on_batch"), entered
+ALWAYS = {"fit": fit, "float": number, "int": number, "predictions": predicted} | dict.fromkeys(
+    ("evaluate", "train_on_batch", "test_on_batch", "predict_on_batch"), entered
 )
-INSIDE = MENDS | MAKES | {"build": build, "predict": predicts, "compiles": compiles}
+INSIDE = MENDS | MAKES | {
+    "build": build, "predict": predicts, "compiles": compiles, "unsaved": unsaved,
+}  # fmt: skip
 _uses, _lock = 0, threading.RLock()
 
 
