@@ -33,7 +33,7 @@ def of_worker(callbacks: Any, strategy: Any) -> Any:
         listed.append(callback)
         if isinstance(callback, each.BackupAndRestore):
             if launcher():
-                last = [stops(strategy, callback, lambda: _meet(strategy))]
+                last = [stops(strategy, callback, lambda: meet(strategy))]
             if strategy.worker:
                 for does in ("on_epoch_end", "on_train_batch_end", "on_train_end"):
                     setattr(callback, does, lambda *args, **named: None)
