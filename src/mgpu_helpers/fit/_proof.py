@@ -27,6 +27,7 @@ from mgpu_helpers.fit.trainer import built_for, in_force
 # another order of the examples changes, and what the type of the numbers rounds off.
 ORDERS = 20
 NEAR = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 3e-2, "float16": 3e-2}
+SURE = 1000  # a gradient of so many times its noise has a sign
 OF_ORDER = 0.05  # where another order changes more, the step depends on the order
 
 
@@ -59,21 +60,17 @@ def _differences(model: Any, batch: Any, strategy: Any) -> list[str]:
     with _undisturbed(model, batch) as (variables, back):
         n, rows = strategy.num_replicas_in_sync, int(size_of(batch))
 
-        def step(batch: Any, on: str | None) -> Done:
-            done = _step(model, variables, batch, on)
-            back()
-            return done
+        def steps(on: str | None, *given: Any) -> list[Done]:
+            return _steps(model, variables, on, back, given)
 
         device = strategy.extended.worker_devices[0] if n > 1 else "/GPU:0"
         try:
-            one = step(batch, device)
+            one, turned = steps(device, batch, _reversed(batch))
         except _out_of_memory():
-            back()
             device, rows = HOST, min(rows, 2 * max(n, 2))
             batch = part_of(batch, 0, rows)
-            one = step(batch, device)
-        turned = step(_reversed(batch), device)
-        everywhere = step(batch, None)
+            one, turned = steps(device, batch, _reversed(batch))
+        (everywhere,) = steps(None, batch)
         before = {each.name: _numbers(each.copies[0]) for each in variables}
     return list(_sentences(model, n, (one, turned, everywhere), before))
 
@@ -106,7 +103,10 @@ def _sentences(
     if gradients:
         yield _of_many("gradients", len(one.gradients), gradients, model, on, replicas)
         return
-    state = [{name: x - before[name] for name, x in each.state.items()} for each in done]
+    state = [
+        {name: _sure(name, x - before[name], done) for name, x in each.state.items()}
+        for each in done
+    ]
     changes = _unlike(state[0], state[1], state[2], near)
     if changes:
         total = sum(bool(x.any()) for x in state[0].values())
@@ -152,6 +152,18 @@ def _unlike(
     return found
 
 
+def _sure(name: str, change: Any, done: tuple[Done, Done, Done]) -> Any:
+    """Leave out of a weight's change what rounding decides.
+
+    Optimizers such as Adam take the sign of a gradient that is nearly 0 like that of a large one.
+    """
+    if name not in done[0].gradients:
+        return change
+    one, turned, everywhere = (each.gradients[name] for each in done)
+    noise = _size(turned - one) + _size(everywhere - one)
+    return np.where(abs(one) > SURE * noise / max(1, one.size) ** 0.5, change, 0)
+
+
 def _apart(turned: dict[str, Any], one: dict[str, Any]) -> float:
     size = sum(_size(x) for x in one.values())
     return sum(_size(turned[name] - x) for name, x in one.items()) / size if size else 0.0
@@ -165,32 +177,44 @@ def _dtypes(model: Any) -> set[str]:
     return {str(layer.compute_dtype) for layer in _private.layers_of(model)} or {"float32"}
 
 
-def _step(model: Any, variables: Sequence[_Variable], batch: Any, on: str | None) -> Done:
-    """Train the model with a batch once, on one device or, where none is named, on all of its."""
+def _steps(
+    model: Any, variables: Sequence[_Variable], on: str | None, back: Callable[[], None],
+    batches: Sequence[Any],
+) -> list[Done]:  # fmt: skip
+    """Train the model once with each batch: on one device, or on all where none is named."""
     import tensorflow as tf
 
-    strategy = model.distribute_strategy
+    strategy, done = model.distribute_strategy, []
     with contextlib.ExitStack() as stack:
         if on is not None:
             stack.enter_context(_on_one(model, variables, on))
-        found = stack.enter_context(_gradients(model, variables))
-        if on is None and strategy.num_replicas_in_sync > 1:
+        taken = stack.enter_context(_gradients(model, variables))
+        several = on is None and strategy.num_replicas_in_sync > 1
+        if several:
             stack.enter_context(strategy.scope())
-            if getattr(strategy, "of_fit", False):
-                data: Any = Whole(batch)
-            else:
+        model.make_train_function(force=True)
+        for batch in batches:
+            data = batch
+            if several and getattr(strategy, "of_fit", False):
+                data = Whole(batch)
+            elif several:
                 one = tf.data.Dataset.from_tensors(batch)
                 data = next(iter(strategy.experimental_distribute_dataset(one)))
-        else:
-            data = batch
-        model.reset_metrics()
-        model.make_train_function(force=True)
-        logs = model.train_function([data])
-        if isinstance(logs, dict) and logs.keys() == (kept := model.get_metrics_result()).keys():
-            logs = kept  # of all replicas, which fit shows at the end of a pass
+            model.reset_metrics()
+            try:
+                logs = model.train_function([data])
+                done.append(_done(model, variables, logs, taken))
+            finally:
+                back()
+    return done
+
+
+def _done(model: Any, variables: Sequence[_Variable], logs: Any, taken: dict[str, Any]) -> Done:
+    if isinstance(logs, dict) and logs.keys() == (kept := model.get_metrics_result()).keys():
+        logs = kept  # of all replicas, which fit shows at the end of a pass
     state = {each.name: _numbers(each.copies[0]) for each in variables if not each.shown}
     shown = {name: _numbers(value) for name, value in _flat(logs).items()}
-    return Done(shown, {name: _numbers(x) for name, x in found.items()}, state)
+    return Done(shown, {name: _numbers(x) for name, x in taken.items()}, state)
 
 
 @contextlib.contextmanager
