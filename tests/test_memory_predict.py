@@ -61,6 +61,7 @@ def test_single_rules_as_a_real_run_has_them(tf, plan):
         back,
         lambda x: tf.exp(inner(x)),
         lambda x: tf.exp(tf.gather(x, tf.where(x[:, 0] < 1))),  # how many rows, only data say
+        lambda x: tf.exp(tf.boolean_mask(x, x[:, 0] < 2)),
     ):
         with tf.device(plan.devices[0]):
             made = tf.function(function)
@@ -163,9 +164,12 @@ def test_in_one_thread_a_step_holds_about_what_was_counted(plan, monkeypatch):
     assert 0.85 * low <= real <= 1.15 * high
 
 
-@pytest.mark.parametrize("clip, times", [(None, 2), (1.0, 1)])
+@pytest.mark.parametrize("clip, times", [(None, 5), (1.0, 2)])
 def test_other_threads_update_two_weights_unless_all_wait_for_the_norm(plan, clip, times):
-    """Each holds a gradient and the square of it, or only a gradient."""
+    """Each holds a gradient and the square of it, or only a gradient.
+
+    And one a copy of the weight, which the first thread still reads.
+    """
     import keras
 
     layers = [keras.layers.Dense(n, use_bias=False) for n in (300, 300, 300, 10)]
@@ -174,7 +178,7 @@ def test_other_threads_update_two_weights_unless_all_wait_for_the_norm(plan, cli
     graph = training_step(model, 1).concrete.graph
     nodes, _ = entered(graph, None, Values(graph), 0)
     most = beside(in_order(nodes, False)).max()
-    assert most == pytest.approx(times * 2 * 4 * 300**2, rel=0.01)
+    assert most == pytest.approx(times * 4 * 300**2, rel=0.01)
 
 
 def test_weights_and_slots_are_exact(plan):
@@ -221,6 +225,21 @@ def test_a_batch_that_fits_holds_no_more_than_the_budget(plan, name):
     assert 0.5 * budget < held + fixed <= budget
 
 
+def test_an_update_copies_a_weight_that_is_still_read(plan):
+    """The largest kernel is there twice, beside its gradient; or not, as threads happen to go."""
+    import keras
+
+    layers = [keras.layers.Dense(n, activation="relu") for n in (1500, 1500)]
+    model = keras.Sequential([keras.Input((256,)), *layers, keras.layers.Dense(10)])
+    model.compile("sgd", keras_loss())
+    held = memory.predict(model, 32)
+    kernel = 4 * 1500**2
+    assert held.weights + 1.9 * kernel < held.high < 2 * held.low
+    x, y = np.ones((32, 256), "f"), np.zeros(32, int)
+    peaks = [traced(plan, model, x, y) + held.weights + held.slots for _ in range(5)]
+    assert held.low <= min(peaks) and max(peaks) <= held.high
+
+
 def test_gradients_are_gradients(plan):
     """Where the weights are nearly everything, the peak has a gradient of each of them at least."""
     import keras
@@ -231,8 +250,7 @@ def test_gradients_are_gradients(plan):
         half = 2 if name == "mixed" else 1
         assert held.weights / half <= held.gradients <= 4 * held.weights, name
         assert held.gradients > 10 * held.activations
-    # Those of lion, the last one: an optimizer may have used them up as they came.
-    assert held.low < held.total - held.weights
+    assert held.low < held.total
     sgd = memory.predict(model, 1, "sgd")  # but not the weights themselves
     assert sgd.weights + sgd.slots <= sgd.low < sgd.total
     lstm = keras.Sequential([keras.Input((40, 32)), keras.layers.LSTM(64), keras.layers.Dense(1)])

@@ -17,8 +17,9 @@ from mgpu_helpers.graph import cuts
 from mgpu_helpers.graph.step import slot_bytes, training_step
 from mgpu_helpers.graph.walk import LOOPS, Unknown
 from mgpu_helpers.memory import savers
-from mgpu_helpers.memory.predict import MARGIN, highest
+from mgpu_helpers.memory.predict import BESIDE, MARGIN, highest
 
+AGAIN = 1.15  # times what is counted of parts that run again; a trace of 38 held 1.08 times
 FEW = 64  # weights; of more, most of the time would go into the graph of the optimizer
 
 
@@ -174,7 +175,7 @@ class _Step:
         orders = [self.order]
         if any(node.op.type in LOOPS for node in self.order.nodes):
             orders += [savers.ordered(graph, self.groups, overlap) for overlap in (0, 1)]
-        self.orders = [*orders, *map(savers.on_gpu, orders[-2:])]
+        self.orders = [*orders, *map(savers.on_gpu, orders[-2:]), savers.early(orders[0])]
         outputs = getattr(model, "outputs", None) or []
         self.outputs = cuts.bytes_of(outputs)
         layers = {layer.name: layer for layer in _private.layers_of(model)}
@@ -345,16 +346,26 @@ class _Step:
             crossing = how.pieces * crossing + 4 * self.batch * self.outputs
         repeated = self.repeated if how.parts else 0
         least, most = self._range(peak, share, bool(barrier or how.parts))
+        # What is updated may be so before the last gradient is made.
+        soon = self._order(how.half, how.parts, n if how.where else 0, soon=True).curve()
+        least = min(least, soon.peak(share) + whole * twice)
         # Devices that share few cores go one after the other, and free more meanwhile; as a piece
         # does that waits for another one.
         if n > 1 or how.parts and twice:
             least *= 1 - MARGIN
+        elif twice:
+            least *= 1 - BESIDE
+        if how.parts:  # what a part has left for later may be held while the next one is run again
+            most *= AGAIN
+        if barrier and owners == 1 and sparse:  # an Embedding's rows are those of the whole batch
+            most = max(most, (self.updating + twice * whole) * (1 + BESIDE) / (1 + MARGIN))
         return self._made(
             self._name(how), fixed, peak, crossing,
             (1 + repeated) * math.ceil(self.batch / n) / self.batch, self._write(how),
             (least, most),
             # Pieces and parts may make all gradients of others' weights before they send one.
-            beside=(1 + twice) * whole + (twice or how.parts) * max(0.0, self.trained - whole)
+            beside=(1 + twice) * min(whole, self.largest)
+            + (twice or how.parts) * max(0.0, self.trained - whole)
             + twice * 2 * self.batch * sparse + 2 * softmax
             # A metric may look at joined outputs late.
             + bool(how.where) * math.ceil(self.batch / how.pieces) * self.outputs
@@ -362,12 +373,16 @@ class _Step:
         )  # fmt: skip
 
     @functools.cache  # noqa: B019  a step lives as long as its plan is made
-    def _order(self, half: bool, parts: bool, joined: int) -> savers.Order:
+    def _order(
+        self, half: bool, parts: bool, joined: int, soon: bool = False
+    ) -> savers.Order:
         if parts:
-            return savers.again(self._order(half, False, joined), self.parts)
+            return savers.again(self._order(half, False, joined, soon), self.parts, soon)
         if joined:
-            return savers.joined(self._order(half, False, 0), self.model, joined)
-        return savers.halved(self.order, self.model) if half else self.order
+            return savers.joined(self._order(half, False, 0, soon), self.model, joined)
+        if half:
+            return savers.halved(self._order(False, False, 0, soon), self.model)
+        return savers.early(self.order) if soon else self.order
 
     @functools.cache  # noqa: B019
     def _curve(
@@ -395,8 +410,16 @@ class _Step:
     def threads(self) -> float:
         """Give what other threads may hold beyond the margin of the step as it is."""
         peaks = [curve.peak(self.batch) for curve in self._curves(False)]
-        with_them = self.order.curve(threads=True).peak(self.batch)
-        return highest([*peaks, with_them]) - (1 + MARGIN) * max(peaks)
+        orders = self.order, savers.on_gpu(self.order)
+        with_them = [each.curve(threads=self.batch).peak(self.batch) for each in orders]
+        return highest([*peaks, *with_them]) - (1 + MARGIN) * max(peaks)
+
+    @cached_property
+    def updating(self) -> float:
+        """Give what is held from when all gradients of the whole batch are there."""
+        order = savers.averaged(savers.on_gpu(self.order))
+        start = next(i for i, node in enumerate(order.nodes) if node.name == "averaged")
+        return order.curve(threads=self.batch).peak(self.batch, start)
 
     @functools.cache  # noqa: B019
     def _gradients(self, owners: int) -> tuple[float, float]:
@@ -424,7 +447,7 @@ class _Step:
         ends: tuple[float, float], beside: float = 0.0,
     ) -> Way:  # fmt: skip
         """Make a line; beside is what may be held twice, sums of gradients and what they are of."""
-        low = fixed + max(0.0, (1 - MARGIN) * ends[0] - self.trained)
+        low = fixed + (1 - MARGIN) * ends[0]
         high = fixed + (1 + MARGIN) * ends[1] + beside
         return Way(
             name, round(fixed + peak), round(low), round(high), round(crossing), work, write

@@ -18,13 +18,8 @@ from mgpu_helpers.memory.liveness import DEVICE, counted
 from mgpu_helpers.memory.use import MemoryUse, by_use
 from mgpu_helpers.trace.step import Trace
 
-# Threads may take operations in a slightly different order: 25 traced steps of each of seventeen
-# models (tests/keras_models.py), beside other work, held at most 8 % more than was counted with
-# others beside the first thread, 39 % more than in one thread's order. The card of
-# benchmarks/predictions.py has the least and the most of its own models, also without oneDNN. Where
-# weights are most of what is held, optimizers that use gradients up as they come made it a third
-# less. With TensorFlow 2.19, two of 56 pairs of a model and an optimizer, both with an Embedding,
-# held a tenth and a quarter more than the upper end.
+# Threads may take operations in a slightly different order. The cards of benchmarks/predictions.py
+# and benchmarks/ranges.py have what was traced of many models and optimizers beside the ranges.
 MARGIN, BESIDE = 0.2, 0.1  # of one thread, and with others, whose most is counted
 _PROBES = 13, 29  # no size of a layer, which might be taken for that of a batch
 
@@ -59,13 +54,13 @@ def predict(model: Any, batch: int, optimizer: Any = None) -> Predicted:
 
     Weights and slots are exact; what `gradient_accumulation_steps` adds up counts with the slots,
     which are held all the time. The rest is what the step's graph holds when its operations run in
-    the order in which TensorFlow starts them on a CPU. The range begins a fifth below what they
-    hold in that order or in the one on a GPU, whichever is less, with the smaller branch where a
-    step has two (one that only accumulates, or is skipped for its loss scale), no overlap of a
-    loop's rounds, and gradients of the weights' bytes used up as they come. It ends a fifth above
-    whichever is more, with the larger branch and all rounds at once; or, if that is more, a tenth
-    above what is held where other threads update two weights while the first still goes back, and
-    two of them make something of one gradient at once.
+    the order in which TensorFlow starts them on a CPU. The range begins a fifth below the least of
+    what they hold in that order, in the one on a GPU, and where other threads use each gradient up
+    as it comes, with the smaller branch where a step has two (one that only accumulates, or is
+    skipped for its loss scale) and no overlap of a loop's rounds. It ends a fifth above the most in
+    the first two, with the larger branch and all rounds at once; or, if that is more, a tenth above
+    what is held where other threads update two weights while the first still goes back and reads
+    them, so that a weight is there twice, and two of them make something of one gradient at once.
 
     Not in it: the batch that is fed, sample weights, what a library borrows while an operation runs
     (im2col without oneDNN, cuDNN's workspace), what a GPU's allocator adds (3 to 9 % on an H100),
@@ -85,7 +80,7 @@ def predict(model: Any, batch: int, optimizer: Any = None) -> Predicted:
     held = by_use(traces[0], DEVICE, weights=weights, slots=slots)
     fixed = weights + slots + states
     peaks = [trace.peak(DEVICE) for trace in traces]
-    low = max(0.0, (1 - MARGIN) * min(peaks) - weights)  # some gradients may be used up already
+    low = (1 - MARGIN) * min(peaks)
     return Predicted(
         weights, slots, held.gradients, held.activations + states, batch=batch,
         low=fixed + round(low), high=fixed + round(highest(peaks)), trace=traces[0],
@@ -93,8 +88,8 @@ def predict(model: Any, batch: int, optimizer: Any = None) -> Predicted:
 
 
 def highest(peaks: Sequence[float]) -> float:
-    """Give the upper end from what is held in several orders, the last one with other threads."""
-    return max((1 + MARGIN) * max(peaks[:-1]), (1 + BESIDE) * peaks[-1])
+    """Give the upper end from what is held in several orders, the last two with other threads."""
+    return max((1 + MARGIN) * max(peaks[:-2]), (1 + BESIDE) * max(peaks[-2:]))
 
 
 def fits(model: Any, budget: float, optimizer: Any = None) -> int:
@@ -161,11 +156,12 @@ def _steps(model: Any, batch: int, optimizer: Any) -> tuple[list[Trace], tuple[i
     graph = step.concrete.graph
     varies = {op.type for op in graph.get_operations()} & (LOOPS | CALLS | BRANCHES)
     try:
-        traces = [counted(graph), counted(graph, broad=True)]
+        traces = [counted(graph), counted(graph, early=True), counted(graph, broad=True)]
         if varies:
             ways = [(share, order) for share in (0, 1) for order in (False, True)]
-            traces[1:] = [counted(graph, *way) for way in ways]
-        traces.append(counted(graph, 1 if varies else 0.75, threads=True))
+            traces[1:] = [counted(graph, 0, early=True), *(counted(graph, *way) for way in ways)]
+        most = 1 if varies else 0.75
+        traces += [counted(graph, most, broad, threads=True) for broad in (True, False)]
     except Unknown as reason:
         raise ValueError(
             f"what {model.name} holds cannot be counted: {reason} Trace steps of it, with "
