@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import by_shapes
+from conftest import run_python
 from gpu_graph import recorded
 from keras_models import COMPILED, built, compiled, lesson
 from mgpu_helpers import devices, graph, memory
@@ -438,3 +439,33 @@ def endless():
             return shape
 
     return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), Until()])
+
+
+# A table: models as people have them, in each way to train
+
+
+@pytest.mark.parametrize("name, kernels", [
+    ("wide", "1"), ("autoencoder", "0"),
+    *(pytest.param(name, kernels, marks=pytest.mark.thorough)
+      for name in ("text", "images", "unet", "MobileNet") for kernels in "10"),
+])  # fmt: skip
+def test_a_traced_step_holds_what_is_printed(name, kernels):
+    """With oneDNN and without, alone, over two devices, in pieces, and in parts."""
+    batch = 8 if name == "MobileNet" else 32
+    said = run_python(
+        "from mgpu_helpers import devices, memory, scaling\n"
+        "plan = devices.setup(2)\n"
+        "import keras_ranges as t\n"
+        f"rows = [*t.compared(plan, {name!r}, {batch})]\n"
+        f"made = t.made({name!r})\n"
+        "with t.fit.strategy(plan).scope():\n"
+        f"    scoped = t.made({name!r})\n"
+        "same = [scaling.Workload.of(each, 'it') for each in (made, scoped)]\n"
+        f"print([rows, same[0] == same[1], memory.predict(made, {batch}).borrowed])",
+        timeout=500, MGPU_MODE="cores", CUDA_VISIBLE_DEVICES="-1", TF_ENABLE_ONEDNN_OPTS=kernels,
+    ).stdout  # fmt: skip
+    rows, same, borrowed = eval(said.splitlines()[-1])
+    assert [row["way"] for row in rows][0] == "fit" and len(rows) >= 4 and same
+    assert not [row for row in rows if not row["inside"]]
+    assert np.median([row["high"] / row["low"] for row in rows]) < 2.3
+    assert (borrowed > 0) == (kernels == "0" and name not in ("wide", "text"))

@@ -96,7 +96,7 @@ class Buffer:
 
 def counted(
     graph: Any, overlap: float = 0.75, broad: bool = False, threads: bool = False,
-    early: bool = False,
+    updates: str = "",
 ) -> Trace:  # fmt: skip
     """Give a function's graph as the trace of a step: one tick an operation, all on one device.
 
@@ -104,11 +104,12 @@ def counted(
     way back it was two thirds to all of them, less at a batch of 8 or fewer. At 0 the smaller of
     two branches is taken too, else the larger. broad is the order in which TensorFlow starts
     operations on a GPU, instead of that on a CPU. threads adds what others may hold beside the
-    one that takes operations in this order, and lets two of them work at one update. early is as if
-    others had taken each gradient of a weight, and used it up, as soon as they could.
+    one that takes operations in this order, and lets two of them work at one update. updates is
+    when others make the gradients of weights and use them up: "early", as soon as they can, or
+    "late", when all else is done.
     """
     nodes, outputs = entered(graph, None, Values(graph), overlap)
-    nodes = in_order(nodes, broad, early)
+    nodes = in_order(nodes, broad, updates)
     edges = {(given[0].name, n.name) for n in nodes for given in n.inputs if given}
     waits = {(before.name, n.name) for n in nodes for before in n.after} - edges
     over = _OVER if broad or threads else _OVER | _OVER_ON_CPU
@@ -179,15 +180,16 @@ def entered(
     return nodes, [of.get(tensor.name) for tensor in graph.outputs]
 
 
-def in_order(nodes: list[Node], broad: bool, early: bool = False) -> list[Node]:
+def in_order(nodes: list[Node], broad: bool, updates: str = "") -> list[Node]:
     """List operations as TensorFlow's executor starts them.
 
     What costs nothing runs at once, and what waits for nothing first. Then a thread goes on with
     the first operation that became ready by the last one, and leaves the others for later: above
     all the gradients of weights. To the executor a GPU's operations cost nothing: each waits its
-    turn. early takes what only updates need before all else, as if other threads had done it.
+    turn. What only updates need may come "early", before all else, or "late", after it, as if other
+    threads were quick or slow at it.
     """
-    first_of = _for_updates(nodes) if early else set[Node]()
+    of_updates = _for_updates(nodes) if updates else set[Node]()
     waiting = TopologicalSorter({n: n.after for n in nodes})
     waiting.prepare()
     order: list[Node] = []
@@ -205,26 +207,32 @@ def in_order(nodes: list[Node], broad: bool, early: bool = False) -> list[Node]:
     first = waiting.get_ready()
     free = [n for n in first if n.op.type in _FREE]
     ready = run(free) + [n for n in first if n.op.type not in _FREE]
-    later = deque(run(ready))
-    while later:
-        new = run([later.popleft()])
-        new.sort(key=lambda node: node not in first_of)
-        later.extend(new) if broad else later.extendleft(reversed(new))
+    new = run(ready)
+    later, last = deque[Node](), deque[Node]()
+    while new or later or last:
+        soon = [node for node in new if (node in of_updates) == (updates == "early")]
+        rest = [node for node in new if (node in of_updates) != (updates == "early")]
+        for queue, several in ((later, soon), (last, rest)):
+            queue.extend(several) if broad else queue.extendleft(reversed(several))
+        new = run([(later or last).popleft()]) if later or last else []
     return order
 
 
 def _for_updates(nodes: Sequence[Node]) -> set[Node]:
-    """Find what nobody but an optimizer needs: above all the gradients of weights."""
+    """Find what updates do, and what is needed for the gradient of one weight only."""
     users: dict[Node, list[Node]] = {}
     for node in nodes:
         for before in node.after:
             users.setdefault(before, []).append(node)
-    found: set[Node] = set()
+    of: dict[Node, Node | None] = {}  # the gradient that a node is for; None in an update
     for node in reversed(nodes):  # those that wait for a node come after it
-        by = users.get(node)
-        if layer(node.name) == "optimizer" or by and found.issuperset(by):
-            found.add(node)
-    return found
+        if layer(node.name) == "optimizer":
+            of[node] = None
+        elif (by := users.get(node)) and all(user in of for user in by):
+            several = {of[user] or node for user in by}
+            if len(several) == 1:
+                (of[node],) = several
+    return {*of}
 
 
 def beside(

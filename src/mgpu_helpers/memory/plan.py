@@ -17,9 +17,11 @@ from mgpu_helpers.graph import cuts
 from mgpu_helpers.graph.step import slot_bytes, training_step
 from mgpu_helpers.graph.walk import LOOPS, Unknown
 from mgpu_helpers.memory import savers
+from mgpu_helpers.memory.borrowed import borrowed, sentence
 from mgpu_helpers.memory.predict import BESIDE, MARGIN, highest
 
 AGAIN = 1.15  # times what is counted of parts that run again; a trace of 38 held 1.08 times
+NO_LESS = 1.02  # times the least that pieces can hold: more of them are not worth their time
 FEW = 64  # weights; of more, most of the time would go into the graph of the optimizer
 
 
@@ -133,6 +135,8 @@ def plan(
             "recompute over several devices changes the numbers: a BatchNormalization sees a "
             "device's share at a time."
         )
+    if any("plan." in way.write for way in ways):
+        step.notes.append(f"In these lines, plan is devices.setup({devices}).")
     return Plan(
         model.name, batch, devices, budget, tuple(ways), step.weights, tuple(step.notes)
     )
@@ -172,10 +176,13 @@ class _Step:
             self._name_the_largest()
         graph = made.concrete.graph
         self.order = savers.ordered(graph, self.groups)
+        if taken := borrowed(self.order.nodes, batch / savers.PROBE):
+            self.notes.append(sentence(taken))
         orders = [self.order]
         if any(node.op.type in LOOPS for node in self.order.nodes):
             orders += [savers.ordered(graph, self.groups, overlap) for overlap in (0, 1)]
-        self.orders = [*orders, *map(savers.on_gpu, orders[-2:]), savers.early(orders[0])]
+        early = savers.with_updates(self.order, "early")
+        self.orders = [*orders, *map(savers.on_gpu, orders[-2:]), early]
         outputs = getattr(model, "outputs", None) or []
         self.outputs = cuts.bytes_of(outputs)
         layers = {layer.name: layer for layer in _private.layers_of(model)}
@@ -305,13 +312,15 @@ class _Step:
         return self.devices if where in ("batch", "state", "hosts") else 1
 
     def in_pieces(self, how: _How, budget: float) -> Way:
-        """Take as few pieces as fit; the most there can be where none do."""
+        """Take as few pieces as fit; where none do, as few as hold about the least there can be."""
         most = math.ceil(self.batch / self.count(how.where))
-        for k in (2**i for i in itertools.count(1)):
-            way = self.way(replace(how, pieces=k))
-            if way.high <= budget or 2 * k > most:
-                return way
-        raise AssertionError
+        pieces = functools.cache(lambda k: self.way(replace(how, pieces=k)))
+        enough = max(budget, NO_LESS * pieces(most).high)
+        few, many = 1, most
+        while many - few > 1:  # what is held becomes less with more pieces
+            middle = (few + many) // 2
+            few, many = (few, middle) if pieces(middle).high <= enough else (middle, many)
+        return pieces(many)
 
     def way(self, how: _How) -> Way:
         """Count one way to take the step."""
@@ -382,7 +391,7 @@ class _Step:
             return savers.joined(self._order(half, False, 0, soon), self.model, joined)
         if half:
             return savers.halved(self._order(False, False, 0, soon), self.model)
-        return savers.early(self.order) if soon else self.order
+        return savers.with_updates(self.order, "early") if soon else self.order
 
     @functools.cache  # noqa: B019
     def _curve(
@@ -403,16 +412,17 @@ class _Step:
         That is as many times less or more as the step as it is, and no more bytes beyond.
         """
         peaks = [curve.peak(share) for curve in self._curves(barrier)]
-        likely, least, most = peaks[0], min(peaks), max(peaks)
+        likely, least, most = peaks[0], min(peaks), max(peaks[:-1])  # the last is "early"
         return peak * least / likely, min(peak * most / likely, peak + most - likely)
 
     @cached_property
     def threads(self) -> float:
         """Give what other threads may hold beyond the margin of the step as it is."""
         peaks = [curve.peak(self.batch) for curve in self._curves(False)]
-        orders = self.order, savers.on_gpu(self.order)
+        late = savers.with_updates(self.order, "late")
+        orders = late, savers.on_gpu(self.order), self.order
         with_them = [each.curve(threads=self.batch).peak(self.batch) for each in orders]
-        return highest([*peaks, *with_them]) - (1 + MARGIN) * max(peaks)
+        return highest([*peaks, *with_them]) - (1 + MARGIN) * max(peaks[:-1])
 
     @cached_property
     def updating(self) -> float:
@@ -483,7 +493,8 @@ class _Step:
         code = "" if code == "model" else code
         if how.half:
             before = 'keras.config.set_dtype_policy("mixed_bfloat16")'
-            code = f"{code}  # of a model that is made after {before}" if code else before
+            said = f"of a model that is made after {before}"
+            code = f"{code}  # {said}" if code else f"{before}  # before the model is made"
         return code
 
     def split(self) -> Way:

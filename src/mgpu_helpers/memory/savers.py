@@ -116,9 +116,9 @@ def on_gpu(order: Order) -> Order:
     return replace(order, nodes=in_order([*order.nodes], True))
 
 
-def early(order: Order) -> Order:
-    """Take what only updates need as if other threads had done it as soon as they could."""
-    return replace(order, nodes=in_order([*order.nodes], False, early=True))
+def with_updates(order: Order, when: str) -> Order:
+    """Take what only updates need "early" or "late", as other threads might do it."""
+    return replace(order, nodes=in_order([*order.nodes], False, when))
 
 
 def work(node: Node) -> int:
