@@ -70,6 +70,8 @@ class Plan:
                     *(_row(way, self.budget, limited) for way in self.ways)]),
             *self.notes,
         ]  # fmt: skip
+        if any("plan." in way.write for way in self.ways):  # and not this Plan
+            lines.append(f"In these lines, plan is devices.setup({self.devices}).")
         if not self.fitting:
             least = min(self.ways, key=lambda way: way.high)
             lines.append(
@@ -135,8 +137,6 @@ def plan(
             "recompute over several devices changes the numbers: a BatchNormalization sees a "
             "device's share at a time."
         )
-    if any("plan." in way.write for way in ways):
-        step.notes.append(f"In these lines, plan is devices.setup({devices}).")
     return Plan(
         model.name, batch, devices, budget, tuple(ways), step.weights, tuple(step.notes)
     )
