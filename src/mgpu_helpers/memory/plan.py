@@ -364,6 +364,8 @@ class _Step:
             least *= 1 - MARGIN
         elif twice:
             least *= 1 - BESIDE
+        if how.where in ("state", "host", "hosts"):  # gradients may leave as they come
+            least = max(0.0, least - self.trained / (1 - MARGIN))
         if how.parts:  # what a part has left for later may be held while the next one is run again
             most *= AGAIN
         if barrier and owners == 1 and sparse:  # an Embedding's rows are those of the whole batch
