@@ -17,8 +17,9 @@ from mgpu_helpers import timing
 # on a machine like that of the cards, and less than 720 where the least of rounds takes LATE times
 # as long.
 SECONDS = {
-    "distribute": 60, "ensemble": 25, "explain": 45, "fit": 70, "jobs": 30, "link": 55,
-    "memory": 20, "pipeline": 25, "predictions": 40, "scaling": 35, "trace": 25, "whatif": 45,
+    "distribute": 55, "ensemble": 25, "explain": 45, "fit": 60, "jobs": 30, "link": 45,
+    "memory": 20, "pipeline": 25, "predictions": 40, "ranges": 29, "scaling": 35,
+    "trace": 25, "whatif": 45,
 }  # fmt: skip
 ANOTHER, LATE = 60, 1.5
 LEAST, CLOSE = 5, 0.02

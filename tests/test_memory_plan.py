@@ -307,6 +307,12 @@ def test_pieces_are_as_few_as_fit(plan):
     pieces = [int(way.name.split()[1]) for each in ways for way in each if
               re.fullmatch(r"accumulate \d+", way.name)]  # fmt: skip
     assert pieces[0] < pieces[1] < pieces[2] == 64
+    most = ways[0][2].high
+    found = [memory.plan(model, 64, budget=most / n).ways[2] for n in (1.3, 1.9, 2.9)]
+    several = [int(way.name.split()[1]) for way in found]
+    assert any(n & (n - 1) for n in several), several  # and not the next power of two
+    said = repr(memory.plan(model, 64, devices=2))
+    assert "# before the model is made" in said and "plan is devices.setup(2)." in said
     notes = memory.plan(model, 64, devices=2, budget=1).notes  # of BatchNormalization
     assert [note.partition(" ")[0] for note in notes] == ["accumulate", "recompute"]
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import by_shapes
+from conftest import run_python
 from gpu_graph import recorded
 from keras_models import COMPILED, built, compiled, lesson
 from mgpu_helpers import devices, graph, memory
@@ -61,6 +62,7 @@ def test_single_rules_as_a_real_run_has_them(tf, plan):
         back,
         lambda x: tf.exp(inner(x)),
         lambda x: tf.exp(tf.gather(x, tf.where(x[:, 0] < 1))),  # how many rows, only data say
+        lambda x: tf.exp(tf.boolean_mask(x, x[:, 0] < 2)),
     ):
         with tf.device(plan.devices[0]):
             made = tf.function(function)
@@ -163,9 +165,12 @@ def test_in_one_thread_a_step_holds_about_what_was_counted(plan, monkeypatch):
     assert 0.85 * low <= real <= 1.15 * high
 
 
-@pytest.mark.parametrize("clip, times", [(None, 2), (1.0, 1)])
+@pytest.mark.parametrize("clip, times", [(None, 5), (1.0, 2)])
 def test_other_threads_update_two_weights_unless_all_wait_for_the_norm(plan, clip, times):
-    """Each holds a gradient and the square of it, or only a gradient."""
+    """Each holds a gradient and the square of it, or only a gradient.
+
+    And one a copy of the weight, which the first thread still reads.
+    """
     import keras
 
     layers = [keras.layers.Dense(n, use_bias=False) for n in (300, 300, 300, 10)]
@@ -174,7 +179,7 @@ def test_other_threads_update_two_weights_unless_all_wait_for_the_norm(plan, cli
     graph = training_step(model, 1).concrete.graph
     nodes, _ = entered(graph, None, Values(graph), 0)
     most = beside(in_order(nodes, False)).max()
-    assert most == pytest.approx(times * 2 * 4 * 300**2, rel=0.01)
+    assert most == pytest.approx(times * 4 * 300**2, rel=0.01)
 
 
 def test_weights_and_slots_are_exact(plan):
@@ -221,6 +226,21 @@ def test_a_batch_that_fits_holds_no_more_than_the_budget(plan, name):
     assert 0.5 * budget < held + fixed <= budget
 
 
+def test_an_update_copies_a_weight_that_is_still_read(plan):
+    """The largest kernel is there twice, beside its gradient; or not, as threads happen to go."""
+    import keras
+
+    layers = [keras.layers.Dense(n, activation="relu") for n in (1500, 1500)]
+    model = keras.Sequential([keras.Input((256,)), *layers, keras.layers.Dense(10)])
+    model.compile("sgd", keras_loss())
+    held = memory.predict(model, 32)
+    kernel = 4 * 1500**2
+    assert held.weights + 1.9 * kernel < held.high < 2 * held.low
+    x, y = np.ones((32, 256), "f"), np.zeros(32, int)
+    peaks = [traced(plan, model, x, y) + held.weights + held.slots for _ in range(5)]
+    assert held.low <= min(peaks) and max(peaks) <= held.high
+
+
 def test_gradients_are_gradients(plan):
     """Where the weights are nearly everything, the peak has a gradient of each of them at least."""
     import keras
@@ -231,8 +251,7 @@ def test_gradients_are_gradients(plan):
         half = 2 if name == "mixed" else 1
         assert held.weights / half <= held.gradients <= 4 * held.weights, name
         assert held.gradients > 10 * held.activations
-    # Those of lion, the last one: an optimizer may have used them up as they came.
-    assert held.low < held.total - held.weights
+    assert held.low < held.total
     sgd = memory.predict(model, 1, "sgd")  # but not the weights themselves
     assert sgd.weights + sgd.slots <= sgd.low < sgd.total
     lstm = keras.Sequential([keras.Input((40, 32)), keras.layers.LSTM(64), keras.layers.Dense(1)])
@@ -420,3 +439,33 @@ def endless():
             return shape
 
     return keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), Until()])
+
+
+# A table: models as people have them, in each way to train
+
+
+@pytest.mark.parametrize("name, kernels", [
+    ("wide", "1"), ("autoencoder", "0"),
+    *(pytest.param(name, kernels, marks=pytest.mark.thorough)
+      for name in ("text", "images", "unet", "MobileNet") for kernels in "10"),
+])  # fmt: skip
+def test_a_traced_step_holds_what_is_printed(name, kernels):
+    """With oneDNN and without, alone, over two devices, in pieces, and in parts."""
+    batch = 8 if name == "MobileNet" else 32
+    said = run_python(
+        "from mgpu_helpers import devices, memory, scaling\n"
+        "plan = devices.setup(2)\n"
+        "import keras_ranges as t\n"
+        f"rows = [*t.compared(plan, {name!r}, {batch})]\n"
+        f"made = t.made({name!r})\n"
+        "with t.fit.strategy(plan).scope():\n"
+        f"    scoped = t.made({name!r})\n"
+        "same = [scaling.Workload.of(each, 'it') for each in (made, scoped)]\n"
+        f"print([rows, same[0] == same[1], memory.predict(made, {batch}).borrowed])",
+        timeout=500, MGPU_MODE="cores", CUDA_VISIBLE_DEVICES="-1", TF_ENABLE_ONEDNN_OPTS=kernels,
+    ).stdout  # fmt: skip
+    rows, same, borrowed = eval(said.splitlines()[-1])
+    assert [row["way"] for row in rows][0] == "fit" and len(rows) >= 4 and same
+    assert not [row for row in rows if not row["inside"]]
+    assert np.median([row["high"] / row["low"] for row in rows]) < 2.3
+    assert (borrowed > 0) == (kernels == "0" and name not in ("wide", "text"))

@@ -389,6 +389,46 @@ def moments(layer: Any, x: Any, mask: Any) -> tuple[Any, Any]:
     return mean, variance
 
 
+def has_onednn() -> bool:
+    """Say whether TensorFlow computes with oneDNN, by the processor and TF_ENABLE_ONEDNN_OPTS."""
+    from tensorflow.python.util import _pywrap_util_port
+
+    return bool(_pywrap_util_port.IsMklEnabled())
+
+
+def moments_of_sums(
+    layer: Any, inputs: Any, mask: Any, add: Callable[[Any], Any]
+) -> tuple[Any, Any]:
+    """Compute the mean and variance of a batch of which add(sums) adds up the sums of all parts.
+
+    The sums are of the distances from the moving mean: squares of large numbers would cancel.
+    """
+    import tensorflow as tf
+
+    axis = layer.axis % len(inputs.shape)
+    others = [a for a in range(len(inputs.shape)) if a != axis]
+    shape = [1 if a in others else -1 for a in range(len(inputs.shape))]
+    center = tf.stop_gradient(tf.cast(tf.convert_to_tensor(layer.moving_mean), inputs.dtype))
+    off = inputs - tf.reshape(center, shape)
+    there = tf.ones_like(off)
+    if mask is not None:
+        there = tf.cast(tf.broadcast_to(mask[..., None], tf.shape(off)), off.dtype)
+        off = tf.where(there > 0, off, 0)
+    sums = tf.stack([tf.reduce_sum(each, others) for each in (off, off**2, there)])
+    first, second, count = tf.unstack(add(sums))
+    divisor = count + (0.0 if mask is None else 1e-7)  # as Keras has it with a mask
+    mean = (first + center * count) / divisor
+    apart = mean - center
+    return mean, (second - 2 * apart * first + count * apart**2) / divisor
+
+
+def moments_by_sums(layer: Any) -> None:
+    """Let a BatchNormalization compute as one of several replicas does, whose sums are its own."""
+    vars(layer)["_moments"] = lambda inputs, mask: moments_of_sums(
+        layer, inputs, mask, lambda sums: sums
+    )
+
+
 @contextlib.contextmanager
 def with_moments(layer: Any, mean: Any, variance: Any) -> Iterator[None]:
     """Let a BatchNormalization take these moments for those of its inputs.

@@ -230,10 +230,7 @@ def built(keras_has: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def moments(keras_has: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a BatchNormalization normalize by the statistics of all replicas, masked or not.
-
-    The sums are of the distances from the moving mean: squares of large numbers would cancel.
-    """
+    """Let a BatchNormalization normalize by the statistics of all replicas, masked or not."""
     import tensorflow as tf
 
     def moments(self: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
@@ -243,23 +240,10 @@ def moments(keras_has: Callable[..., Any]) -> Callable[..., Any]:
             return keras_has(self, inputs, mask)
         if asking():
             return tuple(common(keras_has(self, inputs, mask)))
-        axis = self.axis % len(inputs.shape)
-        others = [a for a in range(len(inputs.shape)) if a != axis]
-        shape = [1 if a in others else -1 for a in range(len(inputs.shape))]
-        center = tf.stop_gradient(tf.cast(tf.convert_to_tensor(self.moving_mean), inputs.dtype))
-        off = inputs - tf.reshape(center, shape)
-        there = tf.ones_like(off)
-        if mask is not None:
-            there = tf.cast(tf.broadcast_to(mask[..., None], tf.shape(off)), off.dtype)
-            off = tf.where(there > 0, off, 0)
-        sums = tf.stack([tf.reduce_sum(each, others) for each in (off, off**2, there)])
-        first, second, count = tf.unstack(
-            tf.distribute.get_replica_context().all_reduce("SUM", sums)
+        replica = tf.distribute.get_replica_context()
+        return _private.moments_of_sums(
+            self, inputs, mask, lambda sums: replica.all_reduce("SUM", sums)
         )
-        divisor = count + (0.0 if mask is None else 1e-7)  # as Keras has it with a mask
-        mean = (first + center * count) / divisor
-        apart = mean - center
-        return mean, (second - 2 * apart * first + count * apart**2) / divisor
 
     return moments
 

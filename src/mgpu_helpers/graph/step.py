@@ -70,7 +70,8 @@ def training_step(model: Any, batch: int, optimizer: Any = None) -> TrainingStep
     are not there yet are made without memory; model, optimizer and metrics stay as they were.
 
     The labels are like the outputs, and whole numbers where the loss is a sparse one. A model that
-    is not compiled is trained with Adam, and one without a loss by the mean of its outputs.
+    is not compiled is trained with Adam, and one without a loss by the mean of its outputs. Of a
+    model that was made under a strategy, the step is that of one replica.
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
@@ -80,7 +81,7 @@ def training_step(model: Any, batch: int, optimizer: Any = None) -> TrainingStep
     """
     import tensorflow as tf
 
-    ready(model)
+    model = on_one_device(model)
     given = inputs_of(model, batch)
     refused: list[Exception] = []
     for labels in _labels(model, given, batch):
@@ -102,6 +103,46 @@ def training_step(model: Any, batch: int, optimizer: Any = None) -> TrainingStep
     raise ValueError(
         f"a step of the model {model.name!r} cannot be made for labels like its outputs: {why}"
     ) from refused[0]
+
+
+def replicas_of(model: Any) -> int:
+    """Count the replicas of the strategy that a model was made under; 1 without one."""
+    return getattr(getattr(model, "distribute_strategy", None), "num_replicas_in_sync", 1)
+
+
+def on_one_device(model: Any) -> Any:
+    """Give a built model as one device has it; of one made under a strategy, a replica of it.
+
+    That is made anew, compiled as the model is, and its weights have shapes and no values.
+    """
+    import keras
+    import tensorflow as tf
+
+    ready(model, single=False)
+    if replicas_of(model) == 1:
+        return model
+    synchronized = getattr(model.distribute_strategy, "synchronized", False)
+    try:
+        if tf.distribute.has_strategy():
+            raise ValueError("this was called inside of a scope.")
+        with tf.variable_creator_scope(_without_memory):
+            made = keras.models.clone_model(model)
+        if type(made).train_step is not type(model).train_step:
+            raise TypeError("it has a train_step of its own.")
+    except Exception as error:  # whatever a class of one's own says
+        why = error_line(error)
+        raise ValueError(
+            f"the model {model.name!r} was built under a strategy, and a replica of it cannot be "
+            f"made anew to be counted: {why} Build it once outside of strategy.scope(), and give "
+            "that."
+        ) from error
+    for layer in _private.layers_of(made):
+        if synchronized and isinstance(layer, keras.layers.BatchNormalization):
+            _private.moments_by_sums(layer)
+    if model.compiled:
+        settings = _private.compiled_with(model) | {"optimizer": anew(model.optimizer)}
+        keras.Model.compile(made, **settings)
+    return made
 
 
 def slot_bytes(model: Any, optimizer: Any = None) -> int:

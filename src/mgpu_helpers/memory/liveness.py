@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from typing import Any
@@ -45,7 +45,7 @@ _OVER = {
     "SelectV2", "Selu", "SeluGrad", "Sigmoid", "SigmoidGrad", "Sign", "Softmax", "Softplus",
     "SoftplusGrad", "Sqrt", "SqrtGrad", "Square", "SquaredDifference", "Sub", "Tanh", "TanhGrad",
 }  # fmt: skip
-_OVER_ON_CPU = {"MaxPoolGrad"}  # and not on a GPU
+_OVER_ON_CPU = {"MaxPoolGrad"}  # with oneDNN, and not on a GPU
 # What writes its second result, the gradient, over its first input.
 _OVER_SECOND = {"SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"}
 # What has no more numbers than the largest of its inputs.
@@ -58,6 +58,8 @@ _CUDNN_KEEPS = {3: 5, 4: 0}
 _PUSHES = {"TensorListPushBack", "TensorListSetItem"}
 # What writes into some rows of a weight. From then on whoever reads the weight gets a copy of it.
 _INTO_ROWS = ("ResourceScatter", "ResourceSparseApply")
+# What changes a weight where it is, unless somebody still reads it: then a copy of it, beside it.
+_INTO_WEIGHT = {"AssignAddVariableOp", "AssignSubVariableOp"}
 ASKS_SHAPE = {"Rank", "Shape", "ShapeN", "Size"}  # and the weight is not read for it
 
 
@@ -93,23 +95,27 @@ class Buffer:
 
 
 def counted(
-    graph: Any, overlap: float = 0.75, broad: bool = False, threads: bool = False
-) -> Trace:
+    graph: Any, overlap: float = 0.75, broad: bool = False, threads: bool = False,
+    updates: str = "",
+) -> Trace:  # fmt: skip
     """Give a function's graph as the trace of a step: one tick an operation, all on one device.
 
     overlap is the share, 0 to 1, of the rounds that may run at once in a loop and do. In an LSTM's
     way back it was two thirds to all of them, less at a batch of 8 or fewer. At 0 the smaller of
     two branches is taken too, else the larger. broad is the order in which TensorFlow starts
     operations on a GPU, instead of that on a CPU. threads adds what others may hold beside the
-    one that takes operations in this order, and lets two of them work at one update.
+    one that takes operations in this order, and lets two of them work at one update. updates is
+    when others make the gradients of weights and use them up: "early", as soon as they can, or
+    "late", when all else is done.
     """
     nodes, outputs = entered(graph, None, Values(graph), overlap)
-    nodes = in_order(nodes, broad)
+    nodes = in_order(nodes, broad, updates)
     edges = {(given[0].name, n.name) for n in nodes for given in n.inputs if given}
     waits = {(before.name, n.name) for n in nodes for before in n.after} - edges
+    over = _OVER if broad or threads else _OVER | _OVER_ON_CPU
     found = [
         Allocation(b.node.name + "/body" * b.loops, DEVICE, b.bytes, b.start, b.end)
-        for b in buffers(nodes, outputs, _OVER if broad else _OVER | _OVER_ON_CPU, threads)[0]
+        for b in buffers(nodes, outputs, over, threads)[0]
         if b.bytes
     ]
     if threads:
@@ -174,14 +180,16 @@ def entered(
     return nodes, [of.get(tensor.name) for tensor in graph.outputs]
 
 
-def in_order(nodes: list[Node], broad: bool) -> list[Node]:
+def in_order(nodes: list[Node], broad: bool, updates: str = "") -> list[Node]:
     """List operations as TensorFlow's executor starts them.
 
     What costs nothing runs at once, and what waits for nothing first. Then a thread goes on with
     the first operation that became ready by the last one, and leaves the others for later: above
     all the gradients of weights. To the executor a GPU's operations cost nothing: each waits its
-    turn.
+    turn. What only updates need may come "early", before all else, or "late", after it, as if other
+    threads were quick or slow at it.
     """
+    of_updates = _for_updates(nodes) if updates else set[Node]()
     waiting = TopologicalSorter({n: n.after for n in nodes})
     waiting.prepare()
     order: list[Node] = []
@@ -199,21 +207,46 @@ def in_order(nodes: list[Node], broad: bool) -> list[Node]:
     first = waiting.get_ready()
     free = [n for n in first if n.op.type in _FREE]
     ready = run(free) + [n for n in first if n.op.type not in _FREE]
-    later = deque(run(ready))
-    while later:
-        new = run([later.popleft()])
-        later.extend(new) if broad else later.extendleft(reversed(new))
+    new = run(ready)
+    later, last = deque[Node](), deque[Node]()
+    while new or later or last:
+        soon = [node for node in new if (node in of_updates) == (updates == "early")]
+        rest = [node for node in new if (node in of_updates) != (updates == "early")]
+        for queue, several in ((later, soon), (last, rest)):
+            queue.extend(several) if broad else queue.extendleft(reversed(several))
+        new = run([(later or last).popleft()]) if later or last else []
     return order
 
 
-def beside(nodes: Sequence[Node]) -> np.ndarray:
+def _for_updates(nodes: Sequence[Node]) -> set[Node]:
+    """Find what updates do, and what is needed for the gradient of one weight only."""
+    users: dict[Node, list[Node]] = {}
+    for node in nodes:
+        for before in node.after:
+            users.setdefault(before, []).append(node)
+    of: dict[Node, Node | None] = {}  # the gradient that a node is for; None in an update
+    for node in reversed(nodes):  # those that wait for a node come after it
+        if layer(node.name) == "optimizer":
+            of[node] = None
+        elif (by := users.get(node)) and all(user in of for user in by):
+            several = {of[user] or node for user in by}
+            if len(several) == 1:
+                (of[node],) = several
+    return {*of}
+
+
+def beside(
+    nodes: Sequence[Node], taken: Callable[[Buffer], int] = lambda buffer: buffer.bytes
+) -> np.ndarray:
     """Count the bytes that other threads may hold while one takes operations in this order.
 
     They begin a gradient that the one leaves for later, and update its weight, at any moment until
     the one would have come to it. Threads leave one update for another, so that two are counted:
-    of those that may have begun, the two that hold most.
+    of those that may have begun, the two that hold most. An update that comes while the one has
+    still to read the weight holds a copy of it until then. taken gives what a buffer takes.
     """
     at = {n: i for i, n in enumerate(nodes)}
+    readers, sizes = _readers(nodes)
     users: dict[Node, list[Node]] = {}
     for n in nodes:
         if layer(n.name) == "optimizer":
@@ -233,12 +266,33 @@ def beside(nodes: Sequence[Node]) -> np.ndarray:
             update.update(new)
             ahead += new
         made, _ = buffers(sorted(update, key=at.__getitem__), ())
-        spans = [Allocation(b.node.name, DEVICE, b.bytes, b.start, b.end) for b in made]
-        held = max((size for _, size in curve(spans)), default=0)
+        spans = [Allocation(b.node.name, DEVICE, taken(b), b.start, b.end) for b in made]
+        held = np.zeros(at[n] - ready, np.int64)
+        held += max((size for _, size in curve(spans)), default=0)
+        for weight in {u.inputs[0] for u in update if u.op.type in _INTO_WEIGHT}:
+            last = max((at[r] for r in readers.get(weight, set()) - update), default=-1)
+            held[: max(0, last + 1 - ready)] += sizes.get(weight, 0)
         first, next_ = most[:, ready : at[n]]
         np.maximum(next_, np.minimum(first, held), out=next_)
         np.maximum(first, held, out=first)
     return most.sum(axis=0)
+
+
+def _readers(nodes: Iterable[Node]) -> tuple[dict[Any, set[Node]], dict[Any, int]]:
+    """Find by weight what reads it, and its bytes."""
+    weight: dict[Tensor | None, Any] = {}
+    readers: dict[Any, set[Node]] = {}
+    sizes: dict[Any, int] = {}
+    for node in nodes:
+        if node.op.type == "ReadVariableOp":
+            weight[node, 0] = node.inputs[0]
+            sizes[node.inputs[0]] = node.bytes[0]
+        elif node.op.type not in ASKS_SHAPE:
+            for read in filter(weight.__contains__, node.inputs):
+                readers.setdefault(weight[read], set()).add(node)
+                if node.op.type in _SAME:
+                    weight[node, 0] = weight[read]
+    return readers, sizes
 
 
 def buffers(
@@ -248,7 +302,8 @@ def buffers(
     """List the buffers in the order in which they are taken; and the one of each tensor.
 
     With threads, what an optimizer makes of a gradient does not lie in the gradient's buffer where
-    it makes several things of it: two threads may be at them, and neither can write over it.
+    it makes several things of it: two threads may be at them, and neither can write over it. Where
+    it adds up rows of a gradient several times, all of these rows are there until the last one.
     """
     made: list[Buffer] = []
     of: dict[Tensor | None, Buffer | None] = {None: None}
@@ -256,6 +311,8 @@ def buffers(
     users.update(outputs)
     in_rows = {node.inputs[0] for node in nodes if node.op.type.startswith(_INTO_ROWS)}
     wanted = {t for node in nodes if node.op.type not in ASKS_SHAPE for t in node.inputs}
+    reads: dict[Tensor | None, list[Buffer]] = {}  # of a weight, since it was changed
+    copies: list[tuple[Buffer, list[Buffer]]] = []  # of a weight, until these have been read
     for now, node in enumerate(nodes):
         given = [of.get(tensor) for tensor in node.inputs]
         free: Sequence[Buffer | None] = given  # to be written over
@@ -265,12 +322,20 @@ def buffers(
             node.inputs[0] in in_rows
         )  # fmt: skip
         made.append(Buffer(node, node.inside, now, end=now, of=node.inside_of, loops=True))
+        if node.op.type in _INTO_WEIGHT:
+            late = [r for r in reads.pop(node.inputs[0], ()) if r.users > given.count(r)]
+            if late:
+                made.append(Buffer(node, late[0].node.bytes[0], now, end=now))
+                copies.append((made[-1], late))
         for i, size in enumerate(node.bytes):
             loops = node.op.type in LOOPS and node.op.outputs[i].dtype.name == "variant"
             new = Buffer(node, size, now, loops=loops)
             kept = new if copied else _handed_on(node.op, i, new, given, free, over)
             if kept is new:
                 made.append(new)
+            elif node.op.type == "ReadVariableOp":  # takes nothing, but sees the weight as it is
+                kept = Buffer(node, 0, now)
+                reads.setdefault(node.inputs[0], []).append(kept)
             if kept:
                 kept.users += users[node, i]
             of[node, i] = kept
@@ -282,6 +347,18 @@ def buffers(
         for buffer in {*given, *(of[node, i] for i in range(len(node.bytes)))}:
             if buffer and not buffer.users:
                 buffer.end = now + 0.5
+    if threads:
+        summed: dict[Tensor | None, list[Buffer]] = {}
+        for node in nodes:
+            if node.op.type == "UnsortedSegmentSum" and (rows := of.get(node.inputs[0])):
+                summed.setdefault(node.inputs[1], []).append(rows)
+        for several in summed.values():
+            last = max((rows.end or math.inf for rows in several), default=math.inf)
+            for rows in several:
+                rows.end = None if last == math.inf else last
+    for copy, late in copies:
+        ends = [read.end for read in late]
+        copy.end = None if None in ends else max(end for end in ends if end is not None)
     return made, of
 
 
@@ -351,8 +428,6 @@ def _numbers(tensor: Any, inputs: Sequence[Tensor | None]) -> int:
     if tensor.dtype.name in ("resource", "variant", "string"):
         return 0
     size = tensor.shape.num_elements()
-    if size is None and tensor.shape.rank == 1:  # a shape, or a list of axes
-        return 0
     if tensor.op.type == "CudnnRNNV3" and tensor.value_index in _CUDNN_KEEPS:
         whole = tensor.op.outputs[0].shape.num_elements()
         size = None if whole is None else _CUDNN_KEEPS[tensor.value_index] * whole
@@ -360,6 +435,8 @@ def _numbers(tensor: Any, inputs: Sequence[Tensor | None]) -> int:
         size = max((node.numbers[i] for node, i in filter(None, inputs)), default=None)
     if size is None and tensor.op.type in _ROWS and (given := inputs[_ROWS[tensor.op.type]]):
         size = given[0].numbers[given[1]] * math.prod(tensor.shape[1:])
+    if size is None and tensor.shape.rank == 1:  # a shape, or a list of axes
+        return 0
     if size is None:
         raise Unknown(f"{tensor.op.name} gives a tensor of shape {tensor.shape}.")
     return size

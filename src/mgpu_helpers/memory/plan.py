@@ -17,8 +17,11 @@ from mgpu_helpers.graph import cuts
 from mgpu_helpers.graph.step import slot_bytes, training_step
 from mgpu_helpers.graph.walk import LOOPS, Unknown
 from mgpu_helpers.memory import savers
-from mgpu_helpers.memory.predict import MARGIN, highest
+from mgpu_helpers.memory.borrowed import borrowed, sentence
+from mgpu_helpers.memory.predict import BESIDE, MARGIN, highest
 
+AGAIN = 1.15  # times what is counted of parts that run again; a trace of 38 held 1.08 times
+NO_LESS = 1.02  # times the least that pieces can hold: more of them are not worth their time
 FEW = 64  # weights; of more, most of the time would go into the graph of the optimizer
 
 
@@ -67,6 +70,8 @@ class Plan:
                     *(_row(way, self.budget, limited) for way in self.ways)]),
             *self.notes,
         ]  # fmt: skip
+        if any("plan." in way.write for way in self.ways):  # and not this Plan
+            lines.append(f"In these lines, plan is devices.setup({self.devices}).")
         if not self.fitting:
             least = min(self.ways, key=lambda way: way.high)
             lines.append(
@@ -171,10 +176,13 @@ class _Step:
             self._name_the_largest()
         graph = made.concrete.graph
         self.order = savers.ordered(graph, self.groups)
+        if taken := borrowed(self.order.nodes, batch / savers.PROBE):
+            self.notes.append(sentence(taken))
         orders = [self.order]
         if any(node.op.type in LOOPS for node in self.order.nodes):
             orders += [savers.ordered(graph, self.groups, overlap) for overlap in (0, 1)]
-        self.orders = [*orders, *map(savers.on_gpu, orders[-2:])]
+        early = savers.with_updates(self.order, "early")
+        self.orders = [*orders, *map(savers.on_gpu, orders[-2:]), early]
         outputs = getattr(model, "outputs", None) or []
         self.outputs = cuts.bytes_of(outputs)
         layers = {layer.name: layer for layer in _private.layers_of(model)}
@@ -304,13 +312,15 @@ class _Step:
         return self.devices if where in ("batch", "state", "hosts") else 1
 
     def in_pieces(self, how: _How, budget: float) -> Way:
-        """Take as few pieces as fit; the most there can be where none do."""
+        """Take as few pieces as fit; where none do, as few as hold about the least there can be."""
         most = math.ceil(self.batch / self.count(how.where))
-        for k in (2**i for i in itertools.count(1)):
-            way = self.way(replace(how, pieces=k))
-            if way.high <= budget or 2 * k > most:
-                return way
-        raise AssertionError
+        pieces = functools.cache(lambda k: self.way(replace(how, pieces=k)))
+        enough = max(budget, NO_LESS * pieces(most).high)
+        few, many = 1, most
+        while many - few > 1:  # what is held becomes less with more pieces
+            middle = (few + many) // 2
+            few, many = (few, middle) if pieces(middle).high <= enough else (middle, many)
+        return pieces(many)
 
     def way(self, how: _How) -> Way:
         """Count one way to take the step."""
@@ -345,16 +355,28 @@ class _Step:
             crossing = how.pieces * crossing + 4 * self.batch * self.outputs
         repeated = self.repeated if how.parts else 0
         least, most = self._range(peak, share, bool(barrier or how.parts))
+        # What is updated may be so before the last gradient is made.
+        soon = self._order(how.half, how.parts, n if how.where else 0, soon=True).curve()
+        least = min(least, soon.peak(share) + whole * twice)
         # Devices that share few cores go one after the other, and free more meanwhile; as a piece
         # does that waits for another one.
         if n > 1 or how.parts and twice:
             least *= 1 - MARGIN
+        elif twice:
+            least *= 1 - BESIDE
+        if how.where in ("state", "host", "hosts"):  # gradients may leave as they come
+            least = max(0.0, least - self.trained / (1 - MARGIN))
+        if how.parts:  # what a part has left for later may be held while the next one is run again
+            most *= AGAIN
+        if barrier and owners == 1 and sparse:  # an Embedding's rows are those of the whole batch
+            most = max(most, (self.updating + twice * whole) * (1 + BESIDE) / (1 + MARGIN))
         return self._made(
             self._name(how), fixed, peak, crossing,
             (1 + repeated) * math.ceil(self.batch / n) / self.batch, self._write(how),
             (least, most),
             # Pieces and parts may make all gradients of others' weights before they send one.
-            beside=(1 + twice) * whole + (twice or how.parts) * max(0.0, self.trained - whole)
+            beside=(1 + twice) * min(whole, self.largest)
+            + (twice or how.parts) * max(0.0, self.trained - whole)
             + twice * 2 * self.batch * sparse + 2 * softmax
             # A metric may look at joined outputs late.
             + bool(how.where) * math.ceil(self.batch / how.pieces) * self.outputs
@@ -362,12 +384,16 @@ class _Step:
         )  # fmt: skip
 
     @functools.cache  # noqa: B019  a step lives as long as its plan is made
-    def _order(self, half: bool, parts: bool, joined: int) -> savers.Order:
+    def _order(
+        self, half: bool, parts: bool, joined: int, soon: bool = False
+    ) -> savers.Order:
         if parts:
-            return savers.again(self._order(half, False, joined), self.parts)
+            return savers.again(self._order(half, False, joined, soon), self.parts, soon)
         if joined:
-            return savers.joined(self._order(half, False, 0), self.model, joined)
-        return savers.halved(self.order, self.model) if half else self.order
+            return savers.joined(self._order(half, False, 0, soon), self.model, joined)
+        if half:
+            return savers.halved(self._order(False, False, 0, soon), self.model)
+        return savers.with_updates(self.order, "early") if soon else self.order
 
     @functools.cache  # noqa: B019
     def _curve(
@@ -388,15 +414,24 @@ class _Step:
         That is as many times less or more as the step as it is, and no more bytes beyond.
         """
         peaks = [curve.peak(share) for curve in self._curves(barrier)]
-        likely, least, most = peaks[0], min(peaks), max(peaks)
+        likely, least, most = peaks[0], min(peaks), max(peaks[:-1])  # the last is "early"
         return peak * least / likely, min(peak * most / likely, peak + most - likely)
 
     @cached_property
     def threads(self) -> float:
         """Give what other threads may hold beyond the margin of the step as it is."""
         peaks = [curve.peak(self.batch) for curve in self._curves(False)]
-        with_them = self.order.curve(threads=True).peak(self.batch)
-        return highest([*peaks, with_them]) - (1 + MARGIN) * max(peaks)
+        late = savers.with_updates(self.order, "late")
+        orders = late, savers.on_gpu(self.order), self.order
+        with_them = [each.curve(threads=self.batch).peak(self.batch) for each in orders]
+        return highest([*peaks, *with_them]) - (1 + MARGIN) * max(peaks[:-1])
+
+    @cached_property
+    def updating(self) -> float:
+        """Give what is held from when all gradients of the whole batch are there."""
+        order = savers.averaged(savers.on_gpu(self.order))
+        start = next(i for i, node in enumerate(order.nodes) if node.name == "averaged")
+        return order.curve(threads=self.batch).peak(self.batch, start)
 
     @functools.cache  # noqa: B019
     def _gradients(self, owners: int) -> tuple[float, float]:
@@ -424,7 +459,7 @@ class _Step:
         ends: tuple[float, float], beside: float = 0.0,
     ) -> Way:  # fmt: skip
         """Make a line; beside is what may be held twice, sums of gradients and what they are of."""
-        low = fixed + max(0.0, (1 - MARGIN) * ends[0] - self.trained)
+        low = fixed + (1 - MARGIN) * ends[0]
         high = fixed + (1 + MARGIN) * ends[1] + beside
         return Way(
             name, round(fixed + peak), round(low), round(high), round(crossing), work, write
@@ -460,7 +495,8 @@ class _Step:
         code = "" if code == "model" else code
         if how.half:
             before = 'keras.config.set_dtype_policy("mixed_bfloat16")'
-            code = f"{code}  # of a model that is made after {before}" if code else before
+            said = f"of a model that is made after {before}"
+            code = f"{code}  # {said}" if code else f"{before}  # before the model is made"
         return code
 
     def split(self) -> Way:

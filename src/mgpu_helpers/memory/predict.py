@@ -12,19 +12,15 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers._formatting import size_text
-from mgpu_helpers.graph.step import training_step
-from mgpu_helpers.graph.walk import BRANCHES, CALLS, LOOPS, Unknown
-from mgpu_helpers.memory.liveness import DEVICE, counted
+from mgpu_helpers.graph.step import replicas_of, training_step
+from mgpu_helpers.graph.walk import BRANCHES, CALLS, LOOPS, Unknown, Values
+from mgpu_helpers.memory.borrowed import borrowed, sentence
+from mgpu_helpers.memory.liveness import DEVICE, counted, entered
 from mgpu_helpers.memory.use import MemoryUse, by_use
 from mgpu_helpers.trace.step import Trace
 
-# Threads may take operations in a slightly different order: 25 traced steps of each of seventeen
-# models (tests/keras_models.py), beside other work, held at most 8 % more than was counted with
-# others beside the first thread, 39 % more than in one thread's order. The card of
-# benchmarks/predictions.py has the least and the most of its own models, also without oneDNN. Where
-# weights are most of what is held, optimizers that use gradients up as they come made it a third
-# less. With TensorFlow 2.19, two of 56 pairs of a model and an optimizer, both with an Embedding,
-# held a tenth and a quarter more than the upper end.
+# Threads may take operations in a slightly different order. The cards of benchmarks/predictions.py
+# and benchmarks/ranges.py have what was traced of many models and optimizers beside the ranges.
 MARGIN, BESIDE = 0.2, 0.1  # of one thread, and with others, whose most is counted
 _PROBES = 13, 29  # no size of a layer, which might be taken for that of a batch
 
@@ -40,35 +36,40 @@ class Predicted(MemoryUse):
     low: int = 0
     high: int = 0
     trace: Trace | None = field(default=None, compare=False)
+    #: what convolutions borrow at most while they run on this machine's CPU, without oneDNN
+    borrowed: int = 0
 
     def __repr__(self) -> str:
         return (
             f"{super().__repr__()}\ncounted for a batch of {self.batch} on a device, not run: "
             f"about {size_text(self.total)}, in a range of {size_text(self.low)} to "
             f"{size_text(self.high)}"
-        )
+        ) + (f"\n{sentence(self.borrowed)}" if self.borrowed else "")
 
 
 def predict(model: Any, batch: int, optimizer: Any = None) -> Predicted:
     """Count the bytes that a step of `fit` on one device would hold at its peak; nothing runs.
 
-    batch is what one device gets: where several train together, its share of the whole batch. The
-    step is what the model was compiled for, with its loss, metrics, precision and own optimizer;
-    Adam where it was not compiled. optimizer overrules it: "adam", "sgd", "momentum", another name
-    that Keras knows, or a keras.optimizers.Optimizer.
+    batch is what one device gets: where several train together, its share of the whole batch. A
+    model that was made in the scope of `fit.strategy` is counted as one of its replicas. The step
+    is what the model was compiled for, with its loss, metrics, precision and own optimizer; Adam
+    where it was not compiled. optimizer overrules it: "adam", "sgd", "momentum", another name that
+    Keras knows, or a keras.optimizers.Optimizer.
 
     Weights and slots are exact; what `gradient_accumulation_steps` adds up counts with the slots,
     which are held all the time. The rest is what the step's graph holds when its operations run in
-    the order in which TensorFlow starts them on a CPU. The range begins a fifth below what they
-    hold in that order or in the one on a GPU, whichever is less, with the smaller branch where a
-    step has two (one that only accumulates, or is skipped for its loss scale), no overlap of a
-    loop's rounds, and gradients of the weights' bytes used up as they come. It ends a fifth above
-    whichever is more, with the larger branch and all rounds at once; or, if that is more, a tenth
-    above what is held where other threads update two weights while the first still goes back, and
-    two of them make something of one gradient at once.
+    the order in which TensorFlow starts them on a CPU. The range begins a fifth below the least of
+    what they hold in that order, in the one on a GPU, and where other threads use each gradient up
+    as it comes, with the smaller branch where a step has two (one that only accumulates, or is
+    skipped for its loss scale) and no overlap of a loop's rounds. It ends a fifth above the most in
+    the first two, with the larger branch and all rounds at once; or, if that is more, a tenth above
+    what is held where other threads update two weights while the first still goes back and reads
+    them, so that a weight is there twice, where two of them make something of one gradient at once,
+    or where they come to the gradients of weights late.
 
     Not in it: the batch that is fed, sample weights, what a library borrows while an operation runs
-    (im2col without oneDNN, cuDNN's workspace), what a GPU's allocator adds (3 to 9 % on an H100),
+    (cuDNN's workspace; where this machine's CPU computes without oneDNN, `borrowed` says what
+    convolutions take, a second line), what a GPU's allocator adds (3 to 9 % on an H100),
     and what XLA saves or adds. A model made in a `keras.RematScope` is refused, as `fit` refuses
     it: Keras's recomputation does not work in a TensorFlow graph. `fit.recompute` does, and is
     counted. Where a step can be run, `measure` is nearer.
@@ -81,20 +82,26 @@ def predict(model: Any, batch: int, optimizer: Any = None) -> Predicted:
     gradients    ...
     counted for a batch of 64 on a device, not run: about ...
     """
-    traces, (weights, slots, states) = _steps(model, batch, optimizer)
+    traces, (weights, slots, states), taken = _steps(model, batch, optimizer)
     held = by_use(traces[0], DEVICE, weights=weights, slots=slots)
     fixed = weights + slots + states
     peaks = [trace.peak(DEVICE) for trace in traces]
-    low = max(0.0, (1 - MARGIN) * min(peaks) - weights)  # some gradients may be used up already
+    low = (1 - MARGIN) * min(peaks)
+    # Replicas exchange gradients beside those that are used already.
+    high = highest(peaks, MARGIN if replicas_of(model) > 1 else BESIDE)
     return Predicted(
         weights, slots, held.gradients, held.activations + states, batch=batch,
-        low=fixed + round(low), high=fixed + round(highest(peaks)), trace=traces[0],
+        low=fixed + round(low), high=fixed + round(high), trace=traces[0],
+        borrowed=taken,
     )  # fmt: skip
 
 
-def highest(peaks: Sequence[float]) -> float:
-    """Give the upper end from what is held in several orders, the last one with other threads."""
-    return max((1 + MARGIN) * max(peaks[:-1]), (1 + BESIDE) * peaks[-1])
+def highest(peaks: Sequence[float], beside: float = BESIDE) -> float:
+    """Give the upper end from what is held in several orders.
+
+    The last three are with other threads, and the one before is for the lower end.
+    """
+    return max((1 + MARGIN) * max(peaks[:-4]), (1 + beside) * max(peaks[-3:]))
 
 
 def fits(model: Any, budget: float, optimizer: Any = None) -> int:
@@ -111,7 +118,7 @@ def fits(model: Any, budget: float, optimizer: Any = None) -> int:
     True
     """
     budget = int(budget)  # there is no largest batch for an infinite one
-    (small, held), (large, _) = [_steps(model, batch, optimizer) for batch in _PROBES]
+    (small, held, _), (large, *_) = [_steps(model, batch, optimizer) for batch in _PROBES]
     moments = [(_moments(a), _moments(b)) for a, b in zip(small, large, strict=True)]
 
     def high(batch: int) -> int:
@@ -150,10 +157,11 @@ def _boundary(high: Callable[[int], int], budget: int, guess: int) -> int:
     return low
 
 
-def _steps(model: Any, batch: int, optimizer: Any) -> tuple[list[Trace], tuple[int, ...]]:
+def _steps(model: Any, batch: int, optimizer: Any) -> tuple[list[Trace], tuple[int, ...], int]:
     """Count a step as it is likely to run, with the least and most at once, and with other threads.
 
-    What stays is the bytes of the weights, of the slots, and of the metrics' states.
+    What stays is the bytes of the weights, of the slots, and of the metrics' states; the last
+    number is what is borrowed.
     """
     import tensorflow as tf
 
@@ -165,7 +173,11 @@ def _steps(model: Any, batch: int, optimizer: Any) -> tuple[list[Trace], tuple[i
         if varies:
             ways = [(share, order) for share in (0, 1) for order in (False, True)]
             traces[1:] = [counted(graph, *way) for way in ways]
-        traces.append(counted(graph, 1 if varies else 0.75, threads=True))
+        traces.append(counted(graph, 0 if varies else 0.75, updates="early"))
+        taken = borrowed(entered(graph, None, Values(graph), 0.75)[0])
+        most = 1 if varies else 0.75
+        others = ((False, "late"), (True, ""), (False, ""))  # orders of the first thread
+        traces += [counted(graph, most, broad, True, updates) for broad, updates in others]
     except Unknown as reason:
         raise ValueError(
             f"what {model.name} holds cannot be counted: {reason} Trace steps of it, with "
@@ -174,7 +186,7 @@ def _steps(model: Any, batch: int, optimizer: Any) -> tuple[list[Trace], tuple[i
     return traces, tuple(
         sum(v.shape.num_elements() * tf.as_dtype(v.dtype).size for v in each)
         for each in (step.weights, step.slots, step.states)
-    )
+    ), taken
 
 
 def _moments(trace: Trace) -> np.ndarray:

@@ -19,6 +19,7 @@ from mgpu_helpers.graph.walk import Values
 from mgpu_helpers.memory.liveness import (
     ASKS_SHAPE,
     DEVICE,
+    Buffer,
     Node,
     Tensor,
     beside,
@@ -48,9 +49,9 @@ class Curve:
     fixed: np.ndarray
     each: np.ndarray
 
-    def peak(self, batch: int) -> float:
-        """Give the most bytes that are held at once."""
-        return float(np.max(self.fixed + batch * self.each, initial=0.0))
+    def peak(self, batch: int, start: int = 0) -> float:
+        """Give the most bytes that are held at once, from a moment on."""
+        return float(np.max((self.fixed + batch * self.each)[start:], initial=0.0))
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,13 @@ class Order:
     back: frozenset[Node]
     updates: frozenset[Node]
 
-    def curve(self, threads: bool = False) -> Curve:
-        """Count what is held over time; also by other threads, if asked."""
-        (held,) = self.curves(dict.fromkeys(self.nodes, 0), 1, threads)
+    def curve(self, threads: int = 0) -> Curve:
+        """Count what is held over time; by other threads too, if asked, at a batch of so many."""
+        (held,) = self.curves(dict.fromkeys(self.nodes, 0), 1, bool(threads))
         if threads:
-            held.fixed[: len(self.nodes)] += beside(self.nodes)
+            held.fixed[: len(self.nodes)] += beside(self.nodes, lambda b: int(sum(
+                np.array(_sizes(b)) * [1, threads / PROBE]
+            )))  # fmt: skip
         return held
 
     def curves(
@@ -81,8 +84,7 @@ class Order:
         held = np.zeros((n, 2, len(self.nodes) + 1))
         for buffer in buffers(self.nodes, self.outputs, threads=threads)[0]:
             if buffer.bytes:
-                each = _share(buffer.of or [buffer.bytes]) * buffer.bytes
-                sizes, here = np.array([buffer.bytes - each, each]), held[device[buffer.node]]
+                sizes, here = np.array(_sizes(buffer)), held[device[buffer.node]]
                 here[:, int(buffer.start)] += sizes
                 here[:, len(self.nodes) if buffer.end is None else int(buffer.end) + 1] -= sizes
         return [Curve(fixed, each / PROBE) for fixed, each in np.cumsum(held, axis=2)]
@@ -114,24 +116,31 @@ def on_gpu(order: Order) -> Order:
     return replace(order, nodes=in_order([*order.nodes], True))
 
 
+def with_updates(order: Order, when: str) -> Order:
+    """Take what only updates need "early" or "late", as other threads might do it."""
+    return replace(order, nodes=in_order([*order.nodes], False, when))
+
+
 def work(node: Node) -> int:
     """Count the FLOP of an operation at a batch of PROBE."""
     used, values = node.around or (set(), Values(None))
     return 0 if isinstance(node.op, _Made) else of_one(node.op, used, values).total()
 
 
-def again(order: Order, parts: Sequence[int]) -> Order:
+def again(order: Order, parts: Sequence[int], soon: bool = False) -> Order:
     """Run the forward pass of each part but the last again, right before its backward pass.
 
-    parts has the number of the part for each group of layers.
+    parts has the number of the part for each group of layers. Updates come last, or with soon
+    each after the part that has made its gradient.
     """
     late = order.back | order.updates
     first = [n for n in order.nodes if n not in late]
+    part_of = {n: parts[order.place[n]] for n in order.back}
+    updated = _each_update_at_its_gradient(order).place
+    part_of |= {n: parts[updated[n]] if soon else -1 for n in order.updates}
     nodes, now, place = [*first], dict[Node, Node](), dict(order.place)
-    for part in reversed(range(-1, parts[-1] + 1)):  # and the updates of all behind the first
-        own = [n for n in order.nodes if n in order.back and parts[order.place[n]] == part]
-        if part < 0:
-            own = [n for n in order.nodes if n in order.updates]
+    for part in reversed(range(-1, parts[-1] + 1)):  # and -1: the updates of all
+        own = [n for n in order.nodes if part_of.get(n) == part]
         known = now  # what stands for an operation: another one in this part only
         if 0 <= part < parts[-1]:
             needed = _needed(own, {n for n in first if parts[order.place[n]] == part})
@@ -328,9 +337,11 @@ def _half(size: int) -> int:
     return size // PROBE // 2 * PROBE if size % PROBE == 0 else size // 2
 
 
-def _share(sizes: Sequence[int]) -> float:
-    """Give the share of bytes that is proportional to the batch."""
-    return sum(n for n in sizes if n % PROBE == 0) / max(1, sum(sizes))
+def _sizes(buffer: Buffer) -> tuple[float, float]:
+    """Give the bytes of a buffer at any batch, and those that are proportional to it, at PROBE."""
+    sizes = buffer.of or [buffer.bytes]
+    each = sum(n for n in sizes if n % PROBE == 0) / max(1, sum(sizes)) * buffer.bytes
+    return buffer.bytes - each, each
 
 
 def _needed(by: Iterable[Node], among: Collection[Node]) -> set[Node]:
