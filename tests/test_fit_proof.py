@@ -77,6 +77,47 @@ def test_a_changed_model_is_compared_with_itself_unchanged(tf, keras, plan, way,
         assert was.tobytes() == now.tobytes()
 
 
+def test_what_replicas_add_up_is_not_searched_for_variables_and_a_custom_gradient_is(
+    tf, keras, plan, monkeypatch, numbers
+):
+    from tensorflow.python.ops import op_selector
+
+    class Doubled(keras.layers.Layer):
+        """Has a gradient of its own, of what it uses without being given it."""
+
+        def build(self, shape):
+            self.scale = self.add_weight(shape=(), initializer="ones")
+
+        def call(self, x):
+            @tf.custom_gradient
+            def times(x):
+                def back(of, variables):
+                    return of, [tf.reduce_sum(of * x)]
+
+                return x * self.scale.value, back
+
+            return times(x)
+
+    searched, walk = [], op_selector.get_backward_walk_ops
+
+    def counted(*args, **named):
+        searched.append(args)
+        return walk(*args, **named)
+
+    monkeypatch.setattr(op_selector, "get_backward_walk_ops", counted)
+    times = []
+    for norms in (0, 2):
+        with fit.strategy(plan.devices[:2]).scope():
+            norm = [keras.layers.BatchNormalization() for _ in range(norms)]
+            model = keras.Sequential([keras.Input([3]), *norm, Doubled(), keras.layers.Dense(2)])
+            model.compile("adam", "mse")
+        searched.clear()
+        model.train_on_batch(*numbers)
+        times.append(len(searched))
+    assert times[0] == times[1] > 0
+    assert fit.check(model, numbers) == []
+
+
 def test_own_statistics_of_each_device_are_another_training(tf, keras, plan):
     model, given = fit_models.CASES["dropped"]()
     fit.parallel(model, plan.devices[:2], batch_norm="average")

@@ -151,7 +151,8 @@ def test_mend(plan):
     """Try scale_loss_for_distribution, unscale_loss_for_distribution, reduce_weighted_values, call.
 
     And _all_reduce_sum_gradients, _maybe_symbolic_build, _compute_loss, _get_own_losses,
-    _aggregate_additional_loss, _resolve_auto_jit_compile, get_attr_skipset.
+    _aggregate_additional_loss, _resolve_auto_jit_compile, get_attr_skipset,
+    _get_dependent_variables, all_reduce.
     """
     arguments = {
         "scale": "value", "unscale": "value", "moments": "self inputs mask",
@@ -164,7 +165,8 @@ def test_mend(plan):
         "test": "self force", "predict": "self force", "added": "self loss", "owned": "self",
         "own": "self x y y_pred sample_weight training", "additional": "self loss",
         "gradient": "self target sources output_gradients unconnected_gradients",
-        "unsaved": "obj_type",
+        "unsaved": "obj_type", "all_reduce": "self reduce_op value options",
+        "search": "input_ops output_ops",
     }  # fmt: skip
     for which, names in arguments.items():
         has = inspect.unwrap(pkgutil.resolve_name(_private.KERAS[which]))

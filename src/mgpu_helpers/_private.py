@@ -572,6 +572,8 @@ KERAS = {
     "added": "keras.Layer.add_loss",
     "owned": "keras.Layer._get_own_losses",
     "gradient": "tensorflow.GradientTape.gradient",
+    "all_reduce": "tensorflow.python.distribute.distribute_lib.ReplicaContextBase.all_reduce",
+    "search": "tensorflow.python.ops.custom_gradient._get_dependent_variables",
     "mean": "keras.metrics.Mean.update_state",
     "unsaved": "keras.src.saving.saving_lib.get_attr_skipset",
     "float": "keras.Variable.__float__",
