@@ -1,27 +1,17 @@
-"""One step of a model on all devices beside the same step on one: what differs, and by how much.
-
-Both are steps of the model itself, since a clone would lose what is the user's own in it. What they
-change is kept on the host before, and put back after, to the bit.
-"""
+"""One step of a model on all devices beside the same step on one: what differs, and by how much."""
 
 from __future__ import annotations
 
-import contextlib
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from mgpu_helpers import _private
-from mgpu_helpers._models import instead
-from mgpu_helpers._train import HOST, update_at_owners, updated_at_owners
-from mgpu_helpers.fit._moving import within
-from mgpu_helpers.fit.mends import equal_seeds
-from mgpu_helpers.fit.parallel import OURS
-from mgpu_helpers.fit.shares import Whole, part_of, size_of
-from mgpu_helpers.fit.trainer import built_for, in_force
+from mgpu_helpers._train import HOST
+from mgpu_helpers.fit._steps import Done, in_reverse, numbers_of, steps, undisturbed
+from mgpu_helpers.fit.shares import part_of, size_of
 
 # How far numbers may be apart that are the same, as a share of their norm: so many times what
 # another order of the examples changes, and what the type of the numbers rounds off.
@@ -29,24 +19,6 @@ ORDERS = 20
 NEAR = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 3e-2, "float16": 3e-2}
 SURE = 1000  # a gradient of so many times its noise has a sign
 OF_ORDER = 0.05  # where another order changes more, the step depends on the order
-
-
-class Done(NamedTuple):
-    """What a step has shown and left behind, each by a name for people."""
-
-    shown: dict[str, np.ndarray]
-    gradients: dict[str, np.ndarray]
-    state: dict[str, np.ndarray]
-
-
-class _Variable(NamedTuple):
-    """A variable: where it is held, its name, and its copies on the devices."""
-
-    holder: Any  # a variable of Keras, or the layer that has one of TensorFlow as an attribute
-    attribute: str
-    name: str
-    copies: tuple[Any, ...]
-    shown: bool  # it is of a metric, of which each replica keeps its part
 
 
 def differences(model: Any, batch: Any) -> list[str]:
@@ -57,21 +29,18 @@ def differences(model: Any, batch: Any) -> list[str]:
 
 
 def _differences(model: Any, batch: Any, strategy: Any) -> list[str]:
-    with _undisturbed(model, batch) as (variables, back):
+    with undisturbed(model, batch) as (variables, back):
         n, rows = strategy.num_replicas_in_sync, int(size_of(batch))
-
-        def steps(on: str | None, *given: Any) -> list[Done]:
-            return _steps(model, variables, on, back, given)
 
         device = strategy.extended.worker_devices[0] if n > 1 else "/GPU:0"
         try:
-            one, turned = steps(device, batch, _reversed(batch))
+            one, turned = steps(model, variables, device, back, (batch, in_reverse(batch)))
         except _out_of_memory():
             device, rows = HOST, min(rows, 2 * max(n, 2))
             batch = part_of(batch, 0, rows)
-            one, turned = steps(device, batch, _reversed(batch))
-        (everywhere,) = steps(None, batch)
-        before = {each.name: _numbers(each.copies[0]) for each in variables}
+            one, turned = steps(model, variables, device, back, (batch, in_reverse(batch)))
+        (everywhere,) = steps(model, variables, None, back, (batch,))
+        before = {each.name: numbers_of(each.copies[0]) for each in variables}
     return list(_sentences(model, n, (one, turned, everywhere), before))
 
 
@@ -89,10 +58,13 @@ def _sentences(
     on = f"on {replicas} replicas" if replicas > 1 else "on all devices"
     changed = [_apart(getattr(turned, kind), getattr(one, kind)) for kind in ("shown", "gradients")]
     if max(changed) > max(OF_ORDER, near):
+        half = [dtype for dtype in _dtypes(model) if dtype in ("float16", "bfloat16")]
+        why = f"because {half[0]} rounds so much" if half else "which also cuts it for replicas"
+        todo = ": check the model in float32" if half else ""
         yield (
-            f"a step of {model.name!r} changes by {max(changed):.0%} when the examples of its "
-            "batch are in another order, and so with the examples that a replica has: what it "
-            f"trains {on} cannot be compared with one device."
+            f"a step of {model.name!r} changes by {max(changed):.0%} when its batch has the same "
+            f"examples in another order, {why}, so that one device and what it trains {on} cannot "
+            f"be compared{todo}."
         )
         return
     shown = _unlike(one.shown, turned.shown, everywhere.shown, near)
@@ -175,203 +147,3 @@ def _size(x: Any) -> float:
 
 def _dtypes(model: Any) -> set[str]:
     return {str(layer.compute_dtype) for layer in _private.layers_of(model)} or {"float32"}
-
-
-def _steps(
-    model: Any, variables: Sequence[_Variable], on: str | None, back: Callable[[], None],
-    batches: Sequence[Any],
-) -> list[Done]:  # fmt: skip
-    """Train the model once with each batch: on one device, or on all where none is named."""
-    import tensorflow as tf
-
-    strategy, done = model.distribute_strategy, []
-    with contextlib.ExitStack() as stack:
-        if on is not None:
-            stack.enter_context(_on_one(model, variables, on))
-        taken = stack.enter_context(_gradients(model, variables))
-        several = on is None and strategy.num_replicas_in_sync > 1
-        if several:
-            stack.enter_context(strategy.scope())
-        model.make_train_function(force=True)
-        for batch in batches:
-            data = batch
-            if several and getattr(strategy, "of_fit", False):
-                data = Whole(batch)
-            elif several:
-                one = tf.data.Dataset.from_tensors(batch)
-                data = next(iter(strategy.experimental_distribute_dataset(one)))
-            model.reset_metrics()
-            try:
-                logs = model.train_function([data])
-                done.append(_done(model, variables, logs, taken))
-            finally:
-                back()
-    return done
-
-
-def _done(model: Any, variables: Sequence[_Variable], logs: Any, taken: dict[str, Any]) -> Done:
-    if isinstance(logs, dict) and logs.keys() == (kept := model.get_metrics_result()).keys():
-        logs = kept  # of all replicas, which fit shows at the end of a pass
-    state = {each.name: _numbers(each.copies[0]) for each in variables if not each.shown}
-    shown = {name: _numbers(value) for name, value in _flat(logs).items()}
-    return Done(shown, {name: _numbers(x) for name, x in taken.items()}, state)
-
-
-@contextlib.contextmanager
-def _on_one(model: Any, variables: Sequence[_Variable], device: str) -> Iterator[None]:
-    """Let a model be one of plain Keras in the block, whose variables are those of one device."""
-    import tensorflow as tf
-
-    ours = {name: vars(model).pop(name) for name in OURS & vars(model).keys()}
-    at_owners = updated_at_owners(model.weights)
-    update_at_owners(model.weights, False)
-    try:
-        with contextlib.ExitStack() as stack:
-            for each in variables:
-                stack.enter_context(_private.held(each.holder, each.attribute, each.copies[0]))
-            stack.enter_context(_private.without_strategy(model))
-            for each in _parts(model)[0]:
-                stack.enter_context(_private.of_strategy(each, tf.distribute.get_strategy()))
-            stack.enter_context(tf.device(device))
-            yield
-    finally:
-        vars(model).update(ours)
-        update_at_owners(model.weights, at_owners)
-
-
-@contextlib.contextmanager
-def _gradients(model: Any, variables: Sequence[_Variable]) -> Iterator[dict[str, Any]]:
-    """Keep the gradients that the optimizers of a model take in the block, on the host."""
-    import tensorflow as tf
-
-    with tf.device(HOST):
-        hosts = {
-            id(each.copies[0]): (each.name, tf.Variable(tf.zeros_like(each.copies[0])))
-            for each in variables
-            if getattr(each.holder, "trainable", False) and each.copies[0].dtype.is_floating
-        }
-    taken: dict[str, Any] = {}
-
-    def keeping(update: Callable[..., Any]) -> Callable[..., Any]:
-        def update_step(gradient: Any, variable: Any, learning_rate: Any) -> Any:
-            if id(variable) in hosts:
-                name, held = hosts[id(variable)]
-                taken[name] = held
-                with tf.device(HOST):
-                    held.assign(tf.convert_to_tensor(gradient))
-            return update(gradient, variable, learning_rate)
-
-        return update_step
-
-    with contextlib.ExitStack() as stack:
-        for each in _parts(model)[0]:
-            stack.enter_context(instead(each, update_step=keeping(each.update_step)))
-        yield taken
-
-
-def _reversed(batch: Any) -> Any:
-    import tensorflow as tf
-
-    def reverse(x: Any) -> Any:
-        if isinstance(x, tf.SparseTensor):
-            return tf.sparse.from_dense(tf.reverse(tf.sparse.to_dense(x), [0]))
-        if isinstance(x, tf.RaggedTensor):
-            return tf.gather(x, tf.range(x.nrows())[::-1])
-        return x[::-1] if getattr(x, "shape", None) is not None else x
-
-    return tf.nest.map_structure(reverse, batch)
-
-
-def _each(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return [*value.values()]
-    return [*value] if isinstance(value, list | tuple) else [value]
-
-
-def _parts(model: Any) -> tuple[list[Any], list[_Variable]]:
-    """List the optimizers in a model, and all variables: of layers, metrics, optimizers, seeds."""
-    import keras
-    import tensorflow as tf
-
-    optimizers: dict[int, Any] = {}
-    found: dict[int, tuple[Any, str]] = {}
-    layers = [model, *_private.layers_of(model), _private.global_seeds()]
-    variables, metrics = [*model.variables], [*model.metrics]
-    for layer in layers:
-        variables += getattr(layer, "variables", [])
-        for attribute, value in list(vars(layer).items()):
-            for each in _each(value):
-                for optimizer in within(each):
-                    optimizers[id(optimizer)] = optimizer
-                if isinstance(each, keras.Metric):
-                    metrics.append(each)
-                elif isinstance(each, keras.random.SeedGenerator):
-                    variables.append(each.state)
-                elif isinstance(each, keras.Variable):
-                    variables.append(each)
-                elif isinstance(each, tf.Variable | tf.distribute.DistributedValues):
-                    found[id(each)] = (layer, attribute if each is value else "")
-    for optimizer in optimizers.values():
-        variables += optimizer.variables
-    of_metrics = [each for metric in metrics for each in metric.variables]
-    variables += of_metrics
-    shown = {id(each) for each in of_metrics}
-    for each in variables:
-        found[id(each)] = (each, _private.VALUE)
-    strategy, names, made = model.distribute_strategy, set(), []
-    for i, (holder, attribute) in enumerate(found.values()):
-        value = holder.value if isinstance(holder, keras.Variable) else vars(holder)[attribute]
-        name = getattr(holder, "path", attribute)
-        name = f"{name} ({i})" if name in names else name
-        names.add(name)
-        copies = strategy.experimental_local_results(value)
-        made.append(_Variable(holder, attribute, name, tuple(copies), id(holder) in shown))
-    return [*optimizers.values()], made
-
-
-@contextlib.contextmanager
-def _undisturbed(model: Any, batch: Any) -> Iterator[tuple[list[_Variable], Callable[[], None]]]:
-    """Let a model be trained in the block, and be after it what it was before."""
-    import tensorflow as tf
-
-    strategy = model.distribute_strategy
-    specs = tf.nest.map_structure(
-        lambda x: tf.type_spec_from_value(x) if tf.is_tensor(x) else x, batch
-    )
-    drawn, drawn_by_numpy = random.getstate(), np.random.get_state()
-    exact = tf.config.experimental.tensor_float_32_execution_enabled()
-    names = ("train_function", "stop_training", "steps_per_execution", "jit_compile")
-    set_to = {name: getattr(model, name) for name in names}
-    with in_force(), strategy.scope():
-        built_for(model, model.train_step, specs)
-    variables = _parts(model)[1]
-    before = [[tf.identity(copy).numpy() for copy in each.copies] for each in variables]
-
-    def back() -> None:
-        for each, values in zip(variables, before, strict=True):
-            for copy, value in zip(each.copies, values, strict=True):
-                copy.assign(value)
-
-    tf.config.experimental.enable_tensor_float_32_execution(False)
-    model.steps_per_execution, model.jit_compile = 1, False
-    try:
-        with _private.equal_draws(), equal_seeds():
-            yield variables, back
-    finally:
-        back()
-        for name, value in set_to.items():
-            setattr(model, name, value)
-        tf.config.experimental.enable_tensor_float_32_execution(exact)
-        random.setstate(drawn)
-        np.random.set_state(drawn_by_numpy)
-
-
-def _flat(logs: Any) -> dict[str, Any]:
-    import keras
-
-    pairs = keras.tree.flatten_with_path(logs)
-    return {"/".join(map(str, path)) or "loss": x for path, x in pairs if np.ndim(x) == 0}
-
-
-def _numbers(x: Any) -> np.ndarray:
-    return np.asarray(x.numpy() if hasattr(x, "numpy") else x).astype(float)
