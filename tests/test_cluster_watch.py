@@ -124,9 +124,9 @@ def test_compiling_goes_on_and_a_loop_without_end_does_not():
         "import time\nimport tensorflow as tf\n"
         "def computes(end):\n    while time.monotonic() < end: pass\n"
     )
-    first = "tf.function(lambda: computes(time.monotonic() + 4))()"
-    assert run(code + first, workers=1, stalled=1.5).ok
-    report = run(code + "computes(time.monotonic() + 60)", workers=1, stalled=1.5, grace=0.2)
+    first = "tf.function(lambda: computes(time.monotonic() + 8))()"
+    assert run(code + first, workers=1, stalled=3).ok
+    report = run(code + "computes(time.monotonic() + 60)", workers=1, stalled=3, grace=0.2)
     assert report.status == 124 and "in computes" in repr(report)
 
 

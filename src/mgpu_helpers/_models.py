@@ -37,7 +37,7 @@ def ready(
     name = f"the model {model.name!r}"
     if functional:
         _check_functional(model)
-    if built and not (model.built and (not functional or model.inputs) and _has_weights(model)):
+    if built and not (model.built and (not functional or model.inputs) and _makes_weights(model)):
         raise ValueError(
             f"{name} has no weights yet: begin it with keras.Input, or call it once on a batch, "
             "since model.build(shape) makes weights only where the model says how."
@@ -56,9 +56,20 @@ def ready(
         )
 
 
-def _has_weights(model: Any) -> bool:
-    """Say whether a model that counts as built has weights, or no layer that could make some."""
-    return bool(model.weights) or all(layer.built for layer in _private.layers_of(model))
+def _makes_weights(model: Any) -> bool:
+    """Say whether a built model has weights; make those that `build` has left to its first call."""
+    import keras
+    import tensorflow as tf
+
+    if all(layer.built for layer in _private.layers_of(model)):
+        return True
+    shape = (model.get_build_config() or {}).get("input_shape")
+    if shape is not None:
+        with contextlib.suppress(ValueError, TypeError, tf.errors.InvalidArgumentError):
+            model(keras.tree.map_shape_structure(
+                lambda one: tf.zeros([1 if n is None else n for n in one]), shape
+            ))  # fmt: skip
+    return bool(model.weights)
 
 
 def _check_functional(model: Any) -> None:

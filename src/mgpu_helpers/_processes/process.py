@@ -28,7 +28,7 @@ class Running:
     ) -> None:  # fmt: skip
         """Start the job, which inherits open files; an OSError or ValueError where it cannot be."""
         held = [*inherited, *(fd for place in places for fd in place.held)]
-        with open(job.log, "wb") as log, _pinned(places):
+        with open(job.log, "wb") as log, pinned(places):
             self.process = subprocess.Popen(
                 job.command, env=environment, stdin=subprocess.DEVNULL, stdout=log,
                 stderr=subprocess.STDOUT, start_new_session=True, pass_fds=held,
@@ -90,7 +90,7 @@ def held_back() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _pinned(places: Sequence[Place]) -> Iterator[None]:
+def pinned(places: Sequence[Place]) -> Iterator[None]:
     """Pin this thread to the cores meanwhile: what it starts inherits that."""
     if places[0].kind != "core" or not hasattr(os, "sched_setaffinity"):
         yield

@@ -17,7 +17,7 @@ MOST = 2**20  # bytes of a log at a time, so that a worker that prints without e
 # Bytes a second from which on a worker reads or saves: one that waits for the others writes less
 # than 100 to wake its own threads.
 MOVES = 4096
-COMPUTES = 0.3  # of a core, from which on a first call compiles
+COMPUTES = 0.1  # of a core, from which on a first call compiles, also beside other work
 COMPILES = 10  # times the limit that it may: what waits for a GPU in a loop computes, too
 
 

@@ -51,7 +51,7 @@ class Kept(Running):
             if error.errno in (errno.EISDIR, errno.ELOOP, errno.ENXIO):  # of this log only
                 raise ValueError(str(refusal(job.log, error))) from None
             raise refusal(job.log, error) from None
-        with log, process._pinned(places):
+        with log, process.pinned(places):
             run, fd = rows.made()
             try:
                 self.process = subprocess.Popen(
