@@ -19,7 +19,7 @@ from mgpu_helpers import _private, fit
 HOUSE = Path(_private.__file__).parent
 FILES = sorted(HOUSE.rglob("*.py"))
 HIDDEN = re.compile(r"\^?_[a-zA-Z]\w*|keras\.src\b|tensorflow\.(python|core|compiler|_api)\b")
-OURS = {"_exit", "_replace", "_images", "_labels", "_restart_", "_v2", "_Name"}  # the first two are public
+OURS = {"_exit", "_replace", "_images", "_labels", "_restart_", "_v2", "_Name"}  # two public
 
 
 def private_names(code: str) -> set[str]:
