@@ -199,6 +199,30 @@ def test_a_loss_of_ones_own_is_that_of_one_device_or_refused(plan, make, of):
         same(found, trained(lambda: make(table[of]), contextlib.nullcontext()))
 
 
+def test_a_loss_that_overflows_with_other_weights_is_that_of_one_device(plan):
+    """A variational autoencoder takes the exponential of what a large layer gives."""
+    import keras
+    import tensorflow as tf
+
+    class Own(keras.Model):
+        def train_step(self, data):
+            x, _ = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.exp(self(x)))
+            slopes = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(slopes, self.trainable_variables, strict=True))
+            return {"loss": loss}
+
+    def make():
+        given = keras.Input((4,))
+        model = Own(given, keras.layers.Dense(1, kernel_initializer="zeros")(1e5 * given))
+        model.compile(keras.optimizers.SGD(1e-12), "mse")
+        return model
+
+    found = trained(make, fit.strategy(plan).scope())
+    same(found, trained(make, contextlib.nullcontext()))
+
+
 @pytest.mark.parametrize("make, of", [(layer_with, "a sum"), (step_with, "a dice")])
 def test_on_one_device_any_loss_is_taken(plan, make, of):
     def on(scope):
@@ -262,6 +286,23 @@ def test_a_batch_of_a_known_size_may_leave_a_replica_empty(tf, plan, drop):
         return trained(lambda: plain(["mae"]), scope, data, None, batch_size=None)
 
     same(on(fit.strategy(plan).scope()), on(contextlib.nullcontext()))
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_one_image_is_predicted_on_several_devices(plan, n):
+    """TensorFlow's convolution of no images fails on a processor."""
+    import keras
+
+    given = keras.Input((9, 9, 1), dtype="float32")
+    with fit.strategy(plan).scope():
+        x = keras.layers.Conv2D(4, 3, dtype="float32")(given)
+        model = keras.Model(given, {"image": x, "sum": keras.ops.sum(x, (1, 2))})
+    images = RANDOM.normal(size=(3, 9, 9, 1)).astype("float32")
+    wanted = [np.asarray(each) for each in keras.tree.flatten(model(images))]
+    for found in (model.predict(images[:n], verbose=0), model.predict_on_batch(images[:n]),
+                  model.predict(images[:n], batch_size=2, verbose=0)):  # fmt: skip
+        for a, b in zip(keras.tree.flatten(found), wanted, strict=True):
+            np.testing.assert_allclose(a, b[:n], 1e-5, 1e-6)
 
 
 def test_a_step_without_a_graph_is_asked_before_it_changes_the_model(keras, plan):

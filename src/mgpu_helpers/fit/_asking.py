@@ -201,9 +201,12 @@ def _asked(traced: _Traced) -> list[Asked]:
     try:
         # What is 0 with these weights, or the same by chance, may be another number with others.
         values = traced.run(traced.inputs, traced.reads, traced.examples(0, size))
-        others = [x + tf.cast(_noise(x.shape), x.dtype) / 8 for x in values]
         now, states = traced.of_parts([])
-        found = np.stack([now, traced.of_parts(others)[0]])  # by weights, part and scalar
+        for part in (8, 64, 512, 4096):  # of the numbers of an exponential none might be left
+            others = [x + tf.cast(_noise(x.shape), x.dtype) / part for x in values]
+            found = np.stack([now, traced.of_parts(others)[0]])  # by weights, part and scalar
+            if not (np.isfinite(now) & ~np.isfinite(found[1])).any():
+                break
     except tf.errors.OpError as error:
         raise Refused(
             f"the losses of the step could not be computed for {first} and for {size - first} of "
