@@ -117,6 +117,18 @@ def masked(tf, y, p, said):
     return fit.loss(loss, count) if said else loss
 
 
+def of_all_masks(tf, y, p):
+    mask = tf.cast(y > 0, y.dtype)
+    count = tf.distribute.get_replica_context().all_reduce("SUM", tf.reduce_sum(mask))
+    return tf.reduce_sum(mask * (y - p) ** 2) / count
+
+
+def beside_all(tf, y, p):
+    """Compare each with the others of the whole batch, as contrastive losses do."""
+    of_all = tf.distribute.get_replica_context().all_gather(p, axis=0)
+    return tf.reduce_mean((y - p) ** 2) - tf.reduce_mean(tf.abs(p - tf.transpose(of_all)))
+
+
 def of_keras(y, p):
     import keras
 
@@ -143,6 +155,8 @@ STEPS = {
     ),
     "a mean of a mask, said": lambda tf, m, x, y, p: masked(tf, y, p, True),
     "a sum, said": lambda tf, m, x, y, p: fit.loss(tf.reduce_sum((y - p) ** 2), "sum"),
+    "a mean of a mask, counted by all": lambda tf, m, x, y, p: of_all_masks(tf, y, p),
+    "a mean beside all others": lambda tf, m, x, y, p: beside_all(tf, y, p),
     "a mean of a mask": lambda tf, m, x, y, p: masked(tf, y, p, False),
     "a sum and a mean": lambda tf, m, x, y, p: tf.reduce_sum(p**2) + tf.reduce_mean((y - p) ** 2),
     "a dice": lambda tf, m, x, y, p: (
@@ -197,6 +211,18 @@ def test_a_loss_of_ones_own_is_that_of_one_device_or_refused(plan, make, of):
     else:
         found = trained(lambda: make(table[of]), scope)
         same(found, trained(lambda: make(table[of]), contextlib.nullcontext()))
+
+
+@pytest.mark.parametrize("said, exchange", [
+    ("all_reduce", lambda tf, all, p: all.all_reduce("SUM", tf.reduce_mean(p))),
+    ("all_gather", lambda tf, all, p: all.all_gather(tf.reduce_mean(p)[None], axis=0)[0]),
+])  # fmt: skip
+def test_what_replicas_give_each_other_has_to_be_made_of_their_examples(plan, said, exchange):
+    def loss(tf, model, x, y, p):
+        return tf.reduce_mean((y - p) ** 2) + exchange(tf, tf.distribute.get_replica_context(), p)
+
+    with pytest.raises(ValueError, match=f"with {said} the step"):
+        trained(lambda: step_with(loss), fit.strategy(plan).scope())
 
 
 def test_a_loss_that_overflows_with_other_weights_is_that_of_one_device(plan):
