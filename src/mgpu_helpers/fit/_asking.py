@@ -189,7 +189,7 @@ class _Traced:
         return part(*given)
 
     def of_parts(self, weights: list[Any]) -> tuple[np.ndarray, list[Any]]:
-        """Give scalars, and what else is to be judged: of the first part, the other one, and both."""
+        """Give scalars, and what else is judged, of the first part, of the other one, and both."""
         feeds = [*self.inputs, *self.reads[: len(weights)]]
         states = [state for _, state, _ in self.states]
         wanted = [*self.scalars, *states, *(x for x, _ in self.exchanged)]
