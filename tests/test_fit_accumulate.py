@@ -124,3 +124,23 @@ def test_a_loss_of_ones_own_is_that_of_the_batch_or_is_refused(keras, tf, double
         found.append(model.get_weights())
     for ours, theirs in zip(*found, strict=True):
         np.testing.assert_allclose(ours, theirs, 1e-12, 1e-12)
+
+
+@pytest.mark.parametrize("how", ["mean", "said", "largest"])
+def test_in_a_strategy_of_one_device_a_step_of_ones_own_is_asked_too(keras, tf, plan, double, how):
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(10, 4)), random.normal(size=(10, 3))
+    found = []
+    for pieces in (1, 3):
+        with fit.strategy(plan.devices[:1]).scope():
+            model = step_of_ones_own(keras, tf, how, "step")
+        if pieces > 1:
+            fit.accumulate(model, pieces)
+        if pieces > 1 and how == "largest":
+            with pytest.raises(ValueError, match="is no mean over a batch's examples"):
+                model.fit(x, y, verbose=0)
+            return
+        model.fit(x, y, batch_size=10, verbose=0)
+        found.append(model.get_weights())
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, 1e-12, 1e-12)

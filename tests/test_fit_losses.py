@@ -117,6 +117,18 @@ def masked(tf, y, p, said):
     return fit.loss(loss, count) if said else loss
 
 
+def of_all_masks(tf, y, p):
+    mask = tf.cast(y > 0, y.dtype)
+    count = tf.distribute.get_replica_context().all_reduce("SUM", tf.reduce_sum(mask))
+    return tf.reduce_sum(mask * (y - p) ** 2) / count
+
+
+def beside_all(tf, y, p):
+    """Compare each with the others of the whole batch, as contrastive losses do."""
+    of_all = tf.distribute.get_replica_context().all_gather(p, axis=0)
+    return tf.reduce_mean((y - p) ** 2) - tf.reduce_mean(tf.abs(p - tf.transpose(of_all)))
+
+
 def of_keras(y, p):
     import keras
 
@@ -143,6 +155,8 @@ STEPS = {
     ),
     "a mean of a mask, said": lambda tf, m, x, y, p: masked(tf, y, p, True),
     "a sum, said": lambda tf, m, x, y, p: fit.loss(tf.reduce_sum((y - p) ** 2), "sum"),
+    "a mean of a mask, counted by all": lambda tf, m, x, y, p: of_all_masks(tf, y, p),
+    "a mean beside all others": lambda tf, m, x, y, p: beside_all(tf, y, p),
     "a mean of a mask": lambda tf, m, x, y, p: masked(tf, y, p, False),
     "a sum and a mean": lambda tf, m, x, y, p: tf.reduce_sum(p**2) + tf.reduce_mean((y - p) ** 2),
     "a dice": lambda tf, m, x, y, p: (
@@ -197,6 +211,42 @@ def test_a_loss_of_ones_own_is_that_of_one_device_or_refused(plan, make, of):
     else:
         found = trained(lambda: make(table[of]), scope)
         same(found, trained(lambda: make(table[of]), contextlib.nullcontext()))
+
+
+@pytest.mark.parametrize("said, exchange", [
+    ("all_reduce", lambda tf, all, p: all.all_reduce("SUM", tf.reduce_mean(p))),
+    ("all_gather", lambda tf, all, p: all.all_gather(tf.reduce_mean(p)[None], axis=0)[0]),
+])  # fmt: skip
+def test_what_replicas_give_each_other_has_to_be_made_of_their_examples(plan, said, exchange):
+    def loss(tf, model, x, y, p):
+        return tf.reduce_mean((y - p) ** 2) + exchange(tf, tf.distribute.get_replica_context(), p)
+
+    with pytest.raises(ValueError, match=f"with {said} the step"):
+        trained(lambda: step_with(loss), fit.strategy(plan).scope())
+
+
+def test_a_loss_that_overflows_with_other_weights_is_that_of_one_device(plan):
+    """A variational autoencoder takes the exponential of what a large layer gives."""
+    import keras
+    import tensorflow as tf
+
+    class Own(keras.Model):
+        def train_step(self, data):
+            x, _ = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.exp(self(x)))
+            slopes = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(slopes, self.trainable_variables, strict=True))
+            return {"loss": loss}
+
+    def make():
+        given = keras.Input((4,))
+        model = Own(given, keras.layers.Dense(1, kernel_initializer="zeros")(1e5 * given))
+        model.compile(keras.optimizers.SGD(1e-12), "mse")
+        return model
+
+    found = trained(make, fit.strategy(plan).scope())
+    same(found, trained(make, contextlib.nullcontext()))
 
 
 @pytest.mark.parametrize("make, of", [(layer_with, "a sum"), (step_with, "a dice")])
@@ -262,6 +312,23 @@ def test_a_batch_of_a_known_size_may_leave_a_replica_empty(tf, plan, drop):
         return trained(lambda: plain(["mae"]), scope, data, None, batch_size=None)
 
     same(on(fit.strategy(plan).scope()), on(contextlib.nullcontext()))
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_one_image_is_predicted_on_several_devices(plan, n):
+    """TensorFlow's convolution of no images fails on a processor."""
+    import keras
+
+    given = keras.Input((9, 9, 1), dtype="float32")
+    with fit.strategy(plan).scope():
+        x = keras.layers.Conv2D(4, 3, dtype="float32")(given)
+        model = keras.Model(given, {"image": x, "sum": keras.ops.sum(x, (1, 2))})
+    images = RANDOM.normal(size=(3, 9, 9, 1)).astype("float32")
+    wanted = [np.asarray(each) for each in keras.tree.flatten(model(images))]
+    for found in (model.predict(images[:n], verbose=0), model.predict_on_batch(images[:n]),
+                  model.predict(images[:n], batch_size=2, verbose=0)):  # fmt: skip
+        for a, b in zip(keras.tree.flatten(found), wanted, strict=True):
+            np.testing.assert_allclose(a, b[:n], 1e-5, 1e-6)
 
 
 def test_a_step_without_a_graph_is_asked_before_it_changes_the_model(keras, plan):

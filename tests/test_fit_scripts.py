@@ -23,7 +23,9 @@ SAME: dict[str, tuple[list[str], float]] = {
     "resnet": (["{folder}", "--no-augmentation"], 1e-5),
     "language_model": (["--policy", "float32", "--dropout", "0"], 1e-5),
     "two_outputs": ([], 1e-5), "gan": ([], 1e-4), "vae": ([], 1e-5),
+    "contrastive": ([], 1e-5),
 }
+CHECKED = {"vae", "gan", "contrastive"}  # beside which a step is compared before
 # With all that a user has; the policy of the language model is its own, mixed_bfloat16.
 RANDOM: dict[str, list[str]] = {"resnet": ["{folder}"], "language_model": []}
 
@@ -118,10 +120,12 @@ def test_mgpu_trains_a_script_on_two_devices_as_it_is(name, alone, tmp_path):
     script = tmp_path / f"{name}.py"
     script.write_text(original(EXAMPLES / script.name)[0])
     words = [word.format(folder=tmp_path / "two") for word in arguments]
-    command = [sys.executable, "-m", "mgpu_helpers", script, *words]
+    check = ["--check"] * (name in CHECKED)
+    command = [sys.executable, "-m", "mgpu_helpers", script, *check, *words]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert f"{script} trains on /CPU:1, /CPU:2" in done.stderr
+    assert done.stderr.count("does on all devices what it does on one.") == len(check)
     compare(printed(done.stdout), alone(name), bound)
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 import fit_models
+from conftest import ROOT, clean
 from fit_models import places
 from mgpu_helpers import fit, trace
 
@@ -142,3 +146,40 @@ def test_the_largest_come_first(keras, plan, weights):
             for at in ("CPU:1", "CPU:2")}  # fmt: skip
     assert sorted(held.values()) == sorted({(100, 60, 60, 20): [120, 120],
                                             (7, 7, 7, 1, 1, 1): [10, 14]}[weights])  # fmt: skip
+
+
+ALIVE = """
+import gc
+import keras
+from mgpu_helpers import devices, fit
+
+def optimizers():
+    return keras.Optimizer.apply, keras.Optimizer._all_reduce_sum_gradients
+
+def made():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    return model
+
+plan, own, other, another = devices.setup(2), optimizers(), made(), made()
+model = fit.shard(made(), plan.devices)
+fit.parallel(model, plan.devices)
+assert optimizers() != own
+fit.parallel(other, plan.devices)
+fit.alone(model)
+assert optimizers() != own
+fit.alone(other)
+assert optimizers() == own
+fit.shard(another, plan.devices)
+assert optimizers() != own
+del another
+gc.collect()
+assert optimizers() == own
+"""
+
+
+def test_keras_runs_its_own_optimizers_when_no_model_is_shared_out_any_more():
+    environment = clean(PYTHONPATH=str(ROOT / "src"), MGPU_MODE="cores", CUDA_VISIBLE_DEVICES="-1")
+    done = subprocess.run([sys.executable, "-c", ALIVE], env=environment, capture_output=True,
+                          text=True, timeout=120)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-1000:]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 
 import numpy as np
 import pytest
 
+from mgpu_helpers import fit
 from mgpu_helpers.trace import fit_step, function_step
 
 
@@ -150,3 +152,27 @@ def test_data_that_fit_would_not_take_for_a_batch_is_refused(tf, dense):
         fit_step(dense, (x, y[:3]))
     with pytest.raises(ValueError, match=r"fails on the first batch, of \(3,\) and \(1,\): "):
         fit_step(dense, tf.data.Dataset.from_tensor_slices((x, y)))
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_what_looks_words_up_is_traced(tf, keras, plan, several):
+    from keras import layers
+
+    words = np.array([["red fish"], ["blue fish"], ["one"], ["two red"]])
+    numbers, y = np.array([[3], [4], [3], [9]]), np.ones([4, 1], "f")
+    with fit.strategy(plan).scope() if several else contextlib.nullcontext():
+        given, number = keras.Input((1,), dtype="string"), keras.Input((1,), dtype="int64")
+        texts = layers.TextVectorization(output_sequence_length=3)
+        texts.adapt(words)
+        x = layers.Flatten()(layers.Embedding(9, 2)(texts(given)))
+        one = layers.StringLookup(vocabulary=["one", "red fish"], output_mode="one_hot")(given)
+        known = layers.IntegerLookup(vocabulary=[3, 4], output_mode="one_hot")(number)
+        model = keras.Model([given, number], layers.Dense(1)(layers.concatenate([x, one, known])))
+        model.compile("sgd", "mse")
+    batch = ((tf.constant(words), tf.constant(numbers)), tf.constant(y))
+    weights = model.get_weights()
+    step = fit_step(model, batch)
+    assert sum(op.type == "LookupTableFindV2" for op in step.ops) == 3 * (1 + several)
+    for a, b in zip(model.get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert np.isfinite(model.train_on_batch(*batch))

@@ -163,14 +163,27 @@ def test_what_makes_variables_may_do_so_once(tf, keras):
     assert loss == pytest.approx(model.train_on_batch(x, y)[0])
 
 
+def test_a_table_is_copied_with_what_it_keeps(tf):
+    static = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1], [2]), 0)
+    table = tf.lookup.experimental.MutableHashTable(tf.string, tf.float32, 5.0)
+    table.insert(["a", "b"], [1.5, 2.5])
+
+    def looked_up(words):
+        table.insert(["a"], [3.5])
+        return table.lookup(words), static.lookup(tf.constant([1, 7])), table.size()
+
+    (words, numbers, size), step = function_step(looked_up, tf.constant(["a", "b", "c"]))
+    assert [*words] == [3.5, 2.5, 5] and [*numbers] == [2, 0] and size == 2
+    assert float(table.lookup(tf.constant("a"))) == 1.5  # yours is as it was
+    assert {"LookupTableFindV2", "LookupTableInsertV2"} <= {op.type for op in step.ops}
+
+
 def test_what_cannot_be_traced_is_refused_and_the_remedy_named(tf, keras):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     x, y, none = np.ones([4, 3], "f"), np.ones([4, 1], "f"), np.ones([0], "f")
     iterator = iter(tf.data.Dataset.range(3))
-    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1], [2]), 0)
     for said, function, *args in (
-        ("cannot be copied", lambda: table.lookup(tf.constant([1]))),
         ("cannot be copied", lambda it: next(it), iterator),
         ("fit_step", model.fit, x, y), ("fit_step", model.predict, x),
         ("makes variables", lambda x: tf.Variable(x) + 1, tf.ones([])),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
@@ -13,6 +15,9 @@ from mgpu_helpers import _private
 HOST = "/CPU:0"
 # An optimizer is at work that updates weights where they lie.
 _LYING = ContextVar("lying", default=False)
+# The weights that are updated where they lie, by their `id`: while there are any, Keras is mended.
+_marked: dict[int, Any] = {}
+_lock = threading.RLock()
 
 
 def read(weights: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -39,13 +44,35 @@ def update_at_owners(weights: Iterable[Any], there: bool = True) -> None:
     """Let Keras's optimizers update these weights where they lie, and make there what they keep.
 
     Keras alone sends all gradients through one operation, and computes where nobody has placed it.
-    It is mended once in a process, and without a strategy, for weights that are marked so.
+    It is mended while there are weights that are marked so, for them and without a strategy.
     """
-    for which in ("apply", "apply_scaled"):
-        _private.mend(which, _at_owners)
-    _private.mend("sum", _each_alone)
-    for weight in weights:
-        weight.updated_where_it_lies = there
+    weights = list(weights)
+    with _lock:
+        if there and weights:
+            for which, made_of in _mends().items():
+                _private.mend(which, made_of)
+        for weight in weights:
+            weight.updated_where_it_lies = there
+            if not there:
+                _forget(id(weight))
+            elif id(weight) not in _marked:
+                _marked[id(weight)] = weakref.finalize(weight, _forget, id(weight))
+                _marked[id(weight)].atexit = False
+
+
+def _forget(weight: int) -> None:
+    """Let Keras run its own code where that was the last such weight."""
+    with _lock:
+        if (marked := _marked.pop(weight, None)) is None:
+            return
+        marked.detach()
+        if not _marked:
+            for which, made_of in _mends().items():
+                _private.unmend(which, made_of)
+
+
+def _mends() -> dict[str, Callable[..., Any]]:
+    return {"apply": _at_owners, "apply_scaled": _at_owners, "sum": _each_alone}
 
 
 def updated_at_owners(weights: Iterable[Any]) -> bool:

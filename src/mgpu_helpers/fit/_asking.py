@@ -14,11 +14,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mgpu_helpers.fit._kinds import MEAN, SUM, Kind, Step, common, divided, is_own, made_by, tracing
+from mgpu_helpers.fit._kinds import (
+    MEAN,
+    SUM,
+    Kind,
+    Step,
+    common,
+    divided,
+    exchanged,
+    is_own,
+    made_by,
+    tracing,
+)  # fmt: skip
 from mgpu_helpers.fit.shares import is_share, outputs, part_of, size_of
 
 # How far values may be from each other that are the same, as a share of the largest.
 NEAR, NEAR_IN_HALVES = 2e-5, 2e-2
+# What a step does with what its replicas give each other.
+ADDS, GATHERS = "adds up what is no sum over", "gathers what is not one for each of"
 
 
 class Refused(ValueError):
@@ -123,7 +136,7 @@ class _Traced:
             for k, x in zip(self.tensors, given, strict=True):
                 leaves[k] = x
             data = tf.nest.pack_sequence_as(batch, leaves, expand_composites=True)
-            with _alone() if metrics is None else _replica(step.strategy), tracing(step):
+            with _alone(step) if metrics is None else _replica(step.strategy), tracing(step):
                 given = function(data)
                 if not step.pieces:
                     outputs(given)
@@ -154,6 +167,9 @@ class _Traced:
                 tf.cast(x if of_batch else 0, tf.float64)
                 for each, of_batch in zip(step.asked, self.of_batch, strict=True) for x in each[:2]
             ]  # fmt: skip
+        self.exchanged = [
+            (x, how) for x, how in step.exchanged if x.graph is graph and made_by(x, batch_ops)
+        ]
         # What divides a loss is no number of a batch where it is Keras's, or all examples' own.
         of_keras = [one for one, _ in step.shares if is_share(one)]
         self.known = [*step.common, *of_keras, *(inside for _, inside in graph.captures)]
@@ -173,9 +189,10 @@ class _Traced:
         return part(*given)
 
     def of_parts(self, weights: list[Any]) -> tuple[np.ndarray, list[Any]]:
-        """Give scalars and states of metrics by part: of the first one, the other one, and both."""
+        """Give scalars, and what else is judged, of the first part, of the other one, and both."""
         feeds = [*self.inputs, *self.reads[: len(weights)]]
-        wanted = [*self.scalars, *(state for _, state, _ in self.states)]
+        states = [state for _, state, _ in self.states]
+        wanted = [*self.scalars, *states, *(x for x, _ in self.exchanged)]
         whole = [*self.examples(0, self.size), *weights]
         both, shared = self.run(feeds, [wanted, self.shared], whole)
         found = []
@@ -194,22 +211,36 @@ def _asked(traced: _Traced) -> list[Asked]:
     import tensorflow as tf
 
     step, first, size = traced.step, traced.first, traced.size
-    if not step.asked and not traced.states:
+    if not step.asked and not traced.states and not traced.exchanged:
         return []
     halves = {tf.float16, tf.bfloat16} & {op.outputs[0].dtype for op in traced.floating}
     tolerance = NEAR_IN_HALVES if halves else NEAR
     try:
         # What is 0 with these weights, or the same by chance, may be another number with others.
         values = traced.run(traced.inputs, traced.reads, traced.examples(0, size))
-        others = [x + tf.cast(_noise(x.shape), x.dtype) / 8 for x in values]
         now, states = traced.of_parts([])
-        found = np.stack([now, traced.of_parts(others)[0]])  # by weights, part and scalar
+        for part in (8, 64, 512, 4096):  # of the numbers of an exponential none might be left
+            others = [x + tf.cast(_noise(x.shape), x.dtype) / part for x in values]
+            found = np.stack([now, traced.of_parts(others)[0]])  # by weights, part and scalar
+            if not (np.isfinite(now) & ~np.isfinite(found[1])).any():
+                break
     except tf.errors.OpError as error:
         raise Refused(
             f"the losses of the step could not be computed for {first} and for {size - first} of "
             f"{size} examples: {error.message.splitlines()[0]}. Say in the step what they are, "
             "by fit.loss."
         ) from error
+    n = len(traced.states)
+    for (_, how), *parts in zip(traced.exchanged, *(each[n:] for each in states), strict=True):
+        a, b, both = map(np.asarray, parts)
+        of_all = a + b if how == ADDS else np.concatenate([a, b])
+        if of_all.shape != both.shape or not _near(of_all, both, tolerance):
+            raise Refused(
+                f"with all_{'reduce' if how == ADDS else 'gather'} the step {how} the batch's "
+                "examples, so that replicas get another number than one device: let each give "
+                "that, or only return what it has itself, which fit makes one number of."
+            )
+    states = [each[:n] for each in states]
     for (name, _, before), *parts in zip(traced.states, *states, strict=True):
         a, b, both = (np.asarray(part, float) - before for part in parts)
         if not np.allclose(a + b, both, tolerance, tolerance):
@@ -230,6 +261,12 @@ def _asked(traced: _Traced) -> list[Asked]:
             fitting = set()
         answers.append(Asked(what, fitting, both, near, alone))
     return answers
+
+
+def _near(a: Any, b: Any, tolerance: float) -> bool:
+    if a.dtype.kind in "OSU":  # words
+        return bool((a == b).all())
+    return np.allclose(a.astype(float), b.astype(float), tolerance, tolerance)
 
 
 def own_metrics(model: Any) -> list[Any]:
@@ -263,22 +300,30 @@ def _noise(shape: Any) -> np.ndarray:
 @contextlib.contextmanager
 def _replica(strategy: Any) -> Iterator[None]:
     """Trace what a replica computes, where what it asks of the others is what it has itself."""
-    import tensorflow as tf
-
-    class Replica(tf.distribute.ReplicaContext):
-        def all_reduce(self, op: Any, value: Any, options: Any = None) -> Any:
-            return common(value)
-
-        def all_gather(self, value: Any, axis: Any, options: Any = None) -> Any:
-            return common(value)
-
-    with strategy.scope(), Replica(strategy, 0):
+    with strategy.scope(), _exchanging(strategy, common):
         yield
 
 
-def _alone() -> Any:
+def _alone(step: Step) -> Any:
     """Trace what one device computes, in a scope of a strategy or where one is the default, too."""
     import tensorflow as tf
 
     with tf.Graph().as_default():
-        return tf.distribute.get_replica_context()
+        context = tf.distribute.get_replica_context()
+    # A piece of a batch has nothing in common with the others.
+    return context if step.pieces else _exchanging(context.strategy, lambda mean: mean)
+
+
+def _exchanging(strategy: Any, of_means: Callable[[Any], Any]) -> Any:
+    """Make the context of a replica that knows what is the whole batch's in what it computes."""
+    import tensorflow as tf
+
+    class Replica(tf.distribute.ReplicaContext):
+        def all_reduce(self, op: Any, value: Any, options: Any = None) -> Any:
+            adds = getattr(op, "value", op).upper() == "SUM"
+            return exchanged(value, ADDS) if adds else of_means(value)
+
+        def all_gather(self, value: Any, axis: Any, options: Any = None) -> Any:
+            return exchanged(value, GATHERS) if axis == 0 else of_means(value)
+
+    return Replica(strategy, 0)

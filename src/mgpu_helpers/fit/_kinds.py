@@ -37,6 +37,7 @@ class Step:
         self.asked: list[tuple[Any, Any, str, bool]] = []  # what is left, of what, its name, alone
         self.pieces = False  # of a batch: of Keras's losses only those of compile are known
         self.common: list[Any] = []  # what all examples of a batch have in common
+        self.exchanged: list[tuple[Any, str]] = []  # what replicas give each other for it, and how
 
     @property
     def asking(self) -> bool:
@@ -92,6 +93,17 @@ def common(values: Any) -> Any:
     if step is not None and step.asking:
         step.common += tf.nest.flatten(values)
     return values
+
+
+def exchanged(values: Any, how: str) -> Any:
+    """Give what replicas would have in common: in what is being asked, the batch's own."""
+    import tensorflow as tf
+
+    step = _now.get()
+    if step is None or not step.asking:
+        return values
+    step.exchanged += [(each, how) for each in tf.nest.flatten(values)]
+    return common(tf.nest.map_structure(tf.identity, values))
 
 
 def apart(value: Any, step: Step) -> tuple[list[tuple[Any, Terms, Any]], Any]:

@@ -17,7 +17,7 @@ from mgpu_helpers.fit._asking import ask_pieces
 from mgpu_helpers.fit._kinds import is_own
 from mgpu_helpers.fit._placing import build_optimizers
 from mgpu_helpers.fit.parallel import replace
-from mgpu_helpers.fit.shares import PIECE, part_of, size_of
+from mgpu_helpers.fit.shares import PIECE, Whole, part_of, size_of
 from mgpu_helpers.fit.trainer import again, in_force
 from mgpu_helpers.towers.averages import same_rows, times, total
 from mgpu_helpers.towers.losses import part
@@ -202,8 +202,9 @@ class _Asked:
             batches = [*itertools.islice(iterator, self.model.steps_per_execution)]
             if not batches:
                 raise StopIteration
-            if (size := int(size_of(batches[0]))) > 1:
-                few = part_of(batches[0], 0, max(2, -(-size // self.pieces)))
+            batch = batches[0].batch if isinstance(batches[0], Whole) else batches[0]
+            if (size := int(size_of(batch))) > 1:
+                few = part_of(batch, 0, max(2, -(-size // self.pieces)))
                 build_optimizers(self.model)  # where the weights lie
                 with in_force():
                     ask_pieces(self.step, few)

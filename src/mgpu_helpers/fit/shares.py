@@ -33,6 +33,15 @@ class Whole(NamedTuple):
     batch: Any
 
 
+class Predicted(NamedTuple):
+    """A global batch to predict, of which a replica that has no part computes some example too.
+
+    TensorFlow's convolution of 0 examples fails on a processor; what it gives is cut off.
+    """
+
+    batch: Any
+
+
 class Shared:
     """A dataset of global batches: what `fit` iterates, once for each pass."""
 
@@ -85,23 +94,29 @@ def part_of(batch: Any, begin: Any, end: Any) -> Any:
 
 
 def taking(function: Callable[..., Any], place: Callable[[], int], among: int, step: Any) -> Any:
-    """Make a function for each of so many replicas take the part at its place of a `Whole`.
+    """Make a function for each of so many replicas take the part at its place of a whole batch.
 
     step makes what is known of the function's losses.
     """
     import tensorflow as tf
 
-    def of_a_replica(whole: Whole, *args: Any, **named: Any) -> Any:
+    def of_a_replica(whole: Whole | Predicted, *args: Any, **named: Any) -> Any:
         with tf.device(HOST), tf.name_scope("part"):
             size, i = size_of(whole.batch), place()
             if isinstance(size, int) and size < among:  # or Keras divides by a 0 that it knows
                 size = tf.compat.v1.placeholder_with_default(size, [])
             begin, end = size * i // among, size * (i + 1) // among
-            part = part_of(whole.batch, begin, end)
+            first, last = begin, end
+            fills = isinstance(whole, Predicted) and not isinstance(size, int)
+            if fills:
+                first = tf.minimum(begin, size - 1)
+                last = tf.maximum(end, first + 1)
+            part = part_of(whole.batch, first, last)
         token = _share.set((end - begin, size))
         try:
             with tracing(step()):
-                return outputs(function(part, *args, **named))
+                given = outputs(function(part, *args, **named))
+            return part_of(given, 0, end - begin) if fills else given
         finally:
             _share.reset(token)
 

@@ -16,7 +16,7 @@ from mgpu_helpers.devices.plan import Plan, checked, planned
 from mgpu_helpers.fit._asking import ask as kinds_of
 from mgpu_helpers.fit._kinds import Step, is_own
 from mgpu_helpers.fit.batches import joined
-from mgpu_helpers.fit.shares import Shared, Whole, mark_of, taking
+from mgpu_helpers.fit.shares import Predicted, Shared, Whole, mark_of, taking
 from mgpu_helpers.fit.trainer import in_force, mend_entries
 
 _made: dict[tuple[str, ...], Any] = {}
@@ -170,7 +170,7 @@ def _of(kind: Any) -> Any:
             kinds[name] = kinds_of(model, fn, batch, self)
 
         def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
-            if args and isinstance(args[0], Whole):
+            if args and isinstance(args[0], Whole | Predicted):
                 if self.seen is not None:
                     self.seen.assign_add(mark_of(args[0].batch))
                 fn = taking(fn, self.place, self.num_replicas_in_sync, self.step_of(fn))

@@ -19,7 +19,7 @@ from mgpu_helpers.fit._moving import optimizers_of
 from mgpu_helpers.fit._workers import UntilOneEnds, compare_inputs, compare_lengths
 from mgpu_helpers.fit.callbacks import of_worker
 from mgpu_helpers.fit.mends import MENDS, number
-from mgpu_helpers.fit.shares import Shared, Whole
+from mgpu_helpers.fit.shares import Predicted, Shared, Whole
 from mgpu_helpers.fit.stops import as_before
 
 
@@ -235,7 +235,7 @@ def predicts(keras_has: Callable[..., Any]) -> Callable[..., Any]:
         if getattr(strategy, "of_fit", False) and not hasattr(function, "of_keras"):
 
             def of_wholes(data: Any) -> Any:
-                return function([whole(each) for each in data])
+                return function([Predicted(*whole(each)) for each in data])
 
             of_wholes.of_keras = function  # type: ignore[attr-defined]
             self.predict_function = of_wholes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,12 @@ class Outside:
     device: str
     label: str  # what to call a copy of it
     variable: bool  # the graph takes its handle
+    keys: Any = None  # of a table, of which `value` is what it gives for each: a tensor
+
+
+# What a table may be of, which it does not say: the first two pairs are those of Keras's layers.
+KEYS = ("string", "int64", "int32")
+VALUES = ("int64", "string", "int32", "float32", "float64", "bool")
 
 
 def given(concrete: Any, arguments: list[Any]) -> tuple[dict[str, Any], list[Outside]]:
@@ -38,11 +46,14 @@ def given(concrete: Any, arguments: list[Any]) -> tuple[dict[str, Any], list[Out
         variable = outer.dtype in (tf.resource, tf.variant)
         if variable:
             about = _private.resource_data(inner)
+            if not about.is_set and (table := _table(inner.name, outer)):
+                outside.append(table)
+                continue
             if not about.is_set:
                 raise ValueError(
-                    f"the function uses {inner.name}, a dataset, an iterator, a table or the like, "
-                    "which cannot be copied for the trace: use it before, and pass what it gives "
-                    "as an argument (of an iterator: next(iterator))."
+                    f"the function uses {inner.name}, a dataset, an iterator or the like, which "
+                    "cannot be copied for the trace: use it before, and pass what it gives as an "
+                    "argument (of an iterator: next(iterator))."
                 )
             about = about.shape_and_type[0]
             value = tf.raw_ops.ReadVariableOp(resource=outer, dtype=about.dtype)
@@ -60,25 +71,58 @@ def given(concrete: Any, arguments: list[Any]) -> tuple[dict[str, Any], list[Out
     return fed, outside
 
 
-def copied(outside: list[Outside]) -> tuple[dict[str, Any], list[Any], dict[Any, Any]]:
-    """Add variables with these values to the current graph.
+def _table(name: str, handle: Any) -> Outside | None:
+    """Read a table, as a layer that looks words up has one; give None for anything else."""
+    import tensorflow as tf
 
-    Give what stands for each input, by its name; what sets the variables; and what to feed for it.
+    for key, value in itertools.product(map(tf.as_dtype, KEYS), map(tf.as_dtype, VALUES)):
+        # To look nothing up is refused where the types are others; to read the table is not.
+        with contextlib.suppress(tf.errors.OpError):
+            tf.raw_ops.LookupTableFindV2(
+                table_handle=handle, keys=tf.zeros([0], key), default_value=tf.zeros([], value)
+            )
+            keys, values = tf.raw_ops.LookupTableExportV2(
+                table_handle=handle, Tkeys=key, Tvalues=value
+            )
+            return Outside(
+                name, values.numpy(), value, values.shape, handle.device, "table", True, keys
+            )
+    return None
+
+
+def copied(outside: list[Outside]) -> tuple[dict[str, Any], list[Any], dict[Any, Any]]:
+    """Add variables and tables with these values to the current graph.
+
+    Give what stands for each input, by its name; what sets them; and what to feed for it.
     """
     import numpy as np
     import tensorflow as tf
 
     twins, start, begin = {}, [], {}
+
+    def fed(value: Any, dtype: Any) -> Any:
+        placeholder = tf.raw_ops.Placeholder(dtype=dtype, shape=np.shape(value))
+        begin[placeholder] = value
+        return placeholder
+
     for i, each in enumerate(outside):
         # Raw operations: a tf.Variable would add three more, and a large model has hundreds.
         with tf.device(each.device), tf.name_scope("outside/"):
+            if each.keys is not None:
+                twins[each.name] = table = tf.raw_ops.MutableHashTableV2(
+                    key_dtype=each.keys.dtype, value_dtype=each.dtype, shared_name=f"outside/{i}",
+                    name=each.label,
+                )  # fmt: skip
+                keys = fed(each.keys.numpy(), each.keys.dtype)
+                start.append(tf.raw_ops.LookupTableImportV2(
+                    table_handle=table, keys=keys, values=fed(each.value, each.dtype)
+                ))  # fmt: skip
+                continue
             handle = tf.raw_ops.VarHandleOp(
                 dtype=each.dtype, shape=each.shape, shared_name=f"outside/{i}", name=each.label
             )
-            value = tf.raw_ops.Placeholder(dtype=each.dtype, shape=np.shape(each.value))
-            begin[value] = each.value
             # With a buffer of its own: one that is shared would be copied by each assignment.
-            value = tf.raw_ops.DeepCopy(x=value)
+            value = tf.raw_ops.DeepCopy(x=fed(each.value, each.dtype))
             start.append(tf.raw_ops.AssignVariableOp(resource=handle, value=value))
             # A captured tensor becomes a variable too: TensorFlow would fold a constant away.
             twins[each.name] = handle if each.variable else tf.raw_ops.ReadVariableOp(
