@@ -71,7 +71,7 @@ def test_each_device_holds_and_computes_its_part(keras, plan):
             for device in plan.devices]  # fmt: skip
     pair = 4 * 3 * 4 * (8 * WIDE * (2 * WIDE + 1))  # bytes: of weights with two slots, in four
     assert pair / 2 == held[1] < held[0] < 1.05 * held[1]
-    assert step.peak(plan.devices[1]) < step.peak(plan.devices[0]) < 0.75 * whole
+    assert max(map(step.peak, plan.devices)) < 0.75 * whole
     assert step.peak(plan.host) < 0.1 * whole
     products = [op.device for op in step.ops if op.type.endswith("MatMul")]
     assert len({*products}) == 2 and products.count(plan.devices[0]) == len(products) / 2 >= 24
