@@ -194,7 +194,7 @@ def test_as_it_is_holds_what_predict_says(plan):
 def test_many_weights_need_no_graph_of_the_optimizer(plan, monkeypatch):
     """More than so many, and SGD stands for it: the range of a traced Adam still holds."""
     model, x, y = make(plan, "adamw")
-    monkeypatch.setattr(sys.modules["mgpu_helpers.memory.plan"], "FEW", 4)
+    monkeypatch.setattr(sys.modules["mgpu_helpers.memory.ways"], "FEW", 4)
     way = memory.plan(model, 32).ways[0]
     assert way.low <= held(plan, model, (x, y)) <= way.high
 
