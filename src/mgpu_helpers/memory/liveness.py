@@ -107,14 +107,15 @@ def entered(
             of.update(zip((t.name for t in op.outputs), inputs, strict=True))
             ends[op.name] = after
             continue
-        node = Node(within + op.name, op, inputs, after, [_numbers(t, inputs) for t in op.outputs])
+        numbers = [_numbers(t, inputs, values) for t in op.outputs]
+        node = Node(within + op.name, op, inputs, after, numbers)
         node.bytes = [n * t.dtype.size for n, t in zip(node.numbers, op.outputs, strict=True)]
         if op.type in LOOPS:
             node.around = used, values
             node.inside, node.inside_of, grown = _loop(op, used, values, overlap)
             node.bytes = [size + grown.get(i, 0) for i, size in enumerate(node.bytes)]
         elif op.type == "TensorListFromTensor":  # its elements are copies
-            node.bytes = [_numbers(op.inputs[0], ()) * op.inputs[0].dtype.size]
+            node.bytes = [_numbers(op.inputs[0], (), values) * op.inputs[0].dtype.size]
         nodes.append(node)
         ends[op.name] = [node]
         of.update({tensor.name: (node, i) for i, tensor in enumerate(op.outputs)})
@@ -164,7 +165,7 @@ def _pushed(body: Any, around: set[int], of: dict[str, Any]) -> dict[int, list[B
     return found
 
 
-def _numbers(tensor: Any, inputs: Sequence[Tensor | None]) -> int:
+def _numbers(tensor: Any, inputs: Sequence[Tensor | None], values: Values) -> int:
     """Count the numbers in a tensor; where data decide, as in a sparse gradient, at most."""
     if tensor.dtype.name in ("resource", "variant", "string"):
         return 0
@@ -172,6 +173,9 @@ def _numbers(tensor: Any, inputs: Sequence[Tensor | None]) -> int:
     if tensor.op.type == "CudnnRNNV3" and tensor.value_index in _CUDNN_KEEPS:
         whole = tensor.op.outputs[0].shape.num_elements()
         size = None if whole is None else _CUDNN_KEEPS[tensor.value_index] * whole
+    if size is None and tensor.op.type == "UnsortedSegmentSum" and tensor.shape.rank:
+        rows, each = values.of(tensor.op.inputs[2]), tensor.shape[1:].num_elements()
+        size = None if rows is None or each is None else int(rows) * each
     if size is None and tensor.op.type in _NO_MORE:
         size = max((node.numbers[i] for node, i in filter(None, inputs)), default=None)
     if size is None and tensor.op.type in _ROWS and (given := inputs[_ROWS[tensor.op.type]]):
