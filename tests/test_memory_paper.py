@@ -94,7 +94,7 @@ def test_paper_and_plan_agree(plan):
     assert ways["as it"].weights == memory.plan(model, batch).weights
     assert ways["as it"].slots == slots
 
-    counted = sys.modules["mgpu_helpers.memory.plan"]._Step(model, batch, n, None)
+    counted = sys.modules["mgpu_helpers.memory.ways"].Step(model, batch, n, None)
     assert 0 < counted.slots - ways["batch over"].slots < 20  # the number of steps and the rate
     assert ways["ZeRO 2"].slots == counted.shard * slots / counted.trained
     assert ways["ZeRO 2"].weights == counted.weights

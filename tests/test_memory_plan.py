@@ -194,7 +194,7 @@ def test_as_it_is_holds_what_predict_says(plan):
 def test_many_weights_need_no_graph_of_the_optimizer(plan, monkeypatch):
     """More than so many, and SGD stands for it: the range of a traced Adam still holds."""
     model, x, y = make(plan, "adamw")
-    monkeypatch.setattr(sys.modules["mgpu_helpers.memory.plan"], "FEW", 4)
+    monkeypatch.setattr(sys.modules["mgpu_helpers.memory.ways"], "FEW", 4)
     way = memory.plan(model, 32).ways[0]
     assert way.low <= held(plan, model, (x, y)) <= way.high
 
@@ -336,7 +336,7 @@ def test_what_has_no_layers_in_a_row_is_not_cut(keras, plan):
             return self.inner(x)
 
     model = Own()
-    model.build((None, 3))
+    model(np.ones((1, 3), "f"))
     found = memory.plan(model, 16, devices=2)
     assert not re.search("recompute in|split over", " ".join(way.name for way in found.ways))
     assert "fit.recompute and fit.split are left out" in found.notes[0]
@@ -380,6 +380,53 @@ def test_each_line_runs_as_it_is_printed(keras, plan, pieces):
         losses = model.fit(x, y, batch_size=8, epochs=2, verbose=0).history["loss"]
         assert losses[1] < losses[0], way
         fit.alone(model)
+
+
+def other(kind):
+    """Make a model whose layers are not in one row, or not float32; and a batch."""
+    import keras
+    from keras import layers
+
+    given, shared = keras.Input((16,)), layers.Dense(16, "relu")
+    x, y = np.ones((8, 16), "f"), np.zeros(8, int)
+    hidden = layers.Dense(16, "relu")(shared(given))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    if kind == "layer twice":
+        model = keras.Model(given, layers.Dense(3)(layers.Dense(16)(shared(hidden))))
+    elif kind == "two outputs":
+        ends = {"a": layers.Dense(3, name="a")(hidden), "b": layers.Dense(1, name="b")(hidden)}
+        model, y = keras.Model(given, ends), {"a": y, "b": np.ones((8, 1), "f")}
+        loss = {"a": loss, "b": "mse"}
+    elif kind == "mixed_float16":
+        stack = [layers.Dense(16, dtype=kind) for _ in range(3)]
+        model = keras.Sequential([given, *stack, layers.Dense(3, dtype=kind)])
+    else:
+        class Own(keras.Model):
+            def build(self, shape):
+                self.inner = layers.Dense(3)
+                self.inner.build(shape)
+
+            def call(self, x):
+                return self.inner(x)
+
+        model = Own()
+        model.build((None, 16))
+    model.compile("adam", loss)
+    return model, x, y
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["layer twice", "two outputs", "mixed_float16", "subclass"])
+def test_each_line_trains_what_is_no_row_of_layers(keras, plan, kind):
+    model, x, y = other(kind)
+    ways = memory.plan(model, 8, devices=2, budget=1).ways
+    assert len(ways) >= 6
+    for way in ways:
+        if "mixed" not in way.name:
+            run(way, model, plan)
+            losses = model.fit(x, y, batch_size=8, epochs=2, verbose=0).history["loss"]
+            assert losses[1] < losses[0] or kind == "mixed_float16" and np.isfinite(losses).all()
+            fit.alone(model)
 
 
 # In a terminal

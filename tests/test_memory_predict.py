@@ -15,10 +15,11 @@ from gpu_graph import recorded
 from keras_models import COMPILED, built, compiled, lesson
 from mgpu_helpers import devices, graph, memory
 from mgpu_helpers.graph.step import training_step
-from mgpu_helpers.graph.walk import Values
 from mgpu_helpers.lessons import networks
-from mgpu_helpers.memory.liveness import DEVICE, beside, counted, entered, in_order
+from mgpu_helpers.memory.buffers import beside
+from mgpu_helpers.memory.liveness import counted, entered
 from mgpu_helpers.memory.measure import Measured
+from mgpu_helpers.memory.order import DEVICE, in_order
 from mgpu_helpers.memory.predict import _boundary
 from mgpu_helpers.trace import function_step, read
 
@@ -177,7 +178,7 @@ def test_other_threads_update_two_weights_unless_all_wait_for_the_norm(plan, cli
     model = keras.Sequential([keras.Input((300,)), *layers])
     model.compile(keras.optimizers.Adam(global_clipnorm=clip), "mse")
     graph = training_step(model, 1).concrete.graph
-    nodes, _ = entered(graph, None, Values(graph), 0)
+    nodes, _ = entered(graph, 0)
     most = beside(in_order(nodes, False)).max()
     assert most == pytest.approx(times * 4 * 300**2, rel=0.01)
 

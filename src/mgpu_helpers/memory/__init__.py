@@ -7,10 +7,11 @@ from mgpu_helpers._formatting import size_text  # noqa: F401  lessons print byte
 from mgpu_helpers.memory.limits import logical
 from mgpu_helpers.memory.measure import measure
 from mgpu_helpers.memory.paper import on_paper
-from mgpu_helpers.memory.plan import Plan, Way, plan
+from mgpu_helpers.memory.plan import Plan, plan
 from mgpu_helpers.memory.predict import fits, predict
 from mgpu_helpers.memory.use import MemoryUse, at_peak, by_use
 from mgpu_helpers.memory.watch import Monitor, process
+from mgpu_helpers.memory.ways import Way
 
 __all__ = [
     "at_peak", "by_use", "fits", "logical", "measure", "MemoryUse", "Monitor", "on_paper",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 from bisect import bisect_right
@@ -12,10 +13,12 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers._formatting import size_text
+from mgpu_helpers.graph.cuts import bytes_of
 from mgpu_helpers.graph.step import replicas_of, training_step
-from mgpu_helpers.graph.walk import BRANCHES, CALLS, LOOPS, Unknown, Values
+from mgpu_helpers.graph.walk import BRANCHES, CALLS, LOOPS, Unknown
 from mgpu_helpers.memory.borrowed import borrowed, sentence
-from mgpu_helpers.memory.liveness import DEVICE, counted, entered
+from mgpu_helpers.memory.liveness import counted, entered
+from mgpu_helpers.memory.order import DEVICE
 from mgpu_helpers.memory.use import MemoryUse, by_use
 from mgpu_helpers.trace.step import Trace
 
@@ -163,30 +166,33 @@ def _steps(model: Any, batch: int, optimizer: Any) -> tuple[list[Trace], tuple[i
     What stays is the bytes of the weights, of the slots, and of the metrics' states; the last
     number is what is borrowed.
     """
-    import tensorflow as tf
-
     step = training_step(model, batch, optimizer)
     graph = step.concrete.graph
     varies = {op.type for op in graph.get_operations()} & (LOOPS | CALLS | BRANCHES)
+
+    @functools.cache
+    def made(overlap: float) -> Any:
+        return entered(graph, overlap)
+
+    def of(overlap: float, broad: bool = False, threads: bool = False, updates: str = "") -> Trace:
+        return counted(graph, overlap, broad, threads, updates, made(overlap))
+
     try:
-        traces = [counted(graph), counted(graph, broad=True)]
+        traces = [of(0.75), of(0.75, True)]
         if varies:
             ways = [(share, order) for share in (0, 1) for order in (False, True)]
-            traces[1:] = [counted(graph, *way) for way in ways]
-        traces.append(counted(graph, 0 if varies else 0.75, updates="early"))
-        taken = borrowed(entered(graph, None, Values(graph), 0.75)[0])
+            traces[1:] = [of(*way) for way in ways]
+        traces.append(of(0 if varies else 0.75, updates="early"))
+        taken = borrowed(made(0.75)[0])
         most = 1 if varies else 0.75
         others = ((False, "late"), (True, ""), (False, ""))  # orders of the first thread
-        traces += [counted(graph, most, broad, True, updates) for broad, updates in others]
+        traces += [of(most, broad, True, updates) for broad, updates in others]
     except Unknown as reason:
         raise ValueError(
             f"what {model.name} holds cannot be counted: {reason} Trace steps of it, with "
             "memory.measure."
         ) from None
-    return traces, tuple(
-        sum(v.shape.num_elements() * tf.as_dtype(v.dtype).size for v in each)
-        for each in (step.weights, step.slots, step.states)
-    ), taken
+    return traces, tuple(map(bytes_of, (step.weights, step.slots, step.states))), taken
 
 
 def _moments(trace: Trace) -> np.ndarray:

@@ -16,21 +16,11 @@ import numpy as np
 from mgpu_helpers import _private
 from mgpu_helpers.graph.flops import of_one
 from mgpu_helpers.graph.walk import Values
-from mgpu_helpers.memory.liveness import (
-    ASKS_SHAPE,
-    DEVICE,
-    Buffer,
-    Node,
-    Tensor,
-    beside,
-    buffers,
-    entered,
-    in_order,
-)
+from mgpu_helpers.memory.buffers import ASKS_SHAPE, Buffer, beside, buffers
+from mgpu_helpers.memory.liveness import entered, traced
+from mgpu_helpers.memory.order import Node, Tensor, in_order
 from mgpu_helpers.trace.layers import layer
 from mgpu_helpers.trace.passes import passes
-from mgpu_helpers.trace.records import Op
-from mgpu_helpers.trace.step import Trace
 
 PROBE = 1009
 # What these compute of half precision, they compute in float32 inside.
@@ -92,14 +82,9 @@ class Order:
 
 def ordered(graph: Any, groups: Sequence[Sequence[str]], overlap: float = 0.75) -> Order:
     """Put the operations of a step's graph in order, and find the group of layers of each."""
-    nodes, outputs = entered(graph, None, Values(graph), overlap)
+    nodes, outputs = entered(graph, overlap)
     nodes = in_order(nodes, False)
-    edges = {(given[0].name, n.name) for n in nodes for given in n.inputs if given}
-    waits = {(before.name, n.name) for n in nodes for before in n.after} - edges
-    ops = tuple(Op(n.name, n.op.type, DEVICE, i, 1.0) for i, n in enumerate(nodes))
-    place, back = passes(
-        Trace(ops, (), {}, tuple(edges | waits), (), tuple(waits)), groups, all_ran=False
-    )
+    place, back = passes(traced(nodes), groups, all_ran=False)
     updates = frozenset(n for n in nodes if layer(n.name) == "optimizer")
     for node in reversed(nodes):  # what nobody knows of is where it is used first: a slot
         for given in node.inputs:
