@@ -297,8 +297,7 @@ def equal_seeds() -> Iterator[None]:
     try:
         yield
     finally:
-        _adding_up = contextvars.ContextVar("adding_up", default=False)
-_equal_seeds = False
+        _equal_seeds = False
 
 
 def apply(keras_has: Callable[..., Any]) -> Callable[..., Any]:
