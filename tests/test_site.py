@@ -203,9 +203,9 @@ def test_two_clicks_lead_to(tab, task: str, hand: str, size: dict):
     for step in steps:
         link = page.locator("article").get_by_role("link", name=step, exact=True).first
         wanted = page.locator("input[name=q]:visible") if step.startswith("?") else link
-        wanted.wait_for(timeout=5000)
+        wanted.wait_for(timeout=20_000)
         if hand == "mouse":
-            page.wait_for_function(SIGHT, arg=wanted.element_handle(), timeout=5000)
+            page.wait_for_function(SIGHT, arg=wanted.element_handle(), timeout=20_000)
             wanted.click()
         else:
             if fresh and wanted is link:
@@ -218,8 +218,8 @@ def test_two_clicks_lead_to(tab, task: str, hand: str, size: dict):
             page.keyboard.press("Enter")
         fresh = step.startswith("?")  # a jump within a page takes the keyboard along
         if step != steps[-1] and not fresh:
-            page.wait_for_function(SEEN, arg=[step], timeout=5000)
-    page.wait_for_function(SEEN, arg=texts, timeout=5000)
+            page.wait_for_function(SEEN, arg=[step], timeout=20_000)
+    page.wait_for_function(SEEN, arg=texts, timeout=20_000)
 
 
 # What people type, and the pages that answer it: one of them is to be among the first two.
