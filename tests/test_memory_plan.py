@@ -312,7 +312,7 @@ def test_pieces_are_as_few_as_fit(plan):
     several = [int(way.name.split()[1]) for way in found]
     assert any(n & (n - 1) for n in several), several  # and not the next power of two
     said = repr(memory.plan(model, 64, devices=2))
-    assert "# before the model is made" in said and "plan is devices.setup(2)." in said
+    assert "policy is set before the model is made" in said and "plan is devices.setup(2)." in said
     notes = memory.plan(model, 64, devices=2, budget=1).notes  # of BatchNormalization
     assert [note.partition(" ")[0] for note in notes] == ["accumulate", "recompute"]
 

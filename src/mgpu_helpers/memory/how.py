@@ -55,4 +55,4 @@ class How:
         before = 'keras.config.set_dtype_policy("mixed_bfloat16")'
         if code:
             return f"{code}  # of a model that is made after {before}"
-        return f"{before}  # before the model is made"
+        return before

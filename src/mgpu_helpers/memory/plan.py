@@ -46,6 +46,8 @@ class Plan:
                     *(_row(way, self.budget, limited) for way in self.ways)]),
             *self.notes,
         ]  # fmt: skip
+        if any("set_dtype_policy" in way.write for way in self.ways):
+            lines.append("The dtype policy is set before the model is made.")
         if any("plan." in way.write for way in self.ways):  # and not this Plan
             lines.append(f"In these lines, plan is devices.setup({self.devices}).")
         if not self.fitting:
