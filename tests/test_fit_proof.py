@@ -31,7 +31,10 @@ def made(case, scope, keras):
     keras.utils.set_random_seed(0)
     with scope:
         model, given = fit_models.CASES[case]()
-    return model, {"x": X, "y": Y, "batch_size": 10, "shuffle": False, "verbose": 0} | given
+    given = {"x": X, "y": Y, "batch_size": 10, "shuffle": False, "verbose": 0} | given
+    if case == "normalized":  # oneDNN gives a convolution of no examples the channels of its input
+        given["batch_size"] = 12
+    return model, given
 
 
 def copies(strategy, model):
