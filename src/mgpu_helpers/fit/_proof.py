@@ -31,7 +31,6 @@ def differences(model: Any, batch: Any) -> list[str]:
 def _differences(model: Any, batch: Any, strategy: Any) -> list[str]:
     with undisturbed(model, batch) as (variables, back):
         n, rows = strategy.num_replicas_in_sync, int(size_of(batch))
-
         device = strategy.extended.worker_devices[0] if n > 1 else "/GPU:0"
         try:
             one, turned = steps(model, variables, device, back, (batch, in_reverse(batch)))

@@ -35,9 +35,26 @@ from mgpu_helpers.towers.averages import same_rows
 from mgpu_helpers.towers.sync import APART
 
 MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
+# Whether the metric of an output's loss is updated, and whether replicas add something up.
 _of_outputs = contextvars.ContextVar("of_outputs", default=False)
 _adding_up = contextvars.ContextVar("adding_up", default=False)
 _equal_seeds = False  # of all replicas, each of which is traced in a thread of its own
+
+
+def noting(what: contextvars.ContextVar[bool]) -> Callable[..., Any]:
+    """Make a mend that lets others know while a method is called."""
+
+    def mend(has: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Any, *args: Any, **named: Any) -> Any:
+            token = what.set(True)
+            try:
+                return has(self, *args, **named)
+            finally:
+                what.reset(token)
+
+        return call
+
+    return mend
 
 
 def scale(keras_has: Callable[..., Any]) -> Callable[..., Any]:
@@ -139,19 +156,6 @@ def gradient(tensorflow_has: Callable[..., Any]) -> Callable[..., Any]:
     return gradient
 
 
-def all_reduce(tensorflow_has: Callable[..., Any]) -> Callable[..., Any]:
-    """Know when replicas add something up."""
-
-    def all_reduce(self: Any, *args: Any, **named: Any) -> Any:
-        token = _adding_up.set(True)
-        try:
-            return tensorflow_has(self, *args, **named)
-        finally:
-            _adding_up.reset(token)
-
-    return all_reduce
-
-
 def search(tensorflow_has: Callable[..., Any]) -> Callable[..., Any]:
     """Do not search for variables in what replicas add up, where there are none.
 
@@ -204,19 +208,6 @@ def unscale(keras_has: Callable[..., Any]) -> Callable[..., Any]:
         return unscaled(value, by_share=sized() or not _of_outputs.get())
 
     return unscale
-
-
-def losses(keras_has: Callable[..., Any]) -> Callable[..., Any]:
-    """Know when the metric of an output's loss is updated."""
-
-    def call(self: Any, *args: Any, **named: Any) -> Any:
-        token = _of_outputs.set(True)
-        try:
-            return keras_has(self, *args, **named)
-        finally:
-            _of_outputs.reset(token)
-
-    return call
 
 
 def reduce(keras_has: Callable[..., Any]) -> Callable[..., Any]:
@@ -346,8 +337,9 @@ def sum_gradients(keras_has: Callable[..., Any]) -> Callable[..., Any]:
 
 
 MENDS = {
-    "scale": scale, "unscale": unscale, "losses": losses, "reduce": reduce, "moments": moments,
-    "built": built, "seeds": seeds, "apply": apply, "apply_scaled": apply, "sum": sum_gradients,
-    "whole": whole, "mean": mean, "own": own, "additional": additional, "gradient": gradient,
-    "added": added, "owned": owned, "all_reduce": all_reduce, "search": search,
+    "scale": scale, "unscale": unscale, "losses": noting(_of_outputs), "reduce": reduce,
+    "moments": moments, "built": built, "seeds": seeds, "apply": apply, "apply_scaled": apply,
+    "sum": sum_gradients, "whole": whole, "mean": mean, "own": own, "additional": additional,
+    "gradient": gradient, "added": added, "owned": owned, "all_reduce": noting(_adding_up),
+    "search": search,
 }  # fmt: skip
